@@ -1,0 +1,2 @@
+//! step-runner: runs the steps of a CI job inside its environment and loses nothing.
+

@@ -1,0 +1,3 @@
+//! Entry point of the `step-runner` program.
+
+fn main() {}
