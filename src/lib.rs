@@ -1,2 +1,6 @@
 //! step-runner: runs the steps of a CI job inside its environment and loses nothing.
 
+pub mod clock;
+pub mod error;
+pub mod model;
+pub mod net;

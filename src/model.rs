@@ -1,0 +1,15 @@
+//! Words every layer shares: ids, states, exit statuses, results. No behaviour beyond parsing and printing.
+
+mod exit;
+mod id;
+mod outcome;
+mod refusal;
+mod result;
+mod variable;
+
+pub use exit::ExitStatus;
+pub use id::{InvalidId, JobId, JobKey};
+pub use outcome::{CancelCause, EndClass, JobState, Kind, Outcome};
+pub use refusal::{Reason, Refusal};
+pub use result::{ExecResult, ReferenceInfo, StepInfo, StepResult, StepStatus};
+pub use variable::Variable;

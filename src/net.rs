@@ -1,0 +1,162 @@
+//! Which unix socket to use, and whom it may belong to (connectors.md §2). Shared by daemon, proxy and client.
+
+use std::ffi::OsString;
+use std::io;
+use std::os::fd::AsFd;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+/// Environment variable that names the socket.
+pub const SOCKET_VARIABLE: &str = "STEP_RUNNER_SOCKET";
+
+/// Longest path of a socket in bytes. The kernels' own limits, 108 and 104 bytes with the final NUL, are only met by an
+/// error without the path; 100 is what CI runners assume too (connectors.md §2).
+pub const MAX_SOCKET_PATH: usize = 100;
+
+/// File name of the default socket.
+const FILE_NAME: &str = "step-runner.sock";
+
+/// A socket and how it was found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Socket {
+    path: PathBuf,
+    /// Nobody named it: the default in a temporary folder, where anyone may have made a file.
+    fallback: bool,
+}
+
+/// Why a socket is not used.
+#[derive(Debug, thiserror::Error)]
+pub enum SocketError {
+    /// Longer than [`MAX_SOCKET_PATH`].
+    #[error(
+        "the socket path {path} is {length} bytes long, at most {MAX_SOCKET_PATH} are allowed; name a shorter one with --socket"
+    )]
+    TooLong {
+        /// The path.
+        path: PathBuf,
+        /// Its length in bytes.
+        length: usize,
+    },
+    /// A socket in a shared temporary folder that belongs to somebody else.
+    #[error("the socket {path} belongs to user {uid}; if you trust it, name it with --socket")]
+    ForeignPeer {
+        /// The path.
+        path: PathBuf,
+        /// User id of the process that listens there.
+        uid: u32,
+    },
+    /// The kernel did not say who listens.
+    #[error("cannot find out who listens on {path}")]
+    UnknownPeer {
+        /// The path.
+        path: PathBuf,
+        /// What the kernel answered.
+        #[source]
+        source: io::Error,
+    },
+}
+
+impl Socket {
+    /// A socket that somebody named.
+    pub fn named(path: impl Into<PathBuf>) -> Result<Self, SocketError> {
+        Self::checked(path.into(), false)
+    }
+
+    /// The socket of `option`, else of `STEP_RUNNER_SOCKET`, else the default in `TMPDIR`, else in `/tmp`. `variable`
+    /// looks up the environment; an empty value counts as unset.
+    pub fn choose(
+        option: Option<&Path>,
+        variable: impl Fn(&str) -> Option<OsString>,
+    ) -> Result<Self, SocketError> {
+        let set = |name| variable(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+        if let Some(path) = option.map(Path::to_owned).or_else(|| set(SOCKET_VARIABLE)) {
+            return Self::named(path);
+        }
+        let folder = set("TMPDIR").unwrap_or_else(|| PathBuf::from("/tmp"));
+        Self::checked(folder.join(FILE_NAME), true)
+    }
+
+    fn checked(path: PathBuf, fallback: bool) -> Result<Self, SocketError> {
+        let length = path.as_os_str().as_bytes().len();
+        if length > MAX_SOCKET_PATH {
+            return Err(SocketError::TooLong { path, length });
+        }
+        Ok(Self { path, fallback })
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Refuses a connection to a default socket whose listener is neither root nor this process's own user: anyone can
+    /// make a file in a shared temporary folder. A socket that was named is trusted.
+    pub fn check_peer(&self, connection: impl AsFd) -> Result<(), SocketError> {
+        if !self.fallback {
+            return Ok(());
+        }
+        let uid = peer_uid(connection)
+            .map_err(|source| SocketError::UnknownPeer { path: self.path.clone(), source })?;
+        if uid == 0 || uid == rustix::process::geteuid().as_raw() {
+            return Ok(());
+        }
+        Err(SocketError::ForeignPeer { path: self.path.clone(), uid })
+    }
+}
+
+#[cfg(target_os = "linux")]
+fn peer_uid(connection: impl AsFd) -> io::Result<u32> {
+    Ok(rustix::net::sockopt::socket_peercred(connection)?.uid.as_raw())
+}
+
+#[cfg(not(target_os = "linux"))]
+fn peer_uid(_connection: impl AsFd) -> io::Result<u32> {
+    Err(io::Error::new(
+        io::ErrorKind::Unsupported,
+        "this system does not tell; name the socket with --socket",
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn choose(option: Option<&str>, environment: &[(&str, &str)]) -> Result<Socket, SocketError> {
+        let variable = |name: &str| environment.iter().find(|(key, _)| *key == name).map(|(_, v)| v.into());
+        Socket::choose(option.map(Path::new), variable)
+    }
+
+    #[test]
+    fn option_wins_over_variable_wins_over_temporary_folders() {
+        let both = [(SOCKET_VARIABLE, "/v.sock"), ("TMPDIR", "/t")];
+        assert_eq!(choose(Some("/o.sock"), &both).unwrap(), Socket::named("/o.sock").unwrap());
+        assert_eq!(choose(None, &both).unwrap(), Socket::named("/v.sock").unwrap());
+        let fallback = choose(None, &both[1..]).unwrap();
+        assert_eq!(fallback.path(), Path::new("/t/step-runner.sock"));
+        assert!(fallback.fallback);
+        assert_eq!(choose(None, &[]).unwrap().path(), Path::new("/tmp/step-runner.sock"));
+    }
+
+    #[test]
+    fn empty_variables_count_as_unset() {
+        let socket = choose(None, &[(SOCKET_VARIABLE, ""), ("TMPDIR", "")]).unwrap();
+        assert_eq!(socket.path(), Path::new("/tmp/step-runner.sock"));
+    }
+
+    #[test]
+    fn a_path_of_101_bytes_is_refused_with_path_and_length() {
+        let long = format!("/{}", "a".repeat(100));
+        let message = choose(Some(&long), &[]).unwrap_err().to_string();
+        assert!(message.contains(&long) && message.contains("101 bytes"), "{message}");
+        assert!(choose(long.get(..100), &[]).is_ok());
+    }
+
+    #[test]
+    fn own_peer_passes_on_a_default_socket() {
+        let folder = tempfile::tempdir().unwrap();
+        let socket = choose(None, &[("TMPDIR", folder.path().to_str().unwrap())]).unwrap();
+        let _listener = std::os::unix::net::UnixListener::bind(socket.path()).unwrap();
+        let connection = std::os::unix::net::UnixStream::connect(socket.path()).unwrap();
+        socket.check_peer(&connection).unwrap();
+    }
+}
