@@ -2,5 +2,7 @@
 
 pub mod clock;
 pub mod error;
+pub mod journal;
+pub mod log;
 pub mod model;
 pub mod net;

@@ -1,0 +1,44 @@
+//! Records in an append-only file, each with a check sum: what was written whole is read whole, what was not is named.
+//!
+//! Two framings. [`encode`] and [`Reader`]: one JSON line per event, for people and tools too (the `journal` of a
+//! job, service.md §6.6). [`append_record`] and [`Records`]: bytes behind their length (the `steps` of a job).
+//!
+//! Both readers yield records up to the first damage and stop there: behind it nothing can be trusted. A write that
+//! a crash cut off ([`DamageKind::Torn`]) may be cut from the file at [`Damage::at`]; any other damage is for people.
+//! Pure: the caller reads and writes the file.
+
+pub mod event;
+mod lines;
+mod records;
+#[cfg(test)]
+mod tests;
+
+pub use lines::{EncodeError, Reader, Record, encode};
+pub use records::{MAX_RECORD, RecordTooLong, Records, append_record};
+
+/// Why the records of a file end before the file does.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("damaged at byte {at}: {kind}")]
+pub struct Damage {
+    /// Where the first damaged record begins: the length of the part that is good.
+    pub at: u64,
+    /// What is wrong there.
+    pub kind: DamageKind,
+}
+
+/// What is wrong with a record. No text here quotes the record: it may hold what must not be shown.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum DamageKind {
+    /// The file ends inside the record: its write was cut off.
+    #[error("the last record is incomplete")]
+    Torn,
+    /// The bytes are not those that were written.
+    #[error("the record does not match its check sum")]
+    Corrupt,
+    /// The bytes are those that were written, but this version does not know such an event.
+    #[error("the event is of a kind or form unknown to this version (column {column} of it)")]
+    Unknown {
+        /// Where in the event's JSON, in bytes from 1; 0 if that is not known.
+        column: usize,
+    },
+}

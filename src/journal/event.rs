@@ -1,0 +1,82 @@
+//! The events of a job's `journal` (service.md §6.6): what must be known of a job after the death of its keeper, or
+//! after its end. Nothing here is secret. Step events are written by the keeper, the rest by the daemon.
+
+use serde::{Deserialize, Serialize};
+
+use crate::model::{CancelCause, EndClass, ExitStatus, Outcome};
+
+/// One line of a journal. Times are microseconds since the epoch.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub enum Event {
+    /// The job got its slot.
+    Started {
+        /// When.
+        at: i64,
+    },
+    /// A file variable is about to get its name: written before the rename, so that recovery finds it (variables.md §3).
+    File {
+        /// Absolute path.
+        path: String,
+        /// Device the file lies on.
+        device: u64,
+        /// Its inode there.
+        inode: u64,
+    },
+    /// A step's process was started.
+    StepStarted {
+        /// Number of the step within the job.
+        step: u32,
+        /// Its process group.
+        pgid: u32,
+        /// Its process.
+        pid: u32,
+        /// Start time of the process as the kernel counts it (clock ticks since boot): a reused pid has another.
+        start_time: u64,
+    },
+    /// A step's process is over.
+    StepEnded {
+        /// Number of the step.
+        step: u32,
+        /// How it ended; `None`: it could not be started.
+        status: Option<ExitStatus>,
+    },
+    /// The job is being cancelled.
+    Cancel {
+        /// Why; the first cause counts.
+        cause: CancelCause,
+    },
+    /// The job is over. Its log is complete and its file variables are removed.
+    Ended(End),
+    /// The job's folder is being removed; its id is free.
+    Removing,
+}
+
+/// The end of a job as it is served after a restart.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct End {
+    /// Class, exit code, message.
+    #[serde(flatten)]
+    pub outcome: Outcome,
+    /// When.
+    pub end_time: i64,
+    /// Final length of the log in bytes.
+    pub log_len: u64,
+    /// Inode of the log; 0 if the job had none.
+    pub log_inode: u64,
+    /// Steps of the job's own list that have ended.
+    pub steps_done: u32,
+    /// CPU time of all its processes in microseconds, where the kernel told.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cpu_time: Option<u64>,
+    /// Peak memory in bytes, where the kernel told.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub peak_memory: Option<u64>,
+}
+
+impl End {
+    /// Whether the job was cut off by the death of its keeper or host.
+    pub fn is_interrupted(&self) -> bool {
+        self.outcome.class == EndClass::Interrupted
+    }
+}

@@ -1,0 +1,7 @@
+//! Bytes of a process to masked bytes to framed, timestamped entries (logs.md, masking.md). Pure: the clock is passed in.
+
+pub mod frame;
+pub mod line;
+pub mod mask;
+pub mod pipeline;
+pub mod pretty;

@@ -1,0 +1,306 @@
+//! What is searched for: preparation of phrases and prefixes, their limits, and the choice of forms
+//! (masking.md §2, §3, §8).
+
+use std::{collections::HashSet, fmt, sync::Arc};
+
+use super::{
+    forms,
+    token::{self, TokenPrefixes},
+};
+
+/// Settings of masking. The default is the strictest: all forms, all prefixes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MaskConfig {
+    /// Whether encoded forms of phrases are searched too, `mask_forms` (masking.md §2).
+    pub forms: bool,
+    /// Token prefixes that are searched besides the request's (masking.md §3).
+    pub default_prefixes: DefaultPrefixes,
+    /// Bounds of memory and time.
+    pub limits: MaskLimits,
+}
+
+impl Default for MaskConfig {
+    fn default() -> Self {
+        Self { forms: true, default_prefixes: DefaultPrefixes::All, limits: MaskLimits::default() }
+    }
+}
+
+/// Which of the default token prefixes are in force (masking.md §3).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum DefaultPrefixes {
+    /// Only the request's prefixes.
+    None,
+    /// `glpat-`.
+    Glpat,
+    /// The whole list.
+    #[default]
+    All,
+}
+
+/// The limits of masking.md §8.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MaskLimits {
+    /// Phrases after preparation.
+    pub phrases: usize,
+    /// Length of one phrase, in bytes.
+    pub phrase_bytes: usize,
+    /// Length of all phrases, in bytes.
+    pub all_phrase_bytes: usize,
+    /// Token prefixes with the defaults.
+    pub prefixes: usize,
+    /// Length of one prefix, in bytes.
+    pub prefix_bytes: usize,
+    /// Length of all forms, in bytes. Over it, encoded forms of the longest phrases are left out.
+    pub all_form_bytes: usize,
+}
+
+impl Default for MaskLimits {
+    fn default() -> Self {
+        Self {
+            phrases: 4096,
+            phrase_bytes: 256 * 1024,
+            all_phrase_bytes: 4 * 1024 * 1024,
+            prefixes: 256,
+            prefix_bytes: 256,
+            all_form_bytes: 16 * 1024 * 1024,
+        }
+    }
+}
+
+/// A limit of masking.md §8 is exceeded: the job must be refused, as parts of it would stay visible.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum MaskLimitError {
+    /// After trimming and dropping empty ones and duplicates.
+    #[error("{count} phrases to mask are more than the allowed {limit}; mask fewer values")]
+    TooManyPhrases {
+        /// How many there are.
+        count: usize,
+        /// How many may be.
+        limit: usize,
+    },
+    /// After trimming.
+    #[error(
+        "phrase {number} to mask has {length} bytes, more than the allowed {limit}; mask a shorter value"
+    )]
+    PhraseTooLong {
+        /// Its place in the list as given, from 1 on.
+        number: usize,
+        /// Its length in bytes.
+        length: usize,
+        /// How long it may be, in bytes.
+        limit: usize,
+    },
+    /// All phrases together.
+    #[error(
+        "the phrases to mask have {length} bytes together, more than the allowed {limit}; mask fewer values"
+    )]
+    PhrasesTooLarge {
+        /// Their length in bytes.
+        length: usize,
+        /// How long they may be, in bytes.
+        limit: usize,
+    },
+    /// With the default prefixes.
+    #[error(
+        "{count} token prefixes (the default ones included) are more than the allowed {limit}; name fewer"
+    )]
+    TooManyPrefixes {
+        /// How many there are.
+        count: usize,
+        /// How many may be.
+        limit: usize,
+    },
+    /// After trimming.
+    #[error("token prefix {number} has {length} bytes, more than the allowed {limit}; name a shorter one")]
+    PrefixTooLong {
+        /// Its place in the list as given, from 1 on.
+        number: usize,
+        /// Its length in bytes.
+        length: usize,
+        /// How long it may be, in bytes.
+        limit: usize,
+    },
+}
+
+/// Something the operator should know about the phrases of a job that is not refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MaskWarning {
+    /// Phrases of a single byte will hide this byte everywhere. For the operator's log.
+    OneBytePhrases {
+        /// How many.
+        count: usize,
+    },
+    /// Encoded forms of the longest phrases are not searched, for want of room. For the operator's log and the
+    /// job's (masking.md §8).
+    FormsDropped {
+        /// Of how many phrases.
+        phrases: usize,
+    },
+}
+
+impl MaskWarning {
+    /// Whether the warning belongs in the job's log as well.
+    pub fn is_for_job(self) -> bool {
+        matches!(self, Self::FormsDropped { .. })
+    }
+}
+
+impl fmt::Display for MaskWarning {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::OneBytePhrases { count } => {
+                write!(f, "{count} phrases to mask have a single byte: it is hidden wherever it stands")
+            }
+            Self::FormsDropped { phrases } => write!(
+                f,
+                "encoded forms of the {phrases} longest phrases are not masked: all forms together are too large"
+            ),
+        }
+    }
+}
+
+/// Checked phrases and token prefixes of a job. Cheap to clone; `Debug` hides the content.
+#[derive(Clone)]
+pub struct PhraseSet {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    /// Trimmed, each once, in the order given.
+    phrases: Vec<Vec<u8>>,
+    /// All forms to search for, sorted, each once.
+    forms: Vec<Vec<u8>>,
+    prefixes: Arc<TokenPrefixes>,
+    config: MaskConfig,
+}
+
+impl PhraseSet {
+    /// Trims, drops empty ones and duplicates, checks the limits and makes the forms (masking.md §2, §3, §8).
+    pub fn prepare(
+        phrases: impl IntoIterator<Item = impl AsRef<[u8]>>,
+        prefixes: impl IntoIterator<Item = impl AsRef<[u8]>>,
+        config: &MaskConfig,
+    ) -> Result<(Self, Vec<MaskWarning>), MaskLimitError> {
+        let prefixes = token::prepare(prefixes, config)?;
+        Self::build(Vec::new(), phrases, prefixes, config)
+    }
+
+    /// This set and phrases that became known during the job (masking.md §7). If none of them is new, the result
+    /// [is the same set](PhraseSet::is_same) and nothing need be compiled again.
+    pub fn with_added(
+        &self,
+        more: impl IntoIterator<Item = impl AsRef<[u8]>>,
+    ) -> Result<(Self, Vec<MaskWarning>), MaskLimitError> {
+        let Inner { phrases, prefixes, config, .. } = &*self.inner;
+        let (set, warnings) = Self::build(phrases.clone(), more, Arc::clone(prefixes), config)?;
+        if set.inner.phrases.len() == phrases.len() {
+            return Ok((self.clone(), Vec::new()));
+        }
+        Ok((set, warnings))
+    }
+
+    /// Whether both are clones of one set.
+    pub fn is_same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.inner, &other.inner)
+    }
+
+    /// How many phrases there are.
+    pub fn len(&self) -> usize {
+        self.inner.phrases.len()
+    }
+
+    /// Whether there is no phrase (there may be prefixes).
+    pub fn is_empty(&self) -> bool {
+        self.inner.phrases.is_empty()
+    }
+
+    /// All forms, sorted, each once.
+    pub(super) fn forms(&self) -> &[Vec<u8>] {
+        &self.inner.forms
+    }
+
+    pub(super) fn prefixes(&self) -> &Arc<TokenPrefixes> {
+        &self.inner.prefixes
+    }
+
+    fn build(
+        mut phrases: Vec<Vec<u8>>,
+        more: impl IntoIterator<Item = impl AsRef<[u8]>>,
+        prefixes: Arc<TokenPrefixes>,
+        config: &MaskConfig,
+    ) -> Result<(Self, Vec<MaskWarning>), MaskLimitError> {
+        let mut seen: HashSet<Vec<u8>> = phrases.iter().cloned().collect();
+        for (index, phrase) in more.into_iter().enumerate() {
+            let phrase = forms::trim(phrase.as_ref());
+            let (length, limit) = (phrase.len(), config.limits.phrase_bytes);
+            if length > limit {
+                return Err(MaskLimitError::PhraseTooLong { number: index + 1, length, limit });
+            }
+            if length > 0 && seen.insert(phrase.to_vec()) {
+                phrases.push(phrase.to_vec());
+            }
+        }
+        let (count, limit) = (phrases.len(), config.limits.phrases);
+        if count > limit {
+            return Err(MaskLimitError::TooManyPhrases { count, limit });
+        }
+        let (length, limit) = (phrases.iter().map(Vec::len).sum(), config.limits.all_phrase_bytes);
+        if length > limit {
+            return Err(MaskLimitError::PhrasesTooLarge { length, limit });
+        }
+
+        let mut warnings = Vec::new();
+        let one_byte = phrases.iter().filter(|phrase| phrase.len() == 1).count();
+        if one_byte > 0 {
+            warnings.push(MaskWarning::OneBytePhrases { count: one_byte });
+        }
+        let (forms, dropped) = choose_forms(&phrases, config);
+        if dropped > 0 {
+            warnings.push(MaskWarning::FormsDropped { phrases: dropped });
+        }
+        Ok((Self { inner: Arc::new(Inner { phrases, forms, prefixes, config: *config }) }, warnings))
+    }
+}
+
+impl fmt::Debug for PhraseSet {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PhraseSet").field("phrases", &self.len()).finish_non_exhaustive()
+    }
+}
+
+/// The forms that fit, sorted, and the number of phrases whose encoded forms do not: the longest ones.
+fn choose_forms(phrases: &[Vec<u8>], config: &MaskConfig) -> (Vec<Vec<u8>>, usize) {
+    let mut chosen: HashSet<Vec<u8>> = phrases.iter().cloned().collect();
+    let mut dropped = 0;
+    if config.forms {
+        chosen.extend(phrases.iter().flat_map(|phrase| forms::lines(phrase)));
+        let mut size: usize = chosen.iter().map(Vec::len).sum();
+        let mut by_length: Vec<&Vec<u8>> = phrases.iter().collect();
+        by_length.sort_by_key(|phrase| phrase.len());
+        for (index, phrase) in by_length.iter().enumerate() {
+            let more = encodings_of(phrase, &chosen);
+            size += more.iter().map(Vec::len).sum::<usize>();
+            if size > config.limits.all_form_bytes && !more.is_empty() {
+                dropped = by_length.len() - index;
+                break;
+            }
+            chosen.extend(more);
+        }
+    }
+    let mut chosen: Vec<Vec<u8>> = chosen.into_iter().collect();
+    chosen.sort_unstable();
+    (chosen, dropped)
+}
+
+/// The encoded forms of a phrase and its *lines* forms that are not chosen yet.
+fn encodings_of(phrase: &[u8], chosen: &HashSet<Vec<u8>>) -> HashSet<Vec<u8>> {
+    let mut more: HashSet<Vec<u8>> = forms::encodings(phrase).into_iter().collect();
+    for line in forms::lines(phrase) {
+        more.extend(forms::encodings(&line));
+    }
+    more.retain(|form| !chosen.contains(form));
+    more
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,154 @@
+//! Token prefixes: `glpat-` and the like, after which a run of token bytes is hidden (masking.md §3).
+
+use std::sync::{Arc, LazyLock};
+
+use aho_corasick::packed;
+
+use super::{
+    automaton::Automaton,
+    filter::Filter,
+    forms,
+    phrases::{DefaultPrefixes, MaskConfig, MaskLimitError},
+};
+
+/// UNSURE whether the public list has grown since (masking.md §3).
+const DEFAULTS: [&[u8]; 14] = [
+    b"glpat-",
+    b"gloas-",
+    b"gldt-",
+    b"glrt-",
+    b"glcbt-",
+    b"glrtr-",
+    b"glptt-",
+    b"glft-",
+    b"glimt-",
+    b"glagent-",
+    b"glsoat-",
+    b"glffct-",
+    b"_gitlab_session=",
+    b"gltok-",
+];
+
+/// Whether a byte belongs to a run, where no phrase covers it.
+pub(super) fn is_run_byte(byte: u8) -> bool {
+    byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.' | b'_' | b'=')
+}
+
+/// The prefixes in force, ready to be searched for.
+pub(super) struct TokenPrefixes {
+    /// Sorted, each once.
+    prefixes: Vec<Vec<u8>>,
+    /// Finds the end of each prefix, also of one inside another.
+    pub(super) automaton: Automaton,
+    finder: Finder,
+    longest: usize,
+}
+
+/// Finds where the next prefix starts, fast.
+enum Finder {
+    /// There is no prefix.
+    None,
+    /// A vector algorithm, where machine and prefixes allow it.
+    Packed(Box<packed::Searcher>),
+    Filter(Box<Filter>),
+}
+
+impl TokenPrefixes {
+    fn new(mut prefixes: Vec<Vec<u8>>) -> Self {
+        prefixes.sort_unstable();
+        let packed = packed::Config::new()
+            .match_kind(packed::MatchKind::LeftmostFirst)
+            .builder()
+            .extend(&prefixes)
+            .build();
+        let finder = match packed {
+            _ if prefixes.is_empty() => Finder::None,
+            Some(searcher) => Finder::Packed(Box::new(searcher)),
+            None => Finder::Filter(Box::new(Filter::new(&prefixes))),
+        };
+        let longest = prefixes.iter().map(Vec::len).max().unwrap_or(0);
+        Self { automaton: Automaton::new(&prefixes), prefixes, finder, longest }
+    }
+
+    /// The default prefixes alone; built once for all jobs.
+    pub(super) fn defaults(which: DefaultPrefixes) -> &'static Arc<Self> {
+        static NONE: LazyLock<Arc<TokenPrefixes>> = LazyLock::new(|| build(DefaultPrefixes::None));
+        static GLPAT: LazyLock<Arc<TokenPrefixes>> = LazyLock::new(|| build(DefaultPrefixes::Glpat));
+        static ALL: LazyLock<Arc<TokenPrefixes>> = LazyLock::new(|| build(DefaultPrefixes::All));
+        fn build(which: DefaultPrefixes) -> Arc<TokenPrefixes> {
+            Arc::new(TokenPrefixes::new(default_list(which).iter().map(|prefix| prefix.to_vec()).collect()))
+        }
+        match which {
+            DefaultPrefixes::None => &NONE,
+            DefaultPrefixes::Glpat => &GLPAT,
+            DefaultPrefixes::All => &ALL,
+        }
+    }
+
+    /// Whether states of the two automata mean the same.
+    pub(super) fn is_same(&self, other: &Self) -> bool {
+        self.prefixes == other.prefixes
+    }
+
+    /// The first position from `from` on where a prefix starts, or where one may start that `text` does not hold
+    /// completely.
+    pub(super) fn first_possible_start(&self, text: &[u8], from: usize) -> usize {
+        let open = text.len() - text.len().min(self.longest.saturating_sub(1));
+        if from < open {
+            let found = match &self.finder {
+                Finder::None => None,
+                Finder::Packed(searcher) => searcher
+                    .find_in(text, aho_corasick::Span { start: from, end: text.len() })
+                    .map(|found| found.start()),
+                Finder::Filter(filter) => Some(filter.first_possible_start(text, from)),
+            };
+            if let Some(start) = found
+                && start < open
+            {
+                return start;
+            }
+        }
+        let from = from.max(open);
+        text.iter()
+            .skip(from)
+            .position(|&byte| self.automaton.leaves_root(byte))
+            .map_or(text.len(), |at| from + at)
+    }
+}
+
+fn default_list(which: DefaultPrefixes) -> &'static [&'static [u8]] {
+    match which {
+        DefaultPrefixes::None => &[],
+        DefaultPrefixes::Glpat => &DEFAULTS[..1],
+        DefaultPrefixes::All => &DEFAULTS,
+    }
+}
+
+/// The default prefixes in force and `more`, trimmed, without blank ones and duplicates (masking.md §3, §8).
+pub(super) fn prepare(
+    more: impl IntoIterator<Item = impl AsRef<[u8]>>,
+    config: &MaskConfig,
+) -> Result<Arc<TokenPrefixes>, MaskLimitError> {
+    let defaults = default_list(config.default_prefixes);
+    let mut prefixes: Vec<Vec<u8>> = defaults.iter().map(|prefix| prefix.to_vec()).collect();
+    for (index, prefix) in more.into_iter().enumerate() {
+        let prefix = forms::trim(prefix.as_ref());
+        let (length, limit) = (prefix.len(), config.limits.prefix_bytes);
+        if length > limit {
+            return Err(MaskLimitError::PrefixTooLong { number: index + 1, length, limit });
+        }
+        if length > 0 {
+            prefixes.push(prefix.to_vec());
+        }
+    }
+    prefixes.sort_unstable();
+    prefixes.dedup();
+    let (count, limit) = (prefixes.len(), config.limits.prefixes);
+    if count > limit {
+        return Err(MaskLimitError::TooManyPrefixes { count, limit });
+    }
+    if count == defaults.len() {
+        return Ok(Arc::clone(TokenPrefixes::defaults(config.default_prefixes)));
+    }
+    Ok(Arc::new(TokenPrefixes::new(prefixes)))
+}

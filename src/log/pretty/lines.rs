@@ -1,0 +1,249 @@
+//! `pretty`: one line with time and tag for each line of output (logs.md §8).
+
+use chrono::FixedOffset;
+use memchr::memchr;
+
+use super::text::{Marker, show};
+use crate::log::frame::{HEADER_LEN, HOLD_MAX};
+use crate::log::line::{Entry, Key};
+
+/// A body that may have been ended by us, not by the program, is longer than this or holds a carriage return
+/// (logs.md §3, rules 2 and 3). Every other body is the end of its line.
+const SURE_END: usize = HOLD_MAX - HEADER_LEN;
+
+/// A joined line longer than this is shown before its end has come, so that it need not be held whole.
+const MAX_HELD: usize = 1 << 20;
+
+/// What stands in front of a malformed line (logs.md §8).
+const MALFORMED: &[u8] = b"????????.??? ???  ";
+
+/// The choices for `pretty` (logs.md §8).
+#[derive(Clone, Copy, Debug)]
+pub struct Options {
+    /// Every part between carriage returns is a line of its own, not only the last.
+    pub all: bool,
+    /// The time zone of the times shown.
+    pub offset: FixedOffset,
+    /// Whether colour sequences pass: the output is a terminal.
+    pub color: bool,
+}
+
+impl Options {
+    /// UTC, no colours, joined lines shown once.
+    pub fn plain_utc() -> Self {
+        Self { all: false, offset: chrono::Offset::fix(&chrono::Utc), color: false }
+    }
+}
+
+/// A time of day as shown: `HH:MM:SS.mmm`.
+type TimeOfDay = [u8; 12];
+
+/// The state of `pretty`.
+///
+/// A line whose end is sure is shown at once, without its line feed: that follows with the next line, unless the
+/// next entry is a continuation all the same. Other lines are held until their source begins a new one.
+pub(super) struct Lines {
+    options: Options,
+    /// In the order in which the lines began.
+    held: Vec<Held>,
+    line_feed_due: bool,
+    /// The source of the line shown last.
+    last_shown: Option<Key>,
+}
+
+/// A line that may be continued.
+struct Held {
+    key: Key,
+    tag: [u8; 3],
+    /// The time of the line's first entry; with `all`, of the entry in which `part` began.
+    time: TimeOfDay,
+    /// What came after the last carriage return.
+    part: Vec<u8>,
+    /// The last part before it that shows anything.
+    earlier: Option<Vec<u8>>,
+    /// The name of a section that begins here.
+    section: Option<Vec<u8>>,
+    /// Nothing need be shown any more: a part was, or a section ended.
+    done: bool,
+}
+
+impl Lines {
+    pub(super) const fn new(options: Options) -> Self {
+        Self { options, held: Vec::new(), line_feed_due: false, last_shown: None }
+    }
+
+    pub(super) fn entry(&mut self, entry: &Entry<'_>, out: &mut Vec<u8>) {
+        let Some(time) = time_of_day(entry, self.options.offset) else {
+            return self.malformed(&[entry.header(), entry.body].concat(), out);
+        };
+        let key = entry.key();
+        let sure_end = entry.body.len() <= SURE_END && memchr(b'\r', entry.body).is_none();
+        let held = self.held.iter().position(|held| held.key == key).map(|at| self.held.remove(at));
+        let mut line = match held {
+            Some(line) if entry.continues() => line,
+            held => {
+                if let Some(line) = held {
+                    self.end_line(line, out);
+                }
+                let shown = self.line_feed_due && self.last_shown == Some(key);
+                if shown && entry.continues() && memchr(b'\r', entry.body).is_none() {
+                    show(entry.body, self.options.color, out);
+                    return;
+                }
+                if sure_end {
+                    self.show_line(key, tag(entry), time, entry.body, false, out);
+                    return;
+                }
+                Held::new(entry, time)
+            }
+        };
+        self.add(&mut line, entry.body, time, out);
+        if sure_end || line.part.len() > MAX_HELD {
+            self.end_line(line, out);
+        } else {
+            self.held.push(line);
+        }
+    }
+
+    pub(super) fn malformed(&mut self, line: &[u8], out: &mut Vec<u8>) {
+        self.end_shown(out);
+        out.extend_from_slice(MALFORMED);
+        show(line, self.options.color, out);
+        self.line_feed_due = true;
+    }
+
+    pub(super) fn finish(&mut self, out: &mut Vec<u8>) {
+        for line in std::mem::take(&mut self.held) {
+            self.end_line(line, out);
+        }
+        self.end_shown(out);
+    }
+
+    /// Adds a body to a line, part by part.
+    fn add(&mut self, line: &mut Held, mut body: &[u8], time: TimeOfDay, out: &mut Vec<u8>) {
+        while let Some(end) = memchr(b'\r', body) {
+            line.extend(&body[..end], time, self.options.all);
+            body = &body[end + 1..];
+            self.end_part(line, out);
+        }
+        line.extend(body, time, self.options.all);
+    }
+
+    /// A carriage return ends a part: it is a section marker, or shown (`all`), or remembered.
+    fn end_part(&mut self, line: &mut Held, out: &mut Vec<u8>) {
+        let part = std::mem::take(&mut line.part);
+        match Marker::parse(&part) {
+            Some(Marker::Start(name)) => line.section = Some(name.to_vec()),
+            Some(Marker::End) => line.done = true,
+            None if !shows_anything(&part) => {}
+            None if self.options.all => {
+                let heading = line.section.take().is_some();
+                self.show_line(line.key, line.tag, line.time, &part, heading, out);
+                line.done = true;
+            }
+            None => line.earlier = Some(part),
+        }
+    }
+
+    /// Shows what a line has come to: its last part that shows anything, or else the name of its section.
+    fn end_line(&mut self, line: Held, out: &mut Vec<u8>) {
+        let heading = line.section.is_some();
+        let last = Some(line.part).filter(|part| shows_anything(part));
+        let text = match last.or(line.earlier).or(line.section) {
+            Some(text) => text,
+            None if line.done => return,
+            None => Vec::new(),
+        };
+        self.show_line(line.key, line.tag, line.time, &text, heading, out);
+    }
+
+    fn show_line(
+        &mut self,
+        key: Key,
+        tag: [u8; 3],
+        time: TimeOfDay,
+        text: &[u8],
+        heading: bool,
+        out: &mut Vec<u8>,
+    ) {
+        self.end_shown(out);
+        out.extend_from_slice(&time);
+        out.push(b' ');
+        out.extend_from_slice(&tag);
+        out.extend_from_slice(b"  ");
+        if heading && self.options.color {
+            out.extend_from_slice(b"\x1b[1m");
+            show(text, true, out);
+            out.extend_from_slice(b"\x1b[0m");
+        } else {
+            show(text, self.options.color, out);
+        }
+        self.line_feed_due = true;
+        self.last_shown = Some(key);
+    }
+
+    /// Ends the line shown last.
+    fn end_shown(&mut self, out: &mut Vec<u8>) {
+        if std::mem::take(&mut self.line_feed_due) {
+            out.push(b'\n');
+        }
+        self.last_shown = None;
+    }
+}
+
+impl Held {
+    fn new(entry: &Entry<'_>, time: TimeOfDay) -> Self {
+        Self {
+            key: entry.key(),
+            tag: tag(entry),
+            time,
+            part: Vec::new(),
+            earlier: None,
+            section: None,
+            done: false,
+        }
+    }
+
+    fn extend(&mut self, bytes: &[u8], time: TimeOfDay, part_has_own_time: bool) {
+        if part_has_own_time && self.part.is_empty() {
+            self.time = time;
+        }
+        self.part.extend_from_slice(bytes);
+    }
+}
+
+/// The source as people know it (logs.md §8).
+fn tag(entry: &Entry<'_>) -> [u8; 3] {
+    match entry.source() {
+        [b'0', b'1', b'O'] => *b"out",
+        [b'0', b'1', b'E'] => *b"err",
+        [b'0', b'0', _] => *b"run",
+        other => other.map(|byte| if byte.is_ascii_graphic() { byte } else { b'?' }),
+    }
+}
+
+/// The time of day of an entry, cut to milliseconds; `None` if the header is none.
+fn time_of_day(entry: &Entry<'_>, offset: FixedOffset) -> Option<TimeOfDay> {
+    const DIGITS: [usize; 9] = [0, 1, 3, 4, 6, 7, 9, 10, 11];
+    let mut time: TimeOfDay = *entry.time().get(11..)?.first_chunk()?;
+    if !entry.has_format() || !DIGITS.iter().all(|&at| time[at].is_ascii_digit()) {
+        return None;
+    }
+    let shift = offset.local_minus_utc();
+    if shift != 0 {
+        let two = |at: usize| i32::from(time[at] - b'0') * 10 + i32::from(time[at + 1] - b'0');
+        let second = (two(0) * 3600 + two(3) * 60 + two(6) + shift).rem_euclid(86_400);
+        for (at, value) in [(0, second / 3600), (3, second / 60 % 60), (6, second % 60)] {
+            time[at] = b'0' + (value / 10) as u8;
+            time[at + 1] = b'0' + (value % 10) as u8;
+        }
+    }
+    Some(time)
+}
+
+/// Whether anything is left of a part once its control sequences are removed.
+fn shows_anything(part: &[u8]) -> bool {
+    let mut shown = Vec::new();
+    show(part, false, &mut shown);
+    !shown.is_empty()
+}
