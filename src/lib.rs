@@ -1,8 +1,10 @@
 //! step-runner: runs the steps of a CI job inside its environment and loses nothing.
 
 pub mod clock;
+pub mod config;
 pub mod error;
 pub mod journal;
 pub mod log;
 pub mod model;
 pub mod net;
+pub mod variables;

@@ -1,0 +1,152 @@
+//! Checked settings of the daemon (cli.md, "serve: settings").
+//!
+//! A setting is declared once, in the table below: name, type, default, rule, documentation. From it come the fields
+//! of [`Config`], the options and environment variables (`cli` reads [`SETTINGS`]), the keys of the settings file and
+//! `--print-config`. Pure: files and the environment are handed in as [`Layers`].
+
+#[macro_use]
+mod table;
+mod load;
+mod value;
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+pub use load::{ConfigError, ConfigErrors, Layers, Loaded, Source};
+pub use table::Setting;
+pub use value::{
+    Bytes, CgroupUse, Durability, Kind, Leftover, Limit, LogFormat, Metrics, Mode, OnStop, OperatorLevel,
+    QueuePolicy, Value,
+};
+
+pub use crate::variables::EnvBase;
+
+/// Largest log of a job: every position fits the int32 of the canonical service (service.md §3.2).
+const MAX_LOG: u64 = 2_147_000_000;
+
+/// Smallest log of a job: the 4 KiB kept free for the daemon's own lines are a small part of it (logs.md §6).
+const MIN_LOG: u64 = 64 << 10;
+
+settings! {
+    /// Socket to listen on; by default `step-runner.sock` in the temporary directory (service.md §1).
+    socket: Option<PathBuf> = None;
+    /// Permissions of the socket, octal. Peers are checked besides (connectors.md §2.1).
+    socket_mode: Mode = Mode(0o600), "at most 0666" if |mode| mode.0 <= 0o666;
+    /// User ids that may connect besides the daemon's own and root (service.md §1).
+    allow_uids: Vec<u32> = Vec::new();
+    /// Folder for jobs' records and logs; by default `SOCKET.state` if a socket is named (service.md §6.6).
+    state_dir: Option<PathBuf> = None;
+    /// Space to keep free on the state folder's file system: with less, new jobs are refused (service.md §3.7).
+    state_limit: Bytes = Bytes(64 << 20);
+    /// What must survive: a crash of the daemon, or a power cut too, which costs syncs (service.md §6.6).
+    durability: Durability = Durability::Crash;
+    /// Connections at once; at the limit the oldest that never spoke is dropped (service.md §1.1).
+    max_connections: u64 = 256, "at least 1" if |n| *n >= 1;
+    /// Followers of one job at once (service.md §3.7).
+    max_followers: u64 = 1_024, "at least 1" if |n| *n >= 1;
+    /// Registered jobs of all states (service.md §3.7).
+    max_jobs: u64 = 10_000, "at least 1" if |n| *n >= 1;
+    /// Jobs running at once; 0: no limit, nothing ever waits (queue.md §2).
+    max_running: u64 = 0;
+    /// Waiting jobs; 0: none may wait, `none`: no limit (queue.md §2).
+    max_queued: Limit = Limit(Some(1_000));
+    /// Waiting requests together, as received (queue.md §2).
+    max_queued_bytes: Bytes = Bytes(64 << 20);
+    /// Which waiting job starts next: the first, or one of the project that has the fewest running (queue.md §4).
+    queue_policy: QueuePolicy = QueuePolicy::Fair;
+    /// Jobs of one project running at once; `none`: no limit (queue.md §2).
+    max_running_per_project: Limit = Limit(None), "at least 1, or `none`" if |limit| limit.0 != Some(0);
+    /// Longest log of a job; later output is dropped with a mark (logs.md §6).
+    log_limit: Bytes = Bytes(1 << 30), "64KiB to 2147000000" if |size| (MIN_LOG..=MAX_LOG).contains(&size.0);
+    /// Ended jobs that no client finished are removed after this time; 0: never (service.md §6.3).
+    stale_after: Duration = Duration::from_hours(1);
+    /// After a restart no job is stale before this time, so that a client can come back (service.md §6.3).
+    stale_floor: Duration = Duration::from_mins(10);
+    /// Jobs are cancelled after running for this time; 0: never (service.md §6.3).
+    runaway_after: Duration = Duration::from_hours(24);
+    /// Jobs are cancelled after this time without a byte of output; 0: never (service.md §6.3).
+    silent_after: Duration = Duration::from_hours(6);
+    /// Waiting jobs are cancelled after this time; 0: never (service.md §6.3).
+    queued_after: Duration = Duration::from_hours(24);
+    /// How often the rules above are applied (service.md §6.3).
+    reap_interval: Duration = Duration::from_secs(30), "at least 1s" if |time| *time >= Duration::from_secs(1);
+    /// A repeated Run of a finished id is recognised for this time; 0: not at all (service.md §3.1).
+    remember_finished: Duration = Duration::from_hours(1);
+    /// Time between SIGTERM and SIGKILL when a job is cancelled (service.md §6.2).
+    cancel_grace: Duration = Duration::from_secs(5);
+    /// What a step leaves running: kept to the end of the job, or killed with the step (service.md §6.1).
+    leftover: Leftover = Leftover::Keep;
+    /// Time between SIGTERM and SIGKILL for what is left at the end of a job (service.md §6.1).
+    leftover_grace: Duration = Duration::from_secs(1);
+    /// How long to wait for processes after SIGKILL (service.md §6.2).
+    kill_wait: Duration = Duration::from_secs(2);
+    /// How long jobs go on without a daemon; 0: they end at once (service.md §6.4).
+    keeper_wait: Duration = Duration::from_mins(10);
+    /// What SIGTERM does to jobs: cancel them, or wait for them first (service.md §6.4).
+    on_stop: OnStop = OnStop::Cancel;
+    /// How long `on_stop = "drain"` waits (service.md §6.4).
+    drain_timeout: Duration = Duration::from_hours(1);
+    /// Time for jobs to end after the cancel of a stop: a container's usual 10 s must suffice (connectors.md §2.1).
+    shutdown_grace: Duration = Duration::from_secs(5);
+    /// End after this time without job and call; 0: never (service.md §1.2).
+    idle_timeout: Duration = Duration::ZERO;
+    /// End after this time as on SIGTERM; 0: never (service.md §1.2).
+    max_lifetime: Duration = Duration::ZERO;
+    /// What steps get of the daemon's own environment (variables.md §7).
+    env_base: EnvBase = EnvBase::All;
+    /// Names passed on besides with `env_base = "list"` (variables.md §7).
+    env_pass: Vec<String> = Vec::new(), "names without `=`" if |names| names.iter().all(|name| !name.contains('='));
+    /// Hide encoded forms of secrets too: base64, percent, JSON, shell (masking.md §2).
+    mask_forms: bool = true;
+    /// Hide what follows the known token prefixes, such as `glpat-` (masking.md §3).
+    default_token_prefixes: bool = true;
+    /// Use of a cgroup per job: where possible, always (else the daemon does not start), never (service.md §6.5).
+    cgroup: CgroupUse = CgroupUse::Auto;
+    /// Processes of one job at once; 0: no limit (service.md §3.1).
+    limit_processes: u64 = 0;
+    /// Memory of one job; 0: no limit (service.md §3.1).
+    limit_memory: Bytes = Bytes(0);
+    /// CPUs of one job; 0: no limit (service.md §3.1).
+    limit_cpus: f64 = 0.0, "0 or more" if |cpus| cpus.is_finite() && *cpus >= 0.0;
+    /// Open files of one process; 0: no limit (service.md §3.1).
+    limit_open_files: u64 = 0;
+    /// Serve the gRPC reflection service (service.md §1).
+    reflection: bool = false;
+    /// Serve metrics on this loopback address or unix socket path (cli.md).
+    metrics: Option<Metrics> = None;
+    /// Least level of the daemon's own log; by default `info`, under `steps serve` `warn` (connectors.md §2.1).
+    log_level: Option<OperatorLevel> = None;
+    /// File for the daemon's own log; by default stderr (connectors.md §2.1).
+    log_file: Option<PathBuf> = None;
+    /// Format of the daemon's own log (cli.md).
+    log_format: LogFormat = LogFormat::Text;
+}
+
+impl Config {
+    /// Names of settings that ask for what this version does not do. A daemon that ignored them would promise what it does
+    /// not keep, so it does not start.
+    pub fn unsupported(&self) -> Vec<&'static str> {
+        let asked = [
+            ("max_running", self.max_running != 0),
+            ("max_running_per_project", self.max_running_per_project.0.is_some()),
+            ("limit_processes", self.limit_processes != 0),
+            ("limit_memory", self.limit_memory.0 != 0),
+            ("limit_cpus", self.limit_cpus != 0.0),
+            ("limit_open_files", self.limit_open_files != 0),
+            ("reflection", self.reflection),
+            ("metrics", self.metrics.is_some()),
+        ];
+        asked.into_iter().filter(|(_, asked)| *asked).map(|(name, _)| name).collect()
+    }
+}
+
+/// A time as a rule: 0 switches it off (service.md §6.3).
+pub fn unless_zero(rule: Duration) -> Option<Duration> {
+    (rule > Duration::ZERO).then_some(rule)
+}
+
+/// The longest duration a setting takes: sums with clock readings stay far from overflow.
+const MAX_DURATION: Duration = Duration::from_hours(100 * 365 * 24);
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,234 @@
+//! Layers: option, else environment variable, else settings file, else default; and where each value came from.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use toml::Spanned;
+use toml::de::{DeTable, DeValue};
+
+use super::{Config, Kind, SETTINGS, Setting};
+
+/// What was given, before anything is checked.
+#[derive(Clone, Debug, Default)]
+pub struct Layers {
+    /// Settings file: its name for messages, and its text.
+    pub file: Option<(PathBuf, String)>,
+    /// The environment; names other than those of settings are ignored, and so are empty values.
+    pub env: Vec<(String, String)>,
+    /// Options by [`Setting::name`], with all values given.
+    pub options: Vec<(&'static str, Vec<String>)>,
+}
+
+/// Where a value came from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// Nobody gave one.
+    Default,
+    /// A line of the settings file.
+    File {
+        /// Its name.
+        path: PathBuf,
+        /// From 1.
+        line: usize,
+    },
+    /// An environment variable.
+    Variable(String),
+    /// An option.
+    Option(String),
+}
+
+impl fmt::Display for Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Default => f.write_str("default"),
+            Self::File { path, line } => write!(f, "{}:{line}", path.display()),
+            Self::Variable(name) => f.write_str(name),
+            Self::Option(name) => write!(f, "--{name}"),
+        }
+    }
+}
+
+/// Settings in force and where each came from.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Loaded {
+    /// The settings.
+    pub config: Config,
+    /// Their sources, in the order of [`SETTINGS`].
+    pub sources: Vec<Source>,
+}
+
+/// One thing wrong with what was given: where, which setting, what to write instead.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{source_name}: {message}")]
+pub struct ConfigError {
+    /// `FILE:LINE`, the variable or the option.
+    pub source_name: String,
+    /// What is wrong, and the remedy. Values are not quoted.
+    pub message: String,
+}
+
+/// All that is wrong (exit code 2, cli.md).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ConfigErrors(pub Vec<ConfigError>);
+
+impl fmt::Display for ConfigErrors {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (index, error) in self.0.iter().enumerate() {
+            if index > 0 {
+                f.write_str("\n")?;
+            }
+            fmt::Display::fmt(error, f)?;
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for ConfigErrors {}
+
+impl Config {
+    /// Puts the layers together and checks everything; all errors at once.
+    pub fn load(layers: &Layers) -> Result<Loaded, ConfigErrors> {
+        let mut loading = Loading {
+            config: Self::default(),
+            sources: vec![Source::Default; SETTINGS.len()],
+            errors: Vec::new(),
+        };
+        if let Some((path, text)) = &layers.file {
+            loading.file(path, text);
+        }
+        for (position, setting) in SETTINGS.iter().enumerate() {
+            let variable = setting.variable();
+            let value = layers.env.iter().find(|(name, value)| *name == variable && !value.is_empty());
+            if let Some((_, value)) = value {
+                loading.set(position, setting, std::slice::from_ref(value), Source::Variable(variable));
+            }
+        }
+        for (name, items) in &layers.options {
+            let source = Source::Option(name.replace('_', "-"));
+            match find(name) {
+                Some((position, setting)) => loading.set(position, setting, items, source),
+                None => loading.fail(&source, unknown(name)),
+            }
+        }
+        if loading.errors.is_empty() {
+            Ok(Loaded { config: loading.config, sources: loading.sources })
+        } else {
+            Err(ConfigErrors(loading.errors))
+        }
+    }
+}
+
+impl Loaded {
+    /// For `--print-config`: a valid settings file, each line with its source behind it.
+    pub fn print(&self) -> String {
+        let lines =
+            SETTINGS.iter().zip(&self.sources).map(|(setting, source)| match setting.show(&self.config) {
+                Some(value) => format!("{} = {value}  # {source}\n", setting.name),
+                None => format!("# {} is not set  # {source}\n", setting.name),
+            });
+        lines.collect()
+    }
+}
+
+fn find(name: &str) -> Option<(usize, &'static Setting)> {
+    SETTINGS.iter().enumerate().find(|(_, setting)| setting.name == name)
+}
+
+struct Loading {
+    config: Config,
+    sources: Vec<Source>,
+    errors: Vec<ConfigError>,
+}
+
+impl Loading {
+    fn fail(&mut self, source: &Source, message: String) {
+        self.errors.push(ConfigError { source_name: source.to_string(), message });
+    }
+
+    fn set(&mut self, position: usize, setting: &Setting, items: &[String], source: Source) {
+        if (setting.set)(&mut self.config, items) {
+            if let Some(place) = self.sources.get_mut(position) {
+                *place = source;
+            }
+        } else {
+            self.fail(&source, format!("{}: bad value, expected {}", setting.name, setting.demand()));
+        }
+    }
+
+    fn file(&mut self, path: &Path, text: &str) {
+        let at = |offset: usize| Source::File { path: path.to_owned(), line: line_of(text, offset) };
+        let table = match DeTable::parse(text) {
+            Ok(table) => table,
+            Err(error) => {
+                let offset = error.span().map_or(0, |span| span.start);
+                self.fail(&at(offset), format!("not TOML: {}", error.message()));
+                return;
+            }
+        };
+        for (key, value) in table.get_ref() {
+            let source = at(key.span().start);
+            let name: &str = key.get_ref();
+            let Some((position, setting)) = find(name) else {
+                self.fail(&source, unknown(name));
+                continue;
+            };
+            if let Some(items) = items(setting, value) {
+                self.set(position, setting, &items, source);
+            } else {
+                let got = kind_name(value.get_ref());
+                self.fail(&source, format!("{name}: expected {}, found {got}", setting.demand()));
+            }
+        }
+    }
+}
+
+fn unknown(name: &str) -> String {
+    match find(&name.replace('-', "_")) {
+        Some((_, setting)) => format!("unknown key `{name}`: write `{}`", setting.name),
+        None => format!("unknown key `{name}`: `serve --print-config` shows all of them"),
+    }
+}
+
+/// Line of `offset`, from 1.
+fn line_of(text: &str, offset: usize) -> usize {
+    text.bytes().take(offset).filter(|byte| *byte == b'\n').count() + 1
+}
+
+/// Texts of a TOML value, if it has a type that `setting` takes.
+fn items(setting: &Setting, value: &Spanned<DeValue<'_>>) -> Option<Vec<String>> {
+    if let DeValue::Array(list) = value.get_ref() {
+        let items = list.iter().map(|item| scalar(item.get_ref()).map(|(_, text)| text));
+        return if setting.is_list() { items.collect() } else { None };
+    }
+    let (kind, text) = scalar(value.get_ref())?;
+    setting.kinds.contains(&kind).then(|| vec![text])
+}
+
+fn scalar(value: &DeValue<'_>) -> Option<(Kind, String)> {
+    match value {
+        DeValue::String(text) => Some((Kind::String, text.to_string())),
+        DeValue::Integer(number) => Some((
+            Kind::Integer,
+            match number.radix() {
+                8 => format!("0o{}", number.as_str()),
+                10 => number.as_str().to_owned(),
+                radix => i64::from_str_radix(number.as_str(), radix).ok()?.to_string(),
+            },
+        )),
+        DeValue::Float(number) => Some((Kind::Float, number.as_str().to_owned())),
+        DeValue::Boolean(switch) => Some((Kind::Boolean, switch.to_string())),
+        DeValue::Datetime(_) | DeValue::Array(_) | DeValue::Table(_) => None,
+    }
+}
+
+fn kind_name(value: &DeValue<'_>) -> &'static str {
+    match value {
+        DeValue::String(_) => "a text",
+        DeValue::Integer(_) => "a whole number",
+        DeValue::Float(_) => "a number",
+        DeValue::Boolean(_) => "true or false",
+        DeValue::Datetime(_) => "a date",
+        DeValue::Array(_) => "a list",
+        DeValue::Table(_) => "a table",
+    }
+}

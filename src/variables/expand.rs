@@ -1,0 +1,132 @@
+//! Expansion of one value: one pass, left to right, what is put in is not looked at again (variables.md §4).
+
+/// Doubles every `$`, so that expansion gives back `text` exactly: for clients that hold expanded or raw values
+/// (variables.md §1).
+pub fn escape(text: &str) -> String {
+    text.replace('$', "$$")
+}
+
+/// The output would grow over the budget.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct OverBudget;
+
+/// Appends what `value` expands to. `lookup` appends the value of a name to its second argument, nothing if there is
+/// none. Fails as soon as `out` is longer than `budget` bytes.
+pub(super) fn expand(
+    value: &str,
+    out: &mut String,
+    budget: usize,
+    mut lookup: impl FnMut(&str, &mut String),
+) -> Result<(), OverBudget> {
+    let mut rest = value;
+    while let Some((before, after)) = rest.split_once('$') {
+        out.push_str(before);
+        rest = reference(after, out, &mut lookup);
+        if out.len() > budget {
+            return Err(OverBudget);
+        }
+    }
+    out.push_str(rest);
+    if out.len() > budget { Err(OverBudget) } else { Ok(()) }
+}
+
+/// Handles what follows a `$` and returns what comes after it.
+fn reference<'a>(after: &'a str, out: &mut String, lookup: &mut impl FnMut(&str, &mut String)) -> &'a str {
+    let mut chars = after.chars();
+    match chars.next() {
+        Some('$') => {
+            out.push('$');
+            chars.as_str()
+        }
+        Some('{') => match chars.as_str().split_once('}') {
+            Some((name, rest)) => {
+                if !is_nothing(name) {
+                    lookup(name, out);
+                }
+                rest
+            }
+            None => chars.as_str(),
+        },
+        Some('*' | '#' | '@' | '!' | '?' | '-' | '0'..='9') => chars.as_str(),
+        Some('a'..='z' | 'A'..='Z' | '_') => {
+            let end = after.find(|c: char| !(c.is_ascii_alphanumeric() || c == '_')).unwrap_or(after.len());
+            let (name, rest) = after.split_at(end);
+            lookup(name, out);
+            rest
+        }
+        _ => {
+            out.push('$');
+            after
+        }
+    }
+}
+
+/// Names in braces that stand for nothing whatever is defined: none at all, and the shell's special parameters.
+fn is_nothing(name: &str) -> bool {
+    name.is_empty() || matches!(name.as_bytes(), [b'*' | b'#' | b'@' | b'!' | b'?' | b'-' | b'0'..=b'9'])
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn expanded(value: &str) -> String {
+        let mut out = String::new();
+        expand(value, &mut out, usize::MAX, |name, out| {
+            if name.starts_with('A') {
+                out.push_str("<$B ${C} $$>");
+            }
+        })
+        .unwrap();
+        out
+    }
+
+    #[test]
+    fn unclosed_brace_is_removed_and_the_rest_still_expands() {
+        assert_eq!(expanded("a${b"), "ab");
+        assert_eq!(expanded("${$A"), "<$B ${C} $$>");
+    }
+
+    #[test]
+    fn braces_take_any_bytes_up_to_the_first_closing_one() {
+        assert_eq!(expanded("${A b\n$}x}"), "<$B ${C} $$>x}");
+        assert_eq!(expanded("${1}${-}${}|${10}"), "|");
+    }
+
+    #[test]
+    fn budget_is_kept_exactly() {
+        let run = |budget| expand("a$A", &mut String::new(), budget, |_, out| out.push_str("bcd"));
+        assert_eq!(run(3), Err(OverBudget));
+        assert_eq!(run(4), Ok(()));
+        assert_eq!(run(5), Ok(()));
+    }
+
+    proptest! {
+        #[test]
+        fn escaped_text_comes_back(text in any::<String>()) {
+            prop_assert_eq!(expanded(&escape(&text)), text);
+        }
+
+        #[test]
+        fn escaped_text_full_of_dollars_comes_back(text in "[$A{}_ 1]{0,40}") {
+            prop_assert_eq!(expanded(&escape(&text)), text);
+        }
+
+        #[test]
+        fn text_without_dollar_stays(text in "[^$]*") {
+            prop_assert_eq!(expanded(&text), text);
+        }
+
+        #[test]
+        fn what_is_put_in_is_not_looked_at_again(before in "[^$]*", after in "[^$a-zA-Z0-9_][^$]*") {
+            prop_assert_eq!(expanded(&format!("{before}$A{after}")), format!("{before}<$B ${{C}} $$>{after}"));
+        }
+
+        #[test]
+        fn no_text_panics(text in "[$A{}_ 1é*-]{0,60}") {
+            expanded(&text);
+        }
+    }
+}
