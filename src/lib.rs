@@ -4,6 +4,7 @@ pub mod clock;
 pub mod config;
 pub mod error;
 pub mod journal;
+pub mod lang;
 pub mod log;
 pub mod model;
 pub mod net;

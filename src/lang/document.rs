@@ -1,0 +1,176 @@
+//! Function files and the documents of requests: two YAML documents, checked as far as one file alone allows
+//! (language.md §2–§6, service.md §3.1).
+//!
+//! The check goes in stages that do not stop each other: YAML, interface, implementation, each step, each template.
+//! So all errors of a text are found at once.
+
+mod checker;
+mod definition;
+mod reference;
+mod spec;
+mod step;
+
+use std::sync::Arc;
+
+use indexmap::IndexMap;
+
+use super::ast::{Body, Definition, Function, Run, Spec};
+use super::diagnostic::{Class, Diagnostic, Position, Severity};
+use super::value::{Data, Value, ValueType};
+use super::yaml::{self, Node, NodeKind, Source};
+use checker::Checker;
+
+/// Largest definition file in bytes (language.md §6).
+pub const FILE_LIMIT: usize = 1024 * 1024;
+/// Largest text of a request in bytes (language.md §6).
+pub const REQUEST_LIMIT: usize = 16 * 1024 * 1024;
+/// Most steps in one list (language.md §6).
+pub const STEP_LIMIT: usize = 1_000;
+
+/// Name of a document without one.
+const UNNAMED: &str = "<steps>";
+
+/// Reads a definition file: two documents. `file` is its name in messages; empty stands for `<steps>`. All errors at
+/// once, sorted by place; warnings are in the result, or among the errors.
+pub fn parse_function(text: &str, file: &str) -> Result<Function, Vec<Diagnostic>> {
+    let file = named(file);
+    if text.len() > FILE_LIMIT {
+        return Err(too_large(&file, "definition file larger than 1 MiB"));
+    }
+    let (mut checker, documents, end) = read(text, &file);
+    let (spec, definition) = match documents.as_slice() {
+        [] => {
+            checker.error(
+                Class::Missing,
+                end,
+                "",
+                "the file is empty: expected two documents separated by ---",
+            );
+            (Spec::default(), None)
+        }
+        [spec] => {
+            // A broken first document may have swallowed the second.
+            if let Some(spec) = spec {
+                checker.spec_document(spec);
+                definition_missing(&mut checker, end);
+            }
+            (Spec::default(), None)
+        }
+        [spec, definition, ..] => both(&mut checker, spec.as_ref(), definition.as_ref()),
+    };
+    finish(checker, file, spec, definition)
+}
+
+/// Reads the document of a request: two documents, or one mapping (a definition), or one list (a `run` list), as YAML
+/// or JSON (service.md §3.1). `file` is its name in messages; empty stands for `<steps>`. All errors at once, sorted by
+/// place.
+pub fn parse_request(text: &str, file: &str) -> Result<Function, Vec<Diagnostic>> {
+    let file = named(file);
+    if text.len() > REQUEST_LIMIT {
+        return Err(too_large(&file, "request larger than 16 MiB"));
+    }
+    let (mut checker, documents, end) = read(text, &file);
+    let (spec, definition) = match documents.as_slice() {
+        [] => {
+            checker.error(Class::Missing, end, "", "no steps: the text is empty");
+            (Spec::default(), None)
+        }
+        [only] => (Spec::default(), only.as_ref().and_then(|only| single(&mut checker, only, end))),
+        [spec, definition, ..] => both(&mut checker, spec.as_ref(), definition.as_ref()),
+    };
+    finish(checker, file, spec, definition)
+}
+
+/// Reads one YAML value in the dialect of the language, such as an input given on a command line; nothing in it is
+/// evaluated. Empty text is null.
+pub fn parse_value(text: &str) -> Result<Value, Vec<Diagnostic>> {
+    let (mut checker, documents, _) = read(text, &Arc::from(UNNAMED));
+    let value = match documents.first() {
+        Some(node) => node.as_ref().and_then(|node| checker.value(node, "")),
+        None => Some(Value::plain(Data::Null)),
+    };
+    match value {
+        Some(value) if !checker.has_errors() => Ok(value),
+        _ => Err(checker.diagnostics),
+    }
+}
+
+/// Types of the inputs that a text declares, as far as it can be read; a text without interface declares none.
+pub fn declared_inputs(text: &str) -> IndexMap<String, ValueType> {
+    let (mut checker, documents, _) = read(text, &Arc::from(UNNAMED));
+    match documents.first() {
+        Some(Some(spec)) => {
+            let inputs = checker.spec_document(spec).inputs;
+            inputs.into_iter().map(|(name, declaration)| (name, declaration.value_type)).collect()
+        }
+        _ => IndexMap::new(),
+    }
+}
+
+fn named(file: &str) -> Arc<str> {
+    Arc::from(if file.is_empty() { UNNAMED } else { file })
+}
+
+fn too_large(file: &Arc<str>, message: &str) -> Vec<Diagnostic> {
+    vec![Diagnostic::error(Class::Limit, file, Position::START, message)]
+}
+
+fn read<'t>(text: &'t str, file: &Arc<str>) -> (Checker<'t>, Vec<Option<Node>>, Position) {
+    let source = Source { file: Arc::clone(file), text };
+    let stream = yaml::read(&source, 2);
+    (Checker { source, diagnostics: stream.diagnostics }, stream.documents, stream.end)
+}
+
+/// Interface and implementation; the latter is checked even if the former is broken.
+fn both(
+    checker: &mut Checker<'_>,
+    spec: Option<&Node>,
+    definition: Option<&Node>,
+) -> (Spec, Option<Definition>) {
+    let spec = spec.map(|spec| checker.spec_document(spec)).unwrap_or_default();
+    let definition = definition.and_then(|definition| checker.definition(definition, &spec));
+    (spec, definition)
+}
+
+/// The only document of a request: a `run` list or a definition.
+fn single(checker: &mut Checker<'_>, node: &Node, end: Position) -> Option<Definition> {
+    match &node.kind {
+        NodeKind::Sequence(_) => checker.steps(node).map(|steps| Definition {
+            env: IndexMap::new(),
+            body: Body::Run(Run { steps, outputs: IndexMap::new(), delegate: None }),
+        }),
+        NodeKind::Mapping(entries) if entries.iter().all(|entry| entry.key.text == "spec") => {
+            checker.spec_document(node);
+            definition_missing(checker, end);
+            None
+        }
+        _ => checker.definition(node, &Spec::default()),
+    }
+}
+
+fn definition_missing(checker: &mut Checker<'_>, end: Position) {
+    checker.error(Class::Missing, end, "", "definition missing: expected a second document after ---");
+}
+
+fn finish(
+    checker: Checker<'_>,
+    file: Arc<str>,
+    spec: Spec,
+    definition: Option<Definition>,
+) -> Result<Function, Vec<Diagnostic>> {
+    let failed = checker.has_errors();
+    let mut diagnostics = checker.diagnostics;
+    diagnostics.sort_by(|a, b| (a.at, &a.path).cmp(&(b.at, &b.path)));
+    // What an alias repeats is wrong at one place only.
+    diagnostics.dedup_by(|a, b| a.at == b.at && a.class == b.class && a.message == b.message);
+    match definition {
+        Some(definition) if !failed => Ok(Function { file, spec, definition, warnings: diagnostics }),
+        _ => {
+            diagnostics.sort_by_key(|diagnostic| diagnostic.severity == Severity::Warning);
+            Err(diagnostics)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,226 @@
+//! Layers of the environment of a process (language.md §13) as a pure type. It neither reads the daemon's own
+//! environment nor starts anything.
+
+use std::borrow::Cow;
+use std::sync::Arc;
+
+use indexmap::IndexMap;
+use thiserror::Error;
+
+use super::value::{Text, Value};
+
+/// Name of layer 2.
+pub const LOG_LEVEL: &str = "CI_STEPS_LOG_LEVEL";
+
+/// `env` of one step or of one function's definition, evaluated.
+pub type Frame = IndexMap<String, Text>;
+
+/// The effective environment at one moment of a job. From lowest to highest: base, request, exports, frames.
+#[derive(Clone)]
+pub struct Environment {
+    /// Layers 1 and 2.
+    base: Arc<Vec<(Vec<u8>, Vec<u8>)>>,
+    /// Layer 3.
+    request: IndexMap<String, String>,
+    /// Layer 4: one per job, later ones replace earlier ones.
+    exports: IndexMap<String, String>,
+    /// Layer 5 and above, outermost first.
+    frames: Vec<Frame>,
+}
+
+impl Environment {
+    /// The environment before the first step: layers 1 and 2 as `base` (bytes, since the daemon's own may hold any),
+    /// layer 3 as `request`.
+    pub fn new(base: Arc<Vec<(Vec<u8>, Vec<u8>)>>, request: IndexMap<String, String>) -> Self {
+        Self { base, request, exports: IndexMap::new(), frames: Vec::new() }
+    }
+
+    /// Applies exports of a step that has succeeded.
+    pub fn export(&mut self, exports: impl IntoIterator<Item = (String, String)>) {
+        self.exports.extend(exports);
+    }
+
+    /// Puts a frame on top: the `env` of a step, then that of the definition it invokes.
+    pub fn push(&mut self, frame: Frame) {
+        self.frames.push(frame);
+    }
+
+    /// Ends the innermost frame. Exports made since it began stay.
+    pub fn pop(&mut self) {
+        self.frames.pop();
+    }
+
+    /// Number of frames.
+    pub fn depth(&self) -> usize {
+        self.frames.len()
+    }
+
+    /// The value of a variable; bytes of the daemon's environment that are not UTF-8 are replaced.
+    pub fn get(&self, name: &str) -> Option<Value> {
+        if let Some(text) = self.frames.iter().rev().find_map(|frame| frame.get(name)) {
+            return Some(Value::from(text.clone()));
+        }
+        if let Some(text) = self.exports.get(name).or_else(|| self.request.get(name)) {
+            return Some(Value::text(text.as_str()));
+        }
+        self.base
+            .iter()
+            .rev()
+            .find(|(key, _)| key == name.as_bytes())
+            .map(|(_, value)| Value::text(String::from_utf8_lossy(value)))
+    }
+
+    /// The layers above the base, each name once, as results show them (language.md §16).
+    pub fn above_base(&self) -> IndexMap<String, String> {
+        let mut merged = self.request.clone();
+        merged.extend(self.exports.iter().map(|(key, value)| (key.clone(), value.clone())));
+        for frame in &self.frames {
+            merged.extend(frame.iter().map(|(key, value)| (key.clone(), value.text.clone())));
+        }
+        merged
+    }
+
+    /// All variables for a process: each name once.
+    pub fn to_process(&self) -> Vec<(Vec<u8>, Vec<u8>)> {
+        let mut merged: IndexMap<&[u8], &[u8]> =
+            IndexMap::with_capacity(self.base.len() + self.request.len());
+        merged.extend(self.base.iter().map(|(key, value)| (key.as_slice(), value.as_slice())));
+        for layer in [&self.request, &self.exports] {
+            merged.extend(layer.iter().map(|(key, value)| (key.as_bytes(), value.as_bytes())));
+        }
+        for frame in &self.frames {
+            merged.extend(frame.iter().map(|(key, value)| (key.as_bytes(), value.text.as_bytes())));
+        }
+        merged.into_iter().map(|(key, value)| (key.to_vec(), value.to_vec())).collect()
+    }
+
+    /// All variables as the object `env` (language.md §10).
+    pub fn to_object(&self) -> IndexMap<String, Value> {
+        self.names()
+            .into_iter()
+            .filter_map(|name| self.get(&name).map(|value| (name.into_owned(), value)))
+            .collect()
+    }
+
+    /// All names, each once.
+    pub fn names(&self) -> Vec<Cow<'_, str>> {
+        let mut names: IndexMap<Cow<'_, str>, ()> = IndexMap::new();
+        names.extend(self.base.iter().map(|(key, _)| (String::from_utf8_lossy(key), ())));
+        names.extend(self.request.keys().chain(self.exports.keys()).map(|key| (Cow::from(key), ())));
+        names.extend(self.frames.iter().flat_map(IndexMap::keys).map(|key| (Cow::from(key), ())));
+        names.into_keys().collect()
+    }
+}
+
+/// A value of `CI_STEPS_LOG_LEVEL` that is no level; the job is refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[error("CI_STEPS_LOG_LEVEL must be one of debug, info, warn, error")]
+pub struct LogLevelError;
+
+/// Layer 2: the level from the job variable, else from the daemon's environment, else `info`.
+pub fn log_level(variable: Option<&str>, daemon: Option<&str>) -> Result<&'static str, LogLevelError> {
+    let Some(level) = variable.or(daemon) else { return Ok("info") };
+    let level = level.trim().to_lowercase();
+    ["debug", "info", "warn", "error"].into_iter().find(|known| *known == level).ok_or(LogLevelError)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn texts(pairs: &[(&str, &str)]) -> IndexMap<String, String> {
+        pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect()
+    }
+
+    fn frame(pairs: &[(&str, &str)]) -> Frame {
+        pairs.iter().map(|(key, value)| ((*key).to_owned(), Text::plain(*value))).collect()
+    }
+
+    fn base(pairs: &[(&str, &str)]) -> Arc<Vec<(Vec<u8>, Vec<u8>)>> {
+        Arc::new(
+            pairs.iter().map(|(key, value)| (key.as_bytes().to_vec(), value.as_bytes().to_vec())).collect(),
+        )
+    }
+
+    fn shown(environment: &Environment) -> String {
+        let mut pairs: Vec<String> = environment
+            .to_process()
+            .into_iter()
+            .map(|(key, value)| {
+                format!("{}={}", String::from_utf8(key).unwrap(), String::from_utf8(value).unwrap())
+            })
+            .collect();
+        pairs.sort();
+        pairs.join(" ")
+    }
+
+    fn text(environment: &Environment, name: &str) -> Option<String> {
+        environment.get(name).map(|value| super::super::convert::to_text(&value))
+    }
+
+    /// The worked example of language.md §13.
+    #[test]
+    fn layers_of_the_worked_example() {
+        let mut environment =
+            Environment::new(base(&[("A", "d"), ("B", "d"), ("C", "d")]), texts(&[("B", "r"), ("C", "r")]));
+        let r = text(&environment, "B").unwrap();
+        environment.push(frame(&[("R", &r)]));
+        environment.push(frame(&[])); // one
+        environment.pop();
+        environment.export(texts(&[("C", "x"), ("D", "x")]));
+
+        let c = format!("s-{}", text(&environment, "C").unwrap());
+        environment.push(frame(&[("C", &c), ("E", "s")])); // two
+        environment.push(frame(&[("E", "f")])); // leaf
+        assert_eq!(shown(&environment), "A=d B=r C=s-x D=x E=f R=r");
+        environment.pop();
+        environment.pop();
+
+        environment.push(frame(&[])); // three
+        environment.push(frame(&[("E", "f")])); // leaf
+        assert_eq!(shown(&environment), "A=d B=r C=x D=x E=f R=r");
+        environment.pop();
+        environment.pop();
+        assert_eq!(text(&environment, "E"), None);
+    }
+
+    #[test]
+    fn an_export_hidden_by_a_frame_shows_when_the_frame_ends() {
+        let mut environment = Environment::new(base(&[]), IndexMap::new());
+        environment.push(frame(&[("A", "frame")]));
+        environment.export(texts(&[("A", "export")]));
+        assert_eq!(text(&environment, "A").as_deref(), Some("frame"));
+        environment.pop();
+        assert_eq!(text(&environment, "A").as_deref(), Some("export"));
+    }
+
+    #[test]
+    fn an_empty_text_is_a_set_variable() {
+        let environment = Environment::new(base(&[("A", "d")]), texts(&[("A", "")]));
+        assert_eq!(text(&environment, "A").as_deref(), Some(""));
+        assert_eq!(shown(&environment), "A=");
+    }
+
+    #[test]
+    fn bytes_of_the_daemon_reach_the_process_unchanged() {
+        let environment =
+            Environment::new(Arc::new(vec![(b"A".to_vec(), b"\xff".to_vec())]), IndexMap::new());
+        assert_eq!(environment.to_process(), [(b"A".to_vec(), b"\xff".to_vec())]);
+        assert_eq!(text(&environment, "A").as_deref(), Some("\u{fffd}"));
+    }
+
+    #[test]
+    fn marks_of_a_frame_reach_the_env_object() {
+        let mut environment = Environment::new(base(&[]), IndexMap::new());
+        environment.push(Frame::from([("A".to_owned(), Text { text: "x".to_owned(), sensitive: true })]));
+        assert!(environment.to_object()["A"].sensitive);
+    }
+
+    #[test]
+    fn the_log_level_is_trimmed_and_checked() {
+        assert_eq!(log_level(Some(" Debug\n"), Some("error")), Ok("debug"));
+        assert_eq!(log_level(None, Some("warn")), Ok("warn"));
+        assert_eq!(log_level(None, None), Ok("info"));
+        assert_eq!(log_level(Some("loud"), None), Err(LogLevelError));
+    }
+}

@@ -1,0 +1,192 @@
+//! Evaluation of templates (language.md §8–§11). It reads what a [`Scope`] shows and changes nothing; errors name
+//! what was looked for and what there is, never a value.
+
+mod budget;
+mod expression;
+mod functions;
+mod operators;
+pub mod scope;
+
+use indexmap::IndexMap;
+
+pub use functions::Function;
+pub use scope::{Context, Item, Scope, Steps};
+
+use super::ast::{Expression, Part, Template, TemplateValue};
+use super::diagnostic::{Class, Diagnostic};
+use super::environment::Frame;
+use super::name;
+use super::value::{Data, Text, Value, ValueType};
+use budget::{Budget, VALUE_DEPTH, fits_depth};
+use expression::Evaluator;
+
+/// Evaluates a template to text: each expression's value becomes text and all is joined. For string-only fields
+/// (language.md §8): command arguments, `work_dir`, `env`, references, `script`.
+pub fn evaluate_text(template: &Template, scope: &dyn Scope) -> Result<Text, Diagnostic> {
+    Evaluator { scope, file: &template.file, budget: &Budget::new() }.text(&template.parts, template.at)
+}
+
+/// Evaluates a template; one expression and nothing else keeps its type (language.md §8 "Native pass-through").
+pub fn evaluate_native(template: &Template, scope: &dyn Scope) -> Result<Value, Diagnostic> {
+    evaluate_template(template, None, &Evaluator { scope, file: &template.file, budget: &Budget::new() })
+}
+
+/// Evaluates a value with templates at any depth. `declared` is the type of the input that receives it, if any: white
+/// space around a single expression is ignored if it is not `string` (language.md §8 "Exception").
+pub fn evaluate_value(
+    value: &TemplateValue,
+    declared: Option<ValueType>,
+    scope: &dyn Scope,
+) -> Result<Value, Diagnostic> {
+    evaluate_nested(value, declared, scope, &Budget::new(), VALUE_DEPTH)
+}
+
+/// Evaluates keys and values of a step's `inputs`; `declared` gives the type of an input of the callee, for the
+/// exception of [`evaluate_value`]. Keys must be names and differ (language.md §5).
+pub fn evaluate_inputs(
+    inputs: &[(Template, TemplateValue)],
+    declared: impl Fn(&str) -> Option<ValueType>,
+    scope: &dyn Scope,
+) -> Result<IndexMap<String, Value>, Diagnostic> {
+    let mut evaluated = IndexMap::with_capacity(inputs.len());
+    for (key, value) in inputs {
+        let name = evaluate_key(key, "input", scope)?;
+        let value = evaluate_value(value, declared(&name), scope)?;
+        if evaluated.insert(name, value).is_some() {
+            return Err(repeated_key(key));
+        }
+    }
+    Ok(evaluated)
+}
+
+/// Evaluates keys and values of a step's `env`.
+pub fn evaluate_env(env: &[(Template, Template)], scope: &dyn Scope) -> Result<Frame, Diagnostic> {
+    let mut frame = Frame::with_capacity(env.len());
+    for (key, value) in env {
+        let name = evaluate_key(key, "environment variable", scope)?;
+        let value = evaluate_text(value, scope)?;
+        if frame.insert(name, value).is_some() {
+            return Err(repeated_key(key));
+        }
+    }
+    Ok(frame)
+}
+
+/// Evaluates `env` of a definition.
+pub fn evaluate_definition_env(
+    env: &IndexMap<String, Template>,
+    scope: &dyn Scope,
+) -> Result<Frame, Diagnostic> {
+    env.iter().map(|(name, value)| Ok((name.clone(), evaluate_text(value, scope)?))).collect()
+}
+
+/// Evaluates `outputs` of a run function.
+pub fn evaluate_outputs(
+    outputs: &IndexMap<String, TemplateValue>,
+    declared: impl Fn(&str) -> Option<ValueType>,
+    scope: &dyn Scope,
+) -> Result<IndexMap<String, Value>, Diagnostic> {
+    outputs
+        .iter()
+        .map(|(name, value)| Ok((name.clone(), evaluate_value(value, declared(name), scope)?)))
+        .collect()
+}
+
+fn evaluate_key(key: &Template, what: &str, scope: &dyn Scope) -> Result<String, Diagnostic> {
+    if let Some(name) = key.as_literal() {
+        return Ok(name.to_owned());
+    }
+    let value = evaluate_native(key, scope)?;
+    match value.data {
+        Data::String(name) if name::is_valid(&name) => Ok(name),
+        // The text is data and may be a secret, so it is not shown.
+        Data::String(_) => Err(Diagnostic::error(
+            Class::Name,
+            &key.file,
+            key.at,
+            format!(
+                "the key does not evaluate to a valid {what} name: letters, digits and _, not starting with a digit"
+            ),
+        )),
+        _ => Err(Diagnostic::error(
+            Class::Type,
+            &key.file,
+            key.at,
+            format!("the key must evaluate to a string, got {}", value.type_name()),
+        )),
+    }
+}
+
+fn repeated_key(key: &Template) -> Diagnostic {
+    Diagnostic::error(
+        Class::Name,
+        &key.file,
+        key.at,
+        "the key evaluates to a name that another key has already",
+    )
+}
+
+/// Evaluates a value at any depth, with one budget for all of it. What templates give may be nested `levels` deep.
+fn evaluate_nested(
+    value: &TemplateValue,
+    declared: Option<ValueType>,
+    scope: &dyn Scope,
+    budget: &Budget,
+    levels: usize,
+) -> Result<Value, Diagnostic> {
+    let inside = levels.saturating_sub(1);
+    match value {
+        TemplateValue::Constant(constant) => Ok(constant.clone()),
+        TemplateValue::Text(template) => {
+            let value =
+                evaluate_template(template, declared, &Evaluator { scope, file: &template.file, budget })?;
+            if fits_depth(&value, levels) {
+                return Ok(value);
+            }
+            let message = format!("value nested deeper than {VALUE_DEPTH}");
+            Err(Diagnostic::error(Class::Limit, &template.file, template.at, message))
+        }
+        TemplateValue::Array(items) => {
+            let items: Result<Vec<Value>, Diagnostic> =
+                items.iter().map(|item| evaluate_nested(item, None, scope, budget, inside)).collect();
+            Ok(Value::plain(Data::Array(items?)))
+        }
+        TemplateValue::Object(members) => {
+            let members: Result<IndexMap<String, Value>, Diagnostic> = members
+                .iter()
+                .map(|(key, member)| Ok((key.clone(), evaluate_nested(member, None, scope, budget, inside)?)))
+                .collect();
+            Ok(Value::plain(Data::Object(members?)))
+        }
+    }
+}
+
+/// Native value of a template that is one expression, text of any other.
+fn evaluate_template(
+    template: &Template,
+    declared: Option<ValueType>,
+    evaluator: &Evaluator<'_>,
+) -> Result<Value, Diagnostic> {
+    let ignore_space = declared.is_some_and(|declared| declared != ValueType::String);
+    let alone = template.as_expression().or_else(|| if ignore_space { surrounded(template) } else { None });
+    match alone {
+        Some(expression) => evaluator.value(expression),
+        None => evaluator.text(&template.parts, template.at).map(Value::from),
+    }
+}
+
+/// The only expression of a template that holds but white space beside it.
+fn surrounded(template: &Template) -> Option<&Expression> {
+    let mut found = None;
+    for part in &template.parts {
+        match part {
+            Part::Text(text) if text.chars().all(char::is_whitespace) => {}
+            Part::Expression(expression) if found.is_none() => found = Some(expression),
+            Part::Text(_) | Part::Expression(_) => return None,
+        }
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,201 @@
+//! What an expression can see: the names of language.md §10, built only as far as they are asked for.
+
+use std::borrow::Cow;
+use std::cell::Cell;
+
+use indexmap::IndexMap;
+
+use super::functions::Function;
+use super::operators::is_truthy;
+use crate::lang::environment::Environment;
+use crate::lang::value::{Data, Value};
+
+/// Outputs of the finished steps of one `run` list, by name of the step.
+pub type Steps = IndexMap<String, IndexMap<String, Value>>;
+
+/// Names an expression can use.
+pub trait Scope {
+    /// What stands behind a name.
+    fn lookup(&self, name: &str) -> Option<Item<'_>>;
+
+    /// All names, for messages.
+    fn names(&self) -> Vec<String>;
+}
+
+/// The names of language.md §10 for one invocation.
+pub struct Context<'a> {
+    /// `env`.
+    pub env: &'a Environment,
+    /// `vars` and `job`.
+    pub vars: &'a IndexMap<String, Value>,
+    /// `inputs` of the current function.
+    pub inputs: &'a IndexMap<String, Value>,
+    /// `steps`: earlier ones of the same list.
+    pub steps: &'a Steps,
+    /// `func_dir` and `step_dir`.
+    pub func_dir: &'a str,
+    /// `work_dir`.
+    pub work_dir: &'a str,
+    /// `output_file` of the current invocation.
+    pub output_file: &'a str,
+    /// `export_file` of the current invocation.
+    pub export_file: &'a str,
+    /// Set when `output_file` or `export_file` was used; the files are made only then.
+    pub files_used: Cell<bool>,
+}
+
+const NAMES: [&str; 10] = [
+    "env",
+    "vars",
+    "job",
+    "inputs",
+    "steps",
+    "func_dir",
+    "step_dir",
+    "work_dir",
+    "output_file",
+    "export_file",
+];
+
+impl Scope for Context<'_> {
+    fn lookup(&self, name: &str) -> Option<Item<'_>> {
+        let text = |text: &str| Item::Value(Cow::Owned(Value::text(text)));
+        Some(match name {
+            "env" => Item::Env(self.env),
+            "vars" | "job" => Item::Map(self.vars),
+            "inputs" => Item::Map(self.inputs),
+            "steps" => Item::Steps(self.steps),
+            "func_dir" | "step_dir" => text(self.func_dir),
+            "work_dir" => text(self.work_dir),
+            "output_file" | "export_file" => {
+                self.files_used.set(true);
+                text(if name == "output_file" { self.output_file } else { self.export_file })
+            }
+            _ => return None,
+        })
+    }
+
+    fn names(&self) -> Vec<String> {
+        NAMES.into_iter().map(str::to_owned).collect()
+    }
+}
+
+/// Free names.
+impl Scope for IndexMap<String, Value> {
+    fn lookup(&self, name: &str) -> Option<Item<'_>> {
+        self.get(name).map(|value| Item::Value(Cow::Borrowed(value)))
+    }
+
+    fn names(&self) -> Vec<String> {
+        self.keys().cloned().collect()
+    }
+}
+
+/// A value, or an object that is built only if it is needed whole.
+#[derive(Clone)]
+pub enum Item<'a> {
+    /// A value.
+    Value(Cow<'a, Value>),
+    /// An object.
+    Map(&'a IndexMap<String, Value>),
+    /// The object `env`.
+    Env(&'a Environment),
+    /// The object `steps`.
+    Steps(&'a Steps),
+    /// A step: an object with the member `outputs`.
+    Step(&'a IndexMap<String, Value>),
+    /// A function.
+    Function(Function),
+}
+
+/// Why an object has no such member.
+pub(super) enum NoMember {
+    /// There is no such key; these are.
+    Missing(Vec<String>),
+    /// It is no object, but this.
+    NotAnObject(&'static str),
+}
+
+impl<'a> Item<'a> {
+    /// A member of an object. The member of a wholly marked object is marked.
+    pub(super) fn member(self, key: &str) -> Result<Self, NoMember> {
+        let owned = |names: Vec<Cow<'_, str>>| names.into_iter().map(Cow::into_owned).collect();
+        match self {
+            Item::Map(members) => match members.get(key) {
+                Some(value) => Ok(Item::Value(Cow::Borrowed(value))),
+                None => Err(NoMember::Missing(members.keys().cloned().collect())),
+            },
+            Item::Env(env) => match env.get(key) {
+                Some(value) => Ok(Item::Value(Cow::Owned(value))),
+                None => Err(NoMember::Missing(owned(env.names()))),
+            },
+            Item::Steps(steps) => match steps.get(key) {
+                Some(outputs) => Ok(Item::Step(outputs)),
+                None => Err(NoMember::Missing(steps.keys().cloned().collect())),
+            },
+            Item::Step(outputs) if key == "outputs" => Ok(Item::Map(outputs)),
+            Item::Step(_) => Err(NoMember::Missing(vec!["outputs".to_owned()])),
+            Item::Function(_) => Err(NoMember::NotAnObject("function")),
+            Item::Value(Cow::Borrowed(Value { data: Data::Object(members), sensitive })) => {
+                match members.get(key) {
+                    Some(value) => Ok(Item::Value(Cow::Borrowed(value)).marked(*sensitive)),
+                    None => Err(NoMember::Missing(members.keys().cloned().collect())),
+                }
+            }
+            Item::Value(Cow::Owned(Value { data: Data::Object(mut members), sensitive })) => {
+                match members.swap_remove(key) {
+                    Some(value) => Ok(Item::Value(Cow::Owned(value)).marked(sensitive)),
+                    None => Err(NoMember::Missing(members.into_keys().collect())),
+                }
+            }
+            Item::Value(value) => Err(NoMember::NotAnObject(value.type_name())),
+        }
+    }
+
+    /// The same, marked if `sensitive`.
+    pub(super) fn marked(self, sensitive: bool) -> Self {
+        match self {
+            Item::Value(value) if sensitive && !value.sensitive => {
+                let mut value = value.into_owned();
+                value.mark_sensitive();
+                Item::Value(Cow::Owned(value))
+            }
+            other => other,
+        }
+    }
+
+    /// Whether it counts as true, and whether it is marked; nothing is built or copied for it.
+    pub(super) fn truth(&self) -> (bool, bool) {
+        let marked = |members: &IndexMap<String, Value>| members.values().any(Value::is_sensitive);
+        match self {
+            Item::Value(value) => (is_truthy(&value.data), value.is_sensitive()),
+            Item::Map(members) => (!members.is_empty(), marked(members)),
+            Item::Env(env) => (!env.names().is_empty(), marked(&env.to_object())),
+            Item::Steps(steps) => (!steps.is_empty(), steps.values().any(marked)),
+            Item::Step(outputs) => (true, marked(outputs)),
+            Item::Function(_) => (true, false),
+        }
+    }
+
+    /// The value; objects are built. `None` for a function, which is no value.
+    pub(super) fn into_value(self) -> Option<Cow<'a, Value>> {
+        let object = |members| Some(Cow::Owned(Value::plain(Data::Object(members))));
+        match self {
+            Item::Value(value) => Some(value),
+            Item::Map(members) => object(members.clone()),
+            Item::Env(env) => object(env.to_object()),
+            Item::Step(outputs) => object(step_object(outputs)),
+            Item::Steps(steps) => object(
+                steps
+                    .iter()
+                    .map(|(name, outputs)| (name.clone(), Value::plain(Data::Object(step_object(outputs)))))
+                    .collect(),
+            ),
+            Item::Function(_) => None,
+        }
+    }
+}
+
+fn step_object(outputs: &IndexMap<String, Value>) -> IndexMap<String, Value> {
+    IndexMap::from([("outputs".to_owned(), Value::plain(Data::Object(outputs.clone())))])
+}

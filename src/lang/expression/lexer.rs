@@ -1,0 +1,150 @@
+//! Tokens of expressions. Strings are only announced: their content is read by [`super::string`], since a
+//! double-quoted one may hold expressions.
+
+use super::{EXPRESSION_LIMIT, ParseError};
+
+/// A token.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Token<'t> {
+    /// Name, keyword or member.
+    Word(&'t str),
+    /// A finite number.
+    Number(f64),
+    /// Start of a single-quoted string.
+    SingleQuote,
+    /// Start of a double-quoted string.
+    DoubleQuote,
+    /// Operator or bracket.
+    Sign(&'static str),
+    /// `}}` where no brace is open.
+    Close,
+    /// End of the text.
+    End,
+}
+
+/// Operators and brackets; longer ones first.
+const SIGNS: [&str; 23] = [
+    "||", "&&", "==", "!=", "<=", ">=", "(", ")", "[", "]", "{", "}", ",", ":", ".", "+", "-", "*", "/", "%",
+    "!", "<", ">",
+];
+
+/// Reads tokens of a text from an offset on.
+pub(super) struct Lexer<'t> {
+    text: &'t str,
+    /// Where the outermost expression starts, for its limit.
+    start: usize,
+    /// Offset of what has not been read.
+    pub(super) offset: usize,
+}
+
+impl<'t> Lexer<'t> {
+    pub(super) const fn new(text: &'t str, start: usize) -> Self {
+        Self { text, start, offset: start }
+    }
+
+    /// What has not been read.
+    pub(super) fn rest(&self) -> &'t str {
+        self.text.get(self.offset..).unwrap_or_default()
+    }
+
+    /// The next character and its offset.
+    pub(super) fn bump(&mut self) -> Result<Option<char>, ParseError> {
+        let Some(character) = self.rest().chars().next() else { return Ok(None) };
+        self.offset += character.len_utf8();
+        self.check_length()?;
+        Ok(Some(character))
+    }
+
+    /// Skips a text known to stand here.
+    pub(super) fn skip(&mut self, length: usize) -> Result<(), ParseError> {
+        self.offset += length;
+        self.check_length()
+    }
+
+    fn check_length(&self) -> Result<(), ParseError> {
+        if self.offset - self.start > EXPRESSION_LIMIT {
+            return Err(ParseError::limit(self.start, "expression longer than 64 KiB".to_owned()));
+        }
+        Ok(())
+    }
+
+    pub(super) fn skip_space(&mut self) -> Result<(), ParseError> {
+        let rest = self.rest();
+        let space = rest.len() - rest.trim_start_matches([' ', '\t', '\r', '\n']).len();
+        self.skip(space)
+    }
+
+    /// The next token and its offset. A quote is consumed, its string is not. `in_braces`: a `}` closes a brace of the
+    /// expression, so that `}}` is two of them.
+    pub(super) fn token(&mut self, in_braces: bool) -> Result<(Token<'t>, usize), ParseError> {
+        self.skip_space()?;
+        let at = self.offset;
+        let rest = self.rest();
+        let Some(first) = rest.chars().next() else { return Ok((Token::End, at)) };
+        let token = if first.is_alphabetic() || first == '_' {
+            let end = rest.find(|c: char| !is_word(c)).unwrap_or(rest.len());
+            self.skip(end)?;
+            Token::Word(rest.get(..end).unwrap_or_default())
+        } else if first.is_ascii_digit() {
+            let length = number_length(rest);
+            self.skip(length)?;
+            let number: f64 =
+                rest.get(..length).and_then(|digits| digits.parse().ok()).unwrap_or(f64::INFINITY);
+            if !number.is_finite() {
+                return Err(ParseError::new(at, "number beyond the range of doubles"));
+            }
+            Token::Number(number)
+        } else if first == '\'' || first == '"' {
+            self.skip(1)?;
+            if first == '"' { Token::DoubleQuote } else { Token::SingleQuote }
+        } else if !in_braces && rest.starts_with("}}") {
+            self.skip(2)?;
+            Token::Close
+        } else {
+            let Some(sign) = SIGNS.into_iter().find(|sign| rest.starts_with(sign)) else {
+                return Err(unexpected(first, at));
+            };
+            self.skip(sign.len())?;
+            Token::Sign(sign)
+        };
+        Ok((token, at))
+    }
+}
+
+fn unexpected(character: char, at: usize) -> ParseError {
+    let help = match character {
+        '=' => ": comparison is written \"==\"",
+        '&' => ": \"and\" is written \"&&\"",
+        '|' => ": \"or\" is written \"||\"",
+        _ => "",
+    };
+    ParseError::new(at, format!("unexpected character \"{}\"{help}", character.escape_debug()))
+}
+
+/// Letters, "_" and digits of any script.
+fn is_word(character: char) -> bool {
+    character.is_alphanumeric() || character == '_'
+}
+
+/// Length of `digits [. digits] [e [+-] digits]` at the start of a text.
+fn number_length(text: &str) -> usize {
+    let bytes = text.as_bytes();
+    let digits_from = |start: usize| {
+        bytes.get(start..).unwrap_or_default().iter().take_while(|byte| byte.is_ascii_digit()).count()
+    };
+    let mut length = digits_from(0);
+    if bytes.get(length) == Some(&b'.') {
+        let fraction = digits_from(length + 1);
+        if fraction > 0 {
+            length += 1 + fraction;
+        }
+    }
+    if matches!(bytes.get(length), Some(b'e' | b'E')) {
+        let sign = usize::from(matches!(bytes.get(length + 1), Some(b'+' | b'-')));
+        let exponent = digits_from(length + 1 + sign);
+        if exponent > 0 {
+            length += 1 + sign + exponent;
+        }
+    }
+    length
+}

@@ -1,0 +1,345 @@
+//! Precedence parser of expressions. Chains of operators of one level become one node, so only brackets and
+//! interpolations nest, and they are counted.
+
+use super::lexer::{Lexer, Token};
+use super::string::{self, Piece};
+use super::{NESTING_LIMIT, ParseError, RESERVED};
+use crate::lang::ast::{Access, BinaryOperator, Expression, ExpressionKind, Part, UnaryOperator};
+use crate::lang::diagnostic::Position;
+use crate::lang::value::{Data, Value};
+use crate::lang::yaml::places::Places;
+
+type Result<T> = std::result::Result<T, ParseError>;
+
+/// Level of the weakest operator.
+const WEAKEST: u8 = 1;
+
+pub(super) struct Parser<'t, 'p> {
+    text: &'t str,
+    places: &'p Places,
+    lexer: Lexer<'t>,
+    /// The next token and its offset, if it has been looked at.
+    peeked: Option<(Token<'t>, usize)>,
+    depth: usize,
+    /// Open braces of the innermost template: inside them `}` closes an object.
+    braces: usize,
+}
+
+impl<'t, 'p> Parser<'t, 'p> {
+    pub(super) const fn new(text: &'t str, start: usize, places: &'p Places) -> Self {
+        Self { text, places, lexer: Lexer::new(text, start), peeked: None, depth: 0, braces: 0 }
+    }
+
+    /// Whether the next token is the end of the text.
+    pub(super) fn reached_end(&self) -> bool {
+        matches!(self.peeked, Some((Token::End, _)))
+    }
+
+    /// An expression and `}}`; gives also the offset after it.
+    pub(super) fn embedded(&mut self) -> Result<(Expression, usize)> {
+        if self.peek()? == Token::Close {
+            return Err(self.error_here("empty expression"));
+        }
+        let expression = self.expression()?;
+        match self.peek()? {
+            Token::Close => {
+                self.peeked = None;
+                Ok((expression, self.lexer.offset))
+            }
+            _ => Err(self.unexpected("an operator or \"}}\"")),
+        }
+    }
+
+    /// An expression and the end of the text.
+    pub(super) fn whole(&mut self) -> Result<Expression> {
+        let expression = self.expression()?;
+        match self.peek()? {
+            Token::End => Ok(expression),
+            _ => Err(self.unexpected("an operator or the end")),
+        }
+    }
+
+    fn expression(&mut self) -> Result<Expression> {
+        self.binary(WEAKEST)
+    }
+
+    /// Operands joined by operators of `level` and stronger ones.
+    fn binary(&mut self, level: u8) -> Result<Expression> {
+        let mut first = self.unary()?;
+        while let Some((_, found)) = self.operator()?
+            && found >= level
+        {
+            let mut rest = Vec::new();
+            while let Some((operator, same)) = self.operator()?
+                && same == found
+            {
+                self.advance();
+                rest.push((operator, self.binary(found + 1)?));
+            }
+            let at = first.at;
+            first = Expression { kind: ExpressionKind::Binary(Box::new(first), rest), at };
+        }
+        Ok(first)
+    }
+
+    /// The operator that comes next, and its level.
+    fn operator(&mut self) -> Result<Option<(BinaryOperator, u8)>> {
+        use BinaryOperator as Op;
+        let Token::Sign(sign) = self.peek()? else { return Ok(None) };
+        Ok(Some(match sign {
+            "||" => (Op::Or, WEAKEST),
+            "&&" => (Op::And, 2),
+            "==" => (Op::Equal, 3),
+            "!=" => (Op::NotEqual, 3),
+            "<" => (Op::Less, 3),
+            "<=" => (Op::LessEqual, 3),
+            ">" => (Op::Greater, 3),
+            ">=" => (Op::GreaterEqual, 3),
+            "+" => (Op::Add, 4),
+            "-" => (Op::Subtract, 4),
+            "*" => (Op::Multiply, 5),
+            "/" => (Op::Divide, 5),
+            "%" => (Op::Remainder, 5),
+            _ => return Ok(None),
+        }))
+    }
+
+    fn unary(&mut self) -> Result<Expression> {
+        let at = self.here()?;
+        let mut operators = Vec::new();
+        loop {
+            operators.push(match self.peek()? {
+                Token::Sign("+") => UnaryOperator::Plus,
+                Token::Sign("-") => UnaryOperator::Minus,
+                Token::Sign("!") => UnaryOperator::Not,
+                _ => break,
+            });
+            self.advance();
+        }
+        let operand = self.postfix()?;
+        if operators.is_empty() {
+            return Ok(operand);
+        }
+        Ok(Expression { kind: ExpressionKind::Unary(operators, Box::new(operand)), at })
+    }
+
+    fn postfix(&mut self) -> Result<Expression> {
+        let root = self.primary()?;
+        let mut path = Vec::new();
+        loop {
+            let at = self.here()?;
+            path.push(match self.peek()? {
+                Token::Sign(".") => {
+                    self.advance();
+                    let at = self.here()?;
+                    let Token::Word(name) = self.peek()? else {
+                        return Err(self.unexpected("a name after \".\""));
+                    };
+                    self.advance();
+                    Access::Member(name.to_owned(), at)
+                }
+                Token::Sign("[") => Access::Index(self.nested(Self::index)?, at),
+                Token::Sign("(") => Access::Call(self.nested(|parser| parser.list(")", false))?, at),
+                _ => break,
+            });
+        }
+        if path.is_empty() {
+            return Ok(root);
+        }
+        let at = root.at;
+        Ok(Expression { kind: ExpressionKind::Access(Box::new(root), path), at })
+    }
+
+    fn index(&mut self) -> Result<Expression> {
+        let index = self.expression()?;
+        self.expect("]")?;
+        Ok(index)
+    }
+
+    fn primary(&mut self) -> Result<Expression> {
+        let at = self.here()?;
+        let literal = |data| ExpressionKind::Literal(Value::plain(data));
+        let kind = match self.peek()? {
+            Token::Number(number) => {
+                self.advance();
+                literal(Data::Number(number))
+            }
+            Token::SingleQuote => {
+                let open = self.advance();
+                literal(Data::String(string::single(&mut self.lexer, open)?))
+            }
+            Token::DoubleQuote => self.double()?,
+            Token::Word(word) => {
+                let kind = match word {
+                    "null" => literal(Data::Null),
+                    "true" => literal(Data::Bool(true)),
+                    "false" => literal(Data::Bool(false)),
+                    _ if RESERVED.contains(&word) => {
+                        return Err(
+                            self.error_here(format!("\"{word}\" is a reserved word and cannot be a name"))
+                        );
+                    }
+                    _ => ExpressionKind::Name(word.to_owned()),
+                };
+                self.advance();
+                kind
+            }
+            Token::Sign("(") => {
+                return self.nested(|parser| {
+                    let inner = parser.expression()?;
+                    parser.expect(")")?;
+                    Ok(inner)
+                });
+            }
+            Token::Sign("[") => ExpressionKind::Array(self.nested(|parser| parser.list("]", true))?),
+            Token::Sign("{") => self.nested(Self::object)?,
+            _ => return Err(self.unexpected("a value")),
+        };
+        Ok(Expression { kind, at })
+    }
+
+    /// A double-quoted string: a literal, or text with expressions.
+    fn double(&mut self) -> Result<ExpressionKind> {
+        let open = self.advance();
+        let mut parts = Vec::new();
+        let mut text = String::new();
+        while let Piece::Expression = string::double(&mut self.lexer, open, &mut text)? {
+            if !text.is_empty() {
+                parts.push(Part::Text(std::mem::take(&mut text)));
+            }
+            self.enter(open)?;
+            let braces = std::mem::take(&mut self.braces);
+            parts.push(Part::Expression(self.embedded()?.0));
+            self.braces = braces;
+            self.depth -= 1;
+        }
+        if parts.is_empty() {
+            return Ok(ExpressionKind::Literal(Value::text(text)));
+        }
+        if !text.is_empty() {
+            parts.push(Part::Text(text));
+        }
+        Ok(ExpressionKind::Interpolation(parts))
+    }
+
+    /// Expressions separated by commas up to `close`, whose opening bracket has been read.
+    fn list(&mut self, close: &'static str, trailing_comma: bool) -> Result<Vec<Expression>> {
+        let mut items = Vec::new();
+        if self.accept(close)? {
+            return Ok(items);
+        }
+        loop {
+            items.push(self.expression()?);
+            if self.accept(",")? {
+                if trailing_comma && self.accept(close)? {
+                    return Ok(items);
+                }
+            } else {
+                self.expect_or_comma(close)?;
+                return Ok(items);
+            }
+        }
+    }
+
+    /// Pairs up to `}`.
+    fn object(&mut self) -> Result<ExpressionKind> {
+        self.braces += 1;
+        let mut pairs = Vec::new();
+        while self.peek()? != Token::Sign("}") {
+            let key = self.key()?;
+            self.expect(":")?;
+            pairs.push((key, self.expression()?));
+            if !self.accept(",")? {
+                break;
+            }
+        }
+        // The token after the brace is no longer inside it.
+        if self.peek()? != Token::Sign("}") {
+            return Err(self.unexpected("\",\" or \"}\""));
+        }
+        self.braces -= 1;
+        self.advance();
+        Ok(ExpressionKind::Object(pairs))
+    }
+
+    /// A bare word directly before ":" is the key's text, reserved or not.
+    fn key(&mut self) -> Result<Expression> {
+        if let Token::Word(word) = self.peek()? {
+            let mut ahead = Lexer::new(self.text, self.lexer.offset);
+            if ahead.token(true).is_ok_and(|(token, _)| token == Token::Sign(":")) {
+                let at = self.here()?;
+                self.advance();
+                return Ok(Expression { kind: ExpressionKind::Literal(Value::text(word)), at });
+            }
+        }
+        self.expression()
+    }
+
+    /// Reads an opening bracket and what is inside.
+    fn nested<T>(&mut self, inside: impl FnOnce(&mut Self) -> Result<T>) -> Result<T> {
+        let open = self.peek_with_offset()?.1;
+        self.enter(open)?;
+        self.advance();
+        let result = inside(self)?;
+        self.depth -= 1;
+        Ok(result)
+    }
+
+    fn enter(&mut self, offset: usize) -> Result<()> {
+        if self.depth >= NESTING_LIMIT {
+            return Err(ParseError::limit(offset, format!("expression nested deeper than {NESTING_LIMIT}")));
+        }
+        self.depth += 1;
+        Ok(())
+    }
+
+    fn peek_with_offset(&mut self) -> Result<(Token<'t>, usize)> {
+        if let Some(token) = self.peeked {
+            return Ok(token);
+        }
+        let token = self.lexer.token(self.braces > 0)?;
+        self.peeked = Some(token);
+        Ok(token)
+    }
+
+    fn peek(&mut self) -> Result<Token<'t>> {
+        Ok(self.peek_with_offset()?.0)
+    }
+
+    /// Takes the token that was looked at; gives its offset.
+    fn advance(&mut self) -> usize {
+        self.peeked.take().map_or(self.lexer.offset, |(_, offset)| offset)
+    }
+
+    /// Place of the next token.
+    fn here(&mut self) -> Result<Position> {
+        let offset = self.peek_with_offset()?.1;
+        Ok(self.places.at(self.text, offset))
+    }
+
+    fn accept(&mut self, sign: &'static str) -> Result<bool> {
+        let found = self.peek()? == Token::Sign(sign);
+        if found {
+            self.advance();
+        }
+        Ok(found)
+    }
+
+    fn expect(&mut self, sign: &'static str) -> Result<()> {
+        if self.accept(sign)? { Ok(()) } else { Err(self.unexpected(&format!("\"{sign}\""))) }
+    }
+
+    fn expect_or_comma(&mut self, close: &'static str) -> Result<()> {
+        if self.accept(close)? { Ok(()) } else { Err(self.unexpected(&format!("\",\" or \"{close}\""))) }
+    }
+
+    fn unexpected(&self, expected: &str) -> ParseError {
+        let found = self.peeked.map_or_else(String::new, |(token, _)| token.show());
+        self.error_here(format!("unexpected {found}, expected {expected}"))
+    }
+
+    fn error_here(&self, message: impl Into<String>) -> ParseError {
+        let offset = self.peeked.map_or(self.lexer.offset, |(_, offset)| offset);
+        ParseError::new(offset, message)
+    }
+}

@@ -1,0 +1,302 @@
+//! Reading of the two files of an invocation (language.md §12): outputs and exports, one JSON object a line.
+
+use indexmap::IndexMap;
+use serde_json::{Map, Value as Json};
+use thiserror::Error;
+
+use super::ast::Declaration;
+use super::convert::contract::{ContractError, bind_outputs};
+use super::convert::{from_json, number_to_plain};
+use super::diagnostic::Class;
+use super::value::{Data, Value};
+
+/// Largest output or export file in bytes (language.md §6).
+pub const FILE_LIMIT: usize = 16 * 1024 * 1024;
+/// Longest line of one in bytes (language.md §6).
+pub const LINE_LIMIT: usize = 1024 * 1024;
+
+/// Which of the two files.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FileKind {
+    /// `output_file`.
+    Output,
+    /// `export_file`.
+    Export,
+}
+
+impl FileKind {
+    const fn label(self) -> &'static str {
+        match self {
+            Self::Output => "output file",
+            Self::Export => "export file",
+        }
+    }
+}
+
+/// A file that cannot be used. Never shows what a line holds.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[error("{message}")]
+pub struct OutputFileError {
+    /// [`Class::Malformed`], [`Class::Limit`], or a class of [`ContractError`].
+    pub class: Class,
+    /// Number of the bad line, counted from 1.
+    pub line: Option<u32>,
+    /// What is wrong and what to do.
+    pub message: String,
+}
+
+impl OutputFileError {
+    fn malformed(kind: FileKind, line: usize, why: &str) -> Self {
+        Self {
+            class: Class::Malformed,
+            line: u32::try_from(line).ok(),
+            message: format!("{} line {line}: {why}", kind.label()),
+        }
+    }
+}
+
+/// Several broken promises of one file become one error, in the class of the first.
+impl From<Vec<ContractError>> for OutputFileError {
+    fn from(errors: Vec<ContractError>) -> Self {
+        Self {
+            class: errors.first().map_or(Class::Type, |first| first.class),
+            line: None,
+            message: errors.into_iter().map(|error| error.message).collect::<Vec<_>>().join("; "),
+        }
+    }
+}
+
+/// Outputs of an exec function: read, checked against the interface, defaults filled in, sensitive ones marked.
+pub fn read_outputs(
+    content: &[u8],
+    declared: &IndexMap<String, Declaration>,
+) -> Result<IndexMap<String, Value>, OutputFileError> {
+    Ok(bind_outputs(read_values(content, FileKind::Output)?, declared)?)
+}
+
+/// Exports: text as it is, booleans and numbers as text; name and value must be able to stand in an environment.
+pub fn read_exports(content: &[u8]) -> Result<IndexMap<String, String>, OutputFileError> {
+    let kind = FileKind::Export;
+    let mut exports = IndexMap::new();
+    for_each_line(content, kind, |line, name, value| {
+        if name.contains(['=', '\0']) {
+            return Err(OutputFileError::malformed(kind, line, "a name must hold neither \"=\" nor NUL"));
+        }
+        let text = match value.data {
+            Data::String(text) => text,
+            Data::Bool(truth) => truth.to_string(),
+            Data::Number(number) => number_to_plain(number),
+            Data::Null | Data::Array(_) | Data::Object(_) => {
+                let why = format!(
+                    "export \"{}\": expected string, number or boolean, got {}",
+                    name.escape_debug(),
+                    value.type_name()
+                );
+                return Err(OutputFileError {
+                    class: Class::Type,
+                    ..OutputFileError::malformed(kind, line, &why)
+                });
+            }
+        };
+        if text.contains('\0') {
+            return Err(OutputFileError::malformed(kind, line, "a value must not hold NUL"));
+        }
+        exports.insert(name, text);
+        Ok(())
+    })?;
+    Ok(exports)
+}
+
+/// Outputs of an exec function with `outputs: delegate`: the file is one JSON object in the shape of a step result,
+/// its `outputs` are the outputs, untyped (language.md §4).
+pub fn read_delegated(content: &[u8]) -> Result<IndexMap<String, Value>, OutputFileError> {
+    let kind = FileKind::Output;
+    let text = checked_text(content, kind)?;
+    let json: Json = serde_json::from_str(text).map_err(|error| {
+        OutputFileError::malformed(kind, error.line().max(1), "expected one JSON step result")
+    })?;
+    let outputs = match json {
+        Json::Object(mut result) => result.swap_remove("outputs").unwrap_or(Json::Null),
+        _ => return Err(OutputFileError::malformed(kind, 1, "expected one JSON step result")),
+    };
+    match outputs {
+        Json::Null => Ok(IndexMap::new()),
+        Json::Object(members) => {
+            Ok(members.into_iter().map(|(name, json)| (name, from_json(json))).collect())
+        }
+        _ => Err(OutputFileError::malformed(kind, 1, "\"outputs\" of the step result must be an object")),
+    }
+}
+
+/// All names of a file with their last values.
+fn read_values(content: &[u8], kind: FileKind) -> Result<IndexMap<String, Value>, OutputFileError> {
+    let mut values = IndexMap::new();
+    for_each_line(content, kind, |_, name, value| {
+        values.insert(name, value);
+        Ok(())
+    })?;
+    Ok(values)
+}
+
+fn for_each_line(
+    content: &[u8],
+    kind: FileKind,
+    mut visit: impl FnMut(usize, String, Value) -> Result<(), OutputFileError>,
+) -> Result<(), OutputFileError> {
+    let text = checked_text(content, kind)?;
+    for (index, line) in text.split('\n').enumerate() {
+        let number = index + 1;
+        if line.len() > LINE_LIMIT {
+            return Err(OutputFileError {
+                class: Class::Limit,
+                ..OutputFileError::malformed(kind, number, "line longer than 1 MiB")
+            });
+        }
+        let line = line.strip_suffix('\r').unwrap_or(line);
+        if line.trim_matches([' ', '\t', '\r']).is_empty() {
+            continue;
+        }
+        let (name, value) = read_line(line).map_err(|why| OutputFileError::malformed(kind, number, why))?;
+        visit(number, name, value)?;
+    }
+    Ok(())
+}
+
+fn checked_text(content: &[u8], kind: FileKind) -> Result<&str, OutputFileError> {
+    if content.len() > FILE_LIMIT {
+        return Err(OutputFileError {
+            class: Class::Limit,
+            line: None,
+            message: format!("{} is larger than 16 MiB", kind.label()),
+        });
+    }
+    std::str::from_utf8(content).map_err(|error| {
+        let valid = content.get(..error.valid_up_to()).unwrap_or_default();
+        let line = memchr::memchr_iter(b'\n', valid).count() + 1;
+        OutputFileError::malformed(kind, line, "not UTF-8")
+    })
+}
+
+/// Name and value of one line.
+fn read_line(line: &str) -> Result<(String, Value), &'static str> {
+    const SHAPE: &str = "expected one JSON object {\"name\": \"…\", \"value\": …} on the line";
+    const OLD: &str =
+        "the form key=value is no longer accepted: write {\"name\": \"key\", \"value\": \"value\"}";
+    let json: Json = match serde_json::from_str(line) {
+        Ok(json) => json,
+        Err(error) if error.to_string().starts_with("number out of range") => {
+            return Err("number out of range");
+        }
+        Err(_) if looks_old(line) => return Err(OLD),
+        Err(_) => return Err(SHAPE),
+    };
+    let Json::Object(mut members) = json else { return Err(SHAPE) };
+    let name = match take(&mut members, "name") {
+        Some(Json::String(name)) if !name.is_empty() => name,
+        Some(_) => return Err("\"name\" must be a non-empty string"),
+        None => return Err("\"name\" is missing"),
+    };
+    match take(&mut members, "value") {
+        None => Err("\"value\" is missing"),
+        Some(Json::Null) => Err("\"value\" must not be null"),
+        Some(value) => Ok((name, from_json(value))),
+    }
+}
+
+/// A member by its exact name, else the last one that differs only in case (language.md §12).
+fn take(members: &mut Map<String, Json>, name: &str) -> Option<Json> {
+    if let Some(value) = members.remove(name) {
+        return Some(value);
+    }
+    let key = members.keys().rev().find(|key| key.eq_ignore_ascii_case(name))?.clone();
+    members.remove(&key)
+}
+
+/// Whether a line has the form before 0.2, `key=value`.
+fn looks_old(line: &str) -> bool {
+    line.split_once('=').is_some_and(|(key, _)| {
+        let key = key.trim();
+        !key.is_empty() && key.chars().all(|c| c.is_alphanumeric() || c == '_' || c == '-' || c == '.')
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn exports(content: &str) -> Result<IndexMap<String, String>, OutputFileError> {
+        read_exports(content.as_bytes())
+    }
+
+    #[test]
+    fn carriage_returns_spaces_and_case_of_members_do_not_matter() {
+        let read = exports("  { \"NAME\" : \"A\" , \"Value\" : \" x \" }\r\n   \r\n\t\n").unwrap();
+        assert_eq!(read, IndexMap::from([("A".to_owned(), " x ".to_owned())]));
+    }
+
+    #[test]
+    fn the_exact_member_name_wins_over_another_case() {
+        let read = exports(r#"{"name": "A", "NAME": "B", "value": "1", "VALUE": "2"}"#).unwrap();
+        assert_eq!(read, IndexMap::from([("A".to_owned(), "1".to_owned())]));
+    }
+
+    #[test]
+    fn a_repeated_member_counts_with_its_last_value() {
+        assert_eq!(exports(r#"{"name": "A", "value": 1, "value": true}"#).unwrap()["A"], "true");
+    }
+
+    #[test]
+    fn the_old_form_gets_a_hint_and_its_text_is_not_shown() {
+        let error = exports("TOKEN=hunter2\n").unwrap_err();
+        assert_eq!((error.class, error.line), (Class::Malformed, Some(1)));
+        assert!(error.message.starts_with("export file line 1: the form key=value"));
+        assert!(!error.message.contains("hunter2"));
+    }
+
+    #[test]
+    fn other_malformed_lines_are_named_by_their_number() {
+        for bad in
+            ["{}{}", "\u{feff}{\"name\":\"a\",\"value\":1}", r#"{"name":"a","value":"\ud800"}"#, "[1]", "x"]
+        {
+            let error = exports(&format!("\n{bad}\n")).unwrap_err();
+            assert_eq!((error.class, error.line), (Class::Malformed, Some(2)), "{bad}");
+        }
+        let error = read_exports(b"\n\n\xff").unwrap_err();
+        assert_eq!(error.line, Some(3));
+    }
+
+    #[test]
+    fn names_and_values_that_no_environment_can_hold_are_refused() {
+        assert!(exports(r#"{"name": "A=B", "value": "1"}"#).is_err());
+        assert!(exports(r#"{"name": "A\u0000", "value": "1"}"#).is_err());
+        assert!(exports(r#"{"name": "A", "value": "\u0000"}"#).is_err());
+        assert_eq!(exports(r#"{"name": "A", "value": []}"#).unwrap_err().class, Class::Type);
+    }
+
+    #[test]
+    fn limits_are_errors_not_losses() {
+        let line = format!(r#"{{"name": "A", "value": "{}"}}"#, "x".repeat(LINE_LIMIT));
+        assert_eq!(exports(&line).unwrap_err().class, Class::Limit);
+        assert_eq!(read_exports(&vec![b'\n'; FILE_LIMIT + 1]).unwrap_err().class, Class::Limit);
+        let line = format!(r#"{{"name": "A", "value": "{}"}}"#, "x".repeat(100_000));
+        assert_eq!(exports(&line).unwrap()["A"].len(), 100_000);
+    }
+
+    #[test]
+    fn a_delegating_process_writes_a_step_result() {
+        let read = read_delegated(b"{\"status\": 2,\n \"outputs\": {\"a\": [1]}}").unwrap();
+        assert!(read["a"].data == Data::Array(vec![Value::plain(Data::Number(1.0))]));
+        assert!(read_delegated(b"{}").unwrap().is_empty());
+        assert_eq!(read_delegated(b"{}\n[").unwrap_err().line, Some(2));
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_read_or_refused(content in prop::collection::vec(any::<u8>(), 0..200)) {
+            drop(read_exports(&content));
+            drop(read_delegated(&content));
+        }
+    }
+}

@@ -1,0 +1,323 @@
+//! From parser events to trees. Iterative, so that no nesting of the text can exhaust the stack.
+
+use std::collections::{HashMap, HashSet};
+
+use granit_parser::{Event, Parser, ScalarStyle, ScanError, Span, StrInput, Tag as RawTag};
+
+use super::{
+    DEPTH_LIMIT, Entry, Key, Node, NodeKind, Scalar, Source, Style, Tag, position, scalar, syntax_error,
+};
+use crate::lang::diagnostic::{Class, Diagnostic, Position};
+
+/// Weight of all that anchors and aliases may copy, so that a short text cannot unfold into a large tree.
+const COPY_LIMIT: usize = 64 * 1024 * 1024;
+/// Weight of a node beside its text.
+const NODE_WEIGHT: usize = 128;
+
+/// The next document; `None` at the end of the text. An error ends the document, a diagnostic does not.
+pub(super) fn document<'t>(
+    parser: &mut Parser<'t, StrInput<'t>>,
+    source: &Source<'_>,
+    diagnostics: &mut Vec<Diagnostic>,
+) -> Result<Option<Node>, Diagnostic> {
+    let mut builder =
+        Builder { source, diagnostics, stack: Vec::new(), root: None, anchors: HashMap::new(), copied: 0 };
+    while let Some(event) = parser.next_event() {
+        let (event, span): (Event<'t>, Span) =
+            event.map_err(|error: ScanError| syntax_error(&error, source))?;
+        if matches!(event, Event::DocumentEnd) {
+            return Ok(builder.root.take());
+        }
+        builder.event(event, &span)?;
+    }
+    Ok(None)
+}
+
+/// An open collection.
+enum Open {
+    Sequence { at: Position, anchor: usize, items: Vec<Node> },
+    Mapping { at: Position, anchor: usize, entries: Vec<Entry>, lines: HashMap<String, u32>, key: Pending },
+}
+
+/// What an open mapping waits for.
+enum Pending {
+    /// A key.
+    Key,
+    /// The value of this key.
+    Value(Key),
+    /// The value of a key that was refused; it is dropped.
+    Dropped,
+}
+
+/// A node that aliases may name.
+struct Anchor {
+    node: Node,
+    weight: usize,
+    height: usize,
+}
+
+struct Builder<'s, 't> {
+    source: &'s Source<'t>,
+    diagnostics: &'s mut Vec<Diagnostic>,
+    stack: Vec<Open>,
+    root: Option<Node>,
+    anchors: HashMap<usize, Anchor>,
+    copied: usize,
+}
+
+impl Builder<'_, '_> {
+    fn event(&mut self, event: Event<'_>, span: &Span) -> Result<(), Diagnostic> {
+        let at = position(&span.start);
+        match event {
+            Event::Scalar(text, style, anchor, tag) => {
+                let tag = tag.and_then(|tag| self.scalar_tag(&tag, at));
+                let raw = span.byte_range().unwrap_or_default();
+                let scalar = Scalar { text: text.into_owned(), style: style_of(style), tag, raw };
+                self.complete(Node { at, kind: NodeKind::Scalar(scalar) }, anchor)
+            }
+            Event::SequenceStart(_, anchor, tag) => {
+                self.collection_tag(tag.as_deref(), "seq", at);
+                self.open(Open::Sequence { at, anchor, items: Vec::new() })
+            }
+            Event::MappingStart(_, anchor, tag) => {
+                self.collection_tag(tag.as_deref(), "map", at);
+                let (entries, lines) = (Vec::new(), HashMap::new());
+                self.open(Open::Mapping { at, anchor, entries, lines, key: Pending::Key })
+            }
+            Event::SequenceEnd | Event::MappingEnd => self.close(),
+            Event::Alias(id) => self.alias(id, at),
+            _ => Ok(()),
+        }
+    }
+
+    fn open(&mut self, open: Open) -> Result<(), Diagnostic> {
+        if self.stack.len() >= DEPTH_LIMIT {
+            let at = match open {
+                Open::Sequence { at, .. } | Open::Mapping { at, .. } => at,
+            };
+            return Err(self.too_deep(at));
+        }
+        self.stack.push(open);
+        Ok(())
+    }
+
+    fn close(&mut self) -> Result<(), Diagnostic> {
+        match self.stack.pop() {
+            Some(Open::Sequence { at, anchor, items }) => {
+                self.complete(Node { at, kind: NodeKind::Sequence(items) }, anchor)
+            }
+            Some(Open::Mapping { at, anchor, entries, .. }) => {
+                let entries = self.merge(entries)?;
+                self.complete(Node { at, kind: NodeKind::Mapping(entries) }, anchor)
+            }
+            None => Ok(()),
+        }
+    }
+
+    fn alias(&mut self, id: usize, at: Position) -> Result<(), Diagnostic> {
+        let Some(anchor) = self.anchors.get(&id) else {
+            return Err(self.error(Class::Yaml, at, "an alias inside the node it stands for"));
+        };
+        let (node, weight, height) = (&anchor.node, anchor.weight, anchor.height);
+        if self.stack.len() + height > DEPTH_LIMIT {
+            return Err(self.too_deep(at));
+        }
+        self.copied = self.copied.saturating_add(weight);
+        if self.copied > COPY_LIMIT {
+            return Err(self.error(Class::Limit, at, "aliases unfold to more than 64 MiB"));
+        }
+        let node = node.clone();
+        self.complete(node, 0)
+    }
+
+    /// A node is whole: it is remembered if it has an anchor, and joins what is open.
+    fn complete(&mut self, node: Node, anchor: usize) -> Result<(), Diagnostic> {
+        if anchor != 0 {
+            let (weight, height) = measure(&node);
+            self.copied = self.copied.saturating_add(weight);
+            if self.copied > COPY_LIMIT {
+                return Err(self.error(Class::Limit, node.at, "anchors hold more than 64 MiB"));
+            }
+            self.anchors.insert(anchor, Anchor { node: node.clone(), weight, height });
+        }
+        let refused = match self.stack.last_mut() {
+            None => {
+                self.root = Some(node);
+                None
+            }
+            Some(Open::Sequence { items, .. }) => {
+                items.push(node);
+                None
+            }
+            Some(Open::Mapping { entries, lines, key, .. }) => match std::mem::replace(key, Pending::Key) {
+                Pending::Value(name) => {
+                    entries.push(Entry { key: name, value: node });
+                    None
+                }
+                Pending::Dropped => None,
+                Pending::Key => match accept_key(node, lines) {
+                    Ok(name) => {
+                        *key = Pending::Value(name);
+                        None
+                    }
+                    Err(refused) => {
+                        *key = Pending::Dropped;
+                        Some(refused)
+                    }
+                },
+            },
+        };
+        if let Some(Refused { at, class, message, help }) = refused {
+            let mut error = self.error(class, at, message);
+            error.help = help.map(str::to_owned);
+            self.diagnostics.push(error);
+        }
+        Ok(())
+    }
+
+    /// Replaces `<<` by the entries of the mappings it names; written entries win, then earlier mappings.
+    fn merge(&mut self, entries: Vec<Entry>) -> Result<Vec<Entry>, Diagnostic> {
+        let is_merge = |entry: &Entry| entry.key.text == "<<" && entry.key.style == Style::Plain;
+        if !entries.iter().any(is_merge) {
+            return Ok(entries);
+        }
+        let (merged, mut own): (Vec<Entry>, Vec<Entry>) = entries.into_iter().partition(is_merge);
+        let mut present: HashSet<String> = own.iter().map(|entry| entry.key.text.clone()).collect();
+        for entry in merged {
+            let at = entry.value.at;
+            let sources = match entry.value.kind {
+                NodeKind::Sequence(items) => items,
+                NodeKind::Mapping(_) | NodeKind::Scalar(_) => vec![entry.value],
+            };
+            for source in sources {
+                let NodeKind::Mapping(inherited) = source.kind else {
+                    return Err(self.error(Class::Yaml, at, "\"<<\" needs a mapping or a list of mappings"));
+                };
+                for candidate in inherited {
+                    if present.insert(candidate.key.text.clone()) {
+                        own.push(candidate);
+                    }
+                }
+            }
+        }
+        Ok(own)
+    }
+
+    fn scalar_tag(&mut self, tag: &RawTag, at: Position) -> Option<Tag> {
+        match tag.core_suffix() {
+            Some("str" | "timestamp") => Some(Tag::String),
+            Some("int" | "float") => Some(Tag::Number),
+            Some("bool") => Some(Tag::Boolean),
+            Some("null") => Some(Tag::Null),
+            _ if tag.original() == "!" => Some(Tag::String),
+            _ => {
+                self.unknown_tag(tag, at);
+                None
+            }
+        }
+    }
+
+    fn collection_tag(&mut self, tag: Option<&RawTag>, expected: &str, at: Position) {
+        if let Some(tag) = tag
+            && tag.core_suffix() != Some(expected)
+            && tag.original() != "!"
+        {
+            self.unknown_tag(tag, at);
+        }
+    }
+
+    fn unknown_tag(&mut self, tag: &RawTag, at: Position) {
+        let message = format!("tag \"{}\" is not supported here", tag.original().escape_debug());
+        let error = self.error(Class::Yaml, at, message);
+        self.diagnostics.push(error);
+    }
+
+    fn too_deep(&self, at: Position) -> Diagnostic {
+        self.error(Class::Limit, at, format!("YAML nested deeper than {DEPTH_LIMIT}"))
+    }
+
+    fn error(&self, class: Class, at: Position, message: impl Into<String>) -> Diagnostic {
+        Diagnostic::error(class, &self.source.file, at, message).with_path(self.path())
+    }
+
+    /// Path of what is open, such as `run[2].inputs`.
+    fn path(&self) -> String {
+        let mut path = String::new();
+        for open in &self.stack {
+            match open {
+                Open::Sequence { items, .. } => {
+                    path.push('[');
+                    path.push_str(&items.len().to_string());
+                    path.push(']');
+                }
+                Open::Mapping { key: Pending::Value(key), .. } => {
+                    if !path.is_empty() {
+                        path.push('.');
+                    }
+                    path.push_str(&key.text);
+                }
+                Open::Mapping { .. } => {}
+            }
+        }
+        path
+    }
+}
+
+/// Why a node cannot be a key.
+struct Refused {
+    at: Position,
+    class: Class,
+    message: String,
+    help: Option<&'static str>,
+}
+
+/// A node in the place of a key; `lines` are those of the keys before it.
+fn accept_key(node: Node, lines: &mut HashMap<String, u32>) -> Result<Key, Refused> {
+    let at = node.at;
+    let refuse = |class, message, help| Err(Refused { at, class, message, help });
+    match node.kind {
+        NodeKind::Scalar(key) if scalar::resolve(&key) == scalar::Resolved::Text => {
+            if let Some(line) = lines.get(&key.text) {
+                let message =
+                    format!("mapping key \"{}\" already defined at line {line}", key.text.escape_debug());
+                return refuse(Class::Yaml, message, None);
+            }
+            lines.insert(key.text.clone(), at.line);
+            Ok(Key { text: key.text, at, style: key.style, raw: key.raw })
+        }
+        NodeKind::Scalar(key) => {
+            let message = format!("mapping keys must be strings: \"{}\" is not", key.text.escape_debug());
+            refuse(Class::Schema, message, Some("quote it"))
+        }
+        NodeKind::Sequence(_) | NodeKind::Mapping(_) => {
+            refuse(Class::Schema, "mapping keys must be strings".to_owned(), None)
+        }
+    }
+}
+
+/// Weight and height of a tree; recursive, which the depth limit allows.
+fn measure(node: &Node) -> (usize, usize) {
+    let join = |(weight, height): (usize, usize), (child_weight, child_height): (usize, usize)| {
+        (weight + child_weight, height.max(child_height + 1))
+    };
+    match &node.kind {
+        NodeKind::Scalar(scalar) => (NODE_WEIGHT + scalar.text.len(), 0),
+        NodeKind::Sequence(items) => items.iter().map(measure).fold((NODE_WEIGHT, 1), join),
+        NodeKind::Mapping(entries) => entries
+            .iter()
+            .map(|entry| {
+                let (weight, height) = measure(&entry.value);
+                (weight + NODE_WEIGHT + entry.key.text.len(), height)
+            })
+            .fold((NODE_WEIGHT, 1), join),
+    }
+}
+
+const fn style_of(style: ScalarStyle) -> Style {
+    match style {
+        ScalarStyle::Plain => Style::Plain,
+        ScalarStyle::SingleQuoted => Style::Single,
+        ScalarStyle::DoubleQuoted => Style::Double,
+        ScalarStyle::Literal | ScalarStyle::Folded => Style::Block,
+    }
+}

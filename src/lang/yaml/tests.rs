@@ -1,0 +1,144 @@
+use std::fmt::Write as _;
+
+use proptest::prelude::*;
+
+use super::*;
+
+fn read_text(text: &str) -> Stream {
+    read(&Source { file: Arc::from("f.yml"), text }, 2)
+}
+
+/// The tree as text: scalars with their place.
+fn show(node: &Node) -> String {
+    match &node.kind {
+        NodeKind::Scalar(scalar) => format!("{}@{}:{}", scalar.text, node.at.line, node.at.column),
+        NodeKind::Sequence(items) => format!("[{}]", items.iter().map(show).collect::<Vec<_>>().join(" ")),
+        NodeKind::Mapping(entries) => {
+            let entries: Vec<String> = entries
+                .iter()
+                .map(|e| format!("{}@{}:{}={}", e.key.text, e.key.at.line, e.key.at.column, show(&e.value)))
+                .collect();
+            format!("{{{}}}", entries.join(" "))
+        }
+    }
+}
+
+fn shown(text: &str) -> String {
+    let stream = read_text(text);
+    assert!(stream.diagnostics.is_empty(), "{:?}", stream.diagnostics);
+    show(stream.documents[0].as_ref().unwrap())
+}
+
+fn errors(text: &str) -> Vec<String> {
+    read_text(text).diagnostics.iter().map(ToString::to_string).collect()
+}
+
+#[test]
+fn nodes_have_the_places_of_their_first_characters() {
+    assert_eq!(shown("é: ü\nb:\n  - c\n  -   d\n"), "{é@1:1=ü@1:4 b@2:1=[c@3:5 d@4:7]}");
+}
+
+#[test]
+fn lines_count_through_all_documents() {
+    let stream = read_text("{}\n---\na: b\n");
+    assert_eq!(show(stream.documents[1].as_ref().unwrap()), "{a@3:1=b@3:4}");
+}
+
+#[test]
+fn aliases_and_merge_keys_are_resolved_and_written_entries_win() {
+    assert_eq!(shown("a: &x {p: 1}\nb: *x\n"), "{a@1:1={p@1:8=1@1:11} b@2:1={p@1:8=1@1:11}}");
+    assert_eq!(
+        shown("- &x {p: 1, q: 2}\n- &y {p: 3, r: 4}\n- {<<: [*x, *y], q: 5}\n"),
+        "[{p@1:7=1@1:10 q@1:13=2@1:16} {p@2:7=3@2:10 r@2:13=4@2:16} {q@3:18=5@3:21 p@1:7=1@1:10 r@2:13=4@2:16}]"
+    );
+    assert_eq!(errors("<<: 5\n"), ["f.yml:1:5: \"<<\" needs a mapping or a list of mappings"]);
+}
+
+#[test]
+fn duplicate_keys_name_the_first_line_and_do_not_hide_other_errors() {
+    assert_eq!(
+        errors("run:\n- {a: 1}\n- a: 1\n  b: 2\n  a: 3\n---\nc: 1\nc: 2\n"),
+        [
+            "f.yml:5:3: run[1]: mapping key \"a\" already defined at line 3",
+            "f.yml:8:1: mapping key \"c\" already defined at line 7"
+        ]
+    );
+}
+
+#[test]
+fn keys_that_are_no_strings_are_refused() {
+    assert_eq!(errors("{1: 2}")[0], "f.yml:1:2: mapping keys must be strings: \"1\" is not (quote it)");
+    assert_eq!(errors("? [a]\n: b\n"), ["f.yml:1:3: mapping keys must be strings"]);
+    assert!(errors("yes: 1\n'1': 2\n").is_empty());
+}
+
+#[test]
+fn a_broken_document_does_not_hide_the_next() {
+    let stream = read_text("a: [\n---\nb: {\n");
+    assert_eq!(stream.diagnostics.len(), 2, "{:?}", stream.diagnostics);
+    assert!(stream.documents.iter().all(Option::is_none));
+}
+
+#[test]
+fn a_third_document_is_not_looked_at() {
+    assert!(errors("{}\n---\n{}\n---\n[\n").is_empty());
+}
+
+#[test]
+fn json_is_yaml() {
+    assert_eq!(shown("{\n\t\"a\":\t[1,\"\\ud83d\\ude00\"]\n}"), "{a@2:2=[1@2:8 😀@2:10]}");
+}
+
+#[test]
+fn unknown_tags_are_refused() {
+    assert_eq!(errors("a: !reference [b]\n"), ["f.yml:1:15: a: tag \"!reference\" is not supported here"]);
+    assert!(errors("a: !!str 5\nb: !!map {}\n").is_empty());
+}
+
+#[test]
+fn deep_nesting_is_an_error_and_fast() {
+    for (open, between) in [("[", ""), ("{a: ", ""), ("- ", ""), ("? ", ""), ("&a [", "")] {
+        let text = open.repeat(100_000) + between;
+        let stream = read_text(&text);
+        assert!(!stream.diagnostics.is_empty(), "{open}");
+    }
+    let mut text = String::new();
+    for depth in 0..20_000 {
+        writeln!(text, "{}a:", " ".repeat(depth.min(400))).unwrap();
+    }
+    assert!(!read_text(&text).diagnostics.is_empty());
+}
+
+#[test]
+fn aliases_cannot_unfold_into_a_large_or_deep_tree() {
+    let mut text = String::from("a0: &a0 [x,x,x,x,x,x,x,x,x,x]\n");
+    for level in 1..10 {
+        let below = vec![format!("*a{}", level - 1); 10].join(",");
+        writeln!(text, "a{level}: &a{level} [{below}]").unwrap();
+    }
+    assert_eq!(read_text(&text).diagnostics[0].class, Class::Limit);
+
+    let mut text = String::from("a0: &a0 []\n");
+    for level in 1..200 {
+        writeln!(text, "a{level}: &a{level} [*a{}]", level - 1).unwrap();
+    }
+    assert_eq!(read_text(&text).diagnostics[0].class, Class::Limit);
+
+    assert_eq!(read_text("a: &a [*a]\n").diagnostics[0].class, Class::Yaml);
+    assert_eq!(read_text("a: *b\n").diagnostics[0].class, Class::Yaml);
+}
+
+proptest! {
+    #[test]
+    fn any_text_is_read_or_refused_with_places(text in any::<String>()) {
+        let stream = read_text(&text);
+        for diagnostic in stream.diagnostics {
+            prop_assert!(diagnostic.at.line >= 1 && diagnostic.at.column >= 1);
+        }
+    }
+
+    #[test]
+    fn any_yaml_like_text_is_read_or_refused(text in "([-?:,{}&*!|>'\"%@ \\[\\]\n\ta-c0-2]|---|<<: |\\$\\{\\{){0,60}") {
+        drop(read_text(&text));
+    }
+}

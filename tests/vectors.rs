@@ -1,0 +1,70 @@
+//! Runs the test vectors of the specifications: one trial for each vector, named `vectors::SUITE::ID`.
+//!
+//! The vectors are the `*-vectors.json` files in `tests/vectors`, or in the folder that `STEP_RUNNER_VECTORS` names.
+//! A suite is a file in `tests/vector_suites` and a line in [`SUITES`].
+
+use std::{fs, path::PathBuf, process::ExitCode, sync::Arc};
+
+use libtest_mimic::{Arguments, Failed, Trial};
+use serde_json::Value;
+
+#[path = "vector_suites/language.rs"]
+mod language;
+#[path = "vector_suites/logs.rs"]
+mod logs;
+#[path = "vector_suites/masking.rs"]
+mod masking;
+#[path = "vector_suites/variables.rs"]
+mod variables;
+
+/// A suite: its name, which is the name of its file less `-vectors.json`, and how to run one of its vectors, given the
+/// whole file too.
+type Suite = (&'static str, fn(&Value, &Value) -> Result<(), Failed>);
+
+const SUITES: &[Suite] = &[
+    ("language", |vector, _| language::run(vector)),
+    ("logs", |vector, _| logs::run(vector)),
+    ("masking", |vector, _| masking::run(vector)),
+    ("variables", variables::run),
+];
+
+fn main() -> ExitCode {
+    let arguments = Arguments::from_args();
+    let trials = SUITES.iter().flat_map(|&suite| trials(suite)).collect();
+    libtest_mimic::run(&arguments, trials).exit_code()
+}
+
+/// The trials of a suite; a file that cannot be used is one failing trial.
+fn trials((suite, run): Suite) -> Vec<Trial> {
+    match load(suite) {
+        Ok((file, vectors)) => {
+            let file = Arc::new(file);
+            let trial = |(index, vector): (usize, Value)| {
+                let id = vector["id"].as_str().map_or_else(|| format!("number-{index}"), str::to_owned);
+                let file = Arc::clone(&file);
+                Trial::test(format!("vectors::{suite}::{id}"), move || run(&vector, &file))
+            };
+            vectors.into_iter().enumerate().map(trial).collect()
+        }
+        Err(failed) => vec![Trial::test(format!("vectors::{suite}"), move || Err(failed))],
+    }
+}
+
+fn load(suite: &str) -> Result<(Value, Vec<Value>), Failed> {
+    let folder = std::env::var_os("STEP_RUNNER_VECTORS")
+        .map_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/vectors"), PathBuf::from);
+    let path = folder.join(format!("{suite}-vectors.json"));
+    let text = fs::read_to_string(&path).map_err(|error| format!("{}: {error}", path.display()))?;
+    let file: Value = serde_json::from_str(&text).map_err(|error| format!("{}: {error}", path.display()))?;
+    // A file is a list of vectors, or has one in `vectors`, or has a list for each thing tested (`logs`).
+    let lists = match &file {
+        Value::Array(_) => vec![&file],
+        file => file.as_object().into_iter().flat_map(|file| file.values()).collect(),
+    };
+    let vectors = lists.into_iter().filter_map(Value::as_array).flatten();
+    let vectors: Vec<_> = vectors.filter(|vector| vector["id"].is_string()).cloned().collect();
+    if vectors.is_empty() {
+        return Err(format!("{}: no vectors", path.display()).into());
+    }
+    Ok((file, vectors))
+}
