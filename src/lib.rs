@@ -3,9 +3,11 @@
 pub mod clock;
 pub mod config;
 pub mod error;
+pub mod job;
 pub mod journal;
 pub mod lang;
 pub mod log;
 pub mod model;
 pub mod net;
+pub mod plan;
 pub mod variables;

@@ -1,0 +1,7 @@
+//! One job as a pure state machine: events in, effects out (architecture.md, "Functional core, imperative shell").
+
+pub mod effect;
+pub mod event;
+pub mod machine;
+pub mod reaper;
+pub mod record;

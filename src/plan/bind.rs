@@ -1,0 +1,84 @@
+//! What a step hands to the function it invokes: its templates evaluated in the caller's context, checked against the
+//! function's interface (language.md §5, §10, §11.3, §14.2).
+
+use indexmap::IndexMap;
+
+use crate::lang::ast::{Declaration, Function, Invocation, Run, Step};
+use crate::lang::convert::contract;
+use crate::lang::diagnostic::Diagnostic;
+use crate::lang::environment::Frame;
+use crate::lang::eval::{self, Scope};
+use crate::lang::value::{Data, Value};
+
+/// What a step gives.
+pub struct Given {
+    /// Inputs as the function gets them: checked, defaults filled in.
+    pub inputs: IndexMap<String, Value>,
+    /// Names of those that the step itself gives, for results.
+    pub named: Vec<String>,
+    /// The step's `env`.
+    pub env: Frame,
+}
+
+/// Inputs and environment of `step`, a step of `caller`, for a function with the inputs `declared`. `inputs_scope`
+/// differs from `scope` for scripts, which name their own files.
+pub fn given(
+    step: &Step,
+    declared: &IndexMap<String, Declaration>,
+    caller: &Function,
+    inputs_scope: &dyn Scope,
+    scope: &dyn Scope,
+) -> Result<Given, Vec<Diagnostic>> {
+    let in_step = |finding: Diagnostic| match finding.path.as_str() {
+        "" => finding.with_path(step.path.clone()),
+        _ => finding,
+    };
+    let (inputs, env) =
+        match (step_inputs(step, declared, inputs_scope), eval::evaluate_env(&step.env, scope)) {
+            (Ok(inputs), Ok(env)) => (inputs, env),
+            (inputs, env) => return Err(inputs.err().into_iter().chain(env.err()).map(in_step).collect()),
+        };
+    let named = inputs.keys().cloned().collect();
+    match contract::bind_inputs(inputs, declared) {
+        Ok(inputs) => Ok(Given { inputs, named, env }),
+        Err(errors) => Err(errors.into_iter().map(|error| refused(step, caller, error)).collect()),
+    }
+}
+
+fn step_inputs(
+    step: &Step,
+    declared: &IndexMap<String, Declaration>,
+    scope: &dyn Scope,
+) -> Result<IndexMap<String, Value>, Diagnostic> {
+    let type_of = |name: &str| declared.get(name).map(|declaration| declaration.value_type);
+    Ok(match &step.invokes {
+        Invocation::Reference(..) => eval::evaluate_inputs(&step.inputs, type_of, scope)?,
+        Invocation::Script(text) => {
+            IndexMap::from([("script".to_owned(), eval::evaluate_text(text, scope)?.into())])
+        }
+        Invocation::Action(action) => {
+            let inner = eval::evaluate_inputs(&step.inputs, |_| None, scope)?;
+            IndexMap::from([
+                ("action".to_owned(), eval::evaluate_text(action, scope)?.into()),
+                ("inputs".to_owned(), Value::plain(Data::Object(inner))),
+            ])
+        }
+    })
+}
+
+/// `outputs` of the run function `run`, before the check against `declared`.
+pub fn outputs(
+    run: &Run,
+    declared: &IndexMap<String, Declaration>,
+    scope: &dyn Scope,
+) -> Result<IndexMap<String, Value>, Diagnostic> {
+    eval::evaluate_outputs(&run.outputs, |name| declared.get(name).map(|output| output.value_type), scope)
+}
+
+/// A breach of the function's interface, at the input's place in the step, else at the step.
+fn refused(step: &Step, caller: &Function, error: contract::ContractError) -> Diagnostic {
+    let key = step.inputs.iter().map(|(key, _)| key).find(|key| key.as_literal() == Some(&error.name));
+    let at = key.map_or(step.at, |key| key.at);
+    let path = format!("{}.inputs.{}", step.path, error.name);
+    Diagnostic::error(error.class, &caller.file, at, error.message).with_path(path)
+}

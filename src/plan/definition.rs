@@ -1,0 +1,111 @@
+//! Interface and implementation of a function as read, for results (language.md §16 `spec_definition`): a JSON value of
+//! the form `{"spec": …, "definition": …}`, templates and references as they were written.
+
+use std::sync::Arc;
+
+use serde_json::{Map, Value as Json};
+
+use crate::lang::convert::to_json;
+use crate::lang::value::{Data, Value};
+use crate::lang::yaml::scalar::{Resolved, resolve};
+use crate::lang::yaml::{self, Entry, Node, NodeKind, Source};
+
+/// Of a definition file that has been found right.
+pub fn of_file(text: &str) -> Json {
+    let mut documents = documents(text).into_iter();
+    whole(documents.next(), documents.next())
+}
+
+/// Of the document of a request, which may be an implementation alone (service.md §3.1).
+pub fn of_request(text: &str) -> Json {
+    let mut documents = documents(text).into_iter();
+    match (documents.next(), documents.next()) {
+        (Some(only), None) => whole(None, Some(only)),
+        (spec, definition) => whole(spec, definition),
+    }
+}
+
+fn documents(text: &str) -> Vec<Node> {
+    let source = Source { file: Arc::from(""), text };
+    yaml::read(&source, 2).documents.into_iter().flatten().collect()
+}
+
+fn whole(spec: Option<Node>, definition: Option<Node>) -> Json {
+    let spec = spec.and_then(|node| match json(&node, Part::Language) {
+        Json::Object(mut document) => document.remove("spec"),
+        _ => None,
+    });
+    let definition = match definition.map(|node| json(&node, Part::Language)) {
+        Some(Json::Array(steps)) => Json::Object(Map::from_iter([("run".to_owned(), Json::Array(steps))])),
+        Some(definition) => definition,
+        None => Json::Null,
+    };
+    let spec = spec.filter(|spec| !spec.is_null()).unwrap_or_else(|| Json::Object(Map::new()));
+    Json::Object(Map::from_iter([("spec".to_owned(), spec), ("definition".to_owned(), definition)]))
+}
+
+/// What scalars mean in a part of a document.
+#[derive(Clone, Copy, PartialEq)]
+enum Part {
+    /// Keys of the language: some hold texts.
+    Language,
+    /// Values of any type.
+    Values,
+    /// Texts, whatever they look like (language.md §2).
+    Texts,
+}
+
+fn json(node: &Node, part: Part) -> Json {
+    match &node.kind {
+        NodeKind::Sequence(items) => items.iter().map(|item| json(item, part)).collect(),
+        NodeKind::Mapping(entries) => entries.iter().map(|entry| member(entry, part)).collect(),
+        NodeKind::Scalar(scalar) => match resolve(scalar) {
+            Resolved::Null => Json::Null,
+            Resolved::Bool(truth) if part != Part::Texts => Json::Bool(truth),
+            Resolved::Number(number) if part != Part::Texts => to_json(&Value::plain(Data::Number(number))),
+            _ => Json::String(scalar.text.clone()),
+        },
+    }
+}
+
+fn member(entry: &Entry, part: Part) -> (String, Json) {
+    let key = &entry.key.text;
+    let inside = match (part, key.as_str()) {
+        (Part::Language, "inputs" | "outputs") => Part::Values,
+        (Part::Language, "env" | "command" | "work_dir" | "script") => Part::Texts,
+        _ => part,
+    };
+    (key.clone(), json(&entry.value, inside))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn texts_stay_as_written_and_values_keep_their_types() {
+        let text = "spec:\n  inputs: {env: {type: number, default: 1.50}}\n---\nenv: {A: 1.50, B: true}\nrun:\n- {name: a, func: ./x, env: {C: 010}, inputs: {env: {n: 2}, b: true}}\n";
+        assert_eq!(
+            of_file(text),
+            json!({
+                "spec": {"inputs": {"env": {"type": "number", "default": 1.5}}},
+                "definition": {
+                    "env": {"A": "1.50", "B": "true"},
+                    "run": [{"name": "a", "func": "./x", "env": {"C": "010"}, "inputs": {"env": {"n": 2}, "b": true}}],
+                },
+            })
+        );
+    }
+
+    #[test]
+    fn a_request_may_be_an_implementation_alone() {
+        let expected = json!({"spec": {}, "definition": {"run": [{"name": "a"}]}});
+        for text in
+            ["[{name: a}]", "run: [{name: a}]", "{}\n---\nrun: [{name: a}]", "spec:\n---\nrun: [{name: a}]"]
+        {
+            assert_eq!(of_request(text), expected, "{text}");
+        }
+    }
+}

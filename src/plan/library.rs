@@ -1,0 +1,127 @@
+//! Functions that a job has read, each text once: a job that calls one function a thousand times keeps one tree and one
+//! copy for its results (language.md §16).
+
+use std::sync::{Arc, OnceLock};
+
+use indexmap::IndexMap;
+use serde_json::Value as Json;
+use sha2::{Digest, Sha256};
+
+use crate::lang::ast::Function;
+use crate::lang::diagnostic::Diagnostic;
+use crate::lang::document;
+
+use super::definition;
+
+/// Functions kept; of a job that calls more, the one read first is read again.
+const KEPT: usize = 64;
+
+/// Deepest nesting that is read back from text; the reader's own limit is 128.
+const DEEPEST_TEXT: usize = 100;
+
+/// A function and how results show it.
+pub struct Loaded {
+    /// Syntax tree.
+    pub function: Function,
+    /// The definition as JSON text: a tree of maps takes some twenty times as much, and is wanted only at the end.
+    written: Box<str>,
+    definition: OnceLock<Arc<Json>>,
+}
+
+impl Loaded {
+    /// Reads the document of a request; `file` is its name in messages (service.md §3.1).
+    pub fn request(text: &str, file: Option<&str>) -> Result<Self, Vec<Diagnostic>> {
+        let function = document::parse_request(text, file.unwrap_or_default())?;
+        Ok(Self::new(function, definition::of_request(text)))
+    }
+
+    /// Reads a definition file.
+    pub fn file(path: &str, text: &str) -> Result<Self, Vec<Diagnostic>> {
+        let function = document::parse_function(text, path)?;
+        Ok(Self::new(function, definition::of_file(text)))
+    }
+
+    fn new(function: Function, definition: Json) -> Self {
+        if depth(&definition) > DEEPEST_TEXT {
+            return Self {
+                function,
+                written: Box::default(),
+                definition: OnceLock::from(Arc::new(definition)),
+            };
+        }
+        Self { function, written: definition.to_string().into(), definition: OnceLock::new() }
+    }
+
+    /// Interface and implementation as read, for results: `{"spec": …, "definition": …}`. One copy for all of them.
+    pub fn definition(&self) -> Arc<Json> {
+        Arc::clone(
+            self.definition.get_or_init(|| Arc::new(serde_json::from_str(&self.written).unwrap_or_default())),
+        )
+    }
+}
+
+/// Nesting of a value; the language bounds it (language.md §6), so it may be measured recursively.
+fn depth(value: &Json) -> usize {
+    match value {
+        Json::Array(items) => 1 + items.iter().map(depth).max().unwrap_or(0),
+        Json::Object(members) => 1 + members.values().map(depth).max().unwrap_or(0),
+        _ => 0,
+    }
+}
+
+/// The functions of one job.
+#[derive(Default)]
+pub struct Library {
+    files: IndexMap<[u8; 32], Arc<Loaded>>,
+}
+
+impl Library {
+    /// The function in `text`, found at `path`; `true` if it was read just now, so that its warnings are shown once.
+    pub fn load(&mut self, path: &str, text: &str) -> Result<(Arc<Loaded>, bool), Vec<Diagnostic>> {
+        let key = Sha256::new().chain_update(path).chain_update([0]).chain_update(text).finalize().into();
+        if let Some(known) = self.files.get(&key) {
+            return Ok((Arc::clone(known), false));
+        }
+        let loaded = Arc::new(Loaded::file(path, text)?);
+        if self.files.len() >= KEPT {
+            self.files.shift_remove_index(0);
+        }
+        self.files.insert(key, Arc::clone(&loaded));
+        Ok((loaded, true))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_text_at_one_place_is_read_once() {
+        let text = "{}\n---\nexec: {command: [x]}\n";
+        let mut library = Library::default();
+        let (first, fresh) = library.load("/a/func.yml", text).unwrap();
+        assert!(fresh);
+        let (again, fresh) = library.load("/a/func.yml", text).unwrap();
+        assert!(!fresh && Arc::ptr_eq(&first, &again));
+        assert!(library.load("/b/func.yml", text).unwrap().1);
+        assert!(library.load("/a/func.yml", &text.replace("[x]", "[y]")).unwrap().1);
+    }
+
+    #[test]
+    fn a_library_is_bounded() {
+        let mut library = Library::default();
+        for file in 0..3 * KEPT {
+            library.load(&format!("/{file}/func.yml"), "{}\n---\nexec: {command: [x]}\n").unwrap();
+        }
+        assert_eq!(library.files.len(), KEPT);
+    }
+
+    #[test]
+    fn a_deep_definition_is_shown_whole() {
+        let deep = format!("{}1{}", "[".repeat(115), "]".repeat(115));
+        let text = format!("{{}}\n---\nrun: [{{name: a, func: ./x, inputs: {{v: {deep}}}}}]\n");
+        let loaded = Loaded::file("/a/func.yml", &text).unwrap();
+        let shown = &loaded.definition()["definition"]["run"][0]["inputs"]["v"];
+        assert_eq!(shown.to_string(), deep);
+    }
+}

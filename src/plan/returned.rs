@@ -1,0 +1,65 @@
+//! What an invocation returns: outputs and exports of a process, outputs of a sequence (language.md §4, §12).
+
+use indexmap::IndexMap;
+
+use crate::lang::ast::{Declaration, Function, Outputs};
+use crate::lang::convert::contract;
+use crate::lang::diagnostic::{Class, Diagnostic, Position};
+use crate::lang::output_file::{self, OutputFileError};
+use crate::lang::value::Value;
+
+/// Of a process that succeeded.
+pub struct Returned {
+    /// Checked, defaults filled in.
+    pub outputs: IndexMap<String, Value>,
+    /// As they stand in an environment.
+    pub exports: IndexMap<String, String>,
+}
+
+/// Content of a file, or why it could not be read. A file that is not there is an empty one.
+pub type Content<'a> = Result<&'a [u8], &'a str>;
+
+/// Reads the two files of a process, outputs first.
+pub fn of_process(
+    declared: &Outputs,
+    outputs: Content<'_>,
+    exports: Content<'_>,
+) -> Result<Returned, OutputFileError> {
+    let content = bytes(outputs, "output file")?;
+    let outputs = match declared {
+        Outputs::Declared(declared) => output_file::read_outputs(content, declared)?,
+        Outputs::Delegate => output_file::read_delegated(content)?,
+    };
+    let exports = output_file::read_exports(bytes(exports, "export file")?)?;
+    Ok(Returned { outputs, exports })
+}
+
+fn bytes<'a>(file: Content<'a>, what: &str) -> Result<&'a [u8], OutputFileError> {
+    file.map_err(|why| OutputFileError {
+        class: Class::Malformed,
+        line: None,
+        message: format!("{what}: {why}"),
+    })
+}
+
+/// Checks the outputs of a run function against its interface. Undeclared ones are kept: the warning came when the file
+/// was read (language.md §4).
+pub fn of_sequence(
+    evaluated: IndexMap<String, Value>,
+    declared: &IndexMap<String, Declaration>,
+    function: &Function,
+) -> Result<IndexMap<String, Value>, Vec<Diagnostic>> {
+    contract::bind_sequence_outputs(evaluated, declared)
+        .map(|(outputs, _undeclared)| outputs)
+        .map_err(|errors| errors.into_iter().map(|error| broken_output(error, declared, function)).collect())
+}
+
+fn broken_output(
+    error: contract::ContractError,
+    declared: &IndexMap<String, Declaration>,
+    function: &Function,
+) -> Diagnostic {
+    let at = declared.get(&error.name).map_or(Position::START, |output| output.at);
+    Diagnostic::error(error.class, &function.file, at, error.message)
+        .with_path(format!("outputs.{}", error.name))
+}
