@@ -10,4 +10,6 @@ pub mod log;
 pub mod model;
 pub mod net;
 pub mod plan;
+pub mod process;
+pub mod store;
 pub mod variables;

@@ -1,0 +1,28 @@
+//! Processes of the operating system: starting a step, telling its processes from all others, ending them.
+//!
+//! - [`command`] looks a program up, as the daemon does before it asks for a spawn;
+//! - [`spawn`] starts a process in a group of its own, with two pipes and nothing else;
+//! - [`group`] sends signals to what is certainly ours;
+//! - [`cgroup`] makes a control group for each job where that is possible;
+//! - [`sweep`] finds the processes of a job in `/proc` where it is not, [`remains`] ends those of a dead keeper;
+//! - [`children`] tells the daemon's own children from orphans, and reaps those;
+//! - `sys` is the only file of the project with `unsafe` code: the few system calls no safe library offers.
+//!
+//! Nothing here knows jobs, logs or messages, and nothing waits: every function returns at once, the keeper's loop
+//! calls again.
+
+pub mod cgroup;
+pub mod children;
+pub mod command;
+pub mod companion;
+pub mod group;
+pub mod host;
+pub mod remains;
+pub mod spawn;
+pub mod sweep;
+mod sys;
+
+pub use sys::{
+    Signals, close_on_exec_from, give_back_memory, ignore_signals, inherited_descriptor, peek_exited_child,
+    quieten_standard_streams,
+};

@@ -1,0 +1,140 @@
+//! Where the program of a command line is (language.md §14.3).
+
+use std::ffi::OsStr;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{Access, AtFlags, CWD};
+
+/// Why a command cannot be run.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum LookupError {
+    /// The first word of the command is empty.
+    #[error("the command is empty")]
+    Empty,
+    /// A path at which nothing is.
+    #[error("no file at {}", .0.display())]
+    NoFile(PathBuf),
+    /// A bare name that no folder of either `PATH` holds.
+    #[error(
+        "`{0}` is in no folder of the step's PATH nor of the daemon's: install it, name it by its path, or extend PATH"
+    )]
+    NotInPath(String),
+    /// A file that may not be executed.
+    #[error("{} is not executable: set its execute permission", .0.display())]
+    NotExecutable(PathBuf),
+    /// A folder.
+    #[error("{} is a directory", .0.display())]
+    Directory(PathBuf),
+    /// Something between us and the file refused.
+    #[error("cannot reach {}", .path.display())]
+    Unreachable {
+        /// The file.
+        path: PathBuf,
+        /// The system's reason.
+        #[source]
+        errno: rustix::io::Errno,
+    },
+}
+
+/// Finds the program `name` stands for: with a `/` a path from `work_dir`, else a file in a folder of `step_path`, else
+/// in one of `daemon_path`. Empty folders of a `PATH` are skipped (they never mean the current directory), relative
+/// ones start at `work_dir`.
+pub fn lookup(
+    name: &str,
+    work_dir: &Path,
+    step_path: Option<&OsStr>,
+    daemon_path: Option<&OsStr>,
+) -> Result<PathBuf, LookupError> {
+    if name.is_empty() {
+        return Err(LookupError::Empty);
+    }
+    if name.contains('/') {
+        let path = work_dir.join(name);
+        return check(&path).map(|()| path);
+    }
+    let mut refused = None;
+    for paths in [step_path, daemon_path].into_iter().flatten() {
+        for folder in std::env::split_paths(paths).filter(|folder| !folder.as_os_str().is_empty()) {
+            let path = work_dir.join(folder).join(name);
+            match check(&path) {
+                Ok(()) => return Ok(path),
+                // What was in the way says more than `not found`, should no later folder have the program.
+                Err(error @ LookupError::NotExecutable(_)) => drop(refused.get_or_insert(error)),
+                Err(_) => {}
+            }
+        }
+    }
+    Err(refused.unwrap_or_else(|| LookupError::NotInPath(name.to_owned())))
+}
+
+/// Checks that the file at `path` can be executed.
+fn check(path: &Path) -> Result<(), LookupError> {
+    let metadata = fs::metadata(path).map_err(|error| match rustix::io::Errno::from_io_error(&error) {
+        Some(rustix::io::Errno::NOENT) | None => LookupError::NoFile(path.to_owned()),
+        Some(errno) => LookupError::Unreachable { path: path.to_owned(), errno },
+    })?;
+    if metadata.is_dir() {
+        return Err(LookupError::Directory(path.to_owned()));
+    }
+    rustix::fs::accessat(CWD, path, Access::EXEC_OK, AtFlags::EACCESS)
+        .map_err(|_| LookupError::NotExecutable(path.to_owned()))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    fn folder_with(programs: &[(&str, u32)]) -> tempfile::TempDir {
+        let folder = tempfile::tempdir().unwrap();
+        for (name, mode) in programs {
+            let path = folder.path().join(name);
+            fs::write(&path, "#!/bin/sh\n").unwrap();
+            fs::set_permissions(&path, fs::Permissions::from_mode(*mode)).unwrap();
+        }
+        folder
+    }
+
+    #[test]
+    fn the_steps_path_comes_before_the_daemons() {
+        let (step, daemon) =
+            (folder_with(&[("tool", 0o755)]), folder_with(&[("tool", 0o755), ("other", 0o755)]));
+        let find = |name| {
+            lookup(name, Path::new("/"), Some(step.path().as_os_str()), Some(daemon.path().as_os_str()))
+                .unwrap()
+        };
+        assert_eq!(find("tool"), step.path().join("tool"));
+        assert_eq!(find("other"), daemon.path().join("other"));
+    }
+
+    #[test]
+    fn a_name_with_a_slash_is_a_path_from_the_working_directory() {
+        let dir = folder_with(&[("tool", 0o755), ("plain", 0o644)]);
+        assert_eq!(lookup("./tool", dir.path(), None, None), Ok(dir.path().join("./tool")));
+        let plain = dir.path().join("./plain");
+        assert_eq!(lookup("./plain", dir.path(), None, None), Err(LookupError::NotExecutable(plain)));
+        assert_eq!(lookup("./no", dir.path(), None, None), Err(LookupError::NoFile(dir.path().join("./no"))));
+        assert_eq!(lookup("/tmp", dir.path(), None, None), Err(LookupError::Directory("/tmp".into())));
+        assert_eq!(lookup("", dir.path(), None, None), Err(LookupError::Empty));
+    }
+
+    #[test]
+    fn an_empty_path_never_means_the_current_directory() {
+        let dir = folder_with(&[("tool", 0o755)]);
+        for path in ["", ":", "::/nonexistent"] {
+            let found = lookup("tool", dir.path(), Some(OsStr::new(path)), None);
+            assert_eq!(found, Err(LookupError::NotInPath("tool".into())), "{path:?}");
+        }
+    }
+
+    #[test]
+    fn a_file_without_permission_is_passed_over_and_named_if_nothing_else_is_found() {
+        let (first, second) = (folder_with(&[("tool", 0o644)]), folder_with(&[("tool", 0o755)]));
+        let both = std::env::join_paths([first.path(), second.path()]).unwrap();
+        assert_eq!(lookup("tool", Path::new("/"), Some(&both), None), Ok(second.path().join("tool")));
+        let only = lookup("tool", Path::new("/"), Some(first.path().as_os_str()), None);
+        assert_eq!(only, Err(LookupError::NotExecutable(first.path().join("tool"))));
+    }
+}

@@ -1,0 +1,99 @@
+//! What a dead keeper's jobs left running: found and killed by the next daemon, before it serves (service.md §6.4).
+
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+use rustix::process::Signal;
+
+use super::group::signal_process;
+use super::sweep::{Owner, Process, Scope, Sweeper};
+
+/// Pause between two sweeps: long enough for a killed process to be gone.
+const PAUSE: Duration = Duration::from_millis(2);
+
+/// Processes to look for.
+#[derive(Clone, Debug, Default)]
+pub struct Remains {
+    /// Tags by groups.
+    groups: HashMap<u32, u128>,
+    tags: Vec<u128>,
+    /// No process that started before it can be in a group, by group.
+    started: HashMap<u32, u64>,
+}
+
+impl Remains {
+    /// Looks for the processes of the job with this tag.
+    pub fn add_job(&mut self, tag: u128) {
+        self.tags.push(tag);
+    }
+
+    /// Looks for the members of a group that the job's journal names. Call it only if the host has not been restarted
+    /// since. A group without the leader that was recorded does not count: its number may be another's by now, and
+    /// what is left of it still carries the tag.
+    pub fn add_group(&mut self, tag: u128, pgid: u32, start_time: u64) {
+        if Process::read(pgid).is_some_and(|leader| leader.start_time == start_time) {
+            self.groups.insert(pgid, tag);
+            self.started.insert(pgid, start_time);
+        }
+    }
+
+    /// Kills all of them, again and again until two sweeps find none or `limit` is over. Returns those that live on.
+    /// Waits meanwhile: not for a thread that serves others.
+    pub fn kill(&self, limit: Duration) -> Vec<u32> {
+        let until = Instant::now() + limit;
+        let mut sweeper = Sweeper::default();
+        let mut clean = 0;
+        loop {
+            let found = self.find(&mut sweeper);
+            clean = if found.is_empty() { clean + 1 } else { 0 };
+            if clean == 2 || Instant::now() >= until {
+                return found.into_iter().map(|process| process.pid).collect();
+            }
+            for process in &found {
+                signal_process(process, &[Signal::KILL]);
+            }
+            std::thread::sleep(PAUSE);
+        }
+    }
+
+    fn find(&self, sweeper: &mut Sweeper) -> Vec<Process> {
+        let own = std::process::id();
+        let found = sweeper.find(Scope::Everywhere, &self.groups).unwrap_or_default();
+        let ours = |(process, owner): &(Process, Owner)| {
+            matches!(owner, Owner::Job(tag) if self.tags.contains(tag))
+                && process.pid != own
+                && self.started.get(&process.group).is_none_or(|started| process.start_time >= *started)
+        };
+        found.into_iter().filter(ours).map(|(process, _)| process).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::process::sweep::TAG_VARIABLE;
+
+    #[test]
+    fn only_processes_of_the_named_jobs_are_killed() {
+        let start = |tag: u128| {
+            let mut command = std::process::Command::new("sh");
+            command.args(["-c", "sleep 30 & exec sleep 31"]).env(TAG_VARIABLE, format!("{tag:032x}"));
+            command.spawn().unwrap()
+        };
+        let (ours, other) = (0x5157_0001_u128 << 64 | u128::from(std::process::id()), 0x5157_0002_u128);
+        let (mut doomed, mut spared) = (start(ours), start(other));
+        let mut remains = Remains::default();
+        remains.add_job(ours);
+        remains.add_group(ours, doomed.id(), 1);
+        assert!(remains.groups.is_empty(), "another process has the number");
+        remains.add_group(ours, u32::MAX >> 1, 1);
+        assert!(remains.groups.is_empty(), "nobody has the number");
+        assert_eq!(remains.kill(Duration::from_secs(20)), [0; 0]);
+        assert!(!doomed.wait().unwrap().success());
+        assert!(spared.try_wait().unwrap().is_none());
+        remains = Remains::default();
+        remains.add_job(other);
+        assert_eq!(remains.kill(Duration::from_secs(20)), [0; 0]);
+        spared.wait().unwrap();
+    }
+}

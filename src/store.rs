@@ -1,0 +1,71 @@
+//! The state folder (service.md §6.6): locks, job records, journals, logs for reading, file variables, recovery.
+//!
+//! Owns every name inside the state folder and the lock beside the socket. May not know of actors, gRPC or processes:
+//! what is left running after a crash is returned as data ([`Leftover`]). Calls block; each is a handful of system
+//! calls. No descriptor is kept per job.
+
+mod close;
+pub mod file_vars;
+mod files;
+mod folder;
+mod lock;
+mod record;
+mod remove;
+mod scan;
+pub mod socket;
+mod state_dir;
+
+use std::io;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+
+pub use close::close_interrupted;
+pub use folder::{JobFolder, LogFile, LogLost, Steps};
+pub use lock::{Lock, LockError};
+pub use record::{JobRecord, MadeDirectory, Origin, RecordedLimits};
+pub use scan::{Found, Journal, Leftover, ScannedJob};
+pub use state_dir::{FORMAT, OpenError, Place, ProcessInfo, StateDir, default_path};
+
+use crate::model::Reason;
+
+/// A file operation failed: what was tried, where, and the system's reason as source.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot {action} {}", path.display())]
+pub struct StoreError {
+    /// What was tried: `write`, `create`, …
+    pub action: &'static str,
+    /// On what; inside the state folder relative to it.
+    pub path: PathBuf,
+    /// Why it failed.
+    pub source: io::Error,
+}
+
+impl StoreError {
+    fn new(action: &'static str, path: impl Into<PathBuf>) -> impl FnOnce(io::Error) -> Self {
+        let path = path.into();
+        move |source| Self { action, path, source }
+    }
+
+    /// The reason for a client: no space, or an environment that does not allow it (service.md §3.6).
+    pub fn reason(&self) -> Reason {
+        reason_of(&self.source)
+    }
+}
+
+/// Makes a job's working directory if it is missing, 0700 with its parents (service.md §3.1). One that exists is kept
+/// as it is; what is there and is no directory is an error.
+pub fn make_work_dir(path: &Path) -> Result<(), StoreError> {
+    let made = std::fs::DirBuilder::new().recursive(true).mode(files::DIR_MODE.bits()).create(path);
+    made.map_err(StoreError::new("make the directory", path))
+}
+
+fn is_full(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
+}
+
+fn reason_of(error: &io::Error) -> Reason {
+    if is_full(error) { Reason::DiskFull } else { Reason::NotWritable }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,375 @@
+//! The folder of one job: making it, appending to it, reading from it, removing it.
+
+use std::ffi::CString;
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use super::state_dir::Shared;
+use super::{JobRecord, StoreError, files, is_full, remove};
+use crate::journal::event::Event;
+use crate::journal::{self, Damage, MAX_RECORD, Records};
+use crate::model::JobKey;
+
+/// Longest `job.json` that is read: the id is short, paths of file variables are bounded by their number and length.
+pub(super) const MAX_JOB_JSON: u64 = 64 << 20;
+
+/// Longest journal that is read: some 100 bytes an event.
+pub(super) const MAX_JOURNAL: u64 = 64 << 20;
+
+/// Longest `steps` that is read: at most this many bytes of records are kept for FollowSteps.
+const MAX_STEPS: u64 = 4 * MAX_RECORD as u64;
+
+/// Name of the note that a directory is being made for the job.
+const MAKING: &str = "making";
+
+/// Name of removed folders that are not deleted yet (service.md §6.6).
+pub(super) const GONE: &str = ".gone-";
+
+/// The folder `jobs/KEY`. Names are resolved anew for each call; nothing is held open.
+#[derive(Clone, Debug)]
+pub struct JobFolder {
+    pub(super) shared: Arc<Shared>,
+    key: JobKey,
+    /// `KEY`, formatted once.
+    name: Arc<str>,
+}
+
+/// Step results of a job as stored.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Steps {
+    /// Encoded results, in order.
+    pub records: Vec<Vec<u8>>,
+    /// Set if the file does not end with the last of them.
+    pub damage: Option<Damage>,
+}
+
+impl JobFolder {
+    pub(super) fn new(shared: Arc<Shared>, key: JobKey) -> Self {
+        Self { shared, key, name: key.to_string().into() }
+    }
+
+    /// The job's key.
+    pub const fn key(&self) -> JobKey {
+        self.key
+    }
+
+    /// Path of a name in the folder, below the state folder's path.
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.shared.path.join("jobs").join(&*self.name).join(name)
+    }
+
+    /// `KEY/NAME`, relative to `jobs`.
+    pub(super) fn inside(&self, name: &str) -> String {
+        format!("{}/{name}", self.name)
+    }
+
+    pub(super) fn error(
+        &self,
+        action: &'static str,
+        name: &str,
+    ) -> impl FnOnce(io::Error) -> StoreError + use<> {
+        StoreError::new(action, format!("jobs/{}/{name}", self.name))
+    }
+
+    /// Makes the folder. Fails with `AlreadyExists` if there is one. Without a record it is nobody's.
+    pub fn make(&self) -> Result<(), StoreError> {
+        files::make_dir(&self.shared.jobs, &*self.name).map_err(self.error("make", ""))
+    }
+
+    /// Notes that `directory`, outside of the folder, is about to be made for this job: if the daemon dies before the record
+    /// says so, the next one removes it.
+    pub fn note_making(&self, directory: &str) -> Result<(), StoreError> {
+        super::state_dir::replace(self.shared.jobs.as_fd(), &self.inside(MAKING), directory.as_bytes())
+            .map_err(self.error("write", MAKING))
+    }
+
+    /// Removes a folder without a record that has such a note, and the directory if it is empty. `false`: there is no note.
+    pub(super) fn undo_making(&self) -> bool {
+        let note = files::read_file(&self.shared.jobs, self.inside(MAKING).as_str(), MAX_JOB_JSON);
+        let Ok(directory) = note.and_then(|note| String::from_utf8(note).map_err(io::Error::other)) else {
+            return false;
+        };
+        // Not empty: somebody else's files are in it, it stays.
+        super::file_vars::undo_probe(self.key, &directory);
+        self.discard();
+        true
+    }
+
+    /// Makes the folder with its record. Fails with `AlreadyExists` if there is one. On any other failure nothing is
+    /// left behind.
+    pub fn create(&self, record: &JobRecord) -> Result<(), StoreError> {
+        self.make()?;
+        self.write_record(record).inspect_err(|_| self.discard())
+    }
+
+    /// Writes `job.json` anew, by temporary name and rename.
+    pub fn write_record(&self, record: &JobRecord) -> Result<(), StoreError> {
+        let json =
+            serde_json::to_vec(record).map_err(|error| self.error("write", "job.json")(error.into()))?;
+        super::state_dir::replace(self.shared.jobs.as_fd(), &self.inside("job.json"), &json)
+            .map_err(self.error("write", "job.json"))
+    }
+
+    /// Drops a folder whose Run was not answered: nobody knows of it, so no record says that it goes.
+    pub fn discard(&self) {
+        if let Ok(name) = CString::new(&*self.name) {
+            drop(remove::remove_tree(&self.shared.jobs, &name));
+        }
+    }
+
+    /// Appends one event to the journal. For an end, a full disk is met with the reserve (faults.md row 26).
+    pub fn append(&self, event: &Event) -> Result<(), StoreError> {
+        self.append_all(std::slice::from_ref(event))
+    }
+
+    /// Appends events with one write.
+    pub fn append_all(&self, events: &[Event]) -> Result<(), StoreError> {
+        let mut lines = Vec::new();
+        for event in events {
+            let line = journal::encode(event)
+                .map_err(|error| self.error("write", "journal")(io::Error::other(error)))?;
+            lines.extend_from_slice(&line);
+        }
+        let is_last = events.iter().any(|event| matches!(event, Event::Ended(_) | Event::Removing));
+        self.append_bytes("journal", &lines, is_last)
+    }
+
+    /// Appends an encoded step result to `steps`. Returns by how many bytes the file grew.
+    pub fn append_step(&self, result: &[u8]) -> Result<u64, StoreError> {
+        let mut record = Vec::new();
+        journal::append_record(result, &mut record).map_err(|error| {
+            self.error("write", "steps")(io::Error::new(io::ErrorKind::InvalidInput, error))
+        })?;
+        self.append_bytes("steps", &record, false)?;
+        Ok(record.len() as u64)
+    }
+
+    fn append_bytes(&self, name: &str, bytes: &[u8], use_reserve: bool) -> Result<(), StoreError> {
+        let file = self.inside(name);
+        let append = || {
+            let fd = files::open_append(&self.shared.jobs, file.as_str())?;
+            files::append(fd, bytes)
+        };
+        append()
+            .or_else(|error| {
+                if use_reserve && is_full(&error) && self.shared.release_reserve() {
+                    append()
+                } else {
+                    Err(error)
+                }
+            })
+            .map_err(self.error("write", name))
+    }
+
+    /// Reads the step results.
+    pub fn read_steps(&self) -> Result<Steps, StoreError> {
+        let bytes = match files::read_file(&self.shared.jobs, self.inside("steps").as_str(), MAX_STEPS) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Steps::default()),
+            result => result.map_err(self.error("read", "steps"))?,
+        };
+        let mut steps = Steps::default();
+        for record in Records::new(&bytes) {
+            match record {
+                Ok(record) => steps.records.push(record.to_vec()),
+                Err(damage) => steps.damage = Some(damage),
+            }
+        }
+        Ok(steps)
+    }
+
+    /// Length of `steps`; 0 without a file.
+    pub fn steps_len(&self) -> u64 {
+        let stat = files::stat_at(&self.shared.jobs, self.inside("steps").as_str()).ok();
+        stat.and_then(|stat| u64::try_from(stat.st_size).ok()).unwrap_or_default()
+    }
+
+    /// Opens `steps` for reading at offsets; what is there are whole records ([`Records`]).
+    pub fn open_steps(&self) -> Result<File, StoreError> {
+        let opened = files::open_read(&self.shared.jobs, self.inside("steps").as_str());
+        opened.map(|(file, _)| File::from(file)).map_err(self.error("open", "steps"))
+    }
+
+    /// Opens `steps` of a job that goes on for reading at offsets, as [`Self::append_step`] would: made if it is missing.
+    pub fn open_growing_steps(&self) -> Result<File, StoreError> {
+        let opened = files::open_append(&self.shared.jobs, self.inside("steps").as_str());
+        opened.map(File::from).map_err(self.error("open", "steps"))
+    }
+
+    /// Cuts a torn tail, so that later records can follow (`journal`, `steps`).
+    pub(super) fn cut(&self, name: &str, len: u64) -> Result<(), StoreError> {
+        files::open_append(&self.shared.jobs, self.inside(name).as_str())
+            .and_then(|fd| files::cut(fd, len))
+            .map_err(self.error("cut", name))
+    }
+
+    /// Opens the log for reading. `inode` is the one recorded: another file under the name is not the job's log.
+    pub fn open_log(&self, inode: Option<u64>) -> Result<LogFile, LogLost> {
+        let (file, stat) =
+            files::open_read(&self.shared.jobs, self.inside("log").as_str()).map_err(|error| {
+                if error.kind() == io::ErrorKind::NotFound { LogLost::Removed } else { error.into() }
+            })?;
+        if inode.is_some_and(|inode| inode != stat.st_ino) {
+            return Err(LogLost::Replaced);
+        }
+        Ok(LogFile { file, inode: stat.st_ino })
+    }
+
+    /// Makes one of the folder's own directories if it is missing: `tmp`, `work`, `vars`. Returns its path.
+    pub fn make_dir(&self, name: &str) -> Result<PathBuf, StoreError> {
+        match files::make_dir(&self.shared.jobs, self.inside(name).as_str()) {
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
+                Err(self.error("make", name)(error))
+            }
+            _ => Ok(self.path(name)),
+        }
+    }
+
+    /// Removes one of the folder's own directories with all that is in it; none is no error.
+    pub fn remove_dir(&self, name: &str) -> Result<(), StoreError> {
+        let inside =
+            CString::new(self.inside(name)).map_err(|error| self.error("remove", name)(error.into()))?;
+        remove::remove_tree(&self.shared.jobs, &inside).map_err(self.error("remove", name))
+    }
+
+    /// Brings the job's log and records to the disk: before Status shows its end (`durability = power`).
+    pub fn sync(&self) -> Result<(), StoreError> {
+        let folder = files::open_dir(&self.shared.jobs, &*self.name).map_err(self.error("sync", ""))?;
+        for name in ["log", "steps", "journal", "job.json"] {
+            match files::open_read(&folder, name) {
+                Ok((file, _)) => files::sync(file).map_err(self.error("sync", name))?,
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                Err(error) => return Err(self.error("sync", name)(error)),
+            }
+        }
+        files::sync(folder).map_err(self.error("sync", ""))
+    }
+
+    /// Removes the folder: record, rename, delete (service.md §6.6). A crash in between is completed by the next
+    /// start. No folder is no error. What could not be deleted stays under another name: the id is free all the same.
+    pub fn remove(&self) -> Result<(), StoreError> {
+        match self.append(&Event::Removing) {
+            Err(error) if error.source.kind() == io::ErrorKind::NotFound => return Ok(()),
+            // On a full disk removal is what makes space: the rename decides.
+            _ => {}
+        }
+        match self.set_gone()? {
+            Some(gone) => remove::remove_tree(&self.shared.jobs, &gone).map_err(self.error("delete", "")),
+            None => Ok(()),
+        }
+    }
+
+    /// Gives the folder a name under which it is nobody's; `None`: there is no folder.
+    pub(super) fn set_gone(&self) -> Result<Option<CString>, StoreError> {
+        loop {
+            let serial = self.shared.serial.fetch_add(1, Ordering::Relaxed);
+            let gone = format!("{GONE}{}-{}-{serial}", self.name, std::process::id());
+            match files::rename(&self.shared.jobs, &*self.name, &self.shared.jobs, gone.as_str()) {
+                Ok(()) => {
+                    return CString::new(gone)
+                        .map(Some)
+                        .map_err(|error| self.error("remove", "")(error.into()));
+                }
+                Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+                // An earlier daemon with this process's number left something under the name.
+                Err(error) if matches!(error.raw_os_error(), Some(libc::ENOTEMPTY | libc::EEXIST)) => {}
+                Err(error) => return Err(self.error("remove", "")(error)),
+            }
+        }
+    }
+
+    /// Puts the folder away unread, under the same name in `broken/` (service.md §6.4 item 5). One that is there
+    /// already is replaced.
+    pub fn set_aside(&self) -> Result<(), StoreError> {
+        let broken = super::state_dir::ensure_dir(&self.shared.root, "broken")?;
+        let name = CString::new(&*self.name).map_err(|error| self.error("set aside", "")(error.into()))?;
+        remove::remove_tree(&broken, &name).map_err(self.error("set aside", ""))?;
+        files::rename(&self.shared.jobs, name.as_c_str(), &broken, name.as_c_str())
+            .map_err(self.error("set aside", ""))
+    }
+
+    /// Whether a record of this id was set aside: it answers `data_loss` (service.md §3.6).
+    pub fn is_set_aside(&self) -> bool {
+        files::stat_at(&self.shared.root, format!("broken/{}", self.name).as_str()).is_ok()
+    }
+
+    /// Removes what was set aside under this id: Finish, or a new Run of it (service.md §3.6).
+    pub fn remove_set_aside(&self) -> Result<(), StoreError> {
+        let broken = super::state_dir::ensure_dir(&self.shared.root, "broken")?;
+        let name = CString::new(&*self.name).map_err(|error| self.error("remove", "")(error.into()))?;
+        remove::remove_tree(&broken, &name).map_err(self.error("remove", ""))
+    }
+}
+
+/// Why a job's log cannot be served: `data_loss` (service.md §3.6, faults.md row 29).
+#[derive(Debug, thiserror::Error)]
+pub enum LogLost {
+    /// There is no file.
+    #[error("the job's log was removed")]
+    Removed,
+    /// It is another file than the one recorded.
+    #[error("the job's log was replaced by another file")]
+    Replaced,
+    /// It is shorter than what was reported.
+    #[error("the job's log was cut: it has {actual} bytes, {expected} were written")]
+    Cut {
+        /// Bytes there.
+        actual: u64,
+        /// Bytes reported.
+        expected: u64,
+    },
+    /// It cannot be read.
+    #[error("the job's log cannot be read")]
+    Io(#[from] io::Error),
+}
+
+/// A job's log, open for reading; outlives the removal of the job.
+#[derive(Debug)]
+pub struct LogFile {
+    file: OwnedFd,
+    inode: u64,
+}
+
+impl LogFile {
+    /// Inode, to be recorded.
+    pub const fn inode(&self) -> u64 {
+        self.inode
+    }
+
+    /// Checks that the file is at least as long as was reported.
+    pub fn check_reaches(&self, known: u64) -> Result<(), LogLost> {
+        let actual = self.length()?;
+        if actual < known { Err(LogLost::Cut { actual, expected: known }) } else { Ok(()) }
+    }
+
+    /// Length now.
+    pub fn length(&self) -> io::Result<u64> {
+        Ok(u64::try_from(files::stat_of(&self.file)?.st_size).unwrap_or_default())
+    }
+
+    /// Reads at most `max` bytes at `offset`, up to `known`, the length that was reported. A file that ends before is
+    /// an error.
+    pub fn read_piece(&self, offset: u64, known: u64, max: usize) -> Result<Vec<u8>, LogLost> {
+        let want = usize::try_from(known.saturating_sub(offset)).unwrap_or(usize::MAX).min(max);
+        let piece = files::read_piece(&self.file, offset, want)?;
+        if piece.len() < want {
+            return Err(LogLost::Cut { actual: offset + piece.len() as u64, expected: known });
+        }
+        Ok(piece)
+    }
+
+    /// Reads into `buffer` at `offset`, up to `known`, the length that was reported. A file that ends before is an
+    /// error rather than a short read.
+    pub fn read_at(&self, buffer: &mut [u8], offset: u64, known: u64) -> Result<usize, LogLost> {
+        let want = usize::try_from(known.saturating_sub(offset)).unwrap_or(usize::MAX).min(buffer.len());
+        let buffer = buffer.get_mut(..want).unwrap_or_default();
+        let count = files::read_at(&self.file, buffer, offset)?;
+        if count < want {
+            return Err(LogLost::Cut { actual: offset + count as u64, expected: known });
+        }
+        Ok(count)
+    }
+}

@@ -1,0 +1,63 @@
+//! Exclusive locks: of the state folder, of the keeper, of a socket.
+//!
+//! The lock is the kernel's (flock): it ends with its holder, however that ends, and no child inherits it. The file
+//! stays: removing it would let two processes lock two files of one name. Inside is the holder's pid, for messages.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+
+use rustix::path::Arg;
+
+use super::files;
+
+/// Longest content of a lock file that is read: a pid and a line feed.
+const MAX_PID_TEXT: usize = 16;
+
+/// A lock held until this value is dropped.
+#[derive(Debug)]
+pub struct Lock {
+    file: OwnedFd,
+}
+
+/// Why a lock was not taken.
+#[derive(Debug, thiserror::Error)]
+pub enum LockError {
+    /// Somebody holds it; the pid is missing in the moment between taking the lock and writing the pid.
+    #[error("the lock is held by {}", holder(*.0))]
+    Held(Option<u32>),
+    /// The file cannot be used.
+    #[error("the lock file cannot be used")]
+    Io(#[from] io::Error),
+}
+
+fn holder(pid: Option<u32>) -> String {
+    pid.map_or_else(|| "another process".to_owned(), |pid| format!("pid {pid}"))
+}
+
+impl Lock {
+    /// Takes the lock `name` in the directory `at`, or fails at once.
+    pub fn take(at: impl AsFd, name: impl Arg + Copy) -> Result<Self, LockError> {
+        Self::take_file(files::open_write(at, name)?)
+    }
+
+    /// Takes the lock of an open file.
+    pub(super) fn take_file(file: OwnedFd) -> Result<Self, LockError> {
+        if !files::try_lock(&file)? {
+            return Err(LockError::Held(read_pid(&file)));
+        }
+        let lock = Self { file };
+        lock.write_pid()?;
+        Ok(lock)
+    }
+
+    fn write_pid(&self) -> io::Result<()> {
+        files::cut(&self.file, 0)?;
+        files::write_all(&self.file, format!("{}\n", std::process::id()).as_bytes())
+    }
+}
+
+fn read_pid(file: &OwnedFd) -> Option<u32> {
+    let mut text = [0; MAX_PID_TEXT];
+    let count = files::read_at(file, &mut text, 0).ok()?;
+    std::str::from_utf8(text.get(..count)?).ok()?.trim_end().parse().ok()
+}

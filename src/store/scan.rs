@@ -1,0 +1,266 @@
+//! Reading the state folder at the start (service.md §6.4): what each job was doing when the last daemon ended.
+//!
+//! Never fails for what it finds in one folder: damage is reported per job and the others are served (faults.md row
+//! 44). Work is linear in the number of jobs, not in the size of their logs, and no descriptor stays open.
+
+use std::ffi::{CStr, CString};
+use std::io;
+use std::time::{Duration, SystemTime};
+
+use rustix::fs::FileType;
+
+use super::folder::{GONE, MAX_JOB_JSON, MAX_JOURNAL};
+use super::state_dir::Shared;
+use super::{JobFolder, JobRecord, StateDir, StoreError, files, remove};
+use crate::journal::event::{End, Event};
+use crate::journal::{DamageKind, Reader};
+use crate::model::{JobId, JobKey};
+
+/// Something found under `jobs/`.
+#[derive(Debug)]
+pub enum Found {
+    /// A job with a readable record.
+    Job(Box<ScannedJob>),
+    /// A folder whose record or journal cannot be read: to be written anew from the keeper, or to be set aside
+    /// ([`JobFolder::set_aside`]).
+    Unreadable {
+        /// The folder.
+        folder: JobFolder,
+        /// Why, for the operator.
+        reason: String,
+    },
+    /// What is left of a removed job, still to be deleted ([`StateDir::remove_orphan`]): that may take long.
+    Gone {
+        /// Its name.
+        name: CString,
+    },
+    /// A folder without a record: its Run was never answered, or it is nobody's. Removed by the reaper after a day
+    /// ([`StateDir::remove_orphan`]); at once if it has a note of a directory that was made for it.
+    Orphan {
+        /// Its name.
+        name: CString,
+        /// When it last changed.
+        changed: SystemTime,
+    },
+}
+
+/// A job as found on disk.
+#[derive(Debug)]
+pub struct ScannedJob {
+    /// Its folder.
+    pub folder: JobFolder,
+    /// `job.json`.
+    pub record: JobRecord,
+    /// What its journal says.
+    pub journal: Journal,
+}
+
+/// What a journal says.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Journal {
+    /// When the job started, microseconds since the epoch; `None`: it was waiting.
+    pub started: Option<i64>,
+    /// File variables written: path, device, inode.
+    pub files: Vec<(String, u64, u64)>,
+    /// Processes of steps, with whether they are over.
+    pub processes: Vec<Leftover>,
+    /// The job was being cancelled.
+    pub cancel: Option<crate::model::CancelCause>,
+    /// The job had ended.
+    pub end: Option<End>,
+    /// A removal had begun: it is to be completed.
+    pub removing: bool,
+    /// Length of the good part, if a crash cut the last record off.
+    pub torn: Option<u64>,
+}
+
+/// A process group that may still live after the death of its keeper. It counts only if boot id, pid and start time
+/// match (service.md §6.5).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Leftover {
+    /// The step.
+    pub step: u32,
+    /// Process group.
+    pub pgid: u32,
+    /// Its leader.
+    pub pid: u32,
+    /// Start time of the leader in clock ticks since boot.
+    pub start_time: u64,
+    /// The leader has ended; others of its group may live.
+    pub ended: bool,
+}
+
+impl Journal {
+    /// Reads the bytes of a journal. An error is the reason for the operator; a torn tail is none.
+    pub fn read(bytes: &[u8]) -> Result<Self, String> {
+        let mut journal = Self::default();
+        for record in Reader::<Event>::new(bytes) {
+            match record {
+                Ok(record) => journal.apply(record.event),
+                Err(damage) if damage.kind == DamageKind::Torn => journal.torn = Some(damage.at),
+                Err(damage) => return Err(format!("journal: {damage}")),
+            }
+        }
+        Ok(journal)
+    }
+
+    fn apply(&mut self, event: Event) {
+        match event {
+            Event::Started { at } => self.started = self.started.or(Some(at)),
+            Event::File { path, device, inode } => self.files.push((path, device, inode)),
+            Event::StepStarted { step, pgid, pid, start_time } => {
+                self.processes.push(Leftover { step, pgid, pid, start_time, ended: false });
+            }
+            Event::StepEnded { step, .. } => {
+                self.processes.iter_mut().filter(|process| process.step == step).for_each(|process| {
+                    process.ended = true;
+                });
+            }
+            Event::Cancel { cause } => self.cancel = self.cancel.or(Some(cause)),
+            Event::Ended(end) => self.end = self.end.take().or(Some(end)),
+            Event::Removing => self.removing = true,
+        }
+    }
+}
+
+impl ScannedJob {
+    /// Processes to look for if no keeper holds the job. None after a change of boot: the pids are others' then.
+    pub fn leftovers(&self, boot_id: &str) -> &[Leftover] {
+        if self.record.boot_id == boot_id { &self.journal.processes } else { &[] }
+    }
+}
+
+impl StateDir {
+    /// Reads all folders. Of removals that were begun nothing is left but [`Found::Gone`].
+    pub fn scan(&self) -> Result<Vec<Found>, StoreError> {
+        let mut found = Vec::new();
+        for entry in files::entries(&self.shared.jobs).map_err(StoreError::new("read", "jobs"))? {
+            let name = entry.name.as_c_str();
+            if name.to_bytes().starts_with(GONE.as_bytes()) {
+                found.push(Found::Gone { name: name.to_owned() });
+                continue;
+            }
+            let key = name.to_str().ok().and_then(JobKey::parse);
+            let is_folder = matches!(entry.kind, FileType::Directory | FileType::Unknown);
+            match key.filter(|_| is_folder) {
+                Some(key) => found.extend(self.folder(key).scan(name)),
+                None => found.push(orphan(&self.shared, name)),
+            }
+        }
+        Ok(found)
+    }
+
+    /// Names of folders without a record, with the time since each last changed. Does not read any record.
+    pub fn orphans(
+        &self,
+        now: SystemTime,
+        known: impl Fn(JobKey) -> bool,
+    ) -> Result<Vec<(CString, Duration)>, StoreError> {
+        let entries = files::entries(&self.shared.jobs).map_err(StoreError::new("read", "jobs"))?;
+        let is_orphan = |name: &CStr| !name.to_str().ok().and_then(JobKey::parse).is_some_and(&known);
+        let names = entries.into_iter().map(|entry| entry.name).filter(|name| is_orphan(name));
+        let age = |name: CString| {
+            let age = now.duration_since(changed(&self.shared, &name)).unwrap_or_default();
+            (name, age)
+        };
+        Ok(names.map(age).collect())
+    }
+
+    /// Ids whose records were set aside, now or by an earlier daemon: they answer `data_loss` (service.md §3.6).
+    pub fn set_aside_keys(&self) -> Result<Vec<JobKey>, StoreError> {
+        let broken = match files::open_dir(&self.shared.root, "broken") {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+            result => result.map_err(StoreError::new("open", "broken"))?,
+        };
+        let entries = files::entries(&broken).map_err(StoreError::new("read", "broken"))?;
+        Ok(entries.iter().filter_map(|entry| JobKey::parse(entry.name.to_str().ok()?)).collect())
+    }
+
+    /// Removes what [`Found::Orphan`] or [`Found::Gone`] named.
+    pub fn remove_orphan(&self, name: &CStr) -> Result<(), StoreError> {
+        remove::remove_tree(&self.shared.jobs, name)
+            .map_err(StoreError::new("remove", format!("jobs/{}", name.to_string_lossy())))
+    }
+}
+
+impl JobFolder {
+    /// Reads one folder; `None` if nothing of it is left.
+    fn scan(&self, name: &CStr) -> Option<Found> {
+        let record = match self.find_record() {
+            Ok(Some(record)) => record,
+            Ok(None) if self.undo_making() => return None,
+            Ok(None) => return Some(orphan(&self.shared, name)),
+            Err(reason) => return Some(Found::Unreadable { folder: self.clone(), reason }),
+        };
+        match self.read_journal() {
+            Ok(journal) if journal.removing => {
+                self.set_gone().ok().flatten().map(|name| Found::Gone { name })
+            }
+            Ok(journal) => Some(Found::Job(Box::new(ScannedJob { folder: self.clone(), record, journal }))),
+            Err(reason) => Some(Found::Unreadable { folder: self.clone(), reason }),
+        }
+    }
+
+    /// Reads the record; an error is the reason for the operator.
+    fn read_record(&self) -> Result<JobRecord, String> {
+        self.find_record()?.ok_or_else(|| "job.json: there is none".to_owned())
+    }
+
+    /// Reads record and journal, as [`StateDir::scan`] does for all.
+    pub fn read_job(&self) -> Result<ScannedJob, String> {
+        Ok(ScannedJob { folder: self.clone(), record: self.read_record()?, journal: self.read_journal()? })
+    }
+
+    /// Writes a damaged record anew from what the keeper holds, and cuts a damaged journal behind its last good event
+    /// (service.md §6.4 item 5).
+    pub fn renew(&self, record: &JobRecord) -> Result<(), StoreError> {
+        self.write_record(record)?;
+        let name = self.inside("journal");
+        match files::read_file(&self.shared.jobs, name.as_str(), MAX_JOURNAL) {
+            Ok(bytes) => match Reader::<Event>::new(&bytes).find_map(Result::err) {
+                Some(damage) => self.cut("journal", damage.at),
+                None => Ok(()),
+            },
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            // No regular file, or absurdly large: nothing in it can be ours.
+            Err(_) => remove::remove_tree(&self.shared.jobs, &CString::new(name).unwrap_or_default())
+                .map_err(self.error("remove", "journal")),
+        }
+    }
+
+    /// Reads `job.json`; `None` if there is none.
+    fn find_record(&self) -> Result<Option<JobRecord>, String> {
+        let bytes = match files::read_file(&self.shared.jobs, self.inside("job.json").as_str(), MAX_JOB_JSON)
+        {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            result => result.map_err(|error| format!("job.json: {error}"))?,
+        };
+        let record: JobRecord = serde_json::from_slice(&bytes).map_err(|error| {
+            format!("job.json: not a record, line {} column {}", error.line(), error.column())
+        })?;
+        match JobId::parse(&record.id) {
+            Ok(id) if id.key() == self.key() => Ok(Some(record)),
+            _ => Err("job.json: it is the record of another id".to_owned()),
+        }
+    }
+
+    /// Reads the journal; without a file it is empty. An error is the reason for the operator.
+    pub fn read_journal(&self) -> Result<Journal, String> {
+        match files::read_file(&self.shared.jobs, self.inside("journal").as_str(), MAX_JOURNAL) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Journal::default()),
+            Err(error) => Err(format!("journal: {error}")),
+            Ok(bytes) => Journal::read(&bytes),
+        }
+    }
+}
+
+fn orphan(shared: &Shared, name: &CStr) -> Found {
+    Found::Orphan { name: name.to_owned(), changed: changed(shared, name) }
+}
+
+/// When a name under `jobs/` last changed; the epoch if that cannot be told.
+fn changed(shared: &Shared, name: &CStr) -> SystemTime {
+    let stat = files::stat_at(&shared.jobs, name).ok();
+    let seconds = stat.and_then(|stat| u64::try_from(stat.st_mtime).ok()).unwrap_or_default();
+    SystemTime::UNIX_EPOCH + Duration::from_secs(seconds)
+}

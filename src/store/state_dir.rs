@@ -1,0 +1,327 @@
+//! The state folder itself: where it is, whether it may be used, and its lock.
+
+use std::ffi::OsString;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use serde::{Deserialize, Serialize};
+
+use super::folder::JobFolder;
+use super::{Lock, LockError, StoreError, files};
+use crate::model::JobKey;
+
+/// Version of the folder's format. A daemon reads its own and the one before.
+pub const FORMAT: u64 = 1;
+
+/// Longest `daemon.json` that is read.
+const MAX_DAEMON_JSON: u64 = 64 << 10;
+
+/// Space kept for end records when the disk is full (faults.md row 26).
+const RESERVE: u64 = 64 << 10;
+
+/// What [`default_path`] depends on.
+#[derive(Clone, Debug, Default)]
+pub struct Place {
+    /// Setting `state_dir`.
+    pub state_dir: Option<PathBuf>,
+    /// Socket, if one was named by option, variable or directory.
+    pub socket: Option<PathBuf>,
+    /// `XDG_STATE_HOME`.
+    pub xdg_state_home: Option<PathBuf>,
+    /// The system's directory for temporary files.
+    pub temp_dir: PathBuf,
+    /// Own user id.
+    pub uid: u32,
+}
+
+/// Where the state folder is (service.md §6.6). Relative paths in `XDG_STATE_HOME` count as none, as that variable's
+/// definition asks.
+pub fn default_path(place: &Place) -> PathBuf {
+    if let Some(path) = &place.state_dir {
+        return path.clone();
+    }
+    if let Some(socket) = &place.socket {
+        let mut name = OsString::from(socket);
+        name.push(".state");
+        return PathBuf::from(name);
+    }
+    match &place.xdg_state_home {
+        Some(home) if home.is_absolute() => home.join("step-runner"),
+        _ => place.temp_dir.join(format!("step-runner-{}", place.uid)),
+    }
+}
+
+/// Who a process is across restarts: a pid counts only with boot id and start time (service.md §6.5).
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ProcessInfo {
+    /// The kernel's id of the running boot.
+    pub boot_id: String,
+    /// Process id.
+    pub pid: u32,
+    /// Start time in clock ticks since boot.
+    pub start_time: u64,
+}
+
+/// Content of `daemon.json`.
+#[derive(Serialize, Deserialize)]
+struct DaemonJson {
+    format: u64,
+    #[serde(flatten)]
+    daemon: ProcessInfo,
+}
+
+/// Why the state folder cannot be used. Each is exit code 1, but for [`OpenError::NewerFormat`]: 78 (cli.md).
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// Written by a newer version. Nothing was touched.
+    #[error("the state folder {} has format {found}, this version knows {FORMAT}: start the version that wrote it, or name another folder with --state-dir", path.display())]
+    NewerFormat {
+        /// The folder.
+        path: PathBuf,
+        /// Its format.
+        found: u64,
+    },
+    /// Another daemon works in it.
+    #[error("already serving with the state folder {}{}", path.display(), in_pid(*.pid))]
+    InUse {
+        /// The folder.
+        path: PathBuf,
+        /// Its pid.
+        pid: Option<u32>,
+    },
+    /// A file or link is in the way.
+    #[error("the state folder {} is {what}: remove it, or name another folder with --state-dir", path.display())]
+    NotADirectory {
+        /// The path.
+        path: PathBuf,
+        /// `a symbolic link` or `not a directory`.
+        what: &'static str,
+    },
+    /// It belongs to somebody else, who could read and change what is in it.
+    #[error("the state folder {} belongs to user {owner}, not to {own}: name another folder with --state-dir", path.display())]
+    WrongOwner {
+        /// The folder.
+        path: PathBuf,
+        /// Its owner.
+        owner: u32,
+        /// Our own user id.
+        own: u32,
+    },
+    /// Others may enter it.
+    #[error("the state folder {} is open to others (mode {mode:04o}): run `chmod 700` on it", path.display())]
+    OpenToOthers {
+        /// The folder.
+        path: PathBuf,
+        /// Its permissions.
+        mode: u32,
+    },
+    /// A file operation failed.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+}
+
+impl OpenError {
+    /// Exit code of `serve` (cli.md).
+    pub const fn exit_code(&self) -> u8 {
+        if matches!(self, Self::NewerFormat { .. }) { 78 } else { 1 }
+    }
+}
+
+fn in_pid(pid: Option<u32>) -> String {
+    pid.map_or_else(String::new, |pid| format!(" (pid {pid})"))
+}
+
+/// The open state folder. Clones and [`JobFolder`]s share it; the lock is held until the last of them is dropped.
+#[derive(Clone, Debug)]
+pub struct StateDir {
+    pub(super) shared: Arc<Shared>,
+    previous: Option<ProcessInfo>,
+}
+
+/// What every [`JobFolder`] needs.
+#[derive(Debug)]
+pub(super) struct Shared {
+    pub path: PathBuf,
+    pub root: OwnedFd,
+    pub jobs: OwnedFd,
+    pub has_reserve: AtomicBool,
+    /// Counts names of removed folders.
+    pub serial: AtomicU64,
+    _lock: Option<Lock>,
+}
+
+impl StateDir {
+    /// Opens the folder for a daemon, making it if it is missing: checks it, takes its lock, writes `daemon.json`.
+    pub fn open(path: &Path, daemon: &ProcessInfo) -> Result<Self, OpenError> {
+        let (path, root) = open_checked(path)?;
+        read_daemon(&root, &path)?;
+        let lock = Lock::take(&root, "lock").map_err(|error| match error {
+            LockError::Held(pid) => OpenError::InUse { path: path.clone(), pid },
+            LockError::Io(source) => StoreError { action: "lock", path: path.join("lock"), source }.into(),
+        })?;
+        // Once more: a daemon of a newer version may have come and gone before the lock was ours.
+        let previous = read_daemon(&root, &path)?;
+        let opened = Self::attach_to(path, root, Some(lock), previous)?;
+        let json = serde_json::to_vec(&DaemonJson { format: FORMAT, daemon: daemon.clone() })
+            .map_err(|error| StoreError::new("write", "daemon.json")(error.into()))?;
+        opened.write_root("daemon.json", &json)?;
+        opened.replenish_reserve();
+        Ok(opened)
+    }
+
+    /// Opens an existing folder without its lock: for the keeper, which works in the folder of a living daemon and
+    /// goes on without one.
+    pub fn attach(path: &Path) -> Result<Self, OpenError> {
+        let (path, root) = open_checked(path)?;
+        let previous = read_daemon(&root, &path)?;
+        Self::attach_to(path, root, None, previous)
+    }
+
+    fn attach_to(
+        path: PathBuf,
+        root: OwnedFd,
+        lock: Option<Lock>,
+        previous: Option<ProcessInfo>,
+    ) -> Result<Self, OpenError> {
+        let jobs = ensure_dir(&root, "jobs")?;
+        let shared = Shared {
+            path,
+            root,
+            jobs,
+            has_reserve: AtomicBool::new(false),
+            serial: AtomicU64::new(0),
+            _lock: lock,
+        };
+        Ok(Self { shared: Arc::new(shared), previous })
+    }
+
+    /// Its absolute path.
+    pub fn path(&self) -> &Path {
+        &self.shared.path
+    }
+
+    /// Descriptor of the folder: what lies in it is reached through it whatever the path's length.
+    pub fn dir(&self) -> BorrowedFd<'_> {
+        self.shared.root.as_fd()
+    }
+
+    /// The daemon that had this folder before, if its record was readable.
+    pub fn previous(&self) -> Option<&ProcessInfo> {
+        self.previous.as_ref()
+    }
+
+    /// The folder of a job, existing or not.
+    pub fn folder(&self, key: JobKey) -> JobFolder {
+        JobFolder::new(Arc::clone(&self.shared), key)
+    }
+
+    /// Bytes free on the folder's file system, to be held against `state_limit` (service.md §3.7).
+    pub fn free_space(&self) -> Result<u64, StoreError> {
+        files::free_space(&self.shared.root).map_err(StoreError::new("measure", &self.shared.path))
+    }
+
+    /// Makes the reserve for end records again after it was used; without space there is none.
+    pub fn replenish_reserve(&self) {
+        if self.shared.has_reserve.load(Ordering::Relaxed) {
+            return;
+        }
+        let made =
+            files::open_write(&self.shared.root, "reserve").and_then(|file| files::reserve(file, RESERVE));
+        self.shared.has_reserve.store(made.is_ok(), Ordering::Relaxed);
+    }
+
+    /// Brings everything written so far to the disk, in one go for all jobs (`durability = power`, service.md §6.6).
+    pub fn sync_all(&self) -> Result<(), StoreError> {
+        rustix::fs::syncfs(&self.shared.root)
+            .map_err(|error| StoreError::new("sync", &self.shared.path)(error.into()))
+    }
+
+    /// Writes a file of the folder itself by temporary name and rename (`daemon.json`, `keeper.json`).
+    pub fn write_root(&self, name: &str, content: &[u8]) -> Result<(), StoreError> {
+        replace(self.shared.root.as_fd(), name, content).map_err(StoreError::new("write", name))
+    }
+}
+
+/// Writes a whole file under a temporary name and gives it its name, so that a reader sees the old or the new one.
+pub(super) fn replace(at: BorrowedFd<'_>, name: &str, content: &[u8]) -> io::Result<()> {
+    let temporary = format!("{name}.tmp");
+    let file = match files::create_new(at, temporary.as_str()) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+            files::unlink(at, temporary.as_str())?;
+            files::create_new(at, temporary.as_str())
+        }
+        result => result,
+    }?;
+    let written =
+        files::write_all(file, content).and_then(|()| files::rename(at, temporary.as_str(), at, name));
+    if written.is_err() {
+        drop(files::unlink(at, temporary.as_str()));
+    }
+    written
+}
+
+impl Shared {
+    /// Gives the reserve's space back to the file system; `false` if there was none.
+    pub(super) fn release_reserve(&self) -> bool {
+        self.has_reserve.swap(false, Ordering::Relaxed) && files::unlink(&self.root, "reserve").is_ok()
+    }
+}
+
+/// Opens a directory of the state folder, making it if it is missing.
+pub(super) fn ensure_dir(root: &OwnedFd, name: &str) -> Result<OwnedFd, StoreError> {
+    match files::make_dir(root, name) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),
+        _ => files::open_dir(root, name),
+    }
+    .map_err(StoreError::new("open", name))
+}
+
+/// The checks of service.md §6.6 on the open directory, so that nothing can change between check and use.
+fn open_checked(path: &Path) -> Result<(PathBuf, OwnedFd), OpenError> {
+    // Without a slash at the end, which would make the kernel follow a link.
+    let path: PathBuf = std::path::absolute(path).unwrap_or_else(|_| path.to_owned()).components().collect();
+    std::fs::DirBuilder::new().recursive(true).mode(files::DIR_MODE.bits()).create(&path).map_err(
+        |source| match std::fs::symlink_metadata(&path) {
+            Ok(found) if !found.is_dir() => not_a_directory(&path),
+            _ => StoreError { action: "make the state folder", path: path.clone(), source }.into(),
+        },
+    )?;
+    let root =
+        files::open_dir(rustix::fs::CWD, path.as_path()).map_err(|source| match source.raw_os_error() {
+            Some(libc::ELOOP | libc::ENOTDIR) => not_a_directory(&path),
+            _ => StoreError { action: "open the state folder", path: path.clone(), source }.into(),
+        })?;
+    let stat = files::stat_of(&root).map_err(StoreError::new("open", &path))?;
+    let own = rustix::process::geteuid().as_raw();
+    if stat.st_uid != own {
+        return Err(OpenError::WrongOwner { path, owner: stat.st_uid, own });
+    }
+    let mode = stat.st_mode & 0o7777;
+    if mode & 0o077 != 0 {
+        return Err(OpenError::OpenToOthers { path, mode });
+    }
+    Ok((path, root))
+}
+
+fn not_a_directory(path: &Path) -> OpenError {
+    let is_link = std::fs::symlink_metadata(path).is_ok_and(|found| found.is_symlink());
+    OpenError::NotADirectory {
+        path: path.to_owned(),
+        what: if is_link { "a symbolic link" } else { "not a directory" },
+    }
+}
+
+/// Reads `daemon.json`. One that is missing or damaged is none: the start never fails for it.
+fn read_daemon(root: &OwnedFd, path: &Path) -> Result<Option<ProcessInfo>, OpenError> {
+    let Ok(bytes) = files::read_file(root, "daemon.json", MAX_DAEMON_JSON) else { return Ok(None) };
+    // The format first: a newer one may have other fields.
+    let Ok(json) = serde_json::from_slice::<serde_json::Value>(&bytes) else { return Ok(None) };
+    match json.get("format").and_then(serde_json::Value::as_u64) {
+        Some(found) if found > FORMAT => Err(OpenError::NewerFormat { path: path.to_owned(), found }),
+        _ => Ok(serde_json::from_value(json).ok()),
+    }
+}

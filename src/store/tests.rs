@@ -1,0 +1,78 @@
+//! Tests of the state folder, in a folder of their own each.
+
+mod file_vars;
+mod journal_model;
+mod recovery;
+mod removal;
+mod socket;
+mod state_dir;
+
+use tempfile::TempDir;
+
+use super::*;
+use crate::journal::event::{End, Event};
+use crate::model::{JobId, Outcome};
+
+const BOOT: &str = "11111111-2222-3333-4444-555555555555";
+
+fn daemon() -> ProcessInfo {
+    ProcessInfo { boot_id: BOOT.to_owned(), pid: std::process::id(), start_time: 1 }
+}
+
+fn temp() -> TempDir {
+    tempfile::tempdir().unwrap()
+}
+
+fn open(temp: &TempDir) -> StateDir {
+    StateDir::open(&temp.path().join("state"), &daemon()).unwrap()
+}
+
+fn record(id: &str) -> JobRecord {
+    JobRecord {
+        id: id.to_owned(),
+        registered: 5,
+        origin: Origin::V1,
+        work_dir: "/w".to_owned(),
+        files: Vec::new(),
+        made_directory: None,
+        tag: "0".repeat(32),
+        boot_id: BOOT.to_owned(),
+        digest: None,
+        limits: RecordedLimits::default(),
+    }
+}
+
+fn folder(state: &StateDir, id: &str) -> JobFolder {
+    state.folder(JobId::parse(id).unwrap().key())
+}
+
+fn create(state: &StateDir, id: &str) -> JobFolder {
+    let folder = folder(state, id);
+    folder.create(&record(id)).unwrap();
+    folder
+}
+
+fn end() -> End {
+    End {
+        outcome: Outcome::success(),
+        end_time: 9,
+        log_len: 7,
+        log_inode: 3,
+        steps_done: 1,
+        cpu_time: None,
+        peak_memory: None,
+    }
+}
+
+fn scan_one(state: &StateDir) -> Option<Found> {
+    let mut found = state.scan().unwrap();
+    assert!(found.len() <= 1, "{found:?}");
+    found.pop()
+}
+
+fn job(found: Option<Found>) -> ScannedJob {
+    match found {
+        Some(Found::Job(job)) => *job,
+        other => panic!("{other:?}"),
+    }
+}

@@ -1,0 +1,159 @@
+use std::fs;
+use std::os::unix::fs::{MetadataExt, symlink};
+use std::path::PathBuf;
+
+use super::*;
+use crate::model::Reason;
+use crate::store::file_vars::{probe, remove, write_all};
+use crate::variables::FileVariable;
+
+struct Case {
+    temp: TempDir,
+    state: StateDir,
+}
+
+impl Case {
+    fn new() -> Self {
+        let temp = temp();
+        let state = open(&temp);
+        Self { temp, state }
+    }
+
+    fn directory(&self) -> PathBuf {
+        self.temp.path().join("build/p.tmp")
+    }
+
+    fn text(&self) -> String {
+        self.directory().to_str().unwrap().to_owned()
+    }
+
+    fn variables(&self, names: &[&str]) -> Vec<FileVariable> {
+        let directory = self.text();
+        let variable = |name: &&str| FileVariable {
+            path: format!("{directory}/{name}"),
+            directory: directory.clone(),
+            name: (*name).to_owned(),
+            content: format!("s3cret of {name}\0"),
+        };
+        names.iter().map(variable).collect()
+    }
+
+    /// A job as Run leaves it.
+    fn job(&self, id: &str, names: &[&str]) -> (JobFolder, JobRecord) {
+        let job_folder = folder(&self.state, id);
+        let made_directory = probe(job_folder.key(), &self.text()).unwrap();
+        let files = self.variables(names).into_iter().map(|variable| variable.path).collect();
+        let job_record = JobRecord { files, made_directory, ..record(id) };
+        job_folder.create(&job_record).unwrap();
+        (job_folder, job_record)
+    }
+
+    fn names(&self) -> Vec<String> {
+        let Ok(list) = fs::read_dir(self.directory()) else { return Vec::new() };
+        let mut names: Vec<_> = list.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+        names.sort();
+        names
+    }
+}
+
+fn written(folder: &JobFolder) -> Vec<(String, u64, u64)> {
+    folder.read_journal().unwrap().files
+}
+
+#[test]
+fn files_are_written_whole_and_private_and_removed_with_the_directory() {
+    let case = Case::new();
+    let (job_folder, job_record) = case.job("1", &["A", "B"]);
+    assert!(case.names().is_empty(), "probing leaves nothing");
+    write_all(&job_folder, &case.variables(&["A", "B"])).unwrap();
+    assert_eq!(case.names(), ["A", "B"]);
+    assert_eq!(fs::read(case.directory().join("A")).unwrap(), b"s3cret of A\0");
+    assert_eq!(fs::metadata(case.directory().join("A")).unwrap().mode() & 0o7777, 0o600);
+    assert_eq!(fs::metadata(case.directory()).unwrap().mode() & 0o7777, 0o700);
+    // Written again by a daemon that came back.
+    write_all(&job_folder, &case.variables(&["A", "B"])).unwrap();
+    assert_eq!(remove(job_folder.key(), &job_record, &written(&job_folder)), 0);
+    assert!(!case.directory().exists());
+}
+
+#[test]
+fn what_is_not_ours_any_more_stays() {
+    let case = Case::new();
+    let (first, first_record) = case.job("1", &["A", "B"]);
+    write_all(&first, &case.variables(&["A", "B"])).unwrap();
+    // A second job with the same directory: the last writer wins.
+    let (second, second_record) = case.job("2", &["A"]);
+    assert_eq!(second_record.made_directory, None);
+    write_all(&second, &case.variables(&["A"])).unwrap();
+    remove(first.key(), &first_record, &written(&first));
+    assert_eq!(case.names(), ["A"]);
+    remove(second.key(), &second_record, &written(&second));
+    assert!(case.names().is_empty());
+    assert!(case.directory().exists(), "made for the first job, not for the second");
+}
+
+#[test]
+fn link_at_the_path_is_replaced_and_never_followed() {
+    let case = Case::new();
+    let victim = case.temp.path().join("victim");
+    fs::write(&victim, "stays").unwrap();
+    let (job_folder, _) = case.job("1", &["A"]);
+    symlink(&victim, case.directory().join("A")).unwrap();
+    write_all(&job_folder, &case.variables(&["A"])).unwrap();
+    assert_eq!(fs::read_to_string(&victim).unwrap(), "stays");
+    assert!(fs::symlink_metadata(case.directory().join("A")).unwrap().is_file());
+}
+
+#[test]
+fn directory_that_is_a_link_or_a_file_is_refused() {
+    for make in [|at: &PathBuf| symlink("/tmp", at).unwrap(), |at: &PathBuf| fs::write(at, "x").unwrap()] {
+        let case = Case::new();
+        fs::create_dir(case.temp.path().join("build")).unwrap();
+        make(&case.directory());
+        let key = folder(&case.state, "1").key();
+        assert_eq!(probe(key, &case.text()).unwrap_err().reason(), Reason::NotWritable);
+    }
+    let case = Case::new();
+    fs::write(case.temp.path().join("build"), "a file as parent").unwrap();
+    let error = probe(folder(&case.state, "1").key(), &case.text()).unwrap_err();
+    assert_eq!(error.reason(), Reason::NotWritable);
+}
+
+#[test]
+fn all_files_or_none() {
+    let case = Case::new();
+    let (job_folder, job_record) = case.job("1", &["A", "B", "C"]);
+    fs::create_dir_all(case.directory().join("B/in the way")).unwrap();
+    assert!(write_all(&job_folder, &case.variables(&["A", "B", "C"])).is_err());
+    assert_eq!(case.names(), ["B"]);
+    assert_eq!(remove(job_folder.key(), &job_record, &written(&job_folder)), 0);
+    assert_eq!(case.names(), ["B"]);
+}
+
+#[test]
+fn recovery_removes_what_a_crash_left_under_temporary_names() {
+    let case = Case::new();
+    let (job_folder, job_record) = case.job("1", &["A", "B"]);
+    fs::write(case.directory().join(format!(".step-runner-{}-1", job_folder.key())), "s3cret").unwrap();
+    let end = close_interrupted(&job(scan_one(&case.state)), "test", 0).unwrap();
+    assert!(end.is_interrupted());
+    assert!(!case.directory().exists());
+    assert_eq!(job_record.files.len(), 2);
+}
+
+#[test]
+fn full_disk_has_a_reason_of_its_own() {
+    let full = |errno: i32| FileErrorFor(errno).reason();
+    assert_eq!(full(libc::ENOSPC), Reason::DiskFull);
+    assert_eq!(full(libc::EDQUOT), Reason::DiskFull);
+    assert_eq!(full(libc::EROFS), Reason::NotWritable);
+}
+
+struct FileErrorFor(i32);
+
+impl FileErrorFor {
+    fn reason(&self) -> Reason {
+        let source = std::io::Error::from_raw_os_error(self.0);
+        StoreError { action: "write", path: PathBuf::new(), source }.reason()
+    }
+}

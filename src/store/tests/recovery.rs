@@ -1,0 +1,203 @@
+use std::fs;
+use std::os::unix::fs::symlink;
+
+use super::*;
+use crate::model::{CancelCause, EndClass, ExitStatus};
+
+const NOW: i64 = 1_000_000;
+
+#[test]
+fn jobs_are_found_as_they_were() {
+    let temp = temp();
+    let state = open(&temp);
+    let started = create(&state, "1");
+    let step = Event::StepStarted { step: 1, pgid: 10, pid: 10, start_time: 99 };
+    started.append_all(&[Event::Started { at: 3 }, step]).unwrap();
+    started.append(&Event::Cancel { cause: CancelCause::Runaway }).unwrap();
+    drop((state, started));
+
+    let state = open(&temp);
+    let job = job(scan_one(&state));
+    assert_eq!(job.record, record("1"));
+    assert_eq!((job.journal.started, job.journal.cancel), (Some(3), Some(CancelCause::Runaway)));
+    assert_eq!(job.journal.end, None);
+    let left = Leftover { step: 1, pgid: 10, pid: 10, start_time: 99, ended: false };
+    assert_eq!(job.leftovers(BOOT), [left]);
+    assert!(job.leftovers("another boot").is_empty());
+    job.folder.append(&Event::StepEnded { step: 1, status: Some(ExitStatus::Signal(9)) }).unwrap();
+    job.folder.append(&Event::Ended(end())).unwrap();
+    let journal = job.folder.read_journal().unwrap();
+    assert!(journal.processes[0].ended);
+    assert_eq!(journal.end, Some(end()));
+}
+
+#[test]
+fn damaged_huge_and_foreign_things_are_reported_and_the_others_served() {
+    let temp = temp();
+    let state = open(&temp);
+    let jobs = state.path().join("jobs");
+    create(&state, "good");
+    let bad =
+        |id: &str, name: &str, content: &[u8]| fs::write(create(&state, id).path(name), content).unwrap();
+    bad("empty", "job.json", b"");
+    bad("foreign", "job.json", &serde_json::to_vec(&record("other")).unwrap());
+    bad("journal", "journal", b"{\"crc32\":\"00000000\",\"event\":{}}\n");
+    bad("garbage", "journal", b"\n");
+    bad("torn", "journal", b"half a line");
+    let sparse = create(&state, "sparse").path("job.json");
+    fs::OpenOptions::new().write(true).open(sparse).unwrap().set_len(4 << 30).unwrap();
+    let fifo = create(&state, "fifo").path("journal");
+    rustix::fs::mknodat(rustix::fs::CWD, &fifo, rustix::fs::FileType::Fifo, rustix::fs::Mode::RWXU, 0)
+        .unwrap();
+    let link = create(&state, "link").path("journal");
+    symlink("/etc/passwd", link).unwrap();
+    fs::create_dir(folder(&state, "no-record").path("")).unwrap();
+    fs::create_dir(jobs.join("nobody")).unwrap();
+    fs::write(jobs.join("0".repeat(32)), "a file").unwrap();
+    fs::create_dir_all(jobs.join(".gone-1/work/deep")).unwrap();
+
+    let mut unreadable = Vec::new();
+    let (mut served, mut orphans) = (Vec::new(), 0);
+    for found in state.scan().unwrap() {
+        match found {
+            Found::Job(job) => served.push(job.record.id),
+            Found::Unreadable { folder, reason } => {
+                folder.set_aside().unwrap();
+                assert!(folder.is_set_aside());
+                unreadable.push(reason);
+            }
+            Found::Gone { name } => {
+                assert_eq!(name.as_c_str(), c".gone-1");
+                assert!(jobs.join(".gone-1/work/deep").exists(), "deleted while callers wait");
+                state.remove_orphan(&name).unwrap();
+            }
+            Found::Orphan { name, .. } => {
+                orphans += 1;
+                state.remove_orphan(&name).unwrap();
+            }
+        }
+    }
+    served.sort();
+    assert_eq!(served, ["good", "torn"]);
+    assert_eq!(unreadable.len(), 7, "{unreadable:#?}");
+    assert_eq!(orphans, 3);
+    assert!(!jobs.join(".gone-1").exists());
+    assert_eq!(state.scan().unwrap().len(), 2);
+    let aside = folder(&state, "sparse");
+    aside.remove_set_aside().unwrap();
+    assert!(!aside.is_set_aside());
+}
+
+#[test]
+fn damaged_job_is_written_anew_behind_its_last_good_event() {
+    let temp = temp();
+    let state = open(&temp);
+    let damaged = create(&state, "1");
+    damaged.append(&Event::Started { at: 4 }).unwrap();
+    let mut journal = fs::read(damaged.path("journal")).unwrap();
+    journal.extend_from_slice(b"not a record\nnor this\n");
+    fs::write(damaged.path("journal"), journal).unwrap();
+    fs::write(damaged.path("job.json"), "{").unwrap();
+    assert!(matches!(scan_one(&state), Some(Found::Unreadable { .. })));
+    damaged.renew(&record("1")).unwrap();
+    assert_eq!(damaged.read_job().unwrap().journal.started, Some(4));
+    damaged.append(&Event::Ended(end())).unwrap();
+    assert_eq!(job(scan_one(&state)).journal.end, Some(end()));
+}
+
+#[test]
+fn folders_without_a_registered_job_are_orphans_with_their_age() {
+    let temp = temp();
+    let state = open(&temp);
+    let known = create(&state, "1");
+    fs::create_dir(folder(&state, "2").path("")).unwrap();
+    let later = crate::clock::now() + std::time::Duration::from_hours(25);
+    let orphans = state.orphans(later, |key| key == known.key()).unwrap();
+    let [(name, age)] = orphans.as_slice() else { panic!("{orphans:?}") };
+    assert!(age.as_secs() >= 24 * 3_600);
+    state.remove_orphan(name).unwrap();
+    assert!(known.path("").exists() && !folder(&state, "2").path("").exists());
+    assert_eq!(state.set_aside_keys().unwrap(), []);
+    known.set_aside().unwrap();
+    assert_eq!(state.set_aside_keys().unwrap(), [known.key()]);
+}
+
+#[test]
+fn removal_begun_is_gone_with_the_next_scan() {
+    let temp = temp();
+    let state = open(&temp);
+    let begun = create(&state, "1");
+    begun.append(&Event::Removing).unwrap();
+    // A name that is taken is not in the way.
+    let taken = state.path().join(format!("jobs/.gone-{}-{}-0", begun.key(), std::process::id()));
+    fs::create_dir_all(taken.join("work")).unwrap();
+    let found = state.scan().unwrap();
+    assert!(found.iter().all(|found| matches!(found, Found::Gone { .. })), "{found:?}");
+    assert_eq!(found.len(), 2);
+    assert!(!begun.path("").exists());
+}
+
+fn log_of(folder: &JobFolder) -> String {
+    fs::read_to_string(folder.path("log")).unwrap()
+}
+
+const LAST: &str = "1970-01-01T00:00:01.000000Z 00E job interrupted: the host died\n";
+
+#[test]
+fn interrupted_job_is_closed_with_one_last_line_and_an_end() {
+    let entry = "2026-01-01T00:00:00.000000Z 01O half";
+    for (before, after) in [
+        (None, LAST.to_owned()),
+        (Some(""), LAST.to_owned()),
+        (Some(entry), format!("{entry}\n{LAST}")),
+        (Some(&*format!("{entry}\n")), format!("{entry}\n{LAST}")),
+        // A crash of the recovery itself, behind its last line.
+        (Some(LAST), LAST.to_owned()),
+    ] {
+        let temp = temp();
+        let state = open(&temp);
+        let died = create(&state, "1");
+        died.append(&Event::Started { at: 1 }).unwrap();
+        died.append_step(b"result").unwrap();
+        if let Some(before) = before {
+            fs::write(died.path("log"), before).unwrap();
+        }
+        let mut journal = fs::OpenOptions::new().append(true).open(died.path("journal")).unwrap();
+        std::io::Write::write_all(&mut journal, b"{\"crc32\":\"half").unwrap();
+
+        let end = close_interrupted(&job(scan_one(&state)), "the host died", NOW).unwrap();
+        assert_eq!(log_of(&died), after);
+        assert_eq!((end.log_len, end.steps_done), (after.len() as u64, 1));
+        assert_eq!(
+            (end.outcome.class, end.outcome.exit_code, end.end_time),
+            (EndClass::Interrupted, -4, NOW)
+        );
+        let found = job(scan_one(&state));
+        assert_eq!((found.journal.end, found.journal.torn), (Some(end.clone()), None));
+        assert_eq!(died.open_log(Some(end.log_inode)).unwrap().length().unwrap(), end.log_len);
+    }
+}
+
+#[test]
+fn log_that_was_replaced_removed_or_cut_is_never_served_as_the_jobs() {
+    let temp = temp();
+    let state = open(&temp);
+    let served = create(&state, "1");
+    fs::write(served.path("log"), "0123456789").unwrap();
+    let log = served.open_log(None).unwrap();
+    let mut buffer = [0; 64];
+    assert_eq!(log.read_at(&mut buffer, 4, 10).unwrap(), 6);
+    assert_eq!(&buffer[..6], b"456789");
+    assert_eq!(log.read_at(&mut buffer, 10, 10).unwrap(), 0);
+
+    fs::OpenOptions::new().write(true).open(served.path("log")).unwrap().set_len(5).unwrap();
+    let error = log.read_at(&mut buffer, 0, 10).unwrap_err();
+    assert!(matches!(error, LogLost::Cut { actual: 5, expected: 10 }), "{error}");
+    fs::rename(served.path("log"), served.path("moved")).unwrap();
+    assert!(matches!(served.open_log(Some(log.inode())), Err(LogLost::Removed)));
+    fs::write(served.path("log"), "another").unwrap();
+    assert!(matches!(served.open_log(Some(log.inode())), Err(LogLost::Replaced)));
+    fs::remove_file(served.path("log")).unwrap();
+    symlink("/etc/passwd", served.path("log")).unwrap();
+    assert!(served.open_log(None).is_err());
+}

@@ -1,0 +1,72 @@
+use std::fs;
+use std::os::unix::fs::{PermissionsExt, symlink};
+
+use super::*;
+
+#[test]
+fn removal_deletes_everything_inside_and_nothing_a_link_points_to() {
+    let temp = temp();
+    let state = open(&temp);
+    let victim = temp.path().join("victim");
+    fs::create_dir(&victim).unwrap();
+    fs::write(victim.join("file"), "stays").unwrap();
+    let removed = create(&state, "1");
+    let work = removed.make_dir("work").unwrap();
+    symlink(&victim, work.join("link")).unwrap();
+    fs::hard_link(victim.join("file"), work.join("hard")).unwrap();
+    fs::create_dir_all(work.join("a/b")).unwrap();
+    fs::write(work.join("a/b/file"), "x").unwrap();
+    fs::write(work.join(".1"), "a name like ours").unwrap();
+    fs::create_dir_all(work.join("a/.2/x")).unwrap();
+    for closed in ["a/b", "a", ""] {
+        fs::set_permissions(work.join(closed), fs::Permissions::from_mode(0o000)).unwrap();
+    }
+    removed.remove().unwrap();
+    assert_eq!(fs::read_to_string(victim.join("file")).unwrap(), "stays");
+    assert_eq!(fs::read_dir(state.path().join("jobs")).unwrap().count(), 0);
+    removed.remove().unwrap();
+    create(&state, "1");
+}
+
+#[test]
+fn depth_costs_neither_stack_nor_descriptors() {
+    let temp = temp();
+    let state = open(&temp);
+    let deep = create(&state, "1");
+    let mut at = rustix::fs::open(
+        deep.make_dir("work").unwrap(),
+        rustix::fs::OFlags::DIRECTORY | rustix::fs::OFlags::CLOEXEC,
+        rustix::fs::Mode::empty(),
+    )
+    .unwrap();
+    for _ in 0..5_000 {
+        files::make_dir(&at, "d").unwrap();
+        at = files::open_dir(&at, "d").unwrap();
+    }
+    drop(at);
+    deep.remove().unwrap();
+    assert_eq!(fs::read_dir(state.path().join("jobs")).unwrap().count(), 0);
+}
+
+#[test]
+fn folder_exists_once_and_a_failed_creation_leaves_nothing() {
+    let temp = temp();
+    let state = open(&temp);
+    let once = create(&state, "1");
+    let error = once.create(&record("1")).unwrap_err();
+    assert_eq!(error.source.kind(), std::io::ErrorKind::AlreadyExists);
+    assert!(once.path("job.json").exists(), "the first one's record stays");
+}
+
+#[test]
+fn record_is_replaced_whole_also_over_a_left_over_temporary_file() {
+    let temp = temp();
+    let state = open(&temp);
+    let kept = create(&state, "1");
+    fs::write(kept.path("job.json.tmp"), "of a crash").unwrap();
+    let changed = JobRecord { work_dir: "/other".to_owned(), ..record("1") };
+    kept.write_record(&changed).unwrap();
+    kept.sync().unwrap();
+    assert_eq!(job(scan_one(&state)).record, changed);
+    assert!(!kept.path("job.json.tmp").exists());
+}
