@@ -5,6 +5,7 @@ pub mod config;
 pub mod error;
 pub mod job;
 pub mod journal;
+pub mod keeper;
 pub mod lang;
 pub mod log;
 pub mod model;

@@ -1,0 +1,168 @@
+//! The daemon's end of the connection to the keeper: frames out, replies and events in.
+//!
+//! Owns one writer and one reader task. Frames are written in the order they were handed over; several that wait are
+//! one write. The reader hands every event to one callback and every reply to the one who asked.
+
+use std::collections::HashMap;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use bytes::{Buf, BytesMut};
+use parking_lot::Mutex;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::UnixStream;
+use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::sync::{mpsc, oneshot};
+
+use super::protocol::{FromKeeper, KeeperError, MAX_FRAME, Reply, Request, ToKeeper};
+
+/// Bytes read from the socket at a time; frames of the keeper are small.
+const READ_CHUNK: usize = 32 << 10;
+
+/// Why a question to the keeper has no good answer.
+#[derive(Debug, thiserror::Error)]
+pub enum LinkError {
+    /// The keeper died, or the connection was replaced.
+    #[error("the keeper is gone")]
+    Gone,
+    /// The keeper refused.
+    #[error(transparent)]
+    Refused(#[from] KeeperError),
+    /// A request over [`MAX_FRAME`].
+    #[error("a request of {0} bytes is too large for the keeper")]
+    TooLarge(usize),
+    /// It speaks another protocol, or broke it.
+    #[error("the keeper does not speak this daemon's protocol")]
+    Protocol,
+}
+
+/// Who waits for which reply; `None` once the connection is over, so that nobody begins to wait then.
+type Waiting = Arc<Mutex<Option<HashMap<u64, oneshot::Sender<Result<Reply, KeeperError>>>>>>;
+
+/// A connection to the keeper. Clones share it.
+#[derive(Clone)]
+pub struct KeeperLink {
+    frames: mpsc::UnboundedSender<Vec<u8>>,
+    waiting: Waiting,
+    next_id: Arc<AtomicU64>,
+}
+
+impl KeeperLink {
+    /// Takes over a connected socket. `on_event` is called for every event, in order, and must not block; `on_end`
+    /// once, when the connection is over. Runs on the thread that calls it, which must be in a `LocalSet`: the actors
+    /// live there too, so an event costs no switch of threads.
+    pub fn new(
+        stream: UnixStream,
+        mut on_event: impl FnMut(FromKeeper) + 'static,
+        on_end: impl FnOnce() + 'static,
+    ) -> Self {
+        let (read, write) = stream.into_split();
+        let (frames, queue) = mpsc::unbounded_channel();
+        let waiting: Waiting = Arc::new(Mutex::new(Some(HashMap::new())));
+        let link = Self { frames, waiting: Arc::clone(&waiting), next_id: Arc::new(AtomicU64::new(1)) };
+        tokio::task::spawn_local(write_frames(write, queue));
+        tokio::task::spawn_local(async move {
+            if let Err(error) = read_frames(read, &waiting, &mut on_event).await {
+                tracing::warn!(%error, "connection to the keeper broke");
+            }
+            *waiting.lock() = None;
+            on_end();
+        });
+        link
+    }
+
+    /// Sends a request that wants no reply. Its loss shows in the end of the connection.
+    ///
+    /// The queue has no bound of its own: what waits in it is bounded by the requests a job has under way (a handful)
+    /// times the number of jobs.
+    pub fn tell(&self, request: Request) {
+        match encode(&ToKeeper { id: 0, request }) {
+            Ok(frame) => drop(self.frames.send(frame)),
+            Err(error) => tracing::error!(%error, "request to the keeper was not sent"),
+        }
+    }
+
+    /// Sends a request and waits for its reply.
+    pub async fn ask(&self, request: Request) -> Result<Reply, LinkError> {
+        let id = self.next_id.fetch_add(1, Ordering::Relaxed);
+        let frame = encode(&ToKeeper { id, request })?;
+        let (answer, reply) = oneshot::channel();
+        self.waiting.lock().as_mut().ok_or(LinkError::Gone)?.insert(id, answer);
+        if self.frames.send(frame).is_err() {
+            self.forget(id);
+            return Err(LinkError::Gone);
+        }
+        Ok(reply.await.map_err(|_| LinkError::Gone)??)
+    }
+
+    /// The connection has ended: what is told is lost, what is asked is not answered.
+    pub fn is_over(&self) -> bool {
+        self.waiting.lock().is_none()
+    }
+
+    fn forget(&self, id: u64) {
+        if let Some(waiting) = self.waiting.lock().as_mut() {
+            waiting.remove(&id);
+        }
+    }
+}
+
+fn encode(frame: &ToKeeper) -> Result<Vec<u8>, LinkError> {
+    let mut bytes = postcard::to_extend(frame, vec![0; 4]).map_err(|_| LinkError::Protocol)?;
+    let len = bytes.len() - 4;
+    if len > MAX_FRAME {
+        return Err(LinkError::TooLarge(len));
+    }
+    bytes[..4].copy_from_slice(&(len as u32).to_le_bytes());
+    Ok(bytes)
+}
+
+async fn write_frames(mut to: OwnedWriteHalf, mut queue: mpsc::UnboundedReceiver<Vec<u8>>) {
+    while let Some(mut batch) = queue.recv().await {
+        while batch.len() < READ_CHUNK {
+            match queue.try_recv() {
+                Ok(frame) => batch.extend_from_slice(&frame),
+                Err(_) => break,
+            }
+        }
+        if to.write_all(&batch).await.is_err() {
+            return; // the reader sees the same end and reports it
+        }
+    }
+}
+
+async fn read_frames(
+    mut from: OwnedReadHalf,
+    waiting: &Waiting,
+    on_event: &mut impl FnMut(FromKeeper),
+) -> io::Result<()> {
+    let mut buffer = BytesMut::with_capacity(READ_CHUNK);
+    loop {
+        while let Some(frame) = next_frame(&mut buffer)? {
+            match frame {
+                FromKeeper::Reply { id, reply } => {
+                    let asker = waiting.lock().as_mut().and_then(|waiting| waiting.remove(&id));
+                    if let Some(asker) = asker {
+                        drop(asker.send(reply));
+                    }
+                }
+                event => on_event(event),
+            }
+        }
+        buffer.reserve(READ_CHUNK);
+        if from.read_buf(&mut buffer).await? == 0 {
+            return Ok(());
+        }
+    }
+}
+
+fn next_frame(buffer: &mut BytesMut) -> io::Result<Option<FromKeeper>> {
+    let Some(header) = buffer.first_chunk::<4>() else { return Ok(None) };
+    // No limit here: the keeper is our own, and the record of a job may be longer than any one request was.
+    let len = u32::from_le_bytes(*header) as usize;
+    let Some(body) = buffer.get(4..4 + len) else { return Ok(None) };
+    let frame = postcard::from_bytes(body).map_err(|e| io::Error::new(io::ErrorKind::InvalidData, e))?;
+    buffer.advance(4 + len);
+    Ok(Some(frame))
+}

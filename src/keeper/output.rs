@@ -1,0 +1,123 @@
+//! From the bytes of a pipe to masked, framed entries: the one file that knows how `log` does it (logs.md §3, §4).
+
+use std::sync::Arc;
+
+use crate::clock::now_micros;
+use crate::log::frame::{Framer, STEP, Stamp, Stamper};
+use crate::log::mask::{
+    DefaultPrefixes, MaskConfig, MaskLimitError, MaskStream, MaskWarning, Masker, PhraseSet,
+};
+use crate::model::Kind;
+
+/// Most bytes of one read of a pipe, so of one write in the sense of logs.md §3.
+pub(super) const READ_BYTES: usize = 64 << 10;
+
+/// The real-time clock as entries show it.
+#[derive(Default)]
+pub(super) struct Clock {
+    stamper: Stamper,
+}
+
+impl Clock {
+    pub(super) fn now(&mut self) -> Stamp {
+        self.stamper.stamp(now_micros())
+    }
+}
+
+/// What a job's output is searched for.
+#[derive(Clone)]
+pub(super) struct Masking {
+    set: PhraseSet,
+    masker: Arc<Masker>,
+    phrase_bytes: usize,
+}
+
+/// What a masking is made of. Holds secrets, so it has no `Debug`.
+pub(super) struct MaskingSource {
+    /// Phrases, unprepared.
+    pub(super) phrases: Vec<Vec<u8>>,
+    /// Of the request.
+    pub(super) token_prefixes: Vec<String>,
+    /// Search encoded forms too.
+    pub(super) forms: bool,
+    /// Search the default prefixes too.
+    pub(super) default_prefixes: bool,
+}
+
+impl Masking {
+    /// Of a job that asks for nothing.
+    pub(super) fn none() -> Result<Self, MaskLimitError> {
+        let none: [&[u8]; 0] = [];
+        Ok(Self::of(PhraseSet::prepare(none, none, &MaskConfig::default())?, 0).0)
+    }
+
+    /// Prepares phrases and builds what searches for them. Takes long for large sets.
+    pub(super) fn build(source: &MaskingSource) -> Result<(Self, Vec<MaskWarning>), MaskLimitError> {
+        let default_prefixes =
+            if source.default_prefixes { DefaultPrefixes::All } else { DefaultPrefixes::None };
+        let config = MaskConfig { forms: source.forms, default_prefixes, ..MaskConfig::default() };
+        let bytes = source.phrases.iter().map(Vec::len).sum();
+        Ok(Self::of(PhraseSet::prepare(&source.phrases, &source.token_prefixes, &config)?, bytes))
+    }
+
+    /// The same with further phrases.
+    pub(super) fn with_added(&self, phrases: &[Vec<u8>]) -> Result<(Self, Vec<MaskWarning>), MaskLimitError> {
+        let bytes = self.phrase_bytes + phrases.iter().map(Vec::len).sum::<usize>();
+        Ok(Self::of(self.set.with_added(phrases)?, bytes))
+    }
+
+    fn of((set, warnings): (PhraseSet, Vec<MaskWarning>), phrase_bytes: usize) -> (Self, Vec<MaskWarning>) {
+        let masker = Masker::compile(&set);
+        (Self { set, masker, phrase_bytes }, warnings)
+    }
+
+    /// Length of all phrases that it was made of, in bytes.
+    pub(super) const fn phrase_bytes(&self) -> usize {
+        self.phrase_bytes
+    }
+
+    /// Masks a text of its own: a line of the daemon.
+    pub(super) fn mask(&self, text: &str) -> Vec<u8> {
+        self.masker.mask_bytes(text.as_bytes())
+    }
+}
+
+/// One source of a job's log: masker and formatter of one pipe (logs.md §2).
+pub(super) struct Source {
+    mask: MaskStream,
+    frame: Framer,
+}
+
+impl Source {
+    pub(super) fn new(kind: Kind, masking: &Masking) -> Self {
+        Self { mask: MaskStream::new(Arc::clone(&masking.masker)), frame: Framer::new(STEP, kind) }
+    }
+
+    /// Takes one read of the pipe. `masked` is scratch; entries go to `out`.
+    pub(super) fn write(&mut self, bytes: &[u8], now: &Stamp, masked: &mut Vec<u8>, out: &mut Vec<u8>) {
+        masked.clear();
+        self.mask.push(bytes, masked);
+        self.frame.push(masked, now, out);
+    }
+
+    /// Ends the source: held bytes go out (logs.md §4).
+    pub(super) fn close(&mut self, now: &Stamp, masked: &mut Vec<u8>, out: &mut Vec<u8>) {
+        masked.clear();
+        self.mask.finish(masked);
+        self.frame.push(masked, now, out);
+        self.frame.finish(out);
+    }
+
+    /// Goes on with more phrases: held bytes are searched again (masking.md §7).
+    pub(super) fn replace(
+        &mut self,
+        masking: &Masking,
+        now: &Stamp,
+        masked: &mut Vec<u8>,
+        out: &mut Vec<u8>,
+    ) {
+        masked.clear();
+        self.mask.replace_masker(Arc::clone(&masking.masker), masked);
+        self.frame.push(masked, now, out);
+    }
+}

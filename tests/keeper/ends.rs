@@ -1,0 +1,165 @@
+//! Ending processes: what steps leave, stop, close (service.md §6.1, §6.2; faults.md rows 1–5).
+
+use std::time::{Duration, Instant};
+
+use step_runner::keeper::protocol::{KeeperSettings, StepEnd};
+
+use crate::support::{Keeper, exited, settings, signalled, wait_for_file, wait_until};
+
+#[test]
+fn a_server_left_running_lives_until_the_job_ends() {
+    for cgroup in ["auto", "off"] {
+        let mut keeper = Keeper::start(cgroup);
+        let mut job = keeper.hold("left");
+        let begun = Instant::now();
+        let over = job.run(&mut keeper.client, "sleep 30 & echo x");
+        assert!(begun.elapsed() < Duration::from_millis(2_500));
+        assert_eq!((over.end, over.left), (exited(0), 1));
+        assert_eq!(job.lines(), ["01O x", "00O step s1 left 1 processes running"]);
+        // One without the pipes costs no time at all.
+        let over = job.run(&mut keeper.client, "sleep 30 >/dev/null 2>&1 & :");
+        assert_eq!(over.left, 2);
+        assert_eq!(job.living().len(), 2);
+        assert!(job.close(&mut keeper.client).unkilled.is_empty());
+        assert!(job.living().is_empty());
+        keeper.end();
+    }
+}
+
+#[test]
+fn leftovers_are_killed_at_the_steps_end_if_the_setting_says_so() {
+    for cgroup in ["auto", "off"] {
+        let mut keeper = Keeper::start_with(cgroup, KeeperSettings { leftover_keep: false, ..settings() });
+        let mut job = keeper.hold("kill");
+        let over = job.run(
+            &mut keeper.client,
+            "setsid sleep 30 >/dev/null 2>&1 & trap '' TERM; setsid sleep 31 & exit 0",
+        );
+        assert_eq!((over.end, over.left), (exited(0), 2));
+        assert!(job.living().is_empty());
+        keeper.end();
+    }
+}
+
+#[test]
+fn four_hundred_processes_of_their_own_sessions_are_all_ended() {
+    for cgroup in ["auto", "off"] {
+        let mut keeper = Keeper::start(cgroup);
+        let mut job = keeper.hold("many");
+        let over = job.run(
+            &mut keeper.client,
+            "i=0; while [ $i -lt 400 ]; do setsid sleep 60 >/dev/null 2>&1 & i=$((i+1)); done; exit 0",
+        );
+        assert_eq!(over.left, 400);
+        assert!(job.close(&mut keeper.client).unkilled.is_empty());
+        assert!(job.living().is_empty());
+        keeper.end();
+    }
+}
+
+#[test]
+fn a_process_that_ignores_sigterm_is_killed_after_the_grace() {
+    for cgroup in ["auto", "off"] {
+        let mut keeper = Keeper::start(cgroup);
+        let mut job = keeper.hold("deaf");
+        let ready = keeper.dir.path().join("ready");
+        let step = job.spawn(
+            &mut keeper.client,
+            &format!("trap '' TERM; sleep 60 & touch {}; while :; do wait; done", ready.display()),
+        );
+        wait_for_file(&ready);
+        let begun = Instant::now();
+        job.stop(&mut keeper.client, Duration::from_millis(300));
+        assert_eq!(keeper.client.step_over(job.key, step).end, signalled(9));
+        assert!(begun.elapsed() >= Duration::from_millis(300));
+        job.close(&mut keeper.client);
+        assert!(job.living().is_empty());
+        keeper.end();
+    }
+}
+
+#[test]
+fn a_process_that_obeys_ends_at_once_and_not_after_the_grace() {
+    let mut keeper = Keeper::start("auto");
+    let mut job = keeper.hold("obedient");
+    let ready = keeper.dir.path().join("ready");
+    let step = job.spawn(
+        &mut keeper.client,
+        &format!("trap 'echo bye; exit 4' TERM; touch {}; while :; do sleep 0.01; done", ready.display()),
+    );
+    wait_for_file(&ready);
+    let begun = Instant::now();
+    job.stop(&mut keeper.client, Duration::from_secs(50));
+    assert_eq!(keeper.client.step_over(job.key, step).end, exited(4));
+    job.close(&mut keeper.client);
+    assert!(begun.elapsed() < Duration::from_secs(20));
+    assert!(job.lines().contains(&"01O bye".to_owned()));
+    let refused = job.run(&mut keeper.client, "echo no");
+    assert!(matches!(refused.end, StepEnd::NotStarted { what, .. } if what == "cancelled"));
+    keeper.end();
+}
+
+#[test]
+fn a_shorter_grace_asked_later_counts() {
+    let mut keeper = Keeper::start("auto");
+    let mut job = keeper.hold("impatient");
+    let ready = keeper.dir.path().join("ready");
+    let step = job.spawn(
+        &mut keeper.client,
+        &format!("trap '' TERM; touch {}; while :; do sleep 1; done", ready.display()),
+    );
+    wait_for_file(&ready);
+    job.stop(&mut keeper.client, Duration::from_secs(50));
+    job.stop(&mut keeper.client, Duration::ZERO);
+    assert_eq!(keeper.client.step_over(job.key, step).end, signalled(9));
+    keeper.end();
+}
+
+#[test]
+fn a_stopped_process_can_be_cancelled() {
+    let mut keeper = Keeper::start("auto");
+    let mut job = keeper.hold("stopped");
+    let ready = keeper.dir.path().join("ready");
+    let step = job.spawn(&mut keeper.client, &format!("touch {}; kill -STOP $$; exit 1", ready.display()));
+    wait_for_file(&ready);
+    job.stop(&mut keeper.client, Duration::from_secs(50));
+    assert_eq!(keeper.client.step_over(job.key, step).end, signalled(15));
+    keeper.end();
+}
+
+#[test]
+fn a_chain_of_forks_does_not_outlive_its_job() {
+    for cgroup in ["auto", "off"] {
+        let mut keeper = Keeper::start(cgroup);
+        let mut job = keeper.hold("chain");
+        // Each link starts the next in a session of its own and exits: no list of processes is ever complete.
+        let link = keeper.dir.path().join("link");
+        std::fs::write(&link, "setsid sh $0 >/dev/null 2>&1 & exit 0\n").unwrap();
+        let over =
+            job.run(&mut keeper.client, &format!("setsid sh {} >/dev/null 2>&1 & exit 0", link.display()));
+        assert_eq!(over.end, exited(0));
+        let closed = job.close_with(&mut keeper.client, Duration::ZERO, vec![]);
+        assert!(closed.unkilled.is_empty(), "{cgroup}");
+        assert!(job.living().is_empty(), "{cgroup}");
+        keeper.end();
+    }
+}
+
+#[test]
+fn a_process_that_cleans_its_environment_still_belongs_to_its_job() {
+    for cgroup in ["auto", "off"] {
+        let mut keeper = Keeper::start(cgroup);
+        let mut job = keeper.hold("cleaner");
+        let pid_file = keeper.dir.path().join("pid");
+        let script = format!(
+            "env -i setsid sh -c 'echo $$ > {}; exec sleep 60' >/dev/null 2>&1 &",
+            pid_file.display()
+        );
+        assert_eq!(job.run(&mut keeper.client, &script).end, exited(0));
+        wait_until(|| std::fs::read_to_string(&pid_file).is_ok_and(|text| text.ends_with('\n')));
+        let pid = std::fs::read_to_string(&pid_file).unwrap();
+        assert!(job.close(&mut keeper.client).unkilled.is_empty());
+        wait_until(|| !std::path::Path::new(&format!("/proc/{}", pid.trim())).exists());
+        keeper.end();
+    }
+}

@@ -1,0 +1,8 @@
+//! The keeper as a process, driven over its socket with real children (service.md §6).
+#![expect(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on fails right there")]
+
+mod daemon;
+mod ends;
+mod output;
+mod start;
+mod support;

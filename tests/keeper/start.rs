@@ -1,0 +1,135 @@
+//! Starting processes, and how they end by themselves (faults.md rows 7, 9, 10).
+
+use step_runner::keeper::protocol::{Request, StepEnd};
+
+use crate::support::{Keeper, exited, signalled, wait_for_file, wait_until};
+
+#[test]
+fn every_exit_code_is_reported_as_it_is() {
+    let mut keeper = Keeper::start("auto");
+    let mut job = keeper.hold("codes");
+    for code in 0..=255 {
+        assert_eq!(job.run(&mut keeper.client, &format!("exit {code}")).end, exited(code));
+    }
+    assert_eq!(job.close(&mut keeper.client).log_len, 0);
+    keeper.end();
+}
+
+#[test]
+fn death_by_a_signal_is_told_from_an_exit_code() {
+    let mut keeper = Keeper::start("off");
+    let mut job = keeper.hold("signals");
+    for signal in [1, 2, 3, 6, 8, 9, 11, 13, 14, 15, 24, 31] {
+        let end = job.run(&mut keeper.client, &format!("ulimit -c 0; kill -{signal} $$")).end;
+        assert_eq!(end, signalled(signal), "{signal}");
+    }
+    keeper.end();
+}
+
+#[test]
+fn what_cannot_start_says_what_failed_and_why() {
+    let mut keeper = Keeper::start("auto");
+    let mut job = keeper.hold("failures");
+    let dir = keeper.dir.path().to_owned();
+    let script = |name: &str, text: &str, mode: u32| {
+        use std::os::unix::fs::PermissionsExt;
+        let path = dir.join(name);
+        std::fs::write(&path, text).unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).unwrap();
+        path.to_str().unwrap().to_owned()
+    };
+    let not_started = |what: &str, errno: i32| StepEnd::NotStarted { what: what.to_owned(), errno };
+    let client = &mut keeper.client;
+    assert_eq!(job.run_command(client, &["/no/such"]), not_started("exec", 2));
+    assert_eq!(job.run_command(client, &[&script("plain", "x", 0o644)]), not_started("exec", 13));
+    assert_eq!(job.run_command(client, &[&script("noexec", "no magic", 0o755)]), not_started("exec", 8));
+    assert_eq!(job.run_command(client, &[&script("interp", "#!/no/such\n", 0o755)]), not_started("exec", 2));
+    let long = "x".repeat(200 << 10);
+    assert_eq!(job.run_command(client, &["/bin/echo", &long]), not_started("exec", 7));
+    let mut lost = job.command(&["/bin/true"]);
+    lost.work_dir = dir.join("nowhere");
+    let step = lost.step;
+    client.tell(Request::Spawn(Box::new(lost)));
+    assert_eq!(client.step_over(job.key, step).end, not_started("work_dir", 2));
+    assert_eq!(job.run_command(client, &["/bin/true", "a\0b"]), not_started("arguments", 22));
+    assert_eq!(job.run_command(client, &["/bin/true"]), exited(0));
+    keeper.end();
+}
+
+#[test]
+fn a_step_has_three_descriptors_its_own_group_and_default_signals() {
+    let mut keeper = Keeper::start("auto");
+    let mut job = keeper.hold("clean");
+    let script = "ls /proc/self/fd | tr '\\n' ' '; echo; cut -d' ' -f1,5 /proc/self/stat; \
+                  sed -n '/^Sig[BIC]/p' /proc/self/status; readlink /proc/self/fd/0";
+    // Without a shell in between: `sh` is the leader, `cut` a member of its group.
+    assert_eq!(job.run(&mut keeper.client, script).end, exited(0));
+    let lines = job.lines();
+    // The fourth is `ls` reading the folder.
+    assert_eq!(lines[0], "01O 0 1 2 3 ");
+    assert_eq!(
+        &lines[2..],
+        [
+            "01O SigBlk:\t0000000000000000",
+            "01O SigIgn:\t0000000000000000",
+            "01O SigCgt:\t0000000000000000",
+            "01O /dev/null"
+        ]
+    );
+    let own = job.run(&mut keeper.client, "set -- $(cat /proc/$$/stat); test $1 = $5");
+    assert_eq!(own.end, exited(0));
+    let limit = job.run(&mut keeper.client, &format!("test $(ulimit -n) = {}", soft_files()));
+    assert_eq!(limit.end, exited(0), "the keeper's own limits are not handed on");
+    keeper.end();
+}
+
+fn soft_files() -> u64 {
+    rustix::process::getrlimit(rustix::process::Resource::Nofile).current.unwrap()
+}
+
+#[test]
+fn orphans_are_reaped_and_no_status_is_stolen() {
+    let mut keeper = Keeper::start("off");
+    let mut job = keeper.hold("orphans");
+    let over = job
+        .run(&mut keeper.client, "i=0; while [ $i -lt 200 ]; do (true & exit 0); i=$((i+1)); done; exit 9");
+    assert_eq!(over.end, exited(9));
+    let keeper_pid = keeper.process.id();
+    wait_until(|| {
+        let children =
+            std::fs::read_to_string(format!("/proc/{keeper_pid}/task/{keeper_pid}/children")).unwrap();
+        children.is_empty()
+    });
+    keeper.end();
+}
+
+#[test]
+fn steps_die_with_a_killed_keeper() {
+    let mut keeper = Keeper::start("auto");
+    let mut job = keeper.hold("orphaned");
+    let ready = keeper.dir.path().join("ready");
+    job.spawn(&mut keeper.client, &format!("touch {}; exec sleep 60", ready.display()));
+    wait_for_file(&ready);
+    assert_eq!(job.living().len(), 1);
+    keeper.process.kill().unwrap();
+    keeper.process.wait().unwrap();
+    wait_until(|| job.living().is_empty());
+}
+
+#[test]
+fn a_program_still_open_for_writing_is_tried_again() {
+    use std::os::unix::fs::PermissionsExt;
+    let mut keeper = Keeper::start("auto");
+    let mut job = keeper.hold("busy");
+    let program = keeper.dir.path().join("true");
+    std::fs::copy("/bin/true", &program).unwrap();
+    std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let writer = std::fs::OpenOptions::new().append(true).open(&program).unwrap();
+    let spawn = job.command(&[program.to_str().unwrap()]);
+    let step = spawn.step;
+    keeper.client.tell(Request::Spawn(Box::new(spawn)));
+    assert_eq!(job.resume(&mut keeper.client).running, Some(step));
+    drop(writer);
+    assert_eq!(keeper.client.step_over(job.key, step).end, exited(0));
+    keeper.end();
+}

@@ -1,0 +1,341 @@
+//! A keeper process under test, and a daemon's end of its connection.
+
+use std::collections::VecDeque;
+use std::io::{Read, Write};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use step_runner::keeper::protocol::{
+    Closed, FromKeeper, HeldJob, HoldJob, KeeperError, KeeperSettings, PROTOCOL_VERSION, Reply, Request,
+    SpawnStep, StepEnd, StepOver, ToKeeper,
+};
+use step_runner::log::line::{Entry, Joiner};
+use step_runner::model::{ExitStatus, JobId, JobKey, Kind};
+
+/// No answer of a keeper takes so long, however loaded the machine is.
+const PATIENCE: Duration = Duration::from_mins(1);
+
+pub(crate) fn settings() -> KeeperSettings {
+    KeeperSettings {
+        keeper_wait: Duration::from_mins(1),
+        kill_wait: Duration::from_secs(2),
+        cancel_grace: Duration::from_millis(100),
+        leftover_keep: true,
+        max_remembered: 10,
+        remember_for: Duration::from_hours(1),
+        remove_state: false,
+    }
+}
+
+/// A keeper process with its state folder.
+pub(crate) struct Keeper {
+    pub(crate) dir: tempfile::TempDir,
+    pub(crate) process: Child,
+    pub(crate) client: Client,
+}
+
+impl Keeper {
+    pub(crate) fn start(cgroup: &str) -> Self {
+        Self::start_with(cgroup, settings())
+    }
+
+    pub(crate) fn start_with(cgroup: &str, settings: KeeperSettings) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let process = Command::new(env!("CARGO_BIN_EXE_step-runner"))
+            .args(["keeper", "--connection-fd", "0", "--cgroup", cgroup, "--state-dir"])
+            .arg(dir.path())
+            .stdin(Stdio::from(OwnedFd::from(theirs)))
+            .spawn()
+            .unwrap();
+        let client = Client::greet(ours, settings);
+        Self { dir, process, client }
+    }
+
+    /// A second daemon.
+    pub(crate) fn reconnect(&mut self, settings: KeeperSettings) {
+        let stream = UnixStream::connect(self.dir.path().join("keeper.sock")).unwrap();
+        self.client = Client::greet(stream, settings);
+    }
+
+    /// Takes a job without phrases.
+    pub(crate) fn hold(&mut self, name: &str) -> Job {
+        self.hold_with(name, |_| {})
+    }
+
+    pub(crate) fn hold_with(&mut self, name: &str, change: impl FnOnce(&mut HoldJob)) -> Job {
+        let key = JobId::parse(name).unwrap().key();
+        let folder = self.dir.path().join(format!("jobs/{key}"));
+        std::fs::create_dir_all(&folder).unwrap();
+        let mut hold = HoldJob {
+            key,
+            // What another run of the tests left behind is not ours.
+            tag: u128::from_le_bytes(key.0) ^ u128::from(std::process::id()),
+            record: b"first".to_vec(),
+            phrases: Vec::new(),
+            token_prefixes: Vec::new(),
+            mask_forms: true,
+            default_prefixes: true,
+            log_limit: 1 << 30,
+            secret_files: Vec::new(),
+        };
+        change(&mut hold);
+        let tag = hold.tag;
+        let reply = self.client.ask(Request::Hold(Box::new(hold))).unwrap();
+        assert!(matches!(reply, Reply::Held { log_len: 0, .. }));
+        Job { key, tag, folder, op: 0, step: 0 }
+    }
+
+    pub(crate) fn end(mut self) {
+        self.client.tell(Request::Bye);
+        let status = self.process.wait().unwrap();
+        assert!(status.success(), "{status}");
+        assert!(!self.dir.path().join("keeper.sock").exists());
+        assert!(!self.dir.path().join("keeper.json").exists());
+    }
+}
+
+impl Drop for Keeper {
+    fn drop(&mut self) {
+        self.process.kill().ok();
+        self.process.wait().ok();
+    }
+}
+
+/// A job as a daemon sees it.
+pub(crate) struct Job {
+    pub(crate) key: JobKey,
+    pub(crate) tag: u128,
+    pub(crate) folder: PathBuf,
+    pub(crate) op: u32,
+    pub(crate) step: u32,
+}
+
+impl Job {
+    pub(crate) fn next_op(&mut self) -> u32 {
+        self.op += 1;
+        self.op
+    }
+
+    /// A request to run `argv`.
+    pub(crate) fn command(&mut self, argv: &[&str]) -> SpawnStep {
+        self.step += 1;
+        SpawnStep {
+            key: self.key,
+            op: self.next_op(),
+            step: self.step,
+            name: format!("s{}", self.step),
+            program: argv[0].into(),
+            argv: argv.iter().map(|&arg| arg.to_owned()).collect(),
+            env: vec![
+                b"PATH=/usr/local/bin:/usr/bin:/bin".to_vec(),
+                format!("STEP_RUNNER_JOB={:032x}", self.tag).into_bytes(),
+            ],
+            work_dir: "/".into(),
+        }
+    }
+
+    pub(crate) fn spawn(&mut self, client: &mut Client, script: &str) -> u32 {
+        let spawn = self.command(&["/bin/sh", "-c", script]);
+        let step = spawn.step;
+        client.tell(Request::Spawn(Box::new(spawn)));
+        step
+    }
+
+    /// Runs a script to its end.
+    pub(crate) fn run(&mut self, client: &mut Client, script: &str) -> StepOver {
+        let step = self.spawn(client, script);
+        client.step_over(self.key, step)
+    }
+
+    /// Runs a program to its end.
+    pub(crate) fn run_command(&mut self, client: &mut Client, argv: &[&str]) -> StepEnd {
+        let spawn = self.command(argv);
+        let step = spawn.step;
+        client.tell(Request::Spawn(Box::new(spawn)));
+        client.step_over(self.key, step).end
+    }
+
+    pub(crate) fn stop(&self, client: &mut Client, grace: Duration) {
+        client.tell(Request::Stop { key: self.key, grace });
+    }
+
+    pub(crate) fn close(&mut self, client: &mut Client) -> Closed {
+        self.close_with(client, Duration::from_secs(1), vec![])
+    }
+
+    pub(crate) fn close_with(
+        &mut self,
+        client: &mut Client,
+        grace: Duration,
+        lines: Vec<(Kind, String)>,
+    ) -> Closed {
+        let op = self.next_op();
+        client.tell(Request::Close { key: self.key, op, leftover_grace: grace, lines });
+        client.closed(self.key)
+    }
+
+    pub(crate) fn resume(&self, client: &mut Client) -> HeldJob {
+        match client.ask(Request::Resume { key: self.key }).unwrap() {
+            Reply::Resumed(held) => *held,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    pub(crate) fn log(&self) -> Vec<u8> {
+        std::fs::read(self.folder.join("log")).unwrap()
+    }
+
+    /// Bodies of the log, `KIND text` each, the time left out.
+    pub(crate) fn lines(&self) -> Vec<String> {
+        let log = self.log();
+        let lines = log.split_inclusive(|&byte| byte == b'\n').map(|line| {
+            assert!(Entry::parse(line).is_some(), "malformed: {:?}", String::from_utf8_lossy(line));
+            String::from_utf8_lossy(&line[28..line.len() - 1]).into_owned()
+        });
+        lines.collect()
+    }
+
+    /// The bytes that steps wrote to standard output.
+    pub(crate) fn stdout(&self) -> Vec<u8> {
+        let (log, mut joiner, mut out) = (self.log(), Joiner::new(), Vec::new());
+        let mut give = |key: step_runner::log::line::Key, bytes: &[u8]| {
+            if key == Entry::parse(b"2021-01-01T00:00:00.000000Z 01O ").unwrap().key() {
+                out.extend_from_slice(bytes);
+            }
+        };
+        for line in log.split_inclusive(|&byte| byte == b'\n') {
+            joiner.push(&Entry::parse(&line[..line.len() - 1]).unwrap(), &mut give);
+        }
+        joiner.finish(&mut give);
+        out
+    }
+
+    /// Living processes with the job's tag in their environment.
+    pub(crate) fn living(&self) -> Vec<u32> {
+        let tag = format!("STEP_RUNNER_JOB={:032x}", self.tag);
+        let pids = std::fs::read_dir("/proc").unwrap().flatten().filter_map(|entry| {
+            let pid = entry.file_name().to_str()?.parse::<u32>().ok()?;
+            let environment = std::fs::read(entry.path().join("environ")).ok()?;
+            environment.split(|&byte| byte == 0).any(|entry| entry == tag.as_bytes()).then_some(pid)
+        });
+        pids.collect()
+    }
+}
+
+pub(crate) fn exited(code: u8) -> StepEnd {
+    StepEnd::Exited(ExitStatus::Code(code))
+}
+
+pub(crate) fn signalled(signal: u8) -> StepEnd {
+    StepEnd::Exited(ExitStatus::Signal(signal))
+}
+
+/// Waits until a step has made the file `path`.
+pub(crate) fn wait_for_file(path: &Path) {
+    wait_until(|| path.exists());
+}
+
+/// Waits until a condition outside the keeper holds.
+pub(crate) fn wait_until(mut holds: impl FnMut() -> bool) {
+    let start = std::time::Instant::now();
+    while !holds() {
+        assert!(start.elapsed() < PATIENCE, "waited in vain");
+        std::thread::yield_now();
+    }
+}
+
+/// A daemon's end of the connection.
+pub(crate) struct Client {
+    stream: UnixStream,
+    next_id: u64,
+    events: VecDeque<FromKeeper>,
+    pub(crate) jobs: Vec<JobKey>,
+    pub(crate) cgroup: Option<PathBuf>,
+}
+
+impl Client {
+    pub(crate) fn greet(stream: UnixStream, settings: KeeperSettings) -> Self {
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        let mut client = Self { stream, next_id: 1, events: VecDeque::new(), jobs: vec![], cgroup: None };
+        let hello = Request::Hello { version: PROTOCOL_VERSION, settings, digest_key: [7; 16] };
+        match client.ask(hello).unwrap() {
+            Reply::Hello { version: PROTOCOL_VERSION, jobs, cgroup, .. } => {
+                client.jobs = jobs;
+                client.cgroup = cgroup;
+            }
+            other => panic!("{other:?}"),
+        }
+        client
+    }
+
+    /// As if the daemon had died.
+    pub(crate) fn hang_up(&self) {
+        self.stream.shutdown(std::net::Shutdown::Both).unwrap();
+    }
+
+    pub(crate) fn tell(&mut self, request: Request) {
+        self.send(0, request);
+    }
+
+    pub(crate) fn ask(&mut self, request: Request) -> Result<Reply, KeeperError> {
+        let id = self.next_id;
+        self.next_id += 1;
+        self.send(id, request);
+        loop {
+            match self.read().expect("the keeper closed the connection") {
+                FromKeeper::Reply { id: replied, reply } => {
+                    assert_eq!(replied, id);
+                    return reply;
+                }
+                event => self.events.push_back(event),
+            }
+        }
+    }
+
+    fn send(&mut self, id: u64, request: Request) {
+        let body = postcard::to_stdvec(&ToKeeper { id, request }).unwrap();
+        self.stream.write_all(&(body.len() as u32).to_le_bytes()).unwrap();
+        self.stream.write_all(&body).unwrap();
+    }
+
+    /// The next frame; `None` at the end of the connection.
+    pub(crate) fn read(&mut self) -> Option<FromKeeper> {
+        let mut header = [0; 4];
+        self.stream.read_exact(&mut header).ok()?;
+        let mut body = vec![0; u32::from_le_bytes(header) as usize];
+        self.stream.read_exact(&mut body).unwrap();
+        Some(postcard::from_bytes(&body).unwrap())
+    }
+
+    /// The first event for which `pick` gives something; others stay for later.
+    pub(crate) fn event<T>(&mut self, mut pick: impl FnMut(&FromKeeper) -> Option<T>) -> T {
+        if let Some(at) = self.events.iter().position(|event| pick(event).is_some()) {
+            return pick(&self.events.remove(at).unwrap()).unwrap();
+        }
+        loop {
+            let event = self.read().expect("the keeper closed the connection");
+            if let Some(picked) = pick(&event) {
+                return picked;
+            }
+            self.events.push_back(event);
+        }
+    }
+
+    pub(crate) fn step_over(&mut self, of: JobKey, step: u32) -> StepOver {
+        self.event(|event| match event {
+            FromKeeper::StepOver { key, over } if *key == of && over.step == step => Some(over.clone()),
+            _ => None,
+        })
+    }
+
+    pub(crate) fn closed(&mut self, of: JobKey) -> Closed {
+        self.event(|event| match event {
+            FromKeeper::Closed { key, closed } if *key == of => Some(closed.clone()),
+            _ => None,
+        })
+    }
+}
