@@ -1,5 +1,6 @@
 //! step-runner: runs the steps of a CI job inside its environment and loses nothing.
 
+pub mod client;
 pub mod clock;
 pub mod config;
 pub mod error;
@@ -10,7 +11,9 @@ pub mod lang;
 pub mod log;
 pub mod model;
 pub mod net;
+pub mod pb;
 pub mod plan;
 pub mod process;
+pub mod proxy;
 pub mod store;
 pub mod variables;

@@ -1,0 +1,166 @@
+//! Following a log through broken lines: every byte exactly once, then the final status (connectors.md §6).
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use tokio::time::Instant;
+use tonic::Streaming;
+
+use super::retry::{Attempts, Call, CallFailure};
+use super::{Client, Error};
+use crate::model::JobId;
+use crate::pb::v1;
+
+/// A stream that lived this long was a line that worked, though nothing may have come: the next break is a new one.
+pub(super) const STEADY: Duration = Duration::from_secs(10);
+
+/// What following a log brings.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Event {
+    /// The next bytes of the log, never empty.
+    Log(Bytes),
+    /// The job has ended and every byte of its log has been handed on.
+    End(Box<v1::Status>),
+}
+
+/// Follows one log. Dropping it leaves the job alone.
+///
+/// ```no_run
+/// # async fn example(client: step_runner::client::Client) -> Result<(), Box<dyn std::error::Error>> {
+/// use step_runner::client::Event;
+///
+/// let id = step_runner::model::JobId::parse("42")?;
+/// // 1000 bytes are on disk already, from an earlier run of this program.
+/// let mut log = client.follow(&id, 1000);
+/// while let Event::Log(bytes) = log.next().await? {
+///     // append them, then remember log.offset()
+/// }
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug)]
+pub struct Follow {
+    client: Client,
+    id: JobId,
+    offset: u64,
+    attempts: Attempts,
+    /// Not before this moment: the pause after a failure, kept here so that a dropped `next` does not shorten it.
+    pause: Option<Instant>,
+    state: State,
+}
+
+#[derive(Debug)]
+enum State {
+    /// No stream: to be opened at the offset.
+    Closed,
+    /// Bytes come from connection number `line`.
+    Open { stream: Box<Streaming<v1::FollowLogsResponse>>, line: u64, since: Instant },
+    /// The stream said it is complete: to be compared with the status.
+    Complete,
+}
+
+impl Follow {
+    pub(super) fn new(client: Client, id: JobId, offset: u64) -> Self {
+        let limit = client.shared.options.reconnect_timeout;
+        let attempts = client.attempts(Call::FollowLogs, Some(&id), limit);
+        Self { client, id, offset, attempts, pause: None, state: State::Closed }
+    }
+
+    /// Bytes of the log handed on so far, the ones before the start included.
+    pub const fn offset(&self) -> u64 {
+        self.offset
+    }
+
+    /// The next bytes, or the end. Cancel-safe: a future that is dropped loses nothing. After the end, or an error, it
+    /// looks at the job again.
+    pub async fn next(&mut self) -> Result<Event, Error> {
+        loop {
+            if let Some(until) = self.pause {
+                tokio::time::sleep_until(until).await;
+                self.pause = None;
+            }
+            match &mut self.state {
+                State::Closed => self.open().await?,
+                State::Open { stream, line, since } => match stream.message().await {
+                    Ok(Some(message)) if message.data.is_empty() => {}
+                    Ok(Some(message)) => {
+                        self.attempts.succeeded();
+                        self.offset += message.data.len() as u64;
+                        return Ok(Event::Log(message.data));
+                    }
+                    Ok(None) => self.state = State::Complete,
+                    Err(status) => {
+                        let (line, steady) = (*line, since.elapsed() >= STEADY);
+                        self.state = State::Closed;
+                        if steady {
+                            self.attempts.succeeded();
+                        }
+                        let failure = self.client.broken(line, status).await;
+                        self.fail(failure)?;
+                    }
+                },
+                State::Complete => {
+                    if let Some(status) = self.compare().await? {
+                        return Ok(Event::End(Box::new(status)));
+                    }
+                }
+            }
+        }
+    }
+
+    async fn open(&mut self) -> Result<(), Error> {
+        let Ok(offset) = i32::try_from(self.offset) else {
+            let message = format!("no log is {} bytes long", self.offset);
+            return Err(Error::Lost { id: self.id.clone(), message });
+        };
+        let mut line = match self.client.line().await {
+            Ok(line) => line,
+            Err(error) => return self.fail(error.into()),
+        };
+        let request = v1::FollowLogsRequest { id: self.id.to_string(), offset };
+        match line.stub.follow_logs(request).await {
+            Ok(response) => {
+                let stream = Box::new(response.into_inner());
+                self.state = State::Open { stream, line: line.number, since: Instant::now() };
+                Ok(())
+            }
+            Err(status) => {
+                let failure = self.client.broken(line.number, status).await;
+                self.fail(failure)
+            }
+        }
+    }
+
+    /// A stream can end well on a line that drops its tail (connectors.md §6.3): the job's status knows the length.
+    async fn compare(&mut self) -> Result<Option<v1::Status>, Error> {
+        let status = self.client.status(&self.id).await?;
+        let missing = match log_length(&status) {
+            Some(length) if self.offset > length => {
+                let message = format!("{} bytes came of a log of {length} bytes", self.offset);
+                return Err(Error::Lost { id: self.id.clone(), message });
+            }
+            Some(length) => self.offset < length,
+            None => false,
+        };
+        if status.finished && !missing {
+            return Ok(Some(status));
+        }
+        self.state = State::Closed;
+        self.fail(CallFailure::Line("the log stream ended early".to_owned()))?;
+        Ok(None)
+    }
+
+    fn fail(&mut self, failure: CallFailure) -> Result<(), Error> {
+        let delay = self.attempts.after(failure)?;
+        self.pause = Some(Instant::now() + delay);
+        Ok(())
+    }
+}
+
+/// Length of the log of an ended job. A daemon without our additions to the protocol sends neither a state nor a length.
+fn log_length(status: &v1::Status) -> Option<u64> {
+    if !status.finished || status.state() == v1::State::Unspecified {
+        return None;
+    }
+    u64::try_from(status.log_bytes).ok()
+}

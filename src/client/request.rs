@@ -1,0 +1,231 @@
+//! What a client asks a daemon to run.
+
+use std::fmt;
+use std::time::Duration;
+
+use crate::model::{JobId, Variable};
+use crate::pb::v1;
+
+/// A job to run (service.md §2, §3.1). Its steps, environment, variables and phrases may hold secrets, so `Debug` shows
+/// the id only.
+///
+/// ```
+/// use step_runner::client::Request;
+/// use step_runner::model::JobId;
+///
+/// let id = JobId::parse("42").expect("a literal");
+/// let request = Request::new(id, "- {name: hello, script: echo hello}")
+///     .env("GREETING", "hello")
+///     .phrase("s3cr3t");
+/// assert_eq!(format!("{request:?}"), r#"Request { id: "42", .. }"#);
+/// ```
+#[derive(Clone)]
+pub struct Request {
+    id: JobId,
+    message: v1::RunRequest,
+}
+
+/// Resource limits of a job; `None` = none.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Limits {
+    /// Processes and threads at a time.
+    pub processes: Option<i64>,
+    /// Memory in bytes.
+    pub memory: Option<i64>,
+    /// Processors.
+    pub cpus: Option<f64>,
+    /// Open files of each process.
+    pub open_files: Option<i64>,
+}
+
+impl Request {
+    /// A job `id` that runs `steps`: a steps document, as text.
+    pub fn new(id: JobId, steps: impl Into<String>) -> Self {
+        let message = v1::RunRequest { id: id.to_string(), steps: steps.into(), ..Default::default() };
+        Self { id, message }
+    }
+
+    /// Id of the job.
+    pub const fn id(&self) -> &JobId {
+        &self.id
+    }
+
+    /// The steps document.
+    pub fn steps(&self) -> &str {
+        &self.message.steps
+    }
+
+    /// Name of the document in messages; empty if it has none.
+    pub fn file_name(&self) -> &str {
+        &self.message.file
+    }
+
+    /// Name of the document in messages; an absolute path is also the base of relative references.
+    #[must_use]
+    pub fn file(mut self, file: impl Into<String>) -> Self {
+        self.message.file = file.into();
+        self
+    }
+
+    /// Working directory, an absolute path.
+    #[must_use]
+    pub fn work_dir(mut self, path: impl Into<String>) -> Self {
+        self.message.work_dir = path.into();
+        if let Some(job) = &mut self.message.job {
+            job.build_dir.clone_from(&self.message.work_dir);
+        }
+        self
+    }
+
+    /// An input of the document's interface.
+    #[must_use]
+    pub fn input(mut self, name: impl Into<String>, value: serde_json::Value) -> Self {
+        self.message.inputs.insert(name.into(), to_value(value));
+        self
+    }
+
+    /// A variable of all steps' environment, taken literally. A request with job variables takes it as one of those,
+    /// because the daemon accepts only one of the two (service.md §3.6, `job_and_env`).
+    #[must_use]
+    pub fn env(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
+        self.message.env.insert(name.into(), value.into());
+        self
+    }
+
+    /// A job variable.
+    #[must_use]
+    pub fn variable(mut self, variable: Variable) -> Self {
+        let Variable { key, value, file, masked } = variable;
+        let build_dir = &self.message.work_dir;
+        let job = self
+            .message
+            .job
+            .get_or_insert_with(|| v1::Job { build_dir: build_dir.clone(), ..Default::default() });
+        job.variables.push(v1::Variable { key, value, file, masked });
+        self
+    }
+
+    /// A text to mask.
+    #[must_use]
+    pub fn phrase(mut self, phrase: impl Into<String>) -> Self {
+        self.message.masking.get_or_insert_default().phrases.push(phrase.into());
+        self
+    }
+
+    /// A prefix after which a token is masked.
+    #[must_use]
+    pub fn token_prefix(mut self, prefix: impl Into<String>) -> Self {
+        self.message.masking.get_or_insert_default().token_prefixes.push(prefix.into());
+        self
+    }
+
+    /// Limit of the time from the job's start to its end.
+    #[must_use]
+    pub fn timeout(mut self, limit: Duration) -> Self {
+        self.message.timeout = Some(to_duration(limit));
+        self
+    }
+
+    /// Upper bound of the time between SIGTERM and SIGKILL when the job is cancelled.
+    #[must_use]
+    pub fn cancel_grace(mut self, grace: Duration) -> Self {
+        self.message.cancel_grace = Some(to_duration(grace));
+        self
+    }
+
+    /// Resource limits.
+    #[must_use]
+    pub fn limits(mut self, limits: Limits) -> Self {
+        self.message.limits = Some(v1::Limits {
+            processes: limits.processes.unwrap_or_default(),
+            memory: limits.memory.unwrap_or_default(),
+            cpus: limits.cpus.unwrap_or_default(),
+            open_files: limits.open_files.unwrap_or_default(),
+        });
+        self
+    }
+
+    /// The message of the canonical service. Environment goes along as job variables where there are some: a dollar is
+    /// doubled, because values of job variables are expanded once.
+    pub(super) fn message(&self) -> v1::RunRequest {
+        let mut message = self.message.clone();
+        if let Some(job) = &mut message.job {
+            let env = std::mem::take(&mut message.env);
+            let declared: Vec<_> = job.variables.iter().map(|variable| variable.key.clone()).collect();
+            job.variables.extend(env.into_iter().filter(|(key, _)| !declared.contains(key)).map(
+                |(key, value)| v1::Variable {
+                    key,
+                    value: value.replace('$', "$$"),
+                    file: false,
+                    masked: false,
+                },
+            ));
+        }
+        message
+    }
+}
+
+impl fmt::Debug for Request {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Request").field("id", &self.id).finish_non_exhaustive()
+    }
+}
+
+fn to_duration(duration: Duration) -> prost_types::Duration {
+    // Longer than the message can say is as good as for ever.
+    prost_types::Duration::try_from(duration).unwrap_or(prost_types::Duration { seconds: i64::MAX, nanos: 0 })
+}
+
+fn to_value(value: serde_json::Value) -> prost_types::Value {
+    use prost_types::value::Kind;
+    let kind = match value {
+        serde_json::Value::Null => Kind::NullValue(0),
+        serde_json::Value::Bool(truth) => Kind::BoolValue(truth),
+        // Every number of the protocol is a double (service.md §2).
+        serde_json::Value::Number(number) => Kind::NumberValue(number.as_f64().unwrap_or(f64::NAN)),
+        serde_json::Value::String(text) => Kind::StringValue(text),
+        serde_json::Value::Array(items) => {
+            Kind::ListValue(prost_types::ListValue { values: items.into_iter().map(to_value).collect() })
+        }
+        serde_json::Value::Object(fields) => Kind::StructValue(prost_types::Struct {
+            fields: fields.into_iter().map(|(name, value)| (name, to_value(value))).collect(),
+        }),
+    };
+    prost_types::Value { kind: Some(kind) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn request() -> Request {
+        Request::new(JobId::parse("1").unwrap(), "[]")
+    }
+
+    fn variable(key: &str, value: &str) -> Variable {
+        Variable { key: key.into(), value: value.into(), file: false, masked: true }
+    }
+
+    #[test]
+    fn environment_beside_variables_becomes_literal_variables() {
+        let message = request().work_dir("/w").env("A", "$B").variable(variable("T", "x")).message();
+        assert!(message.env.is_empty());
+        let job = message.job.unwrap();
+        assert_eq!(job.build_dir, "/w");
+        let pairs: Vec<_> = job.variables.iter().map(|v| (v.key.as_str(), v.value.as_str())).collect();
+        assert_eq!(pairs, [("T", "x"), ("A", "$$B")]);
+    }
+
+    #[test]
+    fn environment_alone_stays_environment() {
+        let message = request().env("A", "$B").message();
+        assert!(message.job.is_none());
+        assert_eq!(message.env["A"], "$B");
+    }
+
+    #[test]
+    fn debug_shows_no_value() {
+        let request = request().env("A", "hidden").phrase("hidden").variable(variable("T", "hidden"));
+        assert!(!format!("{request:?}").contains("hidden"));
+    }
+}
