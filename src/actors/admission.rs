@@ -1,0 +1,198 @@
+//! From a checked request to a job that can be registered: variables, masking, the machine (service.md §3.1).
+//!
+//! Nothing here touches the disk or an actor; a request that fails here leaves nothing behind.
+
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use super::handle::RunRequest;
+use super::redact::mask_config;
+use crate::config::Config;
+use crate::job::event::{Event, JobSpec};
+use crate::job::machine::Machine;
+use crate::job::record;
+use crate::lang::diagnostic::{Diagnostic, Severity};
+use crate::lang::value::Value;
+use crate::log::mask::PhraseSet;
+use crate::model::{JobId, Reason, Refusal};
+use crate::store::JobFolder;
+use crate::variables::{self, Base, FileVariable, LogLevel, Service, VariableError};
+
+/// Most findings in one answer (service.md §3.1).
+const MAX_FINDINGS: usize = 20;
+
+/// What a daemon has to offer to every request.
+pub(super) struct Surroundings {
+    pub(super) config: Arc<Config>,
+    pub(super) base: Base,
+    /// `base` as the machine takes it, shared by all jobs.
+    base_env: Arc<Vec<(Vec<u8>, Vec<u8>)>>,
+    /// Layer 2 in `base_env`.
+    log_level: LogLevel,
+    /// The socket as steps see it.
+    pub(super) socket: Arc<Path>,
+    /// `PATH` of the daemon.
+    pub(super) daemon_path: Option<OsString>,
+}
+
+impl Surroundings {
+    pub(super) fn new(
+        config: Arc<Config>,
+        base: Base,
+        socket: Arc<Path>,
+        daemon_path: Option<OsString>,
+    ) -> Self {
+        let log_level =
+            base.get(LogLevel::VARIABLE).and_then(|level| LogLevel::parse(&level)).unwrap_or_default();
+        let base_env = Arc::new(with_log_level(&base, log_level));
+        Self { config, base, base_env, log_level, socket, daemon_path }
+    }
+
+    /// Layers 1 and 2 for a job.
+    fn base_env(&self, log_level: LogLevel) -> Arc<Vec<(Vec<u8>, Vec<u8>)>> {
+        if log_level == self.log_level {
+            return Arc::clone(&self.base_env);
+        }
+        Arc::new(with_log_level(&self.base, log_level))
+    }
+}
+
+fn with_log_level(base: &Base, level: LogLevel) -> Vec<(Vec<u8>, Vec<u8>)> {
+    let entry = |(name, value): (&OsStr, &OsStr)| (name.as_bytes().to_vec(), value.as_bytes().to_vec());
+    let mut entries: Vec<_> =
+        base.iter().filter(|(name, _)| *name != LogLevel::VARIABLE).map(entry).collect();
+    entries.push((LogLevel::VARIABLE.into(), level.as_str().into()));
+    entries
+}
+
+/// What the shell must know of a job besides its machine; kept by the keeper, so that the next daemon knows it too.
+/// Holds secrets, so it has no `Debug`.
+#[derive(Clone, Serialize, Deserialize)]
+pub(super) struct ShellSpec {
+    pub(super) id: String,
+    pub(super) digest: [u8; 32],
+    pub(super) registered: i64,
+    pub(super) phrases: Vec<Vec<u8>>,
+    pub(super) token_prefixes: Vec<String>,
+    pub(super) files: Vec<FileVariable>,
+    pub(super) timeout: Option<std::time::Duration>,
+    /// The working directory is a folder of the job's own.
+    pub(super) own_work_dir: bool,
+    pub(super) work_dir: String,
+    pub(super) file_base: Option<String>,
+}
+
+/// First part of every record.
+#[derive(Serialize, Deserialize)]
+struct RecordHead {
+    shell: ShellSpec,
+    accepted: Vec<u8>,
+}
+
+/// A request that can be registered.
+pub(super) struct Prepared {
+    pub(super) id: JobId,
+    pub(super) folder: JobFolder,
+    pub(super) labels: (String, String),
+    pub(super) shell: ShellSpec,
+    pub(super) phrase_set: PhraseSet,
+    pub(super) machine: Machine,
+    /// First part of the record.
+    pub(super) head: Vec<u8>,
+}
+
+/// Checks everything about a request that can be checked without the disk.
+pub(super) fn prepare(
+    request: RunRequest,
+    around: &Surroundings,
+    folder: JobFolder,
+    registered: i64,
+) -> Result<Prepared, Refusal> {
+    let RunRequest {
+        id,
+        digest,
+        size: _,
+        labels,
+        variables,
+        steps,
+        file,
+        inputs,
+        timeout,
+        cancel_grace,
+        limits,
+    } = request;
+    limits.refuse_all()?;
+    let own = |name| folder.path(name).to_string_lossy().into_owned();
+    let vars = variables::prepare(&variables, Service::V1, &around.base, &own("vars"))
+        .map_err(|e| variable_refusal(&e))?;
+    // The keeper prepares the same phrases and writes the warnings about them to the job's log.
+    let (phrase_set, _warnings) =
+        PhraseSet::prepare(&vars.phrases, &vars.token_prefixes, &mask_config(&around.config))
+            .map_err(|e| Refusal::new(Reason::TooLarge, e.to_string()))?;
+    let own_work_dir = vars.work_dir.is_none();
+    let work_dir = vars.work_dir.unwrap_or_else(|| own("work"));
+    let spec = JobSpec {
+        id: id.to_string(),
+        steps,
+        file: file.clone(),
+        inputs,
+        vars: vars
+            .vars
+            .into_iter()
+            .map(|(name, text)| {
+                let sensitive = vars.sensitive.contains(&name);
+                (name, Value { sensitive, ..Value::text(text) })
+            })
+            .collect(),
+        base_env: around.base_env(vars.log_level),
+        env: vars.env,
+        work_dir: work_dir.clone(),
+        tmp_dir: own("tmp"),
+        timeout,
+        cancel_grace,
+        default_grace: around.config.cancel_grace,
+    };
+    let machine = Machine::new(&spec).map_err(|findings| malformed(&findings))?;
+    let accepted = record::encode(&Event::Accepted(Box::new(spec))).map_err(defect)?;
+    let shell = ShellSpec {
+        id: id.to_string(),
+        digest,
+        registered,
+        phrases: vars.phrases,
+        token_prefixes: vars.token_prefixes,
+        files: vars.files,
+        timeout,
+        own_work_dir,
+        work_dir,
+        file_base: file,
+    };
+    let head = postcard::to_stdvec(&RecordHead { shell: shell.clone(), accepted }).map_err(defect)?;
+    Ok(Prepared { id, folder, labels, shell, phrase_set, machine, head })
+}
+
+/// What a record's first part holds; `None` if it is not one.
+pub(super) fn read_head(head: &[u8]) -> Option<(ShellSpec, Event)> {
+    let RecordHead { shell, accepted } = postcard::from_bytes(head).ok()?;
+    Some((shell, record::decode(&accepted).ok()?))
+}
+
+fn defect(error: impl std::fmt::Display) -> Refusal {
+    Refusal::new(Reason::Internal, error.to_string())
+}
+
+fn variable_refusal(error: &VariableError) -> Refusal {
+    Refusal::new(error.reason(), error.to_string())
+}
+
+fn malformed(findings: &[Diagnostic]) -> Refusal {
+    let errors: Vec<_> = findings.iter().filter(|f| f.severity == Severity::Error).collect();
+    let mut text: Vec<_> = errors.iter().take(MAX_FINDINGS).map(ToString::to_string).collect();
+    if errors.len() > MAX_FINDINGS {
+        text.push(format!("and {} more", errors.len() - MAX_FINDINGS));
+    }
+    Refusal::new(Reason::MalformedSteps, text.join("\n"))
+}

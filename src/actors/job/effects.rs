@@ -1,0 +1,223 @@
+//! How the effects of a job's machine are performed: one after another, in the order given.
+//!
+//! What the keeper performs carries a number (`op`) that counts up. A replayed job counts the same way; what an earlier
+//! daemon got done is counted and left out.
+
+use std::collections::VecDeque;
+use std::future::Future;
+
+use actix::{ActorFutureExt, AsyncContext, Context, Handler, Message, WrapFuture};
+
+use super::{JobActor, deliver, fetch};
+use crate::actors::step::{Over, StepActor, StepTask};
+use crate::actors::trace_sink::Append;
+use crate::job::effect::{Effect, Spawn};
+use crate::job::event::{CallId, Event, FileContent, ProcessEnd};
+use crate::keeper::protocol::Request;
+use crate::model::{Kind, Outcome, StepResult, StepStatus};
+
+impl JobActor {
+    /// Performs what waits, until something must be awaited.
+    pub(super) fn drain(&mut self, ctx: &mut Context<Self>) {
+        while !self.busy
+            && let Some(effect) = self.queue.pop_front()
+        {
+            self.perform(effect, ctx);
+        }
+        if self.queue.is_empty() {
+            // A step may run for hours: room for a handful of effects is a tenth of what its job costs.
+            self.queue = VecDeque::new();
+        }
+    }
+
+    fn perform(&mut self, effect: Effect, ctx: &mut Context<Self>) {
+        match effect {
+            Effect::Log { kind, text } => {
+                if let Some(op) = self.next_op() {
+                    self.link.tell(Request::Line { key: self.key(), op, kind, text });
+                }
+            }
+            Effect::Phrases(phrases) => self.add_phrases(phrases, ctx),
+            Effect::MakeFiles(files) => {
+                if let Err(error) = crate::actors::step::make_files(&self.folder, &files) {
+                    tracing::warn!(%error, job = %self.view.id, "files of a function were not made");
+                }
+            }
+            Effect::Fetch { call, reference, inside } => {
+                if !self.replayed.fetched.contains(&call) {
+                    let found = fetch::fetch(reference, inside);
+                    self.answer_later(ctx, async move { Event::Fetched { call, result: found.await } });
+                }
+            }
+            Effect::Spawn(spawn) => self.spawn(spawn, ctx),
+            Effect::Stop { grace } => self.link.tell(Request::Stop { key: self.key(), grace }),
+            Effect::Emit(result) => {
+                self.emitted += 1;
+                if self.emitted > self.replayed.stored {
+                    self.store(result, ctx);
+                } else {
+                    self.view.update(|state| state.steps_done += 1);
+                }
+            }
+            Effect::Finish { outcome, root, lines } => self.finish(outcome, root, lines, ctx),
+        }
+    }
+
+    /// Number of the next effect for the keeper; `None` if an earlier daemon had it done.
+    pub(super) fn next_op(&mut self) -> Option<u32> {
+        self.op += 1;
+        (self.op > self.replayed.last_op).then_some(self.op)
+    }
+
+    /// Awaits `work` before the next effect.
+    pub(super) fn pause<T: 'static>(
+        &mut self,
+        ctx: &mut Context<Self>,
+        work: impl Future<Output = T> + 'static,
+        then: impl FnOnce(&mut Self, T, &mut Context<Self>) + 'static,
+    ) {
+        self.busy = true;
+        ctx.spawn(work.into_actor(self).map(move |done, job, ctx| {
+            job.busy = false;
+            then(job, done, ctx);
+            job.drain(ctx);
+        }));
+    }
+
+    /// Handles the event that `work` gives when it is there; what comes meanwhile (a cancel) is handled meanwhile.
+    fn answer_later(&mut self, ctx: &mut Context<Self>, work: impl Future<Output = Event> + 'static) {
+        ctx.spawn(work.into_actor(self).map(|event, job, ctx| job.handle_event(&event, ctx)));
+    }
+
+    fn add_phrases(&mut self, phrases: Vec<Vec<u8>>, ctx: &mut Context<Self>) {
+        if let Err(error) = self.redactor.add(&phrases) {
+            // Masking would be incomplete from here on: nothing more may run, and no result that may hold the value may
+            // leave. A replay comes to the same end by itself, so no event is needed.
+            let message = format!("a value marked sensitive cannot be masked: {error}");
+            self.queue.clear();
+            drop(self.machine.handle(&Event::Broken { message: message.clone() }));
+            let root = StepResult { status: StepStatus::Failure, ..StepResult::default() };
+            let lines = vec![(Kind::Err, format!("job failed: {message}"))];
+            self.finish(Outcome::failed(message), Box::new(root), lines, ctx);
+            return;
+        }
+        if let Some(op) = self.next_op() {
+            let (link, key) = (self.link.clone(), self.key());
+            // The next process starts after the keeper's answer (masking.md §7).
+            self.pause(
+                ctx,
+                async move { link.ask(Request::Phrases { key, op, phrases }).await },
+                |job, done, _| {
+                    if let Err(error) = done {
+                        tracing::warn!(%error, job = %job.view.id, "phrases were not added");
+                    }
+                },
+            );
+        }
+    }
+
+    fn spawn(&mut self, spawn: Box<Spawn>, ctx: &mut Context<Self>) {
+        let call = spawn.call;
+        let op = self.next_op();
+        if self.replayed.exited.contains(&call) {
+            return;
+        }
+        let task = StepTask {
+            job: ctx.address(),
+            link: self.link.clone(),
+            key: self.key(),
+            tag: self.tag,
+            socket: self.around.socket.clone(),
+            folder: self.folder.clone(),
+            daemon_path: self.around.daemon_path.clone(),
+            spawn,
+            op,
+        };
+        let step = StepActor::launch(task);
+        if let Some(at) = self.replayed.over.iter().position(|over| over.step == call) {
+            deliver(&step, Over(self.replayed.over.swap_remove(at)));
+        }
+        self.step = Some((call, step));
+    }
+
+    /// Stores a result; followers see it before anything else of the job happens.
+    pub(super) fn store(&mut self, result: Box<StepResult>, ctx: &mut Context<Self>) {
+        let result = Box::new(self.redactor.result(*result));
+        let stored = self.trace_sink.send(Append(result));
+        self.pause(ctx, stored, |job, stored, _| {
+            match stored {
+                Ok(Ok(())) => {}
+                Ok(Err(error)) => {
+                    tracing::warn!(%error, job = %job.view.id, "a step's result was not stored");
+                }
+                Err(error) => tracing::error!(%error, job = %job.view.id, "a step's result was not stored"),
+            }
+            job.view.update(|state| state.steps_done += 1);
+        });
+    }
+
+    fn finish(
+        &mut self,
+        outcome: Outcome,
+        root: Box<StepResult>,
+        lines: Vec<(Kind, String)>,
+        ctx: &mut Context<Self>,
+    ) {
+        self.ending = Some(outcome);
+        let op = self.next_op();
+        let close = Request::Close {
+            key: self.key(),
+            op: self.op,
+            leftover_grace: self.around.config.leftover_grace,
+            lines,
+        };
+        let result = Box::new(self.redactor.result(*root));
+        let is_stored = self.emitted < self.replayed.stored;
+        let stored = (!is_stored).then(|| self.trace_sink.send(Append(result)));
+        let work = async move {
+            match stored {
+                Some(stored) => stored.await.is_ok_and(|stored| stored.is_ok()),
+                None => true,
+            }
+        };
+        self.pause(ctx, work, move |job, stored, ctx| {
+            if !stored {
+                tracing::warn!(job = %job.view.id, "the job's result was not stored");
+            }
+            if op.is_some() {
+                job.link.tell(close);
+            }
+            if let Some(closed) = job.replayed.closed.take() {
+                job.end(closed, ctx);
+            }
+        });
+    }
+}
+
+/// A step is over; its files were read.
+#[derive(Message)]
+#[rtype(result = "()")]
+pub(in crate::actors) struct StepDone {
+    pub(in crate::actors) call: CallId,
+    pub(in crate::actors) end: ProcessEnd,
+    pub(in crate::actors) outputs: Option<FileContent>,
+    pub(in crate::actors) exports: Option<FileContent>,
+}
+
+impl Handler<StepDone> for JobActor {
+    type Result = ();
+
+    fn handle(&mut self, StepDone { call, end, outputs, exports }: StepDone, ctx: &mut Self::Context) {
+        self.step = None;
+        self.handle_event(&Event::Exited { call, end, outputs, exports }, ctx);
+    }
+}
+
+impl JobActor {
+    /// The job's own temporary folder, removed at its end.
+    pub(super) fn remove_tmp(&self) {
+        if let Err(error) = self.folder.remove_dir("tmp") {
+            tracing::warn!(%error, job = %self.view.id, "files of steps were not removed");
+        }
+    }
+}

@@ -1,0 +1,345 @@
+//! One running process: its files, its start through the keeper, its end.
+//!
+//! A [`StepActor`] lives from the start of one process to the event that holds its end. The process itself is the
+//! keeper's child.
+
+use std::fs::{self, File};
+use std::io::{self, Read, Write};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use actix::{Actor, ActorContext, Addr, Context, Handler, Message};
+
+use super::deliver;
+use super::job::{JobActor, StepDone};
+use crate::error::Chain;
+use crate::job::effect::{Program, ScriptFile, Spawn, StepFiles};
+use crate::job::event::{FileContent, ProcessEnd};
+use crate::keeper::link::KeeperLink;
+use crate::keeper::protocol::{Request, SpawnStep, StepEnd, StepOver};
+use crate::model::{ExitStatus, JobKey};
+use crate::process::command;
+use crate::store::JobFolder;
+
+/// Largest output or export file in bytes (language.md §6).
+const MAX_FILE: u64 = 16 << 20;
+
+/// How a path that a process can guess is opened: no link, no waiting for the other end of a FIFO.
+const CAREFUL: libc::c_int = libc::O_NOFOLLOW | libc::O_NONBLOCK | libc::O_CLOEXEC;
+
+/// Where shells are looked for before `PATH` (language.md §17 `script`).
+const SHELL_FOLDERS: [&str; 3] = ["/usr/local/bin", "/usr/bin", "/bin"];
+
+/// What a step is made of.
+pub(super) struct StepTask {
+    pub(super) job: Addr<JobActor>,
+    pub(super) link: KeeperLink,
+    pub(super) key: JobKey,
+    pub(super) tag: u128,
+    pub(super) socket: Arc<Path>,
+    pub(super) folder: JobFolder,
+    pub(super) daemon_path: Option<std::ffi::OsString>,
+    pub(super) spawn: Box<Spawn>,
+    /// `None`: an earlier daemon started it.
+    pub(super) op: Option<u32>,
+}
+
+/// See the module's text.
+pub struct StepActor {
+    task: StepTask,
+}
+
+impl StepActor {
+    /// Starts the process, unless it runs already, and waits for [`Over`].
+    pub(super) fn launch(task: StepTask) -> Addr<Self> {
+        Self { task }.start()
+    }
+
+    fn begin(&self) -> Result<(), String> {
+        let env = self.environment();
+        let StepTask { link, key, spawn, op, folder, .. } = &self.task;
+        let Some(op) = *op else { return Ok(()) };
+        if let Some(files) = &spawn.files {
+            make_new_files(folder, files).map_err(|e| format!("cannot make the files of the step: {e}"))?;
+        }
+        let (program, argv) = self.resolve()?;
+        link.tell(Request::Spawn(Box::new(SpawnStep {
+            key: *key,
+            op,
+            step: spawn.call,
+            name: spawn.name.clone(),
+            program,
+            argv,
+            env,
+            work_dir: PathBuf::from(&spawn.work_dir),
+        })));
+        Ok(())
+    }
+
+    fn resolve(&self) -> Result<(PathBuf, Vec<String>), String> {
+        match &self.task.spawn.program {
+            Program::Command(argv) => {
+                let name = argv.first().map_or("", String::as_str);
+                Ok((self.look_up(name)?, argv.clone()))
+            }
+            Program::Script(text) => {
+                let (shell, name) = self.shell()?;
+                Ok((shell, vec![name, "-c".into(), text.clone()]))
+            }
+            Program::ScriptFile(ScriptFile { path, text }) => {
+                write_script(&self.task.folder, Path::new(path), text)
+                    .map_err(|e| format!("cannot write the script to {path}: {e}"))?;
+                let (shell, name) = self.shell()?;
+                Ok((shell, vec![name, path.clone()]))
+            }
+        }
+    }
+
+    fn look_up(&self, name: &str) -> Result<PathBuf, String> {
+        let StepTask { spawn, daemon_path, .. } = &self.task;
+        let step_path =
+            spawn.env.iter().find(|(name, _)| name == b"PATH").map(|(_, v)| std::ffi::OsStr::from_bytes(v));
+        command::lookup(name, Path::new(&spawn.work_dir), step_path, daemon_path.as_deref())
+            .map_err(|e| Chain(&e).to_string())
+    }
+
+    /// The first shell there is (language.md §17 `script`).
+    fn shell(&self) -> Result<(PathBuf, String), String> {
+        for name in ["bash", "sh"] {
+            for folder in SHELL_FOLDERS {
+                let path = format!("{folder}/{name}");
+                if self.look_up(&path).is_ok() {
+                    return Ok((path.into(), name.into()));
+                }
+            }
+        }
+        for name in ["bash", "sh"] {
+            if let Ok(path) = self.look_up(name) {
+                return Ok((path, name.into()));
+            }
+        }
+        Err("no shell: neither bash nor sh is in /usr/local/bin, /usr/bin, /bin or PATH; use a function with exec".into())
+    }
+
+    /// The whole environment: what the machine computed, and above all layers our own two (variables.md §7).
+    fn environment(&self) -> Vec<Vec<u8>> {
+        let StepTask { spawn, tag, socket, .. } = &self.task;
+        let entry = |name: &[u8], value: &[u8]| [name, b"=", value].concat();
+        let mut env: Vec<_> = spawn
+            .env
+            .iter()
+            .filter(|(name, _)| name != b"STEP_RUNNER_JOB" && name != b"STEP_RUNNER_SOCKET")
+            .map(|(name, value)| entry(name, value))
+            .collect();
+        env.push(entry(b"STEP_RUNNER_JOB", format!("{tag:032x}").as_bytes()));
+        env.push(entry(b"STEP_RUNNER_SOCKET", socket.as_os_str().as_bytes()));
+        env
+    }
+
+    fn done(&self, end: ProcessEnd, ctx: &mut Context<Self>) {
+        let files = self.task.spawn.files.as_ref().filter(|_| end == ProcessEnd::Exited(ExitStatus::Code(0)));
+        let read = |path: &String| read_output(Path::new(path));
+        let done = StepDone {
+            call: self.task.spawn.call,
+            outputs: files.map(|files| read(&files.output)),
+            exports: files.map(|files| read(&files.export)),
+            end,
+        };
+        deliver(&self.task.job, done);
+        ctx.stop();
+    }
+}
+
+impl Actor for StepActor {
+    type Context = Context<Self>;
+
+    fn started(&mut self, ctx: &mut Self::Context) {
+        let begun = self.begin();
+        // The keeper has it now; a step may run for hours.
+        self.task.spawn.env = Vec::new();
+        if let Err(message) = begun {
+            self.done(ProcessEnd::NotStarted(message), ctx);
+        }
+    }
+}
+
+/// The keeper says that the process is over.
+#[derive(Message)]
+#[rtype(result = "()")]
+pub(super) struct Over(pub(super) StepOver);
+
+impl Handler<Over> for StepActor {
+    type Result = ();
+
+    fn handle(&mut self, Over(over): Over, ctx: &mut Self::Context) {
+        let end = match over.end {
+            StepEnd::Exited(status) => ProcessEnd::Exited(status),
+            StepEnd::NotStarted { what, errno } => {
+                ProcessEnd::NotStarted(self.could_not_start(&what, &io::Error::from_raw_os_error(errno)))
+            }
+        };
+        self.done(end, ctx);
+    }
+}
+
+impl StepActor {
+    fn could_not_start(&self, what: &str, error: &io::Error) -> String {
+        let spawn = &self.task.spawn;
+        match what {
+            "work_dir" => format!("cannot enter the working directory {}: {error}", spawn.work_dir),
+            "exec" => match &spawn.program {
+                Program::Command(argv) => {
+                    format!("cannot execute {}: {error}", argv.first().map_or("", String::as_str))
+                }
+                Program::Script(_) | Program::ScriptFile(_) => format!("cannot execute the shell: {error}"),
+            },
+            what => format!("cannot start a process ({what}): {error}"),
+        }
+    }
+}
+
+/// Makes the empty output and export files of a function that runs steps (language.md §12). Those that are there stay as
+/// they are: a replayed job does this again, and a process may have written to them.
+pub(super) fn make_files(folder: &JobFolder, files: &StepFiles) -> io::Result<()> {
+    for path in [&files.output, &files.export] {
+        let path = Path::new(path);
+        make_parent(folder, path)?;
+        let mut options = File::options();
+        let file =
+            options.write(true).create(true).truncate(false).mode(0o600).custom_flags(CAREFUL).open(path)?;
+        if !file.metadata()?.is_file() {
+            return Err(io::Error::other("what is there is not a regular file"));
+        }
+    }
+    Ok(())
+}
+
+/// Makes the empty output and export files of a process that has not been started.
+fn make_new_files(folder: &JobFolder, files: &StepFiles) -> io::Result<()> {
+    for path in [&files.output, &files.export] {
+        make_new(folder, Path::new(path))?;
+    }
+    Ok(())
+}
+
+fn write_script(folder: &JobFolder, path: &Path, text: &str) -> io::Result<()> {
+    make_new(folder, path)?.write_all(text.as_bytes())
+}
+
+/// Makes a file anew. Its path can be guessed: what an earlier process of the job has put there (a link, a FIFO that nobody
+/// reads) is neither followed nor waited for (faults.md row 73).
+fn make_new(folder: &JobFolder, path: &Path) -> io::Result<File> {
+    make_parent(folder, path)?;
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    File::options().write(true).create_new(true).mode(0o600).open(path)
+}
+
+/// Makes `tmp/N` of the job's folder.
+fn make_parent(folder: &JobFolder, path: &Path) -> io::Result<()> {
+    let tmp = folder.make_dir("tmp").map_err(|e| e.source)?;
+    let Some(parent) = path.parent() else { return Ok(()) };
+    match fs::DirBuilder::new().mode(0o700).create(parent) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+        _ => {}
+    }
+    let is_real = |path: &Path| fs::symlink_metadata(path).is_ok_and(|found| found.is_dir());
+    if is_real(&tmp) && is_real(parent) {
+        Ok(())
+    } else {
+        Err(io::Error::other("what is there in place of its folder is no directory"))
+    }
+}
+
+/// Reads an output or export file as the step left it: only a regular file, not through a link, never waiting
+/// (faults.md row 73).
+fn read_output(path: &Path) -> FileContent {
+    let open = || File::options().read(true).custom_flags(CAREFUL).open(path);
+    let read = || -> io::Result<Result<Vec<u8>, &str>> {
+        let file = open()?;
+        if !file.metadata()?.is_file() {
+            return Ok(Err("it is not a regular file any more"));
+        }
+        let mut bytes = Vec::new();
+        file.take(MAX_FILE + 1).read_to_end(&mut bytes)?;
+        Ok(Ok(bytes))
+    };
+    match read() {
+        Ok(Ok(bytes)) => FileContent::Bytes(bytes),
+        Ok(Err(what)) => FileContent::Unreadable(what.into()),
+        Err(error) => FileContent::Unreadable(error.to_string()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use rustix::fs::{CWD, FileType, Mode, mknodat};
+
+    use super::*;
+    use crate::model::JobId;
+    use crate::process::host::this_process;
+    use crate::store::StateDir;
+
+    struct Place {
+        _dir: tempfile::TempDir,
+        folder: JobFolder,
+        files: StepFiles,
+    }
+
+    fn place() -> Place {
+        let dir = tempfile::tempdir().unwrap();
+        let state = StateDir::open(&dir.path().join("state"), &this_process()).unwrap();
+        let folder = state.folder(JobId::parse("1").unwrap().key());
+        folder.make().unwrap();
+        folder.make_dir("tmp").unwrap();
+        let path = |name: &str| folder.path("tmp/7").join(name).to_str().unwrap().to_owned();
+        let files = StepFiles { output: path("output"), export: path("export") };
+        Place { _dir: dir, files, folder }
+    }
+
+    #[test]
+    fn what_an_earlier_process_planted_is_neither_waited_for_nor_followed() {
+        let Place { folder, files, _dir } = place();
+        fs::create_dir(folder.path("tmp/7")).unwrap();
+        let victim = folder.path("victim");
+        fs::write(&victim, "kept").unwrap();
+        mknodat(CWD, &files.output, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
+        symlink(&victim, &files.export).unwrap();
+        assert!(make_files(&folder, &files).is_err());
+        make_new_files(&folder, &files).unwrap();
+        let script = folder.path("tmp/7/script");
+        symlink(&victim, &script).unwrap();
+        write_script(&folder, &script, "text").unwrap();
+        assert_eq!(fs::read(&victim).unwrap(), b"kept");
+        assert_eq!(fs::read(&script).unwrap(), b"text");
+        for path in [&files.output, &files.export] {
+            let found = fs::symlink_metadata(path).unwrap();
+            assert!(found.is_file() && found.len() == 0, "{path}");
+        }
+    }
+
+    #[test]
+    fn a_link_in_place_of_the_folder_is_refused() {
+        let Place { folder, files, _dir } = place();
+        let elsewhere = folder.make_dir("work").unwrap();
+        symlink(&elsewhere, folder.path("tmp/7")).unwrap();
+        assert!(make_files(&folder, &files).is_err());
+        assert!(make_new_files(&folder, &files).is_err());
+        assert_eq!(fs::read_dir(elsewhere).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn files_of_a_replayed_function_keep_what_is_in_them() {
+        let Place { folder, files, _dir } = place();
+        make_files(&folder, &files).unwrap();
+        fs::write(&files.output, "written").unwrap();
+        make_files(&folder, &files).unwrap();
+        assert_eq!(fs::read(&files.output).unwrap(), b"written");
+    }
+}

@@ -1,0 +1,283 @@
+//! The supervisor: the only one that lets jobs in and takes them out.
+//!
+//! Inputs: [`Admit`], [`CancelJob`], [`FinishJob`] from calls; [`JobOver`], [`JobBroken`] from jobs; [`KeeperGone`] from
+//! the keeper's connection; its own reaper tick; [`Shutdown`] from the program. It keeps no state of a job: that is in
+//! the [`Registry`] and in the job's actor. Long work runs beside its mailbox, so one slow job delays no other.
+
+mod admit;
+mod recover;
+mod remove;
+mod shutdown;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use actix::{
+    Actor, ActorFutureExt, AsyncContext, Context, Handler, Message, ResponseActFuture, ResponseFuture,
+    WrapFuture,
+};
+
+use tokio::sync::oneshot;
+
+use super::admission::{Prepared, Surroundings};
+use super::deliver;
+use super::handle::JobsHandle;
+use super::job::{CancelAsk, KeeperLost};
+use super::keeper_port::KeeperPort;
+use super::registry::{Registry, Reservation};
+use super::trace_sink::EncodeResult;
+use crate::config::{Config, Durability};
+use crate::model::{CancelCause, JobId, Refusal};
+use crate::process::host::SoftLimits;
+use crate::store::StateDir;
+use crate::variables::Base;
+
+pub use recover::RecoveryError;
+pub use shutdown::Shutdown;
+
+/// Room in the supervisor's mailbox: callers beyond it wait for room. A burst of Runs is answered from here, so it is
+/// larger than a job's.
+const MAILBOX: usize = 256;
+
+/// What a supervisor is made of.
+pub struct SupervisorParts {
+    /// Settings.
+    pub config: Arc<Config>,
+    /// What steps get of the daemon's environment.
+    pub base: Base,
+    /// The state folder.
+    pub state: StateDir,
+    /// The socket as steps see it.
+    pub socket: Arc<std::path::Path>,
+    /// `PATH` of the daemon.
+    pub daemon_path: Option<std::ffi::OsString>,
+    /// Boot id of the host.
+    pub boot_id: String,
+    /// Makes the stored form of results.
+    pub encode: EncodeResult,
+    /// Whether a stored result is the root's.
+    pub is_root: fn(&[u8]) -> bool,
+    /// This is the private daemon of one `run`.
+    pub private: bool,
+    /// Limits that steps are to have.
+    pub limits: SoftLimits,
+}
+
+/// See the module's text.
+pub struct Supervisor {
+    registry: Arc<Registry>,
+    around: Arc<Surroundings>,
+    state: StateDir,
+    port: KeeperPort,
+    encode: EncodeResult,
+    is_root: fn(&[u8]) -> bool,
+    boot_id: Arc<str>,
+    stopping: bool,
+    /// Dropped with the actor, however it ends.
+    _ended: oneshot::Sender<()>,
+    /// Jobs registered at the reaper's last tick: when their number has changed, there may be memory to give back.
+    jobs_at_last_tick: usize,
+}
+
+/// Resolves when the supervisor is gone, which before the end of the program only a defect brings about.
+pub type SupervisorEnd = oneshot::Receiver<()>;
+
+impl Supervisor {
+    /// Reads the state folder, takes up what goes on, and starts the actor. The socket is not open before this is done.
+    pub async fn start_recovered(
+        parts: SupervisorParts,
+    ) -> Result<(JobsHandle, SupervisorEnd), RecoveryError> {
+        let SupervisorParts {
+            config,
+            base,
+            state,
+            socket,
+            daemon_path,
+            boot_id,
+            encode,
+            is_root,
+            private,
+            limits,
+        } = parts;
+        let registry = Arc::<Registry>::default();
+        let around = Arc::new(Surroundings::new(Arc::clone(&config), base, socket, daemon_path));
+        let port = KeeperPort::new(state.clone(), config, Arc::clone(&registry), private, limits)?;
+        let (sender, ended) = oneshot::channel();
+        let supervisor = Self {
+            registry: Arc::clone(&registry),
+            around: Arc::clone(&around),
+            state: state.clone(),
+            port,
+            encode,
+            is_root,
+            boot_id: boot_id.into(),
+            stopping: false,
+            _ended: sender,
+            jobs_at_last_tick: 0,
+        };
+        let address = Self::create(|ctx| {
+            ctx.set_mailbox_capacity(MAILBOX);
+            supervisor
+        });
+        address.send(recover::Recover).await.map_err(|_| RecoveryError::Stopped)??;
+        Ok((JobsHandle { registry, supervisor: address, around, state }, ended))
+    }
+
+    fn config(&self) -> &Config {
+        &self.around.config
+    }
+}
+
+/// How often what jobs wrote is brought to the disk with `durability = power` (service.md §6.6).
+const SYNC_INTERVAL: Duration = Duration::from_secs(1);
+
+impl Supervisor {
+    /// One sync for all jobs; none while nothing lives that could have written.
+    fn sync(&mut self, ctx: &mut Context<Self>) {
+        if self.registry.all().iter().all(|(view, _)| view.is_ended()) {
+            return;
+        }
+        let state = self.state.clone();
+        let synced = tokio::task::spawn_blocking(move || state.sync_all());
+        ctx.spawn(synced.into_actor(self).map(|synced, _, _| {
+            if let Ok(Err(error)) = synced {
+                tracing::error!(%error, "logs and records could not be synced");
+            }
+        }));
+    }
+}
+
+impl Actor for Supervisor {
+    type Context = Context<Self>;
+
+    fn started(&mut self, ctx: &mut Self::Context) {
+        ctx.run_interval(self.config().reap_interval, Self::reap);
+        if self.config().durability == Durability::Power {
+            ctx.run_interval(SYNC_INTERVAL, Self::sync);
+        }
+    }
+}
+
+/// A checked request, to be registered.
+#[derive(Message)]
+#[rtype(result = "Result<(), Refusal>")]
+pub(super) struct Admit {
+    pub(super) prepared: Box<Prepared>,
+    pub(super) reservation: Reservation,
+    pub(super) caller: admit::Caller,
+}
+
+impl Handler<Admit> for Supervisor {
+    type Result = ResponseActFuture<Self, Result<(), Refusal>>;
+
+    fn handle(
+        &mut self,
+        Admit { prepared, reservation, caller }: Admit,
+        ctx: &mut Self::Context,
+    ) -> Self::Result {
+        self.admit(*prepared, reservation, caller, ctx.address())
+    }
+}
+
+/// The Cancel call. Answered when the job has written down that it is cancelled.
+#[derive(Message)]
+#[rtype(result = "()")]
+pub(super) struct CancelJob(pub(super) JobId);
+
+impl Handler<CancelJob> for Supervisor {
+    type Result = ResponseFuture<()>;
+
+    fn handle(&mut self, CancelJob(id): CancelJob, _: &mut Self::Context) -> Self::Result {
+        let job = self.registry.job(&id);
+        Box::pin(async move {
+            if let Some(job) = job {
+                // A job that is gone has ended by itself.
+                job.send(CancelAsk { cause: CancelCause::Cancel, grace_limit: None }).await.ok();
+            }
+        })
+    }
+}
+
+/// The Finish call; also what the reaper does to stale jobs.
+#[derive(Message)]
+#[rtype(result = "Result<(), Refusal>")]
+pub(super) struct FinishJob(pub(super) JobId);
+
+impl Handler<FinishJob> for Supervisor {
+    type Result = ResponseActFuture<Self, Result<(), Refusal>>;
+
+    fn handle(&mut self, FinishJob(id): FinishJob, _: &mut Self::Context) -> Self::Result {
+        Box::pin(self.remove(&id).into_actor(self))
+    }
+}
+
+/// A job has ended.
+#[derive(Message)]
+#[rtype(result = "()")]
+pub(super) struct JobOver(pub(super) JobId);
+
+impl Handler<JobOver> for Supervisor {
+    type Result = ();
+
+    fn handle(&mut self, JobOver(id): JobOver, _: &mut Self::Context) {
+        self.registry.ended(&id);
+    }
+}
+
+/// The actor of a job died of a defect.
+#[derive(Message)]
+#[rtype(result = "()")]
+pub(super) struct JobBroken(pub(super) JobId);
+
+impl Handler<JobBroken> for Supervisor {
+    type Result = ();
+
+    fn handle(&mut self, JobBroken(id): JobBroken, ctx: &mut Self::Context) {
+        if self.stopping {
+            return;
+        }
+        tracing::error!(job = %id, "a defect ended the actor of this job; the job is ended too");
+        let revived = self.revive(id, ctx.address());
+        ctx.spawn(revived);
+    }
+}
+
+/// The connection to the keeper is over.
+#[derive(Message)]
+#[rtype(result = "()")]
+pub(super) struct KeeperGone;
+
+impl Handler<KeeperGone> for Supervisor {
+    type Result = ();
+
+    fn handle(&mut self, _: KeeperGone, ctx: &mut Self::Context) {
+        // A connection that another one has replaced took nothing with it.
+        if self.stopping || self.port.now().is_some_and(|keeper| !keeper.link.is_over()) {
+            return;
+        }
+        tracing::error!("the keeper is gone; the jobs it ran are interrupted");
+        let port = self.port.clone();
+        let living = self.registry.all().into_iter().map(|(view, _)| view).filter(|view| !view.is_ended());
+        // What the keeper's death did not end (it ends its own children) is ended here.
+        let killed = self.kill_remains(living.map(|view| view.key).collect());
+        let orphans = async move {
+            port.forget().await;
+            killed.await;
+        };
+        ctx.spawn(orphans.into_actor(self).map(|(), supervisor, _| {
+            for (view, job) in supervisor.registry.all() {
+                if let Some(job) = job.filter(|_| !view.is_ended()) {
+                    deliver(&job, KeeperLost);
+                }
+            }
+        }));
+    }
+}
+
+impl Supervisor {
+    fn cancel(&self, id: &JobId, cause: CancelCause, grace_limit: Option<Duration>) {
+        if let Some(job) = self.registry.job(id) {
+            deliver(&job, CancelAsk { cause, grace_limit });
+        }
+    }
+}

@@ -1,0 +1,294 @@
+//! From a checked request to a registered job (service.md §3.1, order of work).
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use actix::{ActorFutureExt, Addr, ResponseActFuture, WrapFuture};
+
+use super::Supervisor;
+use super::remove::request_digest;
+use crate::actors::admission::{Prepared, ShellSpec};
+use crate::actors::deliver;
+use crate::actors::job::{Begin, JobActor, JobParts};
+use crate::actors::keeper_port::{Keeper, KeeperProblem};
+use crate::actors::log_sink::LogFeed;
+use crate::actors::redact::Redactor;
+use crate::actors::registry::Reservation;
+use crate::actors::trace_sink::TraceFeed;
+use crate::actors::view::{JobView, State};
+use crate::error::Chain;
+use crate::keeper::link::LinkError;
+use crate::keeper::protocol::{HoldJob, Reply, Request};
+use crate::model::{Reason, Refusal};
+use crate::store::{JobFolder, JobRecord, MadeDirectory, Origin, RecordedLimits, StoreError, file_vars};
+
+/// Dead when the call that asked is over.
+pub(in crate::actors) type Caller = std::sync::Weak<()>;
+
+/// When to try again what is refused for now.
+const RETRY: Duration = Duration::from_secs(1);
+
+impl Supervisor {
+    pub(super) fn admit(
+        &mut self,
+        prepared: Prepared,
+        reservation: Reservation,
+        caller: Caller,
+        me: Addr<Self>,
+    ) -> ResponseActFuture<Self, Result<(), Refusal>> {
+        if let Err(refusal) = self.has_room().and_then(|()| self.goes_on(&caller)) {
+            return Box::pin(actix::fut::ready(Err(refusal)));
+        }
+        let port = self.port.clone();
+        let asked = me.clone();
+        let keeper = async move { port.get(&asked).await };
+        Box::pin(keeper.into_actor(self).then(move |keeper: Result<Keeper, KeeperProblem>, supervisor, _| {
+            let boxed: ResponseActFuture<Self, Result<(), Refusal>> = match keeper {
+                Ok(keeper) => supervisor.admit_with(keeper, prepared, reservation, caller, me),
+                Err(problem) => Box::pin(actix::fut::ready(Err(problem.into()))),
+            };
+            boxed
+        }))
+    }
+
+    /// Whether the job may still be registered: what a caller gave up, or a stop came before, starts nothing.
+    fn goes_on(&self, caller: &Caller) -> Result<(), Refusal> {
+        if self.stopping {
+            return Err(Refusal::new(
+                Reason::ShuttingDown,
+                "the daemon is stopping; try again when it is back",
+            ));
+        }
+        if caller.strong_count() == 0 {
+            return Err(Refusal::new(Reason::DeadlineExceeded, "the caller is gone"));
+        }
+        Ok(())
+    }
+
+    fn has_room(&self) -> Result<(), Refusal> {
+        let max = self.config().max_jobs as usize;
+        // The reservation of this very call is among them.
+        if self.registry.len() > max {
+            let text = format!("{max} jobs are registered: finish some, or raise max_jobs");
+            return Err(Refusal::for_now(Reason::TooManyJobs, text, RETRY));
+        }
+        let needed = self.config().state_limit.0;
+        match self.state.free_space() {
+            Ok(free) if free < needed => Err(Refusal::for_now(
+                Reason::DiskFull,
+                format!("{free} bytes are free for state, {needed} are to be kept free (state_limit)"),
+                RETRY,
+            )),
+            Ok(_) => Ok(()),
+            Err(error) => Err(store_refusal(&error)),
+        }
+    }
+
+    fn admit_with(
+        &mut self,
+        keeper: Keeper,
+        prepared: Prepared,
+        reservation: Reservation,
+        caller: Caller,
+        me: Addr<Self>,
+    ) -> ResponseActFuture<Self, Result<(), Refusal>> {
+        let digest = request_digest(&keeper.digest_key, &prepared.shell.digest);
+        if self.registry.remembered.lock().is_repeat(
+            prepared.id.key(),
+            digest,
+            self.config().remember_finished,
+        ) {
+            // The late duplicate of a job that has had its turn.
+            return Box::pin(actix::fut::ready(Ok(())));
+        }
+        let made = self.make_places(&prepared);
+        let placed = match made {
+            Ok(placed) => placed,
+            Err(refusal) => return Box::pin(actix::fut::ready(Err(refusal))),
+        };
+        let hold = hold_request(&prepared, placed.tag, self.config());
+        let link = keeper.link.clone();
+        let held = async move { link.ask(hold).await };
+        Box::pin(held.into_actor(self).map(move |held, supervisor, _| match held {
+            Ok(Reply::Held { .. }) if keeper.link.is_over() => {
+                Err(placed.undo(&prepared.folder, not_held(&LinkError::Gone)))
+            }
+            Ok(Reply::Held { log_inode, log_len }) => {
+                if let Err(refusal) = supervisor.goes_on(&caller) {
+                    keeper.link.tell(Request::Drop { key: prepared.id.key() });
+                    return Err(placed.undo(&prepared.folder, refusal));
+                }
+                // On disk only now: a record that no keeper holds is one whose keeper died (service.md §3.1).
+                if let Err(error) = prepared.folder.write_record(&placed.record) {
+                    keeper.link.tell(Request::Drop { key: prepared.id.key() });
+                    return Err(placed.undo(&prepared.folder, store_refusal(&error)));
+                }
+                supervisor.register(keeper, prepared, placed.tag, log_inode, log_len, reservation, me);
+                Ok(())
+            }
+            Ok(_) => Err(placed.undo(&prepared.folder, not_held(&LinkError::Protocol))),
+            Err(error) => Err(placed.undo(&prepared.folder, not_held(&error))),
+        }))
+    }
+
+    /// Makes the job's folder and its directories. On failure nothing is left behind.
+    fn make_places(&self, prepared: &Prepared) -> Result<Placed, Refusal> {
+        let ShellSpec { work_dir, own_work_dir, files, .. } = &prepared.shell;
+        if self.registry.is_broken(prepared.id.key()) {
+            prepared.folder.remove_set_aside().map_err(|e| store_refusal(&e))?;
+            self.registry.mend(prepared.id.key());
+        }
+        let mut tag = [0; 16];
+        getrandom::fill(&mut tag).map_err(|e| Refusal::new(Reason::Internal, e.to_string()))?;
+        let tag = u128::from_le_bytes(tag);
+        let directory = files.first().map(|file| file.directory.as_str());
+        let own_vars = directory.is_some_and(|dir| Path::new(dir) == prepared.folder.path("vars"));
+        let mut placed = Placed { tag, record: self.recorded(&prepared.shell, tag) };
+        let made = make_folder(&prepared.folder).map_err(|e| store_refusal(&e)).and_then(|()| {
+            if let Some(directory) = directory.filter(|_| !own_vars) {
+                placed.record.made_directory = probe(&prepared.folder, directory)?;
+            }
+            make_work_dir(&prepared.folder, work_dir, *own_work_dir)
+        });
+        match made {
+            Ok(()) => Ok(placed),
+            Err(refusal) => Err(placed.undo(&prepared.folder, refusal)),
+        }
+    }
+
+    #[expect(clippy::too_many_arguments, reason = "one caller; a struct would only rename them")]
+    fn register(
+        &mut self,
+        keeper: Keeper,
+        prepared: Prepared,
+        tag: u128,
+        log_inode: u64,
+        log_len: u64,
+        reservation: Reservation,
+        me: Addr<Self>,
+    ) {
+        let Prepared { id, folder, labels, shell, phrase_set, machine, head: _ } = prepared;
+        let (ci_job, pipeline) = labels;
+        tracing::info!(job = %id, ci_job, pipeline, "job registered");
+        let view = Arc::new(JobView::new(
+            id.clone(),
+            id.key(),
+            shell.registered,
+            log_inode,
+            Some(shell.digest),
+            None,
+            LogFeed::new(log_len, false),
+            TraceFeed::new(0, false),
+            State::default(),
+        ));
+        let job = JobActor::start_new(JobParts {
+            view: Arc::clone(&view),
+            around: Arc::clone(&self.around),
+            folder,
+            link: keeper.link,
+            supervisor: me,
+            machine,
+            redactor: Redactor::new(phrase_set),
+            shell,
+            tag,
+            encode: self.encode,
+        });
+        reservation.register(view, job.clone());
+        deliver(&job, Begin);
+    }
+}
+
+impl Supervisor {
+    /// `job.json` of a job, but for a directory that was made for it.
+    pub(super) fn recorded(&self, shell: &ShellSpec, tag: u128) -> JobRecord {
+        let digest = u128::from_be_bytes(request_digest(&self.port.digest_key(), &shell.digest));
+        JobRecord {
+            id: shell.id.clone(),
+            registered: shell.registered,
+            origin: Origin::V1,
+            work_dir: shell.work_dir.clone(),
+            files: shell.files.iter().map(|file| file.path.clone()).collect(),
+            made_directory: None,
+            tag: format!("{tag:032x}"),
+            boot_id: self.boot_id.to_string(),
+            digest: Some(format!("{digest:032x}")),
+            limits: RecordedLimits {
+                timeout: shell.timeout.and_then(|t| u64::try_from(t.as_micros()).ok()),
+                cancel_grace: None,
+            },
+        }
+    }
+}
+
+/// What was made for a job that is not registered yet.
+struct Placed {
+    tag: u128,
+    /// To be written when the keeper holds the job.
+    record: JobRecord,
+}
+
+impl Placed {
+    /// Removes it again; gives back why.
+    fn undo(&self, folder: &JobFolder, refusal: Refusal) -> Refusal {
+        if let Some(made) = &self.record.made_directory {
+            file_vars::remove_directory(made);
+        }
+        folder.discard();
+        refusal
+    }
+}
+
+/// Makes the folder; one that is in the way was left by a crash before its Run was answered.
+fn make_folder(folder: &JobFolder) -> Result<(), StoreError> {
+    match folder.make() {
+        Err(error) if error.source.kind() == std::io::ErrorKind::AlreadyExists => {
+            folder.remove()?;
+            folder.make()
+        }
+        made => made,
+    }
+}
+
+/// Makes and probes the directory of file variables; `Some` if it was not there.
+fn probe(folder: &JobFolder, directory: &str) -> Result<Option<MadeDirectory>, Refusal> {
+    if !Path::new(directory).exists() {
+        folder.note_making(directory).map_err(|e| store_refusal(&e))?;
+    }
+    file_vars::probe(folder.key(), directory).map_err(|e| Refusal::new(e.reason(), Chain(&e).to_string()))
+}
+
+fn make_work_dir(folder: &JobFolder, work_dir: &str, own: bool) -> Result<(), Refusal> {
+    if own {
+        return folder.make_dir("work").map(drop).map_err(|e| store_refusal(&e));
+    }
+    crate::store::make_work_dir(Path::new(work_dir))
+        .map_err(|e| Refusal::new(e.reason(), format!("work_dir: {}", Chain(&e))))
+}
+
+fn hold_request(prepared: &Prepared, tag: u128, config: &crate::config::Config) -> Request {
+    let shell = &prepared.shell;
+    Request::Hold(Box::new(HoldJob {
+        key: prepared.id.key(),
+        tag,
+        record: prepared.head.clone(),
+        phrases: shell.phrases.clone(),
+        token_prefixes: shell.token_prefixes.clone(),
+        mask_forms: config.mask_forms,
+        default_prefixes: config.default_token_prefixes,
+        log_limit: config.log_limit.0,
+        secret_files: shell.files.iter().map(|file| file.path.clone().into()).collect(),
+    }))
+}
+
+fn not_held(error: &LinkError) -> Refusal {
+    Refusal::for_now(
+        Reason::KeeperUnavailable,
+        format!("the keeper did not take the job: {}", Chain(error)),
+        RETRY,
+    )
+}
+
+fn store_refusal(error: &StoreError) -> Refusal {
+    Refusal { retry_after: Some(RETRY), ..Refusal::new(error.reason(), Chain(error).to_string()) }
+}

@@ -1,0 +1,160 @@
+//! Finish and the reaper: taking jobs out, and remembering that they were there.
+
+use std::future::Future;
+use std::time::Duration;
+
+use actix::{ActorFutureExt, AsyncContext, Context, WrapFuture};
+use sha2::{Digest, Sha256};
+
+use super::Supervisor;
+use crate::actors::deliver;
+use crate::actors::job::CancelAsk;
+use crate::actors::keeper_port::KeeperPort;
+use crate::actors::registry::{Removal, Remove};
+use crate::actors::view::JobView;
+use crate::clock;
+use crate::job::reaper::{self, Action, Rules};
+use crate::keeper::protocol::{Remembered as Entry, Request};
+use crate::model::{CancelCause, JobId, JobKey, Reason, Refusal};
+use crate::process;
+use crate::store::StateDir;
+
+/// Folders without a readable record are removed after this time without a change (service.md §6.3).
+const ORPHAN_AFTER: Duration = Duration::from_hours(24);
+
+/// Digest of a request with the keeper's key: without the key it says nothing about a secret in the request.
+pub(super) fn request_digest(key: &[u8; 16], request: &[u8; 32]) -> [u8; 16] {
+    let keyed = Sha256::new().chain_update(key).chain_update(request).finalize();
+    let mut digest = [0; 16];
+    digest.copy_from_slice(&keyed[..16]);
+    digest
+}
+
+impl Supervisor {
+    /// Cancels and removes a job; ends when nothing of it is left. Repeated and racing calls join.
+    pub(super) fn remove(&mut self, id: &JobId) -> impl Future<Output = Result<(), Refusal>> + 'static {
+        let begun = match self.registry.remove(id) {
+            Remove::Unknown => {
+                self.remove_broken(id);
+                None
+            }
+            Remove::Joined(changed) => Some(changed),
+            Remove::Begun(removal) => Some(self.begin_removal(removal)),
+        };
+        async move {
+            if let Some(mut changed) = begun {
+                // Ends when the removal drops its sender.
+                while changed.changed().await.is_ok() {}
+            }
+            Ok(())
+        }
+    }
+
+    /// Starts a removal that goes on whatever becomes of the call that asked for it.
+    fn begin_removal(&mut self, removal: Removal) -> tokio::sync::watch::Receiver<()> {
+        let changed = removal.changed();
+        let (port, state) = (self.port.clone(), self.state.clone());
+        let view = removal.view.clone();
+        if let Some(job) = &removal.job {
+            deliver(job, CancelAsk { cause: CancelCause::Finish, grace_limit: None });
+        }
+        actix::spawn(remove_ended(removal, port, state));
+        self.remember(&view);
+        changed
+    }
+
+    /// Remembers a finished id, here and in the keeper, which tells later daemons of it.
+    fn remember(&mut self, view: &JobView) {
+        let keyed = || Some(request_digest(&self.port.digest_key(), &view.digest?));
+        let digest = view.keyed_digest.or_else(keyed).unwrap_or_default();
+        let entry = Entry { key: view.key, digest, at: clock::now_micros() };
+        self.registry.remembered.lock().add(entry);
+        if let Some(keeper) = self.port.now() {
+            keeper.link.tell(Request::Remember(entry));
+        }
+    }
+
+    fn remove_broken(&self, id: &JobId) {
+        let key = id.key();
+        if self.registry.mend(key)
+            && let Err(error) = self.state.folder(key).remove_set_aside()
+        {
+            tracing::warn!(%error, job = %id, "what was set aside was not removed");
+        }
+    }
+
+    /// One pass of the reaper (service.md §6.3).
+    pub(super) fn reap(&mut self, ctx: &mut Context<Self>) {
+        let jobs = self.registry.all();
+        let facts: Vec<_> = jobs.iter().map(|(view, _)| view.reaper_facts()).collect();
+        for action in reaper::decide(&Rules::of(self.config()), clock::uptime(), &facts) {
+            match action {
+                Action::Remove(id) => {
+                    tracing::info!(job = %id, "nobody finished this job; it is removed");
+                    let removed = self.remove(&id);
+                    ctx.spawn(removed.into_actor(self).map(|_, _, _| ()));
+                }
+                Action::Cancel(id, cause) => self.cancel(&id, cause, None),
+            }
+        }
+        let unkilled: Vec<_> =
+            jobs.iter().filter(|(view, _)| view.is_unkilled()).map(|(view, _)| view.key).collect();
+        if !unkilled.is_empty() {
+            ctx.spawn(self.kill_remains(unkilled).into_actor(self));
+        }
+        self.remove_orphans();
+        self.state.replenish_reserve();
+        if jobs.len() != self.jobs_at_last_tick {
+            self.jobs_at_last_tick = jobs.len();
+            process::give_back_memory();
+        }
+    }
+
+    /// Folders without a record that nobody has touched for a day.
+    fn remove_orphans(&self) {
+        let known = |key| self.registry.by_key(key).is_some() || self.registry.is_reserved(key);
+        let orphans = self.state.orphans(clock::now(), known).unwrap_or_default();
+        for (name, _) in orphans.iter().filter(|(_, unchanged_for)| *unchanged_for >= ORPHAN_AFTER) {
+            if let Err(error) = self.state.remove_orphan(name) {
+                tracing::warn!(%error, "a folder without a record was not removed");
+            }
+        }
+    }
+
+    /// Kills what is left of these jobs, on a thread that may block.
+    pub(super) fn kill_remains(&self, keys: Vec<JobKey>) -> impl Future<Output = ()> + 'static {
+        let (state, boot_id) = (self.state.clone(), std::sync::Arc::clone(&self.boot_id));
+        let kill_wait = self.config().kill_wait;
+        let killed = tokio::task::spawn_blocking(move || {
+            let jobs = keys.into_iter().filter_map(|key| state.folder(key).read_job().ok());
+            super::recover::kill_remains(jobs, &boot_id, kill_wait)
+        });
+        async move {
+            match killed.await {
+                Ok(left) if left.is_empty() => {}
+                Ok(left) => tracing::warn!(pids = ?left, "processes could not be killed"),
+                Err(error) => tracing::error!(%error, "the search for left-over processes broke off"),
+            }
+        }
+    }
+}
+
+async fn remove_ended(removal: Removal, port: KeeperPort, state: StateDir) {
+    removal.view.log.ended().await;
+    if let Some(keeper) = port.living().await {
+        keeper.link.tell(Request::Drop { key: removal.view.key });
+    }
+    removal.view.log.expire();
+    let folder = state.folder(removal.view.key);
+    let removed = tokio::task::spawn_blocking(move || folder.remove()).await;
+    if let Ok(Err(error)) = removed {
+        tracing::warn!(%error, job = %removal.view.id, "not everything of the job was removed");
+    }
+    drop(removal);
+}
+
+impl From<actix::MailboxError> for Refusal {
+    fn from(_: actix::MailboxError) -> Self {
+        Self::new(Reason::ShuttingDown, "the daemon is stopping; try again when it is back")
+    }
+}

@@ -1,0 +1,426 @@
+//! The composition root: settings to a running daemon to its end. The only file that may know all the others.
+
+use std::ffi::OsString;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio_util::sync::CancellationToken;
+
+use crate::actors::handle::JobsHandle;
+use crate::actors::supervisor::{Supervisor, SupervisorEnd, SupervisorParts};
+use crate::config::{Config, unless_zero};
+use crate::error::{Exit, Failure};
+use crate::grpc::AllowedUsers;
+use crate::grpc::accept::{AcceptLoop, TransportLimits};
+use crate::grpc::server::Services;
+use crate::grpc::{is_root_result, step_result_bytes};
+use crate::logging::OperatorLog;
+use crate::process::children;
+use crate::process::companion::{self, Companion, CompanionGroup};
+use crate::process::host::{self, SoftLimits};
+use crate::signal::{ChildSignals, StopSignals};
+use crate::store::{self, OpenError, Place, StateDir, socket};
+use crate::variables::Base;
+
+/// Time for the HTTP/2 preface of a connection (service.md §1.1).
+const PREFACE_DEADLINE: Duration = Duration::from_secs(5);
+
+/// Threads for work that may block (checking large requests, looking functions up, deleting folders).
+const BLOCKING_THREADS: usize = 4;
+
+/// How long connections may take to end after the jobs have.
+const CONNECTION_GRACE: Duration = Duration::from_secs(1);
+
+/// How long streams that were ended may take to tell their clients.
+const LAST_WORDS: Duration = Duration::from_millis(200);
+
+/// Until orphans are looked for again behind a child that is being reaped by its own waiter.
+const REAP_AGAIN: Duration = Duration::from_millis(10);
+
+/// Time between SIGTERM and SIGKILL for the command beside the daemon (connectors.md §2.1).
+const COMMAND_GRACE: Duration = Duration::from_secs(5);
+
+/// How often idleness is looked at.
+const IDLE_CHECK: Duration = Duration::from_millis(500);
+
+/// Runs the daemon until it is told to end; the exit code.
+pub fn serve(config: Config, command: Vec<OsString>) -> Result<u8, Failure> {
+    if let [name, ..] = config.unsupported().as_slice() {
+        return Err(Failure::new(
+            Exit::Usage,
+            format!("this version does not know how to do what {name} asks for"),
+        )
+        .with_remedy(format!("leave {name} at its default")));
+    }
+    let log = OperatorLog::start(&config).map_err(|e| failure("cannot open log_file", &e))?;
+    let limits = SoftLimits::now();
+    host::harden().map_err(|e| failure("cannot prepare this process", &e))?;
+    let group = Group::default();
+    let run = async move {
+        let mut signals = StopSignals::listen().map_err(|e| failure("cannot listen for signals", &e))?;
+        let children = ChildSignals::listen().map_err(|e| failure("cannot listen for signals", &e))?;
+        tokio::spawn(reap_orphans(children));
+        let mut daemon = Daemon::start(Arc::new(config), false, limits).await?;
+        announce(&daemon.socket, &log).map_err(|e| failure("cannot write the ready marker", &e))?;
+        let mut beside = std::pin::pin!(beside(command, &group));
+        let ended = tokio::select! {
+            stopped = daemon.until_stopped(&mut signals) => stopped.map(|()| None),
+            code = beside.as_mut() => Ok(Some(code)),
+        };
+        let running = *group.lock();
+        let ended = match (ended, running) {
+            (Ok(ended), _) => ended,
+            (Err(defect), None) => return Err(defect),
+            (Err(defect), Some(running)) => return end_command(running, beside).await.and(Err(defect)),
+        };
+        let stopping = daemon.stop(async move { signals.next().await });
+        match (ended, running) {
+            (None, Some(running)) => {
+                let (_, code) = tokio::join!(stopping, end_command(running, beside));
+                code
+            }
+            (ended, _) => {
+                let stopped = stopping.await;
+                ended.unwrap_or(Ok(stopped))
+            }
+        }
+    };
+    run_system(run)?
+}
+
+/// The process group of the command beside the daemon, once it runs.
+type Group = Arc<Mutex<Option<CompanionGroup>>>;
+
+/// Runs the command beside the daemon, if there is one, as soon as standard input has a byte; its exit code, or 0 if
+/// standard input ended before (connectors.md §2.1).
+async fn beside(command: Vec<OsString>, group: &Group) -> Result<u8, Failure> {
+    if command.is_empty() {
+        return std::future::pending().await;
+    }
+    let (done, ended) = tokio::sync::oneshot::channel();
+    let group = Arc::clone(group);
+    let run = move || -> io::Result<u8> {
+        if !companion::wait_for_input()? {
+            return Ok(0);
+        }
+        let companion = Companion::start(&command)?;
+        *group.lock() = companion.group();
+        let code = companion.wait();
+        *group.lock() = None;
+        code
+    };
+    // A thread of its own: it may wait for ever, and the program must be able to end without it.
+    let thread = std::thread::Builder::new().name("command".into()).spawn(move || drop(done.send(run())));
+    thread.map_err(|e| failure("cannot start a thread", &e))?;
+    match ended.await {
+        Ok(Ok(code)) => Ok(code),
+        Ok(Err(error)) => Err(failure("cannot run the command beside the daemon", &error)),
+        Err(_) => Err(Failure::new(Exit::Defect, "the thread of the command beside the daemon died")),
+    }
+}
+
+/// Ends the command beside the daemon; its exit code.
+async fn end_command(
+    running: CompanionGroup,
+    mut beside: std::pin::Pin<&mut impl Future<Output = Result<u8, Failure>>>,
+) -> Result<u8, Failure> {
+    running.terminate();
+    if let Ok(code) = tokio::time::timeout(COMMAND_GRACE, beside.as_mut()).await {
+        return code;
+    }
+    running.kill();
+    beside.await
+}
+
+/// One write, nothing before it (service.md §1.2).
+fn announce(socket: &Path, log: &OperatorLog) -> io::Result<()> {
+    let marker = format!("step-runner is listening on socket {}\n", socket.display());
+    io::stderr().write_all(marker.as_bytes())?;
+    log.open();
+    Ok(())
+}
+
+/// A daemon inside this process, on a thread of its own, for one `run` (cli.md).
+pub struct PrivateDaemon {
+    /// Where it listens.
+    pub socket: PathBuf,
+    stop: CancellationToken,
+    kill: CancellationToken,
+    thread: Option<std::thread::JoinHandle<()>>,
+    folder: PathBuf,
+}
+
+impl PrivateDaemon {
+    /// Starts it on the new folder `folder`, mode 0700, which it owns.
+    pub fn start(mut config: Config, folder: PathBuf) -> Result<Self, Failure> {
+        let socket = folder.join("step-runner.sock");
+        config.socket = Some(socket.clone());
+        // One folder for all: the keeper removes it when this process is killed.
+        config.state_dir = Some(folder.clone());
+        config.keeper_wait = Duration::ZERO;
+        let limits = SoftLimits::now();
+        host::harden().map_err(|e| failure("cannot prepare this process", &e))?;
+        let (stop, kill) = (CancellationToken::new(), CancellationToken::new());
+        let (ready, started) = std::sync::mpsc::channel();
+        let (stopped, killed) = (stop.clone(), kill.clone());
+        let run = move || {
+            let failed = ready.clone();
+            let daemon = async move {
+                match Daemon::start(Arc::new(config), true, limits).await {
+                    Ok(mut daemon) => {
+                        ready.send(Ok(())).ok();
+                        tokio::select! {
+                            () = stopped.cancelled() => {
+                                daemon.stop(async move { killed.cancelled().await }).await;
+                            }
+                            _ = daemon.vital.defect() => {}
+                        }
+                    }
+                    Err(failure) => drop(ready.send(Err(failure))),
+                }
+            };
+            if let Err(failure) = run_system(daemon) {
+                failed.send(Err(failure)).ok();
+            }
+        };
+        let thread = std::thread::Builder::new()
+            .name("daemon".into())
+            .spawn(run)
+            .map_err(|e| failure("cannot start a thread", &e))?;
+        match started.recv() {
+            Ok(Ok(())) => Ok(Self { socket, stop, kill, thread: Some(thread), folder }),
+            failed => {
+                drop(thread.join());
+                std::fs::remove_dir_all(&folder).ok();
+                let died = || Failure::new(Exit::Defect, "the private daemon died at its start");
+                Err(failed.ok().and_then(Result::err).unwrap_or_else(died))
+            }
+        }
+    }
+
+    /// Ends it: its jobs get their grace, or are killed `at_once`. Blocks until it is gone; removes its folder.
+    pub fn end(mut self, at_once: bool) {
+        if at_once {
+            self.kill.cancel();
+        }
+        self.stop.cancel();
+        if let Some(thread) = self.thread.take()
+            && thread.join().is_err()
+        {
+            tracing::error!("the private daemon died of a defect");
+        }
+        if let Err(error) = std::fs::remove_dir_all(&self.folder) {
+            tracing::debug!(%error, "the private daemon's folder was not removed");
+        }
+    }
+}
+
+/// Runs `work` on a runtime with an actor system. Actors, the keeper's connection and clients' connections share this
+/// one thread: a message between them is a queue entry and not the wake-up of another thread, which costs more than
+/// all work on a small job together.
+fn run_system<T>(work: impl Future<Output = T>) -> Result<T, Failure> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .max_blocking_threads(BLOCKING_THREADS)
+        .enable_all()
+        .build()
+        .map_err(|e| failure("cannot start a runtime", &e))?;
+    let system = actix::System::with_tokio_rt(|| runtime);
+    Ok(system.block_on(work))
+}
+
+/// Reaps what this process inherits, as its subreaper or as the first process of its namespace.
+async fn reap_orphans(mut signals: ChildSignals) {
+    loop {
+        while !children::reap_orphans() {
+            tokio::time::sleep(REAP_AGAIN).await;
+        }
+        signals.next().await;
+    }
+}
+
+/// Parts without which a daemon cannot work; none of them ends by itself.
+struct Vital {
+    supervisor: SupervisorEnd,
+    accepting: tokio::task::JoinHandle<()>,
+}
+
+impl Vital {
+    /// Waits until one of them is gone. Nothing is told to the keeper then: its jobs go on, for the next daemon.
+    async fn defect(&mut self) -> Failure {
+        let part = tokio::select! {
+            _ = &mut self.supervisor => "the part of the daemon that lets jobs in",
+            _ = &mut self.accepting => "the part of the daemon that accepts connections",
+        };
+        tracing::error!("a defect ended {part}; the daemon ends");
+        Failure::new(Exit::Defect, format!("a defect ended {part}; jobs go on until keeper_wait is over"))
+            .with_remedy("start the daemon again: it takes the jobs up")
+    }
+}
+
+struct Daemon {
+    socket: PathBuf,
+    jobs: JobsHandle,
+    services: Services,
+    connections: Arc<AtomicUsize>,
+    stop_accepting: CancellationToken,
+    abort: CancellationToken,
+    vital: Vital,
+    claim: socket::Claim,
+    config: Arc<Config>,
+}
+
+impl Daemon {
+    /// Locks, recovers, then opens the socket.
+    async fn start(config: Arc<Config>, private: bool, limits: SoftLimits) -> Result<Self, Failure> {
+        let environment: Vec<(OsString, OsString)> = std::env::vars_os().collect();
+        let temp_dir = std::env::temp_dir();
+        let socket = config.socket.clone().unwrap_or_else(|| temp_dir.join("step-runner.sock"));
+        let place = Place {
+            state_dir: config.state_dir.clone(),
+            socket: config.socket.clone(),
+            xdg_state_home: std::env::var_os("XDG_STATE_HOME").map(PathBuf::from),
+            temp_dir,
+            uid: rustix::process::getuid().as_raw(),
+        };
+        let process = host::this_process();
+        let state =
+            StateDir::open(&store::default_path(&place), &process).map_err(|e| open_failure(e, &socket))?;
+        let (listener, claim) = socket::claim(&socket, config.socket_mode.0).map_err(claim_failure)?;
+        let daemon_path = std::env::var_os("PATH");
+        let (base, warning) = Base::new(environment, config.env_base, &config.env_pass);
+        if let Some(warning) = warning {
+            tracing::warn!("{warning}");
+        }
+        let parts = SupervisorParts {
+            config: Arc::clone(&config),
+            base,
+            state,
+            socket: socket.as_path().into(),
+            daemon_path,
+            boot_id: process.boot_id,
+            encode: step_result_bytes,
+            is_root: is_root_result,
+            private,
+            limits,
+        };
+        let (jobs, supervisor) =
+            Supervisor::start_recovered(parts).await.map_err(|e| Failure::new(Exit::Failure, e))?;
+        let services = Services::new(jobs.clone()).await;
+        let limits = TransportLimits {
+            max_connections: config.max_connections as usize,
+            preface_deadline: PREFACE_DEADLINE,
+        };
+        let accept = AcceptLoop::new(
+            listener,
+            services.routes.clone(),
+            services.refusing.clone(),
+            AllowedUsers::new(&config.allow_uids),
+            limits,
+        )
+        .map_err(|e| failure("cannot listen", &e))?;
+        let connections = accept.open_connections();
+        let (stop_accepting, abort) = (CancellationToken::new(), CancellationToken::new());
+        let accepting = tokio::spawn(accept.run(stop_accepting.clone(), abort.clone()));
+        let vital = Vital { supervisor, accepting };
+        Ok(Self { socket, jobs, services, connections, stop_accepting, abort, vital, claim, config })
+    }
+
+    /// Waits for a signal, for the end of its life, or for idleness; an error if a part of it is gone.
+    async fn until_stopped(&mut self, signals: &mut StopSignals) -> Result<(), Failure> {
+        let Self { config, vital, jobs, connections, .. } = self;
+        let is_used = || connections.load(Ordering::Relaxed) > 0 || !jobs.all().is_empty();
+        tokio::select! {
+            () = signals.next() => tracing::info!("told to stop"),
+            () = after(unless_zero(config.max_lifetime)) => tracing::info!("max_lifetime is over"),
+            () = idle(unless_zero(config.idle_timeout), is_used) => tracing::info!("idle_timeout is over"),
+            defect = vital.defect() => return Err(defect),
+        }
+        Ok(())
+    }
+
+    /// The graceful stop; `again` ends it at once. The exit code.
+    async fn stop(self, again: impl Future<Output = ()>) -> u8 {
+        let Self { jobs, services, stop_accepting, abort, mut vital, claim, .. } = self;
+        services.stopping().await;
+        let graceful = async {
+            jobs.shut_down().await;
+        };
+        let code = tokio::select! {
+            () = graceful => 0,
+            () = again => {
+                jobs.kill_all().await;
+                1
+            }
+        };
+        stop_accepting.cancel();
+        let accepting = &mut vital.accepting;
+        if tokio::time::timeout(CONNECTION_GRACE, &mut *accepting).await.is_err() {
+            services.end_streams();
+            drop(tokio::time::timeout(LAST_WORDS, accepting).await);
+        }
+        abort.cancel();
+        drop(claim);
+        code
+    }
+}
+
+/// Ends when nothing used the daemon for `limit`.
+async fn idle(limit: Option<Duration>, is_used: impl Fn() -> bool) {
+    let Some(limit) = limit else { return std::future::pending().await };
+    let mut since = tokio::time::Instant::now();
+    loop {
+        tokio::time::sleep(IDLE_CHECK.min(limit)).await;
+        if is_used() {
+            since = tokio::time::Instant::now();
+        } else if since.elapsed() >= limit {
+            return;
+        }
+    }
+}
+
+async fn after(limit: Option<Duration>) {
+    match limit {
+        Some(limit) => tokio::time::sleep(limit).await,
+        None => std::future::pending().await,
+    }
+}
+
+fn failure(what: &str, error: &io::Error) -> Failure {
+    Failure::new(Exit::Failure, format!("{what}: {error}"))
+}
+
+fn open_failure(error: OpenError, socket: &Path) -> Failure {
+    match error {
+        OpenError::InUse { pid, .. } => {
+            let pid = pid.map_or_else(String::new, |pid| format!(" (pid {pid})"));
+            Failure::new(Exit::Failure, format!("already serving on {}{pid}", socket.display()))
+                .with_remedy("use the daemon that is there, or name another --socket and --state-dir")
+        }
+        OpenError::NewerFormat { .. } => Failure::new(Exit::NewerState, error),
+        error => Failure::new(Exit::Failure, error),
+    }
+}
+
+fn claim_failure(error: socket::ClaimError) -> Failure {
+    Failure::new(Exit::Failure, error)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_part_that_ends_by_itself_is_a_defect() {
+        let (supervisor, end) = tokio::sync::oneshot::channel();
+        let mut lost = Vital { supervisor: end, accepting: tokio::spawn(std::future::pending()) };
+        drop(supervisor);
+        assert_eq!(lost.defect().await.exit(), Exit::Defect);
+        let (_supervisor, end) = tokio::sync::oneshot::channel();
+        let mut deaf = Vital { supervisor: end, accepting: tokio::spawn(async {}) };
+        assert_eq!(deaf.defect().await.exit(), Exit::Defect);
+    }
+}

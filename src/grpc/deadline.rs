@@ -1,0 +1,149 @@
+//! The deadline a caller gives with `grpc-timeout` (service.md §1.1): over it every call ends with DEADLINE_EXCEEDED.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use futures_util::Stream;
+use tokio::time::{Instant, Sleep, sleep_until};
+use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
+use tonic::{Request, Status};
+
+use super::status;
+use crate::model::{Reason, Refusal};
+
+/// When a call must be over; `None` = never.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Deadline(Option<Instant>);
+
+impl Deadline {
+    /// The deadline of a request.
+    pub(super) fn of<T>(request: &Request<T>) -> Self {
+        let header = request.metadata().get("grpc-timeout").and_then(|value| value.to_str().ok());
+        Self(header.and_then(parse).and_then(|left| Instant::now().checked_add(left)))
+    }
+
+    /// What `work` gives, or `None` when the deadline came first. The deadline is looked at before each step of the work:
+    /// what has its turn too late starts nothing (service.md §3.1).
+    pub(super) async fn limit<T>(self, work: impl Future<Output = T>) -> Option<T> {
+        let Some(at) = self.0 else { return Some(work.await) };
+        let (mut work, mut over) = (std::pin::pin!(work), std::pin::pin!(sleep_until(at)));
+        std::future::poll_fn(move |cx| {
+            if Instant::now() >= at {
+                return Poll::Ready(None);
+            }
+            match work.as_mut().poll(cx) {
+                Poll::Ready(done) => Poll::Ready(Some(done)),
+                Poll::Pending => over.as_mut().poll(cx).map(|()| None),
+            }
+        })
+        .await
+    }
+
+    /// The answer when it is over.
+    pub(super) fn status() -> Status {
+        Status::deadline_exceeded("deadline_exceeded: the call's own deadline is over; it may be repeated")
+    }
+}
+
+/// `grpc-timeout`: at most eight digits and a unit.
+fn parse(header: &str) -> Option<Duration> {
+    let (digits, unit) = header.split_at_checked(header.len().checked_sub(1)?)?;
+    if digits.len() > 8 || !digits.bytes().all(|b| b.is_ascii_digit()) {
+        return None;
+    }
+    let n: u64 = digits.parse().ok()?;
+    match unit {
+        "H" => Some(Duration::from_secs(n * 3600)),
+        "M" => Some(Duration::from_secs(n * 60)),
+        "S" => Some(Duration::from_secs(n)),
+        "m" => Some(Duration::from_millis(n)),
+        "u" => Some(Duration::from_micros(n)),
+        "n" => Some(Duration::from_nanos(n)),
+        _ => None,
+    }
+}
+
+/// A stream that ends with DEADLINE_EXCEEDED at its deadline, and with UNAVAILABLE when the daemon ends before it
+/// (service.md §3.6).
+pub(super) struct Deadlined<S> {
+    messages: Pin<Box<S>>,
+    over: Option<Pin<Box<Sleep>>>,
+    stopping: Pin<Box<WaitForCancellationFutureOwned>>,
+    done: bool,
+}
+
+impl<S> Deadlined<S> {
+    /// Limits `messages`; `stopping` is cancelled when the daemon waits no longer for streams to end.
+    pub(super) fn new(messages: S, deadline: Deadline, stopping: CancellationToken) -> Self {
+        Self {
+            messages: Box::pin(messages),
+            over: deadline.0.map(|at| Box::pin(sleep_until(at))),
+            stopping: Box::pin(stopping.cancelled_owned()),
+            done: false,
+        }
+    }
+
+    /// What ends the stream from outside, if that is due.
+    fn poll_end(&mut self, cx: &mut Context<'_>) -> Poll<Status> {
+        if self.stopping.as_mut().poll(cx).is_ready() {
+            let text = "the daemon is stopping; follow again when it is back";
+            return Poll::Ready(status::status(&Refusal::new(Reason::ShuttingDown, text)));
+        }
+        match &mut self.over {
+            Some(over) => over.as_mut().poll(cx).map(|()| Deadline::status()),
+            None => Poll::Pending,
+        }
+    }
+}
+
+impl<T, S: Stream<Item = Result<T, Status>>> Stream for Deadlined<S> {
+    type Item = Result<T, Status>;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        if self.done {
+            return Poll::Ready(None);
+        }
+        if let Poll::Ready(end) = self.poll_end(cx) {
+            self.done = true;
+            return Poll::Ready(Some(Err(end)));
+        }
+        self.messages.as_mut().poll_next(cx)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_util::StreamExt;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_stream_that_is_open_when_the_daemon_ends_says_so_once() {
+        let stopping = CancellationToken::new();
+        let messages = futures_util::stream::iter([Ok(1)]).chain(futures_util::stream::pending());
+        let mut stream = Deadlined::new(messages, Deadline(None), stopping.clone());
+        assert_eq!(stream.next().await.unwrap().unwrap(), 1);
+        stopping.cancel();
+        let end = stream.next().await.unwrap().unwrap_err();
+        assert_eq!(end.code(), tonic::Code::Unavailable);
+        assert!(end.message().starts_with("shutting_down: "), "{}", end.message());
+        assert!(stream.next().await.is_none());
+    }
+
+    #[test]
+    fn timeouts_are_read_in_every_unit() {
+        for (header, millis) in [("1H", 3_600_000), ("2M", 120_000), ("3S", 3_000), ("4m", 4), ("5000u", 5)] {
+            assert_eq!(parse(header), Some(Duration::from_millis(millis)), "{header}");
+        }
+        assert_eq!(parse("7n"), Some(Duration::from_nanos(7)));
+    }
+
+    #[test]
+    fn what_is_no_timeout_is_none() {
+        for header in ["", "S", "1", "1x", "-1S", "123456789S", "ä"] {
+            assert!(matches!(parse(header), None | Some(Duration::ZERO)), "{header}");
+        }
+    }
+}

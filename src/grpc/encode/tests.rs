@@ -1,0 +1,127 @@
+use std::sync::Arc;
+
+use serde_json::{Value, json};
+
+use super::*;
+use crate::model::JobId;
+
+fn nested(levels: usize, wrap: impl Fn(Value) -> Value) -> Value {
+    (0..levels).fold(json!("core"), |inner, _| wrap(inner))
+}
+
+fn decoded(result: &StepResult) -> v1::StepResult {
+    stored_result(&step_result_bytes(result)).unwrap().result.unwrap()
+}
+
+#[test]
+fn the_deepest_values_in_the_deepest_result_can_be_decoded() {
+    let deep = nested(100, |inner| json!({ "a": [inner] }));
+    let definition = json!({"spec": {"spec": {"inputs": {"i": {"default": deep}}}},
+        "definition": {"run": [{"name": "s", "step": ".", "inputs": {"i": deep}}]}});
+    let info = StepInfo { inputs: [("i".to_owned(), deep.clone())].into(), ..StepInfo::default() };
+    let mut result = StepResult::default();
+    for _ in 0..64 {
+        result = StepResult {
+            step: Some(info.clone()),
+            outputs: [("o".to_owned(), deep.clone())].into(),
+            definition: Some(Arc::new(definition.clone())),
+            sub_steps: vec![result],
+            ..StepResult::default()
+        };
+    }
+    let mut message = &v1::FollowStepsResponse { result: Some(decoded(&result)) }.result.unwrap();
+    let mut depth = 1;
+    while let Some(sub) = message.sub_step_results.first() {
+        (message, depth) = (sub, depth + 1);
+    }
+    assert_eq!(depth, 65);
+    let bytes = v1::FollowStepsResponse { result: Some(decoded(&result)) }.encode_to_vec();
+    v1::FollowStepsResponse::decode(&*bytes).unwrap();
+}
+
+#[test]
+fn what_lies_too_deep_is_shown_as_its_json_text() {
+    let mut shown = value(&nested(18, |inner| json!([inner])), MAX_LEVELS);
+    for _ in 0..MAX_LEVELS {
+        let Some(PbKind::ListValue(mut list)) = shown.kind else { panic!("an array") };
+        shown = list.values.remove(0);
+    }
+    assert_eq!(shown.kind, Some(PbKind::StringValue("[[\"core\"]]".into())));
+}
+
+#[test]
+fn whatever_makes_a_result_too_large_it_fits_and_keeps_what_it_can() {
+    let big = "x".repeat(MAX_RESULT + 1);
+    let texts: indexmap::IndexMap<String, String> = [("n".to_owned(), big.clone())].into();
+    let values: indexmap::IndexMap<String, Value> = [("n".to_owned(), json!(big))].into();
+    let step = |env: bool, inputs: bool| {
+        Some(StepInfo {
+            name: "s".into(),
+            env: if env { texts.clone() } else { indexmap::IndexMap::new() },
+            inputs: if inputs { values.clone() } else { indexmap::IndexMap::new() },
+            ..StepInfo::default()
+        })
+    };
+    let exec = ExecResult { command: vec![big.clone()], exit_code: 3, ..ExecResult::default() };
+    let definition = Arc::new(json!({"definition": {"exec": {"command": [big]}}}));
+    let base =
+        || StepResult { step: step(false, false), status: StepStatus::Failure, ..StepResult::default() };
+    let large = [
+        StepResult { outputs: values.clone(), ..base() },
+        StepResult { exports: texts.clone(), ..base() },
+        StepResult { env: texts.clone(), ..base() },
+        StepResult { definition: Some(definition.clone()), ..base() },
+        StepResult { exec: Some(exec.clone()), ..base() },
+        StepResult { step: step(true, false), ..base() },
+        StepResult { step: step(false, true), ..base() },
+        StepResult {
+            step: step(true, true),
+            definition: Some(definition),
+            outputs: values.clone(),
+            exports: texts.clone(),
+            env: texts.clone(),
+            exec: Some(exec),
+            sub_steps: vec![StepResult { env: texts.clone(), ..base() }],
+            ..base()
+        },
+    ];
+    for result in large {
+        let cut = decoded(&result);
+        assert!(cut.encoded_len() <= MAX_RESULT);
+        assert_eq!((cut.status(), cut.step.unwrap().name.as_str()), (v1::step_result::Status::Failure, "s"));
+        assert_eq!(cut.outputs.len(), result.outputs.len(), "names stay");
+        assert_eq!(cut.exec_result.map(|exec| exec.exit_code), result.exec.map(|_| 3));
+    }
+}
+
+#[test]
+fn the_states_of_ten_thousand_jobs_fit_into_one_answer() {
+    let job = |n: usize| JobStatus {
+        id: JobId::parse(&format!("{n:0>64}")).unwrap(),
+        state: JobState::Ended(EndClass::Failure),
+        exit_code: 1,
+        message: "é".repeat(n % 4096),
+        start_time: Some(1_700_000_000_000_000 + n as i64),
+        end_time: Some(1_700_000_000_000_000 + n as i64),
+        log_bytes: 1 << 40,
+        steps_done: 1000,
+        cpu_time: Some(std::time::Duration::from_micros(1_234_567)),
+        peak_memory: Some(1 << 40),
+    };
+    let answer = statuses((0..10_000).map(job).collect());
+    assert!(answer.encoded_len() < 4 << 20, "{}", answer.encoded_len());
+    assert_eq!(answer.jobs.len(), 10_000);
+    assert!(answer.jobs[3000].message.ends_with("é…"));
+    let few = statuses((4000..4010).map(job).collect());
+    assert_eq!(few.jobs[0].message.len(), 8000, "nothing is cut without need");
+}
+
+#[test]
+fn no_message_of_a_log_is_a_short_frame_and_long_ones_are_not_filled_up() {
+    for length in [1, 100, SHORT_FRAME - 1, SHORT_FRAME, 64 << 10] {
+        let message = log_piece(Bytes::from(vec![b'x'; length]));
+        assert_eq!(message.data.len(), length);
+        assert!(message.encoded_len() >= SHORT_FRAME, "{length}");
+        assert_eq!(message.padding.is_empty(), length >= SHORT_FRAME);
+    }
+}

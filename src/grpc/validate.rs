@@ -1,0 +1,148 @@
+//! From messages to checked requests. Every message is taken apart without `..`: a new field does not compile until
+//! somebody decides about it.
+
+use std::time::Duration;
+
+use indexmap::IndexMap;
+use prost::Message;
+use prost_types::value::Kind as PbKind;
+use sha2::{Digest, Sha256};
+
+use crate::actors::handle::{JobLimits, LARGE_REQUEST, RunRequest};
+use crate::lang::value::{Data, Value};
+use crate::model::{JobId, Reason, Refusal, Variable};
+use crate::pb::v1;
+use crate::variables;
+
+/// Largest `steps` text in bytes (service.md §3.7).
+const MAX_STEPS: usize = 16 << 20;
+
+/// A checked job id.
+pub(super) fn job_id(id: &str) -> Result<JobId, Refusal> {
+    JobId::parse(id).map_err(|e| Refusal::new(Reason::InvalidId, e.to_string()))
+}
+
+/// A checked offset.
+pub(super) fn offset(offset: i32) -> Result<u64, Refusal> {
+    u64::try_from(offset).map_err(|_| {
+        Refusal::new(
+            Reason::OffsetNegative,
+            format!("offset {offset} is negative: 0 is the log's first byte"),
+        )
+    })
+}
+
+/// Digest of all that was asked: equal requests have equal bytes, since maps are encoded in order. That of a large
+/// request is made on a thread of its own: it takes as long as hundreds of small calls.
+pub(super) async fn digested(request: v1::RunRequest) -> Result<([u8; 32], v1::RunRequest), Refusal> {
+    let digest = |request: &v1::RunRequest| Sha256::digest(request.encode_to_vec()).into();
+    if request.encoded_len() <= LARGE_REQUEST {
+        return Ok((digest(&request), request));
+    }
+    tokio::task::spawn_blocking(move || (digest(&request), request))
+        .await
+        .map_err(|error| Refusal::new(Reason::Internal, error.to_string()))
+}
+
+/// A request to run a job, its shape checked; its id was checked before.
+pub(super) fn run_request(
+    id: JobId,
+    digest: [u8; 32],
+    request: v1::RunRequest,
+) -> Result<RunRequest, Refusal> {
+    let size = request.encoded_len();
+    let v1::RunRequest {
+        id: _,
+        work_dir,
+        env,
+        masking,
+        job,
+        steps,
+        timeout,
+        cancel_grace,
+        inputs,
+        file,
+        limits,
+    } = request;
+    if steps.len() > MAX_STEPS {
+        return Err(Refusal::new(
+            Reason::TooLarge,
+            format!("steps has {} bytes, at most {MAX_STEPS} are allowed", steps.len()),
+        ));
+    }
+    let (labels, job) = job.map(job_part).unzip();
+    Ok(RunRequest {
+        id,
+        digest,
+        size,
+        labels: labels.unwrap_or_default(),
+        variables: variables::Request {
+            work_dir,
+            env: env.into_iter().collect(),
+            job,
+            masking: masking.map(masking_part).unwrap_or_default(),
+        },
+        steps,
+        file: Some(file).filter(|f| !f.is_empty()),
+        inputs: input_values(inputs)?,
+        timeout: positive("timeout", timeout)?,
+        cancel_grace: positive("cancel_grace", cancel_grace)?,
+        limits: limits.map(job_limits).unwrap_or_default(),
+    })
+}
+
+fn job_part(job: v1::Job) -> ((String, String), variables::JobPart) {
+    let v1::Job { variables, job_id, pipeline_id, build_dir, token_prefixes } = job;
+    let variables = variables.into_iter().map(variable).collect();
+    ((job_id, pipeline_id), variables::JobPart { variables, build_dir, token_prefixes })
+}
+
+fn variable(variable: v1::Variable) -> Variable {
+    let v1::Variable { key, value, file, masked } = variable;
+    Variable { key, value, file, masked }
+}
+
+fn masking_part(masking: v1::Masking) -> variables::Masking {
+    let v1::Masking { phrases, token_prefixes } = masking;
+    variables::Masking { phrases, token_prefixes }
+}
+
+fn job_limits(limits: v1::Limits) -> JobLimits {
+    let v1::Limits { processes, memory, cpus, open_files } = limits;
+    JobLimits { processes, memory, cpus, open_files }
+}
+
+fn positive(name: &str, duration: Option<prost_types::Duration>) -> Result<Option<Duration>, Refusal> {
+    let Some(duration) = duration else { return Ok(None) };
+    match Duration::try_from(duration) {
+        Ok(duration) if !duration.is_zero() => Ok(Some(duration)),
+        _ => Err(Refusal::new(
+            Reason::MalformedRequest,
+            format!("{name} must be greater than zero; leave it out for none"),
+        )),
+    }
+}
+
+fn input_values(
+    inputs: impl IntoIterator<Item = (String, prost_types::Value)>,
+) -> Result<IndexMap<String, Value>, Refusal> {
+    inputs.into_iter().map(|(name, value)| Ok((name, input_value(value)?))).collect()
+}
+
+/// Messages are nested at most 100 deep by the decoder, so this recursion is bounded.
+fn input_value(value: prost_types::Value) -> Result<Value, Refusal> {
+    let data = match value.kind {
+        None | Some(PbKind::NullValue(_)) => Data::Null,
+        Some(PbKind::BoolValue(b)) => Data::Bool(b),
+        Some(PbKind::NumberValue(n)) if n.is_finite() => Data::Number(n),
+        Some(PbKind::NumberValue(_)) => {
+            return Err(Refusal::new(Reason::MalformedRequest, "inputs hold a number that is not finite"));
+        }
+        Some(PbKind::StringValue(s)) => Data::String(s),
+        Some(PbKind::ListValue(list)) => {
+            Data::Array(list.values.into_iter().map(input_value).collect::<Result<_, _>>()?)
+        }
+        Some(PbKind::StructValue(object)) => Data::Object(input_values(object.fields)?),
+    };
+    Ok(Value::plain(data))
+}
