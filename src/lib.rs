@@ -2,6 +2,7 @@
 
 pub mod actors;
 pub mod app;
+pub mod cli;
 pub mod client;
 pub mod clock;
 pub mod config;

@@ -1,3 +1,7 @@
 //! Entry point of the `step-runner` program.
 
-fn main() {}
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    step_runner::cli::main()
+}

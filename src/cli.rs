@@ -1,0 +1,213 @@
+//! The command line: one file a subcommand, parsing and dispatch here (cli.md).
+//!
+//! stdout carries what was asked for, stderr everything else. A command ends with an exit code or with a
+//! [`Failure`], which is printed here, on one line.
+
+mod cancel;
+mod completions;
+mod connection;
+mod document;
+mod end;
+mod finish;
+mod follow;
+mod help;
+mod invocation;
+mod job;
+mod keeper;
+mod limits;
+mod man;
+mod output;
+mod private;
+mod proxy;
+mod results;
+mod run;
+mod serve;
+mod session;
+mod states;
+mod status;
+mod submit;
+mod summary;
+mod terminal;
+#[cfg(test)]
+mod tests;
+
+use std::process::ExitCode;
+
+use clap::builder::styling::{AnsiColor, Styles};
+use clap::{ArgAction, CommandFactory, FromArgMatches, Parser, Subcommand};
+
+use crate::error::{Blame, Exit, Failure};
+use terminal::Color;
+
+/// How a command ends: its exit code, or why it could not do what it was asked.
+type Ending = Result<u8, Failure>;
+
+const STYLES: Styles = Styles::styled()
+    .header(AnsiColor::Green.on_default().bold())
+    .usage(AnsiColor::Green.on_default().bold())
+    .literal(AnsiColor::Cyan.on_default().bold())
+    .placeholder(AnsiColor::Cyan.on_default());
+
+const EXAMPLES: &str = "\
+Examples:
+  step-runner run ci/build            run a function here, without a daemon
+  step-runner serve &                 start a daemon on the default socket
+  step-runner submit --id 42 func.yml
+  step-runner follow 42
+  step-runner help exit-codes         what exit codes mean; other topics: environment, masking, recovery";
+
+/// Runs the steps of a CI job inside its environment and loses nothing.
+#[derive(Parser)]
+#[command(name = "step-runner", version, styles = STYLES, after_long_help = EXAMPLES)]
+#[command(disable_help_subcommand = true, arg_required_else_help = true, infer_subcommands = false)]
+struct Arguments {
+    #[command(flatten)]
+    common: Common,
+    #[command(subcommand)]
+    command: Command,
+}
+
+/// Options of every command.
+#[derive(clap::Args)]
+#[command(next_help_heading = "Common options")]
+struct Common {
+    /// Colours: `auto` follows the terminal, `NO_COLOR` and `CLICOLOR_FORCE`
+    #[arg(
+        long,
+        global = true,
+        value_enum,
+        default_value = "auto",
+        value_name = "WHEN",
+        env = "STEP_RUNNER_COLOR"
+    )]
+    color: Color,
+    /// Say only what was asked for, and errors
+    #[arg(short, long, global = true, env = "STEP_RUNNER_QUIET")]
+    quiet: bool,
+    /// Say more; repeat for still more
+    #[arg(short, long, global = true, action = ArgAction::Count, env = "STEP_RUNNER_VERBOSE")]
+    verbose: u8,
+}
+
+/// How much a command says on stderr.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Talk {
+    quiet: bool,
+    verbose: u8,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    Run(run::Arguments),
+    Submit(submit::Arguments),
+    Serve(serve::Arguments),
+    Follow(follow::Arguments),
+    Status(status::Arguments),
+    Cancel(cancel::Arguments),
+    Finish(finish::Arguments),
+    Proxy(proxy::Arguments),
+    /// The same commands as CI runners spell them
+    #[command(subcommand)]
+    Steps(Steps),
+    Completions(completions::Arguments),
+    Man(man::Arguments),
+    Help(help::Arguments),
+    Keeper(keeper::Arguments),
+}
+
+#[derive(Subcommand)]
+enum Steps {
+    Serve(serve::StepsArguments),
+    Proxy(proxy::Arguments),
+}
+
+/// Runs the program: parses the arguments of this process, runs the command, and says how it ended.
+pub fn main() -> ExitCode {
+    let words = match invocation::words(std::env::args_os().collect(), |name| std::env::var(name).ok()) {
+        Ok(words) => words,
+        Err(message) => {
+            terminal::say(&message);
+            return ExitCode::FAILURE;
+        }
+    };
+    let matches = match command().color(terminal::early_choice(&words)).try_get_matches_from(words) {
+        Ok(matches) => matches,
+        Err(error) => return usage(&error),
+    };
+    let arguments = match Arguments::from_arg_matches(&matches) {
+        Ok(arguments) => arguments,
+        Err(error) => return usage(&error),
+    };
+    arguments.common.color.apply();
+    match dispatch(arguments) {
+        Ok(code) => ExitCode::from(code),
+        Err(failure) => {
+            report(&failure);
+            ExitCode::from(failure.exit().code())
+        }
+    }
+}
+
+/// The whole command line, for parsing, completions and the manual. Values of variables never appear in help texts: they
+/// may be secrets.
+fn command() -> clap::Command {
+    fn hide_values(command: clap::Command) -> clap::Command {
+        let names: Vec<_> = command.get_subcommands().map(|sub| sub.get_name().to_owned()).collect();
+        let command = command.mut_args(|argument| argument.hide_env_values(true));
+        names.into_iter().fold(command, |command, name| command.mut_subcommand(name, hide_values))
+    }
+    hide_values(Arguments::command())
+}
+
+fn usage(error: &clap::Error) -> ExitCode {
+    // A reader that has gone away needs no help text.
+    drop(error.print());
+    u8::try_from(error.exit_code()).map_or(ExitCode::FAILURE, ExitCode::from)
+}
+
+fn dispatch(arguments: Arguments) -> Ending {
+    let talk = Talk { quiet: arguments.common.quiet, verbose: arguments.common.verbose };
+    match arguments.command {
+        Command::Run(arguments) => in_runtime(run::execute(arguments, talk)),
+        Command::Submit(arguments) => in_runtime(submit::execute(arguments, talk)),
+        Command::Follow(arguments) => in_runtime(follow::execute(arguments, talk)),
+        Command::Status(arguments) => in_runtime(status::execute(arguments, talk)),
+        Command::Cancel(arguments) => in_runtime(cancel::execute(arguments, talk)),
+        Command::Finish(arguments) => in_runtime(finish::execute(arguments, talk)),
+        Command::Serve(arguments) => serve::execute(arguments),
+        Command::Steps(Steps::Serve(arguments)) => serve::execute_steps(arguments),
+        Command::Proxy(arguments) | Command::Steps(Steps::Proxy(arguments)) => Ok(proxy::execute(&arguments)),
+        Command::Completions(arguments) => completions::execute(&arguments),
+        Command::Man(arguments) => man::execute(&arguments),
+        Command::Help(arguments) => help::execute(&arguments),
+        Command::Keeper(arguments) => keeper::execute(arguments),
+    }
+}
+
+/// Runs a client command. Connections live on threads of their own, so that a slow reader of stdout does not keep pings
+/// from being answered.
+fn in_runtime(command: impl Future<Output = Ending>) -> Ending {
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .map_err(|error| Failure::new(Exit::Failure, error))?;
+    let ending = runtime.block_on(command);
+    // Nothing that is still going on matters to who waits for the exit code.
+    runtime.shutdown_background();
+    ending
+}
+
+/// One line on stderr: what, why, and what to do about it.
+fn report(failure: &Failure) {
+    let red = AnsiColor::Red.on_default().bold();
+    let mut line = format!("{red}step-runner:{red:#} {failure}");
+    if failure.blame() == Blame::Bug {
+        line.push_str(" (this is a defect of step-runner)");
+    }
+    if let Some(remedy) = failure.remedy() {
+        line.push_str("; ");
+        line.push_str(remedy);
+    }
+    terminal::say(&line);
+}

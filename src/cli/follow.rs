@@ -1,0 +1,55 @@
+//! `step-runner follow`.
+
+use super::connection::{ConnectionOptions, parse_id};
+use super::output::OutputOptions;
+use super::session::{self, Interrupts, OnInterrupt};
+use super::{Ending, Talk, results, terminal};
+use crate::client::Client;
+use crate::model::JobId;
+
+/// Show the log of a job to its end, then end as the job did
+///
+/// Broken connections are made anew and the log goes on at the same byte. Ctrl-C leaves the job alone.
+#[derive(clap::Args)]
+#[command(after_long_help = "\
+Examples:
+  step-runner follow 42
+  step-runner follow 42 --output raw --offset 1000000 >> job.log
+  step-runner follow 42 --steps | jq .status")]
+pub(super) struct Arguments {
+    /// Id of the job
+    #[arg(value_name = "ID", value_parser = parse_id)]
+    id: JobId,
+    /// Start after this many bytes of the log
+    #[arg(long, value_name = "N", default_value_t = 0, env = "STEP_RUNNER_OFFSET")]
+    offset: u64,
+    /// Step results instead of the log, each as JSON on a line; the last one is the whole tree
+    #[arg(long, env = "STEP_RUNNER_STEPS", conflicts_with_all = ["offset", "output"])]
+    steps: bool,
+    #[command(flatten)]
+    output: OutputOptions,
+    #[command(flatten)]
+    connection: ConnectionOptions,
+}
+
+pub(super) async fn execute(arguments: Arguments, talk: Talk) -> Ending {
+    let mut interrupts = Interrupts::new(OnInterrupt::Leave)?;
+    let client = interrupts.unless_interrupted(arguments.connection.connect(talk)).await?;
+    if arguments.steps {
+        return interrupts.unless_interrupted(steps(&client, &arguments.id)).await;
+    }
+    let display = arguments.output.display();
+    let ended =
+        session::follow(&client, &arguments.id, arguments.offset, display, &mut interrupts, talk).await?;
+    ended.explain(talk, None);
+    Ok(ended.code(&interrupts))
+}
+
+async fn steps(client: &Client, id: &JobId) -> Ending {
+    let mut stream = client.follow_steps(id);
+    while let Some(result) = stream.next().await? {
+        terminal::write_stdout(format!("{}\n", results::to_json(&result)).as_bytes())?;
+    }
+    let status = client.status(id).await?;
+    Ok(super::end::code(&status))
+}

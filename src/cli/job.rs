@@ -1,0 +1,263 @@
+//! Options of `run` and `submit` that describe the job, and the request made of them.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use super::connection::parse_id;
+use super::document::{self, Document, split_pair};
+use super::limits::{self, Limit};
+use crate::client::Request;
+use crate::error::{Exit, Failure};
+use crate::model::{JobId, Variable};
+
+/// What to run and how. Values may be secrets: no `Debug`.
+#[derive(clap::Args)]
+#[command(next_help_heading = "Job")]
+pub(super) struct JobOptions {
+    /// A function file, a folder with func.yml or step.yml, a reference such as builtin://NAME, or - for stdin
+    #[arg(value_name = "FILE|REF|-", default_value = ".")]
+    target: String,
+    /// An input of the function; VALUE is YAML, or text if the input is declared a string
+    #[arg(long, value_name = "NAME=VALUE", env = "STEP_RUNNER_INPUT")]
+    input: Vec<String>,
+    /// A variable of the steps' environment; without a value: a copy of the caller's
+    #[arg(long, value_name = "NAME[=VALUE]", env = "STEP_RUNNER_ENV")]
+    env: Vec<String>,
+    /// A job variable
+    #[arg(long, value_name = "NAME=VALUE", env = "STEP_RUNNER_VAR")]
+    var: Vec<String>,
+    /// A job variable that holds the path of a file with the content of PATH
+    #[arg(long, value_name = "NAME=PATH", env = "STEP_RUNNER_FILE_VAR")]
+    file_var: Vec<String>,
+    /// A secret job variable; its value is taken from the caller's environment
+    #[arg(long, value_name = "NAME", env = "STEP_RUNNER_MASKED_VAR")]
+    masked_var: Vec<String>,
+    /// Mask the value of a variable of the caller's environment
+    #[arg(long, value_name = "NAME", env = "STEP_RUNNER_MASK_ENV")]
+    mask_env: Vec<String>,
+    /// Mask the content of a file, and each of its lines
+    #[arg(long, value_name = "PATH", env = "STEP_RUNNER_MASK_FILE")]
+    mask_file: Vec<PathBuf>,
+    /// Mask tokens that begin with P
+    #[arg(long, value_name = "P", env = "STEP_RUNNER_TOKEN_PREFIX")]
+    token_prefix: Vec<String>,
+    /// Working directory of the job; default: the current one
+    #[arg(long, value_name = "DIR", env = "STEP_RUNNER_WORK_DIR")]
+    work_dir: Option<PathBuf>,
+    /// Id of the job; default: `run-`, the UTC time, and a random part
+    #[arg(long, value_name = "ID", value_parser = parse_id, env = "STEP_RUNNER_ID")]
+    id: Option<JobId>,
+    /// Limit of the job's running time
+    #[arg(long, value_name = "TIME", value_parser = positive_time, env = "STEP_RUNNER_TIMEOUT")]
+    timeout: Option<Duration>,
+    /// Longest time between SIGTERM and SIGKILL when the job is cancelled
+    #[arg(long, value_name = "TIME", value_parser = positive_time, env = "STEP_RUNNER_CANCEL_GRACE")]
+    cancel_grace: Option<Duration>,
+    /// A limit of the job's processes: processes=N, memory=SIZE, cpus=N, open_files=N
+    #[arg(long, value_name = "NAME=VALUE", value_parser = limits::parse, env = "STEP_RUNNER_LIMIT")]
+    limit: Vec<Limit>,
+}
+
+fn positive_time(text: &str) -> Result<Duration, String> {
+    match humantime::parse_duration(text) {
+        Ok(time) if time.is_zero() => Err("it must be longer than 0".to_owned()),
+        Ok(time) => Ok(time),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
+impl JobOptions {
+    /// The request for a daemon that sees the same files as we do, or not.
+    pub(super) fn request(&self, shares_files: bool) -> Result<Request, Failure> {
+        self.request_with(shares_files, |name| std::env::var_os(name))
+    }
+
+    fn request_with(
+        &self,
+        shares_files: bool,
+        lookup: impl Fn(&str) -> Option<OsString>,
+    ) -> Result<Request, Failure> {
+        let id = match &self.id {
+            Some(id) => id.clone(),
+            None => new_id()?,
+        };
+        let Document { text, name, inputs } = document::read(&self.target, shares_files, &self.input)?;
+        let mut request = Request::new(id, text).file(name);
+        if let Some(folder) = self.work_dir(shares_files)? {
+            request = request.work_dir(folder);
+        }
+        for (name, value) in inputs {
+            request = request.input(name, value);
+        }
+        request = self.environment(request, &lookup)?;
+        request = self.variables(request, &lookup)?;
+        request = self.masking(request, &lookup)?;
+        if let Some(limit) = self.timeout {
+            request = request.timeout(limit);
+        }
+        if let Some(grace) = self.cancel_grace {
+            request = request.cancel_grace(grace);
+        }
+        Ok(match limits::collect(&self.limit) {
+            Some(limits) => request.limits(limits),
+            None => request,
+        })
+    }
+
+    fn work_dir(&self, shares_files: bool) -> Result<Option<String>, Failure> {
+        let path = match &self.work_dir {
+            Some(path) if shares_files => std::path::absolute(path),
+            Some(path) => Ok(path.clone()),
+            None if shares_files => std::env::current_dir(),
+            None => return Ok(None),
+        };
+        let path =
+            path.map_err(|error| Failure::new(Exit::Failure, format!("working directory: {error}")))?;
+        path.into_os_string().into_string().map(Some).map_err(|path| {
+            Failure::new(Exit::Usage, format!("the working directory {} is not UTF-8", path.display()))
+        })
+    }
+
+    fn environment(
+        &self,
+        mut request: Request,
+        lookup: &impl Fn(&str) -> Option<OsString>,
+    ) -> Result<Request, Failure> {
+        for item in &self.env {
+            request = match item.split_once('=') {
+                Some(("", _)) => return Err(Failure::new(Exit::Usage, "--env wants a name before the `=`")),
+                Some((name, value)) => request.env(name, value),
+                None => request.env(item, own_value(item, "env", lookup)?),
+            };
+        }
+        Ok(request)
+    }
+
+    fn variables(
+        &self,
+        mut request: Request,
+        lookup: &impl Fn(&str) -> Option<OsString>,
+    ) -> Result<Request, Failure> {
+        let variable =
+            |key: &str, value: String, file, masked| Variable { key: key.to_owned(), value, file, masked };
+        for pair in &self.var {
+            let (name, value) = split_pair(pair, "var")?;
+            request = request.variable(variable(name, value.to_owned(), false, false));
+        }
+        for pair in &self.file_var {
+            let (name, path) = split_pair(pair, "file-var")?;
+            // Values of job variables are expanded once; the content of a file is meant literally.
+            let content = read_text(path.as_ref(), "file-var")?.replace('$', "$$");
+            request = request.variable(variable(name, content, true, false));
+        }
+        for name in &self.masked_var {
+            let value = own_value(name, "masked-var", lookup)?;
+            // The phrase is the value as it is; the variable gets it back after the one expansion.
+            request =
+                request.phrase(value.clone()).variable(variable(name, value.replace('$', "$$"), false, true));
+        }
+        Ok(request)
+    }
+
+    fn masking(
+        &self,
+        mut request: Request,
+        lookup: &impl Fn(&str) -> Option<OsString>,
+    ) -> Result<Request, Failure> {
+        for name in &self.mask_env {
+            request = request.phrase(own_value(name, "mask-env", lookup)?);
+        }
+        for path in &self.mask_file {
+            let text = read_text(path, "mask-file")?;
+            for line in text.lines().filter(|line| !line.trim().is_empty()) {
+                request = request.phrase(line);
+            }
+            if text.trim_end().contains('\n') {
+                request = request.phrase(text.trim_end());
+            }
+        }
+        for prefix in &self.token_prefix {
+            request = request.token_prefix(prefix);
+        }
+        Ok(request)
+    }
+}
+
+/// Value of a variable of the caller's environment. Never quoted in an error.
+fn own_value(
+    name: &str,
+    option: &str,
+    lookup: &impl Fn(&str) -> Option<OsString>,
+) -> Result<String, Failure> {
+    if name.contains('=') {
+        // What stands behind the `=` may be the secret itself: not quoted either.
+        let message = format!("--{option} wants the name of a variable, not a value");
+        return Err(Failure::new(Exit::Usage, message).with_remedy("put the value into the environment"));
+    }
+    let value = lookup(name).ok_or_else(|| {
+        Failure::new(Exit::Usage, format!("--{option} {name}: there is no such variable in the environment"))
+    })?;
+    value
+        .into_string()
+        .map_err(|_| Failure::new(Exit::Usage, format!("--{option} {name}: its value is not UTF-8")))
+}
+
+fn read_text(path: &std::path::Path, option: &str) -> Result<String, Failure> {
+    let fail = |what: String| Failure::new(Exit::Usage, format!("--{option}: {}: {what}", path.display()));
+    let bytes = std::fs::read(path).map_err(|error| fail(error.to_string()))?;
+    String::from_utf8(bytes).map_err(|_| fail("it is not UTF-8".to_owned()))
+}
+
+/// `run-<UTC time>-<random>`.
+fn new_id() -> Result<JobId, Failure> {
+    let random = getrandom::u32().map_err(|error| Failure::new(Exit::Failure, error.to_string()))?;
+    let time = chrono::Utc::now().format("%Y%m%dT%H%M%SZ");
+    JobId::parse(&format!("run-{time}-{random:08x}")).map_err(|error| Failure::new(Exit::Defect, error))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Parsed {
+        #[command(flatten)]
+        job: JobOptions,
+    }
+
+    fn request(arguments: &[&str]) -> Result<Request, Failure> {
+        let words = ["test", "builtin://x"].iter().chain(arguments);
+        let job = Parsed::try_parse_from(words).ok().unwrap().job;
+        job.request_with(true, |name| (name == "SECRET").then(|| "hid$den".into()))
+    }
+
+    #[test]
+    fn masked_variables_come_from_the_environment() {
+        let request = request(&["--masked-var", "SECRET"]).unwrap();
+        assert!(!format!("{request:?}").contains("hid"));
+    }
+
+    #[test]
+    fn a_secret_given_as_an_argument_is_refused_and_not_repeated() {
+        for option in ["--masked-var", "--mask-env"] {
+            let error = request(&[option, "NAME=topsecret"]).unwrap_err();
+            assert_eq!(error.exit(), Exit::Usage);
+            assert!(!error.to_string().contains("topsecret"), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_variable_that_is_not_set_is_named() {
+        let error = request(&["--env", "NO_SUCH"]).unwrap_err();
+        assert!(error.to_string().contains("NO_SUCH"), "{error}");
+    }
+
+    #[test]
+    fn default_ids_differ_and_tell_the_time() {
+        let (one, two) = (new_id().unwrap(), new_id().unwrap());
+        assert_ne!(one, two);
+        assert!(one.as_str().starts_with("run-2"), "{one}");
+    }
+}

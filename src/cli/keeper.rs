@@ -1,0 +1,46 @@
+//! `step-runner keeper`: started by the daemon, never by people.
+
+use std::os::fd::RawFd;
+use std::path::PathBuf;
+
+use super::Ending;
+use crate::error::{Exit, Failure};
+use crate::keeper::{KeeperOptions, run};
+use crate::process::cgroup::CgroupMode;
+use crate::process::host::SoftLimits;
+use crate::process::inherited_descriptor;
+
+/// The process that keeps jobs running while the daemon is away
+#[derive(clap::Args)]
+#[command(hide = true)]
+pub(super) struct Arguments {
+    /// Folder of the daemon's state
+    #[arg(long, value_name = "DIR")]
+    state_dir: PathBuf,
+    /// Descriptor of the connection to the daemon
+    #[arg(long, value_name = "N")]
+    connection_fd: Option<RawFd>,
+    /// Whether each job gets a control group: auto, on or off
+    #[arg(long, value_name = "MODE", default_value = "auto")]
+    cgroup: CgroupMode,
+    /// Soft limit of open files for steps; unlimited without it
+    #[arg(long, value_name = "N")]
+    soft_nofile: Option<u64>,
+    /// Soft limit of core dumps for steps, in bytes; unlimited without it
+    #[arg(long, value_name = "N")]
+    soft_core: Option<u64>,
+}
+
+pub(super) fn execute(arguments: Arguments) -> Ending {
+    let Arguments { state_dir, connection_fd, cgroup, soft_nofile, soft_core } = arguments;
+    SoftLimits { nofile: soft_nofile, core: soft_core }
+        .apply()
+        .map_err(|error| Failure::new(Exit::Failure, format!("cannot set limits: {error}")))?;
+    let first_connection = connection_fd
+        .map(inherited_descriptor)
+        .transpose()
+        .map_err(|error| Failure::new(Exit::Usage, format!("--connection-fd: {error}")))?;
+    run(KeeperOptions { state_dir, first_connection, cgroup })
+        .map_err(|failure| Failure::new(Exit::Failure, failure))?;
+    Ok(0)
+}

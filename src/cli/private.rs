@@ -1,0 +1,77 @@
+//! The daemon of a `run` without an address: part of this process, gone with it (cli.md, `run`).
+
+use std::fs::DirBuilder;
+use std::io;
+use std::os::unix::fs::DirBuilderExt as _;
+use std::path::{Path, PathBuf};
+
+use crate::app::PrivateDaemon;
+use crate::config::{Config, EnvBase};
+use crate::error::{Exit, Failure};
+use crate::net::MAX_SOCKET_PATH;
+
+/// Room that the daemon's socket needs behind the folder's path.
+const SOCKET_ROOM: usize = "/step-runner.sock".len();
+
+/// Starts a daemon on a new folder.
+pub(super) async fn start(env_base: EnvBase) -> Result<PrivateDaemon, Failure> {
+    let config = Config { env_base, ..Config::default() };
+    blocking(move || {
+        let folder = make_folder(&std::env::temp_dir()).map_err(|error| {
+            Failure::new(Exit::Failure, format!("cannot make a folder for a private daemon: {error}"))
+                .with_remedy("set TMPDIR to a folder that can be written")
+        })?;
+        PrivateDaemon::start(config, folder)
+    })
+    .await?
+}
+
+/// Ends it and removes its folder; its jobs get their grace, or are killed `at_once`.
+pub(super) async fn end(daemon: PrivateDaemon, at_once: bool) -> Result<(), Failure> {
+    blocking(move || daemon.end(at_once)).await
+}
+
+async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T, Failure> {
+    tokio::task::spawn_blocking(work)
+        .await
+        .map_err(|_| Failure::new(Exit::Defect, "the private daemon's thread died"))
+}
+
+/// A new folder, mode 0700, in `parent`, or in `/tmp` if no socket fits under its path.
+fn make_folder(parent: &Path) -> io::Result<PathBuf> {
+    /// Names taken by somebody else before it is no coincidence any more.
+    const ATTEMPTS: usize = 8;
+    let mut last = io::Error::other("no name is free");
+    for _ in 0..ATTEMPTS {
+        let random = getrandom::u64().map_err(|error| io::Error::other(error.to_string()))?;
+        let name = format!("step-runner-{random:016x}");
+        let folder = parent.join(&name);
+        let fits = folder.as_os_str().len() + SOCKET_ROOM <= MAX_SOCKET_PATH;
+        let folder = if fits { folder } else { Path::new("/tmp").join(name) };
+        match DirBuilder::new().mode(0o700).create(&folder) {
+            Ok(()) => return Ok(folder),
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => last = error,
+            Err(error) => return Err(error),
+        }
+    }
+    Err(last)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt as _;
+
+    #[test]
+    fn folders_are_private_and_new_and_short_enough_for_a_socket() {
+        let parent = tempfile::tempdir().unwrap();
+        let long = parent.path().join("x".repeat(80));
+        std::fs::create_dir(&long).unwrap();
+        for parent in [parent.path(), &long] {
+            let folder = make_folder(parent).unwrap();
+            assert_eq!(std::fs::metadata(&folder).unwrap().permissions().mode() & 0o777, 0o700);
+            assert!(folder.as_os_str().len() + SOCKET_ROOM <= MAX_SOCKET_PATH);
+            std::fs::remove_dir(folder).unwrap();
+        }
+    }
+}

@@ -1,0 +1,155 @@
+//! `step-runner run`.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use super::connection::ConnectionOptions;
+use super::job::JobOptions;
+use super::output::OutputOptions;
+use super::private;
+use super::session::{self, Ended, Interrupts, OnInterrupt};
+use super::{Ending, Talk, results, terminal};
+use crate::app::PrivateDaemon;
+use crate::client::{Address, AddressError, Client, Request};
+use crate::config::EnvBase;
+use crate::error::{Exit, Failure};
+use crate::net::Socket;
+
+/// How long a second Ctrl-C still waits for the daemon to hear of it.
+const LAST_WORDS: Duration = Duration::from_secs(1);
+
+/// Run a function and follow it to its end
+///
+/// Without --address and --socket no daemon is needed: this process is a private one, and nothing of it is left when it
+/// ends. Ctrl-C cancels the job and waits for its end; a second one kills it.
+#[derive(clap::Args)]
+#[command(after_long_help = "\
+Examples:
+  step-runner run                                   the function in this folder
+  step-runner run ci/build --input jobs=4 --env CI=true
+  step-runner run func.yml --masked-var DEPLOY_TOKEN --results results.json
+  echo '[{name: hi, script: echo hi}]' | step-runner run -
+  step-runner run --socket /run/step-runner.sock --detach --id 42 func.yml")]
+pub(super) struct Arguments {
+    #[command(flatten)]
+    job: JobOptions,
+    /// Print the id and do not follow (needs a daemon)
+    #[arg(long, env = "STEP_RUNNER_DETACH", help_heading = "Job")]
+    detach: bool,
+    /// Leave log and result with the daemon (needs one)
+    #[arg(long, env = "STEP_RUNNER_KEEP", help_heading = "Job")]
+    keep: bool,
+    /// What steps get of this shell's environment, without a daemon
+    #[arg(long, value_name = "all|list", default_value = "all", value_parser = env_base,
+          env = "STEP_RUNNER_ENV_BASE", help_heading = "Job")]
+    env_base: EnvBase,
+    /// Write the step results there as JSON, for the owner's eyes only
+    #[arg(long, value_name = "FILE", env = "STEP_RUNNER_RESULTS", help_heading = "Output")]
+    results: Option<PathBuf>,
+    #[command(flatten)]
+    output: OutputOptions,
+    #[command(flatten)]
+    connection: ConnectionOptions,
+}
+
+fn env_base(text: &str) -> Result<EnvBase, String> {
+    match text {
+        "all" => Ok(EnvBase::All),
+        "list" => Ok(EnvBase::List),
+        _ => Err("write `all` or `list`".to_owned()),
+    }
+}
+
+pub(super) async fn execute(arguments: Arguments, talk: Talk) -> Ending {
+    if arguments.connection.is_named() {
+        let address = arguments.connection.address()?;
+        let request = arguments.job.request(address.shares_files())?;
+        let client = arguments.connection.connect_to(address, talk).await?;
+        if arguments.detach {
+            return submit(&client, &request).await;
+        }
+        return with_daemon(&arguments, &client, &request, talk).await;
+    }
+    if arguments.detach || arguments.keep {
+        let option = if arguments.detach { "--detach" } else { "--keep" };
+        return Err(Failure::new(Exit::Usage, format!("{option} needs a daemon"))
+            .with_remedy("name one with --address or --socket"));
+    }
+    alone(&arguments, talk).await
+}
+
+/// Submits a job and prints its id.
+pub(super) async fn submit(client: &Client, request: &Request) -> Ending {
+    client.run(request).await?;
+    terminal::write_stdout(format!("{}\n", request.id()).as_bytes())?;
+    Ok(0)
+}
+
+/// Runs with a daemon that goes on when this command has ended.
+async fn with_daemon(arguments: &Arguments, client: &Client, request: &Request, talk: Talk) -> Ending {
+    let mut interrupts = Interrupts::new(OnInterrupt::Cancel)?;
+    let ended = to_the_end(arguments, client, request, &mut interrupts, talk).await;
+    let finished = match &ended {
+        _ if arguments.keep => Ok(()),
+        // To be taken up again.
+        Err(failure) if failure.exit() == Exit::Unreachable => Ok(()),
+        // The removal goes on without us (service.md §3.4).
+        Err(failure) if failure.exit() == Exit::Interrupted => {
+            tokio::time::timeout(LAST_WORDS, client.finish(request.id())).await.unwrap_or(Ok(()))
+        }
+        // Also when the log cannot be shown any more (service.md §7.5).
+        _ => client.finish(request.id()).await,
+    };
+    let ended = ended?;
+    ended.explain(talk, Some(request));
+    finished?;
+    Ok(ended.code(&interrupts))
+}
+
+/// Runs with a daemon inside this process.
+async fn alone(arguments: &Arguments, talk: Talk) -> Ending {
+    let mut interrupts = Interrupts::new(OnInterrupt::Cancel)?;
+    let request = arguments.job.request(true)?;
+    let daemon = interrupts.unless_interrupted(private::start(arguments.env_base)).await?;
+    let ended = alone_with(&daemon, arguments, &request, &mut interrupts, talk).await;
+    let at_once = matches!(&ended, Err(failure) if failure.exit() == Exit::Interrupted);
+    let gone = private::end(daemon, at_once).await;
+    let ended = ended?;
+    ended.explain(talk, Some(&request));
+    gone?;
+    Ok(ended.code(&interrupts))
+}
+
+async fn alone_with(
+    daemon: &PrivateDaemon,
+    arguments: &Arguments,
+    request: &Request,
+    interrupts: &mut Interrupts,
+    talk: Talk,
+) -> Result<Ended, Failure> {
+    let socket =
+        Socket::named(&daemon.socket).map_err(AddressError::from).map_err(crate::client::Error::from)?;
+    let client = arguments.connection.connect_to(Address::Unix(socket), talk).await?;
+    to_the_end(arguments, &client, request, interrupts, talk).await
+}
+
+async fn to_the_end(
+    arguments: &Arguments,
+    client: &Client,
+    request: &Request,
+    interrupts: &mut Interrupts,
+    talk: Talk,
+) -> Result<Ended, Failure> {
+    interrupts.unless_interrupted(async { Ok(client.run(request).await?) }).await?;
+    if talk.verbose > 0 {
+        terminal::say(&format!("step-runner: job {} at {}", request.id(), client.address()));
+    }
+    let display = arguments.output.display();
+    let ended = session::follow(client, request.id(), 0, display, interrupts, talk).await?;
+    if let Some(path) = &arguments.results {
+        let root = ended.root.as_ref();
+        let root = root.ok_or_else(|| Failure::new(Exit::Failure, "the daemon sent no step results"))?;
+        results::write(path, root)?;
+    }
+    Ok(ended)
+}

@@ -1,0 +1,186 @@
+//! `step-runner serve`: the options come from the table of settings in `config`.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use clap::{Arg, ArgAction, ArgMatches, FromArgMatches};
+
+use super::{Ending, terminal};
+use crate::app;
+use crate::config::{Config, Layers, Loaded, SETTINGS, Setting};
+use crate::error::{Exit, Failure};
+
+const EXAMPLES: &str = "\
+Examples:
+  step-runner serve                                  on the default socket
+  step-runner serve /run/jobs --stale-after 10min    on /run/jobs/step-runner.sock
+  step-runner serve --config /etc/step-runner.toml --print-config
+  step-runner serve --socket /run/s.sock -- sh       ends with the shell";
+
+/// What `serve` was asked for.
+pub(super) struct Arguments {
+    /// Folder of the socket.
+    folder: Option<PathBuf>,
+    /// A process to run beside; the daemon ends with it.
+    command: Vec<OsString>,
+    config: Option<PathBuf>,
+    print_config: bool,
+    /// Settings given as options.
+    options: Vec<(&'static str, Vec<String>)>,
+}
+
+impl clap::Args for Arguments {
+    fn augment_args(command: clap::Command) -> clap::Command {
+        let command = command
+            .about("Run the daemon")
+            .long_about(
+                "Run the daemon\n\nIt listens on a unix socket, and says so on stderr once it accepts connections. \
+                 Each setting is an option, a variable, or a key of the settings file, in this order.",
+            )
+            .after_long_help(EXAMPLES)
+            .arg(
+                Arg::new("folder")
+                    .value_name("DIR")
+                    .help("Folder of the socket, which is DIR/step-runner.sock")
+                    .value_parser(clap::value_parser!(PathBuf))
+                    .conflicts_with("socket"),
+            )
+            .arg(command_argument().last(true));
+        with_settings(command)
+    }
+
+    fn augment_args_for_update(command: clap::Command) -> clap::Command {
+        Self::augment_args(command)
+    }
+}
+
+impl FromArgMatches for Arguments {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
+        let settings = SETTINGS.iter().filter_map(|setting| {
+            let values = matches.get_many::<String>(setting.name)?;
+            Some((setting.name, values.cloned().collect()))
+        });
+        Ok(Self {
+            folder: matches.try_get_one("folder").ok().flatten().cloned(),
+            command: matches.get_many("command").into_iter().flatten().cloned().collect(),
+            config: matches.get_one("config").cloned(),
+            print_config: matches.get_flag("print_config"),
+            options: settings.collect(),
+        })
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
+        *self = Self::from_arg_matches(matches)?;
+        Ok(())
+    }
+}
+
+/// `steps serve [--socket PATH] [CMD ARG…]`, as CI runners call it: no folder, no `--` before the command.
+pub(super) struct StepsArguments(Arguments);
+
+impl clap::Args for StepsArguments {
+    fn augment_args(command: clap::Command) -> clap::Command {
+        with_settings(command.about("Run the daemon").arg(command_argument().trailing_var_arg(true)))
+    }
+
+    fn augment_args_for_update(command: clap::Command) -> clap::Command {
+        Self::augment_args(command)
+    }
+}
+
+impl FromArgMatches for StepsArguments {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
+        Arguments::from_arg_matches(matches).map(Self)
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
+        self.0.update_from_arg_matches(matches)
+    }
+}
+
+fn command_argument() -> Arg {
+    Arg::new("command")
+        .value_name("CMD")
+        .help("Run this command when stdin has a byte; the daemon ends with it")
+        .num_args(1..)
+        .allow_hyphen_values(true)
+        .value_parser(clap::value_parser!(OsString))
+}
+
+fn with_settings(command: clap::Command) -> clap::Command {
+    let command = command
+        .arg(
+            Arg::new("config")
+                .long("config")
+                .value_name("FILE")
+                .help("Settings file (TOML)")
+                .env("STEP_RUNNER_CONFIG")
+                .value_parser(clap::value_parser!(PathBuf)),
+        )
+        .arg(
+            Arg::new("print_config")
+                .long("print-config")
+                .help("Show the settings in force and where each comes from, and end")
+                .env("STEP_RUNNER_PRINT_CONFIG")
+                .action(ArgAction::SetTrue),
+        );
+    SETTINGS.iter().fold(command, |command, setting| command.arg(option(setting)))
+}
+
+fn option(setting: &'static Setting) -> Arg {
+    // Names of options live as long as the program; there is one per setting.
+    let name: &'static str = Box::leak(setting.option().into_boxed_str());
+    let argument = Arg::new(setting.name)
+        .long(name)
+        .value_name("VALUE")
+        .help(format!("{} [{}] [env: {}]", setting.doc.trim(), setting.expected, setting.variable()))
+        .help_heading("Settings")
+        // Values are checked all together, with those of the other layers.
+        .allow_hyphen_values(true);
+    let argument = if setting.is_list() { argument.action(ArgAction::Append) } else { argument };
+    if setting.is_switch() {
+        argument.num_args(0..=1).require_equals(true).default_missing_value("true")
+    } else {
+        argument
+    }
+}
+
+/// Runs the daemon.
+pub(super) fn execute(arguments: Arguments) -> Ending {
+    let loaded = load(&arguments)?;
+    if arguments.print_config {
+        terminal::write_stdout(loaded.print().as_bytes())?;
+        return Ok(0);
+    }
+    app::serve(loaded.config, arguments.command)
+}
+
+/// Runs the daemon as CI runners call it.
+pub(super) fn execute_steps(arguments: StepsArguments) -> Ending {
+    execute(arguments.0)
+}
+
+fn load(arguments: &Arguments) -> Result<Loaded, Failure> {
+    let file = match &arguments.config {
+        None => None,
+        Some(path) => Some((
+            path.clone(),
+            std::fs::read_to_string(path).map_err(|error| {
+                Failure::new(
+                    Exit::Usage,
+                    format!("cannot read the settings file {}: {error}", path.display()),
+                )
+            })?,
+        )),
+    };
+    let env = std::env::vars_os()
+        .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
+        .filter(|(name, _)| name.starts_with("STEP_RUNNER_"))
+        .collect();
+    let mut options = arguments.options.clone();
+    if let Some(folder) = &arguments.folder {
+        let socket = folder.join("step-runner.sock");
+        options.push(("socket", vec![socket.display().to_string()]));
+    }
+    Config::load(&Layers { file, env, options }).map_err(|errors| Failure::new(Exit::Usage, errors))
+}

@@ -1,0 +1,78 @@
+//! `step-runner status`.
+
+use std::io::{self, IsTerminal};
+use std::time::Duration;
+
+use clap::ValueEnum;
+
+use super::connection::{ConnectionOptions, parse_id};
+use super::{Ending, Talk, states, terminal};
+use crate::client::{Client, Error};
+use crate::model::JobId;
+use crate::pb::v1;
+
+/// Time between two looks with `--watch`.
+const WATCH_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Show the states of jobs
+#[derive(clap::Args)]
+#[command(after_long_help = "\
+Examples:
+  step-runner status
+  step-runner status 42 --watch
+  step-runner status --output json | jq -r '.jobs[] | select(.finished | not) | .id'")]
+pub(super) struct Arguments {
+    /// Only this job
+    #[arg(value_name = "ID", value_parser = parse_id)]
+    id: Option<JobId>,
+    /// As a table or as one JSON object
+    #[arg(long, value_enum, value_name = "FORMAT", default_value = "table", env = "STEP_RUNNER_OUTPUT")]
+    output: Format,
+    /// Show it again whenever it changes; with ID until the job has ended
+    #[arg(long, env = "STEP_RUNNER_WATCH")]
+    watch: bool,
+    #[command(flatten)]
+    connection: ConnectionOptions,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Format {
+    Table,
+    Json,
+}
+
+pub(super) async fn execute(arguments: Arguments, talk: Talk) -> Ending {
+    let client = arguments.connection.connect(talk).await?;
+    let mut shown = String::new();
+    loop {
+        let jobs = look(&client, arguments.id.as_ref()).await?;
+        let text = match arguments.output {
+            Format::Table => states::table(&jobs, chrono::Utc::now()),
+            Format::Json => format!("{}\n", states::all_to_json(&jobs)),
+        };
+        if text != shown {
+            show(&text, arguments.watch && arguments.output == Format::Table)?;
+            shown = text;
+        }
+        let over = arguments.id.is_some() && jobs.iter().all(|job| job.finished);
+        if !arguments.watch || over {
+            return Ok(0);
+        }
+        tokio::time::sleep(WATCH_INTERVAL).await;
+    }
+}
+
+async fn look(client: &Client, id: Option<&JobId>) -> Result<Vec<v1::Status>, Error> {
+    match id {
+        Some(id) => Ok(vec![client.status(id).await?]),
+        None => client.jobs().await,
+    }
+}
+
+/// On a terminal the table stays in place; elsewhere one follows the other.
+fn show(text: &str, in_place: bool) -> Result<(), crate::error::Failure> {
+    if in_place && io::stdout().is_terminal() {
+        terminal::write_stdout(b"\x1b[H\x1b[2J")?;
+    }
+    terminal::write_stdout(text.as_bytes())
+}

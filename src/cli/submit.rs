@@ -1,0 +1,25 @@
+//! `step-runner submit`.
+
+use super::connection::ConnectionOptions;
+use super::job::JobOptions;
+use super::{Ending, Talk, run};
+
+/// Start a job, print its id and return
+#[derive(clap::Args)]
+#[command(after_long_help = "\
+Examples:
+  id=$(step-runner submit func.yml) && step-runner follow \"$id\"
+  step-runner submit --id 42 --timeout 10m ci/build")]
+pub(super) struct Arguments {
+    #[command(flatten)]
+    job: JobOptions,
+    #[command(flatten)]
+    connection: ConnectionOptions,
+}
+
+pub(super) async fn execute(arguments: Arguments, talk: Talk) -> Ending {
+    let address = arguments.connection.address()?;
+    let request = arguments.job.request(address.shares_files())?;
+    let client = arguments.connection.connect_to(address, talk).await?;
+    run::submit(&client, &request).await
+}

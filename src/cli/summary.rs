@@ -1,0 +1,244 @@
+//! Why a job failed, as the last lines on stderr (cli.md, "On failure").
+
+use std::path::Path;
+
+use anstyle::AnsiColor;
+
+use super::output::STEP_START;
+use super::states::printable;
+use crate::client::Request;
+use crate::lang;
+use crate::lang::ast::Body;
+use crate::log::line::Entry;
+use crate::log::pretty::{Format, Options, Output, Printer};
+use crate::pb::v1;
+
+/// Lines of output shown.
+const LINES: usize = 20;
+
+/// Bytes of the log kept for them.
+const KEPT: usize = 64 * 1024;
+
+/// Longest line shown, in characters.
+const LINE_LENGTH: usize = 500;
+
+/// The end of a log.
+#[derive(Default)]
+pub(super) struct Tail(Vec<u8>);
+
+impl Tail {
+    /// Takes the next bytes of the log.
+    pub(super) fn push(&mut self, bytes: &[u8]) {
+        self.0.extend_from_slice(bytes);
+        if self.0.len() > 2 * KEPT {
+            self.0.drain(..self.0.len() - KEPT);
+        }
+    }
+
+    /// The last lines that the step printed which ran last, printable and without the daemon's own.
+    fn lines(&self) -> Vec<String> {
+        // What was cut lost its header, or part of it.
+        let start = if self.0.len() >= KEPT {
+            self.0.iter().position(|b| *b == b'\n').map_or(0, |at| at + 1)
+        } else {
+            0
+        };
+        let mut printer = Printer::new(Format::Pretty(Options::plain_utc()));
+        let mut output = Output::default();
+        for line in self.0.get(start..).unwrap_or_default().split_inclusive(|byte| *byte == b'\n') {
+            match Entry::parse(line) {
+                Some(entry) if entry.key().is_daemon() => {
+                    if entry.body.starts_with(STEP_START) {
+                        printer = Printer::new(Format::Pretty(Options::plain_utc()));
+                        output = Output::default();
+                    }
+                }
+                _ => printer.push(line, &mut output),
+            }
+        }
+        printer.finish(&mut output);
+        let text = String::from_utf8_lossy(&output.stdout);
+        let lines: Vec<_> = text.lines().collect();
+        let last = lines.get(lines.len().saturating_sub(LINES)..).unwrap_or_default();
+        last.iter().map(|line| line.chars().take(LINE_LENGTH).collect()).collect()
+    }
+}
+
+/// The step that failed, deepest first found.
+struct Failed<'a> {
+    path: Vec<&'a str>,
+    result: &'a v1::StepResult,
+}
+
+/// Follows the last result that is no success down to where it began.
+fn find(root: &v1::StepResult) -> Failed<'_> {
+    let mut failed = Failed { path: Vec::new(), result: root };
+    let is_bad = |result: &&v1::StepResult| result.status() != v1::step_result::Status::Success;
+    while let Some(next) = failed.result.sub_step_results.iter().rev().find(is_bad) {
+        failed.path.extend(next.step.as_ref().map(|step| step.name.as_str()));
+        failed.result = next;
+    }
+    failed
+}
+
+/// Where a step of the job's own list stands, `FILE:LINE`, if the document is at hand.
+fn place(request: &Request, step: &str) -> Option<String> {
+    let function = lang::document::parse_request(request.steps(), request.file_name()).ok()?;
+    let Body::Run(run) = &function.definition.body else { return None };
+    let line = run.steps.iter().find(|own| own.name == step)?.at.line;
+    let folder = std::env::current_dir().unwrap_or_default();
+    let file = Path::new(&*function.file);
+    Some(format!("{}:{line}", file.strip_prefix(folder).unwrap_or(file).display()))
+}
+
+/// The summary of a job that did not succeed; `request` if the job was submitted here.
+pub(super) fn lines(
+    status: &v1::Status,
+    root: Option<&v1::StepResult>,
+    tail: &Tail,
+    request: Option<&Request>,
+) -> Vec<String> {
+    let red = AnsiColor::Red.on_default().bold();
+    let what = match status.exit_code {
+        -2 => "was cancelled",
+        -3 => "was ended by a time limit",
+        -4 => "was interrupted",
+        _ => "failed",
+    };
+    let mut lines = vec![match status.message.as_str() {
+        "" => format!("{red}job {} {what}{red:#}", status.id),
+        message => format!("{red}job {} {what}:{red:#} {}", status.id, printable(message)),
+    }];
+    let exit_code = |lines: &mut Vec<String>| {
+        if status.exit_code > 0 {
+            lines.push(format!("  exit code  {}", status.exit_code));
+        }
+    };
+    if let Some(failed) = root.map(find).filter(|failed| !failed.path.is_empty()) {
+        lines.push(format!("  step       {}", printable(&failed.path.join("/"))));
+        if let Some(process) = &failed.result.exec_result {
+            lines.push(format!("  command    {}", command_line(&process.command)));
+        }
+        exit_code(&mut lines);
+        if let Some(place) = failed.path.first().and_then(|step| place(request?, step)) {
+            lines.push(format!("  at         {}", printable(&place)));
+        }
+    } else {
+        exit_code(&mut lines);
+    }
+    let output = tail.lines();
+    if !output.is_empty() {
+        lines.push("  end of its output:".to_owned());
+        lines.extend(output.into_iter().map(|line| format!("    {line}")));
+    }
+    if let Some(advice) = advice(status) {
+        lines.push(format!("  try: {advice}"));
+    }
+    lines
+}
+
+/// As one would type it: words with anything but plain characters in quotes.
+fn command_line(words: &[String]) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "_-./=:,@%+".contains(c);
+    let quote = |word: &String| {
+        if !word.is_empty() && word.chars().all(plain) {
+            word.clone()
+        } else {
+            format!("'{}'", word.replace('\'', r"'\''"))
+        }
+    };
+    let line = printable(&words.iter().map(quote).collect::<Vec<_>>().join(" "));
+    if line.chars().count() <= LINE_LENGTH {
+        line
+    } else {
+        line.chars().take(LINE_LENGTH).chain("…".chars()).collect()
+    }
+}
+
+/// What to do about it, where the end tells.
+fn advice(status: &v1::Status) -> Option<&'static str> {
+    Some(match status.exit_code {
+        126 => "make the command executable, or run it by its interpreter",
+        127 => "install the command in the job's environment, or correct its PATH",
+        137 => "look for a process that ran out of memory; --limit memory=SIZE sets the job's own limit",
+        -1 => "correct the function; `step-runner help exit-codes` explains the ends of a job",
+        -2 => return None,
+        -3 => "give it more time with --timeout, or find out what it waited for",
+        -4 => "run it again; the daemon's own log tells what died",
+        _ => "look at the output above; --output raw shows the log as it is, --results FILE all results",
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use v1::step_result::{ExecResult, Status};
+
+    fn result(name: &str, status: Status, below: Vec<v1::StepResult>) -> v1::StepResult {
+        let step = (!name.is_empty()).then(|| v1::Step { name: name.into(), ..Default::default() });
+        v1::StepResult { step, status: status as i32, sub_step_results: below, ..Default::default() }
+    }
+
+    fn tail(text: &str) -> Tail {
+        let mut tail = Tail::default();
+        tail.push(text.as_bytes());
+        tail
+    }
+
+    fn entry(source: &str, body: &str) -> String {
+        format!("2026-11-20T10:00:00.123456Z {source} {body}\n")
+    }
+
+    #[test]
+    fn the_deepest_failing_step_is_named_with_command_code_and_its_own_output() {
+        let mut compile = result("compile", Status::Failure, vec![]);
+        compile.exec_result = Some(ExecResult {
+            command: vec!["sh".into(), "-c".into(), "exit 3".into()],
+            exit_code: 3,
+            ..Default::default()
+        });
+        let build = result("build", Status::Failure, vec![result("fetch", Status::Success, vec![]), compile]);
+        let root = result("", Status::Failure, vec![result("setup", Status::Success, vec![]), build]);
+        let log = [
+            entry("00O", "Running step name=setup"),
+            entry("01O", "not this"),
+            entry("00O", "Running step name=compile"),
+            entry("01E", "but this"),
+            entry("00E", "job failed: nor this"),
+        ];
+        let status = v1::Status { id: "42".into(), exit_code: 3, finished: true, ..Default::default() };
+        let steps = "spec: {}\n---\nrun:\n- name: setup\n  script: a\n- name: build\n  func: ./build\n";
+        let request = Request::new(crate::model::JobId::parse("42").unwrap(), steps).file("/ci/func.yml");
+        let text = lines(&status, Some(&root), &tail(&log.concat()), Some(&request)).join("\n");
+        for part in [
+            "job 42 failed",
+            "build/compile",
+            "sh -c 'exit 3'",
+            "exit code  3",
+            "/ci/func.yml:6",
+            "but this",
+            "try: ",
+        ] {
+            assert!(text.contains(part), "{part}: {text}");
+        }
+        assert!(!text.contains("not this") && !text.contains("nor this"), "{text}");
+    }
+
+    #[test]
+    fn twenty_last_lines_of_a_long_log_are_shown() {
+        let mut long = Tail::default();
+        for number in 0..10_000 {
+            long.push(entry("01O", &format!("line {number}")).as_bytes());
+        }
+        let lines = long.lines();
+        assert_eq!(lines.len(), LINES);
+        assert!(lines[LINES - 1].ends_with("line 9999"), "{lines:?}");
+    }
+
+    #[test]
+    fn control_bytes_of_messages_and_commands_do_not_reach_the_terminal() {
+        let status = v1::Status { exit_code: -1, message: "a\x1b]0;x\x07b".into(), ..Default::default() };
+        assert!(lines(&status, None, &Tail::default(), None)[0].ends_with("a ]0;x b"));
+        assert_eq!(command_line(&["a\x1bb".into()]), "'a b'");
+    }
+}

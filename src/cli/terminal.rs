@@ -1,0 +1,76 @@
+//! Colours, and writing to stdout and stderr.
+
+use std::ffi::{OsStr, OsString};
+use std::io::{self, Write};
+
+use anstream::AutoStream;
+use clap::ValueEnum;
+
+use crate::error::{Exit, Failure};
+
+/// When to use colours.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(super) enum Color {
+    Auto,
+    Always,
+    Never,
+}
+
+impl Color {
+    /// Sets it for everything that is written from now on.
+    pub(super) fn apply(self) {
+        let choice = match self {
+            Self::Auto => anstream::ColorChoice::Auto,
+            Self::Always => anstream::ColorChoice::Always,
+            Self::Never => anstream::ColorChoice::Never,
+        };
+        choice.write_global();
+    }
+}
+
+/// The colours of help and usage errors, which are printed before the arguments are parsed.
+pub(super) fn early_choice(words: &[OsString]) -> clap::ColorChoice {
+    let mut arguments = words.iter().skip(1);
+    let mut choice = std::env::var_os("STEP_RUNNER_COLOR");
+    while let Some(argument) = arguments.next() {
+        if argument == "--" {
+            break;
+        }
+        if argument == "--color" {
+            choice = arguments.next().cloned();
+        } else if let Some(value) = argument.to_str().and_then(|text| text.strip_prefix("--color=")) {
+            choice = Some(value.into());
+        }
+    }
+    match choice.as_deref().and_then(OsStr::to_str) {
+        Some("always") => clap::ColorChoice::Always,
+        Some("never") => clap::ColorChoice::Never,
+        _ => clap::ColorChoice::Auto,
+    }
+}
+
+/// True if what goes to stdout may be coloured.
+pub(super) fn stdout_has_color() -> bool {
+    AutoStream::choice(&io::stdout()) != anstream::ColorChoice::Never
+}
+
+/// Writes bytes to stdout as they are. A reader that went away ends the command quietly.
+pub(super) fn write_stdout(bytes: &[u8]) -> Result<(), Failure> {
+    let mut stdout = io::stdout().lock();
+    stdout.write_all(bytes).and_then(|()| stdout.flush()).map_err(|error| {
+        let what =
+            if error.kind() == io::ErrorKind::BrokenPipe { "nobody reads stdout" } else { "write stdout" };
+        Failure::new(Exit::Failure, format!("{what}: {error}"))
+    })
+}
+
+/// Writes bytes to stderr as they are. There is nowhere to report a failure to.
+pub(super) fn write_stderr(bytes: &[u8]) {
+    drop(io::stderr().lock().write_all(bytes));
+}
+
+/// Writes a line to stderr, colours only if wanted.
+pub(super) fn say(line: &str) {
+    let mut stderr = AutoStream::auto(io::stderr().lock());
+    drop(stderr.write_all(format!("{line}\n").as_bytes()));
+}

@@ -1,0 +1,84 @@
+//! The command line as a whole: names, variables, help.
+
+use clap::error::ErrorKind;
+
+use super::*;
+
+fn all_commands() -> Vec<clap::Command> {
+    fn collect(command: &clap::Command, all: &mut Vec<clap::Command>) {
+        all.push(command.clone());
+        command.get_subcommands().for_each(|sub| collect(sub, all));
+    }
+    let mut all = Vec::new();
+    collect(&command(), &mut all);
+    all
+}
+
+#[test]
+fn the_definition_is_sound() {
+    command().debug_assert();
+}
+
+#[test]
+fn every_option_has_its_variable() {
+    // Looked up where it is used: by `net`, and by the layers of `config`.
+    let elsewhere =
+        |name: &str| name == "socket" || crate::config::SETTINGS.iter().any(|s| s.option() == name);
+    for command in all_commands().iter().filter(|command| command.get_name() != "keeper") {
+        for argument in command.get_arguments() {
+            let Some(name) = argument.get_long().filter(|name| !["help", "version"].contains(name)) else {
+                continue;
+            };
+            if elsewhere(name) && argument.get_env().is_none() {
+                continue;
+            }
+            let expected = format!("STEP_RUNNER_{}", name.to_ascii_uppercase().replace('-', "_"));
+            assert_eq!(
+                argument.get_env().and_then(|v| v.to_str()),
+                Some(&*expected),
+                "{} --{name}",
+                command.get_name()
+            );
+        }
+    }
+}
+
+#[test]
+fn help_never_shows_values_of_variables() {
+    for command in all_commands() {
+        for argument in command.get_arguments() {
+            assert!(argument.is_hide_env_values_set(), "{} {}", command.get_name(), argument.get_id());
+        }
+    }
+}
+
+#[test]
+fn every_visible_command_explains_itself() {
+    for command in all_commands().iter().filter(|command| !command.is_hide_set()) {
+        assert!(command.get_about().is_some(), "{}", command.get_name());
+    }
+}
+
+#[test]
+fn words_that_are_no_commands_or_ids_are_usage_errors() {
+    for words in [
+        ["step-runner", "rum"].as_slice(),
+        &["step-runner", "follow"],
+        &["step-runner", "follow", "../x"],
+        &["step-runner", "follow", "42", "--steps", "--offset", "3"],
+        &["step-runner", "run", "--timeout", "0s", "x"],
+        &["step-runner", "status", "--socket", "/a", "--address", "/b"],
+    ] {
+        let error = command().try_get_matches_from(words).unwrap_err();
+        assert_eq!(error.exit_code(), 2, "{words:?}");
+        assert_ne!(error.kind(), ErrorKind::DisplayHelp);
+    }
+}
+
+#[test]
+fn runners_spelling_takes_a_command_without_dashes() {
+    let words = ["step-runner", "steps", "serve", "--socket", "/s", "sh", "-c", "exec bash"];
+    assert!(command().try_get_matches_from(words).is_ok());
+    let words = ["step-runner", "serve", "/dir", "--mask-forms", "--", "sh", "-c", "x"];
+    assert!(command().try_get_matches_from(words).is_ok());
+}

@@ -1,0 +1,415 @@
+//! The program as users meet it: words, exit codes, streams (cli.md).
+#![expect(clippy::unwrap_used, reason = "a broken scene fails the test")]
+
+mod fake;
+
+use std::io::{BufRead as _, BufReader, Read as _};
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
+
+use fake::{Daemon, Job, entry, results};
+use tonic::Status;
+
+fn program(words: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_step-runner"));
+    command.args(words).stdin(Stdio::null());
+    for (name, _) in std::env::vars_os() {
+        if name.to_string_lossy().starts_with("STEP_RUNNER_") {
+            command.env_remove(name);
+        }
+    }
+    command.env_remove("NO_COLOR").env_remove("CLICOLOR_FORCE");
+    command
+}
+
+fn run(words: &[&str]) -> Output {
+    program(words).output().unwrap()
+}
+
+fn stdout(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+fn stderr(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+/// A daemon on a socket of its own, served by a runtime of its own.
+struct Scene {
+    folder: tempfile::TempDir,
+    daemon: Daemon,
+    _runtime: tokio::runtime::Runtime,
+}
+
+impl Scene {
+    fn new(daemon: Daemon) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let runtime = tokio::runtime::Runtime::new().unwrap();
+        let entered = runtime.enter();
+        drop(daemon.serve(&folder.path().join("s.sock")));
+        drop(entered);
+        Self { folder, daemon, _runtime: runtime }
+    }
+
+    fn socket(&self) -> String {
+        self.path("s.sock")
+    }
+
+    fn path(&self, name: &str) -> String {
+        self.folder.path().join(name).to_str().unwrap().to_owned()
+    }
+
+    fn command(&self, words: &[&str]) -> Command {
+        let mut command = program(words);
+        command.args(["--socket", &self.socket()]).current_dir(self.folder.path());
+        command
+    }
+
+    fn run(&self, words: &[&str]) -> Output {
+        self.command(words).output().unwrap()
+    }
+}
+
+fn failing_job() -> Job {
+    let log = [
+        entry("00O", "Running step name=build"),
+        entry("01O", "out of the step"),
+        entry("01E", "err of the step"),
+        entry("00E", "job failed: exit status 3"),
+    ];
+    let message = "step \"build\": exit status 3".to_owned();
+    Job { log: log.concat(), results: results(&["build"], 3), exit_code: 3, message, ..Job::default() }
+}
+
+#[test]
+fn usage_errors_end_with_2_and_say_nothing_on_stdout() {
+    for words in [
+        ["rum"].as_slice(),
+        &["follow"],
+        &["follow", "../x"],
+        &["cancel"],
+        &["status", "--address", "gopher://x"],
+        &["status", "--address", "ssh://-oProxyCommand=x"],
+        &["status", "--color", "sometimes"],
+        &["run", "--detach", "x"],
+        &["serve", "--max-running", "many"],
+        &["serve", "--config", "/no/such/file"],
+        &["help", "nothing"],
+        &[],
+    ] {
+        let output = run(words);
+        assert_eq!(output.status.code(), Some(2), "{words:?} {output:?}");
+        assert!(output.stdout.is_empty() && !output.stderr.is_empty(), "{words:?} {output:?}");
+    }
+}
+
+#[test]
+fn no_daemon_is_69_on_one_line_with_a_remedy() {
+    for command in [["status"].as_slice(), &["follow", "42"], &["finish", "42"], &["cancel", "42"]] {
+        let words = [command, &["--socket", "/no/such.sock", "--connect-timeout", "50ms"]].concat();
+        let output = run(&words);
+        assert_eq!(output.status.code(), Some(69), "{words:?}");
+        let text = stderr(&output);
+        assert!(text.contains("/no/such.sock") && text.contains("step-runner serve"), "{text}");
+        assert_eq!(text.lines().count(), 1, "{text}");
+    }
+}
+
+#[test]
+fn a_socket_path_that_is_too_long_is_1() {
+    let output = run(&["status", "--socket", &format!("/{}", "x".repeat(100))]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(stderr(&output).contains("101 bytes"));
+}
+
+#[test]
+fn help_completions_and_manual_come_on_stdout() {
+    for (words, part) in [
+        (["--help"].as_slice(), "help exit-codes"),
+        (&["--version"], "step-runner 0."),
+        (&["run", "--help"], "Examples:"),
+        (&["help", "exit-codes"], "124"),
+        (&["help", "environment"], "NO_COLOR"),
+        (&["help", "masking"], "--masked-var"),
+        (&["help", "recovery"], "follow ID"),
+        (&["help", "submit"], "Usage:"),
+        (&["serve", "--help"], "STEP_RUNNER_MAX_RUNNING"),
+        (&["completions", "bash"], "complete -F"),
+        (&["completions", "zsh"], "#compdef step-runner"),
+        (&["completions", "fish"], "complete -c step-runner"),
+        (&["man"], ".TH step-runner"),
+        (&["man", "run"], "masked"),
+    ] {
+        let output = run(words);
+        assert!(output.status.success() && output.stderr.is_empty(), "{words:?} {output:?}");
+        assert!(stdout(&output).contains(part), "{words:?}: {}", stdout(&output));
+    }
+}
+
+#[test]
+fn keeper_is_not_shown() {
+    assert!(!stdout(&run(&["--help"])).contains("keeper"));
+}
+
+#[test]
+fn settings_show_where_they_come_from() {
+    let mut command = program(&["serve", "/x", "--print-config", "--max-running=4"]);
+    let output = command.env("STEP_RUNNER_MAX_QUEUED", "7").output().unwrap();
+    let text = stdout(&output);
+    assert!(output.status.success(), "{output:?}");
+    for part in [
+        "max_running = 4  # --max-running",
+        "max_queued = 7  # STEP_RUNNER_MAX_QUEUED",
+        "/x/step-runner.sock",
+    ] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+}
+
+#[test]
+fn a_setting_that_this_version_cannot_keep_is_refused_by_name() {
+    for option in ["--max-running=4", "--metrics=127.0.0.1:9", "--reflection", "--limit-memory=1GiB"] {
+        let output = run(&["serve", "/nowhere", option]);
+        let name = option.trim_start_matches('-').split('=').next().unwrap().replace('-', "_");
+        assert_eq!(output.status.code(), Some(2), "{option}: {output:?}");
+        assert!(String::from_utf8_lossy(&output.stderr).contains(&name), "{option}: {output:?}");
+    }
+}
+
+#[test]
+fn help_never_shows_the_value_of_a_variable() {
+    let mut command = program(&["run", "--help"]);
+    let output = command.env("STEP_RUNNER_ENV", "TOKEN=hunter2").output().unwrap();
+    assert!(!stdout(&output).contains("hunter2"));
+}
+
+#[test]
+fn colours_follow_pipes_and_variables() {
+    let has_escape = |command: &mut Command| command.output().unwrap().stdout.contains(&0x1b);
+    assert!(!has_escape(&mut program(&["--help"])));
+    assert!(has_escape(program(&["--help"]).env("CLICOLOR_FORCE", "1")));
+    assert!(has_escape(&mut program(&["--color", "always", "--help"])));
+    assert!(!has_escape(program(&["--color=never", "--help"]).env("CLICOLOR_FORCE", "1")));
+    assert!(!has_escape(program(&["--help"]).env("NO_COLOR", "1")));
+}
+
+#[test]
+fn follow_splits_streams_and_ends_as_the_job_with_a_summary_last() {
+    let scene = Scene::new(Daemon::with_job("42", failing_job()));
+    let output = scene.run(&["follow", "42"]);
+    assert_eq!(output.status.code(), Some(3));
+    assert_eq!(stdout(&output), "out of the step\n");
+    let text = stderr(&output);
+    for part in
+        ["err of the step", "job 42 failed:", "step       build", "sh -c 'exit 3'", "exit code  3", "try: "]
+    {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+    assert!(!stderr(&scene.run(&["follow", "42", "--quiet"])).contains("try: "));
+}
+
+#[test]
+fn raw_output_is_the_log_byte_by_byte_and_offset_counts_its_bytes() {
+    let scene = Scene::new(Daemon::with_job("42", failing_job()));
+    assert_eq!(scene.run(&["follow", "42", "--output", "raw"]).stdout, failing_job().log);
+    let from = scene.run(&["follow", "42", "--output", "raw", "--offset", "10"]).stdout;
+    assert_eq!(from, failing_job().log[10..]);
+}
+
+#[test]
+fn json_output_is_one_event_a_line() {
+    let scene = Scene::new(Daemon::with_job("42", failing_job()));
+    let text = stdout(&scene.run(&["follow", "42", "--output", "json"]));
+    let events: Vec<serde_json::Value> =
+        text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let kinds = |kind: &str| events.iter().filter(|event| event["event"] == kind).count();
+    assert_eq!((kinds("log"), kinds("step"), kinds("end")), (4, 2, 1));
+    assert_eq!(events.last().unwrap()["job"]["exit_code"], 3);
+}
+
+#[test]
+fn pretty_shows_the_end_of_a_step_under_its_output() {
+    let mut job = failing_job();
+    job.log = [
+        entry("00O", "Running step name=a"),
+        entry("01O", "A"),
+        entry("00O", "Running step name=b"),
+        entry("01O", "B"),
+    ]
+    .concat();
+    job.results = results(&["a", "b"], 3);
+    let scene = Scene::new(Daemon::with_job("42", job));
+    let text = stdout(&scene.run(&["follow", "42", "--output", "pretty"]));
+    let at = |part: &str| text.find(part).unwrap_or_else(|| panic!("{part}: {text}"));
+    assert!(at("out  A") < at("step a succeeded") && at("out  B") < at("step b failed"), "{text}");
+    assert!(text.contains("exit code 3"), "{text}");
+}
+
+#[test]
+fn steps_are_json_lines_with_the_tree_last() {
+    let scene = Scene::new(Daemon::with_job("42", failing_job()));
+    let output = scene.run(&["follow", "42", "--steps"]);
+    let lines: Vec<serde_json::Value> =
+        stdout(&output).lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(lines[0]["step"]["name"], "build");
+    assert_eq!(lines[1]["sub_step_results"][0]["exec_result"]["exit_code"], 3);
+    assert_eq!(output.status.code(), Some(3));
+}
+
+#[test]
+fn run_sends_the_document_follows_it_writes_results_and_finishes() {
+    let daemon = Daemon::default();
+    daemon.script.lock().unwrap().next = Some(failing_job());
+    let scene = Scene::new(daemon);
+    std::fs::write(
+        scene.path("func.yml"),
+        "spec: {inputs: {n: {type: string}}}\n---\nrun: [{name: build, script: exit 3}]\n",
+    )
+    .unwrap();
+    let output = scene
+        .command(&["run", "--id", "7", "--input", "n=3", "--results", "r.json", "--masked-var", "TOKEN"])
+        .args(["--timeout", "90s", "--limit", "memory=1Mi"])
+        .env("TOKEN", "hunter2")
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(3), "{output:?}");
+    assert!(stderr(&output).contains("func.yml:3"), "{output:?}");
+    assert!(!stdout(&output).contains("hunter2") && !stderr(&output).contains("hunter2"));
+    let results = Path::new(&scene.path("r.json")).to_owned();
+    assert_eq!(std::fs::metadata(&results).unwrap().permissions().mode() & 0o777, 0o600);
+    let script = scene.daemon.script.lock().unwrap();
+    let request = &script.runs[0];
+    let folder = scene.folder.path().canonicalize().unwrap();
+    assert_eq!(Path::new(&request.file), folder.join("./func.yml"));
+    assert_eq!(Path::new(&request.work_dir), folder);
+    assert_eq!(request.timeout.as_ref().unwrap().seconds, 90);
+    assert_eq!(request.limits.as_ref().unwrap().memory, 1 << 20);
+    assert_eq!(request.inputs["n"].kind, Some(prost_types::value::Kind::StringValue("3".into())));
+    let variable = &request.job.as_ref().unwrap().variables[0];
+    assert_eq!((variable.key.as_str(), variable.value.as_str(), variable.masked), ("TOKEN", "hunter2", true));
+    assert_eq!(script.finished, ["7"]);
+}
+
+#[test]
+fn kept_jobs_are_not_finished_and_detached_ones_print_their_id() {
+    let daemon = Daemon::default();
+    daemon.script.lock().unwrap().next = Some(Job { results: results(&[], 0), ..Job::default() });
+    let scene = Scene::new(daemon);
+    assert!(scene.run(&["run", "builtin://x", "--keep"]).status.success());
+    for words in
+        [["submit", "builtin://x", "--id", "8"].as_slice(), &["run", "builtin://x", "--id", "8", "--detach"]]
+    {
+        assert_eq!(stdout(&scene.run(words)), "8\n");
+    }
+    assert!(scene.daemon.script.lock().unwrap().finished.is_empty());
+}
+
+/// Starts a run of a job that prints one line and goes on, and waits for the line.
+fn run_running_job(stubborn: bool) -> (Scene, Child) {
+    let daemon = Daemon::default();
+    let log = entry("01O", "up");
+    daemon.script.lock().unwrap().next =
+        Some(Job { log, running: true, stubborn, results: results(&[], -1), ..Job::default() });
+    let scene = Scene::new(daemon);
+    let mut command = scene.command(&["run", "builtin://x", "--id", "9", "--output", "raw"]);
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    child.stdout.as_mut().unwrap().read_exact(&mut [0; 35]).unwrap();
+    (scene, child)
+}
+
+fn interrupt(child: &Child) {
+    rustix::process::kill_process(rustix::process::Pid::from_child(child), rustix::process::Signal::INT)
+        .unwrap();
+}
+
+#[test]
+fn ctrl_c_cancels_waits_for_the_end_and_ends_with_130() {
+    let (scene, child) = run_running_job(false);
+    interrupt(&child);
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(130), "{output:?}");
+    assert!(stderr(&output).contains("job 9 was cancelled"), "{output:?}");
+    let script = scene.daemon.script.lock().unwrap();
+    assert_eq!(
+        (script.cancelled.as_slice(), script.finished.as_slice()),
+        (["9".into()].as_slice(), ["9".into()].as_slice())
+    );
+}
+
+#[test]
+fn a_second_ctrl_c_does_not_wait() {
+    let (scene, mut child) = run_running_job(true);
+    interrupt(&child);
+    let mut said = BufReader::new(child.stderr.take().unwrap());
+    said.read_line(&mut String::new()).unwrap();
+    interrupt(&child);
+    assert_eq!(child.wait().unwrap().code(), Some(130));
+    assert_eq!(scene.daemon.script.lock().unwrap().finished, ["9"]);
+}
+
+#[test]
+fn a_reader_of_stdout_that_goes_away_ends_the_job_of_run() {
+    let daemon = Daemon::default();
+    let log = entry("01O", "much").repeat(100_000);
+    daemon.script.lock().unwrap().next = Some(Job { log, results: results(&[], 0), ..Job::default() });
+    let scene = Scene::new(daemon);
+    let mut child =
+        scene.command(&["run", "builtin://x", "--id", "9"]).stdout(Stdio::piped()).spawn().unwrap();
+    drop(child.stdout.take());
+    assert_eq!(child.wait().unwrap().code(), Some(1));
+    assert_eq!(scene.daemon.script.lock().unwrap().finished, ["9"]);
+}
+
+#[test]
+fn refusals_are_65_for_good_and_75_for_now() {
+    let scene = Scene::new(Daemon::default());
+    let fail = |status: Status| {
+        scene.daemon.script.lock().unwrap().run_failures = std::iter::repeat_n(status, 100).collect();
+        scene.run(&["submit", "builtin://x", "--connect-timeout", "100ms"])
+    };
+    let output = fail(Status::invalid_argument("malformed_steps: <steps>:1:1: expected a list"));
+    assert_eq!(output.status.code(), Some(65));
+    assert!(stderr(&output).contains("expected a list"));
+    assert_eq!(fail(Status::resource_exhausted("queue_full: full")).status.code(), Some(75));
+}
+
+#[test]
+fn unknown_jobs_are_70_but_for_finish() {
+    let scene = Scene::new(Daemon::default());
+    for command in ["follow", "cancel", "status"] {
+        assert_eq!(scene.run(&[command, "nobody"]).status.code(), Some(70), "{command}");
+    }
+    assert!(scene.run(&["finish", "nobody"]).status.success());
+}
+
+#[test]
+fn missing_documents_are_65_before_anything_is_sent() {
+    let scene = Scene::new(Daemon::default());
+    for target in ["missing.yml", "."] {
+        let output = scene.run(&["submit", target]);
+        assert_eq!(output.status.code(), Some(65), "{output:?}");
+    }
+    assert!(scene.daemon.script.lock().unwrap().runs.is_empty());
+}
+
+#[test]
+fn status_is_a_table_or_json() {
+    let scene = Scene::new(Daemon::with_job("42", failing_job()));
+    let table = stdout(&scene.run(&["status"]));
+    assert!(table.starts_with("ID") && table.contains("failure"), "{table}");
+    let json: serde_json::Value =
+        serde_json::from_str(&stdout(&scene.run(&["status", "42", "--output", "json"]))).unwrap();
+    assert_eq!(json["jobs"][0]["id"], "42");
+    assert!(scene.run(&["status", "42", "--watch"]).status.success());
+}
+
+#[test]
+fn the_address_comes_from_option_then_variable() {
+    let scene = Scene::new(Daemon::with_job("42", failing_job()));
+    let mut by_variable = program(&["status"]);
+    assert!(by_variable.env("STEP_RUNNER_SOCKET", scene.socket()).output().unwrap().status.success());
+    let mut by_address = program(&["status"]);
+    let address = format!("unix://{}", scene.socket());
+    assert!(by_address.env("STEP_RUNNER_ADDRESS", address).output().unwrap().status.success());
+}

@@ -1,0 +1,256 @@
+//! The client library against a scripted daemon on a line that breaks (connectors.md §6, faults.md).
+#![expect(clippy::unwrap_used, reason = "a broken scene fails the test")]
+
+mod fake;
+
+use std::path::PathBuf;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use fake::{Daemon, Job, Relay, numbers, results};
+use step_runner::client::{Address, Client, Error, Event, Options, Request};
+use step_runner::error::Exit;
+use step_runner::model::JobId;
+use step_runner::pb::v1;
+use tonic::Status;
+
+struct Scene {
+    folder: tempfile::TempDir,
+}
+
+impl Scene {
+    fn new() -> Self {
+        Self { folder: tempfile::tempdir().unwrap() }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn relay(&self, daemon: &Daemon, limits: impl FnMut() -> usize + Send + 'static) -> Relay {
+        Relay::start(self.path("relay"), self.path("daemon"), daemon.cut.clone(), limits)
+    }
+
+    async fn client(&self, name: &str) -> Client {
+        connect(self.path(name), Duration::from_mins(1)).await.unwrap()
+    }
+}
+
+async fn connect(path: PathBuf, patience: Duration) -> Result<Client, Error> {
+    let address: Address = path.to_str().unwrap().parse().unwrap();
+    Client::connect_with(address, Options { connect_timeout: patience, reconnect_timeout: patience }).await
+}
+
+fn id() -> JobId {
+    JobId::parse("42").unwrap()
+}
+
+fn binary(length: usize) -> Vec<u8> {
+    let mut next = numbers(7);
+    (0..length).map(|_| next() as u8).collect()
+}
+
+async fn read(client: &Client, offset: u64) -> Result<(Vec<u8>, v1::Status), Error> {
+    let mut follow = client.follow(&id(), offset);
+    let mut bytes = Vec::new();
+    loop {
+        match follow.next().await? {
+            Event::Log(data) => bytes.extend_from_slice(&data),
+            Event::End(status) => return Ok((bytes, *status)),
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_byte_comes_exactly_once_though_the_line_is_cut_at_random_places() {
+    let log = binary(1 << 20);
+    let daemon = Daemon::with_job("42", Job { log: log.clone(), exit_code: 3, ..Job::default() });
+    let scene = Scene::new();
+    let _server = daemon.serve(&scene.path("daemon"));
+    let mut next = numbers(1);
+    let relay = scene.relay(&daemon, move || 1 + (next() % (64 << 10)) as usize);
+    let (bytes, status) = read(&scene.client("relay").await, 0).await.unwrap();
+    assert!(bytes == log, "{} of {} bytes", bytes.len(), log.len());
+    assert_eq!((status.finished, status.exit_code), (true, 3));
+    assert!(relay.connections.load(Ordering::Relaxed) > 10, "the line was not cut");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn step_results_come_once_and_in_order_though_they_are_replayed() {
+    let names: Vec<_> = (0..200).map(|number| format!("step-{number}")).collect();
+    let names: Vec<_> = names.iter().map(String::as_str).collect();
+    let daemon = Daemon::with_job("42", Job { results: results(&names, 0), ..Job::default() });
+    let scene = Scene::new();
+    let _server = daemon.serve(&scene.path("daemon"));
+    // Each connection lets a little more of the replay pass.
+    let mut limit = 300;
+    let relay = scene.relay(&daemon, move || {
+        limit = limit * 3 / 2;
+        limit
+    });
+    let mut stream = scene.client("relay").await.follow_steps(&id());
+    let mut seen = Vec::new();
+    while let Some(result) = stream.next().await.unwrap() {
+        seen.push(result.step.map_or_else(String::new, |step| step.name));
+    }
+    assert_eq!(seen[..200], names);
+    assert_eq!(seen[200..], [""]);
+    assert!(relay.connections.load(Ordering::Relaxed) > 2, "the line was not cut");
+    assert_eq!(stream.next().await.unwrap(), None);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stream_that_ends_well_but_early_is_not_believed() {
+    let log = binary(20_000);
+    let daemon = Daemon::with_job("42", Job { log: log.clone(), ..Job::default() });
+    daemon.script.lock().unwrap().early_ends = [20_000, 5_000, 1].into();
+    let scene = Scene::new();
+    let _server = daemon.serve(&scene.path("daemon"));
+    let (bytes, _) = read(&scene.client("daemon").await, 0).await.unwrap();
+    assert!(bytes == log);
+    assert_eq!(daemon.script.lock().unwrap().offsets, [0, 0, 15_000, 19_999]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_follower_goes_on_at_its_own_offset() {
+    let log = binary(10_000);
+    let daemon = Daemon::with_job("42", Job { log: log.clone(), ..Job::default() });
+    let scene = Scene::new();
+    let _server = daemon.serve(&scene.path("daemon"));
+    let client = scene.client("daemon").await;
+    assert!(read(&client, 1_234).await.unwrap().0 == log[1_234..]);
+    assert!(read(&client, 10_000).await.unwrap().0.is_empty());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_daemon_that_comes_back_is_followed_on() {
+    let log = binary(300_000);
+    let daemon = Daemon::with_job("42", Job { log: log.clone(), ..Job::default() });
+    let scene = Scene::new();
+    let _server = daemon.serve(&scene.path("daemon"));
+    let relay = scene.relay(&daemon, || 100_000);
+    let client = scene.client("relay").await;
+    let mut follow = client.follow(&id(), 0);
+    let Event::Log(first) = follow.next().await.unwrap() else { panic!("no byte came") };
+    relay.stop().await;
+    let mut bytes = first.to_vec();
+    let _relay = scene.relay(&daemon, || usize::MAX);
+    while let Event::Log(data) = follow.next().await.unwrap() {
+        bytes.extend_from_slice(&data);
+    }
+    assert!(bytes == log);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_run_whose_answer_was_lost_is_sent_again_with_the_same_content_and_starts_once() {
+    let daemon = Daemon::default();
+    {
+        let mut script = daemon.script.lock().unwrap();
+        script.next = Some(Job::default());
+        script.cut_run = true;
+    }
+    let scene = Scene::new();
+    let _server = daemon.serve(&scene.path("daemon"));
+    let _relay = scene.relay(&daemon, || usize::MAX);
+    let request = Request::new(id(), "[]").env("A", "b").phrase("c");
+    scene.client("relay").await.run(&request).await.unwrap();
+    let script = daemon.script.lock().unwrap();
+    assert_eq!((script.runs.len(), script.starts), (2, 1));
+    assert_eq!(script.runs[0], script.runs[1]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_full_daemon_is_asked_again_and_a_refusal_is_not() {
+    let daemon = Daemon::default();
+    daemon.script.lock().unwrap().run_failures = [
+        Status::resource_exhausted("queue_full: 1000 jobs wait"),
+        Status::unavailable("shutting_down: the daemon stops"),
+    ]
+    .into();
+    let scene = Scene::new();
+    let _server = daemon.serve(&scene.path("daemon"));
+    let client = scene.client("daemon").await;
+    client.run(&Request::new(id(), "[]")).await.unwrap();
+    assert_eq!(daemon.script.lock().unwrap().runs.len(), 3);
+
+    daemon.script.lock().unwrap().run_failures = [Status::invalid_argument("malformed_steps: 1:1")].into();
+    let error = client.run(&Request::new(id(), "x")).await.unwrap_err();
+    assert_eq!(error.exit(), Exit::Refused);
+    assert_eq!(daemon.script.lock().unwrap().runs.len(), 4);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_daemon_that_stays_full_is_refusal_for_now() {
+    let daemon = Daemon::default();
+    let full = || Status::resource_exhausted("disk_full: 3 MiB are free");
+    daemon.script.lock().unwrap().run_failures = std::iter::repeat_with(full).take(1000).collect();
+    let scene = Scene::new();
+    let _server = daemon.serve(&scene.path("daemon"));
+    let client = connect(scene.path("daemon"), Duration::from_millis(300)).await.unwrap();
+    let error = client.run(&Request::new(id(), "[]")).await.unwrap_err();
+    assert_eq!(error.exit(), Exit::TryLater);
+    assert!(error.to_string().contains("disk_full"), "{error}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_that_is_gone_is_lost_and_never_submitted_again() {
+    let daemon = Daemon::default();
+    let scene = Scene::new();
+    let _server = daemon.serve(&scene.path("daemon"));
+    let client = scene.client("daemon").await;
+    client.run(&Request::new(id(), "[]")).await.unwrap();
+    let error = read(&client, 0).await.unwrap_err();
+    assert_eq!((error.exit(), error.exit().code()), (Exit::Lost, 70));
+    assert!(matches!(client.status(&id()).await, Err(Error::Lost { .. })));
+    assert!(matches!(client.cancel(&id()).await, Err(Error::Lost { .. })));
+    client.finish(&id()).await.unwrap();
+    assert_eq!(daemon.script.lock().unwrap().runs.len(), 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn another_log_under_the_same_id_is_lost() {
+    let daemon = Daemon::with_job("42", Job { log: b"short".to_vec(), ..Job::default() });
+    let scene = Scene::new();
+    let _server = daemon.serve(&scene.path("daemon"));
+    let error = read(&scene.client("daemon").await, 6).await.unwrap_err();
+    assert_eq!(error.exit(), Exit::Lost);
+    assert!(error.to_string().contains("offset_past_end"), "{error}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_line_that_stays_broken_names_job_and_address() {
+    let daemon = Daemon::with_job("42", Job { log: binary(100_000), ..Job::default() });
+    let scene = Scene::new();
+    let _server = daemon.serve(&scene.path("daemon"));
+    let relay = scene.relay(&daemon, || 50_000);
+    let client = connect(scene.path("relay"), Duration::from_millis(300)).await.unwrap();
+    let mut follow = client.follow(&id(), 0);
+    assert!(matches!(follow.next().await, Ok(Event::Log(_))));
+    relay.stop().await;
+    let error = loop {
+        match follow.next().await {
+            Ok(Event::Log(_)) => {}
+            Ok(Event::End(status)) => panic!("{status:?}"),
+            Err(error) => break error,
+        }
+    };
+    assert_eq!(error.exit(), Exit::Unreachable);
+    let remedy = error.remedy().unwrap();
+    assert!(remedy.contains("42") && remedy.contains(scene.path("relay").to_str().unwrap()), "{remedy}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_daemon_is_waited_for_only_as_long_as_allowed() {
+    let scene = Scene::new();
+    let error = connect(scene.path("nobody"), Duration::from_millis(250)).await.unwrap_err();
+    assert_eq!(error.exit(), Exit::Unreachable);
+    assert!(error.remedy().unwrap().contains("step-runner serve"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_file_that_is_no_socket_is_refused_at_once() {
+    let scene = Scene::new();
+    std::fs::write(scene.path("file"), "").unwrap();
+    let error = connect(scene.path("file"), Duration::from_hours(1)).await.unwrap_err();
+    assert_eq!(error.exit(), Exit::Unreachable);
+}

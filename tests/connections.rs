@@ -1,0 +1,89 @@
+//! Callers that say nothing, too many of them, and too few descriptors (service.md §1.1, faults.md rows 54, 55).
+#![expect(clippy::unwrap_used, reason = "a broken scene fails the test")]
+
+mod support;
+
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
+
+use step_runner::pb::v1::State;
+use support::{Daemon, Setup, patiently, script, until};
+
+/// Whether the daemon has closed its end.
+fn is_closed(stream: &UnixStream) -> bool {
+    stream.set_nonblocking(true).unwrap();
+    let mut stream = stream;
+    let mut bytes = [0; 64];
+    loop {
+        match stream.read(&mut bytes) {
+            Ok(0) => return true,
+            Ok(_) => {}
+            Err(error) => return error.kind() != std::io::ErrorKind::WouldBlock,
+        }
+    }
+}
+
+#[tokio::test]
+async fn silent_callers_make_room_for_those_that_speak() {
+    let daemon = Setup::new().option("max-connections", "16").start();
+    let early = daemon.client().await;
+    early.run("1", "echo on; exec sleep 600").await;
+    early.prints("1", "on").await;
+    let silent: Vec<UnixStream> = (0..100).map(|_| UnixStream::connect(&daemon.socket).unwrap()).collect();
+    // A new caller is served at once, and the old one still.
+    let start = Instant::now();
+    let late = daemon.client().await;
+    assert_eq!(late.status("1").await.state(), State::Running);
+    assert!(start.elapsed() < Duration::from_secs(3), "{:?}", start.elapsed());
+    assert_eq!(early.status("1").await.state(), State::Running);
+    until("the oldest silent callers are dropped", || silent.iter().filter(|s| is_closed(s)).count() >= 84)
+        .await;
+}
+
+#[tokio::test]
+async fn a_caller_that_stays_silent_is_dropped() {
+    let daemon = Daemon::start();
+    let client = daemon.client().await;
+    let silent = UnixStream::connect(&daemon.socket).unwrap();
+    // Part of a preface is as good as none.
+    let mut half = UnixStream::connect(&daemon.socket).unwrap();
+    half.write_all(b"PRI * HTTP").unwrap();
+    let mut other = UnixStream::connect(&daemon.socket).unwrap();
+    other.write_all(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
+    until("those that speak otherwise are dropped", || is_closed(&other)).await;
+    until("silent ones are dropped", || is_closed(&silent) && is_closed(&half)).await;
+    assert!(client.jobs().await.is_empty());
+}
+
+#[tokio::test]
+async fn without_descriptors_it_goes_on_and_recovers() {
+    let wrapper = ["prlimit", "--nofile=64:64"];
+    let daemon = Setup::new().wrapper(&wrapper).start();
+    let client = daemon.client().await;
+    client.run("1", "echo on; exec sleep 600").await;
+    client.prints("1", "on").await;
+    let callers: Vec<UnixStream> = (0..120).map(|_| UnixStream::connect(&daemon.socket).unwrap()).collect();
+    assert_eq!(client.status("1").await.state(), State::Running);
+    until("the operator is told", || daemon.said().contains("cannot accept a connection")).await;
+    drop(callers);
+    let late = patiently("a connection", daemon.client()).await;
+    assert_eq!(late.run_to_end("2", &script("echo again")).await.exit_code, 0);
+    assert_eq!(late.status("1").await.state(), State::Running);
+}
+
+#[tokio::test]
+async fn clients_that_come_and_go_leave_nothing() {
+    let daemon = Daemon::start();
+    let client = daemon.client().await;
+    client.run("1", "echo on; exec sleep 600").await;
+    client.prints("1", "on").await;
+    let open = || std::fs::read_dir(format!("/proc/{}/fd", daemon.pid())).map_or(0, Iterator::count);
+    let before = open();
+    for _ in 0..50 {
+        let another = daemon.client().await;
+        let mut follow = another.follow("1", 0).await;
+        follow.until("on").await;
+    }
+    until("followers' descriptors are closed", || open() <= before + 1).await;
+}
