@@ -1,0 +1,166 @@
+//! Jobs a second and their latency. A job is one step that runs [`machine::PROGRAM`]; it is over when its log's stream
+//! has ended, and Finish is not counted.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Instant;
+
+use super::daemon::{CALLS_PER_CONNECTION, Client, Daemon, finish_all, runtime};
+use super::machine;
+use super::report::{Aim, Report, median};
+use super::{Failure, Size};
+
+/// Jobs under way at once.
+const AT_ONCE: [usize; 4] = [1, 16, 256, 1_000];
+
+/// Runs that must be accepted within a second.
+const BURST: usize = 5_000;
+
+/// A job of one step: the definition is the step.
+fn one_step() -> String {
+    format!(r#"{{"exec": {{"command": ["{}"]}}}}"#, machine::PROGRAM)
+}
+
+/// A job of so many steps, each a call of the function in `folder`.
+fn steps(count: usize, folder: &Path) -> Result<String, Failure> {
+    std::fs::write(folder.join("func.yml"), format!("spec: {{}}\n---\n{}\n", one_step()))?;
+    let step = |number| format!(r#"{{"name": "s{number}", "func": "{}"}}"#, folder.display());
+    Ok(format!("[{}]", (0..count).map(step).collect::<Vec<_>>().join(",")))
+}
+
+pub(crate) fn measure(report: &mut Report, size: Size) -> Result<(), Failure> {
+    let runtime = runtime()?;
+    latency(report, size, &runtime)?;
+    for at_once in AT_ONCE {
+        let count = size.pick(200.max(at_once), 1_000.max(at_once * 4));
+        throughput(report, &runtime, at_once, count, size.pick(400, 2_000))?;
+    }
+    burst(report, size, &runtime)
+}
+
+fn throughput(
+    report: &mut Report,
+    runtime: &tokio::runtime::Runtime,
+    at_once: usize,
+    count: usize,
+    spawns: usize,
+) -> Result<(), Failure> {
+    let daemon = Daemon::start()?;
+    let before = machine::spawns_per_second(2, spawns)?;
+    let (seconds, own) = runtime.block_on(async {
+        let clients = daemon.connect(at_once.div_ceil(CALLS_PER_CONNECTION)).await?;
+        // The first job starts the keeper.
+        one_job(&mut clients.first().ok_or("no client")?.clone(), "first", &one_step()).await?;
+        let used = daemon.cpu_seconds()?;
+        let began = Instant::now();
+        let ids = many(&clients, at_once, count).await?;
+        let seconds = began.elapsed().as_secs_f64();
+        let own = daemon.cpu_seconds()? - used;
+        check(&clients).await?;
+        finish_all(&clients, &ids).await?;
+        Ok::<_, Failure>((seconds, own))
+    })?;
+    let bare = f64::midpoint(before, machine::spawns_per_second(2, spawns)?);
+    let speed = count as f64 / seconds;
+    let aim = if at_once == 1_000 { Aim::AtLeast(75.0) } else { Aim::Open };
+    report.figure(&format!("jobs, {at_once} at once"), speed, "jobs/s", Aim::Open);
+    report.figure(&format!("jobs, {at_once} at once, of bare spawns"), speed / bare * 100.0, "%", aim);
+    // Tells the program's own cost on a busy machine too.
+    let name = format!("jobs, {at_once} at once, daemon and keeper");
+    report.figure(&name, own / count as f64 * 1e6, "µs CPU a job", Aim::Open);
+    Ok(())
+}
+
+async fn check(clients: &[Client]) -> Result<(), Failure> {
+    match clients.first().ok_or("no client")?.clone().failures().await? {
+        0 => Ok(()),
+        failed => Err(format!("{failed} jobs failed").into()),
+    }
+}
+
+async fn one_job(client: &mut Client, id: &str, steps: &str) -> Result<(), Failure> {
+    client.run(id, steps, Vec::new()).await?;
+    client.follow(id).await?;
+    Ok(())
+}
+
+/// Runs `count` jobs, `at_once` of them under way at any time; their ids.
+async fn many(clients: &[Client], at_once: usize, count: usize) -> Result<Vec<String>, Failure> {
+    let (next, steps) = (Arc::new(AtomicUsize::new(0)), Arc::new(one_step()));
+    let mut tasks = tokio::task::JoinSet::new();
+    for client in clients.iter().cycle().take(at_once) {
+        let (mut client, next, steps) = (client.clone(), Arc::clone(&next), Arc::clone(&steps));
+        tasks.spawn(async move {
+            loop {
+                let number = next.fetch_add(1, Ordering::Relaxed);
+                if number >= count {
+                    return Ok::<_, Failure>(());
+                }
+                one_job(&mut client, &format!("job-{number}"), &steps).await?;
+            }
+        });
+    }
+    while let Some(done) = tasks.join_next().await {
+        done??;
+    }
+    Ok((0..count).map(|number| format!("job-{number}")).collect())
+}
+
+fn latency(report: &mut Report, size: Size, runtime: &tokio::runtime::Runtime) -> Result<(), Failure> {
+    const FURTHER: usize = 50;
+    let (daemon, folder) = (Daemon::start()?, tempfile::tempdir()?);
+    let rounds = size.pick(50, 400);
+    let before = machine::spawn_latency(rounds)?;
+    let (one, listed, many) = runtime.block_on(async {
+        let mut client = daemon.connect(1).await?.pop().ok_or("no client")?;
+        one_job(&mut client, "first", &one_step()).await?;
+        let one = timed(&mut client, "one", &one_step(), rounds).await?;
+        let two = timed(&mut client, "two", &steps(1, folder.path())?, rounds / 4).await?;
+        let many = timed(&mut client, "many", &steps(1 + FURTHER, folder.path())?, rounds / 20 + 3).await?;
+        check(&[client]).await?;
+        Ok::<_, Failure>((one, two, many))
+    })?;
+    let bare = f64::midpoint(before, machine::spawn_latency(rounds)?);
+    let further = (many - listed) / FURTHER as f64;
+    report.figure("bare spawn and wait", bare, "µs", Aim::Open);
+    report.figure("one-step job", one, "µs", Aim::Open);
+    report.figure("one-step job / bare spawn", one / bare, "×", Aim::AtMost(1.4));
+    report.figure("job with a list of one step", listed, "µs", Aim::Open);
+    report.figure("each further step / bare spawn", further / bare, "×", Aim::AtMost(1.25));
+    Ok(())
+}
+
+/// Microseconds of a job, the median of `count`.
+async fn timed(client: &mut Client, name: &str, steps: &str, count: usize) -> Result<f64, Failure> {
+    let mut times = Vec::with_capacity(count);
+    for number in 0..count {
+        let began = Instant::now();
+        one_job(client, &format!("{name}-{number}"), steps).await?;
+        times.push(began.elapsed().as_secs_f64() * 1e6);
+    }
+    Ok(median(times))
+}
+
+fn burst(report: &mut Report, size: Size, runtime: &tokio::runtime::Runtime) -> Result<(), Failure> {
+    let count = size.pick(500, BURST);
+    let daemon = Daemon::start()?;
+    let seconds = runtime.block_on(async {
+        let clients = daemon.connect(count.div_ceil(90)).await?;
+        one_job(&mut clients.first().ok_or("no client")?.clone(), "first", &one_step()).await?;
+        let steps = Arc::new(one_step());
+        let began = Instant::now();
+        let mut tasks = tokio::task::JoinSet::new();
+        for (number, client) in (0..count).zip(clients.iter().cycle()) {
+            let (mut client, steps) = (client.clone(), Arc::clone(&steps));
+            tasks.spawn(async move { client.run(&format!("job-{number}"), &steps, Vec::new()).await });
+        }
+        while let Some(done) = tasks.join_next().await {
+            done??;
+        }
+        Ok::<_, Failure>(began.elapsed().as_secs_f64())
+    })?;
+    let aim = size.pick(Aim::Open, Aim::AtMost(1.0));
+    report.figure(&format!("{count} Runs at once accepted"), seconds, "s", aim);
+    Ok(())
+}

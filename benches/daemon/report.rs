@@ -1,0 +1,73 @@
+//! The figures: printed as they come, or kept for one object at the end.
+
+use serde_json::{Map, Value, json};
+
+/// A bound that a figure is meant to keep.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Aim {
+    /// None: the figure is for information.
+    Open,
+    /// Not less.
+    AtLeast(f64),
+    /// Not more.
+    AtMost(f64),
+}
+
+impl Aim {
+    fn text(self) -> String {
+        match self {
+            Self::Open => String::new(),
+            Self::AtLeast(bound) => format!("≥ {bound}"),
+            Self::AtMost(bound) => format!("≤ {bound}"),
+        }
+    }
+
+    fn is_kept(self, value: f64) -> Option<bool> {
+        match self {
+            Self::Open => None,
+            Self::AtLeast(bound) => Some(value >= bound),
+            Self::AtMost(bound) => Some(value <= bound),
+        }
+    }
+}
+
+/// See the module's text.
+pub(crate) struct Report {
+    print: bool,
+    figures: Map<String, Value>,
+}
+
+impl Report {
+    pub(crate) fn new(print: bool) -> Self {
+        if print {
+            println!("{:<44} {:>12} {:<18} {:>9}", "figure", "value", "unit", "aim");
+        }
+        Self { print, figures: Map::new() }
+    }
+
+    /// Adds a figure.
+    pub(crate) fn figure(&mut self, name: &str, value: f64, unit: &str, aim: Aim) {
+        let kept = aim.is_kept(value);
+        if self.print {
+            let mark = match kept {
+                Some(true) => "kept",
+                Some(false) => "MISSED",
+                None => "",
+            };
+            println!("{name:<44} {value:>12.2} {unit:<18} {:>9} {mark}", aim.text());
+        }
+        let figure = json!({ "value": value, "unit": unit, "aim": aim.text(), "kept": kept });
+        self.figures.insert(name.to_owned(), figure);
+    }
+
+    /// All figures as one object.
+    pub(crate) fn json(self) -> Value {
+        Value::Object(self.figures)
+    }
+}
+
+/// The middle one.
+pub(crate) fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
+}

@@ -1,0 +1,232 @@
+//! A daemon on a folder of its own that can be killed and started again.
+
+use std::fs::{self, File};
+use std::path::PathBuf;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::process::Signal;
+
+use crate::proc;
+use crate::verdict::Check;
+
+/// No start or end takes so long, however loaded the machine is.
+pub(crate) const PATIENCE: Duration = Duration::from_mins(1);
+
+const MARKER: &str = "step-runner is listening on socket ";
+
+/// The program under test.
+pub(crate) fn program() -> PathBuf {
+    std::env::var_os("STEP_RUNNER_BIN")
+        .map_or_else(|| env!("CARGO_BIN_EXE_step-runner").into(), PathBuf::from)
+}
+
+/// A folder with the socket, the state, and what the jobs of a proof need.
+pub(crate) struct Scene {
+    folder: Option<tempfile::TempDir>,
+    path: PathBuf,
+    /// In the environment of the daemon and of everything its jobs start.
+    pub(crate) tag: String,
+}
+
+impl Scene {
+    pub(crate) fn new(name: &str) -> Self {
+        let folder = tempfile::Builder::new().prefix(&format!("sr-{name}-")).tempdir().unwrap();
+        let path = folder.path().to_owned();
+        let tag = format!("SHOWS_SCENE={:x}", crate::random::fresh() << 32 | u64::from(std::process::id()));
+        for name in ["work", "ran", "tmp"] {
+            fs::create_dir(path.join(name)).unwrap();
+        }
+        Self { folder: Some(folder), path, tag }
+    }
+
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.path.join(name)
+    }
+
+    pub(crate) fn socket(&self) -> PathBuf {
+        self.path("s.sock")
+    }
+
+    pub(crate) fn state(&self) -> PathBuf {
+        self.path("state")
+    }
+
+    /// The program with this scene's environment and nothing of ours that could change what it does.
+    pub(crate) fn command(&self, words: &[&str]) -> Command {
+        let (name, value) = self.tag.split_once('=').unwrap();
+        let mut command = Command::new(program());
+        let ours = std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("STEP_RUNNER_"));
+        for (name, _) in ours {
+            command.env_remove(name);
+        }
+        command.args(words).env(name, value).env("TMPDIR", self.path("tmp")).stdin(Stdio::null());
+        command
+    }
+
+    /// Pid of the keeper, if one has written down that it lives.
+    pub(crate) fn keeper(&self) -> Option<u32> {
+        let text = fs::read_to_string(self.state().join("keeper.json")).ok()?;
+        let json: serde_json::Value = serde_json::from_str(&text).ok()?;
+        u32::try_from(json["pid"].as_u64()?).ok()
+    }
+
+    /// Nothing of any job is left: no process, no record, no temporary file.
+    pub(crate) fn check_empty(&self) -> Check {
+        let left = |pids: &[u32]| pids.is_empty();
+        proc::wait_until(PATIENCE, || left(&proc::with_environment(&self.tag)));
+        let processes = proc::with_environment(&self.tag);
+        if !processes.is_empty() {
+            return Err(format!("processes left: {}", proc::describe(&processes)));
+        }
+        for folder in ["state/jobs", "state/broken", "tmp"] {
+            let files = proc::tree(&self.path(folder));
+            if !files.is_empty() {
+                return Err(format!("files left: {files:?}"));
+            }
+        }
+        let state: Vec<_> = proc::tree(&self.state())
+            .into_iter()
+            .filter(|path| {
+                let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+                !["lock", "daemon.json", "keeper.lock", "jobs", "broken", "reserve"].contains(&name.as_str())
+            })
+            .collect();
+        if state.is_empty() { Ok(()) } else { Err(format!("files left in the state folder: {state:?}")) }
+    }
+
+    /// Keeps the folder for a look at what went wrong.
+    pub(crate) fn keep(&mut self) {
+        if let Some(folder) = self.folder.take() {
+            eprintln!("kept: {}", folder.keep().display());
+        }
+    }
+}
+
+/// A running daemon.
+pub(crate) struct Daemon {
+    child: Child,
+    log: PathBuf,
+    /// Where its part of the log begins.
+    from: u64,
+}
+
+impl Daemon {
+    /// Starts it; it may not serve yet.
+    pub(crate) fn spawn(scene: &Scene) -> Self {
+        Self::spawn_with(scene, &[])
+    }
+
+    fn spawn_with(scene: &Scene, options: &[&str]) -> Self {
+        let log = scene.path("daemon.log");
+        let file = File::options().append(true).create(true).open(&log).unwrap();
+        let from = file.metadata().unwrap().len();
+        let socket = scene.socket();
+        let state = scene.state();
+        let child = scene
+            .command(&["serve", "--socket"])
+            .arg(&socket)
+            .arg("--state-dir")
+            .arg(&state)
+            .args(options)
+            .stdout(Stdio::null())
+            .stderr(file)
+            .spawn()
+            .unwrap();
+        Self { child, log, from }
+    }
+
+    /// Starts it and waits until it serves.
+    pub(crate) fn start(scene: &Scene) -> Check<Self> {
+        Self::start_with(scene, &[])
+    }
+
+    /// With options of `serve` besides.
+    pub(crate) fn start_with(scene: &Scene, options: &[&str]) -> Check<Self> {
+        let mut daemon = Self::spawn_with(scene, options);
+        daemon.wait_ready()?;
+        Ok(daemon)
+    }
+
+    /// Waits for the ready marker; how long it took.
+    pub(crate) fn wait_ready(&mut self) -> Check<Duration> {
+        let start = Instant::now();
+        loop {
+            if self.said().contains(MARKER) {
+                return Ok(start.elapsed());
+            }
+            if let Some(status) = self.child.try_wait().unwrap() {
+                return Err(format!("the daemon ended at its start with {status}: {}", self.said()));
+            }
+            if start.elapsed() > PATIENCE {
+                return Err(format!("the daemon does not serve after {PATIENCE:?}: {}", self.said()));
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+
+    fn said(&self) -> String {
+        let bytes = fs::read(&self.log).unwrap_or_default();
+        String::from_utf8_lossy(bytes.get(self.from as usize..).unwrap_or_default()).into_owned()
+    }
+
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// SIGKILL, and reaped.
+    pub(crate) fn kill(mut self) -> Check {
+        if let Some(status) = self.child.try_wait().unwrap() {
+            return Err(format!("the daemon had ended by itself with {status}: {}", tail(&self.said())));
+        }
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+        Ok(())
+    }
+
+    /// SIGTERM; waits for the end.
+    pub(crate) fn stop(mut self) -> Check<ExitStatus> {
+        proc::kill(self.pid(), Signal::TERM);
+        let mut status = None;
+        proc::wait_until(PATIENCE, || {
+            status = self.child.try_wait().unwrap();
+            status.is_some()
+        });
+        if let Some(status) = status {
+            return Ok(status);
+        }
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+        Err(format!("the daemon did not end within {PATIENCE:?} of SIGTERM"))
+    }
+}
+
+fn tail(text: &str) -> String {
+    let lines: Vec<_> = text.lines().collect();
+    lines[lines.len().saturating_sub(12)..].join("\n")
+}
+
+/// Stops the daemon gracefully and checks that nothing is left of it and its jobs.
+pub(crate) fn check_stop(scene: &Scene, daemon: Daemon) -> Check {
+    let keeper = scene.keeper();
+    let keeper_had_died = keeper.is_some_and(|pid| !proc::lives(pid));
+    let status = daemon.stop()?;
+    if !status.success() {
+        return Err(format!("the daemon ended with {status} after SIGTERM"));
+    }
+    if let Some(keeper) = keeper
+        && proc::wait_until(PATIENCE, || !proc::lives(keeper)).is_none()
+    {
+        return Err(format!("the keeper {keeper} outlived the graceful stop"));
+    }
+    if scene.socket().exists() {
+        return Err("the socket file was left".into());
+    }
+    if keeper_had_died {
+        // Nobody was left to take them away; the next keeper replaces them.
+        for name in ["keeper.json", "keeper.sock"] {
+            fs::remove_file(scene.state().join(name)).ok();
+        }
+    }
+    scene.check_empty()
+}

@@ -1,0 +1,122 @@
+//! Processes as `/proc` shows them.
+
+use std::fs;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal};
+
+/// Living processes (no zombies) whose environment has the entry `NAME=VALUE`.
+pub(crate) fn with_environment(entry: &str) -> Vec<u32> {
+    let has = |pid: &u32| {
+        fs::read(format!("/proc/{pid}/environ"))
+            .is_ok_and(|environment| environment.split(|&byte| byte == 0).any(|e| e == entry.as_bytes()))
+    };
+    all().filter(has).filter(|&pid| lives(pid)).collect()
+}
+
+/// Living processes whose arguments hold `part`.
+pub(crate) fn with_argument(part: &str) -> Vec<u32> {
+    let has = |pid: &u32| {
+        fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|words| {
+            words.split(|&byte| byte == 0).any(|word| String::from_utf8_lossy(word).contains(part))
+        })
+    };
+    all().filter(has).filter(|&pid| pid != std::process::id() && lives(pid)).collect()
+}
+
+fn all() -> impl Iterator<Item = u32> {
+    fs::read_dir("/proc").unwrap().flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+}
+
+/// There is such a process, and it has not ended.
+pub(crate) fn lives(pid: u32) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    let state = stat.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next());
+    state.is_some_and(|state| state != 'Z' && state != 'X')
+}
+
+/// For people: pid and arguments.
+pub(crate) fn describe(pids: &[u32]) -> String {
+    let words = |pid: &u32| {
+        let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        format!(
+            "{pid} [{}]",
+            String::from_utf8_lossy(&line).replace('\0', " ").chars().take(80).collect::<String>()
+        )
+    };
+    pids.iter().map(words).collect::<Vec<_>>().join(", ")
+}
+
+pub(crate) fn kill(pid: u32, signal: Signal) {
+    if let Some(pid) = i32::try_from(pid).ok().and_then(Pid::from_raw) {
+        // It may have ended by itself.
+        rustix::process::kill_process(pid, signal).ok();
+    }
+}
+
+/// What a process holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Holdings {
+    pub(crate) threads: usize,
+    pub(crate) descriptors: usize,
+}
+
+impl Holdings {
+    pub(crate) fn of(pid: u32) -> Self {
+        let count = |what: &str| fs::read_dir(format!("/proc/{pid}/{what}")).map_or(0, Iterator::count);
+        Self { threads: count("task"), descriptors: count("fd") }
+    }
+
+    pub(crate) fn is_at_most(self, other: Self) -> bool {
+        self.threads <= other.threads && self.descriptors <= other.descriptors
+    }
+}
+
+/// RSS and PSS in KiB.
+pub(crate) fn memory(pid: u32) -> (u64, u64) {
+    let rollup = fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).unwrap_or_default();
+    let field = |name: &str| {
+        let line = rollup.lines().find_map(|line| line.strip_prefix(name));
+        line.and_then(|rest| rest.split_whitespace().next()?.parse().ok()).unwrap_or(0)
+    };
+    (field("Rss:"), field("Pss:"))
+}
+
+/// Largest resident memory so far, in KiB.
+pub(crate) fn peak_memory(pid: u32) -> u64 {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+    line.and_then(|rest| rest.split_whitespace().next()?.parse().ok()).unwrap_or(0)
+}
+
+/// Processor time so far, in ticks of the kernel.
+pub(crate) fn ticks(pid: u32) -> u64 {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    let fields = stat.rsplit_once(") ").map_or("", |(_, rest)| rest).split_whitespace();
+    fields.skip(11).take(2).filter_map(|field| field.parse::<u64>().ok()).sum()
+}
+
+/// Polls until `holds` or the time is over; how long it took.
+pub(crate) fn wait_until(limit: Duration, mut holds: impl FnMut() -> bool) -> Option<Duration> {
+    let start = Instant::now();
+    while !holds() {
+        if start.elapsed() > limit {
+            return None;
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    Some(start.elapsed())
+}
+
+/// All paths below `folder`.
+pub(crate) fn tree(folder: &std::path::Path) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+        found.push(entry.path());
+        if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+            found.extend(tree(&entry.path()));
+        }
+    }
+    found
+}

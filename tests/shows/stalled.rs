@@ -1,0 +1,168 @@
+//! Many followers of one job that have stopped reading: the job goes as fast as without them.
+//!
+//! The step writes a little, which fills every window and buffer on the way to each follower; when the daemon has come to
+//! rest, all are stalled, and the time of the rest is taken by the writer itself.
+
+use std::time::{Duration, Instant};
+
+use step_runner::pb::v1;
+use tonic::Streaming;
+use tonic::transport::Endpoint;
+
+use crate::client::{self, Client, Stub};
+use crate::daemon::{Daemon, Scene};
+use crate::follower::LONGEST_JOB;
+use crate::followers::printed;
+use crate::proc;
+use crate::verdict::{Check, Shown};
+use crate::writer::{Pace, Writing};
+
+/// Followers on one connection: as many streams as it may carry (service.md §1.1).
+const PER_CONNECTION: usize = 100;
+/// What a client takes of one stream before it reads on; beside it the daemon holds a message and a send buffer.
+const STREAM_WINDOW: u32 = 64 << 10;
+/// Room for all streams of a connection: none stalls another.
+const CONNECTION_WINDOW: u32 = 7 << 20;
+/// Written before the clock runs.
+const FIRST: u64 = 1 << 20;
+/// The daemon has come to rest when it used no processor for so long.
+const REST: Duration = Duration::from_millis(300);
+
+/// How many, and how much they may cost.
+pub(crate) struct Crowd {
+    pub(crate) followers: usize,
+    /// Bytes written in each round.
+    pub(crate) bytes: u64,
+    /// Pairs of rounds, with and without the followers.
+    pub(crate) rounds: u64,
+    /// The least speed with them, as a part of the speed without; 0: not judged.
+    pub(crate) least: f64,
+}
+
+/// Connections on which stalled followers leave room for other calls.
+pub(crate) fn endpoint() -> Endpoint {
+    Endpoint::from_static("http://shows")
+        .initial_stream_window_size(STREAM_WINDOW)
+        .initial_connection_window_size(CONNECTION_WINDOW)
+}
+
+type Follower = Streaming<v1::FollowLogsResponse>;
+
+struct Proof<'a> {
+    scene: &'a Scene,
+    pid: u32,
+    client: Client,
+    stubs: Vec<Stub>,
+    crowd: &'a Crowd,
+}
+
+pub(crate) async fn prove(scene: &Scene, daemon: &Daemon, crowd: &Crowd) -> Shown {
+    let mut stubs = Vec::new();
+    for _ in 0..crowd.followers.div_ceil(PER_CONNECTION) {
+        stubs.push(client::dial_with(&scene.socket(), endpoint()).await?);
+    }
+    let proof = Proof { scene, pid: daemon.pid(), client: Client::new(&scene.socket()), stubs, crowd };
+    // Files and memory are warm after this one.
+    proof.round("warm", 0).await?;
+    let before = proc::memory(proof.pid).0;
+    let mut ratios = Vec::new();
+    let mut speeds = (Vec::new(), Vec::new());
+    for round in 0..crowd.rounds {
+        let (with, without) = if round % 2 == 0 {
+            let without = proof.round(&format!("without-{round}"), 0).await?;
+            (proof.round(&format!("with-{round}"), crowd.followers).await?, without)
+        } else {
+            let with = proof.round(&format!("with-{round}"), crowd.followers).await?;
+            (with, proof.round(&format!("without-{round}"), 0).await?)
+        };
+        ratios.push(with / without);
+        speeds.0.push(format!("{with:.0}"));
+        speeds.1.push(format!("{without:.0}"));
+    }
+    ratios.sort_by(f64::total_cmp);
+    let (best, median) =
+        (ratios.last().copied().unwrap_or(0.0), ratios.get(ratios.len() / 2).copied().unwrap_or(0.0));
+    let peak = proc::peak_memory(proof.pid);
+    let figures = format!(
+        "{} stalled followers on {} connections: the writer at {} MB/s with them and {} without, pairs {:.3} at best, {:.3} in the \
+         middle; daemon RSS {before} KiB before, {peak} at most, {} after: {} KiB for each follower",
+        crowd.followers,
+        proof.stubs.len(),
+        speeds.0.join(", "),
+        speeds.1.join(", "),
+        best,
+        median,
+        proc::memory(proof.pid).0,
+        peak.saturating_sub(before) / crowd.followers.max(1) as u64,
+    );
+    if best >= crowd.least { Ok(figures) } else { Err(format!("less than {}: {figures}", crowd.least)) }
+}
+
+impl Proof<'_> {
+    /// Speed of the writer in MB/s beside so many stalled followers.
+    async fn round(&self, id: &str, followers: usize) -> Check<f64> {
+        let go = self.scene.path(&format!("go-{id}"));
+        let writing = Writing {
+            width: 1 << 10,
+            bytes: FIRST + self.crowd.bytes,
+            seed: 1,
+            pace: Pace::Fast { first: FIRST, go: go.clone() },
+            report: self.scene.path(&format!("report-{id}")),
+        };
+        self.client.run(&writing.job(id)?).await?;
+        printed(&self.client, id, FIRST).await?;
+        let mut stalled = Vec::new();
+        for number in 0..followers {
+            stalled.push(self.follow(id, number).await?);
+        }
+        self.rest().await?;
+        std::fs::write(&go, "").map_err(|error| error.to_string())?;
+        let status = self.client.ended(id, LONGEST_JOB).await?;
+        if status.exit_code != 0 {
+            return Err(format!("{id}: exit code {}: {}", status.exit_code, status.message));
+        }
+        if let Some((stream, read)) = stalled.pop() {
+            read_on(stream, read, status.log_bytes.unsigned_abs()).await?;
+        }
+        drop(stalled);
+        self.client.finish(id).await?;
+        Ok(self.crowd.bytes as f64 / 1e6 / writing.report()?.took.as_secs_f64())
+    }
+
+    /// A follower that takes its first message, and how long that was.
+    async fn follow(&self, id: &str, number: usize) -> Check<(Follower, u64)> {
+        let mut stub = self.stubs[number / PER_CONNECTION].clone();
+        let failed = |status: tonic::Status| format!("{id}: follower {number}: {status}");
+        let request = v1::FollowLogsRequest { id: id.into(), offset: 0 };
+        let mut stream = stub.follow_logs(request).await.map_err(failed)?.into_inner();
+        let first =
+            stream.message().await.map_err(failed)?.ok_or(format!("{id}: follower {number}: no log"))?;
+        Ok((stream, first.data.len() as u64))
+    }
+
+    async fn rest(&self) -> Check {
+        let until = Instant::now() + LONGEST_JOB;
+        let mut ticks = proc::ticks(self.pid);
+        while Instant::now() < until {
+            tokio::time::sleep(REST).await;
+            let now = proc::ticks(self.pid);
+            if now == ticks {
+                return Ok(());
+            }
+            ticks = now;
+        }
+        Err("the daemon does not come to rest beside stalled followers".into())
+    }
+}
+
+/// A follower that was stalled gets the rest.
+async fn read_on(mut stream: Follower, mut read: u64, log_bytes: u64) -> Check {
+    while let Some(message) = stream.message().await.map_err(|status| format!("after the stall: {status}"))? {
+        read += message.data.len() as u64;
+    }
+    if read == log_bytes {
+        Ok(())
+    } else {
+        Err(format!("{read} bytes came after the stall, Status says {log_bytes}"))
+    }
+}

@@ -1,0 +1,38 @@
+//! What a proof says in the end.
+
+use std::sync::{Arc, Mutex};
+
+/// Figures, or what was missed.
+pub(crate) type Shown = Result<String, String>;
+
+/// A check that failed.
+pub(crate) type Check<T = ()> = Result<T, String>;
+
+/// Misses, from any task.
+#[derive(Clone, Default)]
+pub(crate) struct Misses(Arc<Mutex<Vec<String>>>);
+
+impl Misses {
+    /// Printed at once: a proof that hangs later has said what it saw.
+    pub(crate) fn add(&self, miss: String) {
+        eprintln!("miss: {miss}");
+        self.0.lock().unwrap().push(miss);
+    }
+
+    pub(crate) fn check(&self, what: &str, check: Check) {
+        if let Err(miss) = check {
+            self.add(format!("{what}: {miss}"));
+        }
+    }
+
+    pub(crate) fn count(&self) -> usize {
+        self.0.lock().unwrap().len()
+    }
+
+    pub(crate) fn verdict(&self, figures: String) -> Shown {
+        match self.count() {
+            0 => Ok(figures),
+            n => Err(format!("{n} misses; {figures}")),
+        }
+    }
+}

@@ -1,0 +1,252 @@
+//! `volume [--scale F] [--all] [--seed N]`: large logs, byte for byte. Steps write bytes whose digest they know; followers
+//! join the log they get and compare. Cut followers leave in the middle, also of lines, and resume where they were.
+//! `--all`: 64 followers for every shape. The scale multiplies the bytes.
+
+use std::time::{Duration, Instant};
+
+use step_runner::pb::v1;
+use tokio::task::JoinSet;
+use tonic::Code;
+
+use crate::arguments::Arguments;
+use crate::client::{self, Client};
+use crate::daemon::{Daemon, Scene, check_stop};
+use crate::joined::Joined;
+use crate::proc;
+use crate::random::Random;
+use crate::verdict::{Check, Shown};
+use crate::writer::{Pace, Writing};
+
+/// Enough for the headers of every shape.
+const LOG_LIMIT: &str = "2147000000";
+/// Longest message (service.md §3.2).
+const MAX_MESSAGE: usize = 64 << 10;
+/// What daemon and keeper may use each, in KiB, whatever the volume.
+const MEMORY: u64 = 64 << 10;
+const MANY: usize = 64;
+const SMALL_SCALE: f64 = 1.0 / 256.0;
+/// Times a cut follower leaves, on average.
+const CUTS: u64 = 64;
+/// Nothing takes so long.
+const PATIENCE: Duration = Duration::from_mins(30);
+
+/// A shape of output.
+struct Shape {
+    name: &'static str,
+    /// Bytes of a line with its line feed; 0: one line without.
+    width: usize,
+    bytes: u64,
+}
+
+/// Headers are 32 bytes: the logs are 544 MiB, 384 MiB, 1.03 GiB and 256.1 MiB long.
+const SHAPES: &[Shape] = &[
+    Shape { name: "lines of 1 byte and a line feed", width: 2, bytes: 32 << 20 },
+    Shape { name: "lines of 64 bytes", width: 64, bytes: 256 << 20 },
+    Shape { name: "lines of 1 KiB", width: 1 << 10, bytes: 1 << 30 },
+    Shape { name: "one line without a line feed", width: 0, bytes: 256 << 20 },
+];
+
+pub(crate) fn run(arguments: &Arguments, small: bool) -> Shown {
+    let scale = arguments.fraction("scale", if small { SMALL_SCALE } else { 1.0 });
+    let seed = arguments.seed();
+    let runtime = tokio::runtime::Runtime::new().map_err(|error| error.to_string())?;
+    let mut figures = vec![format!("scale {scale}, seed {seed}")];
+    for (number, shape) in SHAPES.iter().enumerate() {
+        let many = number == 0 || arguments.flag("all");
+        for followers in std::iter::once(1).chain(many.then_some(MANY)) {
+            let mut scene = Scene::new("volume");
+            let writing = Writing {
+                width: shape.width,
+                bytes: scaled(shape, scale),
+                seed: seed ^ number as u64,
+                pace: Pace::Varied,
+                report: scene.path("report"),
+            };
+            let proof = Proof { scene: &scene, writing, followers, seed };
+            match runtime.block_on(proof.prove()) {
+                Ok(shown) => {
+                    figures.push(format!("{}, {followers} followers and a cut one: {shown}", shape.name));
+                }
+                Err(miss) => {
+                    scene.keep();
+                    return Err(format!(
+                        "{}, {followers} followers: {miss}; {}",
+                        shape.name,
+                        figures.join("\n  ")
+                    ));
+                }
+            }
+        }
+    }
+    Ok(figures.join("\n  "))
+}
+
+/// A whole number of lines, at least one block.
+fn scaled(shape: &Shape, scale: f64) -> u64 {
+    let bytes = (shape.bytes as f64 * scale) as u64;
+    bytes.next_multiple_of(64 << 10)
+}
+
+struct Proof<'a> {
+    scene: &'a Scene,
+    writing: Writing,
+    followers: usize,
+    seed: u64,
+}
+
+impl Proof<'_> {
+    async fn prove(&self) -> Shown {
+        let daemon = Daemon::start_with(self.scene, &["--log-limit", LOG_LIMIT])?;
+        let client = Client::new(&self.scene.socket());
+        let id = "volume";
+        client.run(&self.writing.job(id)?).await?;
+        let begun = Instant::now();
+        let mut tasks = JoinSet::new();
+        for number in 0..=self.followers {
+            let cuts = (number == self.followers).then(|| Random::new(self.seed));
+            let follower = Follower {
+                client: client.clone(),
+                id,
+                log_bytes: self.log_bytes(),
+                joined: Joined::new(),
+                streams: 0,
+            };
+            tasks.spawn(tokio::time::timeout(PATIENCE, follower.follow(cuts)));
+        }
+        let mut followed = Vec::new();
+        while let Some(done) = tasks.join_next().await {
+            let done = done.map_err(|error| error.to_string())?;
+            followed.push(done.map_err(|_| "a follower does not come to the end")??);
+        }
+        let took = begun.elapsed();
+        let keeper = self.scene.keeper().ok_or("there is no keeper")?;
+        let peaks = [daemon.pid(), keeper].map(proc::peak_memory);
+        let status = client.ended(id, PATIENCE).await?;
+        if status.exit_code != 0 {
+            return Err(format!("exit code {}: {}", status.exit_code, status.message));
+        }
+        let log_bytes = u64::try_from(status.log_bytes).map_err(|error| error.to_string())?;
+        let streams = followed.iter().map(|follower| follower.streams).max().unwrap_or_default();
+        for follower in followed {
+            self.judge(follower, log_bytes)?;
+        }
+        check_ends(&client, id, log_bytes).await?;
+        client.finish(id).await?;
+        drop(client);
+        tokio::task::block_in_place(|| check_stop(self.scene, daemon))?;
+        let figures = format!(
+            "{} bytes as a log of {log_bytes} in {took:.1?}, {:.0} MB/s to each; the cut one took {streams} streams; peak memory: daemon {} KiB, keeper {} KiB",
+            self.writing.bytes,
+            log_bytes as f64 / 1e6 / took.as_secs_f64(),
+            peaks[0],
+            peaks[1]
+        );
+        if peaks.iter().any(|&peak| peak == 0 || peak > MEMORY) {
+            Err(format!("more memory than {MEMORY} KiB: {figures}"))
+        } else {
+            Ok(figures)
+        }
+    }
+
+    /// Length of the log of a step that wrote lines, without the daemon's entries; a guess where there are none.
+    fn log_bytes(&self) -> u64 {
+        self.writing.bytes + self.writing.bytes.checked_div(self.writing.width as u64).unwrap_or(0) * 32
+    }
+
+    fn judge(&self, follower: Follower, log_bytes: u64) -> Check {
+        let joined = follower.joined;
+        if joined.read != log_bytes {
+            return Err(format!("{} bytes came, Status says {log_bytes}", joined.read));
+        }
+        let has_lines = self.writing.width > 0;
+        if has_lines && joined.read != self.log_bytes() + joined.said {
+            let expected = self.log_bytes();
+            return Err(format!(
+                "{} bytes of log and {} of the daemon, expected {expected}",
+                joined.read, joined.said
+            ));
+        }
+        let (streams, entries) = (follower.streams, joined.entries);
+        let (found, written) = (joined.finish(has_lines)?, self.writing.report()?.sha256);
+        if found == written {
+            Ok(())
+        } else {
+            Err(format!("{entries} entries over {streams} streams join to {found}, written was {written}"))
+        }
+    }
+}
+
+/// At its end the log has nothing more, and behind it there is nothing.
+async fn check_ends(client: &Client, id: &str, log_bytes: u64) -> Check {
+    let mut stub = client::dial(client.socket()).await?;
+    let offset = i32::try_from(log_bytes).map_err(|error| error.to_string())?;
+    let mut follow = async |offset| {
+        let mut stream =
+            stub.follow_logs(v1::FollowLogsRequest { id: id.into(), offset }).await?.into_inner();
+        stream.message().await
+    };
+    match follow(offset).await {
+        Ok(None) => {}
+        other => return Err(format!("at the end of the log: {other:?}")),
+    }
+    match follow(offset + 1).await {
+        Err(status) if status.code() == Code::OutOfRange => Ok(()),
+        other => Err(format!("behind the end of the log: {other:?}")),
+    }
+}
+
+/// A follower with a connection of its own.
+struct Follower {
+    client: Client,
+    id: &'static str,
+    /// How long the log will be, about.
+    log_bytes: u64,
+    joined: Joined,
+    /// Streams it took.
+    streams: u64,
+}
+
+impl Follower {
+    /// To the end of the log. With `cuts` it leaves and resumes.
+    async fn follow(mut self, mut cuts: Option<Random>) -> Check<Self> {
+        let mut stub = client::dial(self.client.socket()).await?;
+        loop {
+            let stay = cuts.as_mut().map(|random| random.below(2 * self.log_bytes / CUTS));
+            if self.stream(&mut stub, stay).await? {
+                return Ok(self);
+            }
+            if cuts.as_mut().is_some_and(|random| random.one_in(2)) {
+                stub = client::dial(self.client.socket()).await?;
+            }
+        }
+    }
+
+    /// One stream; `true` at the end of the log. It is left after `stay` bytes.
+    async fn stream(&mut self, stub: &mut client::Stub, stay: Option<u64>) -> Check<bool> {
+        self.streams += 1;
+        let offset = i32::try_from(self.joined.read).map_err(|error| error.to_string())?;
+        let failed = |status: tonic::Status| format!("FollowLogs from {offset}: {status}");
+        let request = v1::FollowLogsRequest { id: self.id.into(), offset };
+        let mut stream = stub.follow_logs(request).await.map_err(failed)?.into_inner();
+        let mut left = stay;
+        while let Some(v1::FollowLogsResponse { data, .. }) = stream.message().await.map_err(failed)? {
+            check_message(&data)?;
+            let taken = left.map_or(data.len(), |left| data.len().min(left as usize));
+            self.joined.push(&data[..taken])?;
+            left = left.map(|left| left - taken as u64);
+            if left == Some(0) {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+}
+
+/// Never empty, not too long, and whole lines unless a line is longer.
+fn check_message(data: &[u8]) -> Check {
+    if data.is_empty() || data.len() > MAX_MESSAGE {
+        return Err(format!("a message of {} bytes", data.len()));
+    }
+    let whole = data.last() == Some(&b'\n') || memchr::memchr(b'\n', data).is_none();
+    if whole { Ok(()) } else { Err(format!("a message of {} bytes ends within a line", data.len())) }
+}
