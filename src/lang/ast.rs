@@ -1,6 +1,8 @@
 //! Syntax trees of function files and `run` lists (language.md §2–§8). Everything in here has been checked as far as
 //! one file alone allows; names are valid, combinations are allowed.
 
+pub(crate) mod print;
+
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -174,8 +176,8 @@ pub enum Reference {
     Dynamic(Template),
 }
 
-/// A scalar that may hold expressions (language.md §8).
-#[derive(Clone, Debug, PartialEq)]
+/// A scalar that may hold expressions (language.md §8). Two are equal if they mean the same, wherever they stand.
+#[derive(Clone, Debug)]
 pub struct Template {
     /// Text and expressions in order; adjacent texts are joined; empty for the empty text.
     pub parts: Vec<Part>,
@@ -194,8 +196,8 @@ pub enum Part {
     Expression(Expression),
 }
 
-/// An expression with its place in the document.
-#[derive(Clone, Debug, PartialEq)]
+/// An expression with its place in the document. Two are equal if their trees are, wherever they stand.
+#[derive(Clone, Debug)]
 pub struct Expression {
     /// What it is.
     pub kind: ExpressionKind,
@@ -225,8 +227,8 @@ pub enum ExpressionKind {
     Access(Box<Expression>, Vec<Access>),
 }
 
-/// One step of an access path, with the place of its first character.
-#[derive(Clone, Debug, PartialEq)]
+/// One step of an access path, with the place of its first character, which does not count for equality.
+#[derive(Clone, Debug)]
 pub enum Access {
     /// `.name`.
     Member(String, Position),
@@ -289,6 +291,77 @@ pub enum TemplateValue {
     Array(Vec<TemplateValue>),
     /// A mapping; nested keys are no templates.
     Object(IndexMap<String, TemplateValue>),
+}
+
+impl PartialEq for Template {
+    fn eq(&self, other: &Self) -> bool {
+        self.parts == other.parts
+    }
+}
+
+impl PartialEq for Expression {
+    fn eq(&self, other: &Self) -> bool {
+        self.kind == other.kind
+    }
+}
+
+impl PartialEq for Access {
+    fn eq(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Member(a, _), Self::Member(b, _)) => a == b,
+            (Self::Index(a, _), Self::Index(b, _)) => a == b,
+            (Self::Call(a, _), Self::Call(b, _)) => a == b,
+            (Self::Member(..) | Self::Index(..) | Self::Call(..), _) => false,
+        }
+    }
+}
+
+impl BinaryOperator {
+    /// How it is written.
+    pub const fn symbol(self) -> &'static str {
+        match self {
+            Self::Or => "||",
+            Self::And => "&&",
+            Self::Equal => "==",
+            Self::NotEqual => "!=",
+            Self::Less => "<",
+            Self::LessEqual => "<=",
+            Self::Greater => ">",
+            Self::GreaterEqual => ">=",
+            Self::Add => "+",
+            Self::Subtract => "-",
+            Self::Multiply => "*",
+            Self::Divide => "/",
+            Self::Remainder => "%",
+        }
+    }
+
+    /// Its level of precedence: a higher one binds stronger (language.md §9.3).
+    pub const fn level(self) -> u8 {
+        match self {
+            Self::Or => 1,
+            Self::And => 2,
+            Self::Equal
+            | Self::NotEqual
+            | Self::Less
+            | Self::LessEqual
+            | Self::Greater
+            | Self::GreaterEqual => 3,
+            Self::Add | Self::Subtract => 4,
+            Self::Multiply | Self::Divide | Self::Remainder => 5,
+        }
+    }
+}
+
+impl UnaryOperator {
+    /// How it is written.
+    pub const fn symbol(self) -> char {
+        match self {
+            Self::Plus => '+',
+            Self::Minus => '-',
+            Self::Not => '!',
+        }
+    }
 }
 
 impl Template {

@@ -2,6 +2,7 @@
 //! interface is in [`contract`].
 
 pub mod contract;
+pub mod json;
 
 use serde_json::Value as Json;
 
@@ -96,21 +97,6 @@ pub fn number_to_plain(number: f64) -> String {
     number.to_string()
 }
 
-/// A value of JSON, unmarked (language.md §11.1). Integers beyond 2^53 round.
-pub fn from_json(json: Json) -> Value {
-    Value::plain(match json {
-        Json::Null => Data::Null,
-        Json::Bool(truth) => Data::Bool(truth),
-        // Without arbitrary precision every JSON number is a finite double.
-        Json::Number(number) => Data::Number(number.as_f64().unwrap_or(0.0)),
-        Json::String(text) => Data::String(text),
-        Json::Array(items) => Data::Array(items.into_iter().map(from_json).collect()),
-        Json::Object(members) => {
-            Data::Object(members.into_iter().map(|(key, member)| (key, from_json(member))).collect())
-        }
-    })
-}
-
 /// The value as JSON; marks are lost. Whole numbers up to 2^53 are written as integers.
 pub fn to_json(value: &Value) -> Json {
     /// Up to here every integer is a double.
@@ -141,8 +127,12 @@ mod tests {
 
     use super::*;
 
+    fn parsed(json: &str) -> Value {
+        json::parse(json, &json::Room::new(1 << 20)).unwrap()
+    }
+
     fn text_of_json(json: &str) -> String {
-        to_text(&from_json(serde_json::from_str(json).unwrap()))
+        to_text(&parsed(json))
     }
 
     #[test]
@@ -204,7 +194,7 @@ mod tests {
         #[test]
         fn text_of_an_array_is_json_that_reads_back_the_same(texts in prop::collection::vec(any::<String>(), 0..5)) {
             let value = Value::plain(Data::Array(texts.iter().cloned().map(Value::text).collect()));
-            let back = from_json(serde_json::from_str(&to_text(&value)).unwrap());
+            let back = parsed(&to_text(&value));
             prop_assert!(back == value);
         }
     }

@@ -5,10 +5,10 @@
 //! So all errors of a text are found at once.
 
 mod checker;
-mod definition;
-mod reference;
-mod spec;
-mod step;
+pub(super) mod definition;
+pub(super) mod reference;
+pub(super) mod spec;
+pub(super) mod step;
 
 use std::sync::Arc;
 
@@ -16,9 +16,10 @@ use indexmap::IndexMap;
 
 use super::ast::{Body, Definition, Function, Run, Spec};
 use super::diagnostic::{Class, Diagnostic, Position, Severity};
+use super::template::EXPRESSIONS_LIMIT;
 use super::value::{Data, Value, ValueType};
 use super::yaml::{self, Node, NodeKind, Source};
-use checker::Checker;
+use checker::{Checker, UnknownKey};
 
 /// Largest definition file in bytes (language.md §6).
 pub const FILE_LIMIT: usize = 1024 * 1024;
@@ -26,18 +27,57 @@ pub const FILE_LIMIT: usize = 1024 * 1024;
 pub const REQUEST_LIMIT: usize = 16 * 1024 * 1024;
 /// Most steps in one list (language.md §6).
 pub const STEP_LIMIT: usize = 1_000;
+/// Deepest nesting of calls; the steps of the job's own list have depth 1 (language.md §6).
+pub const CALL_LIMIT: usize = 64;
 
 /// Name of a document without one.
 const UNNAMED: &str = "<steps>";
 
+/// What a check of one text finds.
+#[derive(Debug)]
+pub struct Checked {
+    /// The function as far as it could be read: what is broken is left out of it. `None` if there is nothing to go by.
+    pub function: Option<Function>,
+    /// All errors and warnings, sorted by place.
+    pub diagnostics: Vec<Diagnostic>,
+}
+
+impl Checked {
+    /// Whether nothing is wrong, so that nothing is missing in the function.
+    pub fn is_whole(&self) -> bool {
+        !self.diagnostics.iter().any(|diagnostic| diagnostic.severity == Severity::Error)
+    }
+}
+
 /// Reads a definition file: two documents. `file` is its name in messages; empty stands for `<steps>`. All errors at
 /// once, sorted by place; warnings are in the result, or among the errors.
 pub fn parse_function(text: &str, file: &str) -> Result<Function, Vec<Diagnostic>> {
+    usable(read_function(text, file, UnknownKey::Warn))
+}
+
+/// As [`parse_function`], but as strict as a check should be: unknown keys are errors everywhere (language.md §2).
+pub fn check_function(text: &str, file: &str) -> Checked {
+    read_function(text, file, UnknownKey::Refuse)
+}
+
+/// Reads the document of a request: two documents, or one mapping (a definition), or one list (a `run` list), as YAML
+/// or JSON (service.md §3.1). `file` is its name in messages; empty stands for `<steps>`. All errors at once, sorted by
+/// place.
+pub fn parse_request(text: &str, file: &str) -> Result<Function, Vec<Diagnostic>> {
+    usable(read_request(text, file, UnknownKey::Warn))
+}
+
+/// As [`parse_request`], but as strict as a check should be: unknown keys are errors everywhere (language.md §2).
+pub fn check_request(text: &str, file: &str) -> Checked {
+    read_request(text, file, UnknownKey::Refuse)
+}
+
+fn read_function(text: &str, file: &str, unknown: UnknownKey) -> Checked {
     let file = named(file);
     if text.len() > FILE_LIMIT {
-        return Err(too_large(&file, "definition file larger than 1 MiB"));
+        return too_large(&file, "definition file larger than 1 MiB");
     }
-    let (mut checker, documents, end) = read(text, &file);
+    let (mut checker, documents, end) = read(text, &file, unknown);
     let (spec, definition) = match documents.as_slice() {
         [] => {
             checker.error(
@@ -61,15 +101,12 @@ pub fn parse_function(text: &str, file: &str) -> Result<Function, Vec<Diagnostic
     finish(checker, file, spec, definition)
 }
 
-/// Reads the document of a request: two documents, or one mapping (a definition), or one list (a `run` list), as YAML
-/// or JSON (service.md §3.1). `file` is its name in messages; empty stands for `<steps>`. All errors at once, sorted by
-/// place.
-pub fn parse_request(text: &str, file: &str) -> Result<Function, Vec<Diagnostic>> {
+fn read_request(text: &str, file: &str, unknown: UnknownKey) -> Checked {
     let file = named(file);
     if text.len() > REQUEST_LIMIT {
-        return Err(too_large(&file, "request larger than 16 MiB"));
+        return too_large(&file, "request larger than 16 MiB");
     }
-    let (mut checker, documents, end) = read(text, &file);
+    let (mut checker, documents, end) = read(text, &file, unknown);
     let (spec, definition) = match documents.as_slice() {
         [] => {
             checker.error(Class::Missing, end, "", "no steps: the text is empty");
@@ -84,7 +121,7 @@ pub fn parse_request(text: &str, file: &str) -> Result<Function, Vec<Diagnostic>
 /// Reads one YAML value in the dialect of the language, such as an input given on a command line; nothing in it is
 /// evaluated. Empty text is null.
 pub fn parse_value(text: &str) -> Result<Value, Vec<Diagnostic>> {
-    let (mut checker, documents, _) = read(text, &Arc::from(UNNAMED));
+    let (mut checker, documents, _) = read(text, &Arc::from(UNNAMED), UnknownKey::Warn);
     let value = match documents.first() {
         Some(node) => node.as_ref().and_then(|node| checker.value(node, "")),
         None => Some(Value::plain(Data::Null)),
@@ -97,7 +134,7 @@ pub fn parse_value(text: &str) -> Result<Value, Vec<Diagnostic>> {
 
 /// Types of the inputs that a text declares, as far as it can be read; a text without interface declares none.
 pub fn declared_inputs(text: &str) -> IndexMap<String, ValueType> {
-    let (mut checker, documents, _) = read(text, &Arc::from(UNNAMED));
+    let (mut checker, documents, _) = read(text, &Arc::from(UNNAMED), UnknownKey::Warn);
     match documents.first() {
         Some(Some(spec)) => {
             let inputs = checker.spec_document(spec).inputs;
@@ -111,14 +148,27 @@ fn named(file: &str) -> Arc<str> {
     Arc::from(if file.is_empty() { UNNAMED } else { file })
 }
 
-fn too_large(file: &Arc<str>, message: &str) -> Vec<Diagnostic> {
-    vec![Diagnostic::error(Class::Limit, file, Position::START, message)]
+fn too_large(file: &Arc<str>, message: &str) -> Checked {
+    let diagnostics = vec![Diagnostic::error(Class::Limit, file, Position::START, message)];
+    Checked { function: None, diagnostics }
 }
 
-fn read<'t>(text: &'t str, file: &Arc<str>) -> (Checker<'t>, Vec<Option<Node>>, Position) {
+fn read<'t>(
+    text: &'t str,
+    file: &Arc<str>,
+    unknown: UnknownKey,
+) -> (Checker<'t>, Vec<Option<Node>>, Position) {
     let source = Source { file: Arc::clone(file), text };
     let stream = yaml::read(&source, 2);
-    (Checker { source, diagnostics: stream.diagnostics }, stream.documents, stream.end)
+    let kept = [stream.diagnostics.len(), 0];
+    let checker = Checker {
+        source,
+        unknown,
+        diagnostics: stream.diagnostics,
+        kept,
+        expressions_left: EXPRESSIONS_LIMIT,
+    };
+    (checker, stream.documents, stream.end)
 }
 
 /// Interface and implementation; the latter is checked even if the former is broken.
@@ -152,22 +202,23 @@ fn definition_missing(checker: &mut Checker<'_>, end: Position) {
     checker.error(Class::Missing, end, "", "definition missing: expected a second document after ---");
 }
 
-fn finish(
-    checker: Checker<'_>,
-    file: Arc<str>,
-    spec: Spec,
-    definition: Option<Definition>,
-) -> Result<Function, Vec<Diagnostic>> {
-    let failed = checker.has_errors();
+fn finish(checker: Checker<'_>, file: Arc<str>, spec: Spec, definition: Option<Definition>) -> Checked {
     let mut diagnostics = checker.diagnostics;
     diagnostics.sort_by(|a, b| (a.at, &a.path).cmp(&(b.at, &b.path)));
     // What an alias repeats is wrong at one place only.
     diagnostics.dedup_by(|a, b| a.at == b.at && a.class == b.class && a.message == b.message);
-    match definition {
-        Some(definition) if !failed => Ok(Function { file, spec, definition, warnings: diagnostics }),
+    let function = definition.map(|definition| Function { file, spec, definition, warnings: Vec::new() });
+    Checked { function, diagnostics }
+}
+
+/// A function that can run, with its warnings; else the errors before the warnings.
+fn usable(mut checked: Checked) -> Result<Function, Vec<Diagnostic>> {
+    let whole = checked.is_whole();
+    match checked.function.take() {
+        Some(function) if whole => Ok(Function { warnings: checked.diagnostics, ..function }),
         _ => {
-            diagnostics.sort_by_key(|diagnostic| diagnostic.severity == Severity::Warning);
-            Err(diagnostics)
+            checked.diagnostics.sort_by_key(|diagnostic| diagnostic.severity == Severity::Warning);
+            Err(checked.diagnostics)
         }
     }
 }

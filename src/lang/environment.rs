@@ -126,6 +126,8 @@ pub fn log_level(variable: Option<&str>, daemon: Option<&str>) -> Result<&'stati
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     fn texts(pairs: &[(&str, &str)]) -> IndexMap<String, String> {
@@ -222,5 +224,74 @@ mod tests {
         assert_eq!(log_level(None, Some("warn")), Ok("warn"));
         assert_eq!(log_level(None, None), Ok("info"));
         assert_eq!(log_level(Some("loud"), None), Err(LogLevelError));
+    }
+
+    /// One change of the layers of a job.
+    #[derive(Clone, Debug)]
+    enum Change {
+        Export(Vec<(String, String)>),
+        Push(Vec<(String, String)>),
+        Pop,
+    }
+
+    fn layer_strategy() -> impl Strategy<Value = Vec<(String, String)>> {
+        prop::collection::vec(("[A-C]", "[x-z]?"), 0..3)
+    }
+
+    fn change_strategy() -> impl Strategy<Value = Change> {
+        prop_oneof![
+            layer_strategy().prop_map(Change::Export),
+            layer_strategy().prop_map(Change::Push),
+            Just(Change::Pop),
+        ]
+    }
+
+    proptest! {
+        /// The model: each name's value is that of the highest layer that has it.
+        #[test]
+        fn a_name_has_the_value_of_the_highest_layer_that_sets_it(
+            bottom in layer_strategy(),
+            request in layer_strategy(),
+            changes in prop::collection::vec(change_strategy(), 0..12),
+        ) {
+            let bytes = |(key, value): &(String, String)| (key.clone().into_bytes(), value.clone().into_bytes());
+            let mut environment =
+                Environment::new(Arc::new(bottom.iter().map(bytes).collect()), request.iter().cloned().collect());
+            let (mut exports, mut frames) = (Vec::new(), Vec::new());
+            for change in changes {
+                match change {
+                    Change::Export(layer) => {
+                        environment.export(layer.clone());
+                        exports.extend(layer);
+                    }
+                    Change::Push(layer) => {
+                        let frame = layer.iter().map(|(key, value)| (key.clone(), Text::plain(value.as_str())));
+                        environment.push(frame.collect());
+                        frames.push(layer);
+                    }
+                    Change::Pop => {
+                        environment.pop();
+                        frames.pop();
+                    }
+                }
+            }
+            let layers: Vec<&Vec<(String, String)>> =
+                [&bottom, &request, &exports].into_iter().chain(&frames).collect();
+            let process = environment.to_process();
+            let above: IndexMap<String, String> = environment.above_base();
+            for name in ["A", "B", "C"] {
+                let last = |layers: &[&Vec<(String, String)>]| {
+                    let mut set = layers.iter().flat_map(|layer| layer.iter()).filter(|(key, _)| key == name);
+                    set.next_back().map(|(_, value)| value.clone())
+                };
+                let expected = last(&layers);
+                prop_assert_eq!(text(&environment, name), expected.clone());
+                let passed: Vec<_> = process.iter().filter(|(key, _)| key == name.as_bytes()).collect();
+                prop_assert_eq!(passed.len(), usize::from(expected.is_some()), "each name once");
+                prop_assert_eq!(passed.first().map(|(_, value)| value.clone()), expected.clone().map(String::into_bytes));
+                prop_assert_eq!(environment.to_object().get(name).map(super::super::convert::to_text), expected);
+                prop_assert_eq!(above.get(name).cloned(), last(&layers[1..]));
+            }
+        }
     }
 }

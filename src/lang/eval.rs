@@ -7,8 +7,11 @@ mod functions;
 mod operators;
 pub mod scope;
 
+use std::sync::Arc;
+
 use indexmap::IndexMap;
 
+pub use expression::{meant, render};
 pub use functions::Function;
 pub use scope::{Context, Item, Scope, Steps};
 
@@ -23,12 +26,34 @@ use expression::Evaluator;
 /// Evaluates a template to text: each expression's value becomes text and all is joined. For string-only fields
 /// (language.md §8): command arguments, `work_dir`, `env`, references, `script`.
 pub fn evaluate_text(template: &Template, scope: &dyn Scope) -> Result<Text, Diagnostic> {
-    Evaluator { scope, file: &template.file, budget: &Budget::new() }.text(&template.parts, template.at)
+    evaluate_part(template, scope, &Budget::new())
+}
+
+/// Evaluates templates to texts, such as the arguments of a command, with one limit for all of them together.
+pub fn evaluate_texts<'t>(
+    templates: impl IntoIterator<Item = &'t Template>,
+    scope: &dyn Scope,
+) -> Result<Vec<Text>, Diagnostic> {
+    let budget = Budget::new();
+    templates.into_iter().map(|template| evaluate_part(template, scope, &budget)).collect()
+}
+
+/// Evaluates an expression that uses no name but those of functions.
+pub fn evaluate_constant(expression: &Expression, file: &Arc<str>) -> Result<Value, Diagnostic> {
+    let scope = IndexMap::<String, Value>::new();
+    Evaluator::new(&scope, file, &Budget::new()).value(expression)
+}
+
+/// The expression that gives a template's value its type: one alone, or one with white space around it where that is
+/// ignored (language.md §8 "Exception"); `declared` is the type of the input that receives the value.
+pub fn native_expression(template: &Template, declared: Option<ValueType>) -> Option<&Expression> {
+    let ignore_space = declared.is_some_and(|declared| declared != ValueType::String);
+    template.as_expression().or_else(|| if ignore_space { surrounded(template) } else { None })
 }
 
 /// Evaluates a template; one expression and nothing else keeps its type (language.md §8 "Native pass-through").
 pub fn evaluate_native(template: &Template, scope: &dyn Scope) -> Result<Value, Diagnostic> {
-    evaluate_template(template, None, &Evaluator { scope, file: &template.file, budget: &Budget::new() })
+    evaluate_template(template, None, &Evaluator::new(scope, &template.file, &Budget::new()))
 }
 
 /// Evaluates a value with templates at any depth. `declared` is the type of the input that receives it, if any: white
@@ -48,10 +73,11 @@ pub fn evaluate_inputs(
     declared: impl Fn(&str) -> Option<ValueType>,
     scope: &dyn Scope,
 ) -> Result<IndexMap<String, Value>, Diagnostic> {
+    let budget = Budget::new();
     let mut evaluated = IndexMap::with_capacity(inputs.len());
     for (key, value) in inputs {
         let name = evaluate_key(key, "input", scope)?;
-        let value = evaluate_value(value, declared(&name), scope)?;
+        let value = evaluate_nested(value, declared(&name), scope, &budget, VALUE_DEPTH)?;
         if evaluated.insert(name, value).is_some() {
             return Err(repeated_key(key));
         }
@@ -61,10 +87,11 @@ pub fn evaluate_inputs(
 
 /// Evaluates keys and values of a step's `env`.
 pub fn evaluate_env(env: &[(Template, Template)], scope: &dyn Scope) -> Result<Frame, Diagnostic> {
+    let budget = Budget::new();
     let mut frame = Frame::with_capacity(env.len());
     for (key, value) in env {
         let name = evaluate_key(key, "environment variable", scope)?;
-        let value = evaluate_text(value, scope)?;
+        let value = evaluate_part(value, scope, &budget)?;
         if frame.insert(name, value).is_some() {
             return Err(repeated_key(key));
         }
@@ -77,7 +104,8 @@ pub fn evaluate_definition_env(
     env: &IndexMap<String, Template>,
     scope: &dyn Scope,
 ) -> Result<Frame, Diagnostic> {
-    env.iter().map(|(name, value)| Ok((name.clone(), evaluate_text(value, scope)?))).collect()
+    let budget = Budget::new();
+    env.iter().map(|(name, value)| Ok((name.clone(), evaluate_part(value, scope, &budget)?))).collect()
 }
 
 /// Evaluates `outputs` of a run function.
@@ -86,10 +114,18 @@ pub fn evaluate_outputs(
     declared: impl Fn(&str) -> Option<ValueType>,
     scope: &dyn Scope,
 ) -> Result<IndexMap<String, Value>, Diagnostic> {
+    let budget = Budget::new();
     outputs
         .iter()
-        .map(|(name, value)| Ok((name.clone(), evaluate_value(value, declared(name), scope)?)))
+        .map(|(name, value)| {
+            Ok((name.clone(), evaluate_nested(value, declared(name), scope, &budget, VALUE_DEPTH)?))
+        })
         .collect()
+}
+
+/// As [`evaluate_text`], on account of others.
+fn evaluate_part(template: &Template, scope: &dyn Scope, budget: &Budget) -> Result<Text, Diagnostic> {
+    Evaluator::new(scope, &template.file, budget).text(&template.parts, template.at)
 }
 
 fn evaluate_key(key: &Template, what: &str, scope: &dyn Scope) -> Result<String, Diagnostic> {
@@ -139,7 +175,7 @@ fn evaluate_nested(
         TemplateValue::Constant(constant) => Ok(constant.clone()),
         TemplateValue::Text(template) => {
             let value =
-                evaluate_template(template, declared, &Evaluator { scope, file: &template.file, budget })?;
+                evaluate_template(template, declared, &Evaluator::new(scope, &template.file, budget))?;
             if fits_depth(&value, levels) {
                 return Ok(value);
             }
@@ -167,9 +203,7 @@ fn evaluate_template(
     declared: Option<ValueType>,
     evaluator: &Evaluator<'_>,
 ) -> Result<Value, Diagnostic> {
-    let ignore_space = declared.is_some_and(|declared| declared != ValueType::String);
-    let alone = template.as_expression().or_else(|| if ignore_space { surrounded(template) } else { None });
-    match alone {
+    match native_expression(template, declared) {
         Some(expression) => evaluator.value(expression),
         None => evaluator.text(&template.parts, template.at).map(Value::from),
     }

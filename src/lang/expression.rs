@@ -71,7 +71,7 @@ impl ParseError {
         Self { class: Class::Parse, offset, message: message.into() }
     }
 
-    fn limit(offset: usize, message: String) -> Self {
+    pub(crate) fn limit(offset: usize, message: String) -> Self {
         Self { class: Class::Limit, offset, message }
     }
 

@@ -1,4 +1,6 @@
-//! Names (language.md §6) and the search for the name that was meant.
+//! Names (language.md §6), how messages show them, and the search for the name that was meant.
+
+use std::borrow::Cow;
 
 /// Whether it is a valid name of a step, input, output or environment variable: `[A-Za-z_][A-Za-z0-9_]*`
 /// (language.md §6).
@@ -8,16 +10,34 @@ pub fn is_valid(name: &str) -> bool {
         && bytes.all(|byte| byte.is_ascii_alphanumeric() || byte == b'_')
 }
 
+/// Longest text of a document that messages and paths show.
+const SHOWN: usize = 64;
+
+/// A text of a document as messages and paths show it: on one line, without control characters, cut where it is long.
+pub fn shown(text: &str) -> Cow<'_, str> {
+    if text.len() <= SHOWN
+        && text.chars().all(|character| character.is_alphanumeric() || "_-. ".contains(character))
+    {
+        return Cow::Borrowed(text);
+    }
+    let cut = text.char_indices().nth(SHOWN).map(|(cut, _)| cut);
+    let escaped = text.get(..cut.unwrap_or(text.len())).unwrap_or_default().escape_debug();
+    Cow::Owned(format!("{escaped}{}", if cut.is_some() { "…" } else { "" }))
+}
+
 /// What is wrong with an invalid name (language.md §18 `name`); `what` is `step`, `input`, ….
 pub fn complaint(what: &str, name: &str) -> String {
     format!(
         "\"{}\" is not a valid {what} name: letters, digits and _, not starting with a digit",
-        name.escape_debug()
+        shown(name)
     )
 }
 
 /// Longest name for which a similar one is searched; the search costs the product of the lengths.
 const LONGEST: usize = 64;
+
+/// Most names among which a similar one is searched.
+const SEARCHED: usize = 1_000;
 
 /// The known name most similar to `name`, if it is similar enough to be a slip of the pen.
 pub fn suggest<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
@@ -27,6 +47,7 @@ pub fn suggest<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> Opti
     }
     known
         .into_iter()
+        .take(SEARCHED)
         .filter(|candidate| candidate.len() <= LONGEST)
         .filter_map(|candidate| {
             let letters: Vec<char> = candidate.chars().flat_map(char::to_lowercase).collect();

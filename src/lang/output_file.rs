@@ -1,19 +1,23 @@
 //! Reading of the two files of an invocation (language.md §12): outputs and exports, one JSON object a line.
 
 use indexmap::IndexMap;
-use serde_json::{Map, Value as Json};
 use thiserror::Error;
 
 use super::ast::Declaration;
 use super::convert::contract::{ContractError, bind_outputs};
-use super::convert::{from_json, number_to_plain};
+use super::convert::json::{self, JsonError, Room};
+use super::convert::number_to_plain;
 use super::diagnostic::Class;
+use super::name;
 use super::value::{Data, Value};
 
 /// Largest output or export file in bytes (language.md §6).
 pub const FILE_LIMIT: usize = 16 * 1024 * 1024;
 /// Longest line of one in bytes (language.md §6).
 pub const LINE_LIMIT: usize = 1024 * 1024;
+
+/// Most bytes that the values of one file may take when read (language.md §6).
+const VALUES_LIMIT: usize = 64 * 1024 * 1024;
 
 /// Which of the two files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,7 +29,8 @@ pub enum FileKind {
 }
 
 impl FileKind {
-    const fn label(self) -> &'static str {
+    /// How messages name it.
+    pub const fn label(self) -> &'static str {
         match self {
             Self::Output => "output file",
             Self::Export => "export file",
@@ -39,6 +44,8 @@ impl FileKind {
 pub struct OutputFileError {
     /// [`Class::Malformed`], [`Class::Limit`], or a class of [`ContractError`].
     pub class: Class,
+    /// The file.
+    pub file: FileKind,
     /// Number of the bad line, counted from 1.
     pub line: Option<u32>,
     /// What is wrong and what to do.
@@ -49,17 +56,36 @@ impl OutputFileError {
     fn malformed(kind: FileKind, line: usize, why: &str) -> Self {
         Self {
             class: Class::Malformed,
+            file: kind,
             line: u32::try_from(line).ok(),
             message: format!("{} line {line}: {why}", kind.label()),
         }
     }
+
+    /// A line without a value; `shape` says what was expected.
+    fn json(kind: FileKind, line: usize, error: JsonError, shape: &str) -> Self {
+        let (class, why) = match error {
+            JsonError::Malformed { .. } => (Class::Malformed, shape),
+            JsonError::OutOfRange => (Class::Malformed, "number out of range"),
+            JsonError::TooDeep => (Class::Limit, "nested deeper than 128"),
+            JsonError::TooLarge => (Class::Limit, "the values of the file take more than 64 MiB"),
+        };
+        Self { class, ..Self::malformed(kind, line, why) }
+    }
+
+    /// The bad line of `content`, for who may see it: it may hold a secret.
+    pub fn bad_line<'c>(&self, content: &'c [u8]) -> Option<&'c [u8]> {
+        let index = usize::try_from(self.line?).ok()?.checked_sub(1)?;
+        content.split(|byte| *byte == b'\n').nth(index)
+    }
 }
 
-/// Several broken promises of one file become one error, in the class of the first.
+/// Several broken promises of the output file become one error, in the class of the first.
 impl From<Vec<ContractError>> for OutputFileError {
     fn from(errors: Vec<ContractError>) -> Self {
         Self {
             class: errors.first().map_or(Class::Type, |first| first.class),
+            file: FileKind::Output,
             line: None,
             message: errors.into_iter().map(|error| error.message).collect::<Vec<_>>().join("; "),
         }
@@ -89,7 +115,7 @@ pub fn read_exports(content: &[u8]) -> Result<IndexMap<String, String>, OutputFi
             Data::Null | Data::Array(_) | Data::Object(_) => {
                 let why = format!(
                     "export \"{}\": expected string, number or boolean, got {}",
-                    name.escape_debug(),
+                    name::shown(&name),
                     value.type_name()
                 );
                 return Err(OutputFileError {
@@ -110,21 +136,22 @@ pub fn read_exports(content: &[u8]) -> Result<IndexMap<String, String>, OutputFi
 /// Outputs of an exec function with `outputs: delegate`: the file is one JSON object in the shape of a step result,
 /// its `outputs` are the outputs, untyped (language.md §4).
 pub fn read_delegated(content: &[u8]) -> Result<IndexMap<String, Value>, OutputFileError> {
+    const SHAPE: &str = "expected one JSON step result";
     let kind = FileKind::Output;
     let text = checked_text(content, kind)?;
-    let json: Json = serde_json::from_str(text).map_err(|error| {
-        OutputFileError::malformed(kind, error.line().max(1), "expected one JSON step result")
+    let result = json::parse(text, &Room::new(VALUES_LIMIT)).map_err(|error| match error {
+        JsonError::Malformed { line } => OutputFileError::malformed(kind, line, SHAPE),
+        _ => OutputFileError::json(kind, 1, error, SHAPE),
     })?;
-    let outputs = match json {
-        Json::Object(mut result) => result.swap_remove("outputs").unwrap_or(Json::Null),
-        _ => return Err(OutputFileError::malformed(kind, 1, "expected one JSON step result")),
+    let Data::Object(mut result) = result.data else {
+        return Err(OutputFileError::malformed(kind, 1, SHAPE));
     };
-    match outputs {
-        Json::Null => Ok(IndexMap::new()),
-        Json::Object(members) => {
-            Ok(members.into_iter().map(|(name, json)| (name, from_json(json))).collect())
+    match result.swap_remove("outputs").map(|outputs| outputs.data) {
+        None | Some(Data::Null) => Ok(IndexMap::new()),
+        Some(Data::Object(outputs)) => Ok(outputs),
+        Some(_) => {
+            Err(OutputFileError::malformed(kind, 1, "\"outputs\" of the step result must be an object"))
         }
-        _ => Err(OutputFileError::malformed(kind, 1, "\"outputs\" of the step result must be an object")),
     }
 }
 
@@ -144,6 +171,7 @@ fn for_each_line(
     mut visit: impl FnMut(usize, String, Value) -> Result<(), OutputFileError>,
 ) -> Result<(), OutputFileError> {
     let text = checked_text(content, kind)?;
+    let room = Room::new(VALUES_LIMIT);
     for (index, line) in text.split('\n').enumerate() {
         let number = index + 1;
         if line.len() > LINE_LIMIT {
@@ -156,7 +184,7 @@ fn for_each_line(
         if line.trim_matches([' ', '\t', '\r']).is_empty() {
             continue;
         }
-        let (name, value) = read_line(line).map_err(|why| OutputFileError::malformed(kind, number, why))?;
+        let (name, value) = read_line(line, number, kind, &room)?;
         visit(number, name, value)?;
     }
     Ok(())
@@ -166,6 +194,7 @@ fn checked_text(content: &[u8], kind: FileKind) -> Result<&str, OutputFileError>
     if content.len() > FILE_LIMIT {
         return Err(OutputFileError {
             class: Class::Limit,
+            file: kind,
             line: None,
             message: format!("{} is larger than 16 MiB", kind.label()),
         });
@@ -178,38 +207,29 @@ fn checked_text(content: &[u8], kind: FileKind) -> Result<&str, OutputFileError>
 }
 
 /// Name and value of one line.
-fn read_line(line: &str) -> Result<(String, Value), &'static str> {
+fn read_line(
+    line: &str,
+    number: usize,
+    kind: FileKind,
+    room: &Room,
+) -> Result<(String, Value), OutputFileError> {
     const SHAPE: &str = "expected one JSON object {\"name\": \"…\", \"value\": …} on the line";
     const OLD: &str =
         "the form key=value is no longer accepted: write {\"name\": \"key\", \"value\": \"value\"}";
-    let json: Json = match serde_json::from_str(line) {
-        Ok(json) => json,
-        Err(error) if error.to_string().starts_with("number out of range") => {
-            return Err("number out of range");
-        }
-        Err(_) if looks_old(line) => return Err(OLD),
-        Err(_) => return Err(SHAPE),
+    let malformed = |why| OutputFileError::malformed(kind, number, why);
+    let [name, value] = json::members(line, ["name", "value"], room).map_err(|error| {
+        OutputFileError::json(kind, number, error, if looks_old(line) { OLD } else { SHAPE })
+    })?;
+    let name = match name.map(|name| name.data) {
+        Some(Data::String(name)) if !name.is_empty() => name,
+        Some(_) => return Err(malformed("\"name\" must be a non-empty string")),
+        None => return Err(malformed("\"name\" is missing")),
     };
-    let Json::Object(mut members) = json else { return Err(SHAPE) };
-    let name = match take(&mut members, "name") {
-        Some(Json::String(name)) if !name.is_empty() => name,
-        Some(_) => return Err("\"name\" must be a non-empty string"),
-        None => return Err("\"name\" is missing"),
-    };
-    match take(&mut members, "value") {
-        None => Err("\"value\" is missing"),
-        Some(Json::Null) => Err("\"value\" must not be null"),
-        Some(value) => Ok((name, from_json(value))),
+    match value {
+        None => Err(malformed("\"value\" is missing")),
+        Some(Value { data: Data::Null, .. }) => Err(malformed("\"value\" must not be null")),
+        Some(value) => Ok((name, value)),
     }
-}
-
-/// A member by its exact name, else the last one that differs only in case (language.md §12).
-fn take(members: &mut Map<String, Json>, name: &str) -> Option<Json> {
-    if let Some(value) = members.remove(name) {
-        return Some(value);
-    }
-    let key = members.keys().rev().find(|key| key.eq_ignore_ascii_case(name))?.clone();
-    members.remove(&key)
 }
 
 /// Whether a line has the form before 0.2, `key=value`.
@@ -282,6 +302,26 @@ mod tests {
         assert_eq!(read_exports(&vec![b'\n'; FILE_LIMIT + 1]).unwrap_err().class, Class::Limit);
         let line = format!(r#"{{"name": "A", "value": "{}"}}"#, "x".repeat(100_000));
         assert_eq!(exports(&line).unwrap()["A"].len(), 100_000);
+    }
+
+    #[test]
+    fn many_small_values_are_refused_before_they_take_much() {
+        let line = |n: usize| format!("{{\"name\": \"a{n}\", \"value\": [{}1]}}\n", "1,".repeat(500_000));
+        let content: String = (0..3).map(line).collect();
+        assert_eq!(exports(&line(0)).unwrap_err().class, Class::Type);
+        let error = read_outputs(content.as_bytes(), &IndexMap::new()).unwrap_err();
+        assert_eq!((error.class, error.line), (Class::Limit, Some(2)));
+        let whole = format!("{{\"outputs\": {{\"a\": [{}1]}}}}", "1,".repeat(5_000_000));
+        assert_eq!(read_delegated(whole.as_bytes()).unwrap_err().class, Class::Limit);
+        let deep = format!("{{\"name\": \"a\", \"value\": {}", "[".repeat(1_000));
+        assert_eq!(exports(&deep).unwrap_err().class, Class::Limit);
+    }
+
+    #[test]
+    fn a_bad_line_can_be_shown_to_who_may_see_it() {
+        let content = b"{\"name\": \"A\", \"value\": 1}\nTOKEN=x\nmore";
+        let error = read_exports(content).unwrap_err();
+        assert_eq!(error.bad_line(content), Some(&b"TOKEN=x"[..]));
     }
 
     #[test]

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use super::ast::{Reference, Template};
+use super::ast::{Part, Reference, Template};
 use super::diagnostic::{Class, Diagnostic, Position};
 use super::eval::{Scope, evaluate_text};
 use super::template::OPEN;
@@ -71,6 +71,40 @@ pub fn resolve(reference: &Reference, scope: &dyn Scope) -> Result<Reference, Di
             parse(&text, &template.file, template.at)
         }
     }
+}
+
+/// Where an evaluated reference to Git or OCI leads, for people: `HOST/PATH@REV`, `REGISTRY/REPOSITORY:TAG` or
+/// `REGISTRY/REPOSITORY@DIGEST`, without user, password, query and fragment. `None` for all others.
+pub fn origin(reference: &Reference) -> Option<String> {
+    match reference {
+        Reference::Git { url, rev, .. } => {
+            let url = url.as_literal()?;
+            let location = url.split_once("://").map_or(url, |(_, location)| location);
+            let location = location.split(['?', '#']).next().unwrap_or_default();
+            let (authority, path) = location.split_once('/').unwrap_or((location, ""));
+            let host = authority.rsplit_once('@').map_or(authority, |(_, host)| host).to_lowercase();
+            Some(format!("{host}/{path}@{}", rev.as_literal()?))
+        }
+        Reference::Oci { registry, repository, tag, .. } => {
+            let (registry, repository) = (registry.as_literal()?, repository.as_literal()?);
+            let tag = tag.as_literal()?;
+            let mark = if is_digest(tag) { '@' } else { ':' };
+            Some(format!("{}/{repository}{mark}{tag}", registry.to_lowercase()))
+        }
+        Reference::Local { .. } | Reference::Builtin { .. } | Reference::Dynamic(_) => None,
+    }
+}
+
+/// What a reference to Git holds besides the location that must not be shown, as far as it is written and not computed:
+/// the password of its URL, or the user if there is no password (a token). As written, perhaps percent-encoded.
+pub fn credential(reference: &Reference) -> Option<&str> {
+    let (Reference::Git { url, .. } | Reference::Dynamic(url)) = reference else { return None };
+    let Some(Part::Text(written)) = url.parts.first() else { return None };
+    let location = written.split_once("://").map_or(written.as_str(), |(_, location)| location);
+    // Without its end an authority that goes on in an expression could be anything.
+    let (authority, _) = location.split_once('/')?;
+    let (login, _) = authority.split(['?', '#']).next()?.rsplit_once('@')?;
+    Some(login.split_once(':').map_or(login, |(_, password)| password)).filter(|secret| !secret.is_empty())
 }
 
 /// `https://` before a URL without scheme; a template that is still to be evaluated stays (language.md §7.5).

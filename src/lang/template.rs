@@ -10,26 +10,30 @@ use super::yaml::places::Places;
 /// What opens an expression.
 pub const OPEN: &str = "${{";
 
+/// Most bytes that the expressions of one document may have together: their trees take much more than their text.
+pub const EXPRESSIONS_LIMIT: usize = 1024 * 1024;
+
 /// Parses a template. `at` is the place of the scalar; `places` gives those of its characters and is asked for only if
-/// there is an expression.
+/// there is an expression. `left` is how many bytes of expressions may still follow in the document.
 pub fn parse(
     text: &str,
     file: &Arc<str>,
     at: Position,
     places: impl FnOnce() -> Places,
+    left: &mut usize,
 ) -> Result<Template, Diagnostic> {
     if !text.contains(OPEN) {
         return Ok(Template::literal(text, file, at));
     }
     let places = places();
-    scan(text, &places)
+    scan(text, &places, left)
         .map(|parts| Template { parts, file: Arc::clone(file), at })
         .map_err(|error| error.at(file, text, &places))
 }
 
 /// Parses a template whose characters all stand on one line.
 pub fn parse_inline(text: &str, file: &Arc<str>, at: Position) -> Result<Template, Diagnostic> {
-    parse(text, file, at, || Places::inline(text, at))
+    parse(text, file, at, || Places::inline(text, at), &mut EXPRESSIONS_LIMIT.clone())
 }
 
 /// Quotes a text, so that it evaluates to itself.
@@ -37,7 +41,7 @@ pub fn quote(text: &str) -> String {
     text.replace(OPEN, "\\${{")
 }
 
-fn scan(text: &str, places: &Places) -> Result<Vec<Part>, ParseError> {
+fn scan(text: &str, places: &Places, left: &mut usize) -> Result<Vec<Part>, ParseError> {
     let mut parts = Vec::new();
     let mut plain = String::new();
     let mut rest = 0;
@@ -53,6 +57,12 @@ fn scan(text: &str, places: &Places) -> Result<Vec<Part>, ParseError> {
         }
         plain.push_str(before);
         let (expression, end) = expression::parse_embedded(text, open, inside, places)?;
+        *left = left.checked_sub(end - open).ok_or_else(|| {
+            ParseError::limit(
+                open,
+                "the expressions of this document are longer than 1 MiB together".to_owned(),
+            )
+        })?;
         if !plain.is_empty() {
             parts.push(Part::Text(std::mem::take(&mut plain)));
         }

@@ -133,8 +133,13 @@ pub fn read(source: &Source<'_>, limit: usize) -> Stream {
             Ok(Some(node)) => stream.documents.push(Some(node)),
             Ok(None) => break,
             Err(error) => {
+                // Nobody reads on in a text that is too large or too deep, however much of it is left.
+                let is_over = error.class == Class::Limit;
                 stream.diagnostics.push(error);
                 stream.documents.push(None);
+                if is_over {
+                    break;
+                }
                 match parser.proceed_next_document() {
                     Ok(true) => {}
                     Ok(false) | Err(_) => break,

@@ -22,6 +22,9 @@ pub struct ContractError {
     pub message: String,
 }
 
+/// Most unknown names that are reported at once: for each a similar one is searched.
+const REPORTED_NAMES: usize = 100;
+
 /// Values by name of input or output.
 pub type Values = IndexMap<String, Value>;
 
@@ -34,6 +37,7 @@ pub fn bind_inputs(
     let mut errors: Vec<ContractError> = given
         .keys()
         .filter(|name| !declared.contains_key(*name))
+        .take(REPORTED_NAMES)
         .map(|name| unknown_input(name, declared))
         .collect();
     let mut given = given;
@@ -41,11 +45,7 @@ pub fn bind_inputs(
     for (name, declaration) in declared {
         let value = match given.swap_remove(name) {
             Some(value) => check_input(name, value, declaration.value_type),
-            None => declaration.default.clone().ok_or_else(|| ContractError {
-                class: Class::Missing,
-                name: name.clone(),
-                message: format!("input \"{name}\" required, but not defined"),
-            }),
+            None => declaration.default.clone().ok_or_else(|| missing_input(name)),
         };
         match value {
             Ok(mut value) => {
@@ -69,7 +69,7 @@ pub fn check_input(name: &str, value: Value, expected: ValueType) -> Result<Valu
             Ok(Value { sensitive: value.sensitive, data: Data::String(to_text(&value)) })
         }
         _ if value.value_type() == Some(expected) => Ok(value),
-        _ => Err(mismatch("input", name, expected, &value)),
+        _ => Err(wrong_input(name, expected, value.value_type())),
     }
 }
 
@@ -82,10 +82,15 @@ pub fn bind_outputs(
     let undeclared: Vec<ContractError> = written
         .keys()
         .filter(|name| !declared.contains_key(*name))
+        .take(REPORTED_NAMES)
         .map(|name| ContractError {
             class: Class::Undeclared,
             name: name.clone(),
-            message: format!("output \"{name}\" is not declared in the spec{}", known(name, declared)),
+            message: format!(
+                "output \"{}\" is not declared in the spec{}",
+                name::shown(name),
+                known(name, declared)
+            ),
         })
         .collect();
     match declared_outputs(written, declared) {
@@ -115,15 +120,10 @@ fn declared_outputs(
     let mut outputs = IndexMap::with_capacity(declared.len());
     let mut errors = Vec::new();
     for (name, declaration) in declared {
-        let missing = || ContractError {
-            class: Class::Missing,
-            name: name.clone(),
-            message: format!("output \"{name}\" was not written and has no default"),
-        };
         let output = match values.shift_remove(name) {
             Some(value) if value.value_type() == Some(declaration.value_type) => Ok(value),
-            Some(value) => Err(mismatch("output", name, declaration.value_type, &value)),
-            None => declaration.default.clone().ok_or_else(missing),
+            Some(value) => Err(wrong_output(name, declaration.value_type, value.value_type())),
+            None => declaration.default.clone().ok_or_else(|| missing_output(name)),
         };
         let mut value = match output {
             Ok(value) => value,
@@ -140,11 +140,34 @@ fn declared_outputs(
     if errors.is_empty() { Ok((outputs, values)) } else { Err(errors) }
 }
 
-fn unknown_input(name: &str, declared: &IndexMap<String, Declaration>) -> ContractError {
+/// A required input that is not given.
+pub fn missing_input(name: &str) -> ContractError {
+    ContractError {
+        class: Class::Missing,
+        name: name.to_owned(),
+        message: format!("input \"{name}\" required, but not defined"),
+    }
+}
+
+/// An output that nothing gives and that has no default.
+pub fn missing_output(name: &str) -> ContractError {
+    ContractError {
+        class: Class::Missing,
+        name: name.to_owned(),
+        message: format!("output \"{name}\" was not written and has no default"),
+    }
+}
+
+/// An input that is given but not declared.
+pub fn unknown_input(name: &str, declared: &IndexMap<String, Declaration>) -> ContractError {
     ContractError {
         class: Class::Undeclared,
         name: name.to_owned(),
-        message: format!("step does not accept input with name \"{name}\"{}", known(name, declared)),
+        message: format!(
+            "step does not accept input with name \"{}\"{}",
+            name::shown(name),
+            known(name, declared)
+        ),
     }
 }
 
@@ -154,16 +177,33 @@ fn known(name: &str, declared: &IndexMap<String, Declaration>) -> String {
         .map_or_else(String::new, |similar| format!(" (did you mean \"{similar}\"?)"))
 }
 
-fn mismatch(what: &str, name: &str, expected: ValueType, got: &Value) -> ContractError {
-    let remedy = match (what, expected) {
-        ("input", ValueType::Number) if got.value_type() == Some(ValueType::String) => "; num() converts",
-        ("input", ValueType::Boolean) => "; bool() converts",
+/// An input of the type `got`; `None` is null.
+pub fn wrong_input(name: &str, expected: ValueType, got: Option<ValueType>) -> ContractError {
+    let remedy = match (expected, got) {
+        (ValueType::Number, Some(ValueType::String)) => "; num() converts",
+        (ValueType::Boolean, Some(ValueType::String)) => "; bool() converts",
         _ => "",
     };
+    mismatch("input", name, expected, got, remedy)
+}
+
+/// An output of the type `got`; `None` is null.
+pub fn wrong_output(name: &str, expected: ValueType, got: Option<ValueType>) -> ContractError {
+    mismatch("output", name, expected, got, "")
+}
+
+fn mismatch(
+    what: &str,
+    name: &str,
+    expected: ValueType,
+    got: Option<ValueType>,
+    remedy: &str,
+) -> ContractError {
+    let got = got.map_or("null", ValueType::name);
     ContractError {
         class: Class::Type,
         name: name.to_owned(),
-        message: format!("{what} \"{name}\": expected {expected}, got {}{remedy}", got.type_name()),
+        message: format!("{what} \"{name}\": expected {expected}, got {got}{remedy}"),
     }
 }
 

@@ -14,8 +14,17 @@ use crate::lang::yaml::{Entry, Key, Node, NodeKind, Source};
 /// Collects everything that is wrong with a document, so that one mistake never hides another.
 pub(super) struct Checker<'t> {
     pub(super) source: Source<'t>,
+    /// What becomes of unknown keys where a run only warns.
+    pub(super) unknown: UnknownKey,
     pub(super) diagnostics: Vec<Diagnostic>,
+    /// Errors and warnings kept.
+    pub(super) kept: [usize; 2],
+    /// Bytes of expressions that may still follow.
+    pub(super) expressions_left: usize,
 }
+
+/// Most errors, and most warnings, that are kept of one document.
+const FINDINGS_LIMIT: usize = 1_000;
 
 /// What to do with a key that is not known (language.md §2 "Unknown keys").
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -26,7 +35,17 @@ pub(super) enum UnknownKey {
 
 impl Checker<'_> {
     pub(super) fn error(&mut self, class: Class, at: Position, path: &str, message: impl Into<String>) {
-        self.diagnostics.push(Diagnostic::error(class, &self.source.file, at, message).with_path(path));
+        self.report(Diagnostic::error(class, &self.source.file, at, message).with_path(path));
+    }
+
+    /// Keeps a finding; of a hostile number of them the first.
+    fn report(&mut self, finding: Diagnostic) {
+        let [errors, warnings] = &mut self.kept;
+        let alike = if finding.severity == Severity::Error { errors } else { warnings };
+        if *alike < FINDINGS_LIMIT {
+            *alike += 1;
+            self.diagnostics.push(finding);
+        }
     }
 
     pub(super) fn error_with_help(
@@ -38,11 +57,11 @@ impl Checker<'_> {
         help: &str,
     ) {
         let error = Diagnostic::error(class, &self.source.file, at, message);
-        self.diagnostics.push(error.with_path(path).with_help(help));
+        self.report(error.with_path(path).with_help(help));
     }
 
     pub(super) fn warning(&mut self, class: Class, at: Position, path: &str, message: impl Into<String>) {
-        self.diagnostics.push(Diagnostic::warning(class, &self.source.file, at, message).with_path(path));
+        self.report(Diagnostic::warning(class, &self.source.file, at, message).with_path(path));
     }
 
     pub(super) fn has_errors(&self) -> bool {
@@ -51,17 +70,35 @@ impl Checker<'_> {
 
     /// A key that is not among `known`.
     pub(super) fn unknown_key(&mut self, key: &Key, path: &str, known: &[&str], policy: UnknownKey) {
-        let message = format!("unknown key \"{}\"", key.text.escape_debug());
-        let mut diagnostic = match policy {
-            UnknownKey::Refuse => Diagnostic::error(Class::Schema, &self.source.file, key.at, message),
-            UnknownKey::Warn => Diagnostic::warning(Class::Schema, &self.source.file, key.at, message),
-        }
-        .with_path(join(path, &key.text));
+        let message = format!("unknown key \"{}\"", name::shown(&key.text));
+        let finding = if [policy, self.unknown].contains(&UnknownKey::Refuse) {
+            Diagnostic::error(Class::Schema, &self.source.file, key.at, message)
+        } else {
+            Diagnostic::warning(Class::Schema, &self.source.file, key.at, message)
+        };
+        let mut diagnostic = finding.with_path(join(path, &key.text));
         diagnostic.help = Some(match name::suggest(&key.text, known.iter().copied()) {
             Some(similar) => format!("did you mean \"{similar}\"?"),
             None => format!("known here: {}", known.join(", ")),
         });
-        self.diagnostics.push(diagnostic);
+        self.report(diagnostic);
+    }
+
+    /// Whether an unknown one of `entries` was meant as one of the `wanted` keys, which are missing. It has been reported;
+    /// that is the error then, whatever else an unknown key is, and tells more than that the other is missing.
+    pub(super) fn is_misspelt(&mut self, entries: &[Entry], known: &[&str], wanted: &[&str]) -> bool {
+        let is_slip = |entry: &&Entry| {
+            let text = entry.key.text.as_str();
+            !known.contains(&text)
+                && name::suggest(text, known.iter().copied()).is_some_and(|meant| wanted.contains(&meant))
+        };
+        let Some(slip) = entries.iter().find(is_slip) else { return false };
+        let finding = self.diagnostics.iter_mut().rfind(|finding| finding.at == slip.key.at);
+        if let Some(finding) = finding {
+            finding.severity = Severity::Error;
+            return true;
+        }
+        false
     }
 
     /// Entries of a mapping; anything else is an error.
@@ -122,7 +159,8 @@ impl Checker<'_> {
         let NodeKind::Scalar(scalar) = &node.kind else { return None };
         let source = &self.source;
         let places = || Places::of_scalar(source, &scalar.raw, scalar.style, node.at, &scalar.text);
-        let parsed = template::parse(&scalar.text, &source.file, node.at, places);
+        let left = &mut self.expressions_left;
+        let parsed = template::parse(&scalar.text, &source.file, node.at, places, left);
         self.accept(parsed, path)
     }
 
@@ -130,7 +168,8 @@ impl Checker<'_> {
     pub(super) fn key_template(&mut self, key: &Key, what: &str, path: &str) -> Option<Template> {
         let source = &self.source;
         let places = || Places::of_scalar(source, &key.raw, key.style, key.at, &key.text);
-        let parsed = template::parse(&key.text, &source.file, key.at, places);
+        let left = &mut self.expressions_left;
+        let parsed = template::parse(&key.text, &source.file, key.at, places, left);
         let template = self.accept(parsed, path)?;
         match template.as_literal() {
             Some(name) if !name::is_valid(name) => {
@@ -152,7 +191,7 @@ impl Checker<'_> {
 
     /// Keeps an error with its path.
     pub(super) fn accept<T>(&mut self, result: Result<T, Diagnostic>, path: &str) -> Option<T> {
-        result.map_err(|error| self.diagnostics.push(error.with_path(path))).ok()
+        result.map_err(|error| self.report(error.with_path(path))).ok()
     }
 
     /// The value of a node, never evaluated.
@@ -198,7 +237,8 @@ impl Checker<'_> {
 
 /// Path of a member.
 pub(super) fn join(path: &str, key: &str) -> String {
-    if path.is_empty() { key.to_owned() } else { format!("{path}.{key}") }
+    let key = name::shown(key);
+    if path.is_empty() { key.into_owned() } else { format!("{path}.{key}") }
 }
 
 /// Path of an element.

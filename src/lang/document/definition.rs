@@ -11,8 +11,8 @@ use crate::lang::diagnostic::{Class, Position};
 use crate::lang::name;
 use crate::lang::yaml::{Entry, Key, Node, NodeKind};
 
-const KEYS: [&str; 6] = ["env", "exec", "run", "outputs", "delegate", "description"];
-const EXEC_KEYS: [&str; 3] = ["command", "work_dir", "cancel_timeout"];
+pub(in crate::lang) const KEYS: [&str; 6] = ["env", "exec", "run", "outputs", "delegate", "description"];
+pub(in crate::lang) const EXEC_KEYS: [&str; 3] = ["command", "work_dir", "cancel_timeout"];
 
 /// Longest `cancel_timeout` (language.md §4).
 const CANCEL_TIMEOUT_LIMIT: Duration = Duration::from_mins(10);
@@ -48,7 +48,7 @@ impl Checker<'_> {
                 None
             }
             (None, None) => {
-                if !found.old_steps {
+                if !found.old_steps && !self.is_misspelt(entries, &KEYS, &["exec", "run"]) {
                     self.error(Class::Schema, node.at, "", "one of exec, run is needed");
                 }
                 None
@@ -115,7 +115,8 @@ impl Checker<'_> {
         let mut written = false;
         let mut work_dir = None;
         let mut cancel_timeout = None;
-        for field in self.mapping(&entry.value, "exec")? {
+        let fields = self.mapping(&entry.value, "exec")?;
+        for field in fields {
             let path = join("exec", &field.key.text);
             match field.key.text.as_str() {
                 "command" => {
@@ -127,7 +128,7 @@ impl Checker<'_> {
                 _ => self.unknown_key(&field.key, "exec", &EXEC_KEYS, UnknownKey::Warn),
             }
         }
-        if !written {
+        if !written && !self.is_misspelt(fields, &EXEC_KEYS, &["command"]) {
             self.error(Class::Schema, entry.key.at, "exec", "\"command\" is missing");
         }
         Some(Exec { command: command?, work_dir, cancel_timeout, at: entry.key.at })
@@ -276,7 +277,7 @@ impl Checker<'_> {
         }
         let steps = steps?;
         if !steps.iter().any(|step| step.name == name) {
-            let message = format!("step \"{}\" was not found", name.escape_debug());
+            let message = format!("step \"{}\" was not found", name::shown(name));
             let help = match name::suggest(name, steps.iter().map(|step| step.name.as_str())) {
                 Some(similar) => format!("did you mean \"{similar}\"?"),
                 None => "name a step of run".to_owned(),

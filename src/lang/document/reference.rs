@@ -8,19 +8,17 @@ use crate::lang::diagnostic::Class;
 use crate::lang::reference::{self, default_files, tag_or_latest, with_scheme};
 use crate::lang::yaml::{Entry, Node, NodeKind};
 
-const GIT_KEYS: [&str; 4] = ["url", "rev", "dir", "file"];
-const OCI_KEYS: [&str; 5] = ["registry", "repository", "tag", "dir", "file"];
+pub(in crate::lang) const GIT_KEYS: [&str; 4] = ["url", "rev", "dir", "file"];
+pub(in crate::lang) const OCI_KEYS: [&str; 5] = ["registry", "repository", "tag", "dir", "file"];
 
 impl Checker<'_> {
     /// Reads the value of `func` or `step`.
     pub(super) fn reference(&mut self, node: &Node, path: &str) -> Option<Reference> {
         match &node.kind {
-            NodeKind::Scalar(scalar) if node.describe() == "a string" => {
+            NodeKind::Scalar(_) if node.describe() == "a string" => {
                 let template = self.scalar_template(node, path)?;
-                if template.as_literal().is_none() {
-                    return Some(Reference::Dynamic(template));
-                }
-                let parsed = reference::parse(&scalar.text, self.file(), node.at);
+                let Some(text) = template.as_literal() else { return Some(Reference::Dynamic(template)) };
+                let parsed = reference::parse(text, self.file(), node.at);
                 self.accept(parsed, path)
             }
             NodeKind::Mapping(entries) => self.long_form(node, entries, path),

@@ -5,11 +5,12 @@ use indexmap::IndexMap;
 use super::checker::{Checker, UnknownKey, join};
 use crate::lang::ast::{Declaration, Outputs, Spec};
 use crate::lang::diagnostic::Class;
+use crate::lang::name;
 use crate::lang::template::OPEN;
 use crate::lang::value::{Data, Value, ValueType};
 use crate::lang::yaml::{Key, Node, NodeKind};
 
-const DECLARATION_KEYS: [&str; 4] = ["type", "default", "sensitive", "description"];
+pub(in crate::lang) const DECLARATION_KEYS: [&str; 4] = ["type", "default", "sensitive", "description"];
 
 impl Checker<'_> {
     /// Reads the first document.
@@ -90,7 +91,7 @@ impl Checker<'_> {
                 _ => self.unknown_key(&entry.key, path, &DECLARATION_KEYS, UnknownKey::Warn),
             }
         }
-        if !typed {
+        if !typed && !self.is_misspelt(entries, &DECLARATION_KEYS, &["type"]) {
             self.error_with_help(
                 Class::Schema,
                 key.at,
@@ -112,7 +113,7 @@ impl Checker<'_> {
                 .into_iter()
                 .find(|value_type| value_type.name() == text);
         if found.is_none() {
-            let message = format!("unknown type \"{}\"", text.escape_debug());
+            let message = format!("unknown type \"{}\"", name::shown(text));
             let help = match text {
                 "raw_string" => "use string",
                 "step_result" => "use \"outputs: delegate\"",

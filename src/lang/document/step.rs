@@ -7,7 +7,8 @@ use crate::lang::name;
 use crate::lang::yaml::scalar::{Resolved, resolve};
 use crate::lang::yaml::{Entry, Node, NodeKind};
 
-const KEYS: [&str; 8] = ["name", "func", "step", "script", "action", "inputs", "env", "description"];
+pub(in crate::lang) const KEYS: [&str; 8] =
+    ["name", "func", "step", "script", "action", "inputs", "env", "description"];
 
 /// Keys of a step as written.
 #[derive(Default)]
@@ -24,8 +25,8 @@ impl Checker<'_> {
     pub(super) fn step(&mut self, node: &Node, path: &str) -> Option<Step> {
         let entries = self.mapping(node, path)?;
         let (found, all_known) = self.step_keys(entries, path);
-        let name = self.step_name(node, found.name, path);
-        let invokes = self.invocation(node, &found, path);
+        let name = self.step_name(node, entries, found.name, path);
+        let invokes = self.invocation(node, entries, &found, path);
         let inputs = found.inputs.map(|inputs| self.step_inputs(&inputs.value, &join(path, "inputs")));
         let env = found.env.map(|env| self.step_env(env, &join(path, "env")));
         let (inputs, env) =
@@ -60,10 +61,18 @@ impl Checker<'_> {
         (found, all_known)
     }
 
-    fn step_name(&mut self, node: &Node, entry: Option<&Entry>, path: &str) -> Option<String> {
+    fn step_name(
+        &mut self,
+        node: &Node,
+        entries: &[Entry],
+        entry: Option<&Entry>,
+        path: &str,
+    ) -> Option<String> {
         let path = join(path, "name");
         let Some(entry) = entry else {
-            self.error(Class::Schema, node.at, &path, "\"name\" is missing");
+            if !self.is_misspelt(entries, &KEYS, &["name"]) {
+                self.error(Class::Schema, node.at, &path, "\"name\" is missing");
+            }
             return None;
         };
         let text = self.string(&entry.value, &path)?;
@@ -75,14 +84,22 @@ impl Checker<'_> {
     }
 
     /// Exactly one of `func`/`step`, `script`, `action`.
-    fn invocation(&mut self, node: &Node, found: &Found<'_>, path: &str) -> Option<Invocation> {
+    fn invocation(
+        &mut self,
+        node: &Node,
+        entries: &[Entry],
+        found: &Found<'_>,
+        path: &str,
+    ) -> Option<Invocation> {
         let mut parsed = Vec::new();
         for entry in &found.invokes {
             parsed.push(self.invoked(entry, &join(path, &entry.key.text)));
         }
         match (found.invokes.first(), found.invokes.get(1)) {
             (None, _) => {
-                self.error(Class::Schema, node.at, path, "one of func, script, action is needed");
+                if !self.is_misspelt(entries, &KEYS, &["func", "step", "script", "action"]) {
+                    self.error(Class::Schema, node.at, path, "one of func, script, action is needed");
+                }
                 return None;
             }
             (Some(first), Some(second)) => {

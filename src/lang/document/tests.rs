@@ -233,6 +233,54 @@ fn limits_have_errors_of_their_own() {
     assert_eq!(run_of(parse_request(&steps(STEP_LIMIT), "").unwrap()).steps.len(), STEP_LIMIT);
 }
 
+/// `line` of each number, joined.
+fn each(count: u32, line: impl Fn(u32) -> String) -> String {
+    (0..count).map(line).collect()
+}
+
+#[test]
+fn hostile_numbers_of_errors_keep_their_messages_small() {
+    let long = "k".repeat(1_000);
+    let text = format!(
+        "- {{name: a, func: ./x, inputs: {{{long}: [{}]}}}}\n- {{name: b, func: ./x, inputs: {{{}}}}}\n",
+        ".inf,".repeat(50_000),
+        each(10_000, |n| format!("'{n} {long:.900}': 1,"))
+    );
+    let errors = parse_request(&text, "f").unwrap_err();
+    assert_eq!(errors.len(), 1_000);
+    assert!(errors.iter().all(|error| error.to_string().len() < 400), "{}", errors[0]);
+}
+
+#[test]
+fn control_characters_of_keys_do_not_reach_messages() {
+    let text = "{}\n---\nexec: {command: [a], \"x\\ny\\e[31m\": 1}\n";
+    let function = function(text);
+    assert_eq!(
+        shown(&function.warnings),
+        [
+            "func.yml:3:22: exec.x\\ny\\u{1b}[31m: warning: unknown key \"x\\ny\\u{1b}[31m\" (known here: command, work_dir, cancel_timeout)"
+        ]
+    );
+}
+
+#[test]
+fn the_expressions_of_a_document_have_a_limit_together() {
+    let class = |text: &str| parse_request(text, "f").map_err(|errors| errors[0].class).err();
+    let script = |body: &str| format!("- name: a\n  script: \"{body}\"\n");
+    assert_eq!(class(&script(&"${{env.A}}".repeat(100_000))), None);
+    assert_eq!(class(&script(&"${{env.A}}".repeat(110_000))), Some(Class::Limit));
+    assert_eq!(class(&script(&"text ".repeat(1_000_000))), None);
+}
+
+#[test]
+fn an_escape_in_a_reference_is_resolved() {
+    let function = function("{}\n---\nrun:\n- {name: a, func: './x\\${{ y'}\n");
+    let Invocation::Reference(Reference::Local { path, .. }, _) = &run_of(function).steps[0].invokes else {
+        panic!("local")
+    };
+    assert_eq!(path, "./x${{ y");
+}
+
 #[test]
 fn long_texts_of_a_request_are_no_keys() {
     let long = "x y: z\\n".repeat(20_000);

@@ -1,14 +1,17 @@
 //! Evaluation of expressions (language.md §9.3–§9.6).
 
 use std::borrow::Cow;
+use std::cell::Cell;
+use std::fmt::Display;
 use std::sync::Arc;
 
 use indexmap::IndexMap;
 
 use super::budget::{Budget, Exhausted, VALUE_DEPTH, fits_depth};
 use super::functions::Function;
-use super::operators::{arithmetic, compare, equal, is_truthy, symbol};
+use super::operators::{arithmetic, compare, equal, is_truthy};
 use super::scope::{Item, NoMember, Scope};
+use crate::lang::ast::print::Path;
 use crate::lang::ast::{Access, BinaryOperator, Expression, ExpressionKind, Part, UnaryOperator};
 use crate::lang::convert::to_text;
 use crate::lang::diagnostic::{Class, Diagnostic, Position};
@@ -17,17 +20,25 @@ use crate::lang::value::{Data, Text, Value};
 
 /// Most names an error lists.
 const LISTED_NAMES: usize = 20;
+/// Most characters of an expression that an error shows.
+const SHOWN_TEXT: usize = 200;
 
 /// Evaluates the expressions of one document.
 pub(super) struct Evaluator<'s> {
-    pub(super) scope: &'s dyn Scope,
-    pub(super) file: &'s Arc<str>,
-    pub(super) budget: &'s Budget,
+    scope: &'s dyn Scope,
+    file: &'s Arc<str>,
+    budget: &'s Budget,
+    /// Left sides of `||` under way: what they do not find is forgiven, so nobody reads a help that costs a search.
+    forgiving: Cell<usize>,
 }
 
 type Result<T> = std::result::Result<T, Diagnostic>;
 
 impl<'s> Evaluator<'s> {
+    pub(super) const fn new(scope: &'s dyn Scope, file: &'s Arc<str>, budget: &'s Budget) -> Self {
+        Self { scope, file, budget, forgiving: Cell::new(0) }
+    }
+
     /// The value of an expression, with the bounds of language.md §6.
     pub(super) fn value(&self, expression: &'s Expression) -> Result<Value> {
         let value = self.owned(expression)?;
@@ -51,7 +62,7 @@ impl<'s> Evaluator<'s> {
                     let value = self.borrowed(expression)?;
                     let text = self.text_of(&value, expression.at)?;
                     joined.text.push_str(&text);
-                    joined.sensitive |= value.is_sensitive();
+                    joined.sensitive |= self.look(&value, expression.at)?;
                 }
             }
         }
@@ -60,7 +71,7 @@ impl<'s> Evaluator<'s> {
 
     /// Text of a value, paid for before it is made.
     fn text_of<'v>(&self, value: &'v Value, at: Position) -> Result<Cow<'v, str>> {
-        self.budget.take_value(value).map_err(|Exhausted| self.too_large(at))?;
+        self.budget.take_value(value).map_err(|limit| self.exhausted(limit, at))?;
         Ok(match &value.data {
             Data::String(text) => Cow::Borrowed(text),
             _ => Cow::Owned(to_text(value)),
@@ -94,7 +105,7 @@ impl<'s> Evaluator<'s> {
     /// A whole value of its own, paid for.
     fn owned(&self, expression: &'s Expression) -> Result<Value> {
         let value = self.borrowed(expression)?;
-        self.budget.take_value(&value).map_err(|Exhausted| self.too_large(expression.at))?;
+        self.budget.take_value(&value).map_err(|limit| self.exhausted(limit, expression.at))?;
         Ok(value.into_owned())
     }
 
@@ -104,7 +115,7 @@ impl<'s> Evaluator<'s> {
             self.error(Class::Type, at, "a function is no value: call it with one argument")
         })?;
         if built {
-            self.budget.take_value(&value).map_err(|Exhausted| self.too_large(at))?;
+            self.budget.take_value(&value).map_err(|limit| self.exhausted(limit, at))?;
         }
         Ok(value)
     }
@@ -116,7 +127,7 @@ impl<'s> Evaluator<'s> {
         if let Some(function) = Function::named(name) {
             return Ok(Item::Function(function));
         }
-        Err(self.not_found(at, "", name, &self.scope.names()))
+        Err(self.not_found(at, String::new, name, || self.scope.names()))
     }
 
     fn object(&self, pairs: &'s [(Expression, Expression)]) -> Result<Value> {
@@ -140,7 +151,7 @@ impl<'s> Evaluator<'s> {
             }
             item => self.whole(item, operand.at)?,
         };
-        let sensitive = value.is_sensitive();
+        let sensitive = self.look(&value, operand.at)?;
         let mut result: Option<Data> = None;
         for operator in operators.iter().rev() {
             let data = result.as_ref().unwrap_or(&value.data);
@@ -149,7 +160,7 @@ impl<'s> Evaluator<'s> {
                 (UnaryOperator::Plus, Data::Number(number)) => Data::Number(*number),
                 (UnaryOperator::Minus, Data::Number(number)) => Data::Number(-number),
                 (UnaryOperator::Plus | UnaryOperator::Minus, _) => {
-                    let sign = if *operator == UnaryOperator::Plus { "+" } else { "-" };
+                    let sign = operator.symbol();
                     let got = if result.is_some() { "boolean" } else { value.type_name() };
                     return Err(self.error(Class::Type, at, format!("\"{sign}\" needs a number, got {got}")));
                 }
@@ -160,27 +171,16 @@ impl<'s> Evaluator<'s> {
     }
 
     fn binary(&self, first: &'s Expression, rest: &'s [(BinaryOperator, Expression)]) -> Result<Item<'s>> {
-        let mut left = match (self.evaluate(first), rest.first()) {
-            // Only "||" forgives a left side that is not there.
-            (Err(error), Some((BinaryOperator::Or, _))) if error.class == Class::NotFound => {
-                Item::Value(Cow::Owned(Value::plain(Data::Null)))
-            }
-            (result, _) => result?,
-        };
+        let mut left = self.left_side(first, rest.first(), false)?;
         for (index, (operator, operand)) in rest.iter().enumerate() {
             left = match operator {
                 BinaryOperator::Or | BinaryOperator::And => {
-                    let (truth, sensitive) = left.truth();
+                    let truth = left.truth(self.budget);
+                    let (truth, sensitive) = truth.map_err(|limit| self.exhausted(limit, operand.at))?;
                     if truth == (*operator == BinaryOperator::Or) {
                         left.marked(sensitive)
                     } else {
-                        let again = matches!(rest.get(index + 1), Some((BinaryOperator::Or, _)));
-                        match self.evaluate(operand) {
-                            Err(error) if again && error.class == Class::NotFound => {
-                                Item::Value(Cow::Owned(Value::plain(Data::Null))).marked(sensitive)
-                            }
-                            result => self.mark(result?, sensitive, operand.at)?,
-                        }
+                        self.left_side(operand, rest.get(index + 1), sensitive)?
                     }
                 }
                 _ => {
@@ -191,6 +191,28 @@ impl<'s> Evaluator<'s> {
             };
         }
         Ok(left)
+    }
+
+    /// An operand with the operator behind it: "||", and nothing else, forgives a left side that is not there.
+    fn left_side(
+        &self,
+        operand: &'s Expression,
+        next: Option<&(BinaryOperator, Expression)>,
+        sensitive: bool,
+    ) -> Result<Item<'s>> {
+        if !matches!(next, Some((BinaryOperator::Or, _))) {
+            let item = self.evaluate(operand)?;
+            return self.mark(item, sensitive, operand.at);
+        }
+        self.forgiving.set(self.forgiving.get() + 1);
+        let result = self.evaluate(operand);
+        self.forgiving.set(self.forgiving.get() - 1);
+        match result {
+            Err(error) if error.class == Class::NotFound => {
+                Ok(Item::Value(Cow::Owned(Value::plain(Data::Null))).marked(sensitive))
+            }
+            result => self.mark(result?, sensitive, operand.at),
+        }
     }
 
     /// Marks an item; objects are built for it.
@@ -210,7 +232,8 @@ impl<'s> Evaluator<'s> {
         at: Position,
     ) -> Result<Value> {
         use BinaryOperator as Op;
-        let sensitive = left.is_sensitive() || right.is_sensitive();
+        let sensitive = self.look(&left, at)? | self.look(right, at)?;
+        let is_borrowed = matches!(left, Cow::Borrowed(_));
         let data = match operator {
             Op::Equal => Data::Bool(equal(&left, right)),
             Op::NotEqual => Data::Bool(!equal(&left, right)),
@@ -223,7 +246,7 @@ impl<'s> Evaluator<'s> {
                     arithmetic(operator, a, *b).map_err(|(class, text)| self.error(class, at, text))?,
                 ),
                 (Data::String(mut a), Data::String(b)) if operator == Op::Add => {
-                    self.take(a.len() + b.len(), at)?;
+                    self.take(b.len() + if is_borrowed { a.len() } else { 0 }, at)?;
                     a.push_str(b);
                     Data::String(a)
                 }
@@ -237,7 +260,12 @@ impl<'s> Evaluator<'s> {
         let error = self.error(
             Class::Type,
             at,
-            format!("\"{}\" cannot combine {} and {}", symbol(operator), left.type_name(), right.type_name()),
+            format!(
+                "\"{}\" cannot combine {} and {}",
+                operator.symbol(),
+                left.type_name(),
+                right.type_name()
+            ),
         );
         if operator == BinaryOperator::Add { error.with_help("str() makes text of any value") } else { error }
     }
@@ -248,7 +276,7 @@ impl<'s> Evaluator<'s> {
             _ => self.evaluate(root)?,
         };
         for (index, access) in path.iter().enumerate() {
-            let before = || render(root, path.get(..index).unwrap_or_default());
+            let before = || shown(&Path(root, path.get(..index).unwrap_or_default()));
             item = match access {
                 Access::Member(key, at) => self.member(item, key, *at, before)?,
                 Access::Index(index, at) => self.index(item, index, *at, before)?,
@@ -261,7 +289,8 @@ impl<'s> Evaluator<'s> {
     /// A name in the place of a function; one that does not exist is told the functions there are.
     fn callee(&self, name: &str, at: Position) -> Result<Item<'s>> {
         if self.scope.lookup(name).is_none() && Function::named(name).is_none() {
-            return Err(self.not_found(at, "function ", name, &Function::NAMES.map(str::to_owned)));
+            let known = || Function::NAMES.map(str::to_owned).to_vec();
+            return Err(self.not_found(at, || "function ".to_owned(), name, known));
         }
         self.name(name, at)
     }
@@ -273,8 +302,8 @@ impl<'s> Evaluator<'s> {
         at: Position,
         before: impl Fn() -> String,
     ) -> Result<Item<'s>> {
-        item.member(key).map_err(|why| match why {
-            NoMember::Missing(known) => self.not_found(at, &format!("{}.{key}: ", before()), key, &known),
+        item.member(key, self.tells()).map_err(|why| match why {
+            NoMember::Missing(known) => self.not_found(at, || format!("{}.{key}: ", before()), key, || known),
             NoMember::NotAnObject(what) => self.error(
                 Class::Type,
                 at,
@@ -291,7 +320,7 @@ impl<'s> Evaluator<'s> {
         before: impl Fn() -> String,
     ) -> Result<Item<'s>> {
         let key = self.borrowed(index)?;
-        let sensitive = key.is_sensitive();
+        let sensitive = self.look(&key, index.at)?;
         let found = match (item, &key.data) {
             (Item::Value(array), Data::Number(number)) if matches!(array.data, Data::Array(_)) => {
                 self.element(array, *number, index.at, before)?
@@ -316,8 +345,8 @@ impl<'s> Evaluator<'s> {
                 return Err(self.error(Class::Type, at, "a function cannot be indexed"));
             }
             // A computed key is data and may be a secret: only the names that exist are shown.
-            (object, Data::String(key)) => object.member(key).map_err(|why| match why {
-                NoMember::Missing(known) => self.missing_key(index, key, &before(), &known),
+            (object, Data::String(key)) => object.member(key, self.tells()).map_err(|why| match why {
+                NoMember::Missing(known) => self.missing_key(index, key, before, known),
                 NoMember::NotAnObject(_) => self.error(Class::Type, at, "not an object"),
             })?,
             (_, _) => {
@@ -332,12 +361,21 @@ impl<'s> Evaluator<'s> {
         self.mark(found, sensitive, at)
     }
 
-    fn missing_key(&self, index: &Expression, key: &str, before: &str, known: &[String]) -> Diagnostic {
+    fn missing_key(
+        &self,
+        index: &Expression,
+        key: &str,
+        before: impl Fn() -> String,
+        known: Vec<String>,
+    ) -> Diagnostic {
+        let place = || format!("{}[{}]: ", before(), shown(index));
         if matches!(index.kind, ExpressionKind::Literal(_)) {
-            self.not_found(index.at, &format!("{before}[{key:?}]: "), key, known)
+            self.not_found(index.at, place, key, || known)
+        } else if self.tells() {
+            self.error(Class::NotFound, index.at, format!("{}the key was not found", place()))
+                .with_help(list(&known))
         } else {
-            self.error(Class::NotFound, index.at, format!("{before}[…]: the key was not found"))
-                .with_help(list(known))
+            self.error(Class::NotFound, index.at, "")
         }
     }
 
@@ -350,6 +388,9 @@ impl<'s> Evaluator<'s> {
     ) -> Result<Item<'s>> {
         let sensitive = array.sensitive;
         let out_of_range = |length: usize| {
+            if !self.tells() {
+                return self.error(Class::NotFound, at, "");
+            }
             let message =
                 format!("{}[…]: the index is out of range, the array has {length} elements", before());
             self.error(Class::NotFound, at, message)
@@ -381,30 +422,58 @@ impl<'s> Evaluator<'s> {
             return Err(self.error(Class::Type, at, message));
         };
         let value = self.borrowed(argument)?;
-        self.budget.take_value(&value).map_err(|Exhausted| self.too_large(at))?;
+        self.budget.take_value(&value).map_err(|limit| self.exhausted(limit, at))?;
         let data = function.call(&value).map_err(|text| self.error(Class::Type, argument.at, text))?;
-        Ok(Item::Value(Cow::Owned(Value { data, sensitive: value.is_sensitive() })))
+        Ok(Item::Value(Cow::Owned(Value { data, sensitive: self.look(&value, argument.at)? })))
     }
 
-    fn not_found(&self, at: Position, before: &str, name: &str, known: &[String]) -> Diagnostic {
-        let error =
-            self.error(Class::NotFound, at, format!("{before}\"{}\" was not found", name.escape_debug()));
-        match name::suggest(name, known.iter().map(String::as_str)) {
-            Some(similar) => error.with_help(format!("did you mean \"{similar}\"?")),
-            None => error.with_help(list(known)),
+    /// Whether an error of the class not-found will be read by anybody.
+    fn tells(&self) -> bool {
+        self.forgiving.get() == 0
+    }
+
+    fn not_found(
+        &self,
+        at: Position,
+        before: impl FnOnce() -> String,
+        name: &str,
+        known: impl FnOnce() -> Vec<String>,
+    ) -> Diagnostic {
+        if !self.tells() {
+            return self.error(Class::NotFound, at, "");
         }
+        let message = format!("{}\"{}\" was not found", before(), name::shown(name));
+        let error = self.error(Class::NotFound, at, message);
+        error.with_help(meant(name, &known()))
+    }
+
+    /// Pays for one walk through a value; tells whether it or anything inside is marked.
+    fn look(&self, value: &Value, at: Position) -> Result<bool> {
+        self.budget.look(value).map_err(|limit| self.exhausted(limit, at))
     }
 
     fn take(&self, bytes: usize, at: Position) -> Result<()> {
-        self.budget.take(bytes).map_err(|Exhausted| self.too_large(at))
+        self.budget.take(bytes).map_err(|limit| self.exhausted(limit, at))
     }
 
-    fn too_large(&self, at: Position) -> Diagnostic {
-        self.error(Class::Limit, at, "the evaluated value is larger than 64 MiB")
+    fn exhausted(&self, limit: Exhausted, at: Position) -> Diagnostic {
+        let message = match limit {
+            Exhausted::Bytes => "the evaluated value is larger than 64 MiB",
+            Exhausted::Work => "the expression compares or tests too many values",
+        };
+        self.error(Class::Limit, at, message)
     }
 
     fn error(&self, class: Class, at: Position, message: impl Into<String>) -> Diagnostic {
         Diagnostic::error(class, self.file, at, message)
+    }
+}
+
+/// What may have been meant by `name`, which is not among `known`.
+pub fn meant(name: &str, known: &[String]) -> String {
+    match name::suggest(name, known.iter().map(String::as_str)) {
+        Some(similar) => format!("did you mean \"{similar}\"?"),
+        None => list(known),
     }
 }
 
@@ -421,24 +490,16 @@ fn list(known: &[String]) -> String {
     format!("known: {}{more}", sorted.join(", "))
 }
 
-/// An access path as written, without what is computed.
-fn render(root: &Expression, path: &[Access]) -> String {
-    let mut text = match &root.kind {
-        ExpressionKind::Name(name) => name.clone(),
-        _ => "(…)".to_owned(),
-    };
-    for access in path {
-        match access {
-            Access::Member(name, _) => text.extend([".", name]),
-            Access::Index(index, _) => match &index.kind {
-                ExpressionKind::Literal(literal) if literal.data != Data::Null => {
-                    let shown = Value::plain(Data::Array(vec![literal.clone()]));
-                    text.push_str(&to_text(&shown));
-                }
-                _ => text.push_str("[…]"),
-            },
-            Access::Call(..) => text.push_str("(…)"),
-        }
+/// An access path as written, cut where it is too long for a message.
+pub fn render(root: &Expression, path: &[Access]) -> String {
+    shown(&Path(root, path))
+}
+
+/// What is written, cut where it is too long for a message.
+fn shown(written: &impl Display) -> String {
+    let text = written.to_string();
+    match text.char_indices().nth(SHOWN_TEXT) {
+        Some((cut, _)) => format!("{}…", text.get(..cut).unwrap_or_default()),
+        None => text,
     }
-    text
 }

@@ -18,10 +18,10 @@ pub enum Function {
 
 impl Function {
     /// Names of all.
-    pub(super) const NAMES: [&'static str; 3] = ["str", "num", "bool"];
+    pub const NAMES: [&'static str; 3] = ["str", "num", "bool"];
 
     /// The function of that name.
-    pub(super) fn named(name: &str) -> Option<Self> {
+    pub fn named(name: &str) -> Option<Self> {
         match name {
             "str" => Some(Self::Str),
             "num" => Some(Self::Num),
@@ -31,7 +31,7 @@ impl Function {
     }
 
     /// Its name.
-    pub(super) const fn name(self) -> &'static str {
+    pub const fn name(self) -> &'static str {
         match self {
             Self::Str => "str",
             Self::Num => "num",

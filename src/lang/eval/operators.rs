@@ -2,6 +2,8 @@
 
 use std::cmp::Ordering;
 
+use indexmap::IndexMap;
+
 use crate::lang::ast::BinaryOperator;
 use crate::lang::diagnostic::Class;
 use crate::lang::value::{Data, Value};
@@ -41,24 +43,22 @@ pub(super) fn compare(left: &Value, right: &Value) -> Ordering {
             if by_size.is_ne() {
                 return by_size;
             }
-            let sorted = |members: &indexmap::IndexMap<String, Value>| {
-                let mut keys: Vec<String> = members.keys().cloned().collect();
-                keys.sort_unstable();
-                keys
-            };
-            let (left_keys, right_keys) = (sorted(a), sorted(b));
-            let by_keys = left_keys.cmp(&right_keys);
-            if by_keys.is_ne() {
-                return by_keys;
-            }
-            left_keys
-                .iter()
-                .filter_map(|key| Some(compare(a.get(key)?, b.get(key)?)))
+            let (left_members, right_members) = (sorted(a), sorted(b));
+            let both = || left_members.iter().zip(&right_members);
+            both()
+                .map(|((x, _), (y, _))| x.cmp(y))
+                .chain(both().map(|((_, x), (_, y))| compare(x, y)))
                 .find(|order| order.is_ne())
                 .unwrap_or(Ordering::Equal)
         }
         (a, b) => rank(a).cmp(&rank(b)),
     }
+}
+
+fn sorted(members: &IndexMap<String, Value>) -> Vec<(&String, &Value)> {
+    let mut sorted: Vec<_> = members.iter().collect();
+    sorted.sort_unstable_by_key(|(key, _)| *key);
+    sorted
 }
 
 const fn rank(data: &Data) -> u8 {
@@ -95,21 +95,99 @@ pub(super) fn arithmetic(
     }
 }
 
-/// How an operator is written.
-pub(super) const fn symbol(operator: BinaryOperator) -> &'static str {
-    match operator {
-        BinaryOperator::Or => "||",
-        BinaryOperator::And => "&&",
-        BinaryOperator::Equal => "==",
-        BinaryOperator::NotEqual => "!=",
-        BinaryOperator::Less => "<",
-        BinaryOperator::LessEqual => "<=",
-        BinaryOperator::Greater => ">",
-        BinaryOperator::GreaterEqual => ">=",
-        BinaryOperator::Add => "+",
-        BinaryOperator::Subtract => "-",
-        BinaryOperator::Multiply => "*",
-        BinaryOperator::Divide => "/",
-        BinaryOperator::Remainder => "%",
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::lang::convert::json::{Room, parse};
+    use crate::lang::convert::to_json;
+    use crate::lang::value::Text;
+
+    const ARITHMETIC: [BinaryOperator; 5] = [
+        BinaryOperator::Add,
+        BinaryOperator::Subtract,
+        BinaryOperator::Multiply,
+        BinaryOperator::Divide,
+        BinaryOperator::Remainder,
+    ];
+
+    /// Values of every type, many of them equal or alike.
+    fn value_strategy() -> impl Strategy<Value = Value> {
+        let number = prop_oneof![Just(-0.0), Just(0.0), -2.0..2.0, any::<i8>().prop_map(f64::from)];
+        let leaf = prop_oneof![
+            Just(Value::plain(Data::Null)),
+            any::<bool>().prop_map(|truth| Value::plain(Data::Bool(truth))),
+            number.prop_map(|number| Value::plain(Data::Number(number))),
+            "[ab\u{e9}]{0,2}".prop_map(Value::text),
+            "[ab]".prop_map(|text| Value { data: Data::String(text), sensitive: true }),
+        ];
+        leaf.prop_recursive(3, 20, 3, |inner| {
+            let member = ("[abc]", inner.clone());
+            prop_oneof![
+                prop::collection::vec(inner, 0..3).prop_map(|items| Value::plain(Data::Array(items))),
+                prop::collection::vec(member, 0..3)
+                    .prop_map(|members| Value::plain(Data::Object(members.into_iter().collect()))),
+            ]
+        })
+    }
+
+    /// The same without marks and with the members of objects in another order.
+    fn rearranged(value: &Value) -> Value {
+        Value::plain(match &value.data {
+            Data::Array(items) => Data::Array(items.iter().map(rearranged).collect()),
+            Data::Object(members) => Data::Object(
+                members.iter().rev().map(|(key, member)| (key.clone(), rearranged(member))).collect(),
+            ),
+            scalar => scalar.clone(),
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn values_have_one_total_order(a in value_strategy(), b in value_strategy(), c in value_strategy()) {
+            prop_assert_eq!(compare(&a, &a), Ordering::Equal);
+            prop_assert_eq!(compare(&a, &b), compare(&b, &a).reverse());
+            let mut sorted = [&a, &b, &c];
+            sorted.sort_by(|x, y| compare(x, y));
+            let [low, middle, high] = sorted;
+            prop_assert!(compare(low, middle).is_le() && compare(middle, high).is_le() && compare(low, high).is_le());
+            prop_assert!(rank(&low.data) <= rank(&middle.data) && rank(&middle.data) <= rank(&high.data));
+        }
+
+        #[test]
+        fn equality_is_deep_and_sees_neither_marks_nor_the_order_of_keys(a in value_strategy(), b in value_strategy()) {
+            prop_assert!(equal(&a, &rearranged(&a)));
+            prop_assert_eq!(equal(&a, &b), rearranged(&a) == rearranged(&b));
+            prop_assert_eq!(equal(&a, &b), compare(&a, &b).is_eq());
+            if equal(&a, &b) {
+                prop_assert_eq!(is_truthy(&a.data), is_truthy(&b.data));
+                prop_assert_eq!(a.value_type(), b.value_type());
+            }
+        }
+
+        #[test]
+        fn a_value_that_goes_through_json_or_text_comes_back_the_same(a in value_strategy()) {
+            let back = |json: &str| parse(json, &Room::new(1 << 20)).unwrap();
+            prop_assert!(equal(&back(&to_json(&a).to_string()), &a));
+            let text = crate::lang::convert::to_text(&Value::plain(Data::Array(vec![a.clone()])));
+            prop_assert!(equal(&back(&text), &Value::plain(Data::Array(vec![a.clone()]))));
+            let stored = postcard::to_allocvec(&a).unwrap();
+            prop_assert!(postcard::from_bytes::<Value>(&stored).unwrap() == a, "marks are kept in records");
+            let text = Text { text, sensitive: a.sensitive };
+            prop_assert_eq!(Value::from(text).sensitive, a.sensitive);
+        }
+
+        #[test]
+        fn arithmetic_gives_finite_numbers_or_errors(a in any::<f64>(), b in any::<f64>()) {
+            prop_assume!(a.is_finite() && b.is_finite());
+            for operator in ARITHMETIC {
+                match arithmetic(operator, a, b) {
+                    Ok(result) => prop_assert!(result.is_finite()),
+                    Err((Class::DivZero, _)) => prop_assert!(b == 0.0),
+                    Err((class, _)) => prop_assert_eq!(class, Class::Type),
+                }
+            }
+        }
     }
 }

@@ -5,6 +5,7 @@ use std::cell::Cell;
 
 use indexmap::IndexMap;
 
+use super::budget::{Budget, Exhausted};
 use super::functions::Function;
 use super::operators::is_truthy;
 use crate::lang::environment::Environment;
@@ -44,7 +45,8 @@ pub struct Context<'a> {
     pub files_used: Cell<bool>,
 }
 
-const NAMES: [&str; 10] = [
+/// The names of language.md §10.
+pub const NAMES: [&str; 10] = [
     "env",
     "vars",
     "job",
@@ -117,35 +119,35 @@ pub(super) enum NoMember {
 }
 
 impl<'a> Item<'a> {
-    /// A member of an object. The member of a wholly marked object is marked.
-    pub(super) fn member(self, key: &str) -> Result<Self, NoMember> {
-        let owned = |names: Vec<Cow<'_, str>>| names.into_iter().map(Cow::into_owned).collect();
+    /// A member of an object. The member of a wholly marked object is marked. `tell`: an error lists the names there
+    /// are, which costs as much as there are names.
+    pub(super) fn member(self, key: &str, tell: bool) -> Result<Self, NoMember> {
         match self {
             Item::Map(members) => match members.get(key) {
                 Some(value) => Ok(Item::Value(Cow::Borrowed(value))),
-                None => Err(NoMember::Missing(members.keys().cloned().collect())),
+                None => Err(missing(tell, || members.keys().cloned().collect())),
             },
             Item::Env(env) => match env.get(key) {
                 Some(value) => Ok(Item::Value(Cow::Owned(value))),
-                None => Err(NoMember::Missing(owned(env.names()))),
+                None => Err(missing(tell, || env.names().into_iter().map(Cow::into_owned).collect())),
             },
             Item::Steps(steps) => match steps.get(key) {
                 Some(outputs) => Ok(Item::Step(outputs)),
-                None => Err(NoMember::Missing(steps.keys().cloned().collect())),
+                None => Err(missing(tell, || steps.keys().cloned().collect())),
             },
             Item::Step(outputs) if key == "outputs" => Ok(Item::Map(outputs)),
-            Item::Step(_) => Err(NoMember::Missing(vec!["outputs".to_owned()])),
+            Item::Step(_) => Err(missing(tell, || vec!["outputs".to_owned()])),
             Item::Function(_) => Err(NoMember::NotAnObject("function")),
             Item::Value(Cow::Borrowed(Value { data: Data::Object(members), sensitive })) => {
                 match members.get(key) {
                     Some(value) => Ok(Item::Value(Cow::Borrowed(value)).marked(*sensitive)),
-                    None => Err(NoMember::Missing(members.keys().cloned().collect())),
+                    None => Err(missing(tell, || members.keys().cloned().collect())),
                 }
             }
             Item::Value(Cow::Owned(Value { data: Data::Object(mut members), sensitive })) => {
                 match members.swap_remove(key) {
                     Some(value) => Ok(Item::Value(Cow::Owned(value)).marked(sensitive)),
-                    None => Err(NoMember::Missing(members.into_keys().collect())),
+                    None => Err(missing(tell, || members.into_keys().collect())),
                 }
             }
             Item::Value(value) => Err(NoMember::NotAnObject(value.type_name())),
@@ -164,17 +166,25 @@ impl<'a> Item<'a> {
         }
     }
 
-    /// Whether it counts as true, and whether it is marked; nothing is built or copied for it.
-    pub(super) fn truth(&self) -> (bool, bool) {
-        let marked = |members: &IndexMap<String, Value>| members.values().any(Value::is_sensitive);
-        match self {
-            Item::Value(value) => (is_truthy(&value.data), value.is_sensitive()),
-            Item::Map(members) => (!members.is_empty(), marked(members)),
-            Item::Env(env) => (!env.names().is_empty(), marked(&env.to_object())),
-            Item::Steps(steps) => (!steps.is_empty(), steps.values().any(marked)),
-            Item::Step(outputs) => (true, marked(outputs)),
+    /// Whether it counts as true, and whether it is marked.
+    pub(super) fn truth(&self, budget: &Budget) -> Result<(bool, bool), Exhausted> {
+        let marked = |members: &IndexMap<String, Value>| {
+            members.values().try_fold(false, |marked, member| Ok(budget.look(member)? || marked))
+        };
+        Ok(match self {
+            Item::Value(value) => (is_truthy(&value.data), budget.look(value)?),
+            Item::Map(members) => (!members.is_empty(), marked(members)?),
+            Item::Env(env) => {
+                let members = env.to_object();
+                (!members.is_empty(), marked(&members)?)
+            }
+            Item::Steps(steps) => {
+                let any = steps.values().try_fold(false, |any, outputs| Ok(marked(outputs)? || any));
+                (!steps.is_empty(), any?)
+            }
+            Item::Step(outputs) => (true, marked(outputs)?),
             Item::Function(_) => (true, false),
-        }
+        })
     }
 
     /// The value; objects are built. `None` for a function, which is no value.
@@ -194,6 +204,10 @@ impl<'a> Item<'a> {
             Item::Function(_) => None,
         }
     }
+}
+
+fn missing(tell: bool, names: impl FnOnce() -> Vec<String>) -> NoMember {
+    NoMember::Missing(if tell { names() } else { Vec::new() })
 }
 
 fn step_object(outputs: &IndexMap<String, Value>) -> IndexMap<String, Value> {

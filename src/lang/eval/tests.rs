@@ -81,7 +81,7 @@ fn not_found_errors_list_names_and_never_values() {
     let error = evaluate("mixed.zzz").unwrap_err();
     assert_eq!(error.to_string(), "f.yml:1:11: mixed.zzz: \"zzz\" was not found (known: plain, secret)");
     let error = evaluate("mixed[secret]").unwrap_err();
-    assert_eq!(error.to_string(), "f.yml:1:11: mixed[…]: the key was not found (known: plain, secret)");
+    assert_eq!(error.to_string(), "f.yml:1:11: mixed[secret]: the key was not found (known: plain, secret)");
     assert_eq!(evaluate("nosuch(1)").unwrap_err().help.as_deref(), Some("known: bool, num, str"));
 }
 
@@ -145,6 +145,99 @@ fn one_expression_cannot_make_more_than_the_limit() {
     let text = format!("${{{{ ''{} }}}}", " + big".repeat(100));
     assert_eq!(evaluate_native(&template(&text), &names).unwrap_err().class, Class::Limit);
     assert_eq!(evaluate_text(&template(&"${{big}}".repeat(100)), &names).unwrap_err().class, Class::Limit);
+}
+
+#[test]
+fn a_chain_of_sums_pays_only_for_what_it_adds() {
+    let names = IndexMap::from([("big".to_owned(), Value::text("x".repeat(8 * 1024 * 1024)))]);
+    let text = format!("${{{{ big{} }}}}", " + 'y'".repeat(100));
+    let Data::String(sum) = evaluate_native(&template(&text), &names).unwrap().data else { panic!("text") };
+    assert_eq!(sum.len(), 8 * 1024 * 1024 + 100);
+}
+
+#[test]
+fn looking_at_values_is_paid_for() {
+    let many = Value::plain(Data::Array(vec![number(1.0); 100_000]));
+    let names = IndexMap::from([("many".to_owned(), many)]);
+    for (first, more) in [("many == many", " && many == many"), ("many", " && many"), ("!many", " || !many")]
+    {
+        let text = format!("${{{{ {first}{} }}}}", more.repeat(2_500));
+        let error = evaluate_native(&template(&text), &names).unwrap_err();
+        assert_eq!(error.class, Class::Limit, "{first}");
+    }
+}
+
+#[test]
+fn what_is_forgiven_costs_no_search_for_the_name_that_was_meant() {
+    let members = (0..200_000).map(|n| (format!("a_rather_long_name_of_a_member_{n}"), number(1.0)));
+    let names = IndexMap::from([("o".to_owned(), Value::plain(Data::Object(members.collect())))]);
+    let text = format!("${{{{ {}'none' }}}}", "o.a_rather_long_name || ".repeat(2_700));
+    assert!(evaluate_native(&template(&text), &names).unwrap() == Value::text("none"));
+}
+
+#[test]
+fn the_values_of_one_step_share_one_limit() {
+    let names = IndexMap::from([("big".to_owned(), Value::text("x".repeat(1024 * 1024)))]);
+    let inputs: Vec<_> =
+        (0..100).map(|n| (template(&format!("i{n}")), TemplateValue::Text(template("${{ big }}")))).collect();
+    assert_eq!(evaluate_inputs(&inputs, |_| None, &names).unwrap_err().class, Class::Limit);
+    let env: Vec<_> = (0..100).map(|n| (template(&format!("E{n}")), template("${{ big }}"))).collect();
+    assert_eq!(evaluate_env(&env, &names).unwrap_err().class, Class::Limit);
+    let texts: Vec<_> = (0..100).map(|_| template("${{ big }}")).collect();
+    assert_eq!(evaluate_texts(&texts, &names).unwrap_err().class, Class::Limit);
+}
+
+/// Runs `work` on the stack that threads of the daemon have. Without optimisation frames are some five times as large as
+/// in the program that is released.
+fn on_a_small_stack(work: impl FnOnce() + Send + 'static) {
+    let thread = std::thread::Builder::new().stack_size(2 * 1024 * 1024);
+    thread.spawn(work).unwrap().join().unwrap();
+}
+
+#[test]
+fn the_longest_and_deepest_expressions_need_little_stack() {
+    on_a_small_stack(|| {
+        let scope = || {
+            let deep = (0..127).fold(Value::text("x"), |inner, _| Value::plain(Data::Array(vec![inner])));
+            IndexMap::from([("d".to_owned(), deep), ("s".to_owned(), Value::text("s"))])
+        };
+        let nested = |open: &str, close: &str| format!("{}1{}", open.repeat(128), close.repeat(128));
+        let long = |first: &str, more: &str| format!("{first}{}", more.repeat(60_000 / more.len()));
+        for text in [
+            nested("(", ")"),
+            nested("[", "]"),
+            nested("{a: ", "}"),
+            nested("str(", ")"),
+            nested("\"${{ ", " }}\""),
+            nested("1 || 2 && 3 == 4 + 5 * (", ")"),
+            nested("!-(", ")"),
+            nested("d[", "]"),
+            long("1", " + 1"),
+            long("1", " || 1"),
+            long("s", " + 's'"),
+            long("s", ".s"),
+            long("d", "[0]"),
+            long("s", "(s)"),
+            format!("{}1", "!".repeat(60_000)),
+            format!("[{}]", "d,".repeat(20_000)),
+            format!("{{{}}}", "a: d, ".repeat(10_000)),
+            "d == d && d <= d && str(d) != '' && {a: d} == {a: d}".to_owned(),
+        ] {
+            let Ok(parsed) = parse_inline(&format!("${{{{ {text} }}}}"), &Arc::from("f"), Position::START)
+            else {
+                panic!("not parsed: {}", text.chars().take(40).collect::<String>());
+            };
+            let copy = parsed.clone();
+            assert!(copy == parsed);
+            let (printed, debug) = (parsed.to_string(), format!("{parsed:?}"));
+            assert!(printed.len() < 4 * text.len() + 20 && !debug.is_empty());
+            if let Ok(value) = evaluate_native(&parsed, &scope()) {
+                let json = crate::lang::convert::to_json(&value);
+                assert!(value.clone() == value && json == json.clone());
+                assert!(!json.to_string().is_empty() && value.is_sensitive() == value.clone().is_sensitive());
+            }
+        }
+    });
 }
 
 #[test]

@@ -11,8 +11,25 @@ use crate::lang::yaml::places::Places;
 
 type Result<T> = std::result::Result<T, ParseError>;
 
-/// Level of the weakest operator.
-const WEAKEST: u8 = 1;
+/// Operators of one level whose last operand is still to come.
+struct Chain {
+    first: Expression,
+    rest: Vec<(BinaryOperator, Expression)>,
+    /// The one before the next operand.
+    operator: BinaryOperator,
+}
+
+impl Chain {
+    fn add(&mut self, operand: Expression, next: BinaryOperator) {
+        self.rest.push((std::mem::replace(&mut self.operator, next), operand));
+    }
+
+    fn close(mut self, operand: Expression) -> Expression {
+        self.rest.push((self.operator, operand));
+        let at = self.first.at;
+        Expression { kind: ExpressionKind::Binary(Box::new(self.first), self.rest), at }
+    }
+}
 
 pub(super) struct Parser<'t, 'p> {
     text: &'t str,
@@ -59,47 +76,45 @@ impl<'t, 'p> Parser<'t, 'p> {
         }
     }
 
+    /// Operands joined by operators. Not recursive but for brackets: the stack of a thread must do for the deepest.
     fn expression(&mut self) -> Result<Expression> {
-        self.binary(WEAKEST)
-    }
-
-    /// Operands joined by operators of `level` and stronger ones.
-    fn binary(&mut self, level: u8) -> Result<Expression> {
-        let mut first = self.unary()?;
-        while let Some((_, found)) = self.operator()?
-            && found >= level
-        {
-            let mut rest = Vec::new();
-            while let Some((operator, same)) = self.operator()?
-                && same == found
-            {
-                self.advance();
-                rest.push((operator, self.binary(found + 1)?));
+        let mut open: Vec<Chain> = Vec::new();
+        let mut operand = self.unary()?;
+        loop {
+            let next = self.operator()?;
+            let level = next.map_or(0, BinaryOperator::level);
+            // What binds stronger than what comes is whole.
+            while let Some(chain) = open.pop_if(|chain| chain.operator.level() > level) {
+                operand = chain.close(operand);
             }
-            let at = first.at;
-            first = Expression { kind: ExpressionKind::Binary(Box::new(first), rest), at };
+            let Some(operator) = next else { return Ok(operand) };
+            self.advance();
+            match open.last_mut() {
+                Some(chain) if chain.operator.level() == level => chain.add(operand, operator),
+                _ => open.push(Chain { first: operand, rest: Vec::new(), operator }),
+            }
+            operand = self.unary()?;
         }
-        Ok(first)
     }
 
-    /// The operator that comes next, and its level.
-    fn operator(&mut self) -> Result<Option<(BinaryOperator, u8)>> {
+    /// The operator that comes next.
+    fn operator(&mut self) -> Result<Option<BinaryOperator>> {
         use BinaryOperator as Op;
         let Token::Sign(sign) = self.peek()? else { return Ok(None) };
         Ok(Some(match sign {
-            "||" => (Op::Or, WEAKEST),
-            "&&" => (Op::And, 2),
-            "==" => (Op::Equal, 3),
-            "!=" => (Op::NotEqual, 3),
-            "<" => (Op::Less, 3),
-            "<=" => (Op::LessEqual, 3),
-            ">" => (Op::Greater, 3),
-            ">=" => (Op::GreaterEqual, 3),
-            "+" => (Op::Add, 4),
-            "-" => (Op::Subtract, 4),
-            "*" => (Op::Multiply, 5),
-            "/" => (Op::Divide, 5),
-            "%" => (Op::Remainder, 5),
+            "||" => Op::Or,
+            "&&" => Op::And,
+            "==" => Op::Equal,
+            "!=" => Op::NotEqual,
+            "<" => Op::Less,
+            "<=" => Op::LessEqual,
+            ">" => Op::Greater,
+            ">=" => Op::GreaterEqual,
+            "+" => Op::Add,
+            "-" => Op::Subtract,
+            "*" => Op::Multiply,
+            "/" => Op::Divide,
+            "%" => Op::Remainder,
             _ => return Ok(None),
         }))
     }

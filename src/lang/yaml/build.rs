@@ -8,11 +8,15 @@ use super::{
     DEPTH_LIMIT, Entry, Key, Node, NodeKind, Scalar, Source, Style, Tag, position, scalar, syntax_error,
 };
 use crate::lang::diagnostic::{Class, Diagnostic, Position};
+use crate::lang::name;
 
-/// Weight of all that anchors and aliases may copy, so that a short text cannot unfold into a large tree.
-const COPY_LIMIT: usize = 64 * 1024 * 1024;
-/// Weight of a node beside its text.
-const NODE_WEIGHT: usize = 128;
+/// Weight of all nodes of a document, those that aliases copy included: neither a short text that unfolds nor a long
+/// one of many small values may take more memory than this comes to.
+const WEIGHT_LIMIT: usize = 64 * 1024 * 1024;
+/// Weight of a node beside its text, with all that is made of it later.
+const NODE_WEIGHT: usize = 256;
+/// Most findings of one document; who has so many has another kind of file.
+const FINDINGS_LIMIT: usize = 1_000;
 
 /// The next document; `None` at the end of the text. An error ends the document, a diagnostic does not.
 pub(super) fn document<'t>(
@@ -21,7 +25,7 @@ pub(super) fn document<'t>(
     diagnostics: &mut Vec<Diagnostic>,
 ) -> Result<Option<Node>, Diagnostic> {
     let mut builder =
-        Builder { source, diagnostics, stack: Vec::new(), root: None, anchors: HashMap::new(), copied: 0 };
+        Builder { source, diagnostics, stack: Vec::new(), root: None, anchors: HashMap::new(), weight: 0 };
     while let Some(event) = parser.next_event() {
         let (event, span): (Event<'t>, Span) =
             event.map_err(|error: ScanError| syntax_error(&error, source))?;
@@ -62,7 +66,7 @@ struct Builder<'s, 't> {
     stack: Vec<Open>,
     root: Option<Node>,
     anchors: HashMap<usize, Anchor>,
-    copied: usize,
+    weight: usize,
 }
 
 impl Builder<'_, '_> {
@@ -70,7 +74,7 @@ impl Builder<'_, '_> {
         let at = position(&span.start);
         match event {
             Event::Scalar(text, style, anchor, tag) => {
-                let tag = tag.and_then(|tag| self.scalar_tag(&tag, at));
+                let tag = tag.and_then(|tag| self.scalar_tag(&tag, &text, at));
                 let raw = span.byte_range().unwrap_or_default();
                 let scalar = Scalar { text: text.into_owned(), style: style_of(style), tag, raw };
                 self.complete(Node { at, kind: NodeKind::Scalar(scalar) }, anchor)
@@ -122,22 +126,18 @@ impl Builder<'_, '_> {
         if self.stack.len() + height > DEPTH_LIMIT {
             return Err(self.too_deep(at));
         }
-        self.copied = self.copied.saturating_add(weight);
-        if self.copied > COPY_LIMIT {
-            return Err(self.error(Class::Limit, at, "aliases unfold to more than 64 MiB"));
-        }
         let node = node.clone();
+        self.weigh(weight, at)?;
         self.complete(node, 0)
     }
 
     /// A node is whole: it is remembered if it has an anchor, and joins what is open.
     fn complete(&mut self, node: Node, anchor: usize) -> Result<(), Diagnostic> {
+        // What is inside has been weighed.
+        self.weigh(own_weight(&node), node.at)?;
         if anchor != 0 {
             let (weight, height) = measure(&node);
-            self.copied = self.copied.saturating_add(weight);
-            if self.copied > COPY_LIMIT {
-                return Err(self.error(Class::Limit, node.at, "anchors hold more than 64 MiB"));
-            }
+            self.weigh(weight, node.at)?;
             self.anchors.insert(anchor, Anchor { node: node.clone(), weight, height });
         }
         let refused = match self.stack.last_mut() {
@@ -170,7 +170,7 @@ impl Builder<'_, '_> {
         if let Some(Refused { at, class, message, help }) = refused {
             let mut error = self.error(class, at, message);
             error.help = help.map(str::to_owned);
-            self.diagnostics.push(error);
+            self.report(error);
         }
         Ok(())
     }
@@ -203,18 +203,24 @@ impl Builder<'_, '_> {
         Ok(own)
     }
 
-    fn scalar_tag(&mut self, tag: &RawTag, at: Position) -> Option<Tag> {
-        match tag.core_suffix() {
-            Some("str" | "timestamp") => Some(Tag::String),
-            Some("int" | "float") => Some(Tag::Number),
-            Some("bool") => Some(Tag::Boolean),
-            Some("null") => Some(Tag::Null),
-            _ if tag.original() == "!" => Some(Tag::String),
+    fn scalar_tag(&mut self, tag: &RawTag, text: &str, at: Position) -> Option<Tag> {
+        let (tag, what) = match tag.suffix_in_namespace("tag:yaml.org,2002:").as_deref() {
+            Some("str" | "timestamp") => (Tag::String, "text"),
+            Some("int" | "float") => (Tag::Number, "a number"),
+            Some("bool") => (Tag::Boolean, "true or false"),
+            Some("null") => (Tag::Null, "null"),
+            _ if tag.original() == "!" => (Tag::String, "text"),
             _ => {
                 self.unknown_tag(tag, at);
-                None
+                return None;
             }
+        };
+        if !scalar::allows(tag, text) {
+            let error =
+                self.error(Class::Yaml, at, format!("the tag says {what}, the value is something else"));
+            self.report(error);
         }
+        Some(tag)
     }
 
     fn collection_tag(&mut self, tag: Option<&RawTag>, expected: &str, at: Position) {
@@ -227,9 +233,25 @@ impl Builder<'_, '_> {
     }
 
     fn unknown_tag(&mut self, tag: &RawTag, at: Position) {
-        let message = format!("tag \"{}\" is not supported here", tag.original().escape_debug());
+        let message = format!("tag \"{}\" is not supported here", name::shown(&tag.original()));
         let error = self.error(Class::Yaml, at, message);
-        self.diagnostics.push(error);
+        self.report(error);
+    }
+
+    fn report(&mut self, error: Diagnostic) {
+        if self.diagnostics.len() < FINDINGS_LIMIT {
+            self.diagnostics.push(error);
+        }
+    }
+
+    /// Pays for nodes about to be kept.
+    fn weigh(&mut self, weight: usize, at: Position) -> Result<(), Diagnostic> {
+        self.weight = self.weight.saturating_add(weight);
+        if self.weight > WEIGHT_LIMIT {
+            let message = "the document is larger than 64 MiB when read: too many values or aliases";
+            return Err(self.error(Class::Limit, at, message));
+        }
+        Ok(())
     }
 
     fn too_deep(&self, at: Position) -> Diagnostic {
@@ -254,7 +276,7 @@ impl Builder<'_, '_> {
                     if !path.is_empty() {
                         path.push('.');
                     }
-                    path.push_str(&key.text);
+                    path.push_str(&name::shown(&key.text));
                 }
                 Open::Mapping { .. } => {}
             }
@@ -279,19 +301,27 @@ fn accept_key(node: Node, lines: &mut HashMap<String, u32>) -> Result<Key, Refus
         NodeKind::Scalar(key) if scalar::resolve(&key) == scalar::Resolved::Text => {
             if let Some(line) = lines.get(&key.text) {
                 let message =
-                    format!("mapping key \"{}\" already defined at line {line}", key.text.escape_debug());
+                    format!("mapping key \"{}\" already defined at line {line}", name::shown(&key.text));
                 return refuse(Class::Yaml, message, None);
             }
             lines.insert(key.text.clone(), at.line);
             Ok(Key { text: key.text, at, style: key.style, raw: key.raw })
         }
         NodeKind::Scalar(key) => {
-            let message = format!("mapping keys must be strings: \"{}\" is not", key.text.escape_debug());
+            let message = format!("mapping keys must be strings: \"{}\" is not", name::shown(&key.text));
             refuse(Class::Schema, message, Some("quote it"))
         }
         NodeKind::Sequence(_) | NodeKind::Mapping(_) => {
             refuse(Class::Schema, "mapping keys must be strings".to_owned(), None)
         }
+    }
+}
+
+/// Weight of a node without what is inside.
+fn own_weight(node: &Node) -> usize {
+    match &node.kind {
+        NodeKind::Scalar(scalar) => NODE_WEIGHT + scalar.text.len(),
+        NodeKind::Sequence(_) | NodeKind::Mapping(_) => NODE_WEIGHT,
     }
 }
 
@@ -301,7 +331,7 @@ fn measure(node: &Node) -> (usize, usize) {
         (weight + child_weight, height.max(child_height + 1))
     };
     match &node.kind {
-        NodeKind::Scalar(scalar) => (NODE_WEIGHT + scalar.text.len(), 0),
+        NodeKind::Scalar(_) => (own_weight(node), 0),
         NodeKind::Sequence(items) => items.iter().map(measure).fold((NODE_WEIGHT, 1), join),
         NodeKind::Mapping(entries) => entries
             .iter()

@@ -11,7 +11,7 @@ pub enum Resolved {
     Bool(bool),
     /// A finite number.
     Number(f64),
-    /// A number beyond the range of doubles, or none at all by its tag.
+    /// A number beyond the range of doubles.
     OutOfRange,
     /// Text.
     Text,
@@ -24,6 +24,17 @@ pub fn resolve(scalar: &Scalar) -> Resolved {
         Some(Tag::Boolean | Tag::Number) => plain(&scalar.text),
         None if scalar.style == Style::Plain => plain(&scalar.text),
         None | Some(Tag::String) => Resolved::Text,
+    }
+}
+
+/// Whether a text can be what a tag says.
+pub(super) fn allows(tag: Tag, text: &str) -> bool {
+    match (tag, plain(text)) {
+        (Tag::String, _)
+        | (Tag::Number, Resolved::Number(_) | Resolved::OutOfRange)
+        | (Tag::Boolean, Resolved::Bool(_))
+        | (Tag::Null, Resolved::Null) => true,
+        (Tag::Number | Tag::Boolean | Tag::Null, _) => false,
     }
 }
 

@@ -128,6 +128,38 @@ fn aliases_cannot_unfold_into_a_large_or_deep_tree() {
     assert_eq!(read_text("a: *b\n").diagnostics[0].class, Class::Yaml);
 }
 
+/// `line` of each number, joined.
+fn each(count: u32, line: impl Fn(u32) -> String) -> String {
+    (0..count).map(line).collect()
+}
+
+#[test]
+fn many_small_values_are_refused_before_they_take_much() {
+    for text in [
+        format!("[{}]", "1,".repeat(400_000)),
+        "- \n".repeat(400_000),
+        format!("{{{}}}", each(200_000, |n| format!("k{n}: ,"))),
+        format!("- &a [{}]\n- [{}]\n", "1,".repeat(1_000), "*a,".repeat(1_000)),
+        format!("- &a {{{}}}\n{}", each(1_000, |n| format!("k{n}: 1,")), "- {<<: *a}\n".repeat(1_000)),
+        format!("- &a {}\n{}", "x".repeat(100_000), "- *a\n".repeat(1_000)),
+    ] {
+        let class = read_text(&text).diagnostics[0].class;
+        assert_eq!(class, Class::Limit, "{}", text.chars().take(20).collect::<String>());
+    }
+}
+
+#[test]
+fn what_a_tag_says_must_be_so() {
+    assert_eq!(errors("!!int abc"), ["f.yml:1:7: the tag says a number, the value is something else"]);
+    assert!(!errors("!!bool 5").is_empty() && !errors("!!null x").is_empty());
+    assert!(errors("[!!float 5, !!bool true, !!null ~, !!str 5, !!timestamp 2001-12-14]").is_empty());
+}
+
+#[test]
+fn a_byte_order_mark_is_no_text() {
+    assert_eq!(shown("\u{feff}a: b\n"), "{a@1:1=b@1:4}");
+}
+
 proptest! {
     #[test]
     fn any_text_is_read_or_refused_with_places(text in any::<String>()) {
