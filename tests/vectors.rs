@@ -14,6 +14,8 @@ mod language;
 mod logs;
 #[path = "vector_suites/masking.rs"]
 mod masking;
+#[path = "vector_suites/queue.rs"]
+mod queue;
 #[path = "vector_suites/variables.rs"]
 mod variables;
 
@@ -25,6 +27,7 @@ const SUITES: &[Suite] = &[
     ("language", |vector, _| language::run(vector)),
     ("logs", |vector, _| logs::run(vector)),
     ("masking", |vector, _| masking::run(vector)),
+    ("queue", |vector, _| queue::run(vector)),
     ("variables", variables::run),
 ];
 
@@ -40,7 +43,7 @@ fn trials((suite, run): Suite) -> Vec<Trial> {
         Ok((file, vectors)) => {
             let file = Arc::new(file);
             let trial = |(index, vector): (usize, Value)| {
-                let id = vector["id"].as_str().map_or_else(|| format!("number-{index}"), str::to_owned);
+                let id = name(&vector).map_or_else(|| format!("number-{index}"), str::to_owned);
                 let file = Arc::clone(&file);
                 Trial::test(format!("vectors::{suite}::{id}"), move || run(&vector, &file))
             };
@@ -48,6 +51,11 @@ fn trials((suite, run): Suite) -> Vec<Trial> {
         }
         Err(failed) => vec![Trial::test(format!("vectors::{suite}"), move || Err(failed))],
     }
+}
+
+/// What a vector is called: its `id`, or its `name`.
+fn name(vector: &Value) -> Option<&str> {
+    vector["id"].as_str().or_else(|| vector["name"].as_str())
 }
 
 fn load(suite: &str) -> Result<(Value, Vec<Value>), Failed> {
@@ -62,7 +70,7 @@ fn load(suite: &str) -> Result<(Value, Vec<Value>), Failed> {
         file => file.as_object().into_iter().flat_map(|file| file.values()).collect(),
     };
     let vectors = lists.into_iter().filter_map(Value::as_array).flatten();
-    let vectors: Vec<_> = vectors.filter(|vector| vector["id"].is_string()).cloned().collect();
+    let vectors: Vec<_> = vectors.filter(|vector| name(vector).is_some()).cloned().collect();
     if vectors.is_empty() {
         return Err(format!("{}: no vectors", path.display()).into());
     }

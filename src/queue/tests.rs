@@ -1,0 +1,295 @@
+use std::collections::BTreeMap;
+
+use proptest::prelude::*;
+
+use super::*;
+
+#[test]
+fn a_key_is_server_and_project_without_blanks_and_leading_zeros() {
+    assert_eq!(Key::new(" https://a ", " 007 "), Key::new("https://a", "7"));
+    assert_eq!(Key::new("", "000"), Key::new("", "0"));
+    assert_ne!(Key::new("", "x07"), Key::new("", "x7"));
+    assert_ne!(Key::new("", ""), Key::new("", "0"));
+    assert_eq!(Key::new("", ""), Key::default());
+}
+
+#[test]
+fn a_number_is_digits_below_two_to_the_64th() {
+    for (text, expected) in [
+        ("7", Some(7)),
+        ("007", Some(7)),
+        ("18446744073709551615", Some(u64::MAX)),
+        ("00000000000000000001", Some(1)),
+        ("18446744073709551616", None),
+        ("000000000000000000001", None),
+        ("", None),
+        ("-1", None),
+        ("+1", None),
+        (" 1", None),
+        ("1e3", None),
+        ("٣", None),
+    ] {
+        assert_eq!(number(text), expected, "{text:?}");
+    }
+}
+
+#[test]
+fn a_request_too_large_for_the_queue_is_refused_and_leaves_no_trace() {
+    let limits = Limits { running: Some(1), queued_bytes: Some(100), ..Limits::default() };
+    let mut queue = Queue::new(Policy::Fair, limits);
+    let mut starts = Vec::new();
+    let key = Key::default;
+    assert!(matches!(queue.submit(&"a", key(), None, 1_000, &mut starts), Submitted::Started(_)));
+    assert!(matches!(queue.submit(&"b", key(), Some(9), 60, &mut starts), Submitted::Queued(_)));
+    let full = Full::Bytes { waiting: 60, limit: 100 };
+    assert_eq!(queue.submit(&"c", key(), Some(10), 41, &mut starts), Submitted::Full(full));
+    match queue.submit(&"c", key(), None, 40, &mut starts) {
+        Submitted::Queued(place) => assert_eq!((place.order, place.arrival), (9, 2)),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn waiting_jobs_keep_their_order_over_a_restart() {
+    let limits = Limits { running: Some(1), ..Limits::default() };
+    let mut queue = Queue::new(Policy::Fair, limits);
+    let mut starts = Vec::new();
+    let mut places = Vec::new();
+    let jobs = [
+        ("a", "s", "1", Some(5)),
+        ("b", "s", "1", Some(9)),
+        ("c", "t", "2", Some(1)),
+        ("d", "s", "3", Some(7)),
+    ];
+    for (job, server, project, number) in jobs {
+        let key = Key::new(server, project);
+        if let Submitted::Queued(place) = queue.submit(&job, key.clone(), number, 1, &mut starts) {
+            places.push((job, key, place));
+        }
+    }
+    let mut later = Queue::new(Policy::Fair, limits);
+    later.pause();
+    later.restore_running("a", Key::new("s", "1"));
+    for (job, key, place) in places.iter().rev() {
+        later.restore_waiting(*job, key.clone(), place, 1);
+    }
+    // One more of each: the numbers that are compared are still those of the first server.
+    for queue in [&mut queue, &mut later] {
+        queue.submit(&"e", Key::new("t", "2"), Some(2), 1, &mut starts);
+        queue.submit(&"f", Key::new("s", "3"), Some(8), 1, &mut starts);
+    }
+    let drain = |queue: &mut Queue<&'static str>, first| {
+        let mut order = vec![first];
+        queue.resume(&mut order);
+        let mut at = 0;
+        while let Some(job) = order.get(at).copied() {
+            queue.finish(&job, &mut order);
+            at += 1;
+        }
+        order
+    };
+    assert_eq!(drain(&mut queue, "a"), drain(&mut later, "a"));
+}
+
+#[test]
+fn a_job_without_number_stands_behind_those_that_have_started_before_a_restart() {
+    let limits = Limits { running: Some(1), ..Limits::default() };
+    let mut queue = Queue::new(Policy::Fair, limits);
+    let mut starts = Vec::new();
+    let key = || Key::new("s", "1");
+    let mut places = Vec::new();
+    for (job, number) in [("running", 1), ("first", 2), ("second", 9), ("third", 5)] {
+        if let Submitted::Queued(place) = queue.submit(&job, key(), Some(number), 1, &mut starts) {
+            places.push((job, place));
+        }
+    }
+    // The second has started meanwhile: it is not among those that wait.
+    let mut later = Queue::new(Policy::Fair, limits);
+    later.restore_running("second", key());
+    for (job, place) in places.iter().filter(|(job, _)| *job != "second") {
+        later.restore_waiting(*job, key(), place, 1);
+    }
+    match later.submit(&"unnumbered", key(), None, 1, &mut starts) {
+        Submitted::Queued(place) => assert_eq!(place.order, 9),
+        other => panic!("{other:?}"),
+    }
+}
+
+/// An event of the property test; jobs and keys are small numbers.
+#[derive(Clone, Debug)]
+enum Happens {
+    Submit { job: u8, key: u8, number: Option<u64>, bytes: u64 },
+    Cancel(u8),
+    Finish(u8),
+    Pause,
+    Resume,
+    Configure(bool, Limits),
+}
+
+fn limits() -> impl Strategy<Value = Limits> {
+    let bound = || prop::option::of(0..4_usize);
+    (prop::option::of(1..5_usize), prop::option::of(1..3_usize), bound(), prop::option::of(0..40_u64))
+        .prop_map(|(running, running_per_key, queued, queued_bytes)| Limits {
+            running,
+            running_per_key,
+            queued,
+            queued_bytes,
+        })
+}
+
+fn events() -> impl Strategy<Value = Vec<Happens>> {
+    let submit = (0..20_u8, 0..4_u8, prop::option::of(0..8_u64), 0..20_u64)
+        .prop_map(|(job, key, number, bytes)| Happens::Submit { job, key, number, bytes });
+    let event = prop_oneof![
+        6 => submit,
+        2 => (0..20_u8).prop_map(Happens::Cancel),
+        4 => (0..20_u8).prop_map(Happens::Finish),
+        1 => Just(Happens::Pause),
+        2 => Just(Happens::Resume),
+        1 => (any::<bool>(), limits()).prop_map(|(fair, limits)| Happens::Configure(fair, limits)),
+    ];
+    prop::collection::vec(event, 1..80)
+}
+
+fn key(number: u8) -> Key {
+    Key::new(if number == 3 { "other" } else { "server" }, &number.to_string())
+}
+
+/// The rule of queue.md §4, word for word: a list that is searched at every choice.
+struct Slow {
+    policy: Policy,
+    limits: Limits,
+    paused: bool,
+    waiting: Vec<(u8, Key, u64, u64, u64)>,
+    running: BTreeMap<u8, Key>,
+    arrivals: u64,
+    reference: Option<Arc<str>>,
+    highest: u64,
+}
+
+impl Slow {
+    fn count(&self, key: &Key) -> usize {
+        self.running.values().filter(|other| *other == key).count()
+    }
+
+    fn offer(&mut self) -> Vec<u8> {
+        let mut starts = Vec::new();
+        while !self.paused && self.limits.running.is_none_or(|limit| self.running.len() < limit) {
+            let below = |key: &Key| self.limits.running_per_key.is_none_or(|cap| self.count(key) < cap);
+            let best = self.waiting.iter().filter(|job| below(&job.1)).min_by_key(|job| match self.policy {
+                Policy::Fifo => (0, 0, job.3),
+                Policy::Fair => (self.count(&job.1), job.2, job.3),
+            });
+            let Some(best) = best.cloned() else { break };
+            self.waiting.retain(|job| job.0 != best.0);
+            self.running.insert(best.0, best.1);
+            starts.push(best.0);
+        }
+        if self.waiting.is_empty() {
+            (self.reference, self.highest) = (None, 0);
+        }
+        starts
+    }
+
+    fn submit(&mut self, job: u8, key: Key, number: Option<u64>, bytes: u64) -> (&'static str, Vec<u8>) {
+        if self.running.contains_key(&job) || self.waiting.iter().any(|other| other.0 == job) {
+            return ("existing", Vec::new());
+        }
+        let before = (self.reference.clone(), self.highest, self.arrivals);
+        if number.is_some() && self.reference.is_none() {
+            self.reference = Some(Arc::clone(&key.server));
+        }
+        let order = match number {
+            Some(number) if self.reference.as_ref() == Some(&key.server) => number,
+            _ => self.highest,
+        };
+        self.highest = self.highest.max(order);
+        self.waiting.push((job, key, order, self.arrivals, bytes));
+        self.arrivals += 1;
+        let starts = self.offer();
+        if self.running.contains_key(&job) {
+            return ("started", starts);
+        }
+        let size: u64 = self.waiting.iter().map(|job| job.4).sum();
+        let is_full = self.limits.queued.is_some_and(|limit| self.waiting.len() > limit)
+            || self.limits.queued_bytes.is_some_and(|limit| size > limit);
+        if is_full {
+            self.waiting.retain(|other| other.0 != job);
+            (self.reference, self.highest, self.arrivals) = before;
+            return ("full", starts);
+        }
+        ("queued", starts)
+    }
+}
+
+fn word(submitted: &Submitted) -> &'static str {
+    match submitted {
+        Submitted::Started(_) => "started",
+        Submitted::Queued(_) => "queued",
+        Submitted::Existing => "existing",
+        Submitted::Full(_) => "full",
+    }
+}
+
+proptest! {
+    /// queue.md §9 Q3: the same starts and answers as a list that is sorted anew each time, and the invariants of §7.
+    #[test]
+    fn random_events_give_what_a_sorted_list_gives(
+        fair in any::<bool>(),
+        bounds in limits(),
+        events in events(),
+    ) {
+        let policy = if fair { Policy::Fair } else { Policy::Fifo };
+        let mut queue = Queue::new(policy, bounds);
+        let mut slow = Slow {
+            policy, limits: bounds, paused: false, waiting: Vec::new(), running: BTreeMap::new(), arrivals: 0,
+            reference: None, highest: 0,
+        };
+        for event in events {
+            let mut starts = Vec::new();
+            let expected = match event {
+                Happens::Submit { job, key: number_of_key, number, bytes } => {
+                    let got = queue.submit(&job, key(number_of_key), number, bytes, &mut starts);
+                    let (expected, started) = slow.submit(job, key(number_of_key), number, bytes);
+                    prop_assert_eq!(word(&got), expected);
+                    started
+                }
+                Happens::Cancel(job) => {
+                    let got = queue.cancel(&job, &mut starts);
+                    let was_waiting = slow.waiting.iter().any(|other| other.0 == job);
+                    slow.waiting.retain(|other| other.0 != job);
+                    let expected = if was_waiting { Cancelled::Dequeued }
+                        else if slow.running.contains_key(&job) { Cancelled::Running }
+                        else { Cancelled::Unknown };
+                    prop_assert_eq!(got, expected);
+                    slow.offer()
+                }
+                Happens::Finish(job) => {
+                    let got = queue.finish(&job, &mut starts);
+                    prop_assert_eq!(got, slow.running.remove(&job).is_some());
+                    slow.offer()
+                }
+                Happens::Pause => {
+                    queue.pause();
+                    slow.paused = true;
+                    Vec::new()
+                }
+                Happens::Resume => {
+                    queue.resume(&mut starts);
+                    slow.paused = false;
+                    slow.offer()
+                }
+                Happens::Configure(fair, bounds) => {
+                    let policy = if fair { Policy::Fair } else { Policy::Fifo };
+                    queue.configure(policy, bounds, &mut starts);
+                    (slow.policy, slow.limits) = (policy, bounds);
+                    slow.offer()
+                }
+            };
+            prop_assert_eq!(starts, expected);
+            prop_assert_eq!((queue.running(), queue.waiting()), (slow.running.len(), slow.waiting.len()));
+            prop_assert_eq!(queue.shares.values().map(|share| share.running).sum::<usize>(), queue.running());
+            prop_assert!(queue.shares.values().all(|share| share.running > 0 || !share.waiting.is_empty()));
+        }
+    }
+}
