@@ -6,8 +6,10 @@
 
 pub mod bind;
 pub mod builtin;
+pub mod check;
 pub mod definition;
 pub mod library;
 pub mod locate;
 pub mod returned;
+pub mod script_legacy;
 pub mod secrets;

@@ -4,7 +4,7 @@ use std::fmt;
 use std::time::Duration;
 
 use crate::lang::ast::Reference;
-use crate::model::{Kind, Outcome, StepResult};
+use crate::model::{ExitStatus, Kind, Outcome, StepResult};
 
 use super::event::CallId;
 
@@ -15,11 +15,15 @@ pub enum Effect {
     Fetch {
         /// The invocation.
         call: CallId,
-        /// Resolved reference: never dynamic, all its templates are plain text; a local path is absolute.
-        reference: Reference,
+        /// Resolved reference: never dynamic, all its templates are plain text; a local path is absolute. Without names
+        /// of files, a reference to an image: its folder `dir` itself is wanted, or the file of that name, and no text.
+        reference: Box<Reference>,
         /// The caller was fetched into this tree: a local path must stay inside, symbolic links resolved
         /// (language.md §7.1).
         inside: Option<String>,
+        /// The caller's effective environment, if the function comes over the network: it has credentials, proxies and
+        /// certificates (language.md §7.7). Else empty.
+        environment: Vec<(Vec<u8>, Vec<u8>)>,
     },
     /// Make two empty files before anything that follows: an expression of a run function named its own files
     /// (language.md §10). Nobody reads them.
@@ -66,6 +70,8 @@ pub struct Spawn {
     pub env: Vec<(Vec<u8>, Vec<u8>)>,
     /// Absolute working directory.
     pub work_dir: String,
+    /// Which ends of it are successes.
+    pub success: Success,
     /// Output and export files to make before the start and to read after a success; `None` if nothing refers to them.
     pub files: Option<StepFiles>,
 }
@@ -80,6 +86,45 @@ pub enum Program {
     Script(String),
     /// The same for a text longer than one argument may be: written to the file, then `SHELL FILE`.
     ScriptFile(ScriptFile),
+    /// As `ScriptFile`, with `#!SHELL` in front of the text; the shell is looked for by its name first (language.md §17
+    /// `script_legacy`).
+    LegacyScript(ScriptFile),
+    /// This program itself: `step-runner builtin NAME` (language.md §17).
+    Builtin(BuiltinProgram),
+}
+
+/// Which ends of a process are successes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Success {
+    /// Exit code 0.
+    ExitCode,
+    /// Exit code 0, and death by SIGHUP, SIGUSR1, SIGUSR2 or SIGPIPE (language.md §17 `script_legacy`).
+    ExitCodeOrSignal,
+}
+
+impl Success {
+    /// Whether `status` is one of them.
+    pub const fn includes(self, status: ExitStatus) -> bool {
+        const SIGHUP: u8 = 1;
+        const SIGUSR1: u8 = 10;
+        const SIGUSR2: u8 = 12;
+        const SIGPIPE: u8 = 13;
+        match (self, status) {
+            (Self::ExitCodeOrSignal, ExitStatus::Signal(SIGHUP | SIGUSR1 | SIGUSR2 | SIGPIPE)) => true,
+            (_, status) => status.is_success(),
+        }
+    }
+}
+
+/// A builtin that runs as a process of the job. Its inputs may be secrets, so they are never arguments.
+#[derive(Clone, PartialEq, Eq)]
+pub struct BuiltinProgram {
+    /// Its name.
+    pub name: String,
+    /// Absolute path in `tmp_dir` of the file that its inputs are written to.
+    pub path: String,
+    /// Its inputs: a JSON object.
+    pub inputs: String,
 }
 
 /// The two files of an invocation (language.md §12), absolute paths in `tmp_dir`.

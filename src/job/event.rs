@@ -103,6 +103,9 @@ pub struct Fetched {
     /// Root of the tree it was fetched into (Git, OCI): its relative references must stay inside (language.md §7.1).
     /// `None` for files of the job's environment.
     pub tree: Option<String>,
+    /// What was fetched just now, exactly: a commit's hash, or a manifest's digest (faults.md, "Fetch"). `None` for files
+    /// that were there.
+    pub version: Option<String>,
 }
 
 /// Why a function could not be fetched.

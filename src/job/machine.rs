@@ -12,6 +12,7 @@
 //!
 //! A job works on one thing at a time: it waits for its slot, for one function to be fetched, or for one process.
 
+mod builtin;
 mod cancel;
 mod ends;
 mod frame;
@@ -26,7 +27,7 @@ use indexmap::IndexMap;
 
 use crate::lang::convert::contract;
 use crate::lang::diagnostic::{Diagnostic, Position};
-use crate::lang::environment::Environment;
+use crate::lang::environment::{Environment, LOG_LEVEL};
 use crate::lang::eval::Steps;
 use crate::lang::value::Value;
 use crate::model::Kind;
@@ -35,6 +36,7 @@ use crate::plan::secrets::Secrets;
 
 use super::effect::{Effect, StepFiles};
 use super::event::{CallId, Event, JobSpec};
+use builtin::Fetching;
 use frame::{Frame, Leaf, Loading};
 
 /// One job's machine.
@@ -63,6 +65,8 @@ struct Constants {
     tmp_dir: Arc<str>,
     /// What `steps` shows outside of a `run` list.
     no_steps: Steps,
+    /// The job asked for everything to be said: its log level is `debug` (language.md §13, layer 2).
+    debug: bool,
     /// Bound of every grace.
     cancel_grace: Option<Duration>,
     /// Grace of a process whose function names none.
@@ -75,6 +79,8 @@ enum State {
     Queued(Box<Root>),
     /// A function.
     Loading(Box<Loading>),
+    /// What a builtin fetches.
+    Fetching(Box<Fetching>),
     /// A process.
     Running(Box<Leaf>),
     /// Nothing, while an event is handled; it stays so if that panics.
@@ -102,6 +108,8 @@ impl Machine {
                 errors.into_iter().map(|error| root_input_error(&loaded, error)).collect::<Vec<_>>()
             })?;
         let func_dir = folder_of(spec.file.as_deref()).unwrap_or(&spec.work_dir);
+        let mut secrets = Secrets::default();
+        secrets.note_references(&loaded.function);
         let root = Root { loaded, func_dir: func_dir.into(), inputs };
         Ok(Self {
             constants: Constants {
@@ -109,6 +117,10 @@ impl Machine {
                 work_dir: spec.work_dir.as_str().into(),
                 tmp_dir: spec.tmp_dir.as_str().into(),
                 no_steps: Steps::new(),
+                debug: spec
+                    .base_env
+                    .iter()
+                    .any(|(name, level)| name == LOG_LEVEL.as_bytes() && level == b"debug"),
                 cancel_grace: spec.cancel_grace,
                 default_grace: spec.default_grace,
             },
@@ -116,7 +128,7 @@ impl Machine {
             frames: Vec::new(),
             environment: Environment::new(Arc::clone(&spec.base_env), spec.env.clone()),
             library: Library::default(),
-            secrets: Secrets::default(),
+            secrets,
             calls: 0,
             effects: Vec::new(),
         })
@@ -130,6 +142,9 @@ impl Machine {
             (Event::Admitted { .. }, State::Queued(root)) => self.begin(*root),
             (Event::Fetched { call, result }, State::Loading(loading)) if *call == loading.call => {
                 self.fetched(*loading, result);
+            }
+            (Event::Fetched { call, result }, State::Fetching(fetching)) if *call == fetching.call.id => {
+                self.tree_fetched(*fetching, result);
             }
             (Event::Exited { call, end, outputs, exports }, State::Running(leaf)) if *call == leaf.call => {
                 self.exited(*leaf, end, outputs.as_ref(), exports.as_ref());

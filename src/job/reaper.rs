@@ -114,7 +114,10 @@ fn judge<I: Clone>(rules: &Rules, now: Duration, job: &Facts<I>) -> Option<Actio
         Phase::Running { since, .. } if is_over(rules.runaway_after, since.age(now)) => {
             cancel(CancelCause::Runaway)
         }
-        Phase::Running { output, .. } if is_over(rules.silent_after, output.age(now)) => {
+        // A log that was opened before the start has not been silent since then (queue.md §5).
+        Phase::Running { since, output }
+            if is_over(rules.silent_after, output.age(now).min(since.age(now))) =>
+        {
             cancel(CancelCause::Silent)
         }
         Phase::Ended { since }
@@ -204,6 +207,13 @@ mod tests {
         let running = Phase::Running { since: Moment::BeforeStart(seconds(995)), output: at(0) };
         assert_eq!(one(&RULES, 4, running), None);
         assert_eq!(one(&RULES, 5, running), Some(Action::Cancel(KEY, CancelCause::Runaway)));
+    }
+
+    #[test]
+    fn the_time_a_job_waited_is_no_silence() {
+        let running = Phase::Running { since: at(500), output: at(0) };
+        assert_eq!(one(&RULES, 699, running), None);
+        assert_eq!(one(&RULES, 700, running), Some(Action::Cancel(KEY, CancelCause::Silent)));
     }
 
     fn moment() -> impl Strategy<Value = Moment> {

@@ -5,7 +5,7 @@
 use super::event::Event;
 
 /// First byte of every record. Raised whenever [`Event`] or anything inside it changes its shape.
-const FORMAT: u8 = 1;
+const FORMAT: u8 = 2;
 
 /// Why a record could not be written or read.
 #[derive(Debug, thiserror::Error)]
@@ -115,10 +115,8 @@ mod tests {
             any::<i64>().prop_map(|at| Event::Admitted { at }),
             (any::<u32>(), ".{0,9}", ".{0,99}", prop::option::of(".{0,9}")).prop_map(
                 |(call, dir, text, tree)| {
-                    Event::Fetched {
-                        call,
-                        result: Ok(Fetched { path: format!("{dir}/func.yml"), dir, text, tree }),
-                    }
+                    let (path, version) = (format!("{dir}/func.yml"), tree.clone());
+                    Event::Fetched { call, result: Ok(Fetched { dir, path, text, tree, version }) }
                 }
             ),
             (any::<u32>(), ".{0,9}").prop_map(|(call, message)| Event::Fetched {
@@ -164,7 +162,7 @@ mod tests {
         record[0] = 9;
         assert_eq!(
             decode(&record).err().unwrap().to_string(),
-            "the record has format 9, this daemon reads format 1"
+            "the record has format 9, this daemon reads format 2"
         );
         assert!(matches!(decode(&[]), Err(RecordError::Empty)));
     }

@@ -24,6 +24,9 @@ pub enum Format {
         /// Both channels of the steps to standard output.
         merge: bool,
     },
+    /// As `Plain` where standard output and standard error are one file: everything to standard output, in the order
+    /// of the log, no line within another.
+    Together,
     /// A line with time and tag for each line of output, all to standard output.
     Pretty(Options),
 }
@@ -54,7 +57,9 @@ impl Printer {
     pub const fn new(format: Format) -> Self {
         let mode = match format {
             Format::Raw => Mode::Raw,
-            Format::Plain { merge } => Mode::Plain(Plain { merge, stdout: Live::new(), stderr: Live::new() }),
+            Format::Plain { merge: false } => Mode::Plain(Plain::new(Route::Apart)),
+            Format::Plain { merge: true } => Mode::Plain(Plain::new(Route::Merged)),
+            Format::Together => Mode::Plain(Plain::new(Route::Together)),
             Format::Pretty(options) => Mode::Pretty(Lines::new(options)),
         };
         Self { parser: Parser::new(Check::Lenient), mode }
@@ -79,6 +84,17 @@ impl Printer {
         debug_assert!(parsed.is_ok(), "a lenient parser refuses nothing");
     }
 
+    /// Something else is about to be printed on standard error: ends the line shown last if it stands there, or may.
+    /// What continues it stands on a line of its own.
+    pub fn interrupt(&mut self, out: &mut Output) {
+        match &mut self.mode {
+            Mode::Raw => {}
+            Mode::Plain(Plain { route: Route::Together, stdout, .. }) => stdout.finish(&mut out.stdout),
+            Mode::Plain(plain) => plain.stderr.finish(&mut out.stderr),
+            Mode::Pretty(lines) => lines.interrupt(&mut out.stdout),
+        }
+    }
+
     /// The log has ended: appends the ends of the lines shown and what was held back. An entry without its line
     /// feed is incomplete and not shown (logs.md §7, rule 5).
     pub fn finish(&mut self, out: &mut Output) {
@@ -93,20 +109,40 @@ impl Printer {
     }
 }
 
+/// What of a log goes to standard output.
+#[derive(Clone, Copy)]
+enum Route {
+    /// Standard output of the steps.
+    Apart,
+    /// Both channels of the steps.
+    Merged,
+    /// The daemon's own lines as well.
+    Together,
+}
+
 /// The state of `plain`.
 struct Plain {
-    merge: bool,
+    route: Route,
     stdout: Live,
     stderr: Live,
 }
 
 impl Plain {
+    const fn new(route: Route) -> Self {
+        Self { route, stdout: Live::new(), stderr: Live::new() }
+    }
+
     fn entry(&mut self, entry: &Entry<'_>, out: &mut Output) {
         let key = entry.key();
-        if key.is_daemon() || (key.kind == Kind::Err && !self.merge) {
-            self.stderr.push(entry, &mut out.stderr);
-        } else {
+        let to_stdout = match self.route {
+            Route::Apart => !key.is_daemon() && key.kind != Kind::Err,
+            Route::Merged => !key.is_daemon(),
+            Route::Together => true,
+        };
+        if to_stdout {
             self.stdout.push(entry, &mut out.stdout);
+        } else {
+            self.stderr.push(entry, &mut out.stderr);
         }
     }
 }

@@ -76,7 +76,7 @@ pub fn outputs(
 }
 
 /// A breach of the function's interface, at the input's place in the step, else at the step.
-fn refused(step: &Step, caller: &Function, error: contract::ContractError) -> Diagnostic {
+pub fn refused(step: &Step, caller: &Function, error: contract::ContractError) -> Diagnostic {
     let key = step.inputs.iter().map(|(key, _)| key).find(|key| key.as_literal() == Some(&error.name));
     let at = key.map_or(step.at, |key| key.at);
     let path = format!("{}.inputs.{}", step.path, error.name);

@@ -15,6 +15,8 @@ use super::definition;
 
 /// Functions kept; of a job that calls more, the one read first is read again.
 const KEPT: usize = 64;
+/// Bytes that the texts of the functions kept may have together: a tree takes much more than its text.
+const KEPT_TEXT: usize = 4 * 1024 * 1024;
 
 /// Deepest nesting that is read back from text; the reader's own limit is 128.
 const DEEPEST_TEXT: usize = 100;
@@ -26,30 +28,33 @@ pub struct Loaded {
     /// The definition as JSON text: a tree of maps takes some twenty times as much, and is wanted only at the end.
     written: Box<str>,
     definition: OnceLock<Arc<Json>>,
+    /// Bytes of the text it was read from.
+    text_len: usize,
 }
 
 impl Loaded {
     /// Reads the document of a request; `file` is its name in messages (service.md §3.1).
     pub fn request(text: &str, file: Option<&str>) -> Result<Self, Vec<Diagnostic>> {
         let function = document::parse_request(text, file.unwrap_or_default())?;
-        Ok(Self::new(function, definition::of_request(text)))
+        Ok(Self::new(function, definition::of_request(text), text.len()))
     }
 
     /// Reads a definition file.
     pub fn file(path: &str, text: &str) -> Result<Self, Vec<Diagnostic>> {
         let function = document::parse_function(text, path)?;
-        Ok(Self::new(function, definition::of_file(text)))
+        Ok(Self::new(function, definition::of_file(text), text.len()))
     }
 
-    fn new(function: Function, definition: Json) -> Self {
+    fn new(function: Function, definition: Json, text_len: usize) -> Self {
         if depth(&definition) > DEEPEST_TEXT {
             return Self {
                 function,
                 written: Box::default(),
                 definition: OnceLock::from(Arc::new(definition)),
+                text_len,
             };
         }
-        Self { function, written: definition.to_string().into(), definition: OnceLock::new() }
+        Self { function, written: definition.to_string().into(), definition: OnceLock::new(), text_len }
     }
 
     /// Interface and implementation as read, for results: `{"spec": …, "definition": …}`. One copy for all of them.
@@ -83,11 +88,15 @@ impl Library {
             return Ok((Arc::clone(known), false));
         }
         let loaded = Arc::new(Loaded::file(path, text)?);
-        if self.files.len() >= KEPT {
+        self.files.insert(key, Arc::clone(&loaded));
+        while self.files.len() > KEPT || self.kept_text() > KEPT_TEXT {
             self.files.shift_remove_index(0);
         }
-        self.files.insert(key, Arc::clone(&loaded));
         Ok((loaded, true))
+    }
+
+    fn kept_text(&self) -> usize {
+        self.files.values().map(|loaded| loaded.text_len).sum()
     }
 }
 

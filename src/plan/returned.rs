@@ -5,7 +5,7 @@ use indexmap::IndexMap;
 use crate::lang::ast::{Declaration, Function, Outputs};
 use crate::lang::convert::contract;
 use crate::lang::diagnostic::{Class, Diagnostic, Position};
-use crate::lang::output_file::{self, OutputFileError};
+use crate::lang::output_file::{self, FileKind, OutputFileError};
 use crate::lang::value::Value;
 
 /// Of a process that succeeded.
@@ -25,20 +25,21 @@ pub fn of_process(
     outputs: Content<'_>,
     exports: Content<'_>,
 ) -> Result<Returned, OutputFileError> {
-    let content = bytes(outputs, "output file")?;
+    let content = bytes(outputs, FileKind::Output)?;
     let outputs = match declared {
         Outputs::Declared(declared) => output_file::read_outputs(content, declared)?,
         Outputs::Delegate => output_file::read_delegated(content)?,
     };
-    let exports = output_file::read_exports(bytes(exports, "export file")?)?;
+    let exports = output_file::read_exports(bytes(exports, FileKind::Export)?)?;
     Ok(Returned { outputs, exports })
 }
 
-fn bytes<'a>(file: Content<'a>, what: &str) -> Result<&'a [u8], OutputFileError> {
-    file.map_err(|why| OutputFileError {
+fn bytes(content: Content<'_>, file: FileKind) -> Result<&[u8], OutputFileError> {
+    content.map_err(|why| OutputFileError {
         class: Class::Malformed,
+        file,
         line: None,
-        message: format!("{what}: {why}"),
+        message: format!("{}: {why}", file.label()),
     })
 }
 

@@ -8,7 +8,9 @@ use std::collections::BTreeSet;
 
 use indexmap::IndexMap;
 
+use crate::lang::ast::{Body, Function, Invocation};
 use crate::lang::convert::number_to_text;
+use crate::lang::reference;
 use crate::lang::value::{Data, Text, Value};
 
 /// Sensitive texts of a job that are known, and those not yet handed to the masking.
@@ -36,6 +38,27 @@ impl Secrets {
     pub fn note_text(&mut self, text: &Text, vars: &IndexMap<String, Value>) {
         if text.sensitive {
             self.insert_unless_covered(&text.text, vars);
+        }
+    }
+
+    /// Takes note of the credentials written in the references of a function: results hold its definition, also the
+    /// steps that never begin (language.md §16).
+    pub fn note_references(&mut self, function: &Function) {
+        let Body::Run(run) = &function.definition.body else { return };
+        for step in &run.steps {
+            if let Invocation::Reference(reference, _) = &step.invokes
+                && let Some(secret) = reference::credential(reference)
+            {
+                self.note_url_part(secret);
+            }
+        }
+    }
+
+    /// Takes note of a part of a URL, which may be percent-encoded.
+    pub fn note_url_part(&mut self, part: &str) {
+        self.insert(part);
+        if let Ok(decoded) = percent_encoding::percent_decode_str(part).decode_utf8() {
+            self.insert(&decoded);
         }
     }
 
@@ -95,6 +118,14 @@ mod tests {
 
     fn taken(secrets: &mut Secrets) -> Vec<String> {
         secrets.take_fresh().into_iter().map(|bytes| String::from_utf8(bytes).unwrap()).collect()
+    }
+
+    #[test]
+    fn a_part_of_a_url_is_secret_as_written_and_as_meant() {
+        let mut secrets = Secrets::default();
+        secrets.note_url_part("s%40cret");
+        secrets.note_url_part("plain");
+        assert_eq!(taken(&mut secrets), ["s%40cret", "s@cret", "plain"]);
     }
 
     #[test]

@@ -18,6 +18,10 @@ impl Machine {
                 let result = StepResult { status: StepStatus::Cancelled, ..unstarted(&root) };
                 self.over(Outcome::stopped(cause), vec![last_line(cause)], result);
             }
+            State::Fetching(fetching) => {
+                let result = self.result_before_start(fetching.call);
+                self.stopped(cause, Some(result));
+            }
             State::Loading(_) | State::Handling | State::Over => self.stopped(cause, None),
         }
     }
@@ -50,6 +54,10 @@ impl Machine {
                 None => self.internal(message, Some(leaf.into_result())),
             },
             State::Queued(root) => self.internal(message, Some(unstarted(&root))),
+            State::Fetching(fetching) => {
+                let result = self.result_before_start(fetching.call);
+                self.internal(message, Some(result));
+            }
             State::Loading(_) | State::Handling | State::Over => self.internal(message, None),
         }
     }

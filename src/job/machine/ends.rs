@@ -8,6 +8,7 @@ use crate::job::event::{FileContent, ProcessEnd};
 use crate::lang::ast::{Body, Outputs};
 use crate::lang::convert::to_json;
 use crate::lang::diagnostic::Diagnostic;
+use crate::lang::output_file::{FileKind, OutputFileError};
 use crate::lang::value::Value;
 use crate::model::{ExecResult, ExitStatus, Kind, Outcome, StepResult, StepStatus};
 use crate::plan::bind;
@@ -18,6 +19,9 @@ use super::{Machine, State, located};
 
 /// Most findings of one file that a message lists, as many as an answer to Run (service.md §3.1).
 const MAX_FINDINGS: usize = 20;
+
+/// Most bytes of a bad line that are shown in debug mode.
+const SHOWN_LINE: usize = 1024;
 
 /// Why a step failed.
 pub(super) struct Failure {
@@ -133,13 +137,31 @@ impl Machine {
         let declared = &leaf.loaded.function.spec.outputs;
         let returned = match end {
             ProcessEnd::NotStarted(why) => Err(Failure::plain(format!("exec: {why}"))),
-            ProcessEnd::Exited(status) if !status.is_success() => Err(Failure::process(*status)),
-            ProcessEnd::Exited(_) => returned::of_process(declared, content(outputs), content(exports))
-                .map_err(|error| Failure::plain(error.message)),
+            ProcessEnd::Exited(status) if !leaf.success.includes(*status) => Err(Failure::process(*status)),
+            ProcessEnd::Exited(_) => {
+                let (outputs, exports) = (content(outputs), content(exports));
+                returned::of_process(declared, outputs, exports).map_err(|error| {
+                    self.show_bad_line(
+                        &error,
+                        if error.file == FileKind::Output { outputs } else { exports },
+                    );
+                    Failure::plain(error.message)
+                })
+            }
         };
         match returned {
             Ok(returned) => self.leaf_succeeded(leaf, returned),
             Err(failure) => self.fail(Some(leaf.into_result()), failure),
+        }
+    }
+
+    /// Shows a line that could not be used, which may hold a secret, to who asked for everything (language.md §12).
+    fn show_bad_line(&mut self, error: &OutputFileError, content: returned::Content<'_>) {
+        let bad_line = content.ok().and_then(|content| error.bad_line(content));
+        if let (true, Some(line)) = (self.constants.debug, bad_line) {
+            let shown = line.get(..SHOWN_LINE).unwrap_or(line);
+            let text = format!("debug: {} holds: {}", error.file.label(), String::from_utf8_lossy(shown));
+            self.log(Kind::Err, one_line(&text));
         }
     }
 
@@ -158,7 +180,12 @@ impl Machine {
 
     /// Files the result of a step that has succeeded; the job's own ends it. Tells whether there is something to go
     /// on with.
-    fn succeeded(&mut self, result: StepResult, layers: usize, outputs: IndexMap<String, Value>) -> bool {
+    pub(super) fn succeeded(
+        &mut self,
+        result: StepResult,
+        layers: usize,
+        outputs: IndexMap<String, Value>,
+    ) -> bool {
         for _ in 0..layers {
             self.environment.pop();
         }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use indexmap::IndexMap;
 
-use crate::job::effect::StepFiles;
+use crate::job::effect::{StepFiles, Success};
 use crate::job::event::CallId;
 use crate::lang::ast::Reference;
 use crate::lang::eval::Steps;
@@ -58,6 +58,8 @@ pub(super) struct Leaf {
     pub(super) layers: usize,
     /// `cancel_timeout` of its function.
     pub(super) cancel_timeout: Option<Duration>,
+    /// Which ends of it are successes.
+    pub(super) success: Success,
     /// The cancel under way: the first cause, and the grace told last.
     pub(super) stopping: Option<(CancelCause, Duration)>,
     /// Complete but for how it ends.

@@ -2,16 +2,19 @@
 
 use std::cell::Cell;
 use std::sync::Arc;
+use std::time::Duration;
 
 use indexmap::IndexMap;
 
-use crate::job::effect::{Effect, Program, ScriptFile, Spawn, StepFiles};
+use crate::job::effect::{Effect, Program, Spawn, StepFiles, Success};
 use crate::job::event::{CallId, FetchFailure, Fetched};
+use crate::lang;
 use crate::lang::ast::{Body, Exec, Reference, Step};
 use crate::lang::convert::to_json;
 use crate::lang::diagnostic::{Class, Diagnostic};
+use crate::lang::document::CALL_LIMIT;
 use crate::lang::eval::{self, Context, Steps};
-use crate::lang::value::{Data, Text, Value};
+use crate::lang::value::{Text, Value};
 use crate::model::{ExecResult, Kind, ReferenceInfo, StepInfo, StepResult};
 use crate::plan::library::Loaded;
 use crate::plan::locate::{self, Target};
@@ -21,21 +24,44 @@ use super::ends::Failure;
 use super::frame::{Frame, Leaf, Loading, started};
 use super::{Machine, Root, State};
 
-/// Deepest nesting of calls (language.md §6); the steps of the job's own list have depth 1.
-const MAX_DEPTH: usize = 64;
-
 /// A function about to begin.
-struct Call {
-    id: CallId,
-    files: StepFiles,
-    loaded: Arc<Loaded>,
+pub(super) struct Call {
+    pub(super) id: CallId,
+    pub(super) files: StepFiles,
+    pub(super) loaded: Arc<Loaded>,
     /// `None` for the root.
-    step: Option<StepInfo>,
-    inputs: IndexMap<String, Value>,
-    func_dir: Arc<str>,
-    tree: Option<Arc<str>>,
+    pub(super) step: Option<StepInfo>,
+    pub(super) inputs: IndexMap<String, Value>,
+    pub(super) func_dir: Arc<str>,
+    pub(super) tree: Option<Arc<str>>,
     /// Environment frames that its step has put on top.
-    layers: usize,
+    pub(super) layers: usize,
+}
+
+/// The process of a function.
+pub(super) struct Process {
+    pub(super) program: Program,
+    /// As results show it.
+    pub(super) command: Vec<String>,
+    pub(super) work_dir: String,
+    /// `cancel_timeout` of the function.
+    pub(super) cancel_timeout: Option<Duration>,
+    pub(super) success: Success,
+    /// Something refers to its files.
+    pub(super) files_used: bool,
+}
+
+impl Call {
+    /// A function that was found, before what its step gives has been evaluated; `place`: its `func_dir` and the tree
+    /// it was fetched into.
+    pub(super) fn unbound(
+        id: CallId,
+        files: StepFiles,
+        loaded: Arc<Loaded>,
+        (func_dir, tree): (Arc<str>, Option<Arc<str>>),
+    ) -> Self {
+        Self { id, files, loaded, step: None, inputs: IndexMap::new(), func_dir, tree, layers: 1 }
+    }
 }
 
 impl Machine {
@@ -44,16 +70,8 @@ impl Machine {
         self.warn(&root.loaded.function.warnings);
         self.note_inputs(&root.inputs, &root.loaded);
         let (id, files) = self.next_call();
-        self.enter(Call {
-            id,
-            files,
-            loaded: root.loaded,
-            step: None,
-            inputs: root.inputs,
-            func_dir: root.func_dir,
-            tree: None,
-            layers: 0,
-        });
+        let call = Call::unbound(id, files, root.loaded, (root.func_dir, None));
+        self.enter(Call { inputs: root.inputs, layers: 0, ..call });
     }
 
     /// Begins a step of the innermost function: a builtin at once, else with the search for its function.
@@ -62,8 +80,8 @@ impl Machine {
         let Some(caller) = self.frames.last() else { return Ok(()) };
         let caller_loaded = Arc::clone(&caller.loaded);
         let function = &caller_loaded.function;
-        if self.frames.len() > MAX_DEPTH {
-            let message = format!("functions call each other more than {MAX_DEPTH} levels deep");
+        if self.frames.len() > CALL_LIMIT {
+            let message = format!("functions call each other more than {CALL_LIMIT} levels deep");
             let finding = Diagnostic::error(Class::Limit, &function.file, step.at, message);
             return Err(Failure::loading(&step.name, &[finding.with_path(step.path.clone())]));
         }
@@ -76,27 +94,18 @@ impl Machine {
         match target.map_err(|finding| Failure::loading(&step.name, &[finding]))? {
             Target::Builtin(name) => self.begin_builtin(step, &name, id, files),
             Target::Fetch(reference) => {
-                self.push(Effect::Fetch { call: id, reference: reference.clone(), inside });
+                let is_remote = matches!(reference, Reference::Git { .. } | Reference::Oci { .. });
+                let environment = if is_remote { self.environment.to_process() } else { Vec::new() };
+                if let Some(secret) = lang::reference::credential(&reference) {
+                    // Results hold the reference, and a server may say it back (language.md §16).
+                    self.secrets.note_url_part(secret);
+                }
+                let wanted = Box::new(reference.clone());
+                self.push(Effect::Fetch { call: id, reference: wanted, inside, environment });
                 self.state = State::Loading(Box::new(Loading { call: id, files, reference }));
                 Ok(())
             }
         }
-    }
-
-    fn begin_builtin(
-        &mut self,
-        step: &Step,
-        name: &str,
-        id: CallId,
-        files: StepFiles,
-    ) -> Result<(), Failure> {
-        let Some(caller) = self.frames.last() else { return Ok(()) };
-        let loaded = builtin::find(name).map_err(|(class, message)| {
-            let finding = Diagnostic::error(class, &caller.loaded.function.file, step.at, message);
-            Failure::loading(&step.name, &[finding.with_path(step.path.clone())])
-        })?;
-        let func_dir = Arc::clone(&caller.func_dir);
-        self.bind_and_enter(step, builtin::info(name), id, files, loaded, (func_dir, None))
     }
 
     /// A function has been found, or not.
@@ -116,17 +125,22 @@ impl Machine {
             let finding = Diagnostic::error(failure.class, &caller.function.file, step.at, &failure.message);
             Failure::loading(&step.name, &[finding.with_path(step.path.clone())])
         })?;
+        if let Some(line) = pin(&step.name, &loading.reference, fetched) {
+            self.log(Kind::Out, line);
+        }
         let (loaded, fresh) = self
             .library
             .load(&fetched.path, &fetched.text)
             .map_err(|findings| Failure::loading(&step.name, &findings))?;
         if fresh {
+            self.secrets.note_references(&loaded.function);
             self.warn(&loaded.function.warnings);
         }
         let filename = fetched.path.rsplit('/').next();
         let info = locate::info(&loading.reference, filename);
         let place = (fetched.dir.as_str().into(), fetched.tree.as_deref().map(Into::into).or(inherited));
-        self.bind_and_enter(step, info, loading.call, loading.files, loaded, place)
+        let call = Call::unbound(loading.call, loading.files, loaded, place);
+        self.bind_and_enter(step, info, call, None)
     }
 
     /// The step of the innermost function, `caller`, that began last.
@@ -135,47 +149,42 @@ impl Machine {
         run.steps.get(self.frames.last()?.next.checked_sub(1)?)
     }
 
-    /// Evaluates what `step` gives, in its caller's context, and begins the function.
-    fn bind_and_enter(
+    /// Evaluates what `step` gives, in its caller's context, and begins the function; `kind`: it is a builtin.
+    pub(super) fn bind_and_enter(
         &mut self,
         step: &Step,
         reference: ReferenceInfo,
-        id: CallId,
-        files: StepFiles,
-        loaded: Arc<Loaded>,
-        (func_dir, tree): (Arc<str>, Option<Arc<str>>),
+        mut call: Call,
+        kind: Option<builtin::Kind>,
     ) -> Result<(), Failure> {
         let Some(caller) = self.frames.last() else { return Ok(()) };
-        let is_script = reference.protocol == "dist";
         let (given, used, own_used) = {
             let view = self.view_of_frame(caller);
             // A script's text may name its own files: it has no other way to export (language.md §10).
-            let own = self.view(&caller.inputs, &caller.steps, &caller.func_dir, &files);
-            let inputs_view = if is_script { &own } else { &view };
-            let declared = &loaded.function.spec.inputs;
+            let own = self.view(&caller.inputs, &caller.steps, &caller.func_dir, &call.files);
+            let inputs_view = if kind.is_some_and(builtin::Kind::is_script) { &own } else { &view };
+            let declared = &call.loaded.function.spec.inputs;
             let given = bind::given(step, declared, &caller.loaded.function, inputs_view, &view);
             (given, view.files_used.get(), own.files_used.get())
         };
         self.make_files_if(used);
         let given = given.map_err(|findings| Failure::loading(&step.name, &findings))?;
-        self.note_inputs(&given.inputs, &loaded);
+        self.note_inputs(&given.inputs, &call.loaded);
         given.env.values().for_each(|text| self.note_text(text));
         let inputs =
             given.named.iter().filter_map(|name| Some((name.clone(), to_json(given.inputs.get(name)?))));
-        let info = StepInfo {
+        call.step = Some(StepInfo {
             name: step.name.clone(),
             reference,
             env: given.env.iter().map(|(name, text)| (name.clone(), text.text.clone())).collect(),
             inputs: inputs.collect(),
-        };
+        });
+        call.inputs = given.inputs;
         self.environment.push(given.env);
-        let call =
-            Call { id, files, loaded, step: Some(info), inputs: given.inputs, func_dir, tree, layers: 1 };
-        if is_script {
-            self.enter_script(call, own_used);
-        } else {
-            self.enter(call);
+        if let Some(kind) = kind {
+            return self.enter_builtin(kind, step, call, own_used);
         }
+        self.enter(call);
         Ok(())
     }
 
@@ -234,16 +243,16 @@ impl Machine {
                     |text| locate::absolute(&self.constants.work_dir, &text.text),
                 );
                 let command: Vec<String> = command.into_iter().map(|text| text.text).collect();
-                let shown = ExecResult { command: command.clone(), work_dir, exit_code: 0 };
+                let process = Process {
+                    program: Program::Command(command.clone()),
+                    command,
+                    work_dir,
+                    cancel_timeout: exec.cancel_timeout,
+                    success: Success::ExitCode,
+                    files_used: used || env_used,
+                };
                 let layers = call.layers + 1;
-                self.spawn(
-                    call,
-                    Program::Command(command),
-                    shown,
-                    exec.cancel_timeout,
-                    layers,
-                    used || env_used,
-                );
+                self.spawn(call, process, layers);
             }
             Err(failure) => {
                 let result = self.result_before_start(call);
@@ -252,56 +261,37 @@ impl Machine {
         }
     }
 
-    fn enter_script(&mut self, call: Call, files_used: bool) {
-        let text = match call.inputs.get("script").map(|value| &value.data) {
-            Some(Data::String(text)) => text.clone(),
-            _ => String::new(),
-        };
-        let work_dir = self.constants.work_dir.to_string();
-        let shown = ExecResult {
-            command: vec!["sh".to_owned(), "-c".to_owned(), text.clone()],
-            work_dir,
-            exit_code: 0,
-        };
-        let program = if text.len() > builtin::LONGEST_ARGUMENT {
-            Program::ScriptFile(ScriptFile {
-                path: format!("{}/{}/script", self.constants.tmp_dir, call.id),
-                text,
-            })
-        } else {
-            Program::Script(text)
-        };
-        let layers = call.layers;
-        self.spawn(call, program, shown, None, layers, files_used);
-    }
-
-    /// Result of a function whose process cannot even be described.
-    fn result_before_start(&self, call: Call) -> StepResult {
+    /// Result of a function that has no process, or whose process cannot even be described.
+    pub(super) fn result_before_start(&self, call: Call) -> StepResult {
         let definition = Some(call.loaded.definition());
         StepResult { definition, ..started(call.step, self.environment.above_base()) }
     }
 
-    /// Starts the process of a function.
-    fn spawn(
+    /// Starts the process of a function; `layers` of the environment end with it.
+    pub(super) fn spawn(&mut self, call: Call, process: Process, layers: usize) {
+        let env = self.environment.to_process();
+        self.spawn_with(call, process, layers, env);
+    }
+
+    /// The same with this whole environment.
+    pub(super) fn spawn_with(
         &mut self,
         call: Call,
-        program: Program,
-        shown: ExecResult,
-        cancel_timeout: Option<std::time::Duration>,
+        process: Process,
         layers: usize,
-        files_used: bool,
+        env: Vec<(Vec<u8>, Vec<u8>)>,
     ) {
-        let name = call.step.as_ref().map_or(ROOT, |step| step.name.as_str()).to_owned();
+        let Process { program, command, work_dir, cancel_timeout, success, files_used } = process;
+        let name = self.announce(&call);
         let mut result = started(call.step, self.environment.above_base());
-        let work_dir = shown.work_dir.clone();
-        result.exec = Some(shown);
-        self.log(Kind::Out, format!("Running step name={name}"));
+        result.exec = Some(ExecResult { command, work_dir: work_dir.clone(), exit_code: 0 });
         self.push(Effect::Spawn(Box::new(Spawn {
             call: call.id,
             name,
             program,
-            env: self.environment.to_process(),
+            env,
             work_dir,
+            success,
             files: files_used.then_some(call.files),
         })));
         self.state = State::Running(Box::new(Leaf {
@@ -309,9 +299,17 @@ impl Machine {
             loaded: call.loaded,
             layers,
             cancel_timeout,
+            success,
             stopping: None,
             result,
         }));
+    }
+
+    /// Logs that an exec function or a builtin starts (language.md §14.2): the name of its step.
+    pub(super) fn announce(&mut self, call: &Call) -> String {
+        let name = call.step.as_ref().map_or(ROOT, |step| step.name.as_str()).to_owned();
+        self.log(Kind::Out, format!("Running step name={name}"));
+        name
     }
 
     /// What expressions of a run function see.
@@ -369,18 +367,21 @@ impl Machine {
     }
 }
 
+/// The line that says which version of a function was fetched, so that a log tells it for ever (faults.md, "Fetch").
+pub(super) fn pin(step: &str, reference: &Reference, fetched: &Fetched) -> Option<String> {
+    let version = fetched.version.as_deref()?;
+    let origin = lang::reference::origin(reference)?;
+    let what = if matches!(reference, Reference::Git { .. }) { "commit" } else { "digest" };
+    Some(format!("Fetched step name={step} from {origin}: {what} {version}"))
+}
+
 /// The root has no name of its own (language.md §1).
 const ROOT: &str = "root";
 
 /// Arguments and working directory, evaluated.
 fn command_line(exec: &Exec, view: &Context<'_>) -> Result<(Vec<Text>, Option<Text>), Failure> {
     let at = |finding: Diagnostic| Failure::at(&[finding]);
-    let command = exec
-        .command
-        .iter()
-        .map(|part| eval::evaluate_text(part, view))
-        .collect::<Result<Vec<_>, _>>()
-        .map_err(at)?;
+    let command = eval::evaluate_texts(&exec.command, view).map_err(at)?;
     let work_dir =
         exec.work_dir.as_ref().map(|path| eval::evaluate_text(path, view)).transpose().map_err(at)?;
     if command.first().is_none_or(|program| program.text.is_empty()) {

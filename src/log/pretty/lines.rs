@@ -112,6 +112,11 @@ impl Lines {
         self.line_feed_due = true;
     }
 
+    /// Ends the line shown last; those held stay so.
+    pub(super) fn interrupt(&mut self, out: &mut Vec<u8>) {
+        self.end_shown(out);
+    }
+
     pub(super) fn finish(&mut self, out: &mut Vec<u8>) {
         for line in std::mem::take(&mut self.held) {
             self.end_line(line, out);

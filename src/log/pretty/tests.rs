@@ -124,6 +124,29 @@ fn plain_separates_the_channels_and_merges_on_demand() {
 }
 
 #[test]
+fn outputs_that_are_one_file_keep_the_order_of_the_log_and_whole_lines() {
+    let wire = wire(&[("00O ", "run"), ("01O ", "a"), ("01E ", "e"), ("01O ", "b"), ("00E ", "w")]);
+    let out = print(Format::Together, &wire);
+    assert_eq!((&*out.stdout, &*out.stderr), (&b"run\na\ne\nb\nw\n"[..], &b""[..]));
+}
+
+#[test]
+fn a_message_of_the_callers_own_starts_on_a_line_of_its_own() {
+    for (format, shown) in [
+        (Format::Pretty(Options::plain_utc()), ("00:00:00.678 out  half\n", "")),
+        (Format::Together, ("half\n", "")),
+        (Format::Plain { merge: false }, ("half", "")),
+    ] {
+        let mut printer = Printer::new(format);
+        let mut out = Output::default();
+        printer.push(&wire(&[("01O ", "half")]), &mut out);
+        printer.interrupt(&mut out);
+        printer.interrupt(&mut out);
+        assert_eq!((&*out.stdout, &*out.stderr), (shown.0.as_bytes(), shown.1.as_bytes()), "{format:?}");
+    }
+}
+
+#[test]
 fn raw_passes_everything() {
     assert_eq!(print(Format::Raw, b"junk\nhalf").stdout, b"junk\nhalf");
 }

@@ -13,7 +13,8 @@ fn command(spawn: &Spawn) -> Vec<&str> {
     match &spawn.program {
         Program::Command(command) => command.iter().map(String::as_str).collect(),
         Program::Script(text) => vec![text],
-        Program::ScriptFile(file) => vec![&file.path, &file.text],
+        Program::ScriptFile(file) | Program::LegacyScript(file) => vec![&file.path, &file.text],
+        Program::Builtin(builtin) => vec![&builtin.name, &builtin.path, &builtin.inputs],
     }
 }
 
@@ -335,7 +336,8 @@ fn what_a_fetched_function_calls_must_stay_in_its_tree() {
         let (id, inside) = call(&effects);
         assert_eq!(inside, expected);
         let dir = "/cache/tree/f".to_owned();
-        let fetched = Fetched { path: format!("{dir}/func.yml"), dir, text: sequence.clone(), tree };
+        let fetched =
+            Fetched { path: format!("{dir}/func.yml"), dir, text: sequence.clone(), tree, version: None };
         effects = machine.handle(&Event::Fetched { call: id, result: Ok(fetched) });
         expected = Some("/cache/tree".to_owned());
     }

@@ -160,7 +160,7 @@ impl World {
         let found = files.iter().find_map(|file| {
             let path = format!("{dir}/{file}");
             let text = self.files.get(&path)?.clone();
-            Some(Fetched { dir: dir.clone(), path, text, tree: None })
+            Some(Fetched { dir: dir.clone(), path, text, tree: None, version: None })
         });
         found.ok_or_else(|| FetchFailure {
             class: Class::NotFound,
@@ -174,7 +174,10 @@ impl World {
         let words: Vec<String> = match &spawn.program {
             Program::Command(command) => command.clone(),
             Program::Script(text) => text.split(' ').map(str::to_owned).collect(),
-            Program::ScriptFile(_) => Vec::new(),
+            Program::ScriptFile(_) | Program::Builtin(_) => Vec::new(),
+            Program::LegacyScript(file) => {
+                file.text.lines().last().unwrap().split(' ').map(str::to_owned).collect()
+            }
         };
         let number = || words.get(1).and_then(|word| word.parse().ok()).unwrap();
         let end = match words.first().map(String::as_str) {
