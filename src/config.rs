@@ -38,6 +38,8 @@ settings! {
     state_dir: Option<PathBuf> = None;
     /// Space to keep free on the state folder's file system: with less, new jobs are refused (service.md §3.7).
     state_limit: Bytes = Bytes(64 << 20);
+    /// Room for fetched functions; those not used for longest are removed, none while a job uses it (language.md §7.7).
+    cache_limit: Bytes = Bytes(2 << 30);
     /// What must survive: a crash of the daemon, or a power cut too, which costs syncs (service.md §6.6).
     durability: Durability = Durability::Crash;
     /// Connections at once; at the limit the oldest that never spoke is dropped (service.md §1.1).
@@ -127,8 +129,6 @@ impl Config {
     /// not keep, so it does not start.
     pub fn unsupported(&self) -> Vec<&'static str> {
         let asked = [
-            ("max_running", self.max_running != 0),
-            ("max_running_per_project", self.max_running_per_project.0.is_some()),
             ("limit_processes", self.limit_processes != 0),
             ("limit_memory", self.limit_memory.0 != 0),
             ("limit_cpus", self.limit_cpus != 0.0),
@@ -137,6 +137,48 @@ impl Config {
             ("metrics", self.metrics.is_some()),
         ];
         asked.into_iter().filter(|(_, asked)| *asked).map(|(name, _)| name).collect()
+    }
+}
+
+/// Settings that a running daemon takes over on SIGHUP; the others are for its start, or known to its keeper.
+const LIVE: [&str; 21] = [
+    "state_limit",
+    "max_followers",
+    "max_jobs",
+    "max_running",
+    "max_queued",
+    "max_queued_bytes",
+    "queue_policy",
+    "max_running_per_project",
+    "log_limit",
+    "stale_after",
+    "stale_floor",
+    "runaway_after",
+    "silent_after",
+    "queued_after",
+    "cancel_grace",
+    "leftover_grace",
+    "on_stop",
+    "drain_timeout",
+    "shutdown_grace",
+    "mask_forms",
+    "default_token_prefixes",
+];
+
+impl Config {
+    /// What is in force after `fresh` was read in the middle of a run, and the settings that differ there but wait for
+    /// the next start.
+    pub fn reloaded(&self, fresh: &Self) -> (Self, Vec<&'static str>) {
+        let mut config = self.clone();
+        let mut waiting = Vec::new();
+        for setting in SETTINGS {
+            if LIVE.contains(&setting.name) {
+                (setting.take)(&mut config, fresh);
+            } else if setting.show(self) != setting.show(fresh) {
+                waiting.push(setting.name);
+            }
+        }
+        (config, waiting)
     }
 }
 

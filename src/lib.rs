@@ -2,11 +2,13 @@
 
 pub mod actors;
 pub mod app;
+pub mod builtin;
 pub mod cli;
 pub mod client;
 pub mod clock;
 pub mod config;
 pub mod error;
+pub mod fetch;
 pub mod grpc;
 pub mod job;
 pub mod journal;
@@ -16,10 +18,13 @@ pub mod log;
 pub mod logging;
 pub mod model;
 pub mod net;
+pub mod oci;
 pub mod pb;
 pub mod plan;
 pub mod process;
 pub mod proxy;
+pub mod queue;
 pub mod signal;
 pub mod store;
 pub mod variables;
+pub mod web;

@@ -5,6 +5,7 @@
 //! - [`group`] sends signals to what is certainly ours;
 //! - [`cgroup`] makes a control group for each job where that is possible;
 //! - [`sweep`] finds the processes of a job in `/proc` where it is not, [`remains`] ends those of a dead keeper;
+//! - [`worker`] starts the process that fetches, and confines it;
 //! - [`children`] tells the daemon's own children from orphans, and reaps those;
 //! - `sys` is the only file of the project with `unsafe` code: the few system calls no safe library offers.
 //!
@@ -21,6 +22,7 @@ pub mod remains;
 pub mod spawn;
 pub mod sweep;
 mod sys;
+pub mod worker;
 
 pub use sys::{
     Signals, close_on_exec_from, give_back_memory, ignore_signals, inherited_descriptor, peek_exited_child,

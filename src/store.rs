@@ -15,7 +15,9 @@ mod scan;
 pub mod socket;
 mod state_dir;
 
+use std::ffi::CString;
 use std::io;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
@@ -57,6 +59,17 @@ impl StoreError {
 pub fn make_work_dir(path: &Path) -> Result<(), StoreError> {
     let made = std::fs::DirBuilder::new().recursive(true).mode(files::DIR_MODE.bits()).create(path);
     made.map_err(StoreError::new("make the directory", path))
+}
+
+/// Removes a folder of ours that lies beside jobs (the cache of fetched trees) and all that is in it, however deep.
+pub fn remove_all(path: &Path) -> Result<(), StoreError> {
+    let removed = match (path.parent(), path.file_name().map(|name| CString::new(name.as_bytes()))) {
+        (Some(parent), Some(Ok(name))) => {
+            files::open_dir(rustix::fs::CWD, parent).and_then(|parent| remove::remove_tree(parent, &name))
+        }
+        _ => Err(io::ErrorKind::InvalidInput.into()),
+    };
+    removed.map_err(StoreError::new("remove", path))
 }
 
 fn is_full(error: &io::Error) -> bool {

@@ -16,6 +16,8 @@ pub struct Setting {
     pub kinds: &'static [Kind],
     pub(super) set: fn(&mut Config, &[String]) -> bool,
     pub(super) show: fn(&Config) -> Option<String>,
+    /// Takes the value over from another configuration.
+    pub(super) take: fn(&mut Config, &Config),
 }
 
 impl Setting {
@@ -89,6 +91,7 @@ macro_rules! settings {
                 }
             },
             show: |config| Value::show(&config.$name),
+            take: |config, other| config.$name = other.$name.clone(),
         }, )+ ];
     };
     (@check $check:expr) => { $check };

@@ -17,7 +17,7 @@ fn load_option(name: &'static str, value: &str) -> Result<Config, String> {
 
 #[test]
 fn every_setting_of_the_documentation_exists_once() {
-    let documented = "socket socket_mode state_dir state_limit durability max_connections max_followers max_jobs \
+    let documented = "socket socket_mode state_dir state_limit cache_limit durability max_connections max_followers max_jobs \
         max_running max_queued max_queued_bytes queue_policy max_running_per_project log_limit stale_after stale_floor \
         runaway_after silent_after queued_after reap_interval remember_finished cancel_grace leftover leftover_grace \
         kill_wait keeper_wait on_stop drain_timeout shutdown_grace idle_timeout max_lifetime env_base env_pass \
@@ -163,5 +163,26 @@ proptest! {
     #[test]
     fn no_file_panics(text in "[a-z_=\\[\\]\"0-9\n .#-]{0,80}") {
         drop(Config::load(&file(&text)));
+    }
+}
+
+#[test]
+fn a_reload_takes_what_a_running_daemon_can_change_and_names_the_rest() {
+    let old = Config { max_connections: 7, ..Config::default() };
+    let fresh = Config {
+        max_running: 3,
+        max_connections: 9,
+        reap_interval: Duration::from_secs(1),
+        ..Config::default()
+    };
+    let (config, waiting) = old.reloaded(&fresh);
+    assert_eq!((config.max_running, config.max_connections), (3, 7));
+    assert_eq!(waiting, ["max_connections", "reap_interval"]);
+}
+
+#[test]
+fn settings_that_can_be_reloaded_are_settings() {
+    for name in super::LIVE {
+        assert!(SETTINGS.iter().any(|setting| setting.name == name), "{name}");
     }
 }

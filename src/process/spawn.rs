@@ -11,7 +11,9 @@ use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::pipe::PipeFlags;
 use rustix::process::Pid;
+use rustix::time::ClockId;
 
+use super::sweep::Process;
 use super::sys::{self, ChildPlan, ChildStack, ChildStage, CloneError, Inheritance};
 
 /// What to start. Holds an environment with secrets, so it has no `Debug`.
@@ -33,6 +35,8 @@ pub struct Spawned {
     pub pid: Pid,
     /// Becomes readable when it ends.
     pub pidfd: OwnedFd,
+    /// When it started, in clock ticks since the host did; 0 if it could not be told.
+    pub start_time: u64,
     /// Read end of its standard output, non-blocking.
     pub stdout: OwnedFd,
     /// Read end of its standard error, non-blocking.
@@ -135,13 +139,25 @@ impl Spawner {
             cgroup,
             inheritance: &self.inheritance,
         };
+        let before = ticks();
         let (pid, pidfd) = sys::clone_exec(&plan, &mut self.stack).map_err(|error| match error {
             CloneError::Clone(error) => SpawnError::new(Stage::Fork, &error),
             CloneError::Child(stage, error) => SpawnError::new(stage.into(), &error),
         })?;
         let pid = Pid::from_raw(pid).ok_or(SpawnError { stage: Stage::Fork, errno: Errno::SRCH })?;
-        Ok(Spawned { pid, pidfd, stdout, stderr })
+        // Between two equal times there is no other one: mostly this spares the kernel the text of `/proc/PID/stat`.
+        let start_time = Some(before)
+            .filter(|&before| before == ticks())
+            .or_else(|| Process::read(pid.as_raw_nonzero().get() as u32).map(|process| process.start_time));
+        Ok(Spawned { pid, pidfd, start_time: start_time.unwrap_or(0), stdout, stderr })
     }
+}
+
+/// Now, as the kernel shows start times of processes: in ticks of 10 ms on all processors that we are built for.
+fn ticks() -> u64 {
+    const TICK: u64 = 10_000_000;
+    let now = rustix::time::clock_gettime(ClockId::Boottime);
+    (now.tv_sec as u64) * (1_000_000_000 / TICK) + (now.tv_nsec as u64) / TICK
 }
 
 impl From<ChildStage> for Stage {
@@ -190,5 +206,25 @@ impl StringArray {
         let pointers =
             starts.into_iter().map(|start| base.wrapping_add(start).cast()).chain([ptr::null()]).collect();
         Ok(Self { _bytes: bytes, pointers })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_start_time_is_what_the_kernel_shows() {
+        let mut spawner = Spawner::new().unwrap();
+        let argv = ["sleep", "30"].map(str::to_owned);
+        let command =
+            Command { program: Path::new("/bin/sleep"), argv: &argv, env: &[], work_dir: Path::new("/") };
+        for _ in 0..20 {
+            let spawned = spawner.spawn(&command, None).unwrap();
+            let shown = Process::read(spawned.pid.as_raw_nonzero().get() as u32).unwrap();
+            assert_eq!(spawned.start_time, shown.start_time);
+            rustix::process::pidfd_send_signal(&spawned.pidfd, rustix::process::Signal::KILL).unwrap();
+            rustix::process::waitpid(Some(spawned.pid), rustix::process::WaitOptions::empty()).unwrap();
+        }
     }
 }

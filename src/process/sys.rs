@@ -458,8 +458,9 @@ impl Signals {
 
     /// Takes what is pending.
     pub fn clear(&self) {
-        let mut buffer = [0_u8; 4 * size_of::<libc::signalfd_siginfo>()];
-        while rustix::io::read(&self.0, &mut buffer).is_ok_and(|read| read > 0) {}
+        // Of one signal at most one is pending, so a second read would find nothing.
+        let mut buffer = [0_u8; size_of::<libc::signalfd_siginfo>()];
+        rustix::io::retry_on_intr(|| rustix::io::read(&self.0, &mut buffer)).ok();
     }
 }
 

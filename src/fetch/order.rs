@@ -1,0 +1,91 @@
+//! What the daemon and the process that fetches for it say to each other.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+use crate::job::event::FetchFailure;
+use crate::web::Network;
+
+/// Largest tree in bytes (faults.md row 69).
+pub const MAX_TREE_BYTES: u64 = 1 << 30;
+
+/// Most files, folders and links of a tree (faults.md row 69).
+pub const MAX_TREE_ENTRIES: u64 = 100_000;
+
+/// Where a function is. May hold credentials, so there is no `Debug`.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Source {
+    /// A Git repository.
+    Git {
+        /// `http://` or `https://`, perhaps with user and password.
+        url: String,
+        /// Tag, branch, commit hash or its beginning (language.md §7.3).
+        revision: String,
+    },
+    /// An image in a registry.
+    Oci {
+        /// `host[:port]`.
+        registry: String,
+        /// Its name there.
+        repository: String,
+        /// A tag, or `sha256:` and 64 hexadecimal digits.
+        version: String,
+    },
+}
+
+/// A task for a worker: its first line of input. Holds credentials, so there is no `Debug`.
+#[derive(Serialize, Deserialize)]
+pub struct Order {
+    /// What to fetch.
+    pub source: Source,
+    /// How to reach servers.
+    pub network: Network,
+    /// Credentials as the step's environment has them: `DOCKER_AUTH_CONFIG`, and the content of `~/.netrc`.
+    pub credentials: BTreeMap<String, String>,
+    /// Existing empty folder for the worker's own files (a Git object store); the daemon removes it.
+    pub scratch: PathBuf,
+}
+
+/// What a worker says, a line of JSON each.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Said {
+    /// The version meant, found on the remote: a full commit hash, or the digest of the manifest for this platform. The
+    /// worker then waits for [`Answer`].
+    Resolved(String),
+    /// How far it has come; at most a few times a second.
+    Progress(Progress),
+    /// The tree is complete. Last.
+    Done(Stats),
+    /// It cannot be had. Last.
+    Failed(FetchFailure),
+}
+
+/// The daemon's answer to [`Said::Resolved`], a line of JSON; end of input instead: the tree is not needed.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Answer {
+    /// Existing empty folder to fill.
+    pub into: PathBuf,
+}
+
+/// How far a transfer has come.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Progress {
+    /// Bytes received.
+    pub bytes: u64,
+    /// Of how many, if known.
+    pub total: Option<u64>,
+}
+
+/// Size of a fetched tree.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Stats {
+    /// Regular files.
+    pub files: u64,
+    /// Files, folders and links.
+    pub entries: u64,
+    /// Bytes of the files.
+    pub bytes: u64,
+}

@@ -1,0 +1,158 @@
+//! Deletes what nobody can reach any more. A tree of 100 000 files takes seconds: one thread does it, started when there
+//! is something to delete and gone when there is not, so that the threads on which steps wait stay free.
+
+use std::collections::VecDeque;
+use std::io::ErrorKind;
+use std::mem;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::{Condvar, Mutex};
+use tokio::sync::oneshot;
+
+use crate::store;
+
+/// How long the end of the program waits for the folder being deleted; the next daemon deletes the rest.
+const END_WAIT: Duration = Duration::from_secs(1);
+
+/// See the module's text. Dropping it forgets what was not begun.
+#[derive(Debug, Default)]
+pub(super) struct Remover(Arc<Shared>);
+
+#[derive(Debug, Default)]
+struct Shared {
+    queue: Mutex<Queue>,
+    /// The thread has ended.
+    ended: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct Queue {
+    waiting: VecDeque<Task>,
+    /// There is a thread.
+    served: bool,
+}
+
+#[derive(Debug)]
+enum Task {
+    Remove(PathBuf),
+    /// All before this is gone.
+    Tell(oneshot::Sender<()>),
+}
+
+impl Remover {
+    /// Has these folders deleted, in the order they came.
+    pub(super) fn remove(&self, doomed: impl IntoIterator<Item = PathBuf>) {
+        self.add(doomed.into_iter().map(Task::Remove));
+    }
+
+    /// Waits until all is gone that was to be deleted so far.
+    pub(super) async fn removed(&self) {
+        let (tell, told) = oneshot::channel();
+        self.add([Task::Tell(tell)]);
+        // Without a thread nothing goes away: there is nothing to wait for.
+        told.await.ok();
+    }
+
+    fn add(&self, tasks: impl IntoIterator<Item = Task>) {
+        let mut queue = self.0.queue.lock();
+        queue.waiting.extend(tasks);
+        if queue.served || queue.waiting.is_empty() {
+            return;
+        }
+        let shared = Arc::clone(&self.0);
+        match std::thread::Builder::new().name("remover".into()).spawn(move || shared.serve()) {
+            Ok(_) => queue.served = true,
+            Err(error) => {
+                tracing::warn!(%error, "folders of the cache are removed later");
+                queue.waiting.retain(|task| matches!(task, Task::Remove(_)));
+            }
+        }
+    }
+}
+
+impl Drop for Remover {
+    fn drop(&mut self) {
+        let mut queue = self.0.queue.lock();
+        let forgotten = mem::take(&mut queue.waiting);
+        if queue.served {
+            self.0.ended.wait_while_for(&mut queue, |queue| queue.served, END_WAIT);
+        }
+        drop(queue);
+        drop(forgotten);
+    }
+}
+
+impl Shared {
+    fn serve(&self) {
+        loop {
+            let mut queue = self.queue.lock();
+            let Some(task) = queue.waiting.pop_front() else {
+                queue.served = false;
+                self.ended.notify_all();
+                return;
+            };
+            drop(queue);
+            match task {
+                Task::Remove(path) => delete(&path),
+                // Whoever asked may have gone.
+                Task::Tell(tell) => drop(tell.send(())),
+            }
+        }
+    }
+}
+
+fn delete(path: &Path) {
+    let removed = match store::remove_all(path) {
+        // The worker of a daemon that was killed wrote a last file into it.
+        Err(error) if error.source.kind() == ErrorKind::DirectoryNotEmpty => store::remove_all(path),
+        removed => removed,
+    };
+    if let Err(error) = removed {
+        tracing::warn!(%error, "a temporary folder of the cache was not removed");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn folders_go_in_order_and_their_end_is_told() {
+        let base = tempfile::tempdir().unwrap();
+        let remover = Remover::default();
+        for round in 0..3 {
+            let folders: Vec<_> =
+                (0..5).map(|number| base.path().join(format!("{round}-{number}"))).collect();
+            for folder in &folders {
+                fs::create_dir_all(folder.join("a/b")).unwrap();
+            }
+            remover.remove(folders);
+            remover.removed().await;
+            assert_eq!(fs::read_dir(base.path()).unwrap().count(), 0);
+        }
+    }
+
+    #[tokio::test]
+    async fn what_is_not_there_holds_nothing_up() {
+        let base = tempfile::tempdir().unwrap();
+        let remover = Remover::default();
+        remover.remove([base.path().join("none/at/all"), base.path().join("none")]);
+        remover.removed().await;
+    }
+
+    #[test]
+    fn its_end_forgets_what_was_not_begun() {
+        let remover = Remover::default();
+        let (tell, told) = oneshot::channel();
+        // As if a thread were busy.
+        remover.0.queue.lock().served = true;
+        remover.add([Task::Tell(tell)]);
+        remover.0.queue.lock().served = false;
+        drop(remover);
+        assert!(told.blocking_recv().is_err());
+    }
+}

@@ -1,0 +1,249 @@
+//! The daemon's talk with one worker. Dropping it ends the worker at once; what it leaves on disk is removed when it is
+//! certainly dead.
+
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::net::unix::pipe;
+use tokio::sync::oneshot;
+use tokio::task::spawn_blocking;
+use tokio::time::{Instant, timeout_at};
+
+use super::cache::Temporary;
+use super::order::{Answer, Order, Progress, Said, Stats};
+use super::places::Place;
+use super::room::{NoRoom, Room};
+use crate::job::event::FetchFailure;
+use crate::lang::diagnostic::Class;
+use crate::model::ExitStatus;
+use crate::process::worker::{MAX_CPU_SECONDS, MAX_FILE, Program, Worker};
+
+/// Longest time to find out which version is meant: a few small answers of a server, each with a time limit of its own.
+const RESOLVE_LIMIT: Duration = Duration::from_mins(2);
+
+/// Longest transfer. Silence of a server ends one much earlier; this one is for a server that is slow for ever.
+const TRANSFER_LIMIT: Duration = Duration::from_mins(30);
+
+/// Longest line of a worker in bytes: it may have been taken over by what it reads.
+const MAX_LINE: u64 = 64 << 10;
+
+/// Longest message of a failure in bytes, as it stands in a job's log.
+const MAX_MESSAGE: usize = 2 << 10;
+
+/// A worker under way.
+pub(super) struct Session {
+    running: Guard,
+    input: pipe::Sender,
+    output: BufReader<pipe::Receiver>,
+    /// When what it does has taken too long, and how long that is.
+    deadline: (Instant, Duration),
+    room: Arc<Room>,
+    /// Where it fetches from, for people.
+    origin: String,
+}
+
+/// What ends together: a worker, its folder and its place among the workers.
+struct Running {
+    worker: Worker,
+    folder: Temporary,
+    place: Place,
+}
+
+impl Running {
+    /// Waits for the worker's end and says how it came, gives up its place, then removes what it left. Blocks.
+    fn end(self, tell: impl FnOnce(io::Result<ExitStatus>)) {
+        let Self { worker, folder, place } = self;
+        tell(worker.reap());
+        drop(place);
+        drop(folder);
+    }
+}
+
+/// Ends at once what runs when it is dropped.
+struct Guard(Option<Running>);
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        let Some(running) = self.0.take() else { return };
+        running.worker.kill();
+        let end = |status: io::Result<ExitStatus>| {
+            if let Err(error) = status {
+                tracing::warn!(%error, "cannot wait for a process that fetched");
+            }
+        };
+        // Without a runtime the daemon itself is ending, and the worker with it.
+        if let Ok(runtime) = tokio::runtime::Handle::try_current() {
+            drop(runtime.spawn_blocking(move || running.end(end)));
+        }
+    }
+}
+
+impl Session {
+    /// Starts a worker that fetches from `origin`. To be called on the thread of the daemon's actors (see
+    /// [`Worker::start`]).
+    pub(super) fn start(
+        program: &Program,
+        folder: Temporary,
+        place: Place,
+        room: Arc<Room>,
+        origin: String,
+    ) -> io::Result<Self> {
+        let (worker, input, output) = Worker::start(program)?;
+        let running = Guard(Some(Running { worker, folder, place }));
+        let (input, output) = (
+            pipe::Sender::from_owned_fd(input.into())?,
+            BufReader::new(pipe::Receiver::from_owned_fd(output.into())?),
+        );
+        Ok(Self { running, input, output, deadline: in_time(RESOLVE_LIMIT), room, origin })
+    }
+
+    /// Gives the order; the version that the remote names.
+    pub(super) async fn resolve(&mut self, order: &Order) -> Result<String, FetchFailure> {
+        self.tell(order).await?;
+        match self.listen().await? {
+            Said::Resolved(version) => Ok(version),
+            Said::Failed(failure) => Err(failure),
+            Said::Progress(_) | Said::Done(_) => Err(self.nonsense()),
+        }
+    }
+
+    /// Has the tree filled; its folder is [`Self::folder`]'s.
+    pub(super) async fn transfer(&mut self) -> Result<Stats, FetchFailure> {
+        self.room.make(0).await.map_err(|e| self.no_room(&e))?;
+        self.deadline = in_time(TRANSFER_LIMIT);
+        let into = self.folder().map(Temporary::tree).unwrap_or_default();
+        self.tell(&Answer { into }).await?;
+        match self.listen().await? {
+            Said::Done(stats) => Ok(stats),
+            Said::Failed(failure) => Err(failure),
+            Said::Progress(_) | Said::Resolved(_) => Err(self.nonsense()),
+        }
+    }
+
+    /// What it fills.
+    pub(super) fn folder(&self) -> Option<&Temporary> {
+        self.running.0.as_ref().map(|running| &running.folder)
+    }
+
+    async fn tell(&mut self, what: &impl serde::Serialize) -> Result<(), FetchFailure> {
+        let mut line = serde_json::to_vec(what).map_err(|_| self.nonsense())?;
+        line.push(b'\n');
+        match timeout_at(self.deadline.0, self.input.write_all(&line)).await {
+            Ok(Ok(())) => Ok(()),
+            // It says why it does not listen, or how it died.
+            Ok(Err(_)) => match self.listen().await? {
+                Said::Failed(failure) => Err(failure),
+                _ => Err(self.nonsense()),
+            },
+            Err(_) => Err(self.late()),
+        }
+    }
+
+    /// What the worker says next, but for its progress.
+    async fn listen(&mut self) -> Result<Said, FetchFailure> {
+        loop {
+            let mut line = Vec::new();
+            let mut bounded = (&mut self.output).take(MAX_LINE);
+            match timeout_at(self.deadline.0, bounded.read_until(b'\n', &mut line)).await {
+                Err(_) => return Err(self.late()),
+                Ok(Err(_) | Ok(0)) => return Err(self.died().await),
+                Ok(Ok(_)) => {}
+            }
+            match serde_json::from_slice(&line) {
+                Ok(Said::Progress(Progress { bytes, total })) => {
+                    tracing::debug!(from = self.origin, bytes, total, "fetching");
+                    let more = total.unwrap_or(0).saturating_sub(bytes);
+                    self.room.make(more).await.map_err(|e| self.no_room(&e))?;
+                }
+                Ok(Said::Failed(failure)) => return Ok(Said::Failed(shortened(failure))),
+                Ok(said) => return Ok(said),
+                Err(_) => return Err(self.nonsense()),
+            }
+        }
+    }
+
+    /// The worker has closed its output without a last word: how it ended.
+    async fn died(&mut self) -> FetchFailure {
+        let Some(running) = self.running.0.take() else { return self.nonsense() };
+        let (tell, told) = oneshot::channel();
+        drop(spawn_blocking(move || running.end(|status| drop(tell.send(status)))));
+        let (class, why) = match told.await {
+            Ok(Ok(status)) => cause(status),
+            Ok(Err(_)) | Err(_) => (Class::Fetch, "the process that fetches is lost: try again".to_owned()),
+        };
+        self.failure(class, &why)
+    }
+
+    fn nonsense(&self) -> FetchFailure {
+        self.failure(Class::Fetch, "the process that fetches did not answer as it should: please report it")
+    }
+
+    fn late(&self) -> FetchFailure {
+        let minutes = self.deadline.1.as_secs() / 60;
+        if self.deadline.1 == RESOLVE_LIMIT {
+            let why =
+                format!("the server did not say within {minutes} minutes which version it is: try again");
+            return self.failure(Class::Fetch, &why);
+        }
+        let why = format!("it took longer than {minutes} minutes: try again, or use a smaller one");
+        self.failure(Class::Limit, &why)
+    }
+
+    fn no_room(&self, why: &NoRoom) -> FetchFailure {
+        let class = match why {
+            NoRoom::Full { .. } => Class::Limit,
+            NoRoom::Unknown(_) => Class::Fetch,
+        };
+        self.failure(class, &why.to_string())
+    }
+
+    fn failure(&self, class: Class, why: &str) -> FetchFailure {
+        FetchFailure { class, message: format!("cannot fetch {}: {why}", self.origin) }
+    }
+}
+
+/// When this time is over, with the time.
+fn in_time(limit: Duration) -> (Instant, Duration) {
+    (Instant::now() + limit, limit)
+}
+
+/// What ended a worker that nobody told to end.
+fn cause(status: ExitStatus) -> (Class, String) {
+    match status {
+        ExitStatus::Signal(signal) if i32::from(signal) == libc::SIGXFSZ => {
+            (Class::Limit, format!("it has a file of more than {} MiB: use a smaller one", MAX_FILE >> 20))
+        }
+        ExitStatus::Signal(signal) if i32::from(signal) == libc::SIGABRT => (
+            Class::Limit,
+            "it took more memory to read than a transfer may have: use a smaller one".to_owned(),
+        ),
+        ExitStatus::Signal(signal) if i32::from(signal) == libc::SIGXCPU => (
+            Class::Limit,
+            format!("it took more than {MAX_CPU_SECONDS} s of processor time to read: use a smaller one"),
+        ),
+        ExitStatus::Signal(signal) if i32::from(signal) == libc::SIGKILL => (
+            Class::Limit,
+            "the process that fetches was killed from outside, as the system does when memory runs out: give the job \
+             more memory"
+                .to_owned(),
+        ),
+        ExitStatus::Signal(_) => {
+            (Class::Fetch, format!("the process that fetches died ({status}): please report it"))
+        }
+        ExitStatus::Code(code) => {
+            (Class::Fetch, format!("the process that fetches gave up with code {code}: please report it"))
+        }
+    }
+}
+
+/// A failure whose text is no longer than a log can take.
+fn shortened(failure: FetchFailure) -> FetchFailure {
+    let FetchFailure { class, mut message } = failure;
+    if message.len() > MAX_MESSAGE {
+        message.truncate(message.floor_char_boundary(MAX_MESSAGE));
+        message.push('…');
+    }
+    FetchFailure { class, message }
+}

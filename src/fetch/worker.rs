@@ -1,0 +1,300 @@
+//! The process that fetches: reads an [`Order`] from its input, says what comes of it on its
+//! output. It trusts nothing that a server sends.
+//!
+//! It lives no longer than its input is open: whoever closes that has no more use for it, also in the middle of a
+//! transfer.
+
+pub mod archive;
+pub mod git;
+pub mod oci;
+pub mod tree;
+
+use std::io::{self, BufRead, Write};
+use std::panic::{AssertUnwindSafe, PanicHookInfo, catch_unwind};
+use std::path::Path;
+use std::sync::mpsc::{self, Receiver};
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+
+use super::order::{Answer, Order, Progress, Said, Source, Stats};
+use crate::job::event::FetchFailure;
+use crate::lang::diagnostic::Class;
+use crate::process;
+
+/// Least time between two reports of progress.
+const REPORT_INTERVAL: Duration = Duration::from_millis(250);
+
+/// A place that functions come from. One object serves one order.
+pub trait Remote {
+    /// Finds on the remote the version that the order names: a full commit hash, or the digest of the manifest for this
+    /// platform. Asks the remote each time: a network's failure is a failure (language.md §7.7).
+    fn resolve(&mut self, report: &mut dyn FnMut(Progress)) -> Result<String, FetchFailure>;
+
+    /// Writes the tree of the version that [`Self::resolve`] found into the empty folder `into`.
+    fn transfer(&mut self, into: &Path, report: &mut dyn FnMut(Progress)) -> Result<Stats, FetchFailure>;
+}
+
+/// Serves the one order on standard input.
+///
+/// # Errors
+/// The process could not be confined, or nobody reads what it says.
+pub fn run() -> io::Result<()> {
+    process::worker::confine()?;
+    std::panic::set_hook(Box::new(note_panic));
+    serve(&listen()?, &mut io::stdout(), open)
+}
+
+/// The remote of an order.
+fn open(order: &Order) -> Result<Box<dyn Remote>, FetchFailure> {
+    match &order.source {
+        Source::Git { .. } => Ok(Box::new(git::Git::new(order)?)),
+        Source::Oci { .. } => {
+            process::worker::limit_memory(process::worker::MAX_IMAGE_MEMORY).map_err(|error| {
+                FetchFailure {
+                    class: Class::Fetch,
+                    message: format!("cannot limit the memory of the transfer: {error}"),
+                }
+            })?;
+            Ok(Box::new(oci::Image::new(order)?))
+        }
+    }
+}
+
+/// Lines of standard input, from a thread of their own: the end of the input ends the process whatever it is doing.
+fn listen() -> io::Result<Receiver<String>> {
+    let (sender, lines) = mpsc::channel();
+    let read = move || {
+        #[expect(
+            clippy::disallowed_methods,
+            reason = "nothing of this process is of use to anybody any more"
+        )]
+        let end = || std::process::exit(0);
+        for line in io::stdin().lock().lines().map_while(Result::ok) {
+            if sender.send(line).is_err() {
+                return;
+            }
+        }
+        end();
+    };
+    std::thread::Builder::new().name("input".into()).spawn(read)?;
+    Ok(lines)
+}
+
+/// Takes an order from `input` and says on `output` what comes of it. The end of `input` before the order is served is
+/// no error.
+fn serve(
+    input: &Receiver<String>,
+    output: &mut impl Write,
+    open: impl FnOnce(&Order) -> Result<Box<dyn Remote>, FetchFailure>,
+) -> io::Result<()> {
+    let Some(order) = next::<Order>(input)? else { return Ok(()) };
+    let mut voice = Voice { output, reported: None };
+    let last = match catch_unwind(AssertUnwindSafe(|| fetch(&order, input, &mut voice, open))) {
+        Ok(Ok(Some(stats))) => Said::Done(stats),
+        Ok(Ok(None)) => return Ok(()),
+        Ok(Err(Stopped::Failed(failure))) => Said::Failed(failure),
+        Ok(Err(Stopped::Unheard(error))) => return Err(error),
+        Err(_) => Said::Failed(defect()),
+    };
+    voice.say(&last)
+}
+
+/// Why a fetch goes no further.
+enum Stopped {
+    /// What was ordered cannot be had.
+    Failed(FetchFailure),
+    /// The daemon does not listen, or is not understood.
+    Unheard(io::Error),
+}
+
+impl From<FetchFailure> for Stopped {
+    fn from(failure: FetchFailure) -> Self {
+        Self::Failed(failure)
+    }
+}
+
+impl From<io::Error> for Stopped {
+    fn from(error: io::Error) -> Self {
+        Self::Unheard(error)
+    }
+}
+
+/// `None`: the tree is not needed.
+fn fetch<W: Write>(
+    order: &Order,
+    input: &Receiver<String>,
+    voice: &mut Voice<'_, W>,
+    open: impl FnOnce(&Order) -> Result<Box<dyn Remote>, FetchFailure>,
+) -> Result<Option<Stats>, Stopped> {
+    let mut remote = open(order)?;
+    let version = remote.resolve(&mut |progress| voice.report(progress))?;
+    voice.say(&Said::Resolved(version))?;
+    let Some(Answer { into }) = next(input)? else { return Ok(None) };
+    Ok(Some(remote.transfer(&into, &mut |progress| voice.report(progress))?))
+}
+
+/// The next line of the input; `None` at its end.
+fn next<T: serde::de::DeserializeOwned>(input: &Receiver<String>) -> io::Result<Option<T>> {
+    let Ok(line) = input.recv() else { return Ok(None) };
+    // The text of the error could quote the line, which holds credentials.
+    let understood = serde_json::from_str(&line).map_err(|_| io::ErrorKind::InvalidData)?;
+    Ok(Some(understood))
+}
+
+/// The worker's output.
+struct Voice<'a, W> {
+    output: &'a mut W,
+    /// When progress was reported last.
+    reported: Option<Instant>,
+}
+
+impl<W: Write> Voice<'_, W> {
+    fn say(&mut self, said: &Said) -> io::Result<()> {
+        let mut line = serde_json::to_vec(said)?;
+        line.push(b'\n');
+        self.output.write_all(&line)?;
+        self.output.flush()
+    }
+
+    fn report(&mut self, progress: Progress) {
+        if self.reported.is_some_and(|last| last.elapsed() < REPORT_INTERVAL) {
+            return;
+        }
+        self.reported = Some(Instant::now());
+        // If nobody listens any more, the input has ended too, and with it this process.
+        self.say(&Said::Progress(progress)).ok();
+    }
+}
+
+/// Where the first panic was. Its text stays unsaid: it may quote what a server sent, or a credential.
+static PANIC: Mutex<Option<String>> = Mutex::new(None);
+
+fn note_panic(panic: &PanicHookInfo<'_>) {
+    let at = panic.location().map(|at| format!("{}:{}", at.file(), at.line()));
+    let mut first = PANIC.lock();
+    *first = first.take().or(at);
+}
+
+fn defect() -> FetchFailure {
+    let at = PANIC.lock().take().unwrap_or_else(|| "an unknown place".to_owned());
+    let message = format!("a defect of step-runner ended the transfer at {at}: please report it");
+    FetchFailure { class: Class::Fetch, message }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::PathBuf;
+    use std::sync::mpsc::Sender;
+
+    use super::*;
+    use crate::web::Network;
+
+    const HASH: &str = "0123456789abcdef0123456789abcdef01234567";
+
+    /// A remote that does as it is told.
+    #[derive(Default)]
+    struct Scripted {
+        refuses: Option<FetchFailure>,
+        panics: bool,
+        into: Option<Sender<PathBuf>>,
+    }
+
+    impl Remote for Scripted {
+        fn resolve(&mut self, report: &mut dyn FnMut(Progress)) -> Result<String, FetchFailure> {
+            for bytes in 0..1000 {
+                report(Progress { bytes, total: None });
+            }
+            self.refuses.take().map_or_else(|| Ok(HASH.to_owned()), Err)
+        }
+
+        fn transfer(&mut self, into: &Path, _: &mut dyn FnMut(Progress)) -> Result<Stats, FetchFailure> {
+            assert!(!self.panics, "as told");
+            if let Some(sender) = &self.into {
+                sender.send(into.to_owned()).unwrap();
+            }
+            Ok(Stats { files: 1, entries: 1, bytes: 2 })
+        }
+    }
+
+    fn order() -> String {
+        let source = Source::Git { url: "https://h/p".into(), revision: "v1".into() };
+        let (network, credentials) = (Network::default(), [].into());
+        let order = Order { source, network, credentials, scratch: "/scratch".into() };
+        serde_json::to_string(&order).unwrap()
+    }
+
+    fn answer() -> String {
+        serde_json::to_string(&Answer { into: "/into".into() }).unwrap()
+    }
+
+    /// What a worker says to these lines, but for its progress, and how it ends.
+    fn said(lines: &[String], remote: Scripted) -> (Vec<Said>, io::Result<()>) {
+        let (sender, input) = mpsc::channel();
+        for line in lines {
+            sender.send(line.clone()).unwrap();
+        }
+        drop(sender);
+        let mut output = Vec::new();
+        let end = serve(&input, &mut output, |_| Ok(Box::new(remote)));
+        let said = output.split(|byte| *byte == b'\n').filter(|line| !line.is_empty());
+        let said = said.map(|line| serde_json::from_slice(line).unwrap());
+        (said.filter(|said| !matches!(said, Said::Progress(_))).collect(), end)
+    }
+
+    #[test]
+    fn an_order_is_resolved_then_transferred_to_where_the_answer_says() {
+        let (sender, into) = mpsc::channel();
+        let (said, end) = said(&[order(), answer()], Scripted { into: Some(sender), ..Scripted::default() });
+        end.unwrap();
+        let [Said::Resolved(version), Said::Done(stats)] = said.as_slice() else { panic!("{said:?}") };
+        assert_eq!((version.as_str(), stats.bytes), (HASH, 2));
+        assert_eq!(into.recv().unwrap(), Path::new("/into"));
+    }
+
+    #[test]
+    fn nothing_is_transferred_that_nobody_asked_for() {
+        let (said, end) = said(&[order()], Scripted::default());
+        end.unwrap();
+        assert!(matches!(said.as_slice(), [Said::Resolved(_)]), "{said:?}");
+    }
+
+    #[test]
+    fn a_failure_is_the_last_word() {
+        let failure = FetchFailure { class: Class::Fetch, message: "no".into() };
+        let remote = Scripted { refuses: Some(failure.clone()), ..Scripted::default() };
+        let (said, end) = said(&[order(), answer()], remote);
+        end.unwrap();
+        assert!(matches!(said.as_slice(), [Said::Failed(said)] if *said == failure), "{said:?}");
+    }
+
+    #[test]
+    fn a_panic_is_a_failure_without_its_text() {
+        let remote = Scripted { panics: true, ..Scripted::default() };
+        let (said, end) = said(&[order(), answer()], remote);
+        end.unwrap();
+        let [_, Said::Failed(failure)] = said.as_slice() else { panic!("{said:?}") };
+        assert!(failure.message.starts_with("a defect of step-runner"), "{}", failure.message);
+        assert!(!failure.message.contains("as told"));
+    }
+
+    #[test]
+    fn progress_is_reported_a_few_times_a_second_at_most() {
+        let (sender, input) = mpsc::channel();
+        sender.send(order()).unwrap();
+        drop(sender);
+        let mut output = Vec::new();
+        let begin = Instant::now();
+        serve(&input, &mut output, |_| Ok(Box::new(Scripted::default()))).unwrap();
+        let most = 2 + begin.elapsed().as_millis() / REPORT_INTERVAL.as_millis();
+        let reports = String::from_utf8(output).unwrap().matches("progress").count();
+        assert!(reports >= 1 && reports as u128 <= most, "{reports}");
+    }
+
+    #[test]
+    fn what_is_no_order_is_refused_without_quoting_it() {
+        let (said, end) = said(&["{\"token\": \"secret\"}".to_owned()], Scripted::default());
+        assert!(said.is_empty());
+        assert!(!end.unwrap_err().to_string().contains("secret"));
+    }
+}

@@ -1,0 +1,201 @@
+//! Functions in Git repositories, over HTTP and HTTPS (language.md §7.3, §7.7).
+//!
+//! Owns what happens between a repository's URL with a revision and a tree of files. Speaks Git's protocol through a
+//! library; no program is started, no configuration read, no work tree kept. Everything that a server says may be
+//! hostile.
+
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+
+use gix::ObjectId;
+use gix::hash::Prefix;
+use gix::objs::Kind;
+use gix::protocol::handshake::Ref;
+
+use self::connection::{Connection, FetchError, Fetched, Wanted};
+use self::fault::Fault;
+use self::http::{Web, Wire};
+use self::location::Location;
+use self::revision::{Meaning, Revision};
+use super::Remote;
+use crate::fetch::order::{Order, Progress, Source, Stats};
+use crate::job::event::FetchFailure;
+
+mod checkout;
+mod connection;
+mod fault;
+mod http;
+mod location;
+mod login;
+mod revision;
+mod store;
+#[cfg(test)]
+mod tests;
+
+/// A revision of a repository. Holds credentials, so there is no `Debug`.
+pub struct Git {
+    location: Location,
+    revision: String,
+    web: Web,
+    wire: Rc<Wire>,
+    scratch: PathBuf,
+    connection: Option<Connection>,
+    /// The commit that the revision is.
+    found: Option<ObjectId>,
+    /// What had to be fetched to find it.
+    fetched: Option<Fetched>,
+}
+
+impl Git {
+    /// Takes an order for a Git repository. Nothing is asked of the server yet.
+    ///
+    /// # Errors
+    /// Class `fetch`: the URL is not one to fetch from, or the variables for proxies and certificates have no use.
+    pub fn new(order: &Order) -> Result<Self, FetchFailure> {
+        let client = order.network.blocking_client().map_err(|error| fault::no_client(&error))?;
+        Self::with_client(order, client)
+    }
+
+    fn with_client(order: &Order, client: reqwest::blocking::Client) -> Result<Self, FetchFailure> {
+        let Source::Git { url, revision } = &order.source else {
+            return Err(fault::failure("the order is not for a Git repository".to_owned()));
+        };
+        let location = Location::parse(url).map_err(fault::wrong_url)?;
+        let wire = Rc::<Wire>::default();
+        let web = Web::new(client, location.clone(), order.credentials.clone(), Rc::clone(&wire));
+        Ok(Self {
+            location,
+            revision: revision.clone(),
+            web,
+            wire,
+            scratch: order.scratch.clone(),
+            connection: None,
+            found: None,
+            fetched: None,
+        })
+    }
+
+    fn connection(&mut self) -> Result<&mut Connection, FetchFailure> {
+        let connection = match self.connection.take() {
+            Some(connection) => connection,
+            None => Connection::open(self.web.clone(), Rc::clone(&self.wire), self.location.base().as_str())
+                .map_err(|fault| fault.at(&self.location))?,
+        };
+        Ok(self.connection.insert(connection))
+    }
+
+    /// References whose names begin with one of `prefixes`.
+    fn references(&mut self, prefixes: Vec<String>) -> Result<Vec<Ref>, FetchFailure> {
+        self.connection()?.references(prefixes).map_err(|fault| fault.at(&self.location))
+    }
+
+    /// Fetches into a new folder of the scratch folder. `None` if the server refuses.
+    fn fetch(
+        &mut self,
+        wanted: &Wanted<'_>,
+        folder: &str,
+        report: &mut dyn FnMut(Progress),
+    ) -> Result<Option<Fetched>, FetchFailure> {
+        let into = self.scratch.join(folder);
+        match self.connection()?.fetch(wanted, &into, report) {
+            Ok(fetched) => Ok(Some(fetched)),
+            Err(error) => {
+                self.connection = None;
+                match error {
+                    FetchError::Refused => Ok(None),
+                    FetchError::Fault(fault) => Err(fault.at(&self.location)),
+                }
+            }
+        }
+    }
+
+    /// Fetches all that tags and branches lead to.
+    fn fetch_history(
+        &mut self,
+        commits_only: bool,
+        folder: &str,
+        report: &mut dyn FnMut(Progress),
+    ) -> Result<Fetched, FetchFailure> {
+        let references = self.references(["refs/tags/", "refs/heads/"].map(str::to_owned).into())?;
+        let mut ids: Vec<_> = revision::tips(&references).map(|(_, id)| id).collect();
+        ids.sort_unstable();
+        ids.dedup();
+        if ids.is_empty() {
+            return Err(self.unknown());
+        }
+        let wanted = Wanted { ids: &ids, alone: false, commits_only };
+        self.fetch(&wanted, folder, report)?.ok_or_else(|| Fault::Withheld.at(&self.location))
+    }
+
+    /// The commit whose hash begins so, somewhere in the history.
+    fn search(&mut self, prefix: Prefix, report: &mut dyn FnMut(Progress)) -> Result<ObjectId, FetchFailure> {
+        let history = self.fetch_history(true, "history", report)?;
+        let found = history.store.commits(prefix).map_err(|fault| fault.at(&self.location))?;
+        self.fetched = Some(history);
+        match found.as_slice() {
+            [] => Err(self.unknown()),
+            [id] => Ok(*id),
+            _ => Err(fault::ambiguous(&self.revision, &self.location)),
+        }
+    }
+
+    /// Objects among which are `id` and its files.
+    fn objects_of(
+        &mut self,
+        id: ObjectId,
+        report: &mut dyn FnMut(Progress),
+    ) -> Result<Fetched, FetchFailure> {
+        let is_known = match self.fetched.take() {
+            Some(fetched) if !fetched.commits_only => return Ok(fetched),
+            searched => searched.is_some(),
+        };
+        let wanted = Wanted { ids: &[id], alone: true, commits_only: false };
+        if let Some(fetched) = self.fetch(&wanted, "commit", report)? {
+            return Ok(fetched);
+        }
+        // The server gives tips only, or there is no such commit. The history without files is enough to know.
+        if !is_known {
+            let history = self.fetch_history(true, "history", report)?;
+            if history.store.kind(&id).is_none() {
+                return Err(self.unknown());
+            }
+            if !history.commits_only {
+                return Ok(history);
+            }
+        }
+        self.fetch_history(false, "all", report)
+    }
+
+    fn unknown(&self) -> FetchFailure {
+        fault::unknown(&self.revision, &self.location)
+    }
+}
+
+impl Remote for Git {
+    /// A full commit hash is taken as it is, once the server has let us in: whether there is such a commit shows when it
+    /// is fetched.
+    fn resolve(&mut self, report: &mut dyn FnMut(Progress)) -> Result<String, FetchFailure> {
+        let revision = Revision::parse(&self.revision).ok_or_else(|| self.unknown())?;
+        let wanted = revision.wanted_references();
+        let references =
+            if wanted.is_empty() { self.connection().map(|_| Vec::new()) } else { self.references(wanted) }?;
+        let id = match revision.meaning(&references) {
+            Meaning::Commit(id) => id,
+            Meaning::Search(prefix) => self.search(prefix, report)?,
+            Meaning::Ambiguous => return Err(fault::ambiguous(&self.revision, &self.location)),
+            Meaning::Unknown => return Err(self.unknown()),
+        };
+        self.found = Some(id);
+        Ok(id.to_string())
+    }
+
+    fn transfer(&mut self, into: &Path, report: &mut dyn FnMut(Progress)) -> Result<Stats, FetchFailure> {
+        let id = self.found.ok_or_else(|| self.unknown())?;
+        let fetched = self.objects_of(id, report)?;
+        match fetched.store.kind(&id) {
+            Some(Kind::Commit) => checkout::write(&fetched.store, &id, &self.location, into),
+            Some(_) => Err(fault::no_commit(&self.revision, &self.location)),
+            None => Err(Fault::Damaged.at(&self.location)),
+        }
+    }
+}

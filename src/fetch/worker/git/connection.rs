@@ -1,0 +1,282 @@
+//! A conversation with a Git server: its references, and packs of objects into a folder. Protocol version 2, or 0 and 1
+//! where the server has no other.
+
+use std::fs;
+use std::io::{self, BufRead, BufReader, Read};
+use std::num::NonZeroU32;
+use std::path::Path;
+use std::rc::Rc;
+use std::sync::atomic::AtomicBool;
+use std::time::Instant;
+
+use gix::ObjectId;
+use gix::odb::pack::Bundle;
+use gix::odb::pack::bundle::write;
+use gix::progress::Discard;
+use gix::protocol::fetch::{Arguments, Context, Negotiate, Options, Response, Shallow, Tags, negotiate};
+use gix::protocol::handshake::Ref;
+use gix::protocol::handshake::refs::from_v1_refs_received_as_part_of_handshake_and_capabilities;
+use gix::protocol::ls_refs::RefPrefixes;
+use gix::protocol::{Handshake, LsRefsCommand};
+use gix_transport::client::blocking_io::http::Transport;
+use gix_transport::client::blocking_io::{SetServiceResponse, Transport as _};
+use gix_transport::{Protocol, Service};
+
+use super::fault::Fault;
+use super::http::{Web, Wire};
+use super::store::{MAX_OBJECT_BYTES, Store};
+use crate::fetch::order::{MAX_TREE_BYTES, Progress};
+use crate::web::Pace;
+
+/// Most bytes of a list of references: some hundred thousand of them.
+const MAX_LIST_BYTES: u64 = 64 << 20;
+
+/// Most bytes of a pack. What is larger holds no tree within its limit, or a history too long to look through.
+const MAX_PACK_BYTES: u64 = MAX_TREE_BYTES;
+
+/// How this program calls itself within Git's protocol.
+const AGENT: &str = concat!("git/step-runner-", env!("CARGO_PKG_VERSION"));
+
+/// Nothing interrupts: the daemon ends this process by a signal.
+static INTERRUPTED: AtomicBool = AtomicBool::new(false);
+
+/// A conversation that has begun.
+pub(super) struct Connection {
+    wire: Rc<Wire>,
+    transport: Transport<Web>,
+    handshake: Handshake,
+}
+
+/// What to fetch.
+pub(super) struct Wanted<'a> {
+    /// These objects and all that they need.
+    pub(super) ids: &'a [ObjectId],
+    /// Only these commits, not those before them.
+    pub(super) alone: bool,
+    /// Without files and folders where the server can leave them out.
+    pub(super) commits_only: bool,
+}
+
+/// What came of a fetch.
+pub(super) struct Fetched {
+    /// The objects.
+    pub(super) store: Store,
+    /// Whether files and folders were left out.
+    pub(super) commits_only: bool,
+}
+
+/// Why there is no pack.
+#[derive(Debug)]
+pub(super) enum FetchError {
+    /// The server does not give these objects.
+    Refused,
+    /// Something else.
+    Fault(Fault),
+}
+
+impl Connection {
+    /// Begins with the server that `web` reaches.
+    pub(super) fn open(web: Web, wire: Rc<Wire>, url: &str) -> Result<Self, Fault> {
+        wire.begin_list(MAX_LIST_BYTES);
+        let url = gix::url::parse(url).map_err(|_| Fault::NotGit)?;
+        let mut transport = Transport::new_http(web, url, Protocol::V2, false);
+        let handshake = shake_hands(&mut transport, &wire)?;
+        Ok(Self { wire, transport, handshake })
+    }
+
+    /// The references whose names begin with one of `prefixes`, perhaps others too.
+    pub(super) fn references(&mut self, prefixes: Vec<String>) -> Result<Vec<Ref>, Fault> {
+        if let Some(references) = &self.handshake.refs {
+            return Ok(references.clone());
+        }
+        self.wire.begin_list(MAX_LIST_BYTES);
+        let mut wanted = RefPrefixes::new();
+        wanted.extend(prefixes.into_iter().map(Into::into));
+        LsRefsCommand::new(Some(wanted), &self.handshake.capabilities, ("agent", Some(AGENT.to_owned())))
+            .invoke_blocking(&mut self.transport, &mut Discard, false)
+            .map_err(|error| list_fault(&self.wire, &error))
+    }
+
+    /// Fetches into the new folder `into`. After an error the connection is of no more use.
+    pub(super) fn fetch(
+        &mut self,
+        wanted: &Wanted<'_>,
+        into: &Path,
+        report: &mut dyn FnMut(Progress),
+    ) -> Result<Fetched, FetchError> {
+        self.wire.begin_pack(MAX_PACK_BYTES);
+        let packs = into.join("pack");
+        fs::create_dir_all(&packs).map_err(|error| FetchError::Fault(Fault::Storage(error.kind())))?;
+        let shallow = match NonZeroU32::new(1).filter(|_| wanted.alone && self.can_be_shallow()) {
+            Some(depth) => Shallow::DepthAtRemote(depth),
+            None => Shallow::NoChange,
+        };
+        let mut negotiation = Negotiation { wanted, commits_only: false };
+        let wire = Rc::clone(&self.wire);
+        let mut begun = false;
+        let fetched = gix::protocol::fetch(
+            &mut negotiation,
+            |pack, progress, interrupted| {
+                // What a server says instead of a pack is taken for one by the library.
+                begun = pack.fill_buf().map_err(gix::Error::from_error)?.first() == Some(&b'P');
+                let pace = Pace::default();
+                let mut pack = BufReader::new(Counted { pack, wire: &wire, pace, bytes: 0, report });
+                let options = write::Options {
+                    // Each further one would hold objects of its own in memory.
+                    thread_limit: Some(1),
+                    alloc_limit_bytes: Some(MAX_OBJECT_BYTES),
+                    ..Default::default()
+                };
+                let none = None::<gix::objs::find::Never>;
+                Bundle::write_to_directory(
+                    &mut pack,
+                    Some(&packs),
+                    progress,
+                    interrupted,
+                    none,
+                    gix::hash::Kind::Sha1,
+                    options,
+                )?;
+                Ok(true)
+            },
+            Discard,
+            &INTERRUPTED,
+            Context {
+                handshake: &mut self.handshake,
+                transport: &mut self.transport,
+                user_agent: ("agent", Some(AGENT.to_owned())),
+                trace_packetlines: false,
+            },
+            Options {
+                shallow_file: into.join("shallow"),
+                shallow: &shallow,
+                tags: Tags::None,
+                reject_shallow_remote: false,
+            },
+        );
+        match fetched {
+            Ok(Some(_)) => {}
+            Ok(None) => return Err(FetchError::Refused),
+            Err(error) => {
+                return Err(match known_fault(&wire, &error) {
+                    Some(fault) => FetchError::Fault(fault),
+                    None if !begun => FetchError::Refused,
+                    None if is_early_end(&error) => FetchError::Fault(Fault::Cut),
+                    None => FetchError::Fault(Fault::Damaged),
+                });
+            }
+        }
+        let store = Store::open(into).map_err(|error| FetchError::Fault(Fault::Storage(error.kind())))?;
+        Ok(Fetched { store, commits_only: negotiation.commits_only })
+    }
+
+    /// Whether the server can leave out the history.
+    fn can_be_shallow(&self) -> bool {
+        let capabilities = &self.handshake.capabilities;
+        match self.handshake.server_protocol_version {
+            Protocol::V2 => {
+                capabilities.capability("fetch").and_then(|fetch| fetch.supports("shallow")).unwrap_or(false)
+            }
+            Protocol::V0 | Protocol::V1 => capabilities.contains("shallow"),
+        }
+    }
+}
+
+/// The server's greeting. The library has this too, with credentials, which [`Web`] sees to, and with a look at hashes
+/// before it is known how long they are.
+fn shake_hands(transport: &mut Transport<Web>, wire: &Wire) -> Result<Handshake, Fault> {
+    let fault = |error: gix::Error| list_fault(wire, &error);
+    let SetServiceResponse { actual_protocol, capabilities, refs } = transport
+        .handshake(Service::UploadPack, &[])
+        .map_err(|error| fault(gix::Error::from_error(error)))?;
+    let format = capabilities.capability("object-format");
+    if format.and_then(|format| format.value().map(|value| value != "sha1")).unwrap_or(false) {
+        return Err(Fault::Sha256);
+    }
+    let listed = refs.map(|mut lines| {
+        from_v1_refs_received_as_part_of_handshake_and_capabilities(&mut lines, capabilities.iter())
+    });
+    let (refs, v1_shallow_updates) = listed.transpose().map_err(fault)?.unzip();
+    Ok(Handshake { server_protocol_version: actual_protocol, refs, v1_shallow_updates, capabilities })
+}
+
+/// What an error while a list was read means.
+fn list_fault(wire: &Wire, error: &gix::Error) -> Fault {
+    let early = is_early_end(error).then_some(Fault::Cut);
+    known_fault(wire, error).or(early).unwrap_or(Fault::NotGit)
+}
+
+/// What an error of Git's protocol means where `wire` saw its cause, or a disk gave it.
+fn known_fault(wire: &Wire, error: &gix::Error) -> Option<Fault> {
+    wire.fault().or_else(|| match error.downcast_any_ref::<io::Error>()?.kind() {
+        kind @ (io::ErrorKind::StorageFull
+        | io::ErrorKind::QuotaExceeded
+        | io::ErrorKind::FileTooLarge
+        | io::ErrorKind::ReadOnlyFilesystem
+        | io::ErrorKind::PermissionDenied) => Some(Fault::Storage(kind)),
+        _ => None,
+    })
+}
+
+fn is_early_end(error: &gix::Error) -> bool {
+    error.downcast_any_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::UnexpectedEof)
+}
+
+/// Says what is wanted; there is nothing to negotiate, for nothing is here yet.
+struct Negotiation<'a> {
+    wanted: &'a Wanted<'a>,
+    /// Whether the server will leave files and folders out.
+    commits_only: bool,
+}
+
+impl Negotiate for Negotiation<'_> {
+    fn mark_complete_and_common_ref(&mut self) -> gix::Result<negotiate::Action> {
+        Ok(negotiate::Action::MustNegotiate { remote_ref_target_known: Vec::new() })
+    }
+
+    fn add_wants(&mut self, arguments: &mut Arguments, _known: &[bool]) -> bool {
+        self.commits_only = self.wanted.commits_only && arguments.can_use_filter();
+        for id in self.wanted.ids {
+            arguments.want(id);
+        }
+        if self.commits_only {
+            arguments.filter("tree:0");
+        }
+        !self.wanted.ids.is_empty()
+    }
+
+    fn one_round(
+        &mut self,
+        _state: &mut negotiate::one_round::State,
+        _arguments: &mut Arguments,
+        _previous: Option<&Response>,
+    ) -> gix::Result<(negotiate::Round, bool)> {
+        let round = negotiate::Round {
+            haves_sent: 0,
+            in_vain: 0,
+            haves_to_send: 0,
+            previous_response_had_at_least_one_in_common: false,
+        };
+        Ok((round, true))
+    }
+}
+
+/// A pack that says how far it has come, and ends when it comes too slowly.
+struct Counted<'a> {
+    pack: &'a mut dyn BufRead,
+    wire: &'a Wire,
+    pace: Pace,
+    bytes: u64,
+    report: &'a mut dyn FnMut(Progress),
+}
+
+impl Read for Counted<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let begin = Instant::now();
+        let read = self.pack.read(buffer)?;
+        self.wire.check_pace(&mut self.pace, begin.elapsed(), read)?;
+        self.bytes += read as u64;
+        (self.report)(Progress { bytes: self.bytes, total: None });
+        Ok(read)
+    }
+}

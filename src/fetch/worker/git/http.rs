@@ -1,0 +1,388 @@
+//! HTTP for Git's protocol: redirects, credentials, silence and size of answers. Knows requests and bytes, nothing of
+//! what they mean.
+
+use std::any::Any;
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::io::{self, BufReader, Cursor, Read, Write};
+use std::mem;
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+use gix_transport::client::blocking_io::http::{GetResponse, Http, PostBodyDataKind, PostResponse};
+use reqwest::blocking::{Client, Response};
+use reqwest::header::{AUTHORIZATION, HeaderMap, HeaderName, HeaderValue, LOCATION, USER_AGENT};
+use reqwest::{Method, StatusCode};
+use url::Url;
+
+use super::fault::Fault;
+use super::location::{Location, without_login};
+use super::login::Login;
+use crate::web::Pace;
+
+/// Most redirects followed, one after the other.
+const MAX_REDIRECTS: usize = 5;
+
+/// Bytes read from an answer at a time.
+const READ_BYTES: usize = 64 << 10;
+
+/// What passed on the wire, shared with those who ask for it.
+#[derive(Default)]
+pub(super) struct Wire {
+    /// The first fault since a command began; Git's own errors tell less.
+    fault: Cell<Option<Fault>>,
+    /// Bytes that answers may still have.
+    left: Cell<u64>,
+    /// How fast they come, of a list: before a pack a server that works says little and sends next to nothing.
+    pace: RefCell<Option<Pace>>,
+}
+
+impl Wire {
+    /// A command begins whose answer is a list of at most `limit` bytes.
+    pub(super) fn begin_list(&self, limit: u64) {
+        self.begin_pack(limit);
+        self.pace.replace(Some(Pace::default()));
+    }
+
+    /// A command begins whose answer is a pack of at most `limit` bytes.
+    pub(super) fn begin_pack(&self, limit: u64) {
+        self.fault.set(None);
+        self.left.set(limit);
+        self.pace.replace(None);
+    }
+
+    /// What went wrong since a command began.
+    pub(super) fn fault(&self) -> Option<Fault> {
+        self.fault.get()
+    }
+
+    fn received(&self, bytes: usize, waited: Duration) -> io::Result<usize> {
+        if let Some(pace) = &mut *self.pace.borrow_mut() {
+            self.check_pace(pace, waited, bytes)?;
+        }
+        match self.left.get().checked_sub(bytes as u64) {
+            Some(left) => self.left.set(left),
+            None => return Err(io::Error::other(self.note(Fault::TooLarge))),
+        }
+        Ok(bytes)
+    }
+
+    /// Gives up what comes too slowly.
+    pub(super) fn check_pace(&self, pace: &mut Pace, waited: Duration, bytes: usize) -> io::Result<()> {
+        if pace.is_too_slow(waited, bytes as u64) {
+            return Err(io::Error::other(self.note(Fault::Slow)));
+        }
+        Ok(())
+    }
+
+    /// Keeps the first fault.
+    fn note(&self, fault: Fault) -> Fault {
+        let first = self.fault.get().unwrap_or(fault);
+        self.fault.set(Some(first));
+        first
+    }
+}
+
+/// Makes the requests of one repository. Holds credentials, so there is no `Debug`.
+#[derive(Clone)]
+pub(super) struct Web {
+    client: Client,
+    wire: Rc<Wire>,
+    server: Rc<Server>,
+}
+
+/// Where the repository is, and who asks.
+struct Server {
+    location: Location,
+    credentials: BTreeMap<String, String>,
+    /// Where the repository is after redirects.
+    base: RefCell<Url>,
+    /// Whether the server asked for credentials.
+    asked: Cell<bool>,
+}
+
+impl Web {
+    pub(super) fn new(
+        client: Client,
+        location: Location,
+        credentials: BTreeMap<String, String>,
+        wire: Rc<Wire>,
+    ) -> Self {
+        let base = RefCell::new(location.base().clone());
+        let server = Server { location, credentials, base, asked: Cell::new(false) };
+        Self { client, wire, server: Rc::new(server) }
+    }
+
+    /// Sends a request for what is at `tail` below the repository; the answer of a success.
+    fn send(&self, method: &Method, tail: &str, headers: &HeaderMap, body: &[u8]) -> Result<Response, Fault> {
+        let mut url = below(&self.server.base.borrow(), tail);
+        for _ in 0..=MAX_REDIRECTS {
+            let login = self.server.login(&url);
+            let with_login = login.is_some();
+            let answer = self.ask(method, &url, headers, body, login)?;
+            let status = answer.status();
+            if status.is_success() {
+                return Ok(answer);
+            }
+            if status == StatusCode::UNAUTHORIZED && !with_login {
+                self.server.asked.set(true);
+                if self.server.login(&url).is_some() {
+                    continue;
+                }
+            }
+            if !status.is_redirection() || method != Method::GET {
+                return Err(Fault::of_status(status));
+            }
+            url = target(&url, &answer)?;
+            *self.server.base.borrow_mut() = base(&url, tail)?;
+        }
+        Err(Fault::Redirects)
+    }
+
+    fn ask(
+        &self,
+        method: &Method,
+        url: &Url,
+        headers: &HeaderMap,
+        body: &[u8],
+        login: Option<Login>,
+    ) -> Result<Response, Fault> {
+        let mut request = self.client.request(method.clone(), url.clone()).headers(headers.clone());
+        if let Some(value) = login.and_then(|login| login.header()) {
+            request = request.header(AUTHORIZATION, value);
+        }
+        if method == Method::POST {
+            request = request.body(body.to_owned());
+        }
+        request.send().map_err(|error| Fault::of_request(&error))
+    }
+
+    /// As [`Self::send`]; a fault is noted and stands in for the error.
+    fn exchange(
+        &self,
+        method: &Method,
+        tail: &str,
+        headers: &HeaderMap,
+        body: &[u8],
+    ) -> io::Result<(Cursor<Vec<u8>>, Response)> {
+        let answer = self
+            .send(method, tail, headers, body)
+            .map_err(|fault| io::Error::other(self.wire.note(fault)))?;
+        let mut lines = Vec::new();
+        for (name, value) in answer.headers() {
+            lines.extend_from_slice(name.as_str().as_bytes());
+            lines.extend_from_slice(b": ");
+            lines.extend_from_slice(value.as_bytes());
+            lines.push(b'\n');
+        }
+        Ok((Cursor::new(lines), answer))
+    }
+}
+
+impl Server {
+    /// Who asks at `url`. What stands in the repository's URL goes to that server alone, and at once; what is kept for
+    /// the host of `url`, after it asked.
+    fn login(&self, url: &Url) -> Option<Login> {
+        let same = is_same_server(self.location.base(), url);
+        let of_url = self.location.login().filter(|_| same).cloned();
+        of_url.or_else(|| self.asked.get().then(|| Login::find(&self.credentials, url, same)).flatten())
+    }
+}
+
+/// Whether what is meant for `first` may be said to `second`: the same host and port, at most with TLS added.
+fn is_same_server(first: &Url, second: &Url) -> bool {
+    let upgraded = (first.scheme(), second.scheme()) == ("http", "https")
+        && first.port_or_known_default() == Some(80)
+        && second.port_or_known_default() == Some(443);
+    first.host() == second.host() && (first.origin() == second.origin() || upgraded)
+}
+
+/// `tail` below a repository.
+fn below(base: &Url, tail: &str) -> Url {
+    let (path, query) = tail.split_once('?').map_or((tail, None), |(path, query)| (path, Some(query)));
+    let mut url = base.clone();
+    url.set_path(&format!("{}/{path}", base.path().trim_end_matches('/')));
+    url.set_query(query);
+    url
+}
+
+/// Where a redirect leads, if it may be followed.
+fn target(url: &Url, answer: &Response) -> Result<Url, Fault> {
+    let text = answer.headers().get(LOCATION).and_then(|value| value.to_str().ok());
+    let mut target = text.and_then(|text| url.join(text).ok()).ok_or(Fault::RedirectElsewhere)?;
+    match (url.scheme(), target.scheme()) {
+        ("http", "http" | "https") | ("https", "https") => {}
+        ("https", "http") => return Err(Fault::RedirectInsecure),
+        _ => return Err(Fault::RedirectElsewhere),
+    }
+    without_login(&mut target);
+    target.set_fragment(None);
+    Ok(target)
+}
+
+/// The repository whose `tail` is at `url`.
+fn base(url: &Url, tail: &str) -> Result<Url, Fault> {
+    let text = url.as_str().strip_suffix(tail).and_then(|text| text.strip_suffix('/'));
+    text.and_then(|text| Url::parse(text).ok()).ok_or(Fault::RedirectElsewhere)
+}
+
+/// Headers as Git's transport gives them; its own name for this program is left out.
+fn headers(lines: impl IntoIterator<Item = impl AsRef<str>>) -> HeaderMap {
+    let parsed = lines.into_iter().filter_map(|line| {
+        let (name, value) = line.as_ref().split_once(':')?;
+        Some((HeaderName::try_from(name.trim()).ok()?, HeaderValue::try_from(value.trim()).ok()?))
+    });
+    parsed.filter(|(name, _)| name != USER_AGENT).collect()
+}
+
+impl Http for Web {
+    type Headers = BufReader<HeaderLines>;
+    type ResponseBody = BufReader<AnswerBody>;
+    type PostBody = PostBody;
+
+    fn get(
+        &mut self,
+        url: &str,
+        base_url: &str,
+        lines: impl IntoIterator<Item = impl AsRef<str>>,
+    ) -> gix::Result<GetResponse<Self::Headers, Self::ResponseBody>> {
+        let exchange = Exchange::new(self, Method::GET, tail(url, base_url), headers(lines));
+        // At once: the repository's place after redirects must be known when this returns.
+        exchange.borrow_mut().answer().map_err(gix::Error::from_error)?;
+        let (headers, body) = Exchange::halves(&exchange);
+        Ok(GetResponse { headers, body })
+    }
+
+    fn post(
+        &mut self,
+        url: &str,
+        base_url: &str,
+        lines: impl IntoIterator<Item = impl AsRef<str>>,
+        _body: PostBodyDataKind,
+    ) -> gix::Result<PostResponse<Self::Headers, Self::ResponseBody, Self::PostBody>> {
+        let exchange = Exchange::new(self, Method::POST, tail(url, base_url), headers(lines));
+        let (headers, body) = Exchange::halves(&exchange);
+        Ok(PostResponse { post_body: PostBody(exchange), headers, body })
+    }
+
+    fn configure(&mut self, _config: &dyn Any) -> gix::Result<()> {
+        Ok(())
+    }
+}
+
+/// What is below the repository: only this part of the URLs is used, the rest is known better here.
+fn tail(url: &str, base_url: &str) -> String {
+    url.strip_prefix(base_url).unwrap_or(url).trim_start_matches('/').to_owned()
+}
+
+/// A request and its answer. The request goes out when the answer is first read: until then its body is written.
+pub(super) struct Exchange {
+    web: Web,
+    method: Method,
+    tail: String,
+    headers: HeaderMap,
+    body: Vec<u8>,
+    answer: Option<(Cursor<Vec<u8>>, Response)>,
+}
+
+impl Exchange {
+    fn new(web: &Web, method: Method, tail: String, headers: HeaderMap) -> Rc<RefCell<Self>> {
+        let web = web.clone();
+        Rc::new(RefCell::new(Self { web, method, tail, headers, body: Vec::new(), answer: None }))
+    }
+
+    fn halves(exchange: &Rc<RefCell<Self>>) -> (BufReader<HeaderLines>, BufReader<AnswerBody>) {
+        let headers = BufReader::new(HeaderLines(Rc::clone(exchange)));
+        (headers, BufReader::with_capacity(READ_BYTES, AnswerBody(Rc::clone(exchange))))
+    }
+
+    fn answer(&mut self) -> io::Result<&mut (Cursor<Vec<u8>>, Response)> {
+        if self.answer.is_none() {
+            let body = mem::take(&mut self.body);
+            let answer = self.web.exchange(&self.method, &self.tail, &self.headers, &body)?;
+            return Ok(self.answer.insert(answer));
+        }
+        self.answer.as_mut().ok_or_else(|| io::ErrorKind::NotConnected.into())
+    }
+}
+
+/// Takes the body of a request.
+pub(super) struct PostBody(Rc<RefCell<Exchange>>);
+
+impl Write for PostBody {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.borrow_mut().body.extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// The headers of an answer, a line each.
+pub(super) struct HeaderLines(Rc<RefCell<Exchange>>);
+
+impl Read for HeaderLines {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        self.0.borrow_mut().answer()?.0.read(buffer)
+    }
+}
+
+/// The body of an answer.
+pub(super) struct AnswerBody(Rc<RefCell<Exchange>>);
+
+impl Read for AnswerBody {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let mut exchange = self.0.borrow_mut();
+        let wire = Rc::clone(&exchange.web.wire);
+        let answer = &mut exchange.answer()?.1;
+        let begin = Instant::now();
+        match answer.read(buffer) {
+            Ok(read) => wire.received(read, begin.elapsed()),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => Err(error),
+            Err(error) => Err(io::Error::other(wire.note(Fault::of_read(&error)))),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn url(text: &str) -> Url {
+        Url::parse(text).unwrap()
+    }
+
+    #[test]
+    fn credentials_are_for_the_server_they_were_given_for() {
+        let same = |first: &str, second: &str| is_same_server(&url(first), &url(second));
+        assert!(same("https://h/a", "https://h:443/b"));
+        assert!(same("http://h/a", "https://h/a"));
+        assert!(!same("https://h/a", "http://h/a"));
+        assert!(!same("http://h:8080/a", "https://h/a"));
+        assert!(!same("https://h/a", "https://h:8443/a"));
+        assert!(!same("https://h/a", "https://h.evil/a"));
+    }
+
+    #[test]
+    fn places_below_a_repository_and_back() {
+        let tail = "info/refs?service=git-upload-pack";
+        let refs = below(&url("https://h/g/p%20q"), tail);
+        assert_eq!(refs.as_str(), "https://h/g/p%20q/info/refs?service=git-upload-pack");
+        assert_eq!(base(&refs, tail), Ok(url("https://h/g/p%20q")));
+        assert_eq!(base(&url("https://h/users/sign_in"), tail), Err(Fault::RedirectElsewhere));
+        assert_eq!(below(&url("https://h/g/p"), "git-upload-pack").as_str(), "https://h/g/p/git-upload-pack");
+    }
+
+    #[test]
+    fn an_answer_may_have_so_many_bytes() {
+        let wire = Wire::default();
+        let soon = Duration::ZERO;
+        wire.begin_pack(10);
+        assert_eq!(wire.received(10, soon).unwrap(), 10);
+        assert_eq!(wire.fault(), None);
+        assert!(wire.received(1, soon).is_err());
+        assert_eq!(wire.fault(), Some(Fault::TooLarge));
+    }
+}

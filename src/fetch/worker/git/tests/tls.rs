@@ -1,0 +1,84 @@
+//! Certificates of servers, made by `openssl` for the test.
+
+use std::io::{Read, Write};
+use std::net::TcpListener;
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::{ServerConfig, ServerConnection, StreamOwned};
+
+use super::*;
+
+/// A server that knows no repository, with a certificate for this name; `None`, said by name, without `openssl`.
+struct Server {
+    port: u16,
+    folder: TempDir,
+}
+
+impl Server {
+    fn start(test: &str, name: &str) -> Option<Self> {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name);
+        let made = Command::new("openssl")
+            .args(["req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"])
+            .args(["-subj", "/CN=server", "-addext", &format!("subjectAltName={name}")])
+            .args(["-addext", "basicConstraints=critical,CA:FALSE"])
+            .arg("-keyout")
+            .arg(path("key"))
+            .arg("-out")
+            .arg(path("certificate"))
+            .stderr(Stdio::null())
+            .status();
+        if !made.is_ok_and(|status| status.success()) {
+            parts::skipped(test, "openssl");
+            return None;
+        }
+        crate::web::use_ring();
+        let certificate = CertificateDer::from_pem_file(path("certificate")).unwrap();
+        let key = PrivateKeyDer::from_pem_file(path("key")).unwrap();
+        let config = ServerConfig::builder().with_no_client_auth();
+        let config = Arc::new(config.with_single_cert(vec![certificate], key).unwrap());
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        // Ends with the test program.
+        std::thread::spawn(move || {
+            for stream in listener.incoming().map_while(Result::ok) {
+                let connection = ServerConnection::new(Arc::clone(&config)).unwrap();
+                let mut stream = StreamOwned::new(connection, stream);
+                // Clients that do not trust it go away.
+                if stream.read(&mut [0; 4096]).is_ok() {
+                    let answer = b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\nconnection: close\r\n\r\n";
+                    stream.write_all(answer).and_then(|()| stream.flush()).ok();
+                }
+            }
+        });
+        Some(Self { port, folder })
+    }
+
+    fn client(&self) -> Client {
+        let mut client = Client::default();
+        let certificate = self.folder.path().join("certificate").to_str().unwrap().to_owned();
+        client.variables.insert("SSL_CERT_FILE", certificate);
+        client
+    }
+}
+
+#[test]
+fn a_server_is_trusted_once_its_authority_is_named() {
+    let Some(server) = Server::start("a_server_is_trusted_once", "IP:127.0.0.1") else { return };
+    let url = format!("https://127.0.0.1:{}/p", server.port);
+    let message = error(&url, "main");
+    assert!(message.contains("authority") && message.contains("SSL_CERT_FILE"), "{message}");
+    let message = server.client().fetch(&url, "main").err().unwrap();
+    assert!(message.contains("no such repository"), "{message}");
+}
+
+#[test]
+fn a_certificate_for_another_host_is_not_taken() {
+    let Some(server) = Server::start("a_certificate_for_another_host", "DNS:example.com") else { return };
+    let message =
+        server.client().fetch(&format!("https://127.0.0.1:{}/p", server.port), "main").err().unwrap();
+    assert!(message.contains("for another host"), "{message}");
+}

@@ -1,0 +1,226 @@
+//! Names of images: which registry, which repository there, which version of it.
+
+use std::fmt;
+
+use oci_client::Reference;
+use url::Url;
+
+use super::error::{OciError, Problem};
+use crate::web;
+
+/// Longest name of a repository.
+const MAX_REPOSITORY: usize = 255;
+
+/// Longest tag.
+const MAX_TAG: usize = 128;
+
+/// Which content of a repository.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Version {
+    /// A name that may be moved.
+    Tag(String),
+    /// A digest, which names its content for ever.
+    Digest(String),
+}
+
+impl Version {
+    /// A well-formed digest with an algorithm that can be checked.
+    pub fn digest(text: &str) -> Option<Self> {
+        let (algorithm, hex) = text.split_once(':')?;
+        let length = match algorithm {
+            "sha256" => 64,
+            "sha512" => 128,
+            _ => return None,
+        };
+        let lower_hex = |byte: u8| matches!(byte, b'0'..=b'9' | b'a'..=b'f');
+        (hex.len() == length && hex.bytes().all(lower_hex)).then(|| Self::Digest(text.to_owned()))
+    }
+
+    /// A well-formed tag.
+    pub fn tag(text: &str) -> Option<Self> {
+        let word = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_';
+        let mut bytes = text.bytes();
+        let good = text.len() <= MAX_TAG
+            && bytes.next().is_some_and(word)
+            && bytes.all(|byte| word(byte) || matches!(byte, b'.' | b'-'));
+        good.then(|| Self::Tag(text.to_owned()))
+    }
+}
+
+/// The name of an image, checked: it can stand in a URL as it is. Displays as `registry/repository:tag` or
+/// `registry/repository@digest`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ImageName {
+    registry: String,
+    repository: String,
+    version: Version,
+    loopback: bool,
+}
+
+impl ImageName {
+    /// `registry` is `host[:port]`; `version` a tag, a digest, or empty for `latest`. Digits of a digest may be
+    /// capitals.
+    pub fn new(registry: &str, repository: &str, version: &str) -> Result<Self, OciError> {
+        let wrong = |what, text: &str, remedy| {
+            let problem = Problem::Name { what, text: text.escape_debug().to_string(), remedy };
+            Err(OciError { image: format!("{registry}/{repository}").escape_debug().to_string(), problem })
+        };
+        let registry_lower = registry.to_ascii_lowercase();
+        let Some(url) = registry_url(&registry_lower) else {
+            return wrong("registry", registry, "expected host or host:port");
+        };
+        if !is_repository(repository) {
+            return wrong(
+                "repository",
+                repository,
+                "expected lower-case letters, digits, and . _ - / between them",
+            );
+        }
+        let found = match version {
+            "" => Version::tag("latest"),
+            digest if digest.contains(':') => Version::digest(&digest.to_ascii_lowercase()),
+            tag => Version::tag(tag),
+        };
+        let Some(found) = found else {
+            return wrong(
+                "tag",
+                version,
+                "expected letters, digits, . _ -, or sha256: with 64 hexadecimal digits",
+            );
+        };
+        let loopback = web::is_loopback(&url);
+        Ok(Self { registry: registry_lower, repository: repository.to_owned(), version: found, loopback })
+    }
+
+    /// `host[:port]`, in lower case.
+    pub fn registry(&self) -> &str {
+        &self.registry
+    }
+
+    /// Repository in it.
+    pub fn repository(&self) -> &str {
+        &self.repository
+    }
+
+    /// Which content of it.
+    pub fn version(&self) -> &Version {
+        &self.version
+    }
+
+    /// Whether the registry is on this machine: then it is asked without TLS (language.md §7.4).
+    pub fn is_loopback(&self) -> bool {
+        self.loopback
+    }
+
+    /// The same repository with another version.
+    #[must_use]
+    pub fn with(&self, version: Version) -> Self {
+        Self { version, ..self.clone() }
+    }
+
+    /// The same with the version in the place of a tag. The library takes for granted that what a manifest is pushed as
+    /// ends with its tag.
+    pub(super) fn as_tag(&self) -> Reference {
+        let (Version::Tag(version) | Version::Digest(version)) = &self.version;
+        Reference::with_tag(self.registry.clone(), self.repository.clone(), version.clone())
+    }
+
+    pub(super) fn reference(&self) -> Reference {
+        let (registry, repository) = (self.registry.clone(), self.repository.clone());
+        match &self.version {
+            Version::Tag(tag) => Reference::with_tag(registry, repository, tag.clone()),
+            Version::Digest(digest) => Reference::with_digest(registry, repository, digest.clone()),
+        }
+    }
+}
+
+impl fmt::Display for ImageName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { registry, repository, version, .. } = self;
+        match version {
+            Version::Tag(tag) => write!(f, "{registry}/{repository}:{tag}"),
+            Version::Digest(digest) => write!(f, "{registry}/{repository}@{digest}"),
+        }
+    }
+}
+
+/// The registry's URL if its name is nothing but host and port.
+fn registry_url(registry: &str) -> Option<Url> {
+    let plain =
+        |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'-' | b'_' | b':' | b'[' | b']');
+    if registry.is_empty() || !registry.bytes().all(plain) {
+        return None;
+    }
+    let url = Url::parse(&format!("https://{registry}/")).ok()?;
+    (url.host_str().is_some_and(|host| registry.starts_with(host)) && url.path() == "/").then_some(url)
+}
+
+/// Whether every segment begins and ends with a letter or digit.
+fn is_repository(text: &str) -> bool {
+    let edge = |byte: Option<&u8>| byte.is_some_and(|byte| matches!(byte, b'a'..=b'z' | b'0'..=b'9'));
+    let inner = |byte: &u8| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'.' | b'_' | b'-');
+    let good = |segment: &[u8]| {
+        edge(segment.first())
+            && edge(segment.last())
+            && segment.iter().all(inner)
+            && !segment.windows(2).any(|pair| pair == b"..")
+    };
+    text.len() <= MAX_REPOSITORY && text.as_bytes().split(|&byte| byte == b'/').all(good)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_images_are_checked() {
+        let shown = |registry: &str, repository: &str, version: &str| {
+            ImageName::new(registry, repository, version).map(|name| name.to_string()).ok()
+        };
+        let hex = "0123456789abcdef".repeat(4);
+        assert_eq!(shown("r.example.com", "g/echo", "1").unwrap(), "r.example.com/g/echo:1");
+        assert_eq!(
+            shown("R.Example.com:5000", "g_a/b-c.d", "").unwrap(),
+            "r.example.com:5000/g_a/b-c.d:latest"
+        );
+        assert_eq!(shown("[::1]:5000", "e", "v1").unwrap(), "[::1]:5000/e:v1");
+        let by_digest = format!("sha256:{}", hex.to_uppercase());
+        assert_eq!(shown("localhost", "e", &by_digest).unwrap(), format!("localhost/e@sha256:{hex}"));
+        for (registry, repository, version) in [
+            ("", "e", "1"),
+            ("u:p@r.example.com", "e", "1"),
+            ("r.example.com/x", "e", "1"),
+            ("r.example.com:port", "e", "1"),
+            ("r.example.com?x", "e", "1"),
+            ("r\n.example.com", "e", "1"),
+            ("r.example.com", "", "1"),
+            ("r.example.com", "Echo", "1"),
+            ("r.example.com", "../e", "1"),
+            ("r.example.com", "a/../e", "1"),
+            ("r.example.com", "a//e", "1"),
+            ("r.example.com", "e?x=y", "1"),
+            ("r.example.com", "e#x", "1"),
+            ("r.example.com", "e%2f", "1"),
+            ("r.example.com", "e", "../x"),
+            ("r.example.com", "e", ".x"),
+            ("r.example.com", "e", "a/b"),
+            ("r.example.com", "e", "sha256:abc"),
+            ("r.example.com", "e", "md5:d41d8cd98f00b204e9800998ecf8427e"),
+        ] {
+            assert_eq!(shown(registry, repository, version), None, "{registry} {repository} {version}");
+        }
+        assert_eq!(shown("r.example.com", "e", &"t".repeat(129)), None);
+        assert_eq!(shown("r.example.com", &"r".repeat(256), "1"), None);
+    }
+
+    #[test]
+    fn registries_on_this_machine_are_known() {
+        let loopback = |registry| ImageName::new(registry, "e", "1").unwrap().is_loopback();
+        for registry in ["localhost", "localhost:5000", "127.0.0.1:5000", "127.9.9.9", "[::1]:80"] {
+            assert!(loopback(registry), "{registry}");
+        }
+        for registry in ["localhost.example.com", "10.0.0.1:5000", "r.example.com", "[2001:db8::1]"] {
+            assert!(!loopback(registry), "{registry}");
+        }
+    }
+}

@@ -1,0 +1,149 @@
+//! Which manifest of an index is for this machine (language.md §7.7).
+
+use std::env::consts;
+
+use oci_client::manifest::ImageIndexEntry;
+
+use super::error::Problem;
+
+/// Most platforms that an error lists.
+const LISTED: usize = 20;
+
+/// An operating system of an index that suits every machine.
+const GENERIC: &str = "generic";
+
+/// What an image must be made for, in the words of the OCI specification.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Platform {
+    os: String,
+    architecture: String,
+    /// Variants of the processor that run here, the best first; empty text is "none named".
+    variants: Vec<&'static str>,
+}
+
+impl Platform {
+    /// The machine that this program was built for.
+    pub fn here() -> Self {
+        let little = cfg!(target_endian = "little");
+        let (architecture, variants): (_, &[&str]) = match consts::ARCH {
+            "x86_64" => ("amd64", &["", "v1"]),
+            "x86" => ("386", &[""]),
+            "aarch64" => ("arm64", &["v8", ""]),
+            "arm" if cfg!(target_feature = "v7") => ("arm", &["v7", "v6", "v5", ""]),
+            "arm" => ("arm", &["v6", "v5", ""]),
+            "powerpc64" => (if little { "ppc64le" } else { "ppc64" }, &[""]),
+            "mips64" => (if little { "mips64le" } else { "mips64" }, &[""]),
+            "loongarch64" => ("loong64", &[""]),
+            other => (other, &[""]),
+        };
+        Self { os: consts::OS.into(), architecture: architecture.into(), variants: variants.to_vec() }
+    }
+
+    /// Of the manifests that an index names: the best for this platform, else one for every operating system.
+    pub(super) fn choose<'a>(&self, entries: &'a [ImageIndexEntry]) -> Result<&'a ImageIndexEntry, Problem> {
+        let exact = entries.iter().filter_map(|entry| Some((self.rank(entry)?, entry)));
+        // The first of the best, as others choose.
+        let best = exact.min_by_key(|(rank, _)| *rank).map(|(_, entry)| entry);
+        best.or_else(|| self.generic(entries)).ok_or_else(|| Problem::Platform {
+            wanted: format!("{}/{}", self.os, self.architecture),
+            present: list(entries),
+        })
+    }
+
+    /// How well the entry suits, 0 the best; `None` if it does not run here.
+    fn rank(&self, entry: &ImageIndexEntry) -> Option<usize> {
+        let platform = entry.platform.as_ref()?;
+        let same =
+            platform.os.to_string() == self.os && platform.architecture.to_string() == self.architecture;
+        let variant = platform.variant.as_deref().unwrap_or("");
+        self.variants.iter().position(|known| *known == variant).filter(|_| same)
+    }
+
+    fn generic<'a>(&self, entries: &'a [ImageIndexEntry]) -> Option<&'a ImageIndexEntry> {
+        let is_generic = |entry: &&ImageIndexEntry| {
+            entry.platform.as_ref().is_some_and(|platform| platform.os.to_string() == GENERIC)
+        };
+        let is_ours = |entry: &&ImageIndexEntry| {
+            entry
+                .platform
+                .as_ref()
+                .is_some_and(|platform| platform.architecture.to_string() == self.architecture)
+        };
+        let mut generic = entries.iter().filter(is_generic);
+        generic.clone().find(is_ours).or_else(|| generic.next())
+    }
+}
+
+/// The platforms of an index for people. A registry sends them: nothing of it acts on a terminal.
+fn list(entries: &[ImageIndexEntry]) -> String {
+    let mut names: Vec<_> = entries
+        .iter()
+        .filter_map(|entry| entry.platform.as_ref())
+        .take(LISTED)
+        .map(|platform| {
+            let variant = platform.variant.as_ref().map(|variant| format!("/{variant}")).unwrap_or_default();
+            let name = format!("{}/{}{variant}", platform.os, platform.architecture);
+            name.chars().take(60).collect::<String>().escape_debug().to_string()
+        })
+        .collect();
+    names.dedup();
+    if names.is_empty() { "none".to_owned() } else { names.join(", ") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn entries(platforms: &[&str]) -> Vec<ImageIndexEntry> {
+        let entry = |(at, platform): (usize, &&str)| {
+            let mut parts = platform.split('/');
+            let (os, architecture, variant) = (parts.next(), parts.next(), parts.next());
+            let platform = serde_json::json!({"os": os, "architecture": architecture, "variant": variant});
+            let platform = (os != Some("")).then_some(platform);
+            let text = serde_json::json!({"mediaType": "m", "digest": at.to_string(), "size": 1, "platform": platform});
+            serde_json::from_value(text).unwrap()
+        };
+        platforms.iter().enumerate().map(entry).collect()
+    }
+
+    fn chosen(architecture: &str, variants: &[&'static str], platforms: &[&str]) -> Option<String> {
+        let platform =
+            Platform { os: "linux".into(), architecture: architecture.into(), variants: variants.to_vec() };
+        platform
+            .choose(&entries(platforms))
+            .ok()
+            .map(|entry| platforms[entry.digest.parse::<usize>().unwrap()].into())
+    }
+
+    #[test]
+    fn the_best_match_is_chosen_then_the_generic_one() {
+        let amd = |platforms: &[&str]| chosen("amd64", &["", "v1"], platforms);
+        assert_eq!(amd(&["linux/arm64", "windows/amd64", "linux/amd64"]).unwrap(), "linux/amd64");
+        assert_eq!(amd(&["linux/amd64/v3", "linux/amd64/v1"]).unwrap(), "linux/amd64/v1");
+        assert_eq!(amd(&["generic/amd64", "linux/amd64/v1"]).unwrap(), "linux/amd64/v1");
+        assert_eq!(amd(&["generic/arm64", "generic/amd64"]).unwrap(), "generic/amd64");
+        assert_eq!(amd(&["linux/arm64", "generic/generic"]).unwrap(), "generic/generic");
+        assert_eq!(amd(&["linux/amd64/v3", "linux/arm64", ""]), None);
+        let arm = |platforms: &[&str]| chosen("arm", &["v7", "v6", "v5", ""], platforms);
+        assert_eq!(arm(&["linux/arm/v5", "linux/arm/v7", "linux/arm/v6"]).unwrap(), "linux/arm/v7");
+        assert_eq!(
+            chosen("arm64", &["v8", ""], &["linux/arm64", "linux/arm64/v8"]).unwrap(),
+            "linux/arm64/v8"
+        );
+    }
+
+    #[test]
+    fn the_error_lists_what_there_is() {
+        let here = Platform { os: "linux".into(), architecture: "amd64".into(), variants: vec![""] };
+        let text = here.choose(&entries(&["linux/arm64/v8", "x\u{1b}[2J/arm"])).unwrap_err().to_string();
+        assert!(text.contains("linux/amd64") && text.contains("linux/arm64/v8"), "{text}");
+        assert!(!text.contains('\u{1b}'), "{text:?}");
+    }
+
+    #[test]
+    fn this_machine_has_a_name() {
+        let here = Platform::here();
+        assert_eq!(here.os, "linux");
+        assert!(!here.variants.is_empty());
+    }
+}

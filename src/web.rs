@@ -1,0 +1,261 @@
+//! HTTP clients for what is fetched on behalf of a step: proxies and certificates come from an environment given in,
+//! never from this process's own (language.md §7.7).
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::OnceLock;
+use std::time::Duration;
+
+use reqwest::{NoProxy, Proxy};
+use rustls::RootCertStore;
+use rustls::pki_types::CertificateDer;
+use serde::{Deserialize, Serialize};
+use url::{Host, Url};
+
+/// Longest time to reach a server.
+pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// Longest silence of a server in the middle of an answer: one that stops there is taken for dead.
+pub const READ_TIMEOUT: Duration = Duration::from_mins(1);
+
+/// Least bytes a second that a transfer must bring: one below is given up.
+pub const LEAST_RATE: u64 = 1 << 10;
+
+/// Time spent waiting for a server over which [`LEAST_RATE`] is measured.
+const RATE_TIME: Duration = Duration::from_mins(1);
+
+/// How this program calls itself to servers.
+pub const USER_AGENT: &str = concat!("step-runner/", env!("CARGO_PKG_VERSION"));
+
+/// Variables that say how to reach servers, taken from the step's environment, else from the daemon's.
+pub const VARIABLES: [&str; 10] = [
+    "HTTPS_PROXY",
+    "https_proxy",
+    "HTTP_PROXY",
+    "http_proxy",
+    "ALL_PROXY",
+    "all_proxy",
+    "NO_PROXY",
+    "no_proxy",
+    "SSL_CERT_FILE",
+    "SSL_CERT_DIR",
+];
+
+/// How to reach servers: values of [`VARIABLES`] by name. A proxy's address may hold a password, so there is no `Debug`.
+#[derive(Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Network {
+    values: BTreeMap<String, String>,
+}
+
+/// This machine, as the variable `no_proxy` lists hosts: no proxy leads here.
+const THIS_MACHINE: &str = "localhost,127.0.0.0/8,::1";
+
+/// Every host, likewise.
+const EVERY_HOST: &str = "*,0.0.0.0/0,::/0";
+
+/// Addresses of proxies, checked. They may hold passwords, so there is no `Debug`.
+pub struct ProxyAddresses {
+    /// For `https://`.
+    pub https: Option<String>,
+    /// For `http://`.
+    pub http: Option<String>,
+    /// Hosts that are reached without one, as the variable `no_proxy` lists them. This machine is always among them.
+    pub exempt: String,
+}
+
+/// Why there is no client. Never names the value of a variable: it may hold a password.
+#[derive(Debug, thiserror::Error)]
+pub enum WebError {
+    /// A proxy variable holds no usable address.
+    #[error("the value of {0} is no proxy address: expected a URL such as http://proxy:3128")]
+    Proxy(&'static str),
+    /// A named file or folder of certificates cannot be used.
+    #[error("no certificate can be read from the path that {0} names")]
+    Certificates(&'static str),
+    /// The client could not be made.
+    #[error("cannot set up the HTTP client")]
+    Client(#[source] reqwest::Error),
+}
+
+/// Watches how fast a transfer comes. Only waiting counts, not what is done with the bytes; and a server may take its
+/// time before the first of them.
+#[derive(Debug, Default)]
+pub struct Pace {
+    begun: bool,
+    waited: Duration,
+    bytes: u64,
+}
+
+impl Pace {
+    /// Takes note of bytes that came after so long a wait; whether the transfer has been below [`LEAST_RATE`] for a
+    /// minute.
+    pub fn is_too_slow(&mut self, waited: Duration, bytes: u64) -> bool {
+        if !self.begun {
+            self.begun = bytes > 0;
+            return false;
+        }
+        self.waited += waited;
+        self.bytes += bytes;
+        if self.waited < RATE_TIME {
+            return false;
+        }
+        let slow = self.bytes < LEAST_RATE * self.waited.as_secs();
+        (self.waited, self.bytes) = (Duration::ZERO, 0);
+        slow
+    }
+}
+
+impl Network {
+    /// Takes each of [`VARIABLES`] from `step`, else from `daemon`; an empty value counts as not set.
+    pub fn new(step: impl Fn(&str) -> Option<String>, daemon: impl Fn(&str) -> Option<String>) -> Self {
+        let value = |name: &str| step(name).or_else(|| daemon(name)).filter(|value| !value.is_empty());
+        let values = VARIABLES.into_iter().filter_map(|name| Some((name.to_owned(), value(name)?)));
+        Self { values: values.collect() }
+    }
+
+    fn first(&self, names: [&'static str; 2]) -> Option<(&'static str, &str)> {
+        names.into_iter().find_map(|name| Some((name, self.values.get(name)?.as_str())))
+    }
+
+    /// Proxies in force; of two spellings the lower-case one counts.
+    fn proxies(&self) -> Result<Vec<Proxy>, WebError> {
+        let exempt = self.first(["no_proxy", "NO_PROXY"]).and_then(|(_, list)| NoProxy::from_string(list));
+        let make = |names, kind: fn(&str) -> reqwest::Result<Proxy>| {
+            let Some((name, address)) = self.first(names) else { return Ok(None) };
+            let proxy = kind(address).map_err(|_| WebError::Proxy(name))?;
+            Ok(Some(proxy.no_proxy(exempt.clone())))
+        };
+        let found = [
+            make(["https_proxy", "HTTPS_PROXY"], |address| Proxy::https(address))?,
+            make(["http_proxy", "HTTP_PROXY"], |address| Proxy::http(address))?,
+            make(["all_proxy", "ALL_PROXY"], |address| Proxy::all(address))?,
+        ];
+        Ok(found.into_iter().flatten().collect())
+    }
+
+    /// As [`Self::proxies`], for a client that takes addresses as text and looks into the environment of this process
+    /// if it gets none: without a proxy there is one for `http://` that no host is reached through.
+    ///
+    /// # Errors
+    /// A proxy variable holds no usable address.
+    pub fn proxy_addresses(&self) -> Result<ProxyAddresses, WebError> {
+        self.proxies()?;
+        let value = |names| self.first(names).map(|(_, value)| value.to_owned());
+        let all = value(["all_proxy", "ALL_PROXY"]);
+        let https = value(["https_proxy", "HTTPS_PROXY"]).or_else(|| all.clone());
+        let http = value(["http_proxy", "HTTP_PROXY"]).or(all);
+        if https.is_none() && http.is_none() {
+            let nowhere = Some("http://localhost".to_owned());
+            return Ok(ProxyAddresses { https: None, http: nowhere, exempt: EVERY_HOST.to_owned() });
+        }
+        let listed = value(["no_proxy", "NO_PROXY"]);
+        let exempt =
+            [Some(THIS_MACHINE), listed.as_deref()].into_iter().flatten().collect::<Vec<_>>().join(",");
+        Ok(ProxyAddresses { https, http, exempt })
+    }
+
+    /// Certificates of the authorities to trust: those of `SSL_CERT_FILE` and `SSL_CERT_DIR` if set, else the system's
+    /// as they are now (an earlier step may have installed some), else those that ship with this program. Never empty.
+    ///
+    /// # Errors
+    /// A variable names a path at which there is no certificate.
+    pub fn certificates(&self) -> Result<Vec<CertificateDer<'static>>, WebError> {
+        let mut found = Vec::new();
+        for name in ["SSL_CERT_FILE", "SSL_CERT_DIR"] {
+            let Some(path) = self.values.get(name).map(Path::new) else { continue };
+            let (file, folder) =
+                if name == "SSL_CERT_FILE" { (Some(path), None) } else { (None, Some(path)) };
+            let read = rustls_native_certs::load_certs_from_paths(file, folder).certs;
+            if read.is_empty() {
+                return Err(WebError::Certificates(name));
+            }
+            found.extend(read);
+        }
+        if found.is_empty() {
+            found = rustls_native_certs::load_native_certs().certs;
+        }
+        if found.is_empty() {
+            found = webpki_root_certs::TLS_SERVER_ROOT_CERTS.to_vec();
+        }
+        Ok(found)
+    }
+
+    /// Settings of TLS: trust in [`Self::certificates`].
+    pub fn tls(&self) -> Result<rustls::ClientConfig, WebError> {
+        use_ring();
+        let mut roots = RootCertStore::empty();
+        roots.add_parsable_certificates(self.certificates()?);
+        Ok(rustls::ClientConfig::builder().with_root_certificates(roots).with_no_client_auth())
+    }
+
+    /// A client for a thread that may block. It follows no redirect by itself and sends no header of its own but
+    /// [`USER_AGENT`]. A server may be silent for [`READ_TIMEOUT`], before its answer and within.
+    pub fn blocking_client(&self) -> Result<reqwest::blocking::Client, WebError> {
+        let mut client = reqwest::blocking::Client::builder()
+            .tls_backend_preconfigured(self.tls()?)
+            .no_proxy()
+            .redirect(reqwest::redirect::Policy::none())
+            .connect_timeout(CONNECT_TIMEOUT)
+            // Of a blocking client this is no limit for the whole: each read of an answer has so long.
+            .timeout(READ_TIMEOUT)
+            .user_agent(USER_AGENT);
+        for proxy in self.proxies()? {
+            client = client.proxy(proxy);
+        }
+        client.build().map_err(WebError::Client)
+    }
+}
+
+/// The cryptography of this process, chosen once.
+pub fn use_ring() {
+    static CHOSEN: OnceLock<()> = OnceLock::new();
+    CHOSEN.get_or_init(|| {
+        // A second choice is refused; the first one stays, and it is the same.
+        rustls::crypto::ring::default_provider().install_default().ok();
+    });
+}
+
+/// Whether `url` names this very machine by a loopback name or address (language.md §7.4).
+pub fn is_loopback(url: &Url) -> bool {
+    match url.host() {
+        Some(Host::Domain(name)) => name.eq_ignore_ascii_case("localhost"),
+        Some(Host::Ipv4(address)) => address.is_loopback(),
+        Some(Host::Ipv6(address)) => address.is_loopback(),
+        None => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn addresses(variables: &[(&str, &str)]) -> ProxyAddresses {
+        let value = |name: &str| {
+            variables.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).to_owned())
+        };
+        Network::new(value, |_| None).proxy_addresses().unwrap()
+    }
+
+    #[test]
+    fn a_client_is_never_left_to_find_a_proxy_by_itself() {
+        let none = addresses(&[("no_proxy", "x")]);
+        assert!(none.http.is_some(), "else the library looks into the environment");
+        assert_eq!((none.https, none.exempt.as_str()), (None, EVERY_HOST));
+        let one =
+            addresses(&[("all_proxy", "http://p:1"), ("no_proxy", "x,y"), ("https_proxy", "http://q:1")]);
+        assert_eq!((one.https.as_deref(), one.http.as_deref()), (Some("http://q:1"), Some("http://p:1")));
+        assert_eq!(one.exempt, "localhost,127.0.0.0/8,::1,x,y");
+    }
+
+    #[test]
+    fn a_transfer_may_begin_late_and_pause_but_not_drip() {
+        let seconds = Duration::from_secs;
+        let mut pace = Pace::default();
+        assert!(!pace.is_too_slow(seconds(500), 0), "nothing has come");
+        assert!(!pace.is_too_slow(seconds(500), 1), "the first byte");
+        assert!(!pace.is_too_slow(seconds(59), 0));
+        assert!(!pace.is_too_slow(seconds(1), 60 * LEAST_RATE), "on the average it is fast enough");
+        assert!(!(0..59).any(|_| pace.is_too_slow(seconds(1), 100)));
+        assert!(pace.is_too_slow(seconds(1), 100));
+    }
+}
