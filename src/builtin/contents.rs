@@ -1,0 +1,346 @@
+//! What an image holds: the inputs `common` and `platforms` read, and the files that they name (language.md §17).
+
+use std::collections::BTreeMap;
+use std::fs::{self, Metadata};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Component, Path, PathBuf};
+
+use oci_client::manifest::Platform;
+use serde_json::Value as Json;
+
+use super::{BuiltinError, Values};
+use crate::fetch::order::{MAX_TREE_BYTES, MAX_TREE_ENTRIES};
+use crate::fetch::worker::tree::takes_target;
+
+/// Which side of a mapping `files` is the place in the image.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Mapping {
+    /// `function/oci/build`.
+    DestinationToSource,
+    /// `step/oci/build`.
+    SourceToDestination,
+}
+
+/// Operating system of an image that runs everywhere (language.md §7.7).
+pub(super) const GENERIC: &str = "generic";
+
+/// A pair of a mapping `files`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Pair {
+    /// Path in the image without `.`, `..` and slashes at its ends; empty: the root.
+    destination: String,
+    /// Relative to the job's directory.
+    source: String,
+}
+
+/// The files of one layer.
+#[derive(Debug, Default)]
+pub(super) struct Files {
+    /// The input that names them, for messages.
+    place: String,
+    pairs: Vec<Pair>,
+}
+
+/// An image for one platform: the common files and these.
+#[derive(Debug)]
+pub(super) struct Variant {
+    /// Where it runs.
+    pub(super) platform: Platform,
+    /// Its own files.
+    pub(super) files: Files,
+}
+
+/// The inputs, read.
+#[derive(Debug)]
+pub(super) struct Contents {
+    /// Files of every image.
+    pub(super) common: Files,
+    /// At least one image.
+    pub(super) variants: Vec<Variant>,
+}
+
+/// What is at a path of an image.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Entry {
+    /// A folder.
+    Folder,
+    /// A regular file.
+    File {
+        /// Where its bytes are.
+        source: PathBuf,
+        /// How many.
+        size: u64,
+        /// It has an executable bit.
+        executable: bool,
+    },
+    /// A symbolic link that stays inside the image.
+    Link(PathBuf),
+}
+
+/// Everything in a layer by its path in the image: sorted, so that the same files give the same bytes.
+pub(super) type Entries = BTreeMap<PathBuf, Entry>;
+
+impl Contents {
+    /// Reads the two inputs. Without platforms there is one image for all of them.
+    pub(super) fn parse(inputs: &Values, mapping: Mapping) -> Result<Self, BuiltinError> {
+        let empty = Values::new();
+        let object = |name: &'static str| match inputs.get(name) {
+            None | Some(Json::Null) => Ok(&empty),
+            Some(Json::Object(object)) => Ok(object),
+            Some(_) => Err(BuiltinError::input(name, "expected a struct")),
+        };
+        let common = object("common")?;
+        known_keys("common", "common", common, &["files"])?;
+        let common = Files::parse("common", "common", common, mapping)?;
+        let mut variants = Vec::new();
+        for (name, described) in object("platforms")? {
+            let Json::Object(described) = described else {
+                return Err(BuiltinError::input("platforms", format!("{name:?}: expected a struct")));
+            };
+            variants.push(Variant::parse(name, described, mapping)?);
+        }
+        if variants.is_empty() {
+            let platform = platform(GENERIC, GENERIC);
+            variants.push(Variant { platform, files: Files::default() });
+        }
+        Ok(Self { common, variants })
+    }
+}
+
+impl Variant {
+    fn parse(name: &str, described: &Values, mapping: Mapping) -> Result<Self, BuiltinError> {
+        let refused = |message: String| BuiltinError::input("platforms", message);
+        let place = format!("platforms.{name:?}");
+        let (os, architecture) = name
+            .split_once('/')
+            .filter(|(os, architecture)| {
+                !os.is_empty() && !architecture.is_empty() && !architecture.contains('/')
+            })
+            .ok_or_else(|| {
+                refused(format!("{name:?} is no platform: expected OS/ARCH, such as linux/amd64"))
+            })?;
+        known_keys(
+            "platforms",
+            &place,
+            described,
+            &["files", "variant", "os.version", "os.features", "features"],
+        )?;
+        let word = |key: &str| match described.get(key) {
+            None | Some(Json::Null) => Ok(None),
+            Some(Json::String(text)) => Ok(Some(text.clone())),
+            Some(_) => Err(refused(format!("{place}.{key}: expected a string"))),
+        };
+        let words = |key: &str| match described.get(key) {
+            None | Some(Json::Null) => Ok(None),
+            Some(Json::Array(items)) => items
+                .iter()
+                .map(|item| item.as_str().map(str::to_owned))
+                .collect::<Option<Vec<_>>>()
+                .map(Some)
+                .ok_or_else(|| refused(format!("{place}.{key}: expected an array of strings"))),
+            Some(_) => Err(refused(format!("{place}.{key}: expected an array of strings"))),
+        };
+        let platform = Platform {
+            variant: word("variant")?,
+            os_version: word("os.version")?,
+            os_features: words("os.features")?,
+            features: words("features")?,
+            ..platform(os, architecture)
+        };
+        Ok(Self { platform, files: Files::parse("platforms", &place, described, mapping)? })
+    }
+}
+
+fn platform(os: &str, architecture: &str) -> Platform {
+    Platform {
+        architecture: architecture.into(),
+        os: os.into(),
+        os_version: None,
+        os_features: None,
+        variant: None,
+        features: None,
+    }
+}
+
+fn known_keys(input: &'static str, place: &str, object: &Values, known: &[&str]) -> Result<(), BuiltinError> {
+    match object.keys().find(|key| !known.contains(&key.as_str())) {
+        None => Ok(()),
+        Some(key) => {
+            let known = known.join(", ");
+            Err(BuiltinError::input(input, format!("{place}: unknown key {key:?}; known: {known}")))
+        }
+    }
+}
+
+impl Files {
+    fn parse(
+        input: &'static str,
+        place: &str,
+        described: &Values,
+        mapping: Mapping,
+    ) -> Result<Self, BuiltinError> {
+        let place = format!("{place}.files");
+        let refused = |message: &str| BuiltinError::input(input, format!("{place}: {message}"));
+        let files = match described.get("files") {
+            None | Some(Json::Null) => return Ok(Self { place, pairs: Vec::new() }),
+            Some(Json::Object(files)) => files,
+            Some(_) => return Err(refused("expected a struct of paths")),
+        };
+        let mut pairs = Vec::new();
+        for (key, value) in files {
+            let Json::String(value) = value else {
+                return Err(refused(&format!("{key:?}: expected a path as a string")));
+            };
+            let (destination, source) = match mapping {
+                Mapping::DestinationToSource => (key, value),
+                Mapping::SourceToDestination => (value, key),
+            };
+            let destination = in_image(destination).map_err(|message| refused(&message))?;
+            is_relative(source).map_err(|message| refused(&message))?;
+            pairs.push(Pair { destination, source: source.clone() });
+        }
+        pairs.sort_by(|a, b| a.destination.cmp(&b.destination));
+        Ok(Self { place, pairs })
+    }
+
+    /// Finds the files below `work_dir`, but for those at the paths `without`.
+    pub(super) fn collect(&self, work_dir: &Path, without: &[PathBuf]) -> Result<Entries, BuiltinError> {
+        let base = work_dir.canonicalize().map_err(BuiltinError::file("enter", work_dir))?;
+        let mut collector = Collector { files: self, base, without, entries: Entries::new(), bytes: 0 };
+        for pair in &self.pairs {
+            collector.add_pair(pair)?;
+        }
+        Ok(collector.entries)
+    }
+}
+
+/// A path in the image, sanitised.
+fn in_image(path: &str) -> Result<String, String> {
+    let parts: Vec<_> = path.split('/').filter(|part| !part.is_empty() && *part != ".").collect();
+    if parts.contains(&"..") || path.contains('\0') {
+        return Err(format!("{path:?} is no path in an image: it may not have parts .. or NUL characters"));
+    }
+    Ok(parts.join("/"))
+}
+
+/// Sources stay in the job's directory: what else lies on the machine is not the project's to publish.
+fn is_relative(source: &str) -> Result<(), String> {
+    let path = Path::new(source);
+    let stays = !source.contains('\0')
+        && path.components().all(|part| matches!(part, Component::Normal(_) | Component::CurDir));
+    if stays && !source.is_empty() {
+        return Ok(());
+    }
+    Err(format!("{source:?} is no source: expected a path below the job's directory, without parts .."))
+}
+
+struct Collector<'a> {
+    files: &'a Files,
+    /// The job's directory without symbolic links.
+    base: PathBuf,
+    without: &'a [PathBuf],
+    entries: Entries,
+    bytes: u64,
+}
+
+impl Collector<'_> {
+    fn add_pair(&mut self, Pair { destination, source }: &Pair) -> Result<(), BuiltinError> {
+        let named = self.base.join(source);
+        let real = named.canonicalize().map_err(BuiltinError::file("find the source", &named))?;
+        if !real.starts_with(&self.base) {
+            let message = "a symbolic link leads out of the job's directory: copy the file into it first";
+            return Err(BuiltinError::image(&named.display(), message));
+        }
+        let metadata = fs::metadata(&real).map_err(BuiltinError::file("read", &real))?;
+        let destination = PathBuf::from(destination);
+        if destination.as_os_str().is_empty() && !metadata.is_dir() {
+            return Err(self.refused(&destination, "a file needs a name: only a folder can be the root"));
+        }
+        for above in destination.ancestors().skip(1) {
+            self.add(above, Entry::Folder)?;
+        }
+        self.add_found(&real, &metadata, &destination)
+    }
+
+    fn add_found(&mut self, path: &Path, found: &Metadata, destination: &Path) -> Result<(), BuiltinError> {
+        if self.without.iter().any(|without| without == path) {
+            return Ok(());
+        }
+        if found.is_dir() {
+            self.add(destination, Entry::Folder)?;
+            return self.add_children(path, destination);
+        }
+        if found.is_symlink() {
+            let target = fs::read_link(path).map_err(BuiltinError::file("read the link", path))?;
+            if !takes_target(destination.as_os_str().as_bytes(), target.as_os_str().as_bytes()) {
+                let message = "the symbolic link does not stay inside the image: make it relative or a file";
+                return Err(BuiltinError::image(&path.display(), message));
+            }
+            return self.add(destination, Entry::Link(target));
+        }
+        if !found.is_file() {
+            return Err(BuiltinError::image(&path.display(), "neither a file, a folder nor a link"));
+        }
+        self.bytes += found.len();
+        if self.bytes > MAX_TREE_BYTES {
+            return Err(self.refused(destination, &format!("more than {MAX_TREE_BYTES} bytes of files")));
+        }
+        let executable = found.permissions().mode() & 0o111 != 0;
+        self.add(destination, Entry::File { source: path.to_owned(), size: found.len(), executable })
+    }
+
+    fn add_children(&mut self, folder: &Path, destination: &Path) -> Result<(), BuiltinError> {
+        let read = || fs::read_dir(folder)?.collect::<Result<Vec<_>, _>>();
+        let children = read().map_err(BuiltinError::file("list", folder))?;
+        for child in children {
+            let path = child.path();
+            let found = fs::symlink_metadata(&path).map_err(BuiltinError::file("read", &path))?;
+            self.add_found(&path, &found, &destination.join(child.file_name()))?;
+        }
+        Ok(())
+    }
+
+    /// Folders may be named again, files and links not.
+    fn add(&mut self, destination: &Path, entry: Entry) -> Result<(), BuiltinError> {
+        if destination.as_os_str().is_empty() {
+            return Ok(());
+        }
+        match self.entries.get(destination) {
+            Some(Entry::Folder) if entry == Entry::Folder => return Ok(()),
+            Some(_) => return Err(self.refused(destination, "two sources have this destination")),
+            None => {}
+        }
+        if self.entries.len() as u64 >= MAX_TREE_ENTRIES {
+            return Err(self.refused(destination, &format!("more than {MAX_TREE_ENTRIES} files and folders")));
+        }
+        self.entries.insert(destination.to_owned(), entry);
+        Ok(())
+    }
+
+    fn refused(&self, destination: &Path, message: &str) -> BuiltinError {
+        BuiltinError::image(
+            &format!("{}: {:?}", self.files.place, destination.display().to_string()),
+            message,
+        )
+    }
+}
+
+/// Two layers of one image: what both hold may only be folders.
+pub(super) fn check_layers(common: &Entries, own: &Entries, platform: &str) -> Result<(), BuiltinError> {
+    let both = own.iter().find_map(|(path, entry)| {
+        let under = common.get(path)?;
+        (*under != Entry::Folder || *entry != Entry::Folder).then_some(path)
+    });
+    match both {
+        None => Ok(()),
+        Some(path) => {
+            let message =
+                format!("{:?} is in common.files too: name it in one of them", path.display().to_string());
+            Err(BuiltinError::input("platforms", format!("{platform:?}: {message}")))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

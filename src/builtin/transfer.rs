@@ -1,0 +1,203 @@
+//! Brings an image into a repository: blobs that are not there yet, then manifests, so that a tag never names what is not
+//! whole.
+
+use std::collections::HashSet;
+use std::fs::File;
+use std::io::Seek;
+use std::path::Path;
+
+use oci_client::manifest::{OciDescriptor, OciManifest};
+
+use super::archive::Archive;
+use super::layer::temporary;
+use super::version::Version as Release;
+use super::{Around, BuiltinError};
+use crate::oci::{self, Access, DOCKER_AUTH_CONFIG, ImageName, Problem, Registry, Version};
+use crate::web::Network;
+
+/// Most tags of a repository that are looked at.
+const MAX_TAGS: usize = 100_000;
+
+/// Where an image comes from.
+pub(super) enum Origin<'a> {
+    /// An archive.
+    Archive(&'a Archive),
+    /// A repository; blobs go through files in the folder.
+    Registry(&'a mut Registry, &'a Path),
+}
+
+/// The index or manifest that an image is.
+pub(super) struct Root {
+    /// Its bytes.
+    pub(super) bytes: Vec<u8>,
+    /// Its media type.
+    pub(super) media_type: String,
+    /// Their digest.
+    pub(super) digest: String,
+}
+
+/// Opens a repository with the credentials and the network of the step's environment.
+pub(super) async fn open(
+    name: &ImageName,
+    access: Access,
+    around: &Around<'_>,
+) -> Result<Registry, BuiltinError> {
+    let network = Network::new(around.variable, |_| None);
+    let credentials = (around.variable)(DOCKER_AUTH_CONFIG);
+    Ok(Registry::open(&network, name, credentials.as_deref(), access).await?)
+}
+
+impl Origin<'_> {
+    async fn manifest(&self, descriptor: &OciDescriptor) -> Result<Vec<u8>, BuiltinError> {
+        match self {
+            Self::Archive(archive) => archive.manifest(descriptor),
+            Self::Registry(registry, _) => {
+                let version =
+                    Version::digest(&descriptor.digest).ok_or_else(|| self.bad("malformed digest"))?;
+                Ok(registry.manifest(&version).await?.bytes)
+            }
+        }
+    }
+
+    /// A file with a blob in it, and where it begins.
+    async fn blob(&mut self, descriptor: &OciDescriptor) -> Result<(File, u64), BuiltinError> {
+        match self {
+            Self::Archive(archive) => archive.blob(descriptor),
+            Self::Registry(registry, scratch) => {
+                let mut file = temporary(scratch)?;
+                registry.blob(descriptor, &mut file, &mut |_| {}).await?;
+                file.rewind().map_err(BuiltinError::file("read a temporary file in", scratch))?;
+                Ok((file, 0))
+            }
+        }
+    }
+
+    fn bad(&self, message: &str) -> BuiltinError {
+        match self {
+            Self::Archive(archive) => BuiltinError::image(&archive.path().display(), message),
+            Self::Registry(registry, _) => BuiltinError::image(&registry.name(), message),
+        }
+    }
+}
+
+/// Brings everything that `root` refers to into the repository `to`, but not itself.
+pub(super) async fn copy(
+    origin: &mut Origin<'_>,
+    root: &Root,
+    to: &mut Registry,
+    around: &Around<'_>,
+) -> Result<(), BuiltinError> {
+    let index = match parse(origin, &root.bytes)? {
+        OciManifest::ImageIndex(index) => index,
+        image @ OciManifest::Image(_) => return copy_blobs(origin, &image, to, around).await,
+    };
+    for entry in index.manifests {
+        let descriptor = OciDescriptor {
+            media_type: entry.media_type,
+            digest: entry.digest,
+            size: entry.size,
+            ..OciDescriptor::default()
+        };
+        let bytes = origin.manifest(&descriptor).await?;
+        let image = parse(origin, &bytes)?;
+        copy_blobs(origin, &image, to, around).await?;
+        let version = Version::digest(&descriptor.digest).ok_or_else(|| origin.bad("malformed digest"))?;
+        to.push_manifest(&version, bytes, &descriptor.media_type).await?;
+    }
+    Ok(())
+}
+
+fn parse(origin: &Origin<'_>, bytes: &[u8]) -> Result<OciManifest, BuiltinError> {
+    serde_json::from_slice(bytes).map_err(|_| origin.bad("neither an image manifest nor an index"))
+}
+
+async fn copy_blobs(
+    origin: &mut Origin<'_>,
+    image: &OciManifest,
+    to: &mut Registry,
+    around: &Around<'_>,
+) -> Result<(), BuiltinError> {
+    let OciManifest::Image(image) = image else { return Err(origin.bad("its index names another index")) };
+    for descriptor in image.layers.iter().chain([&image.config]) {
+        let (digest, size) = (&descriptor.digest, descriptor.size);
+        if to.has_blob(digest).await? {
+            continue;
+        }
+        (around.say)(&format!("pushing {digest}, {size} bytes"));
+        let (file, start) = origin.blob(descriptor).await?;
+        to.push_file(descriptor, file, start).await?;
+    }
+    Ok(())
+}
+
+/// What a tag of a repository is now; `None`: it does not exist.
+pub(super) async fn tagged(registry: &Registry, tag: &str) -> Result<Option<oci::Manifest>, BuiltinError> {
+    let Some(version) = Version::tag(tag) else { return Ok(None) };
+    match registry.manifest(&version).await {
+        Ok(found) => Ok(Some(found)),
+        Err(error) if matches!(error.problem, Problem::NotFound) => Ok(None),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Publishes an image as a release: its own tag for ever, and those that the release moves. Gives the tags.
+pub(super) async fn release(
+    origin: &mut Origin<'_>,
+    root: Root,
+    version: &Release,
+    to: &mut Registry,
+    around: &Around<'_>,
+) -> Result<Vec<String>, BuiltinError> {
+    let exact = version.to_string();
+    match tagged(to, &exact).await? {
+        Some(found) if found.digest == root.digest => {
+            (around.say)(&format!("{} is there already", to.name()));
+        }
+        Some(found) => {
+            let message = format!(
+                "the version is published with other content ({}), and a published version never changes: choose a new one",
+                found.digest
+            );
+            return Err(BuiltinError::image(&to.name(), message));
+        }
+        None => {
+            copy(origin, &root, to, around).await?;
+            tag(to, &exact, &root, around).await?;
+        }
+    }
+    let moved = version.moves(&all_tags(to).await?);
+    for name in &moved {
+        tag(to, name, &root, around).await?;
+    }
+    Ok(std::iter::once(exact).chain(moved).collect())
+}
+
+/// Lets a tag name `root`, whose parts are all there.
+pub(super) async fn tag(
+    to: &Registry,
+    name: &str,
+    root: &Root,
+    around: &Around<'_>,
+) -> Result<(), BuiltinError> {
+    let version = Version::tag(name).ok_or_else(|| BuiltinError::image(&to.name(), "malformed tag"))?;
+    to.push_manifest(&version, root.bytes.clone(), &root.media_type).await?;
+    (around.say)(&format!("tagged {}", to.name().with(version)));
+    Ok(())
+}
+
+async fn all_tags(registry: &Registry) -> Result<Vec<String>, BuiltinError> {
+    let (mut tags, mut seen) = (Vec::<String>::new(), HashSet::new());
+    loop {
+        let more = match registry.tags(tags.last().map(String::as_str)).await {
+            Ok(more) => more,
+            Err(error) if matches!(error.problem, Problem::NotFound) => return Ok(tags),
+            Err(error) => return Err(error.into()),
+        };
+        // A registry that does not know pages begins again.
+        let known = tags.len();
+        tags.extend(more.into_iter().filter(|tag| seen.insert(tag.clone())));
+        if tags.len() == known || tags.len() > MAX_TAGS {
+            return Ok(tags);
+        }
+    }
+}
