@@ -13,7 +13,8 @@ use tokio_util::sync::CancellationToken;
 use crate::actors::handle::JobsHandle;
 use crate::actors::supervisor::{Supervisor, SupervisorEnd, SupervisorParts};
 use crate::config::{Config, unless_zero};
-use crate::error::{Exit, Failure};
+use crate::error::{Chain, Exit, Failure};
+use crate::fetch::{self, Fetcher};
 use crate::grpc::AllowedUsers;
 use crate::grpc::accept::{AcceptLoop, TransportLimits};
 use crate::grpc::server::Services;
@@ -22,7 +23,7 @@ use crate::logging::OperatorLog;
 use crate::process::children;
 use crate::process::companion::{self, Companion, CompanionGroup};
 use crate::process::host::{self, SoftLimits};
-use crate::signal::{ChildSignals, StopSignals};
+use crate::signal::{Ask, ChildSignals, OperatorSignals, StopSignals};
 use crate::store::{self, OpenError, Place, StateDir, socket};
 use crate::variables::Base;
 
@@ -47,15 +48,12 @@ const COMMAND_GRACE: Duration = Duration::from_secs(5);
 /// How often idleness is looked at.
 const IDLE_CHECK: Duration = Duration::from_millis(500);
 
-/// Runs the daemon until it is told to end; the exit code.
-pub fn serve(config: Config, command: Vec<OsString>) -> Result<u8, Failure> {
-    if let [name, ..] = config.unsupported().as_slice() {
-        return Err(Failure::new(
-            Exit::Usage,
-            format!("this version does not know how to do what {name} asks for"),
-        )
-        .with_remedy(format!("leave {name} at its default")));
-    }
+/// Reads the settings again, where they were read at the start.
+pub type Reload = Box<dyn Fn() -> Result<Config, Failure>>;
+
+/// Runs the daemon until it is told to end; the exit code. `reload` is called on SIGHUP.
+pub fn serve(config: Config, reload: Reload, command: Vec<OsString>) -> Result<u8, Failure> {
+    check_supported(&config)?;
     let log = OperatorLog::start(&config).map_err(|e| failure("cannot open log_file", &e))?;
     let limits = SoftLimits::now();
     host::harden().map_err(|e| failure("cannot prepare this process", &e))?;
@@ -63,8 +61,10 @@ pub fn serve(config: Config, command: Vec<OsString>) -> Result<u8, Failure> {
     let run = async move {
         let mut signals = StopSignals::listen().map_err(|e| failure("cannot listen for signals", &e))?;
         let children = ChildSignals::listen().map_err(|e| failure("cannot listen for signals", &e))?;
+        let asks = OperatorSignals::listen().map_err(|e| failure("cannot listen for signals", &e))?;
         tokio::spawn(reap_orphans(children));
         let mut daemon = Daemon::start(Arc::new(config), false, limits).await?;
+        tokio::task::spawn_local(operate(asks, daemon.jobs.clone(), reload));
         announce(&daemon.socket, &log).map_err(|e| failure("cannot write the ready marker", &e))?;
         let mut beside = std::pin::pin!(beside(command, &group));
         let ended = tokio::select! {
@@ -90,6 +90,26 @@ pub fn serve(config: Config, command: Vec<OsString>) -> Result<u8, Failure> {
         }
     };
     run_system(run)?
+}
+
+fn check_supported(config: &Config) -> Result<(), Failure> {
+    let Some(name) = config.unsupported().first().copied() else { return Ok(()) };
+    let text = format!("this version does not know how to do what {name} asks for");
+    Err(Failure::new(Exit::Usage, text).with_remedy(format!("leave {name} at its default")))
+}
+
+/// Does what an operator asks for by signals, one after the other.
+async fn operate(mut asks: OperatorSignals, jobs: JobsHandle, reload: Reload) {
+    loop {
+        match asks.next().await {
+            Ask::Pause => jobs.pause().await,
+            Ask::Resume => jobs.resume().await,
+            Ask::Reload => match reload().and_then(|config| check_supported(&config).map(|()| config)) {
+                Ok(config) => jobs.configure(config).await,
+                Err(failure) => tracing::error!("the settings stay as they are: {failure}"),
+            },
+        }
+    }
 }
 
 /// The process group of the command beside the daemon, once it runs.
@@ -295,12 +315,17 @@ impl Daemon {
         if let Some(warning) = warning {
             tracing::warn!("{warning}");
         }
+        let own = |name: &str| std::env::var(name).ok();
+        let room = fetch::Limits { cache: config.cache_limit.0, kept_free: config.state_limit.0 };
+        let fetcher = Fetcher::new(state.path(), room, own)
+            .map_err(|e| Failure::new(Exit::Failure, Chain(&e).to_string()))?;
         let parts = SupervisorParts {
             config: Arc::clone(&config),
             base,
             state,
             socket: socket.as_path().into(),
             daemon_path,
+            fetcher: Arc::new(fetcher),
             boot_id: process.boot_id,
             encode: step_result_bytes,
             is_root: is_root_result,

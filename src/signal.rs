@@ -1,5 +1,5 @@
 //! Signals to the daemon: those that stop it, the first gracefully, the second at once (service.md §6.4), and the one that
-//! tells of ended children.
+//! tells of ended children, and those by which an operator speaks to it.
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
@@ -20,6 +20,44 @@ impl StopSignals {
         tokio::select! {
             _ = self.terminate.recv() => {}
             _ = self.interrupt.recv() => {}
+        }
+    }
+}
+
+/// What an operator asks of a running daemon (queue.md §2, §5).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ask {
+    /// SIGHUP: read the settings again.
+    Reload,
+    /// SIGUSR1: start no waiting job.
+    Pause,
+    /// SIGUSR2: start them again.
+    Resume,
+}
+
+/// SIGHUP, SIGUSR1 and SIGUSR2.
+pub struct OperatorSignals {
+    reload: Signal,
+    pause: Signal,
+    resume: Signal,
+}
+
+impl OperatorSignals {
+    /// Listens from now on.
+    pub fn listen() -> std::io::Result<Self> {
+        Ok(Self {
+            reload: signal(SignalKind::hangup())?,
+            pause: signal(SignalKind::user_defined1())?,
+            resume: signal(SignalKind::user_defined2())?,
+        })
+    }
+
+    /// The next one.
+    pub async fn next(&mut self) -> Ask {
+        tokio::select! {
+            _ = self.reload.recv() => Ask::Reload,
+            _ = self.pause.recv() => Ask::Pause,
+            _ = self.resume.recv() => Ask::Resume,
         }
     }
 }

@@ -7,11 +7,13 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
 
+use parking_lot::RwLock;
 use serde::{Deserialize, Serialize};
 
 use super::handle::RunRequest;
 use super::redact::mask_config;
 use crate::config::Config;
+use crate::fetch::Fetcher;
 use crate::job::event::{Event, JobSpec};
 use crate::job::machine::Machine;
 use crate::job::record;
@@ -19,6 +21,7 @@ use crate::lang::diagnostic::{Diagnostic, Severity};
 use crate::lang::value::Value;
 use crate::log::mask::PhraseSet;
 use crate::model::{JobId, Reason, Refusal};
+use crate::queue;
 use crate::store::JobFolder;
 use crate::variables::{self, Base, FileVariable, LogLevel, Service, VariableError};
 
@@ -27,7 +30,8 @@ const MAX_FINDINGS: usize = 20;
 
 /// What a daemon has to offer to every request.
 pub(super) struct Surroundings {
-    pub(super) config: Arc<Config>,
+    /// Changes with SIGHUP.
+    config: RwLock<Arc<Config>>,
     pub(super) base: Base,
     /// `base` as the machine takes it, shared by all jobs.
     base_env: Arc<Vec<(Vec<u8>, Vec<u8>)>>,
@@ -37,6 +41,8 @@ pub(super) struct Surroundings {
     pub(super) socket: Arc<Path>,
     /// `PATH` of the daemon.
     pub(super) daemon_path: Option<OsString>,
+    /// What finds functions.
+    pub(super) fetcher: Arc<Fetcher>,
 }
 
 impl Surroundings {
@@ -45,11 +51,22 @@ impl Surroundings {
         base: Base,
         socket: Arc<Path>,
         daemon_path: Option<OsString>,
+        fetcher: Arc<Fetcher>,
     ) -> Self {
         let log_level =
             base.get(LogLevel::VARIABLE).and_then(|level| LogLevel::parse(&level)).unwrap_or_default();
         let base_env = Arc::new(with_log_level(&base, log_level));
-        Self { config, base, base_env, log_level, socket, daemon_path }
+        Self { config: RwLock::new(config), base, base_env, log_level, socket, daemon_path, fetcher }
+    }
+
+    /// Settings in force now.
+    pub(super) fn config(&self) -> Arc<Config> {
+        Arc::clone(&self.config.read())
+    }
+
+    /// Other settings from now on.
+    pub(super) fn set_config(&self, config: Config) {
+        *self.config.write() = Arc::new(config);
     }
 
     /// Layers 1 and 2 for a job.
@@ -84,6 +101,31 @@ pub(super) struct ShellSpec {
     pub(super) own_work_dir: bool,
     pub(super) work_dir: String,
     pub(super) file_base: Option<String>,
+    pub(super) share: Share,
+}
+
+/// What a job's turn depends on (queue.md §3).
+#[derive(Clone, Serialize, Deserialize)]
+pub(super) struct Share {
+    pub(super) key: queue::Key,
+    pub(super) number: Option<u64>,
+    /// Length of the request.
+    pub(super) bytes: u64,
+}
+
+impl Share {
+    fn new(variables: &variables::Request, ci_job: &str, size: usize) -> Self {
+        let variables = variables.job.as_ref().map_or(&[][..], |job| &job.variables);
+        // Of several entries of a name the last one counts.
+        let value =
+            |key| variables.iter().rev().find(|variable| variable.key == key).map(|v| v.value.as_str());
+        let key = queue::Key::new(
+            value("CI_SERVER_URL").unwrap_or_default(),
+            value("CI_PROJECT_ID").unwrap_or_default(),
+        );
+        let number = queue::number(value("CI_JOB_ID").unwrap_or(ci_job));
+        Self { key, number, bytes: size as u64 }
+    }
 }
 
 /// First part of every record.
@@ -115,7 +157,7 @@ pub(super) fn prepare(
     let RunRequest {
         id,
         digest,
-        size: _,
+        size,
         labels,
         variables,
         steps,
@@ -126,12 +168,13 @@ pub(super) fn prepare(
         limits,
     } = request;
     limits.refuse_all()?;
+    let share = Share::new(&variables, &labels.0, size);
     let own = |name| folder.path(name).to_string_lossy().into_owned();
     let vars = variables::prepare(&variables, Service::V1, &around.base, &own("vars"))
         .map_err(|e| variable_refusal(&e))?;
     // The keeper prepares the same phrases and writes the warnings about them to the job's log.
     let (phrase_set, _warnings) =
-        PhraseSet::prepare(&vars.phrases, &vars.token_prefixes, &mask_config(&around.config))
+        PhraseSet::prepare(&vars.phrases, &vars.token_prefixes, &mask_config(&around.config()))
             .map_err(|e| Refusal::new(Reason::TooLarge, e.to_string()))?;
     let own_work_dir = vars.work_dir.is_none();
     let work_dir = vars.work_dir.unwrap_or_else(|| own("work"));
@@ -154,7 +197,7 @@ pub(super) fn prepare(
         tmp_dir: own("tmp"),
         timeout,
         cancel_grace,
-        default_grace: around.config.cancel_grace,
+        default_grace: around.config().cancel_grace,
     };
     let machine = Machine::new(&spec).map_err(|findings| malformed(&findings))?;
     let accepted = record::encode(&Event::Accepted(Box::new(spec))).map_err(defect)?;
@@ -169,15 +212,30 @@ pub(super) fn prepare(
         own_work_dir,
         work_dir,
         file_base: file,
+        share,
     };
     let head = postcard::to_stdvec(&RecordHead { shell: shell.clone(), accepted }).map_err(defect)?;
     Ok(Prepared { id, folder, labels, shell, phrase_set, machine, head })
 }
 
-/// What a record's first part holds; `None` if it is not one.
-pub(super) fn read_head(head: &[u8]) -> Option<(ShellSpec, Event)> {
-    let RecordHead { shell, accepted } = postcard::from_bytes(head).ok()?;
-    Some((shell, record::decode(&accepted).ok()?))
+/// Completes a record's first part with the job's place in the queue, which is known last.
+pub(super) fn seal(head: &mut Vec<u8>, place: &queue::Place) -> Result<(), Refusal> {
+    head.extend(postcard::to_stdvec(place).map_err(defect)?);
+    Ok(())
+}
+
+/// What a record's first part holds.
+pub(super) struct Head {
+    pub(super) shell: ShellSpec,
+    pub(super) accepted: Event,
+    pub(super) place: queue::Place,
+}
+
+/// Reads a record's first part; `None` if it is not one.
+pub(super) fn read_head(head: &[u8]) -> Option<Head> {
+    let (RecordHead { shell, accepted }, place) = postcard::take_from_bytes(head).ok()?;
+    let accepted = record::decode(&accepted).ok()?;
+    Some(Head { shell, accepted, place: postcard::from_bytes(place).ok()? })
 }
 
 fn defect(error: impl std::fmt::Display) -> Refusal {

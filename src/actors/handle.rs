@@ -11,10 +11,11 @@ use indexmap::IndexMap;
 use super::admission::{self, Surroundings};
 use super::log_sink::LogCursor;
 use super::registry::{Registry, Reserve};
-use super::supervisor::{Admit, CancelJob, FinishJob, Shutdown, Supervisor};
+use super::supervisor::{Admit, CancelJob, FinishJob, Operate, Shutdown, Supervisor};
 use super::trace_sink::TraceCursor;
 use super::view::{JobStatus, JobView};
 use crate::clock;
+use crate::config::Config;
 use crate::lang::value::Value;
 use crate::model::{JobId, Reason, Refusal};
 use crate::store::{LogLost, StateDir};
@@ -158,7 +159,7 @@ impl JobsHandle {
         };
         let file = self.state.folder(view.key).open_log(Some(view.log_inode)).map_err(lost)?;
         file.check_reaches(view.log.len()).map_err(lost)?;
-        view.log.follow(file, offset, self.around.config.max_followers as usize)
+        view.log.follow(file, offset, self.around.config().max_followers as usize)
     }
 
     /// A follower of a job's step results.
@@ -184,6 +185,21 @@ impl JobsHandle {
     /// Kills everything of every job.
     pub async fn kill_all(&self) {
         self.supervisor.send(Shutdown { at_once: true }).await.ok();
+    }
+
+    /// Starts no waiting job until [`Self::resume`] (queue.md §5).
+    pub async fn pause(&self) {
+        self.supervisor.send(Operate::Pause).await.ok();
+    }
+
+    /// Ends a pause.
+    pub async fn resume(&self) {
+        self.supervisor.send(Operate::Resume).await.ok();
+    }
+
+    /// Takes over those settings that can change while the daemon runs.
+    pub async fn configure(&self, config: Config) {
+        self.supervisor.send(Operate::Configure(Box::new(config))).await.ok();
     }
 
     /// Stops a job and keeps it.

@@ -7,14 +7,16 @@
 mod effects;
 mod ending;
 mod fetch;
+mod waiting;
 
 pub(super) use effects::StepDone;
+pub(super) use waiting::KeeperLost;
 
 use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
-use actix::{Actor, Addr, AsyncContext, Context, Handler, Message};
+use actix::{Actor, Addr, AsyncContext, Context, Handler, Message, SpawnHandle};
 
 use super::admission::{ShellSpec, Surroundings};
 use super::deliver;
@@ -36,6 +38,7 @@ use crate::keeper::link::KeeperLink;
 use crate::keeper::protocol::{Closed, Request, StepOver};
 use crate::model::{CancelCause, JobKey, JobState, Outcome};
 use crate::store::{JobFolder, file_vars};
+use waiting::Waiting;
 
 /// Room in a job's mailbox. A job has at most a handful of messages under way: one from its step, one from the keeper,
 /// one from the supervisor; more callers wait for room.
@@ -53,6 +56,8 @@ pub(super) struct JobParts {
     pub(super) shell: ShellSpec,
     pub(super) tag: u128,
     pub(super) encode: EncodeResult,
+    /// First part of the record, of a job that waits for its slot.
+    pub(super) head: Option<Vec<u8>>,
 }
 
 /// What a later daemon knows of a job that went on without it.
@@ -79,6 +84,8 @@ pub struct JobActor {
     trace_sink: Addr<TraceSink>,
     encode: EncodeResult,
     step: Option<(CallId, Addr<StepActor>)>,
+    /// The search for a function under way.
+    fetching: Option<SpawnHandle>,
     /// Effects to perform, in order.
     queue: VecDeque<Effect>,
     /// An effect is awaited; the next ones wait for it.
@@ -93,6 +100,8 @@ pub struct JobActor {
     ending: Option<Outcome>,
     /// This daemon was asked to cancel the job.
     cancel_asked: bool,
+    /// While it waits for its slot.
+    waiting: Option<Waiting>,
     over: bool,
 }
 
@@ -125,13 +134,14 @@ impl JobActor {
             let mut job = Self::new(parts);
             let (fetched, exited) = answered(&events);
             job.replayed = Replayed { last_op, stored, fetched, exited, over, closed };
+            job.hold_trees(&events);
             job.replay(&events, ctx);
             job
         })
     }
 
     fn new(parts: JobParts) -> Self {
-        let JobParts { view, around, folder, link, supervisor, machine, redactor, shell, tag, encode } =
+        let JobParts { view, around, folder, link, supervisor, machine, redactor, shell, tag, encode, head } =
             parts;
         LogSink::begin(&view.log);
         let trace_sink = TraceSink::new(Arc::clone(&view.trace), folder.clone(), encode).start();
@@ -148,6 +158,7 @@ impl JobActor {
             trace_sink,
             encode,
             step: None,
+            fetching: None,
             queue: VecDeque::new(),
             busy: false,
             recorded: 1,
@@ -156,6 +167,7 @@ impl JobActor {
             replayed: Replayed::default(),
             ending: None,
             cancel_asked: false,
+            waiting: head.map(Waiting::new),
             over: false,
         }
     }
@@ -194,6 +206,9 @@ impl JobActor {
     }
 
     fn cancel(&mut self, cause: CancelCause, grace_limit: Option<Duration>, ctx: &mut Context<Self>) {
+        // A closing call ends the grace of an earlier cancel at once (language.md §15).
+        let closes = cause == CancelCause::Finish && self.cancel_asked;
+        let grace_limit = if closes { Some(Duration::ZERO) } else { grace_limit };
         // A repeated ask changes nothing unless it leaves less time (service.md §6.2): it must not grow the record.
         if self.over || self.ending.is_some() || (self.cancel_asked && grace_limit.is_none()) {
             return;
@@ -269,15 +284,19 @@ impl Handler<Begin> for JobActor {
     type Result = ();
 
     fn handle(&mut self, _: Begin, ctx: &mut Self::Context) {
+        if self.defer_begin() {
+            return;
+        }
         // Its record holds the request and nothing else: it has neither begun nor been cancelled.
         if self.recorded == 1 {
+            self.waiting = None;
             self.begin(ctx);
         }
     }
 }
 
 /// Somebody or something wants the job to stop.
-#[derive(Message)]
+#[derive(Clone, Copy, Message)]
 #[rtype(result = "()")]
 pub(super) struct CancelAsk {
     pub(super) cause: CancelCause,
@@ -287,8 +306,12 @@ pub(super) struct CancelAsk {
 impl Handler<CancelAsk> for JobActor {
     type Result = ();
 
-    fn handle(&mut self, CancelAsk { cause, grace_limit }: CancelAsk, ctx: &mut Self::Context) {
-        self.cancel(cause, grace_limit, ctx);
+    fn handle(&mut self, ask: CancelAsk, ctx: &mut Self::Context) {
+        if self.defer_cancel(&ask) {
+            return;
+        }
+        self.waiting = None;
+        self.cancel(ask.cause, ask.grace_limit, ctx);
     }
 }
 
@@ -316,21 +339,6 @@ impl Handler<KeeperSaid> for JobActor {
             // Kept for the effect that asks for it, if that waits for something still.
             Said::Closed(closed) if self.ending.is_none() => self.replayed.closed = Some(closed),
             Said::Closed(closed) => self.end(closed, ctx),
-        }
-    }
-}
-
-/// A keeper died: what it held is interrupted (service.md §6.4).
-#[derive(Message)]
-#[rtype(result = "()")]
-pub(super) struct KeeperLost;
-
-impl Handler<KeeperLost> for JobActor {
-    type Result = ();
-
-    fn handle(&mut self, _: KeeperLost, ctx: &mut Self::Context) {
-        if self.link.is_over() {
-            self.interrupt(ctx);
         }
     }
 }

@@ -6,7 +6,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use actix::Addr;
-use tokio::net::UnixStream;
 use tokio::sync::Mutex;
 use tokio::time::Instant;
 
@@ -202,13 +201,13 @@ impl KeeperPort {
         let (registry, early) = (Arc::clone(&self.registry), Rc::clone(&self.early));
         let supervisor = supervisor.clone();
         let link = KeeperLink::new(
-            UnixStream::from_std(stream)?,
+            stream,
             move |event| match &mut *early.borrow_mut() {
                 Some(early) => early.push(event),
                 None => dispatch(&registry, event),
             },
             move || deliver(&supervisor, KeeperGone),
-        );
+        )?;
         let hello = Request::Hello {
             version: PROTOCOL_VERSION,
             settings: keeper_settings(&self.config, self.private),

@@ -15,11 +15,11 @@ use actix::{Actor, ActorContext, Addr, Context, Handler, Message};
 use super::deliver;
 use super::job::{JobActor, StepDone};
 use crate::error::Chain;
-use crate::job::effect::{Program, ScriptFile, Spawn, StepFiles};
+use crate::job::effect::{BuiltinProgram, Program, ScriptFile, Spawn, StepFiles};
 use crate::job::event::{FileContent, ProcessEnd};
 use crate::keeper::link::KeeperLink;
 use crate::keeper::protocol::{Request, SpawnStep, StepEnd, StepOver};
-use crate::model::{ExitStatus, JobKey};
+use crate::model::JobKey;
 use crate::process::command;
 use crate::store::JobFolder;
 
@@ -31,6 +31,12 @@ const CAREFUL: libc::c_int = libc::O_NOFOLLOW | libc::O_NONBLOCK | libc::O_CLOEX
 
 /// Where shells are looked for before `PATH` (language.md §17 `script`).
 const SHELL_FOLDERS: [&str; 3] = ["/usr/local/bin", "/usr/bin", "/bin"];
+
+/// Names of shells, the preferred one first.
+const SHELLS: [&str; 2] = ["bash", "sh"];
+
+/// The program that the keeper runs, seen from its own child: right even if the file was replaced or removed.
+const OURSELVES: &str = "/proc/self/exe";
 
 /// What a step is made of.
 pub(super) struct StepTask {
@@ -89,10 +95,24 @@ impl StepActor {
                 Ok((shell, vec![name, "-c".into(), text.clone()]))
             }
             Program::ScriptFile(ScriptFile { path, text }) => {
-                write_script(&self.task.folder, Path::new(path), text)
+                write_private(&self.task.folder, Path::new(path), text)
                     .map_err(|e| format!("cannot write the script to {path}: {e}"))?;
                 let (shell, name) = self.shell()?;
                 Ok((shell, vec![name, path.clone()]))
+            }
+            Program::LegacyScript(ScriptFile { path, text }) => {
+                let (shell, name) = self.shell_by_name()?;
+                let text = format!("#!{}\n{text}", shell.display());
+                write_private(&self.task.folder, Path::new(path), &text)
+                    .map_err(|e| format!("cannot write the script to {path}: {e}"))?;
+                Ok((shell, vec![name, path.clone()]))
+            }
+            Program::Builtin(BuiltinProgram { name, path, inputs }) => {
+                write_private(&self.task.folder, Path::new(path), inputs)
+                    .map_err(|e| format!("cannot write the inputs to {path}: {e}"))?;
+                let output = self.task.spawn.files.as_ref().map_or("", |files| files.output.as_str());
+                let argv = ["step-runner", "builtin", name, "--inputs", path, "--output-file", output];
+                Ok((OURSELVES.into(), argv.map(str::to_owned).to_vec()))
             }
         }
     }
@@ -105,22 +125,25 @@ impl StepActor {
             .map_err(|e| Chain(&e).to_string())
     }
 
-    /// The first shell there is (language.md §17 `script`).
+    /// The first shell there is: in the usual folders, then by its name (language.md §17 `script`).
     fn shell(&self) -> Result<(PathBuf, String), String> {
-        for name in ["bash", "sh"] {
-            for folder in SHELL_FOLDERS {
-                let path = format!("{folder}/{name}");
-                if self.look_up(&path).is_ok() {
-                    return Ok((path.into(), name.into()));
-                }
-            }
-        }
-        for name in ["bash", "sh"] {
-            if let Ok(path) = self.look_up(name) {
-                return Ok((path, name.into()));
-            }
-        }
-        Err("no shell: neither bash nor sh is in /usr/local/bin, /usr/bin, /bin or PATH; use a function with exec".into())
+        self.shell_in_folders().or_else(|| self.shell_in_path()).ok_or_else(no_shell)
+    }
+
+    /// The same, by its name first (language.md §17 `script_legacy`).
+    fn shell_by_name(&self) -> Result<(PathBuf, String), String> {
+        self.shell_in_path().or_else(|| self.shell_in_folders()).ok_or_else(no_shell)
+    }
+
+    fn shell_in_folders(&self) -> Option<(PathBuf, String)> {
+        let all = SHELLS.into_iter().flat_map(|name| SHELL_FOLDERS.map(|folder| (folder, name)));
+        all.map(|(folder, name)| (format!("{folder}/{name}"), name))
+            .find(|(path, _)| self.look_up(path).is_ok())
+            .map(|(path, name)| (path.into(), name.to_owned()))
+    }
+
+    fn shell_in_path(&self) -> Option<(PathBuf, String)> {
+        SHELLS.into_iter().find_map(|name| Some((self.look_up(name).ok()?, name.to_owned())))
     }
 
     /// The whole environment: what the machine computed, and above all layers our own two (variables.md §7).
@@ -139,7 +162,8 @@ impl StepActor {
     }
 
     fn done(&self, end: ProcessEnd, ctx: &mut Context<Self>) {
-        let files = self.task.spawn.files.as_ref().filter(|_| end == ProcessEnd::Exited(ExitStatus::Code(0)));
+        let succeeded = matches!(end, ProcessEnd::Exited(status) if self.task.spawn.success.includes(status));
+        let files = self.task.spawn.files.as_ref().filter(|_| succeeded);
         let read = |path: &String| read_output(Path::new(path));
         let done = StepDone {
             call: self.task.spawn.call,
@@ -193,11 +217,21 @@ impl StepActor {
                 Program::Command(argv) => {
                     format!("cannot execute {}: {error}", argv.first().map_or("", String::as_str))
                 }
-                Program::Script(_) | Program::ScriptFile(_) => format!("cannot execute the shell: {error}"),
+                Program::Script(_) | Program::ScriptFile(_) | Program::LegacyScript(_) => {
+                    format!("cannot execute the shell: {error}")
+                }
+                Program::Builtin(program) => {
+                    format!("cannot execute step-runner for {}: {error}", program.name)
+                }
             },
             what => format!("cannot start a process ({what}): {error}"),
         }
     }
+}
+
+fn no_shell() -> String {
+    "no shell: neither bash nor sh is in /usr/local/bin, /usr/bin, /bin or PATH; use a function with exec"
+        .into()
 }
 
 /// Makes the empty output and export files of a function that runs steps (language.md §12). Those that are there stay as
@@ -224,7 +258,8 @@ fn make_new_files(folder: &JobFolder, files: &StepFiles) -> io::Result<()> {
     Ok(())
 }
 
-fn write_script(folder: &JobFolder, path: &Path, text: &str) -> io::Result<()> {
+/// Writes a file that the job's own processes alone may read.
+fn write_private(folder: &JobFolder, path: &Path, text: &str) -> io::Result<()> {
     make_new(folder, path)?.write_all(text.as_bytes())
 }
 
@@ -315,7 +350,7 @@ mod tests {
         make_new_files(&folder, &files).unwrap();
         let script = folder.path("tmp/7/script");
         symlink(&victim, &script).unwrap();
-        write_script(&folder, &script, "text").unwrap();
+        write_private(&folder, &script, "text").unwrap();
         assert_eq!(fs::read(&victim).unwrap(), b"kept");
         assert_eq!(fs::read(&script).unwrap(), b"text");
         for path in [&files.output, &files.export] {

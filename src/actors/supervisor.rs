@@ -8,6 +8,7 @@ mod admit;
 mod recover;
 mod remove;
 mod shutdown;
+mod slots;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -27,13 +28,16 @@ use super::keeper_port::KeeperPort;
 use super::registry::{Registry, Reservation};
 use super::trace_sink::EncodeResult;
 use crate::config::{Config, Durability};
+use crate::fetch::Fetcher;
 use crate::model::{CancelCause, JobId, Refusal};
 use crate::process::host::SoftLimits;
+use crate::queue::Queue;
 use crate::store::StateDir;
 use crate::variables::Base;
 
 pub use recover::RecoveryError;
 pub use shutdown::Shutdown;
+pub(super) use slots::{HoldAgain, NotHeld, Operate};
 
 /// Room in the supervisor's mailbox: callers beyond it wait for room. A burst of Runs is answered from here, so it is
 /// larger than a job's.
@@ -51,6 +55,8 @@ pub struct SupervisorParts {
     pub socket: Arc<std::path::Path>,
     /// `PATH` of the daemon.
     pub daemon_path: Option<std::ffi::OsString>,
+    /// What finds functions.
+    pub fetcher: Arc<Fetcher>,
     /// Boot id of the host.
     pub boot_id: String,
     /// Makes the stored form of results.
@@ -63,6 +69,19 @@ pub struct SupervisorParts {
     pub limits: SoftLimits,
 }
 
+/// How far a stop has come (service.md §6.4).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Stop {
+    /// No stop.
+    No,
+    /// No job is taken; those that are there go on.
+    Draining,
+    /// All jobs are cancelled, none starts.
+    Ending,
+    /// Everything is killed.
+    AtOnce,
+}
+
 /// See the module's text.
 pub struct Supervisor {
     registry: Arc<Registry>,
@@ -72,7 +91,8 @@ pub struct Supervisor {
     encode: EncodeResult,
     is_root: fn(&[u8]) -> bool,
     boot_id: Arc<str>,
-    stopping: bool,
+    stop: Stop,
+    queue: Queue<JobId>,
     /// Dropped with the actor, however it ends.
     _ended: oneshot::Sender<()>,
     /// Jobs registered at the reaper's last tick: when their number has changed, there may be memory to give back.
@@ -93,6 +113,7 @@ impl Supervisor {
             state,
             socket,
             daemon_path,
+            fetcher,
             boot_id,
             encode,
             is_root,
@@ -100,7 +121,8 @@ impl Supervisor {
             limits,
         } = parts;
         let registry = Arc::<Registry>::default();
-        let around = Arc::new(Surroundings::new(Arc::clone(&config), base, socket, daemon_path));
+        let (policy, limits_of_queue) = slots::rules(&config);
+        let around = Arc::new(Surroundings::new(Arc::clone(&config), base, socket, daemon_path, fetcher));
         let port = KeeperPort::new(state.clone(), config, Arc::clone(&registry), private, limits)?;
         let (sender, ended) = oneshot::channel();
         let supervisor = Self {
@@ -111,7 +133,8 @@ impl Supervisor {
             encode,
             is_root,
             boot_id: boot_id.into(),
-            stopping: false,
+            stop: Stop::No,
+            queue: Queue::new(policy, limits_of_queue),
             _ended: sender,
             jobs_at_last_tick: 0,
         };
@@ -123,8 +146,8 @@ impl Supervisor {
         Ok((JobsHandle { registry, supervisor: address, around, state }, ended))
     }
 
-    fn config(&self) -> &Config {
-        &self.around.config
+    fn config(&self) -> Arc<Config> {
+        self.around.config()
     }
 }
 
@@ -220,7 +243,7 @@ impl Handler<JobOver> for Supervisor {
     type Result = ();
 
     fn handle(&mut self, JobOver(id): JobOver, _: &mut Self::Context) {
-        self.registry.ended(&id);
+        self.ended(&id);
     }
 }
 
@@ -233,7 +256,7 @@ impl Handler<JobBroken> for Supervisor {
     type Result = ();
 
     fn handle(&mut self, JobBroken(id): JobBroken, ctx: &mut Self::Context) {
-        if self.stopping {
+        if self.stop > Stop::No {
             return;
         }
         tracing::error!(job = %id, "a defect ended the actor of this job; the job is ended too");
@@ -251,8 +274,12 @@ impl Handler<KeeperGone> for Supervisor {
     type Result = ();
 
     fn handle(&mut self, _: KeeperGone, ctx: &mut Self::Context) {
+        // A keeper that is told to end does.
+        if self.stop == Stop::AtOnce || (self.stop == Stop::Ending && self.living().is_empty()) {
+            return;
+        }
         // A connection that another one has replaced took nothing with it.
-        if self.stopping || self.port.now().is_some_and(|keeper| !keeper.link.is_over()) {
+        if self.port.now().is_some_and(|keeper| !keeper.link.is_over()) {
             return;
         }
         tracing::error!("the keeper is gone; the jobs it ran are interrupted");
@@ -275,6 +302,13 @@ impl Handler<KeeperGone> for Supervisor {
 }
 
 impl Supervisor {
+    /// Nothing of the job lives any more: its slot and what it used of the cache are free.
+    fn ended(&mut self, id: &JobId) {
+        self.registry.ended(id);
+        self.around.fetcher.release(id.key());
+        self.leave_queue(id);
+    }
+
     fn cancel(&self, id: &JobId, cause: CancelCause, grace_limit: Option<Duration>) {
         if let Some(job) = self.registry.job(id) {
             deliver(&job, CancelAsk { cause, grace_limit });

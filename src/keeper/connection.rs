@@ -59,8 +59,10 @@ impl Connection {
     pub(super) fn receive(&mut self) -> Result<(), Over> {
         for _ in 0..CHUNKS_PER_TURN {
             self.input.reserve(READ_CHUNK);
+            let room = self.input.capacity() - self.input.len();
             match rustix::io::read(&self.socket, rustix::buffer::spare_capacity(&mut self.input)) {
                 Ok(0) => return Err(Over),
+                Ok(read) if read < room => break,
                 Ok(_) | Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) => break,
                 Err(_) => return Err(Over),

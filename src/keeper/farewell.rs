@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use super::containment::kill_all;
+use super::containment::{kill_all, reap_orphans};
 use super::server::Keeper;
 use super::shared::{Serial, Shared};
 use crate::journal::{Reader, event::Event};
@@ -53,6 +53,8 @@ impl Keeper {
     pub(super) fn leave(mut self) {
         self.shared.state.remove_socket();
         kill_all(&mut self.shared);
+        // What has ended is not left to a process that may never look for it.
+        reap_orphans(&mut self.shared, |_, _| {});
         if let Some(connection) = &mut self.shared.connection {
             // What cannot be sent at once is not waited for: the daemon sees the end of the connection.
             connection.send().ok();

@@ -99,6 +99,11 @@ impl Job {
         Reply::Held { log_inode: self.log.inode(), log_len: self.log.len() }
     }
 
+    /// Nothing was ever written to its log.
+    pub(super) fn is_log_empty(&self) -> bool {
+        self.log.len() == 0
+    }
+
     /// Answer to Resume.
     pub(super) fn resumed(&self) -> HeldJob {
         HeldJob {

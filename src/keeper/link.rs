@@ -1,18 +1,21 @@
 //! The daemon's end of the connection to the keeper: frames out, replies and events in.
 //!
-//! Owns one writer and one reader task. Frames are written in the order they were handed over; several that wait are
-//! one write. The reader hands every event to one callback and every reply to the one who asked.
+//! Owns one writer and one reader task. Frames are written in the order they were handed over; all that is handed over
+//! before the thread would sleep is one write. The reader hands every event to one callback and every reply to the one
+//! who asked.
 
 use std::collections::HashMap;
 use std::io;
+use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytes::{Buf, BytesMut};
 use parking_lot::Mutex;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::UnixStream;
-use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
+use rustix::io::Errno;
+use rustix::net::{SendFlags, Shutdown};
+use tokio::io::AsyncReadExt;
+use tokio::net::unix::pipe::{Receiver, Sender};
 use tokio::sync::{mpsc, oneshot};
 
 use super::protocol::{FromKeeper, KeeperError, MAX_FRAME, Reply, Request, ToKeeper};
@@ -49,15 +52,18 @@ pub struct KeeperLink {
 }
 
 impl KeeperLink {
-    /// Takes over a connected socket. `on_event` is called for every event, in order, and must not block; `on_end`
-    /// once, when the connection is over. Runs on the thread that calls it, which must be in a `LocalSet`: the actors
-    /// live there too, so an event costs no switch of threads.
+    /// Takes over a connected, non-blocking socket. `on_event` is called for every event, in order, and must not block;
+    /// `on_end` once, when the connection is over. Runs on the thread that calls it, which must be in a `LocalSet`: the
+    /// actors live there too, so an event costs no switch of threads.
     pub fn new(
         stream: UnixStream,
         mut on_event: impl FnMut(FromKeeper) + 'static,
         on_end: impl FnOnce() + 'static,
-    ) -> Self {
-        let (read, write) = stream.into_split();
+    ) -> io::Result<Self> {
+        let write = stream.try_clone()?;
+        // A type for pipes, as it waits for nothing but bytes. That for sockets is woken by the room that each read of the
+        // keeper makes, too.
+        let read = Receiver::from_owned_fd_unchecked(stream.into())?;
         let (frames, queue) = mpsc::unbounded_channel();
         let waiting: Waiting = Arc::new(Mutex::new(Some(HashMap::new())));
         let link = Self { frames, waiting: Arc::clone(&waiting), next_id: Arc::new(AtomicU64::new(1)) };
@@ -69,7 +75,7 @@ impl KeeperLink {
             *waiting.lock() = None;
             on_end();
         });
-        link
+        Ok(link)
     }
 
     /// Sends a request that wants no reply. Its loss shows in the end of the connection.
@@ -118,22 +124,40 @@ fn encode(frame: &ToKeeper) -> Result<Vec<u8>, LinkError> {
     Ok(bytes)
 }
 
-async fn write_frames(mut to: OwnedWriteHalf, mut queue: mpsc::UnboundedReceiver<Vec<u8>>) {
+async fn write_frames(to: UnixStream, mut queue: mpsc::UnboundedReceiver<Vec<u8>>) {
     while let Some(mut batch) = queue.recv().await {
+        // Every write may wake the keeper: what the other tasks have to say now goes with it.
+        tokio::task::yield_now().await;
         while batch.len() < READ_CHUNK {
             match queue.try_recv() {
                 Ok(frame) => batch.extend_from_slice(&frame),
                 Err(_) => break,
             }
         }
-        if to.write_all(&batch).await.is_err() {
-            return; // the reader sees the same end and reports it
+        if write_all(&to, &batch).await.is_err() {
+            break; // the reader sees the same end and reports it
         }
     }
+    // Mostly nobody has a link any more: the keeper sees the end, and closes its side, which ends the reader.
+    rustix::net::shutdown(&to, Shutdown::Write).ok();
+}
+
+async fn write_all(to: &UnixStream, mut bytes: &[u8]) -> io::Result<()> {
+    while !bytes.is_empty() {
+        match rustix::net::send(to, bytes, SendFlags::NOSIGNAL) {
+            Ok(sent) => bytes = bytes.get(sent..).unwrap_or_default(),
+            Err(Errno::INTR) => {}
+            Err(Errno::AGAIN) => {
+                Sender::from_owned_fd_unchecked(to.try_clone()?.into())?.writable().await?;
+            }
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(())
 }
 
 async fn read_frames(
-    mut from: OwnedReadHalf,
+    mut from: Receiver,
     waiting: &Waiting,
     on_event: &mut impl FnMut(FromKeeper),
 ) -> io::Result<()> {

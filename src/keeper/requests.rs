@@ -78,7 +78,7 @@ impl Keeper {
             work.run().map_err(|error| KeeperError::Masking(error.to_string())).and_then(
                 |(masking, warnings)| {
                     let serial = self.add(&mut hold, masking)?;
-                    self.warn(serial, &warnings);
+                    self.warn_of_held(serial, &warnings);
                     Ok(Some(serial))
                 },
             )
@@ -191,7 +191,11 @@ impl Keeper {
         let reply = match prepared {
             Ok((masking, warnings)) => {
                 job.use_masking(masking, &mut self.shared);
-                self.warn(serial, &warnings);
+                if blocked.is_new {
+                    self.warn_of_held(serial, &warnings);
+                } else {
+                    self.warn(serial, &warnings);
+                }
                 Ok(held)
             }
             Err(error) => {
@@ -218,6 +222,13 @@ impl Keeper {
         match request {
             Request::Hold(hold) => self.hold(to, *hold),
             request => self.perform_for_job(to, request),
+        }
+    }
+
+    /// Warnings about a job that was just taken. One that was taken from a dead keeper has them in its log.
+    fn warn_of_held(&mut self, serial: Serial, warnings: &[MaskWarning]) {
+        if self.jobs.get(&serial).is_some_and(|job| job.is_log_empty()) {
+            self.warn(serial, warnings);
         }
     }
 

@@ -122,9 +122,11 @@ impl Keeper {
                 self.dispatch(Token::decode(event.data.u64()));
             }
             self.on_time();
-            self.tell_lengths();
             self.send();
             self.start_next();
+            // Behind the start: who is told wakes up and takes a processor.
+            self.tell_lengths();
+            self.send();
             if self.leaving || self.farewell && self.is_farewell_over() {
                 self.leave();
                 return Ok(());
@@ -139,7 +141,6 @@ impl Keeper {
         if let Some(job) = self.jobs.get_mut(&serial) {
             job.start_queued(&mut self.shared);
             self.settle(serial);
-            self.send();
         }
     }
 

@@ -157,6 +157,13 @@ impl Shared {
         }
     }
 
+    /// Sends what was told so far. A connection that is over shows at the end of the turn.
+    pub(super) fn flush(&mut self) {
+        if let Some(connection) = &mut self.connection {
+            connection.send().ok();
+        }
+    }
+
     /// Something for the operator's log. Never holds a value of a job.
     pub(super) fn notice(&mut self, text: String) {
         self.tell(&FromKeeper::Notice(text));

@@ -14,7 +14,6 @@ use crate::journal::event::Event;
 use crate::model::{ExitStatus, Kind};
 use crate::process::group;
 use crate::process::spawn::{Command, SpawnError, Spawned, Stage};
-use crate::process::sweep::Process;
 
 /// A pipe that others still hold counts as drained after so long without a byte.
 const QUIET: Duration = Duration::from_millis(200);
@@ -161,7 +160,7 @@ impl Job {
         let pid = spawned.pid.as_raw_nonzero().get() as u32;
         shared.leaders.insert(pid, self.serial);
         self.containment.add_group(pid, shared);
-        let start_time = Process::read(pid).map_or(0, |process| process.start_time);
+        let start_time = spawned.start_time;
         shared.journal(self.key, &Event::StepStarted { step: request.step, pgid: pid, pid, start_time });
         for (fd, kind) in [(spawned.stdout, Kind::Out), (spawned.stderr, Kind::Err)] {
             self.next_pipe += 1;
@@ -317,15 +316,20 @@ impl Job {
         } else {
             self.line(Kind::Out, &format!("step {} left {left} processes running", step.name), shared);
         }
-        shared.journal(self.key, &Event::StepEnded { step: step.number, status: Some(status) });
+        let ended = Event::StepEnded { step: step.number, status: Some(status) };
         let over = StepOver { step: step.number, end: StepEnd::Exited(status), left };
         if left > 0 && !shared.settings.leftover_keep {
+            shared.journal(self.key, &ended);
             self.containment.kill(shared);
             let at = Instant::now();
             let state = State::Clearing { over, give_up_at: at + shared.settings.kill_wait, at };
             self.step = Some(Step { state, ..step });
         } else {
+            // The daemon decides what comes next while the line is written, which only the death of this process gives a
+            // reader.
             self.tell_over(over, shared);
+            shared.flush();
+            shared.journal(self.key, &ended);
         }
     }
 

@@ -5,10 +5,11 @@
 
 use std::collections::VecDeque;
 use std::future::Future;
+use std::sync::Arc;
 
 use actix::{ActorFutureExt, AsyncContext, Context, Handler, Message, WrapFuture};
 
-use super::{JobActor, deliver, fetch};
+use super::{JobActor, deliver};
 use crate::actors::step::{Over, StepActor, StepTask};
 use crate::actors::trace_sink::Append;
 use crate::job::effect::{Effect, Spawn};
@@ -43,10 +44,11 @@ impl JobActor {
                     tracing::warn!(%error, job = %self.view.id, "files of a function were not made");
                 }
             }
-            Effect::Fetch { call, reference, inside } => {
+            Effect::Fetch { call, reference, inside, environment } => {
                 if !self.replayed.fetched.contains(&call) {
-                    let found = fetch::fetch(reference, inside);
-                    self.answer_later(ctx, async move { Event::Fetched { call, result: found.await } });
+                    let (fetcher, job) = (Arc::clone(&self.around.fetcher), self.key());
+                    let found = async move { fetcher.find(job, *reference, inside, environment).await };
+                    self.fetch(call, found, ctx);
                 }
             }
             Effect::Spawn(spawn) => self.spawn(spawn, ctx),
@@ -82,11 +84,6 @@ impl JobActor {
             then(job, done, ctx);
             job.drain(ctx);
         }));
-    }
-
-    /// Handles the event that `work` gives when it is there; what comes meanwhile (a cancel) is handled meanwhile.
-    fn answer_later(&mut self, ctx: &mut Context<Self>, work: impl Future<Output = Event> + 'static) {
-        ctx.spawn(work.into_actor(self).map(|event, job, ctx| job.handle_event(&event, ctx)));
     }
 
     fn add_phrases(&mut self, phrases: Vec<Vec<u8>>, ctx: &mut Context<Self>) {
@@ -164,11 +161,12 @@ impl JobActor {
         ctx: &mut Context<Self>,
     ) {
         self.ending = Some(outcome);
+        self.stop_fetching(ctx);
         let op = self.next_op();
         let close = Request::Close {
             key: self.key(),
             op: self.op,
-            leftover_grace: self.around.config.leftover_grace,
+            leftover_grace: self.around.config().leftover_grace,
             lines,
         };
         let result = Box::new(self.redactor.result(*root));

@@ -59,7 +59,7 @@ impl JobActor {
         }
         // A keeper that goes on holding the job tells the next daemon of its end.
         let forget = written.is_ok();
-        if self.around.config.durability == Durability::Power {
+        if self.around.config().durability == Durability::Power {
             let folder = self.folder.clone();
             let synced = tokio::task::spawn_blocking(move || folder.sync());
             ctx.spawn(synced.into_actor(self).map(move |synced, job, ctx| {

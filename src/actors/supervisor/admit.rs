@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use actix::{ActorFutureExt, Addr, ResponseActFuture, WrapFuture};
 
-use super::Supervisor;
 use super::remove::request_digest;
+use super::{Stop, Supervisor};
 use crate::actors::admission::{Prepared, ShellSpec};
 use crate::actors::deliver;
 use crate::actors::job::{Begin, JobActor, JobParts};
@@ -20,14 +20,14 @@ use crate::actors::view::{JobView, State};
 use crate::error::Chain;
 use crate::keeper::link::LinkError;
 use crate::keeper::protocol::{HoldJob, Reply, Request};
-use crate::model::{Reason, Refusal};
+use crate::model::{JobKey, Reason, Refusal};
 use crate::store::{JobFolder, JobRecord, MadeDirectory, Origin, RecordedLimits, StoreError, file_vars};
 
 /// Dead when the call that asked is over.
 pub(in crate::actors) type Caller = std::sync::Weak<()>;
 
 /// When to try again what is refused for now.
-const RETRY: Duration = Duration::from_secs(1);
+pub(super) const RETRY: Duration = Duration::from_secs(1);
 
 impl Supervisor {
     pub(super) fn admit(
@@ -54,7 +54,7 @@ impl Supervisor {
 
     /// Whether the job may still be registered: what a caller gave up, or a stop came before, starts nothing.
     fn goes_on(&self, caller: &Caller) -> Result<(), Refusal> {
-        if self.stopping {
+        if self.stop > Stop::No {
             return Err(Refusal::new(
                 Reason::ShuttingDown,
                 "the daemon is stopping; try again when it is back",
@@ -88,7 +88,7 @@ impl Supervisor {
     fn admit_with(
         &mut self,
         keeper: Keeper,
-        prepared: Prepared,
+        mut prepared: Prepared,
         reservation: Reservation,
         caller: Caller,
         me: Addr<Self>,
@@ -102,20 +102,47 @@ impl Supervisor {
             // The late duplicate of a job that has had its turn.
             return Box::pin(actix::fut::ready(Ok(())));
         }
-        let made = self.make_places(&prepared);
-        let placed = match made {
+        if let Err(refusal) = self.enqueue(&mut prepared) {
+            return Box::pin(actix::fut::ready(Err(refusal)));
+        }
+        let id = prepared.id.clone();
+        let placed = match self.make_places(&prepared) {
             Ok(placed) => placed,
-            Err(refusal) => return Box::pin(actix::fut::ready(Err(refusal))),
+            Err(refusal) => {
+                self.leave_queue(&id);
+                return Box::pin(actix::fut::ready(Err(refusal)));
+            }
         };
-        let hold = hold_request(&prepared, placed.tag, self.config());
+        let hold = hold_request(&prepared.shell, id.key(), &prepared.head, placed.tag, &self.config());
         let link = keeper.link.clone();
         let held = async move { link.ask(hold).await };
-        Box::pin(held.into_actor(self).map(move |held, supervisor, _| match held {
+        Box::pin(held.into_actor(self).map(move |held, supervisor, _| {
+            let admitted = supervisor.admit_held(held, keeper, prepared, &placed, reservation, &caller, me);
+            if admitted.is_err() {
+                supervisor.leave_queue(&id);
+            }
+            admitted
+        }))
+    }
+
+    /// The keeper has answered: registers the job, or leaves nothing of it.
+    #[expect(clippy::too_many_arguments, reason = "one caller; a struct would only rename them")]
+    fn admit_held(
+        &mut self,
+        held: Result<Reply, LinkError>,
+        keeper: Keeper,
+        prepared: Prepared,
+        placed: &Placed,
+        reservation: Reservation,
+        caller: &Caller,
+        me: Addr<Self>,
+    ) -> Result<(), Refusal> {
+        match held {
             Ok(Reply::Held { .. }) if keeper.link.is_over() => {
                 Err(placed.undo(&prepared.folder, not_held(&LinkError::Gone)))
             }
             Ok(Reply::Held { log_inode, log_len }) => {
-                if let Err(refusal) = supervisor.goes_on(&caller) {
+                if let Err(refusal) = self.goes_on(caller) {
                     keeper.link.tell(Request::Drop { key: prepared.id.key() });
                     return Err(placed.undo(&prepared.folder, refusal));
                 }
@@ -124,12 +151,12 @@ impl Supervisor {
                     keeper.link.tell(Request::Drop { key: prepared.id.key() });
                     return Err(placed.undo(&prepared.folder, store_refusal(&error)));
                 }
-                supervisor.register(keeper, prepared, placed.tag, log_inode, log_len, reservation, me);
+                self.register(keeper, prepared, placed.tag, log_inode, log_len, reservation, me);
                 Ok(())
             }
             Ok(_) => Err(placed.undo(&prepared.folder, not_held(&LinkError::Protocol))),
             Err(error) => Err(placed.undo(&prepared.folder, not_held(&error))),
-        }))
+        }
     }
 
     /// Makes the job's folder and its directories. On failure nothing is left behind.
@@ -168,7 +195,8 @@ impl Supervisor {
         reservation: Reservation,
         me: Addr<Self>,
     ) {
-        let Prepared { id, folder, labels, shell, phrase_set, machine, head: _ } = prepared;
+        let Prepared { id, folder, labels, shell, phrase_set, machine, head } = prepared;
+        let has_slot = self.queue.is_running(&id);
         let (ci_job, pipeline) = labels;
         tracing::info!(job = %id, ci_job, pipeline, "job registered");
         let view = Arc::new(JobView::new(
@@ -193,9 +221,12 @@ impl Supervisor {
             shell,
             tag,
             encode: self.encode,
+            head: (!has_slot).then_some(head),
         });
         reservation.register(view, job.clone());
-        deliver(&job, Begin);
+        if has_slot {
+            deliver(&job, Begin);
+        }
     }
 }
 
@@ -266,12 +297,18 @@ fn make_work_dir(folder: &JobFolder, work_dir: &str, own: bool) -> Result<(), Re
         .map_err(|e| Refusal::new(e.reason(), format!("work_dir: {}", Chain(&e))))
 }
 
-fn hold_request(prepared: &Prepared, tag: u128, config: &crate::config::Config) -> Request {
-    let shell = &prepared.shell;
+/// What makes a keeper take a job.
+pub(super) fn hold_request(
+    shell: &ShellSpec,
+    key: JobKey,
+    head: &[u8],
+    tag: u128,
+    config: &crate::config::Config,
+) -> Request {
     Request::Hold(Box::new(HoldJob {
-        key: prepared.id.key(),
+        key,
         tag,
-        record: prepared.head.clone(),
+        record: head.to_vec(),
         phrases: shell.phrases.clone(),
         token_prefixes: shell.token_prefixes.clone(),
         mask_forms: config.mask_forms,

@@ -10,7 +10,7 @@ use std::time::Duration;
 use actix::{ActorFuture, ActorFutureExt, Addr, Context, Handler, Message, ResponseActFuture, WrapFuture};
 
 use super::Supervisor;
-use crate::actors::admission::{ShellSpec, read_head};
+use crate::actors::admission::{Head, ShellSpec, read_head};
 use crate::actors::deliver;
 use crate::actors::job::{Begin, CancelAsk, Defect, JobActor, JobParts, Replay};
 use crate::actors::keeper_port::{Keeper, KeeperProblem};
@@ -84,6 +84,9 @@ impl Handler<Recover> for Supervisor {
             }
             let taken_up = supervisor.take_up(keeper.as_ref(), held, &me);
             supervisor.port.release();
+            // All leases of jobs that go on are known now.
+            let fetcher = Arc::clone(&supervisor.around.fetcher);
+            actix::spawn(async move { fetcher.recovered().await });
             taken_up
         }))
     }
@@ -101,6 +104,7 @@ impl Supervisor {
         if keeper.is_none() {
             held.clear();
         }
+        self.pause_queue();
         self.state.set_aside_keys()?.into_iter().for_each(|key| self.registry.set_broken(key));
         let (mut orphaned, mut gone) = (Vec::new(), Vec::new());
         for found in self.state.scan()? {
@@ -138,6 +142,7 @@ impl Supervisor {
         }
         self.interrupt_all(&orphaned);
         self.delete_gone(gone);
+        self.resume_queue();
         Ok(())
     }
 
@@ -217,20 +222,25 @@ impl Supervisor {
     }
 
     /// Registers a job that the keeper kept going, and replays its machine.
-    fn go_on(&self, keeper: &Keeper, job: ScannedJob, held: HeldJob, me: &Addr<Self>) {
+    fn go_on(&mut self, keeper: &Keeper, job: ScannedJob, held: HeldJob, me: &Addr<Self>) {
         let started = job.journal.started;
         let key = job.folder.key();
-        // The request alone: the daemon died before anything of the job was recorded.
+        // The request alone: nothing of the job was recorded, it waits or was just about to begin.
         let is_new = held.record.0.len() == 1;
+        let head = held.record.0.first().and_then(|head| read_head(head));
         let cancel = job.journal.cancel;
         match self.try_revive(keeper, held, started, me, None) {
             Ok((view, actor)) => {
                 tracing::info!(job = %view.id, "job goes on");
+                let place = head.as_ref().filter(|_| is_new && started.is_none()).map(|head| &head.place);
+                if let Some(head) = &head {
+                    self.restore_queue(&view.id, &head.shell, place);
+                }
                 self.registry.insert(view, Some(actor.clone()));
                 if let Some(cause) = cancel {
                     // A second cancel of the same job changes nothing.
                     deliver(&actor, CancelAsk { cause, grace_limit: None });
-                } else if is_new {
+                } else if is_new && place.is_none() {
                     deliver(&actor, Begin);
                 }
             }
@@ -243,10 +253,10 @@ impl Supervisor {
     }
 
     /// The record on disk is damaged, but the keeper knows all that was in it.
-    fn write_anew(&self, keeper: &Keeper, folder: &JobFolder, held: HeldJob, me: &Addr<Self>) {
+    fn write_anew(&mut self, keeper: &Keeper, folder: &JobFolder, held: HeldJob, me: &Addr<Self>) {
         let written = read_head(held.record.0.first().map_or(&[], Vec::as_slice))
             .ok_or_else(|| "the keeper's record is damaged too".to_owned())
-            .and_then(|(shell, _)| {
+            .and_then(|Head { shell, .. }| {
                 folder.renew(&self.recorded(&shell, held.tag)).map_err(|e| Chain(&e).to_string())?;
                 folder.read_job()
             });
@@ -282,8 +292,8 @@ impl Supervisor {
         known: Option<Arc<JobView>>,
     ) -> Result<(Arc<JobView>, Addr<JobActor>), String> {
         let HeldJob { tag, record: events, last_op, over, running: _, closed, log_inode, log_len } = held;
-        let (head, events) = events.0.split_first().ok_or("the record is empty")?;
-        let (shell, accepted) = read_head(head).ok_or("the record's head is damaged")?;
+        let (first, events) = events.0.split_first().ok_or("the record is empty")?;
+        let Head { shell, accepted, place: _ } = read_head(first).ok_or("the record's head is damaged")?;
         let Event::Accepted(spec) = accepted else {
             return Err("the record does not begin with a request".into());
         };
@@ -295,7 +305,7 @@ impl Supervisor {
         let id = JobId::parse(&shell.id).map_err(|e| e.to_string())?;
         let folder = self.state.folder(id.key());
         let (phrases, _warnings) =
-            PhraseSet::prepare(&shell.phrases, &shell.token_prefixes, &mask_config(self.config()))
+            PhraseSet::prepare(&shell.phrases, &shell.token_prefixes, &mask_config(&self.config()))
                 .map_err(|e| e.to_string())?;
         let fresh = || Arc::new(Self::view_of(&shell, id, started, log_inode, log_len, &folder));
         let view = known.unwrap_or_else(fresh);
@@ -312,6 +322,7 @@ impl Supervisor {
             shell,
             tag,
             encode: self.encode,
+            head: (events.is_empty() && started.is_none()).then(|| first.clone()),
         };
         let replay = Replay { events, last_op, over, closed, stored };
         Ok((view, JobActor::start_replayed(parts, replay)))
@@ -403,7 +414,7 @@ fn since(at: i64) -> Duration {
 
 impl Supervisor {
     /// Writes the end of a job that cannot be driven any more.
-    fn end_unrevived(&self, view: &JobView) {
+    fn end_unrevived(&mut self, view: &JobView) {
         let closed = self.state.folder(view.key).read_job().and_then(|job| {
             let end = close_interrupted(&job, "a defect of the daemon", clock::now_micros());
             end.map(|end| self.complete(&job.folder, end)).map_err(|e| Chain(&e).to_string())
@@ -428,7 +439,7 @@ impl Supervisor {
         });
         view.trace.end();
         view.log.end(end.log_len);
-        self.registry.ended(&view.id);
+        self.ended(&view.id);
     }
 }
 

@@ -87,7 +87,7 @@ impl Supervisor {
     pub(super) fn reap(&mut self, ctx: &mut Context<Self>) {
         let jobs = self.registry.all();
         let facts: Vec<_> = jobs.iter().map(|(view, _)| view.reaper_facts()).collect();
-        for action in reaper::decide(&Rules::of(self.config()), clock::uptime(), &facts) {
+        for action in reaper::decide(&Rules::of(&self.config()), clock::uptime(), &facts) {
             match action {
                 Action::Remove(id) => {
                     tracing::info!(job = %id, "nobody finished this job; it is removed");

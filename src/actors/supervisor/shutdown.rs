@@ -6,7 +6,7 @@ use std::time::Duration;
 use actix::{ActorFutureExt, Context, Handler, Message, ResponseActFuture, WrapFuture};
 use tokio::time::{Instant, timeout_at};
 
-use super::Supervisor;
+use super::{Stop, Supervisor};
 use crate::actors::keeper_port::KeeperPort;
 use crate::actors::view::JobView;
 use crate::config::OnStop;
@@ -25,8 +25,10 @@ impl Handler<Shutdown> for Supervisor {
     type Result = ResponseActFuture<Self, ()>;
 
     fn handle(&mut self, Shutdown { at_once }: Shutdown, _: &mut Context<Self>) -> Self::Result {
-        self.stopping = true;
+        self.stop = Stop::Draining;
         if at_once {
+            self.stop = Stop::AtOnce;
+            self.pause_queue();
             return Box::pin(say_bye(self.port.clone()).into_actor(self));
         }
         let drain = match self.config().on_stop {
@@ -41,11 +43,13 @@ impl Handler<Shutdown> for Supervisor {
 }
 
 impl Supervisor {
-    fn living(&self) -> Vec<Arc<JobView>> {
+    pub(super) fn living(&self) -> Vec<Arc<JobView>> {
         self.registry.all().into_iter().map(|(view, _)| view).filter(|view| !view.is_ended()).collect()
     }
 
-    fn end_all(&self) -> impl Future<Output = ()> + use<> {
+    fn end_all(&mut self) -> impl Future<Output = ()> + use<> {
+        self.stop = Stop::Ending;
+        self.pause_queue();
         let grace = self.config().shutdown_grace;
         let living = self.living();
         for view in &living {

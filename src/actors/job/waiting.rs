@@ -1,0 +1,114 @@
+//! A job that waits for its slot (queue.md §5): nothing of it has run, so it outlives its keeper; the next one takes it.
+
+use std::sync::Arc;
+
+use actix::{ActorFutureExt, AsyncContext, Context, Handler, Message, WrapFuture};
+
+use super::{Begin, CancelAsk, JobActor};
+use crate::actors::supervisor::{HoldAgain, NotHeld};
+use crate::journal::event as journal;
+use crate::keeper::link::KeeperLink;
+
+/// What another keeper needs to take the job.
+pub(super) struct Waiting {
+    head: Arc<[u8]>,
+    /// Its keeper died, the next one has not taken it yet. What comes meanwhile waits here.
+    without_keeper: Option<Deferred>,
+    /// Keepers that died before they had taken it, one after the other.
+    died: u32,
+}
+
+/// So many keepers in a row do not die of bad luck.
+const MAX_DIED: u32 = 5;
+
+/// What was asked of a job that no keeper held.
+#[derive(Default)]
+struct Deferred {
+    begin: bool,
+    cancel: Option<CancelAsk>,
+}
+
+impl Waiting {
+    pub(super) fn new(head: Vec<u8>) -> Self {
+        Self { head: head.into(), without_keeper: None, died: 0 }
+    }
+}
+
+impl JobActor {
+    /// Puts off the start while no keeper holds the job; `false`: one does.
+    pub(super) fn defer_begin(&mut self) -> bool {
+        self.deferred().map(|deferred| deferred.begin = true).is_some()
+    }
+
+    /// Puts off a cancel likewise. It is written down now: its caller is told that it is.
+    pub(super) fn defer_cancel(&mut self, ask: &CancelAsk) -> bool {
+        let is_first = match self.deferred() {
+            None => return false,
+            Some(deferred) => deferred.cancel.replace(*ask).is_none(),
+        };
+        if is_first && let Err(error) = self.folder.append(&journal::Event::Cancel { cause: ask.cause }) {
+            tracing::warn!(%error, job = %self.view.id, "the cancel was not written to the journal");
+        }
+        true
+    }
+
+    fn deferred(&mut self) -> Option<&mut Deferred> {
+        let waiting = self.waiting.as_mut()?;
+        if self.link.is_over() {
+            // The supervisor has not said so yet, but it will.
+            waiting.without_keeper.get_or_insert_default();
+        }
+        waiting.without_keeper.as_mut()
+    }
+
+    /// The keeper died: what it ran is interrupted, what waited is given to the next one.
+    pub(super) fn keeper_lost(&mut self, ctx: &mut Context<Self>) {
+        let Some(waiting) = &mut self.waiting else { return self.interrupt(ctx) };
+        waiting.without_keeper.get_or_insert_default();
+        let head = Arc::clone(&waiting.head);
+        let hold = HoldAgain { key: self.key(), shell: self.shell.clone(), head, tag: self.tag };
+        let held = self.supervisor.send(hold);
+        ctx.spawn(held.into_actor(self).map(|held, job, ctx| match held {
+            Ok(Ok(link)) => job.held_again(link, ctx),
+            // The supervisor says so; then it is tried again.
+            Ok(Err(NotHeld::Died)) if job.one_more_died() => {}
+            Ok(Err(_)) | Err(_) => job.interrupt(ctx),
+        }));
+    }
+
+    /// Whether another keeper is worth a try.
+    fn one_more_died(&mut self) -> bool {
+        self.waiting.as_mut().is_some_and(|waiting| {
+            waiting.died += 1;
+            waiting.died < MAX_DIED
+        })
+    }
+
+    fn held_again(&mut self, link: KeeperLink, ctx: &mut Context<Self>) {
+        let Some(waiting) = &mut self.waiting else { return };
+        self.link = link;
+        waiting.died = 0;
+        let Deferred { begin, cancel } = waiting.without_keeper.take().unwrap_or_default();
+        if let Some(ask) = cancel {
+            ctx.notify(ask);
+        }
+        if begin {
+            ctx.notify(Begin);
+        }
+    }
+}
+
+/// A keeper died (service.md §6.4).
+#[derive(Message)]
+#[rtype(result = "()")]
+pub(in crate::actors) struct KeeperLost;
+
+impl Handler<KeeperLost> for JobActor {
+    type Result = ();
+
+    fn handle(&mut self, _: KeeperLost, ctx: &mut Self::Context) {
+        if self.link.is_over() {
+            self.keeper_lost(ctx);
+        }
+    }
+}
