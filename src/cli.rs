@@ -3,14 +3,19 @@
 //! stdout carries what was asked for, stderr everything else. A command ends with an exit code or with a
 //! [`Failure`], which is printed here, on one line.
 
+mod builtin;
 mod cancel;
+mod check;
 mod completions;
 mod connection;
 mod document;
 mod end;
+mod excerpt;
+mod fetch;
 mod finish;
 mod follow;
 mod help;
+mod inputs;
 mod invocation;
 mod job;
 mod keeper;
@@ -21,6 +26,7 @@ mod private;
 mod proxy;
 mod results;
 mod run;
+mod schema;
 mod serve;
 mod session;
 mod states;
@@ -54,7 +60,9 @@ Examples:
   step-runner serve &                 start a daemon on the default socket
   step-runner submit --id 42 func.yml
   step-runner follow 42
-  step-runner help exit-codes         what exit codes mean; other topics: environment, masking, recovery";
+  step-runner check .                 find mistakes in function files without running them
+  step-runner help language           the language, its expressions and errors
+  step-runner help exit-codes         what exit codes mean; other topics: expressions, environment, masking, recovery";
 
 /// Runs the steps of a CI job inside its environment and loses nothing.
 #[derive(Parser)]
@@ -105,6 +113,8 @@ enum Command {
     Status(status::Arguments),
     Cancel(cancel::Arguments),
     Finish(finish::Arguments),
+    Check(check::Arguments),
+    Schema(schema::Arguments),
     Proxy(proxy::Arguments),
     /// The same commands as CI runners spell them
     #[command(subcommand)]
@@ -113,6 +123,8 @@ enum Command {
     Man(man::Arguments),
     Help(help::Arguments),
     Keeper(keeper::Arguments),
+    Builtin(builtin::Arguments),
+    Fetch(fetch::Arguments),
 }
 
 #[derive(Subcommand)]
@@ -174,6 +186,8 @@ fn dispatch(arguments: Arguments) -> Ending {
         Command::Status(arguments) => in_runtime(status::execute(arguments, talk)),
         Command::Cancel(arguments) => in_runtime(cancel::execute(arguments, talk)),
         Command::Finish(arguments) => in_runtime(finish::execute(arguments, talk)),
+        Command::Check(arguments) => check::execute(&arguments, talk),
+        Command::Schema(arguments) => schema::execute(&arguments),
         Command::Serve(arguments) => serve::execute(arguments),
         Command::Steps(Steps::Serve(arguments)) => serve::execute_steps(arguments),
         Command::Proxy(arguments) | Command::Steps(Steps::Proxy(arguments)) => Ok(proxy::execute(&arguments)),
@@ -181,6 +195,8 @@ fn dispatch(arguments: Arguments) -> Ending {
         Command::Man(arguments) => man::execute(&arguments),
         Command::Help(arguments) => help::execute(&arguments),
         Command::Keeper(arguments) => keeper::execute(arguments),
+        Command::Builtin(arguments) => builtin::execute(arguments),
+        Command::Fetch(arguments) => fetch::execute(&arguments),
     }
 }
 

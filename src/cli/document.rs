@@ -1,19 +1,18 @@
 //! What `run` and `submit` are pointed at: a file, a folder, a reference, or stdin (cli.md, "How FILE travels").
 
-use std::collections::BTreeSet;
 use std::io::Read as _;
 use std::path::Path;
 
 use serde_json::{Value, json};
 
+use super::inputs;
 use crate::error::{Exit, Failure};
-use crate::lang;
-use crate::lang::value::ValueType;
-use crate::lang::yaml::scalar::{Resolved, resolve};
-use crate::lang::yaml::{self, Node, NodeKind, Source};
 
 /// Files that make a folder a function (language.md §7).
 const FUNCTION_FILES: [&str; 2] = ["func.yml", "step.yml"];
+
+/// What to name instead of what is not there.
+const TARGETS: &str = "name a function file, a folder that holds one, a reference, or - for stdin";
 
 /// Longest document: the daemon takes no longer one (service.md §3.7).
 const MAX_DOCUMENT: u64 = 16 << 20;
@@ -40,13 +39,13 @@ pub(super) fn read(target: &str, absolute: bool, inputs: &[String]) -> Result<Do
                 FUNCTION_FILES.iter().map(|name| Path::new(target).join(name)).find(|file| file.exists());
             let file = file.ok_or_else(|| {
                 refuse(format!("there is neither {} in {target}", FUNCTION_FILES.join(" nor ")))
+                    .with_remedy(TARGETS)
             })?;
             from_file(&file, absolute, inputs)
         }
         Ok(_) => from_file(Path::new(target), absolute, inputs),
         Err(_) if is_reference(target) => from_reference(target, inputs),
-        Err(error) => Err(refuse(format!("cannot read {target}: {error}"))
-            .with_remedy("name a function file, a folder that holds one, a reference, or - for stdin")),
+        Err(error) => Err(refuse(format!("cannot read {target}: {error}")).with_remedy(TARGETS)),
     }
 }
 
@@ -88,12 +87,18 @@ fn is_reference(target: &str) -> bool {
 /// A list of one step named `run`, which gets the inputs.
 fn from_reference(reference: &str, inputs: &[String]) -> Result<Document, Failure> {
     let mut step = json!({"name": "run", "func": escape(Value::from(reference))});
-    let values = inputs.iter().map(|input| parse_input(input, &BTreeSet::new()));
-    let values = values.collect::<Result<serde_json::Map<_, _>, _>>()?;
+    let values: serde_json::Map<_, _> = inputs::untyped(inputs)?.into_iter().collect();
     if let (Some(step), false) = (step.as_object_mut(), values.is_empty()) {
         step.insert("inputs".to_owned(), escape(Value::Object(values)));
     }
     Ok(Document { text: json!([step]).to_string(), name: reference.to_owned(), inputs: Vec::new() })
+}
+
+/// Whether a document was made of the reference that it is named by: its own places and names mean nothing to people.
+pub(super) fn is_of_reference(text: &str, name: &str) -> bool {
+    is_reference(name)
+        && serde_json::from_str::<Value>(text)
+            .is_ok_and(|steps| steps[0]["func"] == escape(Value::from(name)))
 }
 
 /// Values in a steps document are templates; ours are not (language.md §8).
@@ -107,22 +112,8 @@ fn escape(value: Value) -> Value {
 }
 
 fn with_inputs(text: String, name: String, inputs: &[String]) -> Result<Document, Failure> {
-    let declared = if inputs.is_empty() { BTreeSet::new() } else { declared_strings(&text) };
-    let inputs = inputs.iter().map(|input| parse_input(input, &declared)).collect::<Result<_, _>>()?;
+    let inputs = inputs::read(&text, &shown(&name), inputs)?;
     Ok(Document { text, name, inputs })
-}
-
-/// `NAME=VALUE`; VALUE is YAML, but text for an input that is declared a `string`. Never quotes the value.
-fn parse_input(input: &str, declared: &BTreeSet<String>) -> Result<(String, Value), Failure> {
-    let (name, value) = split_pair(input, "input")?;
-    let is_text = declared.contains(name);
-    let value = if is_text {
-        Value::from(value)
-    } else {
-        parse_value(value)
-            .ok_or_else(|| Failure::new(Exit::Usage, format!("the value of --input {name} is not YAML")))?
-    };
-    Ok((name.to_owned(), value))
 }
 
 /// `NAME=VALUE`. Never quotes the value.
@@ -132,41 +123,11 @@ pub(super) fn split_pair<'a>(pair: &'a str, option: &str) -> Result<(&'a str, &'
     })
 }
 
-/// Names of the inputs that the document declares as strings. What cannot be read here is for the daemon to refuse.
-fn declared_strings(text: &str) -> BTreeSet<String> {
-    let declared =
-        lang::document::parse_request(text, "").map(|function| function.spec.inputs).unwrap_or_default();
-    let strings = declared.into_iter().filter(|(_, input)| input.value_type == ValueType::String);
-    strings.map(|(name, _)| name).collect()
-}
-
-/// A value in the YAML of function files.
-fn parse_value(text: &str) -> Option<Value> {
-    let stream = yaml::read(&Source { file: "--input".into(), text }, 2);
-    match stream.documents.as_slice() {
-        _ if !stream.diagnostics.is_empty() => None,
-        [] => Some(Value::Null),
-        [Some(node)] => from_yaml(node),
-        _ => None,
-    }
-}
-
-/// `None` for a number that JSON cannot hold. Readers of YAML bound the depth.
-fn from_yaml(node: &Node) -> Option<Value> {
-    match &node.kind {
-        NodeKind::Scalar(scalar) => Some(match resolve(scalar) {
-            Resolved::Null => Value::Null,
-            Resolved::Bool(truth) => Value::from(truth),
-            Resolved::Number(number) => Value::from(number),
-            Resolved::Text => Value::from(scalar.text.as_str()),
-            Resolved::OutOfRange => return None,
-        }),
-        NodeKind::Sequence(items) => items.iter().map(from_yaml).collect(),
-        NodeKind::Mapping(entries) => {
-            let pairs = entries.iter().map(|entry| Some((entry.key.text.clone(), from_yaml(&entry.value)?)));
-            pairs.collect::<Option<serde_json::Map<_, _>>>().map(Value::Object)
-        }
-    }
+/// Name of a document for people: from the current folder if it lies below.
+pub(super) fn shown(file: &str) -> String {
+    let folder = std::env::current_dir().unwrap_or_default();
+    let file = Path::new(file);
+    file.strip_prefix(folder).unwrap_or(file).display().to_string()
 }
 
 fn refuse(message: String) -> Failure {
@@ -176,20 +137,6 @@ fn refuse(message: String) -> Failure {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn inputs(text: &str, given: &[&str]) -> Vec<(String, Value)> {
-        let given: Vec<_> = given.iter().map(ToString::to_string).collect();
-        with_inputs(text.to_owned(), String::new(), &given).ok().unwrap().inputs
-    }
-
-    #[test]
-    fn values_are_yaml_unless_declared_a_string() {
-        let text =
-            "spec: {inputs: {s: {type: string}, n: {type: number}}}\n---\nrun: [{name: a, script: b}]\n";
-        let values = inputs(text, &["s=3", "n=3", "o=[1, true]", "t=a=b"]);
-        let expected = [("s", json!("3")), ("n", json!(3.0)), ("o", json!([1.0, true])), ("t", json!("a=b"))];
-        assert_eq!(values, expected.map(|(name, value)| (name.to_owned(), value)));
-    }
 
     #[test]
     fn a_reference_is_a_list_of_one_step_with_literal_inputs() {
@@ -209,15 +156,6 @@ mod tests {
         }
         for path in ["./x", "/x/y.yml", "func.yml", "../a@b"] {
             assert!(!is_reference(path), "{path}");
-        }
-    }
-
-    #[test]
-    fn errors_never_quote_a_value() {
-        for input in ["=hidden", "hidden", "n=[hidden"] {
-            let error = parse_input(input, &BTreeSet::new()).unwrap_err();
-            assert!(!error.to_string().contains("hidden"), "{error}");
-            assert_eq!(error.exit(), Exit::Usage);
         }
     }
 }

@@ -1,21 +1,22 @@
 //! `step-runner help`.
 
+mod markdown;
+
 use super::{Ending, command, terminal};
 use crate::error::{Exit, Failure};
 
-/// The topics and their texts.
-pub(super) const TOPICS: [(&str, &str); 4] = [
-    ("exit-codes", include_str!("help/exit-codes.txt")),
-    ("environment", include_str!("help/environment.txt")),
-    ("masking", include_str!("help/masking.txt")),
-    ("recovery", include_str!("help/recovery.txt")),
-];
+/// The reference of the language (docs/language.md).
+const LANGUAGE: &str = include_str!("../../docs/language.md");
+
+/// Names of the topics.
+pub(super) const TOPICS: [&str; 6] =
+    ["language", "expressions", "exit-codes", "environment", "masking", "recovery"];
 
 /// Explain a topic or a command
 #[derive(clap::Args)]
-#[command(after_long_help = "Examples:\n  step-runner help exit-codes\n  step-runner help run")]
+#[command(after_long_help = "Examples:\n  step-runner help language\n  step-runner help run")]
 pub(super) struct Arguments {
-    /// exit-codes, environment, masking, recovery, or a command
+    /// language, expressions, exit-codes, environment, masking, recovery, or a command
     #[arg(value_name = "TOPIC")]
     topic: Option<String>,
 }
@@ -25,8 +26,8 @@ pub(super) fn execute(arguments: &Arguments) -> Ending {
     program.build();
     let text = match arguments.topic.as_deref() {
         None => program.render_long_help().to_string(),
-        Some(name) => match TOPICS.iter().find(|(topic, _)| *topic == name) {
-            Some((_, text)) => (*text).to_owned(),
+        Some(name) => match topic(name) {
+            Some(text) => text,
             None => match program.find_subcommand_mut(name) {
                 Some(found) => found.render_long_help().to_string(),
                 None => return Err(unknown(name)),
@@ -37,8 +38,33 @@ pub(super) fn execute(arguments: &Arguments) -> Ending {
     Ok(0)
 }
 
+/// The text of a topic.
+fn topic(name: &str) -> Option<String> {
+    let color = terminal::stdout_has_color();
+    Some(match name {
+        "language" => markdown::render(LANGUAGE, color),
+        "expressions" => markdown::render(markdown::section(LANGUAGE, "Expressions"), color),
+        "exit-codes" => include_str!("help/exit-codes.txt").to_owned(),
+        "environment" => include_str!("help/environment.txt").to_owned(),
+        "masking" => include_str!("help/masking.txt").to_owned(),
+        "recovery" => include_str!("help/recovery.txt").to_owned(),
+        _ => return None,
+    })
+}
+
 fn unknown(name: &str) -> Failure {
-    let topics: Vec<_> = TOPICS.iter().map(|(topic, _)| *topic).collect();
     Failure::new(Exit::Usage, format!("there is no topic or command `{name}`"))
-        .with_remedy(format!("topics are {}", topics.join(", ")))
+        .with_remedy(format!("topics are {}", TOPICS.join(", ")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_topic_has_a_text() {
+        for name in TOPICS {
+            assert!(topic(name).is_some_and(|text| text.len() > 500), "{name}");
+        }
+    }
 }

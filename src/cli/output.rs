@@ -56,6 +56,9 @@ impl OutputOptions {
         let color = terminal::stdout_has_color();
         let mode = match format {
             Format::Raw => Mode::Text(Printer::new(pretty::Format::Raw)),
+            Format::Plain if terminal::outputs_are_one_file() => {
+                Mode::Text(Printer::new(pretty::Format::Together))
+            }
             Format::Plain => Mode::Text(Printer::new(pretty::Format::Plain { merge: self.merge })),
             Format::Pretty => {
                 let options = Options { all: self.all, offset: self.offset(), color };
@@ -192,6 +195,22 @@ impl Display {
         }
         let stamp = time.format("%Y-%m-%dT%H:%M:%S%.6fZ");
         self.push(format!("{stamp} 00O {text}\n").as_bytes(), output);
+    }
+
+    /// Says `message` on stderr, on a line of its own.
+    pub(super) fn say(&mut self, message: &str) -> Result<(), Failure> {
+        if let Mode::Text(printer) = &mut self.mode {
+            let mut output = Output::default();
+            printer.interrupt(&mut output);
+            write(&output)?;
+        }
+        terminal::say(message);
+        Ok(())
+    }
+
+    /// Whether people read it, and what the function returned is in none of its lines.
+    pub(super) fn leaves_outputs_out(&self) -> bool {
+        matches!(self.format, Format::Pretty | Format::Plain)
     }
 
     /// The log has ended; `status` is the job's end.

@@ -7,6 +7,7 @@ use std::path::Path;
 
 use serde_json::{Map, Value, json};
 
+use super::states::printable;
 use crate::error::{Exit, Failure};
 use crate::pb::v1;
 
@@ -85,6 +86,32 @@ fn number_value(number: f64) -> Value {
     }
 }
 
+/// Most outputs shown to people, and most characters of each.
+const SHOWN: usize = 20;
+const SHOWN_LENGTH: usize = 200;
+
+/// What the function returned, for people: `name = value`, one a line.
+pub(super) fn outputs(root: &v1::StepResult) -> Vec<String> {
+    let mut outputs: Vec<_> = root.outputs.iter().collect();
+    outputs.sort_by_key(|(name, _)| *name);
+    let line = |(name, returned): &(&String, &prost_types::Value)| {
+        let text = match value(returned) {
+            Value::String(text) => text,
+            other => other.to_string(),
+        };
+        let text = printable(&text);
+        match text.char_indices().nth(SHOWN_LENGTH) {
+            Some((cut, _)) => format!("{name} = {}…", text.get(..cut).unwrap_or_default()),
+            None => format!("{name} = {text}"),
+        }
+    };
+    let mut lines: Vec<String> = outputs.iter().take(SHOWN).map(line).collect();
+    if let Some(more @ 1..) = outputs.len().checked_sub(SHOWN) {
+        lines.push(format!("and {more} more outputs; --results FILE has all"));
+    }
+    lines
+}
+
 /// Writes `--results FILE`, readable by its owner only: results may hold what masking could not know.
 pub(super) fn write(path: &Path, root: &v1::StepResult) -> Result<(), Failure> {
     let fail = |error: std::io::Error| {
@@ -101,6 +128,18 @@ pub(super) fn write(path: &Path, root: &v1::StepResult) -> Result<(), Failure> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn outputs_are_shown_in_order_on_one_line_each_and_cut() {
+        use prost_types::value::Kind;
+        let text = |text: &str| prost_types::Value { kind: Some(Kind::StringValue(text.to_owned())) };
+        let mut root = v1::StepResult::default();
+        root.outputs.insert("b".into(), text("two\n\x1b[31mlines"));
+        root.outputs.insert("a".into(), prost_types::Value { kind: Some(Kind::NumberValue(3.0)) });
+        root.outputs.insert("c".into(), text(&"é".repeat(SHOWN_LENGTH + 1)));
+        let cut = format!("c = {}…", "é".repeat(SHOWN_LENGTH));
+        assert_eq!(outputs(&root), ["a = 3", "b = two  [31mlines", cut.as_str()]);
+    }
 
     #[test]
     fn results_are_for_their_owner_only_even_if_the_file_was_not() {

@@ -1,22 +1,22 @@
 //! `step-runner run`.
 
 use std::path::PathBuf;
-use std::time::Duration;
 
 use super::connection::ConnectionOptions;
+use super::document;
+use super::excerpt::{self, Lines};
 use super::job::JobOptions;
 use super::output::OutputOptions;
 use super::private;
-use super::session::{self, Ended, Interrupts, OnInterrupt};
+use super::session::{self, Ended, Interrupts, LAST_WORDS, OnInterrupt};
 use super::{Ending, Talk, results, terminal};
 use crate::app::PrivateDaemon;
 use crate::client::{Address, AddressError, Client, Request};
 use crate::config::EnvBase;
 use crate::error::{Exit, Failure};
+use crate::lang::diagnostic::Severity;
+use crate::lang::document::parse_request;
 use crate::net::Socket;
-
-/// How long a second Ctrl-C still waits for the daemon to hear of it.
-const LAST_WORDS: Duration = Duration::from_secs(1);
 
 /// Run a function and follow it to its end
 ///
@@ -80,9 +80,25 @@ pub(super) async fn execute(arguments: Arguments, talk: Talk) -> Ending {
 
 /// Submits a job and prints its id.
 pub(super) async fn submit(client: &Client, request: &Request) -> Ending {
-    client.run(request).await?;
+    accepted(client.run(request).await, request)?;
     terminal::write_stdout(format!("{}\n", request.id()).as_bytes())?;
     Ok(0)
+}
+
+/// The answer to a request. What is wrong with a document that was refused is shown as `check` shows it.
+fn accepted(answer: Result<(), crate::client::Error>, request: &Request) -> Result<(), Failure> {
+    let Err(refused @ crate::client::Error::Refused(_)) = answer else { return Ok(answer?) };
+    let file = document::shown(request.file_name());
+    let Err(findings) = parse_request(request.steps(), &file) else {
+        return Err(refused.into());
+    };
+    let lines = Lines::of(request.steps());
+    for finding in &findings {
+        terminal::say(&excerpt::render(finding, Some(&lines), true));
+    }
+    let errors = findings.iter().filter(|finding| finding.severity == Severity::Error).count();
+    let errors = if errors == 1 { "1 error".to_owned() } else { format!("{errors} errors") };
+    Err(Failure::new(Exit::Refused, format!("{file} has {errors}")))
 }
 
 /// Runs with a daemon that goes on when this command has ended.
@@ -140,7 +156,7 @@ async fn to_the_end(
     interrupts: &mut Interrupts,
     talk: Talk,
 ) -> Result<Ended, Failure> {
-    interrupts.unless_interrupted(async { Ok(client.run(request).await?) }).await?;
+    interrupts.while_submitting(async { accepted(client.run(request).await, request) }).await?;
     if talk.verbose > 0 {
         terminal::say(&format!("step-runner: job {} at {}", request.id(), client.address()));
     }

@@ -152,7 +152,9 @@ pub(super) fn execute(arguments: Arguments) -> Ending {
         terminal::write_stdout(loaded.print().as_bytes())?;
         return Ok(0);
     }
-    app::serve(loaded.config, arguments.command)
+    let command = arguments.command.clone();
+    let reload = move || load(&arguments).map(|loaded| loaded.config);
+    app::serve(loaded.config, Box::new(reload), command)
 }
 
 /// Runs the daemon as CI runners call it.

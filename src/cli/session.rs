@@ -7,7 +7,7 @@ use tokio::time::{Instant, sleep, sleep_until};
 
 use super::output::Display;
 use super::summary::Tail;
-use super::{Talk, end, summary, terminal};
+use super::{Talk, end, results, summary, terminal};
 use crate::client::{Client, Event, Request};
 use crate::error::{Exit, Failure};
 use crate::model::JobId;
@@ -19,6 +19,9 @@ const RESULTS_AFTER_LOG: Duration = Duration::from_secs(10);
 /// The end of a step is shown when the log has rested for this long: longer than the daemon holds bytes back (20 ms,
 /// service.md §3.2), too short to notice.
 const LOG_RESTS: Duration = Duration::from_millis(60);
+
+/// How long Ctrl-C still waits for the daemon to answer or to hear of it.
+pub(super) const LAST_WORDS: Duration = Duration::from_secs(1);
 
 /// What Ctrl-C does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,6 +56,24 @@ impl Interrupts {
         }
     }
 
+    /// Submits a job by `work`. After Ctrl-C the daemon has [`LAST_WORDS`] to answer: a job that it has started by then
+    /// is one to cancel, as if Ctrl-C had come a moment later.
+    pub(super) async fn while_submitting<T>(
+        &mut self,
+        work: impl Future<Output = Result<T, Failure>>,
+    ) -> Result<T, Failure> {
+        tokio::pin!(work);
+        tokio::select! {
+            done = &mut work => return done,
+            _ = self.signal.recv() => self.seen = true,
+        }
+        tokio::select! {
+            done = work => done,
+            () = sleep(LAST_WORDS) => Err(interrupted()),
+            _ = self.signal.recv() => Err(interrupted()),
+        }
+    }
+
     /// Whether Ctrl-C has come.
     pub(super) fn seen(&self) -> bool {
         self.seen
@@ -69,6 +90,8 @@ pub(super) struct Ended {
     /// The tree of all results, if the daemon sent it.
     pub(super) root: Option<v1::StepResult>,
     tail: Tail,
+    /// Whether what the function returned is shown: the format does not hold it.
+    shows_outputs: bool,
 }
 
 impl Ended {
@@ -77,12 +100,18 @@ impl Ended {
         if interrupts.seen() { Exit::Interrupted.code() } else { end::code(&self.status) }
     }
 
-    /// Explains on stderr why the job failed, if it did; `request` if it was submitted here.
+    /// Says on stderr why the job failed, or what it returned; `request` if it was submitted here.
     pub(super) fn explain(&self, talk: Talk, request: Option<&Request>) {
-        if !talk.quiet && end::code(&self.status) != 0 {
-            for line in summary::lines(&self.status, self.root.as_ref(), &self.tail, request) {
-                terminal::say(&line);
-            }
+        if talk.quiet {
+            return;
+        }
+        let lines = match (&self.root, end::code(&self.status)) {
+            (Some(root), 0) if self.shows_outputs => results::outputs(root),
+            (_, 0) => Vec::new(),
+            (root, _) => summary::lines(&self.status, root.as_ref(), &self.tail, request),
+        };
+        for line in lines {
+            terminal::say(&line);
         }
     }
 }
@@ -103,7 +132,10 @@ pub(super) async fn follow(
     let mut patience = Instant::now();
     let cancel = client.cancel(id);
     tokio::pin!(cancel);
-    let mut cancelling = false;
+    let mut cancelling = interrupts.seen;
+    if cancelling {
+        say_cancelling(&mut display, talk)?;
+    }
     while status.is_none() || results_open {
         tokio::select! {
             event = log.next(), if status.is_none() => match event? {
@@ -142,9 +174,7 @@ pub(super) async fn follow(
                 }
                 interrupts.seen = true;
                 cancelling = true;
-                if !talk.quiet {
-                    terminal::say("step-runner: cancelling the job; Ctrl-C again kills it at once");
-                }
+                say_cancelling(&mut display, talk)?;
             }
         }
     }
@@ -153,5 +183,12 @@ pub(super) async fn follow(
     // Every message is a complete subtree, but only the last one is the whole.
     let root =
         root.filter(|result: &v1::StepResult| result.step.as_ref().is_none_or(|step| step.name.is_empty()));
-    Ok(Ended { status, root, tail })
+    Ok(Ended { status, root, tail, shows_outputs: display.leaves_outputs_out() })
+}
+
+fn say_cancelling(display: &mut Display, talk: Talk) -> Result<(), Failure> {
+    if talk.quiet {
+        return Ok(());
+    }
+    display.say("step-runner: cancelling the job; Ctrl-C again kills it at once")
 }

@@ -1,14 +1,15 @@
 //! Why a job failed, as the last lines on stderr (cli.md, "On failure").
 
-use std::path::Path;
-
 use anstyle::AnsiColor;
 
+use super::document;
+use super::excerpt::{self, Lines};
 use super::output::STEP_START;
 use super::states::printable;
 use crate::client::Request;
 use crate::lang;
 use crate::lang::ast::Body;
+use crate::lang::diagnostic::Position;
 use crate::log::line::Entry;
 use crate::log::pretty::{Format, Options, Output, Printer};
 use crate::pb::v1;
@@ -86,9 +87,52 @@ fn place(request: &Request, step: &str) -> Option<String> {
     let function = lang::document::parse_request(request.steps(), request.file_name()).ok()?;
     let Body::Run(run) = &function.definition.body else { return None };
     let line = run.steps.iter().find(|own| own.name == step)?.at.line;
-    let folder = std::env::current_dir().unwrap_or_default();
-    let file = Path::new(&*function.file);
-    Some(format!("{}:{line}", file.strip_prefix(folder).unwrap_or(file).display()))
+    Some(format!("{}:{line}", document::shown(&function.file)))
+}
+
+/// The line of the job's document that a message names as `FILE:LINE:COLUMN: `, with a pointer.
+fn excerpt(request: &Request, message: &str) -> Option<String> {
+    let file = Some(request.file_name()).filter(|file| !file.is_empty())?;
+    let (_, place) = message.split_once(&format!("{file}:"))?;
+    let mut numbers = place.split(':').map(str::parse);
+    let (Some(Ok(line)), Some(Ok(column))) = (numbers.next(), numbers.next()) else { return None };
+    let lines = Lines::of(request.steps());
+    Some(excerpt::point(&document::shown(file), Position { line, column }, &lines, true))
+}
+
+/// The steps that a message names before it says what went wrong: also one that has no result, because it could not be
+/// loaded.
+fn steps_of(message: &str) -> Vec<&str> {
+    let mut steps = Vec::new();
+    let mut rest = message;
+    while let Some((step, after)) = rest.strip_prefix("step \"").and_then(|rest| rest.split_once("\": ")) {
+        steps.push(step);
+        rest = after;
+    }
+    steps
+}
+
+/// The message for people: without the step and the places of a document that was made of the reference `name`.
+fn without_places(message: &str, name: &str) -> String {
+    let message = message.strip_prefix("step \"run\": ").unwrap_or(message);
+    let file = format!("{name}:");
+    let mut parts = message.split(&file);
+    let mut text = parts.next().unwrap_or_default().to_owned();
+    for part in parts {
+        // `LINE:COLUMN: PATH: what is wrong`
+        let (place, rest) = part.split_once(": ").unwrap_or_default();
+        if !place.is_empty() && place.bytes().all(|byte| byte.is_ascii_digit() || byte == b':') {
+            text.push_str(
+                rest.strip_prefix("run[0]")
+                    .and_then(|rest| rest.split_once(": "))
+                    .map_or(rest, |(_, rest)| rest),
+            );
+        } else {
+            text.push_str(&file);
+            text.push_str(part);
+        }
+    }
+    text
 }
 
 /// The summary of a job that did not succeed; `request` if the job was submitted here.
@@ -105,33 +149,50 @@ pub(super) fn lines(
         -4 => "was interrupted",
         _ => "failed",
     };
-    let mut lines = vec![match status.message.as_str() {
+    let reference = request.map(Request::file_name);
+    let reference =
+        reference.filter(|name| request.is_some_and(|r| document::is_of_reference(r.steps(), name)));
+    let message = match reference {
+        Some(name) => without_places(&status.message, name),
+        None => status.message.clone(),
+    };
+    let mut lines = vec![match message.as_str() {
         "" => format!("{red}job {} {what}{red:#}", status.id),
         message => format!("{red}job {} {what}:{red:#} {}", status.id, printable(message)),
     }];
-    let exit_code = |lines: &mut Vec<String>| {
-        if status.exit_code > 0 {
-            lines.push(format!("  exit code  {}", status.exit_code));
-        }
-    };
-    if let Some(failed) = root.map(find).filter(|failed| !failed.path.is_empty()) {
-        lines.push(format!("  step       {}", printable(&failed.path.join("/"))));
-        if let Some(process) = &failed.result.exec_result {
-            lines.push(format!("  command    {}", command_line(&process.command)));
-        }
-        exit_code(&mut lines);
-        if let Some(place) = failed.path.first().and_then(|step| place(request?, step)) {
+    let failed = root.map(find);
+    let named = steps_of(&status.message);
+    let path = failed.as_ref().map_or(&[][..], |failed| &failed.path);
+    // The one that goes further: a step that could not be loaded has no result.
+    let path = if named.starts_with(path) { &named } else { path };
+    // The function that was named itself is a step of a document that nobody wrote.
+    let (reference_step, own) = path.split_at(usize::from(reference.is_some() && !path.is_empty()));
+    if let Some(name) = reference {
+        lines.push(format!("  function   {}", printable(name)));
+    }
+    if !own.is_empty() {
+        lines.push(format!("  step       {}", printable(&own.join("/"))));
+    }
+    if let Some(process) = failed.as_ref().and_then(|failed| failed.result.exec_result.as_ref()) {
+        lines.push(format!("  command    {}", command_line(&process.command)));
+    }
+    if status.exit_code > 0 {
+        lines.push(format!("  exit code  {}", status.exit_code));
+    }
+    if reference_step.is_empty() {
+        if let Some(place) = path.first().and_then(|step| place(request?, step)) {
             lines.push(format!("  at         {}", printable(&place)));
         }
-    } else {
-        exit_code(&mut lines);
+        if let Some(excerpt) = request.and_then(|request| excerpt(request, &status.message)) {
+            lines.extend(excerpt.lines().map(|line| format!("  {line}")));
+        }
     }
     let output = tail.lines();
     if !output.is_empty() {
         lines.push("  end of its output:".to_owned());
         lines.extend(output.into_iter().map(|line| format!("    {line}")));
     }
-    if let Some(advice) = advice(status) {
+    if let Some(advice) = advice(status, reference.is_some()) {
         lines.push(format!("  try: {advice}"));
     }
     lines
@@ -156,11 +217,17 @@ fn command_line(words: &[String]) -> String {
 }
 
 /// What to do about it, where the end tells.
-fn advice(status: &v1::Status) -> Option<&'static str> {
+fn advice(status: &v1::Status, of_reference: bool) -> Option<&'static str> {
     Some(match status.exit_code {
         126 => "make the command executable, or run it by its interpreter",
         127 => "install the command in the job's environment, or correct its PATH",
         137 => "look for a process that ran out of memory; --limit memory=SIZE sets the job's own limit",
+        -1 if status.message.contains(": cannot fetch ") => {
+            "run it again, or check the network, the reference and the credentials"
+        }
+        -1 if of_reference && status.message.contains(": run[0].inputs.") => {
+            "give the function its inputs with --input NAME=VALUE"
+        }
         -1 => "correct the function; `step-runner help exit-codes` explains the ends of a job",
         -2 => return None,
         -3 => "give it more time with --timeout, or find out what it waited for",
@@ -222,6 +289,41 @@ mod tests {
             assert!(text.contains(part), "{part}: {text}");
         }
         assert!(!text.contains("not this") && !text.contains("nor this"), "{text}");
+    }
+
+    #[test]
+    fn a_step_that_could_not_be_loaded_is_named_whole_although_it_has_no_result() {
+        let root = result("", Status::Failure, vec![result("digest", Status::Failure, vec![])]);
+        let message = "step \"digest\": step \"chosen\": failed to load: /f.yml:8:5: run[0]: nothing";
+        let status = v1::Status { exit_code: -1, message: message.into(), ..Default::default() };
+        let text = lines(&status, Some(&root), &Tail::default(), None).join("\n");
+        assert!(
+            text.contains("step       digest/chosen") && text.contains("try: correct the function"),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn what_could_not_be_fetched_is_not_blamed_on_the_function() {
+        let message = "step \"a\": failed to load: f.yml:1:2: run[0]: cannot fetch from h/x: no such host";
+        let status = v1::Status { exit_code: -1, message: message.into(), ..Default::default() };
+        let text = lines(&status, None, &Tail::default(), None).join("\n");
+        assert!(text.contains("check the network") && !text.contains("correct the function"), "{text}");
+    }
+
+    #[test]
+    fn a_reference_has_no_places() {
+        let steps = r#"[{"name": "run", "func": "builtin://nope"}]"#;
+        let request = Request::new(crate::model::JobId::parse("42").unwrap(), steps).file("builtin://nope");
+        let message =
+            "step \"run\": failed to load: builtin://nope:1:2: run[0]: builtin \"nope\" was not found";
+        let status =
+            v1::Status { id: "42".into(), exit_code: -1, message: message.into(), ..Default::default() };
+        let text = lines(&status, None, &Tail::default(), Some(&request)).join("\n");
+        assert!(text.contains("failed to load: builtin \"nope\" was not found\n"), "{text}");
+        assert!(
+            text.contains("function   builtin://nope") && !text.contains("run[0]") && !text.contains(":1:2")
+        );
     }
 
     #[test]

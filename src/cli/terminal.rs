@@ -54,6 +54,14 @@ pub(super) fn stdout_has_color() -> bool {
     AutoStream::choice(&io::stdout()) != anstream::ColorChoice::Never
 }
 
+/// Whether stdout and stderr are the same file, such as after `2>&1`: then the order of what is written to both counts.
+pub(super) fn outputs_are_one_file() -> bool {
+    match (rustix::fs::fstat(io::stdout()), rustix::fs::fstat(io::stderr())) {
+        (Ok(out), Ok(err)) => (out.st_dev, out.st_ino) == (err.st_dev, err.st_ino),
+        _ => false,
+    }
+}
+
 /// Writes bytes to stdout as they are. A reader that went away ends the command quietly.
 pub(super) fn write_stdout(bytes: &[u8]) -> Result<(), Failure> {
     let mut stdout = io::stdout().lock();

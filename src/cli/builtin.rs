@@ -1,0 +1,70 @@
+//! `step-runner builtin`: started by the keeper as the process of a step, never by people (language.md §17).
+
+use std::fs::{self, File};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use serde_json::json;
+
+use super::{Ending, in_runtime};
+use crate::builtin::{self, Around, Values};
+use crate::error::{Exit, Failure};
+use crate::process::worker;
+
+/// A function that ships with the program, as the process of a step
+#[derive(clap::Args)]
+#[command(hide = true)]
+pub(super) struct Arguments {
+    /// Name of the function
+    name: String,
+    /// File with its inputs, a JSON object; removed when it has been read
+    #[arg(long, value_name = "FILE")]
+    inputs: PathBuf,
+    /// File to which outputs are appended
+    #[arg(long, value_name = "FILE")]
+    output_file: PathBuf,
+}
+
+pub(super) fn execute(arguments: Arguments) -> Ending {
+    worker::end_first();
+    worker::limit_memory(worker::MAX_IMAGE_MEMORY)
+        .map_err(|error| Failure::new(Exit::Failure, format!("cannot limit its memory: {error}")))?;
+    in_runtime(run(arguments))
+}
+
+async fn run(Arguments { name, inputs, output_file }: Arguments) -> Ending {
+    let failed = |error: &dyn std::fmt::Display| Failure::new(Exit::Failure, format!("{name}: {error}"));
+    let values = read_inputs(&inputs).map_err(|error| failed(&format!("cannot read its inputs: {error}")))?;
+    let work_dir = std::env::current_dir().map_err(|error| failed(&error))?;
+    let scratch = inputs.parent().map_or_else(|| work_dir.clone(), Path::to_owned);
+    let around = Around {
+        work_dir,
+        scratch,
+        variable: &|name| std::env::var(name).ok(),
+        say: &|line| {
+            // Nobody may be reading; the outputs tell all the same.
+            writeln!(anstream::stdout(), "{line}").ok();
+        },
+    };
+    let outputs = builtin::run(&name, &values, &around).await;
+    let outputs = outputs.map_err(|error| failed(&crate::error::Chain(&error)))?;
+    write_outputs(&output_file, &outputs)
+        .map_err(|error| failed(&format!("cannot write its outputs: {error}")))?;
+    Ok(0)
+}
+
+fn read_inputs(path: &Path) -> std::io::Result<Values> {
+    let text = fs::read(path)?;
+    fs::remove_file(path)?;
+    Ok(serde_json::from_slice(&text)?)
+}
+
+/// One JSON object a line (language.md §12).
+fn write_outputs(path: &Path, outputs: &Values) -> std::io::Result<()> {
+    let mut lines = String::new();
+    for (name, value) in outputs {
+        lines.push_str(&json!({"name": name, "value": value}).to_string());
+        lines.push('\n');
+    }
+    File::options().append(true).open(path)?.write_all(lines.as_bytes())
+}

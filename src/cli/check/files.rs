@@ -1,0 +1,310 @@
+//! Which files are checked, and what they hold.
+
+use std::ffi::OsStr;
+use std::io::Read as _;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use crate::lang::ast::Reference;
+use crate::lang::diagnostic::{Class, Diagnostic, Position};
+use crate::lang::document::{self, Checked, REQUEST_LIMIT};
+use crate::lang::name;
+use crate::lang::reference::DEFINITION_FILES;
+use crate::plan::locate;
+
+/// Bytes of a file that decide whether a search takes it.
+const LOOKED_AT: u64 = 64 * 1024;
+
+/// Keys that begin a line of a function file or steps document.
+const KEYS: [&str; 8] = ["spec", "exec", "run", "env", "outputs", "delegate", "steps", "description"];
+
+/// A file to check.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) struct File {
+    /// Its real folder and its name there; empty for stdin.
+    pub(super) path: PathBuf,
+    /// How findings name it.
+    shown: String,
+    /// Whether it must be a definition file; else it may be a steps document too.
+    pub(super) is_definition: bool,
+    /// What stdin held: it can be read but once.
+    stdin: Option<Text>,
+}
+
+/// The text of a file.
+pub(super) type Text = Arc<str>;
+
+/// What stands where a step looks for a function.
+pub(super) enum Called {
+    File(File),
+    Nothing { message: String, help: Option<String> },
+}
+
+/// The files that an argument means: itself, or those below a folder.
+pub(super) fn of_argument(argument: &str) -> Result<Vec<File>, Diagnostic> {
+    if argument == "-" {
+        let shown = "<stdin>".to_owned();
+        let mut file = File { path: PathBuf::new(), shown, is_definition: false, stdin: None };
+        file.stdin = Some(file.take(std::io::stdin().lock())?);
+        return Ok(vec![file]);
+    }
+    let path = Path::new(argument);
+    let metadata = std::fs::metadata(path).map_err(|error| unreadable(argument, &error))?;
+    if metadata.is_dir() {
+        let found = search(path).map_err(|error| unreadable(argument, &error))?;
+        if found.is_empty() {
+            let none = Diagnostic::error(
+                Class::NotFound,
+                &Arc::from(argument),
+                Position::START,
+                "no function file or steps document in this folder",
+            );
+            return Err(none.with_help("name the file itself if it has another form"));
+        }
+        return Ok(found);
+    }
+    File::at(path, argument.to_owned(), false)
+        .map(|file| vec![file])
+        .map_err(|error| unreadable(argument, &error))
+}
+
+fn unreadable(shown: &str, error: &std::io::Error) -> Diagnostic {
+    let class = if error.kind() == std::io::ErrorKind::NotFound { Class::NotFound } else { Class::Yaml };
+    Diagnostic::error(class, &Arc::from(shown), Position::START, format!("cannot read it: {error}"))
+}
+
+/// All function files and steps documents below a folder, in order of their names. Links to folders are not followed.
+fn search(folder: &Path) -> std::io::Result<Vec<File>> {
+    let mut found = Vec::new();
+    let mut folders = vec![folder.to_owned()];
+    while let Some(folder) = folders.pop() {
+        let mut entries: Vec<_> = match std::fs::read_dir(&folder) {
+            Ok(entries) => entries.collect::<Result<_, _>>()?,
+            // Only the folder that was named has to be readable.
+            Err(_) if !found.is_empty() || !folders.is_empty() => continue,
+            Err(error) => return Err(error),
+        };
+        entries.sort_by_key(std::fs::DirEntry::file_name);
+        let mut inside = Vec::new();
+        for entry in entries {
+            let (path, kind) = (entry.path(), entry.file_type()?);
+            if entry.file_name().as_encoded_bytes().starts_with(b".") {
+                continue;
+            }
+            if kind.is_dir() {
+                inside.push(path);
+            } else if path.extension() == Some(OsStr::new("yml")) && path.is_file() && is_ours(&path) {
+                let shown = path.strip_prefix(".").unwrap_or(&path).display().to_string();
+                found.push(File::at(&path, shown, false)?);
+            }
+        }
+        folders.extend(inside.into_iter().rev());
+    }
+    Ok(found)
+}
+
+/// Whether a file is a function file by its name, or looks like one or like a steps document.
+fn is_ours(path: &Path) -> bool {
+    if is_definition_name(path) {
+        return true;
+    }
+    let mut start = Vec::new();
+    let read = std::fs::File::open(path).and_then(|file| file.take(LOOKED_AT).read_to_end(&mut start));
+    read.is_ok() && looks_like_ours(&String::from_utf8_lossy(&start))
+}
+
+fn is_definition_name(path: &Path) -> bool {
+    DEFINITION_FILES.iter().any(|name| path.file_name() == Some(OsStr::new(name)))
+}
+
+/// Whether a text, broken as it may be, is meant as a function file or a steps document. Other files share some of the
+/// keys: pipelines and manifests have others beside them.
+fn looks_like_ours(text: &str) -> bool {
+    let mut documents = vec![Vec::new()];
+    for line in text.lines() {
+        if line.starts_with("---") {
+            documents.push(Vec::new());
+        } else if let (Some(last), false) =
+            (documents.last_mut(), line.trim().is_empty() || line.starts_with('#'))
+        {
+            last.push(line);
+        }
+    }
+    documents.retain(|lines| !lines.is_empty());
+    let keys = |lines: &[&str]| -> Vec<String> {
+        let key = |line: &&str| line.split_once(':').map(|(key, _)| key.trim().to_owned());
+        lines
+            .iter()
+            .filter(|line| !line.starts_with([' ', '\t', '-', '}', ']', '[', '{']))
+            .filter_map(key)
+            .collect()
+    };
+    let similar = |key: &String| KEYS.contains(&key.as_str()) || name::suggest(key, KEYS).is_some();
+    let is_list = |lines: &[&str]| {
+        lines.first().is_some_and(|first| first.starts_with(['-', '[']))
+            && ["name", "func", "step", "script"].iter().any(|key| {
+                lines.concat().contains(&format!("{key}:")) || lines.concat().contains(&format!("\"{key}\""))
+            })
+    };
+    match documents.as_slice() {
+        [] => false,
+        [only] => is_list(only) || (!keys(only).is_empty() && keys(only).iter().all(similar)),
+        [spec, definition, ..] => {
+            let (first, second) = (keys(spec), keys(definition));
+            (first.is_empty() || first.iter().any(|key| key == "spec"))
+                && (is_list(definition) || second.is_empty() || second.iter().any(similar))
+        }
+    }
+}
+
+impl File {
+    /// A file that exists.
+    fn at(path: &Path, shown: String, is_definition: bool) -> std::io::Result<Self> {
+        let name = path.file_name().unwrap_or_default();
+        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        // The folder's real name tells files apart; a link to a file keeps the folder in which it stands.
+        let path = folder.canonicalize()?.join(name);
+        let is_definition = is_definition || is_definition_name(&path);
+        Ok(Self { path, shown, is_definition, stdin: None })
+    }
+
+    /// Its text.
+    pub(super) fn read(&self) -> Result<Text, Diagnostic> {
+        match &self.stdin {
+            Some(text) => Ok(Arc::clone(text)),
+            None => match std::fs::File::open(&self.path) {
+                Ok(file) => self.take(file),
+                Err(error) => Err(unreadable(&self.shown, &error)),
+            },
+        }
+    }
+
+    /// Reads a text up to the limit of a request; one that is longer is refused when it is parsed.
+    fn take(&self, source: impl std::io::Read) -> Result<Text, Diagnostic> {
+        let mut bytes = Vec::new();
+        let read = source.take(REQUEST_LIMIT as u64 + 1).read_to_end(&mut bytes);
+        read.map_err(|error| unreadable(&self.shown, &error))?;
+        match String::from_utf8(bytes) {
+            Ok(text) => Ok(Arc::from(text)),
+            // The limit may have cut a character.
+            Err(error) if error.as_bytes().len() > REQUEST_LIMIT => {
+                Ok(String::from_utf8_lossy(error.as_bytes()).into())
+            }
+            Err(error) => Err(self.not_utf8(&error)),
+        }
+    }
+
+    fn not_utf8(&self, error: &std::string::FromUtf8Error) -> Diagnostic {
+        let valid = error.as_bytes().get(..error.utf8_error().valid_up_to()).unwrap_or_default();
+        let valid = String::from_utf8_lossy(valid);
+        let last = valid.rsplit('\n').next().unwrap_or_default();
+        let (line, column) = (valid.matches('\n').count() + 1, last.chars().count() + 1);
+        let at = Position { line: line as u32, column: column as u32 };
+        Diagnostic::error(Class::Yaml, &Arc::from(self.shown.as_str()), at, "the text is not UTF-8")
+    }
+
+    /// What its text says.
+    pub(super) fn parse(&self, text: &Text) -> Checked {
+        if self.is_definition {
+            document::check_function(text, &self.shown)
+        } else {
+            document::check_request(text, &self.shown)
+        }
+    }
+
+    /// Whether a run takes the text, which is less strict than a check.
+    pub(super) fn is_usable(&self, text: &Text) -> bool {
+        if self.is_definition {
+            document::parse_function(text, &self.shown).is_ok()
+        } else {
+            document::parse_request(text, &self.shown).is_ok()
+        }
+    }
+
+    /// The function that a local reference in this file means (language.md §7.1).
+    pub(super) fn called(&self, reference: &Reference) -> Called {
+        let Reference::Local { path, files } = reference else {
+            return Called::Nothing { message: "not a local reference".to_owned(), help: None };
+        };
+        let base =
+            self.path.parent().map_or_else(|| std::env::current_dir().unwrap_or_default(), Path::to_owned);
+        let folder = PathBuf::from(locate::absolute(&base.to_string_lossy(), path));
+        let found = files.iter().map(|name| folder.join(name)).find(|file| file.exists());
+        match found {
+            Some(file) if file.is_file() => match Self::at(&file, shown(&file), true) {
+                Ok(file) => Called::File(file),
+                Err(error) => {
+                    Called::Nothing { message: format!("cannot read the function: {error}"), help: None }
+                }
+            },
+            Some(_) => Called::Nothing {
+                message: "the definition file is not a regular file".to_owned(),
+                help: None,
+            },
+            None => Called::Nothing {
+                message: format!("no {} in {path}", files.join(" or ")),
+                help: instead(&folder, files),
+            },
+        }
+    }
+}
+
+/// A path as findings show it: from the current folder if it lies below.
+fn shown(path: &Path) -> String {
+    let real = path.parent().and_then(|folder| folder.canonicalize().ok());
+    let real = real.zip(path.file_name()).map_or_else(|| path.to_owned(), |(folder, name)| folder.join(name));
+    let here = std::env::current_dir().and_then(|folder| folder.canonicalize()).unwrap_or_default();
+    real.strip_prefix(here).unwrap_or(&real).display().to_string()
+}
+
+/// What may have been meant instead of `files` in `folder`.
+fn instead(folder: &Path, files: &[String]) -> Option<String> {
+    let names = |folder: &Path| -> Vec<String> {
+        let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+        let mut names: Vec<_> =
+            entries.take(1_000).filter_map(|entry| entry.file_name().into_string().ok()).collect();
+        names.sort_unstable();
+        names
+    };
+    if folder.is_dir() {
+        let here = names(folder);
+        let similar = files.iter().find_map(|file| name::suggest(file, here.iter().map(String::as_str)));
+        return similar.map(|similar| format!("there is a \"{similar}\""));
+    }
+    let siblings = names(folder.parent()?);
+    let similar = name::suggest(folder.file_name()?.to_str()?, siblings.iter().map(String::as_str));
+    Some(similar.map_or_else(
+        || "there is no such folder".to_owned(),
+        |similar| format!("there is no such folder; did you mean \"{similar}\"?"),
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn function_files_and_steps_documents_are_told_from_other_files() {
+        for text in [
+            "spec: {}\n---\nexec: {command: [x]}\n",
+            "{}\n---\nrun: []\n",
+            "# a\n---\nspec:\n---\n# b\nexce: {}\n",
+            "spec:\n  inputs:\n    a: {type: string}\n",
+            "- name: a\n  script: b\n",
+            "[{\"name\": \"a\", \"script\": \"b\"}]",
+            "run:\n  - {name: a, script: b}\nenv: {}\n",
+        ] {
+            assert!(looks_like_ours(text), "{text}");
+        }
+        for text in [
+            "",
+            "stages: [a]\nbuild:\n  script: x\n",
+            "spec:\n  inputs: {}\n---\nbuild:\n  script: x\n",
+            "apiVersion: v1\nkind: Pod\nspec: {}\n",
+            "- one\n- two\n",
+            "services:\n  db: {image: x}\n",
+        ] {
+            assert!(!looks_like_ours(text), "{text}");
+        }
+    }
+}

@@ -1,0 +1,147 @@
+//! Findings in the formats of `--output`.
+
+use std::collections::HashMap;
+
+use clap::ValueEnum;
+use serde_json::{Value, json};
+use sha2::{Digest, Sha256};
+
+use super::super::excerpt::{self, Lines, class_name, end_column};
+use super::super::terminal;
+use crate::error::Failure;
+use crate::lang::diagnostic::{Diagnostic, Severity};
+
+/// Findings of one file that are shown to people; the other formats have all.
+const SHOWN: usize = 100;
+
+/// Formats of `--output`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(super) enum Format {
+    /// Each with its line of the source and a pointer
+    Human,
+    /// One JSON object per finding, one per line
+    Json,
+    /// A JSON array as GitLab's code quality reports have it
+    Gitlab,
+}
+
+/// Writes findings and counts them.
+pub(super) struct Report {
+    format: Format,
+    errors: usize,
+    warnings: usize,
+    /// Files with findings.
+    files: usize,
+    /// What the code quality report holds: it is one array.
+    entries: Vec<Value>,
+    /// How often a fingerprint has been made of the same words.
+    repeated: HashMap<String, usize>,
+}
+
+impl Report {
+    pub(super) fn new(format: Format) -> Self {
+        let (entries, repeated) = (Vec::new(), HashMap::new());
+        Self { format, errors: 0, warnings: 0, files: 0, entries, repeated }
+    }
+
+    /// Takes the findings of one file, sorted by place, and its text if that could be read.
+    pub(super) fn add(&mut self, findings: &[Diagnostic], text: Option<&str>) -> Result<(), Failure> {
+        if findings.is_empty() {
+            return Ok(());
+        }
+        self.files += 1;
+        let lines = text.map(Lines::of);
+        let errors = findings.iter().filter(|finding| finding.severity == Severity::Error).count();
+        self.errors += errors;
+        self.warnings += findings.len() - errors;
+        match self.format {
+            Format::Human => show(findings, lines.as_ref()),
+            Format::Json => {
+                let objects = findings.iter().map(|finding| format!("{}\n", object(finding, lines.as_ref())));
+                terminal::write_stdout(objects.collect::<String>().as_bytes())
+            }
+            Format::Gitlab => {
+                for finding in findings {
+                    let entry = self.entry(finding);
+                    self.entries.push(entry);
+                }
+                Ok(())
+            }
+        }
+    }
+
+    /// Writes what is left. Gives whether there were errors, and what there was in all, if anything.
+    pub(super) fn finish(self) -> Result<(bool, Option<String>), Failure> {
+        if self.format == Format::Gitlab {
+            terminal::write_stdout(format!("{:#}\n", Value::from(self.entries)).as_bytes())?;
+        }
+        let count = |count: usize, what: &str| match count {
+            0 => None,
+            1 => Some(format!("1 {what}")),
+            _ => Some(format!("{count} {what}s")),
+        };
+        let found = [count(self.errors, "error"), count(self.warnings, "warning")];
+        let found: Vec<String> = found.into_iter().flatten().collect();
+        let files = count(self.files, "file").unwrap_or_default();
+        let summary = (!found.is_empty()).then(|| format!("{} in {files}", found.join(", ")));
+        Ok((self.errors > 0, summary))
+    }
+
+    /// An entry of a code quality report.
+    fn entry(&mut self, finding: &Diagnostic) -> Value {
+        let path = finding.file.strip_prefix("./").unwrap_or(&finding.file);
+        // Lines move; what is wrong with what stays.
+        let words = [path, class_name(finding.class), &finding.path, &finding.message].join("\0");
+        let repeated = self.repeated.entry(words.clone()).or_insert(0);
+        let hash = Sha256::new().chain_update(words).chain_update(repeated.to_be_bytes()).finalize();
+        *repeated += 1;
+        let description = match &finding.help {
+            Some(help) => format!("{} ({help})", finding.message),
+            None => finding.message.clone(),
+        };
+        json!({
+            "description": description,
+            "check_name": class_name(finding.class),
+            "fingerprint": hex(&hash),
+            "severity": if finding.severity == Severity::Error { "major" } else { "minor" },
+            "location": {"path": path, "lines": {"begin": finding.at.line}},
+        })
+    }
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes
+        .iter()
+        .flat_map(|byte| [byte >> 4, byte & 15])
+        .filter_map(|digit| char::from_digit(digit.into(), 16))
+        .collect()
+}
+
+/// Shows findings to people.
+fn show(findings: &[Diagnostic], lines: Option<&Lines<'_>>) -> Result<(), Failure> {
+    let color = terminal::stdout_has_color();
+    let mut text = String::new();
+    for finding in findings.iter().take(SHOWN) {
+        text.push_str(&excerpt::render(finding, lines, color));
+        text.push('\n');
+    }
+    if let (Some(more @ 1..), Some(first)) = (findings.len().checked_sub(SHOWN), findings.first()) {
+        let rest = format!("and {more} more in {}; --output json shows all\n\n", first.file);
+        text.push_str(&rest);
+    }
+    terminal::write_stdout(text.as_bytes())
+}
+
+fn object(finding: &Diagnostic, lines: Option<&Lines<'_>>) -> Value {
+    json!({
+        "file": &*finding.file,
+        "line": finding.at.line,
+        "column": finding.at.column,
+        "end_column": lines.map(|lines| end_column(lines, finding.at)),
+        "class": class_name(finding.class),
+        "severity": finding.severity,
+        "path": finding.path,
+        "message": finding.message,
+        "help": finding.help,
+    })
+}

@@ -1,0 +1,208 @@
+//! Findings as people read them: header, place, the line of the source, a pointer, and what to do.
+
+use std::cell::Cell;
+use std::ops::Range;
+
+use annotate_snippets::renderer::DecorStyle;
+use annotate_snippets::{Annotation, AnnotationKind, Group, Level, Origin, Renderer, Snippet};
+
+use super::states::printable;
+use crate::lang::diagnostic::{Class, Diagnostic, Position, Severity};
+use crate::lang::extent::extent;
+
+/// Columns of the output; of longer lines the part around the place is shown.
+const WIDTH: usize = 140;
+
+/// A text by lines, as the YAML reader counts them.
+pub(super) struct Lines<'t> {
+    text: &'t str,
+    /// Offsets where lines start.
+    starts: Vec<usize>,
+    /// The place asked for last and its offset in its line: findings come in order, and lines may be long.
+    last: Cell<(Position, usize)>,
+}
+
+impl<'t> Lines<'t> {
+    pub(super) fn of(text: &'t str) -> Self {
+        let bytes = text.as_bytes();
+        let breaks = memchr::memchr2_iter(b'\n', b'\r', bytes)
+            .filter(|at| bytes.get(*at) == Some(&b'\n') || bytes.get(at + 1) != Some(&b'\n'));
+        let starts = std::iter::once(0).chain(breaks.map(|at| at + 1)).collect();
+        Self { text, starts, last: Cell::new((Position::START, 0)) }
+    }
+
+    /// A line without its end; empty beyond the last.
+    pub(super) fn line(&self, number: u32) -> &'t str {
+        let index = usize::try_from(number).unwrap_or(usize::MAX).saturating_sub(1);
+        let Some(start) = self.starts.get(index) else { return "" };
+        let end = self.starts.get(index + 1).copied().unwrap_or(self.text.len());
+        self.text.get(*start..end).unwrap_or_default().trim_end_matches(['\n', '\r'])
+    }
+}
+
+impl Lines<'_> {
+    /// Bytes of its line that the thing at a place takes.
+    fn extent(&self, at: Position) -> Range<usize> {
+        let line = self.line(at.line);
+        let (last, offset) = self.last.get();
+        let (column, offset) =
+            if last.line == at.line && last.column <= at.column { (last.column, offset) } else { (1, 0) };
+        let rest = line.get(offset..).unwrap_or_default();
+        let skipped = usize::try_from(at.column.saturating_sub(column)).unwrap_or(usize::MAX);
+        let start = rest.char_indices().nth(skipped).map_or(line.len(), |(skipped, _)| offset + skipped);
+        self.last.set((at, start));
+        extent(line, start)
+    }
+}
+
+/// The column after the thing at a place, counted from 1 in characters.
+pub(super) fn end_column(lines: &Lines<'_>, at: Position) -> u32 {
+    let line = lines.line(at.line);
+    let length = line.get(lines.extent(at)).map_or(0, |thing| thing.chars().count());
+    at.column.saturating_add(u32::try_from(length).unwrap_or(u32::MAX))
+}
+
+/// Name of a class, as `--output json` and the tables of the language call it.
+pub(super) const fn class_name(class: Class) -> &'static str {
+    match class {
+        Class::Yaml => "yaml",
+        Class::Missing => "missing",
+        Class::Schema => "schema",
+        Class::Name => "name",
+        Class::Type => "type",
+        Class::Undeclared => "undeclared",
+        Class::Parse => "parse",
+        Class::NotFound => "not_found",
+        Class::DivZero => "div_zero",
+        Class::Malformed => "malformed",
+        Class::Fetch => "fetch",
+        Class::Exec => "exec",
+        Class::Limit => "limit",
+    }
+}
+
+/// A place of a text alone: its line and a pointer.
+pub(super) fn point(file: &str, at: Position, lines: &Lines<'_>, color: bool) -> String {
+    let file = printable(file);
+    let group = Group::with_level(Level::ERROR).element(snippet(lines, at, &file, None));
+    renderer(color).render(&[group])
+}
+
+fn renderer(color: bool) -> Renderer {
+    let renderer = if color { Renderer::styled() } else { Renderer::plain() };
+    renderer.decor_style(DecorStyle::Ascii).term_width(WIDTH)
+}
+
+/// What is wrong with something that is not of a text, with the line of the text that it goes against, and what to do.
+pub(super) fn about(message: &str, file: &str, place: Option<(Position, &Lines<'_>)>, help: &str) -> String {
+    let (message, file, help) = (printable(message), printable(file), printable(help));
+    let title = Level::ERROR.primary_title(message.as_str());
+    let report = match place {
+        Some((at, lines)) => title.element(snippet(lines, at, &file, None)),
+        None => title.element(Origin::path(file.as_str())),
+    };
+    let mut text = renderer(true).render(&[report.element(Level::HELP.message(help.as_str()))]);
+    text.push('\n');
+    text
+}
+
+/// The line at a place with a pointer to it.
+fn snippet<'s>(
+    lines: &Lines<'s>,
+    at: Position,
+    file: &'s str,
+    label: Option<&'s str>,
+) -> Snippet<'s, Annotation<'s>> {
+    let pointer = AnnotationKind::Primary.span(lines.extent(at)).label(label);
+    let source = Snippet::source(lines.line(at.line)).line_start(at.line as usize).path(file);
+    source.fold(false).annotation(pointer)
+}
+
+/// A finding with its line of the source, if that is at hand.
+pub(super) fn render(finding: &Diagnostic, lines: Option<&Lines<'_>>, color: bool) -> String {
+    let level = match finding.severity {
+        Severity::Error => Level::ERROR,
+        Severity::Warning => Level::WARNING,
+    };
+    let message = printable(&finding.message);
+    let file = printable(&finding.file);
+    let help = finding.help.as_deref().map(printable);
+    let path = printable(&finding.path);
+    let title = level.primary_title(message.as_str()).id(class_name(finding.class));
+    let mut report = match lines {
+        Some(lines) => {
+            let label = (!path.is_empty()).then_some(path.as_str());
+            title.element(snippet(lines, finding.at, &file, label))
+        }
+        None => title.element(
+            Origin::path(file.as_str())
+                .line(finding.at.line as usize)
+                .char_column(finding.at.column as usize),
+        ),
+    };
+    if let Some(help) = &help {
+        report = report.element(Level::HELP.message(help.as_str()));
+    }
+    let mut text = renderer(color).render(&[report]);
+    text.push('\n');
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+
+    fn shown(text: &str, line: u32, column: u32) -> String {
+        let finding =
+            Diagnostic::error(Class::Schema, &Arc::from("f.yml"), Position { line, column }, "wrong")
+                .with_path("a.b")
+                .with_help("right it");
+        render(&finding, Some(&Lines::of(text)), false)
+    }
+
+    #[test]
+    fn header_place_line_pointer_and_help() {
+        assert_eq!(
+            shown("x: 1\ncomand: y\n", 2, 1),
+            "error[schema]: wrong\n --> f.yml:2:1\n  |\n2 | comand: y\n  | ^^^^^^ a.b\n  |\n  = help: right it\n"
+        );
+    }
+
+    #[test]
+    fn pointers_are_right_behind_tabs_and_wide_characters_and_with_crlf() {
+        for (text, column) in [("日本: \tbad\r\n", 6), ("a:\tbad\r", 4), ("é\u{301}: bad", 5)] {
+            let shown = shown(text, 1, column);
+            let lines: Vec<&str> = shown.lines().collect();
+            let width = |text: &str| {
+                text.chars()
+                    .map(|c| if ('日'..='本').contains(&c) { 2 } else { usize::from(c != '\u{301}') })
+                    .sum::<usize>()
+            };
+            let before = lines[3].split("bad").next().unwrap();
+            assert_eq!(width(before), lines[4].find('^').unwrap(), "{shown}");
+            assert!(lines[4].contains("^^^ a.b"), "{shown}");
+        }
+    }
+
+    #[test]
+    fn a_long_line_is_cut_around_its_place() {
+        let line = format!("{}: bad, {}", "k".repeat(100_000), "v".repeat(100_000));
+        let shown = shown(&line, 1, 100_003);
+        assert!(shown.len() < 1_500 && shown.contains("f.yml:1:100003"), "{shown}");
+        assert!(shown.contains("k: bad, vv"), "{shown}");
+    }
+
+    #[test]
+    fn a_place_beyond_the_text_and_control_bytes_do_no_harm() {
+        assert!(shown("a", 9, 9).contains("f.yml:9"));
+        assert!(!shown("a\x1b[31m: b", 1, 1).contains('\x1b'));
+    }
+
+    #[test]
+    fn lines_end_as_yaml_lines_do() {
+        let lines = Lines::of("a\r\nb\rc\n\nd");
+        assert_eq!((1..=6).map(|n| lines.line(n)).collect::<Vec<_>>(), ["a", "b", "c", "", "d", ""]);
+    }
+}

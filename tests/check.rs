@@ -1,0 +1,217 @@
+//! `step-runner check` as users meet it: what it says of broken files, in all formats, and of files without faults.
+//!
+//! The files in `tests/broken` are the scenes; what is said of them is in `tests/snapshots`. After a wanted change:
+//! `INSTA_UPDATE=always cargo test --test check`, and read the difference.
+#![expect(clippy::unwrap_used, reason = "a broken scene fails the test")]
+
+use std::fs;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+use serde_json::Value;
+
+fn check(folder: &Path, words: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_step-runner"));
+    command.args(["check", "--color", "never"]).args(words).current_dir(folder).stdin(Stdio::null());
+    command.env_remove("STEP_RUNNER_OUTPUT").env_remove("STEP_RUNNER_QUIET");
+    command.output().unwrap()
+}
+
+fn broken() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/broken")
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8(bytes.to_vec()).unwrap()
+}
+
+/// A folder with these files.
+fn folder(files: &[(&str, &str)]) -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    for (name, content) in files {
+        let path = folder.path().join(name);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, content).unwrap();
+    }
+    folder
+}
+
+#[test]
+fn people_are_shown_each_error_with_its_line_and_a_pointer() {
+    let mut entries: Vec<_> =
+        fs::read_dir(broken()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    entries.sort();
+    assert!(entries.len() > 10);
+    for entry in entries {
+        let name = entry.to_str().unwrap();
+        let output = check(&broken(), &[name]);
+        assert_eq!(output.status.code(), Some(1), "{name}: {output:?}");
+        let mut settings = insta::Settings::clone_current();
+        settings.set_snapshot_suffix(name.trim_end_matches(".yml"));
+        settings.set_omit_expression(true);
+        settings.bind(|| insta::assert_snapshot!("human", text(&output.stdout) + &text(&output.stderr)));
+    }
+}
+
+#[test]
+fn programs_get_json_by_lines_or_a_code_quality_report() {
+    insta::assert_snapshot!("json", text(&check(&broken(), &["--output", "json", "caller"]).stdout));
+    insta::assert_snapshot!("gitlab", text(&check(&broken(), &["--output", "gitlab", "caller"]).stdout));
+}
+
+#[test]
+fn every_class_that_needs_no_run_is_found() {
+    let output = check(&broken(), &["--output", "json", "."]);
+    let mut classes: Vec<String> = text(&output.stdout)
+        .lines()
+        .map(|line| serde_json::from_str::<Value>(line).unwrap()["class"].as_str().unwrap().to_owned())
+        .collect();
+    classes.sort();
+    classes.dedup();
+    assert_eq!(
+        classes,
+        [
+            "div_zero",
+            "limit",
+            "missing",
+            "name",
+            "not_found",
+            "parse",
+            "schema",
+            "type",
+            "undeclared",
+            "yaml"
+        ]
+    );
+}
+
+#[test]
+fn files_without_faults_are_passed_over_in_silence() {
+    let output = check(Path::new(env!("CARGO_MANIFEST_DIR")), &["examples"]);
+    assert_eq!(
+        (output.status.code(), &*output.stdout, &*output.stderr),
+        (Some(0), &b""[..], &b""[..]),
+        "{output:?}"
+    );
+    let output = check(Path::new(env!("CARGO_MANIFEST_DIR")), &["--output", "gitlab", "examples"]);
+    assert_eq!((output.status.code(), &*output.stdout), (Some(0), &b"[]\n"[..]));
+}
+
+#[test]
+fn warnings_alone_end_with_0() {
+    let folder = folder(&[("steps.yml", "- {name: a, script: x}\n- {name: a, script: y}\n")]);
+    let output = check(folder.path(), &["steps.yml"]);
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+    assert!(text(&output.stdout).starts_with("warning[name]: step \"a\" stands already at line 1"));
+    assert_eq!(text(&output.stderr), "step-runner: 1 warning in 1 file\n");
+    assert!(check(folder.path(), &["-q", "steps.yml"]).stderr.is_empty());
+}
+
+#[test]
+fn a_search_takes_function_files_only() {
+    let folder = folder(&[
+        (".gitlab-ci.yml", "build: {script: make}\n"),
+        (".hidden/func.yml", "broken"),
+        ("compose.yml", "services: {db: {image: x}}\n"),
+        ("func.yaml", "broken"),
+        ("ci/func.yml", "broken"),
+        ("ci/step.yml", "{}\n---\nexce: {}\n"),
+        ("steps.yml", "- {name: a, skript: x}\n"),
+    ]);
+    let output = text(&check(folder.path(), &["--output", "json", "."]).stdout);
+    let mut files: Vec<String> = output
+        .lines()
+        .map(|line| serde_json::from_str::<Value>(line).unwrap()["file"].as_str().unwrap().to_owned())
+        .collect();
+    files.dedup();
+    assert_eq!(files, ["steps.yml", "ci/func.yml", "ci/step.yml"]);
+}
+
+#[test]
+fn functions_that_are_called_are_checked_too_and_each_only_once() {
+    let broken = "{}\n---\nexec: {command: [x], workdir: y}\n";
+    let folder = folder(&[
+        ("a.yml", "- {name: a, func: ./lib}\n- {name: b, func: ./lib/func.yml}\n"),
+        (
+            "b.yml",
+            "- {name: a, func: ./x/../lib}\n- {name: r, func: gitlab.com/a/b@v1}\n- {name: d, func: \"${{ env.D }}\"}\n",
+        ),
+        ("x/empty", ""),
+        ("lib/func.yml", broken),
+    ]);
+    let output = check(folder.path(), &["--output", "json", "a.yml", "b.yml"]);
+    assert_eq!(output.status.code(), Some(1));
+    assert_eq!(text(&output.stdout).lines().count(), 1, "{output:?}");
+    assert!(text(&output.stdout).contains("\"file\":\"lib/func.yml\""), "{output:?}");
+}
+
+#[test]
+fn a_chain_of_calls_that_is_too_deep_is_an_error() {
+    let mut files = Vec::new();
+    for depth in 0..70 {
+        files.push((
+            format!("{depth}.yml"),
+            format!("{{}}\n---\nrun: [{{name: a, func: ./{}.yml}}]\n", depth + 1),
+        ));
+    }
+    files.push(("70.yml".to_owned(), "{}\n---\nexec: {command: [x]}\n".to_owned()));
+    let files: Vec<_> = files.iter().map(|(name, text)| (name.as_str(), text.as_str())).collect();
+    let folder = folder(&files);
+    let output = check(folder.path(), &["0.yml"]);
+    assert!(
+        text(&output.stdout).contains("error[limit]: functions call each other more than 64 levels deep"),
+        "{output:?}"
+    );
+    assert_eq!(check(folder.path(), &["6.yml"]).status.code(), Some(0));
+}
+
+#[test]
+fn stdin_is_a_document_and_what_cannot_be_read_is_an_error() {
+    let folder = folder(&[]);
+    let mut child = Command::new(env!("CARGO_BIN_EXE_step-runner"))
+        .args(["check", "-", "--color", "never"])
+        .current_dir(folder.path())
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    child.stdin.take().unwrap().write_all(b"[{name: a, func: ./nothing}]").unwrap();
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    assert!(text(&output.stdout).contains("--> <stdin>:1:18"), "{output:?}");
+    let output = check(folder.path(), &["nothing.yml"]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(text(&output.stdout).contains("cannot read it"), "{output:?}");
+    assert_eq!(check(folder.path(), &[]).status.code(), Some(2));
+    fs::write(folder.path().join("latin.yml"), b"- name: a\n  script: caf\xe9\n").unwrap();
+    assert!(text(&check(folder.path(), &["latin.yml"]).stdout).contains("latin.yml:2:14"));
+}
+
+#[test]
+fn fingerprints_stay_when_lines_move() {
+    let text_of = |before: &str| format!("{before}- {{name: a, script: \"${{{{ nope }}}}\"}}\n");
+    let fingerprint = |content: &str| {
+        let folder = folder(&[("s.yml", content)]);
+        let report: Value =
+            serde_json::from_slice(&check(folder.path(), &["--output", "gitlab", "s.yml"]).stdout).unwrap();
+        (report[0]["fingerprint"].clone(), report[0]["location"]["lines"]["begin"].clone())
+    };
+    let (before, after) = (fingerprint(&text_of("")), fingerprint(&text_of("# one\n# two\n")));
+    assert_eq!(before.0, after.0);
+    assert_ne!(before.1, after.1);
+}
+
+#[test]
+fn a_run_shows_the_errors_of_its_document_as_a_check_does() {
+    let folder = folder(&[("func.yml", "{}\n---\nrun:\n  - name: a b\n    script: x\n  - nam: b\n")]);
+    let run = Command::new(env!("CARGO_BIN_EXE_step-runner"))
+        .args(["run", "--color", "never", "func.yml"])
+        .current_dir(folder.path())
+        .output()
+        .unwrap();
+    assert_eq!(run.status.code(), Some(65), "{run:?}");
+    let check = check(folder.path(), &["func.yml"]);
+    assert!(text(&run.stderr).starts_with(&text(&check.stdout)), "{run:?}");
+}

@@ -1,0 +1,225 @@
+//! The first ten minutes with the program: a folder, a function, mistakes (cli.md, language.md §18).
+#![expect(clippy::unwrap_used, reason = "a broken scene fails the test")]
+
+use std::fs::{self, File};
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+
+/// A function that wants a name, and takes a number.
+const GREET: &str = r#"spec:
+  inputs:
+    name: {type: string}
+    times: {type: number, default: 1}
+  outputs:
+    greeting: {type: string}
+---
+exec:
+  command:
+    - sh
+    - -c
+    - echo "$GREETING $1" "$2"; echo "$3" >> "$4"
+    - greet
+    - ${{ inputs.name }}
+    - ${{ inputs.times }}
+    - '${{ str({name: "greeting", value: "Hello, " + inputs.name}) }}'
+    - ${{ output_file }}
+"#;
+
+/// A folder with the function in `greet`.
+struct Folder(tempfile::TempDir);
+
+impl Folder {
+    fn new() -> Self {
+        let folder = Self(tempfile::tempdir().unwrap());
+        fs::create_dir(folder.path().join("greet")).unwrap();
+        folder.file("greet/func.yml", GREET);
+        folder
+    }
+
+    fn path(&self) -> &Path {
+        self.0.path()
+    }
+
+    fn file(&self, name: &str, content: &str) {
+        fs::write(self.path().join(name), content).unwrap();
+    }
+
+    fn command(&self, words: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_step-runner"));
+        command.args(words).current_dir(self.path()).stdin(Stdio::null()).env_clear();
+        command.envs(std::env::var_os("PATH").map(|path| ("PATH", path)));
+        command
+    }
+
+    fn run(&self, words: &[&str]) -> Output {
+        self.command(&[&["run"], words].concat()).output().unwrap()
+    }
+
+    /// What a run that must fail with `code` says on stderr.
+    #[track_caller]
+    fn fails(&self, words: &[&str], code: i32) -> String {
+        let output = self.run(words);
+        assert_eq!(output.status.code(), Some(code), "{words:?} {output:?}");
+        assert!(output.stdout.is_empty(), "{words:?} {output:?}");
+        String::from_utf8(output.stderr).unwrap()
+    }
+
+    /// What a run that must succeed prints.
+    #[track_caller]
+    fn prints(&self, words: &[&str]) -> String {
+        let output = self.run(words);
+        assert!(output.status.success(), "{words:?} {output:?}");
+        String::from_utf8(output.stdout).unwrap()
+    }
+}
+
+#[test]
+fn an_empty_folder_and_a_missing_file_say_what_to_name() {
+    let folder = Folder::new();
+    for words in [[].as_slice(), &["."], &["nope.yml"], &["./nope"], &["nope"]] {
+        let said = folder.fails(words, 65);
+        assert!(said.contains("name a function file, a folder that holds one"), "{words:?} {said}");
+    }
+}
+
+#[test]
+fn a_file_its_folder_and_a_list_on_stdin_are_the_same_function() {
+    let folder = Folder::new();
+    let expected = " Ada 2\n";
+    for target in ["greet", "greet/func.yml", "./greet"] {
+        assert_eq!(folder.prints(&[target, "--input", "name=Ada", "--input", "times=2"]), expected);
+    }
+    folder.file("list", "[{name: a, func: ./greet, inputs: {name: Ada, times: 2}}]");
+    let stdin = File::open(folder.path().join("list")).unwrap();
+    let output = folder.command(&["run", "-"]).stdin(stdin).output().unwrap();
+    assert_eq!(String::from_utf8(output.stdout).unwrap(), expected);
+}
+
+#[test]
+fn every_wrong_input_is_named_at_once_with_its_place() {
+    let folder = Folder::new();
+    let said = folder.fails(&["greet", "--input", "nam=x", "--input", "times=often"], 65);
+    for part in [
+        "greet/func.yml:3:5",
+        r#"input "name" required"#,
+        r#"did you mean "name"?"#,
+        "greet/func.yml:4:5",
+        "--input times: expected number, got string",
+        "for example --input times=4",
+        "--input name=VALUE; it is declared as string",
+    ] {
+        assert!(said.contains(part), "{part}: {said}");
+    }
+    for part in ["malformed", "num()", "daemon", "error["] {
+        assert!(!said.contains(part), "{part}: {said}");
+    }
+}
+
+#[test]
+fn what_the_function_returned_is_told_but_not_on_stdout_and_not_quietly() {
+    let folder = Folder::new();
+    for format in ["plain", "pretty"] {
+        let output = folder.run(&["greet", "--input", "name=Ada", "--output", format]);
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(said.ends_with("greeting = Hello, Ada\n"), "{format}: {said}");
+    }
+    for words in
+        [["--quiet", "--output", "pretty"], ["--output", "raw", "--merge"], ["--output", "json", "--all"]]
+    {
+        let output = folder.run(&[["greet", "--input", "name=Ada"].as_slice(), &words].concat());
+        assert_eq!(String::from_utf8_lossy(&output.stderr), "", "{words:?}");
+    }
+}
+
+#[test]
+fn a_misspelt_key_is_the_only_error_and_names_what_was_meant() {
+    let folder = Folder::new();
+    for (text, meant) in [
+        ("spec:\n---\nexec: {comand: [echo]}\n", "command"),
+        ("run: [{nmae: a, script: b}]\n", "name"),
+        ("run: [{name: a, scirpt: b}]\n", "script"),
+        ("spec:\n---\nexce: {command: [echo]}\n", "exec"),
+    ] {
+        folder.file("bad.yml", text);
+        let said = folder.fails(&["bad.yml"], 65);
+        assert!(said.contains(&format!("did you mean \"{meant}\"?")), "{said}");
+        assert!(
+            said.contains("bad.yml has 1 error") && !said.contains("missing") && !said.contains("needed"),
+            "{said}"
+        );
+    }
+}
+
+#[test]
+fn a_reference_stands_in_messages_without_a_place() {
+    let folder = Folder::new();
+    let output = folder.run(&["builtin://scirpt", "--output", "raw"]);
+    assert_eq!(output.status.code(), Some(1));
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(said.contains("builtin \"scirpt\" was not found; did you mean \"script\"?"), "{said}");
+    assert!(said.contains("function   builtin://scirpt") && !said.contains(":1:2"), "{said}");
+}
+
+#[test]
+fn values_on_the_command_line_need_no_quotes_where_text_is_declared() {
+    let folder = Folder::new();
+    for value in ["3.10", "[1", "a: b", "yes", "", "it's \"$HOME\""] {
+        let printed = folder.prints(&["greet", "--input", &format!("name={value}")]);
+        assert_eq!(printed, format!(" {value} 1\n"));
+    }
+}
+
+#[test]
+fn env_and_var_reach_the_environment_and_vars() {
+    let folder = Folder::new();
+    assert_eq!(folder.prints(&["greet", "--input", "name=x", "--env", "GREETING=hi"]), "hi x 1\n");
+    folder.file("vars.yml", "[{name: a, script: 'echo ${{ vars.V }}'}]");
+    assert_eq!(folder.prints(&["vars.yml", "--var", "V=7"]), "7\n");
+    assert!(folder.fails(&["vars.yml"], 1).contains("vars.yml:1:35"));
+    assert!(folder.fails(&["vars.yml", "--env", "NOPE"], 2).contains("NOPE"));
+}
+
+#[test]
+fn all_mistakes_of_a_file_are_named_at_once() {
+    let folder = Folder::new();
+    folder.file(
+        "many.yml",
+        "spec:\n---\nrun:\n  - {name: b c, func: ./greet}\n  - {name: d, func: ./greet, if: true}\n",
+    );
+    let said = folder.fails(&["many.yml"], 65);
+    assert!(said.contains("many.yml:4:12") && said.contains("not a valid step name"), "{said}");
+    assert!(said.contains("many.yml:5:30") && said.contains(r#"unknown key "if""#), "{said}");
+}
+
+#[test]
+fn results_hold_what_the_function_returned() {
+    let folder = Folder::new();
+    folder.prints(&["greet", "--input", "name=Ada", "--results", "results.json"]);
+    let text = fs::read_to_string(folder.path().join("results.json")).unwrap();
+    let results: serde_json::Value = serde_json::from_str(&text).unwrap();
+    assert_eq!(results["outputs"]["greeting"], "Hello, Ada");
+}
+
+#[test]
+fn json_output_is_one_object_a_line_that_ends_with_the_job() {
+    let folder = Folder::new();
+    let printed = folder.prints(&["greet", "--input", "name=Ada", "--output", "json"]);
+    let events: Vec<serde_json::Value> =
+        printed.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let of = |kind: &str| events.iter().filter(|event| event["event"] == kind).count();
+    assert!(of("log") == 2 && of("step") == 1 && of("end") == 1, "{printed}");
+    assert_eq!(events.last().unwrap()["job"]["state"], "success");
+}
+
+#[test]
+fn both_outputs_in_one_file_keep_order_and_whole_lines() {
+    let folder = Folder::new();
+    folder.file("two.yml", "[{name: a, script: 'echo 1; echo 2'}, {name: b, script: 'echo 3'}]");
+    let path = folder.path().join("all");
+    let all = File::create(&path).unwrap();
+    let mut command = folder.command(&["run", "two.yml"]);
+    command.stdout(all.try_clone().unwrap()).stderr(all);
+    assert!(command.status().unwrap().success());
+    let expected = "Running step name=a\n1\n2\nRunning step name=b\n3\n";
+    assert_eq!(fs::read_to_string(path).unwrap(), expected);
+}
