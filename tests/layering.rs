@@ -9,15 +9,16 @@ use std::path::{Path, PathBuf};
 /// What a module may name of this crate, besides itself.
 fn table() -> BTreeMap<&'static str, Vec<&'static str>> {
     let model = vec!["model"];
-    let pure = [&model[..], &["lang", "log", "journal", "variables", "clock"]].concat();
+    let pure = [&model[..], &["lang", "log", "journal", "queue", "variables", "clock"]].concat();
     let plan = [&pure[..], &["config"]].concat();
     let job = [&plan[..], &["plan"]].concat();
-    let io = [&job[..], &["job", "process", "keeper", "store", "error"]].concat();
+    let io = [&job[..], &["job", "process", "keeper", "store", "web", "oci", "fetch", "error"]].concat();
     let actors = [&io[..], &[]].concat();
     let grpc = [&actors[..], &["actors", "pb"]].concat();
     let app = [&grpc[..], &["grpc", "logging", "signal"]].concat();
     BTreeMap::from([
         ("model", vec![]),
+        ("queue", vec![]),
         ("clock", vec![]),
         ("error", vec![]),
         ("signal", vec![]),
@@ -34,12 +35,16 @@ fn table() -> BTreeMap<&'static str, Vec<&'static str>> {
         ("process", vec!["model", "store"]),
         ("store", vec!["model", "journal", "log", "variables"]),
         ("keeper", vec!["model", "journal", "log", "process", "clock"]),
+        ("web", vec![]),
+        ("oci", vec!["web"]),
+        ("fetch", vec!["model", "clock", "lang", "job", "process", "store", "web", "oci"]),
+        ("builtin", vec!["web", "oci", "fetch"]),
         ("actors", actors.clone()),
         ("grpc", grpc.clone()),
         ("app", app.clone()),
         ("client", vec!["model", "pb", "net", "log", "process", "error"]),
         ("proxy", vec!["net"]),
-        ("cli", [&app[..], &["app", "client", "proxy", "net"]].concat()),
+        ("cli", [&app[..], &["app", "builtin", "client", "proxy", "net"]].concat()),
     ])
 }
 
@@ -115,7 +120,10 @@ fn frameworks_are_named_where_they_may_be() {
         ("tonic", &["pb", "grpc", "client"]),
         ("prost", &["pb", "grpc", "client", "cli"]),
         ("clap", &["cli", "config"]),
-        ("tokio", &["actors", "app", "client", "cli", "grpc", "keeper", "proxy", "signal", "net"]),
+        (
+            "tokio",
+            &["actors", "app", "client", "cli", "grpc", "keeper", "proxy", "signal", "net", "oci", "fetch"],
+        ),
     ];
     let mut wrong = Vec::new();
     for (module, path, code) in files() {

@@ -23,6 +23,8 @@ use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Streaming};
 
 pub(crate) mod logs;
+pub(crate) mod parts;
+pub(crate) mod registry;
 
 /// Nothing takes so long, however loaded the machine is.
 pub(crate) const PATIENCE: Duration = Duration::from_mins(1);

@@ -7,7 +7,8 @@ use indexmap::IndexMap;
 use libtest_mimic::Failed;
 use serde_json::{Value as Json, json};
 use step_runner::lang::ast::{Body, Declaration, Invocation, Reference, Template};
-use step_runner::lang::convert::{from_json, to_json};
+use step_runner::lang::convert::json::{Room, parse as parse_json};
+use step_runner::lang::convert::to_json;
 use step_runner::lang::diagnostic::{Class, Diagnostic, Position};
 use step_runner::lang::document::{parse_function, parse_request};
 use step_runner::lang::environment::{Environment, Frame};
@@ -40,8 +41,12 @@ fn text(json: &Json) -> Result<&str, Failed> {
     json.as_str().ok_or_else(|| format!("expected text, got {json}").into())
 }
 
+fn value_of(json: &Json) -> Value {
+    parse_json(&json.to_string(), &Room::new(1 << 20)).unwrap_or_else(|_| Value::plain(Data::Null))
+}
+
 fn names(context: &Json) -> IndexMap<String, Value> {
-    match from_json(context.clone()).data {
+    match value_of(context).data {
         Data::Object(members) => members,
         _ => IndexMap::new(),
     }
@@ -145,7 +150,7 @@ fn read_output_file(content: &str, spec: &Json) -> Result<Outcome, Failed> {
     let mut declared = IndexMap::new();
     for (name, declaration) in spec.as_object().into_iter().flatten() {
         let value_type: ValueType = serde_json::from_value(declaration["type"].clone())?;
-        let default = declaration.get("default").cloned().map(from_json);
+        let default = declaration.get("default").map(value_of);
         let declaration = Declaration { value_type, default, sensitive: false, at: Position::START };
         declared.insert(name.clone(), declaration);
     }

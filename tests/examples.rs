@@ -1,0 +1,263 @@
+//! Every example does what its README says: the commands of its `console` blocks print `expected.txt`.
+//!
+//! A trial for each folder in `examples`, and one more with the shell and tools of busybox. `UPDATE_EXPECTED=1` writes
+//! the files anew.
+#![expect(clippy::unwrap_used, reason = "a broken scene fails the test")]
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode, Output, Stdio};
+use std::{env, fs};
+
+use libtest_mimic::{Arguments, Failed, Trial};
+
+#[path = "support/git_server.rs"]
+mod git_server;
+#[path = "support/mod.rs"]
+mod support;
+
+use git_server::GitServer;
+use support::parts;
+use support::registry::{DockerRegistry, GZIP_LAYER};
+
+const PROGRAM: &str = env!("CARGO_BIN_EXE_step-runner");
+
+fn main() -> ExitCode {
+    let arguments = Arguments::from_args();
+    let mut trials = vec![Trial::test("examples pass check", all_pass_check)];
+    for name in names(&examples()) {
+        let with_busybox = name.clone();
+        trials.push(Trial::test(format!("example {name} with busybox"), move || in_busybox(&with_busybox)));
+        trials.push(Trial::test(format!("example {name}"), move || as_expected(&name)));
+    }
+    libtest_mimic::run(&arguments, trials).exit_code()
+}
+
+fn examples() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("examples")
+}
+
+/// Sorted names of the entries of a folder.
+fn names(folder: &Path) -> Vec<String> {
+    let entries = fs::read_dir(folder).unwrap().flatten();
+    let mut names: Vec<_> = entries.map(|entry| entry.file_name().into_string().unwrap()).collect();
+    names.sort();
+    names
+}
+
+fn as_expected(name: &str) -> Result<(), Failed> {
+    let mut scene = Scene::new();
+    if !scene.serve(name) {
+        return Ok(());
+    }
+    let readme = fs::read_to_string(examples().join(name).join("README.md"))?;
+    let printed = scene.transcript(&commands(&readme), "sh");
+    let file = examples().join(name).join("expected.txt");
+    if env::var_os("UPDATE_EXPECTED").is_some() {
+        fs::write(&file, &printed)?;
+    }
+    compare(&printed, &fs::read_to_string(&file)?)?;
+    shown(&readme, &printed)
+}
+
+/// The same with nothing but busybox.
+fn in_busybox(name: &str) -> Result<(), Failed> {
+    let Some(busybox) = find("busybox") else {
+        parts::skipped(&format!("example {name} with busybox"), "busybox");
+        return Ok(());
+    };
+    let mut scene = Scene::new();
+    if !scene.serve(name) {
+        return Ok(());
+    }
+    let tools = scene.root.path().join("tools");
+    fs::create_dir(&tools)?;
+    let installed = Command::new(&busybox).args(["--install", "-s"]).arg(&tools).status()?;
+    if !installed.success() {
+        return Err("busybox --install failed".into());
+    }
+    scene.path = tools.clone().into();
+    let readme = fs::read_to_string(examples().join(name).join("README.md"))?;
+    let printed = scene.transcript(&commands(&readme), tools.join("sh").to_str().unwrap());
+    compare(&printed, &fs::read_to_string(examples().join(name).join("expected.txt"))?)
+}
+
+/// The checker has nothing to say about any example.
+fn all_pass_check() -> Result<(), Failed> {
+    let Output { status, stdout, stderr } =
+        Command::new(PROGRAM).arg("check").arg(examples()).stdin(Stdio::null()).output()?;
+    let said = [stdout, stderr].concat();
+    if status.success() && said.is_empty() {
+        return Ok(());
+    }
+    Err(format!("{status}\n{}", String::from_utf8_lossy(&said)).into())
+}
+
+/// A program on `PATH`.
+fn find(program: &str) -> Option<PathBuf> {
+    env::split_paths(&env::var_os("PATH")?).map(|folder| folder.join(program)).find(|path| path.is_file())
+}
+
+/// The commands of the `console` blocks: what follows `$ ` at the start of a line.
+fn commands(readme: &str) -> Vec<&str> {
+    console(readme).into_iter().filter_map(|line| line.strip_prefix("$ ")).collect()
+}
+
+/// The lines of the `console` blocks.
+fn console(readme: &str) -> Vec<&str> {
+    let mut inside = false;
+    let mut lines = Vec::new();
+    for line in readme.lines() {
+        match line {
+            "```console" => inside = true,
+            "```" => inside = false,
+            line if inside => lines.push(line),
+            _ => {}
+        }
+    }
+    lines
+}
+
+/// Each line of the README's blocks is among the printed ones, in this order: it may leave lines out, not invent any.
+fn shown(readme: &str, printed: &str) -> Result<(), Failed> {
+    let mut printed = printed.lines();
+    match console(readme).into_iter().find(|line| !printed.any(|other| other == *line)) {
+        None => Ok(()),
+        Some(line) => Err(format!("README.md shows what is not printed: {line}").into()),
+    }
+}
+
+fn compare(printed: &str, expected: &str) -> Result<(), Failed> {
+    if printed == expected {
+        return Ok(());
+    }
+    let first = printed.lines().zip(expected.lines()).take_while(|(is, should)| is == should).count();
+    Err(format!("line {} differs; printed:\n{printed}\nexpected:\n{expected}", first + 1).into())
+}
+
+/// A copy of the examples in a folder of its own.
+struct Scene {
+    root: tempfile::TempDir,
+    path: std::ffi::OsString,
+    hosts: Option<(GitServer, DockerRegistry)>,
+}
+
+impl Scene {
+    fn new() -> Self {
+        let root = tempfile::tempdir().unwrap();
+        copy(&examples(), &root.path().join("examples"));
+        Self { root, path: env::var_os("PATH").unwrap(), hosts: None }
+    }
+
+    /// Starts the hosts that the example names, with what its folder `published` holds, and names them in its files;
+    /// false, said by name, if there is no program for one.
+    fn serve(&mut self, example: &str) -> bool {
+        let folder = self.root.path().join("examples").join(example);
+        let published = folder.join("published");
+        if !published.exists() {
+            return true;
+        }
+        let Some(git) = GitServer::start(example) else { return false };
+        let Some(registry) = DockerRegistry::start() else { return false };
+        for (path, text) in files(&folder) {
+            let text = text
+                .replace("https://git.example.com", "git.example.com")
+                .replace("git.example.com", &format!("http://{}", git.host()))
+                .replace("registry.example.com", &registry.address);
+            // As it is written, so that permissions stay.
+            fs::write(folder.join(path), text).unwrap();
+        }
+        let repository = git.repository("ci/functions");
+        for (path, text) in files(&published.join("functions")) {
+            repository.file(&path, &text);
+        }
+        repository.commit("The first version");
+        repository.git(&["tag", "v1"]);
+        registry.push("ci/announce", "1", &[(GZIP_LAYER, layer(&published.join("announce")))]);
+        self.hosts = Some((git, registry));
+        true
+    }
+
+    /// Types `commands` into one shell: what a terminal shows, with the code of each command that fails.
+    fn transcript(&self, commands: &[&str], shell: &str) -> String {
+        let program = Path::new(PROGRAM).parent().unwrap();
+        let path = env::join_paths([program.to_owned()].into_iter().chain(env::split_paths(&self.path)));
+        let typist = r#"exec 2>&1
+            for command do
+                printf '$ %s\n' "$command"
+                eval "$command"
+                code=$?
+                [ "$code" -eq 0 ] || echo "(exit code $code)"
+            done"#;
+        let output = Command::new(shell)
+            .args(["-c", typist, "sh"])
+            .args(commands)
+            .current_dir(self.root.path())
+            .stdin(Stdio::null())
+            .env_clear()
+            .env("PATH", path.unwrap())
+            .env("STEP_RUNNER_ID", "example")
+            .output()
+            .unwrap();
+        assert!(output.stderr.is_empty(), "{}", String::from_utf8_lossy(&output.stderr));
+        let root = fs::canonicalize(self.root.path()).unwrap();
+        let text = String::from_utf8(output.stdout).unwrap().replace(root.to_str().unwrap(), "/home/you");
+        self.as_written(text).lines().map(|line| without_time(line) + "\n").collect()
+    }
+
+    /// With the hosts' names, and without the hashes of what they hold: it differs by the hosts' addresses.
+    fn as_written(&self, text: String) -> String {
+        let Some((git, registry)) = &self.hosts else { return text };
+        let text =
+            text.replace(&git.host(), "git.example.com").replace(&registry.address, "registry.example.com");
+        let words = text.split_inclusive(|c: char| !c.is_ascii_hexdigit());
+        let is_hash = |word: &str| word.trim_end_matches(|c: char| !c.is_ascii_hexdigit()).len() >= 40;
+        let shown = |word: &str| match word.chars().last() {
+            Some(end) if is_hash(word) && !end.is_ascii_hexdigit() => format!("HASH{end}"),
+            _ => word.to_owned(),
+        };
+        words.map(shown).collect()
+    }
+}
+
+/// A time of day at the start of a line, behind blanks, differs with every run.
+fn without_time(line: &str) -> String {
+    let text = line.trim_start();
+    let shape: String = text.chars().take(13).map(|c| if c.is_ascii_digit() { '0' } else { c }).collect();
+    if shape == "00:00:00.000 " {
+        line.replacen(text.split(' ').next().unwrap(), "HH:MM:SS.mmm", 1)
+    } else {
+        line.to_owned()
+    }
+}
+
+/// Every file below `folder`, by its path from there.
+fn files(folder: &Path) -> Vec<(String, String)> {
+    let all = support::tree(folder).into_keys().filter(|path| path.is_file());
+    let named = |path: PathBuf| {
+        let name = path.strip_prefix(folder).unwrap().to_str().unwrap().to_owned();
+        (name, fs::read_to_string(path).unwrap())
+    };
+    all.map(named).collect()
+}
+
+/// A layer with what `folder` holds.
+fn layer(folder: &Path) -> Vec<u8> {
+    let mut archive =
+        tar::Builder::new(flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast()));
+    archive.append_dir_all(".", folder).unwrap();
+    archive.into_inner().unwrap().finish().unwrap()
+}
+
+/// Copies folders and files, with their permissions.
+fn copy(from: &Path, to: &Path) {
+    fs::create_dir(to).unwrap();
+    for entry in fs::read_dir(from).unwrap().flatten() {
+        let to = to.join(entry.file_name());
+        let kind = entry.file_type().unwrap();
+        if kind.is_dir() {
+            copy(&entry.path(), &to);
+        } else if kind.is_file() {
+            fs::copy(entry.path(), to).unwrap();
+        }
+    }
+}

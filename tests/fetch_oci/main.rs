@@ -1,0 +1,39 @@
+//! Functions from OCI registries, with the real program (language.md §7.4, §7.7; faults.md row 69).
+#![expect(clippy::unwrap_used, reason = "a broken scene fails the test")]
+
+#[path = "../support/mod.rs"]
+mod support;
+
+mod daemon;
+mod worker;
+
+use std::io::Write;
+
+use support::registry::STEP_LAYER;
+
+/// A tar archive of files: path, mode, content.
+fn tar(files: &[(&str, u32, &str)]) -> Vec<u8> {
+    let mut builder = tar::Builder::new(Vec::new());
+    for (path, mode, content) in files {
+        let mut header = tar::Header::new_ustar();
+        header.set_size(content.len() as u64);
+        header.set_mode(*mode);
+        builder.append_data(&mut header, path, content.as_bytes()).unwrap();
+    }
+    builder.into_inner().unwrap()
+}
+
+fn zstd(bytes: &[u8]) -> Vec<u8> {
+    zstd::stream::encode_all(bytes, 1).unwrap()
+}
+
+fn gzip(bytes: &[u8]) -> Vec<u8> {
+    let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+    encoder.write_all(bytes).unwrap();
+    encoder.finish().unwrap()
+}
+
+/// An image with one file.
+fn image(text: &str) -> Vec<(&'static str, Vec<u8>)> {
+    vec![(STEP_LAYER, zstd(&tar(&[("func.yml", 0o644, text)])))]
+}

@@ -1,0 +1,309 @@
+//! How functions are fetched, through the whole program: caching, sharing, cancelling, recovering (language.md §7.7).
+#![expect(clippy::unwrap_used, reason = "a broken scene fails the test")]
+
+#[path = "support/git_server.rs"]
+mod git_server;
+mod support;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use futures_util::future::join_all;
+use git_server::{GitServer, Repository, Trouble};
+use step_runner::pb::v1::{State, Status};
+use support::registry::{DockerRegistry, PLAIN_LAYER};
+use support::{Client, Daemon, Setup, logs, names, parts, until, wait_for};
+
+fn end(status: &Status) -> (State, i32) {
+    (status.state(), status.exit_code)
+}
+
+/// A daemon that knows of no proxy and no user's files.
+fn setup() -> Setup {
+    Setup::new().env("HOME", "/nonexistent").env("NO_PROXY", "*").env("no_proxy", "*")
+}
+
+/// A function that prints a file beside it.
+const PRINTS: &str = "spec: {}\n---\nexec: {command: [cat, '${{ func_dir }}/text']}\n";
+
+/// A function that prints its folder, waits for a file `go` in the job's directory, then prints the file beside it.
+const WAITS: &str = "spec: {}\n---\nexec: {command: [sh, -c, 'echo in; until [ -e \"$0\" ]; do sleep 0.02; done; cat \
+                     ${{ func_dir }}/text', '${{ env.GO }}']}\n";
+
+/// The repository `g/p` with the function `name`, tagged `v1`; its commit.
+fn publish(server: &GitServer, name: &str, function: &str) -> (Repository, String) {
+    let repository = server.repository("g/p");
+    repository.file(&format!("steps/{name}/func.yml"), function);
+    let commit = repository.file(&format!("steps/{name}/text"), "one\n").commit("one");
+    repository.git(&["tag", "v1"]);
+    (repository, commit)
+}
+
+/// Steps with one step `s`.
+fn step(server: &GitServer, name: &str, revision: &str) -> String {
+    format!("[{{name: s, func: 'http://{}/g/p/-/{name}@{revision}'}}]", server.host())
+}
+
+/// Processes that fetch for the daemon `pid`.
+fn workers_of(pid: i32) -> Vec<i32> {
+    let is_child = |worker: &i32| {
+        let stat = fs::read_to_string(format!("/proc/{worker}/stat")).unwrap_or_default();
+        stat.rsplit(')').next().and_then(|rest| rest.split(' ').nth(2)?.parse().ok()) == Some(pid)
+    };
+    support::processes_with("step-runner\0fetch").into_iter().filter(is_child).collect()
+}
+
+/// Names of whole trees, and of what is on its way.
+fn cached(daemon: &Daemon) -> (Vec<String>, Vec<String>) {
+    let cache = daemon.state_dir().join("cache");
+    (names(&cache.join("git")), names(&cache.join("tmp")))
+}
+
+/// Waits until a pack is under way that never comes: the third request of a fetch of a tag.
+fn pack_is_under_way(server: &GitServer) {
+    let mut requests = 0;
+    wait_for("a pack under way", || {
+        requests += server.seen().len();
+        (requests == 3).then_some(())
+    });
+}
+
+/// Starts a job whose fetch the server never answers; its worker.
+async fn hanging(daemon: &Daemon, client: &Client, server: &GitServer, id: &str) -> i32 {
+    server.seen();
+    server.trouble(Trouble::SilentPack);
+    client.run_steps(id, &step(server, "hello", "v1")).await;
+    pack_is_under_way(server);
+    let [worker] = workers_of(daemon.pid())[..] else { panic!("one worker") };
+    worker
+}
+
+#[tokio::test]
+async fn a_function_runs_and_the_log_says_what_was_fetched() {
+    let Some(server) = GitServer::start("a_function_runs_and_the_log_says_what_was_fetched") else { return };
+    let (repository, one) = publish(&server, "hello", PRINTS);
+    let daemon = setup().start();
+    let client = daemon.client().await;
+    let steps = step(&server, "hello", "main").replace("http://", "http://user:secret@");
+    assert_eq!(end(&client.run_to_end("1", &steps).await), (State::Success, 0));
+    let two = repository.file("steps/hello/text", "two\n").commit("two");
+    assert_eq!(end(&client.run_to_end("2", &steps).await), (State::Success, 0));
+    for (id, text, commit) in [("1", "one\n", one), ("2", "two\n", two)] {
+        assert_eq!(client.output(id).await, text, "a branch is asked for each time");
+        let log = client.log(id).await;
+        let pin = format!("Fetched step name=s from {}/g/p@main: commit {commit}", server.host());
+        assert_eq!(logs::daemon_lines(&log), [pin, "Running step name=s".to_owned()]);
+        assert!(!support::contains(&log, "secret"));
+    }
+    wait_for("two trees and nothing else", || {
+        let (trees, under_way) = cached(&daemon);
+        (trees.len() == 2 && under_way.is_empty()).then_some(())
+    });
+}
+
+#[tokio::test]
+async fn what_is_not_there_is_said_by_name() {
+    let Some(server) = GitServer::start("what_is_not_there_is_said_by_name") else { return };
+    publish(&server, "hello", PRINTS);
+    let daemon = setup().start();
+    let client = daemon.client().await;
+    let host = server.host();
+    for (id, steps, expected) in [
+        ("1", step(&server, "none", "v1"), format!("no func.yml or step.yml in steps/none of {host}/g/p@v1")),
+        ("2", step(&server, "hello", "v9"), format!("cannot find revision \"v9\" in {host}/g/p")),
+        (
+            "3",
+            format!("[{{name: s, func: {{git: {{url: 'http://{host}/g/p', rev: v1, dir: ../..}}}}}}]"),
+            format!("\"../..\" is outside of {host}/g/p@v1"),
+        ),
+    ] {
+        let status = client.run_to_end(id, &steps).await;
+        assert_eq!(end(&status), (State::Failure, -1));
+        assert!(status.message.contains(&expected), "{}", status.message);
+    }
+}
+
+#[tokio::test]
+async fn a_credential_that_a_step_exports_serves_the_next_fetch() {
+    let test = "a_credential_that_a_step_exports_serves_the_next_fetch";
+    let Some(server) = GitServer::start(test) else { return };
+    publish(&server, "hello", PRINTS);
+    server.require("user", "secret");
+    let daemon = setup().start();
+    let client = daemon.client().await;
+    let status = client.run_to_end("anonymous", &step(&server, "hello", "v1")).await;
+    assert_eq!(end(&status), (State::Failure, -1));
+    let netrc = daemon.file("netrc");
+    fs::write(&netrc, "machine 127.0.0.1 login user password secret\n").unwrap();
+    let export = format!("{{\"name\":\"NETRC\",\"value\":\"{}\"}}", netrc.display());
+    let steps = format!(
+        "[{{name: login, script: 'echo ''{}'' > ${{{{ export_file }}}}'}}, {}",
+        export.replace('\'', "''"),
+        step(&server, "hello", "v1").trim_start_matches('[')
+    );
+    let status = client.run_to_end("logged-in", &steps).await;
+    assert_eq!(end(&status), (State::Success, 0), "{status:?}");
+    assert_eq!(client.output("logged-in").await, "one\n");
+}
+
+#[tokio::test]
+async fn twenty_jobs_at_once_share_one_transfer() {
+    let Some(server) = GitServer::start("twenty_jobs_at_once_share_one_transfer") else { return };
+    publish(&server, "hello", PRINTS);
+    let daemon = setup().start();
+    let client = daemon.client().await;
+    let steps = step(&server, "hello", "v1");
+    let run = async |id: usize| client.run_to_end(&id.to_string(), &steps).await;
+    for status in join_all((0..20).map(run)).await {
+        assert_eq!(end(&status), (State::Success, 0), "{status:?}");
+    }
+    let seen = server.seen();
+    assert_eq!(seen.iter().filter(|seen| seen.pack).count(), 1);
+    assert!(
+        seen.iter().filter(|seen| seen.target.contains("info/refs")).count() >= 20,
+        "each asks for itself"
+    );
+    assert_eq!(cached(&daemon).0.len(), 1);
+}
+
+/// A registry with the image `g/p:1`, and its digest.
+async fn registry() -> Option<(DockerRegistry, String)> {
+    let start = || {
+        let registry = DockerRegistry::start()?;
+        let mut tar = tar::Builder::new(Vec::new());
+        for (path, content) in [("hello/func.yml", PRINTS), ("hello/text", "one\n")] {
+            let mut header = tar::Header::new_ustar();
+            header.set_size(content.len() as u64);
+            header.set_mode(0o644);
+            tar.append_data(&mut header, path, content.as_bytes()).unwrap();
+        }
+        let digest = registry.push("g/p", "1", &[(PLAIN_LAYER, tar.into_inner().unwrap())]);
+        Some((registry, digest))
+    };
+    tokio::task::spawn_blocking(start).await.unwrap()
+}
+
+#[tokio::test]
+async fn an_image_runs_and_only_its_digest_does_without_the_registry() {
+    let Some((registry, digest)) = registry().await else { return };
+    let address = registry.address.clone();
+    let mut daemon = setup().start();
+    let client = daemon.client().await;
+    let by_tag = format!("[{{name: s, func: '{address}/g/p:1 hello'}}]");
+    let by_digest = format!("[{{name: s, func: '{address}/g/p@{digest} hello'}}]");
+    for (id, steps, what) in [("tag", &by_tag, ":1"), ("digest", &by_digest, &format!("@{digest}"))] {
+        assert_eq!(end(&client.run_to_end(id, steps).await), (State::Success, 0));
+        assert_eq!(client.output(id).await, "one\n");
+        let pin = format!("Fetched step name=s from {address}/g/p{what}: digest {digest}");
+        assert_eq!(logs::daemon_lines(&client.log(id).await)[0], pin);
+    }
+    assert_eq!(names(&daemon.state_dir().join("cache/oci")).len(), 1);
+    drop(registry);
+    assert_eq!(end(&client.run_to_end("again", &by_digest).await), (State::Success, 0));
+    assert_eq!(end(&client.run_to_end("stale", &by_tag).await), (State::Failure, -1));
+    // Who may read what is known to this daemon alone.
+    daemon.kill();
+    daemon.restart();
+    let status = daemon.client().await.run_to_end("restarted", &by_digest).await;
+    assert_eq!(end(&status), (State::Failure, -1));
+}
+
+#[tokio::test]
+async fn a_cancel_ends_a_fetch_at_once() {
+    let Some(server) = GitServer::start("a_cancel_ends_a_fetch_at_once") else { return };
+    publish(&server, "hello", PRINTS);
+    let daemon = setup().start();
+    let client = daemon.client().await;
+    let worker = hanging(&daemon, &client, &server, "1").await;
+    client.cancel("1").await;
+    assert_eq!(end(&client.ended("1").await), (State::Cancelled, -2));
+    until("the worker is gone", || !support::is_alive(worker)).await;
+    until("its files are gone", || cached(&daemon).1.is_empty()).await;
+    assert!(cached(&daemon).0.is_empty());
+    server.trouble(Trouble::None);
+    assert_eq!(end(&client.run_to_end("2", &step(&server, "hello", "v1")).await), (State::Success, 0));
+}
+
+#[tokio::test]
+async fn a_killed_daemon_leaves_neither_worker_nor_half_a_tree_and_the_next_one_fetches_again() {
+    let test = "a_killed_daemon_leaves_neither_worker_nor_half_a_tree";
+    let Some(server) = GitServer::start(test) else { return };
+    publish(&server, "hello", PRINTS);
+    let mut daemon = setup().start();
+    let worker = hanging(&daemon, &daemon.client().await, &server, "1").await;
+    daemon.kill();
+    until("the worker is gone", || !support::is_alive(worker)).await;
+    assert!(cached(&daemon).0.is_empty());
+    server.trouble(Trouble::None);
+    daemon.restart();
+    let client = daemon.client().await;
+    assert_eq!(end(&client.ended("1").await), (State::Success, 0));
+    assert_eq!(client.output("1").await, "one\n");
+    assert_eq!(cached(&daemon).0.len(), 1);
+    until("what was left is gone", || cached(&daemon).1.is_empty()).await;
+}
+
+#[tokio::test]
+async fn a_tree_is_evicted_when_no_job_uses_it_and_no_earlier() {
+    let Some(server) = GitServer::start("a_tree_is_evicted_when_no_job_uses_it_and_no_earlier") else {
+        return;
+    };
+    let (repository, _) = publish(&server, "waits", WAITS);
+    repository.file("steps/hello/func.yml", PRINTS).file("steps/hello/text", "two\n").commit("two");
+    let mut daemon = setup().option("cache-limit", "1").start();
+    let go = daemon.file("go");
+    let client = daemon.client().await;
+    let uses = step(&server, "waits", "v1");
+    client.run_steps("uses", &format!("{{env: {{GO: '{}'}}, run: {uses}}}", go.display())).await;
+    client.prints("uses", "in").await;
+    let other = step(&server, "hello", "main");
+    for round in 1..=2 {
+        assert_eq!(end(&client.run_to_end(&format!("other-{round}"), &other).await), (State::Success, 0));
+        until("the other tree is evicted", || cached(&daemon).0.len() == 1).await;
+    }
+    // The next daemon knows what the job uses.
+    daemon.kill();
+    daemon.restart();
+    let client = daemon.client().await;
+    assert_eq!(end(&client.run_to_end("other-3", &other).await), (State::Success, 0));
+    until("the other tree is evicted", || cached(&daemon).0.len() == 1).await;
+    fs::write(&go, "").unwrap();
+    assert_eq!(end(&client.ended("uses").await), (State::Success, 0));
+    assert_eq!(client.output("uses").await, "in\none\n");
+    until("nothing is left", || cached(&daemon) == (vec![], vec![])).await;
+}
+
+#[test]
+fn a_run_without_daemon_fetches_and_leaves_nothing_behind() {
+    let Some(server) = GitServer::start("a_run_without_daemon_fetches_and_leaves_nothing_behind") else {
+        return;
+    };
+    publish(&server, "hello", PRINTS);
+    let folder = tempfile::tempdir().unwrap();
+    let temporary: PathBuf = folder.path().join("tmp");
+    fs::create_dir(&temporary).unwrap();
+    let document = folder.path().join("func.yml");
+    fs::write(&document, format!("spec: {{}}\n---\nrun: {}\n", step(&server, "hello", "v1"))).unwrap();
+    let run = |document: &Path| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_step-runner"));
+        command.arg("run").arg(document).current_dir(folder.path()).env("TMPDIR", &temporary);
+        command.env("HOME", "/nonexistent").env("NO_PROXY", "*").env("no_proxy", "*");
+        command
+    };
+    let output = run(&document).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert!(String::from_utf8_lossy(&output.stdout).contains("one"));
+    wait_for("an empty folder", || names(&temporary).is_empty().then_some(()));
+    // Killed in the middle of a fetch.
+    server.trouble(Trouble::SilentPack);
+    server.seen();
+    let mut killed = run(&document).spawn().unwrap();
+    pack_is_under_way(&server);
+    let workers = workers_of(killed.id() as i32);
+    assert_eq!(workers.len(), 1);
+    killed.kill().unwrap();
+    killed.wait().unwrap();
+    wait_for("the worker's end", || workers.iter().all(|worker| !support::is_alive(*worker)).then_some(()));
+    wait_for("an empty folder", || names(&temporary).is_empty().then_some(()));
+}

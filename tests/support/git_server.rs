@@ -1,0 +1,410 @@
+//! A real Git server on loopback: Git's own `http-backend` behind HTTP, with credentials, counts and troubles; and
+//! repositories made by `git` with fixed people and dates.
+
+#![allow(dead_code, reason = "each test program uses a part")]
+#![allow(clippy::allow_attributes, reason = "as above: `expect` would fail in a program that uses all")]
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "for tests only")]
+
+use std::fs;
+use std::io::{self, Write};
+use std::net::{SocketAddr, TcpListener};
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::{Arc, Mutex};
+
+use axum::Router;
+use axum::body::{Body, Bytes};
+use axum::extract::{Request, State};
+use axum::http::header::{AUTHORIZATION, CONTENT_TYPE, LOCATION, WWW_AUTHENTICATE};
+use axum::http::{HeaderMap, StatusCode};
+use axum::response::Response;
+use base64::Engine as _;
+use futures_util::{StreamExt as _, stream};
+use tempfile::TempDir;
+use tokio::runtime::Runtime;
+
+use super::parts::skipped;
+
+/// What is wrong with the server.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Trouble {
+    /// Nothing.
+    #[default]
+    None,
+    /// It answers everything with this status.
+    Status(u16),
+    /// It takes requests and never answers.
+    Silent,
+    /// It stops in the middle of a pack and says nothing more.
+    SilentPack,
+    /// The connection ends in the middle of a pack.
+    CutPack,
+    /// The connection ends in the middle of the list of references.
+    CutList,
+    /// A byte in the middle of a pack is another one.
+    DamagedPack,
+    /// It gives no pack for a wish for this commit, as servers do that give tips only.
+    Refuses(String),
+    /// It answers with a page.
+    Page,
+    /// It answers with noise, with the content type of Git's protocol.
+    Noise,
+    /// It sends everything below `/moved` to this address.
+    Redirect(String),
+}
+
+/// What came in.
+#[derive(Clone, Debug)]
+pub(crate) struct Seen {
+    /// Path and query.
+    pub(crate) target: String,
+    /// Value of the header `Authorization`.
+    pub(crate) authorization: Option<String>,
+    /// Whether a pack was sent.
+    pub(crate) pack: bool,
+}
+
+/// How the server behaves, and what it saw.
+#[derive(Default)]
+struct Shared {
+    root: PathBuf,
+    /// User and password that it wants.
+    login: Mutex<Option<(String, String)>>,
+    /// Whether it does without version 2 of the protocol.
+    old_protocol: Mutex<bool>,
+    trouble: Mutex<Trouble>,
+    seen: Mutex<Vec<Seen>>,
+}
+
+/// A running server; stops when dropped.
+pub(crate) struct GitServer {
+    runtime: Option<Runtime>,
+    address: SocketAddr,
+    shared: Arc<Shared>,
+    folder: TempDir,
+}
+
+impl GitServer {
+    /// Starts one without repositories; `None`, said by name, where there is no `git`.
+    pub(crate) fn start(test: &str) -> Option<Self> {
+        if Command::new("git")
+            .arg("http-backend")
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .status()
+            .is_err()
+        {
+            skipped(test, "git");
+            return None;
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let shared = Arc::new(Shared { root: folder.path().to_owned(), ..Shared::default() });
+        let runtime =
+            tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        listener.set_nonblocking(true).unwrap();
+        let address = listener.local_addr().unwrap();
+        let router = Router::new().fallback(serve).with_state(Arc::clone(&shared));
+        runtime.spawn(async move {
+            let listener = tokio::net::TcpListener::from_std(listener).unwrap();
+            axum::serve(listener, router).await.unwrap();
+        });
+        Some(Self { runtime: Some(runtime), address, shared, folder })
+    }
+
+    /// Makes an empty repository.
+    pub(crate) fn repository(&self, name: &str) -> Repository {
+        Repository::new(self.folder.path().join(name), &["-q", "-b", "main"])
+    }
+
+    /// Makes an empty repository with options of `git init`.
+    pub(crate) fn repository_with(&self, name: &str, options: &[&str]) -> Repository {
+        Repository::new(self.folder.path().join(name), options)
+    }
+
+    /// `127.0.0.1:PORT`.
+    pub(crate) fn host(&self) -> String {
+        self.address.to_string()
+    }
+
+    /// Address of a repository.
+    pub(crate) fn url(&self, name: &str) -> String {
+        format!("http://{}/{name}", self.address)
+    }
+
+    /// As [`Self::url`], with this before the host.
+    pub(crate) fn url_as(&self, login: &str, name: &str) -> String {
+        format!("http://{login}@{}/{name}", self.address)
+    }
+
+    /// From now on only with this user and password.
+    pub(crate) fn require(&self, user: &str, password: &str) {
+        *self.shared.login.lock().unwrap() = Some((user.to_owned(), password.to_owned()));
+    }
+
+    /// From now on without version 2 of the protocol.
+    pub(crate) fn use_old_protocol(&self) {
+        *self.shared.old_protocol.lock().unwrap() = true;
+    }
+
+    /// From now on with this trouble.
+    pub(crate) fn trouble(&self, trouble: Trouble) {
+        *self.shared.trouble.lock().unwrap() = trouble;
+    }
+
+    /// What came in since the last call.
+    pub(crate) fn seen(&self) -> Vec<Seen> {
+        std::mem::take(&mut *self.shared.seen.lock().unwrap())
+    }
+
+    /// Packs sent since the last call of this or [`Self::seen`].
+    pub(crate) fn packs(&self) -> usize {
+        self.seen().iter().filter(|seen| seen.pack).count()
+    }
+}
+
+impl Drop for GitServer {
+    fn drop(&mut self) {
+        // A request that is never answered must not hold up the end.
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_background();
+        }
+    }
+}
+
+async fn serve(State(shared): State<Arc<Shared>>, request: Request) -> Response {
+    let (head, body) = request.into_parts();
+    let target = head.uri.path_and_query().map_or_else(String::new, ToString::to_string);
+    let authorization =
+        head.headers.get(AUTHORIZATION).and_then(|value| value.to_str().ok()).map(str::to_owned);
+    let index = {
+        let mut seen = shared.seen.lock().unwrap();
+        seen.push(Seen { target: target.clone(), authorization: authorization.clone(), pack: false });
+        seen.len() - 1
+    };
+    let trouble = shared.trouble.lock().unwrap().clone();
+    match &trouble {
+        Trouble::Status(status) => return plain(StatusCode::from_u16(*status).unwrap(), "trouble"),
+        Trouble::Silent => std::future::pending().await,
+        Trouble::Page => return plain(StatusCode::OK, "<html>Sign in</html>"),
+        Trouble::Noise => {
+            let kind = "application/x-git-upload-pack-advertisement";
+            return Response::builder()
+                .header(CONTENT_TYPE, kind)
+                .body(Body::from("no packet lines"))
+                .unwrap();
+        }
+        Trouble::Redirect(address) if target.starts_with("/moved") => {
+            let target = target.strip_prefix("/moved").unwrap();
+            let there = format!("{address}{target}");
+            let answer = Response::builder().status(StatusCode::MOVED_PERMANENTLY).header(LOCATION, there);
+            return answer.body(Body::empty()).unwrap();
+        }
+        _ => {}
+    }
+    if !shared.lets_in(authorization.as_deref()) {
+        let answer = Response::builder().status(StatusCode::UNAUTHORIZED);
+        return answer.header(WWW_AUTHENTICATE, "Basic realm=\"git\"").body(Body::empty()).unwrap();
+    }
+    let body = axum::body::to_bytes(body, usize::MAX).await.unwrap();
+    if let Trouble::Refuses(commit) = &trouble
+        && memchr::memmem::find(&body, format!("want {commit}").as_bytes()).is_some()
+    {
+        let said = format!("ERR upload-pack: not our ref {commit}\n");
+        let line = format!("{:04x}{said}", said.len() + 4);
+        let kind = "application/x-git-upload-pack-result";
+        return Response::builder().header(CONTENT_TYPE, kind).body(Body::from(line)).unwrap();
+    }
+    let backend = Arc::clone(&shared);
+    let asked =
+        (head.method.to_string(), head.uri.path().to_owned(), head.uri.query().unwrap_or("").to_owned());
+    let answer =
+        tokio::task::spawn_blocking(move || backend.run(&asked, &head.headers, &body)).await.unwrap();
+    let (status, kind, body) = answer;
+    let pack = body.windows(5).position(|bytes| bytes == b"\x01PACK");
+    if let Some(seen) = shared.seen.lock().unwrap().get_mut(index) {
+        seen.pack = pack.is_some();
+    }
+    let answer = Response::builder().status(status).header(CONTENT_TYPE, kind);
+    answer.body(troubled(body, pack, &trouble)).unwrap()
+}
+
+fn plain(status: StatusCode, text: &'static str) -> Response {
+    Response::builder().status(status).header(CONTENT_TYPE, "text/html").body(Body::from(text)).unwrap()
+}
+
+/// An answer's body, spoilt as the trouble says; `pack` is where a pack begins.
+fn troubled(mut body: Vec<u8>, pack: Option<usize>, trouble: &Trouble) -> Body {
+    let middle = pack.map(|begin| begin + (body.len() - begin) / 2);
+    let begin = |body: Vec<u8>, at: usize| {
+        let bytes = Bytes::from(body.get(..at).unwrap_or_default().to_owned());
+        stream::iter([Ok::<_, io::Error>(bytes)])
+    };
+    let cut = || stream::iter([Err(io::Error::from(io::ErrorKind::ConnectionReset))]);
+    match (trouble, middle) {
+        (Trouble::CutPack, Some(middle)) => Body::from_stream(begin(body, middle).chain(cut())),
+        (Trouble::CutList, None) => {
+            let middle = body.len() / 2;
+            Body::from_stream(begin(body, middle).chain(cut()))
+        }
+        (Trouble::SilentPack, Some(middle)) => {
+            Body::from_stream(begin(body, middle).chain(stream::pending()))
+        }
+        (Trouble::DamagedPack, Some(middle)) => {
+            if let Some(byte) = body.get_mut(middle) {
+                *byte = !*byte;
+            }
+            Body::from(body)
+        }
+        _ => Body::from(body),
+    }
+}
+
+impl Shared {
+    fn lets_in(&self, authorization: Option<&str>) -> bool {
+        let login = self.login.lock().unwrap();
+        login.as_ref().is_none_or(|(user, password)| {
+            let pair = base64::engine::general_purpose::STANDARD.encode(format!("{user}:{password}"));
+            authorization == Some(format!("Basic {pair}").as_str())
+        })
+    }
+
+    /// Runs Git's program for one request: status, content type, body.
+    fn run(
+        &self,
+        (method, path, query): &(String, String, String),
+        headers: &HeaderMap,
+        body: &[u8],
+    ) -> (StatusCode, String, Vec<u8>) {
+        let header =
+            |name: &str| headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or("").to_owned();
+        let mut command = git(&self.root);
+        command
+            .arg("http-backend")
+            .env("GIT_PROJECT_ROOT", &self.root)
+            .env("GIT_HTTP_EXPORT_ALL", "1")
+            .env("REQUEST_METHOD", method)
+            .env("PATH_INFO", path)
+            .env("QUERY_STRING", query)
+            .env("CONTENT_TYPE", header("content-type"))
+            .env("CONTENT_LENGTH", body.len().to_string());
+        if !*self.old_protocol.lock().unwrap() {
+            command.env("GIT_PROTOCOL", header("git-protocol"));
+        }
+        let output = run(command, body);
+        let end = output.windows(4).position(|bytes| bytes == b"\r\n\r\n").unwrap_or(output.len());
+        let (head, rest) = output.split_at(end);
+        let head = String::from_utf8_lossy(head).to_ascii_lowercase();
+        let value = |name: &str| head.lines().find_map(|line| line.strip_prefix(name)).map(str::trim);
+        let status =
+            value("status:").and_then(|status| status.get(..3)).map_or(Ok(StatusCode::OK), str::parse);
+        let kind = value("content-type:").unwrap_or("text/plain").to_owned();
+        (status.unwrap(), kind, rest.get(4..).unwrap_or_default().to_owned())
+    }
+}
+
+/// `git` in `folder`, the same on every machine.
+fn git(folder: &Path) -> Command {
+    let mut command = Command::new("git");
+    for (name, _) in std::env::vars_os() {
+        if name.to_string_lossy().starts_with("GIT_") {
+            command.env_remove(name);
+        }
+    }
+    command
+        .current_dir(folder)
+        .env("HOME", folder)
+        .env("GIT_CONFIG_NOSYSTEM", "1")
+        .env("GIT_CONFIG_GLOBAL", "/dev/null")
+        .env("LC_ALL", "C");
+    for role in ["AUTHOR", "COMMITTER"] {
+        command
+            .env(format!("GIT_{role}_NAME"), "A U Thor")
+            .env(format!("GIT_{role}_EMAIL"), "author@example.com")
+            .env(format!("GIT_{role}_DATE"), "1700000000 +0000");
+    }
+    command
+}
+
+/// What a command says, given `input`.
+fn run(mut command: Command, input: &[u8]) -> Vec<u8> {
+    let mut child =
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+    let mut stdin = child.stdin.take().unwrap();
+    let output = std::thread::scope(|scope| {
+        scope.spawn(move || stdin.write_all(input));
+        child.wait_with_output().unwrap()
+    });
+    output.stdout
+}
+
+/// A repository with its work tree, on the server.
+pub(crate) struct Repository {
+    folder: PathBuf,
+}
+
+impl Repository {
+    fn new(folder: PathBuf, options: &[&str]) -> Self {
+        fs::create_dir_all(&folder).unwrap();
+        let repository = Self { folder };
+        repository.git(&[&["init"], options].concat());
+        repository
+    }
+
+    /// Runs `git`; what it says, without the end of the line.
+    pub(crate) fn git(&self, arguments: &[&str]) -> String {
+        self.git_with(arguments, "")
+    }
+
+    /// As [`Self::git`] with this on standard input.
+    pub(crate) fn git_with(&self, arguments: &[&str], input: &str) -> String {
+        let mut command = git(&self.folder);
+        command.args(arguments).stderr(Stdio::inherit());
+        String::from_utf8(run(command, input.as_bytes())).unwrap().trim_end().to_owned()
+    }
+
+    /// Writes a file into the work tree.
+    pub(crate) fn file(&self, path: &str, content: &str) -> &Self {
+        let path = self.folder.join(path);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, content).unwrap();
+        self
+    }
+
+    /// Makes a file of the work tree executable.
+    pub(crate) fn executable(&self, path: &str) -> &Self {
+        fs::set_permissions(self.folder.join(path), fs::Permissions::from_mode(0o755)).unwrap();
+        self
+    }
+
+    /// Makes a link in the work tree.
+    pub(crate) fn link(&self, path: &str, target: &str) -> &Self {
+        let path = self.folder.join(path);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        symlink(target, path).unwrap();
+        self
+    }
+
+    /// Commits the work tree; the commit's hash.
+    pub(crate) fn commit(&self, message: &str) -> String {
+        self.git(&["add", "-A"]);
+        self.git(&["commit", "-q", "--allow-empty", "-m", message]);
+        self.git(&["rev-parse", "HEAD"])
+    }
+
+    /// Writes a commit of this tree that no reference names; its hash.
+    pub(crate) fn commit_of_tree(&self, tree: &str) -> String {
+        self.git(&["commit-tree", tree, "-m", "made"])
+    }
+
+    /// Writes a tree from lines as `git ls-tree` has them; its hash.
+    pub(crate) fn tree(&self, lines: &str) -> String {
+        self.git_with(&["mktree", "--missing"], lines)
+    }
+
+    /// Writes a file's content; its hash.
+    pub(crate) fn blob(&self, content: &str) -> String {
+        self.git_with(&["hash-object", "-w", "--stdin"], content)
+    }
+}

@@ -1,0 +1,15 @@
+//! Parts of the machine that tests use: without one its tests are not made.
+
+#![allow(clippy::print_stderr, reason = "says why a test was skipped")]
+#![allow(
+    clippy::allow_attributes,
+    reason = "in a test program that may print everywhere `expect` would fail"
+)]
+
+/// Says that `test` was not made for want of a part. With `STEP_RUNNER_REQUIRE_PARTS` in the environment, as in the
+/// gate, it has failed.
+pub(crate) fn skipped(test: &str, part: &str) {
+    let required = std::env::var_os("STEP_RUNNER_REQUIRE_PARTS").is_some();
+    assert!(!required, "{test}: no {part}, and STEP_RUNNER_REQUIRE_PARTS is set");
+    eprintln!("{test}: skipped: no {part}");
+}

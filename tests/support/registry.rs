@@ -1,0 +1,254 @@
+//! Registries for tests: the real one of Docker's distribution, and one that answers as a script says.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex, mpsc};
+
+use oci_client::manifest::{OciDescriptor, OciManifest};
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::{ServerConfig, ServerConnection, StreamOwned};
+use serde_json::{Value, json};
+use step_runner::oci::{Access, ImageName, Registry, Version, digest_of};
+use step_runner::web::Network;
+
+use super::{PATIENCE, parts};
+
+pub(crate) const INDEX: &str = "application/vnd.oci.image.index.v1+json";
+pub(crate) const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
+pub(crate) const STEP_LAYER: &str = "application/vnd.gitlab.step.layer.v1.tar+zstd";
+pub(crate) const GZIP_LAYER: &str = "application/vnd.oci.image.layer.v1.tar+gzip";
+pub(crate) const PLAIN_LAYER: &str = "application/vnd.oci.image.layer.v1.tar";
+
+/// User and password of a registry that asks for them.
+pub(crate) const USER: &str = "user";
+pub(crate) const PASSWORD: &str = "secret";
+
+/// The line of `htpasswd -nbB user secret`.
+const HTPASSWD: &str = "user:$2y$05$/aai2uTYY2q9L7m6u7ZP8eQS6kM5CDyb9zgq8uTzuVhpDAqezNwju\n";
+
+/// A running `docker-registry` on loopback with a store of its own.
+pub(crate) struct DockerRegistry {
+    child: Child,
+    /// `127.0.0.1:port`.
+    pub(crate) address: String,
+    docker_config: Option<String>,
+    _dir: tempfile::TempDir,
+}
+
+impl DockerRegistry {
+    /// Starts one; `None`, with a word about it, where the program is absent.
+    pub(crate) fn start() -> Option<Self> {
+        Self::start_as(false)
+    }
+
+    /// One that asks for [`USER`] and [`PASSWORD`].
+    pub(crate) fn start_protected() -> Option<Self> {
+        Self::start_as(true)
+    }
+
+    fn start_as(protected: bool) -> Option<Self> {
+        let dir = tempfile::tempdir().unwrap();
+        let file = |name: &str| dir.path().join(name);
+        let mut config = json!({
+            "version": "0.1",
+            "log": {"level": "info", "formatter": "json"},
+            "storage": {"filesystem": {"rootdirectory": file("data")}},
+            "http": {"addr": "127.0.0.1:0"},
+        });
+        if protected {
+            std::fs::write(file("htpasswd"), HTPASSWD).unwrap();
+            config["auth"] = json!({"htpasswd": {"realm": "tests", "path": file("htpasswd")}});
+        }
+        std::fs::write(file("config.yml"), config.to_string()).unwrap();
+        let mut command = Command::new("docker-registry");
+        command.arg("serve").arg(file("config.yml"));
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+        let mut child = match command.spawn() {
+            Ok(child) => child,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+                parts::skipped("a registry", "docker-registry");
+                return None;
+            }
+            Err(error) => panic!("docker-registry: {error}"),
+        };
+        let said = BufReader::new(child.stderr.take().unwrap());
+        let (sender, ready) = mpsc::channel();
+        // Reads on to the end: the registry must not block on what it says.
+        std::thread::spawn(move || {
+            for line in said.lines().map_while(Result::ok) {
+                let Ok(line) = serde_json::from_str::<Value>(&line) else { continue };
+                let said = line["msg"].as_str().unwrap_or_default();
+                if let Some(address) = said.strip_prefix("listening on ") {
+                    sender.send(address.to_owned()).ok();
+                }
+            }
+        });
+        let address = ready.recv_timeout(PATIENCE).unwrap();
+        let docker_config = protected.then(|| docker_config(&address, USER, PASSWORD));
+        Some(Self { child, address, docker_config, _dir: dir })
+    }
+
+    /// Puts an image of these layers, each media type and bytes, there as `repository:tag`: its digest.
+    pub(crate) fn push(&self, repository: &str, tag: &str, layers: &[(&str, Vec<u8>)]) -> String {
+        self.in_repository(repository, async |registry| {
+            let mut descriptors = Vec::new();
+            for (media_type, bytes) in layers {
+                let digest = push_blob(registry, bytes).await;
+                descriptors.push(json!({"mediaType": media_type, "digest": digest, "size": bytes.len()}));
+            }
+            let digest = push_blob(registry, b"{}").await;
+            let manifest = json!({
+                "schemaVersion": 2,
+                "mediaType": MANIFEST,
+                "config": {"mediaType": "application/vnd.oci.image.config.v1+json", "digest": digest, "size": 2},
+                "layers": descriptors,
+            });
+            put(registry, tag, &manifest, MANIFEST).await
+        })
+    }
+
+    /// Puts an index there that names a manifest for each platform (`os/architecture[/variant]`).
+    pub(crate) fn push_index(&self, repository: &str, tag: &str, images: &[(&str, String)]) -> String {
+        self.in_repository(repository, async |registry| {
+            let mut entries = Vec::new();
+            for (platform, digest) in images {
+                let found = registry.manifest(&Version::digest(digest).unwrap()).await.unwrap();
+                assert!(matches!(found.content, OciManifest::Image(_)));
+                let mut parts = platform.split('/');
+                let mut platform = json!({"os": parts.next(), "architecture": parts.next()});
+                if let Some(variant) = parts.next() {
+                    platform["variant"] = variant.into();
+                }
+                let size = found.bytes.len();
+                entries.push(
+                    json!({"mediaType": MANIFEST, "digest": digest, "size": size, "platform": platform}),
+                );
+            }
+            let index = json!({"schemaVersion": 2, "mediaType": INDEX, "manifests": entries});
+            put(registry, tag, &index, INDEX).await
+        })
+    }
+
+    fn in_repository<T>(&self, repository: &str, work: impl AsyncFnOnce(&mut Registry) -> T) -> T {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let name = ImageName::new(&self.address, repository, "").unwrap();
+            let (network, config) = (Network::default(), self.docker_config.as_deref());
+            let mut registry = Registry::open(&network, &name, config, Access::Push).await.unwrap();
+            work(&mut registry).await
+        })
+    }
+}
+
+impl Drop for DockerRegistry {
+    fn drop(&mut self) {
+        self.child.kill().ok();
+        self.child.wait().ok();
+    }
+}
+
+/// Puts a blob there unless it is there: its digest.
+async fn push_blob(registry: &mut Registry, content: &[u8]) -> String {
+    let (digest, size) = (digest_of(content), content.len() as i64);
+    if !registry.has_blob(&digest).await.unwrap() {
+        let mut file = tempfile::tempfile().unwrap();
+        file.write_all(content).unwrap();
+        let blob = OciDescriptor { digest: digest.clone(), size, ..OciDescriptor::default() };
+        registry.push_file(&blob, file, 0).await.unwrap();
+    }
+    digest
+}
+
+async fn put(registry: &Registry, tag: &str, content: &Value, media_type: &'static str) -> String {
+    let bytes = content.to_string().into_bytes();
+    let digest = digest_of(&bytes);
+    let pushed = registry.push_manifest(&Version::tag(tag).unwrap(), bytes, media_type).await.unwrap();
+    assert_eq!(pushed, digest);
+    digest
+}
+
+/// `DOCKER_AUTH_CONFIG` with one entry.
+pub(crate) fn docker_config(key: &str, user: &str, password: &str) -> String {
+    json!({"auths": {key: {"username": user, "password": password}}}).to_string()
+}
+
+/// A server that answers each request, given as its head, with the bytes that `script` makes, and closes the
+/// connection.
+pub(crate) struct Scripted {
+    /// `127.0.0.1:port`.
+    pub(crate) address: String,
+    heads: Arc<Mutex<Vec<String>>>,
+}
+
+impl Scripted {
+    pub(crate) fn start(script: impl Fn(&str) -> Vec<u8> + Send + Sync + 'static) -> Self {
+        Self::listen(move |connection, seen| answer(connection, &script, seen))
+    }
+
+    /// A proxy behind which there is nothing but `registry.example.com`, whose certificate [`authority`] has signed.
+    pub(crate) fn behind_proxy(script: impl Fn(&str) -> Vec<u8> + Send + Sync + 'static) -> Self {
+        let tls = Arc::new(tls());
+        Self::listen(move |mut connection, seen| {
+            answer(&mut connection, &|_| b"HTTP/1.1 200 OK\r\n\r\n".to_vec(), seen);
+            let session = ServerConnection::new(Arc::clone(&tls)).unwrap();
+            let mut stream = StreamOwned::new(session, connection);
+            answer(&mut stream, &script, seen);
+            stream.conn.send_close_notify();
+            stream.flush().ok();
+        })
+    }
+
+    fn listen(serve: impl Fn(TcpStream, &Mutex<Vec<String>>) + Send + Sync + 'static) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        let heads = Arc::<Mutex<Vec<String>>>::default();
+        let (serve, seen) = (Arc::new(serve), Arc::clone(&heads));
+        // Ends with the test program.
+        std::thread::spawn(move || {
+            for connection in listener.incoming().map_while(Result::ok) {
+                let (serve, seen) = (Arc::clone(&serve), Arc::clone(&seen));
+                std::thread::spawn(move || serve(connection, &seen));
+            }
+        });
+        Self { address, heads }
+    }
+
+    /// The heads of the requests so far.
+    pub(crate) fn heads(&self) -> Vec<String> {
+        self.heads.lock().unwrap().clone()
+    }
+}
+
+/// The certificate of the authority that has signed that of `registry.example.com`.
+pub(crate) fn authority() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/support/tls/authority.pem")
+}
+
+fn tls() -> ServerConfig {
+    step_runner::web::use_ring();
+    let certificate = CertificateDer::from_pem_slice(include_bytes!("tls/registry.pem")).unwrap();
+    let key = PrivateKeyDer::from_pem_slice(include_bytes!("tls/registry.key")).unwrap();
+    ServerConfig::builder().with_no_client_auth().with_single_cert(vec![certificate], key).unwrap()
+}
+
+fn answer(mut connection: impl Read + Write, script: &dyn Fn(&str) -> Vec<u8>, seen: &Mutex<Vec<String>>) {
+    let mut head = Vec::new();
+    let mut byte = [0];
+    while !head.ends_with(b"\r\n\r\n") && connection.read(&mut byte).is_ok_and(|read| read == 1) {
+        head.push(byte[0]);
+    }
+    let head = String::from_utf8_lossy(&head).into_owned();
+    seen.lock().unwrap().push(head.clone());
+    connection.write_all(&script(&head)).ok();
+    connection.flush().ok();
+}
+
+/// An answer with a body; `headers` each with its line end.
+pub(crate) fn response(status: &str, headers: &str, body: &[u8]) -> Vec<u8> {
+    let length = body.len();
+    let head = format!("HTTP/1.1 {status}\r\n{headers}Content-Length: {length}\r\nConnection: close\r\n\r\n");
+    [head.as_bytes(), body].concat()
+}
