@@ -1,0 +1,1 @@
+[ "$("$1" 'Hello, World!')" = hello-world ] && [ "$("$1" '  a  b  ')" = a-b ]
