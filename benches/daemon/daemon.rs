@@ -80,6 +80,19 @@ impl Daemon {
         Ok(nanoseconds / 1e9)
     }
 
+    /// How often threads of daemon and keeper have slept: each time, something had to wake them.
+    pub(crate) fn wakes(&self) -> Result<u64, Failure> {
+        let mut wakes = 0;
+        for pid in [Some(self.pid()), self.keeper_pid()].into_iter().flatten() {
+            for task in std::fs::read_dir(format!("/proc/{pid}/task"))? {
+                let status = std::fs::read_to_string(task?.path().join("status"))?;
+                let line = status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
+                wakes += line.ok_or("no such line")?.trim().parse::<u64>()?;
+            }
+        }
+        Ok(wakes)
+    }
+
     fn socket(&self) -> PathBuf {
         self.folder.path().join("s")
     }

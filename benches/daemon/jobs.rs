@@ -1,14 +1,13 @@
-//! Jobs a second and their latency. A job is one step that runs [`machine::PROGRAM`]; it is over when its log's stream
+//! Jobs a second. A job is one step that runs [`machine::PROGRAM`]; it is over when its log's stream
 //! has ended, and Finish is not counted.
 
-use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
 use super::daemon::{CALLS_PER_CONNECTION, Client, Daemon, finish_all, runtime};
 use super::machine;
-use super::report::{Aim, Report, median};
+use super::report::{Aim, Report};
 use super::{Failure, Size};
 
 /// Jobs under way at once.
@@ -18,20 +17,12 @@ const AT_ONCE: [usize; 4] = [1, 16, 256, 1_000];
 const BURST: usize = 5_000;
 
 /// A job of one step: the definition is the step.
-fn one_step() -> String {
+pub(crate) fn one_step() -> String {
     format!(r#"{{"exec": {{"command": ["{}"]}}}}"#, machine::PROGRAM)
-}
-
-/// A job of so many steps, each a call of the function in `folder`.
-fn steps(count: usize, folder: &Path) -> Result<String, Failure> {
-    std::fs::write(folder.join("func.yml"), format!("spec: {{}}\n---\n{}\n", one_step()))?;
-    let step = |number| format!(r#"{{"name": "s{number}", "func": "{}"}}"#, folder.display());
-    Ok(format!("[{}]", (0..count).map(step).collect::<Vec<_>>().join(",")))
 }
 
 pub(crate) fn measure(report: &mut Report, size: Size) -> Result<(), Failure> {
     let runtime = runtime()?;
-    latency(report, size, &runtime)?;
     for at_once in AT_ONCE {
         let count = size.pick(200.max(at_once), 1_000.max(at_once * 4));
         throughput(report, &runtime, at_once, count, size.pick(400, 2_000))?;
@@ -72,14 +63,14 @@ fn throughput(
     Ok(())
 }
 
-async fn check(clients: &[Client]) -> Result<(), Failure> {
+pub(crate) async fn check(clients: &[Client]) -> Result<(), Failure> {
     match clients.first().ok_or("no client")?.clone().failures().await? {
         0 => Ok(()),
         failed => Err(format!("{failed} jobs failed").into()),
     }
 }
 
-async fn one_job(client: &mut Client, id: &str, steps: &str) -> Result<(), Failure> {
+pub(crate) async fn one_job(client: &mut Client, id: &str, steps: &str) -> Result<(), Failure> {
     client.run(id, steps, Vec::new()).await?;
     client.follow(id).await?;
     Ok(())
@@ -105,41 +96,6 @@ async fn many(clients: &[Client], at_once: usize, count: usize) -> Result<Vec<St
         done??;
     }
     Ok((0..count).map(|number| format!("job-{number}")).collect())
-}
-
-fn latency(report: &mut Report, size: Size, runtime: &tokio::runtime::Runtime) -> Result<(), Failure> {
-    const FURTHER: usize = 50;
-    let (daemon, folder) = (Daemon::start()?, tempfile::tempdir()?);
-    let rounds = size.pick(50, 400);
-    let before = machine::spawn_latency(rounds)?;
-    let (one, listed, many) = runtime.block_on(async {
-        let mut client = daemon.connect(1).await?.pop().ok_or("no client")?;
-        one_job(&mut client, "first", &one_step()).await?;
-        let one = timed(&mut client, "one", &one_step(), rounds).await?;
-        let two = timed(&mut client, "two", &steps(1, folder.path())?, rounds / 4).await?;
-        let many = timed(&mut client, "many", &steps(1 + FURTHER, folder.path())?, rounds / 20 + 3).await?;
-        check(&[client]).await?;
-        Ok::<_, Failure>((one, two, many))
-    })?;
-    let bare = f64::midpoint(before, machine::spawn_latency(rounds)?);
-    let further = (many - listed) / FURTHER as f64;
-    report.figure("bare spawn and wait", bare, "µs", Aim::Open);
-    report.figure("one-step job", one, "µs", Aim::Open);
-    report.figure("one-step job / bare spawn", one / bare, "×", Aim::AtMost(1.4));
-    report.figure("job with a list of one step", listed, "µs", Aim::Open);
-    report.figure("each further step / bare spawn", further / bare, "×", Aim::AtMost(1.25));
-    Ok(())
-}
-
-/// Microseconds of a job, the median of `count`.
-async fn timed(client: &mut Client, name: &str, steps: &str, count: usize) -> Result<f64, Failure> {
-    let mut times = Vec::with_capacity(count);
-    for number in 0..count {
-        let began = Instant::now();
-        one_job(client, &format!("{name}-{number}"), steps).await?;
-        times.push(began.elapsed().as_secs_f64() * 1e6);
-    }
-    Ok(median(times))
 }
 
 fn burst(report: &mut Report, size: Size, runtime: &tokio::runtime::Runtime) -> Result<(), Failure> {

@@ -1,7 +1,9 @@
 //! What the machine can do without us: the references.
 
-use std::io::Read;
-use std::process::{Command, Stdio};
+use std::io::{Read, Write};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::process::{Child, Command, ExitCode, Stdio};
 use std::time::Instant;
 
 use super::Failure;
@@ -9,6 +11,9 @@ use super::report::median;
 
 /// The program of every job whose speed is measured.
 pub(crate) const PROGRAM: &str = "/bin/true";
+
+/// First argument that makes this program the other end of an [`Echo`].
+pub(crate) const ECHO_MODE: &str = "--echo";
 
 fn spawn_and_wait() -> Result<(), Failure> {
     // Without hooks before exec the standard library takes the fast path of `posix_spawn`.
@@ -35,6 +40,61 @@ pub(crate) fn spawn_latency(count: usize) -> Result<f64, Failure> {
     for _ in 0..count {
         let began = Instant::now();
         spawn_and_wait()?;
+        times.push(began.elapsed().as_secs_f64() * 1e6);
+    }
+    Ok(median(times))
+}
+
+/// Another process that answers each byte with a byte: what one question from process to process costs here.
+struct Echo {
+    child: Child,
+    socket: UnixStream,
+}
+
+impl Echo {
+    fn start() -> Result<Self, Failure> {
+        let (socket, other) = UnixStream::pair()?;
+        let child = Command::new(std::env::current_exe()?)
+            .arg(ECHO_MODE)
+            .stdin(OwnedFd::from(other.try_clone()?))
+            .stdout(OwnedFd::from(other))
+            .spawn()?;
+        Ok(Self { child, socket })
+    }
+
+    fn ask(&mut self) -> Result<(), Failure> {
+        self.socket.write_all(&[0])?;
+        Ok(self.socket.read_exact(&mut [0])?)
+    }
+}
+
+impl Drop for Echo {
+    fn drop(&mut self) {
+        self.socket.shutdown(std::net::Shutdown::Both).ok();
+        self.child.wait().ok();
+    }
+}
+
+/// The other end of an [`Echo`].
+pub(crate) fn echo() -> ExitCode {
+    let (mut from, mut to, mut byte) = (std::io::stdin(), std::io::stdout(), [0]);
+    while from.read_exact(&mut byte).is_ok() {
+        if to.write_all(&byte).and_then(|()| to.flush()).is_err() {
+            return ExitCode::FAILURE;
+        }
+    }
+    ExitCode::SUCCESS
+}
+
+/// Microseconds to start one process, wait for it, and ask another process one question, the median of `count`: the
+/// least a further step can cost when the one that decides what comes next is not the one that starts it.
+pub(crate) fn spawn_and_ask_latency(count: usize) -> Result<f64, Failure> {
+    let mut echo = Echo::start()?;
+    let mut times = Vec::with_capacity(count);
+    for _ in 0..count {
+        let began = Instant::now();
+        spawn_and_wait()?;
+        echo.ask()?;
         times.push(began.elapsed().as_secs_f64() * 1e6);
     }
     Ok(median(times))

@@ -2,16 +2,19 @@
 //!
 //! Drives the release binary named by `STEP_RUNNER_BIN` over a unix socket in a temporary folder. Run it by
 //! `scripts/bench`, which builds the binary; `--quick` takes seconds, `--json` prints one object, and any other word
-//! selects the groups of figures whose names contain it (`jobs`, `log`, `memory`, `start`).
+//! selects the groups of figures whose names contain it (`jobs`, `language`,
+//! `log`, `memory`, `start`, `steps`).
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "it is a program that prints figures")]
 
 mod daemon;
 mod jobs;
+mod language;
 mod log;
 mod machine;
 mod memory;
 mod report;
 mod start;
+mod steps;
 
 use std::process::ExitCode;
 
@@ -46,6 +49,9 @@ fn main() -> ExitCode {
     {
         return log::write(bytes, line);
     }
+    if arguments == [machine::ECHO_MODE] {
+        return machine::echo();
+    }
     let mut take = |name: &str| {
         let before = arguments.len();
         arguments.retain(|argument| argument != name);
@@ -72,8 +78,14 @@ fn main() -> ExitCode {
 /// A group of figures.
 type Group = fn(&mut Report, Size) -> Result<(), Failure>;
 
-const GROUPS: [(&str, Group); 4] =
-    [("start", start::measure), ("memory", memory::measure), ("jobs", jobs::measure), ("log", log::measure)];
+const GROUPS: [(&str, Group); 6] = [
+    ("start", start::measure),
+    ("language", language::measure),
+    ("memory", memory::measure),
+    ("steps", steps::measure),
+    ("jobs", jobs::measure),
+    ("log", log::measure),
+];
 
 fn measure(report: &mut Report, size: Size, wanted: &[String]) -> Result<(), Failure> {
     for (name, group) in GROUPS {

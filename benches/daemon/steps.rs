@@ -1,0 +1,62 @@
+//! How long a job and a further step of it take when nothing else runs, beside a bare spawn.
+
+use std::path::Path;
+use std::time::Instant;
+
+use super::daemon::{Client, Daemon, runtime};
+use super::jobs::{check, one_job, one_step};
+use super::machine;
+use super::report::{Aim, Report, median};
+use super::{Failure, Size};
+
+/// Steps beyond the first of the job whose further steps are measured.
+const FURTHER: usize = 50;
+
+/// A job of so many steps, each a call of the function in `folder`.
+fn steps(count: usize, folder: &Path) -> Result<String, Failure> {
+    std::fs::write(folder.join("func.yml"), format!("spec: {{}}\n---\n{}\n", one_step()))?;
+    let step = |number| format!(r#"{{"name": "s{number}", "func": "{}"}}"#, folder.display());
+    Ok(format!("[{}]", (0..count).map(step).collect::<Vec<_>>().join(",")))
+}
+
+pub(crate) fn measure(report: &mut Report, size: Size) -> Result<(), Failure> {
+    let (daemon, folder) = (Daemon::start()?, tempfile::tempdir()?);
+    let rounds = size.pick(100, 400);
+    let before = machine::spawn_latency(rounds)?;
+    let (one, listed, many, wakes) = runtime()?.block_on(async {
+        let mut client = daemon.connect(1).await?.pop().ok_or("no client")?;
+        one_job(&mut client, "first", &one_step()).await?;
+        let one = timed(&mut client, "one", &one_step(), rounds).await?;
+        let listed = timed(&mut client, "listed", &steps(1, folder.path())?, rounds / 2).await?;
+        let wakes = daemon.wakes()?;
+        let count = rounds / 10;
+        let many = timed(&mut client, "many", &steps(1 + FURTHER, folder.path())?, count).await?;
+        let wakes = (daemon.wakes()? - wakes) as f64 / (count * (1 + FURTHER)) as f64;
+        check(&[client]).await?;
+        Ok::<_, Failure>((one, listed, many, wakes))
+    })?;
+    let bare = f64::midpoint(before, machine::spawn_latency(rounds)?);
+    let asked = machine::spawn_and_ask_latency(rounds)?;
+    let further = (many - listed) / FURTHER as f64;
+    report.figure("bare spawn and wait", bare, "µs", Aim::Open);
+    report.figure("bare spawn and a question / bare spawn", asked / bare, "×", Aim::Open);
+    report.figure("one-step job", one, "µs", Aim::Open);
+    report.figure("one-step job / bare spawn", one / bare, "×", Aim::AtMost(1.4));
+    report.figure("job with a list of one step", listed, "µs", Aim::Open);
+    report.figure("each further step", further, "µs", Aim::Open);
+    report.figure("each further step / bare spawn", further / bare, "×", Aim::AtMost(1.25));
+    // Tells more than a time on a busy machine.
+    report.figure("each further step, daemon and keeper", wakes, "wake-ups", Aim::Open);
+    Ok(())
+}
+
+/// Microseconds of a job, the median of `count`.
+async fn timed(client: &mut Client, name: &str, steps: &str, count: usize) -> Result<f64, Failure> {
+    let mut times = Vec::with_capacity(count);
+    for number in 0..count {
+        let began = Instant::now();
+        one_job(client, &format!("{name}-{number}"), steps).await?;
+        times.push(began.elapsed().as_secs_f64() * 1e6);
+    }
+    Ok(median(times))
+}

@@ -1,0 +1,175 @@
+//! Jobs, templates and files as pipelines have them; the same in each run.
+
+use std::fmt::Write;
+use std::sync::Arc;
+use std::time::Duration;
+
+use indexmap::IndexMap;
+use step_runner::job::effect::Effect;
+use step_runner::job::event::{Event, Fetched, JobSpec, ProcessEnd};
+use step_runner::job::machine::Machine;
+use step_runner::lang::ast::{Reference, Template};
+use step_runner::lang::diagnostic::Position;
+use step_runner::lang::environment::Environment;
+use step_runner::lang::eval::{Context, Steps};
+use step_runner::lang::template;
+use step_runner::lang::value::Value;
+use step_runner::model::ExitStatus;
+
+/// The template whose speed has an aim.
+pub(crate) const TEMPLATE: &str = "${{ vars.A }}-${{ steps.b.outputs.c }}";
+
+/// What every step of [`steps`] calls.
+const FUNCTION: &str = "spec:\n  inputs:\n    number: {type: number}\n    name: {type: string}\n    \
+                        text: {type: string, default: none}\n---\nexec:\n  command: [build, '${{ inputs.name }}', \
+                        '${{ inputs.number }}', --flag]\n";
+
+/// A `run` list in which every second step is a script and every other one calls a function, with inputs and
+/// environment taken from elsewhere.
+pub(crate) fn steps(count: usize) -> String {
+    let mut text = String::new();
+    for number in 0..count {
+        if number % 2 == 0 {
+            // Writing to a string cannot fail.
+            write!(
+                text,
+                "- name: step_{number}\n  func: ./build\n  inputs:\n    number: {number}\n    \
+                 name: \"${{{{ vars.A }}}}-{number}\"\n    text: a line of text\n  env:\n    \
+                 LEVEL: \"${{{{ vars.B }}}}\"\n"
+            )
+            .ok();
+        } else {
+            write!(
+                text,
+                "- name: step_{number}\n  script: |\n    echo \"${{{{ vars.A }}}} {number}\"\n    make\n"
+            )
+            .ok();
+        }
+    }
+    text
+}
+
+/// A request with these steps and the variables of a usual pipeline.
+pub(crate) fn request(steps: String) -> JobSpec {
+    JobSpec {
+        id: "1".into(),
+        steps,
+        file: None,
+        inputs: IndexMap::new(),
+        vars: variables(100).into_iter().map(|(name, text)| (name, Value::text(text))).collect(),
+        base_env: Arc::new(base()),
+        env: variables(100),
+        work_dir: "/builds/group/project".into(),
+        tmp_dir: "/var/lib/step-runner/jobs/1/tmp".into(),
+        timeout: None,
+        cancel_grace: None,
+        default_grace: Duration::from_secs(5),
+    }
+}
+
+/// The daemon's own environment.
+fn base() -> Vec<(Vec<u8>, Vec<u8>)> {
+    (0..40).map(|n| (format!("HOST_{n}").into_bytes(), format!("value of {n}").into_bytes())).collect()
+}
+
+/// `A`, `B` and what a pipeline adds.
+fn variables(count: usize) -> IndexMap<String, String> {
+    let named = ["A", "B"].map(|name| (name.to_owned(), format!("text of {name}")));
+    let numbered = (0..count).map(|n| (format!("CI_VARIABLE_{n}"), format!("value {n} of the pipeline")));
+    named.into_iter().chain(numbered).collect()
+}
+
+/// The machine of a request and what it wants first.
+pub(crate) fn plan(spec: &JobSpec) -> (Machine, Vec<Effect>) {
+    let Ok(mut machine) = Machine::new(spec) else { panic!("the steps of the benchmark are wrong") };
+    let effects = machine.handle(&Event::Admitted { at: 0 });
+    (machine, effects)
+}
+
+/// Drives a job to its end; every process succeeds. Processes there were.
+pub(crate) fn drive(mut machine: Machine, mut effects: Vec<Effect>) -> usize {
+    let mut processes = 0;
+    loop {
+        let Some(event) = effects.iter().find_map(answer) else { return processes };
+        processes += usize::from(matches!(event, Event::Exited { .. }));
+        effects = machine.handle(&event);
+    }
+}
+
+fn answer(effect: &Effect) -> Option<Event> {
+    match effect {
+        Effect::Fetch { call, reference, .. } => {
+            let Reference::Local { path, .. } = &**reference else { return None };
+            let (dir, text) = (path.clone(), FUNCTION.to_owned());
+            let found = Fetched { path: format!("{dir}/step.yml"), dir, text, tree: None, version: None };
+            Some(Event::Fetched { call: *call, result: Ok(found) })
+        }
+        Effect::Spawn(spawn) => Some(Event::Exited {
+            call: spawn.call,
+            end: ProcessEnd::Exited(ExitStatus::Code(0)),
+            outputs: None,
+            exports: None,
+        }),
+        _ => None,
+    }
+}
+
+/// What the expressions of a step see.
+pub(crate) struct World {
+    env: Environment,
+    vars: IndexMap<String, Value>,
+    inputs: IndexMap<String, Value>,
+    steps: Steps,
+}
+
+impl World {
+    pub(crate) fn new() -> Self {
+        let spec = request(String::new());
+        let outputs = |step: &str| {
+            let named = ["c", "path", "digest"]
+                .map(|name| (name.to_owned(), Value::text(format!("{name} of {step}"))));
+            (step.to_owned(), IndexMap::from(named))
+        };
+        Self {
+            env: Environment::new(spec.base_env, spec.env),
+            vars: spec.vars,
+            inputs: variables(8).into_iter().map(|(name, text)| (name, Value::text(text))).collect(),
+            steps: ["a", "b", "build", "test"].map(outputs).into_iter().collect(),
+        }
+    }
+
+    /// The environment of a step that has some of its own.
+    pub(crate) fn environment(&self) -> Environment {
+        let mut env = self.env.clone();
+        env.export(variables(10));
+        env.push(
+            variables(5)
+                .into_iter()
+                .map(|(name, text)| (name, step_runner::lang::value::Text::plain(text)))
+                .collect(),
+        );
+        env
+    }
+
+    pub(crate) fn context(&self) -> Context<'_> {
+        Context {
+            env: &self.env,
+            vars: &self.vars,
+            inputs: &self.inputs,
+            steps: &self.steps,
+            func_dir: "/builds/group/project/build",
+            work_dir: "/builds/group/project",
+            output_file: "/var/lib/step-runner/jobs/1/tmp/2/output",
+            export_file: "/var/lib/step-runner/jobs/1/tmp/2/export",
+            files_used: std::cell::Cell::new(false),
+        }
+    }
+}
+
+/// A template as it stands in a file.
+pub(crate) fn parsed(text: &str) -> Template {
+    let Ok(template) = template::parse_inline(text, &Arc::from("step.yml"), Position::START) else {
+        panic!("a template of the benchmark is wrong")
+    };
+    template
+}
