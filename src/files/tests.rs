@@ -1,0 +1,28 @@
+use std::os::unix::fs::OpenOptionsExt;
+
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+use super::*;
+
+#[test]
+fn fault_28_half_a_record_is_taken_back() {
+    // In a process of its own: the limit on the size of files is for all threads.
+    if std::env::var_os("HALF_A_RECORD").is_none() {
+        let test = std::env::current_exe().unwrap();
+        let name = "files::tests::fault_28_half_a_record_is_taken_back";
+        let mut command = std::process::Command::new(test);
+        command.args(["--exact", name]).env("HALF_A_RECORD", "1").stdout(std::process::Stdio::null());
+        assert!(command.status().unwrap().success());
+        return;
+    }
+    crate::process::ignore_file_size_signal();
+    let path = tempfile::NamedTempFile::new().unwrap();
+    let open = || std::fs::File::options().append(true).custom_flags(libc::O_CLOEXEC).open(&path).unwrap();
+    append(open(), b"whole\n").unwrap();
+    let all = getrlimit(Resource::Fsize);
+    setrlimit(Resource::Fsize, Rlimit { current: Some(8), ..all }).unwrap();
+    append(open(), b"does not fit\n").unwrap_err();
+    setrlimit(Resource::Fsize, all).unwrap();
+    append(open(), b"next\n").unwrap();
+    assert_eq!(std::fs::read_to_string(&path).unwrap(), "whole\nnext\n");
+}

@@ -1,0 +1,48 @@
+//! The failpoints of the source are those that docs/failpoints.md lists.
+#![allow(clippy::unwrap_used, clippy::allow_attributes, reason = "a test")]
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::Path;
+
+/// What names a failpoint in the source.
+const CALLS: [&str; 5] = ["io(", "hit(", "amount(", "late(", "retry("];
+
+fn of_source(folder: &Path, names: &mut BTreeSet<String>) {
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            of_source(&path, names);
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            let text = fs::read_to_string(&path).unwrap();
+            // In every string of a statement that may name one.
+            for statement in text.split(';').filter(|text| CALLS.iter().any(|call| text.contains(call))) {
+                names.extend(statement.split('"').filter(|text| is_name(text)).map(str::to_owned));
+            }
+        }
+    }
+}
+
+/// `module::what`, in lower case.
+fn is_name(text: &str) -> bool {
+    let is_word = |word: &str| !word.is_empty() && word.bytes().all(|c| c.is_ascii_lowercase() || c == b'_');
+    text.contains("::") && text.split("::").all(is_word)
+}
+
+fn of_documentation(root: &Path) -> BTreeSet<String> {
+    let text = fs::read_to_string(root.join("docs/failpoints.md")).unwrap();
+    let rows = text.lines().filter_map(|line| line.strip_prefix("| `"));
+    rows.map(|row| row.split('`').next().unwrap().to_owned()).collect()
+}
+
+#[test]
+fn failpoints_of_the_source_are_those_of_the_documentation() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut source = BTreeSet::new();
+    of_source(&root.join("src"), &mut source);
+    assert!(source.len() > 20, "{source:?}");
+    let documentation = of_documentation(root);
+    let missing: Vec<_> = source.difference(&documentation).collect();
+    let unknown: Vec<_> = documentation.difference(&source).collect();
+    assert!(missing.is_empty() && unknown.is_empty(), "not listed: {missing:?}, not there: {unknown:?}");
+}
