@@ -14,7 +14,10 @@ mod records;
 mod tests;
 
 pub use lines::{EncodeError, Reader, Record, encode};
-pub use records::{MAX_RECORD, RecordTooLong, Records, append_record};
+pub use records::{MAX_FRAMED, MAX_RECORD, RecordTooLong, Records, append_record};
+
+/// Longest journal that is read, in bytes: some 100 bytes an event.
+pub const MAX_FILE: u64 = 64 << 20;
 
 /// Why the records of a file end before the file does.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -29,7 +32,7 @@ pub struct Damage {
 /// What is wrong with a record. No text here quotes the record: it may hold what must not be shown.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DamageKind {
-    /// The file ends inside the record: its write was cut off.
+    /// The file ends inside the record, or has zero bytes instead of a part of it: its write was cut off.
     #[error("the last record is incomplete")]
     Torn,
     /// The bytes are not those that were written.
@@ -41,4 +44,21 @@ pub enum DamageKind {
         /// Where in the event's JSON, in bytes from 1; 0 if that is not known.
         column: usize,
     },
+}
+
+/// What a disk writes whole or not at all, in bytes; larger units are multiples of it.
+const SECTOR: u64 = 512;
+
+impl DamageKind {
+    /// Of a record that begins at byte `at`, whose check sum does not match; `rest` is the file from there on.
+    ///
+    /// After a power cut a file system may show zero bytes where a write never arrived: from the record's beginning, or from
+    /// that of a sector on, to the sector's end or the file's. A flipped bit makes nothing like it.
+    fn of_mismatch(at: u64, rest: &[u8]) -> Self {
+        let first = usize::try_from(SECTOR - at % SECTOR).unwrap_or(rest.len()).min(rest.len());
+        let (first, sectors) = rest.split_at(first);
+        let mut pieces = std::iter::once(first).chain(sectors.chunks(SECTOR as usize));
+        let lacks_one = pieces.any(|piece| piece.iter().all(|byte| *byte == 0));
+        if lacks_one { Self::Torn } else { Self::Corrupt }
+    }
 }

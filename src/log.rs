@@ -5,3 +5,4 @@ pub mod line;
 pub mod mask;
 pub mod pipeline;
 pub mod pretty;
+pub mod tail;

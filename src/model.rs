@@ -2,6 +2,7 @@
 
 mod exit;
 mod id;
+mod limits;
 mod outcome;
 mod refusal;
 mod result;
@@ -9,6 +10,7 @@ mod variable;
 
 pub use exit::ExitStatus;
 pub use id::{InvalidId, JobId, JobKey};
+pub use limits::{LimitName, Limits, Shortage, Unenforceable};
 pub use outcome::{CancelCause, EndClass, JobState, Kind, Outcome};
 pub use refusal::{Reason, Refusal};
 pub use result::{ExecResult, ReferenceInfo, StepInfo, StepResult, StepStatus};

@@ -6,28 +6,28 @@
 
 mod close;
 pub mod file_vars;
-mod files;
 mod folder;
 mod lock;
 mod record;
-mod remove;
 mod scan;
 pub mod socket;
 mod state_dir;
+mod synced;
 
 use std::ffi::CString;
 use std::io;
+use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
-pub use close::close_interrupted;
-pub use folder::{JobFolder, LogFile, LogLost, Steps};
+pub use close::{Closing, Death, close_interrupted};
+pub use folder::{JobFolder, LogFile, LogLost, Removed, Steps};
 pub use lock::{Lock, LockError};
 pub use record::{JobRecord, MadeDirectory, Origin, RecordedLimits};
 pub use scan::{Found, Journal, Leftover, ScannedJob};
 pub use state_dir::{FORMAT, OpenError, Place, ProcessInfo, StateDir, default_path};
 
+use crate::files;
 use crate::model::Reason;
 
 /// A file operation failed: what was tried, where, and the system's reason as source.
@@ -57,26 +57,47 @@ impl StoreError {
 /// Makes a job's working directory if it is missing, 0700 with its parents (service.md §3.1). One that exists is kept
 /// as it is; what is there and is no directory is an error.
 pub fn make_work_dir(path: &Path) -> Result<(), StoreError> {
-    let made = std::fs::DirBuilder::new().recursive(true).mode(files::DIR_MODE.bits()).create(path);
-    made.map_err(StoreError::new("make the directory", path))
+    files::make_dirs(path).map_err(StoreError::new("make the directory", path))
 }
 
 /// Removes a folder of ours that lies beside jobs (the cache of fetched trees) and all that is in it, however deep.
 pub fn remove_all(path: &Path) -> Result<(), StoreError> {
     let removed = match (path.parent(), path.file_name().map(|name| CString::new(name.as_bytes()))) {
         (Some(parent), Some(Ok(name))) => {
-            files::open_dir(rustix::fs::CWD, parent).and_then(|parent| remove::remove_tree(parent, &name))
+            files::open_dir(files::CWD, parent).and_then(|parent| files::remove_tree(parent, &name))
         }
         _ => Err(io::ErrorKind::InvalidInput.into()),
     };
     removed.map_err(StoreError::new("remove", path))
 }
 
+/// Reads a whole file as [`files::read_file`] does. A failure that says nothing about the file, such as no memory, is not
+/// believed at once: what cannot be read costs a job its record.
+fn read_record(at: impl AsFd, name: &str, max: u64) -> io::Result<Vec<u8>> {
+    const TRIES: usize = 3;
+    let mut read = files::read_file(at.as_fd(), name, max);
+    for _ in 1..TRIES {
+        match &read {
+            Err(error) if !is_of_file(error) => read = files::read_file(at.as_fd(), name, max),
+            _ => break,
+        }
+    }
+    read
+}
+
+/// The failure to read tells of what is there: another attempt fails too.
+fn is_of_file(error: &io::Error) -> bool {
+    use io::ErrorKind::{InvalidData, NotFound, PermissionDenied};
+    matches!(error.kind(), NotFound | InvalidData | PermissionDenied)
+        || matches!(error.raw_os_error(), Some(libc::ELOOP | libc::ENXIO | libc::ENOTDIR))
+}
+
 fn is_full(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
 }
 
-fn reason_of(error: &io::Error) -> Reason {
+/// The reason for a client of an error of the state folder's file system (service.md §3.6).
+pub fn reason_of(error: &io::Error) -> Reason {
     if is_full(error) { Reason::DiskFull } else { Reason::NotWritable }
 }
 

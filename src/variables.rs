@@ -11,7 +11,6 @@ use std::fmt;
 
 use indexmap::IndexMap;
 use serde::{Deserialize, Serialize};
-use zeroize::Zeroize;
 
 pub use base::{Base, BaseWarning, EnvBase};
 pub use expand::escape;
@@ -96,19 +95,6 @@ pub struct Prepared {
     pub sensitive: Vec<String>,
     /// Layer 2 of language.md §13.
     pub log_level: LogLevel,
-}
-
-impl Prepared {
-    /// Overwrites every value; called when the job has ended (variables.md §2).
-    pub fn wipe(&mut self) {
-        self.env.values_mut().for_each(Zeroize::zeroize);
-        self.vars.values_mut().for_each(Zeroize::zeroize);
-        self.files.iter_mut().for_each(|file| file.content.zeroize());
-        self.phrases.zeroize();
-        self.env.clear();
-        self.vars.clear();
-        self.files.clear();
-    }
 }
 
 impl fmt::Debug for Prepared {

@@ -13,6 +13,9 @@ pub enum Event {
     Started {
         /// When.
         at: i64,
+        /// The same since the host's boot: the wall clock may jump (faults.md row 63).
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        boot: Option<u64>,
     },
     /// A file variable is about to get its name: written before the rename, so that recovery finds it (variables.md §3).
     File {
@@ -60,6 +63,9 @@ pub struct End {
     pub outcome: Outcome,
     /// When.
     pub end_time: i64,
+    /// The same since the host's boot, if it ended in the boot in which it was registered.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub end_boot: Option<u64>,
     /// Final length of the log in bytes.
     pub log_len: u64,
     /// Inode of the log; 0 if the job had none.
@@ -72,6 +78,9 @@ pub struct End {
     /// Peak memory in bytes, where the kernel told.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub peak_memory: Option<u64>,
+    /// Set if the storage failed: from this byte on the log may not be what was written (faults.md row 27).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lost_from: Option<u64>,
 }
 
 impl End {

@@ -67,7 +67,8 @@ impl<'a, T: DeserializeOwned> Reader<'a, T> {
 
     fn read(&self) -> Result<(usize, T), DamageKind> {
         let end = memchr::memchr(b'\n', self.rest).ok_or(DamageKind::Torn)? + 1;
-        let json = checked_json(&self.rest[..end]).ok_or(DamageKind::Corrupt)?;
+        let json =
+            checked_json(&self.rest[..end]).ok_or_else(|| DamageKind::of_mismatch(self.at, self.rest))?;
         let event = serde_json::from_slice(json)
             .map_err(|error: serde_json::Error| DamageKind::Unknown { column: error.column() })?;
         Ok((end, event))

@@ -11,6 +11,9 @@ pub const MAX_RECORD: usize = 64 << 20;
 /// Bytes in front of the payload.
 const HEAD: usize = 8;
 
+/// The longest record in bytes, all of it.
+pub const MAX_FRAMED: usize = HEAD + MAX_RECORD;
+
 /// The payload is longer than [`MAX_RECORD`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a record of {len} bytes is longer than the {MAX_RECORD} bytes allowed")]
@@ -61,7 +64,7 @@ impl<'a> Records<'a> {
         let (sum, rest) = rest.split_first_chunk::<4>().ok_or(DamageKind::Torn)?;
         let (payload, rest) = rest.split_at_checked(len).ok_or(DamageKind::Torn)?;
         if u32::from_le_bytes(*sum) != check_sum(*len_bytes, payload) {
-            return Err(DamageKind::Corrupt);
+            return Err(DamageKind::of_mismatch(self.at, self.rest));
         }
         Ok((payload, rest))
     }

@@ -130,11 +130,28 @@ fn read_records(file: &[u8]) -> (Vec<Vec<u8>>, Option<Damage>) {
 }
 
 #[test]
-fn zeros_behind_the_last_record_are_damage() {
+fn zeros_behind_the_last_record_are_a_write_that_never_arrived() {
     let (mut file, starts) = records_of(&[b"a".to_vec()]);
     file.extend_from_slice(&[0; 4096]);
-    let damage = Damage { at: starts[1] as u64, kind: DamageKind::Corrupt };
+    let damage = Damage { at: starts[1] as u64, kind: DamageKind::Torn };
     assert_eq!(read_records(&file), (vec![b"a".to_vec()], Some(damage)));
+}
+
+#[test]
+fn fault_43_a_sector_of_zeros_is_a_torn_write_and_a_single_zero_is_damage() {
+    let lines: Vec<u8> = (0..100).flat_map(|n| encode(&format!("event number {n}")).unwrap()).collect();
+    let kind = |bytes: &[u8]| Reader::<String>::new(bytes).find_map(Result::err).map(|damage| damage.kind);
+    assert_eq!(kind(&lines), None);
+    for sector in 0..lines.len() / 512 {
+        let mut bad = lines.clone();
+        bad[sector * 512..(sector + 1) * 512].fill(0);
+        assert_eq!(kind(&bad), Some(DamageKind::Torn), "sector {sector}");
+    }
+    for at in (0..lines.len()).filter(|at| lines[*at] != b'\n') {
+        let mut bad = lines.clone();
+        bad[at] = 0;
+        assert_eq!(kind(&bad), Some(DamageKind::Corrupt), "byte {at}");
+    }
 }
 
 #[test]
@@ -174,4 +191,37 @@ proptest! {
         prop_assert!(good <= bytes.len() as u64);
         prop_assert!(Records::new(&bytes).flatten().count() <= bytes.len());
     }
+}
+
+#[test]
+fn a_record_of_the_greatest_length_is_one_and_a_longer_one_is_not() {
+    let longest = vec![7; MAX_RECORD];
+    let mut file = Vec::new();
+    append_record(&longest, &mut file).unwrap();
+    let mut records = Records::new(&file);
+    assert_eq!(records.position(), 0);
+    assert_eq!(records.next().unwrap().unwrap().len(), MAX_RECORD);
+    assert_eq!(records.position(), file.len() as u64);
+    assert!(records.next().is_none());
+    let longer = vec![7; MAX_RECORD + 1];
+    assert_eq!(append_record(&longer, &mut file), Err(RecordTooLong { len: MAX_RECORD + 1 }));
+}
+
+#[test]
+fn an_end_is_interrupted_if_its_class_says_so() {
+    use crate::journal::event::End;
+    use crate::model::Outcome;
+    let end = |outcome| End {
+        outcome,
+        end_time: 0,
+        end_boot: None,
+        log_len: 0,
+        log_inode: 0,
+        steps_done: 0,
+        cpu_time: None,
+        peak_memory: None,
+        lost_from: None,
+    };
+    assert!(end(Outcome::interrupted("x")).is_interrupted());
+    assert!(!end(Outcome::failed("x")).is_interrupted());
 }

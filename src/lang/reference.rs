@@ -306,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn other_schemes_and_forms_of_git_are_refused_without_credentials_in_the_message() {
+    fn fault_68_other_schemes_and_forms_of_git_are_refused_without_credentials_in_the_message() {
         for text in
             ["ssh://git:pw@h/p@v1", "git@host:group/p@v1", "git@host:group/p", "https://u:pw@h/p@", "h@v1"]
         {

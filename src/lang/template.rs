@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn an_expression_of_more_than_64_kib_is_refused() {
+    fn fault_67_an_expression_of_more_than_64_kib_is_refused() {
         let text = format!("${{{{ 1{} }}}}", " + 1".repeat(20_000));
         assert_eq!(template(&text).unwrap_err().class, Class::Limit);
         let text = format!("${{{{ '{}' }}}}", "x".repeat(70_000));

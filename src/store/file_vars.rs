@@ -8,12 +8,10 @@
 use std::ffi::OsStr;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::DirBuilderExt;
 use std::path::Path;
 
-use rustix::fs::CWD;
-
-use super::{JobFolder, JobRecord, MadeDirectory, StoreError, files, reason_of};
+use super::{JobFolder, JobRecord, MadeDirectory, StoreError, reason_of};
+use crate::files::{self, CWD};
 use crate::journal::event::Event;
 use crate::model::{JobKey, Reason};
 use crate::variables::FileVariable;
@@ -65,8 +63,9 @@ pub fn probe(key: JobKey, directory: &str) -> Result<Option<MadeDirectory>, File
     let name = temporary(key, 0);
     let probed = create(dir.as_fd(), &name).and_then(|_| files::unlink(&dir, name.as_str()));
     if let Err(error) = probed {
+        drop(files::unlink(&dir, name.as_str()));
         if let Some(made) = made {
-            remove_directory(&made);
+            drop(remove_directory(&made));
         }
         return Err(FileError::io(directory)(error));
     }
@@ -139,44 +138,62 @@ fn temporary(key: JobKey, index: usize) -> String {
     format!(".step-runner-{key}-{index}")
 }
 
-fn remove_temporaries(key: JobKey, dir: BorrowedFd<'_>, count: usize) {
-    for index in 0..count {
-        drop(files::unlink(dir, temporary(key, index).as_str()));
+/// Returns how many could not be removed.
+fn remove_temporaries(key: JobKey, dir: BorrowedFd<'_>, count: usize) -> usize {
+    let remove = |index| files::unlink(dir, temporary(key, index).as_str()).or_else(if_gone);
+    (0..count).filter(|index| remove(*index).is_err()).count()
+}
+
+/// What is not there needs no removal.
+fn if_gone(error: io::Error) -> io::Result<()> {
+    if error.kind() == io::ErrorKind::NotFound { Ok(()) } else { Err(error) }
+}
+
+impl JobFolder {
+    /// At the end of the job: removes its file variables as record and journal tell of them. An error says why some may be
+    /// left; then it is to be called again.
+    pub fn remove_file_variables(&self) -> Result<(), String> {
+        let job = self.read_job()?;
+        match remove(self.key(), &job.record, &job.journal.files) {
+            0 => Ok(()),
+            failed => Err(format!("{failed} of them could not be removed")),
+        }
     }
 }
 
 /// At the end of the job, or by recovery: removes the files that are still the ones written (`written`: path, device,
-/// inode), unfinished ones, and the directory if it was made for the job and is empty. Returns how many files could
-/// not be removed.
+/// inode), unfinished ones, and the directory if it was made for the job and is empty. Returns how many of them
+/// could not be removed: then it is to be called again.
 pub fn remove(key: JobKey, record: &JobRecord, written: &[(String, u64, u64)]) -> usize {
     let mut failed = 0;
     for (path, device, inode) in written {
         failed += usize::from(remove_file(Path::new(path), *device, *inode).is_err());
     }
-    if let Some(dir) = record.files.first().and_then(|path| open_parent(Path::new(path)).ok()) {
-        remove_temporaries(key, dir.as_fd(), record.files.len());
+    if let Some(first) = record.files.first() {
+        failed += match open_parent(Path::new(first)) {
+            Ok(dir) => remove_temporaries(key, dir.as_fd(), record.files.len()),
+            Err(error) => usize::from(if_gone(error).is_err()),
+        };
     }
     if let Some(made) = &record.made_directory {
-        remove_directory(made);
+        failed += usize::from(remove_directory(made).is_err());
     }
     failed
 }
 
 /// Removes one file if it is the one with this identity.
 fn remove_file(path: &Path, device: u64, inode: u64) -> io::Result<()> {
-    let gone_is_fine =
-        |error: io::Error| if error.kind() == io::ErrorKind::NotFound { Ok(()) } else { Err(error) };
     let dir = match open_parent(path) {
         Ok(dir) => dir,
-        Err(error) => return gone_is_fine(error),
+        Err(error) => return if_gone(error),
     };
     let name = path.file_name().unwrap_or(OsStr::new(""));
     match files::stat_at(&dir, name) {
         Ok(stat) if (stat.st_dev, stat.st_ino) == (device, inode) => {
-            files::unlink(&dir, name).or_else(gone_is_fine)
+            files::unlink(&dir, name).or_else(if_gone)
         }
         Ok(_) => Ok(()),
-        Err(error) => gone_is_fine(error),
+        Err(error) => if_gone(error),
     }
 }
 
@@ -185,11 +202,18 @@ fn open_parent(path: &Path) -> io::Result<OwnedFd> {
 }
 
 /// Removes a directory made for a job, if it is still that one and empty.
-pub fn remove_directory(made: &MadeDirectory) {
+pub fn remove_directory(made: &MadeDirectory) -> io::Result<()> {
     let path = Path::new(&made.path);
-    if files::stat_at(CWD, path).is_ok_and(|stat| (stat.st_dev, stat.st_ino) == (made.device, made.inode)) {
-        // Not empty: somebody else's files are in it, it stays.
-        drop(files::remove_dir(CWD, path));
+    match files::stat_at(CWD, path) {
+        Ok(stat) if (stat.st_dev, stat.st_ino) == (made.device, made.inode) => {
+            match files::remove_dir(CWD, path) {
+                // Somebody else's files are in it, it stays.
+                Err(error) if error.kind() == io::ErrorKind::DirectoryNotEmpty => Ok(()),
+                result => result.or_else(if_gone),
+            }
+        }
+        Ok(_) => Ok(()),
+        Err(error) => if_gone(error),
     }
 }
 
@@ -198,11 +222,7 @@ fn open_or_make(directory: &str) -> Result<(OwnedFd, Option<MadeDirectory>), Fil
     let mut is_new = files::make_dir(CWD, path);
     if is_new.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::NotFound) {
         let parents = path.parent().unwrap_or(path);
-        std::fs::DirBuilder::new()
-            .recursive(true)
-            .mode(files::DIR_MODE.bits())
-            .create(parents)
-            .map_err(FileError::io(directory))?;
+        files::make_dirs(parents).map_err(FileError::io(directory))?;
         is_new = files::make_dir(CWD, path);
     }
     let is_new = match is_new {
@@ -210,9 +230,15 @@ fn open_or_make(directory: &str) -> Result<(OwnedFd, Option<MadeDirectory>), Fil
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => false,
         Err(error) => return Err(FileError::io(directory)(error)),
     };
-    let dir = files::open_dir(CWD, path).map_err(|error| match error.raw_os_error() {
+    let dir = files::open_dir(CWD, path).inspect_err(|_| {
+        if is_new {
+            // Empty, and nobody has heard of it.
+            drop(files::remove_dir(CWD, path));
+        }
+    });
+    let dir = dir.map_err(|error| match error.raw_os_error() {
         Some(libc::ELOOP | libc::ENOTDIR) => {
-            let is_link = std::fs::symlink_metadata(path).is_ok_and(|found| found.is_symlink());
+            let is_link = files::is_link(path);
             let what = if is_link { "a symbolic link" } else { "not a directory" };
             FileError::NotADirectory { path: directory.to_owned(), what }
         }

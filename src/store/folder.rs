@@ -3,22 +3,20 @@
 use std::ffi::CString;
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::state_dir::Shared;
-use super::{JobRecord, StoreError, files, is_full, remove};
-use crate::journal::event::Event;
+use super::{JobRecord, StoreError, is_full};
+use crate::journal::event::{End, Event};
 use crate::journal::{self, Damage, MAX_RECORD, Records};
 use crate::model::JobKey;
+use crate::{failpoint, files};
 
 /// Longest `job.json` that is read: the id is short, paths of file variables are bounded by their number and length.
 pub(super) const MAX_JOB_JSON: u64 = 64 << 20;
-
-/// Longest journal that is read: some 100 bytes an event.
-pub(super) const MAX_JOURNAL: u64 = 64 << 20;
 
 /// Longest `steps` that is read: at most this many bytes of records are kept for FollowSteps.
 const MAX_STEPS: u64 = 4 * MAX_RECORD as u64;
@@ -36,6 +34,22 @@ pub struct JobFolder {
     key: JobKey,
     /// `KEY`, formatted once.
     name: Arc<str>,
+}
+
+/// What is left of a job that is gone. With `durability = power` it is deleted when its new name is on the disk: else a power
+/// cut could bring half a job back.
+#[derive(Debug)]
+pub struct Removed {
+    folder: JobFolder,
+    name: CString,
+}
+
+impl Removed {
+    /// Deletes it.
+    pub fn delete(&self) -> Result<(), StoreError> {
+        let deleted = files::remove_tree(&self.folder.shared.jobs, &self.name);
+        deleted.map_err(self.folder.error("delete", ""))
+    }
 }
 
 /// Step results of a job as stored.
@@ -77,13 +91,15 @@ impl JobFolder {
 
     /// Makes the folder. Fails with `AlreadyExists` if there is one. Without a record it is nobody's.
     pub fn make(&self) -> Result<(), StoreError> {
-        files::make_dir(&self.shared.jobs, &*self.name).map_err(self.error("make", ""))
+        failpoint::io("store::folder::make")
+            .and_then(|()| files::make_dir(&self.shared.jobs, &*self.name))
+            .map_err(self.error("make", ""))
     }
 
     /// Notes that `directory`, outside of the folder, is about to be made for this job: if the daemon dies before the record
     /// says so, the next one removes it.
     pub fn note_making(&self, directory: &str) -> Result<(), StoreError> {
-        super::state_dir::replace(self.shared.jobs.as_fd(), &self.inside(MAKING), directory.as_bytes())
+        files::replace(&self.shared.jobs, &self.inside(MAKING), directory.as_bytes())
             .map_err(self.error("write", MAKING))
     }
 
@@ -108,16 +124,17 @@ impl JobFolder {
 
     /// Writes `job.json` anew, by temporary name and rename.
     pub fn write_record(&self, record: &JobRecord) -> Result<(), StoreError> {
-        let json =
-            serde_json::to_vec(record).map_err(|error| self.error("write", "job.json")(error.into()))?;
-        super::state_dir::replace(self.shared.jobs.as_fd(), &self.inside("job.json"), &json)
+        let json = journal::encode(record)
+            .map_err(|error| self.error("write", "job.json")(io::Error::other(error)))?;
+        failpoint::io("store::record::write")
+            .and_then(|()| files::replace(&self.shared.jobs, &self.inside("job.json"), &json))
             .map_err(self.error("write", "job.json"))
     }
 
     /// Drops a folder whose Run was not answered: nobody knows of it, so no record says that it goes.
     pub fn discard(&self) {
         if let Ok(name) = CString::new(&*self.name) {
-            drop(remove::remove_tree(&self.shared.jobs, &name));
+            drop(files::remove_tree(&self.shared.jobs, &name));
         }
     }
 
@@ -141,16 +158,26 @@ impl JobFolder {
     /// Appends an encoded step result to `steps`. Returns by how many bytes the file grew.
     pub fn append_step(&self, result: &[u8]) -> Result<u64, StoreError> {
         let mut record = Vec::new();
-        journal::append_record(result, &mut record).map_err(|error| {
-            self.error("write", "steps")(io::Error::new(io::ErrorKind::InvalidInput, error))
-        })?;
-        self.append_bytes("steps", &record, false)?;
+        self.frame_step(result, &mut record)?;
+        self.append_steps(&record)?;
         Ok(record.len() as u64)
+    }
+
+    /// Adds an encoded step result to `records`, as `steps` holds it. Fails for one that is too long, and adds nothing.
+    pub fn frame_step(&self, result: &[u8], records: &mut Vec<u8>) -> Result<(), StoreError> {
+        journal::append_record(result, records)
+            .map_err(|error| self.error("write", "steps")(io::Error::new(io::ErrorKind::InvalidInput, error)))
+    }
+
+    /// Appends framed results to `steps`: all of them or none.
+    pub fn append_steps(&self, records: &[u8]) -> Result<(), StoreError> {
+        self.append_bytes("steps", records, false)
     }
 
     fn append_bytes(&self, name: &str, bytes: &[u8], use_reserve: bool) -> Result<(), StoreError> {
         let file = self.inside(name);
         let append = || {
+            failpoint::io(if name == "steps" { "store::steps::append" } else { "store::journal::append" })?;
             let fd = files::open_append(&self.shared.jobs, file.as_str())?;
             files::append(fd, bytes)
         };
@@ -167,7 +194,7 @@ impl JobFolder {
 
     /// Reads the step results.
     pub fn read_steps(&self) -> Result<Steps, StoreError> {
-        let bytes = match files::read_file(&self.shared.jobs, self.inside("steps").as_str(), MAX_STEPS) {
+        let bytes = match super::read_record(&self.shared.jobs, &self.inside("steps"), MAX_STEPS) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Steps::default()),
             result => result.map_err(self.error("read", "steps"))?,
         };
@@ -206,6 +233,14 @@ impl JobFolder {
             .map_err(self.error("cut", name))
     }
 
+    /// Cuts the torn last line of a journal that others append to, if it is still the last.
+    pub fn mend_journal(&self) -> Result<(), StoreError> {
+        match self.read_journal().ok().and_then(|journal| journal.torn) {
+            Some(len) => self.cut("journal", len),
+            None => Ok(()),
+        }
+    }
+
     /// Opens the log for reading. `inode` is the one recorded: another file under the name is not the job's log.
     pub fn open_log(&self, inode: Option<u64>) -> Result<LogFile, LogLost> {
         let (file, stat) =
@@ -232,34 +267,31 @@ impl JobFolder {
     pub fn remove_dir(&self, name: &str) -> Result<(), StoreError> {
         let inside =
             CString::new(self.inside(name)).map_err(|error| self.error("remove", name)(error.into()))?;
-        remove::remove_tree(&self.shared.jobs, &inside).map_err(self.error("remove", name))
+        files::remove_tree(&self.shared.jobs, &inside).map_err(self.error("remove", name))
     }
 
-    /// Brings the job's log and records to the disk: before Status shows its end (`durability = power`).
-    pub fn sync(&self) -> Result<(), StoreError> {
-        let folder = files::open_dir(&self.shared.jobs, &*self.name).map_err(self.error("sync", ""))?;
-        for name in ["log", "steps", "journal", "job.json"] {
-            match files::open_read(&folder, name) {
-                Ok((file, _)) => files::sync(file).map_err(self.error("sync", name))?,
-                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-                Err(error) => return Err(self.error("sync", name)(error)),
-            }
+    /// Records the end of the job, whose log is complete; with `durability = power` also on the disk.
+    pub fn record_end(&self, end: &End) -> Result<(), StoreError> {
+        if self.synced().is_some() {
+            self.note_synced(end.log_len)?;
         }
-        files::sync(folder).map_err(self.error("sync", ""))
+        self.append(&Event::Ended(end.clone()))
     }
 
     /// Removes the folder: record, rename, delete (service.md §6.6). A crash in between is completed by the next
     /// start. No folder is no error. What could not be deleted stays under another name: the id is free all the same.
     pub fn remove(&self) -> Result<(), StoreError> {
+        self.begin_removal()?.map_or(Ok(()), |removed| removed.delete())
+    }
+
+    /// Record and rename: from here on the job is gone. `None`: there is no folder.
+    pub fn begin_removal(&self) -> Result<Option<Removed>, StoreError> {
         match self.append(&Event::Removing) {
-            Err(error) if error.source.kind() == io::ErrorKind::NotFound => return Ok(()),
+            Err(error) if error.source.kind() == io::ErrorKind::NotFound => return Ok(None),
             // On a full disk removal is what makes space: the rename decides.
             _ => {}
         }
-        match self.set_gone()? {
-            Some(gone) => remove::remove_tree(&self.shared.jobs, &gone).map_err(self.error("delete", "")),
-            None => Ok(()),
-        }
+        Ok(self.set_gone()?.map(|name| Removed { folder: self.clone(), name }))
     }
 
     /// Gives the folder a name under which it is nobody's; `None`: there is no folder.
@@ -286,7 +318,7 @@ impl JobFolder {
     pub fn set_aside(&self) -> Result<(), StoreError> {
         let broken = super::state_dir::ensure_dir(&self.shared.root, "broken")?;
         let name = CString::new(&*self.name).map_err(|error| self.error("set aside", "")(error.into()))?;
-        remove::remove_tree(&broken, &name).map_err(self.error("set aside", ""))?;
+        files::remove_tree(&broken, &name).map_err(self.error("set aside", ""))?;
         files::rename(&self.shared.jobs, name.as_c_str(), &broken, name.as_c_str())
             .map_err(self.error("set aside", ""))
     }
@@ -300,7 +332,7 @@ impl JobFolder {
     pub fn remove_set_aside(&self) -> Result<(), StoreError> {
         let broken = super::state_dir::ensure_dir(&self.shared.root, "broken")?;
         let name = CString::new(&*self.name).map_err(|error| self.error("remove", "")(error.into()))?;
-        remove::remove_tree(&broken, &name).map_err(self.error("remove", ""))
+        files::remove_tree(&broken, &name).map_err(self.error("remove", ""))
     }
 }
 
@@ -353,6 +385,8 @@ impl LogFile {
     /// Reads at most `max` bytes at `offset`, up to `known`, the length that was reported. A file that ends before is
     /// an error.
     pub fn read_piece(&self, offset: u64, known: u64, max: usize) -> Result<Vec<u8>, LogLost> {
+        // One that was cut and has grown since holds other bytes at this offset.
+        self.check_reaches(known)?;
         let want = usize::try_from(known.saturating_sub(offset)).unwrap_or(usize::MAX).min(max);
         let piece = files::read_piece(&self.file, offset, want)?;
         if piece.len() < want {

@@ -8,7 +8,7 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::path::Arg;
 
-use super::files;
+use crate::files;
 
 /// Longest content of a lock file that is read: a pid and a line feed.
 const MAX_PID_TEXT: usize = 16;

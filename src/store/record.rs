@@ -2,13 +2,19 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Content of `job.json` (service.md §6.6). Times are microseconds since the epoch.
+use crate::model::Limits;
+
+/// Content of `job.json` (service.md §6.6): one line of the form that a journal has, so with a check sum. Times are
+/// microseconds since the epoch.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct JobRecord {
     /// The job's id.
     pub id: String,
     /// When it was registered.
     pub registered: i64,
+    /// The same since the host's boot: the wall clock may jump (faults.md row 63).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub registered_boot: Option<u64>,
     /// Which service it came by.
     pub origin: Origin,
     /// Its directory.
@@ -25,7 +31,7 @@ pub struct JobRecord {
     /// the key, so it says nothing about the request.
     #[serde(default)]
     pub digest: Option<String>,
-    /// Time limits of the request.
+    /// Limits of the request and, of what the job may use, of the settings.
     #[serde(default)]
     pub limits: RecordedLimits,
 }
@@ -53,11 +59,14 @@ pub enum Origin {
     Proto,
 }
 
-/// Limits of the request, in microseconds; `None`: not limited.
+/// Limits of the job; `None`: not limited.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RecordedLimits {
-    /// `timeout`.
+    /// `timeout` of the request, in microseconds.
     pub timeout: Option<u64>,
-    /// `cancel_grace`.
+    /// `cancel_grace` of the request, in microseconds.
     pub cancel_grace: Option<u64>,
+    /// What the job may use, by request and settings.
+    #[serde(default)]
+    pub resources: Limits,
 }

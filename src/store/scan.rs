@@ -9,11 +9,12 @@ use std::time::{Duration, SystemTime};
 
 use rustix::fs::FileType;
 
-use super::folder::{GONE, MAX_JOB_JSON, MAX_JOURNAL};
+use super::folder::{GONE, MAX_JOB_JSON};
 use super::state_dir::Shared;
-use super::{JobFolder, JobRecord, StateDir, StoreError, files, remove};
+use super::{JobFolder, JobRecord, StateDir, StoreError};
+use crate::files;
 use crate::journal::event::{End, Event};
-use crate::journal::{DamageKind, Reader};
+use crate::journal::{DamageKind, MAX_FILE, Reader};
 use crate::model::{JobId, JobKey};
 
 /// Something found under `jobs/`.
@@ -60,6 +61,8 @@ pub struct ScannedJob {
 pub struct Journal {
     /// When the job started, microseconds since the epoch; `None`: it was waiting.
     pub started: Option<i64>,
+    /// The same, microseconds since the host's boot.
+    pub started_boot: Option<u64>,
     /// File variables written: path, device, inode.
     pub files: Vec<(String, u64, u64)>,
     /// Processes of steps, with whether they are over.
@@ -106,7 +109,9 @@ impl Journal {
 
     fn apply(&mut self, event: Event) {
         match event {
-            Event::Started { at } => self.started = self.started.or(Some(at)),
+            Event::Started { at, boot } if self.started.is_none() => {
+                (self.started, self.started_boot) = (Some(at), boot);
+            }
             Event::File { path, device, inode } => self.files.push((path, device, inode)),
             Event::StepStarted { step, pgid, pid, start_time } => {
                 self.processes.push(Leftover { step, pgid, pid, start_time, ended: false });
@@ -117,7 +122,9 @@ impl Journal {
                 });
             }
             Event::Cancel { cause } => self.cancel = self.cancel.or(Some(cause)),
-            Event::Ended(end) => self.end = self.end.take().or(Some(end)),
+            // The first one counts; but one that was not brought to the disk is taken back by a later one.
+            Event::Ended(end) if self.end.is_none() || end.lost_from.is_some() => self.end = Some(end),
+            Event::Started { .. } | Event::Ended(_) => {}
             Event::Removing => self.removing = true,
         }
     }
@@ -134,7 +141,9 @@ impl StateDir {
     /// Reads all folders. Of removals that were begun nothing is left but [`Found::Gone`].
     pub fn scan(&self) -> Result<Vec<Found>, StoreError> {
         let mut found = Vec::new();
-        for entry in files::entries(&self.shared.jobs).map_err(StoreError::new("read", "jobs"))? {
+        let mut entries = files::entries(&self.shared.jobs).map_err(StoreError::new("read", "jobs"))?;
+        entries.sort_unstable_by(|a, b| a.name.cmp(&b.name));
+        for entry in entries {
             let name = entry.name.as_c_str();
             if name.to_bytes().starts_with(GONE.as_bytes()) {
                 found.push(Found::Gone { name: name.to_owned() });
@@ -150,26 +159,25 @@ impl StateDir {
         Ok(found)
     }
 
-    /// Names of folders without a record, with the time since each last changed. Does not read any record.
-    pub fn orphans(
-        &self,
-        now: SystemTime,
-        known: impl Fn(JobKey) -> bool,
-    ) -> Result<Vec<(CString, Duration)>, StoreError> {
+    /// Names of folders without a record, with when each last changed. Does not read any record.
+    pub fn orphans(&self, known: impl Fn(JobKey) -> bool) -> Result<Vec<(CString, SystemTime)>, StoreError> {
         let entries = files::entries(&self.shared.jobs).map_err(StoreError::new("read", "jobs"))?;
         let is_orphan = |name: &CStr| !name.to_str().ok().and_then(JobKey::parse).is_some_and(&known);
         let names = entries.into_iter().map(|entry| entry.name).filter(|name| is_orphan(name));
-        let age = |name: CString| {
-            let age = now.duration_since(changed(&self.shared, &name)).unwrap_or_default();
-            (name, age)
+        let dated = |name: CString| {
+            let changed = changed(&self.shared, &name);
+            (name, changed)
         };
-        Ok(names.map(age).collect())
+        Ok(names.map(dated).collect())
     }
 
     /// Ids whose records were set aside, now or by an earlier daemon: they answer `data_loss` (service.md §3.6).
     pub fn set_aside_keys(&self) -> Result<Vec<JobKey>, StoreError> {
         let broken = match files::open_dir(&self.shared.root, "broken") {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+            // None yet; or something foreign, which gives way when the first record is set aside.
+            Err(error) if error.kind() == io::ErrorKind::NotFound || files::is_foreign(&error) => {
+                return Ok(Vec::new());
+            }
             result => result.map_err(StoreError::new("open", "broken"))?,
         };
         let entries = files::entries(&broken).map_err(StoreError::new("read", "broken"))?;
@@ -178,7 +186,7 @@ impl StateDir {
 
     /// Removes what [`Found::Orphan`] or [`Found::Gone`] named.
     pub fn remove_orphan(&self, name: &CStr) -> Result<(), StoreError> {
-        remove::remove_tree(&self.shared.jobs, name)
+        files::remove_tree(&self.shared.jobs, name)
             .map_err(StoreError::new("remove", format!("jobs/{}", name.to_string_lossy())))
     }
 }
@@ -216,28 +224,31 @@ impl JobFolder {
     pub fn renew(&self, record: &JobRecord) -> Result<(), StoreError> {
         self.write_record(record)?;
         let name = self.inside("journal");
-        match files::read_file(&self.shared.jobs, name.as_str(), MAX_JOURNAL) {
+        match files::read_file(&self.shared.jobs, name.as_str(), MAX_FILE) {
             Ok(bytes) => match Reader::<Event>::new(&bytes).find_map(Result::err) {
                 Some(damage) => self.cut("journal", damage.at),
                 None => Ok(()),
             },
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
             // No regular file, or absurdly large: nothing in it can be ours.
-            Err(_) => remove::remove_tree(&self.shared.jobs, &CString::new(name).unwrap_or_default())
+            Err(_) => files::remove_tree(&self.shared.jobs, &CString::new(name).unwrap_or_default())
                 .map_err(self.error("remove", "journal")),
         }
     }
 
     /// Reads `job.json`; `None` if there is none.
     fn find_record(&self) -> Result<Option<JobRecord>, String> {
-        let bytes = match files::read_file(&self.shared.jobs, self.inside("job.json").as_str(), MAX_JOB_JSON)
-        {
+        let bytes = match super::read_record(&self.shared.jobs, &self.inside("job.json"), MAX_JOB_JSON) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             result => result.map_err(|error| format!("job.json: {error}"))?,
         };
-        let record: JobRecord = serde_json::from_slice(&bytes).map_err(|error| {
-            format!("job.json: not a record, line {} column {}", error.line(), error.column())
-        })?;
+        let mut records = Reader::<JobRecord>::new(&bytes);
+        let record = match (records.next(), records.next()) {
+            (Some(Ok(record)), None) => record.event,
+            (Some(Err(damage)), _) | (_, Some(Err(damage))) => return Err(format!("job.json: {damage}")),
+            (None, _) => return Err("job.json: it is empty".to_owned()),
+            (Some(Ok(_)), Some(Ok(_))) => return Err("job.json: it holds two records".to_owned()),
+        };
         match JobId::parse(&record.id) {
             Ok(id) if id.key() == self.key() => Ok(Some(record)),
             _ => Err("job.json: it is the record of another id".to_owned()),
@@ -246,7 +257,7 @@ impl JobFolder {
 
     /// Reads the journal; without a file it is empty. An error is the reason for the operator.
     pub fn read_journal(&self) -> Result<Journal, String> {
-        match files::read_file(&self.shared.jobs, self.inside("journal").as_str(), MAX_JOURNAL) {
+        match super::read_record(&self.shared.jobs, &self.inside("journal"), MAX_FILE) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Journal::default()),
             Err(error) => Err(format!("journal: {error}")),
             Ok(bytes) => Journal::read(&bytes),

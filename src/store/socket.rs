@@ -4,15 +4,15 @@ use std::ffi::{OsStr, OsString};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::DirBuilderExt;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{CWD, FileType, Mode, Stat};
+use rustix::fs::{FileType, Mode, Stat};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
-use super::{Lock, LockError, files};
+use super::{Lock, LockError};
+use crate::files::{self, CWD};
 
 /// Longest path in bytes: what fits into a socket address everywhere, with room for a suffix (service.md §1).
 pub const MAX_PATH: usize = 100;
@@ -110,12 +110,7 @@ pub fn claim(path: &Path, mode: u32) -> Result<(UnixListener, Claim), ClaimError
         return Err(ClaimError::TooLong { path: path.to_owned(), length });
     }
     if let Some(parent) = path.parent().filter(|parent| !parent.as_os_str().is_empty()) {
-        let mut builder = std::fs::DirBuilder::new();
-        builder
-            .recursive(true)
-            .mode(files::DIR_MODE.bits())
-            .create(parent)
-            .map_err(io_error("make", parent))?;
+        files::make_dirs(parent).map_err(io_error("make", parent))?;
     }
     let lock = take_lock(path)?;
     clear(path)?;

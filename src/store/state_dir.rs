@@ -3,7 +3,6 @@
 use std::ffi::OsString;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -11,7 +10,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use serde::{Deserialize, Serialize};
 
 use super::folder::JobFolder;
-use super::{Lock, LockError, StoreError, files};
+use super::{Lock, LockError, StoreError};
+use crate::files;
 use crate::model::JobKey;
 
 /// Version of the folder's format. A daemon reads its own and the one before.
@@ -159,7 +159,10 @@ impl StateDir {
     pub fn open(path: &Path, daemon: &ProcessInfo) -> Result<Self, OpenError> {
         let (path, root) = open_checked(path)?;
         read_daemon(&root, &path)?;
-        let lock = Lock::take(&root, "lock").map_err(|error| match error {
+        let lock = files::make_way(&root, "lock", || files::open_write(&root, "lock"))
+            .map_err(LockError::Io)
+            .and_then(Lock::take_file);
+        let lock = lock.map_err(|error| match error {
             LockError::Held(pid) => OpenError::InUse { path: path.clone(), pid },
             LockError::Io(source) => StoreError { action: "lock", path: path.join("lock"), source }.into(),
         })?;
@@ -219,8 +222,8 @@ impl StateDir {
         JobFolder::new(Arc::clone(&self.shared), key)
     }
 
-    /// Bytes free on the folder's file system, to be held against `state_limit` (service.md §3.7).
-    pub fn free_space(&self) -> Result<u64, StoreError> {
+    /// What is free on the folder's file system, to be held against `state_limit` (service.md §3.7).
+    pub fn free_space(&self) -> Result<files::Free, StoreError> {
         files::free_space(&self.shared.root).map_err(StoreError::new("measure", &self.shared.path))
     }
 
@@ -236,32 +239,15 @@ impl StateDir {
 
     /// Brings everything written so far to the disk, in one go for all jobs (`durability = power`, service.md §6.6).
     pub fn sync_all(&self) -> Result<(), StoreError> {
-        rustix::fs::syncfs(&self.shared.root)
-            .map_err(|error| StoreError::new("sync", &self.shared.path)(error.into()))
+        files::sync_all(&self.shared.root).map_err(StoreError::new("sync", &self.shared.path))
     }
 
     /// Writes a file of the folder itself by temporary name and rename (`daemon.json`, `keeper.json`).
     pub fn write_root(&self, name: &str, content: &[u8]) -> Result<(), StoreError> {
-        replace(self.shared.root.as_fd(), name, content).map_err(StoreError::new("write", name))
+        let root = &self.shared.root;
+        files::make_way(root, name, || files::replace(root, name, content))
+            .map_err(StoreError::new("write", name))
     }
-}
-
-/// Writes a whole file under a temporary name and gives it its name, so that a reader sees the old or the new one.
-pub(super) fn replace(at: BorrowedFd<'_>, name: &str, content: &[u8]) -> io::Result<()> {
-    let temporary = format!("{name}.tmp");
-    let file = match files::create_new(at, temporary.as_str()) {
-        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
-            files::unlink(at, temporary.as_str())?;
-            files::create_new(at, temporary.as_str())
-        }
-        result => result,
-    }?;
-    let written =
-        files::write_all(file, content).and_then(|()| files::rename(at, temporary.as_str(), at, name));
-    if written.is_err() {
-        drop(files::unlink(at, temporary.as_str()));
-    }
-    written
 }
 
 impl Shared {
@@ -271,30 +257,30 @@ impl Shared {
     }
 }
 
-/// Opens a directory of the state folder, making it if it is missing.
+/// Opens a directory of the state folder, making it if it is missing. Something foreign with its name gives way.
 pub(super) fn ensure_dir(root: &OwnedFd, name: &str) -> Result<OwnedFd, StoreError> {
-    match files::make_dir(root, name) {
+    let open = || match files::make_dir(root, name) {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),
         _ => files::open_dir(root, name),
-    }
-    .map_err(StoreError::new("open", name))
+    };
+    files::make_way(root, name, open).map_err(StoreError::new("open", name))
 }
 
 /// The checks of service.md §6.6 on the open directory, so that nothing can change between check and use.
 fn open_checked(path: &Path) -> Result<(PathBuf, OwnedFd), OpenError> {
     // Without a slash at the end, which would make the kernel follow a link.
     let path: PathBuf = std::path::absolute(path).unwrap_or_else(|_| path.to_owned()).components().collect();
-    std::fs::DirBuilder::new().recursive(true).mode(files::DIR_MODE.bits()).create(&path).map_err(
-        |source| match std::fs::symlink_metadata(&path) {
-            Ok(found) if !found.is_dir() => not_a_directory(&path),
-            _ => StoreError { action: "make the state folder", path: path.clone(), source }.into(),
-        },
-    )?;
-    let root =
-        files::open_dir(rustix::fs::CWD, path.as_path()).map_err(|source| match source.raw_os_error() {
-            Some(libc::ELOOP | libc::ENOTDIR) => not_a_directory(&path),
-            _ => StoreError { action: "open the state folder", path: path.clone(), source }.into(),
-        })?;
+    files::make_dirs(&path).map_err(|source| {
+        if files::stat_at(files::CWD, path.as_path()).is_ok_and(|stat| !files::is_dir(&stat)) {
+            not_a_directory(&path)
+        } else {
+            StoreError { action: "make the state folder", path: path.clone(), source }.into()
+        }
+    })?;
+    let root = files::open_dir(files::CWD, path.as_path()).map_err(|source| match source.raw_os_error() {
+        Some(libc::ELOOP | libc::ENOTDIR) => not_a_directory(&path),
+        _ => StoreError { action: "open the state folder", path: path.clone(), source }.into(),
+    })?;
     let stat = files::stat_of(&root).map_err(StoreError::new("open", &path))?;
     let own = rustix::process::geteuid().as_raw();
     if stat.st_uid != own {
@@ -308,16 +294,20 @@ fn open_checked(path: &Path) -> Result<(PathBuf, OwnedFd), OpenError> {
 }
 
 fn not_a_directory(path: &Path) -> OpenError {
-    let is_link = std::fs::symlink_metadata(path).is_ok_and(|found| found.is_symlink());
+    let is_link = files::is_link(path);
     OpenError::NotADirectory {
         path: path.to_owned(),
         what: if is_link { "a symbolic link" } else { "not a directory" },
     }
 }
 
-/// Reads `daemon.json`. One that is missing or damaged is none: the start never fails for it.
+/// Reads `daemon.json`. One that is missing or damaged is none: the start never fails for it. One that cannot be read may
+/// be of a newer version: nothing is touched then.
 fn read_daemon(root: &OwnedFd, path: &Path) -> Result<Option<ProcessInfo>, OpenError> {
-    let Ok(bytes) = files::read_file(root, "daemon.json", MAX_DAEMON_JSON) else { return Ok(None) };
+    let bytes = match super::read_record(root, "daemon.json", MAX_DAEMON_JSON) {
+        Err(error) if super::is_of_file(&error) => return Ok(None),
+        read => read.map_err(StoreError::new("read", path.join("daemon.json")))?,
+    };
     // The format first: a newer one may have other fields.
     let Ok(json) = serde_json::from_slice::<serde_json::Value>(&bytes) else { return Ok(None) };
     match json.get("format").and_then(serde_json::Value::as_u64) {

@@ -1,7 +1,9 @@
 //! Tests of the state folder, in a folder of their own each.
 
+mod crashes;
 mod file_vars;
 mod journal_model;
+mod power;
 mod recovery;
 mod removal;
 mod socket;
@@ -30,6 +32,7 @@ fn open(temp: &TempDir) -> StateDir {
 fn record(id: &str) -> JobRecord {
     JobRecord {
         id: id.to_owned(),
+        registered_boot: None,
         registered: 5,
         origin: Origin::V1,
         work_dir: "/w".to_owned(),
@@ -56,11 +59,13 @@ fn end() -> End {
     End {
         outcome: Outcome::success(),
         end_time: 9,
+        end_boot: None,
         log_len: 7,
         log_inode: 3,
         steps_done: 1,
         cpu_time: None,
         peak_memory: None,
+        lost_from: None,
     }
 }
 

@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn list_passes_the_documented_names_home_and_those_asked_for() {
+    fn fault_71_list_passes_the_documented_names_home_and_those_asked_for() {
         let daemon = entries(&[
             ("PATH", "/bin"),
             ("AWS_SECRET", "x"),
@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn own_variables_never_get_through_even_if_asked_for() {
+    fn fault_71_own_variables_never_get_through_even_if_asked_for() {
         let daemon = entries(&[("STEP_RUNNER_SOCKET", "s"), (RECOVERY, "r"), ("A", "1")]);
         let (base, _) =
             Base::new(daemon, EnvBase::All, &["STEP_RUNNER_SOCKET".to_owned(), RECOVERY.to_owned()]);
@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn names_of_job_variables_are_taken_out_up_to_the_limit_and_not_beyond() {
+    fn fault_71_names_of_job_variables_are_taken_out_up_to_the_limit_and_not_beyond() {
         let max = MAX_JOB_VAR_NAMES as usize;
         for (length, warning) in [(max - 1, None), (max, None), (max + 1, Some(BaseWarning::TooLong))] {
             let mut text = b"A;".to_vec();

@@ -224,7 +224,7 @@ fn a_request_has_one_of_three_shapes() {
 }
 
 #[test]
-fn limits_have_errors_of_their_own() {
+fn fault_66_limits_have_errors_of_their_own() {
     let class = |text: &str| parse_function(text, "f").unwrap_err()[0].class;
     assert_eq!(class(&" ".repeat(FILE_LIMIT + 1)), Class::Limit);
     assert_eq!(parse_request(&" ".repeat(REQUEST_LIMIT + 1), "").unwrap_err()[0].class, Class::Limit);
@@ -239,7 +239,7 @@ fn each(count: u32, line: impl Fn(u32) -> String) -> String {
 }
 
 #[test]
-fn hostile_numbers_of_errors_keep_their_messages_small() {
+fn fault_66_hostile_numbers_of_errors_keep_their_messages_small() {
     let long = "k".repeat(1_000);
     let text = format!(
         "- {{name: a, func: ./x, inputs: {{{long}: [{}]}}}}\n- {{name: b, func: ./x, inputs: {{{}}}}}\n",
@@ -264,7 +264,7 @@ fn control_characters_of_keys_do_not_reach_messages() {
 }
 
 #[test]
-fn the_expressions_of_a_document_have_a_limit_together() {
+fn fault_67_the_expressions_of_a_document_have_a_limit_together() {
     let class = |text: &str| parse_request(text, "f").map_err(|errors| errors[0].class).err();
     let script = |body: &str| format!("- name: a\n  script: \"{body}\"\n");
     assert_eq!(class(&script(&"${{env.A}}".repeat(100_000))), None);

@@ -138,7 +138,7 @@ fn chains_compare_to_the_left() {
 }
 
 #[test]
-fn one_expression_cannot_make_more_than_the_limit() {
+fn fault_67_one_expression_cannot_make_more_than_the_limit() {
     let names = IndexMap::from([("big".to_owned(), Value::text("x".repeat(1024 * 1024)))]);
     let text = format!("${{{{ [{}] }}}}", "big,".repeat(100));
     assert_eq!(evaluate_native(&template(&text), &names).unwrap_err().class, Class::Limit);
@@ -156,7 +156,7 @@ fn a_chain_of_sums_pays_only_for_what_it_adds() {
 }
 
 #[test]
-fn looking_at_values_is_paid_for() {
+fn fault_67_looking_at_values_is_paid_for() {
     let many = Value::plain(Data::Array(vec![number(1.0); 100_000]));
     let names = IndexMap::from([("many".to_owned(), many)]);
     for (first, more) in [("many == many", " && many == many"), ("many", " && many"), ("!many", " || !many")]
@@ -176,7 +176,7 @@ fn what_is_forgiven_costs_no_search_for_the_name_that_was_meant() {
 }
 
 #[test]
-fn the_values_of_one_step_share_one_limit() {
+fn fault_67_the_values_of_one_step_share_one_limit() {
     let names = IndexMap::from([("big".to_owned(), Value::text("x".repeat(1024 * 1024)))]);
     let inputs: Vec<_> =
         (0..100).map(|n| (template(&format!("i{n}")), TemplateValue::Text(template("${{ big }}")))).collect();
@@ -195,7 +195,7 @@ fn on_a_small_stack(work: impl FnOnce() + Send + 'static) {
 }
 
 #[test]
-fn the_longest_and_deepest_expressions_need_little_stack() {
+fn fault_67_the_longest_and_deepest_expressions_need_little_stack() {
     on_a_small_stack(|| {
         let scope = || {
             let deep = (0..127).fold(Value::text("x"), |inner, _| Value::plain(Data::Array(vec![inner])));
@@ -241,7 +241,7 @@ fn the_longest_and_deepest_expressions_need_little_stack() {
 }
 
 #[test]
-fn values_cannot_grow_deeper_from_step_to_step() {
+fn fault_67_values_cannot_grow_deeper_from_step_to_step() {
     let mut value = number(1.0);
     let wrap = template("${{ [[[[[[[[x]]]]]]]] }}");
     for _ in 0..16 {

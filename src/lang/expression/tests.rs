@@ -52,7 +52,7 @@ fn every_json_text_is_an_expression() {
 }
 
 #[test]
-fn nesting_is_limited_in_every_form() {
+fn fault_67_nesting_is_limited_in_every_form() {
     for (open, close) in
         [("(", ")"), ("[", "]"), ("{a: ", "}"), ("a[", "]"), ("f(", ")"), ("\"${{ ", " }}\"")]
     {

@@ -38,7 +38,7 @@ fn a_carriage_return_after_the_last_line_feed_flushes() {
 }
 
 #[test]
-fn the_hold_limit_counts_a_held_header_only() {
+fn fault_16_the_hold_limit_counts_a_held_header_only() {
     let entries = |writes: &[&[u8]]| framed(writes).lines().count();
     let text = vec![b'x'; HOLD_MAX + 1];
     assert_eq!(entries(&[&text[..HOLD_MAX], b"\n"]), 1, "the whole limit without held bytes");

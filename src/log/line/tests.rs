@@ -114,7 +114,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 128, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn reading_gives_back_what_each_source_wrote(
+    fn fault_17_reading_gives_back_what_each_source_wrote(
         writes in vec((0..SOURCES.len(), write_bytes()), 0..24),
         cut in 1..10_000_usize,
     ) {

@@ -454,7 +454,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_stays_below_thirty_bytes_for_a_pattern_byte() {
+    fn fault_40_memory_stays_below_thirty_bytes_for_a_pattern_byte() {
         let random = |n: u64| format!("{:016x}", n.wrapping_mul(0x9E37_79B9_7F4A_7C15)).into_bytes();
         let patterns =
             sorted((0..20_000).map(|n| [random(n), random(n + 1), random(n + 2)].concat()).collect());

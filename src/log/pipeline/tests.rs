@@ -50,7 +50,7 @@ fn bytes_held_by_the_masker_come_out_at_the_end() {
 }
 
 #[test]
-fn the_entry_that_crosses_the_limit_is_replaced_by_a_notice() {
+fn fault_23_the_entry_that_crosses_the_limit_is_replaced_by_a_notice() {
     let line = entry("01O", "0123456");
     let limit = OWN_RESERVE + 2 * line.len() as u64;
     let mut budget = LogBudget::new(limit, 0);
@@ -96,7 +96,7 @@ fn a_batch_is_cut_between_entries() {
 }
 
 #[test]
-fn the_log_never_exceeds_the_limit() {
+fn fault_23_the_log_never_exceeds_the_limit() {
     let limit = OWN_RESERVE + 1_000;
     let mut backlog = Backlog::new(LogBudget::new(limit, 0));
     let mut file = Vec::new();
@@ -125,7 +125,7 @@ fn budget() -> LogBudget {
 }
 
 #[test]
-fn a_short_refusal_loses_nothing() {
+fn fault_25_a_short_refusal_loses_nothing() {
     let mut backlog = Backlog::new(budget());
     put(&mut backlog, "a");
     assert_eq!(backlog.refused(Duration::from_secs(100)), State::Waiting);
@@ -138,7 +138,7 @@ fn a_short_refusal_loses_nothing() {
 }
 
 #[test]
-fn a_hole_is_marked_where_output_is_missing() {
+fn fault_25_a_hole_is_marked_where_output_is_missing() {
     let mut backlog = Backlog::new(budget());
     let mut file = Vec::new();
     put(&mut backlog, "torn");
@@ -168,7 +168,7 @@ fn a_hole_is_marked_where_output_is_missing() {
 }
 
 #[test]
-fn a_mark_that_has_begun_is_completed_and_a_new_hole_gets_its_own() {
+fn fault_25_a_mark_that_has_begun_is_completed_and_a_new_hole_gets_its_own() {
     let mut backlog = Backlog::new(budget());
     put(&mut backlog, "one");
     backlog.refused(Duration::ZERO);
@@ -224,7 +224,7 @@ proptest! {
     /// Whatever the disk does, the file holds whole entries in their order, and each hole is marked in its place
     /// with its exact size.
     #[test]
-    fn a_file_tells_exactly_what_it_lacks(ops in ops()) {
+    fn fault_25_a_file_tells_exactly_what_it_lacks(ops in ops()) {
         let mut backlog = Backlog::new(budget());
         let (mut file, mut sizes, mut clock) = (Vec::new(), Vec::new(), Duration::ZERO);
         for op in ops {

@@ -135,7 +135,7 @@ fn recovery_removes_what_a_crash_left_under_temporary_names() {
     let case = Case::new();
     let (job_folder, job_record) = case.job("1", &["A", "B"]);
     fs::write(case.directory().join(format!(".step-runner-{}-1", job_folder.key())), "s3cret").unwrap();
-    let end = close_interrupted(&job(scan_one(&case.state)), "test", 0).unwrap();
+    let end = close_interrupted(&job(scan_one(&case.state)), "test", 0, 0).unwrap();
     assert!(end.is_interrupted());
     assert!(!case.directory().exists());
     assert_eq!(job_record.files.len(), 2);

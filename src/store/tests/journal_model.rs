@@ -11,7 +11,7 @@ use crate::model::{CancelCause, ExitStatus};
 
 fn event() -> impl Strategy<Value = Event> {
     prop_oneof![
-        any::<i64>().prop_map(|at| Event::Started { at }),
+        (any::<i64>(), any::<Option<u64>>()).prop_map(|(at, boot)| Event::Started { at, boot }),
         (any::<String>(), any::<u64>(), any::<u64>()).prop_map(|(path, device, inode)| Event::File {
             path,
             device,
@@ -40,7 +40,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(32))]
 
     #[test]
-    fn journal_cut_at_any_byte_gives_the_events_before(events in prop::collection::vec(event(), 1..6)) {
+    fn fault_43_journal_cut_at_any_byte_gives_the_events_before(events in prop::collection::vec(event(), 1..6)) {
         let temp = temp();
         let state = open(&temp);
         let job_folder = create(&state, "1");
@@ -59,7 +59,7 @@ proptest! {
     }
 
     #[test]
-    fn changed_byte_is_reported_or_harmless(events in prop::collection::vec(event(), 1..4), bit in 0..8_u8) {
+    fn fault_44_changed_byte_is_reported_or_harmless(events in prop::collection::vec(event(), 1..4), bit in 0..8_u8) {
         let bytes: Vec<u8> = events.iter().flat_map(|event| journal::encode(event).unwrap()).collect();
         let good = Journal::read(&bytes).unwrap();
         for at in 0..bytes.len() {
@@ -73,7 +73,7 @@ proptest! {
     }
 
     #[test]
-    fn steps_cut_at_any_byte_give_the_results_before(results in prop::collection::vec(any::<Vec<u8>>(), 1..5)) {
+    fn fault_43_steps_cut_at_any_byte_give_the_results_before(results in prop::collection::vec(any::<Vec<u8>>(), 1..5)) {
         let temp = temp();
         let state = open(&temp);
         let job_folder = create(&state, "1");
@@ -93,7 +93,7 @@ proptest! {
     }
 
     #[test]
-    fn records_with_any_byte_changed_never_stop_a_scan(at in 0..200_usize, bit in 0..8_u8) {
+    fn fault_44_records_with_any_byte_changed_never_stop_a_scan(at in 0..200_usize, bit in 0..8_u8) {
         let temp = temp();
         let state = open(&temp);
         let job_folder = create(&state, "1");

@@ -12,7 +12,7 @@ fn jobs_are_found_as_they_were() {
     let state = open(&temp);
     let started = create(&state, "1");
     let step = Event::StepStarted { step: 1, pgid: 10, pid: 10, start_time: 99 };
-    started.append_all(&[Event::Started { at: 3 }, step]).unwrap();
+    started.append_all(&[Event::Started { at: 3, boot: None }, step]).unwrap();
     started.append(&Event::Cancel { cause: CancelCause::Runaway }).unwrap();
     drop((state, started));
 
@@ -32,7 +32,7 @@ fn jobs_are_found_as_they_were() {
 }
 
 #[test]
-fn damaged_huge_and_foreign_things_are_reported_and_the_others_served() {
+fn fault_44_damaged_huge_and_foreign_things_are_reported_and_the_others_served() {
     let temp = temp();
     let state = open(&temp);
     let jobs = state.path().join("jobs");
@@ -40,7 +40,7 @@ fn damaged_huge_and_foreign_things_are_reported_and_the_others_served() {
     let bad =
         |id: &str, name: &str, content: &[u8]| fs::write(create(&state, id).path(name), content).unwrap();
     bad("empty", "job.json", b"");
-    bad("foreign", "job.json", &serde_json::to_vec(&record("other")).unwrap());
+    bad("foreign", "job.json", &crate::journal::encode(&record("other")).unwrap());
     bad("journal", "journal", b"{\"crc32\":\"00000000\",\"event\":{}}\n");
     bad("garbage", "journal", b"\n");
     bad("torn", "journal", b"half a line");
@@ -89,11 +89,11 @@ fn damaged_huge_and_foreign_things_are_reported_and_the_others_served() {
 }
 
 #[test]
-fn damaged_job_is_written_anew_behind_its_last_good_event() {
+fn fault_44_damaged_job_is_written_anew_behind_its_last_good_event() {
     let temp = temp();
     let state = open(&temp);
     let damaged = create(&state, "1");
-    damaged.append(&Event::Started { at: 4 }).unwrap();
+    damaged.append(&Event::Started { at: 4, boot: None }).unwrap();
     let mut journal = fs::read(damaged.path("journal")).unwrap();
     journal.extend_from_slice(b"not a record\nnor this\n");
     fs::write(damaged.path("journal"), journal).unwrap();
@@ -106,15 +106,15 @@ fn damaged_job_is_written_anew_behind_its_last_good_event() {
 }
 
 #[test]
-fn folders_without_a_registered_job_are_orphans_with_their_age() {
+fn folders_without_a_registered_job_are_orphans_with_their_last_change() {
     let temp = temp();
     let state = open(&temp);
     let known = create(&state, "1");
     fs::create_dir(folder(&state, "2").path("")).unwrap();
-    let later = crate::clock::now() + std::time::Duration::from_hours(25);
-    let orphans = state.orphans(later, |key| key == known.key()).unwrap();
-    let [(name, age)] = orphans.as_slice() else { panic!("{orphans:?}") };
-    assert!(age.as_secs() >= 24 * 3_600);
+    let orphans = state.orphans(|key| key == known.key()).unwrap();
+    let [(name, changed)] = orphans.as_slice() else { panic!("{orphans:?}") };
+    let age = crate::clock::now().duration_since(*changed).unwrap();
+    assert!(age.as_secs() < 3_600);
     state.remove_orphan(name).unwrap();
     assert!(known.path("").exists() && !folder(&state, "2").path("").exists());
     assert_eq!(state.set_aside_keys().unwrap(), []);
@@ -157,7 +157,7 @@ fn interrupted_job_is_closed_with_one_last_line_and_an_end() {
         let temp = temp();
         let state = open(&temp);
         let died = create(&state, "1");
-        died.append(&Event::Started { at: 1 }).unwrap();
+        died.append(&Event::Started { at: 1, boot: None }).unwrap();
         died.append_step(b"result").unwrap();
         if let Some(before) = before {
             fs::write(died.path("log"), before).unwrap();
@@ -165,7 +165,7 @@ fn interrupted_job_is_closed_with_one_last_line_and_an_end() {
         let mut journal = fs::OpenOptions::new().append(true).open(died.path("journal")).unwrap();
         std::io::Write::write_all(&mut journal, b"{\"crc32\":\"half").unwrap();
 
-        let end = close_interrupted(&job(scan_one(&state)), "the host died", NOW).unwrap();
+        let end = close_interrupted(&job(scan_one(&state)), "the host died", NOW, 0).unwrap();
         assert_eq!(log_of(&died), after);
         assert_eq!((end.log_len, end.steps_done), (after.len() as u64, 1));
         assert_eq!(
@@ -179,7 +179,7 @@ fn interrupted_job_is_closed_with_one_last_line_and_an_end() {
 }
 
 #[test]
-fn log_that_was_replaced_removed_or_cut_is_never_served_as_the_jobs() {
+fn fault_29_log_that_was_replaced_removed_or_cut_is_never_served_as_the_jobs() {
     let temp = temp();
     let state = open(&temp);
     let served = create(&state, "1");

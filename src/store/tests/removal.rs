@@ -4,7 +4,7 @@ use std::os::unix::fs::{PermissionsExt, symlink};
 use super::*;
 
 #[test]
-fn removal_deletes_everything_inside_and_nothing_a_link_points_to() {
+fn fault_70_removal_deletes_everything_inside_and_nothing_a_link_points_to() {
     let temp = temp();
     let state = open(&temp);
     let victim = temp.path().join("victim");
@@ -66,7 +66,7 @@ fn record_is_replaced_whole_also_over_a_left_over_temporary_file() {
     fs::write(kept.path("job.json.tmp"), "of a crash").unwrap();
     let changed = JobRecord { work_dir: "/other".to_owned(), ..record("1") };
     kept.write_record(&changed).unwrap();
-    kept.sync().unwrap();
+    state.sync_all().unwrap();
     assert_eq!(job(scan_one(&state)).record, changed);
     assert!(!kept.path("job.json.tmp").exists());
 }

@@ -30,7 +30,7 @@ fn default_place_follows_setting_then_socket_then_xdg_then_temporary_directory()
 fn folder_and_files_are_private() {
     let temp = temp();
     let state = open(&temp);
-    create(&state, "1").append(&Event::Started { at: 1 }).unwrap();
+    create(&state, "1").append(&Event::Started { at: 1, boot: None }).unwrap();
     let mode = |path: &Path| fs::metadata(path).unwrap().mode() & 0o7777;
     assert_eq!(mode(state.path()), 0o700);
     assert_eq!(mode(&folder(&state, "1").path("")), 0o700);
@@ -65,7 +65,7 @@ fn of_many_daemons_at_once_one_wins() {
 }
 
 #[test]
-fn newer_format_is_refused_and_not_touched() {
+fn fault_46_newer_format_is_refused_and_not_touched() {
     let temp = temp();
     let path = temp.path().join("state");
     fs::create_dir(&path).unwrap();
@@ -81,7 +81,7 @@ fn newer_format_is_refused_and_not_touched() {
 }
 
 #[test]
-fn damaged_daemon_record_does_not_stop_the_start() {
+fn fault_44_damaged_daemon_record_does_not_stop_the_start() {
     let temp = temp();
     for text in ["", "{", "[]", "{\"format\":\"x\"}", "{\"format\":1}", "\0\0\0"] {
         let path = open(&temp).path().join("daemon.json");
@@ -131,10 +131,10 @@ fn folder_of_another_user_is_refused() {
 }
 
 #[test]
-fn free_space_is_measured_and_the_reserve_is_on_disk() {
+fn fault_26_free_space_is_measured_and_the_reserve_is_on_disk() {
     let temp = temp();
     let state = open(&temp);
-    assert!(state.free_space().unwrap() > 0);
+    assert!(state.free_space().unwrap().bytes > 0);
     assert_eq!(fs::metadata(state.path().join("reserve")).unwrap().len(), 64 << 10);
     assert!(state.shared.release_reserve());
     assert!(!state.shared.release_reserve());

@@ -182,7 +182,7 @@ fn long_names_arrive_whole_in_both_forms() {
 
 /// Shapes of archives that have reached out of their folder in other programs.
 #[test]
-fn archives_that_reach_out_are_refused_by_name() {
+fn fault_69_archives_that_reach_out_are_refused_by_name() {
     let a = Crafted::default;
     let dangerous = [
         ("../canary", a().file("../canary", "bad")),
@@ -230,7 +230,7 @@ fn archives_that_reach_out_are_refused_by_name() {
 }
 
 #[test]
-fn what_leads_outside_or_is_no_file_is_left_out() {
+fn fault_69_what_leads_outside_or_is_no_file_is_left_out() {
     let a = Crafted::default;
     let ordinary = [
         ("through", a().link("through", "..").file("through/canary", "good")),
@@ -273,7 +273,7 @@ fn a_hard_link_is_a_file_of_its_own() {
 }
 
 #[test]
-fn names_with_nul_and_global_extensions_that_mean_something_are_refused() {
+fn fault_69_names_with_nul_and_global_extensions_that_mean_something_are_refused() {
     let long = |content: &[u8]| {
         Crafted::default().entry(EntryType::GNULongName, "././@LongLink", "", 0, content).file("x", "bad")
     };
@@ -293,7 +293,7 @@ fn names_with_nul_and_global_extensions_that_mean_something_are_refused() {
 
 /// RUSTSEC-2025-0111 and its kin: a reader that goes by the size of the header sees another archive inside a file.
 #[test]
-fn the_size_of_the_extension_counts_for_everything_that_follows() {
+fn fault_69_the_size_of_the_extension_counts_for_everything_that_follows() {
     let hidden = Crafted::default().file("../canary", "bad").end();
     let size = hidden.len().to_string();
     let archive = Crafted::default()
@@ -376,7 +376,7 @@ fn zeros(count: u64) -> impl Read {
 }
 
 #[test]
-fn bombs_are_stopped_early() {
+fn fault_69_bombs_are_stopped_early() {
     // 10 GiB of zeros in less than 1 MiB, at the cost of packing 64 MiB once.
     let block = zeros(64 << 20);
     let frame = zstd::stream::encode_all(block, 1).unwrap();
@@ -393,7 +393,7 @@ fn bombs_are_stopped_early() {
 }
 
 #[test]
-fn headers_that_would_fill_memory_are_refused() {
+fn fault_69_headers_that_would_fill_memory_are_refused() {
     for kind in [EntryType::GNULongName, EntryType::XHeader, EntryType::XGlobalHeader] {
         let head = Crafted::default().sized(kind, "x", "", 0, 1 << 40, b"").bytes;
         let mut tree = TreeWriter::new(&Site::new().root()).unwrap();
@@ -405,7 +405,7 @@ fn headers_that_would_fill_memory_are_refused() {
 }
 
 #[test]
-fn a_window_larger_than_the_limit_is_refused() {
+fn fault_69_a_window_larger_than_the_limit_is_refused() {
     let mut encoder = zstd::stream::write::Encoder::new(Vec::new(), 1).unwrap();
     encoder.window_log(MAX_WINDOW_LOG + 1).unwrap();
     encoder.long_distance_matching(false).unwrap();
@@ -418,7 +418,7 @@ fn a_window_larger_than_the_limit_is_refused() {
 }
 
 #[test]
-fn too_many_entries_and_too_deep_folders_are_refused() {
+fn fault_69_too_many_entries_and_too_deep_folders_are_refused() {
     let site = Site::new();
     for entry in [
         Crafted::default().folder("d/"),
@@ -460,7 +460,7 @@ fn name() -> impl Strategy<Value = String> {
 
 proptest! {
     #[test]
-    fn no_archive_reaches_out(
+    fn fault_69_no_archive_reaches_out(
         entries in prop::collection::vec((name(), name(), prop::sample::select(b"0000055555222221xg7LKS3".to_vec())), 1..20),
         flips in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..3),
     ) {

@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_plain_web_address_is_refused_and_never_quoted() {
+    fn fault_68_what_is_no_plain_web_address_is_refused_and_never_quoted() {
         use LocationError::{Character, Invalid, Path, Query, Scheme};
         let payloads = [
             ("", Scheme),

@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn what_can_be_no_reference_is_no_revision() {
+    fn fault_68_what_can_be_no_reference_is_no_revision() {
         for text in
             ["", "-v1", "--all", "a b", "a\nref-prefix x", "a\0", "a..b", "v1^{commit}", "main~1", "@{-1}"]
         {

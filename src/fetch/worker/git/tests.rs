@@ -302,8 +302,8 @@ fn files_keep_their_executable_bit_and_their_bytes() {
 }
 
 #[test]
-fn links_stay_inside_and_submodules_stay_out() {
-    let Some(server) = GitServer::start("links_stay_inside_and_submodules_stay_out") else { return };
+fn fault_68_links_stay_inside_and_submodules_stay_out() {
+    let Some(server) = GitServer::start("fault_68_links_stay_inside_and_submodules_stay_out") else { return };
     let repository = server.repository("p");
     repository.file("a/f", "content").link("a/inside", "../a/f").link("dir", "a").link("dangling", "none");
     repository.link("a/out", "../../etc").link("absolute", "/etc/passwd").link("a/around", "b/../../../etc");
@@ -317,8 +317,8 @@ fn links_stay_inside_and_submodules_stay_out() {
 }
 
 #[test]
-fn a_tree_with_hostile_names_is_refused() {
-    let Some(server) = GitServer::start("a_tree_with_hostile_names_is_refused") else { return };
+fn fault_69_a_tree_with_hostile_names_is_refused() {
+    let Some(server) = GitServer::start("fault_69_a_tree_with_hostile_names_is_refused") else { return };
     let repository = server.repository("p");
     repository.file("f", "x").commit("1");
     let blob = repository.blob("[core]\nfsmonitor = touch canary\n");

@@ -27,7 +27,7 @@ fn white_space_is_trimmed_from_bytes_of_any_kind() {
 }
 
 #[test]
-fn lines_have_both_line_ends_and_long_lines_stand_alone() {
+fn fault_34_lines_have_both_line_ends_and_long_lines_stand_alone() {
     assert_eq!(
         texts(lines(b"first line\r\n  second line \nshort\rthird line")),
         [
@@ -49,7 +49,7 @@ fn short_phrases_have_no_encodings() {
 }
 
 #[test]
-fn base64_has_both_alphabets_paddings_and_three_cores() {
+fn fault_35_base64_has_both_alphabets_paddings_and_three_cores() {
     let forms = of(|forms| base64(b"k?~\xff\xfe>>secret", forms));
     let expected = [
         "az9+//4+PnNlY3JldA==",
@@ -71,7 +71,7 @@ fn base64_has_both_alphabets_paddings_and_three_cores() {
 }
 
 #[test]
-fn a_core_is_in_the_encoding_of_any_text_with_the_phrase() {
+fn fault_35_a_core_is_in_the_encoding_of_any_text_with_the_phrase() {
     let phrase = b"hunter2+pass'word\xf0";
     let cores: Vec<String> = of(|forms| base64(phrase, forms)).split_off(8);
     for before in 0..7 {
@@ -85,7 +85,7 @@ fn a_core_is_in_the_encoding_of_any_text_with_the_phrase() {
 }
 
 #[test]
-fn percent_has_five_keep_sets_and_both_cases() {
+fn fault_35_percent_has_five_keep_sets_and_both_cases() {
     assert_eq!(
         of(|forms| percent("a/b c'(\u{e9})~+&".as_bytes(), forms)),
         [
@@ -104,7 +104,7 @@ fn percent_has_five_keep_sets_and_both_cases() {
 }
 
 #[test]
-fn json_has_five_styles() {
+fn fault_35_json_has_five_styles() {
     assert_eq!(
         of(|forms| json("q\"\\/<\u{e9}\u{2028}\u{1f600}\u{1}\u{7f}\n\u{8}\u{c}\r\t", forms)),
         [
@@ -118,7 +118,7 @@ fn json_has_five_styles() {
 }
 
 #[test]
-fn shell_quotes_are_those_of_shells() {
+fn fault_35_shell_quotes_are_those_of_shells() {
     let forms = of(|forms| shell(b"it's $(x) `y` \"z\" \\", forms));
     assert_eq!(
         forms[..5],
@@ -133,7 +133,7 @@ fn shell_quotes_are_those_of_shells() {
 }
 
 #[test]
-fn backslashes_are_where_bash_puts_them() {
+fn fault_35_backslashes_are_where_bash_puts_them() {
     for (plain, quoted) in [
         ("~#a b:~c=~d#{e}|f!g^h`i", r"\~#a\ b:\~c=\~d#\{e\}\|f\!g\^h\`i"),
         ("#lead x~y", r"\#lead\ x~y"),
@@ -146,7 +146,7 @@ fn backslashes_are_where_bash_puts_them() {
 }
 
 #[test]
-fn ansi_c_has_octal_and_hex_styles() {
+fn fault_35_ansi_c_has_octal_and_hex_styles() {
     let phrase = "a'\\\u{1}\u{1b}\u{7}\t\n\r\u{b}\u{7f}\u{e9}";
     assert_eq!(
         of(|forms| shell(phrase.as_bytes(), forms))[4..],

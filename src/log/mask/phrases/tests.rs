@@ -20,7 +20,7 @@ fn numbered(count: usize, length: usize) -> Vec<String> {
 }
 
 #[test]
-fn phrases_are_trimmed_and_empty_and_equal_ones_dropped() {
+fn fault_36_phrases_are_trimmed_and_empty_and_equal_ones_dropped() {
     let list = ["", " ", "wren", "\u{a0}wren\u{2003}\r\n", "\u{85}tit ", "a b"];
     let (set, warnings) = prepare(list, &MaskConfig::default()).unwrap();
     assert_eq!(set.inner.phrases, [b"wren".to_vec(), b"tit".to_vec(), b"a b".to_vec()]);
@@ -38,7 +38,7 @@ fn the_defaults_are_those_of_the_specification() {
 }
 
 #[test]
-fn the_number_of_phrases_is_limited() {
+fn fault_40_the_number_of_phrases_is_limited() {
     let config = MaskConfig { forms: false, ..MaskConfig::default() };
     for count in [4095, 4096] {
         assert_eq!(prepare(numbered(count, 8), &config).unwrap().0.len(), count);
@@ -51,7 +51,7 @@ fn the_number_of_phrases_is_limited() {
 }
 
 #[test]
-fn the_length_of_a_phrase_is_limited_after_trimming() {
+fn fault_40_the_length_of_a_phrase_is_limited_after_trimming() {
     let config = MaskConfig { forms: false, ..MaskConfig::default() };
     for length in [256 * 1024 - 1, 256 * 1024] {
         assert!(prepare([format!(" {} ", "x".repeat(length))], &config).is_ok());
@@ -62,7 +62,7 @@ fn the_length_of_a_phrase_is_limited_after_trimming() {
 }
 
 #[test]
-fn the_length_of_all_phrases_is_limited() {
+fn fault_40_the_length_of_all_phrases_is_limited() {
     let config = MaskConfig { forms: false, ..MaskConfig::default() };
     let list = |last: usize| {
         let mut list = numbered(15, 256 * 1024);
@@ -115,7 +115,7 @@ fn as_many_prefixes_as_there_may_be_are_all_searched_for() {
 }
 
 #[test]
-fn encoded_forms_of_the_longest_phrases_are_dropped_when_there_is_no_room() {
+fn fault_40_encoded_forms_of_the_longest_phrases_are_dropped_when_there_is_no_room() {
     let phrases = ["short/secret", "a longer/secret\nof two lines", "the longest/secret of them all, by far"];
     let everything = prepare(phrases, &with_limits(MaskLimits::default())).unwrap().0;
     let size: usize = everything.forms().iter().map(Vec::len).sum();
@@ -151,7 +151,7 @@ fn phrases_without_other_forms_are_not_counted_as_dropped() {
 }
 
 #[test]
-fn one_byte_phrases_are_accepted_with_a_warning() {
+fn fault_36_one_byte_phrases_are_accepted_with_a_warning() {
     let (set, warnings) = prepare(["Z", " Y "], &MaskConfig::default()).unwrap();
     assert_eq!((set.len(), warnings), (2, vec![MaskWarning::OneBytePhrases { count: 2 }]));
 }
