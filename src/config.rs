@@ -104,12 +104,12 @@ settings! {
     default_token_prefixes: bool = true;
     /// Use of a cgroup per job: where possible, always (else the daemon does not start), never (service.md §6.5).
     cgroup: CgroupUse = CgroupUse::Auto;
-    /// Processes of one job at once; 0: no limit (service.md §3.1).
+    /// Processes and threads of one job at once; 0: no limit. The smaller of this and the request's holds (service.md §3.1).
     limit_processes: u64 = 0;
-    /// Memory of one job; 0: no limit (service.md §3.1).
+    /// Memory of one job, swap included; 0: no limit. Over it the kernel ends processes of the job (service.md §3.1).
     limit_memory: Bytes = Bytes(0);
-    /// CPUs of one job; 0: no limit (service.md §3.1).
-    limit_cpus: f64 = 0.0, "0 or more" if |cpus| cpus.is_finite() && *cpus >= 0.0;
+    /// Processors of one job, also parts of one; 0: no limit (service.md §3.1).
+    limit_cpus: f64 = 0.0, "0, or 0.01 and more" if |cpus| cpus.is_finite() && (*cpus == 0.0 || *cpus >= 0.01);
     /// Open files of one process; 0: no limit (service.md §3.1).
     limit_open_files: u64 = 0;
     /// Serve the gRPC reflection service (service.md §1).
@@ -128,20 +128,13 @@ impl Config {
     /// Names of settings that ask for what this version does not do. A daemon that ignored them would promise what it does
     /// not keep, so it does not start.
     pub fn unsupported(&self) -> Vec<&'static str> {
-        let asked = [
-            ("limit_processes", self.limit_processes != 0),
-            ("limit_memory", self.limit_memory.0 != 0),
-            ("limit_cpus", self.limit_cpus != 0.0),
-            ("limit_open_files", self.limit_open_files != 0),
-            ("reflection", self.reflection),
-            ("metrics", self.metrics.is_some()),
-        ];
+        let asked = [("reflection", self.reflection), ("metrics", self.metrics.is_some())];
         asked.into_iter().filter(|(_, asked)| *asked).map(|(name, _)| name).collect()
     }
 }
 
 /// Settings that a running daemon takes over on SIGHUP; the others are for its start, or known to its keeper.
-const LIVE: [&str; 21] = [
+const LIVE: [&str; 25] = [
     "state_limit",
     "max_followers",
     "max_jobs",
@@ -158,6 +151,10 @@ const LIVE: [&str; 21] = [
     "queued_after",
     "cancel_grace",
     "leftover_grace",
+    "limit_processes",
+    "limit_memory",
+    "limit_cpus",
+    "limit_open_files",
     "on_stop",
     "drain_timeout",
     "shutdown_grace",

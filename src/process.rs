@@ -4,6 +4,7 @@
 //! - [`spawn`] starts a process in a group of its own, with two pipes and nothing else;
 //! - [`group`] sends signals to what is certainly ours;
 //! - [`cgroup`] makes a control group for each job where that is possible;
+//! - [`limiter`] holds a job to its limits, by the [`controllers`] of control groups and process by process;
 //! - [`sweep`] finds the processes of a job in `/proc` where it is not, [`remains`] ends those of a dead keeper;
 //! - [`worker`] starts the process that fetches, and confines it;
 //! - [`children`] tells the daemon's own children from orphans, and reaps those;
@@ -16,8 +17,10 @@ pub mod cgroup;
 pub mod children;
 pub mod command;
 pub mod companion;
+pub mod controllers;
 pub mod group;
 pub mod host;
+pub mod limiter;
 pub mod remains;
 pub mod spawn;
 pub mod sweep;
@@ -25,6 +28,6 @@ mod sys;
 pub mod worker;
 
 pub use sys::{
-    Signals, close_on_exec_from, give_back_memory, ignore_signals, inherited_descriptor, peek_exited_child,
-    quieten_standard_streams,
+    Signals, close_on_exec_from, give_back_memory, ignore_file_size_signal, ignore_signals,
+    inherited_descriptor, peek_exited_child, quieten_standard_streams,
 };

@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 use rustix::process::Signal;
 use step_runner::pb::v1::State;
 use support::{
-    Daemon, Setup, contains, exec, is_alive, is_root, kill, logs, processes_with, refused, request, script,
-    scripts, until,
+    Daemon, Setup, contains, exec, is_alive, is_root, kill, logs, parts, processes_with, refused, request,
+    script, scripts, until,
 };
 use tonic::Code;
 
@@ -23,7 +23,7 @@ async fn pid_in(file: &Path) -> i32 {
 }
 
 #[tokio::test]
-async fn a_step_is_over_when_its_process_is_whatever_it_left() {
+async fn fault_01_a_step_is_over_when_its_process_is() {
     let daemon = Daemon::start();
     let client = daemon.client().await;
     let pid = daemon.file("pid");
@@ -39,7 +39,7 @@ async fn a_step_is_over_when_its_process_is_whatever_it_left() {
 }
 
 #[tokio::test]
-async fn a_server_started_by_one_step_serves_the_next_and_dies_with_the_job() {
+async fn fault_01_a_server_started_by_one_step_serves_the_next_and_dies_with_the_job() {
     let daemon = Daemon::start();
     let client = daemon.client().await;
     let (asked, answered, pid) = (daemon.file("asked"), daemon.file("answered"), daemon.file("pid"));
@@ -61,7 +61,7 @@ async fn a_server_started_by_one_step_serves_the_next_and_dies_with_the_job() {
 }
 
 #[tokio::test]
-async fn leftover_kill_ends_them_with_the_step() {
+async fn fault_01_leftover_kill_ends_them_with_the_step() {
     let daemon = Setup::new().option("leftover", "kill").start();
     let client = daemon.client().await;
     let pid = daemon.file("pid");
@@ -80,7 +80,8 @@ fn escapes(mark: &str) -> String {
     )
 }
 
-async fn nobody_escapes(daemon: Daemon, mode: &str) {
+async fn nobody_escapes(daemon: Daemon, mode: &str, in_force: &str) {
+    until("the operator is told", || daemon.said().contains(in_force)).await;
     let client = daemon.client().await;
     let mark = format!("mark-{mode}-{}", std::process::id());
     // At the job's end.
@@ -95,24 +96,24 @@ async fn nobody_escapes(daemon: Daemon, mode: &str) {
 }
 
 #[tokio::test]
-async fn nobody_escapes_the_sweep() {
+async fn fault_02_nobody_escapes_the_sweep() {
     let daemon = Setup::new().option("cgroup", "off").option("cancel-grace", "200ms").start();
-    nobody_escapes(daemon, "off").await;
+    nobody_escapes(daemon, "off", "found by a sweep of /proc").await;
 }
 
 #[tokio::test]
-async fn nobody_escapes_the_cgroup() {
+async fn fault_02_nobody_escapes_the_cgroup() {
     let hosts = ["/sys/fs/cgroup/cgroup.procs", "/sys/fs/cgroup/unified/cgroup.procs"];
     let writable = |path: &&&str| std::fs::OpenOptions::new().append(true).open(path).is_ok();
     if hosts.iter().find(writable).is_none() {
-        return eprintln!("nobody_escapes_the_cgroup: skipped: no writable cgroup v2");
+        return parts::skipped("fault_02_nobody_escapes_the_cgroup", "writable cgroup v2");
     }
     let daemon = Setup::new().option("cgroup", "on").option("cancel-grace", "200ms").start();
-    nobody_escapes(daemon, "on").await;
+    nobody_escapes(daemon, "on", "a control group holds the processes of each job").await;
 }
 
 #[tokio::test]
-async fn a_job_that_keeps_forking_is_ended() {
+async fn fault_03_a_job_that_keeps_forking_is_ended() {
     let daemon = Setup::new().option("cgroup", "off").option("cancel-grace", "100ms").start();
     let client = daemon.client().await;
     let mark = format!("forks-{}", std::process::id());
@@ -127,7 +128,7 @@ async fn a_job_that_keeps_forking_is_ended() {
 }
 
 #[tokio::test]
-async fn what_ignores_sigterm_is_killed_after_the_grace() {
+async fn fault_04_what_ignores_sigterm_is_killed_after_the_grace() {
     let daemon = Setup::new().option("cancel-grace", "500ms").start();
     let client = daemon.client().await;
     client.run("1", "trap '' TERM; echo on; while :; do sleep 1; done").await;
@@ -140,7 +141,7 @@ async fn what_ignores_sigterm_is_killed_after_the_grace() {
 }
 
 #[tokio::test]
-async fn what_ends_within_the_grace_does_not_wait_for_it() {
+async fn fault_04_what_ends_within_the_grace_does_not_wait_for_it() {
     let daemon = Setup::new().option("cancel-grace", "60s").start();
     let client = daemon.client().await;
     client.run("1", "trap 'sleep 0.05; exit 3' TERM; echo on; while :; do sleep 0.01; done").await;
@@ -152,7 +153,7 @@ async fn what_ends_within_the_grace_does_not_wait_for_it() {
 }
 
 #[tokio::test]
-async fn a_stopped_process_is_cancelled_within_its_grace() {
+async fn fault_05_a_stopped_process_is_cancelled_within_its_grace() {
     let daemon = Setup::new().option("cancel-grace", "2s").start();
     let client = daemon.client().await;
     client.run("1", "echo on; kill -STOP $$; echo never").await;
@@ -163,7 +164,7 @@ async fn a_stopped_process_is_cancelled_within_its_grace() {
 }
 
 #[tokio::test]
-async fn a_step_has_only_its_three_descriptors() {
+async fn fault_10_a_step_has_only_its_three_descriptors() {
     let daemon = Daemon::start();
     let client = daemon.client().await;
     client.run("busy", "echo on; exec sleep 600").await;
@@ -176,6 +177,27 @@ async fn a_step_has_only_its_three_descriptors() {
     assert_eq!(client.output("1").await, "0\n1\n2\n3\n");
     client.run_to_end("2", &exec(&daemon, "stdin", &["readlink", "/proc/self/fd/0"])).await;
     assert_eq!(client.output("2").await, "/dev/null\n");
+}
+
+#[tokio::test]
+async fn fault_10_a_hundred_jobs_share_no_descriptors() {
+    let daemon = Daemon::start();
+    let client = daemon.client().await;
+    let stop = daemon.file("stop");
+    rustix::fs::mknodat(rustix::fs::CWD, &stop, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
+    // All of them run at once: each waits for the FIFO's end.
+    let text = format!("ls /proc/self/fd | tr '\\n' ' '; echo listed; read -r word < {}", stop.display());
+    for job in 0..100 {
+        client.run(&job.to_string(), &text).await;
+    }
+    for job in 0..100 {
+        client.prints(&job.to_string(), "listed").await;
+    }
+    let writer = std::fs::File::options().write(true).open(&stop).unwrap();
+    drop(writer);
+    for job in 0..100 {
+        assert_eq!(client.output(&job.to_string()).await, "0 1 2 3 listed\n");
+    }
 }
 
 #[tokio::test]
@@ -256,8 +278,8 @@ async fn an_ordinary_user_can_run_it() {
 }
 
 #[tokio::test]
-async fn another_user_is_refused_on_every_call() {
-    if !is_root("another_user_is_refused_on_every_call") {
+async fn fault_65_another_user_is_refused_on_every_call() {
+    if !is_root("fault_65_another_user_is_refused_on_every_call") {
         return;
     }
     let dir = tempfile::tempdir().unwrap();
@@ -295,15 +317,39 @@ async fn another_user_is_refused_on_every_call() {
 }
 
 #[tokio::test]
-async fn as_the_first_process_it_reaps_all_and_tells_every_code() {
-    if !is_root("as_the_first_process_it_reaps_all_and_tells_every_code") {
+async fn fault_65_root_the_own_user_and_those_of_allow_uids_may_call() {
+    if !is_root("fault_65_root_the_own_user_and_those_of_allow_uids_may_call") {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    std::os::unix::fs::chown(dir.path(), Some(1_000), Some(1_000)).unwrap();
+    std::fs::set_permissions(dir.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    let binary = dir.path().join("step-runner");
+    std::fs::copy(env!("CARGO_BIN_EXE_step-runner"), &binary).unwrap();
+    let wrapper = ["setpriv", "--reuid=1000", "--regid=1000", "--clear-groups"];
+    let setup = Setup::new().program(&binary).wrapper(&wrapper);
+    let daemon = setup.option("socket-mode", "0666").option("allow-uids", "1002").start_in(dir.path());
+    assert!(daemon.client().await.jobs().await.is_empty(), "root");
+    let address = format!("unix:{}", daemon.socket.display());
+    for (user, may) in [("1000", true), ("1002", true), ("1001", false)] {
+        let mut command = Command::new("setpriv");
+        command.args([&format!("--reuid={user}"), &format!("--regid={user}"), "--clear-groups"]);
+        let output = command.arg(&binary).args(["status", "--address", &address]).output().unwrap();
+        assert_eq!(output.status.success(), may, "{user}: {}", String::from_utf8_lossy(&output.stderr));
+    }
+    assert_eq!(daemon.said().matches("calls of another user are refused").count(), 1);
+}
+
+#[tokio::test]
+async fn fault_07_as_the_first_process_it_reaps_all_orphans() {
+    if !is_root("fault_07_as_the_first_process_it_reaps_all_orphans") {
         return;
     }
     let wrapper = ["unshare", "-pf", "--mount-proc", "--kill-child"];
     let daemon = Setup::new().wrapper(&wrapper).start();
     let client = daemon.client().await;
     let zombies = "ps -eo stat= | grep -c ^Z";
-    let orphans = "i=0; while [ $i -lt 300 ]; do (sh -c 'exit 9' &) ; i=$((i+1)); done; echo orphaned";
+    let orphans = "i=0; while [ $i -lt 10000 ]; do (exit 9 &) ; i=$((i+1)); done; echo orphaned";
     let status = client.run_to_end("orphans", &script(orphans)).await;
     assert_eq!(status.exit_code, 0, "{status:?}");
     for code in [0, 1, 17, 255] {
@@ -311,13 +357,16 @@ async fn as_the_first_process_it_reaps_all_and_tells_every_code() {
         let status = client.run_to_end(&id, &script(&format!("(sh -c 'exit 9' &); exit {code}"))).await;
         assert_eq!(status.exit_code, code);
     }
-    let status = client.run_to_end("zombies", &script(&format!("sleep 1; {zombies} || true"))).await;
-    assert_eq!(status.exit_code, 0);
-    assert_eq!(client.output("zombies").await, "0\n");
+    // Reaped within a second; on a loaded machine it may take the step as long to look.
+    let count = format!(
+        "for i in 1 2 3 4 5 6 7 8 9; do sleep 1; [ $({zombies}) != 0 ] || exit 0; done; ps -e; exit 1"
+    );
+    let status = client.run_to_end("zombies", &script(&count)).await;
+    assert_eq!(status.exit_code, 0, "{}", client.output("zombies").await);
 }
 
 #[tokio::test]
-async fn a_step_that_kills_its_parent_interrupts_only_running_jobs() {
+async fn fault_14_a_step_that_kills_its_parent_interrupts_only_running_jobs() {
     let daemon = Daemon::start();
     let client = daemon.client().await;
     let before = client.run_to_end("before", &script("echo x")).await;

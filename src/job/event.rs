@@ -124,6 +124,13 @@ pub enum ProcessEnd {
     Exited(ExitStatus),
     /// It could not be started; text for people.
     NotStarted(String),
+    /// It ran, something ran short meanwhile, and it ended badly.
+    Short {
+        /// How it ended.
+        status: ExitStatus,
+        /// What ran short, for people.
+        of: String,
+    },
 }
 
 /// An output or export file after a successful exit.

@@ -47,8 +47,13 @@ pub enum Moment {
 }
 
 impl Moment {
+    /// Before the daemon's start, and `age` ago at `now`.
+    pub const fn before_start(age: Duration, now: Duration) -> Self {
+        Self::BeforeStart(age.saturating_sub(now))
+    }
+
     /// How long ago that is at `now`.
-    fn age(self, now: Duration) -> Duration {
+    pub fn age(self, now: Duration) -> Duration {
         match self {
             Self::AfterStart(at) => now.saturating_sub(at),
             Self::BeforeStart(before) => now.saturating_add(before),
@@ -207,6 +212,15 @@ mod tests {
         let running = Phase::Running { since: Moment::BeforeStart(seconds(995)), output: at(0) };
         assert_eq!(one(&RULES, 4, running), None);
         assert_eq!(one(&RULES, 5, running), Some(Action::Cancel(KEY, CancelCause::Runaway)));
+    }
+
+    #[test]
+    fn what_is_found_some_time_after_the_start_is_no_older_for_it() {
+        let found = Moment::before_start(seconds(50), seconds(9));
+        assert_eq!(found.age(seconds(9)), seconds(50));
+        assert_eq!(found.age(seconds(19)), seconds(60));
+        // A clock that was set back meanwhile.
+        assert_eq!(Moment::before_start(seconds(0), seconds(9)), Moment::BeforeStart(seconds(0)));
     }
 
     #[test]

@@ -5,7 +5,7 @@
 use super::event::Event;
 
 /// First byte of every record. Raised whenever [`Event`] or anything inside it changes its shape.
-const FORMAT: u8 = 2;
+const FORMAT: u8 = 3;
 
 /// Why a record could not be written or read.
 #[derive(Debug, thiserror::Error)]
@@ -106,6 +106,8 @@ mod tests {
             any::<u8>().prop_map(|code| ProcessEnd::Exited(ExitStatus::Code(code))),
             any::<u8>().prop_map(|signal| ProcessEnd::Exited(ExitStatus::Signal(signal))),
             ".{0,9}".prop_map(ProcessEnd::NotStarted),
+            (any::<u8>(), ".{0,9}")
+                .prop_map(|(code, of)| ProcessEnd::Short { status: ExitStatus::Code(code), of }),
         ]
     }
 
@@ -157,12 +159,12 @@ mod tests {
     }
 
     #[test]
-    fn another_format_is_named() {
+    fn fault_46_another_format_is_named() {
         let mut record = encode(&Event::Admitted { at: 7 }).unwrap();
         record[0] = 9;
         assert_eq!(
             decode(&record).err().unwrap().to_string(),
-            "the record has format 9, this daemon reads format 2"
+            "the record has format 9, this daemon reads format 3"
         );
         assert!(matches!(decode(&[]), Err(RecordError::Empty)));
     }

@@ -1,4 +1,5 @@
-//! Control groups of version 2: what surely holds every process of a job (service.md §6.5, setting `cgroup`).
+//! Control groups of version 2: what surely holds every process of a job (service.md §6.5, setting `cgroup`), limits
+//! what it uses and counts it, as far as [`controllers`](super::controllers) are handed on to us.
 //!
 //! The keeper makes one group `step-runner-PID` below its own, and leaves in it: a job takes one at its first step and
 //! gives it back when it is empty. Making a leaf for each job would cost more than starting its process.
@@ -11,16 +12,20 @@ use std::str::FromStr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use rustix::fs::{Access, AtFlags, FlockOperation, Mode, OFlags};
+use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags};
+use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal};
+use serde::{Deserialize, Serialize};
 
+use super::controllers::{
+    Controller, Counts, Version, cpu_time, hand_on, may_make_groups, open_directory, own_group, peak_memory,
+    read_counts, read_file, write_limits,
+};
 use super::sweep::Process;
+use crate::model::Limits;
 
 /// Start of the name of a keeper's group; its process id follows.
 const GROUP_PREFIX: &str = "step-runner-";
-
-/// Room for one reading of a group's file; most are shorter.
-const READ_BYTES: usize = 1024;
 
 /// Setting `cgroup`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -87,11 +92,19 @@ const MAX_FREE: usize = 256;
 /// The keeper's group and the leaves that are not in use.
 #[derive(Debug)]
 pub struct Pool {
-    /// Held open with a lock: a group whose lock is free belonged to a keeper that is dead.
-    directory: OwnedFd,
-    path: PathBuf,
+    group: KeeperGroup,
+    /// What the leaves can be limited by.
+    controllers: Vec<Controller>,
     free: Vec<String>,
     made: u32,
+}
+
+/// A keeper's group in one hierarchy. It is removed when dropped, as far as it is empty.
+#[derive(Debug)]
+pub(super) struct KeeperGroup {
+    /// Held open with a lock: a group whose lock is free belonged to a keeper that is dead.
+    pub(super) directory: OwnedFd,
+    pub(super) path: PathBuf,
 }
 
 /// The control group of one job.
@@ -108,12 +121,16 @@ pub struct Leaf {
     /// It was killed through the kernel, which then kills every process that is cloned into it later: it compares how
     /// often the new group was killed with how often that of the parent was (seen with Linux 6.18).
     spent: AtomicBool,
-    /// The kernel counts the peak of its memory.
-    counts_peak: bool,
+    /// What it can be limited by.
+    controllers: Vec<Controller>,
+    /// It has limits.
+    is_limited: bool,
+    /// What was counted against its limits in the leaf the job had before.
+    counted_elsewhere: Counts,
 }
 
 /// What a job used, as far as the kernel counted it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Usage {
     /// CPU time of all its processes.
     pub cpu_time: Option<Duration>,
@@ -121,35 +138,42 @@ pub struct Usage {
     pub peak_memory: Option<u64>,
 }
 
+/// Directory of the group below which a keeper that this process starts can make others, as far as can be told without
+/// making one.
+pub fn writable_group() -> Result<PathBuf, CgroupError> {
+    let path = own_group().ok_or(CgroupError::NotMounted)?;
+    if may_make_groups(&path) {
+        return Ok(path);
+    }
+    Err(CgroupError::NotWritable { path, source: Errno::ACCESS.into() })
+}
+
 impl Pool {
     /// Makes the keeper's group, and removes those of dead keepers beside it.
     pub fn open() -> Result<Self, CgroupError> {
-        let parent = own_group().ok_or(CgroupError::NotMounted)?;
+        let own = own_group().ok_or(CgroupError::NotMounted)?;
+        // A group with processes, such as ours, hands on no controller: the one above it may, if it is ours to use.
+        let above = own.parent().filter(|above| is_delegated(above)).map(Path::to_owned);
+        let parent = [Some(own.clone()), above]
+            .into_iter()
+            .flatten()
+            .find(|parent| !hand_on(parent).is_empty())
+            .unwrap_or(own);
         remove_stale(&parent);
-        Self::make(&parent).map_err(|source| CgroupError::NotWritable { path: parent, source })
-    }
-
-    fn make(parent: &Path) -> io::Result<Self> {
-        rustix::fs::accessat(
-            rustix::fs::CWD,
-            parent.join("cgroup.procs"),
-            Access::WRITE_OK,
-            AtFlags::EACCESS,
-        )?;
-        let path = parent.join(format!("{GROUP_PREFIX}{}", std::process::id()));
-        if let Err(error) = fs::create_dir(&path)
-            && error.kind() != io::ErrorKind::AlreadyExists
-        {
-            return Err(error);
-        }
-        let directory = open_directory(rustix::fs::CWD, &path)?;
-        rustix::fs::flock(&directory, FlockOperation::NonBlockingLockExclusive)?;
-        Ok(Self { directory, path, free: Vec::new(), made: 0 })
+        let group =
+            KeeperGroup::make(&parent).map_err(|source| CgroupError::NotWritable { path: parent, source })?;
+        let controllers = hand_on(&group.path);
+        Ok(Self { group, controllers, free: Vec::new(), made: 0 })
     }
 
     /// Directory of the keeper's group.
     pub fn path(&self) -> &Path {
-        &self.path
+        &self.group.path
+    }
+
+    /// What its leaves can be limited by.
+    pub fn controllers(&self) -> &[Controller] {
+        &self.controllers
     }
 
     /// A leaf for a job.
@@ -161,15 +185,13 @@ impl Pool {
         }
         self.made += 1;
         let name = self.made.to_string();
-        rustix::fs::mkdirat(&self.directory, &name, Mode::from_raw_mode(0o755))?;
-        let mut leaf = self.open_leaf(name)?;
-        leaf.counts_peak = leaf.read("memory.peak").is_some();
-        Ok(leaf)
+        rustix::fs::mkdirat(&self.group.directory, &name, Mode::from_raw_mode(0o755))?;
+        self.open_leaf(name)
     }
 
     fn open_leaf(&self, name: String) -> io::Result<Leaf> {
-        let directory = open_directory(&self.directory, Path::new(&name))?;
-        let group = self.path.file_name().unwrap_or_default().to_string_lossy();
+        let directory = open_directory(&self.group.directory, Path::new(&name))?;
+        let group = self.group.path.file_name().unwrap_or_default().to_string_lossy();
         Ok(Leaf {
             directory,
             suffix: format!("/{group}/{name}"),
@@ -177,7 +199,9 @@ impl Pool {
             used_before: Duration::ZERO,
             used_elsewhere: Duration::ZERO,
             spent: AtomicBool::new(false),
-            counts_peak: false,
+            controllers: self.controllers.clone(),
+            is_limited: false,
+            counted_elsewhere: Counts::default(),
         })
     }
 
@@ -185,6 +209,7 @@ impl Pool {
     pub fn replace(&mut self, spent: Leaf) -> io::Result<Leaf> {
         let mut leaf = self.take()?;
         leaf.used_elsewhere = spent.usage().cpu_time.unwrap_or_default();
+        leaf.counted_elsewhere = spent.counts();
         self.give_back(spent);
         Ok(leaf)
     }
@@ -194,15 +219,55 @@ impl Pool {
         if leaf.is_populated() {
             return;
         }
-        if leaf.counts_peak || leaf.is_spent() || self.free.len() >= MAX_FREE {
-            rustix::fs::unlinkat(&self.directory, &leaf.name, AtFlags::REMOVEDIR).ok();
+        let is_used_up = leaf.counts_peak() || leaf.is_limited || leaf.is_spent();
+        if is_used_up || self.free.len() >= MAX_FREE {
+            rustix::fs::unlinkat(&self.group.directory, &leaf.name, AtFlags::REMOVEDIR).ok();
         } else {
             self.free.push(leaf.name);
         }
     }
 }
 
-impl Drop for Pool {
+impl KeeperGroup {
+    /// Where this process's group is below `parent`.
+    pub(super) fn path_below(parent: &Path) -> PathBuf {
+        parent.join(format!("{GROUP_PREFIX}{}", std::process::id()))
+    }
+
+    /// Makes this process's group below `parent`.
+    pub(super) fn make(parent: &Path) -> io::Result<Self> {
+        if !may_make_groups(parent) {
+            return Err(Errno::ACCESS.into());
+        }
+        let path = Self::path_below(parent);
+        loop {
+            if let Err(error) = fs::create_dir(&path)
+                && error.kind() != io::ErrorKind::AlreadyExists
+            {
+                return Err(error);
+            }
+            let directory = match open_directory(rustix::fs::CWD, &path) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+                opened => opened?,
+            };
+            match rustix::fs::flock(&directory, FlockOperation::NonBlockingLockExclusive) {
+                // Nobody else has this process's id: it is a keeper that looks whether this one is dead.
+                Err(Errno::WOULDBLOCK) => {
+                    std::thread::yield_now();
+                    continue;
+                }
+                locked => locked?,
+            }
+            // Before it was locked, another keeper may have taken it for one of a dead one and removed it.
+            let inode = rustix::fs::fstat(&directory)?.st_ino;
+            if rustix::fs::stat(&path).is_ok_and(|there| there.st_ino == inode) {
+                return Ok(Self { directory, path });
+            }
+        }
+    }
+}
+
+impl Drop for KeeperGroup {
     fn drop(&mut self) {
         // What still holds processes stays; the next keeper removes it.
         remove_tree(&self.path);
@@ -217,12 +282,13 @@ impl Leaf {
 
     /// It or a group below it holds a living process. A file that cannot be read counts as yes.
     pub fn is_populated(&self) -> bool {
-        self.read("cgroup.events").is_none_or(|events| !events.lines().any(|line| line == "populated 0"))
+        read_file(&self.directory, "cgroup.events")
+            .is_none_or(|events| !events.lines().any(|line| line == "populated 0"))
     }
 
     /// Processes directly in it.
     pub fn processes(&self) -> Vec<u32> {
-        let procs = self.read("cgroup.procs").unwrap_or_default();
+        let procs = read_file(&self.directory, "cgroup.procs").unwrap_or_default();
         procs.lines().filter_map(|line| line.parse().ok()).collect()
     }
 
@@ -282,82 +348,63 @@ impl Leaf {
         }
     }
 
+    /// Limits it, as far as its controllers can.
+    pub fn limit(&mut self, limits: &Limits) -> io::Result<()> {
+        self.is_limited = true;
+        write_limits(&self.directory, Version::Two, &self.controllers, limits)
+    }
+
+    /// What was counted against the job's limits.
+    pub fn counts(&self) -> Counts {
+        read_counts(&self.directory, Version::Two, &self.controllers).and(self.counted_elsewhere)
+    }
+
+    fn counts_peak(&self) -> bool {
+        self.controllers.contains(&Controller::Memory)
+    }
+
     fn peak_memory(&self) -> Option<u64> {
-        if !self.counts_peak {
-            return None;
-        }
-        self.read("memory.peak")?.trim().parse().ok()
+        if self.counts_peak() { peak_memory(&self.directory, Version::Two) } else { None }
     }
 
     fn cpu_time(&self) -> Option<Duration> {
-        let stat = self.read("cpu.stat")?;
-        let micros = stat.lines().find_map(|line| line.strip_prefix("usage_usec "))?.parse().ok()?;
-        Some(Duration::from_micros(micros))
-    }
-
-    /// Content of one of its files; `None` if it is not there.
-    fn read(&self, name: &str) -> Option<String> {
-        let file = rustix::fs::openat(&self.directory, name, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
-            .ok()?;
-        // The kernel gives a short file whole, so one read is enough nearly always: a generic reader makes five calls.
-        let mut text = Vec::with_capacity(READ_BYTES);
-        loop {
-            text.reserve(READ_BYTES);
-            let room = text.capacity() - text.len();
-            let read = rustix::io::read(&file, rustix::buffer::spare_capacity(&mut text)).ok()?;
-            if read < room {
-                return String::from_utf8(text).ok();
-            }
-        }
+        cpu_time(&self.directory, Version::Two)
     }
 }
 
-fn open_directory(base: impl AsFd, path: &Path) -> io::Result<OwnedFd> {
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    Ok(rustix::fs::openat(base, path, flags, Mode::empty())?)
-}
-
-/// Directory of the version 2 group this process is in.
-fn own_group() -> Option<PathBuf> {
-    let mounts = fs::read_to_string("/proc/self/mountinfo").ok()?;
-    let groups = fs::read_to_string("/proc/self/cgroup").ok()?;
-    find_group(&mounts, &groups)
-}
-
-/// From the texts of `/proc/self/mountinfo` and `/proc/self/cgroup`.
-fn find_group(mounts: &str, groups: &str) -> Option<PathBuf> {
-    let own = groups.lines().find_map(|line| line.strip_prefix("0::"))?;
-    mounts.lines().find_map(|line| {
-        let (mount, file_system) = line.split_once(" - ")?;
-        if !file_system.starts_with("cgroup2 ") {
-            return None;
-        }
-        let mut fields = mount.split(' ').skip(3);
-        let (root, at) = (unescape(fields.next()?), unescape(fields.next()?));
-        // The mount shows the part of the tree below `root`; a group outside it is not to be reached there.
-        let below = Path::new(own).strip_prefix(&root).ok()?;
-        Some(Path::new(&at).join(below))
-    })
-}
-
-/// Blanks, tabs, line feeds and backslashes of a path stand as three octal digits in `mountinfo`.
-fn unescape(text: &str) -> String {
-    text.replace("\\040", " ").replace("\\011", "\t").replace("\\012", "\n").replace("\\134", "\\")
+/// Whether groups may be made below a group that this process is not in: who manages the groups of the host says so by an
+/// attribute (systemd, `Delegate=`). To be able to is not enough: jobs would outlive the service they belong to.
+fn is_delegated(directory: &Path) -> bool {
+    if !may_make_groups(directory) {
+        return false;
+    }
+    let says_so = |name| {
+        let mut value = [0; 1];
+        rustix::fs::getxattr(directory, name, &mut value).is_ok_and(|length| length == 1) && value == *b"1"
+    };
+    says_so("user.delegate") || says_so("trusted.delegate")
 }
 
 /// Removes the groups of dead keepers. One that still holds processes stays: they are found by their tags.
-fn remove_stale(parent: &Path) {
+pub(super) fn remove_stale(parent: &Path) {
     let Ok(entries) = fs::read_dir(parent) else { return };
     for entry in entries.flatten() {
-        if !entry.file_name().to_string_lossy().starts_with(GROUP_PREFIX) {
+        // Others may have names that begin so.
+        let name = entry.file_name();
+        let pid = name.to_str().and_then(|name| name.strip_prefix(GROUP_PREFIX));
+        if pid.is_none_or(|pid| pid.parse::<u32>().is_err()) {
             continue;
         }
-        let path = entry.path();
-        if let Ok(directory) = open_directory(rustix::fs::CWD, &path)
-            && rustix::fs::flock(&directory, FlockOperation::NonBlockingLockExclusive).is_ok()
-        {
-            remove_tree(&path);
-        }
+        remove_dead(&entry.path());
+    }
+}
+
+/// Removes the group of a keeper and what is below it, if that keeper is dead and as far as they are empty.
+pub fn remove_dead(path: &Path) {
+    if let Ok(directory) = open_directory(rustix::fs::CWD, path)
+        && rustix::fs::flock(&directory, FlockOperation::NonBlockingLockExclusive).is_ok()
+    {
+        remove_tree(path);
     }
 }
 
@@ -369,32 +416,4 @@ fn remove_tree(path: &Path) {
         }
     }
     fs::remove_dir(path).ok();
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    const HYBRID: &str = "31 23 0:28 / /sys/fs/cgroup rw - tmpfs tmpfs rw,mode=755\n\
-                          35 31 0:32 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n\
-                          41 31 0:38 / /sys/fs/cgroup/unified rw,relatime - cgroup2 cgroup2 rw\n";
-
-    #[test]
-    fn the_group_of_a_hybrid_host_is_found() {
-        let groups = "9:name=systemd:/\n4:memory:/x\n0::/\n";
-        assert_eq!(find_group(HYBRID, groups), Some("/sys/fs/cgroup/unified".into()));
-    }
-
-    #[test]
-    fn the_group_below_the_root_of_a_mount_is_found() {
-        let mounts = "41 31 0:38 /box /sys/fs/c\\040g rw shared:1 - cgroup2 cgroup rw\n";
-        assert_eq!(find_group(mounts, "0::/box/job/1\n"), Some("/sys/fs/c g/job/1".into()));
-        assert_eq!(find_group(mounts, "0::/other\n"), None);
-    }
-
-    #[test]
-    fn hosts_of_version_1_have_none() {
-        assert_eq!(find_group(HYBRID, "4:memory:/x\n"), None);
-        assert_eq!(find_group("35 31 0:32 / /sys/fs/cgroup rw - cgroup cgroup rw,memory\n", "0::/\n"), None);
-    }
 }

@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_path_never_means_the_current_directory() {
+    fn fault_72_an_empty_path_never_means_the_current_directory() {
         let dir = folder_with(&[("tool", 0o755)]);
         for path in ["", ":", "::/nonexistent"] {
             let found = lookup("tool", dir.path(), Some(OsStr::new(path)), None);

@@ -5,11 +5,13 @@ use std::ffi::OsString;
 use std::io;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command};
+use std::sync::Arc;
 
+use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, poll};
-use rustix::process::{Pid, Signal, kill_process_group};
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
 
-use super::children;
+use super::{children, host};
 
 /// Blocks until standard input has a byte (`true`) or has ended (`false`). Reads nothing.
 pub fn wait_for_input() -> io::Result<bool> {
@@ -28,29 +30,41 @@ pub fn wait_for_input() -> io::Result<bool> {
 /// A running command.
 pub struct Companion {
     child: Child,
+    group: CompanionGroup,
 }
 
-/// The process group of a [`Companion`].
-#[derive(Clone, Copy, Debug)]
-pub struct CompanionGroup(Pid);
+/// The process group of a [`Companion`]; `None` once its leader has been waited for: the number may be another's then.
+#[derive(Clone, Debug)]
+pub struct CompanionGroup(Arc<Mutex<Option<Pid>>>);
 
 impl Companion {
-    /// Starts `command`, at least one word, in a group of its own.
-    pub fn start(command: &[OsString]) -> io::Result<Self> {
+    /// Starts `command`, at least one word, in a group of its own. `oom_score_adj`: what the daemon was started with.
+    pub fn start(command: &[OsString], oom_score_adj: Option<i32>) -> io::Result<Self> {
         let (program, arguments) =
             command.split_first().ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, "no command"))?;
         let child = children::start(Command::new(program).args(arguments).process_group(0))?;
-        Ok(Self { child })
+        host::give_oom_score_adj(child.id(), oom_score_adj);
+        let group = CompanionGroup(Arc::new(Mutex::new(Pid::from_raw(child.id() as i32))));
+        Ok(Self { child, group })
     }
 
     /// Its group.
-    pub fn group(&self) -> Option<CompanionGroup> {
-        Pid::from_raw(self.child.id() as i32).map(CompanionGroup)
+    pub fn group(&self) -> CompanionGroup {
+        self.group.clone()
     }
 
     /// Blocks until it ends: its exit code, or 128 + signal.
     pub fn wait(self) -> io::Result<u8> {
+        let leader = *self.group.0.lock();
+        if let Some(leader) = leader {
+            let ended = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
+            rustix::io::retry_on_intr(|| waitid(WaitId::Pid(leader), ended)).ok();
+        }
+        // Nobody may signal the group from here on: with its leader reaped the number is free.
+        let mut group = self.group.0.lock();
+        *group = None;
         let status = children::wait(self.child)?;
+        drop(group);
         let code = status.code().or_else(|| status.signal().map(|signal| 128 + signal)).unwrap_or(1);
         Ok(code as u8)
     }
@@ -58,12 +72,18 @@ impl Companion {
 
 impl CompanionGroup {
     /// SIGTERM.
-    pub fn terminate(self) {
-        kill_process_group(self.0, Signal::TERM).ok();
+    pub fn terminate(&self) {
+        self.signal(Signal::TERM);
     }
 
     /// SIGKILL.
-    pub fn kill(self) {
-        kill_process_group(self.0, Signal::KILL).ok();
+    pub fn kill(&self) {
+        self.signal(Signal::KILL);
+    }
+
+    fn signal(&self, signal: Signal) {
+        if let Some(leader) = *self.0.lock() {
+            kill_process_group(leader, signal).ok();
+        }
     }
 }

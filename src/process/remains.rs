@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use rustix::process::Signal;
 
 use super::group::signal_process;
-use super::sweep::{Owner, Process, Scope, Sweeper};
+use super::sweep::{Marks, Owner, Process, Scope, Sweeper};
 
 /// Pause between two sweeps: long enough for a killed process to be gone.
 const PAUSE: Duration = Duration::from_millis(2);
@@ -14,9 +14,7 @@ const PAUSE: Duration = Duration::from_millis(2);
 /// Processes to look for.
 #[derive(Clone, Debug, Default)]
 pub struct Remains {
-    /// Tags by groups.
-    groups: HashMap<u32, u128>,
-    tags: Vec<u128>,
+    marks: Marks,
     /// No process that started before it can be in a group, by group.
     started: HashMap<u32, u64>,
 }
@@ -24,7 +22,7 @@ pub struct Remains {
 impl Remains {
     /// Looks for the processes of the job with this tag.
     pub fn add_job(&mut self, tag: u128) {
-        self.tags.push(tag);
+        self.marks.tags.insert(tag);
     }
 
     /// Looks for the members of a group that the job's journal names. Call it only if the host has not been restarted
@@ -32,7 +30,7 @@ impl Remains {
     /// what is left of it still carries the tag.
     pub fn add_group(&mut self, tag: u128, pgid: u32, start_time: u64) {
         if Process::read(pgid).is_some_and(|leader| leader.start_time == start_time) {
-            self.groups.insert(pgid, tag);
+            self.marks.groups.insert(pgid, tag);
             self.started.insert(pgid, start_time);
         }
     }
@@ -58,9 +56,9 @@ impl Remains {
 
     fn find(&self, sweeper: &mut Sweeper) -> Vec<Process> {
         let own = std::process::id();
-        let found = sweeper.find(Scope::Everywhere, &self.groups).unwrap_or_default();
+        let found = sweeper.find(Scope::Everywhere, &self.marks).unwrap_or_default();
         let ours = |(process, owner): &(Process, Owner)| {
-            matches!(owner, Owner::Job(tag) if self.tags.contains(tag))
+            matches!(owner, Owner::Job(_))
                 && process.pid != own
                 && self.started.get(&process.group).is_none_or(|started| process.start_time >= *started)
         };
@@ -85,9 +83,9 @@ mod tests {
         let mut remains = Remains::default();
         remains.add_job(ours);
         remains.add_group(ours, doomed.id(), 1);
-        assert!(remains.groups.is_empty(), "another process has the number");
+        assert!(remains.marks.groups.is_empty(), "another process has the number");
         remains.add_group(ours, u32::MAX >> 1, 1);
-        assert!(remains.groups.is_empty(), "nobody has the number");
+        assert!(remains.marks.groups.is_empty(), "nobody has the number");
         assert_eq!(remains.kill(Duration::from_secs(20)), [0; 0]);
         assert!(!doomed.wait().unwrap().success());
         assert!(spared.try_wait().unwrap().is_none());

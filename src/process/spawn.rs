@@ -14,7 +14,7 @@ use rustix::process::Pid;
 use rustix::time::ClockId;
 
 use super::sweep::Process;
-use super::sys::{self, ChildPlan, ChildStack, ChildStage, CloneError, Inheritance};
+use super::sys::{self, ChildPlan, ChildStack, ChildStage, CloneError, Inheritance, ProcessLimit};
 
 /// What to start. Holds an environment with secrets, so it has no `Debug`.
 pub struct Command<'a> {
@@ -26,6 +26,19 @@ pub struct Command<'a> {
     pub env: &'a [Vec<u8>],
     /// Working directory.
     pub work_dir: &'a Path,
+}
+
+/// What a process is held in.
+#[derive(Clone, Debug, Default)]
+pub struct Confinement<'a> {
+    /// Directory of the control group of version 2 that it is born in.
+    pub cgroup: Option<BorrowedFd<'a>>,
+    /// `cgroup.procs` of the groups of version 1 that it joins.
+    pub join: Vec<BorrowedFd<'a>>,
+    /// Most open files.
+    pub open_files: Option<u64>,
+    /// Most processes of its user ([`super::limiter::user_limit`]).
+    pub user_processes: Option<u64>,
 }
 
 /// A process that runs its program.
@@ -58,6 +71,8 @@ pub enum Stage {
     WorkDir,
     /// Executing the program.
     Exec,
+    /// Holding it to the job's limits.
+    Limits,
 }
 
 impl Stage {
@@ -70,6 +85,7 @@ impl Stage {
             Self::Cgroup => "cgroup",
             Self::WorkDir => "work_dir",
             Self::Exec => "exec",
+            Self::Limits => "limits",
         }
     }
 }
@@ -86,7 +102,8 @@ pub struct SpawnError {
 }
 
 impl SpawnError {
-    fn new(stage: Stage, error: &io::Error) -> Self {
+    /// With the system's reason for `stage`.
+    pub fn new(stage: Stage, error: &io::Error) -> Self {
         Self { stage, errno: Errno::from_io_error(error).unwrap_or(Errno::INVAL) }
     }
 
@@ -101,13 +118,16 @@ pub struct Spawner {
     stack: ChildStack,
     inheritance: Inheritance,
     null: OwnedFd,
+    oom_score: Option<OomScore>,
 }
 
 impl Spawner {
-    /// Notes the dispositions and limits that steps are to have: call it before changing one's own limits.
-    pub fn new() -> io::Result<Self> {
+    /// Notes the dispositions and limits that steps are to have: call it before changing one's own limits, and before this
+    /// process hides its files in `/proc`. `oom_score_adj`: what the daemon was started with.
+    pub fn new(oom_score_adj: Option<i32>) -> io::Result<Self> {
         let null = rustix::fs::open("/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
-        Ok(Self { stack: ChildStack::new()?, inheritance: Inheritance::read(), null })
+        let oom_score = OomScore::open(oom_score_adj);
+        Ok(Self { stack: ChildStack::new()?, inheritance: Inheritance::read(), null, oom_score })
     }
 
     /// Call after changing dispositions of signals, so that steps get the default ones.
@@ -115,11 +135,11 @@ impl Spawner {
         self.inheritance.read_signals();
     }
 
-    /// Starts `command`, born in `cgroup` if one is given.
+    /// Starts `command`, held in `confinement`.
     pub fn spawn(
         &mut self,
         command: &Command<'_>,
-        cgroup: Option<BorrowedFd<'_>>,
+        confinement: &Confinement<'_>,
     ) -> Result<Spawned, SpawnError> {
         let nul = |_| SpawnError { stage: Stage::Arguments, errno: Errno::INVAL };
         let program = CString::new(command.program.as_os_str().as_bytes()).map_err(nul)?;
@@ -128,6 +148,10 @@ impl Spawner {
         let env = StringArray::new(command.env.iter().map(Vec::as_slice))?;
         let (stdout, child_stdout) = output_pipe()?;
         let (stderr, child_stderr) = output_pipe()?;
+        let Confinement { cgroup, join, open_files, user_processes } = confinement;
+        let limits =
+            [open_files.map(ProcessLimit::OpenFiles), user_processes.map(ProcessLimit::UserProcesses)];
+        let limits: Vec<_> = limits.into_iter().flatten().collect();
         let plan = ChildPlan {
             program: &program,
             argv: argv.pointers.as_ptr(),
@@ -136,11 +160,20 @@ impl Spawner {
             stdin: self.null.as_fd(),
             stdout: child_stdout.as_fd(),
             stderr: child_stderr.as_fd(),
-            cgroup,
+            cgroup: *cgroup,
+            join,
+            limits: &limits,
             inheritance: &self.inheritance,
         };
         let before = ticks();
-        let (pid, pidfd) = sys::clone_exec(&plan, &mut self.stack).map_err(|error| match error {
+        if let Some(score) = &self.oom_score {
+            score.as_a_step();
+        }
+        let cloned = sys::clone_exec(&plan, &mut self.stack);
+        if let Some(score) = &self.oom_score {
+            score.as_ourselves();
+        }
+        let (pid, pidfd) = cloned.map_err(|error| match error {
             CloneError::Clone(error) => SpawnError::new(Stage::Fork, &error),
             CloneError::Child(stage, error) => SpawnError::new(stage.into(), &error),
         })?;
@@ -151,6 +184,55 @@ impl Spawner {
             .or_else(|| Process::read(pid.as_raw_nonzero().get() as u32).map(|process| process.start_time));
         Ok(Spawned { pid, pidfd, start_time: start_time.unwrap_or(0), stdout, stderr })
     }
+}
+
+/// How willingly the kernel ends steps when memory is short: before us and the daemon (faults.md row 12).
+///
+/// A child takes over its parent's value when it is made, so ours is a step's for as long as the start of one takes. It
+/// cannot set it itself: until it executes its program it has our memory, whose owner alone may write the file.
+struct OomScore {
+    /// `/proc/self/oom_score_adj`
+    file: OwnedFd,
+    own: String,
+    step: String,
+}
+
+/// How much more willingly than the daemon.
+const STEPS_FIRST: i32 = 500;
+
+/// The kernel's largest value.
+const MAX_OOM_SCORE_ADJ: i32 = 1000;
+
+impl OomScore {
+    /// `None` where the kernel or our rights know no such thing.
+    fn open(started_with: Option<i32>) -> Option<Self> {
+        let file =
+            rustix::fs::open("/proc/self/oom_score_adj", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())
+                .ok()?;
+        let mut text = [0; 16];
+        let len = rustix::io::read(&file, &mut text).ok()?;
+        let own: i32 = std::str::from_utf8(text.get(..len)?).ok()?.trim().parse().ok()?;
+        let step = step_score(own, started_with);
+        Some(Self { file, own: own.to_string(), step: step.to_string() })
+    }
+
+    fn as_a_step(&self) {
+        self.set(&self.step);
+    }
+
+    fn as_ourselves(&self) {
+        self.set(&self.own);
+    }
+
+    fn set(&self, value: &str) {
+        // What cannot be set stays as it is: memory is then short for all alike.
+        rustix::io::pwrite(&self.file, value.as_bytes(), 0).ok();
+    }
+}
+
+/// A step's value: well above the daemon's, which is ours too, and never below what the daemon was started with.
+fn step_score(own: i32, started_with: Option<i32>) -> i32 {
+    (own + STEPS_FIRST).max(started_with.unwrap_or(own)).min(MAX_OOM_SCORE_ADJ)
 }
 
 /// Now, as the kernel shows start times of processes: in ticks of 10 ms on all processors that we are built for.
@@ -168,6 +250,7 @@ impl From<ChildStage> for Stage {
             ChildStage::Pipe => Self::Pipe,
             ChildStage::WorkDir => Self::WorkDir,
             ChildStage::Exec => Self::Exec,
+            ChildStage::Limits => Self::Limits,
         }
     }
 }
@@ -215,16 +298,24 @@ mod tests {
 
     #[test]
     fn the_start_time_is_what_the_kernel_shows() {
-        let mut spawner = Spawner::new().unwrap();
+        let mut spawner = Spawner::new(None).unwrap();
         let argv = ["sleep", "30"].map(str::to_owned);
         let command =
             Command { program: Path::new("/bin/sleep"), argv: &argv, env: &[], work_dir: Path::new("/") };
         for _ in 0..20 {
-            let spawned = spawner.spawn(&command, None).unwrap();
+            let spawned = spawner.spawn(&command, &Confinement::default()).unwrap();
             let shown = Process::read(spawned.pid.as_raw_nonzero().get() as u32).unwrap();
             assert_eq!(spawned.start_time, shown.start_time);
             rustix::process::pidfd_send_signal(&spawned.pidfd, rustix::process::Signal::KILL).unwrap();
             rustix::process::waitpid(Some(spawned.pid), rustix::process::WaitOptions::empty()).unwrap();
         }
+    }
+    #[test]
+    fn steps_are_ended_before_the_daemon_and_not_later_than_what_started_it() {
+        assert_eq!(step_score(-500, Some(0)), 0, "a daemon that may lower its own");
+        assert_eq!(step_score(0, Some(0)), 500, "one that may not");
+        assert_eq!(step_score(-500, Some(300)), 300, "in a container that is to end early");
+        assert_eq!(step_score(900, Some(900)), 1000);
+        assert_eq!(step_score(-900, Some(-900)), -400);
     }
 }

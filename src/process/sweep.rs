@@ -5,7 +5,7 @@
 //! that a step of the job led. A process that forks while `/proc` is read can be missed: callers repeat the sweep
 //! until it finds nothing twice.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fs;
 use std::io::{self, Read};
 
@@ -60,6 +60,15 @@ impl Process {
     }
 }
 
+/// What tells the jobs apart.
+#[derive(Clone, Debug, Default)]
+pub struct Marks {
+    /// Tags of all jobs. Any other tag was given by a step-runner inside one of them and says nothing.
+    pub tags: HashSet<u128>,
+    /// Tags by groups that steps of the jobs led.
+    pub groups: HashMap<u32, u128>,
+}
+
 /// Where to look.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scope {
@@ -80,24 +89,24 @@ pub enum Owner {
     Job(u128),
 }
 
-/// Finds processes of jobs. Remembers tags it has read: a process that cleans its environment keeps its job.
+/// Finds processes of jobs. Remembers whose they were: one that cleans its environment and loses its parent keeps its job.
 #[derive(Debug, Default)]
 pub struct Sweeper {
-    /// Tag by pid and start time.
-    tags: HashMap<(u32, u64), u128>,
+    /// Tag of the job by pid and start time.
+    known: HashMap<(u32, u64), u128>,
 }
 
 /// A living process within the scope, and whose it is; never [`Owner::Outside`].
 pub type Found = (Process, Owner);
 
 impl Sweeper {
-    /// Reads `/proc` once. `groups`: tags of the jobs by groups that their steps led.
-    pub fn find(&mut self, scope: Scope, groups: &HashMap<u32, u128>) -> io::Result<Vec<Found>> {
+    /// Reads `/proc` once.
+    pub fn find(&mut self, scope: Scope, marks: &Marks) -> io::Result<Vec<Found>> {
         let table = read_table()?;
         let mut found: Vec<Found> = Vec::new();
         let mut owners: HashMap<u32, Owner> = HashMap::with_capacity(table.len());
         for &pid in table.keys().filter(|&&pid| scope != Scope::Below(pid)) {
-            let owner = self.owner(pid, scope, groups, &table, &mut owners);
+            let owner = self.owner(pid, scope, marks, &table, &mut owners);
             if let Some(process) = table.get(&pid)
                 && !process.zombie
                 && owner != Owner::Outside
@@ -105,13 +114,13 @@ impl Sweeper {
                 found.push((*process, owner));
             }
         }
-        self.tags.retain(|(pid, start_time), _| table.get(pid).is_some_and(|p| p.start_time == *start_time));
+        self.known.retain(|(pid, start_time), _| table.get(pid).is_some_and(|p| p.start_time == *start_time));
         Ok(found)
     }
 
     /// Whose `process` is by its own tag or group alone, without looking at its ancestors.
-    pub fn owner_of(&mut self, process: &Process, groups: &HashMap<u32, u128>) -> Owner {
-        let tag = self.tag(process).or_else(|| groups.get(&process.group).copied());
+    pub fn owner_of(&mut self, process: &Process, marks: &Marks) -> Owner {
+        let tag = self.tag(process, marks).or_else(|| marks.groups.get(&process.group).copied());
         tag.map_or(Owner::Unknown, Owner::Job)
     }
 
@@ -119,7 +128,7 @@ impl Sweeper {
         &mut self,
         pid: u32,
         scope: Scope,
-        groups: &HashMap<u32, u128>,
+        marks: &Marks,
         table: &HashMap<u32, Process>,
         owners: &mut HashMap<u32, Owner>,
     ) -> Owner {
@@ -143,26 +152,29 @@ impl Sweeper {
         };
         for process in line.into_iter().rev() {
             if owner != Owner::Outside {
-                let own = self.tag(&process).map(Owner::Job);
-                let group = groups.get(&process.group).copied().map(Owner::Job);
+                let own = self.tag(&process, marks).map(Owner::Job);
+                let group = marks.groups.get(&process.group).copied().map(Owner::Job);
                 owner = match (own, owner, group) {
                     (Some(own), _, _) => own,
                     (None, Owner::Unknown, Some(group)) => group,
                     (None, inherited, _) => inherited,
                 };
+                if let Owner::Job(tag) = owner {
+                    self.known.insert((process.pid, process.start_time), tag);
+                }
             }
             owners.insert(process.pid, owner);
         }
         owner
     }
 
-    fn tag(&mut self, process: &Process) -> Option<u128> {
+    fn tag(&mut self, process: &Process, marks: &Marks) -> Option<u128> {
         let key = (process.pid, process.start_time);
-        if let Some(&tag) = self.tags.get(&key) {
+        if let Some(&tag) = self.known.get(&key) {
             return Some(tag);
         }
-        let tag = read_tag(process.pid)?;
-        self.tags.insert(key, tag);
+        let tag = read_tag(process.pid).filter(|tag| marks.tags.contains(tag))?;
+        self.known.insert(key, tag);
         Some(tag)
     }
 }
@@ -198,14 +210,17 @@ fn read_tag(pid: u32) -> Option<u128> {
     })
 }
 
-/// Process ids of this process's children whose `known` is false, zombies left out. Cheap: one file, whatever else
-/// runs on the host. `thread` is the thread that started them; orphans come to the main thread.
+/// Process ids of this process's children whose `known` is false, zombies included. Cheap: one file, whatever else runs
+/// on the host. Orphans come to the main thread, whose children these are.
+///
+/// Complete: while the file is read children only come, at the end of the list, as they go when they are reaped, and that is
+/// for the thread that calls this to do. So where a subreaper that has reaped all it started sees none here, nothing lives
+/// below it: a process that has lost its parents hangs below such a child, until that is reaped.
 pub fn unknown_children(mut known: impl FnMut(u32) -> bool) -> io::Result<Vec<u32>> {
     let pid = std::process::id();
     let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"))?;
-    let unknown =
-        children.split_ascii_whitespace().filter_map(|pid| pid.parse().ok()).filter(|&pid| !known(pid));
-    Ok(unknown.filter(|&pid| Process::read(pid).is_some_and(|process| !process.zombie)).collect())
+    let children = children.split_ascii_whitespace().filter_map(|pid| pid.parse().ok());
+    Ok(children.filter(|&pid| !known(pid)).collect())
 }
 
 #[cfg(test)]
@@ -240,15 +255,18 @@ mod tests {
             command.spawn().unwrap()
         };
         let (mut tagged, mut plain) = (start(Some(7)), start(None));
-        let found = Sweeper::default().find(Scope::Below(std::process::id()), &HashMap::new()).unwrap();
+        let mut marks = Marks { tags: HashSet::from([7]), ..Marks::default() };
+        let mut inner = start(Some(8));
+        let found = Sweeper::default().find(Scope::Below(std::process::id()), &marks).unwrap();
         let tag_of = |pid| found.iter().find(|(process, _)| process.pid == pid).map(|(_, tag)| *tag);
         assert_eq!(tag_of(tagged.id()), Some(Owner::Job(7)));
         assert_eq!(tag_of(plain.id()), Some(Owner::Unknown));
+        assert_eq!(tag_of(inner.id()), Some(Owner::Unknown), "a tag of nobody we know");
         assert_eq!(tag_of(1), None);
-        let groups = HashMap::from([(found.iter().find(|(p, _)| p.pid == plain.id()).unwrap().0.group, 9)]);
-        let by_group = Sweeper::default().find(Scope::Everywhere, &groups).unwrap();
+        marks.groups = HashMap::from([(found.iter().find(|(p, _)| p.pid == plain.id()).unwrap().0.group, 9)]);
+        let by_group = Sweeper::default().find(Scope::Everywhere, &marks).unwrap();
         assert!(by_group.iter().any(|(process, tag)| process.pid == plain.id() && *tag == Owner::Job(9)));
-        for child in [&mut tagged, &mut plain] {
+        for child in [&mut tagged, &mut plain, &mut inner] {
             child.kill().unwrap();
             child.wait().unwrap();
         }

@@ -10,6 +10,9 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::ptr;
 use std::sync::atomic::{AtomicI32, Ordering};
+use std::time::Duration;
+
+use crate::model::ExitStatus;
 
 /// Bytes of the stack a new process runs on until its `execve`. The functions it calls are thin wrappers of system
 /// calls; 64 KiB is what the C library's own `posix_spawn` is generous with.
@@ -136,7 +139,40 @@ pub(super) struct ChildPlan<'a> {
     pub(super) stderr: BorrowedFd<'a>,
     /// Directory of the control group to start in.
     pub(super) cgroup: Option<BorrowedFd<'a>>,
+    /// `cgroup.procs` of the groups of version 1 to join.
+    pub(super) join: &'a [BorrowedFd<'a>],
+    /// Limits to set last: the program's own.
+    pub(super) limits: &'a [ProcessLimit],
     pub(super) inheritance: &'a Inheritance,
+}
+
+/// A limit of a resource of one process, for its soft and its hard value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ProcessLimit {
+    /// Open files.
+    OpenFiles(u64),
+    /// Processes of the user.
+    UserProcesses(u64),
+}
+
+impl ProcessLimit {
+    /// Lowers the limit of the calling process; one that is lower stays. Async-signal-safe.
+    fn apply(self) -> bool {
+        let (resource, most) = match self {
+            Self::OpenFiles(most) => (libc::RLIMIT_NOFILE as c_int, most),
+            Self::UserProcesses(most) => (libc::RLIMIT_NPROC as c_int, most),
+        };
+        let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+        // SAFETY: `limit` is readable and writable; the calls concern the calling process alone.
+        unsafe {
+            if libc::prlimit(0, resource as _, ptr::null(), &raw mut limit) != 0 {
+                return false;
+            }
+            limit.rlim_cur = limit.rlim_cur.min(most);
+            limit.rlim_max = limit.rlim_max.min(most);
+            libc::prlimit(0, resource as _, &raw const limit, ptr::null_mut()) == 0
+        }
+    }
 }
 
 /// What the child was doing when it failed.
@@ -152,6 +188,8 @@ pub(super) enum ChildStage {
     WorkDir = 4,
     /// Executing the program.
     Exec = 5,
+    /// The job's limits.
+    Limits = 6,
 }
 
 impl ChildStage {
@@ -161,6 +199,7 @@ impl ChildStage {
             3 => Self::Pipe,
             4 => Self::WorkDir,
             5 => Self::Exec,
+            6 => Self::Limits,
             _ => Self::Prepare,
         }
     }
@@ -266,6 +305,10 @@ fn run_child(shared: &Shared<'_>) -> Result<std::convert::Infallible, ChildStage
         if shared.join_cgroup {
             join_cgroup(plan.cgroup)?;
         }
+        for procs in plan.join {
+            let joined = libc::write(procs.as_raw_fd(), b"0".as_ptr().cast(), 1);
+            ok(joined as c_int, ChildStage::Limits)?;
+        }
         ok(libc::setpgid(0, 0), ChildStage::Prepare)?;
         ok(libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL), ChildStage::Prepare)?;
         if libc::getppid() != plan.inheritance.parent {
@@ -284,6 +327,9 @@ fn run_child(shared: &Shared<'_>) -> Result<std::convert::Infallible, ChildStage
         ok(libc::chdir(plan.work_dir.as_ptr()), ChildStage::WorkDir)?;
         let none = empty_signal_set();
         libc::sigprocmask(libc::SIG_SETMASK, &raw const none, ptr::null_mut());
+        if !plan.limits.iter().all(|limit| limit.apply()) {
+            return Err(ChildStage::Limits);
+        }
         libc::execve(plan.program.as_ptr(), plan.argv, plan.envp);
     }
     Err(ChildStage::Exec)
@@ -484,6 +530,13 @@ pub fn ignore_signals() {
         // SAFETY: no handler is installed, so none can run at a bad time.
         unsafe { libc::signal(signal, libc::SIG_IGN) };
     }
+    ignore_file_size_signal();
+}
+
+/// A write beyond the limit on the size of files fails as one to a full disk does, instead of ending the process.
+pub fn ignore_file_size_signal() {
+    // SAFETY: no handler is installed, so none can run at a bad time.
+    unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
 }
 
 /// Process id of a child that has ended and is not reaped; it stays unreaped.
@@ -496,6 +549,51 @@ pub fn peek_exited_child() -> Option<u32> {
         let pid = info.si_pid();
         (waited == 0 && pid > 0).then_some(pid as u32)
     }
+}
+
+/// Which child to wait for.
+#[derive(Clone, Copy)]
+pub(super) enum Child<'a> {
+    /// The one behind this descriptor.
+    Pidfd(BorrowedFd<'a>),
+    /// The one with this process id.
+    Pid(u32),
+}
+
+/// Reaps a child if it has ended: its exit code or the signal that ended it, and the processor time that it and the
+/// children it had reaped used. The library's call does not tell the time.
+pub(super) fn reap_ended(child: Child<'_>) -> Option<(ExitStatus, Duration)> {
+    let (kind, id) = match child {
+        Child::Pidfd(fd) => (libc::P_PIDFD, fd.as_raw_fd() as libc::id_t),
+        Child::Pid(pid) => (libc::P_PID, pid),
+    };
+    // SAFETY: all-zero values are valid for both; the call writes only to them.
+    let (waited, info, usage) = unsafe {
+        let mut info: libc::siginfo_t = std::mem::zeroed();
+        let mut usage: libc::rusage = std::mem::zeroed();
+        let options = libc::WEXITED | libc::WNOHANG;
+        let waited = loop {
+            let waited = libc::syscall(libc::SYS_waitid, kind, id, &raw mut info, options, &raw mut usage);
+            if waited == 0 || errno() != libc::EINTR {
+                break waited;
+            }
+        };
+        (waited, info, usage)
+    };
+    // SAFETY: the kernel filled in the fields of a child's end, or left zeros.
+    let (pid, status) = unsafe { (info.si_pid(), info.si_status()) };
+    if waited != 0 || pid == 0 {
+        return None;
+    }
+    let status = match info.si_code {
+        libc::CLD_EXITED => ExitStatus::Code(status as u8),
+        _ => ExitStatus::Signal(status as u8),
+    };
+    Some((status, time_of(usage.ru_utime) + time_of(usage.ru_stime)))
+}
+
+fn time_of(time: libc::timeval) -> Duration {
+    Duration::from_secs(time.tv_sec as u64) + Duration::from_micros(time.tv_usec as u64)
 }
 
 /// Takes over descriptor `fd` that this process was started with, and makes it close-on-exec. Standard input is

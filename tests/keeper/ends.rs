@@ -1,13 +1,17 @@
 //! Ending processes: what steps leave, stop, close (service.md §6.1, §6.2; faults.md rows 1–5).
 
+use std::fs::File;
+use std::io::Read;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use step_runner::keeper::protocol::{KeeperSettings, StepEnd};
+use step_runner::keeper::protocol::{KeeperSettings, Request, StepEnd};
 
 use crate::support::{Keeper, exited, settings, signalled, wait_for_file, wait_until};
 
 #[test]
-fn a_server_left_running_lives_until_the_job_ends() {
+fn fault_01_what_a_step_left_lives_until_the_job_ends() {
     for cgroup in ["auto", "off"] {
         let mut keeper = Keeper::start(cgroup);
         let mut job = keeper.hold("left");
@@ -27,7 +31,7 @@ fn a_server_left_running_lives_until_the_job_ends() {
 }
 
 #[test]
-fn leftovers_are_killed_at_the_steps_end_if_the_setting_says_so() {
+fn fault_01_leftovers_are_killed_at_the_steps_end_if_the_setting_says_so() {
     for cgroup in ["auto", "off"] {
         let mut keeper = Keeper::start_with(cgroup, KeeperSettings { leftover_keep: false, ..settings() });
         let mut job = keeper.hold("kill");
@@ -42,7 +46,7 @@ fn leftovers_are_killed_at_the_steps_end_if_the_setting_says_so() {
 }
 
 #[test]
-fn four_hundred_processes_of_their_own_sessions_are_all_ended() {
+fn fault_02_four_hundred_processes_of_their_own_sessions_are_all_ended() {
     for cgroup in ["auto", "off"] {
         let mut keeper = Keeper::start(cgroup);
         let mut job = keeper.hold("many");
@@ -58,7 +62,7 @@ fn four_hundred_processes_of_their_own_sessions_are_all_ended() {
 }
 
 #[test]
-fn a_process_that_ignores_sigterm_is_killed_after_the_grace() {
+fn fault_04_a_process_that_ignores_sigterm_is_killed_after_the_grace() {
     for cgroup in ["auto", "off"] {
         let mut keeper = Keeper::start(cgroup);
         let mut job = keeper.hold("deaf");
@@ -79,7 +83,7 @@ fn a_process_that_ignores_sigterm_is_killed_after_the_grace() {
 }
 
 #[test]
-fn a_process_that_obeys_ends_at_once_and_not_after_the_grace() {
+fn fault_04_a_process_that_obeys_ends_at_once_and_not_after_the_grace() {
     let mut keeper = Keeper::start("auto");
     let mut job = keeper.hold("obedient");
     let ready = keeper.dir.path().join("ready");
@@ -116,7 +120,7 @@ fn a_shorter_grace_asked_later_counts() {
 }
 
 #[test]
-fn a_stopped_process_can_be_cancelled() {
+fn fault_05_a_stopped_process_can_be_cancelled() {
     let mut keeper = Keeper::start("auto");
     let mut job = keeper.hold("stopped");
     let ready = keeper.dir.path().join("ready");
@@ -127,26 +131,91 @@ fn a_stopped_process_can_be_cancelled() {
     keeper.end();
 }
 
+/// A FIFO that the processes of a job hold open: whoever reads it knows when the last of them is gone.
+struct Witness {
+    path: PathBuf,
+    reader: File,
+}
+
+impl Witness {
+    fn new(folder: &Path, name: &str) -> Self {
+        let path = folder.join(name);
+        rustix::fs::mknodat(rustix::fs::CWD, &path, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
+        let reader = File::options().read(true).custom_flags(libc::O_NONBLOCK).open(&path).unwrap();
+        Self { path, reader }
+    }
+
+    /// In front of a script: opens it and says so.
+    fn attach(&self) -> String {
+        format!("exec 9> {}; echo held >&9; ", self.path.display())
+    }
+
+    /// To be asked once the processes have attached themselves.
+    fn is_alone(&mut self) -> bool {
+        let mut rest = [0; 64];
+        loop {
+            match self.reader.read(&mut rest) {
+                Ok(0) => return true,
+                Ok(_) => {}
+                Err(error) => {
+                    assert_eq!(error.kind(), std::io::ErrorKind::WouldBlock);
+                    return false;
+                }
+            }
+        }
+    }
+}
+
+/// A script that goes on for ever: each process starts the next in a session of its own and exits, so that no list of
+/// processes is ever complete.
+fn chain(folder: &Path) -> String {
+    let link = folder.join("link");
+    std::fs::write(&link, "setsid sh $0 >/dev/null 2>&1 & exit 0\n").unwrap();
+    format!("setsid sh {} >/dev/null 2>&1 & exit 0", link.display())
+}
+
 #[test]
-fn a_chain_of_forks_does_not_outlive_its_job() {
+fn fault_03_a_chain_of_forks_does_not_outlive_its_job() {
     for cgroup in ["auto", "off"] {
         let mut keeper = Keeper::start(cgroup);
-        let mut job = keeper.hold("chain");
-        // Each link starts the next in a session of its own and exits: no list of processes is ever complete.
-        let link = keeper.dir.path().join("link");
-        std::fs::write(&link, "setsid sh $0 >/dev/null 2>&1 & exit 0\n").unwrap();
-        let over =
-            job.run(&mut keeper.client, &format!("setsid sh {} >/dev/null 2>&1 & exit 0", link.display()));
-        assert_eq!(over.end, exited(0));
-        let closed = job.close_with(&mut keeper.client, Duration::ZERO, vec![]);
-        assert!(closed.unkilled.is_empty(), "{cgroup}");
-        assert!(job.living().is_empty(), "{cgroup}");
+        let chain = chain(keeper.dir.path());
+        for round in 0..15 {
+            let mut job = keeper.hold(&format!("chain-{round}"));
+            let mut witness = Witness::new(keeper.dir.path(), &format!("witness-{round}"));
+            let over = job.run(&mut keeper.client, &[&witness.attach(), chain.as_str()].concat());
+            assert_eq!(over.end, exited(0));
+            let closed = job.close_with(&mut keeper.client, Duration::ZERO, vec![]);
+            assert!(closed.unkilled.is_empty(), "{cgroup} {round}: {closed:?}");
+            assert!(witness.is_alone(), "{cgroup} {round}");
+            keeper.client.ask(Request::Drop { key: job.key }).unwrap();
+        }
         keeper.end();
     }
 }
 
 #[test]
-fn a_process_that_cleans_its_environment_still_belongs_to_its_job() {
+fn fault_03_a_chain_of_forks_is_told_from_that_of_another_job() {
+    let mut keeper = Keeper::start("off");
+    let chain = chain(keeper.dir.path());
+    let mut other = keeper.hold("other");
+    let mut bystander = Witness::new(keeper.dir.path(), "bystander");
+    other.run(&mut keeper.client, &[&bystander.attach(), chain.as_str()].concat());
+    for round in 0..10 {
+        let mut job = keeper.hold(&format!("chain-{round}"));
+        let mut witness = Witness::new(keeper.dir.path(), &format!("witness-{round}"));
+        job.run(&mut keeper.client, &[&witness.attach(), chain.as_str()].concat());
+        let closed = job.close_with(&mut keeper.client, Duration::ZERO, vec![]);
+        assert!(closed.unkilled.is_empty(), "{round}: {closed:?}");
+        assert!(witness.is_alone(), "{round}");
+        assert!(!bystander.is_alone(), "{round}");
+    }
+    assert!(other.close_with(&mut keeper.client, Duration::ZERO, vec![]).unkilled.is_empty());
+    assert!(bystander.is_alone());
+    keeper.end();
+}
+
+#[test]
+fn fault_02_a_process_that_cleans_its_environment_still_belongs_to_its_job() {
     for cgroup in ["auto", "off"] {
         let mut keeper = Keeper::start(cgroup);
         let mut job = keeper.hold("cleaner");

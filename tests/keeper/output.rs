@@ -9,7 +9,7 @@ use step_runner::model::Kind;
 use crate::support::{Keeper, exited, wait_until};
 
 #[test]
-fn output_is_framed_by_stream_and_the_last_line_is_complete() {
+fn fault_30_output_is_framed_by_stream_and_the_last_line_is_complete() {
     let mut keeper = Keeper::start("auto");
     let mut job = keeper.hold("frames");
     job.run(&mut keeper.client, "echo out; echo err >&2; printf 'no end'");
@@ -56,7 +56,7 @@ fn what_a_left_process_writes_later_is_logged_under_its_stream() {
 }
 
 #[test]
-fn phrases_are_masked_in_output_and_lines_and_from_the_moment_they_are_known() {
+fn fault_39_phrases_are_masked_in_output_and_lines_and_from_the_moment_they_are_known() {
     let mut keeper = Keeper::start("auto");
     let mut job = keeper.hold_with("masked", |hold| hold.phrases = vec![b"hunter2!".to_vec()]);
     job.run(&mut keeper.client, "printf 'a hunt'; printf 'er2! b\\n'; echo later-secret");
@@ -85,7 +85,7 @@ fn phrases_are_masked_in_output_and_lines_and_from_the_moment_they_are_known() {
 }
 
 #[test]
-fn a_quarter_gibibyte_arrives_byte_for_byte() {
+fn fault_16_a_quarter_gibibyte_without_a_line_end_arrives_byte_for_byte() {
     let mut keeper = Keeper::start("auto");
     let mut job = keeper.hold("big");
     // Without line feeds in rows, with all byte values but those that masking looks for.
@@ -101,7 +101,7 @@ fn a_quarter_gibibyte_arrives_byte_for_byte() {
 }
 
 #[test]
-fn random_bytes_arrive_byte_for_byte() {
+fn fault_17_random_bytes_arrive_byte_for_byte() {
     let mut keeper = Keeper::start("auto");
     let mut job = keeper.hold("random");
     let file = keeper.dir.path().join("bytes");
@@ -112,7 +112,7 @@ fn random_bytes_arrive_byte_for_byte() {
 }
 
 #[test]
-fn both_streams_keep_their_own_order() {
+fn fault_31_both_streams_keep_their_own_order() {
     let mut keeper = Keeper::start("auto");
     let mut job = keeper.hold("order");
     let script = "i=0; while [ $i -lt 20000 ]; do echo o$i; echo e$i >&2; i=$((i+1)); done";
@@ -126,7 +126,7 @@ fn both_streams_keep_their_own_order() {
 }
 
 #[test]
-fn output_over_the_limit_is_dropped_and_said_so() {
+fn fault_23_output_over_the_limit_is_dropped_and_said_so() {
     let mut keeper = Keeper::start("auto");
     let mut job = keeper.hold_with("limit", |hold| hold.log_limit = 100_000);
     assert_eq!(job.run(&mut keeper.client, "yes | head -n 1000000").end, exited(0));
@@ -154,7 +154,7 @@ fn lengths_are_told_as_the_log_grows() {
 }
 
 #[test]
-fn a_full_disk_holds_the_process_up_and_loses_nothing() {
+fn fault_25_a_full_disk_holds_the_process_up_and_loses_nothing() {
     let mut keeper = Keeper::start("auto");
     let mut job = keeper.hold("full");
     let small = keeper.dir.path().join("small");

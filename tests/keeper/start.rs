@@ -5,7 +5,7 @@ use step_runner::keeper::protocol::{Request, StepEnd};
 use crate::support::{Keeper, exited, signalled, wait_for_file, wait_until};
 
 #[test]
-fn every_exit_code_is_reported_as_it_is() {
+fn fault_09_every_exit_code_is_reported_as_it_is() {
     let mut keeper = Keeper::start("auto");
     let mut job = keeper.hold("codes");
     for code in 0..=255 {
@@ -16,18 +16,24 @@ fn every_exit_code_is_reported_as_it_is() {
 }
 
 #[test]
-fn death_by_a_signal_is_told_from_an_exit_code() {
+fn fault_09_death_by_a_signal_is_told_from_an_exit_code() {
     let mut keeper = Keeper::start("off");
     let mut job = keeper.hold("signals");
-    for signal in [1, 2, 3, 6, 8, 9, 11, 13, 14, 15, 24, 31] {
+    // What these do by default is not an end: to go on, to be ignored, to stop.
+    let harmless = [17, 18, 19, 20, 21, 22, 23, 28];
+    for signal in (1..=31).filter(|signal| !harmless.contains(signal)).chain([34, 64]) {
         let end = job.run(&mut keeper.client, &format!("ulimit -c 0; kill -{signal} $$")).end;
         assert_eq!(end, signalled(signal), "{signal}");
+    }
+    for signal in [17, 18, 23, 28] {
+        let end = job.run(&mut keeper.client, &format!("kill -{signal} $$; exit 5")).end;
+        assert_eq!(end, exited(5), "{signal}");
     }
     keeper.end();
 }
 
 #[test]
-fn what_cannot_start_says_what_failed_and_why() {
+fn fault_09_what_cannot_start_says_what_failed_and_why() {
     let mut keeper = Keeper::start("auto");
     let mut job = keeper.hold("failures");
     let dir = keeper.dir.path().to_owned();
@@ -44,6 +50,9 @@ fn what_cannot_start_says_what_failed_and_why() {
     assert_eq!(job.run_command(client, &[&script("plain", "x", 0o644)]), not_started("exec", 13));
     assert_eq!(job.run_command(client, &[&script("noexec", "no magic", 0o755)]), not_started("exec", 8));
     assert_eq!(job.run_command(client, &[&script("interp", "#!/no/such\n", 0o755)]), not_started("exec", 2));
+    let circle = dir.join("circle");
+    std::os::unix::fs::symlink(&circle, &circle).unwrap();
+    assert_eq!(job.run_command(client, &[circle.to_str().unwrap()]), not_started("exec", 40));
     let long = "x".repeat(200 << 10);
     assert_eq!(job.run_command(client, &["/bin/echo", &long]), not_started("exec", 7));
     let mut lost = job.command(&["/bin/true"]);
@@ -57,7 +66,7 @@ fn what_cannot_start_says_what_failed_and_why() {
 }
 
 #[test]
-fn a_step_has_three_descriptors_its_own_group_and_default_signals() {
+fn fault_10_a_step_has_three_descriptors_its_own_group_and_default_signals() {
     let mut keeper = Keeper::start("auto");
     let mut job = keeper.hold("clean");
     let script = "ls /proc/self/fd | tr '\\n' ' '; echo; cut -d' ' -f1,5 /proc/self/stat; \
@@ -88,12 +97,19 @@ fn soft_files() -> u64 {
 }
 
 #[test]
-fn orphans_are_reaped_and_no_status_is_stolen() {
+fn fault_07_orphans_are_reaped_and_no_status_is_stolen() {
     let mut keeper = Keeper::start("off");
     let mut job = keeper.hold("orphans");
-    let over = job
-        .run(&mut keeper.client, "i=0; while [ $i -lt 200 ]; do (true & exit 0); i=$((i+1)); done; exit 9");
-    assert_eq!(over.end, exited(9));
+    // One job makes orphans as fast as it can while another ends with every code there is.
+    let (mut codes, stop) = (keeper.hold("codes"), keeper.dir.path().join("stop"));
+    let storm = format!("until test -e {}; do (exit 9 &); echo; done; exit 9", stop.display());
+    let storm = job.spawn(&mut keeper.client, &storm);
+    for code in 0..=255 {
+        assert_eq!(codes.run(&mut keeper.client, &format!("exit {code}")).end, exited(code));
+    }
+    std::fs::write(&stop, "").unwrap();
+    assert_eq!(keeper.client.step_over(job.key, storm).end, exited(9));
+    assert!(job.lines().len() > 256, "{} orphans", job.lines().len());
     let keeper_pid = keeper.process.id();
     wait_until(|| {
         let children =

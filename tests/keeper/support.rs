@@ -13,7 +13,7 @@ use step_runner::keeper::protocol::{
     SpawnStep, StepEnd, StepOver, ToKeeper,
 };
 use step_runner::log::line::{Entry, Joiner};
-use step_runner::model::{ExitStatus, JobId, JobKey, Kind};
+use step_runner::model::{ExitStatus, JobId, JobKey, Kind, Limits};
 
 /// No answer of a keeper takes so long, however loaded the machine is.
 const PATIENCE: Duration = Duration::from_mins(1);
@@ -80,6 +80,7 @@ impl Keeper {
             mask_forms: true,
             default_prefixes: true,
             log_limit: 1 << 30,
+            limits: Limits::default(),
             secret_files: Vec::new(),
         };
         change(&mut hold);

@@ -57,6 +57,12 @@ impl Failure {
     fn process(status: ExitStatus) -> Self {
         Self { not_loaded: None, details: vec![format!("exec: {status}")], exit: Some(status) }
     }
+
+    /// The same, and something had run short. How it ended stays the end of the message (language.md §14.4).
+    fn short(of: &str, status: ExitStatus) -> Self {
+        let detail = format!("{}: exec: {status}", one_line(of));
+        Self { details: vec![detail], ..Self::process(status) }
+    }
 }
 
 impl Machine {
@@ -125,7 +131,7 @@ impl Machine {
         exports: Option<&FileContent>,
     ) {
         let status = match end {
-            ProcessEnd::Exited(status) => Some(*status),
+            ProcessEnd::Exited(status) | ProcessEnd::Short { status, .. } => Some(*status),
             ProcessEnd::NotStarted(_) => None,
         };
         if let Some(exec) = &mut leaf.result.exec {
@@ -137,6 +143,7 @@ impl Machine {
         let declared = &leaf.loaded.function.spec.outputs;
         let returned = match end {
             ProcessEnd::NotStarted(why) => Err(Failure::plain(format!("exec: {why}"))),
+            ProcessEnd::Short { status, of } => Err(Failure::short(of, *status)),
             ProcessEnd::Exited(status) if !leaf.success.includes(*status) => Err(Failure::process(*status)),
             ProcessEnd::Exited(_) => {
                 let (outputs, exports) = (content(outputs), content(exports));

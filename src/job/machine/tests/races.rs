@@ -161,6 +161,84 @@ fn is_start(effect: &Effect) -> bool {
     matches!(effect, Effect::Spawn(_) | Effect::Fetch { .. })
 }
 
+/// Every order of an end by itself and of two asks to stop, at every point of jobs of three shapes: what comes first
+/// counts, and there is one end. A process that was told to stop is stopped, whatever it then returns.
+#[test]
+fn fault_13_whichever_of_end_and_cancel_comes_first_counts() {
+    let world = World::new(FILES);
+    let asks = [CancelCause::Cancel, CancelCause::Finish, CancelCause::TimeLimit, CancelCause::Shutdown];
+    let mut played = 0;
+    for steps in [
+        "[{name: a, func: ./f0}]",
+        "[{name: a, func: ./f2}, {name: b, func: ./f0}]",
+        "[{name: a, func: ./f3}]",
+    ] {
+        for (exit, first, second) in choices(&asks) {
+            // Both asks come before the event of this number that the job waits for.
+            for at in 0..12 {
+                for later in at..12 {
+                    end_of(&world, steps, exit, (at, first), (later, second));
+                    played += 1;
+                }
+            }
+        }
+    }
+    assert!(played > 10_000, "{played}");
+}
+
+fn choices(asks: &[CancelCause]) -> Vec<(u8, CancelCause, CancelCause)> {
+    let pairs = asks.iter().flat_map(|first| asks.iter().map(move |second| (*first, *second)));
+    pairs.flat_map(|(first, second)| [0, 1, 7].map(|exit| (exit, first, second))).collect()
+}
+
+fn end_of(world: &World, steps: &str, exit: u8, first: (usize, CancelCause), second: (usize, CancelCause)) {
+    let mut machine = Machine::new(&request(steps)).unwrap_or_else(|findings| panic!("{findings:?}"));
+    let mut pending = Some(Event::Admitted { at: 7 });
+    let mut ends = Vec::new();
+    let mut asked = None;
+    let mut number = 0;
+    loop {
+        let mut events = Vec::new();
+        for (at, cause) in [first, second] {
+            if at == number {
+                events.push(Event::CancelAsked { cause, grace_limit: None });
+            }
+        }
+        let answer = pending.take();
+        let fails = |event: &Event| matches!(event, Event::Exited { .. });
+        if let Some(Event::Exited { call, .. }) = answer.as_ref().filter(|answer| fails(answer)) {
+            let end = ProcessEnd::Exited(ExitStatus::Code(exit));
+            events.push(Event::Exited { call: *call, end, outputs: None, exports: None });
+        } else {
+            events.extend(answer);
+        }
+        for event in events {
+            if let (Event::CancelAsked { cause, .. }, None, true) = (&event, asked, ends.is_empty()) {
+                asked = Some(*cause);
+            }
+            for effect in machine.handle(&event) {
+                if let Effect::Finish { outcome, .. } = &effect {
+                    ends.push(outcome.clone());
+                }
+                if let Some(next) = world.answer(&effect) {
+                    pending = Some(next);
+                }
+            }
+        }
+        number += 1;
+        if number > 40 || pending.is_none() && number > second.0 {
+            break;
+        }
+    }
+    let [outcome] = ends.as_slice() else { panic!("{} ends of {steps}", ends.len()) };
+    match asked {
+        Some(cause) => {
+            assert_eq!(*outcome, crate::model::Outcome::stopped(cause), "{steps} {first:?} {second:?}");
+        }
+        None => assert!(matches!(outcome.exit_code, -1..=255), "{outcome:?}"),
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(512))]
 
