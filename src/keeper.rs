@@ -13,12 +13,14 @@
 //! - `server` is the event loop: one thread, one epoll; `connection` its socket, `requests` what it is asked;
 //! - `job`, `step`, `closing` are the life of one job, `containment` its processes;
 //! - `output` masks and frames, `log_file` writes; `compile` prepares large sets of phrases on a thread of its own;
+//! - `disk` brings what was written to the disk while no daemon does;
 //! - `setup` makes the process what it must be, `farewell` ends it when no daemon came back.
 
 mod closing;
 mod compile;
 mod connection;
 mod containment;
+mod disk;
 mod farewell;
 mod job;
 pub mod launch;

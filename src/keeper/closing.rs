@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use super::job::{Job, Presence};
 use super::protocol::{Closed, FromKeeper};
 use super::shared::Shared;
+use crate::files;
 use crate::journal::event::{End, Event};
 use crate::model::{Kind, Outcome};
 use crate::process::group;
@@ -169,9 +170,12 @@ impl Job {
         self.containment.release(shared);
         if let Some(outcome) = closing.outcome {
             for path in self.secret_files.drain(..) {
-                std::fs::remove_file(path).ok();
+                files::unlink(files::CWD, path.as_path()).ok();
             }
-            shared.journal(self.key, &self.ended(outcome));
+            // What the record speaks of is on the disk before it; else the next start closes the job.
+            if !self.is_synced || shared.sync() {
+                shared.journal(self.key, &self.ended(outcome));
+            }
         }
         self.closed = Some(closed.clone());
         shared.tell(&FromKeeper::Closed { key: self.key, closed });
@@ -182,20 +186,25 @@ impl Job {
         Event::Ended(End {
             outcome,
             end_time: crate::clock::now_micros(),
+            end_boot: Some(crate::clock::boot_micros()),
             log_len: self.log.len(),
             log_inode: self.log.inode(),
             steps_done: 0,
             cpu_time: None,
             peak_memory: None,
+            lost_from: None,
         })
     }
 
     fn write_end(&mut self, lines: Vec<(Kind, String)>, survivors: bool, shared: &mut Shared) -> Closed {
         let unkilled = if survivors { self.containment.survivors(shared) } else { Vec::new() };
-        let usage = self.containment.usage();
+        let usage = self.containment.usage(shared);
         self.close_pipes(shared);
         for (kind, text) in lines {
             self.line(kind, &text, shared);
+        }
+        if !unkilled.is_empty() {
+            self.line(Kind::Err, &format!("{} processes could not be killed", unkilled.len()), shared);
         }
         self.log.last_words(&shared.stamp());
         Closed { unkilled, cpu_time: usage.cpu_time, peak_memory: usage.peak_memory, ..Closed::default() }

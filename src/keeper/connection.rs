@@ -3,8 +3,10 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
+use super::link::is_final;
 use super::protocol::{FromKeeper, MAX_FRAME, ToKeeper};
 
 /// Bytes read at a time.
@@ -32,6 +34,8 @@ pub(super) struct Connection {
     output: Vec<u8>,
     /// Bytes of `output` already sent.
     sent: usize,
+    /// Nobody reads what we send. What was said before that is still to be read: its end tells that it is over.
+    deaf: bool,
 }
 
 /// The daemon closed its end or broke the protocol: the connection is of no more use.
@@ -48,6 +52,7 @@ impl Connection {
             input: Vec::new(),
             output: Vec::new(),
             sent: 0,
+            deaf: false,
         })
     }
 
@@ -84,8 +89,11 @@ impl Connection {
             frames.push(postcard::from_bytes(frame).map_err(|_| Over)?);
             rest = behind;
         }
-        let taken = self.input.len() - rest.len();
-        self.input.drain(..taken);
+        let (taken, left) = (self.input.len() - rest.len(), rest.len());
+        self.input.copy_within(taken.., 0);
+        // Requests hold the secrets of jobs, and the buffer lives on.
+        self.input.split_at_mut(left).1.fill(0);
+        self.input.truncate(left);
         if self.input.is_empty() && self.input.capacity() > KEPT_CAPACITY {
             self.input = Vec::new();
         }
@@ -94,6 +102,9 @@ impl Connection {
 
     /// Queues a frame; [`Connection::send`] sends it.
     pub(super) fn push(&mut self, frame: &FromKeeper) {
+        if self.deaf {
+            return;
+        }
         // Nothing of ours can fail to serialise into a vector; should it, the frame is left out whole.
         if let Ok(bytes) = postcard::to_stdvec(frame) {
             self.output.extend_from_slice(&(bytes.len() as u32).to_le_bytes());
@@ -101,22 +112,34 @@ impl Connection {
         }
     }
 
+    /// Something is to be read, be it the end.
+    pub(super) fn has_input(&self) -> bool {
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        poll(&mut [PollFd::new(&self.socket, PollFlags::IN)], Some(&now)) == Ok(1)
+    }
+
     /// Sends what the socket takes.
-    pub(super) fn send(&mut self) -> Result<(), Over> {
+    pub(super) fn send(&mut self) {
         while let Some(rest) = self.output.get(self.sent..).filter(|rest| !rest.is_empty()) {
             match rustix::net::send(&self.socket, rest, rustix::net::SendFlags::NOSIGNAL) {
                 Ok(sent) => self.sent += sent,
                 Err(Errno::INTR) => {}
-                Err(Errno::AGAIN) => return Ok(()),
-                Err(_) => return Err(Over),
+                // The other end is gone. What it sent before is read all the same.
+                Err(error) if is_final(error) => {
+                    self.deaf = true;
+                    break;
+                }
+                // Also for want of memory: what was not sent is sent in a later turn.
+                Err(_) => return,
             }
         }
         self.sent = 0;
+        // A job's record holds its secrets.
+        self.output.fill(0);
         self.output.clear();
         if self.output.capacity() > KEPT_CAPACITY {
             self.output = Vec::new();
         }
-        Ok(())
     }
 
     /// Bytes wait for the socket.

@@ -5,15 +5,20 @@ use std::time::Instant;
 use super::containment::{kill_all, reap_orphans};
 use super::server::Keeper;
 use super::shared::{Serial, Shared};
+use crate::files;
 use crate::journal::{Reader, event::Event};
 use crate::model::{JobKey, Outcome};
 
 /// Why jobs end when no daemon is there to end them.
-const NOBODY: &str = "no daemon came back";
+pub(super) const NOBODY: &str = "no daemon came back";
+
+/// Why they end at once then.
+pub(super) const STORAGE_FAILED: &str = "what it wrote could not be brought to the disk";
 
 impl Keeper {
-    /// No daemon came back: no new one is let in, every job is ended gently, then by force.
-    pub(super) fn begin_farewell(&mut self) {
+    /// No daemon came back, or in time: no new one is let in, every job is ended gently, then by force. `cause` follows
+    /// `job interrupted: `.
+    pub(super) fn begin_farewell(&mut self, cause: &str) {
         self.farewell = true;
         self.shared.connection = None;
         self.shared.readiness.forget(&self.listener);
@@ -26,19 +31,19 @@ impl Keeper {
             if job.is_dropped() {
                 continue;
             }
-            let outcome = Outcome::interrupted(NOBODY);
+            let outcome = Outcome::interrupted(cause);
             if job.closed.is_some() {
                 // Closed for a daemon that perhaps died before it could record the end.
                 for path in job.secret_files.drain(..) {
-                    std::fs::remove_file(path).ok();
+                    files::unlink(files::CWD, path.as_path()).ok();
                 }
                 let key = job.key;
-                if !has_end(&self.shared, key) {
+                if !has_end(&self.shared, key) && (!job.is_synced || self.shared.sync()) {
                     let ended = job.ended(outcome);
                     self.shared.journal(key, &ended);
                 }
             } else {
-                job.interrupt(grace, outcome, format!("job interrupted: {NOBODY}"), &mut self.shared);
+                job.interrupt(grace, outcome, format!("job interrupted: {cause}"), &mut self.shared);
             }
             self.settle(serial);
         }
@@ -57,11 +62,11 @@ impl Keeper {
         reap_orphans(&mut self.shared, |_, _| {});
         if let Some(connection) = &mut self.shared.connection {
             // What cannot be sent at once is not waited for: the daemon sees the end of the connection.
-            connection.send().ok();
+            connection.send();
         }
         self.shared.state.remove_identity();
         if self.farewell && self.shared.settings.remove_state {
-            std::fs::remove_dir_all(&self.shared.state.path).ok();
+            self.shared.state.remove();
         }
     }
 
@@ -74,8 +79,7 @@ impl Keeper {
 
 /// The journal of a job tells its end.
 fn has_end(shared: &Shared, key: JobKey) -> bool {
-    let path = shared.state.path.join(format!("jobs/{key}/journal"));
-    let bytes = std::fs::read(path).unwrap_or_default();
+    let bytes = shared.state.read_journal(key).unwrap_or_default();
     let mut events = Reader::<Event>::new(&bytes);
     events.any(|record| record.is_ok_and(|record| matches!(record.event, Event::Ended(_))))
 }

@@ -47,6 +47,8 @@ pub(super) struct Job {
     pub(super) closed: Option<Closed>,
     pub(super) presence: Presence,
     pub(super) secret_files: Vec<PathBuf>,
+    /// Account is kept of what of its log is on the disk (`durability = power`).
+    pub(super) is_synced: bool,
     /// Phrases are being prepared: requests for the job wait.
     pub(super) blocked: Option<Box<Blocked>>,
     /// Length of the log that the daemon was told, or is about to be.
@@ -65,9 +67,9 @@ impl Job {
         shared: &mut Shared,
     ) -> Result<Self, KeeperError> {
         let open = || LogFile::new(shared.state.open_job_file(hold.key, "log")?, hold.log_limit);
-        let log = open().map_err(|errno| KeeperError::Log {
-            errno: errno.raw_os_error(),
-            message: std::io::Error::from(errno).to_string(),
+        let log = open().map_err(|error: std::io::Error| KeeperError::Log {
+            errno: error.raw_os_error().unwrap_or_default(),
+            message: error.to_string(),
         })?;
         Ok(Self {
             serial,
@@ -82,12 +84,13 @@ impl Job {
             parked: false,
             step: None,
             over: Vec::new(),
-            containment: Containment::new(hold.tag),
+            containment: Containment::new(hold.tag, hold.limits),
             ending: None,
             closing: None,
             closed: None,
             presence: Presence::Held,
             secret_files: std::mem::take(&mut hold.secret_files),
+            is_synced: shared.state.is_synced(hold.key),
             blocked: None,
             told_pending: false,
             timer: None,
@@ -209,5 +212,6 @@ impl Job {
     pub(super) fn forget(&mut self, shared: &mut Shared) {
         shared.move_timer(self.serial, self.timer.take(), None);
         self.containment.release(shared);
+        shared.marks.tags.remove(&self.containment.tag);
     }
 }

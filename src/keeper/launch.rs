@@ -3,27 +3,45 @@
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::os::unix::process::CommandExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
-use crate::process::children;
-use crate::process::host::SoftLimits;
+use super::setup::{IDENTITY, KeeperIdentity};
+use crate::process::host::{self, SoftLimits};
+use crate::process::sweep::Process;
+use crate::process::{cgroup, children, group};
+use crate::{failpoint, files};
 
-use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
+
+/// Most of `keeper.json` that is read, in bytes.
+const MAX_IDENTITY: u64 = 64 << 10;
 
 /// Whether a keeper lives in the state folder `directory`: it holds `keeper.lock`.
 pub fn is_alive(directory: BorrowedFd<'_>) -> io::Result<bool> {
-    let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let lock = match rustix::fs::openat(directory, "keeper.lock", flags, Mode::empty()) {
-        Ok(lock) => lock,
-        Err(rustix::io::Errno::NOENT) => return Ok(false),
-        Err(error) => return Err(error.into()),
-    };
-    match rustix::fs::flock(&lock, FlockOperation::NonBlockingLockShared) {
-        Ok(()) => Ok(false),
-        Err(rustix::io::Errno::WOULDBLOCK) => Ok(true),
-        Err(error) => Err(error.into()),
+    match files::open_read(directory, "keeper.lock") {
+        Ok((lock, _)) => files::is_locked(lock),
+        // Something foreign is no lock: the next keeper puts it away.
+        Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::InvalidData) => {
+            Ok(false)
+        }
+        Err(error) if files::is_foreign(&error) => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+fn identity(directory: BorrowedFd<'_>) -> Option<KeeperIdentity> {
+    let json = files::read_file(directory, IDENTITY, MAX_IDENTITY).ok()?;
+    serde_json::from_slice(&json).ok()
+}
+
+/// Kills the keeper that `keeper.json` of the state folder `directory` names, if that process is still the one it names.
+pub fn kill(directory: BorrowedFd<'_>) {
+    let Some(KeeperIdentity { pid, start_time, boot_id, .. }) = identity(directory) else { return };
+    if boot_id == host::this_process().boot_id
+        && let Some(process) = Process::read(pid).filter(|process| process.start_time == start_time)
+    {
+        group::kill_process(&process);
     }
 }
 
@@ -51,6 +69,9 @@ pub fn start(
             command.arg(option).arg(limit.to_string());
         }
     }
+    if let Some(value) = limits.oom_score_adj {
+        command.arg(format!("--oom-score-adj={value}"));
+    }
     command
         .arg("--state-dir")
         .arg(state_dir)
@@ -59,7 +80,22 @@ pub fn start(
         .stdin(Stdio::from(theirs))
         .stdout(Stdio::null())
         .stderr(Stdio::null());
+    if let Some(failpoints) = failpoint::of_keeper() {
+        command.env("FAILPOINTS", failpoints);
+    }
     Ok((ours.into(), children::start(&mut command)?))
+}
+
+/// Directories of the control groups of the keeper that `keeper.json` in the state folder `directory` tells of.
+pub fn groups(directory: BorrowedFd<'_>) -> Vec<PathBuf> {
+    identity(directory).map(|identity| identity.cgroups).unwrap_or_default()
+}
+
+/// Removes those of these groups whose keeper is dead, as far as nothing lives in them.
+pub fn remove_groups(groups: &[PathBuf]) {
+    for group in groups {
+        cgroup::remove_dead(group);
+    }
 }
 
 /// Waits for a keeper that this daemon started, so that it does not stay a zombie. On a thread of its own: a daemon that

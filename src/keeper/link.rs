@@ -9,12 +9,13 @@ use std::io;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use bytes::{Buf, BytesMut};
 use parking_lot::Mutex;
 use rustix::io::Errno;
 use rustix::net::{SendFlags, Shutdown};
-use tokio::io::AsyncReadExt;
+use tokio::io::{AsyncRead, AsyncReadExt};
 use tokio::net::unix::pipe::{Receiver, Sender};
 use tokio::sync::{mpsc, oneshot};
 
@@ -22,6 +23,12 @@ use super::protocol::{FromKeeper, KeeperError, MAX_FRAME, Reply, Request, ToKeep
 
 /// Bytes read from the socket at a time; frames of the keeper are small.
 const READ_CHUNK: usize = 32 << 10;
+
+/// A send that fails for want of memory is tried again so often …
+const TRIES: u32 = 100;
+
+/// … with this pause between.
+const PAUSE: Duration = Duration::from_millis(10);
 
 /// Why a question to the keeper has no good answer.
 #[derive(Debug, thiserror::Error)]
@@ -43,6 +50,15 @@ pub enum LinkError {
 /// Who waits for which reply; `None` once the connection is over, so that nobody begins to wait then.
 type Waiting = Arc<Mutex<Option<HashMap<u64, oneshot::Sender<Result<Reply, KeeperError>>>>>>;
 
+/// One end of a new connection to a keeper.
+pub enum Wire {
+    /// To a process.
+    Socket(UnixStream),
+    /// To a test that plays the keeper.
+    #[cfg(feature = "failpoints")]
+    Memory(tokio::io::DuplexStream),
+}
+
 /// A connection to the keeper. Clones share it.
 #[derive(Clone)]
 pub struct KeeperLink {
@@ -52,24 +68,21 @@ pub struct KeeperLink {
 }
 
 impl KeeperLink {
-    /// Takes over a connected, non-blocking socket. `on_event` is called for every event, in order, and must not block;
+    /// Takes over a connection. `on_event` is called for every event, in order, and must not block;
     /// `on_end` once, when the connection is over. Runs on the thread that calls it, which must be in a `LocalSet`: the
     /// actors live there too, so an event costs no switch of threads.
     pub fn new(
-        stream: UnixStream,
+        wire: Wire,
         mut on_event: impl FnMut(FromKeeper) + 'static,
         on_end: impl FnOnce() + 'static,
     ) -> io::Result<Self> {
-        let write = stream.try_clone()?;
-        // A type for pipes, as it waits for nothing but bytes. That for sockets is woken by the room that each read of the
-        // keeper makes, too.
-        let read = Receiver::from_owned_fd_unchecked(stream.into())?;
+        let (mut read, write) = wire.split()?;
         let (frames, queue) = mpsc::unbounded_channel();
         let waiting: Waiting = Arc::new(Mutex::new(Some(HashMap::new())));
         let link = Self { frames, waiting: Arc::clone(&waiting), next_id: Arc::new(AtomicU64::new(1)) };
         tokio::task::spawn_local(write_frames(write, queue));
         tokio::task::spawn_local(async move {
-            if let Err(error) = read_frames(read, &waiting, &mut on_event).await {
+            if let Err(error) = read_frames(&mut *read, &waiting, &mut on_event).await {
                 tracing::warn!(%error, "connection to the keeper broke");
             }
             *waiting.lock() = None;
@@ -124,7 +137,57 @@ fn encode(frame: &ToKeeper) -> Result<Vec<u8>, LinkError> {
     Ok(bytes)
 }
 
-async fn write_frames(to: UnixStream, mut queue: mpsc::UnboundedReceiver<Vec<u8>>) {
+impl Wire {
+    fn split(self) -> io::Result<(Box<dyn AsyncRead + Unpin>, Writer)> {
+        match self {
+            Self::Socket(stream) => {
+                stream.set_nonblocking(true)?;
+                let write = stream.try_clone()?;
+                // A type for pipes, as it waits for nothing but bytes. That for sockets is woken by the room that each
+                // read of the keeper makes, too.
+                let read = Receiver::from_owned_fd_unchecked(stream.into())?;
+                Ok((Box::new(read), Writer::Socket(write)))
+            }
+            #[cfg(feature = "failpoints")]
+            Self::Memory(stream) => {
+                let (read, write) = tokio::io::split(stream);
+                Ok((Box::new(read), Writer::Memory(write)))
+            }
+        }
+    }
+}
+
+/// Where frames go.
+enum Writer {
+    Socket(UnixStream),
+    #[cfg(feature = "failpoints")]
+    Memory(tokio::io::WriteHalf<tokio::io::DuplexStream>),
+}
+
+impl Writer {
+    async fn write_all(&mut self, bytes: &[u8]) -> io::Result<()> {
+        match self {
+            Self::Socket(to) => send_all(to, bytes).await,
+            #[cfg(feature = "failpoints")]
+            Self::Memory(to) => tokio::io::AsyncWriteExt::write_all(to, bytes).await,
+        }
+    }
+
+    /// Nothing more will be sent.
+    #[cfg_attr(
+        not(feature = "failpoints"),
+        expect(clippy::unused_async, reason = "a played keeper's end waits")
+    )]
+    async fn end(self) {
+        match self {
+            Self::Socket(to) => drop(rustix::net::shutdown(&to, Shutdown::Write)),
+            #[cfg(feature = "failpoints")]
+            Self::Memory(mut to) => drop(tokio::io::AsyncWriteExt::shutdown(&mut to).await),
+        }
+    }
+}
+
+async fn write_frames(mut to: Writer, mut queue: mpsc::UnboundedReceiver<Vec<u8>>) {
     while let Some(mut batch) = queue.recv().await {
         // Every write may wake the keeper: what the other tasks have to say now goes with it.
         tokio::task::yield_now().await;
@@ -134,15 +197,16 @@ async fn write_frames(to: UnixStream, mut queue: mpsc::UnboundedReceiver<Vec<u8>
                 Err(_) => break,
             }
         }
-        if write_all(&to, &batch).await.is_err() {
+        if to.write_all(&batch).await.is_err() {
             break; // the reader sees the same end and reports it
         }
     }
     // Mostly nobody has a link any more: the keeper sees the end, and closes its side, which ends the reader.
-    rustix::net::shutdown(&to, Shutdown::Write).ok();
+    to.end().await;
 }
 
-async fn write_all(to: &UnixStream, mut bytes: &[u8]) -> io::Result<()> {
+async fn send_all(to: &UnixStream, mut bytes: &[u8]) -> io::Result<()> {
+    let mut tries = 0;
     while !bytes.is_empty() {
         match rustix::net::send(to, bytes, SendFlags::NOSIGNAL) {
             Ok(sent) => bytes = bytes.get(sent..).unwrap_or_default(),
@@ -150,14 +214,24 @@ async fn write_all(to: &UnixStream, mut bytes: &[u8]) -> io::Result<()> {
             Err(Errno::AGAIN) => {
                 Sender::from_owned_fd_unchecked(to.try_clone()?.into())?.writable().await?;
             }
+            // The bytes behind these wait: nothing is lost by the pause, and all jobs by giving up.
+            Err(error) if tries < TRIES && !is_final(error) => {
+                tries += 1;
+                tokio::time::sleep(PAUSE).await;
+            }
             Err(error) => return Err(error.into()),
         }
     }
     Ok(())
 }
 
+/// The other end is gone; any other failure to send may pass.
+pub(super) const fn is_final(error: Errno) -> bool {
+    matches!(error, Errno::PIPE | Errno::CONNRESET | Errno::NOTCONN | Errno::BADF)
+}
+
 async fn read_frames(
-    mut from: Receiver,
+    from: &mut (dyn AsyncRead + Unpin),
     waiting: &Waiting,
     on_event: &mut impl FnMut(FromKeeper),
 ) -> io::Result<()> {
@@ -185,8 +259,10 @@ fn next_frame(buffer: &mut BytesMut) -> io::Result<Option<FromKeeper>> {
     let Some(header) = buffer.first_chunk::<4>() else { return Ok(None) };
     // No limit here: the keeper is our own, and the record of a job may be longer than any one request was.
     let len = u32::from_le_bytes(*header) as usize;
-    let Some(body) = buffer.get(4..4 + len) else { return Ok(None) };
+    let Some(body) = buffer.get_mut(4..4 + len) else { return Ok(None) };
     let frame = postcard::from_bytes(body).map_err(|e| io::Error::new(io::ErrorKind::InvalidData, e))?;
+    // A job's record holds its secrets, and the buffer lives on.
+    body.fill(0);
     buffer.advance(4 + len);
     Ok(Some(frame))
 }

@@ -1,13 +1,13 @@
 //! The file of a job's log: whole entries appended in order, whatever the disk says (logs.md §4, §6).
 
+use std::io;
 use std::os::fd::OwnedFd;
 use std::time::Instant;
-
-use rustix::io::Errno;
 
 use crate::log::frame::{Stamp, daemon_lines};
 use crate::log::pipeline::{Backlog, LogBudget, Origin, RETRY_EVERY, State};
 use crate::model::Kind;
+use crate::{failpoint, files};
 
 /// A job's open log.
 pub(super) struct LogFile {
@@ -22,8 +22,8 @@ pub(super) struct LogFile {
 
 impl LogFile {
     /// Takes over a file opened for appending.
-    pub(super) fn new(file: OwnedFd, limit: u64) -> rustix::io::Result<Self> {
-        let stat = rustix::fs::fstat(&file)?;
+    pub(super) fn new(file: OwnedFd, limit: u64) -> io::Result<Self> {
+        let stat = files::stat_of(&file)?;
         let len = stat.st_size as u64;
         let backlog = Backlog::new(LogBudget::new(limit, len));
         Ok(Self {
@@ -94,14 +94,15 @@ impl LogFile {
     fn flush(&mut self) {
         let Some(file) = &self.file else { return };
         while !self.backlog.pending().is_empty() {
-            match rustix::io::write(file, self.backlog.pending()) {
+            let pending = self.backlog.pending();
+            match failpoint::io("keeper::log::write").and_then(|()| files::write(file, pending)) {
                 Ok(written) if written > 0 => {
                     self.len += written as u64;
                     self.backlog.accepted(written);
                 }
-                Err(Errno::INTR) => {}
                 Ok(_) | Err(_) => {
-                    self.backlog.refused(self.opened.elapsed());
+                    let now = self.opened.elapsed() + failpoint::late("keeper::log::clock");
+                    self.backlog.refused(now);
                     break;
                 }
             }

@@ -17,7 +17,8 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::model::{ExitStatus, JobKey, Kind};
+use crate::model::{ExitStatus, JobKey, Kind, Limits, Shortage, Unenforceable};
+use crate::process::cgroup::Usage;
 
 /// Version of this protocol. A daemon speaks its own and the one before (architecture.md, keeper).
 pub const PROTOCOL_VERSION: u32 = 1;
@@ -153,6 +154,8 @@ pub struct HoldJob {
     pub default_prefixes: bool,
     /// `log_limit` in bytes (logs.md §6).
     pub log_limit: u64,
+    /// What the job may use; the keeper has said that it can hold it to all of them.
+    pub limits: Limits,
     /// Files to remove when no daemon comes back: file variables.
     pub secret_files: Vec<PathBuf>,
 }
@@ -236,6 +239,8 @@ pub enum Reply {
         remembered: Vec<Remembered>,
         /// Key for digests of requests, in force as long as this keeper lives.
         digest_key: [u8; 16],
+        /// Limits that it cannot hold jobs to.
+        unenforceable: Vec<Unenforceable>,
     },
     /// To [`Request::Hold`].
     Held {
@@ -305,6 +310,10 @@ pub struct StepOver {
     pub end: StepEnd,
     /// Processes it left running.
     pub left: u32,
+    /// What ran short while it ran.
+    pub shortage: Option<Shortage>,
+    /// What the job has used so far.
+    pub usage: Usage,
 }
 
 /// How a step's process ended.
@@ -314,7 +323,7 @@ pub enum StepEnd {
     Exited(ExitStatus),
     /// It could not be started.
     NotStarted {
-        /// What failed: `work_dir`, `exec`, `fork`, `pipe`, `cgroup`, `arguments` (a NUL byte in one), or `cancelled`: an
+        /// What failed: `work_dir`, `exec`, `fork`, `pipe`, `cgroup`, `limits`, `arguments` (a NUL byte in one), or `cancelled`: an
         /// end of the job was asked for before.
         what: String,
         /// The system's error number.

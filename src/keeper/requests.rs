@@ -1,6 +1,7 @@
 //! What the daemon asks, and what is done about it (see [`super::protocol`]).
 
 use std::collections::VecDeque;
+use std::time::Instant;
 
 use super::compile::{Blocked, Prepared, Work};
 use super::job::Job;
@@ -49,8 +50,9 @@ impl Keeper {
             pid: std::process::id(),
             cgroup: self.shared.pool.as_ref().map(|pool| pool.path().to_owned()),
             jobs: self.by_key.keys().copied().collect(),
-            remembered: self.remembered.iter().copied().collect(),
+            remembered: self.remembered.iter().map(|(remembered, _)| *remembered).collect(),
             digest_key,
+            unenforceable: self.shared.limiter.unenforceable(self.shared.pool.as_ref()),
         };
         if let Some(connection) = &mut self.shared.connection {
             connection.greeted = understood;
@@ -110,7 +112,7 @@ impl Keeper {
         self.next_serial += 1;
         self.by_key.insert(hold.key, serial);
         self.jobs.insert(serial, Box::new(job));
-        self.shared.job_count = self.jobs.len();
+        self.shared.marks.tags.insert(hold.tag);
         Ok(serial)
     }
 
@@ -244,17 +246,18 @@ impl Keeper {
     }
 
     fn remember(&mut self, remembered: Remembered) {
-        self.remembered.retain(|known| known.key != remembered.key);
-        self.remembered.push_back(remembered);
+        self.remembered.retain(|(known, _)| known.key != remembered.key);
+        self.remembered.push_back((remembered, Instant::now()));
         self.forget_remembered();
     }
 
     /// Keeps to the limits of number and age.
     fn forget_remembered(&mut self) {
         let settings = &self.shared.settings;
-        let oldest = crate::clock::now_micros() - settings.remember_for.as_micros() as i64;
-        let max = settings.max_remembered as usize;
-        while self.remembered.front().is_some_and(|first| first.at < oldest) || self.remembered.len() > max {
+        let (max, limit) = (settings.max_remembered as usize, settings.remember_for);
+        // By when it was told: the wall clock may jump (faults.md row 63).
+        let is_old = |(_, told): &(Remembered, Instant)| told.elapsed() > limit;
+        while self.remembered.front().is_some_and(is_old) || self.remembered.len() > max {
             self.remembered.pop_front();
         }
     }

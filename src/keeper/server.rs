@@ -11,6 +11,8 @@ use rustix::net::SocketFlags;
 use super::compile::Compiler;
 use super::connection::Connection;
 use super::containment::reap_orphans;
+use super::disk::Disk;
+use super::farewell::{NOBODY, STORAGE_FAILED};
 use super::job::{Job, Presence};
 use super::protocol::{FromKeeper, Remembered};
 use super::setup::{KeeperFailure, KeeperOptions, Prepared, prepare};
@@ -37,8 +39,8 @@ pub(super) struct Keeper {
     pub(super) compiler: Compiler,
     pub(super) listener: OwnedFd,
     children: Signals,
-    /// Finished ids, oldest first.
-    pub(super) remembered: VecDeque<Remembered>,
+    /// Finished ids, with when each was told, the oldest first.
+    pub(super) remembered: VecDeque<(Remembered, Instant)>,
     pub(super) digest_key: Option<[u8; 16]>,
     connections: u32,
     /// Given up for a moment when no other descriptor is left: a daemon must always get in.
@@ -49,6 +51,7 @@ pub(super) struct Keeper {
     pub(super) farewell: bool,
     /// The daemon said Bye.
     pub(super) leaving: bool,
+    disk: Disk,
     lengths_told: Instant,
     reaped: Instant,
     reap_at: Option<Instant>,
@@ -79,9 +82,9 @@ impl Keeper {
             .map_err(KeeperFailure::system("wait for events"))?;
         let reserve = rustix::io::fcntl_dupfd_cloexec(&prepared.listener, 3).ok();
         let now = Instant::now();
-        let Prepared { state, listener, spawner, pool } = prepared;
+        let Prepared { state, listener, spawner, pool, limiter } = prepared;
         Ok(Self {
-            shared: Shared::new(readiness, state, spawner, pool, first_settings()),
+            shared: Shared::new(readiness, state, spawner, pool, limiter, first_settings()),
             jobs: HashMap::new(),
             by_key: HashMap::new(),
             next_serial: 1,
@@ -95,6 +98,7 @@ impl Keeper {
             alone_since: Some(now),
             farewell: false,
             leaving: false,
+            disk: Disk::default(),
             lengths_told: now,
             reaped: now,
             reap_at: None,
@@ -182,14 +186,21 @@ impl Keeper {
             && let Some(mut job) = self.jobs.remove(&serial)
         {
             job.forget(&mut self.shared);
-            self.shared.job_count = self.jobs.len();
+            self.shared.scratch.wipe();
         }
     }
 
     fn next_deadline(&self) -> Option<Instant> {
         let lengths =
             (self.shared.has_grown() && self.may_tell()).then_some(self.lengths_told + LENGTHS_EVERY);
-        [self.shared.next_timer(), lengths, self.reap_at, self.farewell_at()].into_iter().flatten().min()
+        let all = [self.shared.next_timer(), lengths, self.reap_at, self.farewell_at(), self.sync_at()];
+        all.into_iter().flatten().min()
+    }
+
+    /// When to sync, while no daemon does.
+    fn sync_at(&self) -> Option<Instant> {
+        let since = self.alone_since.filter(|_| !self.farewell)?;
+        self.jobs.values().any(|job| job.is_synced).then(|| self.disk.due(since))
     }
 
     fn on_time(&mut self) {
@@ -211,8 +222,11 @@ impl Keeper {
                 self.settle(serial);
             }
         }
+        if self.sync_at().is_some_and(|at| at <= now) && !self.disk.sync(&self.shared.state.directory, now) {
+            self.begin_farewell(STORAGE_FAILED);
+        }
         if self.farewell_at().is_some_and(|at| at <= now) {
-            self.begin_farewell();
+            self.begin_farewell(NOBODY);
         }
     }
 
@@ -239,6 +253,12 @@ impl Keeper {
 
     /// Takes a connection; an older one is closed.
     fn connect(&mut self, socket: OwnedFd) {
+        // What a daemon said before it died counts, also if its successor is faster than we are.
+        while !self.leaving
+            && let Some(old) = self.shared.connection.as_ref().filter(|old| old.has_input())
+        {
+            self.on_connection(old.number);
+        }
         self.connections += 1;
         let number = self.connections;
         self.disconnect();
@@ -301,9 +321,7 @@ impl Keeper {
     fn send(&mut self) {
         let Some(connection) = &mut self.shared.connection else { return };
         let before = connection.watches_write;
-        if connection.send().is_err() {
-            return self.disconnect();
-        }
+        connection.send();
         let write = connection.wants_write();
         if write != before {
             connection.watches_write = write;

@@ -1,25 +1,29 @@
 //! What the keeper does to its own process and to the state folder before it serves (service.md §6.4–§6.6).
 
-use std::fs;
+use std::ffi::CString;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
-use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags};
+use rustix::fs::Mode;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use rustix::process::{DumpableBehavior, Resource, Rlimit};
 use serde::{Deserialize, Serialize};
 
 use super::protocol::PROTOCOL_VERSION;
+use crate::model::JobKey;
 use crate::process::cgroup::{CgroupError, CgroupMode, Pool};
+use crate::process::limiter::Limiter;
 use crate::process::spawn::Spawner;
 use crate::process::sweep::Process;
 use crate::process::{close_on_exec_from, ignore_signals, quieten_standard_streams};
+use crate::{files, journal};
 
 /// Name of the lock of the living keeper.
 const LOCK: &str = "keeper.lock";
 /// Name of its description.
-const IDENTITY: &str = "keeper.json";
+pub(super) const IDENTITY: &str = "keeper.json";
 /// Name of its socket.
 const SOCKET: &str = "keeper.sock";
 /// Connections that may wait to be accepted; there is one daemon.
@@ -34,6 +38,8 @@ pub struct KeeperOptions {
     pub first_connection: Option<OwnedFd>,
     /// Whether jobs get control groups.
     pub cgroup: CgroupMode,
+    /// `oom_score_adj` that the daemon was started with.
+    pub oom_score_adj: Option<i32>,
 }
 
 /// Why a keeper does not start, or ended otherwise than it should.
@@ -85,8 +91,9 @@ pub struct KeeperIdentity {
     pub boot_id: String,
     /// [`PROTOCOL_VERSION`].
     pub protocol: u32,
-    /// Directory of its control group, if jobs get groups.
-    pub cgroup: Option<PathBuf>,
+    /// Directories of its control groups: whoever finds it dead removes them.
+    #[serde(default)]
+    pub cgroups: Vec<PathBuf>,
 }
 
 /// The state folder as the keeper uses it. Holds the lock.
@@ -102,32 +109,33 @@ pub(super) struct Prepared {
     pub(super) listener: OwnedFd,
     pub(super) spawner: Spawner,
     pub(super) pool: Option<Pool>,
+    pub(super) limiter: Limiter,
 }
 
 /// Turns this process into a keeper: own session, no core dumps, no inherited descriptors, the lock, the socket.
 pub(super) fn prepare(options: &KeeperOptions) -> Result<Prepared, KeeperFailure> {
     let state = lock(options.state_dir.clone())?;
-    let mut spawner = Spawner::new().map_err(KeeperFailure::system("prepare the start of processes"))?;
+    let mut spawner = Spawner::new(options.oom_score_adj)
+        .map_err(KeeperFailure::system("prepare the start of processes"))?;
     let pool = match (options.cgroup, Pool::open()) {
         (CgroupMode::Off, _) | (CgroupMode::Auto, Err(_)) => None,
         (CgroupMode::Auto | CgroupMode::On, Ok(pool)) => Some(pool),
         (CgroupMode::On, Err(error)) => return Err(error.into()),
     };
+    let limiter = Limiter::new(options.cgroup);
     let listener = state.listen().map_err(|source| state.failure("make the socket", source))?;
     // Last, as from here on nobody reads our standard error.
     isolate()?;
     spawner.dispositions_changed();
-    let cgroup = pool.as_ref().map(|pool| pool.path().to_owned());
-    state.write_identity(cgroup).map_err(|source| state.failure("write keeper.json", source))?;
-    Ok(Prepared { state, listener, spawner, pool })
+    let cgroups = pool.iter().map(|pool| pool.path().to_owned()).chain(limiter.paths()).collect();
+    state.write_identity(cgroups).map_err(|source| state.failure("write keeper.json", source))?;
+    Ok(Prepared { state, listener, spawner, pool, limiter })
 }
 
 fn lock(path: PathBuf) -> Result<StateDir, KeeperFailure> {
     let open = || -> io::Result<(OwnedFd, OwnedFd)> {
-        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let directory = rustix::fs::open(&path, flags, Mode::empty())?;
-        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let lock = rustix::fs::openat(&directory, LOCK, flags, Mode::RUSR | Mode::WUSR)?;
+        let directory = files::open_dir(files::CWD, path.as_path())?;
+        let lock = files::make_way(&directory, LOCK, || files::open_write(&directory, LOCK))?;
         Ok((directory, lock))
     };
     let (directory, lock) = open().map_err(|source| KeeperFailure::State {
@@ -135,13 +143,11 @@ fn lock(path: PathBuf) -> Result<StateDir, KeeperFailure> {
         state_dir: path.clone(),
         source,
     })?;
-    match rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+    match files::try_lock(&lock) {
         // Absolute, as the working directory is left.
-        Ok(()) => {
-            let path = fs::canonicalize(&path).unwrap_or(path);
-            Ok(StateDir { path, directory, _lock: lock })
-        }
-        Err(_) => Err(KeeperFailure::Running(path)),
+        Ok(true) => Ok(StateDir { path: files::resolved(&path), directory, _lock: lock }),
+        Ok(false) => Err(KeeperFailure::Running(path)),
+        Err(source) => Err(KeeperFailure::State { what: "lock keeper.lock", state_dir: path, source }),
     }
 }
 
@@ -178,7 +184,10 @@ impl StateDir {
 
     /// Binds through the folder's descriptor: a socket's path may have 107 bytes, a folder's many more.
     fn listen(&self) -> io::Result<OwnedFd> {
-        rustix::fs::unlinkat(&self.directory, SOCKET, AtFlags::empty()).ok();
+        files::make_way(&self.directory, SOCKET, || match files::unlink(&self.directory, SOCKET) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            result => result,
+        })?;
         let path = format!("/proc/self/fd/{}/{SOCKET}", self.directory.as_raw_fd());
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
@@ -190,43 +199,48 @@ impl StateDir {
         Ok(socket)
     }
 
-    fn write_identity(&self, cgroup: Option<PathBuf>) -> io::Result<()> {
+    fn write_identity(&self, cgroups: Vec<PathBuf>) -> io::Result<()> {
         let pid = std::process::id();
         let identity = KeeperIdentity {
             pid,
             start_time: Process::read(pid).map_or(0, |process| process.start_time),
-            boot_id: fs::read_to_string("/proc/sys/kernel/random/boot_id")
-                .unwrap_or_default()
-                .trim()
-                .to_owned(),
+            boot_id: crate::process::host::boot_id(),
             protocol: PROTOCOL_VERSION,
-            cgroup,
+            cgroups,
         };
-        let temporary = format!("{IDENTITY}.new");
-        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let file = rustix::fs::openat(&self.directory, &temporary, flags, Mode::RUSR | Mode::WUSR)?;
-        io::Write::write_all(&mut fs::File::from(file), &serde_json::to_vec(&identity)?)?;
-        Ok(rustix::fs::renameat(&self.directory, &temporary, &self.directory, IDENTITY)?)
+        let json = serde_json::to_vec(&identity)?;
+        files::make_way(&self.directory, IDENTITY, || files::replace(&self.directory, IDENTITY, &json))
     }
 
     /// No daemon can reach us from now on.
     pub(super) fn remove_socket(&self) {
-        rustix::fs::unlinkat(&self.directory, SOCKET, AtFlags::empty()).ok();
+        files::unlink(&self.directory, SOCKET).ok();
     }
 
     /// Nothing tells of us any more but the lock, which ends with us.
     pub(super) fn remove_identity(&self) {
-        rustix::fs::unlinkat(&self.directory, IDENTITY, AtFlags::empty()).ok();
+        files::unlink(&self.directory, IDENTITY).ok();
+    }
+
+    /// The whole folder is to go, whatever is in it.
+    pub(super) fn remove(&self) {
+        let Some((parent, name)) = self.path.parent().zip(self.path.file_name()) else { return };
+        let name = CString::new(name.as_bytes()).unwrap_or_default();
+        files::open_dir(files::CWD, parent).and_then(|parent| files::remove_tree(parent, &name)).ok();
+    }
+
+    /// Reads the journal of a job.
+    pub(super) fn read_journal(&self, key: JobKey) -> io::Result<Vec<u8>> {
+        files::read_file(&self.directory, format!("jobs/{key}/journal").as_str(), journal::MAX_FILE)
+    }
+
+    /// Whether account is kept of what of a job's log is on the disk (`durability = power`).
+    pub(super) fn is_synced(&self, key: crate::model::JobKey) -> bool {
+        crate::files::stat_at(&self.directory, format!("jobs/{key}/synced").as_str()).is_ok()
     }
 
     /// Opens a file of a job's folder for appending, and makes it if need be.
-    pub(super) fn open_job_file(&self, key: crate::model::JobKey, name: &str) -> rustix::io::Result<OwnedFd> {
-        let flags = OFlags::WRONLY | OFlags::APPEND | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        rustix::fs::openat(
-            self.directory.as_fd(),
-            format!("jobs/{key}/{name}"),
-            flags,
-            Mode::RUSR | Mode::WUSR,
-        )
+    pub(super) fn open_job_file(&self, key: JobKey, name: &str) -> io::Result<OwnedFd> {
+        files::open_append(&self.directory, format!("jobs/{key}/{name}").as_str())
     }
 }

@@ -1,7 +1,7 @@
 //! What every job of a keeper uses: descriptors' readiness, process starter, groups, clock, buffers, the way out.
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use rustix::event::epoll::{self, EventData, EventFlags};
@@ -14,8 +14,11 @@ use crate::journal::{self, event::Event};
 use crate::log::frame::Stamp;
 use crate::model::JobKey;
 use crate::process::cgroup::Pool;
+use crate::process::group;
+use crate::process::limiter::Limiter;
 use crate::process::spawn::Spawner;
-use crate::process::sweep::{Found, Sweeper};
+use crate::process::sweep::{Found, Marks, Process, Sweeper};
+use crate::{failpoint, files};
 
 /// A job's number within this keeper; never used twice, so a late event of a job that is gone meets nothing.
 pub(super) type Serial = u32;
@@ -87,7 +90,24 @@ fn interest(write: bool) -> EventFlags {
 /// Buffers that all pipes share: one thread reads them one after another.
 pub(super) struct Scratch {
     pub(super) read: Box<[u8]>,
+    /// So many bytes of `read` were used since it was wiped.
+    most_read: usize,
     pub(super) masked: Vec<u8>,
+}
+
+impl Scratch {
+    /// `read` holds so many bytes of a pipe.
+    pub(super) fn has_read(&mut self, bytes: usize) {
+        self.most_read = self.most_read.max(bytes);
+    }
+
+    /// Overwrites what jobs wrote: nothing of a job stays in memory when it is forgotten (faults.md §2).
+    pub(super) fn wipe(&mut self) {
+        if let Some(used) = self.read.get_mut(..self.most_read) {
+            used.fill(0);
+        }
+        self.most_read = 0;
+    }
 }
 
 /// What jobs use of the keeper.
@@ -96,6 +116,7 @@ pub(super) struct Shared {
     pub(super) state: StateDir,
     pub(super) spawner: Spawner,
     pub(super) pool: Option<Pool>,
+    pub(super) limiter: Limiter,
     pub(super) sweeper: Sweeper,
     pub(super) settings: KeeperSettings,
     pub(super) scratch: Scratch,
@@ -105,10 +126,10 @@ pub(super) struct Shared {
     pub(super) starts: VecDeque<Serial>,
     /// Steps' processes that are not reaped, by process id.
     pub(super) leaders: HashMap<u32, Serial>,
-    /// Tags by groups that steps led and left running.
-    pub(super) groups: HashMap<u32, u128>,
-    /// Jobs that are not forgotten, ghosts included.
-    pub(super) job_count: usize,
+    /// Tags of all jobs that are not forgotten, ghosts included, and the groups that their steps led and left running.
+    pub(super) marks: Marks,
+    /// Processor time of orphans by the tag of their job, where no control group counts it.
+    pub(super) orphans_used: HashMap<u128, Duration>,
     /// Children that no job started itself, as read in this turn of the loop.
     pub(super) orphans: Option<Vec<u32>>,
     /// What a sweep found in this turn of the loop.
@@ -126,6 +147,7 @@ impl Shared {
         state: StateDir,
         spawner: Spawner,
         pool: Option<Pool>,
+        limiter: Limiter,
         settings: KeeperSettings,
     ) -> Self {
         Self {
@@ -133,15 +155,20 @@ impl Shared {
             state,
             spawner,
             pool,
+            limiter,
             sweeper: Sweeper::default(),
             settings,
-            scratch: Scratch { read: vec![0; READ_BYTES].into_boxed_slice(), masked: Vec::new() },
+            scratch: Scratch {
+                read: vec![0; READ_BYTES].into_boxed_slice(),
+                most_read: 0,
+                masked: Vec::new(),
+            },
             clock: Clock::default(),
             connection: None,
             starts: VecDeque::new(),
             leaders: HashMap::new(),
-            groups: HashMap::new(),
-            job_count: 0,
+            marks: Marks::default(),
+            orphans_used: HashMap::new(),
             orphans: None,
             swept: None,
             sweeps: 0,
@@ -160,7 +187,7 @@ impl Shared {
     /// Sends what was told so far. A connection that is over shows at the end of the turn.
     pub(super) fn flush(&mut self) {
         if let Some(connection) = &mut self.connection {
-            connection.send().ok();
+            connection.send();
         }
     }
 
@@ -177,6 +204,24 @@ impl Shared {
         {
             connection.push(&FromKeeper::Reply { id: to.id, reply });
         }
+    }
+
+    /// Reaps an orphan that has ended.
+    pub(super) fn reap_orphan(&mut self, pid: u32) {
+        let job = self.group_of_orphan(pid);
+        if let (Some(time), Some(tag)) = (group::reap_orphan(pid), job) {
+            let used = self.orphans_used.entry(tag).or_default();
+            *used = used.saturating_add(time);
+        }
+    }
+
+    /// Tag of the job that an orphan which has ended was in, if its processor time is to be counted here: no control group
+    /// does it.
+    fn group_of_orphan(&self, pid: u32) -> Option<u128> {
+        if self.pool.is_some() {
+            return None;
+        }
+        self.marks.groups.get(&Process::read(pid)?.group).copied()
     }
 
     /// What is known of processes may be over.
@@ -221,30 +266,21 @@ impl Shared {
         self.timers.iter().take_while(|(at, _)| *at <= now).map(|(_, serial)| *serial).collect()
     }
 
+    /// Brings to the disk what was written so far; blocks. `false` if that failed.
+    pub(super) fn sync(&self) -> bool {
+        crate::files::sync_all(&self.state.directory).is_ok()
+    }
+
     /// Appends an event to a job's journal with one write. Its loss costs nothing while we live; it is reported.
     pub(super) fn journal(&mut self, key: JobKey, event: &Event) {
         let Ok(line) = journal::encode(event) else { return };
-        let written = self.state.open_job_file(key, "journal").is_ok_and(|file| append_whole(&file, &line));
-        if !written {
-            self.notice(format!("journal of job {key}: an event could not be written"));
+        let written = failpoint::io("keeper::journal::append")
+            .and_then(|()| self.state.open_job_file(key, "journal"))
+            .and_then(|file| files::append(file, &line));
+        if let Err(error) = written {
+            self.notice(format!("journal of job {key}: an event could not be written: {error}"));
         }
     }
-}
-
-/// Appends `line` with one write. What of it was written though it did not fit is taken back, if nobody has appended
-/// since: half a line in front of the next one would make the whole journal unreadable.
-fn append_whole(file: &OwnedFd, line: &[u8]) -> bool {
-    let written = rustix::io::retry_on_intr(|| rustix::io::write(file, line)).unwrap_or(0);
-    if (1..line.len()).contains(&written) {
-        // The position is behind what this write appended.
-        let end = rustix::fs::tell(file).unwrap_or(0);
-        if rustix::fs::fstat(file).is_ok_and(|stat| u64::try_from(stat.st_size).is_ok_and(|size| size == end))
-        {
-            rustix::io::retry_on_intr(|| rustix::fs::ftruncate(file, end.saturating_sub(written as u64)))
-                .ok();
-        }
-    }
-    written == line.len()
 }
 
 /// Who waits for an answer.
@@ -266,37 +302,5 @@ pub(super) const fn first_settings() -> KeeperSettings {
         max_remembered: 0,
         remember_for: Duration::ZERO,
         remove_state: false,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::os::unix::fs::OpenOptionsExt;
-
-    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-
-    use super::*;
-
-    #[test]
-    fn half_a_line_is_taken_back() {
-        // In a process of its own: the limit on the size of files is for all threads.
-        if std::env::var_os("HALF_A_LINE").is_none() {
-            let test = std::env::current_exe().unwrap();
-            let name = "keeper::shared::tests::half_a_line_is_taken_back";
-            let mut command = std::process::Command::new(test);
-            command.args(["--exact", name]).env("HALF_A_LINE", "1").stdout(std::process::Stdio::null());
-            assert!(command.status().unwrap().success());
-            return;
-        }
-        let path = tempfile::NamedTempFile::new().unwrap();
-        let open =
-            || std::fs::File::options().append(true).custom_flags(libc::O_CLOEXEC).open(&path).unwrap();
-        assert!(append_whole(&open().into(), b"whole\n"));
-        let all = getrlimit(Resource::Fsize);
-        setrlimit(Resource::Fsize, Rlimit { current: Some(8), ..all }).unwrap();
-        assert!(!append_whole(&open().into(), b"does not fit\n"));
-        setrlimit(Resource::Fsize, all).unwrap();
-        assert!(append_whole(&open().into(), b"next\n"));
-        assert_eq!(std::fs::read_to_string(&path).unwrap(), "whole\nnext\n");
     }
 }

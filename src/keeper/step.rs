@@ -10,8 +10,9 @@ use super::job::Job;
 use super::output::Source;
 use super::protocol::{FromKeeper, SpawnStep, StepEnd, StepOver};
 use super::shared::{Shared, Token};
+use crate::failpoint;
 use crate::journal::event::Event;
-use crate::model::{ExitStatus, Kind};
+use crate::model::{ExitStatus, Kind, Shortage};
 use crate::process::group;
 use crate::process::spawn::{Command, SpawnError, Spawned, Stage};
 
@@ -128,35 +129,24 @@ impl Job {
             env: &request.env,
             work_dir: &request.work_dir,
         };
-        if self.containment.leaf.is_none()
-            && !self.containment.refused
-            && let Some(pool) = shared.pool.as_mut()
-        {
-            self.containment.leaf = pool.take().ok();
-        }
-        if let Some(spent) = self.containment.leaf.take_if(|leaf| leaf.is_spent())
-            && let Some(pool) = shared.pool.as_mut()
-        {
-            self.containment.leaf = pool.replace(spent).ok();
-        }
-        let leaf = self.containment.leaf.as_ref();
-        let spawned = shared.spawner.spawn(&command, leaf.map(|leaf| leaf.directory()));
+        self.containment.prepare(shared).map_err(|error| SpawnError::new(Stage::Limits, &error))?;
+        let spawned = shared.spawner.spawn(&command, &self.containment.confinement());
         let Err(error) = &spawned else { return spawned };
         let exhausted = matches!(error.errno, Errno::AGAIN | Errno::NOMEM);
-        if leaf.is_none() || exhausted || !matches!(error.stage, Stage::Fork | Stage::Cgroup) {
+        let by_group = matches!(error.stage, Stage::Fork | Stage::Cgroup);
+        if exhausted || !by_group || !self.containment.do_without_leaf(shared) {
             return spawned;
         }
         // The group cannot take the process (removed from outside, threaded): the job goes on without one.
-        self.containment.leaf = None;
-        self.containment.refused = true;
         shared.notice(format!(
             "control group refused a process ({}): the job is followed by its tag",
             error.errno
         ));
-        shared.spawner.spawn(&command, None)
+        shared.spawner.spawn(&command, &self.containment.confinement())
     }
 
     fn started(&mut self, request: &SpawnStep, spawned: Spawned, shared: &mut Shared) {
+        failpoint::hit("keeper::step::spawned");
         let pid = spawned.pid.as_raw_nonzero().get() as u32;
         shared.leaders.insert(pid, self.serial);
         self.containment.add_group(pid, shared);
@@ -182,7 +172,8 @@ impl Job {
 
     fn not_started(&mut self, step: u32, what: &str, errno: Errno, shared: &mut Shared) {
         let end = StepEnd::NotStarted { what: what.to_owned(), errno: errno.raw_os_error() };
-        self.tell_over(StepOver { step, end, left: 0 }, shared);
+        let usage = self.containment.usage(shared);
+        self.tell_over(StepOver { step, end, left: 0, shortage: None, usage }, shared);
     }
 
     fn tell_over(&mut self, over: StepOver, shared: &mut Shared) {
@@ -207,9 +198,10 @@ impl Job {
     /// The process of the step may have ended.
     pub(super) fn on_process(&mut self, shared: &mut Shared) {
         if let Some(Step { state: State::Running { pid, pidfd }, .. }) = &self.step
-            && let Some(status) = group::reap(pidfd.as_fd())
+            && let Some((status, time)) = group::reap(pidfd.as_fd())
         {
             shared.leaders.remove(&(pid.as_raw_nonzero().get() as u32));
+            self.containment.add_reaped(time);
             self.process_ended(status, shared);
         }
     }
@@ -257,6 +249,7 @@ impl Job {
                     reading = Reading::Some;
                     let now = shared.clock.now();
                     let scratch = &mut shared.scratch;
+                    scratch.has_read(read);
                     let bytes = scratch.read.get(..read).unwrap_or_default();
                     self.log.output(&now, |out| pipe.source.write(bytes, &now, &mut scratch.masked, out));
                 }
@@ -317,7 +310,17 @@ impl Job {
             self.line(Kind::Out, &format!("step {} left {left} processes running", step.name), shared);
         }
         let ended = Event::StepEnded { step: step.number, status: Some(status) };
-        let over = StepOver { step: step.number, end: StepEnd::Exited(status), left };
+        let shortage = self.containment.shortage();
+        if let Some(shortage) = shortage.filter(|_| status.is_success()) {
+            // The step has failed in part and does not say so.
+            let what = match shortage {
+                Shortage::Memory => "processes were killed, as memory ran short",
+                Shortage::Processes => "processes were refused, as the job has reached its limit",
+            };
+            self.line(Kind::Err, &format!("warning: step {}: {what}", step.name), shared);
+        }
+        let usage = self.containment.usage(shared);
+        let over = StepOver { step: step.number, end: StepEnd::Exited(status), left, shortage, usage };
         if left > 0 && !shared.settings.leftover_keep {
             shared.journal(self.key, &ended);
             self.containment.kill(shared);
