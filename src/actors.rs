@@ -11,6 +11,7 @@
 //! - Handlers do not block beyond short file operations of the state folder; everything longer is awaited.
 
 pub mod handle;
+pub mod host;
 pub mod job;
 pub mod log_sink;
 pub mod registry;
@@ -21,12 +22,24 @@ pub mod view;
 
 mod admission;
 mod keeper_port;
+mod limits;
 mod redact;
 mod remembered;
+mod sync_group;
 
 use actix::dev::ToEnvelope;
 use actix::prelude::SendError;
 use actix::{Actor, Addr, Handler, Message};
+use tokio::task::JoinHandle;
+
+/// Runs what may block on a thread where it may.
+fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> JoinHandle<T> {
+    #[cfg(feature = "failpoints")]
+    if crate::clock::is_steered() {
+        return tokio::task::spawn_local(async move { work() });
+    }
+    tokio::task::spawn_blocking(work)
+}
 
 /// Hands over a message that must not be lost and wants no answer: at once if there is room in the mailbox, else as
 /// soon as there is. A closed mailbox means the actor is done, so the message is of no more use.

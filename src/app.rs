@@ -11,6 +11,7 @@ use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 
 use crate::actors::handle::JobsHandle;
+use crate::actors::host::Processes;
 use crate::actors::supervisor::{Supervisor, SupervisorEnd, SupervisorParts};
 use crate::config::{Config, unless_zero};
 use crate::error::{Chain, Exit, Failure};
@@ -32,6 +33,10 @@ const PREFACE_DEADLINE: Duration = Duration::from_secs(5);
 
 /// Threads for work that may block (checking large requests, looking functions up, deleting folders).
 const BLOCKING_THREADS: usize = 4;
+
+/// How long such a thread waits for the next work. One is started with the daemon and there is always one from then on:
+/// without any, work that meets the system's limit of threads would be a panic and not a wait (faults.md row 15).
+const BLOCKING_IDLE: Duration = Duration::MAX;
 
 /// How long connections may take to end after the jobs have.
 const CONNECTION_GRACE: Duration = Duration::from_secs(1);
@@ -66,19 +71,19 @@ pub fn serve(config: Config, reload: Reload, command: Vec<OsString>) -> Result<u
         let mut daemon = Daemon::start(Arc::new(config), false, limits).await?;
         tokio::task::spawn_local(operate(asks, daemon.jobs.clone(), reload));
         announce(&daemon.socket, &log).map_err(|e| failure("cannot write the ready marker", &e))?;
-        let mut beside = std::pin::pin!(beside(command, &group));
+        let mut beside = std::pin::pin!(beside(command, limits.oom_score_adj, &group));
         let ended = tokio::select! {
             stopped = daemon.until_stopped(&mut signals) => stopped.map(|()| None),
             code = beside.as_mut() => Ok(Some(code)),
         };
-        let running = *group.lock();
-        let ended = match (ended, running) {
+        let running = group.lock().clone();
+        let ended = match (ended, &running) {
             (Ok(ended), _) => ended,
             (Err(defect), None) => return Err(defect),
             (Err(defect), Some(running)) => return end_command(running, beside).await.and(Err(defect)),
         };
         let stopping = daemon.stop(async move { signals.next().await });
-        match (ended, running) {
+        match (ended, &running) {
             (None, Some(running)) => {
                 let (_, code) = tokio::join!(stopping, end_command(running, beside));
                 code
@@ -117,7 +122,7 @@ type Group = Arc<Mutex<Option<CompanionGroup>>>;
 
 /// Runs the command beside the daemon, if there is one, as soon as standard input has a byte; its exit code, or 0 if
 /// standard input ended before (connectors.md §2.1).
-async fn beside(command: Vec<OsString>, group: &Group) -> Result<u8, Failure> {
+async fn beside(command: Vec<OsString>, oom_score_adj: Option<i32>, group: &Group) -> Result<u8, Failure> {
     if command.is_empty() {
         return std::future::pending().await;
     }
@@ -127,8 +132,8 @@ async fn beside(command: Vec<OsString>, group: &Group) -> Result<u8, Failure> {
         if !companion::wait_for_input()? {
             return Ok(0);
         }
-        let companion = Companion::start(&command)?;
-        *group.lock() = companion.group();
+        let companion = Companion::start(&command, oom_score_adj)?;
+        *group.lock() = Some(companion.group());
         let code = companion.wait();
         *group.lock() = None;
         code
@@ -145,7 +150,7 @@ async fn beside(command: Vec<OsString>, group: &Group) -> Result<u8, Failure> {
 
 /// Ends the command beside the daemon; its exit code.
 async fn end_command(
-    running: CompanionGroup,
+    running: &CompanionGroup,
     mut beside: std::pin::Pin<&mut impl Future<Output = Result<u8, Failure>>>,
 ) -> Result<u8, Failure> {
     running.terminate();
@@ -245,9 +250,18 @@ impl PrivateDaemon {
 fn run_system<T>(work: impl Future<Output = T>) -> Result<T, Failure> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .max_blocking_threads(BLOCKING_THREADS)
+        .thread_keep_alive(BLOCKING_IDLE)
         .enable_all()
         .build()
         .map_err(|e| failure("cannot start a runtime", &e))?;
+    // Tried by itself first: the runtime takes it for a defect when there is none to be had.
+    let thread =
+        std::thread::Builder::new().spawn(|| ()).map_err(|e| failure("cannot start a thread", &e))?;
+    thread.join().ok();
+    // It may fail all the same, and the runtime has no other word for it than a panic.
+    let first = std::panic::AssertUnwindSafe(|| drop(runtime.spawn_blocking(|| ())));
+    std::panic::catch_unwind(first)
+        .map_err(|_| failure("cannot start a thread", &io::Error::from(io::ErrorKind::OutOfMemory)))?;
     let system = actix::System::with_tokio_rt(|| runtime);
     Ok(system.block_on(work))
 }
@@ -330,7 +344,7 @@ impl Daemon {
             encode: step_result_bytes,
             is_root: is_root_result,
             private,
-            limits,
+            host: Arc::new(Processes::new(limits)),
         };
         let (jobs, supervisor) =
             Supervisor::start_recovered(parts).await.map_err(|e| Failure::new(Exit::Failure, e))?;

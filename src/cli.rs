@@ -8,6 +8,7 @@ mod cancel;
 mod check;
 mod completions;
 mod connection;
+mod defect;
 mod document;
 mod end;
 mod excerpt;
@@ -135,6 +136,7 @@ enum Steps {
 
 /// Runs the program: parses the arguments of this process, runs the command, and says how it ended.
 pub fn main() -> ExitCode {
+    defect::report_panics();
     let words = match invocation::words(std::env::args_os().collect(), |name| std::env::var(name).ok()) {
         Ok(words) => words,
         Err(message) => {

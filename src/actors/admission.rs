@@ -11,7 +11,9 @@ use parking_lot::RwLock;
 use serde::{Deserialize, Serialize};
 
 use super::handle::RunRequest;
+use super::limits::JobLimits;
 use super::redact::mask_config;
+use super::sync_group::SyncGroup;
 use crate::config::Config;
 use crate::fetch::Fetcher;
 use crate::job::event::{Event, JobSpec};
@@ -19,8 +21,9 @@ use crate::job::machine::Machine;
 use crate::job::record;
 use crate::lang::diagnostic::{Diagnostic, Severity};
 use crate::lang::value::Value;
-use crate::log::mask::PhraseSet;
+use crate::log::mask::{Masker, PhraseSet};
 use crate::model::{JobId, Reason, Refusal};
+use crate::process::limiter::refused_value;
 use crate::queue;
 use crate::store::JobFolder;
 use crate::variables::{self, Base, FileVariable, LogLevel, Service, VariableError};
@@ -43,6 +46,8 @@ pub(super) struct Surroundings {
     pub(super) daemon_path: Option<OsString>,
     /// What finds functions.
     pub(super) fetcher: Arc<Fetcher>,
+    /// With `durability = power`: what brings everything to the disk before it is shown.
+    pub(super) sync_group: Option<Arc<SyncGroup>>,
 }
 
 impl Surroundings {
@@ -52,11 +57,21 @@ impl Surroundings {
         socket: Arc<Path>,
         daemon_path: Option<OsString>,
         fetcher: Arc<Fetcher>,
+        sync_group: Option<Arc<SyncGroup>>,
     ) -> Self {
         let log_level =
             base.get(LogLevel::VARIABLE).and_then(|level| LogLevel::parse(&level)).unwrap_or_default();
         let base_env = Arc::new(with_log_level(&base, log_level));
-        Self { config: RwLock::new(config), base, base_env, log_level, socket, daemon_path, fetcher }
+        Self {
+            config: RwLock::new(config),
+            base,
+            base_env,
+            log_level,
+            socket,
+            daemon_path,
+            fetcher,
+            sync_group,
+        }
     }
 
     /// Settings in force now.
@@ -102,6 +117,7 @@ pub(super) struct ShellSpec {
     pub(super) work_dir: String,
     pub(super) file_base: Option<String>,
     pub(super) share: Share,
+    pub(super) limits: JobLimits,
 }
 
 /// What a job's turn depends on (queue.md §3).
@@ -127,6 +143,10 @@ impl Share {
         Self { key, number, bytes: size as u64 }
     }
 }
+
+/// First byte of every record. Raised whenever [`RecordHead`] or what follows it changes its shape: a keeper may hold records of
+/// another version's daemon.
+const HEAD_FORMAT: u8 = 1;
 
 /// First part of every record.
 #[derive(Serialize, Deserialize)]
@@ -167,7 +187,14 @@ pub(super) fn prepare(
         cancel_grace,
         limits,
     } = request;
-    limits.refuse_all()?;
+    if let Some((limit, why)) =
+        limits.names().find_map(|name| Some((name, refused_value(name, limits.get(name)?)?)))
+    {
+        return Err(Refusal::new(
+            Reason::LimitUnavailable,
+            format!("limit {limit} cannot be enforced: {why}"),
+        ));
+    }
     let share = Share::new(&variables, &labels.0, size);
     let own = |name| folder.path(name).to_string_lossy().into_owned();
     let vars = variables::prepare(&variables, Service::V1, &around.base, &own("vars"))
@@ -199,7 +226,7 @@ pub(super) fn prepare(
         cancel_grace,
         default_grace: around.config().cancel_grace,
     };
-    let machine = Machine::new(&spec).map_err(|findings| malformed(&findings))?;
+    let machine = Machine::new(&spec).map_err(|findings| malformed(&findings, &phrase_set))?;
     let accepted = record::encode(&Event::Accepted(Box::new(spec))).map_err(defect)?;
     let shell = ShellSpec {
         id: id.to_string(),
@@ -213,8 +240,10 @@ pub(super) fn prepare(
         work_dir,
         file_base: file,
         share,
+        limits: JobLimits::new(limits, &around.config()),
     };
-    let head = postcard::to_stdvec(&RecordHead { shell: shell.clone(), accepted }).map_err(defect)?;
+    let head = RecordHead { shell: shell.clone(), accepted };
+    let head = postcard::to_extend(&head, vec![HEAD_FORMAT]).map_err(defect)?;
     Ok(Prepared { id, folder, labels, shell, phrase_set, machine, head })
 }
 
@@ -233,6 +262,7 @@ pub(super) struct Head {
 
 /// Reads a record's first part; `None` if it is not one.
 pub(super) fn read_head(head: &[u8]) -> Option<Head> {
+    let head = head.strip_prefix(&[HEAD_FORMAT])?;
     let (RecordHead { shell, accepted }, place) = postcard::take_from_bytes(head).ok()?;
     let accepted = record::decode(&accepted).ok()?;
     Some(Head { shell, accepted, place: postcard::from_bytes(place).ok()? })
@@ -246,11 +276,12 @@ fn variable_refusal(error: &VariableError) -> Refusal {
     Refusal::new(error.reason(), error.to_string())
 }
 
-fn malformed(findings: &[Diagnostic]) -> Refusal {
+/// Names of the steps may hold what the request itself wants hidden (masking.md §7).
+fn malformed(findings: &[Diagnostic], phrases: &PhraseSet) -> Refusal {
     let errors: Vec<_> = findings.iter().filter(|f| f.severity == Severity::Error).collect();
     let mut text: Vec<_> = errors.iter().take(MAX_FINDINGS).map(ToString::to_string).collect();
     if errors.len() > MAX_FINDINGS {
         text.push(format!("and {} more", errors.len() - MAX_FINDINGS));
     }
-    Refusal::new(Reason::MalformedSteps, text.join("\n"))
+    Refusal::new(Reason::MalformedSteps, Masker::compile(phrases).mask_str(&text.join("\n")))
 }

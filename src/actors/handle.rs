@@ -9,7 +9,7 @@ use actix::Addr;
 use indexmap::IndexMap;
 
 use super::admission::{self, Surroundings};
-use super::log_sink::LogCursor;
+use super::log_sink::{LogCursor, out_of_descriptors};
 use super::registry::{Registry, Reserve};
 use super::supervisor::{Admit, CancelJob, FinishJob, Operate, Shutdown, Supervisor};
 use super::trace_sink::TraceCursor;
@@ -17,7 +17,7 @@ use super::view::{JobStatus, JobView};
 use crate::clock;
 use crate::config::Config;
 use crate::lang::value::Value;
-use crate::model::{JobId, Reason, Refusal};
+use crate::model::{JobId, Limits, Reason, Refusal};
 use crate::store::{LogLost, StateDir};
 use crate::variables;
 
@@ -47,41 +47,8 @@ pub struct RunRequest {
     pub timeout: Option<Duration>,
     /// Upper bound of the grace.
     pub cancel_grace: Option<Duration>,
-    /// Resource limits.
-    pub limits: JobLimits,
-}
-
-/// Resource limits of a request; 0 = none.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct JobLimits {
-    /// Processes and threads.
-    pub processes: i64,
-    /// Bytes.
-    pub memory: i64,
-    /// Processors.
-    pub cpus: f64,
-    /// Open files of each process.
-    pub open_files: i64,
-}
-
-impl JobLimits {
-    /// No limit can be enforced yet: a request that asks for one is refused rather than run without it.
-    pub(super) fn refuse_all(self) -> Result<(), Refusal> {
-        let Self { processes, memory, cpus, open_files } = self;
-        let asked = [
-            ("processes", processes != 0),
-            ("memory", memory != 0),
-            ("cpus", cpus != 0.0),
-            ("open_files", open_files != 0),
-        ];
-        match asked.iter().find(|(_, asked)| *asked) {
-            Some((name, _)) => Err(Refusal::new(
-                Reason::LimitUnavailable,
-                format!("limit {name} cannot be enforced by this daemon: leave it out"),
-            )),
-            None => Ok(()),
-        }
-    }
+    /// What the job may use.
+    pub limits: Limits,
 }
 
 /// The jobs. Clones share them.
@@ -120,9 +87,7 @@ impl JobsHandle {
         let is_large = request.size > LARGE_REQUEST;
         let check = move || admission::prepare(request, &around, folder, clock::now_micros());
         let prepared = if is_large {
-            tokio::task::spawn_blocking(check)
-                .await
-                .map_err(|e| Refusal::new(Reason::Internal, e.to_string()))?
+            super::blocking(check).await.map_err(|e| Refusal::new(Reason::Internal, e.to_string()))?
         } else {
             check()
         }?;
@@ -133,6 +98,14 @@ impl JobsHandle {
             .send(Admit { prepared: Box::new(prepared), reservation, caller })
             .await
             .map_err(gone)?
+    }
+
+    /// Returns when the job of an answered Run is on the disk, if it has to be (`durability = power`).
+    pub async fn kept(&self) -> Result<(), Refusal> {
+        match &self.around.sync_group {
+            Some(group) => group.synced().await.map_err(|e| Refusal::new(Reason::DataLoss, e.to_string())),
+            None => Ok(()),
+        }
     }
 
     /// State of one job.
@@ -155,7 +128,7 @@ impl JobsHandle {
             LogLost::Removed if self.registry.present(id).is_none() => {
                 Refusal::new(Reason::UnknownJob, "the job was finished")
             }
-            e => Refusal::new(Reason::DataLoss, e.to_string()),
+            e => out_of_descriptors(&e).unwrap_or_else(|| Refusal::new(Reason::DataLoss, e.to_string())),
         };
         let file = self.state.folder(view.key).open_log(Some(view.log_inode)).map_err(lost)?;
         file.check_reaches(view.log.len()).map_err(lost)?;

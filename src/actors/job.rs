@@ -10,6 +10,7 @@ mod fetch;
 mod waiting;
 
 pub(super) use effects::StepDone;
+pub(super) use ending::StorageLost;
 pub(super) use waiting::KeeperLost;
 
 use std::collections::{HashSet, VecDeque};
@@ -24,10 +25,12 @@ use super::log_sink::LogSink;
 use super::redact::Redactor;
 use super::step::{Over, StepActor};
 use super::supervisor::{JobBroken, Supervisor};
+use super::sync_group::NotSynced;
 use super::trace_sink::{EncodeResult, TraceSink};
-use super::view::JobView;
+use super::view::{JobView, State};
 use crate::clock;
 use crate::error::Chain;
+use crate::failpoint;
 use crate::job::effect::Effect;
 use crate::job::event::{CallId, Event};
 use crate::job::machine::Machine;
@@ -36,7 +39,7 @@ use crate::job::record;
 use crate::journal::event as journal;
 use crate::keeper::link::KeeperLink;
 use crate::keeper::protocol::{Closed, Request, StepOver};
-use crate::model::{CancelCause, JobKey, JobState, Outcome};
+use crate::model::{CancelCause, JobKey, JobState, Outcome, StepResult};
 use crate::store::{JobFolder, file_vars};
 use waiting::Waiting;
 
@@ -71,6 +74,7 @@ pub(super) struct Replay {
 }
 
 /// See the module's text.
+#[expect(clippy::struct_excessive_bools, reason = "each is a fact of its own, not a state of one machine")]
 pub struct JobActor {
     view: Arc<JobView>,
     around: Arc<Surroundings>,
@@ -98,11 +102,22 @@ pub struct JobActor {
     emitted: u32,
     replayed: Replayed,
     ending: Option<Outcome>,
+    /// What it wrote may not be on the disk.
+    storage_lost: Option<NotSynced>,
+    /// The job's own result, until its log is closed.
+    root: Option<Box<StepResult>>,
+    /// The keeper has closed the log.
+    is_closed: bool,
     /// This daemon was asked to cancel the job.
     cancel_asked: bool,
     /// While it waits for its slot.
     waiting: Option<Waiting>,
+    /// The keeper died while an effect was awaited.
+    lost: bool,
+    /// Nothing more is to be done for it.
     over: bool,
+    /// Status shows its end.
+    published: bool,
 }
 
 /// What was done before this daemon came; empty for a new job.
@@ -166,9 +181,14 @@ impl JobActor {
             emitted: 0,
             replayed: Replayed::default(),
             ending: None,
+            storage_lost: None,
+            root: None,
+            is_closed: false,
             cancel_asked: false,
             waiting: head.map(Waiting::new),
+            lost: false,
             over: false,
+            published: false,
         }
     }
 
@@ -177,10 +197,13 @@ impl JobActor {
             self.queue.extend(self.machine.handle(event));
         }
         self.recorded += events.len() as u32;
-        let start = self.view.state().start_time;
-        if let (Some(start), Some(timeout)) = (start, self.shell.timeout) {
-            let gone = Duration::from_micros(u64::try_from(clock::now_micros() - start).unwrap_or(0));
-            Self::limit_time(timeout.saturating_sub(gone), ctx);
+        if events.iter().any(|event| matches!(event, Event::CancelAsked { .. })) {
+            self.cancel_asked = true;
+            self.show_cancel();
+        }
+        let State { start_time, since, .. } = self.view.state();
+        if let (Some(_), Some(timeout)) = (start_time, self.shell.timeout) {
+            Self::limit_time(timeout.saturating_sub(since.age(clock::uptime())), ctx);
         }
         self.drain(ctx);
     }
@@ -214,15 +237,15 @@ impl JobActor {
             return;
         }
         self.cancel_asked = true;
-        self.view.update(|state| {
-            if state.state == JobState::Running {
-                state.state = JobState::Cancelling;
-            }
-        });
+        self.show_cancel();
         if let Err(error) = self.folder.append(&journal::Event::Cancel { cause }) {
             tracing::warn!(%error, job = %self.view.id, "the cancel was not written to the journal");
         }
         self.handle_event(&Event::CancelAsked { cause, grace_limit }, ctx);
+    }
+
+    fn show_cancel(&self) {
+        self.view.update(State::cancel);
     }
 
     fn begin(&mut self, ctx: &mut Context<Self>) {
@@ -234,7 +257,8 @@ impl JobActor {
             state.since = Moment::AfterStart(clock::uptime());
         });
         if started.is_none()
-            && let Err(error) = self.folder.append(&journal::Event::Started { at })
+            && let Err(error) =
+                self.folder.append(&journal::Event::Started { at, boot: Some(clock::boot_micros()) })
         {
             tracing::warn!(%error, job = %self.view.id, "the start was not written to the journal");
         }
@@ -269,7 +293,7 @@ impl Actor for JobActor {
 /// (faults.md row 59). The framework restarts nothing after a panic.
 impl Drop for JobActor {
     fn drop(&mut self) {
-        if !self.over {
+        if !self.published {
             deliver(&self.supervisor, JobBroken(self.view.id.clone()));
         }
     }
@@ -284,6 +308,7 @@ impl Handler<Begin> for JobActor {
     type Result = ();
 
     fn handle(&mut self, _: Begin, ctx: &mut Self::Context) {
+        failpoint::hit("actors::job::begin");
         if self.defer_begin() {
             return;
         }
@@ -307,6 +332,7 @@ impl Handler<CancelAsk> for JobActor {
     type Result = ();
 
     fn handle(&mut self, ask: CancelAsk, ctx: &mut Self::Context) {
+        failpoint::hit("actors::job::cancel");
         if self.defer_cancel(&ask) {
             return;
         }
@@ -330,8 +356,12 @@ impl Handler<KeeperSaid> for JobActor {
     type Result = ();
 
     fn handle(&mut self, KeeperSaid(said): KeeperSaid, ctx: &mut Self::Context) {
+        failpoint::hit("actors::job::keeper_said");
         match said {
             Said::StepOver(over) => {
+                self.view.update(|state| {
+                    (state.cpu_time, state.peak_memory) = (over.usage.cpu_time, over.usage.peak_memory);
+                });
                 if let Some((_, step)) = self.step.as_ref().filter(|(call, _)| *call == over.step) {
                     deliver(step, Over(over));
                 }
@@ -352,6 +382,11 @@ impl Handler<Defect> for JobActor {
     type Result = ();
 
     fn handle(&mut self, Defect(message): Defect, ctx: &mut Self::Context) {
+        failpoint::hit("actors::job::defect");
+        if self.defer_defect(&message) {
+            return;
+        }
+        self.waiting = None;
         self.handle_event(&Event::Broken { message }, ctx);
     }
 }

@@ -1,6 +1,7 @@
 //! The supervisor's access to the keeper: finds the living one, starts one when the first job comes, tells who asks.
 
 use std::cell::{Cell, RefCell};
+use std::path::Path;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,15 +11,15 @@ use tokio::sync::Mutex;
 use tokio::time::Instant;
 
 use super::deliver;
+use super::host::Host;
 use super::job::{KeeperSaid, Said};
 use super::registry::Registry;
 use super::supervisor::{KeeperGone, Supervisor};
-use crate::config::{Config, Leftover};
-use crate::keeper::launch;
-use crate::keeper::link::{KeeperLink, LinkError};
+use crate::config::{CgroupUse, Config, Leftover};
+use crate::keeper::link::{KeeperLink, LinkError, Wire};
 use crate::keeper::protocol::{FromKeeper, KeeperSettings, PROTOCOL_VERSION, Remembered, Reply, Request};
-use crate::model::{JobKey, Reason, Refusal};
-use crate::process::host::SoftLimits;
+use crate::model::{JobKey, Reason, Refusal, Unenforceable};
+use crate::process::cgroup::CgroupError;
 use crate::store::StateDir;
 
 /// Most ids remembered after Finish (service.md §3.1).
@@ -30,11 +31,16 @@ const FIND_TIME: Duration = Duration::from_secs(10);
 /// Between two attempts to reach it.
 const FIND_PAUSE: Duration = Duration::from_millis(5);
 
+/// A killed keeper has given its lock back within this time.
+const DEATH_TIME: Duration = Duration::from_secs(2);
+
 /// A living keeper.
 #[derive(Clone)]
 pub(super) struct Keeper {
     pub(super) link: KeeperLink,
     pub(super) digest_key: [u8; 16],
+    /// Limits that it cannot hold jobs to.
+    pub(super) unenforceable: Arc<[Unenforceable]>,
 }
 
 /// Why there is no keeper.
@@ -55,6 +61,9 @@ pub enum KeeperProblem {
         /// The keeper's version.
         theirs: u32,
     },
+    /// Control groups are demanded, and there are none.
+    #[error("setting cgroup = on cannot be met")]
+    Cgroup(#[from] CgroupError),
     /// No random numbers.
     #[error("the system gives no random numbers: {0}")]
     Random(getrandom::Error),
@@ -73,7 +82,7 @@ impl KeeperProblem {
                     | ErrorKind::BrokenPipe
             ),
             Self::Link(error) => matches!(error, LinkError::Gone),
-            Self::OtherVersion { .. } | Self::Random(_) => false,
+            Self::OtherVersion { .. } | Self::Cgroup(_) | Self::Random(_) => false,
         }
     }
 }
@@ -99,10 +108,12 @@ pub(super) struct KeeperPort {
     config: Arc<Config>,
     registry: Arc<Registry>,
     private: bool,
-    limits: SoftLimits,
+    host: Arc<dyn Host>,
     early: Early,
     /// Key of the digests of requests: drawn once, or the one of the keeper that was found.
     digest_key: Rc<Cell<[u8; 16]>>,
+    /// What the operator was told last: control groups hold the processes of jobs.
+    told_groups: Rc<Cell<Option<bool>>>,
 }
 
 /// Events that came before the jobs they are about were registered; `None`: they are handed on at once.
@@ -114,23 +125,49 @@ impl KeeperPort {
         config: Arc<Config>,
         registry: Arc<Registry>,
         private: bool,
-        limits: SoftLimits,
+        host: Arc<dyn Host>,
     ) -> Result<Self, KeeperProblem> {
         let mut digest_key = [0; 16];
         getrandom::fill(&mut digest_key).map_err(KeeperProblem::Random)?;
         let (keeper, early, digest_key) = (Rc::default(), Early::default(), Rc::new(Cell::new(digest_key)));
-        Ok(Self { keeper, state, config, registry, private, limits, early, digest_key })
+        let told_groups = Rc::default();
+        Ok(Self { keeper, state, config, registry, private, host, early, digest_key, told_groups })
+    }
+
+    /// No keeper lives: says what will hold the processes of jobs together, as far as it can be foreseen.
+    pub(super) fn foresee_groups(&self) -> Result<(), KeeperProblem> {
+        let parent = match self.config.cgroup {
+            CgroupUse::Off => None,
+            CgroupUse::Auto => self.host.control_group().ok(),
+            CgroupUse::On => Some(self.host.control_group()?),
+        };
+        self.tell_groups(parent.as_deref());
+        Ok(())
+    }
+
+    /// Tells the operator what holds the processes of jobs together, once (faults.md row 2).
+    fn tell_groups(&self, group: Option<&Path>) {
+        if self.told_groups.replace(Some(group.is_some())) == Some(group.is_some()) {
+            return;
+        }
+        if let Some(group) = group {
+            tracing::info!(group = %group.display(), "a control group holds the processes of each job");
+        } else {
+            tracing::info!("no control groups: processes of jobs are found by a sweep of /proc");
+        }
     }
 
     /// The keeper; started if there is none.
     pub(super) async fn get(&self, supervisor: &Addr<Supervisor>) -> Result<Keeper, KeeperProblem> {
         let mut keeper = self.keeper.lock().await;
+        if keeper.take_if(|keeper| keeper.link.is_over()).is_some() {
+            self.end_cut_off().await;
+        }
         if let Some(keeper) = &*keeper {
             return Ok(keeper.clone());
         }
-        let (stream, child) = launch::start(self.state.path(), self.config.cgroup.word(), self.limits)?;
-        launch::reap(child);
-        let (new, _) = self.greet(stream, supervisor).await?;
+        let wire = self.host.start_keeper(&self.state, self.config.cgroup.word())?;
+        let (new, _) = self.greet(wire, supervisor).await?;
         for entry in self.registry.remembered.lock().all() {
             new.link.tell(Request::Remember(entry));
         }
@@ -144,10 +181,10 @@ impl KeeperPort {
         supervisor: &Addr<Supervisor>,
     ) -> Result<Option<(Keeper, Holdings)>, KeeperProblem> {
         let until = Instant::now() + FIND_TIME;
-        while launch::is_alive(self.state.dir())? {
+        while self.host.has_keeper(&self.state)? {
             *self.early.borrow_mut() = Some(Vec::new());
-            let greeted = match launch::connect(self.state.dir()) {
-                Ok(stream) => self.greet(stream, supervisor).await,
+            let greeted = match self.host.connect(&self.state) {
+                Ok(wire) => self.greet(wire, supervisor).await,
                 Err(error) => Err(error.into()),
             };
             match greeted {
@@ -189,19 +226,35 @@ impl KeeperPort {
 
     /// A keeper is gone; forgets it, unless another one has its place already.
     pub(super) async fn forget(&self) {
-        self.keeper.lock().await.take_if(|keeper| keeper.link.is_over());
+        let mut keeper = self.keeper.lock().await;
+        if keeper.take_if(|keeper| keeper.link.is_over()).is_some() {
+            self.end_cut_off().await;
+        }
+    }
+
+    /// A keeper whose connection broke though it lives does nothing any more that a daemon hears of, and keeps the folder
+    /// from the next one: it is killed, which is what its jobs are told. Mostly it has died already.
+    async fn end_cut_off(&self) {
+        let until = Instant::now() + DEATH_TIME;
+        let mut was_killed = false;
+        while self.host.has_keeper(&self.state).unwrap_or_default() && Instant::now() < until {
+            if !was_killed {
+                self.host.kill_keeper(&self.state);
+                was_killed = true;
+            }
+            tokio::time::sleep(FIND_PAUSE).await;
+        }
     }
 
     async fn greet(
         &self,
-        stream: std::os::unix::net::UnixStream,
+        wire: Wire,
         supervisor: &Addr<Supervisor>,
     ) -> Result<(Keeper, Holdings), KeeperProblem> {
-        stream.set_nonblocking(true)?;
         let (registry, early) = (Arc::clone(&self.registry), Rc::clone(&self.early));
         let supervisor = supervisor.clone();
         let link = KeeperLink::new(
-            stream,
+            wire,
             move |event| match &mut *early.borrow_mut() {
                 Some(early) => early.push(event),
                 None => dispatch(&registry, event),
@@ -214,9 +267,19 @@ impl KeeperPort {
             digest_key: self.digest_key.get(),
         };
         match link.ask(hello).await? {
-            Reply::Hello { version: PROTOCOL_VERSION, jobs, remembered, digest_key, .. } => {
+            Reply::Hello {
+                version: PROTOCOL_VERSION,
+                cgroup,
+                jobs,
+                remembered,
+                digest_key,
+                unenforceable,
+                ..
+            } => {
+                self.tell_groups(cgroup.as_deref());
                 self.digest_key.set(digest_key);
-                Ok((Keeper { link, digest_key }, Holdings { jobs, remembered }))
+                let keeper = Keeper { link, digest_key, unenforceable: unenforceable.into() };
+                Ok((keeper, Holdings { jobs, remembered }))
             }
             Reply::Hello { version: theirs, .. } => Err(KeeperProblem::OtherVersion { theirs }),
             _ => Err(LinkError::Protocol.into()),

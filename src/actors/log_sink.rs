@@ -1,21 +1,27 @@
 //! The log's way out: [`LogSink`] learns how long the log is, [`LogFeed`] wakes followers, a [`LogCursor`] reads.
 //!
 //! A sink is a file plus a wake-up, never a queue per follower: each follower owns its offset and reads the file itself,
-//! so a slow one costs a cursor and nothing else (service.md §3.2). The bytes were written by the keeper.
+//! so a slow one costs a cursor and nothing else (service.md §3.2). The bytes were written by the keeper. With
+//! `durability = power` followers see them when they are on the disk.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::error::Error;
+use std::io;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use actix::prelude::SendError;
 use actix::{Actor, Addr, Context, Handler, Message};
 use bytes::Bytes;
 use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
 
+use super::sync_group::{Growing, SyncGroup};
 use crate::clock;
+use crate::failpoint;
 use crate::model::{Reason, Refusal};
-use crate::store::LogFile;
+use crate::store::{JobFolder, LogFile, StoreError};
 
 /// Largest piece of log in one message (service.md §3.2).
 pub const MAX_MESSAGE: usize = 64 << 10;
@@ -33,8 +39,10 @@ const DRAIN_TIME: Duration = Duration::from_mins(1);
 /// What is known of a log.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LogProgress {
-    /// Bytes written.
+    /// Bytes written; with `durability = power` those on the disk.
     pub len: u64,
+    /// The storage failed: what comes after them may not be what was written (faults.md row 27).
+    pub lost: bool,
     /// The job has ended: nothing will be added, and Status says so.
     pub ended: bool,
     /// The job was removed: followers must be done by then.
@@ -49,30 +57,60 @@ pub struct LogFeed {
     announced: AtomicU64,
     /// When it grew last: milliseconds of [`clock::uptime`].
     grown_at: AtomicU64,
+    /// The open file that all of them read.
+    file: Mutex<Weak<LogFile>>,
     /// The actor, as long as the log grows.
     sink: Mutex<Option<Addr<LogSink>>>,
+    disk: Option<Disk>,
+}
+
+/// What brings a log to the disk before it is shown.
+struct Disk {
+    group: Arc<SyncGroup>,
+    folder: JobFolder,
+    /// It takes part in the group's next round.
+    queued: AtomicBool,
 }
 
 impl LogFeed {
     /// A feed of a log that is `len` bytes long.
     pub fn new(len: u64, ended: bool) -> Arc<Self> {
-        let (progress, _) = watch::channel(LogProgress { len, ended, expires: None });
+        Self::with(len, ended, None)
+    }
+
+    /// A feed of a growing log of which `len` bytes may be seen; with a group, of the rest what it has synced.
+    pub(super) fn growing(len: u64, group: Option<Arc<SyncGroup>>, folder: &JobFolder) -> Arc<Self> {
+        let disk = group.map(|group| Disk { group, folder: folder.clone(), queued: AtomicBool::new(false) });
+        Self::with(len, false, disk)
+    }
+
+    fn with(len: u64, ended: bool, disk: Option<Disk>) -> Arc<Self> {
+        let (progress, _) = watch::channel(LogProgress { len, lost: false, ended, expires: None });
         Arc::new(Self {
             progress,
             followers: AtomicUsize::new(0),
             announced: AtomicU64::new(len),
             grown_at: AtomicU64::new(clock::uptime().as_millis() as u64),
+            file: Mutex::default(),
             sink: Mutex::new(None),
+            disk,
         })
     }
 
     /// The log is `len` bytes long, says the keeper. Wakes the sink; a full mailbox means that a wake-up is already on
     /// its way, and it will find this length.
-    pub fn announce(&self, len: u64) {
-        self.announced.fetch_max(len, Ordering::Relaxed);
+    pub fn announce(self: &Arc<Self>, len: u64) {
+        self.announced.fetch_max(len, Ordering::AcqRel);
         self.grown_at.store(clock::uptime().as_millis() as u64, Ordering::Relaxed);
-        if let Some(sink) = &*self.sink.lock() {
-            sink.try_send(Grew).ok();
+        if let Some(disk) = &self.disk {
+            if len > self.len() && !disk.queued.swap(true, Ordering::AcqRel) {
+                disk.group.grew(Arc::clone(self) as Arc<dyn Growing>);
+            }
+        } else if let Some(Err(SendError::Closed(_))) =
+            self.sink.lock().as_ref().map(|sink| sink.try_send(Grew))
+        {
+            // A defect ended it: followers are woken from here.
+            self.grow(len);
         }
     }
 
@@ -89,16 +127,28 @@ impl LogFeed {
     /// The log is `len` bytes long now. Lengths only grow.
     fn grow(&self, len: u64) {
         self.progress.send_if_modified(|p| {
-            let grows = len > p.len;
-            p.len = p.len.max(len);
+            let grows = len > p.len && !p.lost;
+            if grows {
+                p.len = len;
+            }
             grows
         });
+    }
+
+    /// The storage failed: nothing more of the log is shown, and who wants more hears why.
+    pub fn lose(&self) {
+        self.progress.send_modify(|p| p.lost = true);
     }
 
     /// Nothing will be added.
     pub fn end(&self, len: u64) {
         *self.sink.lock() = None;
-        self.progress.send_modify(|p| (p.len, p.ended) = (len, true));
+        self.progress.send_modify(|p| {
+            p.ended = true;
+            if !p.lost {
+                p.len = len;
+            }
+        });
     }
 
     /// Returns when the job has ended.
@@ -118,7 +168,10 @@ impl LogFeed {
 
     /// A follower at `offset` of the open log `file`.
     pub fn follow(self: &Arc<Self>, file: LogFile, offset: u64, max: usize) -> Result<LogCursor, Refusal> {
-        let len = self.len();
+        let LogProgress { len, lost, .. } = *self.progress.borrow();
+        if offset > len && lost {
+            return Err(storage_failed(len));
+        }
         if offset > len {
             return Err(Refusal::new(
                 Reason::OffsetPastEnd,
@@ -136,14 +189,36 @@ impl LogFeed {
             ));
         }
         let progress = self.progress.subscribe();
+        let file = self.share(file);
         Ok(LogCursor { feed: Arc::clone(self), file, progress, offset, last: None })
     }
+
+    /// One descriptor for all followers: they are many, and each reads at its own offset. `opened` is the same file.
+    fn share(&self, opened: LogFile) -> Arc<LogFile> {
+        let mut shared = self.file.lock();
+        if let Some(file) = shared.upgrade().filter(|file| file.inode() == opened.inode()) {
+            return file;
+        }
+        let file = Arc::new(opened);
+        *shared = Arc::downgrade(&file);
+        file
+    }
+}
+
+/// The refusal if `error` says that no descriptor is left: the follower may come back, nothing is lost.
+pub(super) fn out_of_descriptors(error: &(dyn Error + 'static)) -> Option<Refusal> {
+    let mut chain = std::iter::successors(Some(error), |&error| error.source());
+    let out = |error: &io::Error| matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE));
+    chain.any(|error| error.downcast_ref().is_some_and(out)).then(|| {
+        let text = "the daemon has no descriptor left to read for one more";
+        Refusal::for_now(Reason::TooManyFollowers, text, Duration::from_secs(1))
+    })
 }
 
 /// One follower's place in a log. Dropping it is leaving.
 pub struct LogCursor {
     feed: Arc<LogFeed>,
-    file: LogFile,
+    file: Arc<LogFile>,
     progress: watch::Receiver<LogProgress>,
     offset: u64,
     last: Option<Instant>,
@@ -169,6 +244,9 @@ impl LogCursor {
             }
             let ready = now.len.saturating_sub(self.offset);
             if ready == 0 {
+                if now.lost {
+                    return Err(storage_failed(now.len));
+                }
                 if now.ended {
                     return Ok(None);
                 }
@@ -211,6 +289,33 @@ impl LogCursor {
     }
 }
 
+fn storage_failed(len: u64) -> Refusal {
+    Refusal::new(
+        Reason::DataLoss,
+        format!(
+            "storage error: after byte {len} the log may not be what was written; the daemon's own log says more"
+        ),
+    )
+}
+
+impl Growing for LogFeed {
+    fn written(&self) -> u64 {
+        // First this, then the length: what is announced in between is not forgotten.
+        if let Some(disk) = &self.disk {
+            disk.queued.store(false, Ordering::Release);
+        }
+        self.announced.load(Ordering::Acquire)
+    }
+
+    fn note(&self, len: u64) -> Result<(), StoreError> {
+        self.disk.as_ref().map_or(Ok(()), |disk| disk.folder.note_synced(len))
+    }
+
+    fn synced(&self, len: u64) {
+        self.grow(len);
+    }
+}
+
 /// The actor that moves a [`LogFeed`] forward while its job runs.
 pub struct LogSink {
     feed: Arc<LogFeed>,
@@ -219,6 +324,9 @@ pub struct LogSink {
 impl LogSink {
     /// Starts the sink of `feed`.
     pub fn begin(feed: &Arc<LogFeed>) {
+        if feed.disk.is_some() {
+            return; // the group does
+        }
         *feed.sink.lock() = Some(Self { feed: Arc::clone(feed) }.start());
     }
 }
@@ -236,6 +344,7 @@ impl Handler<Grew> for LogSink {
     type Result = ();
 
     fn handle(&mut self, _: Grew, _: &mut Self::Context) {
+        failpoint::hit("actors::log_sink::grew");
         self.feed.grow(self.feed.announced.load(Ordering::Relaxed));
     }
 }

@@ -4,7 +4,7 @@
 //! check their request. Reservations put racing Runs of one id in order: exactly one is checked and admitted at a time,
 //! the others wait and then see what became of it (service.md §3.1 "Races").
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 
 use actix::Addr;
@@ -33,7 +33,8 @@ enum Slot {
 /// See the module's text.
 #[derive(Default)]
 pub struct Registry {
-    slots: RwLock<HashMap<JobId, Slot>>,
+    /// In order, so that what concerns all jobs happens in the same order every time.
+    slots: RwLock<BTreeMap<JobId, Slot>>,
     keys: RwLock<HashMap<JobKey, JobId>>,
     /// Records that could not be read: their ids answer `data_loss` (service.md §6.4, 5).
     broken: Mutex<HashSet<JobKey>>,
@@ -230,7 +231,7 @@ impl Registry {
         }
     }
 
-    /// All registered jobs with their actors, in no order.
+    /// All registered jobs with their actors, ordered by id.
     pub fn all(&self) -> Vec<(Arc<JobView>, Option<Addr<JobActor>>)> {
         let slots = self.slots.read();
         slots

@@ -6,6 +6,7 @@ use std::time::Duration;
 use chrono::{DateTime, Utc};
 
 use crate::clock;
+use crate::job::reaper::Moment;
 use crate::keeper::protocol::Remembered as Entry;
 use crate::model::JobKey;
 
@@ -15,15 +16,31 @@ const MAX_REMEMBERED: usize = 10_000;
 /// Finished ids, and the digests of what was asked under them; the oldest are forgotten first.
 #[derive(Default)]
 pub(super) struct Remembered {
-    entries: HashMap<JobKey, Entry>,
+    /// With when each came here: the wall clock may jump (faults.md row 63).
+    entries: HashMap<JobKey, (Entry, Moment)>,
     order: VecDeque<JobKey>,
 }
 
 impl Remembered {
+    /// An id that is finished now.
     pub(super) fn add(&mut self, entry: Entry) {
-        if self.entries.insert(entry.key, entry).is_none() {
-            self.order.push_back(entry.key);
+        self.insert(entry, Moment::AfterStart(clock::uptime()));
+    }
+
+    /// An id that was finished before this daemon came, and that the keeper still remembers: it forgets in time.
+    pub(super) fn restore(&mut self, entry: Entry, remember_for: Duration) {
+        let age = clock::now_micros().checked_sub(entry.at).and_then(|age| u64::try_from(age).ok());
+        // Any other age tells of a jump of the clock.
+        let age = age.map(Duration::from_micros).filter(|age| *age < remember_for).unwrap_or_default();
+        self.insert(entry, Moment::before_start(age, clock::uptime()));
+    }
+
+    fn insert(&mut self, entry: Entry, since: Moment) {
+        if self.entries.insert(entry.key, (entry, since)).is_some() {
+            // Finished again: it is the youngest now.
+            self.order.retain(|key| *key != entry.key);
         }
+        self.order.push_back(entry.key);
         while self.order.len() > MAX_REMEMBERED {
             if let Some(oldest) = self.order.pop_front() {
                 self.entries.remove(&oldest);
@@ -31,23 +48,20 @@ impl Remembered {
         }
     }
 
-    /// All entries, for a new keeper.
+    /// All entries, for a new keeper, the oldest first.
     pub(super) fn all(&self) -> impl Iterator<Item = Entry> {
-        self.entries.values().copied()
+        self.order.iter().filter_map(|key| self.entries.get(key).map(|(entry, _)| *entry))
     }
 
     /// Whether the same request under the same id has had its turn within the time that is remembered.
     pub(super) fn is_repeat(&self, key: JobKey, digest: [u8; 16], remember_for: Duration) -> bool {
-        self.entries.get(&key).is_some_and(|entry| entry.digest == digest && is_fresh(entry, remember_for))
+        self.entries
+            .get(&key)
+            .is_some_and(|(entry, since)| entry.digest == digest && since.age(clock::uptime()) < remember_for)
     }
 
     /// When the job of this id was finished.
     pub(super) fn finished_at(&self, key: JobKey) -> Option<DateTime<Utc>> {
-        DateTime::from_timestamp_micros(self.entries.get(&key)?.at)
+        DateTime::from_timestamp_micros(self.entries.get(&key)?.0.at)
     }
-}
-
-fn is_fresh(entry: &Entry, remember_for: Duration) -> bool {
-    let age = clock::now_micros().saturating_sub(entry.at).max(0);
-    Duration::from_micros(age as u64) < remember_for
 }

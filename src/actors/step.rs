@@ -13,8 +13,10 @@ use std::sync::Arc;
 use actix::{Actor, ActorContext, Addr, Context, Handler, Message};
 
 use super::deliver;
-use super::job::{JobActor, StepDone};
+use super::job::{Defect, JobActor, StepDone};
+use super::limits::JobLimits;
 use crate::error::Chain;
+use crate::failpoint;
 use crate::job::effect::{BuiltinProgram, Program, ScriptFile, Spawn, StepFiles};
 use crate::job::event::{FileContent, ProcessEnd};
 use crate::keeper::link::KeeperLink;
@@ -48,6 +50,7 @@ pub(super) struct StepTask {
     pub(super) folder: JobFolder,
     pub(super) daemon_path: Option<std::ffi::OsString>,
     pub(super) spawn: Box<Spawn>,
+    pub(super) limits: JobLimits,
     /// `None`: an earlier daemon started it.
     pub(super) op: Option<u32>,
 }
@@ -55,12 +58,13 @@ pub(super) struct StepTask {
 /// See the module's text.
 pub struct StepActor {
     task: StepTask,
+    done: bool,
 }
 
 impl StepActor {
     /// Starts the process, unless it runs already, and waits for [`Over`].
     pub(super) fn launch(task: StepTask) -> Addr<Self> {
-        Self { task }.start()
+        Self { task, done: false }.start()
     }
 
     fn begin(&self) -> Result<(), String> {
@@ -161,7 +165,7 @@ impl StepActor {
         env
     }
 
-    fn done(&self, end: ProcessEnd, ctx: &mut Context<Self>) {
+    fn done(&mut self, end: ProcessEnd, ctx: &mut Context<Self>) {
         let succeeded = matches!(end, ProcessEnd::Exited(status) if self.task.spawn.success.includes(status));
         let files = self.task.spawn.files.as_ref().filter(|_| succeeded);
         let read = |path: &String| read_output(Path::new(path));
@@ -171,8 +175,21 @@ impl StepActor {
             exports: files.map(|files| read(&files.export)),
             end,
         };
+        self.done = true;
         deliver(&self.task.job, done);
         ctx.stop();
+    }
+}
+
+/// A step whose actor dies must not look as if it were running (faults.md row 59).
+impl Drop for StepActor {
+    fn drop(&mut self) {
+        if !self.done {
+            deliver(
+                &self.task.job,
+                Defect("a defect ended the part of the daemon that drove a step of it".into()),
+            );
+        }
     }
 }
 
@@ -180,6 +197,7 @@ impl Actor for StepActor {
     type Context = Context<Self>;
 
     fn started(&mut self, ctx: &mut Self::Context) {
+        failpoint::hit("actors::step::started");
         let begun = self.begin();
         // The keeper has it now; a step may run for hours.
         self.task.spawn.env = Vec::new();
@@ -198,8 +216,14 @@ impl Handler<Over> for StepActor {
     type Result = ();
 
     fn handle(&mut self, Over(over): Over, ctx: &mut Self::Context) {
+        failpoint::hit("actors::step::over");
         let end = match over.end {
-            StepEnd::Exited(status) => ProcessEnd::Exited(status),
+            StepEnd::Exited(status) => match over.shortage {
+                Some(shortage) if !self.task.spawn.success.includes(status) => {
+                    ProcessEnd::Short { status, of: self.task.limits.explain(shortage) }
+                }
+                _ => ProcessEnd::Exited(status),
+            },
             StepEnd::NotStarted { what, errno } => {
                 ProcessEnd::NotStarted(self.could_not_start(&what, &io::Error::from_raw_os_error(errno)))
             }
@@ -211,7 +235,7 @@ impl Handler<Over> for StepActor {
 impl StepActor {
     fn could_not_start(&self, what: &str, error: &io::Error) -> String {
         let spawn = &self.task.spawn;
-        match what {
+        let text = match what {
             "work_dir" => format!("cannot enter the working directory {}: {error}", spawn.work_dir),
             "exec" => match &spawn.program {
                 Program::Command(argv) => {
@@ -224,9 +248,16 @@ impl StepActor {
                     format!("cannot execute step-runner for {}: {error}", program.name)
                 }
             },
+            "limits" => return format!("resource: the job cannot be held to its limits: {error}"),
             what => format!("cannot start a process ({what}): {error}"),
-        }
+        };
+        if is_shortage(error) { format!("resource: {text}") } else { text }
     }
+}
+
+/// There are too many processes or too little memory (faults.md row 6).
+fn is_shortage(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::ENOMEM))
 }
 
 fn no_shell() -> String {

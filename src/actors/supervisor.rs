@@ -7,11 +7,14 @@
 mod admit;
 mod recover;
 mod remove;
+mod revive;
 mod shutdown;
 mod slots;
 
+use std::collections::BTreeMap;
+use std::ffi::CString;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use actix::{
     Actor, ActorFutureExt, AsyncContext, Context, Handler, Message, ResponseActFuture, ResponseFuture,
@@ -23,14 +26,18 @@ use tokio::sync::oneshot;
 use super::admission::{Prepared, Surroundings};
 use super::deliver;
 use super::handle::JobsHandle;
-use super::job::{CancelAsk, KeeperLost};
+use super::host::Host;
+use super::job::{CancelAsk, KeeperLost, StorageLost};
 use super::keeper_port::KeeperPort;
+use super::limits;
 use super::registry::{Registry, Reservation};
+use super::sync_group::{NotSynced, SyncGroup};
 use super::trace_sink::EncodeResult;
 use crate::config::{Config, Durability};
+use crate::failpoint;
 use crate::fetch::Fetcher;
-use crate::model::{CancelCause, JobId, Refusal};
-use crate::process::host::SoftLimits;
+use crate::job::reaper::Moment;
+use crate::model::{CancelCause, JobId, Limits, Refusal};
 use crate::queue::Queue;
 use crate::store::StateDir;
 use crate::variables::Base;
@@ -65,8 +72,8 @@ pub struct SupervisorParts {
     pub is_root: fn(&[u8]) -> bool,
     /// This is the private daemon of one `run`.
     pub private: bool,
-    /// Limits that steps are to have.
-    pub limits: SoftLimits,
+    /// Where processes live.
+    pub host: Arc<dyn Host>,
 }
 
 /// How far a stop has come (service.md §6.4).
@@ -88,6 +95,7 @@ pub struct Supervisor {
     around: Arc<Surroundings>,
     state: StateDir,
     port: KeeperPort,
+    host: Arc<dyn Host>,
     encode: EncodeResult,
     is_root: fn(&[u8]) -> bool,
     boot_id: Arc<str>,
@@ -97,6 +105,8 @@ pub struct Supervisor {
     _ended: oneshot::Sender<()>,
     /// Jobs registered at the reaper's last tick: when their number has changed, there may be memory to give back.
     jobs_at_last_tick: usize,
+    /// Folders without a record: when each last changed, and since when that is known.
+    orphans: BTreeMap<CString, (SystemTime, Moment)>,
 }
 
 /// Resolves when the supervisor is gone, which before the end of the program only a defect brings about.
@@ -118,18 +128,21 @@ impl Supervisor {
             encode,
             is_root,
             private,
-            limits,
+            host,
         } = parts;
         let registry = Arc::<Registry>::default();
         let (policy, limits_of_queue) = slots::rules(&config);
-        let around = Arc::new(Surroundings::new(Arc::clone(&config), base, socket, daemon_path, fetcher));
-        let port = KeeperPort::new(state.clone(), config, Arc::clone(&registry), private, limits)?;
+        let sync_group = (config.durability == Durability::Power).then(|| SyncGroup::new(state.clone()));
+        let around =
+            Arc::new(Surroundings::new(Arc::clone(&config), base, socket, daemon_path, fetcher, sync_group));
+        let port = KeeperPort::new(state.clone(), config, Arc::clone(&registry), private, Arc::clone(&host))?;
         let (sender, ended) = oneshot::channel();
         let supervisor = Self {
             registry: Arc::clone(&registry),
             around: Arc::clone(&around),
             state: state.clone(),
             port,
+            host,
             encode,
             is_root,
             boot_id: boot_id.into(),
@@ -137,6 +150,7 @@ impl Supervisor {
             queue: Queue::new(policy, limits_of_queue),
             _ended: sender,
             jobs_at_last_tick: 0,
+            orphans: BTreeMap::new(),
         };
         let address = Self::create(|ctx| {
             ctx.set_mailbox_capacity(MAILBOX);
@@ -151,33 +165,28 @@ impl Supervisor {
     }
 }
 
-/// How often what jobs wrote is brought to the disk with `durability = power` (service.md §6.6).
-const SYNC_INTERVAL: Duration = Duration::from_secs(1);
-
-impl Supervisor {
-    /// One sync for all jobs; none while nothing lives that could have written.
-    fn sync(&mut self, ctx: &mut Context<Self>) {
-        if self.registry.all().iter().all(|(view, _)| view.is_ended()) {
-            return;
-        }
-        let state = self.state.clone();
-        let synced = tokio::task::spawn_blocking(move || state.sync_all());
-        ctx.spawn(synced.into_actor(self).map(|synced, _, _| {
-            if let Ok(Err(error)) = synced {
-                tracing::error!(%error, "logs and records could not be synced");
-            }
-        }));
-    }
-}
-
 impl Actor for Supervisor {
     type Context = Context<Self>;
 
     fn started(&mut self, ctx: &mut Self::Context) {
         ctx.run_interval(self.config().reap_interval, Self::reap);
-        if self.config().durability == Durability::Power {
-            ctx.run_interval(SYNC_INTERVAL, Self::sync);
+        if let Some(group) = &self.around.sync_group {
+            let me = ctx.address();
+            actix::spawn(Arc::clone(group).run(move |error| deliver(&me, SyncFailed(error))));
         }
+    }
+}
+
+/// A sync failed: what jobs wrote may be lost, though every file still reads well (faults.md row 27).
+#[derive(Message)]
+#[rtype(result = "()")]
+struct SyncFailed(NotSynced);
+
+impl Handler<SyncFailed> for Supervisor {
+    type Result = ();
+
+    fn handle(&mut self, SyncFailed(error): SyncFailed, _: &mut Self::Context) {
+        self.lose_storage(&error);
     }
 }
 
@@ -198,6 +207,7 @@ impl Handler<Admit> for Supervisor {
         Admit { prepared, reservation, caller }: Admit,
         ctx: &mut Self::Context,
     ) -> Self::Result {
+        failpoint::hit("actors::supervisor::admit");
         self.admit(*prepared, reservation, caller, ctx.address())
     }
 }
@@ -211,6 +221,7 @@ impl Handler<CancelJob> for Supervisor {
     type Result = ResponseFuture<()>;
 
     fn handle(&mut self, CancelJob(id): CancelJob, _: &mut Self::Context) -> Self::Result {
+        failpoint::hit("actors::supervisor::cancel");
         let job = self.registry.job(&id);
         Box::pin(async move {
             if let Some(job) = job {
@@ -230,6 +241,7 @@ impl Handler<FinishJob> for Supervisor {
     type Result = ResponseActFuture<Self, Result<(), Refusal>>;
 
     fn handle(&mut self, FinishJob(id): FinishJob, _: &mut Self::Context) -> Self::Result {
+        failpoint::hit("actors::supervisor::finish");
         Box::pin(self.remove(&id).into_actor(self))
     }
 }
@@ -243,6 +255,7 @@ impl Handler<JobOver> for Supervisor {
     type Result = ();
 
     fn handle(&mut self, JobOver(id): JobOver, _: &mut Self::Context) {
+        failpoint::hit("actors::supervisor::job_over");
         self.ended(&id);
     }
 }
@@ -256,7 +269,9 @@ impl Handler<JobBroken> for Supervisor {
     type Result = ();
 
     fn handle(&mut self, JobBroken(id): JobBroken, ctx: &mut Self::Context) {
-        if self.stop > Stop::No {
+        failpoint::hit("actors::supervisor::job_broken");
+        // A stop that waits for jobs waits for this one too.
+        if self.stop == Stop::AtOnce {
             return;
         }
         tracing::error!(job = %id, "a defect ended the actor of this job; the job is ended too");
@@ -274,6 +289,7 @@ impl Handler<KeeperGone> for Supervisor {
     type Result = ();
 
     fn handle(&mut self, _: KeeperGone, ctx: &mut Self::Context) {
+        failpoint::hit("actors::supervisor::keeper_gone");
         // A keeper that is told to end does.
         if self.stop == Stop::AtOnce || (self.stop == Stop::Ending && self.living().is_empty()) {
             return;
@@ -285,13 +301,19 @@ impl Handler<KeeperGone> for Supervisor {
         tracing::error!("the keeper is gone; the jobs it ran are interrupted");
         let port = self.port.clone();
         let living = self.registry.all().into_iter().map(|(view, _)| view).filter(|view| !view.is_ended());
-        // What the keeper's death did not end (it ends its own children) is ended here.
-        let killed = self.kill_remains(living.map(|view| view.key).collect());
-        let orphans = async move {
-            port.forget().await;
-            killed.await;
-        };
-        ctx.spawn(orphans.into_actor(self).map(|(), supervisor, _| {
+        let keys = living.map(|view| view.key).collect();
+        let (host, groups) = (Arc::clone(&self.host), self.host.groups(&self.state));
+        let dead = async move { port.forget().await };
+        // What the keeper's death did not end (it ends its own children) is ended then.
+        let cleared = dead.into_actor(self).then(move |(), supervisor, _| {
+            let killed = supervisor.kill_remains(keys);
+            let cleared = async move {
+                killed.await;
+                host.remove_groups(&groups);
+            };
+            cleared.into_actor(supervisor)
+        });
+        ctx.spawn(cleared.map(|(), supervisor, _| {
             for (view, job) in supervisor.registry.all() {
                 if let Some(job) = job.filter(|_| !view.is_ended()) {
                     deliver(&job, KeeperLost);
@@ -305,8 +327,38 @@ impl Supervisor {
     /// Nothing of the job lives any more: its slot and what it used of the cache are free.
     fn ended(&mut self, id: &JobId) {
         self.registry.ended(id);
+        if failpoint::io("actors::supervisor::free_slot").is_err() {
+            return;
+        }
         self.around.fetcher.release(id.key());
         self.leave_queue(id);
+    }
+
+    /// Tells the operator which limits of the settings are not kept. What the host allows is asked only if there are some.
+    fn warn_of_limits(&self, config: &Config) {
+        if limits::of_settings(config) == Limits::default() {
+            return;
+        }
+        let unenforceable = match self.port.now() {
+            Some(keeper) => keeper.unenforceable,
+            None => self.host.unenforceable(config.cgroup.word()).into(),
+        };
+        limits::warn_of_settings(config, &unenforceable);
+    }
+
+    /// Every job that lives has lost its claim: whose bytes were lost cannot be told.
+    fn lose_storage(&self, error: &NotSynced) {
+        tracing::error!(%error, "what was written could not be brought to the disk; the jobs that live have failed");
+        for (view, job) in self.registry.all() {
+            if view.is_ended() {
+                continue;
+            }
+            view.log.lose();
+            view.trace.lose();
+            if let Some(job) = job {
+                deliver(&job, StorageLost(error.clone()));
+            }
+        }
     }
 
     fn cancel(&self, id: &JobId, cause: CancelCause, grace_limit: Option<Duration>) {

@@ -1,6 +1,7 @@
 //! What the rest of the daemon sees of a job without asking its actor.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -31,6 +32,8 @@ pub struct JobView {
     /// Its step results.
     pub trace: Arc<TraceFeed>,
     state: Mutex<State>,
+    /// Actors of it that died of a defect.
+    broken: AtomicU32,
 }
 
 /// The part that changes.
@@ -54,6 +57,8 @@ pub struct State {
     pub since: Moment,
     /// Processes of it could not be killed.
     pub unkilled: bool,
+    /// File variables of it may not be removed.
+    pub files_left: bool,
 }
 
 impl Default for State {
@@ -68,6 +73,16 @@ impl Default for State {
             peak_memory: None,
             since: Moment::AfterStart(clock::uptime()),
             unkilled: false,
+            files_left: false,
+        }
+    }
+}
+
+impl State {
+    /// A running job is being cancelled.
+    pub fn cancel(&mut self) {
+        if self.state == JobState::Running {
+            self.state = JobState::Cancelling;
         }
     }
 }
@@ -86,12 +101,28 @@ impl JobView {
         trace: Arc<TraceFeed>,
         state: State,
     ) -> Self {
-        Self { id, key, registered, log_inode, digest, keyed_digest, log, trace, state: Mutex::new(state) }
+        Self {
+            id,
+            key,
+            registered,
+            log_inode,
+            digest,
+            keyed_digest,
+            log,
+            trace,
+            state: Mutex::new(state),
+            broken: AtomicU32::new(0),
+        }
     }
 
     /// The part that changes, as it is now.
     pub fn state(&self) -> State {
         self.state.lock().clone()
+    }
+
+    /// One more actor of it died; how many have.
+    pub fn breaks(&self) -> u32 {
+        self.broken.fetch_add(1, Ordering::Relaxed) + 1
     }
 
     /// Where in its life.
@@ -119,6 +150,11 @@ impl JobView {
         self.state.lock().unkilled
     }
 
+    /// Whether file variables of it may be there though it has ended.
+    pub fn has_files_left(&self) -> bool {
+        self.state.lock().files_left
+    }
+
     /// What the reaper judges it by.
     pub fn reaper_facts(&self) -> Facts<JobId> {
         let (state, since) = self.life_since();
@@ -138,6 +174,7 @@ impl JobView {
         let (exit_code, message) = outcome.map_or((0, String::new()), |o| (o.exit_code, o.message));
         JobStatus {
             id: self.id.clone(),
+            registered: self.registered,
             state,
             exit_code,
             message,
@@ -156,6 +193,8 @@ impl JobView {
 pub struct JobStatus {
     /// The id.
     pub id: JobId,
+    /// When it was registered, microseconds since the epoch.
+    pub registered: i64,
     /// Where in its life.
     pub state: JobState,
     /// Exit code of an ended job, else 0.

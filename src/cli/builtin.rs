@@ -9,7 +9,7 @@ use serde_json::json;
 use super::{Ending, in_runtime};
 use crate::builtin::{self, Around, Values};
 use crate::error::{Exit, Failure};
-use crate::process::worker;
+use crate::process::{host, worker};
 
 /// A function that ships with the program, as the process of a step
 #[derive(clap::Args)]
@@ -27,6 +27,9 @@ pub(super) struct Arguments {
 
 pub(super) fn execute(arguments: Arguments) -> Ending {
     worker::end_first();
+    // Its inputs and its environment are credentials, among others.
+    host::hide_memory()
+        .map_err(|error| Failure::new(Exit::Failure, format!("cannot hide its memory: {error}")))?;
     worker::limit_memory(worker::MAX_IMAGE_MEMORY)
         .map_err(|error| Failure::new(Exit::Failure, format!("cannot limit its memory: {error}")))?;
     in_runtime(run(arguments))

@@ -29,18 +29,21 @@ pub(super) struct Arguments {
     /// Soft limit of core dumps for steps, in bytes; unlimited without it
     #[arg(long, value_name = "N")]
     soft_core: Option<u64>,
+    /// What the daemon was started with: how willingly the kernel ends steps when memory is short
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    oom_score_adj: Option<i32>,
 }
 
 pub(super) fn execute(arguments: Arguments) -> Ending {
-    let Arguments { state_dir, connection_fd, cgroup, soft_nofile, soft_core } = arguments;
-    SoftLimits { nofile: soft_nofile, core: soft_core }
+    let Arguments { state_dir, connection_fd, cgroup, soft_nofile, soft_core, oom_score_adj } = arguments;
+    SoftLimits { nofile: soft_nofile, core: soft_core, oom_score_adj }
         .apply()
         .map_err(|error| Failure::new(Exit::Failure, format!("cannot set limits: {error}")))?;
     let first_connection = connection_fd
         .map(inherited_descriptor)
         .transpose()
         .map_err(|error| Failure::new(Exit::Usage, format!("--connection-fd: {error}")))?;
-    run(KeeperOptions { state_dir, first_connection, cgroup })
+    run(KeeperOptions { state_dir, first_connection, cgroup, oom_score_adj })
         .map_err(|failure| Failure::new(Exit::Failure, failure))?;
     Ok(0)
 }

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::terminal;
+use super::{defect, terminal};
 use crate::error::Exit;
 use crate::net::Socket;
 use crate::proxy::{self, ProxyError};
@@ -28,11 +28,7 @@ pub(super) struct Arguments {
 }
 
 pub(super) fn execute(arguments: &Arguments) -> u8 {
-    // The default hook prints several lines, and a backtrace if asked to.
-    std::panic::set_hook(Box::new(|panic| {
-        let place = panic.location().map(ToString::to_string).unwrap_or_default();
-        terminal::write_stderr(format!("step-runner proxy: internal error: panic at {place}\n").as_bytes());
-    }));
+    defect::report_panics_of_proxy();
     let socket = Socket::choose(arguments.socket.as_deref(), |name| std::env::var_os(name));
     match socket.map_err(ProxyError::from).and_then(|socket| proxy::run(socket, arguments.wait)) {
         Ok(()) => 0,

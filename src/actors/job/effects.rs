@@ -6,16 +6,24 @@
 use std::collections::VecDeque;
 use std::future::Future;
 use std::sync::Arc;
+use std::time::Duration;
 
-use actix::{ActorFutureExt, AsyncContext, Context, Handler, Message, WrapFuture};
+use actix::{Actor, ActorFutureExt, AsyncContext, Context, Handler, Message, WrapFuture};
 
 use super::{JobActor, deliver};
 use crate::actors::step::{Over, StepActor, StepTask};
-use crate::actors::trace_sink::Append;
+use crate::actors::trace_sink::{Append, Flush, TraceSink};
+use crate::failpoint;
 use crate::job::effect::{Effect, Spawn};
 use crate::job::event::{CallId, Event, FileContent, ProcessEnd};
 use crate::keeper::protocol::Request;
 use crate::model::{Kind, Outcome, StepResult, StepStatus};
+
+/// At its end a job tries so often to store the results that the disk refuses …
+const LAST_TRIES: u32 = 5;
+
+/// … with this pause between.
+const LAST_PAUSE: Duration = Duration::from_millis(200);
 
 impl JobActor {
     /// Performs what waits, until something must be awaited.
@@ -82,7 +90,9 @@ impl JobActor {
         ctx.spawn(work.into_actor(self).map(move |done, job, ctx| {
             job.busy = false;
             then(job, done, ctx);
-            job.drain(ctx);
+            if !job.keeper_was_lost(ctx) {
+                job.drain(ctx);
+            }
         }));
     }
 
@@ -128,6 +138,7 @@ impl JobActor {
             folder: self.folder.clone(),
             daemon_path: self.around.daemon_path.clone(),
             spawn,
+            limits: self.shell.limits,
             op,
         };
         let step = StepActor::launch(task);
@@ -141,16 +152,25 @@ impl JobActor {
     pub(super) fn store(&mut self, result: Box<StepResult>, ctx: &mut Context<Self>) {
         let result = Box::new(self.redactor.result(*result));
         let stored = self.trace_sink.send(Append(result));
-        self.pause(ctx, stored, |job, stored, _| {
+        self.pause(ctx, stored, |job, stored, ctx| {
             match stored {
                 Ok(Ok(())) => {}
                 Ok(Err(error)) => {
-                    tracing::warn!(%error, job = %job.view.id, "a step's result was not stored");
+                    tracing::warn!(%error, job = %job.view.id, "a step's result is not stored yet");
                 }
-                Err(error) => tracing::error!(%error, job = %job.view.id, "a step's result was not stored"),
+                Err(_) => job.sink_broke(ctx),
             }
             job.view.update(|state| state.steps_done += 1);
         });
+    }
+
+    /// A defect ended the sink of step results: the job fails rather than go on without one of them.
+    fn sink_broke(&mut self, ctx: &mut Context<Self>) {
+        tracing::error!(job = %self.view.id, "a defect ended the sink of this job's step results; the job is ended too");
+        self.trace_sink =
+            TraceSink::new(Arc::clone(&self.view.trace), self.folder.clone(), self.encode).start();
+        let message = "a defect ended the part of the daemon that keeps step results".into();
+        self.handle_event(&Event::Broken { message }, ctx);
     }
 
     fn finish(
@@ -162,33 +182,45 @@ impl JobActor {
     ) {
         self.ending = Some(outcome);
         self.stop_fetching(ctx);
+        if self.emitted >= self.replayed.stored {
+            self.root = Some(Box::new(self.redactor.result(*root)));
+        }
         let op = self.next_op();
-        let close = Request::Close {
-            key: self.key(),
-            op: self.op,
-            leftover_grace: self.around.config().leftover_grace,
-            lines,
-        };
-        let result = Box::new(self.redactor.result(*root));
-        let is_stored = self.emitted < self.replayed.stored;
-        let stored = (!is_stored).then(|| self.trace_sink.send(Append(result)));
-        let work = async move {
-            match stored {
-                Some(stored) => stored.await.is_ok_and(|stored| stored.is_ok()),
-                None => true,
+        if op.is_some() {
+            self.link.tell(Request::Close {
+                key: self.key(),
+                op: self.op,
+                leftover_grace: self.around.config().leftover_grace,
+                lines,
+            });
+        }
+        if let Some(closed) = self.replayed.closed.take() {
+            self.end(closed, ctx);
+        }
+    }
+
+    /// Stores the job's own result, and what the disk refused so far; `false` if it goes on refusing.
+    pub(super) fn store_root(&self, root: Box<StepResult>) -> impl Future<Output = bool> + use<> {
+        let sink = self.trace_sink.clone();
+        // Should a defect have ended the sink.
+        let next = TraceSink::new(Arc::clone(&self.view.trace), self.folder.clone(), self.encode);
+        async move {
+            let (sink, mut is_stored) = if let Ok(stored) = sink.send(Append(root.clone())).await {
+                (sink, stored.is_ok())
+            } else {
+                let sink = next.start();
+                let stored = sink.send(Append(root)).await;
+                (sink, stored.is_ok_and(|stored| stored.is_ok()))
+            };
+            for left in (0..LAST_TRIES).rev() {
+                if is_stored {
+                    break;
+                }
+                tokio::time::sleep(LAST_PAUSE).await;
+                is_stored = sink.send(Flush { last: left == 0 }).await.is_ok_and(|stored| stored.is_ok());
             }
-        };
-        self.pause(ctx, work, move |job, stored, ctx| {
-            if !stored {
-                tracing::warn!(job = %job.view.id, "the job's result was not stored");
-            }
-            if op.is_some() {
-                job.link.tell(close);
-            }
-            if let Some(closed) = job.replayed.closed.take() {
-                job.end(closed, ctx);
-            }
-        });
+            is_stored
+        }
     }
 }
 
@@ -206,6 +238,7 @@ impl Handler<StepDone> for JobActor {
     type Result = ();
 
     fn handle(&mut self, StepDone { call, end, outputs, exports }: StepDone, ctx: &mut Self::Context) {
+        failpoint::hit("actors::job::step_done");
         self.step = None;
         self.handle_event(&Event::Exited { call, end, outputs, exports }, ctx);
     }

@@ -1,77 +1,120 @@
 //! The end of a job, in the order that makes its promises hold: *Status finished* implies a complete log, *stream
 //! ended* implies Status finished (service.md §6.1).
 
-use actix::{ActorContext, ActorFutureExt, AsyncContext, Context, WrapFuture};
+use actix::{ActorContext, ActorFutureExt, AsyncContext, Context, Handler, Message, WrapFuture};
 
 use super::JobActor;
 use crate::actors::supervisor::JobOver;
+use crate::actors::sync_group::NotSynced;
 use crate::actors::{deliver, view::State};
 use crate::clock;
-use crate::config::Durability;
 use crate::error::Chain;
+use crate::failpoint;
 use crate::job::effect::Effect;
 use crate::job::event::Event;
 use crate::job::reaper::Moment;
-use crate::journal::event::{End, Event as JournalEvent};
+use crate::journal::event::End;
 use crate::keeper::protocol::{Closed, Request};
-use crate::model::{JobState, Outcome};
-use crate::store::{ScannedJob, close_interrupted, file_vars};
+use crate::model::{EndClass, JobState, Outcome, StepResult, StepStatus};
+use crate::store::{Closing, Death, StoreError};
 
 /// Longest message of a Status in bytes: the answer for all jobs must stay one that clients take (service.md §1.1).
 const MAX_MESSAGE: usize = 1 << 10;
 
 impl JobActor {
-    /// The keeper closed the log and nothing of the job lives: the rest of the end.
+    /// The keeper closed the log and nothing of the job lives: the rest of the end. The job's own result is stored only
+    /// now: had the keeper died before, it would be another one.
     pub(super) fn end(&mut self, closed: Closed, ctx: &mut Context<Self>) {
-        if self.over {
+        if self.over || self.is_closed {
             return;
         }
+        failpoint::hit("actors::job::end");
+        self.is_closed = true;
+        let Some(root) = self.root.take() else { return self.end_stored(closed, ctx) };
+        let stored = self.store_root(root);
+        self.pause(ctx, stored, move |job, stored, ctx| {
+            if !stored {
+                tracing::warn!(job = %job.view.id, "the job's results were not stored");
+            }
+            job.end_stored(closed, ctx);
+        });
+    }
+
+    fn end_stored(&mut self, closed: Closed, ctx: &mut Context<Self>) {
         let Closed { log_len, unkilled, cpu_time, peak_memory, log_damaged } = closed;
         if !unkilled.is_empty() {
             tracing::warn!(job = %self.view.id, ?unkilled, "processes could not be killed");
-        }
-        if log_damaged {
-            tracing::warn!(job = %self.view.id, "the log could not be written to its end");
         }
         let mut outcome = self
             .ending
             .take()
             .unwrap_or_else(|| Outcome::failed("internal: the log was closed before the job's end"));
+        if log_damaged {
+            // Nothing in the log tells that its end is missing.
+            tracing::error!(job = %self.view.id, "the log could not be written to its end");
+            outcome = Outcome::failed("storage error: the log could not be written to its end");
+        }
         outcome.message = shortened(&self.redactor.line(&outcome.message));
-        self.remove_files();
+        if !unkilled.is_empty() {
+            outcome.message = and_unkilled(&outcome.message, unkilled.len());
+        }
+        let files_left = !self.remove_files();
         let end = End {
             outcome,
             end_time: clock::now_micros(),
+            end_boot: Some(clock::boot_micros()),
             log_len,
             log_inode: self.view.log_inode,
             steps_done: self.view.state().steps_done,
             cpu_time: cpu_time.and_then(|t| u64::try_from(t.as_micros()).ok()),
             peak_memory,
+            lost_from: None,
         };
-        self.view.update(|state| state.unkilled = !unkilled.is_empty());
+        self.view.update(|state| {
+            (state.unkilled, state.files_left) = (!unkilled.is_empty(), files_left);
+        });
         self.over = true;
-        let written = self.folder.append(&JournalEvent::Ended(end.clone()));
-        match &written {
-            Ok(()) => {}
-            Err(error) => {
+        let (folder, recorded) = (self.folder.clone(), end.clone());
+        self.end_when(move || folder.record_end(&recorded), end, ctx);
+    }
+
+    /// Has `record` write the end, which is shown then: with `durability = power` when it is on the disk, and all that it
+    /// speaks of before it.
+    fn end_when(
+        &mut self,
+        record: impl FnOnce() -> Result<(), StoreError> + Send + 'static,
+        end: End,
+        ctx: &mut Context<Self>,
+    ) {
+        let Some(group) = &self.around.sync_group else {
+            let written = record();
+            if let Err(error) = &written {
                 tracing::error!(%error, job = %self.view.id, "the end was not written; the keeper knows it");
             }
+            // A keeper that goes on holding the job tells the next daemon of its end.
+            return self.leave(end, written.is_ok(), ctx);
+        };
+        if let Some(lost) = self.storage_lost.take() {
+            return self.leave_lost(end, &lost, ctx);
         }
-        // A keeper that goes on holding the job tells the next daemon of its end.
-        let forget = written.is_ok();
-        if self.around.config().durability == Durability::Power {
-            let folder = self.folder.clone();
-            let synced = tokio::task::spawn_blocking(move || folder.sync());
-            ctx.spawn(synced.into_actor(self).map(move |synced, job, ctx| {
-                let end = durable(
-                    end,
-                    synced.map_err(|e| e.to_string()).and_then(|s| s.map_err(|e| Chain(&e).to_string())),
-                );
-                job.leave(end, forget, ctx);
-            }));
-        } else {
-            self.leave(end, forget, ctx);
-        }
+        let recorded = group.commit(Box::new(record));
+        ctx.spawn(recorded.into_actor(self).map(move |recorded, job, ctx| {
+            match recorded.err().or_else(|| job.storage_lost.take()) {
+                None => job.leave(end, true, ctx),
+                Some(lost) => job.leave_lost(end, &lost, ctx),
+            }
+        }));
+    }
+
+    /// An end that may not have reached the disk is not the end it says (faults.md row 27).
+    fn leave_lost(&mut self, mut end: End, lost: &NotSynced, ctx: &mut Context<Self>) {
+        tracing::error!(error = %lost, job = %self.view.id, "the end of a job could not be made durable");
+        self.view.log.lose();
+        self.view.trace.lose();
+        end.lost_from.get_or_insert_with(|| self.view.log.len());
+        end.outcome = Outcome::failed(lost.to_string());
+        let written = self.folder.record_end(&end);
+        self.leave(end, written.is_ok(), ctx);
     }
 
     fn leave(&mut self, end: End, forget: bool, ctx: &mut Context<Self>) {
@@ -83,65 +126,98 @@ impl JobActor {
 
     /// The keeper died (service.md §6.4). What is left of the job's processes was killed before this.
     pub(super) fn interrupt(&mut self, ctx: &mut Context<Self>) {
-        if self.over {
+        // One whose log is closed has ended by itself.
+        if self.over || self.is_closed {
             return;
         }
+        self.over = true;
         self.remove_tmp();
-        let cause = "the process that ran it died";
-        let closed = self.scanned().and_then(|job| {
-            let root = self.root_of_interrupted();
-            if let Some(root) = root {
-                let bytes = (self.encode)(&self.redactor.result(root));
-                if let Ok(len) = self.folder.append_step(&bytes) {
-                    self.view.trace.grow(len);
-                }
+        for result in self.results_left() {
+            let bytes = (self.encode)(&self.redactor.result(result));
+            if let Ok(len) = self.folder.append_step(&bytes) {
+                self.view.trace.grow(len);
             }
-            close_interrupted(&job, cause, clock::now_micros())
-                .map_err(|e| crate::error::Chain(&e).to_string())
-        });
-        let end = closed.unwrap_or_else(|error| {
-            tracing::error!(error, job = %self.view.id, "the end of an interrupted job was not written");
-            End {
-                outcome: Outcome::interrupted(cause),
-                end_time: clock::now_micros(),
-                log_len: self.view.log.len(),
-                log_inode: self.view.log_inode,
-                steps_done: self.view.state().steps_done,
-                cpu_time: None,
-                peak_memory: None,
-            }
+        }
+        // Nothing of it ran: whoever cancelled it is told what he asked for.
+        let cancelled = self.ending.take().filter(|_| self.view.state().start_time.is_none());
+        let outcome = cancelled
+            .filter(|outcome| outcome.class == EndClass::Cancelled)
+            .unwrap_or_else(|| Outcome::interrupted("the process that ran it died"));
+        let (now, boot) = (clock::now_micros(), clock::boot_micros());
+        let begun = self.folder.read_job().and_then(|job| {
+            Closing::begin(&job, outcome.clone(), Death::Processes, now, boot)
+                .map_err(|e| Chain(&e).to_string())
         });
         let steps_done = self.view.state().steps_done;
-        self.publish(End { steps_done, ..end }, ctx);
+        // Closing it has tried; whether in vain is seen at the reaper's next look.
+        self.view.update(|state| state.files_left = !self.shell.files.is_empty());
+        match begun {
+            Ok(closing) => {
+                let end = End { steps_done, ..closing.end() };
+                self.end_when(move || closing.record(), end, ctx);
+            }
+            Err(error) => {
+                tracing::error!(error, job = %self.view.id, "the end of a job whose keeper died was not written");
+                let end = End {
+                    outcome,
+                    end_time: now,
+                    end_boot: None,
+                    log_len: self.view.log.len(),
+                    log_inode: self.view.log_inode,
+                    steps_done,
+                    cpu_time: None,
+                    peak_memory: None,
+                    lost_from: None,
+                };
+                self.publish(end, ctx);
+            }
+        }
     }
 
-    fn root_of_interrupted(&mut self) -> Option<crate::model::StepResult> {
+    /// Results of an interrupted job that were not stored: those of steps that had ended, then the root's.
+    fn results_left(&mut self) -> Vec<StepResult> {
+        let status = match &self.ending {
+            Some(outcome) if outcome.class == EndClass::Cancelled => StepStatus::Cancelled,
+            _ => StepStatus::Failure,
+        };
+        let mut results = Vec::new();
+        for effect in std::mem::take(&mut self.queue) {
+            match effect {
+                Effect::Emit(result) => {
+                    self.emitted += 1;
+                    self.view.update(|state| state.steps_done += 1);
+                    if self.emitted > self.replayed.stored {
+                        results.push(*result);
+                    }
+                }
+                Effect::Finish { root, .. } => self.root = Some(root),
+                _ => {}
+            }
+        }
+        // All its steps were over, but its end was not.
+        if let Some(root) = self.root.take() {
+            results.push(StepResult { status, ..*root });
+            return results;
+        }
         let effects = self.machine.handle(&Event::Broken { message: "interrupted".into() });
-        effects.into_iter().find_map(|effect| match effect {
+        results.extend(effects.into_iter().filter_map(|effect| match effect {
             Effect::Finish { root, .. } => Some(*root),
             _ => None,
-        })
+        }));
+        results
     }
 
-    /// The job's records as a recovery would read them.
-    fn scanned(&self) -> Result<ScannedJob, String> {
-        self.folder.read_job()
-    }
-
-    fn remove_files(&self) {
+    /// `false`: not all were removed. The reaper and Finish try again.
+    fn remove_files(&self) -> bool {
         self.remove_tmp();
         if self.shell.files.is_empty() {
-            return;
+            return true;
         }
-        match self.scanned() {
-            Ok(job) => {
-                let failed = file_vars::remove(self.key(), &job.record, &job.journal.files);
-                if failed > 0 {
-                    tracing::warn!(failed, job = %self.view.id, "file variables were not removed");
-                }
-            }
-            Err(error) => tracing::error!(error, job = %self.view.id, "file variables were not removed"),
+        let removed = self.folder.remove_file_variables();
+        if let Err(error) = &removed {
+            tracing::warn!(error, job = %self.view.id, "file variables are not removed yet");
         }
+        removed.is_ok()
     }
 
     /// Status shows the end, then followers get theirs, then the supervisor hears of it.
@@ -160,10 +236,12 @@ impl JobActor {
                 peak_memory,
                 since: Moment::AfterStart(clock::uptime()),
                 unkilled: state.unkilled,
+                files_left: state.files_left,
             };
         });
         self.view.trace.end();
         self.view.log.end(log_len);
+        self.published = true;
         deliver(&self.supervisor, JobOver(self.view.id.clone()));
         ctx.stop();
     }
@@ -181,13 +259,24 @@ fn shortened(message: &str) -> String {
     [part(0..head), CUT, part(tail..message.len())].concat()
 }
 
-/// An end whose record may not have reached the disk is not the end it says (faults.md row 27).
-fn durable(end: End, synced: Result<(), String>) -> End {
-    match synced {
-        Ok(()) => end,
-        Err(error) => {
-            tracing::error!(error, "the end of a job could not be made durable");
-            End { outcome: Outcome::failed(format!("storage error: {error}")), ..end }
+/// A message that tells of processes that live on.
+fn and_unkilled(message: &str, unkilled: usize) -> String {
+    let separator = if message.is_empty() { "" } else { "; " };
+    format!("{message}{separator}{unkilled} processes could not be killed")
+}
+
+/// A sync failed while the job lived (faults.md row 27).
+#[derive(Message)]
+#[rtype(result = "()")]
+pub(in crate::actors) struct StorageLost(pub(in crate::actors) NotSynced);
+
+impl Handler<StorageLost> for JobActor {
+    type Result = ();
+
+    fn handle(&mut self, StorageLost(error): StorageLost, ctx: &mut Self::Context) {
+        let message = error.to_string();
+        if self.storage_lost.replace(error).is_none() && !self.over && self.ending.is_none() {
+            self.handle_event(&Event::Broken { message }, ctx);
         }
     }
 }
@@ -203,5 +292,7 @@ mod tests {
         assert!(short.len() <= MAX_MESSAGE);
         assert!(short.starts_with("step \"ä") && short.ends_with("exec: exit status 3"), "{short}");
         assert_eq!(shortened("short"), "short");
+        assert_eq!(and_unkilled("cancelled", 2), "cancelled; 2 processes could not be killed");
+        assert_eq!(and_unkilled("", 1), "1 processes could not be killed");
     }
 }

@@ -4,8 +4,9 @@ use std::sync::Arc;
 
 use actix::{ActorFutureExt, AsyncContext, Context, Handler, Message, WrapFuture};
 
-use super::{Begin, CancelAsk, JobActor};
+use super::{Begin, CancelAsk, Defect, JobActor};
 use crate::actors::supervisor::{HoldAgain, NotHeld};
+use crate::failpoint;
 use crate::journal::event as journal;
 use crate::keeper::link::KeeperLink;
 
@@ -26,6 +27,7 @@ const MAX_DIED: u32 = 5;
 struct Deferred {
     begin: bool,
     cancel: Option<CancelAsk>,
+    defect: Option<String>,
 }
 
 impl Waiting {
@@ -52,6 +54,11 @@ impl JobActor {
         true
     }
 
+    /// Puts off the end that a defect brings about likewise.
+    pub(super) fn defer_defect(&mut self, message: &str) -> bool {
+        self.deferred().map(|deferred| deferred.defect = Some(message.to_owned())).is_some()
+    }
+
     fn deferred(&mut self) -> Option<&mut Deferred> {
         let waiting = self.waiting.as_mut()?;
         if self.link.is_over() {
@@ -59,6 +66,15 @@ impl JobActor {
             waiting.without_keeper.get_or_insert_default();
         }
         waiting.without_keeper.as_mut()
+    }
+
+    /// What was awaited when the keeper died is over.
+    pub(super) fn keeper_was_lost(&mut self, ctx: &mut Context<Self>) -> bool {
+        let lost = std::mem::take(&mut self.lost) && !self.over && self.link.is_over();
+        if lost {
+            self.keeper_lost(ctx);
+        }
+        lost
     }
 
     /// The keeper died: what it ran is interrupted, what waited is given to the next one.
@@ -88,9 +104,12 @@ impl JobActor {
         let Some(waiting) = &mut self.waiting else { return };
         self.link = link;
         waiting.died = 0;
-        let Deferred { begin, cancel } = waiting.without_keeper.take().unwrap_or_default();
+        let Deferred { begin, cancel, defect } = waiting.without_keeper.take().unwrap_or_default();
         if let Some(ask) = cancel {
             ctx.notify(ask);
+        }
+        if let Some(message) = defect {
+            ctx.notify(Defect(message));
         }
         if begin {
             ctx.notify(Begin);
@@ -107,7 +126,11 @@ impl Handler<KeeperLost> for JobActor {
     type Result = ();
 
     fn handle(&mut self, _: KeeperLost, ctx: &mut Self::Context) {
-        if self.link.is_over() {
+        failpoint::hit("actors::job::keeper_lost");
+        if self.busy {
+            // What is awaited comes to its end without a keeper too: a result that is being stored is stored first.
+            self.lost = true;
+        } else if self.link.is_over() {
             self.keeper_lost(ctx);
         }
     }

@@ -17,14 +17,20 @@ use crate::actors::redact::Redactor;
 use crate::actors::registry::Reservation;
 use crate::actors::trace_sink::TraceFeed;
 use crate::actors::view::{JobView, State};
+use crate::clock;
 use crate::error::Chain;
 use crate::keeper::link::LinkError;
-use crate::keeper::protocol::{HoldJob, Reply, Request};
+use crate::keeper::protocol::{HoldJob, KeeperError, Reply, Request};
 use crate::model::{JobKey, Reason, Refusal};
-use crate::store::{JobFolder, JobRecord, MadeDirectory, Origin, RecordedLimits, StoreError, file_vars};
+use crate::store::{
+    self, JobFolder, JobRecord, MadeDirectory, Origin, RecordedLimits, StoreError, file_vars,
+};
 
 /// Dead when the call that asked is over.
 pub(in crate::actors) type Caller = std::sync::Weak<()>;
+
+/// Files and directories that a job and its keeper need at least.
+const FILES_OF_A_JOB: u64 = 8;
 
 /// When to try again what is refused for now.
 pub(super) const RETRY: Duration = Duration::from_secs(1);
@@ -73,11 +79,20 @@ impl Supervisor {
             let text = format!("{max} jobs are registered: finish some, or raise max_jobs");
             return Err(Refusal::for_now(Reason::TooManyJobs, text, RETRY));
         }
-        let needed = self.config().state_limit.0;
+        // The first job needs a keeper, which cannot start where nothing can be written.
+        let needed = self.config().state_limit.0.max(1);
         match self.state.free_space() {
-            Ok(free) if free < needed => Err(Refusal::for_now(
+            Ok(free) if free.bytes < needed => Err(Refusal::for_now(
                 Reason::DiskFull,
-                format!("{free} bytes are free for state, {needed} are to be kept free (state_limit)"),
+                format!(
+                    "{} bytes are free for state, {needed} are to be kept free (state_limit)",
+                    free.bytes
+                ),
+                RETRY,
+            )),
+            Ok(free) if free.files.is_some_and(|files| files < FILES_OF_A_JOB) => Err(Refusal::for_now(
+                Reason::DiskFull,
+                "the file system of the state folder has no room for more files",
                 RETRY,
             )),
             Ok(_) => Ok(()),
@@ -102,7 +117,8 @@ impl Supervisor {
             // The late duplicate of a job that has had its turn.
             return Box::pin(actix::fut::ready(Ok(())));
         }
-        if let Err(refusal) = self.enqueue(&mut prepared) {
+        let enforceable = prepared.shell.limits.check(&keeper.unenforceable);
+        if let Err(refusal) = enforceable.and_then(|()| self.enqueue(&mut prepared)) {
             return Box::pin(actix::fut::ready(Err(refusal)));
         }
         let id = prepared.id.clone();
@@ -113,7 +129,8 @@ impl Supervisor {
                 return Box::pin(actix::fut::ready(Err(refusal)));
             }
         };
-        let hold = hold_request(&prepared.shell, id.key(), &prepared.head, placed.tag, &self.config());
+        let hold =
+            hold_request(&prepared.shell, id.key(), &keeper, &prepared.head, placed.tag, &self.config());
         let link = keeper.link.clone();
         let held = async move { link.ask(hold).await };
         Box::pin(held.into_actor(self).map(move |held, supervisor, _| {
@@ -172,7 +189,11 @@ impl Supervisor {
         let directory = files.first().map(|file| file.directory.as_str());
         let own_vars = directory.is_some_and(|dir| Path::new(dir) == prepared.folder.path("vars"));
         let mut placed = Placed { tag, record: self.recorded(&prepared.shell, tag) };
-        let made = make_folder(&prepared.folder).map_err(|e| store_refusal(&e)).and_then(|()| {
+        let folder = make_folder(&prepared.folder).and_then(|()| match self.around.sync_group {
+            Some(_) => prepared.folder.begin_synced(),
+            None => Ok(()),
+        });
+        let made = folder.map_err(|e| store_refusal(&e)).and_then(|()| {
             if let Some(directory) = directory.filter(|_| !own_vars) {
                 placed.record.made_directory = probe(&prepared.folder, directory)?;
             }
@@ -199,6 +220,10 @@ impl Supervisor {
         let has_slot = self.queue.is_running(&id);
         let (ci_job, pipeline) = labels;
         tracing::info!(job = %id, ci_job, pipeline, "job registered");
+        let group = self.around.sync_group.clone();
+        let seen = if group.is_some() { 0 } else { log_len };
+        let log = LogFeed::growing(seen, group.clone(), &folder);
+        log.announce(log_len);
         let view = Arc::new(JobView::new(
             id.clone(),
             id.key(),
@@ -206,8 +231,8 @@ impl Supervisor {
             log_inode,
             Some(shell.digest),
             None,
-            LogFeed::new(log_len, false),
-            TraceFeed::new(0, false),
+            log,
+            TraceFeed::growing(0, group),
             State::default(),
         ));
         let job = JobActor::start_new(JobParts {
@@ -237,6 +262,7 @@ impl Supervisor {
         JobRecord {
             id: shell.id.clone(),
             registered: shell.registered,
+            registered_boot: Some(clock::boot_micros()),
             origin: Origin::V1,
             work_dir: shell.work_dir.clone(),
             files: shell.files.iter().map(|file| file.path.clone()).collect(),
@@ -247,6 +273,7 @@ impl Supervisor {
             limits: RecordedLimits {
                 timeout: shell.timeout.and_then(|t| u64::try_from(t.as_micros()).ok()),
                 cancel_grace: None,
+                resources: shell.limits.all(),
             },
         }
     }
@@ -263,7 +290,7 @@ impl Placed {
     /// Removes it again; gives back why.
     fn undo(&self, folder: &JobFolder, refusal: Refusal) -> Refusal {
         if let Some(made) = &self.record.made_directory {
-            file_vars::remove_directory(made);
+            drop(file_vars::remove_directory(made));
         }
         folder.discard();
         refusal
@@ -301,6 +328,7 @@ fn make_work_dir(folder: &JobFolder, work_dir: &str, own: bool) -> Result<(), Re
 pub(super) fn hold_request(
     shell: &ShellSpec,
     key: JobKey,
+    keeper: &Keeper,
     head: &[u8],
     tag: u128,
     config: &crate::config::Config,
@@ -314,11 +342,16 @@ pub(super) fn hold_request(
         mask_forms: config.mask_forms,
         default_prefixes: config.default_token_prefixes,
         log_limit: config.log_limit.0,
+        limits: shell.limits.to_hold(&keeper.unenforceable),
         secret_files: shell.files.iter().map(|file| file.path.clone().into()).collect(),
     }))
 }
 
 fn not_held(error: &LinkError) -> Refusal {
+    if let LinkError::Refused(KeeperError::Log { errno, .. }) = error {
+        let reason = store::reason_of(&std::io::Error::from_raw_os_error(*errno));
+        return Refusal { retry_after: Some(RETRY), ..Refusal::new(reason, Chain(error).to_string()) };
+    }
     Refusal::for_now(
         Reason::KeeperUnavailable,
         format!("the keeper did not take the job: {}", Chain(error)),

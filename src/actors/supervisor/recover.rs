@@ -1,36 +1,32 @@
 //! What happens before the socket opens (service.md §6.4): jobs go on, are served as ended, or end *interrupted*.
 
 use std::borrow::Borrow;
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::ffi::CString;
-use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
 
-use actix::{ActorFuture, ActorFutureExt, Addr, Context, Handler, Message, ResponseActFuture, WrapFuture};
+use actix::{ActorFutureExt, Addr, Context, Handler, Message, ResponseActFuture, WrapFuture};
 
 use super::Supervisor;
-use crate::actors::admission::{Head, ShellSpec, read_head};
-use crate::actors::deliver;
-use crate::actors::job::{Begin, CancelAsk, Defect, JobActor, JobParts, Replay};
+use super::revive::{Start, Times, before_start};
+use crate::actors::admission::{Head, read_head};
+use crate::actors::host::Host;
+use crate::actors::job::{Begin, CancelAsk};
 use crate::actors::keeper_port::{Keeper, KeeperProblem};
 use crate::actors::log_sink::LogFeed;
-use crate::actors::redact::{Redactor, mask_config};
+use crate::actors::sync_group::NotSynced;
 use crate::actors::trace_sink::TraceFeed;
 use crate::actors::view::{JobView, State};
+use crate::actors::{blocking, deliver};
 use crate::clock;
 use crate::error::Chain;
-use crate::job::event::Event;
-use crate::job::machine::Machine;
-use crate::job::reaper::Moment;
-use crate::job::record;
 use crate::journal::event::End;
 use crate::keeper::link::LinkError;
 use crate::keeper::protocol::{HeldJob, Reply, Request};
-use crate::log::mask::PhraseSet;
 use crate::model::{EndClass, JobId, JobKey, JobState, Outcome, StepResult, StepStatus};
 use crate::process::remains::Remains;
-use crate::store::{Found, JobFolder, ScannedJob, StoreError, close_interrupted};
+use crate::store::{Closing, Death, Found, JobFolder, JobRecord, ScannedJob, StoreError};
 
 /// What ended the jobs that nobody holds any more.
 const HOST_DIED: &str = "the processes that ran it died, or their host did";
@@ -54,7 +50,7 @@ pub enum RecoveryError {
 #[rtype(result = "Result<(), RecoveryError>")]
 pub(super) struct Recover;
 
-type Held = HashMap<JobKey, HeldJob>;
+type Held = BTreeMap<JobKey, HeldJob>;
 
 impl Handler<Recover> for Supervisor {
     type Result = ResponseActFuture<Self, Result<(), RecoveryError>>;
@@ -79,10 +75,14 @@ impl Handler<Recover> for Supervisor {
         };
         Box::pin(find.into_actor(self).map(move |found, supervisor, _| {
             let (keeper, held, remembered) = found?;
+            if keeper.is_none() {
+                supervisor.port.foresee_groups()?;
+            }
             for entry in remembered {
-                supervisor.registry.remembered.lock().add(entry);
+                supervisor.registry.remembered.lock().restore(entry, supervisor.config().remember_finished);
             }
             let taken_up = supervisor.take_up(keeper.as_ref(), held, &me);
+            supervisor.warn_of_limits(&supervisor.config());
             supervisor.port.release();
             // All leases of jobs that go on are known now.
             let fetcher = Arc::clone(&supervisor.around.fetcher);
@@ -125,10 +125,15 @@ impl Supervisor {
                 }
                 Found::Unreadable { folder, reason } => match (keeper, held.remove(&folder.key())) {
                     (Some(keeper), Some(holding)) => self.write_anew(keeper, &folder, holding, me),
+                    _ if folder.drop_unanswered() => {}
                     _ => self.set_aside(&folder, &reason),
                 },
                 Found::Gone { name } => gone.push(name),
-                Found::Orphan { .. } => {} // the reaper removes it when it is old enough
+                // The reaper removes it when it is old enough.
+                Found::Orphan { name, changed } => {
+                    let age = clock::now().duration_since(changed).unwrap_or_default();
+                    self.orphans.insert(name, (changed, before_start(age)));
+                }
             }
         }
         // What was never answered to its client is dropped (service.md §6.4 item 3).
@@ -141,6 +146,10 @@ impl Supervisor {
             }
         }
         self.interrupt_all(&orphaned);
+        if keeper.is_none() {
+            self.host.remove_groups(&self.host.groups(&self.state));
+        }
+        self.settle_on_disk();
         self.delete_gone(gone);
         self.resume_queue();
         Ok(())
@@ -149,7 +158,7 @@ impl Supervisor {
     /// Completes removals that an earlier daemon began. There may be much to delete: nobody waits for it.
     fn delete_gone(&self, names: Vec<CString>) {
         let state = self.state.clone();
-        tokio::task::spawn_blocking(move || {
+        blocking(move || {
             for name in names {
                 if let Err(error) = state.remove_orphan(&name) {
                     tracing::warn!(%error, "not everything of a removed job was deleted");
@@ -160,26 +169,78 @@ impl Supervisor {
 
     /// Jobs without an end that nobody holds: their processes are ended, their logs closed, their ends written.
     fn interrupt_all(&self, jobs: &[Box<ScannedJob>]) {
-        let left = kill_remains(jobs.iter().map(Box::as_ref), &self.boot_id, self.config().kill_wait);
+        let left =
+            kill_remains(&*self.host, jobs.iter().map(Box::as_ref), &self.boot_id, self.config().kill_wait);
         if !left.is_empty() {
             tracing::warn!(pids = ?left, "processes of interrupted jobs could not be killed");
         }
-        for job in jobs {
-            match close_interrupted(job, HOST_DIED, clock::now_micros()) {
+        let (now, boot) = (clock::now_micros(), clock::boot_micros());
+        let begin = |job: &ScannedJob| {
+            let outcome = match job.journal.cancel.filter(|_| job.journal.started.is_none()) {
+                // Nothing of it ran: whoever cancelled it is told what he asked for.
+                Some(cause) => Outcome::stopped(cause),
+                None => Outcome::interrupted(HOST_DIED),
+            };
+            Closing::begin(job, outcome, Death::Host, now, boot)
+        };
+        let begun: Vec<_> = jobs.iter().map(|job| (job, begin(job))).collect();
+        if !begun.is_empty() {
+            self.sync_now();
+        }
+        for (job, begun) in begun {
+            let recorded = begun.and_then(|closing| closing.record().map(|()| closing.end()));
+            match recorded {
                 Ok(end) => self.serve_ended(job, self.complete(&job.folder, end)),
                 Err(error) => self.set_aside(&job.folder, &Chain(&error).to_string()),
             }
         }
     }
 
+    /// Before the socket opens: with `durability = power` everything that is going to be served is on the disk, and how
+    /// much of the logs that grow. Without it clients see all there is.
+    fn settle_on_disk(&self) {
+        let is_synced = self.around.sync_group.is_some() && self.sync_now();
+        for (view, _) in self.registry.all() {
+            if view.is_ended() {
+                continue;
+            }
+            let folder = self.state.folder(view.key);
+            let noted = if is_synced { folder.note_synced(view.log.len()) } else { folder.forget_synced() };
+            if let Err(error) = noted {
+                tracing::warn!(%error, job = %view.id, "what is on the disk of a log was not noted");
+            }
+        }
+        if is_synced {
+            self.sync_now();
+        }
+    }
+
+    /// One sync with `durability = power`; `false` if there was none, or it failed.
+    pub(super) fn sync_now(&self) -> bool {
+        if self.around.sync_group.is_none() {
+            return false;
+        }
+        let synced = self.state.sync_all();
+        if let Err(error) = &synced {
+            self.lose_storage(&NotSynced::new(error));
+        }
+        synced.is_ok()
+    }
+
     /// FollowSteps of an interrupted job ends with a root of status failure (service.md §3.3): adds it if whoever
     /// wrote the end did not, and counts the steps before it.
-    fn complete(&self, folder: &JobFolder, end: End) -> End {
+    pub(super) fn complete(&self, folder: &JobFolder, end: End) -> End {
         let stored = folder.read_steps().ok().filter(|stored| stored.damage.is_none());
-        let Some(stored) = stored.filter(|_| end.outcome.class == EndClass::Interrupted) else { return end };
+        let status = match end.outcome.class {
+            EndClass::Interrupted => StepStatus::Failure,
+            // Of one that was cancelled before it began the root may be missing too.
+            EndClass::Cancelled => StepStatus::Cancelled,
+            EndClass::Success | EndClass::Failure | EndClass::Timeout => return end,
+        };
+        let Some(stored) = stored else { return end };
         let has_root = stored.records.last().is_some_and(|last| (self.is_root)(last));
         if !has_root {
-            let root = StepResult { status: StepStatus::Failure, ..StepResult::default() };
+            let root = StepResult { status, ..StepResult::default() };
             if let Err(error) = folder.append_step(&(self.encode)(&root)) {
                 tracing::warn!(%error, "the result of an interrupted job was not stored");
             }
@@ -208,12 +269,17 @@ impl Supervisor {
             steps_done: end.steps_done,
             cpu_time: end.cpu_time.map(std::time::Duration::from_micros),
             peak_memory: end.peak_memory,
-            since: Moment::BeforeStart(since(end.end_time)),
+            since: before_start(self.age(&job.record, end.end_time, end.end_boot)),
             unkilled: false,
+            // An earlier daemon may have died before it was told of a failure.
+            files_left: !job.record.files.is_empty(),
         };
         let key = id.key();
         let trace = TraceFeed::new(job.folder.steps_len(), true);
-        let log = LogFeed::new(end.log_len, true);
+        let log = LogFeed::new(end.lost_from.unwrap_or(end.log_len), true);
+        if end.lost_from.is_some() {
+            log.lose();
+        }
         let digest = job.record.digest.as_deref().and_then(|hex| u128::from_str_radix(hex, 16).ok());
         let digest = digest.map(u128::to_be_bytes);
         let view =
@@ -223,21 +289,35 @@ impl Supervisor {
 
     /// Registers a job that the keeper kept going, and replays its machine.
     fn go_on(&mut self, keeper: &Keeper, job: ScannedJob, held: HeldJob, me: &Addr<Self>) {
-        let started = job.journal.started;
+        let started = job
+            .journal
+            .started
+            .map(|at| Start { at, since: before_start(self.age(&job.record, at, job.journal.started_boot)) });
+        let JobRecord { registered, registered_boot, .. } = job.record;
+        let waits = before_start(self.age(&job.record, registered, registered_boot));
+        let times = Times { started, waits };
         let key = job.folder.key();
+        // The dead daemon was cut off in an event: what is appended next must not follow half a line.
+        if job.journal.torn.is_some()
+            && let Err(error) = job.folder.mend_journal()
+        {
+            tracing::warn!(%error, job = job.record.id, "the torn end of a journal was not cut");
+        }
         // The request alone: nothing of the job was recorded, it waits or was just about to begin.
         let is_new = held.record.0.len() == 1;
         let head = held.record.0.first().and_then(|head| read_head(head));
         let cancel = job.journal.cancel;
-        match self.try_revive(keeper, held, started, me, None) {
+        match self.try_revive(keeper, held, times, me, None) {
             Ok((view, actor)) => {
                 tracing::info!(job = %view.id, "job goes on");
                 let place = head.as_ref().filter(|_| is_new && started.is_none()).map(|head| &head.place);
                 if let Some(head) = &head {
                     self.restore_queue(&view.id, &head.shell, place);
                 }
-                self.registry.insert(view, Some(actor.clone()));
+                self.registry.insert(Arc::clone(&view), Some(actor.clone()));
                 if let Some(cause) = cancel {
+                    // Nobody sees it run again.
+                    view.update(State::cancel);
                     // A second cancel of the same job changes nothing.
                     deliver(&actor, CancelAsk { cause, grace_limit: None });
                 } else if is_new && place.is_none() {
@@ -257,7 +337,8 @@ impl Supervisor {
         let written = read_head(held.record.0.first().map_or(&[], Vec::as_slice))
             .ok_or_else(|| "the keeper's record is damaged too".to_owned())
             .and_then(|Head { shell, .. }| {
-                folder.renew(&self.recorded(&shell, held.tag)).map_err(|e| Chain(&e).to_string())?;
+                let recorded = JobRecord { registered_boot: None, ..self.recorded(&shell, held.tag) };
+                folder.renew(&recorded).map_err(|e| Chain(&e).to_string())?;
                 folder.read_job()
             });
         match written {
@@ -267,121 +348,6 @@ impl Supervisor {
                 self.set_aside(folder, &reason);
             }
         }
-    }
-
-    /// As [`Self::revived`]; a record that makes the replay panic costs its own job only.
-    fn try_revive(
-        &self,
-        keeper: &Keeper,
-        held: HeldJob,
-        started: Option<i64>,
-        me: &Addr<Self>,
-        known: Option<Arc<JobView>>,
-    ) -> Result<(Arc<JobView>, Addr<JobActor>), String> {
-        let attempt = || self.revived(keeper, held, started, me, known);
-        std::panic::catch_unwind(AssertUnwindSafe(attempt))
-            .unwrap_or_else(|_| Err("a defect ended the replay of its record".into()))
-    }
-
-    fn revived(
-        &self,
-        keeper: &Keeper,
-        held: HeldJob,
-        started: Option<i64>,
-        me: &Addr<Self>,
-        known: Option<Arc<JobView>>,
-    ) -> Result<(Arc<JobView>, Addr<JobActor>), String> {
-        let HeldJob { tag, record: events, last_op, over, running: _, closed, log_inode, log_len } = held;
-        let (first, events) = events.0.split_first().ok_or("the record is empty")?;
-        let Head { shell, accepted, place: _ } = read_head(first).ok_or("the record's head is damaged")?;
-        let Event::Accepted(spec) = accepted else {
-            return Err("the record does not begin with a request".into());
-        };
-        let machine = Machine::new(&spec).map_err(|_| "the request does not parse any more")?;
-        let events = events.iter().map(|event| record::decode(event)).collect::<Result<Vec<_>, _>>();
-        let events = events.map_err(|e| Chain(&e).to_string())?;
-        // A full disk may have refused the journal's line; the record has it.
-        let started = started.or_else(|| events.iter().find_map(admitted_at));
-        let id = JobId::parse(&shell.id).map_err(|e| e.to_string())?;
-        let folder = self.state.folder(id.key());
-        let (phrases, _warnings) =
-            PhraseSet::prepare(&shell.phrases, &shell.token_prefixes, &mask_config(&self.config()))
-                .map_err(|e| e.to_string())?;
-        let fresh = || Arc::new(Self::view_of(&shell, id, started, log_inode, log_len, &folder));
-        let view = known.unwrap_or_else(fresh);
-        view.update(|state| state.steps_done = 0); // counted anew by the replay
-        let stored = folder.read_steps().map_err(|e| Chain(&e).to_string())?.records.len() as u32;
-        let parts = JobParts {
-            view: Arc::clone(&view),
-            around: Arc::clone(&self.around),
-            folder,
-            link: keeper.link.clone(),
-            supervisor: me.clone(),
-            machine,
-            redactor: Redactor::new(phrases),
-            shell,
-            tag,
-            encode: self.encode,
-            head: (events.is_empty() && started.is_none()).then(|| first.clone()),
-        };
-        let replay = Replay { events, last_op, over, closed, stored };
-        Ok((view, JobActor::start_replayed(parts, replay)))
-    }
-
-    fn view_of(
-        shell: &ShellSpec,
-        id: JobId,
-        started: Option<i64>,
-        log_inode: u64,
-        log_len: u64,
-        folder: &JobFolder,
-    ) -> JobView {
-        let state = State {
-            state: if started.is_some() { JobState::Running } else { JobState::Queued },
-            start_time: started,
-            since: Moment::BeforeStart(since(started.unwrap_or(shell.registered))),
-            ..State::default()
-        };
-        let key = id.key();
-        let (log, trace) = (LogFeed::new(log_len, false), TraceFeed::new(folder.steps_len(), false));
-        JobView::new(id, key, shell.registered, log_inode, Some(shell.digest), None, log, trace, state)
-    }
-
-    /// Takes up a job anew whose actor died of a defect, to end it; one that kills its actor again is interrupted.
-    pub(super) fn revive(&self, id: JobId, me: Addr<Self>) -> impl ActorFuture<Self, Output = ()> + 'static {
-        let (port, key) = (self.port.clone(), id.key());
-        async move {
-            let keeper = port.living().await?;
-            match keeper.link.ask(Request::Resume { key }).await {
-                Ok(Reply::Resumed(held)) => Some((keeper, *held)),
-                _ => None,
-            }
-        }
-        .into_actor(self)
-        .map(move |held, supervisor, _| {
-            let Some(view) = supervisor.registry.view(&id).filter(|view| !view.is_ended()) else { return };
-            let started = view.state().start_time;
-            let revived =
-                held.ok_or_else(|| "the keeper does not hold it".to_owned()).and_then(|(keeper, held)| {
-                    supervisor.try_revive(&keeper, held, started, &me, Some(Arc::clone(&view)))
-                });
-            match revived {
-                Ok((_, actor)) => {
-                    supervisor.registry.replace(&id, actor.clone());
-                    deliver(
-                        &actor,
-                        Defect("a defect ended the part of the daemon that drove this job".into()),
-                    );
-                }
-                Err(reason) => {
-                    tracing::error!(job = %id, reason, "the job cannot be taken up again");
-                    if let Some(keeper) = supervisor.port.now() {
-                        keeper.link.tell(Request::Drop { key });
-                    }
-                    supervisor.end_unrevived(&view);
-                }
-            }
-        })
     }
 }
 
@@ -398,54 +364,10 @@ async fn resume_all(keeper: &Keeper, keys: Vec<JobKey>) -> Result<Held, LinkErro
     }
     Ok(held)
 }
-
-/// When a job was admitted.
-const fn admitted_at(event: &Event) -> Option<i64> {
-    match event {
-        Event::Admitted { at } => Some(*at),
-        _ => None,
-    }
-}
-
-/// How long ago that was, by the wall clock: the only one there is across restarts (service.md §6.3).
-fn since(at: i64) -> Duration {
-    Duration::from_micros(u64::try_from(clock::now_micros().saturating_sub(at)).unwrap_or(0))
-}
-
-impl Supervisor {
-    /// Writes the end of a job that cannot be driven any more.
-    fn end_unrevived(&mut self, view: &JobView) {
-        let closed = self.state.folder(view.key).read_job().and_then(|job| {
-            let end = close_interrupted(&job, "a defect of the daemon", clock::now_micros());
-            end.map(|end| self.complete(&job.folder, end)).map_err(|e| Chain(&e).to_string())
-        });
-        let end = closed.unwrap_or_else(|reason| {
-            tracing::error!(job = %view.id, reason, "its end was not written");
-            End {
-                outcome: Outcome::interrupted("a defect of the daemon"),
-                end_time: clock::now_micros(),
-                log_len: view.log.len(),
-                log_inode: view.log_inode,
-                steps_done: 0,
-                cpu_time: None,
-                peak_memory: None,
-            }
-        });
-        view.update(|state| {
-            state.state = JobState::Ended(end.outcome.class);
-            state.outcome = Some(end.outcome.clone());
-            state.end_time = Some(end.end_time);
-            state.since = Moment::AfterStart(clock::uptime());
-        });
-        view.trace.end();
-        view.log.end(end.log_len);
-        self.ended(&view.id);
-    }
-}
-
 /// Kills what is left of jobs that nobody holds; the pids that outlive `limit`. Blocks. After a change of boot nothing
 /// can be left.
 pub(super) fn kill_remains<J: Borrow<ScannedJob>>(
+    host: &dyn Host,
     jobs: impl IntoIterator<Item = J>,
     boot_id: &str,
     limit: Duration,
@@ -464,5 +386,5 @@ pub(super) fn kill_remains<J: Borrow<ScannedJob>>(
             remains.add_group(tag, leader.pgid, leader.start_time);
         }
     }
-    if any { remains.kill(limit) } else { Vec::new() }
+    if any { host.kill(&remains, limit) } else { Vec::new() }
 }

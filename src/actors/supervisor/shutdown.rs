@@ -10,6 +10,7 @@ use super::{Stop, Supervisor};
 use crate::actors::keeper_port::KeeperPort;
 use crate::actors::view::JobView;
 use crate::config::OnStop;
+use crate::failpoint;
 use crate::keeper::protocol::Request;
 use crate::model::CancelCause;
 
@@ -25,6 +26,7 @@ impl Handler<Shutdown> for Supervisor {
     type Result = ResponseActFuture<Self, ()>;
 
     fn handle(&mut self, Shutdown { at_once }: Shutdown, _: &mut Context<Self>) -> Self::Result {
+        failpoint::hit("actors::supervisor::shut_down");
         self.stop = Stop::Draining;
         if at_once {
             self.stop = Stop::AtOnce;
@@ -56,7 +58,11 @@ impl Supervisor {
             self.cancel(&view.id, CancelCause::Shutdown, Some(grace));
         }
         // What a job needs after its grace: the kill, and its last lines.
-        let deadline = Instant::now() + grace + self.config().kill_wait + Duration::from_secs(1);
+        let mut deadline = Instant::now() + grace + self.config().kill_wait + Duration::from_secs(1);
+        if self.around.sync_group.is_some() {
+            // Their ends are shown when they are on the disk.
+            deadline += Duration::from_secs(2);
+        }
         let port = self.port.clone();
         async move {
             if !all_ended(living, deadline).await {

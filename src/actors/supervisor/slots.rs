@@ -12,6 +12,7 @@ use crate::actors::job::Begin;
 use crate::actors::keeper_port::KeeperProblem;
 use crate::clock;
 use crate::config::{Config, QueuePolicy};
+use crate::failpoint;
 use crate::keeper::link::{KeeperLink, LinkError};
 use crate::keeper::protocol::Reply;
 use crate::model::{JobId, JobKey, Reason, Refusal};
@@ -122,6 +123,7 @@ impl Handler<Operate> for Supervisor {
     type Result = ();
 
     fn handle(&mut self, operate: Operate, _: &mut Context<Self>) {
+        failpoint::hit("actors::supervisor::operate");
         match operate {
             Operate::Pause => {
                 tracing::info!("admission is paused; {} jobs wait", self.queue.waiting());
@@ -142,6 +144,7 @@ impl Supervisor {
     fn configure(&mut self, fresh: &Config) {
         let (config, waiting) = self.config().reloaded(fresh);
         let (policy, limits) = rules(&config);
+        self.warn_of_limits(&config);
         self.around.set_config(config);
         let mut starts = Vec::new();
         self.queue.configure(policy, limits, &mut starts);
@@ -179,14 +182,16 @@ impl Handler<HoldAgain> for Supervisor {
         HoldAgain { key, shell, head, tag }: HoldAgain,
         ctx: &mut Context<Self>,
     ) -> Self::Result {
+        failpoint::hit("actors::supervisor::hold_again");
         let (port, me) = (self.port.clone(), ctx.address());
-        let request = super::admit::hold_request(&shell, key, &head, tag, &self.config());
+        let config = self.config();
         Box::pin(async move {
             let keeper = match port.get(&me).await {
                 Ok(keeper) => keeper,
                 Err(KeeperProblem::Link(LinkError::Gone)) => return Err(NotHeld::Died),
                 Err(_) => return Err(NotHeld::Impossible),
             };
+            let request = super::admit::hold_request(&shell, key, &keeper, &head, tag, &config);
             match keeper.link.ask(request).await {
                 Ok(Reply::Held { .. }) => Ok(keeper.link),
                 Err(LinkError::Gone) => Err(NotHeld::Died),

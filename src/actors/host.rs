@@ -1,0 +1,96 @@
+//! What the supervisor needs of the system that it runs on: a keeper, and the end of processes that nobody holds.
+//!
+//! A daemon has [`Processes`]. A test that plays the keeper in its own process brings its own [`Host`].
+
+use std::io;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use crate::keeper::launch;
+use crate::keeper::link::Wire;
+use crate::model::Unenforceable;
+use crate::process::cgroup::{self, CgroupError, CgroupMode, Pool};
+use crate::process::host::SoftLimits;
+use crate::process::limiter::Limiter;
+use crate::process::remains::Remains;
+use crate::store::StateDir;
+
+/// See the module's text. Shared by threads that may block.
+pub trait Host: Send + Sync {
+    /// Whether a keeper lives in the state folder.
+    fn has_keeper(&self, state: &StateDir) -> io::Result<bool>;
+    /// Connects to the living keeper of the state folder.
+    fn connect(&self, state: &StateDir) -> io::Result<Wire>;
+    /// Starts a keeper and connects to it. `cgroup` is the setting's word.
+    fn start_keeper(&self, state: &StateDir, cgroup: &str) -> io::Result<Wire>;
+    /// Kills the keeper that lives in the state folder, if it is known which one that is; does not wait for its end.
+    fn kill_keeper(&self, state: &StateDir);
+    /// Directory below which a keeper can make control groups for jobs.
+    fn control_group(&self) -> Result<PathBuf, CgroupError>;
+    /// Kills what is left of jobs that nobody holds; the pids that outlive `limit`. Blocks.
+    fn kill(&self, remains: &Remains, limit: Duration) -> Vec<u32>;
+    /// Limits that a keeper started now could not hold jobs to. A keeper that is played holds them to all.
+    fn unenforceable(&self, _cgroup: &str) -> Vec<Unenforceable> {
+        Vec::new()
+    }
+    /// Control groups of the keeper that the state folder tells of; one that is played has none.
+    fn groups(&self, _state: &StateDir) -> Vec<PathBuf> {
+        Vec::new()
+    }
+    /// Removes those of these groups whose keeper is dead, as far as nothing lives in them.
+    fn remove_groups(&self, _groups: &[PathBuf]) {}
+}
+
+/// Real processes.
+pub struct Processes {
+    limits: SoftLimits,
+}
+
+impl Processes {
+    /// `limits` are those that steps are to have.
+    pub const fn new(limits: SoftLimits) -> Self {
+        Self { limits }
+    }
+}
+
+impl Host for Processes {
+    fn has_keeper(&self, state: &StateDir) -> io::Result<bool> {
+        launch::is_alive(state.dir())
+    }
+
+    fn connect(&self, state: &StateDir) -> io::Result<Wire> {
+        launch::connect(state.dir()).map(Wire::Socket)
+    }
+
+    fn start_keeper(&self, state: &StateDir, cgroup: &str) -> io::Result<Wire> {
+        let (stream, child) = launch::start(state.path(), cgroup, self.limits)?;
+        launch::reap(child);
+        Ok(Wire::Socket(stream))
+    }
+
+    fn kill_keeper(&self, state: &StateDir) {
+        launch::kill(state.dir());
+    }
+
+    fn control_group(&self) -> Result<PathBuf, CgroupError> {
+        cgroup::writable_group()
+    }
+
+    fn kill(&self, remains: &Remains, limit: Duration) -> Vec<u32> {
+        remains.kill(limit)
+    }
+
+    fn unenforceable(&self, cgroup: &str) -> Vec<Unenforceable> {
+        let mode = cgroup.parse().unwrap_or_default();
+        let pool = (mode != CgroupMode::Off).then(Pool::open).and_then(Result::ok);
+        Limiter::new(mode).unenforceable(pool.as_ref())
+    }
+
+    fn groups(&self, state: &StateDir) -> Vec<PathBuf> {
+        launch::groups(state.dir())
+    }
+
+    fn remove_groups(&self, groups: &[PathBuf]) {
+        launch::remove_groups(groups);
+    }
+}

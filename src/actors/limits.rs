@@ -1,0 +1,112 @@
+//! Which limits a job is held to: the smaller ones of its request and of the settings, as far as its keeper can hold it to
+//! them (service.md §3.1).
+
+use serde::{Deserialize, Serialize};
+
+use crate::config::Config;
+use crate::model::{Limits, Reason, Refusal, Shortage, Unenforceable};
+
+/// Limits of one job. They stay what they were when it was registered, whatever the settings become.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct JobLimits {
+    /// Of the request.
+    asked: Limits,
+    /// The smaller ones.
+    all: Limits,
+}
+
+impl JobLimits {
+    pub(super) fn new(asked: Limits, config: &Config) -> Self {
+        Self { asked, all: asked.smaller(of_settings(config)) }
+    }
+
+    /// Those that hold.
+    pub(super) const fn all(&self) -> Limits {
+        self.all
+    }
+
+    /// A request that asks for what its keeper cannot do is refused, rather than run without it.
+    pub(super) fn check(&self, unenforceable: &[Unenforceable]) -> Result<(), Refusal> {
+        match unenforceable.iter().find(|one| self.asked.get(one.limit).is_some()) {
+            None => Ok(()),
+            Some(Unenforceable { limit, why }) => Err(Refusal::new(
+                Reason::LimitUnavailable,
+                format!("limit {limit} cannot be enforced here: {why}; or leave it out"),
+            )),
+        }
+    }
+
+    /// Those to hold the job to: all but those of the settings that the keeper cannot enforce. The operator was told.
+    pub(super) fn to_hold(self, unenforceable: &[Unenforceable]) -> Limits {
+        let mut limits = self.all;
+        for one in unenforceable.iter().filter(|one| self.asked.get(one.limit).is_none()) {
+            limits.remove(one.limit);
+        }
+        limits
+    }
+
+    /// Why a process of the job ended badly, before how it ended.
+    pub(super) fn explain(&self, shortage: Shortage) -> String {
+        match (shortage, self.all.memory, self.all.processes) {
+            (Shortage::Memory, Some(bytes), _) => {
+                format!("oom-killed: out of memory: the job's memory limit is {bytes} bytes (limit_memory)")
+            }
+            (Shortage::Memory, None, _) => {
+                "oom-killed: out of memory: the host or its container has no more".into()
+            }
+            (Shortage::Processes, _, Some(most)) => {
+                format!("resource: the job has reached its limit of {most} processes (limit_processes)")
+            }
+            (Shortage::Processes, _, None) => "resource: no more processes are allowed here".into(),
+        }
+    }
+}
+
+/// Limits for every job.
+pub(super) fn of_settings(config: &Config) -> Limits {
+    let unless_zero = |value| Some(value).filter(|&value| value > 0);
+    Limits {
+        processes: unless_zero(config.limit_processes),
+        memory: unless_zero(config.limit_memory.0),
+        cpu_micros: unless_zero((config.limit_cpus * 1e6).ceil() as u64),
+        open_files: unless_zero(config.limit_open_files),
+    }
+}
+
+/// Tells the operator which settings are not kept.
+pub(super) fn warn_of_settings(config: &Config, unenforceable: &[Unenforceable]) {
+    let limits = of_settings(config);
+    let broken: Vec<_> = unenforceable
+        .iter()
+        .filter(|one| limits.get(one.limit).is_some())
+        .map(|Unenforceable { limit, why }| format!("limit_{limit}: {why}"))
+        .collect();
+    if !broken.is_empty() {
+        tracing::warn!("limits that cannot be enforced here are not kept: {}", broken.join("; "));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Bytes;
+    use crate::model::LimitName;
+
+    fn no(limit: LimitName) -> Vec<Unenforceable> {
+        vec![Unenforceable { limit, why: "no controller".into() }]
+    }
+
+    #[test]
+    fn what_only_the_settings_ask_for_is_left_out_where_it_cannot_be_held() {
+        let config = Config { limit_memory: Bytes(1 << 20), limit_processes: 9, ..Config::default() };
+        let asked = Limits { processes: Some(4), ..Limits::default() };
+        let limits = JobLimits::new(asked, &config);
+        assert_eq!(limits.all(), Limits { memory: Some(1 << 20), ..asked });
+        assert!(limits.check(&no(LimitName::Memory)).is_ok());
+        assert_eq!(limits.to_hold(&no(LimitName::Memory)), asked);
+        let refusal = limits.check(&no(LimitName::Processes)).unwrap_err();
+        assert_eq!(refusal.reason, Reason::LimitUnavailable);
+        assert!(refusal.text.contains("limit processes") && refusal.text.contains("no controller"));
+        assert_eq!(limits.to_hold(&no(LimitName::Processes)), limits.all(), "the keeper fails its steps");
+    }
+}
