@@ -4,6 +4,7 @@ pub mod accept;
 mod deadline;
 mod definition;
 mod encode;
+mod intake;
 mod peer;
 pub mod server;
 mod status;
@@ -12,3 +13,4 @@ mod validate;
 
 pub use encode::{is_root_result, step_result_bytes};
 pub use peer::AllowedUsers;
+pub use validate::check_run;

@@ -25,7 +25,7 @@ fn is_closed(stream: &UnixStream) -> bool {
 }
 
 #[tokio::test]
-async fn silent_callers_make_room_for_those_that_speak() {
+async fn fault_55_silent_callers_make_room_for_those_that_speak() {
     let daemon = Setup::new().option("max-connections", "16").start();
     let early = daemon.client().await;
     early.run("1", "echo on; exec sleep 600").await;
@@ -42,7 +42,7 @@ async fn silent_callers_make_room_for_those_that_speak() {
 }
 
 #[tokio::test]
-async fn a_caller_that_stays_silent_is_dropped() {
+async fn fault_55_a_caller_that_stays_silent_is_dropped() {
     let daemon = Daemon::start();
     let client = daemon.client().await;
     let silent = UnixStream::connect(&daemon.socket).unwrap();
@@ -57,7 +57,7 @@ async fn a_caller_that_stays_silent_is_dropped() {
 }
 
 #[tokio::test]
-async fn without_descriptors_it_goes_on_and_recovers() {
+async fn fault_54_without_descriptors_jobs_go_on_and_it_recovers() {
     let wrapper = ["prlimit", "--nofile=64:64"];
     let daemon = Setup::new().wrapper(&wrapper).start();
     let client = daemon.client().await;
@@ -73,7 +73,7 @@ async fn without_descriptors_it_goes_on_and_recovers() {
 }
 
 #[tokio::test]
-async fn clients_that_come_and_go_leave_nothing() {
+async fn fault_64_clients_that_come_and_go_leave_nothing() {
     let daemon = Daemon::start();
     let client = daemon.client().await;
     client.run("1", "echo on; exec sleep 600").await;

@@ -1,30 +1,33 @@
 //! The accept loop: connections come in, each is served by its own task.
 //!
 //! Own loop, because a ready-made one keeps silent connections for ever and spins when descriptors run out (faults.md,
-//! fact 2). It owns: the cap on connections, the deadline for the HTTP/2 preface, the reserve descriptor for EMFILE,
-//! and the drain at shutdown.
+//! fact 2). It owns: the cap on connections, the deadline for the HTTP/2 preface, the reserve descriptor for EMFILE, the
+//! end of connections that only keep it busy, and the drain at shutdown.
 
-use std::collections::VecDeque;
+mod silent;
+mod wire;
+
 use std::fs::File;
 use std::io;
 use std::os::unix::net::UnixListener as StdListener;
-use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::task::{Context, Poll};
 use std::time::Duration;
 
 use hyper::server::conn::http2;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
-use parking_lot::Mutex;
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::Notify;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tonic::service::Routes;
 
+use self::silent::Silent;
+use self::wire::{LAST_WORDS, Wire};
 use super::peer::AllowedUsers;
+use crate::process;
 
 /// Limits of the transport (service.md §1.1).
 #[derive(Clone, Debug)]
@@ -45,6 +48,8 @@ const PING_AFTER: Duration = Duration::from_secs(30);
 const PING_TIMEOUT: Duration = Duration::from_secs(20);
 /// What the transport may hold for one stream: beside it a follower costs 64 KiB (service.md §3.2).
 const SEND_BUFFER: usize = 64 << 10;
+/// From the end of a connection until free memory is given back; no more often than that.
+const MEMORY_AFTER: Duration = Duration::from_secs(1);
 /// First and longest pause after a failed accept (faults.md row 54).
 const BACK_OFF: (Duration, Duration) = (Duration::from_millis(10), Duration::from_millis(100));
 
@@ -57,11 +62,9 @@ pub struct AcceptLoop {
     limits: TransportLimits,
     silent: Silent,
     open: Arc<AtomicUsize>,
+    ended: Arc<Notify>,
     reserve: Option<File>,
 }
-
-/// Connections that have not sent their preface, oldest first.
-type Silent = Arc<Mutex<VecDeque<(u64, CancellationToken)>>>;
 
 impl AcceptLoop {
     /// Serves `routes` on `listener`; callers that `users` does not allow get `refusing`.
@@ -79,8 +82,9 @@ impl AcceptLoop {
             refusing,
             users,
             limits,
-            silent: Arc::default(),
+            silent: Silent::default(),
             open: Arc::default(),
+            ended: Arc::default(),
             reserve: File::open("/dev/null").ok(),
         })
     }
@@ -95,6 +99,7 @@ impl AcceptLoop {
         let tasks = TaskTracker::new();
         let mut pause = BACK_OFF.0;
         let mut number = 0;
+        let memory = tokio::spawn(give_back_memory(Arc::clone(&self.ended)));
         loop {
             let accepted = tokio::select! {
                 () = stop.cancelled() => break,
@@ -116,6 +121,7 @@ impl AcceptLoop {
         drop(self.listener);
         tasks.close();
         tasks.wait().await;
+        memory.abort();
     }
 
     fn serve(
@@ -127,19 +133,18 @@ impl AcceptLoop {
         abort: &CancellationToken,
     ) {
         let drop_me = CancellationToken::new();
-        if self.open.load(Ordering::Relaxed) >= self.limits.max_connections {
-            // The oldest connection that never said anything makes room; without one the new caller is turned away.
-            match self.silent.lock().pop_front() {
-                Some((_, oldest)) => oldest.cancel(),
-                None => return,
-            }
+        // The oldest connection that never said anything makes room; without one the new caller is turned away.
+        if self.open.load(Ordering::Relaxed) >= self.limits.max_connections && !self.silent.drop_oldest() {
+            return;
         }
-        self.silent.lock().push_back((number, drop_me.clone()));
-        let routes = if self.users.allows(&stream) { self.routes.clone() } else { self.refusing.clone() };
+        self.silent.push(number, drop_me.clone());
+        let is_allowed = self.users.allows(&stream);
+        let routes = if is_allowed { self.routes.clone() } else { self.refusing.clone() };
         let connection = Connection {
             number,
-            silent: Arc::clone(&self.silent),
-            open: Open::new(&self.open),
+            is_allowed,
+            silent: self.silent.clone(),
+            open: Open::new(&self.open, &self.ended),
             deadline: self.limits.preface_deadline,
         };
         tasks.spawn(connection.run(stream, routes, drop_me, stop.clone(), abort.clone()));
@@ -160,23 +165,37 @@ impl AcceptLoop {
 }
 
 /// Counts a connection as long as it lives.
-struct Open(Arc<AtomicUsize>);
+struct Open {
+    count: Arc<AtomicUsize>,
+    ended: Arc<Notify>,
+}
 
 impl Open {
-    fn new(count: &Arc<AtomicUsize>) -> Self {
+    fn new(count: &Arc<AtomicUsize>, ended: &Arc<Notify>) -> Self {
         count.fetch_add(1, Ordering::Relaxed);
-        Self(Arc::clone(count))
+        Self { count: Arc::clone(count), ended: Arc::clone(ended) }
     }
 }
 
 impl Drop for Open {
     fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
+        self.count.fetch_sub(1, Ordering::Relaxed);
+        self.ended.notify_one();
+    }
+}
+
+/// What followers and large requests took is given back when their connections are gone: the C library keeps it.
+async fn give_back_memory(ended: Arc<Notify>) {
+    loop {
+        ended.notified().await;
+        tokio::time::sleep(MEMORY_AFTER).await;
+        process::give_back_memory();
     }
 }
 
 struct Connection {
     number: u64,
+    is_allowed: bool,
     silent: Silent,
     open: Open,
     deadline: Duration,
@@ -196,25 +215,27 @@ impl Connection {
             () = stop.cancelled() => false,
             spoke = tokio::time::timeout(self.deadline, stream.readable()) => matches!(spoke, Ok(Ok(()))),
         };
-        if !spoke {
-            self.silent.lock().retain(|(number, _)| *number != self.number);
-            return;
+        if spoke {
+            self.serve(stream, routes, drop_me, stop, abort).await;
         }
-        let heard =
-            HeardPreface { stream, left: PREFACE_LEN, number: self.number, silent: Arc::clone(&self.silent) };
-        let mut builder = http2::Builder::new(TokioExecutor::new());
-        builder
-            .timer(TokioTimer::new())
-            .max_concurrent_streams(MAX_STREAMS)
-            .max_header_list_size(MAX_HEADERS)
-            .max_send_buf_size(SEND_BUFFER)
-            .keep_alive_interval(PING_AFTER)
-            .keep_alive_timeout(PING_TIMEOUT);
+        self.silent.remove(self.number);
+        drop(self.open);
+    }
+
+    async fn serve(
+        &self,
+        stream: UnixStream,
+        routes: Routes,
+        drop_me: CancellationToken,
+        stop: CancellationToken,
+        abort: CancellationToken,
+    ) {
+        let flooded = CancellationToken::new();
+        let wire = Wire::new(stream, self.when_heard(), flooded.clone());
         let service = TowerToHyperService::new(routes.prepare());
-        let mut served = std::pin::pin!(builder.serve_connection(TokioIo::new(heard), service));
-        let late = tokio::time::sleep(self.deadline);
-        let mut late = std::pin::pin!(late);
-        let (mut stopping, mut checked) = (false, false);
+        let mut served = std::pin::pin!(http2_server().serve_connection(TokioIo::new(wire), service));
+        let mut late = std::pin::pin!(tokio::time::sleep(self.deadline));
+        let (mut stopping, mut told_to_go, mut checked) = (false, false, false);
         loop {
             tokio::select! {
                 result = served.as_mut() => {
@@ -229,75 +250,46 @@ impl Connection {
                     stopping = true;
                     served.as_mut().graceful_shutdown();
                 }
+                () = flooded.cancelled(), if !told_to_go => {
+                    tracing::debug!("a connection with nothing but control frames is ended");
+                    (told_to_go, checked) = (true, false);
+                    served.as_mut().graceful_shutdown();
+                    late.as_mut().reset(Instant::now() + LAST_WORDS);
+                }
                 () = late.as_mut(), if !checked => {
-                    checked = true;
-                    if self.is_silent() {
+                    if told_to_go {
                         break;
+                    }
+                    checked = !self.silent.holds(self.number);
+                    if !checked {
+                        told_to_go = true;
+                        served.as_mut().graceful_shutdown();
+                        late.as_mut().reset(Instant::now() + LAST_WORDS);
                     }
                 }
             }
         }
-        self.silent.lock().retain(|(number, _)| *number != self.number);
-        drop(self.open);
     }
 
-    fn is_silent(&self) -> bool {
-        self.silent.lock().iter().any(|(number, _)| *number == self.number)
-    }
-}
-
-/// Bytes of the HTTP/2 connection preface.
-const PREFACE_LEN: usize = 24;
-
-/// A stream that takes itself off the list of silent ones when the whole preface has come.
-struct HeardPreface {
-    stream: UnixStream,
-    left: usize,
-    number: u64,
-    silent: Silent,
-}
-
-impl AsyncRead for HeardPreface {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buf: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        let before = buf.filled().len();
-        let polled = Pin::new(&mut self.stream).poll_read(cx, buf);
-        if self.left > 0 && polled.is_ready() {
-            self.left = self.left.saturating_sub(buf.filled().len() - before);
-            if self.left == 0 {
-                let number = self.number;
-                self.silent.lock().retain(|(other, _)| *other != number);
+    /// A caller that may not call stays among those that can be dropped for others, whatever it says.
+    fn when_heard(&self) -> impl FnOnce() + Send + 'static {
+        let (number, is_allowed, silent) = (self.number, self.is_allowed, self.silent.clone());
+        move || {
+            if is_allowed {
+                silent.remove(number);
             }
         }
-        polled
     }
 }
 
-impl AsyncWrite for HeardPreface {
-    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write(cx, buf)
-    }
-
-    fn poll_write_vectored(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        bufs: &[io::IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write_vectored(cx, bufs)
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        self.stream.is_write_vectored()
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_flush(cx)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_shutdown(cx)
-    }
+fn http2_server() -> http2::Builder<TokioExecutor> {
+    let mut builder = http2::Builder::new(TokioExecutor::new());
+    builder
+        .timer(TokioTimer::new())
+        .max_concurrent_streams(MAX_STREAMS)
+        .max_header_list_size(MAX_HEADERS)
+        .max_send_buf_size(SEND_BUFFER)
+        .keep_alive_interval(PING_AFTER)
+        .keep_alive_timeout(PING_TIMEOUT);
+    builder
 }

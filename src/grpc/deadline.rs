@@ -1,6 +1,7 @@
 //! The deadline a caller gives with `grpc-timeout` (service.md §1.1): over it every call ends with DEADLINE_EXCEEDED.
 
 use std::future::Future;
+use std::panic::AssertUnwindSafe;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -11,6 +12,7 @@ use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 use tonic::{Request, Status};
 
 use super::status;
+use crate::failpoint;
 use crate::model::{Reason, Refusal};
 
 /// When a call must be over; `None` = never.
@@ -109,7 +111,15 @@ impl<T, S: Stream<Item = Result<T, Status>>> Stream for Deadlined<S> {
             self.done = true;
             return Poll::Ready(Some(Err(end)));
         }
-        self.messages.as_mut().poll_next(cx)
+        // A panic is a defect that ends this call only.
+        let next = || {
+            failpoint::hit("grpc::stream");
+            self.messages.as_mut().poll_next(cx)
+        };
+        std::panic::catch_unwind(AssertUnwindSafe(next)).unwrap_or_else(|_| {
+            self.done = true;
+            Poll::Ready(Some(Err(status::status(&status::defect()))))
+        })
     }
 }
 

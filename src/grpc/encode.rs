@@ -56,6 +56,7 @@ pub(super) fn shorten(text: &mut String, max: usize) {
 pub(super) fn status(status: JobStatus) -> v1::Status {
     let JobStatus {
         id,
+        registered: _,
         state,
         exit_code,
         message,

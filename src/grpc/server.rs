@@ -11,13 +11,14 @@ use tonic::service::Routes;
 use tonic_health::ServingStatus;
 use tonic_health::server::HealthReporter;
 
+use super::intake::Intake;
 use super::v1;
 use crate::actors::handle::JobsHandle;
 use crate::model::{Reason, Refusal};
 use crate::pb::v1::step_runner_server::StepRunnerServer;
 
 /// Largest request in bytes (service.md §1.1).
-const MAX_REQUEST: usize = 32 << 20;
+pub(super) const MAX_REQUEST: usize = 32 << 20;
 
 /// Largest response in bytes: above every limit of ours, below what clients take by default is seen to where messages
 /// are made (service.md §1.1).
@@ -47,6 +48,7 @@ impl Services {
         let service = StepRunnerServer::new(v1::Service::new(jobs, end_streams.clone()))
             .max_decoding_message_size(MAX_REQUEST)
             .max_encoding_message_size(MAX_RESPONSE);
+        let service = Intake::new(service);
         // The published text of the service names no package, so clients may call it by its bare name.
         let bare = Bare(service.clone());
         let routes = Routes::new(service).add_service(bare).add_service(health_service);
@@ -79,7 +81,7 @@ fn refusing() -> Routes {
 
 /// The canonical service under its bare name.
 #[derive(Clone)]
-struct Bare(StepRunnerServer<v1::Service>);
+struct Bare(Intake<StepRunnerServer<v1::Service>>);
 
 impl NamedService for Bare {
     const NAME: &'static str = NAMES[BARE];
@@ -88,7 +90,7 @@ impl NamedService for Bare {
 impl tower::Service<Request<Body>> for Bare {
     type Response = Response<Body>;
     type Error = Infallible;
-    type Future = <StepRunnerServer<v1::Service> as tower::Service<Request<Body>>>::Future;
+    type Future = <Intake<StepRunnerServer<v1::Service>> as tower::Service<Request<Body>>>::Future;
 
     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
         tower::Service::<Request<Body>>::poll_ready(&mut self.0, cx)

@@ -51,6 +51,11 @@ pub(crate) fn status(refusal: &Refusal) -> Status {
     }
 }
 
+/// What a caller is told of a panic: nothing of its text (faults.md row 59).
+pub(super) fn defect() -> Refusal {
+    Refusal::new(Reason::Internal, "a defect ended this call; the daemon's log says more")
+}
+
 #[cfg(test)]
 mod tests {
     use std::time::Duration;

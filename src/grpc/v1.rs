@@ -11,7 +11,8 @@ use tonic::{Request, Response, Status};
 use super::deadline::{Deadline, Deadlined};
 use super::{encode, status, validate};
 use crate::actors::handle::JobsHandle;
-use crate::model::{Reason, Refusal};
+use crate::failpoint;
+use crate::model::Refusal;
 use crate::pb::v1::step_runner_server::StepRunner;
 use crate::pb::v1::{
     CancelRequest, CancelResponse, FinishRequest, FinishResponse, FollowLogsRequest, FollowLogsResponse,
@@ -45,10 +46,7 @@ async fn call<T>(
         None => Err(Deadline::status()),
         Some(Ok(Ok(answer))) => Ok(Response::new(answer)),
         Some(Ok(Err(refusal))) => Err(status::status(&refusal)),
-        Some(Err(_panic)) => Err(status::status(&Refusal::new(
-            Reason::Internal,
-            "a defect ended this call; the daemon's log says more",
-        ))),
+        Some(Err(_panic)) => Err(status::status(&status::defect())),
     }
 }
 
@@ -60,12 +58,14 @@ impl StepRunner for Service {
     async fn run(&self, request: Request<RunRequest>) -> Result<Response<RunResponse>, Status> {
         let deadline = Deadline::of(&request);
         call(deadline, async {
+            failpoint::hit("grpc::run");
             let request = request.into_inner();
             let id = validate::job_id(&request.id)?;
             let (digest, request) = validate::digested(request).await?;
             if !self.jobs.is_registered(&id, &digest) {
                 self.jobs.run(validate::run_request(id, digest, request)?).await?;
             }
+            self.jobs.kept().await?;
             Ok(RunResponse {})
         })
         .await
@@ -77,6 +77,7 @@ impl StepRunner for Service {
     ) -> Result<Response<Self::FollowStepsStream>, Status> {
         let deadline = Deadline::of(&request);
         call(deadline, async {
+            failpoint::hit("grpc::follow_steps");
             let FollowStepsRequest { id } = request.into_inner();
             let cursor = self.jobs.follow_steps(&validate::job_id(&id)?)?;
             let messages = futures_util::stream::try_unfold(cursor, |mut cursor| async {
@@ -97,6 +98,7 @@ impl StepRunner for Service {
     ) -> Result<Response<Self::FollowLogsStream>, Status> {
         let deadline = Deadline::of(&request);
         call(deadline, async {
+            failpoint::hit("grpc::follow_logs");
             let FollowLogsRequest { id, offset } = request.into_inner();
             let id = validate::job_id(&id)?;
             let cursor = self.jobs.follow_logs(&id, validate::offset(offset)?)?;
@@ -112,6 +114,7 @@ impl StepRunner for Service {
     async fn finish(&self, request: Request<FinishRequest>) -> Result<Response<FinishResponse>, Status> {
         let deadline = Deadline::of(&request);
         call(deadline, async {
+            failpoint::hit("grpc::finish");
             let FinishRequest { id } = request.into_inner();
             self.jobs.finish(&validate::job_id(&id)?).await?;
             Ok(FinishResponse {})
@@ -122,6 +125,7 @@ impl StepRunner for Service {
     async fn status(&self, request: Request<StatusRequest>) -> Result<Response<StatusResponse>, Status> {
         let deadline = Deadline::of(&request);
         call(deadline, async {
+            failpoint::hit("grpc::status");
             let StatusRequest { id } = request.into_inner();
             let jobs = match id.as_str() {
                 "" => self.jobs.all(),
@@ -135,6 +139,7 @@ impl StepRunner for Service {
     async fn cancel(&self, request: Request<CancelRequest>) -> Result<Response<CancelResponse>, Status> {
         let deadline = Deadline::of(&request);
         call(deadline, async {
+            failpoint::hit("grpc::cancel");
             let CancelRequest { id } = request.into_inner();
             self.jobs.cancel(&validate::job_id(&id)?).await?;
             Ok(CancelResponse {})

@@ -8,9 +8,9 @@ use prost::Message;
 use prost_types::value::Kind as PbKind;
 use sha2::{Digest, Sha256};
 
-use crate::actors::handle::{JobLimits, LARGE_REQUEST, RunRequest};
+use crate::actors::handle::{LARGE_REQUEST, RunRequest};
 use crate::lang::value::{Data, Value};
-use crate::model::{JobId, Reason, Refusal, Variable};
+use crate::model::{JobId, Limits, Reason, Refusal, Variable};
 use crate::pb::v1;
 use crate::variables;
 
@@ -42,6 +42,13 @@ pub(super) async fn digested(request: v1::RunRequest) -> Result<([u8; 32], v1::R
     tokio::task::spawn_blocking(move || (digest(&request), request))
         .await
         .map_err(|error| Refusal::new(Reason::Internal, error.to_string()))
+}
+
+/// Whether `bytes`, a request to run a job as it is sent, has the shape of one; nothing of it runs.
+pub fn check_run(bytes: &[u8]) -> Result<(), Refusal> {
+    let malformed = |_| Refusal::new(Reason::MalformedRequest, "it is no valid protobuf message of its type");
+    let request = v1::RunRequest::decode(bytes).map_err(malformed)?;
+    run_request(job_id(&request.id)?, [0; 32], request).map(drop)
 }
 
 /// A request to run a job, its shape checked; its id was checked before.
@@ -87,7 +94,7 @@ pub(super) fn run_request(
         inputs: input_values(inputs)?,
         timeout: positive("timeout", timeout)?,
         cancel_grace: positive("cancel_grace", cancel_grace)?,
-        limits: limits.map(job_limits).unwrap_or_default(),
+        limits: limits.map(job_limits).transpose()?.unwrap_or_default(),
     })
 }
 
@@ -107,9 +114,29 @@ fn masking_part(masking: v1::Masking) -> variables::Masking {
     variables::Masking { phrases, token_prefixes }
 }
 
-fn job_limits(limits: v1::Limits) -> JobLimits {
+/// 0 = none (service.md §2).
+fn job_limits(limits: v1::Limits) -> Result<Limits, Refusal> {
+    const MICROS: f64 = 1e6;
     let v1::Limits { processes, memory, cpus, open_files } = limits;
-    JobLimits { processes, memory, cpus, open_files }
+    let refused = |name: &str| {
+        Refusal::new(
+            Reason::MalformedRequest,
+            format!("limit {name} must be greater than zero; leave it out for none"),
+        )
+    };
+    let whole = |name, value: i64| -> Result<Option<u64>, Refusal> {
+        let value = u64::try_from(value).map_err(|_| refused(name))?;
+        Ok(Some(value).filter(|&value| value > 0))
+    };
+    if !cpus.is_finite() || cpus < 0.0 {
+        return Err(refused("cpus"));
+    }
+    Ok(Limits {
+        processes: whole("processes", processes)?,
+        memory: whole("memory", memory)?,
+        cpu_micros: Some((cpus * MICROS).ceil() as u64).filter(|&micros| micros > 0),
+        open_files: whole("open_files", open_files)?,
+    })
 }
 
 fn positive(name: &str, duration: Option<prost_types::Duration>) -> Result<Option<Duration>, Refusal> {

@@ -22,6 +22,7 @@ use step_runner::pb::v1::{self, RunRequest, State, Status};
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Streaming};
 
+pub(crate) mod frames;
 pub(crate) mod logs;
 pub(crate) mod parts;
 pub(crate) mod registry;

@@ -97,6 +97,7 @@ fn whatever_makes_a_result_too_large_it_fits_and_keeps_what_it_can() {
 #[test]
 fn the_states_of_ten_thousand_jobs_fit_into_one_answer() {
     let job = |n: usize| JobStatus {
+        registered: 1,
         id: JobId::parse(&format!("{n:0>64}")).unwrap(),
         state: JobState::Ended(EndClass::Failure),
         exit_code: 1,
