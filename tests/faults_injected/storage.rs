@@ -1,0 +1,138 @@
+//! Faults of the state folder, at the very call that is to fail (faults.md rows 25–28).
+
+use step_runner::pb::v1::State;
+use tonic::Code;
+
+use crate::support::{Daemon, Setup, logs, numbered, processes_with, refused, request, script};
+
+/// A daemon with failpoints of its own and of its keeper.
+fn failing(daemon: &str, keeper: &str) -> Daemon {
+    Setup::new().env("FAILPOINTS", daemon).env("KEEPER_FAILPOINTS", keeper).start()
+}
+
+#[tokio::test]
+async fn fault_26_a_job_whose_record_finds_no_space_is_refused_and_leaves_nothing() {
+    for point in ["store::folder::make", "store::record::write"] {
+        for error in ["ENOSPC", "EDQUOT"] {
+            let daemon = failing(&format!("{point}=1*off->1*return({error})->off"), "");
+            let client = daemon.client().await;
+            client.run_to_end("before", &script("echo served")).await;
+            let folders = daemon.folders();
+            let answer = client.try_run(request("1", &script("echo two"))).await;
+            refused(answer, Code::ResourceExhausted, "disk_full");
+            assert_eq!(daemon.folders(), folders, "{point}: something was left");
+            assert!(client.try_status("1").await.is_err());
+            // The same Run again, with space.
+            assert_eq!(client.run_to_end("1", &script("echo two")).await.state(), State::Success);
+            assert_eq!(client.output("before").await, "served\n");
+        }
+    }
+}
+
+#[tokio::test]
+async fn fault_28_writes_that_take_one_byte_or_are_interrupted_lose_and_double_nothing() {
+    let short = "files::write_part=return(1)";
+    let interrupted = "files::write=1%return(EINTR)";
+    let again = "files::write=20%return(EAGAIN)";
+    for (daemon, keeper) in [(short, short), (interrupted, interrupted), (again, "")] {
+        let mut daemon = failing(daemon, keeper);
+        let client = daemon.client().await;
+        assert_eq!(client.run_to_end("1", &script("seq 1 500")).await.state(), State::Success);
+        let log = client.log("1").await;
+        assert_eq!(client.output("1").await, numbered(500, ""));
+        let steps = client.steps("1").await;
+        daemon.kill();
+        daemon.restart();
+        let client = daemon.client().await;
+        assert_eq!(client.log("1").await, log);
+        assert_eq!(client.steps("1").await, steps);
+    }
+}
+
+/// Bytes that the log says were lost.
+fn lost(log: &[u8]) -> usize {
+    let lines = logs::daemon_lines(log);
+    let losses = lines.iter().filter_map(|line| {
+        line.strip_prefix("warning: ")?.strip_suffix(" bytes of output lost")?.parse::<usize>().ok()
+    });
+    losses.sum()
+}
+
+#[tokio::test]
+async fn fault_25_what_a_full_disk_never_took_is_a_hole_with_its_size() {
+    // The first refusal begins the wait, the next one is a minute later; four more and there is space.
+    let write = "keeper::log::write=5*off->6*return(ENOSPC)->off";
+    let daemon = failing("", &format!("{write};keeper::log::clock=1*off->return(61)"));
+    let client = daemon.client().await;
+    let go = daemon.file("go");
+    let wait = format!("until [ -e {} ]; do sleep 0.02; done", go.display());
+    client.run("1", &format!("seq 1 100000; {wait}; echo after")).await;
+    client.prints("1", "bytes of output lost").await;
+    std::fs::write(&go, "").unwrap();
+    assert_eq!(client.ended("1").await.state(), State::Success);
+    let log = client.log("1").await;
+    let written = numbered(100_000, "") + "after\n";
+    let kept = logs::source(&log, "01O");
+    assert!(lost(&log) > 0);
+    assert_eq!(kept.len() + lost(&log), written.len());
+    assert!(kept.ends_with(b"after\n"));
+}
+
+#[tokio::test]
+async fn fault_27_a_job_whose_log_the_disk_refuses_to_the_end_has_failed() {
+    let clock = "keeper::log::clock=1*off->return(61)";
+    let daemon = failing("", &format!("keeper::log::write=5*off->return(EIO);{clock}"));
+    let client = daemon.client().await;
+    client.run("1", "seq 1 100000").await;
+    let status = client.reaches("1", "its end", |status| status.finished).await;
+    assert_eq!(status.state(), State::Failure);
+    assert!(status.message.contains("storage error"), "{}", status.message);
+    let log = std::fs::read(daemon.folder("1").join("log")).unwrap();
+    assert_eq!(status.log_bytes, log.len() as i64);
+    assert!(numbered(100_000, "").as_bytes().starts_with(&logs::source(&log, "01O")));
+    client.finish("1").await;
+}
+
+#[tokio::test]
+async fn fault_27_a_journal_that_cannot_be_written_ends_no_daemon_and_leaves_no_job_running() {
+    for number in 0..4 {
+        let point = format!("{number}*off->return(EIO)");
+        let mut daemon = failing(&format!("store::journal::append={point}"), "");
+        let client = daemon.client().await;
+        if client.try_run(request("1", &script("echo one; exit 3"))).await.is_ok() {
+            let status = client.reaches("1", "its end", |status| status.finished).await;
+            assert_eq!(status.state(), State::Failure, "{number}: {status:?}");
+            client.log("1").await;
+        }
+        daemon.kill();
+        daemon.restart();
+        let client = daemon.client().await;
+        for job in client.jobs().await {
+            let status = client.reaches(&job.id, "its end again", |status| status.finished).await;
+            assert_eq!((status.state(), status.exit_code), (State::Failure, 3), "{number}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn fault_47_a_process_that_no_record_knows_does_not_outlive_its_keeper() {
+    for (round, script_text) in
+        ["exec sleep 4701", "setsid -f sleep 4702; sleep 4702"].into_iter().enumerate()
+    {
+        for both in [false, true] {
+            let mut daemon = failing("", "keeper::step::spawned=return(KILL)");
+            let client = daemon.client().await;
+            let started = client.try_run(request("1", &script(script_text))).await;
+            started.unwrap();
+            if both {
+                daemon.kill();
+                daemon.restart();
+            }
+            let client = daemon.client().await;
+            let status = client.reaches("1", "its end", |status| status.finished).await;
+            assert_eq!(status.state(), State::Interrupted, "{status:?}");
+            let mark = format!("sleep\x00470{}", round + 1);
+            assert_eq!(processes_with(&mark), Vec::<i32>::new());
+        }
+    }
+}

@@ -1,0 +1,44 @@
+//! Random schedules of calls, ends, deaths, defects and clock jumps against the daemon's own actors.
+//!
+//! `simulate [--seeds N] [--from S] [--seed X] [--seconds N] [--jobs N]`: seeds S … S+N-1, each one run on virtual time;
+//! `--seed` plays one and prints what was seen. A seed that fails is shortened, printed with the command that plays it
+//! again, and added to `tests/simulate/seeds.txt`, whose seeds come first in every run. Exit code 1 if any failed.
+//! `--races N` and `--abandoned N` are two proofs alone, with large counts. Without any of these it is a test like others.
+#![expect(clippy::print_stdout, clippy::print_stderr, reason = "the figures are what this program is for")]
+#![expect(clippy::unwrap_used, reason = "a simulator that cannot set itself up ends at once")]
+#![expect(clippy::needless_pass_by_value, reason = "notes and answers are made to be handed over")]
+
+mod arguments;
+mod keeper;
+mod oracle;
+mod program;
+mod proofs;
+#[path = "../shows/random.rs"]
+#[expect(dead_code, reason = "shared with the proofs")]
+mod random;
+mod runs;
+mod schedule;
+mod world;
+
+use std::process::ExitCode;
+
+use arguments::Arguments;
+
+fn main() -> ExitCode {
+    let arguments = match Arguments::parse(std::env::args().skip(1)) {
+        Ok(arguments) => arguments,
+        Err(error) => {
+            eprintln!("simulate: {error}");
+            return ExitCode::from(2);
+        }
+    };
+    let passed = match &arguments {
+        Arguments { tests: true, .. } => return proofs::run(),
+        Arguments { seed: Some(seed), .. } => runs::show(*seed, &arguments),
+        Arguments { worker: true, .. } => runs::work(&arguments),
+        Arguments { races: Some(count), .. } => proofs::shown("races", proofs::races(*count)),
+        Arguments { abandoned: Some(count), .. } => proofs::shown("abandoned", proofs::abandoned(*count)),
+        arguments => runs::all(arguments),
+    };
+    if passed { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
