@@ -15,7 +15,10 @@ fuzz_target!(|text: &str| {
         let function = match result {
             Ok(function) => function,
             Err(errors) => {
-                assert!(errors.iter().any(|error| error.severity == Severity::Error), "refused without an error");
+                assert!(
+                    errors.iter().any(|error| error.severity == Severity::Error),
+                    "refused without an error"
+                );
                 assert!(errors.iter().all(|error| error.at.line >= 1 && error.at.column >= 1), "no place");
                 continue;
             }

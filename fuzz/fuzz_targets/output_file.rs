@@ -17,7 +17,10 @@ fuzz_target!(|content: &[u8]| {
         (name, Declaration { value_type, default: None, sensitive: false, at: Position::START })
     };
     let declared: IndexMap<String, Declaration> =
-        [("a".to_owned(), ValueType::String), ("b".to_owned(), ValueType::Struct)].into_iter().map(declare).collect();
+        [("a".to_owned(), ValueType::String), ("b".to_owned(), ValueType::Struct)]
+            .into_iter()
+            .map(declare)
+            .collect();
     if let Ok(outputs) = read_outputs(content, &declared) {
         assert!(outputs.iter().all(|(name, value)| value.value_type() == Some(declared[name].value_type)));
     }

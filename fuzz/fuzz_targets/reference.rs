@@ -40,7 +40,11 @@ fuzz_target!(|text: &str| {
             let written = format!("{path}{}", file_name.unwrap_or_default());
             let again = parse(&written, &file, Position::START);
             // A name may end in white space where a slash follows it.
-            assert!(written.trim() != written || again.is_ok_and(|again| again == Reference::Local { path, files }), "{written:?}");
+            assert!(
+                written.trim() != written
+                    || again.is_ok_and(|again| again == Reference::Local { path, files }),
+                "{written:?}"
+            );
         }
         Ok(Reference::Builtin { name, .. }) => {
             assert!(name.split('/').all(|part| !part.is_empty()) && name.is_ascii());

@@ -3,11 +3,27 @@
 use std::collections::BTreeMap;
 
 /// Options of ours that take a number.
-const NUMBERS: &[&str] = &["points", "ids", "jobs", "concurrency", "seed", "parallel", "stall", "rounds"];
+const NUMBERS: &[&str] = &[
+    "points",
+    "ids",
+    "jobs",
+    "concurrency",
+    "seed",
+    "parallel",
+    "stall",
+    "rounds",
+    "every",
+    "seconds",
+    "cases",
+    "trees",
+    "cuts",
+];
 /// Options of ours that take a number with a fraction.
-const FRACTIONS: &[&str] = &["scale"];
+const FRACTIONS: &[&str] = &["scale", "minutes"];
+/// Options of ours that take a text.
+const TEXTS: &[&str] = &["only", "grace", "cgroup"];
 /// Flags of ours.
-const FLAGS: &[&str] = &["keeper", "both", "run", "all"];
+const FLAGS: &[&str] = &["keeper", "both", "run", "all", "syscalls"];
 /// Options of test runners that take a value.
 const FOREIGN: &[&str] = &["test-threads", "skip", "format", "color", "logfile", "shuffle-seed", "Z"];
 
@@ -17,6 +33,7 @@ pub(crate) struct Arguments {
     pub(crate) list: bool,
     numbers: BTreeMap<String, u64>,
     fractions: BTreeMap<String, f64>,
+    texts: BTreeMap<String, String>,
     flags: Vec<String>,
 }
 
@@ -43,6 +60,9 @@ impl Arguments {
                 let value = attached.or_else(|| words.next()).ok_or(format!("--{name} needs a number"))?;
                 let number = value.parse().map_err(|_| format!("--{name}: {value:?} is no number"))?;
                 parsed.fractions.insert(name.to_owned(), number);
+            } else if TEXTS.contains(&name) {
+                let value = attached.or_else(|| words.next()).ok_or(format!("--{name} needs a text"))?;
+                parsed.texts.insert(name.to_owned(), value);
             } else if FLAGS.contains(&name) {
                 parsed.flags.push(name.to_owned());
             } else if name == "list" {
@@ -60,6 +80,10 @@ impl Arguments {
 
     pub(crate) fn fraction(&self, name: &str, default: f64) -> f64 {
         self.fractions.get(name).copied().unwrap_or(default)
+    }
+
+    pub(crate) fn text(&self, name: &str) -> Option<&str> {
+        self.texts.get(name).map(String::as_str)
     }
 
     pub(crate) fn flag(&self, name: &str) -> bool {

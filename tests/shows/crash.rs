@@ -1,4 +1,4 @@
-//! `crash [--keeper | --both | --run] [--points N] [--parallel N] [--seed N]`: jobs whose daemon, keeper, or both are
+//! `crash [--keeper | --both | --run | --syscalls] [--points N] [--parallel N] [--seed N]`: jobs whose daemon, keeper, or both are
 //! killed with SIGKILL again and again (service.md §6.4, faults.md rows 41 and 42).
 
 use std::sync::Arc;
@@ -42,6 +42,9 @@ struct Proof {
 }
 
 pub(crate) fn run(arguments: &Arguments, small: bool) -> Shown {
+    if arguments.flag("syscalls") {
+        return crate::syscalls::crash(arguments, small);
+    }
     if arguments.flag("run") {
         return crate::crash_run::run(arguments, small);
     }
@@ -154,7 +157,7 @@ async fn one_job(proof: &Proof, work: &Work, random: &mut Random) -> Check {
     let log = tokio::spawn(follow_log(client.clone(), id.to_owned()));
     let steps = tokio::spawn(follow_steps(client.clone(), id.to_owned()));
     match work.treatment {
-        Treatment::Wait => {}
+        Treatment::Wait | Treatment::TimeOut => {}
         Treatment::Cancel => {
             tokio::time::sleep(random.micros(1_500_000)).await;
             client.cancel(id).await?;
@@ -221,7 +224,7 @@ async fn finished_in_the_middle(
     gone(proof, work).await?;
     no_process(work).await?;
     let followed = log.await.map_err(|error| error.to_string())??;
-    work.check_seen(&followed.bytes)?;
+    work.check_seen(&followed.bytes, proof.target != Target::Daemon)?;
     work.check_ran(&proof.scene, End::Cut)?;
     proof.figures.cut.fetch_add(1, Ordering::Relaxed);
     proof.figures.bytes.fetch_add(followed.bytes.len() as u64, Ordering::Relaxed);
@@ -236,7 +239,7 @@ async fn gone(proof: &Proof, work: &Work) -> Check {
 }
 
 /// No process of a job outlives it.
-async fn no_process(work: &Work) -> Check {
+pub(crate) async fn no_process(work: &Work) -> Check {
     let entry = format!("SHOWS_JOB={}", work.request.id);
     let find = move || {
         let found = proc::with_environment(&entry);

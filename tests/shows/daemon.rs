@@ -1,5 +1,6 @@
 //! A daemon on a folder of its own that can be killed and started again.
 
+use std::ffi::OsString;
 use std::fs::{self, File};
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -54,13 +55,27 @@ impl Scene {
 
     /// The program with this scene's environment and nothing of ours that could change what it does.
     pub(crate) fn command(&self, words: &[&str]) -> Command {
+        self.command_by(&[], words)
+    }
+
+    /// As [`Self::command`], with `tracer` in front.
+    pub(crate) fn command_by(&self, tracer: &[OsString], words: &[&str]) -> Command {
         let (name, value) = self.tag.split_once('=').unwrap();
-        let mut command = Command::new(program());
+        let program = program();
+        let mut command = match tracer.split_first() {
+            None => Command::new(program),
+            Some((tracer, its_words)) => {
+                let mut command = Command::new(tracer);
+                command.args(its_words).arg(program);
+                command
+            }
+        };
         let ours = std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("STEP_RUNNER_"));
         for (name, _) in ours {
             command.env_remove(name);
         }
         command.args(words).env(name, value).env("TMPDIR", self.path("tmp")).stdin(Stdio::null());
+        command.env("RUST_BACKTRACE", "0");
         command
     }
 
@@ -114,17 +129,27 @@ pub(crate) struct Daemon {
 impl Daemon {
     /// Starts it; it may not serve yet.
     pub(crate) fn spawn(scene: &Scene) -> Self {
-        Self::spawn_with(scene, &[])
+        Self::spawn_by(scene, &[], &[])
     }
 
-    fn spawn_with(scene: &Scene, options: &[&str]) -> Self {
+    /// With `tracer` in front.
+    pub(crate) fn spawn_traced(scene: &Scene, tracer: &[OsString]) -> Self {
+        Self::spawn_by(scene, tracer, &[])
+    }
+
+    /// With options of `serve` besides.
+    pub(crate) fn spawn_with(scene: &Scene, options: &[&str]) -> Self {
+        Self::spawn_by(scene, &[], options)
+    }
+
+    fn spawn_by(scene: &Scene, tracer: &[OsString], options: &[&str]) -> Self {
         let log = scene.path("daemon.log");
         let file = File::options().append(true).create(true).open(&log).unwrap();
         let from = file.metadata().unwrap().len();
         let socket = scene.socket();
         let state = scene.state();
         let child = scene
-            .command(&["serve", "--socket"])
+            .command_by(tracer, &["serve", "--socket"])
             .arg(&socket)
             .arg("--state-dir")
             .arg(&state)
@@ -143,7 +168,7 @@ impl Daemon {
 
     /// With options of `serve` besides.
     pub(crate) fn start_with(scene: &Scene, options: &[&str]) -> Check<Self> {
-        let mut daemon = Self::spawn_with(scene, options);
+        let mut daemon = Self::spawn_by(scene, &[], options);
         daemon.wait_ready()?;
         Ok(daemon)
     }
@@ -152,7 +177,7 @@ impl Daemon {
     pub(crate) fn wait_ready(&mut self) -> Check<Duration> {
         let start = Instant::now();
         loop {
-            if self.said().contains(MARKER) {
+            if self.is_ready() {
                 return Ok(start.elapsed());
             }
             if let Some(status) = self.child.try_wait().unwrap() {
@@ -165,7 +190,18 @@ impl Daemon {
         }
     }
 
-    fn said(&self) -> String {
+    /// How it ended, if it has.
+    pub(crate) fn ended(&mut self) -> Option<ExitStatus> {
+        self.child.try_wait().unwrap()
+    }
+
+    /// It has said that it serves.
+    pub(crate) fn is_ready(&self) -> bool {
+        self.said().contains(MARKER)
+    }
+
+    /// What it told its operator.
+    pub(crate) fn said(&self) -> String {
         let bytes = fs::read(&self.log).unwrap_or_default();
         String::from_utf8_lossy(bytes.get(self.from as usize..).unwrap_or_default()).into_owned()
     }
@@ -185,7 +221,7 @@ impl Daemon {
     }
 
     /// SIGTERM; waits for the end.
-    pub(crate) fn stop(mut self) -> Check<ExitStatus> {
+    pub(crate) fn stop(&mut self) -> Check<ExitStatus> {
         proc::kill(self.pid(), Signal::TERM);
         let mut status = None;
         proc::wait_until(PATIENCE, || {
@@ -207,7 +243,7 @@ fn tail(text: &str) -> String {
 }
 
 /// Stops the daemon gracefully and checks that nothing is left of it and its jobs.
-pub(crate) fn check_stop(scene: &Scene, daemon: Daemon) -> Check {
+pub(crate) fn check_stop(scene: &Scene, mut daemon: Daemon) -> Check {
     let keeper = scene.keeper();
     let keeper_had_died = keeper.is_some_and(|pid| !proc::lives(pid));
     let status = daemon.stop()?;

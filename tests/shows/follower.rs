@@ -22,13 +22,33 @@ pub(crate) struct Followed {
     pub(crate) gone: bool,
 }
 
+/// What a follower does before it reads on.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Mood {
+    /// It reads.
+    Read,
+    /// It reads nothing for a while.
+    Stall(Duration),
+    /// It hangs up, and comes again.
+    Leave,
+}
+
 /// Follows the log of `id` to its end, from the beginning.
 pub(crate) async fn follow_log(client: Client, id: String) -> Check<Followed> {
+    follow_in_moods(client, id, || Mood::Read).await
+}
+
+/// The same, as `mood` will have it before each message.
+pub(crate) async fn follow_in_moods(
+    client: Client,
+    id: String,
+    mut mood: impl FnMut() -> Mood,
+) -> Check<Followed> {
     let until = Instant::now() + LONGEST_JOB;
     let mut followed = Followed::default();
     loop {
         followed.streams += 1;
-        match timeout_at(until, one_stream(&client, &id, &mut followed)).await {
+        match timeout_at(until, one_stream(&client, &id, &mut followed, &mut mood)).await {
             Ok(Ok(true)) => return Ok(followed),
             Ok(Ok(false)) => {}
             Ok(Err(error)) => return Err(error),
@@ -41,7 +61,12 @@ pub(crate) async fn follow_log(client: Client, id: String) -> Check<Followed> {
 }
 
 /// One stream; `true` at the end of the log.
-async fn one_stream(client: &Client, id: &str, followed: &mut Followed) -> Check<bool> {
+async fn one_stream(
+    client: &Client,
+    id: &str,
+    followed: &mut Followed,
+    mood: &mut impl FnMut() -> Mood,
+) -> Check<bool> {
     let Ok(mut stub) = crate::client::dial(client.socket()).await else { return Ok(false) };
     let offset = i32::try_from(followed.bytes.len()).map_err(|e| e.to_string())?;
     let opened = stub.follow_logs(v1::FollowLogsRequest { id: id.into(), offset }).await;
@@ -50,6 +75,11 @@ async fn one_stream(client: &Client, id: &str, followed: &mut Followed) -> Check
         Err(status) => return judge(id, &status, followed),
     };
     loop {
+        match mood() {
+            Mood::Read => {}
+            Mood::Stall(time) => tokio::time::sleep(time).await,
+            Mood::Leave => return Ok(false),
+        }
         match stream.message().await {
             Ok(Some(message)) if message.data.is_empty() => return Err(format!("{id}: an empty message")),
             Ok(Some(message)) => followed.bytes.extend_from_slice(&message.data),

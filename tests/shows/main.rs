@@ -7,21 +7,38 @@
 #![expect(clippy::unwrap_used, reason = "a proof that cannot set itself up ends at once")]
 
 mod arguments;
+mod cancel;
 mod client;
 mod crash;
 mod crash_run;
 mod daemon;
+#[path = "../../src/log/mask/tests/definition.rs"]
+mod definition;
 mod follower;
 mod followers;
+mod hostile;
+mod inject;
 mod joined;
 mod killer;
+mod life;
 mod load;
 mod log;
+#[path = "../support/loop_disk.rs"]
+mod loop_disk;
+mod masking;
+#[path = "../support/parts.rs"]
+mod parts;
+mod power;
+mod power_job;
 mod proc;
 mod race;
 mod random;
+mod reference;
+mod soak;
 mod stalled;
 mod starters;
+mod syscalls;
+mod tree;
 mod verdict;
 mod volume;
 mod work;
@@ -37,10 +54,16 @@ type Proof = (&'static str, fn(&Arguments, bool) -> Shown);
 
 const PROOFS: &[Proof] = &[
     ("crash", crash::run),
+    ("faults", syscalls::faults),
     ("race", race::run),
     ("load", load::run),
     ("followers", followers::run),
     ("volume", volume::run),
+    ("hostile", hostile::run),
+    ("masking", masking::run),
+    ("power", power::run),
+    ("cancel", cancel::run),
+    ("soak", soak::run),
 ];
 
 fn main() -> ExitCode {
@@ -76,7 +99,7 @@ fn main() -> ExitCode {
 /// Every proof with small counts, the variants of `crash` too.
 fn small(arguments: &Arguments) -> Vec<bool> {
     let mut passed = Vec::new();
-    for variant in ["", "keeper", "both", "run"] {
+    for variant in ["", "keeper", "both", "run", "syscalls"] {
         passed.push(run(&PROOFS[0], &arguments.with_flag(variant), true));
     }
     passed.extend(PROOFS[1..].iter().map(|proof| run(proof, arguments, true)));

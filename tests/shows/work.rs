@@ -19,6 +19,8 @@ pub(crate) enum Treatment {
     Cancel,
     /// Finishes it in the middle.
     Finish,
+    /// Gives it a time limit; it would not end by itself.
+    TimeOut,
 }
 
 /// How a job must have ended.
@@ -92,8 +94,13 @@ impl Work {
             1 if treatments => Treatment::Finish,
             _ => Treatment::Wait,
         };
-        let failing =
-            (random.one_in(4) && treatment != Treatment::Cancel).then(|| 1 + random.below(2) as usize);
+        Self::treated(scene, id, random, treatment)
+    }
+
+    /// Job `id`, with which a client does this.
+    pub(crate) fn treated(scene: &Scene, id: &str, random: &mut Random, treatment: Treatment) -> Self {
+        let endless = matches!(treatment, Treatment::Cancel | Treatment::TimeOut);
+        let failing = (random.one_in(4) && !endless).then(|| 1 + random.below(2) as usize);
         let code = failing.map_or(0, |_| 1 + random.below(255) as i32);
         let pause = ["0.003", "0.01", "0.03"][random.below(3) as usize];
         let secret = format!("secret-of-{id}-{:x}", random.next());
@@ -140,7 +147,7 @@ impl Work {
                 script.push_str("printf 'the end without a line feed'\n");
                 expected.extend_from_slice(b"the end without a line feed\n");
             }
-            if treatment == Treatment::Cancel && index == 2 {
+            if endless && index == 2 {
                 script.push_str("sleep 1000\n");
             }
             if failing == Some(index) {
@@ -159,6 +166,9 @@ impl Work {
         }
         work.request.steps = serde_json::json!({ "run": run }).to_string();
         work.request.job = Some(work.job(scene, id, random.one_in(2)));
+        if treatment == Treatment::TimeOut {
+            work.request.timeout = Some(prost_types::Duration { seconds: 1, nanos: 0 });
+        }
         work
     }
 
@@ -213,7 +223,11 @@ impl Work {
             End::Cut => {
                 check_prefix("stdout", sources.of(*b"01O"), &self.out)?;
                 check_prefix("stderr", sources.of(*b"01E"), &self.err)?;
-                let word = if exit_code == -4 { "job interrupted:" } else { "job cancelled:" };
+                let word = match exit_code {
+                    -4 => "job interrupted:",
+                    -3 => "job ended by time limit:",
+                    _ => "job cancelled:",
+                };
                 let ends = errors.iter().filter(|line| line.starts_with(word)).count();
                 if ends != 1 {
                     return Err(format!("{ends} lines {word:?} among {errors:?}"));
@@ -226,15 +240,19 @@ impl Work {
         Ok(())
     }
 
-    /// What a follower has seen of a log that went away under it.
-    pub(crate) fn check_seen(&self, log: &[u8]) -> Check {
+    /// What a follower has seen of a log that went away under it. A writer that was killed may have left one line half
+    /// written.
+    pub(crate) fn check_seen(&self, log: &[u8], killed: bool) -> Check {
+        if memchr::memmem::find(log, self.secret.as_bytes()).is_some() {
+            return Err("the log holds the secret".into());
+        }
         let whole = log.iter().rposition(|&byte| byte == b'\n').map_or(0, |at| at + 1);
         let sources = Sources::read(&log[..whole])?;
-        if sources.malformed > 0 {
+        if sources.malformed > usize::from(killed) {
             return Err(format!("{} malformed lines", sources.malformed));
         }
         check_prefix("stdout", sources.of(*b"01O"), &self.out)?;
-        check_prefix("stderr", sources.of(*b"01E"), &self.err)
+        check_prefix("stderr", without_complaints(sources.of(*b"01E")), &self.err)
     }
 
     /// Step results of a job that ended so: each step once, in order, then the root with all of them.
@@ -293,6 +311,17 @@ impl Work {
             .collect();
         if files.is_empty() { Ok(()) } else { Err(format!("files left: {files:?}")) }
     }
+}
+
+/// What comes before a shell says that a disk is full.
+fn without_complaints(stderr: &[u8]) -> &[u8] {
+    let complains = |line: &&[u8]| {
+        let is_in = |text: &str| memchr::memmem::find(line, text.as_bytes()).is_some();
+        is_in("I/O error") || is_in("No space left on device")
+    };
+    let lines = stderr.split_inclusive(|&byte| byte == b'\n');
+    let len = lines.take_while(|line| !complains(line)).map(<[u8]>::len).sum::<usize>();
+    &stderr[..len]
 }
 
 fn step(scene: &Scene, name: &str, index: usize, count: u64, script: &str) -> serde_json::Value {

@@ -1,0 +1,14 @@
+//! Any bytes are a request to run a job or are refused with a text; never a panic.
+
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use step_runner::grpc::check_run;
+
+fuzz_target!(|bytes: &[u8]| {
+    let first = check_run(bytes);
+    assert_eq!(first, check_run(bytes), "the same bytes are judged in two ways");
+    if let Err(refusal) = first {
+        assert!(!refusal.text.is_empty() && refusal.retry_after.is_none());
+    }
+});

@@ -1,0 +1,171 @@
+//! One fault at one system call: strace kills a process before its Nth call of a kind, or makes that call fail.
+//!
+//! A traced process keeps its parent and its pid (`-D`); what it executes is let go (`-b execve`), so that a fault meets
+//! the daemon or the keeper, and a child of theirs only up to its `execve`. strace counts the calls of each thread.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::fmt;
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+/// Calls that change something others see: files, processes, connections.
+const CALLS: &[&str] = &[
+    "write",
+    "pwrite64",
+    "writev",
+    "sendto",
+    "sendmsg",
+    "fsync",
+    "fdatasync",
+    "ftruncate",
+    "fallocate",
+    "rename",
+    "renameat",
+    "renameat2",
+    "unlink",
+    "unlinkat",
+    "mkdir",
+    "mkdirat",
+    "openat",
+    "connect",
+    "accept4",
+    "clone",
+    "clone3",
+    "vfork",
+    "execve",
+];
+
+/// Those that write to files. A socket that loses bytes is none.
+const WRITES: &[&str] = &["write", "pwrite64"];
+
+/// What becomes of the call.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Fault {
+    /// The process is killed before the call has an effect.
+    Kill,
+    /// The call has no effect, and fails so.
+    Error(&'static str),
+    /// The call has no effect, but tells that it wrote one byte: a device that loses it.
+    Lie,
+}
+
+impl Fault {
+    /// All but the kill.
+    pub(crate) const ERRORS: [Self; 7] = [
+        Self::Error("ENOSPC"),
+        Self::Error("EDQUOT"),
+        Self::Error("EIO"),
+        Self::Error("EINTR"),
+        Self::Error("EMFILE"),
+        Self::Error("ENOMEM"),
+        Self::Lie,
+    ];
+}
+
+/// A fault at a call.
+#[derive(Clone, PartialEq, Eq)]
+pub(crate) struct Injection {
+    pub(crate) call: &'static str,
+    /// Counted from 1.
+    pub(crate) when: u32,
+    pub(crate) fault: Fault,
+}
+
+impl Injection {
+    /// Whether such a call can end so.
+    pub(crate) fn is_possible(&self) -> bool {
+        self.fault != Fault::Lie || WRITES.contains(&self.call)
+    }
+}
+
+/// As strace spells it.
+impl fmt::Display for Injection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { call, when, fault } = self;
+        match fault {
+            Fault::Kill => write!(f, "{call}:signal=KILL:when={when}"),
+            Fault::Error(name) => write!(f, "{call}:error={name}:when={when}"),
+            Fault::Lie => write!(f, "{call}:retval=1:when={when}"),
+        }
+    }
+}
+
+impl Injection {
+    /// Each child meets it at its own first call, so every repetition fails too.
+    pub(crate) fn is_for_good(&self) -> bool {
+        self.call == "execve"
+    }
+}
+
+/// strace is there and may trace.
+pub(crate) fn is_possible() -> bool {
+    let mut command = Command::new("strace");
+    command.args([
+        "-D",
+        "-f",
+        "-b",
+        "execve",
+        "-o",
+        "/dev/null",
+        "-e",
+        "inject=mkdir:error=EIO:when=1",
+        "true",
+    ]);
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    command.status().is_ok_and(|status| status.success())
+}
+
+/// The words in front of a program that is to be traced into the file `trace`, with a fault or without.
+pub(crate) fn tracer(trace: &Path, injection: Option<&Injection>) -> Vec<OsString> {
+    let mut words: Vec<OsString> = ["strace", "-DDD", "-f", "-b", "execve", "-o"].map(Into::into).into();
+    words.push(trace.into());
+    words.extend(["-e".into(), format!("trace={}", CALLS.join(",")).into()]);
+    if let Some(injection) = injection {
+        words.extend(["-e".into(), format!("inject={injection}").into()]);
+    }
+    words
+}
+
+/// The calls of a trace: how many each thread made at most, and what the Nth was about.
+pub(crate) fn calls(trace: &Path) -> BTreeMap<&'static str, Vec<String>> {
+    let mut calls = BTreeMap::<_, Vec<String>>::new();
+    let mut counts = BTreeMap::<(String, &str), usize>::new();
+    for line in fs::read_to_string(trace).unwrap_or_default().lines() {
+        let Some((pid, rest)) = line.split_once(' ') else { continue };
+        let Some((name, arguments)) = rest.trim_start().split_once('(') else { continue };
+        let Some(call) = CALLS.iter().copied().find(|call| *call == name) else { continue };
+        // The first, the program's own, is hidden from the injection.
+        if call == "execve" && counts.is_empty() {
+            continue;
+        }
+        let count = counts.entry((pid.to_owned(), call)).or_default();
+        *count += 1;
+        let seen = calls.entry(call).or_default();
+        if *count > seen.len() {
+            seen.push(arguments.to_owned());
+        }
+    }
+    calls
+}
+
+/// The call is made by the loader of shared libraries, before the program's first instruction.
+pub(crate) fn is_loader(arguments: &str) -> bool {
+    arguments.contains("\"/etc/ld.so") || arguments.contains(".so.") || arguments.contains(".so\"")
+}
+
+/// The call wakes a loop of this very process, by an event descriptor: no kernel lets that fail.
+pub(crate) const WAKE_UP: &str = r#", "\1\0\0\0\0\0\0\0", 8)"#;
+
+/// A fault met a call whose arguments hold `part`.
+pub(crate) fn has_met(trace: &Path, part: &str) -> bool {
+    let text = fs::read_to_string(trace).unwrap_or_default();
+    text.lines().any(|line| line.contains("(INJECTED)") && line.contains(part))
+}
+
+/// The line of the call that a fault met.
+pub(crate) fn met(trace: &Path) -> Option<String> {
+    let text = fs::read_to_string(trace).unwrap_or_default();
+    text.lines().find(|line| line.contains("(INJECTED)")).map(str::to_owned)
+}

@@ -1,0 +1,492 @@
+//! The life of a daemon and two jobs, with one fault in it, and what must hold in the end whatever the fault was.
+
+use std::fs::{self, DirBuilder, File};
+use std::io::Write;
+use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Child, ExitStatus, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
+
+use rustix::process::Signal;
+use step_runner::model::JobId;
+use step_runner::pb::v1;
+use tonic::Code;
+
+use crate::client::{Client, dial};
+use crate::daemon::{Daemon, PATIENCE, Scene, check_stop};
+use crate::follower::{follow_log, follow_steps};
+use crate::inject::{self, Fault, Injection};
+use crate::proc;
+use crate::reference::{self, Ended, Job};
+use crate::verdict::Check;
+
+/// A life without a hang takes a second or two, and one in which the log waits for the disk some more.
+const LONGEST: Duration = Duration::from_mins(2);
+
+/// A daemon whose jobs have ended ends within this.
+const STOP: Duration = Duration::from_secs(5);
+
+/// Between two looks at the daemon.
+const LOOK: Duration = Duration::from_millis(3);
+
+/// One fault refuses a Run at most so often.
+const REFUSALS: u32 = 3;
+
+/// One fault breaks a stream at most so often for good.
+const ATTEMPTS: u32 = 3;
+
+/// Whose calls are counted.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Target {
+    Daemon,
+    /// The daemon that comes after one that was killed, with a job that runs and one that has ended.
+    Recovery,
+    Keeper,
+}
+
+/// What came of a fault.
+#[derive(Default)]
+pub(crate) struct Met {
+    /// Where it was, as strace saw it.
+    pub(crate) at: Option<String>,
+    /// The process died of it, or ended itself.
+    pub(crate) ended: bool,
+    /// Starts of a daemon after one that was gone.
+    pub(crate) restarts: u32,
+    pub(crate) refused: u32,
+    pub(crate) failed: u32,
+    pub(crate) interrupted: u32,
+    /// Logs that were named as damaged.
+    pub(crate) damaged: u32,
+    pub(crate) slowest_start: Duration,
+}
+
+/// A life, its jobs seen by followers from the beginning, to the end of the daemon.
+pub(crate) async fn live(scene: &Scene, target: Target, injection: Option<&Injection>) -> Check<Met> {
+    let strike = Strike::default();
+    let mut guard = Guard::start(scene, target, injection, strike.clone())?;
+    let life = Life { scene, client: Client::new(&scene.socket()), injection, target, strike };
+    let mut met = {
+        let jobs = tokio::time::timeout(LONGEST, life.jobs());
+        tokio::select! {
+            miss = guard.watch() => return Err(miss),
+            met = jobs => met.map_err(|_| format!("a hang: not over after {LONGEST:?}"))??,
+        }
+    };
+    let end = tokio::task::block_in_place(|| guard.end());
+    met.at = inject::met(&scene.path("trace"));
+    end?;
+    met.ended = guard.target_ended;
+    met.restarts = guard.restarts;
+    met.slowest_start = guard.slowest_start;
+    check_secret(scene)?;
+    if met.interrupted > 0 && !(target == Target::Keeper && met.ended) {
+        return Err("a job was interrupted, but its keeper lives".into());
+    }
+    Ok(met)
+}
+
+/// When the jobs have come so far that the first daemon is to be killed.
+#[derive(Clone, Default)]
+struct Strike {
+    now: Arc<AtomicBool>,
+    done: Arc<AtomicBool>,
+}
+
+/// Starts what is traced and starts the daemon again when it is gone.
+struct Guard<'a> {
+    scene: &'a Scene,
+    injection: Option<&'a Injection>,
+    target: Target,
+    daemon: Daemon,
+    is_traced: bool,
+    strike: Strike,
+    is_ready: bool,
+    since: Instant,
+    keeper: Option<Child>,
+    target_ended: bool,
+    restarts: u32,
+    slowest_start: Duration,
+}
+
+impl<'a> Guard<'a> {
+    fn start(
+        scene: &'a Scene,
+        target: Target,
+        injection: Option<&'a Injection>,
+        strike: Strike,
+    ) -> Check<Self> {
+        let tracer = inject::tracer(&scene.path("trace"), injection);
+        let (daemon, keeper) = match target {
+            Target::Daemon => (Daemon::spawn_traced(scene, &tracer), None),
+            Target::Recovery => (Daemon::spawn(scene), None),
+            Target::Keeper => {
+                let keeper = start_keeper(scene, &tracer)?;
+                (Daemon::spawn(scene), Some(keeper))
+            }
+        };
+        Ok(Self {
+            scene,
+            injection,
+            target,
+            daemon,
+            is_traced: target == Target::Daemon,
+            strike,
+            is_ready: false,
+            since: Instant::now(),
+            keeper,
+            target_ended: false,
+            restarts: 0,
+            slowest_start: Duration::ZERO,
+        })
+    }
+
+    /// Ends with a miss only.
+    async fn watch(&mut self) -> String {
+        loop {
+            if let Err(miss) = self.look() {
+                return miss;
+            }
+            tokio::time::sleep(LOOK).await;
+        }
+    }
+
+    fn look(&mut self) -> Check {
+        if self.strike.now.swap(false, Relaxed) {
+            proc::kill(self.daemon.pid(), Signal::KILL);
+            proc::wait_until(PATIENCE, || self.daemon.ended().is_some());
+            let tracer = inject::tracer(&self.scene.path("trace"), self.injection);
+            self.daemon = Daemon::spawn_traced(self.scene, &tracer);
+            (self.is_traced, self.is_ready, self.since) = (true, false, Instant::now());
+            self.strike.done.store(true, Relaxed);
+        } else if let Some(status) = self.daemon.ended() {
+            self.judge(status)?;
+            check_secret(self.scene)?;
+            self.daemon = Daemon::spawn(self.scene);
+            self.restarts += 1;
+            (self.is_traced, self.is_ready, self.since) = (false, false, Instant::now());
+        } else if !self.is_ready && self.daemon.is_ready() {
+            self.is_ready = true;
+            self.slowest_start = self.slowest_start.max(self.since.elapsed());
+        } else if !self.is_ready && self.since.elapsed() > PATIENCE {
+            return Err(format!("the daemon does not serve after {PATIENCE:?}: {}", self.daemon.said()));
+        }
+        Ok(())
+    }
+
+    /// Whether the daemon may have ended so, before it was told to.
+    fn judge(&mut self, status: ExitStatus) -> Check {
+        let said = self.daemon.said();
+        let fault = self.injection.filter(|_| self.is_traced).map(|injection| injection.fault);
+        let allowed = match fault {
+            Some(Fault::Kill) => status.signal() == Some(9),
+            Some(_) if status.code() == Some(101) => {
+                inject::has_met(&self.scene.path("trace"), inject::WAKE_UP)
+            }
+            Some(_) => status.code() == Some(1) && said.lines().last().is_some_and(|line| line.len() > 20),
+            None => false,
+        };
+        self.target_ended |= self.is_traced;
+        if allowed { Ok(()) } else { Err(format!("the daemon ended by itself with {status}: {said}")) }
+    }
+
+    /// SIGTERM. One whose note to the daemon's own loop meets the fault is sent again, as service managers do.
+    fn stop(&mut self) -> Check<ExitStatus> {
+        if self.is_traced && self.injection.is_some_and(|injection| injection.call == "sendto") {
+            proc::kill(self.daemon.pid(), Signal::TERM);
+            let mut ended = None;
+            proc::wait_until(STOP, || {
+                ended = self.daemon.ended();
+                ended.is_some()
+            });
+            // Each thread meets it at its own first call, and the signal may come to any.
+            let is_signal = inject::has_met(&self.scene.path("trace"), r#", "\1", 1, MSG_NOSIGNAL"#);
+            match ended {
+                Some(status) => return Ok(status),
+                None if !is_signal => {
+                    return Err(format!("the daemon did not end within {STOP:?} of SIGTERM"));
+                }
+                None => {}
+            }
+        }
+        self.daemon.stop()
+    }
+
+    /// Stops the daemon; then one that meets no fault starts and stops and leaves nothing.
+    fn end(&mut self) -> Check {
+        let status = self.stop()?;
+        if !status.success() {
+            self.judge(status)?;
+        }
+        if let Some(keeper) = &mut self.keeper {
+            let mut status = None;
+            proc::wait_until(PATIENCE, || {
+                status = keeper.try_wait().unwrap();
+                status.is_some()
+            });
+            let status = status.ok_or("the keeper outlived the graceful stop")?;
+            let may_die = self.injection.is_some();
+            if !status.success() && !may_die {
+                return Err(format!("the keeper ended with {status}"));
+            }
+            self.target_ended = !status.success();
+        }
+        let mut last = Daemon::spawn(self.scene);
+        self.slowest_start = self.slowest_start.max(last.wait_ready()?);
+        if self.injection.is_some() && self.target == Target::Keeper {
+            // Nobody was left to take them away; the next keeper replaces them.
+            for name in ["keeper.json", "keeper.sock"] {
+                fs::remove_file(self.scene.state().join(name)).ok();
+            }
+        }
+        check_stop(self.scene, last)?;
+        let folder = self.scene.state();
+        let folder = folder.to_str().unwrap();
+        proc::wait_until(PATIENCE, || proc::with_argument(folder).is_empty());
+        let left = proc::with_argument(folder);
+        if left.is_empty() { Ok(()) } else { Err(format!("processes left: {}", proc::describe(&left))) }
+    }
+}
+
+impl Drop for Guard<'_> {
+    fn drop(&mut self) {
+        let folder = self.scene.state();
+        for pid in proc::with_argument(folder.to_str().unwrap()) {
+            proc::kill(pid, Signal::KILL);
+        }
+        self.daemon.ended();
+        if let Some(keeper) = &mut self.keeper {
+            keeper.wait().ok();
+        }
+    }
+}
+
+/// Starts a keeper before the daemon, which then finds it as it would find that of a daemon before.
+fn start_keeper(scene: &Scene, tracer: &[std::ffi::OsString]) -> Check<Child> {
+    DirBuilder::new().mode(0o700).create(scene.state()).unwrap();
+    let mut command = scene.command_by(tracer, &["keeper", "--state-dir"]);
+    command.arg(scene.state()).env_clear().stdout(Stdio::null());
+    command.stderr(File::create(scene.path("keeper.log")).unwrap());
+    let mut keeper = command.spawn().map_err(|error| format!("strace: {error}"))?;
+    let is_there = || scene.keeper().is_some() || keeper.try_wait().unwrap().is_some();
+    match proc::wait_until(PATIENCE, is_there) {
+        Some(_) => Ok(keeper),
+        None => Err("the keeper does not start".into()),
+    }
+}
+
+/// No file of the scene holds the secret. What strace wrote is none of the program's.
+fn check_secret(scene: &Scene) -> Check {
+    let secret = reference::secret(scene);
+    for folder in ["state", "tmp", "work", "daemon.log", "keeper.log"] {
+        let path = scene.path(folder);
+        let files = if path.is_dir() { proc::tree(&path) } else { vec![path] };
+        for file in files.into_iter().filter(|file| file.is_file()) {
+            let bytes = fs::read(&file).unwrap_or_default();
+            if memchr::memmem::find(&bytes, secret.as_bytes()).is_some() {
+                return Err(format!("the secret is in {}", file.display()));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The clients.
+struct Life<'a> {
+    scene: &'a Scene,
+    client: Client,
+    injection: Option<&'a Injection>,
+    target: Target,
+    strike: Strike,
+}
+
+impl Life<'_> {
+    async fn jobs(&self) -> Check<Met> {
+        let mut met = Met::default();
+        let (bystander, subject) = (Job::bystander(self.scene), Job::subject(self.scene));
+        // Held open, so that the step's open of it does not wait.
+        let mut go = File::options().read(true).write(true).open(self.scene.path("go")).unwrap();
+        let Some(watched) = self.begin(&bystander, &mut met).await? else { return Ok(met) };
+        while !bystander.has_begun() && !watched.steps.is_finished() {
+            tokio::time::sleep(LOOK).await;
+        }
+        let ended = {
+            let Some(watched) = self.begin(&subject, &mut met).await? else {
+                return Err("one job was run, the other is refused for good".into());
+            };
+            self.end(&subject, watched, &mut met).await?
+        };
+        if self.target == Target::Recovery {
+            self.strike.now.store(true, Relaxed);
+            while !self.strike.done.load(Relaxed) {
+                tokio::time::sleep(LOOK).await;
+            }
+            // As it was, though another daemon tells of it now.
+            let log = followed(self.client.clone(), subject.id().to_owned()).await?;
+            let results = stepped(self.client.clone(), subject.id().to_owned()).await?;
+            let status = self.client.ended(subject.id(), PATIENCE).await?;
+            let now = subject.check(&status, &log, &results)?;
+            if now != ended {
+                return Err(format!("the subject had ended {ended:?}, and now {now:?}"));
+            }
+        }
+        self.client.finish(subject.id()).await?;
+        self.gone(&subject).await?;
+        go.write_all(b"on\n").unwrap();
+        let beside = self.end(&bystander, watched, &mut met).await?;
+        self.client.finish(bystander.id()).await?;
+        self.gone(&bystander).await?;
+        let fault = self.injection.map(|injection| injection.fault);
+        let is_error = matches!(fault, Some(Fault::Error(_) | Fault::Lie));
+        let may_fail = if self.is_for_good() { 2 } else { u32::from(is_error) };
+        let may_refuse = is_error || self.target == Target::Keeper;
+        if met.failed > may_fail || met.refused > 0 && !may_refuse {
+            return Err(format!("{} calls refused, jobs ended {ended:?} and {beside:?}", met.refused));
+        }
+        if met.damaged > u32::from(fault == Some(Fault::Lie)) {
+            return Err("a log cannot be read".into());
+        }
+        Ok(met)
+    }
+
+    fn is_for_good(&self) -> bool {
+        self.injection.is_some_and(Injection::is_for_good)
+    }
+
+    /// Runs a job. A refusal leaves nothing, and the next attempt is as good as the first. `None`: all are refused, by a
+    /// fault that is there for good.
+    async fn begin(&self, job: &Job, met: &mut Met) -> Check<Option<Watched>> {
+        let until = Instant::now() + PATIENCE;
+        for refusals in 0.. {
+            let refusal = loop {
+                let Ok(mut stub) = dial(self.client.socket()).await else {
+                    tokio::time::sleep(LOOK).await;
+                    if Instant::now() > until {
+                        return Err("no daemon takes connections".into());
+                    }
+                    continue;
+                };
+                match stub.run(job.request.clone()).await {
+                    Ok(_) => {
+                        met.refused += refusals;
+                        let (client, id) = (self.client.clone(), job.id().to_owned());
+                        let log = tokio::spawn(followed(client.clone(), id.clone()));
+                        return Ok(Some(Watched { log, steps: tokio::spawn(stepped(client, id)) }));
+                    }
+                    Err(status) if matches!(status.code(), Code::Unavailable | Code::Unknown) => {
+                        if Instant::now() > until {
+                            return Err(format!("Run in vain: {status}"));
+                        }
+                        tokio::time::sleep(LOOK).await;
+                    }
+                    Err(status) => break status,
+                }
+            };
+            let is_told = matches!(refusal.code(), Code::ResourceExhausted | Code::FailedPrecondition);
+            if is_told && refusals == REFUSALS && self.is_for_good() {
+                met.refused += refusals;
+                return Ok(None);
+            }
+            if !is_told || refusals == REFUSALS {
+                return Err(format!("Run of {} was refused: {refusal}", job.id()));
+            }
+            let folder = self.scene.state().join(format!("jobs/{}", JobId::parse(job.id()).unwrap().key()));
+            if folder.exists() {
+                return Err(format!("{} was refused ({}), and left its folder", job.id(), refusal.message()));
+            }
+            self.check_gone(job)?;
+        }
+        Err("no attempt".into())
+    }
+
+    /// Waits for its end, and compares all that tells of it.
+    async fn end(&self, job: &Job, watched: Watched, met: &mut Met) -> Check<Ended> {
+        let log = watched.log.await.map_err(|error| error.to_string())?;
+        let results = watched.steps.await.map_err(|error| error.to_string())?;
+        let status = self.client.ended(job.id(), PATIENCE).await?;
+        let (Ok(log), Ok(results)) = (&log, &results) else {
+            met.damaged += 1;
+            let lied = self.injection.is_some_and(|injection| injection.fault == Fault::Lie);
+            let miss = log.err().or(results.err()).unwrap_or_default();
+            return if lied && miss.contains("data_loss") { Ok(Ended::Failed) } else { Err(miss) };
+        };
+        if status.log_bytes != log.len() as i64 {
+            return Err(format!(
+                "Status says {} bytes of log, {} were received",
+                status.log_bytes,
+                log.len()
+            ));
+        }
+        let again = followed(self.client.clone(), job.id().to_owned()).await?;
+        crate::log::check_equal("the log read again", &again, log)?;
+        let ended = match job.check(&status, log, results) {
+            // What a device loses of a job's own file nobody can know.
+            Err(_) if inject::has_met(&self.scene.path("trace"), reference::FILE) => Ended::Failed,
+            checked => checked.map_err(|miss| format!("{} {:?}: {miss}", job.id(), status.message))?,
+        };
+        met.failed += u32::from(ended == Ended::Failed);
+        met.interrupted += u32::from(ended == Ended::Interrupted);
+        if ended == Ended::Interrupted && self.target != Target::Keeper {
+            return Err(format!("{} was interrupted: {:?}", job.id(), status.message));
+        }
+        let left = proc::wait_until(PATIENCE, || {
+            // While the bystander runs, its processes are among those of the scene.
+            job.id() == "subject" || proc::with_environment(&self.scene.tag).iter().all(|pid| is_ours(*pid))
+        });
+        left.map(|_| ended).ok_or_else(|| format!("processes of {} are left", job.id()))
+    }
+
+    async fn gone(&self, job: &Job) -> Check {
+        match self.client.status(job.id()).await? {
+            Some(status) => Err(format!("after Finish Status says {status:?}")),
+            None => self.check_gone(job),
+        }
+    }
+
+    /// A device that loses what tells of the files loses the files.
+    fn check_gone(&self, job: &Job) -> Check {
+        let lied = self.injection.is_some_and(|injection| injection.fault == Fault::Lie);
+        if lied { Ok(()) } else { job.check_gone() }
+    }
+}
+
+/// The daemon itself, and its tracer, have the tag too.
+fn is_ours(pid: u32) -> bool {
+    let words = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    memchr::memmem::find(&words, b"--state-dir").is_some()
+}
+
+/// What follows a job from its beginning.
+struct Watched {
+    log: tokio::task::JoinHandle<Check<Vec<u8>>>,
+    steps: tokio::task::JoinHandle<Check<Vec<v1::StepResult>>>,
+}
+
+/// The whole log. A stream that a fault broke is opened again.
+async fn followed(client: Client, id: String) -> Check<Vec<u8>> {
+    let mut attempt = 0;
+    loop {
+        attempt += 1;
+        match follow_log(client.clone(), id.clone()).await {
+            Ok(followed) if followed.gone => return Err(format!("{id} is unknown before it was finished")),
+            Ok(followed) => return Ok(followed.bytes),
+            Err(miss) if attempt == ATTEMPTS => return Err(miss),
+            Err(_) => {}
+        }
+    }
+}
+
+async fn stepped(client: Client, id: String) -> Check<Vec<v1::StepResult>> {
+    let mut attempt = 0;
+    loop {
+        attempt += 1;
+        match follow_steps(client.clone(), id.clone()).await {
+            Ok(results) => return Ok(results),
+            Err(miss) if attempt == ATTEMPTS => return Err(miss),
+            Err(_) => {}
+        }
+    }
+}

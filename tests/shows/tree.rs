@@ -1,0 +1,85 @@
+//! Trees of processes that are hard to end, and who tells when the last of them is gone.
+
+use std::fs::{self, File};
+use std::io::Read;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+use crate::random::Random;
+use crate::verdict::Check;
+
+/// What a tree does about its end.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Kind {
+    /// Ends when it is asked to.
+    Obeys,
+    /// Ignores SIGTERM.
+    Deaf,
+    /// Is in sessions of its own.
+    Leaves,
+    /// Forks and exits for ever, each in a session of its own.
+    Forks,
+}
+
+pub(crate) const KINDS: [Kind; 4] = [Kind::Obeys, Kind::Deaf, Kind::Leaves, Kind::Forks];
+
+impl Kind {
+    /// Half of them obey.
+    pub(crate) fn any(random: &mut Random) -> Self {
+        if random.one_in(2) { Self::Obeys } else { KINDS[1 + random.below(3) as usize] }
+    }
+
+    fn script(self, link: &Path) -> String {
+        match self {
+            Self::Obeys => {
+                "for i in 1 2 3 4; do (sleep 1000 & wait) & done; echo ready; wait; exit 0".to_owned()
+            }
+            Self::Deaf => "trap '' TERM; for i in 1 2 3 4; do (sleep 1000; sleep 1000) & done; echo ready; while :; do sleep 1; done".to_owned(),
+            Self::Leaves => "for i in 1 2 3; do setsid sh -c 'trap \"\" TERM; sleep 1000 & sleep 1000' & setsid sleep 1000 & done; echo ready; wait".to_owned(),
+            Self::Forks => format!("setsid sh {} & echo ready; sleep 1000", link.display()),
+        }
+    }
+}
+
+/// Writes what [`Kind::Forks`] runs.
+pub(crate) fn prepare(folder: &Path) {
+    fs::write(link(folder), "setsid sh $0 & exit 0\n").unwrap();
+}
+
+fn link(folder: &Path) -> PathBuf {
+    folder.join("link")
+}
+
+/// A tree's script, and the FIFO that its processes hold.
+pub(crate) struct Tree {
+    pub(crate) script: String,
+    path: PathBuf,
+    reader: File,
+}
+
+impl Tree {
+    /// `name` is the tree's alone within `folder`.
+    pub(crate) fn new(folder: &Path, name: &str, kind: Kind) -> Self {
+        let path = folder.join(name);
+        rustix::fs::mknodat(rustix::fs::CWD, &path, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
+        let reader = File::options().read(true).custom_flags(libc::O_NONBLOCK).open(&path).unwrap();
+        let script = format!("exec 9> {}; {}", path.display(), kind.script(&link(folder)));
+        Self { script, path, reader }
+    }
+
+    /// Nobody holds the FIFO any more.
+    pub(crate) fn is_gone(&mut self) -> Check<bool> {
+        match self.reader.read(&mut [0]) {
+            Ok(0) => Ok(true),
+            Ok(_) => Err("somebody wrote to the FIFO".into()),
+            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => Ok(false),
+            Err(error) => Err(error.to_string()),
+        }
+    }
+}
+
+impl Drop for Tree {
+    fn drop(&mut self) {
+        fs::remove_file(&self.path).ok();
+    }
+}
