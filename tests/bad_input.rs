@@ -44,7 +44,7 @@ impl Beside {
 }
 
 #[tokio::test]
-async fn ids_never_shape_a_path() {
+async fn fault_70_ids_never_shape_a_path() {
     let daemon = Daemon::start();
     let beside = Beside::start(&daemon).await;
     let client = daemon.client().await;
@@ -117,7 +117,7 @@ async fn every_allowed_id_works() {
 }
 
 #[tokio::test]
-async fn unknown_ids_are_not_found() {
+async fn fault_20_unknown_ids_are_not_found() {
     let daemon = Daemon::start();
     let beside = Beside::start(&daemon).await;
     let client = daemon.client().await;
@@ -131,7 +131,7 @@ async fn unknown_ids_are_not_found() {
 }
 
 #[tokio::test]
-async fn offsets_outside_the_log_are_refused() {
+async fn fault_20_offsets_outside_the_log_are_refused() {
     let daemon = Daemon::start();
     let beside = Beside::start(&daemon).await;
     let client = daemon.client().await;
@@ -237,7 +237,7 @@ fn peak_memory(daemon: &Daemon) -> u64 {
 }
 
 #[tokio::test]
-async fn hostile_steps_are_refused_within_bounded_memory() {
+async fn fault_66_hostile_steps_are_refused_within_bounded_memory() {
     let daemon = Daemon::start();
     let beside = Beside::start(&daemon).await;
     let client = daemon.client().await;
@@ -298,7 +298,7 @@ async fn fails(client: &Client, steps: RunRequest, words: &[&str]) {
 }
 
 #[tokio::test]
-async fn hostile_definition_files_fail_their_own_job_within_bounded_memory() {
+async fn fault_66_hostile_definition_files_fail_their_own_job_within_bounded_memory() {
     let daemon = Daemon::start();
     let beside = Beside::start(&daemon).await;
     let client = daemon.client().await;
@@ -361,7 +361,7 @@ async fn hostile_definition_files_fail_their_own_job_within_bounded_memory() {
 }
 
 #[tokio::test]
-async fn values_that_grow_without_end_fail_their_own_job_within_bounded_memory() {
+async fn fault_67_values_that_grow_without_end_fail_their_own_job_within_bounded_memory() {
     let daemon = Daemon::start();
     let beside = Beside::start(&daemon).await;
     let client = daemon.client().await;
@@ -408,7 +408,7 @@ async fn values_that_grow_without_end_fail_their_own_job_within_bounded_memory()
 }
 
 #[tokio::test]
-async fn output_files_that_are_something_else_fail_their_own_job() {
+async fn fault_73_output_files_that_are_something_else_fail_their_own_job() {
     let daemon = Daemon::start();
     let beside = Beside::start(&daemon).await;
     let client = daemon.client().await;
@@ -543,7 +543,7 @@ async fn working_directories_that_cannot_be_are_refused() {
 }
 
 #[tokio::test]
-async fn a_link_in_place_of_the_files_directory_is_refused() {
+async fn fault_70_a_link_in_place_of_the_files_directory_is_refused() {
     let daemon = Daemon::start();
     let client = daemon.client().await;
     let victim = daemon.file("victim");
@@ -570,7 +570,7 @@ fn refuses_to_start(setup: Setup, socket: &Path, code: i32) -> String {
 }
 
 #[test]
-fn a_socket_path_that_is_something_else_is_left_alone() {
+fn fault_53_a_socket_path_that_is_something_else_is_left_alone() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("file");
     std::fs::write(&file, "content").unwrap();
@@ -595,7 +595,7 @@ fn a_socket_path_that_is_something_else_is_left_alone() {
 }
 
 #[tokio::test]
-async fn of_two_daemons_on_a_path_the_second_ends() {
+async fn fault_52_of_two_daemons_on_a_path_the_second_ends() {
     let daemon = Daemon::start();
     let beside = Beside::start(&daemon).await;
     let expected = format!("already serving on {} (pid {})", daemon.socket.display(), daemon.pid());
@@ -609,7 +609,7 @@ async fn of_two_daemons_on_a_path_the_second_ends() {
 }
 
 #[test]
-fn of_many_starters_exactly_one_wins() {
+fn fault_52_of_many_starters_exactly_one_wins() {
     let dir = tempfile::tempdir().unwrap();
     let socket = dir.path().join("s.sock");
     let mut starters: Vec<_> = (0..10)
@@ -636,7 +636,7 @@ fn of_many_starters_exactly_one_wins() {
 }
 
 #[test]
-fn a_state_folder_that_is_a_link_or_open_to_others_is_refused() {
+fn fault_74_a_state_folder_that_is_a_link_or_open_to_others_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     let socket = dir.path().join("s.sock");
     let target = dir.path().join("target");
@@ -661,8 +661,8 @@ fn a_state_folder_that_is_a_link_or_open_to_others_is_refused() {
 }
 
 #[test]
-fn a_state_folder_of_another_user_is_refused() {
-    if !is_root("a_state_folder_of_another_user_is_refused") {
+fn fault_74_a_state_folder_of_another_user_is_refused() {
+    if !is_root("fault_74_a_state_folder_of_another_user_is_refused") {
         return;
     }
     let dir = tempfile::tempdir().unwrap();
@@ -676,8 +676,106 @@ fn a_state_folder_of_another_user_is_refused() {
     assert_eq!(names(&foreign), Vec::<String>::new());
 }
 
+/// A folder in which everybody may make files, as the system's temporary one, and a copy of the program there.
+fn shared_folder() -> (tempfile::TempDir, PathBuf) {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o1777)).unwrap();
+    let program = dir.path().join("step-runner");
+    std::fs::copy(env!("CARGO_BIN_EXE_step-runner"), &program).unwrap();
+    (dir, program)
+}
+
+/// The program as user 1000, with `folder` for temporary files.
+fn as_ordinary_user(program: &Path, folder: &Path) -> Command {
+    let mut command = Command::new("setpriv");
+    command.args(["--reuid=1000", "--regid=1000", "--clear-groups"]).arg(program);
+    command.env("TMPDIR", folder).env_remove("XDG_STATE_HOME").env_remove("STEP_RUNNER_SOCKET");
+    command
+}
+
+/// The user who makes traps.
+const ATTACKER: u32 = 1_001;
+
+/// Makes something at a path, perhaps a way to a victim's file.
+type Trap = fn(&Path, &Path);
+
+#[test]
+fn fault_74_paths_that_another_user_has_taken_are_refused_and_left_alone() {
+    if !is_root("fault_74_paths_that_another_user_has_taken_are_refused_and_left_alone") {
+        return;
+    }
+    let state = "step-runner-1000";
+    let own = |path: &Path| std::os::unix::fs::lchown(path, Some(ATTACKER), Some(ATTACKER)).unwrap();
+    let folder: Trap = |path, _| {
+        std::fs::create_dir(path).unwrap();
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o777)).unwrap();
+    };
+    let file: Trap = |path, _| {
+        std::fs::write(path, "bait").unwrap();
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o666)).unwrap();
+    };
+    let link: Trap = |path, victim| symlink(victim, path).unwrap();
+    let stale: Trap = |path, _| {
+        drop(std::os::unix::net::UnixListener::bind(path).unwrap());
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o777)).unwrap();
+    };
+    let cases: [(&str, Trap); 10] = [
+        (state, folder),
+        (state, file),
+        (state, link),
+        ("step-runner.sock", folder),
+        ("step-runner.sock", file),
+        ("step-runner.sock", link),
+        ("step-runner.sock", stale),
+        ("step-runner.sock.lock", file),
+        ("step-runner.sock.lock", link),
+        ("step-runner.sock.lock", folder),
+    ];
+    for (number, (name, trap)) in cases.into_iter().enumerate() {
+        let (dir, program) = shared_folder();
+        let victim = dir.path().join("victim");
+        std::fs::write(&victim, "precious").unwrap();
+        let path = dir.path().join(name);
+        trap(&path, &victim);
+        own(&path);
+        let before = std::fs::symlink_metadata(&path).unwrap();
+        let output = as_ordinary_user(&program, dir.path()).arg("serve").output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(1), "{number} {name}: {said}");
+        assert!(said.contains(name) && !said.contains("is listening on"), "{number} {name}: {said}");
+        let after = std::fs::symlink_metadata(&path).unwrap();
+        assert_eq!((before.file_type(), before.len()), (after.file_type(), after.len()), "{number} {name}");
+        assert_eq!(std::fs::read_to_string(&victim).unwrap(), "precious", "{number} {name}");
+        if after.is_dir() {
+            assert_eq!(names(&path), Vec::<String>::new(), "{number} {name}");
+        }
+    }
+}
+
 #[tokio::test]
-async fn a_state_folder_of_a_newer_format_is_not_touched() {
+async fn fault_74_a_client_does_not_speak_to_a_stranger_on_the_default_socket() {
+    if !is_root("fault_74_a_client_does_not_speak_to_a_stranger_on_the_default_socket") {
+        return;
+    }
+    let (dir, program) = shared_folder();
+    let home = dir.path().join("attacker");
+    std::fs::create_dir(&home).unwrap();
+    std::os::unix::fs::chown(&home, Some(1_001), Some(1_001)).unwrap();
+    let wrapper = ["setpriv", "--reuid=1001", "--regid=1001", "--clear-groups"];
+    let daemon =
+        Setup::new().program(&program).wrapper(&wrapper).option("socket-mode", "0666").start_in(&home);
+    let default = dir.path().join("step-runner.sock");
+    symlink(&daemon.socket, &default).unwrap();
+    for call in [&["status"][..], &["proxy"]] {
+        let mut command = as_ordinary_user(&program, dir.path());
+        let output = command.args(call).stdin(std::process::Stdio::null()).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success() && said.contains("user 1001"), "{call:?}: {said}");
+    }
+}
+
+#[tokio::test]
+async fn fault_46_a_state_folder_of_a_newer_format_is_not_touched() {
     let mut daemon = Daemon::start();
     daemon.client().await.run_to_end("1", &script("echo x")).await;
     daemon.stop();
@@ -697,7 +795,7 @@ async fn a_state_folder_of_a_newer_format_is_not_touched() {
 }
 
 #[tokio::test]
-async fn damaged_records_cost_only_their_own_job() {
+async fn fault_44_damaged_records_cost_only_their_own_job() {
     let mut daemon = Daemon::start();
     let client = daemon.client().await;
     let mut damages: Vec<(&str, Damage)> = Vec::new();

@@ -169,7 +169,7 @@ fn settings_show_where_they_come_from() {
 
 #[test]
 fn a_setting_that_this_version_cannot_keep_is_refused_by_name() {
-    for option in ["--limit-processes=4", "--metrics=127.0.0.1:9", "--reflection", "--limit-memory=1GiB"] {
+    for option in ["--metrics=127.0.0.1:9", "--reflection"] {
         let output = run(&["serve", "/nowhere", option]);
         let name = option.trim_start_matches('-').split('=').next().unwrap().replace('-', "_");
         assert_eq!(output.status.code(), Some(2), "{option}: {output:?}");

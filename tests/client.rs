@@ -62,7 +62,7 @@ async fn read(client: &Client, offset: u64) -> Result<(Vec<u8>, v1::Status), Err
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn every_byte_comes_exactly_once_though_the_line_is_cut_at_random_places() {
+async fn fault_20_every_byte_comes_exactly_once_though_the_line_is_cut_at_random_places() {
     let log = binary(1 << 20);
     let daemon = Daemon::with_job("42", Job { log: log.clone(), exit_code: 3, ..Job::default() });
     let scene = Scene::new();
@@ -100,7 +100,7 @@ async fn step_results_come_once_and_in_order_though_they_are_replayed() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_stream_that_ends_well_but_early_is_not_believed() {
+async fn fault_21_a_stream_that_ends_well_but_early_is_not_believed() {
     let log = binary(20_000);
     let daemon = Daemon::with_job("42", Job { log: log.clone(), ..Job::default() });
     daemon.script.lock().unwrap().early_ends = [20_000, 5_000, 1].into();

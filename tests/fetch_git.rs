@@ -194,3 +194,119 @@ async fn an_earlier_step_can_leave_credentials_for_a_later_one() {
     let log = client.log("1").await;
     assert_eq!(String::from_utf8(logs::source(&log, "01O")).unwrap(), "let in\n");
 }
+
+/// What makes a program of Git's family run a command, read a file or ask, with `CANARY` for a file that it would make.
+const PAYLOADS: [&str; 60] = [
+    "-",
+    "--",
+    "-u",
+    "--upload-pack=touch CANARY",
+    "--upload-pack=touch${IFS}CANARY",
+    "-utouch${IFS}CANARY",
+    "--receive-pack=touch CANARY",
+    "--exec=touch CANARY",
+    "--config=core.sshCommand=touch CANARY",
+    "-ccore.sshCommand=touch${IFS}CANARY",
+    "--config=core.fsmonitor=touch CANARY",
+    "--config=protocol.ext.allow=always",
+    "--template=/tmp",
+    "--reference=/",
+    "--separate-git-dir=CANARY",
+    "--output=CANARY",
+    "-oProxyCommand=touch CANARY",
+    "-oProxyCommand=touch${IFS}CANARY:p",
+    "ext::sh -c touch% CANARY",
+    "ext::sh -c touch%20CANARY",
+    "ext::touch CANARY",
+    "ext::touch${IFS}CANARY",
+    "git::ext::touch CANARY",
+    "http::ext::touch CANARY",
+    "https::ext::touch CANARY",
+    "fd::7",
+    "fd::0,1/x",
+    "testgit::CANARY",
+    "transport::CANARY",
+    "hg::CANARY",
+    "file:///etc",
+    "file://CANARY",
+    "FILE:///etc",
+    "file:CANARY",
+    "/",
+    "/etc/passwd",
+    "../../../../../etc",
+    "~/.ssh",
+    "~root",
+    "ssh://-oProxyCommand=touch${IFS}CANARY/p",
+    "ssh://-oProxyCommand=touch%20CANARY/p",
+    "ssh://h/-oProxyCommand=touch${IFS}CANARY",
+    "ssh://u@h/p",
+    "git+ssh://-oProxyCommand=touch${IFS}CANARY/p",
+    "u@-oProxyCommand=touch${IFS}CANARY:p",
+    "h:p",
+    "git://127.0.0.1:1/p",
+    "git://-x/p",
+    "rsync://127.0.0.1/p",
+    "ftp://127.0.0.1:1/p",
+    "http://-oProxyCommand=x/p",
+    "http://--upload-pack=touch/p",
+    "http://127.0.0.1:1/p?x=$(touch CANARY)",
+    "http://127.0.0.1:1/p#`touch CANARY`",
+    "http://127.0.0.1:1/p;touch CANARY",
+    "http://127.0.0.1:1/$(touch${IFS}CANARY)",
+    "http://$(touch${IFS}CANARY)/p",
+    "http://`touch CANARY`/p",
+    "http://127.0.0.1:1/p\ntouch CANARY",
+    "|touch CANARY",
+];
+
+#[tokio::test]
+async fn fault_68_no_reference_makes_anything_run_or_be_read() {
+    let Some(server) = GitServer::start("fault_68_no_reference_makes_anything_run_or_be_read") else {
+        return;
+    };
+    let repository = server.repository("p");
+    repository.file("steps/func.yml", &prints("fetched")).commit("1");
+    let daemon = daemon();
+    let client = daemon.client().await;
+    let canary = daemon.file("canary");
+    let work_dir = daemon.file("work");
+    std::fs::create_dir(&work_dir).unwrap();
+    let before = tree(&work_dir);
+    let url = server.url("p");
+    let mut jobs = 0;
+    for payload in PAYLOADS {
+        let payload = payload.replace("CANARY", canary.to_str().unwrap());
+        let mut funcs = vec![
+            json!(payload),
+            json!(format!("{payload}@main")),
+            json!({"git": {"url": payload, "rev": "main"}}),
+        ];
+        // What could be taken for an option, where the server is asked.
+        if payload.starts_with("-u") || payload.starts_with("--o") {
+            funcs.extend([
+                json!({"git": {"url": url, "rev": payload}}),
+                json!({"git": {"url": url, "rev": "main", "dir": payload}}),
+                json!(format!("{url}@{payload}")),
+            ]);
+        }
+        for func in funcs {
+            jobs += 1;
+            let id = jobs.to_string();
+            let steps = json!([{"name": "s", "func": func}]).to_string();
+            let mut run = request(&id, &steps);
+            run.work_dir = work_dir.to_str().unwrap().to_owned();
+            match client.try_run(run).await {
+                Ok(()) => {
+                    let status = client.ended(&id).await;
+                    assert_eq!(state(&status), State::Failure, "{func}: {}", status.message);
+                    client.finish(&id).await;
+                }
+                Err(refusal) => assert_eq!(refusal.code(), tonic::Code::InvalidArgument, "{func}: {refusal}"),
+            }
+            assert!(!canary.exists(), "{func}");
+        }
+    }
+    assert_eq!(tree(&work_dir), before);
+    // The server itself is well.
+    succeeded(&client.run_to_end("good", &uses(&format!("{url}@main"))).await);
+}

@@ -307,3 +307,73 @@ fn a_run_without_daemon_fetches_and_leaves_nothing_behind() {
     wait_for("the worker's end", || workers.iter().all(|worker| !support::is_alive(*worker)).then_some(()));
     wait_for("an empty folder", || names(&temporary).is_empty().then_some(()));
 }
+
+#[tokio::test]
+async fn fault_72_nothing_that_a_step_exports_reaches_what_fetches() {
+    let test = "fault_72_nothing_that_a_step_exports_reaches_what_fetches";
+    let Some(server) = GitServer::start(test) else { return };
+    publish(&server, "hello", "spec: {}\n---\nexec: {command: [/bin/echo, fetched]}\n");
+    let daemon = setup().start();
+    let client = daemon.client().await;
+    let (canary, tools, home) = (daemon.file("canary"), daemon.file("tools"), daemon.file("home"));
+    fs::create_dir(&tools).unwrap();
+    fs::create_dir(&home).unwrap();
+    let trap = format!("#!/bin/sh\necho \"$0\" >> {}\nexit 1\n", canary.display());
+    for tool in ["git", "ssh", "tar", "gzip", "zstd", "unzip", "curl", "askpass", "env.sh", "step-runner"] {
+        fs::write(tools.join(tool), &trap).unwrap();
+        let executable = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+        fs::set_permissions(tools.join(tool), executable).unwrap();
+    }
+    let config = format!(
+        "[core]\n sshCommand = {0}/ssh\n fsmonitor = {0}/git\n hooksPath = {0}\n[credential]\n helper = {0}/askpass\n\
+         [url \"ext::{0}/git\"]\n insteadOf = http://\n",
+        tools.display()
+    );
+    fs::write(home.join(".gitconfig"), &config).unwrap();
+    let tool = |name: &str| tools.join(name).to_str().unwrap().to_owned();
+    let config = home.join(".gitconfig").to_str().unwrap().to_owned();
+    let exports = [
+        ("PATH", tools.to_str().unwrap().to_owned()),
+        ("LD_PRELOAD", tool("evil.so")),
+        ("LD_LIBRARY_PATH", tools.to_str().unwrap().to_owned()),
+        ("LD_AUDIT", tool("evil.so")),
+        ("BASH_ENV", tool("env.sh")),
+        ("ENV", tool("env.sh")),
+        ("NODE_OPTIONS", "--require=/evil.js".to_owned()),
+        ("GIT_SSH_COMMAND", tool("ssh")),
+        ("GIT_ASKPASS", tool("askpass")),
+        ("SSH_ASKPASS", tool("askpass")),
+        ("GIT_PROXY_COMMAND", tool("git")),
+        ("GIT_EXEC_PATH", tools.to_str().unwrap().to_owned()),
+        ("GIT_CONFIG_GLOBAL", config),
+        ("GIT_CONFIG_COUNT", "1".to_owned()),
+        ("GIT_CONFIG_KEY_0", "core.sshCommand".to_owned()),
+        ("GIT_CONFIG_VALUE_0", tool("ssh")),
+        ("HOME", home.to_str().unwrap().to_owned()),
+    ];
+    let lines: String = exports
+        .iter()
+        .map(|(name, value)| serde_json::json!({"name": name, "value": value}).to_string() + "\n")
+        .collect();
+    fs::write(daemon.file("exports"), lines).unwrap();
+    let export = format!("cat {} > ${{{{ export_file }}}}", daemon.file("exports").display());
+    let func = format!("http://{}/g/p/-/hello@v1", server.host());
+    let steps = serde_json::json!([{"name": "a", "script": export}, {"name": "b", "func": func}]).to_string();
+
+    // A worker in the middle of its work.
+    server.seen();
+    server.trouble(Trouble::SilentPack);
+    client.run_steps("hangs", &steps).await;
+    pack_is_under_way(&server);
+    let [worker] = workers_of(daemon.pid())[..] else { panic!("one worker") };
+    assert_eq!(fs::read(format!("/proc/{worker}/environ")).unwrap(), b"", "its environment");
+    let maps = fs::read_to_string(format!("/proc/{worker}/maps")).unwrap_or_default();
+    assert!(!maps.contains("evil"), "{maps}");
+    client.cancel("hangs").await;
+    client.ended("hangs").await;
+    server.trouble(Trouble::None);
+    // The whole of it.
+    assert_eq!(end(&client.run_to_end("works", &steps).await), (State::Success, 0));
+    assert_eq!(client.output("works").await, "fetched\n");
+    assert!(!canary.exists(), "{:?}", fs::read_to_string(&canary));
+}

@@ -300,7 +300,7 @@ async fn errors_name_every_step_and_end_in_the_exit_status() {
 }
 
 #[tokio::test]
-async fn what_a_process_returns_is_checked() {
+async fn fault_73_what_a_process_returns_is_checked() {
     let function = |script: &str| {
         format!(
             "spec: {{outputs: {{s: {{type: string, default: d}}, n: {{type: number}}}}}}\n---\nexec: {{command: [sh, -c, {}, '${{{{ output_file }}}}', '${{{{ export_file }}}}']}}\n",
@@ -343,7 +343,7 @@ async fn what_a_process_returns_is_checked() {
 }
 
 #[tokio::test]
-async fn a_bad_line_is_shown_in_debug_mode_only_and_masked() {
+async fn fault_38_a_bad_line_is_shown_in_debug_mode_only_and_masked() {
     let scene = Scene::new(&[]).await;
     let variable = |key: &str, value: &str, masked: bool| v1::Variable {
         key: key.into(),
@@ -399,7 +399,7 @@ async fn functions_delegate_in_the_new_and_the_old_way() {
 }
 
 #[tokio::test]
-async fn sensitive_values_are_masked_wherever_they_go() {
+async fn fault_39_sensitive_values_are_masked_wherever_they_go() {
     let keep = "spec:\n  inputs: {key: {type: string, sensitive: true}}\n  outputs: {made: {type: string, sensitive: true}}\n---\nexec: {command: [sh, -c, 'echo \"key $1\"; echo ''{\"name\": \"made\", \"value\": \"made-in-secret\"}'' > \"$0\"', '${{ output_file }}', '${{ inputs.key }}']}\n";
     let scene = Scene::new(&[("keep/func.yml", keep), ("show/func.yml", SHOW)]).await;
     let steps = "- {name: k, func: ./keep, inputs: {key: given-in-secret}}\n- {name: s, func: ./show, inputs: {text: 'is ${{ steps.k.outputs.made }}'}}\n- {name: f, func: ./show, inputs: {text: '${{ {}[steps.k.outputs.made] }}'}}\n";

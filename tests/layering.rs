@@ -12,7 +12,11 @@ fn table() -> BTreeMap<&'static str, Vec<&'static str>> {
     let pure = [&model[..], &["lang", "log", "journal", "queue", "variables", "clock"]].concat();
     let plan = [&pure[..], &["config"]].concat();
     let job = [&plan[..], &["plan"]].concat();
-    let io = [&job[..], &["job", "process", "keeper", "store", "web", "oci", "fetch", "error"]].concat();
+    let io = [
+        &job[..],
+        &["job", "process", "keeper", "store", "web", "oci", "fetch", "error", "files", "failpoint"],
+    ]
+    .concat();
     let actors = [&io[..], &[]].concat();
     let grpc = [&actors[..], &["actors", "pb"]].concat();
     let app = [&grpc[..], &["grpc", "logging", "signal"]].concat();
@@ -23,6 +27,8 @@ fn table() -> BTreeMap<&'static str, Vec<&'static str>> {
         ("error", vec![]),
         ("signal", vec![]),
         ("net", vec![]),
+        ("failpoint", vec![]),
+        ("files", vec!["failpoint"]),
         ("pb", vec![]),
         ("lang", model.clone()),
         ("log", model.clone()),
@@ -32,9 +38,9 @@ fn table() -> BTreeMap<&'static str, Vec<&'static str>> {
         ("logging", vec!["config"]),
         ("plan", pure.clone()),
         ("job", job.clone()),
-        ("process", vec!["model", "store"]),
-        ("store", vec!["model", "journal", "log", "variables"]),
-        ("keeper", vec!["model", "journal", "log", "process", "clock"]),
+        ("process", vec!["model", "store", "files", "failpoint"]),
+        ("store", vec!["model", "journal", "log", "variables", "files", "failpoint"]),
+        ("keeper", vec!["model", "journal", "log", "process", "clock", "files", "failpoint"]),
         ("web", vec![]),
         ("oci", vec!["web"]),
         ("fetch", vec!["model", "clock", "lang", "job", "process", "store", "web", "oci"]),
@@ -133,6 +139,34 @@ fn frameworks_are_named_where_they_may_be() {
             if names && !allowed.contains(&module.as_str()) {
                 wrong.push(format!("{}: names {framework}", path.display()));
             }
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+/// Calls in `code` that touch files by another way than the seam.
+fn direct_calls(code: &str) -> Vec<String> {
+    let mut found = Vec::new();
+    for (at, _) in code.match_indices("fs::") {
+        let rest = code.get(at + "fs::".len()..).unwrap();
+        let name: String = rest.chars().take_while(|c| c.is_ascii_lowercase() || *c == '_').collect();
+        // Permissions of a socket are part of making it.
+        let is_call = !name.is_empty() && rest.strip_prefix(&*name).is_some_and(|rest| rest.starts_with('('));
+        if is_call && !["chmod", "fchmod"].contains(&&*name) {
+            found.push(name);
+        }
+    }
+    let makers = ["File::open(", "File::create(", "OpenOptions::", "DirBuilder::"];
+    found.extend(makers.iter().filter(|maker| code.contains(**maker)).map(|maker| (*maker).to_owned()));
+    found
+}
+
+#[test]
+fn store_and_keeper_touch_files_through_the_seam_only() {
+    let mut wrong = Vec::new();
+    for (module, path, code) in files() {
+        if ["store", "keeper"].contains(&module.as_str()) {
+            wrong.extend(direct_calls(&code).into_iter().map(|call| format!("{}: {call}", path.display())));
         }
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));

@@ -19,7 +19,7 @@ fn with_file(bytes: &[u8]) -> (Daemon, PathBuf) {
 }
 
 #[tokio::test]
-async fn joined_bodies_are_what_the_process_wrote() {
+async fn fault_17_joined_bodies_are_what_the_process_wrote() {
     let (daemon, file) = with_file(b"");
     let client = daemon.client().await;
     let line = |byte: u8, len: usize| vec![byte; len];
@@ -64,7 +64,43 @@ async fn joined_bodies_are_what_the_process_wrote() {
 }
 
 #[tokio::test]
-async fn bytes_written_one_by_one_arrive_as_written() {
+async fn fault_16_no_line_is_cut_by_a_limit_and_no_byte_is_lost() {
+    let (daemon, file) = with_file(b"");
+    let client = daemon.client().await;
+    // Around what is held, with and without a header, around one read of a pipe, and far beyond.
+    let lengths = [8_159, 8_160, 8_161, 8_191, 8_192, 8_193, 65_535, 65_536, 65_537, 3 << 20];
+    for (id, end) in [("lines", "\n"), ("returns", "\r\n")] {
+        let lines: Vec<String> = lengths
+            .iter()
+            .zip(b'a'..)
+            .map(|(&length, byte)| char::from(byte).to_string().repeat(length))
+            .collect();
+        let written = lines.join(end) + end;
+        std::fs::write(&file, &written).unwrap();
+        client.run_to_end(id, &script(&format!("cat {}", file.display()))).await;
+        let log = client.log(id).await;
+        assert!(logs::source(&log, "01O") == written.as_bytes(), "{id}");
+        // A line that came in one read is one entry, however long.
+        let entries = logs::entries(&log);
+        assert!(entries.iter().any(|(_, body)| body.len() >= 8_193 && body[0] == b'f'), "{id}");
+    }
+    let go = daemon.file("go");
+    let text = format!(
+        "head -c 9000 /dev/zero | tr '\\0' x; until [ -e {} ]; do sleep 0.01; done; echo end",
+        go.display()
+    );
+    client.run("shown", &text).await;
+    // More than is held goes out though the line has not ended.
+    let mut follow = client.follow("shown", 0).await;
+    follow.until(&"x".repeat(9_000)).await;
+    std::fs::write(&go, "").unwrap();
+    let log = follow.rest().await.unwrap();
+    assert_eq!(logs::source(&log, "01O"), ("x".repeat(9_000) + "end\n").as_bytes());
+    assert_eq!(logs::entries(&log).last().unwrap().0[31], b'+');
+}
+
+#[tokio::test]
+async fn fault_17_bytes_written_one_by_one_arrive_as_written() {
     let daemon = Daemon::start();
     let client = daemon.client().await;
     let text = "for c in a b '\\r' c '\\n' '\\n' d '\\r\\n' '\\000' e; do printf \"$c\"; sleep 0.01; done";
@@ -73,7 +109,7 @@ async fn bytes_written_one_by_one_arrive_as_written() {
 }
 
 #[tokio::test]
-async fn two_streams_keep_their_order_and_their_lines_whole() {
+async fn fault_31_two_streams_keep_their_order_and_their_lines_whole() {
     let daemon = Daemon::start();
     let client = daemon.client().await;
     let text = "(seq 1 100000 | sed 's/$/ out/') & (seq 1 100000 | sed 's/$/ err/' >&2) & wait";
@@ -87,7 +123,7 @@ async fn two_streams_keep_their_order_and_their_lines_whole() {
 }
 
 #[tokio::test]
-async fn each_step_closes_its_last_line() {
+async fn fault_30_each_step_closes_its_last_line() {
     let daemon = Daemon::start();
     let client = daemon.client().await;
     client.run_to_end("1", &scripts(&[("a", "printf one"), ("b", "printf two")])).await;
@@ -95,6 +131,27 @@ async fn each_step_closes_its_last_line() {
     let bodies: Vec<_> =
         logs::entries(&log).into_iter().map(|(_, body)| String::from_utf8_lossy(body).into_owned()).collect();
     assert_eq!(bodies, ["Running step name=a", "one", "Running step name=b", "two"]);
+}
+
+#[tokio::test]
+async fn fault_30_the_last_byte_of_a_short_job_is_there_when_the_job_has_ended() {
+    let daemon = Daemon::start();
+    let client = daemon.client().await;
+    let jobs = (0..200_u32).map(|number| {
+        let client = client.clone();
+        async move {
+            let id = format!("short-{number}");
+            client.run(&id, &format!("printf {number}")).await;
+            for _ in 0..number % 7 {
+                client.status(&id).await;
+            }
+            // `ended` compares what came with the length that Status tells.
+            assert_eq!(client.ended(&id).await.exit_code, 0);
+            assert_eq!(client.output(&id).await, format!("{number}\n"));
+            client.finish(&id).await;
+        }
+    });
+    join_all(jobs).await;
 }
 
 #[tokio::test]
@@ -108,7 +165,7 @@ async fn the_first_message_holds_a_whole_header() {
 }
 
 #[tokio::test]
-async fn a_follower_resumes_anywhere_without_gap_or_repeat() {
+async fn fault_20_a_follower_resumes_anywhere_without_gap_or_repeat() {
     let daemon = Daemon::start();
     let client = daemon.client().await;
     client.run("1", "seq 1 2000; i=0; while [ $i -lt 100 ]; do echo line $i; sleep 0.01; i=$((i+1)); done; seq 1 2000").await;
@@ -170,7 +227,7 @@ async fn many_followers_see_the_same_and_end_with_the_job() {
 }
 
 #[tokio::test]
-async fn a_follower_that_never_reads_delays_nobody() {
+async fn fault_19_a_follower_that_never_reads_delays_nobody() {
     let daemon = Daemon::start();
     let client = daemon.client().await;
     client.run("1", "echo on; sleep 0.1; seq 1 300000; echo end").await;
@@ -213,7 +270,7 @@ async fn followers_of_a_finished_job_that_are_behind_get_the_rest() {
 }
 
 #[tokio::test]
-async fn the_limit_of_a_log_is_marked_and_does_not_touch_the_result() {
+async fn fault_23_the_limit_of_a_log_is_marked_and_does_not_touch_the_result() {
     let daemon = Setup::new().option("log-limit", "64KiB").start();
     let client = daemon.client().await;
     let status = client.run_to_end("1", &scripts(&[("a", "seq 1 100000"), ("b", "echo late; exit 3")])).await;
@@ -247,7 +304,7 @@ async fn masked(client: &Client, id: &str, phrases: &[&str], text: &str) -> Stri
 }
 
 #[tokio::test]
-async fn secrets_are_masked_however_their_output_is_cut() {
+async fn fault_32_secrets_are_masked_however_their_output_is_cut() {
     let daemon = Daemon::start();
     let client = daemon.client().await;
     let cut = "for c in s e s e s a m e - o p e n; do printf $c; sleep 0.02; done; echo";
@@ -269,6 +326,96 @@ async fn secrets_are_masked_however_their_output_is_cut() {
 }
 
 #[tokio::test]
+async fn fault_34_no_line_of_a_key_shows_however_it_is_printed() {
+    let daemon = Daemon::start();
+    let client = daemon.client().await;
+    let lines: Vec<String> =
+        (0..6_u64).map(|n| format!("{:016x}Ab+/", (n + 3).wrapping_mul(0x9e37_79b9_7f4a_7c15))).collect();
+    let key = format!("-----BEGIN PRIVATE KEY-----\n{}\n-----END PRIVATE KEY-----\n", lines.join("\n"));
+    let file = daemon.file("key");
+    std::fs::write(&file, &key).unwrap();
+    let returns = key.replace('\n', "\r\n");
+    for (phrase, name) in [(&key, "feeds"), (&returns, "returns")] {
+        for (way, text, masks) in [
+            ("cat", "cat $F", 1),
+            ("sed", "sed 's/$/\\r/' $F", 1),
+            ("bytes", "dd if=$F bs=1 status=none", 1),
+            ("quoted", "sed 's/^/> /' $F", 8),
+            ("one", "sed -n 4p $F", 1),
+            ("joined", "tr -d '\\n' < $F", 8),
+        ] {
+            let id = format!("{name}-{way}");
+            let output = masked(&client, &id, &[phrase], &text.replace("$F", &file.to_string_lossy())).await;
+            assert_eq!(output.matches("[MASKED]").count(), masks, "{id}: {output}");
+            assert!(!output.contains("PRIVATE KEY"), "{id}: {output}");
+            assert!(lines.iter().all(|line| !output.contains(line)), "{id}: {output}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn fault_36_one_byte_secrets_are_masked_and_the_operator_is_warned_without_their_value() {
+    let daemon = Daemon::start();
+    let client = daemon.client().await;
+    let phrases = ["", " ", "\n", "q", "0", "[MASKED]"];
+    let output = masked(&client, "1", &phrases, "echo 'quick 10 [MASKED]'").await;
+    assert_eq!(output, "[MASKED]uick 1[MASKED] [MASKED]\n");
+    support::until("the operator is warned", || daemon.said().contains("single byte")).await;
+    let said = daemon.said();
+    let warning = said.lines().find(|line| line.contains("single byte")).unwrap();
+    assert!(warning.contains("2 phrases") && !warning.contains("\"q\""), "{warning}");
+}
+
+#[tokio::test]
+async fn fault_37_half_a_secret_waits_for_the_rest_or_the_end_and_for_no_time() {
+    let daemon = Daemon::start();
+    let client = daemon.client().await;
+    let go = daemon.file("go");
+    let text = format!(
+        "printf 'password: sesame-'; until [ -e {} ]; do sleep 0.01; done; echo open; printf 'bye sesame-'",
+        go.display()
+    );
+    let run = RunRequest { masking: Some(masking(&["sesame-open"])), ..request("1", &script(&text)) };
+    client.try_run(run).await.unwrap();
+    // Time alone releases nothing.
+    client.run_to_end("other", &script("sleep 1")).await;
+    assert!(!contains(&client.log_so_far("1").await, "sesame"));
+    std::fs::write(&go, "").unwrap();
+    client.ended("1").await;
+    // What turned out to be no secret comes at the end of its source.
+    assert_eq!(client.output("1").await, "password: [MASKED]\nbye sesame-\n");
+}
+
+#[tokio::test]
+async fn fault_40_a_thousand_secrets_are_all_masked_and_delay_no_other_job() {
+    let daemon = Daemon::start();
+    let client = daemon.client().await;
+    client.run("beside", "while :; do echo tick; sleep 0.02; done").await;
+    let mut beside = client.follow("beside", 0).await;
+    beside.until("tick").await;
+    let phrase = |n: u64| format!("{n:x}-{:016x}", (n + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
+    let phrases: Vec<String> = (0..1_000).map(phrase).collect();
+    let file = daemon.file("secrets");
+    std::fs::write(&file, phrases.join("\n") + "\n").unwrap();
+    let phrases: Vec<&str> = phrases.iter().map(String::as_str).collect();
+    let text = format!("cat {}", file.display());
+    let mut masks = std::pin::pin!(masked(&client, "1", &phrases, &text));
+    // The other job goes on while the secrets are prepared.
+    let output = loop {
+        tokio::select! {
+            output = &mut masks => break output,
+            more = beside.next() => assert!(more.unwrap().is_some()),
+        }
+    };
+    assert_eq!(output, "[MASKED]\n".repeat(1_000));
+    let many: Vec<String> = (0..4_097).map(phrase).collect();
+    let many: Vec<&str> = many.iter().map(String::as_str).collect();
+    let over = RunRequest { masking: Some(masking(&many)), ..request("2", &script("true")) };
+    support::refused(client.try_run(over).await, Code::InvalidArgument, "too_large");
+    client.cancel("beside").await;
+}
+
+#[tokio::test]
 async fn prefixes_of_the_request_count_too() {
     let daemon = Daemon::start();
     let client = daemon.client().await;
@@ -280,7 +427,7 @@ async fn prefixes_of_the_request_count_too() {
 }
 
 #[tokio::test]
-async fn a_sensitive_output_is_masked_from_the_moment_it_is_known() {
+async fn fault_39_a_sensitive_output_is_masked_from_the_moment_it_is_known() {
     let daemon = Daemon::start();
     let client = daemon.client().await;
     let folder = daemon.file("f");
@@ -304,7 +451,7 @@ exec:
 }
 
 #[tokio::test]
-async fn nothing_that_leaves_the_daemon_holds_a_secret() {
+async fn fault_38_nothing_that_leaves_the_daemon_holds_a_secret() {
     let daemon = Daemon::start();
     let client = daemon.client().await;
     let folder = daemon.file("f");
@@ -335,7 +482,7 @@ async fn nothing_that_leaves_the_daemon_holds_a_secret() {
 }
 
 #[tokio::test]
-async fn offsets_count_what_was_sent() {
+async fn fault_20_offsets_count_what_was_sent() {
     let daemon = Daemon::start();
     let client = daemon.client().await;
     let run = RunRequest {
@@ -354,7 +501,7 @@ async fn offsets_count_what_was_sent() {
 }
 
 #[tokio::test]
-async fn a_sensitive_value_too_long_to_mask_ends_its_job_and_leaves_in_nothing() {
+async fn fault_38_a_sensitive_value_too_long_to_mask_ends_its_job_and_leaves_in_nothing() {
     let mut daemon = Daemon::start();
     let function = daemon.file("secret");
     std::fs::create_dir(&function).unwrap();

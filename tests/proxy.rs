@@ -81,7 +81,7 @@ fn pattern(length: usize) -> Vec<u8> {
 const SIZES: [usize; 3] = [0, 1, 3_000_000];
 
 #[test]
-fn the_end_of_stdin_ends_only_the_sending_half_and_the_answer_still_comes() {
+fn fault_22_the_end_of_stdin_ends_only_the_sending_half_and_the_answer_still_comes() {
     for size in SIZES {
         let scene = Scene::new();
         let server = scene.serve(move |mut socket| {
@@ -101,7 +101,7 @@ fn the_end_of_stdin_ends_only_the_sending_half_and_the_answer_still_comes() {
 }
 
 #[test]
-fn the_end_of_the_socket_ends_the_proxy_with_stdin_open() {
+fn fault_22_the_end_of_the_socket_ends_the_proxy_with_stdin_open() {
     for size in SIZES {
         let scene = Scene::new();
         let server = scene.serve(move |mut socket| socket.write_all(&pattern(size)).unwrap());
@@ -117,7 +117,7 @@ fn the_end_of_the_socket_ends_the_proxy_with_stdin_open() {
 }
 
 #[test]
-fn a_daemon_that_ends_only_its_sending_half_ends_the_proxy_too() {
+fn fault_22_a_daemon_that_ends_only_its_sending_half_ends_the_proxy_too() {
     let scene = Scene::new();
     let server = scene.serve(|socket| {
         socket.shutdown(Shutdown::Write).unwrap();
@@ -130,7 +130,7 @@ fn a_daemon_that_ends_only_its_sending_half_ends_the_proxy_too() {
 }
 
 #[test]
-fn both_ends_at_once_deliver_everything() {
+fn fault_22_both_ends_at_once_deliver_everything() {
     for size in SIZES {
         let scene = Scene::new();
         let server = scene.serve(move |mut socket| {
@@ -157,7 +157,7 @@ fn both_ends_at_once_deliver_everything() {
 }
 
 #[test]
-fn sixty_four_mebibytes_each_way_pass_a_slow_reader_unchanged_in_little_memory() {
+fn fault_22_sixty_four_mebibytes_each_way_pass_a_slow_reader_unchanged_in_little_memory() {
     const SIZE: usize = 64 << 20;
     let scene = Scene::new();
     let server = scene.serve(|mut socket| {
@@ -201,7 +201,7 @@ fn allocated(pid: u32) -> usize {
 }
 
 #[test]
-fn stdout_carries_the_socket_only_whatever_log_variables_say() {
+fn fault_22_stdout_carries_the_socket_only_whatever_log_variables_say() {
     let scene = Scene::new();
     let server = scene.serve(|mut socket| socket.write_all(b"\0\xffbytes").unwrap());
     let child = command(&scene.path)
@@ -253,7 +253,7 @@ fn a_daemon_that_comes_late_is_waited_for() {
 }
 
 #[test]
-fn a_reader_that_goes_away_is_code_1_without_a_word() {
+fn fault_22_a_reader_that_goes_away_is_code_1_without_a_word() {
     let scene = Scene::new();
     let server = scene.serve(|mut socket| while socket.write_all(&[0; 4096]).is_ok() {});
     let mut child = scene.proxy();

@@ -7,6 +7,8 @@ use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
 use rustix::process::Signal;
+use step_runner::journal::{self, Reader};
+use step_runner::model::JobId;
 use step_runner::pb::v1::step_result::Status as StepStatus;
 use step_runner::pb::v1::{self, RunRequest, State, Status};
 use support::{Daemon, Setup, contains, is_alive, kill, logs, refused, request, script, scripts, wait_for};
@@ -30,7 +32,7 @@ fn wait_until_exists(file: &std::path::Path) -> String {
 }
 
 #[tokio::test]
-async fn a_job_goes_on_over_the_death_of_the_daemon() {
+async fn fault_42_a_job_goes_on_over_the_death_of_the_daemon() {
     let mut daemon = Daemon::start();
     let client = daemon.client().await;
     let go = daemon.file("go");
@@ -59,7 +61,7 @@ async fn a_job_goes_on_over_the_death_of_the_daemon() {
 }
 
 #[tokio::test]
-async fn whatever_was_seen_is_there_after_any_number_of_crashes() {
+async fn fault_41_whatever_was_seen_is_there_after_any_number_of_crashes() {
     let mut daemon = Daemon::start();
     let client = daemon.client().await;
     let text = "i=1; while [ $i -le 400 ]; do echo $i of 400; sleep 0.005; i=$((i+1)); done";
@@ -90,7 +92,7 @@ async fn whatever_was_seen_is_there_after_any_number_of_crashes() {
 }
 
 #[tokio::test]
-async fn followers_of_a_daemon_that_died_go_on_at_their_offset() {
+async fn fault_41_followers_of_a_daemon_that_died_go_on_at_their_offset() {
     let mut daemon = Daemon::start();
     let client = daemon.client().await;
     let go = daemon.file("go");
@@ -143,7 +145,7 @@ async fn ended_jobs_are_served_as_before() {
 }
 
 #[tokio::test]
-async fn time_limits_survive_a_restart() {
+async fn fault_61_time_limits_survive_a_restart() {
     let mut daemon = Daemon::start();
     let client = daemon.client().await;
     let timeout = Some(prost_types::Duration { seconds: 2, nanos: 0 });
@@ -200,14 +202,14 @@ async fn a_finish_that_was_begun_does_not_bring_the_job_back() {
 }
 
 #[tokio::test]
-async fn a_gentle_stop_ends_jobs_and_streams() {
+async fn fault_58_a_gentle_stop_ends_jobs_and_gives_a_hundred_followers_the_rest() {
     let mut daemon = Setup::new().option("shutdown-grace", "1s").option("cancel-grace", "60s").start();
     let client = daemon.client().await;
     client.run("stubborn", "trap '' TERM; echo on; while :; do sleep 1; done").await;
     client.run("meek", "echo on; exec sleep 600").await;
     client.prints("meek", "on").await;
     let mut follows = Vec::new();
-    for n in 0..20 {
+    for n in 0..100 {
         let another = daemon.client().await;
         let mut follow = another.follow(if n % 2 == 0 { "stubborn" } else { "meek" }, 0).await;
         follow.until("on").await;
@@ -236,7 +238,7 @@ async fn a_gentle_stop_ends_jobs_and_streams() {
 }
 
 #[tokio::test]
-async fn a_second_signal_ends_it_at_once() {
+async fn fault_58_a_second_signal_ends_it_at_once() {
     let mut daemon = Setup::new().option("shutdown-grace", "60s").option("cancel-grace", "60s").start();
     let client = daemon.client().await;
     let pid = daemon.file("pid");
@@ -282,7 +284,7 @@ async fn drain_waits_for_jobs() {
 }
 
 #[tokio::test]
-async fn the_death_of_the_keeper_interrupts_running_jobs_at_once() {
+async fn fault_42_the_death_of_the_keeper_interrupts_running_jobs_at_once() {
     let daemon = Daemon::start();
     let client = daemon.client().await;
     let pid = daemon.file("pid");
@@ -311,7 +313,7 @@ async fn the_death_of_the_keeper_interrupts_running_jobs_at_once() {
 }
 
 #[tokio::test]
-async fn a_late_duplicate_starts_nothing_after_a_restart_or_the_death_of_the_keeper() {
+async fn fault_48_a_late_duplicate_starts_nothing_after_a_restart_or_the_death_of_the_keeper() {
     let mut daemon = Daemon::start();
     let ran = daemon.file("ran");
     let once = script(&format!("echo ran >> {}", ran.display()));
@@ -337,7 +339,7 @@ async fn a_late_duplicate_starts_nothing_after_a_restart_or_the_death_of_the_kee
 }
 
 #[tokio::test]
-async fn the_death_of_both_interrupts_at_the_next_start() {
+async fn fault_42_the_death_of_both_interrupts_at_the_next_start() {
     let mut daemon = Daemon::start();
     let client = daemon.client().await;
     let variable = v1::Variable { key: "CERT".into(), value: "canary".into(), file: true, masked: true };
@@ -403,7 +405,7 @@ async fn a_keeper_whose_daemon_does_not_come_back_ends_its_jobs() {
 }
 
 #[tokio::test]
-async fn a_stale_socket_is_taken_over_again_and_again() {
+async fn fault_51_a_stale_socket_is_taken_over_again_and_again() {
     let mut daemon = Daemon::start();
     for _ in 0..20 {
         daemon.kill();
@@ -414,7 +416,7 @@ async fn a_stale_socket_is_taken_over_again_and_again() {
 }
 
 #[tokio::test]
-async fn a_crash_between_many_jobs_leaves_none_behind() {
+async fn fault_47_a_crash_between_many_jobs_leaves_none_behind() {
     let mut daemon = Daemon::start();
     for round in 0..5 {
         let client = daemon.client().await;
@@ -449,12 +451,100 @@ async fn a_crash_between_many_jobs_leaves_none_behind() {
     }
 }
 
+/// strace on a living process until that dies: kills it before its first call on `path`.
+fn kill_at(pid: i32, call: &str, path: &str) -> std::process::Child {
+    let inject = format!("inject={call}:signal=KILL:when=1");
+    let pid = pid.to_string();
+    let mut strace = std::process::Command::new("strace");
+    strace.args(["-q", "-o", "/dev/null", "-P", path, "-e", &inject, "-p", &pid]);
+    let strace = strace.spawn().unwrap();
+    wait_for("strace to trace the keeper", || {
+        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+        (!status.contains("TracerPid:\t0")).then_some(())
+    });
+    strace
+}
+
+#[tokio::test]
+async fn fault_47_a_process_that_was_started_and_not_recorded_is_found_and_killed() {
+    if std::process::Command::new("strace").arg("-V").output().is_err() {
+        return support::parts::skipped("fault_47", "strace");
+    }
+    let daemon = Daemon::start();
+    let client = daemon.client().await;
+    client.run_to_end("first", &script("true")).await;
+    let keeper = daemon.keeper_pid().unwrap();
+    let key = JobId::parse("1").unwrap().key();
+    let mut strace = kill_at(keeper, "openat", &format!("jobs/{key}/journal"));
+    client.run("1", "setsid sleep 604 & sleep 605").await;
+    let ended = client.ended("1").await;
+    assert_eq!(end(&ended), (State::Interrupted, -4));
+    let journal = std::fs::read_to_string(daemon.folder("1").join("journal")).unwrap();
+    assert!(!journal.contains("step_started"), "the keeper was killed too late: {journal}");
+    for mark in ["sleep\x00604", "sleep\x00605"] {
+        wait_for("the end of what it had started", || support::processes_with(mark).is_empty().then_some(()));
+    }
+    strace.wait().unwrap();
+    assert_eq!(client.run_to_end("2", &script("echo next")).await.exit_code, 0);
+}
+
+/// Reading calls and open descriptors of the daemon since its start.
+fn reads_and_descriptors(daemon: &Daemon) -> (u64, usize) {
+    let io = std::fs::read_to_string(format!("/proc/{}/io", daemon.pid())).unwrap();
+    let reads = io.lines().find_map(|line| line.strip_prefix("syscr: ")).unwrap().parse().unwrap();
+    (reads, std::fs::read_dir(format!("/proc/{}/fd", daemon.pid())).unwrap().count())
+}
+
+/// Folders of ended jobs `from..to`, after the folder of job 0.
+fn copy_job(daemon: &Daemon, from: usize, to: usize) {
+    let first = daemon.folder("0");
+    let bytes = std::fs::read(first.join("job.json")).unwrap();
+    let mut record = Reader::<serde_json::Value>::new(&bytes).next().unwrap().unwrap().event;
+    for id in (from..to).map(|n| n.to_string()) {
+        let folder = daemon.folder(&id);
+        std::fs::create_dir(&folder).unwrap();
+        record["id"] = id.into();
+        std::fs::write(folder.join("job.json"), journal::encode(&record).unwrap()).unwrap();
+        for name in ["journal", "log", "steps"] {
+            std::fs::copy(first.join(name), folder.join(name)).unwrap();
+        }
+    }
+}
+
+#[tokio::test]
+async fn fault_45_a_thousand_old_jobs_cost_a_restart_linear_work_and_no_descriptor() {
+    let mut daemon = Daemon::start();
+    daemon.client().await.run_to_end("0", &script("echo x")).await;
+    kill(daemon.keeper_pid().unwrap(), Signal::KILL);
+    daemon.kill();
+    let mut seen = Vec::new();
+    for (from, to) in [(1, 1), (1, 500), (500, 1000)] {
+        copy_job(&daemon, from, to);
+        daemon.restart();
+        seen.push(reads_and_descriptors(&daemon));
+        assert_eq!(daemon.client().await.jobs().await.len(), to);
+        daemon.kill();
+    }
+    let mut seen = seen.into_iter();
+    let mut next = || seen.next().unwrap();
+    let ((none, few), (half, some), (all, many)) = (next(), next(), next());
+    assert_eq!((few, few), (some, many), "descriptors");
+    let (first, second) = (half - none, all - half);
+    assert!(first > 500 && second.abs_diff(first) < first / 10, "reads of each half: {first}, {second}");
+    for _ in 0..10 {
+        daemon.restart();
+        daemon.kill();
+    }
+    daemon.restart();
+    assert_eq!(daemon.client().await.jobs().await.len(), 1000);
+}
+
 fn reaping() -> Setup {
     Setup::new().option("reap-interval", "1s")
 }
 
 #[tokio::test]
-async fn jobs_that_nobody_finishes_are_removed() {
+async fn fault_60_jobs_that_nobody_finishes_are_removed() {
     let daemon = reaping().option("stale-after", "500ms").start();
     let client = daemon.client().await;
     client.run("running", "echo on; exec sleep 600").await;
@@ -462,7 +552,9 @@ async fn jobs_that_nobody_finishes_are_removed() {
     let behind = daemon.client().await;
     let mut follow = behind.follow("1", 0).await;
     follow.next().await.unwrap();
-    support::until("the job is removed", || !daemon.folder("1").exists()).await;
+    let removed = async { while client.try_status("1").await.is_ok() {} };
+    support::patiently("the job is removed", removed).await;
+    assert!(!daemon.folder("1").exists());
     let text = refused(client.try_status("1").await, Code::NotFound, "unknown_job");
     assert!(text.contains("finished at"), "{text}");
     assert!(follow.rest().await.unwrap().len() > 100_000, "its followers get the rest");
@@ -492,7 +584,7 @@ async fn after_a_restart_nothing_is_stale_before_the_floor() {
 }
 
 #[tokio::test]
-async fn jobs_that_run_for_too_long_are_ended() {
+async fn fault_61_jobs_that_run_for_too_long_are_ended() {
     let daemon = reaping().option("runaway-after", "1s").start();
     let client = daemon.client().await;
     client.run("1", "while :; do echo on; sleep 0.1; done").await;

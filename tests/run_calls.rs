@@ -51,7 +51,7 @@ async fn a_running_job_is_neither_finished_nor_ended() {
 }
 
 #[tokio::test]
-async fn exit_codes_of_processes_are_those_of_the_job() {
+async fn fault_09_exit_codes_of_processes_are_those_of_the_job() {
     let daemon = Daemon::start();
     let client = daemon.client().await;
     for code in [1, 2, 42, 126, 127, 128, 254, 255] {
@@ -68,7 +68,7 @@ async fn exit_codes_of_processes_are_those_of_the_job() {
 }
 
 #[tokio::test]
-async fn what_cannot_start_ends_with_minus_one_and_its_cause() {
+async fn fault_09_what_cannot_start_ends_with_minus_one_and_its_cause() {
     let daemon = Daemon::start();
     let client = daemon.client().await;
     let plain = daemon.file("plain");
@@ -93,8 +93,21 @@ async fn what_cannot_start_ends_with_minus_one_and_its_cause() {
         assert!(!status.message.is_empty(), "{id}");
         assert!(status.start_time.is_some(), "{id}");
     }
-    let absent = client.status("absent").await.message;
-    assert!(absent.contains("/no/such/program"), "{absent}");
+    let causes = [
+        ("absent", "no file at /no/such/program"),
+        ("nowhere", "`no-such-program` is in no folder"),
+        ("plain", "plain is not executable"),
+        ("binary", "Exec format error"),
+        ("link", "Too many levels of symbolic links"),
+    ];
+    for (id, cause) in causes {
+        let message = client.status(id).await.message;
+        assert!(message.contains(cause), "{id}: {message}");
+    }
+    let long = exec(&daemon, "f_long", &["echo", &"x".repeat(200 << 10)]);
+    let status = client.run_to_end("long", &long).await;
+    assert_eq!(end(&status), (State::Failure, -1), "{status:?}");
+    assert!(status.message.contains("Argument list too long"), "{}", status.message);
 }
 
 #[tokio::test]
@@ -164,20 +177,44 @@ exec:
 }
 
 #[tokio::test]
-async fn run_is_idempotent_and_never_starts_twice() {
+async fn fault_49_fifty_concurrent_runs_of_one_id_are_one_execution() {
+    let daemon = Daemon::start();
+    let client = daemon.client().await;
+    let others = [daemon.client().await, daemon.client().await];
+    let mut executed: Vec<u32> = Vec::new();
+    let marks = daemon.file("marks");
+    for round in 0..20 {
+        let id = format!("round-{round}");
+        let steps = script(&format!("echo {round} >> {}", marks.display()));
+        let clients = [&client, &others[0], &others[1]];
+        let calls = (0..50).map(|n| clients[n % 3].try_run(request(&id, &steps)));
+        join_all(calls).await.into_iter().for_each(|result| result.unwrap());
+        client.ended(&id).await;
+        client.run_steps(&id, &steps).await;
+        client.ended(&id).await;
+        executed.push(round);
+        let marked = std::fs::read_to_string(&marks).unwrap();
+        assert_eq!(marked.lines().map(|line| line.parse().unwrap()).collect::<Vec<u32>>(), executed);
+    }
+}
+
+#[tokio::test]
+async fn fault_50_the_first_request_of_an_id_wins_and_only_the_operator_hears_of_another() {
     let daemon = Daemon::start();
     let client = daemon.client().await;
     let marks = daemon.file("marks");
-    let steps = script(&format!("echo run >> {}", marks.display()));
-    let calls = (0..50).map(|_| client.try_run(request("1", &steps)));
-    join_all(calls).await.into_iter().for_each(|result| result.unwrap());
+    let steps = |word: &str| script(&format!("echo {word} >> {}", marks.display()));
+    client.run_steps("1", &steps("first")).await;
+    // The same again is no reason for a warning.
+    client.run_steps("1", &steps("first")).await;
+    assert!(!daemon.said().contains("WARN"), "{}", daemon.said());
+    client.run_steps("1", &steps("other")).await;
     client.ended("1").await;
-    client.run_steps("1", &steps).await;
-    client.run_steps("1", &script("echo other content")).await;
-    client.ended("1").await;
-    assert_eq!(std::fs::read_to_string(&marks).unwrap(), "run\n");
-    // Nobody but the operator hears that the contents differ.
-    support::until("the operator is warned", || daemon.said().contains("WARN")).await;
+    // Also of an ended job.
+    client.run_steps("1", &steps("other")).await;
+    assert_eq!(std::fs::read_to_string(&marks).unwrap(), "first\n");
+    support::until("the operator is warned twice", || daemon.said().matches("WARN").count() == 2).await;
+    assert!(!daemon.said().contains("echo other"), "a warning quotes the request");
 }
 
 #[tokio::test]
@@ -224,7 +261,7 @@ async fn finish_ends_a_running_job() {
 }
 
 #[tokio::test]
-async fn racing_finishes_join() {
+async fn fault_13_racing_finishes_join() {
     let daemon = Daemon::start();
     let client = daemon.client().await;
     client.run("1", "trap '' TERM; echo on; while :; do sleep 1; done").await;
@@ -273,7 +310,7 @@ async fn a_cut_off_finish_goes_on_and_is_joined() {
 }
 
 #[tokio::test]
-async fn run_after_finish_is_a_late_duplicate_if_it_is_the_same() {
+async fn fault_48_run_after_finish_is_a_late_duplicate_if_it_is_the_same() {
     let daemon = Daemon::start();
     let client = daemon.client().await;
     let marks = daemon.file("marks");
@@ -292,7 +329,7 @@ async fn run_after_finish_is_a_late_duplicate_if_it_is_the_same() {
 }
 
 #[tokio::test]
-async fn a_duplicate_is_recognised_after_a_restart_too() {
+async fn fault_48_a_duplicate_is_recognised_after_a_restart_too() {
     let mut daemon = Daemon::start();
     let client = daemon.client().await;
     let marks = daemon.file("marks");
@@ -340,7 +377,7 @@ async fn a_process_that_succeeds_in_its_grace_is_cancelled_all_the_same() {
 }
 
 #[tokio::test]
-async fn an_ended_job_is_left_as_it_is_by_cancel() {
+async fn fault_13_an_ended_job_is_left_as_it_is_by_cancel() {
     let daemon = Daemon::start();
     let client = daemon.client().await;
     let before = client.run_to_end("1", &script("exit 5")).await;
@@ -422,10 +459,6 @@ async fn contents_over_their_limits_are_refused() {
     let daemon = Daemon::start();
     let client = daemon.client().await;
     let steps = script("true");
-    let limits = Some(v1::Limits { processes: 1 << 40, memory: 1, cpus: 1e-9, open_files: -1 });
-    let limited = RunRequest { limits, ..request("1", &steps) };
-    let refusal = client.try_run(limited).await.unwrap_err();
-    assert!(matches!(refusal.code(), Code::FailedPrecondition | Code::InvalidArgument), "{refusal:?}");
     let long = request("1", &format!("# {}\n[]", "x".repeat(16 << 20)));
     refused(client.try_run(long).await, Code::InvalidArgument, "too_large");
     let env: BTreeMap<String, String> = (0..4_097).map(|n| (format!("V{n}"), String::new())).collect();
@@ -615,7 +648,7 @@ async fn unknown_fields_are_tolerated() {
 }
 
 #[tokio::test]
-async fn what_is_no_message_is_refused() {
+async fn fault_57_what_is_no_message_is_refused() {
     let daemon = Daemon::start();
     let client = daemon.client().await;
     client.run("beside", "echo on; exec sleep 600").await;
@@ -640,7 +673,7 @@ async fn what_is_no_message_is_refused() {
 }
 
 #[tokio::test]
-async fn a_request_that_is_too_large_is_refused_and_the_daemon_lives() {
+async fn fault_57_a_request_that_is_too_large_is_refused_and_the_daemon_lives() {
     let daemon = Daemon::start();
     let client = daemon.client().await;
     client.run("beside", "echo on; exec sleep 600").await;
@@ -653,7 +686,7 @@ async fn a_request_that_is_too_large_is_refused_and_the_daemon_lives() {
 }
 
 #[tokio::test]
-async fn a_client_that_dies_after_run_loses_nothing() {
+async fn fault_64_a_client_that_dies_after_run_loses_nothing() {
     let daemon = Daemon::start();
     let client = daemon.client().await;
     client.run("1", "echo one; echo two").await;

@@ -258,7 +258,7 @@ fn what_is_not_there_is_said() {
 }
 
 #[test]
-fn hostile_images_touch_nothing_outside() {
+fn fault_69_hostile_images_touch_nothing_outside() {
     let Some(registry) = DockerRegistry::start() else { return };
     let mut escape = tar(&[("xx/canary", 0o644, "bad")]);
     escape[..2].copy_from_slice(b"..");
