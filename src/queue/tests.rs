@@ -293,3 +293,61 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn a_restored_running_job_holds_its_slot_until_it_leaves() {
+    let limits = Limits { running: Some(1), ..Limits::default() };
+    let mut queue = Queue::new(Policy::Fifo, limits);
+    let mut starts = Vec::new();
+    let key = Key::new("s", "1");
+    queue.restore_running("a", key.clone());
+    assert_eq!(queue.key(&"a"), Some(&key));
+    assert!(matches!(queue.submit(&"b", key.clone(), None, 1, &mut starts), Submitted::Queued(_)));
+    assert!(matches!(queue.submit(&"c", key, None, 1, &mut starts), Submitted::Queued(_)));
+    // A waiting one leaves its place, a running one its slot.
+    queue.leave(&"b", &mut starts);
+    assert_eq!((starts.len(), queue.waiting()), (0, 1));
+    queue.leave(&"a", &mut starts);
+    assert_eq!(starts, ["c"]);
+    assert_eq!(queue.key(&"a"), None);
+}
+
+#[test]
+fn what_comes_after_a_restart_stands_behind_what_waited() {
+    let mut queue = Queue::new(Policy::Fifo, Limits { running: Some(0), ..Limits::default() });
+    let mut starts = Vec::new();
+    let mut places = Vec::new();
+    for job in ["a", "b", "c"] {
+        match queue.submit(&job, Key::default(), None, 1, &mut starts) {
+            Submitted::Queued(place) => places.push((job, place)),
+            other => panic!("{other:?}"),
+        }
+    }
+    let mut later = Queue::new(Policy::Fifo, Limits::default());
+    later.pause();
+    for (job, place) in &places {
+        later.restore_waiting(*job, Key::default(), place, 1);
+    }
+    match later.submit(&"d", Key::default(), None, 1, &mut starts) {
+        Submitted::Queued(place) => assert_eq!(place.arrival, 3),
+        other => panic!("{other:?}"),
+    }
+    later.resume(&mut starts);
+    assert_eq!(starts, ["a", "b", "c", "d"]);
+}
+
+#[test]
+fn what_is_too_much_is_told_without_the_job_that_asks() {
+    let limits = Limits { running: Some(0), queued: Some(2), ..Limits::default() };
+    let mut queue = Queue::new(Policy::Fifo, limits);
+    let mut starts = Vec::new();
+    for job in ["a", "b"] {
+        assert!(matches!(queue.submit(&job, Key::default(), None, 1, &mut starts), Submitted::Queued(_)));
+    }
+    let full = Full::Jobs { waiting: 2, limit: 2 };
+    assert_eq!(queue.submit(&"c", Key::default(), None, 1, &mut starts), Submitted::Full(full));
+    let mut bytes = Queue::new(Policy::Fifo, Limits { running: Some(0), queued_bytes: Some(9), ..limits });
+    assert!(matches!(bytes.submit(&"a", Key::default(), None, 7, &mut starts), Submitted::Queued(_)));
+    let full = Full::Bytes { waiting: 7, limit: 9 };
+    assert_eq!(bytes.submit(&"b", Key::default(), None, 3, &mut starts), Submitted::Full(full));
+}
