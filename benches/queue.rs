@@ -29,7 +29,7 @@ fn one_ends_one_starts_one_comes(bencher: Bencher<'_, '_>, policy: Policy) {
     bencher.bench_local(|| {
         let ended = running[over % SLOTS];
         let mut starts = Vec::new();
-        queue.finish(&ended, &mut starts);
+        queue.leave(&ended, &mut starts);
         queue.submit(&next, key(next), Some(next), 1_000, &mut starts);
         running[over % SLOTS] = starts[0];
         next += 1;

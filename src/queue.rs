@@ -109,17 +109,6 @@ pub enum Full {
     },
 }
 
-/// What became of a job that is cancelled.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Cancelled {
-    /// It waited, and is out of the queue.
-    Dequeued,
-    /// It runs, and keeps its slot until it has ended.
-    Running,
-    /// It is neither.
-    Unknown,
-}
-
 /// What a waiting job is compared by within its key: order number and arrival. Under `fifo` the first is 0 for all.
 type Rank = (u64, u64);
 
@@ -240,30 +229,7 @@ impl<J: Clone + Eq + Hash> Queue<J> {
         self.jobs.insert(job, Entry { key, state: EntryState::Running });
     }
 
-    /// A job is cancelled. A waiting one leaves the queue.
-    pub fn cancel(&mut self, job: &J, starts: &mut Vec<J>) -> Cancelled {
-        match self.jobs.get(job) {
-            Some(Entry { state: EntryState::Waiting { .. }, .. }) => {
-                self.remove(job);
-                self.offer(starts);
-                Cancelled::Dequeued
-            }
-            Some(_) => Cancelled::Running,
-            None => Cancelled::Unknown,
-        }
-    }
-
-    /// A job has ended: its last process is gone. `false`: it held no slot.
-    pub fn finish(&mut self, job: &J, starts: &mut Vec<J>) -> bool {
-        if !self.is_running(job) {
-            return false;
-        }
-        self.remove(job);
-        self.offer(starts);
-        true
-    }
-
-    /// A job is gone, waiting or running.
+    /// A job is gone: it waited and was cancelled, or its last process is gone.
     pub fn leave(&mut self, job: &J, starts: &mut Vec<J>) {
         self.remove(job);
         self.offer(starts);

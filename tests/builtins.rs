@@ -9,6 +9,7 @@ use std::path::Path;
 use serde_json::{Value, json};
 use step_runner::pb::v1::{self, RunRequest, State, Status};
 use support::registry::{DockerRegistry, PASSWORD, Scripted, USER, docker_config, response};
+use support::user::{ORDINARY, Place};
 use support::{
     Client, Daemon, Setup, contains, is_root, patiently, processes_with, request, script, state, wait_for,
 };
@@ -384,18 +385,14 @@ async fn a_builtin_runs_for_an_ordinary_user_after_its_program_was_replaced() {
     if !is_root("a_builtin_runs_for_an_ordinary_user_after_its_program_was_replaced") {
         return;
     }
-    let dir = tempfile::tempdir().unwrap();
-    std::os::unix::fs::chown(dir.path(), Some(1_000), Some(1_000)).unwrap();
-    let binary = dir.path().join("step-runner");
-    std::fs::copy(env!("CARGO_BIN_EXE_step-runner"), &binary).unwrap();
-    let wrapper = ["setpriv", "--reuid=1000", "--regid=1000", "--clear-groups"];
-    let daemon = Setup::new().program(&binary).wrapper(&wrapper).start_in(dir.path());
+    let place = Place::of(ORDINARY);
+    let daemon = place.setup().start_in(place.path());
     let client = daemon.client().await;
     // The keeper lives from the first job on.
     client.run_to_end("1", &script("true")).await;
-    std::fs::remove_file(&binary).unwrap();
+    std::fs::remove_file(&place.program).unwrap();
     let project = tool();
-    std::os::unix::fs::chown(project.dir.path(), Some(1_000), Some(1_000)).unwrap();
+    std::os::unix::fs::chown(project.dir.path(), Some(ORDINARY), Some(ORDINARY)).unwrap();
     let steps = json!(release("localhost", "1.0.0")[..1]);
     let status = project.run(&client, "2", &steps).await;
     expect(&client, &status, State::Success, "").await;

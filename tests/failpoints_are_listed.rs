@@ -1,6 +1,9 @@
 //! The failpoints of the source are those that docs/failpoints.md lists.
 #![allow(clippy::unwrap_used, clippy::allow_attributes, reason = "a test")]
 
+#[path = "support/source.rs"]
+mod source;
+
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
@@ -8,19 +11,16 @@ use std::path::Path;
 /// What names a failpoint in the source.
 const CALLS: [&str; 5] = ["io(", "hit(", "amount(", "late(", "retry("];
 
-fn of_source(folder: &Path, names: &mut BTreeSet<String>) {
-    for entry in fs::read_dir(folder).unwrap() {
-        let path = entry.unwrap().path();
-        if path.is_dir() {
-            of_source(&path, names);
-        } else if path.extension().is_some_and(|extension| extension == "rs") {
-            let text = fs::read_to_string(&path).unwrap();
-            // In every string of a statement that may name one.
-            for statement in text.split(';').filter(|text| CALLS.iter().any(|call| text.contains(call))) {
-                names.extend(statement.split('"').filter(|text| is_name(text)).map(str::to_owned));
-            }
+fn of_source(folder: &Path) -> BTreeSet<String> {
+    let mut names = BTreeSet::new();
+    for path in source::files(folder, "rs") {
+        let text = fs::read_to_string(path).unwrap();
+        // In every string of a statement that may name one.
+        for statement in text.split(';').filter(|text| CALLS.iter().any(|call| text.contains(call))) {
+            names.extend(statement.split('"').filter(|text| is_name(text)).map(str::to_owned));
         }
     }
+    names
 }
 
 /// `module::what`, in lower case.
@@ -38,8 +38,7 @@ fn of_documentation(root: &Path) -> BTreeSet<String> {
 #[test]
 fn failpoints_of_the_source_are_those_of_the_documentation() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let mut source = BTreeSet::new();
-    of_source(&root.join("src"), &mut source);
+    let source = of_source(&root.join("src"));
     assert!(source.len() > 20, "{source:?}");
     let documentation = of_documentation(root);
     let missing: Vec<_> = source.difference(&documentation).collect();

@@ -1,5 +1,8 @@
-//! docs/faults.md has every row once, and names exactly the tests that are there.
+//! docs/faults.md has every row once, and names exactly the tests that are there, each in its file.
 #![allow(clippy::unwrap_used, clippy::allow_attributes, reason = "a test")]
+
+#[path = "support/source.rs"]
+mod source;
 
 use std::collections::BTreeMap;
 use std::collections::BTreeSet;
@@ -18,18 +21,26 @@ fn names(text: &str, before: &str) -> BTreeSet<String> {
     starts.map(name).filter(|name| name.starts_with("fault_")).collect()
 }
 
-fn of_source(folder: &Path, found: &mut BTreeSet<String>) {
-    for entry in fs::read_dir(folder).unwrap() {
-        let path = entry.unwrap().path();
-        if path.is_dir() {
-            of_source(&path, found);
-        } else if path.extension().is_some_and(|extension| extension == "rs") {
-            let text = fs::read_to_string(path).unwrap();
-            found.extend(names(&text, "fn "));
-            // Of the simulator, which names its tests as values.
-            found.extend(names(&text, "trial(\""));
-        }
+/// Tests of the source, each behind its file: `tests/x.rs: fault_NN_…`.
+fn of_source(root: &Path) -> BTreeSet<String> {
+    let mut found = BTreeSet::new();
+    for path in ["src", "tests"].map(|folder| source::files(&root.join(folder), "rs")).concat() {
+        let text = fs::read_to_string(&path).unwrap();
+        // The simulator names its tests as values.
+        let tests = names(&text, "fn ").into_iter().chain(names(&text, "trial(\""));
+        let file = path.strip_prefix(root).unwrap().display();
+        found.extend(tests.map(|test| format!("{file}: {test}")));
     }
+    found
+}
+
+/// The same of a row: `FILE: TEST, TEST; FILE: TEST`.
+fn of_row(line: &str) -> BTreeSet<String> {
+    let shown_by = line.trim_end_matches(" |").rsplit("| ").next().unwrap();
+    let files = shown_by.split("; ").filter_map(|part| part.split_once(": "));
+    files
+        .flat_map(|(file, tests)| names(tests, "`").into_iter().map(move |test| format!("{file}: {test}")))
+        .collect()
 }
 
 #[test]
@@ -42,18 +53,16 @@ fn every_row_is_shown_by_a_test_or_a_proof_that_is_there() {
         assert!(rows.insert(row, line).is_none(), "row {row} is there twice");
     }
     assert_eq!(rows.keys().copied().collect::<Vec<_>>(), (1..=ROWS).collect::<Vec<_>>());
+    let mut listed = BTreeSet::new();
     for (row, line) in &rows {
         let tests = names(line, "`");
         assert!(!tests.is_empty(), "no test shows row {row}");
         let begins = format!("fault_{row:02}_");
         assert!(tests.iter().all(|test| test.starts_with(&begins)), "row {row}: {tests:?}");
+        listed.extend(of_row(line));
     }
-    let mut source = BTreeSet::new();
-    for folder in ["src", "tests"] {
-        of_source(&root.join(folder), &mut source);
-    }
-    // `fault_NN_…` in the text is no test.
-    let listed: BTreeSet<_> =
-        names(&text, "`").into_iter().filter(|name| !name.starts_with("fault_NN")).collect();
-    assert_eq!(listed, source, "docs/faults.md and the source name different tests");
+    let source = of_source(root);
+    let missing: Vec<_> = source.difference(&listed).collect();
+    let unknown: Vec<_> = listed.difference(&source).collect();
+    assert!(missing.is_empty() && unknown.is_empty(), "not listed: {missing:#?}, not there: {unknown:#?}");
 }

@@ -1,8 +1,11 @@
 //! The JSON Schema of function files against the reader: both take the same documents, as far as a schema can say.
 #![expect(clippy::unwrap_used, reason = "a broken scene fails the test")]
 
+#[path = "support/source.rs"]
+mod source;
+
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 use jsonschema::Validator;
@@ -108,17 +111,6 @@ fn compare(schemas: &Schemas, name: &str, text: &str) -> bool {
     true
 }
 
-fn files(folder: &Path, into: &mut Vec<PathBuf>) {
-    for entry in fs::read_dir(folder).unwrap() {
-        let path = entry.unwrap().path();
-        if path.is_dir() {
-            files(&path, into);
-        } else if path.extension().is_some_and(|extension| extension == "yml") {
-            into.push(path);
-        }
-    }
-}
-
 #[test]
 fn schema_and_reader_take_the_same_files() {
     let (schemas, root) = (Schemas::new(), Path::new(env!("CARGO_MANIFEST_DIR")));
@@ -130,9 +122,7 @@ fn schema_and_reader_take_the_same_files() {
         let (id, text) = (vector["id"].as_str().unwrap(), vector["input"].as_str().unwrap());
         compared += usize::from(compare(&schemas, id, text));
     }
-    let mut paths = Vec::new();
-    files(&root.join("tests/broken"), &mut paths);
-    files(&root.join("examples"), &mut paths);
+    let paths = ["tests/broken", "examples"].map(|folder| source::files(&root.join(folder), "yml")).concat();
     for path in paths {
         let text = fs::read_to_string(&path).unwrap();
         compared += usize::from(compare(&schemas, &path.display().to_string(), &text));

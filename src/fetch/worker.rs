@@ -7,6 +7,8 @@
 pub mod archive;
 pub mod git;
 pub mod oci;
+#[cfg(test)]
+mod site;
 pub mod tree;
 
 use std::io::{self, BufRead, Write};

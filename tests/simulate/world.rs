@@ -3,142 +3,39 @@
 //! Everything runs in one thread; what would block runs in its turn. A crash drops all tasks of the daemon at once and
 //! leaves what is on disk and what the keeper knows.
 
+mod clients;
+mod closing;
+mod stage;
+
 use std::cell::{Cell, RefCell};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
+use crate::keeper::{self, Account, Wrongs};
+use crate::oracle::Oracle;
+use crate::random::Random;
+use crate::schedule::{Do, Schedule};
+use clients::new_request;
 use futures_util::future::join_all;
-use indexmap::IndexMap;
-use step_runner::actors::handle::{JobsHandle, RunRequest};
-use step_runner::actors::host::Host;
+use stage::{PLAYED, Played, Stage, Virtual, living};
+use step_runner::actors::handle::JobsHandle;
 use step_runner::actors::supervisor::{Supervisor, SupervisorEnd, SupervisorParts};
-use step_runner::clock::{self, Clock};
+use step_runner::clock::{self};
 use step_runner::config::{Config, Limit, QueuePolicy};
 use step_runner::fetch::{Fetcher, Limits};
 use step_runner::grpc::{is_root_result, step_result_bytes};
-use step_runner::keeper::link::Wire;
-use step_runner::model::{JobId, Refusal};
-use step_runner::process::cgroup::CgroupError;
-use step_runner::process::remains::Remains;
-use step_runner::store::{ProcessInfo, StateDir};
-use step_runner::variables::{self, Base};
+use step_runner::model::{JobId, ProcessInfo, Refusal};
+use step_runner::store::StateDir;
+use step_runner::variables::Base;
 use tokio::io::DuplexStream;
 use tokio::sync::mpsc;
 use tokio::task::{JoinHandle, LocalSet};
 use tokio::time::{Instant, sleep};
 
-use crate::keeper::{self, Account, Keeper, Wrongs};
-use crate::oracle::Oracle;
-use crate::random::Random;
-use crate::schedule::{Do, Schedule};
-
 /// When every run begins: 2030.
 const DAWN: u64 = 1_893_456_000;
-
-/// Room between daemon and keeper.
-const WIRE: usize = 1 << 16;
-
-thread_local! {
-    /// The keeper of this thread's run, and how one is started.
-    static PLAYED: RefCell<Option<Played>> = const { RefCell::new(None) };
-}
-
-/// What the host is asked, which has no room for what belongs to a thread.
-struct Played {
-    keeper: Option<keeper::Shared>,
-    state: PathBuf,
-    random: Random,
-    account: Rc<RefCell<Account>>,
-    wrongs: Wrongs,
-    started: u64,
-    /// Connections for the keeper. It takes them among its own tasks: those of the daemon die with the daemon.
-    door: mpsc::UnboundedSender<(keeper::Shared, DuplexStream)>,
-}
-
-struct Stage;
-
-impl Host for Stage {
-    fn has_keeper(&self, _: &StateDir) -> std::io::Result<bool> {
-        Ok(living().is_some())
-    }
-
-    fn connect(&self, _: &StateDir) -> std::io::Result<Wire> {
-        let keeper = living().ok_or(std::io::ErrorKind::ConnectionRefused)?;
-        let (ours, theirs) = tokio::io::duplex(WIRE);
-        PLAYED.with_borrow(|played| drop(played.as_ref().unwrap().door.send((keeper, theirs))));
-        Ok(Wire::Memory(ours))
-    }
-
-    fn start_keeper(&self, state: &StateDir, _: &str) -> std::io::Result<Wire> {
-        PLAYED.with_borrow_mut(|played| {
-            let played = played.as_mut().unwrap();
-            if played.keeper.as_ref().is_some_and(|keeper| keeper.borrow().is_alive) {
-                played.wrongs.borrow_mut().push("a second keeper is started beside a living one".into());
-            }
-            played.started += 1;
-            let random = played.random.fork(played.started);
-            let (account, wrongs) = (Rc::clone(&played.account), Rc::clone(&played.wrongs));
-            played.keeper = Some(Keeper::start(&played.state, random, account, wrongs));
-        });
-        self.connect(state)
-    }
-
-    fn kill_keeper(&self, _: &StateDir) {
-        if let Some(keeper) = living() {
-            keeper.borrow_mut().die();
-        }
-    }
-
-    fn control_group(&self) -> Result<std::path::PathBuf, CgroupError> {
-        Err(CgroupError::NotMounted)
-    }
-
-    fn kill(&self, _: &Remains, _: Duration) -> Vec<u32> {
-        // What a keeper ran died with it.
-        Vec::new()
-    }
-}
-
-fn living() -> Option<keeper::Shared> {
-    PLAYED.with_borrow(|played| {
-        played.as_ref()?.keeper.as_ref().filter(|keeper| keeper.borrow().is_alive).cloned()
-    })
-}
-
-/// Virtual clocks.
-struct Virtual {
-    /// Start of the run.
-    dawn: Instant,
-    /// Start of the daemon.
-    start: Instant,
-    /// How far the wall clock has jumped.
-    jumped: Rc<Cell<i64>>,
-    /// The wall clock never says the same twice.
-    asked: Rc<Cell<u64>>,
-    boot: Rc<Cell<u64>>,
-}
-
-impl Clock for Virtual {
-    fn uptime(&self) -> Duration {
-        let jumped = ::fail::eval("simulate::clock::uptime_jumps", |_| self.jumped.get().unsigned_abs());
-        self.start.elapsed() + Duration::from_secs(jumped.unwrap_or(0))
-    }
-
-    fn boot_micros(&self) -> u64 {
-        self.dawn.elapsed().as_micros() as u64 + self.boot.get()
-    }
-
-    fn now(&self) -> SystemTime {
-        self.asked.set(self.asked.get() + 1);
-        let seconds = (DAWN as i64 + self.jumped.get()) as u64;
-        UNIX_EPOCH
-            + Duration::from_secs(seconds)
-            + self.dawn.elapsed()
-            + Duration::from_micros(self.asked.get())
-    }
-}
 
 /// A living daemon.
 pub(crate) struct Daemon {
@@ -537,249 +434,10 @@ impl World {
             self.oracle.borrow_mut().keeper_died(self.daemon.is_some());
         }
     }
-
-    fn operate<F: Future<Output = ()> + 'static>(&self, work: impl FnOnce(JobsHandle) -> F) {
-        if let Some(daemon) = &self.daemon {
-            drop(daemon.set.spawn_local(work(daemon.jobs.clone())));
-        }
-    }
-
-    /// A call, which may be given up; it ends with the daemon.
-    fn call(&self, leaves: Option<u64>, work: impl Future<Output = ()> + 'static) {
-        let Some(daemon) = &self.daemon else { return };
-        let call = daemon.set.spawn_local(work);
-        if let Some(turns) = leaves {
-            tokio::task::spawn_local(async move {
-                for _ in 0..turns {
-                    tokio::task::yield_now().await;
-                }
-                if turns.is_multiple_of(3) {
-                    sleep(Duration::from_millis(turns)).await;
-                }
-                call.abort();
-            });
-        }
-    }
-
-    fn run(&self, id: u64, content: u64, leaves: Option<u64>) {
-        let Some(daemon) = &self.daemon else { return };
-        let (jobs, oracle) = (daemon.jobs.clone(), Rc::clone(&self.oracle));
-        let request = request(&self.schedule, id, content);
-        let asked = oracle.borrow_mut().run_asked();
-        self.call(leaves, async move {
-            let job = request.id.clone();
-            let answer = jobs.run(request).await;
-            oracle.borrow_mut().observe(&jobs.all());
-            oracle.borrow_mut().run_answered(asked, id, content, &answer, jobs.status(&job).ok().as_ref());
-        });
-    }
-
-    fn finish(&self, id: u64, leaves: Option<u64>) {
-        let Some(daemon) = &self.daemon else { return };
-        let (jobs, oracle) = (daemon.jobs.clone(), Rc::clone(&self.oracle));
-        let job = job_id(id);
-        let asked = oracle.borrow_mut().finish_asked(id, jobs.status(&job).ok().as_ref());
-        self.call(leaves, async move {
-            let answer = jobs.finish(&job).await;
-            oracle.borrow_mut().observe(&jobs.all());
-            let there = jobs.status(&job).ok();
-            oracle.borrow_mut().finish_answered(asked, id, &answer, there.as_ref());
-        });
-    }
-
-    fn cancel(&self, id: u64) {
-        let Some(daemon) = &self.daemon else { return };
-        let (jobs, oracle) = (daemon.jobs.clone(), Rc::clone(&self.oracle));
-        let job = job_id(id);
-        let before = jobs.status(&job).ok();
-        oracle.borrow_mut().cancel_asked(id, before.as_ref());
-        self.call(None, async move {
-            let answer = jobs.cancel(&job).await;
-            let after = jobs.status(&job).ok();
-            oracle.borrow_mut().cancel_answered(id, before.as_ref(), &answer, after.as_ref());
-        });
-    }
-
-    fn follow(&self, id: u64, from: u64, leaves: Option<u64>) {
-        let Some(daemon) = &self.daemon else { return };
-        let (jobs, oracle) = (daemon.jobs.clone(), Rc::clone(&self.oracle));
-        let job = job_id(id);
-        let Ok(status) = jobs.status(&job) else { return };
-        let offset = oracle.borrow().seen(id, status.registered) * from / 3;
-        let follower = oracle.borrow_mut().follow_asked(id, status.registered, leaves.is_some());
-        self.call(None, async move {
-            let mut cursor = match jobs.follow_logs(&job, offset) {
-                Ok(cursor) => cursor,
-                Err(refusal) => return oracle.borrow_mut().follow_refused(follower, offset, &refusal),
-            };
-            let mut at = offset;
-            let mut pieces = 0;
-            loop {
-                if leaves.is_some_and(|most| pieces >= most) {
-                    return;
-                }
-                pieces += 1;
-                match cursor.next().await {
-                    Ok(Some(bytes)) => {
-                        oracle.borrow_mut().read(follower, at, &bytes);
-                        at += bytes.len() as u64;
-                    }
-                    Ok(None) => {
-                        return oracle.borrow_mut().read_to_end(
-                            follower,
-                            at,
-                            jobs.status(&job).ok().as_ref(),
-                        );
-                    }
-                    Err(refusal) => return oracle.borrow_mut().follow_refused(follower, at, &refusal),
-                }
-            }
-        });
-    }
-
-    fn follow_steps(&self, id: u64) {
-        let Some(daemon) = &self.daemon else { return };
-        let (jobs, oracle) = (daemon.jobs.clone(), Rc::clone(&self.oracle));
-        let job = job_id(id);
-        let Ok(status) = jobs.status(&job) else { return };
-        let registered = status.registered;
-        self.call(None, async move {
-            let mut cursor = match jobs.follow_steps(&job) {
-                Ok(cursor) => cursor,
-                Err(refusal) => return oracle.borrow_mut().steps_refused(id, registered, &refusal),
-            };
-            let mut at = 0;
-            loop {
-                match cursor.next().await {
-                    Ok(Some(result)) => oracle.borrow_mut().step_read(id, registered, at, &result),
-                    Ok(None) => return oracle.borrow_mut().steps_end(id, registered, at),
-                    Err(refusal) => return oracle.borrow_mut().steps_refused(id, registered, &refusal),
-                }
-                at += 1;
-            }
-        });
-    }
-
-    /// Everything comes to its end: all jobs are finished, nothing of them is left, all slots are free.
-    async fn close(&mut self) {
-        self.armed.iter().for_each(::fail::remove);
-        if self.is_paused {
-            self.is_paused = false;
-            self.operate(|jobs| async move { jobs.resume().await });
-        }
-        self.oracle.borrow_mut().note("the end: every id is finished".into());
-        self.pass(Duration::from_mins(2)).await;
-        self.check_alive().await;
-        let Some(daemon) = &self.daemon else { return };
-        let jobs = daemon.jobs.clone();
-        let oracle = Rc::clone(&self.oracle);
-        for id in 0..crate::schedule::IDS {
-            self.finish(id, None);
-        }
-        self.pass(Duration::from_mins(5)).await;
-        let left = jobs.all().len();
-        if left > 0 {
-            self.wrong(format!("{left} jobs are registered after every id was finished: {:?}", jobs.all()));
-        }
-        oracle.borrow_mut().all_finished();
-        self.slots(&jobs).await;
-        self.pass(Duration::from_mins(2)).await;
-        if !jobs.all().is_empty() {
-            self.wrong("jobs of the last round are left");
-        }
-        if let Some(keeper) = living() {
-            let held = keeper.borrow().holds();
-            if held > 0 {
-                self.wrong(format!("the keeper holds {held} jobs that nobody knows"));
-            }
-        }
-        let alive: u32 = self.account.borrow().alive.values().sum();
-        if alive > 0 {
-            self.wrong(format!("{alive} processes are left"));
-        }
-        self.check_disk();
-    }
-
-    /// As many jobs as there are slots run at once, and no more.
-    async fn slots(&self, jobs: &JobsHandle) {
-        let slots = match (self.max_running, self.schedule.per_project) {
-            (0, Some(most)) => most,
-            (0, None) => 3,
-            (most, Some(project)) => most.min(project),
-            (most, None) => most,
-        };
-        let most = slots + self.schedule.max_queued.min(1);
-        let Some(daemon) = &self.daemon else { return };
-        for number in 0..most {
-            let (jobs, request) = (jobs.clone(), long_request(number));
-            drop(daemon.set.spawn_local(async move { jobs.run(request).await }));
-        }
-        self.pass(Duration::from_secs(20)).await;
-        let running = jobs.all().iter().filter(|job| job.start_time.is_some()).count() as u64;
-        let expected =
-            if self.max_running == 0 && self.schedule.per_project.is_none() { most } else { slots };
-        if running != expected {
-            self.wrong(format!("{running} jobs run where {expected} slots are free: {:?}", jobs.all()));
-        }
-        for number in 0..most {
-            let (jobs, id) = (jobs.clone(), JobId::parse(&format!("last-{number}")).unwrap());
-            drop(daemon.set.spawn_local(async move { jobs.finish(&id).await }));
-        }
-    }
-
-    fn check_disk(&self) {
-        for folder in ["jobs", "broken"] {
-            let path = self.folder.join("state").join(folder);
-            let names: Vec<_> =
-                std::fs::read_dir(path).into_iter().flatten().map(|e| e.unwrap().file_name()).collect();
-            if !names.is_empty() {
-                self.wrong(format!("{folder} is not empty: {names:?}"));
-            }
-        }
-    }
-
-    fn verdict(&self) -> Verdict {
-        Verdict {
-            wrongs: self.wrongs.borrow().clone(),
-            trace: self.oracle.borrow().trace(),
-            passed: self.dawn.elapsed(),
-        }
-    }
 }
 
 pub(crate) fn job_id(id: u64) -> JobId {
     JobId::parse(&format!("job-{id}")).unwrap()
-}
-
-fn request(schedule: &Schedule, id: u64, content: u64) -> RunRequest {
-    let (programs, timeout) = &schedule.requests[id as usize][content as usize];
-    let steps: Vec<_> = programs
-        .iter()
-        .enumerate()
-        .map(|(at, program)| format!("{{name: s{at}, script: '{}'}}", program.text()))
-        .collect();
-    new_request(job_id(id), format!("[{}]", steps.join(", ")), content, *timeout)
-}
-
-fn long_request(number: u64) -> RunRequest {
-    let id = JobId::parse(&format!("last-{number}")).unwrap();
-    new_request(id, "[{name: s, script: 'sim 999 1 10000000 0 0 1 0'}]".into(), 0, None)
-}
-
-fn new_request(id: JobId, steps: String, content: u64, timeout: Option<Duration>) -> RunRequest {
-    RunRequest {
-        id,
-        digest: [content as u8 + 1; 32],
-        size: steps.len(),
-        labels: (String::new(), String::new()),
-        variables: variables::Request::default(),
-        steps,
-        file: None,
-        inputs: IndexMap::new(),
-        timeout,
-        cancel_grace: None,
-        limits: step_runner::model::Limits::default(),
-    }
 }
 
 /// An answer in a few words.

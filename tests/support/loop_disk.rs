@@ -31,8 +31,7 @@ if sys.stdin.readline():
     print("cut", flush=True)
 "#;
 
-/// The part of the machine that is missing, if one is. A container has no loop devices, and nothing to install helps: its
-/// tests are skipped there even where parts are required.
+/// The part of the machine that is missing, if one is.
 pub(crate) fn missing_part() -> Option<&'static str> {
     if !rustix::process::geteuid().is_root() {
         return Some("root");

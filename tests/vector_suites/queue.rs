@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use libtest_mimic::Failed;
 use serde_json::{Value, json};
-use step_runner::queue::{Cancelled, Key, Limits, Policy, Queue, Submitted, number};
+use step_runner::queue::{Key, Limits, Policy, Queue, Submitted, number};
 
 /// A queue and the jobs that have ended but are not forgotten: outside of the tests the registry knows those.
 struct Daemon {
@@ -61,22 +61,22 @@ impl Daemon {
         let id = event["id"].as_str().unwrap_or_default().to_owned();
         Ok(match event["op"].as_str().unwrap_or_default() {
             "submit" => self.submit(id, event, starts),
-            "cancel" => match self.queue.cancel(&id, starts) {
-                Cancelled::Dequeued => {
-                    self.waiting.remove(&id);
-                    self.ended.insert(id);
-                    "dequeued"
-                }
-                Cancelled::Running => "signalled",
-                Cancelled::Unknown => "ignored",
-            },
-            "finish" if self.queue.finish(&id, starts) => {
+            // A running one keeps its slot until it has ended.
+            "cancel" if self.queue.is_running(&id) => "signalled",
+            "cancel" if self.queue.key(&id).is_some() => {
+                self.queue.leave(&id, starts);
+                self.waiting.remove(&id);
+                self.ended.insert(id);
+                "dequeued"
+            }
+            "finish" if self.queue.is_running(&id) => {
+                self.queue.leave(&id, starts);
                 self.running.remove(&id);
                 self.ended.insert(id);
                 "released"
             }
             "forget" if self.ended.remove(&id) => "forgotten",
-            "finish" | "forget" => "ignored",
+            "cancel" | "finish" | "forget" => "ignored",
             "pause" => {
                 self.queue.pause();
                 "ok"

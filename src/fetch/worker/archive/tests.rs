@@ -1,53 +1,22 @@
 use std::fs;
 use std::io::Write;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use proptest::prelude::*;
 use tar::{Builder, Header};
 
 use super::*;
 use crate::fetch::order::Stats;
-
-/// A folder for a tree, beside which nothing may appear.
-struct Site {
-    dir: tempfile::TempDir,
-}
+use crate::fetch::worker::site::Site;
 
 impl Site {
-    fn new() -> Self {
-        let dir = tempfile::tempdir().unwrap();
-        fs::create_dir(dir.path().join("tree")).unwrap();
-        fs::write(dir.path().join("canary"), "alive").unwrap();
-        Self { dir }
-    }
-
-    fn root(&self) -> PathBuf {
-        self.dir.path().join("tree")
-    }
-
     /// Unpacks the layers and checks that nothing is outside.
     fn unpack(&self, layers: &[Vec<u8>]) -> Result<(), FetchFailure> {
-        let mut tree = TreeWriter::new(&self.root()).unwrap();
+        let mut tree = self.writer();
         let done = layers.iter().try_for_each(|layer| unpack(Packing::Plain, layer.as_slice(), &mut tree));
-        self.untouched();
+        assert!(self.is_untouched());
         done
-    }
-
-    fn untouched(&self) {
-        let mut names: Vec<_> =
-            fs::read_dir(self.dir.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
-        names.sort();
-        assert_eq!(names, ["canary", "tree"]);
-        assert_eq!(fs::read(self.dir.path().join("canary")).unwrap(), b"alive");
-    }
-
-    fn text(&self, path: &str) -> String {
-        fs::read_to_string(self.root().join(path)).unwrap()
-    }
-
-    fn has(&self, path: &str) -> bool {
-        fs::symlink_metadata(self.root().join(path)).is_ok()
     }
 }
 
@@ -149,7 +118,7 @@ fn every_packing_unpacks_to_the_same_tree() {
         ("application/vnd.gitlab.step.layer.v1.tar+zstd", zstd(&plain)),
     ] {
         let site = Site::new();
-        let mut tree = TreeWriter::new(&site.root()).unwrap();
+        let mut tree = site.writer();
         unpack(Packing::of_media_type(media_type).unwrap(), packed.as_slice(), &mut tree).unwrap();
         assert_eq!(tree.finish().unwrap().files, 2, "{media_type}");
         let mode = |path: &str| fs::metadata(site.root().join(path)).unwrap().permissions().mode();
@@ -261,7 +230,7 @@ fn a_hard_link_is_a_file_of_its_own() {
     let first = Crafted::default().entry(EntryType::Regular, "bin/a", "", 0o755, b"content").end();
     let second = Crafted::default().hard_link("b", "bin/a").hard_link("./c", "./b").hard_link("c", "c").end();
     let site = Site::new();
-    let mut tree = TreeWriter::new(&site.root()).unwrap();
+    let mut tree = site.writer();
     for layer in [first, second] {
         unpack(Packing::Plain, layer.as_slice(), &mut tree).unwrap();
     }
@@ -385,7 +354,7 @@ fn fault_69_bombs_are_stopped_early() {
     (0..160).for_each(|_| packed.extend_from_slice(&frame));
     assert!(packed.len() < 1 << 20, "{}", packed.len());
     let site = Site::new();
-    let mut tree = TreeWriter::new(&site.root()).unwrap();
+    let mut tree = site.writer();
     let error = unpack(Packing::Zstd, packed.as_slice(), &mut tree).unwrap_err();
     assert_eq!(error.class, Class::Limit, "{}", error.message);
     assert!(error.message.contains("200 times"), "{}", error.message);
@@ -396,7 +365,7 @@ fn fault_69_bombs_are_stopped_early() {
 fn fault_69_headers_that_would_fill_memory_are_refused() {
     for kind in [EntryType::GNULongName, EntryType::XHeader, EntryType::XGlobalHeader] {
         let head = Crafted::default().sized(kind, "x", "", 0, 1 << 40, b"").bytes;
-        let mut tree = TreeWriter::new(&Site::new().root()).unwrap();
+        let mut tree = Site::new().writer();
         let endless = io::Cursor::new(head).chain(zeros(1 << 40));
         let error = unpack(Packing::Plain, endless, &mut tree).unwrap_err();
         assert_eq!(error.class, Class::Limit, "{}", error.message);
@@ -412,7 +381,7 @@ fn fault_69_a_window_larger_than_the_limit_is_refused() {
     encoder.include_contentsize(false).unwrap();
     encoder.write_all(&Crafted::default().file("x", "y").end()).unwrap();
     let packed = encoder.finish().unwrap();
-    let mut tree = TreeWriter::new(&Site::new().root()).unwrap();
+    let mut tree = Site::new().writer();
     let error = unpack(Packing::Zstd, packed.as_slice(), &mut tree).unwrap_err();
     assert_eq!(error.class, Class::Fetch, "{}", error.message);
 }
@@ -442,7 +411,7 @@ fn broken_archives_are_errors() {
     for cut in [1, 511, 513, 600, 1023, 1100] {
         assert!(site.unpack(&[good[..cut].to_vec()]).is_err(), "{cut}");
     }
-    let mut tree = TreeWriter::new(&site.root()).unwrap();
+    let mut tree = site.writer();
     for packing in [Packing::Gzip, Packing::Zstd] {
         assert_eq!(unpack(packing, &good[..], &mut tree).unwrap_err().class, Class::Fetch);
     }

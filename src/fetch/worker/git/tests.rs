@@ -10,7 +10,7 @@ use tempfile::TempDir;
 
 use super::*;
 use crate::lang::diagnostic::Class;
-use crate::web::Network;
+use crate::web::{self, Network};
 
 #[path = "../../../../tests/support/git_server.rs"]
 mod git_server;
@@ -59,6 +59,7 @@ impl Client {
         let mut fetch = || {
             let mut git = match self.patience {
                 Some(patience) => {
+                    web::use_ring();
                     let client = reqwest::blocking::Client::builder().no_proxy().timeout(patience);
                     Git::with_client(&order, client.build().unwrap())?
                 }

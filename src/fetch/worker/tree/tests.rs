@@ -1,39 +1,10 @@
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
-use std::path::PathBuf;
 
 use proptest::prelude::*;
 
 use super::*;
-
-/// A tree in a folder of its own, beside which nothing may appear.
-struct Site {
-    dir: tempfile::TempDir,
-}
-
-impl Site {
-    fn new() -> Self {
-        let dir = tempfile::tempdir().unwrap();
-        fs::create_dir(dir.path().join("tree")).unwrap();
-        fs::write(dir.path().join("canary"), "alive").unwrap();
-        Self { dir }
-    }
-
-    fn root(&self) -> PathBuf {
-        self.dir.path().join("tree")
-    }
-
-    fn writer(&self) -> TreeWriter {
-        TreeWriter::new(&self.root()).unwrap()
-    }
-
-    fn untouched(&self) -> bool {
-        let mut names: Vec<_> =
-            fs::read_dir(self.dir.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
-        names.sort();
-        names == ["canary", "tree"] && fs::read(self.dir.path().join("canary")).unwrap() == b"alive"
-    }
-}
+use crate::fetch::worker::site::Site;
 
 fn put(tree: &mut TreeWriter, path: &str, content: &str) -> Result<(), FetchFailure> {
     tree.file(path.as_bytes(), false, &mut content.as_bytes())
@@ -73,7 +44,7 @@ fn fault_69_names_that_could_mean_another_place_are_refused() {
     for path in [".", "./"] {
         assert!(put(&mut tree, path, "x").is_err(), "{path:?}");
     }
-    assert!(site.untouched());
+    assert!(site.is_untouched());
     assert_eq!(fs::read_dir(site.root()).unwrap().count(), 0);
 }
 
@@ -106,7 +77,7 @@ fn fault_69_nothing_is_written_through_a_link() {
     tree.link(b"inside", b"d").unwrap();
     tree.folder(b"d").unwrap();
     // As if something else had put it there.
-    symlink(site.dir.path(), site.root().join("outside")).unwrap();
+    symlink(site.beside(), site.root().join("outside")).unwrap();
     for path in ["inside/x", "outside/canary", "outside/y/z"] {
         let error = put(&mut tree, path, "bad").unwrap_err();
         assert!(error.message.contains("stands where it needs a folder"), "{}", error.message);
@@ -117,7 +88,7 @@ fn fault_69_nothing_is_written_through_a_link() {
     tree.empty(b"outside", &|_| false).unwrap();
     // At the path of a link the link is replaced, not what it names.
     put(&mut tree, "outside", "file").unwrap();
-    assert!(site.untouched());
+    assert!(site.is_untouched());
     assert!(fs::symlink_metadata(site.root().join("outside")).unwrap().is_file());
 }
 
@@ -127,9 +98,9 @@ fn a_later_entry_replaces_an_earlier_one_and_the_size_is_what_is_there() {
     let mut tree = site.writer();
     put(&mut tree, "x", "four").unwrap();
     let first = fs::metadata(site.root().join("x")).unwrap().ino();
-    fs::hard_link(site.root().join("x"), site.dir.path().join("other")).unwrap();
+    fs::hard_link(site.root().join("x"), site.beside().join("other")).unwrap();
     put(&mut tree, "x", "sixsix").unwrap();
-    assert_eq!(fs::read(site.dir.path().join("other")).unwrap(), b"four", "the old file is not written into");
+    assert_eq!(fs::read(site.beside().join("other")).unwrap(), b"four", "the old file is not written into");
     assert_ne!(fs::metadata(site.root().join("x")).unwrap().ino(), first);
 
     put(&mut tree, "d/a", "a").unwrap();
@@ -236,7 +207,7 @@ proptest! {
                 Step::Empty(path) => tree.empty(path.as_bytes(), &|_| false).ok(),
             };
         }
-        prop_assert!(site.untouched());
+        prop_assert!(site.is_untouched());
         prop_assert!(links_stay(&fs::canonicalize(site.root()).unwrap(), &site.root()));
         let stats = tree.finish().unwrap();
         prop_assert_eq!(stats, counted(&site.root()));

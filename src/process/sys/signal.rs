@@ -1,0 +1,87 @@
+//! Signals: `rt_sigaction`, `pthread_sigmask`, `signalfd`.
+
+use std::ffi::c_int;
+use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::{io, ptr};
+
+/// Highest signal number.
+pub(super) const LAST_SIGNAL: c_int = 64;
+
+/// The kernel's own `struct sigaction`, with room to spare: the handler is its first word, all zeros the default.
+pub(super) type KernelAction = [u64; 8];
+
+/// The system call itself: the C library's function refuses the two signals that it keeps for itself, which whoever
+/// started us may have left ignored.
+///
+/// # Safety
+/// `old` is null or writable. Async-signal-safe.
+pub(super) unsafe fn signal_action(
+    signal: c_int,
+    new: *const KernelAction,
+    old: *mut KernelAction,
+) -> libc::c_long {
+    const SET_BYTES: usize = 8;
+    // SAFETY: as the function's own contract.
+    unsafe { libc::syscall(libc::SYS_rt_sigaction, signal, new, old, SET_BYTES) }
+}
+
+/// The set without signals.
+pub(super) fn empty_signal_set() -> libc::sigset_t {
+    // SAFETY: an all-zero signal set is a valid value, and the empty set.
+    unsafe { std::mem::zeroed() }
+}
+
+/// A descriptor that becomes readable when one of its signals is pending.
+pub struct Signals(OwnedFd);
+
+impl Signals {
+    /// Blocks SIGCHLD for this thread and all it starts later, and makes its descriptor.
+    pub fn children() -> io::Result<Self> {
+        let mut set = empty_signal_set();
+        // SAFETY: `set` is writable and initialised; the new descriptor belongs to nobody else.
+        unsafe {
+            libc::sigaddset(&raw mut set, libc::SIGCHLD);
+            libc::pthread_sigmask(libc::SIG_BLOCK, &raw const set, ptr::null_mut());
+            match libc::signalfd(-1, &raw const set, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK) {
+                -1 => Err(io::Error::last_os_error()),
+                fd => Ok(Self(OwnedFd::from_raw_fd(fd))),
+            }
+        }
+    }
+
+    /// Takes what is pending.
+    pub fn clear(&self) {
+        // Of one signal at most one is pending, so a second read would find nothing.
+        let mut buffer = [0_u8; size_of::<libc::signalfd_siginfo>()];
+        rustix::io::retry_on_intr(|| rustix::io::read(&self.0, &mut buffer)).ok();
+    }
+}
+
+impl AsFd for Signals {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+/// Ignores the signals a terminal or an impatient script sends: the keeper ends by its own rules.
+pub fn ignore_signals() {
+    for signal in [
+        libc::SIGHUP,
+        libc::SIGINT,
+        libc::SIGQUIT,
+        libc::SIGTERM,
+        libc::SIGPIPE,
+        libc::SIGTTIN,
+        libc::SIGTTOU,
+    ] {
+        // SAFETY: no handler is installed, so none can run at a bad time.
+        unsafe { libc::signal(signal, libc::SIG_IGN) };
+    }
+    ignore_file_size_signal();
+}
+
+/// A write beyond the limit on the size of files fails as one to a full disk does, instead of ending the process.
+pub fn ignore_file_size_signal() {
+    // SAFETY: no handler is installed, so none can run at a bad time.
+    unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
+}

@@ -1,0 +1,56 @@
+//! What must be refused, with its code and reason, with nothing left behind and nobody else disturbed.
+#![expect(clippy::unwrap_used, reason = "a broken scene fails the test")]
+
+mod ids;
+mod places;
+mod state;
+mod steps;
+#[path = "../support/mod.rs"]
+mod support;
+mod surroundings;
+
+use std::path::Path;
+use std::time::Instant;
+
+use step_runner::pb::v1::State;
+use support::{Client, Daemon, SOON, Setup};
+
+/// Another job, which runs while bad things happen beside it.
+struct Beside {
+    client: Client,
+    start_time: Option<prost_types::Timestamp>,
+}
+
+impl Beside {
+    async fn start(daemon: &Daemon) -> Self {
+        let client = daemon.client().await;
+        let go = daemon.file("go");
+        client
+            .run("beside", &format!("echo on; until [ -e {} ]; do sleep 0.02; done; echo bye", go.display()))
+            .await;
+        client.prints("beside", "on").await;
+        let start_time = client.status("beside").await.start_time;
+        Self { client, start_time }
+    }
+
+    /// It runs as before, ends well, and nothing but it was there.
+    async fn unaffected(self, daemon: &Daemon) {
+        assert_eq!(daemon.folders().len(), 1, "something is left: {:?}", daemon.folders());
+        let status = self.client.status("beside").await;
+        assert_eq!((status.state(), &status.start_time), (State::Running, &self.start_time));
+        std::fs::write(daemon.file("go"), "").unwrap();
+        assert_eq!(self.client.ended("beside").await.exit_code, 0);
+        assert_eq!(self.client.output("beside").await, "on\nbye\n");
+    }
+}
+
+/// Asserts a start that was refused with this exit code; what was said.
+fn refuses_to_start(setup: Setup, socket: &Path, code: i32) -> String {
+    let start = Instant::now();
+    let output = setup.refused(socket);
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(code), "{said}");
+    assert!(!said.contains("is listening on socket"), "{said}");
+    assert!(start.elapsed() < SOON);
+    said
+}

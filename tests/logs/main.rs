@@ -1,0 +1,14 @@
+//! What followers get of a log: every byte, once, masked, to the end (logs.md, masking.md §7).
+#![expect(clippy::unwrap_used, reason = "a broken scene fails the test")]
+
+mod content;
+mod followers;
+mod masking;
+#[path = "../support/mod.rs"]
+mod support;
+
+use step_runner::pb::v1;
+
+fn masking(phrases: &[&str]) -> v1::Masking {
+    v1::Masking { phrases: phrases.iter().map(|&phrase| phrase.to_owned()).collect(), token_prefixes: vec![] }
+}

@@ -1,0 +1,23 @@
+//! Run, Status, Cancel and Finish as clients see them (service.md §3, §6).
+#![expect(clippy::unwrap_used, reason = "a broken scene fails the test")]
+
+mod cancel;
+mod ends;
+mod limits;
+mod repeated;
+#[path = "../support/mod.rs"]
+mod support;
+mod wire;
+
+use std::time::Duration;
+
+use step_runner::pb::v1::{State, Status};
+
+fn seconds(seconds: f64) -> prost_types::Duration {
+    Duration::from_secs_f64(seconds).try_into().unwrap()
+}
+
+/// State, exit code.
+fn end(status: &Status) -> (State, i32) {
+    (status.state(), status.exit_code)
+}

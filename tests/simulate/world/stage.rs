@@ -1,0 +1,122 @@
+//! What the daemon takes for the host: keepers that are played, clocks that are set.
+
+use std::cell::{Cell, RefCell};
+use std::path::PathBuf;
+use std::rc::Rc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use super::DAWN;
+use crate::keeper::{self, Account, Keeper, Wrongs};
+use crate::random::Random;
+use step_runner::actors::host::Host;
+use step_runner::clock::Clock;
+use step_runner::keeper::link::Wire;
+use step_runner::process::cgroup::{CgroupError, CgroupMode};
+use step_runner::process::remains::Remains;
+use step_runner::store::StateDir;
+use tokio::io::DuplexStream;
+use tokio::sync::mpsc;
+use tokio::time::Instant;
+
+/// Room between daemon and keeper.
+const WIRE: usize = 1 << 16;
+
+thread_local! {
+    /// The keeper of this thread's run, and how one is started.
+    pub(super) static PLAYED: RefCell<Option<Played>> = const { RefCell::new(None) };
+}
+
+/// What the host is asked, which has no room for what belongs to a thread.
+pub(super) struct Played {
+    pub(super) keeper: Option<keeper::Shared>,
+    pub(super) state: PathBuf,
+    pub(super) random: Random,
+    pub(super) account: Rc<RefCell<Account>>,
+    pub(super) wrongs: Wrongs,
+    pub(super) started: u64,
+    /// Connections for the keeper. It takes them among its own tasks: those of the daemon die with the daemon.
+    pub(super) door: mpsc::UnboundedSender<(keeper::Shared, DuplexStream)>,
+}
+
+pub(super) struct Stage;
+
+impl Host for Stage {
+    fn has_keeper(&self, _: &StateDir) -> std::io::Result<bool> {
+        Ok(living().is_some())
+    }
+
+    fn connect(&self, _: &StateDir) -> std::io::Result<Wire> {
+        let keeper = living().ok_or(std::io::ErrorKind::ConnectionRefused)?;
+        let (ours, theirs) = tokio::io::duplex(WIRE);
+        PLAYED.with_borrow(|played| drop(played.as_ref().unwrap().door.send((keeper, theirs))));
+        Ok(Wire::Memory(ours))
+    }
+
+    fn start_keeper(&self, state: &StateDir, _: CgroupMode) -> std::io::Result<Wire> {
+        PLAYED.with_borrow_mut(|played| {
+            let played = played.as_mut().unwrap();
+            if played.keeper.as_ref().is_some_and(|keeper| keeper.borrow().is_alive) {
+                played.wrongs.borrow_mut().push("a second keeper is started beside a living one".into());
+            }
+            played.started += 1;
+            let random = played.random.fork(played.started);
+            let (account, wrongs) = (Rc::clone(&played.account), Rc::clone(&played.wrongs));
+            played.keeper = Some(Keeper::start(&played.state, random, account, wrongs));
+        });
+        self.connect(state)
+    }
+
+    fn kill_keeper(&self, _: &StateDir) {
+        if let Some(keeper) = living() {
+            keeper.borrow_mut().die();
+        }
+    }
+
+    fn control_group(&self) -> Result<std::path::PathBuf, CgroupError> {
+        Err(CgroupError::NotMounted)
+    }
+
+    fn kill(&self, _: &Remains, _: Duration) -> Vec<u32> {
+        // What a keeper ran died with it.
+        Vec::new()
+    }
+}
+
+pub(super) fn living() -> Option<keeper::Shared> {
+    PLAYED.with_borrow(|played| {
+        played.as_ref()?.keeper.as_ref().filter(|keeper| keeper.borrow().is_alive).cloned()
+    })
+}
+
+/// Virtual clocks.
+pub(super) struct Virtual {
+    /// Start of the run.
+    pub(super) dawn: Instant,
+    /// Start of the daemon.
+    pub(super) start: Instant,
+    /// How far the wall clock has jumped.
+    pub(super) jumped: Rc<Cell<i64>>,
+    /// The wall clock never says the same twice.
+    pub(super) asked: Rc<Cell<u64>>,
+    pub(super) boot: Rc<Cell<u64>>,
+}
+
+impl Clock for Virtual {
+    fn uptime(&self) -> Duration {
+        let jumped = ::fail::eval("simulate::clock::uptime_jumps", |_| self.jumped.get().unsigned_abs());
+        self.start.elapsed() + Duration::from_secs(jumped.unwrap_or(0))
+    }
+
+    fn boot_micros(&self) -> u64 {
+        self.dawn.elapsed().as_micros() as u64 + self.boot.get()
+    }
+
+    fn now(&self) -> SystemTime {
+        self.asked.set(self.asked.get() + 1);
+        let seconds = (DAWN as i64 + self.jumped.get()) as u64;
+        UNIX_EPOCH
+            + Duration::from_secs(seconds)
+            + self.dawn.elapsed()
+            + Duration::from_micros(self.asked.get())
+    }
+}

@@ -1,0 +1,51 @@
+//! Processes of the system, as tests see them.
+
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use rustix::process::{Pid, Signal};
+
+pub(crate) fn kill(pid: i32, signal: Signal) {
+    rustix::process::kill_process(Pid::from_raw(pid).unwrap(), signal).ok();
+}
+
+/// The process exists and is no zombie.
+pub(crate) fn is_alive(pid: i32) -> bool {
+    std::fs::read_to_string(format!("/proc/{pid}/stat"))
+        .is_ok_and(|stat| !stat.rsplit(')').next().is_some_and(|rest| rest.starts_with(" Z")))
+}
+
+/// A `sleep` that no test outlasts, of a length of its own: nothing else on the machine has such a process.
+#[derive(Clone, Copy)]
+pub(crate) struct OwnSleep(u64);
+
+impl OwnSleep {
+    pub(crate) fn new() -> Self {
+        static MADE: AtomicU64 = AtomicU64::new(0);
+        let number = MADE.fetch_add(1, Ordering::Relaxed);
+        Self((u64::from(std::process::id()) + 1_000) * 1_000 + number)
+    }
+
+    /// Those that live.
+    pub(crate) fn processes(self) -> Vec<i32> {
+        processes_with(&format!("sleep\0{}\0", self.0))
+    }
+}
+
+/// The command.
+impl fmt::Display for OwnSleep {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "sleep {}", self.0)
+    }
+}
+
+/// Processes whose command line holds `mark`; words of it end with NUL.
+pub(crate) fn processes_with(mark: &str) -> Vec<i32> {
+    let pids = std::fs::read_dir("/proc").unwrap().flatten();
+    pids.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+        .filter(|pid| {
+            let command = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+            is_alive(*pid) && command.windows(mark.len()).any(|part| part == mark.as_bytes())
+        })
+        .collect()
+}
