@@ -21,6 +21,7 @@ pub mod trace_sink;
 pub mod view;
 
 mod admission;
+mod followers;
 mod keeper_port;
 mod limits;
 mod redact;

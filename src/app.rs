@@ -1,32 +1,39 @@
 //! The composition root: settings to a running daemon to its end. The only file that may know all the others.
 
+mod command;
+mod lifetime;
+
 use std::ffi::OsString;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
+use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 
-use crate::actors::handle::JobsHandle;
+use command::{Group, beside, end_command};
+use lifetime::{after, idle};
+
+use crate::actors::handle::{JobsHandle, RunRequest};
 use crate::actors::host::Processes;
 use crate::actors::supervisor::{Supervisor, SupervisorEnd, SupervisorParts};
 use crate::config::{Config, unless_zero};
 use crate::error::{Chain, Exit, Failure};
 use crate::fetch::{self, Fetcher};
 use crate::grpc::AllowedUsers;
-use crate::grpc::accept::{AcceptLoop, TransportLimits};
+use crate::grpc::accept::{AcceptLoop, Calls, TransportLimits};
 use crate::grpc::server::Services;
 use crate::grpc::{is_root_result, step_result_bytes};
 use crate::logging::OperatorLog;
+use crate::model::{JobState, Refusal};
+use crate::net::{self, SOCKET_VARIABLE};
 use crate::process::children;
-use crate::process::companion::{self, Companion, CompanionGroup};
 use crate::process::host::{self, SoftLimits};
 use crate::signal::{Ask, ChildSignals, OperatorSignals, StopSignals};
 use crate::store::{self, OpenError, Place, StateDir, socket};
-use crate::variables::Base;
+use crate::systemd::{self, Manager, PassedSocket};
+use crate::variables::{Base, RECOVERY_VARIABLE};
 
 /// Time for the HTTP/2 preface of a connection (service.md §1.1).
 const PREFACE_DEADLINE: Duration = Duration::from_secs(5);
@@ -47,17 +54,13 @@ const LAST_WORDS: Duration = Duration::from_millis(200);
 /// Until orphans are looked for again behind a child that is being reaped by its own waiter.
 const REAP_AGAIN: Duration = Duration::from_millis(10);
 
-/// Time between SIGTERM and SIGKILL for the command beside the daemon (connectors.md §2.1).
-const COMMAND_GRACE: Duration = Duration::from_secs(5);
-
-/// How often idleness is looked at.
-const IDLE_CHECK: Duration = Duration::from_millis(500);
-
 /// Reads the settings again, where they were read at the start.
 pub type Reload = Box<dyn Fn() -> Result<Config, Failure>>;
 
 /// Runs the daemon until it is told to end; the exit code. `reload` is called on SIGHUP.
-pub fn serve(config: Config, reload: Reload, command: Vec<OsString>) -> Result<u8, Failure> {
+pub fn serve(mut config: Config, reload: Reload, command: Vec<OsString>) -> Result<u8, Failure> {
+    let passed = systemd::passed_socket().map_err(|e| Failure::new(Exit::Failure, e))?;
+    listen_on_passed(&mut config, passed.as_ref())?;
     check_supported(&config)?;
     let log = OperatorLog::start(&config).map_err(|e| failure("cannot open log_file", &e))?;
     let limits = SoftLimits::now();
@@ -68,14 +71,21 @@ pub fn serve(config: Config, reload: Reload, command: Vec<OsString>) -> Result<u
         let children = ChildSignals::listen().map_err(|e| failure("cannot listen for signals", &e))?;
         let asks = OperatorSignals::listen().map_err(|e| failure("cannot listen for signals", &e))?;
         tokio::spawn(reap_orphans(children));
-        let mut daemon = Daemon::start(Arc::new(config), false, limits).await?;
+        let manager = Manager::of_this_process().map_err(|e| failure("cannot start a thread", &e))?;
+        let manager = Rc::new(manager);
+        let mut daemon = Daemon::start(Arc::new(config), false, passed, limits).await?;
         tokio::task::spawn_local(operate(asks, daemon.jobs.clone(), reload));
         announce(&daemon.socket, &log).map_err(|e| failure("cannot write the ready marker", &e))?;
-        let mut beside = std::pin::pin!(beside(command, limits.oom_score_adj, &group));
+        manager.ready(in_words(&daemon.jobs));
+        tokio::task::spawn_local(report(Rc::clone(&manager), daemon.jobs.clone()));
+        let environment =
+            [(SOCKET_VARIABLE, Some(daemon.socket.clone().into_os_string())), (RECOVERY_VARIABLE, None)];
+        let mut beside = std::pin::pin!(beside(command, environment, limits.oom_score_adj, &group));
         let ended = tokio::select! {
             stopped = daemon.until_stopped(&mut signals) => stopped.map(|()| None),
             code = beside.as_mut() => Ok(Some(code)),
         };
+        manager.stopping();
         let running = group.lock().clone();
         let ended = match (ended, &running) {
             (Ok(ended), _) => ended,
@@ -95,6 +105,40 @@ pub fn serve(config: Config, reload: Reload, command: Vec<OsString>) -> Result<u
         }
     };
     run_system(run)?
+}
+
+/// A passed socket is the one to listen on; another one cannot be named beside it.
+fn listen_on_passed(config: &mut Config, passed: Option<&PassedSocket>) -> Result<(), Failure> {
+    let Some(PassedSocket { path, .. }) = passed else { return Ok(()) };
+    match config.socket.replace(path.clone()) {
+        Some(named) if named != *path => {
+            let text = format!(
+                "the service manager passed the socket {}, and {} was named",
+                path.display(),
+                named.display()
+            );
+            Err(Failure::new(Exit::Failure, text).with_remedy("leave out the socket, or the socket unit"))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Keeps the service manager informed until the daemon does not answer any more.
+async fn report(manager: Rc<Manager>, jobs: JobsHandle) {
+    manager.watch(async || jobs.answers().await, || in_words(&jobs)).await;
+}
+
+/// How many jobs there are, for people.
+fn in_words(jobs: &JobsHandle) -> String {
+    let (mut running, mut waiting) = (0, 0);
+    for job in jobs.all() {
+        match job.state {
+            JobState::Queued => waiting += 1,
+            JobState::Running | JobState::Cancelling => running += 1,
+            JobState::Ended(_) => {}
+        }
+    }
+    format!("jobs running: {running}, waiting: {waiting}")
 }
 
 fn check_supported(config: &Config) -> Result<(), Failure> {
@@ -117,50 +161,6 @@ async fn operate(mut asks: OperatorSignals, jobs: JobsHandle, reload: Reload) {
     }
 }
 
-/// The process group of the command beside the daemon, once it runs.
-type Group = Arc<Mutex<Option<CompanionGroup>>>;
-
-/// Runs the command beside the daemon, if there is one, as soon as standard input has a byte; its exit code, or 0 if
-/// standard input ended before (connectors.md §2.1).
-async fn beside(command: Vec<OsString>, oom_score_adj: Option<i32>, group: &Group) -> Result<u8, Failure> {
-    if command.is_empty() {
-        return std::future::pending().await;
-    }
-    let (done, ended) = tokio::sync::oneshot::channel();
-    let group = Arc::clone(group);
-    let run = move || -> io::Result<u8> {
-        if !companion::wait_for_input()? {
-            return Ok(0);
-        }
-        let companion = Companion::start(&command, oom_score_adj)?;
-        *group.lock() = Some(companion.group());
-        let code = companion.wait();
-        *group.lock() = None;
-        code
-    };
-    // A thread of its own: it may wait for ever, and the program must be able to end without it.
-    let thread = std::thread::Builder::new().name("command".into()).spawn(move || drop(done.send(run())));
-    thread.map_err(|e| failure("cannot start a thread", &e))?;
-    match ended.await {
-        Ok(Ok(code)) => Ok(code),
-        Ok(Err(error)) => Err(failure("cannot run the command beside the daemon", &error)),
-        Err(_) => Err(Failure::new(Exit::Defect, "the thread of the command beside the daemon died")),
-    }
-}
-
-/// Ends the command beside the daemon; its exit code.
-async fn end_command(
-    running: &CompanionGroup,
-    mut beside: std::pin::Pin<&mut impl Future<Output = Result<u8, Failure>>>,
-) -> Result<u8, Failure> {
-    running.terminate();
-    if let Ok(code) = tokio::time::timeout(COMMAND_GRACE, beside.as_mut()).await {
-        return code;
-    }
-    running.kill();
-    beside.await
-}
-
 /// One write, nothing before it (service.md §1.2).
 fn announce(socket: &Path, log: &OperatorLog) -> io::Result<()> {
     let marker = format!("step-runner is listening on socket {}\n", socket.display());
@@ -173,6 +173,7 @@ fn announce(socket: &Path, log: &OperatorLog) -> io::Result<()> {
 pub struct PrivateDaemon {
     /// Where it listens.
     pub socket: PathBuf,
+    jobs: JobsHandle,
     stop: CancellationToken,
     kill: CancellationToken,
     thread: Option<std::thread::JoinHandle<()>>,
@@ -195,9 +196,9 @@ impl PrivateDaemon {
         let run = move || {
             let failed = ready.clone();
             let daemon = async move {
-                match Daemon::start(Arc::new(config), true, limits).await {
+                match Daemon::start(Arc::new(config), true, None, limits).await {
                     Ok(mut daemon) => {
-                        ready.send(Ok(())).ok();
+                        ready.send(Ok(daemon.jobs.clone())).ok();
                         tokio::select! {
                             () = stopped.cancelled() => {
                                 daemon.stop(async move { killed.cancelled().await }).await;
@@ -217,7 +218,7 @@ impl PrivateDaemon {
             .spawn(run)
             .map_err(|e| failure("cannot start a thread", &e))?;
         match started.recv() {
-            Ok(Ok(())) => Ok(Self { socket, stop, kill, thread: Some(thread), folder }),
+            Ok(Ok(jobs)) => Ok(Self { socket, jobs, stop, kill, thread: Some(thread), folder }),
             failed => {
                 drop(thread.join());
                 std::fs::remove_dir_all(&folder).ok();
@@ -225,6 +226,11 @@ impl PrivateDaemon {
                 Err(failed.ok().and_then(Result::err).unwrap_or_else(died))
             }
         }
+    }
+
+    /// Registers a job by other rules than those of the service that answers on its socket.
+    pub async fn run(&self, request: RunRequest) -> Result<(), Refusal> {
+        self.jobs.run(request).await
     }
 
     /// Ends it: its jobs get their grace, or are killed `at_once`. Blocks until it is gone; removes its folder.
@@ -299,7 +305,7 @@ struct Daemon {
     socket: PathBuf,
     jobs: JobsHandle,
     services: Services,
-    connections: Arc<AtomicUsize>,
+    calls: Calls,
     stop_accepting: CancellationToken,
     abort: CancellationToken,
     vital: Vital,
@@ -309,21 +315,29 @@ struct Daemon {
 
 impl Daemon {
     /// Locks, recovers, then opens the socket.
-    async fn start(config: Arc<Config>, private: bool, limits: SoftLimits) -> Result<Self, Failure> {
+    async fn start(
+        config: Arc<Config>,
+        private: bool,
+        passed: Option<PassedSocket>,
+        limits: SoftLimits,
+    ) -> Result<Self, Failure> {
         let environment: Vec<(OsString, OsString)> = std::env::vars_os().collect();
-        let temp_dir = std::env::temp_dir();
-        let socket = config.socket.clone().unwrap_or_else(|| temp_dir.join("step-runner.sock"));
+        let variable = |name: &str| std::env::var_os(name);
+        let socket = config.socket.clone().unwrap_or_else(|| net::default_socket(variable));
         let place = Place {
             state_dir: config.state_dir.clone(),
             socket: config.socket.clone(),
             xdg_state_home: std::env::var_os("XDG_STATE_HOME").map(PathBuf::from),
-            temp_dir,
+            temp_dir: net::temp_dir(variable),
             uid: rustix::process::getuid().as_raw(),
         };
         let process = host::this_process();
         let state =
             StateDir::open(&store::default_path(&place), &process).map_err(|e| open_failure(e, &socket))?;
-        let (listener, claim) = socket::claim(&socket, config.socket_mode.0).map_err(claim_failure)?;
+        let (listener, claim) = match passed {
+            Some(passed) => (passed.listener, socket::claim_passed(&socket).map_err(claim_failure)?),
+            None => socket::claim(&socket, config.socket_mode.0).map_err(claim_failure)?,
+        };
         let daemon_path = std::env::var_os("PATH");
         let (base, warning) = Base::new(environment, config.env_base, &config.env_pass);
         if let Some(warning) = warning {
@@ -361,21 +375,21 @@ impl Daemon {
             limits,
         )
         .map_err(|e| failure("cannot listen", &e))?;
-        let connections = accept.open_connections();
+        let calls = accept.calls();
         let (stop_accepting, abort) = (CancellationToken::new(), CancellationToken::new());
         let accepting = tokio::spawn(accept.run(stop_accepting.clone(), abort.clone()));
         let vital = Vital { supervisor, accepting };
-        Ok(Self { socket, jobs, services, connections, stop_accepting, abort, vital, claim, config })
+        Ok(Self { socket, jobs, services, calls, stop_accepting, abort, vital, claim, config })
     }
 
     /// Waits for a signal, for the end of its life, or for idleness; an error if a part of it is gone.
     async fn until_stopped(&mut self, signals: &mut StopSignals) -> Result<(), Failure> {
-        let Self { config, vital, jobs, connections, .. } = self;
-        let is_used = || connections.load(Ordering::Relaxed) > 0 || !jobs.all().is_empty();
+        let Self { config, vital, jobs, calls, .. } = self;
+        let is_used = || calls.is_one_open() || !jobs.all().is_empty();
         tokio::select! {
             () = signals.next() => tracing::info!("told to stop"),
             () = after(unless_zero(config.max_lifetime)) => tracing::info!("max_lifetime is over"),
-            () = idle(unless_zero(config.idle_timeout), is_used) => tracing::info!("idle_timeout is over"),
+            () = idle(unless_zero(config.idle_timeout), is_used, || calls.begun()) => tracing::info!("idle_timeout is over"),
             defect = vital.defect() => return Err(defect),
         }
         Ok(())
@@ -404,27 +418,6 @@ impl Daemon {
         abort.cancel();
         drop(claim);
         code
-    }
-}
-
-/// Ends when nothing used the daemon for `limit`.
-async fn idle(limit: Option<Duration>, is_used: impl Fn() -> bool) {
-    let Some(limit) = limit else { return std::future::pending().await };
-    let mut since = tokio::time::Instant::now();
-    loop {
-        tokio::time::sleep(IDLE_CHECK.min(limit)).await;
-        if is_used() {
-            since = tokio::time::Instant::now();
-        } else if since.elapsed() >= limit {
-            return;
-        }
-    }
-}
-
-async fn after(limit: Option<Duration>) {
-    match limit {
-        Some(limit) => tokio::time::sleep(limit).await,
-        None => std::future::pending().await,
     }
 }
 

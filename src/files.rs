@@ -33,7 +33,8 @@ pub const DIR_MODE: Mode = Mode::RWXU;
 /// What every open has: not inherited, no link, no waiting for the other end of a FIFO.
 const CAREFUL: OFlags = OFlags::CLOEXEC.union(OFlags::NOFOLLOW).union(OFlags::NONBLOCK).union(OFlags::NOCTTY);
 
-/// How often a file that says "try again" is tried again, so that a file system that says nothing else is an error.
+/// How often a file that says "try again" is tried again, so that a file system that says nothing else is an error. Those
+/// of Linux itself never do; one that a program serves (FUSE) may, as every file is opened without waiting.
 const AGAIN: u32 = 100;
 
 /// The pause between two such attempts.

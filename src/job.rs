@@ -1,4 +1,4 @@
-//! One job as a pure state machine: events in, effects out (architecture.md, "Functional core, imperative shell").
+//! One job as a pure state machine: events in, effects out (architecture.md, "Functional core").
 
 pub mod effect;
 pub mod event;

@@ -1,4 +1,4 @@
-//! The keeper: the small process that outlives the daemon (architecture.md, "How a job survives its daemon").
+//! The keeper: the small process that outlives the daemon (recovery.md).
 //!
 //! It is the parent of every step's process and the only writer of every job's log. It knows no gRPC, no YAML, no
 //! network and no actor.

@@ -68,12 +68,10 @@ impl Socket {
         option: Option<&Path>,
         variable: impl Fn(&str) -> Option<OsString>,
     ) -> Result<Self, SocketError> {
-        let set = |name| variable(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-        if let Some(path) = option.map(Path::to_owned).or_else(|| set(SOCKET_VARIABLE)) {
+        if let Some(path) = option.map(Path::to_owned).or_else(|| set(&variable, SOCKET_VARIABLE)) {
             return Self::named(path);
         }
-        let folder = set("TMPDIR").unwrap_or_else(|| PathBuf::from("/tmp"));
-        Self::checked(folder.join(FILE_NAME), true)
+        Self::checked(default_socket(variable), true)
     }
 
     fn checked(path: PathBuf, fallback: bool) -> Result<Self, SocketError> {
@@ -102,6 +100,21 @@ impl Socket {
         }
         Err(SocketError::ForeignPeer { path: self.path.clone(), uid })
     }
+}
+
+/// The directory for temporary files: `TMPDIR`, else `/tmp`. `variable` looks up the environment; an empty value counts as
+/// unset.
+pub fn temp_dir(variable: impl Fn(&str) -> Option<OsString>) -> PathBuf {
+    set(variable, "TMPDIR").unwrap_or_else(|| PathBuf::from("/tmp"))
+}
+
+/// Where the socket is if none was named (connectors.md §2), in [`temp_dir`].
+pub fn default_socket(variable: impl Fn(&str) -> Option<OsString>) -> PathBuf {
+    temp_dir(variable).join(FILE_NAME)
+}
+
+fn set(variable: impl Fn(&str) -> Option<OsString>, name: &str) -> Option<PathBuf> {
+    variable(name).filter(|value| !value.is_empty()).map(PathBuf::from)
 }
 
 #[cfg(target_os = "linux")]

@@ -12,6 +12,7 @@ mod record;
 mod scan;
 pub mod socket;
 mod state_dir;
+mod steps;
 mod synced;
 
 use std::ffi::CString;
@@ -21,11 +22,12 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 pub use close::{Closing, Death, close_interrupted};
-pub use folder::{JobFolder, LogFile, LogLost, Removed, Steps};
+pub use folder::{JobFolder, LogFile, LogLost, Removed};
 pub use lock::{Lock, LockError};
 pub use record::{JobRecord, MadeDirectory, Origin, RecordedLimits};
 pub use scan::{Found, Journal, Leftover, ScannedJob};
-pub use state_dir::{FORMAT, OpenError, Place, ProcessInfo, StateDir, default_path};
+pub use state_dir::{FORMAT, OpenError, Place, StateDir, default_path};
+pub use steps::{StepLost, Steps, StepsFile};
 
 use crate::files;
 use crate::model::Reason;
@@ -71,18 +73,23 @@ pub fn remove_all(path: &Path) -> Result<(), StoreError> {
     removed.map_err(StoreError::new("remove", path))
 }
 
-/// Reads a whole file as [`files::read_file`] does. A failure that says nothing about the file, such as no memory, is not
-/// believed at once: what cannot be read costs a job its record.
+/// Reads a whole file as [`files::read_file`] does, see [`believed`].
 fn read_record(at: impl AsFd, name: &str, max: u64) -> io::Result<Vec<u8>> {
+    believed(|| files::read_file(at.as_fd(), name, max))
+}
+
+/// A failure to read that says nothing about the file, such as no memory, is not believed at once: what cannot be read
+/// costs a job its record.
+fn believed<T>(read: impl Fn() -> io::Result<T>) -> io::Result<T> {
     const TRIES: usize = 3;
-    let mut read = files::read_file(at.as_fd(), name, max);
+    let mut result = read();
     for _ in 1..TRIES {
-        match &read {
-            Err(error) if !is_of_file(error) => read = files::read_file(at.as_fd(), name, max),
+        match &result {
+            Err(error) if !is_of_file(error) => result = read(),
             _ => break,
         }
     }
-    read
+    result
 }
 
 /// The failure to read tells of what is there: another attempt fails too.
@@ -96,9 +103,13 @@ fn is_full(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
 }
 
-/// The reason for a client of an error of the state folder's file system (service.md §3.6).
+/// The reason for a client of an error of the state folder's file system (service.md §3.6, faults.md row 15).
 pub fn reason_of(error: &io::Error) -> Reason {
-    if is_full(error) { Reason::DiskFull } else { Reason::NotWritable }
+    match error.raw_os_error() {
+        _ if is_full(error) => Reason::DiskFull,
+        Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM | libc::EAGAIN) => Reason::KeeperUnavailable,
+        _ => Reason::NotWritable,
+    }
 }
 
 #[cfg(test)]

@@ -6,35 +6,18 @@ mod support;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
 use rustix::process::Signal;
 use step_runner::pb::v1::State;
+use support::user::{ORDINARY, Place, copy_of_the_program, copy_program, words};
 use support::{
     Daemon, Setup, contains, is_alive, is_root, kill, logs, parts, processes_with, script, until, wait_for,
 };
 
-/// In front of the daemon's command: it runs as an ordinary user.
-const ORDINARY: [&str; 4] = ["setpriv", "--reuid=1000", "--regid=1000", "--clear-groups"];
-
-/// Copies a program. Not in this process: what another test starts meanwhile would hold the file open for writing.
-fn copy(from: &str, to: &Path) {
-    assert!(Command::new("cp").arg(from).arg(to).status().unwrap().success());
-}
-
-/// A folder of user 1000 with a copy of the program, as the original may lie where that user cannot read.
-fn ordinary_place() -> (tempfile::TempDir, PathBuf) {
-    let dir = tempfile::tempdir().unwrap();
-    std::os::unix::fs::chown(dir.path(), Some(1_000), Some(1_000)).unwrap();
-    let binary = dir.path().join("step-runner");
-    copy(env!("CARGO_BIN_EXE_step-runner"), &binary);
-    (dir, binary)
-}
-
 /// A program that becomes root and then runs what follows it, as `sudo` does.
 fn root_maker(folder: &Path) -> String {
     let path = folder.join("become-root");
-    copy("/usr/bin/setpriv", &path);
+    copy_program("/usr/bin/setpriv".as_ref(), &path);
     fs::set_permissions(&path, fs::Permissions::from_mode(0o4755)).unwrap();
     format!("{} --reuid=0 --regid=0 --clear-groups", path.display())
 }
@@ -45,16 +28,15 @@ async fn fault_11_processes_of_another_user_are_told_and_finish_answers() {
     if !is_root(test) {
         return;
     }
-    let (dir, binary) = ordinary_place();
-    let become_root = root_maker(dir.path());
-    let daemon = Setup::new()
-        .program(&binary)
-        .wrapper(&ORDINARY)
+    let place = Place::of(ORDINARY);
+    let become_root = root_maker(place.path());
+    let daemon = place
+        .setup()
         .option("cgroup", "off")
         .option("cancel-grace", "100ms")
         .option("kill-wait", "300ms")
         .option("leftover-grace", "100ms")
-        .start_in(dir.path());
+        .start_in(place.path());
     let client = daemon.client().await;
     let mark = format!("60{}", std::process::id());
     // One that its step leaves: the job keeps its success.
@@ -128,15 +110,16 @@ async fn fault_11_a_control_group_ends_processes_of_another_user() {
         return;
     }
     let Some(group) = Delegated::make() else { return parts::skipped(test, "writable cgroup v2") };
-    let (dir, binary) = ordinary_place();
-    let become_root = root_maker(dir.path());
-    let enter = format!("echo 0 > {}/cgroup.procs; exec {} \"$@\"", group.0.display(), ORDINARY.join(" "));
+    let place = Place::of(ORDINARY);
+    let become_root = root_maker(place.path());
+    let enter =
+        format!("echo 0 > {}/cgroup.procs; exec {} \"$@\"", group.0.display(), words(ORDINARY).join(" "));
     let daemon = Setup::new()
-        .program(&binary)
+        .program(&place.program)
         .wrapper(&["sh", "-c", &enter, "sh"])
         .option("cgroup", "on")
         .option("cancel-grace", "100ms")
-        .start_in(dir.path());
+        .start_in(place.path());
     let client = daemon.client().await;
     let mark = format!("61{}", std::process::id());
     let is = format!("setsid {become_root} sleep {mark} & echo on; exec {become_root} sleep {mark}");
@@ -284,8 +267,7 @@ async fn fault_14_overwritten_state_costs_no_other_job() {
 #[tokio::test]
 async fn fault_14_a_replaced_program_is_not_what_the_daemon_runs() {
     let dir = tempfile::tempdir().unwrap();
-    let binary = dir.path().join("step-runner");
-    copy(env!("CARGO_BIN_EXE_step-runner"), &binary);
+    let binary = copy_of_the_program(dir.path());
     let daemon = Setup::new().program(&binary).start_in(dir.path());
     let client = daemon.client().await;
     let overwritten = fs::File::options().write(true).open(&binary);
@@ -307,8 +289,8 @@ async fn fault_14_a_step_of_the_same_user_reads_no_memory_of_daemon_and_keeper()
     if !is_root(test) {
         return;
     }
-    let (dir, binary) = ordinary_place();
-    let daemon = Setup::new().program(&binary).wrapper(&ORDINARY).start_in(dir.path());
+    let place = Place::of(ORDINARY);
+    let daemon = place.setup().start_in(place.path());
     let client = daemon.client().await;
     let text = format!(
         "for pid in {} $PPID; do for file in environ maps mem exe fd/0; do \

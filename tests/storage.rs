@@ -202,7 +202,9 @@ async fn fault_24_output_faster_than_the_disk_waits_in_its_pipe() {
     let daemon = small.daemon(Setup::new());
     let client = daemon.client().await;
     for n in 0..JOBS {
-        let text = format!("echo ready; {}; cat /dev/zero", wait_until_exists(&go));
+        // More than the disk takes now, less than it takes later: what is ended then finds room for its end.
+        let text =
+            format!("echo ready; {}; head -c 4000000 /dev/zero; exec sleep 600", wait_until_exists(&go));
         client.run(&format!("job-{n}"), &text).await;
         client.prints(&format!("job-{n}"), "ready").await;
     }

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use super::handle::RunRequest;
 use super::limits::JobLimits;
-use super::redact::mask_config;
+use super::redact::JobMasking;
 use super::sync_group::SyncGroup;
 use crate::config::Config;
 use crate::fetch::Fetcher;
@@ -25,7 +25,7 @@ use crate::log::mask::{Masker, PhraseSet};
 use crate::model::{JobId, Reason, Refusal};
 use crate::process::limiter::refused_value;
 use crate::queue;
-use crate::store::JobFolder;
+use crate::store::{JobFolder, Origin};
 use crate::variables::{self, Base, FileVariable, LogLevel, Service, VariableError};
 
 /// Most findings in one answer (service.md §3.1).
@@ -108,8 +108,12 @@ pub(super) struct ShellSpec {
     pub(super) id: String,
     pub(super) digest: [u8; 32],
     pub(super) registered: i64,
+    pub(super) origin: Origin,
     pub(super) phrases: Vec<Vec<u8>>,
     pub(super) token_prefixes: Vec<String>,
+    pub(super) masking: JobMasking,
+    /// Setting `log_limit` when it was registered, bytes.
+    pub(super) log_limit: u64,
     pub(super) files: Vec<FileVariable>,
     pub(super) timeout: Option<std::time::Duration>,
     /// The working directory is a folder of the job's own.
@@ -146,7 +150,7 @@ impl Share {
 
 /// First byte of every record. Raised whenever [`RecordHead`] or what follows it changes its shape: a keeper may hold records of
 /// another version's daemon.
-const HEAD_FORMAT: u8 = 1;
+const HEAD_FORMAT: u8 = 2;
 
 /// First part of every record.
 #[derive(Serialize, Deserialize)]
@@ -178,6 +182,7 @@ pub(super) fn prepare(
         id,
         digest,
         size,
+        origin,
         labels,
         variables,
         steps,
@@ -197,12 +202,13 @@ pub(super) fn prepare(
     }
     let share = Share::new(&variables, &labels.0, size);
     let own = |name| folder.path(name).to_string_lossy().into_owned();
-    let vars = variables::prepare(&variables, Service::V1, &around.base, &own("vars"))
+    let vars = variables::prepare(&variables, rules(origin), &around.base, &own("vars"))
         .map_err(|e| variable_refusal(&e))?;
+    let config = around.config();
+    let masking = JobMasking::new(&config);
     // The keeper prepares the same phrases and writes the warnings about them to the job's log.
-    let (phrase_set, _warnings) =
-        PhraseSet::prepare(&vars.phrases, &vars.token_prefixes, &mask_config(&around.config()))
-            .map_err(|e| Refusal::new(Reason::TooLarge, e.to_string()))?;
+    let (phrase_set, _warnings) = PhraseSet::prepare(&vars.phrases, &vars.token_prefixes, &masking.config())
+        .map_err(|e| Refusal::new(Reason::TooLarge, e.to_string()))?;
     let own_work_dir = vars.work_dir.is_none();
     let work_dir = vars.work_dir.unwrap_or_else(|| own("work"));
     let spec = JobSpec {
@@ -224,7 +230,7 @@ pub(super) fn prepare(
         tmp_dir: own("tmp"),
         timeout,
         cancel_grace,
-        default_grace: around.config().cancel_grace,
+        default_grace: config.cancel_grace,
     };
     let machine = Machine::new(&spec).map_err(|findings| malformed(&findings, &phrase_set))?;
     let accepted = record::encode(&Event::Accepted(Box::new(spec))).map_err(defect)?;
@@ -232,19 +238,30 @@ pub(super) fn prepare(
         id: id.to_string(),
         digest,
         registered,
+        origin,
         phrases: vars.phrases,
         token_prefixes: vars.token_prefixes,
+        masking,
+        log_limit: config.log_limit.0,
         files: vars.files,
         timeout,
         own_work_dir,
         work_dir,
         file_base: file,
         share,
-        limits: JobLimits::new(limits, &around.config()),
+        limits: JobLimits::new(limits, &config),
     };
     let head = RecordHead { shell: shell.clone(), accepted };
     let head = postcard::to_extend(&head, vec![HEAD_FORMAT]).map_err(defect)?;
     Ok(Prepared { id, folder, labels, shell, phrase_set, machine, head })
+}
+
+/// Rules for variables of a request that came through this service (variables.md §1).
+const fn rules(origin: Origin) -> Service {
+    match origin {
+        Origin::V1 | Origin::V0 => Service::V1,
+        Origin::Proto => Service::Proto,
+    }
 }
 
 /// Completes a record's first part with the job's place in the queue, which is known last.

@@ -18,7 +18,7 @@ use crate::clock;
 use crate::config::Config;
 use crate::lang::value::Value;
 use crate::model::{JobId, Limits, Reason, Refusal};
-use crate::store::{LogLost, StateDir};
+use crate::store::{LogLost, Origin, StateDir};
 use crate::variables;
 
 /// Requests over this many bytes are checked on a blocking thread: parsing them takes milliseconds, which the other
@@ -33,6 +33,8 @@ pub struct RunRequest {
     pub digest: [u8; 32],
     /// Length of the request in bytes.
     pub size: usize,
+    /// Service it came through, whose rules it follows.
+    pub origin: Origin,
     /// `job_id` and `pipeline_id`: labels for the operator's log.
     pub labels: (String, String),
     /// Environment, variables, directories, masking.
@@ -97,7 +99,7 @@ impl JobsHandle {
         self.supervisor
             .send(Admit { prepared: Box::new(prepared), reservation, caller })
             .await
-            .map_err(gone)?
+            .map_err(|_| Refusal::stopping())?
     }
 
     /// Returns when the job of an answered Run is on the disk, if it has to be (`durability = power`).
@@ -138,7 +140,7 @@ impl JobsHandle {
     /// A follower of a job's step results.
     pub fn follow_steps(&self, id: &JobId) -> Result<TraceCursor, Refusal> {
         let view = self.registry.known(id)?;
-        view.trace.follow(&self.state.folder(view.key))
+        view.trace.follow(&self.state.folder(view.key), self.around.config().max_followers as usize)
     }
 
     /// Cancels a job if it has not ended and removes it; returns when nothing of it is left.
@@ -147,7 +149,7 @@ impl JobsHandle {
         if let Some(mut changed) = self.registry.reserved(id) {
             changed.changed().await.ok();
         }
-        self.supervisor.send(FinishJob(id.clone())).await.map_err(gone)?
+        self.supervisor.send(FinishJob(id.clone())).await.map_err(|_| Refusal::stopping())?
     }
 
     /// Takes no more jobs, ends those there are, and the keeper; returns when nothing lives, or when time is over.
@@ -170,6 +172,11 @@ impl JobsHandle {
         self.supervisor.send(Operate::Resume).await.ok();
     }
 
+    /// Waits until the part of the daemon that lets jobs in has had a turn; whether it lives.
+    pub async fn answers(&self) -> bool {
+        self.supervisor.send(Operate::Answer).await.is_ok()
+    }
+
     /// Takes over those settings that can change while the daemon runs.
     pub async fn configure(&self, config: Config) {
         self.supervisor.send(Operate::Configure(Box::new(config))).await.ok();
@@ -178,18 +185,14 @@ impl JobsHandle {
     /// Stops a job and keeps it.
     pub async fn cancel(&self, id: &JobId) -> Result<(), Refusal> {
         self.registry.known(id)?;
-        self.supervisor.send(CancelJob(id.clone())).await.map_err(gone)
+        self.supervisor.send(CancelJob(id.clone())).await.map_err(|_| Refusal::stopping())
     }
 }
 
 /// The first request of an id counts, whatever a later one holds; the operator hears of a difference (service.md §3.1).
-/// A job of an earlier daemon has no digest to compare with.
+/// Of one that ended before this daemon came only a digest with the keeper's key is known: it is not compared.
 fn warn_of_other(registered: &JobView, digest: &[u8; 32]) {
     if registered.digest.is_some_and(|first| first != *digest) {
         tracing::warn!(job = %registered.id, "a job with this id is registered with another content; it stays as it is");
     }
-}
-
-fn gone(_: actix::MailboxError) -> Refusal {
-    Refusal::new(Reason::ShuttingDown, "the daemon is stopping; try again when it is back")
 }

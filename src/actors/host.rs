@@ -21,8 +21,8 @@ pub trait Host: Send + Sync {
     fn has_keeper(&self, state: &StateDir) -> io::Result<bool>;
     /// Connects to the living keeper of the state folder.
     fn connect(&self, state: &StateDir) -> io::Result<Wire>;
-    /// Starts a keeper and connects to it. `cgroup` is the setting's word.
-    fn start_keeper(&self, state: &StateDir, cgroup: &str) -> io::Result<Wire>;
+    /// Starts a keeper and connects to it.
+    fn start_keeper(&self, state: &StateDir, cgroup: CgroupMode) -> io::Result<Wire>;
     /// Kills the keeper that lives in the state folder, if it is known which one that is; does not wait for its end.
     fn kill_keeper(&self, state: &StateDir);
     /// Directory below which a keeper can make control groups for jobs.
@@ -30,7 +30,7 @@ pub trait Host: Send + Sync {
     /// Kills what is left of jobs that nobody holds; the pids that outlive `limit`. Blocks.
     fn kill(&self, remains: &Remains, limit: Duration) -> Vec<u32>;
     /// Limits that a keeper started now could not hold jobs to. A keeper that is played holds them to all.
-    fn unenforceable(&self, _cgroup: &str) -> Vec<Unenforceable> {
+    fn unenforceable(&self, _cgroup: CgroupMode) -> Vec<Unenforceable> {
         Vec::new()
     }
     /// Control groups of the keeper that the state folder tells of; one that is played has none.
@@ -62,7 +62,7 @@ impl Host for Processes {
         launch::connect(state.dir()).map(Wire::Socket)
     }
 
-    fn start_keeper(&self, state: &StateDir, cgroup: &str) -> io::Result<Wire> {
+    fn start_keeper(&self, state: &StateDir, cgroup: CgroupMode) -> io::Result<Wire> {
         let (stream, child) = launch::start(state.path(), cgroup, self.limits)?;
         launch::reap(child);
         Ok(Wire::Socket(stream))
@@ -80,10 +80,9 @@ impl Host for Processes {
         remains.kill(limit)
     }
 
-    fn unenforceable(&self, cgroup: &str) -> Vec<Unenforceable> {
-        let mode = cgroup.parse().unwrap_or_default();
-        let pool = (mode != CgroupMode::Off).then(Pool::open).and_then(Result::ok);
-        Limiter::new(mode).unenforceable(pool.as_ref())
+    fn unenforceable(&self, cgroup: CgroupMode) -> Vec<Unenforceable> {
+        let pool = (cgroup != CgroupMode::Off).then(Pool::open).and_then(Result::ok);
+        Limiter::new(cgroup).unenforceable(pool.as_ref())
     }
 
     fn groups(&self, state: &StateDir) -> Vec<PathBuf> {

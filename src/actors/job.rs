@@ -212,16 +212,34 @@ impl JobActor {
         self.view.key
     }
 
-    /// Records an event, then has its effects performed.
+    /// Records an event, then has its effects performed. One that cannot be recorded would be missing from every replay:
+    /// the job fails instead.
     fn handle_event(&mut self, event: &Event, ctx: &mut Context<Self>) {
-        match record::encode(event) {
-            Ok(event) => self.link.tell(Request::Record { key: self.key(), seq: self.recorded, event }),
-            Err(error) => tracing::error!(%error, job = %self.view.id, "event was not recorded"),
-        }
+        let effects = match self.record(event) {
+            Ok(()) => self.machine.handle(event),
+            Err(reason) => {
+                tracing::error!(reason, job = %self.view.id, "an event was not recorded");
+                let broken = Event::Broken { message: format!("what happened cannot be recorded: {reason}") };
+                if let Err(reason) = self.record(&broken) {
+                    tracing::error!(reason, job = %self.view.id, "the end for want of it was not recorded");
+                }
+                self.machine.handle(&broken)
+            }
+        };
         self.recorded += 1;
-        let effects = self.machine.handle(event);
         self.queue.extend(effects);
         self.drain(ctx);
+    }
+
+    fn record(&self, event: &Event) -> Result<(), String> {
+        let event = record::encode(event).map_err(|e| Chain(&e).to_string())?;
+        let told = self.link.tell(Request::Record { key: self.key(), seq: self.recorded, event });
+        told.map_err(|e| Chain(&e).to_string())
+    }
+
+    /// The start of this process waits for its turn.
+    fn is_to_start(&self, call: CallId) -> bool {
+        self.queue.iter().any(|effect| matches!(effect, Effect::Spawn(spawn) if spawn.call == call))
     }
 
     fn limit_time(timeout: Duration, ctx: &mut Context<Self>) {
@@ -333,7 +351,7 @@ impl Handler<CancelAsk> for JobActor {
 
     fn handle(&mut self, ask: CancelAsk, ctx: &mut Self::Context) {
         failpoint::hit("actors::job::cancel");
-        if self.defer_cancel(&ask) {
+        if self.defer_cancel(&ask, ctx) {
             return;
         }
         self.waiting = None;
@@ -362,8 +380,11 @@ impl Handler<KeeperSaid> for JobActor {
                 self.view.update(|state| {
                     (state.cpu_time, state.peak_memory) = (over.usage.cpu_time, over.usage.peak_memory);
                 });
-                if let Some((_, step)) = self.step.as_ref().filter(|(call, _)| *call == over.step) {
-                    deliver(step, Over(over));
+                match &self.step {
+                    Some((call, step)) if *call == over.step => deliver(step, Over(over)),
+                    // A replay has not come to its start yet: the disk refuses a result before it.
+                    _ if self.is_to_start(over.step) => self.replayed.over.push(over),
+                    _ => {}
                 }
             }
             // Kept for the effect that asks for it, if that waits for something still.
@@ -383,7 +404,7 @@ impl Handler<Defect> for JobActor {
 
     fn handle(&mut self, Defect(message): Defect, ctx: &mut Self::Context) {
         failpoint::hit("actors::job::defect");
-        if self.defer_defect(&message) {
+        if self.defer_defect(&message, ctx) {
             return;
         }
         self.waiting = None;

@@ -14,19 +14,22 @@ use super::deliver;
 use super::host::Host;
 use super::job::{KeeperSaid, Said};
 use super::registry::Registry;
+use super::remembered::MAX_REMEMBERED;
 use super::supervisor::{KeeperGone, Supervisor};
 use crate::config::{CgroupUse, Config, Leftover};
 use crate::keeper::link::{KeeperLink, LinkError, Wire};
 use crate::keeper::protocol::{FromKeeper, KeeperSettings, PROTOCOL_VERSION, Remembered, Reply, Request};
+use crate::log::pipeline::GIVE_UP_AFTER;
 use crate::model::{JobKey, Reason, Refusal, Unenforceable};
-use crate::process::cgroup::CgroupError;
+use crate::process::cgroup::{CgroupError, CgroupMode};
 use crate::store::StateDir;
 
-/// Most ids remembered after Finish (service.md §3.1).
-const MAX_REMEMBERED: u32 = 10_000;
-
-/// A keeper that has its lock but does not answer is starting or dying: both are over by then.
+/// A keeper that has its lock but does not answer is starting or dying: both take less than this, and what the jobs take
+/// that it is ending ([`find_time`]).
 const FIND_TIME: Duration = Duration::from_secs(10);
+
+/// After this time the operator hears what is waited for.
+const FIND_QUIETLY: Duration = Duration::from_secs(1);
 
 /// Between two attempts to reach it.
 const FIND_PAUSE: Duration = Duration::from_millis(5);
@@ -166,10 +169,10 @@ impl KeeperPort {
         if let Some(keeper) = &*keeper {
             return Ok(keeper.clone());
         }
-        let wire = self.host.start_keeper(&self.state, self.config.cgroup.word())?;
+        let wire = self.host.start_keeper(&self.state, cgroup_mode(self.config.cgroup))?;
         let (new, _) = self.greet(wire, supervisor).await?;
         for entry in self.registry.remembered.lock().all() {
-            new.link.tell(Request::Remember(entry));
+            new.link.tell_short(Request::Remember(entry));
         }
         *keeper = Some(new.clone());
         Ok(new)
@@ -180,7 +183,9 @@ impl KeeperPort {
         &self,
         supervisor: &Addr<Supervisor>,
     ) -> Result<Option<(Keeper, Holdings)>, KeeperProblem> {
-        let until = Instant::now() + FIND_TIME;
+        let begun = Instant::now();
+        let until = begun + find_time(&self.config);
+        let mut was_told = false;
         while self.host.has_keeper(&self.state)? {
             *self.early.borrow_mut() = Some(Vec::new());
             let greeted = match self.host.connect(&self.state) {
@@ -193,6 +198,12 @@ impl KeeperPort {
                     return Ok(Some((found, holdings)));
                 }
                 Err(problem) if problem.is_passing() && Instant::now() < until => {
+                    if !was_told && begun.elapsed() >= FIND_QUIETLY {
+                        tracing::info!(
+                            "the keeper of this state folder is ending its jobs; it is waited for"
+                        );
+                        was_told = true;
+                    }
                     tokio::time::sleep(FIND_PAUSE).await;
                 }
                 Err(problem) => return Err(problem),
@@ -287,6 +298,21 @@ impl KeeperPort {
     }
 }
 
+/// How long to look for a keeper that has its lock. One for which no daemon came back in time lets none in any more: its
+/// jobs have their grace, what ignores it is waited for, and a full disk gets its time too (service.md §6.4).
+fn find_time(config: &Config) -> Duration {
+    FIND_TIME + config.cancel_grace + config.kill_wait + GIVE_UP_AFTER
+}
+
+/// The setting as the keeper takes it.
+pub(super) const fn cgroup_mode(setting: CgroupUse) -> CgroupMode {
+    match setting {
+        CgroupUse::Auto => CgroupMode::Auto,
+        CgroupUse::On => CgroupMode::On,
+        CgroupUse::Off => CgroupMode::Off,
+    }
+}
+
 fn keeper_settings(config: &Config, private: bool) -> KeeperSettings {
     KeeperSettings {
         keeper_wait: config.keeper_wait,
@@ -319,5 +345,20 @@ fn dispatch(registry: &Registry, event: FromKeeper) {
 fn tell(registry: &Registry, key: JobKey, said: Said) {
     if let Some((_, Some(job))) = registry.by_key(key) {
         deliver(&job, KeeperSaid(said));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_keeper_that_ends_its_jobs_is_waited_for_as_long_as_that_may_take() {
+        let config = Config {
+            cancel_grace: Duration::from_mins(5),
+            kill_wait: Duration::from_mins(2),
+            ..Config::default()
+        };
+        assert!(find_time(&config) > Duration::from_mins(5 + 2) + GIVE_UP_AFTER);
     }
 }

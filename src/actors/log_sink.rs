@@ -6,8 +6,8 @@
 
 use std::error::Error;
 use std::io;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use actix::prelude::SendError;
@@ -17,6 +17,7 @@ use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
 
+use super::followers::{Follower, Followers};
 use super::sync_group::{Growing, SyncGroup};
 use crate::clock;
 use crate::failpoint;
@@ -26,15 +27,16 @@ use crate::store::{JobFolder, LogFile, StoreError};
 /// Largest piece of log in one message (service.md §3.2).
 pub const MAX_MESSAGE: usize = 64 << 10;
 
+/// The first message of a stream; each one may be twice as long as the one before it. A message counts for a client only
+/// when it is complete: on a line that never carries the largest one, small ones still bring it on (connectors.md §6).
+const FIRST_MESSAGE: usize = 4 << 10;
+
 /// Messages below this many bytes are joined: thousands of small frames that a reader leaves unread make HTTP/2
 /// implementations close the connection (faults.md, fact 1).
 const SMALL_MESSAGE: u64 = 256;
 
 /// How long a small message waits for more after the one before it (service.md §3.2).
 const JOIN_TIME: Duration = Duration::from_millis(20);
-
-/// How long a follower may still drain after Finish (service.md §3.2).
-const DRAIN_TIME: Duration = Duration::from_mins(1);
 
 /// What is known of a log.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -45,20 +47,16 @@ pub struct LogProgress {
     pub lost: bool,
     /// The job has ended: nothing will be added, and Status says so.
     pub ended: bool,
-    /// The job was removed: followers must be done by then.
-    pub expires: Option<Instant>,
 }
 
 /// What followers of one log share.
 pub struct LogFeed {
     progress: watch::Sender<LogProgress>,
-    followers: AtomicUsize,
+    followers: Arc<Followers<LogFile>>,
     /// Largest length announced; the sink may not have got to it yet.
     announced: AtomicU64,
     /// When it grew last: milliseconds of [`clock::uptime`].
     grown_at: AtomicU64,
-    /// The open file that all of them read.
-    file: Mutex<Weak<LogFile>>,
     /// The actor, as long as the log grows.
     sink: Mutex<Option<Addr<LogSink>>>,
     disk: Option<Disk>,
@@ -85,13 +83,12 @@ impl LogFeed {
     }
 
     fn with(len: u64, ended: bool, disk: Option<Disk>) -> Arc<Self> {
-        let (progress, _) = watch::channel(LogProgress { len, lost: false, ended, expires: None });
+        let (progress, _) = watch::channel(LogProgress { len, lost: false, ended });
         Arc::new(Self {
             progress,
-            followers: AtomicUsize::new(0),
+            followers: Followers::new("this log"),
             announced: AtomicU64::new(len),
             grown_at: AtomicU64::new(clock::uptime().as_millis() as u64),
-            file: Mutex::default(),
             sink: Mutex::new(None),
             disk,
         })
@@ -151,6 +148,13 @@ impl LogFeed {
         });
     }
 
+    /// Nothing will be added, and what was written from `len` on is not there: who wants more hears so.
+    pub fn end_early(&self, len: u64) {
+        self.grow(len);
+        *self.sink.lock() = None;
+        self.progress.send_modify(|p| (p.lost, p.ended) = (true, true));
+    }
+
     /// Returns when the job has ended.
     pub async fn ended(&self) {
         self.progress.subscribe().wait_for(|p| p.ended).await.ok();
@@ -161,9 +165,10 @@ impl LogFeed {
         Duration::from_millis(self.grown_at.load(Ordering::Relaxed))
     }
 
-    /// The job is removed: followers have [`DRAIN_TIME`] left.
+    /// The job is removed: followers must come to their end ([`Followers::expire`]).
     pub fn expire(&self) {
-        self.progress.send_modify(|p| (p.ended, p.expires) = (true, Some(Instant::now() + DRAIN_TIME)));
+        self.progress.send_modify(|p| p.ended = true);
+        self.followers.expire();
     }
 
     /// A follower at `offset` of the open log `file`.
@@ -180,28 +185,15 @@ impl LogFeed {
                 ),
             ));
         }
-        if self.followers.fetch_add(1, Ordering::Relaxed) >= max {
-            self.followers.fetch_sub(1, Ordering::Relaxed);
-            return Err(Refusal::for_now(
-                Reason::TooManyFollowers,
-                format!("{max} followers read this log already"),
-                Duration::from_secs(1),
-            ));
-        }
-        let progress = self.progress.subscribe();
-        let file = self.share(file);
-        Ok(LogCursor { feed: Arc::clone(self), file, progress, offset, last: None })
-    }
-
-    /// One descriptor for all followers: they are many, and each reads at its own offset. `opened` is the same file.
-    fn share(&self, opened: LogFile) -> Arc<LogFile> {
-        let mut shared = self.file.lock();
-        if let Some(file) = shared.upgrade().filter(|file| file.inode() == opened.inode()) {
-            return file;
-        }
-        let file = Arc::new(opened);
-        *shared = Arc::downgrade(&file);
-        file
+        let follower = self.followers.join(file, max)?;
+        Ok(LogCursor {
+            progress: self.progress.subscribe(),
+            feed: Arc::clone(self),
+            follower,
+            offset,
+            last: None,
+            largest: FIRST_MESSAGE,
+        })
     }
 }
 
@@ -217,31 +209,22 @@ pub(super) fn out_of_descriptors(error: &(dyn Error + 'static)) -> Option<Refusa
 
 /// One follower's place in a log. Dropping it is leaving.
 pub struct LogCursor {
-    feed: Arc<LogFeed>,
-    file: Arc<LogFile>,
     progress: watch::Receiver<LogProgress>,
+    /// Keeps the sender of `progress` alive.
+    feed: Arc<LogFeed>,
+    follower: Follower<LogFile>,
     offset: u64,
     last: Option<Instant>,
-}
-
-impl Drop for LogCursor {
-    fn drop(&mut self) {
-        self.feed.followers.fetch_sub(1, Ordering::Relaxed);
-    }
+    /// Largest next message.
+    largest: usize,
 }
 
 impl LogCursor {
-    /// The next bytes, at most [`MAX_MESSAGE`], ending at a line's end unless the line is longer; `None` at the end of
-    /// the log of an ended job.
+    /// The next bytes, at most [`MAX_MESSAGE`] and less at first, ending at a line's end unless the line is longer; `None` at
+    /// the end of the log of an ended job.
     pub async fn next(&mut self) -> Result<Option<Bytes>, Refusal> {
         loop {
             let now = *self.progress.borrow_and_update();
-            if now.expires.is_some_and(|at| at <= Instant::now()) && self.offset < now.len {
-                return Err(Refusal::new(
-                    Reason::FollowersDropped,
-                    format!("the job was finished and this follower did not read on for {DRAIN_TIME:?}"),
-                ));
-            }
             let ready = now.len.saturating_sub(self.offset);
             if ready == 0 {
                 if now.lost {
@@ -265,7 +248,7 @@ impl LogCursor {
     async fn wait(&mut self, holding: bool) {
         let deadline = self.last.filter(|_| holding).map(|at| at + JOIN_TIME);
         let changed = self.progress.changed();
-        // The sender lives in `feed`, which this cursor holds, so `changed` cannot fail.
+        debug_assert!(Arc::strong_count(&self.feed) > 0, "`changed` cannot fail");
         match deadline {
             Some(at) => tokio::select! {
                 _ = changed => {}
@@ -276,13 +259,14 @@ impl LogCursor {
     }
 
     fn read(&mut self, len: u64) -> Result<Bytes, Refusal> {
-        let mut piece = self
-            .file
-            .read_piece(self.offset, len, MAX_MESSAGE)
+        let file = self.follower.file()?;
+        let mut piece = file
+            .read_piece(self.offset, len, self.largest)
             .map_err(|lost| Refusal::new(Reason::DataLoss, lost.to_string()))?;
         if let Some(end) = memchr::memrchr(b'\n', &piece) {
             piece.truncate(end + 1);
         }
+        self.largest = (2 * self.largest).min(MAX_MESSAGE);
         self.offset += piece.len() as u64;
         self.last = Some(Instant::now());
         Ok(Bytes::from(piece))
@@ -346,5 +330,42 @@ impl Handler<Grew> for LogSink {
     fn handle(&mut self, _: Grew, _: &mut Self::Context) {
         failpoint::hit("actors::log_sink::grew");
         self.feed.grow(self.feed.announced.load(Ordering::Relaxed));
+    }
+}
+
+#[cfg(all(test, feature = "failpoints"))] // which brings virtual time
+mod tests {
+    use super::*;
+    use crate::model::JobId;
+    use crate::process::host::this_process;
+    use crate::store::StateDir;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_follower_that_rests_after_finish_gives_the_log_back_and_is_dropped() {
+        let dir = tempfile::tempdir().unwrap();
+        let state = StateDir::open(&dir.path().join("state"), &this_process()).unwrap();
+        let folder = state.folder(JobId::parse("1").unwrap().key());
+        folder.make().unwrap();
+        let log = "x".repeat(FIRST_MESSAGE) + "y\n";
+        std::fs::write(folder.path("log"), &log).unwrap();
+        let feed = LogFeed::new(log.len() as u64, true);
+        let mut resting = feed.follow(folder.open_log(None).unwrap(), 0, 9).unwrap();
+        let mut reading = feed.follow(folder.open_log(None).unwrap(), 0, 9).unwrap();
+        for cursor in [&mut resting, &mut reading] {
+            assert_eq!(cursor.next().await.unwrap().unwrap().len(), FIRST_MESSAGE);
+        }
+        feed.expire();
+        folder.begin_removal().unwrap().unwrap().delete().unwrap();
+        tokio::time::sleep(Duration::from_secs(50)).await;
+        assert_eq!(reading.next().await.unwrap().unwrap(), "y\n");
+        tokio::time::sleep(Duration::from_secs(20)).await;
+        assert_eq!(reading.next().await.unwrap(), None, "it had come to the end");
+        let removed = |fd: std::fs::DirEntry| {
+            std::fs::read_link(fd.path()).is_ok_and(|path| {
+                path.starts_with(dir.path()) && path.to_string_lossy().ends_with("log (deleted)")
+            })
+        };
+        assert!(!std::fs::read_dir("/proc/self/fd").unwrap().flatten().any(removed), "it is still open");
+        assert_eq!(resting.next().await.err().map(|refusal| refusal.reason), Some(Reason::FollowersDropped));
     }
 }

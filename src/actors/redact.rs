@@ -3,9 +3,11 @@
 use std::sync::Arc;
 
 use indexmap::IndexMap;
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::log::mask::{MaskConfig, MaskLimitError, Masker, PhraseSet};
+use crate::config::Config;
+use crate::log::mask::{DefaultPrefixes, MaskConfig, MaskLimitError, Masker, PhraseSet};
 use crate::model::{ExecResult, ReferenceInfo, StepInfo, StepResult};
 
 /// The masking of one job. The automaton is built when the first text is masked.
@@ -96,16 +98,26 @@ impl Redactor {
     }
 }
 
-/// The masking settings of a daemon.
-pub(super) fn mask_config(config: &crate::config::Config) -> MaskConfig {
-    use crate::log::mask::DefaultPrefixes;
-    MaskConfig {
-        forms: config.mask_forms,
-        default_prefixes: if config.default_token_prefixes {
-            DefaultPrefixes::All
-        } else {
-            DefaultPrefixes::None
-        },
-        ..MaskConfig::default()
+/// The masking settings of one job. They stay what they were when it was registered, whatever the settings become: its
+/// keeper masks by them, and so does every daemon that takes it up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct JobMasking {
+    /// Setting `mask_forms`.
+    pub(super) forms: bool,
+    /// Setting `default_token_prefixes`.
+    pub(super) default_prefixes: bool,
+}
+
+impl JobMasking {
+    /// Those in force now.
+    pub(super) const fn new(config: &Config) -> Self {
+        Self { forms: config.mask_forms, default_prefixes: config.default_token_prefixes }
+    }
+
+    /// As the masker takes them.
+    pub(super) fn config(self) -> MaskConfig {
+        let default_prefixes =
+            if self.default_prefixes { DefaultPrefixes::All } else { DefaultPrefixes::None };
+        MaskConfig { forms: self.forms, default_prefixes, ..MaskConfig::default() }
     }
 }

@@ -61,11 +61,6 @@ pub struct Reservation {
 }
 
 impl Reservation {
-    /// The id.
-    pub const fn id(&self) -> &JobId {
-        &self.id
-    }
-
     /// Turns the reservation into a registered job.
     pub fn register(mut self, view: Arc<JobView>, job: Addr<JobActor>) {
         self.registered = true;

@@ -11,7 +11,7 @@ use crate::keeper::protocol::Remembered as Entry;
 use crate::model::JobKey;
 
 /// Finished ids at most remembered (service.md §3.1).
-const MAX_REMEMBERED: usize = 10_000;
+pub(super) const MAX_REMEMBERED: u32 = 10_000;
 
 /// Finished ids, and the digests of what was asked under them; the oldest are forgotten first.
 #[derive(Default)]
@@ -41,7 +41,7 @@ impl Remembered {
             self.order.retain(|key| *key != entry.key);
         }
         self.order.push_back(entry.key);
-        while self.order.len() > MAX_REMEMBERED {
+        while self.order.len() > MAX_REMEMBERED as usize {
             if let Some(oldest) = self.order.pop_front() {
                 self.entries.remove(&oldest);
             }

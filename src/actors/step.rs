@@ -19,8 +19,8 @@ use crate::error::Chain;
 use crate::failpoint;
 use crate::job::effect::{BuiltinProgram, Program, ScriptFile, Spawn, StepFiles};
 use crate::job::event::{FileContent, ProcessEnd};
-use crate::keeper::link::KeeperLink;
-use crate::keeper::protocol::{Request, SpawnStep, StepEnd, StepOver};
+use crate::keeper::link::{KeeperLink, LinkError};
+use crate::keeper::protocol::{MAX_FRAME, Request, SpawnStep, StepEnd, StepOver};
 use crate::model::JobKey;
 use crate::process::command;
 use crate::store::JobFolder;
@@ -75,7 +75,8 @@ impl StepActor {
             make_new_files(folder, files).map_err(|e| format!("cannot make the files of the step: {e}"))?;
         }
         let (program, argv) = self.resolve()?;
-        link.tell(Request::Spawn(Box::new(SpawnStep {
+        let sizes = [argv.iter().map(String::len).sum(), env.iter().map(Vec::len).sum()];
+        let told = link.tell(Request::Spawn(Box::new(SpawnStep {
             key: *key,
             op,
             step: spawn.call,
@@ -85,7 +86,10 @@ impl StepActor {
             env,
             work_dir: PathBuf::from(&spawn.work_dir),
         })));
-        Ok(())
+        told.map_err(|error| match error {
+            LinkError::TooLarge(_) => too_large(sizes),
+            error => Chain(&error).to_string(),
+        })
     }
 
     fn resolve(&self) -> Result<(PathBuf, Vec<String>), String> {
@@ -260,6 +264,15 @@ fn is_shortage(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::ENOMEM))
 }
 
+/// More than one message to the keeper holds, and far more than any kernel gives a process.
+fn too_large([arguments, environment]: [usize; 2]) -> String {
+    let most = MAX_FRAME >> 20;
+    format!(
+        "the arguments have {arguments} bytes and the environment {environment}: a process can be given less than \
+         {most} MiB of both; hand large values over in a file"
+    )
+}
+
 fn no_shell() -> String {
     "no shell: neither bash nor sh is in /usr/local/bin, /usr/bin, /bin or PATH; use a function with exec"
         .into()
@@ -345,6 +358,7 @@ fn read_output(path: &Path) -> FileContent {
 mod tests {
     use std::os::unix::fs::symlink;
 
+    use actix::AsyncContext;
     use rustix::fs::{CWD, FileType, Mode, mknodat};
 
     use super::*;
@@ -388,6 +402,42 @@ mod tests {
             let found = fs::symlink_metadata(path).unwrap();
             assert!(found.is_file() && found.len() == 0, "{path}");
         }
+    }
+
+    #[tokio::test]
+    async fn what_is_too_large_for_a_process_is_not_started_and_says_so() {
+        let Place { folder, files, _dir } = place();
+        let (ours, _theirs) = std::os::unix::net::UnixStream::pair().unwrap();
+        let spawn = Spawn {
+            call: 1,
+            name: "big".into(),
+            program: Program::Command(vec!["/bin/true".into(), "x".repeat(MAX_FRAME)]),
+            env: vec![(b"A".to_vec(), b"b".to_vec())],
+            work_dir: "/".into(),
+            files: Some(files),
+            success: crate::job::effect::Success::ExitCode,
+        };
+        let local = tokio::task::LocalSet::new();
+        let begun = local.run_until(async move {
+            let link = KeeperLink::new(crate::keeper::link::Wire::Socket(ours), |_| {}, || {}).unwrap();
+            let task = StepTask {
+                job: Context::new().address(),
+                link,
+                key: folder.key(),
+                tag: 1,
+                socket: Path::new("/run/s").into(),
+                folder,
+                daemon_path: None,
+                spawn: Box::new(spawn),
+                limits: JobLimits::default(),
+                op: Some(1),
+            };
+            StepActor { task, done: true }.begin()
+        });
+        let message = begun.await.unwrap_err();
+        let arguments = MAX_FRAME + "/bin/true".len();
+        assert!(message.starts_with(&format!("the arguments have {arguments} bytes")), "{message}");
+        assert!(message.ends_with("hand large values over in a file"), "{message}");
     }
 
     #[test]

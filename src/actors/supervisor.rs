@@ -24,22 +24,22 @@ use actix::{
 use tokio::sync::oneshot;
 
 use super::admission::{Prepared, Surroundings};
-use super::deliver;
 use super::handle::JobsHandle;
 use super::host::Host;
 use super::job::{CancelAsk, KeeperLost, StorageLost};
-use super::keeper_port::KeeperPort;
+use super::keeper_port::{KeeperPort, cgroup_mode};
 use super::limits;
 use super::registry::{Registry, Reservation};
 use super::sync_group::{NotSynced, SyncGroup};
 use super::trace_sink::EncodeResult;
+use super::{blocking, deliver};
 use crate::config::{Config, Durability};
 use crate::failpoint;
 use crate::fetch::Fetcher;
 use crate::job::reaper::Moment;
 use crate::model::{CancelCause, JobId, Limits, Refusal};
 use crate::queue::Queue;
-use crate::store::StateDir;
+use crate::store::{Removed, StateDir};
 use crate::variables::Base;
 
 pub use recover::RecoveryError;
@@ -323,6 +323,21 @@ impl Handler<KeeperGone> for Supervisor {
     }
 }
 
+/// Deletes what is gone already. There may be much of it: nobody waits.
+fn delete_later(removed: impl IntoIterator<Item = Removed>) {
+    let removed: Vec<_> = removed.into_iter().collect();
+    if removed.is_empty() {
+        return;
+    }
+    drop(blocking(move || {
+        for removed in removed {
+            if let Err(error) = removed.delete() {
+                tracing::warn!(%error, "not everything of a removed job was deleted");
+            }
+        }
+    }));
+}
+
 impl Supervisor {
     /// Nothing of the job lives any more: its slot and what it used of the cache are free.
     fn ended(&mut self, id: &JobId) {
@@ -341,7 +356,7 @@ impl Supervisor {
         }
         let unenforceable = match self.port.now() {
             Some(keeper) => keeper.unenforceable,
-            None => self.host.unenforceable(config.cgroup.word()).into(),
+            None => self.host.unenforceable(cgroup_mode(config.cgroup)).into(),
         };
         limits::warn_of_settings(config, &unenforceable);
     }

@@ -3,26 +3,21 @@
 //! The sequence is fixed: results are appended to the job's `steps` file in order, every follower replays it from the
 //! start (service.md §3.3).
 
-use std::fs::File;
-use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use actix::{Actor, Context, Handler, Message};
 use tokio::sync::watch;
 
+use super::followers::{Follower, Followers};
 use super::log_sink::out_of_descriptors;
 use super::sync_group::{Growing, SyncGroup};
 use crate::failpoint;
-use crate::journal::{self, Damage, DamageKind, MAX_FRAMED};
 use crate::model::{Reason, Refusal, StepResult};
-use crate::store::{JobFolder, StoreError};
+use crate::store::{JobFolder, StepsFile, StoreError};
 
 /// Turns a masked result into the bytes that are stored and sent.
 pub type EncodeResult = fn(&StepResult) -> Vec<u8>;
-
-/// Bytes read for one record at first: most results are small.
-const READ_AHEAD: usize = 16 << 10;
 
 #[derive(Clone, Copy, Default)]
 struct Progress {
@@ -38,6 +33,7 @@ pub struct TraceFeed {
     /// Length of the file; followers see less while the rest is not on the disk.
     written: AtomicU64,
     group: Option<Arc<SyncGroup>>,
+    followers: Arc<Followers<StepsFile>>,
 }
 
 impl TraceFeed {
@@ -53,7 +49,8 @@ impl TraceFeed {
 
     fn with(len: u64, ended: bool, group: Option<Arc<SyncGroup>>) -> Arc<Self> {
         let progress = watch::channel(Progress { len, lost: false, ended }).0;
-        Arc::new(Self { progress, written: AtomicU64::new(len), group })
+        let followers = Followers::new("these step results");
+        Arc::new(Self { progress, written: AtomicU64::new(len), group, followers })
     }
 
     /// Length of the file so far.
@@ -96,9 +93,14 @@ impl TraceFeed {
         });
     }
 
-    /// A follower of the results in `folder`. What it has begun to follow it reads to the end, though the folder be removed
-    /// meanwhile.
-    pub fn follow(self: &Arc<Self>, folder: &JobFolder) -> Result<TraceCursor, Refusal> {
+    /// The job is removed: followers must come to their end ([`Followers::expire`]).
+    pub(super) fn expire(&self) {
+        self.followers.expire();
+    }
+
+    /// A follower of the results in `folder`, if there are less than `max`. What it has begun to follow it reads to the end,
+    /// though the folder be removed meanwhile, unless it takes too long over it.
+    pub fn follow(self: &Arc<Self>, folder: &JobFolder, max: usize) -> Result<TraceCursor, Refusal> {
         let progress = self.progress.subscribe();
         let Progress { len, ended, .. } = *progress.borrow();
         let file = if ended && len == 0 {
@@ -110,7 +112,8 @@ impl TraceFeed {
         };
         let file =
             file.transpose().map_err(|e| out_of_descriptors(&e).unwrap_or_else(|| lost(&e.to_string())))?;
-        Ok(TraceCursor { progress, feed: Arc::clone(self), file, offset: 0 })
+        let follower = file.map(|file| self.followers.join(file, max)).transpose()?;
+        Ok(TraceCursor { progress, feed: Arc::clone(self), follower, offset: 0 })
     }
 }
 
@@ -139,7 +142,7 @@ pub struct TraceCursor {
     /// Keeps the sender of `progress` alive.
     feed: Arc<TraceFeed>,
     /// `None`: the job has ended and there is no result.
-    file: Option<File>,
+    follower: Option<Follower<StepsFile>>,
     offset: u64,
 }
 
@@ -167,26 +170,10 @@ impl TraceCursor {
     }
 
     fn read(&mut self, len: u64) -> Result<Vec<u8>, Refusal> {
-        let file = self.file.as_ref().ok_or_else(|| lost("there are none"))?;
-        let left = (len - self.offset) as usize;
-        let mut want = left.min(READ_AHEAD);
-        loop {
-            let mut bytes = vec![0; want];
-            file.read_exact_at(&mut bytes, self.offset).map_err(|e| lost(&e.to_string()))?;
-            let mut records = journal::Records::new(&bytes);
-            match records.next() {
-                Some(Ok(record)) => {
-                    let payload = record.to_vec();
-                    self.offset += records.position();
-                    return Ok(payload);
-                }
-                // Never more than the longest record: a damaged length, or a huge file, costs no memory.
-                Some(Err(Damage { kind: DamageKind::Torn, .. })) if want < left.min(MAX_FRAMED) => {
-                    want = left.min(MAX_FRAMED).min(want * 8);
-                }
-                _ => return Err(lost("a record is damaged")),
-            }
-        }
+        let file = self.follower.as_ref().ok_or_else(|| lost("there are none"))?.file()?;
+        let (record, end) = file.record_at(self.offset, len).map_err(|e| lost(&e.to_string()))?;
+        self.offset = end;
+        Ok(record)
     }
 }
 
@@ -283,8 +270,7 @@ mod tests {
         assert!(feed.is_empty());
         std::fs::remove_dir(folder.path("steps")).unwrap();
         sink.handle(result(StepStatus::Failure), &mut ctx).unwrap();
-        let stored = folder.read_steps().unwrap();
-        assert_eq!(stored.records, [[StepStatus::Success as u8], [StepStatus::Failure as u8]]);
+        assert_eq!(folder.step_records(), [[StepStatus::Success as u8], [StepStatus::Failure as u8]]);
         assert_eq!(feed.len(), folder.steps_len());
     }
 
@@ -295,7 +281,7 @@ mod tests {
         let folder = state.folder(JobId::parse("1").unwrap().key());
         folder.make().unwrap();
         let feed = TraceFeed::new(0, false);
-        let mut cursor = feed.follow(&folder).unwrap();
+        let mut cursor = feed.follow(&folder, 9).unwrap();
         feed.grow(folder.append_step(b"first").unwrap());
         feed.lose();
         feed.end();
@@ -310,18 +296,41 @@ mod tests {
         let folder = state.folder(JobId::parse("1").unwrap().key());
         folder.make().unwrap();
         let feed = TraceFeed::new(0, false);
-        let mut early = feed.follow(&folder).unwrap();
+        let mut early = feed.follow(&folder, 9).unwrap();
         for result in ["first", "root"] {
             feed.grow(folder.append_step(result.as_bytes()).unwrap());
         }
         feed.end();
-        let mut late = feed.follow(&folder).unwrap();
-        folder.remove().unwrap();
+        let mut late = feed.follow(&folder, 9).unwrap();
+        folder.begin_removal().unwrap().unwrap().delete().unwrap();
         for cursor in [&mut early, &mut late] {
             assert_eq!(cursor.next().await.unwrap().unwrap(), b"first");
             assert_eq!(cursor.next().await.unwrap().unwrap(), b"root");
             assert_eq!(cursor.next().await.unwrap(), None);
         }
-        assert_eq!(feed.follow(&folder).err().map(|refusal| refusal.reason), Some(Reason::DataLoss));
+        assert_eq!(feed.follow(&folder, 9).err().map(|refusal| refusal.reason), Some(Reason::DataLoss));
+    }
+
+    #[cfg(feature = "failpoints")] // which brings virtual time
+    #[tokio::test(start_paused = true)]
+    async fn a_follower_that_rests_after_finish_is_dropped() {
+        let dir = tempfile::tempdir().unwrap();
+        let state = StateDir::open(&dir.path().join("state"), &this_process()).unwrap();
+        let folder = state.folder(JobId::parse("1").unwrap().key());
+        folder.make().unwrap();
+        let feed = TraceFeed::new(0, false);
+        for result in ["first", "root"] {
+            feed.grow(folder.append_step(result.as_bytes()).unwrap());
+        }
+        feed.end();
+        let mut resting = feed.follow(&folder, 1).unwrap();
+        assert_eq!(
+            feed.follow(&folder, 1).err().map(|refusal| refusal.reason),
+            Some(Reason::TooManyFollowers)
+        );
+        assert_eq!(resting.next().await.unwrap().unwrap(), b"first");
+        feed.expire();
+        tokio::time::sleep(std::time::Duration::from_mins(2)).await;
+        assert_eq!(resting.next().await.err().map(|refusal| refusal.reason), Some(Reason::FollowersDropped));
     }
 }

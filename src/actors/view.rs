@@ -10,6 +10,7 @@ use super::log_sink::LogFeed;
 use super::trace_sink::TraceFeed;
 use crate::clock;
 use crate::job::reaper::{Facts, Moment, Phase};
+use crate::journal::event::End;
 use crate::model::{JobId, JobKey, JobState, Outcome};
 
 /// A job as everybody sees it: written by its actor, read by any call. Costs a few hundred bytes, and it is all that
@@ -79,6 +80,17 @@ impl Default for State {
 }
 
 impl State {
+    /// It has ended, at `since`. What it was seen to use until then counts if the end does not tell.
+    pub(super) fn end(&mut self, end: End, since: Moment) {
+        let End { outcome, end_time, steps_done, cpu_time, peak_memory, .. } = end;
+        self.state = JobState::Ended(outcome.class);
+        (self.outcome, self.end_time) = (Some(outcome), Some(end_time));
+        self.steps_done = steps_done;
+        self.cpu_time = cpu_time.map(Duration::from_micros).or(self.cpu_time);
+        self.peak_memory = peak_memory.or(self.peak_memory);
+        self.since = since;
+    }
+
     /// A running job is being cancelled.
     pub fn cancel(&mut self) {
         if self.state == JobState::Running {
@@ -88,30 +100,47 @@ impl State {
 }
 
 impl JobView {
-    /// A new view.
-    #[expect(clippy::too_many_arguments, reason = "the fields, once each")]
-    pub const fn new(
+    /// A view of a job in this state whose request is not known; see the fields.
+    pub fn new(
         id: JobId,
-        key: JobKey,
         registered: i64,
         log_inode: u64,
-        digest: Option<[u8; 32]>,
-        keyed_digest: Option<[u8; 16]>,
         log: Arc<LogFeed>,
         trace: Arc<TraceFeed>,
         state: State,
     ) -> Self {
         Self {
+            key: id.key(),
             id,
-            key,
             registered,
             log_inode,
-            digest,
-            keyed_digest,
+            digest: None,
+            keyed_digest: None,
             log,
             trace,
             state: Mutex::new(state),
             broken: AtomicU32::new(0),
+        }
+    }
+
+    /// The same view of a job whose request is known.
+    pub(super) fn of_request(self, digest: [u8; 32]) -> Self {
+        Self { digest: Some(digest), ..self }
+    }
+
+    /// The same of one of whose request only the keyed digest is.
+    pub(super) fn of_keyed(self, keyed_digest: Option<[u8; 16]>) -> Self {
+        Self { keyed_digest, ..self }
+    }
+
+    /// The end, in the order of service.md §6.1: Status shows it, then followers get theirs.
+    pub(super) fn end(&self, end: End) {
+        let (log_len, lost_from) = (end.log_len, end.lost_from);
+        self.update(|state| state.end(end, Moment::AfterStart(clock::uptime())));
+        self.trace.end();
+        match lost_from {
+            Some(from) => self.log.end_early(from),
+            None => self.log.end(log_len),
         }
     }
 

@@ -46,6 +46,17 @@ impl Setting {
         (self.show)(config)
     }
 
+    /// What `--help` says of it: the sentence without its source, which is for readers of the code, what a value looks
+    /// like, and the default if there is one.
+    pub fn help(&self) -> String {
+        let sentence = self.doc.trim().trim_end_matches('.');
+        let text = sentence.rsplit_once(" (").map_or(sentence, |(text, _)| text);
+        let default = self.show(&Config::default()).filter(|default| default != "[]");
+        let default = default.map(|default| format!(" [default: {}]", default.trim_matches('"')));
+        let default = default.unwrap_or_default();
+        format!("{text} [{}]{default} [env: {}]", self.expected, self.variable())
+    }
+
     /// What a value must be, in one phrase for messages.
     pub(super) fn demand(&self) -> String {
         if self.rule.is_empty() {

@@ -31,6 +31,22 @@ fn every_setting_of_the_documentation_exists_once() {
 }
 
 #[test]
+fn help_names_no_file_that_users_lack_and_every_default() {
+    for setting in SETTINGS {
+        let help = setting.help();
+        assert!(!help.contains(".md") && !help.contains('§'), "{help}");
+        let has_default = setting.show(&Config::default()).is_some_and(|default| default != "[]");
+        assert_eq!(help.contains("[default: "), has_default, "{help}");
+    }
+    let help = |name| SETTINGS.iter().find(|setting| setting.name == name).unwrap().help();
+    assert!(
+        help("queue_policy").contains("[default: fair] [env: STEP_RUNNER_QUEUE_POLICY]"),
+        "{}",
+        help("queue_policy")
+    );
+}
+
+#[test]
 fn print_is_a_settings_file_that_gives_the_same_settings() {
     let loaded = Config::load(&Layers {
         options: vec![

@@ -111,6 +111,7 @@ impl Machine {
         let mut secrets = Secrets::default();
         secrets.note_references(&loaded.function);
         let root = Root { loaded, func_dir: func_dir.into(), inputs };
+        let masked = spec.vars.iter().filter(|(_, value)| value.sensitive).map(|(name, _)| name.clone());
         Ok(Self {
             constants: Constants {
                 vars: spec.vars.clone(),
@@ -126,7 +127,8 @@ impl Machine {
             },
             state: State::Queued(Box::new(root)),
             frames: Vec::new(),
-            environment: Environment::new(Arc::clone(&spec.base_env), spec.env.clone()),
+            environment: Environment::new(Arc::clone(&spec.base_env), spec.env.clone())
+                .masking(masked.collect()),
             library: Library::default(),
             secrets,
             calls: 0,
@@ -162,6 +164,7 @@ impl Machine {
     }
 
     /// Whether the job is over: every further event is ignored.
+    #[cfg(test)]
     pub const fn is_over(&self) -> bool {
         matches!(self.state, State::Over)
     }

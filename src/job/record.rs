@@ -1,5 +1,5 @@
 //! Events as bytes: what the keeper holds of a job, so that the next daemon can rebuild the job's machine
-//! (architecture.md, "How a job survives its daemon"). One event, one record; where records begin and end is the
+//! (recovery.md). One event, one record; where records begin and end is the
 //! keeper's business.
 
 use super::event::Event;

@@ -3,7 +3,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::model::{CancelCause, EndClass, ExitStatus, Outcome};
+use crate::model::{CancelCause, ExitStatus, Outcome};
 
 /// One line of a journal. Times are microseconds since the epoch.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -84,8 +84,18 @@ pub struct End {
 }
 
 impl End {
-    /// Whether the job was cut off by the death of its keeper or host.
-    pub fn is_interrupted(&self) -> bool {
-        self.outcome.class == EndClass::Interrupted
+    /// The end of a job of which nothing else is known.
+    pub const fn new(outcome: Outcome, end_time: i64, log_len: u64, log_inode: u64) -> Self {
+        Self {
+            outcome,
+            end_time,
+            end_boot: None,
+            log_len,
+            log_inode,
+            steps_done: 0,
+            cpu_time: None,
+            peak_memory: None,
+            lost_from: None,
+        }
     }
 }

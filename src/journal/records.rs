@@ -47,10 +47,15 @@ pub struct Records<'a> {
 impl<'a> Records<'a> {
     /// A reader of `bytes`, the whole file.
     pub const fn new(bytes: &'a [u8]) -> Self {
-        Self { rest: bytes, at: 0, failed: false }
+        Self::starting_at(bytes, 0)
     }
 
-    /// The length of the part read so far, all of it good.
+    /// A reader of `bytes`, the file from byte `at` on, where a record begins.
+    pub const fn starting_at(bytes: &'a [u8], at: u64) -> Self {
+        Self { rest: bytes, at, failed: false }
+    }
+
+    /// Where the part of the file ends that was read so far; all of it is good.
     pub const fn position(&self) -> u64 {
         self.at
     }

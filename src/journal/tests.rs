@@ -206,22 +206,3 @@ fn a_record_of_the_greatest_length_is_one_and_a_longer_one_is_not() {
     let longer = vec![7; MAX_RECORD + 1];
     assert_eq!(append_record(&longer, &mut file), Err(RecordTooLong { len: MAX_RECORD + 1 }));
 }
-
-#[test]
-fn an_end_is_interrupted_if_its_class_says_so() {
-    use crate::journal::event::End;
-    use crate::model::Outcome;
-    let end = |outcome| End {
-        outcome,
-        end_time: 0,
-        end_boot: None,
-        log_len: 0,
-        log_inode: 0,
-        steps_done: 0,
-        cpu_time: None,
-        peak_memory: None,
-        lost_from: None,
-    };
-    assert!(end(Outcome::interrupted("x")).is_interrupted());
-    assert!(!end(Outcome::failed("x")).is_interrupted());
-}

@@ -183,17 +183,8 @@ impl Job {
 
     /// The end record of a job that no daemon came back for. How many of its steps had ended is in its results.
     pub(super) fn ended(&self, outcome: Outcome) -> Event {
-        Event::Ended(End {
-            outcome,
-            end_time: crate::clock::now_micros(),
-            end_boot: Some(crate::clock::boot_micros()),
-            log_len: self.log.len(),
-            log_inode: self.log.inode(),
-            steps_done: 0,
-            cpu_time: None,
-            peak_memory: None,
-            lost_from: None,
-        })
+        let end = End::new(outcome, crate::clock::now_micros(), self.log.len(), self.log.inode());
+        Event::Ended(End { end_boot: Some(crate::clock::boot_micros()), ..end })
     }
 
     fn write_end(&mut self, lines: Vec<(Kind, String)>, survivors: bool, shared: &mut Shared) -> Closed {

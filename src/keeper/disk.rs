@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 
 use crate::files;
 
-/// How often.
-const INTERVAL: Duration = Duration::from_secs(1);
+/// As often as the daemon does: with the time of a sync, less than a second of a log may be lost.
+const INTERVAL: Duration = Duration::from_millis(500);
 
 /// Syncs on a thread of its own: a sync may take long, and pipes are to be read meanwhile.
 #[derive(Default)]

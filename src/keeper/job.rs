@@ -114,7 +114,6 @@ impl Job {
             record: SecretBytes(self.record.clone()),
             last_op: self.last_op,
             over: self.over.clone(),
-            running: self.step.as_ref().map(|step| step.number),
             closed: self.closed.clone(),
             log_inode: self.log.inode(),
             log_len: self.log.len(),

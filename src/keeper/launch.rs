@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use super::setup::{IDENTITY, KeeperIdentity};
+use crate::process::cgroup::CgroupMode;
 use crate::process::host::{self, SoftLimits};
 use crate::process::sweep::Process;
 use crate::process::{cgroup, children, group};
@@ -37,9 +38,9 @@ fn identity(directory: BorrowedFd<'_>) -> Option<KeeperIdentity> {
 
 /// Kills the keeper that `keeper.json` of the state folder `directory` names, if that process is still the one it names.
 pub fn kill(directory: BorrowedFd<'_>) {
-    let Some(KeeperIdentity { pid, start_time, boot_id, .. }) = identity(directory) else { return };
-    if boot_id == host::this_process().boot_id
-        && let Some(process) = Process::read(pid).filter(|process| process.start_time == start_time)
+    let Some(KeeperIdentity { process: named, .. }) = identity(directory) else { return };
+    if named.boot_id == host::boot_id()
+        && let Some(process) = Process::read(named.pid).filter(|found| found.start_time == named.start_time)
     {
         group::kill_process(&process);
     }
@@ -57,13 +58,13 @@ pub fn connect(directory: BorrowedFd<'_>) -> io::Result<std::os::unix::net::Unix
 /// It gets an empty environment: what steps need comes with each request, and nothing else may leak into them.
 pub fn start(
     state_dir: &Path,
-    cgroup: &str,
+    cgroup: CgroupMode,
     limits: SoftLimits,
 ) -> io::Result<(std::os::unix::net::UnixStream, Child)> {
     let (ours, theirs) =
         rustix::net::socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
     let mut command = Command::new("/proc/self/exe");
-    command.arg0("step-runner").args(["keeper", "--connection-fd", "0", "--cgroup", cgroup]);
+    command.arg0("step-runner").args(["keeper", "--connection-fd", "0", "--cgroup", cgroup.name()]);
     for (option, limit) in [("--soft-nofile", limits.nofile), ("--soft-core", limits.core)] {
         if let Some(limit) = limit {
             command.arg(option).arg(limit.to_string());

@@ -91,14 +91,21 @@ impl KeeperLink {
         Ok(link)
     }
 
-    /// Sends a request that wants no reply. Its loss shows in the end of the connection.
+    /// Sends a request that wants no reply. Its loss shows in the end of the connection; a request that cannot be sent at
+    /// all ([`LinkError::TooLarge`]) shows nowhere but here.
     ///
     /// The queue has no bound of its own: what waits in it is bounded by the requests a job has under way (a handful)
     /// times the number of jobs.
-    pub fn tell(&self, request: Request) {
-        match encode(&ToKeeper { id: 0, request }) {
-            Ok(frame) => drop(self.frames.send(frame)),
-            Err(error) => tracing::error!(%error, "request to the keeper was not sent"),
+    pub fn tell(&self, request: Request) -> Result<(), LinkError> {
+        let frame = encode(&ToKeeper { id: 0, request })?;
+        drop(self.frames.send(frame));
+        Ok(())
+    }
+
+    /// The same for a request that holds nothing of the job's: it is never too large.
+    pub fn tell_short(&self, request: Request) {
+        if let Err(error) = self.tell(request) {
+            tracing::error!(%error, "request to the keeper was not sent");
         }
     }
 
@@ -265,4 +272,30 @@ fn next_frame(buffer: &mut BytesMut) -> io::Result<Option<FromKeeper>> {
     body.fill(0);
     buffer.advance(4 + len);
     Ok(Some(frame))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::{JobId, Kind};
+
+    #[tokio::test]
+    async fn a_request_that_is_too_large_is_an_error_and_those_after_it_are_sent() {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        theirs.set_nonblocking(true).unwrap();
+        let mut theirs = tokio::net::UnixStream::from_std(theirs).unwrap();
+        let mut bytes = Vec::new();
+        let sent = async {
+            let link = KeeperLink::new(Wire::Socket(ours), |_| {}, || {}).unwrap();
+            let key = JobId::parse("1").unwrap().key();
+            let line = |text| Request::Line { key, op: 1, kind: Kind::Out, text };
+            let error = link.tell(line("x".repeat(MAX_FRAME))).unwrap_err();
+            assert!(matches!(error, LinkError::TooLarge(len) if len > MAX_FRAME), "{error}");
+            link.tell(line("short".into())).unwrap();
+            drop(link);
+            theirs.read_to_end(&mut bytes).await.unwrap();
+        };
+        tokio::task::LocalSet::new().run_until(sent).await;
+        assert!(bytes.len() < 100 && bytes.ends_with(b"short"), "{} bytes", bytes.len());
+    }
 }

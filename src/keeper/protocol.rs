@@ -20,8 +20,9 @@ use serde::{Deserialize, Serialize};
 use crate::model::{ExitStatus, JobKey, Kind, Limits, Shortage, Unenforceable};
 use crate::process::cgroup::Usage;
 
-/// Version of this protocol. A daemon speaks its own and the one before (architecture.md, keeper).
-pub const PROTOCOL_VERSION: u32 = 1;
+/// Version of this protocol. A daemon speaks no other: it does not start while a keeper of another one lives, which ends its
+/// jobs by itself when no daemon comes.
+pub const PROTOCOL_VERSION: u32 = 2;
 
 /// Largest frame in bytes: the largest request of a client (32 MiB) as a record, with its values once more.
 pub const MAX_FRAME: usize = 80 << 20;
@@ -267,8 +268,6 @@ pub struct HeldJob {
     pub last_op: u32,
     /// Steps that were started and are over, in order.
     pub over: Vec<StepOver>,
-    /// A step runs now.
-    pub running: Option<u32>,
     /// Set if the log is closed.
     pub closed: Option<Closed>,
     /// Inode of the log file.

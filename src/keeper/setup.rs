@@ -8,15 +8,14 @@ use std::path::PathBuf;
 
 use rustix::fs::Mode;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
-use rustix::process::{DumpableBehavior, Resource, Rlimit};
 use serde::{Deserialize, Serialize};
 
 use super::protocol::PROTOCOL_VERSION;
-use crate::model::JobKey;
+use crate::model::{JobKey, ProcessInfo};
 use crate::process::cgroup::{CgroupError, CgroupMode, Pool};
+use crate::process::host::{hide_memory, take_descriptors, this_process};
 use crate::process::limiter::Limiter;
 use crate::process::spawn::Spawner;
-use crate::process::sweep::Process;
 use crate::process::{close_on_exec_from, ignore_signals, quieten_standard_streams};
 use crate::{files, journal};
 
@@ -83,12 +82,9 @@ impl KeeperFailure {
 /// Content of `keeper.json`: which process is, or was, the keeper of a state folder.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KeeperIdentity {
-    /// Process id.
-    pub pid: u32,
-    /// Start time of the process, clock ticks since the host's start.
-    pub start_time: u64,
-    /// The kernel's boot id.
-    pub boot_id: String,
+    /// Its process.
+    #[serde(flatten)]
+    pub process: ProcessInfo,
     /// [`PROTOCOL_VERSION`].
     pub protocol: u32,
     /// Directories of its control groups: whoever finds it dead removes them.
@@ -163,17 +159,9 @@ fn isolate() -> Result<(), KeeperFailure> {
     close_on_exec_from(3).ok();
     rustix::process::set_child_subreaper(Some(rustix::process::getpid()))
         .map_err(KeeperFailure::system("become a child subreaper"))?;
-    rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable)
-        .map_err(KeeperFailure::system("forbid core dumps"))?;
-    rustix::process::setrlimit(
-        Resource::Core,
-        Rlimit { current: Some(0), ..rustix::process::getrlimit(Resource::Core) },
-    )
-    .map_err(KeeperFailure::system("forbid core dumps"))?;
-    let files = rustix::process::getrlimit(Resource::Nofile);
+    hide_memory().map_err(KeeperFailure::system("forbid core dumps"))?;
     // Steps keep the limits that we were started with: see `Spawner`.
-    rustix::process::setrlimit(Resource::Nofile, Rlimit { current: files.maximum, maximum: files.maximum })
-        .ok();
+    take_descriptors().ok();
     Ok(())
 }
 
@@ -200,14 +188,7 @@ impl StateDir {
     }
 
     fn write_identity(&self, cgroups: Vec<PathBuf>) -> io::Result<()> {
-        let pid = std::process::id();
-        let identity = KeeperIdentity {
-            pid,
-            start_time: Process::read(pid).map_or(0, |process| process.start_time),
-            boot_id: crate::process::host::boot_id(),
-            protocol: PROTOCOL_VERSION,
-            cgroups,
-        };
+        let identity = KeeperIdentity { process: this_process(), protocol: PROTOCOL_VERSION, cgroups };
         let json = serde_json::to_vec(&identity)?;
         files::make_way(&self.directory, IDENTITY, || files::replace(&self.directory, IDENTITY, &json))
     }

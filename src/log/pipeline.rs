@@ -49,11 +49,6 @@ impl<M: Mask> Pipeline<M> {
         Self { mask, framer: Framer::new(number, kind), masked: Vec::new() }
     }
 
-    /// The masker, for phrases that become known while the source is open.
-    pub const fn mask_mut(&mut self) -> &mut M {
-        &mut self.mask
-    }
-
     /// Takes one write (one read of the pipe) made at `now` and appends the entries complete by it to `out`.
     ///
     /// The bytes that the masker releases count as one write (logs.md §3).

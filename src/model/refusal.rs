@@ -38,7 +38,7 @@ pub enum Reason {
     TooManyFollowers,
     /// Too little space for state.
     DiskFull,
-    /// No process can be started for the job: out of processes, memory or descriptors (faults.md row 15).
+    /// Nothing can be started for the job: out of processes, memory or descriptors (faults.md row 15).
     KeeperUnavailable,
     /// The daemon stops.
     ShuttingDown,
@@ -55,6 +55,18 @@ pub enum Reason {
 }
 
 impl Reason {
+    /// The same call may succeed later.
+    pub const fn may_pass(self) -> bool {
+        matches!(
+            self,
+            Self::QueueFull
+                | Self::TooManyJobs
+                | Self::TooManyFollowers
+                | Self::DiskFull
+                | Self::KeeperUnavailable
+        )
+    }
+
     /// The word.
     pub const fn word(self) -> &'static str {
         match self {
@@ -100,6 +112,11 @@ impl Refusal {
     /// A refusal that will not change by itself.
     pub fn new(reason: Reason, text: impl Into<String>) -> Self {
         Self { reason, text: text.into(), retry_after: None }
+    }
+
+    /// The daemon ends.
+    pub fn stopping() -> Self {
+        Self::new(Reason::ShuttingDown, "the daemon is stopping; try again when it is back")
     }
 
     /// A refusal for now.

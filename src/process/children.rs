@@ -21,6 +21,14 @@ pub fn start(command: &mut Command) -> io::Result<Child> {
     Ok(child)
 }
 
+/// As [`start`], for a child that `spawn` starts by itself; [`leave`] must be called when it has been reaped.
+pub(super) fn start_with<T, E>(spawn: impl FnOnce() -> Result<(i32, T), E>) -> Result<(i32, T), E> {
+    let mut waited_for = WAITED_FOR.lock();
+    let (pid, handle) = spawn()?;
+    waited_for.insert(pid as u32);
+    Ok((pid, handle))
+}
+
 /// Blocks until the child ends.
 pub fn wait(mut child: Child) -> io::Result<ExitStatus> {
     let status = child.wait();

@@ -38,11 +38,26 @@ pub struct Companion {
 pub struct CompanionGroup(Arc<Mutex<Option<Pid>>>);
 
 impl Companion {
-    /// Starts `command`, at least one word, in a group of its own. `oom_score_adj`: what the daemon was started with.
-    pub fn start(command: &[OsString], oom_score_adj: Option<i32>) -> io::Result<Self> {
+    /// Starts `command`, at least one word, in a group of its own. `environment` is what it has besides the daemon's own,
+    /// or not (`None`); `oom_score_adj` what the daemon was started with.
+    pub fn start(
+        command: &[OsString],
+        environment: &[(&str, Option<OsString>)],
+        oom_score_adj: Option<i32>,
+    ) -> io::Result<Self> {
         let (program, arguments) =
             command.split_first().ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, "no command"))?;
-        let child = children::start(Command::new(program).args(arguments).process_group(0))?;
+        let mut command = Command::new(program);
+        command.args(arguments).process_group(0);
+        for (name, value) in environment {
+            match value {
+                Some(value) => command.env(name, value),
+                None => command.env_remove(name),
+            };
+        }
+        let named =
+            |error: io::Error| io::Error::new(error.kind(), format!("{}: {error}", program.display()));
+        let child = children::start(&mut command).map_err(named)?;
         host::give_oom_score_adj(child.id(), oom_score_adj);
         let group = CompanionGroup(Arc::new(Mutex::new(Pid::from_raw(child.id() as i32))));
         Ok(Self { child, group })

@@ -5,7 +5,7 @@ use std::io;
 use rustix::process::{DumpableBehavior, Resource, Rlimit};
 
 use super::sweep::Process;
-use crate::store::ProcessInfo;
+use crate::model::ProcessInfo;
 
 /// Who this process is across restarts.
 pub fn this_process() -> ProcessInfo {
@@ -77,17 +77,38 @@ pub fn hide_memory() -> io::Result<()> {
     Ok(rustix::process::setrlimit(Resource::Core, Rlimit { current: Some(0), ..core })?)
 }
 
-/// As [`hide_memory`]. All the descriptors it may have. Orphans of a dead keeper come to it. A limit on the size of files is
+/// An empty image lacks what every container engine and system mounts; without it later errors tell of everything else.
+fn check_surroundings() -> io::Result<()> {
+    let missing = |what: &str, error: io::Error| {
+        io::Error::new(error.kind(), format!("{what} ({error}); mount it, as container engines do"))
+    };
+    std::fs::read_link("/proc/self/exe")
+        .map_err(|e| missing("/proc is not mounted, where this program finds itself and its processes", e))?;
+    std::fs::OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open("/dev/null")
+        .map_err(|e| missing("/dev/null cannot be opened, which is the standard input of steps", e))?;
+    Ok(())
+}
+
+/// All the descriptors that this process may have.
+pub fn take_descriptors() -> io::Result<()> {
+    let files = rustix::process::getrlimit(Resource::Nofile);
+    Ok(rustix::process::setrlimit(Resource::Nofile, Rlimit { current: files.maximum, ..files })?)
+}
+
+/// As [`hide_memory`] and [`take_descriptors`]. Orphans of a dead keeper come to it. A limit on the size of files is
 /// an error of a write and not its death. When memory is short the kernel shall end others first.
 pub fn harden() -> io::Result<()> {
+    check_surroundings()?;
     super::ignore_file_size_signal();
     // Only who may do so gets less than it was started with.
     if oom_score_adj().is_some_and(|now| now > DAEMON_OOM_SCORE_ADJ) {
         std::fs::write("/proc/self/oom_score_adj", DAEMON_OOM_SCORE_ADJ.to_string()).ok();
     }
     hide_memory()?;
-    let files = rustix::process::getrlimit(Resource::Nofile);
-    rustix::process::setrlimit(Resource::Nofile, Rlimit { current: files.maximum, ..files })?;
+    take_descriptors()?;
     rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?;
     Ok(())
 }

@@ -154,8 +154,8 @@ impl Spawner {
         let limits: Vec<_> = limits.into_iter().flatten().collect();
         let plan = ChildPlan {
             program: &program,
-            argv: argv.pointers.as_ptr(),
-            envp: env.pointers.as_ptr(),
+            argv: argv.as_ptr(),
+            envp: env.as_ptr(),
             work_dir: &work_dir,
             stdin: self.null.as_fd(),
             stdout: child_stdout.as_fd(),
@@ -266,14 +266,14 @@ fn output_pipe() -> Result<(OwnedFd, OwnedFd), SpawnError> {
 }
 
 /// Strings as `execve` takes them: one block of memory, and pointers into it.
-struct StringArray {
+pub(super) struct StringArray {
     /// Held for the pointers.
     _bytes: Vec<u8>,
     pointers: Vec<*const c_char>,
 }
 
 impl StringArray {
-    fn new<'a>(strings: impl Iterator<Item = &'a [u8]> + Clone) -> Result<Self, SpawnError> {
+    pub(super) fn new<'a>(strings: impl Iterator<Item = &'a [u8]> + Clone) -> Result<Self, SpawnError> {
         let size = strings.clone().map(|string| string.len() + 1).sum();
         let mut bytes: Vec<u8> = Vec::with_capacity(size);
         let mut starts = Vec::new();
@@ -289,6 +289,11 @@ impl StringArray {
         let pointers =
             starts.into_iter().map(|start| base.wrapping_add(start).cast()).chain([ptr::null()]).collect();
         Ok(Self { _bytes: bytes, pointers })
+    }
+
+    /// The array, for as long as this lives.
+    pub(super) fn as_ptr(&self) -> *const *const c_char {
+        self.pointers.as_ptr()
     }
 }
 

@@ -13,9 +13,7 @@ use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::Mode;
-use rustix::process::{
-    DumpableBehavior, Pid, PidfdFlags, Resource, Rlimit, Signal, pidfd_open, pidfd_send_signal,
-};
+use rustix::process::{Pid, PidfdFlags, Resource, Rlimit, Signal, pidfd_open, pidfd_send_signal};
 
 use super::children;
 use crate::model::ExitStatus;
@@ -131,7 +129,7 @@ pub fn confine() -> io::Result<()> {
     end_first();
     rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
     rustix::thread::set_no_new_privs(true)?;
-    rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable)?;
+    super::host::hide_memory()?;
     rustix::process::umask(Mode::RWXG | Mode::RWXO);
     rustix::process::nice(NICENESS)?;
     limit(Resource::Core, 0)?;

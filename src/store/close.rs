@@ -5,7 +5,6 @@ use std::os::fd::{AsFd, BorrowedFd};
 
 use super::{JobFolder, ScannedJob, StoreError, file_vars};
 use crate::files;
-use crate::journal::DamageKind;
 use crate::journal::event::End;
 use crate::log::frame::{HEADER_LEN, Kind, Stamp, daemon_lines};
 use crate::log::tail::Tail;
@@ -73,27 +72,17 @@ impl Closing {
         }
         file_vars::remove(folder.key(), record, &journal.files);
         let log = finish_log(folder, &outcome, death, now).unwrap_or_else(|_| measure(folder));
-        let steps = folder.read_steps().unwrap_or_default();
-        // Other damage stays to be seen: whoever asks for the results is told of it.
-        if let Some(damage) = steps.damage.as_ref().filter(|damage| damage.kind == DamageKind::Torn) {
-            folder.cut("steps", damage.at)?;
-        }
-        let steps_done = u32::try_from(steps.records.len()).unwrap_or(u32::MAX);
-        Ok(Self { folder: folder.clone(), outcome, now, boot, log, steps_done })
+        let steps = folder.cut_torn_steps(folder.read_steps().unwrap_or_default())?;
+        Ok(Self { folder: folder.clone(), outcome, now, boot, log, steps_done: steps.count })
     }
 
     /// The end to be recorded.
     pub fn end(&self) -> End {
         End {
-            outcome: self.outcome.clone(),
-            end_time: self.now,
             end_boot: Some(self.boot),
-            log_len: self.log.len,
-            log_inode: self.log.inode,
             steps_done: self.steps_done,
-            cpu_time: None,
-            peak_memory: None,
             lost_from: self.log.lost_from,
+            ..End::new(self.outcome.clone(), self.now, self.log.len, self.log.inode)
         }
     }
 

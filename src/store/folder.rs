@@ -1,25 +1,21 @@
 //! The folder of one job: making it, appending to it, reading from it, removing it.
 
-use std::ffi::CString;
-use std::fs::File;
+use std::ffi::{CStr, CString};
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::state_dir::Shared;
 use super::{JobRecord, StoreError, is_full};
+use crate::journal;
 use crate::journal::event::{End, Event};
-use crate::journal::{self, Damage, MAX_RECORD, Records};
 use crate::model::JobKey;
 use crate::{failpoint, files};
 
 /// Longest `job.json` that is read: the id is short, paths of file variables are bounded by their number and length.
 pub(super) const MAX_JOB_JSON: u64 = 64 << 20;
-
-/// Longest `steps` that is read: at most this many bytes of records are kept for FollowSteps.
-const MAX_STEPS: u64 = 4 * MAX_RECORD as u64;
 
 /// Name of the note that a directory is being made for the job.
 const MAKING: &str = "making";
@@ -39,26 +35,23 @@ pub struct JobFolder {
 /// What is left of a job that is gone. With `durability = power` it is deleted when its new name is on the disk: else a power
 /// cut could bring half a job back.
 #[derive(Debug)]
+#[must_use]
 pub struct Removed {
-    folder: JobFolder,
+    shared: Arc<Shared>,
     name: CString,
 }
 
 impl Removed {
+    /// What an earlier daemon left.
+    pub(super) fn left(shared: &Arc<Shared>, name: &CStr) -> Self {
+        Self { shared: Arc::clone(shared), name: name.to_owned() }
+    }
+
     /// Deletes it.
     pub fn delete(&self) -> Result<(), StoreError> {
-        let deleted = files::remove_tree(&self.folder.shared.jobs, &self.name);
-        deleted.map_err(self.folder.error("delete", ""))
+        let deleted = files::remove_tree(&self.shared.jobs, &self.name);
+        deleted.map_err(StoreError::new("delete", format!("jobs/{}", self.name.to_string_lossy())))
     }
-}
-
-/// Step results of a job as stored.
-#[derive(Debug, Default, PartialEq, Eq)]
-pub struct Steps {
-    /// Encoded results, in order.
-    pub records: Vec<Vec<u8>>,
-    /// Set if the file does not end with the last of them.
-    pub damage: Option<Damage>,
 }
 
 impl JobFolder {
@@ -115,13 +108,6 @@ impl JobFolder {
         true
     }
 
-    /// Makes the folder with its record. Fails with `AlreadyExists` if there is one. On any other failure nothing is
-    /// left behind.
-    pub fn create(&self, record: &JobRecord) -> Result<(), StoreError> {
-        self.make()?;
-        self.write_record(record).inspect_err(|_| self.discard())
-    }
-
     /// Writes `job.json` anew, by temporary name and rename.
     pub fn write_record(&self, record: &JobRecord) -> Result<(), StoreError> {
         let json = journal::encode(record)
@@ -155,26 +141,7 @@ impl JobFolder {
         self.append_bytes("journal", &lines, is_last)
     }
 
-    /// Appends an encoded step result to `steps`. Returns by how many bytes the file grew.
-    pub fn append_step(&self, result: &[u8]) -> Result<u64, StoreError> {
-        let mut record = Vec::new();
-        self.frame_step(result, &mut record)?;
-        self.append_steps(&record)?;
-        Ok(record.len() as u64)
-    }
-
-    /// Adds an encoded step result to `records`, as `steps` holds it. Fails for one that is too long, and adds nothing.
-    pub fn frame_step(&self, result: &[u8], records: &mut Vec<u8>) -> Result<(), StoreError> {
-        journal::append_record(result, records)
-            .map_err(|error| self.error("write", "steps")(io::Error::new(io::ErrorKind::InvalidInput, error)))
-    }
-
-    /// Appends framed results to `steps`: all of them or none.
-    pub fn append_steps(&self, records: &[u8]) -> Result<(), StoreError> {
-        self.append_bytes("steps", records, false)
-    }
-
-    fn append_bytes(&self, name: &str, bytes: &[u8], use_reserve: bool) -> Result<(), StoreError> {
+    pub(super) fn append_bytes(&self, name: &str, bytes: &[u8], use_reserve: bool) -> Result<(), StoreError> {
         let file = self.inside(name);
         let append = || {
             failpoint::io(if name == "steps" { "store::steps::append" } else { "store::journal::append" })?;
@@ -190,40 +157,6 @@ impl JobFolder {
                 }
             })
             .map_err(self.error("write", name))
-    }
-
-    /// Reads the step results.
-    pub fn read_steps(&self) -> Result<Steps, StoreError> {
-        let bytes = match super::read_record(&self.shared.jobs, &self.inside("steps"), MAX_STEPS) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Steps::default()),
-            result => result.map_err(self.error("read", "steps"))?,
-        };
-        let mut steps = Steps::default();
-        for record in Records::new(&bytes) {
-            match record {
-                Ok(record) => steps.records.push(record.to_vec()),
-                Err(damage) => steps.damage = Some(damage),
-            }
-        }
-        Ok(steps)
-    }
-
-    /// Length of `steps`; 0 without a file.
-    pub fn steps_len(&self) -> u64 {
-        let stat = files::stat_at(&self.shared.jobs, self.inside("steps").as_str()).ok();
-        stat.and_then(|stat| u64::try_from(stat.st_size).ok()).unwrap_or_default()
-    }
-
-    /// Opens `steps` for reading at offsets; what is there are whole records ([`Records`]).
-    pub fn open_steps(&self) -> Result<File, StoreError> {
-        let opened = files::open_read(&self.shared.jobs, self.inside("steps").as_str());
-        opened.map(|(file, _)| File::from(file)).map_err(self.error("open", "steps"))
-    }
-
-    /// Opens `steps` of a job that goes on for reading at offsets, as [`Self::append_step`] would: made if it is missing.
-    pub fn open_growing_steps(&self) -> Result<File, StoreError> {
-        let opened = files::open_append(&self.shared.jobs, self.inside("steps").as_str());
-        opened.map(File::from).map_err(self.error("open", "steps"))
     }
 
     /// Cuts a torn tail, so that later records can follow (`journal`, `steps`).
@@ -278,39 +211,21 @@ impl JobFolder {
         self.append(&Event::Ended(end.clone()))
     }
 
-    /// Removes the folder: record, rename, delete (service.md §6.6). A crash in between is completed by the next
-    /// start. No folder is no error. What could not be deleted stays under another name: the id is free all the same.
-    pub fn remove(&self) -> Result<(), StoreError> {
-        self.begin_removal()?.map_or(Ok(()), |removed| removed.delete())
-    }
-
-    /// Record and rename: from here on the job is gone. `None`: there is no folder.
+    /// Removes the folder: record and rename (service.md §6.6). From here on the job is gone and its id is free; what is
+    /// left is to be deleted, by the next start if not before. `None`: there is no folder.
     pub fn begin_removal(&self) -> Result<Option<Removed>, StoreError> {
         match self.append(&Event::Removing) {
             Err(error) if error.source.kind() == io::ErrorKind::NotFound => return Ok(None),
             // On a full disk removal is what makes space: the rename decides.
             _ => {}
         }
-        Ok(self.set_gone()?.map(|name| Removed { folder: self.clone(), name }))
+        self.set_gone()
     }
 
     /// Gives the folder a name under which it is nobody's; `None`: there is no folder.
-    pub(super) fn set_gone(&self) -> Result<Option<CString>, StoreError> {
-        loop {
-            let serial = self.shared.serial.fetch_add(1, Ordering::Relaxed);
-            let gone = format!("{GONE}{}-{}-{serial}", self.name, std::process::id());
-            match files::rename(&self.shared.jobs, &*self.name, &self.shared.jobs, gone.as_str()) {
-                Ok(()) => {
-                    return CString::new(gone)
-                        .map(Some)
-                        .map_err(|error| self.error("remove", "")(error.into()));
-                }
-                Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-                // An earlier daemon with this process's number left something under the name.
-                Err(error) if matches!(error.raw_os_error(), Some(libc::ENOTEMPTY | libc::EEXIST)) => {}
-                Err(error) => return Err(self.error("remove", "")(error)),
-            }
-        }
+    pub(super) fn set_gone(&self) -> Result<Option<Removed>, StoreError> {
+        let own = CString::new(&*self.name).map_err(|error| self.error("remove", "")(error.into()))?;
+        self.shared.set_gone(&self.shared.jobs, &own, &self.name).map_err(self.error("remove", ""))
     }
 
     /// Puts the folder away unread, under the same name in `broken/` (service.md §6.4 item 5). One that is there
@@ -323,16 +238,37 @@ impl JobFolder {
             .map_err(self.error("set aside", ""))
     }
 
-    /// Whether a record of this id was set aside: it answers `data_loss` (service.md §3.6).
-    pub fn is_set_aside(&self) -> bool {
-        files::stat_at(&self.shared.root, format!("broken/{}", self.name).as_str()).is_ok()
-    }
-
-    /// Removes what was set aside under this id: Finish, or a new Run of it (service.md §3.6).
-    pub fn remove_set_aside(&self) -> Result<(), StoreError> {
+    /// Takes away what was set aside under this id: Finish, or a new Run of it (service.md §3.6). `None`: nothing was.
+    pub fn remove_set_aside(&self) -> Result<Option<Removed>, StoreError> {
         let broken = super::state_dir::ensure_dir(&self.shared.root, "broken")?;
-        let name = CString::new(&*self.name).map_err(|error| self.error("remove", "")(error.into()))?;
-        files::remove_tree(&broken, &name).map_err(self.error("remove", ""))
+        let own = CString::new(&*self.name).map_err(|error| self.error("remove", "")(error.into()))?;
+        self.shared.set_gone(&broken, &own, &self.name).map_err(self.error("remove", ""))
+    }
+}
+
+impl Shared {
+    /// Gives what is called `name` in the directory `from` a name in `jobs` under which it is nobody's, with `label` in it;
+    /// `None`: there is no such thing.
+    pub(super) fn set_gone(
+        self: &Arc<Self>,
+        from: impl AsFd,
+        name: &CStr,
+        label: &str,
+    ) -> io::Result<Option<Removed>> {
+        loop {
+            let serial = self.serial.fetch_add(1, Ordering::Relaxed);
+            let gone = format!("{GONE}{label}-{}-{serial}", std::process::id());
+            match files::rename(from.as_fd(), name, &self.jobs, gone.as_str()) {
+                Ok(()) => {
+                    let name = CString::new(gone)?;
+                    return Ok(Some(Removed { shared: Arc::clone(self), name }));
+                }
+                Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+                // An earlier daemon with this process's number left something under the name.
+                Err(error) if matches!(error.raw_os_error(), Some(libc::ENOTEMPTY | libc::EEXIST)) => {}
+                Err(error) => return Err(error),
+            }
+        }
     }
 }
 
@@ -393,17 +329,5 @@ impl LogFile {
             return Err(LogLost::Cut { actual: offset + piece.len() as u64, expected: known });
         }
         Ok(piece)
-    }
-
-    /// Reads into `buffer` at `offset`, up to `known`, the length that was reported. A file that ends before is an
-    /// error rather than a short read.
-    pub fn read_at(&self, buffer: &mut [u8], offset: u64, known: u64) -> Result<usize, LogLost> {
-        let want = usize::try_from(known.saturating_sub(offset)).unwrap_or(usize::MAX).min(buffer.len());
-        let buffer = buffer.get_mut(..want).unwrap_or_default();
-        let count = files::read_at(&self.file, buffer, offset)?;
-        if count < want {
-            return Err(LogLost::Cut { actual: offset + count as u64, expected: known });
-        }
-        Ok(count)
     }
 }

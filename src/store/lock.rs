@@ -4,9 +4,7 @@
 //! stays: removing it would let two processes lock two files of one name. Inside is the holder's pid, for messages.
 
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
-
-use rustix::path::Arg;
+use std::os::fd::OwnedFd;
 
 use crate::files;
 
@@ -35,13 +33,8 @@ fn holder(pid: Option<u32>) -> String {
 }
 
 impl Lock {
-    /// Takes the lock `name` in the directory `at`, or fails at once.
-    pub fn take(at: impl AsFd, name: impl Arg + Copy) -> Result<Self, LockError> {
-        Self::take_file(files::open_write(at, name)?)
-    }
-
-    /// Takes the lock of an open file.
-    pub(super) fn take_file(file: OwnedFd) -> Result<Self, LockError> {
+    /// Takes the lock of an open file, or fails at once.
+    pub(super) fn take(file: OwnedFd) -> Result<Self, LockError> {
         if !files::try_lock(&file)? {
             return Err(LockError::Held(read_pid(&file)));
         }

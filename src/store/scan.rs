@@ -11,7 +11,7 @@ use rustix::fs::FileType;
 
 use super::folder::{GONE, MAX_JOB_JSON};
 use super::state_dir::Shared;
-use super::{JobFolder, JobRecord, StateDir, StoreError};
+use super::{JobFolder, JobRecord, Removed, StateDir, StoreError};
 use crate::files;
 use crate::journal::event::{End, Event};
 use crate::journal::{DamageKind, MAX_FILE, Reader};
@@ -30,11 +30,8 @@ pub enum Found {
         /// Why, for the operator.
         reason: String,
     },
-    /// What is left of a removed job, still to be deleted ([`StateDir::remove_orphan`]): that may take long.
-    Gone {
-        /// Its name.
-        name: CString,
-    },
+    /// What is left of a removed job, still to be deleted: that may take long.
+    Gone(Removed),
     /// A folder without a record: its Run was never answered, or it is nobody's. Removed by the reaper after a day
     /// ([`StateDir::remove_orphan`]); at once if it has a note of a directory that was made for it.
     Orphan {
@@ -146,7 +143,7 @@ impl StateDir {
         for entry in entries {
             let name = entry.name.as_c_str();
             if name.to_bytes().starts_with(GONE.as_bytes()) {
-                found.push(Found::Gone { name: name.to_owned() });
+                found.push(Found::Gone(Removed::left(&self.shared, name)));
                 continue;
             }
             let key = name.to_str().ok().and_then(JobKey::parse);
@@ -184,9 +181,10 @@ impl StateDir {
         Ok(entries.iter().filter_map(|entry| JobKey::parse(entry.name.to_str().ok()?)).collect())
     }
 
-    /// Removes what [`Found::Orphan`] or [`Found::Gone`] named.
-    pub fn remove_orphan(&self, name: &CStr) -> Result<(), StoreError> {
-        files::remove_tree(&self.shared.jobs, name)
+    /// Takes away what [`Found::Orphan`] named; its name is free then. `None`: there is no such thing any more.
+    pub fn remove_orphan(&self, name: &CStr) -> Result<Option<Removed>, StoreError> {
+        self.shared
+            .set_gone(&self.shared.jobs, name, "orphan")
             .map_err(StoreError::new("remove", format!("jobs/{}", name.to_string_lossy())))
     }
 }
@@ -201,9 +199,7 @@ impl JobFolder {
             Err(reason) => return Some(Found::Unreadable { folder: self.clone(), reason }),
         };
         match self.read_journal() {
-            Ok(journal) if journal.removing => {
-                self.set_gone().ok().flatten().map(|name| Found::Gone { name })
-            }
+            Ok(journal) if journal.removing => self.set_gone().ok().flatten().map(Found::Gone),
             Ok(journal) => Some(Found::Job(Box::new(ScannedJob { folder: self.clone(), record, journal }))),
             Err(reason) => Some(Found::Unreadable { folder: self.clone(), reason }),
         }

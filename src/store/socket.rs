@@ -1,9 +1,8 @@
 //! The daemon's socket: one daemon per path, stale sockets taken over, nothing else ever removed (service.md §1).
 
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsString;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 
@@ -76,11 +75,12 @@ fn io_error(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Clai
     move |source| ClaimError::Io { action, path, source }
 }
 
-/// The right to a socket path. Dropped, it removes the socket file if it is still ours, then gives up the lock.
+/// The right to a socket path. Dropped, it removes the socket file if we made it and it is still ours, then gives up the lock.
 #[derive(Debug)]
 pub struct Claim {
     path: PathBuf,
-    identity: (u64, u64),
+    /// Of the file that we made.
+    identity: Option<(u64, u64)>,
     _lock: Lock,
 }
 
@@ -93,7 +93,8 @@ impl Claim {
 
 impl Drop for Claim {
     fn drop(&mut self) {
-        if files::stat_at(CWD, self.path.as_path()).is_ok_and(|stat| identity(&stat) == self.identity) {
+        let Some(ours) = self.identity else { return };
+        if files::stat_at(CWD, self.path.as_path()).is_ok_and(|stat| identity(&stat) == ours) {
             drop(files::unlink(CWD, self.path.as_path()));
         }
     }
@@ -105,10 +106,7 @@ fn identity(stat: &Stat) -> (u64, u64) {
 
 /// Takes `path`, binds and listens, with permissions `mode`. The listener blocks; it is not inherited by children.
 pub fn claim(path: &Path, mode: u32) -> Result<(UnixListener, Claim), ClaimError> {
-    let length = path.as_os_str().len();
-    if length > MAX_PATH {
-        return Err(ClaimError::TooLong { path: path.to_owned(), length });
-    }
+    check_length(path)?;
     if let Some(parent) = path.parent().filter(|parent| !parent.as_os_str().is_empty()) {
         files::make_dirs(parent).map_err(io_error("make", parent))?;
     }
@@ -116,9 +114,21 @@ pub fn claim(path: &Path, mode: u32) -> Result<(UnixListener, Claim), ClaimError
     clear(path)?;
     let socket = bind(path, mode)?;
     let stat = files::stat_at(CWD, path).map_err(io_error("find", path))?;
-    let claim = Claim { path: path.to_owned(), identity: identity(&stat), _lock: lock };
+    let claim = Claim { path: path.to_owned(), identity: Some(identity(&stat)), _lock: lock };
     rustix::net::listen(&socket, BACKLOG).map_err(|error| io_error("listen on", path)(error.into()))?;
     Ok((UnixListener::from(socket), claim))
+}
+
+/// Takes `path`, on which a socket of somebody else listens for us already. The file is theirs: it is neither changed nor
+/// removed.
+pub fn claim_passed(path: &Path) -> Result<Claim, ClaimError> {
+    check_length(path)?;
+    Ok(Claim { path: path.to_owned(), identity: None, _lock: take_lock(path)? })
+}
+
+fn check_length(path: &Path) -> Result<(), ClaimError> {
+    let length = path.as_os_str().len();
+    if length > MAX_PATH { Err(ClaimError::TooLong { path: path.to_owned(), length }) } else { Ok(()) }
 }
 
 /// The lock beside the socket: `PATH.lock`.
@@ -132,7 +142,7 @@ fn take_lock(path: &Path) -> Result<Lock, ClaimError> {
         return Err(ClaimError::InTheWay { path: name, what: "not a file" });
     }
     refuse_foreign(&name, &stat)?;
-    Lock::take_file(file).map_err(|error| match error {
+    Lock::take(file).map_err(|error| match error {
         LockError::Held(pid) => ClaimError::AlreadyServing { path: path.to_owned(), pid },
         LockError::Io(source) => ClaimError::Io { action: "lock", path: name, source },
     })
@@ -209,10 +219,4 @@ fn bind(path: &Path, mode: u32) -> Result<OwnedFd, ClaimError> {
     rustix::fs::chmod(path, Mode::from_bits_truncate(mode))
         .map_err(|error| io_error("set the permissions of", path)(error.into()))?;
     Ok(socket)
-}
-
-/// Where the socket is if none was named (connectors.md §2): `step-runner.sock` in the directory for temporary files.
-pub fn default_path(tmpdir: Option<&OsStr>) -> PathBuf {
-    let tmpdir = tmpdir.filter(|dir| !dir.as_bytes().is_empty()).unwrap_or(OsStr::new("/tmp"));
-    Path::new(tmpdir).join("step-runner.sock")
 }

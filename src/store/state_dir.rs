@@ -12,9 +12,9 @@ use serde::{Deserialize, Serialize};
 use super::folder::JobFolder;
 use super::{Lock, LockError, StoreError};
 use crate::files;
-use crate::model::JobKey;
+use crate::model::{JobKey, ProcessInfo};
 
-/// Version of the folder's format. A daemon reads its own and the one before.
+/// Version of the folder's format. A daemon reads its own and every older one.
 pub const FORMAT: u64 = 1;
 
 /// Longest `daemon.json` that is read.
@@ -53,17 +53,6 @@ pub fn default_path(place: &Place) -> PathBuf {
         Some(home) if home.is_absolute() => home.join("step-runner"),
         _ => place.temp_dir.join(format!("step-runner-{}", place.uid)),
     }
-}
-
-/// Who a process is across restarts: a pid counts only with boot id and start time (service.md §6.5).
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ProcessInfo {
-    /// The kernel's id of the running boot.
-    pub boot_id: String,
-    /// Process id.
-    pub pid: u32,
-    /// Start time in clock ticks since boot.
-    pub start_time: u64,
 }
 
 /// Content of `daemon.json`.
@@ -124,13 +113,6 @@ pub enum OpenError {
     Store(#[from] StoreError),
 }
 
-impl OpenError {
-    /// Exit code of `serve` (cli.md).
-    pub const fn exit_code(&self) -> u8 {
-        if matches!(self, Self::NewerFormat { .. }) { 78 } else { 1 }
-    }
-}
-
 fn in_pid(pid: Option<u32>) -> String {
     pid.map_or_else(String::new, |pid| format!(" (pid {pid})"))
 }
@@ -139,7 +121,6 @@ fn in_pid(pid: Option<u32>) -> String {
 #[derive(Clone, Debug)]
 pub struct StateDir {
     pub(super) shared: Arc<Shared>,
-    previous: Option<ProcessInfo>,
 }
 
 /// What every [`JobFolder`] needs.
@@ -151,55 +132,32 @@ pub(super) struct Shared {
     pub has_reserve: AtomicBool,
     /// Counts names of removed folders.
     pub serial: AtomicU64,
-    _lock: Option<Lock>,
+    _lock: Lock,
 }
 
 impl StateDir {
     /// Opens the folder for a daemon, making it if it is missing: checks it, takes its lock, writes `daemon.json`.
     pub fn open(path: &Path, daemon: &ProcessInfo) -> Result<Self, OpenError> {
         let (path, root) = open_checked(path)?;
-        read_daemon(&root, &path)?;
+        check_format(&root, &path)?;
         let lock = files::make_way(&root, "lock", || files::open_write(&root, "lock"))
             .map_err(LockError::Io)
-            .and_then(Lock::take_file);
+            .and_then(Lock::take);
         let lock = lock.map_err(|error| match error {
             LockError::Held(pid) => OpenError::InUse { path: path.clone(), pid },
             LockError::Io(source) => StoreError { action: "lock", path: path.join("lock"), source }.into(),
         })?;
         // Once more: a daemon of a newer version may have come and gone before the lock was ours.
-        let previous = read_daemon(&root, &path)?;
-        let opened = Self::attach_to(path, root, Some(lock), previous)?;
+        check_format(&root, &path)?;
+        let jobs = ensure_dir(&root, "jobs")?;
+        let (has_reserve, serial) = (AtomicBool::new(false), AtomicU64::new(0));
+        let shared = Shared { path, root, jobs, has_reserve, serial, _lock: lock };
+        let opened = Self { shared: Arc::new(shared) };
         let json = serde_json::to_vec(&DaemonJson { format: FORMAT, daemon: daemon.clone() })
             .map_err(|error| StoreError::new("write", "daemon.json")(error.into()))?;
         opened.write_root("daemon.json", &json)?;
         opened.replenish_reserve();
         Ok(opened)
-    }
-
-    /// Opens an existing folder without its lock: for the keeper, which works in the folder of a living daemon and
-    /// goes on without one.
-    pub fn attach(path: &Path) -> Result<Self, OpenError> {
-        let (path, root) = open_checked(path)?;
-        let previous = read_daemon(&root, &path)?;
-        Self::attach_to(path, root, None, previous)
-    }
-
-    fn attach_to(
-        path: PathBuf,
-        root: OwnedFd,
-        lock: Option<Lock>,
-        previous: Option<ProcessInfo>,
-    ) -> Result<Self, OpenError> {
-        let jobs = ensure_dir(&root, "jobs")?;
-        let shared = Shared {
-            path,
-            root,
-            jobs,
-            has_reserve: AtomicBool::new(false),
-            serial: AtomicU64::new(0),
-            _lock: lock,
-        };
-        Ok(Self { shared: Arc::new(shared), previous })
     }
 
     /// Its absolute path.
@@ -210,11 +168,6 @@ impl StateDir {
     /// Descriptor of the folder: what lies in it is reached through it whatever the path's length.
     pub fn dir(&self) -> BorrowedFd<'_> {
         self.shared.root.as_fd()
-    }
-
-    /// The daemon that had this folder before, if its record was readable.
-    pub fn previous(&self) -> Option<&ProcessInfo> {
-        self.previous.as_ref()
     }
 
     /// The folder of a job, existing or not.
@@ -301,17 +254,17 @@ fn not_a_directory(path: &Path) -> OpenError {
     }
 }
 
-/// Reads `daemon.json`. One that is missing or damaged is none: the start never fails for it. One that cannot be read may
-/// be of a newer version: nothing is touched then.
-fn read_daemon(root: &OwnedFd, path: &Path) -> Result<Option<ProcessInfo>, OpenError> {
+/// Looks at the format in `daemon.json`. One that is missing or damaged tells of none: the start never fails for it. One
+/// that cannot be read may be of a newer version: nothing is touched then.
+fn check_format(root: &OwnedFd, path: &Path) -> Result<(), OpenError> {
     let bytes = match super::read_record(root, "daemon.json", MAX_DAEMON_JSON) {
-        Err(error) if super::is_of_file(&error) => return Ok(None),
+        Err(error) if super::is_of_file(&error) => return Ok(()),
         read => read.map_err(StoreError::new("read", path.join("daemon.json")))?,
     };
-    // The format first: a newer one may have other fields.
-    let Ok(json) = serde_json::from_slice::<serde_json::Value>(&bytes) else { return Ok(None) };
+    // A newer one may have other fields.
+    let json = serde_json::from_slice::<serde_json::Value>(&bytes).unwrap_or_default();
     match json.get("format").and_then(serde_json::Value::as_u64) {
         Some(found) if found > FORMAT => Err(OpenError::NewerFormat { path: path.to_owned(), found }),
-        _ => Ok(serde_json::from_value(json).ok()),
+        _ => Ok(()),
     }
 }

@@ -8,17 +8,33 @@ mod recovery;
 mod removal;
 mod socket;
 mod state_dir;
+mod steps;
 
 use tempfile::TempDir;
 
 use super::*;
 use crate::journal::event::{End, Event};
-use crate::model::{JobId, Outcome};
+use crate::model::{EndClass, JobId, Outcome, ProcessInfo};
 
 const BOOT: &str = "11111111-2222-3333-4444-555555555555";
 
 fn daemon() -> ProcessInfo {
     ProcessInfo { boot_id: BOOT.to_owned(), pid: std::process::id(), start_time: 1 }
+}
+
+/// What a client was told, and so must find again.
+#[derive(Clone, Debug)]
+enum Promise {
+    /// Run was answered.
+    Registered,
+    /// So many bytes of the log were sent.
+    Log(usize),
+    /// So many step results were sent.
+    Steps(usize),
+    /// Status showed this end.
+    Ended(End),
+    /// Finish was answered.
+    Removed,
 }
 
 fn temp() -> TempDir {
@@ -51,22 +67,24 @@ fn folder(state: &StateDir, id: &str) -> JobFolder {
 
 fn create(state: &StateDir, id: &str) -> JobFolder {
     let folder = folder(state, id);
-    folder.create(&record(id)).unwrap();
+    folder.make().unwrap();
+    folder.write_record(&record(id)).unwrap();
     folder
 }
 
-fn end() -> End {
-    End {
-        outcome: Outcome::success(),
-        end_time: 9,
-        end_boot: None,
-        log_len: 7,
-        log_inode: 3,
-        steps_done: 1,
-        cpu_time: None,
-        peak_memory: None,
-        lost_from: None,
+fn delete(removed: Result<Option<Removed>, StoreError>) {
+    if let Some(removed) = removed.unwrap() {
+        removed.delete().unwrap();
     }
+}
+
+fn end() -> End {
+    End { steps_done: 1, ..End::new(Outcome::success(), 9, 7, 3) }
+}
+
+/// The job was cut off by the death of its keeper or host.
+fn is_interrupted(end: &End) -> bool {
+    end.outcome.class == EndClass::Interrupted
 }
 
 fn scan_one(state: &StateDir) -> Option<Found> {

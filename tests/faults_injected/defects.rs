@@ -1,11 +1,11 @@
 //! Defects of the daemon itself: a panic in any of its parts (faults.md row 59).
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use step_runner::pb::v1::{State, Status};
 use tonic::Code;
 
-use crate::support::{Client, Daemon, Setup, contains, request, script, until};
+use crate::support::{Client, Daemon, OwnSleep, SOON, Setup, contains, request, script, until};
 
 /// A word that no client may read.
 const PAYLOAD: &str = "failpoint";
@@ -161,15 +161,17 @@ async fn fault_59_without_its_supervisor_the_daemon_ends_and_the_next_one_takes_
 async fn fault_59_a_stop_waits_for_a_job_whose_actor_has_just_died() {
     let mut daemon = Setup::new().env("FAILPOINTS", "actors::job::cancel=1*panic->off").start();
     let client = daemon.client().await;
-    client.run("1", "echo on; exec sleep 600").await;
+    let sleep = OwnSleep::new();
+    client.run("1", &format!("echo on; exec {sleep}")).await;
     client.prints("1", "on").await;
+    until("it sleeps", || sleep.processes().len() == 1).await;
     let start = Instant::now();
     daemon.signal(rustix::process::Signal::TERM);
     assert_eq!(daemon.wait(), Some(0));
-    assert!(start.elapsed() < Duration::from_secs(20));
+    assert!(start.elapsed() < SOON);
     daemon.restart_with(Setup::new());
     let client = daemon.client().await;
     let status = client.status("1").await;
     assert!(status.finished, "{status:?}");
-    until("nothing of it lives", || crate::support::processes_with("sleep 600").is_empty()).await;
+    until("nothing of it lives", || sleep.processes().is_empty()).await;
 }

@@ -3,7 +3,7 @@
 use step_runner::pb::v1::State;
 use tonic::Code;
 
-use crate::support::{Daemon, Setup, logs, numbered, processes_with, refused, request, script};
+use crate::support::{Daemon, OwnSleep, Setup, logs, numbered, refused, request, script};
 
 /// A daemon with failpoints of its own and of its keeper.
 fn failing(daemon: &str, keeper: &str) -> Daemon {
@@ -81,7 +81,7 @@ async fn fault_25_what_a_full_disk_never_took_is_a_hole_with_its_size() {
 #[tokio::test]
 async fn fault_27_a_job_whose_log_the_disk_refuses_to_the_end_has_failed() {
     let clock = "keeper::log::clock=1*off->return(61)";
-    let daemon = failing("", &format!("keeper::log::write=5*off->return(EIO);{clock}"));
+    let mut daemon = failing("", &format!("keeper::log::write=5*off->return(EIO);{clock}"));
     let client = daemon.client().await;
     client.run("1", "seq 1 100000").await;
     let status = client.reaches("1", "its end", |status| status.finished).await;
@@ -90,6 +90,18 @@ async fn fault_27_a_job_whose_log_the_disk_refuses_to_the_end_has_failed() {
     let log = std::fs::read(daemon.folder("1").join("log")).unwrap();
     assert_eq!(status.log_bytes, log.len() as i64);
     assert!(numbered(100_000, "").as_bytes().starts_with(&logs::source(&log, "01O")));
+    // Followers get what there is, and are told that it is not all; by the next daemon, too.
+    let mut follow = client.follow("1", 0).await;
+    while follow.bytes.len() < log.len() {
+        follow.next().await.unwrap();
+    }
+    assert_eq!(follow.bytes, log);
+    refused(follow.next().await, Code::DataLoss, "data_loss");
+    daemon.kill();
+    daemon.restart();
+    let client = daemon.client().await;
+    assert_eq!(client.status("1").await, status);
+    refused(client.follow("1", 0).await.rest().await, Code::DataLoss, "data_loss");
     client.finish("1").await;
 }
 
@@ -116,13 +128,13 @@ async fn fault_27_a_journal_that_cannot_be_written_ends_no_daemon_and_leaves_no_
 
 #[tokio::test]
 async fn fault_47_a_process_that_no_record_knows_does_not_outlive_its_keeper() {
-    for (round, script_text) in
-        ["exec sleep 4701", "setsid -f sleep 4702; sleep 4702"].into_iter().enumerate()
-    {
+    for leaves in [false, true] {
         for both in [false, true] {
+            let sleep = OwnSleep::new();
+            let text = if leaves { format!("setsid -f {sleep}; {sleep}") } else { format!("exec {sleep}") };
             let mut daemon = failing("", "keeper::step::spawned=return(KILL)");
             let client = daemon.client().await;
-            let started = client.try_run(request("1", &script(script_text))).await;
+            let started = client.try_run(request("1", &script(&text))).await;
             started.unwrap();
             if both {
                 daemon.kill();
@@ -131,8 +143,7 @@ async fn fault_47_a_process_that_no_record_knows_does_not_outlive_its_keeper() {
             let client = daemon.client().await;
             let status = client.reaches("1", "its end", |status| status.finished).await;
             assert_eq!(status.state(), State::Interrupted, "{status:?}");
-            let mark = format!("sleep\x00470{}", round + 1);
-            assert_eq!(processes_with(&mark), Vec::<i32>::new());
+            assert_eq!(sleep.processes(), Vec::<i32>::new());
         }
     }
 }

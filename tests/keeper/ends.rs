@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use step_runner::keeper::protocol::{KeeperSettings, Request, StepEnd};
 
-use crate::support::{Keeper, exited, settings, signalled, wait_for_file, wait_until};
+use crate::support::{Keeper, SOON, exited, settings, signalled, wait_for_file, wait_until};
 
 #[test]
 fn fault_01_what_a_step_left_lives_until_the_job_ends() {
@@ -16,12 +16,12 @@ fn fault_01_what_a_step_left_lives_until_the_job_ends() {
         let mut keeper = Keeper::start(cgroup);
         let mut job = keeper.hold("left");
         let begun = Instant::now();
-        let over = job.run(&mut keeper.client, "sleep 30 & echo x");
-        assert!(begun.elapsed() < Duration::from_millis(2_500));
+        let over = job.run(&mut keeper.client, "sleep 600 & echo x");
+        assert!(begun.elapsed() < SOON);
         assert_eq!((over.end, over.left), (exited(0), 1));
         assert_eq!(job.lines(), ["01O x", "00O step s1 left 1 processes running"]);
         // One without the pipes costs no time at all.
-        let over = job.run(&mut keeper.client, "sleep 30 >/dev/null 2>&1 & :");
+        let over = job.run(&mut keeper.client, "sleep 600 >/dev/null 2>&1 & :");
         assert_eq!(over.left, 2);
         assert_eq!(job.living().len(), 2);
         assert!(job.close(&mut keeper.client).unkilled.is_empty());
@@ -93,10 +93,10 @@ fn fault_04_a_process_that_obeys_ends_at_once_and_not_after_the_grace() {
     );
     wait_for_file(&ready);
     let begun = Instant::now();
-    job.stop(&mut keeper.client, Duration::from_secs(50));
+    job.stop(&mut keeper.client, Duration::from_mins(10));
     assert_eq!(keeper.client.step_over(job.key, step).end, exited(4));
     job.close(&mut keeper.client);
-    assert!(begun.elapsed() < Duration::from_secs(20));
+    assert!(begun.elapsed() < SOON);
     assert!(job.lines().contains(&"01O bye".to_owned()));
     let refused = job.run(&mut keeper.client, "echo no");
     assert!(matches!(refused.end, StepEnd::NotStarted { what, .. } if what == "cancelled"));
@@ -113,7 +113,7 @@ fn a_shorter_grace_asked_later_counts() {
         &format!("trap '' TERM; touch {}; while :; do sleep 1; done", ready.display()),
     );
     wait_for_file(&ready);
-    job.stop(&mut keeper.client, Duration::from_secs(50));
+    job.stop(&mut keeper.client, Duration::from_mins(10));
     job.stop(&mut keeper.client, Duration::ZERO);
     assert_eq!(keeper.client.step_over(job.key, step).end, signalled(9));
     keeper.end();
@@ -126,7 +126,7 @@ fn fault_05_a_stopped_process_can_be_cancelled() {
     let ready = keeper.dir.path().join("ready");
     let step = job.spawn(&mut keeper.client, &format!("touch {}; kill -STOP $$; exit 1", ready.display()));
     wait_for_file(&ready);
-    job.stop(&mut keeper.client, Duration::from_secs(50));
+    job.stop(&mut keeper.client, Duration::from_mins(10));
     assert_eq!(keeper.client.step_over(job.key, step).end, signalled(15));
     keeper.end();
 }

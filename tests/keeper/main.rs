@@ -4,5 +4,7 @@
 mod daemon;
 mod ends;
 mod output;
+#[path = "../support/parts.rs"]
+mod parts;
 mod start;
 mod support;

@@ -18,6 +18,9 @@ use step_runner::model::{ExitStatus, JobId, JobKey, Kind, Limits};
 /// No answer of a keeper takes so long, however loaded the machine is.
 const PATIENCE: Duration = Duration::from_mins(1);
 
+/// What does not wait for something else is over by then; what it must not wait for takes ten minutes in these tests.
+pub(crate) const SOON: Duration = Duration::from_secs(20);
+
 pub(crate) fn settings() -> KeeperSettings {
     KeeperSettings {
         keeper_wait: Duration::from_mins(1),

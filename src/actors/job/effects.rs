@@ -16,6 +16,7 @@ use crate::actors::trace_sink::{Append, Flush, TraceSink};
 use crate::failpoint;
 use crate::job::effect::{Effect, Spawn};
 use crate::job::event::{CallId, Event, FileContent, ProcessEnd};
+use crate::keeper::link::LinkError;
 use crate::keeper::protocol::Request;
 use crate::model::{Kind, Outcome, StepResult, StepStatus};
 
@@ -43,7 +44,10 @@ impl JobActor {
         match effect {
             Effect::Log { kind, text } => {
                 if let Some(op) = self.next_op() {
-                    self.link.tell(Request::Line { key: self.key(), op, kind, text });
+                    let line = |text| Request::Line { key: self.key(), op, kind, text };
+                    if let Err(error) = self.link.tell(line(text)) {
+                        self.link.tell_short(line(left_out(&error)));
+                    }
                 }
             }
             Effect::Phrases(phrases) => self.add_phrases(phrases, ctx),
@@ -60,7 +64,7 @@ impl JobActor {
                 }
             }
             Effect::Spawn(spawn) => self.spawn(spawn, ctx),
-            Effect::Stop { grace } => self.link.tell(Request::Stop { key: self.key(), grace }),
+            Effect::Stop { grace } => self.link.tell_short(Request::Stop { key: self.key(), grace }),
             Effect::Emit(result) => {
                 self.emitted += 1;
                 if self.emitted > self.replayed.stored {
@@ -185,14 +189,12 @@ impl JobActor {
         if self.emitted >= self.replayed.stored {
             self.root = Some(Box::new(self.redactor.result(*root)));
         }
-        let op = self.next_op();
-        if op.is_some() {
-            self.link.tell(Request::Close {
-                key: self.key(),
-                op: self.op,
-                leftover_grace: self.around.config().leftover_grace,
-                lines,
-            });
+        if let Some(op) = self.next_op() {
+            let leftover_grace = self.around.config().leftover_grace;
+            let close = |lines| Request::Close { key: self.key(), op, leftover_grace, lines };
+            if let Err(error) = self.link.tell(close(lines)) {
+                self.link.tell_short(close(vec![(Kind::Err, left_out(&error))]));
+            }
         }
         if let Some(closed) = self.replayed.closed.take() {
             self.end(closed, ctx);
@@ -222,6 +224,11 @@ impl JobActor {
             is_stored
         }
     }
+}
+
+/// In place of lines that the keeper cannot be sent.
+fn left_out(error: &LinkError) -> String {
+    format!("lines of the log are left out: {error}")
 }
 
 /// A step is over; its files were read.

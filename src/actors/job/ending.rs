@@ -3,19 +3,18 @@
 
 use actix::{ActorContext, ActorFutureExt, AsyncContext, Context, Handler, Message, WrapFuture};
 
-use super::JobActor;
+use super::{CancelAsk, JobActor};
+use crate::actors::deliver;
 use crate::actors::supervisor::JobOver;
 use crate::actors::sync_group::NotSynced;
-use crate::actors::{deliver, view::State};
 use crate::clock;
 use crate::error::Chain;
 use crate::failpoint;
 use crate::job::effect::Effect;
 use crate::job::event::Event;
-use crate::job::reaper::Moment;
 use crate::journal::event::End;
 use crate::keeper::protocol::{Closed, Request};
-use crate::model::{EndClass, JobState, Outcome, StepResult, StepStatus};
+use crate::model::{EndClass, Outcome, StepResult, StepStatus};
 use crate::store::{Closing, Death, StoreError};
 
 /// Longest message of a Status in bytes: the answer for all jobs must stay one that clients take (service.md §1.1).
@@ -60,15 +59,12 @@ impl JobActor {
         }
         let files_left = !self.remove_files();
         let end = End {
-            outcome,
-            end_time: clock::now_micros(),
             end_boot: Some(clock::boot_micros()),
-            log_len,
-            log_inode: self.view.log_inode,
             steps_done: self.view.state().steps_done,
             cpu_time: cpu_time.and_then(|t| u64::try_from(t.as_micros()).ok()),
             peak_memory,
-            lost_from: None,
+            lost_from: log_damaged.then_some(log_len),
+            ..End::new(outcome, clock::now_micros(), log_len, self.view.log_inode)
         };
         self.view.update(|state| {
             (state.unkilled, state.files_left) = (!unkilled.is_empty(), files_left);
@@ -111,7 +107,8 @@ impl JobActor {
         tracing::error!(error = %lost, job = %self.view.id, "the end of a job could not be made durable");
         self.view.log.lose();
         self.view.trace.lose();
-        end.lost_from.get_or_insert_with(|| self.view.log.len());
+        let shown = self.view.log.len();
+        end.lost_from = Some(end.lost_from.map_or(shown, |from| from.min(shown)));
         end.outcome = Outcome::failed(lost.to_string());
         let written = self.folder.record_end(&end);
         self.leave(end, written.is_ok(), ctx);
@@ -120,7 +117,7 @@ impl JobActor {
     fn leave(&mut self, end: End, forget: bool, ctx: &mut Context<Self>) {
         self.publish(end, ctx);
         if forget {
-            self.link.tell(Request::Drop { key: self.key() });
+            self.link.tell_short(Request::Drop { key: self.key() });
         }
     }
 
@@ -132,6 +129,10 @@ impl JobActor {
         }
         self.over = true;
         self.remove_tmp();
+        if let Some(CancelAsk { cause, grace_limit }) = self.take_deferred_cancel() {
+            self.ending = Some(Outcome::stopped(cause));
+            self.queue.extend(self.machine.handle(&Event::CancelAsked { cause, grace_limit }));
+        }
         for result in self.results_left() {
             let bytes = (self.encode)(&self.redactor.result(result));
             if let Ok(len) = self.folder.append_step(&bytes) {
@@ -158,18 +159,8 @@ impl JobActor {
             }
             Err(error) => {
                 tracing::error!(error, job = %self.view.id, "the end of a job whose keeper died was not written");
-                let end = End {
-                    outcome,
-                    end_time: now,
-                    end_boot: None,
-                    log_len: self.view.log.len(),
-                    log_inode: self.view.log_inode,
-                    steps_done,
-                    cpu_time: None,
-                    peak_memory: None,
-                    lost_from: None,
-                };
-                self.publish(end, ctx);
+                let end = End::new(outcome, now, self.view.log.len(), self.view.log_inode);
+                self.publish(End { steps_done, ..end }, ctx);
             }
         }
     }
@@ -223,24 +214,9 @@ impl JobActor {
     /// Status shows the end, then followers get theirs, then the supervisor hears of it.
     fn publish(&mut self, end: End, ctx: &mut Context<Self>) {
         self.over = true;
-        let End { outcome, end_time, log_len, steps_done, cpu_time, peak_memory, .. } = end;
-        tracing::info!(job = %self.view.id, class = ?outcome.class, exit_code = outcome.exit_code, "job ended");
-        self.view.update(|state| {
-            *state = State {
-                state: JobState::Ended(outcome.class),
-                outcome: Some(outcome),
-                start_time: state.start_time,
-                end_time: Some(end_time),
-                steps_done,
-                cpu_time: cpu_time.map(std::time::Duration::from_micros),
-                peak_memory,
-                since: Moment::AfterStart(clock::uptime()),
-                unkilled: state.unkilled,
-                files_left: state.files_left,
-            };
-        });
-        self.view.trace.end();
-        self.view.log.end(log_len);
+        let Outcome { class, exit_code, .. } = &end.outcome;
+        tracing::info!(job = %self.view.id, ?class, exit_code, "job ended");
+        self.view.end(end);
         self.published = true;
         deliver(&self.supervisor, JobOver(self.view.id.clone()));
         ctx.stop();

@@ -7,7 +7,7 @@ use std::time::Duration;
 use actix::{ActorFutureExt, Addr, ResponseActFuture, WrapFuture};
 
 use super::remove::request_digest;
-use super::{Stop, Supervisor};
+use super::{Stop, Supervisor, delete_later};
 use crate::actors::admission::{Prepared, ShellSpec};
 use crate::actors::deliver;
 use crate::actors::job::{Begin, JobActor, JobParts};
@@ -35,6 +35,15 @@ const FILES_OF_A_JOB: u64 = 8;
 /// When to try again what is refused for now.
 pub(super) const RETRY: Duration = Duration::from_secs(1);
 
+/// A job on its way to its registration.
+struct Admission {
+    keeper: Keeper,
+    prepared: Prepared,
+    reservation: Reservation,
+    caller: Caller,
+    me: Addr<Supervisor>,
+}
+
 impl Supervisor {
     pub(super) fn admit(
         &mut self,
@@ -51,7 +60,7 @@ impl Supervisor {
         let keeper = async move { port.get(&asked).await };
         Box::pin(keeper.into_actor(self).then(move |keeper: Result<Keeper, KeeperProblem>, supervisor, _| {
             let boxed: ResponseActFuture<Self, Result<(), Refusal>> = match keeper {
-                Ok(keeper) => supervisor.admit_with(keeper, prepared, reservation, caller, me),
+                Ok(keeper) => supervisor.admit_with(Admission { keeper, prepared, reservation, caller, me }),
                 Err(problem) => Box::pin(actix::fut::ready(Err(problem.into()))),
             };
             boxed
@@ -61,10 +70,7 @@ impl Supervisor {
     /// Whether the job may still be registered: what a caller gave up, or a stop came before, starts nothing.
     fn goes_on(&self, caller: &Caller) -> Result<(), Refusal> {
         if self.stop > Stop::No {
-            return Err(Refusal::new(
-                Reason::ShuttingDown,
-                "the daemon is stopping; try again when it is back",
-            ));
+            return Err(Refusal::stopping());
         }
         if caller.strong_count() == 0 {
             return Err(Refusal::new(Reason::DeadlineExceeded, "the caller is gone"));
@@ -100,41 +106,38 @@ impl Supervisor {
         }
     }
 
-    fn admit_with(
-        &mut self,
-        keeper: Keeper,
-        mut prepared: Prepared,
-        reservation: Reservation,
-        caller: Caller,
-        me: Addr<Self>,
-    ) -> ResponseActFuture<Self, Result<(), Refusal>> {
+    fn admit_with(&mut self, mut admission: Admission) -> ResponseActFuture<Self, Result<(), Refusal>> {
+        let Admission { keeper, prepared, .. } = &mut admission;
         let digest = request_digest(&keeper.digest_key, &prepared.shell.digest);
-        if self.registry.remembered.lock().is_repeat(
-            prepared.id.key(),
-            digest,
-            self.config().remember_finished,
-        ) {
+        // Through the compatible service a job that was closed runs again (service.md §3.1).
+        let asks_again = prepared.shell.origin == Origin::Proto;
+        if !asks_again
+            && self.registry.remembered.lock().is_repeat(
+                prepared.id.key(),
+                digest,
+                self.config().remember_finished,
+            )
+        {
             // The late duplicate of a job that has had its turn.
             return Box::pin(actix::fut::ready(Ok(())));
         }
         let enforceable = prepared.shell.limits.check(&keeper.unenforceable);
-        if let Err(refusal) = enforceable.and_then(|()| self.enqueue(&mut prepared)) {
+        if let Err(refusal) = enforceable.and_then(|()| self.enqueue(prepared)) {
             return Box::pin(actix::fut::ready(Err(refusal)));
         }
         let id = prepared.id.clone();
-        let placed = match self.make_places(&prepared) {
+        let placed = match self.make_places(prepared) {
             Ok(placed) => placed,
             Err(refusal) => {
                 self.leave_queue(&id);
                 return Box::pin(actix::fut::ready(Err(refusal)));
             }
         };
-        let hold =
-            hold_request(&prepared.shell, id.key(), &keeper, &prepared.head, placed.tag, &self.config());
+        let hold = hold_request(&prepared.shell, id.key(), keeper, &prepared.head, placed.tag);
         let link = keeper.link.clone();
         let held = async move { link.ask(hold).await };
         Box::pin(held.into_actor(self).map(move |held, supervisor, _| {
-            let admitted = supervisor.admit_held(held, keeper, prepared, &placed, reservation, &caller, me);
+            let admitted = supervisor.admit_held(held, admission, &placed);
             if admitted.is_err() {
                 supervisor.leave_queue(&id);
             }
@@ -143,32 +146,28 @@ impl Supervisor {
     }
 
     /// The keeper has answered: registers the job, or leaves nothing of it.
-    #[expect(clippy::too_many_arguments, reason = "one caller; a struct would only rename them")]
     fn admit_held(
         &mut self,
         held: Result<Reply, LinkError>,
-        keeper: Keeper,
-        prepared: Prepared,
+        admission: Admission,
         placed: &Placed,
-        reservation: Reservation,
-        caller: &Caller,
-        me: Addr<Self>,
     ) -> Result<(), Refusal> {
+        let Admission { keeper, prepared, caller, .. } = &admission;
         match held {
             Ok(Reply::Held { .. }) if keeper.link.is_over() => {
                 Err(placed.undo(&prepared.folder, not_held(&LinkError::Gone)))
             }
             Ok(Reply::Held { log_inode, log_len }) => {
                 if let Err(refusal) = self.goes_on(caller) {
-                    keeper.link.tell(Request::Drop { key: prepared.id.key() });
+                    keeper.link.tell_short(Request::Drop { key: prepared.id.key() });
                     return Err(placed.undo(&prepared.folder, refusal));
                 }
                 // On disk only now: a record that no keeper holds is one whose keeper died (service.md §3.1).
                 if let Err(error) = prepared.folder.write_record(&placed.record) {
-                    keeper.link.tell(Request::Drop { key: prepared.id.key() });
+                    keeper.link.tell_short(Request::Drop { key: prepared.id.key() });
                     return Err(placed.undo(&prepared.folder, store_refusal(&error)));
                 }
-                self.register(keeper, prepared, placed.tag, log_inode, log_len, reservation, me);
+                self.register(admission, placed.tag, log_inode, log_len);
                 Ok(())
             }
             Ok(_) => Err(placed.undo(&prepared.folder, not_held(&LinkError::Protocol))),
@@ -180,7 +179,7 @@ impl Supervisor {
     fn make_places(&self, prepared: &Prepared) -> Result<Placed, Refusal> {
         let ShellSpec { work_dir, own_work_dir, files, .. } = &prepared.shell;
         if self.registry.is_broken(prepared.id.key()) {
-            prepared.folder.remove_set_aside().map_err(|e| store_refusal(&e))?;
+            delete_later(prepared.folder.remove_set_aside().map_err(|e| store_refusal(&e))?);
             self.registry.mend(prepared.id.key());
         }
         let mut tag = [0; 16];
@@ -205,17 +204,8 @@ impl Supervisor {
         }
     }
 
-    #[expect(clippy::too_many_arguments, reason = "one caller; a struct would only rename them")]
-    fn register(
-        &mut self,
-        keeper: Keeper,
-        prepared: Prepared,
-        tag: u128,
-        log_inode: u64,
-        log_len: u64,
-        reservation: Reservation,
-        me: Addr<Self>,
-    ) {
+    fn register(&mut self, admission: Admission, tag: u128, log_inode: u64, log_len: u64) {
+        let Admission { keeper, prepared, reservation, me, .. } = admission;
         let Prepared { id, folder, labels, shell, phrase_set, machine, head } = prepared;
         let has_slot = self.queue.is_running(&id);
         let (ci_job, pipeline) = labels;
@@ -224,17 +214,9 @@ impl Supervisor {
         let seen = if group.is_some() { 0 } else { log_len };
         let log = LogFeed::growing(seen, group.clone(), &folder);
         log.announce(log_len);
-        let view = Arc::new(JobView::new(
-            id.clone(),
-            id.key(),
-            shell.registered,
-            log_inode,
-            Some(shell.digest),
-            None,
-            log,
-            TraceFeed::growing(0, group),
-            State::default(),
-        ));
+        let trace = TraceFeed::growing(0, group);
+        let view = JobView::new(id.clone(), shell.registered, log_inode, log, trace, State::default());
+        let view = Arc::new(view.of_request(shell.digest));
         let job = JobActor::start_new(JobParts {
             view: Arc::clone(&view),
             around: Arc::clone(&self.around),
@@ -263,7 +245,7 @@ impl Supervisor {
             id: shell.id.clone(),
             registered: shell.registered,
             registered_boot: Some(clock::boot_micros()),
-            origin: Origin::V1,
+            origin: shell.origin,
             work_dir: shell.work_dir.clone(),
             files: shell.files.iter().map(|file| file.path.clone()).collect(),
             made_directory: None,
@@ -301,7 +283,7 @@ impl Placed {
 fn make_folder(folder: &JobFolder) -> Result<(), StoreError> {
     match folder.make() {
         Err(error) if error.source.kind() == std::io::ErrorKind::AlreadyExists => {
-            folder.remove()?;
+            delete_later(folder.begin_removal()?);
             folder.make()
         }
         made => made,
@@ -313,7 +295,7 @@ fn probe(folder: &JobFolder, directory: &str) -> Result<Option<MadeDirectory>, R
     if !Path::new(directory).exists() {
         folder.note_making(directory).map_err(|e| store_refusal(&e))?;
     }
-    file_vars::probe(folder.key(), directory).map_err(|e| Refusal::new(e.reason(), Chain(&e).to_string()))
+    file_vars::probe(folder.key(), directory).map_err(|e| refusal(e.reason(), Chain(&e).to_string()))
 }
 
 fn make_work_dir(folder: &JobFolder, work_dir: &str, own: bool) -> Result<(), Refusal> {
@@ -321,7 +303,7 @@ fn make_work_dir(folder: &JobFolder, work_dir: &str, own: bool) -> Result<(), Re
         return folder.make_dir("work").map(drop).map_err(|e| store_refusal(&e));
     }
     crate::store::make_work_dir(Path::new(work_dir))
-        .map_err(|e| Refusal::new(e.reason(), format!("work_dir: {}", Chain(&e))))
+        .map_err(|e| refusal(e.reason(), format!("work_dir: {}", Chain(&e))))
 }
 
 /// What makes a keeper take a job.
@@ -331,7 +313,6 @@ pub(super) fn hold_request(
     keeper: &Keeper,
     head: &[u8],
     tag: u128,
-    config: &crate::config::Config,
 ) -> Request {
     Request::Hold(Box::new(HoldJob {
         key,
@@ -339,26 +320,33 @@ pub(super) fn hold_request(
         record: head.to_vec(),
         phrases: shell.phrases.clone(),
         token_prefixes: shell.token_prefixes.clone(),
-        mask_forms: config.mask_forms,
-        default_prefixes: config.default_token_prefixes,
-        log_limit: config.log_limit.0,
+        mask_forms: shell.masking.forms,
+        default_prefixes: shell.masking.default_prefixes,
+        log_limit: shell.log_limit,
         limits: shell.limits.to_hold(&keeper.unenforceable),
         secret_files: shell.files.iter().map(|file| file.path.clone().into()).collect(),
     }))
 }
 
 fn not_held(error: &LinkError) -> Refusal {
-    if let LinkError::Refused(KeeperError::Log { errno, .. }) = error {
-        let reason = store::reason_of(&std::io::Error::from_raw_os_error(*errno));
-        return Refusal { retry_after: Some(RETRY), ..Refusal::new(reason, Chain(error).to_string()) };
-    }
-    Refusal::for_now(
-        Reason::KeeperUnavailable,
-        format!("the keeper did not take the job: {}", Chain(error)),
-        RETRY,
-    )
+    let reason = match error {
+        LinkError::Refused(KeeperError::Log { errno, .. }) => {
+            let reason = store::reason_of(&std::io::Error::from_raw_os_error(*errno));
+            return refusal(reason, Chain(error).to_string());
+        }
+        LinkError::TooLarge(_) | LinkError::Refused(KeeperError::Masking(_)) => Reason::TooLarge,
+        LinkError::Gone | LinkError::Protocol | LinkError::Refused(KeeperError::UnknownJob) => {
+            Reason::KeeperUnavailable
+        }
+    };
+    refusal(reason, format!("the keeper did not take the job: {}", Chain(error)))
 }
 
 fn store_refusal(error: &StoreError) -> Refusal {
-    Refusal { retry_after: Some(RETRY), ..Refusal::new(error.reason(), Chain(error).to_string()) }
+    refusal(error.reason(), Chain(error).to_string())
+}
+
+/// Says when to try again if that may help.
+fn refusal(reason: Reason, text: String) -> Refusal {
+    Refusal { reason, text, retry_after: reason.may_pass().then_some(RETRY) }
 }

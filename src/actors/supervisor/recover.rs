@@ -2,15 +2,15 @@
 
 use std::borrow::Borrow;
 use std::collections::BTreeMap;
-use std::ffi::CString;
 use std::sync::Arc;
 use std::time::Duration;
 
 use actix::{ActorFutureExt, Addr, Context, Handler, Message, ResponseActFuture, WrapFuture};
 
-use super::Supervisor;
-use super::revive::{Start, Times, before_start};
+use super::revive::{Revival, Start, Times, before_start};
+use super::{Supervisor, delete_later};
 use crate::actors::admission::{Head, read_head};
+use crate::actors::deliver;
 use crate::actors::host::Host;
 use crate::actors::job::{Begin, CancelAsk};
 use crate::actors::keeper_port::{Keeper, KeeperProblem};
@@ -18,7 +18,6 @@ use crate::actors::log_sink::LogFeed;
 use crate::actors::sync_group::NotSynced;
 use crate::actors::trace_sink::TraceFeed;
 use crate::actors::view::{JobView, State};
-use crate::actors::{blocking, deliver};
 use crate::clock;
 use crate::error::Chain;
 use crate::journal::event::End;
@@ -116,7 +115,7 @@ impl Supervisor {
                             let end = self.complete(&job.folder, end.clone());
                             self.serve_ended(&job, end);
                             if let (Some(keeper), Some(_)) = (keeper, holding) {
-                                keeper.link.tell(Request::Drop { key: job.folder.key() });
+                                keeper.link.tell_short(Request::Drop { key: job.folder.key() });
                             }
                         }
                         (None, Some(keeper), Some(holding)) => self.go_on(keeper, *job, holding, me),
@@ -128,7 +127,7 @@ impl Supervisor {
                     _ if folder.drop_unanswered() => {}
                     _ => self.set_aside(&folder, &reason),
                 },
-                Found::Gone { name } => gone.push(name),
+                Found::Gone(removed) => gone.push(removed),
                 // The reaper removes it when it is old enough.
                 Found::Orphan { name, changed } => {
                     let age = clock::now().duration_since(changed).unwrap_or_default();
@@ -139,10 +138,11 @@ impl Supervisor {
         // What was never answered to its client is dropped (service.md §6.4 item 3).
         for (key, _) in held {
             if let Some(keeper) = keeper {
-                keeper.link.tell(Request::Drop { key });
+                keeper.link.tell_short(Request::Drop { key });
             }
-            if let Err(error) = self.state.folder(key).remove() {
-                tracing::warn!(%error, "not everything of a job that was never answered was removed");
+            match self.state.folder(key).begin_removal() {
+                Ok(removed) => gone.extend(removed),
+                Err(error) => tracing::warn!(%error, "a job that was never answered was not removed"),
             }
         }
         self.interrupt_all(&orphaned);
@@ -150,21 +150,9 @@ impl Supervisor {
             self.host.remove_groups(&self.host.groups(&self.state));
         }
         self.settle_on_disk();
-        self.delete_gone(gone);
+        delete_later(gone);
         self.resume_queue();
         Ok(())
-    }
-
-    /// Completes removals that an earlier daemon began. There may be much to delete: nobody waits for it.
-    fn delete_gone(&self, names: Vec<CString>) {
-        let state = self.state.clone();
-        blocking(move || {
-            for name in names {
-                if let Err(error) = state.remove_orphan(&name) {
-                    tracing::warn!(%error, "not everything of a removed job was deleted");
-                }
-            }
-        });
     }
 
     /// Jobs without an end that nobody holds: their processes are ended, their logs closed, their ends written.
@@ -238,14 +226,14 @@ impl Supervisor {
             EndClass::Success | EndClass::Failure | EndClass::Timeout => return end,
         };
         let Some(stored) = stored else { return end };
-        let has_root = stored.records.last().is_some_and(|last| (self.is_root)(last));
+        let has_root = stored.last.is_some_and(|last| (self.is_root)(&last));
         if !has_root {
             let root = StepResult { status, ..StepResult::default() };
             if let Err(error) = folder.append_step(&(self.encode)(&root)) {
                 tracing::warn!(%error, "the result of an interrupted job was not stored");
             }
         }
-        End { steps_done: (stored.records.len() - usize::from(has_root)) as u32, ..end }
+        End { steps_done: stored.count - u32::from(has_root), ..end }
     }
 
     fn set_aside(&self, folder: &JobFolder, reason: &str) {
@@ -261,30 +249,23 @@ impl Supervisor {
         let Ok(id) = JobId::parse(&job.record.id) else {
             return self.set_aside(&job.folder, "the id in job.json is none");
         };
-        let state = State {
-            state: JobState::Ended(end.outcome.class),
-            outcome: Some(end.outcome),
-            start_time: job.journal.started,
-            end_time: Some(end.end_time),
-            steps_done: end.steps_done,
-            cpu_time: end.cpu_time.map(std::time::Duration::from_micros),
-            peak_memory: end.peak_memory,
-            since: before_start(self.age(&job.record, end.end_time, end.end_boot)),
-            unkilled: false,
-            // An earlier daemon may have died before it was told of a failure.
-            files_left: !job.record.files.is_empty(),
-        };
-        let key = id.key();
         let trace = TraceFeed::new(job.folder.steps_len(), true);
         let log = LogFeed::new(end.lost_from.unwrap_or(end.log_len), true);
         if end.lost_from.is_some() {
             log.lose();
         }
         let digest = job.record.digest.as_deref().and_then(|hex| u128::from_str_radix(hex, 16).ok());
-        let digest = digest.map(u128::to_be_bytes);
-        let view =
-            JobView::new(id, key, job.record.registered, end.log_inode, None, digest, log, trace, state);
-        self.registry.insert(Arc::new(view), None);
+        let (log_inode, since) =
+            (end.log_inode, before_start(self.age(&job.record, end.end_time, end.end_boot)));
+        let mut state = State {
+            start_time: job.journal.started,
+            // An earlier daemon may have died before it was told of a failure.
+            files_left: !job.record.files.is_empty(),
+            ..State::default()
+        };
+        state.end(end, since);
+        let view = JobView::new(id, job.record.registered, log_inode, log, trace, state);
+        self.registry.insert(Arc::new(view.of_keyed(digest.map(u128::to_be_bytes))), None);
     }
 
     /// Registers a job that the keeper kept going, and replays its machine.
@@ -307,7 +288,7 @@ impl Supervisor {
         let is_new = held.record.0.len() == 1;
         let head = held.record.0.first().and_then(|head| read_head(head));
         let cancel = job.journal.cancel;
-        match self.try_revive(keeper, held, times, me, None) {
+        match self.try_revive(Revival { keeper, held, times, me, known: None }) {
             Ok((view, actor)) => {
                 tracing::info!(job = %view.id, "job goes on");
                 let place = head.as_ref().filter(|_| is_new && started.is_none()).map(|head| &head.place);
@@ -315,17 +296,18 @@ impl Supervisor {
                     self.restore_queue(&view.id, &head.shell, place);
                 }
                 self.registry.insert(Arc::clone(&view), Some(actor.clone()));
-                if let Some(cause) = cancel {
+                // The replay has asked for what the keeper's record holds; a Finish asked again would leave no grace.
+                let is_known = view.state().state == JobState::Cancelling;
+                if let Some(cause) = cancel.filter(|_| !is_known) {
                     // Nobody sees it run again.
                     view.update(State::cancel);
-                    // A second cancel of the same job changes nothing.
                     deliver(&actor, CancelAsk { cause, grace_limit: None });
                 } else if is_new && place.is_none() {
                     deliver(&actor, Begin);
                 }
             }
             Err(reason) => {
-                keeper.link.tell(Request::Drop { key });
+                keeper.link.tell_short(Request::Drop { key });
                 tracing::error!(job = job.record.id, reason, "a running job cannot be taken up");
                 self.interrupt_all(&[Box::new(job)]);
             }
@@ -344,7 +326,7 @@ impl Supervisor {
         match written {
             Ok(job) => self.go_on(keeper, job, held, me),
             Err(reason) => {
-                keeper.link.tell(Request::Drop { key: folder.key() });
+                keeper.link.tell_short(Request::Drop { key: folder.key() });
                 self.set_aside(folder, &reason);
             }
         }

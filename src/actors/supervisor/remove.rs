@@ -8,7 +8,7 @@ use std::time::Duration;
 use actix::{ActorFutureExt, AsyncContext, Context, WrapFuture};
 use sha2::{Digest, Sha256};
 
-use super::Supervisor;
+use super::{Supervisor, delete_later};
 use crate::actors::job::CancelAsk;
 use crate::actors::keeper_port::KeeperPort;
 use crate::actors::registry::{Removal, Remove};
@@ -19,7 +19,7 @@ use crate::clock;
 use crate::failpoint;
 use crate::job::reaper::{self, Action, Moment, Rules};
 use crate::keeper::protocol::{Remembered as Entry, Request};
-use crate::model::{CancelCause, JobId, JobKey, Reason, Refusal};
+use crate::model::{CancelCause, JobId, JobKey, Refusal};
 use crate::process;
 use crate::store::StateDir;
 
@@ -78,10 +78,15 @@ impl Supervisor {
 
     fn remove_broken(&self, id: &JobId) {
         let key = id.key();
-        if self.registry.mend(key)
-            && let Err(error) = self.state.folder(key).remove_set_aside()
-        {
-            tracing::warn!(%error, job = %id, "what was set aside was not removed");
+        if !self.registry.is_broken(key) {
+            return;
+        }
+        match self.state.folder(key).remove_set_aside() {
+            Ok(removed) => {
+                self.registry.mend(key);
+                delete_later(removed);
+            }
+            Err(error) => tracing::warn!(%error, job = %id, "what was set aside was not removed"),
         }
     }
 
@@ -130,7 +135,7 @@ impl Supervisor {
         let known = |key| self.registry.by_key(key).is_some() || self.registry.is_reserved(key);
         let orphans = self.state.orphans(known).unwrap_or_default();
         let now = clock::uptime();
-        let mut seen = BTreeMap::new();
+        let (mut seen, mut gone) = (BTreeMap::new(), Vec::new());
         for (name, changed) in orphans {
             let since = match self.orphans.remove(&name) {
                 Some((same, since)) if same == changed => since,
@@ -138,11 +143,15 @@ impl Supervisor {
             };
             if since.age(now) < ORPHAN_AFTER {
                 seen.insert(name, (changed, since));
-            } else if let Err(error) = self.state.remove_orphan(&name) {
-                tracing::warn!(%error, "a folder without a record was not removed");
+                continue;
+            }
+            match self.state.remove_orphan(&name) {
+                Ok(removed) => gone.extend(removed),
+                Err(error) => tracing::warn!(%error, "a folder without a record was not removed"),
             }
         }
         self.orphans = seen;
+        delete_later(gone);
     }
 
     /// Kills what is left of these jobs, on a thread that may block.
@@ -186,11 +195,12 @@ async fn remove_ended(
 ) {
     removal.view.log.ended().await;
     if let Some(keeper) = port.living().await {
-        keeper.link.tell(Request::Drop { key: removal.view.key });
+        keeper.link.tell_short(Request::Drop { key: removal.view.key });
         // It tells later daemons, so whoever is told of the Finish may rely on its knowing; a dying one need not.
         keeper.link.ask(Request::Remember(entry)).await.ok();
     }
     removal.view.log.expire();
+    removal.view.trace.expire();
     let folder = state.folder(removal.view.key);
     for attempt in 0..FILE_TRIES {
         if !removal.view.has_files_left() {
@@ -214,10 +224,4 @@ async fn remove_ended(
         tracing::warn!(%error, job = %removal.view.id, "not everything of the job was removed");
     }
     drop(removal);
-}
-
-impl From<actix::MailboxError> for Refusal {
-    fn from(_: actix::MailboxError) -> Self {
-        Self::new(Reason::ShuttingDown, "the daemon is stopping; try again when it is back")
-    }
 }

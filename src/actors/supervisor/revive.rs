@@ -12,7 +12,7 @@ use crate::actors::deliver;
 use crate::actors::job::{Defect, JobActor, JobParts, KeeperLost, Replay};
 use crate::actors::keeper_port::Keeper;
 use crate::actors::log_sink::LogFeed;
-use crate::actors::redact::{Redactor, mask_config};
+use crate::actors::redact::Redactor;
 use crate::actors::trace_sink::TraceFeed;
 use crate::actors::view::{JobView, State};
 use crate::clock;
@@ -30,30 +30,27 @@ use crate::store::{JobFolder, JobRecord, close_interrupted};
 /// So many actors of one job may die before it is given up.
 const MAX_BREAKS: u32 = 3;
 
+/// A job to be driven anew.
+pub(super) struct Revival<'a> {
+    pub(super) keeper: &'a Keeper,
+    pub(super) held: HeldJob,
+    pub(super) times: Times,
+    pub(super) me: &'a Addr<Supervisor>,
+    /// What the clients of this daemon see of it, if they do.
+    pub(super) known: Option<Arc<JobView>>,
+}
+
 impl Supervisor {
     /// As [`Self::revived`]; a record that makes the replay panic costs its own job only.
-    pub(super) fn try_revive(
-        &self,
-        keeper: &Keeper,
-        held: HeldJob,
-        times: Times,
-        me: &Addr<Self>,
-        known: Option<Arc<JobView>>,
-    ) -> Result<(Arc<JobView>, Addr<JobActor>), String> {
-        let attempt = || self.revived(keeper, held, times, me, known);
+    pub(super) fn try_revive(&self, revival: Revival<'_>) -> Result<(Arc<JobView>, Addr<JobActor>), String> {
+        let attempt = || self.revived(revival);
         std::panic::catch_unwind(AssertUnwindSafe(attempt))
             .unwrap_or_else(|_| Err("a defect ended the replay of its record".into()))
     }
 
-    fn revived(
-        &self,
-        keeper: &Keeper,
-        held: HeldJob,
-        times: Times,
-        me: &Addr<Self>,
-        known: Option<Arc<JobView>>,
-    ) -> Result<(Arc<JobView>, Addr<JobActor>), String> {
-        let HeldJob { tag, record: events, last_op, over, running: _, closed, log_inode, log_len } = held;
+    fn revived(&self, revival: Revival<'_>) -> Result<(Arc<JobView>, Addr<JobActor>), String> {
+        let Revival { keeper, held, times, me, known } = revival;
+        let HeldJob { tag, record: events, last_op, over, closed, log_inode, log_len } = held;
         let (first, events) = events.0.split_first().ok_or("the record is empty")?;
         let Head { shell, accepted, place: _ } = read_head(first).ok_or("the record's head is damaged")?;
         let Event::Accepted(spec) = accepted else {
@@ -67,13 +64,14 @@ impl Supervisor {
         let id = JobId::parse(&shell.id).map_err(|e| e.to_string())?;
         let folder = self.state.folder(id.key());
         let (phrases, _warnings) =
-            PhraseSet::prepare(&shell.phrases, &shell.token_prefixes, &mask_config(&self.config()))
+            PhraseSet::prepare(&shell.phrases, &shell.token_prefixes, &shell.masking.config())
                 .map_err(|e| e.to_string())?;
+        // Whoever appended results last may have been cut off in one.
+        let stored = folder.mend_steps().map_err(|e| Chain(&e).to_string())?.count;
         let fresh =
             || Arc::new(self.view_of(&shell, id, Times { started, ..times }, log_inode, log_len, &folder));
         let view = known.unwrap_or_else(fresh);
         view.update(|state| state.steps_done = 0); // counted anew by the replay
-        let stored = folder.read_steps().map_err(|e| Chain(&e).to_string())?.records.len() as u32;
         let parts = JobParts {
             view: Arc::clone(&view),
             around: Arc::clone(&self.around),
@@ -106,11 +104,10 @@ impl Supervisor {
             since: started.map_or(waits, |start| start.since),
             ..State::default()
         };
-        let key = id.key();
         let group = || self.around.sync_group.clone();
         let log = LogFeed::growing(log_len, group(), folder);
         let trace = TraceFeed::growing(folder.steps_len(), group());
-        JobView::new(id, key, shell.registered, log_inode, Some(shell.digest), None, log, trace, state)
+        JobView::new(id, shell.registered, log_inode, log, trace, state).of_request(shell.digest)
     }
 
     /// Takes up a job anew whose actor died of a defect, to end it; one that kills its actor again is interrupted.
@@ -136,7 +133,8 @@ impl Supervisor {
             let revived = held
                 .ok_or_else(|| "the keeper does not hold it, or it broke too often".to_owned())
                 .and_then(|(keeper, held)| {
-                    supervisor.try_revive(&keeper, held, times, &me, Some(Arc::clone(&view)))
+                    let known = Some(Arc::clone(&view));
+                    supervisor.try_revive(Revival { keeper: &keeper, held, times, me: &me, known })
                 });
             match revived {
                 Ok((_, actor)) => {
@@ -153,7 +151,7 @@ impl Supervisor {
                 Err(reason) => {
                     tracing::error!(job = %id, reason, "the job cannot be taken up again");
                     if let Some(keeper) = supervisor.port.now() {
-                        keeper.link.tell(Request::Drop { key });
+                        keeper.link.tell_short(Request::Drop { key });
                     }
                     supervisor.end_unrevived(&view);
                 }
@@ -215,34 +213,21 @@ impl Supervisor {
     /// Writes the end of a job that cannot be driven any more.
     fn end_unrevived(&mut self, view: &JobView) {
         let closed = self.state.folder(view.key).read_job().and_then(|job| {
+            // Closing it tries to remove them; whether in vain is seen at the reaper's next look.
+            view.update(|state| state.files_left = !job.record.files.is_empty());
             let end =
                 close_interrupted(&job, "a defect of the daemon", clock::now_micros(), clock::boot_micros());
             end.map(|end| self.complete(&job.folder, end)).map_err(|e| Chain(&e).to_string())
         });
         let end = closed.unwrap_or_else(|reason| {
             tracing::error!(job = %view.id, reason, "its end was not written");
-            End {
-                outcome: Outcome::interrupted("a defect of the daemon"),
-                end_time: clock::now_micros(),
-                end_boot: None,
-                log_len: view.log.len(),
-                log_inode: view.log_inode,
-                steps_done: 0,
-                cpu_time: None,
-                peak_memory: None,
-                lost_from: None,
-            }
-        });
-        view.update(|state| {
-            state.state = JobState::Ended(end.outcome.class);
-            state.outcome = Some(end.outcome.clone());
-            state.end_time = Some(end.end_time);
-            state.since = Moment::AfterStart(clock::uptime());
+            let outcome = Outcome::interrupted("a defect of the daemon");
+            let end = End::new(outcome, clock::now_micros(), view.log.len(), view.log_inode);
+            End { steps_done: view.state().steps_done, ..end }
         });
         self.sync_now();
         view.trace.reach(self.state.folder(view.key).steps_len());
-        view.trace.end();
-        view.log.end(end.log_len);
+        view.end(end);
         self.ended(&view.id);
     }
 }

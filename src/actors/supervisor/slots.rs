@@ -1,5 +1,6 @@
 //! Slots: which job starts when (queue.md). The rule is the queue's; here it meets jobs.
 
+use std::io;
 use std::sync::Arc;
 
 use actix::{AsyncContext, Context, Handler, Message, ResponseFuture};
@@ -14,9 +15,10 @@ use crate::clock;
 use crate::config::{Config, QueuePolicy};
 use crate::failpoint;
 use crate::keeper::link::{KeeperLink, LinkError};
-use crate::keeper::protocol::Reply;
+use crate::keeper::protocol::{KeeperError, Reply};
 use crate::model::{JobId, JobKey, Reason, Refusal};
 use crate::queue::{Full, Limits, Policy, Submitted};
+use crate::store;
 
 /// The settings of queue.md §2 as the queue takes them.
 pub(super) fn rules(config: &Config) -> (Policy, Limits) {
@@ -117,6 +119,8 @@ pub(in crate::actors) enum Operate {
     Resume,
     /// Other settings.
     Configure(Box<Config>),
+    /// Nothing: the answer shows that this actor works.
+    Answer,
 }
 
 impl Handler<Operate> for Supervisor {
@@ -136,6 +140,7 @@ impl Handler<Operate> for Supervisor {
                 self.resume_queue();
             }
             Operate::Configure(config) => self.configure(&config),
+            Operate::Answer => {}
         }
     }
 }
@@ -170,8 +175,34 @@ pub(in crate::actors) struct HoldAgain {
 pub(in crate::actors) enum NotHeld {
     /// The next one died too; `KeeperGone` is under way.
     Died,
+    /// None can be started or takes the job for now: processes, memory or descriptors are used up.
+    NotNow,
     /// None can be started, or it refuses.
     Impossible,
+}
+
+impl From<KeeperProblem> for NotHeld {
+    fn from(problem: KeeperProblem) -> Self {
+        match problem {
+            KeeperProblem::Link(error) => error.into(),
+            KeeperProblem::Io(error) if store::reason_of(&error).may_pass() => Self::NotNow,
+            _ => Self::Impossible,
+        }
+    }
+}
+
+impl From<LinkError> for NotHeld {
+    fn from(error: LinkError) -> Self {
+        match error {
+            LinkError::Gone => Self::Died,
+            LinkError::Refused(KeeperError::Log { errno, .. })
+                if store::reason_of(&io::Error::from_raw_os_error(errno)).may_pass() =>
+            {
+                Self::NotNow
+            }
+            LinkError::Refused(_) | LinkError::TooLarge(_) | LinkError::Protocol => Self::Impossible,
+        }
+    }
 }
 
 impl Handler<HoldAgain> for Supervisor {
@@ -184,17 +215,11 @@ impl Handler<HoldAgain> for Supervisor {
     ) -> Self::Result {
         failpoint::hit("actors::supervisor::hold_again");
         let (port, me) = (self.port.clone(), ctx.address());
-        let config = self.config();
         Box::pin(async move {
-            let keeper = match port.get(&me).await {
-                Ok(keeper) => keeper,
-                Err(KeeperProblem::Link(LinkError::Gone)) => return Err(NotHeld::Died),
-                Err(_) => return Err(NotHeld::Impossible),
-            };
-            let request = super::admit::hold_request(&shell, key, &keeper, &head, tag, &config);
-            match keeper.link.ask(request).await {
-                Ok(Reply::Held { .. }) => Ok(keeper.link),
-                Err(LinkError::Gone) => Err(NotHeld::Died),
+            let keeper = port.get(&me).await?;
+            let request = super::admit::hold_request(&shell, key, &keeper, &head, tag);
+            match keeper.link.ask(request).await? {
+                Reply::Held { .. } => Ok(keeper.link),
                 _ => Err(NotHeld::Impossible),
             }
         })

@@ -11,21 +11,6 @@ use crate::model::{CancelCause, ExitStatus, JobKey};
 
 const NOW: i64 = 1_000_000;
 
-/// What a client was told, and so must find again.
-#[derive(Clone, Debug)]
-enum Promise {
-    /// Run was answered.
-    Registered,
-    /// So many bytes of the log were sent.
-    Log(usize),
-    /// So many step results were sent.
-    Steps(usize),
-    /// Status showed this end.
-    Ended(End),
-    /// Finish was answered.
-    Removed,
-}
-
 /// A story and what was promised in it: when (number of operations before it), to whom, what.
 struct Story {
     history: History,
@@ -97,7 +82,7 @@ fn story(sync: bool) -> Story {
     fs::create_dir(work.join("deep")).unwrap();
     teller.print("removed", &removed, "gone soon");
     teller.end("removed", &removed, 0);
-    removed.remove().unwrap();
+    delete(removed.begin_removal());
     teller.promise("removed", Promise::Removed);
 
     running.append(&Event::Cancel { cause: CancelCause::Runaway }).unwrap();
@@ -122,7 +107,8 @@ fn recover(path: &Path) -> (BTreeMap<String, (JobFolder, End)>, Vec<JobKey>) {
                 ends.insert(job.record.id.clone(), (job.folder, end));
             }
             Found::Unreadable { folder, .. } => folder.set_aside().unwrap(),
-            Found::Gone { name } | Found::Orphan { name, .. } => state.remove_orphan(&name).unwrap(),
+            Found::Gone(removed) => removed.delete().unwrap(),
+            Found::Orphan { name, .. } => delete(state.remove_orphan(&name)),
         }
     }
     let broken = state.set_aside_keys().unwrap();
@@ -152,7 +138,7 @@ fn check(story: &Story, count: usize, path: &Path) {
             Promise::Log(len) => assert!(log.starts_with(&whole[..*len]), "after {count}: {id}"),
             Promise::Steps(number) => {
                 let steps = folder.read_steps().unwrap();
-                assert!(steps.records.len() >= *number && steps.damage.is_none(), "after {count}: {id}");
+                assert!(steps.count as usize >= *number && steps.damage.is_none(), "after {count}: {id}");
             }
             Promise::Ended(promised) => assert_eq!(end, promised),
             Promise::Removed => panic!("after {count} operations {id} is back"),
@@ -224,7 +210,7 @@ fn fault_43_a_power_cut_takes_only_what_was_not_synced_and_never_the_start() {
                 }
                 if count > synced {
                     let (folder, end) = &jobs["ended"];
-                    assert_eq!(folder.read_steps().unwrap().records, [b"result"]);
+                    assert_eq!(folder.step_records(), [b"result"]);
                     assert_eq!(fs::read(folder.path("log")).unwrap(), story.logs["ended"]);
                     assert!(end.outcome == Outcome::success(), "after {count} with {choice:?}: {end:?}");
                 }
@@ -270,9 +256,9 @@ fn damage_every(id: &str, name: &str, harms: impl Fn(&[u8]) -> Vec<Vec<u8>>) {
                 assert_eq!(broken, [], "{id}/{name}");
                 let record = folder.read_job().unwrap().record;
                 assert_eq!(record, super::record(id), "{id}/{name}: damage passed unnoticed");
-                assert!(*found == end() || found.is_interrupted(), "{id}/{name}: {found:?}");
-                let steps = folder.read_steps().unwrap();
-                assert!(steps.records.iter().all(|step| step == b"result"), "{id}/{name}: {steps:?}");
+                assert!(*found == end() || is_interrupted(found), "{id}/{name}: {found:?}");
+                let steps = folder.step_records();
+                assert!(steps.iter().all(|step| step == b"result"), "{id}/{name}: {steps:?}");
             }
         }
     }

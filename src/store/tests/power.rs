@@ -8,34 +8,19 @@ use std::path::Path;
 use super::*;
 use crate::files::recorder::{Choices, History, Recording};
 
-/// What a client was told.
-#[derive(Clone, Debug)]
-enum Told {
-    /// Run was answered.
-    Registered,
-    /// So many bytes of the log were sent.
-    Log(usize),
-    /// So many step results were sent.
-    Steps(usize),
-    /// Status showed this end.
-    Ended(End),
-    /// Finish was answered.
-    Removed,
-}
-
 struct Story {
     history: History,
     /// Number of operations before it, to whom, what.
-    told: Vec<(usize, &'static str, Told)>,
+    told: Vec<(usize, &'static str, Promise)>,
     logs: BTreeMap<&'static str, Vec<u8>>,
 }
 
 struct Teller<'a> {
     state: &'a StateDir,
     recording: &'a Recording,
-    told: Vec<(usize, &'static str, Told)>,
+    told: Vec<(usize, &'static str, Promise)>,
     /// To be told after the next round.
-    next: Vec<(&'static str, Told)>,
+    next: Vec<(&'static str, Promise)>,
     logs: BTreeMap<&'static str, Vec<u8>>,
 }
 
@@ -46,7 +31,7 @@ impl Teller<'_> {
         job.make().unwrap();
         job.begin_synced().unwrap();
         job.write_record(&record(id)).unwrap();
-        self.next.push((id, Told::Registered));
+        self.next.push((id, Promise::Registered));
         job
     }
 
@@ -64,12 +49,12 @@ impl Teller<'_> {
         for (id, job) in logs {
             let len = self.logs[id].len();
             job.note_synced(len as u64).unwrap();
-            self.next.push((id, Told::Log(len)));
+            self.next.push((id, Promise::Log(len)));
         }
         if let Some((id, job)) = ends {
             let end = End { log_len: self.logs[id].len() as u64, log_inode: 0, steps_done: 1, ..end() };
             job.record_end(&end).unwrap();
-            self.next.push((id, Told::Ended(end)));
+            self.next.push((id, Promise::Ended(end)));
         }
         self.state.sync_all().unwrap();
         let position = self.recording.position();
@@ -94,7 +79,7 @@ fn story() -> Story {
     teller.round(&[("ended", &ended)], None);
 
     ended.append_step(&[0; 600]).unwrap();
-    teller.next.push(("ended", Told::Steps(1)));
+    teller.next.push(("ended", Promise::Steps(1)));
     teller.print("ended", &ended, &"two\0".repeat(300));
     let running = teller.run("running");
     running.append(&Event::Started { at: 4, boot: None }).unwrap();
@@ -111,7 +96,7 @@ fn story() -> Story {
     teller.print("running", &running, "last");
     teller.round(&[], None);
     gone.delete().unwrap();
-    teller.told.push((recording.position(), "removed", Told::Removed));
+    teller.told.push((recording.position(), "removed", Promise::Removed));
     teller.run("half-made");
     teller.print("running", &running, "never seen");
 
@@ -136,7 +121,8 @@ fn recover(path: &Path, syncs: bool) -> BTreeMap<String, (JobFolder, End)> {
                 }
             }
             Found::Unreadable { folder, reason } => assert!(folder.drop_unanswered(), "{reason}"),
-            Found::Gone { name } | Found::Orphan { name, .. } => state.remove_orphan(&name).unwrap(),
+            Found::Gone(removed) => removed.delete().unwrap(),
+            Found::Orphan { name, .. } => delete(state.remove_orphan(&name)),
         }
     }
     let sync = || {
@@ -170,21 +156,21 @@ fn check(story: &Story, count: usize, path: &Path, what: &str) {
             continue;
         };
         match told {
-            Told::Registered => {}
-            Told::Log(len) => {
+            Promise::Registered => {}
+            Promise::Log(len) => {
                 let log = fs::read(folder.path("log")).unwrap();
                 assert!(log.starts_with(&story.logs[id][..*len]), "{what}: {id}");
             }
-            Told::Steps(number) => assert!(folder.read_steps().unwrap().records.len() >= *number),
-            Told::Ended(told) => assert_eq!(end, told, "{what}: {id}"),
-            Told::Removed => panic!("{what}: {id} is back"),
+            Promise::Steps(number) => assert!(folder.read_steps().unwrap().count as usize >= *number),
+            Promise::Ended(told) => assert_eq!(end, told, "{what}: {id}"),
+            Promise::Removed => panic!("{what}: {id} is back"),
         }
     }
 }
 
 /// A log is the beginning of what was written, whole entry by whole entry, and the line about the interruption.
 fn assert_not_torn(whole: &[u8], log: &[u8], end: &End, what: &str) {
-    if !end.is_interrupted() {
+    if !is_interrupted(end) {
         return assert_eq!(log, whole.get(..log.len()).unwrap_or_default(), "{what}");
     }
     let before = log.strip_suffix(b"\n").and_then(|log| {

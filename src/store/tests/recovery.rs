@@ -63,17 +63,16 @@ fn fault_44_damaged_huge_and_foreign_things_are_reported_and_the_others_served()
             Found::Job(job) => served.push(job.record.id),
             Found::Unreadable { folder, reason } => {
                 folder.set_aside().unwrap();
-                assert!(folder.is_set_aside());
+                assert!(state.set_aside_keys().unwrap().contains(&folder.key()));
                 unreadable.push(reason);
             }
-            Found::Gone { name } => {
-                assert_eq!(name.as_c_str(), c".gone-1");
+            Found::Gone(removed) => {
                 assert!(jobs.join(".gone-1/work/deep").exists(), "deleted while callers wait");
-                state.remove_orphan(&name).unwrap();
+                removed.delete().unwrap();
             }
             Found::Orphan { name, .. } => {
                 orphans += 1;
-                state.remove_orphan(&name).unwrap();
+                delete(state.remove_orphan(&name));
             }
         }
     }
@@ -84,8 +83,10 @@ fn fault_44_damaged_huge_and_foreign_things_are_reported_and_the_others_served()
     assert!(!jobs.join(".gone-1").exists());
     assert_eq!(state.scan().unwrap().len(), 2);
     let aside = folder(&state, "sparse");
-    aside.remove_set_aside().unwrap();
-    assert!(!aside.is_set_aside());
+    let taken = aside.remove_set_aside().unwrap().unwrap();
+    assert!(!state.set_aside_keys().unwrap().contains(&aside.key()), "its id is free before it is deleted");
+    taken.delete().unwrap();
+    assert!(aside.remove_set_aside().unwrap().is_none());
 }
 
 #[test]
@@ -115,7 +116,7 @@ fn folders_without_a_registered_job_are_orphans_with_their_last_change() {
     let [(name, changed)] = orphans.as_slice() else { panic!("{orphans:?}") };
     let age = crate::clock::now().duration_since(*changed).unwrap();
     assert!(age.as_secs() < 3_600);
-    state.remove_orphan(name).unwrap();
+    delete(state.remove_orphan(name));
     assert!(known.path("").exists() && !folder(&state, "2").path("").exists());
     assert_eq!(state.set_aside_keys().unwrap(), []);
     known.set_aside().unwrap();
@@ -185,13 +186,11 @@ fn fault_29_log_that_was_replaced_removed_or_cut_is_never_served_as_the_jobs() {
     let served = create(&state, "1");
     fs::write(served.path("log"), "0123456789").unwrap();
     let log = served.open_log(None).unwrap();
-    let mut buffer = [0; 64];
-    assert_eq!(log.read_at(&mut buffer, 4, 10).unwrap(), 6);
-    assert_eq!(&buffer[..6], b"456789");
-    assert_eq!(log.read_at(&mut buffer, 10, 10).unwrap(), 0);
+    assert_eq!(log.read_piece(4, 10, 64).unwrap(), b"456789");
+    assert_eq!(log.read_piece(10, 10, 64).unwrap(), b"");
 
     fs::OpenOptions::new().write(true).open(served.path("log")).unwrap().set_len(5).unwrap();
-    let error = log.read_at(&mut buffer, 0, 10).unwrap_err();
+    let error = log.read_piece(0, 10, 64).unwrap_err();
     assert!(matches!(error, LogLost::Cut { actual: 5, expected: 10 }), "{error}");
     fs::rename(served.path("log"), served.path("moved")).unwrap();
     assert!(matches!(served.open_log(Some(log.inode())), Err(LogLost::Removed)));

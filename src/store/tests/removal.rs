@@ -21,10 +21,10 @@ fn fault_70_removal_deletes_everything_inside_and_nothing_a_link_points_to() {
     for closed in ["a/b", "a", ""] {
         fs::set_permissions(work.join(closed), fs::Permissions::from_mode(0o000)).unwrap();
     }
-    removed.remove().unwrap();
+    delete(removed.begin_removal());
     assert_eq!(fs::read_to_string(victim.join("file")).unwrap(), "stays");
     assert_eq!(fs::read_dir(state.path().join("jobs")).unwrap().count(), 0);
-    removed.remove().unwrap();
+    delete(removed.begin_removal());
     create(&state, "1");
 }
 
@@ -44,16 +44,16 @@ fn depth_costs_neither_stack_nor_descriptors() {
         at = files::open_dir(&at, "d").unwrap();
     }
     drop(at);
-    deep.remove().unwrap();
+    delete(deep.begin_removal());
     assert_eq!(fs::read_dir(state.path().join("jobs")).unwrap().count(), 0);
 }
 
 #[test]
-fn folder_exists_once_and_a_failed_creation_leaves_nothing() {
+fn folder_is_made_once() {
     let temp = temp();
     let state = open(&temp);
     let once = create(&state, "1");
-    let error = once.create(&record("1")).unwrap_err();
+    let error = once.make().unwrap_err();
     assert_eq!(error.source.kind(), std::io::ErrorKind::AlreadyExists);
     assert!(once.path("job.json").exists(), "the first one's record stays");
 }

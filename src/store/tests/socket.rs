@@ -5,7 +5,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 
 use super::*;
-use crate::store::socket::{Claim, ClaimError, MAX_PATH, claim, default_path};
+use crate::store::socket::{Claim, ClaimError, MAX_PATH, claim};
 
 fn mode(path: &Path) -> u32 {
     fs::symlink_metadata(path).unwrap().mode() & 0o7777
@@ -130,11 +130,4 @@ fn of_many_claims_at_once_one_wins_also_over_a_stale_socket() {
         assert_eq!(won.len(), 1);
         assert!(UnixStream::connect(&path).is_ok());
     }
-}
-
-#[test]
-fn default_place_is_in_the_directory_for_temporary_files() {
-    assert_eq!(default_path(Some("/t".as_ref())), Path::new("/t/step-runner.sock"));
-    assert_eq!(default_path(Some("".as_ref())), Path::new("/tmp/step-runner.sock"));
-    assert_eq!(default_path(None), Path::new("/tmp/step-runner.sock"));
 }

@@ -1,0 +1,14 @@
+//! Who a process is.
+
+use serde::{Deserialize, Serialize};
+
+/// Who a process is across restarts: a pid counts only with boot id and start time (service.md §6.5).
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ProcessInfo {
+    /// The kernel's id of the running boot.
+    pub boot_id: String,
+    /// Process id.
+    pub pid: u32,
+    /// Start time in clock ticks since boot.
+    pub start_time: u64,
+}

@@ -1,0 +1,179 @@
+//! The keeper dies, or loses its daemon.
+
+use super::end;
+use crate::support::{
+    Daemon, OwnSleep, Setup, is_alive, kill, logs, refused, request, script, scripts, wait_for,
+};
+use rustix::process::Signal;
+use step_runner::model::JobId;
+use step_runner::pb::v1::step_result::Status as StepStatus;
+use step_runner::pb::v1::{self, RunRequest, State};
+use tonic::Code;
+
+/// Children of process `pid` that have ended and are not reaped.
+fn zombies_of(pid: i32) -> usize {
+    let stats = std::fs::read_dir("/proc").unwrap().flatten();
+    let stats = stats.filter_map(|entry| std::fs::read_to_string(entry.path().join("stat")).ok());
+    let zombie = format!(" Z {pid} ");
+    stats.filter(|stat| stat.rsplit(')').next().is_some_and(|rest| rest.starts_with(&zombie))).count()
+}
+
+#[tokio::test]
+async fn fault_42_the_death_of_the_keeper_interrupts_running_jobs_at_once() {
+    let daemon = Daemon::start();
+    let client = daemon.client().await;
+    let (pid, left) = (daemon.file("pid"), OwnSleep::new());
+    let steps = [
+        ("a", "echo fine"),
+        ("b", &format!("setsid -f {left}; echo $$ > {}; echo on; exec sleep 600", pid.display())),
+    ];
+    client.run_steps("1", &scripts(&steps)).await;
+    let mut follow = client.follow("1", 0).await;
+    follow.until(" on\n").await;
+    kill(daemon.keeper_pid().unwrap(), Signal::KILL);
+    let log = follow.rest().await.unwrap();
+    let status = client.status("1").await;
+    assert_eq!(end(&status), (State::Interrupted, -4));
+    assert!(status.finished && status.start_time.is_some());
+    assert_eq!(status.steps_done, 1);
+    assert_eq!(status.log_bytes, log.len() as i64);
+    assert!(logs::daemon_lines(&log).last().unwrap().starts_with("job interrupted: "));
+    let root = client.steps("1").await.pop().unwrap();
+    assert_eq!((root.step, root.status), (None, StepStatus::Failure as i32));
+    let pid = std::fs::read_to_string(&pid).unwrap().trim().parse().unwrap();
+    wait_for("the job's end", || (!is_alive(pid)).then_some(()));
+    wait_for("the end of what had left", || left.processes().is_empty().then_some(()));
+    wait_for("the daemon to reap what came to it", || (zombies_of(daemon.pid()) == 0).then_some(()));
+    assert_eq!(client.run_to_end("2", &script("echo next")).await.exit_code, 0);
+}
+
+#[tokio::test]
+async fn fault_48_a_late_duplicate_starts_nothing_after_a_restart_or_the_death_of_the_keeper() {
+    let mut daemon = Daemon::start();
+    let ran = daemon.file("ran");
+    let once = script(&format!("echo ran >> {}", ran.display()));
+    daemon.client().await.run_to_end("1", &once).await;
+    daemon.kill();
+    daemon.restart();
+    let client = daemon.client().await;
+    client.finish("1").await;
+    client.try_run(request("1", &once)).await.unwrap();
+    refused(client.try_status("1").await, Code::NotFound, "unknown_job");
+
+    client.run_to_end("2", &once).await;
+    client.finish("2").await;
+    kill(daemon.keeper_pid().unwrap(), Signal::KILL);
+    // Who meets the dying keeper is refused for now.
+    while let Err(refusal) = client.try_run(request("3", &script("true"))).await {
+        assert_eq!(refusal.code(), Code::ResourceExhausted, "{refusal:?}");
+    }
+    client.ended("3").await;
+    client.try_run(request("2", &once)).await.unwrap();
+    refused(client.try_status("2").await, Code::NotFound, "unknown_job");
+    assert_eq!(std::fs::read_to_string(&ran).unwrap(), "ran\nran\n");
+}
+
+#[tokio::test]
+async fn fault_42_the_death_of_both_interrupts_at_the_next_start() {
+    let mut daemon = Daemon::start();
+    let client = daemon.client().await;
+    let variable = v1::Variable { key: "CERT".into(), value: "canary".into(), file: true, masked: true };
+    let build_dir = daemon.file("build").to_str().unwrap().to_owned();
+    let job = Some(v1::Job { variables: vec![variable], build_dir, ..v1::Job::default() });
+    let left = OwnSleep::new();
+    let second = format!("setsid -f {left}; printf 'no line end'; echo ready >&2; exec sleep 600");
+    let steps = scripts(&[("a", "echo fine"), ("b", &second)]);
+    client.try_run(RunRequest { job, ..request("1", &steps) }).await.unwrap();
+    client.prints("1", "ready").await;
+    let seen = client.log_so_far("1").await;
+    let running = client.status("1").await;
+    assert!(daemon.file("build.tmp/CERT").exists());
+    let keeper = daemon.keeper_pid().unwrap();
+    daemon.kill();
+    kill(keeper, Signal::KILL);
+    wait_for("the keeper's end", || (!is_alive(keeper)).then_some(()));
+    daemon.restart();
+    let client = daemon.client().await;
+    let status = client.ended("1").await;
+    assert_eq!(end(&status), (State::Interrupted, -4));
+    assert_eq!((&status.start_time, status.steps_done), (&running.start_time, 1));
+    let log = client.log("1").await;
+    assert!(log.starts_with(&seen) && log.ends_with(b"\n"));
+    assert!(logs::daemon_lines(&log).last().unwrap().starts_with("job interrupted: "));
+    assert_eq!(left.processes(), Vec::<i32>::new());
+    assert!(!daemon.file("build.tmp").exists(), "the secret stays on disk");
+    let steps = client.steps("1").await;
+    assert_eq!((steps.len(), steps[1].status()), (2, StepStatus::Failure));
+    assert_eq!(client.run_to_end("2", &script("echo next")).await.exit_code, 0);
+    // Nothing is added again by a further start.
+    daemon.kill();
+    daemon.restart();
+    let client = daemon.client().await;
+    assert_eq!(client.status("1").await, status);
+    assert_eq!(client.steps("1").await, steps);
+    client.finish("1").await;
+}
+
+#[tokio::test]
+async fn a_keeper_whose_daemon_does_not_come_back_ends_its_jobs() {
+    let mut daemon = Setup::new().option("keeper-wait", "300ms").option("cancel-grace", "300ms").start();
+    let client = daemon.client().await;
+    let variable = v1::Variable { key: "CERT".into(), value: "canary".into(), file: true, masked: true };
+    let build_dir = daemon.file("build").to_str().unwrap().to_owned();
+    let job = Some(v1::Job { variables: vec![variable], build_dir, ..v1::Job::default() });
+    let text = "trap 'echo caught' TERM; echo on; while :; do sleep 0.01; done";
+    let steps = scripts(&[("a", "echo fine"), ("b", text)]);
+    client.try_run(RunRequest { job, ..request("1", &steps) }).await.unwrap();
+    client.prints("1", " on\n").await;
+    let keeper = daemon.keeper_pid().unwrap();
+    daemon.kill();
+    wait_for("the keeper's end", || (!is_alive(keeper)).then_some(()));
+    assert!(!daemon.file("build.tmp/CERT").exists(), "the secret stays on disk");
+    daemon.restart();
+    let client = daemon.client().await;
+    let status = client.ended("1").await;
+    assert_eq!(end(&status), (State::Interrupted, -4));
+    assert!(status.message.contains("no daemon came back"), "{}", status.message);
+    assert_eq!(status.steps_done, 1);
+    assert_eq!(client.output("1").await, "fine\non\ncaught\n", "it was asked gently, once");
+    let steps = client.steps("1").await;
+    assert_eq!((steps.len(), steps[1].status()), (2, StepStatus::Failure));
+}
+
+/// strace on a living process until that dies: kills it before its first call on `path`.
+fn kill_at(pid: i32, call: &str, path: &str) -> std::process::Child {
+    let inject = format!("inject={call}:signal=KILL:when=1");
+    let pid = pid.to_string();
+    let mut strace = std::process::Command::new("strace");
+    strace.args(["-q", "-o", "/dev/null", "-P", path, "-e", &inject, "-p", &pid]);
+    let strace = strace.spawn().unwrap();
+    wait_for("strace to trace the keeper", || {
+        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+        (!status.contains("TracerPid:\t0")).then_some(())
+    });
+    strace
+}
+
+#[tokio::test]
+async fn fault_47_a_process_that_was_started_and_not_recorded_is_found_and_killed() {
+    if std::process::Command::new("strace").arg("-V").output().is_err() {
+        return crate::support::parts::skipped("fault_47", "strace");
+    }
+    let daemon = Daemon::start();
+    let client = daemon.client().await;
+    client.run_to_end("first", &script("true")).await;
+    let keeper = daemon.keeper_pid().unwrap();
+    let key = JobId::parse("1").unwrap().key();
+    let mut strace = kill_at(keeper, "openat", &format!("jobs/{key}/journal"));
+    let (leaves, stays) = (OwnSleep::new(), OwnSleep::new());
+    client.run("1", &format!("setsid {leaves} & {stays}")).await;
+    let ended = client.ended("1").await;
+    assert_eq!(end(&ended), (State::Interrupted, -4));
+    let journal = std::fs::read_to_string(daemon.folder("1").join("journal")).unwrap();
+    assert!(!journal.contains("step_started"), "the keeper was killed too late: {journal}");
+    for started in [leaves, stays] {
+        wait_for("the end of what it had started", || started.processes().is_empty().then_some(()));
+    }
+    strace.wait().unwrap();
+    assert_eq!(client.run_to_end("2", &script("echo next")).await.exit_code, 0);
+}

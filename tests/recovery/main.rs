@@ -1,0 +1,20 @@
+//! Crashes, restarts, stops and the reaper (service.md §6.3, §6.4).
+#![expect(clippy::unwrap_used, reason = "a broken scene fails the test")]
+
+mod daemon;
+mod keeper;
+mod reaper;
+mod stop;
+#[path = "../support/mod.rs"]
+mod support;
+
+use step_runner::pb::v1::{State, Status};
+
+fn end(status: &Status) -> (State, i32) {
+    (status.state(), status.exit_code)
+}
+
+/// A loop that ends when `file` is there.
+fn wait_until_exists(file: &std::path::Path) -> String {
+    format!("until [ -e {} ]; do sleep 0.02; done", file.display())
+}

@@ -1,0 +1,107 @@
+//! Ends that are wanted: a signal, drain, nothing to do.
+
+use std::time::Instant;
+
+use super::{end, wait_until_exists};
+use crate::support::{SOON, Setup, contains, is_alive, refused, request, script, wait_for};
+use futures_util::future::join_all;
+use rustix::process::Signal;
+use step_runner::pb::v1::State;
+use tonic::Code;
+
+#[tokio::test]
+async fn fault_58_a_gentle_stop_ends_jobs_and_gives_a_hundred_followers_the_rest() {
+    let mut daemon = Setup::new().option("shutdown-grace", "1s").option("cancel-grace", "600s").start();
+    let client = daemon.client().await;
+    client.run("stubborn", "trap '' TERM; echo on; while :; do sleep 1; done").await;
+    client.run("meek", "echo on; exec sleep 600").await;
+    client.prints("meek", "on").await;
+    let mut follows = Vec::new();
+    for n in 0..100 {
+        let another = daemon.client().await;
+        let mut follow = another.follow(if n % 2 == 0 { "stubborn" } else { "meek" }, 0).await;
+        follow.until("on").await;
+        follows.push(follow);
+    }
+    let start = Instant::now();
+    daemon.signal(Signal::TERM);
+    let late =
+        client.reaches("stubborn", "it is cancelled", |status| status.state() == State::Cancelling).await;
+    assert!(!late.finished);
+    refused(client.try_run(request("late", &script("true"))).await, Code::Unavailable, "shutting_down");
+    let rests = join_all(follows.into_iter().map(crate::support::Follow::rest)).await;
+    assert_eq!(daemon.wait(), Some(0));
+    assert!(start.elapsed() < SOON, "{:?}", start.elapsed());
+    for rest in rests {
+        assert!(contains(&rest.unwrap(), "job cancelled: "), "every follower gets the end");
+    }
+    assert!(!daemon.socket.exists());
+    assert_eq!(daemon.keeper_pid(), None);
+    daemon.restart();
+    let client = daemon.client().await;
+    for id in ["stubborn", "meek"] {
+        assert_eq!(end(&client.ended(id).await), (State::Cancelled, -2));
+    }
+    refused(client.try_status("late").await, Code::NotFound, "unknown_job");
+}
+
+#[tokio::test]
+async fn fault_58_a_second_signal_ends_it_at_once() {
+    let mut daemon = Setup::new().option("shutdown-grace", "600s").option("cancel-grace", "600s").start();
+    let client = daemon.client().await;
+    let pid = daemon.file("pid");
+    client
+        .run("1", &format!("trap '' TERM; echo $$ > {}; echo on; while :; do sleep 1; done", pid.display()))
+        .await;
+    let mut follow = client.follow("1", 0).await;
+    follow.until("on").await;
+    daemon.signal(Signal::TERM);
+    client.reaches("1", "it is cancelled", |status| status.state() == State::Cancelling).await;
+    let start = Instant::now();
+    daemon.signal(Signal::INT);
+    // The job's end is the next daemon's to tell.
+    refused(follow.rest().await, Code::Unavailable, "shutting_down");
+    assert_eq!(daemon.wait(), Some(1));
+    assert!(start.elapsed() < SOON, "{:?}", start.elapsed());
+    let pid = std::fs::read_to_string(&pid).unwrap().trim().parse().unwrap();
+    wait_for("the job's end", || (!is_alive(pid)).then_some(()));
+}
+
+#[tokio::test]
+async fn drain_waits_for_jobs() {
+    let mut daemon = Setup::new().option("on-stop", "drain").start();
+    let client = daemon.client().await;
+    let go = daemon.file("go");
+    client.run("1", &format!("echo on; {}; echo done", wait_until_exists(&go))).await;
+    let mut follow = client.follow("1", 0).await;
+    follow.until("on").await;
+    daemon.signal(Signal::TERM);
+    let start = Instant::now();
+    loop {
+        match client.try_run(request("late", &script("true"))).await {
+            Ok(()) => assert!(start.elapsed() < crate::support::PATIENCE),
+            refusal => break drop(refused(refusal, Code::Unavailable, "shutting_down")),
+        }
+        client.finish("late").await;
+    }
+    std::fs::write(&go, "").unwrap();
+    assert!(contains(&follow.rest().await.unwrap(), "done"));
+    assert_eq!(daemon.wait(), Some(0));
+    daemon.restart();
+    assert_eq!(end(&daemon.client().await.ended("1").await), (State::Success, 0));
+}
+
+// The client's connection ends while this thread waits for the daemon.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_idle_daemon_ends_and_one_that_lived_long_enough() {
+    let mut daemon = Setup::new().option("idle-timeout", "600ms").start();
+    let client = daemon.client().await;
+    client.run_to_end("1", &script("sleep 1")).await;
+    client.finish("1").await;
+    drop(client);
+    assert_eq!(daemon.wait(), Some(0));
+    let mut daemon = Setup::new().option("max-lifetime", "500ms").start();
+    let client = daemon.client().await;
+    client.run("1", "exec sleep 600").await;
+    assert_eq!(daemon.wait(), Some(0));
+}

@@ -1,0 +1,64 @@
+//! What jobs may use of the machine, what they used, and what becomes of all when something runs short (service.md §3.1,
+//! faults.md rows 6, 12, 15).
+#![expect(clippy::unwrap_used, clippy::panic, reason = "a broken scene fails the test")]
+
+mod groups;
+mod limits;
+mod memory;
+mod processes;
+mod shortage;
+#[path = "../support/mod.rs"]
+mod support;
+mod usage;
+
+use std::sync::LazyLock;
+
+use step_runner::model::{LimitName, Unenforceable};
+use step_runner::pb::v1::{self, Limits, RunRequest};
+use step_runner::process::cgroup::{CgroupMode, Pool};
+use step_runner::process::limiter::Limiter;
+use support::parts::skipped;
+use support::{Client, request, script};
+
+const MIB: i64 = 1 << 20;
+
+/// Fills its memory until it is ended.
+const HOG: &str = "exec tail /dev/zero";
+
+/// Starts more processes than any limit here allows; a shell that gives up at the first one that is refused.
+const CROWD: &str = "exec sh -c 'i=0; while [ $i -lt 100 ]; do sleep 600 & i=$((i+1)); done; echo all'";
+
+/// Whether this host can hold jobs to these limits; else says that `test` is skipped.
+fn holds(test: &str, limits: &[LimitName]) -> bool {
+    // Asked once: all tests of this process would make the same group.
+    static MISSING: LazyLock<Vec<Unenforceable>> = LazyLock::new(|| {
+        let pool = Pool::open().ok();
+        Limiter::new(CgroupMode::Auto).unenforceable(pool.as_ref())
+    });
+    let missing = MISSING.iter().find(|missing| limits.contains(&missing.limit));
+    if let Some(missing) = missing {
+        skipped(test, &format!("control group for limit {}", missing.limit));
+    }
+    missing.is_none()
+}
+
+fn limited(id: &str, steps: &str, limits: Limits) -> RunRequest {
+    RunRequest { limits: Some(limits), ..request(id, steps) }
+}
+
+const fn memory(bytes: i64) -> Limits {
+    Limits { processes: 0, memory: bytes, cpus: 0.0, open_files: 0 }
+}
+
+const fn processes(most: i64) -> Limits {
+    Limits { processes: most, memory: 0, cpus: 0.0, open_files: 0 }
+}
+
+const fn open_files(most: i64) -> Limits {
+    Limits { processes: 0, memory: 0, cpus: 0.0, open_files: most }
+}
+
+async fn run_limited(client: &Client, id: &str, text: &str, limits: Limits) -> v1::Status {
+    client.try_run(limited(id, &script(text), limits)).await.unwrap();
+    client.ended(id).await
+}
