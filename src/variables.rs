@@ -12,7 +12,7 @@ use std::fmt;
 use indexmap::IndexMap;
 use serde::{Deserialize, Serialize};
 
-pub use base::{Base, BaseWarning, EnvBase};
+pub use base::{Base, BaseWarning, EnvBase, RECOVERY_VARIABLE};
 pub use expand::escape;
 pub use prepare::prepare;
 

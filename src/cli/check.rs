@@ -34,7 +34,7 @@ pub(super) struct Arguments {
     #[arg(value_name = "FILE", required = true)]
     files: Vec<String>,
     /// For people, one JSON object per finding, or a code quality report of GitLab
-    #[arg(long, value_enum, default_value = "human", value_name = "FORMAT", env = "STEP_RUNNER_OUTPUT")]
+    #[arg(long, value_enum, default_value = "human", value_name = "FORMAT")]
     output: Format,
 }
 

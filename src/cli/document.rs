@@ -7,15 +7,12 @@ use serde_json::{Value, json};
 
 use super::inputs;
 use crate::error::{Exit, Failure};
-
-/// Files that make a folder a function (language.md §7).
-const FUNCTION_FILES: [&str; 2] = ["func.yml", "step.yml"];
+use crate::lang::document::REQUEST_LIMIT;
+use crate::lang::reference::DEFINITION_FILES;
+use crate::lang::template;
 
 /// What to name instead of what is not there.
 const TARGETS: &str = "name a function file, a folder that holds one, a reference, or - for stdin";
-
-/// Longest document: the daemon takes no longer one (service.md §3.7).
-const MAX_DOCUMENT: u64 = 16 << 20;
 
 /// The document of a job, and what it is called. It may hold secrets: no `Debug`.
 pub(super) struct Document {
@@ -36,9 +33,9 @@ pub(super) fn read(target: &str, absolute: bool, inputs: &[String]) -> Result<Do
     match std::fs::metadata(target) {
         Ok(found) if found.is_dir() => {
             let file =
-                FUNCTION_FILES.iter().map(|name| Path::new(target).join(name)).find(|file| file.exists());
+                DEFINITION_FILES.iter().map(|name| Path::new(target).join(name)).find(|file| file.exists());
             let file = file.ok_or_else(|| {
-                refuse(format!("there is neither {} in {target}", FUNCTION_FILES.join(" nor ")))
+                refuse(format!("there is neither {} in {target}", DEFINITION_FILES.join(" nor ")))
                     .with_remedy(TARGETS)
             })?;
             from_file(&file, absolute, inputs)
@@ -66,11 +63,11 @@ fn from_file(file: &Path, absolute: bool, inputs: &[String]) -> Result<Document,
 fn read_all(source: impl std::io::Read, name: &str) -> Result<String, Failure> {
     let mut text = String::new();
     source
-        .take(MAX_DOCUMENT + 1)
+        .take(REQUEST_LIMIT as u64 + 1)
         .read_to_string(&mut text)
         .map_err(|error| refuse(format!("cannot read {name}: {error}")))?;
-    if text.len() as u64 > MAX_DOCUMENT {
-        return Err(refuse(format!("{name} is longer than {} MiB", MAX_DOCUMENT >> 20)));
+    if text.len() > REQUEST_LIMIT {
+        return Err(refuse(format!("{name} is longer than {} MiB", REQUEST_LIMIT >> 20)));
     }
     Ok(text)
 }
@@ -104,7 +101,7 @@ pub(super) fn is_of_reference(text: &str, name: &str) -> bool {
 /// Values in a steps document are templates; ours are not (language.md §8).
 fn escape(value: Value) -> Value {
     match value {
-        Value::String(text) => Value::String(text.replace("${{", "\\${{")),
+        Value::String(text) => Value::String(template::quote(&text)),
         Value::Array(items) => items.into_iter().map(escape).collect(),
         Value::Object(fields) => fields.into_iter().map(|(name, value)| (name, escape(value))).collect(),
         other => other,

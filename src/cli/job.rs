@@ -10,6 +10,7 @@ use super::limits::{self, Limit};
 use crate::client::Request;
 use crate::error::{Exit, Failure};
 use crate::model::{JobId, Variable};
+use crate::variables::escape;
 
 /// What to run and how. Values may be secrets: no `Debug`.
 #[derive(clap::Args)]
@@ -148,14 +149,14 @@ impl JobOptions {
         for pair in &self.file_var {
             let (name, path) = split_pair(pair, "file-var")?;
             // Values of job variables are expanded once; the content of a file is meant literally.
-            let content = read_text(path.as_ref(), "file-var")?.replace('$', "$$");
-            request = request.variable(variable(name, content, true, false));
+            let content = read_text(path.as_ref(), "file-var")?;
+            request = request.variable(variable(name, escape(&content), true, false));
         }
         for name in &self.masked_var {
             let value = own_value(name, "masked-var", lookup)?;
             // The phrase is the value as it is; the variable gets it back after the one expansion.
-            request =
-                request.phrase(value.clone()).variable(variable(name, value.replace('$', "$$"), false, true));
+            let escaped = escape(&value);
+            request = request.phrase(value).variable(variable(name, escaped, false, true));
         }
         Ok(request)
     }
@@ -210,7 +211,7 @@ fn read_text(path: &std::path::Path, option: &str) -> Result<String, Failure> {
 }
 
 /// `run-<UTC time>-<random>`.
-fn new_id() -> Result<JobId, Failure> {
+pub(super) fn new_id() -> Result<JobId, Failure> {
     let random = getrandom::u32().map_err(|error| Failure::new(Exit::Failure, error.to_string()))?;
     let time = chrono::Utc::now().format("%Y%m%dT%H%M%SZ");
     JobId::parse(&format!("run-{time}-{random:08x}")).map_err(|error| Failure::new(Exit::Defect, error))

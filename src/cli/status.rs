@@ -26,7 +26,7 @@ pub(super) struct Arguments {
     #[arg(value_name = "ID", value_parser = parse_id)]
     id: Option<JobId>,
     /// As a table or as one JSON object
-    #[arg(long, value_enum, value_name = "FORMAT", default_value = "table", env = "STEP_RUNNER_OUTPUT")]
+    #[arg(long, value_enum, value_name = "FORMAT", default_value = "table")]
     output: Format,
     /// Show it again whenever it changes; with ID until the job has ended
     #[arg(long, env = "STEP_RUNNER_WATCH")]

@@ -17,7 +17,7 @@ use indexmap::IndexMap;
 use super::ast::{Body, Definition, Function, Run, Spec};
 use super::diagnostic::{Class, Diagnostic, Position, Severity};
 use super::template::EXPRESSIONS_LIMIT;
-use super::value::{Data, Value, ValueType};
+use super::value::{Data, Value};
 use super::yaml::{self, Node, NodeKind, Source};
 use checker::{Checker, UnknownKey};
 
@@ -129,18 +129,6 @@ pub fn parse_value(text: &str) -> Result<Value, Vec<Diagnostic>> {
     match value {
         Some(value) if !checker.has_errors() => Ok(value),
         _ => Err(checker.diagnostics),
-    }
-}
-
-/// Types of the inputs that a text declares, as far as it can be read; a text without interface declares none.
-pub fn declared_inputs(text: &str) -> IndexMap<String, ValueType> {
-    let (mut checker, documents, _) = read(text, &Arc::from(UNNAMED), UnknownKey::Warn);
-    match documents.first() {
-        Some(Some(spec)) => {
-            let inputs = checker.spec_document(spec).inputs;
-            inputs.into_iter().map(|(name, declaration)| (name, declaration.value_type)).collect()
-        }
-        _ => IndexMap::new(),
     }
 }
 

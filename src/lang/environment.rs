@@ -2,12 +2,12 @@
 //! environment nor starts anything.
 
 use std::borrow::Cow;
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use indexmap::IndexMap;
-use thiserror::Error;
 
-use super::value::{Text, Value};
+use super::value::{Data, Text, Value};
 
 /// Name of layer 2.
 pub const LOG_LEVEL: &str = "CI_STEPS_LOG_LEVEL";
@@ -24,6 +24,8 @@ pub struct Environment {
     request: IndexMap<String, String>,
     /// Layer 4: one per job, later ones replace earlier ones.
     exports: IndexMap<String, String>,
+    /// Names of masked job variables: what layers 3 and 4 say of them is sensitive. Frames carry marks of their own.
+    masked: HashSet<String>,
     /// Layer 5 and above, outermost first.
     frames: Vec<Frame>,
 }
@@ -32,7 +34,13 @@ impl Environment {
     /// The environment before the first step: layers 1 and 2 as `base` (bytes, since the daemon's own may hold any),
     /// layer 3 as `request`.
     pub fn new(base: Arc<Vec<(Vec<u8>, Vec<u8>)>>, request: IndexMap<String, String>) -> Self {
-        Self { base, request, exports: IndexMap::new(), frames: Vec::new() }
+        Self { base, request, exports: IndexMap::new(), masked: HashSet::new(), frames: Vec::new() }
+    }
+
+    /// The same with the names of the masked job variables: their values are sensitive here too (language.md §11.5).
+    #[must_use]
+    pub fn masking(self, masked: HashSet<String>) -> Self {
+        Self { masked, ..self }
     }
 
     /// Applies exports of a step that has succeeded.
@@ -61,7 +69,7 @@ impl Environment {
             return Some(Value::from(text.clone()));
         }
         if let Some(text) = self.exports.get(name).or_else(|| self.request.get(name)) {
-            return Some(Value::text(text.as_str()));
+            return Some(Value { data: Data::String(text.clone()), sensitive: self.masked.contains(name) });
         }
         self.base
             .iter()
@@ -110,18 +118,6 @@ impl Environment {
         names.extend(self.frames.iter().flat_map(IndexMap::keys).map(|key| (Cow::from(key), ())));
         names.into_keys().collect()
     }
-}
-
-/// A value of `CI_STEPS_LOG_LEVEL` that is no level; the job is refused.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-#[error("CI_STEPS_LOG_LEVEL must be one of debug, info, warn, error")]
-pub struct LogLevelError;
-
-/// Layer 2: the level from the job variable, else from the daemon's environment, else `info`.
-pub fn log_level(variable: Option<&str>, daemon: Option<&str>) -> Result<&'static str, LogLevelError> {
-    let Some(level) = variable.or(daemon) else { return Ok("info") };
-    let level = level.trim().to_lowercase();
-    ["debug", "info", "warn", "error"].into_iter().find(|known| *known == level).ok_or(LogLevelError)
 }
 
 #[cfg(test)]
@@ -219,11 +215,23 @@ mod tests {
     }
 
     #[test]
-    fn the_log_level_is_trimmed_and_checked() {
-        assert_eq!(log_level(Some(" Debug\n"), Some("error")), Ok("debug"));
-        assert_eq!(log_level(None, Some("warn")), Ok("warn"));
-        assert_eq!(log_level(None, None), Ok("info"));
-        assert_eq!(log_level(Some("loud"), None), Err(LogLevelError));
+    fn a_masked_name_is_sensitive_whether_the_request_or_a_step_sets_it() {
+        let request = texts(&[("T", "secret"), ("U", "open")]);
+        let mut environment = Environment::new(base(&[("B", "d")]), request)
+            .masking(HashSet::from(["T".to_owned(), "B".to_owned()]));
+        let marks = |environment: &Environment| {
+            let object = environment.to_object();
+            ["T", "U", "B"].map(|name| {
+                let value = environment.get(name).unwrap();
+                assert_eq!(object[name].sensitive, value.sensitive, "{name}");
+                value.sensitive
+            })
+        };
+        assert_eq!(marks(&environment), [true, false, false], "the daemon's own is no job variable");
+        environment.export(texts(&[("T", "another"), ("U", "x")]));
+        assert_eq!(marks(&environment), [true, false, false]);
+        environment.push(frame(&[("T", "plain")]));
+        assert_eq!(marks(&environment), [false, false, false], "a frame says itself what is sensitive");
     }
 
     /// One change of the layers of a job.

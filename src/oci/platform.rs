@@ -1,6 +1,7 @@
 //! Which manifest of an index is for this machine (language.md §7.7).
 
 use std::env::consts;
+use std::fmt;
 
 use oci_client::manifest::ImageIndexEntry;
 
@@ -19,6 +20,13 @@ pub struct Platform {
     architecture: String,
     /// Variants of the processor that run here, the best first; empty text is "none named".
     variants: Vec<&'static str>,
+}
+
+/// `linux/amd64`
+impl fmt::Display for Platform {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.os, self.architecture)
+    }
 }
 
 impl Platform {
@@ -44,10 +52,8 @@ impl Platform {
         let exact = entries.iter().filter_map(|entry| Some((self.rank(entry)?, entry)));
         // The first of the best, as others choose.
         let best = exact.min_by_key(|(rank, _)| *rank).map(|(_, entry)| entry);
-        best.or_else(|| self.generic(entries)).ok_or_else(|| Problem::Platform {
-            wanted: format!("{}/{}", self.os, self.architecture),
-            present: list(entries),
-        })
+        best.or_else(|| self.generic(entries))
+            .ok_or_else(|| Problem::Platform { wanted: self.to_string(), present: list(entries) })
     }
 
     /// How well the entry suits, 0 the best; `None` if it does not run here.

@@ -31,11 +31,11 @@ fn documents(text: &str) -> Vec<Node> {
 }
 
 fn whole(spec: Option<Node>, definition: Option<Node>) -> Json {
-    let spec = spec.and_then(|node| match json(&node, Part::Language) {
+    let spec = spec.and_then(|node| match json(&node, Part::Interface) {
         Json::Object(mut document) => document.remove("spec"),
         _ => None,
     });
-    let definition = match definition.map(|node| json(&node, Part::Language)) {
+    let definition = match definition.map(|node| json(&node, Part::Implementation)) {
         Some(Json::Array(steps)) => Json::Object(Map::from_iter([("run".to_owned(), Json::Array(steps))])),
         Some(definition) => definition,
         None => Json::Null,
@@ -47,8 +47,14 @@ fn whole(spec: Option<Node>, definition: Option<Node>) -> Json {
 /// What scalars mean in a part of a document.
 #[derive(Clone, Copy, PartialEq)]
 enum Part {
-    /// Keys of the language: some hold texts.
-    Language,
+    /// Keys of an interface.
+    Interface,
+    /// Declared inputs or outputs by name.
+    Declarations,
+    /// One of them.
+    Declaration,
+    /// Keys of an implementation: some hold texts.
+    Implementation,
     /// Values of any type.
     Values,
     /// Texts, whatever they look like (language.md §2).
@@ -71,8 +77,15 @@ fn json(node: &Node, part: Part) -> Json {
 fn member(entry: &Entry, part: Part) -> (String, Json) {
     let key = &entry.key.text;
     let inside = match (part, key.as_str()) {
-        (Part::Language, "inputs" | "outputs") => Part::Values,
-        (Part::Language, "env" | "command" | "work_dir" | "script") => Part::Texts,
+        (Part::Interface, "inputs" | "outputs") => Part::Declarations,
+        (Part::Declarations, _) => Part::Declaration,
+        (Part::Declaration, "default") | (Part::Implementation, "inputs" | "outputs") => Part::Values,
+        (
+            Part::Implementation,
+            "env" | "command" | "work_dir" | "cancel_timeout" | "name" | "func" | "step" | "script"
+            | "action" | "delegate",
+        )
+        | (Part::Interface | Part::Declaration | Part::Implementation, "description") => Part::Texts,
         _ => part,
     };
     (key.clone(), json(&entry.value, inside))
@@ -94,6 +107,32 @@ mod tests {
                 "definition": {
                     "env": {"A": "1.50", "B": "true"},
                     "run": [{"name": "a", "func": "./x", "env": {"C": "010"}, "inputs": {"env": {"n": 2}, "b": true}}],
+                },
+            })
+        );
+    }
+
+    #[test]
+    fn what_the_language_reads_as_text_is_shown_as_text() {
+        let text = "spec:\n  description: 1.0\n  inputs:\n    description: {type: number, default: 1.0, description: 2.0, sensitive: true}\n---\n\
+            delegate: true\nrun:\n- {name: true, func: 1e3, description: 010}\n- {name: b, step: {git: {url: h/p, rev: 1.10, dir: 0x10}}}\n\
+            - {name: c, action: 1.50, inputs: {func: 1.50, name: true}}\n";
+        assert_eq!(
+            of_file(text),
+            json!({
+                "spec": {
+                    "description": "1.0",
+                    "inputs": {
+                        "description": {"type": "number", "default": 1, "description": "2.0", "sensitive": true},
+                    },
+                },
+                "definition": {
+                    "delegate": "true",
+                    "run": [
+                        {"name": "true", "func": "1e3", "description": "010"},
+                        {"name": "b", "step": {"git": {"url": "h/p", "rev": "1.10", "dir": "0x10"}}},
+                        {"name": "c", "action": "1.50", "inputs": {"func": 1.5, "name": true}},
+                    ],
                 },
             })
         );

@@ -48,7 +48,11 @@ const LISTED: [&str; 18] = [
 const OWN_PREFIX: &[u8] = b"STEP_RUNNER_";
 
 /// Arguments that a runner hands over in the environment (connectors.md §2.4).
-const RECOVERY: &str = "_GITLAB_RUNNER_HELPER_NATIVE_STEPS_ARGV";
+pub const RECOVERY_VARIABLE: &str = "_GITLAB_RUNNER_HELPER_NATIVE_STEPS_ARGV";
+
+/// What a service manager tells the daemon alone: a step that took it for its own would answer in the daemon's name.
+const OF_THE_MANAGER: [&str; 6] =
+    ["NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAMES"];
 
 /// Names of job variables that a runner put into the container's environment.
 const JOB_VAR_NAMES: &str = "RUNNER_JOB_VAR_NAMES";
@@ -122,7 +126,10 @@ impl std::fmt::Debug for Base {
 }
 
 fn is_own(name: &OsStr) -> bool {
-    name.as_bytes().starts_with(OWN_PREFIX) || name == RECOVERY || name == JOB_VAR_NAMES
+    name.as_bytes().starts_with(OWN_PREFIX)
+        || name == RECOVERY_VARIABLE
+        || name == JOB_VAR_NAMES
+        || OF_THE_MANAGER.iter().any(|of_the_manager| name == *of_the_manager)
 }
 
 /// Names in `packed`: base64 of gzip of names joined by `;`.
@@ -181,9 +188,9 @@ mod tests {
 
     #[test]
     fn fault_71_own_variables_never_get_through_even_if_asked_for() {
-        let daemon = entries(&[("STEP_RUNNER_SOCKET", "s"), (RECOVERY, "r"), ("A", "1")]);
+        let daemon = entries(&[("STEP_RUNNER_SOCKET", "s"), (RECOVERY_VARIABLE, "r"), ("A", "1")]);
         let (base, _) =
-            Base::new(daemon, EnvBase::All, &["STEP_RUNNER_SOCKET".to_owned(), RECOVERY.to_owned()]);
+            Base::new(daemon, EnvBase::All, &["STEP_RUNNER_SOCKET".to_owned(), RECOVERY_VARIABLE.to_owned()]);
         assert_eq!(names(&base), ["A"]);
     }
 

@@ -304,11 +304,6 @@ fn a_value_of_a_command_line_follows_the_dialect() {
     assert!(
         parse_value("[").is_err() && parse_value("{a: 1, a: 2}").is_err() && parse_value("1e999").is_err()
     );
-    let text = "spec: {inputs: {s: {type: string}, n: {type: number}}}\n---\nrun: []\n";
-    let declared: Vec<_> =
-        declared_inputs(text).into_iter().map(|(name, kind)| format!("{name} {kind}")).collect();
-    assert_eq!(declared, ["s string", "n number"]);
-    assert!(declared_inputs("run: []").is_empty());
 }
 
 /// What any text must give: a function, or errors with places.
