@@ -1,15 +1,52 @@
 //! Compiles the service definitions under `proto/` with a compiler written in Rust: no `protoc` is needed.
 
 use std::error::Error;
+use std::path::PathBuf;
+
+use tonic_prost_build::{Builder, Config};
 
 fn main() -> Result<(), Box<dyn Error>> {
     println!("cargo::rerun-if-changed=proto");
-    let files = protox::compile(["steprunner/v1/step_runner.proto"], ["proto"])?;
+    let out = PathBuf::from(std::env::var_os("OUT_DIR").ok_or("OUT_DIR is not set")?);
+
+    let own =
+        protox::compile(["steprunner/v1/step_runner.proto", "steprunner/v0/step_runner.proto"], ["proto"])?;
+    builder().codec_path("crate::pb::Codec").compile_fds_with_config(own, config())?;
+
+    // The messages of the compatible service, then the service itself, whose request to run a job is put together from
+    // what is certain of it and what is guessed.
+    let mut compiler = protox::Compiler::new(["proto"])?;
+    compiler.include_imports(true).open_file("compatible/step_runner.proto")?;
+    let (messages, service) = (out.join("messages"), out.join("service"));
+    std::fs::create_dir_all(&messages)?;
+    std::fs::create_dir_all(&service)?;
+    std::fs::write(out.join("compatible.bin"), compiler.encode_file_descriptor_set())?;
+    let compatible = compiler.file_descriptor_set();
+    let messages = builder().out_dir(messages).build_client(false).build_server(false);
+    messages
+        .extern_path(".steprunner.v1", "crate::pb::v1")
+        .compile_fds_with_config(compatible.clone(), config())?;
+    builder()
+        .out_dir(service)
+        .build_client(false)
+        .codec_path("crate::pb::compatible::Codec")
+        .extern_path(".steprunner.v1", "crate::pb::v1")
+        .extern_path(".proto", "crate::pb::compatible::messages")
+        .extern_path(".proto.guesses", "crate::pb::compatible::messages::guesses")
+        .extern_path(".proto.RunRequest", "crate::pb::compatible::RunRequest")
+        .compile_fds_with_config(compatible, config())?;
+    Ok(())
+}
+
+fn builder() -> Builder {
     tonic_prost_build::configure()
         .bytes(".steprunner.v1.FollowLogsResponse")
         // Ordered maps: equal requests have equal bytes, which their digest relies on.
         .btree_map(".")
-        .codec_path("crate::pb::Codec")
-        .compile_fds(files)?;
-    Ok(())
+}
+
+fn config() -> Config {
+    let mut config = Config::new();
+    config.enable_type_names();
+    config
 }

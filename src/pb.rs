@@ -9,6 +9,8 @@
     reason = "generated code; its messages are documented in the definition"
 )]
 
+pub mod compatible;
+
 use std::marker::PhantomData;
 
 use tonic::Status;
@@ -18,6 +20,11 @@ use tonic_prost::{ProstDecoder, ProstEncoder};
 /// The canonical service `steprunner.v1` (service.md §2).
 pub mod v1 {
     tonic::include_proto!("steprunner.v1");
+}
+
+/// The first draft `steprunner.v0` (service.md §5).
+pub mod v0 {
+    tonic::include_proto!("steprunner.v0");
 }
 
 /// As the library's codec, but a message that cannot be decoded is the sender's mistake: `INVALID_ARGUMENT`
@@ -57,14 +64,14 @@ impl<U: prost::Message + Default> tonic::codec::Decoder for Decoder<U> {
     type Error = Status;
 
     fn decode(&mut self, from: &mut DecodeBuf<'_>) -> Result<Option<U>, Status> {
-        self.0.decode(from).map_err(|_| {
-            Status::invalid_argument(
-                "malformed_request: the message is no valid protobuf message of its type",
-            )
-        })
+        self.0.decode(from).map_err(|_| malformed())
     }
 
     fn buffer_settings(&self) -> BufferSettings {
         BufferSettings::default()
     }
+}
+
+fn malformed() -> Status {
+    Status::invalid_argument("malformed_request: the message is no valid protobuf message of its type")
 }

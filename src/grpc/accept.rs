@@ -4,6 +4,7 @@
 //! fact 2). It owns: the cap on connections, the deadline for the HTTP/2 preface, the reserve descriptor for EMFILE, the
 //! end of connections that only keep it busy, and the drain at shutdown.
 
+mod calls;
 mod silent;
 mod wire;
 
@@ -24,6 +25,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tonic::service::Routes;
 
+pub use self::calls::Calls;
 use self::silent::Silent;
 use self::wire::{LAST_WORDS, Wire};
 use super::peer::AllowedUsers;
@@ -61,6 +63,7 @@ pub struct AcceptLoop {
     users: AllowedUsers,
     limits: TransportLimits,
     silent: Silent,
+    calls: Calls,
     open: Arc<AtomicUsize>,
     ended: Arc<Notify>,
     reserve: Option<File>,
@@ -83,15 +86,16 @@ impl AcceptLoop {
             users,
             limits,
             silent: Silent::default(),
+            calls: Calls::default(),
             open: Arc::default(),
             ended: Arc::default(),
             reserve: File::open("/dev/null").ok(),
         })
     }
 
-    /// Number of open connections, shared.
-    pub fn open_connections(&self) -> Arc<AtomicUsize> {
-        Arc::clone(&self.open)
+    /// The calls of all connections, shared.
+    pub fn calls(&self) -> Calls {
+        self.calls.clone()
     }
 
     /// Accepts until `stop`, then closes the listener and lets every connection finish its calls until `abort`.
@@ -144,6 +148,7 @@ impl AcceptLoop {
             number,
             is_allowed,
             silent: self.silent.clone(),
+            calls: self.calls.clone(),
             open: Open::new(&self.open, &self.ended),
             deadline: self.limits.preface_deadline,
         };
@@ -197,6 +202,7 @@ struct Connection {
     number: u64,
     is_allowed: bool,
     silent: Silent,
+    calls: Calls,
     open: Open,
     deadline: Duration,
 }
@@ -232,7 +238,7 @@ impl Connection {
     ) {
         let flooded = CancellationToken::new();
         let wire = Wire::new(stream, self.when_heard(), flooded.clone());
-        let service = TowerToHyperService::new(routes.prepare());
+        let service = TowerToHyperService::new(self.calls.count(routes.prepare()));
         let mut served = std::pin::pin!(http2_server().serve_connection(TokioIo::new(wire), service));
         let mut late = std::pin::pin!(tokio::time::sleep(self.deadline));
         let (mut stopping, mut told_to_go, mut checked) = (false, false, false);

@@ -11,33 +11,41 @@ use crate::model::{
 use crate::pb::v1;
 
 /// A point in time from microseconds since the epoch.
-fn timestamp(micros: i64) -> prost_types::Timestamp {
+pub(super) fn timestamp(micros: i64) -> prost_types::Timestamp {
     prost_types::Timestamp {
         seconds: micros.div_euclid(1_000_000),
         nanos: (micros.rem_euclid(1_000_000) * 1_000) as i32,
     }
 }
 
-/// A stored result as a message of FollowSteps.
-pub(super) fn stored_result(bytes: &[u8]) -> Result<v1::FollowStepsResponse, Refusal> {
-    let result = v1::StepResult::decode(bytes)
-        .map_err(|_| Refusal::new(Reason::DataLoss, "a stored step result cannot be read"))?;
-    Ok(v1::FollowStepsResponse { result: Some(result) })
+/// A stored result as a message.
+pub(super) fn stored_result(bytes: &[u8]) -> Result<v1::StepResult, Refusal> {
+    v1::StepResult::decode(bytes)
+        .map_err(|_| Refusal::new(Reason::DataLoss, "a stored step result cannot be read"))
 }
 
 /// Largest answer with the states of all jobs in bytes: below what clients take by default.
 const MAX_STATES: usize = 3 << 20;
 
-/// States of jobs in one answer. If they are too many for it, their messages are cut, each to the same length.
+/// States of jobs in one answer.
 pub(super) fn statuses(jobs: Vec<JobStatus>) -> v1::StatusResponse {
     let mut answer = v1::StatusResponse { jobs: jobs.into_iter().map(status).collect() };
     let len = answer.encoded_len();
-    if len > MAX_STATES {
-        let texts: usize = answer.jobs.iter().map(|job| job.message.len()).sum();
-        let room = MAX_STATES.saturating_sub(len - texts) / answer.jobs.len().max(1);
-        answer.jobs.iter_mut().for_each(|job| shorten(&mut job.message, room));
-    }
+    shorten_messages(len, &mut answer.jobs, |job| vec![&mut job.message]);
     answer
+}
+
+/// If these jobs are too many for one answer, which is `len` bytes long, their messages are cut, each to the same length.
+pub(super) fn shorten_messages<J>(len: usize, jobs: &mut [J], messages: fn(&mut J) -> Vec<&mut String>) {
+    if len <= MAX_STATES {
+        return;
+    }
+    let mut all: Vec<&mut String> = jobs.iter_mut().flat_map(messages).collect();
+    let texts: usize = all.iter().map(|message| message.len()).sum();
+    let room = MAX_STATES.saturating_sub(len - texts) / all.len().max(1);
+    for message in &mut all {
+        shorten(message, room);
+    }
 }
 
 /// Cuts a text to at most `max` bytes between two characters; `…` says so where it has room.

@@ -17,6 +17,7 @@ use tonic::Status;
 use tonic::body::Body;
 use tonic::server::NamedService;
 
+use super::heads::Heads;
 use super::server::MAX_REQUEST;
 use super::status;
 use crate::actors::handle::LARGE_REQUEST;
@@ -45,6 +46,11 @@ pub(super) struct Intake<S> {
 impl<S> Intake<S> {
     pub(super) fn new(service: S) -> Self {
         Self { service, room: Arc::new(Semaphore::new(ROOM)) }
+    }
+
+    /// Another service that shares the room of this one.
+    pub(super) fn beside<T>(&self, service: T) -> Intake<T> {
+        Intake { service, room: Arc::clone(&self.room) }
     }
 }
 
@@ -75,10 +81,7 @@ where
 struct Incoming {
     body: Body,
     room: Arc<Semaphore>,
-    prefix: [u8; PREFIX_LEN],
-    prefix_len: usize,
-    /// Bytes of the message that are still to come.
-    left: usize,
+    messages: Heads<PREFIX_LEN>,
     /// The room of a large message.
     held: Option<OwnedSemaphorePermit>,
     /// Runs while nothing comes.
@@ -87,47 +90,26 @@ struct Incoming {
 
 impl Incoming {
     fn new(body: Body, room: Arc<Semaphore>) -> Self {
-        Self { body, room, prefix: [0; PREFIX_LEN], prefix_len: 0, left: 0, held: None, stalled: None }
+        Self { body, room, messages: Heads::new(), held: None, stalled: None }
     }
 
-    fn take(&mut self, mut bytes: &[u8]) -> Result<(), Refusal> {
-        while let Some((&first, rest)) = bytes.split_first() {
-            if self.left > 0 {
-                let count = self.left.min(bytes.len());
-                self.left -= count;
-                bytes = bytes.get(count..).unwrap_or_default();
-                continue;
+    fn take(&mut self, bytes: &[u8]) -> Result<(), Refusal> {
+        self.messages.read(bytes, |[flag, length @ ..]| {
+            if flag != 0 {
+                return Err(malformed("its message is marked as compressed, but no encoding is named"));
             }
-            if let Some(place) = self.prefix.get_mut(self.prefix_len) {
-                *place = first;
+            let length = u32::from_be_bytes(length) as usize;
+            // What is too long is refused by the library at this same moment.
+            if length > LARGE_REQUEST && length <= MAX_REQUEST {
+                let held = Arc::clone(&self.room).try_acquire_many_owned(length.div_ceil(KIB) as u32);
+                self.held = Some(held.map_err(|_| {
+                    let text =
+                        "too many large requests are coming in: send this one again when they are through";
+                    Refusal::for_now(Reason::QueueFull, text, AGAIN)
+                })?);
             }
-            self.prefix_len += 1;
-            bytes = rest;
-            if self.prefix_len == PREFIX_LEN {
-                self.prefix_len = 0;
-                self.begin()?;
-            }
-        }
-        Ok(())
-    }
-
-    /// The prefix of a message has come.
-    fn begin(&mut self) -> Result<(), Refusal> {
-        let [flag, length @ ..] = self.prefix;
-        if flag != 0 {
-            return Err(malformed("its message is marked as compressed, but no encoding is named"));
-        }
-        self.left = u32::from_be_bytes(length) as usize;
-        // What is too long is refused by the library at this same moment.
-        if self.left > LARGE_REQUEST && self.left <= MAX_REQUEST {
-            let size = self.left.div_ceil(KIB) as u32;
-            let held = Arc::clone(&self.room).try_acquire_many_owned(size);
-            self.held = Some(held.map_err(|_| {
-                let text = "too many large requests are coming in: send this one again when they are through";
-                Refusal::for_now(Reason::QueueFull, text, AGAIN)
-            })?);
-        }
-        Ok(())
+            Ok(length)
+        })
     }
 
     /// Nothing comes at the moment.
@@ -137,10 +119,6 @@ impl Incoming {
             let text = format!("nothing of this request came for {STALL:?}: send it again");
             Refusal::new(Reason::DeadlineExceeded, text)
         })
-    }
-
-    const fn is_cut(&self) -> bool {
-        self.left > 0 || self.prefix_len > 0
     }
 }
 
@@ -164,7 +142,7 @@ impl HttpBody for Incoming {
                 }
                 self.take(frame.data_ref().map_or(&[], |data| data)).map(|()| Some(Ok(frame)))
             }
-            Poll::Ready(None) if self.is_cut() => Err(malformed("it ends within its message")),
+            Poll::Ready(None) if self.messages.is_within() => Err(malformed("it ends within its message")),
             Poll::Ready(end) => Ok(end),
         };
         Poll::Ready(checked.unwrap_or_else(|refusal| Some(Err(status::status(&refusal)))))
@@ -172,7 +150,7 @@ impl HttpBody for Incoming {
 
     fn is_end_stream(&self) -> bool {
         // A body that ends too early must be asked, to be found out.
-        !self.is_cut() && self.body.is_end_stream()
+        !self.messages.is_within() && self.body.is_end_stream()
     }
 
     fn size_hint(&self) -> SizeHint {

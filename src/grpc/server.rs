@@ -11,10 +11,13 @@ use tonic::service::Routes;
 use tonic_health::ServingStatus;
 use tonic_health::server::HealthReporter;
 
+use super::calls::Calls;
 use super::intake::Intake;
-use super::v1;
+use super::{compatible, draft, v1};
 use crate::actors::handle::JobsHandle;
 use crate::model::{Reason, Refusal};
+use crate::pb::compatible::service::step_runner_server::StepRunnerServer as CompatibleServer;
+use crate::pb::v0::step_runner_server::StepRunnerServer as DraftServer;
 use crate::pb::v1::step_runner_server::StepRunnerServer;
 
 /// Largest request in bytes (service.md §1.1).
@@ -24,11 +27,23 @@ pub(super) const MAX_REQUEST: usize = 32 << 20;
 /// are made (service.md §1.1).
 const MAX_RESPONSE: usize = 64 << 20;
 
-/// Names that are answered under: the canonical service, the same under its bare name, health.
-const NAMES: [&str; 3] = ["steprunner.v1.StepRunner", "StepRunner", "grpc.health.v1.Health"];
+/// Names that are answered under.
+const NAMES: [&str; 6] = [
+    "steprunner.v1.StepRunner",
+    // The published text of the canonical service names no package.
+    "StepRunner",
+    "proto.StepRunner",
+    // Some clients of the compatible service may have another name for it (service.md §4.2).
+    "step.StepRunner",
+    "steprunner.v0.StepRunner",
+    "grpc.health.v1.Health",
+];
 const CANONICAL: usize = 0;
 const BARE: usize = 1;
-const HEALTH: usize = 2;
+const COMPATIBLE: usize = 2;
+const COMPATIBLE_TOO: usize = 3;
+const DRAFT: usize = 4;
+const HEALTH: usize = 5;
 
 /// What answers, and how its health is told.
 pub struct Services {
@@ -45,13 +60,25 @@ impl Services {
     pub async fn new(jobs: JobsHandle) -> Self {
         let (health, health_service) = tonic_health::server::health_reporter();
         let end_streams = CancellationToken::new();
-        let service = StepRunnerServer::new(v1::Service::new(jobs, end_streams.clone()))
+        let calls = Calls::new(jobs, end_streams.clone());
+        let canonical = StepRunnerServer::new(v1::Service(calls.clone()))
             .max_decoding_message_size(MAX_REQUEST)
             .max_encoding_message_size(MAX_RESPONSE);
-        let service = Intake::new(service);
-        // The published text of the service names no package, so clients may call it by its bare name.
-        let bare = Bare(service.clone());
-        let routes = Routes::new(service).add_service(bare).add_service(health_service);
+        let compatible = CompatibleServer::new(compatible::Service(calls.clone()))
+            .max_decoding_message_size(MAX_REQUEST)
+            .max_encoding_message_size(MAX_RESPONSE);
+        let draft = DraftServer::new(draft::Service(calls))
+            .max_decoding_message_size(MAX_REQUEST)
+            .max_encoding_message_size(MAX_RESPONSE);
+        let canonical = Intake::new(canonical);
+        let compatible = canonical.beside(compatible);
+        let draft = canonical.beside(draft);
+        let routes = Routes::new(Renamed::<_, BARE>(canonical.clone()))
+            .add_service(canonical)
+            .add_service(Renamed::<_, COMPATIBLE_TOO>(compatible.clone()))
+            .add_service(compatible)
+            .add_service(draft)
+            .add_service(health_service);
         let services = Self { routes, refusing: refusing(), health, end_streams };
         services.serving(ServingStatus::Serving).await;
         services
@@ -68,7 +95,7 @@ impl Services {
     }
 
     async fn serving(&self, status: ServingStatus) {
-        for name in ["", NAMES[CANONICAL], NAMES[BARE]] {
+        for name in NAMES.into_iter().filter(|name| *name != NAMES[HEALTH]).chain([""]) {
             self.health.set_service_status(name, status).await;
         }
     }
@@ -76,30 +103,37 @@ impl Services {
 
 /// `PERMISSION_DENIED` under every name.
 fn refusing() -> Routes {
-    Routes::new(Refuse::<CANONICAL>).add_service(Refuse::<BARE>).add_service(Refuse::<HEALTH>)
+    Routes::new(Refuse::<CANONICAL>)
+        .add_service(Refuse::<BARE>)
+        .add_service(Refuse::<COMPATIBLE>)
+        .add_service(Refuse::<COMPATIBLE_TOO>)
+        .add_service(Refuse::<DRAFT>)
+        .add_service(Refuse::<HEALTH>)
 }
 
-/// The canonical service under its bare name.
+/// A service under the name with this number.
 #[derive(Clone)]
-struct Bare(Intake<StepRunnerServer<v1::Service>>);
+struct Renamed<S, const NAME: usize>(S);
 
-impl NamedService for Bare {
-    const NAME: &'static str = NAMES[BARE];
+impl<S, const NAME: usize> NamedService for Renamed<S, NAME> {
+    const NAME: &'static str = NAMES[NAME];
 }
 
-impl tower::Service<Request<Body>> for Bare {
-    type Response = Response<Body>;
-    type Error = Infallible;
-    type Future = <Intake<StepRunnerServer<v1::Service>> as tower::Service<Request<Body>>>::Future;
+impl<S, const NAME: usize> tower::Service<Request<Body>> for Renamed<S, NAME>
+where
+    S: tower::Service<Request<Body>> + NamedService,
+{
+    type Response = S::Response;
+    type Error = S::Error;
+    type Future = S::Future;
 
-    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
-        tower::Service::<Request<Body>>::poll_ready(&mut self.0, cx)
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
+        self.0.poll_ready(cx)
     }
 
     fn call(&mut self, mut request: Request<Body>) -> Self::Future {
-        let full =
-            format!("/steprunner.v1{}", request.uri().path().replacen("/StepRunner", ".StepRunner", 1));
-        if let Ok(uri) = full.parse() {
+        let method = request.uri().path().rsplit('/').next().unwrap_or_default();
+        if let Ok(uri) = format!("/{}/{method}", S::NAME).parse() {
             *request.uri_mut() = uri;
         }
         self.0.call(request)
@@ -138,9 +172,9 @@ mod tests {
 
     #[tokio::test]
     async fn who_may_not_call_is_told_so_under_every_name() {
-        for path in ["/steprunner.v1.StepRunner/Status", "/StepRunner/Status", "/grpc.health.v1.Health/Check"]
-        {
-            let request = Request::post(path).body(Body::empty()).unwrap();
+        for name in NAMES {
+            let path = format!("/{name}/Status");
+            let request = Request::post(&path).body(Body::empty()).unwrap();
             let answer = refusing().oneshot(request).await.unwrap();
             let code = answer.headers().get("grpc-status").and_then(|value| value.to_str().ok());
             assert_eq!(code, Some("7"), "{path}");

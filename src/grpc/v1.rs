@@ -1,18 +1,11 @@
 //! The canonical service `steprunner.v1.StepRunner` (service.md §2, §3).
 
-use std::future::Future;
-use std::panic::AssertUnwindSafe;
-use std::pin::Pin;
-
-use futures_util::{FutureExt, Stream, StreamExt};
-use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status};
 
-use super::deadline::{Deadline, Deadlined};
-use super::{encode, status, validate};
-use crate::actors::handle::JobsHandle;
+use super::calls::{Calls, Messages, call, digested};
+use super::deadline::Deadline;
+use super::{encode, validate};
 use crate::failpoint;
-use crate::model::Refusal;
 use crate::pb::v1::step_runner_server::StepRunner;
 use crate::pb::v1::{
     CancelRequest, CancelResponse, FinishRequest, FinishResponse, FollowLogsRequest, FollowLogsResponse,
@@ -21,34 +14,7 @@ use crate::pb::v1::{
 
 /// The service; clones share the jobs.
 #[derive(Clone)]
-pub(crate) struct Service {
-    jobs: JobsHandle,
-    stopping: CancellationToken,
-}
-
-impl Service {
-    /// `stopping` ends the streams that are still open.
-    pub(crate) const fn new(jobs: JobsHandle, stopping: CancellationToken) -> Self {
-        Self { jobs, stopping }
-    }
-}
-
-/// A boxed stream of responses.
-type Messages<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
-
-/// Runs a call within its deadline; a panic in it is a defect that ends this call only.
-async fn call<T>(
-    deadline: Deadline,
-    work: impl Future<Output = Result<T, Refusal>> + Send,
-) -> Result<Response<T>, Status> {
-    let guarded = AssertUnwindSafe(work).catch_unwind();
-    match deadline.limit(guarded).await {
-        None => Err(Deadline::status()),
-        Some(Ok(Ok(answer))) => Ok(Response::new(answer)),
-        Some(Ok(Err(refusal))) => Err(status::status(&refusal)),
-        Some(Err(_panic)) => Err(status::status(&status::defect())),
-    }
-}
+pub(crate) struct Service(pub(super) Calls);
 
 #[tonic::async_trait]
 impl StepRunner for Service {
@@ -61,11 +27,8 @@ impl StepRunner for Service {
             failpoint::hit("grpc::run");
             let request = request.into_inner();
             let id = validate::job_id(&request.id)?;
-            let (digest, request) = validate::digested(request).await?;
-            if !self.jobs.is_registered(&id, &digest) {
-                self.jobs.run(validate::run_request(id, digest, request)?).await?;
-            }
-            self.jobs.kept().await?;
+            let (digest, request) = digested(request).await?;
+            self.0.run(&id, &digest, || validate::run_request(id.clone(), digest, request)).await?;
             Ok(RunResponse {})
         })
         .await
@@ -79,15 +42,7 @@ impl StepRunner for Service {
         call(deadline, async {
             failpoint::hit("grpc::follow_steps");
             let FollowStepsRequest { id } = request.into_inner();
-            let cursor = self.jobs.follow_steps(&validate::job_id(&id)?)?;
-            let messages = futures_util::stream::try_unfold(cursor, |mut cursor| async {
-                Ok(cursor.next().await?.map(|bytes| (bytes, cursor)))
-            })
-            .map(|next: Result<_, Refusal>| {
-                let bytes = next.map_err(|refusal| status::status(&refusal))?;
-                encode::stored_result(&bytes).map_err(|refusal| status::status(&refusal))
-            });
-            Ok(Box::pin(Deadlined::new(messages, deadline, self.stopping.clone())) as Self::FollowStepsStream)
+            self.0.follow_steps(&id, deadline, |result| FollowStepsResponse { result: Some(result) })
         })
         .await
     }
@@ -100,13 +55,7 @@ impl StepRunner for Service {
         call(deadline, async {
             failpoint::hit("grpc::follow_logs");
             let FollowLogsRequest { id, offset } = request.into_inner();
-            let id = validate::job_id(&id)?;
-            let cursor = self.jobs.follow_logs(&id, validate::offset(offset)?)?;
-            let messages = futures_util::stream::try_unfold(cursor, |mut cursor| async {
-                Ok(cursor.next().await?.map(|data| (encode::log_piece(data), cursor)))
-            })
-            .map(|next: Result<_, Refusal>| next.map_err(|refusal| status::status(&refusal)));
-            Ok(Box::pin(Deadlined::new(messages, deadline, self.stopping.clone())) as Self::FollowLogsStream)
+            self.0.follow_logs(&id, offset.into(), deadline)
         })
         .await
     }
@@ -116,7 +65,7 @@ impl StepRunner for Service {
         call(deadline, async {
             failpoint::hit("grpc::finish");
             let FinishRequest { id } = request.into_inner();
-            self.jobs.finish(&validate::job_id(&id)?).await?;
+            self.0.finish(&id).await?;
             Ok(FinishResponse {})
         })
         .await
@@ -127,11 +76,7 @@ impl StepRunner for Service {
         call(deadline, async {
             failpoint::hit("grpc::status");
             let StatusRequest { id } = request.into_inner();
-            let jobs = match id.as_str() {
-                "" => self.jobs.all(),
-                id => vec![self.jobs.status(&validate::job_id(id)?)?],
-            };
-            Ok(encode::statuses(jobs))
+            Ok(encode::statuses(self.0.states(&id)?))
         })
         .await
     }
@@ -141,7 +86,7 @@ impl StepRunner for Service {
         call(deadline, async {
             failpoint::hit("grpc::cancel");
             let CancelRequest { id } = request.into_inner();
-            self.jobs.cancel(&validate::job_id(&id)?).await?;
+            self.0.cancel(&id).await?;
             Ok(CancelResponse {})
         })
         .await

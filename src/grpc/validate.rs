@@ -6,12 +6,12 @@ use std::time::Duration;
 use indexmap::IndexMap;
 use prost::Message;
 use prost_types::value::Kind as PbKind;
-use sha2::{Digest, Sha256};
 
-use crate::actors::handle::{LARGE_REQUEST, RunRequest};
+use crate::actors::handle::RunRequest;
 use crate::lang::value::{Data, Value};
 use crate::model::{JobId, Limits, Reason, Refusal, Variable};
 use crate::pb::v1;
+use crate::store::Origin;
 use crate::variables;
 
 /// Largest `steps` text in bytes (service.md §3.7).
@@ -23,32 +23,13 @@ pub(super) fn job_id(id: &str) -> Result<JobId, Refusal> {
 }
 
 /// A checked offset.
-pub(super) fn offset(offset: i32) -> Result<u64, Refusal> {
+pub(super) fn offset(offset: i64) -> Result<u64, Refusal> {
     u64::try_from(offset).map_err(|_| {
         Refusal::new(
             Reason::OffsetNegative,
             format!("offset {offset} is negative: 0 is the log's first byte"),
         )
     })
-}
-
-/// Digest of all that was asked: equal requests have equal bytes, since maps are encoded in order. That of a large
-/// request is made on a thread of its own: it takes as long as hundreds of small calls.
-pub(super) async fn digested(request: v1::RunRequest) -> Result<([u8; 32], v1::RunRequest), Refusal> {
-    let digest = |request: &v1::RunRequest| Sha256::digest(request.encode_to_vec()).into();
-    if request.encoded_len() <= LARGE_REQUEST {
-        return Ok((digest(&request), request));
-    }
-    tokio::task::spawn_blocking(move || (digest(&request), request))
-        .await
-        .map_err(|error| Refusal::new(Reason::Internal, error.to_string()))
-}
-
-/// Whether `bytes`, a request to run a job as it is sent, has the shape of one; nothing of it runs.
-pub fn check_run(bytes: &[u8]) -> Result<(), Refusal> {
-    let malformed = |_| Refusal::new(Reason::MalformedRequest, "it is no valid protobuf message of its type");
-    let request = v1::RunRequest::decode(bytes).map_err(malformed)?;
-    run_request(job_id(&request.id)?, [0; 32], request).map(drop)
 }
 
 /// A request to run a job, its shape checked; its id was checked before.
@@ -71,17 +52,12 @@ pub(super) fn run_request(
         file,
         limits,
     } = request;
-    if steps.len() > MAX_STEPS {
-        return Err(Refusal::new(
-            Reason::TooLarge,
-            format!("steps has {} bytes, at most {MAX_STEPS} are allowed", steps.len()),
-        ));
-    }
     let (labels, job) = job.map(job_part).unzip();
     Ok(RunRequest {
         id,
         digest,
         size,
+        origin: Origin::V1,
         labels: labels.unwrap_or_default(),
         variables: variables::Request {
             work_dir,
@@ -89,7 +65,7 @@ pub(super) fn run_request(
             job,
             masking: masking.map(masking_part).unwrap_or_default(),
         },
-        steps,
+        steps: self::steps(steps)?,
         file: Some(file).filter(|f| !f.is_empty()),
         inputs: input_values(inputs)?,
         timeout: positive("timeout", timeout)?,
@@ -98,13 +74,24 @@ pub(super) fn run_request(
     })
 }
 
+/// The text of the steps, if it is not too long.
+pub(super) fn steps(steps: String) -> Result<String, Refusal> {
+    if steps.len() > MAX_STEPS {
+        return Err(Refusal::new(
+            Reason::TooLarge,
+            format!("steps has {} bytes, at most {MAX_STEPS} are allowed", steps.len()),
+        ));
+    }
+    Ok(steps)
+}
+
 fn job_part(job: v1::Job) -> ((String, String), variables::JobPart) {
     let v1::Job { variables, job_id, pipeline_id, build_dir, token_prefixes } = job;
     let variables = variables.into_iter().map(variable).collect();
     ((job_id, pipeline_id), variables::JobPart { variables, build_dir, token_prefixes })
 }
 
-fn variable(variable: v1::Variable) -> Variable {
+pub(super) fn variable(variable: v1::Variable) -> Variable {
     let v1::Variable { key, value, file, masked } = variable;
     Variable { key, value, file, masked }
 }

@@ -1,6 +1,7 @@
 //! The bytes of a connection on their way in: each connection has its turn, and one that only keeps the daemon busy is
 //! found out.
 
+use std::convert::Infallible;
 use std::io;
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -10,6 +11,8 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::UnixStream;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
+
+use crate::grpc::heads::Heads;
 
 /// Bytes read of one connection before the others have their turn. All share a thread, and the HTTP/2 library reads on
 /// as long as there is something: a stream of PINGs would keep it for tens of milliseconds.
@@ -110,10 +113,7 @@ impl AsyncWrite for Wire {
 /// without data. A client has reason to send some by itself, and more for what it is sent: one for each [`WORTH`] bytes.
 struct Watch {
     preface_left: usize,
-    head: [u8; HEADER_LEN],
-    head_len: usize,
-    /// Bytes of the frame's payload that are still to come.
-    skip: usize,
+    frames: Heads<HEADER_LEN>,
     /// Frames that may come without leave.
     allowed: u64,
     /// Those that came over it since it was last looked at.
@@ -134,9 +134,7 @@ impl Watch {
     fn new(now: Instant) -> Self {
         Self {
             preface_left: PREFACE_LEN,
-            head: [0; HEADER_LEN],
-            head_len: 0,
-            skip: 0,
+            frames: Heads::new(),
             allowed: BURST,
             over: 0,
             written: 0,
@@ -148,45 +146,28 @@ impl Watch {
         self.preface_left == 0
     }
 
-    fn read(&mut self, mut bytes: &[u8]) {
-        while let Some((&first, rest)) = bytes.split_first() {
-            let past = if self.preface_left > 0 { &mut self.preface_left } else { &mut self.skip };
-            if *past > 0 {
-                let count = bytes.len().min(*past);
-                *past -= count;
-                bytes = bytes.get(count..).unwrap_or_default();
-                continue;
-            }
-            if let Some(place) = self.head.get_mut(self.head_len) {
-                *place = first;
-            }
-            self.head_len += 1;
-            bytes = rest;
-            if self.head_len == HEADER_LEN {
-                self.head_len = 0;
-                self.frame();
-            }
-        }
-    }
-
-    /// A frame begins.
-    fn frame(&mut self) {
+    fn read(&mut self, bytes: &[u8]) {
         const END_STREAM: u8 = 1;
-        let [high, middle, low, kind, flags, ..] = self.head;
-        self.skip = u32::from_be_bytes([0, high, middle, low]) as usize;
-        let carries = match kind {
-            // DATA
-            0 => self.skip > 0 || flags & END_STREAM != 0,
-            // HEADERS and CONTINUATION: calls, counted by their own limits.
-            1 | 9 => true,
-            _ => false,
-        };
-        if !carries {
-            match self.allowed.checked_sub(1) {
-                Some(left) => self.allowed = left,
-                None => self.over += 1,
+        let preface = bytes.len().min(self.preface_left);
+        self.preface_left -= preface;
+        let bytes = bytes.get(preface..).unwrap_or_default();
+        let Ok(()) = self.frames.read(bytes, |[high, middle, low, kind, flags, ..]| {
+            let length = u32::from_be_bytes([0, high, middle, low]) as usize;
+            let carries = match kind {
+                // DATA
+                0 => length > 0 || flags & END_STREAM != 0,
+                // HEADERS and CONTINUATION: calls, counted by their own limits.
+                1 | 9 => true,
+                _ => false,
+            };
+            if !carries {
+                match self.allowed.checked_sub(1) {
+                    Some(left) => self.allowed = left,
+                    None => self.over += 1,
+                }
             }
-        }
+            Ok::<_, Infallible>(length)
+        });
     }
 
     fn wrote(&mut self, written: &Poll<io::Result<usize>>) {
@@ -247,7 +228,7 @@ mod tests {
             for piece in bytes.chunks(size) {
                 watch.read(piece);
             }
-            assert_eq!((watch.allowed, watch.head_len, watch.skip), (BURST - 3, 0, 0), "pieces of {size}");
+            assert_eq!((watch.allowed, watch.frames.is_within()), (BURST - 3, false), "pieces of {size}");
         }
     }
 

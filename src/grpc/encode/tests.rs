@@ -10,7 +10,7 @@ fn nested(levels: usize, wrap: impl Fn(Value) -> Value) -> Value {
 }
 
 fn decoded(result: &StepResult) -> v1::StepResult {
-    stored_result(&step_result_bytes(result)).unwrap().result.unwrap()
+    stored_result(&step_result_bytes(result)).unwrap()
 }
 
 #[test]

@@ -1,0 +1,102 @@
+//! The first draft of the service, `steprunner.v0.StepRunner` (service.md §5): what its requests mean in the terms of the
+//! canonical one.
+
+mod ci_job;
+mod listed;
+
+use indexmap::IndexMap;
+use prost::Message;
+use tonic::{Request, Response, Status};
+
+use super::calls::{Calls, Messages, call, digested};
+use super::deadline::Deadline;
+use super::validate;
+use crate::actors::handle;
+use crate::failpoint;
+use crate::model::{JobId, Limits, Reason, Refusal};
+use crate::pb::v0::run_request::JobOneof;
+use crate::pb::v0::step_runner_server::StepRunner;
+use crate::pb::v0::{
+    CancelRequest, CancelResponse, FollowRequest, FollowResponse, RunRequest, RunResponse, Steps,
+};
+use crate::store::Origin;
+use crate::variables;
+
+/// The service; clones share the jobs.
+#[derive(Clone)]
+pub(crate) struct Service(pub(super) Calls);
+
+#[tonic::async_trait]
+impl StepRunner for Service {
+    type FollowStream = Messages<FollowResponse>;
+
+    async fn run(&self, request: Request<RunRequest>) -> Result<Response<RunResponse>, Status> {
+        let deadline = Deadline::of(&request);
+        call(deadline, async {
+            failpoint::hit("grpc::run");
+            let request = request.into_inner();
+            let id = validate::job_id(&request.id)?;
+            let (digest, request) = digested(request).await?;
+            self.0.run(&id, &digest, || run_request(id.clone(), digest, request)).await?;
+            Ok(RunResponse {})
+        })
+        .await
+    }
+
+    async fn follow(&self, request: Request<FollowRequest>) -> Result<Response<Self::FollowStream>, Status> {
+        let deadline = Deadline::of(&request);
+        call(deadline, async {
+            failpoint::hit("grpc::follow_steps");
+            let FollowRequest { id } = request.into_inner();
+            self.0.follow_steps(&id, deadline, |result| FollowResponse { result: Some(result) })
+        })
+        .await
+    }
+
+    async fn cancel(&self, request: Request<CancelRequest>) -> Result<Response<CancelResponse>, Status> {
+        let deadline = Deadline::of(&request);
+        call(deadline, async {
+            failpoint::hit("grpc::finish");
+            let CancelRequest { id } = request.into_inner();
+            self.0.finish(&id).await?;
+            Ok(CancelResponse {})
+        })
+        .await
+    }
+}
+
+/// A request to run a job, its shape checked; its id was checked before.
+pub(super) fn run_request(
+    id: JobId,
+    digest: [u8; 32],
+    request: RunRequest,
+) -> Result<handle::RunRequest, Refusal> {
+    let size = request.encoded_len();
+    let RunRequest { id: _, job_oneof } = request;
+    let (steps, job, file) = match job_oneof {
+        None => {
+            let text = "neither ci_job nor steps is set: set one of them";
+            return Err(Refusal::new(Reason::MalformedSteps, text));
+        }
+        Some(JobOneof::Steps(Steps { steps })) => (listed::text(steps)?, None, None),
+        Some(JobOneof::CiJob(text)) => {
+            let ci_job::Translated { steps, variables } = ci_job::translate(validate::steps(text)?)?;
+            let job = variables::JobPart { variables, ..Default::default() };
+            (steps, Some(job), Some(ci_job::FILE.to_owned()))
+        }
+    };
+    Ok(handle::RunRequest {
+        id,
+        digest,
+        size,
+        origin: Origin::V0,
+        labels: Default::default(),
+        variables: variables::Request { job, ..Default::default() },
+        steps: validate::steps(steps)?,
+        file,
+        inputs: IndexMap::default(),
+        timeout: None,
+        cancel_grace: None,
+        limits: Limits::default(),
+    })
+}

@@ -1,0 +1,157 @@
+//! The compatible service `proto` (service.md §4): its messages, of which some numbers are guesses, and its codec, which
+//! is lenient where they are.
+
+mod fields;
+
+use std::marker::PhantomData;
+
+use bytes::{Buf, Bytes};
+use prost::{DecodeError, Message, Name};
+use tonic::Status;
+use tonic::codec::{BufferSettings, DecodeBuf};
+use tonic_prost::ProstEncoder;
+
+use messages::guesses;
+
+/// Messages of which everything is certain.
+pub mod messages {
+    include!(concat!(env!("OUT_DIR"), "/messages/proto.rs"));
+
+    /// Messages with guessed numbers.
+    pub mod guesses {
+        include!(concat!(env!("OUT_DIR"), "/messages/proto.guesses.rs"));
+    }
+}
+
+/// The service.
+pub mod service {
+    include!(concat!(env!("OUT_DIR"), "/service/proto.rs"));
+}
+
+/// A job to run: on the wire one message with the fields of both.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct RunRequest {
+    /// What is certain.
+    pub certain: messages::RunRequest,
+    /// What is guessed; what came with another type than guessed is not here.
+    pub guessed: guesses::RunRequest,
+}
+
+/// A request of the service.
+pub trait Incoming: Default + Send + 'static {
+    /// Full name of its message.
+    fn name() -> String;
+
+    /// Reads one.
+    fn read(bytes: Bytes) -> Result<Self, DecodeError>;
+}
+
+impl<M: Name + Default + 'static> Incoming for M {
+    fn name() -> String {
+        M::full_name()
+    }
+
+    fn read(bytes: Bytes) -> Result<Self, DecodeError> {
+        Self::decode(bytes)
+    }
+}
+
+impl Incoming for RunRequest {
+    fn name() -> String {
+        messages::RunRequest::full_name()
+    }
+
+    fn read(bytes: Bytes) -> Result<Self, DecodeError> {
+        let certain = messages::RunRequest::decode(bytes.clone())?;
+        let mut guessed = guesses::RunRequest::default();
+        // What came before the field that is no such thing stays.
+        if let Err(error) = guessed.merge(bytes) {
+            tracing::debug!(%error, "a field of RunRequest is not what its number was guessed to be; it is left out");
+        }
+        Ok(Self { certain, guessed })
+    }
+}
+
+/// As [`super::Codec`], but it takes messages apart itself, and tells the operator about fields it does not know.
+pub struct Codec<T, U>(PhantomData<(T, U)>);
+
+impl<T, U> Default for Codec<T, U> {
+    fn default() -> Self {
+        Self(PhantomData)
+    }
+}
+
+impl<T: Message + Send + 'static, U: Incoming> tonic::codec::Codec for Codec<T, U> {
+    type Encode = T;
+    type Decode = U;
+    type Encoder = ProstEncoder<T>;
+    type Decoder = Decoder<U>;
+
+    fn encoder(&mut self) -> Self::Encoder {
+        ProstEncoder::new(BufferSettings::default())
+    }
+
+    fn decoder(&mut self) -> Self::Decoder {
+        Decoder(PhantomData)
+    }
+}
+
+/// See [`Codec`].
+pub struct Decoder<U>(PhantomData<U>);
+
+impl<U: Incoming> tonic::codec::Decoder for Decoder<U> {
+    type Item = U;
+    type Error = Status;
+
+    fn decode(&mut self, from: &mut DecodeBuf<'_>) -> Result<Option<U>, Status> {
+        let bytes = from.copy_to_bytes(from.remaining());
+        fields::report_unknown(U::name, &bytes);
+        U::read(bytes).map(Some).map_err(|_| super::malformed())
+    }
+
+    fn buffer_settings(&self) -> BufferSettings {
+        BufferSettings::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn guessed_timeout(seconds: i64) -> guesses::RunRequest {
+        let timeout = prost_types::Duration { seconds, nanos: 0 };
+        guesses::RunRequest { timeout: Some(timeout), graceful_exit_timeout: None }
+    }
+
+    #[test]
+    fn a_request_is_read_from_one_message() {
+        let certain = messages::RunRequest { id: "42".into(), ..Default::default() };
+        let bytes = [certain.encode_to_vec(), guessed_timeout(7).encode_to_vec()].concat();
+        let request = RunRequest::read(bytes.into()).unwrap();
+        assert_eq!(request, RunRequest { certain, guessed: guessed_timeout(7) });
+    }
+
+    #[test]
+    fn a_guess_that_is_wrong_is_left_out_and_nothing_else() {
+        let certain = messages::RunRequest { id: "42".into(), steps: "[]".into(), ..Default::default() };
+        // As a number, as a text, as eight bytes.
+        for other in
+            [&[7 << 3, 9][..], &[7 << 3 | 2, 3, b'1', b'0', b'm'], &[7 << 3 | 1, 0, 0, 0, 0, 0, 0, 0, 1]]
+        {
+            for bytes in
+                [[&certain.encode_to_vec(), other].concat(), [other, &certain.encode_to_vec()].concat()]
+            {
+                let request = RunRequest::read(bytes.into()).unwrap();
+                assert_eq!(request.certain, certain);
+                assert_eq!(request.guessed.timeout.unwrap_or_default(), prost_types::Duration::default());
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_certain_must_be_right() {
+        for bytes in [&[1 << 3 | 2, 1, 0xff][..], &[1 << 3, 1], &[6 << 3 | 2, 5, b'x'], &[0x0f]] {
+            assert!(RunRequest::read(Bytes::copy_from_slice(bytes)).is_err(), "{bytes:?}");
+        }
+    }
+}
