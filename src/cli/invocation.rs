@@ -6,8 +6,7 @@ use std::path::Path;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 
-/// Holds the arguments for images whose entry point drops them: base64 of a JSON list of strings.
-const RECOVERY_VARIABLE: &str = "_GITLAB_RUNNER_HELPER_NATIVE_STEPS_ARGV";
+use crate::variables::RECOVERY_VARIABLE;
 
 /// Names under which the program stands in for a CI runner's own one.
 const STAND_INS: [&str; 2] = ["gitlab-runner-helper", "gitlab-runner"];

@@ -3,11 +3,12 @@
 use std::ffi::OsString;
 use std::path::PathBuf;
 
+use clap::error::ErrorKind;
 use clap::{Arg, ArgAction, ArgMatches, FromArgMatches};
 
 use super::{Ending, terminal};
 use crate::app;
-use crate::config::{Config, Layers, Loaded, SETTINGS, Setting};
+use crate::config::{Config, Layers, Loaded, OperatorLevel, SETTINGS, Setting};
 use crate::error::{Exit, Failure};
 
 const EXAMPLES: &str = "\
@@ -27,6 +28,8 @@ pub(super) struct Arguments {
     print_config: bool,
     /// Settings given as options.
     options: Vec<(&'static str, Vec<String>)>,
+    /// Level of the daemon's own log if nobody named one.
+    log_level: OperatorLevel,
 }
 
 impl clap::Args for Arguments {
@@ -66,6 +69,7 @@ impl FromArgMatches for Arguments {
             config: matches.get_one("config").cloned(),
             print_config: matches.get_flag("print_config"),
             options: settings.collect(),
+            log_level: OperatorLevel::Info,
         })
     }
 
@@ -90,11 +94,21 @@ impl clap::Args for StepsArguments {
 
 impl FromArgMatches for StepsArguments {
     fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
-        Arguments::from_arg_matches(matches).map(Self)
+        let arguments = Arguments::from_arg_matches(matches)?;
+        // Any word that is no option of ours begins the command, also one that was meant to be an option.
+        let first = arguments.command.first().map(|word| word.to_string_lossy());
+        if let Some(option) = first.filter(|word| word.starts_with('-')) {
+            let text =
+                format!("unexpected argument '{option}' found: it is no option of serve, and no command\n");
+            return Err(clap::Error::raw(ErrorKind::UnknownArgument, text));
+        }
+        // stderr is the job's log there.
+        Ok(Self(Arguments { log_level: OperatorLevel::Warn, ..arguments }))
     }
 
     fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
-        self.0.update_from_arg_matches(matches)
+        *self = Self::from_arg_matches(matches)?;
+        Ok(())
     }
 }
 
@@ -133,7 +147,7 @@ fn option(setting: &'static Setting) -> Arg {
     let argument = Arg::new(setting.name)
         .long(name)
         .value_name("VALUE")
-        .help(format!("{} [{}] [env: {}]", setting.doc.trim(), setting.expected, setting.variable()))
+        .help(setting.help())
         .help_heading("Settings")
         // Values are checked all together, with those of the other layers.
         .allow_hyphen_values(true);
@@ -184,5 +198,8 @@ fn load(arguments: &Arguments) -> Result<Loaded, Failure> {
         let socket = folder.join("step-runner.sock");
         options.push(("socket", vec![socket.display().to_string()]));
     }
-    Config::load(&Layers { file, env, options }).map_err(|errors| Failure::new(Exit::Usage, errors))
+    let mut loaded =
+        Config::load(&Layers { file, env, options }).map_err(|errors| Failure::new(Exit::Usage, errors))?;
+    loaded.config.log_level.get_or_insert(arguments.log_level);
+    Ok(loaded)
 }
