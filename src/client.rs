@@ -5,12 +5,12 @@
 //! [`Error`] that says whether the job is lost, refused, or merely out of reach.
 //!
 //! ```no_run
-//! # async fn example() -> Result<(), step_runner::client::Error> {
-//! use step_runner::client::{Address, Client, Event, Request};
+//! # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+//! use step_runner::client::{Client, Event, Request};
 //! use step_runner::model::JobId;
 //!
-//! let client = Client::connect("unix:/tmp/step-runner.sock".parse::<Address>()?).await?;
-//! let id = JobId::parse("42").expect("a literal");
+//! let client = Client::connect("ssh://ci@build7/run/step-runner.sock".parse()?).await?;
+//! let id = JobId::parse("42")?;
 //! client.run(&Request::new(id.clone(), "- {name: hello, script: echo hello}")).await?;
 //!
 //! let mut log = client.follow(&id, 0);
@@ -25,16 +25,27 @@
 //! # Ok(())
 //! # }
 //! ```
+//!
+//! [`Client::run_and_follow`] does all of it at once.
+
+/// The page about clients, so that its example compiles.
+#[cfg(doctest)]
+#[doc = include_str!("../docs/client.md")]
+struct Page;
 
 mod address;
+mod diagnosis;
 mod dial;
 mod error;
 mod follow;
 mod request;
 mod retry;
+mod run;
 mod steps;
+mod stream;
 
-pub use address::{Address, AddressError};
+pub use address::{Address, AddressError, Connector, ConnectorKind};
+pub use diagnosis::{Diagnosis, Meaning};
 pub use dial::DialError;
 pub use error::Error;
 pub use follow::{Event, Follow};
@@ -50,6 +61,7 @@ use tonic::transport::Channel;
 use crate::model::JobId;
 use crate::pb::v1;
 use crate::pb::v1::step_runner_client::StepRunnerClient;
+use dial::Dialed;
 use retry::{Attempts, Call, CallFailure};
 
 /// Deadline of one attempt of a call that answers at once (service.md §7.1).
@@ -93,7 +105,7 @@ struct Shared {
 #[derive(Debug, Default)]
 struct LineSlot {
     made: u64,
-    channel: Option<Channel>,
+    present: Option<Dialed>,
 }
 
 /// One connection, as a call uses it.
@@ -235,24 +247,25 @@ impl Client {
     /// The present connection, or a new one.
     async fn line(&self) -> Result<Line, DialError> {
         let mut slot = self.shared.line.lock().await;
-        let channel = if let Some(channel) = &slot.channel {
-            channel.clone()
+        let channel = if let Some(present) = &slot.present {
+            present.channel.clone()
         } else {
-            let channel = dial::dial(&self.shared.address).await?;
+            let dialed = dial::dial(&self.shared.address).await?;
             slot.made += 1;
-            slot.channel = Some(channel.clone());
-            channel
+            slot.present.insert(dialed).channel.clone()
         };
         Ok(Line { number: slot.made, stub: StepRunnerClient::new(channel) })
     }
 
     /// Judges a failed call and forgets the connection if that is what failed.
     async fn broken(&self, number: u64, status: tonic::Status) -> CallFailure {
-        let failure = CallFailure::from(status);
-        if matches!(failure, CallFailure::Line(_)) {
+        let mut failure = CallFailure::from(status);
+        if let CallFailure::Line(message) = &mut failure {
             let mut slot = self.shared.line.lock().await;
-            if slot.made == number {
-                slot.channel = None;
+            if slot.made == number
+                && let Some(lost) = slot.present.take()
+            {
+                message.push_str(&diagnosis::last_lines(&lost.said.bytes()));
             }
         }
         failure

@@ -7,8 +7,10 @@
 //! - [`limiter`] holds a job to its limits, by the [`controllers`] of control groups and process by process;
 //! - [`sweep`] finds the processes of a job in `/proc` where it is not, [`remains`] ends those of a dead keeper;
 //! - [`worker`] starts the process that fetches, and confines it;
+//! - [`connector`] starts the program that connects a client with a daemon elsewhere;
+//! - [`detached`] starts a daemon that outlives its starter;
 //! - [`children`] tells the daemon's own children from orphans, and reaps those;
-//! - `sys` is the only file of the project with `unsafe` code: the few system calls no safe library offers.
+//! - `sys` is the only module of the project with `unsafe` code: the few system calls no safe library offers.
 //!
 //! Nothing here knows jobs, logs or messages, and nothing waits: every function returns at once, the keeper's loop
 //! calls again.
@@ -17,7 +19,9 @@ pub mod cgroup;
 pub mod children;
 pub mod command;
 pub mod companion;
+pub mod connector;
 pub mod controllers;
+pub mod detached;
 pub mod group;
 pub mod host;
 pub mod limiter;

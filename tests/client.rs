@@ -254,3 +254,101 @@ async fn a_file_that_is_no_socket_is_refused_at_once() {
     let error = connect(scene.path("file"), Duration::from_hours(1)).await.unwrap_err();
     assert_eq!(error.exit(), Exit::Unreachable);
 }
+
+/// A sink that takes so many bytes.
+struct Sink {
+    taken: Vec<u8>,
+    room: usize,
+}
+
+impl tokio::io::AsyncWrite for &mut Sink {
+    fn poll_write(
+        self: std::pin::Pin<&mut Self>,
+        _: &mut std::task::Context<'_>,
+        bytes: &[u8],
+    ) -> std::task::Poll<std::io::Result<usize>> {
+        let sink = self.get_mut();
+        let length = bytes.len().min(sink.room - sink.taken.len());
+        if length == 0 {
+            return std::task::Poll::Ready(Err(std::io::ErrorKind::StorageFull.into()));
+        }
+        sink.taken.extend_from_slice(&bytes[..length]);
+        std::task::Poll::Ready(Ok(length))
+    }
+
+    fn poll_flush(
+        self: std::pin::Pin<&mut Self>,
+        _: &mut std::task::Context<'_>,
+    ) -> std::task::Poll<std::io::Result<()>> {
+        std::task::Poll::Ready(Ok(()))
+    }
+
+    fn poll_shutdown(
+        self: std::pin::Pin<&mut Self>,
+        _: &mut std::task::Context<'_>,
+    ) -> std::task::Poll<std::io::Result<()>> {
+        std::task::Poll::Ready(Ok(()))
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_is_run_followed_and_finished_though_the_line_is_cut() {
+    let log = binary(200_000);
+    let daemon = Daemon::default();
+    let job = Job { log: log.clone(), results: results(&["one", "two"], 5), exit_code: 5, ..Job::default() };
+    daemon.script.lock().unwrap().next = Some(job);
+    let scene = Scene::new();
+    let _server = daemon.serve(&scene.path("daemon"));
+    let mut next = numbers(3);
+    // More than one frame of HTTP/2: less brings nothing on.
+    let _relay = scene.relay(&daemon, move || 20_000 + (next() % 40_000) as usize);
+    let mut sink = Sink { taken: Vec::new(), room: usize::MAX };
+    let mut names = Vec::new();
+    let take = |result: v1::StepResult| {
+        names.push(result.step.map(|step| step.name));
+        Ok(())
+    };
+    let request = Request::new(id(), "[]");
+    let status = scene.client("relay").await.run_and_follow(&request, &mut sink, take).await.unwrap();
+    assert_eq!(status.exit_code, 5);
+    assert!(sink.taken == log);
+    assert_eq!(names, [Some("one".to_owned()), Some("two".to_owned()), None]);
+    let script = daemon.script.lock().unwrap();
+    assert_eq!((script.starts, script.finished.is_empty()), (1, false));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_whose_output_is_not_taken_is_finished() {
+    let daemon = Daemon::default();
+    let job = Job { log: binary(100_000), running: true, ..Job::default() };
+    daemon.script.lock().unwrap().next = Some(job);
+    let scene = Scene::new();
+    let _server = daemon.serve(&scene.path("daemon"));
+    let client = scene.client("daemon").await;
+    let request = Request::new(id(), "[]");
+    let mut sink = Sink { taken: Vec::new(), room: 10_000 };
+    let error = client.run_and_follow(&request, &mut sink, |_| Ok(())).await.unwrap_err();
+    assert!(matches!(&error, Error::Output { .. }), "{error}");
+    assert_eq!(error.exit(), Exit::Failure);
+    assert_eq!(daemon.script.lock().unwrap().finished, ["42"]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_that_is_not_waited_for_any_more_is_finished() {
+    let daemon = Daemon::default();
+    daemon.script.lock().unwrap().next = Some(Job { log: binary(10), running: true, ..Job::default() });
+    let scene = Scene::new();
+    let _server = daemon.serve(&scene.path("daemon"));
+    let client = scene.client("daemon").await;
+    let (request, (mut near, mut far)) = (Request::new(id(), "[]"), tokio::io::duplex(100));
+    let running = client.run_and_follow(&request, &mut near, |_| Ok(()));
+    let mut log = [0; 10];
+    tokio::select! {
+        ended = running => panic!("{ended:?}"),
+        read = tokio::io::AsyncReadExt::read_exact(&mut far, &mut log) => drop(read.unwrap()),
+    }
+    while daemon.script.lock().unwrap().finished.is_empty() {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    assert_eq!(daemon.script.lock().unwrap().finished, ["42"]);
+}

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use crate::cli::{Talk, terminal};
+use crate::cli::{Ending, Talk, terminal};
 use crate::client::{Address, AddressError, Client, Options};
 use crate::error::{Exit, Failure};
 use crate::model::JobId;
@@ -16,9 +16,18 @@ const PATIENCE: Duration = Duration::from_secs(1);
 #[derive(clap::Args)]
 #[command(next_help_heading = "Daemon")]
 pub(super) struct ConnectionOptions {
-    /// The daemon: `unix:PATH` or a path
-    #[arg(long, value_name = "ADDRESS", env = "STEP_RUNNER_ADDRESS")]
+    // Not a document's text: there the brackets would be links.
+    #[arg(
+        long,
+        value_name = "ADDRESS",
+        env = "STEP_RUNNER_ADDRESS",
+        help = "The daemon: unix:PATH or a path, ssh://[USER@]HOST[:PORT][/SOCKET], docker://CONTAINER[/SOCKET], podman://…, \
+                  kube://[CONTEXT@]NAMESPACE/POD[/CONTAINER], cmd:WORDS"
+    )]
     address: Option<String>,
+    /// A command that connects with the daemon, ending in `step-runner proxy`: the same as --address cmd:WORDS
+    #[arg(long, value_name = "WORDS", env = "STEP_RUNNER_VIA", conflicts_with_all = ["address", "socket"])]
+    via: Option<String>,
     /// Its socket [env: STEP_RUNNER_SOCKET] [default: step-runner.sock in the temporary folder]
     // Looked up in the environment by `net`: `run` alone must not take the variable for a daemon.
     #[arg(long, value_name = "PATH", conflicts_with = "address")]
@@ -36,14 +45,15 @@ pub(super) struct ConnectionOptions {
 impl ConnectionOptions {
     /// True if a daemon was named; `run` needs none (connectors.md §4).
     pub(super) fn is_named(&self) -> bool {
-        self.address.is_some() || self.socket.is_some()
+        self.address.is_some() || self.via.is_some() || self.socket.is_some()
     }
 
     /// The daemon's address.
     pub(super) fn address(&self) -> Result<Address, Failure> {
-        let address = match &self.address {
-            Some(text) => text.parse(),
-            None => Socket::choose(self.socket.as_deref(), |name| std::env::var_os(name))
+        let address = match (&self.address, &self.via) {
+            (Some(text), _) => text.parse(),
+            (None, Some(words)) => Address::via(words),
+            (None, None) => Socket::choose(self.socket.as_deref(), |name| std::env::var_os(name))
                 .map(Address::Unix)
                 .map_err(AddressError::from),
         };
@@ -75,6 +85,20 @@ impl ConnectionOptions {
         }
         Ok(connect.await?)
     }
+}
+
+/// Makes a call for each of the ids, also after one that failed; the first error.
+pub(super) async fn for_each<E: Into<Failure>>(
+    ids: &[JobId],
+    call: impl AsyncFn(&JobId) -> Result<(), E>,
+) -> Ending {
+    let mut first_error = Ok(0);
+    for id in ids {
+        if let Err(error) = call(id).await {
+            first_error = first_error.and(Err(error.into()));
+        }
+    }
+    first_error
 }
 
 /// Parses an id of the command line.

@@ -1,6 +1,6 @@
 //! `step-runner finish`.
 
-use super::connection::{ConnectionOptions, parse_id};
+use super::connection::{ConnectionOptions, for_each, parse_id};
 use super::{Ending, Talk};
 use crate::model::JobId;
 
@@ -19,11 +19,5 @@ pub(super) struct Arguments {
 
 pub(super) async fn execute(arguments: Arguments, talk: Talk) -> Ending {
     let client = arguments.connection.connect(talk).await?;
-    let mut first_error = Ok(0);
-    for id in &arguments.ids {
-        if let Err(error) = client.finish(id).await {
-            first_error = first_error.and(Err(error.into()));
-        }
-    }
-    first_error
+    for_each(&arguments.ids, async |id| client.finish(id).await).await
 }

@@ -68,14 +68,14 @@ pub(super) async fn execute(arguments: Arguments, talk: Talk) -> Ending {
         if arguments.detach {
             return submit(&client, &request).await;
         }
-        return with_daemon(&arguments, &client, &request, talk).await;
+        return Box::pin(with_daemon(&arguments, &client, &request, talk)).await;
     }
     if arguments.detach || arguments.keep {
         let option = if arguments.detach { "--detach" } else { "--keep" };
         return Err(Failure::new(Exit::Usage, format!("{option} needs a daemon"))
             .with_remedy("name one with --address or --socket"));
     }
-    alone(&arguments, talk).await
+    Box::pin(alone(&arguments, talk)).await
 }
 
 /// Submits a job and prints its id.
@@ -89,16 +89,19 @@ pub(super) async fn submit(client: &Client, request: &Request) -> Ending {
 fn accepted(answer: Result<(), crate::client::Error>, request: &Request) -> Result<(), Failure> {
     let Err(refused @ crate::client::Error::Refused(_)) = answer else { return Ok(answer?) };
     let file = document::shown(request.file_name());
-    let Err(findings) = parse_request(request.steps(), &file) else {
-        return Err(refused.into());
-    };
-    let lines = Lines::of(request.steps());
+    Err(shown_findings(request.steps(), &file).unwrap_or_else(|| refused.into()))
+}
+
+/// Shows what is wrong with a document, if anything is, as `check` shows it; the failure that says so.
+pub(super) fn shown_findings(steps: &str, file: &str) -> Option<Failure> {
+    let findings = parse_request(steps, file).err()?;
+    let lines = Lines::of(steps);
     for finding in &findings {
         terminal::say(&excerpt::render(finding, Some(&lines), true));
     }
     let errors = findings.iter().filter(|finding| finding.severity == Severity::Error).count();
     let errors = if errors == 1 { "1 error".to_owned() } else { format!("{errors} errors") };
-    Err(Failure::new(Exit::Refused, format!("{file} has {errors}")))
+    Some(Failure::new(Exit::Refused, format!("{file} has {errors}")))
 }
 
 /// Runs with a daemon that goes on when this command has ended.

@@ -1,4 +1,7 @@
-//! Where a daemon is (connectors.md §4).
+//! Where a daemon is (connectors.md §4). Pure: text in, address or a message that names the part out.
+
+mod connector;
+mod form;
 
 use std::fmt;
 use std::path::PathBuf;
@@ -6,43 +9,101 @@ use std::str::FromStr;
 
 use crate::net::{Socket, SocketError};
 
-/// Schemes of addresses that name a program to run, in connectors.md §4. Each is to become a variant of [`Address`] with
-/// a connector of its own in `client/dial.rs`.
-const PROCESS_SCHEMES: [&str; 5] = ["ssh", "docker", "podman", "kube", "cmd"];
+pub use connector::{Connector, ConnectorKind};
 
 /// Address of a daemon.
+///
+/// | text | how the daemon is reached |
+/// |---|---|
+/// | `unix:PATH`, `unix:///PATH`, a plain path | a socket of this machine |
+/// | `ssh://[USER@]HOST[:PORT][/SOCKET]` | `ssh`, with the user's own configuration |
+/// | `docker://CONTAINER[/SOCKET]`, `podman://…` | `docker exec`, `podman exec`; `?user=`, `?host=` |
+/// | `kube://[CONTEXT@]NAMESPACE/POD[/CONTAINER]` | `kubectl exec`; `?socket=` |
+/// | `cmd:WORDS` | any program that ends in a `step-runner proxy` |
+///
+/// All but the first and the last take `?command=PROGRAM%20WORDS`, what is run there instead of `step-runner`, and
+/// `?socket=PATH`.
+///
+/// ```
+/// use step_runner::client::Address;
+///
+/// let address: Address = "ssh://ci@build7:2222/run/step-runner.sock".parse()?;
+/// assert_eq!(address.to_string(), "ssh://ci@build7:2222/run/step-runner.sock");
+/// assert!("ssh://-oProxyCommand=x".parse::<Address>().is_err());
+/// # Ok::<(), step_runner::client::AddressError>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Address {
-    /// A socket of this machine: `unix:PATH`, `unix:///PATH`, or a plain path.
+    /// A socket of this machine.
     Unix(Socket),
+    /// A daemon elsewhere, through a program.
+    Process(Connector),
 }
 
-/// Why a text is no address.
+/// Why a text is no address. Names the part, never shows a password.
 #[derive(Debug, thiserror::Error)]
 pub enum AddressError {
     /// Nothing where the path should be.
     #[error("the address names no path: write unix:PATH or a path")]
     Empty,
     /// A scheme nobody knows.
-    #[error("unknown scheme `{0}` of the address: use unix:PATH or a path")]
+    #[error("unknown scheme `{0}` of the address: use unix, ssh, docker, podman, kube or cmd")]
     UnknownScheme(String),
-    /// A scheme that this version does not speak.
-    #[error("this version cannot connect by `{0}`: use unix:PATH or a path")]
-    Unsupported(String),
     /// `unix://HOST/PATH`.
     #[error("a unix address has no host: write unix:///PATH or unix:PATH")]
     HostInUnixAddress,
+    /// A part that the scheme needs.
+    #[error("the address names no {part}: write {form}")]
+    Missing {
+        /// The part.
+        part: &'static str,
+        /// How such an address is written.
+        form: &'static str,
+    },
+    /// A part that cannot be.
+    #[error("the {part} of the address {problem}: write {form}")]
+    Malformed {
+        /// The part.
+        part: &'static str,
+        /// What is wrong with it.
+        problem: String,
+        /// How such an address is written.
+        form: &'static str,
+    },
+    /// A key of the query that the scheme does not know.
+    #[error("unknown key `{key}` in the query of the address: {known}")]
+    UnknownKey {
+        /// The key.
+        key: String,
+        /// Those it may be.
+        known: &'static str,
+    },
+    /// A password, which does not belong on a command line.
+    #[error("the address holds a password, which every process of this machine could read: use a key")]
+    Password,
     /// The path cannot be a socket.
     #[error(transparent)]
     Socket(#[from] SocketError),
 }
 
 impl Address {
+    /// The daemon behind a program of the caller's choice: `words` are split as a shell splits quoted words, and run
+    /// without a shell. The program must end in a `step-runner proxy`.
+    ///
+    /// ```
+    /// use step_runner::client::Address;
+    ///
+    /// let address = Address::via("ssh build7 step-runner proxy")?;
+    /// assert_eq!(address, "cmd:ssh build7 step-runner proxy".parse()?);
+    /// # Ok::<(), step_runner::client::AddressError>(())
+    /// ```
+    pub fn via(words: &str) -> Result<Self, AddressError> {
+        Connector::command(words).map(Self::Process)
+    }
+
     /// True where the daemon sees the same files under the same names as this process (cli.md, "How FILE travels").
     pub fn shares_files(&self) -> bool {
-        match self {
-            Self::Unix(_) => true,
-        }
+        matches!(self, Self::Unix(_))
     }
 }
 
@@ -50,23 +111,32 @@ impl FromStr for Address {
     type Err = AddressError;
 
     fn from_str(text: &str) -> Result<Self, AddressError> {
-        let path = match scheme(text) {
-            None => text,
+        match scheme(text) {
+            None => unix(text),
             Some(("unix", rest)) => match rest.strip_prefix("//") {
-                Some(path) if path.starts_with('/') || path.is_empty() => path,
-                Some(_) => return Err(AddressError::HostInUnixAddress),
-                None => rest,
+                Some(path) if path.starts_with('/') || path.is_empty() => unix(path),
+                Some(_) => Err(AddressError::HostInUnixAddress),
+                None => unix(rest),
             },
-            Some((known, _)) if PROCESS_SCHEMES.contains(&known) => {
-                return Err(AddressError::Unsupported(known.to_owned()));
-            }
-            Some((unknown, _)) => return Err(AddressError::UnknownScheme(unknown.to_owned())),
-        };
-        if path.is_empty() {
-            return Err(AddressError::Empty);
+            Some(("ssh", rest)) => Connector::ssh(rest).map(Self::Process),
+            Some(("docker", rest)) => Connector::container(ConnectorKind::Docker, rest).map(Self::Process),
+            Some(("podman", rest)) => Connector::container(ConnectorKind::Podman, rest).map(Self::Process),
+            Some(("kube", rest)) => Connector::kube(rest).map(Self::Process),
+            Some(("cmd", rest)) => Self::via(rest),
+            Some((unknown, _)) => Err(AddressError::UnknownScheme(unknown.to_owned())),
         }
-        Ok(Self::Unix(Socket::named(PathBuf::from(path))?))
     }
+}
+
+fn unix(path: &str) -> Result<Address, AddressError> {
+    if path.is_empty() {
+        return Err(AddressError::Empty);
+    }
+    if path.contains('\0') {
+        let problem = "holds a NUL byte".to_owned();
+        return Err(AddressError::Malformed { part: "path", problem, form: "unix:PATH" });
+    }
+    Ok(Address::Unix(Socket::named(PathBuf::from(path))?))
 }
 
 /// `scheme:rest`; a path with a colon in a later segment has none.
@@ -78,38 +148,20 @@ fn scheme(text: &str) -> Option<(&str, &str)> {
         .then_some((scheme, rest))
 }
 
+/// The address, written in the one way that is read as the same again.
 impl fmt::Display for Address {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Unix(socket) => write!(f, "unix:{}", socket.path().display()),
+            Self::Unix(socket) => {
+                // What follows two slashes would be read as a host.
+                let path = socket.path();
+                let host = if path.as_os_str().as_encoded_bytes().starts_with(b"//") { "//" } else { "" };
+                write!(f, "unix:{host}{}", path.display())
+            }
+            Self::Process(connector) => connector.fmt(f),
         }
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn unix_forms_mean_the_same_path() {
-        for text in ["unix:/run/s.sock", "unix:///run/s.sock", "/run/s.sock"] {
-            assert_eq!(text.parse::<Address>().unwrap().to_string(), "unix:/run/s.sock", "{text}");
-        }
-        assert_eq!("./a:b".parse::<Address>().unwrap().to_string(), "unix:./a:b");
-    }
-
-    #[test]
-    fn what_is_no_address_is_named() {
-        for (text, part) in [
-            ("", "no path"),
-            ("unix:", "no path"),
-            ("unix://host/s.sock", "no host"),
-            ("gopher://x", "`gopher`"),
-            ("ssh://host", "`ssh`"),
-            ("docker://-evil", "`docker`"),
-        ] {
-            let message = text.parse::<Address>().unwrap_err().to_string();
-            assert!(message.contains(part), "{text}: {message}");
-        }
-    }
-}
+mod tests;

@@ -1,7 +1,7 @@
 //! Making a connection: one byte stream to the daemon, HTTP/2 on top of it.
 //!
-//! A process connector (ssh, docker, kubectl, a command) is one more arm of [`open`]: start the program, return its stdin
-//! and stdout joined, and turn its end into a [`DialError`] by the table of connectors.md §5.
+//! The stream is a socket, or the pipes of a process connector (ssh, docker, kubectl, a command). A connection counts once
+//! the far side has begun to speak HTTP/2; until then its end is a [`DialError`] by the table of connectors.md §5.
 
 use std::io;
 use std::os::unix::fs::FileTypeExt;
@@ -10,17 +10,29 @@ use std::time::Duration;
 
 use hyper_util::rt::TokioIo;
 use tokio::net::UnixStream;
+use tokio::net::unix::pipe;
+use tokio::sync::oneshot;
 use tonic::transport::{Channel, Endpoint};
 use tower::service_fn;
 
-use super::Address;
+use super::diagnosis::{Diagnosis, Meaning, Repeats, Seen};
+use super::stream::{First, Stream, Transport};
+use super::{Address, Connector, ConnectorKind};
+use crate::model::ExitStatus;
 use crate::net::{Socket, SocketError};
+use crate::process::connector::{self, Said, StartError};
 
 /// A ping after this long without a byte, while something is open (connectors.md §6).
 const PING_INTERVAL: Duration = Duration::from_secs(30);
 
 /// No answer to a ping for this long: the line is lost (connectors.md §6).
 const PING_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// The far side has this long to begin with HTTP/2 (connectors.md §5).
+const FIRST_BYTES: Duration = Duration::from_secs(15);
+
+/// A connector that brings nothing has this long to end, so that its exit code is known.
+const END: Duration = Duration::from_secs(2);
 
 /// Why there is no connection.
 #[derive(Debug, thiserror::Error)]
@@ -49,50 +61,129 @@ pub enum DialError {
     /// The socket is not trusted.
     #[error(transparent)]
     Socket(#[from] SocketError),
-    /// The far side does not speak HTTP/2.
-    #[error("cannot speak with the daemon")]
-    Handshake(#[source] tonic::transport::Error),
+    /// The program of the connector does not start.
+    #[error("cannot start `{program}`")]
+    Start {
+        /// The program.
+        program: String,
+        /// Why not.
+        #[source]
+        source: StartError,
+    },
+    /// The connector, or the socket, does not bring the daemon.
+    #[error(transparent)]
+    Connector(#[from] Diagnosis),
 }
 
 impl DialError {
     /// Trying again cannot help (connectors.md §5).
     pub fn is_permanent(&self) -> bool {
+        self.repeats() == Repeats::Never
+    }
+
+    pub(super) fn repeats(&self) -> Repeats {
         match self {
-            Self::NoDaemon { .. } | Self::Handshake(_) => false,
-            Self::NotASocket(_) | Self::Socket(_) => true,
-            Self::Connect { source, .. } => !matches!(
-                source.kind(),
-                // A full queue of the listener, a signal.
-                io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted
-            ),
+            Self::Connector(diagnosis) => diagnosis.meaning().repeats(),
+            // That no process or descriptor is to be had is a state that passes.
+            Self::NoDaemon { .. }
+            | Self::Start { source: StartError::Spawn(_) | StartError::Prepare(_), .. } => {
+                Repeats::UntilTheLimit
+            }
+            // A full queue of the listener, a signal.
+            Self::Connect { source, .. }
+                if matches!(source.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) =>
+            {
+                Repeats::UntilTheLimit
+            }
+            Self::NotASocket(_) | Self::Socket(_) | Self::Connect { .. } | Self::Start { .. } => {
+                Repeats::Never
+            }
+        }
+    }
+
+    /// What was found out about a connector.
+    pub fn meaning(&self) -> Option<Meaning> {
+        match self {
+            Self::Connector(diagnosis) => Some(diagnosis.meaning()),
+            _ => None,
         }
     }
 }
 
+/// A connection to a daemon.
+#[derive(Debug)]
+pub(super) struct Dialed {
+    pub(super) channel: Channel,
+    /// What the connector says meanwhile; nothing for a socket.
+    pub(super) said: Said,
+}
+
+/// A stream that may become a connection, and who is behind it.
+struct Opened {
+    transport: Transport,
+    name: String,
+    kind: Option<ConnectorKind>,
+    said: Said,
+    /// How its program has ended.
+    ended: Option<oneshot::Receiver<Option<ExitStatus>>>,
+}
+
 /// Connects. The channel works until its connection ends and never makes another one by itself: who uses it has to see
 /// the break, to go on at the right offset.
-pub(super) async fn dial(address: &Address) -> Result<Channel, DialError> {
-    let mut stream = Some(TokioIo::new(open(address).await?));
+pub(super) async fn dial(address: &Address) -> Result<Dialed, DialError> {
+    let Opened { transport, name, kind, said, ended } = match address {
+        Address::Unix(socket) => open_socket(socket).await?,
+        Address::Process(connector) => start(connector)?,
+    };
+    let (stream, first) = Stream::new(transport);
+    let mut stream = Some(TokioIo::new(stream));
     let connector = service_fn(move |_| {
         let stream = stream.take();
         async move { stream.ok_or_else(|| io::Error::new(io::ErrorKind::NotConnected, "the line is over")) }
     });
     // The name is never resolved; the daemon accepts any authority (service.md §1).
-    Endpoint::from_static("http://step-runner")
+    let endpoint = Endpoint::from_static("http://step-runner")
         .http2_keep_alive_interval(PING_INTERVAL)
-        .keep_alive_timeout(PING_TIMEOUT)
-        .connect_with_connector(connector)
-        .await
-        .map_err(DialError::Handshake)
+        .keep_alive_timeout(PING_TIMEOUT);
+    let first_bytes = async {
+        // A handshake that failed is judged by what has come, which is told when the stream is dropped at the latest.
+        let channel = endpoint.connect_with_connector(connector).await.ok();
+        (first.await.unwrap_or(First::Other(Vec::new())), channel)
+    };
+    let (silent, stdout) = match tokio::time::timeout(FIRST_BYTES, first_bytes).await {
+        Ok((First::Settings, Some(channel))) => return Ok(Dialed { channel, said }),
+        Ok((First::Settings, None)) => (false, Vec::new()),
+        Ok((First::Other(bytes), _)) => (false, bytes),
+        Err(_) => (true, Vec::new()),
+    };
+    let end = match ended {
+        Some(ended) if !silent => tokio::time::timeout(END, ended).await.ok().and_then(Result::ok).flatten(),
+        _ => None,
+    };
+    let seen = Seen { kind, end, stderr: &said.bytes(), stdout: &stdout, silent };
+    Err(Diagnosis::of(&name, &seen).into())
 }
 
-async fn open(address: &Address) -> Result<UnixStream, DialError> {
-    match address {
-        Address::Unix(socket) => open_socket(socket).await,
-    }
+fn start(connector: &Connector) -> Result<Opened, DialError> {
+    let name = connector.words().first().cloned().unwrap_or_default();
+    let failed = |source: StartError| DialError::Start { program: name.clone(), source };
+    let (tell, ended) = oneshot::channel();
+    // Nobody waits for the end of a connection that came about.
+    let on_end = move |status| {
+        tell.send(status).ok();
+    };
+    let (running, streams) = connector::Connector::start(connector.words(), on_end).map_err(failed)?;
+    let prepared = |error: io::Error| failed(StartError::Prepare(error));
+    let said = running.said();
+    let transport = Transport::Process {
+        stdin: Some(pipe::Sender::from_owned_fd(streams.stdin).map_err(prepared)?),
+        stdout: pipe::Receiver::from_owned_fd(streams.stdout).map_err(prepared)?,
+        _connector: running,
+    };
+    Ok(Opened { transport, name, kind: Some(connector.kind()), said, ended: Some(ended) })
 }
 
-async fn open_socket(socket: &Socket) -> Result<UnixStream, DialError> {
+async fn open_socket(socket: &Socket) -> Result<Opened, DialError> {
     let path = socket.path();
     let stream = UnixStream::connect(path).await.map_err(|source| {
         let path = path.to_owned();
@@ -106,7 +197,8 @@ async fn open_socket(socket: &Socket) -> Result<UnixStream, DialError> {
         }
     })?;
     socket.check_peer(&stream)?;
-    Ok(stream)
+    let (transport, name) = (Transport::Socket(stream), socket.path().display().to_string());
+    Ok(Opened { transport, name, kind: None, said: Said::default(), ended: None })
 }
 
 fn is_other_file(socket: &Socket) -> bool {

@@ -52,6 +52,15 @@ pub enum Error {
         /// What the daemon said.
         message: String,
     },
+    /// What the caller gave to take the log or the results failed. The job was stopped and removed.
+    #[error("cannot hand on the output of job {id}")]
+    Output {
+        /// The job.
+        id: JobId,
+        /// Why.
+        #[source]
+        source: std::io::Error,
+    },
     /// A defect of the daemon.
     #[error("the daemon failed by a defect: {0}")]
     Defect(String),
@@ -66,6 +75,7 @@ impl Error {
             Self::Refused(_) => Exit::Refused,
             Self::TryLater(_) => Exit::TryLater,
             Self::Lost { .. } => Exit::Lost,
+            Self::Output { .. } => Exit::Failure,
             Self::Defect(_) => Exit::Defect,
         }
     }
@@ -79,13 +89,22 @@ impl Error {
                     path.display()
                 )
             }
+            Self::Unreachable { source: DialError::Connector(diagnosis), .. } => {
+                return diagnosis.meaning().remedy().map(str::to_owned);
+            }
             Self::OutOfReach { id, address, .. } => {
+                let address = address.to_string();
+                let address = shell_words::quote(&address);
                 format!("take it up again with `step-runner follow --address {address} {id}`")
             }
             Self::Lost { .. } => "list the jobs the daemon knows with `step-runner status`".to_owned(),
             Self::TryLater(_) => "try again later, or give --connect-timeout more time".to_owned(),
             Self::Defect(_) => "report it, with the daemon's own log".to_owned(),
-            Self::Address(_) | Self::Unreachable { .. } | Self::NoAnswer { .. } | Self::Refused(_) => {
+            Self::Address(_)
+            | Self::Unreachable { .. }
+            | Self::NoAnswer { .. }
+            | Self::Refused(_)
+            | Self::Output { .. } => {
                 return None;
             }
         })

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use crate::model::{JobId, Variable};
 use crate::pb::v1;
+use crate::variables;
 
 /// A job to run (service.md §2, §3.1). Its steps, environment, variables and phrases may hold secrets, so `Debug` shows
 /// the id only.
@@ -96,13 +97,27 @@ impl Request {
     #[must_use]
     pub fn variable(mut self, variable: Variable) -> Self {
         let Variable { key, value, file, masked } = variable;
-        let build_dir = &self.message.work_dir;
-        let job = self
-            .message
-            .job
-            .get_or_insert_with(|| v1::Job { build_dir: build_dir.clone(), ..Default::default() });
-        job.variables.push(v1::Variable { key, value, file, masked });
+        self.job().variables.push(v1::Variable { key, value, file, masked });
         self
+    }
+
+    /// Number of the CI job, for the queue (queue.md §3).
+    #[must_use]
+    pub fn job_id(mut self, number: impl Into<String>) -> Self {
+        self.job().job_id = number.into();
+        self
+    }
+
+    /// Number of the CI pipeline.
+    #[must_use]
+    pub fn pipeline_id(mut self, number: impl Into<String>) -> Self {
+        self.job().pipeline_id = number.into();
+        self
+    }
+
+    fn job(&mut self) -> &mut v1::Job {
+        let build_dir = &self.message.work_dir;
+        self.message.job.get_or_insert_with(|| v1::Job { build_dir: build_dir.clone(), ..Default::default() })
     }
 
     /// A text to mask.
@@ -155,7 +170,7 @@ impl Request {
             job.variables.extend(env.into_iter().filter(|(key, _)| !declared.contains(key)).map(
                 |(key, value)| v1::Variable {
                     key,
-                    value: value.replace('$', "$$"),
+                    value: variables::escape(&value),
                     file: false,
                     masked: false,
                 },

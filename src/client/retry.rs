@@ -7,6 +7,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 use tonic::{Code, Status};
 
+use super::diagnosis::{Meaning, Repeats};
 use super::{Address, DialError, Error};
 use crate::error::Chain;
 use crate::model::JobId;
@@ -95,8 +96,10 @@ pub(super) enum End {
 /// The policy.
 pub(super) fn judge(call: Call, failure: &CallFailure) -> Verdict {
     match failure {
-        CallFailure::Dial(error) if error.is_permanent() => Verdict::Stop(End::Unreachable),
-        CallFailure::Dial(_) => Verdict::Repeat(Pace::Connecting, End::Unreachable),
+        CallFailure::Dial(error) => match error.repeats() {
+            Repeats::Never => Verdict::Stop(End::Unreachable),
+            Repeats::Twice | Repeats::UntilTheLimit => Verdict::Repeat(Pace::Connecting, End::Unreachable),
+        },
         CallFailure::Line(_) => Verdict::Repeat(Pace::Calling, End::NoAnswer),
         CallFailure::Answer { code, .. } => judge_answer(call, *code),
     }
@@ -143,6 +146,8 @@ pub(super) struct Attempts {
 struct Failing {
     since: Instant,
     repeats: u32,
+    /// Failures, one after the other, that are repeated twice only.
+    silent: u32,
 }
 
 impl Attempts {
@@ -165,12 +170,15 @@ impl Attempts {
             Verdict::Repeat(pace, end) => (pace, end),
             Verdict::Stop(end) => return Err(self.error(end, failure)),
         };
-        let Failing { since, repeats } = self.failing.unwrap_or(Failing { since: now, repeats: 0 });
+        let first = Failing { since: now, repeats: 0, silent: 0 };
+        let Failing { since, repeats, silent } = self.failing.unwrap_or(first);
         let left = self.limit.saturating_sub(now.duration_since(since));
-        if left.is_zero() {
+        let is_silent = matches!(&failure, CallFailure::Dial(error) if error.repeats() == Repeats::Twice);
+        let silent = if is_silent { silent + 1 } else { 0 };
+        if left.is_zero() || silent > 2 {
             return Err(self.error(end, failure));
         }
-        self.failing = Some(Failing { since, repeats: repeats.saturating_add(1) });
+        self.failing = Some(Failing { since, repeats: repeats.saturating_add(1), silent });
         Ok(delay(pace, repeats, jitter).min(left))
     }
 
@@ -179,7 +187,10 @@ impl Attempts {
         let following = matches!(self.call, Call::FollowLogs | Call::FollowSteps);
         let message = match failure {
             CallFailure::Dial(source) => match &self.id {
-                Some(id) if following && self.failing.is_some() => {
+                // What is gone with its environment does not go on.
+                Some(id)
+                    if following && self.failing.is_some() && source.meaning() != Some(Meaning::Gone) =>
+                {
                     return Error::OutOfReach {
                         id: id.clone(),
                         address,

@@ -1,0 +1,264 @@
+//! What a connector that brings no daemon means (connectors.md §5). Pure: what was seen in, meaning out.
+
+use super::ConnectorKind;
+use crate::model::ExitStatus;
+
+/// How much of what came instead of HTTP/2 is shown, in bytes (connectors.md §4).
+pub(super) const SHOWN: usize = 200;
+
+/// Lines of standard error in a message, and their longest text.
+const LAST_LINES: usize = 5;
+const LONGEST: usize = 1000;
+
+/// What was seen of a connection that did not come about.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Seen<'a> {
+    /// What the daemon was to be reached by; `None`: a socket.
+    pub(super) kind: Option<ConnectorKind>,
+    /// The program has ended, and how.
+    pub(super) end: Option<ExitStatus>,
+    /// The end of what it said on standard error.
+    pub(super) stderr: &'a [u8],
+    /// What came and is no HTTP/2.
+    pub(super) stdout: &'a [u8],
+    /// Nothing came in time.
+    pub(super) silent: bool,
+}
+
+/// Why a connector does not bring the daemon.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Meaning {
+    /// The host refuses or does not answer, or takes no more sessions.
+    Network,
+    /// The name of the host is unknown.
+    UnknownHost,
+    /// The login, or the access, is refused.
+    Denied,
+    /// There is no step-runner on the far side.
+    NoProgram,
+    /// The container or pod is not there, or does not run.
+    Gone,
+    /// The container engine or the API server does not answer.
+    Engine,
+    /// The far side is there, no daemon listens in it.
+    NoDaemon,
+    /// The socket there must not be used.
+    BadSocket,
+    /// The connector does not understand its command line.
+    Usage,
+    /// The line ended or broke.
+    Lost,
+    /// Nothing came in time.
+    Silent,
+    /// Something came that is no HTTP/2.
+    Foreign,
+}
+
+/// How often a failure is tried again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Repeats {
+    Never,
+    Twice,
+    UntilTheLimit,
+}
+
+impl Meaning {
+    pub(super) const fn repeats(self) -> Repeats {
+        match self {
+            Self::Network | Self::Engine | Self::NoDaemon | Self::Lost => Repeats::UntilTheLimit,
+            Self::Silent => Repeats::Twice,
+            Self::UnknownHost
+            | Self::Denied
+            | Self::NoProgram
+            | Self::Gone
+            | Self::BadSocket
+            | Self::Usage
+            | Self::Foreign => Repeats::Never,
+        }
+    }
+
+    const fn text(self) -> &'static str {
+        match self {
+            Self::Network => "the host does not answer, or takes no more sessions",
+            Self::UnknownHost => "the host is unknown",
+            Self::Denied => "access is refused",
+            Self::NoProgram => "there is no such program on the far side",
+            Self::Gone => "the container or pod is not there, or does not run",
+            Self::Engine => "the container engine or API server does not answer",
+            Self::NoDaemon => "no daemon listens there yet",
+            Self::BadSocket => "the daemon's socket cannot be used",
+            Self::Usage => "it does not understand its arguments",
+            Self::Lost => "the line ended before the daemon answered",
+            Self::Silent => "nothing came in time",
+            Self::Foreign => "what came is not the daemon",
+        }
+    }
+
+    /// What a user can do about it.
+    pub const fn remedy(self) -> Option<&'static str> {
+        match self {
+            Self::Denied => {
+                Some("check user, key and known host, or the rights, by running the connector by hand")
+            }
+            Self::NoProgram => Some(
+                "bring it there with `step-runner bootstrap DIR`, or say where it is with `?command=PATH` in the address",
+            ),
+            Self::Gone => Some("start it, or name another in the address"),
+            Self::NoDaemon => {
+                Some("start one there with `step-runner serve`, or name its socket in the address")
+            }
+            Self::Foreign => Some(
+                "let the proxy alone write to standard output: login profiles and wrappers must print nothing there",
+            ),
+            Self::Silent => Some("see whether the far side is stopped or frozen"),
+            Self::UnknownHost => Some("correct the host in the address"),
+            Self::Network | Self::Engine | Self::BadSocket | Self::Usage | Self::Lost => None,
+        }
+    }
+}
+
+/// A connection that did not come about: what was seen, in words, the connector's last lines at the end.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{text}")]
+pub struct Diagnosis {
+    meaning: Meaning,
+    text: String,
+}
+
+impl Diagnosis {
+    /// What it means.
+    pub const fn meaning(&self) -> Meaning {
+        self.meaning
+    }
+
+    /// Of the program (or socket) `name`.
+    pub(super) fn of(name: &str, seen: &Seen<'_>) -> Self {
+        let meaning = meaning(seen);
+        let mut text = match seen.end {
+            Some(end) => format!("`{name}` ended with {end}: {}", meaning.text()),
+            None => format!("`{name}`: {}", meaning.text()),
+        };
+        if !seen.stdout.is_empty() {
+            let shown = seen.stdout.get(..SHOWN).unwrap_or(seen.stdout);
+            text = format!("{text}, but \"{}\"", shown.escape_ascii());
+        }
+        text.push_str(&last_lines(seen.stderr));
+        Self { meaning, text }
+    }
+}
+
+/// `: LINE | LINE` of the end of a program's standard error, printable; empty if there is nothing.
+pub(super) fn last_lines(stderr: &[u8]) -> String {
+    let text = String::from_utf8_lossy(stderr);
+    let lines: Vec<_> = text.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
+    let last = lines.get(lines.len().saturating_sub(LAST_LINES)..).unwrap_or_default();
+    if last.is_empty() {
+        return String::new();
+    }
+    let printable = |c: char| if c.is_control() { c.escape_default().to_string() } else { c.to_string() };
+    let text: String = last.join(" | ").chars().take(LONGEST).map(printable).collect();
+    format!(": {text}")
+}
+
+/// The table.
+fn meaning(seen: &Seen<'_>) -> Meaning {
+    if seen.silent {
+        return Meaning::Silent;
+    }
+    // Container runtimes complain on standard output.
+    let said =
+        [seen.stderr, seen.stdout].map(|bytes| String::from_utf8_lossy(bytes).to_lowercase()).join("\n");
+    let code = match seen.end {
+        Some(ExitStatus::Code(code)) => Some(code),
+        _ => None,
+    };
+    if let Some(meaning) = of_proxy(&said) {
+        return meaning;
+    }
+    if matches!(code, Some(126 | 127)) || said.contains("executable file not found") {
+        return Meaning::NoProgram;
+    }
+    let of_kind = match seen.kind {
+        Some(ConnectorKind::Ssh) if code == Some(255) => Some(of_ssh(&said)),
+        Some(ConnectorKind::Docker | ConnectorKind::Podman) => of_engine(&said),
+        Some(ConnectorKind::Kube) => of_kubectl(&said),
+        _ => None,
+    };
+    match of_kind {
+        Some(meaning) => meaning,
+        None if !seen.stdout.is_empty() => Meaning::Foreign,
+        None if matches!(code, Some(2 | 125)) => Meaning::Usage,
+        None => Meaning::Lost,
+    }
+}
+
+/// The line of a proxy that found no daemon (connectors.md §2.2).
+fn of_proxy(said: &str) -> Option<Meaning> {
+    let (_, reason) = said.split_once("step-runner proxy: connect")?;
+    let line = reason.lines().next().unwrap_or_default();
+    let refused = ["permission denied", "belongs to user", "bytes long", "cannot find out who"];
+    Some(if has(line, &refused) { Meaning::BadSocket } else { Meaning::NoDaemon })
+}
+
+fn of_ssh(said: &str) -> Meaning {
+    let denied = [
+        "permission denied",
+        "host key verification failed",
+        "too many authentication failures",
+        "no supported authentication methods",
+    ];
+    if has(said, &denied) {
+        Meaning::Denied
+    } else if said.contains("could not resolve hostname") && !said.contains("temporary failure") {
+        Meaning::UnknownHost
+    } else if has(said, &["usage: ssh", "bad configuration option", "bad port"]) {
+        Meaning::Usage
+    } else {
+        Meaning::Network
+    }
+}
+
+fn of_engine(said: &str) -> Option<Meaning> {
+    let gone = ["no such container", "is not running", "container state improper", "no container with"];
+    let absent =
+        ["cannot connect to", "unable to connect", "error during connect", "connection refused", "is paused"];
+    if has(said, &gone) {
+        Some(Meaning::Gone)
+    } else if said.contains("permission denied") {
+        Some(Meaning::Denied)
+    } else {
+        has(said, &absent).then_some(Meaning::Engine)
+    }
+}
+
+fn of_kubectl(said: &str) -> Option<Meaning> {
+    let gone = ["(notfound)", "container not found", "completed pod", "is not valid for pod"];
+    let denied = ["(forbidden)", "(unauthorized)", "must be logged in"];
+    let absent = [
+        "unable to connect",
+        "was refused",
+        "connection refused",
+        "i/o timeout",
+        "handshake timeout",
+        "(serviceunavailable)",
+        "(toomanyrequests)",
+        "(timeout)",
+    ];
+    if has(said, &gone) {
+        Some(Meaning::Gone)
+    } else if has(said, &denied) {
+        Some(Meaning::Denied)
+    } else if said.contains("context") && has(said, &["does not exist", "no context exists"]) {
+        Some(Meaning::Usage)
+    } else {
+        has(said, &absent).then_some(Meaning::Engine)
+    }
+}
+
+fn has(text: &str, any: &[&str]) -> bool {
+    any.iter().any(|part| text.contains(part))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,98 @@
+//! A job from Run to Finish (service.md §7).
+
+use std::io;
+
+use tokio::io::{AsyncWrite, AsyncWriteExt};
+
+use super::{Client, Error, Event, Request};
+use crate::model::JobId;
+use crate::pb::v1;
+
+impl Client {
+    /// Runs a job to its end: registers it, writes its log to `logs` and gives the results of its steps to `results` as they
+    /// come (each once, the whole tree last), then removes it from the daemon. The job's own failure is no error: it is in
+    /// the status.
+    ///
+    /// A broken line is made anew, and nothing comes twice. If `logs` or `results` fail, the job is stopped and removed
+    /// ([`Error::Output`]). A future that is dropped has the job stopped and removed in the background, for as long as its
+    /// runtime lives; [`Client::finish`] waits for that. Only a line that stays broken leaves the job running: the error
+    /// says how to take it up again.
+    ///
+    /// ```no_run
+    /// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+    /// use step_runner::client::{Client, Request};
+    /// use step_runner::model::JobId;
+    ///
+    /// let client = Client::connect("ssh://ci@build7".parse()?).await?;
+    /// let request = Request::new(JobId::parse("42")?, "- {name: hello, script: echo hello}");
+    /// let log = tokio::fs::File::create("job.log").await?;
+    /// let mut steps = Vec::new();
+    /// let status = client.run_and_follow(&request, log, |result| Ok(steps.push(result))).await?;
+    /// println!("{} after {} steps", status.exit_code, status.steps_done);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub async fn run_and_follow(
+        &self,
+        request: &Request,
+        logs: impl AsyncWrite + Unpin,
+        results: impl FnMut(v1::StepResult) -> io::Result<()>,
+    ) -> Result<v1::Status, Error> {
+        let id = request.id();
+        let mut dropped = Dropped { client: Some(self.clone()), id: id.clone() };
+        let followed = match self.run(request).await {
+            Ok(()) => tokio::try_join!(self.write_log(id, logs), self.hand_on(id, results)),
+            Err(error) => Err(error),
+        };
+        // From here on a dropped future stops a Finish that the daemon goes on with by itself, or there is nothing to do.
+        dropped.client = None;
+        if matches!(&followed, Ok(_) | Err(Error::Output { .. })) {
+            self.finish(id).await?;
+        }
+        followed.map(|(status, ())| status)
+    }
+
+    async fn write_log(&self, id: &JobId, mut logs: impl AsyncWrite + Unpin) -> Result<v1::Status, Error> {
+        let failed = |source| Error::Output { id: id.clone(), source };
+        let mut follow = self.follow(id, 0);
+        loop {
+            match follow.next().await? {
+                Event::Log(bytes) => logs.write_all(&bytes).await.map_err(failed)?,
+                Event::End(status) => {
+                    logs.flush().await.map_err(failed)?;
+                    return Ok(*status);
+                }
+            }
+        }
+    }
+
+    async fn hand_on(
+        &self,
+        id: &JobId,
+        mut results: impl FnMut(v1::StepResult) -> io::Result<()>,
+    ) -> Result<(), Error> {
+        let mut follow = self.follow_steps(id);
+        while let Some(result) = follow.next().await? {
+            results(result).map_err(|source| Error::Output { id: id.clone(), source })?;
+        }
+        Ok(())
+    }
+}
+
+/// Finishes the job in the background when the caller has given up waiting (service.md §7.4).
+struct Dropped {
+    /// `None`: there is nothing to finish.
+    client: Option<Client>,
+    id: JobId,
+}
+
+impl Drop for Dropped {
+    fn drop(&mut self) {
+        let Some(client) = self.client.take() else { return };
+        let id = self.id.clone();
+        if let Ok(runtime) = tokio::runtime::Handle::try_current() {
+            // Repeated by itself; who is to hear of its failure has left.
+            runtime.spawn(async move { client.finish(&id).await.ok() });
+        }
+    }
+}
