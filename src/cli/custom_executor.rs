@@ -1,0 +1,264 @@
+//! `step-runner custom-executor`: the four calls of GitLab Runner's Custom executor (custom-executor.md §1).
+//!
+//! Every end is one of the Runner's exit codes, that of a mistake on the command line too.
+
+use std::ffi::OsString;
+use std::io::Write as _;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::error::ErrorKind;
+use clap::{Subcommand, ValueEnum};
+
+use super::{in_runtime, terminal};
+use crate::custom_executor::{self, Delivery, Driver, Environment, Options, Verdict};
+use crate::error::{Exit, Failure};
+use crate::process::detached;
+
+/// Name of the subcommand.
+const NAME: &str = "custom-executor";
+
+/// Run jobs of a GitLab Runner: the program for its Custom executor
+///
+/// GitLab Runner calls it by the four keys of [runners.custom] in its config.toml. Without --address each job has a daemon
+/// of its own, which ends with it. Options are the same for the four and stand before the subcommand, because the Runner
+/// appends arguments to `run`. See docs/custom-executor.md.
+#[derive(clap::Args)]
+#[command(after_long_help = "\
+Examples, as in config.toml:
+  config_exec  = \"/usr/local/bin/step-runner\"
+  config_args  = [\"custom-executor\", \"config\"]
+  prepare_exec = \"/usr/local/bin/step-runner\"
+  prepare_args = [\"custom-executor\", \"prepare\"]
+  run_exec     = \"/usr/local/bin/step-runner\"
+  run_args     = [\"custom-executor\", \"--cancel-grace=60s\", \"run\"]
+  cleanup_exec = \"/usr/local/bin/step-runner\"
+  cleanup_args = [\"custom-executor\", \"cleanup\"]
+
+What the Runner would be told:
+  step-runner custom-executor --builds-dir /srv/builds config")]
+pub(super) struct Arguments {
+    #[command(flatten)]
+    options: DriverOptions,
+    #[command(subcommand)]
+    action: Action,
+}
+
+/// How a script gets to the daemon.
+#[derive(Clone, Copy, ValueEnum)]
+enum ScriptDelivery {
+    /// The daemon sees the file under the same path
+    Path,
+    /// The script goes along
+    Inline,
+}
+
+/// Options of the four calls.
+#[derive(clap::Args)]
+#[command(next_help_heading = "Driver")]
+struct DriverOptions {
+    /// The daemon, the same in all four lists of arguments; without it each job gets a private one
+    #[arg(long, global = true, value_name = "ADDRESS", env = "STEP_RUNNER_CE_ADDRESS")]
+    address: Option<String>,
+    /// Builds directory; fields: {job_id} {project_id} {project_slug} {concurrent_id} {concurrent_project_id} {runner_short}
+    #[arg(long, global = true, value_name = "TEMPLATE", env = "STEP_RUNNER_CE_BUILDS_DIR")]
+    builds_dir: Option<String>,
+    /// Cache directory; fields as above
+    #[arg(long, global = true, value_name = "TEMPLATE", env = "STEP_RUNNER_CE_CACHE_DIR")]
+    cache_dir: Option<String>,
+    /// No other job shares the environment: the Runner then keeps nothing apart in the builds directory
+    #[arg(long, global = true, env = "STEP_RUNNER_CE_ISOLATED")]
+    isolated: bool,
+    /// Shell for which the Runner writes its scripts
+    #[arg(long, global = true, value_name = "NAME", env = "STEP_RUNNER_CE_SHELL")]
+    shell: Option<String>,
+    /// Host name shown in the job's log [default: this host's, with a private daemon]
+    #[arg(long, global = true, value_name = "NAME", env = "STEP_RUNNER_CE_HOSTNAME")]
+    hostname: Option<String>,
+    /// Where state of jobs lies [default: step-runner-UID/custom in $XDG_RUNTIME_DIR or /tmp]
+    #[arg(long, global = true, value_name = "DIR", env = "STEP_RUNNER_CE_STATE_DIR")]
+    state_dir: Option<PathBuf>,
+    /// How scripts get to the daemon [default: path where it sees the same files, else inline]
+    #[arg(long, global = true, value_enum, value_name = "HOW", env = "STEP_RUNNER_CE_SCRIPT_DELIVERY")]
+    script_delivery: Option<ScriptDelivery>,
+    /// How long to wait for the daemon
+    #[arg(long, global = true, value_name = "TIME", default_value = "30s", value_parser = humantime::parse_duration,
+          env = "STEP_RUNNER_CE_CONNECT_TIMEOUT")]
+    connect_timeout: Duration,
+    /// How long to make a line anew that broke during a stage
+    #[arg(long, global = true, value_name = "TIME", default_value = "5m", value_parser = humantime::parse_duration,
+          env = "STEP_RUNNER_CE_RECONNECT_TIMEOUT")]
+    reconnect_timeout: Duration,
+    /// Time in which a private daemon must listen
+    #[arg(long, global = true, value_name = "TIME", default_value = "10s", value_parser = humantime::parse_duration,
+          env = "STEP_RUNNER_CE_START_TIMEOUT")]
+    start_timeout: Duration,
+    /// How long a full queue is waited out
+    #[arg(long, global = true, value_name = "TIME", default_value = "10m", value_parser = humantime::parse_duration,
+          env = "STEP_RUNNER_CE_ADMISSION_TIMEOUT")]
+    admission_timeout: Duration,
+    /// Time between the Runner's first signal and the forced end; less than its graceful_kill_timeout
+    #[arg(long, global = true, value_name = "TIME", default_value = "60s", value_parser = humantime::parse_duration,
+          env = "STEP_RUNNER_CE_CANCEL_GRACE")]
+    cancel_grace: Duration,
+    /// Everything to stdout, to keep the order of lines
+    #[arg(long, global = true, env = "STEP_RUNNER_CE_MERGE_STREAMS")]
+    merge_streams: bool,
+    /// cleanup leaves the job's state and the private daemon's log
+    #[arg(long, global = true, env = "STEP_RUNNER_CE_KEEP")]
+    keep: bool,
+}
+
+#[derive(Subcommand)]
+enum Action {
+    /// Print the answer to the Runner's question for its settings
+    Config,
+    /// Make the job's state, start or reach the daemon, look at its environment
+    Prepare,
+    /// Run a stage of the job
+    Run {
+        /// Script of the stage
+        #[arg(value_name = "SCRIPT")]
+        script: PathBuf,
+        /// Name of the stage
+        #[arg(value_name = "STAGE")]
+        stage: String,
+    },
+    /// End and remove whatever is left of the job
+    Cleanup,
+    /// The start of a private daemon: waits for a byte on stdin, then becomes `serve`
+    #[command(hide = true)]
+    Launch {
+        #[arg(last = true)]
+        options: Vec<OsString>,
+    },
+}
+
+impl From<DriverOptions> for Options {
+    fn from(options: DriverOptions) -> Self {
+        let delivery = options.script_delivery.map(|delivery| match delivery {
+            ScriptDelivery::Path => Delivery::Path,
+            ScriptDelivery::Inline => Delivery::Inline,
+        });
+        Self {
+            address: options.address,
+            builds_dir: options.builds_dir,
+            cache_dir: options.cache_dir,
+            isolated: options.isolated,
+            shell: options.shell,
+            hostname: options.hostname,
+            state_dir: options.state_dir,
+            delivery,
+            connect_timeout: options.connect_timeout,
+            reconnect_timeout: options.reconnect_timeout,
+            start_timeout: options.start_timeout,
+            admission_timeout: options.admission_timeout,
+            cancel_grace: options.cancel_grace,
+            merge_streams: options.merge_streams,
+            keep: options.keep,
+        }
+    }
+}
+
+/// Runs one call: its exit code is the Runner's.
+pub(super) fn execute(arguments: Arguments) -> u8 {
+    let Arguments { options, action } = arguments;
+    let driver = Driver {
+        options: options.into(),
+        environment: Environment::read(std::env::vars_os()),
+        runtime_dir: std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from),
+        say,
+    };
+    if driver.environment.codes.assumed && !driver.environment.by_hand {
+        say(
+            "warning: the Runner gives no BUILD_FAILURE_EXIT_CODE and SYSTEM_FAILURE_EXIT_CODE: 1 and 2 are assumed",
+        );
+    }
+    // The Runner takes any other code, that of a panic too, for a system failure of an unknown kind.
+    let system = driver.environment.codes.system;
+    catch_unwind(AssertUnwindSafe(|| call(&driver, action))).unwrap_or(system)
+}
+
+fn call(driver: &Driver, action: Action) -> u8 {
+    let codes = driver.environment.codes;
+    let prepares = matches!(action, Action::Config | Action::Prepare);
+    let ending = match action {
+        Action::Config => driver.config().and_then(|answer| {
+            terminal::write_stdout(format!("{answer}\n").as_bytes())?;
+            Ok(0)
+        }),
+        Action::Prepare => in_runtime(async {
+            let line = driver.prepare().await?;
+            terminal::write_stdout(format!("step-runner: {line}\n").as_bytes())?;
+            Ok(0)
+        }),
+        Action::Run { script, stage } => in_runtime(async {
+            Ok(match driver.run(&script, &stage).await? {
+                Verdict::Success => 0,
+                Verdict::Failed(_) => codes.build,
+                Verdict::Cancelled => codes.system,
+                Verdict::System(message) => {
+                    say(&message);
+                    codes.system
+                }
+            })
+        }),
+        Action::Cleanup => in_runtime(async {
+            let left = driver.cleanup().await?;
+            for text in &left {
+                say(text);
+            }
+            Ok(if left.is_empty() { 0 } else { codes.system })
+        }),
+        Action::Launch { options } => {
+            Err(Failure::new(Exit::Failure, format!("cannot start: {}", detached::become_serve(&options))))
+        }
+    };
+    ending.unwrap_or_else(|failure| {
+        let remedy = failure.remedy().map(|remedy| format!("; {remedy}")).unwrap_or_default();
+        say(&format!("{failure}{remedy}"));
+        failed(failure.exit(), prepares, &driver.environment)
+    })
+}
+
+/// The code of a call that failed. A mistake that no repetition heals ends a preparation at once only if it counts as a
+/// failure of the build.
+fn failed(exit: Exit, prepares: bool, environment: &Environment) -> u8 {
+    if exit != Exit::Usage || !prepares {
+        return environment.codes.system;
+    }
+    if let Some(file) = &environment.code_file
+        && let Err(error) = custom_executor::write_code(file, 1)
+    {
+        say(&format!("the exit code 1 cannot be written for the Runner: {error}"));
+    }
+    environment.codes.build
+}
+
+/// The code of a command line that cannot be parsed, if it is this command's (custom-executor.md §6, §14).
+pub(super) fn usage_code(error: &clap::Error) -> Option<ExitCode> {
+    let mut words = std::env::args_os().skip(1);
+    if error.exit_code() == 0 || !words.any(|word| word == NAME) {
+        return None;
+    }
+    let environment = Environment::read(std::env::vars_os());
+    let is_value = matches!(error.kind(), ErrorKind::InvalidValue | ErrorKind::ValueValidation);
+    let prepares = words.any(|word| word == "config" || word == "prepare");
+    let exit = if is_value { Exit::Usage } else { Exit::Failure };
+    Some(ExitCode::from(failed(exit, prepares, &environment)))
+}
+
+/// A message, on a line of its own and one with each of its lines; without colours, it is part of a job's log.
+fn say(message: &str) {
+    let mut text = String::new();
+    for line in message.lines() {
+        let line: String = line.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
+        text.push_str("step-runner: ");
+        text.push_str(line.trim_end());
+        text.push('\n');
+    }
+    // There is nowhere to report a failure to.
+    drop(std::io::stderr().lock().write_all(text.as_bytes()));
+}

@@ -1,0 +1,258 @@
+//! The driver for GitLab Runner's Custom executor: stages of a job become jobs of a daemon (custom-executor.md).
+//!
+//! The Runner calls four times, each call a process of its own: [`Driver::config`], [`Driver::prepare`], [`Driver::run`]
+//! for each stage, [`Driver::cleanup`]. What one call knows of the other lies in a folder (`state`); everything else is
+//! the daemon's, which goes on whatever happens to a driver. A stage is one job of the daemon with an id that follows from
+//! the call alone, so nothing is run twice, and what a killed driver has left behind is found by its id.
+//!
+//! - pure: `identity`, `environment`, `templates`, `job_response`, `shell`, `request`, `relay`;
+//! - the folder: `state`; the private daemon: `private`, `guardian`;
+//! - the calls: `answer`, `prepare`, `stage`, `cleanup`; their end: `result`.
+//!
+//! Nothing is printed here but a stage's output. Messages go to [`Driver::say`], one line each, and never hold a token, the
+//! value of a variable, or text of a script.
+
+mod answer;
+mod cleanup;
+mod environment;
+mod guardian;
+mod identity;
+mod job_response;
+mod prepare;
+mod private;
+mod relay;
+mod request;
+mod result;
+mod shell;
+mod signals;
+mod stage;
+mod state;
+mod templates;
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+pub use environment::{Codes, Environment, Job};
+pub use private::LAUNCH;
+pub use request::Delivery;
+pub use result::{Verdict, write_code};
+
+use crate::client::{self, Address, Client};
+use crate::error::{Exit, Failure};
+use crate::model::JobId;
+use identity::Identity;
+use job_response::JobResponse;
+use state::State;
+
+/// Longest file that is read of what the Runner hands on.
+const MAX_JOB_RESPONSE: u64 = 32 << 20;
+
+/// Time for the last call about a job: `cleanup` repeats it.
+const FINISH_TIME: Duration = Duration::from_secs(5);
+
+/// Longest look at the daemon's environment.
+const LOOK_TIME: Duration = Duration::from_mins(1);
+
+/// What an operator chooses (custom-executor.md §1).
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// The daemon; `None`: a private one for each job.
+    pub address: Option<String>,
+    /// Template of the builds directory.
+    pub builds_dir: Option<String>,
+    /// Template of the cache directory.
+    pub cache_dir: Option<String>,
+    /// No other job shares the environment.
+    pub isolated: bool,
+    /// Shell of the scripts that the Runner writes.
+    pub shell: Option<String>,
+    /// Host name of the daemon's environment.
+    pub hostname: Option<String>,
+    /// Where folders of attempts lie.
+    pub state_dir: Option<PathBuf>,
+    /// How scripts get to the daemon.
+    pub delivery: Option<Delivery>,
+    /// Time to reach the daemon.
+    pub connect_timeout: Duration,
+    /// The same after a line was lost during a stage.
+    pub reconnect_timeout: Duration,
+    /// Time in which a private daemon must listen.
+    pub start_timeout: Duration,
+    /// How long a full queue is waited out.
+    pub admission_timeout: Duration,
+    /// Time between the first signal and the forced end.
+    pub cancel_grace: Duration,
+    /// Everything to standard output.
+    pub merge_streams: bool,
+    /// Leave the folder of the attempt.
+    pub keep: bool,
+}
+
+/// One call of the Runner.
+#[derive(Clone, Debug)]
+pub struct Driver {
+    /// What an operator chooses.
+    pub options: Options,
+    /// What the Runner gives.
+    pub environment: Environment,
+    /// `XDG_RUNTIME_DIR` of the Runner.
+    pub runtime_dir: Option<PathBuf>,
+    /// Takes a warning.
+    pub say: fn(&str),
+}
+
+/// The daemon of an attempt.
+#[derive(Clone, Debug)]
+struct Daemon {
+    address: Address,
+    private: bool,
+}
+
+impl Driver {
+    /// The answer to `config`, one JSON object (custom-executor.md §5).
+    pub fn config(&self) -> Result<String, Failure> {
+        answer::answer(self)
+    }
+
+    /// Makes the folder, starts or reaches the daemon, looks at its environment. A line about the daemon
+    /// (custom-executor.md §6).
+    pub async fn prepare(&self) -> Result<String, Failure> {
+        prepare::prepare(self).await
+    }
+
+    /// Has the daemon run a stage, and passes its output on (custom-executor.md §7). [`Exit::Usage`]: repeating is useless.
+    pub async fn run(&self, script: &Path, stage: &str) -> Result<Verdict, Failure> {
+        stage::run(self, script, stage).await
+    }
+
+    /// Ends whatever is left of the attempt. What could not be ended, one text each (custom-executor.md §9).
+    pub async fn cleanup(&self) -> Result<Vec<String>, Failure> {
+        cleanup::cleanup(self).await
+    }
+
+    /// Names of the attempt.
+    fn identity(&self) -> Result<Identity, Failure> {
+        self.by_runner()?;
+        let tmpdir = self.environment.tmpdir.as_deref();
+        let tmpdir = tmpdir.ok_or_else(|| Failure::new(Exit::Failure, "the Runner gives no TMPDIR"))?;
+        Ok(Identity::new(tmpdir, &self.environment.job.id))
+    }
+
+    fn by_runner(&self) -> Result<(), Failure> {
+        if !self.environment.by_hand {
+            return Ok(());
+        }
+        Err(Failure::new(Exit::Failure, "not started by a Custom executor: no CUSTOM_ENV_ variable is set")
+            .with_remedy("name this command in the config.toml of a GitLab Runner"))
+    }
+
+    fn state(&self, identity: &Identity) -> Result<State, Failure> {
+        let root = match &self.options.state_dir {
+            Some(root) if root.is_absolute() => root.clone(),
+            // It would lie below the job's private directory, which the Runner removes while the daemon lives.
+            Some(root) => {
+                let text = format!("--state-dir {} is not absolute", root.display());
+                return Err(Failure::new(Exit::Usage, text).with_remedy("begin it with /"));
+            }
+            None => state::default_root(self.runtime_dir.as_deref()),
+        };
+        Ok(State::new(&root, identity))
+    }
+
+    /// The address that was named, if one was.
+    fn named_address(&self) -> Result<Option<Address>, Failure> {
+        let parse = |text: &String| {
+            text.parse().map_err(|error: client::AddressError| Failure::new(Exit::Usage, error))
+        };
+        self.options.address.as_ref().map(parse).transpose()
+    }
+
+    /// The daemon of the attempt: the one that was named, else the one that `prepare` has noted.
+    fn daemon(&self, state: &State) -> Result<Daemon, Failure> {
+        if let Some(address) = self.named_address()? {
+            return Ok(Daemon { address, private: false });
+        }
+        state.meta().and_then(|meta| meta.daemon).ok_or_else(|| {
+            Failure::new(Exit::Unreachable, format!("no daemon was prepared in {}", state.path().display()))
+                .with_remedy("set prepare_exec, or name a daemon with --address")
+        })?;
+        Ok(Daemon { address: private::address(state)?, private: true })
+    }
+
+    async fn connect(&self, address: Address) -> Result<Client, client::Error> {
+        let Options { connect_timeout, reconnect_timeout, .. } = self.options;
+        Client::connect_with(address, client::Options { connect_timeout, reconnect_timeout }).await
+    }
+
+    fn delivery(&self, daemon: &Daemon) -> Delivery {
+        let usual = if daemon.address.shares_files() { Delivery::Path } else { Delivery::Inline };
+        self.options.delivery.unwrap_or(usual)
+    }
+
+    /// What the job's own file says of secrets. Without it there is less to mask.
+    fn job_response(&self) -> JobResponse {
+        let Some(path) = &self.environment.job_response else { return JobResponse::default() };
+        let response = match read_bounded(path, MAX_JOB_RESPONSE) {
+            Ok(json) => JobResponse::parse(&json).ok_or("it is not what GitLab sends".to_owned()),
+            Err(error) => Err(error.to_string()),
+        };
+        match response {
+            Ok(response) => {
+                if response.cut {
+                    (self.say)(
+                        "warning: the job has more secrets than a daemon masks; the Runner masks all of them",
+                    );
+                }
+                response
+            }
+            Err(why) => {
+                (self.say)(&format!(
+                    "warning: JOB_RESPONSE_FILE {}: {why}; the daemon masks nothing, the Runner does",
+                    path.display()
+                ));
+                JobResponse::default()
+            }
+        }
+    }
+}
+
+/// Submits a job, waiting for room in the queue.
+async fn submit(
+    client: &Client,
+    request: &client::Request,
+    admission: Duration,
+) -> Result<(), client::Error> {
+    const LONGEST: Duration = Duration::from_secs(10);
+    let start = tokio::time::Instant::now();
+    let mut pause = Duration::from_millis(500);
+    loop {
+        match client.run(request).await {
+            Err(client::Error::TryLater(_)) if start.elapsed() < admission => {
+                tokio::time::sleep(pause.min(admission.saturating_sub(start.elapsed()))).await;
+                pause = (pause * 2).min(LONGEST);
+            }
+            answer => return answer,
+        }
+    }
+}
+
+/// Has the daemon forget a job, which ends it first. What fails here `cleanup` does again.
+async fn finish(client: &Client, id: &JobId) -> Result<(), String> {
+    match tokio::time::timeout(FINISH_TIME, client.finish(id)).await {
+        Ok(Ok(())) => Ok(()),
+        Ok(Err(error)) => Err(result::chain(&error)),
+        Err(_) => Err(format!("no answer within {FINISH_TIME:?}")),
+    }
+}
+
+fn read_bounded(path: &Path, max: u64) -> std::io::Result<Vec<u8>> {
+    use std::io::Read as _;
+    let mut content = Vec::new();
+    std::fs::File::open(path)?.take(max).read_to_end(&mut content)?;
+    Ok(content)
+}
+
+/// An id that follows from the call was not accepted.
+fn no_id(error: crate::model::InvalidId) -> Failure {
+    Failure::new(Exit::Defect, error)
+}

@@ -1,0 +1,161 @@
+//! The job as GitLab sent it, if the Runner hands it on: which of its values are secret (custom-executor.md §7.2). Pure.
+
+use std::fmt;
+use std::time::Duration;
+
+use serde::Deserialize;
+
+use super::environment::seconds;
+
+/// Most phrases of a request, and the longest of them and all together in bytes (masking.md §8).
+const MAX_PHRASES: usize = 4_096;
+const MAX_PHRASE: usize = 256 << 10;
+const MAX_ALL: usize = 4 << 20;
+
+/// Most prefixes of a request and their longest: a daemon adds its own (masking.md §8).
+const MAX_PREFIXES: usize = 200;
+const MAX_PREFIX: usize = 256;
+
+/// What matters of the job.
+#[derive(Default, PartialEq, Eq)]
+pub(super) struct JobResponse {
+    /// Texts to mask.
+    pub(super) phrases: Vec<String>,
+    /// Beginnings of tokens to mask.
+    pub(super) token_prefixes: Vec<String>,
+    /// The job's time limit. No author can set this one.
+    pub(super) timeout: Option<Duration>,
+    /// Secrets beyond what a daemon accepts were left out.
+    pub(super) cut: bool,
+}
+
+impl fmt::Debug for JobResponse {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("JobResponse").field("phrases", &self.phrases.len()).finish_non_exhaustive()
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(default)]
+#[derive(Default)]
+struct Fields {
+    token: Option<String>,
+    variables: Option<Vec<Variable>>,
+    dependencies: Option<Vec<Dependency>>,
+    credentials: Option<Vec<Credential>>,
+    features: Option<Features>,
+    runner_info: Option<RunnerInfo>,
+}
+
+#[derive(Deserialize)]
+struct Variable {
+    #[serde(default)]
+    value: String,
+    #[serde(default)]
+    masked: bool,
+}
+
+#[derive(Deserialize)]
+struct Dependency {
+    #[serde(default)]
+    token: String,
+}
+
+#[derive(Deserialize)]
+struct Credential {
+    #[serde(default)]
+    password: String,
+}
+
+#[derive(Deserialize)]
+struct Features {
+    #[serde(default)]
+    token_mask_prefixes: Option<Vec<String>>,
+}
+
+#[derive(Deserialize)]
+struct RunnerInfo {
+    #[serde(default)]
+    timeout: u64,
+}
+
+impl JobResponse {
+    /// Reads the content of the file; `None` if it is not what GitLab sends. Says nothing about why: the text is secret.
+    pub(super) fn parse(json: &[u8]) -> Option<Self> {
+        let fields: Fields = serde_json::from_slice(json).ok()?;
+        let mut found = Self::default();
+        let masked = fields.variables.into_iter().flatten().filter(|variable| variable.masked);
+        let phrases = (fields.token.into_iter())
+            .chain(masked.map(|variable| variable.value))
+            .chain(fields.dependencies.into_iter().flatten().map(|dependency| dependency.token))
+            .chain(fields.credentials.into_iter().flatten().map(|credential| credential.password));
+        let mut all = 0;
+        for phrase in phrases.filter(|phrase| !phrase.is_empty()) {
+            all += phrase.len();
+            if found.phrases.len() < MAX_PHRASES && phrase.len() <= MAX_PHRASE && all <= MAX_ALL {
+                found.phrases.push(phrase);
+            } else {
+                found.cut = true;
+            }
+        }
+        let prefixes = fields.features.and_then(|features| features.token_mask_prefixes).unwrap_or_default();
+        for prefix in prefixes.into_iter().filter(|prefix| !prefix.is_empty()) {
+            if found.token_prefixes.len() < MAX_PREFIXES && prefix.len() <= MAX_PREFIX {
+                found.token_prefixes.push(prefix);
+            } else {
+                found.cut = true;
+            }
+        }
+        let timeout = fields.runner_info.map_or(0, |info| info.timeout);
+        found.timeout = (timeout > 0).then(|| seconds(timeout));
+        Some(found)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn secrets_of_every_kind_are_found() {
+        let json = br#"{
+            "id": 7, "token": "job-token", "unknown": [1],
+            "variables": [
+                {"key": "A", "value": "masked-one", "masked": true, "public": false},
+                {"key": "B", "value": "shown", "masked": false},
+                {"key": "C", "value": "", "masked": true}
+            ],
+            "dependencies": [{"id": 6, "token": "dependency-token"}],
+            "credentials": [{"type": "registry", "password": "pass-word"}],
+            "features": {"token_mask_prefixes": ["tok-", ""]},
+            "runner_info": {"timeout": 3600}
+        }"#;
+        let found = JobResponse::parse(json).unwrap();
+        assert_eq!(found.phrases, ["job-token", "masked-one", "dependency-token", "pass-word"]);
+        assert_eq!(found.token_prefixes, ["tok-"]);
+        assert_eq!(found.timeout, Some(Duration::from_hours(1)));
+        assert!(!found.cut && !format!("{found:?}").contains("token"));
+    }
+
+    #[test]
+    fn absent_and_null_fields_are_nothing() {
+        for json in ["{}", r#"{"variables": null, "features": {"token_mask_prefixes": null}, "token": null}"#]
+        {
+            assert_eq!(JobResponse::parse(json.as_bytes()), Some(JobResponse::default()), "{json}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_job_is_none() {
+        for json in ["", "[]x", "{", r#"{"variables": 7}"#] {
+            assert_eq!(JobResponse::parse(json.as_bytes()), None, "{json}");
+        }
+    }
+
+    #[test]
+    fn more_than_a_daemon_takes_is_cut() {
+        let token = "x".repeat(MAX_PHRASE + 1);
+        let found = JobResponse::parse(format!(r#"{{"token": "{token}"}}"#).as_bytes()).unwrap();
+        assert!(found.cut && found.phrases.is_empty());
+    }
+}

@@ -1,0 +1,155 @@
+//! `prepare`: the folder, the daemon, and a look at its environment (custom-executor.md §6).
+
+use std::path::Path;
+use std::time::Duration;
+
+use super::identity::Identity;
+use super::relay::{Output, Relay};
+use super::state::{Lock, Meta, State};
+use super::{Daemon, Delivery, Driver, LOOK_TIME, finish, no_id, private, request, submit};
+use crate::client::{Address, Client, Event};
+use crate::error::{Exit, Failure};
+use crate::process::detached;
+
+/// A private daemon lives longer than its job may.
+const LIFETIME_MARGIN: Duration = Duration::from_hours(1);
+
+/// Lifetime of a private daemon whose job has no known limit.
+const LIFETIME: Duration = Duration::from_hours(25);
+
+pub(super) async fn prepare(driver: &Driver) -> Result<String, Failure> {
+    let identity = driver.identity()?;
+    let named = driver.named_address()?;
+    let state = driver.state(&identity)?;
+    // Held to the end: a `cleanup` waits for it.
+    let lock = state.lock()?;
+    state.make()?;
+    let (daemon, client) = match named {
+        Some(address) => shared(driver, &identity, &state, &lock, address).await?,
+        None => own(driver, &identity, &state, &lock).await?,
+    };
+    look(driver, &identity, &client, &daemon).await?;
+    if driver.environment.job.wants_containers {
+        (driver.say)(
+            "warning: image and services are not provided by this executor; the job runs without them",
+        );
+    }
+    let version = if daemon.private { concat!(" ", env!("CARGO_PKG_VERSION")) } else { "" };
+    Ok(format!("Using step-runner daemon{version} at {}", daemon.address))
+}
+
+/// The daemon that was named.
+async fn shared(
+    driver: &Driver,
+    identity: &Identity,
+    state: &State,
+    lock: &Lock,
+    address: Address,
+) -> Result<(Daemon, Client), Failure> {
+    drop_leftover(state, lock, |meta| meta.daemon.is_some())?;
+    let meta = Meta {
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        address: address.to_string(),
+        prefix: identity.prefix().to_owned(),
+        daemon: None,
+    };
+    state.write_meta(&meta)?;
+    let client = driver.connect(address.clone()).await?;
+    client.jobs().await?;
+    Ok((Daemon { address, private: false }, client))
+}
+
+/// The private daemon: the one that runs already, or a new one.
+async fn own(
+    driver: &Driver,
+    identity: &Identity,
+    state: &State,
+    lock: &Lock,
+) -> Result<(Daemon, Client), Failure> {
+    let running = |meta: &Meta| meta.daemon.as_ref().is_some_and(|daemon| detached::lives(&daemon.process));
+    drop_leftover(state, lock, |meta| !running(meta))?;
+    if state.meta().is_none() {
+        let limit = driver.job_response().timeout.or(driver.environment.job.timeout);
+        let lifetime = limit.map_or(LIFETIME, |limit| limit + LIFETIME_MARGIN);
+        let planned = private::planned(identity.prefix(), lifetime);
+        private::start(state, lock, planned, driver.options.start_timeout)?;
+    }
+    let address = private::address(state)?;
+    let client = driver.connect(address.clone()).await?;
+    client.jobs().await?;
+    Ok((Daemon { address, private: true }, client))
+}
+
+/// Ends and removes what an earlier `prepare` of the same attempt has left, if it `is` of no use.
+fn drop_leftover(state: &State, _lock: &Lock, is: impl Fn(&Meta) -> bool) -> Result<(), Failure> {
+    let Some(meta) = state.meta().filter(is) else { return Ok(()) };
+    if let Some(left) = private::end(state, &meta).first() {
+        return Err(Failure::new(Exit::Failure, format!("of an earlier preparation {left}")));
+    }
+    let removed = state.remove();
+    removed.map_err(|error| {
+        Failure::new(Exit::Failure, format!("cannot remove {}: {error}", state.path().display()))
+    })?;
+    state.make()
+}
+
+/// Makes the builds directory, and sees what scripts will find.
+async fn look(driver: &Driver, identity: &Identity, client: &Client, daemon: &Daemon) -> Result<(), Failure> {
+    let unique = getrandom::u64().unwrap_or_else(|_| u64::from(std::process::id()));
+    let id = identity.preparation(unique).map_err(no_id)?;
+    let shell = shell_program(driver.options.shell.as_deref().unwrap_or("bash"));
+    let request = request::preparation(id.clone(), &driver.environment.job, shell, LOOK_TIME);
+    submit(client, &request, driver.options.admission_timeout).await?;
+    let (mut log, mut relay, mut out) = (client.follow(&id, 0), Relay::new(false), Output::default());
+    let status = loop {
+        match log.next().await? {
+            Event::Log(bytes) => relay.push(&bytes, &mut out),
+            Event::End(status) => break status,
+        }
+    };
+    relay.finish(&mut out);
+    if let Err(error) = finish(client, &id).await {
+        (driver.say)(&format!("warning: cannot finish the look at the environment: {error}"));
+    }
+    if status.exit_code == -1 {
+        return Err(Failure::new(
+            Exit::Failure,
+            format!("no shell in the daemon's environment: {}", status.message),
+        ));
+    }
+    let findings = String::from_utf8_lossy(&out.stdout).into_owned();
+    let is_missing = |name: &str| findings.lines().any(|line| line.strip_prefix("no-") == Some(name));
+    if is_missing(shell) {
+        return Err(Failure::new(
+            Exit::Failure,
+            format!("`{shell}` is not to be found in the daemon's environment"),
+        )
+        .with_remedy("install it there, or choose another one with --shell"));
+    }
+    if is_missing("builds-dir") {
+        let text = "the builds directory cannot be made in the daemon's environment";
+        return Err(Failure::new(Exit::Failure, text).with_remedy("choose one that can be with --builds-dir"));
+    }
+    let inline = driver.delivery(daemon) == Delivery::Inline;
+    for (name, consequence) in [
+        ("git", "sources cannot be fetched"),
+        ("step-runner", "jobs with `run:` cannot run"),
+        ("gitlab-runner", "caches and artifacts are left out"),
+        ("base64", "scripts cannot be delivered inline"),
+    ] {
+        if is_missing(name) && (inline || name != "base64") {
+            (driver.say)(&format!(
+                "warning: `{name}` is not to be found in the daemon's environment: {consequence}"
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// The program of a shell as the Runner names it.
+fn shell_program(shell: &str) -> &str {
+    match shell {
+        "powershell" => "pwsh",
+        other => Path::new(other).file_name().and_then(|name| name.to_str()).unwrap_or(other),
+    }
+}

@@ -1,0 +1,117 @@
+//! From the daemon's log to the bytes the stage wrote (custom-executor.md §7.1, logs.md §7). Pure.
+
+use crate::log::frame::Kind;
+use crate::log::line::{Check, Entry, Line, Live, Parser};
+
+/// What goes out; the caller writes and clears it.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Output {
+    /// For standard output.
+    pub(super) stdout: Vec<u8>,
+    /// For standard error.
+    pub(super) stderr: Vec<u8>,
+}
+
+/// Removes the framing. The daemon's own lines are dropped, but for its complaints, which go to standard error.
+pub(super) struct Relay {
+    parser: Parser,
+    merge: bool,
+    stdout: Live,
+    stderr: Live,
+}
+
+impl Relay {
+    /// At the start of a log; `merge`: everything to standard output.
+    pub(super) const fn new(merge: bool) -> Self {
+        Self { parser: Parser::new(Check::Lenient), merge, stdout: Live::new(), stderr: Live::new() }
+    }
+
+    /// Takes the next bytes of the log.
+    pub(super) fn push(&mut self, bytes: &[u8], out: &mut Output) {
+        let Self { parser, merge, stdout, stderr } = self;
+        let parsed = parser.push(bytes, |line| match line {
+            Line::Entry(entry) if entry.key().is_daemon() => {
+                let (live, out) =
+                    if *merge { (&mut *stdout, &mut out.stdout) } else { (&mut *stderr, &mut out.stderr) };
+                complaint(&entry, live, out);
+            }
+            Line::Entry(entry) if *merge || entry.key().kind == Kind::Out => {
+                stdout.push(&entry, &mut out.stdout);
+            }
+            Line::Entry(entry) => stderr.push(&entry, &mut out.stderr),
+            Line::Malformed(_) => {}
+        });
+        debug_assert!(parsed.is_ok(), "a lenient parser refuses nothing");
+    }
+
+    /// The log has ended: ends the last lines.
+    pub(super) fn finish(&mut self, out: &mut Output) {
+        self.stdout.finish(&mut out.stdout);
+        self.stderr.finish(&mut out.stderr);
+    }
+}
+
+/// What the daemon itself says of the job's end: the Runner says it too, or the driver does, with the reason.
+const ENDS: [&[u8]; 4] =
+    [b"job failed: ", b"job cancelled: ", b"job ended by time limit: ", b"job interrupted: "];
+
+/// One of the daemon's own lines: its complaints stand on lines of their own.
+fn complaint(entry: &Entry<'_>, live: &mut Live, out: &mut Vec<u8>) {
+    if entry.key().kind == Kind::Err && !ENDS.iter().any(|end| entry.body.starts_with(end)) {
+        live.finish(out);
+        out.extend_from_slice(b"step-runner: ");
+        out.extend_from_slice(entry.body);
+        out.push(b'\n');
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const LOG: &str = "\
+2026-11-20T10:00:00.000001Z 00O Running step name=x
+2026-11-20T10:00:00.000002Z 01O one
+2026-11-20T10:00:00.000003Z 01E bad
+2026-11-20T10:00:00.000004Z 01O+, still one
+2026-11-20T10:00:00.000005Z 00E the daemon complains
+short
+2026-11-20T10:00:00.000006Z 02O two
+2026-11-20T10:00:00.000007Z 00E job failed: exec: exit status 3
+";
+
+    fn relayed(merge: bool, pieces: &[&[u8]]) -> (String, String) {
+        let (mut relay, mut out) = (Relay::new(merge), Output::default());
+        for piece in pieces {
+            relay.push(piece, &mut out);
+        }
+        relay.finish(&mut out);
+        (String::from_utf8(out.stdout).unwrap(), String::from_utf8(out.stderr).unwrap())
+    }
+
+    #[test]
+    fn streams_come_apart_and_lines_together() {
+        let (stdout, stderr) = relayed(false, &[LOG.as_bytes()]);
+        assert_eq!(stdout, "one, still one\ntwo\n");
+        assert_eq!(stderr, "bad\nstep-runner: the daemon complains\n");
+    }
+
+    #[test]
+    fn merged_streams_keep_the_order_of_lines() {
+        let (stdout, stderr) = relayed(true, &[LOG.as_bytes()]);
+        assert_eq!(stdout, "one\nbad\n, still one\nstep-runner: the daemon complains\ntwo\n");
+        assert_eq!(stderr, "");
+    }
+
+    proptest! {
+        #[test]
+        fn any_cutting_gives_the_same(cuts in proptest::collection::vec(0..LOG.len(), 0..8), merge: bool) {
+            let mut cuts = cuts;
+            cuts.extend([0, LOG.len()]);
+            cuts.sort_unstable();
+            let pieces: Vec<_> = cuts.windows(2).map(|pair| &LOG.as_bytes()[pair[0]..pair[1]]).collect();
+            prop_assert_eq!(relayed(merge, &pieces), relayed(merge, &[LOG.as_bytes()]));
+        }
+    }
+}

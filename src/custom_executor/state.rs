@@ -1,0 +1,417 @@
+//! What the calls of one preparation attempt know of each other: a folder (custom-executor.md §4).
+//!
+//! What is removed and written here is named by us alone: the state root, and names that follow from the attempt. Neither a
+//! variable, nor the command line, nor a file in the folder, which scripts of the job may have written, can name anything
+//! else. A folder is ours if it holds our [`MARKER`]; links are never followed; other file systems are never entered.
+
+use std::ffi::CString;
+use std::fs::{self, File};
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt as _;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use rustix::process::geteuid;
+use serde::{Deserialize, Serialize};
+
+use super::identity::{Identity, digest};
+use super::result::chain;
+use crate::error::{Exit, Failure};
+use crate::files::{self, CWD};
+use crate::net::MAX_SOCKET_PATH;
+use crate::process::detached::ProcessInfo;
+
+/// Most bytes of a private daemon's log that are kept.
+const MAX_LOG: u64 = 1 << 20;
+
+/// What of it is kept when it has grown beyond that.
+const KEPT_LOG: u64 = MAX_LOG / 2;
+
+/// Most that is read of `meta.json` and `jobs`.
+const MAX_FILE: u64 = 16 << 20;
+
+/// Bits of a mode that give rights to others.
+const OTHERS: u32 = 0o077;
+
+/// Names in the folder.
+const META: &str = "meta.json";
+const JOBS: &str = "jobs";
+const LOG: &str = "daemon.log";
+const BIN: &str = "bin";
+const DAEMON_STATE: &str = "d";
+
+/// The file by which we know a folder that we have made: any other is left alone, whoever names it.
+const MARKER: &str = "step-runner-custom-executor";
+
+/// Where a socket lies whose path would be too long in the folder.
+const SHORT_ROOT: &str = "/tmp";
+
+/// How often a lock that somebody holds is tried.
+const LOCK_PAUSE: Duration = Duration::from_millis(20);
+
+/// Longest wait for the lock of an attempt.
+pub(super) const LOCK_TIME: Duration = Duration::from_secs(30);
+
+/// Content of `meta.json`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Meta {
+    /// Version of the driver that wrote it.
+    pub(super) version: String,
+    /// Where the daemon is.
+    pub(super) address: String,
+    /// What all ids of the attempt begin with.
+    pub(super) prefix: String,
+    /// The daemon, if it is private.
+    pub(super) daemon: Option<Daemon>,
+}
+
+/// A private daemon.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Daemon {
+    /// Who it is.
+    #[serde(flatten)]
+    pub(super) process: ProcessInfo,
+    /// How long it may live at most, in seconds.
+    pub(super) lifetime: u64,
+}
+
+/// The folder of one attempt; it may not exist.
+#[derive(Clone, Debug)]
+pub(super) struct State {
+    root: PathBuf,
+    nonce: String,
+    path: PathBuf,
+    /// [`SHORT_ROOT`].
+    short_root: PathBuf,
+}
+
+/// Only one call at a time makes or removes the folder and its daemon. Dropped, it is given back.
+#[derive(Debug)]
+pub(super) struct Lock {
+    /// The kernel's lock ends with it.
+    file: File,
+    path: PathBuf,
+}
+
+/// Where folders lie without `--state-dir`: below `runtime_dir`, the Runner's `XDG_RUNTIME_DIR`, or `/tmp`.
+pub(super) fn default_root(runtime_dir: Option<&Path>) -> PathBuf {
+    let base = runtime_dir.filter(|dir| dir.is_absolute()).unwrap_or(Path::new("/tmp"));
+    base.join(format!("step-runner-{}", geteuid().as_raw())).join("custom")
+}
+
+impl State {
+    /// The folder of this attempt below `root`.
+    pub(super) fn new(root: &Path, identity: &Identity) -> Self {
+        let nonce = identity.nonce().to_owned();
+        Self { root: root.to_owned(), path: root.join(&nonce), nonce, short_root: SHORT_ROOT.into() }
+    }
+
+    /// Where it is.
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Whether it exists.
+    pub(super) fn exists(&self) -> bool {
+        fs::symlink_metadata(&self.path).is_ok()
+    }
+
+    /// Whether there is anything of the attempt: the folder, what a removal that was interrupted has left of it, or the lock,
+    /// which somebody has, or has died with.
+    pub(super) fn is_left(&self) -> bool {
+        let names = [self.nonce.clone(), self.gone(), self.lock_name()];
+        names.iter().any(|name| fs::symlink_metadata(self.root.join(name)).is_ok())
+    }
+
+    // No nonce has a `~`.
+    fn lock_name(&self) -> String {
+        format!("{}~lock", self.nonce)
+    }
+
+    /// Name of the folder while it is removed.
+    fn gone(&self) -> String {
+        format!("{}~gone", self.nonce)
+    }
+
+    /// Makes the root, and takes the attempt's lock there. Waits for who has it.
+    pub(super) fn lock(&self) -> Result<Lock, Failure> {
+        make_root(&self.root)?;
+        let path = self.root.join(self.lock_name());
+        let start = std::time::Instant::now();
+        loop {
+            let lock = files::open_write(CWD, &path).map(File::from);
+            let file = lock.map_err(|error| unusable(&path, "open the lock", &error))?;
+            match files::try_lock(&file) {
+                // One that was removed meanwhile locks nothing.
+                Ok(true) if is_at(&file, &path) => return Ok(Lock { file, path }),
+                Ok(true) => {}
+                Ok(false) => {
+                    if start.elapsed() >= LOCK_TIME {
+                        let what =
+                            format!("another call is at work on {} for {LOCK_TIME:?}", self.path.display());
+                        return Err(Failure::new(Exit::TryLater, what));
+                    }
+                    std::thread::sleep(LOCK_PAUSE);
+                }
+                Err(error) => return Err(unusable(&path, "take the lock", &error)),
+            }
+        }
+    }
+
+    /// Makes the folder, or checks the one that is there: it must be nobody else's.
+    pub(super) fn make(&self) -> Result<(), Failure> {
+        match files::make_dir(CWD, &self.path) {
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
+                return Err(unusable(&self.path, "make the folder", &error));
+            }
+            _ => self.check()?,
+        }
+        let mark = || files::open_write(self.open()?, MARKER).map(drop);
+        mark().map_err(|error| unusable(&self.path, "mark the folder", &error))
+    }
+
+    /// Refuses a folder that is a link, no folder, not ours alone, or that we have not made.
+    pub(super) fn check(&self) -> Result<(), Failure> {
+        check_folder(&self.path, OTHERS)?;
+        let made = || {
+            let folder = self.open()?;
+            // One without anything may be ours: the mark comes after the folder.
+            Ok(files::read_file(&folder, MARKER, 0).is_ok() || files::entries(&folder)?.is_empty())
+        };
+        match made() {
+            Ok(true) => Ok(()),
+            Ok(false) => {
+                Err(refused(&self.path, &format!("it holds files, but no {MARKER}, so it is not ours")))
+            }
+            Err(error) => Err(unusable(&self.path, "look into", &error)),
+        }
+    }
+
+    fn open(&self) -> io::Result<OwnedFd> {
+        files::open_dir(CWD, &self.path)
+    }
+
+    /// What is known, if anything is.
+    pub(super) fn meta(&self) -> Option<Meta> {
+        serde_json::from_slice(&files::read_file(self.open().ok()?, META, MAX_FILE).ok()?).ok()
+    }
+
+    /// Replaces what is known. The lock is held meanwhile.
+    pub(super) fn write_meta(&self, meta: &Meta) -> Result<(), Failure> {
+        let write = || files::replace(self.open()?, META, &serde_json::to_vec(meta)?);
+        write().map_err(|error| unusable(&self.path.join(META), "write", &error))
+    }
+
+    /// Notes the id of a job before it is submitted. Without a folder there is nothing to note it in.
+    pub(super) fn add_job(&self, id: &str) -> io::Result<()> {
+        if !self.exists() {
+            return Ok(());
+        }
+        files::append(files::open_append(self.open()?, JOBS)?, format!("{id}\n").as_bytes())
+    }
+
+    /// Ids of jobs that were noted.
+    pub(super) fn jobs(&self) -> Vec<String> {
+        let text =
+            self.open().and_then(|folder| files::read_file(folder, JOBS, MAX_FILE)).unwrap_or_default();
+        String::from_utf8_lossy(&text).lines().map(str::to_owned).collect()
+    }
+
+    /// State folder of the private daemon.
+    pub(super) fn daemon_state(&self) -> PathBuf {
+        self.path.join(DAEMON_STATE)
+    }
+
+    /// The private daemon's keeper, if there was one.
+    pub(super) fn keeper(&self) -> Option<ProcessInfo> {
+        let folder = files::open_dir(self.open().ok()?, DAEMON_STATE).ok()?;
+        serde_json::from_slice(&files::read_file(folder, "keeper.json", MAX_FILE).ok()?).ok()
+    }
+
+    /// Path of the private daemon's socket: in the folder, or where its path is short enough.
+    pub(super) fn socket(&self) -> PathBuf {
+        let socket = self.path.join("s");
+        if socket.as_os_str().as_bytes().len() <= MAX_SOCKET_PATH {
+            socket
+        } else {
+            self.short_folder().join("s")
+        }
+    }
+
+    /// The folder of a socket whose path would be too long: its name follows from the state folder's path.
+    fn short_folder(&self) -> PathBuf {
+        let name = digest(self.path.as_os_str().as_bytes(), 16);
+        self.short_root.join(format!("step-runner-{}-{name}", geteuid().as_raw()))
+    }
+
+    /// Makes the folder of [`Self::socket`], or checks the one that is there.
+    pub(super) fn make_socket_folder(&self) -> Result<(), Failure> {
+        let folder = self.short_folder();
+        if !self.socket().starts_with(&folder) {
+            return Ok(());
+        }
+        match files::make_dir(CWD, &folder) {
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
+                Err(unusable(&folder, "make the folder", &error))
+            }
+            _ => check_folder(&folder, OTHERS),
+        }
+    }
+
+    /// `bin/`, with a link to this program under the name that scripts know.
+    pub(super) fn make_bin(&self) -> Result<PathBuf, Failure> {
+        let make = || {
+            let folder = self.open()?;
+            unless(io::ErrorKind::AlreadyExists, files::make_dir(&folder, BIN))?;
+            let bin = files::open_dir(&folder, BIN)?;
+            let program = std::env::current_exe()?;
+            let linked = rustix::fs::symlinkat(program, bin, "step-runner");
+            unless(io::ErrorKind::AlreadyExists, linked.map_err(io::Error::from))
+        };
+        let bin = self.path.join(BIN);
+        make().map_err(|error| unusable(&bin, "fill the folder", &error))?;
+        Ok(bin)
+    }
+
+    /// The private daemon's log, to be written to.
+    pub(super) fn open_log(&self) -> Result<File, Failure> {
+        let log = self.open().and_then(|folder| files::open_append(folder, LOG));
+        log.map(File::from).map_err(|error| unusable(&self.path.join(LOG), "open the log", &error))
+    }
+
+    /// The last `lines` lines of the private daemon's log.
+    pub(super) fn log_tail(&self, lines: usize) -> Vec<String> {
+        let read = || tail(&files::open_read(self.open()?, LOG)?.0);
+        let text = read().unwrap_or_default();
+        let text = String::from_utf8_lossy(&text);
+        let all: Vec<_> = text.lines().collect();
+        all.iter().skip(all.len().saturating_sub(lines)).map(|line| (*line).to_owned()).collect()
+    }
+
+    /// Cuts the beginning of a private daemon's log that has grown too long. The daemon appends: it goes on at the new end.
+    pub(super) fn trim_log(&self) {
+        let trim = || {
+            let log = self.open_log().map_err(io::Error::other)?;
+            if log.metadata()?.len() > MAX_LOG {
+                let kept = tail(&log)?;
+                files::cut(&log, 0)?;
+                files::append(&log, &kept)?;
+            }
+            io::Result::Ok(())
+        };
+        // A log that is too long is no reason to fail.
+        trim().ok();
+    }
+
+    /// Removes the folder, and the one of its socket. The lock is held meanwhile.
+    ///
+    /// Only a folder that passes [`Self::check`] is given the name under which everything in it goes: what has that name is
+    /// ours, also after a removal that was interrupted.
+    pub(super) fn remove(&self) -> io::Result<()> {
+        let gone = CString::new(self.gone())?;
+        match files::open_dir(CWD, &self.root) {
+            Ok(root) => {
+                files::remove_tree(&root, &gone)?;
+                if self.exists() {
+                    self.check().map_err(|refusal| io::Error::other(refusal.to_string()))?;
+                    files::rename(&root, self.nonce.as_str(), &root, gone.as_c_str())?;
+                    files::remove_tree(&root, &gone)?;
+                }
+            }
+            Err(error) => unless(io::ErrorKind::NotFound, Err(error))?,
+        }
+        self.remove_socket_folder()
+    }
+
+    /// Of the socket's folder only the two files of the daemon are removed.
+    fn remove_socket_folder(&self) -> io::Result<()> {
+        let folder = self.short_folder();
+        if !self.socket().starts_with(&folder) || fs::symlink_metadata(&folder).is_err() {
+            return Ok(());
+        }
+        check_folder(&folder, OTHERS).map_err(|refusal| io::Error::other(refusal.to_string()))?;
+        let open = files::open_dir(CWD, &folder)?;
+        for name in ["s", "s.lock"] {
+            unless(io::ErrorKind::NotFound, files::unlink(&open, name))?;
+        }
+        files::remove_dir(CWD, &folder)
+    }
+}
+
+impl Lock {
+    /// Gives it back and removes its file: the attempt is over. Who waits for it notices that it locks nothing.
+    pub(super) fn remove(self) -> io::Result<()> {
+        if is_at(&self.file, &self.path) { files::unlink(CWD, &self.path) } else { Ok(()) }
+    }
+}
+
+/// An error that says no more than that all is as it should be is none.
+fn unless(harmless: io::ErrorKind, result: io::Result<()>) -> io::Result<()> {
+    match result {
+        Err(error) if error.kind() != harmless => Err(error),
+        _ => Ok(()),
+    }
+}
+
+fn is_at(file: &File, path: &Path) -> bool {
+    match (file.metadata(), fs::metadata(path)) {
+        (Ok(open), Ok(there)) => (open.dev(), open.ino()) == (there.dev(), there.ino()),
+        _ => false,
+    }
+}
+
+fn make_root(root: &Path) -> Result<(), Failure> {
+    files::make_dirs(root).map_err(|error| unusable(root, "make the state root", &error))?;
+    // Whoever may write there could put folders of his own in the place of ours.
+    check_folder(root, 0o022)?;
+    match root.parent() {
+        Some(parent) if root.ends_with("custom") => check_folder(parent, 0o022),
+        _ => Ok(()),
+    }
+}
+
+/// Refuses what is a link, no folder, somebody else's, or gives others one of `rights`.
+fn check_folder(path: &Path, rights: u32) -> Result<(), Failure> {
+    let found = fs::symlink_metadata(path).map_err(|error| unusable(path, "look at", &error))?;
+    let own = geteuid().as_raw();
+    let wrong = if found.is_symlink() {
+        "it is a symbolic link".to_owned()
+    } else if !found.is_dir() {
+        "it is no folder".to_owned()
+    } else if found.uid() != own {
+        format!("it belongs to user {}, not to user {own}", found.uid())
+    } else if found.mode() & rights != 0 {
+        format!("others may use it (mode {:o})", found.mode() & 0o777)
+    } else {
+        return Ok(());
+    };
+    Err(refused(path, &wrong))
+}
+
+fn refused(path: &Path, why: &str) -> Failure {
+    Failure::new(Exit::Failure, format!("the state folder {} is refused: {why}", path.display()))
+        .with_remedy("remove it, or name another place with --state-dir")
+}
+
+fn unusable(path: &Path, action: &str, error: &io::Error) -> Failure {
+    let owner = fs::symlink_metadata(path.parent().unwrap_or(path)).map(|found| found.uid());
+    let owner = owner.map_or_else(|_| String::new(), |uid| format!(" (its folder belongs to user {uid})"));
+    Failure::new(Exit::Failure, format!("cannot {action} {}{owner}: {}", path.display(), chain(error)))
+        .with_remedy("name a folder of your own with --state-dir")
+}
+
+/// The end of a log, from the start of a line.
+fn tail(log: impl AsFd) -> io::Result<Vec<u8>> {
+    let length = files::stat_of(&log)?.st_size.unsigned_abs();
+    let mut content = files::read_piece(&log, length.saturating_sub(KEPT_LOG), KEPT_LOG as usize)?;
+    if length > KEPT_LOG {
+        let start = memchr::memchr(b'\n', &content).map_or(0, |end| end + 1);
+        content.drain(..start);
+    }
+    Ok(content)
+}
+
+#[cfg(test)]
+mod tests;

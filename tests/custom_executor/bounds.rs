@@ -1,0 +1,135 @@
+//! What variables, the command line and files can make the driver remove or end: nothing but its own.
+
+use std::os::unix::fs::{PermissionsExt as _, symlink};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use crate::runner::{Runner, Seen};
+use crate::support::is_alive;
+
+/// A folder that only its owner uses, with a file.
+fn bystander(runner: &Runner, name: &str) -> PathBuf {
+    let folder = runner.file(name);
+    std::fs::create_dir_all(&folder).unwrap();
+    std::fs::set_permissions(&folder, std::fs::Permissions::from_mode(0o700)).unwrap();
+    std::fs::write(folder.join("file"), "kept").unwrap();
+    folder
+}
+
+#[track_caller]
+fn is_untouched(folder: &Path) {
+    assert_eq!(std::fs::read_to_string(folder.join("file")).unwrap(), "kept");
+    assert_eq!(crate::support::names(folder), ["file"]);
+}
+
+/// A process that has nothing to do with the driver; ended with the test.
+struct Stranger(Child);
+
+impl Stranger {
+    fn start() -> Self {
+        Self(Command::new("sleep").arg("600").stdin(Stdio::null()).spawn().unwrap())
+    }
+}
+
+impl Drop for Stranger {
+    fn drop(&mut self) {
+        self.0.kill().ok();
+        self.0.wait().ok();
+    }
+}
+
+#[test]
+fn a_folder_that_a_variable_and_an_option_name_together_is_left_alone() {
+    let runner = Runner::new();
+    let root = bystander(&runner, "home");
+    let folder = bystander(&runner, "home/own");
+    let tmpdir = runner.file("elsewhere/own");
+    let mut runner = runner.root(root.to_str().unwrap());
+    for call in ["prepare", "cleanup", "cleanup"] {
+        let mut command = runner.command(&[call]);
+        runner
+            .started(command.env("TMPDIR", &tmpdir))
+            .end()
+            .fails_with(&[folder.to_str().unwrap(), "not ours"]);
+        is_untouched(&folder);
+    }
+    for relative in ["home", "../home"] {
+        runner = runner.root(relative);
+        runner.call(&["prepare"]).is(&Seen::BuildFailure(1));
+        runner.call(&["cleanup"]).fails_with(&["is not absolute"]);
+    }
+    is_untouched(&folder);
+    assert!(runner.processes().is_empty());
+}
+
+#[test]
+fn what_a_script_writes_into_the_state_ends_no_stranger_and_removes_nothing_else() {
+    let stranger = Stranger::start();
+    let pid = stranger.0.id();
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+    let start: u64 = stat.rsplit(") ").next().unwrap().split(' ').nth(19).unwrap().parse().unwrap();
+    let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap();
+    let mut runner = Runner::new().prepared();
+    let (daemon, keeper) = (runner.daemon_pid(), runner.keeper_pid());
+    let folder = bystander(&runner, "bystander");
+    let forged = serde_json::json!({
+        "version": "1", "prefix": "", "address": format!("unix:{}/file", folder.display()),
+        "daemon": {"boot_id": boot.trim(), "pid": pid, "start_time": start + 1, "lifetime": 0,
+                   "socket": folder.join("file")},
+    });
+    let state = runner.state();
+    let file = runner.file("forged");
+    std::fs::write(&file, forged.to_string()).unwrap();
+    let script = format!(
+        "cp {} {state}/meta.json; echo ../bystander >>{state}/jobs; ln -s {} {state}/bin/link",
+        file.display(),
+        folder.display(),
+        state = state.display(),
+    );
+    runner.stage("build_script", script);
+    // The daemon that is no longer known is found by nobody; all else goes.
+    runner.call(&["cleanup"]);
+    is_untouched(&folder);
+    assert!(is_alive(pid as i32));
+    assert!(!state.exists());
+    for own in [daemon, keeper] {
+        crate::support::kill(own, rustix::process::Signal::KILL);
+    }
+}
+
+#[test]
+fn links_that_a_script_leaves_are_removed_and_not_followed() {
+    let mut runner = Runner::new().prepared();
+    let folder = bystander(&runner, "bystander");
+    let (state, target) = (runner.state(), folder.display());
+    let script = format!(
+        "cd {} && ln -s {target} here && ln -s {target} d/there && rm -f daemon.log && ln -s {target}/file daemon.log",
+        state.display()
+    );
+    runner.stage("build_script", script).is(&Seen::Success);
+    runner.stage("after_script", "true").is(&Seen::Success);
+    runner.call(&["cleanup"]).is(&Seen::Success);
+    is_untouched(&folder);
+    runner.left_nothing();
+}
+
+#[test]
+fn only_a_file_in_the_private_directory_takes_the_exit_code() {
+    let runner = Runner::new();
+    let folder = bystander(&runner, "bystander");
+    let file = folder.join("file");
+    let inside = runner.tmpdir().join("../bystander/file");
+    for named in [&file, &inside] {
+        let mut runner = Runner::new().prepared().env("BUILD_EXIT_CODE_FILE", named.to_str().unwrap());
+        for script in ["true", "exit 9"] {
+            let call = runner.stage("build_script", script);
+            assert!(call.stderr().contains("warning: BUILD_EXIT_CODE_FILE"), "{}", call.stderr());
+        }
+        is_untouched(&folder);
+    }
+    // A link in its place goes, what it points to stays.
+    let mut runner = runner.prepared();
+    symlink(&file, runner.code_file()).unwrap();
+    runner.stage("build_script", "exit 9").is(&Seen::BuildFailure(9));
+    is_untouched(&folder);
+}

@@ -1,0 +1,15 @@
+//! The driver for GitLab Runner's Custom executor, with the real program and the real daemon: a double of the Runner calls
+//! it (custom-executor.md §15).
+#![expect(clippy::unwrap_used, clippy::expect_used, reason = "a broken scene fails the test")]
+
+mod bad_input;
+mod bounds;
+mod cleanup;
+mod delivery;
+mod lost_lines;
+mod runner;
+mod signals;
+mod stages;
+#[path = "../support/mod.rs"]
+mod support;
+mod survival;
