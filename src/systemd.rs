@@ -1,0 +1,251 @@
+//! The service manager that may have started the daemon (docs/systemd.md): it is told how the daemon is, and it may have
+//! passed the socket to listen on.
+//!
+//! Owns the reading of the manager's variables and every message to it. What the daemon does about a passed socket is said
+//! in `store::socket`.
+
+use std::cell::Cell;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixListener;
+use std::path::PathBuf;
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::time::Duration;
+
+use rustix::net::{AddressFamily, SocketType, sockopt};
+use sd_notify::NotifyState;
+
+use crate::process;
+
+/// Name of the descriptor to listen on where several are passed (`FileDescriptorName=`).
+const NAME: &str = "step-runner";
+
+/// How often the state is told where the manager watches for no sign of life.
+const TELL_STATE: Duration = Duration::from_secs(10);
+
+/// Messages that wait for the manager to take them; what comes on top is dropped.
+const WAITING: usize = 16;
+
+/// A socket that the service manager made and holds.
+#[derive(Debug)]
+pub struct PassedSocket {
+    /// It listens already; it is not inherited by children.
+    pub listener: UnixListener,
+    /// Where clients find it.
+    pub path: PathBuf,
+}
+
+/// Why what the service manager passed cannot be listened on.
+#[derive(Debug, thiserror::Error)]
+pub enum PassedError {
+    /// The variables or descriptors are not as the protocol has them.
+    #[error("the service manager passed no usable descriptors: {0}")]
+    Protocol(io::Error),
+    /// Several, none of which stands out.
+    #[error(
+        "the service manager passed {0} descriptors, not exactly one of which is called `{NAME}`: set FileDescriptorName={NAME} for the one to listen on"
+    )]
+    Several(usize),
+    /// A file, a pipe, an internet socket, one for datagrams, one that does not listen.
+    #[error(
+        "the service manager passed descriptor {number}, which is {what}, not a unix stream socket that listens: set ListenStream= to an absolute path"
+    )]
+    Unsuitable {
+        /// Its number in this process.
+        number: i32,
+        /// What it is.
+        what: &'static str,
+    },
+}
+
+/// The socket that this process was started with, if it was. To be called once, before anything else is opened.
+pub fn passed_socket() -> Result<Option<PassedSocket>, PassedError> {
+    let passed: Vec<_> = sd_notify::listen_fds_with_names().map_err(PassedError::Protocol)?.collect();
+    let named: Vec<_> = passed.iter().filter(|(_, name)| name == NAME).collect();
+    let number = match (&*passed, &*named) {
+        ([], _) => return Ok(None),
+        (_, [(number, _)]) | ([(number, _)], _) => *number,
+        _ => return Err(PassedError::Several(passed.len())),
+    };
+    let descriptor = process::inherited_descriptor(number).map_err(PassedError::Protocol)?;
+    let unsuitable = |what| PassedError::Unsuitable { number, what };
+    check_kind(&descriptor).map_err(unsuitable)?;
+    let listener = UnixListener::from(descriptor);
+    let address = listener.local_addr().map_err(PassedError::Protocol)?;
+    let path = address.as_pathname().ok_or_else(|| unsuitable("a socket without a path"))?.to_owned();
+    Ok(Some(PassedSocket { listener, path }))
+}
+
+fn check_kind(descriptor: &OwnedFd) -> Result<(), &'static str> {
+    let socket = descriptor.as_fd();
+    let kind = sockopt::socket_type(socket).map_err(|_| "no socket")?;
+    if sockopt::socket_domain(socket) != Ok(AddressFamily::UNIX) {
+        return Err("a socket of another family");
+    }
+    if kind != SocketType::STREAM {
+        return Err("a unix socket of another type");
+    }
+    if sockopt::socket_acceptconn(socket) != Ok(true) {
+        return Err("a socket that does not listen");
+    }
+    Ok(())
+}
+
+/// What the manager is told.
+enum Message {
+    /// It serves.
+    Ready(String),
+    /// In a few words, for people.
+    State(String),
+    /// It answers.
+    Alive,
+    /// It ends.
+    Stopping,
+}
+
+/// The service manager, or nobody. Telling it never waits and never fails: the daemon does not depend on who looks after it.
+pub struct Manager {
+    messages: Option<SyncSender<Message>>,
+    watchdog: Option<Duration>,
+    stopping: Cell<bool>,
+}
+
+impl Manager {
+    /// The one that started this process (`NOTIFY_SOCKET`), which may watch for signs of life (`WATCHDOG_USEC`).
+    pub fn of_this_process() -> io::Result<Self> {
+        let is_there = std::env::var_os("NOTIFY_SOCKET").is_some_and(|path| !path.is_empty());
+        let messages = if is_there {
+            let (messages, waiting) = sync_channel(WAITING);
+            // A thread of its own: a manager that does not read must not hold up the daemon. It ends with the process.
+            std::thread::Builder::new().name("manager".into()).spawn(move || tell_all(&waiting))?;
+            Some(messages)
+        } else {
+            None
+        };
+        let watchdog = sd_notify::watchdog_enabled().filter(|time| !time.is_zero());
+        Ok(Self { messages, watchdog, stopping: Cell::new(false) })
+    }
+
+    /// The daemon serves; `state` says so in words.
+    pub fn ready(&self, state: String) {
+        self.tell(Message::Ready(state));
+    }
+
+    /// The daemon has begun to end.
+    pub fn stopping(&self) {
+        self.stopping.set(true);
+        self.tell(Message::Stopping);
+    }
+
+    /// Gives a sign of life at twice the pace the manager asks for, as long as `answers` says that the daemon does its work,
+    /// and tells of its `state` when that has changed. Ends when there is nobody to tell, or nothing answers any more.
+    pub async fn watch(&self, answers: impl AsyncFn() -> bool, state: impl Fn() -> String) {
+        if self.messages.is_none() {
+            return;
+        }
+        let pace = self.watchdog.map_or(TELL_STATE, |time| TELL_STATE.min(time / 2));
+        let mut told = state();
+        while answers().await {
+            if self.watchdog.is_some() {
+                self.tell(Message::Alive);
+            }
+            let now = state();
+            if now != told && !self.stopping.get() {
+                self.tell(Message::State(now.clone()));
+                told = now;
+            }
+            tokio::time::sleep(pace).await;
+        }
+    }
+
+    fn tell(&self, message: Message) {
+        if let Some(messages) = &self.messages {
+            // One that is not taken in time is no longer true.
+            messages.try_send(message).ok();
+        }
+    }
+}
+
+fn tell_all(messages: &Receiver<Message>) {
+    let mut was_told = true;
+    for message in messages {
+        let told = match &message {
+            Message::Ready(state) => sd_notify::notify(&[NotifyState::Ready, NotifyState::Status(state)]),
+            Message::State(state) => sd_notify::notify(&[NotifyState::Status(state)]),
+            Message::Alive => sd_notify::notify(&[NotifyState::Watchdog]),
+            Message::Stopping => {
+                sd_notify::notify(&[NotifyState::Stopping, NotifyState::Status("ending its jobs")])
+            }
+        };
+        if let (Err(error), true) = (&told, was_told) {
+            tracing::warn!(%error, "the service manager cannot be told how the daemon is");
+        }
+        was_told = told.is_ok();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn manager() -> (Manager, Receiver<Message>) {
+        let (messages, waiting) = sync_channel(WAITING);
+        let watchdog = Some(Duration::from_micros(2));
+        (Manager { messages: Some(messages), watchdog, stopping: Cell::new(false) }, waiting)
+    }
+
+    fn run<T>(work: impl Future<Output = T>) -> T {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+        runtime.block_on(work)
+    }
+
+    #[test]
+    fn a_daemon_that_does_not_answer_gives_no_sign_of_life() {
+        let (manager, told) = manager();
+        let turns = Cell::new(0);
+        let answers = async || {
+            turns.set(turns.get() + 1);
+            if turns.get() > 3 {
+                std::future::pending::<()>().await;
+            }
+            true
+        };
+        let watched = async {
+            tokio::select! {
+                () = manager.watch(answers, String::new) => panic!("it goes on"),
+                () = tokio::time::sleep(Duration::from_millis(100)) => {}
+            }
+        };
+        run(watched);
+        drop(manager);
+        assert_eq!(told.iter().filter(|message| matches!(message, Message::Alive)).count(), 3);
+    }
+
+    #[test]
+    fn a_state_is_told_when_it_changes_and_not_while_stopping() {
+        let (manager, told) = manager();
+        let turns = Cell::new(0);
+        let answers = async || {
+            turns.set(turns.get() + 1);
+            if turns.get() == 5 {
+                manager.stopping();
+            }
+            turns.get() < 9
+        };
+        run(manager.watch(answers, || (turns.get() / 2).to_string()));
+        drop(manager);
+        let states: Vec<_> = told
+            .iter()
+            .filter_map(|message| if let Message::State(state) = message { Some(state) } else { None })
+            .collect();
+        assert_eq!(states, ["1", "2"]);
+    }
+
+    #[test]
+    fn a_manager_that_takes_nothing_holds_up_nobody() {
+        let (manager, _full) = manager();
+        for _ in 0..3 * WAITING {
+            manager.ready(String::new());
+        }
+    }
+}
