@@ -3,11 +3,14 @@
 //! stdout carries what was asked for, stderr everything else. A command ends with an exit code or with a
 //! [`Failure`], which is printed here, on one line.
 
+mod bootstrap;
 mod builtin;
 mod cancel;
 mod check;
+mod ci;
 mod completions;
 mod connection;
+mod custom_executor;
 mod defect;
 mod document;
 mod end;
@@ -39,11 +42,13 @@ mod terminal;
 mod tests;
 
 use std::process::ExitCode;
+use std::sync::LazyLock;
 
 use clap::builder::styling::{AnsiColor, Styles};
 use clap::{ArgAction, CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use crate::error::{Blame, Exit, Failure};
+use crate::oci::Platform;
 use terminal::Color;
 
 /// How a command ends: its exit code, or why it could not do what it was asked.
@@ -117,6 +122,9 @@ enum Command {
     Check(check::Arguments),
     Schema(schema::Arguments),
     Proxy(proxy::Arguments),
+    Bootstrap(bootstrap::Arguments),
+    Ci(ci::Arguments),
+    CustomExecutor(custom_executor::Arguments),
     /// The same commands as CI runners spell them
     #[command(subcommand)]
     Steps(Steps),
@@ -132,6 +140,7 @@ enum Command {
 enum Steps {
     Serve(serve::StepsArguments),
     Proxy(proxy::Arguments),
+    Bootstrap(bootstrap::StepsArguments),
 }
 
 /// Runs the program: parses the arguments of this process, runs the command, and says how it ended.
@@ -170,12 +179,21 @@ fn command() -> clap::Command {
         let command = command.mut_args(|argument| argument.hide_env_values(true));
         names.into_iter().fold(command, |command, name| command.mut_subcommand(name, hide_values))
     }
-    hide_values(Arguments::command())
+    hide_values(Arguments::command()).long_version(LONG_VERSION.as_str())
 }
+
+/// What `--version` says, for people and for CI runners, which look for its last two lines (connectors.md §1).
+static LONG_VERSION: LazyLock<String> = LazyLock::new(|| {
+    let version = env!("CARGO_PKG_VERSION");
+    format!("{version}\nVersion:      {version}\nOS/Arch:      {}", Platform::here())
+});
 
 fn usage(error: &clap::Error) -> ExitCode {
     // A reader that has gone away needs no help text.
     drop(error.print());
+    if let Some(code) = custom_executor::usage_code(error) {
+        return code;
+    }
     u8::try_from(error.exit_code()).map_or(ExitCode::FAILURE, ExitCode::from)
 }
 
@@ -193,6 +211,10 @@ fn dispatch(arguments: Arguments) -> Ending {
         Command::Serve(arguments) => serve::execute(arguments),
         Command::Steps(Steps::Serve(arguments)) => serve::execute_steps(arguments),
         Command::Proxy(arguments) | Command::Steps(Steps::Proxy(arguments)) => Ok(proxy::execute(&arguments)),
+        Command::Bootstrap(arguments) => bootstrap::execute(&arguments),
+        Command::Steps(Steps::Bootstrap(arguments)) => bootstrap::execute_steps(&arguments),
+        Command::Ci(arguments) => in_runtime(ci::execute(arguments, talk)),
+        Command::CustomExecutor(arguments) => Ok(custom_executor::execute(arguments)),
         Command::Completions(arguments) => completions::execute(&arguments),
         Command::Man(arguments) => man::execute(&arguments),
         Command::Help(arguments) => help::execute(&arguments),

@@ -2,11 +2,13 @@
 
 pub mod actors;
 pub mod app;
+pub mod bootstrap;
 pub mod builtin;
 pub mod cli;
 pub mod client;
 pub mod clock;
 pub mod config;
+pub mod custom_executor;
 pub mod error;
 pub mod failpoint;
 pub mod fetch;
@@ -28,5 +30,6 @@ pub mod proxy;
 pub mod queue;
 pub mod signal;
 pub mod store;
+pub mod systemd;
 pub mod variables;
 pub mod web;
