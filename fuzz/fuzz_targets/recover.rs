@@ -9,9 +9,9 @@ use std::path::Path;
 use libfuzzer_sys::fuzz_target;
 use step_runner::journal::event::Event;
 use step_runner::journal::{append_record, encode};
-use step_runner::model::JobId;
+use step_runner::model::{JobId, ProcessInfo};
 use step_runner::store::{
-    Found, JobRecord, Origin, ProcessInfo, RecordedLimits, StateDir, close_interrupted,
+    Found, JobRecord, OpenError, Origin, RecordedLimits, StateDir, close_interrupted,
 };
 
 /// What is put into a file: nothing, what belongs there, that with a piece changed or cut, or anything.
@@ -82,7 +82,7 @@ fuzz_target!(|input: [(u8, u16, Vec<u8>); 5]| {
     let daemon = ProcessInfo { boot_id: String::new(), pid: 1, start_time: 1 };
     // A number above ours is a newer format, and nothing else is a reason not to start.
     if let Err(error) = StateDir::open(&path, &daemon).map(|state| recover(&state)) {
-        assert_eq!(error.exit_code(), 78, "{error}");
+        assert!(matches!(error, OpenError::NewerFormat { .. }), "{error}");
     }
 });
 
@@ -97,10 +97,13 @@ fn recover(state: &StateDir) {
             Found::Job(job) => drop(job.folder.read_steps()),
             Found::Unreadable { folder, .. } => {
                 folder.set_aside().expect("a folder that can be renamed");
-                assert!(folder.is_set_aside());
+                let aside = state.set_aside_keys().expect("a folder that can be read");
+                assert!(aside.contains(&folder.key()));
             }
-            Found::Gone { name } | Found::Orphan { name, .. } => {
-                state.remove_orphan(&name).expect("a folder that can be removed");
+            Found::Gone(removed) => removed.delete().expect("a folder that can be deleted"),
+            Found::Orphan { name, .. } => {
+                let removed = state.remove_orphan(&name).expect("a folder that can be renamed");
+                removed.expect("it was there").delete().expect("a folder that can be deleted");
             }
         }
     }

@@ -1,4 +1,5 @@
-//! `COMMAND [--option [VALUE]]…`; what a test runner adds (`--test-threads 4`, `--nocapture`) is taken and ignored.
+//! `--proof NAME [--option [VALUE]]…`, or what a test runner says: words that names of proofs hold, and options
+//! (`--test-threads 4`, `--nocapture`), which are taken and ignored.
 
 use std::collections::BTreeMap;
 
@@ -17,19 +18,35 @@ const NUMBERS: &[&str] = &[
     "cases",
     "trees",
     "cuts",
+    "mib",
 ];
 /// Options of ours that take a number with a fraction.
 const FRACTIONS: &[&str] = &["scale", "minutes"];
 /// Options of ours that take a text.
 const TEXTS: &[&str] = &["only", "grace", "cgroup"];
 /// Flags of ours.
-const FLAGS: &[&str] = &["keeper", "both", "run", "all", "syscalls"];
+const FLAGS: &[&str] = &["keeper", "both", "run", "all", "syscalls", "untimed"];
 /// Options of test runners that take a value.
 const FOREIGN: &[&str] = &["test-threads", "skip", "format", "color", "logfile", "shuffle-seed", "Z"];
+/// Options of test runners that take none.
+const FOREIGN_FLAGS: &[&str] = &[
+    "nocapture",
+    "no-capture",
+    "quiet",
+    "exact",
+    "ignored",
+    "include-ignored",
+    "show-output",
+    "test",
+    "bench",
+];
 
 #[derive(Clone, Default)]
 pub(crate) struct Arguments {
-    pub(crate) command: Option<String>,
+    /// The one proof that is to run with its full counts.
+    pub(crate) proof: Option<String>,
+    /// Parts of names of proofs that are to run with small counts; none: all of them.
+    filters: Vec<String>,
     pub(crate) list: bool,
     numbers: BTreeMap<String, u64>,
     fractions: BTreeMap<String, f64>,
@@ -38,13 +55,17 @@ pub(crate) struct Arguments {
 }
 
 impl Arguments {
+    /// With `--proof` every word must mean something; without it options of ours have no proof to belong to.
     pub(crate) fn parse(words: impl Iterator<Item = String>) -> Result<Self, String> {
         let mut parsed = Self::default();
+        let (mut ours, mut unknown) = (None, None);
         let mut words = words;
         while let Some(word) = words.next() {
             let Some(option) = word.strip_prefix("--") else {
-                if !word.starts_with('-') && parsed.command.is_none() {
-                    parsed.command = Some(word);
+                if word.starts_with('-') {
+                    unknown.get_or_insert(word);
+                } else {
+                    parsed.filters.push(word);
                 }
                 continue;
             };
@@ -52,26 +73,59 @@ impl Arguments {
                 Some((name, value)) => (name, Some(value.to_owned())),
                 None => (option, None),
             };
-            if NUMBERS.contains(&name) {
-                let value = attached.or_else(|| words.next()).ok_or(format!("--{name} needs a number"))?;
-                let number = value.parse().map_err(|_| format!("--{name}: {value:?} is no number"))?;
-                parsed.numbers.insert(name.to_owned(), number);
-            } else if FRACTIONS.contains(&name) {
-                let value = attached.or_else(|| words.next()).ok_or(format!("--{name} needs a number"))?;
-                let number = value.parse().map_err(|_| format!("--{name}: {value:?} is no number"))?;
-                parsed.fractions.insert(name.to_owned(), number);
-            } else if TEXTS.contains(&name) {
-                let value = attached.or_else(|| words.next()).ok_or(format!("--{name} needs a text"))?;
-                parsed.texts.insert(name.to_owned(), value);
-            } else if FLAGS.contains(&name) {
-                parsed.flags.push(name.to_owned());
+            if name == "proof" {
+                parsed.proof = Some(attached.or_else(|| words.next()).ok_or("--proof needs a name")?);
+            } else if parsed.take(name, attached.as_ref(), &mut words)? {
+                ours.get_or_insert(word);
             } else if name == "list" {
                 parsed.list = true;
-            } else if FOREIGN.contains(&name) && attached.is_none() {
-                words.next();
+            } else if FOREIGN.contains(&name) {
+                if attached.is_none() {
+                    words.next();
+                }
+            } else if !FOREIGN_FLAGS.contains(&name) {
+                unknown.get_or_insert(word);
             }
         }
-        Ok(parsed)
+        match (&parsed.proof, ours, unknown.or_else(|| parsed.filters.first().cloned())) {
+            (Some(_), _, Some(unknown)) => Err(format!("{unknown} is no option of a proof")),
+            (None, Some(option), _) => {
+                Err(format!("{option} is an option of a proof: --proof NAME {option}"))
+            }
+            _ => Ok(parsed),
+        }
+    }
+
+    /// Takes an option of ours; tells whether it is one.
+    fn take(
+        &mut self,
+        name: &str,
+        attached: Option<&String>,
+        words: &mut impl Iterator<Item = String>,
+    ) -> Result<bool, String> {
+        let mut value = |what: &str| {
+            attached.cloned().or_else(|| words.next()).ok_or_else(|| format!("--{name} needs a {what}"))
+        };
+        let wrong = |value: &str| format!("--{name}: {value:?} is no number");
+        if NUMBERS.contains(&name) {
+            let value = value("number")?;
+            self.numbers.insert(name.to_owned(), value.parse().map_err(|_| wrong(&value))?);
+        } else if FRACTIONS.contains(&name) {
+            let value = value("number")?;
+            self.fractions.insert(name.to_owned(), value.parse().map_err(|_| wrong(&value))?);
+        } else if TEXTS.contains(&name) {
+            self.texts.insert(name.to_owned(), value("text")?);
+        } else if FLAGS.contains(&name) {
+            self.flags.push(name.to_owned());
+        } else {
+            return Ok(false);
+        }
+        Ok(true)
+    }
+
+    /// Whether the proof `name` is to run with small counts.
+    pub(crate) fn is_wanted(&self, name: &str) -> bool {
+        self.filters.is_empty() || self.filters.iter().any(|filter| name.contains(filter.as_str()))
     }
 
     pub(crate) fn number(&self, name: &str, default: u64) -> u64 {
@@ -94,6 +148,12 @@ impl Arguments {
         let mut with = self.clone();
         with.flags = vec![name.to_owned()];
         with
+    }
+
+    /// Bounds of time hold for a machine that does nothing else and a program without checks: `--untimed` and the small
+    /// proofs print what was measured and leave the verdict to who reads it.
+    pub(crate) fn judges_time(&self, small: bool) -> bool {
+        !small && !cfg!(debug_assertions) && !self.flag("untimed")
     }
 
     /// The given seed, or a new one.

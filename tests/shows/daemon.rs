@@ -118,6 +118,19 @@ impl Scene {
     }
 }
 
+/// A proof that ends early leaves nothing running.
+impl Drop for Scene {
+    fn drop(&mut self) {
+        let keepers = proc::with_argument(&self.state().to_string_lossy());
+        for pid in keepers.into_iter().filter(|pid| proc::describe(&[*pid]).contains("keeper")) {
+            proc::kill(pid, Signal::KILL);
+        }
+        for pid in proc::with_environment(&self.tag) {
+            proc::kill(pid, Signal::KILL);
+        }
+    }
+}
+
 /// A running daemon.
 pub(crate) struct Daemon {
     child: Child,
@@ -234,6 +247,16 @@ impl Daemon {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
         Err(format!("the daemon did not end within {PATIENCE:?} of SIGTERM"))
+    }
+}
+
+/// Its keeper is the scene's: it outlives a daemon that a proof kills.
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        if let Ok(None) = self.child.try_wait() {
+            self.child.kill().ok();
+            self.child.wait().ok();
+        }
     }
 }
 

@@ -1,4 +1,4 @@
-//! `hostile [--seconds N]`: clients that mean harm, one kind after the other and then all at once, while a good client
+//! `hostile [--seconds N] [--untimed]`: clients that mean harm, one kind after the other and then all at once, while a good client
 //! asks for Status and follows a job (faults.md rows 54–57, 64). What they may cost: memory, time and nothing else.
 
 mod attack;
@@ -27,7 +27,7 @@ const SECONDS: u64 = 10;
 const SMALL: Duration = Duration::from_millis(200);
 /// What an attack may leave in memory, and take while it lasts, in KiB (faults.md row 56).
 const GROWTH: u64 = 16 << 10;
-/// Status beside any attack (faults.md row 55). Only printed in the small proof: it shares its machine.
+/// Status beside any attack (faults.md row 55).
 const P99: Duration = Duration::from_millis(100);
 /// How much of a processor an idle daemon takes that has no descriptor left, in percent (faults.md row 54).
 const IDLE_CPU: f64 = 5.0;
@@ -40,7 +40,11 @@ const DEEP: u64 = 4 << 20;
 
 pub(crate) fn run(arguments: &Arguments, small: bool) -> Shown {
     let seconds = Duration::from_secs(arguments.number("seconds", SECONDS).max(1));
-    let war = War { time: if small { SMALL } else { seconds }, judges_time: !small, seed: arguments.seed() };
+    let war = War {
+        time: if small { SMALL } else { seconds },
+        judges_time: arguments.judges_time(small),
+        seed: arguments.seed(),
+    };
     let runtime = tokio::runtime::Runtime::new().map_err(|error| error.to_string())?;
     println!("hostile: seed {}", war.seed);
     let misses = Misses::default();
@@ -159,7 +163,7 @@ impl War {
              keeper +{} at most, +{} after",
             tally.connections, tally.ended, tally.batches, times, peak[0], after[0], peak[1], after[1]
         );
-        if self.judges_time && attacks.iter().any(|attack| attack.is_ended) && tally.ended == 0 {
+        if self.time > SMALL && attacks.iter().any(|attack| attack.is_ended) && tally.ended == 0 {
             misses.add(format!("{name}: no connection was ended"));
         }
         if self.judges_time && times.p99 >= P99 {

@@ -1,5 +1,6 @@
 //! The life of a daemon and two jobs, with one fault in it, and what must hold in the end whatever the fault was.
 
+use std::error::Error as _;
 use std::fs::{self, DirBuilder, File};
 use std::io::Write;
 use std::os::unix::fs::DirBuilderExt;
@@ -376,7 +377,11 @@ impl Life<'_> {
                         let log = tokio::spawn(followed(client.clone(), id.clone()));
                         return Ok(Some(Watched { log, steps: tokio::spawn(stepped(client, id)) }));
                     }
-                    Err(status) if matches!(status.code(), Code::Unavailable | Code::Unknown) => {
+                    // A line that broke, whatever code the client gives that: the daemon that took it has ended.
+                    Err(status)
+                        if status.source().is_some()
+                            || matches!(status.code(), Code::Unavailable | Code::Unknown) =>
+                    {
                         if Instant::now() > until {
                             return Err(format!("Run in vain: {status}"));
                         }

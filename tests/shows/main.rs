@@ -1,6 +1,7 @@
 //! Proofs that nothing is lost: the real program under kills, races and load.
 //!
-//! `shows COMMAND [--option VALUE]…` runs one proof and prints its figures; without a command all run with small counts.
+//! `shows --proof NAME [--option VALUE]…`, as the scripts call it, runs one proof and prints its figures. Without `--proof` all
+//! run with small counts, or those whose names hold a word that is given, as test runners mean it (`cargo test WORD`).
 //! A miss is printed, keeps its folder, and makes the exit code 1. Seeds are printed: `--seed` repeats the choices, not
 //! the interleaving of the processes.
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "the figures are what this program is for")]
@@ -14,6 +15,7 @@ mod crash_run;
 mod daemon;
 #[path = "../../src/log/mask/tests/definition.rs"]
 mod definition;
+mod empty_root;
 mod follower;
 mod followers;
 mod hostile;
@@ -31,10 +33,15 @@ mod parts;
 mod power;
 mod power_job;
 mod proc;
+mod proxy;
 mod race;
 mod random;
 mod reference;
+mod relay;
+mod relay_program;
 mod soak;
+mod ssh;
+mod sshd;
 mod stalled;
 mod starters;
 mod syscalls;
@@ -59,16 +66,23 @@ const PROOFS: &[Proof] = &[
     ("load", load::run),
     ("followers", followers::run),
     ("volume", volume::run),
+    ("proxy", proxy::run),
+    ("empty-root", empty_root::run),
     ("hostile", hostile::run),
     ("masking", masking::run),
     ("power", power::run),
     ("cancel", cancel::run),
     ("soak", soak::run),
+    ("relay", relay::run),
+    ("ssh", ssh::run),
 ];
 
 fn main() -> ExitCode {
     if writer::is_asked() {
         return writer::main();
+    }
+    if relay_program::is_asked() {
+        return relay_program::main();
     }
     let arguments = match Arguments::parse(std::env::args().skip(1)) {
         Ok(arguments) => arguments,
@@ -83,12 +97,15 @@ fn main() -> ExitCode {
         }
         return ExitCode::SUCCESS;
     }
-    let chosen = match &arguments.command {
-        Some(command) => PROOFS
-            .iter()
-            .filter(|(name, _)| name == command)
-            .map(|proof| run(proof, &arguments, false))
-            .collect(),
+    let chosen = match &arguments.proof {
+        Some(wanted) => {
+            let Some(proof) = PROOFS.iter().find(|(name, _)| name == wanted) else {
+                let known: Vec<_> = PROOFS.iter().map(|(name, _)| *name).collect();
+                eprintln!("shows: no proof {wanted}; known: {}", known.join(", "));
+                return ExitCode::from(2);
+            };
+            vec![run(proof, &arguments, false)]
+        }
         None => small(&arguments),
     };
     let failed = chosen.iter().filter(|passed| !**passed).count();
@@ -96,13 +113,30 @@ fn main() -> ExitCode {
     if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// Every proof with small counts, the variants of `crash` too.
-fn small(arguments: &Arguments) -> Vec<bool> {
-    let mut passed = Vec::new();
-    for variant in ["", "keeper", "both", "run", "syscalls"] {
-        passed.push(run(&PROOFS[0], &arguments.with_flag(variant), true));
+/// No script runs a proof with small counts because it does not say `--proof`.
+fn scripts_name_their_proofs() -> bool {
+    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("scripts");
+    let texts =
+        std::fs::read_dir(folder).unwrap().flatten().map(|script| std::fs::read_to_string(script.path()));
+    let calls = texts.map(Result::unwrap_or_default).filter(|text| text.contains("--test shows"));
+    let careless: Vec<_> = calls.filter(|text| !text.contains("--test shows -- --proof ")).collect();
+    for text in &careless {
+        println!("FAILED: no --proof NAME after `--test shows --`: {text}");
     }
-    passed.extend(PROOFS[1..].iter().map(|proof| run(proof, arguments, true)));
+    careless.is_empty()
+}
+
+/// Every proof that is wanted with small counts, the variants of `crash` too.
+fn small(arguments: &Arguments) -> Vec<bool> {
+    let mut passed = vec![scripts_name_their_proofs()];
+    for proof in PROOFS.iter().filter(|(name, _)| arguments.is_wanted(name)) {
+        if proof.0 == "crash" {
+            let variants = ["", "keeper", "both", "run", "syscalls"];
+            passed.extend(variants.map(|variant| run(proof, &arguments.with_flag(variant), true)));
+        } else {
+            passed.push(run(proof, arguments, true));
+        }
+    }
     passed
 }
 

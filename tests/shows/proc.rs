@@ -25,6 +25,22 @@ pub(crate) fn with_argument(part: &str) -> Vec<u32> {
     all().filter(has).filter(|&pid| pid != std::process::id() && lives(pid)).collect()
 }
 
+/// Living descendants of a process.
+pub(crate) fn children_of(pid: u32) -> Vec<u32> {
+    let parent = |pid: u32| {
+        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+        stat.rsplit_once(") ")?.1.split(' ').nth(1)?.parse::<u32>().ok()
+    };
+    let parents: Vec<_> = all().filter_map(|pid| Some((pid, parent(pid)?))).collect();
+    let mut found = vec![pid];
+    let mut at = 0;
+    while let Some(&parent) = found.get(at) {
+        found.extend(parents.iter().filter(|(_, of)| *of == parent).map(|(pid, _)| *pid));
+        at += 1;
+    }
+    found.into_iter().skip(1).filter(|&pid| lives(pid)).collect()
+}
+
 fn all() -> impl Iterator<Item = u32> {
     fs::read_dir("/proc").unwrap().flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok())
 }

@@ -29,14 +29,20 @@ impl Kind {
         if random.one_in(2) { Self::Obeys } else { KINDS[1 + random.below(3) as usize] }
     }
 
-    fn script(self, link: &Path) -> String {
+    /// `ready` is what tells that all of it was started.
+    fn script(self, link: &Path, ready: &str) -> String {
         match self {
             Self::Obeys => {
-                "for i in 1 2 3 4; do (sleep 1000 & wait) & done; echo ready; wait; exit 0".to_owned()
+                format!("for i in 1 2 3 4; do (sleep 1000 & wait) & done; {ready}; wait; exit 0")
             }
-            Self::Deaf => "trap '' TERM; for i in 1 2 3 4; do (sleep 1000; sleep 1000) & done; echo ready; while :; do sleep 1; done".to_owned(),
-            Self::Leaves => "for i in 1 2 3; do setsid sh -c 'trap \"\" TERM; sleep 1000 & sleep 1000' & setsid sleep 1000 & done; echo ready; wait".to_owned(),
-            Self::Forks => format!("setsid sh {} & echo ready; sleep 1000", link.display()),
+            Self::Deaf => format!(
+                "trap '' TERM; for i in 1 2 3 4; do (sleep 1000; sleep 1000) & done; {ready}; while :; do sleep 1; done"
+            ),
+            Self::Leaves => format!(
+                "for i in 1 2 3; do setsid sh -c 'trap \"\" TERM; sleep 1000 & sleep 1000' & setsid sleep 1000 & done; {ready}; \
+                 wait"
+            ),
+            Self::Forks => format!("setsid sh {} & {ready}; sleep 1000", link.display()),
         }
     }
 }
@@ -54,6 +60,7 @@ fn link(folder: &Path) -> PathBuf {
 pub(crate) struct Tree {
     pub(crate) script: String,
     path: PathBuf,
+    stands: PathBuf,
     reader: File,
 }
 
@@ -63,8 +70,15 @@ impl Tree {
         let path = folder.join(name);
         rustix::fs::mknodat(rustix::fs::CWD, &path, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
         let reader = File::options().read(true).custom_flags(libc::O_NONBLOCK).open(&path).unwrap();
-        let script = format!("exec 9> {}; {}", path.display(), kind.script(&link(folder)));
-        Self { script, path, reader }
+        let stands = folder.join(format!("{name}.stands"));
+        let ready = format!("echo ready; echo > {}", stands.display());
+        let script = format!("exec 9> {}; {}", path.display(), kind.script(&link(folder), &ready));
+        Self { script, path, stands, reader }
+    }
+
+    /// All of its processes were started: until then nobody may hold the FIFO yet.
+    pub(crate) fn stands(&self) -> bool {
+        self.stands.exists()
     }
 
     /// Nobody holds the FIFO any more.
@@ -81,5 +95,6 @@ impl Tree {
 impl Drop for Tree {
     fn drop(&mut self) {
         fs::remove_file(&self.path).ok();
+        fs::remove_file(&self.stands).ok();
     }
 }

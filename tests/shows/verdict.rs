@@ -8,6 +8,12 @@ pub(crate) type Shown = Result<String, String>;
 /// A check that failed.
 pub(crate) type Check<T = ()> = Result<T, String>;
 
+/// So many percent of `sorted` are not greater: the nearest rank. `None` of nothing.
+pub(crate) fn percentile<T: Copy>(sorted: &[T], percent: usize) -> Option<T> {
+    let rank = (sorted.len() * percent).div_ceil(100).max(1);
+    sorted.get(rank - 1).copied()
+}
+
 /// Misses, from any task.
 #[derive(Clone, Default)]
 pub(crate) struct Misses(Arc<Mutex<Vec<String>>>);

@@ -12,7 +12,7 @@ use crate::client::{self, Client, Stub};
 use crate::daemon::Scene;
 use crate::follower::LONGEST_JOB;
 use crate::log::{Sources, check_equal};
-use crate::verdict::{Check, Misses};
+use crate::verdict::{Check, Misses, percentile};
 
 /// Between two calls of Status.
 const BETWEEN: Duration = Duration::from_millis(5);
@@ -98,8 +98,8 @@ impl Asker {
                 Vec::new()
             });
         took.sort_unstable();
-        let at = |part: usize| took.get(part).copied().unwrap_or_default();
-        Times { count: took.len(), p99: at(took.len() * 99 / 100), worst: at(took.len().saturating_sub(1)) }
+        let at = |percent| percentile(&took, percent).unwrap_or_default();
+        Times { count: took.len(), p99: at(99), worst: at(100) }
     }
 }
 

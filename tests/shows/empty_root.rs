@@ -1,0 +1,183 @@
+//! `empty-root`: the static program in a root folder that holds nothing else (connectors.md §2.3).
+//!
+//! First with nothing at all: what it misses is named. Then with what every container has, `/proc` and `/dev/null`: a daemon, a
+//! proxy, and a job whose step is the program itself.
+
+use std::fs;
+use std::io::Read;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+
+use crate::arguments::Arguments;
+use crate::daemon::{PATIENCE, Scene};
+use crate::parts::skipped;
+use crate::proc;
+use crate::verdict::{Check, Misses, Shown};
+
+/// Inside the root.
+const PROGRAM: &str = "/step-runner";
+
+/// Where the programs are that lead into the root; inside nothing lies there.
+const PATH: &str = "/usr/sbin:/usr/bin:/sbin:/bin";
+
+/// Exactly what a container engine mounts, and the daemon needs, in a mount namespace of our own. The process that is started
+/// is the first of its process namespace, as in a container; with it everything ends.
+const ENTER: &str = r#"set -e; root=$1; shift
+mount --make-rprivate /
+mkdir -p "$root/proc" "$root/dev"
+mount -t proc proc "$root/proc"
+touch "$root/dev/null" && mount --bind /dev/null "$root/dev/null"
+exec chroot "$root" "$@""#;
+
+pub(crate) fn run(_: &Arguments, small: bool) -> Shown {
+    let Some(program) = static_program() else {
+        if small {
+            return Ok("skipped: no static program (scripts/static-build)".into());
+        }
+        return Err("no static program: build one with scripts/static-build".into());
+    };
+    if let Some(part) = missing_part() {
+        skipped("empty-root", part);
+        return Ok(format!("skipped: no {part}"));
+    }
+    let misses = Misses::default();
+    let scene = Scene::new("empty-root");
+    let root = scene.path("root");
+    misses.check("the root", prepare(&root, &program));
+    misses.check("nothing but the program", bare(&root));
+    misses.check("with /proc and /dev/null", furnished(&root));
+    misses.verdict("named what it misses; then served, proxied and ran a job".into())
+}
+
+/// The program as one file without a loader: that of this build if it is one, else the one that `scripts/static-build` made.
+pub(crate) fn static_program() -> Option<PathBuf> {
+    let own = crate::daemon::program();
+    let target = own.parent()?.parent()?;
+    let built = target.join("x86_64-unknown-linux-musl/release/step-runner");
+    [own, built].into_iter().find(|program| is_static(program))
+}
+
+/// Whether a 64-bit ELF program names no interpreter.
+fn is_static(program: &Path) -> bool {
+    const INTERPRETER: u32 = 3;
+    let mut head = vec![0; 64 << 10];
+    let Ok(length) = fs::File::open(program).and_then(|mut file| file.read(&mut head)) else { return false };
+    head.truncate(length);
+    let number = |at: usize, bytes: usize| {
+        let field = head.get(at..at + bytes)?;
+        Some(field.iter().rev().fold(0_u64, |number, &byte| number << 8 | u64::from(byte)))
+    };
+    let kind = |entry: u64| {
+        let at = number(0x20, 8)? + entry * number(0x36, 2)?;
+        number(at as usize, 4).map(|kind| kind as u32)
+    };
+    let Some(count) = number(0x38, 2).filter(|_| head.starts_with(b"\x7fELF\x02\x01")) else { return false };
+    !(0..count).any(|entry| kind(entry) == Some(INTERPRETER))
+}
+
+fn missing_part() -> Option<&'static str> {
+    if !rustix::process::geteuid().is_root() {
+        return Some("root");
+    }
+    let mut unshare = Command::new("unshare");
+    unshare.args(["--mount", "--pid", "--fork", "chroot", "/", "true"]).stderr(Stdio::null());
+    if unshare.status().is_ok_and(|status| status.success()) { None } else { Some("unshare and chroot") }
+}
+
+fn prepare(root: &Path, program: &Path) -> Check {
+    let inside = root.join(PROGRAM.trim_start_matches('/'));
+    let made = fs::create_dir(root).and_then(|()| fs::copy(program, &inside));
+    made.and_then(|_| fs::set_permissions(inside, fs::Permissions::from_mode(0o755)))
+        .map_err(|error| error.to_string())
+}
+
+/// Nothing is mounted; each command does its work or says what it misses.
+fn bare(root: &Path) -> Check {
+    expect(&in_root(root, &["--version"])?, 0, "step-runner ")?;
+    expect(&in_root(root, &["help", "recovery"])?, 0, "")?;
+    expect(&in_root(root, &["proxy"])?, 1, "step-runner proxy: connect /tmp/step-runner.sock: No such file")?;
+    expect(&in_root(root, &["serve"])?, 1, "/proc is not mounted")?;
+    function(root)?;
+    expect(&in_root(root, &["run", "/own"])?, 1, "set TMPDIR to a folder that can be written")?;
+    fs::create_dir(root.join("tmp")).map_err(|error| error.to_string())?;
+    expect(&in_root(root, &["run", "/own"])?, 1, "/proc is not mounted")
+}
+
+fn expect(output: &Output, code: i32, part: &str) -> Check {
+    let said = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
+    if output.status.code() == Some(code) && said.contains(part) {
+        return Ok(());
+    }
+    Err(format!("{}, said {said:?}; expected {code} and {part:?}", output.status))
+}
+
+/// A process in the root, with all that it started. Dropped, it is killed, and they with it.
+struct Inside(Child);
+
+impl Inside {
+    fn start(root: &Path, words: &[&str]) -> Check<Self> {
+        let mut command = Command::new("unshare");
+        command
+            .args(["--mount", "--pid", "--fork", "--kill-child", "sh", "-c", ENTER, "sh"])
+            .arg(root)
+            .arg(PROGRAM);
+        command.args(words).env_clear().env("PATH", PATH);
+        command.stdin(Stdio::null()).stdout(Stdio::null());
+        command.stderr(fs::File::create(root.join("stderr")).map_err(|error| error.to_string())?);
+        Ok(Self(command.spawn().map_err(|error| error.to_string())?))
+    }
+}
+
+impl Drop for Inside {
+    fn drop(&mut self) {
+        self.0.kill().ok();
+        self.0.wait().ok();
+    }
+}
+
+fn furnished(root: &Path) -> Check {
+    let said = || fs::read_to_string(root.join("stderr")).unwrap_or_default();
+    let inside = Inside::start(root, &["steps", "serve"])?;
+    let served = proc::wait_until(PATIENCE, || {
+        said().contains("step-runner is listening on socket /tmp/step-runner.sock\n")
+    });
+    served.ok_or_else(|| format!("no daemon: {}", said()))?;
+    let asked = in_root(root, &["status", "--address", "/tmp/step-runner.sock"])?;
+    expect(&asked, 0, "")?;
+    expect(&in_root(root, &["proxy"])?, 0, "")?;
+    expect(&submitted(root, "own/func.yml", None)?, 0, env!("CARGO_PKG_VERSION"))?;
+    let shell = r#"[{"name": "s", "script": "echo x"}]"#;
+    expect(&submitted(root, "shell.json", Some(shell))?, 1, "no shell: neither bash nor sh is in")?;
+    let far = r#"[{"name": "s", "func": "https://nowhere.invalid/x@v1"}]"#;
+    expect(&submitted(root, "far.json", Some(far))?, 1, "the name of the host cannot be resolved")?;
+    drop(inside);
+    Ok(())
+}
+
+/// The program inside, beside the daemon.
+fn in_root(root: &Path, words: &[&str]) -> Check<Output> {
+    let mut command = Command::new("chroot");
+    command.arg(root).arg(PROGRAM).args(words).env_clear().env("PATH", PATH).stdin(Stdio::null());
+    command.output().map_err(|error| error.to_string())
+}
+
+/// What a client outside is told of a job of this file, whose daemon is reached by the path that its socket has there.
+fn submitted(root: &Path, name: &str, text: Option<&str>) -> Check<Output> {
+    if let Some(text) = text {
+        fs::write(root.join(name), text).map_err(|error| error.to_string())?;
+    }
+    let mut command = Command::new(crate::daemon::program());
+    command.args(["run", "--work-dir", "/", "--address"]).arg(root.join("tmp/step-runner.sock"));
+    command.arg(root.join(name)).stdin(Stdio::null());
+    command.output().map_err(|error| error.to_string())
+}
+
+/// A function whose step is the program.
+fn function(root: &Path) -> Check {
+    let folder = root.join("own");
+    let text = format!("spec: {{}}\n---\nexec: {{command: [{PROGRAM}, --version]}}\n");
+    fs::create_dir(&folder)
+        .and_then(|()| fs::write(folder.join("func.yml"), text))
+        .map_err(|error| error.to_string())
+}

@@ -1,0 +1,70 @@
+//! Frames that cost more to read than to send.
+
+use super::{BATCH, Field, Tally, flooded};
+use crate::hostile::frames::{self, END_HEADERS, frame, kind};
+
+/// Odd numbers of streams: batch N has its own.
+fn stream_of(batch: u64, at: usize) -> u32 {
+    (batch as u32 * BATCH as u32 + at as u32) * 2 + 1
+}
+
+pub(super) fn rapid_resets(field: &Field, _: usize) -> Tally {
+    let headers = frames::call_headers("Status");
+    let write = |batch| {
+        let one = |at| {
+            let stream = stream_of(batch, at);
+            let open = frame(kind::HEADERS, END_HEADERS, stream, &headers);
+            [open, frame(kind::RST_STREAM, 0, stream, &8_u32.to_be_bytes())].concat()
+        };
+        Some((0..BATCH).flat_map(one).collect())
+    };
+    flooded(field, write)
+}
+
+/// Calls without end and without a body, more than a connection may carry.
+pub(super) fn headers(field: &Field, _: usize) -> Tally {
+    let headers = frames::call_headers("Status");
+    let write = |batch| {
+        let one = |at| frame(kind::HEADERS, END_HEADERS, stream_of(batch, at), &headers);
+        Some((0..BATCH).flat_map(one).collect())
+    };
+    flooded(field, write)
+}
+
+/// One list of headers that does not end.
+pub(super) fn continuation(field: &Field, _: usize) -> Tally {
+    let piece = frames::header(b"x-more", &[b'x'; 1_000]);
+    let write = |batch| {
+        let more = frame(kind::CONTINUATION, 0, 1, &piece);
+        Some(if batch == 0 {
+            [frame(kind::HEADERS, 0, 1, &frames::call_headers("Status")), more].concat()
+        } else {
+            more.repeat(16)
+        })
+    };
+    flooded(field, write)
+}
+
+pub(super) fn pings(field: &Field, _: usize) -> Tally {
+    let all = frame(kind::PING, 0, 0, b"12345678").repeat(BATCH);
+    flooded(field, |_| Some(all.clone()))
+}
+
+pub(super) fn settings(field: &Field, _: usize) -> Tally {
+    let payload = frames::settings(&[(3, 100), (4, 65_535)]);
+    let all = frame(kind::SETTINGS, 0, 0, &payload).repeat(BATCH);
+    flooded(field, |_| Some(all.clone()))
+}
+
+pub(super) fn empty_data(field: &Field, _: usize) -> Tally {
+    let open = frame(kind::HEADERS, END_HEADERS, 1, &frames::call_headers("Run"));
+    let all = frame(kind::DATA, 0, 1, b"").repeat(BATCH);
+    flooded(field, |batch| Some(if batch == 0 { open.clone() } else { all.clone() }))
+}
+
+pub(super) fn unread_pings(field: &Field, _: usize) -> Tally {
+    let all = frame(kind::PING, 0, 0, b"12345678").repeat(BATCH);
+    let mut tally = Tally::default();
+    field.flood(&mut tally, |_| Some(all.clone()), false);
+    tally
+}
