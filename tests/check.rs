@@ -14,7 +14,7 @@ use serde_json::Value;
 fn check(folder: &Path, words: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_step-runner"));
     command.args(["check", "--color", "never"]).args(words).current_dir(folder).stdin(Stdio::null());
-    command.env_remove("STEP_RUNNER_OUTPUT").env_remove("STEP_RUNNER_QUIET");
+    command.env_remove("STEP_RUNNER_QUIET");
     command.output().unwrap()
 }
 
