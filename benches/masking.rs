@@ -39,11 +39,16 @@ impl Numbers {
 
 /// Secrets as they are in use: random, 8 to 40 characters, some with characters that encodings change.
 fn secrets(count: usize) -> Vec<String> {
+    words(count, 8, 33)
+}
+
+/// Random words of `least` to `least + spread - 1` characters.
+fn words(count: usize, least: usize, spread: usize) -> Vec<String> {
     const ALPHABET: &[u8] = b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_+/=!$%&";
     let mut numbers = Numbers(7);
     (0..count)
         .map(|_| {
-            let length = 8 + numbers.below(33);
+            let length = least + numbers.below(spread);
             (0..length).map(|_| char::from(ALPHABET[numbers.below(ALPHABET.len())])).collect()
         })
         .collect()
@@ -147,6 +152,15 @@ fn clean_with_a_short_phrase(bencher: Bencher<'_, '_>, phrases: usize) {
 fn near_misses_of_1000_phrases(bencher: Bencher<'_, '_>, least: usize) {
     let secrets = secrets(1000);
     run(bencher, &masker(&secrets), &near_misses(&secrets, least), WRITE);
+}
+
+/// As many phrases as there may be, as long as they may all be: beginnings of up to 40 bytes, of all phrases in turn, so that
+/// hardly a state of the automaton is met twice before it has left the caches.
+#[divan::bench]
+fn near_misses_at_the_limits(bencher: Bencher<'_, '_>) {
+    let secrets = words(4096, 1024, 1);
+    let starts: Vec<String> = secrets.iter().map(|secret| secret.chars().take(41).collect()).collect();
+    run(bencher, &masker(&secrets), &near_misses(&starts, 8), WRITE);
 }
 
 #[divan::bench]

@@ -66,7 +66,8 @@ impl Masker {
                 Self::without_phrases,
             );
         }
-        let forms = Forms { automaton: Automaton::new(set.forms()), filter: Filter::new(set.forms()) };
+        let automaton = Automaton::new(set.forms());
+        let forms = Forms { filter: Filter::new(set.forms(), &automaton), automaton };
         Arc::new(Self { forms: Some(forms), prefixes: Arc::clone(prefixes) })
     }
 

@@ -2,12 +2,13 @@
 //! occurrence that ends here is, and how many of the last bytes may still become one (masking.md §6).
 //!
 //! Layout: states are numbered in depth-first order of the sorted patterns, so the first child of a state is its
-//! successor and the long unbranched tails that secrets are made of lie one byte after the other in memory. The
-//! states nearest to the root, where text without a secret spends its time, have a complete row of a deterministic
-//! automaton each, as many as a memory budget allows. All in all less than 30 bytes for each byte of a pattern
-//! (masking.md §8).
+//! successor and the long unbranched tails that secrets are made of lie one byte after the other in memory. Such a run
+//! is compared with the text as a whole. The states nearest to the root that branch have a complete row of a
+//! deterministic automaton each, as many as a memory budget allows. All in all less than 30 bytes for each byte of a
+//! pattern (masking.md §8).
 
-/// A state of an [`Automaton`]: the place of a row, or with [`NODE`] set, the number of a node.
+/// A state of an [`Automaton`]: the place of a row, or with [`NODE`] set, the number of a node; with [`MATCHED`] set
+/// where a pattern ends.
 pub(super) type State = u32;
 
 /// The state before any byte of a pattern: the first row.
@@ -16,21 +17,25 @@ pub(super) const ROOT: State = 0;
 /// Marks a state that has no row.
 const NODE: u32 = 1 << 31;
 
+/// Marks a state in which a pattern ends, so that all others need no look at what is stored for them.
+const MATCHED: u32 = 1 << 30;
+
 /// A row begins with `matched` and `hold` of its state; then come the next states.
 const ROW_HEAD: usize = 2;
 
 /// Rows may always take this much memory, so that small automata have no other states.
 const ROW_BYTES_ALWAYS: usize = 64 * 1024;
 
-/// Bytes of rows for each state beyond that. More would make text that is full of near misses slower again, as rows
-/// that are seldom needed push nodes out of the caches.
-const ROW_BYTES_PER_STATE: usize = 3;
+/// Bytes of rows for each state beyond that, for states with several children alone. More would not be faster: rows that
+/// are seldom needed push nodes out of the caches.
+const ROW_BYTES_PER_STATE: usize = 1;
 
-/// How the children of a node are stored. The low two bits of [`Node::edges`]; the rest is an index.
+/// How the children of a node are stored. The low two bits of [`Node::edges`]; the rest is an index or a length.
 mod edges {
     /// No child.
     pub(super) const LEAF: u32 = 0;
-    /// One child, the next node.
+    /// One child, the next node. With the length of the run: so many nodes behind this one follow each other as only
+    /// children, and no pattern ends in them.
     pub(super) const SINGLE: u32 = 1;
     /// Several children: a list in `sparse`.
     pub(super) const SPARSE: u32 = 2;
@@ -49,6 +54,14 @@ struct Node {
     matched: u32,
 }
 
+impl Node {
+    /// The state that this node stands for; `number` is its own.
+    fn state(self, number: u32, stride: usize) -> State {
+        let mark = if self.matched > 0 { MATCHED } else { 0 };
+        mark | if self.edges & 3 == edges::ROW { (self.edges >> 2) * stride as u32 } else { number | NODE }
+    }
+}
+
 /// Searches for many byte strings at once, one byte at a time.
 pub(super) struct Automaton {
     nodes: Box<[Node]>,
@@ -57,6 +70,8 @@ pub(super) struct Automaton {
     sparse: Sparse,
     /// Column of each byte in a row; bytes in no pattern share one.
     classes: Box<[u8; 256]>,
+    /// Length of a row.
+    stride: usize,
     rows: Box<[u32]>,
 }
 
@@ -76,34 +91,27 @@ impl Automaton {
     }
 
     /// The state after `byte`.
-    #[expect(clippy::inline_always, reason = "called for each byte; a call costs as much as the rest")]
-    #[inline(always)]
+    #[inline]
     pub(super) fn step(&self, state: State, byte: u8) -> State {
-        if state & NODE == 0 {
-            return self.step_in_row(state, byte);
-        }
-        let number = (state & !NODE) as usize;
-        if self.nodes[number].edges == edges::SINGLE && self.labels[number + 1] == byte {
-            return state + 1;
-        }
-        self.step_aside(state, byte)
+        if state & NODE == 0 { self.step_in_row(state, byte) } else { self.step_from_node(state, byte) }
     }
 
     #[inline]
     fn step_in_row(&self, row: State, byte: u8) -> State {
-        self.rows[row as usize + ROW_HEAD + usize::from(self.classes[usize::from(byte)])]
+        self.rows[place(row) + ROW_HEAD + usize::from(self.classes[usize::from(byte)])]
     }
 
-    /// As [`Automaton::step`], where the next node is not the next state.
-    fn step_aside(&self, mut state: State, byte: u8) -> State {
+    fn step_from_node(&self, mut state: State, byte: u8) -> State {
         while state & NODE != 0 {
-            let number = (state & !NODE) as usize;
+            let number = place(state);
             let node = self.nodes[number];
             match node.edges & 3 {
-                edges::SINGLE if self.labels[number + 1] == byte => return state + 1,
+                edges::SINGLE if self.labels[number + 1] == byte => {
+                    return self.nodes[number + 1].state(number as u32 + 1, self.stride);
+                }
                 edges::SPARSE => {
                     if let Some(child) = self.sparse.child(node.edges >> 2, byte) {
-                        return child | NODE; // below a node without a row there is none
+                        return child;
                     }
                 }
                 _ => {}
@@ -113,13 +121,63 @@ impl Automaton {
         self.step_in_row(state, byte)
     }
 
+    /// Takes bytes of `text` up to the first with which a pattern ends, but stops also when it has taken `enough` and
+    /// the next one is none that can be passed over. Gives the state then, and how many bytes were taken.
+    #[inline]
+    pub(super) fn walk(&self, mut state: State, text: &[u8], enough: usize) -> (State, usize) {
+        let mut at = 0;
+        while at < enough {
+            let Some(&byte) = text.get(at) else { break };
+            if state & NODE == 0 {
+                state = self.step_in_row(state, byte);
+            } else {
+                let number = place(state);
+                let run = self.run_behind(number);
+                let same = common_prefix(&self.labels[number + 1..=number + run], &text[at..]);
+                if same > 0 {
+                    state = (place(state) + same) as u32 | NODE;
+                    at += same;
+                    continue;
+                }
+                state = self.step_from_node(state, byte);
+            }
+            at += 1;
+            if state & MATCHED != 0 {
+                break;
+            }
+        }
+        (state, at)
+    }
+
+    /// How many of the next states follow each other as only children, without a pattern that ends, if none ends in `state`.
+    #[inline]
+    pub(super) fn run(&self, state: State) -> usize {
+        if state & (NODE | MATCHED) == NODE { self.run_behind(place(state)) } else { 0 }
+    }
+
+    #[inline]
+    fn run_behind(&self, number: usize) -> usize {
+        let edges = self.nodes[number].edges;
+        if edges & 3 == edges::SINGLE { (edges >> 2) as usize } else { 0 }
+    }
+
+    /// Whether `text` goes on with the bytes of the next `run` states, as far as it goes: how many these are.
+    #[inline]
+    pub(super) fn follows(&self, state: State, run: usize, text: &[u8]) -> Option<usize> {
+        let next = place(state) + 1;
+        let length = run.min(text.len());
+        (run == 0 || self.labels[next..next + length] == text[..length]).then_some(length)
+    }
+
     /// Length of the longest pattern that ends in `state`, or 0.
     #[inline]
     pub(super) fn matched(&self, state: State) -> usize {
-        if state & NODE == 0 {
-            self.rows[state as usize] as usize
+        if state & MATCHED == 0 {
+            0
+        } else if state & NODE == 0 {
+            self.rows[place(state)] as usize
         } else {
-            self.nodes[(state & !NODE) as usize].matched as usize
+            self.nodes[place(state)].matched as usize
         }
     }
 
@@ -127,9 +185,9 @@ impl Automaton {
     #[inline]
     pub(super) fn hold(&self, state: State) -> usize {
         if state & NODE == 0 {
-            self.rows[state as usize + 1] as usize
+            self.rows[place(state) + 1] as usize
         } else {
-            self.nodes[(state & !NODE) as usize].hold as usize
+            self.nodes[place(state)].hold as usize
         }
     }
 
@@ -148,6 +206,27 @@ impl Automaton {
             + self.sparse.targets.capacity() * size_of::<u32>()
             + size_of_val(&*self.rows)
     }
+}
+
+/// A state without its marks.
+#[inline]
+fn place(state: State) -> usize {
+    (state & !(NODE | MATCHED)) as usize
+}
+
+/// How many bytes two texts begin with in common.
+#[inline]
+fn common_prefix(a: &[u8], b: &[u8]) -> usize {
+    let words = a.as_chunks::<8>().0.iter().zip(b.as_chunks::<8>().0);
+    let mut same = 0;
+    for (a, b) in words {
+        let differ = u64::from_le_bytes(*a) ^ u64::from_le_bytes(*b);
+        if differ != 0 {
+            return same + differ.trailing_zeros() as usize / 8;
+        }
+        same += 8;
+    }
+    same + a[same..].iter().zip(&b[same..]).take_while(|(a, b)| a == b).count()
 }
 
 /// Lists of children: a head (number of children less one, 0), then pairs in order of the label.
@@ -261,17 +340,19 @@ impl Trie {
     /// Sets, shortest states first, failure links (in `jump`), `matched`, `hold` and as many rows as the budget
     /// allows.
     fn link(&mut self, order: &[u32], budget: usize) {
-        let row_count = (budget / (self.stride * size_of::<u32>())).clamp(1, order.len());
-        self.rows = vec![FIRST; row_count * self.stride];
-        for (rank, &state) in order.iter().enumerate() {
+        let room = budget / size_of::<u32>();
+        let room_always = room.min(ROW_BYTES_ALWAYS / size_of::<u32>());
+        for &state in order {
             let Node { edges, jump: fail, .. } = self.nodes[state as usize];
             let children = match edges & 3 {
                 edges::SINGLE => 1,
                 edges::SPARSE => self.sparse.labels(edges >> 2).len(),
                 _ => 0,
             };
-            if rank < row_count {
-                self.begin_row(rank, state, fail);
+            let rows_end = self.rows.len() + self.stride;
+            let row = rows_end <= if children > 1 { room } else { room_always } || state == FIRST;
+            if row {
+                self.begin_row(state, fail);
             }
             for index in 0..children {
                 let child = match edges & 3 {
@@ -281,8 +362,8 @@ impl Trie {
                 let byte = self.labels[child as usize];
                 let target = if state == FIRST { FIRST } else { self.step(fail, byte) };
                 self.set_suffix(child, target);
-                if rank < row_count {
-                    let place = self.place_in_row(rank, byte);
+                if row {
+                    let place = self.place_in_row(self.nodes[state as usize].edges >> 2, byte);
                     self.rows[place] = child;
                 }
             }
@@ -302,17 +383,21 @@ impl Trie {
         }
     }
 
-    /// Gives `state` a row: that of its suffix, which has one because it is shorter.
-    fn begin_row(&mut self, rank: usize, state: u32, fail: u32) {
+    /// Gives `state` the next row: what its suffix does.
+    fn begin_row(&mut self, state: u32, fail: u32) {
+        let start = self.rows.len();
+        self.rows.resize(start + self.stride, FIRST);
         if state != FIRST {
-            let suffix = (self.nodes[fail as usize].edges >> 2) as usize * self.stride;
-            self.rows.copy_within(suffix..suffix + self.stride, rank * self.stride);
+            for byte in 0..=u8::MAX {
+                self.rows[start + ROW_HEAD + usize::from(self.classes[usize::from(byte)])] =
+                    self.step(fail, byte);
+            }
         }
-        self.nodes[state as usize].edges = (rank as u32) << 2 | edges::ROW;
+        self.nodes[state as usize].edges = ((start / self.stride) as u32) << 2 | edges::ROW;
     }
 
-    fn place_in_row(&self, rank: usize, byte: u8) -> usize {
-        rank * self.stride + ROW_HEAD + usize::from(self.classes[usize::from(byte)])
+    fn place_in_row(&self, row: u32, byte: u8) -> usize {
+        row as usize * self.stride + ROW_HEAD + usize::from(self.classes[usize::from(byte)])
     }
 
     /// As [`Automaton::step`].
@@ -320,7 +405,7 @@ impl Trie {
         loop {
             let node = self.nodes[state as usize];
             match node.edges & 3 {
-                edges::ROW => return self.rows[self.place_in_row((node.edges >> 2) as usize, byte)],
+                edges::ROW => return self.rows[self.place_in_row(node.edges >> 2, byte)],
                 edges::SINGLE if self.labels[state as usize + 1] == byte => return state + 1,
                 edges::SPARSE => {
                     if let Some(child) = self.sparse.child(node.edges >> 2, byte) {
@@ -350,29 +435,38 @@ impl Trie {
         }
     }
 
-    /// Replaces numbers of nodes by states.
+    /// Replaces numbers of nodes by states, and sets the lengths of runs.
     fn finish(mut self) -> Automaton {
-        let stride = self.stride;
-        let encode = |nodes: &[Node], number: u32| match nodes[number as usize].edges {
-            row if row & 3 == edges::ROW => (row >> 2) * stride as u32,
-            _ => number | NODE,
-        };
+        let (nodes, stride) = (&self.nodes, self.stride);
+        let state = |number: u32| nodes[number as usize].state(number, stride);
         for target in self.rows.chunks_exact_mut(stride).flat_map(|row| row.iter_mut().skip(ROW_HEAD)) {
-            *target = encode(&self.nodes, *target);
+            *target = state(*target);
         }
-        for number in 0..self.nodes.len() {
+        for target in &mut self.sparse.targets {
+            *target = state(*target);
+        }
+        let mut run = 0; // from the node behind
+        for number in (0..self.nodes.len()).rev() {
             let Node { edges, jump, hold, matched } = self.nodes[number];
             if edges & 3 == edges::ROW {
                 let start = (edges >> 2) as usize * stride;
                 (self.rows[start], self.rows[start + 1]) = (matched, hold);
             }
-            self.nodes[number].jump = encode(&self.nodes, jump);
+            self.nodes[number].jump = self.nodes[jump as usize].state(jump, stride);
+            if edges == edges::SINGLE {
+                self.nodes[number].edges |= run << 2;
+            } else {
+                run = 0;
+            }
+            let plain = matched == 0 && edges & 3 != edges::ROW;
+            run = if plain { run + 1 } else { 0 };
         }
         Automaton {
             nodes: self.nodes.into_boxed_slice(),
             labels: self.labels.into_boxed_slice(),
             sparse: self.sparse,
             classes: self.classes,
+            stride,
             rows: self.rows.into_boxed_slice(),
         }
     }
@@ -417,7 +511,36 @@ mod tests {
         (matched, hold)
     }
 
+    #[test]
+    fn a_run_is_known_in_advance_and_taken_whole() {
+        let automaton = Automaton::with_row_budget(&sorted(vec![b"abcdefghijklmnop".to_vec()]), 0);
+        let a = automaton.step(ROOT, b'a');
+        assert_eq!(automaton.run(a), 14, "up to the last but one");
+        assert_eq!(automaton.follows(a, 14, b"bcd"), Some(3));
+        assert_eq!(automaton.follows(a, 2, b"bcd"), Some(2));
+        assert_eq!(automaton.follows(a, 14, b"bcx"), None);
+        assert_eq!(automaton.follows(a, 0, b"x"), Some(0));
+        assert_eq!(automaton.walk(a, b"bcdefgh", 1).1, 7, "though one is enough");
+        assert_eq!(automaton.walk(ROOT, b"xyz", 2), (ROOT, 2));
+        assert!(automaton.leaves_root(b'a') && !automaton.leaves_root(b'b'));
+
+        let automaton = Automaton::with_row_budget(&sorted(vec![b"ab".to_vec(), b"abcdef".to_vec()]), 0);
+        let (ab, taken) = automaton.walk(ROOT, b"abcd", 4);
+        assert_eq!(
+            (taken, automaton.matched(ab), automaton.run(ab)),
+            (2, 2, 0),
+            "a match ends a walk, and has no run"
+        );
+    }
+
     proptest! {
+        #[test]
+        fn texts_have_their_first_bytes_in_common(start in "[ab]{0,20}", a in "[ab]{0,20}", b in "[ab]{0,20}") {
+            let (a, b) = ([start.as_str(), &a].concat(), [start.as_str(), &b].concat());
+            let same = a.bytes().zip(b.bytes()).take_while(|(a, b)| a == b).count();
+            prop_assert_eq!(common_prefix(a.as_bytes(), b.as_bytes()), same);
+        }
+
         #[test]
         fn every_state_has_the_longest_match_and_the_longest_open_prefix(
             patterns in prop::collection::vec("[abc]{1,7}".prop_map(String::into_bytes), 1..8),

@@ -3,8 +3,16 @@
 //! If each form is at least `gram + step - 1` bytes long, each has a gram (`gram` bytes) at every offset below
 //! `step`. So of the text only every `step`-th position needs a look: if the gram there is none that a form has at
 //! such an offset, no form starts at this position or the `step - 1` before it. A hit is checked again with the
-//! first bytes of the forms. Both sets are bitmaps over hashes: a wrong "perhaps" costs time, a wrong "no" does not
-//! exist.
+//! first bytes of the forms: by bitmaps over hashes, where a wrong "perhaps" costs time and a wrong "no" does not exist,
+//! then by a table, and then with the bytes that follow in all forms with this start. All of it is small and stays in
+//! the caches, which the automaton of many phrases does not.
+
+use std::{
+    collections::HashMap,
+    hash::{BuildHasherDefault, Hasher},
+};
+
+use super::automaton::{Automaton, ROOT, State};
 
 /// Longest part of a form that is looked at: what one load of eight bytes holds.
 const WINDOW: usize = 8;
@@ -14,6 +22,10 @@ const GRAM_AND_STEP: [(usize, usize); WINDOW] =
     [(1, 1), (2, 1), (3, 1), (3, 2), (3, 3), (4, 3), (4, 4), (5, 4)];
 
 const MAX_STEP: usize = 4;
+
+/// So many bytes behind a window are compared at most. The bound keeps the cost of text in which candidates overlap
+/// proportional to its length; what goes on for longer is left to the automaton.
+const MAX_RUN: usize = 64;
 
 /// How many looks are taken at once, without a branch between them, and what text that takes.
 const LOOKS: usize = 8;
@@ -33,11 +45,30 @@ pub(super) struct Filter {
     window_mask: u64,
     grams: Bitmap,
     windows: Bitmap,
+    /// By the first `window` bytes of a form, what comes after them.
+    entries: HashMap<u64, Entry, BuildHasherDefault<WordHasher>>,
+}
+
+/// What comes after a window, whatever form it is of.
+#[derive(Clone, Copy)]
+struct Entry {
+    state: State,
+    /// How many of the next bytes are the same in all forms.
+    run: u32,
+}
+
+/// Where a form may start.
+pub(super) struct Start {
+    /// No form starts between the position asked for and this one.
+    pub(super) at: usize,
+    /// The state of the automaton at a later position; no form ends before that. None where the text is too short to
+    /// tell.
+    pub(super) known: Option<(State, usize)>,
 }
 
 impl Filter {
-    /// `forms` must not be empty, nor any of them.
-    pub(super) fn new<F: AsRef<[u8]>>(forms: &[F]) -> Self {
+    /// `forms` must not be empty, nor any of them; `automaton` is theirs.
+    pub(super) fn new<F: AsRef<[u8]>>(forms: &[F], automaton: &Automaton) -> Self {
         let shortest = forms.iter().map(|form| form.as_ref().len()).min().unwrap_or(1);
         let window = shortest.clamp(1, WINDOW);
         let (gram, step) = GRAM_AND_STEP[window - 1];
@@ -47,14 +78,18 @@ impl Filter {
             gram_mask: low_bytes(gram),
             window_mask: low_bytes(window),
             grams: Bitmap::for_entries(forms.len() * step),
-            windows: Bitmap::for_entries(forms.len() * step),
+            windows: Bitmap::for_entries(forms.len()),
+            entries: HashMap::default(),
         };
         for form in forms {
             let form = form.as_ref();
             let mut start = [0; WINDOW];
             start[..window].copy_from_slice(&form[..window]);
             let word = u64::from_le_bytes(start);
+            let state = form[..window].iter().fold(ROOT, |state, &byte| automaton.step(state, byte));
+            let run = automaton.run(state).min(MAX_RUN) as u32;
             filter.windows.insert(word & filter.window_mask);
+            filter.entries.insert(word & filter.window_mask, Entry { state, run });
             for offset in 0..step {
                 filter.grams.insert((word >> (8 * offset)) & filter.gram_mask);
             }
@@ -69,16 +104,16 @@ impl Filter {
     }
 
     /// The first position from `from` (at most the length of `text`) on at which a form may start.
-    pub(super) fn first_possible_start(&self, text: &[u8], from: usize) -> usize {
+    pub(super) fn first_possible_start(&self, automaton: &Automaton, text: &[u8], from: usize) -> Start {
         match self.step {
-            1 => self.search::<1>(text, from),
-            2 => self.search::<2>(text, from),
-            3 => self.search::<3>(text, from),
-            _ => self.search::<MAX_STEP>(text, from),
+            1 => self.search::<1>(automaton, text, from),
+            2 => self.search::<2>(automaton, text, from),
+            3 => self.search::<3>(automaton, text, from),
+            _ => self.search::<MAX_STEP>(automaton, text, from),
         }
     }
 
-    fn search<const STEP: usize>(&self, text: &[u8], from: usize) -> usize {
+    fn search<const STEP: usize>(&self, automaton: &Automaton, text: &[u8], from: usize) -> Start {
         // Forms that start in `at - reach ..= at` have a gram at `at`.
         let reach = STEP - 1;
         let mut at = from + reach;
@@ -95,9 +130,10 @@ impl Filter {
             }
             // Here a block has a hit, or less than a block is left.
             for _ in 0..LOOKS {
-                let Some(word) = word_at(text, at) else { return at - reach };
+                let Some(word) = word_at(text, at) else { return Start { at: at - reach, known: None } };
                 if self.has_gram(word)
-                    && let Some(start) = (at - reach..=at).find(|&start| self.has_window(text, start))
+                    && let Some(start) =
+                        (at - reach..=at).find_map(|start| self.start_at(automaton, text, start))
                 {
                     return start;
                 }
@@ -106,14 +142,21 @@ impl Filter {
         }
     }
 
+    /// Whether a form may start at `start`, a window before the end of the text at least.
     #[inline]
-    fn has_gram(&self, word: u64) -> bool {
-        self.grams.contains(word & self.gram_mask)
+    fn start_at(&self, automaton: &Automaton, text: &[u8], start: usize) -> Option<Start> {
+        let word = word_at(text, start)? & self.window_mask;
+        if !self.windows.contains(word) {
+            return None;
+        }
+        let &Entry { state, run } = self.entries.get(&word)?;
+        let same = automaton.follows(state, run as usize, &text[start + self.window..])?;
+        Some(Start { at: start, known: Some((state + same as u32, start + self.window + same)) })
     }
 
     #[inline]
-    fn has_window(&self, text: &[u8], start: usize) -> bool {
-        word_at(text, start).is_none_or(|word| self.windows.contains(word & self.window_mask))
+    fn has_gram(&self, word: u64) -> bool {
+        self.grams.contains(word & self.gram_mask)
     }
 }
 
@@ -150,10 +193,35 @@ impl Bitmap {
         self.words.get(bit / 64).is_none_or(|word| word >> (bit % 64) & 1 != 0)
     }
 
-    /// Multiplicative hashing: the upper bits of the product depend on all bytes.
     #[inline]
     fn hash(&self, value: u64) -> usize {
-        (value.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> self.shift) as usize
+        (value.wrapping_mul(FACTOR) >> self.shift) as usize
+    }
+}
+
+/// Multiplicative hashing: the upper bits of the product depend on all bytes.
+const FACTOR: u64 = 0x9E37_79B9_7F4A_7C15;
+
+/// Hashes words for a table that uses the lower bits too. Words are the starts of a job's own phrases: nobody gains by
+/// making them collide.
+#[derive(Default)]
+struct WordHasher(u64);
+
+impl Hasher for WordHasher {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        for &byte in bytes {
+            self.write_u64(u64::from(byte));
+        }
+    }
+
+    #[inline]
+    fn write_u64(&mut self, word: u64) {
+        let product = (self.0 ^ word).wrapping_mul(FACTOR);
+        self.0 = product ^ product >> 32;
     }
 }
 
@@ -179,7 +247,11 @@ mod tests {
         ) {
             let forms: Vec<String> = forms.into_iter().map(|form| form.repeat(shortest)).collect();
             let from = from.min(text.len());
-            let found = Filter::new(&forms).first_possible_start(text.as_bytes(), from);
+            let mut sorted = forms.clone();
+            sorted.sort();
+            sorted.dedup();
+            let automaton = Automaton::new(&sorted);
+            let found = Filter::new(&forms, &automaton).first_possible_start(&automaton, text.as_bytes(), from).at;
             prop_assert!((from..=text.len()).contains(&found));
             // Neither a whole form nor one cut off by the end of the text starts before.
             for start in from..found {
@@ -194,7 +266,8 @@ mod tests {
     #[test]
     fn text_without_a_form_is_passed_over_up_to_its_last_bytes() {
         let text = vec![b'.'; 10_000];
-        let found = Filter::new(&["0123456789"]).first_possible_start(&text, 0);
+        let automaton = Automaton::new(&["0123456789"]);
+        let found = Filter::new(&["0123456789"], &automaton).first_possible_start(&automaton, &text, 0).at;
         assert!(found > text.len() - 12);
     }
 }

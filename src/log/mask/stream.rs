@@ -9,10 +9,11 @@ use super::{
     token::TokenPrefixes,
 };
 
-/// After the filter has found a place where a form may start, the automaton walks at least this far before the
-/// filter is asked again. Each time that the filter proves next to nothing the distance is doubled, up to a bound:
+/// Whenever the automaton holds little, the filter is asked where a form may start next. If that leads on by no more
+/// than [`GAIN`] bytes, it is asked again only so many bytes later; the distance is doubled each time, up to a bound:
 /// so text that defeats the filter costs little more than the walk.
-const MIN_WALK: usize = 16;
+const GAIN: usize = 8;
+const MIN_WALK: usize = 1;
 const MAX_WALK: usize = 1024;
 
 /// Spans are put out when there are so many, also in the middle of a write: bounds memory for huge writes.
@@ -137,33 +138,40 @@ impl Search {
         let Forms { automaton, filter } = forms;
         let input_at = self.held_at + self.held.as_slice().len();
         let mut at = 0; // the next byte of `input`
-        let mut walk = MIN_WALK;
+        let mut ask_at = 0; // the filter is not asked before
+        let mut distance = MIN_WALK;
         while at < input.len() {
             // No form starts before the bytes that the automaton holds. If they belong to this write and no form
             // can have ended in them, the filter may show that none starts in them either.
             let hold = automaton.hold(self.state);
-            if hold < filter.window() && hold <= at {
-                let possible = filter.first_possible_start(input, at - hold);
-                walk = if possible > at + MIN_WALK { MIN_WALK } else { (2 * walk).min(MAX_WALK) };
-                if possible > at - hold {
-                    self.state = ROOT;
-                    at = possible;
-                }
-            }
-            let end = input.len().min(at + walk);
-            let mut state = self.state;
-            for &byte in &input[at..end] {
-                state = automaton.step(state, byte);
-                at += 1;
-                let matched = automaton.matched(state);
-                if matched > 0 {
-                    self.add_occurrence(input_at + at, matched);
-                    if self.spans.len() >= MAX_SPANS {
-                        self.release(input, input_at + at - automaton.hold(state), output);
+            let mut entered = false;
+            if at >= ask_at && hold < filter.window() && hold <= at {
+                let start = filter.first_possible_start(automaton, input, at - hold);
+                if let Some((state, position)) = start.known {
+                    distance = if position > at + GAIN { MIN_WALK } else { (2 * distance).min(MAX_WALK) };
+                    (self.state, at, entered) = (state, position, true);
+                    ask_at = at + distance;
+                } else {
+                    if start.at > at - hold {
+                        (self.state, at) = (ROOT, start.at);
                     }
+                    ask_at = input.len(); // what is left is too short for it
                 }
             }
-            self.state = state;
+            // Where the filter leads to, a form may end already.
+            if !entered || automaton.matched(self.state) == 0 {
+                let enough = ask_at.saturating_sub(at).max(1);
+                let taken;
+                (self.state, taken) = automaton.walk(self.state, &input[at..], enough);
+                at += taken;
+            }
+            let matched = automaton.matched(self.state);
+            if matched > 0 {
+                self.add_occurrence(input_at + at, matched);
+                if self.spans.len() >= MAX_SPANS {
+                    self.release(input, input_at + at - automaton.hold(self.state), output);
+                }
+            }
         }
         self.release(input, input_at + input.len() - automaton.hold(self.state), output);
         self.keep_rest(input);

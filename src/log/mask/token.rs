@@ -56,6 +56,7 @@ enum Finder {
 impl TokenPrefixes {
     fn new(mut prefixes: Vec<Vec<u8>>) -> Self {
         prefixes.sort_unstable();
+        let automaton = Automaton::new(&prefixes);
         let packed = packed::Config::new()
             .match_kind(packed::MatchKind::LeftmostFirst)
             .builder()
@@ -64,10 +65,10 @@ impl TokenPrefixes {
         let finder = match packed {
             _ if prefixes.is_empty() => Finder::None,
             Some(searcher) => Finder::Packed(Box::new(searcher)),
-            None => Finder::Filter(Box::new(Filter::new(&prefixes))),
+            None => Finder::Filter(Box::new(Filter::new(&prefixes, &automaton))),
         };
         let longest = prefixes.iter().map(Vec::len).max().unwrap_or(0);
-        Self { automaton: Automaton::new(&prefixes), prefixes, finder, longest }
+        Self { prefixes, automaton, finder, longest }
     }
 
     /// The default prefixes alone; built once for all jobs.
@@ -100,7 +101,7 @@ impl TokenPrefixes {
                 Finder::Packed(searcher) => searcher
                     .find_in(text, aho_corasick::Span { start: from, end: text.len() })
                     .map(|found| found.start()),
-                Finder::Filter(filter) => Some(filter.first_possible_start(text, from)),
+                Finder::Filter(filter) => Some(filter.first_possible_start(&self.automaton, text, from).at),
             };
             if let Some(start) = found
                 && start < open
