@@ -80,7 +80,7 @@ impl JobsHandle {
                     warn_of_other(&view, &request.digest);
                     return Ok(());
                 }
-                Reserve::Wait(mut changed) => drop(changed.changed().await),
+                Reserve::Wait(change) => change.wait().await,
                 Reserve::Granted(reservation) => break reservation,
             }
         };
@@ -146,8 +146,8 @@ impl JobsHandle {
     /// Cancels a job if it has not ended and removes it; returns when nothing of it is left.
     pub async fn finish(&self, id: &JobId) -> Result<(), Refusal> {
         // A Run that came first is answered first, so that its job is there to be removed (service.md §3.4).
-        if let Some(mut changed) = self.registry.reserved(id) {
-            changed.changed().await.ok();
+        if let Some(change) = self.registry.reserved(id) {
+            change.wait().await;
         }
         self.supervisor.send(FinishJob(id.clone())).await.map_err(|_| Refusal::stopping())?
     }

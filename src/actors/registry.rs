@@ -10,24 +10,48 @@ use std::sync::Arc;
 use actix::Addr;
 use chrono::SecondsFormat;
 use parking_lot::{Mutex, RwLock};
-use tokio::sync::watch;
+use tokio::sync::Semaphore;
 
 use super::job::JobActor;
 use super::remembered::Remembered;
 use super::view::JobView;
 use crate::model::{JobId, JobKey, Reason, Refusal};
 
-/// Tells waiting callers that a slot has changed: the sender is dropped then.
-type Changed = watch::Receiver<()>;
+/// A change of a slot that callers wait for. A semaphore without permits: closing it wakes them in the order in which they
+/// began to wait, so that of several Runs that wait for an id the first one gets it.
+#[derive(Clone)]
+pub struct Change(Arc<Semaphore>);
+
+impl Change {
+    /// The change, and what brings it about when dropped.
+    fn new() -> (Pending, Self) {
+        let semaphore = Arc::new(Semaphore::new(0));
+        (Pending(Arc::clone(&semaphore)), Self(semaphore))
+    }
+
+    /// Ends when the slot has changed.
+    pub async fn wait(&self) {
+        drop(self.0.acquire().await);
+    }
+}
+
+/// Held by whoever is going to change a slot.
+struct Pending(Arc<Semaphore>);
+
+impl Drop for Pending {
+    fn drop(&mut self) {
+        self.0.close();
+    }
+}
 
 /// What the map holds for an id.
 enum Slot {
     /// A Run is being checked.
-    Reserved(Changed),
+    Reserved(Change),
     /// A registered job; the address is there while it has not ended.
     Present(Arc<JobView>, Option<Addr<JobActor>>),
     /// Being removed. Seen as before until it is gone.
-    Removing(Arc<JobView>, Option<Addr<JobActor>>, Changed),
+    Removing(Arc<JobView>, Option<Addr<JobActor>>, Change),
 }
 
 /// See the module's text.
@@ -47,7 +71,7 @@ pub enum Reserve {
     /// The id is registered: the Run has nothing to do.
     Registered(Arc<JobView>),
     /// Somebody else is at it; ask again when this ends.
-    Wait(watch::Receiver<()>),
+    Wait(Change),
     /// The id is the caller's until the reservation is dropped or turned into a job.
     Granted(Reservation),
 }
@@ -57,7 +81,7 @@ pub struct Reservation {
     registry: Arc<Registry>,
     id: JobId,
     registered: bool,
-    _changed: watch::Sender<()>,
+    _pending: Pending,
 }
 
 impl Reservation {
@@ -83,14 +107,7 @@ pub struct Removal {
     pub view: Arc<JobView>,
     /// Its actor, if it had not ended.
     pub job: Option<Addr<JobActor>>,
-    changed: watch::Sender<()>,
-}
-
-impl Removal {
-    /// Ends when the removal does.
-    pub fn changed(&self) -> watch::Receiver<()> {
-        self.changed.subscribe()
-    }
+    _pending: Pending,
 }
 
 impl Drop for Removal {
@@ -105,9 +122,9 @@ pub enum Remove {
     /// No such id.
     Unknown,
     /// Already being removed; over when this ends.
-    Joined(watch::Receiver<()>),
-    /// The caller removes.
-    Begun(Removal),
+    Joined(Change),
+    /// The caller removes; over when the change comes.
+    Begun(Removal, Change),
 }
 
 impl Registry {
@@ -116,16 +133,16 @@ impl Registry {
         let mut slots = self.slots.write();
         match slots.get(id) {
             Some(Slot::Present(view, _)) => Reserve::Registered(Arc::clone(view)),
-            Some(Slot::Reserved(changed) | Slot::Removing(_, _, changed)) => Reserve::Wait(changed.clone()),
+            Some(Slot::Reserved(change) | Slot::Removing(_, _, change)) => Reserve::Wait(change.clone()),
             None => {
-                let (sender, changed) = watch::channel(());
-                slots.insert(id.clone(), Slot::Reserved(changed));
+                let (pending, change) = Change::new();
+                slots.insert(id.clone(), Slot::Reserved(change));
                 let registry = Arc::clone(self);
                 Reserve::Granted(Reservation {
                     registry,
                     id: id.clone(),
                     registered: false,
-                    _changed: sender,
+                    _pending: pending,
                 })
             }
         }
@@ -143,12 +160,13 @@ impl Registry {
         match slots.get(id) {
             // A Run that came after this call.
             None | Some(Slot::Reserved(_)) => Remove::Unknown,
-            Some(Slot::Removing(_, _, changed)) => Remove::Joined(changed.clone()),
+            Some(Slot::Removing(_, _, change)) => Remove::Joined(change.clone()),
             Some(Slot::Present(view, job)) => {
-                let (sender, changed) = watch::channel(());
+                let (pending, change) = Change::new();
                 let (view, job) = (Arc::clone(view), job.clone());
-                slots.insert(id.clone(), Slot::Removing(Arc::clone(&view), job.clone(), changed));
-                Remove::Begun(Removal { registry: Arc::clone(self), view, job, changed: sender })
+                slots.insert(id.clone(), Slot::Removing(Arc::clone(&view), job.clone(), change.clone()));
+                let registry = Arc::clone(self);
+                Remove::Begun(Removal { registry, view, job, _pending: pending }, change)
             }
         }
     }
@@ -184,9 +202,9 @@ impl Registry {
     }
 
     /// What ends when the Run that is checked under `id` has its answer.
-    pub fn reserved(&self, id: &JobId) -> Option<watch::Receiver<()>> {
+    pub fn reserved(&self, id: &JobId) -> Option<Change> {
         match self.slots.read().get(id)? {
-            Slot::Reserved(changed) => Some(changed.clone()),
+            Slot::Reserved(change) => Some(change.clone()),
             Slot::Present(..) | Slot::Removing(..) => None,
         }
     }
@@ -268,5 +286,31 @@ impl Registry {
     /// What was set aside for `key` is gone.
     pub fn mend(&self, key: JobKey) -> bool {
         self.broken.lock().remove(&key)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn those_who_wait_for_a_change_go_on_in_the_order_in_which_they_came() {
+        let (pending, change) = Change::new();
+        let order = Arc::new(Mutex::new(Vec::new()));
+        let waiters = (0..50).map(|number| {
+            let (change, order) = (change.clone(), Arc::clone(&order));
+            tokio::spawn(async move {
+                change.wait().await;
+                order.lock().push(number);
+            })
+        });
+        let waiters: Vec<_> = waiters.collect();
+        tokio::task::yield_now().await;
+        drop(pending);
+        for waiter in waiters {
+            waiter.await.unwrap();
+        }
+        assert!(order.lock().iter().copied().eq(0..50));
+        change.wait().await;
     }
 }

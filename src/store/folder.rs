@@ -200,7 +200,9 @@ impl JobFolder {
     pub fn remove_dir(&self, name: &str) -> Result<(), StoreError> {
         let inside =
             CString::new(self.inside(name)).map_err(|error| self.error("remove", name)(error.into()))?;
-        files::remove_tree(&self.shared.jobs, &inside).map_err(self.error("remove", name))
+        failpoint::io("store::folder::remove_dir")
+            .and_then(|()| files::remove_tree(&self.shared.jobs, &inside))
+            .map_err(self.error("remove", name))
     }
 
     /// Records the end of the job, whose log is complete; with `durability = power` also on the disk.

@@ -147,3 +147,18 @@ async fn fault_47_a_process_that_no_record_knows_does_not_outlive_its_keeper() {
         }
     }
 }
+
+#[tokio::test]
+async fn a_job_whose_files_take_for_ever_to_be_removed_delays_no_other() {
+    let daemon = failing("store::folder::remove_dir=1*pause->off", "");
+    let client = daemon.client().await;
+    for id in ["1", "2", "3"] {
+        client.run(id, "echo x").await;
+    }
+    let unfinished = async || client.jobs().await.into_iter().filter(|job| !job.finished).count();
+    while unfinished().await > 1 {
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(client.run_to_end("after", &script("echo x")).await.state(), State::Success);
+    assert_eq!(unfinished().await, 1, "a job ended before its files were gone");
+}

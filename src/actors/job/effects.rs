@@ -11,6 +11,7 @@ use std::time::Duration;
 use actix::{Actor, ActorFutureExt, AsyncContext, Context, Handler, Message, WrapFuture};
 
 use super::{JobActor, deliver};
+use crate::actors::blocking;
 use crate::actors::step::{Over, StepActor, StepTask};
 use crate::actors::trace_sink::{Append, Flush, TraceSink};
 use crate::failpoint;
@@ -252,10 +253,18 @@ impl Handler<StepDone> for JobActor {
 }
 
 impl JobActor {
-    /// The job's own temporary folder, removed at its end.
-    pub(super) fn remove_tmp(&self) {
-        if let Err(error) = self.folder.remove_dir("tmp") {
-            tracing::warn!(%error, job = %self.view.id, "files of steps were not removed");
+    /// Removes the job's own temporary folder, at its end. There may be much in it: other jobs do not wait.
+    pub(super) fn remove_tmp(&self) -> impl Future<Output = ()> + use<> {
+        let (folder, view) = (self.folder.clone(), Arc::clone(&self.view));
+        let removed = blocking(move || {
+            if let Err(error) = folder.remove_dir("tmp") {
+                tracing::warn!(%error, job = %view.id, "files of steps were not removed");
+            }
+        });
+        async move {
+            if let Err(error) = removed.await {
+                tracing::error!(%error, "the removal of files of steps broke off");
+            }
         }
     }
 }

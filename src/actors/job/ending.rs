@@ -29,9 +29,17 @@ impl JobActor {
         }
         failpoint::hit("actors::job::end");
         self.is_closed = true;
-        let Some(root) = self.root.take() else { return self.end_stored(closed, ctx) };
-        let stored = self.store_root(root);
-        self.pause(ctx, stored, move |job, stored, ctx| {
+        // What steps have filled the disk with makes room for the results.
+        let tmp_removed = self.remove_tmp();
+        let stored = self.root.take().map(|root| self.store_root(root));
+        let done = async move {
+            tmp_removed.await;
+            match stored {
+                Some(stored) => stored.await,
+                None => true,
+            }
+        };
+        self.pause(ctx, done, move |job, stored, ctx| {
             if !stored {
                 tracing::warn!(job = %job.view.id, "the job's results were not stored");
             }
@@ -128,7 +136,11 @@ impl JobActor {
             return;
         }
         self.over = true;
-        self.remove_tmp();
+        let tmp_removed = self.remove_tmp();
+        self.pause(ctx, tmp_removed, |job, (), ctx| job.interrupt_cleared(ctx));
+    }
+
+    fn interrupt_cleared(&mut self, ctx: &mut Context<Self>) {
         if let Some(CancelAsk { cause, grace_limit }) = self.take_deferred_cancel() {
             self.ending = Some(Outcome::stopped(cause));
             self.queue.extend(self.machine.handle(&Event::CancelAsked { cause, grace_limit }));
@@ -200,7 +212,6 @@ impl JobActor {
 
     /// `false`: not all were removed. The reaper and Finish try again.
     fn remove_files(&self) -> bool {
-        self.remove_tmp();
         if self.shell.files.is_empty() {
             return true;
         }

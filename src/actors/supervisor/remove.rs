@@ -42,21 +42,22 @@ impl Supervisor {
                 self.remove_broken(id);
                 None
             }
-            Remove::Joined(changed) => Some(changed),
-            Remove::Begun(removal) => Some(self.begin_removal(removal)),
+            Remove::Joined(change) => Some(change),
+            Remove::Begun(removal, change) => {
+                self.begin_removal(removal);
+                Some(change)
+            }
         };
         async move {
-            if let Some(mut changed) = begun {
-                // Ends when the removal drops its sender.
-                while changed.changed().await.is_ok() {}
+            if let Some(change) = begun {
+                change.wait().await;
             }
             Ok(())
         }
     }
 
     /// Starts a removal that goes on whatever becomes of the call that asked for it.
-    fn begin_removal(&mut self, removal: Removal) -> tokio::sync::watch::Receiver<()> {
-        let changed = removal.changed();
+    fn begin_removal(&mut self, removal: Removal) {
         let (port, state) = (self.port.clone(), self.state.clone());
         let view = removal.view.clone();
         if let Some(job) = &removal.job {
@@ -64,7 +65,6 @@ impl Supervisor {
         }
         let entry = self.remember(&view);
         actix::spawn(remove_ended(removal, entry, port, state, self.around.sync_group.clone()));
-        changed
     }
 
     /// Remembers a finished id.
