@@ -26,6 +26,7 @@ mod keeper;
 mod limits;
 mod man;
 mod output;
+mod precedence;
 mod private;
 mod proxy;
 mod results;
@@ -153,7 +154,7 @@ pub fn main() -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
-    let matches = match command().color(terminal::early_choice(&words)).try_get_matches_from(words) {
+    let matches = match precedence::parse(command().color(terminal::early_choice(&words)), words) {
         Ok(matches) => matches,
         Err(error) => return usage(&error),
     };

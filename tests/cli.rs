@@ -413,3 +413,33 @@ fn the_address_comes_from_option_then_variable() {
     let address = format!("unix://{}", scene.socket());
     assert!(by_address.env("STEP_RUNNER_ADDRESS", address).output().unwrap().status.success());
 }
+
+#[test]
+fn an_option_wins_over_the_variable_of_another_way_to_the_daemon() {
+    let scene = Scene::new(Daemon::with_job("42", failing_job()));
+    let socket = scene.socket();
+    let address = format!("unix://{socket}");
+    let via = format!("{} proxy --socket {socket}", env!("CARGO_BIN_EXE_step-runner"));
+    let ways = [("--address", &address), ("--socket", &socket), ("--via", &via)];
+    for (option, way) in ways {
+        for variable in ["STEP_RUNNER_ADDRESS", "STEP_RUNNER_VIA", "STEP_RUNNER_SOCKET"] {
+            let mut command = program(&["status", "42", option, way]);
+            // The variables of other options count all the same.
+            command.env(variable, "/nonexistent/s.sock").env("STEP_RUNNER_OUTPUT", "json");
+            let output = command.env("STEP_RUNNER_CONNECT_TIMEOUT", "1ms").output().unwrap();
+            assert!(output.status.success(), "{option}, {variable}: {}", stderr(&output));
+        }
+    }
+    // Of two on the command line, or of two variables, none is the better one.
+    let both = run(&["status", "--address", &address, "--via", &via]);
+    assert_eq!(both.status.code(), Some(2), "{}", stderr(&both));
+    let both = program(&["status"])
+        .env("STEP_RUNNER_ADDRESS", &address)
+        .env("STEP_RUNNER_VIA", &via)
+        .output()
+        .unwrap();
+    assert_eq!(both.status.code(), Some(2), "{}", stderr(&both));
+    let output =
+        scene.command(&["follow", "42", "--steps"]).env("STEP_RUNNER_OUTPUT", "plain").output().unwrap();
+    assert_eq!(output.status.code(), Some(3), "{}", stderr(&output));
+}

@@ -352,3 +352,41 @@ async fn a_job_that_is_not_waited_for_any_more_is_finished() {
     }
     assert_eq!(daemon.script.lock().unwrap().finished, ["42"]);
 }
+
+/// A line that passes so many bytes of the daemon, then none in either direction, and stays open; the next ones are whole.
+#[cfg(feature = "failpoints")]
+async fn freezing_line(listener: tokio::net::UnixListener, daemon: PathBuf, bytes: u64) {
+    use tokio::io::{AsyncReadExt, copy, copy_bidirectional};
+    let (mut frozen, _) = listener.accept().await.unwrap();
+    let mut far = tokio::net::UnixStream::connect(&daemon).await.unwrap();
+    let ((mut near_read, mut near_write), (far_read, mut far_write)) = (frozen.split(), far.split());
+    let mut passing = far_read.take(bytes);
+    tokio::select! {
+        _ = copy(&mut passing, &mut near_write) => {}
+        _ = copy(&mut near_read, &mut far_write) => {}
+    }
+    loop {
+        let (mut near, _) = listener.accept().await.unwrap();
+        let mut far = tokio::net::UnixStream::connect(&daemon).await.unwrap();
+        tokio::spawn(async move { copy_bidirectional(&mut near, &mut far).await.ok() });
+    }
+}
+
+// Needs a clock that stands still: a minute passes in it.
+#[cfg(feature = "failpoints")]
+#[tokio::test(start_paused = true)]
+async fn fault_20_a_line_that_falls_silent_is_lost_within_a_minute_and_followed_on() {
+    let log = binary(100_000);
+    let daemon = Daemon::with_job("42", Job { log: log.clone(), exit_code: 3, ..Job::default() });
+    let scene = Scene::new();
+    let _server = daemon.serve(&scene.path("daemon"));
+    let listener = tokio::net::UnixListener::bind(scene.path("relay")).unwrap();
+    let _line = tokio::spawn(freezing_line(listener, scene.path("daemon"), 50_000));
+    let client = scene.client("relay").await;
+    let (bytes, status) =
+        tokio::time::timeout(Duration::from_mins(1), read(&client, 0)).await.unwrap().unwrap();
+    assert!(bytes == log, "{} of {} bytes", bytes.len(), log.len());
+    assert_eq!((status.finished, status.exit_code), (true, 3));
+    let offsets = daemon.script.lock().unwrap().offsets.clone();
+    assert!(matches!(offsets[..], [0, again] if again > 0), "{offsets:?}");
+}

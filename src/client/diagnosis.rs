@@ -176,6 +176,10 @@ fn meaning(seen: &Seen<'_>) -> Meaning {
     if let Some(meaning) = of_proxy(&said) {
         return meaning;
     }
+    // Its engine has not noticed yet that the container has ended; the runtime has.
+    if has(&said, &["cannot exec in a stopped", "cannot exec a container that has"]) {
+        return Meaning::Gone;
+    }
     if matches!(code, Some(126 | 127)) || said.contains("executable file not found") {
         return Meaning::NoProgram;
     }

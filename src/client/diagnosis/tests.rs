@@ -76,6 +76,18 @@ fn an_environment_that_is_gone_is_final() {
         (Docker, code(1), "Error response from daemon: No such container: job", Meaning::Gone),
         (Docker, code(1), "Error response from daemon: container 1f is not running", Meaning::Gone),
         (
+            Docker,
+            code(126),
+            "OCI runtime exec failed: exec failed: cannot exec in a stopped container: unknown",
+            Meaning::Gone,
+        ),
+        (
+            Docker,
+            code(126),
+            "OCI runtime exec failed: exec failed: cannot exec a container that has stopped: unknown",
+            Meaning::Gone,
+        ),
+        (
             Podman,
             code(125),
             "Error: no container with name or ID \"job\" found: no such container",
