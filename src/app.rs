@@ -86,7 +86,7 @@ pub fn serve(mut config: Config, reload: Reload, command: Vec<OsString>) -> Resu
             code = beside.as_mut() => Ok(Some(code)),
         };
         manager.stopping();
-        let running = group.lock().clone();
+        let running = group.close();
         let ended = match (ended, &running) {
             (Ok(ended), _) => ended,
             (Err(defect), None) => return Err(defect),

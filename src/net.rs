@@ -117,6 +117,18 @@ fn set(variable: impl Fn(&str) -> Option<OsString>, name: &str) -> Option<PathBu
     variable(name).filter(|value| !value.is_empty()).map(PathBuf::from)
 }
 
+/// Whether the process `pid` is the one that listens at the other end. Where the kernel does not tell, nobody else is
+/// assumed to.
+pub fn is_peer(connection: impl AsFd, pid: u32) -> bool {
+    #[cfg(target_os = "linux")]
+    if let Ok(peer) = rustix::net::sockopt::socket_peercred(connection) {
+        return u32::try_from(peer.pid.as_raw_nonzero().get()) == Ok(pid);
+    }
+    #[cfg(not(target_os = "linux"))]
+    let _ = (connection, pid);
+    true
+}
+
 #[cfg(target_os = "linux")]
 fn peer_uid(connection: impl AsFd) -> io::Result<u32> {
     Ok(rustix::net::sockopt::socket_peercred(connection)?.uid.as_raw())
@@ -171,5 +183,7 @@ mod tests {
         let _listener = std::os::unix::net::UnixListener::bind(socket.path()).unwrap();
         let connection = std::os::unix::net::UnixStream::connect(socket.path()).unwrap();
         socket.check_peer(&connection).unwrap();
+        assert!(is_peer(&connection, std::process::id()));
+        assert!(!is_peer(&connection, 1));
     }
 }

@@ -10,6 +10,7 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 
 use base64::Engine as _;
 use rustix::process::Signal;
+use step_runner::pb::v1::State;
 use support::{Client, is_alive, is_root, kill, parts, wait_for};
 
 const MARKER: &str = "step-runner is listening on socket ";
@@ -341,20 +342,34 @@ fn what_cannot_be_served_is_told_with_its_place() {
 
 #[tokio::test]
 async fn two_daemons_of_one_user_serve_beside_each_other() {
-    let scenes = [Scene::new(), Scene::new()];
-    let mut serving: Vec<_> = scenes.iter().map(|scene| scene.steps_serve(&[])).collect();
-    for (index, scene) in scenes.iter().enumerate() {
-        let client = Client::connect(&scene.socket()).await;
+    // As a runner starts them on one machine: a folder for each socket, everything else is the user's.
+    let scene = Scene::new();
+    let sockets = ["step-runner.a1b2c3d4", "step-runner.e5f6g7h8"].map(|name| {
+        let folder = scene.path(name);
+        std::fs::create_dir(&folder).unwrap();
+        folder.join("step-runner.sock")
+    });
+    let [first, second] = sockets.clone().map(|socket| {
+        let mut serving = scene.start(&["steps", "serve", "--socket", socket.to_str().unwrap()]);
+        assert_eq!(serving.marked(), socket);
+        serving
+    });
+    for (index, socket) in sockets.iter().enumerate() {
+        let client = Client::connect(socket).await;
         // The same id is another job there.
         client.run("1", &format!("echo daemon {index}")).await;
         client.ended("1").await;
         assert_eq!(client.output("1").await, format!("daemon {index}\n"));
     }
     // The end of one is not that of the other.
-    serving.remove(0).signal(Signal::TERM);
-    let client = Client::connect(&scenes[1].socket()).await;
-    client.run("2", "true").await;
-    client.ended("2").await;
+    let client = Client::connect(&sockets[1]).await;
+    let go = scene.path("go");
+    client.run("2", &format!("until [ -e {} ]; do sleep 0.02; done", go.display())).await;
+    first.signal(Signal::TERM);
+    assert!(first.ended().0.success());
+    std::fs::write(go, "").unwrap();
+    assert_eq!(client.ended("2").await.state(), State::Success);
+    drop(second);
 }
 
 #[tokio::test]

@@ -15,8 +15,39 @@ use crate::process::companion::{self, Companion, CompanionGroup};
 /// Time between SIGTERM and SIGKILL for the command beside the daemon (connectors.md §2.1).
 const COMMAND_GRACE: Duration = Duration::from_secs(5);
 
-/// The process group of the command beside the daemon, once it runs.
-pub(super) type Group = Arc<Mutex<Option<CompanionGroup>>>;
+/// The process group of the command beside the daemon; clones share it.
+#[derive(Clone, Default)]
+pub(super) struct Group(Arc<Mutex<Life>>);
+
+#[derive(Default)]
+enum Life {
+    #[default]
+    NotStarted,
+    Running(CompanionGroup),
+    /// It has ended, or is not to be started any more.
+    Over,
+}
+
+impl Group {
+    /// The group to be ended; none is started from here on.
+    pub(super) fn close(&self) -> Option<CompanionGroup> {
+        match std::mem::replace(&mut *self.0.lock(), Life::Over) {
+            Life::Running(group) => Some(group),
+            Life::NotStarted | Life::Over => None,
+        }
+    }
+
+    /// Starts the command; `None`: the daemon ends already. Whoever closes the group meanwhile waits to see it.
+    fn start(&self, start: impl FnOnce() -> io::Result<Companion>) -> io::Result<Option<Companion>> {
+        let mut life = self.0.lock();
+        if matches!(*life, Life::Over) {
+            return Ok(None);
+        }
+        let companion = start()?;
+        *life = Life::Running(companion.group());
+        Ok(Some(companion))
+    }
+}
 
 /// Runs the command beside the daemon, if there is one, as soon as standard input has a byte; its exit code, or 0 if
 /// standard input ended before (connectors.md §2.1).
@@ -30,15 +61,15 @@ pub(super) async fn beside(
         return std::future::pending().await;
     }
     let (done, ended) = tokio::sync::oneshot::channel();
-    let group = Arc::clone(group);
+    let group = group.clone();
     let run = move || -> io::Result<u8> {
         if !companion::wait_for_input()? {
             return Ok(0);
         }
-        let companion = Companion::start(&command, &environment, oom_score_adj)?;
-        *group.lock() = Some(companion.group());
+        let start = || Companion::start(&command, &environment, oom_score_adj);
+        let Some(companion) = group.start(start)? else { return Ok(0) };
         let code = companion.wait();
-        *group.lock() = None;
+        group.close();
         code
     };
     // A thread of its own: it may wait for ever, and the program must be able to end without it.
@@ -62,4 +93,25 @@ pub(super) async fn end_command(
     }
     running.kill();
     beside.await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sleep() -> io::Result<Companion> {
+        Companion::start(&["sleep".into(), "600".into()], &[], None)
+    }
+
+    #[test]
+    fn a_stop_finds_the_command_or_keeps_it_from_starting() {
+        let group = Group::default();
+        let companion = group.start(sleep).unwrap().unwrap();
+        group.close().unwrap().kill();
+        assert_eq!(companion.wait().unwrap(), 128 + 9);
+
+        let group = Group::default();
+        assert!(group.close().is_none());
+        assert!(group.start(|| panic!("it is started")).unwrap().is_none());
+    }
 }

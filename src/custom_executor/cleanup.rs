@@ -56,10 +56,11 @@ async fn end(driver: &Driver, state: &State, lock: &Lock, prefix: &str) -> Vec<S
     for _ in 0..2 {
         left =
             state.meta().filter(|_| private).map_or_else(Vec::new, |meta| revive(driver, state, lock, meta));
-        // One that cannot be started again may still be there, unknown to us.
-        let limit = if left.is_empty() { CONNECT_TIME } else { LOOK_TIME };
+        // One that has never come up, or cannot be started again, may still be there, unknown to us.
+        let known = !private || (left.is_empty() && lives(state));
+        let limit = if known { CONNECT_TIME } else { LOOK_TIME };
         unfinished = finish_jobs(driver, state, prefix, limit).await;
-        if unfinished.is_empty() || !left.is_empty() || !private {
+        if unfinished.is_empty() || !known || !private {
             break;
         }
     }
@@ -75,6 +76,11 @@ async fn end(driver: &Driver, state: &State, lock: &Lock, prefix: &str) -> Vec<S
         left.extend(unfinished);
     }
     left
+}
+
+/// Whether the private daemon that is known lives.
+fn lives(state: &State) -> bool {
+    state.meta().and_then(|meta| meta.daemon).is_some_and(|daemon| detached::lives(&daemon.process))
 }
 
 /// A daemon that has died is started again: only a daemon knows which processes its jobs have left.

@@ -11,7 +11,7 @@ use super::result::chain;
 use super::state::{self, Lock, Meta, State};
 use crate::client::Address;
 use crate::error::{Exit, Failure};
-use crate::net::Socket;
+use crate::net::{Socket, is_peer};
 use crate::process::detached::{self, Detached, ProcessInfo, Started};
 use crate::process::group;
 
@@ -94,7 +94,9 @@ fn wait_until_ready(
 ) -> Result<(), Failure> {
     let start = Instant::now();
     let why = loop {
-        if std::os::unix::net::UnixStream::connect(socket).is_ok() {
+        // Another daemon may listen there that nobody knows of any more: this one ends then, and says why.
+        let connection = std::os::unix::net::UnixStream::connect(socket);
+        if connection.is_ok_and(|connection| is_peer(connection, started.pid())) {
             return Ok(());
         }
         match started.ended() {

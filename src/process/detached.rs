@@ -66,6 +66,11 @@ impl Detached {
 }
 
 impl Started {
+    /// Its number.
+    pub fn pid(&self) -> u32 {
+        self.0.id()
+    }
+
     /// How it has ended, if it has.
     pub fn ended(&mut self) -> io::Result<Option<ExitStatus>> {
         self.0.try_wait()
