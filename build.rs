@@ -9,19 +9,21 @@ fn main() -> Result<(), Box<dyn Error>> {
     println!("cargo::rerun-if-changed=proto");
     let out = PathBuf::from(std::env::var_os("OUT_DIR").ok_or("OUT_DIR is not set")?);
 
-    let own =
-        protox::compile(["steprunner/v1/step_runner.proto", "steprunner/v0/step_runner.proto"], ["proto"])?;
+    let own = ["steprunner/v1/step_runner.proto", "steprunner/v0/step_runner.proto"];
+    let compatible = "compatible/step_runner.proto";
+    let mut all = protox::Compiler::new(["proto"])?;
+    all.include_imports(true).open_files(own)?.open_file(compatible)?;
+    std::fs::write(out.join("definitions.bin"), all.encode_file_descriptor_set())?;
+
+    let own = protox::compile(own, ["proto"])?;
     builder().codec_path("crate::pb::Codec").compile_fds_with_config(own, config())?;
 
     // The messages of the compatible service, then the service itself, whose request to run a job is put together from
     // what is certain of it and what is guessed.
-    let mut compiler = protox::Compiler::new(["proto"])?;
-    compiler.include_imports(true).open_file("compatible/step_runner.proto")?;
+    let compatible = protox::compile([compatible], ["proto"])?;
     let (messages, service) = (out.join("messages"), out.join("service"));
     std::fs::create_dir_all(&messages)?;
     std::fs::create_dir_all(&service)?;
-    std::fs::write(out.join("compatible.bin"), compiler.encode_file_descriptor_set())?;
-    let compatible = compiler.file_descriptor_set();
     let messages = builder().out_dir(messages).build_client(false).build_server(false);
     messages
         .extern_path(".steprunner.v1", "crate::pb::v1")
@@ -29,7 +31,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     builder()
         .out_dir(service)
         .build_client(false)
-        .codec_path("crate::pb::compatible::Codec")
+        .codec_path("crate::pb::Codec")
         .extern_path(".steprunner.v1", "crate::pb::v1")
         .extern_path(".proto", "crate::pb::compatible::messages")
         .extern_path(".proto.guesses", "crate::pb::compatible::messages::guesses")

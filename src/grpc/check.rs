@@ -5,7 +5,8 @@ use prost::Message;
 
 use super::{compatible, draft, validate};
 use crate::model::{Reason, Refusal};
-use crate::pb::compatible::{self as compatible_messages, Incoming};
+use crate::pb::Incoming;
+use crate::pb::compatible as compatible_messages;
 use crate::pb::{v0, v1};
 
 /// Whether `bytes`, a request to run a job as it is sent, has the shape of one: to the canonical service, to the compatible

@@ -1,16 +1,10 @@
-//! The compatible service `proto` (service.md §4): its messages, of which some numbers are guesses, and its codec, which
-//! is lenient where they are.
+//! The compatible service `proto` (service.md §4): its messages, of which some numbers are guesses. Reading them is lenient
+//! where they are.
 
-mod fields;
-
-use std::marker::PhantomData;
-
-use bytes::{Buf, Bytes};
+use bytes::Bytes;
 use prost::{DecodeError, Message, Name};
-use tonic::Status;
-use tonic::codec::{BufferSettings, DecodeBuf};
-use tonic_prost::ProstEncoder;
 
+use super::Incoming;
 use messages::guesses;
 
 /// Messages of which everything is certain.
@@ -37,25 +31,6 @@ pub struct RunRequest {
     pub guessed: guesses::RunRequest,
 }
 
-/// A request of the service.
-pub trait Incoming: Default + Send + 'static {
-    /// Full name of its message.
-    fn name() -> String;
-
-    /// Reads one.
-    fn read(bytes: Bytes) -> Result<Self, DecodeError>;
-}
-
-impl<M: Name + Default + 'static> Incoming for M {
-    fn name() -> String {
-        M::full_name()
-    }
-
-    fn read(bytes: Bytes) -> Result<Self, DecodeError> {
-        Self::decode(bytes)
-    }
-}
-
 impl Incoming for RunRequest {
     fn name() -> String {
         messages::RunRequest::full_name()
@@ -69,48 +44,6 @@ impl Incoming for RunRequest {
             tracing::debug!(%error, "a field of RunRequest is not what its number was guessed to be; it is left out");
         }
         Ok(Self { certain, guessed })
-    }
-}
-
-/// As [`super::Codec`], but it takes messages apart itself, and tells the operator about fields it does not know.
-pub struct Codec<T, U>(PhantomData<(T, U)>);
-
-impl<T, U> Default for Codec<T, U> {
-    fn default() -> Self {
-        Self(PhantomData)
-    }
-}
-
-impl<T: Message + Send + 'static, U: Incoming> tonic::codec::Codec for Codec<T, U> {
-    type Encode = T;
-    type Decode = U;
-    type Encoder = ProstEncoder<T>;
-    type Decoder = Decoder<U>;
-
-    fn encoder(&mut self) -> Self::Encoder {
-        ProstEncoder::new(BufferSettings::default())
-    }
-
-    fn decoder(&mut self) -> Self::Decoder {
-        Decoder(PhantomData)
-    }
-}
-
-/// See [`Codec`].
-pub struct Decoder<U>(PhantomData<U>);
-
-impl<U: Incoming> tonic::codec::Decoder for Decoder<U> {
-    type Item = U;
-    type Error = Status;
-
-    fn decode(&mut self, from: &mut DecodeBuf<'_>) -> Result<Option<U>, Status> {
-        let bytes = from.copy_to_bytes(from.remaining());
-        fields::report_unknown(U::name, &bytes);
-        U::read(bytes).map(Some).map_err(|_| super::malformed())
-    }
-
-    fn buffer_settings(&self) -> BufferSettings {
-        BufferSettings::default()
     }
 }
 

@@ -1,4 +1,4 @@
-//! Which fields of a request the definition does not have: the operator of a daemon that meets a newer client learns
+//! Which fields of a message its definition does not have: the operator of a daemon that meets a newer client learns
 //! their numbers from the log, each once, at level `debug` (service.md §4.2).
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -12,12 +12,15 @@ use prost_types::FileDescriptorSet;
 /// Unknown fields at most told in the life of a daemon: who sends more invents them.
 const MAX_TOLD: usize = 64;
 
+/// Messages within each other at most: deeper ones are refused by the library too.
+const MAX_DEPTH: u32 = 100;
+
 /// Fields by message: the number, and the message it holds, if it holds one. A message that is partly guessed has the
 /// fields of both parts.
 type Fields = BTreeMap<String, BTreeMap<u32, Option<String>>>;
 
 static FIELDS: LazyLock<Fields> = LazyLock::new(|| {
-    let definition = include_bytes!(concat!(env!("OUT_DIR"), "/compatible.bin"));
+    let definition = include_bytes!(concat!(env!("OUT_DIR"), "/definitions.bin"));
     // It was written by the compiler of this program.
     let files = FileDescriptorSet::decode(definition.as_slice()).unwrap_or_default().file;
     let mut fields = Fields::new();
@@ -50,27 +53,27 @@ pub(super) fn report_unknown(message: impl FnOnce() -> String, bytes: &Bytes) {
         return;
     }
     let mut found = BTreeSet::new();
-    unknown(&whole(&message()), bytes.clone(), &mut found);
+    unknown(&whole(&message()), bytes.clone(), MAX_DEPTH, &mut found);
     let mut told = TOLD.lock();
     for unknown in found {
         if told.len() < MAX_TOLD && told.insert(unknown.clone()) {
             let (message, number) = unknown;
-            tracing::debug!(message, number, "a client sent a field that is not known; it is left out");
+            tracing::debug!(message, number, "a field came that is not known; it is left out");
         }
     }
 }
 
 /// Collects the unknown fields; `None` where the bytes are no message, which is told elsewhere.
-fn unknown(message: &str, mut bytes: Bytes, found: &mut BTreeSet<Unknown>) -> Option<()> {
-    let known = FIELDS.get(message)?;
+fn unknown(message: &str, mut bytes: Bytes, depth: u32, found: &mut BTreeSet<Unknown>) -> Option<()> {
+    let (known, depth) = (FIELDS.get(message)?, depth.checked_sub(1)?);
     while bytes.has_remaining() && found.len() < MAX_TOLD {
         let key = decode_length_delimiter(&mut bytes).ok()?;
         let number = u32::try_from(key >> 3).ok()?;
         let content = content(key & 7, &mut bytes)?;
         match known.get(&number) {
             None => drop(found.insert((message.to_owned(), number))),
-            // Messages of requests hold each other to a fixed depth. Of maps and of the library's own only the keys are known.
-            Some(Some(held)) if FIELDS.contains_key(held) => unknown(held, content, found)?,
+            // Of maps and of the library's own only the keys are known.
+            Some(Some(held)) if FIELDS.contains_key(held) => unknown(held, content, depth, found)?,
             Some(_) => {}
         }
     }
@@ -95,10 +98,11 @@ fn content(wire_type: usize, bytes: &mut Bytes) -> Option<Bytes> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::pb::v1;
 
     fn unknown_of(message: &str, bytes: &[u8]) -> Vec<u32> {
         let mut found = BTreeSet::new();
-        unknown(message, Bytes::copy_from_slice(bytes), &mut found);
+        unknown(message, Bytes::copy_from_slice(bytes), MAX_DEPTH, &mut found);
         found.into_iter().map(|(_, number)| number).collect()
     }
 
@@ -115,6 +119,25 @@ mod tests {
         let job = [1 << 3 | 2, 2, 9 << 3, 1];
         let request = [&[4 << 3 | 5, 0, 0, 0, 0, 5 << 3 | 2, 4][..], &job].concat();
         assert_eq!(unknown_of("proto.RunRequest", &request), [4, 9]);
+    }
+
+    #[test]
+    fn fields_of_every_service_are_known() {
+        let request = v1::RunRequest { id: "1".into(), steps: "[]".into(), ..Default::default() };
+        let bytes = [request.encode_to_vec(), vec![0xfa, 0x01, 0]].concat();
+        assert_eq!(unknown_of("steprunner.v1.RunRequest", &bytes), [31]);
+    }
+
+    #[test]
+    fn messages_in_messages_without_end_take_no_stack() {
+        let mut bytes = Vec::new();
+        for _ in 0..5_000 {
+            let mut outer = vec![9 << 3 | 2];
+            prost::encoding::encode_varint(bytes.len() as u64, &mut outer);
+            outer.append(&mut bytes);
+            bytes = outer;
+        }
+        unknown_of("steprunner.v1.StepResult", &bytes);
     }
 
     #[test]
