@@ -175,3 +175,6 @@ impl fmt::Debug for FileContent {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

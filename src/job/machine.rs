@@ -201,7 +201,7 @@ impl Machine {
 /// The folder of a request's file, if its name is an absolute path.
 fn folder_of(file: Option<&str>) -> Option<&str> {
     match file?.rsplit_once('/')? {
-        ("", _) if file?.starts_with('/') => Some("/"),
+        ("", _) => Some("/"),
         (folder, _) if folder.starts_with('/') => Some(folder),
         _ => None,
     }

@@ -71,6 +71,13 @@ fn a_live_reader_shows_a_body_before_its_line_feed() {
 }
 
 #[test]
+fn the_parts_of_an_entry_are_those_of_its_header() {
+    let entry = Entry::parse(b"2021-03-04T05:06:07.000008Z 0fE+body").unwrap();
+    assert_eq!(entry.time(), b"2021-03-04T05:06:07.000008Z");
+    assert_eq!((entry.source(), entry.continues(), entry.body), (*b"0fE", true, &b"body"[..]));
+}
+
+#[test]
 fn a_strict_parser_refuses_what_does_not_begin_with_a_header() {
     let strict = |bytes: &[u8]| Parser::new(Check::Strict).push(bytes, |_| ());
     assert_eq!(strict(&wire(&[("01O ", "a")])), Ok(()));

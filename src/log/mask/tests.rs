@@ -17,8 +17,8 @@ fn compile(set: &PhraseSet, rows: bool) -> Arc<Masker> {
     if rows || set.forms().is_empty() {
         return Masker::compile(set);
     }
-    let forms =
-        Forms { automaton: Automaton::with_row_budget(set.forms(), 0), filter: Filter::new(set.forms()) };
+    let automaton = Automaton::with_row_budget(set.forms(), 0);
+    let forms = Forms { filter: Filter::new(set.forms(), &automaton), automaton };
     Arc::new(Masker { forms: Some(forms), prefixes: Arc::clone(set.prefixes()) })
 }
 
@@ -200,6 +200,22 @@ fn a_finished_stream_starts_anew() {
 }
 
 #[test]
+fn with_other_prefixes_a_begun_one_is_forgotten_and_a_run_goes_on() {
+    let of = |phrase: &str, prefix: &str| Masker::compile(&set(&strings([phrase]), &[prefix], true));
+    for (cut, prefix, shown) in
+        [(4, "token-", "token-[MASKED]"), (4, "key-", "token-ab"), (7, "key-", "token-[MASKED]")]
+    {
+        let (mut stream, mut out) = (MaskStream::new(of("wren", "token-")), Vec::new());
+        let (before, behind) = "token-ab".split_at(cut);
+        stream.push(before.as_bytes(), &mut out);
+        stream.replace_masker(of("lark", prefix), &mut out);
+        stream.push(behind.as_bytes(), &mut out);
+        stream.finish(&mut out);
+        assert_eq!(String::from_utf8(out).unwrap(), shown, "{cut} {prefix}");
+    }
+}
+
+#[test]
 fn spans_in_the_middle_survive_a_new_masker() {
     // "aba" is found and held, as it may become "abac", when "bax" becomes known.
     let before = set(&strings(["aba", "abac"]), &[], true);
@@ -267,6 +283,7 @@ fn fault_38_debug_output_shows_no_secret() {
     stream.push(b"nightin", &mut Vec::new());
     let shown = format!("{set:?} {masker:?} {stream:?}");
     assert!(!shown.contains("night") && !shown.contains("prefix-"), "{shown}");
+    assert!(shown.ends_with(" Masker { .. } MaskStream { held: 7, .. }"), "{shown}");
 }
 
 #[test]

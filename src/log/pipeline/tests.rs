@@ -86,6 +86,17 @@ fn fault_23_the_entry_that_crosses_the_limit_is_replaced_by_a_notice() {
 }
 
 #[test]
+fn fault_23_once_the_limit_is_reached_no_entry_follows_however_short() {
+    let mut budget = LogBudget::new(OWN_RESERVE + 1_000, 0);
+    let mut out = entry("01O", &"x".repeat(1_000)).into_bytes();
+    budget.admit(Origin::Step, &mut out, 0, &now());
+    assert!(budget.reached() && out.len() < 200, "the notice leaves room");
+    let mut out = entry("01O", "short").into_bytes();
+    budget.admit(Origin::Step, &mut out, 0, &now());
+    assert_eq!(text(&out), "");
+}
+
+#[test]
 fn a_batch_is_cut_between_entries() {
     let line = entry("01O", "0123456");
     let mut budget = LogBudget::new(OWN_RESERVE + 2 * line.len() as u64 + 39, 0);
@@ -185,6 +196,36 @@ fn fault_25_a_mark_that_has_begun_is_completed_and_a_new_hole_gets_its_own() {
     let expected =
         entry("00E", "warning: 4 bytes of output lost") + &entry("00E", "warning: 8 bytes of output lost");
     assert_eq!(text(&file), expected);
+}
+
+#[test]
+fn fault_25_a_mark_counts_as_told_once_the_file_has_its_first_byte() {
+    for (taken_of_mark, marks) in [(0, &[10][..]), (1, &[5, 5]), (5, &[5, 5])] {
+        let mut backlog = Backlog::new(budget());
+        let mut file = Vec::new();
+        let mut take = |backlog: &mut Backlog, bytes: usize| {
+            file.extend_from_slice(&backlog.pending()[..bytes]);
+            backlog.accepted(bytes);
+        };
+        put(&mut backlog, "torn");
+        put(&mut backlog, "lost");
+        take(&mut backlog, 10);
+        backlog.refused(Duration::ZERO);
+        backlog.refused(GIVE_UP_AFTER);
+        let rest = backlog.pending().len();
+        put(&mut backlog, "next");
+        assert!(!backlog.has_unmarked_hole());
+        take(&mut backlog, 3);
+        take(&mut backlog, rest - 3 + taken_of_mark);
+        backlog.refused(Duration::ZERO);
+        backlog.refused(GIVE_UP_AFTER);
+        put(&mut backlog, "last");
+        let pending = backlog.pending().len();
+        take(&mut backlog, pending);
+        let marks = marks.iter().map(|lost| entry("00E", &format!("warning: {lost} bytes of output lost")));
+        let expected = [entry("01O", "torn"), marks.collect(), entry("01O", "last")].concat();
+        assert_eq!(text(&file), expected, "{taken_of_mark} bytes of the mark");
+    }
 }
 
 #[test]

@@ -4,6 +4,7 @@ use proptest::prelude::*;
 
 use super::text::{Marker, show};
 use super::{Format, Options, Output, Printer};
+use crate::log::frame::{HEADER_LEN, HOLD_MAX, Stamp};
 
 fn wire(entries: &[(&str, &str)]) -> Vec<u8> {
     let mut wire = Vec::new();
@@ -100,6 +101,25 @@ fn times_move_to_the_zone_given() {
     let local = |seconds| Options { offset: FixedOffset::east_opt(seconds).unwrap(), ..Options::plain_utc() };
     assert_eq!(pretty_with(local(5_400), &[("01O ", "a")]), "01:30:00.678 out  a\n");
     assert_eq!(pretty_with(local(-1), &[("01O ", "a")]), "23:59:59.678 out  a\n");
+}
+
+/// What is shown of `entries` before anything follows them.
+fn at_once(entries: &[(&str, &str)]) -> String {
+    let mut printer = Printer::new(Format::Pretty(Options::plain_utc()));
+    let mut out = Output::default();
+    printer.push(&wire(entries), &mut out);
+    String::from_utf8(out.stdout).unwrap()
+}
+
+#[test]
+fn only_what_may_be_continued_waits_for_its_end() {
+    // No carriage return, and shorter than what overflows.
+    let longest = "x".repeat(HOLD_MAX - HEADER_LEN);
+    assert_eq!(at_once(&[("01O ", &longest)]), format!("00:00:00.678 out  {longest}"));
+    assert_eq!(at_once(&[("01O ", &format!("{longest}x"))]), "");
+    assert_eq!(at_once(&[("01O ", "10%\r")]), "");
+    assert_eq!(at_once(&[("01O ", "10%\r"), ("01O+", "done")]), "00:00:00.678 out  done");
+    assert_eq!(at_once(&[("01O ", "10%\r"), ("01O+", "20%\r")]), "");
 }
 
 #[test]
@@ -206,6 +226,19 @@ fn only_whole_markers_count() {
 }
 
 proptest! {
+    #[test]
+    fn times_are_those_of_the_calendar_in_any_zone(
+        micros in 0..4_000_000_000_000_000_i64,
+        east in -86_399..86_400_i32,
+    ) {
+        let offset = FixedOffset::east_opt(east).unwrap();
+        let mut wire = Stamp::from_unix_micros(micros).as_bytes().to_vec();
+        wire.extend_from_slice(b" 01O a\n");
+        let out = print(Format::Pretty(Options { offset, ..Options::plain_utc() }), &wire);
+        let time = chrono::DateTime::from_timestamp_micros(micros).unwrap().with_timezone(&offset);
+        prop_assert_eq!(String::from_utf8(out.stdout).unwrap(), format!("{} out  a\n", time.format("%H:%M:%S%.3f")));
+    }
+
     #[test]
     fn what_is_shown_is_text_without_control_characters(text in vec(any::<u8>(), 0..200)) {
         prop_assert!(!shown(&text, false).chars().any(|character| character.is_control() && character != '\t'));

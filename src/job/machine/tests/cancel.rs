@@ -43,6 +43,7 @@ fn a_queued_job_ends_at_once() {
     assert_eq!(driven.trace.outcome().exit_code, -2);
     assert!(driven.trace.effects.is_empty());
     assert_eq!(driven.trace.root().status, StepStatus::Cancelled);
+    assert!(driven.trace.root().definition.is_some(), "what would have run is known");
     assert_eq!(driven.trace.log(), ["E job cancelled: it waited too long for a free slot"]);
     driven.tell(&Event::Admitted { at: 0 });
 }

@@ -1,10 +1,13 @@
 //! Failures: their text, their exit code and what they leave (language.md §14.4, §18; service.md §3.5).
 
-use super::world::{World, request, text};
+use std::sync::Arc;
+
+use super::world::{Driven, World, request, text};
+use crate::job::event::{Event, ProcessEnd};
 use crate::job::machine::Machine;
 use crate::lang::diagnostic::Class;
 use crate::lang::value::{Data, Value};
-use crate::model::StepStatus;
+use crate::model::{ExitStatus, StepStatus};
 
 const FILES: [(&str, &str); 9] = [
     (
@@ -156,4 +159,46 @@ fn warnings_of_a_file_are_shown_once() {
     assert_eq!(warnings.len(), 2, "{warnings:?}");
     assert!(warnings[0].starts_with("E warning: <steps>:4:1: "), "{warnings:?}");
     assert!(warnings[1].starts_with("E warning: /job/w/func.yml:4:1: "), "{warnings:?}");
+}
+
+#[test]
+fn what_ran_short_stands_before_how_the_process_ended() {
+    let mut job = Driven::new(&World::default(), &request("[{name: a, script: x}]"));
+    assert!(job.go_on(), "admitted");
+    let Some(Event::Exited { call, .. }) = job.pending.take() else { panic!("nothing runs") };
+    let end = ProcessEnd::Short { status: ExitStatus::Signal(9), of: "out of\nmemory".to_owned() };
+    job.tell(&Event::Exited { call, end, outputs: None, exports: None });
+    let message = &job.trace.outcome().message;
+    assert!(message.ends_with(": out of memory: exec: signal: killed"), "{message}");
+}
+
+#[test]
+fn of_many_findings_the_first_twenty_are_shown_and_the_rest_counted() {
+    for (findings, last) in [(20, None), (21, Some("and 1 more")), (25, Some("and 5 more"))] {
+        let inputs: Vec<String> = (0..findings).map(|n| format!("    i{n}: {{type: nothing}}\n")).collect();
+        let file = format!("spec:\n  inputs:\n{}---\nexec: {{command: [x]}}\n", inputs.concat());
+        let trace =
+            World::new([("/job/many/func.yml", file.as_str())]).run_steps("[{name: a, func: ./many}]");
+        let message = &trace.outcome().message;
+        assert_eq!(message.contains(" more"), last.is_some(), "{message}");
+        assert!(last.is_none_or(|last| message.ends_with(last)), "{message}");
+    }
+}
+
+#[test]
+fn a_line_that_cannot_be_used_is_shown_to_who_asked_for_everything_only() {
+    for (function, file) in [("out", "output"), ("exports", "export")] {
+        for level in ["debug", "info"] {
+            let exports = "{}\n---\nexec: {command: [write, '${{ export_file }}', 'oops']}\n";
+            let mut spec = request(&format!("[{{name: a, func: ./{function}}}]"));
+            spec.base_env = Arc::new(vec![(b"CI_STEPS_LOG_LEVEL".to_vec(), level.into())]);
+            let out = FILES[1].1.replace("BODY", "oops");
+            let world = World::new([("/job/out/func.yml", out.as_str()), ("/job/exports/func.yml", exports)]);
+            let log = world.run(&spec).log();
+            let shown =
+                log.iter().any(|line| line.starts_with("E debug: ") && line.ends_with(" holds: oops"));
+            assert_eq!(shown, level == "debug", "{log:?}");
+            assert!(log.iter().any(|line| line.contains(file)), "{log:?}");
+        }
+    }
 }

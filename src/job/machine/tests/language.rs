@@ -302,6 +302,36 @@ fn a_root_that_is_one_process_has_no_steps() {
 }
 
 #[test]
+fn a_secret_that_a_computed_text_writes_otherwise_is_a_phrase_as_written_there() {
+    let leaf = "{}\n---\nexec: {command: [x, '${{ str([env.E]) }}']}\n";
+    let world = World::new([("/job/f/func.yml", leaf)]);
+    for steps in [
+        "[{name: a, func: ./f, env: {E: '${{ vars.M }}'}}]",
+        "[{name: a, script: x, env: {E: '${{ str([vars.M]) }}'}}]",
+    ] {
+        let mut spec = request(steps);
+        spec.vars.insert("M".into(), masked("a\"b"));
+        assert_eq!(world.run(&spec).phrases(), ["a\\\"b"], "{steps}");
+    }
+}
+
+#[test]
+fn files_of_a_sequence_are_made_once_and_only_when_named() {
+    for (steps, times) in [
+        ("[{name: a, script: x}]", 0),
+        ("[{name: a, script: x, env: {O: '${{ output_file }}'}}]", 1),
+        (
+            "[{name: a, script: x, env: {O: '${{ output_file }}'}}, {name: b, script: x, env: {O: '${{ export_file }}'}}, {name: c, script: x, env: {O: '${{ output_file }}'}}]",
+            1,
+        ),
+    ] {
+        let trace = World::default().run_steps(steps);
+        let made = trace.effects.iter().filter(|effect| matches!(effect, Effect::MakeFiles(_)));
+        assert_eq!(made.count(), times, "{steps}");
+    }
+}
+
+#[test]
 fn sensitive_values_are_phrases_before_anything_shows_them() {
     let world = World::new([(
         "/job/f/func.yml",
@@ -357,4 +387,20 @@ fn a_thousand_equal_steps_share_one_definition() {
             .iter()
             .all(|step| std::sync::Arc::ptr_eq(step.definition.as_ref().unwrap(), first))
     );
+}
+
+#[test]
+fn references_of_a_named_document_are_relative_to_its_folder_if_the_name_is_absolute() {
+    for (file, found) in [
+        (Some("/steps.yml"), "/f/func.yml"),
+        (Some("/docs/steps.yml"), "/docs/f/func.yml"),
+        (Some("docs/steps.yml"), "/job/f/func.yml"),
+        (Some("steps.yml"), "/job/f/func.yml"),
+        (None, "/job/f/func.yml"),
+    ] {
+        let world = World::new([(found, "{}\n---\nexec: {command: [leaf]}\n")]);
+        let mut spec = request("[{name: a, func: ./f}]");
+        spec.file = file.map(str::to_owned);
+        assert_eq!(world.run(&spec).started(), ["a"], "{file:?}");
+    }
 }

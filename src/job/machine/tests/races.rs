@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 
-use super::world::{World, request, text};
+use super::world::{Driven, World, request, text};
 use crate::job::effect::Effect;
 use crate::job::event::{Event, FetchFailure, FileContent, JobSpec, ProcessEnd};
 use crate::job::machine::Machine;
@@ -184,6 +184,31 @@ fn fault_13_whichever_of_end_and_cancel_comes_first_counts() {
         }
     }
     assert!(played > 10_000, "{played}");
+}
+
+/// `event` as if it were of another invocation.
+fn of_another(event: &Event) -> Event {
+    match event.clone() {
+        Event::Fetched { call, result } => Event::Fetched { call: call + 1, result },
+        Event::Exited { call, end, outputs, exports } => {
+            Event::Exited { call: call + 1, end, outputs, exports }
+        }
+        event => event,
+    }
+}
+
+#[test]
+fn answers_for_another_invocation_change_nothing() {
+    let world = World::new(FILES);
+    let mut job = Driven::new(&world, &request("[{name: a, func: ./f0}]"));
+    assert!(job.go_on(), "admitted");
+    while let Some(awaited) = job.pending.clone() {
+        assert_eq!(job.machine.handle(&of_another(&awaited)), [], "{awaited:?}");
+        assert!(job.trace.finish.is_none());
+        job.go_on();
+    }
+    assert_eq!(job.trace.started(), ["a"]);
+    assert!(job.machine.is_over());
 }
 
 fn choices(asks: &[CancelCause]) -> Vec<(u8, CancelCause, CancelCause)> {

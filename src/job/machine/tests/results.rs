@@ -98,3 +98,12 @@ fn what_a_job_keeps_has_bounded_size() {
     assert!(size_of::<Frame>() <= 400);
     assert!(size_of::<Leaf>() <= 720);
 }
+
+#[test]
+fn a_function_whose_process_cannot_be_described_is_in_the_tree_as_read() {
+    let world = World::new([("/job/none/func.yml", "{}\n---\nexec: {command: ['${{ env.NOPE }}']}\n")]);
+    let trace = world.run_steps("[{name: a, func: ./none}]");
+    let [step] = &trace.root().sub_steps[..] else { panic!("not one step") };
+    assert_eq!(step.status, StepStatus::Failure);
+    assert!(step.definition.is_some() && step.exec.is_none());
+}

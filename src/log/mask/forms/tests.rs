@@ -39,6 +39,7 @@ fn fault_34_lines_have_both_line_ends_and_long_lines_stand_alone() {
         ]
     );
     assert_eq!(lines(b"a\nb\nc\nd"), Vec::<Vec<u8>>::new(), "seven bytes");
+    assert_eq!(texts(lines(b"a\nb\nc\nde")), ["a\nb\nc\nde", "a\r\nb\r\nc\r\nde"], "eight bytes");
     assert_eq!(lines(b"no line end"), Vec::<Vec<u8>>::new());
 }
 
@@ -106,13 +107,13 @@ fn fault_35_percent_has_five_keep_sets_and_both_cases() {
 #[test]
 fn fault_35_json_has_five_styles() {
     assert_eq!(
-        of(|forms| json("q\"\\/<\u{e9}\u{2028}\u{1f600}\u{1}\u{7f}\n\u{8}\u{c}\r\t", forms)),
+        of(|forms| json("q \"\\/<\u{e9}\u{2028}\u{1f600}\u{1}\u{7f}\n\u{8}\u{c}\r\t", forms)),
         [
-            "q\\\"\\\\/<\u{e9}\u{2028}\u{1f600}\\u0001\u{7f}\\n\\b\\f\\r\\t",
-            "q\\\"\\\\\\/<\u{e9}\u{2028}\u{1f600}\\u0001\u{7f}\\n\\b\\f\\r\\t",
-            "q\\\"\\\\/\\u003c\u{e9}\\u2028\u{1f600}\\u0001\u{7f}\\n\\b\\f\\r\\t",
-            "q\\\"\\\\/<\\u00e9\\u2028\\ud83d\\ude00\\u0001\u{7f}\\n\\b\\f\\r\\t",
-            "q\\\"\\\\\\/<\\u00e9\\u2028\\ud83d\\ude00\\u0001\u{7f}\\n\\b\\f\\r\\t",
+            "q \\\"\\\\/<\u{e9}\u{2028}\u{1f600}\\u0001\u{7f}\\n\\b\\f\\r\\t",
+            "q \\\"\\\\\\/<\u{e9}\u{2028}\u{1f600}\\u0001\u{7f}\\n\\b\\f\\r\\t",
+            "q \\\"\\\\/\\u003c\u{e9}\\u2028\u{1f600}\\u0001\u{7f}\\n\\b\\f\\r\\t",
+            "q \\\"\\\\/<\\u00e9\\u2028\\ud83d\\ude00\\u0001\u{7f}\\n\\b\\f\\r\\t",
+            "q \\\"\\\\\\/<\\u00e9\\u2028\\ud83d\\ude00\\u0001\u{7f}\\n\\b\\f\\r\\t",
         ]
     );
 }
@@ -147,14 +148,14 @@ fn fault_35_backslashes_are_where_bash_puts_them() {
 
 #[test]
 fn fault_35_ansi_c_has_octal_and_hex_styles() {
-    let phrase = "a'\\\u{1}\u{1b}\u{7}\t\n\r\u{b}\u{7f}\u{e9}";
+    let phrase = "a'\\\u{1}\u{1b}\u{7}\u{8}\t\n\r\u{b}\u{c}\u{7f}\u{e9}";
     assert_eq!(
         of(|forms| shell(phrase.as_bytes(), forms))[4..],
         [
-            "a\\'\\\\\\001\\E\\a\\t\\n\\r\\v\\177\u{e9}",
-            "a\\'\\\\\\x01\\x1b\\a\\t\\n\\r\\v\\x7f\\xc3\\xa9",
-            "a\\'\\\\\\x01\\x1b\\x07\\t\\n\\r\\x0b\\x7f\\xc3\\xa9",
-            "a\\'\\\\\\x01\\x1b\\x07\\x09\\x0a\\x0d\\x0b\\x7f\\xc3\\xa9",
+            "a\\'\\\\\\001\\E\\a\\b\\t\\n\\r\\v\\f\\177\u{e9}",
+            "a\\'\\\\\\x01\\x1b\\a\\b\\t\\n\\r\\v\\f\\x7f\\xc3\\xa9",
+            "a\\'\\\\\\x01\\x1b\\x07\\x08\\t\\n\\r\\x0b\\x0c\\x7f\\xc3\\xa9",
+            "a\\'\\\\\\x01\\x1b\\x07\\x08\\x09\\x0a\\x0d\\x0b\\x0c\\x7f\\xc3\\xa9",
         ]
     );
 }
