@@ -1,0 +1,163 @@
+"""For scripts/gitlab-runner: a double of what a GitLab Runner talks to, on the loopback.
+
+It hands out one job at a time and keeps what the Runner tells of it: the trace, its state and the reason of a failure.
+Started by hand (`coordinator.py JOB.json`) it prints its address and shows what came of that one job."""
+
+import http.server
+import json
+import re
+import sys
+import threading
+
+TOKEN = "token-of-the-runner"
+
+
+class Job:
+    """A job that a Runner is to be given, and what it told of it."""
+
+    def __init__(self, number, answer):
+        self.number = number
+        self.answer = answer
+        self.trace = b""
+        self.state = "pending"
+        self.failure_reason = None
+        # Somebody has pressed the button.
+        self.canceled = False
+
+    def ended(self):
+        return self.state in ("success", "failed")
+
+
+class Coordinator(http.server.ThreadingHTTPServer):
+    """The server: runs in a thread of its own from the beginning."""
+
+    daemon_threads = True
+
+    def __init__(self):
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server_port}"
+        # Held for what follows; told of every change.
+        self.changed = threading.Condition()
+        self.waiting = []
+        self.jobs = {}
+        # Calls that no Runner makes, or not so.
+        self.wrong = []
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+
+    def put(self, number, answer):
+        """Makes a job that the next request is given."""
+        job = Job(number, {"id": number, "token": f"token-of-job-{number}", **answer})
+        with self.changed:
+            self.jobs[number] = job
+            self.waiting.append(job)
+        return job
+
+    def wait(self, holds, seconds, what):
+        """Waits for a change after which it `holds`."""
+        with self.changed:
+            if not self.changed.wait_for(holds, seconds):
+                raise TimeoutError(f"not within {seconds} s: {what}")
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    """One call of the Runner."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_POST(self):
+        body = self.body()
+        if self.path == "/api/v4/runners":
+            return self.answer(201, {"id": 1, "token": TOKEN})
+        if json.loads(body).get("token") != TOKEN:
+            return self.refuse(403, "no token of a runner")
+        if self.path == "/api/v4/runners/verify":
+            return self.answer(200, {})
+        if self.path != "/api/v4/jobs/request":
+            return self.refuse(404, "unknown")
+        with self.server.changed:
+            if not self.server.waiting:
+                return self.answer(204)
+            job = self.server.waiting.pop(0)
+            job.state = "running"
+            self.server.changed.notify_all()
+        return self.answer(201, job.answer)
+
+    def do_PATCH(self):
+        body = self.body()
+        job = self.job("/trace", self.headers.get("JOB-TOKEN"))
+        if job is None:
+            return self.refuse(403, "no such job, or not its token")
+        start = re.match(r"(\d+)-", self.headers.get("Content-Range", ""))
+        if start is None:
+            return self.refuse(400, "no Content-Range")
+        with self.server.changed:
+            fits = int(start[1]) <= len(job.trace)
+            if fits:
+                # A Runner that learns here that the job is canceled sends the same once more.
+                job.trace = job.trace[: int(start[1])] + body
+                self.server.changed.notify_all()
+            told = "canceled" if job.canceled else job.state
+            return self.answer(202 if fits else 416, None, told, Range=f"0-{len(job.trace)}")
+
+    def do_PUT(self):
+        update = json.loads(self.body())
+        job = self.job("", update.get("token"))
+        if job is None:
+            return self.refuse(403, "no such job, or not its token")
+        with self.server.changed:
+            if not job.ended():
+                job.state, job.failure_reason = update["state"], update.get("failure_reason")
+                self.server.changed.notify_all()
+            return self.answer(200, {}, "canceled" if job.canceled else None)
+
+    def body(self):
+        """All of it, also where the Runner does not know its length before."""
+        if self.headers.get("Transfer-Encoding", "").lower() != "chunked":
+            return self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        body = b""
+        while size := int(self.rfile.readline().split(b";")[0], 16):
+            body += self.rfile.read(size)
+            self.rfile.readline()
+        self.rfile.readline()
+        return body
+
+    def job(self, rest, token):
+        """The job of this path, if the token is its own."""
+        found = re.fullmatch(r"/api/v4/jobs/(\d+)" + rest, self.path)
+        job = found and self.server.jobs.get(int(found[1]))
+        return job if job and job.answer["token"] == token else None
+
+    def refuse(self, code, why):
+        self.server.wrong.append(f"{self.command} {self.path}: {why}")
+        self.answer(code, {"message": why})
+
+    def answer(self, code, content=None, status=None, **headers):
+        body = b"" if content is None else json.dumps(content).encode()
+        self.send_response(code)
+        if content is not None:
+            self.send_header("Content-Type", "application/json")
+        if code != 204:
+            self.send_header("Content-Length", str(len(body)))
+        if status is not None:
+            self.send_header("Job-Status", status)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_):
+        """Nothing: what was wrong is kept."""
+
+
+def main(path):
+    coordinator = Coordinator()
+    print(coordinator.url, TOKEN, flush=True)
+    with open(path, encoding="utf-8") as file:
+        job = coordinator.put(1, json.load(file))
+    coordinator.wait(job.ended, None, "the end of the job")
+    sys.stdout.buffer.write(job.trace)
+    print(job.state, job.failure_reason or "", *coordinator.wrong)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
