@@ -22,6 +22,16 @@ fn root_maker(folder: &Path) -> String {
     format!("{} --reuid=0 --regid=0 --clear-groups", path.display())
 }
 
+/// Processes `sleep MARK` that have become root's in every respect: before, their own user may end them.
+fn of_root(mark: &str) -> Vec<i32> {
+    let mut found = processes_with(&format!("sleep\0{mark}"));
+    found.retain(|pid| {
+        let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+        status.contains("\nUid:\t0\t0\t0\t0\n")
+    });
+    found
+}
+
 #[tokio::test]
 async fn fault_11_processes_of_another_user_are_told_and_finish_answers() {
     let test = "fault_11_processes_of_another_user_are_told_and_finish_answers";
@@ -40,7 +50,11 @@ async fn fault_11_processes_of_another_user_are_told_and_finish_answers() {
     let client = daemon.client().await;
     let mark = format!("60{}", std::process::id());
     // One that its step leaves: the job keeps its success.
-    let leaves = format!("setsid {become_root} sleep {mark} >/dev/null 2>&1 & echo $!");
+    // Until all of its user ids are root's, its own user may end it.
+    let leaves = format!(
+        "setsid {become_root} sleep {mark} >/dev/null 2>&1 &
+        until grep -q '^Uid:.0.0.0' /proc/$!/status; do :; done"
+    );
     let status = client.run_to_end("left", &script(&leaves)).await;
     assert_eq!((status.state(), status.exit_code), (State::Success, 0), "{status:?}");
     assert_eq!(status.message, "1 processes could not be killed");
@@ -50,7 +64,7 @@ async fn fault_11_processes_of_another_user_are_told_and_finish_answers() {
     let is = format!("{become_root} sleep {mark} & echo on; exec {become_root} sleep {mark}");
     client.run("is", &is).await;
     client.prints("is", "on").await;
-    until("both are root's", || processes_with(&format!("sleep\0{mark}")).len() == 3).await;
+    until("both are root's", || of_root(&mark).len() == 3).await;
     client.cancel("is").await;
     let status = client.ended("is").await;
     assert_eq!((status.state(), status.exit_code), (State::Cancelled, -2), "{status:?}");
@@ -59,7 +73,7 @@ async fn fault_11_processes_of_another_user_are_told_and_finish_answers() {
     // A Finish of a running one answers, too.
     client.run("running", &is).await;
     client.prints("running", "on").await;
-    until("both are root's", || processes_with(&format!("sleep\0{mark}")).len() == 5).await;
+    until("both are root's", || of_root(&mark).len() == 5).await;
     client.finish("running").await;
     assert!(client.jobs().await.is_empty());
     assert_eq!(client.run_to_end("after", &script("echo x")).await.exit_code, 0);
@@ -125,7 +139,7 @@ async fn fault_11_a_control_group_ends_processes_of_another_user() {
     let is = format!("setsid {become_root} sleep {mark} & echo on; exec {become_root} sleep {mark}");
     client.run("1", &is).await;
     client.prints("1", "on").await;
-    until("both are root's", || processes_with(&format!("sleep\0{mark}")).len() == 2).await;
+    until("both are root's", || of_root(&mark).len() == 2).await;
     client.cancel("1").await;
     let status = client.ended("1").await;
     assert_eq!((status.state(), status.exit_code), (State::Cancelled, -2), "{status:?}");

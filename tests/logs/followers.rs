@@ -82,10 +82,13 @@ async fn many_followers_see_the_same_and_end_with_the_job() {
 async fn fault_19_a_follower_that_never_reads_delays_nobody() {
     let daemon = Daemon::start();
     let client = daemon.client().await;
-    client.run("1", "echo on; sleep 0.1; seq 1 300000; echo end").await;
+    let go = daemon.file("go");
+    let waits = format!("until [ -e {} ]; do sleep 0.02; done", go.display());
+    client.run("1", &format!("echo on; {waits}; seq 1 300000; echo end")).await;
     let lazy = daemon.client().await;
     let mut stalled = lazy.follow("1", 0).await;
     stalled.until("on").await;
+    std::fs::write(go, "").unwrap();
     assert_eq!(client.ended("1").await.exit_code, 0);
     // When it reads on at last, it gets everything.
     assert!(stalled.rest().await.unwrap() == client.log("1").await);

@@ -1,15 +1,19 @@
 //! `empty-root`: the static program in a root folder that holds nothing else (connectors.md §2.3).
 //!
-//! First with nothing at all: what it misses is named. Then with what every container has, `/proc` and `/dev/null`: a daemon, a
-//! proxy, and a job whose step is the program itself.
+//! First with nothing at all: what it misses is named. Then with what every container has, `/proc` and `/dev/null`: it copies
+//! itself, and the copy is a daemon, a proxy, and the step of a job. Its size and the time of a start are printed.
 
 use std::fs;
-use std::io::Read;
+use std::io::{BufRead, BufReader, Read};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use step_runner::pb::v1::StatusRequest;
 
 use crate::arguments::Arguments;
+use crate::client;
 use crate::daemon::{PATIENCE, Scene};
 use crate::parts::skipped;
 use crate::proc;
@@ -17,6 +21,12 @@ use crate::verdict::{Check, Misses, Shown};
 
 /// Inside the root.
 const PROGRAM: &str = "/step-runner";
+
+/// Where it copies itself to.
+const COPIED: &str = "/opt/bin/step-runner";
+
+/// Starts whose median is told.
+const STARTS: usize = 20;
 
 /// Where the programs are that lead into the root; inside nothing lies there.
 const PATH: &str = "/usr/sbin:/usr/bin:/sbin:/bin";
@@ -46,8 +56,16 @@ pub(crate) fn run(_: &Arguments, small: bool) -> Shown {
     let root = scene.path("root");
     misses.check("the root", prepare(&root, &program));
     misses.check("nothing but the program", bare(&root));
+    misses.check("its copy", bootstrapped(&root));
     misses.check("with /proc and /dev/null", furnished(&root));
-    misses.verdict("named what it misses; then served, proxied and ran a job".into())
+    let size = fs::metadata(&program).map_or(0, |file| file.len());
+    let start = match first_status(&scene, &program) {
+        Ok(median) => median.as_secs_f64() * 1e3,
+        Err(miss) => return Err(format!("a start: {miss}")),
+    };
+    misses.verdict(format!(
+        "named what it misses; copied itself, served, proxied and ran a job; {size} bytes, {start:.1} ms from start to first Status (median of {STARTS})"
+    ))
 }
 
 /// The program as one file without a loader: that of this build if it is one, else the one that `scripts/static-build` made.
@@ -117,11 +135,15 @@ struct Inside(Child);
 
 impl Inside {
     fn start(root: &Path, words: &[&str]) -> Check<Self> {
+        Self::start_program(root, PROGRAM, words)
+    }
+
+    fn start_program(root: &Path, program: &str, words: &[&str]) -> Check<Self> {
         let mut command = Command::new("unshare");
         command
             .args(["--mount", "--pid", "--fork", "--kill-child", "sh", "-c", ENTER, "sh"])
             .arg(root)
-            .arg(PROGRAM);
+            .arg(program);
         command.args(words).env_clear().env("PATH", PATH);
         command.stdin(Stdio::null()).stdout(Stdio::null());
         command.stderr(fs::File::create(root.join("stderr")).map_err(|error| error.to_string())?);
@@ -136,9 +158,27 @@ impl Drop for Inside {
     }
 }
 
+/// Both forms of `bootstrap`, over a copy that is there as well.
+fn bootstrapped(root: &Path) -> Check {
+    let text = |error: std::io::Error| error.to_string();
+    for words in [["bootstrap", "/opt/bin"].as_slice(), &["steps", "bootstrap", COPIED]] {
+        let status = Inside::start(root, words)?.0.wait().map_err(text)?;
+        let said = fs::read_to_string(root.join("stderr")).unwrap_or_default();
+        if !status.success() || !said.is_empty() {
+            return Err(format!("{words:?}: {status}: {said}"));
+        }
+    }
+    let [own, copy] = [PROGRAM, COPIED].map(|path| root.join(path.trim_start_matches('/')));
+    if fs::read(&own).map_err(text)? != fs::read(&copy).map_err(text)? {
+        return Err("the copy differs".into());
+    }
+    let mode = fs::metadata(&copy).map_err(text)?.permissions().mode() & 0o7777;
+    if mode == 0o755 { Ok(()) } else { Err(format!("the copy has mode {mode:o}")) }
+}
+
 fn furnished(root: &Path) -> Check {
     let said = || fs::read_to_string(root.join("stderr")).unwrap_or_default();
-    let inside = Inside::start(root, &["steps", "serve"])?;
+    let inside = Inside::start_program(root, COPIED, &["steps", "serve"])?;
     let served = proc::wait_until(PATIENCE, || {
         said().contains("step-runner is listening on socket /tmp/step-runner.sock\n")
     });
@@ -180,4 +220,44 @@ fn function(root: &Path) -> Check {
     fs::create_dir(&folder)
         .and_then(|()| fs::write(folder.join("func.yml"), text))
         .map_err(|error| error.to_string())
+}
+
+/// A daemon outside of the root. Dropped, it is killed.
+struct Served(Child);
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        self.0.kill().ok();
+        self.0.wait().ok();
+    }
+}
+
+/// Median of the times from the start of a daemon to its first answer.
+fn first_status(scene: &Scene, program: &Path) -> Check<Duration> {
+    let text = |error: std::io::Error| error.to_string();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(text)?;
+    let mut times = Vec::new();
+    for number in 0..STARTS {
+        let folder = scene.path(&format!("start{number}"));
+        fs::create_dir(&folder).map_err(text)?;
+        let socket = folder.join("s.sock");
+        let mut command = Command::new(program);
+        command.args(["serve", "--socket"]).arg(&socket).env_clear().env("PATH", PATH);
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+        let begun = Instant::now();
+        let mut served = Served(command.spawn().map_err(text)?);
+        let mut marker = String::new();
+        let stderr = served.0.stderr.take().ok_or("no stderr")?;
+        BufReader::new(stderr).read_line(&mut marker).map_err(text)?;
+        if !marker.starts_with("step-runner is listening on socket ") {
+            return Err(format!("no daemon: {marker}"));
+        }
+        runtime.block_on(async {
+            let asked = client::dial(&socket).await?.status(StatusRequest { id: String::new() }).await;
+            asked.map_err(|status| status.to_string())
+        })?;
+        times.push(begun.elapsed());
+    }
+    times.sort_unstable();
+    Ok(times[STARTS / 2])
 }

@@ -88,7 +88,7 @@ impl Stall {
             width: WIDTH,
             bytes: (self.time.as_millis() / self.every.as_millis()) as u64 * WIDTH as u64,
             seed: crate::random::fresh(),
-            pace: Pace::Lines(self.every),
+            pace: Pace::Lines { every: self.every, gates: Vec::new() },
             report: scene.path(&format!("report-{}", self.name)),
         };
         let id = self.name;

@@ -6,6 +6,7 @@ mod attack;
 mod frames;
 mod good;
 
+use std::collections::BTreeSet;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -154,7 +155,9 @@ impl War {
                 client.finish(&id).await?;
             }
         }
-        let allowed = attacks.iter().map(|attack| attack.may_hold).max().unwrap_or(0) + GROWTH;
+        // Attacks that draw on the same allowance share it; different ones add up.
+        let held: BTreeSet<u64> = attacks.iter().map(|attack| attack.may_hold).collect();
+        let allowed = held.into_iter().sum::<u64>() + GROWTH;
         let after = self.calm(scene, daemon, before).await;
         let grown = |now: [u64; 2]| [now[0].saturating_sub(before[0]), now[1].saturating_sub(before[1])];
         let (peak, after) = (grown(peak), grown(after));

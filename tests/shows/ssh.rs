@@ -55,6 +55,9 @@ pub(crate) fn run(arguments: &Arguments, small: bool) -> Shown {
     misses.verdict(format!("{figures}; banner, missing command, wrong key, unknown host, closed port, fourth channel; seed {seed}"))
 }
 
+/// At which parts of the log something happens.
+const PARTS: [f64; 6] = [0.1, 0.25, 0.4, 0.55, 0.7, 0.85];
+
 struct Proof<'a> {
     scene: &'a Scene,
     sshd: &'a Sshd,
@@ -88,7 +91,12 @@ impl Proof<'_> {
     fn job(&self, bytes: u64, seed: u64, stopped: Duration) -> Shown {
         let bytes = bytes.next_multiple_of(WIDTH as u64);
         let report = self.scene.path("ssh.report");
-        let writing = Writing { width: WIDTH, bytes, seed, pace: Pace::Lines(EVERY), report };
+        // The writer goes on a little while something happens, and waits if it comes late.
+        let part_of = |part: f64| (bytes as f64 * part) as u64;
+        let go = |part: f64| self.scene.path(&format!("go-{part}"));
+        let gates = PARTS.map(|part| (part_of(part + 0.1), go(part))).to_vec();
+        let writing =
+            Writing { width: WIDTH, bytes, seed, pace: Pace::Lines { every: EVERY, gates }, report };
         let (file, starts, log) =
             (self.scene.path("job.yml"), self.scene.path("starts"), self.scene.path("log"));
         fs::write(&file, document(&writing, &starts)?).map_err(|error| error.to_string())?;
@@ -99,18 +107,18 @@ impl Proof<'_> {
         let mut command = self.command(&words, "job");
         let mut running =
             Running(command.stdout(out).stderr(errors).spawn().map_err(|error| error.to_string())?);
-        // At which part of the log what happens.
-        let events: [(f64, &dyn Fn()); 6] = [
-            (0.1, &|| kill_all(&self.sshd.clients())),
-            (0.25, &|| kill_all(&self.sshd.children())),
-            (0.4, &|| self.stop_for(stopped)),
-            (0.55, &|| kill_all(&self.sshd.clients())),
-            (0.7, &|| kill_all(&self.sshd.children())),
-            (0.85, &|| kill_all(&self.sshd.clients())),
+        let events: [&dyn Fn(); PARTS.len()] = [
+            &|| kill_all(&self.sshd.clients()),
+            &|| kill_all(&self.sshd.children()),
+            &|| self.stop_for(stopped),
+            &|| kill_all(&self.sshd.clients()),
+            &|| kill_all(&self.sshd.children()),
+            &|| kill_all(&self.sshd.clients()),
         ];
-        for (part, event) in events {
-            self.wait_for_size(&log, (bytes as f64 * part) as u64, &mut running)?;
+        for (part, event) in PARTS.into_iter().zip(events) {
+            self.wait_for_size(&log, part_of(part), &mut running)?;
             event();
+            fs::write(go(part), "").map_err(|error| error.to_string())?;
         }
         let mut status = None;
         proc::wait_until(10 * PATIENCE, || {

@@ -38,8 +38,9 @@ pub(crate) struct Writing {
 pub(crate) enum Pace {
     /// New bytes all the time, in writes of any size up to [`BLOCK`].
     Varied,
-    /// A line each time so long has passed.
-    Lines(Duration),
+    /// A line each time `every` has passed, but none beyond so many bytes until the file beside them is there: what is to
+    /// happen in the middle then does, however late it comes.
+    Lines { every: Duration, gates: Vec<(u64, PathBuf)> },
     /// The same block over and over: nothing but writing costs time. `first` bytes of it, then a pause until the file
     /// is there, then the rest, which is timed.
     Fast { first: u64, go: PathBuf },
@@ -91,13 +92,18 @@ impl Writing {
                     }
                 }
             }
-            Pace::Lines(every) => {
+            Pace::Lines { every, gates } => {
                 let mut written = 0;
+                let mut gates = gates.iter().peekable();
                 while left > 0 {
                     let block = blocks.next(left);
                     digest.update(block);
                     left -= block.len() as u64;
                     for line in block.chunks(self.width) {
+                        let bytes = u64::from(written) * self.width as u64;
+                        if let Some((_, go)) = gates.next_if(|(gate, _)| bytes >= *gate) {
+                            wait_for(go);
+                        }
                         let due = *every * written;
                         std::thread::sleep(due.saturating_sub(begun.elapsed()));
                         out.write_all(line)?;
