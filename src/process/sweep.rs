@@ -257,6 +257,11 @@ mod tests {
         let (mut tagged, mut plain) = (start(Some(7)), start(None));
         let mut marks = Marks { tags: HashSet::from([7]), ..Marks::default() };
         let mut inner = start(Some(8));
+        // The environment of a process reads empty for a moment after it became its program.
+        let until = std::time::Instant::now() + std::time::Duration::from_mins(1);
+        while read_tag(tagged.id()).is_none() && std::time::Instant::now() < until {
+            std::thread::yield_now();
+        }
         let found = Sweeper::default().find(Scope::Below(std::process::id()), &marks).unwrap();
         let tag_of = |pid| found.iter().find(|(process, _)| process.pid == pid).map(|(_, tag)| *tag);
         assert_eq!(tag_of(tagged.id()), Some(Owner::Job(7)));
