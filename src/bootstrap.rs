@@ -51,12 +51,10 @@ pub fn destination(path: &Path, form: Form) -> PathBuf {
 pub fn install(destination: &Path, root: &Path) -> Result<(), BootstrapError> {
     // Found also when its name is gone or another's: it is the one that runs.
     let running = Path::new("/proc/self/exe");
-    let running = if running.exists() {
-        running.to_owned()
-    } else {
-        std::env::current_exe().map_err(at("find the running program", Path::new(PROGRAM)))?
-    };
-    install_from(&running, destination, root)
+    if !Path::new("/proc/self").exists() {
+        return Err(BootstrapError::NoProc);
+    }
+    install_from(running, destination, root)
 }
 
 fn install_from(program: &Path, destination: &Path, root: &Path) -> Result<(), BootstrapError> {

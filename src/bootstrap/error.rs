@@ -18,6 +18,11 @@ pub enum BootstrapError {
         /// What is there.
         path: PathBuf,
     },
+    /// Nothing tells where the running program is.
+    #[error(
+        "cannot tell which program is running, as there is no /proc: mount it, or copy the program by other means"
+    )]
+    NoProc,
     /// A call of the system failed.
     #[error("cannot {action} {}", path.display())]
     Io {

@@ -149,11 +149,14 @@ impl fmt::Display for MaskWarning {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::OneBytePhrases { count } => {
-                write!(f, "{count} phrases to mask have a single byte: it is hidden wherever it stands")
+                write!(
+                    f,
+                    "phrases of a single byte to mask: {count}; such a byte is hidden wherever it stands"
+                )
             }
             Self::FormsDropped { phrases } => write!(
                 f,
-                "encoded forms of the {phrases} longest phrases are not masked: all forms together are too large"
+                "encoded forms of the longest phrases ({phrases} of them) are not masked: all forms together are too large"
             ),
         }
     }

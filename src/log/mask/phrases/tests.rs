@@ -163,11 +163,11 @@ fn fault_38_warnings_and_debug_output_count_phrases_and_show_none() {
     assert_eq!(format!("{set:?}"), "PhraseSet { phrases: 2, .. }");
     assert_eq!(
         warnings[0].to_string(),
-        "1 phrases to mask have a single byte: it is hidden wherever it stands"
+        "phrases of a single byte to mask: 1; such a byte is hidden wherever it stands"
     );
     assert_eq!(
         MaskWarning::FormsDropped { phrases: 3 }.to_string(),
-        "encoded forms of the 3 longest phrases are not masked: all forms together are too large"
+        "encoded forms of the longest phrases (3 of them) are not masked: all forms together are too large"
     );
     assert!(!set.is_empty());
     assert!(prepare(NOTHING, &MaskConfig::default()).unwrap().0.is_empty());
