@@ -71,6 +71,12 @@ Examples:
   step-runner help language           the language, its expressions and errors
   step-runner help exit-codes         what exit codes mean; other topics: expressions, environment, masking, recovery";
 
+const STEPS_EXAMPLES: &str = "\
+Examples:
+  step-runner steps bootstrap /opt/bin/step-runner
+  step-runner steps serve --socket /run/s.sock sh -c 'exec bash'
+  step-runner steps proxy --socket /run/s.sock";
+
 /// Runs the steps of a CI job inside its environment and loses nothing.
 #[derive(Parser)]
 #[command(name = "step-runner", version, styles = STYLES, after_long_help = EXAMPLES)]
@@ -127,7 +133,7 @@ enum Command {
     Ci(ci::Arguments),
     CustomExecutor(custom_executor::Arguments),
     /// The same commands as CI runners spell them
-    #[command(subcommand)]
+    #[command(subcommand, after_long_help = STEPS_EXAMPLES)]
     Steps(Steps),
     Completions(completions::Arguments),
     Man(man::Arguments),

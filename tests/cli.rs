@@ -2,6 +2,8 @@
 #![expect(clippy::unwrap_used, reason = "a broken scene fails the test")]
 
 mod fake;
+#[path = "support/parts.rs"]
+mod parts;
 
 use std::io::{BufRead as _, BufReader, Read as _};
 use std::os::unix::fs::PermissionsExt as _;
@@ -148,8 +150,62 @@ fn help_completions_and_manual_come_on_stdout() {
 }
 
 #[test]
-fn keeper_is_not_shown() {
-    assert!(!stdout(&run(&["--help"])).contains("keeper"));
+fn commands_that_people_never_call_are_not_offered() {
+    let help = stdout(&run(&["--help"]));
+    assert!(!help.contains("keeper"), "{help}");
+    for (shell, before, after) in [
+        ("bash", " ", " "),
+        ("elvish", "cand ", " "),
+        ("fish", "-a \"", "\""),
+        ("powershell", "'", "'"),
+        ("zsh", "\n'", ":"),
+    ] {
+        let script = stdout(&run(&["completions", shell]));
+        let offers = |name: &str| script.contains(&format!("{before}{name}{after}"));
+        assert!(offers("custom-executor"), "{shell}");
+        for name in ["keeper", "builtin", "fetch", "launch"] {
+            assert!(!offers(name), "{shell}: {name}");
+        }
+    }
+}
+
+/// What bash offers for the last of `words`, by the script that the program prints.
+fn completed(words: &str) -> Vec<String> {
+    let typist = r#"source "$1"
+        COMP_WORDS=($2)
+        [[ $2 == *" " ]] && COMP_WORDS+=("")
+        COMP_CWORD=$(( ${#COMP_WORDS[@]} - 1 ))
+        _step__runner step-runner "${COMP_WORDS[COMP_CWORD]}" "${COMP_WORDS[COMP_CWORD-1]}"
+        printf '%s\n' "${COMPREPLY[@]}""#;
+    let folder = tempfile::tempdir().unwrap();
+    let script = folder.path().join("script");
+    std::fs::write(&script, run(&["completions", "bash"]).stdout).unwrap();
+    let output = Command::new("bash").args(["-c", typist, "bash"]).arg(script).arg(words).output().unwrap();
+    assert!(output.status.success() && output.stderr.is_empty(), "{words}: {output:?}");
+    stdout(&output).split_whitespace().map(str::to_owned).collect()
+}
+
+#[test]
+fn bash_completes_commands_options_values_and_topics() {
+    if Command::new("bash").arg("--version").output().is_err() {
+        return parts::skipped("bash_completes_commands_options_values_and_topics", "bash");
+    }
+    for (words, expected) in [
+        ("step-runner sub", ["submit"].as_slice()),
+        ("step-runner run --ou", &["--output"]),
+        ("step-runner run --output ", &["pretty", "plain", "raw", "json"]),
+        ("step-runner submit --det", &[]),
+        ("step-runner check --output g", &["gitlab"]),
+        ("step-runner steps bo", &["bootstrap"]),
+        ("step-runner steps serve --sock", &["--socket", "--socket-mode"]),
+        ("step-runner custom-executor cl", &["cleanup"]),
+        ("step-runner help exi", &["exit-codes"]),
+        ("step-runner man cus", &["custom-executor"]),
+        ("step-runner completions f", &["fish"]),
+        ("step-runner keep", &[]),
+    ] {
+        assert_eq!(completed(words), expected, "{words}");
+    }
 }
 
 #[test]

@@ -27,6 +27,10 @@ pub(super) struct Arguments {
 /// already, and a copy that runs is replaced. What a helper image brings along in its root, `ca-certs.pem` and `git`, is
 /// copied beside it.
 #[derive(clap::Args)]
+#[command(after_long_help = "\
+Examples:
+  step-runner steps bootstrap /opt/bin/runner       copies to /opt/bin/runner
+  step-runner steps bootstrap /opt/bin/             copies to /opt/bin/step-runner")]
 pub(super) struct StepsArguments {
     /// File or folder
     #[arg(value_name = "DEST")]

@@ -1,8 +1,13 @@
 //! `step-runner completions`.
 
+use clap::Command;
+use clap::builder::PossibleValuesParser;
 use clap_complete::Shell;
 
-use super::{Ending, command, terminal};
+use super::{Ending, command, help, terminal};
+
+/// Name of the program.
+const NAME: &str = "step-runner";
 
 /// Print a completion script for a shell
 #[derive(clap::Args)]
@@ -18,7 +23,44 @@ pub(super) struct Arguments {
 
 pub(super) fn execute(arguments: &Arguments) -> Ending {
     let mut script = Vec::new();
-    clap_complete::generate(arguments.shell, &mut command(), "step-runner", &mut script);
+    clap_complete::generate(arguments.shell, &mut offered(), NAME, &mut script);
+    if arguments.shell == Shell::Bash {
+        script = with_one_spelling(&String::from_utf8_lossy(&script)).into_bytes();
+    }
     terminal::write_stdout(&script)?;
     Ok(0)
+}
+
+/// The command line as shells offer it: without the commands that people never call, which no generator leaves out, and
+/// with the words that `help` and `man` take.
+fn offered() -> Command {
+    let program = visible(&command());
+    let commands: Vec<_> = program.get_subcommands().map(name_of).collect();
+    let topics = PossibleValuesParser::new(help::TOPICS.into_iter().chain(commands.iter().copied()));
+    program
+        .mut_subcommand("help", |help| help.mut_arg("topic", |topic| topic.value_parser(topics)))
+        .mut_subcommand("man", |man| {
+            man.mut_arg("command", |page| page.value_parser(PossibleValuesParser::new(commands)))
+        })
+}
+
+/// A command without its hidden subcommands, as far as completion needs it: subcommands cannot be taken away from one.
+fn visible(command: &Command) -> Command {
+    Command::new(name_of(command))
+        .about(command.get_about().cloned().unwrap_or_default())
+        .args(command.get_arguments())
+        .groups(command.get_groups())
+        .subcommands(command.get_subcommands().filter(|sub| !sub.is_hide_set()).map(visible))
+        .disable_help_subcommand(true)
+}
+
+/// Its name, for as long as the program runs, which clap asks for.
+fn name_of(command: &Command) -> &'static str {
+    command.get_name().to_owned().leak()
+}
+
+/// The script of bash with one spelling of the program's name in its states. The generator sets `step__runner` and asks
+/// for `step__subcmd__runner`, because of the hyphen.
+fn with_one_spelling(script: &str) -> String {
+    script.replace(&NAME.replace('-', "__subcmd__"), &NAME.replace('-', "__"))
 }

@@ -114,10 +114,22 @@ struct DriverOptions {
 #[derive(Subcommand)]
 enum Action {
     /// Print the answer to the Runner's question for its settings
+    #[command(after_long_help = "\
+Examples:
+  step-runner custom-executor config
+  step-runner custom-executor --builds-dir /srv/builds --hostname build7 config")]
     Config,
     /// Make the job's state, start or reach the daemon, look at its environment
+    #[command(after_long_help = "\
+Examples, as in config.toml:
+  prepare_exec = \"/usr/local/bin/step-runner\"
+  prepare_args = [\"custom-executor\", \"--address=unix:///run/s.sock\", \"prepare\"]")]
     Prepare,
     /// Run a stage of the job
+    #[command(after_long_help = "\
+Examples, as in config.toml; the Runner appends SCRIPT and STAGE:
+  run_exec = \"/usr/local/bin/step-runner\"
+  run_args = [\"custom-executor\", \"--cancel-grace=60s\", \"run\"]")]
     Run {
         /// Script of the stage
         #[arg(value_name = "SCRIPT")]
@@ -127,6 +139,10 @@ enum Action {
         stage: String,
     },
     /// End and remove whatever is left of the job
+    #[command(after_long_help = "\
+Examples, as in config.toml:
+  cleanup_exec = \"/usr/local/bin/step-runner\"
+  cleanup_args = [\"custom-executor\", \"--keep\", \"cleanup\"]")]
     Cleanup,
     /// The start of a private daemon: waits for a byte on stdin, then becomes `serve`
     #[command(hide = true)]

@@ -18,6 +18,12 @@ Examples:
   step-runner serve --config /etc/step-runner.toml --print-config
   step-runner serve --socket /run/s.sock -- sh       ends with the shell";
 
+const STEPS_EXAMPLES: &str = "\
+Examples:
+  step-runner steps serve                                        on the default socket
+  step-runner steps serve --socket /run/s.sock sh -c 'exec bash'
+  step-runner steps serve --stale-after 10min --print-config";
+
 /// What `serve` was asked for.
 pub(super) struct Arguments {
     /// Folder of the socket.
@@ -84,7 +90,8 @@ pub(super) struct StepsArguments(Arguments);
 
 impl clap::Args for StepsArguments {
     fn augment_args(command: clap::Command) -> clap::Command {
-        with_settings(command.about("Run the daemon").arg(command_argument().trailing_var_arg(true)))
+        let command = command.about("Run the daemon").after_long_help(STEPS_EXAMPLES);
+        with_settings(command.arg(command_argument().trailing_var_arg(true)))
     }
 
     fn augment_args_for_update(command: clap::Command) -> clap::Command {

@@ -58,9 +58,13 @@ fn help_never_shows_values_of_variables() {
 }
 
 #[test]
-fn every_visible_command_explains_itself() {
+fn every_visible_command_explains_itself_with_examples() {
     for command in all_commands().iter().filter(|command| !command.is_hide_set()) {
-        assert!(command.get_about().is_some(), "{}", command.get_name());
+        let name = command.get_name();
+        assert!(command.get_about().is_some(), "{name}");
+        let examples = command.get_after_long_help().map(ToString::to_string).unwrap_or_default();
+        let of_it = |line: &str| line.contains("step-runner") || line.contains("_args");
+        assert!(examples.contains("Examples") && examples.lines().any(of_it), "{name}: {examples}");
     }
 }
 
