@@ -201,6 +201,34 @@ fn results_hold_what_the_function_returned() {
 }
 
 #[test]
+fn the_command_of_a_script_names_the_shell_that_ran_it() {
+    let folder = Folder::new();
+    let long = format!(": {}; echo $0; exit 3", "x".repeat(200_000));
+    for script in ["echo $0; exit 3", &long] {
+        folder.file("list.yml", &format!("[{{name: a, script: '{script}'}}]"));
+        let output = folder.run(&["list.yml", "--results", "results.json", "--output", "raw"]);
+        let text = fs::read_to_string(folder.path().join("results.json")).unwrap();
+        let results: serde_json::Value = serde_json::from_str(&text).unwrap();
+        let command = &results["sub_step_results"][0]["exec_result"]["command"];
+        let said = String::from_utf8(output.stderr).unwrap();
+        let shell = command[0].as_str().unwrap();
+        assert!(said.contains(&format!("command    {shell} ")), "{said}");
+        let printed = String::from_utf8(output.stdout).unwrap();
+        // `$0` is the script's path where it came in a file.
+        let zero = if script == long { &command[1] } else { &command[0] };
+        assert!(
+            printed.lines().any(|line| line.ends_with(&format!("O {}", zero.as_str().unwrap()))),
+            "{printed}"
+        );
+        let first = ["bash", "sh"].into_iter().find(|name| {
+            let folders = ["/usr/local/bin", "/usr/bin", "/bin"];
+            folders.iter().any(|folder| Path::new(folder).join(name).exists())
+        });
+        assert_eq!(Some(shell), first);
+    }
+}
+
+#[test]
 fn json_output_is_one_object_a_line_that_ends_with_the_job() {
     let folder = Folder::new();
     let printed = folder.prints(&["greet", "--input", "name=Ada", "--output", "json"]);

@@ -107,6 +107,7 @@ fn answer(effect: &Effect) -> Option<Event> {
         Effect::Spawn(spawn) => Some(Event::Exited {
             call: spawn.call,
             end: ProcessEnd::Exited(ExitStatus::Code(0)),
+            shell: None,
             outputs: None,
             exports: None,
         }),

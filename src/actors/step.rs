@@ -58,13 +58,15 @@ pub(super) struct StepTask {
 /// See the module's text.
 pub struct StepActor {
     task: StepTask,
+    /// Name of the shell of a script.
+    shell: Option<String>,
     done: bool,
 }
 
 impl StepActor {
     /// Starts the process, unless it runs already, and waits for [`Over`].
     pub(super) fn launch(task: StepTask) -> Addr<Self> {
-        Self { task, done: false }.start()
+        Self { task, shell: None, done: false }.start()
     }
 
     fn begin(&self) -> Result<(), String> {
@@ -143,6 +145,16 @@ impl StepActor {
         self.shell_in_path().or_else(|| self.shell_in_folders()).ok_or_else(no_shell)
     }
 
+    /// Name of the shell that a script is given to, also of one that an earlier daemon started.
+    fn name_of_shell(&self) -> Option<String> {
+        let shell = match &self.task.spawn.program {
+            Program::Script(_) | Program::ScriptFile(_) => self.shell(),
+            Program::LegacyScript(_) => self.shell_by_name(),
+            Program::Command(_) | Program::Builtin(_) => return None,
+        };
+        shell.ok().map(|(_, name)| name)
+    }
+
     fn shell_in_folders(&self) -> Option<(PathBuf, String)> {
         let all = SHELLS.into_iter().flat_map(|name| SHELL_FOLDERS.map(|folder| (folder, name)));
         all.map(|(folder, name)| (format!("{folder}/{name}"), name))
@@ -175,6 +187,7 @@ impl StepActor {
         let read = |path: &String| read_output(Path::new(path));
         let done = StepDone {
             call: self.task.spawn.call,
+            shell: self.shell.take(),
             outputs: files.map(|files| read(&files.output)),
             exports: files.map(|files| read(&files.export)),
             end,
@@ -202,6 +215,7 @@ impl Actor for StepActor {
 
     fn started(&mut self, ctx: &mut Self::Context) {
         failpoint::hit("actors::step::started");
+        self.shell = self.name_of_shell();
         let begun = self.begin();
         // The keeper has it now; a step may run for hours.
         self.task.spawn.env = Vec::new();

@@ -67,6 +67,8 @@ pub enum Event {
         call: CallId,
         /// How it ended.
         end: ProcessEnd,
+        /// Name of the shell that was given the text, if it was a script's: which one there was.
+        shell: Option<String>,
         /// Content of the output file; `None` if there was none, or the process failed.
         outputs: Option<FileContent>,
         /// Content of the export file, likewise.

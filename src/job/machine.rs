@@ -148,7 +148,10 @@ impl Machine {
             (Event::Fetched { call, result }, State::Fetching(fetching)) if *call == fetching.call.id => {
                 self.tree_fetched(*fetching, result);
             }
-            (Event::Exited { call, end, outputs, exports }, State::Running(leaf)) if *call == leaf.call => {
+            (Event::Exited { call, end, shell, outputs, exports }, State::Running(mut leaf))
+                if *call == leaf.call =>
+            {
+                leaf.ran_by(shell.as_deref());
                 self.exited(*leaf, end, outputs.as_ref(), exports.as_ref());
             }
             (Event::CancelAsked { cause, grace_limit }, state) => self.cancel(state, *cause, *grace_limit),

@@ -5,7 +5,7 @@
 use super::event::Event;
 
 /// First byte of every record. Raised whenever [`Event`] or anything inside it changes its shape.
-const FORMAT: u8 = 3;
+const FORMAT: u8 = 4;
 
 /// Why a record could not be written or read.
 #[derive(Debug, thiserror::Error)]
@@ -125,8 +125,9 @@ mod tests {
                 call,
                 result: Err(FetchFailure { class: Class::NotFound, message }),
             }),
-            (any::<u32>(), ends(), contents(), contents())
-                .prop_map(|(call, end, outputs, exports)| Event::Exited { call, end, outputs, exports }),
+            (any::<u32>(), ends(), prop::option::of(".{0,9}"), contents(), contents()).prop_map(
+                |(call, end, shell, outputs, exports)| Event::Exited { call, end, shell, outputs, exports }
+            ),
             prop::option::of(any::<u32>()).prop_map(|ms| Event::CancelAsked {
                 cause: CancelCause::Silent,
                 grace_limit: ms.map(|ms| Duration::from_millis(ms.into())),
@@ -164,7 +165,7 @@ mod tests {
         record[0] = 9;
         assert_eq!(
             decode(&record).err().unwrap().to_string(),
-            "the record has format 9, this daemon reads format 3"
+            "the record has format 9, this daemon reads format 4"
         );
         assert!(matches!(decode(&[]), Err(RecordError::Empty)));
     }

@@ -238,6 +238,7 @@ fn left_out(error: &LinkError) -> String {
 pub(in crate::actors) struct StepDone {
     pub(in crate::actors) call: CallId,
     pub(in crate::actors) end: ProcessEnd,
+    pub(in crate::actors) shell: Option<String>,
     pub(in crate::actors) outputs: Option<FileContent>,
     pub(in crate::actors) exports: Option<FileContent>,
 }
@@ -245,10 +246,11 @@ pub(in crate::actors) struct StepDone {
 impl Handler<StepDone> for JobActor {
     type Result = ();
 
-    fn handle(&mut self, StepDone { call, end, outputs, exports }: StepDone, ctx: &mut Self::Context) {
+    fn handle(&mut self, done: StepDone, ctx: &mut Self::Context) {
         failpoint::hit("actors::job::step_done");
         self.step = None;
-        self.handle_event(&Event::Exited { call, end, outputs, exports }, ctx);
+        let StepDone { call, end, shell, outputs, exports } = done;
+        self.handle_event(&Event::Exited { call, end, shell, outputs, exports }, ctx);
     }
 }
 

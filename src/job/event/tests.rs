@@ -36,7 +36,7 @@ fn fault_38_debug_output_of_what_happens_to_a_job_names_it_and_hides_its_texts()
     shown(&FileContent::Unreadable("a folder".to_owned()), "unreadable: a folder");
     let outputs = Some(FileContent::Bytes(SECRET.into()));
     let end = ProcessEnd::Exited(ExitStatus::Code(3));
-    shown(&Event::Exited { call: 2, end, outputs, exports: None }, "Exited(2, Exited(Code(3)))");
+    shown(&Event::Exited { call: 2, end, shell: None, outputs, exports: None }, "Exited(2, Exited(Code(3)))");
 }
 
 #[test]

@@ -65,12 +65,14 @@ impl Machine {
 
     fn enter_script(&mut self, call: Call, files_used: bool) {
         let text = text_input(&call, "script").to_owned();
-        let command = vec!["sh".to_owned(), "-c".to_owned(), text.clone()];
-        let program = if text.len() > builtin::LONGEST_ARGUMENT {
-            Program::ScriptFile(ScriptFile { path: self.file_of(&call, "script"), text })
+        // Which shell there is turns out when it runs.
+        let (program, arguments) = if text.len() > builtin::LONGEST_ARGUMENT {
+            let path = self.file_of(&call, "script");
+            (Program::ScriptFile(ScriptFile { path: path.clone(), text }), vec![path])
         } else {
-            Program::Script(text)
+            (Program::Script(text.clone()), vec!["-c".to_owned(), text])
         };
+        let command = [vec!["sh".to_owned()], arguments].concat();
         let process = self.process(program, command, files_used);
         let layers = call.layers;
         self.spawn(call, process, layers);

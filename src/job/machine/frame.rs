@@ -83,6 +83,14 @@ impl Frame {
 }
 
 impl Leaf {
+    /// The shell that a script was given to, by its name: results show the command as it ran (language.md §16).
+    pub(super) fn ran_by(&mut self, shell: Option<&str>) {
+        let program = self.result.exec.as_mut().and_then(|exec| exec.command.first_mut());
+        if let (Some(program), Some(shell)) = (program, shell) {
+            shell.clone_into(program);
+        }
+    }
+
     /// Its result, when it ends.
     pub(super) fn into_result(self) -> StepResult {
         StepResult { definition: Some(self.loaded.definition()), ..self.result }

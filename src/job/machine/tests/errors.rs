@@ -167,7 +167,7 @@ fn what_ran_short_stands_before_how_the_process_ended() {
     assert!(job.go_on(), "admitted");
     let Some(Event::Exited { call, .. }) = job.pending.take() else { panic!("nothing runs") };
     let end = ProcessEnd::Short { status: ExitStatus::Signal(9), of: "out of\nmemory".to_owned() };
-    job.tell(&Event::Exited { call, end, outputs: None, exports: None });
+    job.tell(&Event::Exited { call, end, shell: None, outputs: None, exports: None });
     let message = &job.trace.outcome().message;
     assert!(message.ends_with(": out of memory: exec: signal: killed"), "{message}");
 }

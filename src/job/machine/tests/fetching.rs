@@ -65,7 +65,7 @@ fn what_was_not_fetched_is_not_pinned() {
     let effects = machine.handle(&Event::Fetched { call, result: Ok(fetched(None)) });
     assert_eq!(lines(&effects), ["Running step name=a"]);
     let end = ProcessEnd::Exited(ExitStatus::Code(0));
-    let effects = machine.handle(&Event::Exited { call, end, outputs: None, exports: None });
+    let effects = machine.handle(&Event::Exited { call, end, shell: None, outputs: None, exports: None });
     let failure = FetchFailure { class: Class::Fetch, message: "no such revision".into() };
     let (call, _) = search(&effects);
     let effects = machine.handle(&Event::Fetched { call, result: Err(failure) });
@@ -81,7 +81,8 @@ fn a_search_sees_what_earlier_steps_exported() {
     let exports = Some(FileContent::Bytes(br#"{"name":"DOCKER_AUTH_CONFIG","value":"{}"}"#.to_vec()));
     let end = ProcessEnd::Exited(ExitStatus::Code(0));
     let call = 2;
-    let (_, environment) = search(&machine.handle(&Event::Exited { call, end, outputs: None, exports }));
+    let (_, environment) =
+        search(&machine.handle(&Event::Exited { call, end, shell: None, outputs: None, exports }));
     let value = |name: &str| environment.iter().find(|(key, _)| key == name).map(|(_, value)| value.as_str());
     assert_eq!(value("DOCKER_AUTH_CONFIG"), Some("{}"));
     assert_eq!(value("OWN"), None, "a step's own environment is evaluated after its function is there");

@@ -95,7 +95,7 @@ fn events_of(made: &Move, pending: Option<&Event>) -> Vec<Event> {
         Some(Event::Exited { call, .. }) => {
             let content = |text: &str| Some(FileContent::Bytes(text.as_bytes().to_vec()));
             let (outputs, exports) = files.map_or((None, None), |(o, e)| (content(o), content(e)));
-            vec![Event::Exited { call: *call, end, outputs, exports }]
+            vec![Event::Exited { call: *call, end, shell: None, outputs, exports }]
         }
         Some(Event::Fetched { call, .. }) if !failure.is_empty() => {
             let failure = FetchFailure { class: Class::NotFound, message: failure.to_owned() };
@@ -117,6 +117,7 @@ fn events_of(made: &Move, pending: Option<&Event>) -> Vec<Event> {
         Move::Stray(call) => vec![Event::Exited {
             call: *call | 1 << 31,
             end: ProcessEnd::Exited(ExitStatus::Code(0)),
+            shell: None,
             outputs: None,
             exports: None,
         }],
@@ -190,8 +191,8 @@ fn fault_13_whichever_of_end_and_cancel_comes_first_counts() {
 fn of_another(event: &Event) -> Event {
     match event.clone() {
         Event::Fetched { call, result } => Event::Fetched { call: call + 1, result },
-        Event::Exited { call, end, outputs, exports } => {
-            Event::Exited { call: call + 1, end, outputs, exports }
+        Event::Exited { call, end, shell, outputs, exports } => {
+            Event::Exited { call: call + 1, end, shell, outputs, exports }
         }
         event => event,
     }
@@ -233,7 +234,7 @@ fn end_of(world: &World, steps: &str, exit: u8, first: (usize, CancelCause), sec
         let fails = |event: &Event| matches!(event, Event::Exited { .. });
         if let Some(Event::Exited { call, .. }) = answer.as_ref().filter(|answer| fails(answer)) {
             let end = ProcessEnd::Exited(ExitStatus::Code(exit));
-            events.push(Event::Exited { call: *call, end, outputs: None, exports: None });
+            events.push(Event::Exited { call: *call, end, shell: None, outputs: None, exports: None });
         } else {
             events.extend(answer);
         }

@@ -197,7 +197,7 @@ impl World {
                 }
             }
         }
-        Event::Exited { call: spawn.call, end, outputs, exports }
+        Event::Exited { call: spawn.call, end, shell: None, outputs, exports }
     }
 }
 
