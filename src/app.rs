@@ -313,6 +313,23 @@ struct Daemon {
     config: Arc<Config>,
 }
 
+/// What is in force where `config` does not say it: the paths of the socket and of the state folder.
+pub fn defaults(config: &Config) -> Config {
+    let socket = net::default_socket(|name| std::env::var_os(name));
+    Config { socket: Some(socket), state_dir: Some(state_dir(config)), ..Config::default() }
+}
+
+/// The folder of the daemon's state.
+fn state_dir(config: &Config) -> PathBuf {
+    store::default_path(&Place {
+        state_dir: config.state_dir.clone(),
+        socket: config.socket.clone(),
+        xdg_state_home: std::env::var_os("XDG_STATE_HOME").map(PathBuf::from),
+        temp_dir: net::temp_dir(|name| std::env::var_os(name)),
+        uid: rustix::process::getuid().as_raw(),
+    })
+}
+
 impl Daemon {
     /// Locks, recovers, then opens the socket.
     async fn start(
@@ -324,16 +341,8 @@ impl Daemon {
         let environment: Vec<(OsString, OsString)> = std::env::vars_os().collect();
         let variable = |name: &str| std::env::var_os(name);
         let socket = config.socket.clone().unwrap_or_else(|| net::default_socket(variable));
-        let place = Place {
-            state_dir: config.state_dir.clone(),
-            socket: config.socket.clone(),
-            xdg_state_home: std::env::var_os("XDG_STATE_HOME").map(PathBuf::from),
-            temp_dir: net::temp_dir(variable),
-            uid: rustix::process::getuid().as_raw(),
-        };
         let process = host::this_process();
-        let state =
-            StateDir::open(&store::default_path(&place), &process).map_err(|e| open_failure(e, &socket))?;
+        let state = StateDir::open(&state_dir(&config), &process).map_err(|e| open_failure(e, &socket))?;
         let (listener, claim) = match passed {
             Some(passed) => (passed.listener, socket::claim_passed(&socket).map_err(claim_failure)?),
             None => socket::claim(&socket, config.socket_mode.0).map_err(claim_failure)?,

@@ -45,6 +45,7 @@ mod tests;
 use std::process::ExitCode;
 use std::sync::LazyLock;
 
+use clap::builder::BoolishValueParser;
 use clap::builder::styling::{AnsiColor, Styles};
 use clap::{ArgAction, CommandFactory, FromArgMatches, Parser, Subcommand};
 
@@ -172,7 +173,9 @@ pub fn main() -> ExitCode {
     match dispatch(arguments) {
         Ok(code) => ExitCode::from(code),
         Err(failure) => {
-            report(&failure);
+            if !failure.is_quiet() {
+                report(&failure);
+            }
             ExitCode::from(failure.exit().code())
         }
     }
@@ -183,7 +186,15 @@ pub fn main() -> ExitCode {
 fn command() -> clap::Command {
     fn hide_values(command: clap::Command) -> clap::Command {
         let names: Vec<_> = command.get_subcommands().map(|sub| sub.get_name().to_owned()).collect();
-        let command = command.mut_args(|argument| argument.hide_env_values(true));
+        let command = command.mut_args(|argument| {
+            let argument = argument.hide_env_values(true);
+            // Their variables hold 1, yes and the like.
+            if matches!(argument.get_action(), ArgAction::SetTrue) && argument.get_env().is_some() {
+                argument.value_parser(BoolishValueParser::new())
+            } else {
+                argument
+            }
+        });
         names.into_iter().fold(command, |command, name| command.mut_subcommand(name, hide_values))
     }
     hide_values(Arguments::command()).long_version(LONG_VERSION.as_str())
@@ -245,10 +256,12 @@ fn in_runtime(command: impl Future<Output = Ending>) -> Ending {
     ending
 }
 
-/// One line on stderr: what, why, and what to do about it.
+/// One line on stderr for each thing that is wrong: what, why, and what to do about it.
 fn report(failure: &Failure) {
     let red = AnsiColor::Red.on_default().bold();
-    let mut line = format!("{red}step-runner:{red:#} {failure}");
+    let prefix = format!("{red}step-runner:{red:#} ");
+    let mut line =
+        failure.to_string().lines().map(|line| format!("{prefix}{line}")).collect::<Vec<_>>().join("\n");
     if failure.blame() == Blame::Bug {
         line.push_str(" (this is a defect of step-runner)");
     }

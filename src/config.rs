@@ -12,7 +12,7 @@ mod value;
 use std::path::PathBuf;
 use std::time::Duration;
 
-pub use load::{ConfigError, ConfigErrors, Layers, Loaded, Source};
+pub use load::{ConfigError, ConfigErrors, Layers, Loaded, Source, misspelt_variables};
 pub use table::Setting;
 pub use value::{
     Bytes, CgroupUse, Durability, Kind, Leftover, Limit, LogFormat, Metrics, Mode, OnStop, OperatorLevel,
@@ -59,7 +59,7 @@ settings! {
     /// Jobs of one project running at once; `none`: no limit (queue.md §2).
     max_running_per_project: Limit = Limit(None), "at least 1, or `none`" if |limit| limit.0 != Some(0);
     /// Longest log of a job; later output is dropped with a mark (logs.md §6).
-    log_limit: Bytes = Bytes(1 << 30), "64KiB to 2147000000" if |size| (MIN_LOG..=MAX_LOG).contains(&size.0);
+    log_limit: Bytes = Bytes(1 << 30), "65536 (64KiB) to 2147000000 (about 2GiB)" if |size| (MIN_LOG..=MAX_LOG).contains(&size.0);
     /// Ended jobs that no client finished are removed after this time; 0: never (service.md §6.3).
     stale_after: Duration = Duration::from_hours(1);
     /// After a restart no job is stale before this time, so that a client can come back (service.md §6.3).

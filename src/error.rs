@@ -73,12 +73,13 @@ pub struct Failure {
     exit: Exit,
     cause: Box<dyn Error + Send + Sync>,
     remedy: Option<String>,
+    is_quiet: bool,
 }
 
 impl Failure {
     /// Fails with `exit` because of `cause`, an error or a text.
     pub fn new(exit: Exit, cause: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
-        Self { exit, cause: cause.into(), remedy: None }
+        Self { exit, cause: cause.into(), remedy: None, is_quiet: false }
     }
 
     /// Adds what the user can do: an imperative sentence without a full stop.
@@ -86,6 +87,18 @@ impl Failure {
     pub fn with_remedy(mut self, remedy: impl Into<String>) -> Self {
         self.remedy = Some(remedy.into());
         self
+    }
+
+    /// The same for nobody to read: the process ends with its code and says nothing.
+    #[must_use]
+    pub fn quietly(mut self) -> Self {
+        self.is_quiet = true;
+        self
+    }
+
+    /// Whether nothing is said of it.
+    pub const fn is_quiet(&self) -> bool {
+        self.is_quiet
     }
 
     /// How the process ends.

@@ -184,7 +184,8 @@ fn stdin_is_a_document_and_what_cannot_be_read_is_an_error() {
     let output = check(folder.path(), &["nothing.yml"]);
     assert_eq!(output.status.code(), Some(1));
     assert!(text(&output.stdout).contains("cannot read it"), "{output:?}");
-    assert_eq!(check(folder.path(), &[]).status.code(), Some(2));
+    let here = check(folder.path(), &[]);
+    assert!(text(&here.stdout).contains("no function file or steps document in this folder"), "{here:?}");
     fs::write(folder.path().join("latin.yml"), b"- name: a\n  script: caf\xe9\n").unwrap();
     assert!(text(&check(folder.path(), &["latin.yml"]).stdout).contains("latin.yml:2:14"));
 }
@@ -201,6 +202,94 @@ fn fingerprints_stay_when_lines_move() {
     let (before, after) = (fingerprint(&text_of("")), fingerprint(&text_of("# one\n# two\n")));
     assert_eq!(before.0, after.0);
     assert_ne!(before.1, after.1);
+}
+
+#[test]
+fn a_check_and_a_run_say_the_same_of_a_file() {
+    let long = format!("spec:\n---\nexec: {{command: [echo]}}\n#{}\n", "x".repeat(1_200_000));
+    let output = "spec: {outputs: {n: {type: number}}}\n---\nrun: [{name: a, script: echo ran}]\noutputs:\n  n: text\n";
+    for (text_of_file, said) in [
+        ("exec: {command: [echo]}\n", "the interface is missing: begin with \"spec:\" and \"---\""),
+        ("- {name: a, script: echo ran}\n", "and put the list below \"run:\""),
+        (&long, "definition file larger than 1 MiB"),
+        (output, "func.yml:5:6"),
+    ] {
+        let folder = folder(&[("f/func.yml", text_of_file)]);
+        let check = check(folder.path(), &["f"]);
+        assert_eq!(check.status.code(), Some(1), "{said}: {check:?}");
+        assert_eq!(text(&check.stdout).matches("error[").count(), 1, "{said}: {check:?}");
+        assert!(text(&check.stdout).contains(said), "{said}: {check:?}");
+        let mut run = Command::new(env!("CARGO_BIN_EXE_step-runner"));
+        let run = run.args(["run", "--color", "never", "f"]).current_dir(folder.path()).output().unwrap();
+        assert_eq!(run.status.code(), Some(65), "{said}: {run:?}");
+        assert!(text(&run.stderr).starts_with(&text(&check.stdout)) && run.stdout.is_empty(), "{run:?}");
+    }
+}
+
+#[test]
+fn a_third_document_is_not_looked_at_and_both_say_so() {
+    let both = "spec:\n---\nexec: {command: [echo, one]}\n---\n";
+    for (rest, warnings) in
+        [("exec: {command: [echo, two]}\n", 1), ("a: {\n", 1), ("", 0), ("# nothing\n", 0)]
+    {
+        let folder = folder(&[("func.yml", &format!("{both}{rest}"))]);
+        let check = check(folder.path(), &[]);
+        assert_eq!(
+            text(&check.stdout).matches("warning[schema]: a third document").count(),
+            warnings,
+            "{check:?}"
+        );
+        let mut run = Command::new(env!("CARGO_BIN_EXE_step-runner"));
+        let run = run.arg("run").current_dir(folder.path()).output().unwrap();
+        assert!(run.status.success() && text(&run.stdout).ends_with("one\n"), "{rest}: {run:?}");
+        assert_eq!(
+            text(&run.stderr).matches("func.yml:4:1: a third document").count(),
+            warnings,
+            "{run:?}"
+        );
+    }
+}
+
+#[test]
+fn what_other_systems_write_is_answered_with_what_to_write_here() {
+    let input =
+        |declaration: &str| format!("spec: {{inputs: {{i: {declaration}}}}}\n---\nexec: {{command: [a]}}\n");
+    let step = |keys: &str| format!("{{}}\n---\nrun: [{{name: a, {keys}}}]\n");
+    for (content, said) in [
+        (input("{type: String}"), "use string"),
+        (input("{type: int}"), "use number"),
+        (input("{type: list}"), "use array"),
+        (input("{type: boolean, default: yes}"), "write true"),
+        (input("{type: number, default: '3'}"), "write it without quotes"),
+        (input("{type: string, default: null}"), "null is no default: the input \"i\" stays required"),
+        (step("script: b, if: true"), "there are no conditions"),
+        (step("uses: ./x"), "write \"func\""),
+        (step("script: 'x ${{ env.A ? 1 : 2 }}'"), "\"a ? b : c\" is written \"a && b || c\""),
+        (step("script: 'x ${{ env.A and env.B }}'"), "\"and\" is written \"&&\""),
+        (step("func: file:///x"), "drop it: a path starts with"),
+        (step("func: 'docker://h.example/x:1'"), "drop it: an image is"),
+    ] {
+        let folder = folder(&[("func.yml", &content)]);
+        let check = check(folder.path(), &["func.yml"]);
+        assert!(text(&check.stdout).contains(said), "{said}: {check:?}");
+    }
+}
+
+#[test]
+fn a_function_that_cannot_be_looked_for_is_told_from_one_that_is_not_there() {
+    let folder = folder(&[("s.yml", "[{name: a, func: ./loop}]")]);
+    std::os::unix::fs::symlink("loop", folder.path().join("loop")).unwrap();
+    let said = text(&check(folder.path(), &["s.yml"]).stdout);
+    assert!(said.contains("error[io]: cannot look for func.yml or step.yml in ./loop: "), "{said}");
+}
+
+#[test]
+fn a_reader_that_has_seen_enough_ends_a_check_quietly() {
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    let mut command = Command::new(env!("CARGO_BIN_EXE_step-runner"));
+    let output = command.args(["check", "schema.yml"]).current_dir(broken()).stdout(writer).output().unwrap();
+    assert!(output.stderr.is_empty() && !output.status.success(), "{output:?}");
 }
 
 #[test]

@@ -224,6 +224,60 @@ fn settings_show_where_they_come_from() {
 }
 
 #[test]
+fn settings_show_the_paths_that_nobody_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().to_str().unwrap();
+    let mut command = program(&["serve", "--print-config"]);
+    let text = stdout(&command.env("TMPDIR", path).env("XDG_STATE_HOME", path).output().unwrap());
+    for (name, file) in [("socket", "step-runner.sock"), ("state_dir", "step-runner")] {
+        let line = format!("{name} = \"{path}/{file}\"  # default\n");
+        assert!(text.contains(&line), "{line}: {text}");
+    }
+    let text = stdout(&run(&["serve", "/x", "--print-config"]));
+    assert!(text.contains("state_dir = \"/x/step-runner.sock.state\"  # default"), "{text}");
+}
+
+#[test]
+fn wrong_settings_are_named_line_by_line_with_what_was_meant() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("c.toml");
+    std::fs::write(&file, "max_runing = 4\nlog_limit = 7\ndurability = 'x'\nmax_jobs = 'y'\n").unwrap();
+    let mut command = program(&["serve", "--print-config", "--config", file.to_str().unwrap()]);
+    let said = stderr(&command.env("STEP_RUNNER_MAX_QUEUED", "x").output().unwrap());
+    let lines: Vec<_> = said.lines().collect();
+    assert_eq!(lines.len(), 5, "{said}");
+    for (number, line) in lines.iter().take(4).enumerate() {
+        assert!(line.starts_with(&format!("step-runner: {}:{}: ", file.display(), number + 1)), "{said}");
+    }
+    assert!(lines[0].ends_with("unknown key `max_runing`: write `max_running`"), "{said}");
+    assert!(lines[4].starts_with("step-runner: STEP_RUNNER_MAX_QUEUED: "), "{said}");
+}
+
+#[test]
+fn a_misspelt_variable_of_a_setting_is_named_and_others_are_not() {
+    let mut command = program(&["serve", "--print-config"]);
+    command.env("STEP_RUNNER_MAX_RUNING", "4").env("STEP_RUNNER_OUTPUT", "plain").env("STEP_RUNNER_JOB", "1");
+    let said = stderr(&command.output().unwrap());
+    assert!(
+        said.contains("STEP_RUNNER_MAX_RUNING means nothing; did you mean STEP_RUNNER_MAX_RUNNING?"),
+        "{said}"
+    );
+    assert_eq!(said.lines().count(), 1, "{said}");
+}
+
+#[test]
+fn variables_of_switches_are_1_or_0_and_times_say_how_to_write_them() {
+    for value in ["1", "0", "true", "no"] {
+        let output = program(&["serve", "--print-config"]).env("STEP_RUNNER_QUIET", value).output().unwrap();
+        assert!(output.status.success(), "{value}: {output:?}");
+    }
+    let output = program(&["status"]).env("STEP_RUNNER_QUIET", "maybe").output().unwrap();
+    assert!(output.status.code() == Some(2) && stderr(&output).contains("--quiet"), "{output:?}");
+    let output = run(&["run", "x", "--timeout", "abc"]);
+    assert!(stderr(&output).contains("write a time such as 90s or 1h 30m"), "{output:?}");
+}
+
+#[test]
 fn a_setting_that_this_version_cannot_keep_is_refused_by_name() {
     for option in ["--metrics=127.0.0.1:9", "--reflection"] {
         let output = run(&["serve", "/nowhere", option]);

@@ -29,6 +29,7 @@ fn main() -> ExitCode {
         trials.push(Trial::test(format!("example {name} with busybox"), move || in_busybox(&with_busybox)));
         trials.push(Trial::test(format!("example {name}"), move || as_expected(&name)));
     }
+    trials.push(Trial::test("tour of the README", tour));
     libtest_mimic::run(&arguments, trials).exit_code()
 }
 
@@ -79,6 +80,38 @@ fn in_busybox(name: &str) -> Result<(), Failed> {
     let readme = fs::read_to_string(examples().join(name).join("README.md"))?;
     let printed = scene.transcript(&commands(&readme), tools.join("sh").to_str().unwrap());
     compare(&printed, &fs::read_to_string(examples().join(name).join("expected.txt"))?)
+}
+
+/// The commands of the README's tour, but for what builds the program: they succeed, or fail as it says, and each line
+/// that it shows is printed. The daemon's folder is the trial's own, and nobody waits a second between two numbers.
+fn tour() -> Result<(), Failed> {
+    let scene = Scene::new();
+    fs::create_dir(scene.root.path().join("tests"))?;
+    copy(&examples().with_file_name("tests").join("broken"), &scene.root.path().join("tests/broken"));
+    let readme = fs::read_to_string(examples().with_file_name("README.md"))?;
+    let is_of_tour = |line: &&str| !line.contains("cargo") && !line.contains("PATH=") && *line != "…";
+    let lines: Vec<String> = console(&readme)
+        .into_iter()
+        .skip_while(|line| !line.contains("--version"))
+        .filter(is_of_tour)
+        .map(|line| line.replace("/tmp/jobs", "jobs").replace("sleep 1;", "sleep 0.01;"))
+        .collect();
+    let mut commands: Vec<&str> = lines.iter().filter_map(|line| line.strip_prefix("$ ")).collect();
+    // What the tour leaves running.
+    commands.extend(["step-runner follow count > /dev/null", "step-runner finish count", "kill $daemon; wait"]);
+    let printed = scene.transcript(&commands, "sh");
+    for line in &lines {
+        let absolute = line.replace("socket jobs/", "socket /home/you/jobs/");
+        if !printed.contains(line.as_str()) && !printed.contains(&absolute) {
+            return Err(format!("README.md shows what is not printed: {line}\n{printed}").into());
+        }
+    }
+    let failed: Vec<_> = printed.lines().filter(|line| line.starts_with("(exit code")).collect();
+    let expected = ["(exit code 3)", "(exit code 1)"];
+    if failed != expected {
+        return Err(format!("these commands failed: {failed:?}, not {expected:?}\n{printed}").into());
+    }
+    Ok(())
 }
 
 /// The checker has nothing to say about any example.

@@ -229,6 +229,34 @@ fn the_command_of_a_script_names_the_shell_that_ran_it() {
 }
 
 #[test]
+fn functions_that_call_each_other_in_a_circle_are_named_once() {
+    let folder = Folder::new();
+    let calls =
+        |name: &str, callee: &str| format!("spec:\n---\nrun: [{{name: {name}, func: ../{callee}}}]\n");
+    for (folder_name, name, callee) in [("in", "first", "one"), ("one", "a", "two"), ("two", "b", "one")] {
+        fs::create_dir(folder.path().join(folder_name)).unwrap();
+        folder.file(&format!("{folder_name}/func.yml"), &calls(name, callee));
+    }
+    let output = folder.run(&["in", "--output", "raw"]);
+    assert_eq!(output.status.code(), Some(1));
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(said.contains("step \"first\": step \"a\": step \"b\": failed to load: "), "{said}");
+    assert!(said.contains("two/func.yml:3:7: run[0]: the function calls itself"), "{said}");
+    assert!(said.len() < 1_000, "{said}");
+}
+
+#[test]
+fn of_many_variables_the_similar_ones_are_named() {
+    let folder = Folder::new();
+    folder.file("env.yml", "[{name: a, script: 'echo ${{ env.DEPLOY_TARGETS_URL }}'}]");
+    let mut command = folder.command(&["run", "env.yml", "--output", "raw"]);
+    command.envs((0..40).map(|number| (format!("OTHER_{number}"), "x"))).env("DEPLOY_HOST", "x");
+    let said = String::from_utf8(command.output().unwrap().stderr).unwrap();
+    assert!(said.contains("\"DEPLOY_TARGETS_URL\" was not found (known: DEPLOY_HOST, "), "{said}");
+    assert!(said.contains(" more)") && said.matches("OTHER_").count() < 20, "{said}");
+}
+
+#[test]
 fn json_output_is_one_object_a_line_that_ends_with_the_job() {
     let folder = Folder::new();
     let printed = folder.prints(&["greet", "--input", "name=Ada", "--output", "json"]);

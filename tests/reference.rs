@@ -24,13 +24,21 @@ struct Block {
 }
 
 fn page() -> String {
-    fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/language.md")).unwrap()
+    document("docs/language.md")
+}
+
+fn document(name: &str) -> String {
+    fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(name)).unwrap()
 }
 
 fn blocks() -> Vec<Block> {
+    blocks_of(&page())
+}
+
+fn blocks_of(page: &str) -> Vec<Block> {
     let mut blocks = Vec::new();
     let mut open: Option<Block> = None;
-    for (index, line) in page().lines().enumerate() {
+    for (index, line) in page.lines().enumerate() {
         match (line.strip_prefix("```"), &mut open) {
             (Some(info), None) => {
                 let info = info.split_whitespace().map(str::to_owned).collect();
@@ -125,6 +133,37 @@ fn files_of_the_page_pass_the_check_and_run_as_it_says() {
         run += 1;
     }
     assert!(checked > 5 && run > 3, "{checked} {run}");
+}
+
+/// The files of docs/functions.md, whose paths stand behind the kind of their blocks, and its commands.
+#[test]
+fn the_functions_of_the_guide_pass_the_check_and_its_commands_succeed() {
+    let blocks = blocks_of(&document("docs/functions.md"));
+    let folder = tempfile::tempdir().unwrap();
+    let mut written = 0;
+    for block in &blocks {
+        let [_, path] = block.info.as_slice() else { continue };
+        let path = folder.path().join(path);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, &block.text).unwrap();
+        written += 1;
+    }
+    fs::write(folder.path().join("site.tar"), "what a site holds\n".repeat(100)).unwrap();
+    let output = program(folder.path(), &["check"]);
+    assert!(output.status.success() && output.stdout.is_empty(), "{output:?}");
+    let commands: Vec<_> = blocks
+        .iter()
+        .filter(|block| block.info == ["console"])
+        .flat_map(|block| block.text.lines().filter_map(|line| line.strip_prefix("$ step-runner ")))
+        .collect();
+    for command in &commands {
+        let output = program(folder.path(), &command.split(' ').collect::<Vec<_>>());
+        assert!(output.status.success(), "{command}: {output:?}");
+    }
+    let size = fs::metadata(folder.path().join("site.tar.gz")).unwrap().len();
+    let output = program(folder.path(), &["run", "site"]);
+    assert!(String::from_utf8(output.stdout).unwrap().contains(&format!("now {size} bytes")));
+    assert!(written == 4 && commands.len() >= 3, "{written} {commands:?}");
 }
 
 #[test]

@@ -446,7 +446,7 @@ mod tests {
                 limits: JobLimits::default(),
                 op: Some(1),
             };
-            StepActor { task, done: true }.begin()
+            StepActor { task, shell: None, done: true }.begin()
         });
         let message = begun.await.unwrap_err();
         let arguments = MAX_FRAME + "/bin/true".len();

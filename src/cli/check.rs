@@ -31,7 +31,7 @@ Examples:
   echo '[{name: hi, script: echo hi}]' | step-runner check -")]
 pub(super) struct Arguments {
     /// Function files, steps documents, folders, or - for stdin
-    #[arg(value_name = "FILE", required = true)]
+    #[arg(value_name = "FILE", default_value = ".")]
     files: Vec<String>,
     /// For people, one JSON object per finding, or a code quality report of GitLab
     #[arg(long, value_enum, default_value = "human", value_name = "FORMAT")]
@@ -78,7 +78,7 @@ fn findings(file: &File, text: &Text, calls: &Calls) -> Vec<Diagnostic> {
                 Some((Called::File(called), at)) => {
                     calls.never_ends(file, &called).map(|message| (Class::Limit, message, None, at))
                 }
-                Some((Called::Nothing { message, help }, at)) => Some((Class::NotFound, message, help, at)),
+                Some((Called::Nothing { class, message, help }, at)) => Some((class, message, help, at)),
                 None => None,
             };
             if let Some((class, message, help, at)) = error {

@@ -27,7 +27,7 @@ pub(super) fn execute(arguments: &Arguments) -> Ending {
     if arguments.shell == Shell::Bash {
         script = with_one_spelling(&String::from_utf8_lossy(&script)).into_bytes();
     }
-    terminal::write_stdout(&script)?;
+    terminal::print(&script)?;
     Ok(0)
 }
 

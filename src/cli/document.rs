@@ -5,9 +5,11 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 
-use super::inputs;
+use super::excerpt::{self, Lines};
+use super::{inputs, terminal};
 use crate::error::{Exit, Failure};
-use crate::lang::document::REQUEST_LIMIT;
+use crate::lang::diagnostic::{Diagnostic, Severity};
+use crate::lang::document::{REQUEST_LIMIT, parse_function};
 use crate::lang::reference::DEFINITION_FILES;
 use crate::lang::template;
 
@@ -51,6 +53,10 @@ fn from_file(file: &Path, absolute: bool, inputs: &[String]) -> Result<Document,
     let opened =
         std::fs::File::open(file).map_err(|error| refuse(format!("cannot read {shown}: {error}")))?;
     let text = read_all(opened, &shown)?;
+    if file.file_name().is_some_and(|name| DEFINITION_FILES.iter().any(|known| name == *known)) {
+        // Its name says that it is a function file, which is more than a steps document (language.md §2).
+        parse_function(&text, &shown).map_err(|findings| refused(&findings, &text, &shown))?;
+    }
     let name = if absolute {
         let path = std::path::absolute(file).map_err(|error| refuse(format!("{shown}: {error}")))?;
         path.display().to_string()
@@ -118,6 +124,17 @@ pub(super) fn split_pair<'a>(pair: &'a str, option: &str) -> Result<(&'a str, &'
     pair.split_once('=').filter(|(name, _)| !name.is_empty()).ok_or_else(|| {
         Failure::new(Exit::Usage, format!("--{option} wants NAME=VALUE, with a name before the `=`"))
     })
+}
+
+/// Shows what is wrong with a document as `check` shows it; the failure that says so.
+pub(super) fn refused(findings: &[Diagnostic], text: &str, file: &str) -> Failure {
+    let lines = Lines::of(text);
+    for finding in findings {
+        terminal::say(&excerpt::render(finding, Some(&lines), true));
+    }
+    let errors = findings.iter().filter(|finding| finding.severity == Severity::Error).count();
+    let errors = if errors == 1 { "1 error".to_owned() } else { format!("{errors} errors") };
+    refuse(format!("{file} has {errors}"))
 }
 
 /// Name of a document for people: from the current folder if it lies below.

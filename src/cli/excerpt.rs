@@ -78,6 +78,7 @@ pub(super) const fn class_name(class: Class) -> &'static str {
         Class::Fetch => "fetch",
         Class::Exec => "exec",
         Class::Limit => "limit",
+        Class::Io => "io",
     }
 }
 

@@ -34,7 +34,7 @@ pub(super) fn execute(arguments: &Arguments) -> Ending {
             },
         },
     };
-    terminal::write_stdout(text.as_bytes())?;
+    terminal::print(text.as_bytes())?;
     Ok(0)
 }
 

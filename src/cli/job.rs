@@ -64,7 +64,7 @@ fn positive_time(text: &str) -> Result<Duration, String> {
     match humantime::parse_duration(text) {
         Ok(time) if time.is_zero() => Err("it must be longer than 0".to_owned()),
         Ok(time) => Ok(time),
-        Err(error) => Err(error.to_string()),
+        Err(_) => Err("write a time such as 90s or 1h 30m".to_owned()),
     }
 }
 

@@ -26,6 +26,6 @@ pub(super) fn execute(arguments: &Arguments) -> Ending {
     };
     let mut text = Vec::new();
     clap_mangen::Man::new(page).render(&mut text).map_err(|error| Failure::new(Exit::Failure, error))?;
-    terminal::write_stdout(&text)?;
+    terminal::print(&text)?;
     Ok(0)
 }

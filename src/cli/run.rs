@@ -4,7 +4,6 @@ use std::path::PathBuf;
 
 use super::connection::ConnectionOptions;
 use super::document;
-use super::excerpt::{self, Lines};
 use super::job::JobOptions;
 use super::output::OutputOptions;
 use super::private;
@@ -14,7 +13,6 @@ use crate::app::PrivateDaemon;
 use crate::client::{Address, AddressError, Client, Request};
 use crate::config::EnvBase;
 use crate::error::{Exit, Failure};
-use crate::lang::diagnostic::Severity;
 use crate::lang::document::parse_request;
 use crate::net::Socket;
 
@@ -95,13 +93,7 @@ fn accepted(answer: Result<(), crate::client::Error>, request: &Request) -> Resu
 /// Shows what is wrong with a document, if anything is, as `check` shows it; the failure that says so.
 pub(super) fn shown_findings(steps: &str, file: &str) -> Option<Failure> {
     let findings = parse_request(steps, file).err()?;
-    let lines = Lines::of(steps);
-    for finding in &findings {
-        terminal::say(&excerpt::render(finding, Some(&lines), true));
-    }
-    let errors = findings.iter().filter(|finding| finding.severity == Severity::Error).count();
-    let errors = if errors == 1 { "1 error".to_owned() } else { format!("{errors} errors") };
-    Some(Failure::new(Exit::Refused, format!("{file} has {errors}")))
+    Some(document::refused(&findings, steps, file))
 }
 
 /// Runs with a daemon that goes on when this command has ended.

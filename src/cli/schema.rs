@@ -25,6 +25,6 @@ pub(super) struct Arguments {}
 pub(super) fn execute(_: &Arguments) -> Ending {
     let text = serde_json::to_string_pretty(&lang::schema::schema())
         .map_err(|error| Failure::new(Exit::Defect, error))?;
-    terminal::write_stdout(format!("{text}\n").as_bytes())?;
+    terminal::print(format!("{text}\n").as_bytes())?;
     Ok(0)
 }

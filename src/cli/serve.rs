@@ -8,7 +8,7 @@ use clap::{Arg, ArgAction, ArgMatches, FromArgMatches};
 
 use super::{Ending, terminal};
 use crate::app;
-use crate::config::{Config, Layers, Loaded, OperatorLevel, SETTINGS, Setting};
+use crate::config::{Config, Layers, Loaded, OperatorLevel, SETTINGS, Setting, misspelt_variables};
 use crate::error::{Exit, Failure};
 
 const EXAMPLES: &str = "\
@@ -169,13 +169,30 @@ fn option(setting: &'static Setting) -> Arg {
 /// Runs the daemon.
 pub(super) fn execute(arguments: Arguments) -> Ending {
     let loaded = load(&arguments)?;
+    for (name, meant) in misspelt_variables(unknown_variables().iter().map(String::as_str)) {
+        terminal::say(&format!(
+            "step-runner: warning: the variable {name} means nothing; did you mean {meant}?"
+        ));
+    }
     if arguments.print_config {
-        terminal::write_stdout(loaded.print().as_bytes())?;
+        terminal::print(loaded.print(&app::defaults(&loaded.config)).as_bytes())?;
         return Ok(0);
     }
     let command = arguments.command.clone();
     let reload = move || load(&arguments).map(|loaded| loaded.config);
     app::serve(loaded.config, Box::new(reload), command)
+}
+
+/// Variables of our own kind that no option has.
+fn unknown_variables() -> Vec<String> {
+    fn known(command: &clap::Command, all: &mut Vec<OsString>) {
+        all.extend(command.get_arguments().filter_map(|argument| argument.get_env().map(OsString::from)));
+        command.get_subcommands().for_each(|sub| known(sub, all));
+    }
+    let mut all = Vec::new();
+    known(&super::command(), &mut all);
+    let names = std::env::vars_os().map(|(name, _)| name);
+    names.filter(|name| !all.contains(name)).filter_map(|name| name.into_string().ok()).collect()
 }
 
 /// Runs the daemon as CI runners call it.

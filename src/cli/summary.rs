@@ -20,6 +20,9 @@ const LINES: usize = 20;
 /// Bytes of the log kept for them.
 const KEPT: usize = 64 * 1024;
 
+/// Most steps in a path of steps that is shown whole.
+const NAMED: usize = 12;
+
 /// Longest line shown, in characters.
 const LINE_LENGTH: usize = 500;
 
@@ -171,7 +174,7 @@ pub(super) fn lines(
         lines.push(format!("  function   {}", printable(name)));
     }
     if !own.is_empty() {
-        lines.push(format!("  step       {}", printable(&own.join("/"))));
+        lines.push(format!("  step       {}", printable(&step_path(own))));
     }
     if let Some(process) = failed.as_ref().and_then(|failed| failed.result.exec_result.as_ref()) {
         lines.push(format!("  command    {}", command_line(&process.command)));
@@ -196,6 +199,17 @@ pub(super) fn lines(
         lines.push(format!("  try: {advice}"));
     }
     lines
+}
+
+/// The names of steps from the outermost in; of very many the first and the last.
+fn step_path(steps: &[&str]) -> String {
+    let inner = steps.len().saturating_sub(NAMED / 2);
+    match (steps.get(..NAMED / 2), steps.get(inner..)) {
+        (Some(first), Some(last)) if steps.len() > NAMED => {
+            format!("{}/…/{} ({} deep)", first.join("/"), last.join("/"), steps.len())
+        }
+        _ => steps.join("/"),
+    }
 }
 
 /// As one would type it: words with anything but plain characters in quotes.

@@ -62,14 +62,29 @@ pub(super) fn outputs_are_one_file() -> bool {
     }
 }
 
-/// Writes bytes to stdout as they are. A reader that went away ends the command quietly.
+/// Writes bytes to stdout as they are. A reader that went away ends the command, which says so: a job may end with it.
 pub(super) fn write_stdout(bytes: &[u8]) -> Result<(), Failure> {
-    let mut stdout = io::stdout().lock();
-    stdout.write_all(bytes).and_then(|()| stdout.flush()).map_err(|error| {
-        let what =
-            if error.kind() == io::ErrorKind::BrokenPipe { "nobody reads stdout" } else { "write stdout" };
+    write(bytes).map_err(|error| {
+        let what = if is_unread(&error) { "nobody reads stdout" } else { "write stdout" };
         Failure::new(Exit::Failure, format!("{what}: {error}"))
     })
+}
+
+/// The same for what can be asked for again: a reader that has seen enough, such as `head`, ends the command quietly.
+pub(super) fn print(bytes: &[u8]) -> Result<(), Failure> {
+    write(bytes).map_err(|error| {
+        let failure = Failure::new(Exit::Failure, format!("write stdout: {error}"));
+        if is_unread(&error) { failure.quietly() } else { failure }
+    })
+}
+
+fn write(bytes: &[u8]) -> io::Result<()> {
+    let mut stdout = io::stdout().lock();
+    stdout.write_all(bytes).and_then(|()| stdout.flush())
+}
+
+fn is_unread(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::BrokenPipe
 }
 
 /// Writes bytes to stderr as they are. There is nowhere to report a failure to.

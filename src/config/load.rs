@@ -7,6 +7,7 @@ use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
 use super::{Config, Kind, SETTINGS, Setting};
+use crate::lang::name;
 
 /// What was given, before anything is checked.
 #[derive(Clone, Debug, Default)]
@@ -113,19 +114,22 @@ impl Config {
         if loading.errors.is_empty() {
             Ok(Loaded { config: loading.config, sources: loading.sources })
         } else {
-            Err(ConfigErrors(loading.errors))
+            loading.errors.sort_by_key(|(line, _)| *line);
+            Err(ConfigErrors(loading.errors.into_iter().map(|(_, error)| error).collect()))
         }
     }
 }
 
 impl Loaded {
-    /// For `--print-config`: a valid settings file, each line with its source behind it.
-    pub fn print(&self) -> String {
-        let lines =
-            SETTINGS.iter().zip(&self.sources).map(|(setting, source)| match setting.show(&self.config) {
+    /// For `--print-config`: a valid settings file, each line with its source behind it. `defaults` holds what is in force
+    /// where no setting says it, such as paths that depend on the environment.
+    pub fn print(&self, defaults: &Config) -> String {
+        let lines = SETTINGS.iter().zip(&self.sources).map(|(setting, source)| {
+            match setting.show(&self.config).or_else(|| setting.show(defaults)) {
                 Some(value) => format!("{} = {value}  # {source}\n", setting.name),
                 None => format!("# {} is not set  # {source}\n", setting.name),
-            });
+            }
+        });
         lines.collect()
     }
 }
@@ -137,12 +141,14 @@ fn find(name: &str) -> Option<(usize, &'static Setting)> {
 struct Loading {
     config: Config,
     sources: Vec<Source>,
-    errors: Vec<ConfigError>,
+    /// With their lines of the settings file; those of variables and options follow.
+    errors: Vec<(usize, ConfigError)>,
 }
 
 impl Loading {
     fn fail(&mut self, source: &Source, message: String) {
-        self.errors.push(ConfigError { source_name: source.to_string(), message });
+        let line = if let Source::File { line, .. } = source { *line } else { usize::MAX };
+        self.errors.push((line, ConfigError { source_name: source.to_string(), message }));
     }
 
     fn set(&mut self, position: usize, setting: &Setting, items: &[String], source: Source) {
@@ -183,11 +189,28 @@ impl Loading {
 }
 
 fn unknown(name: &str) -> String {
-    match find(&name.replace('-', "_")) {
-        Some((_, setting)) => format!("unknown key `{name}`: write `{}`", setting.name),
+    let meant = find(&name.replace('-', "_")).map(|(_, setting)| setting.name);
+    match meant.or_else(|| name::suggest(name, SETTINGS.iter().map(|setting| setting.name))) {
+        Some(meant) => format!("unknown key `{name}`: write `{meant}`"),
         None => format!("unknown key `{name}`: `serve --print-config` shows all of them"),
     }
 }
+
+/// Variables among `names` that were meant for a setting, each with the name that was meant: nothing else looks at them,
+/// so a slip of the pen would go unnoticed.
+pub fn misspelt_variables<'n>(names: impl IntoIterator<Item = &'n str>) -> Vec<(&'n str, String)> {
+    let known: Vec<String> = SETTINGS.iter().map(Setting::variable).collect();
+    let meant = |name: &'n str| {
+        let rest = name.strip_prefix(PREFIX)?;
+        let settings = SETTINGS.iter().map(|setting| setting.name);
+        let setting = name::suggest(&rest.to_ascii_lowercase(), settings).and_then(find)?.1;
+        (!known.iter().any(|known| known == name)).then(|| (name, setting.variable()))
+    };
+    names.into_iter().filter_map(meant).collect()
+}
+
+/// How the variables of settings begin.
+const PREFIX: &str = "STEP_RUNNER_";
 
 /// Line of `offset`, from 1.
 fn line_of(text: &str, offset: usize) -> usize {

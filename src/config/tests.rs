@@ -59,7 +59,7 @@ fn print_is_a_settings_file_that_gives_the_same_settings() {
         ..Layers::default()
     })
     .unwrap();
-    let printed = loaded.print();
+    let printed = loaded.print(&Config::default());
     assert_eq!(load_file(&printed), Ok(loaded.config));
     assert!(printed.contains("max_jobs = 10000  # default\n"), "{printed}");
     assert!(printed.contains("env_pass = [\"A\", \"B\", \"C\"]  # --env-pass\n"), "{printed}");

@@ -195,7 +195,7 @@ fn read(
     let mut bytes = Vec::new();
     file.take(MAX_FILE + 1).read_to_end(&mut bytes).map_err(io)?;
     if bytes.len() as u64 > MAX_FILE {
-        return Err(failure(Class::Limit, format!("{shown} is larger than {MAX_FILE} bytes")));
+        return Err(failure(Class::Limit, format!("{shown} is larger than {} MiB", MAX_FILE >> 20)));
     }
     String::from_utf8(bytes).map(Some).map_err(|_| failure(Class::Yaml, format!("{shown} is not UTF-8")))
 }

@@ -293,6 +293,26 @@ pub enum TemplateValue {
     Object(IndexMap<String, TemplateValue>),
 }
 
+impl TemplateValue {
+    /// The type of a value that holds no expression at its own level: `Some(None)` for null. `None`: a run decides.
+    pub fn written_type(&self) -> Option<Option<ValueType>> {
+        match self {
+            Self::Constant(value) => Some(value.value_type()),
+            Self::Text(template) => template.as_literal().map(|_| Some(ValueType::String)),
+            Self::Array(_) => Some(Some(ValueType::Array)),
+            Self::Object(_) => Some(Some(ValueType::Struct)),
+        }
+    }
+
+    /// Where it stands, if it says so.
+    pub const fn at(&self) -> Option<Position> {
+        match self {
+            Self::Text(template) => Some(template.at),
+            Self::Constant(_) | Self::Array(_) | Self::Object(_) => None,
+        }
+    }
+}
+
 impl PartialEq for Template {
     fn eq(&self, other: &Self) -> bool {
         self.parts == other.parts

@@ -49,6 +49,8 @@ pub enum Class {
     Exec,
     /// A limit of language.md §6.
     Limit,
+    /// A file that is there cannot be read.
+    Io,
 }
 
 /// Error or warning.

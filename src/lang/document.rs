@@ -18,7 +18,7 @@ use super::ast::{Body, Definition, Function, Run, Spec};
 use super::diagnostic::{Class, Diagnostic, Position, Severity};
 use super::template::EXPRESSIONS_LIMIT;
 use super::value::{Data, Value};
-use super::yaml::{self, Node, NodeKind, Source};
+use super::yaml::{self, Entry, Node, NodeKind, Source};
 use checker::{Checker, UnknownKey};
 
 /// Largest definition file in bytes (language.md §6).
@@ -79,6 +79,10 @@ fn read_function(text: &str, file: &str, unknown: UnknownKey) -> Checked {
     }
     let (mut checker, documents, end) = read(text, &file, unknown);
     let (spec, definition) = match documents.as_slice() {
+        [Some(only)] if !is_interface(only) => {
+            interface_missing(&mut checker, only);
+            (Spec::default(), None)
+        }
         [] => {
             checker.error(
                 Class::Missing,
@@ -149,13 +153,19 @@ fn read<'t>(
     let source = Source { file: Arc::clone(file), text };
     let stream = yaml::read(&source, 2);
     let kept = [stream.diagnostics.len(), 0];
-    let checker = Checker {
+    let mut checker = Checker {
         source,
         unknown,
         diagnostics: stream.diagnostics,
         kept,
         expressions_left: EXPRESSIONS_LIMIT,
     };
+    if let Some(at) = stream.next {
+        // A run does not look at it, which its author may not know (language.md §2).
+        let message =
+            "a third document is not looked at: a function has two, its interface and its implementation";
+        checker.warning(Class::Schema, at, "", message);
+    }
     (checker, stream.documents, stream.end)
 }
 
@@ -183,6 +193,29 @@ fn single(checker: &mut Checker<'_>, node: &Node, end: Position) -> Option<Defin
             None
         }
         _ => checker.definition(node, &Spec::default()),
+    }
+}
+
+/// Whether the only document of a definition file is meant as its first one.
+fn is_interface(node: &Node) -> bool {
+    let is_of = |known: &[&str], entry: &Entry| known.contains(&entry.key.text.as_str());
+    match &node.kind {
+        NodeKind::Sequence(_) => false,
+        NodeKind::Mapping(entries) => {
+            entries.iter().any(|entry| is_of(&["spec"], entry))
+                || !entries.iter().any(|entry| is_of(&definition::KEYS, entry))
+        }
+        NodeKind::Scalar(_) => true,
+    }
+}
+
+/// A steps document in the place of a definition file.
+fn interface_missing(checker: &mut Checker<'_>, node: &Node) {
+    let message = "the interface is missing: begin with \"spec:\" and \"---\"";
+    if matches!(node.kind, NodeKind::Sequence(_)) {
+        checker.error_with_help(Class::Schema, node.at, "", message, "and put the list below \"run:\"");
+    } else {
+        checker.error(Class::Schema, node.at, "", message);
     }
 }
 

@@ -41,21 +41,36 @@ const SEARCHED: usize = 1_000;
 
 /// The known name most similar to `name`, if it is similar enough to be a slip of the pen.
 pub fn suggest<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+    let is_slip = |(distance, candidate): &(usize, &str)| {
+        *distance <= name.chars().count().max(candidate.chars().count()) / 3
+    };
+    measured(name, known)
+        .into_iter()
+        .filter(is_slip)
+        .min_by_key(|(distance, _)| *distance)
+        .map(|(_, name)| name)
+}
+
+/// The `count` known names most similar to `name`, the most similar first, of equals the first by name.
+pub fn nearest<'a>(name: &str, known: impl IntoIterator<Item = &'a str>, count: usize) -> Vec<&'a str> {
+    let mut all = measured(name, known);
+    all.sort_unstable();
+    all.into_iter().take(count).map(|(_, name)| name).collect()
+}
+
+/// Known names with their distances, as far as the search goes.
+fn measured<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> Vec<(usize, &'a str)> {
     let wanted: Vec<char> = name.chars().flat_map(char::to_lowercase).take(LONGEST + 1).collect();
     if wanted.len() > LONGEST {
-        return None;
+        return Vec::new();
     }
+    let known = known.into_iter().take(SEARCHED).filter(|candidate| candidate.len() <= LONGEST);
     known
-        .into_iter()
-        .take(SEARCHED)
-        .filter(|candidate| candidate.len() <= LONGEST)
-        .filter_map(|candidate| {
+        .map(|candidate| {
             let letters: Vec<char> = candidate.chars().flat_map(char::to_lowercase).collect();
-            let distance = edit_distance(&wanted, &letters);
-            (distance <= wanted.len().max(letters.len()) / 3).then_some((distance, candidate))
+            (edit_distance(&wanted, &letters), candidate)
         })
-        .min_by_key(|(distance, _)| *distance)
-        .map(|(_, candidate)| candidate)
+        .collect()
 }
 
 /// Number of insertions, deletions and replacements that turn `a` into `b`; a swap of neighbours counts one.

@@ -27,6 +27,13 @@ pub fn parse(text: &str, file: &Arc<str>, at: Position) -> Result<Reference, Dia
     {
         return parser.builtin(name, scheme == "dist");
     }
+    if let Some((scheme, _)) = text.split_once("://") {
+        match scheme {
+            "file" => return Err(parser.superfluous("a path starts with \"./\", \"../\" or \"/\"")),
+            "docker" | "oci" => return Err(parser.superfluous("an image is REGISTRY/REPOSITORY:TAG")),
+            _ => {}
+        }
+    }
     if text.split_whitespace().next().is_some_and(has_digest) {
         return parser.oci(text);
     }
@@ -169,6 +176,11 @@ struct Parser<'a> {
 impl Parser<'_> {
     fn error(&self, message: impl Into<String>) -> Diagnostic {
         Diagnostic::error(Class::Schema, self.file, self.at, message)
+    }
+
+    /// A scheme where none belongs.
+    fn superfluous(&self, instead: &str) -> Diagnostic {
+        self.error("this scheme is not known in a reference").with_help(format!("drop it: {instead}"))
     }
 
     fn literal(&self, text: impl Into<String>) -> Template {

@@ -113,14 +113,17 @@ pub struct Stream {
     pub documents: Vec<Option<Node>>,
     /// Everything that is wrong with them as YAML.
     pub diagnostics: Vec<Diagnostic>,
+    /// Where a document begins that follows them and holds something.
+    pub next: Option<Position>,
     /// The last character.
     pub end: Position,
 }
 
-/// Reads the first `limit` documents; what follows is not looked at. After a syntax error reading goes on with the
+/// Reads the first `limit` documents; of what follows only the beginning is looked at. After a syntax error reading goes on with the
 /// next document.
 pub fn read(source: &Source<'_>, limit: usize) -> Stream {
-    let mut stream = Stream { documents: Vec::new(), diagnostics: Vec::new(), end: end_of(source.text) };
+    let mut stream =
+        Stream { documents: Vec::new(), diagnostics: Vec::new(), next: None, end: end_of(source.text) };
     let mut parser = Parser::new_from_str_with_options(
         source.text,
         granit_parser::options! {
@@ -138,15 +141,16 @@ pub fn read(source: &Source<'_>, limit: usize) -> Stream {
                 stream.diagnostics.push(error);
                 stream.documents.push(None);
                 if is_over {
-                    break;
+                    return stream;
                 }
                 match parser.proceed_next_document() {
                     Ok(true) => {}
-                    Ok(false) | Err(_) => break,
+                    Ok(false) | Err(_) => return stream,
                 }
             }
         }
     }
+    stream.next = build::next_start(&mut parser);
     stream
 }
 

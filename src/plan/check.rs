@@ -12,7 +12,7 @@ use indexmap::IndexMap;
 
 use super::builtin;
 use crate::lang::ast::{
-    Body, Declaration, Exec, Function, Invocation, Outputs, Reference, Run, Step, Template, TemplateValue,
+    Body, Declaration, Exec, Function, Invocation, Outputs, Reference, Run, Step, Template,
 };
 use crate::lang::convert::contract::{self, ContractError};
 use crate::lang::diagnostic::{Diagnostic, Position, Severity};
@@ -167,7 +167,7 @@ impl<'a> Check<'a> {
                 .map(|d| d.value_type);
             let kind = self.expressions.value(value, declaration, names, &path);
             if let (Some(expected), Some(name)) = (declaration, key.as_literal()) {
-                self.input(name, expected, kind, place(value).unwrap_or(key.at), &path);
+                self.input(name, expected, kind, value.at().unwrap_or(key.at), &path);
             }
         }
         if let (Some(declared), Invocation::Reference(..)) = (declared, &step.invokes) {
@@ -243,7 +243,8 @@ impl<'a> Check<'a> {
             let declaration = declared.and_then(|declared| declared.get(name));
             let expected = declaration.map(|declaration| declaration.value_type);
             let kind = self.expressions.value(value, expected, names, &path);
-            let Some(expected) = expected else { continue };
+            // What is written down was compared when the text was read.
+            let Some(expected) = expected.filter(|_| value.written_type().is_none()) else { continue };
             let (got, severity) = match kind {
                 Kind::Is(got) => (Some(got), Severity::Error),
                 Kind::Null => (None, Severity::Error),
@@ -251,7 +252,7 @@ impl<'a> Check<'a> {
                 Kind::Any => continue,
             };
             if got != Some(expected) {
-                let at = place(value).or(declaration.map(|declaration| declaration.at)).unwrap_or_default();
+                let at = value.at().or(declaration.map(|declaration| declaration.at)).unwrap_or_default();
                 self.refused(contract::wrong_output(name, expected, got), severity, at, &path);
             }
         }
@@ -280,14 +281,6 @@ impl<'a> Check<'a> {
 /// A key in paths.
 fn shown(key: &Template) -> &str {
     key.as_literal().unwrap_or("…")
-}
-
-/// Where a value stands, if it says so.
-const fn place(value: &TemplateValue) -> Option<Position> {
-    match value {
-        TemplateValue::Text(template) => Some(template.at),
-        TemplateValue::Constant(_) | TemplateValue::Array(_) | TemplateValue::Object(_) => None,
-    }
 }
 
 #[cfg(test)]

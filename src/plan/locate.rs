@@ -41,6 +41,20 @@ pub fn target(
     }
 }
 
+/// A path without `.`, `..` and empty segments, to tell whether two mean the same: what a link does to `..` is not known
+/// here.
+pub fn tidy(path: &str) -> String {
+    let mut kept = Vec::new();
+    for segment in path.split('/') {
+        match segment {
+            "" | "." => {}
+            ".." => drop(kept.pop()),
+            segment => kept.push(segment),
+        }
+    }
+    format!("/{}", kept.join("/"))
+}
+
 /// How results show a function that was found as `filename`.
 pub fn info(reference: &Reference, filename: Option<&str>) -> ReferenceInfo {
     let text = |template: &Template| template.as_literal().unwrap_or_default().to_owned();

@@ -2,7 +2,7 @@
 
 use indexmap::IndexMap;
 
-use crate::lang::ast::{Declaration, Function, Outputs};
+use crate::lang::ast::{Body, Declaration, Function, Outputs, TemplateValue};
 use crate::lang::convert::contract;
 use crate::lang::diagnostic::{Class, Diagnostic, Position};
 use crate::lang::output_file::{self, FileKind, OutputFileError};
@@ -60,7 +60,13 @@ fn broken_output(
     declared: &IndexMap<String, Declaration>,
     function: &Function,
 ) -> Diagnostic {
-    let at = declared.get(&error.name).map_or(Position::START, |output| output.at);
+    // Where the value is made; a value that is missing, where it is promised.
+    let made = match &function.definition.body {
+        Body::Run(run) => run.outputs.get(&error.name).and_then(TemplateValue::at),
+        Body::Exec(_) => None,
+    };
+    let promised = || declared.get(&error.name).map_or(Position::START, |output| output.at);
+    let at = made.unwrap_or_else(promised);
     Diagnostic::error(error.class, &function.file, at, error.message)
         .with_path(format!("outputs.{}", error.name))
 }

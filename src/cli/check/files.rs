@@ -37,7 +37,7 @@ pub(super) type Text = Arc<str>;
 /// What stands where a step looks for a function.
 pub(super) enum Called {
     File(File),
-    Nothing { message: String, help: Option<String> },
+    Nothing { class: Class, message: String, help: Option<String> },
 }
 
 /// The files that an argument means: itself, or those below a folder.
@@ -69,7 +69,7 @@ pub(super) fn of_argument(argument: &str) -> Result<Vec<File>, Diagnostic> {
 }
 
 fn unreadable(shown: &str, error: &std::io::Error) -> Diagnostic {
-    let class = if error.kind() == std::io::ErrorKind::NotFound { Class::NotFound } else { Class::Yaml };
+    let class = if error.kind() == std::io::ErrorKind::NotFound { Class::NotFound } else { Class::Io };
     Diagnostic::error(class, &Arc::from(shown), Position::START, format!("cannot read it: {error}"))
 }
 
@@ -224,24 +224,41 @@ impl File {
     /// The function that a local reference in this file means (language.md §7.1).
     pub(super) fn called(&self, reference: &Reference) -> Called {
         let Reference::Local { path, files } = reference else {
-            return Called::Nothing { message: "not a local reference".to_owned(), help: None };
+            let message = "not a local reference".to_owned();
+            return Called::Nothing { class: Class::NotFound, message, help: None };
         };
         let base =
             self.path.parent().map_or_else(|| std::env::current_dir().unwrap_or_default(), Path::to_owned);
         let folder = PathBuf::from(locate::absolute(&base.to_string_lossy(), path));
-        let found = files.iter().map(|name| folder.join(name)).find(|file| file.exists());
+        let mut found = None;
+        for file in files.iter().map(|name| folder.join(name)) {
+            match file.try_exists() {
+                Ok(false) => {}
+                Ok(true) => {
+                    found = Some(file);
+                    break;
+                }
+                Err(error) => {
+                    let message = format!("cannot look for {} in {path}: {error}", files.join(" or "));
+                    return Called::Nothing { class: Class::Io, message, help: None };
+                }
+            }
+        }
         match found {
             Some(file) if file.is_file() => match Self::at(&file, shown(&file), true) {
                 Ok(file) => Called::File(file),
                 Err(error) => {
-                    Called::Nothing { message: format!("cannot read the function: {error}"), help: None }
+                    let message = format!("cannot read the function: {error}");
+                    Called::Nothing { class: Class::Io, message, help: None }
                 }
             },
             Some(_) => Called::Nothing {
+                class: Class::NotFound,
                 message: "the definition file is not a regular file".to_owned(),
                 help: None,
             },
             None => Called::Nothing {
+                class: Class::NotFound,
                 message: format!("no {} in {path}", files.join(" or ")),
                 help: instead(&folder, files),
             },

@@ -58,7 +58,7 @@ impl Report {
             Format::Human => show(findings, lines.as_ref()),
             Format::Json => {
                 let objects = findings.iter().map(|finding| format!("{}\n", object(finding, lines.as_ref())));
-                terminal::write_stdout(objects.collect::<String>().as_bytes())
+                terminal::print(objects.collect::<String>().as_bytes())
             }
             Format::Gitlab => {
                 for finding in findings {
@@ -73,7 +73,7 @@ impl Report {
     /// Writes what is left. Gives whether there were errors, and what there was in all, if anything.
     pub(super) fn finish(self) -> Result<(bool, Option<String>), Failure> {
         if self.format == Format::Gitlab {
-            terminal::write_stdout(format!("{:#}\n", Value::from(self.entries)).as_bytes())?;
+            terminal::print(format!("{:#}\n", Value::from(self.entries)).as_bytes())?;
         }
         let count = |count: usize, what: &str| match count {
             0 => None,
@@ -129,7 +129,7 @@ fn show(findings: &[Diagnostic], lines: Option<&Lines<'_>>) -> Result<(), Failur
         let rest = format!("and {more} more in {}; --output json shows all\n\n", first.file);
         text.push_str(&rest);
     }
-    terminal::write_stdout(text.as_bytes())
+    terminal::print(text.as_bytes())
 }
 
 fn object(finding: &Diagnostic, lines: Option<&Lines<'_>>) -> Value {

@@ -27,6 +27,8 @@ const SHOWN_LINE: usize = 1024;
 pub(super) struct Failure {
     /// Step that was not loaded: it has no result, so its name is in no frame (language.md §14.2).
     not_loaded: Option<String>,
+    /// How many of the functions under way the message goes through; all of them without it.
+    named: Option<usize>,
     /// What went wrong; at least one.
     details: Vec<String>,
     /// The process that failed.
@@ -36,7 +38,7 @@ pub(super) struct Failure {
 impl Failure {
     /// Something went wrong with the step or function under way.
     pub(super) fn plain(detail: impl Into<String>) -> Self {
-        Self { not_loaded: None, details: vec![detail.into()], exit: None }
+        Self { not_loaded: None, named: None, details: vec![detail.into()], exit: None }
     }
 
     /// The same with places in files.
@@ -45,7 +47,7 @@ impl Failure {
         if let Some(more) = diagnostics.len().checked_sub(MAX_FINDINGS).filter(|more| *more > 0) {
             details.push(format!("and {more} more"));
         }
-        Self { not_loaded: None, details, exit: None }
+        Self { not_loaded: None, named: None, details, exit: None }
     }
 
     /// A step could not be loaded.
@@ -53,9 +55,14 @@ impl Failure {
         Self { not_loaded: Some(step.to_owned()), ..Self::at(diagnostics) }
     }
 
+    /// The same for a step of one of the functions under way, the one at `index`.
+    pub(super) fn loading_of(index: usize, step: &str, finding: Diagnostic) -> Self {
+        Self { named: Some(index + 1), ..Self::loading(step, &[finding]) }
+    }
+
     /// A process ended badly.
     fn process(status: ExitStatus) -> Self {
-        Self { not_loaded: None, details: vec![format!("exec: {status}")], exit: Some(status) }
+        Self { not_loaded: None, named: None, details: vec![format!("exec: {status}")], exit: Some(status) }
     }
 
     /// The same, and something had run short. How it ended stays the end of the message (language.md §14.4).
@@ -209,8 +216,9 @@ impl Machine {
     /// one of its steps that has no result.
     pub(super) fn fail(&mut self, under_way: Option<StepResult>, failure: Failure) {
         let leaf = under_way.as_ref().and_then(|result| result.step.as_ref()).map(|step| step.name.as_str());
+        let frames = self.frames.iter().take(failure.named.unwrap_or(usize::MAX));
         let mut prefix: String =
-            self.frames.iter().filter_map(|frame| frame.name()).chain(leaf).map(step_prefix).collect();
+            frames.filter_map(|frame| frame.name()).chain(leaf).map(step_prefix).collect();
         if let Some(step) = &failure.not_loaded {
             prefix.push_str(&step_prefix(step));
             prefix.push_str("failed to load: ");

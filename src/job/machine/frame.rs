@@ -7,7 +7,7 @@ use indexmap::IndexMap;
 
 use crate::job::effect::{StepFiles, Success};
 use crate::job::event::CallId;
-use crate::lang::ast::Reference;
+use crate::lang::ast::{Body, Reference, Step};
 use crate::lang::eval::Steps;
 use crate::lang::value::Value;
 use crate::model::{CancelCause, StepInfo, StepResult, StepStatus};
@@ -43,7 +43,18 @@ pub(super) struct Frame {
     pub(super) sub_steps: Vec<StepResult>,
 }
 
+/// The step of a function that began last, if `next` is the index of the one to start next.
+pub(super) fn step_before(function: &Loaded, next: usize) -> Option<&Step> {
+    let Body::Run(run) = &function.function.definition.body else { return None };
+    run.steps.get(next.checked_sub(1)?)
+}
+
 impl Frame {
+    /// The step that began last.
+    pub(super) fn current(&self) -> Option<&Step> {
+        step_before(&self.loaded, self.next)
+    }
+
     /// Name of the step that called it; `None` for the root.
     pub(super) fn name(&self) -> Option<&str> {
         self.step.as_ref().map(|step| step.name.as_str())

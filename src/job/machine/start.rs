@@ -9,7 +9,7 @@ use indexmap::IndexMap;
 use crate::job::effect::{Effect, Program, Spawn, StepFiles, Success};
 use crate::job::event::{CallId, FetchFailure, Fetched};
 use crate::lang;
-use crate::lang::ast::{Body, Exec, Reference, Step};
+use crate::lang::ast::{Body, Exec, Function, Reference, Step};
 use crate::lang::convert::to_json;
 use crate::lang::diagnostic::{Class, Diagnostic};
 use crate::lang::document::CALL_LIMIT;
@@ -21,7 +21,7 @@ use crate::plan::locate::{self, Target};
 use crate::plan::{bind, builtin};
 
 use super::ends::Failure;
-use super::frame::{Frame, Leaf, Loading, started};
+use super::frame::{Frame, Leaf, Loading, started, step_before};
 use super::{Machine, Root, State};
 
 /// A function about to begin.
@@ -81,9 +81,7 @@ impl Machine {
         let caller_loaded = Arc::clone(&caller.loaded);
         let function = &caller_loaded.function;
         if self.frames.len() > CALL_LIMIT {
-            let message = format!("functions call each other more than {CALL_LIMIT} levels deep");
-            let finding = Diagnostic::error(Class::Limit, &function.file, step.at, message);
-            return Err(Failure::loading(&step.name, &[finding.with_path(step.path.clone())]));
+            return Err(self.too_deep(step, function));
         }
         let (target, used) = {
             let view = self.view_of_frame(caller);
@@ -106,6 +104,40 @@ impl Machine {
                 Ok(())
             }
         }
+    }
+
+    /// The step that goes beyond the limit of nesting, in the innermost function; or, where functions call each other in a
+    /// circle, the step that closes it: what comes after says the same again and again.
+    fn too_deep(&self, step: &Step, function: &Function) -> Failure {
+        let message = format!("functions call each other more than {CALL_LIMIT} levels deep");
+        let closing = self.circle().and_then(|index| {
+            let frame = self.frames.get(index)?;
+            Some((index, &frame.loaded.function, frame.current()?))
+        });
+        let finding = |step: &Step, function: &Function, message: String| {
+            Diagnostic::error(Class::Limit, &function.file, step.at, message).with_path(step.path.clone())
+        };
+        match closing {
+            Some((index, function, step)) => {
+                let message =
+                    format!("the function calls itself, directly or through others, without end: {message}");
+                Failure::loading_of(index, &step.name, finding(step, function, message))
+            }
+            None => Failure::loading(&step.name, &[finding(step, function, message)]),
+        }
+    }
+
+    /// The first function under way that calls one of those that called it, if from there on the same ones come again.
+    fn circle(&self) -> Option<usize> {
+        let files: Vec<String> =
+            self.frames.iter().map(|frame| locate::tidy(&frame.loaded.function.file)).collect();
+        let count = files.len();
+        let repeats =
+            |length: &usize| files.get(count - length..) == files.get(count - 2 * length..count - length);
+        let length = (1..=count / 2).find(repeats)?;
+        let differs = |index: &usize| files.get(*index) != files.get(index + length);
+        let start = (0..count - length).rev().find(differs).map_or(0, |index| index + 1);
+        Some(start + length - 1)
     }
 
     /// A function has been found, or not.
@@ -145,8 +177,7 @@ impl Machine {
 
     /// The step of the innermost function, `caller`, that began last.
     fn current_step<'f>(&self, caller: &'f Loaded) -> Option<&'f Step> {
-        let Body::Run(run) = &caller.function.definition.body else { return None };
-        run.steps.get(self.frames.last()?.next.checked_sub(1)?)
+        step_before(caller, self.frames.last()?.next)
     }
 
     /// Evaluates what `step` gives, in its caller's context, and begins the function; `kind`: it is a builtin.

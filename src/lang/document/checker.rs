@@ -84,6 +84,12 @@ impl Checker<'_> {
         self.report(diagnostic);
     }
 
+    /// A key that other systems have and this language has not; `help` says what there is instead.
+    pub(super) fn foreign_key(&mut self, key: &Key, path: &str, help: &str) {
+        let message = format!("unknown key \"{}\"", name::shown(&key.text));
+        self.error_with_help(Class::Schema, key.at, &join(path, &key.text), &message, help);
+    }
+
     /// Whether an unknown one of `entries` was meant as one of the `wanted` keys, which are missing. It has been reported;
     /// that is the error then, whatever else an unknown key is, and tells more than that the other is missing.
     pub(super) fn is_misspelt(&mut self, entries: &[Entry], known: &[&str], wanted: &[&str]) -> bool {

@@ -7,6 +7,7 @@ use indexmap::IndexMap;
 use super::STEP_LIMIT;
 use super::checker::{Checker, UnknownKey, at_index, join};
 use crate::lang::ast::{Body, Definition, Exec, Outputs, Run, Spec, Step, Template, TemplateValue};
+use crate::lang::convert::contract;
 use crate::lang::diagnostic::{Class, Position};
 use crate::lang::name;
 use crate::lang::yaml::{Entry, Key, Node, NodeKind};
@@ -233,10 +234,22 @@ impl Checker<'_> {
                 && valid
             {
                 self.warn_of_undeclared(&entry.key, spec, &path);
+                self.output_type(&entry.value, &value, (&entry.key.text, &path), spec);
                 outputs.insert(entry.key.text.clone(), value);
             }
         }
         outputs
+    }
+
+    /// An output whose type is written down must have the declared one (language.md §4): no step has to run to know.
+    fn output_type(&mut self, node: &Node, value: &TemplateValue, (name, path): (&str, &str), spec: &Spec) {
+        let Outputs::Declared(declared) = &spec.outputs else { return };
+        if let (Some(output), Some(written)) = (declared.get(name), value.written_type())
+            && written != Some(output.value_type)
+        {
+            let error = contract::wrong_output(name, output.value_type, written);
+            self.error(error.class, node.at, path, error.message);
+        }
     }
 
     fn warn_of_undeclared(&mut self, key: &Key, spec: &Spec, path: &str) {

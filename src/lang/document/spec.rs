@@ -114,11 +114,13 @@ impl Checker<'_> {
                 .find(|value_type| value_type.name() == text);
         if found.is_none() {
             let message = format!("unknown type \"{}\"", name::shown(text));
-            let help = match text {
-                "raw_string" => "use string",
+            let help = match text.to_lowercase().as_str() {
                 "step_result" => "use \"outputs: delegate\"",
-                "object" | "map" => "use struct",
-                "bool" => "use boolean",
+                "string" | "raw_string" | "str" | "text" => "use string",
+                "number" | "int" | "integer" | "float" | "double" => "use number",
+                "boolean" | "bool" => "use boolean",
+                "array" | "list" | "sequence" => "use array",
+                "struct" | "object" | "map" | "dict" | "mapping" | "hash" => "use struct",
                 _ => "one of string, number, boolean, array, struct",
             };
             self.error_with_help(Class::Schema, node.at, path, &message, help);
@@ -137,12 +139,17 @@ impl Checker<'_> {
     ) -> Option<Value> {
         let path = join(path, "default");
         if value.data == Data::Null {
+            let message = format!("null is no default: the {what} \"{name}\" stays required");
+            self.warning(Class::Schema, node.at, &path, message);
             return None;
         }
         if value.value_type() != Some(expected) {
             let message =
                 format!("default of {what} \"{name}\": expected {expected}, got {}", value.type_name());
-            self.error(Class::Type, node.at, &path, message);
+            match instead(&value, expected) {
+                Some(help) => self.error_with_help(Class::Type, node.at, &path, &message, help),
+                None => self.error(Class::Type, node.at, &path, message),
+            }
             return None;
         }
         if holds_expression(&value) {
@@ -150,6 +157,22 @@ impl Checker<'_> {
             self.warning(Class::Schema, node.at, &path, message);
         }
         Some(value)
+    }
+}
+
+/// What may have been meant by a default of another type.
+fn instead(value: &Value, expected: ValueType) -> Option<&'static str> {
+    match (&value.data, expected) {
+        (Data::String(text), ValueType::Boolean) => match text.to_lowercase().as_str() {
+            "yes" | "on" | "y" | "true" | "1" => Some("write true"),
+            "no" | "off" | "n" | "false" | "0" => Some("write false"),
+            _ => None,
+        },
+        (Data::String(text), ValueType::Number) if text.parse::<f64>().is_ok() => {
+            Some("write it without quotes")
+        }
+        (Data::Number(_) | Data::Bool(_), ValueType::String) => Some("put it in quotes"),
+        _ => None,
     }
 }
 

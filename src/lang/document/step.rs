@@ -10,6 +10,22 @@ use crate::lang::yaml::{Entry, Node, NodeKind};
 pub(in crate::lang) const KEYS: [&str; 8] =
     ["name", "func", "step", "script", "action", "inputs", "env", "description"];
 
+/// What to do instead of a key that steps of other systems have.
+fn foreign(key: &str) -> Option<&'static str> {
+    Some(match key {
+        "if" | "when" | "unless" | "only" | "except" | "rules" => {
+            "there are no conditions: test in a script, or compute the reference in func"
+        }
+        "retry" | "matrix" | "parallel" | "loop" | "for" | "foreach" | "with_items" => {
+            "there are no loops or retries: a script has them"
+        }
+        "uses" => "write \"func\"",
+        "with" => "write \"inputs\"",
+        "command" | "cmd" | "shell" => "write \"script\", or call a function with exec",
+        _ => return None,
+    })
+}
+
 /// Keys of a step as written.
 #[derive(Default)]
 struct Found<'n> {
@@ -54,7 +70,10 @@ impl Checker<'_> {
                 }
                 _ => {
                     all_known = false;
-                    self.unknown_key(key, path, &KEYS, UnknownKey::Refuse);
+                    match foreign(&key.text) {
+                        Some(help) => self.foreign_key(key, path, help),
+                        None => self.unknown_key(key, path, &KEYS, UnknownKey::Refuse),
+                    }
                 }
             }
         }

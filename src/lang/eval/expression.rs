@@ -20,8 +20,10 @@ use crate::lang::diagnostic::{Class, Diagnostic, Position};
 use crate::lang::name;
 use crate::lang::value::{Data, Text, Value};
 
-/// Most names an error lists.
+/// Most names an error lists; of more, the most similar ones.
 const LISTED_NAMES: usize = 20;
+/// How many these are.
+const SIMILAR_NAMES: usize = 5;
 /// Most characters of an expression that an error shows.
 const SHOWN_TEXT: usize = 200;
 
@@ -192,21 +194,26 @@ impl<'s> Evaluator<'s> {
 pub fn meant(name: &str, known: &[String]) -> String {
     match name::suggest(name, known.iter().map(String::as_str)) {
         Some(similar) => format!("did you mean \"{similar}\"?"),
-        None => list(known),
+        None => list(Some(name), known),
     }
 }
 
-/// `known: a, b, …`
-fn list(known: &[String]) -> String {
+/// `known: a, b, …`; of very many those that are like `name`.
+fn list(name: Option<&str>, known: &[String]) -> String {
     if known.is_empty() {
         return "there are none".to_owned();
     }
+    if known.len() > LISTED_NAMES {
+        let all = known.iter().map(String::as_str);
+        let similar = name.map(|name| name::nearest(name, all, SIMILAR_NAMES)).unwrap_or_default();
+        if similar.is_empty() {
+            return format!("{} others are known", known.len());
+        }
+        return format!("known: {} and {} more", similar.join(", "), known.len() - similar.len());
+    }
     let mut sorted: Vec<&str> = known.iter().map(String::as_str).collect();
     sorted.sort_unstable();
-    let rest = sorted.len().saturating_sub(LISTED_NAMES);
-    sorted.truncate(LISTED_NAMES);
-    let more = if rest > 0 { format!(" and {rest} more") } else { String::new() };
-    format!("known: {}{more}", sorted.join(", "))
+    format!("known: {}", sorted.join(", "))
 }
 
 /// An access path as written, cut where it is too long for a message.

@@ -116,6 +116,7 @@ fn unexpected(character: char, at: usize) -> ParseError {
         '=' => ": comparison is written \"==\"",
         '&' => ": \"and\" is written \"&&\"",
         '|' => ": \"or\" is written \"||\"",
+        '?' => ": \"a ? b : c\" is written \"a && b || c\"",
         _ => "",
     };
     ParseError::new(at, format!("unexpected character \"{}\"{help}", character.escape_debug()))

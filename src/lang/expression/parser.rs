@@ -350,7 +350,12 @@ impl<'t, 'p> Parser<'t, 'p> {
 
     fn unexpected(&self, expected: &str) -> ParseError {
         let found = self.peeked.map_or_else(String::new, |(token, _)| token.show());
-        self.error_here(format!("unexpected {found}, expected {expected}"))
+        let help = match self.peeked {
+            Some((Token::Word("and"), _)) => ": \"and\" is written \"&&\"",
+            Some((Token::Word("or"), _)) => ": \"or\" is written \"||\"",
+            _ => "",
+        };
+        self.error_here(format!("unexpected {found}, expected {expected}{help}"))
     }
 
     fn error_here(&self, message: impl Into<String>) -> ParseError {

@@ -37,6 +37,20 @@ pub(super) fn document<'t>(
     Ok(None)
 }
 
+/// Where the next document begins, if there is one that holds something. What is wrong with it is nobody's business.
+pub(super) fn next_start<'t>(parser: &mut Parser<'t, StrInput<'t>>) -> Option<Position> {
+    let mut start = None;
+    loop {
+        match parser.next_event()?.ok()? {
+            (Event::DocumentStart(..), span) => start = Some(position(&span.start)),
+            (Event::Scalar(text, ScalarStyle::Plain, ..), _) if text.is_empty() => return None,
+            (Event::Scalar(..) | Event::SequenceStart(..) | Event::MappingStart(..), _) => return start,
+            (Event::StreamEnd, _) => return None,
+            _ => {}
+        }
+    }
+}
+
 /// An open collection.
 enum Open {
     Sequence { at: Position, anchor: usize, items: Vec<Node> },
@@ -248,7 +262,8 @@ impl Builder<'_, '_> {
     fn weigh(&mut self, weight: usize, at: Position) -> Result<(), Diagnostic> {
         self.weight = self.weight.saturating_add(weight);
         if self.weight > WEIGHT_LIMIT {
-            let message = "the document is larger than 64 MiB when read: too many values or aliases";
+            let message = "the values of the document take more than 64 MiB: each counts 256 bytes and its text, and what an alias \
+                           stands for counts again";
             return Err(self.error(Class::Limit, at, message));
         }
         Ok(())

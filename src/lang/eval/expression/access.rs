@@ -114,7 +114,7 @@ impl<'s> Evaluator<'s> {
             self.not_found(index.at, place, key, || known)
         } else if self.tells() {
             self.error(Class::NotFound, index.at, format!("{}the key was not found", place()))
-                .with_help(list(&known))
+                .with_help(list(None, &known))
         } else {
             self.error(Class::NotFound, index.at, "")
         }
