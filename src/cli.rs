@@ -161,9 +161,16 @@ pub fn main() -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
-    let matches = match precedence::parse(command().color(terminal::early_choice(&words)), words) {
+    let program = command().color(terminal::early_choice(&words));
+    let matches = match precedence::parse(program, words.clone()) {
         Ok(matches) => matches,
-        Err(error) => return usage(&error),
+        Err(error) => {
+            let code = usage(&error);
+            if let Some(variable) = precedence::blamed(&error, &command(), &words) {
+                terminal::say(&format!("The value is that of the variable {variable}."));
+            }
+            return code;
+        }
     };
     let arguments = match Arguments::from_arg_matches(&matches) {
         Ok(arguments) => arguments,

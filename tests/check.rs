@@ -242,11 +242,7 @@ fn a_third_document_is_not_looked_at_and_both_say_so() {
         let mut run = Command::new(env!("CARGO_BIN_EXE_step-runner"));
         let run = run.arg("run").current_dir(folder.path()).output().unwrap();
         assert!(run.status.success() && text(&run.stdout).ends_with("one\n"), "{rest}: {run:?}");
-        assert_eq!(
-            text(&run.stderr).matches("func.yml:4:1: a third document").count(),
-            warnings,
-            "{run:?}"
-        );
+        assert_eq!(text(&run.stderr).matches("func.yml:4:1: a third document").count(), warnings, "{run:?}");
     }
 }
 

@@ -272,7 +272,10 @@ fn variables_of_switches_are_1_or_0_and_times_say_how_to_write_them() {
         assert!(output.status.success(), "{value}: {output:?}");
     }
     let output = program(&["status"]).env("STEP_RUNNER_QUIET", "maybe").output().unwrap();
-    assert!(output.status.code() == Some(2) && stderr(&output).contains("--quiet"), "{output:?}");
+    assert!(
+        output.status.code() == Some(2) && stderr(&output).contains("variable STEP_RUNNER_QUIET"),
+        "{output:?}"
+    );
     let output = run(&["run", "x", "--timeout", "abc"]);
     assert!(stderr(&output).contains("write a time such as 90s or 1h 30m"), "{output:?}");
 }

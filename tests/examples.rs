@@ -98,7 +98,11 @@ fn tour() -> Result<(), Failed> {
         .collect();
     let mut commands: Vec<&str> = lines.iter().filter_map(|line| line.strip_prefix("$ ")).collect();
     // What the tour leaves running.
-    commands.extend(["step-runner follow count > /dev/null", "step-runner finish count", "kill $daemon; wait"]);
+    commands.extend([
+        "step-runner follow count > /dev/null",
+        "step-runner finish count",
+        "kill $daemon; wait",
+    ]);
     let printed = scene.transcript(&commands, "sh");
     for line in &lines {
         let absolute = line.replace("socket jobs/", "socket /home/you/jobs/");

@@ -246,6 +246,29 @@ fn functions_that_call_each_other_in_a_circle_are_named_once() {
 }
 
 #[test]
+fn what_a_function_returned_wrongly_is_told_with_its_place() {
+    let folder = Folder::new();
+    folder.file(
+        "n.yml",
+        "spec: {outputs: {n: {type: number}}}\n---\nexec:\n  command: ['true', '${{ output_file }}']\n",
+    );
+    let said = folder.run(&["n.yml", "--output", "raw"]).stderr;
+    let said = String::from_utf8(said).unwrap();
+    assert!(said.contains("n.yml:3:1: exec: output \"n\" was not written and has no default"), "{said}");
+}
+
+#[test]
+fn an_interpreter_that_is_not_there_is_named() {
+    use std::os::unix::fs::PermissionsExt as _;
+    let folder = Folder::new();
+    folder.file("x.sh", "#!/no/such/shell -e\necho\n");
+    fs::set_permissions(folder.path().join("x.sh"), fs::Permissions::from_mode(0o755)).unwrap();
+    folder.file("x.yml", "exec: {command: [./x.sh]}\n");
+    let said = String::from_utf8(folder.run(&["x.yml", "--output", "raw"]).stderr).unwrap();
+    assert!(said.contains("cannot execute ./x.sh: its interpreter /no/such/shell is not there"), "{said}");
+}
+
+#[test]
 fn of_many_variables_the_similar_ones_are_named() {
     let folder = Folder::new();
     folder.file("env.yml", "[{name: a, script: 'echo ${{ env.DEPLOY_TARGETS_URL }}'}]");

@@ -40,6 +40,9 @@ const SHELLS: [&str; 2] = ["bash", "sh"];
 /// The program that the keeper runs, seen from its own child: right even if the file was replaced or removed.
 const OURSELVES: &str = "/proc/self/exe";
 
+/// Bytes of a script's first line that Linux looks at.
+const LONGEST_FIRST_LINE: u64 = 256;
+
 /// What a step is made of.
 pub(super) struct StepTask {
     pub(super) job: Addr<JobActor>,
@@ -60,23 +63,26 @@ pub struct StepActor {
     task: StepTask,
     /// Name of the shell of a script.
     shell: Option<String>,
+    /// The file of its program, once it has been found.
+    program: Option<PathBuf>,
     done: bool,
 }
 
 impl StepActor {
     /// Starts the process, unless it runs already, and waits for [`Over`].
     pub(super) fn launch(task: StepTask) -> Addr<Self> {
-        Self { task, shell: None, done: false }.start()
+        Self { task, shell: None, program: None, done: false }.start()
     }
 
-    fn begin(&self) -> Result<(), String> {
+    fn begin(&mut self) -> Result<(), String> {
         let env = self.environment();
-        let StepTask { link, key, spawn, op, folder, .. } = &self.task;
-        let Some(op) = *op else { return Ok(()) };
+        let Some(op) = self.task.op else { return Ok(()) };
+        let StepTask { link, key, spawn, folder, .. } = &self.task;
         if let Some(files) = &spawn.files {
             make_new_files(folder, files).map_err(|e| format!("cannot make the files of the step: {e}"))?;
         }
         let (program, argv) = self.resolve()?;
+        self.program = Some(program.clone());
         let sizes = [argv.iter().map(String::len).sum(), env.iter().map(Vec::len).sum()];
         let told = link.tell(Request::Spawn(Box::new(SpawnStep {
             key: *key,
@@ -257,7 +263,13 @@ impl StepActor {
             "work_dir" => format!("cannot enter the working directory {}: {error}", spawn.work_dir),
             "exec" => match &spawn.program {
                 Program::Command(argv) => {
-                    format!("cannot execute {}: {error}", argv.first().map_or("", String::as_str))
+                    let name = argv.first().map_or("", String::as_str);
+                    // The program was found: what is not there is what it names.
+                    let missing = error.kind() == io::ErrorKind::NotFound;
+                    match self.program.as_deref().filter(|_| missing).and_then(interpreter) {
+                        Some(named) => format!("cannot execute {name}: its interpreter {named} is not there"),
+                        None => format!("cannot execute {name}: {error}"),
+                    }
                 }
                 Program::Script(_) | Program::ScriptFile(_) | Program::LegacyScript(_) => {
                     format!("cannot execute the shell: {error}")
@@ -271,6 +283,16 @@ impl StepActor {
         };
         if is_shortage(error) { format!("resource: {text}") } else { text }
     }
+}
+
+/// The interpreter that the first line of a script names.
+fn interpreter(program: &Path) -> Option<String> {
+    let mut start = Vec::new();
+    let file = File::options().read(true).custom_flags(CAREFUL).open(program).ok()?;
+    file.take(LONGEST_FIRST_LINE).read_to_end(&mut start).ok()?;
+    let line = start.strip_prefix(b"#!")?.split(|byte| *byte == b'\n').next()?;
+    let named = String::from_utf8_lossy(line).split_whitespace().next()?.to_owned();
+    Some(named)
 }
 
 /// There are too many processes or too little memory (faults.md row 6).
@@ -446,7 +468,7 @@ mod tests {
                 limits: JobLimits::default(),
                 op: Some(1),
             };
-            StepActor { task, shell: None, done: true }.begin()
+            StepActor { task, shell: None, program: None, done: true }.begin()
         });
         let message = begun.await.unwrap_err();
         let arguments = MAX_FRAME + "/bin/true".len();

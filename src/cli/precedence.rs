@@ -1,10 +1,10 @@
 //! Options win over variables (cli.md), also over those of other options: the variable of an option that excludes one of
 //! the command line is not looked at.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 
 use clap::builder::Resettable;
-use clap::error::ErrorKind;
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::parser::ValueSource;
 use clap::{ArgMatches, Command, Id};
 
@@ -18,6 +18,25 @@ pub(super) fn parse(command: Command, words: Vec<OsString>) -> Result<ArgMatches
     let given = without_variables(command.clone(), &|_| true).try_get_matches_from(&words)?;
     let excluded = excluded(&command, &given);
     without_variables(command, &|id| excluded.contains(id)).try_get_matches_from(words)
+}
+
+/// The variable whose value an error is about: its option does not stand among the words of the command line.
+pub(super) fn blamed(error: &clap::Error, command: &Command, words: &[OsString]) -> Option<String> {
+    let Some(ContextValue::String(option)) = error.get(ContextKind::InvalidArg) else { return None };
+    let option = option.split([' ', '=']).next()?;
+    let is_given = |word: &OsString| word.to_str().is_some_and(|word| word.split('=').next() == Some(option));
+    if words.iter().any(is_given) {
+        return None;
+    }
+    variable(option.strip_prefix("--")?, command)
+}
+
+/// The variable of an option that is set.
+fn variable(option: &str, command: &Command) -> Option<String> {
+    let mut options = command.get_arguments().filter(|argument| argument.get_long() == Some(option));
+    let is_set = |name: &&OsStr| std::env::var_os(name).is_some();
+    let own = options.find_map(|argument| argument.get_env().filter(is_set)?.to_str().map(str::to_owned));
+    own.or_else(|| command.get_subcommands().find_map(|command| variable(option, command)))
 }
 
 /// The options that exclude one of the command line.

@@ -5,7 +5,7 @@ use indexmap::IndexMap;
 
 use crate::job::effect::Effect;
 use crate::job::event::{FileContent, ProcessEnd};
-use crate::lang::ast::{Body, Outputs};
+use crate::lang::ast::{Body, Function, Outputs};
 use crate::lang::convert::to_json;
 use crate::lang::diagnostic::Diagnostic;
 use crate::lang::output_file::{FileKind, OutputFileError};
@@ -58,6 +58,17 @@ impl Failure {
     /// The same for a step of one of the functions under way, the one at `index`.
     pub(super) fn loading_of(index: usize, step: &str, finding: Diagnostic) -> Self {
         Self { named: Some(index + 1), ..Self::loading(step, &[finding]) }
+    }
+
+    /// What a process returned cannot be used. A builtin's own file has no places that mean anything to people.
+    fn returned(error: OutputFileError, function: &Function) -> Self {
+        match &function.definition.body {
+            Body::Exec(exec) if !function.file.starts_with("builtin://") => {
+                let finding = Diagnostic::error(error.class, &function.file, exec.at, error.message);
+                Self::at(&[finding.with_path("exec")])
+            }
+            _ => Self::plain(error.message),
+        }
     }
 
     /// A process ended badly.
@@ -159,7 +170,7 @@ impl Machine {
                         &error,
                         if error.file == FileKind::Output { outputs } else { exports },
                     );
-                    Failure::plain(error.message)
+                    Failure::returned(error, &leaf.loaded.function)
                 })
             }
         };
