@@ -2,6 +2,7 @@
 #![expect(clippy::unwrap_used, reason = "a broken scene fails the test")]
 
 use std::fs::{self, File};
+use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
@@ -301,4 +302,27 @@ fn both_outputs_in_one_file_keep_order_and_whole_lines() {
     assert!(command.status().unwrap().success());
     let expected = "Running step name=a\n1\n2\nRunning step name=b\n3\n";
     assert_eq!(fs::read_to_string(path).unwrap(), expected);
+}
+
+#[test]
+fn a_reader_of_lines_gets_each_line_while_the_step_goes_on() {
+    let folder = Folder::new();
+    folder.file(
+        "server.yml",
+        "[{name: server, script: 'echo listening; until test -e go; do sleep 0.1; done'}]",
+    );
+    for format in ["plain", "pretty"] {
+        let mut child = folder
+            .command(&["run", "server.yml", "--output", format, "--timeout", "1m"])
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map(Result::unwrap);
+        assert!(lines.any(|line| line.ends_with("listening")), "{format}");
+        folder.file("go", "");
+        lines.for_each(drop);
+        assert!(child.wait().unwrap().success(), "{format}: the line came only with the job's end");
+        fs::remove_file(folder.path().join("go")).unwrap();
+    }
 }

@@ -72,7 +72,7 @@ mod tests {
 
     const LOG: &str = "\
 2026-11-20T10:00:00.000001Z 00O Running step name=x
-2026-11-20T10:00:00.000002Z 01O one
+2026-11-20T10:00:00.000002Z 01O one\r
 2026-11-20T10:00:00.000003Z 01E bad
 2026-11-20T10:00:00.000004Z 01O+, still one
 2026-11-20T10:00:00.000005Z 00E the daemon complains
@@ -93,14 +93,14 @@ short
     #[test]
     fn streams_come_apart_and_lines_together() {
         let (stdout, stderr) = relayed(false, &[LOG.as_bytes()]);
-        assert_eq!(stdout, "one, still one\ntwo\n");
+        assert_eq!(stdout, "one\r, still one\ntwo\n");
         assert_eq!(stderr, "bad\nstep-runner: the daemon complains\n");
     }
 
     #[test]
     fn merged_streams_keep_the_order_of_lines() {
         let (stdout, stderr) = relayed(true, &[LOG.as_bytes()]);
-        assert_eq!(stdout, "one\nbad\n, still one\nstep-runner: the daemon complains\ntwo\n");
+        assert_eq!(stdout, "one\r\nbad\n, still one\nstep-runner: the daemon complains\ntwo\n");
         assert_eq!(stderr, "");
     }
 

@@ -11,7 +11,7 @@ pub use join::{Joiner, Live};
 
 use memchr::memchr;
 
-use super::frame::{CONTINUES, HEADER_LEN, Kind};
+use super::frame::{CONTINUES, HEADER_LEN, HOLD_MAX, Kind};
 
 /// Where the parts of a header begin (logs.md §1).
 const NUMBER_AT: usize = 28;
@@ -65,6 +65,13 @@ impl<'a> Entry<'a> {
     /// Whether the entry continues the one before it of the same source; any other flag counts as a full entry.
     pub const fn continues(&self) -> bool {
         self.header[FLAG_AT] == CONTINUES
+    }
+
+    /// Whether the source wrote the entry's line feed, or has ended: only a body with a carriage return in it, or of more
+    /// than 8,160 bytes, may have been put out before its line's end (logs.md §3, rules 2 and 3).
+    pub fn ends_line(&self) -> bool {
+        self.key().is_daemon()
+            || self.body.len() <= HOLD_MAX - HEADER_LEN && memchr(b'\r', self.body).is_none()
     }
 
     /// The bytes of the time: `YYYY-MM-DDTHH:MM:SS.uuuuuuZ` if the header [is one](Self::has_format).

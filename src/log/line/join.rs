@@ -54,8 +54,8 @@ impl Joiner {
     }
 }
 
-/// Joins bodies for one output that somebody watches: a body comes out at once, its line feed when the next entry
-/// of this output is no continuation of it (logs.md §7, last paragraph).
+/// Joins bodies for one output that somebody watches: a body comes out at once, and its line feed with it where nothing can
+/// continue it ([`Entry::ends_line`]), else when the next entry of this output is no continuation (logs.md §7, last paragraph).
 ///
 /// For an output of one source the bytes are those of [`Joiner`]. Holds no body.
 #[derive(Clone, Copy, Debug, Default)]
@@ -78,6 +78,9 @@ impl Live {
         }
         out.extend_from_slice(entry.body);
         self.open = Some(entry.key());
+        if entry.ends_line() {
+            self.finish(out);
+        }
     }
 
     /// Ends the last line.

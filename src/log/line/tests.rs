@@ -2,7 +2,7 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 
 use super::{Check, Entry, Joiner, Key, Line, Live, NotALog, Parser};
-use crate::log::frame::{Framer, Kind, Stamp};
+use crate::log::frame::{Framer, HEADER_LEN, HOLD_MAX, Kind, Stamp};
 
 const TIME: &str = "2021-01-01T00:00:00.000000Z";
 
@@ -62,12 +62,38 @@ fn a_live_reader_ends_a_line_only_when_it_is_not_continued() {
 }
 
 #[test]
-fn a_live_reader_shows_a_body_before_its_line_feed() {
-    let mut live = Live::new();
-    let mut out = Vec::new();
-    let wire = wire(&[("01O ", "prompt")]);
-    live.push(&Entry::parse(&wire[..wire.len() - 1]).unwrap(), &mut out);
-    assert_eq!(out, b"prompt");
+fn a_live_reader_waits_with_a_line_feed_only_where_more_of_the_line_may_come() {
+    let at_once = |source, body: &str| {
+        let (mut live, mut out) = (Live::new(), Vec::new());
+        let wire = wire(&[(source, body)]);
+        live.push(&Entry::parse(&wire[..wire.len() - 1]).unwrap(), &mut out);
+        String::from_utf8(out).unwrap()
+    };
+    assert_eq!(at_once("01O ", "listening"), "listening\n");
+    assert_eq!(at_once("01O ", "10%\r"), "10%\r");
+    assert_eq!(at_once("00O ", "a name\r"), "a name\r\n", "the daemon's own lines are whole");
+    let longest = "x".repeat(HOLD_MAX - HEADER_LEN);
+    assert_eq!(at_once("01O ", &longest), format!("{longest}\n"));
+    assert_eq!(at_once("01O ", &format!("{longest}x")), format!("{longest}x"));
+}
+
+proptest! {
+    #[test]
+    fn only_entries_that_do_not_end_a_line_are_continued(writes in vec(write_bytes(), 0..12)) {
+        let mut framer = Framer::new(1, Kind::Out);
+        let mut wire = Vec::new();
+        for write in &writes {
+            framer.push(write, &Stamp::from_unix_micros(0), &mut wire);
+        }
+        framer.finish(&mut wire);
+        let mut ended = true;
+        Parser::new(Check::Strict)
+            .push(&wire, |line| if let Line::Entry(entry) = line {
+                assert!(!(ended && entry.continues()));
+                ended = entry.ends_line();
+            })
+            .unwrap();
+    }
 }
 
 #[test]

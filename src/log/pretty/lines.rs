@@ -4,12 +4,7 @@ use chrono::FixedOffset;
 use memchr::memchr;
 
 use super::text::{Marker, show};
-use crate::log::frame::{HEADER_LEN, HOLD_MAX};
 use crate::log::line::{Entry, Key};
-
-/// A body that may have been ended by us, not by the program, is longer than this or holds a carriage return
-/// (logs.md §3, rules 2 and 3). Every other body is the end of its line.
-const SURE_END: usize = HOLD_MAX - HEADER_LEN;
 
 /// A joined line longer than this is shown before its end has come, so that it need not be held whole.
 const MAX_HELD: usize = 1 << 20;
@@ -40,15 +35,14 @@ type TimeOfDay = [u8; 12];
 
 /// The state of `pretty`.
 ///
-/// A line whose end is sure is shown at once, without its line feed: that follows with the next line, unless the
-/// next entry is a continuation all the same. Other lines are held until their source begins a new one.
+/// A line whose end is sure ([`Entry::ends_line`]) is shown at once. Other lines are held until their source begins a new
+/// one.
 pub(super) struct Lines {
     options: Options,
     /// In the order in which the lines began.
     held: Vec<Held>,
-    line_feed_due: bool,
-    /// The source of the line shown last.
-    last_shown: Option<Key>,
+    /// The source of a line that was shown before its end had come.
+    unended: Option<Key>,
 }
 
 /// A line that may be continued.
@@ -69,7 +63,7 @@ struct Held {
 
 impl Lines {
     pub(super) const fn new(options: Options) -> Self {
-        Self { options, held: Vec::new(), line_feed_due: false, last_shown: None }
+        Self { options, held: Vec::new(), unended: None }
     }
 
     pub(super) fn entry(&mut self, entry: &Entry<'_>, out: &mut Vec<u8>) {
@@ -77,7 +71,6 @@ impl Lines {
             return self.malformed(&[entry.header(), entry.body].concat(), out);
         };
         let key = entry.key();
-        let sure_end = entry.body.len() <= SURE_END && memchr(b'\r', entry.body).is_none();
         let held = self.held.iter().position(|held| held.key == key).map(|at| self.held.remove(at));
         let mut line = match held {
             Some(line) if entry.continues() => line,
@@ -85,21 +78,26 @@ impl Lines {
                 if let Some(line) = held {
                     self.end_line(line, out);
                 }
-                let shown = self.line_feed_due && self.last_shown == Some(key);
-                if shown && entry.continues() && memchr(b'\r', entry.body).is_none() {
+                if self.unended == Some(key) && entry.continues() && memchr(b'\r', entry.body).is_none() {
                     show(entry.body, self.options.color, out);
+                    if entry.ends_line() {
+                        self.end_shown(out);
+                    }
                     return;
                 }
-                if sure_end {
+                if entry.ends_line() {
                     self.show_line(key, tag(entry), time, entry.body, false, out);
+                    self.end_shown(out);
                     return;
                 }
                 Held::new(entry, time)
             }
         };
         self.add(&mut line, entry.body, time, out);
-        if sure_end || line.part.len() > MAX_HELD {
+        if entry.ends_line() {
             self.end_line(line, out);
+        } else if line.part.len() > MAX_HELD {
+            self.show_held(line, out);
         } else {
             self.held.push(line);
         }
@@ -109,10 +107,10 @@ impl Lines {
         self.end_shown(out);
         out.extend_from_slice(MALFORMED);
         show(line, self.options.color, out);
-        self.line_feed_due = true;
+        out.push(b'\n');
     }
 
-    /// Ends the line shown last; those held stay so.
+    /// Ends a line shown before its end; those held stay so.
     pub(super) fn interrupt(&mut self, out: &mut Vec<u8>) {
         self.end_shown(out);
     }
@@ -144,14 +142,20 @@ impl Lines {
             None if self.options.all => {
                 let heading = line.section.take().is_some();
                 self.show_line(line.key, line.tag, line.time, &part, heading, out);
+                self.end_shown(out);
                 line.done = true;
             }
             None => line.earlier = Some(part),
         }
     }
 
-    /// Shows what a line has come to: its last part that shows anything, or else the name of its section.
     fn end_line(&mut self, line: Held, out: &mut Vec<u8>) {
+        self.show_held(line, out);
+        self.end_shown(out);
+    }
+
+    /// Shows what a line has come to: its last part that shows anything, or else the name of its section.
+    fn show_held(&mut self, line: Held, out: &mut Vec<u8>) {
         let heading = line.section.is_some();
         let last = Some(line.part).filter(|part| shows_anything(part));
         let text = match last.or(line.earlier).or(line.section) {
@@ -162,6 +166,7 @@ impl Lines {
         self.show_line(line.key, line.tag, line.time, &text, heading, out);
     }
 
+    /// Shows a line without its line feed.
     fn show_line(
         &mut self,
         key: Key,
@@ -183,16 +188,14 @@ impl Lines {
         } else {
             show(text, self.options.color, out);
         }
-        self.line_feed_due = true;
-        self.last_shown = Some(key);
+        self.unended = Some(key);
     }
 
     /// Ends the line shown last.
     fn end_shown(&mut self, out: &mut Vec<u8>) {
-        if std::mem::take(&mut self.line_feed_due) {
+        if self.unended.take().is_some() {
             out.push(b'\n');
         }
-        self.last_shown = None;
     }
 }
 
