@@ -8,7 +8,8 @@
 //! - A message to an actor is answered or its mailbox is closed; a closed mailbox of a job means a defect, and the
 //!   supervisor ends that job as *failed: internal* (faults.md row 59).
 //! - `do_send` is never used: it ignores the mailbox's bound and drops silently when the actor is gone.
-//! - Handlers do not block beyond short file operations of the state folder; everything longer is awaited.
+//! - Handlers do not block beyond short file operations of the state folder, and three of the step's: looking its program
+//!   up, making its working folder, reading its output file. Everything longer is awaited.
 
 pub mod handle;
 pub mod host;

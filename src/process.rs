@@ -12,8 +12,9 @@
 //! - [`children`] tells the daemon's own children from orphans, and reaps those;
 //! - `sys` is the only module of the project with `unsafe` code: the few system calls no safe library offers.
 //!
-//! Nothing here knows jobs, logs or messages, and nothing waits: every function returns at once, the keeper's loop
-//! calls again.
+//! Nothing here knows jobs, logs or messages, and nothing waits for processes: every function returns at once, the keeper's
+//! loop calls again. Only file systems can hold a call up: a start takes as long as the kernel needs to enter the working
+//! folder and to load the program (docs/operation.md, a file system that hangs).
 
 pub mod cgroup;
 pub mod children;

@@ -1,4 +1,4 @@
-//! The keeper's event loop: one thread that never waits for anything but events.
+//! The keeper's event loop: one thread that waits for nothing but events, and the start of a process.
 
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::OwnedFd;
