@@ -166,7 +166,11 @@ fn what_cannot_be_mended_is_told_at_once_with_its_remedy() {
             "echo 'sh: step-runner: not found' >&2; exit 127".to_owned(),
             ["not found", "step-runner bootstrap"],
         ),
-        ("echo 'OCI runtime exec failed: no such file'; exit 126".to_owned(), ["OCI runtime", "bootstrap"]),
+        (
+            "echo 'OCI runtime exec failed: exec failed: exec: \"step-runner\": no such file'; exit 126"
+                .to_owned(),
+            ["OCI runtime", "bootstrap"],
+        ),
         (
             "echo 'ci@h: Permission denied (publickey).' >&2; exit 255".to_owned(),
             ["access is refused: ci@h: Permission denied (publickey).", "check user, key"],

@@ -10,6 +10,15 @@ pub(super) const SHOWN: usize = 200;
 const LAST_LINES: usize = 5;
 const LONGEST: usize = 1000;
 
+/// What an engine says of a container that is not there, or has ended.
+const ENGINE_GONE: [&str; 5] = [
+    "no such container",
+    "is not running",
+    "container state improper",
+    "no container with",
+    "in namespace \"moby\": not found",
+];
+
 /// What was seen of a connection that did not come about.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Seen<'a> {
@@ -176,12 +185,16 @@ fn meaning(seen: &Seen<'_>) -> Meaning {
     if let Some(meaning) = of_proxy(&said) {
         return meaning;
     }
-    // Its engine has not noticed yet that the container has ended; the runtime has.
-    if has(&said, &["cannot exec in a stopped", "cannot exec a container that has"]) {
+    if let Some(meaning) = of_runtime(&said) {
+        return meaning;
+    }
+    if matches!(seen.kind, Some(ConnectorKind::Docker | ConnectorKind::Podman)) && has(&said, &ENGINE_GONE) {
         return Meaning::Gone;
     }
-    if matches!(code, Some(126 | 127)) || said.contains("executable file not found") {
-        return Meaning::NoProgram;
+    if matches!(code, Some(126 | 127)) {
+        // Docker ends with 126 whatever kept it from starting something, and says on standard output what.
+        let told = seen.kind == Some(ConnectorKind::Docker) && code == Some(126) && !seen.stdout.is_empty();
+        return if told { of_engine(&said).unwrap_or(Meaning::Lost) } else { Meaning::NoProgram };
     }
     let of_kind = match seen.kind {
         Some(ConnectorKind::Ssh) if code == Some(255) => Some(of_ssh(&said)),
@@ -205,6 +218,25 @@ fn of_proxy(said: &str) -> Option<Meaning> {
     Some(if has(line, &refused) { Meaning::BadSocket } else { Meaning::NoDaemon })
 }
 
+/// What a container runtime says that could not start the program, whoever passes it on. Its text may be cut at [`SHOWN`]:
+/// what is looked for stands in front of the path of the program.
+fn of_runtime(said: &str) -> Option<Meaning> {
+    let gone = ["cannot exec in a stopped", "cannot exec in a deleted", "cannot exec a container that has"];
+    let refused = ["oci runtime exec failed", "unable to start container process"];
+    // Only these name the program; files of a container that is just ending are missing too.
+    let program = ["exec: ", "exec /", "exec format error", "executable"];
+    // Its engine has not noticed yet that the container has ended; the runtime has.
+    if has(said, &gone) {
+        Some(Meaning::Gone)
+    } else if said.contains("executable file") && said.contains("not found") {
+        Some(Meaning::NoProgram)
+    } else if has(said, &refused) {
+        Some(if has(said, &program) { Meaning::NoProgram } else { Meaning::Lost })
+    } else {
+        None
+    }
+}
+
 fn of_ssh(said: &str) -> Meaning {
     let denied = [
         "permission denied",
@@ -224,10 +256,9 @@ fn of_ssh(said: &str) -> Meaning {
 }
 
 fn of_engine(said: &str) -> Option<Meaning> {
-    let gone = ["no such container", "is not running", "container state improper", "no container with"];
     let absent =
         ["cannot connect to", "unable to connect", "error during connect", "connection refused", "is paused"];
-    if has(said, &gone) {
+    if has(said, &ENGINE_GONE) {
         Some(Meaning::Gone)
     } else if said.contains("permission denied") {
         Some(Meaning::Denied)
@@ -237,7 +268,17 @@ fn of_engine(said: &str) -> Option<Meaning> {
 }
 
 fn of_kubectl(said: &str) -> Option<Meaning> {
-    let gone = ["(notfound)", "container not found", "completed pod", "is not valid for pod"];
+    // Not so "pod does not exist": a kubelet that has just been started knows none of its pods yet, and of one that is
+    // deleted the API server tells at the next attempt.
+    let gone = [
+        "(notfound)",
+        "container not found",
+        "completed pod",
+        "is not valid for pod",
+        "container is in container_exited state",
+        "no running task found",
+        "container is not created or running",
+    ];
     let denied = ["(forbidden)", "(unauthorized)", "must be logged in"];
     let absent = [
         "unable to connect",

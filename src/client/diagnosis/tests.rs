@@ -70,6 +70,76 @@ fn a_missing_program_is_final_and_says_how_to_bring_it() {
     assert!(Meaning::NoProgram.remedy().unwrap().contains("bootstrap"));
 }
 
+/// What a container runtime says of a program that it cannot start, up to the limit of what is kept of standard output.
+#[test]
+fn a_program_that_a_runtime_cannot_start_is_missing() {
+    let new = "OCI runtime exec failed: exec failed: unable to start container process: ";
+    let old =
+        "OCI runtime exec failed: exec failed: container_linux.go:380: starting container process caused: ";
+    let kubectl = "error: Internal error occurred: error executing command in container: failed to exec in container: failed to start exec \"6e56\": ";
+    let long = format!("exec: \"/{0}\": stat /{0}: no such file or directory: unknown", "folder/".repeat(30));
+    for (kind, end, said) in [
+        (Docker, 126, format!("{new}exec: \"/opt/step-runner\": stat /opt/step-runner: no such file or directory: unknown")),
+        (Docker, 127, format!("{new}exec: \"step-runner\": executable file not found in $PATH: unknown")),
+        (Docker, 126, format!("{old}exec: \"/opt\": permission denied: unknown")),
+        (Docker, 126, format!("{new}exec: \"/opt\": is a directory: unknown")),
+        (Docker, 126, format!("{new}exec /opt/step-runner: exec format error: unknown")),
+        (Docker, 126, "OCI runtime exec failed: crun: executable file `step-runner` not found: unknown".into()),
+        (Docker, 126, format!("{new}{long}")),
+        (Kube, 1, format!("{kubectl}{new}exec: \"/bin/bash\": stat /bin/bash: no such file or directory: unknown")),
+        (Kube, 1, "exec failed: unable to start container process: exec: \"/x\": stat /x: no such file or directory".into()),
+    ] {
+        assert_eq!(judge(kind, code(end), &said), Meaning::NoProgram, "{said}");
+        let shown = said.as_bytes().get(..SHOWN).unwrap_or(said.as_bytes());
+        if kind == Docker {
+            let seen = Seen { kind: Some(kind), end: Some(code(end)), stdout: shown, ..Seen::default() };
+            assert_eq!(meaning(&seen), Meaning::NoProgram, "{said}");
+        }
+    }
+}
+
+/// Docker ends with 126 whatever kept it from starting something, and says on standard output what.
+#[test]
+fn an_exec_into_a_container_that_is_just_ending_is_no_missing_program() {
+    for (said, expected) in [
+        ("container is not running\r\n", Meaning::Gone),
+        ("No such container: 1f\r\n", Meaning::Gone),
+        ("container \"1f\" in namespace \"moby\": not found\r\n", Meaning::Gone),
+        ("cannot exec in a deleted state: unknown\r\n", Meaning::Gone),
+        (
+            "OCI runtime exec failed: exec failed: unable to start container process: error executing setns process: exit status 1: unknown\r\n",
+            Meaning::Lost,
+        ),
+        (
+            "OCI runtime exec failed: exec failed: unable to start container process: error adding pid 9 to cgroups: failed to write 9: open /sys/fs/cgroup/systemd/docker/1f/cgroup.procs: no such file or directory: unknown\r\n",
+            Meaning::Lost,
+        ),
+        (
+            "OCI runtime exec failed: exec failed: unable to start container process: open /proc/self/fd: no such file or directory: unknown\r\n",
+            Meaning::Lost,
+        ),
+        ("ttrpc: closed: unknown\r\n", Meaning::Lost),
+        ("Container 1f is paused, unpause the container before exec\r\n", Meaning::Engine),
+    ] {
+        let seen =
+            Seen { kind: Some(Docker), end: Some(code(126)), stdout: said.as_bytes(), ..Seen::default() };
+        assert_eq!(meaning(&seen), expected, "{said}");
+        // Its client may still live when this is judged.
+        if said.starts_with("OCI") {
+            assert_eq!(meaning(&Seen { end: None, ..seen }), expected, "{said}");
+        }
+    }
+    let kubectl = "error: Internal error occurred: error executing command in container: failed to exec in container: failed to start exec \"6e56\": OCI runtime exec failed: exec failed: unable to start container process: open /proc/self/fd: no such file or directory: unknown";
+    assert_eq!(judge(Kube, code(1), kubectl), Meaning::Lost);
+}
+
+/// A kubelet that has just been started knows none of its pods yet; of a pod that is deleted the API server tells.
+#[test]
+fn a_kubelet_that_does_not_know_the_pod_is_asked_again() {
+    let said = "error: unable to upgrade connection: pod does not exist";
+    assert_eq!(judge(Kube, code(1), said), Meaning::Lost);
+}
+
 #[test]
 fn an_environment_that_is_gone_is_final() {
     for (kind, end, said, expected) in [
@@ -99,7 +169,31 @@ fn an_environment_that_is_gone_is_final() {
             "Error: can only create exec sessions on running containers: container state improper",
             Meaning::Gone,
         ),
+        (
+            Docker,
+            code(126),
+            "OCI runtime exec failed: cannot exec in a deleted state: unknown",
+            Meaning::Gone,
+        ),
         (Kube, code(1), "Error from server (NotFound): pods \"p\" not found", Meaning::Gone),
+        (
+            Kube,
+            code(1),
+            "error: Internal error occurred: error executing command in container: failed to exec in container: container is in CONTAINER_EXITED state",
+            Meaning::Gone,
+        ),
+        (
+            Kube,
+            code(1),
+            "error: Internal error occurred: error executing command in container: failed to exec in container: failed to load task: no running task found: task 6e56 not found: not found",
+            Meaning::Gone,
+        ),
+        (
+            Kube,
+            code(1),
+            "error: Internal error occurred: error executing command in container: container is not created or running",
+            Meaning::Gone,
+        ),
         (
             Kube,
             code(1),
