@@ -8,6 +8,7 @@ import json
 import re
 import sys
 import threading
+import urllib.parse
 
 TOKEN = "token-of-the-runner"
 
@@ -65,14 +66,14 @@ class Handler(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def do_POST(self):
-        body = self.body()
-        if self.path == "/api/v4/runners":
+        body, route = self.body(), self.route()
+        if route == "/api/v4/runners":
             return self.answer(201, {"id": 1, "token": TOKEN})
         if json.loads(body).get("token") != TOKEN:
             return self.refuse(403, "no token of a runner")
-        if self.path == "/api/v4/runners/verify":
+        if route == "/api/v4/runners/verify":
             return self.answer(200, {})
-        if self.path != "/api/v4/jobs/request":
+        if route != "/api/v4/jobs/request":
             return self.refuse(404, "unknown")
         with self.server.changed:
             if not self.server.waiting:
@@ -121,9 +122,13 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.rfile.readline()
         return body
 
+    def route(self):
+        """The path alone: newer Runners send `?debug_trace=false` with a trace."""
+        return urllib.parse.urlsplit(self.path).path
+
     def job(self, rest, token):
         """The job of this path, if the token is its own."""
-        found = re.fullmatch(r"/api/v4/jobs/(\d+)" + rest, self.path)
+        found = re.fullmatch(r"/api/v4/jobs/(\d+)" + rest, self.route())
         job = found and self.server.jobs.get(int(found[1]))
         return job if job and job.answer["token"] == token else None
 

@@ -29,10 +29,11 @@ def expect(holds, what):
 
 
 def eventually(holds, what):
+    """Waits until it `holds`; `what` says at the end what did not."""
     until = time.monotonic() + PATIENCE
     while not holds():
         if time.monotonic() > until:
-            raise TimeoutError(f"not within {PATIENCE} s: {what}")
+            raise TimeoutError(f"not within {PATIENCE} s: {what()}")
         time.sleep(0.05)
 
 
@@ -92,6 +93,8 @@ force_kill_timeout = 10
             "GIT_STRATEGY": "none",
             "GIT_CHECKOUT": "false",
             "SECRET": SECRET,
+            # Runners from 18.7 on put the time before each line of the trace.
+            "FF_TIMESTAMPS": "false",
         }
         step = {"timeout": timeout, "allow_failure": False}
         answer = {
@@ -130,7 +133,7 @@ force_kill_timeout = 10
         expect(end == (state, reason), f"it ended as {end}, not as {(state, reason)}")
         expect(SECRET.encode() not in job.trace, "the trace shows the secret")
         # The Runner cleans up after it has told the end.
-        eventually(lambda: not self.left(), f"left after the job: {self.left()}")
+        eventually(lambda: not self.left(), lambda: f"nothing left after the job: {self.left()}")
 
     def left(self):
         """Folders and processes of the driver, its daemon and its jobs."""
@@ -202,7 +205,7 @@ force_kill_timeout = 10
 
         killed = daemon()
         os.kill(killed, signal.SIGKILL)
-        eventually(lambda: daemon() != killed, "another private daemon")
+        eventually(lambda: daemon() != killed, lambda: "another private daemon")
         go.touch()
         self.ended(job, "success")
         for text in (b"before: 42\n", b"behind: 42\n", b"after: 42\n"):
