@@ -3,6 +3,7 @@
 mod command;
 mod lifetime;
 
+use std::error::Error;
 use std::ffi::OsString;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -21,6 +22,7 @@ use crate::actors::supervisor::{Supervisor, SupervisorEnd, SupervisorParts};
 use crate::config::{Config, unless_zero};
 use crate::error::{Chain, Exit, Failure};
 use crate::fetch::{self, Fetcher};
+use crate::files;
 use crate::grpc::AllowedUsers;
 use crate::grpc::accept::{AcceptLoop, Calls, TransportLimits};
 use crate::grpc::server::Services;
@@ -161,10 +163,13 @@ async fn operate(mut asks: OperatorSignals, jobs: JobsHandle, reload: Reload) {
     }
 }
 
-/// One write, nothing before it (service.md §1.2).
+/// One write, nothing before it (service.md §1.2). Nobody waits for it in a file on a full disk.
 fn announce(socket: &Path, log: &OperatorLog) -> io::Result<()> {
     let marker = format!("step-runner is listening on socket {}\n", socket.display());
-    io::stderr().write_all(marker.as_bytes())?;
+    match io::stderr().write_all(marker.as_bytes()) {
+        Err(error) if files::is_full(&error) => {}
+        written => written?,
+    }
     log.open();
     Ok(())
 }
@@ -342,11 +347,19 @@ impl Daemon {
         let variable = |name: &str| std::env::var_os(name);
         let socket = config.socket.clone().unwrap_or_else(|| net::default_socket(variable));
         let process = host::this_process();
-        let state = StateDir::open(&state_dir(&config), &process).map_err(|e| open_failure(e, &socket))?;
+        let state =
+            StateDir::open(&store::default_path(&place), &process).map_err(|e| open_failure(e, &socket))?;
+        // On a full disk the socket and its lock get the place of the reserve, if it is the same one.
         let (listener, claim) = match passed {
-            Some(passed) => (passed.listener, socket::claim_passed(&socket).map_err(claim_failure)?),
-            None => socket::claim(&socket, config.socket_mode.0).map_err(claim_failure)?,
+            Some(passed) => {
+                let claim = state.with_reserve(|| socket::claim_passed(&socket)).map_err(start_failure)?;
+                (passed.listener, claim)
+            }
+            None => {
+                state.with_reserve(|| socket::claim(&socket, config.socket_mode.0)).map_err(start_failure)?
+            }
         };
+        state.replenish_reserve();
         let daemon_path = std::env::var_os("PATH");
         let (base, warning) = Base::new(environment, config.env_base, &config.env_pass);
         if let Some(warning) = warning {
@@ -442,12 +455,22 @@ fn open_failure(error: OpenError, socket: &Path) -> Failure {
                 .with_remedy("use the daemon that is there, or name another --socket and --state-dir")
         }
         OpenError::NewerFormat { .. } => Failure::new(Exit::NewerState, error),
-        error => Failure::new(Exit::Failure, error),
+        error => start_failure(error),
     }
 }
 
-fn claim_failure(error: socket::ClaimError) -> Failure {
-    Failure::new(Exit::Failure, error)
+/// A failure of the start; of a full disk with what to do about it.
+fn start_failure(error: impl Error + Send + Sync + 'static) -> Failure {
+    let is_full = files::is_full(&error);
+    let failure = Failure::new(Exit::Failure, error);
+    if is_full {
+        failure.with_remedy(
+            "make room on its file system (bytes, files, quota) and start the daemon again: jobs that run go on until \
+             keeper_wait is over",
+        )
+    } else {
+        failure
+    }
 }
 
 #[cfg(test)]

@@ -9,6 +9,7 @@
 pub mod recorder;
 mod tree;
 
+use std::error::Error;
 use std::ffi::CString;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -321,6 +322,14 @@ pub fn sync_all(fd: impl AsFd) -> io::Result<()> {
 /// What has the name is no directory, or one though it should be none, or a link: nothing of ours.
 pub fn is_foreign(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::ENOTDIR | libc::ELOOP | libc::EISDIR))
+}
+
+/// Whether `error` comes from a file system that has no room: for bytes, for files, or for this user.
+pub fn is_full(error: &(dyn Error + 'static)) -> bool {
+    let mut causes = std::iter::successors(Some(error), |&error| error.source());
+    let has_no_room =
+        |error: &io::Error| matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded);
+    causes.any(|error| error.downcast_ref().is_some_and(has_no_room))
 }
 
 /// Does `work` on a name. If something foreign has it, that is put away under `NAME.foreign`, and `work` done again

@@ -10,6 +10,7 @@ use tracing_subscriber::EnvFilter;
 use tracing_subscriber::fmt::MakeWriter;
 
 use crate::config::{Config, LogFormat};
+use crate::files;
 
 /// Most bytes kept until the ready marker is out.
 const MAX_KEPT: usize = 256 << 10;
@@ -28,9 +29,12 @@ enum Target {
 impl OperatorLog {
     /// Starts logging as `config` says; to be called once per process.
     pub fn start(config: &Config) -> io::Result<Self> {
-        let target = match &config.log_file {
-            Some(path) => Target::File(append_to(path)?),
-            None => Target::Kept(Vec::new()),
+        let (target, unopened) = match config.log_file.as_deref().map(append_to) {
+            Some(Ok(file)) => (Target::File(file), None),
+            // What the daemon says about itself is not worth its jobs.
+            Some(Err(error)) if files::is_full(&error) => (Target::Kept(Vec::new()), Some(error)),
+            Some(Err(error)) => return Err(error),
+            None => (Target::Kept(Vec::new()), None),
         };
         let log = Self(Arc::new(Mutex::new(target)));
         let level = config.log_level.map_or("info", |level| level.word());
@@ -44,6 +48,9 @@ impl OperatorLog {
             LogFormat::Text => builder.try_init().ok(),
             LogFormat::Json => builder.json().try_init().ok(),
         };
+        if let Some(error) = unopened {
+            tracing::warn!(%error, "log_file cannot be made, the log goes to stderr");
+        }
         Ok(log)
     }
 
@@ -71,12 +78,14 @@ impl<'a> MakeWriter<'a> for OperatorLog {
 }
 
 impl Write for OperatorLog {
+    /// A line that finds no room is lost. To fail would be worse: whoever formats it tells of that on stderr, and panics where
+    /// that is what is full.
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
         match &mut *self.0.lock() {
             Target::Kept(kept) if kept.len() + line.len() <= MAX_KEPT => kept.extend_from_slice(line),
             Target::Kept(_) => {}
-            Target::Stderr => io::stderr().write_all(line)?,
-            Target::File(file) => file.write_all(line)?,
+            Target::Stderr => drop(io::stderr().write_all(line)),
+            Target::File(file) => drop(file.write_all(line)),
         }
         Ok(line.len())
     }

@@ -99,14 +99,10 @@ fn is_of_file(error: &io::Error) -> bool {
         || matches!(error.raw_os_error(), Some(libc::ELOOP | libc::ENXIO | libc::ENOTDIR))
 }
 
-fn is_full(error: &io::Error) -> bool {
-    matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
-}
-
 /// The reason for a client of an error of the state folder's file system (service.md §3.6, faults.md row 15).
 pub fn reason_of(error: &io::Error) -> Reason {
     match error.raw_os_error() {
-        _ if is_full(error) => Reason::DiskFull,
+        _ if files::is_full(error) => Reason::DiskFull,
         Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM | libc::EAGAIN) => Reason::KeeperUnavailable,
         _ => Reason::NotWritable,
     }

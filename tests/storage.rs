@@ -60,6 +60,15 @@ impl Small {
         ballast
     }
 
+    /// Makes files until there is room for none more.
+    fn fill_with_files(&self) {
+        for number in 0.. {
+            if std::fs::File::create(self.path().join(format!("file-{number}"))).is_err() {
+                break;
+            }
+        }
+    }
+
     fn free(&self) -> u64 {
         rustix::fs::statvfs(self.path()).unwrap().f_bfree
     }
@@ -173,6 +182,147 @@ async fn fault_26_without_room_for_files_a_job_is_refused_and_leaves_nothing() {
         std::fs::remove_file(file).unwrap();
     }
     assert_eq!(client.run_to_end("after", &script("echo after")).await.state(), State::Success);
+}
+
+/// What a file system has no room for.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Full {
+    Bytes,
+    Files,
+}
+
+#[tokio::test]
+async fn fault_26_a_daemon_starts_again_on_a_full_disk_and_its_jobs_go_on() {
+    for (full, has_reserve) in
+        [(Full::Bytes, true), (Full::Bytes, false), (Full::Files, true), (Full::Files, false)]
+    {
+        let Some(small) = Small::mount("fault_26", "size=3m,nr_inodes=60") else { return };
+        let elsewhere = tempfile::tempdir().unwrap();
+        let go = elsewhere.path().join("go");
+        let mut daemon = small.daemon(Setup::new());
+        let client = daemon.client().await;
+        client.run_to_end("old", &script("seq 1 20000")).await;
+        client.run("1", &format!("echo ready; {}; exit 7", wait_until_exists(&go))).await;
+        client.prints("1", "ready").await;
+        daemon.kill();
+        let reserve = daemon.state_dir().join("reserve");
+        if has_reserve {
+            // Somebody has tidied up: it takes a file to listen again.
+            std::fs::remove_file(&daemon.socket).unwrap();
+        } else {
+            std::fs::remove_file(&reserve).unwrap();
+        }
+        match full {
+            Full::Bytes => drop(small.fill()),
+            Full::Files => small.fill_with_files(),
+        }
+        daemon.restart();
+        if !has_reserve {
+            wait_for("the warning", || daemon.said().contains("daemon.json was not written").then_some(()));
+        }
+        assert_eq!(reserve.exists(), has_reserve && full == Full::Bytes, "{full:?}: the reserve is misspent");
+        let client = daemon.client().await;
+        assert_eq!(client.status("1").await.state(), State::Running);
+        std::fs::write(&go, "").unwrap();
+        let status = client.reaches("1", "its end", |status| status.finished).await;
+        assert_eq!((status.state(), status.exit_code), (State::Failure, 7));
+        assert_eq!(client.output("1").await, "ready\n");
+        // Nothing but Finish makes room now.
+        for id in ["1", "old"] {
+            client.finish(id).await;
+        }
+        assert_eq!(client.run_to_end("new", &script("echo new")).await.state(), State::Success);
+        assert_eq!(daemon.said().contains("daemon.json"), !has_reserve, "{full:?}: {}", daemon.said());
+    }
+}
+
+#[tokio::test]
+async fn fault_26_a_daemon_that_finds_no_room_to_listen_says_so_and_its_jobs_go_on() {
+    let Some(small) = Small::mount("fault_26", "size=3m,nr_inodes=60") else { return };
+    let elsewhere = tempfile::tempdir().unwrap();
+    let go = elsewhere.path().join("go");
+    let mut daemon = small.daemon(Setup::new());
+    let client = daemon.client().await;
+    client.run("1", &format!("echo ready; {}; exit 7", wait_until_exists(&go))).await;
+    client.prints("1", "ready").await;
+    daemon.kill();
+    for path in [daemon.state_dir().join("reserve"), daemon.socket.clone()] {
+        std::fs::remove_file(path).unwrap();
+    }
+    small.fill_with_files();
+    let refused = Setup::new().option("state-limit", "0").refused(&daemon.socket);
+    let said = String::from_utf8(refused.stderr).unwrap();
+    assert_eq!(refused.status.code(), Some(1), "{said}");
+    assert!(said.contains("s.sock: No space left on device"), "{said}");
+    assert!(said.contains("make room on its file system"), "{said}");
+    std::fs::remove_file(small.path().join("file-0")).unwrap();
+    daemon.restart();
+    let client = daemon.client().await;
+    assert_eq!(client.status("1").await.state(), State::Running);
+    std::fs::write(&go, "").unwrap();
+    assert_eq!(client.reaches("1", "its end", |status| status.finished).await.exit_code, 7);
+}
+
+#[tokio::test]
+async fn fault_26_a_daemon_starts_where_its_own_log_finds_no_room() {
+    let Some(small) = Small::mount("fault_26", "size=1m,nr_inodes=4") else { return };
+    small.fill_with_files();
+    let log = small.path().join("log");
+    let daemon = Setup::new().option("log-file", log.to_str().unwrap()).start();
+    daemon.client().await;
+    wait_for("the warning", || daemon.said().contains("log_file cannot be made").then_some(()));
+}
+
+#[tokio::test]
+async fn fault_26_a_daemon_starts_where_its_ready_marker_finds_no_room() {
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("s.sock");
+    let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
+    let mut daemon = Command::new(env!("CARGO_BIN_EXE_step-runner"));
+    let mut daemon = daemon.arg("serve").arg("--socket").arg(&socket).stderr(full).spawn().unwrap();
+    wait_for("the socket", || std::os::unix::net::UnixStream::connect(&socket).ok());
+    Client::connect(&socket).await;
+    let pid = rustix::process::Pid::from_child(&daemon);
+    rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+    assert_eq!(daemon.wait().unwrap().code(), Some(0));
+}
+
+/// Adds an event to a journal that makes it end with a block of the disk, so that the next one takes another.
+fn fill_last_block(journal: &Path) {
+    const BLOCK: usize = 4096;
+    let mut lines = std::fs::read(journal).unwrap();
+    let of_length = |length| Event::File { path: "x".repeat(length), device: 0, inode: 0 };
+    let filling = (0..2 * BLOCK).map(|length| journal::encode(&of_length(length)).unwrap());
+    let len = lines.len();
+    lines.extend(filling.into_iter().find(|line| (len + line.len()).is_multiple_of(BLOCK)).unwrap());
+    std::fs::write(journal, lines).unwrap();
+}
+
+#[tokio::test]
+async fn fault_26_a_job_whose_interruption_finds_no_space_is_served_as_interrupted() {
+    let Some(small) = Small::mount("fault_26", "size=3m") else { return };
+    let mut daemon = small.daemon(Setup::new());
+    let client = daemon.client().await;
+    client.run("1", "echo ready; exec sleep 600").await;
+    client.prints("1", "ready").await;
+    daemon.kill();
+    let keeper = daemon.keeper_pid().unwrap();
+    support::kill(keeper, rustix::process::Signal::KILL);
+    wait_for("the keeper's end", || (!support::is_alive(keeper)).then_some(()));
+    fill_last_block(&daemon.folder("1").join("journal"));
+    std::fs::remove_file(daemon.state_dir().join("reserve")).unwrap();
+    let ballast = small.fill();
+    for made_room in [false, true] {
+        if made_room {
+            std::fs::remove_file(&ballast).unwrap();
+            daemon.kill();
+        }
+        daemon.restart();
+        let client = daemon.client().await;
+        let status = client.status("1").await;
+        assert_eq!((status.state(), status.exit_code), (State::Interrupted, -4));
+        assert!(client.output("1").await.starts_with("ready\n"));
+    }
 }
 
 #[tokio::test]

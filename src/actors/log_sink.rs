@@ -7,7 +7,7 @@
 use std::error::Error;
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use actix::prelude::SendError;
@@ -66,8 +66,6 @@ pub struct LogFeed {
 struct Disk {
     group: Arc<SyncGroup>,
     folder: JobFolder,
-    /// It takes part in the group's next round.
-    queued: AtomicBool,
 }
 
 impl LogFeed {
@@ -78,7 +76,7 @@ impl LogFeed {
 
     /// A feed of a growing log of which `len` bytes may be seen; with a group, of the rest what it has synced.
     pub(super) fn growing(len: u64, group: Option<Arc<SyncGroup>>, folder: &JobFolder) -> Arc<Self> {
-        let disk = group.map(|group| Disk { group, folder: folder.clone(), queued: AtomicBool::new(false) });
+        let disk = group.map(|group| Disk { group, folder: folder.clone() });
         Self::with(len, false, disk)
     }
 
@@ -100,7 +98,7 @@ impl LogFeed {
         self.announced.fetch_max(len, Ordering::AcqRel);
         self.grown_at.store(clock::uptime().as_millis() as u64, Ordering::Relaxed);
         if let Some(disk) = &self.disk {
-            if len > self.len() && !disk.queued.swap(true, Ordering::AcqRel) {
+            if len > self.len() {
                 disk.group.grew(Arc::clone(self) as Arc<dyn Growing>);
             }
         } else if let Some(Err(SendError::Closed(_))) =
@@ -284,10 +282,6 @@ fn storage_failed(len: u64) -> Refusal {
 
 impl Growing for LogFeed {
     fn written(&self) -> u64 {
-        // First this, then the length: what is announced in between is not forgotten.
-        if let Some(disk) = &self.disk {
-            disk.queued.store(false, Ordering::Release);
-        }
         self.announced.load(Ordering::Acquire)
     }
 

@@ -12,6 +12,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use indexmap::IndexMap;
 use parking_lot::Mutex;
 use tokio::sync::{Notify, oneshot};
 use tokio::time::{Instant, sleep, sleep_until};
@@ -59,7 +60,8 @@ struct Waiter {
 
 #[derive(Default)]
 struct Pending {
-    grown: Vec<Arc<dyn Growing>>,
+    /// Each file once, by its address, in the order in which they came.
+    grown: IndexMap<usize, Arc<dyn Growing>>,
     waiters: Vec<Waiter>,
 }
 
@@ -76,9 +78,10 @@ impl SyncGroup {
         Arc::new(Self { state, pending: Mutex::default(), wake: Notify::new() })
     }
 
-    /// `file` has grown: it takes part in the next round.
+    /// `file` has grown: it takes part in the next round, however often it is said.
     pub(super) fn grew(&self, file: Arc<dyn Growing>) {
-        self.pending.lock().grown.push(file);
+        let address = Arc::as_ptr(&file).cast::<()>().addr();
+        self.pending.lock().grown.insert(address, file);
         self.wake.notify_one();
     }
 
@@ -116,7 +119,7 @@ impl SyncGroup {
 
     async fn round(&self, Pending { grown, waiters }: Pending, lost: &impl Fn(NotSynced)) {
         let state = self.state.clone();
-        let grown: Vec<_> = grown.into_iter().map(|file| (file.written(), file)).collect();
+        let grown: Vec<_> = grown.into_values().map(|file| (file.written(), file)).collect();
         let (commits, answers): (Vec<_>, Vec<_>) =
             waiters.into_iter().map(|waiter| (waiter.commit, waiter.answer)).unzip();
         let synced = super::blocking(move || {
@@ -170,4 +173,37 @@ fn sync_round(
         state.sync_all()?;
     }
     Ok((noted, results))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::actors::log_sink::LogFeed;
+    use crate::model::JobId;
+    use crate::process::host::this_process;
+
+    #[tokio::test]
+    async fn a_log_that_grows_while_its_length_cannot_be_noted_takes_part_once_in_each_round() {
+        let dir = tempfile::tempdir().unwrap();
+        let state = StateDir::open(&dir.path().join("state"), &this_process()).unwrap();
+        let folder = state.folder(JobId::parse("1").unwrap().key());
+        folder.make().unwrap();
+        let in_the_way = folder.make_dir("synced").unwrap();
+        let group = SyncGroup::new(state);
+        let feed = LogFeed::growing(0, Some(Arc::clone(&group)), &folder);
+        let round = async || {
+            let pending = std::mem::take(&mut *group.pending.lock());
+            assert_eq!(pending.grown.len(), 1);
+            group.round(pending, &|error| panic!("{error}")).await;
+        };
+        for len in 1..=3 {
+            feed.announce(len);
+            round().await;
+            assert_eq!(feed.len(), 0);
+        }
+        std::fs::remove_dir(in_the_way).unwrap();
+        round().await;
+        assert_eq!(feed.len(), 3);
+        assert!(group.pending.lock().grown.is_empty());
+    }
 }

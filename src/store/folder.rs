@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::state_dir::Shared;
-use super::{JobRecord, StoreError, is_full};
+use super::{JobRecord, StoreError};
 use crate::journal;
 use crate::journal::event::{End, Event};
 use crate::model::JobKey;
@@ -148,15 +148,8 @@ impl JobFolder {
             let fd = files::open_append(&self.shared.jobs, file.as_str())?;
             files::append(fd, bytes)
         };
-        append()
-            .or_else(|error| {
-                if use_reserve && is_full(&error) && self.shared.release_reserve() {
-                    append()
-                } else {
-                    Err(error)
-                }
-            })
-            .map_err(self.error("write", name))
+        let appended = if use_reserve { self.shared.with_reserve(append) } else { append() };
+        appended.map_err(self.error("write", name))
     }
 
     /// Cuts a torn tail, so that later records can follow (`journal`, `steps`).
@@ -208,7 +201,7 @@ impl JobFolder {
     /// Records the end of the job, whose log is complete; with `durability = power` also on the disk.
     pub fn record_end(&self, end: &End) -> Result<(), StoreError> {
         if self.synced().is_some() {
-            self.note_synced(end.log_len)?;
+            self.shared.with_reserve(|| self.note_synced(end.log_len))?;
         }
         self.append(&Event::Ended(end.clone()))
     }
@@ -240,11 +233,17 @@ impl JobFolder {
             .map_err(self.error("set aside", ""))
     }
 
-    /// Takes away what was set aside under this id: Finish, or a new Run of it (service.md §3.6). `None`: nothing was.
+    /// Takes away what was set aside under this id, or was to be and could not, as on a full disk: Finish, or a new Run of it
+    /// (service.md §3.6). `None`: there is no such thing. Makes nothing, so it needs no space.
     pub fn remove_set_aside(&self) -> Result<Option<Removed>, StoreError> {
-        let broken = super::state_dir::ensure_dir(&self.shared.root, "broken")?;
         let own = CString::new(&*self.name).map_err(|error| self.error("remove", "")(error.into()))?;
-        self.shared.set_gone(&broken, &own, &self.name).map_err(self.error("remove", ""))
+        let removed = match self.shared.open_broken()? {
+            Some(broken) => {
+                self.shared.set_gone(&broken, &own, &self.name).map_err(self.error("remove", ""))?
+            }
+            None => None,
+        };
+        removed.map_or_else(|| self.set_gone(), |removed| Ok(Some(removed)))
     }
 }
 

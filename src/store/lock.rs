@@ -20,7 +20,8 @@ pub struct Lock {
 /// Why a lock was not taken.
 #[derive(Debug, thiserror::Error)]
 pub enum LockError {
-    /// Somebody holds it; the pid is missing in the moment between taking the lock and writing the pid.
+    /// Somebody holds it; the pid is missing in the moment between taking the lock and writing the pid, or if there was no
+    /// room for it.
     #[error("the lock is held by {}", holder(*.0))]
     Held(Option<u32>),
     /// The file cannot be used.
@@ -39,18 +40,26 @@ impl Lock {
             return Err(LockError::Held(read_pid(&file)));
         }
         let lock = Self { file };
-        lock.write_pid()?;
+        lock.write_pid();
         Ok(lock)
     }
 
-    fn write_pid(&self) -> io::Result<()> {
-        files::cut(&self.file, 0)?;
-        files::write_all(&self.file, format!("{}\n", std::process::id()).as_bytes())
+    /// Over the one that is there, whose block of the disk it takes: on a full disk there may be no other. It is for messages
+    /// only, so no failure keeps its holder from the lock.
+    fn write_pid(&self) {
+        let text = format!("{}\n", std::process::id());
+        let written = files::write_all(&self.file, text.as_bytes())
+            .and_then(|()| files::cut(&self.file, text.len() as u64));
+        if written.is_err() {
+            // No pid rather than that of another process.
+            drop(files::cut(&self.file, 0));
+        }
     }
 }
 
 fn read_pid(file: &OwnedFd) -> Option<u32> {
     let mut text = [0; MAX_PID_TEXT];
     let count = files::read_at(file, &mut text, 0).ok()?;
-    std::str::from_utf8(text.get(..count)?).ok()?.trim_end().parse().ok()
+    // Behind it there may be the rest of a longer one, for a moment.
+    std::str::from_utf8(text.get(..count)?).ok()?.lines().next()?.parse().ok()
 }

@@ -170,13 +170,7 @@ impl StateDir {
 
     /// Ids whose records were set aside, now or by an earlier daemon: they answer `data_loss` (service.md §3.6).
     pub fn set_aside_keys(&self) -> Result<Vec<JobKey>, StoreError> {
-        let broken = match files::open_dir(&self.shared.root, "broken") {
-            // None yet; or something foreign, which gives way when the first record is set aside.
-            Err(error) if error.kind() == io::ErrorKind::NotFound || files::is_foreign(&error) => {
-                return Ok(Vec::new());
-            }
-            result => result.map_err(StoreError::new("open", "broken"))?,
-        };
+        let Some(broken) = self.shared.open_broken()? else { return Ok(Vec::new()) };
         let entries = files::entries(&broken).map_err(StoreError::new("read", "broken"))?;
         Ok(entries.iter().filter_map(|entry| JobKey::parse(entry.name.to_str().ok()?)).collect())
     }
@@ -218,7 +212,8 @@ impl JobFolder {
     /// Writes a damaged record anew from what the keeper holds, and cuts a damaged journal behind its last good event
     /// (service.md §6.4 item 5).
     pub fn renew(&self, record: &JobRecord) -> Result<(), StoreError> {
-        self.write_record(record)?;
+        // A full disk is not to cost a running job its record.
+        self.shared.with_reserve(|| self.write_record(record))?;
         let name = self.inside("journal");
         match files::read_file(&self.shared.jobs, name.as_str(), MAX_FILE) {
             Ok(bytes) => match Reader::<Event>::new(&bytes).find_map(Result::err) {

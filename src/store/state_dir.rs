@@ -1,5 +1,6 @@
 //! The state folder itself: where it is, whether it may be used, and its lock.
 
+use std::error::Error;
 use std::ffi::OsString;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -20,7 +21,7 @@ pub const FORMAT: u64 = 1;
 /// Longest `daemon.json` that is read.
 const MAX_DAEMON_JSON: u64 = 64 << 10;
 
-/// Space kept for end records when the disk is full (faults.md row 26).
+/// Space kept for end records, and for the start of a daemon, when the disk is full (faults.md row 26).
 const RESERVE: u64 = 64 << 10;
 
 /// What [`default_path`] depends on.
@@ -153,11 +154,25 @@ impl StateDir {
         let (has_reserve, serial) = (AtomicBool::new(false), AtomicU64::new(0));
         let shared = Shared { path, root, jobs, has_reserve, serial, _lock: lock };
         let opened = Self { shared: Arc::new(shared) };
-        let json = serde_json::to_vec(&DaemonJson { format: FORMAT, daemon: daemon.clone() })
-            .map_err(|error| StoreError::new("write", "daemon.json")(error.into()))?;
-        opened.write_root("daemon.json", &json)?;
+        // What an earlier daemon left may be needed for the very first write.
+        opened.replenish_reserve();
+        opened.tell_who_serves(daemon)?;
         opened.replenish_reserve();
         Ok(opened)
+    }
+
+    /// Writes `daemon.json`. A full disk never keeps a daemon from the jobs that go on, and from the Finish that makes room: the
+    /// file is information, and its format was checked (faults.md row 26).
+    fn tell_who_serves(&self, daemon: &ProcessInfo) -> Result<(), StoreError> {
+        let json = serde_json::to_vec(&DaemonJson { format: FORMAT, daemon: daemon.clone() })
+            .map_err(|error| StoreError::new("write", "daemon.json")(error.into()))?;
+        match self.with_reserve(|| self.write_root("daemon.json", &json)) {
+            Err(error) if files::is_full(&error) => {
+                tracing::warn!(error = %error.source, "daemon.json was not written: it may name an earlier daemon");
+                Ok(())
+            }
+            written => written,
+        }
     }
 
     /// Its absolute path.
@@ -180,14 +195,29 @@ impl StateDir {
         files::free_space(&self.shared.root).map_err(StoreError::new("measure", &self.shared.path))
     }
 
-    /// Makes the reserve for end records again after it was used; without space there is none.
+    /// Makes the reserve again after it was used; without space there is none.
     pub fn replenish_reserve(&self) {
-        if self.shared.has_reserve.load(Ordering::Relaxed) {
+        let Shared { root, has_reserve, .. } = &*self.shared;
+        if has_reserve.load(Ordering::Relaxed) {
             return;
         }
-        let made =
-            files::open_write(&self.shared.root, "reserve").and_then(|file| files::reserve(file, RESERVE));
-        self.shared.has_reserve.store(made.is_ok(), Ordering::Relaxed);
+        let has = files::open_write(root, "reserve").is_ok_and(|file| {
+            // One that is there counts, even if this file system wants space to say so.
+            let has = files::reserve(&file, RESERVE).is_ok()
+                || files::stat_of(&file).is_ok_and(|stat| stat.st_blocks > 0);
+            if !has {
+                // Empty, it takes a file and gives no space.
+                drop(files::unlink(root, "reserve"));
+            }
+            has
+        });
+        has_reserve.store(has, Ordering::Relaxed);
+    }
+
+    /// Does `work`; if the disk is full, once more with what the reserve gives back: its space and its file. Makes no new one:
+    /// see [`Self::replenish_reserve`].
+    pub fn with_reserve<T, E: Error + 'static>(&self, work: impl Fn() -> Result<T, E>) -> Result<T, E> {
+        self.shared.with_reserve(work)
     }
 
     /// Brings everything written so far to the disk, in one go for all jobs (`durability = power`, service.md §6.6).
@@ -204,6 +234,26 @@ impl StateDir {
 }
 
 impl Shared {
+    /// See [`StateDir::with_reserve`].
+    pub(super) fn with_reserve<T, E: Error + 'static>(
+        &self,
+        work: impl Fn() -> Result<T, E>,
+    ) -> Result<T, E> {
+        match work() {
+            Err(error) if files::is_full(&error) && self.release_reserve() => work(),
+            result => result,
+        }
+    }
+
+    /// The folder of records that were set aside. `None`: there is none yet, or something foreign, which gives way when the
+    /// first record is set aside.
+    pub(super) fn open_broken(&self) -> Result<Option<OwnedFd>, StoreError> {
+        match files::open_dir(&self.root, "broken") {
+            Err(error) if error.kind() == io::ErrorKind::NotFound || files::is_foreign(&error) => Ok(None),
+            opened => opened.map(Some).map_err(StoreError::new("open", "broken")),
+        }
+    }
+
     /// Gives the reserve's space back to the file system; `false` if there was none.
     pub(super) fn release_reserve(&self) -> bool {
         self.has_reserve.swap(false, Ordering::Relaxed) && files::unlink(&self.root, "reserve").is_ok()

@@ -176,9 +176,15 @@ impl Supervisor {
             self.sync_now();
         }
         for (job, begun) in begun {
-            let recorded = begun.and_then(|closing| closing.record().map(|()| closing.end()));
-            match recorded {
-                Ok(end) => self.serve_ended(job, self.complete(&job.folder, end)),
+            match begun {
+                Ok(closing) => {
+                    if let Err(error) = closing.record() {
+                        // A full disk: what is there of the job is served all the same.
+                        let error = Chain(&error);
+                        tracing::error!(%error, job = job.record.id, "the end was not written; the next start does it");
+                    }
+                    self.serve_ended(job, self.complete(&job.folder, closing.end()));
+                }
                 Err(error) => self.set_aside(&job.folder, &Chain(&error).to_string()),
             }
         }

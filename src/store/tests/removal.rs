@@ -70,3 +70,17 @@ fn record_is_replaced_whole_also_over_a_left_over_temporary_file() {
     assert_eq!(job(scan_one(&state)).record, changed);
     assert!(!kept.path("job.json.tmp").exists());
 }
+
+#[test]
+fn what_could_not_be_set_aside_is_removed_where_it_is_and_nothing_is_made_for_it() {
+    let temp = temp();
+    let state = open(&temp);
+    let damaged = create(&state, "1");
+    delete(damaged.remove_set_aside());
+    assert!(!damaged.path("").exists());
+    assert!(damaged.remove_set_aside().unwrap().is_none());
+    assert!(!state.path().join("broken").exists());
+    create(&state, "1").set_aside().unwrap();
+    delete(damaged.remove_set_aside());
+    assert!(state.set_aside_keys().unwrap().is_empty());
+}

@@ -137,3 +137,38 @@ fn fault_26_free_space_is_measured_and_the_reserve_is_on_disk() {
     state.replenish_reserve();
     assert!(state.path().join("reserve").exists());
 }
+
+#[test]
+fn the_pid_in_a_lock_is_that_of_its_holder_whatever_was_there_before() {
+    let temp = temp();
+    let path = open(&temp).path().to_owned();
+    for before in ["", "4194304\n", "no pid"] {
+        fs::write(path.join("lock"), before).unwrap();
+        let _state = open(&temp);
+        assert_eq!(fs::read_to_string(path.join("lock")).unwrap(), format!("{}\n", std::process::id()));
+    }
+}
+
+#[test]
+fn fault_26_a_reserve_that_gives_no_space_takes_no_file() {
+    let temp = temp();
+    let state = open(&temp);
+    assert!(state.shared.release_reserve());
+    let in_the_way = state.path().join("reserve");
+    fs::create_dir(&in_the_way).unwrap();
+    state.replenish_reserve();
+    assert!(!state.shared.release_reserve());
+    fs::remove_dir(&in_the_way).unwrap();
+    state.replenish_reserve();
+    let full = || Err::<(), _>(std::io::Error::from(std::io::ErrorKind::StorageFull));
+    let times = std::cell::Cell::new(0);
+    let work = || {
+        times.set(times.get() + 1);
+        full()
+    };
+    state.with_reserve(work).unwrap_err();
+    assert_eq!(times.take(), 2);
+    assert!(!in_the_way.exists());
+    state.with_reserve(work).unwrap_err();
+    assert_eq!(times.take(), 1, "there was none to give back");
+}
