@@ -199,7 +199,8 @@ async fn fault_26_a_daemon_starts_again_on_a_full_disk_and_its_jobs_go_on() {
         let Some(small) = Small::mount("fault_26", "size=3m,nr_inodes=60") else { return };
         let elsewhere = tempfile::tempdir().unwrap();
         let go = elsewhere.path().join("go");
-        let mut daemon = small.daemon(Setup::new());
+        let durability = if has_reserve { "power" } else { "crash" };
+        let mut daemon = small.daemon(Setup::new().option("durability", durability));
         let client = daemon.client().await;
         client.run_to_end("old", &script("seq 1 20000")).await;
         client.run("1", &format!("echo ready; {}; exit 7", wait_until_exists(&go))).await;
