@@ -180,8 +180,8 @@ impl Supervisor {
                 Ok(closing) => {
                     if let Err(error) = closing.record() {
                         // A full disk: what is there of the job is served all the same.
-                        let error = Chain(&error);
-                        tracing::error!(%error, job = job.record.id, "the end was not written; the next start does it");
+                        let (error, job) = (Chain(&error), &job.record.id);
+                        tracing::error!(%error, job, "the end was not written; the next start does it");
                     }
                     self.serve_ended(job, self.complete(&job.folder, closing.end()));
                 }
