@@ -347,9 +347,12 @@ async fn a_job_that_is_not_waited_for_any_more_is_finished() {
         ended = running => panic!("{ended:?}"),
         read = tokio::io::AsyncReadExt::read_exact(&mut far, &mut log) => drop(read.unwrap()),
     }
-    while daemon.script.lock().unwrap().finished.is_empty() {
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
+    let finished = async {
+        while daemon.script.lock().unwrap().finished.is_empty() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_mins(1), finished).await.unwrap();
     assert_eq!(daemon.script.lock().unwrap().finished, ["42"]);
 }
 

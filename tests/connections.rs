@@ -8,7 +8,7 @@ use std::os::unix::net::UnixStream;
 use std::time::Instant;
 
 use step_runner::pb::v1::State;
-use support::{Daemon, SOON, Setup, patiently, script, until};
+use support::{Daemon, SOON, Setup, at_rest, patiently, script, until};
 
 /// Whether the daemon has closed its end.
 fn is_closed(stream: &UnixStream) -> bool {
@@ -78,13 +78,14 @@ async fn fault_64_clients_that_come_and_go_leave_nothing() {
     let daemon = Daemon::start();
     let client = daemon.client().await;
     client.run("1", "echo on; exec sleep 600").await;
-    client.prints("1", "on").await;
-    let open = || std::fs::read_dir(format!("/proc/{}/fd", daemon.pid())).map_or(0, Iterator::count);
-    let before = open();
+    // Asked, not followed: the end of a stream would come later than this knows.
+    client.reaches("1", "it prints", |status| status.log_bytes > 0).await;
+    let open = || std::fs::read_dir(format!("/proc/{}/fd", daemon.pid())).unwrap().count();
+    let before = at_rest(daemon.pid(), open);
     for _ in 0..50 {
         let another = daemon.client().await;
         let mut follow = another.follow("1", 0).await;
         follow.until("on").await;
     }
-    until("followers' descriptors are closed", || open() <= before + 1).await;
+    until("followers' descriptors are closed", || open() == before).await;
 }

@@ -10,7 +10,7 @@ use step_runner::model::LimitName;
 use step_runner::pb::v1::{Limits, State};
 
 /// Directories of the control groups of the daemon's keeper.
-fn groups(daemon: &Daemon) -> Vec<PathBuf> {
+pub(super) fn groups(daemon: &Daemon) -> Vec<PathBuf> {
     let json = fs::read(daemon.state_dir().join("keeper.json")).unwrap();
     let json: serde_json::Value = serde_json::from_slice(&json).unwrap();
     let groups = json["cgroups"].as_array().unwrap();

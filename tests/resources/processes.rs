@@ -1,10 +1,13 @@
 //! Crowds of processes.
 
+use std::fs;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
+use super::groups::groups;
 use super::{CROWD, holds, limited, processes, run_limited};
 use crate::support::user::{Place, lonely};
-use crate::support::{Daemon, SOON, contains, is_root, logs, processes_with, script, until};
+use crate::support::{Daemon, SOON, contains, is_root, logs, names, processes_with, script, until, wait_for};
 use step_runner::model::LimitName;
 use step_runner::pb::v1::State;
 
@@ -24,6 +27,36 @@ async fn fault_06_without_groups_the_limit_of_the_user_bounds_processes() {
     assert_eq!(status.exit_code, 0, "{status:?}");
 }
 
+/// The number at the end of a file of a group, if it has the file.
+fn number(group: &Path, file: &str) -> Option<u64> {
+    fs::read_to_string(group.join(file)).ok()?.split_whitespace().last()?.parse().ok()
+}
+
+/// The group that counts the processes of the only job with a limit of them; `None` where the limit is the user's.
+fn counting(daemon: &Daemon) -> Option<PathBuf> {
+    let below = |group: PathBuf| names(&group).into_iter().map(move |name| group.join(name));
+    groups(daemon).into_iter().flat_map(below).find(|group| number(group, "pids.max").is_some())
+}
+
+/// Waits until the step with the first process `leader` and the limit `most` of processes has met it.
+fn meets_its_limit(daemon: &Daemon, leader: &str, most: u64) {
+    // While processes come and go no list of them is true: one that ended and one that came after are both in it. The
+    // kernel counts them, and whoever is born in a group is in it.
+    let Some(group) = counting(daemon) else {
+        let limits = fs::read_to_string(format!("/proc/{leader}/limits")).unwrap();
+        let limit = limits.lines().find_map(|line| line.strip_prefix("Max processes")).unwrap();
+        assert!(limit.split_whitespace().next().unwrap().parse::<u64>().unwrap() >= most, "{limit}");
+        return;
+    };
+    assert_eq!(number(&group, "pids.max"), Some(most));
+    let members = fs::read_to_string(group.join("cgroup.procs")).unwrap();
+    assert!(members.lines().any(|member| member == leader), "{leader} is not among {members}");
+    wait_for("a process to be refused", || number(&group, "pids.events").filter(|&refused| refused > 0));
+    // Not every kernel remembers how many there were at most.
+    let peak = number(&group, "pids.peak");
+    assert!(peak.is_none_or(|peak| peak <= most), "{peak:?}");
+}
+
 #[tokio::test]
 async fn fault_06_a_fork_bomb_ends_as_a_failed_job_and_by_finish() {
     if !holds("fault_06_a_fork_bomb_ends_as_a_failed_job_and_by_finish", &[LimitName::Processes]) {
@@ -32,15 +65,18 @@ async fn fault_06_a_fork_bomb_ends_as_a_failed_job_and_by_finish() {
     let daemon = Daemon::start();
     let client = daemon.client().await;
     let mark = format!("bomb-{}", std::process::id());
-    let bomb = format!("echo on; bomb() {{ : {mark}; bomb | bomb & }}; bomb; sleep 600; : {mark}");
+    let bomb = format!("echo $$ is on; bomb() {{ : {mark}; bomb | bomb & }}; bomb; sleep 600; : {mark}");
     client.try_run(limited("bomb", &script(&bomb), processes(64))).await.unwrap();
-    client.prints("bomb", "on").await;
+    let mut follow = client.follow("bomb", 0).await;
+    follow.until(" is on\n").await;
+    let said = String::from_utf8(follow.bytes).unwrap();
+    let leader = said.split_once(" is on\n").unwrap().0.rsplit(' ').next().unwrap();
     until("it has grown", || processes_with(&mark).len() >= 32).await;
+    meets_its_limit(&daemon, leader, 64);
     for _ in 0..20 {
         let asked = Instant::now();
         assert_eq!(client.status("bomb").await.state(), State::Running);
         assert!(asked.elapsed() < SOON, "{:?}", asked.elapsed());
-        assert!(processes_with(&mark).len() <= 64);
     }
     assert_eq!(client.run_to_end("other", &script("(echo x)")).await.exit_code, 0);
     client.finish("bomb").await;

@@ -23,7 +23,7 @@ use std::time::{Duration, Instant};
 
 pub(crate) use client::{Client, Follow};
 pub(crate) use daemon::{Daemon, Setup};
-pub(crate) use process::{OwnSleep, is_alive, kill, processes_with};
+pub(crate) use process::{OwnSleep, at_rest, is_alive, kill, processes_with};
 use step_runner::pb::v1::{RunRequest, State, Status};
 use tonic::Code;
 

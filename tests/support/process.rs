@@ -1,8 +1,10 @@
 //! Processes of the system, as tests see them.
 
+use std::ffi::OsString;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use super::wait_for;
 use rustix::process::{Pid, Signal};
 
 pub(crate) fn kill(pid: i32, signal: Signal) {
@@ -13,6 +15,29 @@ pub(crate) fn kill(pid: i32, signal: Signal) {
 pub(crate) fn is_alive(pid: i32) -> bool {
     std::fs::read_to_string(format!("/proc/{pid}/stat"))
         .is_ok_and(|stat| !stat.rsplit(')').next().is_some_and(|rest| rest.starts_with(" Z")))
+}
+
+/// What `read` gives while the process `pid` does nothing at all: what it began is done, as far as it waits for nobody.
+pub(crate) fn at_rest<T>(pid: i32, mut read: impl FnMut() -> T) -> T {
+    wait_for(&format!("process {pid} to rest"), || {
+        let before = asleep(pid)?;
+        let value = read();
+        (asleep(pid)? == before).then_some(value)
+    })
+}
+
+/// For each thread how often it has run, if all of them sleep: if two looks give the same, none has run from the end of
+/// the first to the begin of the second.
+fn asleep(pid: i32) -> Option<Vec<(OsString, u64)>> {
+    let look = |thread: std::fs::DirEntry| {
+        let status = std::fs::read_to_string(thread.path().join("status")).ok()?;
+        let fields = || status.lines().filter_map(|line| line.split_once(":\t"));
+        let sleeps = fields().any(|(key, value)| key == "State" && value.starts_with('S'));
+        let runs = fields().filter(|(key, _)| key.ends_with("ctxt_switches"));
+        let runs = runs.map(|(_, count)| count.parse::<u64>().unwrap()).sum();
+        sleeps.then(|| (thread.file_name(), runs))
+    };
+    std::fs::read_dir(format!("/proc/{pid}/task")).unwrap().flatten().map(look).collect()
 }
 
 /// A `sleep` that no test outlasts, of a length of its own: nothing else on the machine has such a process.
