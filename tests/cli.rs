@@ -479,7 +479,7 @@ fn refusals_are_65_for_good_and_75_for_now() {
     let scene = Scene::new(Daemon::default());
     let fail = |status: Status| {
         scene.daemon.script.lock().unwrap().run_failures = std::iter::repeat_n(status, 100).collect();
-        scene.run(&["submit", "builtin://x", "--connect-timeout", "100ms"])
+        scene.run(&["submit", "builtin://x", "--connect-timeout", "2s"])
     };
     let output = fail(Status::invalid_argument("malformed_steps: <steps>:1:1: expected a list"));
     assert_eq!(output.status.code(), Some(65));

@@ -186,7 +186,7 @@ async fn a_daemon_that_stays_full_is_refusal_for_now() {
     daemon.script.lock().unwrap().run_failures = std::iter::repeat_with(full).take(1000).collect();
     let scene = Scene::new();
     let _server = daemon.serve(&scene.path("daemon"));
-    let client = connect(scene.path("daemon"), Duration::from_millis(300)).await.unwrap();
+    let client = connect(scene.path("daemon"), Duration::from_secs(2)).await.unwrap();
     let error = client.run(&Request::new(id(), "[]")).await.unwrap_err();
     assert_eq!(error.exit(), Exit::TryLater);
     assert!(error.to_string().contains("disk_full"), "{error}");
@@ -223,7 +223,10 @@ async fn a_line_that_stays_broken_names_job_and_address() {
     let scene = Scene::new();
     let _server = daemon.serve(&scene.path("daemon"));
     let relay = scene.relay(&daemon, || 50_000);
-    let client = connect(scene.path("relay"), Duration::from_millis(300)).await.unwrap();
+    let address: Address = scene.path("relay").to_str().unwrap().parse().unwrap();
+    let options =
+        Options { connect_timeout: Duration::from_mins(1), reconnect_timeout: Duration::from_millis(300) };
+    let client = Client::connect_with(address, options).await.unwrap();
     let mut follow = client.follow(&id(), 0);
     assert!(matches!(follow.next().await, Ok(Event::Log(_))));
     relay.stop().await;

@@ -236,7 +236,7 @@ fn fault_22_a_daemon_that_dies_with_the_line_open_is_followed_on() {
     scene.daemon.kill();
     scene.daemon.restart();
     fs::write(&go, "").unwrap();
-    assert_eq!(follower.wait().unwrap().code(), Some(3));
+    assert_eq!(wait_for("its end", || follower.try_wait().unwrap()).code(), Some(3));
     let text = fs::read_to_string(&out).unwrap();
     assert!(text.matches("begun").count() == 1 && text.matches("over").count() == 1, "{text}");
     assert!(scene.arguments().len() >= 3);
@@ -257,7 +257,7 @@ fn a_connector_that_was_killed_is_started_again_at_the_same_byte() {
     wait_for("the first line", || shows("begun"));
     kill_proxies(&scene.daemon.socket);
     fs::write(&go, "").unwrap();
-    assert_eq!(running.wait().unwrap().code(), Some(0));
+    assert_eq!(wait_for("its end", || running.try_wait().unwrap()).code(), Some(0));
     let text = fs::read_to_string(&out).unwrap();
     assert!(text.matches("begun").count() == 1 && text.matches("over").count() == 1, "{text}");
 }

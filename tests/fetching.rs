@@ -256,7 +256,7 @@ async fn a_tree_is_evicted_when_no_job_uses_it_and_no_earlier() {
     let client = daemon.client().await;
     let uses = step(&server, "waits", "v1");
     client.run_steps("uses", &format!("{{env: {{GO: '{}'}}, run: {uses}}}", go.display())).await;
-    client.prints("uses", "in").await;
+    client.prints("uses", " 01O in\n").await;
     let other = step(&server, "hello", "main");
     for round in 1..=2 {
         assert_eq!(end(&client.run_to_end(&format!("other-{round}"), &other).await), (State::Success, 0));

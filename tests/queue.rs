@@ -5,6 +5,9 @@
 mod support;
 
 use std::collections::BTreeSet;
+use std::fs::File;
+use std::io::Write;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use futures_util::future::join_all;
@@ -12,7 +15,7 @@ use rustix::fs::{CWD, FileType, Mode, mknodat};
 use rustix::process::Signal;
 use serde_json::Value;
 use step_runner::pb::v1::{Job, RunRequest, State, Status, Variable};
-use support::{Client, Daemon, Setup, contains, kill, names, refused, request, script, wait_for};
+use support::{Client, Daemon, Setup, contains, kill, names, refused, request, script, until, wait_for};
 use tonic::Code;
 
 /// A daemon with a settings file that a test changes, and jobs that end when they are told.
@@ -61,11 +64,22 @@ impl Scene {
         self.client.try_run(self.request(id, &[])).await.unwrap();
     }
 
+    /// Gives a job `text` and lets it end.
+    async fn feed(&self, id: &str, text: &str) {
+        let mut fifo = None;
+        // An open that waits for the job would wait for ever for one that never comes.
+        until("the job opens its FIFO", || {
+            let mut options = File::options();
+            fifo = options.write(true).custom_flags(libc::O_NONBLOCK).open(self.fifo(id)).ok();
+            fifo.is_some()
+        })
+        .await;
+        fifo.unwrap().write_all(text.as_bytes()).unwrap();
+    }
+
     /// Ends a running job.
     async fn let_go(&self, id: &str) {
-        // Blocks until the job has opened its end.
-        let fifo = self.fifo(id);
-        tokio::task::spawn_blocking(move || std::fs::write(fifo, "").unwrap()).await.unwrap();
+        self.feed(id, "").await;
         self.client.ended(id).await;
     }
 
@@ -223,7 +237,8 @@ async fn a_follower_that_came_before_the_start_sees_the_whole_log() {
     let log = follow.rest().await.unwrap();
     assert!(contains(&log, "second\n"));
     assert_eq!(scene.client.ended("second").await.state(), State::Success);
-    assert!(scene.daemon.said().contains("the job had to wait and starts now"));
+    until("the operator is told", || scene.daemon.said().contains("the job had to wait and starts now"))
+        .await;
 }
 
 /// Q5.
@@ -321,8 +336,7 @@ async fn a_pause_can_be_ended_while_the_daemon_drains() {
     let follow = scene.client.follow("late", 0).await;
     scene.daemon.signal(Signal::TERM);
     scene.operate(Signal::USR2, "admission goes on");
-    let fifo = scene.fifo("late");
-    tokio::task::spawn_blocking(move || std::fs::write(fifo, "drained\n").unwrap()).await.unwrap();
+    scene.feed("late", "drained\n").await;
     assert!(contains(&follow.rest().await.unwrap(), "drained\n"));
     assert_eq!(scene.daemon.wait(), Some(0));
 }
@@ -373,7 +387,7 @@ async fn too_many_bytes_may_not_wait() {
 
 #[tokio::test]
 async fn a_stop_cancels_what_waits() {
-    let mut scene = Scene::new(&[("max_running", "1"), ("shutdown_grace", "\"100ms\"")]).await;
+    let mut scene = Scene::new(&[("max_running", "1"), ("shutdown_grace", "\"600s\"")]).await;
     scene.run("first").await;
     scene.run("second").await;
     let follow = scene.client.follow("second", 0).await;

@@ -242,10 +242,10 @@ fn the_marker_is_one_write() {
 #[tokio::test]
 async fn the_daemon_ends_when_it_was_idle_and_not_before() {
     let scene = Scene::new();
-    let mut serving = scene.start(&["steps", "serve", "--idle-timeout", "300ms"]);
+    let mut serving = scene.start(&["steps", "serve", "--idle-timeout", "2s"]);
     let socket = serving.marked();
     let client = Client::connect(&socket).await;
-    client.run("1", "sleep 1").await;
+    client.run("1", "sleep 3").await;
     drop(client.ended("1").await);
     // A job that nobody has finished is one that somebody may ask for.
     client.finish("1").await;

@@ -1,6 +1,7 @@
 //! A fetcher whose worker is a shell script: what it does with answers, failures, deaths and cancels of one.
 
 use std::fs;
+use std::time::Duration;
 
 use tempfile::TempDir;
 use tokio::task::JoinSet;
@@ -96,6 +97,18 @@ async fn find_all(
     all.join_all().await
 }
 
+/// Asks again and again until it holds.
+async fn until(what: &str, holds: impl Fn() -> bool) {
+    let asking = async {
+        while !holds() {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_mins(1), asking)
+        .await
+        .unwrap_or_else(|_| panic!("waited too long until {what}"));
+}
+
 #[tokio::test]
 async fn a_tag_is_asked_for_each_time_and_its_tree_fetched_once() {
     let world = World::new(FILL);
@@ -140,18 +153,14 @@ async fn the_next_one_leads_when_a_leader_fails_or_is_cancelled() {
     let fetcher = world.fetcher(1 << 20);
     let mut leader = Box::pin(find(&fetcher, "v1", &[]));
     let mut other = Box::pin(find(&fetcher, "v1", &[]));
-    while !world.path("pipe").exists() {
-        tokio::select! {
-            _ = &mut leader => panic!("it waits for ever"),
-            () = tokio::time::sleep(std::time::Duration::from_millis(1)) => {}
-        }
+    tokio::select! {
+        _ = &mut leader => panic!("it waits for ever"),
+        () = until("one transfers", || world.path("pipe").exists()) => {}
     }
-    while world.count("resolved") < 2 {
-        tokio::select! {
-            _ = &mut leader => panic!("it waits for ever"),
-            _ = &mut other => panic!("it waits for the leader"),
-            () = tokio::time::sleep(std::time::Duration::from_millis(1)) => {}
-        }
+    tokio::select! {
+        _ = &mut leader => panic!("it waits for ever"),
+        _ = &mut other => panic!("it waits for the leader"),
+        () = until("the other has asked", || world.count("resolved") == 2) => {}
     }
     drop(leader);
     assert_eq!(other.await.ok().unwrap().text, "text\n");
@@ -174,9 +183,10 @@ async fn what_is_too_large_for_one_is_too_large_for_all_who_wait() {
         all.spawn(async move { find(&fetcher, "v1", &[]).await });
     }
     // Who waits for the one that transfers has given up its place.
-    while world.count("resolved") < 5 || fetcher.places.free() < MAX_WORKERS - 1 {
-        tokio::time::sleep(std::time::Duration::from_millis(1)).await;
-    }
+    until("all but one wait for it", || {
+        world.count("resolved") == 5 && fetcher.places.free() == MAX_WORKERS - 1
+    })
+    .await;
     fs::write(world.path("go"), "").unwrap();
     for end in all.join_all().await {
         assert_eq!(end.err().unwrap().message, "no");
@@ -226,18 +236,15 @@ async fn nothing_of_a_cancelled_transfer_is_left() {
     let world = World::new("echo $$ > BASE/pid.new; mv BASE/pid.new BASE/pid; exec sleep 600\n");
     let fetcher = world.fetcher(1 << 20);
     let mut transfer = Box::pin(find(&fetcher, "v1", &[]));
-    while !world.path("pid").exists() {
-        tokio::select! {
-            _ = &mut transfer => panic!("it sleeps"),
-            () = tokio::time::sleep(std::time::Duration::from_millis(1)) => {}
-        }
+    tokio::select! {
+        _ = &mut transfer => panic!("it sleeps"),
+        () = until("it transfers", || world.path("pid").exists()) => {}
     }
     let pid = fs::read_to_string(world.path("pid")).unwrap();
     drop(transfer);
     let left = || fs::read_dir(world.path("state/cache/tmp")).unwrap().count();
-    while left() > 0 || Path::new("/proc").join(pid.trim()).exists() {
-        tokio::time::sleep(std::time::Duration::from_millis(1)).await;
-    }
+    let process = Path::new("/proc").join(pid.trim());
+    until("nothing of it is left", || left() == 0 && !process.exists()).await;
     assert!(!world.path("state/cache/git").exists());
     assert_eq!(fetcher.places.free(), MAX_WORKERS);
 }

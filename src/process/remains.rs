@@ -71,6 +71,26 @@ mod tests {
     use super::*;
     use crate::process::sweep::TAG_VARIABLE;
 
+    /// Waits until both processes of the job `tag` are what they become: on the way there a process has no environment to
+    /// read.
+    fn wait_for_both(tag: u128) {
+        let entry = format!("{TAG_VARIABLE}={tag:032x}");
+        let is_there = |process: &std::path::Path| {
+            let read = |name| std::fs::read(process.join(name)).unwrap_or_default();
+            read("cmdline").starts_with(b"sleep\0")
+                && read("environ").split(|&byte| byte == 0).any(|found| found == entry.as_bytes())
+        };
+        let until = Instant::now() + Duration::from_mins(1);
+        let both = || {
+            let processes = std::fs::read_dir("/proc").unwrap().flatten();
+            processes.filter(|process| is_there(&process.path())).count() == 2
+        };
+        while !both() {
+            assert!(Instant::now() < until, "the job does not start");
+            std::thread::yield_now();
+        }
+    }
+
     #[test]
     fn only_processes_of_the_named_jobs_are_killed() {
         let start = |tag: u128| {
@@ -78,8 +98,12 @@ mod tests {
             command.args(["-c", "sleep 30 & exec sleep 31"]).env(TAG_VARIABLE, format!("{tag:032x}"));
             command.spawn().unwrap()
         };
-        let (ours, other) = (0x5157_0001_u128 << 64 | u128::from(std::process::id()), 0x5157_0002_u128);
+        let [ours, other] =
+            [0x5157_0001, 0x5157_0002].map(|tag: u128| tag << 64 | u128::from(std::process::id()));
         let (mut doomed, mut spared) = (start(ours), start(other));
+        for tag in [ours, other] {
+            wait_for_both(tag);
+        }
         let mut remains = Remains::default();
         remains.add_job(ours);
         remains.add_group(ours, doomed.id(), 1);

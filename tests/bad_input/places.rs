@@ -68,7 +68,11 @@ fn fault_52_of_many_starters_exactly_one_wins() {
     let winner =
         starters.iter_mut().find_map(|starter| starter.try_wait().unwrap().is_none().then_some(starter));
     let winner = winner.unwrap();
-    let connected = std::os::unix::net::UnixStream::connect(&socket);
+    let connected = std::panic::catch_unwind(|| {
+        crate::support::wait_for("the winner to listen", || {
+            std::os::unix::net::UnixStream::connect(&socket).ok()
+        })
+    });
     winner.kill().unwrap();
     winner.wait().unwrap();
     connected.unwrap();

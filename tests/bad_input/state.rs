@@ -218,7 +218,7 @@ async fn a_log_that_others_touched_is_data_loss_never_another_files_bytes() {
         let text = format!("seq 1 1000; until [ -e {} ]; do sleep 0.02; done; seq 1 1000", go.display());
         client.run(harm, &text).await;
         let mut follow = client.follow(harm, 0).await;
-        follow.until("1000").await;
+        follow.until(" 01O 1000\n").await;
         let log = daemon.folder(harm).join("log");
         match harm {
             "truncate" => std::fs::File::options().write(true).open(&log).unwrap().set_len(100).unwrap(),

@@ -10,7 +10,7 @@ use step_runner::pb::compatible::messages::{Job, RunRequest};
 use step_runner::pb::v1::step_result::Status as StepStatus;
 use step_runner::pb::v1::{State, Variable};
 
-use crate::support::{Daemon, Setup, contains, kill, logs};
+use crate::support::{Daemon, Setup, contains, kill, logs, until};
 use crate::{NAMES, Peer, from_runner, masked, variable, with_job};
 
 fn output(log: &[u8]) -> String {
@@ -167,6 +167,7 @@ async fn a_field_that_is_no_such_time_is_left_out_and_told_once() {
         }
         assert_eq!(output(&peer.log(id).await), "hello\n", "{id}");
     }
+    until("the operator is told", || daemon.said().contains("number=31")).await;
     let told = daemon.said();
     let unknown: Vec<&str> = told.lines().filter(|line| line.contains("number=31")).collect();
     assert_eq!(unknown.len(), 1, "{told}");

@@ -13,7 +13,7 @@ fn endless(runner: &mut Runner) -> crate::runner::Running {
     let running = runner.start_stage(
         "build_script",
         format!(
-            "echo begun; touch {}; (exec -a {}/child sleep 600) & wait",
+            "echo begun; (exec -a {}/child sleep 600) & touch {}; wait",
             begun.display(),
             begun.display()
         ),

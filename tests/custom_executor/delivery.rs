@@ -68,7 +68,12 @@ fn a_script_that_the_daemon_cannot_read_is_no_failure_of_the_build() {
 #[test]
 fn merged_streams_come_in_the_order_of_lines() {
     let mut runner = Runner::new().option("--merge-streams").prepared();
-    let call = runner.stage("build_script", "for i in 1 2 3; do echo o$i; echo e$i >&2; sleep 0.02; done");
-    let call = call.is(&Seen::Success);
+    // Two pipes have no common order: each line waits until the one before it is in the log.
+    let script = format!(
+        "logged() {{ until grep -qs \"$1\\$\" {}/d/jobs/*/log; do sleep 0.01; done; }}\n\
+         for i in 1 2 3; do echo o$i; logged o$i; echo e$i >&2; logged e$i; done",
+        runner.state().display()
+    );
+    let call = runner.stage("build_script", script).is(&Seen::Success);
     assert_eq!((call.stdout(), call.stderr()), ("o1\ne1\no2\ne2\no3\ne3\n".into(), String::new()));
 }

@@ -3,7 +3,7 @@
 use rustix::process::Signal;
 
 use crate::runner::{Runner, Running, Seen};
-use crate::support::{Daemon, Setup, kill, wait_for};
+use crate::support::{Daemon, Setup, contains, kill, names, wait_for};
 
 /// A stage that prints, waits until `go` exists, prints again and ends with 6.
 fn waiting(runner: &mut Runner) -> Running {
@@ -87,6 +87,11 @@ fn a_stage_whose_keeper_dies_is_a_failure_of_the_system() {
         let mut runner = runner.prepared();
         let running = waiting(&mut runner);
         let keeper = if shared { daemon.keeper_pid().unwrap() } else { runner.keeper_pid() };
+        // What is still in a pipe dies with the keeper.
+        let jobs = if shared { daemon.state_dir() } else { runner.state().join("d") }.join("jobs");
+        let log = |key: &String| std::fs::read(jobs.join(key).join("log")).unwrap_or_default();
+        let is_logged = || names(&jobs).iter().any(|key| contains(&log(key), " 01O 2000\n"));
+        wait_for("the log", || is_logged().then_some(()));
         kill(keeper, Signal::KILL);
         let call = running.end().fails_with(&["interrupted", "effect is unknown"]);
         assert_eq!(call.stdout(), numbers(2000));
@@ -145,7 +150,7 @@ fn a_full_queue_is_waited_out() {
     let running = waiting(&mut first);
     let refused = second.script(b"echo never");
     let refused = second.call(&[
-        "--connect-timeout=100ms",
+        "--connect-timeout=2s",
         "--admission-timeout=100ms",
         "run",
         refused.to_str().unwrap(),
@@ -160,7 +165,7 @@ fn a_full_queue_is_waited_out() {
 
 #[test]
 fn the_daemons_own_limit_is_a_failure_of_the_system() {
-    let daemon = Setup::new().option("runaway-after", "1s").option("reap-interval", "1s").start();
+    let daemon = Setup::new().option("runaway-after", "3s").option("reap-interval", "1s").start();
     let mut runner = Runner::shared(&daemon.socket).prepared();
     let call = runner.stage("build_script", "echo begun; sleep 600");
     assert_eq!(call.fails_with(&["time limit"]).stdout(), "begun\n");

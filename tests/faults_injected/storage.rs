@@ -3,7 +3,7 @@
 use step_runner::pb::v1::State;
 use tonic::Code;
 
-use crate::support::{Daemon, OwnSleep, Setup, logs, numbered, refused, request, script};
+use crate::support::{Daemon, OwnSleep, Setup, logs, numbered, patiently, refused, request, script};
 
 /// A daemon with failpoints of its own and of its keeper.
 fn failing(daemon: &str, keeper: &str) -> Daemon {
@@ -156,9 +156,7 @@ async fn a_job_whose_files_take_for_ever_to_be_removed_delays_no_other() {
         client.run(id, "echo x").await;
     }
     let unfinished = async || client.jobs().await.into_iter().filter(|job| !job.finished).count();
-    while unfinished().await > 1 {
-        tokio::task::yield_now().await;
-    }
+    patiently("the end of all but one", async { while unfinished().await > 1 {} }).await;
     assert_eq!(client.run_to_end("after", &script("echo x")).await.state(), State::Success);
     assert_eq!(unfinished().await, 1, "a job ended before its files were gone");
 }

@@ -124,9 +124,11 @@ fn a_shorter_grace_asked_later_counts() {
 fn fault_05_a_stopped_process_can_be_cancelled() {
     let mut keeper = Keeper::start("auto");
     let mut job = keeper.hold("stopped");
-    let ready = keeper.dir.path().join("ready");
-    let step = job.spawn(&mut keeper.client, &format!("touch {}; kill -STOP $$; exit 1", ready.display()));
-    wait_for_file(&ready);
+    let step = job.spawn(&mut keeper.client, "kill -STOP $$; exit 1");
+    let is_stopped = |pid: &u32| {
+        std::fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| stat.contains(") T "))
+    };
+    wait_until(|| job.living().iter().any(is_stopped));
     job.stop(&mut keeper.client, Duration::from_mins(10));
     assert_eq!(keeper.client.step_over(job.key, step).end, signalled(15));
     keeper.end();

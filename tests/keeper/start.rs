@@ -107,7 +107,7 @@ fn fault_07_orphans_are_reaped_and_no_status_is_stolen() {
     let storm = format!("until test -e {}; do (exit 9 &); echo; done; exit 9", stop.display());
     let storm = job.spawn(&mut keeper.client, &storm);
     // The keeper may be writing a line while this reads.
-    let orphans = || job.log().iter().filter(|&&byte| byte == b'\n').count();
+    let orphans = || memchr::memchr_iter(b'\n', &job.log()).count();
     wait_until(|| orphans() > 0);
     for code in 0..=255 {
         assert_eq!(codes.run(&mut keeper.client, &format!("exit {code}")).end, exited(code));

@@ -96,7 +96,7 @@ async fn fault_19_a_follower_that_never_reads_delays_nobody() {
 
 #[tokio::test]
 async fn finish_while_following_gives_every_byte_and_a_good_end() {
-    let daemon = Setup::new().option("cancel-grace", "5s").start();
+    let daemon = Setup::new().option("cancel-grace", "600s").start();
     let client = daemon.client().await;
     client
         .run("1", "trap 'seq 1 5000; echo last words; exit 0' TERM; echo on; while :; do sleep 0.01; done")

@@ -142,7 +142,8 @@ async fn fault_61_time_limits_survive_a_restart() {
 
 #[tokio::test]
 async fn a_cancel_that_was_begun_is_completed_by_the_next_daemon() {
-    let mut daemon = Setup::new().option("cancel-grace", "1s").start();
+    // Long enough for the daemon to die in it.
+    let mut daemon = Setup::new().option("cancel-grace", "4s").start();
     let client = daemon.client().await;
     client
         .run_steps(
@@ -162,9 +163,10 @@ async fn a_cancel_that_was_begun_is_completed_by_the_next_daemon() {
 
 #[tokio::test]
 async fn a_finish_that_was_begun_does_not_bring_the_job_back() {
-    let mut daemon = Setup::new().option("cancel-grace", "1s").start();
+    let mut daemon = Setup::new().option("cancel-grace", "600s").start();
     let client = daemon.client().await;
-    client.run("1", "trap 'echo caught' TERM; echo on; while :; do sleep 0.1; done").await;
+    let go = daemon.file("go");
+    client.run("1", &format!("trap 'echo caught' TERM; echo on; {}", wait_until_exists(&go))).await;
     let mut follow = client.follow("1", 0).await;
     follow.until("on").await;
     let finishing = client.clone();
@@ -173,6 +175,7 @@ async fn a_finish_that_was_begun_does_not_bring_the_job_back() {
     daemon.kill();
     call.await.unwrap().unwrap_err();
     daemon.restart();
+    std::fs::write(&go, "").unwrap();
     let client = daemon.client().await;
     // The client repeats what was not answered.
     client.finish("1").await;

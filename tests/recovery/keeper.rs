@@ -2,7 +2,7 @@
 
 use super::end;
 use crate::support::{
-    Daemon, OwnSleep, Setup, is_alive, kill, logs, refused, request, script, scripts, wait_for,
+    Daemon, OwnSleep, Setup, is_alive, kill, logs, patiently, refused, request, script, scripts, wait_for,
 };
 use rustix::process::Signal;
 use step_runner::model::JobId;
@@ -64,9 +64,12 @@ async fn fault_48_a_late_duplicate_starts_nothing_after_a_restart_or_the_death_o
     client.finish("2").await;
     kill(daemon.keeper_pid().unwrap(), Signal::KILL);
     // Who meets the dying keeper is refused for now.
-    while let Err(refusal) = client.try_run(request("3", &script("true"))).await {
-        assert_eq!(refusal.code(), Code::ResourceExhausted, "{refusal:?}");
-    }
+    let taken = async {
+        while let Err(refusal) = client.try_run(request("3", &script("true"))).await {
+            assert_eq!(refusal.code(), Code::ResourceExhausted, "{refusal:?}");
+        }
+    };
+    patiently("a keeper", taken).await;
     client.ended("3").await;
     client.try_run(request("2", &once)).await.unwrap();
     refused(client.try_status("2").await, Code::NotFound, "unknown_job");
@@ -116,12 +119,13 @@ async fn fault_42_the_death_of_both_interrupts_at_the_next_start() {
 
 #[tokio::test]
 async fn a_keeper_whose_daemon_does_not_come_back_ends_its_jobs() {
-    let mut daemon = Setup::new().option("keeper-wait", "300ms").option("cancel-grace", "300ms").start();
+    let mut daemon = Setup::new().option("keeper-wait", "300ms").option("cancel-grace", "600s").start();
     let client = daemon.client().await;
     let variable = v1::Variable { key: "CERT".into(), value: "canary".into(), file: true, masked: true };
     let build_dir = daemon.file("build").to_str().unwrap().to_owned();
     let job = Some(v1::Job { variables: vec![variable], build_dir, ..v1::Job::default() });
-    let text = "trap 'echo caught' TERM; echo on; while :; do sleep 0.01; done";
+    // Lives on for a while after it was asked, to hear of a second time.
+    let text = "trap 'asked=1; echo caught' TERM; echo on; until [ $asked ]; do sleep 0.01; done; sleep 0.3";
     let steps = scripts(&[("a", "echo fine"), ("b", text)]);
     client.try_run(RunRequest { job, ..request("1", &steps) }).await.unwrap();
     client.prints("1", " on\n").await;

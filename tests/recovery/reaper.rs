@@ -1,6 +1,6 @@
 //! What the reaper ends and removes.
 
-use super::end;
+use super::{end, wait_until_exists};
 use crate::support::{Daemon, Setup, contains, refused, script};
 use step_runner::pb::v1::State;
 use tonic::Code;
@@ -14,10 +14,12 @@ async fn fault_60_jobs_that_nobody_finishes_are_removed() {
     let daemon = reaping().option("stale-after", "500ms").start();
     let client = daemon.client().await;
     client.run("running", "echo on; exec sleep 600").await;
-    client.run_to_end("1", &script("seq 1 100000")).await;
+    let go = daemon.file("go");
+    client.run("1", &format!("echo on; {}; seq 1 100000", wait_until_exists(&go))).await;
     let behind = daemon.client().await;
     let mut follow = behind.follow("1", 0).await;
-    follow.next().await.unwrap();
+    follow.until("on").await;
+    std::fs::write(&go, "").unwrap();
     let removed = async { while client.try_status("1").await.is_ok() {} };
     crate::support::patiently("the job is removed", removed).await;
     assert!(!daemon.folder("1").exists());

@@ -11,7 +11,7 @@ use tonic::Code;
 
 #[tokio::test]
 async fn fault_58_a_gentle_stop_ends_jobs_and_gives_a_hundred_followers_the_rest() {
-    let mut daemon = Setup::new().option("shutdown-grace", "1s").option("cancel-grace", "600s").start();
+    let mut daemon = Setup::new().option("shutdown-grace", "4s").option("cancel-grace", "600s").start();
     let client = daemon.client().await;
     client.run("stubborn", "trap '' TERM; echo on; while :; do sleep 1; done").await;
     client.run("meek", "echo on; exec sleep 600").await;
@@ -94,13 +94,13 @@ async fn drain_waits_for_jobs() {
 // The client's connection ends while this thread waits for the daemon.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_idle_daemon_ends_and_one_that_lived_long_enough() {
-    let mut daemon = Setup::new().option("idle-timeout", "600ms").start();
+    let mut daemon = Setup::new().option("idle-timeout", "2s").start();
     let client = daemon.client().await;
-    client.run_to_end("1", &script("sleep 1")).await;
+    client.run_to_end("1", &script("sleep 3")).await;
     client.finish("1").await;
     drop(client);
     assert_eq!(daemon.wait(), Some(0));
-    let mut daemon = Setup::new().option("max-lifetime", "500ms").start();
+    let mut daemon = Setup::new().option("max-lifetime", "3s").start();
     let client = daemon.client().await;
     client.run("1", "exec sleep 600").await;
     assert_eq!(daemon.wait(), Some(0));

@@ -77,24 +77,33 @@ pub(crate) fn names(folder: &Path) -> Vec<String> {
     names
 }
 
-/// Every file below `folder` with its content: what must not change.
+/// Every file below `folder` with its content: what must not change. What goes meanwhile is left out.
 pub(crate) fn tree(folder: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
     let mut all = BTreeMap::new();
     let mut folders = vec![folder.to_owned()];
     while let Some(folder) = folders.pop() {
-        for entry in std::fs::read_dir(&folder).unwrap().flatten() {
+        for entry in there(std::fs::read_dir(&folder)).into_iter().flatten().flatten() {
             let path = entry.path();
             let kind = entry.file_type().unwrap();
             if kind.is_dir() {
                 folders.push(path.clone());
                 all.insert(path, Vec::new());
-            } else {
-                let content = if kind.is_file() { std::fs::read(&path).unwrap() } else { Vec::new() };
+            } else if !kind.is_file() {
+                all.insert(path, Vec::new());
+            } else if let Some(content) = there(std::fs::read(&path)) {
                 all.insert(path, content);
             }
         }
     }
     all
+}
+
+/// `None` for what is gone.
+fn there<T>(found: std::io::Result<T>) -> Option<T> {
+    match found {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => None,
+        found => Some(found.unwrap()),
+    }
 }
 
 /// A request with these steps.
