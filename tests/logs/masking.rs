@@ -72,7 +72,7 @@ async fn fault_36_one_byte_secrets_are_masked_and_the_operator_is_warned_without
     crate::support::until("the operator is warned", || daemon.said().contains("single byte")).await;
     let said = daemon.said();
     let warning = said.lines().find(|line| line.contains("single byte")).unwrap();
-    assert!(warning.contains("2 phrases") && !warning.contains("\"q\""), "{warning}");
+    assert!(warning.contains("to mask: 2;") && !warning.contains("\"q\""), "{warning}");
 }
 
 #[tokio::test]
