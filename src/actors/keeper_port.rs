@@ -343,7 +343,7 @@ fn dispatch(registry: &Registry, event: FromKeeper) {
 }
 
 fn tell(registry: &Registry, key: JobKey, said: Said) {
-    if let Some((_, Some(job))) = registry.by_key(key) {
+    if let Some((job, said)) = registry.hearer(key, said) {
         deliver(&job, KeeperSaid(said));
     }
 }

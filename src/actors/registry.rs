@@ -12,7 +12,7 @@ use chrono::SecondsFormat;
 use parking_lot::{Mutex, RwLock};
 use tokio::sync::Semaphore;
 
-use super::job::JobActor;
+use super::job::{JobActor, Said};
 use super::remembered::Remembered;
 use super::view::JobView;
 use crate::model::{JobId, JobKey, Reason, Refusal};
@@ -62,6 +62,8 @@ pub struct Registry {
     keys: RwLock<HashMap<JobKey, JobId>>,
     /// Records that could not be read: their ids answer `data_loss` (service.md §6.4, 5).
     broken: Mutex<HashSet<JobKey>>,
+    /// What the keeper said of jobs whose actors died, until others have their places.
+    held_back: Mutex<HashMap<JobKey, Vec<Said>>>,
     /// Ids that had their turn.
     pub(super) remembered: Mutex<Remembered>,
 }
@@ -176,6 +178,25 @@ impl Registry {
         if let Some(Slot::Present(_, job) | Slot::Removing(_, job, _)) = self.slots.write().get_mut(id) {
             *job = None;
         }
+    }
+
+    /// Keeps what the keeper says of a job whose actor died, until [`Self::hand_out`].
+    pub(super) fn hold_back(&self, key: JobKey) {
+        self.held_back.lock().entry(key).or_default();
+    }
+
+    /// What was said of the job since [`Self::hold_back`], in order. From now on its actor is told.
+    pub(super) fn hand_out(&self, key: JobKey) -> Vec<Said> {
+        self.held_back.lock().remove(&key).unwrap_or_default()
+    }
+
+    /// The actor that is to hear what the keeper says of its job; `None`: there is none, or it is kept for the next one.
+    pub(super) fn hearer(&self, key: JobKey, said: Said) -> Option<(Addr<JobActor>, Said)> {
+        if let Some(kept) = self.held_back.lock().get_mut(&key) {
+            kept.push(said);
+            return None;
+        }
+        self.by_key(key)?.1.map(|job| (job, said))
     }
 
     /// Sets the actor of a registered job anew.

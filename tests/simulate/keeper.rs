@@ -24,6 +24,9 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep};
 
+/// How long one that writes late waits for more to write with it.
+const LATE: Duration = Duration::from_millis(1_500);
+
 /// What a keeper saw that must not be.
 pub(crate) type Wrongs = Rc<RefCell<Vec<String>>>;
 
@@ -156,8 +159,14 @@ pub(crate) fn connect(keeper: &Shared, wire: DuplexStream) {
     };
     let mut slow = random.fork(1);
     tokio::task::spawn_local(async move {
-        while let Some(frame) = frames.recv().await {
+        while let Some(mut frame) = frames.recv().await {
             dawdle(&mut slow).await;
+            if is_put_in("writes_late") {
+                sleep(LATE).await;
+                while let Ok(next) = frames.try_recv() {
+                    frame.extend(next);
+                }
+            }
             if write.write_all(&frame).await.is_err() {
                 return;
             }

@@ -31,6 +31,7 @@ pub(crate) fn run() -> ExitCode {
         trial("a_seed_plays_the_same_every_time", repeatable),
         trial("a_fault_that_is_put_in_is_found", bites),
         trial("fault_13_a_cancel_at_any_moment_and_an_end_make_one_end", || races(400)),
+        trial("fault_59_a_job_whose_actor_dies_while_it_is_closed_ends_all_the_same", || closings(60)),
         trial("fault_60_of_abandoned_jobs_nothing_is_left_but_when_they_were_finished", || abandoned(1_000)),
         trial("fault_61_a_time_limit_counts_over_restarts_and_jumps_of_the_clock", deadlines),
         trial("fault_62_random_schedules_of_calls_reaper_and_deaths_hold_every_promise", random_schedules),
@@ -135,6 +136,28 @@ pub(crate) fn races(count: u64) -> Result<String, String> {
         check(&plain(race, &program, limit, steps)).map_err(|wrong| format!("race {race}: {wrong}"))?;
     }
     Ok(format!("{count} races"))
+}
+
+/// The job's actor dies of a cancel at random moments around the close. What the keeper has answered its successor and
+/// what it says next come in one piece.
+fn closings(count: u64) -> Result<String, String> {
+    let random = &mut Random::new(59);
+    for closing in 0..count {
+        // What it leaves is given a second before the log is closed.
+        let program = Program { left: 2, ..quick(random.below(4)) };
+        let steps = vec![
+            at(0, 0, Do::Run { id: 0, content: 0, leaves: None }),
+            at(0, 0, Do::Panic { at: "actors::job::cancel" }),
+            at(4_000 + random.below(4_000), random.below(40), Do::Cancel { id: 0 }),
+            at(9_000, 0, Do::Follow { id: 0, from: 0, leaves: None }),
+        ];
+        let schedule = plain(closing, &program, None, steps);
+        let verdict = runs::run(&schedule, Some("simulate::keeper::writes_late=return"));
+        if let Some(wrong) = verdict.wrongs.first() {
+            return Err(format!("closing {closing}: {wrong}\n{}\n{schedule:?}", verdict.trace.join("\n")));
+        }
+    }
+    Ok(format!("{count} closings"))
 }
 
 /// Jobs that nobody follows or finishes.

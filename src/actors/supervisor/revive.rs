@@ -9,7 +9,7 @@ use actix::{ActorFuture, ActorFutureExt, Addr, WrapFuture};
 use super::Supervisor;
 use crate::actors::admission::{Head, ShellSpec, read_head};
 use crate::actors::deliver;
-use crate::actors::job::{Defect, JobActor, JobParts, KeeperLost, Replay};
+use crate::actors::job::{Defect, JobActor, JobParts, KeeperLost, KeeperSaid, Replay};
 use crate::actors::keeper_port::Keeper;
 use crate::actors::log_sink::LogFeed;
 use crate::actors::redact::Redactor;
@@ -114,6 +114,8 @@ impl Supervisor {
     pub(super) fn revive(&self, id: JobId, me: Addr<Self>) -> impl ActorFuture<Self, Output = ()> + 'static {
         let (port, key) = (self.port.clone(), id.key());
         let again = self.registry.view(&id).is_some_and(|view| view.breaks() <= MAX_BREAKS);
+        // What comes behind the keeper's answer is not in it, and would go to the actor that died.
+        self.registry.hold_back(key);
         async move {
             if !again {
                 return None;
@@ -126,6 +128,7 @@ impl Supervisor {
         }
         .into_actor(self)
         .map(move |held, supervisor, _| {
+            let news = supervisor.registry.hand_out(key);
             let Some(view) = supervisor.registry.view(&id).filter(|view| !view.is_ended()) else { return };
             let State { start_time, since, .. } = view.state();
             let times = Times { started: start_time.map(|at| Start { at, since }), waits: since };
@@ -139,6 +142,9 @@ impl Supervisor {
             match revived {
                 Ok((_, actor)) => {
                     supervisor.registry.replace(&id, actor.clone());
+                    for said in news {
+                        deliver(&actor, KeeperSaid(said));
+                    }
                     deliver(
                         &actor,
                         Defect("a defect ended the part of the daemon that drove this job".into()),
