@@ -130,6 +130,8 @@ struct Replayed {
     exited: HashSet<CallId>,
     over: Vec<StepOver>,
     closed: Option<Closed>,
+    /// Number of the effect whose phrases could not be masked, and why.
+    unmasked: Option<(u32, String)>,
 }
 
 impl JobActor {
@@ -148,7 +150,8 @@ impl JobActor {
             let Replay { events, last_op, over, closed, stored } = replay;
             let mut job = Self::new(parts);
             let (fetched, exited) = answered(&events);
-            job.replayed = Replayed { last_op, stored, fetched, exited, over, closed };
+            let unmasked = events.iter().find_map(unmasked);
+            job.replayed = Replayed { last_op, stored, fetched, exited, over, closed, unmasked };
             job.hold_trees(&events);
             job.replay(&events, ctx);
             job
@@ -301,6 +304,13 @@ fn answered(events: &[Event]) -> (HashSet<CallId>, HashSet<CallId>) {
         }
     }
     (fetched, exited)
+}
+
+fn unmasked(event: &Event) -> Option<(u32, String)> {
+    match event {
+        Event::Unmasked { op, message } => Some((*op, message.clone())),
+        _ => None,
+    }
 }
 
 impl Actor for JobActor {

@@ -91,6 +91,13 @@ pub enum Event {
         /// What happened, for people.
         message: String,
     },
+    /// Phrases could not be added to the job's masking: what would have come after them must not come any more.
+    Unmasked {
+        /// Number of the effect that was to add them (keeper protocol, `op`).
+        op: u32,
+        /// Why, for people.
+        message: String,
+    },
 }
 
 /// A function's file as found.
@@ -157,6 +164,7 @@ impl fmt::Debug for Event {
             Self::CancelAsked { cause, grace_limit } => write!(f, "CancelAsked({cause:?}, {grace_limit:?})"),
             Self::Unprepared { .. } => f.write_str("Unprepared"),
             Self::Broken { .. } => f.write_str("Broken"),
+            Self::Unmasked { op, .. } => write!(f, "Unmasked({op})"),
         }
     }
 }

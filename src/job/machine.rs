@@ -156,7 +156,9 @@ impl Machine {
             }
             (Event::CancelAsked { cause, grace_limit }, state) => self.cancel(state, *cause, *grace_limit),
             (Event::Unprepared { message }, State::Queued(root)) => self.cannot_begin(&root, message),
-            (Event::Broken { message }, state) => self.broken(state, message),
+            (Event::Broken { message } | Event::Unmasked { message, .. }, state) => {
+                self.broken(state, message);
+            }
             (_, state) => self.state = state,
         }
         if matches!(self.state, State::Handling) {

@@ -4,8 +4,9 @@
 
 use super::event::Event;
 
-/// First byte of every record. Raised whenever [`Event`] or anything inside it changes its shape.
-const FORMAT: u8 = 4;
+/// First byte of every record. Raised whenever [`Event`] or anything inside it changes its shape; a further event behind
+/// the others changes none of theirs.
+const FORMAT: u8 = 3;
 
 /// Why a record could not be written or read.
 #[derive(Debug, thiserror::Error)]
@@ -134,6 +135,7 @@ mod tests {
             }),
             ".{0,9}".prop_map(|message| Event::Unprepared { message }),
             ".{0,9}".prop_map(|message| Event::Broken { message }),
+            (any::<u32>(), ".{0,9}").prop_map(|(op, message)| Event::Unmasked { op, message }),
         ]
     }
 

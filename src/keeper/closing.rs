@@ -11,10 +11,10 @@ use crate::model::{Kind, Outcome};
 use crate::process::group;
 
 /// First pause between two looks at what still lives; each is twice as long as the one before …
-const FIRST_PAUSE: Duration = Duration::from_millis(1);
+pub(super) const FIRST_PAUSE: Duration = Duration::from_millis(1);
 
 /// … up to this one.
-const LAST_PAUSE: Duration = Duration::from_millis(20);
+pub(super) const LAST_PAUSE: Duration = Duration::from_millis(20);
 
 /// Pause between attempts at processes that outlived `kill_wait` (service.md §6.3, "processes of ended jobs").
 const STUBBORN_PAUSE: Duration = Duration::from_secs(30);
@@ -113,6 +113,13 @@ impl Job {
         match &mut self.closing {
             Some(closing) => closing.outcome = Some(outcome),
             None => self.close(grace, vec![(Kind::Err, line)], Some(outcome), shared),
+        }
+    }
+
+    /// The disk takes bytes again: a close that waited for it goes on at once, however long it would leave survivors alone.
+    pub(super) fn close_anew(&mut self) {
+        if let (Some(_), Some(ending)) = (&self.closing, &mut self.ending) {
+            ending.hurry();
         }
     }
 

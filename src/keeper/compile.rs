@@ -12,6 +12,7 @@ use rustix::event::EventfdFlags;
 use super::output::{Masking, MaskingSource};
 use super::protocol::Request;
 use super::shared::{ReplyTo, Serial};
+use crate::failpoint;
 use crate::log::mask::{MaskLimitError, MaskWarning};
 
 /// Up to so many bytes of phrases are prepared at once: some hundred microseconds.
@@ -65,7 +66,11 @@ impl Work {
     pub(super) fn run(&self) -> Prepared {
         match self {
             Self::New(source) => Masking::build(source),
-            Self::Add(masking, phrases) => masking.with_added(phrases),
+            Self::Add(masking, phrases) => {
+                let refused = MaskLimitError::TooManyPhrases { count: phrases.len(), limit: 0 };
+                failpoint::io("keeper::compile::add").map_err(|_| refused)?;
+                masking.with_added(phrases)
+            }
         }
     }
 }

@@ -1,11 +1,13 @@
 //! The processes of one job: are there any, and the end of them (service.md §6.5).
 
+use std::collections::HashSet;
 use std::io;
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal};
 
+use super::closing::{FIRST_PAUSE, LAST_PAUSE};
 use super::shared::Shared;
 use crate::model::{LimitName, Limits, Shortage};
 use crate::process::cgroup::{Leaf, Pool, Usage};
@@ -402,7 +404,8 @@ pub(super) fn reap_orphans(shared: &mut Shared, mut leader: impl FnMut(&mut Shar
     }
 }
 
-/// Kills everything below this process, whoever it belonged to: the keeper ends.
+/// Kills everything below this process, whoever it belonged to: the keeper ends. What forks is chased without a pause;
+/// what has its signal is given time to end.
 pub(super) fn kill_all(shared: &mut Shared) {
     shared.orphans = None;
     if shared.leaders.is_empty() && orphans(shared).is_empty() {
@@ -415,15 +418,24 @@ pub(super) fn kill_all(shared: &mut Shared) {
     }
     let mut sweeper = sweep::Sweeper::default();
     let until = Instant::now() + shared.settings.kill_wait;
+    let (mut killed, mut pause) = (HashSet::new(), FIRST_PAUSE);
     while Instant::now() < until {
         let found = sweeper.find(Scope::Below(std::process::id()), &shared.marks).unwrap_or_default();
+        let mut is_new = false;
         for (process, _) in found {
             group::signal_process(&process, &[Signal::KILL]);
+            is_new |= killed.insert((process.pid, process.start_time));
         }
         reap_orphans(shared, |_, _| {});
         shared.orphans = None;
         if shared.leaders.is_empty() && orphans(shared).is_empty() {
             return;
+        }
+        if is_new {
+            pause = FIRST_PAUSE;
+        } else {
+            std::thread::sleep(pause);
+            pause = (pause * 2).min(LAST_PAUSE);
         }
     }
 }

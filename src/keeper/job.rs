@@ -136,6 +136,11 @@ impl Job {
         new
     }
 
+    /// What was done last could not be done: a later daemon that asks for it again hears so, too.
+    pub(super) const fn take_back_op(&mut self) {
+        self.last_op = self.last_op.saturating_sub(1);
+    }
+
     /// Writes a line of the daemon's or the keeper's, masked.
     pub(super) fn line(&mut self, kind: Kind, text: &str, shared: &mut Shared) {
         let masked = self.masking.mask(text);
@@ -148,7 +153,7 @@ impl Job {
         let now = shared.stamp();
         for pipe in &mut self.pipes {
             self.log.output(&now, |out| {
-                pipe.source.replace(&self.masking, &now, &mut shared.scratch.masked, out);
+                pipe.source.replace_masker(self.masking.masker(), &now, &mut shared.scratch.masked, out);
             });
         }
     }
@@ -160,6 +165,7 @@ impl Job {
         self.log.retry(now, &stamp);
         if waited && !self.log.is_waiting() {
             self.drain_anew(now);
+            self.close_anew();
         }
         self.step_tick(now, shared);
         self.ending_tick(now, shared);

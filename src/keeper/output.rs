@@ -1,12 +1,12 @@
-//! From the bytes of a pipe to masked, framed entries: the one file that knows how `log` does it (logs.md §3, §4).
+//! What the output of a job's steps is turned into entries with: its masking, the sources behind it, the clock
+//! (logs.md §2, §3).
 
 use std::sync::Arc;
 
 use crate::clock::now_micros;
-use crate::log::frame::{Framer, STEP, Stamp, Stamper};
-use crate::log::mask::{
-    DefaultPrefixes, MaskConfig, MaskLimitError, MaskStream, MaskWarning, Masker, PhraseSet,
-};
+use crate::log::frame::{STEP, Stamp, Stamper};
+use crate::log::mask::{DefaultPrefixes, MaskConfig, MaskLimitError, MaskWarning, Masker, PhraseSet};
+use crate::log::pipeline::Pipeline;
 use crate::model::Kind;
 
 /// Most bytes of one read of a pipe, so of one write in the sense of logs.md §3.
@@ -76,48 +76,18 @@ impl Masking {
         self.phrase_bytes
     }
 
+    /// A source of the job's log: one pipe of a step.
+    pub(super) fn source(&self, kind: Kind) -> Pipeline {
+        Pipeline::new(STEP, kind, Arc::clone(&self.masker))
+    }
+
+    /// What a source goes on with after phrases were added.
+    pub(super) fn masker(&self) -> Arc<Masker> {
+        Arc::clone(&self.masker)
+    }
+
     /// Masks a text of its own: a line of the daemon.
     pub(super) fn mask(&self, text: &str) -> Vec<u8> {
         self.masker.mask_bytes(text.as_bytes())
-    }
-}
-
-/// One source of a job's log: masker and formatter of one pipe (logs.md §2).
-pub(super) struct Source {
-    mask: MaskStream,
-    frame: Framer,
-}
-
-impl Source {
-    pub(super) fn new(kind: Kind, masking: &Masking) -> Self {
-        Self { mask: MaskStream::new(Arc::clone(&masking.masker)), frame: Framer::new(STEP, kind) }
-    }
-
-    /// Takes one read of the pipe. `masked` is scratch; entries go to `out`.
-    pub(super) fn write(&mut self, bytes: &[u8], now: &Stamp, masked: &mut Vec<u8>, out: &mut Vec<u8>) {
-        masked.clear();
-        self.mask.push(bytes, masked);
-        self.frame.push(masked, now, out);
-    }
-
-    /// Ends the source: held bytes go out (logs.md §4).
-    pub(super) fn close(&mut self, now: &Stamp, masked: &mut Vec<u8>, out: &mut Vec<u8>) {
-        masked.clear();
-        self.mask.finish(masked);
-        self.frame.push(masked, now, out);
-        self.frame.finish(out);
-    }
-
-    /// Goes on with more phrases: held bytes are searched again (masking.md §7).
-    pub(super) fn replace(
-        &mut self,
-        masking: &Masking,
-        now: &Stamp,
-        masked: &mut Vec<u8>,
-        out: &mut Vec<u8>,
-    ) {
-        masked.clear();
-        self.mask.replace_masker(Arc::clone(&masking.masker), masked);
-        self.frame.push(masked, now, out);
     }
 }

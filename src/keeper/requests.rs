@@ -204,6 +204,8 @@ impl Keeper {
                 if blocked.is_new {
                     self.by_key.remove(&job.key);
                     job.drop_job(&mut self.shared);
+                } else {
+                    job.take_back_op();
                 }
                 Err(KeeperError::Masking(error.to_string()))
             }

@@ -7,11 +7,11 @@ use rustix::io::Errno;
 use rustix::process::Pid;
 
 use super::job::Job;
-use super::output::Source;
 use super::protocol::{FromKeeper, SpawnStep, StepEnd, StepOver};
 use super::shared::{Shared, Token};
 use crate::failpoint;
 use crate::journal::event::Event;
+use crate::log::pipeline::Pipeline;
 use crate::model::{ExitStatus, Kind, Shortage};
 use crate::process::group;
 use crate::process::spawn::{Command, SpawnError, Spawned, Stage};
@@ -39,7 +39,7 @@ pub(super) struct Pipe {
     pub(super) id: u32,
     pub(super) fd: OwnedFd,
     kind: Kind,
-    pub(super) source: Source,
+    pub(super) source: Pipeline,
     /// The running step's own; else a step before it left it to a process that lives on.
     of_step: bool,
 }
@@ -154,7 +154,7 @@ impl Job {
         shared.journal(self.key, &Event::StepStarted { step: request.step, pgid: pid, pid, start_time });
         for (fd, kind) in [(spawned.stdout, Kind::Out), (spawned.stderr, Kind::Err)] {
             self.next_pipe += 1;
-            let source = Source::new(kind, &self.masking);
+            let source = self.masking.source(kind);
             let pipe = Pipe { id: self.next_pipe, fd, kind, source, of_step: true };
             if !self.is_parked() {
                 pipe.watch(self.serial, shared);
@@ -264,7 +264,7 @@ impl Job {
     fn pipe_ended(&mut self, index: usize, shared: &mut Shared) -> Reading {
         let mut pipe = self.pipes.remove(index);
         let now = shared.stamp();
-        self.log.output(&now, |out| pipe.source.close(&now, &mut shared.scratch.masked, out));
+        self.log.output(&now, |out| pipe.source.finish(&now, &mut shared.scratch.masked, out));
         Reading::Ended
     }
 
@@ -299,8 +299,8 @@ impl Job {
         let Some(step) = self.step.take() else { return };
         let now = shared.stamp();
         for pipe in self.pipes.iter_mut().filter(|pipe| pipe.of_step) {
-            self.log.output(&now, |out| pipe.source.close(&now, &mut shared.scratch.masked, out));
-            pipe.source = Source::new(pipe.kind, &self.masking);
+            self.log.output(&now, |out| pipe.source.finish(&now, &mut shared.scratch.masked, out));
+            pipe.source = self.masking.source(pipe.kind);
             pipe.of_step = false;
         }
         let left = self.containment.survivors(shared).len() as u32;

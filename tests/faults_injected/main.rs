@@ -12,4 +12,5 @@
 mod support;
 
 mod defects;
+mod masking;
 mod storage;

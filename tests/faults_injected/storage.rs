@@ -1,9 +1,11 @@
 //! Faults of the state folder, at the very call that is to fail (faults.md rows 25–28).
 
+use std::time::Instant;
+
 use step_runner::pb::v1::State;
 use tonic::Code;
 
-use crate::support::{Daemon, OwnSleep, Setup, logs, numbered, patiently, refused, request, script};
+use crate::support::{Daemon, OwnSleep, SOON, Setup, logs, numbered, refused, request, script};
 
 /// A daemon with failpoints of its own and of its keeper.
 fn failing(daemon: &str, keeper: &str) -> Daemon {
@@ -76,6 +78,26 @@ async fn fault_25_what_a_full_disk_never_took_is_a_hole_with_its_size() {
     assert!(lost(&log) > 0);
     assert_eq!(kept.len() + lost(&log), written.len());
     assert!(kept.ends_with(b"after\n"));
+}
+
+#[tokio::test]
+async fn fault_25_a_job_that_was_given_up_while_the_disk_was_full_ends_when_there_is_space() {
+    // The second line of the log, about what the step has left, waits for a second.
+    let daemon = Setup::new()
+        .env("KEEPER_FAILPOINTS", "keeper::log::write=1*off->1*return(ENOSPC)->off")
+        .option("kill-wait", "1ms")
+        .option("leftover-grace", "0s")
+        .start();
+    let client = daemon.client().await;
+    let sleep = OwnSleep::new();
+    client.run("1", &format!("{sleep} >/dev/null 2>&1 & exit 3")).await;
+    let start = Instant::now();
+    let status = client.ended("1").await;
+    assert!(start.elapsed() < SOON);
+    assert_eq!((status.state(), status.exit_code), (State::Failure, 3), "{status:?}");
+    let log = client.log("1").await;
+    assert_eq!(lost(&log), 0);
+    assert!(logs::daemon_lines(&log).iter().any(|line| line.starts_with("job failed: ")));
 }
 
 #[tokio::test]

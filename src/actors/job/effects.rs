@@ -102,30 +102,45 @@ impl JobActor {
     }
 
     fn add_phrases(&mut self, phrases: Vec<Vec<u8>>, ctx: &mut Context<Self>) {
+        let op = self.next_op();
+        if let Some((_, message)) = self.replayed.unmasked.take_if(|(op, _)| *op == self.op) {
+            return self.end_unmasked(message, ctx);
+        }
         if let Err(error) = self.redactor.add(&phrases) {
-            // Masking would be incomplete from here on: nothing more may run, and no result that may hold the value may
-            // leave. A replay comes to the same end by itself, so no event is needed.
-            let message = format!("a value marked sensitive cannot be masked: {error}");
-            self.queue.clear();
-            drop(self.machine.handle(&Event::Broken { message: message.clone() }));
-            let root = StepResult { status: StepStatus::Failure, ..StepResult::default() };
-            let lines = vec![(Kind::Err, format!("job failed: {message}"))];
-            self.finish(Outcome::failed(message), Box::new(root), lines, ctx);
-            return;
+            return self.cannot_mask(&error, ctx);
         }
-        if let Some(op) = self.next_op() {
-            let (link, key) = (self.link.clone(), self.key());
-            // The next process starts after the keeper's answer (masking.md §7).
-            self.pause(
-                ctx,
-                async move { link.ask(Request::Phrases { key, op, phrases }).await },
-                |job, done, _| {
-                    if let Err(error) = done {
-                        tracing::warn!(%error, job = %job.view.id, "phrases were not added");
-                    }
-                },
-            );
+        let Some(op) = op else { return };
+        let (link, key) = (self.link.clone(), self.key());
+        // The next process starts after the keeper's answer (masking.md §7).
+        self.pause(
+            ctx,
+            async move { link.ask(Request::Phrases { key, op, phrases }).await },
+            |job, done, ctx| match done {
+                // Without a keeper nothing runs, and the job is interrupted.
+                Ok(_) | Err(LinkError::Gone) => {}
+                Err(error) => job.cannot_mask(&error, ctx),
+            },
+        );
+    }
+
+    /// Masking would be incomplete from here on: nothing more may run, and nothing that may hold the value may leave. It is
+    /// recorded, as who takes up the job must not go on where this one stopped.
+    fn cannot_mask(&mut self, error: &dyn std::error::Error, ctx: &mut Context<Self>) {
+        let message = format!("a value marked sensitive cannot be masked: {error}");
+        tracing::error!(message, job = %self.view.id, "the job is ended");
+        if let Err(reason) = self.record(&Event::Unmasked { op: self.op, message: message.clone() }) {
+            tracing::error!(reason, job = %self.view.id, "that it cannot be masked was not recorded");
         }
+        self.recorded += 1;
+        self.end_unmasked(message, ctx);
+    }
+
+    fn end_unmasked(&mut self, message: String, ctx: &mut Context<Self>) {
+        self.queue.clear();
+        drop(self.machine.handle(&Event::Unmasked { op: self.op, message: message.clone() }));
+        let root = StepResult { status: StepStatus::Failure, ..StepResult::default() };
+        let lines = vec![(Kind::Err, format!("job failed: {message}"))];
+        self.finish(Outcome::failed(message), Box::new(root), lines, ctx);
     }
 
     fn spawn(&mut self, spawn: Box<Spawn>, ctx: &mut Context<Self>) {

@@ -1,10 +1,12 @@
+use std::sync::Arc;
 use std::time::Duration;
 
 use proptest::collection::vec;
 use proptest::prelude::*;
 
-use super::{Backlog, GIVE_UP_AFTER, LogBudget, Mask, OWN_RESERVE, Origin, Pipeline, State, Unmasked};
+use super::{Backlog, GIVE_UP_AFTER, LogBudget, OWN_RESERVE, Origin, Pipeline, State};
 use crate::log::frame::{Kind, STEP, Stamp, daemon_lines};
+use crate::log::mask::{MaskConfig, Masker, PhraseSet};
 
 const HEADER: &str = "1970-01-01T00:00:00.000000Z";
 
@@ -20,33 +22,38 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8(bytes.to_vec()).unwrap()
 }
 
-/// Holds the last byte of every write back, as a masker may.
-#[derive(Default)]
-struct HoldOne(Option<u8>);
+fn masker(phrases: &[&str]) -> Arc<Masker> {
+    let none: [&str; 0] = [];
+    Masker::compile(&PhraseSet::prepare(phrases, none, &MaskConfig::default()).unwrap().0)
+}
 
-impl Mask for HoldOne {
-    fn push(&mut self, bytes: &[u8], out: &mut Vec<u8>) {
-        if let Some((&last, rest)) = bytes.split_last() {
-            out.extend(self.0.replace(last));
-            out.extend_from_slice(rest);
-        }
-    }
-
-    fn finish(&mut self, out: &mut Vec<u8>) {
-        out.extend(self.0.take());
-    }
+/// What a call of a pipeline appends.
+fn appended(call: impl FnOnce(&mut Vec<u8>, &mut Vec<u8>)) -> String {
+    let (mut masked, mut out) = (b"of another source".to_vec(), Vec::new());
+    call(&mut masked, &mut out);
+    text(&out)
 }
 
 #[test]
-fn bytes_held_by_the_masker_come_out_at_the_end() {
-    let mut pipeline = Pipeline::new(STEP, Kind::Out, HoldOne::default());
-    let mut out = Vec::new();
-    pipeline.write(b"a\n", &now(), &mut out);
-    assert_eq!(text(&out), "", "the line feed is held, and so is the line");
-    pipeline.write(b"b", &now(), &mut out);
-    assert_eq!(text(&out), entry("01O", "a"));
-    pipeline.finish(&now(), &mut out);
-    assert_eq!(text(&out), entry("01O", "a") + &entry("01O", "b"));
+fn bytes_held_by_the_masker_come_out_when_they_are_decided() {
+    let mut pipeline = Pipeline::new(STEP, Kind::Out, masker(&["a\nsecret"]));
+    let mut write = |bytes: &[u8]| appended(|masked, out| pipeline.write(bytes, &now(), masked, out));
+    assert_eq!(write(b"a\n"), "", "the line feed is held, and so is the line");
+    assert_eq!(write(b"b\na\nsec"), entry("01O", "a") + &entry("01O", "b"));
+    assert_eq!(write(b"ret\n"), entry("01O", "[MASKED]"));
+    assert_eq!(write(b"a\nsec"), "");
+    let rest = appended(|masked, out| pipeline.finish(&now(), masked, out));
+    assert_eq!(rest, entry("01O", "a") + &entry("01O", "sec"));
+}
+
+#[test]
+fn bytes_held_when_phrases_are_added_are_searched_for_them() {
+    let mut pipeline = Pipeline::new(STEP, Kind::Out, masker(&["secret one"]));
+    let written = appended(|masked, out| pipeline.write(b"secret", &now(), masked, out));
+    let more = masker(&["secret one", "secret two"]);
+    let replaced = appended(|masked, out| pipeline.replace_masker(more, &now(), masked, out));
+    let rest = appended(|masked, out| pipeline.write(b" two\n", &now(), masked, out));
+    assert_eq!([written, replaced, rest].concat(), entry("01O", "[MASKED]"));
 }
 
 #[test]
@@ -230,12 +237,12 @@ fn fault_25_a_mark_counts_as_told_once_the_file_has_its_first_byte() {
 
 #[test]
 fn a_pipeline_fills_the_backlog_in_place() {
-    let mut pipeline = Pipeline::new(STEP, Kind::Err, Unmasked);
+    let (mut pipeline, mut masked) = (Pipeline::new(STEP, Kind::Err, masker(&[])), Vec::new());
     let mut backlog = Backlog::new(budget());
     backlog
         .append(Origin::Daemon, &now(), |out| daemon_lines(Kind::Out, b"Running step name=a", &now(), out));
-    backlog.append(Origin::Step, &now(), |out| pipeline.write(b"x", &now(), out));
-    backlog.append(Origin::Step, &now(), |out| pipeline.finish(&now(), out));
+    backlog.append(Origin::Step, &now(), |out| pipeline.write(b"x", &now(), &mut masked, out));
+    backlog.append(Origin::Step, &now(), |out| pipeline.finish(&now(), &mut masked, out));
     assert_eq!(text(backlog.pending()), entry("00O", "Running step name=a") + &entry("01E", "x"));
 }
 
