@@ -26,7 +26,7 @@ pub(super) struct Connection {
     socket: OwnedFd,
     /// Number of the connection, so that late replies to an older one are told apart.
     pub(super) number: u32,
-    /// The daemon's Hello was answered and it speaks a version we speak.
+    /// The daemon's Hello was answered and it speaks our version.
     pub(super) greeted: bool,
     /// Room in the socket is waited for.
     pub(super) watches_write: bool,

@@ -6,6 +6,7 @@
 
 use std::collections::HashMap;
 use std::io;
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -24,7 +25,7 @@ use super::protocol::{FromKeeper, KeeperError, MAX_FRAME, Reply, Request, ToKeep
 /// Bytes read from the socket at a time; frames of the keeper are small.
 const READ_CHUNK: usize = 32 << 10;
 
-/// A send that fails for want of memory is tried again so often …
+/// A send, or the wait for room, that fails for want of memory is tried again so often …
 const TRIES: u32 = 100;
 
 /// … with this pause between.
@@ -149,11 +150,11 @@ impl Wire {
         match self {
             Self::Socket(stream) => {
                 stream.set_nonblocking(true)?;
-                let write = stream.try_clone()?;
+                let (to, spare) = (stream.try_clone()?, Some(stream.try_clone()?.into()));
                 // A type for pipes, as it waits for nothing but bytes. That for sockets is woken by the room that each
                 // read of the keeper makes, too.
                 let read = Receiver::from_owned_fd_unchecked(stream.into())?;
-                Ok((Box::new(read), Writer::Socket(write)))
+                Ok((Box::new(read), Writer::Socket(Sending { to, spare })))
             }
             #[cfg(feature = "failpoints")]
             Self::Memory(stream) => {
@@ -166,7 +167,7 @@ impl Wire {
 
 /// Where frames go.
 enum Writer {
-    Socket(UnixStream),
+    Socket(Sending),
     #[cfg(feature = "failpoints")]
     Memory(tokio::io::WriteHalf<tokio::io::DuplexStream>),
 }
@@ -174,7 +175,7 @@ enum Writer {
 impl Writer {
     async fn write_all(&mut self, bytes: &[u8]) -> io::Result<()> {
         match self {
-            Self::Socket(to) => send_all(to, bytes).await,
+            Self::Socket(sending) => sending.send_all(bytes).await,
             #[cfg(feature = "failpoints")]
             Self::Memory(to) => tokio::io::AsyncWriteExt::write_all(to, bytes).await,
         }
@@ -187,7 +188,7 @@ impl Writer {
     )]
     async fn end(self) {
         match self {
-            Self::Socket(to) => drop(rustix::net::shutdown(&to, Shutdown::Write)),
+            Self::Socket(sending) => drop(rustix::net::shutdown(&sending.to, Shutdown::Write)),
             #[cfg(feature = "failpoints")]
             Self::Memory(mut to) => drop(tokio::io::AsyncWriteExt::shutdown(&mut to).await),
         }
@@ -212,24 +213,48 @@ async fn write_frames(mut to: Writer, mut queue: mpsc::UnboundedReceiver<Vec<u8>
     to.end().await;
 }
 
-async fn send_all(to: &UnixStream, mut bytes: &[u8]) -> io::Result<()> {
-    let mut tries = 0;
-    while !bytes.is_empty() {
-        match rustix::net::send(to, bytes, SendFlags::NOSIGNAL) {
-            Ok(sent) => bytes = bytes.get(sent..).unwrap_or_default(),
-            Err(Errno::INTR) => {}
-            Err(Errno::AGAIN) => {
-                Sender::from_owned_fd_unchecked(to.try_clone()?.into())?.writable().await?;
-            }
+/// The sending end of a socket.
+struct Sending {
+    to: UnixStream,
+    /// The same socket, for a wait for room: a wait works when there is no descriptor left (faults.md row 54).
+    spare: Option<OwnedFd>,
+}
+
+impl Sending {
+    async fn send_all(&mut self, mut bytes: &[u8]) -> io::Result<()> {
+        let mut tries = 0;
+        while !bytes.is_empty() {
+            let failed = match rustix::net::send(&self.to, bytes, SendFlags::NOSIGNAL) {
+                Ok(sent) => {
+                    bytes = bytes.get(sent..).unwrap_or_default();
+                    continue;
+                }
+                Err(Errno::INTR) => continue,
+                Err(Errno::AGAIN) => match self.room().await {
+                    Ok(()) => continue,
+                    Err(error) => error,
+                },
+                Err(error) if is_final(error) => return Err(error.into()),
+                Err(error) => error.into(),
+            };
             // The bytes behind these wait: nothing is lost by the pause, and all jobs by giving up.
-            Err(error) if tries < TRIES && !is_final(error) => {
-                tries += 1;
-                tokio::time::sleep(PAUSE).await;
+            if tries == TRIES {
+                return Err(failed);
             }
-            Err(error) => return Err(error.into()),
+            tries += 1;
+            tokio::time::sleep(PAUSE).await;
         }
+        Ok(())
     }
-    Ok(())
+
+    /// Waits for room. Registered for this wait only: see [`Wire::split`].
+    async fn room(&mut self) -> io::Result<()> {
+        let spare = self.spare.take().map_or_else(|| self.to.try_clone().map(OwnedFd::from), Ok)?;
+        let registered = Sender::from_owned_fd_unchecked(spare)?;
+        let waited = registered.writable().await;
+        self.spare = registered.into_nonblocking_fd().ok();
+        waited
+    }
 }
 
 /// The other end is gone; any other failure to send may pass.
@@ -276,6 +301,8 @@ fn next_frame(buffer: &mut BytesMut) -> io::Result<Option<FromKeeper>> {
 
 #[cfg(test)]
 mod tests {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
     use super::*;
     use crate::model::{JobId, Kind};
 
@@ -297,5 +324,40 @@ mod tests {
         };
         tokio::task::LocalSet::new().run_until(sent).await;
         assert!(bytes.len() < 100 && bytes.ends_with(b"short"), "{} bytes", bytes.len());
+    }
+
+    #[test]
+    fn fault_54_a_frame_that_has_to_wait_for_room_needs_no_further_descriptor() {
+        // In a process of its own: the limit on descriptors is for all threads.
+        if std::env::var_os("NO_DESCRIPTORS").is_none() {
+            let test = std::env::current_exe().unwrap();
+            let name =
+                "keeper::link::tests::fault_54_a_frame_that_has_to_wait_for_room_needs_no_further_descriptor";
+            let mut command = std::process::Command::new(test);
+            command.args(["--exact", name]).env("NO_DESCRIPTORS", "1").stdout(std::process::Stdio::null());
+            assert!(command.status().unwrap().success());
+            return;
+        }
+        let sent = async {
+            let (ours, theirs) = UnixStream::pair().unwrap();
+            theirs.set_nonblocking(true).unwrap();
+            let mut theirs = tokio::net::UnixStream::from_std(theirs).unwrap();
+            let link = KeeperLink::new(Wire::Socket(ours), |_| {}, || {}).unwrap();
+            let next = std::fs::File::open("/dev/null").unwrap();
+            let limit = std::os::fd::AsRawFd::as_raw_fd(&next) as u64;
+            drop(next);
+            let all = getrlimit(Resource::Nofile);
+            setrlimit(Resource::Nofile, Rlimit { current: Some(limit), ..all }).unwrap();
+            std::fs::File::open("/dev/null").unwrap_err();
+            let key = JobId::parse("1").unwrap().key();
+            let text = "x".repeat(4 << 20);
+            link.tell(Request::Line { key, op: 1, kind: Kind::Out, text: text.clone() }).unwrap();
+            drop(link);
+            let mut bytes = Vec::new();
+            theirs.read_to_end(&mut bytes).await.unwrap();
+            assert!(bytes.ends_with(text.as_bytes()), "{} bytes came through", bytes.len());
+        };
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_io().enable_time().build();
+        tokio::task::LocalSet::new().block_on(&runtime.unwrap(), sent);
     }
 }

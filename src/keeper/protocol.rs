@@ -20,8 +20,8 @@ use serde::{Deserialize, Serialize};
 use crate::model::{ExitStatus, JobKey, Kind, Limits, Shortage, Unenforceable};
 use crate::process::cgroup::Usage;
 
-/// Version of this protocol. A daemon speaks no other: it does not start while a keeper of another one lives, which ends its
-/// jobs by itself when no daemon comes.
+/// Version of this protocol. Daemon and keeper speak no other: a daemon does not start while a keeper of another one lives,
+/// which ends its jobs by itself when no daemon of its own version comes.
 pub const PROTOCOL_VERSION: u32 = 2;
 
 /// Largest frame in bytes: the largest request of a client (32 MiB) as a record, with its values once more.
@@ -39,7 +39,8 @@ pub struct ToKeeper {
 /// What a daemon asks for. No `Debug`: requests hold environments and phrases.
 #[derive(Serialize, Deserialize)]
 pub enum Request {
-    /// First frame of a connection. Reply: [`Reply::Hello`], also when the versions differ (then nothing else follows).
+    /// First frame of a connection. Reply: [`Reply::Hello`], also when the versions differ: then nothing else follows, and
+    /// nothing has changed.
     Hello {
         /// The daemon's [`PROTOCOL_VERSION`].
         version: u32,

@@ -37,8 +37,9 @@ impl Keeper {
     }
 
     fn hello(&mut self, to: ReplyTo, version: u32, settings: KeeperSettings, digest_key: [u8; 16]) {
-        // A daemon speaks its own version and the one before, so a newer one by one can speak ours.
-        let understood = version == PROTOCOL_VERSION || version == PROTOCOL_VERSION + 1;
+        // One of another version ends by itself. It counts for nothing here: jobs whose daemon it cannot be must not be
+        // kept going by its attempts.
+        let understood = version == PROTOCOL_VERSION;
         if understood {
             self.shared.settings = settings;
             self.alone_since = None;

@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use step_runner::keeper::KeeperIdentity;
-use step_runner::keeper::protocol::{KeeperSettings, Reply, Request};
+use step_runner::keeper::protocol::{KeeperSettings, PROTOCOL_VERSION, Reply, Request};
 use step_runner::model::Kind;
 
-use crate::support::{Keeper, exited, settings, wait_for_file, wait_until};
+use crate::support::{Client, Keeper, exited, settings, wait_for_file, wait_until};
 
 #[test]
 fn a_step_goes_on_without_a_daemon_and_the_next_one_learns_all() {
@@ -109,15 +109,32 @@ fn a_second_keeper_is_refused_and_the_first_untouched() {
 }
 
 #[test]
-fn a_daemon_of_an_unknown_version_gets_an_answer_and_nothing_else() {
+fn a_daemon_of_another_version_gets_an_answer_and_nothing_else() {
     let mut keeper = Keeper::start("auto");
     let job = keeper.hold("versions");
-    let hello = Request::Hello { version: 99, settings: settings(), digest_key: [1; 16] };
-    let Ok(Reply::Hello { digest_key, jobs, .. }) = keeper.client.ask(hello) else { panic!("no answer") };
-    assert_eq!((digest_key, jobs), ([7; 16], vec![job.key]));
-    keeper.client.tell(Request::Resume { key: job.key });
-    assert!(keeper.client.read().is_none());
+    for version in [PROTOCOL_VERSION - 1, PROTOCOL_VERSION + 1, 99] {
+        let (client, hello) = Client::speaking(version, keeper.connect(), settings());
+        keeper.client = client;
+        let Reply::Hello { version: theirs, digest_key, jobs, .. } = hello else { panic!("no answer") };
+        assert_eq!((theirs, digest_key, jobs), (PROTOCOL_VERSION, [7; 16], vec![job.key]));
+        keeper.client.tell(Request::Resume { key: job.key });
+        assert!(keeper.client.read().is_none());
+    }
     keeper.reconnect(settings());
     assert_eq!(job.resume(&mut keeper.client).last_op, 0);
     keeper.end();
+}
+
+#[test]
+fn a_daemon_of_another_version_changes_no_setting_and_keeps_no_keeper_waiting() {
+    let own = KeeperSettings { keeper_wait: Duration::from_millis(300), ..settings() };
+    let mut keeper = Keeper::start_with("auto", own);
+    let mut job = keeper.hold("outlived");
+    job.spawn(&mut keeper.client, "sleep 600");
+    keeper.client.hang_up();
+    let theirs = KeeperSettings { keeper_wait: Duration::from_hours(1), ..settings() };
+    let (_newer, _) = Client::speaking(PROTOCOL_VERSION + 1, keeper.connect(), theirs);
+    wait_until(|| keeper.process.try_wait().unwrap().is_some_and(|status| status.success()));
+    assert!(job.living().is_empty());
+    assert_eq!(job.lines(), ["00E job interrupted: no daemon came back"]);
 }

@@ -60,8 +60,11 @@ impl Keeper {
 
     /// A second daemon.
     pub(crate) fn reconnect(&mut self, settings: KeeperSettings) {
-        let stream = UnixStream::connect(self.dir.path().join("keeper.sock")).unwrap();
-        self.client = Client::greet(stream, settings);
+        self.client = Client::greet(self.connect(), settings);
+    }
+
+    pub(crate) fn connect(&self) -> UnixStream {
+        UnixStream::connect(self.dir.path().join("keeper.sock")).unwrap()
     }
 
     /// Takes a job without phrases.
@@ -263,10 +266,8 @@ pub(crate) struct Client {
 
 impl Client {
     pub(crate) fn greet(stream: UnixStream, settings: KeeperSettings) -> Self {
-        stream.set_read_timeout(Some(PATIENCE)).unwrap();
-        let mut client = Self { stream, next_id: 1, events: VecDeque::new(), jobs: vec![], cgroup: None };
-        let hello = Request::Hello { version: PROTOCOL_VERSION, settings, digest_key: [7; 16] };
-        match client.ask(hello).unwrap() {
+        let (mut client, hello) = Self::speaking(PROTOCOL_VERSION, stream, settings);
+        match hello {
             Reply::Hello { version: PROTOCOL_VERSION, jobs, cgroup, .. } => {
                 client.jobs = jobs;
                 client.cgroup = cgroup;
@@ -274,6 +275,14 @@ impl Client {
             other => panic!("{other:?}"),
         }
         client
+    }
+
+    /// A daemon that speaks `version`, and what it is answered.
+    pub(crate) fn speaking(version: u32, stream: UnixStream, settings: KeeperSettings) -> (Self, Reply) {
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        let mut client = Self { stream, next_id: 1, events: VecDeque::new(), jobs: vec![], cgroup: None };
+        let hello = client.ask(Request::Hello { version, settings, digest_key: [7; 16] }).unwrap();
+        (client, hello)
     }
 
     /// As if the daemon had died.
@@ -309,7 +318,10 @@ impl Client {
     /// The next frame; `None` at the end of the connection.
     pub(crate) fn read(&mut self) -> Option<FromKeeper> {
         let mut header = [0; 4];
-        self.stream.read_exact(&mut header).ok()?;
+        if let Err(error) = self.stream.read_exact(&mut header) {
+            assert_ne!(error.kind(), std::io::ErrorKind::WouldBlock, "the keeper keeps silent");
+            return None;
+        }
         let mut body = vec![0; u32::from_le_bytes(header) as usize];
         self.stream.read_exact(&mut body).unwrap();
         Some(postcard::from_bytes(&body).unwrap())
