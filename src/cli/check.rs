@@ -64,7 +64,7 @@ pub(super) fn execute(arguments: &Arguments, talk: Talk) -> Ending {
 /// Everything that is wrong with one file.
 fn findings(file: &File, text: &Text, calls: &Calls) -> Vec<Diagnostic> {
     let checked = file.parse(text);
-    let whole = checked.is_whole();
+    let whole = checked.is_complete();
     let Checked { function, mut diagnostics } = checked;
     if let Some(function) = &function {
         let mut callees: Vec<Option<Arc<Interface>>> = Vec::new();

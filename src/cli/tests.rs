@@ -64,7 +64,7 @@ fn every_visible_command_explains_itself_with_examples() {
         assert!(command.get_about().is_some(), "{name}");
         let examples = command.get_after_long_help().map(ToString::to_string).unwrap_or_default();
         let of_it = |line: &str| line.contains("step-runner") || line.contains("_args");
-        assert!(examples.contains("Examples") && examples.lines().any(of_it), "{name}: {examples}");
+        assert!(examples.contains("Example") && examples.lines().any(of_it), "{name}: {examples}");
     }
 }
 

@@ -93,6 +93,33 @@ outputs: {o: '${{'}
 }
 
 #[test]
+fn an_output_whose_type_is_written_down_must_have_the_declared_one() {
+    let text = |output: &str| {
+        format!(
+            "spec: {{outputs: {{n: {{type: number}}}}}}\n---\nrun: [{{name: a, script: b}}]\noutputs:\n  n: {output}\n"
+        )
+    };
+    for (output, got) in
+        [("text", "string"), ("[1]", "array"), ("{}", "struct"), ("true", "boolean"), ("~", "null")]
+    {
+        let expected = format!("func.yml:5:6: outputs.n: output \"n\": expected number, got {got}");
+        assert_eq!(errors(&text(output)), [expected]);
+    }
+    for output in ["1", "${{ env.A }}", "' ${{ num(env.A) }}'"] {
+        function(&text(output));
+    }
+}
+
+#[test]
+fn a_steps_document_is_no_definition_file() {
+    for text in ["exec: {command: [a]}\n", "run: [{name: a, script: b}]\n", "- {name: a, script: b}\n"] {
+        let found = errors(text);
+        assert!(found.len() == 1 && found[0].contains("the interface is missing"), "{found:?}");
+    }
+    assert!(errors("spec: {}\n")[0].contains("definition missing"));
+}
+
+#[test]
 fn every_part_of_the_language_is_read() {
     let function = function(WHOLE);
     assert_eq!(shown(&function.warnings), [""; 0]);

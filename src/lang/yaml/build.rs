@@ -43,7 +43,7 @@ pub(super) fn next_start<'t>(parser: &mut Parser<'t, StrInput<'t>>) -> Option<Po
     loop {
         match parser.next_event()?.ok()? {
             (Event::DocumentStart(..), span) => start = Some(position(&span.start)),
-            (Event::Scalar(text, ScalarStyle::Plain, ..), _) if text.is_empty() => return None,
+            (Event::Scalar(text, ScalarStyle::Plain, ..), _) if matches!(&*text, "" | "~") => return None,
             (Event::Scalar(..) | Event::SequenceStart(..) | Event::MappingStart(..), _) => return start,
             (Event::StreamEnd, _) => return None,
             _ => {}

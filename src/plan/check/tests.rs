@@ -126,7 +126,7 @@ fn inputs_may_be_null_so_their_type_only_warns() {
 
 #[test]
 fn declared_outputs_must_be_given_with_their_type() {
-    let text = "spec: {outputs: {a: {type: number}, b: {type: string}, c: {type: string, default: x}}}\n---\nrun: [{name: s, script: x}]\noutputs: {a: one}\n";
+    let text = "spec: {outputs: {a: {type: number}, b: {type: string}, c: {type: string, default: x}}}\n---\nrun: [{name: s, script: x}]\noutputs: {a: \"${{ str(1) }}\"}\n";
     assert_eq!(
         findings_with(text, None),
         [

@@ -25,7 +25,7 @@ const FILES: [(&str, &str); 9] = [
     ("/job/seqenv/func.yml", "{}\n---\nenv: {A: '${{ env.NOPE }}'}\nrun: [{name: in, script: x}]\n"),
     (
         "/job/seqout/func.yml",
-        "spec:\n  outputs: {o: {type: number}}\n---\nrun: [{name: in, script: x}]\noutputs: {o: text}\n",
+        "spec:\n  outputs: {o: {type: number}}\n---\nrun: [{name: in, script: x}]\noutputs: {o: '${{ str(1) }}'}\n",
     ),
     ("/job/loop/func.yml", "{}\n---\nrun: [{name: again, func: ../loop}]\n"),
 ];
