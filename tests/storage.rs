@@ -193,13 +193,12 @@ enum Full {
 
 #[tokio::test]
 async fn fault_26_a_daemon_starts_again_on_a_full_disk_and_its_jobs_go_on() {
-    for (full, has_reserve) in
-        [(Full::Bytes, true), (Full::Bytes, false), (Full::Files, true), (Full::Files, false)]
+    for (full, has_reserve, durability) in
+        [(Full::Bytes, true, "power"), (Full::Bytes, false, "crash"), (Full::Files, true, "crash")]
     {
         let Some(small) = Small::mount("fault_26", "size=3m,nr_inodes=60") else { return };
         let elsewhere = tempfile::tempdir().unwrap();
         let go = elsewhere.path().join("go");
-        let durability = if has_reserve { "power" } else { "crash" };
         let mut daemon = small.daemon(Setup::new().option("durability", durability));
         let client = daemon.client().await;
         client.run_to_end("old", &script("seq 1 20000")).await;
