@@ -23,8 +23,12 @@ pub trait Host: Send + Sync {
     fn connect(&self, state: &StateDir) -> io::Result<Wire>;
     /// Starts a keeper and connects to it.
     fn start_keeper(&self, state: &StateDir, cgroup: CgroupMode) -> io::Result<Wire>;
-    /// Kills the keeper that lives in the state folder, if it is known which one that is; does not wait for its end.
-    fn kill_keeper(&self, state: &StateDir);
+    /// Kills the keeper that lives in the state folder, if it is known which one that is: its pid. Does not wait for its end.
+    fn kill_keeper(&self, state: &StateDir) -> Option<u32>;
+    /// Lets that keeper go on if it was stopped: its pid. One that is played is never stopped.
+    fn wake_keeper(&self, _state: &StateDir) -> Option<u32> {
+        None
+    }
     /// Directory below which a keeper can make control groups for jobs.
     fn control_group(&self) -> Result<PathBuf, CgroupError>;
     /// Kills what is left of jobs that nobody holds; the pids that outlive `limit`. Blocks.
@@ -68,8 +72,12 @@ impl Host for Processes {
         Ok(Wire::Socket(stream))
     }
 
-    fn kill_keeper(&self, state: &StateDir) {
-        launch::kill(state.dir());
+    fn kill_keeper(&self, state: &StateDir) -> Option<u32> {
+        launch::kill(state.dir())
+    }
+
+    fn wake_keeper(&self, state: &StateDir) -> Option<u32> {
+        launch::wake(state.dir())
     }
 
     fn control_group(&self) -> Result<PathBuf, CgroupError> {

@@ -1,5 +1,7 @@
 //! The supervisor's access to the keeper: finds the living one, starts one when the first job comes, tells who asks.
 
+mod silence;
+
 use std::cell::{Cell, RefCell};
 use std::path::Path;
 use std::rc::Rc;
@@ -23,6 +25,7 @@ use crate::log::pipeline::GIVE_UP_AFTER;
 use crate::model::{JobKey, Reason, Refusal, Unenforceable};
 use crate::process::cgroup::{CgroupError, CgroupMode};
 use crate::store::StateDir;
+use silence::Ending;
 
 /// A keeper that has its lock but does not answer is starting or dying: both take less than this, and what the jobs take
 /// that it is ending ([`find_time`]).
@@ -33,9 +36,6 @@ const FIND_QUIETLY: Duration = Duration::from_secs(1);
 
 /// Between two attempts to reach it.
 const FIND_PAUSE: Duration = Duration::from_millis(5);
-
-/// A killed keeper has given its lock back within this time.
-const DEATH_TIME: Duration = Duration::from_secs(2);
 
 /// A living keeper.
 #[derive(Clone)]
@@ -55,6 +55,15 @@ pub enum KeeperProblem {
     /// It broke the connection.
     #[error(transparent)]
     Link(#[from] LinkError),
+    /// It does not do its work, and does not end.
+    #[error(
+        "the keeper of this state folder{} does not answer and cannot be ended: end the process that holds the lock on its \
+         keeper.lock", pid.map_or_else(String::new, |pid| format!(" (process {pid})"))
+    )]
+    Lasting {
+        /// Its pid, if it is known.
+        pid: Option<u32>,
+    },
     /// It was started by another version whose protocol this one does not speak.
     #[error(
         "the keeper of this state folder speaks protocol {theirs}, this program {PROTOCOL_VERSION}: let the version \
@@ -85,7 +94,7 @@ impl KeeperProblem {
                     | ErrorKind::BrokenPipe
             ),
             Self::Link(error) => matches!(error, LinkError::Gone),
-            Self::OtherVersion { .. } | Self::Cgroup(_) | Self::Random(_) => false,
+            Self::Lasting { .. } | Self::OtherVersion { .. } | Self::Cgroup(_) | Self::Random(_) => false,
         }
     }
 }
@@ -117,6 +126,7 @@ pub(super) struct KeeperPort {
     digest_key: Rc<Cell<[u8; 16]>>,
     /// What the operator was told last: control groups hold the processes of jobs.
     told_groups: Rc<Cell<Option<bool>>>,
+    ending: Ending,
 }
 
 /// Events that came before the jobs they are about were registered; `None`: they are handed on at once.
@@ -133,8 +143,8 @@ impl KeeperPort {
         let mut digest_key = [0; 16];
         getrandom::fill(&mut digest_key).map_err(KeeperProblem::Random)?;
         let (keeper, early, digest_key) = (Rc::default(), Early::default(), Rc::new(Cell::new(digest_key)));
-        let told_groups = Rc::default();
-        Ok(Self { keeper, state, config, registry, private, host, early, digest_key, told_groups })
+        let (told_groups, ending) = (Rc::default(), Ending::default());
+        Ok(Self { keeper, state, config, registry, private, host, early, digest_key, told_groups, ending })
     }
 
     /// No keeper lives: says what will hold the processes of jobs together, as far as it can be foreseen.
@@ -163,14 +173,16 @@ impl KeeperPort {
     /// The keeper; started if there is none.
     pub(super) async fn get(&self, supervisor: &Addr<Supervisor>) -> Result<Keeper, KeeperProblem> {
         let mut keeper = self.keeper.lock().await;
-        if keeper.take_if(|keeper| keeper.link.is_over()).is_some() {
-            self.end_cut_off().await;
-        }
+        self.end_cut_off(&mut keeper).await?;
         if let Some(keeper) = &*keeper {
             return Ok(keeper.clone());
         }
         let wire = self.host.start_keeper(&self.state, cgroup_mode(self.config.cgroup))?;
-        let (new, _) = self.greet(wire, supervisor).await?;
+        let greeted = self.greet(wire, supervisor).await;
+        if let Err(KeeperProblem::Link(LinkError::Silent)) = greeted {
+            self.end_silent_in(&mut keeper).await?;
+        }
+        let (new, _) = greeted?;
         for entry in self.registry.remembered.lock().all() {
             new.link.tell_short(Request::Remember(entry));
         }
@@ -197,6 +209,8 @@ impl KeeperPort {
                     *self.keeper.lock().await = Some(found.clone());
                     return Ok(Some((found, holdings)));
                 }
+                // Then it is not found again, and its jobs are those of a dead one.
+                Err(KeeperProblem::Link(LinkError::Silent)) => self.end_silent().await?,
                 Err(problem) if problem.is_passing() && Instant::now() < until => {
                     if !was_told && begun.elapsed() >= FIND_QUIETLY {
                         tracing::info!(
@@ -230,31 +244,9 @@ impl KeeperPort {
         self.keeper.try_lock().ok()?.clone()
     }
 
-    /// The living keeper, if there is one; starts none.
+    /// The keeper, if there is one; starts none. It may have died a moment ago.
     pub(super) async fn living(&self) -> Option<Keeper> {
         self.keeper.lock().await.clone()
-    }
-
-    /// A keeper is gone; forgets it, unless another one has its place already.
-    pub(super) async fn forget(&self) {
-        let mut keeper = self.keeper.lock().await;
-        if keeper.take_if(|keeper| keeper.link.is_over()).is_some() {
-            self.end_cut_off().await;
-        }
-    }
-
-    /// A keeper whose connection broke though it lives does nothing any more that a daemon hears of, and keeps the folder
-    /// from the next one: it is killed, which is what its jobs are told. Mostly it has died already.
-    async fn end_cut_off(&self) {
-        let until = Instant::now() + DEATH_TIME;
-        let mut was_killed = false;
-        while self.host.has_keeper(&self.state).unwrap_or_default() && Instant::now() < until {
-            if !was_killed {
-                self.host.kill_keeper(&self.state);
-                was_killed = true;
-            }
-            tokio::time::sleep(FIND_PAUSE).await;
-        }
     }
 
     async fn greet(
@@ -272,12 +264,7 @@ impl KeeperPort {
             },
             move || deliver(&supervisor, KeeperGone),
         )?;
-        let hello = Request::Hello {
-            version: PROTOCOL_VERSION,
-            settings: keeper_settings(&self.config, self.private),
-            digest_key: self.digest_key.get(),
-        };
-        match link.ask(hello).await? {
+        match self.hello(&link).await? {
             Reply::Hello {
                 version: PROTOCOL_VERSION,
                 cgroup,
@@ -294,6 +281,16 @@ impl KeeperPort {
             }
             Reply::Hello { version: theirs, .. } => Err(KeeperProblem::OtherVersion { theirs }),
             _ => Err(LinkError::Protocol.into()),
+        }
+    }
+}
+
+impl KeeperPort {
+    fn hello_request(&self) -> Request {
+        Request::Hello {
+            version: PROTOCOL_VERSION,
+            settings: keeper_settings(&self.config, self.private),
+            digest_key: self.digest_key.get(),
         }
     }
 }
@@ -349,16 +346,4 @@ fn tell(registry: &Registry, key: JobKey, said: Said) {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_keeper_that_ends_its_jobs_is_waited_for_as_long_as_that_may_take() {
-        let config = Config {
-            cancel_grace: Duration::from_mins(5),
-            kill_wait: Duration::from_mins(2),
-            ..Config::default()
-        };
-        assert!(find_time(&config) > Duration::from_mins(5 + 2) + GIVE_UP_AFTER);
-    }
-}
+mod tests;

@@ -14,6 +14,7 @@ use crate::process::{cgroup, children, group};
 use crate::{failpoint, files};
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
+use rustix::process::Signal;
 
 /// Most of `keeper.json` that is read, in bytes.
 const MAX_IDENTITY: u64 = 64 << 10;
@@ -36,14 +37,24 @@ fn identity(directory: BorrowedFd<'_>) -> Option<KeeperIdentity> {
     serde_json::from_slice(&json).ok()
 }
 
-/// Kills the keeper that `keeper.json` of the state folder `directory` names, if that process is still the one it names.
-pub fn kill(directory: BorrowedFd<'_>) {
-    let Some(KeeperIdentity { process: named, .. }) = identity(directory) else { return };
-    if named.boot_id == host::boot_id()
-        && let Some(process) = Process::read(named.pid).filter(|found| found.start_time == named.start_time)
-    {
-        group::kill_process(&process);
+/// Kills the keeper that `keeper.json` of the state folder `directory` names, if that process is still the one it names; its
+/// pid.
+pub fn kill(directory: BorrowedFd<'_>) -> Option<u32> {
+    signal(directory, Signal::KILL)
+}
+
+/// Lets that keeper go on if it was stopped (SIGSTOP), likewise.
+pub fn wake(directory: BorrowedFd<'_>) -> Option<u32> {
+    signal(directory, Signal::CONT)
+}
+
+fn signal(directory: BorrowedFd<'_>, signal: Signal) -> Option<u32> {
+    let named = identity(directory)?.process;
+    if named.boot_id != host::boot_id() {
+        return None;
     }
+    let process = Process::read(named.pid).filter(|found| found.start_time == named.start_time)?;
+    group::signal_process(&process, &[signal]).then_some(named.pid)
 }
 
 /// Connects to the living keeper of the state folder `directory`. The path goes through the folder's descriptor, so its

@@ -43,6 +43,9 @@ pub enum LinkError {
     /// A request over [`MAX_FRAME`].
     #[error("a request of {0} bytes is too large for the keeper")]
     TooLarge(usize),
+    /// It lives, perhaps, but has not answered within the time it was given.
+    #[error("the keeper does not answer")]
+    Silent,
     /// It speaks another protocol, or broke it.
     #[error("the keeper does not speak this daemon's protocol")]
     Protocol,

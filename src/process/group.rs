@@ -39,11 +39,6 @@ fn signal_group(leader: Pid, signal: Signal) {
     rustix::process::kill_process_group(leader, signal).ok();
 }
 
-/// SIGKILL to `process` unless another process has its number by now.
-pub fn kill_process(process: &Process) {
-    signal_process(process, &[Signal::KILL]);
-}
-
 /// Sends `signals` to `process` unless another process has its number by now. `true` = they were sent.
 pub fn signal_process(process: &Process, signals: &[Signal]) -> bool {
     let Some(pid) = Pid::from_raw(process.pid as i32) else { return false };

@@ -1,6 +1,6 @@
 //! The keeper dies, or loses its daemon.
 
-use super::end;
+use super::{end, freeze, wait_until_exists};
 use crate::support::{
     Daemon, OwnSleep, Setup, is_alive, kill, logs, patiently, refused, request, script, scripts, wait_for,
 };
@@ -45,6 +45,25 @@ async fn fault_42_the_death_of_the_keeper_interrupts_running_jobs_at_once() {
     wait_for("the end of what had left", || left.processes().is_empty().then_some(()));
     wait_for("the daemon to reap what came to it", || (zombies_of(daemon.pid()) == 0).then_some(()));
     assert_eq!(client.run_to_end("2", &script("echo next")).await.exit_code, 0);
+}
+
+#[tokio::test]
+async fn fault_42_a_keeper_that_was_stopped_goes_on_with_the_next_daemon() {
+    let mut daemon = Daemon::start();
+    let client = daemon.client().await;
+    let go = daemon.file("go");
+    let steps = [("a", &*format!("echo on; {}; echo done", wait_until_exists(&go))), ("b", "echo next")];
+    client.run_steps("1", &scripts(&steps)).await;
+    client.prints("1", "on").await;
+    freeze(daemon.keeper_pid().unwrap());
+    daemon.kill();
+    daemon.restart();
+    wait_for("a word to the operator", || daemon.said().contains("the keeper does not answer").then_some(()));
+    let client = daemon.client().await;
+    assert_eq!(client.status("1").await.state(), State::Running);
+    std::fs::write(&go, "").unwrap();
+    assert_eq!(end(&client.ended("1").await), (State::Success, 0));
+    assert_eq!(client.output("1").await, "on\ndone\nnext\n");
 }
 
 #[tokio::test]

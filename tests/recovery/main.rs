@@ -18,3 +18,12 @@ fn end(status: &Status) -> (State, i32) {
 fn wait_until_exists(file: &std::path::Path) -> String {
     format!("until [ -e {} ]; do sleep 0.02; done", file.display())
 }
+
+/// Stops a process, and waits until it is stopped.
+fn freeze(pid: i32) {
+    support::kill(pid, rustix::process::Signal::STOP);
+    support::wait_for("the process to stop", || {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+        stat.rsplit(')').next().unwrap().starts_with(" T").then_some(())
+    });
+}

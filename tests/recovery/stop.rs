@@ -2,8 +2,8 @@
 
 use std::time::Instant;
 
-use super::{end, wait_until_exists};
-use crate::support::{SOON, Setup, contains, is_alive, refused, request, script, wait_for};
+use super::{end, freeze, wait_until_exists};
+use crate::support::{OwnSleep, SOON, Setup, contains, is_alive, refused, request, script, wait_for};
 use futures_util::future::join_all;
 use rustix::process::Signal;
 use step_runner::pb::v1::State;
@@ -65,6 +65,43 @@ async fn fault_58_a_second_signal_ends_it_at_once() {
     assert!(start.elapsed() < SOON, "{:?}", start.elapsed());
     let pid = std::fs::read_to_string(&pid).unwrap().trim().parse().unwrap();
     wait_for("the job's end", || (!is_alive(pid)).then_some(()));
+}
+
+/// A daemon with one job, whose keeper is stopped: it is told to end, and told again.
+async fn stop_with_a_stopped_keeper(grace: &str, again: bool) {
+    let mut daemon = Setup::new().option("shutdown-grace", grace).option("kill-wait", "200ms").start();
+    let client = daemon.client().await;
+    let (runs, left) = (OwnSleep::new(), OwnSleep::new());
+    client.run("1", &format!("setsid -f {left}; echo on; exec {runs}")).await;
+    let mut follow = client.follow("1", 0).await;
+    follow.until("on").await;
+    freeze(daemon.keeper_pid().unwrap());
+    daemon.signal(Signal::TERM);
+    if again {
+        client.reaches("1", "it is cancelled", |status| status.state() == State::Cancelling).await;
+        daemon.signal(Signal::TERM);
+        refused(follow.rest().await, Code::Unavailable, "shutting_down");
+    } else {
+        let rest = follow.rest().await.unwrap();
+        assert!(contains(&rest, "job interrupted: "), "{}", String::from_utf8_lossy(&rest));
+    }
+    assert_eq!(daemon.wait(), Some(i32::from(again)));
+    for started in [runs, left] {
+        assert_eq!(started.processes(), Vec::<i32>::new());
+    }
+    assert_eq!(daemon.keeper_pid(), None);
+    daemon.restart();
+    assert_eq!(end(&daemon.client().await.ended("1").await), (State::Interrupted, -4));
+}
+
+#[tokio::test]
+async fn fault_58_a_stopped_keeper_holds_up_no_stop() {
+    stop_with_a_stopped_keeper("100ms", false).await;
+}
+
+#[tokio::test]
+async fn fault_58_a_stopped_keeper_holds_up_no_second_signal() {
+    stop_with_a_stopped_keeper("600s", true).await;
 }
 
 #[tokio::test]

@@ -335,9 +335,10 @@ fn not_held(error: &LinkError) -> Refusal {
             return refusal(reason, Chain(error).to_string());
         }
         LinkError::TooLarge(_) | LinkError::Refused(KeeperError::Masking(_)) => Reason::TooLarge,
-        LinkError::Gone | LinkError::Protocol | LinkError::Refused(KeeperError::UnknownJob) => {
-            Reason::KeeperUnavailable
-        }
+        LinkError::Gone
+        | LinkError::Silent
+        | LinkError::Protocol
+        | LinkError::Refused(KeeperError::UnknownJob) => Reason::KeeperUnavailable,
     };
     refusal(reason, format!("the keeper did not take the job: {}", Chain(error)))
 }

@@ -13,7 +13,7 @@ use crate::actors::admission::{Head, read_head};
 use crate::actors::deliver;
 use crate::actors::host::Host;
 use crate::actors::job::{Begin, CancelAsk};
-use crate::actors::keeper_port::{Keeper, KeeperProblem};
+use crate::actors::keeper_port::{Keeper, KeeperPort, KeeperProblem};
 use crate::actors::log_sink::LogFeed;
 use crate::actors::sync_group::NotSynced;
 use crate::actors::trace_sink::TraceFeed;
@@ -64,10 +64,11 @@ impl Handler<Recover> for Supervisor {
                 let Some((keeper, holdings)) = port.find(&asked).await? else {
                     return Ok((None, Held::new(), vec![]));
                 };
-                match resume_all(&keeper, holdings.jobs).await {
+                match resume_all(&port, &keeper, holdings.jobs).await {
                     Ok(held) => return Ok((Some(keeper), held, holdings.remembered)),
                     // It died meanwhile: then it is not found again.
-                    Err(LinkError::Gone) => port.forget().await,
+                    Err(LinkError::Gone) => port.try_forget().await?,
+                    Err(LinkError::Silent) => port.end_silent().await?,
                     Err(error) => return Err(RecoveryError::from(KeeperProblem::Link(error))),
                 }
             }
@@ -340,10 +341,10 @@ impl Supervisor {
 }
 
 /// Takes over all jobs of a keeper.
-async fn resume_all(keeper: &Keeper, keys: Vec<JobKey>) -> Result<Held, LinkError> {
+async fn resume_all(port: &KeeperPort, keeper: &Keeper, keys: Vec<JobKey>) -> Result<Held, LinkError> {
     let mut held = Held::new();
     for key in keys {
-        match keeper.link.ask(Request::Resume { key }).await {
+        match port.ask_living(&keeper.link, Request::Resume { key }).await {
             Ok(Reply::Resumed(job)) => drop(held.insert(key, *job)),
             // Dropped meanwhile: the others are not to suffer for it.
             Ok(_) | Err(LinkError::Refused(_)) => {}

@@ -7,11 +7,9 @@ use actix::{ActorFutureExt, Context, Handler, Message, ResponseActFuture, WrapFu
 use tokio::time::{Instant, timeout_at};
 
 use super::{Stop, Supervisor};
-use crate::actors::keeper_port::KeeperPort;
 use crate::actors::view::JobView;
 use crate::config::OnStop;
 use crate::failpoint;
-use crate::keeper::protocol::Request;
 use crate::model::CancelCause;
 
 /// Stop: no new job is taken; answered when none lives, or when time is over.
@@ -31,16 +29,14 @@ impl Handler<Shutdown> for Supervisor {
         if at_once {
             self.stop = Stop::AtOnce;
             self.pause_queue();
-            return Box::pin(say_bye(self.port.clone()).into_actor(self));
+            return Box::pin(self.leave().map(|_, _, _| ()));
         }
         let drain = match self.config().on_stop {
             OnStop::Cancel => Duration::ZERO,
             OnStop::Drain => self.config().drain_timeout,
         };
         let drained = all_ended(self.living(), Instant::now() + drain);
-        Box::pin(
-            drained.into_actor(self).then(|_, supervisor, _| supervisor.end_all().into_actor(supervisor)),
-        )
+        Box::pin(drained.into_actor(self).then(|_, supervisor, _| supervisor.end_all()))
     }
 }
 
@@ -49,7 +45,7 @@ impl Supervisor {
         self.registry.all().into_iter().map(|(view, _)| view).filter(|view| !view.is_ended()).collect()
     }
 
-    fn end_all(&mut self) -> impl Future<Output = ()> + use<> {
+    fn end_all(&mut self) -> ResponseActFuture<Self, ()> {
         self.stop = Stop::Ending;
         self.pause_queue();
         let grace = self.config().shutdown_grace;
@@ -57,26 +53,42 @@ impl Supervisor {
         for view in &living {
             self.cancel(&view.id, CancelCause::Shutdown, Some(grace));
         }
+        let lines = self.time_for_last_lines();
         // What a job needs after its grace: the kill, and its last lines.
-        let mut deadline = Instant::now() + grace + self.config().kill_wait + Duration::from_secs(1);
-        if self.around.sync_group.is_some() {
-            // Their ends are shown when they are on the disk.
-            deadline += Duration::from_secs(2);
-        }
-        let port = self.port.clone();
-        async move {
-            if !all_ended(living, deadline).await {
+        let ended = all_ended(living.clone(), Instant::now() + grace + self.config().kill_wait + lines);
+        let left = ended.into_actor(self).then(|ended, supervisor, _| {
+            if !ended {
                 tracing::warn!("jobs did not end in time; they are left to the next start");
             }
-            say_bye(port).await;
-        }
+            supervisor.leave()
+        });
+        Box::pin(left.then(move |was_heard, supervisor, _| {
+            // The death of a keeper that was killed ends its jobs: their followers are to be told.
+            let ended = async move { was_heard || all_ended(living, Instant::now() + lines).await };
+            ended.into_actor(supervisor).map(|_, _, _| ())
+        }))
     }
-}
 
-/// The keeper kills what is left and ends.
-async fn say_bye(port: KeeperPort) {
-    if let Some(keeper) = port.living().await {
-        keeper.link.ask(Request::Bye).await.ok();
+    fn time_for_last_lines(&self) -> Duration {
+        // With a sync their ends are shown when they are on the disk.
+        Duration::from_secs(if self.around.sync_group.is_some() { 3 } else { 1 })
+    }
+
+    /// The keeper kills what is left and ends. `false`: it did not answer and was killed, and what it left was too.
+    fn leave(&self) -> ResponseActFuture<Self, bool> {
+        let port = self.port.clone();
+        let said = async move { port.say_bye().await };
+        Box::pin(said.into_actor(self).then(|was_heard, supervisor, _| {
+            let keys = supervisor.living().iter().map(|view| view.key).collect();
+            let killed = (!was_heard).then(|| supervisor.kill_remains(keys));
+            async move {
+                if let Some(killed) = killed {
+                    killed.await;
+                }
+                was_heard
+            }
+            .into_actor(supervisor)
+        }))
     }
 }
 

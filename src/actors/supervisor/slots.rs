@@ -186,6 +186,7 @@ impl From<KeeperProblem> for NotHeld {
         match problem {
             KeeperProblem::Link(error) => error.into(),
             KeeperProblem::Io(error) if store::reason_of(&error).may_pass() => Self::NotNow,
+            KeeperProblem::Lasting { .. } => Self::NotNow,
             _ => Self::Impossible,
         }
     }
@@ -195,6 +196,7 @@ impl From<LinkError> for NotHeld {
     fn from(error: LinkError) -> Self {
         match error {
             LinkError::Gone => Self::Died,
+            LinkError::Silent => Self::NotNow,
             LinkError::Refused(KeeperError::Log { errno, .. })
                 if store::reason_of(&io::Error::from_raw_os_error(errno)).may_pass() =>
             {

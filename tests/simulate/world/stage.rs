@@ -66,10 +66,10 @@ impl Host for Stage {
         self.connect(state)
     }
 
-    fn kill_keeper(&self, _: &StateDir) {
-        if let Some(keeper) = living() {
-            keeper.borrow_mut().die();
-        }
+    fn kill_keeper(&self, _: &StateDir) -> Option<u32> {
+        let keeper = living()?;
+        keeper.borrow_mut().die();
+        Some(1)
     }
 
     fn control_group(&self) -> Result<std::path::PathBuf, CgroupError> {

@@ -1,0 +1,317 @@
+use super::*;
+
+#[test]
+fn a_keeper_that_ends_its_jobs_is_waited_for_as_long_as_that_may_take() {
+    let config = Config {
+        cancel_grace: Duration::from_mins(5),
+        kill_wait: Duration::from_mins(2),
+        ..Config::default()
+    };
+    assert!(find_time(&config) > Duration::from_mins(5 + 2) + GIVE_UP_AFTER);
+}
+
+/// Keepers that keep silent, on virtual time.
+#[cfg(feature = "failpoints")]
+mod silent {
+    use std::cell::RefCell;
+    use std::io::Result;
+    use std::os::unix::net::UnixStream;
+    use std::path::PathBuf;
+
+    use actix::{AsyncContext, Context};
+    use parking_lot::Mutex;
+    use rustix::io::Errno;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::task::LocalSet;
+
+    use super::super::silence::{ANSWER_TIME, BYE_TIME, WAKE_AFTER};
+    use super::*;
+    use crate::keeper::protocol::ToKeeper;
+    use crate::model::ProcessInfo;
+    use crate::process::remains::Remains;
+
+    /// A host with a keeper that accepts connections and never answers.
+    struct Silent(Mutex<Life>);
+
+    struct Life {
+        alive: bool,
+        /// Until then it is not known which process it is.
+        unknown_until: Instant,
+        /// Whether it lives cannot be looked at until then.
+        unseen: Option<(Errno, Instant)>,
+        woken: Option<Instant>,
+        killed: Option<Instant>,
+        /// The keeper's ends of its connections.
+        ends: Vec<UnixStream>,
+    }
+
+    impl Silent {
+        fn new() -> Self {
+            Self(Mutex::new(Life {
+                alive: true,
+                unknown_until: Instant::now(),
+                unseen: None,
+                woken: None,
+                killed: None,
+                ends: Vec::new(),
+            }))
+        }
+    }
+
+    impl Host for Silent {
+        fn has_keeper(&self, _: &StateDir) -> Result<bool> {
+            let life = self.0.lock();
+            match life.unseen.filter(|(_, until)| Instant::now() < *until) {
+                Some((error, _)) => Err(error.into()),
+                None => Ok(life.alive),
+            }
+        }
+
+        fn connect(&self, _: &StateDir) -> Result<Wire> {
+            let (ours, theirs) = UnixStream::pair()?;
+            self.0.lock().ends.push(theirs);
+            Ok(Wire::Socket(ours))
+        }
+
+        fn start_keeper(&self, state: &StateDir, _: CgroupMode) -> Result<Wire> {
+            self.0.lock().alive = true;
+            self.connect(state)
+        }
+
+        fn kill_keeper(&self, _: &StateDir) -> Option<u32> {
+            let mut life = self.0.lock();
+            if !life.alive || Instant::now() < life.unknown_until {
+                return None;
+            }
+            life.alive = false;
+            life.killed = Some(Instant::now());
+            life.ends.clear();
+            Some(7)
+        }
+
+        fn wake_keeper(&self, _: &StateDir) -> Option<u32> {
+            self.0.lock().woken.get_or_insert_with(Instant::now);
+            Some(7)
+        }
+
+        fn control_group(&self) -> std::result::Result<PathBuf, CgroupError> {
+            Err(CgroupError::NotMounted)
+        }
+
+        fn kill(&self, _: &Remains, _: Duration) -> Vec<u32> {
+            Vec::new()
+        }
+    }
+
+    struct Scene {
+        port: KeeperPort,
+        host: Arc<Silent>,
+        supervisor: Addr<Supervisor>,
+        begun: Instant,
+        _dir: tempfile::TempDir,
+    }
+
+    impl Scene {
+        fn new() -> Self {
+            let dir = tempfile::tempdir().unwrap();
+            let process = ProcessInfo { boot_id: "boot".into(), pid: 1, start_time: 1 };
+            let state = StateDir::open(&dir.path().join("state"), &process).unwrap();
+            let host = Arc::new(Silent::new());
+            let port = KeeperPort::new(state, Arc::default(), Arc::default(), false, Arc::clone(&host) as _)
+                .unwrap();
+            // Nobody reads what is sent there.
+            let supervisor = Context::<Supervisor>::new().address();
+            Self { port, host, supervisor, begun: Instant::now(), _dir: dir }
+        }
+
+        /// A keeper that was greeted before it fell silent.
+        async fn greeted(self) -> Self {
+            let wire = self.host.connect(&self.port.state).unwrap();
+            let link = KeeperLink::new(wire, |_| {}, || {}).unwrap();
+            let keeper = Keeper { link, digest_key: [0; 16], unenforceable: Arc::new([]) };
+            *self.port.keeper.lock().await = Some(keeper);
+            self
+        }
+
+        /// The same, with a connection that is over.
+        async fn cut_off(self) -> Self {
+            let scene = self.greeted().await;
+            scene.host.0.lock().ends.clear();
+            while !scene.port.now().unwrap().link.is_over() {
+                tokio::task::yield_now().await;
+            }
+            scene
+        }
+
+        fn passed(&self, since: Option<Instant>) -> Duration {
+            since.unwrap() - self.begun
+        }
+    }
+
+    async fn play(play: impl AsyncFnOnce(Scene)) {
+        LocalSet::new().run_until(async { play(Scene::new()).await }).await;
+    }
+
+    const MOMENT: Duration = Duration::from_millis(100);
+
+    #[tokio::test(start_paused = true)]
+    async fn fault_42_a_keeper_found_silent_is_continued_and_then_killed() {
+        play(async |scene| {
+            let found = scene.port.find(&scene.supervisor).await;
+            assert!(found.unwrap().is_none(), "its jobs are those of a dead one");
+            let life = scene.host.0.lock();
+            assert!(scene.passed(life.woken) < WAKE_AFTER + MOMENT);
+            assert!(!life.alive && scene.passed(life.killed) >= ANSWER_TIME);
+            assert!(scene.begun.elapsed() < ANSWER_TIME + MOMENT);
+        })
+        .await;
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn fault_42_a_silent_keeper_that_cannot_be_ended_is_an_error_and_no_wait() {
+        play(async |scene| {
+            scene.host.0.lock().unknown_until += Duration::from_hours(1);
+            let problem = scene.port.find(&scene.supervisor).await.err().unwrap().to_string();
+            assert!(problem.contains("keeper.lock"), "{problem}");
+            assert!(scene.begun.elapsed() < 2 * ANSWER_TIME);
+        })
+        .await;
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_new_keeper_that_keeps_silent_refuses_its_job_and_leaves_room_for_another() {
+        play(async |scene| {
+            scene.host.0.lock().alive = false;
+            for _ in 0..2 {
+                let Err(problem) = scene.port.get(&scene.supervisor).await else { panic!("no keeper") };
+                assert!(matches!(problem, KeeperProblem::Link(LinkError::Silent)), "{problem}");
+                assert!(!scene.host.0.lock().alive);
+            }
+            assert!(scene.port.living().await.is_none());
+        })
+        .await;
+    }
+
+    /// Answers a Hello at once, and anything else after `delay`.
+    async fn answer(stream: UnixStream, delay: Duration) {
+        stream.set_nonblocking(true).unwrap();
+        let (mut read, mut write) = tokio::net::UnixStream::from_std(stream).unwrap().into_split();
+        let (answers, mut ready) = tokio::sync::mpsc::unbounded_channel();
+        tokio::task::spawn_local(async move {
+            while let Some(id) = ready.recv().await {
+                let body = postcard::to_stdvec(&FromKeeper::Reply { id, reply: Ok(Reply::Done) }).unwrap();
+                write.write_u32_le(body.len() as u32).await.unwrap();
+                write.write_all(&body).await.unwrap();
+            }
+        });
+        while let Ok(len) = read.read_u32_le().await {
+            let mut body = vec![0; len as usize];
+            read.read_exact(&mut body).await.unwrap();
+            let ToKeeper { id, request } = postcard::from_bytes(&body).unwrap();
+            let delay = if matches!(request, Request::Hello { .. }) { Duration::ZERO } else { delay };
+            let answers = answers.clone();
+            tokio::task::spawn_local(async move {
+                tokio::time::sleep(delay).await;
+                answers.send(id).unwrap();
+            });
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_answer_that_takes_its_time_is_waited_for_while_the_keeper_answers_others() {
+        play(async |scene| {
+            let scene = scene.greeted().await;
+            let theirs = scene.host.0.lock().ends.remove(0);
+            tokio::task::spawn_local(answer(theirs, 3 * ANSWER_TIME));
+            let link = scene.port.now().unwrap().link;
+            let key = crate::model::JobId::parse("1").unwrap().key();
+            let asked = scene.port.ask_living(&link, Request::Resume { key }).await;
+            assert!(matches!(asked, Ok(Reply::Done)), "{asked:?}");
+            assert!(scene.begun.elapsed() >= 3 * ANSWER_TIME && scene.host.0.lock().woken.is_none());
+        })
+        .await;
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_answer_is_not_waited_for_when_the_keeper_answers_nothing() {
+        play(async |scene| {
+            let scene = scene.greeted().await;
+            let link = scene.port.now().unwrap().link;
+            let key = crate::model::JobId::parse("1").unwrap().key();
+            let asked = scene.port.ask_living(&link, Request::Resume { key }).await;
+            assert!(matches!(asked, Err(LinkError::Silent)), "{asked:?}");
+            assert!(scene.begun.elapsed() < 2 * ANSWER_TIME && scene.host.0.lock().woken.is_some());
+        })
+        .await;
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn fault_54_a_keeper_that_cannot_be_looked_at_counts_as_living_until_it_can() {
+        play(async |scene| {
+            let scene = scene.cut_off().await;
+            let back = scene.begun + Duration::from_secs(20);
+            {
+                let mut life = scene.host.0.lock();
+                (life.unseen, life.unknown_until) = (Some((Errno::MFILE, back)), back);
+            }
+            let forgotten = RefCell::new(false);
+            let forget = async {
+                scene.port.forget().await;
+                *forgotten.borrow_mut() = true;
+            };
+            let run = async {
+                tokio::time::sleep(Duration::from_secs(10)).await;
+                let Err(problem) = scene.port.get(&scene.supervisor).await else { panic!("no keeper") };
+                assert!(matches!(problem, KeeperProblem::Io(_)), "{problem}");
+                assert!(!*forgotten.borrow(), "its jobs were to be interrupted beside it");
+            };
+            tokio::join!(forget, run);
+            assert!(scene.host.0.lock().killed.unwrap() >= back);
+            assert!(scene.port.now().is_none());
+        })
+        .await;
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_lock_that_can_never_be_read_holds_nothing_up() {
+        play(async |scene| {
+            let scene = scene.cut_off().await;
+            scene.host.0.lock().unseen = Some((Errno::ACCESS, scene.begun + Duration::from_hours(1)));
+            scene.port.forget().await;
+            assert!(!scene.host.0.lock().alive);
+            assert!(scene.begun.elapsed() < Duration::from_secs(10));
+        })
+        .await;
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn fault_58_a_keeper_that_does_not_hear_the_bye_is_killed() {
+        play(async |scene| {
+            let scene = scene.greeted().await;
+            assert!(!scene.port.say_bye().await);
+            assert!(!scene.host.0.lock().alive);
+            assert!(scene.begun.elapsed() < BYE_TIME + MOMENT);
+        })
+        .await;
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn fault_58_a_stop_does_not_wait_behind_a_start_of_a_keeper() {
+        play(async |scene| {
+            scene.host.0.lock().alive = false;
+            let stop = async {
+                tokio::time::sleep(MOMENT).await;
+                assert!(!scene.port.say_bye().await);
+                assert!(scene.begun.elapsed() < BYE_TIME + 2 * MOMENT);
+            };
+            let (got, ()) = tokio::join!(scene.port.get(&scene.supervisor), stop);
+            assert!(got.is_err());
+        })
+        .await;
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_bye_without_a_keeper_is_heard() {
+        play(async |scene| assert!(scene.port.say_bye().await)).await;
+    }
+}
