@@ -6,6 +6,7 @@ mod lifetime;
 use std::error::Error;
 use std::ffi::OsString;
 use std::io::{self, Write};
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -347,9 +348,8 @@ impl Daemon {
         let variable = |name: &str| std::env::var_os(name);
         let socket = config.socket.clone().unwrap_or_else(|| net::default_socket(variable));
         let process = host::this_process();
-        let state =
-            StateDir::open(&store::default_path(&place), &process).map_err(|e| open_failure(e, &socket))?;
-        // On a full disk the socket and its lock get the place of the reserve, if it is the same one.
+        let state = StateDir::open(&store::default_path(&place), &process)
+            .map_err(|error| open_failure(error, &socket, config.state_dir.is_some()))?;
         let (listener, claim) = match passed {
             Some(passed) => {
                 let claim = state.with_reserve(|| socket::claim_passed(&socket)).map_err(start_failure)?;
@@ -447,8 +447,13 @@ fn failure(what: &str, error: &io::Error) -> Failure {
     Failure::new(Exit::Failure, format!("{what}: {error}"))
 }
 
-fn open_failure(error: OpenError, socket: &Path) -> Failure {
+/// `named`: the state folder was named, and does not follow from the socket.
+fn open_failure(error: OpenError, socket: &Path, named: bool) -> Failure {
     match error {
+        // Nobody serves there: it is the folder that is taken.
+        OpenError::InUse { .. } if named && UnixStream::connect(socket).is_err() => {
+            Failure::new(Exit::Failure, error).with_remedy("name another --state-dir, or stop that daemon")
+        }
         OpenError::InUse { pid, .. } => {
             let pid = pid.map_or_else(String::new, |pid| format!(" (pid {pid})"));
             Failure::new(Exit::Failure, format!("already serving on {}{pid}", socket.display()))
@@ -459,15 +464,11 @@ fn open_failure(error: OpenError, socket: &Path) -> Failure {
     }
 }
 
-/// A failure of the start; of a full disk with what to do about it.
-fn start_failure(error: impl Error + Send + Sync + 'static) -> Failure {
-    let is_full = files::is_full(&error);
+fn claim_failure(error: socket::ClaimError) -> Failure {
+    let taken = matches!(error, socket::ClaimError::AlreadyServing { .. });
     let failure = Failure::new(Exit::Failure, error);
-    if is_full {
-        failure.with_remedy(
-            "make room on its file system (bytes, files, quota) and start the daemon again: jobs that run go on until \
-             keeper_wait is over",
-        )
+    if taken {
+        failure.with_remedy("use it if it is a step-runner; if it is something else, name another --socket")
     } else {
         failure
     }

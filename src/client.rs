@@ -50,6 +50,7 @@ pub use dial::DialError;
 pub use error::Error;
 pub use follow::{Event, Follow};
 pub use request::{Limits, Request};
+pub use retry::Absence;
 pub use steps::FollowSteps;
 
 use std::sync::Arc;
@@ -136,7 +137,7 @@ impl Client {
         let client = Self { shared: Arc::new(shared) };
         let mut attempts = client.attempts(Call::Connect, None, client.shared.options.connect_timeout);
         loop {
-            match client.line().await {
+            match client.line(attempts.patience()).await {
                 Ok(_) => return Ok(client),
                 Err(error) => tokio::time::sleep(attempts.after(error.into())?).await,
             }
@@ -221,7 +222,7 @@ impl Client {
     {
         let mut attempts = self.attempts(call, id, self.patience(call));
         loop {
-            let failure = match self.line().await {
+            let failure = match self.line(attempts.patience()).await {
                 Ok(line) => match prepare()(line.stub).await {
                     Ok(response) => return Ok(response.into_inner()),
                     Err(status) => self.broken(line.number, status).await,
@@ -244,13 +245,13 @@ impl Client {
         Attempts::new(call, self.shared.address.clone(), id.cloned(), limit)
     }
 
-    /// The present connection, or a new one.
-    async fn line(&self) -> Result<Line, DialError> {
+    /// The present connection, or a new one, made within `patience`.
+    async fn line(&self, patience: Duration) -> Result<Line, DialError> {
         let mut slot = self.shared.line.lock().await;
         let channel = if let Some(present) = &slot.present {
             present.channel.clone()
         } else {
-            let dialed = dial::dial(&self.shared.address).await?;
+            let dialed = dial::dial(&self.shared.address, patience).await?;
             slot.made += 1;
             slot.present.insert(dialed).channel.clone()
         };

@@ -38,6 +38,10 @@ pub enum Exit {
     NewerState,
     /// 130: interrupted by Ctrl-C.
     Interrupted,
+    /// 143: told to end by SIGTERM.
+    Terminated,
+    /// 129: told to end by SIGHUP, as the end of a terminal does.
+    HungUp,
 }
 
 impl Exit {
@@ -52,13 +56,20 @@ impl Exit {
             Self::TryLater => 75,
             Self::NewerState => 78,
             Self::Interrupted => 130,
+            Self::Terminated => 143,
+            Self::HungUp => 129,
         }
+    }
+
+    /// Whether the command was told to end from outside.
+    pub const fn is_by_signal(self) -> bool {
+        matches!(self, Self::Interrupted | Self::Terminated | Self::HungUp)
     }
 
     /// Whose fault an end with this code is.
     pub const fn blame(self) -> Blame {
         match self {
-            Self::Usage | Self::Refused | Self::Interrupted => Blame::User,
+            Self::Usage | Self::Refused | Self::Interrupted | Self::Terminated | Self::HungUp => Blame::User,
             Self::Failure | Self::Unreachable | Self::Lost | Self::TryLater | Self::NewerState => {
                 Blame::Environment
             }
@@ -183,6 +194,8 @@ mod tests {
             (Exit::TryLater, 75),
             (Exit::NewerState, 78),
             (Exit::Interrupted, 130),
+            (Exit::Terminated, 143),
+            (Exit::HungUp, 129),
         ];
         for (exit, code) in table {
             assert_eq!(exit.code(), code, "{exit:?}");

@@ -34,5 +34,5 @@ pub mod worker;
 
 pub use sys::{
     Signals, close_on_exec_from, give_back_memory, ignore_file_size_signal, ignore_signals,
-    inherited_descriptor, peek_exited_child, quieten_standard_streams,
+    inherited_descriptor, is_signal_ignored, peek_exited_child, quieten_standard_streams,
 };

@@ -67,6 +67,26 @@ pub enum ProxyError {
 }
 
 impl ProxyError {
+    /// What a user can do about it. Behind the message, whose beginning clients read.
+    pub fn remedy(&self) -> Option<String> {
+        match self {
+            Self::Connect { path, source }
+                if matches!(source.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused)
+                    && !path.is_file() =>
+            {
+                Some(format!("start a daemon with `step-runner serve --socket {}`", path.display()))
+            }
+            Self::Connect { .. }
+            | Self::Socket(_)
+            | Self::Input(_)
+            | Self::Read { .. }
+            | Self::Output(_)
+            | Self::Silence(_)
+            | Self::Signal
+            | Self::Internal(_) => None,
+        }
+    }
+
     /// Nobody is there to read a message, or whoever stopped us knows why: print nothing.
     pub fn is_silent(&self) -> bool {
         match self {

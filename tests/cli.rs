@@ -9,8 +9,10 @@ use std::io::{BufRead as _, BufReader, Read as _};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
 
 use fake::{Daemon, Job, entry, results};
+use rustix::process::Signal;
 use tonic::Status;
 
 fn program(words: &[&str]) -> Command {
@@ -315,9 +317,15 @@ fn follow_splits_streams_and_ends_as_the_job_with_a_summary_last() {
     assert_eq!(stdout(&output), "out of the step\n");
     let text = stderr(&output);
     for part in
-        ["err of the step", "job 42 failed:", "step       build", "sh -c 'exit 3'", "exit code  3", "try: "]
+        ["err of the step", "job 42 failed\n", "step       build", "sh -c 'exit 3'", "exit code  3", "try: "]
     {
         assert!(text.contains(part), "{part}: {text}");
+    }
+    // Where the log does not say it in front of the summary, the summary does.
+    let end = failing_job().log.len().to_string();
+    for words in [["--merge"].as_slice(), &["--output", "raw"], &["--offset", &end]] {
+        let text = stderr(&scene.run(&[["follow", "42"].as_slice(), words].concat()));
+        assert!(text.contains("job 42 failed: step \"build\": exit status 3"), "{words:?} {text}");
     }
     assert!(!stderr(&scene.run(&["follow", "42", "--quiet"])).contains("try: "));
 }
@@ -431,9 +439,12 @@ fn run_running_job(stubborn: bool) -> (Scene, Child) {
     (scene, child)
 }
 
+fn send(child: &Child, signal: Signal) {
+    rustix::process::kill_process(rustix::process::Pid::from_child(child), signal).unwrap();
+}
+
 fn interrupt(child: &Child) {
-    rustix::process::kill_process(rustix::process::Pid::from_child(child), rustix::process::Signal::INT)
-        .unwrap();
+    send(child, Signal::INT);
 }
 
 #[test]
@@ -459,6 +470,45 @@ fn a_second_ctrl_c_does_not_wait() {
     interrupt(&child);
     assert_eq!(child.wait().unwrap().code(), Some(130));
     assert_eq!(scene.daemon.script.lock().unwrap().finished, ["9"]);
+}
+
+#[test]
+fn a_signal_to_end_cancels_waits_for_the_end_and_the_second_does_not_wait() {
+    for (signal, code) in [(Signal::TERM, 143), (Signal::HUP, 129)] {
+        let (scene, child) = run_running_job(false);
+        send(&child, signal);
+        let output = child.wait_with_output().unwrap();
+        assert_eq!(output.status.code(), Some(code), "{output:?}");
+        assert!(stderr(&output).contains("job 9 was cancelled"), "{output:?}");
+        assert_eq!(scene.daemon.script.lock().unwrap().cancelled, ["9"]);
+
+        let (scene, mut child) = run_running_job(true);
+        send(&child, signal);
+        let mut said = BufReader::new(child.stderr.take().unwrap());
+        said.read_line(&mut String::new()).unwrap();
+        send(&child, signal);
+        assert_eq!(child.wait().unwrap().code(), Some(code));
+        assert_eq!(scene.daemon.script.lock().unwrap().finished, ["9"]);
+    }
+}
+
+#[test]
+fn a_hangup_that_the_caller_ignores_does_not_end_the_job() {
+    let daemon = Daemon::default();
+    let log = entry("01O", "up");
+    daemon.script.lock().unwrap().next =
+        Some(Job { log, running: true, results: results(&[], -1), ..Job::default() });
+    let scene = Scene::new(daemon);
+    let mut command = Command::new("sh");
+    command.args(["-c", "trap '' HUP; exec \"$@\"", "sh", env!("CARGO_BIN_EXE_step-runner")]);
+    command.args(["run", "builtin://x", "--id", "9", "--output", "raw", "--socket", &scene.socket()]);
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    child.stdout.as_mut().unwrap().read_exact(&mut [0; 35]).unwrap();
+    send(&child, Signal::HUP);
+    send(&child, Signal::TERM);
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(143), "{output:?}");
+    assert!(!stderr(&output).contains("SIGHUP"), "{output:?}");
 }
 
 #[test]
@@ -494,6 +544,103 @@ fn unknown_jobs_are_70_but_for_finish() {
         assert_eq!(scene.run(&[command, "nobody"]).status.code(), Some(70), "{command}");
     }
     assert!(scene.run(&["finish", "nobody"]).status.success());
+}
+
+#[test]
+fn an_id_that_is_taken_starts_nothing_new_and_that_is_said() {
+    let job = Job { running: true, ..Job::default() };
+    let scene = Scene::new(Daemon::with_job("43", job));
+    let said = "step-runner: job 43 was started before (running); nothing new is started\n";
+    for words in [["submit", "-", "--id", "43"].as_slice(), &["run", "-", "--id", "43", "--detach"]] {
+        let output = scene.run(words);
+        assert_eq!((output.status.code(), stdout(&output).as_str()), (Some(0), "43\n"));
+        assert_eq!(stderr(&output), said);
+        let quiet = scene.run(&[words, &["--quiet"]].concat());
+        assert_eq!((quiet.status.code(), stderr(&quiet).as_str()), (Some(0), ""));
+    }
+}
+
+#[test]
+fn an_id_whose_job_is_over_is_refused_and_another_is_asked_for() {
+    let scene = Scene::new(Daemon::default());
+    let at = "2026-11-20T10:00:00Z".to_owned();
+    scene.daemon.script.lock().unwrap().remembered.insert("42".to_owned(), at);
+    for words in [["submit"].as_slice(), &["run"], &["run", "--detach"]] {
+        let output = scene.run(&[words, &["builtin://x", "--id", "42"]].concat());
+        assert_eq!(output.status.code(), Some(65), "{output:?}");
+        assert!(output.stdout.is_empty(), "{output:?}");
+        let expected = "step-runner: job 42 was finished at 2026-11-20T10:00:00Z; choose another --id\n";
+        assert_eq!(stderr(&output), expected);
+    }
+    assert!(scene.daemon.script.lock().unwrap().runs.is_empty());
+}
+
+#[test]
+fn a_job_that_is_not_there_is_named_as_what_it_is() {
+    let scene = Scene::new(Daemon::with_job("1", failing_job()));
+    let at = "2026-11-20T10:00:00Z".to_owned();
+    scene.daemon.script.lock().unwrap().remembered.insert("42".to_owned(), at);
+    for command in ["follow", "cancel", "status"] {
+        for (id, said) in
+            [("nope", "no job nope here"), ("42", "job 42 was finished at 2026-11-20T10:00:00Z")]
+        {
+            let output = scene.run(&[command, id]);
+            assert_eq!(output.status.code(), Some(70), "{command} {id}");
+            let text = stderr(&output);
+            assert!(text.contains(said) && !text.contains("lost"), "{text}");
+        }
+    }
+    for (id, said) in [
+        ("nope", "step-runner: no job nope here; nothing to finish\n"),
+        ("42", "step-runner: job 42 was finished at 2026-11-20T10:00:00Z; nothing to finish\n"),
+        ("1", ""),
+    ] {
+        let output = scene.run(&["finish", id]);
+        assert_eq!((output.status.code(), stderr(&output).as_str()), (Some(0), said));
+    }
+    let output = scene.run(&["follow", "1", "--offset", "100000"]);
+    let length = failing_job().log.len();
+    let said = format!("offset 100000 is past the end of the log of job 1 ({length} bytes)");
+    assert!(output.status.code() == Some(70) && stderr(&output).contains(&said), "{output:?}");
+}
+
+#[test]
+fn a_daemon_that_stands_still_is_waited_for_no_longer_than_asked() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("s.sock");
+    let _silent = std::os::unix::net::UnixListener::bind(&path).unwrap();
+    let start = Instant::now();
+    let output = run(&["status", "--socket", path.to_str().unwrap(), "--connect-timeout", "1s"]);
+    assert_eq!(output.status.code(), Some(69), "{output:?}");
+    assert!(stderr(&output).contains("nothing came in time"), "{output:?}");
+    // A try without a limit takes 15 s.
+    assert!(start.elapsed() < Duration::from_secs(12), "{:?}", start.elapsed());
+}
+
+#[test]
+fn a_daemon_that_is_away_is_told_of_and_the_way_back_names_the_byte() {
+    for quiet in [false, true] {
+        let daemon = Daemon::with_job("42", Job { running: true, ..failing_job() });
+        let folder = tempfile::tempdir().unwrap();
+        let socket = folder.path().join("s.sock");
+        let runtime = tokio::runtime::Runtime::new().unwrap();
+        let entered = runtime.enter();
+        drop(daemon.serve(&socket));
+        drop(entered);
+        let log = failing_job().log;
+        let mut command = program(&["follow", "42", "--output", "raw", "--reconnect-timeout", "3s"]);
+        command.arg("--socket").arg(&socket).args(quiet.then_some("--quiet"));
+        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        child.stdout.as_mut().unwrap().read_exact(&mut vec![0; log.len()]).unwrap();
+        std::fs::remove_file(&socket).unwrap();
+        runtime.shutdown_background();
+        let output = child.wait_with_output().unwrap();
+        assert_eq!(output.status.code(), Some(69), "{output:?}");
+        let text = stderr(&output);
+        let away = text.matches("step-runner: the daemon is away; the job goes on; trying until ").count();
+        assert_eq!(away, usize::from(!quiet), "{text}");
+        assert!(text.contains(&format!("{} 42 --offset {}`", socket.display(), log.len())), "{text}");
+    }
 }
 
 #[test]

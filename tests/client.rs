@@ -214,7 +214,8 @@ async fn another_log_under_the_same_id_is_lost() {
     let _server = daemon.serve(&scene.path("daemon"));
     let error = read(&scene.client("daemon").await, 6).await.unwrap_err();
     assert_eq!(error.exit(), Exit::Lost);
-    assert!(error.to_string().contains("offset_past_end"), "{error}");
+    let said = "offset 6 is past the end of the log of job 42 (5 bytes)";
+    assert!(error.to_string().contains(said), "{error}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -110,7 +110,7 @@ fn every_command_works_through_every_connector() {
         assert!(call(&["status", scheme], 0).0.contains("failure"));
         call(&["cancel", scheme], 0);
         call(&["finish", scheme], 0);
-        assert!(call(&["follow", scheme], 70).1.contains(&format!("job {scheme} is lost")));
+        assert!(call(&["follow", scheme], 70).1.contains(&format!("job {scheme} was finished at ")));
         let noted = scene.arguments();
         assert!(noted.len() >= 7 && noted.iter().all(|noted| *noted == line), "{noted:?}");
         fs::remove_file(scene.bin.join("arguments")).unwrap();

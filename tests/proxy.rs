@@ -229,9 +229,15 @@ fn assert_one_line(output: &Output, start: &str) {
 #[test]
 fn missing_stale_and_strange_sockets_are_one_line_and_code_1() {
     let scene = Scene::new();
-    assert_one_line(&wait(scene.proxy()), "step-runner proxy: connect ");
-    drop(scene.listen());
-    assert_one_line(&wait(scene.proxy()), "step-runner proxy: connect ");
+    for leftover in [false, true] {
+        if leftover {
+            drop(scene.listen());
+        }
+        let output = wait(scene.proxy());
+        assert_one_line(&output, &format!("step-runner proxy: connect {}: ", scene.path.display()));
+        let remedy = format!("; start a daemon with `step-runner serve --socket {}`\n", scene.path.display());
+        assert!(String::from_utf8_lossy(&output.stderr).ends_with(&remedy), "{output:?}");
+    }
     std::fs::remove_file(&scene.path).unwrap();
     std::fs::write(&scene.path, "").unwrap();
     assert_one_line(&wait(scene.proxy()), "step-runner proxy: connect ");

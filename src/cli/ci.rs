@@ -42,10 +42,10 @@ pub(super) async fn execute(arguments: Arguments, talk: Talk) -> Ending {
     let job = Job::of(new_id()?, std::env::vars_os())?;
     let daemon = interrupts.unless_interrupted(private::start(EnvBase::List)).await?;
     let ended = run_with(&daemon, &arguments, &job, &mut interrupts, talk).await;
-    let at_once = matches!(&ended, Err(failure) if failure.exit() == Exit::Interrupted);
+    let at_once = matches!(&ended, Err(failure) if failure.exit().is_by_signal());
     let gone = private::end(daemon, at_once).await;
     let ended = ended?;
-    ended.explain(talk, Some(&Request::new(job.id, job.steps).file(STEPS)));
+    ended.explain(talk, Some(&Request::new(job.id, job.steps).file(STEPS)), &interrupts);
     gone?;
     Ok(ended.code(&interrupts))
 }

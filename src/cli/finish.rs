@@ -1,12 +1,13 @@
 //! `step-runner finish`.
 
 use super::connection::{ConnectionOptions, for_each, parse_id};
-use super::{Ending, Talk};
+use super::{Ending, Talk, terminal};
+use crate::client::{Client, Error};
 use crate::model::JobId;
 
 /// Stop jobs and forget them: processes, log, result, files
 ///
-/// Returns when nothing of the jobs is left. An id the daemon does not know is fine.
+/// Returns when nothing of the jobs is left. An id the daemon does not know is fine, and said.
 #[derive(clap::Args)]
 #[command(after_long_help = "Examples:\n  step-runner finish 42 43")]
 pub(super) struct Arguments {
@@ -19,5 +20,15 @@ pub(super) struct Arguments {
 
 pub(super) async fn execute(arguments: Arguments, talk: Talk) -> Ending {
     let client = arguments.connection.connect(talk).await?;
-    for_each(&arguments.ids, async |id| client.finish(id).await).await
+    for_each(&arguments.ids, async |id| finish(&client, id, talk).await).await
+}
+
+/// Finish answers the same whether there is a job or not: what is not there is said.
+async fn finish(client: &Client, id: &JobId, talk: Talk) -> Result<(), Error> {
+    let unknown = client.status(id).await.err().filter(Error::is_unknown_job);
+    client.finish(id).await?;
+    if let Some(unknown) = unknown.filter(|_| !talk.quiet) {
+        terminal::say(&format!("step-runner: {unknown}; nothing to finish"));
+    }
+    Ok(())
 }

@@ -41,7 +41,7 @@ pub(super) async fn execute(arguments: Arguments, talk: Talk) -> Ending {
     let display = arguments.output.display();
     let ended =
         session::follow(&client, &arguments.id, arguments.offset, display, &mut interrupts, talk).await?;
-    ended.explain(talk, None);
+    ended.explain(talk, None, &interrupts);
     Ok(ended.code(&interrupts))
 }
 

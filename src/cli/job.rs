@@ -69,6 +69,11 @@ fn positive_time(text: &str) -> Result<Duration, String> {
 }
 
 impl JobOptions {
+    /// Whether the caller chose the id: only then may there be a job with it already.
+    pub(super) const fn names_its_id(&self) -> bool {
+        self.id.is_some()
+    }
+
     /// The request for a daemon that sees the same files as we do, or not.
     pub(super) fn request(&self, shares_files: bool) -> Result<Request, Failure> {
         self.request_with(shares_files, |name| std::env::var_os(name))

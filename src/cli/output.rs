@@ -66,7 +66,9 @@ impl OutputOptions {
             }
             Format::Json => Mode::Json(Parser::new(Check::Lenient)),
         };
-        Display { format, mode, color, at_line_end: true, started: None, ended: VecDeque::new() }
+        let has_own_stderr = format == Format::Plain && !self.merge;
+        let (started, ended) = (None, VecDeque::new());
+        Display { format, mode, color, has_own_stderr, at_line_end: true, started, ended }
     }
 
     fn offset(&self) -> FixedOffset {
@@ -79,6 +81,8 @@ pub(super) struct Display {
     format: Format,
     mode: Mode,
     color: bool,
+    /// Errors go to stderr.
+    has_own_stderr: bool,
     /// The bytes so far end with a line: lines of our own may follow.
     at_line_end: bool,
     /// When the step that runs was started, by the log.
@@ -206,6 +210,14 @@ impl Display {
         }
         terminal::say(message);
         Ok(())
+    }
+
+    /// Whether the daemon's own last lines stand where stderr goes, in front of what is said there.
+    pub(super) fn is_above_stderr(&self) -> bool {
+        match &self.mode {
+            Mode::Text(_) => self.has_own_stderr || terminal::outputs_are_one_file(),
+            Mode::Json(_) => false,
+        }
     }
 
     /// Whether people read it, and what the function returned is in none of its lines.

@@ -11,7 +11,8 @@ use crate::proxy::{self, ProxyError};
 /// Connect stdin and stdout to the daemon's socket
 ///
 /// Whoever starts it, through ssh, docker or kubectl, speaks gRPC with the daemon over the two pipes. stdout carries
-/// bytes of the socket and nothing else.
+/// bytes of the socket and nothing else. It ends with 0 when the daemon has closed the connection, with 1 on any failure,
+/// also without a daemon: whoever speaks through it reads the reason on stderr.
 #[derive(clap::Args)]
 #[command(after_long_help = "\
 Examples:
@@ -34,7 +35,8 @@ pub(super) fn execute(arguments: &Arguments) -> u8 {
         Ok(()) => 0,
         Err(error) => {
             if !error.is_silent() {
-                terminal::write_stderr(format!("step-runner proxy: {error}\n").as_bytes());
+                let remedy = error.remedy().map(|remedy| format!("; {remedy}")).unwrap_or_default();
+                terminal::write_stderr(format!("step-runner proxy: {error}{remedy}\n").as_bytes());
             }
             Exit::Failure.code()
         }

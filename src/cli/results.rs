@@ -112,6 +112,37 @@ pub(super) fn outputs(root: &v1::StepResult) -> Vec<String> {
     lines
 }
 
+/// Refuses a `--results FILE` that could not be written when the job has ended. The file itself is opened then: a job may
+/// clean its folder.
+pub(super) fn check(path: &Path) -> Result<(), Failure> {
+    let refuse = |what: String, remedy: &str| {
+        Err(Failure::new(Exit::Usage, format!("cannot write the results: {what}")).with_remedy(remedy))
+    };
+    if path.as_os_str() == "-" {
+        let remedy = "name a file (./- if it is called so), or take them from --output json";
+        return refuse("stdout carries the log".to_owned(), remedy);
+    }
+    match path.metadata() {
+        Ok(found) if found.is_dir() => {
+            return refuse(format!("{} is a folder", path.display()), "name a file in it");
+        }
+        // What is a pipe or a device would notice.
+        Ok(found) if !found.is_file() => return Ok(()),
+        _ => {}
+    }
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+    if let Some(folder) = folder.filter(|folder| !folder.exists()) {
+        return refuse(format!("the folder {} does not exist", folder.display()), "make it first");
+    }
+    let exists = path.exists();
+    match OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(path) {
+        Ok(_) if exists => Ok(()),
+        // Only to see whether it can be made.
+        Ok(_) => Ok(drop(std::fs::remove_file(path))),
+        Err(error) => refuse(format!("{}: {error}", path.display()), "name another --results"),
+    }
+}
+
 /// Writes `--results FILE`, readable by its owner only: results may hold what masking could not know.
 pub(super) fn write(path: &Path, root: &v1::StepResult) -> Result<(), Failure> {
     let fail = |error: std::io::Error| {

@@ -8,18 +8,19 @@ use super::job::JobOptions;
 use super::output::OutputOptions;
 use super::private;
 use super::session::{self, Ended, Interrupts, LAST_WORDS, OnInterrupt};
-use super::{Ending, Talk, results, terminal};
+use super::{Ending, Talk, results, states, terminal};
 use crate::app::PrivateDaemon;
-use crate::client::{Address, AddressError, Client, Request};
+use crate::client::{Address, AddressError, Client, Error, Request};
 use crate::config::EnvBase;
 use crate::error::{Exit, Failure};
 use crate::lang::document::parse_request;
+use crate::model::JobId;
 use crate::net::Socket;
 
 /// Run a function and follow it to its end
 ///
 /// Without --address and --socket no daemon is needed: this process is a private one, and nothing of it is left when it
-/// ends. Ctrl-C cancels the job and waits for its end; a second one kills it.
+/// ends. Ctrl-C, SIGTERM and SIGHUP cancel the job and wait for its end; a second one kills it.
 #[derive(clap::Args)]
 #[command(after_long_help = "\
 Examples:
@@ -41,7 +42,7 @@ pub(super) struct Arguments {
     #[arg(long, value_name = "all|list", default_value = "all", value_parser = env_base,
           env = "STEP_RUNNER_ENV_BASE", help_heading = "Job")]
     env_base: EnvBase,
-    /// Write the step results there as JSON, for the owner's eyes only
+    /// Write the step results there as JSON, for the owner's eyes only; checked before the job starts
     #[arg(long, value_name = "FILE", env = "STEP_RUNNER_RESULTS", help_heading = "Output")]
     results: Option<PathBuf>,
     #[command(flatten)]
@@ -59,12 +60,15 @@ fn env_base(text: &str) -> Result<EnvBase, String> {
 }
 
 pub(super) async fn execute(arguments: Arguments, talk: Talk) -> Ending {
+    if let Some(path) = &arguments.results {
+        results::check(path)?;
+    }
     if arguments.connection.is_named() {
         let address = arguments.connection.address()?;
         let request = arguments.job.request(address.shares_files())?;
         let client = arguments.connection.connect_to(address, talk).await?;
         if arguments.detach {
-            return submit(&client, &request).await;
+            return submit(&client, &request, arguments.job.names_its_id(), talk).await;
         }
         return Box::pin(with_daemon(&arguments, &client, &request, talk)).await;
     }
@@ -76,18 +80,49 @@ pub(super) async fn execute(arguments: Arguments, talk: Talk) -> Ending {
     Box::pin(alone(&arguments, talk)).await
 }
 
-/// Submits a job and prints its id.
-pub(super) async fn submit(client: &Client, request: &Request) -> Ending {
-    accepted(client.run(request).await, request)?;
+/// Submits a job and prints its id. `named`: the caller chose the id.
+pub(super) async fn submit(client: &Client, request: &Request, named: bool, talk: Talk) -> Ending {
+    if named {
+        look_before(client, request.id(), talk).await?;
+    }
+    accepted(client.run(request).await, request, Failure::from)?;
     terminal::write_stdout(format!("{}\n", request.id()).as_bytes())?;
     Ok(0)
 }
 
+/// Run answers the same whether it starts a job, finds one, or remembers that it had its turn (service.md §3.1): what it
+/// will do is said before. An id whose job is over is refused: nothing could be followed.
+async fn look_before(client: &Client, id: &JobId, talk: Talk) -> Result<(), Failure> {
+    match client.status(id).await {
+        Ok(status) => {
+            if !talk.quiet {
+                let state = states::name(&status);
+                terminal::say(&format!(
+                    "step-runner: job {id} was started before ({state}); nothing new is started"
+                ));
+            }
+            Ok(())
+        }
+        Err(error) if error.is_finished_job() => {
+            Err(Failure::new(Exit::Refused, error).with_remedy("choose another --id"))
+        }
+        // It is free, or lost its state: a new job. Whatever else is wrong, Run says.
+        Err(_) => Ok(()),
+    }
+}
+
 /// The answer to a request. What is wrong with a document that was refused is shown as `check` shows it.
-fn accepted(answer: Result<(), crate::client::Error>, request: &Request) -> Result<(), Failure> {
-    let Err(refused @ crate::client::Error::Refused(_)) = answer else { return Ok(answer?) };
-    let file = document::shown(request.file_name());
-    Err(shown_findings(request.steps(), &file).unwrap_or_else(|| refused.into()))
+fn accepted(
+    answer: Result<(), Error>,
+    request: &Request,
+    refused: fn(Error) -> Failure,
+) -> Result<(), Failure> {
+    let Err(error) = answer else { return Ok(()) };
+    let findings = match &error {
+        Error::Refused(_) => shown_findings(request.steps(), &document::shown(request.file_name())),
+        _ => None,
+    };
+    Err(findings.unwrap_or_else(|| refused(error)))
 }
 
 /// Shows what is wrong with a document, if anything is, as `check` shows it; the failure that says so.
@@ -99,20 +134,27 @@ pub(super) fn shown_findings(steps: &str, file: &str) -> Option<Failure> {
 /// Runs with a daemon that goes on when this command has ended.
 async fn with_daemon(arguments: &Arguments, client: &Client, request: &Request, talk: Talk) -> Ending {
     let mut interrupts = Interrupts::new(OnInterrupt::Cancel)?;
-    let ended = to_the_end(arguments, client, request, &mut interrupts, talk).await;
+    if arguments.job.names_its_id() {
+        interrupts.unless_interrupted(look_before(client, request.id(), talk)).await?;
+    }
+    let ended = to_the_end(arguments, client, request, Failure::from, &mut interrupts, talk).await;
     let finished = match &ended {
         _ if arguments.keep => Ok(()),
         // To be taken up again.
         Err(failure) if failure.exit() == Exit::Unreachable => Ok(()),
         // The removal goes on without us (service.md §3.4).
-        Err(failure) if failure.exit() == Exit::Interrupted => {
-            tokio::time::timeout(LAST_WORDS, client.finish(request.id())).await.unwrap_or(Ok(()))
+        Err(failure) if failure.exit().is_by_signal() => {
+            drop(tokio::time::timeout(LAST_WORDS, client.finish(request.id())).await);
+            Ok(())
         }
         // Also when the log cannot be shown any more (service.md §7.5).
-        _ => client.finish(request.id()).await,
+        _ => {
+            let finish = async { Ok(client.finish(request.id()).await?) };
+            interrupts.unless_interrupted(finish).await
+        }
     };
     let ended = ended?;
-    ended.explain(talk, Some(request));
+    ended.explain(talk, Some(request), &interrupts);
     finished?;
     Ok(ended.code(&interrupts))
 }
@@ -123,10 +165,10 @@ async fn alone(arguments: &Arguments, talk: Talk) -> Ending {
     let request = arguments.job.request(true)?;
     let daemon = interrupts.unless_interrupted(private::start(arguments.env_base)).await?;
     let ended = alone_with(&daemon, arguments, &request, &mut interrupts, talk).await;
-    let at_once = matches!(&ended, Err(failure) if failure.exit() == Exit::Interrupted);
+    let at_once = matches!(&ended, Err(failure) if failure.exit().is_by_signal());
     let gone = private::end(daemon, at_once).await;
     let ended = ended?;
-    ended.explain(talk, Some(&request));
+    ended.explain(talk, Some(&request), &interrupts);
     gone?;
     Ok(ended.code(&interrupts))
 }
@@ -138,20 +180,32 @@ async fn alone_with(
     interrupts: &mut Interrupts,
     talk: Talk,
 ) -> Result<Ended, Failure> {
-    let socket =
-        Socket::named(&daemon.socket).map_err(AddressError::from).map_err(crate::client::Error::from)?;
+    let socket = Socket::named(&daemon.socket).map_err(AddressError::from).map_err(Error::from)?;
     let client = arguments.connection.connect_to(Address::Unix(socket), talk).await?;
-    to_the_end(arguments, &client, request, interrupts, talk).await
+    to_the_end(arguments, &client, request, cannot_start, interrupts, talk).await
+}
+
+/// A job that this process did not start: nobody else has refused it.
+fn cannot_start(error: Error) -> Failure {
+    let (exit, message) = match error {
+        Error::Refused(message) => (Exit::Refused, message),
+        Error::TryLater(message) => (Exit::TryLater, message),
+        error => return error.into(),
+    };
+    let (_, text) = message.split_once(": ").unwrap_or(("", &message));
+    Failure::new(exit, format!("cannot start the job: {text}"))
 }
 
 async fn to_the_end(
     arguments: &Arguments,
     client: &Client,
     request: &Request,
+    refused: fn(Error) -> Failure,
     interrupts: &mut Interrupts,
     talk: Talk,
 ) -> Result<Ended, Failure> {
-    interrupts.while_submitting(async { accepted(client.run(request).await, request) }).await?;
+    let submit = async { accepted(client.run(request).await, request, refused) };
+    interrupts.while_submitting(submit).await?;
     if talk.verbose > 0 {
         terminal::say(&format!("step-runner: job {} at {}", request.id(), client.address()));
     }

@@ -10,6 +10,7 @@ use super::{Ending, terminal};
 use crate::app;
 use crate::config::{Config, Layers, Loaded, OperatorLevel, SETTINGS, Setting, misspelt_variables};
 use crate::error::{Exit, Failure};
+use crate::net::{self, Socket};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -178,6 +179,7 @@ pub(super) fn execute(arguments: Arguments) -> Ending {
         terminal::print(loaded.print(&app::defaults(&loaded.config)).as_bytes())?;
         return Ok(0);
     }
+    check_socket(&loaded.config)?;
     let command = arguments.command.clone();
     let reload = move || load(&arguments).map(|loaded| loaded.config);
     app::serve(loaded.config, Box::new(reload), command)
@@ -198,6 +200,13 @@ fn unknown_variables() -> Vec<String> {
 /// Runs the daemon as CI runners call it.
 pub(super) fn execute_steps(arguments: StepsArguments) -> Ending {
     execute(arguments.0)
+}
+
+/// A path that no socket can have is refused before anything is made beside it.
+fn check_socket(config: &Config) -> Result<(), Failure> {
+    let default = || net::default_socket(|name| std::env::var_os(name));
+    let path = config.socket.clone().unwrap_or_else(default);
+    Socket::named(path).map(drop).map_err(|error| Failure::new(Exit::Failure, error))
 }
 
 fn load(arguments: &Arguments) -> Result<Loaded, Failure> {

@@ -3,15 +3,17 @@
 use std::time::Duration;
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::watch;
 use tokio::time::{Instant, sleep, sleep_until};
 
 use super::output::Display;
-use super::summary::Tail;
+use super::summary::{Reason, Tail};
 use super::{Talk, end, results, summary, terminal};
-use crate::client::{Client, Event, Request};
+use crate::client::{Absence, Client, Event, Request};
 use crate::error::{Exit, Failure};
 use crate::model::JobId;
 use crate::pb::v1;
+use crate::process::is_signal_ignored;
 
 /// After the end of the log the results have this long to end as well; they are complete by then (service.md §6.1).
 const RESULTS_AFTER_LOG: Duration = Duration::from_secs(10);
@@ -20,29 +22,64 @@ const RESULTS_AFTER_LOG: Duration = Duration::from_secs(10);
 /// service.md §3.2), too short to notice.
 const LOG_RESTS: Duration = Duration::from_millis(60);
 
+/// A daemon that is away for longer is told of.
+const AWAY: Duration = Duration::from_secs(2);
+
 /// How long Ctrl-C still waits for the daemon to answer or to hear of it.
 pub(super) const LAST_WORDS: Duration = Duration::from_secs(1);
 
 /// What Ctrl-C does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum OnInterrupt {
-    /// Cancels the job and waits for its end; the second one leaves at once.
+    /// Cancels the job and waits for its end; the second one leaves at once. SIGTERM and SIGHUP do the same.
     Cancel,
-    /// Leaves; the job goes on.
+    /// Leaves; the job goes on. SIGTERM and SIGHUP end the process by themselves.
     Leave,
 }
 
-/// Ctrl-C, from the moment this is made.
+/// Ctrl-C, from the moment this is made, and the other signals that tell a command to end.
 pub(super) struct Interrupts {
-    signal: Signal,
+    signals: Signals,
     action: OnInterrupt,
-    seen: bool,
+    seen: Option<Exit>,
+}
+
+/// `None`: not listened for.
+struct Signals {
+    interrupt: Signal,
+    terminate: Option<Signal>,
+    hang_up: Option<Signal>,
+}
+
+impl Signals {
+    async fn next(&mut self) -> Exit {
+        tokio::select! {
+            _ = self.interrupt.recv() => Exit::Interrupted,
+            () = next(&mut self.terminate) => Exit::Terminated,
+            () = next(&mut self.hang_up) => Exit::HungUp,
+        }
+    }
+}
+
+async fn next(signal: &mut Option<Signal>) {
+    match signal {
+        Some(signal) => drop(signal.recv().await),
+        None => std::future::pending().await,
+    }
 }
 
 impl Interrupts {
     pub(super) fn new(action: OnInterrupt) -> Result<Self, Failure> {
-        let signal = signal(SignalKind::interrupt()).map_err(|error| Failure::new(Exit::Failure, error))?;
-        Ok(Self { signal, action, seen: false })
+        let listen = |kind| signal(kind).map_err(|error| Failure::new(Exit::Failure, error));
+        let cancels = action == OnInterrupt::Cancel;
+        // Who started us may have wished that the end of its terminal does not matter, as nohup does.
+        let hang_up = cancels && !is_signal_ignored(rustix::process::Signal::HUP);
+        let signals = Signals {
+            interrupt: listen(SignalKind::interrupt())?,
+            terminate: cancels.then(|| listen(SignalKind::terminate())).transpose()?,
+            hang_up: hang_up.then(|| listen(SignalKind::hangup())).transpose()?,
+        };
+        Ok(Self { signals, action, seen: None })
     }
 
     /// Does `work`, unless Ctrl-C comes first.
@@ -52,7 +89,7 @@ impl Interrupts {
     ) -> Result<T, Failure> {
         tokio::select! {
             done = work => done,
-            _ = self.signal.recv() => Err(interrupted()),
+            exit = self.signals.next() => Err(self.interrupted(exit)),
         }
     }
 
@@ -63,25 +100,28 @@ impl Interrupts {
         work: impl Future<Output = Result<T, Failure>>,
     ) -> Result<T, Failure> {
         tokio::pin!(work);
-        tokio::select! {
+        let first = tokio::select! {
             done = &mut work => return done,
-            _ = self.signal.recv() => self.seen = true,
-        }
+            exit = self.signals.next() => exit,
+        };
+        self.seen = Some(first);
         tokio::select! {
             done = work => done,
-            () = sleep(LAST_WORDS) => Err(interrupted()),
-            _ = self.signal.recv() => Err(interrupted()),
+            () = sleep(LAST_WORDS) => Err(self.interrupted(first)),
+            exit = self.signals.next() => Err(self.interrupted(exit)),
         }
     }
 
-    /// Whether Ctrl-C has come.
-    pub(super) fn seen(&self) -> bool {
+    /// The first of them that has come.
+    pub(super) fn seen(&self) -> Option<Exit> {
         self.seen
     }
-}
 
-fn interrupted() -> Failure {
-    Failure::new(Exit::Interrupted, "interrupted")
+    /// The failure that ends a command at once: by the first signal, whichever the second is.
+    fn interrupted(&self, exit: Exit) -> Failure {
+        let exit = self.seen.unwrap_or(exit);
+        Failure::new(exit, if exit == Exit::Interrupted { "interrupted" } else { "told to end" })
+    }
 }
 
 /// A job that has been followed to its end.
@@ -92,23 +132,29 @@ pub(super) struct Ended {
     tail: Tail,
     /// Whether what the function returned is shown: the format does not hold it.
     shows_outputs: bool,
+    /// Whether the log said why the job failed, right above what is said of its end.
+    is_told: bool,
 }
 
 impl Ended {
     /// Exit code of the command.
     pub(super) fn code(&self, interrupts: &Interrupts) -> u8 {
-        if interrupts.seen() { Exit::Interrupted.code() } else { end::code(&self.status) }
+        interrupts.seen().map_or_else(|| end::code(&self.status), Exit::code)
     }
 
     /// Says on stderr why the job failed, or what it returned; `request` if it was submitted here.
-    pub(super) fn explain(&self, talk: Talk, request: Option<&Request>) {
+    pub(super) fn explain(&self, talk: Talk, request: Option<&Request>, interrupts: &Interrupts) {
         if talk.quiet {
             return;
         }
         let lines = match (&self.root, end::code(&self.status)) {
             (Some(root), 0) if self.shows_outputs => results::outputs(root),
             (_, 0) => Vec::new(),
-            (root, _) => summary::lines(&self.status, root.as_ref(), &self.tail, request),
+            (root, _) => {
+                let reason = if self.is_told { Reason::Told } else { Reason::Message };
+                let reason = if interrupts.seen.is_some() { Reason::ByUser } else { reason };
+                summary::lines(&self.status, root.as_ref(), &self.tail, request, reason)
+            }
         };
         for line in lines {
             terminal::say(&line);
@@ -126,20 +172,24 @@ pub(super) async fn follow(
     talk: Talk,
 ) -> Result<Ended, Failure> {
     let mut log = client.follow(id, offset);
+    let mut absences = log.absence();
+    let mut told = false;
     let mut results = client.follow_steps(id);
     let mut results_open = true;
     let (mut root, mut status, mut tail) = (None, None, Tail::default());
     let mut patience = Instant::now();
     let cancel = client.cancel(id);
     tokio::pin!(cancel);
-    let mut cancelling = interrupts.seen;
-    if cancelling {
-        say_cancelling(&mut display, talk)?;
+    let mut cancelling = false;
+    if let Some(exit) = interrupts.seen {
+        cancelling = true;
+        say_cancelling(&mut display, exit, talk)?;
     }
     while status.is_none() || results_open {
         tokio::select! {
             event = log.next(), if status.is_none() => match event? {
                 Event::Log(bytes) => {
+                    told = false;
                     tail.push(&bytes);
                     display.log(&bytes)?;
                 }
@@ -161,6 +211,10 @@ pub(super) async fn follow(
                     }
                 }
             },
+            until = away(&mut absences), if status.is_none() && !told => {
+                told = true;
+                say_away(&mut display, until, talk)?;
+            }
             () = sleep(LOG_RESTS), if display.has_ended_steps() => display.show_ended_steps()?,
             () = sleep_until(patience), if status.is_some() => results_open = false,
             // A job that has ended meanwhile is none the worse for it.
@@ -168,13 +222,13 @@ pub(super) async fn follow(
                 cancelling = false;
                 cancelled?;
             }
-            _ = interrupts.signal.recv() => {
-                if interrupts.seen || interrupts.action == OnInterrupt::Leave {
-                    return Err(interrupted());
+            exit = interrupts.signals.next() => {
+                if interrupts.seen.is_some() || interrupts.action == OnInterrupt::Leave {
+                    return Err(interrupts.interrupted(exit));
                 }
-                interrupts.seen = true;
+                interrupts.seen = Some(exit);
                 cancelling = true;
-                say_cancelling(&mut display, talk)?;
+                say_cancelling(&mut display, exit, talk)?;
             }
         }
     }
@@ -183,12 +237,53 @@ pub(super) async fn follow(
     // Every message is a complete subtree, but only the last one is the whole.
     let root =
         root.filter(|result: &v1::StepResult| result.step.as_ref().is_none_or(|step| step.name.is_empty()));
-    Ok(Ended { status, root, tail, shows_outputs: display.leaves_outputs_out() })
+    let is_told = display.is_above_stderr() && tail.tells_why();
+    Ok(Ended { status, root, tail, shows_outputs: display.leaves_outputs_out(), is_told })
 }
 
-fn say_cancelling(display: &mut Display, talk: Talk) -> Result<(), Failure> {
+fn say_cancelling(display: &mut Display, exit: Exit, talk: Talk) -> Result<(), Failure> {
     if talk.quiet {
         return Ok(());
     }
-    display.say("step-runner: cancelling the job; Ctrl-C again kills it at once")
+    display.say(match exit {
+        Exit::Terminated => "step-runner: SIGTERM: cancelling the job; a second signal kills it at once",
+        Exit::HungUp => "step-runner: SIGHUP: cancelling the job; a second signal kills it at once",
+        _ => "step-runner: cancelling the job; Ctrl-C again kills it at once",
+    })
+}
+
+/// Waits until the daemon has been away for [`AWAY`]; until when it is tried.
+async fn away(absences: &mut watch::Receiver<Option<Absence>>) -> Instant {
+    loop {
+        let absence = *absences.borrow_and_update();
+        let long = async {
+            match absence {
+                Some(absence) => sleep_until(absence.since + AWAY).await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            () = long => if let Some(Absence { until, .. }) = absence {
+                return until;
+            },
+            changed = absences.changed() => if changed.is_err() {
+                std::future::pending::<()>().await;
+            },
+        }
+    }
+}
+
+/// Says it once, until something has come again.
+fn say_away(display: &mut Display, until: Instant, talk: Talk) -> Result<(), Failure> {
+    if talk.quiet {
+        return Ok(());
+    }
+    /// The time of day alone says when, up to here.
+    const DAY: chrono::TimeDelta = chrono::TimeDelta::days(1);
+    let left = until.saturating_duration_since(Instant::now());
+    let left = chrono::TimeDelta::from_std(left).unwrap_or(chrono::TimeDelta::MAX);
+    let format = if left < DAY { " until %H:%M:%S" } else { " until %Y-%m-%d %H:%M:%S" };
+    let until = chrono::Local::now().checked_add_signed(left);
+    let until = until.map_or_else(String::new, |until| until.format(format).to_string());
+    display.say(&format!("step-runner: the daemon is away; the job goes on; trying{until}"))
 }

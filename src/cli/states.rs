@@ -1,8 +1,11 @@
 //! States of jobs as JSON and as words (cli.md, "status --output json").
 
+use std::borrow::Cow;
+
 use chrono::{DateTime, SecondsFormat, Utc};
 use serde_json::{Value, json};
 
+use super::end;
 use crate::pb::v1;
 
 /// Name of a state.
@@ -51,9 +54,10 @@ fn rfc3339(time: DateTime<Utc>) -> String {
     time.to_rfc3339_opts(SecondsFormat::Micros, true)
 }
 
-/// The table, one line a job; `now` is for those that run.
-pub(super) fn table(jobs: &[v1::Status], now: DateTime<Utc>) -> String {
-    let header = ["ID", "STATE", "EXIT", "STARTED", "TIME", "STEPS", "LOG", "MESSAGE"].map(str::to_owned);
+/// The table, one line a job; `now` is for those that run. No line is wider than `width`: messages are cut.
+pub(super) fn table(jobs: &[v1::Status], now: DateTime<Utc>, width: Option<usize>) -> String {
+    let header =
+        ["ID", "STATE", "EXIT", "STARTED (UTC)", "TIME", "STEPS", "LOG", "MESSAGE"].map(str::to_owned);
     let rows: Vec<_> = std::iter::once(header).chain(jobs.iter().map(|job| row(job, now))).collect();
     let mut widths = [0; 8];
     for row in &rows {
@@ -65,10 +69,18 @@ pub(super) fn table(jobs: &[v1::Status], now: DateTime<Utc>) -> String {
     for row in &rows {
         let cells = row.iter().zip(widths).map(|(cell, width)| format!("{cell:width$}"));
         let line = cells.collect::<Vec<_>>().join("  ");
-        table.push_str(line.trim_end());
+        table.push_str(cut(line.trim_end(), width).as_ref());
         table.push('\n');
     }
     table
+}
+
+/// The first `width` characters, the last of them a sign that there are more.
+fn cut(line: &str, width: Option<usize>) -> Cow<'_, str> {
+    match width.and_then(|width| line.char_indices().nth(width).zip(width.checked_sub(1))) {
+        Some((_, kept)) => line.chars().take(kept).chain(['…']).collect::<String>().into(),
+        None => line.into(),
+    }
 }
 
 fn row(job: &v1::Status, now: DateTime<Utc>) -> [String; 8] {
@@ -78,7 +90,7 @@ fn row(job: &v1::Status, now: DateTime<Utc>) -> [String; 8] {
     [
         job.id.clone(),
         name(job).to_owned(),
-        if job.finished { job.exit_code.to_string() } else { "-".to_owned() },
+        if job.finished { end::code(job).to_string() } else { "-".to_owned() },
         start.map_or("-".to_owned(), |start| start.format("%Y-%m-%d %H:%M:%S").to_string()),
         took.map_or("-".to_owned(), |took| {
             humantime::format_duration(std::time::Duration::from_secs(took.as_secs())).to_string()
@@ -135,11 +147,26 @@ mod tests {
         failed.id = "job-with-a-long-id".into();
         failed.message = "bad\x1b[31m\nthing".into();
         let now = time(&prost_types::Timestamp { seconds: 1_763_632_865, nanos: 123_456_000 }).unwrap();
-        let table = table(&[job(), failed], now);
+        let table = table(&[job(), failed], now, None);
         let lines: Vec<_> = table.lines().collect();
         assert_eq!(lines.len(), 3);
         assert_eq!(lines[0].find("STATE"), lines[1].find("running"));
         assert!(lines[1].contains("1m 5s") && lines[1].contains("1.2 KiB"), "{table}");
         assert!(!table.contains('\x1b'));
+    }
+
+    #[test]
+    fn table_shows_the_code_that_follow_ends_with_and_cuts_messages_to_the_width() {
+        let mut cancelled = job();
+        (cancelled.finished, cancelled.exit_code) = (true, -2);
+        cancelled.state = v1::State::Cancelled as i32;
+        cancelled.message = "é".repeat(200);
+        let now = Utc::now();
+        let wide = table(&[cancelled.clone()], now, None);
+        let columns: Vec<_> = wide.lines().last().unwrap().split_whitespace().collect();
+        assert_eq!(columns[1..3], ["cancelled", "130"]);
+        let narrow = table(&[cancelled], now, Some(100));
+        let line = narrow.lines().last().unwrap();
+        assert!(line.chars().count() == 100 && line.ends_with("é…"), "{line}");
     }
 }

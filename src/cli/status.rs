@@ -15,6 +15,8 @@ use crate::pb::v1;
 const WATCH_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Show the states of jobs
+///
+/// EXIT is the code that `follow` ends with. Times are UTC. On a terminal, messages are cut to its width.
 #[derive(clap::Args)]
 #[command(after_long_help = "\
 Examples:
@@ -47,7 +49,7 @@ pub(super) async fn execute(arguments: Arguments, talk: Talk) -> Ending {
     loop {
         let jobs = look(&client, arguments.id.as_ref()).await?;
         let text = match arguments.output {
-            Format::Table => states::table(&jobs, chrono::Utc::now()),
+            Format::Table => states::table(&jobs, chrono::Utc::now(), terminal::width()),
             Format::Json => format!("{}\n", states::all_to_json(&jobs)),
         };
         if text != shown {

@@ -21,5 +21,5 @@ pub(super) async fn execute(arguments: Arguments, talk: Talk) -> Ending {
     let address = arguments.connection.address()?;
     let request = arguments.job.request(address.shares_files())?;
     let client = arguments.connection.connect_to(address, talk).await?;
-    run::submit(&client, &request).await
+    run::submit(&client, &request, arguments.job.names_its_id(), talk).await
 }

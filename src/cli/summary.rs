@@ -26,6 +26,21 @@ const NAMED: usize = 12;
 /// Longest line shown, in characters.
 const LINE_LENGTH: usize = 500;
 
+/// Beginnings of the daemon's lines that say why a job did not succeed (logs.md §2).
+const ENDS: [&[u8]; 4] =
+    [b"job failed: ", b"job cancelled: ", b"job ended by time limit: ", b"job interrupted: "];
+
+/// What the first line says of the reason.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Reason {
+    /// The job's message.
+    Message,
+    /// Nothing: it stands right above.
+    Told,
+    /// Nothing: who reads it knows best.
+    ByUser,
+}
+
 /// The end of a log.
 #[derive(Default)]
 pub(super) struct Tail(Vec<u8>);
@@ -37,6 +52,14 @@ impl Tail {
         if self.0.len() > 2 * KEPT {
             self.0.drain(..self.0.len() - KEPT);
         }
+    }
+
+    /// Whether the daemon has said in the log why the job did not succeed (logs.md §2).
+    pub(super) fn tells_why(&self) -> bool {
+        let lines = self.0.split_inclusive(|byte| *byte == b'\n').rev();
+        lines.take(LINES).filter_map(Entry::parse).any(|entry| {
+            entry.key().is_daemon() && ENDS.iter().any(|beginning| entry.body.starts_with(beginning))
+        })
     }
 
     /// The last lines that the step printed which ran last, printable and without the daemon's own.
@@ -144,6 +167,7 @@ pub(super) fn lines(
     root: Option<&v1::StepResult>,
     tail: &Tail,
     request: Option<&Request>,
+    reason: Reason,
 ) -> Vec<String> {
     let red = AnsiColor::Red.on_default().bold();
     let what = match status.exit_code {
@@ -158,6 +182,11 @@ pub(super) fn lines(
     let message = match reference {
         Some(name) => without_places(&status.message, name),
         None => status.message.clone(),
+    };
+    let message = match reason {
+        Reason::ByUser if status.exit_code == -2 => String::new(),
+        Reason::Told => String::new(),
+        Reason::Message | Reason::ByUser => message,
     };
     let mut lines = vec![match message.as_str() {
         "" => format!("{red}job {} {what}{red:#}", status.id),
@@ -290,7 +319,8 @@ mod tests {
         let status = v1::Status { id: "42".into(), exit_code: 3, finished: true, ..Default::default() };
         let steps = "spec: {}\n---\nrun:\n- name: setup\n  script: a\n- name: build\n  func: ./build\n";
         let request = Request::new(crate::model::JobId::parse("42").unwrap(), steps).file("/ci/func.yml");
-        let text = lines(&status, Some(&root), &tail(&log.concat()), Some(&request)).join("\n");
+        let text =
+            lines(&status, Some(&root), &tail(&log.concat()), Some(&request), Reason::Message).join("\n");
         for part in [
             "job 42 failed",
             "build/compile",
@@ -310,7 +340,7 @@ mod tests {
         let root = result("", Status::Failure, vec![result("digest", Status::Failure, vec![])]);
         let message = "step \"digest\": step \"chosen\": failed to load: /f.yml:8:5: run[0]: nothing";
         let status = v1::Status { exit_code: -1, message: message.into(), ..Default::default() };
-        let text = lines(&status, Some(&root), &Tail::default(), None).join("\n");
+        let text = lines(&status, Some(&root), &Tail::default(), None, Reason::Message).join("\n");
         assert!(
             text.contains("step       digest/chosen") && text.contains("try: correct the function"),
             "{text}"
@@ -321,7 +351,7 @@ mod tests {
     fn what_could_not_be_fetched_is_not_blamed_on_the_function() {
         let message = "step \"a\": failed to load: f.yml:1:2: run[0]: cannot fetch from h/x: no such host";
         let status = v1::Status { exit_code: -1, message: message.into(), ..Default::default() };
-        let text = lines(&status, None, &Tail::default(), None).join("\n");
+        let text = lines(&status, None, &Tail::default(), None, Reason::Message).join("\n");
         assert!(text.contains("check the network") && !text.contains("correct the function"), "{text}");
     }
 
@@ -333,7 +363,7 @@ mod tests {
             "step \"run\": failed to load: builtin://nope:1:2: run[0]: builtin \"nope\" was not found";
         let status =
             v1::Status { id: "42".into(), exit_code: -1, message: message.into(), ..Default::default() };
-        let text = lines(&status, None, &Tail::default(), Some(&request)).join("\n");
+        let text = lines(&status, None, &Tail::default(), Some(&request), Reason::Message).join("\n");
         assert!(text.contains("failed to load: builtin \"nope\" was not found\n"), "{text}");
         assert!(
             text.contains("function   builtin://nope") && !text.contains("run[0]") && !text.contains(":1:2")
@@ -354,7 +384,7 @@ mod tests {
     #[test]
     fn control_bytes_of_messages_and_commands_do_not_reach_the_terminal() {
         let status = v1::Status { exit_code: -1, message: "a\x1b]0;x\x07b".into(), ..Default::default() };
-        assert!(lines(&status, None, &Tail::default(), None)[0].ends_with("a ]0;x b"));
+        assert!(lines(&status, None, &Tail::default(), None, Reason::Message)[0].ends_with("a ]0;x b"));
         assert_eq!(command_line(&["a\x1bb".into()]), "'a b'");
     }
 }

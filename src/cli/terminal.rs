@@ -54,6 +54,12 @@ pub(super) fn stdout_has_color() -> bool {
     AutoStream::choice(&io::stdout()) != anstream::ColorChoice::Never
 }
 
+/// Columns of the terminal that stdout is, if it is one.
+pub(super) fn width() -> Option<usize> {
+    let columns = rustix::termios::tcgetwinsize(io::stdout()).ok()?.ws_col;
+    (columns > 0).then_some(columns.into())
+}
+
 /// Whether stdout and stderr are the same file, such as after `2>&1`: then the order of what is written to both counts.
 pub(super) fn outputs_are_one_file() -> bool {
     match (rustix::fs::fstat(io::stdout()), rustix::fs::fstat(io::stderr())) {

@@ -128,9 +128,9 @@ struct Opened {
     ended: Option<oneshot::Receiver<Option<ExitStatus>>>,
 }
 
-/// Connects. The channel works until its connection ends and never makes another one by itself: who uses it has to see
+/// Connects, within `patience`. The channel works until its connection ends and never makes another one by itself: who uses it has to see
 /// the break, to go on at the right offset.
-pub(super) async fn dial(address: &Address) -> Result<Dialed, DialError> {
+pub(super) async fn dial(address: &Address, patience: Duration) -> Result<Dialed, DialError> {
     let Opened { transport, name, kind, said, ended } = match address {
         Address::Unix(socket) => open_socket(socket).await?,
         Address::Process(connector) => start(connector)?,
@@ -150,7 +150,7 @@ pub(super) async fn dial(address: &Address) -> Result<Dialed, DialError> {
         let channel = endpoint.connect_with_connector(connector).await.ok();
         (first.await.unwrap_or(First::Other(Vec::new())), channel)
     };
-    let (silent, stdout) = match tokio::time::timeout(FIRST_BYTES, first_bytes).await {
+    let (silent, stdout) = match tokio::time::timeout(FIRST_BYTES.min(patience), first_bytes).await {
         Ok((First::Settings, Some(channel))) => return Ok(Dialed { channel, said }),
         Ok((First::Settings, None)) => (false, Vec::new()),
         Ok((First::Other(bytes), _)) => (false, bytes),

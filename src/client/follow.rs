@@ -3,11 +3,12 @@
 use std::time::Duration;
 
 use bytes::Bytes;
+use tokio::sync::watch;
 use tokio::time::Instant;
 use tonic::Streaming;
 
 use super::retry::{Attempts, Call, CallFailure};
-use super::{Client, Error};
+use super::{Absence, Client, Error};
 use crate::model::JobId;
 use crate::pb::v1;
 
@@ -44,6 +45,7 @@ pub struct Follow {
     id: JobId,
     offset: u64,
     attempts: Attempts,
+    absence: watch::Sender<Option<Absence>>,
     /// Not before this moment: the pause after a failure, kept here so that a dropped `next` does not shorten it.
     pause: Option<Instant>,
     state: State,
@@ -63,7 +65,20 @@ impl Follow {
     pub(super) fn new(client: Client, id: JobId, offset: u64) -> Self {
         let limit = client.shared.options.reconnect_timeout;
         let attempts = client.attempts(Call::FollowLogs, Some(&id), limit);
-        Self { client, id, offset, attempts, pause: None, state: State::Closed }
+        Self {
+            client,
+            id,
+            offset,
+            attempts,
+            absence: watch::Sender::new(None),
+            pause: None,
+            state: State::Closed,
+        }
+    }
+
+    /// Since when the daemon is away, and until when it is tried, for as long as that lasts.
+    pub fn absence(&self) -> watch::Receiver<Option<Absence>> {
+        self.absence.subscribe()
     }
 
     /// Bytes of the log handed on so far, the ones before the start included.
@@ -113,7 +128,7 @@ impl Follow {
             let message = format!("no log is {} bytes long", self.offset);
             return Err(Error::Lost { id: self.id.clone(), message });
         };
-        let mut line = match self.client.line().await {
+        let mut line = match self.client.line(self.attempts.patience()).await {
             Ok(line) => line,
             Err(error) => return self.fail(error.into()),
         };
@@ -122,6 +137,7 @@ impl Follow {
             Ok(response) => {
                 let stream = Box::new(response.into_inner());
                 self.state = State::Open { stream, line: line.number, since: Instant::now() };
+                self.absence.send_replace(None);
                 Ok(())
             }
             Err(status) => {
@@ -151,7 +167,13 @@ impl Follow {
     }
 
     fn fail(&mut self, failure: CallFailure) -> Result<(), Error> {
-        let delay = self.attempts.after(failure)?;
+        let delay = self.attempts.after(failure).map_err(|error| match error {
+            Error::OutOfReach { id, address, message, .. } => {
+                Error::OutOfReach { id, address, offset: self.offset, message }
+            }
+            error => error,
+        })?;
+        self.absence.send_replace(self.attempts.absence());
         self.pause = Some(Instant::now() + delay);
         Ok(())
     }

@@ -132,6 +132,9 @@ pub(super) fn delay(pace: Pace, repeat: u32, jitter: f64) -> Duration {
     Duration::from_secs_f64(exact * (0.8 + 0.4 * jitter))
 }
 
+/// A try to connect has at least this long, however little is left: it would not be worth making otherwise.
+const SHORTEST_TRY: Duration = Duration::from_secs(1);
+
 /// The attempts of one call, or of one stream since its last good byte.
 #[derive(Debug)]
 pub(super) struct Attempts {
@@ -139,7 +142,17 @@ pub(super) struct Attempts {
     address: Address,
     id: Option<JobId>,
     limit: Duration,
+    begun: Instant,
     failing: Option<Failing>,
+}
+
+/// Since when nothing good has come, and when it ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Absence {
+    /// The first failure.
+    pub since: Instant,
+    /// No attempt begins later.
+    pub until: Instant,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -152,7 +165,24 @@ struct Failing {
 
 impl Attempts {
     pub(super) fn new(call: Call, address: Address, id: Option<JobId>, limit: Duration) -> Self {
-        Self { call, address, id, limit, failing: None }
+        Self { call, address, id, limit, begun: Instant::now(), failing: None }
+    }
+
+    /// How long the next try to connect may take. To a daemon that never was there, the time of the tries themselves
+    /// counts.
+    pub(super) fn patience(&self) -> Duration {
+        let since = match (self.call, self.failing) {
+            (Call::Connect, _) => self.begun,
+            (_, Some(failing)) => failing.since,
+            (_, None) => return self.limit.max(SHORTEST_TRY),
+        };
+        self.limit.saturating_sub(since.elapsed()).max(SHORTEST_TRY)
+    }
+
+    /// Since when and until when it fails; `None` as long as it does not.
+    pub(super) fn absence(&self) -> Option<Absence> {
+        let since = self.failing?.since;
+        Some(Absence { since, until: since.checked_add(self.limit).unwrap_or(since) })
     }
 
     /// Something good has come: the time limit starts anew with the next failure.
@@ -170,7 +200,8 @@ impl Attempts {
             Verdict::Repeat(pace, end) => (pace, end),
             Verdict::Stop(end) => return Err(self.error(end, failure)),
         };
-        let first = Failing { since: now, repeats: 0, silent: 0 };
+        let since = if self.call == Call::Connect { self.begun } else { now };
+        let first = Failing { since, repeats: 0, silent: 0 };
         let Failing { since, repeats, silent } = self.failing.unwrap_or(first);
         let left = self.limit.saturating_sub(now.duration_since(since));
         let is_silent = matches!(&failure, CallFailure::Dial(error) if error.repeats() == Repeats::Twice);
@@ -194,6 +225,7 @@ impl Attempts {
                     return Error::OutOfReach {
                         id: id.clone(),
                         address,
+                        offset: 0,
                         message: Chain(&source).to_string(),
                     };
                 }
@@ -203,7 +235,9 @@ impl Attempts {
         };
         match (end, &self.id) {
             (End::Lost, Some(id)) => Error::Lost { id: id.clone(), message },
-            (End::NoAnswer, Some(id)) if following => Error::OutOfReach { id: id.clone(), address, message },
+            (End::NoAnswer, Some(id)) if following => {
+                Error::OutOfReach { id: id.clone(), address, offset: 0, message }
+            }
             (End::NoAnswer | End::Unreachable, _) => Error::NoAnswer { address, message },
             (End::TryLater, _) => Error::TryLater(message),
             (End::Defect, _) => Error::Defect(message),
@@ -319,7 +353,7 @@ mod tests {
     fn attempts_end_exactly_at_the_limit() {
         let limit = Duration::from_secs(30);
         let mut attempts = Attempts::new(Call::Connect, address(), None, limit);
-        let start = Instant::now();
+        let start = attempts.begun;
         let mut now = start;
         let error = loop {
             match attempts.after_at(now, 0.9, absent(std::io::ErrorKind::NotFound).into()) {
@@ -329,6 +363,24 @@ mod tests {
         };
         assert!(matches!(error, Error::Unreachable { .. }));
         assert_eq!(now - start, limit);
+    }
+
+    #[test]
+    fn a_try_may_take_what_is_left_and_never_less_than_is_worth_trying() {
+        let limit = Duration::from_secs(30);
+        let mut connect = Attempts::new(Call::Connect, address(), None, limit);
+        assert!(connect.patience() <= limit);
+        connect.begun -= Duration::from_secs(20);
+        assert!(connect.patience() <= Duration::from_secs(10));
+        connect.begun -= Duration::from_secs(20);
+        assert_eq!(connect.patience(), SHORTEST_TRY);
+        let mut call = Attempts::new(Call::Status, address(), None, limit);
+        call.begun -= Duration::from_secs(20);
+        assert_eq!((call.patience(), call.absence()), (limit, None));
+        let since = Instant::now() - Duration::from_secs(20);
+        call.after_at(since, 0.5, CallFailure::Line("cut".into())).unwrap();
+        assert!(call.patience() <= Duration::from_secs(10));
+        assert_eq!(call.absence(), Some(Absence { since, until: since + limit }));
     }
 
     #[test]

@@ -91,7 +91,7 @@ impl FollowSteps {
     }
 
     async fn open(&mut self) -> Result<(), Error> {
-        let mut line = match self.client.line().await {
+        let mut line = match self.client.line(self.attempts.patience()).await {
             Ok(line) => line,
             Err(error) => return self.fail(error.into()),
         };

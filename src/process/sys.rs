@@ -2,7 +2,7 @@
 //!
 //! - `clone` starts a process without a copy of our memory, `child` is what runs in it until its program does;
 //! - `memory` maps that process's stack and gives free memory back;
-//! - `signal` ignores signals and reads them from a descriptor;
+//! - `signal` ignores signals, tells which are, and reads them from a descriptor;
 //! - `wait` tells and reaps children that have ended;
 //! - `descriptor` takes over descriptors we were started with.
 #![expect(
@@ -24,7 +24,7 @@ pub(super) use clone::{CloneError, clone_exec};
 pub use descriptor::{close_on_exec_from, inherited_descriptor, quieten_standard_streams};
 pub(super) use memory::ChildStack;
 pub use memory::give_back_memory;
-pub use signal::{Signals, ignore_file_size_signal, ignore_signals};
+pub use signal::{Signals, ignore_file_size_signal, ignore_signals, is_signal_ignored};
 pub use wait::peek_exited_child;
 pub(super) use wait::{Child, reap_ended};
 

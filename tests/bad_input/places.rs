@@ -29,8 +29,10 @@ fn fault_53_a_socket_path_that_is_something_else_is_left_alone() {
     assert_eq!(std::fs::read_to_string(&file).unwrap(), "content");
     assert!(!dir.path().join("nothing").exists());
     let long = dir.path().join("x".repeat(101));
+    let before = names(dir.path());
     let said = refuses_to_start(Setup::new(), &long, 1);
     assert!(said.contains("100"), "{said}");
+    assert_eq!(names(dir.path()), before);
 }
 
 #[tokio::test]
@@ -44,6 +46,13 @@ async fn fault_52_of_two_daemons_on_a_path_the_second_ends() {
     let other = daemon.file("other-state");
     let said = refuses_to_start(Setup::new().option("state-dir", other.to_str().unwrap()), &daemon.socket, 1);
     assert!(said.contains(&expected), "{said}");
+    // With the same state folder on another path: nobody serves there.
+    let elsewhere = daemon.file("other.sock");
+    let setup = Setup::new().option("state-dir", daemon.state_dir().to_str().unwrap());
+    let said = refuses_to_start(setup, &elsewhere, 1);
+    let folder = daemon.state_dir();
+    let taken = format!("already serving with the state folder {} (pid {})", folder.display(), daemon.pid());
+    assert!(said.contains(&taken) && !said.contains(elsewhere.to_str().unwrap()), "{said}");
     beside.unaffected(&daemon).await;
 }
 

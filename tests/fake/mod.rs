@@ -44,6 +44,8 @@ pub(crate) struct Script {
     /// Ids given to Cancel and Finish.
     pub cancelled: Vec<String>,
     pub finished: Vec<String>,
+    /// Jobs that are over and forgotten, and since when.
+    pub remembered: HashMap<String, String>,
 }
 
 /// An ended job.
@@ -88,7 +90,12 @@ impl Daemon {
 
     fn job(&self, id: &str) -> Result<Job, Status> {
         let script = self.script.lock().unwrap();
-        script.jobs.get(id).cloned().ok_or_else(|| Status::not_found("unknown_job: no such job"))
+        script.jobs.get(id).cloned().ok_or_else(|| {
+            Status::not_found(match script.remembered.get(id) {
+                Some(at) => format!("unknown_job: finished at {at}"),
+                None => "unknown_job: no job with this id is registered".to_owned(),
+            })
+        })
     }
 }
 
@@ -138,7 +145,9 @@ impl StepRunner for Daemon {
         script.offsets.push(offset);
         let start = usize::try_from(offset).unwrap();
         if start > job.log.len() {
-            return Err(Status::out_of_range("offset_past_end: the log is shorter"));
+            let message =
+                format!("offset_past_end: offset {offset} is past the log's end at {}", job.log.len());
+            return Err(Status::out_of_range(message));
         }
         let end = job.log.len() - script.early_ends.pop_front().unwrap_or(0).min(job.log.len() - start);
         let pieces: Vec<_> = job.log[start..end].chunks(PIECE).map(Bytes::copy_from_slice).collect();

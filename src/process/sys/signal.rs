@@ -31,6 +31,14 @@ pub(super) fn empty_signal_set() -> libc::sigset_t {
     unsafe { std::mem::zeroed() }
 }
 
+/// Whether this process ignores `signal`, as who started it may have wished.
+pub fn is_signal_ignored(signal: rustix::process::Signal) -> bool {
+    let mut old: KernelAction = [0; 8];
+    // SAFETY: `old` is writable, and nothing is changed.
+    let asked = unsafe { signal_action(signal.as_raw(), ptr::null(), &raw mut old) };
+    asked == 0 && old.first() == Some(&(libc::SIG_IGN as u64))
+}
+
 /// A descriptor that becomes readable when one of its signals is pending.
 pub struct Signals(OwnedFd);
 
