@@ -68,7 +68,7 @@ async fn run_with(
     let socket =
         Socket::named(&daemon.socket).map_err(AddressError::from).map_err(crate::client::Error::from)?;
     let client = Client::connect(Address::Unix(socket)).await?;
-    session::follow(&client, &job.id, 0, arguments.output.display(), interrupts, talk).await
+    Box::pin(session::follow(&client, &job.id, 0, arguments.output.display(), interrupts, talk)).await
 }
 
 fn failure(refusal: &Refusal) -> Failure {

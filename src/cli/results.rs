@@ -138,7 +138,10 @@ pub(super) fn check(path: &Path) -> Result<(), Failure> {
     match OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(path) {
         Ok(_) if exists => Ok(()),
         // Only to see whether it can be made.
-        Ok(_) => Ok(drop(std::fs::remove_file(path))),
+        Ok(_) => {
+            drop(std::fs::remove_file(path));
+            Ok(())
+        }
         Err(error) => refuse(format!("{}: {error}", path.display()), "name another --results"),
     }
 }

@@ -210,7 +210,7 @@ async fn to_the_end(
         terminal::say(&format!("step-runner: job {} at {}", request.id(), client.address()));
     }
     let display = arguments.output.display();
-    let ended = session::follow(client, request.id(), 0, display, interrupts, talk).await?;
+    let ended = Box::pin(session::follow(client, request.id(), 0, display, interrupts, talk)).await?;
     if let Some(path) = &arguments.results {
         let root = ended.root.as_ref();
         let root = root.ok_or_else(|| Failure::new(Exit::Failure, "the daemon sent no step results"))?;

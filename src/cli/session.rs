@@ -25,6 +25,9 @@ const LOG_RESTS: Duration = Duration::from_millis(60);
 /// A daemon that is away for longer is told of.
 const AWAY: Duration = Duration::from_secs(2);
 
+/// The time of day alone says when, up to here.
+const DAY: chrono::TimeDelta = chrono::TimeDelta::days(1);
+
 /// How long Ctrl-C still waits for the daemon to answer or to hear of it.
 pub(super) const LAST_WORDS: Duration = Duration::from_secs(1);
 
@@ -278,8 +281,6 @@ fn say_away(display: &mut Display, until: Instant, talk: Talk) -> Result<(), Fai
     if talk.quiet {
         return Ok(());
     }
-    /// The time of day alone says when, up to here.
-    const DAY: chrono::TimeDelta = chrono::TimeDelta::days(1);
     let left = until.saturating_duration_since(Instant::now());
     let left = chrono::TimeDelta::from_std(left).unwrap_or(chrono::TimeDelta::MAX);
     let format = if left < DAY { " until %H:%M:%S" } else { " until %Y-%m-%d %H:%M:%S" };

@@ -200,11 +200,12 @@ impl Attempts {
             Verdict::Repeat(pace, end) => (pace, end),
             Verdict::Stop(end) => return Err(self.error(end, failure)),
         };
-        let since = if self.call == Call::Connect { self.begun } else { now };
-        let first = Failing { since, repeats: 0, silent: 0 };
+        let first = Failing { since: now, repeats: 0, silent: 0 };
         let Failing { since, repeats, silent } = self.failing.unwrap_or(first);
-        let left = self.limit.saturating_sub(now.duration_since(since));
         let is_silent = matches!(&failure, CallFailure::Dial(error) if error.repeats() == Repeats::Twice);
+        // A try in silence was itself the wait.
+        let counted = if is_silent && self.call == Call::Connect { self.begun } else { since };
+        let left = self.limit.saturating_sub(now.duration_since(counted));
         let silent = if is_silent { silent + 1 } else { 0 };
         if left.is_zero() || silent > 2 {
             return Err(self.error(end, failure));
@@ -353,7 +354,7 @@ mod tests {
     fn attempts_end_exactly_at_the_limit() {
         let limit = Duration::from_secs(30);
         let mut attempts = Attempts::new(Call::Connect, address(), None, limit);
-        let start = attempts.begun;
+        let start = Instant::now();
         let mut now = start;
         let error = loop {
             match attempts.after_at(now, 0.9, absent(std::io::ErrorKind::NotFound).into()) {

@@ -1,18 +1,17 @@
 //! The program as users meet it: words, exit codes, streams (cli.md).
 #![expect(clippy::unwrap_used, reason = "a broken scene fails the test")]
 
+mod away;
+mod ends;
+#[path = "../fake/mod.rs"]
 mod fake;
-#[path = "support/parts.rs"]
-mod parts;
+mod ids;
 
-use std::io::{BufRead as _, BufReader, Read as _};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
-use std::process::{Child, Command, Output, Stdio};
-use std::time::{Duration, Instant};
+use std::process::{Command, Output, Stdio};
 
 use fake::{Daemon, Job, entry, results};
-use rustix::process::Signal;
 use tonic::Status;
 
 fn program(words: &[&str]) -> Command {
@@ -105,18 +104,6 @@ fn usage_errors_end_with_2_and_say_nothing_on_stdout() {
         let output = run(words);
         assert_eq!(output.status.code(), Some(2), "{words:?} {output:?}");
         assert!(output.stdout.is_empty() && !output.stderr.is_empty(), "{words:?} {output:?}");
-    }
-}
-
-#[test]
-fn no_daemon_is_69_on_one_line_with_a_remedy() {
-    for command in [["status"].as_slice(), &["follow", "42"], &["finish", "42"], &["cancel", "42"]] {
-        let words = [command, &["--socket", "/no/such.sock", "--connect-timeout", "50ms"]].concat();
-        let output = run(&words);
-        assert_eq!(output.status.code(), Some(69), "{words:?}");
-        let text = stderr(&output);
-        assert!(text.contains("/no/such.sock") && text.contains("step-runner serve"), "{text}");
-        assert_eq!(text.lines().count(), 1, "{text}");
     }
 }
 
@@ -426,104 +413,6 @@ fn kept_jobs_are_not_finished_and_detached_ones_print_their_id() {
     assert!(scene.daemon.script.lock().unwrap().finished.is_empty());
 }
 
-/// Starts a run of a job that prints one line and goes on, and waits for the line.
-fn run_running_job(stubborn: bool) -> (Scene, Child) {
-    let daemon = Daemon::default();
-    let log = entry("01O", "up");
-    daemon.script.lock().unwrap().next =
-        Some(Job { log, running: true, stubborn, results: results(&[], -1), ..Job::default() });
-    let scene = Scene::new(daemon);
-    let mut command = scene.command(&["run", "builtin://x", "--id", "9", "--output", "raw"]);
-    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    child.stdout.as_mut().unwrap().read_exact(&mut [0; 35]).unwrap();
-    (scene, child)
-}
-
-fn send(child: &Child, signal: Signal) {
-    rustix::process::kill_process(rustix::process::Pid::from_child(child), signal).unwrap();
-}
-
-fn interrupt(child: &Child) {
-    send(child, Signal::INT);
-}
-
-#[test]
-fn ctrl_c_cancels_waits_for_the_end_and_ends_with_130() {
-    let (scene, child) = run_running_job(false);
-    interrupt(&child);
-    let output = child.wait_with_output().unwrap();
-    assert_eq!(output.status.code(), Some(130), "{output:?}");
-    assert!(stderr(&output).contains("job 9 was cancelled"), "{output:?}");
-    let script = scene.daemon.script.lock().unwrap();
-    assert_eq!(
-        (script.cancelled.as_slice(), script.finished.as_slice()),
-        (["9".into()].as_slice(), ["9".into()].as_slice())
-    );
-}
-
-#[test]
-fn a_second_ctrl_c_does_not_wait() {
-    let (scene, mut child) = run_running_job(true);
-    interrupt(&child);
-    let mut said = BufReader::new(child.stderr.take().unwrap());
-    said.read_line(&mut String::new()).unwrap();
-    interrupt(&child);
-    assert_eq!(child.wait().unwrap().code(), Some(130));
-    assert_eq!(scene.daemon.script.lock().unwrap().finished, ["9"]);
-}
-
-#[test]
-fn a_signal_to_end_cancels_waits_for_the_end_and_the_second_does_not_wait() {
-    for (signal, code) in [(Signal::TERM, 143), (Signal::HUP, 129)] {
-        let (scene, child) = run_running_job(false);
-        send(&child, signal);
-        let output = child.wait_with_output().unwrap();
-        assert_eq!(output.status.code(), Some(code), "{output:?}");
-        assert!(stderr(&output).contains("job 9 was cancelled"), "{output:?}");
-        assert_eq!(scene.daemon.script.lock().unwrap().cancelled, ["9"]);
-
-        let (scene, mut child) = run_running_job(true);
-        send(&child, signal);
-        let mut said = BufReader::new(child.stderr.take().unwrap());
-        said.read_line(&mut String::new()).unwrap();
-        send(&child, signal);
-        assert_eq!(child.wait().unwrap().code(), Some(code));
-        assert_eq!(scene.daemon.script.lock().unwrap().finished, ["9"]);
-    }
-}
-
-#[test]
-fn a_hangup_that_the_caller_ignores_does_not_end_the_job() {
-    let daemon = Daemon::default();
-    let log = entry("01O", "up");
-    daemon.script.lock().unwrap().next =
-        Some(Job { log, running: true, results: results(&[], -1), ..Job::default() });
-    let scene = Scene::new(daemon);
-    let mut command = Command::new("sh");
-    command.args(["-c", "trap '' HUP; exec \"$@\"", "sh", env!("CARGO_BIN_EXE_step-runner")]);
-    command.args(["run", "builtin://x", "--id", "9", "--output", "raw", "--socket", &scene.socket()]);
-    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    child.stdout.as_mut().unwrap().read_exact(&mut [0; 35]).unwrap();
-    send(&child, Signal::HUP);
-    send(&child, Signal::TERM);
-    let output = child.wait_with_output().unwrap();
-    assert_eq!(output.status.code(), Some(143), "{output:?}");
-    assert!(!stderr(&output).contains("SIGHUP"), "{output:?}");
-}
-
-#[test]
-fn a_reader_of_stdout_that_goes_away_ends_the_job_of_run() {
-    let daemon = Daemon::default();
-    let log = entry("01O", "much").repeat(100_000);
-    daemon.script.lock().unwrap().next = Some(Job { log, results: results(&[], 0), ..Job::default() });
-    let scene = Scene::new(daemon);
-    let mut child =
-        scene.command(&["run", "builtin://x", "--id", "9"]).stdout(Stdio::piped()).spawn().unwrap();
-    drop(child.stdout.take());
-    assert_eq!(child.wait().unwrap().code(), Some(1));
-    assert_eq!(scene.daemon.script.lock().unwrap().finished, ["9"]);
-}
-
 #[test]
 fn refusals_are_65_for_good_and_75_for_now() {
     let scene = Scene::new(Daemon::default());
@@ -535,112 +424,6 @@ fn refusals_are_65_for_good_and_75_for_now() {
     assert_eq!(output.status.code(), Some(65));
     assert!(stderr(&output).contains("expected a list"));
     assert_eq!(fail(Status::resource_exhausted("queue_full: full")).status.code(), Some(75));
-}
-
-#[test]
-fn unknown_jobs_are_70_but_for_finish() {
-    let scene = Scene::new(Daemon::default());
-    for command in ["follow", "cancel", "status"] {
-        assert_eq!(scene.run(&[command, "nobody"]).status.code(), Some(70), "{command}");
-    }
-    assert!(scene.run(&["finish", "nobody"]).status.success());
-}
-
-#[test]
-fn an_id_that_is_taken_starts_nothing_new_and_that_is_said() {
-    let job = Job { running: true, ..Job::default() };
-    let scene = Scene::new(Daemon::with_job("43", job));
-    let said = "step-runner: job 43 was started before (running); nothing new is started\n";
-    for words in [["submit", "-", "--id", "43"].as_slice(), &["run", "-", "--id", "43", "--detach"]] {
-        let output = scene.run(words);
-        assert_eq!((output.status.code(), stdout(&output).as_str()), (Some(0), "43\n"));
-        assert_eq!(stderr(&output), said);
-        let quiet = scene.run(&[words, &["--quiet"]].concat());
-        assert_eq!((quiet.status.code(), stderr(&quiet).as_str()), (Some(0), ""));
-    }
-}
-
-#[test]
-fn an_id_whose_job_is_over_is_refused_and_another_is_asked_for() {
-    let scene = Scene::new(Daemon::default());
-    let at = "2026-11-20T10:00:00Z".to_owned();
-    scene.daemon.script.lock().unwrap().remembered.insert("42".to_owned(), at);
-    for words in [["submit"].as_slice(), &["run"], &["run", "--detach"]] {
-        let output = scene.run(&[words, &["builtin://x", "--id", "42"]].concat());
-        assert_eq!(output.status.code(), Some(65), "{output:?}");
-        assert!(output.stdout.is_empty(), "{output:?}");
-        let expected = "step-runner: job 42 was finished at 2026-11-20T10:00:00Z; choose another --id\n";
-        assert_eq!(stderr(&output), expected);
-    }
-    assert!(scene.daemon.script.lock().unwrap().runs.is_empty());
-}
-
-#[test]
-fn a_job_that_is_not_there_is_named_as_what_it_is() {
-    let scene = Scene::new(Daemon::with_job("1", failing_job()));
-    let at = "2026-11-20T10:00:00Z".to_owned();
-    scene.daemon.script.lock().unwrap().remembered.insert("42".to_owned(), at);
-    for command in ["follow", "cancel", "status"] {
-        for (id, said) in
-            [("nope", "no job nope here"), ("42", "job 42 was finished at 2026-11-20T10:00:00Z")]
-        {
-            let output = scene.run(&[command, id]);
-            assert_eq!(output.status.code(), Some(70), "{command} {id}");
-            let text = stderr(&output);
-            assert!(text.contains(said) && !text.contains("lost"), "{text}");
-        }
-    }
-    for (id, said) in [
-        ("nope", "step-runner: no job nope here; nothing to finish\n"),
-        ("42", "step-runner: job 42 was finished at 2026-11-20T10:00:00Z; nothing to finish\n"),
-        ("1", ""),
-    ] {
-        let output = scene.run(&["finish", id]);
-        assert_eq!((output.status.code(), stderr(&output).as_str()), (Some(0), said));
-    }
-    let output = scene.run(&["follow", "1", "--offset", "100000"]);
-    let length = failing_job().log.len();
-    let said = format!("offset 100000 is past the end of the log of job 1 ({length} bytes)");
-    assert!(output.status.code() == Some(70) && stderr(&output).contains(&said), "{output:?}");
-}
-
-#[test]
-fn a_daemon_that_stands_still_is_waited_for_no_longer_than_asked() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("s.sock");
-    let _silent = std::os::unix::net::UnixListener::bind(&path).unwrap();
-    let start = Instant::now();
-    let output = run(&["status", "--socket", path.to_str().unwrap(), "--connect-timeout", "1s"]);
-    assert_eq!(output.status.code(), Some(69), "{output:?}");
-    assert!(stderr(&output).contains("nothing came in time"), "{output:?}");
-    // A try without a limit takes 15 s.
-    assert!(start.elapsed() < Duration::from_secs(12), "{:?}", start.elapsed());
-}
-
-#[test]
-fn a_daemon_that_is_away_is_told_of_and_the_way_back_names_the_byte() {
-    for quiet in [false, true] {
-        let daemon = Daemon::with_job("42", Job { running: true, ..failing_job() });
-        let folder = tempfile::tempdir().unwrap();
-        let socket = folder.path().join("s.sock");
-        let runtime = tokio::runtime::Runtime::new().unwrap();
-        let entered = runtime.enter();
-        drop(daemon.serve(&socket));
-        drop(entered);
-        let log = failing_job().log;
-        let mut command = program(&["follow", "42", "--output", "raw", "--reconnect-timeout", "3s"]);
-        command.arg("--socket").arg(&socket).args(quiet.then_some("--quiet"));
-        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-        child.stdout.as_mut().unwrap().read_exact(&mut vec![0; log.len()]).unwrap();
-        std::fs::remove_file(&socket).unwrap();
-        runtime.shutdown_background();
-        let output = child.wait_with_output().unwrap();
-        assert_eq!(output.status.code(), Some(69), "{output:?}");
-        let text = stderr(&output);
-        let away = text.matches("step-runner: the daemon is away; the job goes on; trying until ").count();
-        assert_eq!(away, usize::from(!quiet), "{text}");
-        assert!(text.contains(&format!("{} 42 --offset {}`", socket.display(), log.len())), "{text}");
-    }
 }
 
 #[test]

@@ -1,0 +1,107 @@
+//! How `run` ends before its job does: Ctrl-C, signals, a reader that leaves.
+
+use std::io::{BufRead as _, BufReader, Read as _};
+use std::process::{Child, Command, Stdio};
+
+use rustix::process::Signal;
+
+use super::fake::{Daemon, Job, entry, results};
+use super::{Scene, stderr};
+
+/// Starts a run of a job that prints one line and goes on, and waits for the line.
+fn run_running_job(stubborn: bool) -> (Scene, Child) {
+    let daemon = Daemon::default();
+    let log = entry("01O", "up");
+    daemon.script.lock().unwrap().next =
+        Some(Job { log, running: true, stubborn, results: results(&[], -1), ..Job::default() });
+    let scene = Scene::new(daemon);
+    let mut command = scene.command(&["run", "builtin://x", "--id", "9", "--output", "raw"]);
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    child.stdout.as_mut().unwrap().read_exact(&mut [0; 35]).unwrap();
+    (scene, child)
+}
+
+fn send(child: &Child, signal: Signal) {
+    rustix::process::kill_process(rustix::process::Pid::from_child(child), signal).unwrap();
+}
+
+fn interrupt(child: &Child) {
+    send(child, Signal::INT);
+}
+
+#[test]
+fn ctrl_c_cancels_waits_for_the_end_and_ends_with_130() {
+    let (scene, child) = run_running_job(false);
+    interrupt(&child);
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(130), "{output:?}");
+    assert!(stderr(&output).contains("job 9 was cancelled"), "{output:?}");
+    let script = scene.daemon.script.lock().unwrap();
+    assert_eq!(
+        (script.cancelled.as_slice(), script.finished.as_slice()),
+        (["9".into()].as_slice(), ["9".into()].as_slice())
+    );
+}
+
+#[test]
+fn a_second_ctrl_c_does_not_wait() {
+    let (scene, mut child) = run_running_job(true);
+    interrupt(&child);
+    let mut said = BufReader::new(child.stderr.take().unwrap());
+    said.read_line(&mut String::new()).unwrap();
+    interrupt(&child);
+    assert_eq!(child.wait().unwrap().code(), Some(130));
+    assert_eq!(scene.daemon.script.lock().unwrap().finished, ["9"]);
+}
+
+#[test]
+fn a_signal_to_end_cancels_waits_for_the_end_and_the_second_does_not_wait() {
+    for (signal, code) in [(Signal::TERM, 143), (Signal::HUP, 129)] {
+        let (scene, child) = run_running_job(false);
+        send(&child, signal);
+        let output = child.wait_with_output().unwrap();
+        assert_eq!(output.status.code(), Some(code), "{output:?}");
+        assert!(stderr(&output).contains("job 9 was cancelled"), "{output:?}");
+        assert_eq!(scene.daemon.script.lock().unwrap().cancelled, ["9"]);
+
+        let (scene, mut child) = run_running_job(true);
+        send(&child, signal);
+        let mut said = BufReader::new(child.stderr.take().unwrap());
+        said.read_line(&mut String::new()).unwrap();
+        send(&child, signal);
+        assert_eq!(child.wait().unwrap().code(), Some(code));
+        assert_eq!(scene.daemon.script.lock().unwrap().finished, ["9"]);
+    }
+}
+
+#[test]
+fn a_hangup_that_the_caller_ignores_does_not_end_the_job() {
+    let daemon = Daemon::default();
+    let log = entry("01O", "up");
+    daemon.script.lock().unwrap().next =
+        Some(Job { log, running: true, results: results(&[], -1), ..Job::default() });
+    let scene = Scene::new(daemon);
+    let mut command = Command::new("sh");
+    command.args(["-c", "trap '' HUP; exec \"$@\"", "sh", env!("CARGO_BIN_EXE_step-runner")]);
+    command.args(["run", "builtin://x", "--id", "9", "--output", "raw", "--socket", &scene.socket()]);
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    child.stdout.as_mut().unwrap().read_exact(&mut [0; 35]).unwrap();
+    send(&child, Signal::HUP);
+    send(&child, Signal::TERM);
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(143), "{output:?}");
+    assert!(!stderr(&output).contains("SIGHUP"), "{output:?}");
+}
+
+#[test]
+fn a_reader_of_stdout_that_goes_away_ends_the_job_of_run() {
+    let daemon = Daemon::default();
+    let log = entry("01O", "much").repeat(100_000);
+    daemon.script.lock().unwrap().next = Some(Job { log, results: results(&[], 0), ..Job::default() });
+    let scene = Scene::new(daemon);
+    let mut child =
+        scene.command(&["run", "builtin://x", "--id", "9"]).stdout(Stdio::piped()).spawn().unwrap();
+    drop(child.stdout.take());
+    assert_eq!(child.wait().unwrap().code(), Some(1));
+    assert_eq!(scene.daemon.script.lock().unwrap().finished, ["9"]);
+}

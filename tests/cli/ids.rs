@@ -1,0 +1,71 @@
+//! Ids that are taken, over, or unknown.
+
+use super::fake::{Daemon, Job};
+use super::{Scene, failing_job, stderr, stdout};
+
+#[test]
+fn an_id_that_is_taken_starts_nothing_new_and_that_is_said() {
+    let job = Job { running: true, ..Job::default() };
+    let scene = Scene::new(Daemon::with_job("43", job));
+    let said = "step-runner: job 43 was started before (running); nothing new is started\n";
+    for words in [["submit", "-", "--id", "43"].as_slice(), &["run", "-", "--id", "43", "--detach"]] {
+        let output = scene.run(words);
+        assert_eq!((output.status.code(), stdout(&output).as_str()), (Some(0), "43\n"));
+        assert_eq!(stderr(&output), said);
+        let quiet = scene.run(&[words, &["--quiet"]].concat());
+        assert_eq!((quiet.status.code(), stderr(&quiet).as_str()), (Some(0), ""));
+    }
+}
+
+#[test]
+fn an_id_whose_job_is_over_is_refused_and_another_is_asked_for() {
+    let scene = Scene::new(Daemon::default());
+    let at = "2026-11-20T10:00:00Z".to_owned();
+    scene.daemon.script.lock().unwrap().remembered.insert("42".to_owned(), at);
+    for words in [["submit"].as_slice(), &["run"], &["run", "--detach"]] {
+        let output = scene.run(&[words, &["builtin://x", "--id", "42"]].concat());
+        assert_eq!(output.status.code(), Some(65), "{output:?}");
+        assert!(output.stdout.is_empty(), "{output:?}");
+        let expected = "step-runner: job 42 was finished at 2026-11-20T10:00:00Z; choose another --id\n";
+        assert_eq!(stderr(&output), expected);
+    }
+    assert!(scene.daemon.script.lock().unwrap().runs.is_empty());
+}
+
+#[test]
+fn a_job_that_is_not_there_is_named_as_what_it_is() {
+    let scene = Scene::new(Daemon::with_job("1", failing_job()));
+    let at = "2026-11-20T10:00:00Z".to_owned();
+    scene.daemon.script.lock().unwrap().remembered.insert("42".to_owned(), at);
+    for command in ["follow", "cancel", "status"] {
+        for (id, said) in
+            [("nope", "no job nope here"), ("42", "job 42 was finished at 2026-11-20T10:00:00Z")]
+        {
+            let output = scene.run(&[command, id]);
+            assert_eq!(output.status.code(), Some(70), "{command} {id}");
+            let text = stderr(&output);
+            assert!(text.contains(said) && !text.contains("lost"), "{text}");
+        }
+    }
+    for (id, said) in [
+        ("nope", "step-runner: no job nope here; nothing to finish\n"),
+        ("42", "step-runner: job 42 was finished at 2026-11-20T10:00:00Z; nothing to finish\n"),
+        ("1", ""),
+    ] {
+        let output = scene.run(&["finish", id]);
+        assert_eq!((output.status.code(), stderr(&output).as_str()), (Some(0), said));
+    }
+    let output = scene.run(&["follow", "1", "--offset", "100000"]);
+    let length = failing_job().log.len();
+    let said = format!("offset 100000 is past the end of the log of job 1 ({length} bytes)");
+    assert!(output.status.code() == Some(70) && stderr(&output).contains(&said), "{output:?}");
+}
+
+#[test]
+fn unknown_jobs_are_70_but_for_finish() {
+    let scene = Scene::new(Daemon::default());
+    for command in ["follow", "cancel", "status"] {
+        assert_eq!(scene.run(&[command, "nobody"]).status.code(), Some(70), "{command}");
+    }
+    assert!(scene.run(&["finish", "nobody"]).status.success());
+}
