@@ -82,32 +82,44 @@ pub(super) async fn execute(arguments: Arguments, talk: Talk) -> Ending {
 
 /// Submits a job and prints its id. `named`: the caller chose the id.
 pub(super) async fn submit(client: &Client, request: &Request, named: bool, talk: Talk) -> Ending {
-    if named {
-        look_before(client, request.id(), talk).await?;
-    }
-    accepted(client.run(request).await, request, Failure::from)?;
+    start(client, request, named, Failure::from, talk).await?;
     terminal::write_stdout(format!("{}\n", request.id()).as_bytes())?;
     Ok(0)
 }
 
-/// Run answers the same whether it starts a job, finds one, or remembers that it had its turn (service.md §3.1): what it
-/// will do is said before. An id whose job is over is refused: nothing could be followed.
-async fn look_before(client: &Client, id: &JobId, talk: Talk) -> Result<(), Failure> {
-    match client.status(id).await {
-        Ok(status) => {
-            if !talk.quiet {
+/// Asks for a job. Run answers the same whether it starts a job, finds one, or remembers that this one has had its turn
+/// (service.md §3.1). Who chose the id is told: that one is found, before; that the job has had its turn, as an error, for
+/// nothing could be followed.
+async fn start(
+    client: &Client,
+    request: &Request,
+    named: bool,
+    refused: fn(Error) -> Failure,
+    talk: Talk,
+) -> Result<(), Failure> {
+    let id = request.id();
+    if named {
+        match client.status(id).await {
+            Ok(status) if !talk.quiet => {
                 let state = states::name(&status);
                 terminal::say(&format!(
                     "step-runner: job {id} was started before ({state}); nothing new is started"
                 ));
             }
-            Ok(())
+            // Run would try as long again.
+            Err(error @ (Error::Unreachable { .. } | Error::NoAnswer { .. })) => return Err(refused(error)),
+            // What else is wrong Run says.
+            Ok(_) | Err(_) => {}
         }
-        Err(error) if error.is_finished_job() => {
-            Err(Failure::new(Exit::Refused, error).with_remedy("choose another --id"))
-        }
-        // It is free, or lost its state: a new job. Whatever else is wrong, Run says.
-        Err(_) => Ok(()),
+    }
+    accepted(client.run(request).await, request, refused)?;
+    if !named {
+        return Ok(());
+    }
+    match client.status(id).await {
+        Err(error) if error.is_finished_job() => Err(Failure::new(Exit::Refused, error)
+            .with_remedy("nothing was started: it was the same job; choose another --id to run it again")),
+        _ => Ok(()),
     }
 }
 
@@ -134,9 +146,6 @@ pub(super) fn shown_findings(steps: &str, file: &str) -> Option<Failure> {
 /// Runs with a daemon that goes on when this command has ended.
 async fn with_daemon(arguments: &Arguments, client: &Client, request: &Request, talk: Talk) -> Ending {
     let mut interrupts = Interrupts::new(OnInterrupt::Cancel)?;
-    if arguments.job.names_its_id() {
-        interrupts.unless_interrupted(look_before(client, request.id(), talk)).await?;
-    }
     let ended = to_the_end(arguments, client, request, Failure::from, &mut interrupts, talk).await;
     let finished = match &ended {
         _ if arguments.keep => Ok(()),
@@ -204,8 +213,8 @@ async fn to_the_end(
     interrupts: &mut Interrupts,
     talk: Talk,
 ) -> Result<Ended, Failure> {
-    let submit = async { accepted(client.run(request).await, request, refused) };
-    interrupts.while_submitting(submit).await?;
+    let named = arguments.job.names_its_id();
+    interrupts.while_submitting(start(client, request, named, refused, talk)).await?;
     if talk.verbose > 0 {
         terminal::say(&format!("step-runner: job {} at {}", request.id(), client.address()));
     }

@@ -18,7 +18,7 @@ fn an_id_that_is_taken_starts_nothing_new_and_that_is_said() {
 }
 
 #[test]
-fn an_id_whose_job_is_over_is_refused_and_another_is_asked_for() {
+fn a_job_that_has_had_its_turn_is_not_passed_off_as_started() {
     let scene = Scene::new(Daemon::default());
     let at = "2026-11-20T10:00:00Z".to_owned();
     scene.daemon.script.lock().unwrap().remembered.insert("42".to_owned(), at);
@@ -26,10 +26,11 @@ fn an_id_whose_job_is_over_is_refused_and_another_is_asked_for() {
         let output = scene.run(&[words, &["builtin://x", "--id", "42"]].concat());
         assert_eq!(output.status.code(), Some(65), "{output:?}");
         assert!(output.stdout.is_empty(), "{output:?}");
-        let expected = "step-runner: job 42 was finished at 2026-11-20T10:00:00Z; choose another --id\n";
+        let expected = "step-runner: job 42 was finished at 2026-11-20T10:00:00Z; nothing was started: it was the same job; \
+                        choose another --id to run it again\n";
         assert_eq!(stderr(&output), expected);
     }
-    assert!(scene.daemon.script.lock().unwrap().runs.is_empty());
+    assert_eq!(scene.daemon.script.lock().unwrap().starts, 0);
 }
 
 #[test]

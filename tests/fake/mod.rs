@@ -109,7 +109,9 @@ impl StepRunner for Daemon {
             if let Some(failure) = script.run_failures.pop_front() {
                 return Err(failure);
             }
-            if !script.jobs.contains_key(&request.id) {
+            // As if it were the same request again.
+            let is_over = script.remembered.contains_key(&request.id);
+            if !is_over && !script.jobs.contains_key(&request.id) {
                 script.starts += 1;
                 if let Some(job) = script.next.clone() {
                     script.jobs.insert(request.id, job);
