@@ -148,9 +148,9 @@ impl Share {
     }
 }
 
-/// First byte of every record. Raised whenever [`RecordHead`] or what follows it changes its shape: a keeper may hold records of
-/// another version's daemon.
-const HEAD_FORMAT: u8 = 2;
+/// First byte of every record. Raised whenever [`RecordHead`] or what follows it changes its shape, and the protocol's version
+/// together with it (see [`record::FORMAT`]).
+pub(super) const HEAD_FORMAT: u8 = 2;
 
 /// First part of every record.
 #[derive(Serialize, Deserialize)]

@@ -6,14 +6,26 @@ use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use rustix::process::Signal;
+
 use crate::keeper::launch;
 use crate::keeper::link::Wire;
 use crate::model::Unenforceable;
 use crate::process::cgroup::{self, CgroupError, CgroupMode, Pool};
+use crate::process::group;
 use crate::process::host::SoftLimits;
 use crate::process::limiter::Limiter;
 use crate::process::remains::Remains;
+use crate::process::sweep::Process;
 use crate::store::StateDir;
+
+/// A keeper that was just started.
+pub struct Started {
+    /// Connection to it.
+    pub wire: Wire,
+    /// Its process, if that could be looked at. One that is played has none.
+    pub process: Option<Process>,
+}
 
 /// See the module's text. Shared by threads that may block.
 pub trait Host: Send + Sync {
@@ -22,7 +34,11 @@ pub trait Host: Send + Sync {
     /// Connects to the living keeper of the state folder.
     fn connect(&self, state: &StateDir) -> io::Result<Wire>;
     /// Starts a keeper and connects to it.
-    fn start_keeper(&self, state: &StateDir, cgroup: CgroupMode) -> io::Result<Wire>;
+    fn start_keeper(&self, state: &StateDir, cgroup: CgroupMode) -> io::Result<Started>;
+    /// Kills a keeper that [`Self::start_keeper`] started, wherever it is in its start: its pid. Does not wait for its end.
+    fn kill_started(&self, _started: &Process) -> Option<u32> {
+        None
+    }
     /// Kills the keeper that lives in the state folder, if it is known which one that is: its pid. Does not wait for its end.
     fn kill_keeper(&self, state: &StateDir) -> Option<u32>;
     /// Lets that keeper go on if it was stopped: its pid. One that is played is never stopped.
@@ -66,10 +82,16 @@ impl Host for Processes {
         launch::connect(state.dir()).map(Wire::Socket)
     }
 
-    fn start_keeper(&self, state: &StateDir, cgroup: CgroupMode) -> io::Result<Wire> {
+    fn start_keeper(&self, state: &StateDir, cgroup: CgroupMode) -> io::Result<Started> {
         let (stream, child) = launch::start(state.path(), cgroup, self.limits)?;
+        // Nobody has reaped it yet, so the number is still its own.
+        let process = Process::read(child.id());
         launch::reap(child);
-        Ok(Wire::Socket(stream))
+        Ok(Started { wire: Wire::Socket(stream), process })
+    }
+
+    fn kill_started(&self, started: &Process) -> Option<u32> {
+        group::signal_process(started, &[Signal::KILL]).then_some(started.pid)
     }
 
     fn kill_keeper(&self, state: &StateDir) -> Option<u32> {

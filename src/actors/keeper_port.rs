@@ -13,7 +13,7 @@ use tokio::sync::Mutex;
 use tokio::time::Instant;
 
 use super::deliver;
-use super::host::Host;
+use super::host::{Host, Started};
 use super::job::{KeeperSaid, Said};
 use super::registry::Registry;
 use super::remembered::MAX_REMEMBERED;
@@ -24,6 +24,7 @@ use crate::keeper::protocol::{FromKeeper, KeeperSettings, PROTOCOL_VERSION, Reme
 use crate::log::pipeline::GIVE_UP_AFTER;
 use crate::model::{JobKey, Reason, Refusal, Unenforceable};
 use crate::process::cgroup::{CgroupError, CgroupMode};
+use crate::process::sweep::Process;
 use crate::store::StateDir;
 use silence::Ending;
 
@@ -127,6 +128,10 @@ pub(super) struct KeeperPort {
     /// What the operator was told last: control groups hold the processes of jobs.
     told_groups: Rc<Cell<Option<bool>>>,
     ending: Ending,
+    /// The process of a keeper that was started and has not answered yet.
+    starting: Rc<Cell<Option<Process>>>,
+    /// The operator was told that the keeper of this connection does not answer.
+    told_slow: Rc<Cell<bool>>,
 }
 
 /// Events that came before the jobs they are about were registered; `None`: they are handed on at once.
@@ -144,7 +149,20 @@ impl KeeperPort {
         getrandom::fill(&mut digest_key).map_err(KeeperProblem::Random)?;
         let (keeper, early, digest_key) = (Rc::default(), Early::default(), Rc::new(Cell::new(digest_key)));
         let (told_groups, ending) = (Rc::default(), Ending::default());
-        Ok(Self { keeper, state, config, registry, private, host, early, digest_key, told_groups, ending })
+        Ok(Self {
+            keeper,
+            state,
+            config,
+            registry,
+            private,
+            host,
+            early,
+            digest_key,
+            told_groups,
+            ending,
+            starting: Rc::default(),
+            told_slow: Rc::default(),
+        })
     }
 
     /// No keeper lives: says what will hold the processes of jobs together, as far as it can be foreseen.
@@ -177,12 +195,17 @@ impl KeeperPort {
         if let Some(keeper) = &*keeper {
             return Ok(keeper.clone());
         }
-        let wire = self.host.start_keeper(&self.state, cgroup_mode(self.config.cgroup))?;
+        // How long another one took to end says nothing of the end of this one.
+        self.ending.set(None);
+        let Started { wire, process } =
+            self.host.start_keeper(&self.state, cgroup_mode(self.config.cgroup))?;
+        self.starting.set(process);
         let greeted = self.greet(wire, supervisor).await;
         if let Err(KeeperProblem::Link(LinkError::Silent)) = greeted {
-            self.end_silent_in(&mut keeper).await?;
+            self.end_starting().await?;
         }
         let (new, _) = greeted?;
+        self.starting.set(None);
         for entry in self.registry.remembered.lock().all() {
             new.link.tell_short(Request::Remember(entry));
         }
@@ -256,6 +279,7 @@ impl KeeperPort {
     ) -> Result<(Keeper, Holdings), KeeperProblem> {
         let (registry, early) = (Arc::clone(&self.registry), Rc::clone(&self.early));
         let supervisor = supervisor.clone();
+        self.told_slow.set(false);
         let link = KeeperLink::new(
             wire,
             move |event| match &mut *early.borrow_mut() {
@@ -283,9 +307,7 @@ impl KeeperPort {
             _ => Err(LinkError::Protocol.into()),
         }
     }
-}
 
-impl KeeperPort {
     fn hello_request(&self) -> Request {
         Request::Hello {
             version: PROTOCOL_VERSION,

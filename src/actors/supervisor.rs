@@ -32,12 +32,13 @@ use super::limits;
 use super::registry::{Registry, Reservation};
 use super::sync_group::{NotSynced, SyncGroup};
 use super::trace_sink::EncodeResult;
+use super::view::JobView;
 use super::{blocking, deliver};
 use crate::config::{Config, Durability};
 use crate::failpoint;
 use crate::fetch::Fetcher;
 use crate::job::reaper::Moment;
-use crate::model::{CancelCause, JobId, Limits, Refusal};
+use crate::model::{CancelCause, JobId, JobKey, Limits, Refusal};
 use crate::queue::Queue;
 use crate::store::{Removed, StateDir};
 use crate::variables::Base;
@@ -300,8 +301,7 @@ impl Handler<KeeperGone> for Supervisor {
         }
         tracing::error!("the keeper is gone; the jobs it ran are interrupted");
         let port = self.port.clone();
-        let living = self.registry.all().into_iter().map(|(view, _)| view).filter(|view| !view.is_ended());
-        let keys = living.map(|view| view.key).collect();
+        let keys = begun(&self.living());
         let (host, groups) = (Arc::clone(&self.host), self.host.groups(&self.state));
         let dead = async move { port.forget().await };
         // What the keeper's death did not end (it ends its own children) is ended then.
@@ -321,6 +321,12 @@ impl Handler<KeeperGone> for Supervisor {
             }
         }));
     }
+}
+
+/// Jobs of which something may have run. Nothing has of one that waits, and by the time the dead keeper's remains are killed
+/// the next one may have begun it.
+fn begun(jobs: &[Arc<JobView>]) -> Vec<JobKey> {
+    jobs.iter().filter(|view| view.state().start_time.is_some()).map(|view| view.key).collect()
 }
 
 /// Deletes what is gone already. There may be much of it: nobody waits.
@@ -380,5 +386,24 @@ impl Supervisor {
         if let Some(job) = self.registry.job(id) {
             deliver(&job, CancelAsk { cause, grace_limit });
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::actors::log_sink::LogFeed;
+    use crate::actors::trace_sink::TraceFeed;
+    use crate::actors::view::State;
+
+    #[test]
+    fn what_a_dead_keeper_left_is_not_looked_for_in_jobs_that_waited() {
+        let view = |id, start_time| {
+            let (log, trace) = (LogFeed::new(0, false), TraceFeed::new(0, false));
+            let state = State { start_time, ..State::default() };
+            Arc::new(JobView::new(JobId::parse(id).unwrap(), 0, 1, log, trace, state))
+        };
+        let (waits, runs) = (view("waits", None), view("runs", Some(1)));
+        assert_eq!(begun(&[waits, Arc::clone(&runs)]), [runs.key]);
     }
 }

@@ -6,7 +6,10 @@ use super::event::Event;
 
 /// First byte of every record. Raised whenever [`Event`] or anything inside it changes its shape; a further event behind
 /// the others changes none of theirs.
-const FORMAT: u8 = 3;
+///
+/// The protocol's version is raised together with it: a daemon that greets the keeper of another one is handed its records,
+/// and a job whose record cannot be read is interrupted.
+pub const FORMAT: u8 = 4;
 
 /// Why a record could not be written or read.
 #[derive(Debug, thiserror::Error)]

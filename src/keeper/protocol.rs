@@ -20,9 +20,10 @@ use serde::{Deserialize, Serialize};
 use crate::model::{ExitStatus, JobKey, Kind, Limits, Shortage, Unenforceable};
 use crate::process::cgroup::Usage;
 
-/// Version of this protocol. Daemon and keeper speak no other: a daemon does not start while a keeper of another one lives,
-/// which ends its jobs by itself when no daemon of its own version comes.
-pub const PROTOCOL_VERSION: u32 = 2;
+/// Version of this protocol, and of the records that a keeper holds: raised with the format of either part of them, too.
+/// Daemon and keeper speak no other: a daemon does not start while a keeper of another one lives, which ends its jobs by
+/// itself when no daemon of its own version comes.
+pub const PROTOCOL_VERSION: u32 = 3;
 
 /// Largest frame in bytes: the largest request of a client (32 MiB) as a record, with its values once more.
 pub const MAX_FRAME: usize = 80 << 20;

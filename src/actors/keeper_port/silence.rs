@@ -36,7 +36,7 @@ const DEATH_TIME: Duration = Duration::from_secs(2);
 /// Between two attempts to end a keeper that outlives its kill, or of which nothing can be seen.
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
 
-/// Since when a keeper is being ended.
+/// Since when the keeper is being ended; it stays when an attempt fails, so that the next one does not take as long again.
 pub(super) type Ending = Rc<Cell<Option<Instant>>>;
 
 impl KeeperPort {
@@ -47,12 +47,14 @@ impl KeeperPort {
             return reply;
         }
         let pid = self.host.wake_keeper(&self.state);
-        let limit = ANSWER_TIME;
-        tracing::warn!(
-            pid,
-            ?limit,
-            "the keeper does not answer; it is waited for, and continued if it was stopped"
-        );
+        if !self.told_slow.replace(true) {
+            let limit = ANSWER_TIME;
+            tracing::warn!(
+                pid,
+                ?limit,
+                "the keeper does not answer; it is waited for, and continued if it was stopped"
+            );
+        }
         timeout(ANSWER_TIME.saturating_sub(WAKE_AFTER), reply).await.unwrap_or(Err(LinkError::Silent))
     }
 
@@ -79,18 +81,38 @@ impl KeeperPort {
 
     /// Ends the keeper, which does not answer.
     pub(in crate::actors) async fn end_silent(&self) -> Result<(), KeeperProblem> {
-        self.end_silent_in(&mut *self.keeper.lock().await).await
-    }
-
-    pub(super) async fn end_silent_in(&self, keeper: &mut Option<Keeper>) -> Result<(), KeeperProblem> {
-        let pid = self.end_living().await?;
+        let mut keeper = self.keeper.lock().await;
+        let killed = self.end_living().await?;
         *keeper = None;
         let limit = ANSWER_TIME;
-        tracing::error!(
-            pid,
-            ?limit,
-            "the keeper did not answer in time and was killed: the jobs it ran are interrupted; run them again"
-        );
+        match killed {
+            Some(pid) => tracing::error!(
+                pid,
+                ?limit,
+                "the keeper did not answer in time and was killed: the jobs it ran are interrupted; run them again"
+            ),
+            None => tracing::error!(
+                ?limit,
+                "the keeper did not answer in time and has ended: the jobs it ran are interrupted; run them again"
+            ),
+        }
+        Ok(())
+    }
+
+    /// Ends a keeper that was just started and does not answer.
+    pub(super) async fn end_starting(&self) -> Result<(), KeeperProblem> {
+        let limit = ANSWER_TIME;
+        match self.end_living().await? {
+            Some(pid) => tracing::error!(
+                pid,
+                ?limit,
+                "a new keeper did not answer in time and was killed: nothing of a job had run in it"
+            ),
+            None => tracing::error!(
+                ?limit,
+                "a new keeper did not answer in time, and no process of it was found: nothing of a job had run in it"
+            ),
+        }
         Ok(())
     }
 
@@ -128,6 +150,8 @@ impl KeeperPort {
     async fn end_living(&self) -> Result<Option<u32>, KeeperProblem> {
         let since = self.ending.get().unwrap_or_else(Instant::now);
         self.ending.set(Some(since));
+        // One that hangs in its start may not have come to its lock, which it would take when it goes on.
+        let started = self.starting.take().and_then(|process| self.host.kill_started(&process));
         let mut killed = None;
         loop {
             let seen = self.host.has_keeper(&self.state);
@@ -150,7 +174,7 @@ impl KeeperPort {
             sleep(FIND_PAUSE).await;
         }
         self.ending.set(None);
-        Ok(killed)
+        Ok(killed.or(started))
     }
 
     /// Tells the keeper to kill what is left, and to end. `false`: it did not hear of it, and is killed.

@@ -30,6 +30,8 @@ mod silent {
     use crate::model::ProcessInfo;
     use crate::process::remains::Remains;
 
+    const STARTED: u32 = 8;
+
     /// A host with a keeper that accepts connections and never answers.
     struct Silent(Mutex<Life>);
 
@@ -41,6 +43,11 @@ mod silent {
         unseen: Option<(Errno, Instant)>,
         woken: Option<Instant>,
         killed: Option<Instant>,
+        /// It answers a Hello.
+        answers: bool,
+        /// Started ones hang before they take the lock; the pid of the one that does.
+        hangs: bool,
+        hanging: Option<u32>,
         /// The keeper's ends of its connections.
         ends: Vec<UnixStream>,
     }
@@ -53,6 +60,9 @@ mod silent {
                 unseen: None,
                 woken: None,
                 killed: None,
+                answers: false,
+                hangs: false,
+                hanging: None,
                 ends: Vec::new(),
             }))
         }
@@ -69,13 +79,28 @@ mod silent {
 
         fn connect(&self, _: &StateDir) -> Result<Wire> {
             let (ours, theirs) = UnixStream::pair()?;
-            self.0.lock().ends.push(theirs);
+            let mut life = self.0.lock();
+            if life.answers {
+                tokio::task::spawn_local(answer(theirs.try_clone()?, Duration::ZERO));
+            }
+            life.ends.push(theirs);
             Ok(Wire::Socket(ours))
         }
 
-        fn start_keeper(&self, state: &StateDir, _: CgroupMode) -> Result<Wire> {
-            self.0.lock().alive = true;
-            self.connect(state)
+        fn start_keeper(&self, state: &StateDir, _: CgroupMode) -> Result<Started> {
+            let pid = {
+                let mut life = self.0.lock();
+                life.alive = !life.hangs;
+                life.hanging = life.hangs.then_some(STARTED);
+                STARTED
+            };
+            let process = Process { pid, parent: 1, group: pid, start_time: 1, zombie: false };
+            Ok(Started { wire: self.connect(state)?, process: Some(process) })
+        }
+
+        fn kill_started(&self, started: &Process) -> Option<u32> {
+            let mut life = self.0.lock();
+            life.hanging.take_if(|hanging| *hanging == started.pid)
         }
 
         fn kill_keeper(&self, _: &StateDir) -> Option<u32> {
@@ -192,14 +217,73 @@ mod silent {
         .await;
     }
 
+    #[tokio::test(start_paused = true)]
+    async fn a_new_keeper_that_hangs_before_it_has_its_lock_is_killed() {
+        play(async |scene| {
+            {
+                let mut life = scene.host.0.lock();
+                (life.alive, life.hangs) = (false, true);
+            }
+            let Err(problem) = scene.port.get(&scene.supervisor).await else { panic!("no keeper") };
+            assert!(matches!(problem, KeeperProblem::Link(LinkError::Silent)), "{problem}");
+            assert_eq!(scene.host.0.lock().hanging, None);
+        })
+        .await;
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn fault_58_a_stop_leaves_no_keeper_that_hangs_in_its_start() {
+        play(async |scene| {
+            {
+                let mut life = scene.host.0.lock();
+                (life.alive, life.hangs) = (false, true);
+            }
+            let stop = async {
+                tokio::time::sleep(MOMENT).await;
+                assert!(!scene.port.say_bye().await);
+                assert_eq!(scene.host.0.lock().hanging, None);
+            };
+            let (got, ()) = tokio::join!(scene.port.get(&scene.supervisor), stop);
+            assert!(got.is_err());
+        })
+        .await;
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_keeper_gets_its_time_to_die_though_an_earlier_one_did_not_die_in_it() {
+        play(async |scene| {
+            {
+                let mut life = scene.host.0.lock();
+                (life.alive, life.unknown_until) = (false, scene.begun + Duration::from_hours(1));
+            }
+            let Err(problem) = scene.port.get(&scene.supervisor).await else { panic!("no keeper") };
+            assert!(matches!(problem, KeeperProblem::Lasting { .. }), "{problem}");
+            scene.host.0.lock().answers = true;
+            let link = scene.port.get(&scene.supervisor).await.unwrap().link;
+            {
+                let mut life = scene.host.0.lock();
+                for end in life.ends.drain(..) {
+                    end.shutdown(std::net::Shutdown::Both).unwrap();
+                }
+                life.unknown_until = Instant::now() + MOMENT;
+            }
+            while !link.is_over() {
+                tokio::task::yield_now().await;
+            }
+            scene.port.try_forget().await.unwrap();
+            assert!(!scene.host.0.lock().alive);
+        })
+        .await;
+    }
+
     /// Answers a Hello at once, and anything else after `delay`.
     async fn answer(stream: UnixStream, delay: Duration) {
         stream.set_nonblocking(true).unwrap();
         let (mut read, mut write) = tokio::net::UnixStream::from_std(stream).unwrap().into_split();
         let (answers, mut ready) = tokio::sync::mpsc::unbounded_channel();
         tokio::task::spawn_local(async move {
-            while let Some(id) = ready.recv().await {
-                let body = postcard::to_stdvec(&FromKeeper::Reply { id, reply: Ok(Reply::Done) }).unwrap();
+            while let Some((id, reply)) = ready.recv().await {
+                let body = postcard::to_stdvec(&FromKeeper::Reply { id, reply: Ok(reply) }).unwrap();
                 write.write_u32_le(body.len() as u32).await.unwrap();
                 write.write_all(&body).await.unwrap();
             }
@@ -208,12 +292,27 @@ mod silent {
             let mut body = vec![0; len as usize];
             read.read_exact(&mut body).await.unwrap();
             let ToKeeper { id, request } = postcard::from_bytes(&body).unwrap();
-            let delay = if matches!(request, Request::Hello { .. }) { Duration::ZERO } else { delay };
+            let (delay, reply) = match request {
+                Request::Hello { version, digest_key, .. } => (Duration::ZERO, hello(version, digest_key)),
+                _ => (delay, Reply::Done),
+            };
             let answers = answers.clone();
             tokio::task::spawn_local(async move {
                 tokio::time::sleep(delay).await;
-                answers.send(id).unwrap();
+                answers.send((id, reply)).ok();
             });
+        }
+    }
+
+    fn hello(version: u32, digest_key: [u8; 16]) -> Reply {
+        Reply::Hello {
+            version,
+            pid: STARTED,
+            cgroup: None,
+            jobs: Vec::new(),
+            remembered: Vec::new(),
+            digest_key,
+            unenforceable: Vec::new(),
         }
     }
 

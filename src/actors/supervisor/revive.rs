@@ -237,3 +237,17 @@ impl Supervisor {
         self.ended(&view.id);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::actors::admission::HEAD_FORMAT;
+    use crate::job::record;
+    use crate::keeper::protocol::PROTOCOL_VERSION;
+
+    #[test]
+    fn fault_46_records_of_another_format_are_of_another_protocol() {
+        // Whoever raises a format writes the next protocol beside it: of a keeper that was greeted every record is read, or
+        // its job is interrupted.
+        assert_eq!((PROTOCOL_VERSION, HEAD_FORMAT, record::FORMAT), (3, 2, 4));
+    }
+}

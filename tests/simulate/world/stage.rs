@@ -8,7 +8,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use super::DAWN;
 use crate::keeper::{self, Account, Keeper, Wrongs};
 use crate::random::Random;
-use step_runner::actors::host::Host;
+use step_runner::actors::host::{Host, Started};
 use step_runner::clock::Clock;
 use step_runner::keeper::link::Wire;
 use step_runner::process::cgroup::{CgroupError, CgroupMode};
@@ -52,7 +52,7 @@ impl Host for Stage {
         Ok(Wire::Memory(ours))
     }
 
-    fn start_keeper(&self, state: &StateDir, _: CgroupMode) -> std::io::Result<Wire> {
+    fn start_keeper(&self, state: &StateDir, _: CgroupMode) -> std::io::Result<Started> {
         PLAYED.with_borrow_mut(|played| {
             let played = played.as_mut().unwrap();
             if played.keeper.as_ref().is_some_and(|keeper| keeper.borrow().is_alive) {
@@ -63,7 +63,7 @@ impl Host for Stage {
             let (account, wrongs) = (Rc::clone(&played.account), Rc::clone(&played.wrongs));
             played.keeper = Some(Keeper::start(&played.state, random, account, wrongs));
         });
-        self.connect(state)
+        Ok(Started { wire: self.connect(state)?, process: None })
     }
 
     fn kill_keeper(&self, _: &StateDir) -> Option<u32> {
