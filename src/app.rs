@@ -60,12 +60,21 @@ const REAP_AGAIN: Duration = Duration::from_millis(10);
 /// Reads the settings again, where they were read at the start.
 pub type Reload = Box<dyn Fn() -> Result<Config, Failure>>;
 
-/// Runs the daemon until it is told to end; the exit code. `reload` is called on SIGHUP.
-pub fn serve(mut config: Config, reload: Reload, command: Vec<OsString>) -> Result<u8, Failure> {
+/// Runs the daemon until it is told to end; the exit code. `reload` is called on SIGHUP. `warnings` go into its log: in front
+/// of the ready marker nothing else may be written.
+pub fn serve(
+    mut config: Config,
+    reload: Reload,
+    command: Vec<OsString>,
+    warnings: &[String],
+) -> Result<u8, Failure> {
     let passed = systemd::passed_socket().map_err(|e| Failure::new(Exit::Failure, e))?;
     listen_on_passed(&mut config, passed.as_ref())?;
     check_supported(&config)?;
     let log = OperatorLog::start(&config).map_err(|e| failure("cannot open log_file", &e))?;
+    for warning in warnings {
+        tracing::warn!("{warning}");
+    }
     let limits = SoftLimits::now();
     host::harden().map_err(|e| failure("cannot prepare this process", &e))?;
     let group = Group::default();

@@ -217,6 +217,13 @@ fn results_that_cannot_be_written_are_refused_before_the_job_starts() {
     // What a look leaves behind: nothing.
     folder.fails(&["nope", "--results", "r.json"], 65);
     assert!(!folder.path().join("r.json").exists());
+    // A link to what is to come stays one.
+    std::os::unix::fs::symlink("real.json", folder.path().join("link.json")).unwrap();
+    folder.prints(&["greet", "--input", "name=Ada", "--results", "link.json"]);
+    assert!(folder.path().join("link.json").is_symlink() && folder.path().join("real.json").is_file());
+    std::os::unix::fs::symlink("nowhere/real.json", folder.path().join("lost.json")).unwrap();
+    let text = folder.fails(&["greet", "--input", "name=Ada", "--results", "lost.json"], 2);
+    assert!(text.contains("the folder nowhere"), "{text}");
 }
 
 #[test]
@@ -249,6 +256,90 @@ fn without_a_daemon_nobody_is_said_to_have_refused_the_job() {
     let text = folder.fails(&["greet", "--input", "name=Ada", "--work-dir", "file/inside"], 65);
     assert!(text.contains("cannot start the job: ") && text.contains("file/inside"), "{text}");
     assert!(!text.contains("daemon") && !text.contains("not_writable"), "{text}");
+}
+
+#[test]
+fn the_command_of_a_script_names_the_shell_that_ran_it() {
+    let folder = Folder::new();
+    let long = format!(": {}; echo $0; exit 3", "x".repeat(200_000));
+    for script in ["echo $0; exit 3", &long] {
+        folder.file("list.yml", &format!("[{{name: a, script: '{script}'}}]"));
+        let output = folder.run(&["list.yml", "--results", "results.json", "--output", "raw"]);
+        let text = fs::read_to_string(folder.path().join("results.json")).unwrap();
+        let results: serde_json::Value = serde_json::from_str(&text).unwrap();
+        let command = &results["sub_step_results"][0]["exec_result"]["command"];
+        let said = String::from_utf8(output.stderr).unwrap();
+        let shell = command[0].as_str().unwrap();
+        assert!(said.contains(&format!("command    {shell} ")), "{said}");
+        let printed = String::from_utf8(output.stdout).unwrap();
+        // `$0` is the script's path where it came in a file.
+        let zero = if script == long { &command[1] } else { &command[0] };
+        assert!(
+            printed.lines().any(|line| line.ends_with(&format!("O {}", zero.as_str().unwrap()))),
+            "{printed}"
+        );
+        let first = ["bash", "sh"].into_iter().find(|name| {
+            let folders = ["/usr/local/bin", "/usr/bin", "/bin"];
+            folders.iter().any(|folder| Path::new(folder).join(name).exists())
+        });
+        assert_eq!(Some(shell), first);
+    }
+}
+
+#[test]
+fn functions_that_call_each_other_in_a_circle_are_named_once() {
+    let folder = Folder::new();
+    let calls =
+        |name: &str, callee: &str| format!("spec:\n---\nrun: [{{name: {name}, func: ../{callee}}}]\n");
+    for (folder_name, name, callee) in [("in", "first", "one"), ("one", "a", "two"), ("two", "b", "one")] {
+        fs::create_dir(folder.path().join(folder_name)).unwrap();
+        folder.file(&format!("{folder_name}/func.yml"), &calls(name, callee));
+    }
+    let output = folder.run(&["in", "--output", "raw"]);
+    assert_eq!(output.status.code(), Some(1));
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(said.contains("step \"first\": step \"a\": step \"b\": failed to load: "), "{said}");
+    assert!(said.contains("two/func.yml:3:7: run[0]: the function calls itself"), "{said}");
+    assert!(said.len() < 1_000, "{said}");
+}
+
+#[test]
+fn what_a_function_returned_wrongly_is_told_with_its_place() {
+    let folder = Folder::new();
+    folder.file(
+        "n.yml",
+        "spec: {outputs: {n: {type: number}}}\n---\nexec:\n  command: ['true', '${{ output_file }}']\n",
+    );
+    let said = folder.run(&["n.yml", "--output", "raw"]).stderr;
+    let said = String::from_utf8(said).unwrap();
+    assert!(said.contains("n.yml:3:1: exec: output \"n\" was not written and has no default"), "{said}");
+}
+
+#[test]
+fn an_interpreter_that_is_not_there_is_named() {
+    use std::os::unix::fs::PermissionsExt as _;
+    let folder = Folder::new();
+    folder.file("x.sh", "#!/no/such/shell -e\necho\n");
+    fs::set_permissions(folder.path().join("x.sh"), fs::Permissions::from_mode(0o755)).unwrap();
+    folder.file("x.yml", "exec: {command: [./x.sh]}\n");
+    let said = || String::from_utf8(folder.run(&["x.yml", "--output", "raw"]).stderr).unwrap();
+    let first = said();
+    assert!(first.contains("cannot execute ./x.sh: its interpreter /no/such/shell is not there"), "{first}");
+    // Line ends of another system belong to the name.
+    folder.file("x.sh", "#!/bin/sh\r\necho\r\n");
+    let second = said();
+    assert!(second.contains(r"its interpreter /bin/sh\r is not there"), "{second}");
+}
+
+#[test]
+fn of_many_variables_the_similar_ones_are_named() {
+    let folder = Folder::new();
+    folder.file("env.yml", "[{name: a, script: 'echo ${{ env.DEPLOY_TARGETS_URL }}'}]");
+    let mut command = folder.command(&["run", "env.yml", "--output", "raw"]);
+    command.envs((0..40).map(|number| (format!("OTHER_{number}"), "x"))).env("DEPLOY_HOST", "x");
+    let said = String::from_utf8(command.output().unwrap().stderr).unwrap();
+    assert!(said.contains("\"DEPLOY_TARGETS_URL\" was not found (known: DEPLOY_HOST, "), "{said}");
+    assert!(said.contains(" more)") && said.matches("OTHER_").count() < 20, "{said}");
 }
 
 #[test]

@@ -217,6 +217,17 @@ fn nothing_is_said_but_the_marker_unless_something_is_wrong() {
 }
 
 #[test]
+fn a_warning_of_the_start_comes_behind_the_marker() {
+    let scene = Scene::new();
+    let mut command = scene.command(&["steps", "serve", "--socket", scene.socket().to_str().unwrap()]);
+    let mut serving = Serving(command.env("STEP_RUNNER_MAX_RUNING", "4").spawn().unwrap());
+    serving.marked();
+    serving.signal(Signal::TERM);
+    let (_, _, stderr) = serving.ended();
+    assert!(stderr.contains("did you mean STEP_RUNNER_MAX_RUNNING?"), "{stderr}");
+}
+
+#[test]
 fn the_marker_is_one_write() {
     const TEST: &str = "the_marker_is_one_write";
     if Command::new("strace").arg("-V").stdout(Stdio::null()).status().is_err() {

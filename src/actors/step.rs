@@ -291,8 +291,9 @@ fn interpreter(program: &Path) -> Option<String> {
     let file = File::options().read(true).custom_flags(CAREFUL).open(program).ok()?;
     file.take(LONGEST_FIRST_LINE).read_to_end(&mut start).ok()?;
     let line = start.strip_prefix(b"#!")?.split(|byte| *byte == b'\n').next()?;
-    let named = String::from_utf8_lossy(line).split_whitespace().next()?.to_owned();
-    Some(named)
+    // As the kernel reads it, to which a carriage return is a part of the name.
+    let named = line.split(|byte| matches!(byte, b' ' | b'\t')).find(|word| !word.is_empty())?;
+    Some(String::from_utf8_lossy(named).escape_debug().to_string())
 }
 
 /// There are too many processes or too little memory (faults.md row 6).

@@ -46,17 +46,25 @@ fn offered() -> Command {
 
 /// A command without its hidden subcommands, as far as completion needs it: subcommands cannot be taken away from one.
 fn visible(command: &Command) -> Command {
-    Command::new(name_of(command))
+    let shown = Command::new(name_of(command))
         .about(command.get_about().cloned().unwrap_or_default())
         .args(command.get_arguments())
         .groups(command.get_groups())
         .subcommands(command.get_subcommands().filter(|sub| !sub.is_hide_set()).map(visible))
-        .disable_help_subcommand(true)
+        .disable_help_subcommand(true);
+    match command.get_version() {
+        Some(version) => shown.version(lasting(version)),
+        None => shown,
+    }
 }
 
-/// Its name, for as long as the program runs, which clap asks for.
 fn name_of(command: &Command) -> &'static str {
-    command.get_name().to_owned().leak()
+    lasting(command.get_name())
+}
+
+/// A text for as long as the program runs, which clap asks for.
+fn lasting(text: &str) -> &'static str {
+    text.to_owned().leak()
 }
 
 /// The script of bash with one spelling of the program's name in its states. The generator sets `step__runner` and asks

@@ -28,15 +28,18 @@ pub(super) fn blamed(error: &clap::Error, command: &Command, words: &[OsString])
     if words.iter().any(is_given) {
         return None;
     }
-    variable(option.strip_prefix("--")?, command)
+    let mut asked = command;
+    for word in words.iter().skip(1) {
+        asked = asked.find_subcommand(word).unwrap_or(asked);
+    }
+    variable(option.strip_prefix("--")?, asked).or_else(|| variable(option.strip_prefix("--")?, command))
 }
 
-/// The variable of an option that is set.
+/// The variable of an option of this command that is set.
 fn variable(option: &str, command: &Command) -> Option<String> {
     let mut options = command.get_arguments().filter(|argument| argument.get_long() == Some(option));
     let is_set = |name: &&OsStr| std::env::var_os(name).is_some();
-    let own = options.find_map(|argument| argument.get_env().filter(is_set)?.to_str().map(str::to_owned));
-    own.or_else(|| command.get_subcommands().find_map(|command| variable(option, command)))
+    options.find_map(|argument| argument.get_env().filter(is_set)?.to_str().map(str::to_owned))
 }
 
 /// The options that exclude one of the command line.

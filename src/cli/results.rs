@@ -1,7 +1,7 @@
 //! Step results as JSON: `--results FILE`, `follow --steps`, `--output json`.
 
 use std::fs::{OpenOptions, Permissions};
-use std::io::Write as _;
+use std::io::{self, Write as _};
 use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
 use std::path::Path;
 
@@ -134,15 +134,25 @@ pub(super) fn check(path: &Path) -> Result<(), Failure> {
     if let Some(folder) = folder.filter(|folder| !folder.exists()) {
         return refuse(format!("the folder {} does not exist", folder.display()), "make it first");
     }
-    let exists = path.exists();
-    match OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(path) {
-        Ok(_) if exists => Ok(()),
+    let refused = |error| refuse(format!("{}: {error}", path.display()), "name another --results");
+    match OpenOptions::new().write(true).create_new(true).mode(0o600).open(path) {
         // Only to see whether it can be made.
         Ok(_) => {
             drop(std::fs::remove_file(path));
             Ok(())
         }
-        Err(error) => refuse(format!("{}: {error}", path.display()), "name another --results"),
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+            match OpenOptions::new().write(true).open(path) {
+                Ok(_) => Ok(()),
+                // A link to what is not there yet.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => match path.read_link() {
+                    Ok(target) => check(&folder.unwrap_or(Path::new("")).join(target)),
+                    Err(error) => refused(error),
+                },
+                Err(error) => refused(error),
+            }
+        }
+        Err(error) => refused(error),
     }
 }
 

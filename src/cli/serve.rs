@@ -170,19 +170,22 @@ fn option(setting: &'static Setting) -> Arg {
 /// Runs the daemon.
 pub(super) fn execute(arguments: Arguments) -> Ending {
     let loaded = load(&arguments)?;
-    for (name, meant) in misspelt_variables(unknown_variables().iter().map(String::as_str)) {
-        terminal::say(&format!(
-            "step-runner: warning: the variable {name} means nothing; did you mean {meant}?"
-        ));
-    }
+    let unknown = unknown_variables();
+    let warnings: Vec<_> = misspelt_variables(unknown.iter().map(String::as_str))
+        .into_iter()
+        .map(|(name, meant)| format!("the variable {name} means nothing; did you mean {meant}?"))
+        .collect();
     if arguments.print_config {
+        for warning in warnings {
+            terminal::say(&format!("step-runner: warning: {warning}"));
+        }
         terminal::print(loaded.print(&app::defaults(&loaded.config)).as_bytes())?;
         return Ok(0);
     }
     check_socket(&loaded.config)?;
     let command = arguments.command.clone();
     let reload = move || load(&arguments).map(|loaded| loaded.config);
-    app::serve(loaded.config, Box::new(reload), command)
+    app::serve(loaded.config, Box::new(reload), command, &warnings)
 }
 
 /// Variables of our own kind that no option has.

@@ -181,6 +181,7 @@ fn bash_completes_commands_options_values_and_topics() {
     }
     for (words, expected) in [
         ("step-runner sub", ["submit"].as_slice()),
+        ("step-runner --vers", &["--version"]),
         ("step-runner run --ou", &["--output"]),
         ("step-runner run --output ", &["pretty", "plain", "raw", "json"]),
         ("step-runner submit --det", &[]),
@@ -265,6 +266,11 @@ fn variables_of_switches_are_1_or_0_and_times_say_how_to_write_them() {
         output.status.code() == Some(2) && stderr(&output).contains("variable STEP_RUNNER_QUIET"),
         "{output:?}"
     );
+    let mut command = program(&["custom-executor", "config"]);
+    // Of two variables of one option name that of the command counts.
+    command.env("STEP_RUNNER_CE_CONNECT_TIMEOUT", "soon").env("STEP_RUNNER_CONNECT_TIMEOUT", "5s");
+    let said = stderr(&command.output().unwrap());
+    assert!(said.contains("variable STEP_RUNNER_CE_CONNECT_TIMEOUT"), "{said}");
     let output = run(&["run", "x", "--timeout", "abc"]);
     assert!(stderr(&output).contains("write a time such as 90s or 1h 30m"), "{output:?}");
 }

@@ -78,6 +78,8 @@ fn a_live_reader_waits_with_a_line_feed_only_where_more_of_the_line_may_come() {
 }
 
 proptest! {
+    #![proptest_config(ProptestConfig { cases: 128, failure_persistence: None, ..ProptestConfig::default() })]
+
     #[test]
     fn only_entries_that_do_not_end_a_line_are_continued(writes in vec(write_bytes(), 0..12)) {
         let mut framer = Framer::new(1, Kind::Out);

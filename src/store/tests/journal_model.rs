@@ -37,7 +37,7 @@ fn model(events: &[Event]) -> Journal {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(32))]
+    #![proptest_config(ProptestConfig { cases: 32, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn fault_43_journal_cut_at_any_byte_gives_the_events_before(events in prop::collection::vec(event(), 1..6)) {
