@@ -28,11 +28,13 @@ pub(super) fn blamed(error: &clap::Error, command: &Command, words: &[OsString])
     if words.iter().any(is_given) {
         return None;
     }
-    let mut asked = command;
+    // The command that was asked for, and those above it, whose options it may have, too.
+    let mut asked = vec![command];
     for word in words.iter().skip(1) {
-        asked = asked.find_subcommand(word).unwrap_or(asked);
+        asked.extend(asked.last()?.find_subcommand(word));
     }
-    variable(option.strip_prefix("--")?, asked).or_else(|| variable(option.strip_prefix("--")?, command))
+    let option = option.strip_prefix("--")?;
+    asked.into_iter().rev().find_map(|command| variable(option, command))
 }
 
 /// The variable of an option of this command that is set.

@@ -14,7 +14,6 @@ use crate::client::{Address, AddressError, Client, Error, Request};
 use crate::config::EnvBase;
 use crate::error::{Exit, Failure};
 use crate::lang::document::parse_request;
-use crate::model::JobId;
 use crate::net::Socket;
 
 /// Run a function and follow it to its end
