@@ -128,8 +128,8 @@ struct Opened {
     ended: Option<oneshot::Receiver<Option<ExitStatus>>>,
 }
 
-/// Connects, within `patience`. The channel works until its connection ends and never makes another one by itself: who uses it has to see
-/// the break, to go on at the right offset.
+/// Connects, within `patience`. The channel works until its connection ends and never makes another one by itself: who uses
+/// it has to see the break, to go on at the right offset.
 pub(super) async fn dial(address: &Address, patience: Duration) -> Result<Dialed, DialError> {
     let Opened { transport, name, kind, said, ended } = match address {
         Address::Unix(socket) => open_socket(socket).await?,

@@ -132,8 +132,8 @@ pub(super) fn delay(pace: Pace, repeat: u32, jitter: f64) -> Duration {
     Duration::from_secs_f64(exact * (0.8 + 0.4 * jitter))
 }
 
-/// A try to connect has at least this long, however little is left: it would not be worth making otherwise.
-const SHORTEST_TRY: Duration = Duration::from_secs(1);
+/// A try to connect has at least this long, however little is left: a login over `ssh` alone may take some seconds.
+const SHORTEST_TRY: Duration = Duration::from_secs(5);
 
 /// The attempts of one call, or of one stream since its last good byte.
 #[derive(Debug)]

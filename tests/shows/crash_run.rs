@@ -55,7 +55,7 @@ pub(crate) fn run(arguments: &Arguments, small: bool) -> Shown {
 
 /// How long it took until nothing was left, and whether the job had left its children.
 fn kill_one(scene: &Scene, random: &mut Random) -> Check<(Duration, bool)> {
-    let (file, ready) = (scene.path("func.yml"), scene.path("ready"));
+    let (file, ready) = (scene.path("job.yml"), scene.path("ready"));
     fs::write(&file, JOB).unwrap();
     let spawned = scene
         .command(&["run", "--quiet"])

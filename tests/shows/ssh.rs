@@ -164,20 +164,21 @@ impl Proof<'_> {
 
     /// What a user meets who has something wrong.
     fn wrong(&self) -> Check {
+        // What waiting cannot mend is told at once; a first try over ssh may take its time.
         for (host, parts) in [
             ("greets", ["not the daemon, but \"Welcome to build7\\nbe nice\\n", "must print nothing"]),
             ("wrong-key", ["access is refused: ", "Permission denied (publickey"]),
             ("unknown", ["access is refused: ", "Host key verification failed."]),
             ("closed", ["the host does not answer", "Connection refused"]),
         ] {
-            let words = ["status", "--connect-timeout", "1ms"];
+            let words = ["status", "--connect-timeout", if host == "closed" { "1ms" } else { "1min" }];
             fails(self.command(&words, host), host, &parts)?;
         }
         let mut missing =
             self.scene.command(&["status", "--address", "ssh://job?command=/nonexistent/step-runner"]);
         missing.env("PATH", &self.path);
         fails(missing, "a missing program", &["exit status 127", "step-runner bootstrap"])?;
-        let mut stale = self.scene.command(&["status", "--connect-timeout", "1ms", "--address"]);
+        let mut stale = self.scene.command(&["status", "--connect-timeout", "10s", "--address"]);
         stale.arg(format!("ssh://job/nonexistent/s?command={}", daemon::program().display()));
         stale.env("PATH", &self.path);
         fails(stale, "a stale address", &["no daemon listens there yet: step-runner proxy: connect"])
