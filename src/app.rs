@@ -357,15 +357,16 @@ impl Daemon {
         let variable = |name: &str| std::env::var_os(name);
         let socket = config.socket.clone().unwrap_or_else(|| net::default_socket(variable));
         let process = host::this_process();
-        let state = StateDir::open(&store::default_path(&place), &process)
+        let state = StateDir::open(&state_dir(&config), &process)
             .map_err(|error| open_failure(error, &socket, config.state_dir.is_some()))?;
+        // On a full disk the socket and its lock get the place of the reserve, if it is the same one.
         let (listener, claim) = match passed {
             Some(passed) => {
-                let claim = state.with_reserve(|| socket::claim_passed(&socket)).map_err(start_failure)?;
+                let claim = state.with_reserve(|| socket::claim_passed(&socket)).map_err(claim_failure)?;
                 (passed.listener, claim)
             }
             None => {
-                state.with_reserve(|| socket::claim(&socket, config.socket_mode.0)).map_err(start_failure)?
+                state.with_reserve(|| socket::claim(&socket, config.socket_mode.0)).map_err(claim_failure)?
             }
         };
         state.replenish_reserve();
@@ -475,9 +476,23 @@ fn open_failure(error: OpenError, socket: &Path, named: bool) -> Failure {
 
 fn claim_failure(error: socket::ClaimError) -> Failure {
     let taken = matches!(error, socket::ClaimError::AlreadyServing { .. });
-    let failure = Failure::new(Exit::Failure, error);
+    let failure = start_failure(error);
     if taken {
         failure.with_remedy("use it if it is a step-runner; if it is something else, name another --socket")
+    } else {
+        failure
+    }
+}
+
+/// A failure of the start; of a full disk with what to do about it.
+fn start_failure(error: impl Error + Send + Sync + 'static) -> Failure {
+    let is_full = files::is_full(&error);
+    let failure = Failure::new(Exit::Failure, error);
+    if is_full {
+        failure.with_remedy(
+            "make room on its file system (bytes, files, quota) and start the daemon again: jobs that run go on until \
+             keeper_wait is over",
+        )
     } else {
         failure
     }

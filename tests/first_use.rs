@@ -2,7 +2,7 @@
 #![expect(clippy::unwrap_used, reason = "a broken scene fails the test")]
 
 use std::fs::{self, File};
-use std::io::Read as _;
+use std::io::{BufRead, BufReader, Read as _};
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 

@@ -38,7 +38,7 @@ fn table() -> BTreeMap<&'static str, Vec<&'static str>> {
         ("log", model.clone()),
         ("journal", model.clone()),
         ("variables", model.clone()),
-        ("config", vec!["variables"]),
+        ("config", vec!["variables", "lang"]),
         ("logging", vec!["config", "files"]),
         ("plan", pure.clone()),
         ("job", job.clone()),

@@ -123,3 +123,21 @@ impl Host for Processes {
         launch::remove_groups(groups);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::process::ExitStatusExt;
+
+    use super::*;
+
+    #[test]
+    fn a_started_process_is_killed_and_none_that_has_its_number_later() {
+        let mut child = std::process::Command::new("sleep").arg("600").spawn().unwrap();
+        let process = Process::read(child.id()).unwrap();
+        let host = Processes::new(SoftLimits::default());
+        assert_eq!(host.kill_started(&Process { start_time: process.start_time + 1, ..process }), None);
+        assert_eq!(host.kill_started(&process), Some(child.id()));
+        assert_eq!(child.wait().unwrap().signal(), Some(9));
+        assert_eq!(host.kill_started(&process), None);
+    }
+}

@@ -6,6 +6,8 @@ mod ends;
 #[path = "../fake/mod.rs"]
 mod fake;
 mod ids;
+#[path = "../support/parts.rs"]
+mod parts;
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;

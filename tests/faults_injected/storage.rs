@@ -5,7 +5,7 @@ use std::time::Instant;
 use step_runner::pb::v1::State;
 use tonic::Code;
 
-use crate::support::{Daemon, OwnSleep, SOON, Setup, logs, numbered, refused, request, script};
+use crate::support::{Daemon, OwnSleep, SOON, Setup, logs, numbered, patiently, refused, request, script};
 
 /// A daemon with failpoints of its own and of its keeper.
 fn failing(daemon: &str, keeper: &str) -> Daemon {

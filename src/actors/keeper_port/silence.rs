@@ -85,16 +85,17 @@ impl KeeperPort {
         let killed = self.end_living().await?;
         *keeper = None;
         let limit = ANSWER_TIME;
-        match killed {
-            Some(pid) => tracing::error!(
+        if let Some(pid) = killed {
+            tracing::error!(
                 pid,
                 ?limit,
                 "the keeper did not answer in time and was killed: the jobs it ran are interrupted; run them again"
-            ),
-            None => tracing::error!(
+            );
+        } else {
+            tracing::error!(
                 ?limit,
                 "the keeper did not answer in time and has ended: the jobs it ran are interrupted; run them again"
-            ),
+            );
         }
         Ok(())
     }
@@ -102,16 +103,17 @@ impl KeeperPort {
     /// Ends a keeper that was just started and does not answer.
     pub(super) async fn end_starting(&self) -> Result<(), KeeperProblem> {
         let limit = ANSWER_TIME;
-        match self.end_living().await? {
-            Some(pid) => tracing::error!(
+        if let Some(pid) = self.end_living().await? {
+            tracing::error!(
                 pid,
                 ?limit,
                 "a new keeper did not answer in time and was killed: nothing of a job had run in it"
-            ),
-            None => tracing::error!(
+            );
+        } else {
+            tracing::error!(
                 ?limit,
                 "a new keeper did not answer in time, and no process of it was found: nothing of a job had run in it"
-            ),
+            );
         }
         Ok(())
     }

@@ -1,0 +1,90 @@
+//! Faults of the file system below the state folder, with real ones: small, full, without room for files, and with other
+//! hands in it (faults.md rows 23–29, 44, 46).
+#![expect(clippy::unwrap_used, reason = "a broken scene fails the test")]
+
+mod formats;
+mod hands;
+mod output;
+mod space;
+#[path = "../support/mod.rs"]
+mod support;
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use support::{Daemon, Setup, is_root, parts};
+
+/// A small file system in memory; unmounted when it is dropped, with what still runs on it.
+struct Small {
+    dir: tempfile::TempDir,
+}
+
+impl Small {
+    /// With these mount options; `None` where nothing can be mounted.
+    fn mount(test: &str, options: &str) -> Option<Self> {
+        if !is_root(test) {
+            return None;
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let mounted =
+            Command::new("mount").args(["-t", "tmpfs", "-o", options, "none"]).arg(dir.path()).status();
+        if mounted.is_ok_and(|status| status.success()) {
+            return Some(Self { dir });
+        }
+        parts::skipped(test, "right to mount");
+        None
+    }
+
+    fn path(&self) -> &Path {
+        self.dir.path()
+    }
+
+    fn remount(&self, options: &str) {
+        let options = format!("remount,{options}");
+        assert!(Command::new("mount").args(["-o", &options]).arg(self.path()).status().unwrap().success());
+    }
+
+    /// A daemon on it.
+    fn daemon(&self, setup: Setup) -> Daemon {
+        setup.option("state-limit", "0").start_in(self.path())
+    }
+
+    /// Fills it to the last byte.
+    fn fill(&self) -> PathBuf {
+        let ballast = self.path().join("ballast");
+        // Ends with an error: there is no space left.
+        std::io::copy(&mut std::io::repeat(1), &mut std::fs::File::create(&ballast).unwrap()).unwrap_err();
+        ballast
+    }
+
+    /// Makes files until there is room for none more.
+    fn fill_with_files(&self) {
+        for number in 0.. {
+            if std::fs::File::create(self.path().join(format!("file-{number}"))).is_err() {
+                break;
+            }
+        }
+    }
+
+    fn free(&self) -> u64 {
+        rustix::fs::statvfs(self.path()).unwrap().f_bfree
+    }
+}
+
+impl Drop for Small {
+    fn drop(&mut self) {
+        Command::new("umount").arg("-l").arg(self.path()).status().ok();
+    }
+}
+
+/// A loop that ends when `file` is there.
+fn wait_until_exists(file: &Path) -> String {
+    format!("until [ -e {} ]; do sleep 0.02; done", file.display())
+}
+
+/// Most memory that a process ever had, in bytes.
+fn peak(pid: i32) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
+    line.trim().strip_suffix(" kB").unwrap().parse::<u64>().unwrap() << 10
+}
