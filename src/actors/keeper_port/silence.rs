@@ -171,7 +171,8 @@ impl KeeperPort {
                 killed = self.host.kill_keeper(&self.state);
             }
             if is_late {
-                return Err(seen.err().map_or(KeeperProblem::Lasting { pid: killed }, KeeperProblem::Io));
+                let lasting = KeeperProblem::Lasting { pid: killed.or(started) };
+                return Err(seen.err().map_or(lasting, KeeperProblem::Io));
             }
             sleep(FIND_PAUSE).await;
         }

@@ -14,7 +14,7 @@ fn a_keeper_that_ends_its_jobs_is_waited_for_as_long_as_that_may_take() {
 #[cfg(feature = "failpoints")]
 mod silent {
     use std::cell::RefCell;
-    use std::io::Result;
+    use std::io::{Result, Seek};
     use std::os::unix::net::UnixStream;
     use std::path::PathBuf;
 
@@ -81,7 +81,7 @@ mod silent {
             let (ours, theirs) = UnixStream::pair()?;
             let mut life = self.0.lock();
             if life.answers {
-                tokio::task::spawn_local(answer(theirs.try_clone()?, Duration::ZERO));
+                tokio::task::spawn_local(answer(theirs.try_clone()?, Duration::ZERO, Duration::ZERO));
             }
             life.ends.push(theirs);
             Ok(Wire::Socket(ours))
@@ -276,8 +276,8 @@ mod silent {
         .await;
     }
 
-    /// Answers a Hello at once, and anything else after `delay`.
-    async fn answer(stream: UnixStream, delay: Duration) {
+    /// Answers a Hello after `at_hello`, and anything else after `delay`.
+    async fn answer(stream: UnixStream, at_hello: Duration, delay: Duration) {
         stream.set_nonblocking(true).unwrap();
         let (mut read, mut write) = tokio::net::UnixStream::from_std(stream).unwrap().into_split();
         let (answers, mut ready) = tokio::sync::mpsc::unbounded_channel();
@@ -293,7 +293,7 @@ mod silent {
             read.read_exact(&mut body).await.unwrap();
             let ToKeeper { id, request } = postcard::from_bytes(&body).unwrap();
             let (delay, reply) = match request {
-                Request::Hello { version, digest_key, .. } => (Duration::ZERO, hello(version, digest_key)),
+                Request::Hello { version, digest_key, .. } => (at_hello, hello(version, digest_key)),
                 _ => (delay, Reply::Done),
             };
             let answers = answers.clone();
@@ -321,7 +321,7 @@ mod silent {
         play(async |scene| {
             let scene = scene.greeted().await;
             let theirs = scene.host.0.lock().ends.remove(0);
-            tokio::task::spawn_local(answer(theirs, 3 * ANSWER_TIME));
+            tokio::task::spawn_local(answer(theirs, Duration::ZERO, 3 * ANSWER_TIME));
             let link = scene.port.now().unwrap().link;
             let key = crate::model::JobId::parse("1").unwrap().key();
             let asked = scene.port.ask_living(&link, Request::Resume { key }).await;
@@ -329,6 +329,35 @@ mod silent {
             assert!(scene.begun.elapsed() >= 3 * ANSWER_TIME && scene.host.0.lock().woken.is_none());
         })
         .await;
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_operator_hears_once_of_a_keeper_that_is_slow_again_and_again() {
+        // In a process of its own: who takes log lines is settled by the first thread that writes one.
+        if std::env::var_os("LOG_OF_PORT").is_none() {
+            let test = std::env::current_exe().unwrap();
+            let name = "actors::keeper_port::tests::silent::\
+                        the_operator_hears_once_of_a_keeper_that_is_slow_again_and_again";
+            let mut command = std::process::Command::new(test);
+            command.args(["--exact", name]).env("LOG_OF_PORT", "1").stdout(std::process::Stdio::null());
+            assert!(command.status().unwrap().success());
+            return;
+        }
+        let log = Arc::new(tempfile::tempfile().unwrap());
+        let writer = tracing_subscriber::fmt().with_writer(Arc::clone(&log)).finish();
+        let _writes = tracing::subscriber::set_default(writer);
+        play(async |scene| {
+            let scene = scene.greeted().await;
+            let theirs = scene.host.0.lock().ends.remove(0);
+            tokio::task::spawn_local(answer(theirs, 2 * WAKE_AFTER, ANSWER_TIME));
+            let link = scene.port.now().unwrap().link;
+            let key = crate::model::JobId::parse("1").unwrap().key();
+            scene.port.ask_living(&link, Request::Resume { key }).await.unwrap();
+        })
+        .await;
+        (&*log).rewind().unwrap();
+        let said = std::io::read_to_string(&*log).unwrap();
+        assert_eq!(said.matches("does not answer").count(), 1, "{said}");
     }
 
     #[tokio::test(start_paused = true)]
