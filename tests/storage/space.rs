@@ -1,6 +1,6 @@
 //! A file system that is full, or has no room for files (faults.md rows 25, 26).
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::support;
@@ -9,6 +9,7 @@ use crate::{Small, wait_until_exists};
 use step_runner::journal;
 use step_runner::journal::event::Event;
 use step_runner::pb::v1::State;
+use tempfile::TempDir;
 use tonic::Code;
 
 #[tokio::test]
@@ -44,14 +45,11 @@ async fn fault_25_output_waits_for_space_and_goes_on_when_there_is_some() {
 #[tokio::test]
 async fn fault_26_an_end_on_a_full_disk_is_told_and_survives_a_restart() {
     let Some(small) = Small::mount("fault_26", "size=3m") else { return };
-    let elsewhere = tempfile::tempdir().unwrap();
-    let go = elsewhere.path().join("go");
     let mut daemon = small.daemon(Setup::new());
     let client = daemon.client().await;
-    client.run("1", &format!("echo ready; {}; exit 7", wait_until_exists(&go))).await;
-    client.prints("1", "ready").await;
+    let job = Waiting::run(&client).await;
     let ballast = small.fill();
-    std::fs::write(&go, "").unwrap();
+    job.go_on();
     let status = client.reaches("1", "its end", |status| status.finished).await;
     assert_eq!((status.state(), status.exit_code), (State::Failure, 7));
     daemon.kill();
@@ -103,6 +101,27 @@ async fn fault_26_without_room_for_files_a_job_is_refused_and_leaves_nothing() {
     assert_eq!(client.run_to_end("after", &script("echo after")).await.state(), State::Success);
 }
 
+/// The job `1`, which has printed `ready` and ends with 7 once it is told to go on.
+struct Waiting {
+    go: PathBuf,
+    /// On another file system than the one that gets full.
+    _dir: TempDir,
+}
+
+impl Waiting {
+    async fn run(client: &Client) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let go = dir.path().join("go");
+        client.run("1", &format!("echo ready; {}; exit 7", wait_until_exists(&go))).await;
+        client.prints("1", "ready").await;
+        Self { go, _dir: dir }
+    }
+
+    fn go_on(&self) {
+        std::fs::write(&self.go, "").unwrap();
+    }
+}
+
 /// What a file system has no room for.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Full {
@@ -116,13 +135,10 @@ async fn fault_26_a_daemon_starts_again_on_a_full_disk_and_its_jobs_go_on() {
         [(Full::Bytes, true, "power"), (Full::Bytes, false, "crash"), (Full::Files, true, "crash")]
     {
         let Some(small) = Small::mount("fault_26", "size=3m,nr_inodes=60") else { return };
-        let elsewhere = tempfile::tempdir().unwrap();
-        let go = elsewhere.path().join("go");
         let mut daemon = small.daemon(Setup::new().option("durability", durability));
         let client = daemon.client().await;
         client.run_to_end("old", &script("seq 1 20000")).await;
-        client.run("1", &format!("echo ready; {}; exit 7", wait_until_exists(&go))).await;
-        client.prints("1", "ready").await;
+        let job = Waiting::run(&client).await;
         daemon.kill();
         let reserve = daemon.state_dir().join("reserve");
         if has_reserve {
@@ -142,7 +158,7 @@ async fn fault_26_a_daemon_starts_again_on_a_full_disk_and_its_jobs_go_on() {
         assert_eq!(reserve.exists(), has_reserve && full == Full::Bytes, "{full:?}: the reserve is misspent");
         let client = daemon.client().await;
         assert_eq!(client.status("1").await.state(), State::Running);
-        std::fs::write(&go, "").unwrap();
+        job.go_on();
         let status = client.reaches("1", "its end", |status| status.finished).await;
         assert_eq!((status.state(), status.exit_code), (State::Failure, 7));
         assert_eq!(client.output("1").await, "ready\n");
@@ -158,12 +174,9 @@ async fn fault_26_a_daemon_starts_again_on_a_full_disk_and_its_jobs_go_on() {
 #[tokio::test]
 async fn fault_26_a_daemon_that_finds_no_room_to_listen_says_so_and_its_jobs_go_on() {
     let Some(small) = Small::mount("fault_26", "size=3m,nr_inodes=60") else { return };
-    let elsewhere = tempfile::tempdir().unwrap();
-    let go = elsewhere.path().join("go");
     let mut daemon = small.daemon(Setup::new());
     let client = daemon.client().await;
-    client.run("1", &format!("echo ready; {}; exit 7", wait_until_exists(&go))).await;
-    client.prints("1", "ready").await;
+    let job = Waiting::run(&client).await;
     daemon.kill();
     for path in [daemon.state_dir().join("reserve"), daemon.socket.clone()] {
         std::fs::remove_file(path).unwrap();
@@ -178,7 +191,7 @@ async fn fault_26_a_daemon_that_finds_no_room_to_listen_says_so_and_its_jobs_go_
     daemon.restart();
     let client = daemon.client().await;
     assert_eq!(client.status("1").await.state(), State::Running);
-    std::fs::write(&go, "").unwrap();
+    job.go_on();
     assert_eq!(client.reaches("1", "its end", |status| status.finished).await.exit_code, 7);
 }
 

@@ -1,0 +1,96 @@
+//! The daemon of one `run` (cli.md): inside this process, on a thread of its own, gone with it.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio_util::sync::CancellationToken;
+
+use super::daemon::Daemon;
+use super::{failure, run_system};
+use crate::actors::handle::{JobsHandle, RunRequest};
+use crate::config::Config;
+use crate::error::{Exit, Failure};
+use crate::model::Refusal;
+use crate::process::host::{self, SoftLimits};
+
+/// A daemon inside this process.
+pub struct PrivateDaemon {
+    /// Where it listens.
+    pub socket: PathBuf,
+    jobs: JobsHandle,
+    stop: CancellationToken,
+    kill: CancellationToken,
+    thread: Option<std::thread::JoinHandle<()>>,
+    folder: PathBuf,
+}
+
+impl PrivateDaemon {
+    /// Starts it on the new folder `folder`, mode 0700, which it owns.
+    pub fn start(mut config: Config, folder: PathBuf) -> Result<Self, Failure> {
+        let socket = folder.join("step-runner.sock");
+        config.socket = Some(socket.clone());
+        // One folder for all: the keeper removes it when this process is killed.
+        config.state_dir = Some(folder.clone());
+        config.keeper_wait = Duration::ZERO;
+        let limits = SoftLimits::now();
+        host::harden().map_err(|e| failure("cannot prepare this process", &e))?;
+        let (stop, kill) = (CancellationToken::new(), CancellationToken::new());
+        let (ready, started) = std::sync::mpsc::channel();
+        let (stopped, killed) = (stop.clone(), kill.clone());
+        let run = move || {
+            let failed = ready.clone();
+            let daemon = async move {
+                match Daemon::start(Arc::new(config), true, None, limits).await {
+                    Ok(mut daemon) => {
+                        ready.send(Ok(daemon.jobs())).ok();
+                        tokio::select! {
+                            () = stopped.cancelled() => {
+                                daemon.stop(async move { killed.cancelled().await }).await;
+                            }
+                            _ = daemon.defect() => {}
+                        }
+                    }
+                    Err(failure) => drop(ready.send(Err(failure))),
+                }
+            };
+            if let Err(failure) = run_system(daemon) {
+                failed.send(Err(failure)).ok();
+            }
+        };
+        let thread = std::thread::Builder::new()
+            .name("daemon".into())
+            .spawn(run)
+            .map_err(|e| failure("cannot start a thread", &e))?;
+        match started.recv() {
+            Ok(Ok(jobs)) => Ok(Self { socket, jobs, stop, kill, thread: Some(thread), folder }),
+            failed => {
+                drop(thread.join());
+                std::fs::remove_dir_all(&folder).ok();
+                let died = || Failure::new(Exit::Defect, "the private daemon died at its start");
+                Err(failed.ok().and_then(Result::err).unwrap_or_else(died))
+            }
+        }
+    }
+
+    /// Registers a job by other rules than those of the service that answers on its socket.
+    pub async fn run(&self, request: RunRequest) -> Result<(), Refusal> {
+        self.jobs.run(request).await
+    }
+
+    /// Ends it: its jobs get their grace, or are killed `at_once`. Blocks until it is gone; removes its folder.
+    pub fn end(mut self, at_once: bool) {
+        if at_once {
+            self.kill.cancel();
+        }
+        self.stop.cancel();
+        if let Some(thread) = self.thread.take()
+            && thread.join().is_err()
+        {
+            tracing::error!("the private daemon died of a defect");
+        }
+        if let Err(error) = std::fs::remove_dir_all(&self.folder) {
+            tracing::debug!(%error, "the private daemon's folder was not removed");
+        }
+    }
+}

@@ -1,0 +1,51 @@
+//! What is told, with what to do about it, when a daemon finds its state folder or its socket taken, or no room for them.
+
+use std::error::Error;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+
+use crate::error::{Exit, Failure};
+use crate::files;
+use crate::store::{OpenError, socket};
+
+/// The state folder cannot be had. `named`: it was named, and does not follow from the socket.
+pub(super) fn open_failure(error: OpenError, socket: &Path, named: bool) -> Failure {
+    match error {
+        // Nobody serves there: it is the folder that is taken.
+        OpenError::InUse { .. } if named && UnixStream::connect(socket).is_err() => {
+            Failure::new(Exit::Failure, error).with_remedy("name another --state-dir, or stop that daemon")
+        }
+        OpenError::InUse { pid, .. } => {
+            let pid = pid.map_or_else(String::new, |pid| format!(" (pid {pid})"));
+            Failure::new(Exit::Failure, format!("already serving on {}{pid}", socket.display()))
+                .with_remedy("use the daemon that is there, or name another --socket and --state-dir")
+        }
+        OpenError::NewerFormat { .. } => Failure::new(Exit::NewerState, error),
+        error => start_failure(error),
+    }
+}
+
+/// The socket cannot be had.
+pub(super) fn claim_failure(error: socket::ClaimError) -> Failure {
+    let taken = matches!(error, socket::ClaimError::AlreadyServing { .. });
+    let failure = start_failure(error);
+    if taken {
+        failure.with_remedy("use it if it is a step-runner; if it is something else, name another --socket")
+    } else {
+        failure
+    }
+}
+
+/// A failure of the start; of a full disk with what to do about it.
+fn start_failure(error: impl Error + Send + Sync + 'static) -> Failure {
+    let is_full = files::is_full(&error);
+    let failure = Failure::new(Exit::Failure, error);
+    if is_full {
+        failure.with_remedy(
+            "make room on its file system (bytes, files, quota) and start the daemon again: jobs that run go on until \
+             keeper_wait is over",
+        )
+    } else {
+        failure
+    }
+}
