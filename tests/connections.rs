@@ -8,7 +8,7 @@ use std::os::unix::net::UnixStream;
 use std::time::Instant;
 
 use step_runner::pb::v1::State;
-use support::{Daemon, SOON, Setup, at_rest, patiently, script, until};
+use support::{Daemon, SOON, Setup, at_rest, is_root, patiently, script, until};
 
 /// Whether the daemon has closed its end.
 fn is_closed(stream: &UnixStream) -> bool {
@@ -75,6 +75,9 @@ async fn fault_54_without_descriptors_jobs_go_on_and_it_recovers() {
 
 #[tokio::test]
 async fn fault_64_clients_that_come_and_go_leave_nothing() {
+    if !is_root("fault_64_clients_that_come_and_go_leave_nothing") {
+        return;
+    }
     let daemon = Daemon::start();
     let client = daemon.client().await;
     client.run("1", "echo on; exec sleep 600").await;

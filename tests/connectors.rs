@@ -195,11 +195,12 @@ fn what_cannot_be_mended_is_told_at_once_with_its_remedy() {
 #[test]
 fn what_may_pass_is_tried_again_and_its_last_lines_are_told() {
     let scene = Scene::new();
+    let socket = scene.daemon.file("no-daemon").display().to_string();
     for (script, part) in [
         ("echo 'Connection refused' >&2; exit 255", "takes no more sessions: Connection refused"),
         (
-            "exec step-runner proxy --socket /nonexistent/s",
-            "no daemon listens there yet: step-runner proxy: connect /nonexistent/s",
+            format!("exec step-runner proxy --socket {socket}").as_str(),
+            format!("no daemon listens there yet: step-runner proxy: connect {socket}").as_str(),
         ),
         ("kill -9 $$", "the line ended"),
         ("exec >&-; exec sleep 1", "the line ended"),

@@ -13,7 +13,7 @@ use futures_util::future::join_all;
 use git_server::{GitServer, Repository, Trouble};
 use step_runner::pb::v1::{State, Status};
 use support::registry::{DockerRegistry, PLAIN_LAYER};
-use support::{Client, Daemon, Setup, logs, names, parts, until, wait_for};
+use support::{Client, Daemon, Setup, is_root, logs, names, parts, until, wait_for};
 
 fn end(status: &Status) -> (State, i32) {
     (status.state(), status.exit_code)
@@ -366,9 +366,12 @@ async fn fault_72_nothing_that_a_step_exports_reaches_what_fetches() {
     client.run_steps("hangs", &steps).await;
     pack_is_under_way(&server);
     let [worker] = workers_of(daemon.pid())[..] else { panic!("one worker") };
-    assert_eq!(fs::read(format!("/proc/{worker}/environ")).unwrap(), b"", "its environment");
-    let maps = fs::read_to_string(format!("/proc/{worker}/maps")).unwrap_or_default();
-    assert!(!maps.contains("evil"), "{maps}");
+    // Nobody else reads what a worker is made of.
+    if is_root(test) {
+        assert_eq!(fs::read(format!("/proc/{worker}/environ")).unwrap(), b"", "its environment");
+        let maps = fs::read_to_string(format!("/proc/{worker}/maps")).unwrap();
+        assert!(!maps.contains("evil"), "{maps}");
+    }
     client.cancel("hangs").await;
     client.ended("hangs").await;
     server.trouble(Trouble::None);

@@ -288,6 +288,9 @@ async fn fault_14_overwritten_state_costs_no_other_job() {
 
 #[tokio::test]
 async fn fault_14_a_replaced_program_is_not_what_the_daemon_runs() {
+    if !is_root("fault_14_a_replaced_program_is_not_what_the_daemon_runs") {
+        return;
+    }
     let dir = tempfile::tempdir().unwrap();
     let binary = copy_of_the_program(dir.path());
     let daemon = Setup::new().program(&binary).start_in(dir.path());

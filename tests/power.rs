@@ -14,7 +14,7 @@ use rustix::process::Signal;
 use tonic::Code;
 
 use loop_disk::{LoopDisk, missing_part};
-use support::{Daemon, Setup, contains, parts, patiently, script, wait_for};
+use support::{Daemon, Setup, contains, is_root, parts, patiently, script, wait_for};
 
 fn power() -> Setup {
     Setup::new().option("durability", "power").option("state-limit", "1MiB")
@@ -24,12 +24,18 @@ fn power() -> Setup {
 struct Strace(Child, #[expect(dead_code, reason = "kept open")] BufReader<ChildStderr>);
 
 impl Strace {
-    /// Attaches to a process; `None`: there is no strace.
-    fn attach(daemon: &Daemon, pid: i32, options: &[&str]) -> Option<Self> {
+    /// Attaches to a process; `None`: there is no strace, or no right to trace daemon and keeper. Then `test` is skipped.
+    fn attach(test: &str, daemon: &Daemon, pid: i32, options: &[&str]) -> Option<Self> {
+        if !is_root(test) {
+            return None;
+        }
         let pid = pid.to_string();
         let mut command = Command::new("strace");
         command.args(["-f", "-o"]).arg(daemon.file("strace")).args(["-e", "trace=syncfs"]).args(options);
-        let mut child = command.args(["-p", &pid]).stderr(Stdio::piped()).spawn().ok()?;
+        let Ok(mut child) = command.args(["-p", &pid]).stderr(Stdio::piped()).spawn() else {
+            parts::skipped(test, "strace");
+            return None;
+        };
         let mut line = String::new();
         // Kept open: it says more when threads come.
         let mut said = BufReader::new(child.stderr.take().unwrap());
@@ -61,9 +67,8 @@ async fn fault_27_a_failed_sync_fails_the_jobs_that_live_and_is_not_tried_again(
     let mut follower = client.follow("lives", 0).await;
     follower.until("before").await;
 
-    let Some(strace) = Strace::attach(&daemon, daemon.pid(), &["-e", "inject=syncfs:error=EIO"]) else {
-        return parts::skipped(test, "strace");
-    };
+    let options = ["-e", "inject=syncfs:error=EIO"];
+    let Some(strace) = Strace::attach(test, &daemon, daemon.pid(), &options) else { return };
     std::fs::write(daemon.file("go"), "").unwrap();
     let lost = loop {
         match follower.next().await {
@@ -108,9 +113,8 @@ async fn jobs_that_end_at_the_same_time_share_a_sync() {
     let daemon = power().start();
     let client = daemon.client().await;
     client.run_to_end("first", &script("true")).await;
-    let Some(strace) = Strace::attach(&daemon, daemon.pid(), &[]) else {
-        return parts::skipped("jobs_that_end_at_the_same_time_share_a_sync", "strace");
-    };
+    let test = "jobs_that_end_at_the_same_time_share_a_sync";
+    let Some(strace) = Strace::attach(test, &daemon, daemon.pid(), &[]) else { return };
     let begun = Instant::now();
     let jobs = (0..JOBS).map(|i| {
         let client = client.clone();
@@ -131,9 +135,8 @@ async fn while_no_daemon_is_there_the_keeper_syncs() {
     let client = daemon.client().await;
     client.run_steps("goes-on", &in_two_parts(&daemon, "go")).await;
     client.prints("goes-on", "before").await;
-    let Some(strace) = Strace::attach(&daemon, daemon.keeper_pid().unwrap(), &[]) else {
-        return parts::skipped("while_no_daemon_is_there_the_keeper_syncs", "strace");
-    };
+    let test = "while_no_daemon_is_there_the_keeper_syncs";
+    let Some(strace) = Strace::attach(test, &daemon, daemon.keeper_pid().unwrap(), &[]) else { return };
     let output = daemon.file("strace");
     let syncs = || std::fs::read_to_string(&output).unwrap_or_default().matches("= 0").count();
     assert_eq!(syncs(), 0, "its daemon does");

@@ -315,9 +315,12 @@ async fn fault_71_the_daemons_environment_reaches_steps_as_the_setting_says() {
         assert!(!output.contains("STEP_RUNNER_LOG_LEVEL"), "its own settings: {output}");
         assert_eq!(output.contains("OF_DAEMON="), base == "all", "{base}: {output}");
         assert!(base == "all" || !output.contains(CANARY), "{base}: {output}");
-        let keeper = daemon.keeper_pid().unwrap();
-        let environ = fs::read(format!("/proc/{keeper}/environ")).unwrap();
-        assert!(!contains(&environ, CANARY), "the keeper needs none of it");
+        // Nobody else reads it.
+        if is_root("fault_71_the_daemons_environment_reaches_steps_as_the_setting_says") {
+            let keeper = daemon.keeper_pid().unwrap();
+            let environ = fs::read(format!("/proc/{keeper}/environ")).unwrap();
+            assert!(!contains(&environ, CANARY), "the keeper needs none of it");
+        }
     }
 }
 

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use super::{end, wait_until_exists};
-use crate::support::{Daemon, Setup, at_rest, contains, kill, refused, request, script, scripts};
+use crate::support::{Daemon, Setup, at_rest, contains, is_root, kill, refused, request, script, scripts};
 use futures_util::future::join_all;
 use rustix::process::Signal;
 use step_runner::journal::{self, Reader};
@@ -258,6 +258,9 @@ fn copy_job(daemon: &Daemon, from: usize, to: usize) {
 
 #[tokio::test]
 async fn fault_45_a_thousand_old_jobs_cost_a_restart_linear_work_and_no_descriptor() {
+    if !is_root("fault_45_a_thousand_old_jobs_cost_a_restart_linear_work_and_no_descriptor") {
+        return;
+    }
     let mut daemon = Daemon::start();
     daemon.client().await.run_to_end("0", &script("echo x")).await;
     kill(daemon.keeper_pid().unwrap(), Signal::KILL);

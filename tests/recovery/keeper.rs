@@ -2,7 +2,8 @@
 
 use super::{end, freeze, wait_until_exists};
 use crate::support::{
-    Daemon, OwnSleep, Setup, is_alive, kill, logs, patiently, refused, request, script, scripts, wait_for,
+    Daemon, OwnSleep, Setup, is_alive, is_root, kill, logs, patiently, refused, request, script, scripts,
+    wait_for,
 };
 use rustix::process::Signal;
 use step_runner::model::JobId;
@@ -179,6 +180,9 @@ fn kill_at(pid: i32, call: &str, path: &str) -> std::process::Child {
 
 #[tokio::test]
 async fn fault_47_a_process_that_was_started_and_not_recorded_is_found_and_killed() {
+    if !is_root("fault_47_a_process_that_was_started_and_not_recorded_is_found_and_killed") {
+        return;
+    }
     if std::process::Command::new("strace").arg("-V").output().is_err() {
         return crate::support::parts::skipped("fault_47", "strace");
     }

@@ -67,6 +67,7 @@ async fn prove(jobs: u64, concurrency: u64) -> Shown {
     let keeper = scene.keeper().ok_or("there is no keeper")?;
     let pids = [("daemon", daemon.pid()), ("keeper", keeper)];
     tokio::time::sleep(Duration::from_millis(500)).await;
+    proc::say_if_uncounted("load", keeper);
     let before = pids.map(|(_, pid)| (Holdings::of(pid), proc::memory(pid)));
     let begun = Instant::now();
     let room = Arc::new(Semaphore::new(concurrency as usize));

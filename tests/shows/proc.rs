@@ -71,6 +71,13 @@ pub(crate) fn kill(pid: u32, signal: Signal) {
     }
 }
 
+/// Says by name that the descriptors of daemon and keeper stay uncounted in `proof`, where they are closed to this user.
+pub(crate) fn say_if_uncounted(proof: &str, pid: u32) {
+    if fs::read_dir(format!("/proc/{pid}/fd")).is_err() {
+        crate::parts::skipped(&format!("{proof}: descriptors"), "root");
+    }
+}
+
 /// What a process holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Holdings {
@@ -89,21 +96,21 @@ impl Holdings {
     }
 }
 
-/// RSS and PSS in KiB.
+/// RSS and PSS in KiB. Who is not root reads of the daemon's memory its RSS only, and not as exactly.
 pub(crate) fn memory(pid: u32) -> (u64, u64) {
-    let rollup = fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).unwrap_or_default();
-    let field = |name: &str| {
-        let line = rollup.lines().find_map(|line| line.strip_prefix(name));
-        line.and_then(|rest| rest.split_whitespace().next()?.parse().ok()).unwrap_or(0)
-    };
-    (field("Rss:"), field("Pss:"))
+    let rollup = field(pid, "smaps_rollup", "Rss:").zip(field(pid, "smaps_rollup", "Pss:"));
+    rollup.unwrap_or_else(|| (field(pid, "status", "VmRSS:").unwrap_or(0), 0))
+}
+
+/// A number of a file of `/proc/PID`.
+fn field(pid: u32, file: &str, name: &str) -> Option<u64> {
+    let text = fs::read_to_string(format!("/proc/{pid}/{file}")).ok()?;
+    text.lines().find_map(|line| line.strip_prefix(name))?.split_whitespace().next()?.parse().ok()
 }
 
 /// Largest resident memory so far, in KiB.
 pub(crate) fn peak_memory(pid: u32) -> u64 {
-    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
-    line.and_then(|rest| rest.split_whitespace().next()?.parse().ok()).unwrap_or(0)
+    field(pid, "status", "VmHWM:").unwrap_or(0)
 }
 
 /// Processor time so far, in ticks of the kernel.

@@ -99,6 +99,7 @@ async fn prove(time: Duration, parallel: u64, seed: u64) -> Shown {
     for _ in 0..3 {
         one(&soak, false).await;
     }
+    proc::say_if_uncounted("soak", daemon.pid());
     let before = Rest::of(&soak, &daemon);
     let weathered = weather(&soak, disk.as_ref(), daemon, random.fork(1 << 40), time, parallel).await;
     let (daemon, memory) = match weathered {

@@ -12,7 +12,7 @@ use crate::arguments::Arguments;
 use crate::daemon::{self, Daemon, PATIENCE, Scene, check_stop};
 use crate::proc;
 use crate::relay::{CODE, check, document};
-use crate::sshd::Sshd;
+use crate::sshd::{self, Sshd};
 use crate::verdict::{Check, Misses, Shown};
 use crate::writer::{Pace, Writing};
 
@@ -29,6 +29,10 @@ const STOPPED_SHORTLY: Duration = Duration::from_millis(500);
 pub(crate) fn run(arguments: &Arguments, small: bool) -> Shown {
     let scale = arguments.fraction("scale", if small { SMALL_SCALE } else { 1.0 });
     let seed = arguments.seed();
+    if !sshd::lets_in() {
+        crate::parts::skipped("ssh", "login shell of this user");
+        return Ok("skipped: no login shell of this user".to_owned());
+    }
     let mut scene = Scene::new("ssh");
     let Some(sshd) = Sshd::start(&scene.path("work"))? else {
         crate::parts::skipped("ssh", "OpenSSH");

@@ -19,6 +19,16 @@ pub(crate) fn find(name: &str) -> Option<PathBuf> {
     folders.map(|folder| folder.join(name)).find(|file| file.is_file())
 }
 
+/// Whether this user has a shell to log in with: one that runs services only has none.
+pub(crate) fn lets_in() -> bool {
+    let uid = rustix::process::geteuid().as_raw().to_string();
+    let users = fs::read_to_string("/etc/passwd").unwrap_or_default();
+    let fields = users.lines().map(|line| line.split(':').collect::<Vec<_>>());
+    let shell =
+        fields.filter(|user| user.get(2) == Some(&uid.as_str())).find_map(|user| user.get(6).copied());
+    shell.is_none_or(|shell| !shell.ends_with("/nologin") && !shell.ends_with("/false"))
+}
+
 /// A running sshd. Dropped, it is killed with all it serves.
 pub(crate) struct Sshd {
     child: Child,
