@@ -203,6 +203,7 @@ fn what_may_pass_is_tried_again_and_its_last_lines_are_told() {
             format!("no daemon listens there yet: step-runner proxy: connect {socket}").as_str(),
         ),
         ("kill -9 $$", "the line ended"),
+        (r"printf '\000\000\030'; kill -9 $$", "the line ended"),
         ("exec >&-; exec sleep 1", "the line ended"),
     ] {
         scene.program("ssh", script);

@@ -32,7 +32,7 @@ const REST: Duration = Duration::from_millis(500);
 pub(super) enum First {
     /// The far side speaks HTTP/2.
     Settings,
-    /// Something else; nothing if the stream ended.
+    /// Something else; nothing if the stream ended, or broke off within what a daemon says first.
     Other(Vec<u8>),
 }
 
@@ -83,6 +83,16 @@ fn is_settings(header: [u8; HEADER]) -> bool {
     kind == 4 && flags == 0 && stream == [0; 4] && length <= MAX_FRAME && length.is_multiple_of(SETTING)
 }
 
+/// Whether these fewer than nine bytes are the beginning of such a header.
+fn begins_settings(seen: &[u8]) -> bool {
+    (0..=u8::MAX).any(|length| {
+        let mut header = [0, 0, length, 4, 0, 0, 0, 0, 0];
+        let Some(known) = header.get_mut(..seen.len()) else { return false };
+        known.copy_from_slice(seen);
+        is_settings(header)
+    })
+}
+
 fn refused() -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, "what came is no HTTP/2")
 }
@@ -99,7 +109,9 @@ impl Watch {
             }
             Some(_) => Self::Gathering { seen, tell, until: Box::pin(tokio::time::sleep(REST)) },
             None if bytes.is_empty() => {
-                tell.send(First::Other(seen)).ok();
+                // A line that broke so early has said nothing: it was none but a daemon that began to speak.
+                let said = if begins_settings(&seen) { Vec::new() } else { seen };
+                tell.send(First::Other(said)).ok();
                 Self::Refusing
             }
             None => Self::Looking { seen, tell },
@@ -274,6 +286,17 @@ mod tests {
     async fn an_end_before_the_ninth_byte_is_told_with_what_came() {
         assert_eq!(read(&[]).await.0, First::Other(Vec::new()));
         assert_eq!(read(&[b"bye"]).await.0, First::Other(b"bye".to_vec()));
+        let wrong = [0, 0, 11, 4];
+        assert_eq!(read(&[&wrong]).await.0, First::Other(wrong.to_vec()));
+    }
+
+    #[tokio::test]
+    async fn a_line_that_breaks_within_the_header_has_said_nothing() {
+        for count in 0..HEADER {
+            let (first, bytes) = read(&[&SETTINGS[..count]]).await;
+            assert_eq!(first, First::Other(Vec::new()), "{count}");
+            assert_eq!(bytes.unwrap_err().kind(), io::ErrorKind::InvalidData);
+        }
     }
 
     #[test]
