@@ -96,6 +96,17 @@ fn a_line_cut_by_overflow_is_shown_whole() {
 }
 
 #[test]
+fn only_a_piece_of_the_line_shown_last_goes_on_in_it() {
+    let huge = "x".repeat(2 << 20);
+    for (source, tag) in [("01E+", "err"), ("01O ", "out")] {
+        assert_eq!(
+            pretty(&[("01O ", &huge), (source, "another")]),
+            format!("00:00:00.678 out  {huge}\n00:00:01.678 {tag}  another\n")
+        );
+    }
+}
+
+#[test]
 fn times_move_to_the_zone_given() {
     let local = |seconds| Options { offset: FixedOffset::east_opt(seconds).unwrap(), ..Options::plain_utc() };
     assert_eq!(pretty_with(local(5_400), &[("01O ", "a")]), "01:30:00.678 out  a\n");

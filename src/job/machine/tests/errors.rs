@@ -95,6 +95,10 @@ fn what_fails_after_the_start_leaves_a_result() {
         let (message, has_result) = fails(step, body);
         assert!(message.starts_with("step \"a\": ") && !message.contains("failed to load"), "{message}");
         assert!(message.contains(part), "{message} / {part}");
+        // What was written wrong has a place, where people have written something.
+        let has_place = step == "func: ./out";
+        assert_eq!(message.contains("/job/out/func.yml:4:1: exec: "), has_place, "{message}");
+        assert!(!message.contains("builtin://"), "{message}");
         assert!(has_result, "{message}");
     }
 }
@@ -123,6 +127,59 @@ fn calls_nest_sixty_four_deep_and_no_deeper() {
         depth += 1;
     }
     assert_eq!(depth, 64);
+}
+
+#[test]
+fn the_step_that_closes_a_circle_of_functions_is_named_and_what_leads_to_it() {
+    // For each function those that it calls, the last of them in the circle.
+    for (calls, leads_to) in [
+        (&["a:a"][..], r#"step "s": step "to_a": failed to load: /job/a/func.yml:5:"#),
+        (&["a:b", "b:a"], r#"step "s": step "to_b": step "to_a": failed to load: /job/b/func.yml:5:"#),
+        (
+            &["a:b", "b:c", "c:d", "d:b"],
+            r#"step "s": step "to_b": step "to_c": step "to_d": step "to_b": failed to load: /job/d/func.yml:5:"#,
+        ),
+        (
+            &["a:b", "b:c", "c:c"],
+            r#"step "s": step "to_b": step "to_c": step "to_c": failed to load: /job/c/func.yml:5:"#,
+        ),
+    ] {
+        let files = calls.iter().map(|call| {
+            let (from, to) = call.split_once(':').unwrap();
+            let steps = format!("  - {{name: before, script: x}}\n  - {{name: to_{to}, func: ../{to}}}\n");
+            (format!("/job/{from}/func.yml"), format!("{{}}\n---\nrun:\n{steps}"))
+        });
+        let files: Vec<_> = files.collect();
+        let world = World::new(files.iter().map(|(path, text)| (path.as_str(), text.as_str())));
+        let trace = world.run_steps("[{name: s, func: ./a}]");
+        let message = &trace.outcome().message;
+        assert!(message.starts_with(leads_to), "{message}");
+        assert!(message.contains("calls itself, directly or through others, without end"), "{message}");
+    }
+}
+
+#[test]
+fn a_chain_of_functions_that_is_too_long_is_no_circle() {
+    let path = |number: usize| format!("/job/f{number}/func.yml");
+    let text = |number: usize| format!("{{}}\n---\nrun: [{{name: next, func: ../f{}}}]\n", number + 1);
+    let files: Vec<_> = (0..70).map(|number| (path(number), text(number))).collect();
+    let world = World::new(files.iter().map(|(path, text)| (path.as_str(), text.as_str())));
+    let trace = world.run_steps("[{name: s, func: ./f0}]");
+    let message = &trace.outcome().message;
+    assert!(message.contains(": failed to load: /job/f63/func.yml:3:"), "{message}");
+    assert!(message.contains("64 levels") && !message.contains("calls itself"), "{message}");
+}
+
+#[test]
+fn a_result_shows_the_shell_that_ran_the_script() {
+    for (shell, shown) in [(None, "sh"), (Some("bash"), "bash")] {
+        let mut job = Driven::new(&World::default(), &request("[{name: a, script: x}]"));
+        assert!(job.go_on(), "admitted");
+        let Some(Event::Exited { call, end, .. }) = job.pending.take() else { panic!("nothing runs") };
+        job.tell(&Event::Exited { call, end, shell: shell.map(str::to_owned), outputs: None, exports: None });
+        let exec = job.trace.root().sub_steps[0].exec.as_ref().unwrap();
+        assert_eq!(exec.command, [shown, "-c", "x"]);
+    }
 }
 
 #[test]
