@@ -1,4 +1,5 @@
-//! The composition root: settings to a running daemon to its end. The only file that may know all the others.
+//! The composition root: settings to a running daemon to its end. Only it and the files below it may know all
+//! the others.
 
 mod command;
 mod daemon;

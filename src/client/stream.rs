@@ -109,7 +109,7 @@ impl Watch {
             }
             Some(_) => Self::Gathering { seen, tell, until: Box::pin(tokio::time::sleep(REST)) },
             None if bytes.is_empty() => {
-                // A line that broke so early has said nothing: it was none but a daemon that began to speak.
+                // So begins a daemon only: its line broke before it had said anything.
                 let said = if begins_settings(&seen) { Vec::new() } else { seen };
                 tell.send(First::Other(said)).ok();
                 Self::Refusing
