@@ -1,4 +1,4 @@
-//! Compiles the service definitions under `proto/` with a compiler written in Rust: no `protoc` is needed.
+//! Compiles the service definitions under `proto/` with a compiler written in Rust, so `protoc` is not needed.
 
 use std::error::Error;
 use std::path::PathBuf;
@@ -18,8 +18,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     let own = protox::compile(own, ["proto"])?;
     builder().codec_path("crate::pb::Codec").compile_fds_with_config(own, config())?;
 
-    // The messages of the compatible service, then the service itself, whose request to run a job is put together from
-    // what is certain of it and what is guessed.
+    // First the messages of the compatible service, then the service itself. Its request to run a job is our own type,
+    // which combines the certain part and the guessed part.
     let compatible = protox::compile([compatible], ["proto"])?;
     let (messages, service) = (out.join("messages"), out.join("service"));
     std::fs::create_dir_all(&messages)?;
@@ -43,7 +43,7 @@ fn main() -> Result<(), Box<dyn Error>> {
 fn builder() -> Builder {
     tonic_prost_build::configure()
         .bytes(".steprunner.v1.FollowLogsResponse")
-        // Ordered maps: equal requests have equal bytes, which their digest relies on.
+        // Ordered maps: equal requests must have equal bytes, because their digests are compared.
         .btree_map(".")
 }
 

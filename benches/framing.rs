@@ -1,15 +1,15 @@
-//! Speed of the way from a pipe to the log, and back.
+//! Speed of the path from a pipe to the log and back.
 
 use divan::counter::BytesCount;
 use divan::{Bencher, black_box};
-use step_runner::log::frame::{Framer, Kind, STEP, Stamp, Stamper};
+use step_runner::log::frame::{Framer, LogChannel, STEP, Stamp, Stamper};
 use step_runner::log::line::{Check, Joiner, Line, Parser};
 use step_runner::log::pretty::{Format, Options, Output, Printer};
 
-/// One read of a pipe (logs.md §3).
+/// Size of one read of a pipe (logs.md §3).
 const READ: usize = 64 << 10;
 
-/// Body bytes and line feed of the lines, a short one, a usual one, a long one.
+/// Lengths of lines in bytes, with the line feed: short, usual, long.
 const LINES: [usize; 3] = [16, 64, 1024];
 
 fn main() {
@@ -20,7 +20,7 @@ fn stamp() -> Stamp {
     Stamp::from_unix_micros(1_609_459_200_000_000)
 }
 
-/// One read full of lines of `len` bytes, the last one cut.
+/// One read, full of lines of `len` bytes, the last one incomplete.
 fn read_of(len: usize) -> Vec<u8> {
     let line: Vec<u8> =
         (0..len).map(|at| if at + 1 == len { b'\n' } else { b'a' + (at % 26) as u8 }).collect();
@@ -31,14 +31,14 @@ fn read_of(len: usize) -> Vec<u8> {
 
 fn log_of(len: usize) -> Vec<u8> {
     let mut log = Vec::new();
-    Framer::new(STEP, Kind::Out).push(&read_of(len), &stamp(), &mut log);
+    Framer::new(STEP, LogChannel::Out).push(&read_of(len), &stamp(), &mut log);
     log
 }
 
 #[divan::bench(args = LINES)]
 fn frame(bencher: Bencher<'_, '_>, len: usize) {
     let read = read_of(len);
-    let mut framer = Framer::new(STEP, Kind::Out);
+    let mut framer = Framer::new(STEP, LogChannel::Out);
     let mut out = Vec::new();
     bencher.counter(BytesCount::new(read.len())).bench_local(|| {
         out.clear();

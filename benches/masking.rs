@@ -1,5 +1,5 @@
-//! Throughput of masking: clean text, text that is nothing but near misses, text full of secrets, and the time to
-//! prepare a job's masker. `cargo bench --bench masking`
+//! Throughput of masking for clean text, for text of near misses only, and for text full of secrets. Also the time to
+//! prepare a job's masker. Run it with `cargo bench --bench masking`.
 
 #![expect(clippy::expect_used, reason = "a bench that cannot be set up has to stop")]
 
@@ -8,7 +8,7 @@ use std::{fmt::Write, sync::Arc};
 use divan::{Bencher, counter::BytesCount};
 use step_runner::log::mask::{MaskConfig, MaskStream, Masker, PhraseSet};
 
-/// What one read of a pipe gives at most.
+/// Maximum size of one read of a pipe.
 const WRITE: usize = 64 * 1024;
 
 /// Bytes masked in one iteration.
@@ -20,7 +20,7 @@ fn main() {
     divan::main();
 }
 
-/// A generator of numbers that are the same in each run (splitmix64).
+/// Generates the same numbers in each run (splitmix64).
 struct Numbers(u64);
 
 impl Numbers {
@@ -37,7 +37,7 @@ impl Numbers {
     }
 }
 
-/// Secrets as they are in use: random, 8 to 40 characters, some with characters that encodings change.
+/// Secrets as used in practice: random, 8 to 40 characters, some of which encodings change.
 fn secrets(count: usize) -> Vec<String> {
     words(count, 8, 33)
 }
@@ -91,7 +91,7 @@ fn build_log() -> Vec<u8> {
     text.into_bytes()
 }
 
-/// Beginnings of phrases, of random length, one after the other.
+/// Prefixes of phrases, of random length, without gaps.
 fn near_misses(phrases: &[String], least: usize) -> Vec<u8> {
     let mut numbers = Numbers(2);
     let mut text = Vec::with_capacity(SIZE + 256);
@@ -117,7 +117,7 @@ fn run(bencher: Bencher<'_, '_>, masker: &Arc<Masker>, text: &[u8], write: usize
     });
 }
 
-/// What a masker that has nothing to do costs at least.
+/// Minimum cost of a masker that has nothing to do.
 #[divan::bench]
 fn copy_alone(bencher: Bencher<'_, '_>) {
     let text = build_log();
@@ -154,8 +154,8 @@ fn near_misses_of_1000_phrases(bencher: Bencher<'_, '_>, least: usize) {
     run(bencher, &masker(&secrets), &near_misses(&secrets, least), WRITE);
 }
 
-/// As many phrases as there may be, as long as they may all be: beginnings of up to 40 bytes, of all phrases in turn, so that
-/// hardly a state of the automaton is met twice before it has left the caches.
+/// The maximum number of phrases with the maximum total length. The text has prefixes of up to 40 bytes, of phrases
+/// chosen at random, so that the automaton's states have usually left the caches when they are needed again.
 #[divan::bench]
 fn near_misses_at_the_limits(bencher: Bencher<'_, '_>) {
     let secrets = words(4096, 1024, 1);
@@ -170,7 +170,7 @@ fn secrets_alone(bencher: Bencher<'_, '_>) {
     run(bencher, &masker(&secrets), &text, WRITE);
 }
 
-/// Phrases that share their beginnings and fail late: the automaton's links are the longest.
+/// Phrases that share long prefixes and fail late: the failure links of the automaton are as long as possible.
 #[divan::bench]
 fn periodic_near_misses(bencher: Bencher<'_, '_>) {
     let secrets: Vec<String> = (0..1000).map(|n| format!("{}b{n}", "a".repeat(8 + n % 100))).collect();
@@ -178,7 +178,7 @@ fn periodic_near_misses(bencher: Bencher<'_, '_>) {
     run(bencher, &masker(&secrets), &text, WRITE);
 }
 
-/// Everything that is not a phrase but keeps the detectors of parameters and tokens busy.
+/// Text without phrases that keeps the detectors of parameters and tokens busy.
 #[divan::bench(args = ["?", "g", "?private_token=&", "glpat-a ", "?rss_token=abcdefghijklmnopqrstuvwxyz"])]
 fn detectors(bencher: Bencher<'_, '_>, text: &str) {
     let text: Vec<u8> = text.bytes().cycle().take(SIZE).collect();

@@ -1,15 +1,16 @@
 //! The actors: thin shells around the pure core (architecture.md).
 //!
-//! [`supervisor::Supervisor`] admits, finishes and reaps jobs; a [`job::JobActor`] drives one job's machine and performs
-//! its effects; a [`step::StepActor`] owns one running process; [`log_sink::LogSink`] and [`trace_sink::TraceSink`] move
-//! the two feeds of a job forward. Actors carry control, not bytes: a log never passes through a mailbox.
+//! [`supervisor::Supervisor`] admits, finishes and reaps jobs. A [`job::JobActor`] drives one job's machine and
+//! performs its effects. A [`step::StepActor`] owns one running process. [`log_sink::LogSink`] and
+//! [`trace_sink::TraceSink`] advance the two feeds of a job. Actors carry control, not bytes: a log never passes
+//! through a mailbox.
 //!
-//! What every caller may rely on:
-//! - A message to an actor is answered or its mailbox is closed; a closed mailbox of a job means a defect, and the
-//!   supervisor ends that job as *failed: internal* (faults.md row 59).
+//! Every caller may rely on this:
+//! - Every message is answered, unless the mailbox is closed. A closed mailbox of a job means a defect: the supervisor
+//!   ends that job as *failed: internal* (faults.md row 59).
 //! - `do_send` is never used: it ignores the mailbox's bound and drops silently when the actor is gone.
-//! - Handlers do not block beyond short file operations of the state folder, and three of the step's: looking its program
-//!   up, making its working folder, reading its output file. Everything longer is awaited.
+//! - Handlers block only for short file operations of the state folder and of a step. Work that can take more than a
+//!   millisecond (evaluation, masking, large files) runs on other threads ([`crate::threads`]) and is awaited.
 
 pub mod handle;
 pub mod host;
@@ -32,19 +33,9 @@ mod sync_group;
 use actix::dev::ToEnvelope;
 use actix::prelude::SendError;
 use actix::{Actor, Addr, Handler, Message};
-use tokio::task::JoinHandle;
 
-/// Runs what may block on a thread where it may.
-fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> JoinHandle<T> {
-    #[cfg(feature = "failpoints")]
-    if crate::clock::is_steered() {
-        return tokio::task::spawn_local(async move { work() });
-    }
-    tokio::task::spawn_blocking(work)
-}
-
-/// Hands over a message that must not be lost and wants no answer: at once if there is room in the mailbox, else as
-/// soon as there is. A closed mailbox means the actor is done, so the message is of no more use.
+/// Delivers a message that must not be lost and needs no answer: at once if the mailbox has room, else as soon as it
+/// has. With a closed mailbox the actor is done, and the message is dropped.
 fn deliver<A, M>(to: &Addr<A>, message: M)
 where
     A: Actor + Handler<M>,

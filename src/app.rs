@@ -1,5 +1,5 @@
-//! The composition root: settings to a running daemon to its end. Only it and the files below it may know all
-//! the others.
+//! The composition root: starts a daemon from its settings and runs it to its end. Only this module and its submodules
+//! may know all others.
 
 mod command;
 mod daemon;
@@ -14,7 +14,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use command::{Group, beside, end_command};
+use command::{CommandGroup, beside, end_command};
 use daemon::Daemon;
 
 use crate::actors::handle::JobsHandle;
@@ -28,26 +28,29 @@ use crate::process::children;
 use crate::process::host::{self, SoftLimits};
 use crate::signal::{Ask, ChildSignals, OperatorSignals, StopSignals};
 use crate::systemd::{self, Manager, PassedSocket};
+use crate::threads;
 use crate::variables::RECOVERY_VARIABLE;
 
 pub use daemon::defaults;
 pub use private::PrivateDaemon;
 
-/// Threads for work that may block (checking large requests, looking functions up, deleting folders).
-const BLOCKING_THREADS: usize = 4;
-
-/// How long such a thread waits for the next work. One is started with the daemon and there is always one from then on:
-/// without any, work that meets the system's limit of threads would be a panic and not a wait (faults.md row 15).
+/// Time after which an idle thread for blocking work ends: never. The first is started with the daemon, so one always
+/// exists. If none existed, work that meets the system's limit of threads would panic instead of wait (faults.md row
+/// 15).
 const BLOCKING_IDLE: Duration = Duration::MAX;
 
-/// Until orphans are looked for again behind a child that is being reaped by its own waiter.
+/// Pause before orphans are looked for again, while a child is being reaped by its own waiter.
 const REAP_AGAIN: Duration = Duration::from_millis(10);
 
-/// Reads the settings again, where they were read at the start.
+/// Time that the start waits for a failure to write the ready marker.
+const MARKER_TIME: Duration = Duration::from_secs(1);
+
+/// Reads the settings again, from the same sources as at the start.
 pub type Reload = Box<dyn Fn() -> Result<Config, Failure>>;
 
-/// Runs the daemon until it is told to end; the exit code. `reload` is called on SIGHUP. `warnings` go into its log: in front
-/// of the ready marker nothing else may be written.
+/// Runs the daemon until it is told to end. If `command` is not empty, runs it beside the daemon, which ends with it.
+/// Returns the exit code. Calls `reload` on SIGHUP. Writes `warnings` to the daemon's log, because nothing may come
+/// before the ready marker on standard error.
 pub fn serve(
     mut config: Config,
     reload: Reload,
@@ -56,14 +59,14 @@ pub fn serve(
 ) -> Result<u8, Failure> {
     let passed = systemd::passed_socket().map_err(|e| Failure::new(Exit::Failure, e))?;
     listen_on_passed(&mut config, passed.as_ref())?;
-    check_supported(&config)?;
     let log = OperatorLog::start(&config).map_err(|e| failure("cannot open log_file", &e))?;
+    let lines = log.clone();
     for warning in warnings {
         tracing::warn!("{warning}");
     }
     let limits = SoftLimits::now();
-    host::harden().map_err(|e| failure("cannot prepare this process", &e))?;
-    let group = Group::default();
+    host::harden().map_err(|e| failure("cannot protect the memory and descriptors of this process", &e))?;
+    let group = CommandGroup::default();
     let run = async move {
         let mut signals = StopSignals::listen().map_err(|e| failure("cannot listen for signals", &e))?;
         let children = ChildSignals::listen().map_err(|e| failure("cannot listen for signals", &e))?;
@@ -73,7 +76,7 @@ pub fn serve(
         let manager = Rc::new(manager);
         let mut daemon = Daemon::start(Arc::new(config), false, passed, limits).await?;
         tokio::task::spawn_local(operate(asks, daemon.jobs(), reload));
-        announce(daemon.socket(), &log).map_err(|e| failure("cannot write the ready marker", &e))?;
+        announce(daemon.socket(), &log).await.map_err(|e| failure("cannot write the ready marker", &e))?;
         manager.ready(in_words(&daemon.jobs()));
         tokio::task::spawn_local(report(Rc::clone(&manager), daemon.jobs()));
         let environment =
@@ -102,31 +105,34 @@ pub fn serve(
             }
         }
     };
-    run_system(run)?
+    let ended = run_system(run);
+    lines.flush();
+    ended?
 }
 
-/// A passed socket is the one to listen on; another one cannot be named beside it.
+/// Makes the daemon listen on the socket that the service manager passed, if any. Fails if the settings name another
+/// one.
 fn listen_on_passed(config: &mut Config, passed: Option<&PassedSocket>) -> Result<(), Failure> {
     let Some(PassedSocket { path, .. }) = passed else { return Ok(()) };
     match config.socket.replace(path.clone()) {
         Some(named) if named != *path => {
             let text = format!(
-                "the service manager passed the socket {}, and {} was named",
+                "the service manager passed the socket {}, but the settings name {}",
                 path.display(),
                 named.display()
             );
-            Err(Failure::new(Exit::Failure, text).with_remedy("leave out the socket, or the socket unit"))
+            Err(Failure::new(Exit::Failure, text)
+                .with_remedy("leave out the setting `socket`, or disable the socket unit"))
         }
         _ => Ok(()),
     }
 }
 
-/// Keeps the service manager informed until the daemon does not answer any more.
+/// Keeps the service manager informed as long as the daemon answers.
 async fn report(manager: Rc<Manager>, jobs: JobsHandle) {
     manager.watch(async || jobs.answers().await, || in_words(&jobs)).await;
 }
 
-/// How many jobs there are, for people.
 fn in_words(jobs: &JobsHandle) -> String {
     let (mut running, mut waiting) = (0, 0);
     for job in jobs.all() {
@@ -139,19 +145,12 @@ fn in_words(jobs: &JobsHandle) -> String {
     format!("jobs running: {running}, waiting: {waiting}")
 }
 
-fn check_supported(config: &Config) -> Result<(), Failure> {
-    let Some(name) = config.unsupported().first().copied() else { return Ok(()) };
-    let text = format!("this version does not know how to do what {name} asks for");
-    Err(Failure::new(Exit::Usage, text).with_remedy(format!("leave {name} at its default")))
-}
-
-/// Does what an operator asks for by signals, one after the other.
 async fn operate(mut asks: OperatorSignals, jobs: JobsHandle, reload: Reload) {
     loop {
         match asks.next().await {
             Ask::Pause => jobs.pause().await,
             Ask::Resume => jobs.resume().await,
-            Ask::Reload => match reload().and_then(|config| check_supported(&config).map(|()| config)) {
+            Ask::Reload => match reload() {
                 Ok(config) => jobs.configure(config).await,
                 Err(failure) => tracing::error!("the settings stay as they are: {failure}"),
             },
@@ -159,40 +158,48 @@ async fn operate(mut asks: OperatorSignals, jobs: JobsHandle, reload: Reload) {
     }
 }
 
-/// One write, nothing before it (service.md §1.2). Nobody waits for it in a file on a full disk.
-fn announce(socket: &Path, log: &OperatorLog) -> io::Result<()> {
+/// Writes the ready marker: one write, nothing before it (service.md §1.2). A thread of its own writes it, so that
+/// neither a full disk nor a full pipe blocks the start. The log opens after it.
+async fn announce(socket: &Path, log: &OperatorLog) -> io::Result<()> {
     let marker = format!("step-runner is listening on socket {}\n", socket.display());
-    match io::stderr().write_all(marker.as_bytes()) {
-        Err(error) if files::is_full(&error) => {}
-        written => written?,
+    let (told, written) = tokio::sync::oneshot::channel();
+    let log = log.clone();
+    let write = move || {
+        let result = io::stderr().write_all(marker.as_bytes());
+        log.open();
+        told.send(result).ok();
+    };
+    std::thread::Builder::new().name("marker".into()).spawn(write)?;
+    match tokio::time::timeout(MARKER_TIME, written).await {
+        Ok(Ok(Err(error))) if !files::is_full(&error) => Err(error),
+        _ => Ok(()),
     }
-    log.open();
-    Ok(())
 }
 
 /// Runs `work` on a runtime with an actor system. Actors, the keeper's connection and clients' connections share this
-/// one thread: a message between them is a queue entry and not the wake-up of another thread, which costs more than
-/// all work on a small job together.
+/// one thread: a message between them is a queue entry. Waking another thread would cost more than all work on a small
+/// job.
 fn run_system<T>(work: impl Future<Output = T>) -> Result<T, Failure> {
     let runtime = tokio::runtime::Builder::new_current_thread()
-        .max_blocking_threads(BLOCKING_THREADS)
+        .max_blocking_threads(threads::ALL)
         .thread_keep_alive(BLOCKING_IDLE)
+        .on_thread_start(threads::come_second)
         .enable_all()
         .build()
         .map_err(|e| failure("cannot start a runtime", &e))?;
-    // Tried by itself first: the runtime takes it for a defect when there is none to be had.
+    // Try a thread first: without one the runtime would panic.
     let thread =
         std::thread::Builder::new().spawn(|| ()).map_err(|e| failure("cannot start a thread", &e))?;
     thread.join().ok();
-    // It may fail all the same, and the runtime has no other word for it than a panic.
+    // The runtime can still fail to start one, and then it panics.
     let first = std::panic::AssertUnwindSafe(|| drop(runtime.spawn_blocking(|| ())));
     std::panic::catch_unwind(first)
         .map_err(|_| failure("cannot start a thread", &io::Error::from(io::ErrorKind::OutOfMemory)))?;
-    let system = actix::System::with_tokio_rt(|| runtime);
+    let system = actix_rt::System::with_tokio_rt(|| runtime);
     Ok(system.block_on(work))
 }
 
-/// Reaps what this process inherits, as its subreaper or as the first process of its namespace.
+/// Reaps the orphans that this process inherits, as subreaper or as the first process of its namespace.
 async fn reap_orphans(mut signals: ChildSignals) {
     loop {
         while !children::reap_orphans() {

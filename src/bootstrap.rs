@@ -1,7 +1,7 @@
-//! Copying this program to where a job's environment finds it (connectors.md §2.3).
+//! Copies this program to a path where a job's environment finds it (connectors.md §2.3).
 //!
-//! Whatever happens, at the destination is what was there before or the whole copy: it is made under another name beside
-//! it, brought to the disk and renamed, also over a program that runs. Needs no network, no temporary folder, no shell.
+//! The destination never holds a partial copy. A copy is written under another name beside it, synced to disk and
+//! renamed; this works even if the destination is a running program. Needs no network, no temporary folder, no shell.
 
 mod error;
 mod tree;
@@ -14,31 +14,31 @@ use std::path::{Path, PathBuf};
 pub use error::BootstrapError;
 use error::at;
 
-/// Name of the program in a folder.
+/// File name of the program in a folder.
 const PROGRAM: &str = "step-runner";
 
-/// Permissions of the program and of folders that are made.
+/// Permissions of the program and of created folders.
 const MODE: u32 = 0o755;
 
 /// Permission bits.
 const PERMISSIONS: u32 = 0o7777;
 
-/// What lies in the root of a CI runner's helper image and belongs to the program: certificates, and Git.
+/// Files in the root of a CI runner's helper image that belong to the program: certificates and Git.
 const COMPANIONS: [&str; 2] = ["ca-certs.pem", "git"];
 
 /// Bytes copied and compared at a time.
 const CHUNK: usize = 64 << 10;
 
-/// What the destination is.
+/// Form of the destination.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Form {
-    /// A folder, made if it is missing; the program in it is `step-runner`.
+    /// A folder, created if missing. The program in it is `step-runner`.
     Folder,
-    /// The program itself; a folder if it is one, or if its path ends in `/`.
+    /// The program itself, or a folder if one exists there or the path ends in `/`.
     FileOrFolder,
 }
 
-/// The path of the program at the destination `path`.
+/// Returns the path of the program for the destination `path`.
 pub fn destination(path: &Path, form: Form) -> PathBuf {
     let is_folder = match form {
         Form::Folder => true,
@@ -47,9 +47,9 @@ pub fn destination(path: &Path, form: Form) -> PathBuf {
     if is_folder { path.join(PROGRAM) } else { path.to_owned() }
 }
 
-/// Copies this program to `destination`, and what belongs to it in the folder `root` beside it.
+/// Copies this program to `destination`, and its companions from the folder `root` to the same place.
 pub fn install(destination: &Path, root: &Path) -> Result<(), BootstrapError> {
-    // Found also when its name is gone or another's: it is the one that runs.
+    // This finds the running program even if its file was deleted or replaced.
     let running = Path::new("/proc/self/exe");
     if !Path::new("/proc/self").exists() {
         return Err(BootstrapError::NoProc);
@@ -69,7 +69,7 @@ fn install_from(program: &Path, destination: &Path, root: &Path) -> Result<(), B
         match std::fs::metadata(&from) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => return Err(at("look at", &from)(error)),
-            // The folder is the root of the image itself.
+            // The destination is the root of the image itself.
             Ok(found) if is_same(&found, &to) => {}
             Ok(found) if found.is_dir() => tree::copy(&from, &to)?,
             Ok(found) => copy_file(&from, &to, found.mode() & PERMISSIONS)?,
@@ -82,7 +82,7 @@ fn is_same(found: &std::fs::Metadata, path: &Path) -> bool {
     std::fs::metadata(path).is_ok_and(|other| (other.dev(), other.ino()) == (found.dev(), found.ino()))
 }
 
-/// Makes a folder and those above it that are missing, each for everybody to read.
+/// Creates a folder and its missing parents, all readable by everybody.
 fn make_folders(folder: &Path) -> Result<(), BootstrapError> {
     if folder.is_dir() {
         return Ok(());
@@ -94,13 +94,13 @@ fn make_folders(folder: &Path) -> Result<(), BootstrapError> {
         make_folders(parent)?;
     }
     match make_folder(folder) {
-        // Somebody else was faster.
+        // Somebody else created it.
         Err(_) if folder.is_dir() => Ok(()),
         made => made,
     }
 }
 
-/// The process's mask does not count: the job may run as another user.
+/// Creates a folder with [`MODE`] whatever the umask: the job may run as another user.
 fn make_folder(folder: &Path) -> Result<(), BootstrapError> {
     DirBuilder::new()
         .mode(MODE)
@@ -109,7 +109,7 @@ fn make_folder(folder: &Path) -> Result<(), BootstrapError> {
         .map_err(at("make the folder", folder))
 }
 
-/// Copies a file; nothing is written if it is there already.
+/// Copies a file, unless an equal one exists.
 fn copy_file(from: &Path, to: &Path, mode: u32) -> Result<(), BootstrapError> {
     let mut source = File::open(from).map_err(at("read", from))?;
     match std::fs::symlink_metadata(to) {
@@ -120,7 +120,7 @@ fn copy_file(from: &Path, to: &Path, mode: u32) -> Result<(), BootstrapError> {
             }
             source = File::open(from).map_err(at("read", from))?;
         }
-        // Whatever else is there is replaced, and no link followed.
+        // Anything else is replaced; a link is not followed.
         Ok(_) => {}
         Err(error) if error.kind() == io::ErrorKind::NotFound => {}
         Err(error) => return Err(at("look at", to)(error)),
@@ -145,20 +145,20 @@ fn write(source: &mut File, to: &Path, mode: u32) -> io::Result<()> {
     file.sync_all()
 }
 
-/// The rename is on the disk when this returns, on file systems that can tell.
+/// Syncs the rename to disk. Ignores errors, because some file systems cannot do this.
 fn sync_folder(of: &Path) {
     let folder = of.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
     File::open(folder).and_then(|folder| folder.sync_all()).ok();
 }
 
-/// A name in the same folder that nobody has.
+/// Returns an unused name in the same folder.
 fn temporary_beside(path: &Path) -> Result<PathBuf, BootstrapError> {
     let random = getrandom::u64()
         .map_err(|error| at("name a file beside", path)(io::Error::other(error.to_string())))?;
     Ok(path.with_file_name(format!(".{PROGRAM}-{random:016x}.tmp")))
 }
 
-/// Whether the file at `path` holds what is left of `source`.
+/// True if the file at `path` has the same content as `source`.
 fn has_content(path: &Path, source: &mut File) -> io::Result<bool> {
     let mut file = File::open(path)?;
     if file.metadata()?.len() != source.metadata()?.len() {

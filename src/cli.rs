@@ -1,7 +1,7 @@
-//! The command line: one file a subcommand, parsing and dispatch here (cli.md).
+//! The command line: parsing and dispatch. Each subcommand has a file of its own (cli.md).
 //!
-//! stdout carries what was asked for, stderr everything else. A command ends with an exit code or with a
-//! [`Failure`], which is printed here, on one line.
+//! stdout carries what was asked for, stderr everything else. A command ends with an exit code or with a [`Failure`],
+//! which this module prints.
 
 mod bootstrap;
 mod builtin;
@@ -12,8 +12,11 @@ mod completions;
 mod connection;
 mod custom_executor;
 mod defect;
+mod display;
+mod doctor;
 mod document;
 mod end;
+mod events;
 mod excerpt;
 mod fetch;
 mod finish;
@@ -26,9 +29,11 @@ mod keeper;
 mod limits;
 mod man;
 mod output;
+mod pairs;
 mod precedence;
 mod private;
 mod proxy;
+mod reaper;
 mod results;
 mod run;
 mod schema;
@@ -36,11 +41,15 @@ mod serve;
 mod session;
 mod states;
 mod status;
+mod stopped;
 mod submit;
 mod summary;
 mod terminal;
 #[cfg(test)]
 mod tests;
+mod text_proto;
+mod view;
+mod writer;
 
 use std::process::ExitCode;
 use std::sync::LazyLock;
@@ -50,11 +59,13 @@ use clap::builder::styling::{AnsiColor, Styles};
 use clap::{ArgAction, CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use crate::error::{Blame, Exit, Failure};
+use crate::keeper::protocol::PROTOCOL_VERSION;
+use crate::logging;
 use crate::oci::Platform;
 use terminal::Color;
 
-/// How a command ends: its exit code, or why it could not do what it was asked.
-type Ending = Result<u8, Failure>;
+/// Result of a command: its exit code, or the reason why it could not do its task.
+type CommandResult = Result<u8, Failure>;
 
 const STYLES: Styles = Styles::styled()
     .header(AnsiColor::Green.on_default().bold())
@@ -69,6 +80,7 @@ Examples:
   step-runner submit --id 42 func.yml
   step-runner follow 42
   step-runner check .                 find mistakes in function files without running them
+  step-runner doctor                  what works on this machine, and what to do about the rest
   step-runner help language           the language, its expressions and errors
   step-runner help exit-codes         what exit codes mean; other topics: expressions, environment, masking, recovery";
 
@@ -111,9 +123,9 @@ struct Common {
     verbose: u8,
 }
 
-/// How much a command says on stderr.
+/// Verbosity of a command on stderr.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Talk {
+struct Verbosity {
     quiet: bool,
     verbose: u8,
 }
@@ -129,6 +141,7 @@ enum Command {
     Finish(finish::Arguments),
     Check(check::Arguments),
     Schema(schema::Arguments),
+    Doctor(doctor::Arguments),
     Proxy(proxy::Arguments),
     Bootstrap(bootstrap::Arguments),
     Ci(ci::Arguments),
@@ -140,6 +153,7 @@ enum Command {
     Man(man::Arguments),
     Help(help::Arguments),
     Keeper(keeper::Arguments),
+    Reaper(reaper::Arguments),
     Builtin(builtin::Arguments),
     Fetch(fetch::Arguments),
 }
@@ -151,7 +165,7 @@ enum Steps {
     Bootstrap(bootstrap::StepsArguments),
 }
 
-/// Runs the program: parses the arguments of this process, runs the command, and says how it ended.
+/// Runs the command that this process's arguments name, prints its failure and returns its exit code.
 pub fn main() -> ExitCode {
     defect::report_panics();
     let words = match invocation::words(std::env::args_os().collect(), |name| std::env::var(name).ok()) {
@@ -161,7 +175,7 @@ pub fn main() -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
-    let program = command().color(terminal::early_choice(&words));
+    let program = help::layout::compact(command()).color(terminal::early_choice(&words));
     let matches = match precedence::parse(program, words.clone()) {
         Ok(matches) => matches,
         Err(error) => {
@@ -180,22 +194,26 @@ pub fn main() -> ExitCode {
     match dispatch(arguments) {
         Ok(code) => ExitCode::from(code),
         Err(failure) => {
-            if !failure.is_quiet() {
+            // After a signal the failure is printed only if stderr accepts bytes: the sender does not wait for a
+            // terminal that hangs.
+            let is_heard = !failure.exit().is_by_signal() || view::screen::accepts(&std::io::stderr());
+            if !failure.is_quiet() && is_heard {
                 report(&failure);
+                logging::flush_stderr();
             }
             ExitCode::from(failure.exit().code())
         }
     }
 }
 
-/// The whole command line, for parsing, completions and the manual. Values of variables never appear in help texts: they
-/// may be secrets.
+/// Returns the whole command line, for parsing, completions and the manual. Help texts never show values of variables,
+/// which may be secrets.
 fn command() -> clap::Command {
     fn hide_values(command: clap::Command) -> clap::Command {
         let names: Vec<_> = command.get_subcommands().map(|sub| sub.get_name().to_owned()).collect();
         let command = command.mut_args(|argument| {
             let argument = argument.hide_env_values(true);
-            // Their variables hold 1, yes and the like.
+            // Variables of flags hold 1, yes and the like.
             if matches!(argument.get_action(), ArgAction::SetTrue) && argument.get_env().is_some() {
                 argument.value_parser(BoolishValueParser::new())
             } else {
@@ -207,14 +225,15 @@ fn command() -> clap::Command {
     hide_values(Arguments::command()).long_version(LONG_VERSION.as_str())
 }
 
-/// What `--version` says, for people and for CI runners, which look for its last two lines (connectors.md §1).
+/// Text of `--version`. CI runners look for its last two lines (connectors.md §1).
 static LONG_VERSION: LazyLock<String> = LazyLock::new(|| {
     let version = env!("CARGO_PKG_VERSION");
-    format!("{version}\nVersion:      {version}\nOS/Arch:      {}", Platform::here())
+    let here = Platform::here();
+    format!("{version}\nKeeper protocol: {PROTOCOL_VERSION}\nVersion:      {version}\nOS/Arch:      {here}")
 });
 
 fn usage(error: &clap::Error) -> ExitCode {
-    // A reader that has gone away needs no help text.
+    // If the reader has gone away, nobody needs the help text.
     drop(error.print());
     if let Some(code) = custom_executor::usage_code(error) {
         return code;
@@ -222,59 +241,65 @@ fn usage(error: &clap::Error) -> ExitCode {
     u8::try_from(error.exit_code()).map_or(ExitCode::FAILURE, ExitCode::from)
 }
 
-fn dispatch(arguments: Arguments) -> Ending {
-    let talk = Talk { quiet: arguments.common.quiet, verbose: arguments.common.verbose };
+fn dispatch(arguments: Arguments) -> CommandResult {
+    let verbosity = Verbosity { quiet: arguments.common.quiet, verbose: arguments.common.verbose };
     match arguments.command {
-        Command::Run(arguments) => in_runtime(run::execute(arguments, talk)),
-        Command::Submit(arguments) => in_runtime(submit::execute(arguments, talk)),
-        Command::Follow(arguments) => in_runtime(follow::execute(arguments, talk)),
-        Command::Status(arguments) => in_runtime(status::execute(arguments, talk)),
-        Command::Cancel(arguments) => in_runtime(cancel::execute(arguments, talk)),
-        Command::Finish(arguments) => in_runtime(finish::execute(arguments, talk)),
-        Command::Check(arguments) => check::execute(&arguments, talk),
+        Command::Run(arguments) => in_runtime(run::execute(arguments, verbosity)),
+        Command::Submit(arguments) => in_runtime(submit::execute(arguments, verbosity)),
+        Command::Follow(arguments) => in_runtime(follow::execute(arguments, verbosity)),
+        Command::Status(arguments) => in_runtime(status::execute(arguments, verbosity)),
+        Command::Cancel(arguments) => in_runtime(cancel::execute(arguments, verbosity)),
+        Command::Finish(arguments) => in_runtime(finish::execute(arguments, verbosity)),
+        Command::Check(arguments) => check::execute(&arguments, verbosity),
         Command::Schema(arguments) => schema::execute(&arguments),
+        Command::Doctor(arguments) => doctor::execute(&arguments, verbosity),
         Command::Serve(arguments) => serve::execute(arguments),
         Command::Steps(Steps::Serve(arguments)) => serve::execute_steps(arguments),
         Command::Proxy(arguments) | Command::Steps(Steps::Proxy(arguments)) => Ok(proxy::execute(&arguments)),
         Command::Bootstrap(arguments) => bootstrap::execute(&arguments),
         Command::Steps(Steps::Bootstrap(arguments)) => bootstrap::execute_steps(&arguments),
-        Command::Ci(arguments) => in_runtime(ci::execute(arguments, talk)),
+        Command::Ci(arguments) => in_runtime(ci::execute(arguments, verbosity)),
         Command::CustomExecutor(arguments) => Ok(custom_executor::execute(arguments)),
         Command::Completions(arguments) => completions::execute(&arguments),
         Command::Man(arguments) => man::execute(&arguments),
         Command::Help(arguments) => help::execute(&arguments),
         Command::Keeper(arguments) => keeper::execute(arguments),
+        Command::Reaper(arguments) => reaper::execute(&arguments),
         Command::Builtin(arguments) => builtin::execute(arguments),
         Command::Fetch(arguments) => fetch::execute(&arguments),
     }
 }
 
-/// Runs a client command. Connections live on threads of their own, so that a slow reader of stdout does not keep pings
-/// from being answered.
-fn in_runtime(command: impl Future<Output = Ending>) -> Ending {
+/// Runs a client command. Connections have threads of their own, so pings are answered even if a slow reader of stdout
+/// blocks it.
+fn in_runtime(command: impl Future<Output = CommandResult>) -> CommandResult {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .enable_all()
         .build()
         .map_err(|error| Failure::new(Exit::Failure, error))?;
     let ending = runtime.block_on(command);
-    // Nothing that is still going on matters to who waits for the exit code.
+    // Nobody needs the tasks that still run: the caller waits for the exit code.
     runtime.shutdown_background();
     ending
 }
 
-/// One line on stderr for each thing that is wrong: what, why, and what to do about it.
+/// Prints a failure on stderr, each line with our name. The last one adds the remedy.
 fn report(failure: &Failure) {
     let red = AnsiColor::Red.on_default().bold();
     let prefix = format!("{red}step-runner:{red:#} ");
-    let mut line =
-        failure.to_string().lines().map(|line| format!("{prefix}{line}")).collect::<Vec<_>>().join("\n");
-    if failure.blame() == Blame::Bug {
-        line.push_str(" (this is a defect of step-runner)");
+    let text = failure.to_string();
+    let mut lines: Vec<_> = text.lines().map(|line| format!("{prefix}{line}")).collect();
+    if let Some(last) = lines.last_mut() {
+        if failure.blame() == Blame::Bug {
+            last.push_str(" (this is a defect of step-runner)");
+        }
+        if let Some(remedy) = failure.remedy() {
+            last.push_str("; ");
+            last.push_str(remedy);
+        }
     }
-    if let Some(remedy) = failure.remedy() {
-        line.push_str("; ");
-        line.push_str(remedy);
+    for line in &lines {
+        terminal::say_wrapped(line);
     }
-    terminal::say(&line);
 }

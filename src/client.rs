@@ -1,8 +1,8 @@
-//! Client of the daemon: start jobs, follow them through broken lines, end them.
+//! A client of the daemon: starts jobs, follows them through broken connections, and finishes them.
 //!
-//! Every call may be repeated, and is, after one policy (`client/retry.rs`): a line that breaks, a daemon that restarts
-//! and a daemon that is full are waited for within the limits of [`Options`]. What comes out is either the answer or an
-//! [`Error`] that says whether the job is lost, refused, or merely out of reach.
+//! The client repeats every call by one policy (`client/retry.rs`): within the limits of [`Options`] it waits out a
+//! broken connection and a restarting or full daemon. A call ends with the answer or with an [`Error`], which says if
+//! the job is lost, refused, or only out of reach.
 //!
 //! ```no_run
 //! # async fn example() -> Result<(), Box<dyn std::error::Error>> {
@@ -26,11 +26,11 @@
 //! # }
 //! ```
 //!
-//! [`Client::run_and_follow`] does all of it at once.
+//! [`Client::run_and_follow`] does all this in one call.
 
-/// The page about clients, so that its example compiles.
+/// Includes the page about clients, so that its example is compiled.
 #[cfg(doctest)]
-#[doc = include_str!("../docs/client.md")]
+#[doc = include_str!("../docs/integrate/client.md")]
 struct Page;
 
 mod address;
@@ -47,9 +47,9 @@ mod stream;
 pub use address::{Address, AddressError, Connector, ConnectorKind};
 pub use diagnosis::{Diagnosis, Meaning};
 pub use dial::DialError;
-pub use error::Error;
+pub use error::{Error, Loss};
 pub use follow::{Event, Follow};
-pub use request::{Limits, Request};
+pub use request::{Request, RequestLimits};
 pub use retry::Absence;
 pub use steps::FollowSteps;
 
@@ -68,20 +68,24 @@ use retry::{Attempts, Call, CallFailure};
 /// Deadline of one attempt of a call that answers at once (service.md §7.1).
 const CALL_DEADLINE: Duration = Duration::from_secs(30);
 
-/// Deadline of one attempt of Finish: the removal of a job that runs takes its grace, and an attempt that runs out is
-/// repeated and joins the same removal (service.md §3.4).
+/// Deadline of one attempt of Finish. Removing a running job takes its grace period. An attempt that exceeds the
+/// deadline is repeated and joins the same removal (service.md §3.4).
 const FINISH_DEADLINE: Duration = Duration::from_mins(1);
 
-/// How patient a client is.
+/// Limit on reaching the daemon again to remove a job whose end is known. Only the removal depends on it, and in the
+/// end the daemon removes ended jobs by itself.
+const REMOVAL_PATIENCE: Duration = Duration::from_secs(10);
+
+/// Time limits of a client.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// How long the first connection, and a daemon that refuses for now, are tried again.
+    /// Limit on repeating the first connection, and calls that the daemon refuses for now.
     pub connect_timeout: Duration,
-    /// How long a line that worked before is made anew, counted from its first failure after the last good byte.
+    /// Limit on restoring a connection that worked before, counted from the first failure after the last good byte.
     pub reconnect_timeout: Duration,
 }
 
-/// The limits of connectors.md §5.
+/// Uses the limits of connectors.md §5.
 impl Default for Options {
     fn default() -> Self {
         Self { connect_timeout: Duration::from_secs(30), reconnect_timeout: Duration::from_mins(5) }
@@ -91,32 +95,32 @@ impl Default for Options {
 /// A client of one daemon. Clones share the connection.
 #[derive(Clone, Debug)]
 pub struct Client {
-    shared: Arc<Shared>,
+    shared: Arc<ClientShared>,
 }
 
 #[derive(Debug)]
-struct Shared {
+struct ClientShared {
     address: Address,
     options: Options,
-    line: Mutex<LineSlot>,
+    line: Mutex<ConnectionSlot>,
 }
 
-/// The present connection. `made` counts the connections, so that a call which saw an old one break does not throw away
-/// the new one that another call has made since.
+/// The present connection. `made` counts connections: a call that saw an old one break must not discard a newer one
+/// made by another call.
 #[derive(Debug, Default)]
-struct LineSlot {
+struct ConnectionSlot {
     made: u64,
     present: Option<Dialed>,
 }
 
-/// One connection, as a call uses it.
-struct Line {
+/// A connection, as one call uses it.
+struct CallConnection {
     number: u64,
     stub: StepRunnerClient<Channel>,
 }
 
 impl Client {
-    /// Connects to the daemon at `address`, waiting for one that is not there yet.
+    /// Connects to the daemon at `address`. Waits for a daemon that is not there yet.
     ///
     /// ```no_run
     /// # async fn example() -> Result<(), step_runner::client::Error> {
@@ -131,9 +135,9 @@ impl Client {
         Self::connect_with(address, Options::default()).await
     }
 
-    /// As [`Client::connect`], with limits of the caller's choice.
+    /// Connects like [`Client::connect`], with other time limits.
     pub async fn connect_with(address: Address, options: Options) -> Result<Self, Error> {
-        let shared = Shared { address, options, line: Mutex::default() };
+        let shared = ClientShared { address, options, line: Mutex::default() };
         let client = Self { shared: Arc::new(shared) };
         let mut attempts = client.attempts(Call::Connect, None, client.shared.options.connect_timeout);
         loop {
@@ -144,12 +148,13 @@ impl Client {
         }
     }
 
-    /// Where the daemon is.
+    /// Returns the daemon's address.
     pub fn address(&self) -> &Address {
         &self.shared.address
     }
 
-    /// Registers a job. Repeated with the same id until the daemon has answered, which starts it once (service.md §3.1).
+    /// Registers a job. The call is repeated until the daemon answers; the same id starts the job only once (service.md
+    /// §3.1).
     pub async fn run(&self, request: &Request) -> Result<(), Error> {
         let id = request.id();
         self.call(Call::Run, Some(id), || {
@@ -160,15 +165,16 @@ impl Client {
         .map(drop)
     }
 
-    /// State of one job. An unknown id is [`Error::Lost`].
+    /// Returns the state of one job; [`Error::Lost`] for an unknown id.
     pub async fn status(&self, id: &JobId) -> Result<v1::Status, Error> {
         let jobs = self.states(Call::Status, Some(id)).await?;
-        jobs.into_iter()
-            .find(|job| job.id == id.as_str())
-            .ok_or_else(|| Error::Lost { id: id.clone(), message: "the daemon does not list it".to_owned() })
+        jobs.into_iter().find(|job| job.id == id.as_str()).ok_or_else(|| {
+            let loss = Loss::Other("the daemon does not list it".to_owned());
+            Error::Lost { id: id.clone(), loss }
+        })
     }
 
-    /// States of all jobs, ordered by time of registration.
+    /// Returns the states of all jobs, ordered by time of registration.
     pub async fn jobs(&self) -> Result<Vec<v1::Status>, Error> {
         self.states(Call::Status, None).await
     }
@@ -194,9 +200,19 @@ impl Client {
         .map(drop)
     }
 
-    /// Stops a job if it runs and removes everything of it. An unknown id is fine (service.md §3.4).
+    /// Stops a running job and removes all its data. An unknown id is no error (service.md §3.4).
     pub async fn finish(&self, id: &JobId) -> Result<(), Error> {
-        self.call(Call::Finish, Some(id), || {
+        self.finish_within(id, self.patience(Call::Finish)).await
+    }
+
+    /// Removes a job whose end the caller knows. Waits less long than [`Client::finish`] for a daemon that is out of
+    /// reach.
+    pub(crate) async fn remove_ended(&self, id: &JobId) -> Result<(), Error> {
+        self.finish_within(id, self.patience(Call::Finish).min(REMOVAL_PATIENCE)).await
+    }
+
+    async fn finish_within(&self, id: &JobId, limit: Duration) -> Result<(), Error> {
+        self.call_within(limit, Call::Finish, Some(id), || {
             let message = with_deadline(v1::FinishRequest { id: id.to_string() }, FINISH_DEADLINE);
             move |mut stub: StepRunnerClient<Channel>| async move { stub.finish(message).await }
         })
@@ -214,13 +230,28 @@ impl Client {
         FollowSteps::new(self.clone(), id.clone())
     }
 
-    /// Makes a call until it is answered, gives up, or is refused. `prepare` builds one attempt.
+    /// Repeats a call until it is answered, refused, or out of time. `prepare` builds one attempt.
     async fn call<T, A, F>(&self, call: Call, id: Option<&JobId>, prepare: impl Fn() -> A) -> Result<T, Error>
     where
         A: FnOnce(StepRunnerClient<Channel>) -> F,
         F: Future<Output = Result<tonic::Response<T>, tonic::Status>>,
     {
-        let mut attempts = self.attempts(call, id, self.patience(call));
+        self.call_within(self.patience(call), call, id, prepare).await
+    }
+
+    /// Makes a call like [`Client::call`], with another limit.
+    async fn call_within<T, A, F>(
+        &self,
+        limit: Duration,
+        call: Call,
+        id: Option<&JobId>,
+        prepare: impl Fn() -> A,
+    ) -> Result<T, Error>
+    where
+        A: FnOnce(StepRunnerClient<Channel>) -> F,
+        F: Future<Output = Result<tonic::Response<T>, tonic::Status>>,
+    {
+        let mut attempts = self.attempts(call, id, limit);
         loop {
             let failure = match self.line(attempts.patience()).await {
                 Ok(line) => match prepare()(line.stub).await {
@@ -233,7 +264,7 @@ impl Client {
         }
     }
 
-    /// Run is part of getting through to the daemon; every other call concerns a job that exists.
+    /// Run belongs to reaching the daemon; the other calls concern an existing job.
     fn patience(&self, call: Call) -> Duration {
         match call {
             Call::Connect | Call::Run => self.shared.options.connect_timeout,
@@ -245,8 +276,8 @@ impl Client {
         Attempts::new(call, self.shared.address.clone(), id.cloned(), limit)
     }
 
-    /// The present connection, or a new one, made within `patience`.
-    async fn line(&self, patience: Duration) -> Result<Line, DialError> {
+    /// Returns the present connection, or makes a new one within `patience`.
+    async fn line(&self, patience: Duration) -> Result<CallConnection, DialError> {
         let mut slot = self.shared.line.lock().await;
         let channel = if let Some(present) = &slot.present {
             present.channel.clone()
@@ -255,10 +286,10 @@ impl Client {
             slot.made += 1;
             slot.present.insert(dialed).channel.clone()
         };
-        Ok(Line { number: slot.made, stub: StepRunnerClient::new(channel) })
+        Ok(CallConnection { number: slot.made, stub: StepRunnerClient::new(channel) })
     }
 
-    /// Judges a failed call and forgets the connection if that is what failed.
+    /// Classifies a failed call, and discards the connection if it broke.
     async fn broken(&self, number: u64, status: tonic::Status) -> CallFailure {
         let mut failure = CallFailure::from(status);
         if let CallFailure::Line(message) = &mut failure {
@@ -266,7 +297,7 @@ impl Client {
             if slot.made == number
                 && let Some(lost) = slot.present.take()
             {
-                message.push_str(&diagnosis::last_lines(&lost.said.bytes()));
+                message.push_str(&diagnosis::last_lines(&lost.stderr_tail.bytes()));
             }
         }
         failure

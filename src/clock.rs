@@ -1,6 +1,6 @@
 //! The clocks: the wall clock for stamps, the monotonic ones for durations.
 //!
-//! A program with failpoints lets a test take the place of all three, thread by thread (`steer`).
+//! In a program with failpoints, a test can replace all three, thread by thread (`steer`).
 
 use std::sync::LazyLock;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -18,8 +18,8 @@ pub fn uptime() -> Duration {
     START.elapsed()
 }
 
-/// Microseconds since the host's boot, time asleep included. Never jumps, and means the same to every process of one
-/// boot: what is to be measured over a restart of the daemon is measured by it.
+/// Microseconds since the host's boot, time asleep included. Never jumps, and is the same for every process of one
+/// boot: it measures times across a restart of the daemon.
 pub fn boot_micros() -> u64 {
     #[cfg(feature = "failpoints")]
     if let Some(micros) = steered::ask(|clock| clock.boot_micros()) {
@@ -70,12 +70,13 @@ mod steered {
         static CLOCK: RefCell<Option<Rc<dyn Clock>>> = const { RefCell::new(None) };
     }
 
-    /// From now on this thread asks `clock`; `None`: the system again.
+    /// Makes this thread ask `clock`, or the system again (`None`).
     pub fn steer(clock: Option<Rc<dyn Clock>>) {
         CLOCK.set(clock);
     }
 
-    /// Whether a test is this thread's clock. It has one thread then, so that nothing depends on how threads run.
+    /// True if a test steers this thread's clocks. All work runs in this thread then, so that nothing depends on
+    /// scheduling.
     pub fn is_steered() -> bool {
         CLOCK.with_borrow(Option::is_some)
     }

@@ -1,8 +1,8 @@
 //! Checked settings of the daemon (cli.md, "serve: settings").
 //!
-//! A setting is declared once, in the table below: name, type, default, rule, documentation. From it come the fields
-//! of [`Config`], the options and environment variables (`cli` reads [`SETTINGS`]), the keys of the settings file and
-//! `--print-config`. Pure: files and the environment are handed in as [`Layers`].
+//! Each setting is declared once, in the table below: name, type, default, rule, documentation. The table yields the
+//! fields of [`Config`], the options and environment variables (`cli` reads [`SETTINGS`]), the keys of the settings
+//! file, and `--print-config`. This module is pure: callers pass files and the environment in as [`Layers`].
 
 #[macro_use]
 mod table;
@@ -15,16 +15,16 @@ use std::time::Duration;
 pub use load::{ConfigError, ConfigErrors, Layers, Loaded, Source, misspelt_variables};
 pub use table::Setting;
 pub use value::{
-    Bytes, CgroupUse, Durability, Kind, Leftover, Limit, LogFormat, Metrics, Mode, OnStop, OperatorLevel,
-    QueuePolicy, Value,
+    Bytes, CgroupUse, Durability, JobLogFormat, Leftover, Limit, LogFormat, Mode, OnStop, OperatorLevel,
+    QueuePolicy, Reflection, SettingValue, TomlType,
 };
 
 pub use crate::variables::EnvBase;
 
-/// Largest log of a job: every position fits the int32 of the canonical service (service.md §3.2).
+/// Largest log of a job. Every position in it must fit the int32 of the canonical service (service.md §3.2).
 const MAX_LOG: u64 = 2_147_000_000;
 
-/// Smallest log of a job: the 4 KiB kept free for the daemon's own lines are a small part of it (logs.md §6).
+/// Smallest log of a job. The 4 KiB reserved for the daemon's own lines must be a small part of it (logs.md §6).
 const MIN_LOG: u64 = 64 << 10;
 
 settings! {
@@ -42,8 +42,9 @@ settings! {
     cache_limit: Bytes = Bytes(2 << 30);
     /// What must survive: a crash of the daemon, or a power cut too, which costs syncs (service.md §6.6).
     durability: Durability = Durability::Crash;
-    /// Connections at once; at the limit the oldest that never spoke is dropped (service.md §1.1).
-    max_connections: u64 = 256, "at least 1" if |n| *n >= 1;
+    /// Connections at once, as far as descriptors allow; at the limit the oldest without a call is dropped
+    /// (service.md §1.1).
+    max_connections: u64 = 4_096, "at least 1" if |n| *n >= 1;
     /// Followers of one job at once (service.md §3.7).
     max_followers: u64 = 1_024, "at least 1" if |n| *n >= 1;
     /// Registered jobs of all states (service.md §3.7).
@@ -104,7 +105,8 @@ settings! {
     default_token_prefixes: bool = true;
     /// Use of a cgroup per job: where possible, always (else the daemon does not start), never (service.md §6.5).
     cgroup: CgroupUse = CgroupUse::Auto;
-    /// Processes and threads of one job at once; 0: no limit. The smaller of this and the request's holds (service.md §3.1).
+    /// Processes and threads of one job at once; 0: no limit. The smaller of this and the request's holds
+    /// (service.md §3.1).
     limit_processes: u64 = 0;
     /// Memory of one job, swap included; 0: no limit. Over it the kernel ends processes of the job (service.md §3.1).
     limit_memory: Bytes = Bytes(0);
@@ -112,29 +114,22 @@ settings! {
     limit_cpus: f64 = 0.0, "0, or 0.01 and more" if |cpus| cpus.is_finite() && (*cpus == 0.0 || *cpus >= 0.01);
     /// Open files of one process; 0: no limit (service.md §3.1).
     limit_open_files: u64 = 0;
-    /// Serve the gRPC reflection service (service.md §1).
-    reflection: bool = false;
-    /// Serve metrics on this loopback address or unix socket path (cli.md).
-    metrics: Option<Metrics> = None;
+    /// Logs of jobs in the service for GitLab Runner: with headers, without, or by the Runner's version
+    /// (service.md §4.2).
+    job_log_format: JobLogFormat = JobLogFormat::Auto;
+    /// Who may read the definitions of the services by gRPC reflection: the daemon's own user and root, all who may
+    /// call, or nobody (service.md §1).
+    reflection: Reflection = Reflection::Owner;
     /// Least level of the daemon's own log; by default `info`, under `steps serve` `warn` (connectors.md §2.1).
     log_level: Option<OperatorLevel> = None;
     /// File for the daemon's own log; by default stderr (connectors.md §2.1).
     log_file: Option<PathBuf> = None;
-    /// Format of the daemon's own log (cli.md).
+    /// Format of the daemon's own log; the option also takes the values of `--job-log-format` (cli.md).
     log_format: LogFormat = LogFormat::Text;
 }
 
-impl Config {
-    /// Names of settings that ask for what this version does not do. A daemon that ignored them would promise what it does
-    /// not keep, so it does not start.
-    pub fn unsupported(&self) -> Vec<&'static str> {
-        let asked = [("reflection", self.reflection), ("metrics", self.metrics.is_some())];
-        asked.into_iter().filter(|(_, asked)| *asked).map(|(name, _)| name).collect()
-    }
-}
-
-/// Settings that a running daemon takes over on SIGHUP; the others are for its start, or known to its keeper.
-const LIVE: [&str; 25] = [
+/// Settings that a running daemon applies on SIGHUP. The others wait for its next start.
+const LIVE: [&str; 26] = [
     "state_limit",
     "max_followers",
     "max_jobs",
@@ -160,11 +155,12 @@ const LIVE: [&str; 25] = [
     "shutdown_grace",
     "mask_forms",
     "default_token_prefixes",
+    "job_log_format",
 ];
 
 impl Config {
-    /// What is in force after `fresh` was read in the middle of a run, and the settings that differ there but wait for
-    /// the next start.
+    /// Returns the settings in force after reading `fresh`, and the names of changed settings that wait for the next
+    /// start.
     pub fn reloaded(&self, fresh: &Self) -> (Self, Vec<&'static str>) {
         let mut config = self.clone();
         let mut waiting = Vec::new();
@@ -179,12 +175,12 @@ impl Config {
     }
 }
 
-/// A time as a rule: 0 switches it off (service.md §6.3).
+/// Returns the time limit of a rule; `None` for 0, which switches the rule off (service.md §6.3).
 pub fn unless_zero(rule: Duration) -> Option<Duration> {
     (rule > Duration::ZERO).then_some(rule)
 }
 
-/// The longest duration a setting takes: sums with clock readings stay far from overflow.
+/// Longest duration of a setting. It keeps sums with clock readings far from overflow.
 const MAX_DURATION: Duration = Duration::from_hours(100 * 365 * 24);
 
 #[cfg(test)]

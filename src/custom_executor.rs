@@ -1,16 +1,16 @@
-//! The driver for GitLab Runner's Custom executor: stages of a job become jobs of a daemon (custom-executor.md).
+//! Driver for GitLab Runner's Custom executor: stages of a job become jobs of a daemon (custom-executor.md).
 //!
-//! The Runner calls four times, each call a process of its own: [`Driver::config`], [`Driver::prepare`], [`Driver::run`]
-//! for each stage, [`Driver::cleanup`]. What one call knows of the other lies in a folder (`state`); everything else is
-//! the daemon's, which goes on whatever happens to a driver. A stage is one job of the daemon with an id that follows from
-//! the call alone, so nothing is run twice, and what a killed driver has left behind is found by its id.
+//! The Runner makes four calls, each a process of its own: [`Driver::config`], [`Driver::prepare`], [`Driver::run`] for
+//! each stage, [`Driver::cleanup`]. A folder (`state`) is all that the calls share. Everything else is the daemon's,
+//! which goes on whatever happens to a driver. A stage is one job of the daemon, whose id follows from the call alone.
+//! So nothing is run twice, and the job of a killed driver is found by its id.
 //!
 //! - pure: `identity`, `environment`, `templates`, `job_response`, `shell`, `request`, `relay`;
 //! - the folder: `state`; the private daemon: `private`, `guardian`;
 //! - the calls: `answer`, `prepare`, `stage`, `cleanup`; their end: `result`.
 //!
-//! Nothing is printed here but a stage's output. Messages go to [`Driver::say`], one line each, and never hold a token, the
-//! value of a variable, or text of a script.
+//! A driver prints nothing here but a stage's output. Messages go to [`Driver::say`] and never hold a token, the value
+//! of a variable, or text of a script.
 
 mod answer;
 mod cleanup;
@@ -32,7 +32,7 @@ mod templates;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-pub use environment::{Codes, Environment, Job};
+pub use environment::{Codes, Environment, JobVariables};
 pub use private::LAUNCH;
 pub use request::Delivery;
 pub use result::{Verdict, write_code};
@@ -42,95 +42,96 @@ use crate::error::{Exit, Failure};
 use crate::model::JobId;
 use identity::Identity;
 use job_response::JobResponse;
-use state::State;
+use state::AttemptFolder;
 
-/// Longest file that is read of what the Runner hands on.
+/// Bytes of the Runner's job file that are read at most.
 const MAX_JOB_RESPONSE: u64 = 32 << 20;
 
-/// Time for the last call about a job: `cleanup` repeats it.
+/// Time limit of the last call about a job. `cleanup` repeats a failed one.
 const FINISH_TIME: Duration = Duration::from_secs(5);
 
-/// Longest look at the daemon's environment.
+/// Time limit of a job that looks at the daemon's environment.
 const LOOK_TIME: Duration = Duration::from_mins(1);
 
-/// What an operator chooses (custom-executor.md §1).
+/// Options that an operator chooses (custom-executor.md §1).
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// The daemon; `None`: a private one for each job.
+    /// Address of the daemon; `None` for a private one for each job.
     pub address: Option<String>,
     /// Template of the builds directory.
     pub builds_dir: Option<String>,
     /// Template of the cache directory.
     pub cache_dir: Option<String>,
-    /// No other job shares the environment.
+    /// True if no other job shares the environment.
     pub isolated: bool,
     /// Shell of the scripts that the Runner writes.
     pub shell: Option<String>,
     /// Host name of the daemon's environment.
     pub hostname: Option<String>,
-    /// Where folders of attempts lie.
+    /// Root of the folders of attempts.
     pub state_dir: Option<PathBuf>,
-    /// How scripts get to the daemon.
+    /// Way in which scripts get to the daemon.
     pub delivery: Option<Delivery>,
     /// Time to reach the daemon.
     pub connect_timeout: Duration,
-    /// The same after a line was lost during a stage.
+    /// Time to reach it again after a connection was lost during a stage.
     pub reconnect_timeout: Duration,
     /// Time in which a private daemon must listen.
     pub start_timeout: Duration,
-    /// How long a full queue is waited out.
+    /// Longest wait for a place in a full queue.
     pub admission_timeout: Duration,
     /// Time between the first signal and the forced end.
     pub cancel_grace: Duration,
-    /// Everything to standard output.
+    /// True to send everything to standard output.
     pub merge_streams: bool,
-    /// Leave the folder of the attempt.
+    /// True to keep the folder of the attempt.
     pub keep: bool,
 }
 
 /// One call of the Runner.
 #[derive(Clone, Debug)]
 pub struct Driver {
-    /// What an operator chooses.
+    /// Options of the operator.
     pub options: Options,
-    /// What the Runner gives.
+    /// Environment that the Runner gives.
     pub environment: Environment,
     /// `XDG_RUNTIME_DIR` of the Runner.
     pub runtime_dir: Option<PathBuf>,
-    /// Takes a warning.
+    /// Prints a message.
     pub say: fn(&str),
 }
 
 /// The daemon of an attempt.
 #[derive(Clone, Debug)]
-struct Daemon {
+struct AttemptDaemon {
     address: Address,
     private: bool,
 }
 
 impl Driver {
-    /// The answer to `config`, one JSON object (custom-executor.md §5).
+    /// Returns the answer to `config`, one JSON object (custom-executor.md §5).
     pub fn config(&self) -> Result<String, Failure> {
         answer::answer(self)
     }
 
-    /// Makes the folder, starts or reaches the daemon, looks at its environment. A line about the daemon
+    /// Makes the folder, starts or reaches the daemon, and looks at its environment. Returns a line about the daemon
     /// (custom-executor.md §6).
     pub async fn prepare(&self) -> Result<String, Failure> {
         prepare::prepare(self).await
     }
 
-    /// Has the daemon run a stage, and passes its output on (custom-executor.md §7). [`Exit::Usage`]: repeating is useless.
+    /// Lets the daemon run a stage, and passes its output on (custom-executor.md §7). After [`Exit::Usage`] a
+    /// repetition is useless.
     pub async fn run(&self, script: &Path, stage: &str) -> Result<Verdict, Failure> {
         stage::run(self, script, stage).await
     }
 
-    /// Ends whatever is left of the attempt. What could not be ended, one text each (custom-executor.md §9).
+    /// Ends everything that is left of the attempt. Returns a text for each thing that could not be ended
+    /// (custom-executor.md §9).
     pub async fn cleanup(&self) -> Result<Vec<String>, Failure> {
         cleanup::cleanup(self).await
     }
 
-    /// Names of the attempt.
     fn identity(&self) -> Result<Identity, Failure> {
         self.by_runner()?;
         let tmpdir = self.environment.tmpdir.as_deref();
@@ -146,20 +147,20 @@ impl Driver {
             .with_remedy("name this command in the config.toml of a GitLab Runner"))
     }
 
-    fn state(&self, identity: &Identity) -> Result<State, Failure> {
+    fn state(&self, identity: &Identity) -> Result<AttemptFolder, Failure> {
         let root = match &self.options.state_dir {
             Some(root) if root.is_absolute() => root.clone(),
-            // It would lie below the job's private directory, which the Runner removes while the daemon lives.
+            // A relative root would lie below the job's private directory, which the Runner removes while the daemon
+            // lives.
             Some(root) => {
                 let text = format!("--state-dir {} is not absolute", root.display());
                 return Err(Failure::new(Exit::Usage, text).with_remedy("begin it with /"));
             }
             None => state::default_root(self.runtime_dir.as_deref()),
         };
-        Ok(State::new(&root, identity))
+        Ok(AttemptFolder::new(&root, identity))
     }
 
-    /// The address that was named, if one was.
     fn named_address(&self) -> Result<Option<Address>, Failure> {
         let parse = |text: &String| {
             text.parse().map_err(|error: client::AddressError| Failure::new(Exit::Usage, error))
@@ -167,16 +168,16 @@ impl Driver {
         self.options.address.as_ref().map(parse).transpose()
     }
 
-    /// The daemon of the attempt: the one that was named, else the one that `prepare` has noted.
-    fn daemon(&self, state: &State) -> Result<Daemon, Failure> {
+    /// Returns the daemon of the attempt: the one that was named, else the one that `prepare` has noted.
+    fn daemon(&self, state: &AttemptFolder) -> Result<AttemptDaemon, Failure> {
         if let Some(address) = self.named_address()? {
-            return Ok(Daemon { address, private: false });
+            return Ok(AttemptDaemon { address, private: false });
         }
         state.meta().and_then(|meta| meta.daemon).ok_or_else(|| {
             Failure::new(Exit::Unreachable, format!("no daemon was prepared in {}", state.path().display()))
                 .with_remedy("set prepare_exec, or name a daemon with --address")
         })?;
-        Ok(Daemon { address: private::address(state)?, private: true })
+        Ok(AttemptDaemon { address: private::address(state)?, private: true })
     }
 
     async fn connect(&self, address: Address) -> Result<Client, client::Error> {
@@ -184,12 +185,12 @@ impl Driver {
         Client::connect_with(address, client::Options { connect_timeout, reconnect_timeout }).await
     }
 
-    fn delivery(&self, daemon: &Daemon) -> Delivery {
+    fn delivery(&self, daemon: &AttemptDaemon) -> Delivery {
         let usual = if daemon.address.shares_files() { Delivery::Path } else { Delivery::Inline };
         self.options.delivery.unwrap_or(usual)
     }
 
-    /// What the job's own file says of secrets. Without it there is less to mask.
+    /// Reads the secrets and the time limit from the job's own file. Without it there is less to mask.
     fn job_response(&self) -> JobResponse {
         let Some(path) = &self.environment.job_response else { return JobResponse::default() };
         let response = match read_bounded(path, MAX_JOB_RESPONSE) {
@@ -216,7 +217,7 @@ impl Driver {
     }
 }
 
-/// Submits a job, waiting for room in the queue.
+/// Submits a job. Waits up to `admission` for room in the queue.
 async fn submit(
     client: &Client,
     request: &client::Request,
@@ -236,7 +237,7 @@ async fn submit(
     }
 }
 
-/// Has the daemon forget a job, which ends it first. What fails here `cleanup` does again.
+/// Finishes a job: the daemon ends and forgets it. `cleanup` repeats a failed call.
 async fn finish(client: &Client, id: &JobId) -> Result<(), String> {
     match tokio::time::timeout(FINISH_TIME, client.finish(id)).await {
         Ok(Ok(())) => Ok(()),
@@ -252,7 +253,6 @@ fn read_bounded(path: &Path, max: u64) -> std::io::Result<Vec<u8>> {
     Ok(content)
 }
 
-/// An id that follows from the call was not accepted.
 fn no_id(error: crate::model::InvalidId) -> Failure {
     Failure::new(Exit::Defect, error)
 }

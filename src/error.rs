@@ -1,26 +1,26 @@
-//! Whose fault a failure is, which exit code says so, and how a chain of causes is printed.
+//! Exit codes, the party at fault behind each, and printing of an error with its causes.
 //!
-//! Every command ends through this table (cli.md, "Exit codes"); the gRPC side has its own in `grpc/`. An error that
-//! comes here never holds a secret: it names variables, paths and ids, not values.
+//! Every command ends through this table (cli.md, "Exit codes"); `grpc/` has its own table. An error that arrives here
+//! never holds a secret: it names variables, paths and ids, not values.
 
 use std::error::Error;
 use std::fmt;
 
-/// Whose fault a failure is.
+/// The party at fault for a failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Blame {
-    /// What was asked for cannot be done as it is written: the user changes it.
+    /// The user: the request cannot be carried out as written and must be changed.
     User,
-    /// Something around us is missing, full or down: it may work later or elsewhere.
+    /// The environment: something is missing, full or down. Another try can succeed later or elsewhere.
     Environment,
-    /// A defect of this program: it should be reported.
+    /// This program: a defect that should be reported.
     Bug,
 }
 
 /// Exit codes with a meaning of their own (cli.md, "Exit codes").
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Exit {
-    /// 1: any failure without a code of its own.
+    /// 1: a failure without a code of its own.
     Failure,
     /// 2: usage, bad option or setting.
     Usage,
@@ -30,22 +30,22 @@ pub enum Exit {
     Unreachable,
     /// 70: job lost or unknown.
     Lost,
-    /// 70: a defect of this program. It shares its number with [`Exit::Lost`]: either way nothing is known of the job.
+    /// 70: a defect of this program. It shares its number with [`Exit::Lost`]: either way the job's outcome is unknown.
     Defect,
-    /// 75: refused for now, after all repeats.
+    /// 75: refused for now, after all retries.
     TryLater,
     /// 78: state folder of a newer version.
     NewerState,
     /// 130: interrupted by Ctrl-C.
     Interrupted,
-    /// 143: told to end by SIGTERM.
+    /// 143: ended by SIGTERM.
     Terminated,
-    /// 129: told to end by SIGHUP, as the end of a terminal does.
+    /// 129: ended by SIGHUP, for instance because the terminal closed.
     HungUp,
 }
 
 impl Exit {
-    /// The number the process ends with.
+    /// Returns the exit code of the process.
     pub const fn code(self) -> u8 {
         match self {
             Self::Failure => 1,
@@ -61,12 +61,12 @@ impl Exit {
         }
     }
 
-    /// Whether the command was told to end from outside.
+    /// True if a signal ended the command.
     pub const fn is_by_signal(self) -> bool {
         matches!(self, Self::Interrupted | Self::Terminated | Self::HungUp)
     }
 
-    /// Whose fault an end with this code is.
+    /// Returns the party at fault for this exit code.
     pub const fn blame(self) -> Blame {
         match self {
             Self::Usage | Self::Refused | Self::Interrupted | Self::Terminated | Self::HungUp => Blame::User,
@@ -78,7 +78,7 @@ impl Exit {
     }
 }
 
-/// A failure on its way to the user: what happened and why, the exit code, and what to do about it.
+/// A failure to report to the user: exit code, cause and remedy.
 #[derive(Debug)]
 pub struct Failure {
     exit: Exit,
@@ -88,47 +88,47 @@ pub struct Failure {
 }
 
 impl Failure {
-    /// Fails with `exit` because of `cause`, an error or a text.
+    /// Fails with `exit` because of `cause`, which is an error or a text.
     pub fn new(exit: Exit, cause: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
         Self { exit, cause: cause.into(), remedy: None, is_quiet: false }
     }
 
-    /// Adds what the user can do: an imperative sentence without a full stop.
+    /// Adds the remedy: an imperative sentence without a full stop.
     #[must_use]
     pub fn with_remedy(mut self, remedy: impl Into<String>) -> Self {
         self.remedy = Some(remedy.into());
         self
     }
 
-    /// The same for nobody to read: the process ends with its code and says nothing.
+    /// Suppresses the message: the process only ends with its exit code.
     #[must_use]
     pub fn quietly(mut self) -> Self {
         self.is_quiet = true;
         self
     }
 
-    /// Whether nothing is said of it.
+    /// True if the failure is not printed.
     pub const fn is_quiet(&self) -> bool {
         self.is_quiet
     }
 
-    /// How the process ends.
+    /// Returns the exit code.
     pub const fn exit(&self) -> Exit {
         self.exit
     }
 
-    /// Whose fault it is.
+    /// Returns the party at fault.
     pub const fn blame(&self) -> Blame {
         self.exit.blame()
     }
 
-    /// What the user can do.
+    /// Returns the remedy.
     pub fn remedy(&self) -> Option<&str> {
         self.remedy.as_deref()
     }
 }
 
-/// The message and its causes on one line, without the remedy.
+/// Prints the message and its causes on one line, without the remedy.
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         Chain(&*self.cause).fmt(f)
@@ -139,8 +139,7 @@ impl Error for Failure {}
 
 /// Prints an error and its causes as `what: why: why`.
 ///
-/// A cause that only repeats the end of what is printed already is left out: some libraries put their source into their
-/// own message.
+/// Skips a cause that repeats the end of the text before it: some libraries put their source into their own message.
 ///
 /// ```
 /// use step_runner::error::Chain;

@@ -1,21 +1,21 @@
-//! Named places where a test makes this program fail. Without the feature `failpoints` they are nothing.
+//! Named places where a test makes this program fail. Without the feature `failpoints` they do nothing.
 //!
-//! A place is set by the environment variable `FAILPOINTS` (`name=action;…`) or by a test in its own process. Actions:
+//! The environment variable `FAILPOINTS` (`name=action;…`) sets a place, or a test does in its own process. Actions:
 //! `return(ENOSPC)` fails with that error (a name of `errno(3)` or a number), `panic` panics, `pause` and `sleep(MS)`
-//! hold the thread, `2*off->return(EIO)` lets two calls pass first. The names are listed in docs/failpoints.md; a test
-//! compares that list with the source. A keeper gets the failpoints that its daemon has in `KEEPER_FAILPOINTS`.
+//! hold the thread, `2*off->return(EIO)` lets two calls pass first. docs/internals/failpoints.md lists the names; a
+//! test compares that list with the source. A keeper gets the failpoints that its daemon has in `KEEPER_FAILPOINTS`.
 
 use std::io;
 use std::time::Duration;
 
-/// Reads `FAILPOINTS`. To be called once, at the start of a program, before its threads.
+/// Reads `FAILPOINTS`. Call it once, at the start of a program, before its threads.
 #[cfg(feature = "failpoints")]
 pub fn set_up() {
     // Dropping the scenario would clear what it has set.
     std::mem::forget(fail::FailScenario::setup());
 }
 
-/// Nothing: this program has no failpoints.
+/// Does nothing: this program has no failpoints.
 #[cfg(not(feature = "failpoints"))]
 pub const fn set_up() {}
 
@@ -25,7 +25,7 @@ pub fn io(name: &str) -> io::Result<()> {
     fail::eval(name, |error| errno(error.as_deref().unwrap_or("EIO"))).map_or(Ok(()), Err)
 }
 
-/// Nothing: this program has no failpoints.
+/// Never fails: this program has no failpoints.
 #[cfg(not(feature = "failpoints"))]
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "stands for the function with the feature, at no cost")]
@@ -33,26 +33,26 @@ pub const fn io(_name: &str) -> io::Result<()> {
     Ok(())
 }
 
-/// What is to be given to a keeper as `FAILPOINTS`.
+/// Returns the `FAILPOINTS` for a keeper.
 #[cfg(feature = "failpoints")]
 pub fn of_keeper() -> Option<std::ffi::OsString> {
     std::env::var_os("KEEPER_FAILPOINTS")
 }
 
-/// Nothing: this program has no failpoints.
+/// Returns `None`: this program has no failpoints.
 #[cfg(not(feature = "failpoints"))]
 pub const fn of_keeper() -> Option<std::ffi::OsString> {
     None
 }
 
-/// How much of `all` passes: the number that a test gave `name` (`return(3)`), if that is less.
+/// Returns the part of `all` that passes: the number that a test gave `name` (`return(3)`), if that is less.
 #[cfg(feature = "failpoints")]
 pub fn amount(name: &str, all: usize) -> usize {
     let wanted = fail::eval(name, |number| number.and_then(|number| number.parse().ok())).flatten();
     wanted.map_or(all, |wanted: usize| wanted.min(all))
 }
 
-/// All: this program has no failpoints.
+/// Returns `all`: this program has no failpoints.
 #[cfg(not(feature = "failpoints"))]
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "stands for the function with the feature, at no cost")]
@@ -60,14 +60,14 @@ pub const fn amount(_name: &str, all: usize) -> usize {
     all
 }
 
-/// By how many seconds a test sets the clock at `name` forward.
+/// Returns the time by which a test sets the clock at `name` forward.
 #[cfg(feature = "failpoints")]
 pub fn late(name: &str) -> Duration {
     let wanted = fail::eval(name, |number| number.and_then(|number| number.parse().ok())).flatten();
     wanted.map_or(Duration::ZERO, Duration::from_secs)
 }
 
-/// By nothing: this program has no failpoints.
+/// Returns zero: this program has no failpoints.
 #[cfg(not(feature = "failpoints"))]
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "stands for the function with the feature, at no cost")]
@@ -83,7 +83,7 @@ pub fn hit(name: &str) {
     }
 }
 
-/// Nothing: this program has no failpoints.
+/// Does nothing: this program has no failpoints.
 #[cfg(not(feature = "failpoints"))]
 pub const fn hit(_name: &str) {}
 

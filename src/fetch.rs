@@ -1,22 +1,22 @@
-//! Functions from Git repositories and OCI registries (language.md §7.7).
+//! Fetches functions from Git repositories and OCI registries (language.md §7.7).
 //!
-//! A transfer runs in a short-lived process of its own, `step-runner fetch` ([`worker`]): what a server sends is parsed
-//! where it can harm nobody, under limits, and a cancelled step ends it by a signal. The daemon keeps the trees: one
-//! immutable folder for each key, filled beside it and renamed into place (`cache`).
+//! A transfer runs in a short-lived process of its own, `step-runner fetch` ([`worker`]). It parses what a server
+//! sends, under limits, so a hostile server cannot harm the daemon. A signal ends it if the step is cancelled. The
+//! daemon keeps the trees in `cache`: one immutable folder for each key, filled elsewhere and renamed into place.
 //!
-//! - `wanted` is what a step asks for, [`order`] what daemon and worker say to each other, `session` one such talk;
-//! - `flight` lets one job transfer what several want, `places` bounds the workers, `room` what they may fill;
-//! - `removal` deletes;
-//! - `local` reads definition files, fetched or not; `at_hand` those for which nobody has to wait.
+//! - `wanted`: what a step asks for; [`order`]: the messages between daemon and worker; `session`: one such dialogue.
+//! - `flight`: lets one job transfer what several want; `permits`: bounds the workers; `disk_space`: keeps space free.
+//! - `removal`: deletes trees.
+//! - `local`: reads definition files, fetched or not; `at_hand`: reads those that need no blocking thread.
 
 mod at_hand;
 mod cache;
+mod disk_space;
 mod flight;
 mod local;
 pub mod order;
-mod places;
+mod permits;
 mod removal;
-mod room;
 mod session;
 #[cfg(test)]
 mod tests;
@@ -33,67 +33,69 @@ use indexmap::IndexMap;
 use parking_lot::Mutex;
 use tokio::sync::OnceCell;
 
+use crate::error::Chain;
 use crate::job::event::{FetchFailure, Fetched};
 use crate::lang::ast::Reference;
 use crate::lang::diagnostic::Class;
 use crate::model::JobKey;
 use crate::process::host;
 use crate::process::worker::Program;
+use crate::threads::{self, Work};
 use crate::web;
-use cache::{Cache, Key};
-use flight::{Flights, Turn};
-use places::Places;
-use room::Room;
+use cache::{Cache, CacheKey};
+use disk_space::DiskSpace;
+use flight::{FlightTurn, Flights};
+use permits::WorkerPermits;
 use session::Session;
 use wanted::{Environment, Wanted};
 
-/// Most pinned references that are known to be readable; the oldest is forgotten and asked for again.
+/// Most pinned references known to be readable. The oldest is dropped; its next use asks the remote again.
 const MAX_PROVEN: usize = 10_000;
 
-/// Why the daemon cannot fetch.
+/// Reasons why the daemon cannot fetch.
 #[derive(Debug, thiserror::Error)]
 pub enum FetcherError {
     /// The state folder is gone.
     #[error("cannot find the state folder")]
     State(#[from] io::Error),
-    /// No random numbers.
+    /// The system gives no random numbers.
     #[error("the system gives no random numbers: {0}")]
     Random(getrandom::Error),
 }
 
-/// What fetched trees may take of the disk.
+/// Disk space that fetched trees may take.
 #[derive(Clone, Copy, Debug)]
-pub struct Limits {
-    /// Bytes of all trees together; those that jobs use stay (`cache_limit`).
+pub struct CacheLimits {
+    /// Limit of all trees together in bytes (`cache_limit`). Trees in use may exceed it.
     pub cache: u64,
     /// Bytes that stay free for jobs and logs (`state_limit`).
     pub kept_free: u64,
 }
 
-/// What a daemon fetches functions with. One for all jobs.
+/// Finds and fetches functions. A daemon has one for all jobs.
 pub struct Fetcher {
     cache: Arc<Cache>,
     scanned: OnceCell<()>,
     flights: Arc<Flights>,
-    places: Places,
-    room: Arc<Room>,
+    permits: WorkerPermits,
+    disk_space: Arc<DiskSpace>,
     program: Program,
     proven: Proven,
-    /// What the daemon itself knows of the network.
+    /// Proxy and certificate settings of the daemon itself.
     network: BTreeMap<String, String>,
 }
 
-/// A tree of a job.
+/// A tree leased to a job.
 struct Tree {
     path: PathBuf,
     version: String,
 }
 
 impl Fetcher {
-    /// For the daemon of the state folder `state`, whose environment is `environment`. Touches nothing yet.
+    /// Creates the daemon's fetcher from its state folder and environment. Does not touch the disk.
     pub fn new(
         state: &Path,
-        limits: Limits,
+        limits: CacheLimits,
         environment: impl Fn(&str) -> Option<String>,
     ) -> Result<Self, FetcherError> {
         Self::with_program(Program::this(), state, limits, environment)
@@ -102,7 +104,7 @@ impl Fetcher {
     fn with_program(
         program: Program,
         state: &Path,
-        limits: Limits,
+        limits: CacheLimits,
         environment: impl Fn(&str) -> Option<String>,
     ) -> Result<Self, FetcherError> {
         let (mut run, mut key) = ([0; 8], [0; 32]);
@@ -111,21 +113,22 @@ impl Fetcher {
         let boot = host::this_process().boot_id;
         let cache = Arc::new(Cache::new(state, limits.cache, u64::from_le_bytes(run), boot)?);
         Ok(Self {
-            room: Arc::new(Room::new(Arc::clone(&cache), state.to_owned(), limits.kept_free)),
+            disk_space: Arc::new(DiskSpace::new(Arc::clone(&cache), state.to_owned(), limits.kept_free)),
             cache,
             scanned: OnceCell::new(),
             flights: Arc::default(),
-            places: Places::default(),
+            permits: WorkerPermits::default(),
             program,
             proven: Proven { key, known: Mutex::default() },
             network: network.collect(),
         })
     }
 
-    /// Finds the definition file that `reference`, evaluated, names for a step of `job`; what comes over the network is
-    /// fetched with what `environment` holds. `inside`: root of the tree that the caller was fetched into.
+    /// Finds the definition file that the evaluated `reference` names for a step of `job`. A transfer uses the
+    /// credentials and network settings of `environment`. `inside` is the root of the tree that the caller was fetched
+    /// into.
     ///
-    /// To be polled on the thread of the daemon's actors (see `process::worker`). Dropping it ends the transfer at once.
+    /// Poll it on the thread of the daemon's actors (see `process::worker`). Dropping it ends the transfer at once.
     pub async fn find(
         &self,
         job: JobKey,
@@ -154,12 +157,12 @@ impl Fetcher {
         }
     }
 
-    /// A job that an earlier daemon began uses the tree at `path`.
+    /// Leases the tree at `path` to `job`, which an earlier daemon began.
     pub fn hold(&self, job: JobKey, path: &str) {
         self.cache.hold(job, Path::new(path));
     }
 
-    /// [`Self::hold`] was called for all such jobs: trees may be evicted from now on.
+    /// Allows eviction. Call it after [`Self::hold`] for all jobs of earlier daemons.
     pub async fn recovered(&self) {
         self.cache.recovered();
         if !self.cache.exists() {
@@ -171,7 +174,7 @@ impl Fetcher {
         self.cache.evict();
     }
 
-    /// The job is over and nothing of it lives.
+    /// Ends the leases of `job`, which has no process left.
     pub fn release(&self, job: JobKey) {
         self.cache.release(job);
         self.cache.evict();
@@ -191,7 +194,7 @@ impl Fetcher {
         {
             return Ok(Tree { path, version });
         }
-        // How the transfer ended that was waited for.
+        // Failure of another job's transfer that we last waited for.
         let mut failed = None;
         loop {
             let mut session = self.start(wanted).await?;
@@ -203,12 +206,12 @@ impl Fetcher {
             }
             let key = wanted.key(&version);
             match self.flights.turn(key, || self.cache.take(key, job)) {
-                Turn::There(path) => {
+                FlightTurn::Present(path) => {
                     self.proven.note(wanted, key, &version);
                     return Ok(Tree { path, version });
                 }
-                Turn::Later(flight) => {
-                    // Its place is for those who wait for another key.
+                FlightTurn::Wait(flight) => {
+                    // Frees our place for fetches of other keys.
                     drop(session);
                     let end = flight::over(flight).await;
                     if let Some(path) = self.cache.take(key, job) {
@@ -220,7 +223,7 @@ impl Fetcher {
                         end => failed = end,
                     }
                 }
-                Turn::Ours(flight) => {
+                FlightTurn::Transfer(flight) => {
                     tracing::info!(from = wanted.origin, version, "fetching");
                     let path = match self.transfer(session, key, job, &version).await {
                         Ok(path) => path,
@@ -237,20 +240,22 @@ impl Fetcher {
         }
     }
 
-    /// A worker for `wanted`, as soon as there is a place for one.
+    /// Starts a worker for `wanted` as soon as a place is free.
     async fn start(&self, wanted: &Wanted) -> Result<Session, FetchFailure> {
-        let broken =
-            |error: &dyn std::fmt::Display| failure(Class::Fetch, format!("cannot fetch anything: {error}"));
-        let place = self.places.take(wanted.host()).await.map_err(|e| broken(&e))?;
+        let broken = |error: &(dyn std::error::Error + 'static)| {
+            failure(Class::Fetch, format!("cannot fetch anything: {}", Chain(error)))
+        };
+        let permit = self.permits.take(wanted.host()).await.map_err(|e| broken(&e))?;
         let folder = self.cache.temporary().map_err(|e| broken(&e))?;
-        let room = Arc::clone(&self.room);
-        Session::start(&self.program, folder, place, room, wanted.origin.clone()).map_err(|e| broken(&e))
+        let disk_space = Arc::clone(&self.disk_space);
+        Session::start(&self.program, folder, permit, disk_space, wanted.origin.clone())
+            .map_err(|e| broken(&e))
     }
 
     async fn transfer(
         &self,
         mut session: Session,
-        key: Key,
+        key: CacheKey,
         job: JobKey,
         version: &str,
     ) -> Result<PathBuf, FetchFailure> {
@@ -266,7 +271,7 @@ impl Fetcher {
         Ok(path)
     }
 
-    /// Makes sure that what is in the cache is known.
+    /// Scans the cache once, so that the trees in it are known.
     async fn scanned(&self) -> Result<(), FetchFailure> {
         let scan = || async {
             let cache = Arc::clone(&self.cache);
@@ -279,26 +284,27 @@ impl Fetcher {
     }
 }
 
-/// Whether who waited for another one's transfer need not try himself: the tree is too large for anybody, or two in a row
-/// (`before`) failed in the same way. Else it may have been credentials or the network of that one.
+/// True if the `failure` of another job's transfer applies to every job that waited for it, so that none needs to try
+/// again. This holds for every class but `fetch`, such as for a tree that is too large, and for the same failure twice
+/// in a row (`before`). Other failures can come from the credentials or the network settings of that one job.
 fn is_everyones(failure: &FetchFailure, before: Option<&FetchFailure>) -> bool {
     failure.class != Class::Fetch || before == Some(failure)
 }
 
-/// Pinned references that were shown readable in this daemon's life, each with its tree. Who comes with the same
-/// credentials over the same network need not ask again (language.md §7.7). Only digests are kept, in memory, made with
-/// a key that dies with the daemon.
+/// Pinned references that a fetch of this daemon has read, each with its tree. A fetch of the same reference with the
+/// same credentials and network need not ask the remote again (language.md §7.7). Holds only digests, in memory, keyed
+/// with a secret of this daemon.
 struct Proven {
     key: [u8; 32],
-    known: Mutex<IndexMap<[u8; 32], (Key, String)>>,
+    known: Mutex<IndexMap<[u8; 32], (CacheKey, String)>>,
 }
 
 impl Proven {
-    fn recall(&self, wanted: &Wanted) -> Option<(Key, String)> {
+    fn recall(&self, wanted: &Wanted) -> Option<(CacheKey, String)> {
         self.known.lock().get(&wanted.proof(&self.key)?).cloned()
     }
 
-    fn note(&self, wanted: &Wanted, key: Key, version: &str) {
+    fn note(&self, wanted: &Wanted, key: CacheKey, version: &str) {
         if !wanted.is_pinned(version) {
             return;
         }
@@ -314,7 +320,7 @@ impl Proven {
 async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, FetchFailure> + Send + 'static,
 ) -> Result<T, FetchFailure> {
-    let done = tokio::task::spawn_blocking(work).await;
+    let done = threads::run(Work::Functions, work).await;
     done.unwrap_or_else(|e| Err(failure(Class::Fetch, format!("the look-up broke off: {e}"))))
 }
 

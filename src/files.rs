@@ -1,9 +1,9 @@
-//! Every operation on files that the state folder needs, and nothing else: the one place where daemon and keeper touch
-//! the file system, and where a test can put a fault (docs/failpoints.md).
+//! All operations on files that the state folder needs. This is the one place where daemon and keeper touch the file
+//! system, and where a test can put a fault (docs/internals/failpoints.md).
 //!
-//! All are relative to a directory's descriptor, never follow a link in the last part of a name, and repeat what a
-//! signal interrupted. New descriptors are never inherited. Every operation is a failpoint; those that change something
-//! are recorded where a test asks for it (`files/recorder.rs`).
+//! Nearly all are relative to a directory's descriptor, never follow a link in the last part of a name, and repeat
+//! calls that a signal interrupted. New descriptors are never inherited. Operations are failpoints; a test can record
+//! those that change something (`files/recorder.rs`).
 
 #[cfg(any(test, feature = "failpoints"))]
 pub mod recorder;
@@ -21,7 +21,7 @@ use rustix::fs::{AtFlags, Dir, FileType, FlockOperation, Mode, OFlags, Stat};
 use rustix::path::Arg;
 
 pub use rustix::fs::CWD;
-pub use tree::remove_tree;
+pub use tree::{remove_tree, remove_tree_while};
 
 use crate::failpoint;
 
@@ -31,17 +31,17 @@ const FILE_MODE: Mode = Mode::RUSR.union(Mode::WUSR);
 /// Permissions of every directory of ours.
 pub const DIR_MODE: Mode = Mode::RWXU;
 
-/// What every open has: not inherited, no link, no waiting for the other end of a FIFO.
+/// Flags of every open: not inherited, no link, no waiting for the other end of a FIFO.
 const CAREFUL: OFlags = OFlags::CLOEXEC.union(OFlags::NOFOLLOW).union(OFlags::NONBLOCK).union(OFlags::NOCTTY);
 
-/// How often a file that says "try again" is tried again, so that a file system that says nothing else is an error. Those
-/// of Linux itself never do; one that a program serves (FUSE) may, as every file is opened without waiting.
+/// Most retries of a file that says "try again": a file system that says nothing else causes an error. Those of Linux
+/// itself never say so. One that a program serves (FUSE) may, as every file is opened without waiting.
 const AGAIN: u32 = 100;
 
-/// The pause between two such attempts.
+/// Pause between two such retries.
 const AGAIN_AFTER: Duration = Duration::from_millis(1);
 
-/// Performs a call until no signal interrupts it. `place` is its failpoint.
+/// Repeats a call that a signal interrupts. `place` is its failpoint.
 fn retry<T>(place: &str, mut call: impl FnMut() -> rustix::io::Result<T>) -> io::Result<T> {
     loop {
         match failpoint::io(place).and_then(|()| Ok(call()?)) {
@@ -51,7 +51,7 @@ fn retry<T>(place: &str, mut call: impl FnMut() -> rustix::io::Result<T>) -> io:
     }
 }
 
-/// Tells the recorder of a change that was made, where there is one.
+/// Tells the recorder, if there is one, of a change that was made.
 macro_rules! record {
     ($what:ident($($fact:expr),*)) => {
         #[cfg(any(test, feature = "failpoints"))]
@@ -59,30 +59,30 @@ macro_rules! record {
     };
 }
 
-/// Makes a directory, 0700.
+/// Makes a directory with mode 0700.
 pub fn make_dir(at: impl AsFd, name: impl Arg + Copy) -> io::Result<()> {
     retry("files::mkdir", || rustix::fs::mkdirat(at.as_fd(), name, DIR_MODE))?;
     record!(made(at.as_fd(), name));
     Ok(())
 }
 
-/// Makes a directory and those above it that are missing, 0700. One that exists is kept as it is.
+/// Makes a directory and those above it that are missing, 0700. Existing ones are kept as they are.
 pub fn make_dirs(path: &Path) -> io::Result<()> {
     failpoint::io("files::mkdir")?;
     std::fs::DirBuilder::new().recursive(true).mode(DIR_MODE.bits()).create(path)
 }
 
-/// Whether these are the facts of a directory.
+/// True if `stat` is that of a directory.
 pub fn is_dir(stat: &Stat) -> bool {
     FileType::from_raw_mode(stat.st_mode).is_dir()
 }
 
-/// Whether there is a symbolic link at `path`.
+/// True if there is a symbolic link at `path`.
 pub fn is_link(path: &Path) -> bool {
     std::fs::symlink_metadata(path).is_ok_and(|found| found.is_symlink())
 }
 
-/// The absolute path without links; `path` itself where that cannot be told.
+/// Returns the absolute path without links, or `path` itself if it cannot be resolved.
 pub fn resolved(path: &Path) -> PathBuf {
     std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned())
 }
@@ -102,7 +102,7 @@ pub fn create_new(at: impl AsFd, name: impl Arg + Copy) -> io::Result<OwnedFd> {
     Ok(file)
 }
 
-/// Opens or makes a file, 0600, to append to and to read.
+/// Opens or makes a file, 0600, for reading and appending.
 pub fn open_append(at: impl AsFd, name: impl Arg + Copy) -> io::Result<OwnedFd> {
     let flags = CAREFUL | OFlags::RDWR | OFlags::CREATE | OFlags::APPEND;
     let file = retry("files::open", || rustix::fs::openat(at.as_fd(), name, flags, FILE_MODE))?;
@@ -131,12 +131,12 @@ pub fn open_read(at: impl AsFd, name: impl Arg + Copy) -> io::Result<(OwnedFd, S
     }
 }
 
-/// Facts of an open file.
+/// Returns the metadata of an open file.
 pub fn stat_of(fd: impl AsFd) -> io::Result<Stat> {
     retry("files::stat", || rustix::fs::fstat(fd.as_fd()))
 }
 
-/// Facts of a name, a link itself rather than what it points to.
+/// Returns the metadata of a name; for a link its own, not its target's.
 pub fn stat_at(at: impl AsFd, name: impl Arg + Copy) -> io::Result<Stat> {
     retry("files::stat", || rustix::fs::statat(at.as_fd(), name, AtFlags::SYMLINK_NOFOLLOW))
 }
@@ -146,12 +146,12 @@ pub fn write_all(fd: impl AsFd, bytes: &[u8]) -> io::Result<()> {
     write_some(fd, bytes).map_err(|(_, error)| error)
 }
 
-/// Appends all of `bytes` to a file opened to append. If that fails in the middle, what was written is taken back, so
+/// Appends all of `bytes` to a file opened for appending. If that fails in the middle, the written part is cut off, so
 /// that the next record does not follow half of one.
 pub fn append(fd: impl AsFd, bytes: &[u8]) -> io::Result<()> {
     write_some(fd.as_fd(), bytes).map_err(|(written, error)| {
         if written > 0 {
-            // Only if nobody else has appended since; else the half record stays and the reader names it.
+            // Only if nobody else has appended since; else the half record stays, and the reader reports it.
             let end = rustix::fs::tell(fd.as_fd()).unwrap_or_default();
             if stat_of(fd.as_fd()).is_ok_and(|stat| u64::try_from(stat.st_size).is_ok_and(|size| size == end))
             {
@@ -162,7 +162,13 @@ pub fn append(fd: impl AsFd, bytes: &[u8]) -> io::Result<()> {
     })
 }
 
-/// Writes once, at the file's position or to its end as it was opened. Returns how many bytes the file took.
+/// Sets a file's position.
+pub fn seek(fd: impl AsFd, at: u64) -> io::Result<()> {
+    retry("files::seek", || rustix::fs::seek(fd.as_fd(), rustix::fs::SeekFrom::Start(at))).map(drop)
+}
+
+/// Writes once, at the file's position, or at its end if it was opened for appending. Returns the number of bytes
+/// written.
 pub fn write(fd: impl AsFd, bytes: &[u8]) -> io::Result<usize> {
     let part = bytes.get(..failpoint::amount("files::write_part", bytes.len())).unwrap_or(bytes);
     let count = retry("files::write", || rustix::io::write(fd.as_fd(), part))?;
@@ -170,7 +176,7 @@ pub fn write(fd: impl AsFd, bytes: &[u8]) -> io::Result<usize> {
     Ok(count)
 }
 
-/// Writes all of `bytes`; on failure with the number of those that were written.
+/// Writes all of `bytes`. An error comes with the number of bytes written.
 fn write_some(fd: impl AsFd, bytes: &[u8]) -> Result<(), (usize, io::Error)> {
     let mut rest = bytes;
     let mut attempts = 0;
@@ -188,7 +194,7 @@ fn write_some(fd: impl AsFd, bytes: &[u8]) -> Result<(), (usize, io::Error)> {
     Ok(())
 }
 
-/// Writes a whole file under a temporary name and gives it its name, so that a reader sees the old or the new one.
+/// Writes a file under a temporary name and renames it, so that a reader sees the old content or the new.
 pub fn replace(at: impl AsFd, name: &str, content: &[u8]) -> io::Result<()> {
     let at = at.as_fd();
     let temporary = format!("{name}.tmp");
@@ -272,7 +278,7 @@ pub fn remove_dir(at: impl AsFd, name: impl Arg + Copy) -> io::Result<()> {
     Ok(())
 }
 
-/// Sets the permissions of a name, 0700: for a directory that its owner may not enter.
+/// Sets the mode of a name to 0700: for a directory that its owner may not enter.
 pub fn allow_owner(at: impl AsFd, name: impl Arg + Copy) -> io::Result<()> {
     retry("files::chmod", || rustix::fs::chmodat(at.as_fd(), name, DIR_MODE, AtFlags::empty()))
 }
@@ -289,7 +295,7 @@ pub fn try_lock(fd: impl AsFd) -> io::Result<bool> {
     lock(fd, FlockOperation::NonBlockingLockExclusive)
 }
 
-/// Whether somebody has the exclusive lock of a file.
+/// True if somebody has the exclusive lock of a file.
 pub fn is_locked(fd: impl AsFd) -> io::Result<bool> {
     lock(fd, FlockOperation::NonBlockingLockShared).map(|free| !free)
 }
@@ -302,8 +308,7 @@ fn lock(fd: impl AsFd, operation: FlockOperation) -> io::Result<bool> {
     }
 }
 
-/// Brings a file's content, or a directory's names, to the disk. The program syncs all jobs together; recordings tell of
-/// this too.
+/// Syncs a file's content, or a directory's names. For tests only: the program syncs all jobs together.
 #[cfg(test)]
 pub fn sync(fd: impl AsFd) -> io::Result<()> {
     retry("files::sync", || rustix::fs::fsync(fd.as_fd()))?;
@@ -311,20 +316,20 @@ pub fn sync(fd: impl AsFd) -> io::Result<()> {
     Ok(())
 }
 
-/// Brings everything that was written to the file system of `fd` to its disk: contents, lengths, names. An error is told
-/// once, to the first call after it; what it was about is not tried again.
+/// Syncs everything that was written to the file system of `fd`: contents, lengths, names. An error is reported once,
+/// to the first call after it. The failed writes are not tried again.
 pub fn sync_all(fd: impl AsFd) -> io::Result<()> {
     retry("files::sync_all", || rustix::fs::syncfs(fd.as_fd()))?;
     record!(synced_all());
     Ok(())
 }
 
-/// What has the name is no directory, or one though it should be none, or a link: nothing of ours.
+/// True if something foreign has the name: a directory in place of a file, the reverse, or a link.
 pub fn is_foreign(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::ENOTDIR | libc::ELOOP | libc::EISDIR))
 }
 
-/// Whether `error` comes from a file system that has no room: for bytes, for files, or for this user.
+/// True if `error` comes from a file system that has no room: for bytes, for files, or for this user.
 pub fn is_full(error: &(dyn Error + 'static)) -> bool {
     let mut causes = std::iter::successors(Some(error), |&error| error.source());
     let has_no_room =
@@ -332,7 +337,7 @@ pub fn is_full(error: &(dyn Error + 'static)) -> bool {
     causes.any(|error| error.downcast_ref().is_some_and(has_no_room))
 }
 
-/// Does `work` on a name. If something foreign has it, that is put away under `NAME.foreign`, and `work` done again
+/// Does `work` on a name. If something foreign has the name, moves it to `NAME.foreign` and does `work` again
 /// (faults.md row 44).
 pub fn make_way<T>(at: impl AsFd, name: &str, work: impl Fn() -> io::Result<T>) -> io::Result<T> {
     match work() {
@@ -350,16 +355,24 @@ pub fn make_way<T>(at: impl AsFd, name: &str, work: impl Fn() -> io::Result<T>) 
 pub struct Entry {
     /// Its name.
     pub name: CString,
-    /// What it is, where the file system tells.
+    /// Its type, if the file system tells.
     pub kind: FileType,
 }
 
-/// All entries of a directory but `.` and `..`.
+/// Returns all entries of a directory but `.` and `..`.
 pub fn entries(dir: impl AsFd) -> io::Result<Vec<Entry>> {
+    some_entries(dir, usize::MAX)
+}
+
+/// Returns the first `most` entries of a directory.
+pub fn some_entries(dir: impl AsFd, most: usize) -> io::Result<Vec<Entry>> {
     failpoint::io("files::entries")?;
     let mut list = Vec::new();
     for entry in Dir::read_from(dir.as_fd())? {
         let entry = entry?;
+        if list.len() == most {
+            break;
+        }
         if !matches!(entry.file_name().to_bytes(), b"." | b"..") {
             list.push(Entry { name: entry.file_name().to_owned(), kind: entry.file_type() });
         }
@@ -367,16 +380,16 @@ pub fn entries(dir: impl AsFd) -> io::Result<Vec<Entry>> {
     Ok(list)
 }
 
-/// What is free for us on a file system.
+/// Free space for us on a file system.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Free {
     /// Bytes.
     pub bytes: u64,
-    /// Files, where their number is limited.
+    /// Files, if their number is limited.
     pub files: Option<u64>,
 }
 
-/// What is free for us on the file system of `fd`.
+/// Returns the free space for us on the file system of `fd`.
 pub fn free_space(fd: impl AsFd) -> io::Result<Free> {
     let stat = retry("files::free_space", || rustix::fs::fstatvfs(fd.as_fd()))?;
     Ok(Free {
@@ -385,7 +398,7 @@ pub fn free_space(fd: impl AsFd) -> io::Result<Free> {
     })
 }
 
-/// Makes sure that `len` bytes of a file exist on the disk.
+/// Reserves `len` bytes of a file on the disk.
 pub fn reserve(fd: impl AsFd, len: u64) -> io::Result<()> {
     retry("files::reserve", || {
         rustix::fs::fallocate(fd.as_fd(), rustix::fs::FallocateFlags::empty(), 0, len)

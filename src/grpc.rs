@@ -1,4 +1,4 @@
-//! The services on the socket: validate, call the [`crate::actors::handle::JobsHandle`], encode. No state.
+//! The services on the socket: validate, call the [`crate::actors::handle::JobsHandle`], encode. They keep no state.
 
 pub mod accept;
 mod calls;
@@ -8,14 +8,16 @@ mod deadline;
 mod definition;
 mod draft;
 mod encode;
-mod heads;
 mod intake;
+mod length_headers;
 mod peer;
+mod plain_log;
+mod reflection;
 pub mod server;
 mod status;
 mod v1;
 mod validate;
 
-pub use check::check_run;
-pub use encode::{is_root_result, step_result_bytes};
+pub use check::{check_frames, check_run};
+pub use encode::{step_result_bytes, stored_kind};
 pub use peer::AllowedUsers;

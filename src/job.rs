@@ -5,3 +5,4 @@ pub mod event;
 pub mod machine;
 pub mod reaper;
 pub mod record;
+pub mod replay;

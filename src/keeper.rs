@@ -9,12 +9,14 @@
 //!   (link)  replies, events   (one thread) └ job …
 //! ```
 //!
-//! - [`protocol`] is what both ends say, [`link`] the daemon's end;
-//! - `server` is the event loop: one thread, one epoll; `connection` its socket, `requests` what it is asked;
-//! - `job`, `step`, `closing` are the life of one job, `containment` its processes;
-//! - `output` masks and frames, `log_file` writes; `compile` prepares large sets of phrases on a thread of its own;
-//! - `disk` brings what was written to the disk while no daemon does;
-//! - `setup` makes the process what it must be, `farewell` ends it when no daemon came back.
+//! - [`protocol`] defines the messages; [`link`] is the daemon's end;
+//! - `server` is the event loop: one thread, one epoll; `peer` decides who may connect; `connection` is the socket;
+//!   `requests` performs requests;
+//! - `job`, `step` and `closing` are the life of one job; `record` holds its events, `containment` its processes;
+//!   `leftover` describes the processes that its steps leave;
+//! - `output` masks and frames, `log_file` writes; `compile` prepares large sets of phrases on other threads;
+//! - `disk` syncs while no daemon does;
+//! - `setup` prepares the process; `farewell` ends it when no daemon came back.
 
 mod closing;
 mod compile;
@@ -24,10 +26,14 @@ mod disk;
 mod farewell;
 mod job;
 pub mod launch;
+mod leftover;
 pub mod link;
 mod log_file;
 mod output;
+mod peer;
+mod pipe;
 pub mod protocol;
+mod record;
 mod requests;
 mod server;
 mod setup;

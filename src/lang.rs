@@ -1,7 +1,7 @@
 //! The step language: text to syntax tree to typed values (language.md).
 //!
-//! Pure: no file system, clock or environment. A file's text comes in, a [`ast::Function`] or *all* its
-//! [`diagnostic::Diagnostic`]s come out; a [`ast::Template`] and a scope come in, a [`value::Value`] comes out.
+//! The module is pure: it uses no file system, clock or environment. It turns a file's text into an [`ast::Function`]
+//! or *all* its [`diagnostic::Diagnostic`]s, and an [`ast::Template`] with a scope into a [`value::Value`].
 
 pub mod ast;
 pub mod convert;
@@ -15,6 +15,7 @@ pub mod name;
 pub mod output_file;
 pub mod reference;
 pub mod schema;
+mod shell;
 pub mod template;
 pub mod value;
 pub mod yaml;

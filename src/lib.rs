@@ -31,5 +31,6 @@ pub mod queue;
 pub mod signal;
 pub mod store;
 pub mod systemd;
+pub mod threads;
 pub mod variables;
 pub mod web;

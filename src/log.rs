@@ -1,4 +1,4 @@
-//! Bytes of a process to masked bytes to framed, timestamped entries (logs.md, masking.md). Pure: the clock is passed in.
+//! Masks, frames, reads and prints the output of processes (logs.md, masking.md). Pure: the clock is passed in.
 
 pub mod frame;
 pub mod line;

@@ -1,46 +1,50 @@
 //! The operator's log: what the daemon says about itself. Never content of jobs (logs.md §2).
+//!
+//! Nobody who logs waits: lines go into a bounded queue, and a thread writes them. An unread pipe or a file system that
+//! hangs holds up that thread alone. Lines that find no room are dropped and counted.
+
+mod queue;
 
 use std::fs::File;
 use std::io::{self, Write};
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::OnceLock;
+use std::time::Duration;
 
-use parking_lot::Mutex;
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::fmt::MakeWriter;
 
 use crate::config::{Config, LogFormat};
+use crate::error::Chain;
 use crate::files;
+use queue::LineQueue;
 
-/// Most bytes kept until the ready marker is out.
-const MAX_KEPT: usize = 256 << 10;
+/// Longest wait at the end of the process for lines that nobody reads.
+const LAST_LINES: Duration = Duration::from_secs(1);
 
-/// Where the log goes. On stderr nothing may come before the ready marker (service.md §1.2), so lines are kept until
-/// [`OperatorLog::open`].
+/// Queue of lines for stderr, in a process that has an operator's log.
+static STDERR: OnceLock<LineQueue> = OnceLock::new();
+
+/// Destination of the log. Nothing may come on stderr before the ready marker (service.md §1.2), so lines are kept
+/// until [`OperatorLog::open`].
 #[derive(Clone)]
-pub struct OperatorLog(Arc<Mutex<Target>>);
-
-enum Target {
-    Kept(Vec<u8>),
-    Stderr,
-    File(File),
-}
+pub struct OperatorLog(LineQueue);
 
 impl OperatorLog {
-    /// Starts logging as `config` says; to be called once per process.
+    /// Starts logging as `config` says. Call it once per process.
     pub fn start(config: &Config) -> io::Result<Self> {
-        let (target, unopened) = match config.log_file.as_deref().map(append_to) {
-            Some(Ok(file)) => (Target::File(file), None),
-            // What the daemon says about itself is not worth its jobs.
-            Some(Err(error)) if files::is_full(&error) => (Target::Kept(Vec::new()), Some(error)),
+        let stderr = LineQueue::start(io::stderr(), false)?;
+        let (lines, unopened) = match config.log_file.as_deref().map(append_to) {
+            Some(Ok(file)) => (LineQueue::start(file, true)?, None),
+            // A full disk must not keep the daemon from its jobs: the log goes to stderr.
+            Some(Err(error)) if files::is_full(&error) => (stderr.clone(), Some(error)),
             Some(Err(error)) => return Err(error),
-            None => (Target::Kept(Vec::new()), None),
+            None => (stderr.clone(), None),
         };
-        let log = Self(Arc::new(Mutex::new(target)));
         let level = config.log_level.map_or("info", |level| level.word());
         let builder = tracing_subscriber::fmt()
             .with_env_filter(EnvFilter::new(format!("warn,step_runner={level}")))
-            .with_writer(log.clone())
+            .with_writer(Self(lines.clone()))
             .with_target(false)
             .with_ansi(false);
         // A second daemon in one process (tests) keeps the first one's log.
@@ -49,18 +53,38 @@ impl OperatorLog {
             LogFormat::Json => builder.json().try_init().ok(),
         };
         if let Some(error) = unopened {
-            tracing::warn!(%error, "log_file cannot be made, the log goes to stderr");
+            tracing::warn!(error = %Chain(&error), "log_file cannot be made, the log goes to stderr");
         }
-        Ok(log)
+        STDERR.get_or_init(|| stderr);
+        Ok(Self(lines))
     }
 
-    /// The ready marker is out: what was kept follows.
+    /// Writes the lines kept for stderr: the ready marker is out.
     pub fn open(&self) {
-        let mut target = self.0.lock();
-        if let Target::Kept(kept) = &mut *target {
-            io::stderr().write_all(kept).ok();
-            *target = Target::Stderr;
+        if let Some(stderr) = STDERR.get() {
+            stderr.open();
         }
+        self.0.open();
+    }
+
+    /// Waits until all lines are written, but not for long. Call it at the end of the process.
+    pub fn flush(&self) {
+        self.0.flush(LAST_LINES);
+    }
+}
+
+/// Queues bytes for stderr with the lines of the operator's log, so that they neither wait nor overtake those. False if
+/// there is no log, or its ready marker is not out yet: then the caller writes by itself.
+pub fn take_for_stderr(bytes: &[u8]) -> bool {
+    let Some(stderr) = STDERR.get().filter(|stderr| stderr.is_open()) else { return false };
+    stderr.push(bytes);
+    true
+}
+
+/// Waits until the bytes given to [`take_for_stderr`] are written, but not for long.
+pub fn flush_stderr() {
+    if let Some(stderr) = STDERR.get().filter(|stderr| stderr.is_open()) {
+        stderr.flush(LAST_LINES);
     }
 }
 
@@ -78,15 +102,10 @@ impl<'a> MakeWriter<'a> for OperatorLog {
 }
 
 impl Write for OperatorLog {
-    /// A line that finds no room is lost. To fail would be worse: whoever formats it tells of that on stderr, and panics where
-    /// that is what is full.
+    /// Queues a line; one that finds no room is lost. On an error, the formatter would report to stderr, and panic if
+    /// stderr is full.
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
-        match &mut *self.0.lock() {
-            Target::Kept(kept) if kept.len() + line.len() <= MAX_KEPT => kept.extend_from_slice(line),
-            Target::Kept(_) => {}
-            Target::Stderr => drop(io::stderr().write_all(line)),
-            Target::File(file) => drop(file.write_all(line)),
-        }
+        self.0.push(line);
         Ok(line.len())
     }
 

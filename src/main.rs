@@ -2,19 +2,19 @@
 
 use std::process::ExitCode;
 
-use zeroizing_alloc::ZeroAlloc;
+use step_runner::process::WipingAllocator;
 
 #[cfg(not(target_env = "musl"))]
 use std::alloc::System as Allocator;
 
-/// That of the C library is slow with several threads.
+/// The allocator of the C library is slow with several threads.
 #[cfg(target_env = "musl")]
 use mimalloc::MiMalloc as Allocator;
 
-/// Memory is overwritten when it is given back: a secret does not outlive its owner, in whatever copies libraries made of
-/// it (faults.md §2; docs/threat-model.md has the cost).
+/// Wipes memory when it is given back, so that no copy of a secret outlives its owner, not even one made by a library
+/// (threat-model.md §4.3, with the cost).
 #[global_allocator]
-static MEMORY: ZeroAlloc<Allocator> = ZeroAlloc(Allocator);
+static MEMORY: WipingAllocator<Allocator> = WipingAllocator(Allocator);
 
 fn main() -> ExitCode {
     step_runner::failpoint::set_up();

@@ -1,4 +1,4 @@
-//! Words every layer shares: ids, states, exit statuses, results. No behaviour beyond parsing and printing.
+//! Types shared by every layer: ids, states, exit statuses, limits, results. Plain data and small pure functions on it.
 
 mod exit;
 mod id;
@@ -7,13 +7,16 @@ mod outcome;
 mod process;
 mod refusal;
 mod result;
+pub mod text;
 mod variable;
 
 pub use exit::ExitStatus;
 pub use id::{InvalidId, JobId, JobKey};
-pub use limits::{LimitName, Limits, Shortage, Unenforceable};
-pub use outcome::{CancelCause, EndClass, JobState, Kind, Outcome};
+pub use limits::{LimitName, ResourceLimits, Shortage, Unenforceable};
+pub use outcome::{CancelCause, EndClass, JobState, LogChannel, Outcome};
 pub use process::ProcessInfo;
-pub use refusal::{Reason, Refusal};
-pub use result::{ExecResult, ReferenceInfo, StepInfo, StepResult, StepStatus};
+pub use refusal::{Reason, Refusal, Violation};
+pub use result::{
+    ExecResult, FinishedProcess, ReferenceInfo, StepFacts, StepInfo, StepResult, StepStatus, StepUsage,
+};
 pub use variable::Variable;

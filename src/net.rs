@@ -1,4 +1,4 @@
-//! Which unix socket to use, and whom it may belong to (connectors.md §2). Shared by daemon, proxy and client.
+//! Chooses the unix socket, and checks which user listens on it (connectors.md §2). Shared by daemon, proxy and client.
 
 use std::ffi::OsString;
 use std::io;
@@ -9,8 +9,8 @@ use std::path::{Path, PathBuf};
 /// Environment variable that names the socket.
 pub const SOCKET_VARIABLE: &str = "STEP_RUNNER_SOCKET";
 
-/// Longest path of a socket in bytes. The kernels' own limits, 108 and 104 bytes with the final NUL, are only met by an
-/// error without the path; 100 is what CI runners assume too (connectors.md §2).
+/// Longest path of a socket in bytes. Beyond the kernels' own limits, 108 and 104 bytes with the final NUL, errors do
+/// not name the path; CI runners assume 100 too (connectors.md §2).
 pub const MAX_SOCKET_PATH: usize = 100;
 
 /// File name of the default socket.
@@ -20,14 +20,14 @@ const FILE_NAME: &str = "step-runner.sock";
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Socket {
     path: PathBuf,
-    /// Nobody named it: the default in a temporary folder, where anyone may have made a file.
+    /// True for the default in a temporary folder, where anyone may have made a file.
     fallback: bool,
 }
 
-/// Why a socket is not used.
+/// Reason not to use a socket.
 #[derive(Debug, thiserror::Error)]
 pub enum SocketError {
-    /// Longer than [`MAX_SOCKET_PATH`].
+    /// The path is longer than [`MAX_SOCKET_PATH`].
     #[error(
         "the socket path {path} is {length} bytes long, at most {MAX_SOCKET_PATH} are allowed; name a shorter one with --socket"
     )]
@@ -37,7 +37,7 @@ pub enum SocketError {
         /// Its length in bytes.
         length: usize,
     },
-    /// A socket in a shared temporary folder that belongs to somebody else.
+    /// The socket in a shared temporary folder belongs to somebody else.
     #[error("the socket {path} belongs to user {uid}; if you trust it, name it with --socket")]
     ForeignPeer {
         /// The path.
@@ -50,20 +50,20 @@ pub enum SocketError {
     UnknownPeer {
         /// The path.
         path: PathBuf,
-        /// What the kernel answered.
+        /// The kernel's error.
         #[source]
         source: io::Error,
     },
 }
 
 impl Socket {
-    /// A socket that somebody named.
+    /// Returns the socket at a `path` that somebody named, which is trusted ([`Self::check_peer`]).
     pub fn named(path: impl Into<PathBuf>) -> Result<Self, SocketError> {
         Self::checked(path.into(), false)
     }
 
-    /// The socket of `option`, else of `STEP_RUNNER_SOCKET`, else the default in `TMPDIR`, else in `/tmp`. `variable`
-    /// looks up the environment; an empty value counts as unset.
+    /// Returns the socket of `option`, else of `STEP_RUNNER_SOCKET`, else the default in `TMPDIR`, else in `/tmp`.
+    /// `variable` looks up the environment. An empty value counts as unset.
     pub fn choose(
         option: Option<&Path>,
         variable: impl Fn(&str) -> Option<OsString>,
@@ -82,7 +82,7 @@ impl Socket {
         Ok(Self { path, fallback })
     }
 
-    /// Where it is.
+    /// Path of the socket.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -102,13 +102,13 @@ impl Socket {
     }
 }
 
-/// The directory for temporary files: `TMPDIR`, else `/tmp`. `variable` looks up the environment; an empty value counts as
-/// unset.
+/// Returns the directory for temporary files: `TMPDIR`, else `/tmp`. `variable` looks up the environment. An empty
+/// value counts as unset.
 pub fn temp_dir(variable: impl Fn(&str) -> Option<OsString>) -> PathBuf {
     set(variable, "TMPDIR").unwrap_or_else(|| PathBuf::from("/tmp"))
 }
 
-/// Where the socket is if none was named (connectors.md §2), in [`temp_dir`].
+/// Returns the path of the socket if none was named (connectors.md §2), in [`temp_dir`].
 pub fn default_socket(variable: impl Fn(&str) -> Option<OsString>) -> PathBuf {
     temp_dir(variable).join(FILE_NAME)
 }
@@ -117,8 +117,7 @@ fn set(variable: impl Fn(&str) -> Option<OsString>, name: &str) -> Option<PathBu
     variable(name).filter(|value| !value.is_empty()).map(PathBuf::from)
 }
 
-/// Whether the process `pid` is the one that listens at the other end. Where the kernel does not tell, nobody else is
-/// assumed to.
+/// True if process `pid` listens at the other end, or if the kernel does not tell.
 pub fn is_peer(connection: impl AsFd, pid: u32) -> bool {
     #[cfg(target_os = "linux")]
     if let Ok(peer) = rustix::net::sockopt::socket_peercred(connection) {

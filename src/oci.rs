@@ -1,11 +1,11 @@
-//! A client of OCI registries (language.md §7.4, §7.7): names, credentials, manifests and blobs, for what fetches
-//! functions and for what builds and publishes them.
+//! A client of OCI registries (language.md §7.4, §7.7): names, credentials, manifests and blobs. Fetching functions and
+//! publishing them both use it.
 //!
-//! Owns what is asked of a registry and what its answers may be: every content is checked against its digest and no
-//! more is read than was announced. May not know of trees, jobs or the language.
+//! Owns the requests to a registry and the checks of its answers: every content must match its digest, and no blob may
+//! be larger than announced. May not know of trees, jobs or the language.
 //!
-//! Credentials go to the registry, and to the token server that it names in its challenge; a redirection to another
-//! host gets none. Whoever runs the registry holds them anyway.
+//! Credentials are sent to the registry and to the token server that its challenge names, because the registry's
+//! operator holds them anyway. After a redirect to another host none are sent.
 
 mod credentials;
 mod error;
@@ -30,15 +30,15 @@ use sha2::{Digest, Sha256};
 
 pub use credentials::DOCKER_AUTH_CONFIG;
 pub use error::{OciError, Problem};
-pub use name::{ImageName, Version};
+pub use name::{ImageName, ImageVersion};
 pub use platform::Platform;
 
-use crate::web::{self, Network, Pace};
+use crate::web::{self, Network, TransferRate};
 
-/// Largest manifest or index in bytes, the least that every registry takes.
+/// Largest manifest or index in bytes: the size that every registry must accept.
 pub const MAX_MANIFEST_BYTES: usize = 4 << 20;
 
-/// What is done with a repository; a registry grants it beforehand.
+/// Access to a repository, which the registry must grant beforehand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
     /// Read.
@@ -47,34 +47,34 @@ pub enum Access {
     Push,
 }
 
-/// A manifest or an index as a registry keeps it.
+/// A manifest or index of a registry.
 #[derive(Clone, Debug)]
 pub struct Manifest {
-    /// Its content.
+    /// Its parsed content.
     pub content: OciManifest,
     /// Its bytes, whose digest is [`Self::digest`].
     pub bytes: Vec<u8>,
-    /// `sha256:` and 64 hexadecimal digits, also where it was asked for by another digest.
+    /// `sha256:` and 64 hexadecimal digits, even if it was requested by a digest of another algorithm.
     pub digest: String,
 }
 
-/// A repository in a registry, with the credentials for it. Holds secrets, so there is no `Debug`.
+/// A repository in a registry, with credentials. Holds secrets, so there is no `Debug`.
 pub struct Registry {
     name: ImageName,
     reference: Reference,
     client: Client,
-    /// For blobs on their way up: see `push`. Made when there is leave.
+    /// Client that pushes blobs, see `push`; present only with access to push.
     uploads: Option<Client>,
     access: Access,
     network: Network,
-    /// Of the authorities to trust, read once.
+    /// Certificates of the authorities to trust, read once.
     certificates: Vec<Certificate>,
     credentials: RegistryAuth,
 }
 
 impl Registry {
-    /// Shows the credentials that `docker_config` (the value of [`DOCKER_AUTH_CONFIG`]) has for the repository, and
-    /// gets leave for `access`. Without any it asks as anybody.
+    /// Logs in and requests `access`. Uses the credentials that `docker_config`, the value of [`DOCKER_AUTH_CONFIG`],
+    /// has for the repository. Logs in anonymously if it has none.
     pub async fn open(
         network: &Network,
         name: &ImageName,
@@ -101,13 +101,13 @@ impl Registry {
         Ok(registry)
     }
 
-    /// What [`Self::open`] was given.
+    /// Returns the name given to [`Self::open`].
     pub fn name(&self) -> &ImageName {
         &self.name
     }
 
-    /// The manifest or index that `version` of the repository is now.
-    pub async fn manifest(&self, version: &Version) -> Result<Manifest, OciError> {
+    /// Fetches the manifest or index that `version` of the repository now names.
+    pub async fn manifest(&self, version: &ImageVersion) -> Result<Manifest, OciError> {
         let reference = self.name.with(version.clone()).reference();
         let accepted = [
             OCI_IMAGE_MEDIA_TYPE,
@@ -130,13 +130,13 @@ impl Registry {
         Ok(Manifest { content, bytes: bytes.into(), digest })
     }
 
-    /// The image for `platform` that the repository's version of [`Self::name`] is now: itself, or the one that an
-    /// index names for the platform.
+    /// Fetches the manifest of the image that [`Self::name`] names now. If that is an index, fetches the image that it
+    /// lists for `platform`; otherwise ignores `platform`.
     pub async fn image(&self, platform: &Platform) -> Result<Manifest, OciError> {
         let found = self.manifest(self.name.version()).await?;
         let OciManifest::ImageIndex(index) = &found.content else { return Ok(found) };
         let entry = platform.choose(&index.manifests).map_err(|problem| problem.of(&self.name))?;
-        let chosen = Version::digest(&entry.digest)
+        let chosen = ImageVersion::digest(&entry.digest)
             .ok_or_else(|| Problem::Nonsense("its index holds a malformed digest".into()).of(&self.name))?;
         let image = self.manifest(&chosen).await?;
         match image.content {
@@ -147,27 +147,27 @@ impl Registry {
         }
     }
 
-    /// Writes a blob into `out` and checks size and digest; `received` hears of the bytes as they come. Only at the
-    /// good end is what was written to be trusted.
+    /// Writes a blob into `out` and checks its size and digest. Passes the number of new bytes to `received`. Do not
+    /// trust the written data unless this succeeds.
     pub async fn blob(
         &mut self,
         blob: &OciDescriptor,
         out: &mut dyn Write,
         received: &mut dyn FnMut(u64),
     ) -> Result<(), OciError> {
-        if Version::digest(&blob.digest).is_none() {
+        if ImageVersion::digest(&blob.digest).is_none() {
             return Err(Problem::Nonsense("its manifest holds a malformed digest".into()).of(&self.name));
         }
-        // By digest alone: the addresses that a manifest may give for a blob are another place to be sent to.
+        // Ask by digest only: URLs in a manifest could direct us to any other server.
         let mut answer = self.client.pull_blob_stream(&self.reference, blob.digest.as_str()).await;
         if answer.as_ref().is_err_and(error::is_denied) {
-            // The leave is short-lived, and what came before may have taken long.
+            // The authorization is short-lived, and earlier transfers may have taken long.
             self.log_in().await?;
             answer = self.client.pull_blob_stream(&self.reference, blob.digest.as_str()).await;
         }
         let mut answer = answer.map_err(|error| self.failed(error))?;
         let size = u64::try_from(blob.size).unwrap_or(0);
-        let (mut left, mut pace) = (size, Pace::default());
+        let (mut left, mut pace) = (size, TransferRate::default());
         loop {
             let begin = Instant::now();
             let Some(bytes) = answer.stream.next().await else { break };
@@ -187,16 +187,16 @@ impl Registry {
         Ok(())
     }
 
-    /// Tags of the repository, as many as the registry lists at once after `last`.
+    /// Lists the repository's tags after `last`, as many as the registry gives at once.
     pub async fn tags(&self, last: Option<&str>) -> Result<Vec<String>, OciError> {
         let listed = self.client.list_tags(&self.reference, &self.credentials, None, last).await;
         Ok(listed.map_err(|error| self.failed(error))?.tags)
     }
 
-    /// Puts a manifest or index of `media_type` into the repository as `version`: its digest.
+    /// Pushes a manifest or index of `media_type` as `version`. Returns its digest.
     pub async fn push_manifest(
         &self,
-        version: &Version,
+        version: &ImageVersion,
         bytes: Vec<u8>,
         media_type: &str,
     ) -> Result<String, OciError> {
@@ -209,7 +209,7 @@ impl Registry {
         Ok(digest)
     }
 
-    /// Shows the credentials and keeps the leave that comes of it.
+    /// Logs in and keeps the authorized clients.
     async fn log_in(&mut self) -> Result<(), OciError> {
         self.client = self.logged_in(web::READ_TIMEOUT).await?;
         if self.access == Access::Push {
@@ -218,7 +218,7 @@ impl Registry {
         Ok(())
     }
 
-    /// A client with leave that bears so long a silence.
+    /// Returns an authorized client with the read timeout `silence`.
     async fn logged_in(&self, silence: Duration) -> Result<Client, OciError> {
         let operation = match self.access {
             Access::Pull => RegistryOperation::Pull,
@@ -231,8 +231,8 @@ impl Registry {
         let asking = client()?;
         let token = asking.auth(&self.reference, &self.credentials, operation).await;
         let Some(token) = token.map_err(|error| self.failed(error))? else { return Ok(asking) };
-        // The library takes for granted that a token can stand in a header, and asks for another when the token says
-        // of itself that it is over: a client that knows nothing else is given this one.
+        // The library assumes that a token is a valid header value, and replaces it when it says that it has expired.
+        // So we check it and give it to a client that has no other credentials.
         if HeaderValue::from_str(&token).is_err() {
             return Err(Problem::Nonsense("its token server sent no token".into()).of(&self.name));
         }
@@ -248,18 +248,18 @@ impl Registry {
     }
 }
 
-/// The digest of a content.
+/// Returns the digest of a content.
 pub fn digest_of(bytes: &[u8]) -> String {
     digest_of_hash(&Sha256::digest(bytes))
 }
 
-/// The digest of a content whose SHA-256 is known.
+/// Returns the digest of a content whose SHA-256 is known.
 pub fn digest_of_hash(hash: &[u8]) -> String {
     let hex: Vec<String> = hash.iter().map(|byte| format!("{byte:02x}")).collect();
     format!("sha256:{}", hex.concat())
 }
 
-/// A client for the registry of `name` that bears so long a silence; every one has its own memory of credentials.
+/// Creates a client for the registry of `name` with the read timeout `silence`. Each client stores its own credentials.
 fn client(
     network: &Network,
     name: &ImageName,
@@ -272,7 +272,7 @@ fn client(
         protocol: if name.is_loopback() { ClientProtocol::Http } else { ClientProtocol::Https },
         tls_certs_only: certificates.to_vec(),
         platform_resolver: None,
-        // One request for a blob of any size: every registry takes that.
+        // Push a blob of any size in one request, which every registry accepts.
         use_monolithic_push: true,
         connect_timeout: Some(web::CONNECT_TIMEOUT),
         read_timeout: Some(silence),
@@ -285,7 +285,7 @@ fn client(
     Client::try_from(config).map_err(|error| error::of_library(error, false))
 }
 
-/// Certificates to trust; those that cannot be used are left out, as one alone would spoil the client.
+/// Returns the certificates to trust. Skips unusable ones, because a single one makes the client's creation fail.
 fn certificates(network: &Network) -> Result<Vec<Certificate>, Problem> {
     let usable =
         |der: &rustls::pki_types::CertificateDer<'static>| RootCertStore::empty().add(der.clone()).is_ok();
@@ -293,7 +293,7 @@ fn certificates(network: &Network) -> Result<Vec<Certificate>, Problem> {
     let found: Vec<_> =
         found.map(|der| Certificate { encoding: CertificateEncoding::Der, data: der.to_vec() }).collect();
     if found.is_empty() {
-        // An empty list would mean another set of authorities to the library.
+        // The library would take an empty list for another set of authorities.
         return Err(Problem::NoCertificates);
     }
     Ok(found)

@@ -1,8 +1,7 @@
-//! What an invocation comes to: where its function is found, what it is given, which environment it sees, what it
-//! returned (language.md §5, §7, §10–§13, §16, §17).
+//! Plans an invocation: source, inputs and environment of its function, and return values (language.md §5, §7, §10–§13,
+//! §16, §17).
 //!
-//! Pure functions over [`crate::lang`]; the order in which they are used, and everything that lasts, is the business of
-//! [`crate::job::machine`].
+//! Pure functions on top of [`crate::lang`]. [`crate::job::machine`] calls them in order and owns all lasting state.
 
 pub mod bind;
 pub mod builtin;

@@ -1,21 +1,26 @@
-//! Processes of the operating system: starting a step, telling its processes from all others, ending them.
+//! Processes of the operating system: starts a step, tells its processes from all others, ends them.
 //!
 //! - [`command`] looks a program up, as the daemon does before it asks for a spawn;
 //! - [`spawn`] starts a process in a group of its own, with two pipes and nothing else;
-//! - [`group`] sends signals to what is certainly ours;
-//! - [`cgroup`] makes a control group for each job where that is possible;
+//! - [`group`] sends signals to processes that are certainly ours;
+//! - [`cgroup`] makes a control group for each job if possible, [`freezer`] thaws what a step has frozen;
 //! - [`limiter`] holds a job to its limits, by the [`controllers`] of control groups and process by process;
-//! - [`sweep`] finds the processes of a job in `/proc` where it is not, [`remains`] ends those of a dead keeper;
+//! - [`reaper`] holds the processes of a job together where no control group can be made;
+//! - [`sweep`] finds processes in `/proc`, [`remains`] ends those of a dead keeper;
+//! - [`ancestry`] tells whether a process is a descendant of another, [`peer_handle`] which process connected a socket;
 //! - [`worker`] starts the process that fetches, and confines it;
 //! - [`connector`] starts the program that connects a client with a daemon elsewhere;
+//! - [`companion`] runs the command beside the daemon, [`host`] protects the daemon's own process;
 //! - [`detached`] starts a daemon that outlives its starter;
+//! - [`parent`] tells when the process that started this one has ended;
 //! - [`children`] tells the daemon's own children from orphans, and reaps those;
 //! - `sys` is the only module of the project with `unsafe` code: the few system calls no safe library offers.
 //!
-//! Nothing here knows jobs, logs or messages, and nothing waits for processes: every function returns at once, the keeper's
-//! loop calls again. Only file systems can hold a call up: a start takes as long as the kernel needs to enter the working
-//! folder and to load the program (docs/operation.md, a file system that hangs).
+//! Nothing here knows logs or the protocol of daemon and keeper. Functions that the keeper's loop calls wait for no
+//! process: they return at once, and the loop calls again. Only file systems can hold them up: a start lasts until the
+//! kernel has entered the working folder and loaded the program (docs/operate/operation.md, a file system that hangs).
 
+pub mod ancestry;
 pub mod cgroup;
 pub mod children;
 pub mod command;
@@ -23,9 +28,12 @@ pub mod companion;
 pub mod connector;
 pub mod controllers;
 pub mod detached;
+pub mod freezer;
 pub mod group;
 pub mod host;
 pub mod limiter;
+pub mod parent;
+pub mod reaper;
 pub mod remains;
 pub mod spawn;
 pub mod sweep;
@@ -33,6 +41,7 @@ mod sys;
 pub mod worker;
 
 pub use sys::{
-    Signals, close_on_exec_from, give_back_memory, ignore_file_size_signal, ignore_signals,
-    inherited_descriptor, is_signal_ignored, peek_exited_child, quieten_standard_streams,
+    PeerHandle, Signals, WipingAllocator, close_on_exec_from, give_back_idle_memory, give_back_memory,
+    ignore_file_size_signal, ignore_signals, inherited_descriptor, is_signal_ignored, peek_exited_child,
+    peer_handle, quieten_standard_streams, unread_bytes,
 };

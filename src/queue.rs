@@ -1,8 +1,8 @@
-//! Admission: how many jobs run, and which one next (queue.md). Pure: a queue is told what happens and says which jobs
-//! start; it knows neither clock nor actors.
+//! Admission of jobs: decides how many jobs run and which waiting job starts next (queue.md). Pure: the caller reports
+//! events, the queue returns the jobs to start. It knows neither clock nor actors.
 //!
-//! Every event touches one key and costs O(log n) for n waiting jobs: the waiting jobs of a key are ordered, and so are
-//! the keys that may get the next slot, by what their first job is compared by.
+//! Every event touches one key and costs O(log n) for n waiting jobs: the waiting jobs of each key are sorted by rank,
+//! and the keys that may get the next slot are sorted by their running jobs and the rank of their first waiting job.
 
 #[cfg(test)]
 mod tests;
@@ -13,18 +13,18 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-/// Which waiting job comes next (queue.md §4).
+/// Rule that picks the next waiting job (queue.md §4).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Policy {
-    /// The one that came first.
+    /// First in, first out.
     Fifo,
-    /// One of the key with the fewest running jobs; among those the lowest number, then the one that came first.
+    /// A job of the key with the fewest running jobs. Ties go to the lowest order number, then to the earliest arrival.
     Fair,
 }
 
-/// What bounds a queue; `None`: no such bound (queue.md §2).
+/// Bounds of a queue; `None` means unbounded (queue.md §2).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Limits {
+pub struct QueueLimits {
     /// Jobs running at once.
     pub running: Option<usize>,
     /// Jobs running at once of one key.
@@ -35,17 +35,17 @@ pub struct Limits {
     pub queued_bytes: Option<u64>,
 }
 
-/// Whose share a job uses: server and project (queue.md §3). All jobs without either form one key.
+/// Owner of a job's share: server and project (queue.md §3). All jobs with neither form one key.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-pub struct Key {
+pub struct ShareKey {
     /// Address of the server that the job is from.
     pub server: Arc<str>,
     /// The project's id there.
     pub project: Arc<str>,
 }
 
-impl Key {
-    /// The key of a job with these variables, blanks around them removed; an id of digits has no leading zeros.
+impl ShareKey {
+    /// Makes a key from a job's variables. Trims them and removes leading zeros of a numeric project id.
     pub fn new(server: &str, project: &str) -> Self {
         let project = project.trim();
         let is_number = !project.is_empty() && project.bytes().all(|byte| byte.is_ascii_digit());
@@ -58,49 +58,49 @@ impl Key {
     }
 }
 
-/// The number that `text` is, if it counts as one: 1 to 20 ASCII digits, less than 2^64 (queue.md §3).
+/// Parses a job number: 1 to 20 ASCII digits, less than 2^64 (queue.md §3). Returns `None` for any other text.
 pub fn number(text: &str) -> Option<u64> {
     let is_number = (1..=20).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_digit());
     is_number.then(|| text.parse().ok()).flatten()
 }
 
-/// A job's place in the order, given once, when it is accepted (queue.md §3).
+/// A job's place in the order. It is assigned once, when the queue accepts the job (queue.md §3).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Place {
     /// Order number.
     pub order: u64,
     /// Serial number of its arrival.
     pub arrival: u64,
-    /// Server whose numbers were compared when it was given.
+    /// Server whose numbers were comparable when the place was assigned.
     pub reference: Option<Arc<str>>,
-    /// Highest order number given by then, this one included.
+    /// Highest order number assigned up to then, including this one.
     pub highest: u64,
 }
 
-/// What became of a submitted job.
+/// Outcome of [`Queue::submit`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Submitted {
-    /// It is among those that start now; this would have been its place.
+    /// The job is among those that start now. The place is the one it would have waited at.
     Started(Place),
-    /// It waits at this place.
+    /// The job waits at this place.
     Queued(Place),
-    /// It is queued or running already; nothing has changed.
+    /// The job is already queued or running; nothing has changed.
     Existing,
-    /// Too many wait already; it has left no trace.
+    /// The queue is full. It keeps no trace of this job.
     Full(Full),
 }
 
-/// Which bound was met.
+/// The bound that a refused job would exceed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Full {
-    /// Of [`Limits::queued`].
+    /// [`QueueLimits::queued`].
     Jobs {
         /// Jobs waiting, without this one.
         waiting: usize,
         /// The bound.
         limit: usize,
     },
-    /// Of [`Limits::queued_bytes`].
+    /// [`QueueLimits::queued_bytes`].
     Bytes {
         /// Bytes waiting, without this one's.
         waiting: u64,
@@ -109,12 +109,12 @@ pub enum Full {
     },
 }
 
-/// What a waiting job is compared by within its key: order number and arrival. Under `fifo` the first is 0 for all.
+/// Sort key of a waiting job within its share: order number and arrival. Under `fifo` the order number is 0 for all.
 type Rank = (u64, u64);
 
 /// A job in the queue.
 struct Entry {
-    key: Key,
+    key: ShareKey,
     state: EntryState,
 }
 
@@ -124,12 +124,12 @@ enum EntryState {
 }
 
 /// Jobs of one key.
-struct Share<J> {
+struct KeyShare<J> {
     waiting: BTreeMap<Rank, J>,
     running: usize,
 }
 
-impl<J> Default for Share<J> {
+impl<J> Default for KeyShare<J> {
     fn default() -> Self {
         Self { waiting: BTreeMap::new(), running: 0 }
     }
@@ -138,26 +138,26 @@ impl<J> Default for Share<J> {
 /// The queue of jobs named `J`.
 pub struct Queue<J> {
     policy: Policy,
-    limits: Limits,
+    limits: QueueLimits,
     paused: bool,
     jobs: HashMap<J, Entry>,
-    shares: HashMap<Key, Share<J>>,
-    /// Keys that have waiting jobs and are below their cap, by (running jobs, first job's rank); under `fifo` the first
-    /// is 0 for all.
-    candidates: BTreeSet<(usize, Rank, Key)>,
+    shares: HashMap<ShareKey, KeyShare<J>>,
+    /// Keys with waiting jobs that are below their cap, sorted by running jobs and their first waiting job's rank.
+    /// Under `fifo` the number of running jobs counts as 0.
+    candidates: BTreeSet<(usize, Rank, ShareKey)>,
     running: usize,
     waiting: usize,
     waiting_bytes: u64,
     arrivals: u64,
-    /// Server whose numbers are compared; set by the first numbered job, forgotten when nothing waits.
+    /// Server whose numbers are comparable. The first numbered job sets it; it is cleared when no job waits.
     reference: Option<Arc<str>>,
-    /// Highest order number given since then.
+    /// Highest order number assigned since `reference` was set.
     highest: u64,
 }
 
 impl<J: Clone + Eq + Hash> Queue<J> {
     /// An empty queue.
-    pub fn new(policy: Policy, limits: Limits) -> Self {
+    pub fn new(policy: Policy, limits: QueueLimits) -> Self {
         Self {
             policy,
             limits,
@@ -174,22 +174,22 @@ impl<J: Clone + Eq + Hash> Queue<J> {
         }
     }
 
-    /// Jobs that wait.
+    /// Returns the number of waiting jobs.
     pub const fn waiting(&self) -> usize {
         self.waiting
     }
 
-    /// Jobs that hold a slot.
+    /// Returns the number of jobs that hold a slot.
     pub const fn running(&self) -> usize {
         self.running
     }
 
-    /// A job is submitted: its key, its number if it has one, its size in bytes. Jobs that start now are added to
+    /// Submits a job with its key, its number, if it has one, and its size in bytes. Appends the jobs that start now to
     /// `starts`, in order.
     pub fn submit(
         &mut self,
         job: &J,
-        key: Key,
+        key: ShareKey,
         number: Option<u64>,
         bytes: u64,
         starts: &mut Vec<J>,
@@ -214,33 +214,33 @@ impl<J: Clone + Eq + Hash> Queue<J> {
         }
     }
 
-    /// Takes up a waiting job of an earlier process at its old place. No slot is offered: see [`Self::resume`].
-    pub fn restore_waiting(&mut self, job: J, key: Key, place: &Place, bytes: u64) {
+    /// Restores a waiting job of an earlier process at its old place. Offers no slot; [`Self::resume`] does.
+    pub fn restore_waiting(&mut self, job: J, key: ShareKey, place: &Place, bytes: u64) {
         self.arrivals = self.arrivals.max(place.arrival + 1);
         self.highest = self.highest.max(place.highest);
         self.reference = self.reference.take().or_else(|| place.reference.clone());
         self.enqueue(job, key, place, bytes);
     }
 
-    /// Takes up a running job of an earlier process; it holds its slot even if that is one too many.
-    pub fn restore_running(&mut self, job: J, key: Key) {
+    /// Restores a running job of an earlier process. It keeps its slot even if that exceeds the limit.
+    pub fn restore_running(&mut self, job: J, key: ShareKey) {
         self.change(&key, |share| share.running += 1);
         self.running += 1;
         self.jobs.insert(job, Entry { key, state: EntryState::Running });
     }
 
-    /// A job is gone: it waited and was cancelled, or its last process is gone.
-    pub fn leave(&mut self, job: &J, starts: &mut Vec<J>) {
+    /// Removes a cancelled waiting job, or a running job whose last process is gone, and offers the free slots.
+    pub fn remove_job(&mut self, job: &J, starts: &mut Vec<J>) {
         self.remove(job);
         self.offer(starts);
     }
 
-    /// The key of a waiting or running job.
-    pub fn key(&self, job: &J) -> Option<&Key> {
+    /// Returns the key of a waiting or running job.
+    pub fn key(&self, job: &J) -> Option<&ShareKey> {
         self.jobs.get(job).map(|entry| &entry.key)
     }
 
-    /// Nothing starts until [`Self::resume`].
+    /// Stops all starts until [`Self::resume`].
     pub const fn pause(&mut self) {
         self.paused = true;
     }
@@ -251,8 +251,8 @@ impl<J: Clone + Eq + Hash> Queue<J> {
         self.offer(starts);
     }
 
-    /// Another policy, other limits. Lower ones end nothing; they delay starts (queue.md §8).
-    pub fn configure(&mut self, policy: Policy, limits: Limits, starts: &mut Vec<J>) {
+    /// Sets another policy and other limits. Lower limits end no job; they only delay starts (queue.md §8).
+    pub fn configure(&mut self, policy: Policy, limits: QueueLimits, starts: &mut Vec<J>) {
         if policy != self.policy || limits.running_per_key != self.limits.running_per_key {
             (self.policy, self.limits) = (policy, limits);
             self.sort_anew();
@@ -261,7 +261,33 @@ impl<J: Clone + Eq + Hash> Queue<J> {
         self.offer(starts);
     }
 
-    /// Whether `job` holds a slot.
+    /// Returns the waiting jobs in start order, if no running job ends in between. Those of capped keys come last.
+    pub fn order(&self) -> Vec<J> {
+        let mut order = Vec::with_capacity(self.waiting);
+        let mut shares: HashMap<&ShareKey, _> = self
+            .shares
+            .iter()
+            .map(|(key, share)| (key, (share.waiting.iter().peekable(), share.running)))
+            .collect();
+        let mut candidates: BTreeSet<(usize, Rank, &ShareKey)> =
+            self.candidates.iter().map(|(count, rank, key)| (*count, *rank, key)).collect();
+        while let Some((count, _, key)) = candidates.pop_first() {
+            let Some((waiting, running)) = shares.get_mut(key) else { continue };
+            order.extend(waiting.next().map(|(_, job)| job.clone()));
+            *running += 1;
+            let is_capped = self.limits.running_per_key.is_some_and(|cap| *running >= cap);
+            if let Some((rank, _)) = waiting.peek().filter(|_| !is_capped) {
+                let count = if self.policy == Policy::Fair { count + 1 } else { 0 };
+                candidates.insert((count, **rank, key));
+            }
+        }
+        let mut capped: Vec<_> = shares.into_values().flat_map(|(waiting, _)| waiting).collect();
+        capped.sort_unstable_by_key(|(rank, _)| **rank);
+        order.extend(capped.into_iter().map(|(_, job)| job.clone()));
+        order
+    }
+
+    /// True if `job` holds a slot.
     pub fn is_running(&self, job: &J) -> bool {
         matches!(self.jobs.get(job), Some(Entry { state: EntryState::Running, .. }))
     }
@@ -277,14 +303,14 @@ impl<J: Clone + Eq + Hash> Queue<J> {
                 share.waiting.insert(rank(self.policy, place), job.clone());
             }
         }
-        let keys: Vec<Key> = self.shares.keys().cloned().collect();
+        let keys: Vec<ShareKey> = self.shares.keys().cloned().collect();
         self.candidates.clear();
         for key in &keys {
             self.enter_candidates(key);
         }
     }
 
-    fn place(&mut self, key: &Key, number: Option<u64>) -> Place {
+    fn place(&mut self, key: &ShareKey, number: Option<u64>) -> Place {
         if let Some(number) = number {
             let reference = self.reference.get_or_insert_with(|| Arc::clone(&key.server));
             if *reference == key.server {
@@ -302,7 +328,7 @@ impl<J: Clone + Eq + Hash> Queue<J> {
         place
     }
 
-    fn enqueue(&mut self, job: J, key: Key, place: &Place, bytes: u64) {
+    fn enqueue(&mut self, job: J, key: ShareKey, place: &Place, bytes: u64) {
         let rank = rank(self.policy, place);
         self.waiting += 1;
         self.waiting_bytes += bytes;
@@ -311,7 +337,7 @@ impl<J: Clone + Eq + Hash> Queue<J> {
         self.jobs.insert(job, Entry { key, state: EntryState::Waiting { place: place.clone(), bytes } });
     }
 
-    /// Takes a job out, waiting or running.
+    /// Removes a job, waiting or running.
     fn remove(&mut self, job: &J) {
         let Some(Entry { key, state }) = self.jobs.remove(job) else { return };
         match state {
@@ -336,7 +362,7 @@ impl<J: Clone + Eq + Hash> Queue<J> {
         }
     }
 
-    /// Gives free slots away until there is none or no candidate.
+    /// Starts jobs until no slot or no candidate is left.
     fn offer(&mut self, starts: &mut Vec<J>) {
         while !self.paused
             && self.limits.running.is_none_or(|limit| self.running < limit)
@@ -365,8 +391,8 @@ impl<J: Clone + Eq + Hash> Queue<J> {
             .or_else(|| size.map(|limit| Full::Bytes { waiting: self.waiting_bytes - bytes, limit }))
     }
 
-    /// Changes the share of `key`; a share that is empty then is dropped.
-    fn change(&mut self, key: &Key, change: impl FnOnce(&mut Share<J>)) {
+    /// Changes the share of `key` and drops the share if it is empty afterwards.
+    fn change(&mut self, key: &ShareKey, change: impl FnOnce(&mut KeyShare<J>)) {
         self.leave_candidates(key);
         let share = self.shares.entry(key.clone()).or_default();
         change(share);
@@ -376,20 +402,20 @@ impl<J: Clone + Eq + Hash> Queue<J> {
         self.enter_candidates(key);
     }
 
-    fn leave_candidates(&mut self, key: &Key) {
+    fn leave_candidates(&mut self, key: &ShareKey) {
         if let Some(candidate) = self.candidate(key) {
             self.candidates.remove(&candidate);
         }
     }
 
-    fn enter_candidates(&mut self, key: &Key) {
+    fn enter_candidates(&mut self, key: &ShareKey) {
         if let Some(candidate) = self.candidate(key) {
             self.candidates.insert(candidate);
         }
     }
 
-    /// How `key` stands among those that may get the next slot; `None`: nothing of it waits, or it is at its cap.
-    fn candidate(&self, key: &Key) -> Option<(usize, Rank, Key)> {
+    /// Returns the entry of `key` in `candidates`, or `None` if it has no waiting job or is at its cap.
+    fn candidate(&self, key: &ShareKey) -> Option<(usize, Rank, ShareKey)> {
         let share = self.shares.get(key)?;
         let (rank, _) = share.waiting.first_key_value()?;
         let is_capped = self.limits.running_per_key.is_some_and(|cap| share.running >= cap);

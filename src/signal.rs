@@ -24,7 +24,7 @@ impl StopSignals {
     }
 }
 
-/// What an operator asks of a running daemon (queue.md §2, §5).
+/// A request of the operator by a signal (queue.md §2, §6).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ask {
     /// SIGHUP: read the settings again.

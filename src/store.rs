@@ -1,7 +1,7 @@
 //! The state folder (service.md §6.6): locks, job records, journals, logs for reading, file variables, recovery.
 //!
-//! Owns every name inside the state folder and the lock beside the socket. May not know of actors, gRPC or processes:
-//! what is left running after a crash is returned as data ([`Leftover`]). Calls block; each is a handful of system
+//! This module owns every name inside the state folder and the lock beside the socket. It may not know of actors, gRPC
+//! or processes: processes left after a crash are returned as data ([`Leftover`]). Calls block, each for a few system
 //! calls. No descriptor is kept per job.
 
 mod close;
@@ -24,23 +24,23 @@ use std::path::{Path, PathBuf};
 pub use close::{Closing, Death, close_interrupted};
 pub use folder::{JobFolder, LogFile, LogLost, Removed};
 pub use lock::{Lock, LockError};
-pub use record::{JobRecord, MadeDirectory, Origin, RecordedLimits};
+pub use record::{JobRecord, MadeDirectory, RecordedLimits, RequestOrigin};
 pub use scan::{Found, Journal, Leftover, ScannedJob};
-pub use state_dir::{FORMAT, OpenError, Place, StateDir, default_path};
+pub use state_dir::{FORMAT, OpenError, StateDir, StatePathInputs, default_path};
 pub use steps::{StepLost, Steps, StepsFile};
 
 use crate::files;
 use crate::model::Reason;
 
-/// A file operation failed: what was tried, where, and the system's reason as source.
+/// A failed file operation: the action, the path, and the system's error as source.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot {action} {}", path.display())]
 pub struct StoreError {
-    /// What was tried: `write`, `create`, …
+    /// The action: `write`, `create`, …
     pub action: &'static str,
-    /// On what; inside the state folder relative to it.
+    /// The path; inside the state folder it is relative to the folder.
     pub path: PathBuf,
-    /// Why it failed.
+    /// The system's error.
     pub source: io::Error,
 }
 
@@ -50,19 +50,19 @@ impl StoreError {
         move |source| Self { action, path, source }
     }
 
-    /// The reason for a client: no space, or an environment that does not allow it (service.md §3.6).
+    /// Returns the reason for a client; see [`reason_of`] (service.md §3.6).
     pub fn reason(&self) -> Reason {
         reason_of(&self.source)
     }
 }
 
-/// Makes a job's working directory if it is missing, 0700 with its parents (service.md §3.1). One that exists is kept
-/// as it is; what is there and is no directory is an error.
+/// Makes a job's working directory and its parents if missing, with mode 0700 (service.md §3.1). An existing directory
+/// stays as it is. Anything else at the path is an error.
 pub fn make_work_dir(path: &Path) -> Result<(), StoreError> {
     files::make_dirs(path).map_err(StoreError::new("make the directory", path))
 }
 
-/// Removes a folder of ours that lies beside jobs (the cache of fetched trees) and all that is in it, however deep.
+/// Removes a folder of ours beside the jobs (the cache of fetched trees) with all its contents, however deep.
 pub fn remove_all(path: &Path) -> Result<(), StoreError> {
     let removed = match (path.parent(), path.file_name().map(|name| CString::new(name.as_bytes()))) {
         (Some(parent), Some(Ok(name))) => {
@@ -73,13 +73,13 @@ pub fn remove_all(path: &Path) -> Result<(), StoreError> {
     removed.map_err(StoreError::new("remove", path))
 }
 
-/// Reads a whole file as [`files::read_file`] does, see [`believed`].
+/// Reads a whole file as [`files::read_file`] does, with the retries of [`believed`].
 fn read_record(at: impl AsFd, name: &str, max: u64) -> io::Result<Vec<u8>> {
     believed(|| files::read_file(at.as_fd(), name, max))
 }
 
-/// A failure to read that says nothing about the file, such as no memory, is not believed at once: what cannot be read
-/// costs a job its record.
+/// Retries a read that fails for a reason outside the file, such as lack of memory: an unreadable file costs a job its
+/// record.
 fn believed<T>(read: impl Fn() -> io::Result<T>) -> io::Result<T> {
     const TRIES: usize = 3;
     let mut result = read();
@@ -92,14 +92,14 @@ fn believed<T>(read: impl Fn() -> io::Result<T>) -> io::Result<T> {
     result
 }
 
-/// The failure to read tells of what is there: another attempt fails too.
+/// True if the error is about the file itself: another attempt would fail too.
 fn is_of_file(error: &io::Error) -> bool {
     use io::ErrorKind::{InvalidData, NotFound, PermissionDenied};
     matches!(error.kind(), NotFound | InvalidData | PermissionDenied)
         || matches!(error.raw_os_error(), Some(libc::ELOOP | libc::ENXIO | libc::ENOTDIR))
 }
 
-/// The reason for a client of an error of the state folder's file system (service.md §3.6, faults.md row 15).
+/// Returns the reason for a client of an error in the state folder's file system (service.md §3.6, faults.md row 15).
 pub fn reason_of(error: &io::Error) -> Reason {
     match error.raw_os_error() {
         _ if files::is_full(error) => Reason::DiskFull,

@@ -1,8 +1,8 @@
-//! The service manager that may have started the daemon (docs/systemd.md): it is told how the daemon is, and it may have
-//! passed the socket to listen on.
+//! The service manager that may have started the daemon (docs/operate/systemd.md). The daemon reports its state to it,
+//! and may get its socket from it.
 //!
-//! Owns the reading of the manager's variables and every message to it. What the daemon does about a passed socket is said
-//! in `store::socket`.
+//! Only this module reads the manager's variables and sends messages to it. `store::socket` decides what the daemon
+//! does with a passed socket.
 
 use std::cell::Cell;
 use std::io;
@@ -15,50 +15,52 @@ use std::time::Duration;
 use rustix::net::{AddressFamily, SocketType, sockopt};
 use sd_notify::NotifyState;
 
+use crate::error::Chain;
 use crate::process;
 
-/// Name of the descriptor to listen on where several are passed (`FileDescriptorName=`).
+/// Name of the descriptor to listen on, if several are passed (`FileDescriptorName=`).
 const NAME: &str = "step-runner";
 
-/// How often the state is told where the manager watches for no sign of life.
+/// Longest time between two checks of the state.
 const TELL_STATE: Duration = Duration::from_secs(10);
 
-/// Messages that wait for the manager to take them; what comes on top is dropped.
+/// Most messages that wait for the manager; further ones are dropped.
 const WAITING: usize = 16;
 
 /// A socket that the service manager made and holds.
 #[derive(Debug)]
 pub struct PassedSocket {
-    /// It listens already; it is not inherited by children.
+    /// Listens already; children do not inherit it.
     pub listener: UnixListener,
-    /// Where clients find it.
+    /// Path where clients find it.
     pub path: PathBuf,
 }
 
-/// Why what the service manager passed cannot be listened on.
+/// Reason not to listen on what the service manager passed.
 #[derive(Debug, thiserror::Error)]
 pub enum PassedError {
-    /// The variables or descriptors are not as the protocol has them.
-    #[error("the service manager passed no usable descriptors: {0}")]
+    /// The variables or descriptors break the protocol.
+    #[error("the service manager passed no usable descriptors (LISTEN_FDS): {0}")]
     Protocol(io::Error),
-    /// Several, none of which stands out.
+    /// Several descriptors, and not exactly one has our name.
     #[error(
-        "the service manager passed {0} descriptors, not exactly one of which is called `{NAME}`: set FileDescriptorName={NAME} for the one to listen on"
+        "the service manager passed {0} descriptors, and not exactly one has the name `{NAME}`: set FileDescriptorName={NAME} \
+         for the one to listen on"
     )]
     Several(usize),
-    /// A file, a pipe, an internet socket, one for datagrams, one that does not listen.
+    /// The descriptor is a file, a pipe, an internet or datagram socket, or a socket that does not listen.
     #[error(
         "the service manager passed descriptor {number}, which is {what}, not a unix stream socket that listens: set ListenStream= to an absolute path"
     )]
     Unsuitable {
         /// Its number in this process.
         number: i32,
-        /// What it is.
+        /// Its kind.
         what: &'static str,
     },
 }
 
-/// The socket that this process was started with, if it was. To be called once, before anything else is opened.
+/// Returns the socket that this process was started with, if any. Call it once, before anything else is opened.
 pub fn passed_socket() -> Result<Option<PassedSocket>, PassedError> {
     let passed: Vec<_> = sd_notify::listen_fds_with_names().map_err(PassedError::Protocol)?.collect();
     let named: Vec<_> = passed.iter().filter(|(_, name)| name == NAME).collect();
@@ -91,19 +93,18 @@ fn check_kind(descriptor: &OwnedFd) -> Result<(), &'static str> {
     Ok(())
 }
 
-/// What the manager is told.
+/// A message to the manager.
 enum Message {
-    /// It serves.
     Ready(String),
     /// In a few words, for people.
     State(String),
-    /// It answers.
+    /// The daemon answers.
     Alive,
-    /// It ends.
     Stopping,
 }
 
-/// The service manager, or nobody. Telling it never waits and never fails: the daemon does not depend on who looks after it.
+/// The service manager, if there is one. Sending to it never blocks and never fails, because the daemon does not depend
+/// on it.
 pub struct Manager {
     messages: Option<SyncSender<Message>>,
     watchdog: Option<Duration>,
@@ -111,7 +112,7 @@ pub struct Manager {
 }
 
 impl Manager {
-    /// The one that started this process (`NOTIFY_SOCKET`), which may watch for signs of life (`WATCHDOG_USEC`).
+    /// Returns the manager named by `NOTIFY_SOCKET`, with the interval of its watchdog if it has one (`WATCHDOG_USEC`).
     pub fn of_this_process() -> io::Result<Self> {
         let is_there = std::env::var_os("NOTIFY_SOCKET").is_some_and(|path| !path.is_empty());
         let messages = if is_there {
@@ -126,19 +127,20 @@ impl Manager {
         Ok(Self { messages, watchdog, stopping: Cell::new(false) })
     }
 
-    /// The daemon serves; `state` says so in words.
+    /// Reports that the daemon serves. `state` is a short text for people.
     pub fn ready(&self, state: String) {
         self.tell(Message::Ready(state));
     }
 
-    /// The daemon has begun to end.
+    /// Reports that the daemon has begun to end.
     pub fn stopping(&self) {
         self.stopping.set(true);
         self.tell(Message::Stopping);
     }
 
-    /// Gives a sign of life at twice the pace the manager asks for, as long as `answers` says that the daemon does its work,
-    /// and tells of its `state` when that has changed. Ends when there is nobody to tell, or nothing answers any more.
+    /// Calls `answers` in a loop until it returns false. After each call, pings the manager's watchdog and reports
+    /// `state` if it has changed. The loop runs at least twice per interval of the watchdog. A daemon that hangs in
+    /// `answers` sends no ping. Returns at once if there is no manager.
     pub async fn watch(&self, answers: impl AsyncFn() -> bool, state: impl Fn() -> String) {
         if self.messages.is_none() {
             return;
@@ -160,7 +162,7 @@ impl Manager {
 
     fn tell(&self, message: Message) {
         if let Some(messages) = &self.messages {
-            // One that is not taken in time is no longer true.
+            // A message that is not taken in time is no longer true.
             messages.try_send(message).ok();
         }
     }
@@ -178,7 +180,7 @@ fn tell_all(messages: &Receiver<Message>) {
             }
         };
         if let (Err(error), true) = (&told, was_told) {
-            tracing::warn!(%error, "the service manager cannot be told how the daemon is");
+            tracing::warn!(error = %Chain(error), "the service manager cannot be told how the daemon is");
         }
         was_told = told.is_ok();
     }

@@ -1,7 +1,7 @@
-//! From a request to environment, files and phrases (variables.md).
+//! Turns a request into environment, files and phrases (variables.md).
 //!
-//! Owns the rules of expansion, of file variables' paths, of the base environment, and the limits on all of them.
-//! Pure: the daemon's environment is passed in as a [`Base`], files are named here and written by `store`.
+//! Owns the rules and limits of expansion, file variables' paths and the base environment. Pure: callers pass the
+//! daemon's environment in as a [`Base`], and `store` writes the files named here.
 
 mod base;
 mod expand;
@@ -24,25 +24,25 @@ pub const MAX_ENTRIES: usize = 4_096;
 /// Most bytes of all their keys and values together (service.md §3.7).
 pub const MAX_TOTAL: usize = 8 << 20;
 
-/// Most bytes of one environment entry, key, `=` and value: Linux refuses more at exec (service.md §3.7).
+/// Most bytes of one environment entry: key, `=` and value. Linux refuses more at exec (service.md §3.7).
 pub const MAX_ENTRY: usize = 131_071;
 
-/// Most bytes that expansion may make of all values together (variables.md §6).
+/// Most bytes of all expanded values together (variables.md §6).
 pub const MAX_EXPANDED: usize = 16 << 20;
 
-/// Longest key of a file variable in bytes: the longest file name (variables.md §6).
+/// Longest key of a file variable in bytes, which is the longest file name (variables.md §6).
 pub const MAX_FILE_KEY: usize = 255;
 
-/// Which rules a request follows (variables.md §1).
+/// The service whose rules a request follows (variables.md §1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Service {
     /// The canonical service: variables are expanded and become the environment.
     V1,
-    /// The compatible service: variables came expanded and go to `vars` only.
+    /// The compatible service: variables arrive expanded and go to `vars` only.
     Proto,
 }
 
-/// What a request says about its environment. An empty path means *not given*.
+/// The environment-related part of a request. An empty path means *not given*.
 #[derive(Clone, Default)]
 pub struct Request {
     /// `work_dir`.
@@ -66,7 +66,7 @@ pub struct JobPart {
     pub token_prefixes: Vec<String>,
 }
 
-/// Phrases and prefixes that a request gives directly.
+/// Phrases and prefixes that a request contains directly.
 #[derive(Clone, Default)]
 pub struct Masking {
     /// Texts to hide.
@@ -75,10 +75,10 @@ pub struct Masking {
     pub token_prefixes: Vec<String>,
 }
 
-/// What the rest of the daemon needs of a request (variables.md §1). Holds secrets: no `Debug` of any value.
+/// The prepared request (variables.md §1). It holds secrets, so `Debug` shows no values.
 #[derive(Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Prepared {
-    /// Working directory of the job, as sent; `None`: the job's own (service.md §3.1).
+    /// Working directory of the job, as sent. `None`: the job's own (service.md §3.1).
     pub work_dir: Option<String>,
     /// Layer 3 of language.md §13.
     pub env: IndexMap<String, String>,
@@ -86,12 +86,12 @@ pub struct Prepared {
     pub vars: IndexMap<String, String>,
     /// Files to write when the job starts.
     pub files: Vec<FileVariable>,
-    /// Phrases, untrimmed, without duplicates (variables.md §5).
+    /// Phrases to mask, untrimmed and without duplicates (variables.md §5).
     pub phrases: Vec<Vec<u8>>,
     /// Token prefixes without the default ones, without duplicates.
     pub token_prefixes: Vec<String>,
-    /// Names in `vars` whose values are sensitive for the language (language.md §9.6). A masked file variable is not
-    /// among them: its value is a path, which is no secret.
+    /// Names in `vars` whose values the language treats as sensitive (language.md §11.5). Masked file variables are not
+    /// among them: their value is a path, which is no secret.
     pub sensitive: Vec<String>,
     /// Layer 2 of language.md §13.
     pub log_level: LogLevel,
@@ -113,11 +113,11 @@ impl fmt::Debug for Prepared {
 /// A file to write for a file variable (variables.md §3).
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FileVariable {
-    /// Absolute path, `DIRECTORY/NAME`; the variable's value.
+    /// Absolute path, `DIRECTORY/NAME`. This is the variable's value.
     pub path: String,
-    /// Directory it lies in.
+    /// Directory of the file.
     pub directory: String,
-    /// Its name there: the variable's key.
+    /// Name of the file, which is the variable's key.
     pub name: String,
     /// Content, byte for byte.
     pub content: String,
@@ -144,17 +144,17 @@ pub enum LogLevel {
 }
 
 impl LogLevel {
-    /// Name of the variable, in the request and in the environment of steps.
+    /// Name of the variable in the request and in the environment of steps.
     pub const VARIABLE: &'static str = "CI_STEPS_LOG_LEVEL";
 
-    /// Reads a level; blanks around it and letter case do not count.
+    /// Parses a level. Ignores surrounding blanks and letter case.
     pub fn parse(text: &str) -> Option<Self> {
         [Self::Debug, Self::Info, Self::Warn, Self::Error]
             .into_iter()
             .find(|level| text.trim().eq_ignore_ascii_case(level.as_str()))
     }
 
-    /// The word for it.
+    /// Returns the level as a word.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Debug => "debug",
@@ -165,16 +165,16 @@ impl LogLevel {
     }
 }
 
-/// Which list of a request an error is about.
+/// The list of a request that an error is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum List {
+pub enum RequestList {
     /// `job.variables`.
     Variables,
     /// `env`.
     Env,
 }
 
-impl fmt::Display for List {
+impl fmt::Display for RequestList {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Variables => "variable",
@@ -183,52 +183,52 @@ impl fmt::Display for List {
     }
 }
 
-/// Why a request is refused. Names the place, never a value (variables.md §6).
+/// Reason for refusing a request. It names the place, never a value (variables.md §6).
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum VariableError {
-    /// `job` and `env` together.
+    /// `job` and `env` are in one request.
     #[error("job and env exclude each other: put the entries of env into job.variables")]
     JobAndEnv,
-    /// A key that cannot be in an environment.
+    /// A key cannot be in an environment.
     #[error("key of {list} {index} is {problem}")]
     Key {
-        /// Where.
-        list: List,
+        /// List of the entry.
+        list: RequestList,
         /// Position, from 0.
         index: usize,
-        /// `empty`, or what it holds.
+        /// `empty`, or the forbidden content.
         problem: &'static str,
     },
-    /// NUL in a value that is no file.
+    /// A value holds a NUL byte and is not a file.
     #[error("value of {list} {index} holds a NUL byte: only a file variable may")]
     NulInValue {
-        /// Where.
-        list: List,
+        /// List of the entry.
+        list: RequestList,
         /// Position, from 0.
         index: usize,
     },
-    /// The key of a file variable is no file name.
+    /// The key of a file variable is not a file name.
     #[error(
         "key of file variable {index} is {problem}: it becomes a file name, so use at most {MAX_FILE_KEY} bytes without `/` and `\\`"
     )]
     FileKey {
         /// Position in `job.variables`, from 0.
         index: usize,
-        /// What is wrong with it.
+        /// Mistake in the key.
         problem: &'static str,
     },
-    /// `CI_STEPS_LOG_LEVEL` is no level.
+    /// `CI_STEPS_LOG_LEVEL` is not a level.
     #[error("CI_STEPS_LOG_LEVEL {} is not one of debug, info, warn, error", place(*.index))]
     LogLevel {
-        /// Position in `job.variables`, from 0; `None` = the daemon's own environment.
+        /// Position in `job.variables`, from 0. `None`: it comes from the daemon's own environment.
         index: Option<usize>,
     },
-    /// `build_dir` or `work_dir` is no absolute path.
+    /// `build_dir` or `work_dir` is not an absolute path.
     #[error("{field} is {problem}: give an absolute path")]
     Path {
         /// The field of the request.
         field: &'static str,
-        /// What is wrong with it.
+        /// Mistake in the path.
         problem: &'static str,
     },
     /// More than [`MAX_ENTRIES`].
@@ -242,11 +242,11 @@ pub enum VariableError {
         "{list} {index} takes {bytes} bytes in the environment, at most {MAX_ENTRY} are possible: use a file variable"
     )]
     EntryTooLarge {
-        /// Where.
-        list: List,
+        /// List of the entry.
+        list: RequestList,
         /// Position, from 0.
         index: usize,
-        /// Key, `=` and value after expansion.
+        /// Length of key, `=` and value after expansion.
         bytes: usize,
     },
     /// More than [`MAX_EXPANDED`].
@@ -258,7 +258,7 @@ pub enum VariableError {
 }
 
 impl VariableError {
-    /// The stable word of service.md §3.6; each of them is `INVALID_ARGUMENT` there.
+    /// Returns the stable word of service.md §3.6. All of them are `INVALID_ARGUMENT` there.
     pub const fn reason(&self) -> Reason {
         match self {
             Self::JobAndEnv => Reason::JobAndEnv,
@@ -270,6 +270,28 @@ impl VariableError {
             | Self::TooMuch(_)
             | Self::EntryTooLarge { .. }
             | Self::ExpansionTooLarge { .. } => Reason::TooLarge,
+        }
+    }
+
+    /// Returns the field of the request as `steprunner.v1` names it; empty if the mistake is outside of the request.
+    pub fn field(&self) -> String {
+        let entry = |list: RequestList, index: usize| match list {
+            RequestList::Variables => format!("job.variables[{index}]"),
+            // A map has no positions.
+            RequestList::Env => "env".to_owned(),
+        };
+        match *self {
+            Self::JobAndEnv => "env".to_owned(),
+            Self::Key { list, index, .. }
+            | Self::NulInValue { list, index }
+            | Self::EntryTooLarge { list, index, .. } => entry(list, index),
+            Self::FileKey { index, .. }
+            | Self::LogLevel { index: Some(index) }
+            | Self::ExpansionTooLarge { index } => entry(RequestList::Variables, index),
+            Self::LogLevel { index: None } => String::new(),
+            Self::Path { field: "build_dir", .. } => "job.build_dir".to_owned(),
+            Self::Path { field, .. } => field.to_owned(),
+            Self::TooMany(_) | Self::TooMuch(_) => "job.variables".to_owned(),
         }
     }
 }

@@ -1,5 +1,5 @@
-//! HTTP clients for what is fetched on behalf of a step: proxies and certificates come from an environment given in,
-//! never from this process's own (language.md §7.7).
+//! HTTP clients for fetching on behalf of a step. Proxies and certificates come from an environment that the caller
+//! gives, never from this process's own (language.md §7.7).
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -12,22 +12,22 @@ use rustls::pki_types::CertificateDer;
 use serde::{Deserialize, Serialize};
 use url::{Host, Url};
 
-/// Longest time to reach a server.
+/// Longest time to connect to a server.
 pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Longest silence of a server in the middle of an answer: one that stops there is taken for dead.
+/// Longest silence of a server. One that is silent for longer is considered dead.
 pub const READ_TIMEOUT: Duration = Duration::from_mins(1);
 
-/// Least bytes a second that a transfer must bring: one below is given up.
+/// Least bytes a second of a transfer; a slower one fails.
 pub const LEAST_RATE: u64 = 1 << 10;
 
-/// Time spent waiting for a server over which [`LEAST_RATE`] is measured.
+/// Waiting time over which [`LEAST_RATE`] is measured.
 const RATE_TIME: Duration = Duration::from_mins(1);
 
-/// How this program calls itself to servers.
+/// Name of this program in requests.
 pub const USER_AGENT: &str = concat!("step-runner/", env!("CARGO_PKG_VERSION"));
 
-/// Variables that say how to reach servers, taken from the step's environment, else from the daemon's.
+/// Variables for reaching servers, taken from the step's environment, or else from the daemon's.
 pub const VARIABLES: [&str; 10] = [
     "HTTPS_PROXY",
     "https_proxy",
@@ -41,54 +41,55 @@ pub const VARIABLES: [&str; 10] = [
     "SSL_CERT_DIR",
 ];
 
-/// How to reach servers: values of [`VARIABLES`] by name. A proxy's address may hold a password, so there is no `Debug`.
+/// Settings for reaching servers: values of [`VARIABLES`] by name. A proxy's URL may hold a password: no `Debug`.
 #[derive(Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Network {
     values: BTreeMap<String, String>,
 }
 
-/// This machine, as the variable `no_proxy` lists hosts: no proxy leads here.
+/// This machine in the form of `no_proxy`: no proxy leads here.
 const THIS_MACHINE: &str = "localhost,127.0.0.0/8,::1";
 
-/// Every host, likewise.
+/// Every host, in the same form.
 const EVERY_HOST: &str = "*,0.0.0.0/0,::/0";
 
-/// Addresses of proxies, checked. They may hold passwords, so there is no `Debug`.
+/// Checked addresses of proxies. They may hold passwords, so there is no `Debug`.
 pub struct ProxyAddresses {
     /// For `https://`.
     pub https: Option<String>,
     /// For `http://`.
     pub http: Option<String>,
-    /// Hosts that are reached without one, as the variable `no_proxy` lists them. This machine is always among them.
+    /// Hosts reached without a proxy, in the form of the variable `no_proxy`. This machine is always included.
     pub exempt: String,
 }
 
-/// Why there is no client. Never names the value of a variable: it may hold a password.
+/// Reasons why there is no client. Never quotes the value of a variable, which may hold a password.
 #[derive(Debug, thiserror::Error)]
 pub enum WebError {
     /// A proxy variable holds no usable address.
     #[error("the value of {0} is no proxy address: expected a URL such as http://proxy:3128")]
     Proxy(&'static str),
-    /// A named file or folder of certificates cannot be used.
-    #[error("no certificate can be read from the path that {0} names")]
+    /// The file or folder of certificates in a variable is unusable.
+    #[error(
+        "cannot read a certificate from the path in {0}: name a PEM file or a folder of such files that this user can read"
+    )]
     Certificates(&'static str),
-    /// The client could not be made.
+    /// The client could not be created.
     #[error("cannot set up the HTTP client")]
     Client(#[source] reqwest::Error),
 }
 
-/// Watches how fast a transfer comes. Only waiting counts, not what is done with the bytes; and a server may take its
-/// time before the first of them.
+/// Measures the speed of a transfer. Counts only the time spent waiting, not processing. The wait before the first byte
+/// does not count.
 #[derive(Debug, Default)]
-pub struct Pace {
+pub struct TransferRate {
     begun: bool,
     waited: Duration,
     bytes: u64,
 }
 
-impl Pace {
-    /// Takes note of bytes that came after so long a wait; whether the transfer has been below [`LEAST_RATE`] for a
-    /// minute.
+impl TransferRate {
+    /// Records bytes that came after a wait. True if the transfer was below [`LEAST_RATE`] for a minute of waiting.
     pub fn is_too_slow(&mut self, waited: Duration, bytes: u64) -> bool {
         if !self.begun {
             self.begun = bytes > 0;
@@ -106,7 +107,7 @@ impl Pace {
 }
 
 impl Network {
-    /// Takes each of [`VARIABLES`] from `step`, else from `daemon`; an empty value counts as not set.
+    /// Takes each of [`VARIABLES`] from `step`, or else from `daemon`. Empty values are dropped afterwards.
     pub fn new(step: impl Fn(&str) -> Option<String>, daemon: impl Fn(&str) -> Option<String>) -> Self {
         let value = |name: &str| step(name).or_else(|| daemon(name)).filter(|value| !value.is_empty());
         let values = VARIABLES.into_iter().filter_map(|name| Some((name.to_owned(), value(name)?)));
@@ -117,7 +118,7 @@ impl Network {
         names.into_iter().find_map(|name| Some((name, self.values.get(name)?.as_str())))
     }
 
-    /// Proxies in force; of two spellings the lower-case one counts.
+    /// Returns the proxies in force. Of two spellings the lower-case one counts.
     fn proxies(&self) -> Result<Vec<Proxy>, WebError> {
         let exempt = self.first(["no_proxy", "NO_PROXY"]).and_then(|(_, list)| NoProxy::from_string(list));
         let make = |names, kind: fn(&str) -> reqwest::Result<Proxy>| {
@@ -133,8 +134,8 @@ impl Network {
         Ok(found.into_iter().flatten().collect())
     }
 
-    /// As [`Self::proxies`], for a client that takes addresses as text and looks into the environment of this process
-    /// if it gets none: without a proxy there is one for `http://` that no host is reached through.
+    /// Returns the proxies for a client that takes addresses as text and, if it gets none, reads this process's
+    /// environment. Therefore, without a proxy, returns one for `http://` from which every host is exempt.
     ///
     /// # Errors
     /// A proxy variable holds no usable address.
@@ -154,11 +155,12 @@ impl Network {
         Ok(ProxyAddresses { https, http, exempt })
     }
 
-    /// Certificates of the authorities to trust: those of `SSL_CERT_FILE` and `SSL_CERT_DIR` if set, else the system's
-    /// as they are now (an earlier step may have installed some), else those that ship with this program. Never empty.
+    /// Returns the certificates of the authorities to trust; never empty. They are those of `SSL_CERT_FILE` and
+    /// `SSL_CERT_DIR` if set, else the system's present ones (an earlier step may have installed some), else those
+    /// built into this program.
     ///
     /// # Errors
-    /// A variable names a path at which there is no certificate.
+    /// A variable names a path without certificates.
     pub fn certificates(&self) -> Result<Vec<CertificateDer<'static>>, WebError> {
         let mut found = Vec::new();
         for name in ["SSL_CERT_FILE", "SSL_CERT_DIR"] {
@@ -180,7 +182,12 @@ impl Network {
         Ok(found)
     }
 
-    /// Settings of TLS: trust in [`Self::certificates`].
+    /// True if the system has certificates of its own.
+    pub fn system_has_certificates() -> bool {
+        !rustls_native_certs::load_native_certs().certs.is_empty()
+    }
+
+    /// Creates TLS settings that trust [`Self::certificates`].
     pub fn tls(&self) -> Result<rustls::ClientConfig, WebError> {
         use_ring();
         let mut roots = RootCertStore::empty();
@@ -188,15 +195,15 @@ impl Network {
         Ok(rustls::ClientConfig::builder().with_root_certificates(roots).with_no_client_auth())
     }
 
-    /// A client for a thread that may block. It follows no redirect by itself and sends no header of its own but
-    /// [`USER_AGENT`]. A server may be silent for [`READ_TIMEOUT`], before its answer and within.
+    /// Creates a client for a thread that may block. It follows no redirects and sends no header of its own but
+    /// [`USER_AGENT`]. A server may be silent for [`READ_TIMEOUT`], before and within its answer.
     pub fn blocking_client(&self) -> Result<reqwest::blocking::Client, WebError> {
         let mut client = reqwest::blocking::Client::builder()
             .tls_backend_preconfigured(self.tls()?)
             .no_proxy()
             .redirect(reqwest::redirect::Policy::none())
             .connect_timeout(CONNECT_TIMEOUT)
-            // Of a blocking client this is no limit for the whole: each read of an answer has so long.
+            // A blocking client applies this limit to each read of an answer, not to the whole.
             .timeout(READ_TIMEOUT)
             .user_agent(USER_AGENT);
         for proxy in self.proxies()? {
@@ -206,16 +213,16 @@ impl Network {
     }
 }
 
-/// The cryptography of this process, chosen once.
+/// Selects the cryptography provider of this process, once.
 pub fn use_ring() {
     static CHOSEN: OnceLock<()> = OnceLock::new();
     CHOSEN.get_or_init(|| {
-        // A second choice is refused; the first one stays, and it is the same.
+        // Fails if a provider is set already; that can only be the same one.
         rustls::crypto::ring::default_provider().install_default().ok();
     });
 }
 
-/// Whether `url` names this very machine by a loopback name or address (language.md §7.4).
+/// True if `url` names this machine by a loopback name or address (language.md §7.4).
 pub fn is_loopback(url: &Url) -> bool {
     match url.host() {
         Some(Host::Domain(name)) => name.eq_ignore_ascii_case("localhost"),
@@ -250,12 +257,12 @@ mod tests {
     #[test]
     fn a_transfer_may_begin_late_and_pause_but_not_drip() {
         let seconds = Duration::from_secs;
-        let mut pace = Pace::default();
-        assert!(!pace.is_too_slow(seconds(500), 0), "nothing has come");
-        assert!(!pace.is_too_slow(seconds(500), 1), "the first byte");
-        assert!(!pace.is_too_slow(seconds(59), 0));
-        assert!(!pace.is_too_slow(seconds(1), 60 * LEAST_RATE), "on the average it is fast enough");
-        assert!(!(0..59).any(|_| pace.is_too_slow(seconds(1), 100)));
-        assert!(pace.is_too_slow(seconds(1), 100));
+        let mut rate = TransferRate::default();
+        assert!(!rate.is_too_slow(seconds(500), 0), "nothing has come");
+        assert!(!rate.is_too_slow(seconds(500), 1), "the first byte");
+        assert!(!rate.is_too_slow(seconds(59), 0));
+        assert!(!rate.is_too_slow(seconds(1), 60 * LEAST_RATE), "on the average it is fast enough");
+        assert!(!(0..59).any(|_| rate.is_too_slow(seconds(1), 100)));
+        assert!(rate.is_too_slow(seconds(1), 100));
     }
 }

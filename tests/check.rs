@@ -1,7 +1,7 @@
-//! `step-runner check` as users meet it: what it says of broken files, in all formats, and of files without faults.
+//! `step-runner check` as users meet it: its findings in broken files, in all formats, and its silence about good ones.
 //!
-//! The files in `tests/broken` are the scenes; what is said of them is in `tests/snapshots`. After a wanted change:
-//! `INSTA_UPDATE=always cargo test --test check`, and read the difference.
+//! `tests/broken` has the files, `tests/snapshots` the expected output. After a wanted change run `INSTA_UPDATE=always
+//! cargo test --test check` and read the diff.
 #![expect(clippy::unwrap_used, reason = "a broken scene fails the test")]
 
 use std::fs;
@@ -299,4 +299,142 @@ fn a_run_shows_the_errors_of_its_document_as_a_check_does() {
     assert_eq!(run.status.code(), Some(65), "{run:?}");
     let check = check(folder.path(), &["func.yml"]);
     assert!(text(&run.stderr).starts_with(&text(&check.stdout)), "{run:?}");
+}
+
+/// `run` in a folder, without colour.
+fn run(folder: &Path, words: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_step-runner"));
+    command.args(["run", "--color", "never"]).args(words).current_dir(folder).stdin(Stdio::null());
+    command.output().unwrap()
+}
+
+#[test]
+fn a_run_checks_its_functions_before_the_first_step() {
+    let folder = folder(&[
+        (
+            "func.yml",
+            "{}\n---\nrun:\n- {name: a, script: touch ran}\n- {name: b, func: ./lib}\n- {name: c, func: builtin://nope}\n",
+        ),
+        (
+            "lib/func.yml",
+            "spec: {inputs: {n: {type: number}}}\n---\nexec: {command: [echo, '${{ inputs.m }}']}\n",
+        ),
+    ]);
+    let check = check(folder.path(), &["func.yml"]);
+    assert_eq!(text(&check.stdout).matches("error[").count(), 3, "{check:?}");
+    let output = run(folder.path(), &["func.yml"]);
+    assert_eq!(output.status.code(), Some(65), "{output:?}");
+    assert!(text(&output.stderr).starts_with(&text(&check.stdout)), "{output:?}");
+    assert!(
+        text(&output.stderr)
+            .ends_with("step-runner: 3 errors in 2 files; correct that, or run with --no-check\n")
+    );
+    assert!(!folder.path().join("ran").exists());
+    let output = run(folder.path(), &["--no-check", "func.yml"]);
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    assert!(folder.path().join("ran").exists());
+}
+
+#[test]
+fn a_run_of_stdin_or_of_a_reference_is_checked_too() {
+    let folder = folder(&[("lib/func.yml", "{}\n---\nexec: {command: [echo]}\n"), ("work/x", "")]);
+    let stdin = |words: &[&str]| {
+        let mut child = Command::new(env!("CARGO_BIN_EXE_step-runner"))
+            .args(["run", "-"])
+            .args(words)
+            .current_dir(folder.path())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let steps = b"[{name: a, script: touch ran}, {name: b, func: ./lib}]";
+        child.stdin.take().unwrap().write_all(steps).unwrap();
+        child.wait_with_output().unwrap()
+    };
+    assert!(stdin(&[]).status.success());
+    let output = stdin(&["--work-dir", "work"]);
+    assert_eq!(output.status.code(), Some(65), "{output:?}");
+    assert!(text(&output.stderr).contains("no func.yml or step.yml in ./lib"), "{output:?}");
+    assert!(!folder.path().join("work/ran").exists());
+    let output = run(folder.path(), &["builtin://scirpt"]);
+    assert_eq!(output.status.code(), Some(65), "{output:?}");
+    assert!(text(&output.stderr).contains("did you mean \"script\"?"), "{output:?}");
+}
+
+#[test]
+fn a_function_that_an_earlier_step_may_write_does_not_stop_a_run() {
+    let make = "mkdir -p made/lib; printf '{}\\n---\\nexec: {command: [echo, made]}\\n' > made/lib/func.yml";
+    let folder = folder(&[(
+        "steps.yml",
+        &format!(
+            "- {{name: a, script: \"{}\"}}\n- {{name: b, func: ./made/lib}}\n",
+            make.replace('\\', "\\\\")
+        ),
+    )]);
+    let output = run(folder.path(), &["steps.yml"]);
+    assert!(output.status.success() && text(&output.stdout).contains("made\n"), "{output:?}");
+}
+
+#[test]
+fn a_script_that_goes_on_after_a_failure_is_warned_of_at_its_line() {
+    let folder = folder(&[
+        (
+            "func.yml",
+            "{}\n---\nrun:\n- name: a\n  script: |\n    echo start\n    false | cat\n    cd .\n    echo done\n- {name: b, func: ./sh}\n",
+        ),
+        (
+            "sh/func.yml",
+            "{}\n---\nexec:\n  command:\n  - bash\n  - -c\n  - |\n    cd .\n    echo ${{ func_dir }}\n",
+        ),
+    ]);
+    let output = check(folder.path(), &["func.yml"]);
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+    assert!(
+        text(&output.stdout).starts_with("warning[shell]: the script goes on if this command fails"),
+        "{output:?}"
+    );
+    for place in ["--> func.yml:8:5", "--> sh/func.yml:8:5"] {
+        assert!(text(&output.stdout).contains(place), "{output:?}");
+    }
+    let output = check(folder.path(), &["--allow", "shell", "func.yml"]);
+    assert!(output.stdout.is_empty() && output.stderr.is_empty(), "{output:?}");
+    let told = "step-runner: 2 warnings, shown by \"step-runner check\"\n";
+    let output = run(folder.path(), &[]);
+    assert!(output.status.success() && text(&output.stderr).starts_with(told), "{output:?}");
+    for quiet in [["--allow", "name,shell"].as_slice(), &["-q"], &["--no-check"]] {
+        let output = run(folder.path(), quiet);
+        assert!(output.status.success() && !text(&output.stderr).contains("warning"), "{quiet:?} {output:?}");
+    }
+    let output = check(folder.path(), &["--allow", "shel", "func.yml"]);
+    assert_eq!(output.status.code(), Some(2), "{output:?}");
+}
+
+#[test]
+fn a_definition_file_with_a_slip_in_its_name_is_named() {
+    let content = "{}\n---\nexec: {command: [echo]}\n";
+    let folder = folder(&[
+        ("one/func.yaml", content),
+        ("two/func.yml", content),
+        ("two/step.yaml", content),
+        ("calls.yml", "- {name: a, func: ./one}\n- {name: b, func: ./one/func.yaml}\n"),
+    ]);
+    let remedy = "there is a func.yaml, which is not looked for: rename it to func.yml";
+    for output in
+        [run(folder.path(), &["one"]), check(folder.path(), &["one"]), check(folder.path(), &["calls.yml"])]
+    {
+        assert!(!output.status.success(), "{output:?}");
+        assert!((text(&output.stdout) + &text(&output.stderr)).contains(remedy), "{output:?}");
+    }
+    let output = check(folder.path(), &["calls.yml"]);
+    assert!(
+        text(&output.stdout).contains("a function file has a name that ends in .yml: rename it"),
+        "{output:?}"
+    );
+    let output = check(folder.path(), &["two"]);
+    assert!(
+        text(&output.stdout).contains("step.yaml stands beside this file and is never read"),
+        "{output:?}"
+    );
+    assert!(run(folder.path(), &["one/func.yaml"]).status.success());
 }

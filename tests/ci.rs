@@ -9,12 +9,21 @@ use support::names;
 
 /// Runs these steps in a folder of their own, with these variables and nothing else but `PATH`.
 fn ci(folder: &std::path::Path, steps: Option<&str>, variables: &[(&str, &str)]) -> Output {
+    ci_with(&[], folder, steps, variables)
+}
+
+fn ci_with(
+    words: &[&str],
+    folder: &std::path::Path,
+    steps: Option<&str>,
+    variables: &[(&str, &str)],
+) -> Output {
     let temp = folder.join("tmp");
     std::fs::create_dir_all(&temp).unwrap();
     let work = folder.join("work");
     std::fs::create_dir_all(&work).unwrap();
     let mut command = Command::new(env!("CARGO_BIN_EXE_step-runner"));
-    command.arg("ci").current_dir(work).stdin(Stdio::null()).env_clear();
+    command.arg("ci").args(words).current_dir(work).stdin(Stdio::null()).env_clear();
     command.env("PATH", std::env::var_os("PATH").unwrap()).env("TMPDIR", temp);
     command.envs(variables.iter().copied()).envs(steps.map(|steps| ("STEPS", steps)));
     command.output().unwrap()
@@ -91,6 +100,29 @@ fn tokens_are_masked_unasked() {
     let folder = tempfile::tempdir().unwrap();
     let output = ci(folder.path(), Some(&script("echo glpat-${LANG}abcdefghij0123456789")), &[("LANG", "x")]);
     assert_eq!(stdout(&output), "glpat-[MASKED]\n", "{output:?}");
+}
+
+#[test]
+fn results_are_written_if_they_are_asked_for() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("work/step-results.json");
+    let steps = script("exit 3");
+    let asked = |words: &[&str], variables: &[(&str, &str)]| {
+        let output = ci_with(words, folder.path(), Some(&steps), variables);
+        assert_eq!(output.status.code(), Some(3), "{output:?}");
+        let written = std::fs::read_to_string(&file).ok();
+        drop(std::fs::remove_file(&file));
+        written.map(|text| serde_json::from_str::<serde_json::Value>(&text).unwrap())
+    };
+    assert_eq!(asked(&[], &[]), None);
+    assert_eq!(asked(&[], &[("CI_STEPS_DEBUG", "false")]), None);
+    for (words, variables) in
+        [(&["--write-steps-results"][..], &[][..]), (&[], &[("CI_STEPS_DEBUG", "true")][..])]
+    {
+        let results = asked(words, variables).unwrap();
+        assert_eq!(results["status"], "failure");
+        assert_eq!(results["sub_step_results"][0]["exec_result"]["exit_code"], 3);
+    }
 }
 
 #[test]

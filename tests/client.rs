@@ -1,4 +1,4 @@
-//! The client library against a scripted daemon on a line that breaks (connectors.md §6, faults.md).
+//! The client library against a scripted daemon on an unreliable connection (connectors.md §6, faults.md).
 #![expect(clippy::unwrap_used, reason = "a broken scene fails the test")]
 
 mod fake;
@@ -7,12 +7,12 @@ use std::path::PathBuf;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use fake::{Daemon, Job, Relay, numbers, results};
+use fake::{Daemon, Job, Relay, numbers, refusal, results};
 use step_runner::client::{Address, Client, Error, Event, Options, Request};
 use step_runner::error::Exit;
 use step_runner::model::JobId;
 use step_runner::pb::v1;
-use tonic::Status;
+use tonic::Code;
 
 struct Scene {
     folder: tempfile::TempDir,
@@ -163,8 +163,8 @@ async fn a_run_whose_answer_was_lost_is_sent_again_with_the_same_content_and_sta
 async fn a_full_daemon_is_asked_again_and_a_refusal_is_not() {
     let daemon = Daemon::default();
     daemon.script.lock().unwrap().run_failures = [
-        Status::resource_exhausted("queue_full: 1000 jobs wait"),
-        Status::unavailable("shutting_down: the daemon stops"),
+        refusal(Code::ResourceExhausted, "queue_full", "1000 jobs wait", &[]),
+        refusal(Code::Unavailable, "shutting_down", "the daemon stops", &[]),
     ]
     .into();
     let scene = Scene::new();
@@ -173,7 +173,8 @@ async fn a_full_daemon_is_asked_again_and_a_refusal_is_not() {
     client.run(&Request::new(id(), "[]")).await.unwrap();
     assert_eq!(daemon.script.lock().unwrap().runs.len(), 3);
 
-    daemon.script.lock().unwrap().run_failures = [Status::invalid_argument("malformed_steps: 1:1")].into();
+    let refused = refusal(Code::InvalidArgument, "malformed_steps", "1:1", &[]);
+    daemon.script.lock().unwrap().run_failures = [refused].into();
     let error = client.run(&Request::new(id(), "x")).await.unwrap_err();
     assert_eq!(error.exit(), Exit::Refused);
     assert_eq!(daemon.script.lock().unwrap().runs.len(), 4);
@@ -182,7 +183,7 @@ async fn a_full_daemon_is_asked_again_and_a_refusal_is_not() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_daemon_that_stays_full_is_refusal_for_now() {
     let daemon = Daemon::default();
-    let full = || Status::resource_exhausted("disk_full: 3 MiB are free");
+    let full = || refusal(Code::ResourceExhausted, "disk_full", "3 MiB are free", &[]);
     daemon.script.lock().unwrap().run_failures = std::iter::repeat_with(full).take(1000).collect();
     let scene = Scene::new();
     let _server = daemon.serve(&scene.path("daemon"));
@@ -322,6 +323,24 @@ async fn a_job_is_run_followed_and_finished_though_the_line_is_cut() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn fault_92_a_finish_that_fails_leaves_the_end_of_the_job_as_it_is() {
+    let daemon = Daemon::default();
+    {
+        let mut script = daemon.script.lock().unwrap();
+        script.next =
+            Some(Job { log: binary(100), results: results(&[], 3), exit_code: 3, ..Job::default() });
+        script.finish_failure = Some(refusal(Code::Internal, "internal", "a defect", &[]));
+    }
+    let scene = Scene::new();
+    let _server = daemon.serve(&scene.path("daemon"));
+    let client = scene.client("daemon").await;
+    let mut log = Vec::new();
+    let status = client.run_and_follow(&Request::new(id(), "[]"), &mut log, |_| Ok(())).await.unwrap();
+    assert_eq!((status.exit_code, log), (3, binary(100)));
+    assert_eq!(daemon.script.lock().unwrap().finished, ["42"]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_job_whose_output_is_not_taken_is_finished() {
     let daemon = Daemon::default();
     let job = Job { log: binary(100_000), running: true, ..Job::default() };
@@ -360,7 +379,7 @@ async fn a_job_that_is_not_waited_for_any_more_is_finished() {
     assert_eq!(daemon.script.lock().unwrap().finished, ["42"]);
 }
 
-/// A line that passes so many bytes of the daemon, then none in either direction, and stays open; the next ones are whole.
+/// A line that passes `bytes` bytes of the daemon, then none either way, and stays open. Later lines are whole.
 #[cfg(feature = "failpoints")]
 async fn freezing_line(listener: tokio::net::UnixListener, daemon: PathBuf, bytes: u64) {
     use tokio::io::{AsyncReadExt, copy, copy_bidirectional};

@@ -1,4 +1,4 @@
-//! Callers that say nothing, too many of them, and too few descriptors (service.md §1.1, faults.md rows 54, 55).
+//! Silent clients, too many clients, and too few descriptors (service.md §1.1, faults.md rows 54, 55).
 #![expect(clippy::unwrap_used, reason = "a broken scene fails the test")]
 
 mod support;
@@ -8,7 +8,8 @@ use std::os::unix::net::UnixStream;
 use std::time::Instant;
 
 use step_runner::pb::v1::State;
-use support::{Daemon, SOON, Setup, at_rest, is_root, patiently, script, until};
+use support::frames::{END_HEADERS, END_STREAM, Wire, frame, header, kind, message};
+use support::{Daemon, PATIENCE, SOON, Setup, at_rest, is_root, patiently, script, until};
 
 /// Whether the daemon has closed its end.
 fn is_closed(stream: &UnixStream) -> bool {
@@ -66,7 +67,7 @@ async fn fault_54_without_descriptors_jobs_go_on_and_it_recovers() {
     client.prints("1", "on").await;
     let callers: Vec<UnixStream> = (0..120).map(|_| UnixStream::connect(&daemon.socket).unwrap()).collect();
     assert_eq!(client.status("1").await.state(), State::Running);
-    until("the operator is told", || daemon.said().contains("cannot accept a connection")).await;
+    until("the operator is told", || daemon.said().contains("no call was made on them")).await;
     drop(callers);
     let late = patiently("a connection", daemon.client()).await;
     assert_eq!(late.run_to_end("2", &script("echo again")).await.exit_code, 0);
@@ -91,4 +92,40 @@ async fn fault_64_clients_that_come_and_go_leave_nothing() {
         follow.until("on").await;
     }
     until("followers' descriptors are closed", || open() == before).await;
+}
+
+#[tokio::test]
+async fn fault_88_a_client_may_send_any_authority_or_none() {
+    let daemon = Daemon::start();
+    let path = header(b":path", b"/steprunner.v1.StepRunner/Status");
+    let fixed = [header(b":method", b"POST"), header(b":scheme", b"http"), path].concat();
+    let rest = [header(b"te", b"trailers"), header(b"content-type", b"application/grpc")].concat();
+    let insert = |value: &[u8]| [&[0x41, value.len() as u8][..], value].concat();
+    let mut blocks: Vec<Vec<u8>> =
+        [&b"run%2Fs.sock"[..], b"", b"%", b"a b", "sockét".as_bytes(), b"\xff\xfe", b"[::"]
+            .into_iter()
+            .flat_map(|value| [insert(value), header(b":authority", value)])
+            .collect();
+    // None, the static entry, the one that was inserted first, and Host instead.
+    blocks.extend([vec![], vec![0x81], vec![0x80 | (61 + 7)], header(b"host", b"run%2Fs.sock")]);
+    let mut wire = Wire::open(&daemon.socket).unwrap();
+    wire.patience(PATIENCE).unwrap();
+    for (at, authority) in blocks.iter().enumerate() {
+        let stream = at as u32 * 2 + 1;
+        let block =
+            if at % 2 == 0 { [&authority[..], &fixed, &rest] } else { [&fixed[..], authority, &rest] }
+                .concat();
+        wire.send(&frame(kind::HEADERS, END_HEADERS, stream, &block)).unwrap();
+        wire.send(&frame(kind::DATA, END_STREAM, stream, &message(b""))).unwrap();
+        let mut kinds = Vec::new();
+        loop {
+            let frame =
+                wire.receive().unwrap().unwrap_or_else(|| panic!("{authority:?} ended the connection"));
+            kinds.extend((frame.stream == stream).then_some(frame.kind));
+            if frame.stream == stream && frame.is_last {
+                break;
+            }
+        }
+        assert_eq!(kinds, [kind::HEADERS, kind::DATA, kind::HEADERS], "{authority:?}");
+    }
 }

@@ -1,5 +1,5 @@
-//! The client's commands through process connectors: the real program at both ends, doubles of `ssh`, `docker`, `podman`
-//! and `kubectl` between them (connectors.md §4, §5).
+//! The client's commands through process connectors: the real program at both ends, with doubles of `ssh`, `docker`,
+//! `podman` and `kubectl` between (connectors.md §4, §5).
 #![expect(clippy::unwrap_used, reason = "a broken scene fails the test")]
 
 mod support;
@@ -11,8 +11,7 @@ use std::process::{Command, Output, Stdio};
 
 use support::{Daemon, processes_with, wait_for};
 
-/// What every double does with the command line that it was given for the far side: as a shell does for `ssh`, as they are
-/// for the others.
+/// Treatment of the far side's command line by a double: `ssh` hands it to a shell, the others execute it.
 const SSH: &str = r#"while [ "$1" != "--" ]; do shift; done; shift 2; exec sh -c "$*""#;
 const EXEC: &str = r#"while [ "$1" != "step-runner" ]; do shift; done; exec "$@""#;
 
@@ -262,6 +261,45 @@ fn a_connector_that_was_killed_is_started_again_at_the_same_byte() {
     assert_eq!(wait_for("its end", || running.try_wait().unwrap()).code(), Some(0));
     let text = fs::read_to_string(&out).unwrap();
     assert!(text.matches("begun").count() == 1 && text.matches("over").count() == 1, "{text}");
+}
+
+#[test]
+fn a_container_that_is_started_again_is_waited_for_and_one_that_is_gone_is_not() {
+    let scene = Scene::new();
+    let address = format!("docker://job{}", scene.socket());
+    let (go, state) = (scene.daemon.file("go"), scene.daemon.file("state"));
+    let script =
+        format!("echo begun; until [ -e '{}' ]; do sleep 0.05; done; echo over; exit 3", go.display());
+    let job = scene.write("job.yml", &format!("spec: {{}}\n---\nrun: [{{name: s, script: \"{script}\"}}]\n"));
+    // Says once what the engine says meanwhile, then works again, or never.
+    let refusing = |said: &str, once: bool| {
+        fs::write(&state, said).unwrap();
+        let then = if once { format!("rm '{}'; ", state.display()) } else { String::new() };
+        let refuse = format!("if [ -e '{0}' ]; then cat '{0}' >&2; {then}exit 1; fi", state.display());
+        scene.program("docker", &format!("{refuse}\n{EXEC}"));
+    };
+    for (said, once, code) in [
+        ("Error response from daemon: container 1f is not running", true, 3),
+        ("Error response from daemon: No such container: job", false, 69),
+    ] {
+        fs::remove_file(&go).ok();
+        scene.call(&["submit", "--id", &code.to_string(), "--address", &address, &job], 0);
+        let out = scene.daemon.file("out");
+        let words = ["follow", &code.to_string(), "--address", &address, "--output", "plain"];
+        let file = fs::File::create(&out).unwrap();
+        let mut follower = scene.command(&words).stdout(file).stderr(Stdio::piped()).spawn().unwrap();
+        let begun = || fs::read_to_string(&out).unwrap().contains("begun").then_some(());
+        wait_for("the first line", begun);
+        refusing(said, once);
+        kill_proxies(&scene.daemon.socket);
+        wait_for("the refusal", || (!once || !state.exists()).then_some(()));
+        fs::write(&go, "").unwrap();
+        assert_eq!(wait_for("its end", || follower.try_wait().unwrap()).code(), Some(code), "{said}");
+    }
+    // To a client that never had a line it is final too.
+    refusing("Error response from daemon: container 1f is not running", true);
+    let (_, stderr) = scene.call(&["status", "--address", &address], 69);
+    assert!(stderr.contains("the container does not run") && stderr.contains("start it"), "{stderr}");
 }
 
 fn kill_proxies(socket: &Path) {

@@ -1,7 +1,7 @@
 //! Every example does what its README says: the commands of its `console` blocks print `expected.txt`.
 //!
-//! A trial for each folder in `examples`, and one more with the shell and tools of busybox. `UPDATE_EXPECTED=1` writes
-//! the files anew.
+//! Each folder in `examples` has one test, and a second one with the shell and tools of busybox. `UPDATE_EXPECTED=1`
+//! rewrites the files.
 #![expect(clippy::unwrap_used, reason = "a broken scene fails the test")]
 
 use std::path::{Path, PathBuf};
@@ -83,26 +83,23 @@ fn in_busybox(name: &str) -> Result<(), Failed> {
 }
 
 /// The commands of the README's tour, but for what builds the program: they succeed, or fail as it says, and each line
-/// that it shows is printed. The daemon's folder is the trial's own, and nobody waits a second between two numbers.
+/// that it shows is printed. The daemon's folder is the trial's own.
 fn tour() -> Result<(), Failed> {
     let scene = Scene::new();
     fs::create_dir(scene.root.path().join("tests"))?;
     copy(&examples().with_file_name("tests").join("broken"), &scene.root.path().join("tests/broken"));
+    fs::create_dir(scene.root.path().join("scripts"))?;
+    let script = Path::new("scripts").join("tour-kill");
+    fs::copy(Path::new(env!("CARGO_MANIFEST_DIR")).join(&script), scene.root.path().join(&script))?;
     let readme = fs::read_to_string(examples().with_file_name("README.md"))?;
     let is_of_tour = |line: &&str| !line.contains("cargo") && !line.contains("PATH=") && *line != "…";
     let lines: Vec<String> = console(&readme)
         .into_iter()
         .skip_while(|line| !line.contains("--version"))
         .filter(is_of_tour)
-        .map(|line| line.replace("/tmp/jobs", "jobs").replace("sleep 1;", "sleep 0.01;"))
+        .map(|line| line.replace("/tmp/jobs", "jobs"))
         .collect();
-    let mut commands: Vec<&str> = lines.iter().filter_map(|line| line.strip_prefix("$ ")).collect();
-    // What the tour leaves running.
-    commands.extend([
-        "step-runner follow count > /dev/null",
-        "step-runner finish count",
-        "kill $daemon; wait",
-    ]);
+    let commands: Vec<&str> = lines.iter().filter_map(|line| line.strip_prefix("$ ")).collect();
     let printed = scene.transcript(&commands, "sh");
     for line in &lines {
         let absolute = line.replace("socket jobs/", "socket /home/you/jobs/");
@@ -238,7 +235,7 @@ impl Scene {
         assert!(output.stderr.is_empty(), "{}", String::from_utf8_lossy(&output.stderr));
         let root = fs::canonicalize(self.root.path()).unwrap();
         let text = String::from_utf8(output.stdout).unwrap().replace(root.to_str().unwrap(), "/home/you");
-        self.as_written(text).lines().map(|line| without_time(line) + "\n").collect()
+        self.as_written(text).lines().map(|line| without_processes(&without_time(line)) + "\n").collect()
     }
 
     /// With the hosts' names, and without the hashes of what they hold: it differs by the hosts' addresses.
@@ -264,6 +261,15 @@ fn without_time(line: &str) -> String {
         line.replacen(text.split(' ').next().unwrap(), "HH:MM:SS.mmm", 1)
     } else {
         line.to_owned()
+    }
+}
+
+/// Numbers of processes differ with every run, and commands by the folder of the examples.
+fn without_processes(line: &str) -> String {
+    let running = [" process running: ", " processes running: "].into_iter().find(|text| line.contains(text));
+    match running.and_then(|text| Some((text, line.split_once(text)?.0))) {
+        Some((text, step)) => format!("{step}{text}PID (COMMAND)"),
+        None => line.to_owned(),
     }
 }
 

@@ -1,4 +1,4 @@
-//! The failpoints of the source are those that docs/failpoints.md lists.
+//! The failpoints in the source are exactly those that docs/internals/failpoints.md lists.
 #![allow(clippy::unwrap_used, clippy::allow_attributes, reason = "a test")]
 
 #[path = "support/source.rs"]
@@ -30,7 +30,7 @@ fn is_name(text: &str) -> bool {
 }
 
 fn of_documentation(root: &Path) -> BTreeSet<String> {
-    let text = fs::read_to_string(root.join("docs/failpoints.md")).unwrap();
+    let text = fs::read_to_string(root.join("docs/internals/failpoints.md")).unwrap();
     let rows = text.lines().filter_map(|line| line.strip_prefix("| `"));
     rows.map(|row| row.split('`').next().unwrap().to_owned()).collect()
 }

@@ -1,4 +1,4 @@
-//! How functions are fetched, through the whole program: caching, sharing, cancelling, recovering (language.md §7.7).
+//! Fetching of functions, through the whole program: caching, sharing, cancelling, recovering (language.md §7.7).
 #![expect(clippy::unwrap_used, reason = "a broken scene fails the test")]
 
 #[path = "support/git_server.rs"]

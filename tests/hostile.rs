@@ -1,5 +1,5 @@
-//! Clients that mean harm, one at a time: what they are answered, and that nobody else notices (faults.md rows 18, 54,
-//! 56, 57). All of them at once, with figures: `scripts/hostile`.
+//! Hostile clients, one at a time: the answers they get, and that nobody else notices them (faults.md rows 18, 54, 56,
+//! 57). `scripts/hostile` runs all of them at once and measures.
 #![expect(clippy::unwrap_used, reason = "a broken scene fails the test")]
 
 mod support;
@@ -12,7 +12,7 @@ use rustix::process::{Pid, Resource, Rlimit};
 use step_runner::pb::v1::State;
 use support::frames::{self, END_HEADERS, END_STREAM, Wire, call_headers, frame, header, kind};
 use support::{
-    Daemon, PATIENCE, contains, is_alive, logs, patiently, refused, request, script, scripts, until,
+    Daemon, PATIENCE, Setup, contains, is_alive, logs, patiently, refused, request, script, scripts, until,
 };
 use tonic::Code;
 
@@ -127,8 +127,8 @@ async fn fault_57_what_a_length_promises_is_checked_before_anything_is_set_aside
     client.prints("1", "on").await;
     let before = peak(&daemon);
     for length in [u32::MAX, 1 << 31, (32 << 20) + 1] {
-        let (code, _) = answered(&daemon, prefix(0, length), false).await.unwrap();
-        assert!(["8", "11"].contains(&code.as_str()), "{length}: {code}");
+        let (code, text) = answered(&daemon, prefix(0, length), false).await.unwrap();
+        assert!(code == "3" && text.starts_with("too_large:"), "{length}: {code} {text}");
     }
     for (body, what) in [
         (prefix(1, 10), "compressed"),
@@ -245,4 +245,117 @@ async fn fault_18_a_line_a_millisecond_to_a_follower_that_rests_costs_it_nothing
     assert_eq!(resting.status("1").await.exit_code, 0);
     let log = follow.rest().await.unwrap();
     assert!(contains(&log, "line 2999") && log == client.log("1").await);
+}
+
+/// Sends a complete call of Status without an id on `stream`.
+fn ask(wire: &mut Wire, stream: u32) {
+    wire.send(&frames::call(stream, "Status", b"")).unwrap();
+}
+
+/// Reads until `stream` has its answer.
+fn answer(wire: &mut Wire, stream: u32) {
+    loop {
+        let frame = wire.receive().unwrap().unwrap_or_else(|| panic!("no answer on {stream}"));
+        assert_ne!(frame.kind, kind::GOAWAY, "{stream}");
+        if frame.stream == stream && frame.is_last {
+            return;
+        }
+    }
+}
+
+#[tokio::test]
+async fn fault_89_what_clients_send_with_their_calls_is_no_flood() {
+    let daemon = Daemon::start();
+    let mut wire = Wire::open(&daemon.socket).unwrap();
+    wire.patience(PATIENCE).unwrap();
+    let update = |stream| frame(kind::WINDOW_UPDATE, 0, stream, &5_u32.to_be_bytes());
+    for stream in (1..6_000).step_by(2) {
+        wire.send(&frame(kind::PING, 0, 0, b"bdp ping")).unwrap();
+        ask(&mut wire, stream);
+        wire.send(&[update(0), update(stream)].concat()).unwrap();
+        answer(&mut wire, stream);
+        wire.send(&[update(0), frame(kind::PING, 0, 0, b"bdp ping")].concat()).unwrap();
+    }
+}
+
+#[tokio::test]
+async fn fault_89_a_flood_is_told_the_last_call_and_loses_none_before_it() {
+    let daemon = Daemon::start();
+    let mut wire = Wire::open(&daemon.socket).unwrap();
+    wire.patience(PATIENCE).unwrap();
+    ask(&mut wire, 1);
+    // This call begins before the flood; its request comes behind it.
+    wire.send(&frame(kind::HEADERS, END_HEADERS, 3, &call_headers("Status"))).unwrap();
+    wire.send(&frame(kind::PING, 0, 0, b"12345678").repeat(2_000)).unwrap();
+    wire.send(&frame(kind::DATA, END_STREAM, 3, &frames::message(b""))).unwrap();
+    let (mut answered, mut farewells, mut late) = (Vec::new(), Vec::new(), Vec::new());
+    while let Some(frame) = wire.receive().unwrap() {
+        if frame.kind == kind::GOAWAY {
+            farewells.push(frame.payload);
+            // The client may not know it yet.
+            late.push(wire.send(&frames::call(5, "Status", b"")));
+        } else if frame.is_last && [kind::HEADERS, kind::DATA].contains(&frame.kind) {
+            answered.push(frame.stream);
+        }
+    }
+    assert_eq!(answered, [1, 3]);
+    assert_eq!(farewells, [[3_u32.to_be_bytes(), 11_u32.to_be_bytes()].concat()]);
+    until("the operator is told", || daemon.said().contains("more frames than its calls justify")).await;
+}
+
+#[tokio::test]
+async fn fault_89_connections_without_a_call_make_room_for_others() {
+    let daemon = Setup::new().option("max-connections", "16").start();
+    let mut used: Vec<Wire> = (0..15).map(|_| Wire::open(&daemon.socket).unwrap()).collect();
+    for wire in &mut used {
+        ask(wire, 1);
+        answer(wire, 1);
+    }
+    // They speak, but make no call.
+    let idle: Vec<Wire> = (0..100).map(|_| Wire::open(&daemon.socket).unwrap()).collect();
+    until("the older ones are dropped", || idle.iter().filter(|wire| is_closed(&wire.stream)).count() == 99)
+        .await;
+    for wire in &mut used {
+        wire.stream.set_nonblocking(false).unwrap();
+        ask(wire, 3);
+        answer(wire, 3);
+    }
+    let mut last = idle.into_iter().next_back().unwrap();
+    last.stream.set_nonblocking(false).unwrap();
+    ask(&mut last, 1);
+    answer(&mut last, 1);
+    // All places are taken by connections with calls.
+    let refused = Wire::silent(&daemon.socket).unwrap();
+    until("one more is refused", || is_closed(&refused.stream)).await;
+    until("the operator is told of those", || daemon.said().contains("no call was made on them")).await;
+    until("the operator is told of that", || daemon.said().contains("all places are taken")).await;
+    assert!(daemon.said().matches("connections ").count() < 10, "{}", daemon.said());
+}
+
+#[tokio::test]
+async fn fault_89_a_thousand_stalled_followers_leave_room_on_their_connection() {
+    let daemon = Daemon::start();
+    let client = daemon.client().await;
+    let steps = "head -c 400000 /dev/zero | tr '\\0' x | fold; exec sleep 600";
+    client.run("1", steps).await;
+    client.reaches("1", "it has printed", |status| status.log_bytes > 400_000).await;
+    let before = peak(&daemon);
+    let mut wire = Wire::open(&daemon.socket).unwrap();
+    wire.patience(PATIENCE).unwrap();
+    // The connection has room; no stream gets more than its first 64 KiB.
+    wire.send(&frame(kind::WINDOW_UPDATE, 0, 0, &0x7000_0000_u32.to_be_bytes())).unwrap();
+    let mut come = 0;
+    for follower in 0..1_000 {
+        wire.send(&frames::call(follower * 2 + 1, "FollowLogs", b"\x0a\x011")).unwrap();
+        while come < (follower as usize + 1) * 65_535 {
+            let frame = wire.receive().unwrap().unwrap();
+            assert_ne!(frame.kind, kind::GOAWAY);
+            come += if frame.kind == kind::DATA { frame.payload.len() } else { 0 };
+        }
+    }
+    ask(&mut wire, 2_001);
+    answer(&mut wire, 2_001);
+    let grown = peak(&daemon) - before;
+    // The first 64 get the largest pieces, later ones smaller ones. The library holds up to two for each.
+    assert!(grown < 3 * GROWTH, "{grown} KiB");
 }

@@ -1,4 +1,4 @@
-//! Steps that work against the daemon, its keeper or the machine (faults.md §1): what holds, and what is told.
+//! Steps that attack the daemon, its keeper or the machine (faults.md §1): what resists them, and what users are told.
 #![expect(clippy::unwrap_used, reason = "a broken scene fails the test")]
 
 mod support;

@@ -1,5 +1,5 @@
-//! The real `kubectl` under the `kube://` connector, against a double of the API server's exec endpoint, which speaks
-//! WebSocket (connectors.md §9) and starts the real proxy.
+//! The real `kubectl` under the `kube://` connector. A double of the API server's exec endpoint speaks WebSocket and
+//! starts the real proxy (connectors.md §9).
 #![expect(clippy::unwrap_used, reason = "a broken scene fails the test")]
 #![expect(clippy::print_stderr, reason = "says why a test was skipped")]
 
@@ -47,6 +47,10 @@ struct Cluster {
     protocols: Mutex<Vec<String>>,
     /// Refused requests for SPDY.
     refused: AtomicUsize,
+    /// Requests about pods to come that are forbidden, as by a server that has not read its rules yet.
+    forbids: AtomicUsize,
+    /// Number of such requests to forbid from the next cut on.
+    forbids_then: AtomicUsize,
 }
 
 /// The double on a port of the loopback, and what `kubectl` needs to find it.
@@ -162,6 +166,10 @@ fn answer(mut connection: TcpStream, cluster: &Cluster) -> io::Result<()> {
         return reply(&mut connection, 200, &list);
     }
     let pod = head.path.strip_prefix("/api/v1/namespaces/ci/pods/").unwrap_or_default();
+    let less = |left: usize| left.checked_sub(1);
+    if !pod.is_empty() && cluster.forbids.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less).is_ok() {
+        return refuse(&mut connection, 403, "Forbidden", "pods \"runner-0\" is forbidden: RBAC: not found");
+    }
     if let Some(pod) = pod.strip_suffix("/exec") {
         assert_eq!(pod, "runner-0");
         if head.header("upgrade") == "websocket" && head.method == "GET" {
@@ -203,7 +211,7 @@ fn reply(to: &mut TcpStream, code: u16, body: &Value) -> io::Result<()> {
 /// Agrees on a protocol and runs the proxy for this connection.
 fn exec(
     head: &Head,
-    from: BufReader<TcpStream>,
+    mut from: BufReader<TcpStream>,
     connection: &TcpStream,
     cluster: &Cluster,
 ) -> io::Result<()> {
@@ -220,6 +228,9 @@ fn exec(
     let head = "HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n";
     write!(out, "{head}Sec-WebSocket-Accept: {accept}\r\nSec-WebSocket-Protocol: {agreed}\r\n\r\n")?;
 
+    // `kubectl` drops bytes on a channel before it has made its streams ("Unknown stream id"). It makes them before it
+    // sends its first bytes, and well before a container has started the program.
+    from.fill_buf()?;
     let mut child = start(cluster);
     let line = Arc::new(Mutex::new(out));
     let left = cluster.cuts.lock().unwrap().pop().unwrap_or(usize::MAX);
@@ -232,6 +243,7 @@ fn exec(
     let complaints = thread::spawn(move || give(stderr, STDERR, &errors, usize::MAX));
     let whole = give(stdout, STDOUT, &line, left);
     if !matches!(whole, Ok(true)) {
+        cluster.forbids.fetch_add(cluster.forbids_then.swap(0, Ordering::Relaxed), Ordering::Relaxed);
         // Dropped without a word.
         connection.shutdown(Shutdown::Both).ok();
         child.kill().ok();
@@ -367,9 +379,29 @@ fn a_stream_that_is_cut_is_followed_on_at_the_same_byte() {
 }
 
 #[test]
+fn an_api_server_that_forbids_everything_just_after_its_start_costs_a_follower_nothing() {
+    let test = "an_api_server_that_forbids_everything_just_after_its_start_costs_a_follower_nothing";
+    let Some(scene) = Scene::new(test) else { return };
+    let file = scene.daemon.file("job.yml");
+    let script = "i=0; while [ $i -lt 2000 ]; do echo line $i; i=$((i+1)); done; exit 3";
+    fs::write(&file, format!("spec: {{}}\n---\nrun: [{{name: s, script: \"{script}\"}}]\n")).unwrap();
+    assert!(scene.call(&["submit", "--id", "j", "job.yml"], ADDRESS).status.success());
+    // The first connection is cut, and what is asked next is forbidden.
+    *scene.cluster.cuts.lock().unwrap() = vec![20_000];
+    scene.cluster.forbids_then.store(2, Ordering::Relaxed);
+    let follower = scene.call(&["follow", "j", "--output", "plain"], ADDRESS);
+    assert_eq!(follower.status.code(), Some(3), "{}", String::from_utf8_lossy(&follower.stderr));
+    assert_eq!(String::from_utf8_lossy(&follower.stdout).matches("line ").count(), 2000);
+    assert_eq!(scene.cluster.forbids.load(Ordering::Relaxed), 0);
+    // To a client that never had a line it is final.
+    scene.cluster.forbids.store(usize::MAX, Ordering::Relaxed);
+    scene.fails(&["status"], ADDRESS, &["access is refused", "(Forbidden)"]);
+}
+
+#[test]
 fn what_a_cluster_says_is_told_as_what_it_means() {
     let Some(scene) = Scene::new("what_a_cluster_says_is_told_as_what_it_means") else { return };
-    scene.fails(&["status"], "kube://lab@ci/gone/build", &["not there, or does not run", "(NotFound)"]);
+    scene.fails(&["status"], "kube://lab@ci/gone/build", &["not there, or has ended", "(NotFound)"]);
     scene.fails(&["status"], "kube://lab@ci/forbidden/build", &["access is refused", "(Forbidden)"]);
     scene.fails(&["status"], "kube://nobody@ci/runner-0", &["does not exist"]);
     let once = ["status", "--connect-timeout", "1ms"];

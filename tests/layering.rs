@@ -1,13 +1,17 @@
-//! Imports point one way (docs/architecture.md): reads the `use` lines and paths of `src/` and checks them against the
-//! table of layers.
+//! Imports point one way (docs/internals/architecture.md). Checks the `use` lines and paths of `src/` against the table
+//! of layers.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::allow_attributes, reason = "a test")]
 
+#[path = "support/imports.rs"]
+mod imports;
 #[path = "support/source.rs"]
 mod source;
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
+
+use imports::Imports;
 
 /// What a module may name of this crate, besides itself.
 fn table() -> BTreeMap<&'static str, Vec<&'static str>> {
@@ -17,7 +21,19 @@ fn table() -> BTreeMap<&'static str, Vec<&'static str>> {
     let job = [&plan[..], &["plan"]].concat();
     let io = [
         &job[..],
-        &["job", "process", "keeper", "store", "web", "oci", "fetch", "error", "files", "failpoint"],
+        &[
+            "job",
+            "process",
+            "keeper",
+            "store",
+            "web",
+            "oci",
+            "fetch",
+            "error",
+            "files",
+            "failpoint",
+            "threads",
+        ],
     ]
     .concat();
     let actors = [&io[..], &[]].concat();
@@ -27,27 +43,34 @@ fn table() -> BTreeMap<&'static str, Vec<&'static str>> {
         ("model", vec![]),
         ("queue", vec![]),
         ("clock", vec![]),
+        ("threads", vec!["clock"]),
         ("error", vec![]),
         ("signal", vec![]),
-        ("systemd", vec!["process"]),
+        ("systemd", vec!["process", "error"]),
         ("net", vec![]),
         ("failpoint", vec![]),
         ("files", vec!["failpoint"]),
-        ("pb", vec![]),
+        ("pb", vec!["error"]),
         ("lang", model.clone()),
         ("log", model.clone()),
         ("journal", model.clone()),
         ("variables", model.clone()),
         ("config", vec!["variables", "lang"]),
-        ("logging", vec!["config", "files"]),
+        ("logging", vec!["config", "files", "error"]),
         ("plan", pure.clone()),
         ("job", job.clone()),
         ("process", vec!["model", "store", "files", "failpoint"]),
-        ("store", vec!["model", "journal", "log", "variables", "files", "failpoint"]),
-        ("keeper", vec!["model", "journal", "log", "process", "clock", "files", "failpoint"]),
+        ("store", vec!["model", "journal", "log", "variables", "files", "failpoint", "error"]),
+        (
+            "keeper",
+            vec!["model", "journal", "log", "process", "clock", "files", "failpoint", "threads", "error"],
+        ),
         ("web", vec![]),
         ("oci", vec!["web"]),
-        ("fetch", vec!["model", "clock", "lang", "job", "process", "store", "web", "oci"]),
+        (
+            "fetch",
+            vec!["model", "clock", "lang", "job", "process", "store", "web", "oci", "threads", "error"],
+        ),
         ("builtin", vec!["web", "oci", "fetch"]),
         ("actors", actors.clone()),
         ("grpc", grpc.clone()),
@@ -83,37 +106,103 @@ fn files() -> Vec<(String, PathBuf, String)> {
         .collect()
 }
 
-/// Modules of this crate that `code` names.
-fn named(code: &str) -> Vec<String> {
-    let mut found = Vec::new();
-    for (at, _) in code.match_indices("crate::") {
-        let rest = code.get(at + "crate::".len()..).unwrap();
-        let group = rest.strip_prefix('{').map(|group| group.split('}').next().unwrap());
-        for item in group.map_or_else(|| vec![rest], |group| group.split(',').collect()) {
-            let name: String = item.trim().chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect();
-            found.push(name);
+/// The module of a file, from the root of the crate.
+fn module_of(path: &Path) -> Vec<String> {
+    let inside =
+        path.strip_prefix(Path::new(env!("CARGO_MANIFEST_DIR")).join("src")).unwrap().with_extension("");
+    inside.components().map(|part| part.as_os_str().to_string_lossy().into_owned()).collect()
+}
+
+/// Imports that break the table: the file's module, and the module it must not name.
+fn forbidden(table: &BTreeMap<&str, Vec<&str>>, read: &[(Vec<String>, Imports)]) -> Vec<(String, String)> {
+    let exported: BTreeMap<_, _> =
+        read.iter().flat_map(|(_, imports)| imports.exported.iter().cloned()).collect();
+    let mut wrong = Vec::new();
+    for (module, imports) in read {
+        let top = module.first().unwrap().as_str();
+        let allowed = table.get(top).unwrap_or_else(|| panic!("{top} is not in the table"));
+        for path in &imports.named {
+            for named in [path.first().cloned(), imports::origin(path, &exported).first().cloned()]
+                .into_iter()
+                .flatten()
+            {
+                if named != top && table.contains_key(named.as_str()) && !allowed.contains(&named.as_str()) {
+                    wrong.push((module.join("::"), path.join("::")));
+                }
+            }
         }
     }
-    found
+    wrong.dedup();
+    wrong
 }
 
 #[test]
 fn imports_point_one_way() {
-    let table = table();
-    let mut wrong = Vec::new();
-    for (module, path, code) in files() {
-        if ["main", "lib"].contains(&module.as_str()) {
+    let mut read = Vec::new();
+    for (top, path, _) in files() {
+        if ["main", "lib"].contains(&top.as_str()) {
             continue;
         }
-        let allowed = table.get(module.as_str()).unwrap_or_else(|| panic!("{module} is not in the table"));
-        for name in named(&code) {
-            let is_module = table.contains_key(name.as_str());
-            if is_module && name != module && !allowed.contains(&name.as_str()) {
-                wrong.push(format!("{}: {module} names {name}", path.display()));
-            }
-        }
+        let module = module_of(&path);
+        let names: Vec<&str> = module.iter().map(String::as_str).collect();
+        let imports = imports::of(&names, &fs::read_to_string(&path).unwrap());
+        read.push((module, imports));
     }
+    let wrong: Vec<String> = forbidden(&table(), &read)
+        .into_iter()
+        .map(|(module, named)| format!("{module} names {named}"))
+        .collect();
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn every_way_to_name_a_module_is_seen() {
+    let table = BTreeMap::from([
+        ("low", vec![]),
+        ("high", vec!["low"]),
+        ("facade", vec!["low", "high"]),
+        ("middle", vec!["low", "facade"]),
+    ]);
+    for (module, code, is_wrong) in [
+        ("low", "use crate::high::Thing;", true),
+        ("low", "use crate::{low::One, high::{Two, Three}};", true),
+        ("low", "use crate::{low::{One, Two}, high};", true),
+        ("low", "fn f() { crate::high::thing() }", true),
+        ("low", "use super::high::Thing;", true),
+        ("low::inner", "use super::super::high::Thing;", true),
+        ("low::inner", "fn f() { super::super::high::thing() }", true),
+        ("low", "mod inner { use super::super::high::Thing; }", true),
+        ("low", "#[cfg(test)]\nmod tests { use crate::high::Thing; }\nuse crate::high::Thing;", true),
+        ("low", "macro_rules! m { () => { $crate::high::Thing } }", true),
+        ("middle", "use crate::facade::FromHigh;", true),
+        ("middle::inner", "use super::super::facade::inner::Deeper;", true),
+        ("low", "use crate::{self as all, high as other};", true),
+        ("middle", "fn f() { crate::low::call(|| crate::high::call()) }", true),
+        ("middle", "use crate::facade::FromLow;", false),
+        ("low::inner", "use super::high::Thing;", false),
+        ("low", "mod inner { mod deeper {} use super::high::Thing; }", false),
+        ("low", "#[cfg(test)]\nmod tests { use crate::high::Thing; fn f() { \"}\"; } }", false),
+        (
+            "low",
+            "// crate::high\n/* crate::high /* */ crate::high */ const A: &str = \"crate::high\";",
+            false,
+        ),
+        (
+            "low",
+            "const A: &str = r#\"\" crate::high\"#; const B: char = '\"'; fn f<'a>(_: &'a str) {}",
+            false,
+        ),
+        ("middle", "use crate::low::{self, Thing};", false),
+    ] {
+        let facade = "pub use crate::high::Thing as FromHigh;\npub(crate) use crate::low::{Thing as FromLow};\n\
+            pub mod inner { pub use super::FromHigh as Deeper; }";
+        let read = |module: &str, code: &str| {
+            let path: Vec<&str> = module.split("::").collect();
+            (path.iter().map(ToString::to_string).collect::<Vec<_>>(), imports::of(&path, code))
+        };
+        let wrong = forbidden(&table, &[read(module, code), read("facade", facade)]);
+        assert_eq!(!wrong.is_empty(), is_wrong, "{module}: {code}: {wrong:?}");
+    }
 }
 
 #[test]
@@ -139,6 +228,7 @@ fn frameworks_are_named_where_they_may_be() {
                 "net",
                 "oci",
                 "fetch",
+                "threads",
             ],
         ),
     ];
@@ -183,17 +273,50 @@ fn store_and_keeper_touch_files_through_the_seam_only() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
+/// Fields of the operator's log that show an error without its causes.
+fn bare_errors(code: &str) -> Vec<&str> {
+    let fields = code.match_indices('%').filter_map(|(at, _)| {
+        let (before, value) = (code.get(..at)?.trim_end(), code.get(at + 1..)?);
+        let is_field = before.ends_with(['(', ','])
+            || before.strip_suffix('=').is_some_and(|name| name.trim_end().ends_with("error"));
+        let name: &str = value.split(|c: char| !c.is_alphanumeric() && c != '_').next()?;
+        let is_named_error =
+            before.ends_with('=') || ["error", "err", "e", "problem", "cause"].contains(&name);
+        (is_field && is_named_error && name != "Chain").then_some(name)
+    });
+    fields.collect()
+}
+
+#[test]
+fn errors_are_logged_with_their_causes() {
+    assert_eq!(bare_errors("warn!(%error, \"x\")"), ["error"]);
+    assert_eq!(bare_errors("warn!(id = %id, error = %lost)"), ["lost"]);
+    assert!(bare_errors("warn!(error = %Chain(&error), job = %id); 1 % e").is_empty());
+    let mut wrong = Vec::new();
+    for (_, path, code) in files() {
+        wrong.extend(
+            bare_errors(&code)
+                .iter()
+                .map(|name| format!("{}: write error = %Chain(&{name})", path.display())),
+        );
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
 #[test]
 fn unsafe_code_and_new_processes_are_where_they_may_be() {
     let mut wrong = Vec::new();
     for (module, path, code) in files() {
         let is_sys = path.ends_with("process/sys.rs")
             || path.parent().is_some_and(|folder| folder.ends_with("process/sys"));
-        let is_unsafe = ["unsafe {", "unsafe fn", "unsafe impl"].iter().any(|kind| code.contains(kind));
+        let is_unsafe = ["unsafe {", "unsafe fn", "unsafe impl", "unsafe trait", "unsafe extern", "unsafe("]
+            .iter()
+            .any(|kind| code.contains(kind));
         if is_unsafe && !is_sys {
             wrong.push(format!("{}: unsafe", path.display()));
         }
-        let spawns = code.contains("Command::new(") && code.contains("process::Command");
+        let imported = code.contains("process::Command") || code.contains("process::{");
+        let spawns = imported && code.contains("Command::new(");
         if spawns && !["process", "keeper"].contains(&module.as_str()) {
             wrong.push(format!("{}: starts a process", path.display()));
         }

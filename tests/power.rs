@@ -1,5 +1,5 @@
-//! `durability = power`: what clients see is on the disk, and what cannot be brought there is said (service.md §6.6,
-//! faults.md rows 27 and 43).
+//! `durability = power`: everything that clients see is on the disk, and data that cannot be written to it is reported
+//! (service.md §6.6, faults.md rows 27 and 43).
 #![expect(clippy::unwrap_used, reason = "a broken scene fails the test")]
 
 #[path = "support/loop_disk.rs"]
@@ -24,7 +24,7 @@ fn power() -> Setup {
 struct Strace(Child, #[expect(dead_code, reason = "kept open")] BufReader<ChildStderr>);
 
 impl Strace {
-    /// Attaches to a process; `None`: there is no strace, or no right to trace daemon and keeper. Then `test` is skipped.
+    /// Attaches to a process. Returns `None`, and `test` is skipped, without strace or the right to trace.
     fn attach(test: &str, daemon: &Daemon, pid: i32, options: &[&str]) -> Option<Self> {
         if !is_root(test) {
             return None;
@@ -87,7 +87,7 @@ async fn fault_27_a_failed_sync_fails_the_jobs_that_live_and_is_not_tried_again(
     support::refused(refused, Code::DataLoss, "data_loss");
     strace.detach();
 
-    // The disk works again: what was lost stays lost, for the next daemon too; other jobs are as if nothing had happened.
+    // The disk works again. Lost data stays lost, for the next daemon too; other jobs run as if nothing had happened.
     assert_eq!(client.run_to_end("next", &script("echo fine")).await.exit_code, 0);
     for restarted in [false, true] {
         if restarted {

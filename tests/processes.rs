@@ -1,4 +1,4 @@
-//! What becomes of processes: those of steps, those they leave behind, those that resist (service.md §6, faults.md §1).
+//! The fate of processes: those of steps, left-over ones, and those that resist (service.md §6, faults.md §1).
 #![expect(clippy::unwrap_used, reason = "a broken scene fails the test")]
 
 mod support;
@@ -34,7 +34,7 @@ async fn fault_01_a_step_is_over_when_its_process_is() {
     assert_eq!((status.state(), status.exit_code), (State::Success, 0));
     assert_eq!(client.output("1").await, "x\n");
     let said = logs::daemon_lines(&client.log("1").await);
-    assert!(said.iter().any(|line| line == "step s left 1 processes running"), "{said:?}");
+    assert!(said.iter().any(|line| line.starts_with("step s left 1 process running: ")), "{said:?}");
     assert!(!is_alive(pid_in(&pid).await));
 }
 
@@ -96,9 +96,9 @@ async fn nobody_escapes(daemon: Daemon, mode: &str, in_force: &str) {
 }
 
 #[tokio::test]
-async fn fault_02_nobody_escapes_the_sweep() {
+async fn fault_02_nobody_escapes_the_reaper() {
     let daemon = Setup::new().option("cgroup", "off").option("cancel-grace", "200ms").start();
-    nobody_escapes(daemon, "off", "found by a sweep of /proc").await;
+    nobody_escapes(daemon, "off", "a reaper holds the processes of each job").await;
 }
 
 #[tokio::test]
@@ -110,6 +110,26 @@ async fn fault_02_nobody_escapes_the_cgroup() {
     }
     let daemon = Setup::new().option("cgroup", "on").option("cancel-grace", "200ms").start();
     nobody_escapes(daemon, "on", "a control group holds the processes of each job").await;
+}
+
+#[tokio::test]
+async fn fault_78_a_stopped_reaper_of_a_dead_keeper_is_found_and_leaves_nothing() {
+    let daemon = Setup::new().option("cgroup", "off").start();
+    let client = daemon.client().await;
+    let (reaper, hidden) = (daemon.file("reaper"), daemon.file("hidden"));
+    let hides = format!(
+        "(env -i setsid sh -c 'env -i setsid sh -c \"echo \\$\\$ > {0}; exec sleep 600\" & exit 0' &)\n\
+         echo $PPID > {1}; exec sleep 600",
+        hidden.display(),
+        reaper.display()
+    );
+    client.run("1", &hides).await;
+    let (reaper, hidden) = (pid_in(&reaper).await, pid_in(&hidden).await);
+    kill(reaper, Signal::STOP);
+    kill(daemon.keeper_pid().unwrap(), Signal::KILL);
+    let status = client.reaches("1", "it ends", |status| status.finished).await;
+    assert_eq!((status.state(), status.exit_code), (State::Interrupted, -4));
+    until("nothing is left", || !is_alive(hidden) && !is_alive(reaper)).await;
 }
 
 #[tokio::test]
@@ -363,7 +383,7 @@ async fn fault_14_a_step_that_kills_its_parent_interrupts_only_running_jobs() {
     let daemon = Daemon::start();
     let client = daemon.client().await;
     let before = client.run_to_end("before", &script("echo x")).await;
-    client.run("1", "echo on; kill -9 $PPID; exec sleep 600").await;
+    client.run("1", &format!("echo on; kill -9 {}; exec sleep 600", daemon.keeper_pid().unwrap())).await;
     let status = client.reaches("1", "it ends", |status| status.finished).await;
     assert_eq!((status.state(), status.exit_code), (State::Interrupted, -4));
     assert!(contains(&client.log("1").await, "job interrupted: "));

@@ -293,6 +293,38 @@ fn signals_close_both_sides_and_end_with_1() {
     }
 }
 
+/// Half a minute: the limit is the program's.
+#[test]
+fn fault_91_a_proxy_whose_client_vanished_with_its_pipes_open_ends_after_the_daemon_has_ended_the_connection()
+{
+    let scene = Scene::new();
+    // More than a pipe takes, and less than pipe, proxy and socket together.
+    let server = scene.serve(|mut socket| socket.write_all(&vec![0; 200_000]).unwrap());
+    let mut child = scene.proxy();
+    // What a dead container engine leaves: nobody reads or writes, nobody closes.
+    let held = (child.stdin.take(), child.stdout.take());
+    server.join().unwrap();
+    let start = Instant::now();
+    let status = loop {
+        if let Some(status) = child.try_wait().unwrap() {
+            break status;
+        }
+        if start.elapsed() > 6 * BOUND {
+            child.kill().unwrap();
+            panic!("the proxy lives on");
+        }
+        thread::sleep(Duration::from_millis(20));
+    };
+    drop(held);
+    let mut said = String::new();
+    child.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+    assert_eq!(status.code(), Some(1), "{said}");
+    assert_eq!(
+        said,
+        "step-runner proxy: write stdout: nobody has read for 30 s since the daemon ended the connection\n"
+    );
+}
+
 #[test]
 fn a_non_blocking_stdin_is_no_error() {
     let scene = Scene::new();

@@ -1,4 +1,4 @@
-//! Admission as clients and operators see it (queue.md §9 Q2, Q5–Q8): jobs wait on a FIFO, so the test decides when
+//! Admission as clients and operators see it (queue.md §9 Q2, Q5–Q8). Jobs block on a FIFO, so the test decides when
 //! they end.
 #![expect(clippy::unwrap_used, reason = "a broken scene fails the test")]
 
@@ -410,4 +410,23 @@ async fn bad_settings_leave_the_old_ones_in_force() {
     scene.starts("second").await;
     scene.let_go("first").await;
     scene.let_go("second").await;
+}
+
+#[tokio::test]
+async fn a_grace_that_was_read_again_reaches_the_keeper() {
+    let mut scene = Scene::new(&[("keeper_wait", "\"1s\""), ("cancel_grace", "\"1h\"")]).await;
+    let pid = scene.folder.path().join("pid");
+    let stubborn = format!(
+        "trap '' TERM; echo $$ > '{0}.new'; mv '{0}.new' '{0}'; while :; do sleep 1; done",
+        pid.display()
+    );
+    scene.client.try_run(request("stubborn", &script(&stubborn))).await.unwrap();
+    until("the job runs", || pid.exists()).await;
+    scene.set("cancel_grace", "\"1ms\"");
+    // What the keeper is told comes in order: it knows the grace when it has run this job.
+    scene.run("next").await;
+    scene.let_go("next").await;
+    scene.daemon.kill();
+    let pid = std::fs::read_to_string(&pid).unwrap().trim().parse().unwrap();
+    until("the keeper has ended the job by force", || !support::is_alive(pid)).await;
 }

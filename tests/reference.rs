@@ -1,5 +1,5 @@
-//! The examples of the reference of the language (docs/language.md): expressions have the value that is said, files pass
-//! `check`, and what is marked so runs and prints what is said.
+//! The examples of the language reference (docs/use/step-language.md): expressions have the stated value, files pass
+//! `check`, and marked examples run and print the stated output.
 #![expect(clippy::unwrap_used, reason = "a broken example fails the test")]
 
 use std::fs;
@@ -24,7 +24,7 @@ struct Block {
 }
 
 fn page() -> String {
-    document("docs/language.md")
+    document("docs/use/step-language.md")
 }
 
 fn document(name: &str) -> String {
@@ -54,7 +54,7 @@ fn blocks_of(page: &str) -> Vec<Block> {
 }
 
 fn evaluated(template: &str) -> Result<Json, Diagnostic> {
-    let template = parse_inline(template, &Arc::from("language.md"), Position::START)?;
+    let template = parse_inline(template, &Arc::from("step-language.md"), Position::START)?;
     evaluate_native(&template, &IndexMap::<String, Value>::new()).map(|value| to_json(&value))
 }
 
@@ -135,10 +135,10 @@ fn files_of_the_page_pass_the_check_and_run_as_it_says() {
     assert!(checked > 5 && run > 3, "{checked} {run}");
 }
 
-/// The files of docs/functions.md, whose paths stand behind the kind of their blocks, and its commands.
+/// The files of docs/use/functions.md, whose paths stand behind the kind of their blocks, and its commands.
 #[test]
 fn the_functions_of_the_guide_pass_the_check_and_its_commands_succeed() {
-    let blocks = blocks_of(&document("docs/functions.md"));
+    let blocks = blocks_of(&document("docs/use/functions.md"));
     let folder = tempfile::tempdir().unwrap();
     let mut written = 0;
     for block in &blocks {

@@ -1,4 +1,4 @@
-//! The JSON Schema of function files against the reader: both take the same documents, as far as a schema can say.
+//! The JSON Schema of function files accepts the same documents as the reader, as far as a schema can.
 #![expect(clippy::unwrap_used, reason = "a broken scene fails the test")]
 
 #[path = "support/source.rs"]
@@ -14,7 +14,7 @@ use step_runner::lang::diagnostic::{Class, Diagnostic, Severity};
 use step_runner::lang::document::{check_function, check_request};
 use step_runner::lang::schema::schema;
 use step_runner::lang::yaml::scalar::{Resolved, resolve};
-use step_runner::lang::yaml::{self, Node, NodeKind, Source};
+use step_runner::lang::yaml::{self, NodeKind, Source, YamlNode};
 
 struct Schemas {
     whole: Validator,
@@ -66,7 +66,7 @@ fn is_beyond_a_schema(finding: &Diagnostic) -> bool {
     }
 }
 
-fn json_of(node: &Node) -> Value {
+fn json_of(node: &YamlNode) -> Value {
     match &node.kind {
         NodeKind::Scalar(scalar) => match resolve(scalar) {
             Resolved::Null => Value::Null,

@@ -1,4 +1,4 @@
-//! Where a secret of a job may be, and where not (faults.md §2, rows 38 and 71).
+//! The places where a job's secret may be, and no others (threat-model.md §4.3; faults.md rows 38 and 71).
 #![expect(clippy::unwrap_used, reason = "a broken scene fails the test")]
 
 mod support;
@@ -333,7 +333,7 @@ async fn fault_71_neither_a_step_of_the_same_user_nor_another_user_reads_what_th
     let setup = place.setup().env("OF_DAEMON", CANARY).option("env-base", "list");
     let daemon = setup.start_in(place.path());
     let client = daemon.client().await;
-    // `$PPID` of a step is the keeper.
+    // `$PPID` of a step is the keeper, or the reaper of its job.
     let text = format!(
         "for pid in $PPID {}; do for file in environ mem maps fd/0 exe cwd; do \
          if cat /proc/$pid/$file >/dev/null 2>&1 || readlink /proc/$pid/$file; then echo $file is readable; fi; done; \

@@ -241,7 +241,7 @@ fn the_marker_is_one_write() {
     let trace = scene.path("trace");
     let mut traced = Command::new("strace");
     traced
-        .args(["-qq", "-s", "4096", "-e", "trace=write", "-e", "signal=none", "-o"])
+        .args(["-f", "-qq", "-s", "4096", "-e", "trace=write", "-e", "signal=none", "-o"])
         .arg(&trace)
         .arg(&scene.program);
     traced.args(["steps", "serve", "--max-lifetime", "1ms", "--socket"]).arg(scene.socket());

@@ -1,4 +1,4 @@
-//! The daemon under a service manager: sockets that are passed, readiness, signs of life (docs/systemd.md).
+//! The daemon under a service manager: passed sockets, readiness, watchdog messages (docs/operate/systemd.md).
 #![expect(clippy::unwrap_used, reason = "a broken scene fails the test")]
 
 mod support;
@@ -18,8 +18,8 @@ use step_runner::pb::v1::State;
 use support::parts::skipped;
 use support::{Client, PATIENCE, Setup, script, wait_for};
 
-/// Starts the program as a service manager does: descriptor 3 is what came on standard input, and the variables name the
-/// process itself. `$1` is the number of descriptors; two are the same one twice.
+/// Starts the program as a service manager does: descriptor 3 is a copy of standard input, and the variables name the
+/// process itself. `$1` is the number of descriptors; with two, both are the same.
 const ACTIVATE: &str = r#"exec 3<&0 4<&0 </dev/null; [ "$1" = 1 ] && exec 4<&-; LISTEN_FDS=$1; shift
 LISTEN_PID=${LISTEN_PID:-$$}; export LISTEN_PID LISTEN_FDS; exec "$@""#;
 
@@ -172,7 +172,7 @@ fn what_cannot_be_listened_on_is_named() {
     let short = UnixListener::bind(scene.path("b.sock")).unwrap();
     for count in ["three", "-1", "99"] {
         let said = scene.refused(short.try_clone().unwrap(), count);
-        assert!(said.contains("passed no usable descriptors"), "{said}");
+        assert!(said.contains("passed no usable descriptors (LISTEN_FDS)"), "{said}");
     }
 }
 

@@ -1,7 +1,7 @@
-//! Runs the test vectors of the specifications: one trial for each vector, named `vectors::SUITE::ID`.
+//! Runs the test vectors of the specifications: one test for each vector, named `vectors::SUITE::ID`.
 //!
-//! The vectors are the `*-vectors.json` files in `tests/vectors`, or in the folder that `STEP_RUNNER_VECTORS` names.
-//! A suite is a file in `tests/vector_suites` and a line in [`SUITES`].
+//! The vectors are the `*-vectors.json` files in `tests/vectors`, or in the folder named by `STEP_RUNNER_VECTORS`. A
+//! suite is a file in `tests/vector_suites` and a line in [`SUITES`].
 
 use std::{fs, path::PathBuf, process::ExitCode, sync::Arc};
 

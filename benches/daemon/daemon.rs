@@ -1,4 +1,4 @@
-//! A daemon of our own and the calls to it.
+//! Starts a daemon for the benchmark and calls it.
 
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
@@ -13,20 +13,20 @@ use tonic::transport::{Channel, Endpoint};
 
 use super::Failure;
 
-/// How long a daemon may take to end.
+/// Time after which a daemon that does not end is killed.
 const END_TIME: Duration = Duration::from_secs(20);
 
-/// Calls on one connection at once: below the daemon's limit of 100.
+/// Calls at a time on one connection: below the daemon's limit of 100.
 pub(crate) const CALLS_PER_CONNECTION: usize = 50;
 
-/// A running daemon with default settings; ended when dropped.
+/// A running daemon with default settings. Dropping it ends the daemon.
 pub(crate) struct Daemon {
     child: Child,
     folder: tempfile::TempDir,
 }
 
 impl Daemon {
-    /// Starts one and waits for its ready marker.
+    /// Starts a daemon and waits until it is ready.
     pub(crate) fn start() -> Result<Self, Failure> {
         let daemon = Self::launch(Stdio::piped())?;
         Ok(daemon)
@@ -50,7 +50,7 @@ impl Daemon {
         if let Some(stderr) = child.stderr.take() {
             let mut stderr = BufReader::new(stderr);
             stderr.read_line(&mut marker)?;
-            // Its own log goes through the pipe as it would to a service manager.
+            // The daemon's log goes through a pipe, as with a service manager.
             std::thread::spawn(move || stderr.read_to_end(&mut Vec::new()));
         }
         if !marker.contains("is listening on socket") {
@@ -63,14 +63,14 @@ impl Daemon {
         self.child.id()
     }
 
-    /// Process id of the keeper, once the first job came.
+    /// Returns the keeper's process id once the first job has started it.
     pub(crate) fn keeper_pid(&self) -> Option<u32> {
         let text = std::fs::read(self.folder.path().join("s.state/keeper.json")).ok()?;
         let identity: serde_json::Value = serde_json::from_slice(&text).ok()?;
         identity.get("pid")?.as_u64().and_then(|pid| u32::try_from(pid).ok())
     }
 
-    /// Processor time that daemon and keeper have used on their main threads, which do all work on jobs.
+    /// Returns the processor time that daemon and keeper have used on their main threads, which do all work on jobs.
     pub(crate) fn cpu_seconds(&self) -> Result<f64, Failure> {
         let mut nanoseconds = 0.0;
         for pid in [Some(self.pid()), self.keeper_pid()].into_iter().flatten() {
@@ -80,7 +80,7 @@ impl Daemon {
         Ok(nanoseconds / 1e9)
     }
 
-    /// How often threads of daemon and keeper have slept: each time, something had to wake them.
+    /// Returns how often threads of daemon and keeper have slept: each time, something had to wake them.
     pub(crate) fn wakes(&self) -> Result<u64, Failure> {
         let mut wakes = 0;
         for pid in [Some(self.pid()), self.keeper_pid()].into_iter().flatten() {
@@ -97,7 +97,7 @@ impl Daemon {
         self.folder.path().join("s")
     }
 
-    /// So many connections.
+    /// Opens `count` connections.
     pub(crate) async fn connect(&self, count: usize) -> Result<Vec<Client>, Failure> {
         let mut clients = Vec::new();
         for _ in 0..count {
@@ -122,7 +122,7 @@ impl Drop for Daemon {
     }
 }
 
-/// One connection.
+/// A client with one connection.
 #[derive(Clone)]
 pub(crate) struct Client(StepRunnerClient<Channel>);
 
@@ -149,7 +149,7 @@ impl Client {
         Ok(())
     }
 
-    /// Reads the log of a job to its end; bytes read.
+    /// Reads the log of a job to its end. Returns the number of bytes.
     pub(crate) async fn follow(&mut self, id: &str) -> Result<usize, Failure> {
         let request = FollowLogsRequest { id: id.to_owned(), offset: 0 };
         let mut log = self.0.follow_logs(request).await?.into_inner();
@@ -164,7 +164,7 @@ impl Client {
         Ok(self.0.status(StatusRequest { id: id.to_owned() }).await?.into_inner().jobs.len())
     }
 
-    /// Exit codes of all jobs that ended with another one than 0.
+    /// Returns the number of jobs that ended with an exit code other than 0.
     pub(crate) async fn failures(&mut self) -> Result<usize, Failure> {
         let jobs = self.0.status(StatusRequest { id: String::new() }).await?.into_inner().jobs;
         Ok(jobs.iter().filter(|job| job.finished && job.exit_code != 0).count())
@@ -176,7 +176,7 @@ impl Client {
     }
 }
 
-/// Finishes all of `ids`, not measured.
+/// Finishes all of `ids`. This is not part of any measurement.
 pub(crate) async fn finish_all(clients: &[Client], ids: &[String]) -> Result<(), Failure> {
     let mut tasks = tokio::task::JoinSet::new();
     let share = ids.len().div_ceil(clients.len() * 4).max(1);
@@ -195,7 +195,7 @@ pub(crate) async fn finish_all(clients: &[Client], ids: &[String]) -> Result<(),
     Ok(())
 }
 
-/// A runtime for clients: one thread, so that the client takes as little of the machine as it can.
+/// Makes a runtime for clients with one thread, so that the clients use as little of the machine as possible.
 pub(crate) fn runtime() -> Result<tokio::runtime::Runtime, Failure> {
     Ok(tokio::runtime::Builder::new_current_thread().enable_all().build()?)
 }

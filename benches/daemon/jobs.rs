@@ -1,5 +1,5 @@
-//! Jobs a second. A job is one step that runs [`machine::PROGRAM`]; it is over when its log's stream
-//! has ended, and Finish is not counted.
+//! Jobs per second. A job is one step that runs [`machine::PROGRAM`]. It counts as done when the stream of its log has
+//! ended; Finish is not measured.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -10,13 +10,13 @@ use super::machine;
 use super::report::{Aim, Report};
 use super::{Failure, Size};
 
-/// Jobs under way at once.
+/// Numbers of jobs under way at once.
 const AT_ONCE: [usize; 4] = [1, 16, 256, 1_000];
 
-/// Runs that must be accepted within a second.
+/// Number of Runs that must be accepted within a second.
 const BURST: usize = 5_000;
 
-/// A job of one step: the definition is the step.
+/// Steps of a job with one step, given as a bare definition.
 pub(crate) fn one_step() -> String {
     format!(r#"{{"exec": {{"command": ["{}"]}}}}"#, machine::PROGRAM)
 }
@@ -57,7 +57,7 @@ fn throughput(
     let aim = if at_once == 1_000 { Aim::AtLeast(75.0) } else { Aim::Open };
     report.figure(&format!("jobs, {at_once} at once"), speed, "jobs/s", Aim::Open);
     report.figure(&format!("jobs, {at_once} at once, of bare spawns"), speed / bare * 100.0, "%", aim);
-    // Tells the program's own cost on a busy machine too.
+    // This figure shows the program's own cost even on a busy machine.
     let name = format!("jobs, {at_once} at once, daemon and keeper");
     report.figure(&name, own / count as f64 * 1e6, "µs CPU a job", Aim::Open);
     Ok(())
@@ -76,7 +76,7 @@ pub(crate) async fn one_job(client: &mut Client, id: &str, steps: &str) -> Resul
     Ok(())
 }
 
-/// Runs `count` jobs, `at_once` of them under way at any time; their ids.
+/// Runs `count` jobs, `at_once` of them at a time. Returns their ids.
 async fn many(clients: &[Client], at_once: usize, count: usize) -> Result<Vec<String>, Failure> {
     let (next, steps) = (Arc::new(AtomicUsize::new(0)), Arc::new(one_step()));
     let mut tasks = tokio::task::JoinSet::new();

@@ -1,4 +1,4 @@
-//! The language's two figures that have aims; `cargo bench --bench language` shows the rest.
+//! The two figures of the language that have aims. `cargo bench --bench language` shows the others.
 
 #[path = "../language/fixtures.rs"]
 #[expect(dead_code, reason = "the other benchmark uses the rest")]
@@ -13,10 +13,10 @@ use self::fixtures::{TEMPLATE, World, parsed, plan, request, steps};
 use super::report::{Aim, Report, median};
 use super::{Failure, Size};
 
-/// Steps of the large job.
+/// Number of steps of the large job.
 const STEPS: usize = 1_000;
 
-/// Evaluations between two looks at the clock.
+/// Evaluations between two readings of the clock.
 const EVALUATIONS: usize = 10_000;
 
 pub(crate) fn measure(report: &mut Report, size: Size) -> Result<(), Failure> {

@@ -1,5 +1,5 @@
-//! Bytes of output a second from a step's process to clients. What counts is the process's own bytes; what framing adds
-//! does not.
+//! Bytes of output per second from a step's process to clients. Only the bytes of the process count, not what framing
+//! adds.
 
 use std::io::Write;
 use std::process::ExitCode;
@@ -10,16 +10,16 @@ use super::machine;
 use super::report::{Aim, Report};
 use super::{Failure, Size};
 
-/// First argument that makes this program the step: write and end.
+/// First argument that makes this program act as the step: it writes and exits.
 pub(crate) const WRITE_MODE: &str = "--write";
 
-/// One write of the step.
+/// Maximum size of one write of the step, in bytes.
 const BLOCK: usize = 64 << 10;
 
-/// Connections that many followers share.
+/// Number of connections that many followers share.
 const CONNECTIONS: usize = 4;
 
-/// Writes `bytes` bytes in lines of `line` bytes, in blocks of [`BLOCK`].
+/// Writes `bytes` bytes in lines of `line` bytes, at most [`BLOCK`] at a time.
 pub(crate) fn write(bytes: &str, line: &str) -> ExitCode {
     let (Ok(bytes), Ok(line)) = (bytes.parse::<usize>(), line.parse::<usize>()) else {
         return ExitCode::FAILURE;
@@ -77,7 +77,7 @@ pub(crate) fn measure(report: &mut Report, size: Size) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Megabytes a second of all followers together.
+/// Returns the megabytes per second that all followers together receive.
 async fn speed(case: &Case) -> Result<f64, Failure> {
     let Case { line, phrases, followers, megabytes, .. } = *case;
     let daemon = Daemon::start()?;
@@ -108,7 +108,7 @@ async fn speed(case: &Case) -> Result<f64, Failure> {
     Ok((bytes * followers) as f64 / 1e6 / began.elapsed().as_secs_f64())
 }
 
-/// Starts the keeper.
+/// Runs a first job, which starts the keeper.
 async fn warm_up(client: &mut Client) -> Result<(), Failure> {
     client.run("first", r#"{"exec": {"command": ["/bin/true"]}}"#, Vec::new()).await?;
     client.follow("first").await?;

@@ -1,4 +1,4 @@
-//! What the machine can do without us: the references.
+//! Reference figures: the speed of the machine without step-runner.
 
 use std::io::{Read, Write};
 use std::os::fd::OwnedFd;
@@ -9,19 +9,19 @@ use std::time::Instant;
 use super::Failure;
 use super::report::median;
 
-/// The program of every job whose speed is measured.
+/// Program that every measured job runs.
 pub(crate) const PROGRAM: &str = "/bin/true";
 
-/// First argument that makes this program the other end of an [`Echo`].
+/// First argument that makes this program act as the other end of an [`Echo`].
 pub(crate) const ECHO_MODE: &str = "--echo";
 
 fn spawn_and_wait() -> Result<(), Failure> {
-    // Without hooks before exec the standard library takes the fast path of `posix_spawn`.
+    // Without hooks before exec the standard library uses `posix_spawn`, which is faster.
     Command::new(PROGRAM).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).status()?;
     Ok(())
 }
 
-/// Processes a second that `threads` threads start and wait for.
+/// Returns the number of processes per second that `threads` threads start and wait for.
 pub(crate) fn spawns_per_second(threads: usize, count: usize) -> Result<f64, Failure> {
     let each = count / threads;
     let began = Instant::now();
@@ -34,7 +34,7 @@ pub(crate) fn spawns_per_second(threads: usize, count: usize) -> Result<f64, Fai
     Ok((each * threads) as f64 / began.elapsed().as_secs_f64())
 }
 
-/// Microseconds to start one process and wait for it, the median of `count`.
+/// Returns the median time in microseconds, of `count`, to start a process and wait for it.
 pub(crate) fn spawn_latency(count: usize) -> Result<f64, Failure> {
     let mut times = Vec::with_capacity(count);
     for _ in 0..count {
@@ -45,7 +45,7 @@ pub(crate) fn spawn_latency(count: usize) -> Result<f64, Failure> {
     Ok(median(times))
 }
 
-/// Another process that answers each byte with a byte: what one question from process to process costs here.
+/// A process that answers each byte with a byte. It measures the cost of one request between processes.
 struct Echo {
     child: Child,
     socket: UnixStream,
@@ -75,7 +75,7 @@ impl Drop for Echo {
     }
 }
 
-/// The other end of an [`Echo`].
+/// Acts as the other end of an [`Echo`].
 pub(crate) fn echo() -> ExitCode {
     let (mut from, mut to, mut byte) = (std::io::stdin(), std::io::stdout(), [0]);
     while from.read_exact(&mut byte).is_ok() {
@@ -86,8 +86,8 @@ pub(crate) fn echo() -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// Microseconds to start one process, wait for it, and ask another process one question, the median of `count`: the
-/// least a further step can cost when the one that decides what comes next is not the one that starts it.
+/// Returns the median time in microseconds, of `count`, to spawn a process, wait for it, and ask another process. It is
+/// the minimum cost of a further step if one process starts the steps and another decides.
 pub(crate) fn spawn_and_ask_latency(count: usize) -> Result<f64, Failure> {
     let mut echo = Echo::start()?;
     let mut times = Vec::with_capacity(count);
@@ -100,7 +100,7 @@ pub(crate) fn spawn_and_ask_latency(count: usize) -> Result<f64, Failure> {
     Ok(median(times))
 }
 
-/// Megabytes a second that `cat` hands on through a pipe.
+/// Returns the megabytes per second that `cat` copies through pipes.
 pub(crate) fn pipe_speed(megabytes: usize) -> Result<f64, Failure> {
     let mut cat = Command::new("/bin/cat").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
     let (mut input, mut output) = (cat.stdin.take().ok_or("no pipe")?, cat.stdout.take().ok_or("no pipe")?);

@@ -1,9 +1,8 @@
-//! Speed and size of the real program, as ratios to what the machine itself can do, measured in the same run.
+//! Measures speed and size of the real program, as ratios to the machine's own figures from the same run.
 //!
-//! Drives the release binary named by `STEP_RUNNER_BIN` over a unix socket in a temporary folder. Run it by
-//! `scripts/bench`, which builds the binary; `--quick` takes seconds, `--json` prints one object, and any other word
-//! selects the groups of figures whose names contain it (`jobs`, `language`,
-//! `log`, `memory`, `start`, `steps`).
+//! Drives the release binary named by `STEP_RUNNER_BIN` over a unix socket in a temporary folder. Run it with
+//! `scripts/bench`, which builds the binary. `--quick` takes seconds, `--json` prints one object, and any other word
+//! selects the groups of figures whose names contain it (`jobs`, `language`, `log`, `memory`, `start`, `steps`).
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "it is a program that prints figures")]
 
 mod daemon;
@@ -20,15 +19,15 @@ use std::process::ExitCode;
 
 use report::Report;
 
-/// What can go wrong: the benchmark ends and says what.
+/// Error that ends the benchmark with a message.
 type Failure = Box<dyn std::error::Error + Send + Sync>;
 
-/// How much is measured.
+/// Extent of the measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Size {
-    /// Seconds: for a check that everything works.
+    /// Takes seconds; checks only that everything works.
     Quick,
-    /// Figures worth writing down.
+    /// Figures fit for a record.
     Full,
 }
 
@@ -43,7 +42,7 @@ impl Size {
 
 fn main() -> ExitCode {
     let mut arguments: Vec<String> = std::env::args().skip(1).collect();
-    // Started as a job's step: write and end.
+    // This process was started as the step of a job.
     if let [mode, bytes, line] = arguments.as_slice()
         && mode == log::WRITE_MODE
     {

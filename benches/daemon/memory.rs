@@ -1,4 +1,4 @@
-//! Memory of daemon and keeper: proportional set size, so that what both map is counted once.
+//! Memory of daemon and keeper, as proportional set size: pages that both map count once.
 
 use super::daemon::{CALLS_PER_CONNECTION, Daemon, finish_all, runtime};
 use super::report::{Aim, Report};
@@ -46,7 +46,7 @@ fn steps(command: &str) -> String {
     format!(r#"{{"exec": {{"command": ["{command}"]}}}}"#)
 }
 
-/// Starts all of `ids`, and waits until they run.
+/// Starts all of `ids` and waits until they run.
 async fn run_all(clients: &[super::daemon::Client], ids: &[String], steps: &str) -> Result<(), Failure> {
     let mut tasks = tokio::task::JoinSet::new();
     for (id, client) in ids.iter().zip(clients.iter().cycle()) {
@@ -56,17 +56,17 @@ async fn run_all(clients: &[super::daemon::Client], ids: &[String], steps: &str)
     while let Some(done) = tasks.join_next().await {
         done??;
     }
-    // The starts that are still under way.
+    // Waits for starts that are still under way.
     tokio::time::sleep(std::time::Duration::from_secs(2)).await;
     Ok(())
 }
 
-/// Proportional set size of all of `pids`, in KiB.
+/// Returns the proportional set size of all of `pids` in KiB.
 fn pss(pids: &[u32]) -> Result<f64, Failure> {
     sum(pids, "smaps_rollup", "Pss:")
 }
 
-/// Threads of all of `pids`.
+/// Returns the number of threads of all of `pids`.
 fn threads(pids: &[u32]) -> Result<f64, Failure> {
     sum(pids, "status", "Threads:")
 }

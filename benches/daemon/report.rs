@@ -1,15 +1,15 @@
-//! The figures: printed as they come, or kept for one object at the end.
+//! Collects the figures: prints each at once, or keeps them for one object at the end.
 
 use serde_json::{Map, Value, json};
 
-/// A bound that a figure is meant to keep.
+/// Bound that a figure should meet.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Aim {
-    /// None: the figure is for information.
+    /// No bound: the figure is only informative.
     Open,
-    /// Not less.
+    /// The figure should not be less.
     AtLeast(f64),
-    /// Not more.
+    /// The figure should not be more.
     AtMost(f64),
 }
 
@@ -31,7 +31,7 @@ impl Aim {
     }
 }
 
-/// See the module's text.
+/// The figures of one run.
 pub(crate) struct Report {
     print: bool,
     figures: Map<String, Value>,
@@ -60,13 +60,13 @@ impl Report {
         self.figures.insert(name.to_owned(), figure);
     }
 
-    /// All figures as one object.
+    /// Returns all figures as one object.
     pub(crate) fn json(self) -> Value {
         Value::Object(self.figures)
     }
 }
 
-/// The middle one.
+/// Returns the median.
 pub(crate) fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     values.get(values.len() / 2).copied().unwrap_or(f64::NAN)

@@ -1,4 +1,4 @@
-//! How long a daemon takes from its start to its first answer.
+//! Time from the start of a daemon to its first answer.
 
 use std::time::Instant;
 

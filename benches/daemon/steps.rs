@@ -1,4 +1,4 @@
-//! How long a job and a further step of it take when nothing else runs, beside a bare spawn.
+//! Time of a job and of each further step when nothing else runs, compared with a bare spawn.
 
 use std::path::Path;
 use std::time::Instant;
@@ -9,10 +9,10 @@ use super::machine;
 use super::report::{Aim, Report, median};
 use super::{Failure, Size};
 
-/// Steps beyond the first of the job whose further steps are measured.
+/// Number of steps after the first in the job that measures further steps.
 const FURTHER: usize = 50;
 
-/// A job of so many steps, each a call of the function in `folder`.
+/// Steps of a job with `count` steps, each a call of the function in `folder`.
 fn steps(count: usize, folder: &Path) -> Result<String, Failure> {
     std::fs::write(folder.join("func.yml"), format!("spec: {{}}\n---\n{}\n", one_step()))?;
     let step = |number| format!(r#"{{"name": "s{number}", "func": "{}"}}"#, folder.display());
@@ -45,12 +45,12 @@ pub(crate) fn measure(report: &mut Report, size: Size) -> Result<(), Failure> {
     report.figure("job with a list of one step", listed, "µs", Aim::Open);
     report.figure("each further step", further, "µs", Aim::Open);
     report.figure("each further step / bare spawn", further / bare, "×", Aim::AtMost(1.25));
-    // Tells more than a time on a busy machine.
+    // On a busy machine this figure is more reliable than a time.
     report.figure("each further step, daemon and keeper", wakes, "wake-ups", Aim::Open);
     Ok(())
 }
 
-/// Microseconds of a job, the median of `count`.
+/// Returns the median time of a job in microseconds, of `count`.
 async fn timed(client: &mut Client, name: &str, steps: &str, count: usize) -> Result<f64, Failure> {
     let mut times = Vec::with_capacity(count);
     for number in 0..count {

@@ -1,4 +1,4 @@
-//! Jobs, templates and files as pipelines have them; the same in each run.
+//! Jobs, templates and files like those of real pipelines, equal in each run.
 
 use std::fmt::Write;
 use std::sync::Arc;
@@ -19,13 +19,12 @@ use step_runner::model::ExitStatus;
 /// The template whose speed has an aim.
 pub(crate) const TEMPLATE: &str = "${{ vars.A }}-${{ steps.b.outputs.c }}";
 
-/// What every step of [`steps`] calls.
+/// Function that the steps of [`steps`] call.
 const FUNCTION: &str = "spec:\n  inputs:\n    number: {type: number}\n    name: {type: string}\n    \
                         text: {type: string, default: none}\n---\nexec:\n  command: [build, '${{ inputs.name }}', \
                         '${{ inputs.number }}', --flag]\n";
 
-/// A `run` list in which every second step is a script and every other one calls a function, with inputs and
-/// environment taken from elsewhere.
+/// A `run` list of alternating function calls and scripts. The calls have inputs and environment from expressions.
 pub(crate) fn steps(count: usize) -> String {
     let mut text = String::new();
     for number in 0..count {
@@ -49,7 +48,7 @@ pub(crate) fn steps(count: usize) -> String {
     text
 }
 
-/// A request with these steps and the variables of a usual pipeline.
+/// A request with these steps and as many variables as a typical pipeline.
 pub(crate) fn request(steps: String) -> JobSpec {
     JobSpec {
         id: "1".into(),
@@ -67,32 +66,32 @@ pub(crate) fn request(steps: String) -> JobSpec {
     }
 }
 
-/// The daemon's own environment.
+/// Base environment, as inherited by a daemon.
 fn base() -> Vec<(Vec<u8>, Vec<u8>)> {
     (0..40).map(|n| (format!("HOST_{n}").into_bytes(), format!("value of {n}").into_bytes())).collect()
 }
 
-/// `A`, `B` and what a pipeline adds.
+/// `A`, `B` and the variables that a pipeline adds.
 fn variables(count: usize) -> IndexMap<String, String> {
     let named = ["A", "B"].map(|name| (name.to_owned(), format!("text of {name}")));
     let numbered = (0..count).map(|n| (format!("CI_VARIABLE_{n}"), format!("value {n} of the pipeline")));
     named.into_iter().chain(numbered).collect()
 }
 
-/// The machine of a request and what it wants first.
+/// Makes the machine of a request. Returns it with its first effects.
 pub(crate) fn plan(spec: &JobSpec) -> (Machine, Vec<Effect>) {
     let Ok(mut machine) = Machine::new(spec) else { panic!("the steps of the benchmark are wrong") };
-    let effects = machine.handle(&Event::Admitted { at: 0 });
+    let effects = machine.handle(&Event::Admitted { at: 0 }, 0);
     (machine, effects)
 }
 
-/// Drives a job to its end; every process succeeds. Processes there were.
+/// Drives a job to its end, with every process succeeding. Returns the number of processes.
 pub(crate) fn drive(mut machine: Machine, mut effects: Vec<Effect>) -> usize {
     let mut processes = 0;
     loop {
         let Some(event) = effects.iter().find_map(answer) else { return processes };
         processes += usize::from(matches!(event, Event::Exited { .. }));
-        effects = machine.handle(&event);
+        effects = machine.handle(&event, 0);
     }
 }
 
@@ -110,12 +109,13 @@ fn answer(effect: &Effect) -> Option<Event> {
             shell: None,
             outputs: None,
             exports: None,
+            ran: None,
         }),
         _ => None,
     }
 }
 
-/// What the expressions of a step see.
+/// Values that the expressions of a step can use.
 pub(crate) struct World {
     env: Environment,
     vars: IndexMap<String, Value>,
@@ -139,14 +139,14 @@ impl World {
         }
     }
 
-    /// The environment of a step that has some of its own.
+    /// Environment of a step that sets variables of its own.
     pub(crate) fn environment(&self) -> Environment {
         let mut env = self.env.clone();
         env.export(variables(10));
         env.push(
             variables(5)
                 .into_iter()
-                .map(|(name, text)| (name, step_runner::lang::value::Text::plain(text)))
+                .map(|(name, text)| (name, step_runner::lang::value::EvaluatedText::plain(text)))
                 .collect(),
         );
         env
@@ -167,7 +167,7 @@ impl World {
     }
 }
 
-/// A template as it stands in a file.
+/// Parses a template as if it were in a file.
 pub(crate) fn parsed(text: &str) -> Template {
     let Ok(template) = template::parse_inline(text, &Arc::from("step.yml"), Position::START) else {
         panic!("a template of the benchmark is wrong")

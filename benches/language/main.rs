@@ -1,5 +1,7 @@
-//! Speed of the language: from text to a job's first process, and what each further step costs without its process.
-//! `cargo bench --bench language`
+//! Speed of the language: from the text to a job's first process, and the cost of each further step without its
+//! process.
+//!
+//! Run it with `cargo bench --bench language`.
 
 mod fixtures;
 
@@ -11,10 +13,10 @@ use step_runner::lang::output_file::{read_exports, read_outputs};
 
 use fixtures::{TEMPLATE, World, drive, parsed, plan, request, steps};
 
-/// Steps of a job.
+/// Numbers of steps of a job.
 const STEPS: [usize; 3] = [1, 10, 1_000];
 
-/// Templates as they are in use.
+/// Templates as used in practice.
 const TEMPLATES: [&str; 6] = [
     TEMPLATE,
     "plain text without an expression",
@@ -24,7 +26,7 @@ const TEMPLATES: [&str; 6] = [
     "${{ vars.A == 'x' && steps.test.outputs.path || [1, 2, {a: env.B}] }}",
 ];
 
-/// Lines of an output file.
+/// Numbers of lines of an output file.
 const LINES: [usize; 3] = [1, 10, 1_000];
 
 fn main() {

@@ -3,11 +3,11 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use step_runner::log::frame::{Framer, Kind, STEP, Stamp};
+use step_runner::log::frame::{Framer, LogChannel, STEP, Stamp};
 use step_runner::log::line::{Check, Joiner, Line, Parser};
 
 fuzz_target!(|writes: Vec<(bool, u8, Vec<u8>)>| {
-    let mut framers = [Framer::new(STEP, Kind::Out), Framer::new(STEP, Kind::Err)];
+    let mut framers = [Framer::new(STEP, LogChannel::Out), Framer::new(STEP, LogChannel::Err)];
     let mut written = [Vec::new(), Vec::new()];
     let mut log = Vec::new();
     for (at, (second, repeat, bytes)) in writes.iter().enumerate() {
@@ -23,7 +23,7 @@ fuzz_target!(|writes: Vec<(bool, u8, Vec<u8>)>| {
     }
 
     let mut read = [Vec::new(), Vec::new()];
-    let mut give = |kind: Kind, bytes: &[u8]| read[usize::from(kind == Kind::Err)].extend_from_slice(bytes);
+    let mut give = |kind: LogChannel, bytes: &[u8]| read[usize::from(kind == LogChannel::Err)].extend_from_slice(bytes);
     let mut joiner = Joiner::new();
     let parsed = Parser::new(Check::Strict).push(&log, |line| match line {
         Line::Entry(entry) => joiner.push(&entry, |key, bytes| give(key.kind, bytes)),

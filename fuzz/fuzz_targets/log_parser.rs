@@ -3,10 +3,10 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use step_runner::log::line::{Check, Joiner, Key, Line, Parser};
+use step_runner::log::line::{Check, Joiner, SourceKey, Line, Parser};
 use step_runner::log::pretty::{Format, Options, Output, Printer};
 
-fn read(log: &[u8], piece: usize) -> Vec<(Key, Vec<u8>)> {
+fn read(log: &[u8], piece: usize) -> Vec<(SourceKey, Vec<u8>)> {
     let mut out = Vec::new();
     let mut joiner = Joiner::new();
     let mut parser = Parser::new(Check::Lenient);

@@ -11,7 +11,7 @@ use step_runner::journal::event::Event;
 use step_runner::journal::{append_record, encode};
 use step_runner::model::{JobId, ProcessInfo};
 use step_runner::store::{
-    Found, JobRecord, OpenError, Origin, RecordedLimits, StateDir, close_interrupted,
+    Found, JobRecord, OpenError, RequestOrigin, RecordedLimits, StateDir, close_interrupted,
 };
 
 /// What is put into a file: nothing, what belongs there, that with a piece changed or cut, or anything.
@@ -34,7 +34,7 @@ fn record(id: &str) -> JobRecord {
         id: id.to_owned(),
         registered: 5,
         registered_boot: None,
-        origin: Origin::V1,
+        origin: RequestOrigin::V1,
         work_dir: "/w".to_owned(),
         files: Vec::new(),
         made_directory: None,
@@ -90,7 +90,7 @@ fn recover(state: &StateDir) {
     for found in state.scan().expect("a folder that can be read") {
         match found {
             Found::Job(job) if job.journal.end.is_none() => {
-                let end = close_interrupted(&job, "fuzzed", 7, 7).expect("a file that can be written");
+                let end = close_interrupted(&job, "fuzzed", None, 7, 7).expect("a file that can be written");
                 let log = job.folder.open_log(Some(end.log_inode)).expect("a log");
                 assert_eq!(log.length().expect("a length"), end.log_len);
             }

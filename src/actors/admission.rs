@@ -1,6 +1,6 @@
-//! From a checked request to a job that can be registered: variables, masking, the machine (service.md §3.1).
+//! Preparation of a request: variables, masking and the machine of a job that can be registered (service.md §3.1).
 //!
-//! Nothing here touches the disk or an actor; a request that fails here leaves nothing behind.
+//! Nothing here touches the disk or an actor. A request that fails here leaves nothing behind.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
@@ -25,32 +25,35 @@ use crate::log::mask::{Masker, PhraseSet};
 use crate::model::{JobId, Reason, Refusal};
 use crate::process::limiter::refused_value;
 use crate::queue;
-use crate::store::{JobFolder, Origin};
+use crate::store::{JobFolder, JobRecord, RequestOrigin};
 use crate::variables::{self, Base, FileVariable, LogLevel, Service, VariableError};
 
-/// Most findings in one answer (service.md §3.1).
+/// Maximum number of findings in the details of an answer (service.md §3.1).
 const MAX_FINDINGS: usize = 20;
 
-/// What a daemon has to offer to every request.
-pub(super) struct Surroundings {
-    /// Changes with SIGHUP.
+/// Maximum number of findings in the text of an answer, which shares a header list with the details.
+const MAX_FINDINGS_IN_TEXT: usize = 8;
+
+/// The daemon's settings and services that every request uses.
+pub(super) struct DaemonContext {
+    /// Replaced on SIGHUP.
     config: RwLock<Arc<Config>>,
     pub(super) base: Base,
-    /// `base` as the machine takes it, shared by all jobs.
+    /// `base` in the machine's form, shared by all jobs.
     base_env: Arc<Vec<(Vec<u8>, Vec<u8>)>>,
-    /// Layer 2 in `base_env`.
+    /// Log level in `base_env` (layer 2).
     log_level: LogLevel,
-    /// The socket as steps see it.
+    /// Path of the socket as steps see it.
     pub(super) socket: Arc<Path>,
-    /// `PATH` of the daemon.
     pub(super) daemon_path: Option<OsString>,
-    /// What finds functions.
+    /// Working directory of the daemon if its path is UTF-8. Jobs of the compatible service that name none run there.
+    work_dir: Option<String>,
     pub(super) fetcher: Arc<Fetcher>,
-    /// With `durability = power`: what brings everything to the disk before it is shown.
+    /// With `durability = power`: brings all data to the disk before it is shown.
     pub(super) sync_group: Option<Arc<SyncGroup>>,
 }
 
-impl Surroundings {
+impl DaemonContext {
     pub(super) fn new(
         config: Arc<Config>,
         base: Base,
@@ -69,22 +72,27 @@ impl Surroundings {
             log_level,
             socket,
             daemon_path,
+            work_dir: std::env::current_dir().ok().and_then(|dir| dir.into_os_string().into_string().ok()),
             fetcher,
             sync_group,
         }
     }
 
-    /// Settings in force now.
     pub(super) fn config(&self) -> Arc<Config> {
         Arc::clone(&self.config.read())
     }
 
-    /// Other settings from now on.
     pub(super) fn set_config(&self, config: Config) {
         *self.config.write() = Arc::new(config);
     }
 
-    /// Layers 1 and 2 for a job.
+    /// Directory of file variables for a job of the compatible service whose request names none (service.md §4.1).
+    fn vars_dir(&self, id: &JobId) -> String {
+        let temp_dir = self.base.get("TMPDIR").filter(|dir| dir.starts_with('/'));
+        format!("{}/step-runner-output-{id}", temp_dir.as_deref().unwrap_or("/tmp").trim_end_matches('/'))
+    }
+
+    /// Returns layers 1 and 2 of a job's environment.
     fn base_env(&self, log_level: LogLevel) -> Arc<Vec<(Vec<u8>, Vec<u8>)>> {
         if log_level == self.log_level {
             return Arc::clone(&self.base_env);
@@ -101,22 +109,22 @@ fn with_log_level(base: &Base, level: LogLevel) -> Vec<(Vec<u8>, Vec<u8>)> {
     entries
 }
 
-/// What the shell must know of a job besides its machine; kept by the keeper, so that the next daemon knows it too.
-/// Holds secrets, so it has no `Debug`.
+/// Facts of a job that the actors need besides its machine. The keeper stores them, so that the next daemon has them
+/// too. It holds secrets, so it has no `Debug`.
 #[derive(Clone, Serialize, Deserialize)]
-pub(super) struct ShellSpec {
+pub(super) struct JobActorSpec {
     pub(super) id: String,
     pub(super) digest: [u8; 32],
     pub(super) registered: i64,
-    pub(super) origin: Origin,
+    pub(super) origin: RequestOrigin,
     pub(super) phrases: Vec<Vec<u8>>,
     pub(super) token_prefixes: Vec<String>,
     pub(super) masking: JobMasking,
-    /// Setting `log_limit` when it was registered, bytes.
+    /// Setting `log_limit` at registration, in bytes.
     pub(super) log_limit: u64,
     pub(super) files: Vec<FileVariable>,
     pub(super) timeout: Option<std::time::Duration>,
-    /// The working directory is a folder of the job's own.
+    /// True if the working directory is a folder of the job's own.
     pub(super) own_work_dir: bool,
     pub(super) work_dir: String,
     pub(super) file_base: Option<String>,
@@ -124,10 +132,10 @@ pub(super) struct ShellSpec {
     pub(super) limits: JobLimits,
 }
 
-/// What a job's turn depends on (queue.md §3).
+/// Facts that decide when a job starts (queue.md §3).
 #[derive(Clone, Serialize, Deserialize)]
 pub(super) struct Share {
-    pub(super) key: queue::Key,
+    pub(super) key: queue::ShareKey,
     pub(super) number: Option<u64>,
     /// Length of the request.
     pub(super) bytes: u64,
@@ -136,10 +144,10 @@ pub(super) struct Share {
 impl Share {
     fn new(variables: &variables::Request, ci_job: &str, size: usize) -> Self {
         let variables = variables.job.as_ref().map_or(&[][..], |job| &job.variables);
-        // Of several entries of a name the last one counts.
+        // If a name occurs several times, the last entry counts.
         let value =
             |key| variables.iter().rev().find(|variable| variable.key == key).map(|v| v.value.as_str());
-        let key = queue::Key::new(
+        let key = queue::ShareKey::new(
             value("CI_SERVER_URL").unwrap_or_default(),
             value("CI_PROJECT_ID").unwrap_or_default(),
         );
@@ -148,14 +156,14 @@ impl Share {
     }
 }
 
-/// First byte of every record. Raised whenever [`RecordHead`] or what follows it changes its shape, and the protocol's version
-/// together with it (see [`record::FORMAT`]).
-pub(super) const HEAD_FORMAT: u8 = 2;
+/// First byte of every record. Raise it whenever [`RecordHead`] or the data after it changes shape, together with the
+/// protocol's version (see [`record::FORMAT`]).
+pub(super) const HEAD_FORMAT: u8 = 3;
 
-/// First part of every record.
+/// First event of every record.
 #[derive(Serialize, Deserialize)]
 struct RecordHead {
-    shell: ShellSpec,
+    shell: JobActorSpec,
     accepted: Vec<u8>,
 }
 
@@ -163,18 +171,19 @@ struct RecordHead {
 pub(super) struct Prepared {
     pub(super) id: JobId,
     pub(super) folder: JobFolder,
-    pub(super) labels: (String, String),
-    pub(super) shell: ShellSpec,
+    pub(super) shell: JobActorSpec,
     pub(super) phrase_set: PhraseSet,
     pub(super) machine: Machine,
-    /// First part of the record.
+    /// First event of the record.
     pub(super) head: Vec<u8>,
+    /// Its place in the queue, once assigned.
+    pub(super) place: Option<queue::Place>,
 }
 
-/// Checks everything about a request that can be checked without the disk.
+/// Checks a request as far as possible without the disk.
 pub(super) fn prepare(
     request: RunRequest,
-    around: &Surroundings,
+    context: &DaemonContext,
     folder: JobFolder,
     registered: i64,
 ) -> Result<Prepared, Refusal> {
@@ -198,19 +207,26 @@ pub(super) fn prepare(
         return Err(Refusal::new(
             Reason::LimitUnavailable,
             format!("limit {limit} cannot be enforced: {why}"),
-        ));
+        )
+        .about(format!("limits.{limit}")));
     }
     let share = Share::new(&variables, &labels.0, size);
     let own = |name| folder.path(name).to_string_lossy().into_owned();
-    let vars = variables::prepare(&variables, rules(origin), &around.base, &own("vars"))
+    let service = rules(origin);
+    let vars_dir = match service {
+        Service::V1 => own("vars"),
+        Service::Proto => context.vars_dir(&id),
+    };
+    let vars = variables::prepare(&variables, service, &context.base, &vars_dir)
         .map_err(|e| variable_refusal(&e))?;
-    let config = around.config();
+    let config = context.config();
     let masking = JobMasking::new(&config);
     // The keeper prepares the same phrases and writes the warnings about them to the job's log.
     let (phrase_set, _warnings) = PhraseSet::prepare(&vars.phrases, &vars.token_prefixes, &masking.config())
-        .map_err(|e| Refusal::new(Reason::TooLarge, e.to_string()))?;
-    let own_work_dir = vars.work_dir.is_none();
-    let work_dir = vars.work_dir.unwrap_or_else(|| own("work"));
+        .map_err(|e| Refusal::new(Reason::TooLarge, e.to_string()).about("masking"))?;
+    let given = vars.work_dir.or_else(|| context.work_dir.clone().filter(|_| service == Service::Proto));
+    let own_work_dir = given.is_none();
+    let work_dir = given.unwrap_or_else(|| own("work"));
     let spec = JobSpec {
         id: id.to_string(),
         steps,
@@ -224,7 +240,7 @@ pub(super) fn prepare(
                 (name, Value { sensitive, ..Value::text(text) })
             })
             .collect(),
-        base_env: around.base_env(vars.log_level),
+        base_env: context.base_env(vars.log_level),
         env: vars.env,
         work_dir: work_dir.clone(),
         tmp_dir: own("tmp"),
@@ -233,8 +249,8 @@ pub(super) fn prepare(
         default_grace: config.cancel_grace,
     };
     let machine = Machine::new(&spec).map_err(|findings| malformed(&findings, &phrase_set))?;
-    let accepted = record::encode(&Event::Accepted(Box::new(spec))).map_err(defect)?;
-    let shell = ShellSpec {
+    let accepted = record::encode(&Event::Accepted(Box::new(spec)), 0).map_err(defect)?;
+    let shell = JobActorSpec {
         id: id.to_string(),
         digest,
         registered,
@@ -253,36 +269,61 @@ pub(super) fn prepare(
     };
     let head = RecordHead { shell: shell.clone(), accepted };
     let head = postcard::to_extend(&head, vec![HEAD_FORMAT]).map_err(defect)?;
-    Ok(Prepared { id, folder, labels, shell, phrase_set, machine, head })
+    Ok(Prepared { id, folder, shell, phrase_set, machine, head, place: None })
 }
 
-/// Rules for variables of a request that came through this service (variables.md §1).
-const fn rules(origin: Origin) -> Service {
+/// Returns the rules for variables of requests from this service (variables.md §1).
+const fn rules(origin: RequestOrigin) -> Service {
     match origin {
-        Origin::V1 | Origin::V0 => Service::V1,
-        Origin::Proto => Service::Proto,
+        RequestOrigin::V1 | RequestOrigin::V0 => Service::V1,
+        RequestOrigin::Proto | RequestOrigin::ProtoPlain => Service::Proto,
     }
 }
 
-/// Completes a record's first part with the job's place in the queue, which is known last.
-pub(super) fn seal(head: &mut Vec<u8>, place: &queue::Place) -> Result<(), Refusal> {
-    head.extend(postcard::to_stdvec(place).map_err(defect)?);
-    Ok(())
-}
-
-/// What a record's first part holds.
 pub(super) struct Head {
-    pub(super) shell: ShellSpec,
+    pub(super) shell: JobActorSpec,
     pub(super) accepted: Event,
-    pub(super) place: queue::Place,
 }
 
-/// Reads a record's first part; `None` if it is not one.
+/// Decodes the first event of a record; `None` if it cannot be read.
 pub(super) fn read_head(head: &[u8]) -> Option<Head> {
     let head = head.strip_prefix(&[HEAD_FORMAT])?;
-    let (RecordHead { shell, accepted }, place) = postcard::take_from_bytes(head).ok()?;
-    let accepted = record::decode(&accepted).ok()?;
-    Some(Head { shell, accepted, place: postcard::from_bytes(place).ok()? })
+    let RecordHead { shell, accepted } = postcard::from_bytes(head).ok()?;
+    let (accepted, _) = record::decode(&accepted).ok()?;
+    Some(Head { shell, accepted })
+}
+
+/// Facts of a job that a daemon needs before it has read the record. The keeper stores them beside the record.
+#[derive(Serialize, Deserialize)]
+pub(super) struct Brief {
+    /// See [`JobActorSpec`].
+    pub(super) digest: [u8; 32],
+    pub(super) share: Share,
+    pub(super) place: Option<queue::Place>,
+    /// Contents of `job.json`.
+    record: String,
+}
+
+impl Brief {
+    /// Makes the brief of a job from its request and its record on disk.
+    pub(super) fn new(shell: &JobActorSpec, place: Option<queue::Place>, record: &JobRecord) -> Self {
+        let record = serde_json::to_string(record).unwrap_or_default();
+        Self { digest: shell.digest, share: shell.share.clone(), place, record }
+    }
+
+    pub(super) fn encode(&self) -> Result<Vec<u8>, Refusal> {
+        postcard::to_extend(self, vec![HEAD_FORMAT]).map_err(defect)
+    }
+
+    /// Decodes a brief; `None` if it cannot be read.
+    pub(super) fn decode(brief: &[u8]) -> Option<Self> {
+        postcard::from_bytes(brief.strip_prefix(&[HEAD_FORMAT])?).ok()
+    }
+
+    /// Returns the record on disk, the content of `job.json`.
+    pub(super) fn record(&self) -> Option<JobRecord> {
+        serde_json::from_str(&self.record).ok()
+    }
 }
 
 fn defect(error: impl std::fmt::Display) -> Refusal {
@@ -290,15 +331,22 @@ fn defect(error: impl std::fmt::Display) -> Refusal {
 }
 
 fn variable_refusal(error: &VariableError) -> Refusal {
-    Refusal::new(error.reason(), error.to_string())
+    Refusal::new(error.reason(), error.to_string()).about(error.field())
 }
 
-/// Names of the steps may hold what the request itself wants hidden (masking.md §7).
+/// Refuses steps with errors. The text is masked: names of steps may contain secrets of the request (masking.md §7).
 fn malformed(findings: &[Diagnostic], phrases: &PhraseSet) -> Refusal {
     let errors: Vec<_> = findings.iter().filter(|f| f.severity == Severity::Error).collect();
-    let mut text: Vec<_> = errors.iter().take(MAX_FINDINGS).map(ToString::to_string).collect();
-    if errors.len() > MAX_FINDINGS {
-        text.push(format!("and {} more", errors.len() - MAX_FINDINGS));
+    let masker = Masker::compile(phrases);
+    let shown = |text: &str| masker.mask(text).for_people();
+    let mut text: Vec<_> =
+        errors.iter().take(MAX_FINDINGS_IN_TEXT).map(|finding| finding.unmasked()).collect();
+    if errors.len() > MAX_FINDINGS_IN_TEXT {
+        text.push(format!("and {} more", errors.len() - MAX_FINDINGS_IN_TEXT));
     }
-    Refusal::new(Reason::MalformedSteps, Masker::compile(phrases).mask_str(&text.join("\n")))
+    let violations = errors.iter().take(MAX_FINDINGS).map(|finding| finding.violation("steps", shown));
+    Refusal {
+        violations: violations.collect(),
+        ..Refusal::new(Reason::MalformedSteps, shown(&text.join("\n"))).about("steps")
+    }
 }

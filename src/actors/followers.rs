@@ -1,4 +1,4 @@
-//! What all who follow one file of a job share: how many they may be, one descriptor, and the time when they must be done.
+//! State shared by all followers of one file of a job: their number, one descriptor, and the deadline after Finish.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
@@ -9,24 +9,27 @@ use tokio::time::{Instant, sleep_until};
 
 use crate::model::{Reason, Refusal};
 
-/// How long a follower may still drain after Finish (service.md §3.2).
+/// Time that a follower may go on reading after Finish (service.md §3.2).
 const DRAIN_TIME: Duration = Duration::from_mins(1);
 
-/// See the module's text. `F` is the open file.
+/// State shared by all followers; see the module. `F` is the open file.
 pub(super) struct Followers<F> {
-    /// What they read, for people.
+    /// Name of the file, for messages.
     what: &'static str,
     count: AtomicUsize,
-    /// The descriptor, as long as somebody reads.
+    /// The descriptor, while it has readers.
     open: Mutex<Weak<Open<F>>>,
-    /// When it is taken from them.
+    /// Deadline at which the file is closed.
     closes: Mutex<Option<Instant>>,
 }
 
-/// `None`: it was taken from them.
+/// The shared file. `None` once the deadline has closed it.
 struct Open<F>(Mutex<Option<Arc<F>>>);
 
-/// One of them. Dropping it is leaving.
+/// Keeps a file open that may have no reader.
+pub(super) struct OpenFileGuard<F>(#[expect(dead_code, reason = "held for its drop")] Arc<Open<F>>);
+
+/// One follower. Dropping it ends the following.
 pub(super) struct Follower<F> {
     all: Arc<Followers<F>>,
     open: Arc<Open<F>>,
@@ -43,27 +46,52 @@ impl<F: Send + Sync + 'static> Followers<F> {
         Arc::new(Self { what, count: AtomicUsize::new(0), open: Mutex::default(), closes: Mutex::new(None) })
     }
 
-    /// One more, if there are less than `max`. They read the file that was opened first: each at its own offset, and there
-    /// may be many. `opened` is the same file.
+    /// Adds a follower, if there are fewer than `max`. All followers share the file that was opened first, each with
+    /// its own offset, because there can be many. `opened` must be the same file.
     pub(super) fn join(self: &Arc<Self>, opened: F, max: usize) -> Result<Follower<F>, Refusal> {
+        self.enter(max)?;
+        let mut shared = self.open.lock();
+        let open = shared.upgrade().unwrap_or_else(|| Arc::new(Open(Mutex::new(Some(Arc::new(opened))))));
+        *shared = Arc::downgrade(&open);
+        drop(shared);
+        Ok(self.follower(open))
+    }
+
+    /// Counts one more follower, if there are fewer than `max`.
+    fn enter(&self, max: usize) -> Result<(), Refusal> {
         if self.count.fetch_add(1, Ordering::Relaxed) >= max {
             self.count.fetch_sub(1, Ordering::Relaxed);
             let text = format!("{max} followers read {} already", self.what);
             return Err(Refusal::for_now(Reason::TooManyFollowers, text, Duration::from_secs(1)));
         }
-        let mut shared = self.open.lock();
-        let open = shared.upgrade().unwrap_or_else(|| Arc::new(Open(Mutex::new(Some(Arc::new(opened))))));
-        *shared = Arc::downgrade(&open);
-        drop(shared);
+        Ok(())
+    }
+
+    fn follower(self: &Arc<Self>, open: Arc<Open<F>>) -> Follower<F> {
         let follower = Follower { all: Arc::clone(self), open };
         if let Some(at) = *self.closes.lock() {
             self.close_at(at);
         }
-        Ok(follower)
+        follower
     }
 
-    /// The job is removed: who follows has [`DRAIN_TIME`] left. Then the file is closed, whether or not anybody looks: one
-    /// whose client does not read is not asked for more, and would keep the space on the disk.
+    /// Keeps the file open for later followers while the return value lives. `opened` is used only if the file is not
+    /// open already.
+    pub(super) fn hold(&self, opened: F) -> OpenFileGuard<F> {
+        let mut shared = self.open.lock();
+        let open = shared.upgrade().unwrap_or_else(|| Arc::new(Open(Mutex::new(Some(Arc::new(opened))))));
+        *shared = Arc::downgrade(&open);
+        OpenFileGuard(open)
+    }
+
+    /// Joins like [`Self::join`] if the file is open already; its name may be gone.
+    pub(super) fn join_open(self: &Arc<Self>, max: usize) -> Option<Result<Follower<F>, Refusal>> {
+        let open = self.open.lock().upgrade()?;
+        Some(self.enter(max).map(|()| self.follower(open)))
+    }
+
+    /// Gives followers [`DRAIN_TIME`] to finish, because the job is being removed. Then the file is closed, even if
+    /// nobody polls the follower: a follower whose client does not read would keep the disk space forever.
     pub(super) fn expire(self: &Arc<Self>) {
         let at = Instant::now() + DRAIN_TIME;
         *self.closes.lock() = Some(at);
@@ -84,7 +112,7 @@ impl<F: Send + Sync + 'static> Followers<F> {
 }
 
 impl<F> Follower<F> {
-    /// The file, as long as it may be read.
+    /// Returns the file, until the deadline.
     pub(super) fn file(&self) -> Result<Arc<F>, Refusal> {
         self.open.0.lock().clone().ok_or_else(|| {
             let text = format!("the job was finished and this follower did not read on for {DRAIN_TIME:?}");
@@ -97,7 +125,7 @@ impl<F> Follower<F> {
 mod tests {
     use super::*;
 
-    /// Tells when it is closed.
+    /// Its count shows when it is closed.
     #[cfg(feature = "failpoints")]
     struct File(Arc<()>);
 

@@ -1,31 +1,38 @@
-//! The face of the jobs towards the services: one method per call.
+//! The interface of the jobs for the services: one method per call.
 //!
-//! Status and the follow calls ask no actor; Run, Cancel and Finish ask the supervisor once.
+//! Status and the follow calls ask no actor. Run, Cancel and Finish ask the supervisor once.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use actix::Addr;
 use indexmap::IndexMap;
 
-use super::admission::{self, Surroundings};
+use super::admission::{self, DaemonContext};
 use super::log_sink::{LogCursor, out_of_descriptors};
 use super::registry::{Registry, Reserve};
-use super::supervisor::{Admit, CancelJob, FinishJob, Operate, Shutdown, Supervisor};
+use super::supervisor::{Admit, CancelJob, FinishJob, Operate, QueueOrder, Shutdown, Supervisor};
 use super::trace_sink::TraceCursor;
 use super::view::{JobStatus, JobView};
 use crate::clock;
-use crate::config::Config;
+use crate::config::{Config, JobLogFormat};
 use crate::lang::value::Value;
-use crate::model::{JobId, Limits, Reason, Refusal};
-use crate::store::{LogLost, Origin, StateDir};
+use crate::model::{JobId, JobState, Reason, Refusal, ResourceLimits};
+use crate::store::{LogLost, RequestOrigin, StateDir};
+use crate::threads::{self, Work};
 use crate::variables;
 
-/// Requests over this many bytes are checked on a blocking thread: parsing them takes milliseconds, which the other
-/// calls shall not wait for.
+/// Larger requests, in bytes, are decoded on another thread.
 pub const LARGE_REQUEST: usize = 64 << 10;
 
-/// A request to run a job, its shape checked. Holds secrets, so it has no `Debug`.
+/// Largest request, in bytes, that the actors' thread itself checks, in about a millisecond …
+const SMALL_REQUEST: usize = 16 << 10;
+
+/// … if its phrases to mask have at most this many bytes.
+const SMALL_PHRASES: usize = 2 << 10;
+
+/// A request to run a job, with its shape checked. It holds secrets, so it has no `Debug`.
 pub struct RunRequest {
     /// The id.
     pub id: JobId,
@@ -33,8 +40,8 @@ pub struct RunRequest {
     pub digest: [u8; 32],
     /// Length of the request in bytes.
     pub size: usize,
-    /// Service it came through, whose rules it follows.
-    pub origin: Origin,
+    /// The service through which it came; its rules apply.
+    pub origin: RequestOrigin,
     /// `job_id` and `pipeline_id`: labels for the operator's log.
     pub labels: (String, String),
     /// Environment, variables, directories, masking.
@@ -45,25 +52,34 @@ pub struct RunRequest {
     pub file: Option<String>,
     /// Inputs of the root.
     pub inputs: IndexMap<String, Value>,
-    /// Limit of the job's time.
+    /// Time limit of the job.
     pub timeout: Option<Duration>,
-    /// Upper bound of the grace.
+    /// Upper bound of the grace of a cancel.
     pub cancel_grace: Option<Duration>,
-    /// What the job may use.
-    pub limits: Limits,
+    /// Resource limits of the job.
+    pub limits: ResourceLimits,
 }
 
-/// The jobs. Clones share them.
+impl RunRequest {
+    /// Total size of the values that it wants masked.
+    fn phrase_bytes(&self) -> usize {
+        let variables = self.variables.job.iter().flat_map(|job| &job.variables);
+        let masked = variables.filter(|variable| variable.masked).map(|variable| variable.value.len());
+        masked.chain(self.variables.masking.phrases.iter().map(String::len)).sum()
+    }
+}
+
+/// Handle to all jobs. Clones share them.
 #[derive(Clone)]
 pub struct JobsHandle {
     pub(super) registry: Arc<Registry>,
     pub(super) supervisor: Addr<Supervisor>,
-    pub(super) around: Arc<Surroundings>,
+    pub(super) context: Arc<DaemonContext>,
     pub(super) state: StateDir,
 }
 
 impl JobsHandle {
-    /// Whether a Run of `id` with this digest has nothing to do: the id is registered.
+    /// True if `id` is registered, so that a Run has nothing to do. Warns of another digest.
     pub fn is_registered(&self, id: &JobId, digest: &[u8; 32]) -> bool {
         let registered = self.registry.present(id);
         if let Some(view) = &registered {
@@ -72,7 +88,7 @@ impl JobsHandle {
         registered.is_some()
     }
 
-    /// Registers a job. Idempotent by id; racing calls are put in order.
+    /// Registers a job. Idempotent by id; concurrent calls are serialised.
     pub async fn run(&self, request: RunRequest) -> Result<(), Refusal> {
         let reservation = loop {
             match self.registry.reserve(&request.id) {
@@ -85,15 +101,17 @@ impl JobsHandle {
             }
         };
         let folder = self.state.folder(request.id.key());
-        let around = Arc::clone(&self.around);
-        let is_large = request.size > LARGE_REQUEST;
-        let check = move || admission::prepare(request, &around, folder, clock::now_micros());
+        let context = Arc::clone(&self.context);
+        let is_large = request.size > SMALL_REQUEST || request.phrase_bytes() > SMALL_PHRASES;
+        let check = move || admission::prepare(request, &context, folder, clock::now_micros());
         let prepared = if is_large {
-            super::blocking(check).await.map_err(|e| Refusal::new(Reason::Internal, e.to_string()))?
+            threads::run(Work::Requests, check)
+                .await
+                .map_err(|e| Refusal::new(Reason::Internal, e.to_string()))?
         } else {
             check()
         }?;
-        // Dropped with this call, whether it ends or is given up.
+        // Dropped with this call, whether it ends or is cancelled.
         let call = Arc::new(());
         let caller = Arc::downgrade(&call);
         self.supervisor
@@ -102,67 +120,108 @@ impl JobsHandle {
             .map_err(|_| Refusal::stopping())?
     }
 
-    /// Returns when the job of an answered Run is on the disk, if it has to be (`durability = power`).
+    /// Resolves when the job of an answered Run is on the disk, if required (`durability = power`).
     pub async fn kept(&self) -> Result<(), Refusal> {
-        match &self.around.sync_group {
+        match &self.context.sync_group {
             Some(group) => group.synced().await.map_err(|e| Refusal::new(Reason::DataLoss, e.to_string())),
             None => Ok(()),
         }
     }
 
-    /// State of one job.
+    /// Returns the state of one job.
     pub fn status(&self, id: &JobId) -> Result<JobStatus, Refusal> {
         self.registry.known(id).map(|view| view.status())
     }
 
-    /// States of all jobs, ordered by registration, then id.
+    /// Returns the states of all jobs, ordered by registration, then id.
     pub fn all(&self) -> Vec<JobStatus> {
         let mut jobs: Vec<Arc<JobView>> = self.registry.all().into_iter().map(|(view, _)| view).collect();
         jobs.sort_by(|a, b| (a.registered, &a.id).cmp(&(b.registered, &b.id)));
         jobs.iter().map(|view| view.status()).collect()
     }
 
-    /// A follower of a job's log from `offset` on.
+    /// Fills in the queue positions of waiting jobs.
+    pub async fn place(&self, jobs: &mut [JobStatus]) {
+        if jobs.iter().all(|job| job.state != JobState::Queued) {
+            return;
+        }
+        // A supervisor that has stopped has no queue.
+        let Ok(order) = self.supervisor.send(QueueOrder).await else { return };
+        let places: HashMap<JobId, u32> = order.into_iter().zip(1..).collect();
+        for job in jobs.iter_mut().filter(|job| job.state == JobState::Queued) {
+            job.queue_position = places.get(&job.id).copied().unwrap_or_default();
+        }
+    }
+
+    /// Follows a job's log from `offset` on.
     pub fn follow_logs(&self, id: &JobId, offset: u64) -> Result<LogCursor, Refusal> {
         let view = self.registry.known(id)?;
-        let lost = |e: LogLost| match e {
-            // It went away under this call.
-            LogLost::Removed if self.registry.present(id).is_none() => {
-                Refusal::new(Reason::UnknownJob, "the job was finished")
-            }
-            e => out_of_descriptors(&e).unwrap_or_else(|| Refusal::new(Reason::DataLoss, e.to_string())),
+        let lost = |e: LogLost| match (e, self.gone(id)) {
+            // The job was removed during this call.
+            (LogLost::Removed, Some(unknown)) => unknown,
+            (e, _) => out_of_descriptors(&e).unwrap_or_else(|| Refusal::new(Reason::DataLoss, e.to_string())),
         };
         let file = self.state.folder(view.key).open_log(Some(view.log_inode)).map_err(lost)?;
         file.check_reaches(view.log.len()).map_err(lost)?;
-        view.log.follow(file, offset, self.around.config().max_followers as usize)
+        view.log.follow(file, offset, self.context.config().max_followers as usize)
     }
 
-    /// A follower of a job's step results.
-    pub fn follow_steps(&self, id: &JobId) -> Result<TraceCursor, Refusal> {
+    /// Returns the refusal for calls about a job that is being removed or does not exist; `None` if it is present.
+    fn gone(&self, id: &JobId) -> Option<Refusal> {
+        if self.registry.present(id).is_some() {
+            return None;
+        }
+        let unknown = self.registry.known(id).err();
+        Some(unknown.unwrap_or_else(|| Refusal::new(Reason::UnknownJob, "the job was finished")))
+    }
+
+    /// Returns the setting `job_log_format`.
+    pub fn job_log_format(&self) -> JobLogFormat {
+        self.context.config().job_log_format
+    }
+
+    /// Returns the service through which a job came.
+    pub fn origin(&self, id: &JobId) -> Result<RequestOrigin, Refusal> {
+        self.registry.known(id).map(|view| view.origin)
+    }
+
+    /// Follows a job's step results. With `starts`, news of steps are written at once from now on.
+    pub fn follow_steps(&self, id: &JobId, starts: bool) -> Result<TraceCursor, Refusal> {
         let view = self.registry.known(id)?;
-        view.trace.follow(&self.state.folder(view.key), self.around.config().max_followers as usize)
+        if starts {
+            view.trace.watch();
+        }
+        let folder = self.state.folder(view.key);
+        view.trace.follow(&folder, self.context.config().max_followers as usize).map_err(|refusal| {
+            match (refusal.reason, self.gone(id)) {
+                // The job was removed during this call.
+                (Reason::DataLoss, Some(unknown)) => unknown,
+                _ => refusal,
+            }
+        })
     }
 
-    /// Cancels a job if it has not ended and removes it; returns when nothing of it is left.
+    /// Cancels a job if it has not ended, and removes it. Resolves when nothing of it is left.
     pub async fn finish(&self, id: &JobId) -> Result<(), Refusal> {
-        // A Run that came first is answered first, so that its job is there to be removed (service.md §3.4).
+        // An earlier Run is answered first, so that its job exists and can be removed (service.md §3.4).
         if let Some(change) = self.registry.reserved(id) {
             change.wait().await;
         }
         self.supervisor.send(FinishJob(id.clone())).await.map_err(|_| Refusal::stopping())?
     }
 
-    /// Takes no more jobs, ends those there are, and the keeper; returns when nothing lives, or when time is over.
-    pub async fn shut_down(&self) {
-        self.supervisor.send(Shutdown { at_once: false }).await.ok();
+    /// Stops: takes no more jobs, ends all jobs and the keeper. Resolves when no job lives or the time is up. Returns
+    /// the rest of `shutdown_grace`.
+    pub async fn shut_down(&self) -> Duration {
+        self.supervisor.send(Shutdown { at_once: false }).await.unwrap_or_default()
     }
 
-    /// Kills everything of every job.
+    /// Kills all processes of all jobs.
     pub async fn kill_all(&self) {
         self.supervisor.send(Shutdown { at_once: true }).await.ok();
     }
 
-    /// Starts no waiting job until [`Self::resume`] (queue.md §5).
+    /// Starts no waiting job until [`Self::resume`] (queue.md §6).
     pub async fn pause(&self) {
         self.supervisor.send(Operate::Pause).await.ok();
     }
@@ -172,25 +231,25 @@ impl JobsHandle {
         self.supervisor.send(Operate::Resume).await.ok();
     }
 
-    /// Waits until the part of the daemon that lets jobs in has had a turn; whether it lives.
+    /// Returns true if the supervisor lives, after it has had a turn.
     pub async fn answers(&self) -> bool {
         self.supervisor.send(Operate::Answer).await.is_ok()
     }
 
-    /// Takes over those settings that can change while the daemon runs.
+    /// Applies the settings that can change while the daemon runs.
     pub async fn configure(&self, config: Config) {
         self.supervisor.send(Operate::Configure(Box::new(config))).await.ok();
     }
 
-    /// Stops a job and keeps it.
+    /// Cancels a job but keeps it registered.
     pub async fn cancel(&self, id: &JobId) -> Result<(), Refusal> {
         self.registry.known(id)?;
         self.supervisor.send(CancelJob(id.clone())).await.map_err(|_| Refusal::stopping())
     }
 }
 
-/// The first request of an id counts, whatever a later one holds; the operator hears of a difference (service.md §3.1).
-/// Of one that ended before this daemon came only a digest with the keeper's key is known: it is not compared.
+/// Warns if a later request for the same id differs: the first one counts (service.md §3.1). A job that ended before
+/// this daemon started has only a keyed digest, which is not compared.
 fn warn_of_other(registered: &JobView, digest: &[u8; 32]) {
     if registered.digest.is_some_and(|first| first != *digest) {
         tracing::warn!(job = %registered.id, "a job with this id is registered with another content; it stays as it is");

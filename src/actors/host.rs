@@ -1,6 +1,6 @@
-//! What the supervisor needs of the system that it runs on: a keeper, and the end of processes that nobody holds.
+//! The supervisor's view of the system that it runs on: it starts and kills keepers and left-over processes.
 //!
-//! A daemon has [`Processes`]. A test that plays the keeper in its own process brings its own [`Host`].
+//! A daemon uses [`Processes`]. A test that plays the keeper in its own process provides its own [`Host`].
 
 use std::io;
 use std::path::PathBuf;
@@ -9,7 +9,7 @@ use std::time::Duration;
 use rustix::process::Signal;
 
 use crate::keeper::launch;
-use crate::keeper::link::Wire;
+use crate::keeper::link::KeeperWire;
 use crate::model::Unenforceable;
 use crate::process::cgroup::{self, CgroupError, CgroupMode, Pool};
 use crate::process::group;
@@ -22,52 +22,53 @@ use crate::store::StateDir;
 /// A keeper that was just started.
 pub struct Started {
     /// Connection to it.
-    pub wire: Wire,
-    /// Its process, if that could be looked at. One that is played has none.
+    pub wire: KeeperWire,
+    /// Its process, if that could be examined. A played keeper has none.
     pub process: Option<Process>,
 }
 
-/// See the module's text. Shared by threads that may block.
+/// The system that the supervisor runs on; see the module. It is shared by threads that may block.
 pub trait Host: Send + Sync {
-    /// Whether a keeper lives in the state folder.
+    /// True if a keeper lives in the state folder.
     fn has_keeper(&self, state: &StateDir) -> io::Result<bool>;
     /// Connects to the living keeper of the state folder.
-    fn connect(&self, state: &StateDir) -> io::Result<Wire>;
+    fn connect(&self, state: &StateDir) -> io::Result<KeeperWire>;
     /// Starts a keeper and connects to it.
     fn start_keeper(&self, state: &StateDir, cgroup: CgroupMode) -> io::Result<Started>;
-    /// Kills a keeper that [`Self::start_keeper`] started, wherever it is in its start: its pid. Does not wait for its end.
+    /// Kills a keeper that [`Self::start_keeper`] started, however far its start has come. Returns its pid. Does not
+    /// wait for its end.
     fn kill_started(&self, _started: &Process) -> Option<u32> {
         None
     }
-    /// Kills the keeper that lives in the state folder, if it is known which one that is: its pid. Does not wait for its end.
+    /// Kills the keeper of the state folder if its process is known. Returns its pid. Does not wait for its end.
     fn kill_keeper(&self, state: &StateDir) -> Option<u32>;
-    /// Lets that keeper go on if it was stopped: its pid. One that is played is never stopped.
+    /// Continues the keeper of the state folder if it was stopped. Returns its pid. A played keeper is never stopped.
     fn wake_keeper(&self, _state: &StateDir) -> Option<u32> {
         None
     }
-    /// Directory below which a keeper can make control groups for jobs.
+    /// Returns the directory below which a keeper can make control groups for jobs.
     fn control_group(&self) -> Result<PathBuf, CgroupError>;
-    /// Kills what is left of jobs that nobody holds; the pids that outlive `limit`. Blocks.
+    /// Kills processes left by jobs that no keeper holds. Returns the pids that survive `limit`. Blocks.
     fn kill(&self, remains: &Remains, limit: Duration) -> Vec<u32>;
-    /// Limits that a keeper started now could not hold jobs to. A keeper that is played holds them to all.
+    /// Limits that a new keeper could not enforce. A played keeper enforces all.
     fn unenforceable(&self, _cgroup: CgroupMode) -> Vec<Unenforceable> {
         Vec::new()
     }
-    /// Control groups of the keeper that the state folder tells of; one that is played has none.
+    /// Control groups of the keeper that the state folder names. A played keeper has none.
     fn groups(&self, _state: &StateDir) -> Vec<PathBuf> {
         Vec::new()
     }
-    /// Removes those of these groups whose keeper is dead, as far as nothing lives in them.
+    /// Removes groups of dead keepers if no process lives in them.
     fn remove_groups(&self, _groups: &[PathBuf]) {}
 }
 
-/// Real processes.
+/// A host with real processes.
 pub struct Processes {
     limits: SoftLimits,
 }
 
 impl Processes {
-    /// `limits` are those that steps are to have.
+    /// Creates the host. Steps get `limits`.
     pub const fn new(limits: SoftLimits) -> Self {
         Self { limits }
     }
@@ -78,8 +79,8 @@ impl Host for Processes {
         launch::is_alive(state.dir())
     }
 
-    fn connect(&self, state: &StateDir) -> io::Result<Wire> {
-        launch::connect(state.dir()).map(Wire::Socket)
+    fn connect(&self, state: &StateDir) -> io::Result<KeeperWire> {
+        launch::connect(state.dir()).map(KeeperWire::Socket)
     }
 
     fn start_keeper(&self, state: &StateDir, cgroup: CgroupMode) -> io::Result<Started> {
@@ -87,7 +88,7 @@ impl Host for Processes {
         // Nobody has reaped it yet, so the number is still its own.
         let process = Process::read(child.id());
         launch::reap(child);
-        Ok(Started { wire: Wire::Socket(stream), process })
+        Ok(Started { wire: KeeperWire::Socket(stream), process })
     }
 
     fn kill_started(&self, started: &Process) -> Option<u32> {

@@ -1,17 +1,19 @@
-//! One job: feeds its machine with events and performs the effects (architecture.md).
+//! The actor of one job: feeds the job's machine with events and performs the effects (architecture.md).
 //!
-//! Inputs: [`Begin`], [`CancelAsk`], [`KeeperSaid`], [`KeeperLost`] from the supervisor and the keeper, `StepDone` from
-//! its step. Outputs: requests to the keeper, results to the [`TraceSink`], state to the [`JobView`], `JobOver` to the
-//! supervisor. Every event is in the keeper's record before its effects are performed: both go the same way, in order.
+//! It gets [`Begin`], [`CancelAsk`], [`KeeperEventArrived`] and [`KeeperLost`] from the supervisor and the keeper's
+//! connection, and `StepDone` from its step. It sends requests to the keeper, results to the [`TraceSink`], state to
+//! the [`JobView`] and `JobOver` to the supervisor. The keeper records every event before it performs the event's effects:
+//! both go over the same connection, in order.
 
 mod effects;
 mod ending;
 mod fetch;
+mod handled_event;
 mod waiting;
 
 pub(super) use effects::StepDone;
 pub(super) use ending::StorageLost;
-pub(super) use waiting::KeeperLost;
+pub(super) use waiting::{HeldRequest, KeeperLost};
 
 use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
@@ -19,7 +21,7 @@ use std::time::Duration;
 
 use actix::{Actor, Addr, AsyncContext, Context, Handler, Message, SpawnHandle};
 
-use super::admission::{ShellSpec, Surroundings};
+use super::admission::{DaemonContext, JobActorSpec};
 use super::deliver;
 use super::log_sink::LogSink;
 use super::redact::Redactor;
@@ -27,7 +29,7 @@ use super::step::{Over, StepActor};
 use super::supervisor::{JobBroken, Supervisor};
 use super::sync_group::NotSynced;
 use super::trace_sink::{EncodeResult, TraceSink};
-use super::view::{JobView, State};
+use super::view::{JobView, JobViewState};
 use crate::clock;
 use crate::error::Chain;
 use crate::failpoint;
@@ -35,107 +37,128 @@ use crate::job::effect::Effect;
 use crate::job::event::{CallId, Event};
 use crate::job::machine::Machine;
 use crate::job::reaper::Moment;
-use crate::job::record;
+use crate::job::record::Recorder;
 use crate::journal::event as journal;
 use crate::keeper::link::KeeperLink;
-use crate::keeper::protocol::{Closed, Request, StepOver};
+use crate::keeper::protocol::{Closed, StepOver};
 use crate::model::{CancelCause, JobKey, JobState, Outcome, StepResult};
 use crate::store::{JobFolder, file_vars};
+use crate::threads::{self, Work};
+use crate::variables::FileVariable;
+use handled_event::Later;
 use waiting::Waiting;
 
-/// Room in a job's mailbox. A job has at most a handful of messages under way: one from its step, one from the keeper,
-/// one from the supervisor; more callers wait for room.
+/// Capacity of a job's mailbox. A job has only a few messages under way: one each from its step, the keeper and the
+/// supervisor. Further callers wait for room.
 const MAILBOX: usize = 16;
 
-/// What a job's actor is made of.
+/// Largest number of file variables that the actors' thread itself writes or removes …
+const FEW_FILES: usize = 16;
+
+/// … and their largest total size in bytes.
+const SMALL_FILES: usize = 256 << 10;
+
 pub(super) struct JobParts {
     pub(super) view: Arc<JobView>,
-    pub(super) around: Arc<Surroundings>,
+    pub(super) context: Arc<DaemonContext>,
     pub(super) folder: JobFolder,
     pub(super) link: KeeperLink,
     pub(super) supervisor: Addr<Supervisor>,
     pub(super) machine: Machine,
     pub(super) redactor: Redactor,
-    pub(super) shell: ShellSpec,
+    pub(super) shell: JobActorSpec,
     pub(super) tag: u128,
     pub(super) encode: EncodeResult,
-    /// First part of the record, of a job that waits for its slot.
-    pub(super) head: Option<Vec<u8>>,
+    /// The request as the keeper holds it; set for a job that waits for its slot.
+    pub(super) waits_with: Option<HeldRequest>,
 }
 
-/// What a later daemon knows of a job that went on without it.
+/// State, besides the machine, of a job that ran on without a daemon.
 pub(super) struct Replay {
-    pub(super) events: Vec<Event>,
+    pub(super) effects: VecDeque<Effect>,
+    pub(super) recorder: Recorder,
+    pub(super) fetched: HashSet<CallId>,
+    pub(super) exited: HashSet<CallId>,
+    pub(super) unmasked: Option<(u32, String)>,
+    pub(super) trees: Vec<String>,
+    pub(super) is_cancelled: bool,
+    /// Cause of a cancel that the journal reports.
+    pub(super) cancel: Option<CancelCause>,
     pub(super) last_op: u32,
     pub(super) over: Vec<StepOver>,
     pub(super) closed: Option<Closed>,
-    /// Results stored so far.
+    /// Number of stored messages of FollowSteps.
     pub(super) stored: u32,
 }
 
-/// See the module's text.
+/// The actor of one job; see the module.
 #[expect(clippy::struct_excessive_bools, reason = "each is a fact of its own, not a state of one machine")]
 pub struct JobActor {
     view: Arc<JobView>,
-    around: Arc<Surroundings>,
+    context: Arc<DaemonContext>,
     folder: JobFolder,
     link: KeeperLink,
     supervisor: Addr<Supervisor>,
-    machine: Machine,
+    /// `None` while another thread handles an event that takes long.
+    machine: Option<Machine>,
     redactor: Redactor,
-    shell: ShellSpec,
+    shell: JobActorSpec,
     tag: u128,
     trace_sink: Addr<TraceSink>,
     encode: EncodeResult,
     step: Option<(CallId, Addr<StepActor>)>,
-    /// The search for a function under way.
+    /// The fetch of a function under way.
     fetching: Option<SpawnHandle>,
     /// Effects to perform, in order.
     queue: VecDeque<Effect>,
-    /// An effect is awaited; the next ones wait for it.
-    busy: bool,
-    /// Events in the record.
-    recorded: u32,
-    /// Number of the last effect the keeper performs (protocol, `op`).
+    /// Encodes events for the keeper's record. It travels with the machine.
+    recorder: Recorder,
+    /// Number of pending awaits. The next effect waits until it is 0.
+    awaited: usize,
+    /// Work that waits until the machine is back.
+    later: VecDeque<Later>,
+    /// True if its memory takes long to free.
+    is_large: bool,
+    /// Number of the last effect for the keeper (protocol, `op`).
     op: u32,
-    /// Results emitted.
+    /// Number of messages of FollowSteps so far.
     emitted: u32,
-    replayed: Replayed,
+    performed: PerformedEffects,
     ending: Option<Outcome>,
-    /// What it wrote may not be on the disk.
+    /// Set if the job's data may not be on the disk.
     storage_lost: Option<NotSynced>,
     /// The job's own result, until its log is closed.
     root: Option<Box<StepResult>>,
-    /// The keeper has closed the log.
+    /// True once the keeper has closed the log.
     is_closed: bool,
-    /// This daemon was asked to cancel the job.
+    /// True if this daemon was asked to cancel the job.
     cancel_asked: bool,
-    /// While it waits for its slot.
+    /// Set while the job waits for its slot.
     waiting: Option<Waiting>,
-    /// The keeper died while an effect was awaited.
+    /// True if the keeper died during an await.
     lost: bool,
-    /// Nothing more is to be done for it.
+    /// True once only the publication of its end is left to do.
     over: bool,
-    /// Status shows its end.
+    /// True once Status shows its end.
     published: bool,
 }
 
-/// What was done before this daemon came; empty for a new job.
+/// Effects that earlier daemons have performed; empty for a new job.
 #[derive(Default)]
-struct Replayed {
+struct PerformedEffects {
     last_op: u32,
     stored: u32,
-    /// An invocation's function is fetched and its process runs under the same number, so the two are kept apart.
+    /// Separate from `exited`, because an invocation's fetch and process have the same number.
     fetched: HashSet<CallId>,
     exited: HashSet<CallId>,
     over: Vec<StepOver>,
     closed: Option<Closed>,
-    /// Number of the effect whose phrases could not be masked, and why.
+    /// Number of the effect whose phrases could not be masked, and the reason.
     unmasked: Option<(u32, String)>,
 }
 
 impl JobActor {
-    /// Starts the actor of a job that was just registered. It does nothing before [`Begin`].
+    /// Starts the actor of a job that was just registered. It does nothing until [`Begin`].
     pub(super) fn start_new(parts: JobParts) -> Addr<Self> {
         Self::create(|ctx| {
             ctx.set_mailbox_capacity(MAILBOX);
@@ -143,33 +166,52 @@ impl JobActor {
         })
     }
 
-    /// Starts the actor of a job that went on while no daemon was there.
-    pub(super) fn start_replayed(parts: JobParts, replay: Replay) -> Addr<Self> {
-        Self::create(|ctx| {
-            ctx.set_mailbox_capacity(MAILBOX);
-            let Replay { events, last_op, over, closed, stored } = replay;
-            let mut job = Self::new(parts);
-            let (fetched, exited) = answered(&events);
-            let unmasked = events.iter().find_map(unmasked);
-            job.replayed = Replayed { last_op, stored, fetched, exited, over, closed, unmasked };
-            job.hold_trees(&events);
-            job.replay(&events, ctx);
-            job
-        })
+    /// Creates a mailbox for a job that ran on without a daemon. Messages wait in it until [`Self::start_replayed`].
+    pub(super) fn mailbox() -> Context<Self> {
+        let mut ctx = Context::new();
+        ctx.set_mailbox_capacity(MAILBOX);
+        ctx
+    }
+
+    pub(super) fn start_replayed(mut ctx: Context<Self>, parts: JobParts, replay: Replay) {
+        let Replay { effects, recorder, fetched, exited, unmasked, trees, is_cancelled, cancel, .. } = replay;
+        let Replay { last_op, over, closed, stored, .. } = replay;
+        let mut job = Self::new(parts);
+        job.performed = PerformedEffects { last_op, stored, fetched, exited, over, closed, unmasked };
+        (job.queue, job.recorder) = (effects, recorder);
+        job.hold_trees(&trees);
+        job.go_on(is_cancelled, &mut ctx);
+        // A cancel in the record was handled already. A repeated Finish would end its grace at once.
+        if let Some(cause) = cancel.filter(|_| !is_cancelled) {
+            job.ask_to_end(&CancelAsk { cause, grace_limit: None }, &mut ctx);
+        }
+        ctx.run(job);
     }
 
     fn new(parts: JobParts) -> Self {
-        let JobParts { view, around, folder, link, supervisor, machine, redactor, shell, tag, encode, head } =
-            parts;
-        LogSink::begin(&view.log);
-        let trace_sink = TraceSink::new(Arc::clone(&view.trace), folder.clone(), encode).start();
-        Self {
+        let JobParts {
             view,
-            around,
+            context,
             folder,
             link,
             supervisor,
             machine,
+            redactor,
+            shell,
+            tag,
+            encode,
+            waits_with,
+        } = parts;
+        LogSink::begin(&view.log);
+        let is_large = !redactor.is_ready();
+        let trace_sink = TraceSink::new(Arc::clone(&view.trace), folder.clone()).start();
+        Self {
+            view,
+            context,
+            folder,
+            link,
+            supervisor,
+            machine: Some(machine),
             redactor,
             shell,
             tag,
@@ -178,33 +220,32 @@ impl JobActor {
             step: None,
             fetching: None,
             queue: VecDeque::new(),
-            busy: false,
-            recorded: 1,
+            awaited: 0,
+            later: VecDeque::new(),
+            is_large,
+            recorder: Recorder::default(),
             op: 0,
             emitted: 0,
-            replayed: Replayed::default(),
+            performed: PerformedEffects::default(),
             ending: None,
             storage_lost: None,
             root: None,
             is_closed: false,
             cancel_asked: false,
-            waiting: head.map(Waiting::new),
+            waiting: waits_with.map(Waiting::new),
             lost: false,
             over: false,
             published: false,
         }
     }
 
-    fn replay(&mut self, events: &[Event], ctx: &mut Context<Self>) {
-        for event in events {
-            self.queue.extend(self.machine.handle(event));
-        }
-        self.recorded += events.len() as u32;
-        if events.iter().any(|event| matches!(event, Event::CancelAsked { .. })) {
+    /// Performs the effects that the replay left over.
+    fn go_on(&mut self, is_cancelled: bool, ctx: &mut Context<Self>) {
+        if is_cancelled {
             self.cancel_asked = true;
             self.show_cancel();
         }
-        let State { start_time, since, .. } = self.view.state();
+        let JobViewState { start_time, since, .. } = self.view.state();
         if let (Some(_), Some(timeout)) = (start_time, self.shell.timeout) {
             Self::limit_time(timeout.saturating_sub(since.age(clock::uptime())), ctx);
         }
@@ -215,32 +256,7 @@ impl JobActor {
         self.view.key
     }
 
-    /// Records an event, then has its effects performed. One that cannot be recorded would be missing from every replay:
-    /// the job fails instead.
-    fn handle_event(&mut self, event: &Event, ctx: &mut Context<Self>) {
-        let effects = match self.record(event) {
-            Ok(()) => self.machine.handle(event),
-            Err(reason) => {
-                tracing::error!(reason, job = %self.view.id, "an event was not recorded");
-                let broken = Event::Broken { message: format!("what happened cannot be recorded: {reason}") };
-                if let Err(reason) = self.record(&broken) {
-                    tracing::error!(reason, job = %self.view.id, "the end for want of it was not recorded");
-                }
-                self.machine.handle(&broken)
-            }
-        };
-        self.recorded += 1;
-        self.queue.extend(effects);
-        self.drain(ctx);
-    }
-
-    fn record(&self, event: &Event) -> Result<(), String> {
-        let event = record::encode(event).map_err(|e| Chain(&e).to_string())?;
-        let told = self.link.tell(Request::Record { key: self.key(), seq: self.recorded, event });
-        told.map_err(|e| Chain(&e).to_string())
-    }
-
-    /// The start of this process waits for its turn.
+    /// True if the start of this process is still in the effect queue.
     fn is_to_start(&self, call: CallId) -> bool {
         self.queue.iter().any(|effect| matches!(effect, Effect::Spawn(spawn) if spawn.call == call))
     }
@@ -253,24 +269,24 @@ impl JobActor {
         // A closing call ends the grace of an earlier cancel at once (language.md §15).
         let closes = cause == CancelCause::Finish && self.cancel_asked;
         let grace_limit = if closes { Some(Duration::ZERO) } else { grace_limit };
-        // A repeated ask changes nothing unless it leaves less time (service.md §6.2): it must not grow the record.
+        // A repeated cancel must not grow the record: it counts only if it leaves less time (service.md §6.2).
         if self.over || self.ending.is_some() || (self.cancel_asked && grace_limit.is_none()) {
             return;
         }
         self.cancel_asked = true;
         self.show_cancel();
         if let Err(error) = self.folder.append(&journal::Event::Cancel { cause }) {
-            tracing::warn!(%error, job = %self.view.id, "the cancel was not written to the journal");
+            tracing::warn!(error = %Chain(&error), job = %self.view.id, "the cancel was not written to the journal");
         }
-        self.handle_event(&Event::CancelAsked { cause, grace_limit }, ctx);
+        self.handle_event(Event::CancelAsked { cause, grace_limit }, ctx);
     }
 
     fn show_cancel(&self) {
-        self.view.update(State::cancel);
+        self.view.update(JobViewState::cancel);
     }
 
     fn begin(&mut self, ctx: &mut Context<Self>) {
-        // A daemon that was killed between the journal and the record has started the job, but nothing of it.
+        // If an earlier daemon died between journal and record, the job has started, but none of its steps.
         let started = self.view.state().start_time;
         let at = started.unwrap_or_else(clock::now_micros);
         self.view.update(|state| {
@@ -281,35 +297,36 @@ impl JobActor {
             && let Err(error) =
                 self.folder.append(&journal::Event::Started { at, boot: Some(clock::boot_micros()) })
         {
-            tracing::warn!(%error, job = %self.view.id, "the start was not written to the journal");
+            tracing::warn!(error = %Chain(&error), job = %self.view.id, "the start was not written to the journal");
         }
         if let Some(timeout) = self.shell.timeout {
             Self::limit_time(timeout, ctx);
         }
-        match file_vars::write_all(&self.folder, &self.shell.files) {
-            Ok(()) => self.handle_event(&Event::Admitted { at }, ctx),
-            Err(error) => self.handle_event(&Event::Unprepared { message: Chain(&error).to_string() }, ctx),
-        }
+        self.write_files(ctx, move |job, written, ctx| match written {
+            Ok(()) => job.handle_event(Event::Admitted { at }, ctx),
+            Err(message) => job.handle_event(Event::Unprepared { message }, ctx),
+        });
     }
-}
 
-/// Calls whose fetch is answered, and calls whose process is over.
-fn answered(events: &[Event]) -> (HashSet<CallId>, HashSet<CallId>) {
-    let (mut fetched, mut exited) = (HashSet::new(), HashSet::new());
-    for event in events {
-        match event {
-            Event::Fetched { call, .. } => drop(fetched.insert(*call)),
-            Event::Exited { call, .. } => drop(exited.insert(*call)),
-            _ => {}
+    /// Writes the file variables, on another thread if they are many or large.
+    fn write_files(
+        &mut self,
+        ctx: &mut Context<Self>,
+        then: impl FnOnce(&mut Self, Result<(), String>, &mut Context<Self>) + 'static,
+    ) {
+        let write = |folder: &JobFolder, files: &[FileVariable]| {
+            file_vars::write_all(folder, files).map_err(|error| Chain(&error).to_string())
+        };
+        let files = &self.shell.files;
+        let bytes: usize = files.iter().map(|file| file.content.len()).sum();
+        if files.len() <= FEW_FILES && bytes <= SMALL_FILES {
+            let written = write(&self.folder, files);
+            return then(self, written, ctx);
         }
-    }
-    (fetched, exited)
-}
-
-fn unmasked(event: &Event) -> Option<(u32, String)> {
-    match event {
-        Event::Unmasked { op, message } => Some((*op, message.clone())),
-        _ => None,
+        let (folder, files) = (self.folder.clone(), files.clone());
+        let written = threads::run(Work::Files, move || write(&folder, &files));
+        let written = async { written.await.unwrap_or_else(|error| Err(error.to_string())) };
+        self.pause(ctx, written, then);
     }
 }
 
@@ -317,8 +334,8 @@ impl Actor for JobActor {
     type Context = Context<Self>;
 }
 
-/// A job whose actor dies in the middle of its work must not look as if it were running: the supervisor ends it
-/// (faults.md row 59). The framework restarts nothing after a panic.
+/// A job whose actor dies midway must not look as if it ran: the supervisor ends it (faults.md row 59). The framework
+/// restarts no actor after a panic.
 impl Drop for JobActor {
     fn drop(&mut self) {
         if !self.published {
@@ -327,7 +344,7 @@ impl Drop for JobActor {
     }
 }
 
-/// The job has its slot.
+/// Starts the job: it has its slot.
 #[derive(Message)]
 #[rtype(result = "()")]
 pub(super) struct Begin;
@@ -340,15 +357,14 @@ impl Handler<Begin> for JobActor {
         if self.defer_begin() {
             return;
         }
-        // Its record holds the request and nothing else: it has neither begun nor been cancelled.
-        if self.recorded == 1 {
+        // Only the request is recorded and no event is under way: the job has neither begun nor been cancelled.
+        if self.machine.is_some() && self.recorder.count() == 1 {
             self.waiting = None;
             self.begin(ctx);
         }
     }
 }
 
-/// Somebody or something wants the job to stop.
 #[derive(Clone, Copy, Message)]
 #[rtype(result = "()")]
 pub(super) struct CancelAsk {
@@ -361,7 +377,13 @@ impl Handler<CancelAsk> for JobActor {
 
     fn handle(&mut self, ask: CancelAsk, ctx: &mut Self::Context) {
         failpoint::hit("actors::job::cancel");
-        if self.defer_cancel(&ask, ctx) {
+        self.ask_to_end(&ask, ctx);
+    }
+}
+
+impl JobActor {
+    fn ask_to_end(&mut self, ask: &CancelAsk, ctx: &mut Context<Self>) {
+        if self.defer_cancel(ask, ctx) {
             return;
         }
         self.waiting = None;
@@ -369,42 +391,43 @@ impl Handler<CancelAsk> for JobActor {
     }
 }
 
-/// News of the keeper.
-pub(super) enum Said {
+/// An event that the keeper reports about a job.
+pub(super) enum KeeperEvent {
     StepOver(StepOver),
     Closed(Closed),
 }
 
-/// The keeper has news about this job.
+/// Delivers a keeper event to the job.
 #[derive(Message)]
 #[rtype(result = "()")]
-pub(super) struct KeeperSaid(pub(super) Said);
+pub(super) struct KeeperEventArrived(pub(super) KeeperEvent);
 
-impl Handler<KeeperSaid> for JobActor {
+impl Handler<KeeperEventArrived> for JobActor {
     type Result = ();
 
-    fn handle(&mut self, KeeperSaid(said): KeeperSaid, ctx: &mut Self::Context) {
+    fn handle(&mut self, KeeperEventArrived(event): KeeperEventArrived, ctx: &mut Self::Context) {
         failpoint::hit("actors::job::keeper_said");
-        match said {
-            Said::StepOver(over) => {
+        match event {
+            KeeperEvent::StepOver(over) => {
                 self.view.update(|state| {
                     (state.cpu_time, state.peak_memory) = (over.usage.cpu_time, over.usage.peak_memory);
+                    state.used(over.ran.usage);
                 });
                 match &self.step {
                     Some((call, step)) if *call == over.step => deliver(step, Over(over)),
-                    // A replay has not come to its start yet: the disk refuses a result before it.
-                    _ if self.is_to_start(over.step) => self.replayed.over.push(over),
+                    // The replay has not reached this start yet, because the disk refuses an earlier result.
+                    _ if self.is_to_start(over.step) => self.performed.over.push(over),
                     _ => {}
                 }
             }
-            // Kept for the effect that asks for it, if that waits for something still.
-            Said::Closed(closed) if self.ending.is_none() => self.replayed.closed = Some(closed),
-            Said::Closed(closed) => self.end(closed, ctx),
+            // The job has not reached its own end yet; `finish` takes it from here.
+            KeeperEvent::Closed(closed) if self.ending.is_none() => self.performed.closed = Some(closed),
+            KeeperEvent::Closed(closed) => self.end(closed, ctx),
         }
     }
 }
 
-/// A defect of the daemon was met while it drove this job.
+/// Reports a defect of the daemon that drives this job.
 #[derive(Message)]
 #[rtype(result = "()")]
 pub(super) struct Defect(pub(super) String);
@@ -418,6 +441,6 @@ impl Handler<Defect> for JobActor {
             return;
         }
         self.waiting = None;
-        self.handle_event(&Event::Broken { message }, ctx);
+        self.handle_event(Event::Broken { message }, ctx);
     }
 }

@@ -1,6 +1,7 @@
-//! The supervisor's access to the keeper: finds the living one, starts one when the first job comes, tells who asks.
+//! The supervisor's access to the keeper: finds it, starts it for the first job, and dispatches its events.
 
 mod silence;
+mod storage;
 
 use std::cell::{Cell, RefCell};
 use std::path::Path;
@@ -14,12 +15,13 @@ use tokio::time::Instant;
 
 use super::deliver;
 use super::host::{Host, Started};
-use super::job::{KeeperSaid, Said};
+use super::job::{KeeperEvent, KeeperEventArrived};
 use super::registry::Registry;
 use super::remembered::MAX_REMEMBERED;
 use super::supervisor::{KeeperGone, Supervisor};
 use crate::config::{CgroupUse, Config, Leftover};
-use crate::keeper::link::{KeeperLink, LinkError, Wire};
+use crate::error::Chain;
+use crate::keeper::link::{KeeperLink, KeeperWire, LinkError};
 use crate::keeper::protocol::{FromKeeper, KeeperSettings, PROTOCOL_VERSION, Remembered, Reply, Request};
 use crate::log::pipeline::GIVE_UP_AFTER;
 use crate::model::{JobKey, Reason, Refusal, Unenforceable};
@@ -28,14 +30,14 @@ use crate::process::sweep::Process;
 use crate::store::StateDir;
 use silence::Ending;
 
-/// A keeper that has its lock but does not answer is starting or dying: both take less than this, and what the jobs take
-/// that it is ending ([`find_time`]).
+/// Time to look for a keeper that has its lock but does not answer: it is starting or dying. [`find_time`] adds the
+/// time that its jobs need to end.
 const FIND_TIME: Duration = Duration::from_secs(10);
 
-/// After this time the operator hears what is waited for.
+/// Time after which the operator hears that we wait.
 const FIND_QUIETLY: Duration = Duration::from_secs(1);
 
-/// Between two attempts to reach it.
+/// Pause between two attempts to reach the keeper.
 const FIND_PAUSE: Duration = Duration::from_millis(5);
 
 /// A living keeper.
@@ -43,20 +45,20 @@ const FIND_PAUSE: Duration = Duration::from_millis(5);
 pub(super) struct Keeper {
     pub(super) link: KeeperLink,
     pub(super) digest_key: [u8; 16],
-    /// Limits that it cannot hold jobs to.
+    /// Limits that it cannot enforce.
     pub(super) unenforceable: Arc<[Unenforceable]>,
 }
 
-/// Why there is no keeper.
+/// Reason why there is no keeper.
 #[derive(Debug, thiserror::Error)]
 pub enum KeeperProblem {
-    /// It could not be started or reached.
+    /// The keeper could not be started or reached.
     #[error("cannot start or reach the keeper")]
     Io(#[from] std::io::Error),
-    /// It broke the connection.
+    /// A request over the connection failed.
     #[error(transparent)]
     Link(#[from] LinkError),
-    /// It does not do its work, and does not end.
+    /// The keeper does not work and does not end.
     #[error(
         "the keeper of this state folder{} does not answer and cannot be ended: end the process that holds the lock on its \
          keeper.lock", pid.map_or_else(String::new, |pid| format!(" (process {pid})"))
@@ -65,7 +67,7 @@ pub enum KeeperProblem {
         /// Its pid, if it is known.
         pid: Option<u32>,
     },
-    /// It was started by another version whose protocol this one does not speak.
+    /// Another version started the keeper, with a protocol that this version does not speak.
     #[error(
         "the keeper of this state folder speaks protocol {theirs}, this program {PROTOCOL_VERSION}: let the version \
          that started it end its jobs first"
@@ -74,16 +76,16 @@ pub enum KeeperProblem {
         /// The keeper's version.
         theirs: u32,
     },
-    /// Control groups are demanded, and there are none.
+    /// Control groups are required but not available.
     #[error("setting cgroup = on cannot be met")]
     Cgroup(#[from] CgroupError),
-    /// No random numbers.
+    /// The system provides no random numbers.
     #[error("the system gives no random numbers: {0}")]
     Random(getrandom::Error),
 }
 
 impl KeeperProblem {
-    /// What a keeper that is starting or dying answers.
+    /// True for errors that a keeper causes while it starts or dies.
     fn is_passing(&self) -> bool {
         use std::io::ErrorKind;
         match self {
@@ -102,39 +104,39 @@ impl KeeperProblem {
 
 impl From<KeeperProblem> for Refusal {
     fn from(problem: KeeperProblem) -> Self {
-        let text = format!("the process that runs steps is not available: {problem}");
+        let text = format!("the process that runs steps is not available: {}", Chain(&problem));
         Self::for_now(Reason::KeeperUnavailable, text, Duration::from_secs(1))
     }
 }
 
-/// What a keeper that was already there holds.
+/// Jobs and finished ids of a keeper that already ran.
 pub(super) struct Holdings {
     pub(super) jobs: Vec<JobKey>,
     pub(super) remembered: Vec<Remembered>,
 }
 
-/// See the module's text. Clones share it; it stays on the actors' thread.
+/// The supervisor's access to the keeper; see the module. Clones share it; it stays on the actors' thread.
 #[derive(Clone)]
 pub(super) struct KeeperPort {
     keeper: Rc<Mutex<Option<Keeper>>>,
     state: StateDir,
-    config: Arc<Config>,
+    config: Rc<RefCell<Arc<Config>>>,
     registry: Arc<Registry>,
     private: bool,
     host: Arc<dyn Host>,
     early: Early,
-    /// Key of the digests of requests: drawn once, or the one of the keeper that was found.
+    /// Key of the request digests: random, or the key of the keeper that was found.
     digest_key: Rc<Cell<[u8; 16]>>,
-    /// What the operator was told last: control groups hold the processes of jobs.
+    /// Last report to the operator: true if control groups hold the jobs' processes.
     told_groups: Rc<Cell<Option<bool>>>,
     ending: Ending,
-    /// The process of a keeper that was started and has not answered yet.
+    /// Process of a keeper that was started but has not answered yet.
     starting: Rc<Cell<Option<Process>>>,
-    /// The operator was told that the keeper of this connection does not answer.
+    /// True if the operator was told that the keeper of this connection is slow.
     told_slow: Rc<Cell<bool>>,
 }
 
-/// Events that came before the jobs they are about were registered; `None`: they are handed on at once.
+/// Events held back until their jobs are registered. `None`: events are dispatched at once.
 type Early = Rc<RefCell<Option<Vec<FromKeeper>>>>;
 
 impl KeeperPort {
@@ -149,6 +151,7 @@ impl KeeperPort {
         getrandom::fill(&mut digest_key).map_err(KeeperProblem::Random)?;
         let (keeper, early, digest_key) = (Rc::default(), Early::default(), Rc::new(Cell::new(digest_key)));
         let (told_groups, ending) = (Rc::default(), Ending::default());
+        let config = Rc::new(RefCell::new(config));
         Ok(Self {
             keeper,
             state,
@@ -165,9 +168,25 @@ impl KeeperPort {
         })
     }
 
-    /// No keeper lives: says what will hold the processes of jobs together, as far as it can be foreseen.
+    fn config(&self) -> Arc<Config> {
+        Arc::clone(&self.config.borrow())
+    }
+
+    /// Sends changed settings to the living keeper, if any. Later keepers get them too.
+    pub(super) fn configure(&self, config: Arc<Config>) {
+        *self.config.borrow_mut() = config;
+        let port = self.clone();
+        actix::spawn(async move {
+            // A keeper that is being started may have got the old settings.
+            if let Some(keeper) = port.living().await {
+                keeper.link.tell_short(port.hello_request());
+            }
+        });
+    }
+
+    /// Reports how the processes of jobs will be held together, as far as that is known without a keeper.
     pub(super) fn foresee_groups(&self) -> Result<(), KeeperProblem> {
-        let parent = match self.config.cgroup {
+        let parent = match self.config().cgroup {
             CgroupUse::Off => None,
             CgroupUse::Auto => self.host.control_group().ok(),
             CgroupUse::On => Some(self.host.control_group()?),
@@ -176,7 +195,7 @@ impl KeeperPort {
         Ok(())
     }
 
-    /// Tells the operator what holds the processes of jobs together, once (faults.md row 2).
+    /// Tells the operator how the processes of jobs are held together; repeats nothing (faults.md row 2).
     fn tell_groups(&self, group: Option<&Path>) {
         if self.told_groups.replace(Some(group.is_some())) == Some(group.is_some()) {
             return;
@@ -184,21 +203,21 @@ impl KeeperPort {
         if let Some(group) = group {
             tracing::info!(group = %group.display(), "a control group holds the processes of each job");
         } else {
-            tracing::info!("no control groups: processes of jobs are found by a sweep of /proc");
+            tracing::info!("no control groups: a reaper holds the processes of each job together");
         }
     }
 
-    /// The keeper; started if there is none.
+    /// Returns the keeper; starts one if there is none.
     pub(super) async fn get(&self, supervisor: &Addr<Supervisor>) -> Result<Keeper, KeeperProblem> {
         let mut keeper = self.keeper.lock().await;
         self.end_cut_off(&mut keeper).await?;
         if let Some(keeper) = &*keeper {
             return Ok(keeper.clone());
         }
-        // How long another one took to end says nothing of the end of this one.
+        // A new keeper gets its full time to die, however long the last one took.
         self.ending.set(None);
         let Started { wire, process } =
-            self.host.start_keeper(&self.state, cgroup_mode(self.config.cgroup))?;
+            self.host.start_keeper(&self.state, cgroup_mode(self.config().cgroup))?;
         self.starting.set(process);
         let greeted = self.greet(wire, supervisor).await;
         if let Err(KeeperProblem::Link(LinkError::Silent)) = greeted {
@@ -213,13 +232,14 @@ impl KeeperPort {
         Ok(new)
     }
 
-    /// The keeper that an earlier daemon left, if it lives. Its events are held back until [`Self::release`].
+    /// Connects to the keeper that an earlier daemon left, if it lives. Its events are held back until
+    /// [`Self::release`].
     pub(super) async fn find(
         &self,
         supervisor: &Addr<Supervisor>,
     ) -> Result<Option<(Keeper, Holdings)>, KeeperProblem> {
         let begun = Instant::now();
-        let until = begun + find_time(&self.config);
+        let until = begun + find_time(&self.config());
         let mut was_told = false;
         while self.host.has_keeper(&self.state)? {
             *self.early.borrow_mut() = Some(Vec::new());
@@ -232,7 +252,7 @@ impl KeeperPort {
                     *self.keeper.lock().await = Some(found.clone());
                     return Ok(Some((found, holdings)));
                 }
-                // Then it is not found again, and its jobs are those of a dead one.
+                // The next turn then finds no keeper, and its jobs are treated as those of a dead one.
                 Err(KeeperProblem::Link(LinkError::Silent)) => self.end_silent().await?,
                 Err(problem) if problem.is_passing() && Instant::now() < until => {
                     if !was_told && begun.elapsed() >= FIND_QUIETLY {
@@ -249,7 +269,7 @@ impl KeeperPort {
         Ok(None)
     }
 
-    /// The jobs of the keeper that was found are registered: hands on what it said meanwhile, in order.
+    /// Dispatches the events held back, in order. Called once the jobs of the found keeper are registered.
     pub(super) fn release(&self) {
         let early = self.early.borrow_mut().take();
         for event in early.into_iter().flatten() {
@@ -257,24 +277,23 @@ impl KeeperPort {
         }
     }
 
-    /// Key of the digests of requests.
     pub(super) fn digest_key(&self) -> [u8; 16] {
         self.digest_key.get()
     }
 
-    /// The living keeper, if there is one and it is not being started right now.
+    /// Returns the living keeper, unless there is none or it is just being started.
     pub(super) fn now(&self) -> Option<Keeper> {
         self.keeper.try_lock().ok()?.clone()
     }
 
-    /// The keeper, if there is one; starts none. It may have died a moment ago.
+    /// Returns the keeper, if any; starts none. It may have died a moment ago.
     pub(super) async fn living(&self) -> Option<Keeper> {
         self.keeper.lock().await.clone()
     }
 
     async fn greet(
         &self,
-        wire: Wire,
+        wire: KeeperWire,
         supervisor: &Addr<Supervisor>,
     ) -> Result<(Keeper, Holdings), KeeperProblem> {
         let (registry, early) = (Arc::clone(&self.registry), Rc::clone(&self.early));
@@ -311,19 +330,18 @@ impl KeeperPort {
     fn hello_request(&self) -> Request {
         Request::Hello {
             version: PROTOCOL_VERSION,
-            settings: keeper_settings(&self.config, self.private),
+            settings: keeper_settings(&self.config(), self.private),
             digest_key: self.digest_key.get(),
         }
     }
 }
 
-/// How long to look for a keeper that has its lock. One for which no daemon came back in time lets none in any more: its
-/// jobs have their grace, what ignores it is waited for, and a full disk gets its time too (service.md §6.4).
+/// Time to look for a keeper that has its lock. While it ends its jobs, because no daemon came back in time, it accepts
+/// no connection. That takes the grace, the kill, and the retries of a full disk (service.md §6.4).
 fn find_time(config: &Config) -> Duration {
     FIND_TIME + config.cancel_grace + config.kill_wait + GIVE_UP_AFTER
 }
 
-/// The setting as the keeper takes it.
 pub(super) const fn cgroup_mode(setting: CgroupUse) -> CgroupMode {
     match setting {
         CgroupUse::Auto => CgroupMode::Auto,
@@ -344,7 +362,6 @@ fn keeper_settings(config: &Config, private: bool) -> KeeperSettings {
     }
 }
 
-/// Hands an event of the keeper to the job it is about.
 fn dispatch(registry: &Registry, event: FromKeeper) {
     match event {
         FromKeeper::Reply { .. } => {}
@@ -356,14 +373,19 @@ fn dispatch(registry: &Registry, event: FromKeeper) {
                 }
             }
         }
-        FromKeeper::StepOver { key, over } => tell(registry, key, Said::StepOver(over)),
-        FromKeeper::Closed { key, closed } => tell(registry, key, Said::Closed(closed)),
+        FromKeeper::StepOver { key, over } => tell(registry, key, KeeperEvent::StepOver(over)),
+        FromKeeper::Closed { key, closed } => tell(registry, key, KeeperEvent::Closed(closed)),
+        FromKeeper::Storage { key, storage } => {
+            if let Some((view, _)) = registry.by_key(key) {
+                storage::note(registry, &view, storage);
+            }
+        }
     }
 }
 
-fn tell(registry: &Registry, key: JobKey, said: Said) {
-    if let Some((job, said)) = registry.hearer(key, said) {
-        deliver(&job, KeeperSaid(said));
+fn tell(registry: &Registry, key: JobKey, event: KeeperEvent) {
+    if let Some((job, event)) = registry.hearer(key, event) {
+        deliver(&job, KeeperEventArrived(event));
     }
 }
 

@@ -1,43 +1,41 @@
-//! Which limits a job is held to: the smaller ones of its request and of the settings, as far as its keeper can hold it to
-//! them (service.md §3.1).
+//! Limits of jobs: the smaller ones of request and settings, as far as the keeper can enforce them (service.md §3.1).
 
 use serde::{Deserialize, Serialize};
 
 use crate::config::Config;
-use crate::model::{Limits, Reason, Refusal, Shortage, Unenforceable};
+use crate::model::{Reason, Refusal, ResourceLimits, Shortage, Unenforceable};
 
-/// Limits of one job. They stay what they were when it was registered, whatever the settings become.
+/// Limits of one job. Later changes of the settings do not affect them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct JobLimits {
-    /// Of the request.
-    asked: Limits,
-    /// The smaller ones.
-    all: Limits,
+    asked: ResourceLimits,
+    /// The smaller ones of request and settings.
+    all: ResourceLimits,
 }
 
 impl JobLimits {
-    pub(super) fn new(asked: Limits, config: &Config) -> Self {
+    pub(super) fn new(asked: ResourceLimits, config: &Config) -> Self {
         Self { asked, all: asked.smaller(of_settings(config)) }
     }
 
-    /// Those that hold.
-    pub(super) const fn all(&self) -> Limits {
+    pub(super) const fn all(&self) -> ResourceLimits {
         self.all
     }
 
-    /// A request that asks for what its keeper cannot do is refused, rather than run without it.
+    /// Refuses a request for a limit that the keeper cannot enforce; it must not run without the limit.
     pub(super) fn check(&self, unenforceable: &[Unenforceable]) -> Result<(), Refusal> {
         match unenforceable.iter().find(|one| self.asked.get(one.limit).is_some()) {
             None => Ok(()),
             Some(Unenforceable { limit, why }) => Err(Refusal::new(
                 Reason::LimitUnavailable,
                 format!("limit {limit} cannot be enforced here: {why}; or leave it out"),
-            )),
+            )
+            .about(format!("limits.{limit}"))),
         }
     }
 
-    /// Those to hold the job to: all but those of the settings that the keeper cannot enforce. The operator was told.
-    pub(super) fn to_hold(self, unenforceable: &[Unenforceable]) -> Limits {
+    /// Limits to enforce. Limits from settings that the keeper cannot enforce are dropped; the operator was told.
+    pub(super) fn to_hold(self, unenforceable: &[Unenforceable]) -> ResourceLimits {
         let mut limits = self.all;
         for one in unenforceable.iter().filter(|one| self.asked.get(one.limit).is_none()) {
             limits.remove(one.limit);
@@ -45,7 +43,7 @@ impl JobLimits {
         limits
     }
 
-    /// Why a process of the job ended badly, before how it ended.
+    /// Describes the shortage that ended a process of the job. It precedes the exit status in the message.
     pub(super) fn explain(&self, shortage: Shortage) -> String {
         match (shortage, self.all.memory, self.all.processes) {
             (Shortage::Memory, Some(bytes), _) => {
@@ -62,10 +60,10 @@ impl JobLimits {
     }
 }
 
-/// Limits for every job.
-pub(super) fn of_settings(config: &Config) -> Limits {
+/// Limits from the settings, for every job.
+pub(super) fn of_settings(config: &Config) -> ResourceLimits {
     let unless_zero = |value| Some(value).filter(|&value| value > 0);
-    Limits {
+    ResourceLimits {
         processes: unless_zero(config.limit_processes),
         memory: unless_zero(config.limit_memory.0),
         cpu_micros: unless_zero((config.limit_cpus * 1e6).ceil() as u64),
@@ -73,7 +71,7 @@ pub(super) fn of_settings(config: &Config) -> Limits {
     }
 }
 
-/// Tells the operator which settings are not kept.
+/// Warns the operator of limits in the settings that are not enforced.
 pub(super) fn warn_of_settings(config: &Config, unenforceable: &[Unenforceable]) {
     let limits = of_settings(config);
     let broken: Vec<_> = unenforceable
@@ -99,9 +97,9 @@ mod tests {
     #[test]
     fn what_only_the_settings_ask_for_is_left_out_where_it_cannot_be_held() {
         let config = Config { limit_memory: Bytes(1 << 20), limit_processes: 9, ..Config::default() };
-        let asked = Limits { processes: Some(4), ..Limits::default() };
+        let asked = ResourceLimits { processes: Some(4), ..ResourceLimits::default() };
         let limits = JobLimits::new(asked, &config);
-        assert_eq!(limits.all(), Limits { memory: Some(1 << 20), ..asked });
+        assert_eq!(limits.all(), ResourceLimits { memory: Some(1 << 20), ..asked });
         assert!(limits.check(&no(LimitName::Memory)).is_ok());
         assert_eq!(limits.to_hold(&no(LimitName::Memory)), asked);
         let refusal = limits.check(&no(LimitName::Processes)).unwrap_err();

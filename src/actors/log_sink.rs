@@ -1,8 +1,8 @@
-//! The log's way out: [`LogSink`] learns how long the log is, [`LogFeed`] wakes followers, a [`LogCursor`] reads.
+//! Delivery of the log: [`LogSink`] learns the log's length, [`LogFeed`] wakes followers, a [`LogCursor`] reads.
 //!
-//! A sink is a file plus a wake-up, never a queue per follower: each follower owns its offset and reads the file itself,
-//! so a slow one costs a cursor and nothing else (service.md §3.2). The bytes were written by the keeper. With
-//! `durability = power` followers see them when they are on the disk.
+//! A sink is a file plus a wake-up, never a queue per follower. Each follower owns its offset and reads the file
+//! itself, so a slow follower costs only a cursor (service.md §3.2). The keeper writes the bytes. Under `durability =
+//! power` followers see them only once they are on the disk.
 
 use std::error::Error;
 use std::io;
@@ -27,54 +27,55 @@ use crate::store::{JobFolder, LogFile, StoreError};
 /// Largest piece of log in one message (service.md §3.2).
 pub const MAX_MESSAGE: usize = 64 << 10;
 
-/// The first message of a stream; each one may be twice as long as the one before it. A message counts for a client only
-/// when it is complete: on a line that never carries the largest one, small ones still bring it on (connectors.md §6).
+/// Largest first message of a stream; the limit doubles with each message. A client can use only complete messages: on
+/// a line too slow for the largest ones, small ones still make progress (connectors.md §3).
 const FIRST_MESSAGE: usize = 4 << 10;
 
 /// Messages below this many bytes are joined: thousands of small frames that a reader leaves unread make HTTP/2
-/// implementations close the connection (faults.md, fact 1).
+/// implementations close the connection (faults.md §3, fact 1).
 const SMALL_MESSAGE: u64 = 256;
 
-/// How long a small message waits for more after the one before it (service.md §3.2).
+/// Until this long after the last message, a small message waits for more bytes (service.md §3.2).
 const JOIN_TIME: Duration = Duration::from_millis(20);
 
-/// What is known of a log.
+/// Length and state of a log.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LogProgress {
-    /// Bytes written; with `durability = power` those on the disk.
+    /// Number of bytes written; with `durability = power`, of those on the disk.
     pub len: u64,
-    /// The storage failed: what comes after them may not be what was written (faults.md row 27).
+    /// True if the storage failed: data after `len` may differ from what was written (faults.md row 27).
     pub lost: bool,
-    /// The job has ended: nothing will be added, and Status says so.
+    /// True if the job has ended, as Status shows: the log is complete.
     pub ended: bool,
 }
 
-/// What followers of one log share.
+/// State shared by all followers of one log.
 pub struct LogFeed {
     progress: watch::Sender<LogProgress>,
     followers: Arc<Followers<LogFile>>,
-    /// Largest length announced; the sink may not have got to it yet.
+    /// Largest announced length; the sink may not have handled it yet.
     announced: AtomicU64,
-    /// When it grew last: milliseconds of [`clock::uptime`].
+    /// Time of the last growth, in milliseconds of [`clock::uptime`].
     grown_at: AtomicU64,
-    /// The actor, as long as the log grows.
+    /// The actor, while the log grows.
     sink: Mutex<Option<Addr<LogSink>>>,
     disk: Option<Disk>,
 }
 
-/// What brings a log to the disk before it is shown.
+/// Brings a log to the disk before followers see it.
 struct Disk {
     group: Arc<SyncGroup>,
     folder: JobFolder,
 }
 
 impl LogFeed {
-    /// A feed of a log that is `len` bytes long.
+    /// Creates a feed of a log that is `len` bytes long.
     pub fn new(len: u64, ended: bool) -> Arc<Self> {
         Self::with(len, ended, None)
     }
 
-    /// A feed of a growing log of which `len` bytes may be seen; with a group, of the rest what it has synced.
+    /// Creates a feed of a growing log. Followers can read the first `len` bytes at once. With a `group`, they can read
+    /// further bytes only after it has synced them.
     pub(super) fn growing(len: u64, group: Option<Arc<SyncGroup>>, folder: &JobFolder) -> Arc<Self> {
         let disk = group.map(|group| Disk { group, folder: folder.clone() });
         Self::with(len, false, disk)
@@ -92,8 +93,8 @@ impl LogFeed {
         })
     }
 
-    /// The log is `len` bytes long, says the keeper. Wakes the sink; a full mailbox means that a wake-up is already on
-    /// its way, and it will find this length.
+    /// Notes the length that the keeper reports and wakes the sink. If the mailbox is full, a wake-up is already under
+    /// way and will find this length.
     pub fn announce(self: &Arc<Self>, len: u64) {
         self.announced.fetch_max(len, Ordering::AcqRel);
         self.grown_at.store(clock::uptime().as_millis() as u64, Ordering::Relaxed);
@@ -104,22 +105,27 @@ impl LogFeed {
         } else if let Some(Err(SendError::Closed(_))) =
             self.sink.lock().as_ref().map(|sink| sink.try_send(Grew))
         {
-            // A defect ended it: followers are woken from here.
+            // A defect ended the sink: wake the followers here.
             self.grow(len);
         }
     }
 
-    /// Length so far.
+    /// Length that followers may read.
     pub fn len(&self) -> u64 {
         self.progress.borrow().len
     }
 
-    /// The log is empty.
+    /// Largest length that the keeper reported.
+    pub fn reported_len(&self) -> u64 {
+        self.announced.load(Ordering::Acquire)
+    }
+
+    /// True if followers may read nothing yet.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The log is `len` bytes long now. Lengths only grow.
+    /// Raises the readable length to `len`. It never shrinks.
     fn grow(&self, len: u64) {
         self.progress.send_if_modified(|p| {
             let grows = len > p.len && !p.lost;
@@ -130,12 +136,12 @@ impl LogFeed {
         });
     }
 
-    /// The storage failed: nothing more of the log is shown, and who wants more hears why.
+    /// Notes that the storage failed: the readable length is final, and reading on is an error.
     pub fn lose(&self) {
         self.progress.send_modify(|p| p.lost = true);
     }
 
-    /// Nothing will be added.
+    /// Notes that the log is complete with `len` bytes.
     pub fn end(&self, len: u64) {
         *self.sink.lock() = None;
         self.progress.send_modify(|p| {
@@ -146,42 +152,37 @@ impl LogFeed {
         });
     }
 
-    /// Nothing will be added, and what was written from `len` on is not there: who wants more hears so.
+    /// Notes that the log has ended, but its data from `len` on is lost: reading on is an error.
     pub fn end_early(&self, len: u64) {
         self.grow(len);
         *self.sink.lock() = None;
         self.progress.send_modify(|p| (p.lost, p.ended) = (true, true));
     }
 
-    /// Returns when the job has ended.
+    /// Resolves when the job has ended.
     pub async fn ended(&self) {
         self.progress.subscribe().wait_for(|p| p.ended).await.ok();
     }
 
-    /// When the log grew last, as [`clock::uptime`].
+    /// Time of the last growth, as [`clock::uptime`].
     pub fn grown_at(&self) -> Duration {
         Duration::from_millis(self.grown_at.load(Ordering::Relaxed))
     }
 
-    /// The job is removed: followers must come to their end ([`Followers::expire`]).
+    /// Sets followers a deadline, because the job is being removed ([`Followers::expire`]).
     pub fn expire(&self) {
         self.progress.send_modify(|p| p.ended = true);
         self.followers.expire();
     }
 
-    /// A follower at `offset` of the open log `file`.
+    /// Adds a follower at `offset` of the open log `file`.
     pub fn follow(self: &Arc<Self>, file: LogFile, offset: u64, max: usize) -> Result<LogCursor, Refusal> {
         let LogProgress { len, lost, .. } = *self.progress.borrow();
         if offset > len && lost {
             return Err(storage_failed(len));
         }
         if offset > len {
-            return Err(Refusal::new(
-                Reason::OffsetPastEnd,
-                format!(
-                    "offset {offset} is past the log's end at {len}: this client follows another log than it thinks"
-                ),
-            ));
+            return Err(past_end(offset, len));
         }
         let follower = self.followers.join(file, max)?;
         Ok(LogCursor {
@@ -195,7 +196,8 @@ impl LogFeed {
     }
 }
 
-/// The refusal if `error` says that no descriptor is left: the follower may come back, nothing is lost.
+/// Returns a refusal if `error` says that no file descriptor is left. Nothing is lost then, and the follower can try
+/// again.
 pub(super) fn out_of_descriptors(error: &(dyn Error + 'static)) -> Option<Refusal> {
     let mut chain = std::iter::successors(Some(error), |&error| error.source());
     let out = |error: &io::Error| matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE));
@@ -205,7 +207,7 @@ pub(super) fn out_of_descriptors(error: &(dyn Error + 'static)) -> Option<Refusa
     })
 }
 
-/// One follower's place in a log. Dropping it is leaving.
+/// Position of one follower in a log. Dropping it ends the following.
 pub struct LogCursor {
     progress: watch::Receiver<LogProgress>,
     /// Keeps the sender of `progress` alive.
@@ -213,14 +215,25 @@ pub struct LogCursor {
     follower: Follower<LogFile>,
     offset: u64,
     last: Option<Instant>,
-    /// Largest next message.
+    /// Size limit of the next message.
     largest: usize,
 }
 
 impl LogCursor {
-    /// The next bytes, at most [`MAX_MESSAGE`] and less at first, ending at a line's end unless the line is longer; `None` at
-    /// the end of the log of an ended job.
-    pub async fn next(&mut self) -> Result<Option<Bytes>, Refusal> {
+    /// Offset of the next byte.
+    pub const fn offset(&self) -> u64 {
+        self.offset
+    }
+
+    /// Current length and state of the log.
+    pub fn progress(&self) -> LogProgress {
+        *self.progress.borrow()
+    }
+
+    /// Waits for the next bytes and returns them; `None` at the end of the log of an ended job. Returns at most
+    /// `most()` bytes, and fewer at the start of a stream (`FIRST_MESSAGE`). Stops after the last line end among them,
+    /// if there is one.
+    pub async fn next(&mut self, most: impl Fn() -> usize) -> Result<Option<Bytes>, Refusal> {
         loop {
             let now = *self.progress.borrow_and_update();
             let ready = now.len.saturating_sub(self.offset);
@@ -232,13 +245,13 @@ impl LogCursor {
                     return Ok(None);
                 }
             } else if now.ended || ready >= SMALL_MESSAGE || self.joined() {
-                return self.read(now.len).map(Some);
+                return self.read(now.len, most()).map(Some);
             }
             self.wait(ready > 0).await;
         }
     }
 
-    /// A small message may go: the one before it is long enough ago.
+    /// True if the last message is long enough ago to send a small one.
     fn joined(&self) -> bool {
         self.last.is_none_or(|at| at.elapsed() >= JOIN_TIME)
     }
@@ -256,10 +269,10 @@ impl LogCursor {
         }
     }
 
-    fn read(&mut self, len: u64) -> Result<Bytes, Refusal> {
+    fn read(&mut self, len: u64, most: usize) -> Result<Bytes, Refusal> {
         let file = self.follower.file()?;
         let mut piece = file
-            .read_piece(self.offset, len, self.largest)
+            .read_piece(self.offset, len, self.largest.min(most))
             .map_err(|lost| Refusal::new(Reason::DataLoss, lost.to_string()))?;
         if let Some(end) = memchr::memrchr(b'\n', &piece) {
             piece.truncate(end + 1);
@@ -269,6 +282,19 @@ impl LogCursor {
         self.last = Some(Instant::now());
         Ok(Bytes::from(piece))
     }
+}
+
+/// Builds the refusal of an `offset` past the end of a log of `len` bytes.
+pub fn past_end(offset: u64, len: u64) -> Refusal {
+    Refusal::new(
+        Reason::OffsetPastEnd,
+        format!(
+            "offset {offset} is past the log's end at {len}: this client follows another log than it thinks"
+        ),
+    )
+    .about("offset")
+    .with_fact("offset", offset.to_string())
+    .with_fact("log_bytes", len.to_string())
 }
 
 fn storage_failed(len: u64) -> Refusal {
@@ -282,7 +308,7 @@ fn storage_failed(len: u64) -> Refusal {
 
 impl Growing for LogFeed {
     fn written(&self) -> u64 {
-        self.announced.load(Ordering::Acquire)
+        self.reported_len()
     }
 
     fn note(&self, len: u64) -> Result<(), StoreError> {
@@ -294,13 +320,13 @@ impl Growing for LogFeed {
     }
 }
 
-/// The actor that moves a [`LogFeed`] forward while its job runs.
+/// The actor that advances a [`LogFeed`] while its job runs.
 pub struct LogSink {
     feed: Arc<LogFeed>,
 }
 
 impl LogSink {
-    /// Starts the sink of `feed`.
+    /// Starts the sink of `feed`, unless a group advances it.
     pub fn begin(feed: &Arc<LogFeed>) {
         if feed.disk.is_some() {
             return; // the group does
@@ -313,7 +339,7 @@ impl Actor for LogSink {
     type Context = Context<Self>;
 }
 
-/// The log has grown.
+/// Reports that the log has grown.
 #[derive(Message)]
 #[rtype(result = "()")]
 struct Grew;
@@ -346,20 +372,23 @@ mod tests {
         let mut resting = feed.follow(folder.open_log(None).unwrap(), 0, 9).unwrap();
         let mut reading = feed.follow(folder.open_log(None).unwrap(), 0, 9).unwrap();
         for cursor in [&mut resting, &mut reading] {
-            assert_eq!(cursor.next().await.unwrap().unwrap().len(), FIRST_MESSAGE);
+            assert_eq!(cursor.next(|| MAX_MESSAGE).await.unwrap().unwrap().len(), FIRST_MESSAGE);
         }
         feed.expire();
         folder.begin_removal().unwrap().unwrap().delete().unwrap();
         tokio::time::sleep(Duration::from_secs(50)).await;
-        assert_eq!(reading.next().await.unwrap().unwrap(), "y\n");
+        assert_eq!(reading.next(|| MAX_MESSAGE).await.unwrap().unwrap(), "y\n");
         tokio::time::sleep(Duration::from_secs(20)).await;
-        assert_eq!(reading.next().await.unwrap(), None, "it had come to the end");
+        assert_eq!(reading.next(|| MAX_MESSAGE).await.unwrap(), None, "it had come to the end");
         let removed = |fd: std::fs::DirEntry| {
             std::fs::read_link(fd.path()).is_ok_and(|path| {
                 path.starts_with(dir.path()) && path.to_string_lossy().ends_with("log (deleted)")
             })
         };
         assert!(!std::fs::read_dir("/proc/self/fd").unwrap().flatten().any(removed), "it is still open");
-        assert_eq!(resting.next().await.err().map(|refusal| refusal.reason), Some(Reason::FollowersDropped));
+        assert_eq!(
+            resting.next(|| MAX_MESSAGE).await.err().map(|refusal| refusal.reason),
+            Some(Reason::FollowersDropped)
+        );
     }
 }

@@ -1,52 +1,87 @@
-//! Masking of what leaves the daemon besides the log: results and messages (masking.md §7).
+//! Masks results and messages, which are all that leaves the daemon besides the log (masking.md §7).
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use indexmap::IndexMap;
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
+use serde_json::{Number, Value};
 
+use super::trace_sink::EncodeResult;
+use super::view::CurrentStep;
 use crate::config::Config;
-use crate::log::mask::{DefaultPrefixes, MaskConfig, MaskLimitError, Masker, PhraseSet};
-use crate::model::{ExecResult, ReferenceInfo, StepInfo, StepResult};
+use crate::lang::convert::{number_to_plain, number_to_text};
+use crate::log::mask::{DefaultPrefixes, MaskConfig, MaskLimitError, Masked, Masker, PhraseSet};
+use crate::model::{ExecResult, ReferenceInfo, StepFacts, StepInfo, StepResult};
 
-/// The masking of one job. The automaton is built when the first text is masked.
+/// Limits for work on the actors' thread itself, in bytes: total length of the forms to build an automaton from, and
+/// total length of the phrases to add.
+const SMALL_FORMS: usize = 8 << 10;
+const SMALL_PHRASES: usize = 1 << 10;
+
+/// Masks the texts of one job. Builds the automaton when the first text comes. Clones share an automaton once it is
+/// built.
+#[derive(Clone)]
 pub(super) struct Redactor {
     phrases: PhraseSet,
-    masker: Option<Arc<Masker>>,
+    masker: Arc<OnceLock<Arc<Masker>>>,
 }
 
 impl Redactor {
-    /// Masks the phrases of `set`.
-    pub(super) const fn new(set: PhraseSet) -> Self {
-        Self { phrases: set, masker: None }
+    pub(super) fn new(set: PhraseSet) -> Self {
+        Self { phrases: set, masker: Arc::default() }
     }
 
-    /// Masks `added` too from now on.
+    /// True if the next text can be masked at once, without building a large automaton first.
+    pub(super) fn is_ready(&self) -> bool {
+        self.masker.get().is_some() || self.phrases.form_bytes() <= SMALL_FORMS
+    }
+
+    /// True if adding these phrases takes no noticeable time.
+    pub(super) fn adds_at_once(&self, added: &[Vec<u8>]) -> bool {
+        let more: usize = added.iter().map(Vec::len).sum();
+        self.phrases.form_bytes() <= SMALL_FORMS && more <= SMALL_PHRASES
+    }
+
+    /// Moves the phrases into the returned redactor, so that the caller can free them. `self` masks nothing any more.
+    pub(super) fn take(&mut self) -> Self {
+        let none: [&[u8]; 0] = [];
+        match PhraseSet::prepare(none, none, &MaskConfig::default()) {
+            Ok((empty, _)) => std::mem::replace(self, Self::new(empty)),
+            Err(_) => self.clone(),
+        }
+    }
+
     pub(super) fn add(&mut self, added: &[Vec<u8>]) -> Result<(), MaskLimitError> {
         let (phrases, _warnings) = self.phrases.with_added(added.iter().cloned())?;
         self.phrases = phrases;
-        self.masker = None;
+        self.masker = Arc::default();
         Ok(())
     }
 
-    /// A text on one line, masked.
-    pub(super) fn line(&mut self, text: &str) -> String {
-        self.text(text).replace(['\n', '\r'], " ")
-    }
-
-    /// A text, masked as a source of its own.
-    pub(super) fn text(&mut self, text: &str) -> String {
-        if text.is_empty() {
-            return String::new();
-        }
+    /// Masks a text that people will read.
+    pub(super) fn mask(&mut self, text: &str) -> Masked {
         let phrases = &self.phrases;
-        self.masker.get_or_insert_with(|| Masker::compile(phrases)).mask_str(text)
+        self.masker.get_or_init(|| Masker::compile(phrases)).mask(text)
     }
 
-    /// A result with every string masked: names, keys and nested values too.
-    pub(super) fn result(&mut self, result: StepResult) -> StepResult {
-        let StepResult { step, definition, status, outputs, exports, env, exec, sub_steps } = result;
+    /// Masks a text as data, separately from other texts.
+    fn text(&mut self, text: &str) -> String {
+        if text.is_empty() { String::new() } else { self.mask(text).into_data() }
+    }
+
+    /// Masks every string of a result, including names, keys and nested values, then encodes it.
+    pub(super) fn result(&mut self, result: StepResult, encode: EncodeResult) -> MaskedResult {
+        MaskedResult(encode(&self.masked(result)))
+    }
+
+    /// Masks and encodes news of a step. Also returns the running step for Status.
+    pub(super) fn news(&mut self, news: StepResult, encode: EncodeResult) -> (MaskedResult, CurrentStep) {
+        let news = self.masked(news);
+        (MaskedResult(encode(&news)), CurrentStep::of_news(&news))
+    }
+
+    fn masked(&mut self, result: StepResult) -> StepResult {
+        let StepResult { step, definition, status, outputs, exports, env, exec, sub_steps, facts } = result;
         StepResult {
             step: step.map(|step| self.step(step)),
             definition: definition.map(|d| Arc::new(self.value((*d).clone()))),
@@ -55,7 +90,8 @@ impl Redactor {
             exports: self.texts(exports),
             env: self.texts(env),
             exec: exec.map(|exec| self.exec(exec)),
-            sub_steps: sub_steps.into_iter().map(|sub| self.result(sub)).collect(),
+            sub_steps: sub_steps.into_iter().map(|sub| self.masked(sub)).collect(),
+            facts: StepFacts { place: self.text(&facts.place), ..facts },
         }
     }
 
@@ -86,6 +122,18 @@ impl Redactor {
         values.into_iter().map(|(key, value)| (self.text(&key), self.value(value))).collect()
     }
 
+    /// Masks a number. It stays a number unless one of its spellings contains a phrase.
+    fn number(&mut self, number: Number) -> Value {
+        let double = number.as_f64().unwrap_or_default();
+        for text in [number_to_text(double), number_to_plain(double), number.to_string()] {
+            let masked = self.text(&text);
+            if masked != text {
+                return Value::String(masked);
+            }
+        }
+        Value::Number(number)
+    }
+
     fn value(&mut self, value: Value) -> Value {
         match value {
             Value::String(text) => Value::String(self.text(&text)),
@@ -93,13 +141,30 @@ impl Redactor {
             Value::Object(members) => Value::Object(
                 members.into_iter().map(|(key, value)| (self.text(&key), self.value(value))).collect(),
             ),
-            plain @ (Value::Null | Value::Bool(_) | Value::Number(_)) => plain,
+            Value::Number(number) => self.number(number),
+            plain @ (Value::Null | Value::Bool(_)) => plain,
         }
     }
 }
 
-/// The masking settings of one job. They stay what they were when it was registered, whatever the settings become: its
-/// keeper masks by them, and so does every daemon that takes it up.
+/// An encoded step result without secrets. Only a [`Redactor`] makes one, and nothing else is stored or sent.
+#[derive(Clone)]
+pub(super) struct MaskedResult(Vec<u8>);
+
+impl MaskedResult {
+    /// Returns the bytes that are stored and sent.
+    pub(super) fn bytes(&self) -> &[u8] {
+        &self.0
+    }
+
+    #[cfg(test)]
+    pub(super) const fn of(bytes: Vec<u8>) -> Self {
+        Self(bytes)
+    }
+}
+
+/// Masking settings of one job, fixed when it is admitted. Its keeper and each later daemon use them, even if the
+/// daemon's settings have changed since.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct JobMasking {
     /// Setting `mask_forms`.
@@ -109,12 +174,10 @@ pub(super) struct JobMasking {
 }
 
 impl JobMasking {
-    /// Those in force now.
     pub(super) const fn new(config: &Config) -> Self {
         Self { forms: config.mask_forms, default_prefixes: config.default_token_prefixes }
     }
 
-    /// As the masker takes them.
     pub(super) fn config(self) -> MaskConfig {
         let default_prefixes =
             if self.default_prefixes { DefaultPrefixes::All } else { DefaultPrefixes::None };

@@ -1,8 +1,8 @@
-//! The one map from ids to jobs.
+//! The registry: the one map from ids to jobs.
 //!
-//! Read by every call without asking an actor; written by the supervisor, and by calls that reserve an id while they
-//! check their request. Reservations put racing Runs of one id in order: exactly one is checked and admitted at a time,
-//! the others wait and then see what became of it (service.md §3.1 "Races").
+//! Calls read it without asking an actor. The supervisor writes it, and so do calls that reserve an id while they check
+//! their request. Reservations serialise concurrent Runs of one id: exactly one is checked and admitted at a time; the
+//! others wait and then see its outcome (service.md §3.1 "Races").
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
@@ -12,30 +12,30 @@ use chrono::SecondsFormat;
 use parking_lot::{Mutex, RwLock};
 use tokio::sync::Semaphore;
 
-use super::job::{JobActor, Said};
+use super::job::{JobActor, KeeperEvent};
 use super::remembered::Remembered;
 use super::view::JobView;
 use crate::model::{JobId, JobKey, Reason, Refusal};
 
-/// A change of a slot that callers wait for. A semaphore without permits: closing it wakes them in the order in which they
-/// began to wait, so that of several Runs that wait for an id the first one gets it.
+/// A change of a slot that callers wait for. Closing the semaphore, which has no permits, wakes them in the order in
+/// which they began to wait. So of several Runs that wait for an id, the first reserves it.
 #[derive(Clone)]
 pub struct Change(Arc<Semaphore>);
 
 impl Change {
-    /// The change, and what brings it about when dropped.
+    /// Returns the change and the guard that triggers it when dropped.
     fn new() -> (Pending, Self) {
         let semaphore = Arc::new(Semaphore::new(0));
         (Pending(Arc::clone(&semaphore)), Self(semaphore))
     }
 
-    /// Ends when the slot has changed.
+    /// Resolves when the slot has changed.
     pub async fn wait(&self) {
         drop(self.0.acquire().await);
     }
 }
 
-/// Held by whoever is going to change a slot.
+/// Guard of the task that is going to change a slot.
 struct Pending(Arc<Semaphore>);
 
 impl Drop for Pending {
@@ -44,27 +44,27 @@ impl Drop for Pending {
     }
 }
 
-/// What the map holds for an id.
+/// State of an id in the map.
 enum Slot {
     /// A Run is being checked.
     Reserved(Change),
-    /// A registered job; the address is there while it has not ended.
+    /// A registered job, with its actor until it has ended.
     Present(Arc<JobView>, Option<Addr<JobActor>>),
-    /// Being removed. Seen as before until it is gone.
+    /// A job during its removal. Readers see it as before until it is gone.
     Removing(Arc<JobView>, Option<Addr<JobActor>>, Change),
 }
 
-/// See the module's text.
+/// The map from ids to jobs; see the module.
 #[derive(Default)]
 pub struct Registry {
-    /// In order, so that what concerns all jobs happens in the same order every time.
+    /// Ordered, so that an operation on all jobs is deterministic.
     slots: RwLock<BTreeMap<JobId, Slot>>,
     keys: RwLock<HashMap<JobKey, JobId>>,
     /// Records that could not be read: their ids answer `data_loss` (service.md §6.4, 5).
     broken: Mutex<HashSet<JobKey>>,
-    /// What the keeper said of jobs whose actors died, until others have their places.
-    held_back: Mutex<HashMap<JobKey, Vec<Said>>>,
-    /// Ids that had their turn.
+    /// Keeper events of jobs whose actors died, kept for their next actors.
+    held_back: Mutex<HashMap<JobKey, Vec<KeeperEvent>>>,
+    /// Ids of finished jobs.
     pub(super) remembered: Mutex<Remembered>,
 }
 
@@ -72,13 +72,13 @@ pub struct Registry {
 pub enum Reserve {
     /// The id is registered: the Run has nothing to do.
     Registered(Arc<JobView>),
-    /// Somebody else is at it; ask again when this ends.
+    /// Another call works on the id; ask again when the change resolves.
     Wait(Change),
     /// The id is the caller's until the reservation is dropped or turned into a job.
     Granted(Reservation),
 }
 
-/// An id held for a Run. Dropping it lets the next one try.
+/// An id held for a Run. Dropping it lets the next Run try.
 pub struct Reservation {
     registry: Arc<Registry>,
     id: JobId,
@@ -102,12 +102,12 @@ impl Drop for Reservation {
     }
 }
 
-/// A removal in progress, held by the one who removes.
+/// A removal in progress. Dropping it frees the id.
 pub struct Removal {
     registry: Arc<Registry>,
     /// The job.
     pub view: Arc<JobView>,
-    /// Its actor, if it had not ended.
+    /// Its actor, unless it has ended.
     pub job: Option<Addr<JobActor>>,
     _pending: Pending,
 }
@@ -123,9 +123,9 @@ impl Drop for Removal {
 pub enum Remove {
     /// No such id.
     Unknown,
-    /// Already being removed; over when this ends.
+    /// Another call removes it already; done when the change resolves.
     Joined(Change),
-    /// The caller removes; over when the change comes.
+    /// The caller must remove it; done when the change resolves.
     Begun(Removal, Change),
 }
 
@@ -150,7 +150,7 @@ impl Registry {
         }
     }
 
-    /// Puts a job in; recovery does so without a reservation.
+    /// Inserts a job. Recovery does so without a reservation.
     pub fn insert(&self, view: Arc<JobView>, job: Option<Addr<JobActor>>) {
         self.keys.write().insert(view.key, view.id.clone());
         self.slots.write().insert(view.id.clone(), Slot::Present(view, job));
@@ -160,7 +160,7 @@ impl Registry {
     pub fn remove(self: &Arc<Self>, id: &JobId) -> Remove {
         let mut slots = self.slots.write();
         match slots.get(id) {
-            // A Run that came after this call.
+            // Reserved: a Run that came after this call.
             None | Some(Slot::Reserved(_)) => Remove::Unknown,
             Some(Slot::Removing(_, _, change)) => Remove::Joined(change.clone()),
             Some(Slot::Present(view, job)) => {
@@ -180,33 +180,33 @@ impl Registry {
         }
     }
 
-    /// Keeps what the keeper says of a job whose actor died, until [`Self::hand_out`].
+    /// Holds back keeper events of a job whose actor died, until [`Self::hand_out`].
     pub(super) fn hold_back(&self, key: JobKey) {
         self.held_back.lock().entry(key).or_default();
     }
 
-    /// What was said of the job since [`Self::hold_back`], in order. From now on its actor is told.
-    pub(super) fn hand_out(&self, key: JobKey) -> Vec<Said> {
+    /// Returns the events held back since [`Self::hold_back`], in order. From now on events go to the actor.
+    pub(super) fn hand_out(&self, key: JobKey) -> Vec<KeeperEvent> {
         self.held_back.lock().remove(&key).unwrap_or_default()
     }
 
-    /// The actor that is to hear what the keeper says of its job; `None`: there is none, or it is kept for the next one.
-    pub(super) fn hearer(&self, key: JobKey, said: Said) -> Option<(Addr<JobActor>, Said)> {
+    /// Returns the actor that must get a keeper event. `None` if the job has no actor or the event was held back.
+    pub(super) fn hearer(&self, key: JobKey, event: KeeperEvent) -> Option<(Addr<JobActor>, KeeperEvent)> {
         if let Some(kept) = self.held_back.lock().get_mut(&key) {
-            kept.push(said);
+            kept.push(event);
             return None;
         }
-        self.by_key(key)?.1.map(|job| (job, said))
+        self.by_key(key)?.1.map(|job| (job, event))
     }
 
-    /// Sets the actor of a registered job anew.
+    /// Replaces the actor of a registered job.
     pub fn replace(&self, id: &JobId, addr: Addr<JobActor>) {
         if let Some(Slot::Present(_, job) | Slot::Removing(_, job, _)) = self.slots.write().get_mut(id) {
             *job = Some(addr);
         }
     }
 
-    /// The registered job `id`.
+    /// Returns the registered job `id`.
     pub fn view(&self, id: &JobId) -> Option<Arc<JobView>> {
         match self.slots.read().get(id)? {
             Slot::Present(view, _) | Slot::Removing(view, ..) => Some(Arc::clone(view)),
@@ -214,7 +214,7 @@ impl Registry {
         }
     }
 
-    /// The registered job `id`, unless it is on its way out.
+    /// Returns the registered job `id`, unless it is being removed.
     pub fn present(&self, id: &JobId) -> Option<Arc<JobView>> {
         match self.slots.read().get(id)? {
             Slot::Present(view, _) => Some(Arc::clone(view)),
@@ -222,7 +222,7 @@ impl Registry {
         }
     }
 
-    /// What ends when the Run that is checked under `id` has its answer.
+    /// Resolves when the Run that is being checked under `id` has its answer. `None` if there is no such Run.
     pub fn reserved(&self, id: &JobId) -> Option<Change> {
         match self.slots.read().get(id)? {
             Slot::Reserved(change) => Some(change.clone()),
@@ -230,7 +230,7 @@ impl Registry {
         }
     }
 
-    /// The registered job `id`, or why there is none.
+    /// Returns the registered job `id`, or a refusal that says why there is none.
     pub fn known(&self, id: &JobId) -> Result<Arc<JobView>, Refusal> {
         if let Some(view) = self.view(id) {
             return Ok(view);
@@ -241,14 +241,17 @@ impl Registry {
                 "the record of this job could not be read and was set aside in the state folder's broken/",
             ));
         }
-        let text = match self.remembered.lock().finished_at(id.key()) {
-            Some(at) => format!("finished at {}", at.to_rfc3339_opts(SecondsFormat::Secs, true)),
-            None => "no job with this id is registered".to_owned(),
-        };
-        Err(Refusal::new(Reason::UnknownJob, text))
+        let unknown = |text: &str| Refusal::new(Reason::UnknownJob, text);
+        Err(match self.remembered.lock().finished_at(id.key()) {
+            Some(at) => {
+                let at = at.to_rfc3339_opts(SecondsFormat::Secs, true);
+                unknown(&format!("finished at {at}")).with_fact("finished_at", at)
+            }
+            None => unknown("no job with this id is registered"),
+        })
     }
 
-    /// The actor of a job that has not ended.
+    /// Returns the actor of a job that has not ended.
     pub fn job(&self, id: &JobId) -> Option<Addr<JobActor>> {
         match self.slots.read().get(id)? {
             Slot::Present(_, job) | Slot::Removing(_, job, _) => job.clone(),
@@ -256,7 +259,7 @@ impl Registry {
         }
     }
 
-    /// View and actor of the job with this key.
+    /// Returns view and actor of the job with this key.
     pub fn by_key(&self, key: JobKey) -> Option<(Arc<JobView>, Option<Addr<JobActor>>)> {
         let id = self.keys.read().get(&key)?.clone();
         match self.slots.read().get(&id)? {
@@ -265,7 +268,7 @@ impl Registry {
         }
     }
 
-    /// All registered jobs with their actors, ordered by id.
+    /// Returns all registered jobs with their actors, ordered by id.
     pub fn all(&self) -> Vec<(Arc<JobView>, Option<Addr<JobActor>>)> {
         let slots = self.slots.read();
         slots
@@ -279,32 +282,32 @@ impl Registry {
             .collect()
     }
 
-    /// Number of registered jobs and reservations.
+    /// Returns the number of registered jobs and reservations.
     pub fn len(&self) -> usize {
         self.slots.read().len()
     }
 
-    /// No job is registered.
+    /// True if there is neither a job nor a reservation.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Whether an id with this key is reserved by a Run: its folder may be there already.
+    /// True if a Run has reserved an id with this key: its folder may exist already.
     pub fn is_reserved(&self, key: JobKey) -> bool {
         self.slots.read().iter().any(|(id, slot)| matches!(slot, Slot::Reserved(_)) && id.key() == key)
     }
 
-    /// The record of `key` was set aside.
+    /// Notes that the record of `key` was set aside.
     pub fn set_broken(&self, key: JobKey) {
         self.broken.lock().insert(key);
     }
 
-    /// Whether the record of `key` was set aside.
+    /// True if the record of `key` was set aside.
     pub fn is_broken(&self, key: JobKey) -> bool {
         self.broken.lock().contains(&key)
     }
 
-    /// What was set aside for `key` is gone.
+    /// Notes that the record set aside for `key` is gone. Returns false if none was noted as set aside.
     pub fn mend(&self, key: JobKey) -> bool {
         self.broken.lock().remove(&key)
     }

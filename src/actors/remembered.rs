@@ -1,4 +1,4 @@
-//! Ids that were finished, so that a late duplicate of a Run starts nothing (service.md §3.1, "Run after Finish").
+//! Finished ids, remembered so that a late duplicate of a Run starts nothing (service.md §3.1, "Run after Finish").
 
 use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
@@ -10,34 +10,33 @@ use crate::job::reaper::Moment;
 use crate::keeper::protocol::Remembered as Entry;
 use crate::model::JobKey;
 
-/// Finished ids at most remembered (service.md §3.1).
+/// Maximum number of finished ids that are remembered (service.md §3.1).
 pub(super) const MAX_REMEMBERED: u32 = 10_000;
 
-/// Finished ids, and the digests of what was asked under them; the oldest are forgotten first.
+/// Finished ids with the digests of their requests; the oldest are forgotten first.
 #[derive(Default)]
 pub(super) struct Remembered {
-    /// With when each came here: the wall clock may jump (faults.md row 63).
+    /// Each with the moment of its finish by our own clock: the wall clock may jump (faults.md row 63).
     entries: HashMap<JobKey, (Entry, Moment)>,
     order: VecDeque<JobKey>,
 }
 
 impl Remembered {
-    /// An id that is finished now.
     pub(super) fn add(&mut self, entry: Entry) {
         self.insert(entry, Moment::AfterStart(clock::uptime()));
     }
 
-    /// An id that was finished before this daemon came, and that the keeper still remembers: it forgets in time.
+    /// Adds an id that was finished before this daemon started and that a keeper remembers.
     pub(super) fn restore(&mut self, entry: Entry, remember_for: Duration) {
         let age = clock::now_micros().checked_sub(entry.at).and_then(|age| u64::try_from(age).ok());
-        // Any other age tells of a jump of the clock.
+        // A negative or too large age means that the clock has jumped.
         let age = age.map(Duration::from_micros).filter(|age| *age < remember_for).unwrap_or_default();
         self.insert(entry, Moment::before_start(age, clock::uptime()));
     }
 
     fn insert(&mut self, entry: Entry, since: Moment) {
         if self.entries.insert(entry.key, (entry, since)).is_some() {
-            // Finished again: it is the youngest now.
+            // Finished again: now it is the youngest.
             self.order.retain(|key| *key != entry.key);
         }
         self.order.push_back(entry.key);
@@ -48,19 +47,18 @@ impl Remembered {
         }
     }
 
-    /// All entries, for a new keeper, the oldest first.
+    /// Returns all entries for a new keeper, the oldest first.
     pub(super) fn all(&self) -> impl Iterator<Item = Entry> {
         self.order.iter().filter_map(|key| self.entries.get(key).map(|(entry, _)| *entry))
     }
 
-    /// Whether the same request under the same id has had its turn within the time that is remembered.
+    /// True if the same request was finished under this id within `remember_for`.
     pub(super) fn is_repeat(&self, key: JobKey, digest: [u8; 16], remember_for: Duration) -> bool {
         self.entries
             .get(&key)
             .is_some_and(|(entry, since)| entry.digest == digest && since.age(clock::uptime()) < remember_for)
     }
 
-    /// When the job of this id was finished.
     pub(super) fn finished_at(&self, key: JobKey) -> Option<DateTime<Utc>> {
         DateTime::from_timestamp_micros(self.entries.get(&key)?.0.at)
     }

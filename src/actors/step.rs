@@ -1,7 +1,7 @@
 //! One running process: its files, its start through the keeper, its end.
 //!
-//! A [`StepActor`] lives from the start of one process to the event that holds its end. The process itself is the
-//! keeper's child.
+//! A [`StepActor`] lives from the start of one process to the event that reports its end. The process itself is a child
+//! of the keeper.
 
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
@@ -10,7 +10,7 @@ use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use actix::{Actor, ActorContext, Addr, Context, Handler, Message};
+use actix::{Actor, ActorContext, ActorFutureExt, Addr, AsyncContext, Context, Handler, Message, WrapFuture};
 
 use super::deliver;
 use super::job::{Defect, JobActor, StepDone};
@@ -19,31 +19,37 @@ use crate::error::Chain;
 use crate::failpoint;
 use crate::job::effect::{BuiltinProgram, Program, ScriptFile, Spawn, StepFiles};
 use crate::job::event::{FileContent, ProcessEnd};
-use crate::keeper::link::{KeeperLink, LinkError};
-use crate::keeper::protocol::{MAX_FRAME, Request, SpawnStep, StepEnd, StepOver};
-use crate::model::JobKey;
+use crate::keeper::link::{KeeperFrame, KeeperLink, LinkError};
+use crate::keeper::protocol::{Request, SpawnStep, StepEnd, StepOver};
+use crate::model::{FinishedProcess, JobKey, text};
 use crate::process::command;
 use crate::store::JobFolder;
+use crate::threads::{self, Work};
 
 /// Largest output or export file in bytes (language.md §6).
 const MAX_FILE: u64 = 16 << 20;
 
-/// How a path that a process can guess is opened: no link, no waiting for the other end of a FIFO.
+/// Largest such file that the actors' thread itself reads.
+const SMALL_FILE: u64 = 64 << 10;
+
+/// Maximum total size of arguments and environment that Linux accepts, in bytes: three quarters of 8 MiB.
+const MOST_GIVEN: usize = 6 << 20;
+
+/// Flags to open a path that a process can guess: they follow no link and do not wait for the other end of a FIFO.
 const CAREFUL: libc::c_int = libc::O_NOFOLLOW | libc::O_NONBLOCK | libc::O_CLOEXEC;
 
-/// Where shells are looked for before `PATH` (language.md §17 `script`).
+/// Folders that are searched for shells before `PATH` (language.md §17 `script`).
 const SHELL_FOLDERS: [&str; 3] = ["/usr/local/bin", "/usr/bin", "/bin"];
 
 /// Names of shells, the preferred one first.
 const SHELLS: [&str; 2] = ["bash", "sh"];
 
-/// The program that the keeper runs, seen from its own child: right even if the file was replaced or removed.
+/// The program that the keeper runs, as its child sees it: correct even if the file was replaced or removed.
 const OURSELVES: &str = "/proc/self/exe";
 
-/// Bytes of a script's first line that Linux looks at.
+/// Length in bytes of a script's first line that Linux reads.
 const LONGEST_FIRST_LINE: u64 = 256;
 
-/// What a step is made of.
 pub(super) struct StepTask {
     pub(super) job: Addr<JobActor>,
     pub(super) link: KeeperLink,
@@ -54,37 +60,47 @@ pub(super) struct StepTask {
     pub(super) daemon_path: Option<std::ffi::OsString>,
     pub(super) spawn: Box<Spawn>,
     pub(super) limits: JobLimits,
-    /// `None`: an earlier daemon started it.
+    /// `None` if an earlier daemon started the process.
     pub(super) op: Option<u32>,
 }
 
-/// See the module's text.
+/// The actor of one process; see the module.
 pub struct StepActor {
     task: StepTask,
     /// Name of the shell of a script.
     shell: Option<String>,
-    /// The file of its program, once it has been found.
     program: Option<PathBuf>,
+    /// The request for the keeper, or the reason why the process cannot be started. `None` if it runs already.
+    begin: Option<Result<KeeperFrame, String>>,
+    /// Its run, as the keeper saw it.
+    ran: Option<FinishedProcess>,
     done: bool,
 }
 
 impl StepActor {
-    /// Starts the process, unless it runs already, and waits for [`Over`].
-    pub(super) fn launch(task: StepTask) -> Addr<Self> {
-        Self { task, shell: None, program: None, done: false }.start()
+    /// Prepares the start of the process, unless it runs already. Callable on any thread.
+    pub(super) fn prepare(task: StepTask) -> Self {
+        let mut step = Self { task, shell: None, program: None, begin: None, ran: None, done: false };
+        step.shell = step.name_of_shell();
+        step.begin = step.task.op.map(|op| step.request(op));
+        // The request holds the environment now. A step may run for hours, so free this copy.
+        step.task.spawn.env = Vec::new();
+        step
     }
 
-    fn begin(&mut self) -> Result<(), String> {
-        let env = self.environment();
-        let Some(op) = self.task.op else { return Ok(()) };
-        let StepTask { link, key, spawn, folder, .. } = &self.task;
+    fn request(&mut self, op: u32) -> Result<KeeperFrame, String> {
+        let env = environment(&self.task.spawn.env, self.task.tag, &self.task.socket);
+        let StepTask { key, spawn, folder, .. } = &self.task;
         if let Some(files) = &spawn.files {
             make_new_files(folder, files).map_err(|e| format!("cannot make the files of the step: {e}"))?;
         }
         let (program, argv) = self.resolve()?;
         self.program = Some(program.clone());
         let sizes = [argv.iter().map(String::len).sum(), env.iter().map(Vec::len).sum()];
-        let told = link.tell(Request::Spawn(Box::new(SpawnStep {
+        if sizes.iter().sum::<usize>() > MOST_GIVEN {
+            return Err(too_large(sizes));
+        }
+        let request = KeeperFrame::of(Request::Spawn(Box::new(SpawnStep {
             key: *key,
             op,
             step: spawn.call,
@@ -94,7 +110,7 @@ impl StepActor {
             env,
             work_dir: PathBuf::from(&spawn.work_dir),
         })));
-        told.map_err(|error| match error {
+        request.map_err(|error| match error {
             LinkError::TooLarge(_) => too_large(sizes),
             error => Chain(&error).to_string(),
         })
@@ -141,17 +157,17 @@ impl StepActor {
             .map_err(|e| Chain(&e).to_string())
     }
 
-    /// The first shell there is: in the usual folders, then by its name (language.md §17 `script`).
+    /// Finds a shell: first in the usual folders, then in `PATH` (language.md §17 `script`).
     fn shell(&self) -> Result<(PathBuf, String), String> {
         self.shell_in_folders().or_else(|| self.shell_in_path()).ok_or_else(no_shell)
     }
 
-    /// The same, by its name first (language.md §17 `script_legacy`).
+    /// Finds a shell: first in `PATH`, then in the usual folders (language.md §17 `script_legacy`).
     fn shell_by_name(&self) -> Result<(PathBuf, String), String> {
         self.shell_in_path().or_else(|| self.shell_in_folders()).ok_or_else(no_shell)
     }
 
-    /// Name of the shell that a script is given to, also of one that an earlier daemon started.
+    /// Returns the name of the shell that runs a script, even if an earlier daemon started it.
     fn name_of_shell(&self) -> Option<String> {
         let shell = match &self.task.spawn.program {
             Program::Script(_) | Program::ScriptFile(_) => self.shell(),
@@ -172,36 +188,46 @@ impl StepActor {
         SHELLS.into_iter().find_map(|name| Some((self.look_up(name).ok()?, name.to_owned())))
     }
 
-    /// The whole environment: what the machine computed, and above all layers our own two (variables.md §7).
-    fn environment(&self) -> Vec<Vec<u8>> {
-        let StepTask { spawn, tag, socket, .. } = &self.task;
-        let entry = |name: &[u8], value: &[u8]| [name, b"=", value].concat();
-        let mut env: Vec<_> = spawn
-            .env
-            .iter()
-            .filter(|(name, _)| name != b"STEP_RUNNER_JOB" && name != b"STEP_RUNNER_SOCKET")
-            .map(|(name, value)| entry(name, value))
-            .collect();
-        env.push(entry(b"STEP_RUNNER_JOB", format!("{tag:032x}").as_bytes()));
-        env.push(entry(b"STEP_RUNNER_SOCKET", socket.as_os_str().as_bytes()));
-        env
-    }
-
     fn done(&mut self, end: ProcessEnd, ctx: &mut Context<Self>) {
         let succeeded = matches!(end, ProcessEnd::Exited(status) if self.task.spawn.success.includes(status));
-        let files = self.task.spawn.files.as_ref().filter(|_| succeeded);
-        let read = |path: &String| read_output(Path::new(path));
-        let done = StepDone {
-            call: self.task.spawn.call,
-            shell: self.shell.take(),
-            outputs: files.map(|files| read(&files.output)),
-            exports: files.map(|files| read(&files.export)),
-            end,
+        let Some(files) = self.task.spawn.files.clone().filter(|_| succeeded) else {
+            return self.tell(end, None, ctx);
         };
+        let len = |path: &String| fs::symlink_metadata(path).map_or(0, |found| found.len());
+        let is_small = len(&files.output) <= SMALL_FILE && len(&files.export) <= SMALL_FILE;
+        let read = move || [&files.output, &files.export].map(|path| read_output(Path::new(path)));
+        if is_small {
+            return self.tell(end, Some(read()), ctx);
+        }
+        let contents = threads::run(Work::Files, read);
+        ctx.spawn(contents.into_actor(self).map(move |contents, step, ctx| {
+            let broken = |error: &dyn std::fmt::Display| FileContent::Unreadable(error.to_string());
+            let contents = contents.unwrap_or_else(|error| [broken(&error), broken(&error)]);
+            step.tell(end, Some(contents), ctx);
+        }));
+    }
+
+    /// Sends the job the end of the process and the contents of its files.
+    fn tell(&mut self, end: ProcessEnd, contents: Option<[FileContent; 2]>, ctx: &mut Context<Self>) {
+        let (outputs, exports) = contents.map(|[outputs, exports]| (outputs, exports)).unzip();
+        let (call, shell) = (self.task.spawn.call, self.shell.take());
         self.done = true;
-        deliver(&self.task.job, done);
+        deliver(&self.task.job, StepDone { call, end, shell, outputs, exports, ran: self.ran });
         ctx.stop();
     }
+}
+
+/// Returns the whole environment of a process: the machine's variables, overridden by our own two (variables.md §7).
+fn environment(computed: &[(Vec<u8>, Vec<u8>)], tag: u128, socket: &Path) -> Vec<Vec<u8>> {
+    let entry = |name: &[u8], value: &[u8]| [name, b"=", value].concat();
+    let mut env: Vec<_> = computed
+        .iter()
+        .filter(|(name, _)| name != b"STEP_RUNNER_JOB" && name != b"STEP_RUNNER_SOCKET")
+        .map(|(name, value)| entry(name, value))
+        .collect();
+    env.push(entry(b"STEP_RUNNER_JOB", format!("{tag:032x}").as_bytes()));
+    env.push(entry(b"STEP_RUNNER_SOCKET", socket.as_os_str().as_bytes()));
+    env
 }
 
 /// A step whose actor dies must not look as if it were running (faults.md row 59).
@@ -221,17 +247,15 @@ impl Actor for StepActor {
 
     fn started(&mut self, ctx: &mut Self::Context) {
         failpoint::hit("actors::step::started");
-        self.shell = self.name_of_shell();
-        let begun = self.begin();
-        // The keeper has it now; a step may run for hours.
-        self.task.spawn.env = Vec::new();
-        if let Err(message) = begun {
-            self.done(ProcessEnd::NotStarted(message), ctx);
+        match self.begin.take() {
+            Some(Ok(request)) => self.task.link.send(request),
+            Some(Err(message)) => self.done(ProcessEnd::NotStarted(message), ctx),
+            None => {}
         }
     }
 }
 
-/// The keeper says that the process is over.
+/// The keeper reports that the process is over.
 #[derive(Message)]
 #[rtype(result = "()")]
 pub(super) struct Over(pub(super) StepOver);
@@ -241,6 +265,7 @@ impl Handler<Over> for StepActor {
 
     fn handle(&mut self, Over(over): Over, ctx: &mut Self::Context) {
         failpoint::hit("actors::step::over");
+        self.ran = Some(over.ran);
         let end = match over.end {
             StepEnd::Exited(status) => match over.shortage {
                 Some(shortage) if !self.task.spawn.success.includes(status) => {
@@ -264,7 +289,7 @@ impl StepActor {
             "exec" => match &spawn.program {
                 Program::Command(argv) => {
                     let name = argv.first().map_or("", String::as_str);
-                    // The program was found: what is not there is what it names.
+                    // The program exists, so the missing file is the interpreter that it names.
                     let missing = error.kind() == io::ErrorKind::NotFound;
                     match self.program.as_deref().filter(|_| missing).and_then(interpreter) {
                         Some(named) => format!("cannot execute {name}: its interpreter {named} is not there"),
@@ -285,25 +310,31 @@ impl StepActor {
     }
 }
 
-/// The interpreter that the first line of a script names.
+/// Returns the interpreter named in the first line of a script.
 fn interpreter(program: &Path) -> Option<String> {
     let mut start = Vec::new();
     let file = File::options().read(true).custom_flags(CAREFUL).open(program).ok()?;
     file.take(LONGEST_FIRST_LINE).read_to_end(&mut start).ok()?;
-    let line = start.strip_prefix(b"#!")?.split(|byte| *byte == b'\n').next()?;
-    // As the kernel reads it, to which a carriage return is a part of the name.
+    let line = match memchr::memchr(b'\n', &start) {
+        Some(end) => start.get(..end)?,
+        // A line that is cut off may end within a secret.
+        None if start.len() as u64 == LONGEST_FIRST_LINE => return None,
+        None => &start,
+    };
+    let line = line.strip_prefix(b"#!")?;
+    // Split as the kernel does: a carriage return is part of the name.
     let named = line.split(|byte| matches!(byte, b' ' | b'\t')).find(|word| !word.is_empty())?;
-    Some(String::from_utf8_lossy(named).escape_debug().to_string())
+    Some(text::quote(&String::from_utf8_lossy(named)).into_owned())
 }
 
-/// There are too many processes or too little memory (faults.md row 6).
+/// True if there are too many processes or too little memory (faults.md row 6).
 fn is_shortage(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::ENOMEM))
 }
 
-/// More than one message to the keeper holds, and far more than any kernel gives a process.
+/// Message for arguments and environment that exceed [`MOST_GIVEN`].
 fn too_large([arguments, environment]: [usize; 2]) -> String {
-    let most = MAX_FRAME >> 20;
+    let most = MOST_GIVEN >> 20;
     format!(
         "the arguments have {arguments} bytes and the environment {environment}: a process can be given less than \
          {most} MiB of both; hand large values over in a file"
@@ -315,8 +346,8 @@ fn no_shell() -> String {
         .into()
 }
 
-/// Makes the empty output and export files of a function that runs steps (language.md §12). Those that are there stay as
-/// they are: a replayed job does this again, and a process may have written to them.
+/// Makes the output and export files of a function that runs steps (language.md §12). Existing files keep their
+/// contents: a replayed job calls this again, and a process may have written to them.
 pub(super) fn make_files(folder: &JobFolder, files: &StepFiles) -> io::Result<()> {
     for path in [&files.output, &files.export] {
         let path = Path::new(path);
@@ -331,7 +362,7 @@ pub(super) fn make_files(folder: &JobFolder, files: &StepFiles) -> io::Result<()
     Ok(())
 }
 
-/// Makes the empty output and export files of a process that has not been started.
+/// Makes the empty output and export files of a process that is about to start.
 fn make_new_files(folder: &JobFolder, files: &StepFiles) -> io::Result<()> {
     for path in [&files.output, &files.export] {
         make_new(folder, Path::new(path))?;
@@ -339,13 +370,13 @@ fn make_new_files(folder: &JobFolder, files: &StepFiles) -> io::Result<()> {
     Ok(())
 }
 
-/// Writes a file that the job's own processes alone may read.
+/// Writes a file that only our own user can read.
 fn write_private(folder: &JobFolder, path: &Path, text: &str) -> io::Result<()> {
     make_new(folder, path)?.write_all(text.as_bytes())
 }
 
-/// Makes a file anew. Its path can be guessed: what an earlier process of the job has put there (a link, a FIFO that nobody
-/// reads) is neither followed nor waited for (faults.md row 73).
+/// Replaces a file by an empty one. Its path can be guessed: a link or a FIFO that an earlier process of the job put
+/// there is neither followed nor waited for (faults.md row 73).
 fn make_new(folder: &JobFolder, path: &Path) -> io::Result<File> {
     make_parent(folder, path)?;
     match fs::remove_file(path) {
@@ -371,8 +402,7 @@ fn make_parent(folder: &JobFolder, path: &Path) -> io::Result<()> {
     }
 }
 
-/// Reads an output or export file as the step left it: only a regular file, not through a link, never waiting
-/// (faults.md row 73).
+/// Reads an output or export file. Accepts only a regular file, follows no link and never waits (faults.md row 73).
 fn read_output(path: &Path) -> FileContent {
     let open = || File::options().read(true).custom_flags(CAREFUL).open(path);
     let read = || -> io::Result<Result<Vec<u8>, &str>> {
@@ -448,7 +478,7 @@ mod tests {
         let spawn = Spawn {
             call: 1,
             name: "big".into(),
-            program: Program::Command(vec!["/bin/true".into(), "x".repeat(MAX_FRAME)]),
+            program: Program::Command(vec!["/bin/true".into(), "x".repeat(MOST_GIVEN)]),
             env: vec![(b"A".to_vec(), b"b".to_vec())],
             work_dir: "/".into(),
             files: Some(files),
@@ -456,7 +486,7 @@ mod tests {
         };
         let local = tokio::task::LocalSet::new();
         let begun = local.run_until(async move {
-            let link = KeeperLink::new(crate::keeper::link::Wire::Socket(ours), |_| {}, || {}).unwrap();
+            let link = KeeperLink::new(crate::keeper::link::KeeperWire::Socket(ours), |_| {}, || {}).unwrap();
             let task = StepTask {
                 job: Context::new().address(),
                 link,
@@ -469,10 +499,12 @@ mod tests {
                 limits: JobLimits::default(),
                 op: Some(1),
             };
-            StepActor { task, shell: None, program: None, done: true }.begin()
+            let mut step = StepActor::prepare(task);
+            step.done = true;
+            step.begin.take()
         });
-        let message = begun.await.unwrap_err();
-        let arguments = MAX_FRAME + "/bin/true".len();
+        let message = begun.await.unwrap().err().unwrap();
+        let arguments = MOST_GIVEN + "/bin/true".len();
         assert!(message.starts_with(&format!("the arguments have {arguments} bytes")), "{message}");
         assert!(message.ends_with("hand large values over in a file"), "{message}");
     }

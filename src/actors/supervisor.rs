@@ -1,10 +1,12 @@
-//! The supervisor: the only one that lets jobs in and takes them out.
+//! The supervisor: the only actor that admits and removes jobs.
 //!
-//! Inputs: [`Admit`], [`CancelJob`], [`FinishJob`] from calls; [`JobOver`], [`JobBroken`] from jobs; [`KeeperGone`] from
-//! the keeper's connection; its own reaper tick; [`Shutdown`] from the program. It keeps no state of a job: that is in
-//! the [`Registry`] and in the job's actor. Long work runs beside its mailbox, so one slow job delays no other.
+//! It reacts to [`Admit`], [`CancelJob`] and [`FinishJob`] from calls, [`JobOver`] and [`JobBroken`] from jobs,
+//! [`KeeperGone`] from the keeper's connection, [`Shutdown`] from the program, and its own reaper tick. It keeps no
+//! state of a job: that is in the [`Registry`] and in the job's actor. Long work runs outside its mailbox, so a slow
+//! job delays no other.
 
 mod admit;
+mod loading;
 mod recover;
 mod remove;
 mod revive;
@@ -23,7 +25,8 @@ use actix::{
 
 use tokio::sync::oneshot;
 
-use super::admission::{Prepared, Surroundings};
+use super::admission::{DaemonContext, Prepared};
+use super::deliver;
 use super::handle::JobsHandle;
 use super::host::Host;
 use super::job::{CancelAsk, KeeperLost, StorageLost};
@@ -31,58 +34,60 @@ use super::keeper_port::{KeeperPort, cgroup_mode};
 use super::limits;
 use super::registry::{Registry, Reservation};
 use super::sync_group::{NotSynced, SyncGroup};
-use super::trace_sink::EncodeResult;
+use super::trace_sink::{EncodeResult, StoredKind};
 use super::view::JobView;
-use super::{blocking, deliver};
 use crate::config::{Config, Durability};
+use crate::error::Chain;
 use crate::failpoint;
 use crate::fetch::Fetcher;
 use crate::job::reaper::Moment;
-use crate::model::{CancelCause, JobId, JobKey, Limits, Refusal};
+use crate::model::{CancelCause, JobId, JobKey, Refusal, ResourceLimits};
 use crate::queue::Queue;
-use crate::store::{Removed, StateDir};
+use crate::store::{Removed, StateDir, StoreError};
+use crate::threads::{self, Work};
 use crate::variables::Base;
 
+use loading::PendingReplays;
 pub use recover::RecoveryError;
 pub use shutdown::Shutdown;
-pub(super) use slots::{HoldAgain, NotHeld, Operate};
+pub(super) use slots::{HoldAgain, NotHeld, Operate, QueueOrder};
 
-/// Room in the supervisor's mailbox: callers beyond it wait for room. A burst of Runs is answered from here, so it is
-/// larger than a job's.
+/// Capacity of the supervisor's mailbox; further callers wait for room. It is larger than a job's, to take a burst of
+/// Runs.
 const MAILBOX: usize = 256;
 
-/// What a supervisor is made of.
+/// Everything a supervisor is built from.
 pub struct SupervisorParts {
     /// Settings.
     pub config: Arc<Config>,
-    /// What steps get of the daemon's environment.
+    /// The part of the daemon's environment that steps get.
     pub base: Base,
     /// The state folder.
     pub state: StateDir,
-    /// The socket as steps see it.
+    /// Path of the socket as steps see it.
     pub socket: Arc<std::path::Path>,
     /// `PATH` of the daemon.
     pub daemon_path: Option<std::ffi::OsString>,
-    /// What finds functions.
+    /// Finds and fetches functions.
     pub fetcher: Arc<Fetcher>,
     /// Boot id of the host.
     pub boot_id: String,
-    /// Makes the stored form of results.
+    /// Encodes results in their stored form.
     pub encode: EncodeResult,
-    /// Whether a stored result is the root's.
-    pub is_root: fn(&[u8]) -> bool,
-    /// This is the private daemon of one `run`.
+    /// Classifies a stored message of FollowSteps.
+    pub kind: fn(&[u8]) -> StoredKind,
+    /// True in the private daemon of one `run`.
     pub private: bool,
-    /// Where processes live.
+    /// The host that processes run on.
     pub host: Arc<dyn Host>,
 }
 
-/// How far a stop has come (service.md §6.4).
+/// Progress of a stop (service.md §6.4).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Stop {
     /// No stop.
     No,
-    /// No job is taken; those that are there go on.
+    /// No new job is taken; registered jobs go on.
     Draining,
     /// All jobs are cancelled, none starts.
     Ending,
@@ -90,31 +95,41 @@ enum Stop {
     AtOnce,
 }
 
-/// See the module's text.
+impl Stop {
+    /// Advances to `stop`. A stop never goes back: jobs that were killed cannot be drained any more.
+    fn raise(&mut self, stop: Self) {
+        *self = stop.max(*self);
+    }
+}
+
+/// The actor that admits and removes jobs; see the module.
 pub struct Supervisor {
     registry: Arc<Registry>,
-    around: Arc<Surroundings>,
+    context: Arc<DaemonContext>,
     state: StateDir,
     port: KeeperPort,
     host: Arc<dyn Host>,
     encode: EncodeResult,
-    is_root: fn(&[u8]) -> bool,
+    kind: fn(&[u8]) -> StoredKind,
     boot_id: Arc<str>,
     stop: Stop,
     queue: Queue<JobId>,
-    /// Dropped with the actor, however it ends.
+    pending_replays: PendingReplays,
+    /// The keeper died while a record was being read: that record's job must be interrupted.
+    is_keeper_forgotten: bool,
+    /// Dropped with the actor, however the actor ends.
     _ended: oneshot::Sender<()>,
-    /// Jobs registered at the reaper's last tick: when their number has changed, there may be memory to give back.
+    /// Number of registered jobs at the reaper's last tick. If it changed, there may be memory to give back.
     jobs_at_last_tick: usize,
-    /// Folders without a record: when each last changed, and since when that is known.
+    /// Folders without a record: the time of the last change, and since when we have known it.
     orphans: BTreeMap<CString, (SystemTime, Moment)>,
 }
 
-/// Resolves when the supervisor is gone, which before the end of the program only a defect brings about.
+/// Resolves when the supervisor is gone. Before the end of the program only a defect can cause that.
 pub type SupervisorEnd = oneshot::Receiver<()>;
 
 impl Supervisor {
-    /// Reads the state folder, takes up what goes on, and starts the actor. The socket is not open before this is done.
+    /// Reads the state folder, takes up the jobs that go on, and starts the actor. No call is answered before that.
     pub async fn start_recovered(
         parts: SupervisorParts,
     ) -> Result<(JobsHandle, SupervisorEnd), RecoveryError> {
@@ -127,28 +142,30 @@ impl Supervisor {
             fetcher,
             boot_id,
             encode,
-            is_root,
+            kind,
             private,
             host,
         } = parts;
         let registry = Arc::<Registry>::default();
         let (policy, limits_of_queue) = slots::rules(&config);
         let sync_group = (config.durability == Durability::Power).then(|| SyncGroup::new(state.clone()));
-        let around =
-            Arc::new(Surroundings::new(Arc::clone(&config), base, socket, daemon_path, fetcher, sync_group));
+        let context =
+            Arc::new(DaemonContext::new(Arc::clone(&config), base, socket, daemon_path, fetcher, sync_group));
         let port = KeeperPort::new(state.clone(), config, Arc::clone(&registry), private, Arc::clone(&host))?;
         let (sender, ended) = oneshot::channel();
         let supervisor = Self {
             registry: Arc::clone(&registry),
-            around: Arc::clone(&around),
+            context: Arc::clone(&context),
             state: state.clone(),
             port,
             host,
             encode,
-            is_root,
+            kind,
             boot_id: boot_id.into(),
             stop: Stop::No,
             queue: Queue::new(policy, limits_of_queue),
+            pending_replays: PendingReplays::default(),
+            is_keeper_forgotten: false,
             _ended: sender,
             jobs_at_last_tick: 0,
             orphans: BTreeMap::new(),
@@ -158,11 +175,11 @@ impl Supervisor {
             supervisor
         });
         address.send(recover::Recover).await.map_err(|_| RecoveryError::Stopped)??;
-        Ok((JobsHandle { registry, supervisor: address, around, state }, ended))
+        Ok((JobsHandle { registry, supervisor: address, context, state }, ended))
     }
 
     fn config(&self) -> Arc<Config> {
-        self.around.config()
+        self.context.config()
     }
 }
 
@@ -171,14 +188,14 @@ impl Actor for Supervisor {
 
     fn started(&mut self, ctx: &mut Self::Context) {
         ctx.run_interval(self.config().reap_interval, Self::reap);
-        if let Some(group) = &self.around.sync_group {
+        if let Some(group) = &self.context.sync_group {
             let me = ctx.address();
             actix::spawn(Arc::clone(group).run(move |error| deliver(&me, SyncFailed(error))));
         }
     }
 }
 
-/// A sync failed: what jobs wrote may be lost, though every file still reads well (faults.md row 27).
+/// A sync failed: data of the jobs may be lost although every file still reads well (faults.md row 27).
 #[derive(Message)]
 #[rtype(result = "()")]
 struct SyncFailed(NotSynced);
@@ -191,7 +208,7 @@ impl Handler<SyncFailed> for Supervisor {
     }
 }
 
-/// A checked request, to be registered.
+/// Registers the job of a checked request.
 #[derive(Message)]
 #[rtype(result = "Result<(), Refusal>")]
 pub(super) struct Admit {
@@ -213,7 +230,7 @@ impl Handler<Admit> for Supervisor {
     }
 }
 
-/// The Cancel call. Answered when the job has written down that it is cancelled.
+/// The Cancel call. It is answered once the job has recorded its cancellation.
 #[derive(Message)]
 #[rtype(result = "()")]
 pub(super) struct CancelJob(pub(super) JobId);
@@ -223,17 +240,18 @@ impl Handler<CancelJob> for Supervisor {
 
     fn handle(&mut self, CancelJob(id): CancelJob, _: &mut Self::Context) -> Self::Result {
         failpoint::hit("actors::supervisor::cancel");
+        self.pending_replays.prefer(&id);
         let job = self.registry.job(&id);
         Box::pin(async move {
             if let Some(job) = job {
-                // A job that is gone has ended by itself.
+                // No error: a job whose actor is gone has ended by itself.
                 job.send(CancelAsk { cause: CancelCause::Cancel, grace_limit: None }).await.ok();
             }
         })
     }
 }
 
-/// The Finish call; also what the reaper does to stale jobs.
+/// The Finish call. The reaper uses it too, for stale jobs.
 #[derive(Message)]
 #[rtype(result = "Result<(), Refusal>")]
 pub(super) struct FinishJob(pub(super) JobId);
@@ -247,7 +265,7 @@ impl Handler<FinishJob> for Supervisor {
     }
 }
 
-/// A job has ended.
+/// Reports that a job has ended.
 #[derive(Message)]
 #[rtype(result = "()")]
 pub(super) struct JobOver(pub(super) JobId);
@@ -261,7 +279,7 @@ impl Handler<JobOver> for Supervisor {
     }
 }
 
-/// The actor of a job died of a defect.
+/// Reports that a defect killed the actor of a job.
 #[derive(Message)]
 #[rtype(result = "()")]
 pub(super) struct JobBroken(pub(super) JobId);
@@ -271,17 +289,17 @@ impl Handler<JobBroken> for Supervisor {
 
     fn handle(&mut self, JobBroken(id): JobBroken, ctx: &mut Self::Context) {
         failpoint::hit("actors::supervisor::job_broken");
-        // A stop that waits for jobs waits for this one too.
+        // Only this stop kills all jobs. Any other stop waits for the end of this job too.
         if self.stop == Stop::AtOnce {
             return;
         }
         tracing::error!(job = %id, "a defect ended the actor of this job; the job is ended too");
-        let revived = self.revive(id, ctx.address());
+        let revived = self.revive(id);
         ctx.spawn(revived);
     }
 }
 
-/// The connection to the keeper is over.
+/// Reports that the connection to the keeper is over.
 #[derive(Message)]
 #[rtype(result = "()")]
 pub(super) struct KeeperGone;
@@ -291,11 +309,11 @@ impl Handler<KeeperGone> for Supervisor {
 
     fn handle(&mut self, _: KeeperGone, ctx: &mut Self::Context) {
         failpoint::hit("actors::supervisor::keeper_gone");
-        // A keeper that is told to end does.
+        // A keeper that was told to end is expected to go.
         if self.stop == Stop::AtOnce || (self.stop == Stop::Ending && self.living().is_empty()) {
             return;
         }
-        // A connection that another one has replaced took nothing with it.
+        // The lost connection had been replaced already, so no job lost its keeper.
         if self.port.now().is_some_and(|keeper| !keeper.link.is_over()) {
             return;
         }
@@ -304,7 +322,7 @@ impl Handler<KeeperGone> for Supervisor {
         let keys = begun(&self.living());
         let (host, groups) = (Arc::clone(&self.host), self.host.groups(&self.state));
         let dead = async move { port.forget().await };
-        // What the keeper's death did not end (it ends its own children) is ended then.
+        // A dying keeper ends its own children. Kill whatever survives its death.
         let cleared = dead.into_actor(self).then(move |(), supervisor, _| {
             let killed = supervisor.kill_remains(keys);
             let cleared = async move {
@@ -313,7 +331,8 @@ impl Handler<KeeperGone> for Supervisor {
             };
             cleared.into_actor(supervisor)
         });
-        ctx.spawn(cleared.map(|(), supervisor, _| {
+        ctx.spawn(cleared.map(|(), supervisor, ctx| {
+            supervisor.interrupt_unloaded(ctx);
             for (view, job) in supervisor.registry.all() {
                 if let Some(job) = job.filter(|_| !view.is_ended()) {
                     deliver(&job, KeeperLost);
@@ -323,41 +342,46 @@ impl Handler<KeeperGone> for Supervisor {
     }
 }
 
-/// Jobs of which something may have run. Nothing has of one that waits, and by the time the dead keeper's remains are killed
-/// the next one may have begun it.
+/// Keys of the jobs that may have started processes. Waiting jobs are excluded: none of their steps has run, and by the
+/// time the dead keeper's remains are killed, the next keeper may have started them.
 fn begun(jobs: &[Arc<JobView>]) -> Vec<JobKey> {
     jobs.iter().filter(|view| view.state().start_time.is_some()).map(|view| view.key).collect()
 }
 
-/// Deletes what is gone already. There may be much of it: nobody waits.
+/// Deletes folders that are already out of the way, in the background: there may be many files.
 fn delete_later(removed: impl IntoIterator<Item = Removed>) {
     let removed: Vec<_> = removed.into_iter().collect();
     if removed.is_empty() {
         return;
     }
-    drop(blocking(move || {
+    actix::spawn(async move {
         for removed in removed {
-            if let Err(error) = removed.delete() {
-                tracing::warn!(%error, "not everything of a removed job was deleted");
+            if let Err(error) = delete(removed).await {
+                tracing::warn!(error = %Chain(&error), "not everything of a removed job was deleted");
             }
         }
-    }));
+    });
+}
+
+/// Deletes a folder that is already out of the way, a slice at a time.
+pub(super) async fn delete(removed: Removed) -> Result<(), StoreError> {
+    threads::in_slices(Work::Removals, move |goes_on| removed.delete_while(goes_on).transpose()).await
 }
 
 impl Supervisor {
-    /// Nothing of the job lives any more: its slot and what it used of the cache are free.
+    /// Frees the slot and the cache entries of a job that has no processes any more.
     fn ended(&mut self, id: &JobId) {
         self.registry.ended(id);
         if failpoint::io("actors::supervisor::free_slot").is_err() {
             return;
         }
-        self.around.fetcher.release(id.key());
+        self.context.fetcher.release(id.key());
         self.leave_queue(id);
     }
 
-    /// Tells the operator which limits of the settings are not kept. What the host allows is asked only if there are some.
+    /// Warns the operator of limits in the settings that cannot be enforced. Asks the host only if limits are set.
     fn warn_of_limits(&self, config: &Config) {
-        if limits::of_settings(config) == Limits::default() {
+        if limits::of_settings(config) == ResourceLimits::default() {
             return;
         }
         let unenforceable = match self.port.now() {
@@ -367,9 +391,9 @@ impl Supervisor {
         limits::warn_of_settings(config, &unenforceable);
     }
 
-    /// Every job that lives has lost its claim: whose bytes were lost cannot be told.
+    /// Fails every living job: a failed sync does not tell whose bytes were lost.
     fn lose_storage(&self, error: &NotSynced) {
-        tracing::error!(%error, "what was written could not be brought to the disk; the jobs that live have failed");
+        tracing::error!(error = %Chain(error), "what was written could not be brought to the disk; the jobs that live have failed");
         for (view, job) in self.registry.all() {
             if view.is_ended() {
                 continue;
@@ -394,13 +418,13 @@ mod tests {
     use super::*;
     use crate::actors::log_sink::LogFeed;
     use crate::actors::trace_sink::TraceFeed;
-    use crate::actors::view::State;
+    use crate::actors::view::JobViewState;
 
     #[test]
     fn what_a_dead_keeper_left_is_not_looked_for_in_jobs_that_waited() {
         let view = |id, start_time| {
             let (log, trace) = (LogFeed::new(0, false), TraceFeed::new(0, false));
-            let state = State { start_time, ..State::default() };
+            let state = JobViewState { start_time, ..JobViewState::default() };
             Arc::new(JobView::new(JobId::parse(id).unwrap(), 0, 1, log, trace, state))
         };
         let (waits, runs) = (view("waits", None), view("runs", Some(1)));

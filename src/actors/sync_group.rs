@@ -1,13 +1,13 @@
-//! Group sync: with `durability = power` everything is brought to the disk in rounds, for all jobs together, and only then
-//! it is shown (service.md §6.6).
+//! Group sync: with `durability = power` all jobs' data is brought to the disk in common rounds, and shown only
+//! afterwards (service.md §6.6).
 //!
-//! A round is two syncs. The first one covers what was written before the round: logs, results, records. What says so
-//! (the length a log is good to, the end of a job) is written between the two and brought to the disk by the second one:
-//! what is found after a power cut never claims more than is there. Then followers see what grew, and calls that promise
-//! something are answered.
+//! A round consists of two syncs. The first covers everything written before the round: logs, results, records. Then
+//! the statements about that data are written (the synced length of a log, the end of a job), and the second sync
+//! covers them. So after a power cut no statement claims more than is on the disk. Only then do followers see the
+//! growth, and calls that promise something get their answers.
 //!
-//! A sync that fails is not repeated as if nothing had happened: the kernel has dropped what it could not write (faults.md
-//! row 27). Everything in the round, and every job that lives, has lost its claim.
+//! A failed sync is not retried: the kernel has dropped the data that it could not write (faults.md row 27). Every
+//! waiter of the round and every living job fails.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,15 +19,16 @@ use tokio::time::{Instant, sleep, sleep_until};
 
 use crate::error::Chain;
 use crate::store::{StateDir, StoreError};
+use crate::threads::{self, Work};
 
-/// Rounds begin at most so often; the first one after a quiet time begins at once. With one round a second (service.md
-/// §6.6) a power cut would take a second of a log and what the syncs take: this keeps it below a second.
+/// Minimum time between the starts of two rounds (service.md §6.6); after a quiet time a round starts at once. A power
+/// cut loses this time plus the duration of the syncs: with this value less than a second of a log.
 const INTERVAL: Duration = Duration::from_millis(500);
 
-/// A round waits so long for more to take part: calls that come together are answered together.
+/// Time that a round waits for more participants: concurrent calls are answered together.
 const GATHER: Duration = Duration::from_millis(20);
 
-/// What was written is not known to be on the disk.
+/// Error: data is not known to be on the disk.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("storage error: {0}")]
 pub(super) struct NotSynced(Arc<str>);
@@ -38,34 +39,33 @@ impl NotSynced {
     }
 }
 
-/// A file that followers read as far as it is on the disk.
+/// A file that followers may read only as far as it is on the disk.
 pub(super) trait Growing: Send + Sync {
-    /// Its length now. What is announced after this call belongs to the next round.
+    /// Current length. Growth announced after this call belongs to the next round.
     fn written(&self) -> u64;
-    /// Notes on the disk that so much of it is there.
+    /// Records durably that the first `len` bytes are on the disk.
     fn note(&self, len: u64) -> Result<(), StoreError>;
-    /// Shows it.
+    /// Shows the first `len` bytes to followers.
     fn synced(&self, len: u64);
 }
 
-/// What is to be written between the two syncs of a round.
+/// A write between the two syncs of a round.
 pub(super) type Commit = Box<dyn FnOnce() -> Result<(), StoreError> + Send>;
 
-/// Somebody who waits for a round.
 struct Waiter {
-    /// To be written between the two syncs.
+    /// Run between the two syncs.
     commit: Option<Commit>,
     answer: oneshot::Sender<Result<(), NotSynced>>,
 }
 
 #[derive(Default)]
 struct Pending {
-    /// Each file once, by its address, in the order in which they came.
+    /// Each file once, keyed by its address, in order of arrival.
     grown: IndexMap<usize, Arc<dyn Growing>>,
     waiters: Vec<Waiter>,
 }
 
-/// See the module's text.
+/// The group sync of one state folder; see the module.
 pub(super) struct SyncGroup {
     state: StateDir,
     pending: Mutex<Pending>,
@@ -73,24 +73,23 @@ pub(super) struct SyncGroup {
 }
 
 impl SyncGroup {
-    /// A group for all jobs of `state`.
     pub(super) fn new(state: StateDir) -> Arc<Self> {
         Arc::new(Self { state, pending: Mutex::default(), wake: Notify::new() })
     }
 
-    /// `file` has grown: it takes part in the next round, however often it is said.
+    /// Adds a file that has grown to the next round. Repeated calls count once.
     pub(super) fn grew(&self, file: Arc<dyn Growing>) {
         let address = Arc::as_ptr(&file).cast::<()>().addr();
         self.pending.lock().grown.insert(address, file);
         self.wake.notify_one();
     }
 
-    /// Returns when everything that was written before this call is on the disk.
+    /// Resolves when everything written before this call is on the disk.
     pub(super) fn synced(&self) -> impl Future<Output = Result<(), NotSynced>> + use<> {
         self.wait(None)
     }
 
-    /// Returns when what was written before this call is on the disk, then `commit` was run, and what it wrote is there too.
+    /// Syncs everything written before this call, then runs `commit`, then syncs its writes. Resolves after that.
     pub(super) fn commit(&self, commit: Commit) -> impl Future<Output = Result<(), NotSynced>> + use<> {
         self.wait(Some(commit))
     }
@@ -102,7 +101,7 @@ impl SyncGroup {
         async move { answered.await.unwrap_or_else(|_| Err(NotSynced("a defect ended the group sync".into()))) }
     }
 
-    /// Makes one round after another. `lost` hears of syncs that failed, before those who wait do.
+    /// Runs round after round. Calls `lost` for a failed sync, before the waiters get their answers.
     pub(super) async fn run(self: Arc<Self>, lost: impl Fn(NotSynced)) {
         loop {
             self.wake.notified().await;
@@ -122,7 +121,7 @@ impl SyncGroup {
         let grown: Vec<_> = grown.into_values().map(|file| (file.written(), file)).collect();
         let (commits, answers): (Vec<_>, Vec<_>) =
             waiters.into_iter().map(|waiter| (waiter.commit, waiter.answer)).unzip();
-        let synced = super::blocking(move || {
+        let synced = threads::run(Work::Syncs, move || {
             sync_round(&state, &grown, commits).map(|(noted, results)| (grown, noted, results))
         });
         let synced = synced.await.map_err(|panic| NotSynced::new(&panic));
@@ -131,7 +130,7 @@ impl SyncGroup {
                 for ((len, file), noted) in grown.into_iter().zip(noted) {
                     match noted {
                         Ok(()) => file.synced(len),
-                        // A full disk: what is there is shown when that can be noted.
+                        // The disk is full, for example: the growth is shown once it can be noted.
                         Err(error) => {
                             tracing::warn!(error = %Chain(&error), "the length of a log could not be noted");
                             self.grew(file);
@@ -152,10 +151,10 @@ impl SyncGroup {
     }
 }
 
-/// What came of each note, and of each commit.
+/// Results of the notes and of the commits.
 type Results = (Vec<Result<(), StoreError>>, Vec<Result<(), NotSynced>>);
 
-/// The round itself.
+/// Performs one round; blocks.
 fn sync_round(
     state: &StateDir,
     grown: &[(u64, Arc<dyn Growing>)],

@@ -1,23 +1,36 @@
-//! The step results' way out: [`TraceSink`] stores them, [`TraceFeed`] wakes followers, a [`TraceCursor`] reads.
+//! Delivery of the step results: [`TraceSink`] stores them, [`TraceFeed`] wakes followers, a [`TraceCursor`] reads.
 //!
-//! The sequence is fixed: results are appended to the job's `steps` file in order, every follower replays it from the
-//! start (service.md §3.3).
+//! The order is fixed: results are appended to the job's `steps` file, and every follower reads it from the start
+//! (service.md §3.3).
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use actix::{Actor, Context, Handler, Message};
+use actix::{Actor, AsyncContext, Context, Handler, Message, WeakAddr};
+use parking_lot::Mutex;
 use tokio::sync::watch;
 
-use super::followers::{Follower, Followers};
+use super::followers::{Follower, Followers, OpenFileGuard};
 use super::log_sink::out_of_descriptors;
+use super::redact::MaskedResult;
 use super::sync_group::{Growing, SyncGroup};
 use crate::failpoint;
 use crate::model::{Reason, Refusal, StepResult};
 use crate::store::{JobFolder, StepsFile, StoreError};
 
-/// Turns a masked result into the bytes that are stored and sent.
+/// Encodes a masked result to the bytes that are stored and sent.
 pub type EncodeResult = fn(&StepResult) -> Vec<u8>;
+
+/// Kind of a stored message of FollowSteps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StoredKind {
+    /// A step has started, or a nested one has ended.
+    News,
+    /// Result of a step of the job's own list.
+    Step,
+    /// The job's own result.
+    Root,
+}
 
 #[derive(Clone, Copy, Default)]
 struct Progress {
@@ -27,22 +40,27 @@ struct Progress {
     lost: bool,
 }
 
-/// What followers of one job's results share.
+/// State shared by all followers of one job's results.
 pub struct TraceFeed {
     progress: watch::Sender<Progress>,
-    /// Length of the file; followers see less while the rest is not on the disk.
+    /// Length of the file. Followers may see less, while the rest is not on the disk.
     written: AtomicU64,
     group: Option<Arc<SyncGroup>>,
     followers: Arc<Followers<StepsFile>>,
+    /// True once a client has asked for news of steps: from then on news are written at once.
+    is_watched: AtomicBool,
+    /// The actor, which may hold news that are not written yet.
+    sink: Mutex<Option<WeakAddr<TraceSink>>>,
 }
 
 impl TraceFeed {
-    /// A feed of a file that is `len` bytes long.
+    /// Creates a feed of a file that is `len` bytes long.
     pub fn new(len: u64, ended: bool) -> Arc<Self> {
         Self::with(len, ended, None)
     }
 
-    /// A feed of a growing file of which `len` bytes may be seen; with a group, of the rest what it has synced.
+    /// Creates a feed of a growing file. Followers may see the first `len` bytes, and with a group also what it has
+    /// synced.
     pub(super) fn growing(len: u64, group: Option<Arc<SyncGroup>>) -> Arc<Self> {
         Self::with(len, false, group)
     }
@@ -50,7 +68,8 @@ impl TraceFeed {
     fn with(len: u64, ended: bool, group: Option<Arc<SyncGroup>>) -> Arc<Self> {
         let progress = watch::channel(Progress { len, lost: false, ended }).0;
         let followers = Followers::new("these step results");
-        Arc::new(Self { progress, written: AtomicU64::new(len), group, followers })
+        let (is_watched, sink) = (AtomicBool::new(false), Mutex::new(None));
+        Arc::new(Self { progress, written: AtomicU64::new(len), group, followers, is_watched, sink })
     }
 
     /// Length of the file so far.
@@ -58,12 +77,12 @@ impl TraceFeed {
         self.progress.borrow().len
     }
 
-    /// No result yet.
+    /// True if there is no result yet.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The file grew by so many bytes.
+    /// Notes that the file grew by this number of bytes.
     pub(super) fn grow(self: &Arc<Self>, by: u64) {
         let len = self.written.fetch_add(by, Ordering::AcqRel) + by;
         match &self.group {
@@ -72,17 +91,29 @@ impl TraceFeed {
         }
     }
 
-    /// The file is `len` bytes long: somebody else has added to it. They are shown with the next growth or the end.
+    /// Notes that a client wants news of steps at once.
+    pub fn watch(&self) {
+        self.is_watched.store(true, Ordering::Release);
+        let sink = self.sink.lock().as_ref().and_then(WeakAddr::upgrade);
+        if let Some(sink) = sink {
+            // If the mailbox is full, a result or news is about to be written, and waiting news go with it.
+            drop(sink.try_send(Flush { last: false }));
+        }
+    }
+
+    /// Notes that another writer has extended the file to `len` bytes. Followers see it with the next growth or the
+    /// end.
     pub(super) fn reach(&self, len: u64) {
         self.written.fetch_max(len, Ordering::AcqRel);
     }
 
-    /// The storage failed, or the disk refused results to the end: followers hear of it behind those that are there.
+    /// Notes that results are lost: a sync failed or the disk refused them to the end. Followers hear of it after the
+    /// results that exist.
     pub fn lose(&self) {
         self.progress.send_modify(|p| p.lost = true);
     }
 
-    /// Nothing will be added. What was, is on the disk if it has to be.
+    /// Notes that the file is complete, and synced if it has to be.
     pub fn end(&self) {
         let len = self.written.load(Ordering::Acquire);
         self.progress.send_modify(|p| {
@@ -93,16 +124,25 @@ impl TraceFeed {
         });
     }
 
-    /// The job is removed: followers must come to their end ([`Followers::expire`]).
+    /// Sets followers a deadline, because the job is being removed ([`Followers::expire`]).
     pub(super) fn expire(&self) {
         self.followers.expire();
     }
 
-    /// A follower of the results in `folder`, if there are less than `max`. What it has begun to follow it reads to the end,
-    /// though the folder be removed meanwhile, unless it takes too long over it.
+    /// Keeps the results in `folder` open: while the return value lives, new followers can read them despite a removal.
+    pub(super) fn hold(&self, folder: &JobFolder) -> Option<OpenFileGuard<StepsFile>> {
+        // `None` if no descriptor is left or there are no results.
+        folder.open_steps().ok().map(|file| self.followers.hold(file))
+    }
+
+    /// Adds a follower of the results in `folder`, if there are fewer than `max`. It can read to the end even if the
+    /// folder is removed meanwhile, unless it takes too long.
     pub fn follow(self: &Arc<Self>, folder: &JobFolder, max: usize) -> Result<TraceCursor, Refusal> {
         let progress = self.progress.subscribe();
         let Progress { len, ended, .. } = *progress.borrow();
+        if let Some(joined) = self.followers.join_open(max) {
+            return Ok(TraceCursor { progress, feed: Arc::clone(self), follower: Some(joined?), offset: 0 });
+        }
         let file = if ended && len == 0 {
             None
         } else if ended {
@@ -122,7 +162,7 @@ impl Growing for TraceFeed {
         self.written.load(Ordering::Acquire)
     }
 
-    /// Each result has its check sum: nothing has to be noted.
+    /// Each result has its own check sum, so no length is noted.
     fn note(&self, _: u64) -> Result<(), StoreError> {
         Ok(())
     }
@@ -136,18 +176,18 @@ impl Growing for TraceFeed {
     }
 }
 
-/// One follower's place in the results.
+/// Position of one follower in the results.
 pub struct TraceCursor {
     progress: watch::Receiver<Progress>,
     /// Keeps the sender of `progress` alive.
     feed: Arc<TraceFeed>,
-    /// `None`: the job has ended and there is no result.
+    /// `None` if the job has ended without any result.
     follower: Option<Follower<StepsFile>>,
     offset: u64,
 }
 
 impl TraceCursor {
-    /// The next result as stored; `None` at the end of those of an ended job.
+    /// Returns the next result as stored, or `None` after the last one of an ended job.
     pub async fn next(&mut self) -> Result<Option<Vec<u8>>, Refusal> {
         loop {
             let now = *self.progress.borrow_and_update();
@@ -158,7 +198,7 @@ impl TraceCursor {
                 return Err(lost("storage error: the rest of them was not written, or may not be what was"));
             }
             if now.ended && now.len == 0 {
-                // Every ended job has at least its root's.
+                // Every ended job has at least the root's result.
                 return Err(lost("there are none"));
             }
             if now.ended {
@@ -185,23 +225,27 @@ fn lost(what: &str) -> Refusal {
 pub struct TraceSink {
     feed: Arc<TraceFeed>,
     folder: JobFolder,
-    encode: EncodeResult,
-    /// What the disk refused so far, framed: it goes before the next result, so that none is missing in the middle. At
-    /// most what the steps of one job return.
-    refused: Vec<u8>,
+    /// Framed results that the disk refused and news that nobody has asked for. They are written before the next
+    /// result, so that the order has no gap. Bounded by what the steps of one job return.
+    waiting: Vec<u8>,
 }
 
 impl TraceSink {
-    /// The sink of `feed`.
-    pub const fn new(feed: Arc<TraceFeed>, folder: JobFolder, encode: EncodeResult) -> Self {
-        Self { feed, folder, encode, refused: Vec::new() }
+    /// Creates the sink of `feed`.
+    pub const fn new(feed: Arc<TraceFeed>, folder: JobFolder) -> Self {
+        Self { feed, folder, waiting: Vec::new() }
     }
 
     fn write(&mut self) -> Result<(), StoreError> {
-        if !self.refused.is_empty() {
-            self.folder.append_steps(&self.refused)?;
-            self.feed.grow(self.refused.len() as u64);
-            self.refused = Vec::new();
+        if !self.waiting.is_empty() {
+            let foreign = self.folder.cut_steps_behind(self.feed.written())?;
+            if foreign > 0 {
+                let key = self.folder.key();
+                tracing::warn!(%key, "{foreign} bytes that another process wrote to a job's step results were removed");
+            }
+            self.folder.append_steps(&self.waiting)?;
+            self.feed.grow(self.waiting.len() as u64);
+            self.waiting = Vec::new();
         }
         Ok(())
     }
@@ -209,29 +253,47 @@ impl TraceSink {
 
 impl Actor for TraceSink {
     type Context = Context<Self>;
+
+    fn started(&mut self, ctx: &mut Self::Context) {
+        *self.feed.sink.lock() = Some(ctx.address().downgrade());
+    }
 }
 
-/// A masked result to store. Answered when followers may see it; an error: not yet, it is tried again with the next one
-/// and by [`Flush`].
+/// Stores a masked and encoded result. The answer comes when the result is written and handed to the feed. On an error
+/// the result waits; the next result or [`Flush`] tries again.
 #[derive(Message)]
 #[rtype(result = "Result<(), StoreError>")]
-pub struct Append(pub Box<StepResult>);
+pub struct Append(pub(super) MaskedResult);
 
 impl Handler<Append> for TraceSink {
     type Result = Result<(), StoreError>;
 
     fn handle(&mut self, Append(result): Append, _: &mut Self::Context) -> Self::Result {
         failpoint::hit("actors::trace_sink::append");
-        self.folder.frame_step(&(self.encode)(&result), &mut self.refused)?;
+        self.folder.frame_step(result.bytes(), &mut self.waiting)?;
         self.write()
     }
 }
 
-/// Try again to store what the disk refused. `last`: nobody will try again, what is not stored is lost.
+/// Stores masked and encoded news: at once if a client follows them, else with the next result, to save a write.
+#[derive(Message)]
+#[rtype(result = "Result<(), StoreError>")]
+pub struct AppendNews(pub(super) MaskedResult);
+
+impl Handler<AppendNews> for TraceSink {
+    type Result = Result<(), StoreError>;
+
+    fn handle(&mut self, AppendNews(news): AppendNews, _: &mut Self::Context) -> Self::Result {
+        self.folder.frame_step(news.bytes(), &mut self.waiting)?;
+        if self.feed.is_watched.load(Ordering::Acquire) { self.write() } else { Ok(()) }
+    }
+}
+
+/// Tries again to store waiting results.
 #[derive(Message)]
 #[rtype(result = "Result<(), StoreError>")]
 pub struct Flush {
-    /// See above.
+    /// The last attempt: results that cannot be stored now are lost.
     pub last: bool,
 }
 
@@ -260,17 +322,40 @@ mod tests {
         let state = StateDir::open(&dir.path().join("state"), &this_process()).unwrap();
         let folder = state.folder(JobId::parse("1").unwrap().key());
         folder.make().unwrap();
-        // A directory in its place cannot be appended to.
+        // A directory cannot be appended to.
         folder.make_dir("steps").unwrap();
         let feed = TraceFeed::new(0, false);
-        let mut sink = TraceSink::new(Arc::clone(&feed), folder.clone(), |result| vec![result.status as u8]);
-        let result = |status| Append(Box::new(StepResult { status, ..StepResult::default() }));
+        let mut sink = TraceSink::new(Arc::clone(&feed), folder.clone());
+        let result = |status| Append(MaskedResult::of(vec![status as u8]));
         let mut ctx = Context::new();
         sink.handle(result(StepStatus::Success), &mut ctx).unwrap_err();
         assert!(feed.is_empty());
         std::fs::remove_dir(folder.path("steps")).unwrap();
         sink.handle(result(StepStatus::Failure), &mut ctx).unwrap();
         assert_eq!(folder.step_records(), [[StepStatus::Success as u8], [StepStatus::Failure as u8]]);
+        assert_eq!(feed.len(), folder.steps_len());
+    }
+
+    #[test]
+    fn news_wait_for_a_result_unless_somebody_follows_them() {
+        let dir = tempfile::tempdir().unwrap();
+        let state = StateDir::open(&dir.path().join("state"), &this_process()).unwrap();
+        let folder = state.folder(JobId::parse("1").unwrap().key());
+        folder.make().unwrap();
+        let feed = TraceFeed::new(0, false);
+        let mut sink = TraceSink::new(Arc::clone(&feed), folder.clone());
+        let mut ctx = Context::new();
+        let news = |what: u8| AppendNews(MaskedResult::of(vec![what]));
+        sink.handle(news(1), &mut ctx).unwrap();
+        assert!(feed.is_empty());
+        sink.handle(Append(MaskedResult::of(vec![2])), &mut ctx).unwrap();
+        sink.handle(news(3), &mut ctx).unwrap();
+        assert_eq!(folder.step_records(), [[1], [2]]);
+        feed.watch();
+        sink.handle(Flush { last: false }, &mut ctx).unwrap();
+        assert_eq!(folder.step_records(), [[1], [2], [3]]);
+        sink.handle(news(4), &mut ctx).unwrap();
+        assert_eq!(folder.step_records(), [[1], [2], [3], [4]]);
         assert_eq!(feed.len(), folder.steps_len());
     }
 
@@ -308,7 +393,31 @@ mod tests {
             assert_eq!(cursor.next().await.unwrap().unwrap(), b"root");
             assert_eq!(cursor.next().await.unwrap(), None);
         }
+        drop((early, late));
         assert_eq!(feed.follow(&folder, 9).err().map(|refusal| refusal.reason), Some(Reason::DataLoss));
+    }
+
+    #[tokio::test]
+    async fn fault_83_a_follower_that_comes_while_a_job_is_removed_reads_to_the_end() {
+        let dir = tempfile::tempdir().unwrap();
+        let state = StateDir::open(&dir.path().join("state"), &this_process()).unwrap();
+        let folder = state.folder(JobId::parse("1").unwrap().key());
+        folder.make().unwrap();
+        let feed = TraceFeed::new(0, false);
+        for result in ["first", "root"] {
+            feed.grow(folder.append_step(result.as_bytes()).unwrap());
+        }
+        feed.end();
+        let held = feed.hold(&folder).unwrap();
+        feed.expire();
+        folder.begin_removal().unwrap().unwrap().delete().unwrap();
+        let mut late = feed.follow(&folder, 1).unwrap();
+        drop(held);
+        assert_eq!(late.next().await.unwrap().unwrap(), b"first");
+        assert_eq!(late.next().await.unwrap().unwrap(), b"root");
+        assert_eq!(late.next().await.unwrap(), None);
+        drop(late);
+        assert_eq!(feed.follow(&folder, 1).err().map(|refusal| refusal.reason), Some(Reason::DataLoss));
     }
 
     #[cfg(feature = "failpoints")] // which brings virtual time

@@ -1,4 +1,4 @@
-//! What the rest of the daemon sees of a job without asking its actor.
+//! The part of a job's state that the daemon reads without asking the job's actor.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -11,58 +11,101 @@ use super::trace_sink::TraceFeed;
 use crate::clock;
 use crate::job::reaper::{Facts, Moment, Phase};
 use crate::journal::event::End;
-use crate::model::{JobId, JobKey, JobState, Outcome};
+use crate::model::{JobId, JobKey, JobState, Outcome, StepResult, StepStatus, StepUsage};
+use crate::store::RequestOrigin;
 
-/// A job as everybody sees it: written by its actor, read by any call. Costs a few hundred bytes, and it is all that
-/// is kept of an ended job in memory.
+/// A job as every call sees it: written by its actor, read by any call. It takes a few hundred bytes. Of an ended job
+/// nothing else stays in memory.
 pub struct JobView {
     /// The id.
     pub id: JobId,
     /// Its key.
     pub key: JobKey,
-    /// When it was registered, microseconds since the epoch.
+    /// Time of registration, microseconds since the epoch.
     pub registered: i64,
-    /// Inode of its log, so that nobody else's file is ever served in its place (faults.md row 29).
+    /// Inode of its log: another file at that path is never served as the log (faults.md row 29).
     pub log_inode: u64,
-    /// Digest of the request; it is not on disk, so a later daemon has none of an ended job.
+    /// The service through which it came.
+    pub origin: RequestOrigin,
+    /// Digest of the request. It is not on disk, so a later daemon does not have it for an ended job.
     pub digest: Option<[u8; 32]>,
-    /// The same with the keeper's key, of a job that ended before this daemon came.
+    /// Keyed digest of the request, from the disk, for a job that ended before this daemon started.
     pub keyed_digest: Option<[u8; 16]>,
     /// Its log.
     pub log: Arc<LogFeed>,
     /// Its step results.
     pub trace: Arc<TraceFeed>,
-    state: Mutex<State>,
-    /// Actors of it that died of a defect.
+    state: Mutex<JobViewState>,
+    /// Number of its actors that died of a defect.
     broken: AtomicU32,
+    /// Held while files that the job left behind are deleted.
+    pub(super) leftovers: Arc<tokio::sync::Mutex<()>>,
 }
 
-/// The part that changes.
+/// The changing part of a job's view.
 #[derive(Clone, Debug)]
-pub struct State {
-    /// Where in its life.
+pub struct JobViewState {
+    /// Phase of the job's life.
     pub state: JobState,
-    /// How it ended.
+    /// Outcome of an ended job.
     pub outcome: Option<Outcome>,
-    /// When it started, microseconds since the epoch.
+    /// Time of the start, microseconds since the epoch.
     pub start_time: Option<i64>,
-    /// When it ended.
+    /// Time of the end, microseconds since the epoch.
     pub end_time: Option<i64>,
-    /// Steps of its own list that have ended.
+    /// Number of steps of its own list that have ended.
     pub steps_done: u32,
     /// CPU time of all its processes.
     pub cpu_time: Option<Duration>,
     /// Peak memory in bytes.
     pub peak_memory: Option<u64>,
-    /// When it came into this state, for the reaper.
+    /// The running step.
+    pub current: CurrentStep,
+    /// Use of resources by the steps that have ended.
+    pub usage: Option<StepUsage>,
+    /// Time of the last change of `state`, for the reaper.
     pub since: Moment,
-    /// Processes of it could not be killed.
+    /// Message while the disk refuses the log of a running job, for people.
+    pub paused: Option<String>,
+    /// Output waits until the disk takes it.
+    pub output_waits: bool,
+    /// Some processes of the job could not be killed.
     pub unkilled: bool,
-    /// File variables of it may not be removed.
+    /// File variables of the job may still exist.
     pub files_left: bool,
 }
 
-impl Default for State {
+/// The running step, masked.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct CurrentStep {
+    /// Names, the outermost first; empty between two steps.
+    pub names: Arc<Vec<String>>,
+    /// Position of the outermost step in the job's own list, counted from 1.
+    pub number: u32,
+    /// Length of that list.
+    pub total: u32,
+}
+
+impl CurrentStep {
+    /// Returns the step that runs according to `news`.
+    pub(super) fn of_news(news: &StepResult) -> Self {
+        let mut names = Vec::new();
+        let mut inner = Some(news);
+        while let Some(result) = inner {
+            let step = result.step.as_ref().filter(|_| result.status == StepStatus::Running);
+            names.extend(step.map(|step| step.name.clone()));
+            inner = result.sub_steps.first();
+        }
+        let total = if news.step.is_some() { news.facts.total } else { news.facts.steps.unwrap_or_default() };
+        Self { names: names.into(), number: news.facts.number, total }
+    }
+
+    pub(super) fn end(&mut self) {
+        (self.names, self.number) = (Arc::default(), 0);
+    }
+}
+
+impl Default for JobViewState {
     fn default() -> Self {
         Self {
             state: JobState::Queued,
@@ -72,26 +115,40 @@ impl Default for State {
             steps_done: 0,
             cpu_time: None,
             peak_memory: None,
+            current: CurrentStep::default(),
+            usage: None,
             since: Moment::AfterStart(clock::uptime()),
+            paused: None,
+            output_waits: false,
             unkilled: false,
             files_left: false,
         }
     }
 }
 
-impl State {
-    /// It has ended, at `since`. What it was seen to use until then counts if the end does not tell.
+impl JobViewState {
+    /// Notes the end of the job. Where the end has no usage figures, those seen so far stay.
     pub(super) fn end(&mut self, end: End, since: Moment) {
-        let End { outcome, end_time, steps_done, cpu_time, peak_memory, .. } = end;
+        let End { outcome, end_time, steps_done, cpu_time, peak_memory, usage, .. } = end;
         self.state = JobState::Ended(outcome.class);
         (self.outcome, self.end_time) = (Some(outcome), Some(end_time));
         self.steps_done = steps_done;
         self.cpu_time = cpu_time.map(Duration::from_micros).or(self.cpu_time);
         self.peak_memory = peak_memory.or(self.peak_memory);
+        self.usage = self.usage.or(usage);
+        self.current = CurrentStep::default();
         self.since = since;
     }
 
-    /// A running job is being cancelled.
+    fn is_paused(&self) -> bool {
+        self.paused.is_some() && !matches!(self.state, JobState::Ended(_))
+    }
+
+    pub(super) fn used(&mut self, usage: Option<StepUsage>) {
+        self.usage = [self.usage, usage].into_iter().flatten().reduce(StepUsage::and);
+    }
+
+    /// Marks a running job as being cancelled.
     pub fn cancel(&mut self) {
         if self.state == JobState::Running {
             self.state = JobState::Cancelling;
@@ -100,40 +157,41 @@ impl State {
 }
 
 impl JobView {
-    /// A view of a job in this state whose request is not known; see the fields.
+    /// Creates a view of a job whose request is not known.
     pub fn new(
         id: JobId,
         registered: i64,
         log_inode: u64,
         log: Arc<LogFeed>,
         trace: Arc<TraceFeed>,
-        state: State,
+        state: JobViewState,
     ) -> Self {
         Self {
             key: id.key(),
             id,
             registered,
             log_inode,
+            origin: RequestOrigin::V1,
             digest: None,
             keyed_digest: None,
             log,
             trace,
             state: Mutex::new(state),
             broken: AtomicU32::new(0),
+            leftovers: Arc::default(),
         }
     }
 
-    /// The same view of a job whose request is known.
-    pub(super) fn of_request(self, digest: [u8; 32]) -> Self {
-        Self { digest: Some(digest), ..self }
+    pub(super) fn of_request(self, digest: [u8; 32], origin: RequestOrigin) -> Self {
+        Self { digest: Some(digest), origin, ..self }
     }
 
-    /// The same of one of whose request only the keyed digest is.
-    pub(super) fn of_keyed(self, keyed_digest: Option<[u8; 16]>) -> Self {
-        Self { keyed_digest, ..self }
+    /// Adds what the record on disk tells of the request.
+    pub(super) fn of_record(self, keyed_digest: Option<[u8; 16]>, origin: RequestOrigin) -> Self {
+        Self { origin, keyed_digest, ..self }
     }
 
-    /// The end, in the order of service.md §6.1: Status shows it, then followers get theirs.
+    /// Publishes the end, in the order of service.md §6.1: first in Status, then to the followers.
     pub(super) fn end(&self, end: End) {
         let (log_len, lost_from) = (end.log_len, end.lost_from);
         self.update(|state| state.end(end, Moment::AfterStart(clock::uptime())));
@@ -144,28 +202,28 @@ impl JobView {
         }
     }
 
-    /// The part that changes, as it is now.
-    pub fn state(&self) -> State {
+    /// Returns a copy of the changing part.
+    pub fn state(&self) -> JobViewState {
         self.state.lock().clone()
     }
 
-    /// One more actor of it died; how many have.
+    /// Counts one more dead actor. Returns the new count.
     pub fn breaks(&self) -> u32 {
         self.broken.fetch_add(1, Ordering::Relaxed) + 1
     }
 
-    /// Where in its life.
+    /// Returns the phase of the job's life.
     pub fn life(&self) -> JobState {
         self.state.lock().state
     }
 
-    /// It has ended.
+    /// True if the job has ended.
     pub fn is_ended(&self) -> bool {
         matches!(self.life(), JobState::Ended(_))
     }
 
-    /// Changes the part that changes.
-    pub fn update(&self, change: impl FnOnce(&mut State)) {
+    /// Applies `change` to the changing part.
+    pub fn update(&self, change: impl FnOnce(&mut JobViewState)) {
         change(&mut self.state.lock());
     }
 
@@ -174,17 +232,22 @@ impl JobView {
         (state.state, state.since)
     }
 
-    /// Whether processes of it could not be killed.
+    /// True while the disk refuses the log of this running job.
+    pub fn is_paused(&self) -> bool {
+        self.state.lock().is_paused()
+    }
+
+    /// True if some processes of the job could not be killed.
     pub fn is_unkilled(&self) -> bool {
         self.state.lock().unkilled
     }
 
-    /// Whether file variables of it may be there though it has ended.
+    /// True if file variables of the job may still exist after its end.
     pub fn has_files_left(&self) -> bool {
         self.state.lock().files_left
     }
 
-    /// What the reaper judges it by.
+    /// Returns the facts that the reaper needs.
     pub fn reaper_facts(&self) -> Facts<JobId> {
         let (state, since) = self.life_since();
         let phase = match state {
@@ -196,16 +259,22 @@ impl JobView {
         Facts { id: self.id.clone(), phase }
     }
 
-    /// As the Status call tells it.
+    /// Returns the answer of the Status call.
     pub fn status(&self) -> JobStatus {
-        let State { state, outcome, start_time, end_time, steps_done, cpu_time, peak_memory, .. } =
-            self.state();
-        let (exit_code, message) = outcome.map_or((0, String::new()), |o| (o.exit_code, o.message));
+        let now = self.state();
+        let is_paused = now.output_waits && !matches!(now.state, JobState::Ended(_));
+        let JobViewState { state, outcome, start_time, end_time, steps_done, cpu_time, peak_memory, .. } =
+            now;
+        let JobViewState { paused, current, usage, .. } = now;
+        let is_defect = outcome.as_ref().is_some_and(|outcome| outcome.is_defect);
+        let (exit_code, message) =
+            outcome.map_or_else(|| (0, paused.unwrap_or_default()), |o| (o.exit_code, o.message));
         JobStatus {
             id: self.id.clone(),
             registered: self.registered,
             state,
             exit_code,
+            is_defect,
             message,
             start_time,
             end_time,
@@ -213,6 +282,10 @@ impl JobView {
             steps_done,
             cpu_time,
             peak_memory,
+            current,
+            queue_position: 0,
+            is_paused,
+            usage,
         }
     }
 }
@@ -222,13 +295,15 @@ impl JobView {
 pub struct JobStatus {
     /// The id.
     pub id: JobId,
-    /// When it was registered, microseconds since the epoch.
+    /// Time of registration, microseconds since the epoch.
     pub registered: i64,
-    /// Where in its life.
+    /// Phase of the job's life.
     pub state: JobState,
     /// Exit code of an ended job, else 0.
     pub exit_code: i32,
-    /// Why it failed, masked.
+    /// True if a defect of this program ended the job.
+    pub is_defect: bool,
+    /// Reason of a failure, masked; for a running job a message while the disk refuses its log.
     pub message: String,
     /// Microseconds since the epoch.
     pub start_time: Option<i64>,
@@ -236,10 +311,18 @@ pub struct JobStatus {
     pub end_time: Option<i64>,
     /// Length of the log.
     pub log_bytes: u64,
-    /// Steps of the job's own list that have ended.
+    /// Number of steps of the job's own list that have ended.
     pub steps_done: u32,
     /// CPU time of all processes.
     pub cpu_time: Option<Duration>,
     /// Peak memory in bytes.
     pub peak_memory: Option<u64>,
+    /// The running step.
+    pub current: CurrentStep,
+    /// Position of a waiting job in the queue, counted from 1; 0 if the job does not wait.
+    pub queue_position: u32,
+    /// True while output waits because the disk refuses the log.
+    pub is_paused: bool,
+    /// Use of resources so far.
+    pub usage: Option<StepUsage>,
 }

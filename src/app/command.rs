@@ -1,5 +1,5 @@
-//! The command beside the daemon: `serve -- CMD` (connectors.md §2.1). Whoever starts the daemon decides by its standard
-//! input whether it runs at all.
+//! The command beside the daemon: `serve -- CMD` (connectors.md §2.1). The starter of the daemon decides through its
+//! standard input whether the command runs at all.
 
 use std::ffi::OsString;
 use std::io;
@@ -12,50 +12,50 @@ use super::failure;
 use crate::error::{Exit, Failure};
 use crate::process::companion::{self, Companion, CompanionGroup};
 
-/// Time between SIGTERM and SIGKILL for the command beside the daemon (connectors.md §2.1).
+/// Time between SIGTERM and SIGKILL for the command (connectors.md §2.1).
 const COMMAND_GRACE: Duration = Duration::from_secs(5);
 
-/// The process group of the command beside the daemon; clones share it.
+/// The process group of the command; clones share it.
 #[derive(Clone, Default)]
-pub(super) struct Group(Arc<Mutex<Life>>);
+pub(super) struct CommandGroup(Arc<Mutex<CommandState>>);
 
 #[derive(Default)]
-enum Life {
+enum CommandState {
     #[default]
     NotStarted,
     Running(CompanionGroup),
-    /// It has ended, or is not to be started any more.
+    /// The command has ended, or must not be started any more.
     Over,
 }
 
-impl Group {
-    /// The group to be ended; none is started from here on.
+impl CommandGroup {
+    /// Prevents a later start. Returns the group to end, if the command runs.
     pub(super) fn close(&self) -> Option<CompanionGroup> {
-        match std::mem::replace(&mut *self.0.lock(), Life::Over) {
-            Life::Running(group) => Some(group),
-            Life::NotStarted | Life::Over => None,
+        match std::mem::replace(&mut *self.0.lock(), CommandState::Over) {
+            CommandState::Running(group) => Some(group),
+            CommandState::NotStarted | CommandState::Over => None,
         }
     }
 
-    /// Starts the command; `None`: the daemon ends already. Whoever closes the group meanwhile waits to see it.
+    /// Starts the command. `None` if the daemon is ending already. A concurrent `close` waits for the start.
     fn start(&self, start: impl FnOnce() -> io::Result<Companion>) -> io::Result<Option<Companion>> {
         let mut life = self.0.lock();
-        if matches!(*life, Life::Over) {
+        if matches!(*life, CommandState::Over) {
             return Ok(None);
         }
         let companion = start()?;
-        *life = Life::Running(companion.group());
+        *life = CommandState::Running(companion.group());
         Ok(Some(companion))
     }
 }
 
-/// Runs the command beside the daemon, if there is one, as soon as standard input has a byte; its exit code, or 0 if
-/// standard input ended before (connectors.md §2.1).
+/// Runs the command, if there is one, as soon as standard input has a byte. Returns its exit code, or 0 if standard
+/// input ended first (connectors.md §2.1).
 pub(super) async fn beside(
     command: Vec<OsString>,
     environment: [(&'static str, Option<OsString>); 2],
     oom_score_adj: Option<i32>,
-    group: &Group,
+    group: &CommandGroup,
 ) -> Result<u8, Failure> {
     if command.is_empty() {
         return std::future::pending().await;
@@ -72,7 +72,7 @@ pub(super) async fn beside(
         group.close();
         code
     };
-    // A thread of its own: it may wait for ever, and the program must be able to end without it.
+    // Use a separate thread: it may wait for ever, and the program must be able to end without it.
     let thread = std::thread::Builder::new().name("command".into()).spawn(move || drop(done.send(run())));
     thread.map_err(|e| failure("cannot start a thread", &e))?;
     match ended.await {
@@ -82,7 +82,6 @@ pub(super) async fn beside(
     }
 }
 
-/// Ends the command beside the daemon; its exit code.
 pub(super) async fn end_command(
     running: &CompanionGroup,
     mut beside: std::pin::Pin<&mut impl Future<Output = Result<u8, Failure>>>,
@@ -105,12 +104,12 @@ mod tests {
 
     #[test]
     fn a_stop_finds_the_command_or_keeps_it_from_starting() {
-        let group = Group::default();
+        let group = CommandGroup::default();
         let companion = group.start(sleep).unwrap().unwrap();
         group.close().unwrap().kill();
         assert_eq!(companion.wait().unwrap(), 128 + 9);
 
-        let group = Group::default();
+        let group = CommandGroup::default();
         assert!(group.close().is_none());
         assert!(group.start(|| panic!("it is started")).unwrap().is_none());
     }

@@ -1,4 +1,4 @@
-//! A daemon from its start to its end: lock, recover, open the socket; serve; the graceful stop.
+//! A daemon from start to end: lock, listen, recover; serve; graceful stop.
 
 use std::ffi::OsString;
 use std::os::unix::net::UnixListener;
@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::failure;
@@ -18,33 +19,30 @@ use crate::config::{Config, unless_zero};
 use crate::error::{Chain, Exit, Failure};
 use crate::fetch::{self, Fetcher};
 use crate::grpc::AllowedUsers;
-use crate::grpc::accept::{AcceptLoop, Calls, TransportLimits};
+use crate::grpc::accept::{AcceptLoop, CallCounters, READ_TIME, TransportLimits};
 use crate::grpc::server::Services;
-use crate::grpc::{is_root_result, step_result_bytes};
+use crate::grpc::{step_result_bytes, stored_kind};
 use crate::net;
 use crate::process::host::{self, SoftLimits};
 use crate::signal::StopSignals;
-use crate::store::{self, Place, StateDir, socket};
+use crate::store::{self, StateDir, StatePathInputs, socket};
 use crate::systemd::PassedSocket;
 use crate::variables::Base;
 
-/// Time for the HTTP/2 preface of a connection (service.md §1.1).
-const PREFACE_DEADLINE: Duration = Duration::from_secs(5);
-
-/// How long connections may take to end after the jobs have.
+/// Time that connections get to end after the jobs have ended.
 const CONNECTION_GRACE: Duration = Duration::from_secs(1);
 
-/// How long streams that were ended may take to tell their clients.
-const LAST_WORDS: Duration = Duration::from_millis(200);
+/// Time that ended streams get to tell their clients.
+const END_OF_STREAMS_TIME: Duration = Duration::from_millis(200);
 
-/// Parts without which a daemon cannot work; none of them ends by itself.
-struct Vital {
+/// Parts that a daemon cannot work without; none ends by itself.
+struct EssentialTasks {
     supervisor: SupervisorEnd,
     accepting: tokio::task::JoinHandle<()>,
 }
 
-impl Vital {
-    /// Waits until one of them is gone. Nothing is told to the keeper then: its jobs go on, for the next daemon.
+impl EssentialTasks {
+    /// Waits until one of the parts is gone. The keeper is not told, so its jobs go on for the next daemon.
     async fn defect(&mut self) -> Failure {
         let part = tokio::select! {
             _ = &mut self.supervisor => "the part of the daemon that lets jobs in",
@@ -56,21 +54,20 @@ impl Vital {
     }
 }
 
-/// A daemon that serves.
 pub(super) struct Daemon {
     socket: PathBuf,
     jobs: JobsHandle,
     services: Services,
-    calls: Calls,
+    calls: CallCounters,
     stop_accepting: CancellationToken,
     abort: CancellationToken,
-    vital: Vital,
+    essential_tasks: EssentialTasks,
     claim: socket::Claim,
     config: Arc<Config>,
 }
 
 impl Daemon {
-    /// Locks, recovers, then opens the socket.
+    /// Locks, listens and recovers, then starts to serve.
     pub(super) async fn start(
         config: Arc<Config>,
         private: bool,
@@ -99,68 +96,72 @@ impl Daemon {
             fetcher: Arc::new(fetcher),
             boot_id: process.boot_id,
             encode: step_result_bytes,
-            is_root: is_root_result,
+            kind: stored_kind,
             private,
             host: Arc::new(Processes::new(limits)),
         };
         let (jobs, supervisor) =
             Supervisor::start_recovered(parts).await.map_err(|e| Failure::new(Exit::Failure, e))?;
-        let services = Services::new(jobs.clone()).await;
+        let services = Services::new(jobs.clone(), config.reflection)
+            .await
+            .map_err(|e| Failure::new(Exit::Defect, format!("cannot describe the services: {e}")))?;
         let accept = accept_loop(&config, listener, &services)?;
         let calls = accept.calls();
         let (stop_accepting, abort) = (CancellationToken::new(), CancellationToken::new());
         let accepting = tokio::spawn(accept.run(stop_accepting.clone(), abort.clone()));
-        let vital = Vital { supervisor, accepting };
-        Ok(Self { socket, jobs, services, calls, stop_accepting, abort, vital, claim, config })
+        let essential_tasks = EssentialTasks { supervisor, accepting };
+        Ok(Self { socket, jobs, services, calls, stop_accepting, abort, essential_tasks, claim, config })
     }
 
-    /// Where it listens.
     pub(super) fn socket(&self) -> &Path {
         &self.socket
     }
 
-    /// Its jobs.
     pub(super) fn jobs(&self) -> JobsHandle {
         self.jobs.clone()
     }
 
-    /// Waits until a part without which it cannot work is gone.
     pub(super) async fn defect(&mut self) -> Failure {
-        self.vital.defect().await
+        self.essential_tasks.defect().await
     }
 
-    /// Waits for a signal, for the end of its life, or for idleness; an error if a part of it is gone.
+    /// Waits for a signal, the end of its lifetime, or idleness. An error means that a vital part is gone.
     pub(super) async fn until_stopped(&mut self, signals: &mut StopSignals) -> Result<(), Failure> {
-        let Self { config, vital, jobs, calls, .. } = self;
+        let Self { config, essential_tasks, jobs, calls, .. } = self;
         let is_used = || calls.is_one_open() || !jobs.all().is_empty();
         tokio::select! {
             () = signals.next() => tracing::info!("told to stop"),
             () = after(unless_zero(config.max_lifetime)) => tracing::info!("max_lifetime is over"),
             () = idle(unless_zero(config.idle_timeout), is_used, || calls.begun()) => tracing::info!("idle_timeout is over"),
-            defect = vital.defect() => return Err(defect),
+            defect = essential_tasks.defect() => return Err(defect),
         }
         Ok(())
     }
 
-    /// The graceful stop; `again` ends it at once. The exit code.
+    /// Stops gracefully, or at once when `again` resolves. Returns the exit code.
     pub(super) async fn stop(self, again: impl Future<Output = ()>) -> u8 {
-        let Self { jobs, services, stop_accepting, abort, mut vital, claim, .. } = self;
+        let Self { jobs, services, calls, stop_accepting, abort, mut essential_tasks, claim, .. } = self;
         services.stopping().await;
         let graceful = async {
-            jobs.shut_down().await;
+            let grace_left = jobs.shut_down().await;
+            // The daemon's end can be the end of its container, and of the clients' proxies in it.
+            let patience = READ_TIME.min(grace_left).max(CONNECTION_GRACE);
+            calls.read_to_the_end(Instant::now() + patience).await
         };
-        let code = tokio::select! {
-            () = graceful => 0,
+        let (code, have_read) = tokio::select! {
+            have_read = graceful => (0, have_read),
             () = again => {
                 jobs.kill_all().await;
-                1
+                (1, true)
             }
         };
         stop_accepting.cancel();
-        let accepting = &mut vital.accepting;
-        if tokio::time::timeout(CONNECTION_GRACE, &mut *accepting).await.is_err() {
+        let accepting = &mut essential_tasks.accepting;
+        // A client that has not read to the end by now has had its time.
+        let grace = if have_read { CONNECTION_GRACE } else { Duration::ZERO };
+        if tokio::time::timeout(grace, &mut *accepting).await.is_err() {
             services.end_streams();
-            drop(tokio::time::timeout(LAST_WORDS, accepting).await);
+            drop(tokio::time::timeout(END_OF_STREAMS_TIME, accepting).await);
         }
         abort.cancel();
         drop(claim);
@@ -168,15 +169,14 @@ impl Daemon {
     }
 }
 
-/// What is in force where `config` does not say it: the paths of the socket and of the state folder.
+/// Returns the values in force where `config` has none: the paths of the socket and of the state folder.
 pub fn defaults(config: &Config) -> Config {
     let socket = net::default_socket(|name| std::env::var_os(name));
     Config { socket: Some(socket), state_dir: Some(state_dir(config)), ..Config::default() }
 }
 
-/// The folder of the daemon's state.
 fn state_dir(config: &Config) -> PathBuf {
-    store::default_path(&Place {
+    store::default_path(&StatePathInputs {
         state_dir: config.state_dir.clone(),
         socket: config.socket.clone(),
         xdg_state_home: std::env::var_os("XDG_STATE_HOME").map(PathBuf::from),
@@ -185,8 +185,7 @@ fn state_dir(config: &Config) -> PathBuf {
     })
 }
 
-/// The socket to listen on, and the claim on its path. On a full disk the socket and its lock get the place of the
-/// reserve, if it is the same one.
+/// Opens the socket and claims its path. On a full disk of both, socket and lock can use the state folder's reserve.
 fn listen(
     config: &Config,
     socket: &Path,
@@ -202,21 +201,16 @@ fn listen(
     }
 }
 
-/// What fetches functions into the cache of the state folder.
 fn fetcher(config: &Config, state: &StateDir) -> Result<Fetcher, Failure> {
-    let room = fetch::Limits { cache: config.cache_limit.0, kept_free: config.state_limit.0 };
+    let room = fetch::CacheLimits { cache: config.cache_limit.0, kept_free: config.state_limit.0 };
     Fetcher::new(state.path(), room, |name: &str| std::env::var(name).ok())
         .map_err(|e| Failure::new(Exit::Failure, Chain(&e).to_string()))
 }
 
-/// What lets clients in to `services`.
 fn accept_loop(config: &Config, listener: UnixListener, services: &Services) -> Result<AcceptLoop, Failure> {
-    let limits = TransportLimits {
-        max_connections: config.max_connections as usize,
-        preface_deadline: PREFACE_DEADLINE,
-    };
+    let limits = TransportLimits::new(config.max_connections, SoftLimits::now().nofile);
     let users = AllowedUsers::new(&config.allow_uids);
-    AcceptLoop::new(listener, services.routes.clone(), services.refusing.clone(), users, limits)
+    AcceptLoop::new(listener, services.answers.clone(), users, limits)
         .map_err(|e| failure("cannot listen", &e))
 }
 
@@ -227,11 +221,11 @@ mod tests {
     #[tokio::test]
     async fn a_part_that_ends_by_itself_is_a_defect() {
         let (supervisor, end) = tokio::sync::oneshot::channel();
-        let mut lost = Vital { supervisor: end, accepting: tokio::spawn(std::future::pending()) };
+        let mut lost = EssentialTasks { supervisor: end, accepting: tokio::spawn(std::future::pending()) };
         drop(supervisor);
         assert_eq!(lost.defect().await.exit(), Exit::Defect);
         let (_supervisor, end) = tokio::sync::oneshot::channel();
-        let mut deaf = Vital { supervisor: end, accepting: tokio::spawn(async {}) };
+        let mut deaf = EssentialTasks { supervisor: end, accepting: tokio::spawn(async {}) };
         assert_eq!(deaf.defect().await.exit(), Exit::Defect);
     }
 }

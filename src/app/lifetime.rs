@@ -1,11 +1,10 @@
-//! When a daemon ends by itself: nothing uses it, or it has lived long enough (service.md §1.2).
+//! The end of a daemon's life without a signal: idleness or its maximum lifetime (service.md §1.2).
 
 use std::time::Duration;
 
-/// How often idleness is looked at.
 const IDLE_CHECK: Duration = Duration::from_millis(500);
 
-/// Ends when nothing used the daemon for `limit`; `uses` counts what may have come and gone between two looks.
+/// Resolves when nothing has used the daemon for `limit`. `uses` counts uses, to notice those between two checks.
 pub(super) async fn idle(limit: Option<Duration>, is_used: impl Fn() -> bool, uses: impl Fn() -> u64) {
     let Some(limit) = limit else { return std::future::pending().await };
     let (mut since, mut seen) = (tokio::time::Instant::now(), uses());

@@ -1,4 +1,4 @@
-//! The daemon of one `run` (cli.md): inside this process, on a thread of its own, gone with it.
+//! The private daemon of one `run` (cli.md): in this process, on a thread of its own. It ends with the process.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -10,13 +10,14 @@ use super::daemon::Daemon;
 use super::{failure, run_system};
 use crate::actors::handle::{JobsHandle, RunRequest};
 use crate::config::Config;
+use crate::error::Chain;
 use crate::error::{Exit, Failure};
 use crate::model::Refusal;
 use crate::process::host::{self, SoftLimits};
 
 /// A daemon inside this process.
 pub struct PrivateDaemon {
-    /// Where it listens.
+    /// Path of its socket.
     pub socket: PathBuf,
     jobs: JobsHandle,
     stop: CancellationToken,
@@ -26,15 +27,16 @@ pub struct PrivateDaemon {
 }
 
 impl PrivateDaemon {
-    /// Starts it on the new folder `folder`, mode 0700, which it owns.
+    /// Starts the daemon on the new folder `folder`, mode 0700, which the daemon owns.
     pub fn start(mut config: Config, folder: PathBuf) -> Result<Self, Failure> {
         let socket = folder.join("step-runner.sock");
         config.socket = Some(socket.clone());
-        // One folder for all: the keeper removes it when this process is killed.
+        // One folder for everything: the keeper removes it if this process is killed.
         config.state_dir = Some(folder.clone());
         config.keeper_wait = Duration::ZERO;
         let limits = SoftLimits::now();
-        host::harden().map_err(|e| failure("cannot prepare this process", &e))?;
+        host::harden()
+            .map_err(|e| failure("cannot protect the memory and descriptors of this process", &e))?;
         let (stop, kill) = (CancellationToken::new(), CancellationToken::new());
         let (ready, started) = std::sync::mpsc::channel();
         let (stopped, killed) = (stop.clone(), kill.clone());
@@ -73,12 +75,12 @@ impl PrivateDaemon {
         }
     }
 
-    /// Registers a job by other rules than those of the service that answers on its socket.
+    /// Registers a job directly, with rules other than those of the service on its socket.
     pub async fn run(&self, request: RunRequest) -> Result<(), Refusal> {
         self.jobs.run(request).await
     }
 
-    /// Ends it: its jobs get their grace, or are killed `at_once`. Blocks until it is gone; removes its folder.
+    /// Ends the daemon: its jobs get their grace, or are killed if `at_once`. Blocks, then removes the folder.
     pub fn end(mut self, at_once: bool) {
         if at_once {
             self.kill.cancel();
@@ -90,7 +92,7 @@ impl PrivateDaemon {
             tracing::error!("the private daemon died of a defect");
         }
         if let Err(error) = std::fs::remove_dir_all(&self.folder) {
-            tracing::debug!(%error, "the private daemon's folder was not removed");
+            tracing::debug!(error = %Chain(&error), "the private daemon's folder was not removed");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! What is told, with what to do about it, when a daemon finds its state folder or its socket taken, or no room for them.
+//! Messages with remedies for a daemon whose state folder or socket is taken, or that has no room for them.
 
 use std::error::Error;
 use std::os::unix::net::UnixStream;
@@ -8,10 +8,10 @@ use crate::error::{Exit, Failure};
 use crate::files;
 use crate::store::{OpenError, socket};
 
-/// The state folder cannot be had. `named`: it was named, and does not follow from the socket.
+/// Failure to open the state folder. `named` is true if it was named and does not follow from the socket.
 pub(super) fn open_failure(error: OpenError, socket: &Path, named: bool) -> Failure {
     match error {
-        // Nobody serves there: it is the folder that is taken.
+        // Nobody listens on the socket: only the folder is taken.
         OpenError::InUse { .. } if named && UnixStream::connect(socket).is_err() => {
             Failure::new(Exit::Failure, error).with_remedy("name another --state-dir, or stop that daemon")
         }
@@ -25,7 +25,6 @@ pub(super) fn open_failure(error: OpenError, socket: &Path, named: bool) -> Fail
     }
 }
 
-/// The socket cannot be had.
 pub(super) fn claim_failure(error: socket::ClaimError) -> Failure {
     let taken = matches!(error, socket::ClaimError::AlreadyServing { .. });
     let failure = start_failure(error);
@@ -36,7 +35,7 @@ pub(super) fn claim_failure(error: socket::ClaimError) -> Failure {
     }
 }
 
-/// A failure of the start; of a full disk with what to do about it.
+/// A failure of the start, with a remedy if the disk is full.
 fn start_failure(error: impl Error + Send + Sync + 'static) -> Failure {
     let is_full = files::is_full(&error);
     let failure = Failure::new(Exit::Failure, error);

@@ -1,9 +1,9 @@
-//! Why a copy was not made.
+//! Errors of copying the program.
 
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// See the module's text. Whatever was there before is there still.
+/// Reasons why the copy failed. Each file at the destination is the old one or the complete new one.
 #[derive(Debug, thiserror::Error)]
 pub enum BootstrapError {
     /// The program would have to replace a folder.
@@ -12,25 +12,25 @@ pub enum BootstrapError {
         /// The folder.
         path: PathBuf,
     },
-    /// A folder would have to replace something else.
+    /// The path of a needed folder is taken by something else.
     #[error("{} is no folder, and one shall be there: remove it, or name another place", path.display())]
     NoFolder {
-        /// What is there.
+        /// The path.
         path: PathBuf,
     },
-    /// Nothing tells where the running program is.
+    /// The path of the running program cannot be found.
     #[error(
         "cannot tell which program is running, as there is no /proc: mount it, or copy the program by other means"
     )]
     NoProc,
-    /// A call of the system failed.
+    /// A system call failed.
     #[error("cannot {action} {}", path.display())]
     Io {
-        /// What was tried.
+        /// The action that failed.
         action: &'static str,
-        /// With what.
+        /// Its path.
         path: PathBuf,
-        /// Why it failed.
+        /// The system's reason.
         source: io::Error,
     },
 }

@@ -3,7 +3,7 @@ use std::os::unix::fs::symlink;
 
 use super::*;
 
-/// Path, mode and time of change of everything below `folder`.
+/// Mode, change time and inode of everything below `folder`.
 fn state(folder: &Path) -> BTreeMap<PathBuf, (u32, i64, i64, u64)> {
     let mut all = BTreeMap::new();
     let mut folders = vec![folder.to_owned()];
@@ -75,11 +75,11 @@ fn what_belongs_to_the_program_comes_along_with_links_and_permissions() {
         assert_eq!(mode(folder), MODE);
     }
     assert_eq!(mode("a/b/helper"), MODE);
-    // Again: nothing is written.
+    // A second copy writes nothing.
     let before = state(&scene.path("a"));
     scene.install("a/b/helper").unwrap();
     assert_eq!(state(&scene.path("a")), before);
-    // Another content: the new one, and nothing of the old.
+    // After a change the new content replaces the old completely.
     std::fs::remove_file(scene.path("root/git/link")).unwrap();
     std::fs::write(scene.path("root/git/new"), "new").unwrap();
     std::fs::write(scene.path("root/ca-certs.pem"), "others").unwrap();

@@ -1,4 +1,4 @@
-//! Copying a folder with all that is in it: as for a file, it is there as a whole or not at all.
+//! Copies a folder with its content. The copy becomes visible only when it is complete.
 
 use std::fs::{File, Permissions};
 use std::io;
@@ -8,7 +8,7 @@ use std::path::Path;
 use super::error::{BootstrapError, at};
 use super::{PERMISSIONS, has_content, make_folder, sync_folder, temporary_beside, write};
 
-/// Copies a folder; nothing is written if it is there already.
+/// Copies a folder, unless an equal one exists. Between the two renames of a replacement `to` is missing.
 pub(super) fn copy(from: &Path, to: &Path) -> Result<(), BootstrapError> {
     let present = match std::fs::symlink_metadata(to) {
         Ok(found) if found.is_dir() => true,
@@ -21,7 +21,7 @@ pub(super) fn copy(from: &Path, to: &Path) -> Result<(), BootstrapError> {
     }
     let temporary = temporary_beside(to)?;
     let copied = copy_into(from, &temporary).and_then(|()| {
-        // A folder cannot be renamed over another one that is not empty.
+        // A folder cannot be renamed over a non-empty one.
         let old = temporary_beside(to)?;
         if present {
             std::fs::rename(to, &old).map_err(at("replace", to))?;
@@ -54,7 +54,7 @@ fn copy_into(from: &Path, to: &Path) -> Result<(), BootstrapError> {
         return write(&mut source, to, mode).map_err(at("write", to));
     }
     if !found.is_dir() {
-        // A socket or a device is nothing of a program's.
+        // Skip sockets and devices: no program has them.
         return Ok(());
     }
     make_folder(to)?;
@@ -62,7 +62,7 @@ fn copy_into(from: &Path, to: &Path) -> Result<(), BootstrapError> {
         let name = entry.map_err(at("read", from))?.file_name();
         copy_into(&from.join(&name), &to.join(&name))?;
     }
-    // Last: it may forbid writing.
+    // Last, as the mode may forbid writing.
     std::fs::set_permissions(to, Permissions::from_mode(mode)).map_err(at("set the permissions of", to))
 }
 

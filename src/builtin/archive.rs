@@ -1,4 +1,4 @@
-//! An image as one file: a tar archive of an OCI image layout.
+//! Archives of images: an OCI image layout in one tar file.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::{self, File};
@@ -32,25 +32,26 @@ const BLOBS: &str = "blobs/sha256/";
 pub(super) enum Blob {
     /// In memory.
     Bytes(Vec<u8>),
-    /// A whole file, from its start.
+    /// A whole file and its size.
     File(File, u64),
 }
 
-/// Writes the archive `path` of these blobs, by digest, whose top is `index`. The same content gives the same bytes. A
-/// file that is there stays until the new one is complete.
+/// Writes `blobs`, by digest, and the top-level `index` into the archive `path`. Equal content gives equal bytes. An
+/// existing file is replaced only when the new one is complete.
 pub(super) fn write(path: &Path, blobs: &BTreeMap<String, Blob>, index: &[u8]) -> Result<(), BuiltinError> {
     let partial = partial(path);
     let written = write_partial(&partial, blobs, index)
         .and_then(|()| fs::rename(&partial, path))
         .map_err(BuiltinError::file("write", path));
     if written.is_err() {
-        // What could not be written may not be removable either; the error says enough.
+        // If removing fails too, the error to report is still the first one.
         fs::remove_file(&partial).ok();
     }
     written
 }
 
-/// Where [`write()`] writes until the archive is complete. A process that is killed leaves it; the next one begins anew.
+/// Returns the path that [`write()`] uses until the archive is complete. A process that is killed leaves this file, and
+/// the next call overwrites it.
 pub(super) fn partial(path: &Path) -> PathBuf {
     path.with_extension("tar.partial")
 }
@@ -83,20 +84,20 @@ fn append(archive: &mut tar::Builder<impl Write>, name: &str, size: u64, from: i
     archive.append_data(&mut header, name, from)
 }
 
-/// An archive to read from. Nothing in it is trusted.
+/// An archive to read. Nothing in it is trusted.
 #[derive(Debug)]
 pub(super) struct Archive {
     path: PathBuf,
     file: File,
     /// Offset and size of each blob by its digest.
     blobs: HashMap<String, (u64, u64)>,
-    /// The image: its version, and the descriptor of its index or manifest.
+    /// Version of the one image. `root` describes its index or manifest.
     version: String,
     root: OciDescriptor,
 }
 
 impl Archive {
-    /// Opens an archive and finds its one image.
+    /// Opens an archive and finds its only image.
     pub(super) fn open(path: &Path) -> Result<Self, BuiltinError> {
         let bad = |message: String| BuiltinError::image(&path.display(), message);
         let open = || File::open(path);
@@ -141,22 +142,20 @@ impl Archive {
         Ok(Self { path: path.to_owned(), file, blobs, version, root })
     }
 
-    /// The version it was built as.
     pub(super) fn version(&self) -> &str {
         &self.version
     }
 
-    /// Its index or manifest.
+    /// Descriptor of the index or manifest.
     pub(super) const fn root(&self) -> &OciDescriptor {
         &self.root
     }
 
-    /// Where messages say it is.
     pub(super) fn path(&self) -> &Path {
         &self.path
     }
 
-    /// A manifest or index, whole and checked.
+    /// Reads and checks a whole manifest or index.
     pub(super) fn manifest(&self, descriptor: &OciDescriptor) -> Result<Vec<u8>, BuiltinError> {
         let (start, size) = self.find(descriptor)?;
         if size > MAX_MANIFEST_BYTES as u64 {
@@ -170,7 +169,7 @@ impl Archive {
         Ok(bytes)
     }
 
-    /// The archive's file, and where a blob begins in it.
+    /// Returns the archive's file and the offset of a blob in it.
     pub(super) fn blob(&self, descriptor: &OciDescriptor) -> Result<(File, u64), BuiltinError> {
         let (start, _) = self.find(descriptor)?;
         let file = self.file.try_clone().map_err(BuiltinError::file("read", &self.path))?;

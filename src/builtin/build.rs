@@ -1,4 +1,4 @@
-//! Builds function images (language.md §17): `function/oci/build`, and what `step/oci/build` publishes.
+//! Builds function images (language.md §17), for `function/oci/build` and `step/oci/build`.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -13,34 +13,37 @@ use serde_json::json;
 use super::archive::{self, Blob, NAME_ANNOTATION, VERSION_ANNOTATION};
 use super::contents::{self, Contents, Entries, Mapping, Variant};
 use super::layer;
-use super::version::Version;
-use super::{ARCHIVE, Around, BuiltinError, Values, text};
+use super::version::ReleaseVersion;
+use super::{ARCHIVE, BuiltinEnvironment, BuiltinError, BuiltinValues, text};
 use crate::oci::digest_of;
 
-/// An image of all its platforms.
+/// An image for all its platforms.
 #[derive(Debug)]
 pub(super) struct Image {
-    /// Manifests, configurations and layers by digest, the index too.
+    /// Manifests, configurations, layers and the index, by digest.
     pub(super) blobs: BTreeMap<String, Blob>,
-    /// The index.
+    /// Descriptor of the index.
     pub(super) root: OciDescriptor,
 }
 
-/// `function/oci/build`.
-pub(super) fn build_archive(inputs: &Values, around: &Around<'_>) -> Result<Values, BuiltinError> {
-    let version = Version::parse(text(inputs, "version")?)
+/// Runs `function/oci/build`.
+pub(super) fn build_archive(
+    inputs: &BuiltinValues,
+    environment: &BuiltinEnvironment<'_>,
+) -> Result<BuiltinValues, BuiltinError> {
+    let version = ReleaseVersion::parse(text(inputs, "version")?)
         .map_err(|message| BuiltinError::input("version", message))?
         .to_string();
     let contents = Contents::parse(inputs, Mapping::DestinationToSource)?;
-    let path = around.work_dir.join(ARCHIVE);
-    let image = build(&contents, &version, around)?;
+    let path = environment.work_dir.join(ARCHIVE);
+    let image = build(&contents, &version, environment)?;
     write(&path, &image, &version)?;
-    (around.say)(&format!("wrote {ARCHIVE}: version {version}, {}", image.root.digest));
+    (environment.say)(&format!("wrote {ARCHIVE}: version {version}, {}", image.root.digest));
     let outputs = json!({"archive": ARCHIVE, "version": version, "digest": image.root.digest});
     Ok(outputs.as_object().cloned().unwrap_or_default())
 }
 
-/// Writes `image` as an archive whose top names the version.
+/// Writes `image` as an archive whose top-level index names the version.
 pub(super) fn write(path: &Path, image: &Image, version: &str) -> Result<(), BuiltinError> {
     let annotations = [(NAME_ANNOTATION, version), (VERSION_ANNOTATION, version)];
     let entry = ImageIndexEntry {
@@ -51,26 +54,31 @@ pub(super) fn write(path: &Path, image: &Image, version: &str) -> Result<(), Bui
     archive::write(path, &image.blobs, &serialized(&top)?)
 }
 
-/// Builds an image; its layers are in temporary files.
-pub(super) fn build(contents: &Contents, version: &str, around: &Around<'_>) -> Result<Image, BuiltinError> {
-    let archive = around.work_dir.join(ARCHIVE);
-    // An archive in a folder that is packed would hold its own predecessor.
+/// Builds an image. Its layers are in temporary files.
+pub(super) fn build(
+    contents: &Contents,
+    version: &str,
+    environment: &BuiltinEnvironment<'_>,
+) -> Result<Image, BuiltinError> {
+    let archive = environment.work_dir.join(ARCHIVE);
+    // Exclude the archive: if its folder is packed, it would contain its predecessor.
     let own = own_files(&archive);
-    let common = contents.common.collect(&around.work_dir, &own)?;
+    let common = contents.common.collect(&environment.work_dir, &own)?;
     let mut image = Image { blobs: BTreeMap::new(), root: OciDescriptor::default() };
-    let shared = packed(&common, around, &mut image)?;
+    let shared = packed(&common, environment, &mut image)?;
     let mut manifests = Vec::new();
     for Variant { platform, files } in &contents.variants {
         let name = format!("{}/{}", platform.os, platform.architecture);
-        let entries = files.collect(&around.work_dir, &own)?;
+        let entries = files.collect(&environment.work_dir, &own)?;
         contents::check_layers(&common, &entries, &name)?;
-        let layers: Vec<_> = shared.iter().cloned().chain(packed(&entries, around, &mut image)?).collect();
+        let layers: Vec<_> =
+            shared.iter().cloned().chain(packed(&entries, environment, &mut image)?).collect();
         if layers.is_empty() {
             let message = format!("the image for {name} would be empty: name files in common or platforms");
             return Err(BuiltinError::input("common", message));
         }
         let (files, descriptor) = (common.len() + entries.len(), image.add_manifest(platform, &layers)?);
-        (around.say)(&format!("built {name}: {files} files and folders, {}", descriptor.digest));
+        (environment.say)(&format!("built {name}: {files} files and folders, {}", descriptor.digest));
         manifests.push(entry(&descriptor, Some(platform.clone())));
     }
     let annotations = BTreeMap::from([(VERSION_ANNOTATION.to_owned(), version.to_owned())]);
@@ -79,7 +87,7 @@ pub(super) fn build(contents: &Contents, version: &str, around: &Around<'_>) -> 
     Ok(image)
 }
 
-/// The archive of an earlier build, complete and not, without symbolic links in their paths.
+/// Returns the complete and the partial archive of an earlier build, without symbolic links in their paths.
 fn own_files(archive: &Path) -> Vec<PathBuf> {
     [archive.to_owned(), archive::partial(archive)]
         .iter()
@@ -87,14 +95,18 @@ fn own_files(archive: &Path) -> Vec<PathBuf> {
         .collect()
 }
 
-/// Digest before compression, and the layer; `None` if there is nothing in it.
+/// Digest before compression, and the layer; `None` if it would be empty.
 type Packed = Option<(String, OciDescriptor)>;
 
-fn packed(entries: &Entries, around: &Around<'_>, image: &mut Image) -> Result<Packed, BuiltinError> {
+fn packed(
+    entries: &Entries,
+    environment: &BuiltinEnvironment<'_>,
+    image: &mut Image,
+) -> Result<Packed, BuiltinError> {
     if entries.is_empty() {
         return Ok(None);
     }
-    let layer = layer::pack(entries, &around.scratch)?;
+    let layer = layer::pack(entries, &environment.scratch)?;
     let descriptor = layer.descriptor;
     image.blobs.insert(descriptor.digest.clone(), Blob::File(layer.file, descriptor.size as u64));
     Ok(Some((layer.diff_id, descriptor)))

@@ -1,4 +1,4 @@
-//! What an image holds: the inputs `common` and `platforms` read, and the files that they name (language.md §17).
+//! Contents of an image: reads the inputs `common` and `platforms` and finds the files they name (language.md §17).
 
 use std::collections::BTreeMap;
 use std::fs::{self, Metadata};
@@ -9,28 +9,28 @@ use std::path::{Component, Path, PathBuf};
 use oci_client::manifest::Platform;
 use serde_json::Value as Json;
 
-use super::{BuiltinError, Values};
+use super::{BuiltinError, BuiltinValues};
 use crate::fetch::order::{MAX_TREE_BYTES, MAX_TREE_ENTRIES};
 use crate::fetch::worker::tree::takes_target;
 
-/// Which side of a mapping `files` is the place in the image.
+/// Direction of a mapping `files` between paths in the image and sources.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Mapping {
-    /// `function/oci/build`.
+    /// Used by `function/oci/build`.
     DestinationToSource,
-    /// `step/oci/build`.
+    /// Used by `step/oci/build`.
     SourceToDestination,
 }
 
 /// Operating system of an image that runs everywhere (language.md §7.7).
 pub(super) const GENERIC: &str = "generic";
 
-/// A pair of a mapping `files`.
+/// One entry of a mapping `files`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Pair {
-    /// Path in the image without `.`, `..` and slashes at its ends; empty: the root.
+    /// Path in the image without `.`, `..` and slashes at its ends; empty for the root.
     destination: String,
-    /// Relative to the job's directory.
+    /// Relative to the job's directory, or absolute.
     source: String,
 }
 
@@ -42,16 +42,16 @@ pub(super) struct Files {
     pairs: Vec<Pair>,
 }
 
-/// An image for one platform: the common files and these.
+/// An image for one platform: the common files and its own.
 #[derive(Debug)]
 pub(super) struct Variant {
-    /// Where it runs.
+    /// Platform on which it runs.
     pub(super) platform: Platform,
     /// Its own files.
     pub(super) files: Files,
 }
 
-/// The inputs, read.
+/// The parsed inputs.
 #[derive(Debug)]
 pub(super) struct Contents {
     /// Files of every image.
@@ -60,31 +60,28 @@ pub(super) struct Contents {
     pub(super) variants: Vec<Variant>,
 }
 
-/// What is at a path of an image.
+/// An entry of an image.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Entry {
-    /// A folder.
     Folder,
-    /// A regular file.
     File {
-        /// Where its bytes are.
+        /// Path of the content.
         source: PathBuf,
-        /// How many.
         size: u64,
-        /// It has an executable bit.
+        /// True if it has an executable bit.
         executable: bool,
     },
     /// A symbolic link that stays inside the image.
     Link(PathBuf),
 }
 
-/// Everything in a layer by its path in the image: sorted, so that the same files give the same bytes.
+/// All entries of a layer by their path in the image, sorted so that equal files give equal bytes.
 pub(super) type Entries = BTreeMap<PathBuf, Entry>;
 
 impl Contents {
-    /// Reads the two inputs. Without platforms there is one image for all of them.
-    pub(super) fn parse(inputs: &Values, mapping: Mapping) -> Result<Self, BuiltinError> {
-        let empty = Values::new();
+    /// Parses the two inputs. Without platforms there is one image for all of them.
+    pub(super) fn parse(inputs: &BuiltinValues, mapping: Mapping) -> Result<Self, BuiltinError> {
+        let empty = BuiltinValues::new();
         let object = |name: &'static str| match inputs.get(name) {
             None | Some(Json::Null) => Ok(&empty),
             Some(Json::Object(object)) => Ok(object),
@@ -109,7 +106,7 @@ impl Contents {
 }
 
 impl Variant {
-    fn parse(name: &str, described: &Values, mapping: Mapping) -> Result<Self, BuiltinError> {
+    fn parse(name: &str, described: &BuiltinValues, mapping: Mapping) -> Result<Self, BuiltinError> {
         let refused = |message: String| BuiltinError::input("platforms", message);
         let place = format!("platforms.{name:?}");
         let (os, architecture) = name
@@ -163,7 +160,12 @@ fn platform(os: &str, architecture: &str) -> Platform {
     }
 }
 
-fn known_keys(input: &'static str, place: &str, object: &Values, known: &[&str]) -> Result<(), BuiltinError> {
+fn known_keys(
+    input: &'static str,
+    place: &str,
+    object: &BuiltinValues,
+    known: &[&str],
+) -> Result<(), BuiltinError> {
     match object.keys().find(|key| !known.contains(&key.as_str())) {
         None => Ok(()),
         Some(key) => {
@@ -177,7 +179,7 @@ impl Files {
     fn parse(
         input: &'static str,
         place: &str,
-        described: &Values,
+        described: &BuiltinValues,
         mapping: Mapping,
     ) -> Result<Self, BuiltinError> {
         let place = format!("{place}.files");
@@ -197,14 +199,14 @@ impl Files {
                 Mapping::SourceToDestination => (value, key),
             };
             let destination = in_image(destination).map_err(|message| refused(&message))?;
-            is_relative(source).map_err(|message| refused(&message))?;
+            check_source(source, mapping).map_err(|message| refused(&message))?;
             pairs.push(Pair { destination, source: source.clone() });
         }
         pairs.sort_by(|a, b| a.destination.cmp(&b.destination));
         Ok(Self { place, pairs })
     }
 
-    /// Finds the files below `work_dir`, but for those at the paths `without`.
+    /// Finds the files, with relative sources below `work_dir`. Skips the paths `without`.
     pub(super) fn collect(&self, work_dir: &Path, without: &[PathBuf]) -> Result<Entries, BuiltinError> {
         let base = work_dir.canonicalize().map_err(BuiltinError::file("enter", work_dir))?;
         let mut collector = Collector { files: self, base, without, entries: Entries::new(), bytes: 0 };
@@ -215,7 +217,7 @@ impl Files {
     }
 }
 
-/// A path in the image, sanitised.
+/// Normalises a path in the image.
 fn in_image(path: &str) -> Result<String, String> {
     let parts: Vec<_> = path.split('/').filter(|part| !part.is_empty() && *part != ".").collect();
     if parts.contains(&"..") || path.contains('\0') {
@@ -224,9 +226,14 @@ fn in_image(path: &str) -> Result<String, String> {
     Ok(parts.join("/"))
 }
 
-/// Sources stay in the job's directory: what else lies on the machine is not the project's to publish.
-fn is_relative(source: &str) -> Result<(), String> {
+/// Checks a source. It must be in the job's directory, because other files of the machine are not the project's to
+/// publish. `step/oci/build` also accepts absolute paths: its first implementation ran in a directory of its own and
+/// needed them.
+fn check_source(source: &str, mapping: Mapping) -> Result<(), String> {
     let path = Path::new(source);
+    if mapping == Mapping::SourceToDestination && path.is_absolute() && !source.contains('\0') {
+        return Ok(());
+    }
     let stays = !source.contains('\0')
         && path.components().all(|part| matches!(part, Component::Normal(_) | Component::CurDir));
     if stays && !source.is_empty() {
@@ -248,7 +255,8 @@ impl Collector<'_> {
     fn add_pair(&mut self, Pair { destination, source }: &Pair) -> Result<(), BuiltinError> {
         let named = self.base.join(source);
         let real = named.canonicalize().map_err(BuiltinError::file("find the source", &named))?;
-        if !real.starts_with(&self.base) {
+        let names_the_outside = Path::new(source).is_absolute();
+        if !names_the_outside && !real.starts_with(&self.base) {
             let message = "a symbolic link leads out of the job's directory: copy the file into it first";
             return Err(BuiltinError::image(&named.display(), message));
         }
@@ -301,7 +309,7 @@ impl Collector<'_> {
         Ok(())
     }
 
-    /// Folders may be named again, files and links not.
+    /// A folder may be added again, a file or link may not.
     fn add(&mut self, destination: &Path, entry: Entry) -> Result<(), BuiltinError> {
         if destination.as_os_str().is_empty() {
             return Ok(());
@@ -326,7 +334,7 @@ impl Collector<'_> {
     }
 }
 
-/// Two layers of one image: what both hold may only be folders.
+/// Checks the layers of one image: a path in both must be a folder.
 pub(super) fn check_layers(common: &Entries, own: &Entries, platform: &str) -> Result<(), BuiltinError> {
     let both = own.iter().find_map(|(path, entry)| {
         let under = common.get(path)?;

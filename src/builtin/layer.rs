@@ -1,4 +1,4 @@
-//! A layer: files as a compressed archive whose bytes depend on nothing but the files.
+//! Layers: files packed as a compressed archive whose bytes depend only on the files.
 
 use std::fs::{self, File};
 use std::io::{self, Read, Seek, Write};
@@ -14,21 +14,21 @@ use crate::oci::digest_of_hash;
 /// Media type of the layers of functions (language.md §7.7).
 pub(super) const LAYER_MEDIA_TYPE: &str = "application/vnd.gitlab.step.layer.v1.tar+zstd";
 
-/// Compression of zstd: its usual balance of time and size.
+/// Compression level of zstd, its default balance of time and size.
 const LEVEL: i32 = 3;
 
-/// A layer in a temporary file that has no name any more.
+/// A layer in an unlinked temporary file.
 #[derive(Debug)]
-pub(super) struct Layer {
+pub(super) struct PackedLayer {
     /// Its media type, digest and size.
     pub(super) descriptor: OciDescriptor,
     /// Digest of the archive before compression.
     pub(super) diff_id: String,
-    /// The bytes, from the start.
+    /// The compressed bytes, from the start.
     pub(super) file: File,
 }
 
-/// Passes bytes on and takes their digest and number.
+/// A writer that hashes and counts the bytes that it passes on.
 pub(super) struct Hashing<W> {
     inner: W,
     hash: Sha256,
@@ -36,12 +36,11 @@ pub(super) struct Hashing<W> {
 }
 
 impl<W> Hashing<W> {
-    /// Nothing has passed.
     pub(super) fn new(inner: W) -> Self {
         Self { inner, hash: Sha256::new(), written: 0 }
     }
 
-    /// Where the bytes went, `sha256:HEX` of them, and how many they were.
+    /// Returns the inner writer, `sha256:HEX` of the bytes, and their number.
     pub(super) fn finish(self) -> (W, String, u64) {
         (self.inner, digest_of_hash(&self.hash.finalize()), self.written)
     }
@@ -60,8 +59,8 @@ impl<W: Write> Write for Hashing<W> {
     }
 }
 
-/// Packs the files; `scratch` is a folder for temporary files.
-pub(super) fn pack(entries: &Entries, scratch: &Path) -> Result<Layer, BuiltinError> {
+/// Packs the files. `scratch` is a folder for temporary files.
+pub(super) fn pack(entries: &Entries, scratch: &Path) -> Result<PackedLayer, BuiltinError> {
     let file = temporary(scratch)?;
     let io = |source| BuiltinError::file("write a layer in", scratch)(source);
     let encoder = zstd::stream::write::Encoder::new(Hashing::new(file), LEVEL).map_err(io)?;
@@ -74,7 +73,7 @@ pub(super) fn pack(entries: &Entries, scratch: &Path) -> Result<Layer, BuiltinEr
     file.rewind().map_err(io)?;
     let media_type = LAYER_MEDIA_TYPE.to_owned();
     let descriptor = OciDescriptor { media_type, digest, size: size as i64, ..OciDescriptor::default() };
-    Ok(Layer { descriptor, diff_id, file })
+    Ok(PackedLayer { descriptor, diff_id, file })
 }
 
 fn add(archive: &mut tar::Builder<impl Write>, path: &Path, entry: &Entry) -> Result<(), BuiltinError> {
@@ -104,7 +103,7 @@ fn add(archive: &mut tar::Builder<impl Write>, path: &Path, entry: &Entry) -> Re
     packed.map_err(BuiltinError::file("pack", path))
 }
 
-/// A header in which nothing depends on when and where it is made.
+/// Creates a header that does not depend on when and where it is made.
 pub(super) fn header() -> tar::Header {
     let mut header = tar::Header::new_gnu();
     header.set_entry_type(tar::EntryType::Regular);
@@ -115,7 +114,7 @@ pub(super) fn header() -> tar::Header {
     header
 }
 
-/// A file that must hold what it was said to hold: another length would spoil the archive.
+/// A reader that fails if the file is shorter than announced: another length would damage the archive.
 struct Exactly {
     file: io::Take<File>,
     left: u64,
@@ -132,7 +131,7 @@ impl Read for Exactly {
     }
 }
 
-/// A file without a name: nothing of it is left when the process ends, however it ends.
+/// Creates an unlinked file. It vanishes when the process ends, however it ends.
 pub(super) fn temporary(scratch: &Path) -> Result<File, BuiltinError> {
     let path = scratch.join("temporary");
     let make = || {

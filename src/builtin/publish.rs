@@ -1,27 +1,31 @@
-//! `function/oci/publish` and `step/oci/promote`, and the second half of `step/oci/build` (language.md §17).
+//! Runs `function/oci/publish`, `step/oci/promote` and `step/oci/build` (language.md §17).
 
 use serde_json::json;
 
 use super::archive::Archive;
 use super::build;
 use super::contents::{Contents, Mapping};
-use super::transfer::{self, Origin, Root};
-use super::version::Version;
-use super::{Around, BuiltinError, Values, text};
+use super::transfer::{self, ImageOrigin, Root};
+use super::version::ReleaseVersion;
+use super::{BuiltinEnvironment, BuiltinError, BuiltinValues, text};
 use crate::oci::{self, Access, ImageName};
 
-/// `function/oci/publish`.
-pub(super) async fn publish(inputs: &Values, around: &Around<'_>) -> Result<Values, BuiltinError> {
-    let archive = Archive::open(&around.work_dir.join(text(inputs, "archive")?))?;
-    let version = Version::parse(archive.version())
+/// Runs `function/oci/publish`.
+pub(super) async fn publish(
+    inputs: &BuiltinValues,
+    environment: &BuiltinEnvironment<'_>,
+) -> Result<BuiltinValues, BuiltinError> {
+    let archive = Archive::open(&environment.work_dir.join(text(inputs, "archive")?))?;
+    let version = ReleaseVersion::parse(archive.version())
         .map_err(|message| BuiltinError::image(&archive.path().display(), message))?;
     let (registry, repository) = repository(text(inputs, "to_repository")?)
         .map_err(|message| BuiltinError::input("to_repository", message))?;
     let name = ImageName::new(registry, repository, &version.to_string())?;
-    let mut to = transfer::open(&name, Access::Push, around).await?;
+    let mut to = transfer::open(&name, Access::Push, environment).await?;
     let root = root_of(&archive)?;
     let digest = root.digest.clone();
-    let tags = transfer::release(&mut Origin::Archive(&archive), root, &version, &mut to, around).await?;
+    let tags =
+        transfer::release(&mut ImageOrigin::Archive(&archive), root, &version, &mut to, environment).await?;
     Ok(values(&json!({
         "ref": reference(&name, &digest),
         "digest": digest,
@@ -30,44 +34,50 @@ pub(super) async fn publish(inputs: &Values, around: &Around<'_>) -> Result<Valu
     })))
 }
 
-/// `step/oci/promote`.
-pub(super) async fn promote(inputs: &Values, around: &Around<'_>) -> Result<Values, BuiltinError> {
-    let version = Version::parse(text(inputs, "to_version")?)
+/// Runs `step/oci/promote`.
+pub(super) async fn promote(
+    inputs: &BuiltinValues,
+    environment: &BuiltinEnvironment<'_>,
+) -> Result<BuiltinValues, BuiltinError> {
+    let version = ReleaseVersion::parse(text(inputs, "to_version")?)
         .map_err(|message| BuiltinError::input("to_version", message))?;
     let (registry, repository, from_version) =
         image(text(inputs, "from_image")?).map_err(|message| BuiltinError::input("from_image", message))?;
     let from = ImageName::new(registry, repository, from_version)?;
     let name =
         ImageName::new(text(inputs, "to_registry")?, text(inputs, "to_repository")?, &version.to_string())?;
-    let mut source = transfer::open(&from, Access::Pull, around).await?;
-    let mut to = transfer::open(&name, Access::Push, around).await?;
+    let mut source = transfer::open(&from, Access::Pull, environment).await?;
+    let mut to = transfer::open(&name, Access::Push, environment).await?;
     let oci::Manifest { content, bytes, digest } = source.manifest(from.version()).await?;
     let root = Root { bytes, media_type: content.content_type().to_owned(), digest };
-    let mut origin = Origin::Registry(&mut source, &around.scratch);
-    transfer::release(&mut origin, root, &version, &mut to, around).await?;
-    Ok(Values::new())
+    let mut origin = ImageOrigin::Registry(&mut source, &environment.scratch);
+    transfer::release(&mut origin, root, &version, &mut to, environment).await?;
+    Ok(BuiltinValues::new())
 }
 
-/// `step/oci/build`.
-pub(super) async fn step_build(inputs: &Values, around: &Around<'_>) -> Result<Values, BuiltinError> {
+/// Runs `step/oci/build`.
+pub(super) async fn step_build(
+    inputs: &BuiltinValues,
+    environment: &BuiltinEnvironment<'_>,
+) -> Result<BuiltinValues, BuiltinError> {
     let [registry, repository, tag] =
         [text(inputs, "registry")?, text(inputs, "repository")?, text(inputs, "tag")?];
     let contents = Contents::parse(inputs, Mapping::SourceToDestination)?;
     let name = ImageName::new(registry, repository, tag)?;
-    if !matches!(name.version(), oci::Version::Tag(_)) {
+    if !matches!(name.version(), oci::ImageVersion::Tag(_)) {
         return Err(BuiltinError::input("tag", "expected a tag, not a digest"));
     }
-    let mut to = transfer::open(&name, Access::Push, around).await?;
+    let mut to = transfer::open(&name, Access::Push, environment).await?;
     if transfer::tagged(&to, tag).await?.is_some() {
         return Err(BuiltinError::image(&name, "the tag exists: choose another tag"));
     }
-    let image = build::build(&contents, tag, around)?;
-    let path = around.scratch.join("image.tar");
+    let image = build::build(&contents, tag, environment)?;
+    let path = environment.scratch.join("image.tar");
     build::write(&path, &image, tag)?;
     let archive = Archive::open(&path)?;
     let root = root_of(&archive)?;
-    transfer::copy(&mut Origin::Archive(&archive), &root, &mut to, around).await?;
-    transfer::tag(&to, tag, &root, around).await?;
+    transfer::copy(&mut ImageOrigin::Archive(&archive), &root, &mut to, environment).await?;
+    transfer::tag(&to, tag, &root, environment).await?;
     let (algorithm, hash) = root.digest.split_once(':').unwrap_or_default();
     Ok(values(&json!({
         "registry": registry,
@@ -84,11 +94,11 @@ fn root_of(archive: &Archive) -> Result<Root, BuiltinError> {
     Ok(Root { bytes, media_type: root.media_type.clone(), digest: root.digest.clone() })
 }
 
-fn values(outputs: &serde_json::Value) -> Values {
+fn values(outputs: &serde_json::Value) -> BuiltinValues {
     outputs.as_object().cloned().unwrap_or_default()
 }
 
-/// `REGISTRY/REPOSITORY@sha256:…`.
+/// Returns `REGISTRY/REPOSITORY@sha256:…`.
 fn reference(name: &ImageName, digest: &str) -> String {
     format!("{}/{}@{digest}", name.registry(), name.repository())
 }

@@ -1,4 +1,4 @@
-//! What an archive holds, and what is taken for one.
+//! Tests of writing and reading archives.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -12,14 +12,14 @@ use super::layer::LAYER_MEDIA_TYPE;
 use super::*;
 use crate::oci::digest_of;
 
-fn around(dir: &Path) -> Around<'static> {
+fn environment(dir: &Path) -> BuiltinEnvironment<'static> {
     let scratch = dir.join("scratch");
     fs::create_dir_all(&scratch).unwrap();
-    Around { work_dir: dir.to_owned(), scratch, variable: &|_| None, say: &|_| {} }
+    BuiltinEnvironment { work_dir: dir.to_owned(), scratch, variable: &|_| None, say: &|_| {} }
 }
 
-fn build(dir: &Path, inputs: &Json) -> Result<Values, String> {
-    build::build_archive(inputs.as_object().unwrap(), &around(dir)).map_err(|error| error.to_string())
+fn build(dir: &Path, inputs: &Json) -> Result<BuiltinValues, String> {
+    build::build_archive(inputs.as_object().unwrap(), &environment(dir)).map_err(|error| error.to_string())
 }
 
 fn project() -> tempfile::TempDir {
@@ -202,7 +202,7 @@ fn what_is_no_archive_or_a_spoilt_one_is_refused() {
 proptest::proptest! {
     #![proptest_config(proptest::prelude::ProptestConfig { cases: 64, ..Default::default() })]
 
-    /// Whatever is done to an archive, reading it ends with an answer.
+    /// Reading an archive always ends with an answer, whatever its damage.
     #[test]
     fn a_damaged_archive_is_refused_or_read(
         changes in proptest::collection::vec((0_usize..8192, proptest::prelude::any::<u8>()), 1..20),

@@ -1,5 +1,5 @@
-//! Brings an image into a repository: blobs that are not there yet, then manifests, so that a tag never names what is not
-//! whole.
+//! Copies an image into a repository: first the missing blobs, then the manifests, so that a tag never names an
+//! incomplete image.
 
 use std::collections::HashSet;
 use std::fs::File;
@@ -10,29 +10,29 @@ use oci_client::manifest::{OciDescriptor, OciManifest};
 
 use super::archive::Archive;
 use super::layer::temporary;
-use super::version::Version as Release;
-use super::{Around, BuiltinError};
-use crate::oci::{self, Access, DOCKER_AUTH_CONFIG, ImageName, Problem, Registry, Version};
+use super::version::ReleaseVersion as Release;
+use super::{BuiltinEnvironment, BuiltinError};
+use crate::oci::{self, Access, DOCKER_AUTH_CONFIG, ImageName, ImageVersion, Problem, Registry};
 use crate::web::Network;
 
-/// Most tags of a repository that are looked at.
+/// Most tags of a repository that are read.
 const MAX_TAGS: usize = 100_000;
 
-/// Where an image comes from.
-pub(super) enum Origin<'a> {
+/// Source of an image.
+pub(super) enum ImageOrigin<'a> {
     /// An archive.
     Archive(&'a Archive),
-    /// A repository; blobs go through files in the folder.
+    /// A repository. Its blobs pass through files in the folder.
     Registry(&'a mut Registry, &'a Path),
 }
 
-/// The index or manifest that an image is.
+/// The top-level index or manifest of an image.
 pub(super) struct Root {
     /// Its bytes.
     pub(super) bytes: Vec<u8>,
     /// Its media type.
     pub(super) media_type: String,
-    /// Their digest.
+    /// Digest of the bytes.
     pub(super) digest: String,
 }
 
@@ -40,26 +40,26 @@ pub(super) struct Root {
 pub(super) async fn open(
     name: &ImageName,
     access: Access,
-    around: &Around<'_>,
+    environment: &BuiltinEnvironment<'_>,
 ) -> Result<Registry, BuiltinError> {
-    let network = Network::new(around.variable, |_| None);
-    let credentials = (around.variable)(DOCKER_AUTH_CONFIG);
+    let network = Network::new(environment.variable, |_| None);
+    let credentials = (environment.variable)(DOCKER_AUTH_CONFIG);
     Ok(Registry::open(&network, name, credentials.as_deref(), access).await?)
 }
 
-impl Origin<'_> {
+impl ImageOrigin<'_> {
     async fn manifest(&self, descriptor: &OciDescriptor) -> Result<Vec<u8>, BuiltinError> {
         match self {
             Self::Archive(archive) => archive.manifest(descriptor),
             Self::Registry(registry, _) => {
                 let version =
-                    Version::digest(&descriptor.digest).ok_or_else(|| self.bad("malformed digest"))?;
+                    ImageVersion::digest(&descriptor.digest).ok_or_else(|| self.bad("malformed digest"))?;
                 Ok(registry.manifest(&version).await?.bytes)
             }
         }
     }
 
-    /// A file with a blob in it, and where it begins.
+    /// Returns a file that holds a blob, and its offset there.
     async fn blob(&mut self, descriptor: &OciDescriptor) -> Result<(File, u64), BuiltinError> {
         match self {
             Self::Archive(archive) => archive.blob(descriptor),
@@ -80,16 +80,16 @@ impl Origin<'_> {
     }
 }
 
-/// Brings everything that `root` refers to into the repository `to`, but not itself.
+/// Copies everything that `root` refers to into the repository `to`, but not `root` itself.
 pub(super) async fn copy(
-    origin: &mut Origin<'_>,
+    origin: &mut ImageOrigin<'_>,
     root: &Root,
     to: &mut Registry,
-    around: &Around<'_>,
+    environment: &BuiltinEnvironment<'_>,
 ) -> Result<(), BuiltinError> {
     let index = match parse(origin, &root.bytes)? {
         OciManifest::ImageIndex(index) => index,
-        image @ OciManifest::Image(_) => return copy_blobs(origin, &image, to, around).await,
+        image @ OciManifest::Image(_) => return copy_blobs(origin, &image, to, environment).await,
     };
     for entry in index.manifests {
         let descriptor = OciDescriptor {
@@ -100,22 +100,23 @@ pub(super) async fn copy(
         };
         let bytes = origin.manifest(&descriptor).await?;
         let image = parse(origin, &bytes)?;
-        copy_blobs(origin, &image, to, around).await?;
-        let version = Version::digest(&descriptor.digest).ok_or_else(|| origin.bad("malformed digest"))?;
+        copy_blobs(origin, &image, to, environment).await?;
+        let version =
+            ImageVersion::digest(&descriptor.digest).ok_or_else(|| origin.bad("malformed digest"))?;
         to.push_manifest(&version, bytes, &descriptor.media_type).await?;
     }
     Ok(())
 }
 
-fn parse(origin: &Origin<'_>, bytes: &[u8]) -> Result<OciManifest, BuiltinError> {
+fn parse(origin: &ImageOrigin<'_>, bytes: &[u8]) -> Result<OciManifest, BuiltinError> {
     serde_json::from_slice(bytes).map_err(|_| origin.bad("neither an image manifest nor an index"))
 }
 
 async fn copy_blobs(
-    origin: &mut Origin<'_>,
+    origin: &mut ImageOrigin<'_>,
     image: &OciManifest,
     to: &mut Registry,
-    around: &Around<'_>,
+    environment: &BuiltinEnvironment<'_>,
 ) -> Result<(), BuiltinError> {
     let OciManifest::Image(image) = image else { return Err(origin.bad("its index names another index")) };
     for descriptor in image.layers.iter().chain([&image.config]) {
@@ -123,16 +124,16 @@ async fn copy_blobs(
         if to.has_blob(digest).await? {
             continue;
         }
-        (around.say)(&format!("pushing {digest}, {size} bytes"));
+        (environment.say)(&format!("pushing {digest}, {size} bytes"));
         let (file, start) = origin.blob(descriptor).await?;
         to.push_file(descriptor, file, start).await?;
     }
     Ok(())
 }
 
-/// What a tag of a repository is now; `None`: it does not exist.
+/// Fetches the manifest of a tag; `None` if there is no such tag.
 pub(super) async fn tagged(registry: &Registry, tag: &str) -> Result<Option<oci::Manifest>, BuiltinError> {
-    let Some(version) = Version::tag(tag) else { return Ok(None) };
+    let Some(version) = ImageVersion::tag(tag) else { return Ok(None) };
     match registry.manifest(&version).await {
         Ok(found) => Ok(Some(found)),
         Err(error) if matches!(error.problem, Problem::NotFound) => Ok(None),
@@ -140,18 +141,19 @@ pub(super) async fn tagged(registry: &Registry, tag: &str) -> Result<Option<oci:
     }
 }
 
-/// Publishes an image as a release: its own tag for ever, and those that the release moves. Gives the tags.
+/// Publishes an image as a release: sets its own tag, which never changes, and those that the release moves. Returns
+/// them.
 pub(super) async fn release(
-    origin: &mut Origin<'_>,
+    origin: &mut ImageOrigin<'_>,
     root: Root,
     version: &Release,
     to: &mut Registry,
-    around: &Around<'_>,
+    environment: &BuiltinEnvironment<'_>,
 ) -> Result<Vec<String>, BuiltinError> {
     let exact = version.to_string();
     match tagged(to, &exact).await? {
         Some(found) if found.digest == root.digest => {
-            (around.say)(&format!("{} is there already", to.name()));
+            (environment.say)(&format!("{} is there already", to.name()));
         }
         Some(found) => {
             let message = format!(
@@ -161,27 +163,27 @@ pub(super) async fn release(
             return Err(BuiltinError::image(&to.name(), message));
         }
         None => {
-            copy(origin, &root, to, around).await?;
-            tag(to, &exact, &root, around).await?;
+            copy(origin, &root, to, environment).await?;
+            tag(to, &exact, &root, environment).await?;
         }
     }
     let moved = version.moves(&all_tags(to).await?);
     for name in &moved {
-        tag(to, name, &root, around).await?;
+        tag(to, name, &root, environment).await?;
     }
     Ok(std::iter::once(exact).chain(moved).collect())
 }
 
-/// Lets a tag name `root`, whose parts are all there.
+/// Sets a tag to `root`, whose parts must all be there.
 pub(super) async fn tag(
     to: &Registry,
     name: &str,
     root: &Root,
-    around: &Around<'_>,
+    environment: &BuiltinEnvironment<'_>,
 ) -> Result<(), BuiltinError> {
-    let version = Version::tag(name).ok_or_else(|| BuiltinError::image(&to.name(), "malformed tag"))?;
+    let version = ImageVersion::tag(name).ok_or_else(|| BuiltinError::image(&to.name(), "malformed tag"))?;
     to.push_manifest(&version, root.bytes.clone(), &root.media_type).await?;
-    (around.say)(&format!("tagged {}", to.name().with(version)));
+    (environment.say)(&format!("tagged {}", to.name().with(version)));
     Ok(())
 }
 
@@ -193,7 +195,7 @@ async fn all_tags(registry: &Registry) -> Result<Vec<String>, BuiltinError> {
             Err(error) if matches!(error.problem, Problem::NotFound) => return Ok(tags),
             Err(error) => return Err(error.into()),
         };
-        // A registry that does not know pages begins again.
+        // A registry without paging lists the same tags again.
         let known = tags.len();
         tags.extend(more.into_iter().filter(|tag| seen.insert(tag.clone())));
         if tags.len() == known || tags.len() > MAX_TAGS {

@@ -5,20 +5,19 @@ use std::fmt;
 /// Longest tag (OCI distribution specification).
 const LONGEST_TAG: usize = 128;
 
-/// A semantic version without build metadata, which no tag can hold. Ordered by its numbers; that is enough for
-/// releases, and nothing else is compared.
+/// A semantic version without build metadata, which a tag cannot hold. Only releases are compared, by their numbers.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Version {
+pub(super) struct ReleaseVersion {
     numbers: [u64; 3],
-    /// `rc1` of `1.2.0-rc1`.
+    /// `rc1` in `1.2.0-rc1`.
     pre_release: Option<String>,
 }
 
-impl Version {
+impl ReleaseVersion {
     /// Reads `MAJOR.MINOR.PATCH[-PRE-RELEASE]`.
     ///
     /// # Errors
-    /// What is wrong with the text.
+    /// The reason why the text is refused.
     pub(super) fn parse(text: &str) -> Result<Self, String> {
         let refused = |why: &str| Err(format!("{text:?} is no version such as 1.2.3 or 1.2.3-rc1: {why}"));
         if text.contains('+') {
@@ -41,8 +40,8 @@ impl Version {
         Ok(Self { numbers: [major, minor, patch], pre_release: pre_release.map(str::to_owned) })
     }
 
-    /// Tags that the release moves besides its own, the `existing` ones being those of its repository: `1.2`, `1` and
-    /// `latest`, each if no other release of that line is newer. A pre-release moves none.
+    /// Returns the tags besides its own that the release moves: `1.2`, `1` and `latest`, each if no newer release of
+    /// that line is among the `existing` tags. A pre-release moves none.
     pub(super) fn moves(&self, existing: &[String]) -> Vec<String> {
         if self.pre_release.is_some() {
             return Vec::new();
@@ -66,7 +65,7 @@ impl Version {
     }
 }
 
-impl fmt::Display for Version {
+impl fmt::Display for ReleaseVersion {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let [major, minor, patch] = self.numbers;
         write!(f, "{major}.{minor}.{patch}")?;
@@ -100,7 +99,7 @@ mod tests {
     #[test]
     fn only_semantic_versions_without_metadata_are_versions() {
         for good in ["0.0.0", "1.2.3", "10.20.30", "1.2.0-rc1", "1.2.0-rc.1.x-y", "1.0.0-0a"] {
-            assert_eq!(Version::parse(good).unwrap().to_string(), good);
+            assert_eq!(ReleaseVersion::parse(good).unwrap().to_string(), good);
         }
         for bad in [
             "",
@@ -115,14 +114,14 @@ mod tests {
             "1.2.3+x",
             "+1.2.3",
         ] {
-            assert!(Version::parse(bad).is_err(), "{bad}");
+            assert!(ReleaseVersion::parse(bad).is_err(), "{bad}");
         }
-        assert!(Version::parse(&format!("1.2.3-{}", "a".repeat(200))).is_err());
+        assert!(ReleaseVersion::parse(&format!("1.2.3-{}", "a".repeat(200))).is_err());
     }
 
     fn moves(version: &str, existing: &[&str]) -> Vec<String> {
         let existing: Vec<_> = existing.iter().map(|&tag| tag.to_owned()).collect();
-        Version::parse(version).unwrap().moves(&existing)
+        ReleaseVersion::parse(version).unwrap().moves(&existing)
     }
 
     #[test]
@@ -142,7 +141,7 @@ mod tests {
     }
 
     proptest! {
-        /// In whatever order releases are published, each line's tag ends at its newest release.
+        /// For any order of publication, each line's tag ends at its newest release.
         #[test]
         fn lines_end_at_their_newest_release(
             releases in prop::collection::vec((0_u64..3, 0_u64..3, 0_u64..3), 1..20)
@@ -151,7 +150,7 @@ mod tests {
             for release in &releases {
                 let text = format!("{}.{}.{}", release.0, release.1, release.2);
                 let existing: Vec<_> = tags.keys().cloned().collect();
-                for tag in Version::parse(&text).unwrap().moves(&existing) {
+                for tag in ReleaseVersion::parse(&text).unwrap().moves(&existing) {
                     tags.insert(tag, *release);
                 }
                 tags.insert(text, *release);

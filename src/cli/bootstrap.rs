@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use super::Ending;
+use super::CommandResult;
 use crate::bootstrap::{self, Form};
 use crate::error::{Exit, Failure};
 
@@ -37,15 +37,15 @@ pub(super) struct StepsArguments {
     destination: PathBuf,
 }
 
-pub(super) fn execute(arguments: &Arguments) -> Ending {
+pub(super) fn execute(arguments: &Arguments) -> CommandResult {
     install(&arguments.destination, Form::Folder)
 }
 
-pub(super) fn execute_steps(arguments: &StepsArguments) -> Ending {
+pub(super) fn execute_steps(arguments: &StepsArguments) -> CommandResult {
     install(&arguments.destination, Form::FileOrFolder)
 }
 
-fn install(destination: &Path, form: Form) -> Ending {
+fn install(destination: &Path, form: Form) -> CommandResult {
     if destination.as_os_str().is_empty() {
         return Err(Failure::new(Exit::Usage, "DEST is empty"));
     }

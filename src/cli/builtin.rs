@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 
 use serde_json::json;
 
-use super::{Ending, in_runtime};
-use crate::builtin::{self, Around, Values};
+use super::{CommandResult, in_runtime};
+use crate::builtin::{self, BuiltinEnvironment, BuiltinValues};
 use crate::error::{Exit, Failure};
 use crate::process::{host, worker};
 
@@ -25,9 +25,9 @@ pub(super) struct Arguments {
     output_file: PathBuf,
 }
 
-pub(super) fn execute(arguments: Arguments) -> Ending {
+pub(super) fn execute(arguments: Arguments) -> CommandResult {
     worker::end_first();
-    // Its inputs and its environment are credentials, among others.
+    // Inputs and environment may hold credentials.
     host::hide_memory()
         .map_err(|error| Failure::new(Exit::Failure, format!("cannot hide its memory: {error}")))?;
     worker::limit_memory(worker::MAX_IMAGE_MEMORY)
@@ -35,35 +35,35 @@ pub(super) fn execute(arguments: Arguments) -> Ending {
     in_runtime(run(arguments))
 }
 
-async fn run(Arguments { name, inputs, output_file }: Arguments) -> Ending {
+async fn run(Arguments { name, inputs, output_file }: Arguments) -> CommandResult {
     let failed = |error: &dyn std::fmt::Display| Failure::new(Exit::Failure, format!("{name}: {error}"));
     let values = read_inputs(&inputs).map_err(|error| failed(&format!("cannot read its inputs: {error}")))?;
     let work_dir = std::env::current_dir().map_err(|error| failed(&error))?;
     let scratch = inputs.parent().map_or_else(|| work_dir.clone(), Path::to_owned);
-    let around = Around {
+    let environment = BuiltinEnvironment {
         work_dir,
         scratch,
         variable: &|name| std::env::var(name).ok(),
         say: &|line| {
-            // Nobody may be reading; the outputs tell all the same.
+            // If nobody reads the line, the outputs still carry the result.
             writeln!(anstream::stdout(), "{line}").ok();
         },
     };
-    let outputs = builtin::run(&name, &values, &around).await;
+    let outputs = builtin::run(&name, &values, &environment).await;
     let outputs = outputs.map_err(|error| failed(&crate::error::Chain(&error)))?;
     write_outputs(&output_file, &outputs)
         .map_err(|error| failed(&format!("cannot write its outputs: {error}")))?;
     Ok(0)
 }
 
-fn read_inputs(path: &Path) -> std::io::Result<Values> {
+fn read_inputs(path: &Path) -> std::io::Result<BuiltinValues> {
     let text = fs::read(path)?;
     fs::remove_file(path)?;
     Ok(serde_json::from_slice(&text)?)
 }
 
-/// One JSON object a line (language.md §12).
-fn write_outputs(path: &Path, outputs: &Values) -> std::io::Result<()> {
+/// Appends the outputs, each as a JSON line (language.md §12).
+fn write_outputs(path: &Path, outputs: &BuiltinValues) -> std::io::Result<()> {
     let mut lines = String::new();
     for (name, value) in outputs {
         lines.push_str(&json!({"name": name, "value": value}).to_string());

@@ -1,7 +1,7 @@
 //! `step-runner cancel`.
 
 use super::connection::{ConnectionOptions, for_each, parse_id};
-use super::{Ending, Talk};
+use super::{CommandResult, Verbosity};
 use crate::model::JobId;
 
 /// Stop jobs gently and keep their results and logs
@@ -17,7 +17,7 @@ pub(super) struct Arguments {
     connection: ConnectionOptions,
 }
 
-pub(super) async fn execute(arguments: Arguments, talk: Talk) -> Ending {
-    let client = arguments.connection.connect(talk).await?;
+pub(super) async fn execute(arguments: Arguments, verbosity: Verbosity) -> CommandResult {
+    let client = arguments.connection.connect(verbosity).await?;
     for_each(&arguments.ids, async |id| client.cancel(id).await).await
 }

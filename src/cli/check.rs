@@ -1,21 +1,23 @@
 //! `step-runner check`.
 
+mod before_run;
 mod calls;
 mod files;
 mod report;
 
-use std::path::Path;
 use std::sync::Arc;
 
-use super::{Ending, Talk, terminal};
+use super::{CommandResult, Verbosity, terminal};
 use crate::error::Exit;
 use crate::lang::ast::{Body, Function, Invocation, Part, Reference, Step};
 use crate::lang::diagnostic::{Class, Diagnostic, Position, Severity};
 use crate::lang::document::Checked;
 use crate::plan::check::{self, Interface, Subject};
-use calls::Calls;
-use files::{Called, File, Text};
-use report::{Format, Report};
+use calls::CallGraph;
+use files::{Called, CheckedFile, FileText};
+use report::{CheckReport, ReportFormat};
+
+pub(super) use before_run::Precheck;
 
 /// Find the errors of function files and steps documents without running them
 ///
@@ -35,11 +37,35 @@ pub(super) struct Arguments {
     files: Vec<String>,
     /// For people, one JSON object per finding, or a code quality report of GitLab
     #[arg(long, value_enum, default_value = "human", value_name = "FORMAT")]
-    output: Format,
+    output: ReportFormat,
+    #[command(flatten)]
+    allowed: Allowed,
 }
 
-pub(super) fn execute(arguments: &Arguments, talk: Talk) -> Ending {
-    let mut report = Report::new(arguments.output);
+/// Warnings that are not wanted.
+#[derive(clap::Args)]
+pub(super) struct Allowed {
+    /// Leave out warnings of this class, such as shell; its errors stay
+    #[arg(long, value_name = "CLASS", value_delimiter = ',', value_parser = class, env = "STEP_RUNNER_ALLOW")]
+    allow: Vec<Class>,
+}
+
+impl Allowed {
+    fn filter(&self, findings: &mut Vec<Diagnostic>) {
+        findings
+            .retain(|finding| finding.severity == Severity::Error || !self.allow.contains(&finding.class));
+    }
+}
+
+fn class(word: &str) -> Result<Class, String> {
+    Class::ALL
+        .into_iter()
+        .find(|class| class.word() == word)
+        .ok_or_else(|| format!("the classes are {}", Class::ALL.map(Class::word).join(", ")))
+}
+
+pub(super) fn execute(arguments: &Arguments, verbosity: Verbosity) -> CommandResult {
+    let mut report = CheckReport::new(arguments.output);
     let mut targets = Vec::new();
     for argument in &arguments.files {
         match files::of_argument(argument) {
@@ -47,37 +73,43 @@ pub(super) fn execute(arguments: &Arguments, talk: Talk) -> Ending {
             Err(finding) => report.add(&[finding], None)?,
         }
     }
-    let calls = Calls::from(targets);
+    let calls = CallGraph::from(targets);
     for file in calls.files() {
         match file.read() {
-            Ok(text) => report.add(&findings(file, &text, &calls), Some(&text))?,
+            Ok(text) => {
+                let mut findings = findings(file, &text, Some(&calls));
+                arguments.allowed.filter(&mut findings);
+                report.add(&findings, Some(&text))?;
+            }
             Err(finding) => report.add(&[finding], None)?,
         }
     }
     let (errors, summary) = report.finish()?;
-    if let (false, Some(summary)) = (talk.quiet, summary) {
+    if let (false, Some(summary)) = (verbosity.quiet, summary) {
         terminal::say(&format!("step-runner: {summary}"));
     }
     Ok(if errors { Exit::Failure.code() } else { 0 })
 }
 
-/// Everything that is wrong with one file.
-fn findings(file: &File, text: &Text, calls: &Calls) -> Vec<Diagnostic> {
+/// Returns all findings in one file. Without `calls` nothing is known of local functions.
+fn findings(file: &CheckedFile, text: &FileText, calls: Option<&CallGraph>) -> Vec<Diagnostic> {
     let checked = file.parse(text);
     let whole = checked.is_complete();
     let Checked { function, mut diagnostics } = checked;
+    diagnostics.extend(file.misnamed_beside());
     if let Some(function) = &function {
         let mut callees: Vec<Option<Arc<Interface>>> = Vec::new();
         for (index, step) in steps(function).iter().enumerate() {
-            let called = local(step).map(|(reference, at)| (file.called(reference), at));
+            let local = local(step).filter(|_| calls.is_some());
+            let called = local.map(|(reference, at)| (file.called(reference), at));
             callees.push(match &called {
-                Some((Called::File(called), _)) => calls.interface(called),
+                Some((Called::File(called), _)) => calls.and_then(|calls| calls.interface(called)),
                 _ => None,
             });
             let error = match called {
-                Some((Called::File(called), at)) => {
-                    calls.never_ends(file, &called).map(|message| (Class::Limit, message, None, at))
-                }
+                Some((Called::File(called), at)) => calls
+                    .and_then(|calls| calls.never_ends(file, &called))
+                    .map(|message| (Class::Limit, message, None, at)),
                 Some((Called::Nothing { class, message, help }, at)) => Some((class, message, help, at)),
                 None => None,
             };
@@ -98,7 +130,6 @@ fn findings(file: &File, text: &Text, calls: &Calls) -> Vec<Diagnostic> {
     diagnostics
 }
 
-/// The steps of a function.
 fn steps(function: &Function) -> &[Step] {
     match &function.definition.body {
         Body::Run(run) => &run.steps,
@@ -106,7 +137,7 @@ fn steps(function: &Function) -> &[Step] {
     }
 }
 
-/// The local function that a step calls, as far as that is written down.
+/// Returns the local function that a step calls, unless the reference is computed.
 fn local(step: &Step) -> Option<(&Reference, Position)> {
     match &step.invokes {
         Invocation::Reference(reference @ Reference::Local { .. }, at) => Some((reference, *at)),
@@ -114,7 +145,8 @@ fn local(step: &Step) -> Option<(&Reference, Position)> {
     }
 }
 
-/// Whether a script that runs before names the folder or file that the step at `index` calls: it may write it.
+/// True if an earlier step may write the function that the step at `index` calls: a script that names a part of its
+/// path, or a step whose own function is not at hand.
 fn may_be_written_before(function: &Function, index: usize) -> bool {
     let steps = steps(function);
     let Some(Reference::Local { path, files }) =
@@ -122,15 +154,19 @@ fn may_be_written_before(function: &Function, index: usize) -> bool {
     else {
         return false;
     };
-    let name = match (files.as_slice(), Path::new(path).file_name()) {
-        ([file], _) => file.as_str(),
-        (_, Some(folder)) => folder.to_str().unwrap_or_default(),
-        _ => return false,
+    let folders = path.split('/').filter(|name| !name.is_empty() && !name.starts_with('.'));
+    let file = match files.as_slice() {
+        [file] => Some(file.as_str()),
+        _ => None,
     };
+    let names: Vec<&str> = folders.chain(file).collect();
     steps.iter().take(index).any(|step| match &step.invokes {
-        Invocation::Script(script) => {
-            script.parts.iter().any(|part| matches!(part, Part::Text(text) if text.contains(name)))
-        }
-        _ => false,
+        Invocation::Script(script) => script
+            .parts
+            .iter()
+            .any(|part| matches!(part, Part::Text(text) if names.iter().any(|name| text.contains(name)))),
+        Invocation::Reference(Reference::Local { .. }, _) => false,
+        Invocation::Reference(Reference::Builtin { name, .. }, _) => name != "script",
+        Invocation::Reference(..) | Invocation::Action(_) => true,
     })
 }

@@ -1,27 +1,30 @@
-//! `step-runner ci`: the steps of a CI job whose runner cannot run them itself, in restricted mode (language.md §13, §19).
+//! `step-runner ci`: runs the steps of a CI job whose runner cannot run them itself, in restricted mode
+//! (language.md §13, §19).
 
 use std::ffi::OsString;
+use std::path::PathBuf;
 
 use indexmap::IndexMap;
 
 use super::job::new_id;
 use super::output::OutputOptions;
-use super::session::{self, Ended, Interrupts, OnInterrupt};
-use super::{Ending, Talk, private, run};
+use super::results::{self, Readers, ResultsFormat};
+use super::session::{self, FinishedJob, Interrupts, OnInterrupt};
+use super::{CommandResult, Verbosity, private, run};
 use crate::actors::handle::RunRequest;
 use crate::app::PrivateDaemon;
 use crate::client::{Address, AddressError, Client, Request};
 use crate::config::EnvBase;
 use crate::error::{Exit, Failure};
-use crate::model::{JobId, Limits, Refusal, Variable};
+use crate::model::{JobId, Refusal, ResourceLimits, Variable};
 use crate::net::Socket;
-use crate::store::Origin;
+use crate::store::RequestOrigin;
 use crate::variables;
 
 /// The variable that holds the steps, and the name of the document in messages.
 const STEPS: &str = "STEPS";
 
-/// Beginnings of the names that steps see as `vars` (language.md §13).
+/// Prefixes of the variables that steps see as `vars` (language.md §13).
 const SHOWN: [&str; 3] = ["CI_", "DOCKER_", "GITLAB_"];
 
 /// Run the steps of a CI job whose runner does not run them itself
@@ -33,19 +36,33 @@ const SHOWN: [&str; 3] = ["CI_", "DOCKER_", "GITLAB_"];
 Example:
   STEPS='[{\"name\": \"hello\", \"script\": \"echo hello\"}]' step-runner ci")]
 pub(super) struct Arguments {
+    /// Write the step results to step-results.json in the current folder; they may hold secrets
+    #[arg(long, env = "STEP_RUNNER_WRITE_STEPS_RESULTS")]
+    write_steps_results: bool,
     #[command(flatten)]
     output: OutputOptions,
 }
 
-pub(super) async fn execute(arguments: Arguments, talk: Talk) -> Ending {
+impl Arguments {
+    /// Returns the file for the results, if they are wanted.
+    fn results_file(&self) -> Option<PathBuf> {
+        let asked = self.write_steps_results || results::is_debugged();
+        asked.then(|| ResultsFormat::Json.default_file())
+    }
+}
+
+pub(super) async fn execute(arguments: Arguments, verbosity: Verbosity) -> CommandResult {
     let mut interrupts = Interrupts::new(OnInterrupt::Cancel)?;
-    let job = Job::of(new_id()?, std::env::vars_os())?;
+    let job = CiJob::of(new_id()?, std::env::vars_os())?;
+    if let Some(path) = arguments.results_file() {
+        results::check(&path)?;
+    }
     let daemon = interrupts.unless_interrupted(private::start(EnvBase::List)).await?;
-    let ended = run_with(&daemon, &arguments, &job, &mut interrupts, talk).await;
+    let ended = run_with(&daemon, &arguments, &job, &mut interrupts, verbosity).await;
     let at_once = matches!(&ended, Err(failure) if failure.exit().is_by_signal());
     let gone = private::end(daemon, at_once).await;
     let ended = ended?;
-    ended.explain(talk, Some(&Request::new(job.id, job.steps).file(STEPS)), &interrupts);
+    ended.explain(verbosity, Some(&Request::new(job.id, job.steps).file(STEPS)), &interrupts);
     gone?;
     Ok(ended.code(&interrupts))
 }
@@ -53,10 +70,10 @@ pub(super) async fn execute(arguments: Arguments, talk: Talk) -> Ending {
 async fn run_with(
     daemon: &PrivateDaemon,
     arguments: &Arguments,
-    job: &Job,
+    job: &CiJob,
     interrupts: &mut Interrupts,
-    talk: Talk,
-) -> Result<Ended, Failure> {
+    verbosity: Verbosity,
+) -> Result<FinishedJob, Failure> {
     let request = job.request()?;
     interrupts
         .while_submitting(async {
@@ -68,7 +85,12 @@ async fn run_with(
     let socket =
         Socket::named(&daemon.socket).map_err(AddressError::from).map_err(crate::client::Error::from)?;
     let client = Client::connect(Address::Unix(socket)).await?;
-    Box::pin(session::follow(&client, &job.id, 0, arguments.output.display(), interrupts, talk)).await
+    let display = arguments.output.display(0, verbosity)?;
+    let ended = Box::pin(session::follow(&client, &job.id, 0, display, interrupts, verbosity)).await?;
+    if let Some(path) = arguments.results_file() {
+        results::write_root(&path, ended.root.as_ref(), ResultsFormat::Json, Readers::OfFirstStepRunner)?;
+    }
+    Ok(ended)
 }
 
 fn failure(refusal: &Refusal) -> Failure {
@@ -76,14 +98,14 @@ fn failure(refusal: &Refusal) -> Failure {
     Failure::new(exit, refusal.to_string())
 }
 
-/// What the environment says. Values may be secrets: no `Debug`.
-struct Job {
+/// Job as the environment describes it. Values may be secrets: no `Debug`.
+struct CiJob {
     id: JobId,
     steps: String,
     variables: Vec<Variable>,
 }
 
-impl Job {
+impl CiJob {
     fn of(id: JobId, environment: impl IntoIterator<Item = (OsString, OsString)>) -> Result<Self, Failure> {
         let mut steps = None;
         let mut variables = Vec::new();
@@ -104,10 +126,11 @@ impl Job {
         Ok(Self { id, steps, variables })
     }
 
-    /// As the compatible service would make it: variables are taken literally and are no environment.
+    /// Makes the same request as the compatible service: variables are taken literally and are not exported to steps.
     fn request(&self) -> Result<RunRequest, Failure> {
-        let folder = std::env::current_dir()
-            .map_err(|error| Failure::new(Exit::Failure, format!("working directory: {error}")))?;
+        let folder = std::env::current_dir().map_err(|error| {
+            Failure::new(Exit::Failure, format!("cannot find the working directory: {error}"))
+        })?;
         let work_dir = folder.into_os_string().into_string().map_err(|folder| {
             Failure::new(Exit::Usage, format!("the working directory {} is not UTF-8", folder.display()))
         })?;
@@ -116,7 +139,7 @@ impl Job {
             id: self.id.clone(),
             digest: [0; 32],
             size: self.steps.len(),
-            origin: Origin::Proto,
+            origin: RequestOrigin::Proto,
             labels: <(String, String)>::default(),
             variables: variables::Request { work_dir, job: Some(job), ..Default::default() },
             steps: self.steps.clone(),
@@ -124,7 +147,7 @@ impl Job {
             inputs: IndexMap::new(),
             timeout: None,
             cancel_grace: None,
-            limits: Limits::default(),
+            limits: ResourceLimits::default(),
         })
     }
 }
@@ -133,9 +156,9 @@ impl Job {
 mod tests {
     use super::*;
 
-    fn job(environment: &[(&str, &str)]) -> Result<Job, Failure> {
+    fn job(environment: &[(&str, &str)]) -> Result<CiJob, Failure> {
         let environment = environment.iter().map(|(name, value)| (name.into(), value.into()));
-        Job::of(JobId::parse("1").unwrap(), environment)
+        CiJob::of(JobId::parse("1").unwrap(), environment)
     }
 
     #[test]

@@ -4,9 +4,8 @@ use clap::Command;
 use clap::builder::PossibleValuesParser;
 use clap_complete::Shell;
 
-use super::{Ending, command, help, terminal};
+use super::{CommandResult, command, help, terminal};
 
-/// Name of the program.
 const NAME: &str = "step-runner";
 
 /// Print a completion script for a shell
@@ -21,7 +20,7 @@ pub(super) struct Arguments {
     shell: Shell,
 }
 
-pub(super) fn execute(arguments: &Arguments) -> Ending {
+pub(super) fn execute(arguments: &Arguments) -> CommandResult {
     let mut script = Vec::new();
     clap_complete::generate(arguments.shell, &mut offered(), NAME, &mut script);
     if arguments.shell == Shell::Bash {
@@ -31,8 +30,8 @@ pub(super) fn execute(arguments: &Arguments) -> Ending {
     Ok(0)
 }
 
-/// The command line as shells offer it: without the commands that people never call, which no generator leaves out, and
-/// with the words that `help` and `man` take.
+/// Returns the command line as shells offer it. Generators do not leave out hidden commands, so they are removed here.
+/// `help` and `man` get the words that they take.
 fn offered() -> Command {
     let program = visible(&command());
     let commands: Vec<_> = program.get_subcommands().map(name_of).collect();
@@ -44,7 +43,7 @@ fn offered() -> Command {
         })
 }
 
-/// A command without its hidden subcommands, as far as completion needs it: subcommands cannot be taken away from one.
+/// Copies a command without its hidden subcommands, as far as completion needs it: clap cannot remove a subcommand.
 fn visible(command: &Command) -> Command {
     let shown = Command::new(name_of(command))
         .about(command.get_about().cloned().unwrap_or_default())
@@ -62,13 +61,13 @@ fn name_of(command: &Command) -> &'static str {
     lasting(command.get_name())
 }
 
-/// A text for as long as the program runs, which clap asks for.
+/// Leaks a text, because clap asks for one that lives as long as the program.
 fn lasting(text: &str) -> &'static str {
     text.to_owned().leak()
 }
 
-/// The script of bash with one spelling of the program's name in its states. The generator sets `step__runner` and asks
-/// for `step__subcmd__runner`, because of the hyphen.
+/// Returns the bash script with one spelling of the program's name in its states. Because of the hyphen, the generator
+/// sets `step__runner` but asks for `step__subcmd__runner`.
 fn with_one_spelling(script: &str) -> String {
     script.replace(&NAME.replace('-', "__subcmd__"), &NAME.replace('-', "__"))
 }

@@ -1,22 +1,22 @@
-//! Options that say which daemon, and connecting to it.
+//! Options that choose the daemon, and connecting to it.
 
 use std::path::PathBuf;
 use std::time::Duration;
 
-use crate::cli::{Ending, Talk, terminal};
+use crate::cli::{CommandResult, Verbosity, terminal};
 use crate::client::{Address, AddressError, Client, Options};
 use crate::error::{Exit, Failure};
 use crate::model::JobId;
 use crate::net::Socket;
 
-/// Silence while connecting, after which the user is told what is waited for.
+/// Time to connect before the user is told what the command waits for.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// Which daemon.
 #[derive(clap::Args)]
 #[command(next_help_heading = "Daemon")]
 pub(super) struct ConnectionOptions {
-    // Not a document's text: there the brackets would be links.
+    // `help` and no doc comment, in which the brackets would be links.
     #[arg(
         long,
         value_name = "ADDRESS",
@@ -29,7 +29,7 @@ pub(super) struct ConnectionOptions {
     #[arg(long, value_name = "WORDS", env = "STEP_RUNNER_VIA", conflicts_with_all = ["address", "socket"])]
     via: Option<String>,
     /// Its socket [env: STEP_RUNNER_SOCKET] [default: step-runner.sock in the temporary folder]
-    // Looked up in the environment by `net`: `run` alone must not take the variable for a daemon.
+    // `net` reads the variable, not clap: `run` must not take the variable alone for a daemon.
     #[arg(long, value_name = "PATH", conflicts_with = "address")]
     socket: Option<PathBuf>,
     /// How long to wait for a daemon that is not there yet, or full
@@ -48,7 +48,6 @@ impl ConnectionOptions {
         self.address.is_some() || self.via.is_some() || self.socket.is_some()
     }
 
-    /// The daemon's address.
     pub(super) fn address(&self) -> Result<Address, Failure> {
         let address = match (&self.address, &self.via) {
             (Some(text), _) => text.parse(),
@@ -57,20 +56,20 @@ impl ConnectionOptions {
                 .map(Address::Unix)
                 .map_err(AddressError::from),
         };
-        // A socket path that is too long is 1, any other mistake 2 (connectors.md §2, §4).
+        // A socket path that is too long ends with exit code 1, any other mistake with 2 (connectors.md §2, §4).
         address.map_err(|error| match error {
             AddressError::Socket(_) => Failure::new(Exit::Failure, error),
             _ => Failure::new(Exit::Usage, error),
         })
     }
 
-    /// Connects, saying so if it takes time.
-    pub(super) async fn connect(&self, talk: Talk) -> Result<Client, Failure> {
-        self.connect_to(self.address()?, talk).await
+    /// Connects, and tells the user if that takes time.
+    pub(super) async fn connect(&self, verbosity: Verbosity) -> Result<Client, Failure> {
+        self.connect_to(self.address()?, verbosity).await
     }
 
-    /// Connects to `address` with the limits of these options.
-    pub(super) async fn connect_to(&self, address: Address, talk: Talk) -> Result<Client, Failure> {
+    /// Connects to `address` with the time limits of these options.
+    pub(super) async fn connect_to(&self, address: Address, verbosity: Verbosity) -> Result<Client, Failure> {
         let limits =
             Options { connect_timeout: self.connect_timeout, reconnect_timeout: self.reconnect_timeout };
         let note = format!("step-runner: waiting for the daemon at {address}");
@@ -80,18 +79,18 @@ impl ConnectionOptions {
             client = &mut connect => return Ok(client?),
             () = tokio::time::sleep(PATIENCE) => {}
         }
-        if !talk.quiet {
+        if !verbosity.quiet {
             terminal::say(&note);
         }
         Ok(connect.await?)
     }
 }
 
-/// Makes a call for each of the ids, also after one that failed; the first error.
+/// Makes a call for each id, even after one has failed. Returns the first error.
 pub(super) async fn for_each<E: Into<Failure>>(
     ids: &[JobId],
     call: impl AsyncFn(&JobId) -> Result<(), E>,
-) -> Ending {
+) -> CommandResult {
     let mut first_error = Ok(0);
     for id in ids {
         if let Err(error) = call(id).await {
@@ -101,7 +100,6 @@ pub(super) async fn for_each<E: Into<Failure>>(
     first_error
 }
 
-/// Parses an id of the command line.
 pub(super) fn parse_id(text: &str) -> Result<JobId, String> {
     JobId::parse(text).map_err(|error| error.to_string())
 }

@@ -1,6 +1,6 @@
 //! `step-runner custom-executor`: the four calls of GitLab Runner's Custom executor (custom-executor.md §1).
 //!
-//! Every end is one of the Runner's exit codes, that of a mistake on the command line too.
+//! Every exit code is one of the Runner's, even after a mistake on the command line.
 
 use std::ffi::OsString;
 use std::io::Write as _;
@@ -17,14 +17,13 @@ use crate::custom_executor::{self, Delivery, Driver, Environment, Options, Verdi
 use crate::error::{Exit, Failure};
 use crate::process::detached;
 
-/// Name of the subcommand.
 const NAME: &str = "custom-executor";
 
 /// Run jobs of a GitLab Runner: the program for its Custom executor
 ///
 /// GitLab Runner calls it by the four keys of [runners.custom] in its config.toml. Without --address each job has a daemon
 /// of its own, which ends with it. Options are the same for the four and stand before the subcommand, because the Runner
-/// appends arguments to `run`. See docs/custom-executor.md.
+/// appends arguments to `run`. See docs/integrate/gitlab-custom-executor.md.
 #[derive(clap::Args)]
 #[command(after_long_help = "\
 Examples, as in config.toml:
@@ -178,7 +177,7 @@ impl From<DriverOptions> for Options {
     }
 }
 
-/// Runs one call: its exit code is the Runner's.
+/// Runs one call and returns one of the Runner's exit codes.
 pub(super) fn execute(arguments: Arguments) -> u8 {
     let Arguments { options, action } = arguments;
     let driver = Driver {
@@ -192,7 +191,7 @@ pub(super) fn execute(arguments: Arguments) -> u8 {
             "warning: the Runner gives no BUILD_FAILURE_EXIT_CODE and SYSTEM_FAILURE_EXIT_CODE: 1 and 2 are assumed",
         );
     }
-    // The Runner takes any other code, that of a panic too, for a system failure of an unknown kind.
+    // The Runner takes any other code, even that of a panic, for a system failure of an unknown kind.
     let system = driver.environment.codes.system;
     catch_unwind(AssertUnwindSafe(|| call(&driver, action))).unwrap_or(system)
 }
@@ -202,12 +201,12 @@ fn call(driver: &Driver, action: Action) -> u8 {
     let prepares = matches!(action, Action::Config | Action::Prepare);
     let ending = match action {
         Action::Config => driver.config().and_then(|answer| {
-            terminal::write_stdout(format!("{answer}\n").as_bytes())?;
+            terminal::print(format!("{answer}\n").as_bytes())?;
             Ok(0)
         }),
         Action::Prepare => in_runtime(async {
             let line = driver.prepare().await?;
-            terminal::write_stdout(format!("step-runner: {line}\n").as_bytes())?;
+            terminal::print(format!("step-runner: {line}\n").as_bytes())?;
             Ok(0)
         }),
         Action::Run { script, stage } => in_runtime(async {
@@ -239,8 +238,8 @@ fn call(driver: &Driver, action: Action) -> u8 {
     })
 }
 
-/// The code of a call that failed. A mistake that no repetition heals ends a preparation at once only if it counts as a
-/// failure of the build.
+/// Returns the exit code of a failed call. A usage error in a preparation counts as a failure of the build, so that the
+/// Runner does not repeat it in vain.
 fn failed(exit: Exit, prepares: bool, environment: &Environment) -> u8 {
     if exit != Exit::Usage || !prepares {
         return environment.codes.system;
@@ -253,7 +252,8 @@ fn failed(exit: Exit, prepares: bool, environment: &Environment) -> u8 {
     environment.codes.build
 }
 
-/// The code of a command line that cannot be parsed, if it is this command's (custom-executor.md §6, §14).
+/// Returns the exit code for a command line that cannot be parsed, if it is one of this command
+/// (custom-executor.md §6, §14).
 pub(super) fn usage_code(error: &clap::Error) -> Option<ExitCode> {
     let mut words = std::env::args_os().skip(1);
     if error.exit_code() == 0 || !words.any(|word| word == NAME) {
@@ -266,7 +266,8 @@ pub(super) fn usage_code(error: &clap::Error) -> Option<ExitCode> {
     Some(ExitCode::from(failed(exit, prepares, &environment)))
 }
 
-/// A message, on a line of its own and one with each of its lines; without colours, it is part of a job's log.
+/// Prints a message, with the program's name before each of its lines. It has no colours, because it is part of a job's
+/// log.
 fn say(message: &str) {
     let mut text = String::new();
     for line in message.lines() {

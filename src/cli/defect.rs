@@ -1,13 +1,13 @@
-//! What is said of a panic: where it was, and its text only if that stands in the source. A text made while the program
-//! ran may hold what it was about, down to a secret (faults.md row 38).
+//! Reports panics: the location, and the message only if it is a literal of our source. A message composed at run time
+//! may hold data, even a secret (faults.md row 38).
 
 use std::backtrace::{Backtrace, BacktraceStatus};
 use std::fmt::Write;
 use std::panic::PanicHookInfo;
 
-use super::terminal;
+use super::{terminal, view};
 
-/// Replaces the standard library's report. With `RUST_BACKTRACE` in the environment a backtrace follows.
+/// Replaces the standard library's report of panics. With `RUST_BACKTRACE` in the environment a backtrace follows.
 pub(super) fn report_panics() {
     std::panic::set_hook(Box::new(|panic| {
         let mut report = line("step-runner", panic);
@@ -15,11 +15,12 @@ pub(super) fn report_panics() {
         if backtrace.status() == BacktraceStatus::Captured {
             write!(report, "{backtrace}").ok();
         }
+        view::screen::abandon();
         terminal::write_stderr(report.as_bytes());
     }));
 }
 
-/// As [`report_panics`], on one line whatever the environment says (connectors.md §2.2).
+/// Like [`report_panics`], but without a backtrace, so always on one line (connectors.md §2.2).
 pub(super) fn report_panics_of_proxy() {
     std::panic::set_hook(Box::new(|panic| {
         terminal::write_stderr(line("step-runner proxy", panic).as_bytes());
@@ -28,7 +29,7 @@ pub(super) fn report_panics_of_proxy() {
 
 fn line(program: &str, panic: &PanicHookInfo<'_>) -> String {
     let place = panic.location().map(ToString::to_string).unwrap_or_default();
-    // A text that was put together is a `String`.
+    // A literal is a `&'static str`, a composed message a `String`.
     let text = panic.payload().downcast_ref::<&'static str>().map(|text| format!(": {text}"));
     format!("{program}: internal error: panic at {place}{}\n", text.unwrap_or_default())
 }

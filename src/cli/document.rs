@@ -1,69 +1,127 @@
-//! What `run` and `submit` are pointed at: a file, a folder, a reference, or stdin (cli.md, "How FILE travels").
+//! Reads the targets of `run` and `submit`: a file, a folder, a reference, or stdin (cli.md, "How FILE travels").
 
 use std::io::Read as _;
 use std::path::Path;
 
 use serde_json::{Value, json};
 
+use super::check::Precheck;
 use super::excerpt::{self, Lines};
-use super::{inputs, terminal};
+use super::{inputs, terminal, text_proto};
 use crate::error::{Exit, Failure};
+use crate::lang::ast::{Body, Invocation, Reference, Step};
 use crate::lang::diagnostic::{Diagnostic, Severity};
-use crate::lang::document::{REQUEST_LIMIT, parse_function};
+use crate::lang::document::{REQUEST_LIMIT, parse_function, parse_request};
 use crate::lang::reference::DEFINITION_FILES;
 use crate::lang::template;
 
-/// What to name instead of what is not there.
+const STDIN: &str = "<stdin>";
+
+/// Remedy for a target that does not exist.
 const TARGETS: &str = "name a function file, a folder that holds one, a reference, or - for stdin";
 
-/// The document of a job, and what it is called. It may hold secrets: no `Debug`.
+/// Document of a job and its name. It may hold secrets: no `Debug`.
 pub(super) struct Document {
     /// `steps` of the request.
     pub(super) text: String,
     /// `file` of the request.
     pub(super) name: String,
-    /// Inputs of the request; those of a reference are in its step already.
+    /// Inputs of the request. Inputs of a reference are in `text`, with its step.
     pub(super) inputs: Vec<(String, Value)>,
 }
 
-/// Reads what `target` names; `absolute` if the daemon sees the same files. `inputs` are `NAME=VALUE` as given.
-pub(super) fn read(target: &str, absolute: bool, inputs: &[String]) -> Result<Document, Failure> {
+/// Reads the document that `target` names. `absolute` if the daemon sees the same files. `inputs` are `NAME=VALUE` as
+/// given. With `check` the text is checked first.
+pub(super) fn read(
+    target: &str,
+    absolute: bool,
+    inputs: &[String],
+    check: Option<&Precheck<'_>>,
+) -> Result<Document, Failure> {
+    // In a list of steps the target is written `step: TARGET`.
+    let target = target.strip_prefix("step:").map_or(target, str::trim);
     if target == "-" {
         let text = read_all(std::io::stdin().lock(), "stdin")?;
-        return with_inputs(text, "<stdin>".to_owned(), inputs);
+        if let Some(check) = check {
+            check.text(STDIN, &text)?;
+        }
+        return with_inputs(text, STDIN.to_owned(), inputs);
     }
     match std::fs::metadata(target) {
         Ok(found) if found.is_dir() => {
             let file =
                 DEFINITION_FILES.iter().map(|name| Path::new(target).join(name)).find(|file| file.exists());
             let file = file.ok_or_else(|| {
-                refuse(format!("there is neither {} in {target}", DEFINITION_FILES.join(" nor ")))
-                    .with_remedy(TARGETS)
+                let none = refuse(format!("there is neither {} in {target}", DEFINITION_FILES.join(" nor ")));
+                none.with_remedy(rename(Path::new(target)).unwrap_or_else(|| TARGETS.to_owned()))
             })?;
-            from_file(&file, absolute, inputs)
+            from_file(&file, absolute, inputs, check)
         }
-        Ok(_) => from_file(Path::new(target), absolute, inputs),
-        Err(_) if is_reference(target) => from_reference(target, inputs),
+        Ok(_) => from_file(Path::new(target), absolute, inputs, check),
+        Err(_) if is_reference(target) => {
+            let document = from_reference(target, inputs)?;
+            if let Some(check) = check {
+                check.reference(target, &document.text)?;
+            }
+            Ok(document)
+        }
         Err(error) => Err(refuse(format!("cannot read {target}: {error}")).with_remedy(TARGETS)),
     }
 }
 
-fn from_file(file: &Path, absolute: bool, inputs: &[String]) -> Result<Document, Failure> {
+/// Reads the function in `file`, a definition in the text format of protocol buffers.
+pub(super) fn read_text_proto(file: &Path, absolute: bool, inputs: &[String]) -> Result<Document, Failure> {
+    let (text, name) = text_and_name(file, absolute)?;
+    with_inputs(text_proto::read(&text, file)?, name, inputs)
+}
+
+fn from_file(
+    file: &Path,
+    absolute: bool,
+    inputs: &[String],
+    check: Option<&Precheck<'_>>,
+) -> Result<Document, Failure> {
+    let (text, name) = text_and_name(file, absolute)?;
+    if let Some(check) = check {
+        check.file(file, &file.display().to_string(), &text)?;
+    }
+    if file.file_name().is_some_and(|name| DEFINITION_FILES.iter().any(|known| name == *known)) {
+        // By its name it is a function file, so a steps document alone is not enough (language.md §2).
+        let shown = file.display().to_string();
+        parse_function(&text, &shown).map_err(|findings| refused(&[(&findings, Some(&text))]))?;
+    }
+    with_inputs(text, name, inputs)
+}
+
+/// Finds a file in `folder` whose name is nearly that of a definition file. Returns its name and the right one.
+pub(super) fn misnamed(folder: &Path) -> Option<(String, &'static str)> {
+    let nearly =
+        |name: &str| name.strip_suffix(".yml").map(|stem| [format!("{stem}.yaml"), format!("{stem}.YML")]);
+    let names = DEFINITION_FILES
+        .into_iter()
+        .flat_map(|name| nearly(name).into_iter().flatten().map(move |near| (near, name)));
+    names.into_iter().find(|(near, _)| folder.join(near).is_file())
+}
+
+/// Returns the advice to rename a misnamed definition file, if `folder` has one.
+pub(super) fn rename(folder: &Path) -> Option<String> {
+    let (found, name) = misnamed(folder)?;
+    Some(format!("there is a {found}, which is not looked for: rename it to {name}"))
+}
+
+/// Returns the text of a file and its name in the request.
+fn text_and_name(file: &Path, absolute: bool) -> Result<(String, String), Failure> {
     let shown = file.display().to_string();
     let opened =
         std::fs::File::open(file).map_err(|error| refuse(format!("cannot read {shown}: {error}")))?;
     let text = read_all(opened, &shown)?;
-    if file.file_name().is_some_and(|name| DEFINITION_FILES.iter().any(|known| name == *known)) {
-        // Its name says that it is a function file, which is more than a steps document (language.md §2).
-        parse_function(&text, &shown).map_err(|findings| refused(&findings, &text, &shown))?;
-    }
     let name = if absolute {
         let path = std::path::absolute(file).map_err(|error| refuse(format!("{shown}: {error}")))?;
         path.display().to_string()
     } else {
         shown
     };
-    with_inputs(text, name, inputs)
+    Ok((text, name))
 }
 
 fn read_all(source: impl std::io::Read, name: &str) -> Result<String, Failure> {
@@ -78,7 +136,7 @@ fn read_all(source: impl std::io::Read, name: &str) -> Result<String, Failure> {
     Ok(text)
 }
 
-/// What can only be a reference: a scheme, a revision, or a registry (language.md §7).
+/// True if `target` can only be a reference, by its scheme, revision, or registry (language.md §7).
 fn is_reference(target: &str) -> bool {
     let local = target.starts_with(['.', '/']);
     !local
@@ -87,7 +145,7 @@ fn is_reference(target: &str) -> bool {
             || (target.contains('/') && target.contains(['.', ':'])))
 }
 
-/// A list of one step named `run`, which gets the inputs.
+/// Makes a list of one step named `run`, which gets the inputs.
 fn from_reference(reference: &str, inputs: &[String]) -> Result<Document, Failure> {
     let mut step = json!({"name": "run", "func": escape(Value::from(reference))});
     let values: serde_json::Map<_, _> = inputs::untyped(inputs)?.into_iter().collect();
@@ -97,14 +155,15 @@ fn from_reference(reference: &str, inputs: &[String]) -> Result<Document, Failur
     Ok(Document { text: json!([step]).to_string(), name: reference.to_owned(), inputs: Vec::new() })
 }
 
-/// Whether a document was made of the reference that it is named by: its own places and names mean nothing to people.
+/// True if the document was made from the reference that is its name. Places and names inside it then mean nothing to
+/// people.
 pub(super) fn is_of_reference(text: &str, name: &str) -> bool {
     is_reference(name)
         && serde_json::from_str::<Value>(text)
             .is_ok_and(|steps| steps[0]["func"] == escape(Value::from(name)))
 }
 
-/// Values in a steps document are templates; ours are not (language.md §8).
+/// Escapes a literal value: values in a steps document are templates (language.md §8).
 fn escape(value: Value) -> Value {
     match value {
         Value::String(text) => Value::String(template::quote(&text)),
@@ -114,30 +173,49 @@ fn escape(value: Value) -> Value {
     }
 }
 
+/// Returns the local references in the steps of a document, normalised.
+pub(super) fn local_references(text: &str, file: &str) -> Vec<String> {
+    let Ok(function) = parse_request(text, file) else { return Vec::new() };
+    let Body::Run(run) = function.definition.body else { return Vec::new() };
+    let local = |step: Step| match step.invokes {
+        Invocation::Reference(Reference::Local { path, .. }, _) => Some(path),
+        _ => None,
+    };
+    run.steps.into_iter().filter_map(local).collect()
+}
+
 fn with_inputs(text: String, name: String, inputs: &[String]) -> Result<Document, Failure> {
     let inputs = inputs::read(&text, &shown(&name), inputs)?;
     Ok(Document { text, name, inputs })
 }
 
-/// `NAME=VALUE`. Never quotes the value.
+/// Splits `NAME=VALUE`. The error never quotes the value.
 pub(super) fn split_pair<'a>(pair: &'a str, option: &str) -> Result<(&'a str, &'a str), Failure> {
     pair.split_once('=').filter(|(name, _)| !name.is_empty()).ok_or_else(|| {
         Failure::new(Exit::Usage, format!("--{option} wants NAME=VALUE, with a name before the `=`"))
     })
 }
 
-/// Shows what is wrong with a document as `check` shows it; the failure that says so.
-pub(super) fn refused(findings: &[Diagnostic], text: &str, file: &str) -> Failure {
-    let lines = Lines::of(text);
-    for finding in findings {
-        terminal::say(&excerpt::render(finding, Some(&lines), true));
+/// Shows the findings as `check` does and returns the failure. Each document comes with its text, if that could be
+/// read.
+pub(super) fn refused(documents: &[(&[Diagnostic], Option<&str>)]) -> Failure {
+    for (findings, text) in documents {
+        let lines = text.map(Lines::of);
+        for finding in *findings {
+            terminal::say(&excerpt::render(finding, lines.as_ref(), true));
+        }
     }
-    let errors = findings.iter().filter(|finding| finding.severity == Severity::Error).count();
+    let all = documents.iter().flat_map(|(findings, _)| *findings);
+    let errors = all.filter(|finding| finding.severity == Severity::Error).count();
     let errors = if errors == 1 { "1 error".to_owned() } else { format!("{errors} errors") };
-    refuse(format!("{file} has {errors}"))
+    let only = if let [(findings, _)] = documents { findings.first() } else { None };
+    refuse(match only {
+        Some(finding) => format!("{} has {errors}", finding.file),
+        None => format!("{errors} in {} files", documents.len()),
+    })
 }
 
-/// Name of a document for people: from the current folder if it lies below.
+/// Returns the name of a document for people: relative to the current folder if it lies below.
 pub(super) fn shown(file: &str) -> String {
     let folder = std::env::current_dir().unwrap_or_default();
     let file = Path::new(file);
@@ -154,7 +232,7 @@ mod tests {
 
     #[test]
     fn a_reference_is_a_list_of_one_step_with_literal_inputs() {
-        let document = read("builtin://no/such", true, &["x=${{ y }}".to_owned()]).ok().unwrap();
+        let document = read("builtin://no/such", true, &["x=${{ y }}".to_owned()], None).ok().unwrap();
         let steps: Value = serde_json::from_str(&document.text).unwrap();
         assert_eq!(
             steps,

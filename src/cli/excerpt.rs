@@ -1,4 +1,4 @@
-//! Findings as people read them: header, place, the line of the source, a pointer, and what to do.
+//! Shows findings to people: header, place, the line of the source, a pointer, and what to do.
 
 use std::cell::Cell;
 use std::ops::Range;
@@ -7,18 +7,18 @@ use annotate_snippets::renderer::DecorStyle;
 use annotate_snippets::{Annotation, AnnotationKind, Group, Level, Origin, Renderer, Snippet};
 
 use super::states::printable;
-use crate::lang::diagnostic::{Class, Diagnostic, Position, Severity};
+use crate::lang::diagnostic::{Diagnostic, Position, Severity};
 use crate::lang::extent::extent;
 
-/// Columns of the output; of longer lines the part around the place is shown.
+/// Columns of the output. Of a longer line only the part around the place is shown.
 const WIDTH: usize = 140;
 
-/// A text by lines, as the YAML reader counts them.
+/// A text split into lines, as the YAML reader counts them.
 pub(super) struct Lines<'t> {
     text: &'t str,
     /// Offsets where lines start.
     starts: Vec<usize>,
-    /// The place asked for last and its offset in its line: findings come in order, and lines may be long.
+    /// Place looked up last and its offset in its line: the next search starts there, because lines may be long.
     last: Cell<(Position, usize)>,
 }
 
@@ -31,7 +31,7 @@ impl<'t> Lines<'t> {
         Self { text, starts, last: Cell::new((Position::START, 0)) }
     }
 
-    /// A line without its end; empty beyond the last.
+    /// Returns a line without its end, or an empty one beyond the last.
     pub(super) fn line(&self, number: u32) -> &'t str {
         let index = usize::try_from(number).unwrap_or(usize::MAX).saturating_sub(1);
         let Some(start) = self.starts.get(index) else { return "" };
@@ -41,7 +41,7 @@ impl<'t> Lines<'t> {
 }
 
 impl Lines<'_> {
-    /// Bytes of its line that the thing at a place takes.
+    /// Returns the bytes of the line that the thing at a place takes.
     fn extent(&self, at: Position) -> Range<usize> {
         let line = self.line(at.line);
         let (last, offset) = self.last.get();
@@ -55,34 +55,14 @@ impl Lines<'_> {
     }
 }
 
-/// The column after the thing at a place, counted from 1 in characters.
+/// Returns the column after the thing at a place, counted from 1 in characters.
 pub(super) fn end_column(lines: &Lines<'_>, at: Position) -> u32 {
     let line = lines.line(at.line);
     let length = line.get(lines.extent(at)).map_or(0, |thing| thing.chars().count());
     at.column.saturating_add(u32::try_from(length).unwrap_or(u32::MAX))
 }
 
-/// Name of a class, as `--output json` and the tables of the language call it.
-pub(super) const fn class_name(class: Class) -> &'static str {
-    match class {
-        Class::Yaml => "yaml",
-        Class::Missing => "missing",
-        Class::Schema => "schema",
-        Class::Name => "name",
-        Class::Type => "type",
-        Class::Undeclared => "undeclared",
-        Class::Parse => "parse",
-        Class::NotFound => "not_found",
-        Class::DivZero => "div_zero",
-        Class::Malformed => "malformed",
-        Class::Fetch => "fetch",
-        Class::Exec => "exec",
-        Class::Limit => "limit",
-        Class::Io => "io",
-    }
-}
-
-/// A place of a text alone: its line and a pointer.
+/// Shows a place of a text: its line and a pointer.
 pub(super) fn point(file: &str, at: Position, lines: &Lines<'_>, color: bool) -> String {
     let file = printable(file);
     let group = Group::with_level(Level::ERROR).element(snippet(lines, at, &file, None));
@@ -94,7 +74,8 @@ fn renderer(color: bool) -> Renderer {
     renderer.decor_style(DecorStyle::Ascii).term_width(WIDTH)
 }
 
-/// What is wrong with something that is not of a text, with the line of the text that it goes against, and what to do.
+/// Shows an error in something outside the text, such as an option, with the line of the text that it violates, and
+/// help.
 pub(super) fn about(message: &str, file: &str, place: Option<(Position, &Lines<'_>)>, help: &str) -> String {
     let (message, file, help) = (printable(message), printable(file), printable(help));
     let title = Level::ERROR.primary_title(message.as_str());
@@ -107,7 +88,6 @@ pub(super) fn about(message: &str, file: &str, place: Option<(Position, &Lines<'
     text
 }
 
-/// The line at a place with a pointer to it.
 fn snippet<'s>(
     lines: &Lines<'s>,
     at: Position,
@@ -119,7 +99,7 @@ fn snippet<'s>(
     source.fold(false).annotation(pointer)
 }
 
-/// A finding with its line of the source, if that is at hand.
+/// Shows a finding with its line of the source, if that is at hand.
 pub(super) fn render(finding: &Diagnostic, lines: Option<&Lines<'_>>, color: bool) -> String {
     let level = match finding.severity {
         Severity::Error => Level::ERROR,
@@ -129,7 +109,7 @@ pub(super) fn render(finding: &Diagnostic, lines: Option<&Lines<'_>>, color: boo
     let file = printable(&finding.file);
     let help = finding.help.as_deref().map(printable);
     let path = printable(&finding.path);
-    let title = level.primary_title(message.as_str()).id(class_name(finding.class));
+    let title = level.primary_title(message.as_str()).id(finding.class.word());
     let mut report = match lines {
         Some(lines) => {
             let label = (!path.is_empty()).then_some(path.as_str());
@@ -154,6 +134,7 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
+    use crate::lang::diagnostic::Class;
 
     fn shown(text: &str, line: u32, column: u32) -> String {
         let finding =

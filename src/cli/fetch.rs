@@ -1,6 +1,6 @@
 //! `step-runner fetch`: started by the daemon, never by people.
 
-use super::Ending;
+use super::CommandResult;
 use crate::error::{Exit, Failure};
 use crate::fetch::worker;
 
@@ -9,7 +9,7 @@ use crate::fetch::worker;
 #[command(hide = true)]
 pub(super) struct Arguments {}
 
-pub(super) fn execute(Arguments {}: &Arguments) -> Ending {
+pub(super) fn execute(Arguments {}: &Arguments) -> CommandResult {
     worker::run().map_err(|error| Failure::new(Exit::Failure, error))?;
     Ok(0)
 }

@@ -1,7 +1,7 @@
 //! `step-runner finish`.
 
 use super::connection::{ConnectionOptions, for_each, parse_id};
-use super::{Ending, Talk, terminal};
+use super::{CommandResult, Verbosity, terminal};
 use crate::client::{Client, Error};
 use crate::model::JobId;
 
@@ -18,16 +18,16 @@ pub(super) struct Arguments {
     connection: ConnectionOptions,
 }
 
-pub(super) async fn execute(arguments: Arguments, talk: Talk) -> Ending {
-    let client = arguments.connection.connect(talk).await?;
-    for_each(&arguments.ids, async |id| finish(&client, id, talk).await).await
+pub(super) async fn execute(arguments: Arguments, verbosity: Verbosity) -> CommandResult {
+    let client = arguments.connection.connect(verbosity).await?;
+    for_each(&arguments.ids, async |id| finish(&client, id, verbosity).await).await
 }
 
-/// Finish answers the same whether there is a job or not: what is not there is said.
-async fn finish(client: &Client, id: &JobId, talk: Talk) -> Result<(), Error> {
+/// Finishes a job, and tells the user if it was unknown: the call itself succeeds either way.
+async fn finish(client: &Client, id: &JobId, verbosity: Verbosity) -> Result<(), Error> {
     let unknown = client.status(id).await.err().filter(Error::is_unknown_job);
     client.finish(id).await?;
-    if let Some(unknown) = unknown.filter(|_| !talk.quiet) {
+    if let Some(unknown) = unknown.filter(|_| !verbosity.quiet) {
         terminal::say(&format!("step-runner: {unknown}; nothing to finish"));
     }
     Ok(())

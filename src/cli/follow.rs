@@ -3,8 +3,10 @@
 use super::connection::{ConnectionOptions, parse_id};
 use super::output::OutputOptions;
 use super::session::{self, Interrupts, OnInterrupt};
-use super::{Ending, Talk, results, terminal};
+use super::writer::Writer;
+use super::{CommandResult, Verbosity, results, terminal};
 use crate::client::Client;
+use crate::error::{Exit, Failure};
 use crate::model::JobId;
 
 /// Show the log of a job to its end, then end as the job did
@@ -32,24 +34,36 @@ pub(super) struct Arguments {
     connection: ConnectionOptions,
 }
 
-pub(super) async fn execute(arguments: Arguments, talk: Talk) -> Ending {
+pub(super) async fn execute(arguments: Arguments, verbosity: Verbosity) -> CommandResult {
     let mut interrupts = Interrupts::new(OnInterrupt::Leave)?;
-    let client = interrupts.unless_interrupted(arguments.connection.connect(talk)).await?;
+    let client = interrupts.unless_interrupted(arguments.connection.connect(verbosity)).await?;
     if arguments.steps {
         return interrupts.unless_interrupted(steps(&client, &arguments.id)).await;
     }
-    let display = arguments.output.display();
-    let ended =
-        session::follow(&client, &arguments.id, arguments.offset, display, &mut interrupts, talk).await?;
-    ended.explain(talk, None, &interrupts);
+    let address = client.address().to_string();
+    let (address, id) = (shell_words::quote(&address), &arguments.id);
+    interrupts.set_remedy(format!("come back with `step-runner follow --address {address} {id}`"));
+    let display = arguments.output.display(arguments.offset, verbosity)?;
+    let follow =
+        session::follow(&client, &arguments.id, arguments.offset, display, &mut interrupts, verbosity);
+    let ended = Box::pin(follow).await?;
+    ended.explain(verbosity, None, &interrupts);
     Ok(ended.code(&interrupts))
 }
 
-async fn steps(client: &Client, id: &JobId) -> Ending {
+async fn steps(client: &Client, id: &JobId) -> CommandResult {
     let mut stream = client.follow_steps(id);
+    let writer = Writer::start().map_err(|error| Failure::new(Exit::Failure, error))?;
+    let check = || writer.take_error().map_or(Ok(()), |error| Err(terminal::unwritten(&error)));
     while let Some(result) = stream.next().await? {
-        terminal::write_stdout(format!("{}\n", results::to_json(&result)).as_bytes())?;
+        writer.stdout(format!("{}\n", results::to_json(&result)).into_bytes());
+        while !writer.has_room() {
+            writer.progress().await;
+        }
+        check()?;
     }
+    writer.drained().await;
+    check()?;
     let status = client.status(id).await?;
     Ok(super::end::code(&status))
 }

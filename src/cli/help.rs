@@ -1,14 +1,14 @@
 //! `step-runner help`.
 
+pub(super) mod layout;
 mod markdown;
 
-use super::{Ending, command, terminal};
+use super::{CommandResult, command, terminal};
 use crate::error::{Exit, Failure};
 
-/// The reference of the language (docs/language.md).
-const LANGUAGE: &str = include_str!("../../docs/language.md");
+/// The reference of the language (docs/use/step-language.md).
+const LANGUAGE: &str = include_str!("../../docs/use/step-language.md");
 
-/// Names of the topics.
 pub(super) const TOPICS: [&str; 6] =
     ["language", "expressions", "exit-codes", "environment", "masking", "recovery"];
 
@@ -21,15 +21,15 @@ pub(super) struct Arguments {
     topic: Option<String>,
 }
 
-pub(super) fn execute(arguments: &Arguments) -> Ending {
-    let mut program = command();
+pub(super) fn execute(arguments: &Arguments) -> CommandResult {
+    let mut program = layout::compact(command());
     program.build();
     let text = match arguments.topic.as_deref() {
-        None => program.render_long_help().to_string(),
+        None => program.render_help().to_string(),
         Some(name) => match topic(name) {
             Some(text) => text,
             None => match program.find_subcommand_mut(name) {
-                Some(found) => found.render_long_help().to_string(),
+                Some(found) => found.render_help().to_string(),
                 None => return Err(unknown(name)),
             },
         },
@@ -38,7 +38,6 @@ pub(super) fn execute(arguments: &Arguments) -> Ending {
     Ok(0)
 }
 
-/// The text of a topic.
 fn topic(name: &str) -> Option<String> {
     let color = terminal::stdout_has_color();
     Some(match name {

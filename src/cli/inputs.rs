@@ -1,4 +1,4 @@
-//! Inputs given on the command line: `--input NAME=VALUE` against what the function declares (cli.md, `run`).
+//! Reads inputs from the command line and checks them against those that the function declares (cli.md, `run`).
 
 use serde_json::Value as Json;
 
@@ -7,20 +7,21 @@ use super::excerpt::{self, Lines};
 use super::terminal;
 use crate::error::{Exit, Failure};
 use crate::lang::ast::{Declaration, Function};
-use crate::lang::convert::contract::{self, ContractError, Values};
+use crate::lang::convert::contract::{self, ContractError, NamedValues};
 use crate::lang::convert::to_json;
 use crate::lang::document;
 use crate::lang::name;
 use crate::lang::value::{Value, ValueType};
+use crate::model::text;
 use crate::plan::definition;
 
-/// The inputs for the function in `text`, which `file` names for people; says on stderr what is wrong with them.
+/// Reads the inputs for the function in `text`, which `file` names for people. Prints each wrong input on stderr.
 pub(super) fn read(text: &str, file: &str, given: &[String]) -> Result<Vec<(String, Json)>, Failure> {
-    // What cannot be read is for the daemon to refuse.
+    // The daemon refuses a document that cannot be parsed.
     let function = document::parse_request(text, file).ok();
     let declared = function.as_ref().map(|function| &function.spec.inputs);
     let type_of = |name: &str| Some(declared?.get(name)?.value_type);
-    let values = given.iter().map(|input| parse(input, type_of)).collect::<Result<Values, _>>()?;
+    let values = given.iter().map(|input| parse(input, type_of)).collect::<Result<NamedValues, _>>()?;
     let inputs = values.iter().map(|(name, value)| (name.clone(), to_json(value))).collect();
     let Some(function) = function else { return Ok(inputs) };
     match contract::bind_inputs(values.clone(), &function.spec.inputs) {
@@ -32,12 +33,12 @@ pub(super) fn read(text: &str, file: &str, given: &[String]) -> Result<Vec<(Stri
     }
 }
 
-/// Inputs for a function that is not at hand.
+/// Reads inputs for a function whose declarations are not at hand.
 pub(super) fn untyped(given: &[String]) -> Result<Vec<(String, Json)>, Failure> {
     given.iter().map(|input| parse(input, |_| None).map(|(name, value)| (name, to_json(&value)))).collect()
 }
 
-/// `NAME=VALUE`; VALUE is YAML, but text for an input that is declared a `string`. Never quotes the value.
+/// Parses `NAME=VALUE`. VALUE is YAML, but text for an input that is declared a `string`. Errors never quote the value.
 fn parse(input: &str, type_of: impl Fn(&str) -> Option<ValueType>) -> Result<(String, Value), Failure> {
     let (name, text) = split_pair(input, "input")?;
     let value = if type_of(name) == Some(ValueType::String) {
@@ -51,7 +52,7 @@ fn parse(input: &str, type_of: impl Fn(&str) -> Option<ValueType>) -> Result<(St
     Ok((name.to_owned(), value))
 }
 
-/// A value of a type, as one would type it.
+/// Returns an example value of a type, as one would type it.
 const fn example(value_type: ValueType) -> &'static str {
     match value_type {
         ValueType::String => "text",
@@ -62,12 +63,12 @@ const fn example(value_type: ValueType) -> &'static str {
     }
 }
 
-/// Inputs that a function does not accept.
+/// Describes inputs that a function does not accept.
 struct Refusal<'a> {
     text: &'a str,
     file: &'a str,
     function: &'a Function,
-    values: &'a Values,
+    values: &'a NamedValues,
     lines: Lines<'a>,
 }
 
@@ -85,7 +86,7 @@ impl Refusal<'_> {
         }
     }
 
-    /// A value that is missing, or of another type than declared.
+    /// Describes a value that is missing or of another type than declared.
     fn declared(&self, error: &ContractError, declared: &Declaration, description: Option<&str>) -> String {
         let (name, expected) = (&error.name, declared.value_type);
         let kind = match description {
@@ -112,7 +113,7 @@ impl Refusal<'_> {
             None if known.is_empty() => "the function takes no inputs".to_owned(),
             None => format!("the function takes {}", known.join(", ")),
         };
-        let message = format!("--input {}: there is no such input", name::shown(&error.name));
+        let message = format!("--input {}: there is no such input", text::quote(&error.name));
         excerpt::about(&message, self.file, None, &help)
     }
 }

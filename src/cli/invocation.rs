@@ -1,4 +1,4 @@
-//! The words of the command line, as images and CI runners bring them (connectors.md §2, §2.4).
+//! Arguments of this process, as images and CI runners pass them (connectors.md §2, §2.4).
 
 use std::ffi::{OsStr, OsString};
 use std::path::Path;
@@ -8,10 +8,10 @@ use base64::engine::general_purpose::STANDARD;
 
 use crate::variables::RECOVERY_VARIABLE;
 
-/// Names under which the program stands in for a CI runner's own one.
+/// Names under which the program stands in for a CI runner's own program.
 const STAND_INS: [&str; 2] = ["gitlab-runner-helper", "gitlab-runner"];
 
-/// The words to parse, the program's name first; or what a stand-in says to a command that is not ours.
+/// Returns the arguments to parse, the program's name first, or a stand-in's message for a command that is not ours.
 pub(super) fn words(
     mut words: Vec<OsString>,
     variable: impl Fn(&str) -> Option<String>,
@@ -29,7 +29,7 @@ pub(super) fn words(
     Ok(words)
 }
 
-/// Undecodable text is ignored.
+/// Decodes the recovery variable. Undecodable text is ignored.
 fn recover(text: &str) -> Option<Vec<OsString>> {
     let json = STANDARD.decode(text.trim()).ok()?;
     let words: Vec<String> = serde_json::from_slice(&json).ok()?;

@@ -1,12 +1,15 @@
-//! Options of `run` and `submit` that describe the job, and the request made of them.
+//! Options of `run` and `submit` that describe the job, and the request made from them.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use super::Verbosity;
+use super::check::{Allowed, Precheck};
 use super::connection::parse_id;
 use super::document::{self, Document, split_pair};
 use super::limits::{self, Limit};
+use super::pairs;
 use crate::client::Request;
 use crate::error::{Exit, Failure};
 use crate::model::{JobId, Variable};
@@ -19,15 +22,32 @@ pub(super) struct JobOptions {
     /// A function file, a folder with func.yml or step.yml, a reference such as builtin://NAME, or - for stdin
     #[arg(value_name = "FILE|REF|-", default_value = ".")]
     target: String,
+    /// A function as text of protocol buffers (a Definition), in place of FILE
+    #[arg(long, value_name = "FILE", conflicts_with = "target", env = "STEP_RUNNER_TEXT_PROTO_STEP_FILE")]
+    text_proto_step_file: Option<PathBuf>,
     /// An input of the function; VALUE is YAML, or text if the input is declared a string
     #[arg(long, value_name = "NAME=VALUE", env = "STEP_RUNNER_INPUT")]
     input: Vec<String>,
+    // Options hidden from help are other spellings of one that is shown (docs/integrate/reference-differences.md).
+    /// Inputs as --input takes them, also several, separated by commas
+    #[arg(long, hide = true, value_name = "NAME=VALUE,…", env = "STEP_RUNNER_INPUTS")]
+    inputs: Vec<String>,
     /// A variable of the steps' environment; without a value: a copy of the caller's
     #[arg(long, value_name = "NAME[=VALUE]", env = "STEP_RUNNER_ENV")]
     env: Vec<String>,
     /// A job variable
     #[arg(long, value_name = "NAME=VALUE", env = "STEP_RUNNER_VAR")]
     var: Vec<String>,
+    /// Job variables with literal values, also several, separated by commas
+    // Steps have a variable STEP_RUNNER_JOB of another meaning, so the option has another name too.
+    #[arg(
+        long = "job-vars",
+        alias = "job",
+        hide = true,
+        value_name = "NAME=VALUE,…",
+        env = "STEP_RUNNER_JOB_VARS"
+    )]
+    job: Vec<String>,
     /// A job variable that holds the path of a file with the content of PATH
     #[arg(long, value_name = "NAME=PATH", env = "STEP_RUNNER_FILE_VAR")]
     file_var: Vec<String>,
@@ -58,6 +78,11 @@ pub(super) struct JobOptions {
     /// A limit of the job's processes: processes=N, memory=SIZE, cpus=N, open_files=N
     #[arg(long, value_name = "NAME=VALUE", value_parser = limits::parse, env = "STEP_RUNNER_LIMIT")]
     limit: Vec<Limit>,
+    /// Start the job although `step-runner check` would find errors
+    #[arg(long, env = "STEP_RUNNER_NO_CHECK")]
+    no_check: bool,
+    #[command(flatten)]
+    allowed: Allowed,
 }
 
 fn positive_time(text: &str) -> Result<Duration, String> {
@@ -69,26 +94,41 @@ fn positive_time(text: &str) -> Result<Duration, String> {
 }
 
 impl JobOptions {
-    /// Whether the caller chose the id: only then may there be a job with it already.
+    /// True if the caller chose the id. Only then can a job with this id exist already.
     pub(super) const fn names_its_id(&self) -> bool {
         self.id.is_some()
     }
 
-    /// The request for a daemon that sees the same files as we do, or not.
-    pub(super) fn request(&self, shares_files: bool) -> Result<Request, Failure> {
-        self.request_with(shares_files, |name| std::env::var_os(name))
+    /// Makes the request. `shares_files` is true if the daemon sees the same files as this process.
+    pub(super) fn request(&self, shares_files: bool, verbosity: Verbosity) -> Result<Request, Failure> {
+        self.request_with(shares_files, false, verbosity, |name| std::env::var_os(name))
+    }
+
+    /// Makes the request for a daemon inside this process.
+    pub(super) fn own_request(&self, verbosity: Verbosity) -> Result<Request, Failure> {
+        self.request_with(true, true, verbosity, |name| std::env::var_os(name))
     }
 
     fn request_with(
         &self,
         shares_files: bool,
+        is_own_daemon: bool,
+        verbosity: Verbosity,
         lookup: impl Fn(&str) -> Option<OsString>,
     ) -> Result<Request, Failure> {
         let id = match &self.id {
             Some(id) => id.clone(),
             None => new_id()?,
         };
-        let Document { text, name, inputs } = document::read(&self.target, shares_files, &self.input)?;
+        let given = [self.input.clone(), pairs::read(&self.inputs, "inputs")?].concat();
+        let (work_dir, allowed) = (self.work_dir.as_deref(), &self.allowed);
+        let check = Precheck { work_dir, shares_files, is_own_daemon, allowed, verbosity };
+        let check = Some(&check).filter(|_| !self.no_check);
+        let document = match &self.text_proto_step_file {
+            Some(file) => document::read_text_proto(file, shares_files, &given),
+            None => document::read(&self.target, shares_files, &given, check),
+        };
+        let Document { text, name, inputs } = document?;
         let mut request = Request::new(id, text).file(name);
         if let Some(folder) = self.work_dir(shares_files)? {
             request = request.work_dir(folder);
@@ -118,8 +158,9 @@ impl JobOptions {
             None if shares_files => std::env::current_dir(),
             None => return Ok(None),
         };
-        let path =
-            path.map_err(|error| Failure::new(Exit::Failure, format!("working directory: {error}")))?;
+        let path = path.map_err(|error| {
+            Failure::new(Exit::Failure, format!("cannot find the working directory: {error}"))
+        })?;
         path.into_os_string().into_string().map(Some).map_err(|path| {
             Failure::new(Exit::Usage, format!("the working directory {} is not UTF-8", path.display()))
         })
@@ -151,15 +192,19 @@ impl JobOptions {
             let (name, value) = split_pair(pair, "var")?;
             request = request.variable(variable(name, value.to_owned(), false, false));
         }
+        for pair in pairs::read(&self.job, "job")? {
+            let (name, value) = split_pair(&pair, "job")?;
+            request = request.variable(variable(name, escape(value), false, false));
+        }
         for pair in &self.file_var {
             let (name, path) = split_pair(pair, "file-var")?;
-            // Values of job variables are expanded once; the content of a file is meant literally.
+            // Job variables are expanded once, but the content of a file is meant literally.
             let content = read_text(path.as_ref(), "file-var")?;
             request = request.variable(variable(name, escape(&content), true, false));
         }
         for name in &self.masked_var {
             let value = own_value(name, "masked-var", lookup)?;
-            // The phrase is the value as it is; the variable gets it back after the one expansion.
+            // The phrase is the plain value. The variable's value is escaped for its one expansion.
             let escaped = escape(&value);
             request = request.phrase(value).variable(variable(name, escaped, false, true));
         }
@@ -190,14 +235,14 @@ impl JobOptions {
     }
 }
 
-/// Value of a variable of the caller's environment. Never quoted in an error.
+/// Returns the value of a variable of the caller's environment. Errors never quote it.
 fn own_value(
     name: &str,
     option: &str,
     lookup: &impl Fn(&str) -> Option<OsString>,
 ) -> Result<String, Failure> {
     if name.contains('=') {
-        // What stands behind the `=` may be the secret itself: not quoted either.
+        // The text behind the `=` may be the secret itself, so it is not quoted either.
         let message = format!("--{option} wants the name of a variable, not a value");
         return Err(Failure::new(Exit::Usage, message).with_remedy("put the value into the environment"));
     }
@@ -215,7 +260,7 @@ fn read_text(path: &std::path::Path, option: &str) -> Result<String, Failure> {
     String::from_utf8(bytes).map_err(|_| fail("it is not UTF-8".to_owned()))
 }
 
-/// `run-<UTC time>-<random>`.
+/// Makes a new id: `run-<UTC time>-<random>`.
 pub(super) fn new_id() -> Result<JobId, Failure> {
     let random = getrandom::u32().map_err(|error| Failure::new(Exit::Failure, error.to_string()))?;
     let time = chrono::Utc::now().format("%Y%m%dT%H%M%SZ");
@@ -236,7 +281,8 @@ mod tests {
     fn request(arguments: &[&str]) -> Result<Request, Failure> {
         let words = ["test", "builtin://x"].iter().chain(arguments);
         let job = Parsed::try_parse_from(words).ok().unwrap().job;
-        job.request_with(true, |name| (name == "SECRET").then(|| "hid$den".into()))
+        let verbosity = Verbosity { quiet: true, verbose: 0 };
+        job.request_with(true, false, verbosity, |name| (name == "SECRET").then(|| "hid$den".into()))
     }
 
     #[test]

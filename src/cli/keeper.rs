@@ -3,7 +3,7 @@
 use std::os::fd::RawFd;
 use std::path::PathBuf;
 
-use super::Ending;
+use super::CommandResult;
 use crate::error::{Exit, Failure};
 use crate::keeper::{KeeperOptions, run};
 use crate::process::cgroup::CgroupMode;
@@ -23,6 +23,13 @@ pub(super) struct Arguments {
     /// Whether each job gets a control group: auto, on or off
     #[arg(long, value_name = "MODE", default_value = "auto")]
     cgroup: CgroupMode,
+    #[command(flatten)]
+    limits: StepLimits,
+}
+
+/// Limits that steps get from whoever starts them.
+#[derive(clap::Args)]
+pub(super) struct StepLimits {
     /// Soft limit of open files for steps; unlimited without it
     #[arg(long, value_name = "N")]
     soft_nofile: Option<u64>,
@@ -34,16 +41,25 @@ pub(super) struct Arguments {
     oom_score_adj: Option<i32>,
 }
 
-pub(super) fn execute(arguments: Arguments) -> Ending {
-    let Arguments { state_dir, connection_fd, cgroup, soft_nofile, soft_core, oom_score_adj } = arguments;
-    SoftLimits { nofile: soft_nofile, core: soft_core, oom_score_adj }
-        .apply()
-        .map_err(|error| Failure::new(Exit::Failure, format!("cannot set limits: {error}")))?;
+impl StepLimits {
+    /// Sets these limits for this process.
+    pub(super) fn apply(&self) -> Result<SoftLimits, Failure> {
+        let limits =
+            SoftLimits { nofile: self.soft_nofile, core: self.soft_core, oom_score_adj: self.oom_score_adj };
+        let failure = |error| Failure::new(Exit::Failure, format!("cannot set limits: {error}"));
+        limits.apply().map_err(failure)?;
+        Ok(limits)
+    }
+}
+
+pub(super) fn execute(arguments: Arguments) -> CommandResult {
+    let Arguments { state_dir, connection_fd, cgroup, limits } = arguments;
+    let limits = limits.apply()?;
     let first_connection = connection_fd
         .map(inherited_descriptor)
         .transpose()
         .map_err(|error| Failure::new(Exit::Usage, format!("--connection-fd: {error}")))?;
-    run(KeeperOptions { state_dir, first_connection, cgroup, oom_score_adj })
+    run(KeeperOptions { state_dir, first_connection, cgroup, limits })
         .map_err(|failure| Failure::new(Exit::Failure, failure))?;
     Ok(0)
 }

@@ -1,6 +1,6 @@
 //! Values of `--limit`.
 
-use crate::client::Limits;
+use crate::client::RequestLimits;
 
 /// One `--limit NAME=VALUE`.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -43,9 +43,9 @@ fn bytes(text: &str) -> Option<i64> {
     digits.parse::<i64>().ok()?.checked_mul(factor).filter(|bytes| *bytes > 0)
 }
 
-/// All of them together; the last of a kind counts.
-pub(super) fn collect(limits: &[Limit]) -> Option<Limits> {
-    let mut all = Limits::default();
+/// Merges all limits. The last one of each kind counts.
+pub(super) fn collect(limits: &[Limit]) -> Option<RequestLimits> {
+    let mut all = RequestLimits::default();
     for limit in limits {
         match *limit {
             Limit::Processes(number) => all.processes = Some(number),

@@ -1,6 +1,6 @@
 //! `step-runner man`.
 
-use super::{Ending, command, terminal};
+use super::{CommandResult, command, terminal};
 use crate::error::{Exit, Failure};
 
 /// Print a manual page
@@ -14,7 +14,7 @@ pub(super) struct Arguments {
     command: Option<String>,
 }
 
-pub(super) fn execute(arguments: &Arguments) -> Ending {
+pub(super) fn execute(arguments: &Arguments) -> CommandResult {
     let mut program = command();
     program.build();
     let page = match &arguments.command {

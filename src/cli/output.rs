@@ -1,4 +1,4 @@
-//! Showing a job's log and events: `pretty`, `plain`, `raw`, `json` (cli.md, logs.md §8).
+//! Shows a job's log and events as `pretty`, `plain`, `raw` or `json` (cli.md, logs.md §8).
 
 use std::collections::VecDeque;
 use std::io::{self, IsTerminal};
@@ -6,11 +6,14 @@ use std::io::{self, IsTerminal};
 use anstyle::AnsiColor;
 use chrono::{DateTime, FixedOffset, Offset, Utc};
 use clap::ValueEnum;
-use serde_json::json;
 
-use super::{results, states, terminal};
+use super::display::Display;
+use super::events::EventStream;
+use super::view::{Times, View, ViewOptions};
+use super::writer::Writer;
+use super::{Verbosity, results, states, terminal};
 use crate::error::{Exit, Failure};
-use crate::log::line::{Check, Entry, Line, Parser};
+use crate::log::line::{Check, Entry, Parser};
 use crate::log::pretty::{self, Options, Output, Printer};
 use crate::pb::v1;
 
@@ -19,8 +22,8 @@ pub(super) const STEP_START: &[u8] = b"Running step name=";
 
 /// How a job is shown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(super) enum Format {
-    /// Time and channel before each line; a line per step
+pub(super) enum OutputFormat {
+    /// For people: on a terminal the live view; else time and channel before each line, a line per step
     Pretty,
     /// The steps' own output
     Plain,
@@ -36,11 +39,14 @@ pub(super) enum Format {
 pub(super) struct OutputOptions {
     /// Default: pretty on a terminal, else plain
     #[arg(long, value_enum, value_name = "FORMAT", env = "STEP_RUNNER_OUTPUT")]
-    output: Option<Format>,
+    output: Option<OutputFormat>,
     /// plain: stderr of the steps goes to stdout, too
     #[arg(long, env = "STEP_RUNNER_MERGE")]
     merge: bool,
-    /// pretty: times in the local time zone
+    /// Live view: time in front of each line
+    #[arg(long, value_enum, value_name = "WHAT", default_value = "clock", env = "STEP_RUNNER_TIMES")]
+    times: Times,
+    /// pretty: times in the local time zone; those of the live view always are
     #[arg(long, env = "STEP_RUNNER_LOCAL")]
     local: bool,
     /// pretty: also what a progress bar has overwritten
@@ -49,26 +55,46 @@ pub(super) struct OutputOptions {
 }
 
 impl OutputOptions {
-    /// The display for one job.
-    pub(super) fn display(&self) -> Display {
+    /// Returns the display for a job whose log is followed from `offset`.
+    pub(super) fn display(&self, offset: u64, verbosity: Verbosity) -> Result<Display, Failure> {
         let is_terminal = io::stdout().is_terminal();
-        let format = self.output.unwrap_or(if is_terminal { Format::Pretty } else { Format::Plain });
+        let format =
+            self.output.unwrap_or(if is_terminal { OutputFormat::Pretty } else { OutputFormat::Plain });
+        if format != OutputFormat::Pretty || !is_terminal && !terminal::is_ci() {
+            return Ok(Display::Stream(Box::new(self.stream(format, offset)?)));
+        }
+        let options = ViewOptions {
+            times: self.times,
+            offset: *chrono::Local::now().offset(),
+            color: terminal::stdout_has_color(),
+            all: self.all,
+            quiet: verbosity.quiet,
+        };
+        Ok(Display::View(Box::new(View::start(&options, offset)?)))
+    }
+
+    fn stream(&self, format: OutputFormat, offset: u64) -> Result<Stream, Failure> {
         let color = terminal::stdout_has_color();
         let mode = match format {
-            Format::Raw => Mode::Text(Printer::new(pretty::Format::Raw)),
-            Format::Plain if terminal::outputs_are_one_file() => {
-                Mode::Text(Printer::new(pretty::Format::Together))
+            OutputFormat::Raw => StreamMode::Text(Printer::new(pretty::Format::Raw)),
+            OutputFormat::Plain if terminal::outputs_are_one_file() => {
+                StreamMode::Text(Printer::new(pretty::Format::Together))
             }
-            Format::Plain => Mode::Text(Printer::new(pretty::Format::Plain { merge: self.merge })),
-            Format::Pretty => {
+            OutputFormat::Plain => {
+                StreamMode::Text(Printer::new(pretty::Format::Plain { merge: self.merge }))
+            }
+            OutputFormat::Pretty => {
                 let options = Options { all: self.all, offset: self.offset(), color };
-                Mode::Text(Printer::new(pretty::Format::Pretty(options)))
+                StreamMode::Text(Printer::new(pretty::Format::Pretty(options)))
             }
-            Format::Json => Mode::Json(Parser::new(Check::Lenient)),
+            OutputFormat::Json => {
+                StreamMode::Json(Box::new(EventStream::new(Parser::new(Check::Lenient), offset)))
+            }
         };
-        let has_own_stderr = format == Format::Plain && !self.merge;
+        let has_own_stderr = format == OutputFormat::Plain && !self.merge;
         let (started, ended) = (None, VecDeque::new());
-        Display { format, mode, color, has_own_stderr, at_line_end: true, started, ended }
+        let writer = Writer::start().map_err(|error| Failure::new(Exit::Failure, error))?;
+        Ok(Stream { format, mode, color, has_own_stderr, at_line_end: true, started, ended, writer })
     }
 
     fn offset(&self) -> FixedOffset {
@@ -76,50 +102,54 @@ impl OutputOptions {
     }
 }
 
-/// Shows one job.
-pub(super) struct Display {
-    format: Format,
-    mode: Mode,
+/// Shows one job as bytes or events.
+pub(super) struct Stream {
+    format: OutputFormat,
+    mode: StreamMode,
     color: bool,
-    /// Errors go to stderr.
+    /// True if the steps' stderr goes to our stderr.
     has_own_stderr: bool,
-    /// The bytes so far end with a line: lines of our own may follow.
+    /// True if the bytes so far end with a line, so that lines of our own may follow.
     at_line_end: bool,
-    /// When the step that runs was started, by the log.
+    /// Start time of the running step, by the log.
     started: Option<DateTime<Utc>>,
-    /// Ends of steps that wait for their place: results overtake the log.
+    /// Step ends not shown yet. A result comes before the log that it belongs under.
     ended: VecDeque<StepEnd>,
+    writer: Writer,
 }
 
-enum Mode {
+enum StreamMode {
     Text(Printer),
-    Json(Parser),
+    Json(Box<EventStream>),
 }
 
-/// The end of a step, to be shown under its output.
+/// End of a step, shown under the step's output.
 struct StepEnd {
     name: String,
     status: v1::step_result::Status,
     exit_code: i32,
+    /// Duration as the daemon measured it.
+    took: Option<std::time::Duration>,
+    /// End time as the daemon measured it.
+    at: Option<DateTime<Utc>>,
 }
 
-impl Display {
-    /// Shows the next bytes of the log.
+impl Stream {
     pub(super) fn log(&mut self, bytes: &[u8]) -> Result<(), Failure> {
         let mut output = Output::default();
         match &mut self.mode {
-            Mode::Text(_) if self.format == Format::Pretty => self.pretty(bytes, &mut output),
-            Mode::Text(printer) => printer.push(bytes, &mut output),
-            Mode::Json(parser) => {
-                let pushed = parser.push(bytes, |line| write_json(&mut output.stdout, &log_event(line)));
+            StreamMode::Text(_) if self.format == OutputFormat::Pretty => self.pretty(bytes, &mut output),
+            StreamMode::Text(printer) => printer.push(bytes, &mut output),
+            StreamMode::Json(events) => {
+                let pushed = events.log(bytes, &mut output.stdout);
                 pushed.map_err(|error| Failure::new(Exit::Failure, error))?;
             }
         }
         self.at_line_end = bytes.ends_with(b"\n");
-        write(&output)
+        self.write(output)
     }
 
-    /// As [`Self::log`], with the end of each step in front of the start of the next one.
+    /// Prints bytes of the log, with the end of each step before the start of the next one.
     fn pretty(&mut self, bytes: &[u8], output: &mut Output) {
         let mut rest = bytes;
         let mut at = 0;
@@ -141,31 +171,82 @@ impl Display {
     }
 
     fn push(&mut self, bytes: &[u8], output: &mut Output) {
-        if let Mode::Text(printer) = &mut self.mode {
+        if let StreamMode::Text(printer) = &mut self.mode {
             printer.push(bytes, output);
         }
     }
 
-    /// Takes the result of a step. The root is shown as the end of the job.
+    /// Takes the result of a step. In text formats the root's is left to the end of the job.
     pub(super) fn step(&mut self, result: &v1::StepResult) -> Result<(), Failure> {
         let name = result.step.as_ref().map_or("", |step| step.name.as_str());
+        if let StreamMode::Json(events) = &mut self.mode {
+            let mut output = Output::default();
+            events.step(result, &mut output.stdout);
+            return self.write(output);
+        }
         match self.format {
-            Format::Json => write_event(&json!({"event": "step", "result": results::to_json(result)})),
-            Format::Pretty if !name.is_empty() => {
+            OutputFormat::Pretty if !name.is_empty() => {
                 let exit_code = result.exec_result.as_ref().map_or(0, |process| process.exit_code);
-                self.ended.push_back(StepEnd { name: name.to_owned(), status: result.status(), exit_code });
+                let (name, status, took) = (name.to_owned(), result.status(), results::took(result));
+                let at = result.end_time.as_ref().and_then(states::time);
+                self.ended.push_back(StepEnd { name, status, exit_code, took, at });
                 Ok(())
             }
             _ => Ok(()),
         }
     }
 
-    /// Whether ends of steps wait for their place.
+    /// True if it also shows step starts and the ends of nested steps.
+    pub(super) const fn wants_starts(&self) -> bool {
+        matches!(self.mode, StreamMode::Json(_))
+    }
+
+    /// True if it can take more of the log: lines that wait for step events use memory.
+    pub(super) fn has_room(&self) -> bool {
+        match &self.mode {
+            StreamMode::Text(_) => self.writer.has_room(),
+            StreamMode::Json(events) => events.has_room() && self.writer.has_room(),
+        }
+    }
+
+    /// Waits until the reader has taken something. Fails if it takes no more. Cancel-safe.
+    pub(super) async fn progress(&self) -> Result<(), Failure> {
+        self.writer.progress().await;
+        self.check()
+    }
+
+    /// Waits until the reader has taken everything. Cancel-safe.
+    pub(super) async fn drained(&self) -> Result<(), Failure> {
+        self.writer.drained().await;
+        self.check()
+    }
+
+    /// Hands output to the thread that writes. Reports that an earlier write failed.
+    fn write(&self, output: Output) -> Result<(), Failure> {
+        self.writer.stderr(output.stderr);
+        self.writer.stdout(output.stdout);
+        self.check()
+    }
+
+    fn check(&self) -> Result<(), Failure> {
+        self.writer.take_error().map_or(Ok(()), |error| Err(terminal::unwritten(&error)))
+    }
+
+    /// Takes note that no more results come, because the job has ended or they are lost.
+    pub(super) fn steps_end(&mut self) -> Result<(), Failure> {
+        let mut output = Output::default();
+        if let StreamMode::Json(events) = &mut self.mode {
+            events.steps_end(&mut output.stdout);
+        }
+        self.write(output)
+    }
+
+    /// True if step ends wait and the log is at the end of a line.
     pub(super) fn has_ended_steps(&self) -> bool {
         !self.ended.is_empty() && self.at_line_end
     }
 
-    /// Shows the ends of steps that still wait, because the log rests.
+    /// Shows the step ends that still wait, because the log is idle.
     pub(super) fn show_ended_steps(&mut self) -> Result<(), Failure> {
         self.show_ends(Utc::now())
     }
@@ -175,10 +256,10 @@ impl Display {
         while !self.ended.is_empty() {
             self.show_end(time, &mut output);
         }
-        write(&output)
+        self.write(output)
     }
 
-    /// Shows the next end of a step as one of the daemon's own lines.
+    /// Shows the next step end as one of the daemon's own lines.
     fn show_end(&mut self, time: DateTime<Utc>, output: &mut Output) {
         let Some(step) = self.ended.pop_front() else { return };
         let (verb, color) = match step.status {
@@ -186,7 +267,9 @@ impl Display {
             v1::step_result::Status::Cancelled => ("was cancelled", AnsiColor::Yellow),
             _ => ("failed", AnsiColor::Red),
         };
-        let took = self.started.take().and_then(|start| (time - start).to_std().ok());
+        self.started = None;
+        let time = step.at.unwrap_or(time);
+        let took = step.took;
         let took = took.map(|took| format!(" in {:.1} s", took.as_secs_f64())).unwrap_or_default();
         let code = match step.exit_code {
             0 => String::new(),
@@ -201,119 +284,54 @@ impl Display {
         self.push(format!("{stamp} 00O {text}\n").as_bytes(), output);
     }
 
-    /// Says `message` on stderr, on a line of its own.
+    /// Prints `message` on stderr, on a line of its own.
     pub(super) fn say(&mut self, message: &str) -> Result<(), Failure> {
-        if let Mode::Text(printer) = &mut self.mode {
+        if let StreamMode::Text(printer) = &mut self.mode {
             let mut output = Output::default();
             printer.interrupt(&mut output);
-            write(&output)?;
+            self.write(output)?;
         }
-        terminal::say(message);
+        self.writer.stderr(terminal::line_for_stderr(message));
         Ok(())
     }
 
-    /// Whether the daemon's own last lines stand where stderr goes, in front of what is said there.
+    /// True if the daemon's last lines were printed to the same place as stderr.
     pub(super) fn is_above_stderr(&self) -> bool {
         match &self.mode {
-            Mode::Text(_) => self.has_own_stderr || terminal::outputs_are_one_file(),
-            Mode::Json(_) => false,
+            StreamMode::Text(_) => self.has_own_stderr || terminal::outputs_are_one_file(),
+            StreamMode::Json(_) => false,
         }
     }
 
-    /// Whether people read it, and what the function returned is in none of its lines.
+    /// True for formats that people read and that do not show the outputs of the function.
     pub(super) fn leaves_outputs_out(&self) -> bool {
-        matches!(self.format, Format::Pretty | Format::Plain)
+        matches!(self.format, OutputFormat::Pretty | OutputFormat::Plain)
     }
 
-    /// The log has ended; `status` is the job's end.
+    /// Shows the end of the job, after the end of the log. Returns before the reader has taken it.
     pub(super) fn end(&mut self, status: &v1::Status) -> Result<(), Failure> {
         if self.at_line_end {
             let end = status.end_time.as_ref().and_then(states::time);
             self.show_ends(end.unwrap_or_else(Utc::now))?;
         }
         match &mut self.mode {
-            Mode::Text(printer) => {
+            StreamMode::Text(printer) => {
                 let mut output = Output::default();
                 printer.finish(&mut output);
-                write(&output)
+                self.write(output)
             }
-            Mode::Json(_) => write_event(&json!({"event": "end", "job": states::to_json(status)})),
+            StreamMode::Json(events) => {
+                let mut output = Output::default();
+                events.end(status, &mut output.stdout);
+                self.write(output)
+            }
         }
     }
 }
 
-fn write_event(event: &serde_json::Value) -> Result<(), Failure> {
-    let mut line = Vec::new();
-    write_json(&mut line, event);
-    terminal::write_stdout(&line)
-}
-
-/// When the step started that this line announces (logs.md §2).
+/// Returns the start time of the step that this line announces, if any (logs.md §2).
 fn step_start(line: &[u8]) -> Option<DateTime<Utc>> {
     let entry = Entry::parse(line)?;
     let announces = entry.key().is_daemon() && entry.body.starts_with(STEP_START);
     announces.then(|| std::str::from_utf8(entry.time()).ok()?.parse().ok())?
-}
-
-fn write(output: &Output) -> Result<(), Failure> {
-    if !output.stderr.is_empty() {
-        terminal::write_stderr(&output.stderr);
-    }
-    if output.stdout.is_empty() { Ok(()) } else { terminal::write_stdout(&output.stdout) }
-}
-
-fn write_json(lines: &mut Vec<u8>, event: &serde_json::Value) {
-    lines.extend_from_slice(event.to_string().as_bytes());
-    lines.push(b'\n');
-}
-
-/// One entry. `continues` tells that it goes on with the entry before it of the same source.
-fn log_event(line: Line<'_>) -> serde_json::Value {
-    match line {
-        Line::Entry(entry) => {
-            let mut event = json!({
-                "event": "log",
-                "time": String::from_utf8_lossy(entry.time()),
-                "source": String::from_utf8_lossy(&entry.source()),
-                "continues": entry.continues(),
-            });
-            body_field(&mut event, entry.body);
-            event
-        }
-        Line::Malformed(bytes) => {
-            let mut event = json!({"event": "malformed"});
-            body_field(&mut event, bytes);
-            event
-        }
-    }
-}
-
-/// `text`, or `base64` if it is not UTF-8.
-fn body_field(event: &mut serde_json::Value, body: &[u8]) {
-    use base64::Engine as _;
-    let (name, value) = match std::str::from_utf8(body) {
-        Ok(text) => ("text", text.to_owned()),
-        Err(_) => ("base64", base64::engine::general_purpose::STANDARD.encode(body)),
-    };
-    if let Some(fields) = event.as_object_mut() {
-        fields.insert(name.to_owned(), value.into());
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn entries_become_events_with_text_or_base64() {
-        let entry = |body: &[u8]| {
-            let line = [b"2026-11-20T10:00:00.123456Z 01O ".as_slice(), body].concat();
-            log_event(Line::Entry(Entry::parse(&line).unwrap()))
-        };
-        let text = entry(b"hello");
-        assert_eq!(text["text"], "hello");
-        assert_eq!(text["source"], "01O");
-        assert_eq!(text["time"], "2026-11-20T10:00:00.123456Z");
-        assert_eq!(entry(b"\xff")["base64"], "/w==");
-    }
 }

@@ -1,5 +1,5 @@
-//! Options win over variables (cli.md), also over those of other options: the variable of an option that excludes one of
-//! the command line is not looked at.
+//! Options win over variables (cli.md), even over variables of other options: if an option on the command line excludes
+//! another one, the variable of that one is ignored.
 
 use std::ffi::{OsStr, OsString};
 
@@ -8,10 +8,10 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::parser::ValueSource;
 use clap::{ArgMatches, Command, Id};
 
-/// Parses the words of the command line and the variables.
+/// Parses the command line and the variables.
 pub(super) fn parse(command: Command, words: Vec<OsString>) -> Result<ArgMatches, clap::Error> {
     match command.clone().try_get_matches_from(&words) {
-        // Does one of the two stand on the command line?
+        // A variable may cause the conflict: see below.
         Err(error) if error.kind() == ErrorKind::ArgumentConflict => {}
         parsed => return parsed,
     }
@@ -20,7 +20,7 @@ pub(super) fn parse(command: Command, words: Vec<OsString>) -> Result<ArgMatches
     without_variables(command, &|id| excluded.contains(id)).try_get_matches_from(words)
 }
 
-/// The variable whose value an error is about: its option does not stand among the words of the command line.
+/// Returns the variable whose value caused the error, if the option itself is not on the command line.
 pub(super) fn blamed(error: &clap::Error, command: &Command, words: &[OsString]) -> Option<String> {
     let Some(ContextValue::String(option)) = error.get(ContextKind::InvalidArg) else { return None };
     let option = option.split([' ', '=']).next()?;
@@ -28,7 +28,7 @@ pub(super) fn blamed(error: &clap::Error, command: &Command, words: &[OsString])
     if words.iter().any(is_given) {
         return None;
     }
-    // The command that was asked for, and those above it, whose options it may have, too.
+    // The requested command and those above it, whose options it may have, too.
     let mut asked = vec![command];
     for word in words.iter().skip(1) {
         asked.extend(asked.last()?.find_subcommand(word));
@@ -37,14 +37,14 @@ pub(super) fn blamed(error: &clap::Error, command: &Command, words: &[OsString])
     asked.into_iter().rev().find_map(|command| variable(option, command))
 }
 
-/// The variable of an option of this command that is set.
+/// Returns the variable of an option of this command, if it is set.
 fn variable(option: &str, command: &Command) -> Option<String> {
     let mut options = command.get_arguments().filter(|argument| argument.get_long() == Some(option));
     let is_set = |name: &&OsStr| std::env::var_os(name).is_some();
     options.find_map(|argument| argument.get_env().filter(is_set)?.to_str().map(str::to_owned))
 }
 
-/// The options that exclude one of the command line.
+/// Returns the options that conflict with one on the command line.
 fn excluded(command: &Command, given: &ArgMatches) -> Vec<Id> {
     if let Some((name, given)) = given.subcommand()
         && let Some(command) = command.find_subcommand(name)
@@ -58,7 +58,7 @@ fn excluded(command: &Command, given: &ArgMatches) -> Vec<Id> {
     let mut excluded = Vec::new();
     for one in command.get_arguments() {
         for other in command.get_arg_conflicts_with(one) {
-            // It is written at one of the two.
+            // Only one of the two declares the conflict.
             for (given, out) in [(one, other), (other, one)] {
                 if is_given(given.get_id()) {
                     excluded.push(out.get_id().clone());

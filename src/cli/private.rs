@@ -1,4 +1,4 @@
-//! The daemon of a `run` without an address: part of this process, gone with it (cli.md, `run`).
+//! Private daemon of `ci`, and of a `run` without an address: part of this process, gone with it (cli.md, `run`).
 
 use std::fs::DirBuilder;
 use std::io;
@@ -10,7 +10,7 @@ use crate::config::{Config, EnvBase};
 use crate::error::{Exit, Failure};
 use crate::net::MAX_SOCKET_PATH;
 
-/// Room that the daemon's socket needs behind the folder's path.
+/// Bytes that the socket's name adds to the folder's path.
 const SOCKET_ROOM: usize = "/step-runner.sock".len();
 
 /// Starts a daemon on a new folder.
@@ -26,7 +26,7 @@ pub(super) async fn start(env_base: EnvBase) -> Result<PrivateDaemon, Failure> {
     .await?
 }
 
-/// Ends it and removes its folder; its jobs get their grace, or are killed `at_once`.
+/// Ends the daemon and removes its folder. Its jobs get their grace, or are killed if `at_once`.
 pub(super) async fn end(daemon: PrivateDaemon, at_once: bool) -> Result<(), Failure> {
     blocking(move || daemon.end(at_once)).await
 }
@@ -37,9 +37,9 @@ async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) 
         .map_err(|_| Failure::new(Exit::Defect, "the private daemon's thread died"))
 }
 
-/// A new folder, mode 0700, in `parent`, or in `/tmp` if no socket fits under its path.
+/// Makes a new folder, mode 0700, in `parent`, or in `/tmp` if no socket fits under its path.
 fn make_folder(parent: &Path) -> io::Result<PathBuf> {
-    /// Names taken by somebody else before it is no coincidence any more.
+    /// Attempts to find a free name. Random names that are taken so often are no coincidence.
     const ATTEMPTS: usize = 8;
     let mut last = io::Error::other("no name is free");
     for _ in 0..ATTEMPTS {

@@ -1,20 +1,22 @@
-//! Step results as JSON: `--results FILE`, `follow --steps`, `--output json`.
+//! Step results as JSON or text: `--results FILE`, `follow --steps`, `--output json`.
 
 use std::fs::{OpenOptions, Permissions};
 use std::io::{self, Write as _};
 use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use serde_json::{Map, Value, json};
 
 use super::states::printable;
+use super::{states, text_proto};
 use crate::error::{Exit, Failure};
-use crate::pb::v1;
+use crate::pb::{self, v1};
 
-/// A result with everything below it, under the names of the protocol (service.md §2.1). The interface and definition as
-/// read are left out: they are the function's own text.
+/// Returns a result with all results below it, under the names of the protocol (service.md §2.1). It omits the
+/// interface and the definition: they are the function's own text.
 pub(super) fn to_json(result: &v1::StepResult) -> Value {
-    json!({
+    let mut json = json!({
         "step": result.step.as_ref().map(step),
         "status": result.status().as_str_name(),
         "outputs": values(&result.outputs),
@@ -26,7 +28,30 @@ pub(super) fn to_json(result: &v1::StepResult) -> Value {
             "exit_code": process.exit_code,
         })),
         "sub_step_results": result.sub_step_results.iter().map(to_json).collect::<Vec<_>>(),
+    });
+    if let (Some(json), Value::Object(facts)) = (json.as_object_mut(), facts(result)) {
+        json.extend(facts);
+    }
+    json
+}
+
+/// Returns facts about the run of a step, as events show them.
+pub(super) fn facts(result: &v1::StepResult) -> Value {
+    json!({
+        "number": result.number,
+        "total": result.total,
+        "place": result.place,
+        "start_time": result.start_time.as_ref().and_then(states::time).map(states::rfc3339),
+        "end_time": result.end_time.as_ref().and_then(states::time).map(states::rfc3339),
+        "duration": took(result).map(|took| took.as_secs_f64()),
+        "usage": result.usage.as_ref().map(states::usage),
     })
+}
+
+/// Returns the duration of a step as the daemon measured it, or `None` while it runs.
+pub(super) fn took(result: &v1::StepResult) -> Option<Duration> {
+    let [start, end] = [&result.start_time, &result.end_time].map(|at| at.as_ref().and_then(states::time));
+    (end? - start?).to_std().ok()
 }
 
 fn step(step: &v1::Step) -> Value {
@@ -43,7 +68,7 @@ fn step(step: &v1::Step) -> Value {
     })
 }
 
-/// Maps of the protocol have no order; the output has one.
+/// Converts a map to an object with sorted keys: maps of the protocol have no order.
 fn sorted<'a, V: 'a>(
     map: impl IntoIterator<Item = (&'a String, &'a V)>,
     convert: impl Fn(&'a V) -> Value,
@@ -59,7 +84,7 @@ fn texts<'a>(map: impl IntoIterator<Item = (&'a String, &'a String)>) -> Value {
     sorted(map, |text| Value::from(text.as_str()))
 }
 
-fn values<'a>(map: impl IntoIterator<Item = (&'a String, &'a prost_types::Value)>) -> Value {
+pub(super) fn values<'a>(map: impl IntoIterator<Item = (&'a String, &'a prost_types::Value)>) -> Value {
     sorted(map, value)
 }
 
@@ -75,9 +100,9 @@ fn value(value_: &prost_types::Value) -> Value {
     }
 }
 
-/// `3`, not `3.0`: every number of the protocol is a double.
+/// Returns `3`, not `3.0`, although every number of the protocol is a double.
 fn number_value(number: f64) -> Value {
-    /// Doubles are exact up to here.
+    /// Whole numbers up to here are exact as doubles.
     const EXACT: f64 = 9_007_199_254_740_992.0;
     if number.fract() == 0.0 && number.abs() <= EXACT {
         Value::from(number as i64)
@@ -86,11 +111,11 @@ fn number_value(number: f64) -> Value {
     }
 }
 
-/// Most outputs shown to people, and most characters of each.
+/// Maximum number of outputs shown to people, and of characters of each.
 const SHOWN: usize = 20;
 const SHOWN_LENGTH: usize = 200;
 
-/// What the function returned, for people: `name = value`, one a line.
+/// Returns the function's outputs for people, as lines `name = value`.
 pub(super) fn outputs(root: &v1::StepResult) -> Vec<String> {
     let mut outputs: Vec<_> = root.outputs.iter().collect();
     outputs.sort_by_key(|(name, _)| *name);
@@ -112,8 +137,8 @@ pub(super) fn outputs(root: &v1::StepResult) -> Vec<String> {
     lines
 }
 
-/// Refuses a `--results FILE` that could not be written when the job has ended. The file itself is opened then: a job may
-/// clean its folder.
+/// Refuses, before the job starts, a `--results FILE` that cannot be written. The file is not kept open, because a job
+/// may clean its folder.
 pub(super) fn check(path: &Path) -> Result<(), Failure> {
     let refuse = |what: String, remedy: &str| {
         Err(Failure::new(Exit::Usage, format!("cannot write the results: {what}")).with_remedy(remedy))
@@ -126,7 +151,7 @@ pub(super) fn check(path: &Path) -> Result<(), Failure> {
         Ok(found) if found.is_dir() => {
             return refuse(format!("{} is a folder", path.display()), "name a file in it");
         }
-        // What is a pipe or a device would notice.
+        // Opening a pipe or a device has effects, so it is not tried.
         Ok(found) if !found.is_file() => return Ok(()),
         _ => {}
     }
@@ -136,7 +161,7 @@ pub(super) fn check(path: &Path) -> Result<(), Failure> {
     }
     let refused = |error| refuse(format!("{}: {error}", path.display()), "name another --results");
     match OpenOptions::new().write(true).create_new(true).mode(0o600).open(path) {
-        // Only to see whether it can be made.
+        // The file was only made as a test.
         Ok(_) => {
             drop(std::fs::remove_file(path));
             Ok(())
@@ -144,7 +169,7 @@ pub(super) fn check(path: &Path) -> Result<(), Failure> {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
             match OpenOptions::new().write(true).open(path) {
                 Ok(_) => Ok(()),
-                // A link to what is not there yet.
+                // A link to a file that does not exist yet.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => match path.read_link() {
                     Ok(target) => check(&folder.unwrap_or(Path::new("")).join(target)),
                     Err(error) => refused(error),
@@ -156,8 +181,87 @@ pub(super) fn check(path: &Path) -> Result<(), Failure> {
     }
 }
 
-/// Writes `--results FILE`, readable by its owner only: results may hold what masking could not know.
-pub(super) fn write(path: &Path, root: &v1::StepResult) -> Result<(), Failure> {
+/// How results are written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(super) enum ResultsFormat {
+    /// JSON
+    Json,
+    /// Text of protocol buffers
+    Prototext,
+}
+
+impl ResultsFormat {
+    /// Returns the file that `--write-steps-results` writes in the current folder.
+    pub(super) fn default_file(self) -> PathBuf {
+        match self {
+            Self::Json => "step-results.json".into(),
+            Self::Prototext => "step-results.txtpb".into(),
+        }
+    }
+
+    fn text(self, root: &v1::StepResult, readers: Readers) -> Result<String, Failure> {
+        match self {
+            Self::Json => {
+                let mut json = to_json(root);
+                if readers == Readers::OfFirstStepRunner {
+                    remove_facts(&mut json);
+                }
+                Ok(format!("{json:#}\n"))
+            }
+            // This format is that of the first step runner alone.
+            Self::Prototext => text_proto::show(&pb::without_facts(root.clone())),
+        }
+    }
+}
+
+/// Programs that read the results.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Readers {
+    /// They know what this program writes.
+    Own,
+    /// They are made for GitLab's first step runner, as `--write-steps-results` says, and may refuse what it does not write.
+    OfFirstStepRunner,
+}
+
+impl Readers {
+    /// Returns the readers of a file, by whether it was asked for in the first step runner's way: by `--write-steps-results`, or
+    /// by `CI_STEPS_DEBUG` alone.
+    pub(super) const fn of(is_first_way: bool) -> Self {
+        if is_first_way { Self::OfFirstStepRunner } else { Self::Own }
+    }
+}
+
+/// Removes the facts about the run from a result and from all results below it.
+fn remove_facts(result: &mut Value) {
+    let (Some(result), Value::Object(facts)) = (result.as_object_mut(), facts(&v1::StepResult::default()))
+    else {
+        return;
+    };
+    result.retain(|name, _| !facts.contains_key(name));
+    if let Some(Value::Array(results)) = result.get_mut("sub_step_results") {
+        results.iter_mut().for_each(remove_facts);
+    }
+}
+
+/// True if `CI_STEPS_DEBUG` is set to a true value. GitLab's first step runner writes results then.
+pub(super) fn is_debugged() -> bool {
+    std::env::var("CI_STEPS_DEBUG")
+        .is_ok_and(|text| matches!(&*text, "1" | "t" | "T" | "true" | "TRUE" | "True"))
+}
+
+pub(super) fn write_root(
+    path: &Path,
+    root: Option<&v1::StepResult>,
+    format: ResultsFormat,
+    readers: Readers,
+) -> Result<(), Failure> {
+    let root = root.ok_or_else(|| Failure::new(Exit::Failure, "the daemon sent no step results"))?;
+    write(path, root, format, readers)
+}
+
+/// Writes `--results FILE`, readable by its owner only: results may hold secrets that masking does not know.
+fn write(path: &Path, root: &v1::StepResult, format: ResultsFormat, readers: Readers) -> Result<(), Failure> {
+    let text = format.text(root, readers)?;
     let fail = |error: std::io::Error| {
         Failure::new(Exit::Failure, format!("cannot write the results to {}: {error}", path.display()))
     };
@@ -166,7 +270,7 @@ pub(super) fn write(path: &Path, root: &v1::StepResult) -> Result<(), Failure> {
     if file.metadata().map_err(fail)?.is_file() {
         file.set_permissions(Permissions::from_mode(0o600)).map_err(fail)?;
     }
-    file.write_all(format!("{:#}\n", to_json(root)).as_bytes()).map_err(fail)
+    file.write_all(text.as_bytes()).map_err(fail)
 }
 
 #[cfg(test)]
@@ -195,7 +299,7 @@ mod tests {
             v1::StepResult { status: v1::step_result::Status::Success as i32, ..Default::default() };
         let three = prost_types::Value { kind: Some(prost_types::value::Kind::NumberValue(3.0)) };
         root.outputs.insert("n".into(), three);
-        write(&path, &root).unwrap();
+        write(&path, &root, ResultsFormat::Json, Readers::Own).unwrap();
         assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
         let read: Value = serde_json::from_str(&std::fs::read_to_string(&path).unwrap()).unwrap();
         assert_eq!(read["outputs"]["n"], json!(3));

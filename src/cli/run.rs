@@ -7,8 +7,9 @@ use super::document;
 use super::job::JobOptions;
 use super::output::OutputOptions;
 use super::private;
-use super::session::{self, Ended, Interrupts, LAST_WORDS, OnInterrupt};
-use super::{Ending, Talk, results, states, terminal};
+use super::results::{self, Readers, ResultsFormat};
+use super::session::{self, FinishedJob, Interrupts, LAST_ANSWER_WAIT, OnInterrupt};
+use super::{CommandResult, Verbosity, states, terminal};
 use crate::app::PrivateDaemon;
 use crate::client::{Address, AddressError, Client, Error, Request};
 use crate::config::EnvBase;
@@ -42,12 +43,38 @@ pub(super) struct Arguments {
           env = "STEP_RUNNER_ENV_BASE", help_heading = "Job")]
     env_base: EnvBase,
     /// Write the step results there as JSON, for the owner's eyes only; checked before the job starts
-    #[arg(long, value_name = "FILE", env = "STEP_RUNNER_RESULTS", help_heading = "Output")]
+    #[arg(
+        long,
+        alias = "step-results-file",
+        value_name = "FILE",
+        env = "STEP_RUNNER_RESULTS",
+        help_heading = "Output"
+    )]
     results: Option<PathBuf>,
+    /// Format of the results
+    #[arg(
+        long,
+        value_name = "FORMAT",
+        default_value = "json",
+        env = "STEP_RUNNER_STEP_RESULTS_FORMAT",
+        help_heading = "Output"
+    )]
+    step_results_format: ResultsFormat,
+    /// Write the results to step-results.json in the current folder, or step-results.txtpb as prototext
+    #[arg(long, hide = true, env = "STEP_RUNNER_WRITE_STEPS_RESULTS", help_heading = "Output")]
+    write_steps_results: bool,
     #[command(flatten)]
     output: OutputOptions,
     #[command(flatten)]
     connection: ConnectionOptions,
+}
+
+impl Arguments {
+    /// Returns the file for the results, if they are wanted.
+    fn results_file(&self) -> Option<PathBuf> {
+        let asked = || self.write_steps_results || results::is_debugged();
+        self.results.clone().or_else(|| asked().then(|| self.step_results_format.default_file()))
+    }
 }
 
 fn env_base(text: &str) -> Result<EnvBase, String> {
@@ -58,56 +85,77 @@ fn env_base(text: &str) -> Result<EnvBase, String> {
     }
 }
 
-pub(super) async fn execute(arguments: Arguments, talk: Talk) -> Ending {
-    if let Some(path) = &arguments.results {
-        results::check(path)?;
+pub(super) async fn execute(arguments: Arguments, verbosity: Verbosity) -> CommandResult {
+    if let Some(path) = arguments.results_file() {
+        results::check(&path)?;
     }
     if arguments.connection.is_named() {
         let address = arguments.connection.address()?;
-        let request = arguments.job.request(address.shares_files())?;
-        let client = arguments.connection.connect_to(address, talk).await?;
+        let request = arguments.job.request(address.shares_files(), verbosity)?;
+        warn_of_unseen_files(&request, &address, verbosity);
+        let client = arguments.connection.connect_to(address, verbosity).await?;
         if arguments.detach {
-            return submit(&client, &request, arguments.job.names_its_id(), talk).await;
+            return submit(&client, &request, arguments.job.names_its_id(), verbosity).await;
         }
-        return Box::pin(with_daemon(&arguments, &client, &request, talk)).await;
+        return Box::pin(with_daemon(&arguments, &client, &request, verbosity)).await;
     }
     if arguments.detach || arguments.keep {
         let option = if arguments.detach { "--detach" } else { "--keep" };
         return Err(Failure::new(Exit::Usage, format!("{option} needs a daemon"))
             .with_remedy("name one with --address or --socket"));
     }
-    Box::pin(alone(&arguments, talk)).await
+    Box::pin(alone(&arguments, verbosity)).await
 }
 
-/// Submits a job and prints its id. `named`: the caller chose the id.
-pub(super) async fn submit(client: &Client, request: &Request, named: bool, talk: Talk) -> Ending {
-    start(client, request, named, Failure::from, talk).await?;
-    terminal::write_stdout(format!("{}\n", request.id()).as_bytes())?;
+/// Warns that a daemon elsewhere looks for the local functions of a job among its own files.
+pub(super) fn warn_of_unseen_files(request: &Request, address: &Address, verbosity: Verbosity) {
+    if address.shares_files() || verbosity.quiet {
+        return;
+    }
+    let references = document::local_references(request.steps(), request.file_name());
+    if let Some(first) = references.first() {
+        let first = states::printable(first);
+        terminal::say(&format!(
+            "step-runner: warning: the daemon at {address} cannot see local files: it looks for {first} in its own; \
+             publish the function, or put its folder where the job runs"
+        ));
+    }
+}
+
+/// Submits a job and prints its id. `named` is true if the caller chose the id.
+pub(super) async fn submit(
+    client: &Client,
+    request: &Request,
+    named: bool,
+    verbosity: Verbosity,
+) -> CommandResult {
+    start(client, request, named, Failure::from, verbosity).await?;
+    terminal::print(format!("{}\n", request.id()).as_bytes())?;
     Ok(0)
 }
 
-/// Asks for a job. Run answers the same whether it starts a job, finds one, or remembers that this one has had its turn
-/// (service.md §3.1). Who chose the id is told: that one is found, before; that the job has had its turn, as an error, for
-/// nothing could be followed.
+/// Submits a job. Run answers the same if it starts the job, finds it, or remembers that it is finished
+/// (service.md §3.1). A caller who chose the id is told that the job exists already. A finished job is an error for
+/// them, because nothing could be followed.
 async fn start(
     client: &Client,
     request: &Request,
     named: bool,
     refused: fn(Error) -> Failure,
-    talk: Talk,
+    verbosity: Verbosity,
 ) -> Result<(), Failure> {
     let id = request.id();
     if named {
         match client.status(id).await {
-            Ok(status) if !talk.quiet => {
+            Ok(status) if !verbosity.quiet => {
                 let state = states::name(&status);
                 terminal::say(&format!(
                     "step-runner: job {id} was started before ({state}); nothing new is started"
                 ));
             }
-            // Run would try as long again.
+            // Run would wait as long again.
             Err(error @ (Error::Unreachable { .. } | Error::NoAnswer { .. })) => return Err(refused(error)),
-            // What else is wrong Run says.
+            // Run reports any other error.
             Ok(_) | Err(_) => {}
         }
     }
@@ -122,7 +170,7 @@ async fn start(
     }
 }
 
-/// The answer to a request. What is wrong with a document that was refused is shown as `check` shows it.
+/// Checks the answer to a request. If a document was refused, its findings are shown as `check` shows them.
 fn accepted(
     answer: Result<(), Error>,
     request: &Request,
@@ -136,48 +184,75 @@ fn accepted(
     Err(findings.unwrap_or_else(|| refused(error)))
 }
 
-/// Shows what is wrong with a document, if anything is, as `check` shows it; the failure that says so.
+/// Shows the findings in a document as `check` does and returns the failure, or `None` if there are none.
 pub(super) fn shown_findings(steps: &str, file: &str) -> Option<Failure> {
     let findings = parse_request(steps, file).err()?;
-    Some(document::refused(&findings, steps, file))
+    Some(document::refused(&[(&findings, Some(steps))]))
 }
 
-/// Runs with a daemon that goes on when this command has ended.
-async fn with_daemon(arguments: &Arguments, client: &Client, request: &Request, talk: Talk) -> Ending {
+/// Runs the job with a daemon that outlives this command.
+async fn with_daemon(
+    arguments: &Arguments,
+    client: &Client,
+    request: &Request,
+    verbosity: Verbosity,
+) -> CommandResult {
     let mut interrupts = Interrupts::new(OnInterrupt::Cancel)?;
-    let ended = to_the_end(arguments, client, request, Failure::from, &mut interrupts, talk).await;
-    let finished = match &ended {
-        _ if arguments.keep => Ok(()),
-        // To be taken up again.
-        Err(failure) if failure.exit() == Exit::Unreachable => Ok(()),
+    match to_the_end(arguments, client, request, Failure::from, &mut interrupts, verbosity).await {
+        Ok(ended) => {
+            ended.explain(verbosity, Some(request), &interrupts);
+            if !arguments.keep {
+                let removal = async { Ok(client.remove_ended(request.id()).await?) };
+                let removed = interrupts.unless_interrupted(removal).await;
+                keep_known_end(request, "was not removed", removed)?;
+            }
+            Ok(ended.code(&interrupts))
+        }
+        Err(failure) => {
+            if !arguments.keep {
+                end_unfollowed(client, request, &failure, &mut interrupts).await;
+            }
+            Err(failure)
+        }
+    }
+}
+
+/// Ends a job whose end is unknown because of `failure`. The caller reports that failure and no other.
+async fn end_unfollowed(client: &Client, request: &Request, failure: &Failure, interrupts: &mut Interrupts) {
+    if failure.exit().is_by_signal() {
         // The removal goes on without us (service.md §3.4).
-        Err(failure) if failure.exit().is_by_signal() => {
-            drop(tokio::time::timeout(LAST_WORDS, client.finish(request.id())).await);
+        drop(tokio::time::timeout(LAST_ANSWER_WAIT, client.finish(request.id())).await);
+    } else if failure.exit() != Exit::Unreachable {
+        // This includes a log that cannot be shown any more (service.md §7.5). An unreachable job is kept, to be
+        // followed again.
+        let finish = async { Ok(client.finish(request.id()).await?) };
+        interrupts.unless_interrupted(finish).await.ok();
+    }
+}
+
+/// Reports and drops a failure that follows the job's end: the exit code must tell how the job ended. A failure by a
+/// signal is kept.
+fn keep_known_end(request: &Request, what: &str, tidied: Result<(), Failure>) -> Result<(), Failure> {
+    match tidied {
+        Err(failure) if !failure.exit().is_by_signal() => {
+            terminal::say(&format!("step-runner: job {} has ended, but {what}: {failure}", request.id()));
             Ok(())
         }
-        // Also when the log cannot be shown any more (service.md §7.5).
-        _ => {
-            let finish = async { Ok(client.finish(request.id()).await?) };
-            interrupts.unless_interrupted(finish).await
-        }
-    };
-    let ended = ended?;
-    ended.explain(talk, Some(request), &interrupts);
-    finished?;
-    Ok(ended.code(&interrupts))
+        tidied => tidied,
+    }
 }
 
-/// Runs with a daemon inside this process.
-async fn alone(arguments: &Arguments, talk: Talk) -> Ending {
+/// Runs the job with a daemon inside this process.
+async fn alone(arguments: &Arguments, verbosity: Verbosity) -> CommandResult {
     let mut interrupts = Interrupts::new(OnInterrupt::Cancel)?;
-    let request = arguments.job.request(true)?;
+    let request = arguments.job.own_request(verbosity)?;
     let daemon = interrupts.unless_interrupted(private::start(arguments.env_base)).await?;
-    let ended = alone_with(&daemon, arguments, &request, &mut interrupts, talk).await;
+    let ended = alone_with(&daemon, arguments, &request, &mut interrupts, verbosity).await;
     let at_once = matches!(&ended, Err(failure) if failure.exit().is_by_signal());
     let gone = private::end(daemon, at_once).await;
     let ended = ended?;
-    ended.explain(talk, Some(&request), &interrupts);
-    gone?;
+    ended.explain(verbosity, Some(&request), &interrupts);
+    keep_known_end(&request, "its private daemon was not ended", gone)?;
     Ok(ended.code(&interrupts))
 }
 
@@ -186,14 +261,14 @@ async fn alone_with(
     arguments: &Arguments,
     request: &Request,
     interrupts: &mut Interrupts,
-    talk: Talk,
-) -> Result<Ended, Failure> {
+    verbosity: Verbosity,
+) -> Result<FinishedJob, Failure> {
     let socket = Socket::named(&daemon.socket).map_err(AddressError::from).map_err(Error::from)?;
-    let client = arguments.connection.connect_to(Address::Unix(socket), talk).await?;
-    to_the_end(arguments, &client, request, cannot_start, interrupts, talk).await
+    let client = arguments.connection.connect_to(Address::Unix(socket), verbosity).await?;
+    to_the_end(arguments, &client, request, cannot_start, interrupts, verbosity).await
 }
 
-/// A job that this process did not start: nobody else has refused it.
+/// Makes the failure for a job that the daemon in this process refuses. The code of the refusal is dropped.
 fn cannot_start(error: Error) -> Failure {
     let (exit, message) = match error {
         Error::Refused(message) => (Exit::Refused, message),
@@ -210,19 +285,18 @@ async fn to_the_end(
     request: &Request,
     refused: fn(Error) -> Failure,
     interrupts: &mut Interrupts,
-    talk: Talk,
-) -> Result<Ended, Failure> {
+    verbosity: Verbosity,
+) -> Result<FinishedJob, Failure> {
     let named = arguments.job.names_its_id();
-    interrupts.while_submitting(start(client, request, named, refused, talk)).await?;
-    if talk.verbose > 0 {
+    interrupts.while_submitting(start(client, request, named, refused, verbosity)).await?;
+    if verbosity.verbose > 0 {
         terminal::say(&format!("step-runner: job {} at {}", request.id(), client.address()));
     }
-    let display = arguments.output.display();
-    let ended = Box::pin(session::follow(client, request.id(), 0, display, interrupts, talk)).await?;
-    if let Some(path) = &arguments.results {
-        let root = ended.root.as_ref();
-        let root = root.ok_or_else(|| Failure::new(Exit::Failure, "the daemon sent no step results"))?;
-        results::write(path, root)?;
+    let display = arguments.output.display(0, verbosity)?;
+    let ended = Box::pin(session::follow(client, request.id(), 0, display, interrupts, verbosity)).await?;
+    if let Some(path) = arguments.results_file() {
+        let readers = Readers::of(arguments.write_steps_results || arguments.results.is_none());
+        results::write_root(&path, ended.root.as_ref(), arguments.step_results_format, readers)?;
     }
     Ok(ended)
 }

@@ -1,28 +1,50 @@
 //! `step-runner schema`.
 
-use super::{Ending, terminal};
+use clap::ValueEnum;
+
+use super::{CommandResult, terminal};
 use crate::error::{Exit, Failure};
 use crate::lang;
 
-/// How editors take it.
+/// Schema of the objects of `--output json`.
+const EVENTS: &str = include_str!("events.schema.json");
+
 const EDITORS: &str = "\
 Examples:
   step-runner schema > function.schema.json
+  step-runner schema events > events.schema.json
 
-Editors that use yaml-language-server take it by the first line of a file,
+Editors that use yaml-language-server take the schema of functions by the first line of a file,
   # yaml-language-server: $schema=function.schema.json
 or by a setting:
   \"yaml.schemas\": {\"function.schema.json\": [\"func.yml\", \"step.yml\"]}";
 
-/// Print the JSON Schema of function files
+/// Print the JSON Schema of function files, or of events
 ///
-/// For editors and other programs: every document of a function file, and a list of steps, is valid by it. `check` finds
-/// more, such as wrong expressions and inputs.
+/// For editors and other programs: every document of a function file, and a list of steps, is valid by the first. `check`
+/// finds more, such as wrong expressions and inputs.
 #[derive(clap::Args)]
 #[command(after_long_help = EDITORS)]
-pub(super) struct Arguments {}
+pub(super) struct Arguments {
+    /// Schema to print
+    #[arg(value_enum, value_name = "WHAT", default_value = "function")]
+    what: What,
+}
 
-pub(super) fn execute(_: &Arguments) -> Ending {
+/// A schema.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum What {
+    /// Function files and lists of steps
+    Function,
+    /// The objects that `run` and `follow` print with --output json
+    Events,
+}
+
+pub(super) fn execute(arguments: &Arguments) -> CommandResult {
+    if arguments.what == What::Events {
+        terminal::print(EVENTS.as_bytes())?;
+        return Ok(0);
+    }
     let text = serde_json::to_string_pretty(&lang::schema::schema())
         .map_err(|error| Failure::new(Exit::Defect, error))?;
     terminal::print(format!("{text}\n").as_bytes())?;

@@ -1,4 +1,4 @@
-//! `step-runner serve`: the options come from the table of settings in `config`.
+//! `step-runner serve`. Its options come from the table of settings in `config`.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -6,9 +6,12 @@ use std::path::PathBuf;
 use clap::error::ErrorKind;
 use clap::{Arg, ArgAction, ArgMatches, FromArgMatches};
 
-use super::{Ending, terminal};
+use super::{CommandResult, terminal};
 use crate::app;
-use crate::config::{Config, Layers, Loaded, OperatorLevel, SETTINGS, Setting, misspelt_variables};
+use crate::config::{
+    Config, JobLogFormat, Layers, Loaded, OperatorLevel, SETTINGS, Setting, SettingValue as _,
+    misspelt_variables,
+};
 use crate::error::{Exit, Failure};
 use crate::net::{self, Socket};
 
@@ -25,17 +28,16 @@ Examples:
   step-runner steps serve --socket /run/s.sock sh -c 'exec bash'
   step-runner steps serve --stale-after 10min --print-config";
 
-/// What `serve` was asked for.
 pub(super) struct Arguments {
     /// Folder of the socket.
     folder: Option<PathBuf>,
-    /// A process to run beside; the daemon ends with it.
+    /// Command to run beside the daemon, which ends with it.
     command: Vec<OsString>,
     config: Option<PathBuf>,
     print_config: bool,
     /// Settings given as options.
     options: Vec<(&'static str, Vec<String>)>,
-    /// Level of the daemon's own log if nobody named one.
+    /// Level of the daemon's own log, unless a setting names one.
     log_level: OperatorLevel,
 }
 
@@ -67,8 +69,8 @@ impl clap::Args for Arguments {
 impl FromArgMatches for Arguments {
     fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
         let settings = SETTINGS.iter().filter_map(|setting| {
-            let values = matches.get_many::<String>(setting.name)?;
-            Some((setting.name, values.cloned().collect()))
+            let values: Vec<String> = matches.get_many::<String>(setting.name)?.cloned().collect();
+            Some((meant(setting.name, &values), values))
         });
         Ok(Self {
             folder: matches.try_get_one("folder").ok().flatten().cloned(),
@@ -86,7 +88,7 @@ impl FromArgMatches for Arguments {
     }
 }
 
-/// `steps serve [--socket PATH] [CMD ARG…]`, as CI runners call it: no folder, no `--` before the command.
+/// Arguments of `steps serve [--socket PATH] [CMD ARG…]`, as CI runners call it: no folder, no `--` before the command.
 pub(super) struct StepsArguments(Arguments);
 
 impl clap::Args for StepsArguments {
@@ -103,14 +105,14 @@ impl clap::Args for StepsArguments {
 impl FromArgMatches for StepsArguments {
     fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
         let arguments = Arguments::from_arg_matches(matches)?;
-        // Any word that is no option of ours begins the command, also one that was meant to be an option.
+        // clap takes any unknown word for the start of the command, even a misspelt option.
         let first = arguments.command.first().map(|word| word.to_string_lossy());
         if let Some(option) = first.filter(|word| word.starts_with('-')) {
             let text =
                 format!("unexpected argument '{option}' found: it is no option of serve, and no command\n");
             return Err(clap::Error::raw(ErrorKind::UnknownArgument, text));
         }
-        // stderr is the job's log there.
+        // CI runners show stderr in the job's log.
         Ok(Self(Arguments { log_level: OperatorLevel::Warn, ..arguments }))
     }
 
@@ -118,6 +120,13 @@ impl FromArgMatches for StepsArguments {
         *self = Self::from_arg_matches(matches)?;
         Ok(())
     }
+}
+
+/// Returns the setting that an option sets. `--log-format` stands for `--job-log-format` too, because no value belongs
+/// to both.
+fn meant(name: &'static str, values: &[String]) -> &'static str {
+    let of_jobs = |value: &String| JobLogFormat::parse(std::slice::from_ref(value)).is_some();
+    if name == "log_format" && values.iter().all(of_jobs) { "job_log_format" } else { name }
 }
 
 fn command_argument() -> Arg {
@@ -150,14 +159,14 @@ fn with_settings(command: clap::Command) -> clap::Command {
 }
 
 fn option(setting: &'static Setting) -> Arg {
-    // Names of options live as long as the program; there is one per setting.
+    // clap needs names that live as long as the program. One per setting is leaked.
     let name: &'static str = Box::leak(setting.option().into_boxed_str());
     let argument = Arg::new(setting.name)
         .long(name)
         .value_name("VALUE")
         .help(setting.help())
         .help_heading("Settings")
-        // Values are checked all together, with those of the other layers.
+        // `config` checks the values, together with those of the other layers.
         .allow_hyphen_values(true);
     let argument = if setting.is_list() { argument.action(ArgAction::Append) } else { argument };
     if setting.is_switch() {
@@ -167,8 +176,7 @@ fn option(setting: &'static Setting) -> Arg {
     }
 }
 
-/// Runs the daemon.
-pub(super) fn execute(arguments: Arguments) -> Ending {
+pub(super) fn execute(arguments: Arguments) -> CommandResult {
     let loaded = load(&arguments)?;
     let unknown = unknown_variables();
     let warnings: Vec<_> = misspelt_variables(unknown.iter().map(String::as_str))
@@ -188,7 +196,7 @@ pub(super) fn execute(arguments: Arguments) -> Ending {
     app::serve(loaded.config, Box::new(reload), command, &warnings)
 }
 
-/// Variables of our own kind that no option has.
+/// Returns the environment's variables that no option has.
 fn unknown_variables() -> Vec<String> {
     fn known(command: &clap::Command, all: &mut Vec<OsString>) {
         all.extend(command.get_arguments().filter_map(|argument| argument.get_env().map(OsString::from)));
@@ -200,12 +208,11 @@ fn unknown_variables() -> Vec<String> {
     names.filter(|name| !all.contains(name)).filter_map(|name| name.into_string().ok()).collect()
 }
 
-/// Runs the daemon as CI runners call it.
-pub(super) fn execute_steps(arguments: StepsArguments) -> Ending {
+pub(super) fn execute_steps(arguments: StepsArguments) -> CommandResult {
     execute(arguments.0)
 }
 
-/// A path that no socket can have is refused before anything is made beside it.
+/// Refuses a path that no socket can have, before anything is created beside it.
 fn check_socket(config: &Config) -> Result<(), Failure> {
     let default = || net::default_socket(|name| std::env::var_os(name));
     let path = config.socket.clone().unwrap_or_else(default);

@@ -1,53 +1,59 @@
-//! Following one job to its end: log, step results, Ctrl-C.
+//! Follows one job to its end: log, step results, Ctrl-C.
 
 use std::time::Duration;
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
-use tokio::time::{Instant, sleep, sleep_until};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
 
-use super::output::Display;
-use super::summary::{Reason, Tail};
-use super::{Talk, end, results, summary, terminal};
-use crate::client::{Absence, Client, Event, Request};
+use super::display::Display;
+use super::summary::{Detail, SummaryReason, Tail};
+use super::{Verbosity, end, results, summary, terminal};
+use crate::client::{Absence, Client, Error, Event, Request};
 use crate::error::{Exit, Failure};
-use crate::model::JobId;
+use crate::model::{JobId, text};
 use crate::pb::v1;
 use crate::process::is_signal_ignored;
+use rustix::process::Signal as Kind;
 
-/// After the end of the log the results have this long to end as well; they are complete by then (service.md §6.1).
+/// Longest wait for the end of the results after the end of the log. They are complete by then (service.md §6.1).
 const RESULTS_AFTER_LOG: Duration = Duration::from_secs(10);
 
-/// The end of a step is shown when the log has rested for this long: longer than the daemon holds bytes back (20 ms,
+/// The end of a step is shown when the log has been idle for this long: longer than the daemon holds bytes back (20 ms,
 /// service.md §3.2), too short to notice.
 const LOG_RESTS: Duration = Duration::from_millis(60);
 
-/// A daemon that is away for longer is told of.
+/// The user is told if the daemon is away for longer than this.
 const AWAY: Duration = Duration::from_secs(2);
 
-/// The time of day alone says when, up to here.
+/// Up to this distance a moment is shown as a time of day alone.
 const DAY: chrono::TimeDelta = chrono::TimeDelta::days(1);
 
-/// How long Ctrl-C still waits for the daemon to answer or to hear of it.
-pub(super) const LAST_WORDS: Duration = Duration::from_secs(1);
+/// Longest wait for a last answer of the daemon, for example after Ctrl-C.
+pub(super) const LAST_ANSWER_WAIT: Duration = Duration::from_secs(1);
 
-/// What Ctrl-C does.
+/// Effect of Ctrl-C.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum OnInterrupt {
-    /// Cancels the job and waits for its end; the second one leaves at once. SIGTERM and SIGHUP do the same.
+    /// Cancels the job and waits for its end. A second one ends the command at once. SIGTERM and SIGHUP do the same.
     Cancel,
-    /// Leaves; the job goes on. SIGTERM and SIGHUP end the process by themselves.
+    /// Ends the command; the job goes on. SIGTERM and SIGHUP keep their default action, except SIGTERM under a live
+    /// view.
     Leave,
 }
 
-/// Ctrl-C, from the moment this is made, and the other signals that tell a command to end.
+/// Ctrl-C and the other signals that tell a command to end, caught from the creation of this value on.
 pub(super) struct Interrupts {
     signals: Signals,
+    /// Ctrl-Z, caught if a live view has to be removed first.
+    stop: Option<Signal>,
     action: OnInterrupt,
     seen: Option<Exit>,
+    /// Remedy of a command that leaves its job alone.
+    remedy: Option<String>,
 }
 
-/// `None`: not listened for.
+/// `None` for a signal that is not caught.
 struct Signals {
     interrupt: Signal,
     terminate: Option<Signal>,
@@ -75,17 +81,32 @@ impl Interrupts {
     pub(super) fn new(action: OnInterrupt) -> Result<Self, Failure> {
         let listen = |kind| signal(kind).map_err(|error| Failure::new(Exit::Failure, error));
         let cancels = action == OnInterrupt::Cancel;
-        // Who started us may have wished that the end of its terminal does not matter, as nohup does.
+        // A SIGHUP that is ignored at the start stays ignored, as nohup wants it.
         let hang_up = cancels && !is_signal_ignored(rustix::process::Signal::HUP);
         let signals = Signals {
             interrupt: listen(SignalKind::interrupt())?,
             terminate: cancels.then(|| listen(SignalKind::terminate())).transpose()?,
             hang_up: hang_up.then(|| listen(SignalKind::hangup())).transpose()?,
         };
-        Ok(Self { signals, action, seen: None })
+        Ok(Self { signals, stop: None, action, seen: None, remedy: None })
     }
 
-    /// Does `work`, unless Ctrl-C comes first.
+    /// Sets the remedy shown after Ctrl-C, for a command that leaves its job alone.
+    pub(super) fn set_remedy(&mut self, remedy: String) {
+        self.remedy = Some(remedy);
+    }
+
+    /// Also listens for the signals that would leave a live view on the screen.
+    fn for_view(&mut self) -> Result<(), Failure> {
+        let listen = |kind| signal(kind).map_err(|error| Failure::new(Exit::Failure, error));
+        if self.signals.terminate.is_none() {
+            self.signals.terminate = Some(listen(SignalKind::terminate())?);
+        }
+        self.stop = Some(listen(SignalKind::from_raw(Kind::TSTP.as_raw()))?);
+        Ok(())
+    }
+
+    /// Does `work`, unless a signal comes first.
     pub(super) async fn unless_interrupted<T>(
         &mut self,
         work: impl Future<Output = Result<T, Failure>>,
@@ -96,8 +117,8 @@ impl Interrupts {
         }
     }
 
-    /// Submits a job by `work`. After Ctrl-C the daemon has [`LAST_WORDS`] to answer: a job that it has started by then
-    /// is one to cancel, as if Ctrl-C had come a moment later.
+    /// Submits a job by `work`. After a signal the daemon has [`LAST_ANSWER_WAIT`] to answer. A job that it has started
+    /// by then is cancelled, as if the signal had come a moment later.
     pub(super) async fn while_submitting<T>(
         &mut self,
         work: impl Future<Output = Result<T, Failure>>,
@@ -110,120 +131,178 @@ impl Interrupts {
         self.seen = Some(first);
         tokio::select! {
             done = work => done,
-            () = sleep(LAST_WORDS) => Err(self.interrupted(first)),
+            () = sleep(LAST_ANSWER_WAIT) => Err(self.interrupted(first)),
             exit = self.signals.next() => Err(self.interrupted(exit)),
         }
     }
 
-    /// The first of them that has come.
+    /// Returns the first signal that has come.
     pub(super) fn seen(&self) -> Option<Exit> {
         self.seen
     }
 
-    /// The failure that ends a command at once: by the first signal, whichever the second is.
+    /// Returns the failure that ends a command at once. It tells the first signal, whichever the second is.
     fn interrupted(&self, exit: Exit) -> Failure {
         let exit = self.seen.unwrap_or(exit);
-        Failure::new(exit, if exit == Exit::Interrupted { "interrupted" } else { "told to end" })
+        let what = if exit == Exit::Interrupted { "interrupted" } else { "told to end" };
+        match &self.remedy {
+            Some(remedy) => Failure::new(exit, format!("{what}; the job goes on")).with_remedy(remedy),
+            None => Failure::new(exit, what),
+        }
     }
 }
 
 /// A job that has been followed to its end.
-pub(super) struct Ended {
+pub(super) struct FinishedJob {
     pub(super) status: v1::Status,
     /// The tree of all results, if the daemon sent it.
     pub(super) root: Option<v1::StepResult>,
     tail: Tail,
-    /// Whether what the function returned is shown: the format does not hold it.
+    /// True if the function's outputs are to be shown, because the format does not hold them.
     shows_outputs: bool,
-    /// Whether the log said why the job failed, right above what is said of its end.
+    /// True if the summary need not give the reason: it stands right above, or the exit code tells it.
     is_told: bool,
+    /// True if the last lines of the failed step can be seen right above.
+    shows_output: bool,
 }
 
-impl Ended {
-    /// Exit code of the command.
+impl FinishedJob {
     pub(super) fn code(&self, interrupts: &Interrupts) -> u8 {
         interrupts.seen().map_or_else(|| end::code(&self.status), Exit::code)
     }
 
-    /// Says on stderr why the job failed, or what it returned; `request` if it was submitted here.
-    pub(super) fn explain(&self, talk: Talk, request: Option<&Request>, interrupts: &Interrupts) {
-        if talk.quiet {
-            return;
-        }
+    /// Prints on stderr why the job failed, or what it returned. `request` is given if it was submitted here.
+    pub(super) fn explain(&self, verbosity: Verbosity, request: Option<&Request>, interrupts: &Interrupts) {
+        let detail = match (verbosity.quiet, self.shows_output) {
+            (true, _) => Detail::Brief,
+            (false, true) => Detail::WithoutOutput,
+            (false, false) => Detail::Full,
+        };
         let lines = match (&self.root, end::code(&self.status)) {
+            // Its end by the caller's own signal is no error.
+            _ if verbosity.quiet && interrupts.seen.is_some() => Vec::new(),
+            (_, 0) if verbosity.quiet => Vec::new(),
             (Some(root), 0) if self.shows_outputs => results::outputs(root),
             (_, 0) => Vec::new(),
             (root, _) => {
-                let reason = if self.is_told { Reason::Told } else { Reason::Message };
-                let reason = if interrupts.seen.is_some() { Reason::ByUser } else { reason };
-                summary::lines(&self.status, root.as_ref(), &self.tail, request, reason)
+                let reason = if self.is_told { SummaryReason::AlreadyShown } else { SummaryReason::Message };
+                let reason = if interrupts.seen.is_some() { SummaryReason::ByUser } else { reason };
+                summary::lines(&self.status, root.as_ref(), &self.tail, request, reason, detail)
             }
         };
         for line in lines {
-            terminal::say(&line);
+            terminal::say_wrapped(&line);
         }
     }
 }
 
-/// Follows the job `id` from byte `offset` of its log.
+/// Follows the job `id` from byte `offset` of its log. However it ends, the terminal is restored.
 pub(super) async fn follow(
     client: &Client,
     id: &JobId,
     offset: u64,
     mut display: Display,
     interrupts: &mut Interrupts,
-    talk: Talk,
-) -> Result<Ended, Failure> {
+    verbosity: Verbosity,
+) -> Result<FinishedJob, Failure> {
+    if display.is_view() {
+        interrupts.for_view()?;
+    }
+    let ended = Box::pin(follow_with(client, id, offset, &mut display, interrupts, verbosity)).await;
+    if let Err(failure) = &ended {
+        let leave = async {
+            if failure.exit().is_by_signal() {
+                // The sender does not wait for a reader that hangs.
+                drop(timeout(LAST_ANSWER_WAIT, display.restore_terminal()).await);
+            } else {
+                display.restore_terminal().await;
+            }
+        };
+        tokio::select! {
+            () = leave => {}
+            _ = interrupts.signals.next() => {}
+        }
+    }
+    ended
+}
+
+async fn follow_with(
+    client: &Client,
+    id: &JobId,
+    offset: u64,
+    display: &mut Display,
+    interrupts: &mut Interrupts,
+    verbosity: Verbosity,
+) -> Result<FinishedJob, Failure> {
     let mut log = client.follow(id, offset);
     let mut absences = log.absence();
     let mut told = false;
     let mut results = client.follow_steps(id);
+    if display.wants_starts() {
+        results = results.with_starts();
+    }
     let mut results_open = true;
     let (mut root, mut status, mut tail) = (None, None, Tail::default());
     let mut patience = Instant::now();
+    let mut rested = Instant::now();
     let cancel = client.cancel(id);
     tokio::pin!(cancel);
     let mut cancelling = false;
     if let Some(exit) = interrupts.seen {
         cancelling = true;
-        say_cancelling(&mut display, exit, talk)?;
+        say_cancelling(display, exit, verbosity)?;
     }
     while status.is_none() || results_open {
         tokio::select! {
-            event = log.next(), if status.is_none() => match event? {
-                Event::Log(bytes) => {
+            event = log.next(), if status.is_none() && display.has_room() => match event {
+                Ok(Event::Log(bytes)) => {
                     told = false;
+                    rested = Instant::now() + LOG_RESTS;
                     tail.push(&bytes);
                     display.log(&bytes)?;
                 }
-                Event::End(end) => {
+                Ok(Event::End(end)) => {
                     status = Some(*end);
                     patience = Instant::now() + RESULTS_AFTER_LOG;
                 }
+                Err(error) => return Err(Box::pin(why_lost(client, id, error)).await),
             },
             result = results.next(), if results_open => match result {
                 Ok(Some(result)) => {
                     display.step(&result)?;
+                    rested = Instant::now() + LOG_RESTS;
                     root = Some(result);
                 }
-                Ok(None) => results_open = false,
+                Ok(None) => {
+                    results_open = false;
+                    display.steps_end()?;
+                }
                 Err(error) => {
                     results_open = false;
-                    if talk.verbose > 0 {
-                        terminal::say(&format!("step-runner: no step results: {error}"));
+                    display.steps_end()?;
+                    if verbosity.verbose > 0 {
+                        display.say(&format!("step-runner: no step results: {error}"))?;
                     }
                 }
             },
-            until = away(&mut absences), if status.is_none() && !told => {
+            absence = away(&mut absences), if status.is_none() && !told => {
                 told = true;
-                say_away(&mut display, until, talk)?;
+                say_away(display, absence, verbosity)?;
             }
-            () = sleep(LOG_RESTS), if display.has_ended_steps() => display.show_ended_steps()?,
-            () = sleep_until(patience), if status.is_some() => results_open = false,
-            // A job that has ended meanwhile is none the worse for it.
+            () = sleep_until(rested), if display.has_ended_steps() => display.show_ended_steps()?,
+            drawn = display.frame() => drawn?,
+            () = next(&mut interrupts.stop) => display.suspend().await,
+            () = sleep_until(patience), if status.is_some() => {
+                results_open = false;
+                display.steps_end()?;
+            }
+            // A job that has ended meanwhile may be cancelled without harm.
             cancelled = &mut cancel, if cancelling => {
                 cancelling = false;
-                cancelled?;
+                // If the end is known, a failed cancel does not matter.
+                if status.is_none() {
+                    cancelled?;
+                }
             }
             exit = interrupts.signals.next() => {
                 if interrupts.seen.is_some() || interrupts.action == OnInterrupt::Leave {
@@ -231,21 +310,47 @@ pub(super) async fn follow(
                 }
                 interrupts.seen = Some(exit);
                 cancelling = true;
-                say_cancelling(&mut display, exit, talk)?;
+                say_cancelling(display, exit, verbosity)?;
             }
         }
     }
     let status = status.unwrap_or_default();
-    display.end(&status)?;
-    // Every message is a complete subtree, but only the last one is the whole.
-    let root =
-        root.filter(|result: &v1::StepResult| result.step.as_ref().is_none_or(|step| step.name.is_empty()));
-    let is_told = display.is_above_stderr() && tail.tells_why();
-    Ok(Ended { status, root, tail, shows_outputs: display.leaves_outputs_out(), is_told })
+    tokio::select! {
+        shown = display.end(&status) => shown?,
+        // A signal ends the wait for a terminal that hangs.
+        exit = interrupts.signals.next() => return Err(interrupts.interrupted(exit)),
+    }
+    // Every message is a complete subtree, but only the root's is the whole tree.
+    let root = root.filter(|result: &v1::StepResult| {
+        let is_news = result.status() == v1::step_result::Status::Running;
+        !is_news && result.step.as_ref().is_none_or(|step| step.name.is_empty())
+    });
+    let shows_output = display.shows_output_of_failed();
+    // Such a message only repeats the exit code in the summary.
+    let is_repeated = shows_output && text::tells_exit_status(&status.message);
+    let is_told = display.is_above_stderr() && tail.tells_why() || is_repeated;
+    Ok(FinishedJob { status, root, tail, shows_outputs: display.leaves_outputs_out(), is_told, shows_output })
 }
 
-fn say_cancelling(display: &mut Display, exit: Exit, talk: Talk) -> Result<(), Failure> {
-    if talk.quiet {
+/// Returns the failure of a follower. If the log is lost, the job's final status may say why: for example, a disk that
+/// failed.
+async fn why_lost(client: &Client, id: &JobId, error: Error) -> Failure {
+    let is_lost = matches!(error, Error::Lost { .. }) && !error.is_unknown_job();
+    let failure = Failure::from(error);
+    if !is_lost {
+        return failure;
+    }
+    let status = timeout(LAST_ANSWER_WAIT, client.status(id)).await.ok().and_then(Result::ok);
+    match status.filter(|status| status.finished && !status.message.is_empty()) {
+        Some(status) => {
+            Failure::new(failure.exit(), format!("job {id} has ended: {}; {failure}", status.message))
+        }
+        None => failure,
+    }
+}
+
+fn say_cancelling(display: &mut Display, exit: Exit, verbosity: Verbosity) -> Result<(), Failure> {
+    if verbosity.quiet {
         return Ok(());
     }
     display.say(match exit {
@@ -255,8 +360,8 @@ fn say_cancelling(display: &mut Display, exit: Exit, talk: Talk) -> Result<(), F
     })
 }
 
-/// Waits until the daemon has been away for [`AWAY`]; until when it is tried.
-async fn away(absences: &mut watch::Receiver<Option<Absence>>) -> Instant {
+/// Waits until the daemon has been away for [`AWAY`].
+async fn away(absences: &mut watch::Receiver<Option<Absence>>) -> Absence {
     loop {
         let absence = *absences.borrow_and_update();
         let long = async {
@@ -266,8 +371,8 @@ async fn away(absences: &mut watch::Receiver<Option<Absence>>) -> Instant {
             }
         };
         tokio::select! {
-            () = long => if let Some(Absence { until, .. }) = absence {
-                return until;
+            () = long => if let Some(absence) = absence {
+                return absence;
             },
             changed = absences.changed() => if changed.is_err() {
                 std::future::pending::<()>().await;
@@ -276,15 +381,16 @@ async fn away(absences: &mut watch::Receiver<Option<Absence>>) -> Instant {
     }
 }
 
-/// Says it once, until something has come again.
-fn say_away(display: &mut Display, until: Instant, talk: Talk) -> Result<(), Failure> {
-    if talk.quiet {
+/// Tells the user that the daemon is away, and how long the client tries to reach it.
+fn say_away(display: &mut Display, absence: Absence, verbosity: Verbosity) -> Result<(), Failure> {
+    if verbosity.quiet {
         return Ok(());
     }
-    let left = until.saturating_duration_since(Instant::now());
+    let left = absence.until.saturating_duration_since(Instant::now());
     let left = chrono::TimeDelta::from_std(left).unwrap_or(chrono::TimeDelta::MAX);
     let format = if left < DAY { " until %H:%M:%S" } else { " until %Y-%m-%d %H:%M:%S" };
     let until = chrono::Local::now().checked_add_signed(left);
     let until = until.map_or_else(String::new, |until| until.format(format).to_string());
-    display.say(&format!("step-runner: the daemon is away; the job goes on; trying{until}"))
+    let what = if absence.is_stopped { "its container does not run" } else { "the job goes on" };
+    display.say(&format!("step-runner: the daemon is away; {what}; trying{until}"))
 }

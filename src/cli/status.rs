@@ -6,12 +6,12 @@ use std::time::Duration;
 use clap::ValueEnum;
 
 use super::connection::{ConnectionOptions, parse_id};
-use super::{Ending, Talk, states, terminal};
+use super::{CommandResult, Verbosity, states, terminal};
 use crate::client::{Client, Error};
 use crate::model::JobId;
 use crate::pb::v1;
 
-/// Time between two looks with `--watch`.
+/// Time between two requests with `--watch`.
 const WATCH_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Show the states of jobs
@@ -29,7 +29,7 @@ pub(super) struct Arguments {
     id: Option<JobId>,
     /// As a table or as one JSON object
     #[arg(long, value_enum, value_name = "FORMAT", default_value = "table")]
-    output: Format,
+    output: StatusFormat,
     /// Show it again whenever it changes; with ID until the job has ended
     #[arg(long, env = "STEP_RUNNER_WATCH")]
     watch: bool,
@@ -38,22 +38,22 @@ pub(super) struct Arguments {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Format {
+enum StatusFormat {
     Table,
     Json,
 }
 
-pub(super) async fn execute(arguments: Arguments, talk: Talk) -> Ending {
-    let client = arguments.connection.connect(talk).await?;
+pub(super) async fn execute(arguments: Arguments, verbosity: Verbosity) -> CommandResult {
+    let client = arguments.connection.connect(verbosity).await?;
     let mut shown = String::new();
     loop {
         let jobs = look(&client, arguments.id.as_ref()).await?;
         let text = match arguments.output {
-            Format::Table => states::table(&jobs, chrono::Utc::now(), terminal::width()),
-            Format::Json => format!("{}\n", states::all_to_json(&jobs)),
+            StatusFormat::Table => states::table(&jobs, terminal::width(), terminal::stdout_has_color()),
+            StatusFormat::Json => format!("{}\n", states::all_to_json(&jobs)),
         };
         if text != shown {
-            show(&text, arguments.watch && arguments.output == Format::Table)?;
+            show(&text, arguments.watch && arguments.output == StatusFormat::Table)?;
             shown = text;
         }
         let over = arguments.id.is_some() && jobs.iter().all(|job| job.finished);
@@ -71,10 +71,10 @@ async fn look(client: &Client, id: Option<&JobId>) -> Result<Vec<v1::Status>, Er
     }
 }
 
-/// On a terminal the table stays in place; elsewhere one follows the other.
+/// Prints the status. With `in_place` on a terminal, clears the screen first, so that it replaces the one before.
 fn show(text: &str, in_place: bool) -> Result<(), crate::error::Failure> {
     if in_place && io::stdout().is_terminal() {
-        terminal::write_stdout(b"\x1b[H\x1b[2J")?;
+        terminal::print(b"\x1b[H\x1b[2J")?;
     }
-    terminal::write_stdout(text.as_bytes())
+    terminal::print(text.as_bytes())
 }

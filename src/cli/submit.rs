@@ -2,7 +2,7 @@
 
 use super::connection::ConnectionOptions;
 use super::job::JobOptions;
-use super::{Ending, Talk, run};
+use super::{CommandResult, Verbosity, run};
 
 /// Start a job, print its id and return
 #[derive(clap::Args)]
@@ -17,9 +17,10 @@ pub(super) struct Arguments {
     connection: ConnectionOptions,
 }
 
-pub(super) async fn execute(arguments: Arguments, talk: Talk) -> Ending {
+pub(super) async fn execute(arguments: Arguments, verbosity: Verbosity) -> CommandResult {
     let address = arguments.connection.address()?;
-    let request = arguments.job.request(address.shares_files())?;
-    let client = arguments.connection.connect_to(address, talk).await?;
-    run::submit(&client, &request, arguments.job.names_its_id(), talk).await
+    let request = arguments.job.request(address.shares_files(), verbosity)?;
+    run::warn_of_unseen_files(&request, &address, verbosity);
+    let client = arguments.connection.connect_to(address, verbosity).await?;
+    run::submit(&client, &request, arguments.job.names_its_id(), verbosity).await
 }

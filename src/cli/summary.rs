@@ -1,52 +1,60 @@
-//! Why a job failed, as the last lines on stderr (cli.md, "On failure").
+//! Summary of a failed job: the last lines on stderr (cli.md, "On failure").
 
 use anstyle::AnsiColor;
 
 use super::document;
+use super::end;
 use super::excerpt::{self, Lines};
 use super::output::STEP_START;
 use super::states::printable;
+use super::stopped::{self, ShellReport};
 use crate::client::Request;
-use crate::lang;
-use crate::lang::ast::Body;
 use crate::lang::diagnostic::Position;
 use crate::log::line::Entry;
 use crate::log::pretty::{Format, Options, Output, Printer};
+use crate::model::CancelCause;
 use crate::pb::v1;
 
 /// Lines of output shown.
 const LINES: usize = 20;
 
-/// Bytes of the log kept for them.
+/// Bytes at the end of the log that are kept for them.
 const KEPT: usize = 64 * 1024;
 
-/// Most steps in a path of steps that is shown whole.
+/// Longest path of steps that is shown whole.
 const NAMED: usize = 12;
 
 /// Longest line shown, in characters.
 const LINE_LENGTH: usize = 500;
 
 /// Beginnings of the daemon's lines that say why a job did not succeed (logs.md §2).
-const ENDS: [&[u8]; 4] =
+pub(super) const ENDS: [&[u8]; 4] =
     [b"job failed: ", b"job cancelled: ", b"job ended by time limit: ", b"job interrupted: "];
 
-/// What the first line says of the reason.
+/// Reason in the first line of the summary.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Reason {
+pub(super) enum SummaryReason {
     /// The job's message.
     Message,
-    /// Nothing: it stands right above.
-    Told,
-    /// Nothing: who reads it knows best.
+    /// None, because it is shown already.
+    AlreadyShown,
+    /// The job's message, except for a cancelled job: its reader has cancelled it.
     ByUser,
 }
 
-/// The end of a log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Detail {
+    Full,
+    /// No output of the failed step, because it stands right above.
+    WithoutOutput,
+    /// Neither output nor advice.
+    Brief,
+}
+
 #[derive(Default)]
 pub(super) struct Tail(Vec<u8>);
 
 impl Tail {
-    /// Takes the next bytes of the log.
     pub(super) fn push(&mut self, bytes: &[u8]) {
         self.0.extend_from_slice(bytes);
         if self.0.len() > 2 * KEPT {
@@ -54,7 +62,7 @@ impl Tail {
         }
     }
 
-    /// Whether the daemon has said in the log why the job did not succeed (logs.md §2).
+    /// True if the daemon has written to the log why the job did not succeed (logs.md §2).
     pub(super) fn tells_why(&self) -> bool {
         let lines = self.0.split_inclusive(|byte| *byte == b'\n').rev();
         lines.take(LINES).filter_map(Entry::parse).any(|entry| {
@@ -62,9 +70,16 @@ impl Tail {
         })
     }
 
-    /// The last lines that the step printed which ran last, printable and without the daemon's own.
+    /// Returns the texts of the stderr lines among `lines`.
+    fn errors(lines: &[String]) -> impl DoubleEndedIterator<Item = &str> {
+        /// Width of the time before each line.
+        const TIME: usize = 13;
+        lines.iter().filter_map(|line| line.get(TIME..)?.strip_prefix("err  "))
+    }
+
+    /// Returns the last output lines of the step that ran last, printable and without the daemon's own lines.
     fn lines(&self) -> Vec<String> {
-        // What was cut lost its header, or part of it.
+        // After a cut the first line lacks its header, or part of it.
         let start = if self.0.len() >= KEPT {
             self.0.iter().position(|b| *b == b'\n').map_or(0, |at| at + 1)
         } else {
@@ -91,13 +106,13 @@ impl Tail {
     }
 }
 
-/// The step that failed, deepest first found.
+/// The failed step and the names on the path to it.
 struct Failed<'a> {
     path: Vec<&'a str>,
     result: &'a v1::StepResult,
 }
 
-/// Follows the last result that is no success down to where it began.
+/// Finds the innermost failed step: follows the last unsuccessful result of each list.
 fn find(root: &v1::StepResult) -> Failed<'_> {
     let mut failed = Failed { path: Vec::new(), result: root };
     let is_bad = |result: &&v1::StepResult| result.status() != v1::step_result::Status::Success;
@@ -108,15 +123,40 @@ fn find(root: &v1::StepResult) -> Failed<'_> {
     failed
 }
 
-/// Where a step of the job's own list stands, `FILE:LINE`, if the document is at hand.
-fn place(request: &Request, step: &str) -> Option<String> {
-    let function = lang::document::parse_request(request.steps(), request.file_name()).ok()?;
-    let Body::Run(run) = &function.definition.body else { return None };
-    let line = run.steps.iter().find(|own| own.name == step)?.at.line;
-    Some(format!("{}:{line}", document::shown(&function.file)))
+/// Returns the place where the job stopped as `FILE:LINE`: the line of the script that the shell reports, else the
+/// step.
+fn place(
+    failed: Option<&v1::StepResult>,
+    path: &[&str],
+    request: Option<&Request>,
+    report: Option<&ShellReport>,
+) -> Option<String> {
+    let command = failed.and_then(|failed| failed.exec_result.as_ref()).map(|process| &*process.command);
+    if let Some(place) = report.zip(command).and_then(|(report, command)| report.place_in(command)) {
+        return Some(place);
+    }
+    let told = failed.map(|failed| failed.place.as_str()).filter(|place| !place.is_empty());
+    let told = told.and_then(|place| place.rsplit_once(':')).and_then(|(file, line)| {
+        let line: usize = line.parse().ok()?;
+        let is_own = request.is_some_and(|request| request.file_name() == file);
+        let text = request.filter(|_| is_own).map(|request| request.steps().to_owned());
+        // A file of a daemon elsewhere cannot be read here.
+        Some((file, line, text.or_else(|| std::fs::read_to_string(file).ok())))
+    });
+    let own = || {
+        let request = request?;
+        let line = stopped::step_line(request.steps(), request.file_name(), path.first()?)?;
+        Some((request.file_name(), line, Some(request.steps().to_owned())))
+    };
+    let (file, line, text) = told.or_else(own)?;
+    let exact = command.and_then(stopped::script).zip(report).and_then(|(script, report)| {
+        report.line_of(script)?;
+        stopped::line_in_document(text.as_deref()?, line, script, report.line)
+    });
+    Some(format!("{}:{}", document::shown(file), exact.unwrap_or(line)))
 }
 
-/// The line of the job's document that a message names as `FILE:LINE:COLUMN: `, with a pointer.
+/// Returns the line of the job's document that `message` names as `FILE:LINE:COLUMN: `, with a pointer.
 fn excerpt(request: &Request, message: &str) -> Option<String> {
     let file = Some(request.file_name()).filter(|file| !file.is_empty())?;
     let (_, place) = message.split_once(&format!("{file}:"))?;
@@ -126,8 +166,7 @@ fn excerpt(request: &Request, message: &str) -> Option<String> {
     Some(excerpt::point(&document::shown(file), Position { line, column }, &lines, true))
 }
 
-/// The steps that a message names before it says what went wrong: also one that has no result, because it could not be
-/// loaded.
+/// Returns the steps that a message names before the error itself. One that could not be loaded has no result.
 fn steps_of(message: &str) -> Vec<&str> {
     let mut steps = Vec::new();
     let mut rest = message;
@@ -138,7 +177,8 @@ fn steps_of(message: &str) -> Vec<&str> {
     steps
 }
 
-/// The message for people: without the step and the places of a document that was made of the reference `name`.
+/// Returns the message for people, without the step and the places of a document that was made from the reference
+/// `name`.
 fn without_places(message: &str, name: &str) -> String {
     let message = message.strip_prefix("step \"run\": ").unwrap_or(message);
     let file = format!("{name}:");
@@ -161,13 +201,14 @@ fn without_places(message: &str, name: &str) -> String {
     text
 }
 
-/// The summary of a job that did not succeed; `request` if the job was submitted here.
+/// Returns the summary of a job that did not succeed. `request` is given if the job was submitted here.
 pub(super) fn lines(
     status: &v1::Status,
     root: Option<&v1::StepResult>,
     tail: &Tail,
     request: Option<&Request>,
-    reason: Reason,
+    reason: SummaryReason,
+    detail: Detail,
 ) -> Vec<String> {
     let red = AnsiColor::Red.on_default().bold();
     let what = match status.exit_code {
@@ -184,9 +225,9 @@ pub(super) fn lines(
         None => status.message.clone(),
     };
     let message = match reason {
-        Reason::ByUser if status.exit_code == -2 => String::new(),
-        Reason::Told => String::new(),
-        Reason::Message | Reason::ByUser => message,
+        SummaryReason::ByUser if status.exit_code == -2 => String::new(),
+        SummaryReason::AlreadyShown => String::new(),
+        SummaryReason::Message | SummaryReason::ByUser => message,
     };
     let mut lines = vec![match message.as_str() {
         "" => format!("{red}job {} {what}{red:#}", status.id),
@@ -195,9 +236,9 @@ pub(super) fn lines(
     let failed = root.map(find);
     let named = steps_of(&status.message);
     let path = failed.as_ref().map_or(&[][..], |failed| &failed.path);
-    // The one that goes further: a step that could not be loaded has no result.
+    // The longer path counts: a step that could not be loaded has no result.
     let path = if named.starts_with(path) { &named } else { path };
-    // The function that was named itself is a step of a document that nobody wrote.
+    // With a reference, the first step belongs to a document that nobody wrote.
     let (reference_step, own) = path.split_at(usize::from(reference.is_some() && !path.is_empty()));
     if let Some(name) = reference {
         lines.push(format!("  function   {}", printable(name)));
@@ -205,22 +246,28 @@ pub(super) fn lines(
     if !own.is_empty() {
         lines.push(format!("  step       {}", printable(&step_path(own))));
     }
+    let output = tail.lines();
+    let report = ShellReport::find(Tail::errors(&output), status.exit_code);
     if let Some(process) = failed.as_ref().and_then(|failed| failed.result.exec_result.as_ref()) {
-        lines.push(format!("  command    {}", command_line(&process.command)));
+        lines.extend(command_lines(&process.command, report.as_ref()));
     }
     if status.exit_code > 0 {
-        lines.push(format!("  exit code  {}", status.exit_code));
+        let meaning = end::meaning(status.exit_code).map(|meaning| format!(" ({meaning})"));
+        lines.push(format!("  exit code  {}{}", status.exit_code, meaning.unwrap_or_default()));
     }
     if reference_step.is_empty() {
-        if let Some(place) = path.first().and_then(|step| place(request?, step)) {
+        let result = failed.as_ref().map(|failed| failed.result);
+        if let Some(place) = place(result, path, request, report.as_ref()) {
             lines.push(format!("  at         {}", printable(&place)));
         }
         if let Some(excerpt) = request.and_then(|request| excerpt(request, &status.message)) {
             lines.extend(excerpt.lines().map(|line| format!("  {line}")));
         }
     }
-    let output = tail.lines();
-    if !output.is_empty() {
+    if detail == Detail::Brief {
+        return lines;
+    }
+    if !output.is_empty() && detail == Detail::Full {
         lines.push("  end of its output:".to_owned());
         lines.extend(output.into_iter().map(|line| format!("    {line}")));
     }
@@ -230,7 +277,7 @@ pub(super) fn lines(
     lines
 }
 
-/// The names of steps from the outermost in; of very many the first and the last.
+/// Joins the names of steps, the outermost first. Of very many it keeps the first and the last.
 fn step_path(steps: &[&str]) -> String {
     let inner = steps.len().saturating_sub(NAMED / 2);
     match (steps.get(..NAMED / 2), steps.get(inner..)) {
@@ -241,7 +288,7 @@ fn step_path(steps: &[&str]) -> String {
     }
 }
 
-/// As one would type it: words with anything but plain characters in quotes.
+/// Returns the command as one would type it: words with anything but plain characters are in quotes.
 fn command_line(words: &[String]) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "_-./=:,@%+".contains(c);
     let quote = |word: &String| {
@@ -259,8 +306,36 @@ fn command_line(words: &[String]) -> String {
     }
 }
 
-/// What to do about it, where the end tells.
+/// Returns the command as written, a script of several lines in as many rows. The row where the shell stopped is
+/// marked.
+fn command_lines(command: &[String], report: Option<&ShellReport>) -> Vec<String> {
+    /// Maximum number of script lines shown.
+    const SHOWN: usize = 15;
+    let script = stopped::script(command).filter(|script| script.trim_end().contains('\n'));
+    let Some((script, start)) = script.zip(command.get(..2)) else {
+        return vec![format!("  command    {}", command_line(command))];
+    };
+    let stopped_at = report.filter(|report| report.line_of(script).is_some()).map(|report| report.line);
+    let all: Vec<&str> = script.trim_end().lines().collect();
+    // The line where the script stopped is near the end of the part shown.
+    let last = stopped_at.map_or(SHOWN, |at| (at + 2).max(SHOWN)).min(all.len());
+    let first = last.saturating_sub(SHOWN);
+    let mut lines = vec![format!("  command    {}", command_line(start))];
+    let omitted = |omitted: bool| omitted.then(|| "               …".to_owned());
+    lines.extend(omitted(first > 0));
+    for (at, line) in all.iter().enumerate().take(last).skip(first) {
+        let mark = if stopped_at == Some(at + 1) { '>' } else { ' ' };
+        let line: String = printable(&line.replace('\t', "    ")).chars().take(LINE_LENGTH).collect();
+        lines.push(format!("             {mark} {line}").trim_end().to_owned());
+    }
+    lines.extend(omitted(last < all.len()));
+    lines
+}
+
+/// Returns advice, if the end suggests any.
 fn advice(status: &v1::Status, of_reference: bool) -> Option<&'static str> {
+    // A request's --timeout does not change the time limits of the daemon.
+    let is_by = |cause: CancelCause| status.message.starts_with(cause.text());
     Some(match status.exit_code {
         126 => "make the command executable, or run it by its interpreter",
         127 => "install the command in the job's environment, or correct its PATH",
@@ -273,6 +348,12 @@ fn advice(status: &v1::Status, of_reference: bool) -> Option<&'static str> {
         }
         -1 => "correct the function; `step-runner help exit-codes` explains the ends of a job",
         -2 => return None,
+        -3 if is_by(CancelCause::Silent) => {
+            "print something now and then, or raise the daemon's setting silent_after (serve --silent-after TIME)"
+        }
+        -3 if is_by(CancelCause::Runaway) => {
+            "raise the daemon's setting runaway_after (serve --runaway-after TIME), or find out what it waited for"
+        }
         -3 => "give it more time with --timeout, or find out what it waited for",
         -4 => "run it again; the daemon's own log tells what died",
         _ => "look at the output above; --output raw shows the log as it is, --results FILE all results",
@@ -319,8 +400,15 @@ mod tests {
         let status = v1::Status { id: "42".into(), exit_code: 3, finished: true, ..Default::default() };
         let steps = "spec: {}\n---\nrun:\n- name: setup\n  script: a\n- name: build\n  func: ./build\n";
         let request = Request::new(crate::model::JobId::parse("42").unwrap(), steps).file("/ci/func.yml");
-        let text =
-            lines(&status, Some(&root), &tail(&log.concat()), Some(&request), Reason::Message).join("\n");
+        let text = lines(
+            &status,
+            Some(&root),
+            &tail(&log.concat()),
+            Some(&request),
+            SummaryReason::Message,
+            Detail::Full,
+        )
+        .join("\n");
         for part in [
             "job 42 failed",
             "build/compile",
@@ -340,7 +428,8 @@ mod tests {
         let root = result("", Status::Failure, vec![result("digest", Status::Failure, vec![])]);
         let message = "step \"digest\": step \"chosen\": failed to load: /f.yml:8:5: run[0]: nothing";
         let status = v1::Status { exit_code: -1, message: message.into(), ..Default::default() };
-        let text = lines(&status, Some(&root), &Tail::default(), None, Reason::Message).join("\n");
+        let text = lines(&status, Some(&root), &Tail::default(), None, SummaryReason::Message, Detail::Full)
+            .join("\n");
         assert!(
             text.contains("step       digest/chosen") && text.contains("try: correct the function"),
             "{text}"
@@ -351,8 +440,26 @@ mod tests {
     fn what_could_not_be_fetched_is_not_blamed_on_the_function() {
         let message = "step \"a\": failed to load: f.yml:1:2: run[0]: cannot fetch from h/x: no such host";
         let status = v1::Status { exit_code: -1, message: message.into(), ..Default::default() };
-        let text = lines(&status, None, &Tail::default(), None, Reason::Message).join("\n");
+        let text =
+            lines(&status, None, &Tail::default(), None, SummaryReason::Message, Detail::Full).join("\n");
         assert!(text.contains("check the network") && !text.contains("correct the function"), "{text}");
+    }
+
+    #[test]
+    fn each_time_limit_names_what_raises_it() {
+        let options = ["--timeout", "silent_after", "runaway_after"];
+        for (cause, option) in [
+            (CancelCause::TimeLimit, "--timeout"),
+            (CancelCause::Silent, "silent_after"),
+            (CancelCause::Runaway, "runaway_after"),
+        ] {
+            let message = format!("{}; 2 processes could not be killed", cause.text());
+            let status = v1::Status { exit_code: -3, message, ..Default::default() };
+            let advice = advice(&status, false).unwrap();
+            for other in options {
+                assert_eq!(advice.contains(other), other == option, "{advice}");
+            }
+        }
     }
 
     #[test]
@@ -363,7 +470,9 @@ mod tests {
             "step \"run\": failed to load: builtin://nope:1:2: run[0]: builtin \"nope\" was not found";
         let status =
             v1::Status { id: "42".into(), exit_code: -1, message: message.into(), ..Default::default() };
-        let text = lines(&status, None, &Tail::default(), Some(&request), Reason::Message).join("\n");
+        let text =
+            lines(&status, None, &Tail::default(), Some(&request), SummaryReason::Message, Detail::Full)
+                .join("\n");
         assert!(text.contains("failed to load: builtin \"nope\" was not found\n"), "{text}");
         assert!(
             text.contains("function   builtin://nope") && !text.contains("run[0]") && !text.contains(":1:2")
@@ -384,7 +493,8 @@ mod tests {
     #[test]
     fn control_bytes_of_messages_and_commands_do_not_reach_the_terminal() {
         let status = v1::Status { exit_code: -1, message: "a\x1b]0;x\x07b".into(), ..Default::default() };
-        assert!(lines(&status, None, &Tail::default(), None, Reason::Message)[0].ends_with("a ]0;x b"));
+        let lines = lines(&status, None, &Tail::default(), None, SummaryReason::Message, Detail::Full);
+        assert!(lines[0].ends_with("a ]0;x b"));
         assert_eq!(command_line(&["a\x1bb".into()]), "'a b'");
     }
 }

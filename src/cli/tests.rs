@@ -21,7 +21,7 @@ fn the_definition_is_sound() {
 
 #[test]
 fn every_option_has_its_variable() {
-    // Looked up where it is used: by `net`, and by the layers of `config`.
+    // These variables are read where they are used: by `net`, and by the layers of `config`.
     let elsewhere =
         |name: &str| name == "socket" || crate::config::SETTINGS.iter().any(|s| s.option() == name);
     // Commands that people never call have no variables.
@@ -30,12 +30,13 @@ fn every_option_has_its_variable() {
             let Some(name) = argument.get_long().filter(|name| !["help", "version"].contains(name)) else {
                 continue;
             };
-            // One variable could not hold what fits every command.
-            let other_formats = name == "output" && ["status", "check"].contains(&command.get_name());
+            // These commands have other formats, so one variable could not fit them all.
+            let other_formats =
+                name == "output" && ["status", "check", "doctor"].contains(&command.get_name());
             if (elsewhere(name) || other_formats) && argument.get_env().is_none() {
                 continue;
             }
-            // The Runner's environment is not for its driver alone.
+            // The Runner's environment is not for its driver alone, so the driver's variables have a prefix.
             let prefix = if command.get_name() == "custom-executor" { "CE_" } else { "" };
             let expected = format!("STEP_RUNNER_{prefix}{}", name.to_ascii_uppercase().replace('-', "_"));
             assert_eq!(
@@ -55,6 +56,28 @@ fn help_never_shows_values_of_variables() {
             assert!(argument.is_hide_env_values_set(), "{} {}", command.get_name(), argument.get_id());
         }
     }
+}
+
+#[test]
+fn the_help_of_each_command_is_short_and_names_each_option_and_value() {
+    fn check(command: &mut clap::Command) {
+        let help = command.render_help().to_string();
+        let lines = help.lines().count();
+        // A setting has its key's type and its variable in its text.
+        let most = if command.get_name() == "serve" { 200 } else { 100 };
+        assert!(lines <= most, "{}: {lines} lines\n{help}", command.get_name());
+        for argument in command.get_arguments().filter(|argument| !argument.is_hide_set()) {
+            let option = argument.get_long().map(|name| format!("--{name}")).unwrap_or_default();
+            assert!(help.contains(&option), "{} {option}\n{help}", command.get_name());
+            for value in argument.get_possible_values().iter().filter(|value| !value.is_hide_set()) {
+                assert!(help.contains(value.get_name()), "{option} {}\n{help}", value.get_name());
+            }
+        }
+        command.get_subcommands_mut().filter(|sub| !sub.is_hide_set()).for_each(check);
+    }
+    let mut program = super::help::layout::compact(command());
+    program.build();
+    check(&mut program);
 }
 
 #[test]
@@ -90,4 +113,22 @@ fn runners_spelling_takes_a_command_without_dashes() {
     assert!(command().try_get_matches_from(words).is_ok());
     let words = ["step-runner", "serve", "/dir", "--mask-forms", "--", "sh", "-c", "x"];
     assert!(command().try_get_matches_from(words).is_ok());
+}
+
+#[test]
+fn help_shows_each_option_under_one_name() {
+    for command in all_commands() {
+        for argument in command.get_arguments().filter(|argument| !argument.is_hide_set()) {
+            let names = argument.get_visible_aliases().into_iter().flatten().count();
+            assert_eq!(names, 0, "{} {}", command.get_name(), argument.get_id());
+        }
+    }
+    let run = command().find_subcommand("run").cloned().unwrap();
+    let help = run.clone().render_long_help().to_string();
+    for spelling in ["--inputs", "--job", "--step-results-file", "--write-steps-results"] {
+        assert!(
+            !help.contains(&format!("{spelling} ")) && !help.contains(&format!("{spelling}\n")),
+            "{spelling}"
+        );
+    }
 }

@@ -1,4 +1,4 @@
-//! Where a daemon is (connectors.md §4). Pure: text in, address or a message that names the part out.
+//! Addresses of daemons (connectors.md §4). Pure: parses a text, or names the part that is wrong.
 
 mod connector;
 mod form;
@@ -21,8 +21,8 @@ pub use connector::{Connector, ConnectorKind};
 /// | `kube://[CONTEXT@]NAMESPACE/POD[/CONTAINER]` | `kubectl exec`; `?socket=` |
 /// | `cmd:WORDS` | any program that ends in a `step-runner proxy` |
 ///
-/// All but the first and the last take `?command=PROGRAM%20WORDS`, what is run there instead of `step-runner`, and
-/// `?socket=PATH`.
+/// All but the first and the last accept `?socket=PATH`, and `?command=PROGRAM%20WORDS` for the program to run there
+/// instead of `step-runner`.
 ///
 /// ```
 /// use step_runner::client::Address;
@@ -40,55 +40,55 @@ pub enum Address {
     Process(Connector),
 }
 
-/// Why a text is no address. Names the part, never shows a password.
+/// Reasons why a text is no address. Names the part, never shows a password.
 #[derive(Debug, thiserror::Error)]
 pub enum AddressError {
-    /// Nothing where the path should be.
+    /// The path is missing.
     #[error("the address names no path: write unix:PATH or a path")]
     Empty,
-    /// A scheme nobody knows.
+    /// The scheme is unknown.
     #[error("unknown scheme `{0}` of the address: use unix, ssh, docker, podman, kube or cmd")]
     UnknownScheme(String),
-    /// `unix://HOST/PATH`.
+    /// A unix address has a host: `unix://HOST/PATH`.
     #[error("a unix address has no host: write unix:///PATH or unix:PATH")]
     HostInUnixAddress,
-    /// A part that the scheme needs.
+    /// A part that the scheme needs is missing.
     #[error("the address names no {part}: write {form}")]
     Missing {
         /// The part.
         part: &'static str,
-        /// How such an address is written.
+        /// The form of such an address.
         form: &'static str,
     },
-    /// A part that cannot be.
+    /// A part is malformed.
     #[error("the {part} of the address {problem}: write {form}")]
     Malformed {
         /// The part.
         part: &'static str,
-        /// What is wrong with it.
+        /// The problem.
         problem: String,
-        /// How such an address is written.
+        /// The form of such an address.
         form: &'static str,
     },
-    /// A key of the query that the scheme does not know.
+    /// The scheme does not know a key of the query.
     #[error("unknown key `{key}` in the query of the address: {known}")]
     UnknownKey {
         /// The key.
         key: String,
-        /// Those it may be.
+        /// The keys that it knows.
         known: &'static str,
     },
-    /// A password, which does not belong on a command line.
+    /// It holds a password, which does not belong on a command line.
     #[error("the address holds a password, which every process of this machine could read: use a key")]
     Password,
-    /// The path cannot be a socket.
+    /// The path cannot be that of a socket.
     #[error(transparent)]
     Socket(#[from] SocketError),
 }
 
 impl Address {
-    /// The daemon behind a program of the caller's choice: `words` are split as a shell splits quoted words, and run
-    /// without a shell. The program must end in a `step-runner proxy`.
+    /// Returns the address of a daemon behind any program. `words` are split like a shell's quoted words, and run
+    /// without one. The program must end in a `step-runner proxy`.
     ///
     /// ```
     /// use step_runner::client::Address;
@@ -101,7 +101,7 @@ impl Address {
         Connector::command(words).map(Self::Process)
     }
 
-    /// True where the daemon sees the same files under the same names as this process (cli.md, "How FILE travels").
+    /// True if the daemon sees the same files under the same names as this process (cli.md, "How FILE travels").
     pub fn shares_files(&self) -> bool {
         matches!(self, Self::Unix(_))
     }
@@ -139,7 +139,7 @@ fn unix(path: &str) -> Result<Address, AddressError> {
     Ok(Address::Unix(Socket::named(PathBuf::from(path))?))
 }
 
-/// `scheme:rest`; a path with a colon in a later segment has none.
+/// Splits `scheme:rest`. A path has no scheme even if a later segment holds a colon.
 fn scheme(text: &str) -> Option<(&str, &str)> {
     let (scheme, rest) = text.split_once(':')?;
     let mut bytes = scheme.bytes();
@@ -148,12 +148,12 @@ fn scheme(text: &str) -> Option<(&str, &str)> {
         .then_some((scheme, rest))
 }
 
-/// The address, written in the one way that is read as the same again.
+/// Writes the address in a canonical form, which parses to the same address.
 impl fmt::Display for Address {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Unix(socket) => {
-                // What follows two slashes would be read as a host.
+                // After `unix:`, two slashes would begin a host.
                 let path = socket.path();
                 let host = if path.as_os_str().as_encoded_bytes().starts_with(b"//") { "//" } else { "" };
                 write!(f, "unix:{host}{}", path.display())

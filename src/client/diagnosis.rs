@@ -1,40 +1,38 @@
-//! What a connector that brings no daemon means (connectors.md §5). Pure: what was seen in, meaning out.
+//! Diagnoses connectors that do not reach a daemon (connectors.md §5). Pure: maps observations to a meaning.
 
 use super::ConnectorKind;
 use crate::model::ExitStatus;
 
-/// How much of what came instead of HTTP/2 is shown, in bytes (connectors.md §4).
+/// Most bytes shown of what came instead of HTTP/2 (connectors.md §4).
 pub(super) const SHOWN: usize = 200;
 
-/// Lines of standard error in a message, and their longest text.
+/// Most lines of standard error in a message, and most characters of them.
 const LAST_LINES: usize = 5;
 const LONGEST: usize = 1000;
 
-/// What an engine says of a container that is not there, or has ended.
-const ENGINE_GONE: [&str; 5] = [
-    "no such container",
-    "is not running",
-    "container state improper",
-    "no container with",
-    "in namespace \"moby\": not found",
-];
+/// Messages of an engine about a missing container.
+const ENGINE_GONE: [&str; 2] = ["no such container", "no container with"];
 
-/// What was seen of a connection that did not come about.
+/// Messages of an engine about a stopped container, which may be started again.
+const ENGINE_STOPPED: [&str; 3] =
+    ["is not running", "container state improper", "in namespace \"moby\": not found"];
+
+/// Observations of a failed connection.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Seen<'a> {
-    /// What the daemon was to be reached by; `None`: a socket.
+    /// Kind of the connector; `None` for a socket.
     pub(super) kind: Option<ConnectorKind>,
-    /// The program has ended, and how.
+    /// Exit status of the program, if it has ended.
     pub(super) end: Option<ExitStatus>,
-    /// The end of what it said on standard error.
+    /// End of the program's standard error.
     pub(super) stderr: &'a [u8],
-    /// What came and is no HTTP/2.
+    /// Received bytes that are not HTTP/2.
     pub(super) stdout: &'a [u8],
-    /// Nothing came in time.
+    /// True if nothing came in time.
     pub(super) silent: bool,
 }
 
-/// Why a connector does not bring the daemon.
+/// Reason why a connector does not reach the daemon.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Meaning {
@@ -44,30 +42,34 @@ pub enum Meaning {
     UnknownHost,
     /// The login, or the access, is refused.
     Denied,
-    /// There is no step-runner on the far side.
+    /// There is no `step-runner` on the far side.
     NoProgram,
-    /// The container or pod is not there, or does not run.
+    /// The container or pod does not exist, or will not run again.
     Gone,
+    /// The container does not run, but may be started again.
+    Stopped,
     /// The container engine or the API server does not answer.
     Engine,
-    /// The far side is there, no daemon listens in it.
+    /// The far side exists, but no daemon listens there.
     NoDaemon,
     /// The socket there must not be used.
     BadSocket,
     /// The connector does not understand its command line.
     Usage,
-    /// The line ended or broke.
+    /// The connection ended or broke.
     Lost,
     /// Nothing came in time.
     Silent,
-    /// Something came that is no HTTP/2.
+    /// The received bytes are not HTTP/2.
     Foreign,
 }
 
-/// How often a failure is tried again.
+/// Limit on repeating an attempt after a failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Repeats {
     Never,
+    /// For a short time, and only if a connection worked before, because the far side may be restarting.
+    Briefly,
     Twice,
     UntilTheLimit,
 }
@@ -77,13 +79,9 @@ impl Meaning {
         match self {
             Self::Network | Self::Engine | Self::NoDaemon | Self::Lost => Repeats::UntilTheLimit,
             Self::Silent => Repeats::Twice,
-            Self::UnknownHost
-            | Self::Denied
-            | Self::NoProgram
-            | Self::Gone
-            | Self::BadSocket
-            | Self::Usage
-            | Self::Foreign => Repeats::Never,
+            // An API server that has just started forbids everything until it has read its rules.
+            Self::Denied | Self::Stopped | Self::UnknownHost => Repeats::Briefly,
+            Self::NoProgram | Self::Gone | Self::BadSocket | Self::Usage | Self::Foreign => Repeats::Never,
         }
     }
 
@@ -93,7 +91,8 @@ impl Meaning {
             Self::UnknownHost => "the host is unknown",
             Self::Denied => "access is refused",
             Self::NoProgram => "there is no such program on the far side",
-            Self::Gone => "the container or pod is not there, or does not run",
+            Self::Gone => "the container or pod is not there, or has ended for good",
+            Self::Stopped => "the container does not run",
             Self::Engine => "the container engine or API server does not answer",
             Self::NoDaemon => "no daemon listens there yet",
             Self::BadSocket => "the daemon's socket cannot be used",
@@ -104,7 +103,7 @@ impl Meaning {
         }
     }
 
-    /// What a user can do about it.
+    /// Returns advice for the user.
     pub const fn remedy(self) -> Option<&'static str> {
         match self {
             Self::Denied => {
@@ -113,7 +112,7 @@ impl Meaning {
             Self::NoProgram => Some(
                 "bring it there with `step-runner bootstrap DIR`, or say where it is with `?command=PATH` in the address",
             ),
-            Self::Gone => Some("start it, or name another in the address"),
+            Self::Gone | Self::Stopped => Some("start it, or name another in the address"),
             Self::NoDaemon => {
                 Some("start one there with `step-runner serve`, or name its socket in the address")
             }
@@ -127,7 +126,7 @@ impl Meaning {
     }
 }
 
-/// A connection that did not come about: what was seen, in words, the connector's last lines at the end.
+/// The diagnosis of a failed connection: the observations in words, then the connector's last lines.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{text}")]
 pub struct Diagnosis {
@@ -136,12 +135,12 @@ pub struct Diagnosis {
 }
 
 impl Diagnosis {
-    /// What it means.
+    /// Meaning of the failure.
     pub const fn meaning(&self) -> Meaning {
         self.meaning
     }
 
-    /// Of the program (or socket) `name`.
+    /// Diagnoses the program or socket `name`.
     pub(super) fn of(name: &str, seen: &Seen<'_>) -> Self {
         let meaning = meaning(seen);
         let mut text = match seen.end {
@@ -157,7 +156,7 @@ impl Diagnosis {
     }
 }
 
-/// `: LINE | LINE` of the end of a program's standard error, printable; empty if there is nothing.
+/// Formats the last lines of standard error as `: LINE | LINE`, printable; empty if there are none.
 pub(super) fn last_lines(stderr: &[u8]) -> String {
     let text = String::from_utf8_lossy(stderr);
     let lines: Vec<_> = text.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
@@ -170,12 +169,12 @@ pub(super) fn last_lines(stderr: &[u8]) -> String {
     format!(": {text}")
 }
 
-/// The table.
+/// Applies the table of connectors.md §5.
 fn meaning(seen: &Seen<'_>) -> Meaning {
     if seen.silent {
         return Meaning::Silent;
     }
-    // Container runtimes complain on standard output.
+    // Container runtimes write their errors to standard output.
     let said =
         [seen.stderr, seen.stdout].map(|bytes| String::from_utf8_lossy(bytes).to_lowercase()).join("\n");
     let code = match seen.end {
@@ -188,11 +187,13 @@ fn meaning(seen: &Seen<'_>) -> Meaning {
     if let Some(meaning) = of_runtime(&said) {
         return meaning;
     }
-    if matches!(seen.kind, Some(ConnectorKind::Docker | ConnectorKind::Podman)) && has(&said, &ENGINE_GONE) {
-        return Meaning::Gone;
+    if matches!(seen.kind, Some(ConnectorKind::Docker | ConnectorKind::Podman))
+        && let Some(meaning) = of_container(&said)
+    {
+        return meaning;
     }
     if matches!(code, Some(126 | 127)) {
-        // Docker ends with 126 whatever kept it from starting something, and says on standard output what.
+        // Docker exits with 126 whatever kept it from starting the program. Its standard output says what.
         let told = seen.kind == Some(ConnectorKind::Docker) && code == Some(126) && !seen.stdout.is_empty();
         return if told { of_engine(&said).unwrap_or(Meaning::Lost) } else { Meaning::NoProgram };
     }
@@ -210,7 +211,7 @@ fn meaning(seen: &Seen<'_>) -> Meaning {
     }
 }
 
-/// The line of a proxy that found no daemon (connectors.md §2.2).
+/// Interprets the message of a proxy that found no daemon (connectors.md §2.2).
 fn of_proxy(said: &str) -> Option<Meaning> {
     let (_, reason) = said.split_once("step-runner proxy: connect")?;
     let line = reason.lines().next().unwrap_or_default();
@@ -218,16 +219,17 @@ fn of_proxy(said: &str) -> Option<Meaning> {
     Some(if has(line, &refused) { Meaning::BadSocket } else { Meaning::NoDaemon })
 }
 
-/// What a container runtime says that could not start the program, whoever passes it on. Its text may be cut at [`SHOWN`]:
-/// what is looked for stands in front of the path of the program.
+/// Interprets a container runtime's message that it could not start the program, whoever passes it on. The message may
+/// be cut at [`SHOWN`], so we look only for parts that come before the program's path.
 fn of_runtime(said: &str) -> Option<Meaning> {
-    let gone = ["cannot exec in a stopped", "cannot exec in a deleted", "cannot exec a container that has"];
+    let stopped =
+        ["cannot exec in a stopped", "cannot exec in a deleted", "cannot exec a container that has"];
     let refused = ["oci runtime exec failed", "unable to start container process"];
-    // Only these name the program; files of a container that is just ending are missing too.
+    // Only these are about the program. In a container that is just ending, other files are missing too.
     let program = ["exec: ", "exec /", "exec format error", "executable"];
-    // Its engine has not noticed yet that the container has ended; the runtime has.
-    if has(said, &gone) {
-        Some(Meaning::Gone)
+    // The container has ended. The runtime knows it, its engine not yet.
+    if has(said, &stopped) {
+        Some(Meaning::Stopped)
     } else if said.contains("executable file") && said.contains("not found") {
         Some(Meaning::NoProgram)
     } else if has(said, &refused) {
@@ -255,11 +257,20 @@ fn of_ssh(said: &str) -> Meaning {
     }
 }
 
+/// Interprets an engine's message about the container, whatever the exit code.
+fn of_container(said: &str) -> Option<Meaning> {
+    if has(said, &ENGINE_GONE) {
+        Some(Meaning::Gone)
+    } else {
+        has(said, &ENGINE_STOPPED).then_some(Meaning::Stopped)
+    }
+}
+
 fn of_engine(said: &str) -> Option<Meaning> {
     let absent =
         ["cannot connect to", "unable to connect", "error during connect", "connection refused", "is paused"];
-    if has(said, &ENGINE_GONE) {
-        Some(Meaning::Gone)
+    if let Some(meaning) = of_container(said) {
+        Some(meaning)
     } else if said.contains("permission denied") {
         Some(Meaning::Denied)
     } else {
@@ -268,13 +279,12 @@ fn of_engine(said: &str) -> Option<Meaning> {
 }
 
 fn of_kubectl(said: &str) -> Option<Meaning> {
-    // Not so "pod does not exist": a kubelet that has just been started knows none of its pods yet, and of one that is
-    // deleted the API server tells at the next attempt.
-    let gone = [
-        "(notfound)",
+    // "pod does not exist" is not among them: a kubelet that has just started knows none of its pods yet. If the pod
+    // was deleted, the API server says so at the next attempt.
+    let gone = ["(notfound)", "completed pod", "is not valid for pod"];
+    // The kubelet may start the container again.
+    let stopped = [
         "container not found",
-        "completed pod",
-        "is not valid for pod",
         "container is in container_exited state",
         "no running task found",
         "container is not created or running",
@@ -292,6 +302,8 @@ fn of_kubectl(said: &str) -> Option<Meaning> {
     ];
     if has(said, &gone) {
         Some(Meaning::Gone)
+    } else if has(said, &stopped) {
+        Some(Meaning::Stopped)
     } else if has(said, &denied) {
         Some(Meaning::Denied)
     } else if said.contains("context") && has(said, &["does not exist", "no context exists"]) {

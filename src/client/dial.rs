@@ -1,7 +1,7 @@
-//! Making a connection: one byte stream to the daemon, HTTP/2 on top of it.
+//! Dials a daemon: opens one byte stream to it and starts HTTP/2 on top.
 //!
-//! The stream is a socket, or the pipes of a process connector (ssh, docker, kubectl, a command). A connection counts once
-//! the far side has begun to speak HTTP/2; until then its end is a [`DialError`] by the table of connectors.md §5.
+//! The stream is a socket, or the pipes of a process connector (ssh, docker, kubectl, a command). A connection counts
+//! once the far side begins to speak HTTP/2. An earlier end is a [`DialError`] by the table of connectors.md §5.
 
 use std::io;
 use std::os::unix::fs::FileTypeExt;
@@ -20,41 +20,41 @@ use super::stream::{First, Stream, Transport};
 use super::{Address, Connector, ConnectorKind};
 use crate::model::ExitStatus;
 use crate::net::{Socket, SocketError};
-use crate::process::connector::{self, Said, StartError};
+use crate::process::connector::{self, StartError, StderrTail};
 
-/// A ping after this long without a byte, while something is open (connectors.md §6).
+/// Time without a byte after which a ping is sent, while a call is open (connectors.md §6).
 const PING_INTERVAL: Duration = Duration::from_secs(30);
 
-/// No answer to a ping for this long: the line is lost (connectors.md §6).
+/// Longest wait for the answer to a ping; then the connection is lost (connectors.md §6).
 const PING_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// The far side has this long to begin with HTTP/2 (connectors.md §5).
+/// Time within which the far side must begin with HTTP/2 (connectors.md §5).
 const FIRST_BYTES: Duration = Duration::from_secs(15);
 
-/// A connector that brings nothing has this long to end, so that its exit code is known.
+/// Time for a failed connector to exit, so that its exit code is known.
 const END: Duration = Duration::from_secs(2);
 
-/// Why there is no connection.
+/// Reasons why there is no connection.
 #[derive(Debug, thiserror::Error)]
 pub enum DialError {
-    /// Nobody listens there, yet.
+    /// No daemon listens there yet.
     #[error("no daemon listens on {path}")]
     NoDaemon {
         /// Path of the socket.
         path: PathBuf,
-        /// What the kernel answered.
+        /// The kernel's answer.
         #[source]
         source: io::Error,
     },
-    /// There is a file, but it is no socket.
+    /// The file exists, but is no socket.
     #[error("{0} is not a socket")]
     NotASocket(PathBuf),
-    /// The kernel refuses.
+    /// The kernel refuses the connection.
     #[error("cannot connect to {path}")]
     Connect {
         /// Path of the socket.
         path: PathBuf,
-        /// What the kernel answered.
+        /// The kernel's answer.
         #[source]
         source: io::Error,
     },
@@ -66,30 +66,25 @@ pub enum DialError {
     Start {
         /// The program.
         program: String,
-        /// Why not.
+        /// The reason.
         #[source]
         source: StartError,
     },
-    /// The connector, or the socket, does not bring the daemon.
+    /// The connector or the socket does not reach the daemon.
     #[error(transparent)]
     Connector(#[from] Diagnosis),
 }
 
 impl DialError {
-    /// Trying again cannot help (connectors.md §5).
-    pub fn is_permanent(&self) -> bool {
-        self.repeats() == Repeats::Never
-    }
-
     pub(super) fn repeats(&self) -> Repeats {
         match self {
             Self::Connector(diagnosis) => diagnosis.meaning().repeats(),
-            // That no process or descriptor is to be had is a state that passes.
+            // A lack of processes or descriptors is temporary.
             Self::NoDaemon { .. }
             | Self::Start { source: StartError::Spawn(_) | StartError::Prepare(_), .. } => {
                 Repeats::UntilTheLimit
             }
-            // A full queue of the listener, a signal.
+            // A full queue of the listener, or a signal.
             Self::Connect { source, .. }
                 if matches!(source.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) =>
             {
@@ -101,7 +96,7 @@ impl DialError {
         }
     }
 
-    /// What was found out about a connector.
+    /// Returns the diagnosis of a connector.
     pub fn meaning(&self) -> Option<Meaning> {
         match self {
             Self::Connector(diagnosis) => Some(diagnosis.meaning()),
@@ -114,24 +109,24 @@ impl DialError {
 #[derive(Debug)]
 pub(super) struct Dialed {
     pub(super) channel: Channel,
-    /// What the connector says meanwhile; nothing for a socket.
-    pub(super) said: Said,
+    /// Standard error of the connector; empty for a socket.
+    pub(super) stderr_tail: StderrTail,
 }
 
-/// A stream that may become a connection, and who is behind it.
+/// An open stream that may become a connection, with its source.
 struct Opened {
     transport: Transport,
     name: String,
     kind: Option<ConnectorKind>,
-    said: Said,
-    /// How its program has ended.
+    stderr_tail: StderrTail,
+    /// Exit status of the connector's program.
     ended: Option<oneshot::Receiver<Option<ExitStatus>>>,
 }
 
-/// Connects, within `patience`. The channel works until its connection ends and never makes another one by itself: who uses
-/// it has to see the break, to go on at the right offset.
+/// Connects within `patience`. The channel never reconnects by itself: its user must see the break, to go on at the
+/// right offset.
 pub(super) async fn dial(address: &Address, patience: Duration) -> Result<Dialed, DialError> {
-    let Opened { transport, name, kind, said, ended } = match address {
+    let Opened { transport, name, kind, stderr_tail, ended } = match address {
         Address::Unix(socket) => open_socket(socket).await?,
         Address::Process(connector) => start(connector)?,
     };
@@ -146,12 +141,12 @@ pub(super) async fn dial(address: &Address, patience: Duration) -> Result<Dialed
         .http2_keep_alive_interval(PING_INTERVAL)
         .keep_alive_timeout(PING_TIMEOUT);
     let first_bytes = async {
-        // A handshake that failed is judged by what has come, which is told when the stream is dropped at the latest.
+        // If the handshake fails, the first bytes decide. They are reported at the latest when the stream is dropped.
         let channel = endpoint.connect_with_connector(connector).await.ok();
         (first.await.unwrap_or(First::Other(Vec::new())), channel)
     };
     let (silent, stdout) = match tokio::time::timeout(FIRST_BYTES.min(patience), first_bytes).await {
-        Ok((First::Settings, Some(channel))) => return Ok(Dialed { channel, said }),
+        Ok((First::Settings, Some(channel))) => return Ok(Dialed { channel, stderr_tail }),
         Ok((First::Settings, None)) => (false, Vec::new()),
         Ok((First::Other(bytes), _)) => (false, bytes),
         Err(_) => (true, Vec::new()),
@@ -160,7 +155,7 @@ pub(super) async fn dial(address: &Address, patience: Duration) -> Result<Dialed
         Some(ended) if !silent => tokio::time::timeout(END, ended).await.ok().and_then(Result::ok).flatten(),
         _ => None,
     };
-    let seen = Seen { kind, end, stderr: &said.bytes(), stdout: &stdout, silent };
+    let seen = Seen { kind, end, stderr: &stderr_tail.bytes(), stdout: &stdout, silent };
     Err(Diagnosis::of(&name, &seen).into())
 }
 
@@ -168,19 +163,19 @@ fn start(connector: &Connector) -> Result<Opened, DialError> {
     let name = connector.words().first().cloned().unwrap_or_default();
     let failed = |source: StartError| DialError::Start { program: name.clone(), source };
     let (tell, ended) = oneshot::channel();
-    // Nobody waits for the end of a connection that came about.
+    // Once the connection is made, nobody waits for the program's end.
     let on_end = move |status| {
         tell.send(status).ok();
     };
     let (running, streams) = connector::Connector::start(connector.words(), on_end).map_err(failed)?;
     let prepared = |error: io::Error| failed(StartError::Prepare(error));
-    let said = running.said();
+    let stderr_tail = running.stderr_tail();
     let transport = Transport::Process {
         stdin: Some(pipe::Sender::from_owned_fd(streams.stdin).map_err(prepared)?),
         stdout: pipe::Receiver::from_owned_fd(streams.stdout).map_err(prepared)?,
         _connector: running,
     };
-    Ok(Opened { transport, name, kind: Some(connector.kind()), said, ended: Some(ended) })
+    Ok(Opened { transport, name, kind: Some(connector.kind()), stderr_tail, ended: Some(ended) })
 }
 
 async fn open_socket(socket: &Socket) -> Result<Opened, DialError> {
@@ -188,7 +183,7 @@ async fn open_socket(socket: &Socket) -> Result<Opened, DialError> {
     let stream = UnixStream::connect(path).await.map_err(|source| {
         let path = path.to_owned();
         match source.kind() {
-            // Connecting to a plain file is "refused" as well.
+            // Connecting to a regular file is "refused" too.
             io::ErrorKind::ConnectionRefused if is_other_file(socket) => DialError::NotASocket(path),
             io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => {
                 DialError::NoDaemon { path, source }
@@ -198,7 +193,7 @@ async fn open_socket(socket: &Socket) -> Result<Opened, DialError> {
     })?;
     socket.check_peer(&stream)?;
     let (transport, name) = (Transport::Socket(stream), socket.path().display().to_string());
-    Ok(Opened { transport, name, kind: None, said: Said::default(), ended: None })
+    Ok(Opened { transport, name, kind: None, stderr_tail: StderrTail::default(), ended: None })
 }
 
 fn is_other_file(socket: &Socket) -> bool {

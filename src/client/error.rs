@@ -1,65 +1,67 @@
-//! How a call can end without an answer.
+//! Errors of calls.
+
+use tonic_types::ErrorInfo;
 
 use super::{Address, AddressError, DialError};
 use crate::error::{Exit, Failure};
 use crate::model::JobId;
 
-/// Why a call has failed, after all repeats. Never holds a value of the request.
+/// Reasons why a call failed after all repeats. Never holds a value of the request.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// The address cannot be used.
     #[error(transparent)]
     Address(#[from] AddressError),
-    /// No connection, for good or for longer than the limit.
+    /// No connection was made, permanently or within the limit.
     #[error("cannot reach the daemon at {address}")]
     Unreachable {
-        /// Where it was expected.
+        /// Address of the daemon.
         address: Address,
-        /// What the last attempt met.
+        /// Error of the last attempt.
         #[source]
         source: DialError,
     },
-    /// Connections break before an answer comes, or the daemon is about to stop, for longer than the limit.
+    /// No answer came within the limit, because connections break or the daemon is stopping.
     #[error("no answer from the daemon at {address}: {message}")]
     NoAnswer {
-        /// Where it is.
+        /// Address of the daemon.
         address: Address,
-        /// What the last attempt met.
+        /// Error of the last attempt.
         message: String,
     },
-    /// The line to a job broke and could not be made anew. The job goes on.
+    /// The connection to a job broke and could not be restored. The job goes on.
     #[error("lost the line to job {id} at {address}, which goes on: {message}")]
     OutOfReach {
         /// The job.
         id: JobId,
-        /// Where it runs.
+        /// Address of its daemon.
         address: Address,
-        /// Bytes of its log that came, those before the start included.
+        /// Bytes of its log received so far, including those before the start.
         offset: u64,
-        /// What the last attempt met.
+        /// Error of the last attempt.
         message: String,
     },
-    /// Refused for good: the same request will never succeed.
+    /// Refused permanently: the same request can never succeed.
     #[error("the daemon refused: {0}")]
     Refused(String),
-    /// Refused for now, and still after all repeats.
+    /// Refused for now, even after all repeats.
     #[error("the daemon refused for now: {0}")]
     TryLater(String),
     /// The daemon does not know the job (any more), or has another log under this id.
-    #[error("{}", lost(id, message))]
+    #[error("{}", loss.in_words(id))]
     Lost {
         /// The job.
         id: JobId,
-        /// What the daemon said.
-        message: String,
+        /// The reason.
+        loss: Loss,
     },
-    /// What the caller gave to take the log or the results failed. The job was stopped and removed.
+    /// The caller's writer or callback for log or results failed. The job was stopped and removed.
     #[error("cannot hand on the output of job {id}")]
     Output {
         /// The job.
         id: JobId,
-        /// Why.
+        /// The reason.
         #[source]
         source: std::io::Error,
     },
@@ -68,47 +70,71 @@ pub enum Error {
     Defect(String),
 }
 
-/// Beginnings of the daemon's messages (service.md §3.6) and what stands between them and what they tell.
-const UNKNOWN: &str = "unknown_job: ";
-const FINISHED: &str = "finished at ";
-const PAST_END: &str = "offset_past_end: offset ";
-const ITS_END: &str = " is past the log's end at ";
-
-/// What it means that a job is lost. A daemon of other words is quoted.
-fn lost(id: &JobId, message: &str) -> String {
-    match message.strip_prefix(UNKNOWN).map(|text| text.strip_prefix(FINISHED)) {
-        Some(Some(at)) => return format!("job {id} was finished at {at}"),
-        Some(None) => return format!("no job {id} here"),
-        None => {}
-    }
-    match past_end(message) {
-        Some((offset, end)) => {
-            format!("offset {offset} is past the end of the log of job {id} ({end} bytes)")
-        }
-        None => format!("job {id} is lost: {message}"),
-    }
+/// Reasons why a job is lost.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Loss {
+    /// A client has finished it.
+    Finished {
+        /// Time, as the daemon wrote it.
+        at: String,
+    },
+    /// No job has this id.
+    Unknown,
+    /// The requested offset is past the end of the log.
+    PastEnd {
+        /// The requested offset.
+        offset: u64,
+        /// Length of the log in bytes.
+        end: u64,
+    },
+    /// Another reason, in the daemon's words.
+    Other(String),
 }
 
-/// The offset that was asked for, and the end of the log.
-fn past_end(message: &str) -> Option<(u64, u64)> {
-    let (offset, rest) = message.strip_prefix(PAST_END)?.split_once(ITS_END)?;
-    let end = rest.split(|c: char| !c.is_ascii_digit()).next()?;
-    Some((offset.parse().ok()?, end.parse().ok()?))
+impl Loss {
+    /// Reads the loss from the details of a refusal (docs/integrate/protocol.md, "Details").
+    pub(super) fn new(info: Option<&ErrorInfo>, message: String) -> Self {
+        let fact = |key: &str| info.and_then(|info| info.metadata.get(key)).map(String::as_str);
+        let number = |key: &str| fact(key)?.parse().ok();
+        match info.map(|info| info.reason.as_str()) {
+            Some("unknown_job") => match fact("finished_at") {
+                Some(at) => Self::Finished { at: at.to_owned() },
+                None => Self::Unknown,
+            },
+            Some("offset_past_end") => match (number("offset"), number("log_bytes")) {
+                (Some(offset), Some(end)) => Self::PastEnd { offset, end },
+                _ => Self::Other(message),
+            },
+            _ => Self::Other(message),
+        }
+    }
+
+    /// Describes the loss of the job `id`.
+    fn in_words(&self, id: &JobId) -> String {
+        match self {
+            Self::Finished { at } => format!("job {id} was finished at {at}"),
+            Self::Unknown => format!("no job {id} here"),
+            Self::PastEnd { offset, end } => {
+                format!("offset {offset} is past the end of the log of job {id} ({end} bytes)")
+            }
+            Self::Other(message) => format!("job {id} is lost: {message}"),
+        }
+    }
 }
 
 impl Error {
-    /// Whether no job has this id: the job was finished, or there never was one.
-    pub fn is_unknown_job(&self) -> bool {
-        matches!(self, Self::Lost { message, .. } if message.starts_with(UNKNOWN))
+    /// True if no job has this id: the job was finished, or there never was one.
+    pub const fn is_unknown_job(&self) -> bool {
+        matches!(self, Self::Lost { loss: Loss::Unknown | Loss::Finished { .. }, .. })
     }
 
-    /// Whether the daemon remembers that the job was finished.
-    pub fn is_finished_job(&self) -> bool {
-        let Self::Lost { message, .. } = self else { return false };
-        message.strip_prefix(UNKNOWN).is_some_and(|text| text.starts_with(FINISHED))
+    /// True if the daemon remembers that the job was finished.
+    pub const fn is_finished_job(&self) -> bool {
+        matches!(self, Self::Lost { loss: Loss::Finished { .. }, .. })
     }
 
-    /// Exit code of a command that ends by this error (cli.md, "Exit codes").
+    /// Exit code of a command that ends with this error (cli.md, "Exit codes").
     pub fn exit(&self) -> Exit {
         match self {
             Self::Address(_) => Exit::Usage,
@@ -121,7 +147,7 @@ impl Error {
         }
     }
 
-    /// What a user can do about it.
+    /// Advice for the user.
     pub fn remedy(&self) -> Option<String> {
         Some(match self {
             Self::Unreachable { source: DialError::NoDaemon { path, .. }, .. } => {
@@ -139,9 +165,7 @@ impl Error {
                 let offset = if *offset == 0 { String::new() } else { format!(" --offset {offset}") };
                 format!("take it up again with `step-runner follow --address {address} {id}{offset}`")
             }
-            Self::Lost { message, .. } if past_end(message).is_some() => {
-                "leave out --offset to see all of it".to_owned()
-            }
+            Self::Lost { loss: Loss::PastEnd { .. }, .. } => "leave out --offset to see all of it".to_owned(),
             Self::Lost { .. } => "list the jobs the daemon knows with `step-runner status`".to_owned(),
             Self::TryLater(_) => "try again later, or give --connect-timeout more time".to_owned(),
             Self::Defect(_) => "report it, with the daemon's own log".to_owned(),
@@ -169,26 +193,31 @@ impl From<Error> for Failure {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::HashMap;
+
     use super::*;
+    use crate::pb::details;
 
     #[test]
     fn a_lost_job_is_told_in_words_and_other_words_are_quoted() {
-        let error =
-            |message: &str| Error::Lost { id: JobId::parse("7").unwrap(), message: message.to_owned() };
-        for (message, said) in [
-            ("unknown_job: finished at T", "job 7 was finished at T"),
-            ("unknown_job: no job with this id is registered", "no job 7 here"),
-            (
-                "offset_past_end: offset 9 is past the log's end at 3: another log",
-                "offset 9 is past the end of the log of job 7 (3 bytes)",
-            ),
-            ("offset_past_end: 9", "job 7 is lost: offset_past_end: 9"),
-            ("data_loss: cut", "job 7 is lost: data_loss: cut"),
-        ] {
-            assert_eq!(error(message).to_string(), said);
-        }
-        assert!(error("unknown_job: no").is_unknown_job() && !error("data_loss: x").is_unknown_job());
-        assert!(error("unknown_job: finished at T").is_finished_job());
-        assert!(!error("unknown_job: no").is_finished_job());
+        let lost = |reason: &str, facts: &[(&str, &str)], text: &str| {
+            let facts = facts.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned()));
+            let info = ErrorInfo::new(reason, details::DOMAIN, facts.collect::<HashMap<_, _>>());
+            Error::Lost { id: JobId::parse("7").unwrap(), loss: Loss::new(Some(&info), text.to_owned()) }
+        };
+        let finished = lost("unknown_job", &[("finished_at", "T")], "x");
+        assert_eq!(finished.to_string(), "job 7 was finished at T");
+        assert!(finished.is_unknown_job() && finished.is_finished_job());
+        let unknown = lost("unknown_job", &[("id", "7")], "x");
+        assert_eq!(unknown.to_string(), "no job 7 here");
+        assert!(unknown.is_unknown_job() && !unknown.is_finished_job());
+        let past = lost("offset_past_end", &[("offset", "9"), ("log_bytes", "3")], "x");
+        assert_eq!(past.to_string(), "offset 9 is past the end of the log of job 7 (3 bytes)");
+        assert!(past.remedy().unwrap().contains("--offset"));
+        let bare = lost("offset_past_end", &[], "offset_past_end: 9");
+        assert_eq!(bare.to_string(), "job 7 is lost: offset_past_end: 9");
+        let other = lost("data_loss", &[], "data_loss: cut");
+        assert_eq!(other.to_string(), "job 7 is lost: data_loss: cut");
+        assert!(!other.is_unknown_job());
     }
 }

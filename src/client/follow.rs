@@ -1,4 +1,4 @@
-//! Following a log through broken lines: every byte exactly once, then the final status (connectors.md §6).
+//! Follows a log through broken connections: every byte exactly once, then the final status (connectors.md §6).
 
 use std::time::Duration;
 
@@ -8,23 +8,24 @@ use tokio::time::Instant;
 use tonic::Streaming;
 
 use super::retry::{Attempts, Call, CallFailure};
-use super::{Absence, Client, Error};
+use super::{Absence, Client, Error, Loss};
 use crate::model::JobId;
 use crate::pb::v1;
 
-/// A stream that lived this long was a line that worked, though nothing may have come: the next break is a new one.
+/// Age from which a stream counts as a success even without data: when it breaks, the time limit for reconnecting
+/// starts again.
 pub(super) const STEADY: Duration = Duration::from_secs(10);
 
-/// What following a log brings.
+/// An item of a followed log.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Event {
     /// The next bytes of the log, never empty.
     Log(Bytes),
-    /// The job has ended and every byte of its log has been handed on.
+    /// The job has ended and its whole log was delivered.
     End(Box<v1::Status>),
 }
 
-/// Follows one log. Dropping it leaves the job alone.
+/// Follows one log. Dropping it does not affect the job.
 ///
 /// ```no_run
 /// # async fn example(client: step_runner::client::Client) -> Result<(), Box<dyn std::error::Error>> {
@@ -46,18 +47,18 @@ pub struct Follow {
     offset: u64,
     attempts: Attempts,
     absence: watch::Sender<Option<Absence>>,
-    /// Not before this moment: the pause after a failure, kept here so that a dropped `next` does not shorten it.
+    /// Earliest next attempt. Kept here so that dropping a `next` future does not shorten the pause.
     pause: Option<Instant>,
-    state: State,
+    state: FollowState,
 }
 
 #[derive(Debug)]
-enum State {
-    /// No stream: to be opened at the offset.
+enum FollowState {
+    /// No stream. The next one opens at the offset.
     Closed,
-    /// Bytes come from connection number `line`.
+    /// Bytes come through connection number `line`.
     Open { stream: Box<Streaming<v1::FollowLogsResponse>>, line: u64, since: Instant },
-    /// The stream said it is complete: to be compared with the status.
+    /// The stream ended well. Its length must be compared with the status.
     Complete,
 }
 
@@ -72,22 +73,22 @@ impl Follow {
             attempts,
             absence: watch::Sender::new(None),
             pause: None,
-            state: State::Closed,
+            state: FollowState::Closed,
         }
     }
 
-    /// Since when the daemon is away, and until when it is tried, for as long as that lasts.
+    /// Watches for the daemon's absence: `Some` while attempts fail.
     pub fn absence(&self) -> watch::Receiver<Option<Absence>> {
         self.absence.subscribe()
     }
 
-    /// Bytes of the log handed on so far, the ones before the start included.
+    /// Bytes of the log delivered, including those before the start.
     pub const fn offset(&self) -> u64 {
         self.offset
     }
 
-    /// The next bytes, or the end. Cancel-safe: a future that is dropped loses nothing. After the end, or an error, it
-    /// looks at the job again.
+    /// Returns the next bytes, or the end. Cancel-safe: dropping the future loses nothing. A call after the end or
+    /// after an error asks for the job's state again.
     pub async fn next(&mut self) -> Result<Event, Error> {
         loop {
             if let Some(until) = self.pause {
@@ -95,18 +96,18 @@ impl Follow {
                 self.pause = None;
             }
             match &mut self.state {
-                State::Closed => self.open().await?,
-                State::Open { stream, line, since } => match stream.message().await {
+                FollowState::Closed => self.open().await?,
+                FollowState::Open { stream, line, since } => match stream.message().await {
                     Ok(Some(message)) if message.data.is_empty() => {}
                     Ok(Some(message)) => {
                         self.attempts.succeeded();
                         self.offset += message.data.len() as u64;
                         return Ok(Event::Log(message.data));
                     }
-                    Ok(None) => self.state = State::Complete,
+                    Ok(None) => self.state = FollowState::Complete,
                     Err(status) => {
                         let (line, steady) = (*line, since.elapsed() >= STEADY);
-                        self.state = State::Closed;
+                        self.state = FollowState::Closed;
                         if steady {
                             self.attempts.succeeded();
                         }
@@ -114,7 +115,7 @@ impl Follow {
                         self.fail(failure)?;
                     }
                 },
-                State::Complete => {
+                FollowState::Complete => {
                     if let Some(status) = self.compare().await? {
                         return Ok(Event::End(Box::new(status)));
                     }
@@ -126,7 +127,7 @@ impl Follow {
     async fn open(&mut self) -> Result<(), Error> {
         let Ok(offset) = i32::try_from(self.offset) else {
             let message = format!("no log is {} bytes long", self.offset);
-            return Err(Error::Lost { id: self.id.clone(), message });
+            return Err(Error::Lost { id: self.id.clone(), loss: Loss::Other(message) });
         };
         let mut line = match self.client.line(self.attempts.patience()).await {
             Ok(line) => line,
@@ -136,7 +137,7 @@ impl Follow {
         match line.stub.follow_logs(request).await {
             Ok(response) => {
                 let stream = Box::new(response.into_inner());
-                self.state = State::Open { stream, line: line.number, since: Instant::now() };
+                self.state = FollowState::Open { stream, line: line.number, since: Instant::now() };
                 self.absence.send_replace(None);
                 Ok(())
             }
@@ -147,13 +148,14 @@ impl Follow {
         }
     }
 
-    /// A stream can end well on a line that drops its tail (connectors.md §6.3): the job's status knows the length.
+    /// Compares the length with the job's status: a stream can end well although its tail was dropped (connectors.md
+    /// §6.3).
     async fn compare(&mut self) -> Result<Option<v1::Status>, Error> {
         let status = self.client.status(&self.id).await?;
         let missing = match log_length(&status) {
             Some(length) if self.offset > length => {
                 let message = format!("{} bytes came of a log of {length} bytes", self.offset);
-                return Err(Error::Lost { id: self.id.clone(), message });
+                return Err(Error::Lost { id: self.id.clone(), loss: Loss::Other(message) });
             }
             Some(length) => self.offset < length,
             None => false,
@@ -161,7 +163,7 @@ impl Follow {
         if status.finished && !missing {
             return Ok(Some(status));
         }
-        self.state = State::Closed;
+        self.state = FollowState::Closed;
         self.fail(CallFailure::Line("the log stream ended early".to_owned()))?;
         Ok(None)
     }
@@ -179,7 +181,7 @@ impl Follow {
     }
 }
 
-/// Length of the log of an ended job. A daemon without our additions to the protocol sends neither a state nor a length.
+/// Returns the log's length of an ended job. A daemon without our protocol additions sends neither state nor length.
 fn log_length(status: &v1::Status) -> Option<u64> {
     if !status.finished || status.state() == v1::State::Unspecified {
         return None;

@@ -1,4 +1,4 @@
-//! What a client asks a daemon to run.
+//! The request to run a job.
 
 use std::fmt;
 use std::time::Duration;
@@ -8,7 +8,7 @@ use crate::pb::v1;
 use crate::variables;
 
 /// A job to run (service.md §2, §3.1). Its steps, environment, variables and phrases may hold secrets, so `Debug` shows
-/// the id only.
+/// only the id.
 ///
 /// ```
 /// use step_runner::client::Request;
@@ -26,27 +26,27 @@ pub struct Request {
     message: v1::RunRequest,
 }
 
-/// Resource limits of a job; `None` = none.
+/// Resource limits of a job. `None` means no limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Limits {
-    /// Processes and threads at a time.
+pub struct RequestLimits {
+    /// Processes and threads at one time.
     pub processes: Option<i64>,
     /// Memory in bytes.
     pub memory: Option<i64>,
     /// Processors.
     pub cpus: Option<f64>,
-    /// Open files of each process.
+    /// Open files per process.
     pub open_files: Option<i64>,
 }
 
 impl Request {
-    /// A job `id` that runs `steps`: a steps document, as text.
+    /// Creates a job `id` that runs `steps`, the text of a steps document.
     pub fn new(id: JobId, steps: impl Into<String>) -> Self {
         let message = v1::RunRequest { id: id.to_string(), steps: steps.into(), ..Default::default() };
         Self { id, message }
     }
 
-    /// Id of the job.
+    /// The job's id.
     pub const fn id(&self) -> &JobId {
         &self.id
     }
@@ -56,19 +56,19 @@ impl Request {
         &self.message.steps
     }
 
-    /// Name of the document in messages; empty if it has none.
+    /// The document's name in messages; empty if it has none.
     pub fn file_name(&self) -> &str {
         &self.message.file
     }
 
-    /// Name of the document in messages; an absolute path is also the base of relative references.
+    /// Sets the document's name for messages. An absolute path is also the base of relative references.
     #[must_use]
     pub fn file(mut self, file: impl Into<String>) -> Self {
         self.message.file = file.into();
         self
     }
 
-    /// Working directory, an absolute path.
+    /// Sets the working directory, an absolute path.
     #[must_use]
     pub fn work_dir(mut self, path: impl Into<String>) -> Self {
         self.message.work_dir = path.into();
@@ -78,22 +78,22 @@ impl Request {
         self
     }
 
-    /// An input of the document's interface.
+    /// Adds an input of the document's interface.
     #[must_use]
     pub fn input(mut self, name: impl Into<String>, value: serde_json::Value) -> Self {
         self.message.inputs.insert(name.into(), to_value(value));
         self
     }
 
-    /// A variable of all steps' environment, taken literally. A request with job variables takes it as one of those,
-    /// because the daemon accepts only one of the two (service.md §3.6, `job_and_env`).
+    /// Adds a variable to the environment of all steps, taken literally. If there are job variables, it is sent as one
+    /// of them, because the daemon accepts only one of the two (service.md §3.6, `job_and_env`).
     #[must_use]
     pub fn env(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
         self.message.env.insert(name.into(), value.into());
         self
     }
 
-    /// A job variable.
+    /// Adds a job variable.
     #[must_use]
     pub fn variable(mut self, variable: Variable) -> Self {
         let Variable { key, value, file, masked } = variable;
@@ -101,14 +101,14 @@ impl Request {
         self
     }
 
-    /// Number of the CI job, for the queue (queue.md §3).
+    /// Sets the number of the CI job, for the queue (queue.md §3).
     #[must_use]
     pub fn job_id(mut self, number: impl Into<String>) -> Self {
         self.job().job_id = number.into();
         self
     }
 
-    /// Number of the CI pipeline.
+    /// Sets the number of the CI pipeline.
     #[must_use]
     pub fn pipeline_id(mut self, number: impl Into<String>) -> Self {
         self.job().pipeline_id = number.into();
@@ -120,37 +120,37 @@ impl Request {
         self.message.job.get_or_insert_with(|| v1::Job { build_dir: build_dir.clone(), ..Default::default() })
     }
 
-    /// A text to mask.
+    /// Adds a text to mask.
     #[must_use]
     pub fn phrase(mut self, phrase: impl Into<String>) -> Self {
         self.message.masking.get_or_insert_default().phrases.push(phrase.into());
         self
     }
 
-    /// A prefix after which a token is masked.
+    /// Adds a prefix after which a token is masked.
     #[must_use]
     pub fn token_prefix(mut self, prefix: impl Into<String>) -> Self {
         self.message.masking.get_or_insert_default().token_prefixes.push(prefix.into());
         self
     }
 
-    /// Limit of the time from the job's start to its end.
+    /// Limits the time from the job's start to its end.
     #[must_use]
     pub fn timeout(mut self, limit: Duration) -> Self {
         self.message.timeout = Some(to_duration(limit));
         self
     }
 
-    /// Upper bound of the time between SIGTERM and SIGKILL when the job is cancelled.
+    /// Sets the longest time between SIGTERM and SIGKILL when the job is cancelled.
     #[must_use]
     pub fn cancel_grace(mut self, grace: Duration) -> Self {
         self.message.cancel_grace = Some(to_duration(grace));
         self
     }
 
-    /// Resource limits.
+    /// Sets resource limits.
     #[must_use]
-    pub fn limits(mut self, limits: Limits) -> Self {
+    pub fn limits(mut self, limits: RequestLimits) -> Self {
         self.message.limits = Some(v1::Limits {
             processes: limits.processes.unwrap_or_default(),
             memory: limits.memory.unwrap_or_default(),
@@ -160,8 +160,8 @@ impl Request {
         self
     }
 
-    /// The message of the canonical service. Environment goes along as job variables where there are some: a dollar is
-    /// doubled, because values of job variables are expanded once.
+    /// Returns the message of the canonical service. If there are job variables, the environment is sent as such. Its
+    /// dollars are doubled, because values of job variables are expanded once.
     pub(super) fn message(&self) -> v1::RunRequest {
         let mut message = self.message.clone();
         if let Some(job) = &mut message.job {
@@ -187,7 +187,7 @@ impl fmt::Debug for Request {
 }
 
 fn to_duration(duration: Duration) -> prost_types::Duration {
-    // Longer than the message can say is as good as for ever.
+    // A duration that the message cannot hold becomes its longest one.
     prost_types::Duration::try_from(duration).unwrap_or(prost_types::Duration { seconds: i64::MAX, nanos: 0 })
 }
 

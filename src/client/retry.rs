@@ -1,18 +1,19 @@
-//! Which failures are repeated, how soon, and for how long (connectors.md §5, §6; service.md §7). Pure but for
-//! [`Attempts`], which looks at the clock and draws the jitter.
+//! The retry policy: which failures are repeated, how soon and for how long (connectors.md §5, §6; service.md §7). Pure
+//! but for [`Attempts`], which reads the clock and draws the jitter.
 
 use std::error::Error as _;
 use std::time::Duration;
 
 use tokio::time::Instant;
 use tonic::{Code, Status};
+use tonic_types::ErrorInfo;
 
 use super::diagnosis::{Meaning, Repeats};
-use super::{Address, DialError, Error};
+use super::{Address, DialError, Error, Loss};
 use crate::error::Chain;
 use crate::model::JobId;
+use crate::pb::details;
 
-/// What was asked of the daemon.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Call {
     Connect,
@@ -24,15 +25,15 @@ pub(super) enum Call {
     FollowSteps,
 }
 
-/// How an attempt failed.
+/// Failure of one attempt.
 #[derive(Debug)]
 pub(super) enum CallFailure {
     /// No connection.
     Dial(DialError),
     /// The connection broke, or nothing came in time.
     Line(String),
-    /// The daemon's own answer.
-    Answer { code: Code, message: String },
+    /// The daemon's own answer. Its HTTP/2 and gRPC libraries refuse without `info`.
+    Answer { code: Code, message: String, info: Option<ErrorInfo> },
 }
 
 impl From<DialError> for CallFailure {
@@ -41,50 +42,44 @@ impl From<DialError> for CallFailure {
     }
 }
 
-/// An answer of the daemon begins with a reason word (service.md §3.6); what transport and libraries make up does not, or
-/// has a source. The codes alone do not tell: a connection that was closed for flooding also is `RESOURCE_EXHAUSTED`.
+/// A refusal of the daemon has details with its reason (service.md §3.6). A status made up by transport or libraries
+/// has none. The code alone does not tell: a connection closed for flooding is `RESOURCE_EXHAUSTED` too.
 impl From<Status> for CallFailure {
     fn from(status: Status) -> Self {
         let made_up = matches!(
             status.code(),
             Code::Unavailable | Code::Unknown | Code::Internal | Code::Cancelled | Code::ResourceExhausted
         );
-        if status.source().is_some() || (made_up && reason(status.message()).is_none()) {
+        let info = details::info(&status);
+        if status.source().is_some() || (made_up && info.is_none()) {
             let cause = status.source().map(|cause| Chain(cause).to_string());
             let message = cause.unwrap_or_else(|| status.message().to_owned());
             return Self::Line(if message.is_empty() { "the connection broke".to_owned() } else { message });
         }
-        Self::Answer { code: status.code(), message: status.message().to_owned() }
+        Self::Answer { code: status.code(), message: status.message().to_owned(), info }
     }
 }
 
-/// The word before the first colon, if it looks like one of the daemon's.
-fn reason(message: &str) -> Option<&str> {
-    let (word, _) = message.split_once(':')?;
-    (!word.is_empty() && word.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'_')).then_some(word)
-}
-
-/// What to do after a failed attempt.
+/// Decision after a failed attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
-    /// Again, at this pace, while time is left; if none is left: how it ends.
-    Repeat(Pace, End),
-    /// It ends now.
-    Stop(End),
+    /// Try again at this pace. If no time is left, end like this.
+    Repeat(RetryPace, CallEnd),
+    /// End now.
+    Stop(CallEnd),
 }
 
-/// How fast attempts follow each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Pace {
+pub(super) enum RetryPace {
     /// 0.2 s × 1.6 up to 10 s (connectors.md §5).
     Connecting,
     /// 0.1 s × 2 up to 5 s (service.md §7.1).
     Calling,
 }
 
-/// Kinds of ends, one for each [`Error`] of a call.
+/// Kinds of final failures, one for each [`Error`] of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum End {
+pub(super) enum CallEnd {
     Unreachable,
     NoAnswer,
     Refused,
@@ -93,14 +88,18 @@ pub(super) enum End {
     Defect,
 }
 
-/// The policy.
+/// Decides what follows a failure.
 pub(super) fn judge(call: Call, failure: &CallFailure) -> Verdict {
     match failure {
         CallFailure::Dial(error) => match error.repeats() {
-            Repeats::Never => Verdict::Stop(End::Unreachable),
-            Repeats::Twice | Repeats::UntilTheLimit => Verdict::Repeat(Pace::Connecting, End::Unreachable),
+            Repeats::Never => Verdict::Stop(CallEnd::Unreachable),
+            // Before any other call the client has connected once.
+            Repeats::Briefly if call == Call::Connect => Verdict::Stop(CallEnd::Unreachable),
+            Repeats::Briefly | Repeats::Twice | Repeats::UntilTheLimit => {
+                Verdict::Repeat(RetryPace::Connecting, CallEnd::Unreachable)
+            }
         },
-        CallFailure::Line(_) => Verdict::Repeat(Pace::Calling, End::NoAnswer),
+        CallFailure::Line(_) => Verdict::Repeat(RetryPace::Calling, CallEnd::NoAnswer),
         CallFailure::Answer { code, .. } => judge_answer(call, *code),
     }
 }
@@ -108,34 +107,37 @@ pub(super) fn judge(call: Call, failure: &CallFailure) -> Verdict {
 fn judge_answer(call: Call, code: Code) -> Verdict {
     let about_a_job = !matches!(call, Call::Connect | Call::Run);
     match code {
-        // Stopping: a new daemon may come back. Aborted: dropped as a slow follower of a job that somebody finished; the
-        // next attempt learns that the job is gone.
+        // Unavailable: a new daemon may come. Aborted: we were dropped as a slow follower of a job that somebody
+        // finished; the next attempt learns that it is gone.
         Code::Unavailable | Code::DeadlineExceeded | Code::Aborted => {
-            Verdict::Repeat(Pace::Calling, End::NoAnswer)
+            Verdict::Repeat(RetryPace::Calling, CallEnd::NoAnswer)
         }
-        Code::ResourceExhausted => Verdict::Repeat(Pace::Calling, End::TryLater),
-        // Never a reason to submit the job again (connectors.md §6.2).
-        Code::NotFound | Code::OutOfRange | Code::DataLoss if about_a_job => Verdict::Stop(End::Lost),
-        Code::Internal | Code::Unknown => Verdict::Stop(End::Defect),
-        _ => Verdict::Stop(End::Refused),
+        Code::ResourceExhausted => Verdict::Repeat(RetryPace::Calling, CallEnd::TryLater),
+        // A lost job is never a reason to submit it again (connectors.md §6.2).
+        Code::NotFound | Code::OutOfRange | Code::DataLoss if about_a_job => Verdict::Stop(CallEnd::Lost),
+        Code::Internal | Code::Unknown => Verdict::Stop(CallEnd::Defect),
+        _ => Verdict::Stop(CallEnd::Refused),
     }
 }
 
-/// Time before attempt `repeat` (0 = the first repeat); `jitter` in 0..1 moves it by ±20 %.
-pub(super) fn delay(pace: Pace, repeat: u32, jitter: f64) -> Duration {
+/// Returns the pause before repeat number `repeat`, from 0. `jitter` in 0..1 changes it by ±20 %.
+pub(super) fn delay(pace: RetryPace, repeat: u32, jitter: f64) -> Duration {
     let (first, factor, longest) = match pace {
-        Pace::Connecting => (0.2, 1.6_f64, 10.0),
-        Pace::Calling => (0.1, 2.0_f64, 5.0),
+        RetryPace::Connecting => (0.2, 1.6_f64, 10.0),
+        RetryPace::Calling => (0.1, 2.0_f64, 5.0),
     };
-    // 2^32 is far beyond both limits and far from overflowing.
+    // The exponent 32 exceeds both limits and does not overflow.
     let exact = f64::min(first * factor.powi(repeat.min(32).cast_signed()), longest);
     Duration::from_secs_f64(exact * (0.8 + 0.4 * jitter))
 }
 
-/// A try to connect has at least this long, however little is left: a login over `ssh` alone may take some seconds.
+/// Shortest time limit of a dial, however little time is left: a login over `ssh` alone can take some seconds.
 const SHORTEST_TRY: Duration = Duration::from_secs(5);
 
-/// The attempts of one call, or of one stream since its last good byte.
+/// Limit on repeating [`Repeats::Briefly`] failures, which are refusals of a far side that may be restarting.
+const REFUSAL_PATIENCE: Duration = Duration::from_secs(30);
+
+/// Attempts of one call, or of one stream since its last good byte.
 #[derive(Debug)]
 pub(super) struct Attempts {
     call: Call,
@@ -146,21 +148,27 @@ pub(super) struct Attempts {
     failing: Option<Failing>,
 }
 
-/// Since when nothing good has come, and when it ends.
+/// A period in which all attempts fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Absence {
-    /// The first failure.
+    /// Time of the first failure.
     pub since: Instant,
     /// No attempt begins later.
     pub until: Instant,
+    /// True if the container does not run. Its jobs may have ended with it.
+    pub is_stopped: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Failing {
     since: Instant,
     repeats: u32,
-    /// Failures, one after the other, that are repeated twice only.
+    /// Number of consecutive failures that may be repeated only twice.
     silent: u32,
+    /// Time of the first of consecutive refusals, which are repeated only for [`REFUSAL_PATIENCE`].
+    refused: Option<Instant>,
+    /// True if the last failure was [`Meaning::Stopped`].
+    is_stopped: bool,
 }
 
 impl Attempts {
@@ -168,8 +176,8 @@ impl Attempts {
         Self { call, address, id, limit, begun: Instant::now(), failing: None }
     }
 
-    /// How long the next try to connect may take. To a daemon that never was there, the time of the tries themselves
-    /// counts.
+    /// Returns the time limit of the next dial. It counts from the first failure, or for [`Call::Connect`] from the
+    /// first attempt.
     pub(super) fn patience(&self) -> Duration {
         let since = match (self.call, self.failing) {
             (Call::Connect, _) => self.begun,
@@ -179,18 +187,21 @@ impl Attempts {
         self.limit.saturating_sub(since.elapsed()).max(SHORTEST_TRY)
     }
 
-    /// Since when and until when it fails; `None` as long as it does not.
+    /// Returns the present absence; `None` while attempts do not fail.
     pub(super) fn absence(&self) -> Option<Absence> {
-        let since = self.failing?.since;
-        Some(Absence { since, until: since.checked_add(self.limit).unwrap_or(since) })
+        let Failing { since, refused, is_stopped, .. } = self.failing?;
+        let limit = since.checked_add(self.limit).unwrap_or(since);
+        let until = refused.and_then(|at| at.checked_add(REFUSAL_PATIENCE)).map_or(limit, |at| at.min(limit));
+        Some(Absence { since, until, is_stopped })
     }
 
-    /// Something good has come: the time limit starts anew with the next failure.
+    /// Notes a success: the limit starts anew with the next failure.
     pub(super) fn succeeded(&mut self) {
         self.failing = None;
     }
 
-    /// How long to wait before the next attempt, or why there is none. The last attempt is made when the time is over.
+    /// Returns the pause before the next attempt, or the final error. The last pause is cut so that it ends at the
+    /// limit.
     pub(super) fn after(&mut self, failure: CallFailure) -> Result<Duration, Error> {
         self.after_at(Instant::now(), random_fraction(), failure)
     }
@@ -200,28 +211,40 @@ impl Attempts {
             Verdict::Repeat(pace, end) => (pace, end),
             Verdict::Stop(end) => return Err(self.error(end, failure)),
         };
-        let first = Failing { since: now, repeats: 0, silent: 0 };
-        let Failing { since, repeats, silent } = self.failing.unwrap_or(first);
-        let is_silent = matches!(&failure, CallFailure::Dial(error) if error.repeats() == Repeats::Twice);
-        // A try in silence was itself the wait.
+        let first = Failing { since: now, repeats: 0, silent: 0, refused: None, is_stopped: false };
+        let Failing { since, repeats, silent, refused, .. } = self.failing.unwrap_or(first);
+        let (kind, meaning) = match &failure {
+            CallFailure::Dial(error) => (Some(error.repeats()), error.meaning()),
+            CallFailure::Line(_) | CallFailure::Answer { .. } => (None, None),
+        };
+        let is_silent = kind == Some(Repeats::Twice);
+        // If a first dial was silent, its own time counts too.
         let counted = if is_silent && self.call == Call::Connect { self.begun } else { since };
-        let left = self.limit.saturating_sub(now.duration_since(counted));
+        let mut left = self.limit.saturating_sub(now.duration_since(counted));
+        let refused = (kind == Some(Repeats::Briefly)).then(|| refused.unwrap_or(now));
+        if let Some(refused) = refused {
+            left = left.min(REFUSAL_PATIENCE.saturating_sub(now.duration_since(refused)));
+        }
         let silent = if is_silent { silent + 1 } else { 0 };
         if left.is_zero() || silent > 2 {
             return Err(self.error(end, failure));
         }
-        self.failing = Some(Failing { since, repeats: repeats.saturating_add(1), silent });
+        let is_stopped = meaning == Some(Meaning::Stopped);
+        self.failing =
+            Some(Failing { since, repeats: repeats.saturating_add(1), silent, refused, is_stopped });
         Ok(delay(pace, repeats, jitter).min(left))
     }
 
-    fn error(&self, end: End, failure: CallFailure) -> Error {
+    fn error(&self, end: CallEnd, failure: CallFailure) -> Error {
         let address = self.address.clone();
         let following = matches!(self.call, Call::FollowLogs | Call::FollowSteps);
-        let message = match failure {
+        let (message, info) = match failure {
             CallFailure::Dial(source) => match &self.id {
-                // What is gone with its environment does not go on.
+                // A job does not outlive its environment.
                 Some(id)
-                    if following && self.failing.is_some() && source.meaning() != Some(Meaning::Gone) =>
+                    if following
+                        && self.failing.is_some()
+                        && !matches!(source.meaning(), Some(Meaning::Gone | Meaning::Stopped)) =>
                 {
                     return Error::OutOfReach {
                         id: id.clone(),
@@ -232,22 +255,25 @@ impl Attempts {
                 }
                 _ => return Error::Unreachable { address, source },
             },
-            CallFailure::Line(message) | CallFailure::Answer { message, .. } => message,
+            CallFailure::Line(message) => (message, None),
+            CallFailure::Answer { message, info, .. } => (message, info),
         };
         match (end, &self.id) {
-            (End::Lost, Some(id)) => Error::Lost { id: id.clone(), message },
-            (End::NoAnswer, Some(id)) if following => {
+            (CallEnd::Lost, Some(id)) => {
+                Error::Lost { id: id.clone(), loss: Loss::new(info.as_ref(), message) }
+            }
+            (CallEnd::NoAnswer, Some(id)) if following => {
                 Error::OutOfReach { id: id.clone(), address, offset: 0, message }
             }
-            (End::NoAnswer | End::Unreachable, _) => Error::NoAnswer { address, message },
-            (End::TryLater, _) => Error::TryLater(message),
-            (End::Defect, _) => Error::Defect(message),
-            (End::Refused | End::Lost, _) => Error::Refused(message),
+            (CallEnd::NoAnswer | CallEnd::Unreachable, _) => Error::NoAnswer { address, message },
+            (CallEnd::TryLater, _) => Error::TryLater(message),
+            (CallEnd::Defect, _) => Error::Defect(message),
+            (CallEnd::Refused | CallEnd::Lost, _) => Error::Refused(message),
         }
     }
 }
 
-/// In 0..1. Without a source of randomness the middle: jitter is a courtesy to the daemon, not a need.
+/// Returns a number in 0..1. Without a source of randomness returns the middle, as jitter is not essential.
 fn random_fraction() -> f64 {
     getrandom::u32().map_or(0.5, |bits| f64::from(bits) / (f64::from(u32::MAX) + 1.0))
 }
@@ -255,6 +281,10 @@ fn random_fraction() -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::client::ConnectorKind;
+    use crate::client::diagnosis::{Diagnosis, Seen};
+    use crate::model::ExitStatus;
+    use crate::pb::details::Details;
 
     const CALLS: [Call; 7] = [
         Call::Connect,
@@ -267,7 +297,10 @@ mod tests {
     ];
 
     fn answer(code: Code, message: &str) -> CallFailure {
-        Status::new(code, message).into()
+        match message.split_once(": ") {
+            Some((reason, text)) => details::status(code, reason, text, Details::default()).into(),
+            None => Status::new(code, message).into(),
+        }
     }
 
     fn address() -> Address {
@@ -286,7 +319,11 @@ mod tests {
                 (Code::OutOfRange, "offset_past_end: the log has 3 bytes"),
                 (Code::DataLoss, "data_loss: the log was cut"),
             ] {
-                assert_eq!(judge(call, &answer(code, text)), Verdict::Stop(End::Lost), "{call:?} {code:?}");
+                assert_eq!(
+                    judge(call, &answer(code, text)),
+                    Verdict::Stop(CallEnd::Lost),
+                    "{call:?} {code:?}"
+                );
             }
         }
     }
@@ -295,34 +332,35 @@ mod tests {
     fn full_and_stopping_daemons_are_asked_again() {
         for call in CALLS {
             let full = judge(call, &answer(Code::ResourceExhausted, "queue_full: 100 jobs wait"));
-            assert_eq!(full, Verdict::Repeat(Pace::Calling, End::TryLater));
+            assert_eq!(full, Verdict::Repeat(RetryPace::Calling, CallEnd::TryLater));
             let stopping = judge(call, &answer(Code::Unavailable, "shutting_down: the daemon stops"));
-            assert_eq!(stopping, Verdict::Repeat(Pace::Calling, End::NoAnswer));
+            assert_eq!(stopping, Verdict::Repeat(RetryPace::Calling, CallEnd::NoAnswer));
         }
     }
 
     #[test]
     fn refusals_and_defects_are_final() {
         for (code, text, end) in [
-            (Code::InvalidArgument, "malformed_steps: 1:1: expected a list", End::Refused),
-            (Code::FailedPrecondition, "not_writable: /x", End::Refused),
-            (Code::PermissionDenied, "forbidden: user 7", End::Refused),
-            (Code::Unimplemented, "", End::Refused),
-            (Code::Internal, "internal: panic", End::Defect),
+            (Code::InvalidArgument, "malformed_steps: 1:1: expected a list", CallEnd::Refused),
+            (Code::FailedPrecondition, "not_writable: /x", CallEnd::Refused),
+            (Code::PermissionDenied, "forbidden: user 7", CallEnd::Refused),
+            (Code::Unimplemented, "", CallEnd::Refused),
+            (Code::Internal, "internal: panic", CallEnd::Defect),
         ] {
             assert_eq!(judge(Call::Run, &answer(code, text)), Verdict::Stop(end), "{code:?}");
         }
     }
 
     #[test]
-    fn codes_without_a_reason_word_come_from_the_transport() {
+    fn codes_without_details_come_from_the_transport() {
         for (code, text) in [
             (Code::ResourceExhausted, "h2 protocol error: too_many_resets"),
             (Code::Internal, "h2 protocol error: error reading a body from connection"),
             (Code::Unknown, "transport error"),
             (Code::Unavailable, ""),
         ] {
-            assert!(matches!(answer(code, text), CallFailure::Line(_)), "{code:?} {text}");
+            let failure = CallFailure::from(Status::new(code, text));
+            assert!(matches!(failure, CallFailure::Line(_)), "{code:?} {text}");
         }
     }
 
@@ -330,8 +368,8 @@ mod tests {
     fn dialing_follows_the_table() {
         use std::io::ErrorKind;
         let verdict = |error: DialError| judge(Call::Connect, &error.into());
-        let again = Verdict::Repeat(Pace::Connecting, End::Unreachable);
-        let never = Verdict::Stop(End::Unreachable);
+        let again = Verdict::Repeat(RetryPace::Connecting, CallEnd::Unreachable);
+        let never = Verdict::Stop(CallEnd::Unreachable);
         let connect = |kind: ErrorKind| DialError::Connect { path: "/s".into(), source: kind.into() };
         assert_eq!(verdict(absent(ErrorKind::NotFound)), again);
         assert_eq!(verdict(absent(ErrorKind::ConnectionRefused)), again);
@@ -342,7 +380,7 @@ mod tests {
 
     #[test]
     fn delays_grow_to_their_limit_and_stay_within_a_fifth() {
-        for (pace, first, longest) in [(Pace::Connecting, 0.2, 10.0), (Pace::Calling, 0.1, 5.0)] {
+        for (pace, first, longest) in [(RetryPace::Connecting, 0.2, 10.0), (RetryPace::Calling, 0.1, 5.0)] {
             for (jitter, factor) in [(0.0, 0.8), (0.5, 1.0), (1.0, 1.2)] {
                 assert!((delay(pace, 0, jitter).as_secs_f64() - first * factor).abs() < 1e-9);
                 assert!((delay(pace, u32::MAX, jitter).as_secs_f64() - longest * factor).abs() < 1e-9);
@@ -381,7 +419,54 @@ mod tests {
         let since = Instant::now() - Duration::from_secs(20);
         call.after_at(since, 0.5, CallFailure::Line("cut".into())).unwrap();
         assert!(call.patience() <= Duration::from_secs(10));
-        assert_eq!(call.absence(), Some(Absence { since, until: since + limit }));
+        assert_eq!(call.absence(), Some(Absence { since, until: since + limit, is_stopped: false }));
+    }
+
+    fn refused(kind: ConnectorKind, code: u8, stderr: &str) -> DialError {
+        let (end, stderr) = (Some(ExitStatus::Code(code)), stderr.as_bytes());
+        let seen = Seen { kind: Some(kind), end, stderr, ..Seen::default() };
+        Diagnosis::of("connector", &seen).into()
+    }
+
+    #[test]
+    fn a_refusal_is_final_at_first_and_tried_again_for_half_a_minute_once_a_line_has_worked() {
+        let limit = Duration::from_mins(5);
+        for (kind, code, said) in [
+            (ConnectorKind::Kube, 1, "Error from server (Forbidden): pods \"p\" is forbidden"),
+            (ConnectorKind::Kube, 1, "error: unable to upgrade connection: container not found (\"build\")"),
+            (ConnectorKind::Docker, 1, "Error response from daemon: container 1f is not running"),
+            (ConnectorKind::Ssh, 255, "ci@build7: Permission denied (publickey)."),
+        ] {
+            let failure = || refused(kind, code, said).into();
+            let mut first = Attempts::new(Call::Connect, address(), None, limit);
+            assert!(first.after(failure()).is_err(), "{said}");
+            let id = JobId::parse("7").unwrap();
+            let mut following = Attempts::new(Call::FollowLogs, address(), Some(id), limit);
+            let start = Instant::now();
+            // The API server was away, then came back and forbade everything.
+            following.after_at(start, 0.5, CallFailure::Line("cut".into())).unwrap();
+            let back = start + Duration::from_mins(1);
+            let mut now = back;
+            while let Ok(delay) = following.after_at(now, 0.9, failure()) {
+                assert_eq!(following.absence().unwrap().until, back + REFUSAL_PATIENCE, "{said}");
+                now += delay;
+            }
+            assert_eq!(now - back, REFUSAL_PATIENCE, "{said}");
+        }
+    }
+
+    #[test]
+    fn what_is_gone_for_good_is_final_though_a_line_has_worked() {
+        for (kind, said) in [
+            (ConnectorKind::Docker, "Error response from daemon: No such container: job"),
+            (ConnectorKind::Kube, "Error from server (NotFound): pods \"p\" not found"),
+        ] {
+            let id = JobId::parse("7").unwrap();
+            let mut following = Attempts::new(Call::FollowLogs, address(), Some(id), Duration::from_mins(5));
+            following.after(CallFailure::Line("cut".into())).unwrap();
+            let error = following.after(refused(kind, 1, said).into()).unwrap_err();
+            assert!(matches!(error, Error::Unreachable { .. }), "{error}");
+        }
     }
 
     #[test]

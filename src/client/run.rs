@@ -1,22 +1,23 @@
-//! A job from Run to Finish (service.md §7).
+//! Runs a job from Run to Finish (service.md §7).
 
 use std::io;
 
 use tokio::io::{AsyncWrite, AsyncWriteExt};
 
 use super::{Client, Error, Event, Request};
+use crate::error::Chain;
 use crate::model::JobId;
 use crate::pb::v1;
 
 impl Client {
-    /// Runs a job to its end: registers it, writes its log to `logs` and gives the results of its steps to `results` as they
-    /// come (each once, the whole tree last), then removes it from the daemon. The job's own failure is no error: it is in
-    /// the status.
+    /// Runs a job to its end and removes it from the daemon. Writes its log to `logs` and passes the results of its
+    /// steps to `results` as they come: each once, the whole tree last. The job's own failure is no error; the status
+    /// reports it. A failed removal is no error either, because the daemon removes the job by itself later.
     ///
-    /// A broken line is made anew, and nothing comes twice. If `logs` or `results` fail, the job is stopped and removed
-    /// ([`Error::Output`]). A future that is dropped has the job stopped and removed in the background, for as long as its
-    /// runtime lives; [`Client::finish`] waits for that. Only a line that stays broken leaves the job running: the error
-    /// says how to take it up again.
+    /// Restores a broken connection, and delivers nothing twice. If `logs` or `results` fail, stops and removes the job
+    /// ([`Error::Output`]). If the future is dropped, a background task stops and removes the job, as long as the
+    /// runtime lives; [`Client::finish`] waits for that removal. Only a connection that stays broken leaves the job
+    /// running. The error then says how to follow it again.
     ///
     /// ```no_run
     /// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
@@ -44,10 +45,17 @@ impl Client {
             Ok(()) => tokio::try_join!(self.write_log(id, logs), self.hand_on(id, results)),
             Err(error) => Err(error),
         };
-        // From here on a dropped future stops a Finish that the daemon goes on with by itself, or there is nothing to do.
+        // Disarm: the daemon completes a Finish even if this future is dropped, and in the other cases the job stays.
         dropped.client = None;
-        if matches!(&followed, Ok(_) | Err(Error::Output { .. })) {
-            self.finish(id).await?;
+        match &followed {
+            // The job's end is known, and a failed removal does not change it.
+            Ok(_) => {
+                if let Err(error) = self.remove_ended(id).await {
+                    tracing::warn!(job = %id, error = %Chain(&error), "the job has ended, but was not removed");
+                }
+            }
+            Err(Error::Output { .. }) => self.finish(id).await?,
+            Err(_) => {}
         }
         followed.map(|(status, ())| status)
     }
@@ -79,9 +87,9 @@ impl Client {
     }
 }
 
-/// Finishes the job in the background when the caller has given up waiting (service.md §7.4).
+/// Finishes the job in the background if the caller drops the future (service.md §7.4).
 struct Dropped {
-    /// `None`: there is nothing to finish.
+    /// `None` if there is nothing to finish.
     client: Option<Client>,
     id: JobId,
 }
@@ -91,7 +99,7 @@ impl Drop for Dropped {
         let Some(client) = self.client.take() else { return };
         let id = self.id.clone();
         if let Ok(runtime) = tokio::runtime::Handle::try_current() {
-            // Repeated by itself; who is to hear of its failure has left.
+            // `finish` repeats by itself. Nobody is left to report its failure to.
             runtime.spawn(async move { client.finish(&id).await.ok() });
         }
     }

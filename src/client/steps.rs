@@ -1,4 +1,4 @@
-//! Following step results through broken lines: each exactly once (connectors.md §6.4).
+//! Follows step results through broken connections: each exactly once (connectors.md §6.4).
 
 use tokio::time::Instant;
 use tonic::Streaming;
@@ -9,7 +9,7 @@ use super::{Client, Error};
 use crate::model::JobId;
 use crate::pb::v1;
 
-/// Follows the results of one job. Dropping it leaves the job alone.
+/// Follows the results of one job. Dropping it does not affect the job.
 ///
 /// ```no_run
 /// # async fn example(client: step_runner::client::Client) -> Result<(), Box<dyn std::error::Error>> {
@@ -28,11 +28,13 @@ use crate::pb::v1;
 pub struct FollowSteps {
     client: Client,
     id: JobId,
-    /// Results handed on.
+    /// True to request the starts of steps and the ends of nested ones too.
+    starts: bool,
+    /// Number of results delivered.
     received: usize,
-    /// Results of the present stream that were handed on before it was opened: the server replays them.
+    /// Number of results to skip in the current stream: the server sends those already delivered again.
     to_skip: usize,
-    /// The root, always the last message, has been handed on.
+    /// True once the root, always the last message, was delivered.
     complete: bool,
     attempts: Attempts,
     pause: Option<Instant>,
@@ -50,10 +52,29 @@ impl FollowSteps {
     pub(super) fn new(client: Client, id: JobId) -> Self {
         let limit = client.shared.options.reconnect_timeout;
         let attempts = client.attempts(Call::FollowSteps, Some(&id), limit);
-        Self { client, id, received: 0, to_skip: 0, complete: false, attempts, pause: None, open: None }
+        let starts = false;
+        Self {
+            client,
+            id,
+            starts,
+            received: 0,
+            to_skip: 0,
+            complete: false,
+            attempts,
+            pause: None,
+            open: None,
+        }
     }
 
-    /// The next result; the root, without a step, is the last one; then `None`. Cancel-safe.
+    /// Also requests a message when a step at any depth starts and when a nested one ends, as
+    /// [`FollowStepsResponse`](v1::FollowStepsResponse) describes. An older daemon sends only results.
+    #[must_use]
+    pub const fn with_starts(mut self) -> Self {
+        self.starts = true;
+        self
+    }
+
+    /// Returns the next result. The last one is the root, which has no step. After it, returns `None`. Cancel-safe.
     pub async fn next(&mut self) -> Result<Option<v1::StepResult>, Error> {
         while !self.complete {
             if let Some(until) = self.pause {
@@ -95,7 +116,8 @@ impl FollowSteps {
             Ok(line) => line,
             Err(error) => return self.fail(error.into()),
         };
-        match line.stub.follow_steps(v1::FollowStepsRequest { id: self.id.to_string() }).await {
+        let request = v1::FollowStepsRequest { id: self.id.to_string(), starts: self.starts };
+        match line.stub.follow_steps(request).await {
             Ok(response) => {
                 self.to_skip = self.received;
                 let stream = Box::new(response.into_inner());
@@ -117,7 +139,9 @@ impl FollowSteps {
     }
 }
 
-/// The root has no step, or one without a name (service.md §3.3).
+/// True for the root: no step, or one without a name (service.md §3.3). A message about a running job has this form
+/// too, but its status is `RUNNING`.
 fn is_root(result: &v1::StepResult) -> bool {
-    result.step.as_ref().is_none_or(|step| step.name.is_empty())
+    result.status() != v1::step_result::Status::Running
+        && result.step.as_ref().is_none_or(|step| step.name.is_empty())
 }

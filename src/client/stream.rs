@@ -1,7 +1,7 @@
-//! The bytes of one connection: a socket, or the pipes of a connector, and a look at what comes first.
+//! The byte stream of one connection, a socket or the pipes of a connector. Checks the first bytes.
 //!
-//! The first nine bytes from the far side must be the header of an HTTP/2 SETTINGS frame (connectors.md §4): a login banner
-//! or a runtime's complaint is told as what it is, not as an error of the protocol.
+//! The first nine bytes from the far side must be the header of an HTTP/2 SETTINGS frame (connectors.md §4). A login
+//! banner or a runtime's error message is thus reported as such, not as a protocol error.
 
 use std::io;
 use std::pin::Pin;
@@ -17,22 +17,22 @@ use tokio::time::Sleep;
 use super::diagnosis::SHOWN;
 use crate::process::connector;
 
-/// Bytes of a frame's header.
+/// Length of a frame's header.
 const HEADER: usize = 9;
 
-/// Largest SETTINGS frame before any other size is agreed on, and the bytes of one setting (RFC 9113 §4.2, §6.5).
+/// Largest SETTINGS frame before another size is agreed on, and the length of one setting (RFC 9113 §4.2, §6.5).
 const MAX_FRAME: u32 = 16 << 10;
 const SETTING: u32 = 6;
 
-/// How long the rest of what is not HTTP/2 is waited for, to show it.
+/// Longest wait for more of an answer that is not HTTP/2, in order to show it.
 const REST: Duration = Duration::from_millis(500);
 
-/// What came first.
+/// Finding about the first bytes.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum First {
     /// The far side speaks HTTP/2.
     Settings,
-    /// Something else; nothing if the stream ended, or broke off within what a daemon says first.
+    /// It speaks something else. Empty if the stream ended before its first byte or within a SETTINGS header.
     Other(Vec<u8>),
 }
 
@@ -41,15 +41,15 @@ pub(super) enum First {
 pub(super) enum Transport {
     Socket(UnixStream),
     Process {
-        /// `None` once it was closed.
+        /// `None` once closed.
         stdin: Option<pipe::Sender>,
         stdout: pipe::Receiver,
-        /// Ended with the connection.
+        /// Ends with the connection.
         _connector: connector::Connector,
     },
 }
 
-/// A transport whose first bytes are looked at and told.
+/// A transport whose first bytes are checked and reported.
 #[derive(Debug)]
 pub(super) struct Stream {
     transport: Transport,
@@ -58,32 +58,32 @@ pub(super) struct Stream {
 
 #[derive(Debug)]
 enum Watch {
-    /// Fewer than nine bytes have come; none is passed on before it is known what they are.
+    /// Fewer than nine bytes have come. None is passed on before they are checked.
     Looking { seen: Vec<u8>, tell: oneshot::Sender<First> },
-    /// It is not HTTP/2; the rest is gathered for a moment.
+    /// It is not HTTP/2. More is collected for a moment.
     Gathering { seen: Vec<u8>, tell: oneshot::Sender<First>, until: Pin<Box<Sleep>> },
-    /// Told.
+    /// Reported; bytes pass.
     Passing,
-    /// Told, and nothing more is passed.
+    /// Reported; reads fail.
     Refusing,
 }
 
 impl Stream {
-    /// The receiver is told once; without a word if the stream is dropped before.
+    /// Returns the stream and a receiver of the finding, which fails if the stream is dropped before.
     pub(super) fn new(transport: Transport) -> (Self, oneshot::Receiver<First>) {
         let (tell, first) = oneshot::channel();
         (Self { transport, watch: Watch::Looking { seen: Vec::new(), tell } }, first)
     }
 }
 
-/// The header of a SETTINGS frame that is no acknowledgement, as every HTTP/2 connection begins.
+/// True for the header of a SETTINGS frame that is no acknowledgement: every HTTP/2 connection begins so.
 fn is_settings(header: [u8; HEADER]) -> bool {
     let [high, middle, low, kind, flags, stream @ ..] = header;
     let length = u32::from_be_bytes([0, high, middle, low]);
     kind == 4 && flags == 0 && stream == [0; 4] && length <= MAX_FRAME && length.is_multiple_of(SETTING)
 }
 
-/// Whether these fewer than nine bytes are the beginning of such a header.
+/// True if these bytes, fewer than nine, can begin such a header.
 fn begins_settings(seen: &[u8]) -> bool {
     (0..=u8::MAX).any(|length| {
         let mut header = [0, 0, length, 4, 0, 0, 0, 0, 0];
@@ -98,7 +98,7 @@ fn refused() -> io::Error {
 }
 
 impl Watch {
-    /// Takes the next of the first nine bytes; none at the end of the stream.
+    /// Takes more of the first nine bytes; `bytes` is empty at the end of the stream.
     fn look(self, bytes: &[u8]) -> Self {
         let Self::Looking { mut seen, tell } = self else { return self };
         seen.extend_from_slice(bytes);
@@ -109,7 +109,7 @@ impl Watch {
             }
             Some(_) => Self::Gathering { seen, tell, until: Box::pin(tokio::time::sleep(REST)) },
             None if bytes.is_empty() => {
-                // So begins a daemon only: its line broke before it had said anything.
+                // Only a daemon begins like this. The connection broke before it said more.
                 let said = if begins_settings(&seen) { Vec::new() } else { seen };
                 tell.send(First::Other(said)).ok();
                 Self::Refusing
@@ -135,12 +135,12 @@ impl AsyncRead for Stream {
                     let (known, rest) = header.split_at_mut(seen.len().min(HEADER));
                     known.copy_from_slice(seen);
                     let mut more = ReadBuf::new(rest);
-                    // A broken line says no more than one that has ended.
+                    // Treat a read error like the end of the stream.
                     ready!(Pin::new(&mut this.transport).poll_read(context, &mut more)).ok();
                     let new = more.filled().to_vec();
                     this.watch = std::mem::replace(&mut this.watch, Watch::Refusing).look(&new);
                     if matches!(this.watch, Watch::Passing) {
-                        // No reader of frames asks for less than the header of one.
+                        // A reader of frames never asks for less than a frame's header.
                         if buffer.remaining() < HEADER {
                             return Poll::Ready(Err(refused()));
                         }
@@ -178,7 +178,7 @@ impl AsyncWrite for Stream {
     fn poll_write(self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         let this = self.get_mut();
         let written = ready!(Pin::new(&mut this.transport).poll_write(context, bytes));
-        // Whoever takes no bytes may have said why: that is read first.
+        // A far side that takes no bytes may have said why, so hide the error until that is read.
         let looking = matches!(this.watch, Watch::Looking { .. } | Watch::Gathering { .. });
         Poll::Ready(if looking { written.or(Ok(bytes.len())) } else { written })
     }
@@ -217,7 +217,7 @@ impl AsyncWrite for Transport {
     fn poll_flush(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         match self.get_mut() {
             Self::Socket(socket) => Pin::new(socket).poll_flush(context),
-            // A pipe keeps nothing back.
+            // A pipe has no buffer to flush.
             Self::Process { .. } => Poll::Ready(Ok(())),
         }
     }

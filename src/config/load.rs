@@ -1,4 +1,5 @@
-//! Layers: option, else environment variable, else settings file, else default; and where each value came from.
+//! Layers of settings: option, else environment variable, else settings file, else default. Records each value's
+//! source.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -6,30 +7,30 @@ use std::path::{Path, PathBuf};
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-use super::{Config, Kind, SETTINGS, Setting};
+use super::{Config, SETTINGS, Setting, TomlType};
 use crate::lang::name;
 
-/// What was given, before anything is checked.
+/// The settings as given, before any check.
 #[derive(Clone, Debug, Default)]
 pub struct Layers {
     /// Settings file: its name for messages, and its text.
     pub file: Option<(PathBuf, String)>,
-    /// The environment; names other than those of settings are ignored, and so are empty values.
+    /// The environment. Names that belong to no setting are ignored, and so are empty values.
     pub env: Vec<(String, String)>,
-    /// Options by [`Setting::name`], with all values given.
+    /// Options by [`Setting::name`], each with all values given.
     pub options: Vec<(&'static str, Vec<String>)>,
 }
 
-/// Where a value came from.
+/// Source of a value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Source {
-    /// Nobody gave one.
+    /// The default: no layer gives a value.
     Default,
     /// A line of the settings file.
     File {
-        /// Its name.
+        /// Name of the file.
         path: PathBuf,
-        /// From 1.
+        /// Line number, from 1.
         line: usize,
     },
     /// An environment variable.
@@ -49,7 +50,7 @@ impl fmt::Display for Source {
     }
 }
 
-/// Settings in force and where each came from.
+/// The settings in force, and the source of each.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Loaded {
     /// The settings.
@@ -58,17 +59,17 @@ pub struct Loaded {
     pub sources: Vec<Source>,
 }
 
-/// One thing wrong with what was given: where, which setting, what to write instead.
+/// One mistake in the settings: its source, the setting, and the remedy.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{source_name}: {message}")]
 pub struct ConfigError {
     /// `FILE:LINE`, the variable or the option.
     pub source_name: String,
-    /// What is wrong, and the remedy. Values are not quoted.
+    /// The mistake and the remedy. Values are not quoted.
     pub message: String,
 }
 
-/// All that is wrong (exit code 2, cli.md).
+/// All mistakes in the settings (exit code 2, cli.md).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConfigErrors(pub Vec<ConfigError>);
 
@@ -87,7 +88,7 @@ impl fmt::Display for ConfigErrors {
 impl std::error::Error for ConfigErrors {}
 
 impl Config {
-    /// Puts the layers together and checks everything; all errors at once.
+    /// Combines the layers and checks every value. Returns all errors at once.
     pub fn load(layers: &Layers) -> Result<Loaded, ConfigErrors> {
         let mut loading = Loading {
             config: Self::default(),
@@ -121,8 +122,8 @@ impl Config {
 }
 
 impl Loaded {
-    /// For `--print-config`: a valid settings file, each line with its source behind it. `defaults` holds what is in force
-    /// where no setting says it, such as paths that depend on the environment.
+    /// Returns a valid settings file for `--print-config`; each line names its source. `defaults` supplies values for
+    /// settings that no layer sets, such as paths that depend on the environment.
     pub fn print(&self, defaults: &Config) -> String {
         let lines = SETTINGS.iter().zip(&self.sources).map(|(setting, source)| {
             match setting.show(&self.config).or_else(|| setting.show(defaults)) {
@@ -141,7 +142,7 @@ fn find(name: &str) -> Option<(usize, &'static Setting)> {
 struct Loading {
     config: Config,
     sources: Vec<Source>,
-    /// With their lines of the settings file; those of variables and options follow.
+    /// Each error with its line of the settings file. Errors of variables and options have no line and sort last.
     errors: Vec<(usize, ConfigError)>,
 }
 
@@ -196,8 +197,8 @@ fn unknown(name: &str) -> String {
     }
 }
 
-/// Variables among `names` that were meant for a setting, each with the name that was meant: nothing else looks at them,
-/// so a slip of the pen would go unnoticed.
+/// Returns the variables among `names` that look like a misspelt setting, each with the intended name. Nothing else
+/// checks these names, so a typing error would go unnoticed.
 pub fn misspelt_variables<'n>(names: impl IntoIterator<Item = &'n str>) -> Vec<(&'n str, String)> {
     let known: Vec<String> = SETTINGS.iter().map(Setting::variable).collect();
     let meant = |name: &'n str| {
@@ -209,15 +210,13 @@ pub fn misspelt_variables<'n>(names: impl IntoIterator<Item = &'n str>) -> Vec<(
     names.into_iter().filter_map(meant).collect()
 }
 
-/// How the variables of settings begin.
 const PREFIX: &str = "STEP_RUNNER_";
 
-/// Line of `offset`, from 1.
 fn line_of(text: &str, offset: usize) -> usize {
     text.bytes().take(offset).filter(|byte| *byte == b'\n').count() + 1
 }
 
-/// Texts of a TOML value, if it has a type that `setting` takes.
+/// Returns the texts of a TOML value, if `setting` accepts its type.
 fn items(setting: &Setting, value: &Spanned<DeValue<'_>>) -> Option<Vec<String>> {
     if let DeValue::Array(list) = value.get_ref() {
         let items = list.iter().map(|item| scalar(item.get_ref()).map(|(_, text)| text));
@@ -227,19 +226,19 @@ fn items(setting: &Setting, value: &Spanned<DeValue<'_>>) -> Option<Vec<String>>
     setting.kinds.contains(&kind).then(|| vec![text])
 }
 
-fn scalar(value: &DeValue<'_>) -> Option<(Kind, String)> {
+fn scalar(value: &DeValue<'_>) -> Option<(TomlType, String)> {
     match value {
-        DeValue::String(text) => Some((Kind::String, text.to_string())),
+        DeValue::String(text) => Some((TomlType::String, text.to_string())),
         DeValue::Integer(number) => Some((
-            Kind::Integer,
+            TomlType::Integer,
             match number.radix() {
                 8 => format!("0o{}", number.as_str()),
                 10 => number.as_str().to_owned(),
                 radix => i64::from_str_radix(number.as_str(), radix).ok()?.to_string(),
             },
         )),
-        DeValue::Float(number) => Some((Kind::Float, number.as_str().to_owned())),
-        DeValue::Boolean(switch) => Some((Kind::Boolean, switch.to_string())),
+        DeValue::Float(number) => Some((TomlType::Float, number.as_str().to_owned())),
+        DeValue::Boolean(switch) => Some((TomlType::Boolean, switch.to_string())),
         DeValue::Datetime(_) | DeValue::Array(_) | DeValue::Table(_) => None,
     }
 }

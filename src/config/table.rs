@@ -1,53 +1,53 @@
-//! How a line of the table becomes a field, an option, an environment variable and a key of the file.
+//! Turns a row of the table of settings into a field, an option, an environment variable and a key of the file.
 
-use super::{Config, Kind};
+use super::{Config, TomlType};
 
 /// A setting as the command line, the file and `--print-config` see it.
 pub struct Setting {
     /// Key of the settings file and field of [`Config`].
     pub name: &'static str,
-    /// One sentence, with its source.
+    /// One sentence, with a reference to the specification in parentheses.
     pub doc: &'static str,
-    /// What a value looks like.
+    /// Form of a value.
     pub expected: &'static str,
-    /// Further rule for values; empty if there is none.
+    /// Further rule for values, or empty.
     pub rule: &'static str,
     /// TOML types a value may have.
-    pub kinds: &'static [Kind],
+    pub kinds: &'static [TomlType],
     pub(super) set: fn(&mut Config, &[String]) -> bool,
     pub(super) show: fn(&Config) -> Option<String>,
-    /// Takes the value over from another configuration.
+    /// Copies the value from another configuration.
     pub(super) take: fn(&mut Config, &Config),
 }
 
 impl Setting {
-    /// Name of the option: `max-jobs`.
+    /// Returns the name of the option: `max-jobs`.
     pub fn option(&self) -> String {
         self.name.replace('_', "-")
     }
 
-    /// Name of the environment variable: `STEP_RUNNER_MAX_JOBS`.
+    /// Returns the name of the environment variable: `STEP_RUNNER_MAX_JOBS`.
     pub fn variable(&self) -> String {
         format!("STEP_RUNNER_{}", self.name.to_ascii_uppercase())
     }
 
-    /// The option may be repeated.
+    /// True if the option may be repeated.
     pub fn is_list(&self) -> bool {
-        self.kinds.contains(&Kind::Array)
+        self.kinds.contains(&TomlType::Array)
     }
 
-    /// The option may stand without a value, meaning `true`.
+    /// True if the option may stand without a value, meaning `true`.
     pub fn is_switch(&self) -> bool {
-        self.kinds.contains(&Kind::Boolean)
+        self.kinds.contains(&TomlType::Boolean)
     }
 
-    /// The value in `config`, as the settings file would have it; `None` if it is not set.
+    /// Returns the value in `config` as written in a settings file, or `None` if it is not set.
     pub fn show(&self, config: &Config) -> Option<String> {
         (self.show)(config)
     }
 
-    /// What `--help` says of it: the sentence without its source, which is for readers of the code, what a value looks
-    /// like, and the default if there is one.
+    /// Returns the text for `--help`: the sentence without its reference, which is for readers of the code, then the
+    /// form of a value and the default, if any.
     pub fn help(&self) -> String {
         let sentence = self.doc.trim().trim_end_matches('.');
         let text = sentence.rsplit_once(" (").map_or(sentence, |(text, _)| text);
@@ -57,7 +57,7 @@ impl Setting {
         format!("{text} [{}]{default} [env: {}]", self.expected, self.variable())
     }
 
-    /// What a value must be, in one phrase for messages.
+    /// Returns the form and the rule of a value, in one phrase for messages.
     pub(super) fn demand(&self) -> String {
         if self.rule.is_empty() {
             self.expected.to_owned()
@@ -84,16 +84,16 @@ macro_rules! settings {
             }
         }
 
-        /// The table: one entry a setting, in the order of [`Config`]'s fields.
+        /// The table: one entry per setting, in the order of [`Config`]'s fields.
         pub const SETTINGS: &[Setting] = &[ $( Setting {
             name: stringify!($name),
             doc: concat!($($doc),+),
-            expected: <$type as Value>::EXPECTED,
+            expected: <$type as SettingValue>::EXPECTED,
             rule: concat!($($rule)?),
-            kinds: <$type as Value>::KINDS,
+            kinds: <$type as SettingValue>::KINDS,
             set: |config, items| {
                 let passes: fn(&$type) -> bool = settings!(@check $($check)?);
-                match <$type as Value>::parse(items) {
+                match <$type as SettingValue>::parse(items) {
                     Some(value) if passes(&value) => {
                         config.$name = value;
                         true
@@ -101,7 +101,7 @@ macro_rules! settings {
                     _ => false,
                 }
             },
-            show: |config| Value::show(&config.$name),
+            show: |config| SettingValue::show(&config.$name),
             take: |config, other| config.$name = other.$name.clone(),
         }, )+ ];
     };

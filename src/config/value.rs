@@ -1,16 +1,15 @@
-//! Types of settings: how they are written and read.
+//! Types of settings: parsing and printing.
 
 use std::fmt;
-use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use super::MAX_DURATION;
 use crate::variables::EnvBase;
 
-/// Types of a settings file.
+/// Types of TOML values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum TomlType {
     /// `"text"`.
     String,
     /// `1`.
@@ -23,17 +22,17 @@ pub enum Kind {
     Array,
 }
 
-/// A type a setting can have.
-pub trait Value: Sized {
-    /// What it looks like; follows "expected ".
+/// A type that a setting can have.
+pub trait SettingValue: Sized {
+    /// Form of a value; follows "expected ".
     const EXPECTED: &'static str;
-    /// TOML types that can hold it.
-    const KINDS: &'static [Kind];
+    /// TOML types that can hold a value.
+    const KINDS: &'static [TomlType];
 
-    /// Reads it. `items` are the values given in one place: for all types but lists the last one counts.
+    /// Parses a value. `items` are all values given in one place. The last one counts, except for lists.
     fn parse(items: &[String]) -> Option<Self>;
 
-    /// Writes it as TOML; `None` if it is not set.
+    /// Prints the value as TOML; `None` if it is not set.
     fn show(&self) -> Option<String>;
 }
 
@@ -41,7 +40,7 @@ pub trait Value: Sized {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Bytes(pub u64);
 
-/// Suffixes of sizes and their worth; the largest binary one that divides a size is used to print it.
+/// Suffixes of sizes and their factors. A size is printed with the largest binary one that divides it.
 const UNITS: [(&str, u64); 10] = [
     ("TiB", 1 << 40),
     ("GiB", 1 << 30),
@@ -56,7 +55,7 @@ const UNITS: [(&str, u64); 10] = [
 ];
 
 impl Bytes {
-    /// Reads `64MiB`; a number alone is bytes.
+    /// Parses a size such as `64MiB`. A number without a suffix counts bytes.
     pub fn from_text(text: &str) -> Option<Self> {
         let (digits, unit) = UNITS
             .iter()
@@ -76,9 +75,9 @@ impl fmt::Display for Bytes {
     }
 }
 
-impl Value for Bytes {
+impl SettingValue for Bytes {
     const EXPECTED: &'static str = "a size such as `64MiB`";
-    const KINDS: &'static [Kind] = &[Kind::String, Kind::Integer];
+    const KINDS: &'static [TomlType] = &[TomlType::String, TomlType::Integer];
 
     fn parse(items: &[String]) -> Option<Self> {
         Self::from_text(items.last()?)
@@ -93,9 +92,9 @@ impl Value for Bytes {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limit(pub Option<u64>);
 
-impl Value for Limit {
+impl SettingValue for Limit {
     const EXPECTED: &'static str = "a whole number or `none`";
-    const KINDS: &'static [Kind] = &[Kind::String, Kind::Integer];
+    const KINDS: &'static [TomlType] = &[TomlType::String, TomlType::Integer];
 
     fn parse(items: &[String]) -> Option<Self> {
         match items.last()?.as_str() {
@@ -113,9 +112,9 @@ impl Value for Limit {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mode(pub u32);
 
-impl Value for Mode {
+impl SettingValue for Mode {
     const EXPECTED: &'static str = "octal permissions such as `0600`";
-    const KINDS: &'static [Kind] = &[Kind::String, Kind::Integer];
+    const KINDS: &'static [TomlType] = &[TomlType::String, TomlType::Integer];
 
     fn parse(items: &[String]) -> Option<Self> {
         let text = items.last()?;
@@ -127,9 +126,9 @@ impl Value for Mode {
     }
 }
 
-impl Value for u64 {
+impl SettingValue for u64 {
     const EXPECTED: &'static str = "a whole number";
-    const KINDS: &'static [Kind] = &[Kind::Integer];
+    const KINDS: &'static [TomlType] = &[TomlType::Integer];
 
     fn parse(items: &[String]) -> Option<Self> {
         items.last()?.parse().ok()
@@ -140,9 +139,9 @@ impl Value for u64 {
     }
 }
 
-impl Value for f64 {
+impl SettingValue for f64 {
     const EXPECTED: &'static str = "a number such as `1.5`";
-    const KINDS: &'static [Kind] = &[Kind::Float, Kind::Integer];
+    const KINDS: &'static [TomlType] = &[TomlType::Float, TomlType::Integer];
 
     fn parse(items: &[String]) -> Option<Self> {
         items.last()?.parse().ok()
@@ -153,9 +152,9 @@ impl Value for f64 {
     }
 }
 
-impl Value for bool {
+impl SettingValue for bool {
     const EXPECTED: &'static str = "`true` or `false`";
-    const KINDS: &'static [Kind] = &[Kind::Boolean];
+    const KINDS: &'static [TomlType] = &[TomlType::Boolean];
 
     fn parse(items: &[String]) -> Option<Self> {
         items.last()?.parse().ok()
@@ -166,9 +165,9 @@ impl Value for bool {
     }
 }
 
-impl Value for Duration {
+impl SettingValue for Duration {
     const EXPECTED: &'static str = "a time such as `90s` or `1h 30m`, at most 100 years";
-    const KINDS: &'static [Kind] = &[Kind::String, Kind::Integer];
+    const KINDS: &'static [TomlType] = &[TomlType::String, TomlType::Integer];
 
     fn parse(items: &[String]) -> Option<Self> {
         let text = items.last()?;
@@ -183,9 +182,9 @@ impl Value for Duration {
     }
 }
 
-impl Value for Option<PathBuf> {
+impl SettingValue for Option<PathBuf> {
     const EXPECTED: &'static str = "a path";
-    const KINDS: &'static [Kind] = &[Kind::String];
+    const KINDS: &'static [TomlType] = &[TomlType::String];
 
     fn parse(items: &[String]) -> Option<Self> {
         let text = items.last()?;
@@ -197,9 +196,9 @@ impl Value for Option<PathBuf> {
     }
 }
 
-impl Value for Vec<String> {
+impl SettingValue for Vec<String> {
     const EXPECTED: &'static str = "a list of names";
-    const KINDS: &'static [Kind] = &[Kind::Array];
+    const KINDS: &'static [TomlType] = &[TomlType::Array];
 
     fn parse(items: &[String]) -> Option<Self> {
         let names: Self = list(items).map(str::to_owned).collect();
@@ -211,9 +210,9 @@ impl Value for Vec<String> {
     }
 }
 
-impl Value for Vec<u32> {
+impl SettingValue for Vec<u32> {
     const EXPECTED: &'static str = "a list of numeric user ids";
-    const KINDS: &'static [Kind] = &[Kind::Array];
+    const KINDS: &'static [TomlType] = &[TomlType::Array];
 
     fn parse(items: &[String]) -> Option<Self> {
         list(items).map(|item| item.parse().ok()).collect()
@@ -224,47 +223,16 @@ impl Value for Vec<u32> {
     }
 }
 
-/// Items, each of which may itself be a list with commas: the form of options and environment variables.
+/// Yields the elements of a list. Options and environment variables can put several into one item, separated by commas.
 fn list(items: &[String]) -> impl Iterator<Item = &str> {
     items.iter().flat_map(|item| item.split(',')).map(str::trim).filter(|item| !item.is_empty())
 }
 
-/// Where metrics are served.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Metrics {
-    /// On a loopback address.
-    Tcp(SocketAddr),
-    /// On a unix socket.
-    Unix(PathBuf),
-}
-
-impl Value for Option<Metrics> {
-    const EXPECTED: &'static str = "a loopback address such as `127.0.0.1:9100` or an absolute path";
-    const KINDS: &'static [Kind] = &[Kind::String];
-
-    fn parse(items: &[String]) -> Option<Self> {
-        let text = items.last()?;
-        if text.starts_with('/') {
-            return Some(Some(Metrics::Unix(PathBuf::from(text))));
-        }
-        let address: SocketAddr = text.parse().ok()?;
-        address.ip().is_loopback().then_some(Some(Metrics::Tcp(address)))
-    }
-
-    fn show(&self) -> Option<String> {
-        match self.as_ref()? {
-            Metrics::Tcp(address) => Some(quoted(address)),
-            Metrics::Unix(path) => Some(quoted(path.display())),
-        }
-    }
-}
-
-/// `text` as a TOML string.
 fn quoted(text: impl fmt::Display) -> String {
     toml::Value::String(text.to_string()).to_string()
 }
 
-/// Enums whose values are words.
+/// Declares enums whose values are words.
 macro_rules! words {
     ($( $(#[$meta:meta])* $name:ident { $( $(#[$variant_meta:meta])* $variant:ident = $word:literal ),+ $(,)? } )+) => { $(
         $(#[$meta])*
@@ -274,15 +242,15 @@ macro_rules! words {
     )+ };
     (@value $name:ident { $first:ident = $first_word:literal $(, $variant:ident = $word:literal )* }) => {
         impl $name {
-            /// The word for it.
+            /// Returns the word for the value.
             pub const fn word(self) -> &'static str {
                 match self { Self::$first => $first_word, $( Self::$variant => $word, )* }
             }
         }
 
-        impl Value for $name {
+        impl SettingValue for $name {
             const EXPECTED: &'static str = concat!("`", $first_word, "`" $(, " or `", $word, "`" )*);
-            const KINDS: &'static [Kind] = &[Kind::String];
+            const KINDS: &'static [TomlType] = &[TomlType::String];
 
             fn parse(items: &[String]) -> Option<Self> {
                 match items.last()?.as_str() {
@@ -300,37 +268,46 @@ macro_rules! words {
 }
 
 words! {
-    /// What state on disk survives.
+    /// Failures that state on disk survives.
     Durability {
-        /// A kill of any process.
+        /// Death of any process.
         Crash = "crash",
-        /// A power cut too.
+        /// Also a power cut.
         Power = "power",
     }
-    /// Which waiting job starts next.
+    /// Rule that picks the next waiting job.
     QueuePolicy {
-        /// The one that came first.
+        /// The oldest one.
         Fifo = "fifo",
-        /// One of the project with the fewest running jobs.
+        /// A job of the project with the fewest running jobs.
         Fair = "fair",
     }
-    /// What happens to processes a step leaves running.
+    /// Callers that may read the definitions of the services.
+    Reflection {
+        /// The daemon's own user and root.
+        Owner = "owner",
+        /// Everyone who may call.
+        On = "on",
+        /// Nobody.
+        Off = "off",
+    }
+    /// Fate of processes that a step leaves running.
     Leftover {
-        /// They live to the end of the job.
+        /// They live until the job ends.
         Keep = "keep",
         /// They end with the step.
         Kill = "kill",
     }
-    /// What a stop of the daemon does to jobs.
+    /// Effect on jobs when the daemon is stopped.
     OnStop {
         /// They are cancelled.
         Cancel = "cancel",
-        /// They may end by themselves first.
+        /// The daemon waits for them to end first.
         Drain = "drain",
     }
     /// Use of cgroups.
     CgroupUse {
-        /// Where they are writable.
+        /// Used if they are writable.
         Auto = "auto",
         /// Required.
         On = "on",
@@ -350,11 +327,20 @@ words! {
         /// `trace`.
         Trace = "trace",
     }
+    /// Format of jobs' logs in the compatible service.
+    JobLogFormat {
+        /// Without headers for jobs of a GitLab Runner that adds its own, otherwise with headers.
+        Auto = "auto",
+        /// With headers.
+        Framed = "framed",
+        /// Without headers.
+        Plain = "plain",
+    }
     /// Format of the daemon's own log.
     LogFormat {
         /// Lines for people.
         Text = "text",
-        /// One JSON object a line.
+        /// One JSON object per line.
         Json = "json",
     }
 }
@@ -368,9 +354,9 @@ impl EnvBase {
     }
 }
 
-impl Value for EnvBase {
+impl SettingValue for EnvBase {
     const EXPECTED: &'static str = "`list` or `all`";
-    const KINDS: &'static [Kind] = &[Kind::String];
+    const KINDS: &'static [TomlType] = &[TomlType::String];
 
     fn parse(items: &[String]) -> Option<Self> {
         [Self::List, Self::All].into_iter().find(|base| items.last().is_some_and(|item| item == base.word()))
@@ -381,15 +367,15 @@ impl Value for EnvBase {
     }
 }
 
-impl Value for Option<OperatorLevel> {
+impl SettingValue for Option<OperatorLevel> {
     const EXPECTED: &'static str = OperatorLevel::EXPECTED;
-    const KINDS: &'static [Kind] = OperatorLevel::KINDS;
+    const KINDS: &'static [TomlType] = OperatorLevel::KINDS;
 
     fn parse(items: &[String]) -> Option<Self> {
         OperatorLevel::parse(items).map(Some)
     }
 
     fn show(&self) -> Option<String> {
-        self.as_ref().and_then(Value::show)
+        self.as_ref().and_then(SettingValue::show)
     }
 }

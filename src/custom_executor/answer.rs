@@ -6,7 +6,6 @@ use super::templates::expand;
 use super::{Driver, private};
 use crate::error::{Exit, Failure};
 
-/// One JSON object.
 pub(super) fn answer(driver: &Driver) -> Result<String, Failure> {
     let options = &driver.options;
     driver.named_address()?;
@@ -30,7 +29,7 @@ pub(super) fn answer(driver: &Driver) -> Result<String, Failure> {
     if let Some(shell) = &options.shell {
         put("shell", shell.as_str().into());
     }
-    // What the other calls can find out by themselves: for scripts and for people.
+    // For scripts and people: the other calls can find this out by themselves.
     if let Ok(identity) = driver.identity() {
         let state = driver.state(&identity)?.path().display().to_string();
         put("job_env", json!({private::STATE_VARIABLE: state, private::PREFIX_VARIABLE: identity.prefix()}));
@@ -38,7 +37,7 @@ pub(super) fn answer(driver: &Driver) -> Result<String, Failure> {
     Ok(Value::Object(answer).to_string())
 }
 
-/// The name of this host, where the daemon is to run.
+/// Returns the name of this host, if the daemon is to run here.
 fn own_hostname(driver: &Driver) -> Option<String> {
     let name = rustix::system::uname().nodename().to_str().ok()?.to_owned();
     (driver.options.address.is_none() && !name.is_empty()).then_some(name)

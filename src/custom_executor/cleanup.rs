@@ -1,4 +1,4 @@
-//! `cleanup`: whatever has happened, nothing of the attempt is left (custom-executor.md §9).
+//! `cleanup`: removes everything that is left of the attempt, whatever has happened (custom-executor.md §9).
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout, timeout_at};
 
-use super::state::{Lock, Meta, State};
+use super::state::{AttemptFolder, Lock, Meta};
 use super::{Driver, private, result};
 use crate::client::{Client, Options};
 use crate::error::Failure;
@@ -19,7 +19,7 @@ const CONNECT_TIME: Duration = Duration::from_secs(10);
 /// Time to find a daemon that should not be there.
 const LOOK_TIME: Duration = Duration::from_millis(500);
 
-/// Time in which all jobs are finished.
+/// Time limit for finishing all jobs.
 const FINISH_TIME: Duration = Duration::from_secs(30);
 
 pub(super) async fn cleanup(driver: &Driver) -> Result<Vec<String>, Failure> {
@@ -48,15 +48,15 @@ pub(super) async fn cleanup(driver: &Driver) -> Result<Vec<String>, Failure> {
     Ok(left)
 }
 
-/// Ends jobs and daemon of the attempt. What is left.
-async fn end(driver: &Driver, state: &State, lock: &Lock, prefix: &str) -> Vec<String> {
+/// Ends jobs and daemon of the attempt. Returns a text for each thing that is left.
+async fn end(driver: &Driver, state: &AttemptFolder, lock: &Lock, prefix: &str) -> Vec<String> {
     let private = state.meta().as_ref().is_some_and(|meta| meta.daemon.is_some());
     let (mut left, mut unfinished) = (Vec::new(), Vec::new());
-    // Twice: one that was killed may die only when it is called.
+    // Tried twice: a killed daemon may die only when it is called, and is then started again.
     for _ in 0..2 {
         left =
             state.meta().filter(|_| private).map_or_else(Vec::new, |meta| revive(driver, state, lock, meta));
-        // One that has never come up, or cannot be started again, may still be there, unknown to us.
+        // A daemon that has never come up, or cannot be started again, may still be there, unknown to us.
         let known = !private || (left.is_empty() && lives(state));
         let limit = if known { CONNECT_TIME } else { LOOK_TIME };
         unfinished = finish_jobs(driver, state, prefix, limit).await;
@@ -64,11 +64,11 @@ async fn end(driver: &Driver, state: &State, lock: &Lock, prefix: &str) -> Vec<S
             break;
         }
     }
-    // Read again: the daemon may be a new one.
+    // Read again, because the daemon may be a new one.
     if let Some(meta) = state.meta().filter(|_| private) {
         let alive = private::end(state, &meta);
         if !alive.is_empty() {
-            // Where the daemon has ended its jobs have ended with it.
+            // If the daemon has ended, its jobs have ended with it.
             left.extend(unfinished);
         }
         left.extend(alive);
@@ -78,13 +78,13 @@ async fn end(driver: &Driver, state: &State, lock: &Lock, prefix: &str) -> Vec<S
     left
 }
 
-/// Whether the private daemon that is known lives.
-fn lives(state: &State) -> bool {
+/// True if the private daemon that is known lives.
+fn lives(state: &AttemptFolder) -> bool {
     state.meta().and_then(|meta| meta.daemon).is_some_and(|daemon| detached::lives(&daemon.process))
 }
 
-/// A daemon that has died is started again: only a daemon knows which processes its jobs have left.
-fn revive(driver: &Driver, state: &State, lock: &Lock, meta: Meta) -> Vec<String> {
+/// Starts a dead daemon again, because only a daemon knows which processes its jobs have left.
+fn revive(driver: &Driver, state: &AttemptFolder, lock: &Lock, meta: Meta) -> Vec<String> {
     let dead = meta.daemon.as_ref().is_some_and(|daemon| !detached::lives(&daemon.process));
     if !dead || !state.daemon_state().exists() {
         return Vec::new();
@@ -95,8 +95,8 @@ fn revive(driver: &Driver, state: &State, lock: &Lock, meta: Meta) -> Vec<String
     }
 }
 
-/// Finishes all jobs under the prefix. Why some are left, if they are.
-async fn finish_jobs(driver: &Driver, state: &State, prefix: &str, limit: Duration) -> Vec<String> {
+/// Finishes all jobs under the prefix. Returns the reasons why some are left.
+async fn finish_jobs(driver: &Driver, state: &AttemptFolder, prefix: &str, limit: Duration) -> Vec<String> {
     let limit = limit.min(driver.options.connect_timeout);
     let Ok(daemon) = driver.daemon(state) else { return Vec::new() };
     let limits = Options { connect_timeout: limit, reconnect_timeout: limit };

@@ -1,4 +1,4 @@
-//! What the Runner gives a call by its environment (custom-executor.md §2.1). Pure: variables are looked up by the caller.
+//! Environment that the Runner gives a call (custom-executor.md §2.1). Pure: the caller passes the variables.
 
 use std::ffi::OsString;
 use std::path::{Component, Path, PathBuf};
@@ -7,7 +7,7 @@ use std::time::Duration;
 /// Prefix of the job's variables.
 const JOB_VARIABLE: &str = "CUSTOM_ENV_";
 
-/// Longest time limit of a job that is taken at its word: its author can set the variable.
+/// Upper bound of a job's time limit, because the job's author can set the variable.
 const MAX_TIMEOUT: Duration = Duration::from_hours(31 * 24);
 
 /// The environment of a call.
@@ -17,22 +17,22 @@ pub struct Environment {
     pub tmpdir: Option<PathBuf>,
     /// Exit codes by which the Runner tells failures apart.
     pub codes: Codes,
-    /// Where the Runner reads the exit code of a failed build, if it does: a file below `tmpdir`, never another, because it
-    /// is removed and written.
+    /// File from which the Runner reads the exit code of a failed build, if it does. It is removed and written, so it
+    /// always lies below `tmpdir`.
     pub code_file: Option<PathBuf>,
-    /// A file for that which is not below `tmpdir`.
+    /// File for the exit code that is not below `tmpdir`. It is left alone.
     pub foreign_code_file: Option<PathBuf>,
-    /// The job as GitLab sent it, if the Runner says where.
+    /// File with the job as GitLab sent it, if the Runner names one.
     pub job_response: Option<PathBuf>,
-    /// What is known of the job.
-    pub job: Job,
-    /// No variable of a job at all: no Runner has started this.
+    /// Variables of the job.
+    pub job: JobVariables,
+    /// True if no variable of a job is set, so no Runner has started this.
     pub by_hand: bool,
 }
 
-/// What variables say of the job. Its author can set them: they are never trusted. Absent ones are empty.
+/// Variables of the job. Its author can set them, so they are never trusted. Absent ones are empty.
 #[derive(Clone, Debug, Default)]
-pub struct Job {
+pub struct JobVariables {
     /// `CI_JOB_ID`.
     pub id: String,
     /// `CI_PIPELINE_ID`.
@@ -51,20 +51,20 @@ pub struct Job {
     pub server_url: String,
     /// `CI_BUILDS_DIR`: known after `config`.
     pub builds_dir: String,
-    /// `CI_JOB_TIMEOUT`, at most a month; `None`: unknown.
+    /// `CI_JOB_TIMEOUT`, at most a month; `None` if unknown.
     pub timeout: Option<Duration>,
-    /// It names an image or services, which this executor does not provide.
+    /// True if it names an image or services, which this executor does not provide.
     pub wants_containers: bool,
 }
 
 /// Exit codes by which the Runner tells failures apart (custom-executor.md §2.3).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Codes {
-    /// The build has failed.
+    /// Code of a failure of the build.
     pub build: u8,
-    /// The system has failed.
+    /// Code of a failure of the system.
     pub system: u8,
-    /// The Runner did not give them, or no numbers in 1..=255: these are today's.
+    /// True if the Runner did not give two numbers in 1..=255. Then both codes are today's defaults.
     pub assumed: bool,
 }
 
@@ -113,7 +113,7 @@ impl Environment {
     }
 }
 
-/// Whether `file` is named as something below `folder`.
+/// True if `file` is named as something below `folder`.
 fn is_below(file: &Path, folder: Option<&Path>) -> bool {
     let rest = folder.filter(|folder| folder.is_absolute()).and_then(|folder| file.strip_prefix(folder).ok());
     rest.is_some_and(|rest| {
@@ -122,7 +122,7 @@ fn is_below(file: &Path, folder: Option<&Path>) -> bool {
     })
 }
 
-impl Job {
+impl JobVariables {
     fn take(&mut self, name: &str, value: impl Fn() -> String) {
         let field = match name {
             "CI_JOB_ID" => &mut self.id,
@@ -152,13 +152,13 @@ impl Job {
     }
 }
 
-/// A time limit in seconds, at most a month.
+/// Returns a time limit of `count` seconds, at most a month.
 pub(super) fn seconds(count: u64) -> Duration {
     Duration::from_secs(count).min(MAX_TIMEOUT)
 }
 
-/// Whether a private daemon, and so every script, gets the variable `name` of the Runner's environment: not what concerns
-/// the call of the driver alone (custom-executor.md §6).
+/// True if a private daemon, and so every script, gets the variable `name` of the Runner's environment. Variables for
+/// the driver's call alone are left out (custom-executor.md §6).
 pub(super) fn reaches_daemon(name: &str) -> bool {
     let prefixes = [JOB_VARIABLE, "BUILD_", "SYSTEM_", "STEP_RUNNER_CE_"];
     !prefixes.iter().any(|prefix| name.starts_with(prefix))

@@ -1,17 +1,17 @@
-//! Brings a private daemon back that dies while a stage runs (custom-executor.md §8).
+//! Starts a private daemon again that dies while a stage runs (custom-executor.md §8).
 
 use std::time::Duration;
 
 use super::private;
-use super::state::State;
+use super::state::AttemptFolder;
 use crate::error::{Exit, Failure};
 use crate::process::detached::{self, ProcessInfo};
 
-/// How often a daemon is brought back in one stage.
+/// Maximum number of restarts of a daemon in one stage.
 const MAX_STARTS: u32 = 3;
 
-/// Watches the private daemon of `state` and starts it again when it dies. Ends only when that cannot be done.
-pub(super) async fn watch(state: State, start_timeout: Duration) -> Failure {
+/// Watches the private daemon of `state` and starts it again when it dies. Returns only when that cannot be done.
+pub(super) async fn watch(state: AttemptFolder, start_timeout: Duration) -> Failure {
     let mut starts = 0;
     let mut last: Option<Failure> = None;
     loop {
@@ -35,7 +35,7 @@ pub(super) async fn watch(state: State, start_timeout: Duration) -> Failure {
         let started = tokio::task::spawn_blocking(move || bring_back(&state, &died, start_timeout)).await;
         match started {
             Ok(Ok(())) => last = None,
-            // It has died at once, perhaps of the same cause.
+            // The new daemon has died at once, perhaps of the same cause.
             Ok(Err(failure)) if failure.exit() == Exit::Unreachable => last = Some(failure),
             Ok(Err(failure)) => return failure,
             Err(_) => return Failure::new(Exit::Defect, "the thread that starts the private daemon died"),
@@ -43,11 +43,11 @@ pub(super) async fn watch(state: State, start_timeout: Duration) -> Failure {
     }
 }
 
-fn bring_back(state: &State, died: &ProcessInfo, start_timeout: Duration) -> Result<(), Failure> {
-    // While `cleanup` has the lock the daemon's end is as it should be.
+fn bring_back(state: &AttemptFolder, died: &ProcessInfo, start_timeout: Duration) -> Result<(), Failure> {
+    // If `cleanup` holds the lock, it has ended the daemon on purpose.
     let lock = state.lock()?;
     let Some(meta) = state.meta() else {
-        // The attempt is over, and so is its lock.
+        // The attempt is over, and so the lock has no use.
         lock.remove().ok();
         return Err(Failure::new(Exit::Lost, "the stage was finished by someone else"));
     };

@@ -6,16 +6,16 @@ use sha2::{Digest, Sha256};
 
 use crate::model::{InvalidId, JobId};
 
-/// Longest path component that serves as a name as it is.
+/// Longest path component that serves as a name unchanged.
 const MAX_COMPONENT: usize = 64;
 
-/// Longest number of a job, as GitLab gives them: 2^64 has 20 digits.
+/// Longest number of a job in digits: 2^64 has 20.
 const MAX_JOB_NUMBER: usize = 20;
 
 /// Longest id of a job in bytes (service.md §3).
 const MAX_ID: usize = 128;
 
-/// Names of one preparation attempt of one job: the same in each of its calls.
+/// Names of one preparation attempt of one job. Each of its calls finds the same.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Identity {
     nonce: String,
@@ -23,31 +23,33 @@ pub(super) struct Identity {
 }
 
 impl Identity {
-    /// Of the attempt whose private directory is `tmpdir` (the Runner's `TMPDIR`), of the job with number `job_id`.
+    /// Makes the names for the job with number `job_id` and the attempt whose private directory is `tmpdir` (the
+    /// Runner's `TMPDIR`).
     pub(super) fn new(tmpdir: &Path, job_id: &str) -> Self {
         let nonce = component(tmpdir);
         let prefix = format!("ce-{}-{nonce}-", job_number(job_id));
         Self { nonce, prefix }
     }
 
-    /// Unique for each attempt; a name of a file.
+    /// Returns a name for files that is unique for each attempt.
     pub(super) fn nonce(&self) -> &str {
         &self.nonce
     }
 
-    /// What all ids of this attempt begin with, and no others.
+    /// Returns the prefix that all ids of this attempt have, and no others.
     pub(super) fn prefix(&self) -> &str {
         &self.prefix
     }
 
-    /// Id of the daemon's job for a stage: the same for the same call, another for a stage that is repeated, because the
-    /// Runner gives each call's script a directory of its own.
+    /// Returns the id of the daemon's job for a stage, the same for the same call. A repeated stage has another one,
+    /// because the Runner gives each call's script a directory of its own.
     pub(super) fn stage(&self, script: &Path, stage: &str) -> Result<JobId, InvalidId> {
         let folder = script.parent().map_or_else(String::new, component);
         self.id(&format!("{folder}-{stage}"))
     }
 
-    /// Id of the job by which `prepare` looks at the environment; `unique` tells one `prepare` from the next.
+    /// Returns the id of the job by which `prepare` looks at the environment. `unique` tells one `prepare` from the
+    /// next.
     pub(super) fn preparation(&self, unique: u64) -> Result<JobId, InvalidId> {
         self.id(&format!("{unique:016x}-prepare"))
     }
@@ -59,14 +61,14 @@ impl Identity {
     }
 }
 
-/// The last component of a path if it can serve as a name, else the start of the path's digest.
+/// Returns the last component of a path if it can serve as a name, else the start of the path's digest.
 fn component(path: &Path) -> String {
     let fits = |name: &&str| (1..=MAX_COMPONENT).contains(&name.len()) && name.bytes().all(is_plain);
     let name = path.file_name().and_then(|name| name.to_str()).filter(fits);
     name.map_or_else(|| digest(path.as_os_str().as_encoded_bytes(), 16), str::to_owned)
 }
 
-/// The number of the job. A job's author can set the variable it comes from: what is no number is bounded as well.
+/// Returns the number of the job, of bounded length even if it is no number: a job's author can set its variable.
 fn job_number(text: &str) -> String {
     match text.len() {
         0 => "0".to_owned(),
@@ -83,7 +85,7 @@ fn replaced(text: &str) -> String {
     text.chars().map(|c| if c.is_ascii() && is_plain(c as u8) { c } else { '_' }).collect()
 }
 
-/// The first `digits` hex digits of the SHA-256 of `bytes`.
+/// Returns the first `digits` hex digits of the SHA-256 of `bytes`.
 pub(super) fn digest(bytes: &[u8], digits: usize) -> String {
     let digit = |nibble: u8| char::from_digit(u32::from(nibble), 16).unwrap_or_default();
     Sha256::digest(bytes)

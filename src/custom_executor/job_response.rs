@@ -1,4 +1,5 @@
-//! The job as GitLab sent it, if the Runner hands it on: which of its values are secret (custom-executor.md §7.2). Pure.
+//! Reads the secrets and the time limit from the job as GitLab sent it, if the Runner hands it on
+//! (custom-executor.md §7.2). Pure.
 
 use std::fmt;
 use std::time::Duration;
@@ -7,25 +8,25 @@ use serde::Deserialize;
 
 use super::environment::seconds;
 
-/// Most phrases of a request, and the longest of them and all together in bytes (masking.md §8).
+/// Limits of a request: number of phrases, bytes of one, and bytes of all (masking.md §8).
 const MAX_PHRASES: usize = 4_096;
 const MAX_PHRASE: usize = 256 << 10;
 const MAX_ALL: usize = 4 << 20;
 
-/// Most prefixes of a request and their longest: a daemon adds its own (masking.md §8).
+/// Limits of a request's prefixes: their number, with room for the daemon's own, and bytes of one (masking.md §8).
 const MAX_PREFIXES: usize = 200;
 const MAX_PREFIX: usize = 256;
 
-/// What matters of the job.
+/// Secrets and time limit of a job.
 #[derive(Default, PartialEq, Eq)]
 pub(super) struct JobResponse {
     /// Texts to mask.
     pub(super) phrases: Vec<String>,
-    /// Beginnings of tokens to mask.
+    /// Prefixes of tokens to mask.
     pub(super) token_prefixes: Vec<String>,
-    /// The job's time limit. No author can set this one.
+    /// The job's time limit. Its author cannot set this one.
     pub(super) timeout: Option<Duration>,
-    /// Secrets beyond what a daemon accepts were left out.
+    /// True if secrets were left out, because a daemon accepts no more.
     pub(super) cut: bool,
 }
 
@@ -80,7 +81,7 @@ struct RunnerInfo {
 }
 
 impl JobResponse {
-    /// Reads the content of the file; `None` if it is not what GitLab sends. Says nothing about why: the text is secret.
+    /// Parses the content of the file; `None`, without a reason, if it is not what GitLab sends: the text is secret.
     pub(super) fn parse(json: &[u8]) -> Option<Self> {
         let fields: Fields = serde_json::from_slice(json).ok()?;
         let mut found = Self::default();

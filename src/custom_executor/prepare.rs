@@ -4,14 +4,14 @@ use std::path::Path;
 use std::time::Duration;
 
 use super::identity::Identity;
-use super::relay::{Output, Relay};
-use super::state::{Lock, Meta, State};
-use super::{Daemon, Delivery, Driver, LOOK_TIME, finish, no_id, private, request, submit};
+use super::relay::{Relay, RelayedBytes};
+use super::state::{AttemptFolder, Lock, Meta};
+use super::{AttemptDaemon, Delivery, Driver, LOOK_TIME, finish, no_id, private, request, submit};
 use crate::client::{Address, Client, Event};
 use crate::error::{Exit, Failure};
 use crate::process::detached;
 
-/// A private daemon lives longer than its job may.
+/// Time that a private daemon may live longer than its job.
 const LIFETIME_MARGIN: Duration = Duration::from_hours(1);
 
 /// Lifetime of a private daemon whose job has no known limit.
@@ -21,7 +21,7 @@ pub(super) async fn prepare(driver: &Driver) -> Result<String, Failure> {
     let identity = driver.identity()?;
     let named = driver.named_address()?;
     let state = driver.state(&identity)?;
-    // Held to the end: a `cleanup` waits for it.
+    // Held to the end, so that a `cleanup` waits.
     let lock = state.lock()?;
     state.make()?;
     let (daemon, client) = match named {
@@ -38,14 +38,14 @@ pub(super) async fn prepare(driver: &Driver) -> Result<String, Failure> {
     Ok(format!("Using step-runner daemon{version} at {}", daemon.address))
 }
 
-/// The daemon that was named.
+/// Reaches the daemon that was named.
 async fn shared(
     driver: &Driver,
     identity: &Identity,
-    state: &State,
+    state: &AttemptFolder,
     lock: &Lock,
     address: Address,
-) -> Result<(Daemon, Client), Failure> {
+) -> Result<(AttemptDaemon, Client), Failure> {
     drop_leftover(state, lock, |meta| meta.daemon.is_some())?;
     let meta = Meta {
         version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -56,16 +56,16 @@ async fn shared(
     state.write_meta(&meta)?;
     let client = driver.connect(address.clone()).await?;
     client.jobs().await?;
-    Ok((Daemon { address, private: false }, client))
+    Ok((AttemptDaemon { address, private: false }, client))
 }
 
-/// The private daemon: the one that runs already, or a new one.
+/// Reaches the private daemon that runs already, or starts one.
 async fn own(
     driver: &Driver,
     identity: &Identity,
-    state: &State,
+    state: &AttemptFolder,
     lock: &Lock,
-) -> Result<(Daemon, Client), Failure> {
+) -> Result<(AttemptDaemon, Client), Failure> {
     let running = |meta: &Meta| meta.daemon.as_ref().is_some_and(|daemon| detached::lives(&daemon.process));
     drop_leftover(state, lock, |meta| !running(meta))?;
     if state.meta().is_none() {
@@ -77,11 +77,11 @@ async fn own(
     let address = private::address(state)?;
     let client = driver.connect(address.clone()).await?;
     client.jobs().await?;
-    Ok((Daemon { address, private: true }, client))
+    Ok((AttemptDaemon { address, private: true }, client))
 }
 
-/// Ends and removes what an earlier `prepare` of the same attempt has left, if it `is` of no use.
-fn drop_leftover(state: &State, _lock: &Lock, is: impl Fn(&Meta) -> bool) -> Result<(), Failure> {
+/// Ends and removes what an earlier `prepare` of the same attempt has left, if `is` finds it of no use.
+fn drop_leftover(state: &AttemptFolder, _lock: &Lock, is: impl Fn(&Meta) -> bool) -> Result<(), Failure> {
     let Some(meta) = state.meta().filter(is) else { return Ok(()) };
     if let Some(left) = private::end(state, &meta).first() {
         return Err(Failure::new(Exit::Failure, format!("of an earlier preparation {left}")));
@@ -93,14 +93,19 @@ fn drop_leftover(state: &State, _lock: &Lock, is: impl Fn(&Meta) -> bool) -> Res
     state.make()
 }
 
-/// Makes the builds directory, and sees what scripts will find.
-async fn look(driver: &Driver, identity: &Identity, client: &Client, daemon: &Daemon) -> Result<(), Failure> {
+/// Makes the builds directory and looks for the programs that scripts need.
+async fn look(
+    driver: &Driver,
+    identity: &Identity,
+    client: &Client,
+    daemon: &AttemptDaemon,
+) -> Result<(), Failure> {
     let unique = getrandom::u64().unwrap_or_else(|_| u64::from(std::process::id()));
     let id = identity.preparation(unique).map_err(no_id)?;
     let shell = shell_program(driver.options.shell.as_deref().unwrap_or("bash"));
     let request = request::preparation(id.clone(), &driver.environment.job, shell, LOOK_TIME);
     submit(client, &request, driver.options.admission_timeout).await?;
-    let (mut log, mut relay, mut out) = (client.follow(&id, 0), Relay::new(false), Output::default());
+    let (mut log, mut relay, mut out) = (client.follow(&id, 0), Relay::new(false), RelayedBytes::default());
     let status = loop {
         match log.next().await? {
             Event::Log(bytes) => relay.push(&bytes, &mut out),
@@ -114,7 +119,7 @@ async fn look(driver: &Driver, identity: &Identity, client: &Client, daemon: &Da
     if status.exit_code == -1 {
         return Err(Failure::new(
             Exit::Failure,
-            format!("no shell in the daemon's environment: {}", status.message),
+            format!("cannot start a shell in the daemon's environment: {}", status.message),
         ));
     }
     let findings = String::from_utf8_lossy(&out.stdout).into_owned();
@@ -127,8 +132,9 @@ async fn look(driver: &Driver, identity: &Identity, client: &Client, daemon: &Da
         .with_remedy("install it there, or choose another one with --shell"));
     }
     if is_missing("builds-dir") {
-        let text = "the builds directory cannot be made in the daemon's environment";
-        return Err(Failure::new(Exit::Failure, text).with_remedy("choose one that can be with --builds-dir"));
+        let text = "cannot create the builds directory in the daemon's environment";
+        return Err(Failure::new(Exit::Failure, text)
+            .with_remedy("name one that the daemon's user can create with --builds-dir"));
     }
     let inline = driver.delivery(daemon) == Delivery::Inline;
     for (name, consequence) in [
@@ -146,7 +152,7 @@ async fn look(driver: &Driver, identity: &Identity, client: &Client, daemon: &Da
     Ok(())
 }
 
-/// The program of a shell as the Runner names it.
+/// Returns the program of a shell as the Runner names it.
 fn shell_program(shell: &str) -> &str {
     match shell {
         "powershell" => "pwsh",

@@ -1,4 +1,5 @@
-//! The private daemon: started for one attempt, brought back when it dies, ended with it (custom-executor.md §6, §8, §9).
+//! The private daemon: started for one attempt, started again when it dies, ended with the attempt
+//! (custom-executor.md §6, §8, §9).
 
 use std::ffi::{OsStr, OsString};
 use std::path::Path;
@@ -8,35 +9,41 @@ use rustix::process::Signal;
 
 use super::environment::reaches_daemon;
 use super::result::chain;
-use super::state::{self, Lock, Meta, State};
+use super::state::{self, AttemptFolder, Lock, Meta};
 use crate::client::Address;
 use crate::error::{Exit, Failure};
 use crate::net::{Socket, is_peer};
 use crate::process::detached::{self, Detached, ProcessInfo, Started};
 use crate::process::group;
 
-/// Words that lead to [`detached::become_serve`].
+/// Arguments that lead to [`detached::become_serve`].
 pub const LAUNCH: [&str; 2] = ["custom-executor", "launch"];
 
-/// Variables of `job_env`: the folder of the attempt, and what all its ids begin with.
+/// Variables of `job_env`: the folder of the attempt, and the prefix of all its ids.
 pub(super) const STATE_VARIABLE: &str = "STEP_RUNNER_CE_STATE";
 pub(super) const PREFIX_VARIABLE: &str = "STEP_RUNNER_CE_PREFIX";
 
-/// A private daemon ends after this time without job and call.
+/// Time without job and call after which a private daemon ends.
 const IDLE_TIMEOUT: &str = "2h";
 
-/// Lines of the log of a daemon that did not start.
+/// Lines shown from the log of a daemon that did not start.
 const LOG_LINES: usize = 20;
 
-/// How often the state of a process is looked at.
+/// Time between two looks at the state of a process.
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// How long a daemon and its keeper have to end by themselves, and after SIGKILL.
+/// Time for a daemon and its keeper to end by themselves, and after SIGKILL.
 const END_TIME: Duration = Duration::from_secs(10);
 const KILL_TIME: Duration = Duration::from_secs(2);
 
-/// Starts the private daemon of `state`, or starts it again with what is known of it. The lock is held meanwhile.
-pub(super) fn start(state: &State, _lock: &Lock, mut meta: Meta, limit: Duration) -> Result<Meta, Failure> {
+/// Starts the private daemon of `state` for the first time or again, as `meta` tells. The caller holds the lock
+/// meanwhile.
+pub(super) fn start(
+    state: &AttemptFolder,
+    _lock: &Lock,
+    mut meta: Meta,
+    limit: Duration,
+) -> Result<Meta, Failure> {
     let lifetime = meta.daemon.take().map_or(0, |daemon| daemon.lifetime);
     let socket = state.socket();
     state.make_socket_folder()?;
@@ -53,8 +60,8 @@ pub(super) fn start(state: &State, _lock: &Lock, mut meta: Meta, limit: Duration
         Failure::new(Exit::Unreachable, format!("cannot start a private daemon: {}", chain(&error)))
     };
     let detached = Detached::start(&words, environment(&state.make_bin()?), &log).map_err(cannot)?;
-    // Known to every later call before it does anything.
-    meta.daemon = Some(state::Daemon { process: detached.info().clone(), lifetime });
+    // Noted for every later call before the daemon does anything.
+    meta.daemon = Some(state::PrivateDaemonRecord { process: detached.info().clone(), lifetime });
     meta.address = format!("unix:{}", socket.display());
     state.write_meta(&meta)?;
     let started = detached.release().map_err(cannot)?;
@@ -62,7 +69,6 @@ pub(super) fn start(state: &State, _lock: &Lock, mut meta: Meta, limit: Duration
     Ok(meta)
 }
 
-/// The daemon's options.
 fn options(socket: &Path, daemon_state: &Path, lifetime: u64) -> Vec<OsString> {
     let pair = |name: &str, value: &OsStr| [OsString::from(name), value.to_owned()];
     let mut options = Vec::new();
@@ -74,7 +80,7 @@ fn options(socket: &Path, daemon_state: &Path, lifetime: u64) -> Vec<OsString> {
     options
 }
 
-/// What the daemon, and so every script, has of our environment: `bin` comes first in its `PATH`.
+/// Returns the environment of the daemon, and so of every script. `bin` comes first in its `PATH`.
 fn environment(bin: &Path) -> Vec<(OsString, OsString)> {
     let mut variables: Vec<_> =
         std::env::vars_os().filter(|(name, _)| name.to_str().is_none_or(reaches_daemon)).collect();
@@ -87,14 +93,14 @@ fn environment(bin: &Path) -> Vec<(OsString, OsString)> {
 }
 
 fn wait_until_ready(
-    state: &State,
+    state: &AttemptFolder,
     mut started: Started,
     socket: &Path,
     limit: Duration,
 ) -> Result<(), Failure> {
     let start = Instant::now();
     let why = loop {
-        // Another daemon may listen there that nobody knows of any more: this one ends then, and says why.
+        // A daemon that nobody knows of any more may listen there. Then this one ends, and says why.
         let connection = std::os::unix::net::UnixStream::connect(socket);
         if connection.is_ok_and(|connection| is_peer(connection, started.pid())) {
             return Ok(());
@@ -109,25 +115,24 @@ fn wait_until_ready(
     let mut message = format!("the private daemon did not start: {why}");
     let tail = state.log_tail(LOG_LINES);
     if !tail.is_empty() {
-        // On lines of their own: whoever prints the message puts our name before each.
+        // The log keeps its lines: the message is printed with our name before each.
         message.push_str("; the end of its log:\n");
         message.push_str(&tail.join("\n"));
     }
     Err(Failure::new(Exit::Unreachable, message))
 }
 
-/// The address of the private daemon.
-pub(super) fn address(state: &State) -> Result<Address, Failure> {
+pub(super) fn address(state: &AttemptFolder) -> Result<Address, Failure> {
     Ok(Address::Unix(Socket::named(state.socket()).map_err(|error| Failure::new(Exit::Failure, error))?))
 }
 
-/// Ends daemon and keeper: gently, then by force. What still lives after that, by name.
+/// Ends daemon and keeper: gently, then by force. Returns a text for each that still lives after that.
 ///
-/// Boot, number and start time say for certain who is meant, whoever listens on the socket by now.
-pub(super) fn end(state: &State, meta: &Meta) -> Vec<String> {
+/// Boot, number and start time identify each process, whoever listens on the socket by now.
+pub(super) fn end(state: &AttemptFolder, meta: &Meta) -> Vec<String> {
     const GENTLY: [(Signal, Duration); 2] = [(Signal::TERM, END_TIME), (Signal::KILL, KILL_TIME)];
     let daemon = meta.daemon.as_ref().map(|daemon| &daemon.process).filter(|daemon| detached::lives(daemon));
-    // The keeper ends with a daemon that ends well; it takes no signal but SIGKILL.
+    // The keeper ends with a daemon that ends well. It takes no signal but SIGKILL, so the first only gives it time.
     let for_keeper = if daemon.is_some() { &GENTLY[..] } else { &[(Signal::KILL, KILL_TIME)] };
     let daemon = daemon.and_then(|daemon| end_process(daemon, "the private daemon", &GENTLY));
     let keeper = state.keeper();
@@ -136,7 +141,7 @@ pub(super) fn end(state: &State, meta: &Meta) -> Vec<String> {
     daemon.into_iter().chain(keeper).collect()
 }
 
-/// Sends signals in their order, each with its time to act.
+/// Sends signals in their order, each with its time to act. Returns a text if the process survives.
 fn end_process(info: &ProcessInfo, name: &str, signals: &[(Signal, Duration)]) -> Option<String> {
     for &(signal, limit) in signals {
         let process = detached::find(info)?;
@@ -149,10 +154,10 @@ fn end_process(info: &ProcessInfo, name: &str, signals: &[(Signal, Duration)]) -
     detached::lives(info).then(|| format!("{name} (process {}) does not end", info.pid))
 }
 
-/// What is known of an attempt whose private daemon is yet to be started; it is to end after `lifetime`.
+/// Returns the record of a private daemon that is yet to be started and may live for `lifetime`.
 pub(super) fn planned(prefix: &str, lifetime: Duration) -> Meta {
     let nobody = ProcessInfo { boot_id: String::new(), pid: 0, start_time: 0 };
-    let daemon = state::Daemon { process: nobody, lifetime: lifetime.as_secs() };
+    let daemon = state::PrivateDaemonRecord { process: nobody, lifetime: lifetime.as_secs() };
     Meta {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         address: String::new(),

@@ -1,18 +1,17 @@
-//! From the daemon's log to the bytes the stage wrote (custom-executor.md §7.1, logs.md §7). Pure.
+//! Extracts the bytes that a stage wrote from the daemon's log (custom-executor.md §7.1, logs.md §7). Pure.
 
-use crate::log::frame::Kind;
+use crate::log::frame::LogChannel;
 use crate::log::line::{Check, Entry, Line, Live, Parser};
 
-/// What goes out; the caller writes and clears it.
+/// Bytes to pass on. The caller writes and clears them.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct Output {
-    /// For standard output.
+pub(super) struct RelayedBytes {
     pub(super) stdout: Vec<u8>,
-    /// For standard error.
     pub(super) stderr: Vec<u8>,
 }
 
-/// Removes the framing. The daemon's own lines are dropped, but for its complaints, which go to standard error.
+/// Removes the framing. Of the daemon's own lines only complaints are kept, which go to standard error unless streams
+/// are merged.
 pub(super) struct Relay {
     parser: Parser,
     merge: bool,
@@ -21,13 +20,12 @@ pub(super) struct Relay {
 }
 
 impl Relay {
-    /// At the start of a log; `merge`: everything to standard output.
+    /// Starts at the beginning of a log. `merge` sends everything to standard output.
     pub(super) const fn new(merge: bool) -> Self {
         Self { parser: Parser::new(Check::Lenient), merge, stdout: Live::new(), stderr: Live::new() }
     }
 
-    /// Takes the next bytes of the log.
-    pub(super) fn push(&mut self, bytes: &[u8], out: &mut Output) {
+    pub(super) fn push(&mut self, bytes: &[u8], out: &mut RelayedBytes) {
         let Self { parser, merge, stdout, stderr } = self;
         let parsed = parser.push(bytes, |line| match line {
             Line::Entry(entry) if entry.key().is_daemon() => {
@@ -35,7 +33,7 @@ impl Relay {
                     if *merge { (&mut *stdout, &mut out.stdout) } else { (&mut *stderr, &mut out.stderr) };
                 complaint(&entry, live, out);
             }
-            Line::Entry(entry) if *merge || entry.key().kind == Kind::Out => {
+            Line::Entry(entry) if *merge || entry.key().kind == LogChannel::Out => {
                 stdout.push(&entry, &mut out.stdout);
             }
             Line::Entry(entry) => stderr.push(&entry, &mut out.stderr),
@@ -44,20 +42,21 @@ impl Relay {
         debug_assert!(parsed.is_ok(), "a lenient parser refuses nothing");
     }
 
-    /// The log has ended: ends the last lines.
-    pub(super) fn finish(&mut self, out: &mut Output) {
+    /// Completes the last lines at the end of the log.
+    pub(super) fn finish(&mut self, out: &mut RelayedBytes) {
         self.stdout.finish(&mut out.stdout);
         self.stderr.finish(&mut out.stderr);
     }
 }
 
-/// What the daemon itself says of the job's end: the Runner says it too, or the driver does, with the reason.
+/// Beginnings of the daemon's lines about the job's end. They are dropped, because the Runner or the driver reports the
+/// end.
 const ENDS: [&[u8]; 4] =
     [b"job failed: ", b"job cancelled: ", b"job ended by time limit: ", b"job interrupted: "];
 
-/// One of the daemon's own lines: its complaints stand on lines of their own.
+/// Appends one of the daemon's own lines if it is a complaint, on a line of its own.
 fn complaint(entry: &Entry<'_>, live: &mut Live, out: &mut Vec<u8>) {
-    if entry.key().kind == Kind::Err && !ENDS.iter().any(|end| entry.body.starts_with(end)) {
+    if entry.key().kind == LogChannel::Err && !ENDS.iter().any(|end| entry.body.starts_with(end)) {
         live.finish(out);
         out.extend_from_slice(b"step-runner: ");
         out.extend_from_slice(entry.body);
@@ -82,7 +81,7 @@ short
 ";
 
     fn relayed(merge: bool, pieces: &[&[u8]]) -> (String, String) {
-        let (mut relay, mut out) = (Relay::new(merge), Output::default());
+        let (mut relay, mut out) = (Relay::new(merge), RelayedBytes::default());
         for piece in pieces {
             relay.push(piece, &mut out);
         }

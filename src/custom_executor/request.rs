@@ -1,4 +1,4 @@
-//! What the daemon is asked to run (custom-executor.md §7.2, §7.3). Pure.
+//! Requests for the daemon (custom-executor.md §7.2, §7.3). Pure.
 
 use std::path::Path;
 use std::time::Duration;
@@ -7,7 +7,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::json;
 
-use super::environment::Job;
+use super::environment::JobVariables;
 use super::identity::digest;
 use super::job_response::JobResponse;
 use super::shell;
@@ -17,14 +17,14 @@ use crate::model::{JobId, Variable};
 /// Most bytes of all variables of a request (service.md §3.7).
 const MAX_VARIABLES: usize = 8 << 20;
 
-/// A net for a job whose driver was lost: later than the Runner's own limit.
+/// Added to the Runner's own limit, so that the daemon's ends only jobs whose driver was lost.
 const TIMEOUT_MARGIN: Duration = Duration::from_mins(10);
 
 /// Longest `cancel_timeout` of a function (language.md §4).
 const MAX_CANCEL_TIMEOUT: Duration = Duration::from_mins(10);
 
-/// Decodes the script beside its file variable, runs it, and removes it. `KEY` stands for the variable's name. The signal
-/// of a cancel is the script's to answer: the shell waits for it, to remove the file.
+/// Decodes the script beside its file variable, runs it, and removes it. `KEY` stands for the variable's name. The
+/// signal of a cancel is for the script alone: the shell waits, to remove the file.
 const INLINE: &str = r#"trap : HUP INT TERM
 file=$KEY
 unset KEY
@@ -46,35 +46,32 @@ for program in "$1" git step-runner gitlab-runner base64; do
     command -v "$program" >/dev/null 2>&1 || echo "no-$program"
 done"#;
 
-/// Whether a script is there: what the daemon sees, `$1` is its path.
+/// Succeeds if the daemon can read the script at the path `$1`.
 const LOOK: &str = r#"[ -r "$1" ]"#;
 
-/// How a script gets to the daemon.
+/// Way in which a script gets to the daemon.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Delivery {
     /// The daemon sees the file under the same path.
     Path,
-    /// The script goes along.
+    /// The script is a part of the request.
     Inline,
 }
 
 /// A stage to run.
 #[derive(Clone, Copy)]
 pub(super) struct Stage<'a> {
-    /// Its name, as the Runner calls it.
     pub(super) name: &'a str,
-    /// Its script.
     pub(super) script: &'a Path,
-    /// What stands in it.
     pub(super) content: &'a [u8],
 }
 
-/// Why there is no request.
+/// Reason why no request could be made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum RequestError {
-    /// The script is too large to go along.
     #[error(
-        "the script has {size} bytes, as base64 more than the {MAX_VARIABLES} bytes that all variables of a job may have"
+        "the script ({size} bytes, a third more as base64) and the job's variables exceed the {MAX_VARIABLES} bytes that all \
+         variables of a job may have"
     )]
     TooLarge {
         /// Bytes of the script.
@@ -82,11 +79,11 @@ pub(super) enum RequestError {
     },
 }
 
-/// The request for `stage`, to be cancelled with `grace` between the first signal and force.
+/// Makes the request for `stage`. A cancel has `grace` between the first signal and force.
 pub(super) fn stage(
     id: JobId,
     stage: Stage<'_>,
-    job: &Job,
+    job: &JobVariables,
     response: &JobResponse,
     delivery: Delivery,
     grace: Duration,
@@ -115,23 +112,23 @@ pub(super) fn stage(
     let request = variables.into_iter().fold(request, Request::variable);
     let request = response.phrases.iter().fold(request, Request::phrase);
     let request = response.token_prefixes.iter().fold(request, Request::token_prefix);
-    // The limit of the job, not the author's idea of it, where it is known.
+    // The job file's limit counts if it is known, because an author can set the variable.
     Ok(match response.timeout.or(job.timeout) {
         Some(limit) => request.timeout(limit + TIMEOUT_MARGIN),
         None => request,
     })
 }
 
-/// The request that looks at the environment in which `shell` is to run scripts.
-pub(super) fn preparation(id: JobId, job: &Job, shell: &str, limit: Duration) -> Request {
+/// Makes the request that looks at the environment in which `shell` is to run scripts.
+pub(super) fn preparation(id: JobId, job: &JobVariables, shell: &str, limit: Duration) -> Request {
     let command = ["sh", "-c", PREPARATION, "sh", shell].map(str::to_owned);
     let request = Request::new(id, steps(&command, Duration::from_secs(1))).timeout(limit);
     let request = job_variables(job, "prepare").into_iter().fold(request, Request::variable);
     request.env("STEP_RUNNER_CE_BUILDS_DIR", &job.builds_dir)
 }
 
-/// The request that asks whether the daemon sees `script`.
-pub(super) fn look(id: JobId, job: &Job, script: &Path, limit: Duration) -> Request {
+/// Makes the request that asks if the daemon sees `script`.
+pub(super) fn look(id: JobId, job: &JobVariables, script: &Path, limit: Duration) -> Request {
     let command = with(["sh", "-c", LOOK, "sh"].map(str::to_owned).to_vec(), &script.to_string_lossy());
     let request = Request::new(id, steps(&command, Duration::from_secs(1))).timeout(limit);
     job_variables(job, "look").into_iter().fold(request, Request::variable)
@@ -142,8 +139,8 @@ fn with(mut command: Vec<String>, argument: &str) -> Vec<String> {
     command
 }
 
-/// What the queue looks at, and the name of the stage; the script has the others in it.
-fn job_variables(job: &Job, stage: &str) -> Vec<Variable> {
+/// Returns the variables that the queue looks at, and the stage's name. The script has the others in it.
+fn job_variables(job: &JobVariables, stage: &str) -> Vec<Variable> {
     let pairs = [
         ("CI_JOB_ID", &*job.id),
         ("CI_PROJECT_ID", &job.project_id),
@@ -162,7 +159,7 @@ fn job_variables(job: &Job, stage: &str) -> Vec<Variable> {
         .collect()
 }
 
-/// A steps document: an empty interface, and one function that runs `command` as it is.
+/// Makes a steps document: an empty interface, and one function that runs `command` as it is.
 fn steps(command: &[String], grace: Duration) -> String {
     let literal: Vec<_> = command.iter().map(|word| word.replace("${{", r"\${{")).collect();
     let grace = grace.min(MAX_CANCEL_TIMEOUT).as_millis();
@@ -181,8 +178,8 @@ mod tests {
         JobId::parse("ce-1-n-s-build_script").unwrap()
     }
 
-    fn job() -> Job {
-        Job { id: "7".into(), project_id: "$(8)".into(), ..Job::default() }
+    fn job() -> JobVariables {
+        JobVariables { id: "7".into(), project_id: "$(8)".into(), ..JobVariables::default() }
     }
 
     fn request(content: &[u8], delivery: Delivery) -> Result<Request, RequestError> {
@@ -190,7 +187,6 @@ mod tests {
         stage(id(), of, &job(), &JobResponse::default(), delivery, GRACE)
     }
 
-    /// The command of the document.
     fn command(request: &Request) -> Vec<String> {
         let (_, definition) = request.steps().split_once("---\n").unwrap();
         let definition: serde_json::Value = serde_json::from_str(definition).unwrap();

@@ -1,26 +1,26 @@
-//! From the end of a stage to what the Runner understands (custom-executor.md §8).
+//! Translates the end of a stage for the Runner (custom-executor.md §8).
 
 use std::io::Write as _;
 use std::path::Path;
 
-use crate::client::Error;
+use crate::client::{Error, Loss};
 use crate::pb::v1;
 
-/// How a stage has ended.
+/// End of a stage.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// It has succeeded.
     Success,
     /// Its script has failed, with this exit code (128 + signal).
     Failed(u8),
-    /// Nothing can be said about the script; why.
+    /// The system has failed, with the reason: nothing is known of the script.
     System(String),
-    /// It was cancelled, as the Runner asked: nothing more to say.
+    /// It was cancelled, as the Runner asked.
     Cancelled,
 }
 
 impl Verdict {
-    /// Of a job that has ended; `asked`: the Runner has told us to end it.
+    /// Returns the verdict on a job that has ended. `asked` is true if the Runner has told us to end it.
     pub fn of(status: &v1::Status, asked: bool) -> Self {
         let with_message = |what: &str| {
             let why = if status.message.is_empty() { "" } else { ": " };
@@ -37,10 +37,10 @@ impl Verdict {
         }
     }
 
-    /// Of a job whose end is not known.
+    /// Returns the verdict on a job whose end is not known.
     pub fn unknown(error: &Error) -> Self {
         Self::System(match error {
-            Error::Lost { message, .. } if message.contains("finished") => {
+            Error::Lost { loss: Loss::Finished { .. }, .. } => {
                 "the stage was finished by someone else".to_owned()
             }
             Error::Lost { .. } => format!("the stage is lost, so its effect is unknown: {}", chain(error)),
@@ -52,16 +52,15 @@ impl Verdict {
     }
 }
 
-/// An error and its causes.
 pub(super) fn chain(error: &(dyn std::error::Error + 'static)) -> String {
     crate::error::Chain(error).to_string()
 }
 
-/// Writes the exit code for the Runner: whole or not at all. On failure the Runner takes the code for 1.
+/// Writes the exit code for the Runner, whole or not at all. After a failure the Runner takes the code for 1.
 pub fn write_code(file: &Path, code: u8) -> std::io::Result<()> {
     let folder = file.parent().unwrap_or(Path::new("."));
     let temporary = folder.join(format!(".step-runner-code-{}", std::process::id()));
-    // Of an earlier process with our number.
+    // An earlier process with our pid may have left one.
     drop(std::fs::remove_file(&temporary));
     let write = || {
         let mut out = std::fs::OpenOptions::new().write(true).create_new(true).open(&temporary)?;
@@ -102,14 +101,12 @@ mod tests {
     #[test]
     fn a_job_that_is_gone_is_never_a_failure_of_the_script() {
         let id = JobId::parse("x").unwrap();
-        let lost = |message: &str| Verdict::unknown(&Error::Lost { id: id.clone(), message: message.into() });
+        let lost = |loss| Verdict::unknown(&Error::Lost { id: id.clone(), loss });
         assert_eq!(
-            lost("unknown_job: finished at T"),
+            lost(Loss::Finished { at: "T".into() }),
             Verdict::System("the stage was finished by someone else".into())
         );
-        assert!(
-            matches!(lost("unknown_job: no such job"), Verdict::System(text) if text.contains("effect is unknown"))
-        );
+        assert!(matches!(lost(Loss::Unknown), Verdict::System(text) if text.contains("effect is unknown")));
     }
 
     #[test]

@@ -1,16 +1,16 @@
-//! Which program runs a stage's script (custom-executor.md §7.2). Pure.
+//! Chooses the program that runs a stage's script (custom-executor.md §7.2). Pure.
 
 use std::path::Path;
 
-/// How a PowerShell script is run.
+/// Command that runs a PowerShell script.
 const POWERSHELL: [&str; 6] =
     ["pwsh", "-NoProfile", "-NonInteractive", "-ExecutionPolicy", "Bypass", "-File"];
 
-/// Most of a script's first line that is looked at; the kernel reads less.
+/// Bytes of a script's first line that are looked at; the kernel reads fewer.
 const MAX_LINE: usize = 512;
 
-/// The command that takes the script as its last argument. The script is not executed itself, so it may lie where nothing
-/// can be.
+/// Returns the command that takes the script as its last argument. The script is not executed itself, so it may lie
+/// where nothing can be.
 pub(super) fn command(script: &Path, content: &[u8]) -> Vec<String> {
     if script.extension().is_some_and(|extension| extension == "ps1") {
         return POWERSHELL.map(str::to_owned).to_vec();
@@ -18,7 +18,7 @@ pub(super) fn command(script: &Path, content: &[u8]) -> Vec<String> {
     named(content).unwrap_or_else(|| vec!["bash".to_owned()])
 }
 
-/// Program and arguments of the first line `#!…`.
+/// Returns program and arguments of the first line `#!…`.
 fn named(content: &[u8]) -> Option<Vec<String>> {
     let line = content.get(..content.len().min(MAX_LINE))?.split(|byte| *byte == b'\n').next()?;
     let line = std::str::from_utf8(line).ok()?.strip_prefix("#!")?;
@@ -33,7 +33,7 @@ fn named(content: &[u8]) -> Option<Vec<String>> {
     Some(std::iter::once(program).chain(words).map(str::to_owned).collect())
 }
 
-/// Programs are searched for where the script runs, not where they lie here.
+/// Drops the folder of a program, which is searched for where the script runs.
 fn name_of(path: &str) -> Option<&str> {
     path.rsplit('/').next().filter(|name| !name.is_empty())
 }

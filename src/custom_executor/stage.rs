@@ -1,4 +1,4 @@
-//! `run`: a stage becomes a job, its output ours, its end our exit code (custom-executor.md §7).
+//! `run`: runs a stage as a job, passes its output on, and ends with its result (custom-executor.md §7).
 
 use std::cell::RefCell;
 use std::io;
@@ -9,11 +9,11 @@ use tokio::io::AsyncWriteExt as _;
 use tokio::time::{Instant, sleep_until, timeout};
 
 use super::job_response::JobResponse;
-use super::relay::{Output, Relay};
+use super::relay::{Relay, RelayedBytes};
 use super::request::{self, Stage};
 use super::result::{Verdict, chain, write_code};
-use super::signals::Signals;
-use super::{Daemon, Delivery, Driver, FINISH_TIME, LOOK_TIME, finish, guardian, no_id, submit};
+use super::signals::{EndRequest, Runner};
+use super::{AttemptDaemon, Delivery, Driver, FINISH_TIME, LOOK_TIME, finish, guardian, no_id, submit};
 use crate::client::{Client, Error, Event, Request};
 use crate::error::{Exit, Failure};
 use crate::model::JobId;
@@ -23,7 +23,7 @@ use crate::pb::v1;
 const NO_SCRIPT: [u8; 3] = [2, 126, 127];
 
 pub(super) async fn run(driver: &Driver, script: &Path, name: &str) -> Result<Verdict, Failure> {
-    let mut signals = Signals::listen()?;
+    let mut runner = Runner::watch()?;
     remove_stale_code(driver)?;
     let identity = driver.identity()?;
     let content = std::fs::read(script)
@@ -45,14 +45,14 @@ pub(super) async fn run(driver: &Driver, script: &Path, name: &str) -> Result<Ve
     let verdict = if daemon.private {
         let guardian = guardian::watch(state, driver.options.start_timeout);
         tokio::select! {
-            verdict = work.until_end(&mut signals) => verdict,
+            verdict = work.until_end(&mut runner) => verdict,
             failure = guardian => {
                 work.end_output().await;
                 return Err(failure);
             }
         }
     } else {
-        let verdict = work.until_end(&mut signals).await;
+        let verdict = work.until_end(&mut runner).await;
         work.explained(verdict, delivery, script).await
     };
     work.end_output().await;
@@ -72,7 +72,7 @@ pub(super) async fn run(driver: &Driver, script: &Path, name: &str) -> Result<Ve
     Ok(verdict)
 }
 
-/// A file that an earlier stage has left would be read as the code of this one.
+/// Removes the exit code of an earlier stage, which would be read as that of this one.
 fn remove_stale_code(driver: &Driver) -> Result<(), Failure> {
     if let Some(file) = &driver.environment.foreign_code_file {
         (driver.say)(&format!(
@@ -102,7 +102,7 @@ fn stage_request(
         .map_err(|error| Failure::new(Exit::Failure, format!("script {}: {error}", stage.script.display())))
 }
 
-/// Why following has ended without the job's end.
+/// Reason why following has ended without the job's end.
 enum Broken {
     Client(Error),
     /// Nobody reads our output.
@@ -115,15 +115,14 @@ impl From<Error> for Broken {
     }
 }
 
-/// A stage under way.
 struct Work<'a> {
     driver: &'a Driver,
-    daemon: &'a Daemon,
+    daemon: &'a AttemptDaemon,
     id: &'a JobId,
     request: &'a Request,
-    /// Set once there is a connection: from then on the daemon may know the job.
+    /// Connection, once there is one: from then on the daemon may know the job. The flag tells that it has accepted it.
     client: RefCell<Option<(Client, bool)>>,
-    /// Outlives the following, however that ends: it holds back the end of a line that may go on.
+    /// Kept when following has ended in any way, because it holds back the end of a line that may go on.
     relay: RefCell<Relay>,
 }
 
@@ -136,16 +135,16 @@ impl Work<'_> {
         self.client.borrow().as_ref().is_some_and(|(_, accepted)| *accepted)
     }
 
-    /// Submits the stage, passes its output on, and obeys the Runner.
-    async fn until_end(&self, signals: &mut Signals) -> Verdict {
+    /// Submits the stage, passes its output on, and ends it if the Runner asks for that.
+    async fn until_end(&self, runner: &mut Runner) -> Verdict {
         let mut stage = pin!(self.follow());
-        tokio::select! {
+        let mut told = tokio::select! {
             end = &mut stage => return Self::verdict(end, false),
-            () = signals.next() => {}
-        }
+            told = runner.tells_to_end() => told,
+        };
         let Some(client) = self.client() else { return Verdict::Cancelled };
         if !self.is_accepted() {
-            // Whether the daemon has it or not: it is finished after this.
+            // The caller finishes the job, whether the daemon has it or not.
             return Verdict::Cancelled;
         }
         let force = Instant::now() + self.driver.options.cancel_grace;
@@ -154,9 +153,14 @@ impl Work<'_> {
         loop {
             tokio::select! {
                 end = &mut stage => return Self::verdict(end, true),
-                // A job that has ended meanwhile is none the worse for it.
+                // A job that has ended meanwhile may be cancelled without harm.
                 _ = &mut cancel, if cancelling => cancelling = false,
-                () = signals.next() => break,
+                again = runner.tells_to_end() => match (told, again) {
+                    (EndRequest::BySignal, EndRequest::BySignal) => break,
+                    // A death after a signal does not ask for force: a wrapper may die of the same signal.
+                    (EndRequest::BySignal, EndRequest::ByDeath) => {}
+                    (EndRequest::ByDeath, again) => told = again,
+                },
                 () = sleep_until(force) => break,
             }
         }
@@ -175,7 +179,7 @@ impl Work<'_> {
         match end {
             Ok(status) => Verdict::of(&status, asked),
             Err(Broken::Client(error)) => Verdict::unknown(&error),
-            // The Runner is gone: the stage is finished after this, which ends it.
+            // The Runner is gone. The caller finishes the stage, which ends it.
             Err(Broken::Output(error)) => {
                 Verdict::System(format!("nobody reads the stage's output: {}", chain(&error)))
             }
@@ -189,7 +193,7 @@ impl Work<'_> {
         submit(&client, self.request, options.admission_timeout).await?;
         *self.client.borrow_mut() = Some((client.clone(), true));
         let mut log = client.follow(self.id, 0);
-        let mut out = Output::default();
+        let mut out = RelayedBytes::default();
         loop {
             match log.next().await? {
                 Event::Log(bytes) => self.relay.borrow_mut().push(&bytes, &mut out),
@@ -199,14 +203,14 @@ impl Work<'_> {
         }
     }
 
-    /// Ends the last line, for whoever still reads.
+    /// Completes and writes the last line of the output.
     async fn end_output(&self) {
-        let mut out = Output::default();
+        let mut out = RelayedBytes::default();
         self.relay.borrow_mut().finish(&mut out);
         drop(write(&mut out).await);
     }
 
-    /// A script that the daemon does not see looks like one that failed: asks the daemon.
+    /// Asks the daemon if it sees the script, because one that it does not see looks like one that failed.
     async fn explained(&self, verdict: Verdict, delivery: Delivery, script: &Path) -> Verdict {
         let suspicious = matches!(verdict, Verdict::Failed(code) if NO_SCRIPT.contains(&code));
         let Some(client) = self.client().filter(|_| suspicious && delivery == Delivery::Path) else {
@@ -223,7 +227,7 @@ impl Work<'_> {
         }
     }
 
-    /// Whether the daemon sees the script; `None`: it could not be asked.
+    /// True if the daemon sees the script; `None` if it could not be asked.
     async fn sees(&self, client: &Client, script: &Path) -> Option<bool> {
         let id = JobId::parse(&format!("{}look-{}", self.prefix(), &self.id.key().to_string())).ok()?;
         let request = request::look(id.clone(), &self.driver.environment.job, script, LOOK_TIME);
@@ -246,8 +250,8 @@ impl Work<'_> {
     }
 }
 
-/// Writes what there is, and lets the reader have it at once.
-async fn write(out: &mut Output) -> io::Result<()> {
+/// Writes and flushes the output, so that the reader has it at once.
+async fn write(out: &mut RelayedBytes) -> io::Result<()> {
     let mut stdout = tokio::io::stdout();
     let mut stderr = tokio::io::stderr();
     if !out.stdout.is_empty() {

@@ -1,8 +1,8 @@
-//! What the calls of one preparation attempt know of each other: a folder (custom-executor.md §4).
+//! Folder that the calls of one preparation attempt share (custom-executor.md §4).
 //!
-//! What is removed and written here is named by us alone: the state root, and names that follow from the attempt. Neither a
-//! variable, nor the command line, nor a file in the folder, which scripts of the job may have written, can name anything
-//! else. A folder is ours if it holds our [`MARKER`]; links are never followed; other file systems are never entered.
+//! This module removes and writes only the state root and names that follow from the attempt. Neither a variable, nor
+//! the command line, nor a file in the folder, which scripts of the job may have written, can name anything else. A
+//! folder is ours if it holds our [`MARKER`]. Links are never followed; other file systems are never entered.
 
 use std::ffi::CString;
 use std::fs::{self, File};
@@ -23,13 +23,13 @@ use crate::files::{self, CWD};
 use crate::net::MAX_SOCKET_PATH;
 use crate::process::detached::ProcessInfo;
 
-/// Most bytes of a private daemon's log that are kept.
+/// Bytes of a private daemon's log above which it is cut.
 const MAX_LOG: u64 = 1 << 20;
 
-/// What of it is kept when it has grown beyond that.
+/// Bytes at its end that are kept then.
 const KEPT_LOG: u64 = MAX_LOG / 2;
 
-/// Most that is read of `meta.json` and `jobs`.
+/// Bytes of a file in the folder that are read at most.
 const MAX_FILE: u64 = 16 << 20;
 
 /// Bits of a mode that give rights to others.
@@ -42,13 +42,13 @@ const LOG: &str = "daemon.log";
 const BIN: &str = "bin";
 const DAEMON_STATE: &str = "d";
 
-/// The file by which we know a folder that we have made: any other is left alone, whoever names it.
+/// File by which we know a folder that we have made. Any other folder is left alone, whoever names it.
 const MARKER: &str = "step-runner-custom-executor";
 
-/// Where a socket lies whose path would be too long in the folder.
+/// Place for a socket whose path would be too long in the folder.
 const SHORT_ROOT: &str = "/tmp";
 
-/// How often a lock that somebody holds is tried.
+/// Time between two attempts to take a lock that somebody holds.
 const LOCK_PAUSE: Duration = Duration::from_millis(20);
 
 /// Longest wait for the lock of an attempt.
@@ -59,67 +59,61 @@ pub(super) const LOCK_TIME: Duration = Duration::from_secs(30);
 pub(super) struct Meta {
     /// Version of the driver that wrote it.
     pub(super) version: String,
-    /// Where the daemon is.
     pub(super) address: String,
-    /// What all ids of the attempt begin with.
+    /// Prefix of all ids of the attempt.
     pub(super) prefix: String,
     /// The daemon, if it is private.
-    pub(super) daemon: Option<Daemon>,
+    pub(super) daemon: Option<PrivateDaemonRecord>,
 }
 
-/// A private daemon.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Daemon {
-    /// Who it is.
+pub(super) struct PrivateDaemonRecord {
     #[serde(flatten)]
     pub(super) process: ProcessInfo,
-    /// How long it may live at most, in seconds.
+    /// Longest lifetime in seconds.
     pub(super) lifetime: u64,
 }
 
 /// The folder of one attempt; it may not exist.
 #[derive(Clone, Debug)]
-pub(super) struct State {
+pub(super) struct AttemptFolder {
     root: PathBuf,
     nonce: String,
     path: PathBuf,
-    /// [`SHORT_ROOT`].
+    /// [`SHORT_ROOT`], except in tests.
     short_root: PathBuf,
 }
 
-/// Only one call at a time makes or removes the folder and its daemon. Dropped, it is given back.
+/// Lock of an attempt: only one call at a time makes or removes the folder and its daemon. Dropping it releases it.
 #[derive(Debug)]
 pub(super) struct Lock {
-    /// The kernel's lock ends with it.
+    /// Holds the kernel's lock until it is closed.
     file: File,
     path: PathBuf,
 }
 
-/// Where folders lie without `--state-dir`: below `runtime_dir`, the Runner's `XDG_RUNTIME_DIR`, or `/tmp`.
+/// Returns the root without `--state-dir`: below `runtime_dir`, the Runner's `XDG_RUNTIME_DIR`, or `/tmp`.
 pub(super) fn default_root(runtime_dir: Option<&Path>) -> PathBuf {
     let base = runtime_dir.filter(|dir| dir.is_absolute()).unwrap_or(Path::new("/tmp"));
     base.join(format!("step-runner-{}", geteuid().as_raw())).join("custom")
 }
 
-impl State {
-    /// The folder of this attempt below `root`.
+impl AttemptFolder {
     pub(super) fn new(root: &Path, identity: &Identity) -> Self {
         let nonce = identity.nonce().to_owned();
         Self { root: root.to_owned(), path: root.join(&nonce), nonce, short_root: SHORT_ROOT.into() }
     }
 
-    /// Where it is.
     pub(super) fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Whether it exists.
     pub(super) fn exists(&self) -> bool {
         fs::symlink_metadata(&self.path).is_ok()
     }
 
-    /// Whether there is anything of the attempt: the folder, what a removal that was interrupted has left of it, or the lock,
-    /// which somebody has, or has died with.
+    /// True if anything of the attempt is left: the folder, the rest of an interrupted removal, or the lock of a call
+    /// that runs or has died.
     pub(super) fn is_left(&self) -> bool {
         let names = [self.nonce.clone(), self.gone(), self.lock_name()];
         names.iter().any(|name| fs::symlink_metadata(self.root.join(name)).is_ok())
@@ -130,12 +124,12 @@ impl State {
         format!("{}~lock", self.nonce)
     }
 
-    /// Name of the folder while it is removed.
+    /// Returns the name of the folder while it is removed.
     fn gone(&self) -> String {
         format!("{}~gone", self.nonce)
     }
 
-    /// Makes the root, and takes the attempt's lock there. Waits for who has it.
+    /// Makes the root, and takes the attempt's lock there. Waits up to [`LOCK_TIME`] for a call that holds it.
     pub(super) fn lock(&self) -> Result<Lock, Failure> {
         make_root(&self.root)?;
         let path = self.root.join(self.lock_name());
@@ -144,7 +138,7 @@ impl State {
             let lock = files::open_write(CWD, &path).map(File::from);
             let file = lock.map_err(|error| unusable(&path, "open the lock", &error))?;
             match files::try_lock(&file) {
-                // One that was removed meanwhile locks nothing.
+                // A lock whose file was removed meanwhile locks nothing.
                 Ok(true) if is_at(&file, &path) => return Ok(Lock { file, path }),
                 Ok(true) => {}
                 Ok(false) => {
@@ -160,7 +154,7 @@ impl State {
         }
     }
 
-    /// Makes the folder, or checks the one that is there: it must be nobody else's.
+    /// Makes the folder, or checks that the one there is ours. Then marks it.
     pub(super) fn make(&self) -> Result<(), Failure> {
         match files::make_dir(CWD, &self.path) {
             Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
@@ -177,7 +171,7 @@ impl State {
         check_folder(&self.path, OTHERS)?;
         let made = || {
             let folder = self.open()?;
-            // One without anything may be ours: the mark comes after the folder.
+            // An empty folder may be ours: the marker comes after the folder.
             Ok(files::read_file(&folder, MARKER, 0).is_ok() || files::entries(&folder)?.is_empty())
         };
         match made() {
@@ -193,18 +187,18 @@ impl State {
         files::open_dir(CWD, &self.path)
     }
 
-    /// What is known, if anything is.
+    /// Reads `meta.json`, if that is possible.
     pub(super) fn meta(&self) -> Option<Meta> {
         serde_json::from_slice(&files::read_file(self.open().ok()?, META, MAX_FILE).ok()?).ok()
     }
 
-    /// Replaces what is known. The lock is held meanwhile.
+    /// Replaces `meta.json`. The caller holds the lock meanwhile.
     pub(super) fn write_meta(&self, meta: &Meta) -> Result<(), Failure> {
         let write = || files::replace(self.open()?, META, &serde_json::to_vec(meta)?);
         write().map_err(|error| unusable(&self.path.join(META), "write", &error))
     }
 
-    /// Notes the id of a job before it is submitted. Without a folder there is nothing to note it in.
+    /// Notes the id of a job before it is submitted. Does nothing without a folder.
     pub(super) fn add_job(&self, id: &str) -> io::Result<()> {
         if !self.exists() {
             return Ok(());
@@ -212,25 +206,23 @@ impl State {
         files::append(files::open_append(self.open()?, JOBS)?, format!("{id}\n").as_bytes())
     }
 
-    /// Ids of jobs that were noted.
     pub(super) fn jobs(&self) -> Vec<String> {
         let text =
             self.open().and_then(|folder| files::read_file(folder, JOBS, MAX_FILE)).unwrap_or_default();
         String::from_utf8_lossy(&text).lines().map(str::to_owned).collect()
     }
 
-    /// State folder of the private daemon.
     pub(super) fn daemon_state(&self) -> PathBuf {
         self.path.join(DAEMON_STATE)
     }
 
-    /// The private daemon's keeper, if there was one.
+    /// Returns the private daemon's keeper, if there was one.
     pub(super) fn keeper(&self) -> Option<ProcessInfo> {
         let folder = files::open_dir(self.open().ok()?, DAEMON_STATE).ok()?;
         serde_json::from_slice(&files::read_file(folder, "keeper.json", MAX_FILE).ok()?).ok()
     }
 
-    /// Path of the private daemon's socket: in the folder, or where its path is short enough.
+    /// Returns the path of the private daemon's socket: in the folder, or elsewhere if that would be too long.
     pub(super) fn socket(&self) -> PathBuf {
         let socket = self.path.join("s");
         if socket.as_os_str().as_bytes().len() <= MAX_SOCKET_PATH {
@@ -240,7 +232,7 @@ impl State {
         }
     }
 
-    /// The folder of a socket whose path would be too long: its name follows from the state folder's path.
+    /// Returns the folder of a socket whose path would be too long. Its name follows from the state folder's path.
     fn short_folder(&self) -> PathBuf {
         let name = digest(self.path.as_os_str().as_bytes(), 16);
         self.short_root.join(format!("step-runner-{}-{name}", geteuid().as_raw()))
@@ -260,7 +252,7 @@ impl State {
         }
     }
 
-    /// `bin/`, with a link to this program under the name that scripts know.
+    /// Makes `bin/`, with a link to this program under the name that scripts know.
     pub(super) fn make_bin(&self) -> Result<PathBuf, Failure> {
         let make = || {
             let folder = self.open()?;
@@ -275,13 +267,13 @@ impl State {
         Ok(bin)
     }
 
-    /// The private daemon's log, to be written to.
+    /// Opens the private daemon's log for appending.
     pub(super) fn open_log(&self) -> Result<File, Failure> {
         let log = self.open().and_then(|folder| files::open_append(folder, LOG));
         log.map(File::from).map_err(|error| unusable(&self.path.join(LOG), "open the log", &error))
     }
 
-    /// The last `lines` lines of the private daemon's log.
+    /// Returns the last `lines` lines of the private daemon's log.
     pub(super) fn log_tail(&self, lines: usize) -> Vec<String> {
         let read = || tail(&files::open_read(self.open()?, LOG)?.0);
         let text = read().unwrap_or_default();
@@ -290,7 +282,8 @@ impl State {
         all.iter().skip(all.len().saturating_sub(lines)).map(|line| (*line).to_owned()).collect()
     }
 
-    /// Cuts the beginning of a private daemon's log that has grown too long. The daemon appends: it goes on at the new end.
+    /// Cuts the beginning of a private daemon's log that has grown too long. The daemon appends, so it goes on at the
+    /// new end.
     pub(super) fn trim_log(&self) {
         let trim = || {
             let log = self.open_log().map_err(io::Error::other)?;
@@ -305,10 +298,10 @@ impl State {
         trim().ok();
     }
 
-    /// Removes the folder, and the one of its socket. The lock is held meanwhile.
+    /// Removes the folder, and the one of its socket. The caller holds the lock meanwhile.
     ///
-    /// Only a folder that passes [`Self::check`] is given the name under which everything in it goes: what has that name is
-    /// ours, also after a removal that was interrupted.
+    /// Only a folder that passes [`Self::check`] is renamed, and all contents are removed under the new name. So a
+    /// folder of that name is ours, even after an interrupted removal.
     pub(super) fn remove(&self) -> io::Result<()> {
         let gone = CString::new(self.gone())?;
         match files::open_dir(CWD, &self.root) {
@@ -325,7 +318,7 @@ impl State {
         self.remove_socket_folder()
     }
 
-    /// Of the socket's folder only the two files of the daemon are removed.
+    /// Removes the socket's folder, with no files but the daemon's two.
     fn remove_socket_folder(&self) -> io::Result<()> {
         let folder = self.short_folder();
         if !self.socket().starts_with(&folder) || fs::symlink_metadata(&folder).is_err() {
@@ -341,13 +334,13 @@ impl State {
 }
 
 impl Lock {
-    /// Gives it back and removes its file: the attempt is over. Who waits for it notices that it locks nothing.
+    /// Removes the lock's file and releases the lock, because the attempt is over. A waiting call notices the removal.
     pub(super) fn remove(self) -> io::Result<()> {
         if is_at(&self.file, &self.path) { files::unlink(CWD, &self.path) } else { Ok(()) }
     }
 }
 
-/// An error that says no more than that all is as it should be is none.
+/// Drops an error of the kind `harmless`: everything is as it should be.
 fn unless(harmless: io::ErrorKind, result: io::Result<()>) -> io::Result<()> {
     match result {
         Err(error) if error.kind() != harmless => Err(error),
@@ -364,7 +357,7 @@ fn is_at(file: &File, path: &Path) -> bool {
 
 fn make_root(root: &Path) -> Result<(), Failure> {
     files::make_dirs(root).map_err(|error| unusable(root, "make the state root", &error))?;
-    // Whoever may write there could put folders of his own in the place of ours.
+    // A user who may write there could put other folders in the place of ours.
     check_folder(root, 0o022)?;
     match root.parent() {
         Some(parent) if root.ends_with("custom") => check_folder(parent, 0o022),
@@ -372,7 +365,7 @@ fn make_root(root: &Path) -> Result<(), Failure> {
     }
 }
 
-/// Refuses what is a link, no folder, somebody else's, or gives others one of `rights`.
+/// Refuses a path that is a link, no folder, somebody else's, or gives others one of `rights`.
 fn check_folder(path: &Path, rights: u32) -> Result<(), Failure> {
     let found = fs::symlink_metadata(path).map_err(|error| unusable(path, "look at", &error))?;
     let own = geteuid().as_raw();
@@ -402,7 +395,7 @@ fn unusable(path: &Path, action: &str, error: &io::Error) -> Failure {
         .with_remedy("name a folder of your own with --state-dir")
 }
 
-/// The end of a log, from the start of a line.
+/// Returns the end of a log, from the start of a line.
 fn tail(log: impl AsFd) -> io::Result<Vec<u8>> {
     let length = files::stat_of(&log)?.st_size.unsigned_abs();
     let mut content = files::read_piece(&log, length.saturating_sub(KEPT_LOG), KEPT_LOG as usize)?;

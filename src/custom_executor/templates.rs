@@ -1,14 +1,12 @@
-//! Directories by template: `--builds-dir`, `--cache-dir` (custom-executor.md §5). Pure.
+//! Expands the templates of directories: `--builds-dir`, `--cache-dir` (custom-executor.md §5). Pure.
 
-use super::environment::Job;
+use super::environment::JobVariables;
 
-/// Why a template gives no directory. Never holds a value: variables of a job may be secret.
+/// Error of a template. It never holds a value: variables of a job may be secret.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum TemplateError {
-    /// A `{` without its `}`.
     #[error("a {{ without its }}")]
     Open,
-    /// A field that nobody knows.
     #[error(
         "unknown field {{{0}}}: use {{job_id}}, {{project_id}}, {{project_slug}}, {{concurrent_id}}, \
          {{concurrent_project_id}} or {{runner_short}}"
@@ -20,13 +18,12 @@ pub(super) enum TemplateError {
     /// A value that would change the shape of the path.
     #[error("the value of {1}, which {{{0}}} stands for, has a /, .. or control character")]
     Unfit(&'static str, &'static str),
-    /// A relative directory, or none.
     #[error("the directory is not absolute: begin it with /")]
     Relative,
 }
 
-/// The directory that `template` stands for, for this job.
-pub(super) fn expand(template: &str, job: &Job) -> Result<String, TemplateError> {
+/// Returns the directory that `template` stands for in this job.
+pub(super) fn expand(template: &str, job: &JobVariables) -> Result<String, TemplateError> {
     let mut directory = String::new();
     let mut rest = template;
     while let Some((text, field)) = rest.split_once('{') {
@@ -39,7 +36,7 @@ pub(super) fn expand(template: &str, job: &Job) -> Result<String, TemplateError>
     if directory.starts_with('/') { Ok(directory) } else { Err(TemplateError::Relative) }
 }
 
-fn value<'a>(name: &str, job: &'a Job) -> Result<&'a str, TemplateError> {
+fn value<'a>(name: &str, job: &'a JobVariables) -> Result<&'a str, TemplateError> {
     let (field, variable, value) = match name {
         "job_id" => ("job_id", "CI_JOB_ID", &job.id),
         "project_id" => ("project_id", "CI_PROJECT_ID", &job.project_id),
@@ -65,15 +62,15 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn job() -> Job {
-        Job {
+    fn job() -> JobVariables {
+        JobVariables {
             id: "7".into(),
             project_id: "8".into(),
             project_slug: "group-app".into(),
             concurrent_id: "0".into(),
             concurrent_project_id: "1".into(),
             runner_short: "abcd".into(),
-            ..Job::default()
+            ..JobVariables::default()
         }
     }
 
@@ -99,7 +96,7 @@ mod tests {
         ] {
             assert_eq!(expand(template, &job()).unwrap_err(), error, "{template}");
         }
-        let absent = expand("/b/{runner_short}", &Job::default()).unwrap_err();
+        let absent = expand("/b/{runner_short}", &JobVariables::default()).unwrap_err();
         assert_eq!(absent, Missing("runner_short", "CI_RUNNER_SHORT_TOKEN"));
         assert!(absent.to_string().contains("CI_RUNNER_SHORT_TOKEN"), "{absent}");
     }
@@ -107,7 +104,7 @@ mod tests {
     proptest! {
         #[test]
         fn no_value_leaves_the_directory(slug in ".{0,12}") {
-            let job = Job { project_slug: slug.clone(), ..job() };
+            let job = JobVariables { project_slug: slug.clone(), ..job() };
             match expand("/b/{project_slug}/c", &job) {
                 Ok(directory) => {
                     prop_assert_eq!(directory, format!("/b/{slug}/c"));

@@ -1,5 +1,5 @@
-//! Definition files in the job's environment that the kernel has at hand: read without a thread that may block. Two
-//! wake-ups of threads cost a step more than all else the daemon does for it. Never blocks.
+//! Reads definition files of the job's environment that the kernel has cached. Nothing here blocks. Another thread
+//! would take two wake-ups, which cost a step more than all else the daemon does for it.
 
 use std::io::IoSliceMut;
 use std::os::fd::OwnedFd;
@@ -11,17 +11,16 @@ use rustix::io::{Errno, ReadWriteFlags};
 use super::local::MAX_FILE;
 use crate::job::event::Fetched;
 
-/// File systems that have their files in memory, or hand reads on to one that was asked before; they do not know reads
-/// that never wait.
+/// File systems that keep their files in memory, or pass reads on to a lower one. They do not support `RWF_NOWAIT`.
 const LOCAL_FILE_SYSTEMS: [u64; 3] =
     [libc::TMPFS_MAGIC as u64, RAMFS_MAGIC, libc::OVERLAYFS_SUPER_MAGIC as u64];
 
-/// Not in `libc`.
+/// `libc` lacks it.
 const RAMFS_MAGIC: u64 = 0x8584_58f6;
 
-/// The first of `files` in the folder `dir`, if the kernel knows it is there and has read it before. `None` says nothing
-/// about the file: whoever may block must look. Some file systems call a file empty that is not (`/proc`, FUSE): those are
-/// left to others too.
+/// Reads the first of `files` in the folder `dir`, if the kernel has it cached. `None` says nothing about the file: a
+/// caller that may block must look itself. It must do so for files of size 0 too, because some file systems (`/proc`,
+/// FUSE) report 0 for files with content.
 pub(super) fn find(dir: &str, files: &[String]) -> Option<Fetched> {
     let path = Path::new(dir).join(files.first()?);
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
@@ -41,7 +40,7 @@ pub(super) fn find(dir: &str, files: &[String]) -> Option<Fetched> {
     })
 }
 
-/// All `size` bytes of `file`, if that takes no waiting for a disk and there are no more.
+/// Reads all `size` bytes of `file`. `None` if that would wait for a disk or the size is not `size`.
 fn read_at_hand(file: &OwnedFd, size: usize) -> Option<Vec<u8>> {
     let mut bytes = vec![0; size + 1];
     let mut filled = 0;
@@ -61,7 +60,7 @@ fn read_at_hand(file: &OwnedFd, size: usize) -> Option<Vec<u8>> {
             read => filled += read,
         }
     }
-    // It has grown meanwhile.
+    // The file has grown meanwhile.
     None
 }
 
@@ -80,7 +79,7 @@ mod tests {
         std::io::Write::write_all(&mut &file, b"text").unwrap();
         let file = OwnedFd::from(file);
         for (size, there) in [(3, false), (4, true), (5, false)] {
-            // Whether it can be read without waiting is the file system's word.
+            // The file system decides if a read without waiting succeeds.
             let read = read_at_hand(&file, size);
             assert!(read.is_none_or(|bytes| there && bytes == b"text"), "{size}");
         }
@@ -98,13 +97,13 @@ mod tests {
         let (name, files) = (dir.path().to_str().unwrap(), ["func.yml".to_owned(), "step.yml".to_owned()]);
         assert!(find(name, &files).is_none());
         std::fs::write(dir.path().join("step.yml"), "second").unwrap();
-        // The first one is not known not to be there.
+        // The kernel has not cached that the first file is missing.
         assert!(find(name, &files).is_none());
         for text in ["", "first", "äö", "\u{1f600}"] {
             std::fs::write(dir.path().join("func.yml"), text).unwrap();
             let looked = local::find(name, &files, None).ok().unwrap();
             assert_eq!(looked.text, text);
-            // It may be read from elsewhere, but never another text.
+            // `find` may give up, but never returns another text.
             assert!(find(name, &files).is_none_or(|found| found == looked));
         }
         std::fs::write(dir.path().join("func.yml"), [0xff]).unwrap();

@@ -1,14 +1,13 @@
-//! Fetched trees on disk (language.md §7.7): `STATE/cache/{git,oci}/KEY/tree`, complete or not there.
+//! The cache of fetched trees (language.md §7.7): `STATE/cache/{git,oci}/KEY/tree`, each complete or absent.
 //!
-//! A tree is filled in a temporary folder on the same file system and gets its name when it is whole; it leaves by a
-//! rename as well, so nobody ever sees half of one. Beside it lies `entry.json`, whose time of change is that of the
-//! last use. What jobs use is *leased* to them until they are over and never evicted.
+//! A tree is filled in a temporary folder on the same file system. It appears and disappears by a rename, so nobody
+//! ever sees a partial tree. Beside it lies `entry.json`, whose modification time is the tree's last use. Trees in use
+//! are *leased* to jobs until these are over, and are not evicted.
 //!
-//! Nothing is synced to the disk: after a power cut a tree may hold empty files. So `entry.json` names the boot that it
-//! was written in, and trees of another boot are not used again: they can be fetched.
+//! Nothing is synced to disk, so a power cut can leave a tree with empty files. `entry.json` therefore names the boot
+//! in which it was written; trees of another boot are fetched anew.
 //!
-//! Calls block for a handful of system calls; what takes longer (the scan at the start) says so. Deleting is left to a
-//! [`Remover`].
+//! Calls block for a few system calls; the scan at the start takes longer. A [`Remover`] does the deleting.
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
@@ -26,22 +25,23 @@ use serde::{Deserialize, Serialize};
 use super::order::Stats;
 use super::removal::Remover;
 use crate::clock;
+use crate::error::Chain;
 use crate::model::JobKey;
 
-/// What a file, folder or link takes on disk besides its bytes: its inode, its name, and half of its last block.
+/// Disk space of a file, folder or link besides its bytes: its inode, its name, and half of its last block.
 const ENTRY_COST: u64 = 4 << 10;
 
 /// Largest `entry.json` that is read; ours have some 100 bytes.
 const MAX_RECORD: u64 = 4 << 10;
 
-/// Folder of trees that are not whole yet or on their way out.
+/// Folder of trees that are incomplete or about to be deleted.
 const TEMPORARY: &str = "tmp";
 
-/// A folder of one tree and its record.
+/// Names in the folder of one tree.
 const RECORD: &str = "entry.json";
 const TREE: &str = "tree";
 
-/// Where a tree came from.
+/// Kind of a tree's remote.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Kind {
     /// A Git repository.
@@ -61,14 +61,14 @@ impl Kind {
     }
 }
 
-/// Name of a tree: its location and version, digested.
+/// Key of a tree: a digest of its location and version.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
-pub(super) struct Key {
+pub(super) struct CacheKey {
     pub(super) kind: Kind,
     pub(super) digest: [u8; 32],
 }
 
-impl Key {
+impl CacheKey {
     fn parse(kind: Kind, name: &str) -> Option<Self> {
         let mut digest = [0; 32];
         if name.len() != 64 || name.bytes().any(|byte| byte.is_ascii_uppercase()) {
@@ -82,14 +82,14 @@ impl Key {
 }
 
 /// Path below the cache's folder.
-impl fmt::Display for Key {
+impl fmt::Display for CacheKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}/", self.kind.folder())?;
         self.digest.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
     }
 }
 
-impl fmt::Debug for Key {
+impl fmt::Debug for CacheKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
     }
@@ -100,27 +100,25 @@ impl fmt::Debug for Key {
 struct Record {
     version: String,
     size: u64,
-    /// The kernel's id of the boot it was written in.
+    /// The kernel's id of the boot in which it was written.
     boot: String,
 }
 
-/// A tree that is there.
+/// A complete tree.
 struct Entry {
     size: u64,
     used: SystemTime,
 }
 
-/// See the module's text.
 pub(super) struct Cache {
-    /// Without symbolic links, so that what lies in a tree can be told by its path.
+    /// Without symbolic links, so that a path shows if it is inside a tree.
     root: PathBuf,
     limit: u64,
-    /// Tells this daemon's temporary folders from those an earlier one left.
+    /// Distinguishes this daemon's temporary folders from older ones.
     run: u64,
-    /// The kernel's id of the running boot.
     boot: String,
     serial: AtomicU64,
-    /// Whether what an earlier daemon left is known; locked while somebody finds out.
+    /// True once [`Self::scan`] is done; locked during the scan.
     scanned: Mutex<bool>,
     shared: Mutex<Shared>,
     remover: Arc<Remover>,
@@ -128,16 +126,15 @@ pub(super) struct Cache {
 
 #[derive(Default)]
 struct Shared {
-    entries: HashMap<Key, Entry>,
-    /// Of all entries together.
+    entries: HashMap<CacheKey, Entry>,
+    /// Bytes of all entries together.
     size: u64,
-    leases: HashMap<JobKey, HashSet<Key>>,
-    /// The leases of jobs that an earlier daemon began are known: before that, nothing may be evicted.
+    leases: HashMap<JobKey, HashSet<CacheKey>>,
+    /// True once the leases of earlier daemons' jobs are known. Nothing may be evicted before.
     recovered: bool,
 }
 
-/// A folder to fill. It is removed with all that is in it when this is dropped: not before the worker that fills it is
-/// dead.
+/// A folder to fill. Dropping it removes it with its content, so drop it only after the worker that fills it is dead.
 #[derive(Debug)]
 pub(super) struct Temporary {
     path: PathBuf,
@@ -145,12 +142,10 @@ pub(super) struct Temporary {
 }
 
 impl Temporary {
-    /// For the worker's own files.
     pub(super) fn scratch(&self) -> PathBuf {
         self.path.join("scratch")
     }
 
-    /// For the tree.
     pub(super) fn tree(&self) -> PathBuf {
         self.entry().join(TREE)
     }
@@ -167,8 +162,8 @@ impl Drop for Temporary {
 }
 
 impl Cache {
-    /// The cache in the state folder `state`, whose trees together shall not take more than `limit` bytes. `run` is
-    /// drawn anew by each daemon, `boot` is the kernel's id of the running boot. Touches nothing.
+    /// Creates the cache in the state folder `state`, with a limit in bytes for all trees. `run` is a random number of
+    /// this daemon, `boot` the kernel's id of the running boot. Does not change the disk.
     pub(super) fn new(state: &Path, limit: u64, run: u64, boot: String) -> io::Result<Self> {
         let root = state.canonicalize()?.join("cache");
         Ok(Self {
@@ -183,13 +178,13 @@ impl Cache {
         })
     }
 
-    /// Whether an earlier daemon may have left anything.
+    /// True if an earlier daemon may have left something.
     pub(super) fn exists(&self) -> bool {
         self.root.exists()
     }
 
-    /// Learns what an earlier daemon left, and removes what is of no use; once. Takes as long as there are many trees.
-    /// To be called before anything is put into the cache.
+    /// Reads what an earlier daemon left and removes what is useless, once; takes time for each tree. Call it before
+    /// anything is put into the cache.
     pub(super) fn scan(&self) -> io::Result<()> {
         let mut scanned = self.scanned.lock();
         if *scanned {
@@ -202,7 +197,7 @@ impl Cache {
         for kind in Kind::ALL {
             for found in self.listed(kind.folder())? {
                 let found = found?;
-                let key = found.file_name().to_str().and_then(|name| Key::parse(kind, name));
+                let key = found.file_name().to_str().and_then(|name| CacheKey::parse(kind, name));
                 match key.and_then(|key| Some((key, self.read_entry(&found.path())?))) {
                     Some((key, entry)) => drop(entries.insert(key, entry)),
                     None => doomed.extend(self.put_away(&found.path())),
@@ -217,7 +212,7 @@ impl Cache {
         Ok(())
     }
 
-    /// What is in a folder of the cache; a daemon that never fetches anything makes none.
+    /// Lists a folder of the cache. A missing one is empty: a daemon that never fetches creates none.
     fn listed(&self, name: &str) -> io::Result<impl Iterator<Item = io::Result<fs::DirEntry>>> {
         let found = match fs::read_dir(self.root.join(name)) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => None,
@@ -226,14 +221,14 @@ impl Cache {
         Ok(found.into_iter().flatten())
     }
 
-    /// The tree of `key`, leased to `job`, if it is there.
-    pub(super) fn take(&self, key: Key, job: JobKey) -> Option<PathBuf> {
+    /// Returns the tree of `key`, leased to `job`, if the cache has it.
+    pub(super) fn take(&self, key: CacheKey, job: JobKey) -> Option<PathBuf> {
         let mut shared = self.shared.lock();
         let entry = shared.entries.get_mut(&key)?;
         let folder = self.root.join(key.to_string());
         let tree = folder.join(TREE);
         if is_gone(&tree) {
-            // Somebody has tidied up in our folder.
+            // Somebody else deleted it from our folder.
             let size = entry.size;
             shared.entries.remove(&key);
             shared.size -= size;
@@ -241,7 +236,7 @@ impl Cache {
         }
         let used = clock::now();
         entry.used = used;
-        // What the next daemon does not learn costs at most an early eviction.
+        // If this fails, the next daemon may evict the tree too early, no more.
         File::options().write(true).open(folder.join(RECORD)).and_then(|file| file.set_modified(used)).ok();
         shared.leases.entry(job).or_default().insert(key);
         Some(tree)
@@ -252,24 +247,24 @@ impl Cache {
         let key = path.strip_prefix(&self.root).ok().and_then(|inside| {
             let mut parts = inside.iter().filter_map(|part| part.to_str());
             let (folder, name) = (parts.next()?, parts.next()?);
-            Key::parse(Kind::ALL.into_iter().find(|kind| kind.folder() == folder)?, name)
+            CacheKey::parse(Kind::ALL.into_iter().find(|kind| kind.folder() == folder)?, name)
         });
         if let Some(key) = key {
             self.shared.lock().leases.entry(job).or_default().insert(key);
         }
     }
 
-    /// The job is over: it uses nothing any more.
+    /// Ends all leases of a job that is over.
     pub(super) fn release(&self, job: JobKey) {
         self.shared.lock().leases.remove(&job);
     }
 
-    /// All that jobs of an earlier daemon use is leased to them: eviction may begin.
+    /// Allows eviction. Call it when the trees of earlier daemons' jobs are leased.
     pub(super) fn recovered(&self) {
         self.shared.lock().recovered = true;
     }
 
-    /// A new folder to fill.
+    /// Creates a folder to fill.
     pub(super) fn temporary(&self) -> io::Result<Temporary> {
         let temporary = Temporary { path: self.temporary_path(), remover: Arc::clone(&self.remover) };
         let make = |path: PathBuf| DirBuilder::new().recursive(true).mode(0o700).create(path);
@@ -278,10 +273,10 @@ impl Cache {
         Ok(temporary)
     }
 
-    /// Gives a filled tree its name and leases it to `job`. If another one has the name, that one is used.
+    /// Gives a filled tree its name and leases it to `job`. If a known tree has the name, that one is used.
     pub(super) fn publish(
         &self,
-        key: Key,
+        key: CacheKey,
         job: JobKey,
         filled: &Temporary,
         version: &str,
@@ -297,7 +292,7 @@ impl Cache {
         let known = shared.entries.contains_key(&key);
         let name = || fs::rename(filled.entry(), &folder);
         let named = match name() {
-            // Half of a tree, left by somebody who tidied up.
+            // An unknown folder has the name, such as a partly deleted tree.
             Err(error) if is_taken(&error) && !known => {
                 self.remover.remove(self.put_away(&folder));
                 name()
@@ -316,19 +311,19 @@ impl Cache {
         Ok(folder.join(TREE))
     }
 
-    /// Removes the trees that were not used for longest until the rest fits.
+    /// Evicts the trees unused for longest until the rest is within the limit.
     pub(super) fn evict(&self) {
         self.evict_more(0);
     }
 
-    /// Likewise, and until `wanted` bytes more are free. [`Self::removed`] tells when they are.
+    /// Evicts like [`Self::evict`], but also tries to free `wanted` bytes. [`Self::removed`] waits for that.
     pub(super) fn evict_more(&self, wanted: u64) {
         let mut shared = self.shared.lock();
         let limit = self.limit.min(shared.size.saturating_sub(wanted));
         if !shared.recovered || shared.size <= limit {
             return;
         }
-        let in_use: HashSet<Key> = shared.leases.values().flatten().copied().collect();
+        let in_use: HashSet<CacheKey> = shared.leases.values().flatten().copied().collect();
         let mut idle: Vec<_> = shared.entries.iter().filter(|(key, _)| !in_use.contains(key)).collect();
         idle.sort_by_key(|(_, entry)| entry.used);
         let idle: Vec<_> = idle.into_iter().map(|(key, entry)| (*key, entry.size)).collect();
@@ -337,7 +332,7 @@ impl Cache {
             if shared.size <= limit {
                 break;
             }
-            // The lock is held: whoever asks for this key next finds neither the entry nor its folder.
+            // We hold the lock, so the next request for this key finds neither the entry nor its folder.
             if let Some(path) = self.put_away(&self.root.join(key.to_string())) {
                 tracing::debug!(%key, size, "a fetched tree is evicted");
                 shared.entries.remove(&key);
@@ -348,19 +343,19 @@ impl Cache {
         self.remover.remove(doomed);
     }
 
-    /// Waits until all is gone that was to be removed so far.
+    /// Waits until everything queued for removal so far is gone.
     pub(super) async fn removed(&self) {
         self.remover.removed().await;
     }
 
-    /// Moves a folder to where nobody looks for it; its new path.
+    /// Moves a folder to where nobody looks for it. Returns its new path.
     fn put_away(&self, folder: &Path) -> Option<PathBuf> {
         let path = self.temporary_path();
         let made = DirBuilder::new().recursive(true).mode(0o700).create(self.root.join(TEMPORARY));
         match made.and_then(|()| fs::rename(folder, &path)) {
             Ok(()) => Some(path),
             Err(error) => {
-                tracing::warn!(%error, "a folder of the cache was not put away");
+                tracing::warn!(error = %Chain(&error), "a folder of the cache was not put away");
                 None
             }
         }
@@ -371,7 +366,7 @@ impl Cache {
         self.root.join(TEMPORARY).join(format!("{:016x}-{serial}", self.run))
     }
 
-    /// Facts of a whole tree that can be used; `None` if it is none.
+    /// Reads the record of a tree; `None` if it is not a complete tree of this boot.
     fn read_entry(&self, folder: &Path) -> Option<Entry> {
         let path = folder.join(RECORD);
         let metadata = fs::symlink_metadata(&path).ok()?;
@@ -384,7 +379,7 @@ impl Cache {
     }
 }
 
-/// Whether it is certain that no tree is at this path: a look that fails says nothing.
+/// True if certainly no tree is at this path. Other look-up errors prove nothing.
 fn is_gone(tree: &Path) -> bool {
     match fs::symlink_metadata(tree) {
         Ok(found) => !found.is_dir(),

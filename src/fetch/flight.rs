@@ -1,5 +1,5 @@
-//! One transfer for each key at a time: who comes while it goes on waits for it (language.md §7.7). Different keys know
-//! nothing of each other.
+//! Allows one transfer for each key at a time. Further requests for the key wait for it (language.md §7.7); different
+//! keys are independent.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -7,52 +7,56 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use tokio::sync::watch;
 
-use super::cache::Key;
+use super::cache::CacheKey;
 use crate::job::event::FetchFailure;
 
 /// Transfers under way.
 #[derive(Default)]
-pub(super) struct Flights(Mutex<HashMap<Key, Over>>);
+pub(super) struct Flights(Mutex<HashMap<CacheKey, Over>>);
 
-/// To wait for the end of another one's transfer: with its failure, if it had one.
+/// Receives the end of another job's transfer, with its failure if it failed.
 pub(super) type Over = watch::Receiver<Option<FetchFailure>>;
 
-/// What to do about a key.
-pub(super) enum Turn<T> {
-    /// Nothing: it is there.
-    There(T),
-    /// Wait for the end of this, then ask again: the transfer may have failed.
-    Later(Over),
-    /// Transfer it; others wait until this is dropped.
-    Ours(Flight),
+/// The next action of a caller.
+pub(super) enum FlightTurn<T> {
+    /// Use this: the key is there.
+    Present(T),
+    /// Wait for the end of this transfer, then ask again, because it may fail.
+    Wait(Over),
+    /// Transfer it. Others wait until the flight is dropped.
+    Transfer(Flight),
 }
 
 impl Flights {
-    /// Whose turn it is. `there` looks whether the key is there; what is published before its flight is dropped is
-    /// always seen.
-    pub(super) fn turn<T>(self: &Arc<Self>, key: Key, there: impl FnOnce() -> Option<T>) -> Turn<T> {
+    /// Decides what the caller does for `key`. `there` runs under the lock, so a tree published before its flight is
+    /// dropped is always seen.
+    pub(super) fn turn<T>(
+        self: &Arc<Self>,
+        key: CacheKey,
+        there: impl FnOnce() -> Option<T>,
+    ) -> FlightTurn<T> {
         let mut flights = self.0.lock();
         if let Some(found) = there() {
-            return Turn::There(found);
+            return FlightTurn::Present(found);
         }
         if let Some(over) = flights.get(&key) {
-            return Turn::Later(over.clone());
+            return FlightTurn::Wait(over.clone());
         }
         let (sender, over) = watch::channel(None);
         flights.insert(key, over);
-        Turn::Ours(Flight { flights: Arc::clone(self), key, over: sender })
+        FlightTurn::Transfer(Flight { flights: Arc::clone(self), key, over: sender })
     }
 }
 
-/// A transfer under way, held by the one who makes it. However it ends, the waiting ones hear of it.
+/// A transfer under way, held by the caller that makes it. Dropping it wakes all who wait.
 pub(super) struct Flight {
     flights: Arc<Flights>,
-    key: Key,
+    key: CacheKey,
     over: watch::Sender<Option<FetchFailure>>,
 }
 
 impl Flight {
-    /// It ends with this failure, for those who wait too.
+    /// Ends the transfer and passes `failure` to all who wait.
     pub(super) fn fail(self, failure: FetchFailure) {
         self.over.send_replace(Some(failure));
     }
@@ -64,7 +68,7 @@ impl Drop for Flight {
     }
 }
 
-/// Waits for the end of another one's transfer; how it failed. One that was cancelled did not.
+/// Waits for the end of another job's transfer. Returns its failure; a cancelled one has none.
 pub(super) async fn over(mut flight: Over) -> Option<FetchFailure> {
     while flight.changed().await.is_ok() {}
     flight.borrow().clone()
@@ -76,31 +80,38 @@ mod tests {
     use super::*;
     use crate::lang::diagnostic::Class;
 
-    fn key(number: u8) -> Key {
-        Key { kind: Kind::Oci, digest: [number; 32] }
+    fn key(number: u8) -> CacheKey {
+        CacheKey { kind: Kind::Oci, digest: [number; 32] }
     }
 
     #[tokio::test]
     async fn the_second_waits_for_the_first_and_then_has_its_turn() {
         let flights = Arc::<Flights>::default();
-        let Turn::Ours(first) = flights.turn(key(1), || None::<()>) else { panic!("nobody was there") };
-        let Turn::Later(end) = flights.turn(key(1), || None::<()>) else { panic!("somebody is there") };
-        assert!(matches!(flights.turn(key(2), || None::<()>), Turn::Ours(_)), "another key waits for nobody");
+        let FlightTurn::Transfer(first) = flights.turn(key(1), || None::<()>) else {
+            panic!("nobody was there")
+        };
+        let FlightTurn::Wait(end) = flights.turn(key(1), || None::<()>) else { panic!("somebody is there") };
+        assert!(
+            matches!(flights.turn(key(2), || None::<()>), FlightTurn::Transfer(_)),
+            "another key waits for nobody"
+        );
         drop(first);
         assert_eq!(over(end).await, None);
-        assert!(matches!(flights.turn(key(1), || Some(())), Turn::There(())));
-        assert!(matches!(flights.turn(key(1), || None::<()>), Turn::Ours(_)));
+        assert!(matches!(flights.turn(key(1), || Some(())), FlightTurn::Present(())));
+        assert!(matches!(flights.turn(key(1), || None::<()>), FlightTurn::Transfer(_)));
     }
 
     #[tokio::test]
     async fn a_failure_is_told_to_all_who_wait() {
         let flights = Arc::<Flights>::default();
-        let Turn::Ours(first) = flights.turn(key(1), || None::<()>) else { panic!("nobody was there") };
-        let Turn::Later(end) = flights.turn(key(1), || None::<()>) else { panic!("somebody is there") };
+        let FlightTurn::Transfer(first) = flights.turn(key(1), || None::<()>) else {
+            panic!("nobody was there")
+        };
+        let FlightTurn::Wait(end) = flights.turn(key(1), || None::<()>) else { panic!("somebody is there") };
         let failure = FetchFailure { class: Class::Limit, message: "no".to_owned() };
         first.fail(failure.clone());
         assert_eq!(over(end.clone()).await, Some(failure.clone()));
         assert_eq!(over(end).await, Some(failure));
-        assert!(matches!(flights.turn(key(1), || None::<()>), Turn::Ours(_)));
+        assert!(matches!(flights.turn(key(1), || None::<()>), FlightTurn::Transfer(_)));
     }
 }

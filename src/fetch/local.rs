@@ -1,4 +1,4 @@
-//! Definition files: in the job's environment, and inside trees that were fetched (language.md §7). Blocks.
+//! Reads definition files, in the job's environment and inside fetched trees (language.md §7). Blocks.
 
 use std::fs::File;
 use std::io::{self, ErrorKind, Read};
@@ -15,11 +15,11 @@ use crate::lang::diagnostic::Class;
 /// Largest definition file in bytes (language.md §6).
 pub(super) const MAX_FILE: u64 = 1 << 20;
 
-/// How a file is opened to be read. Not blocking: a FIFO in the way must not hold the job up.
+/// Flags for opening a file to read. `O_NONBLOCK`, because a FIFO at the path must not delay the job.
 const READ: OFlags = OFlags::RDONLY.union(OFlags::NONBLOCK).union(OFlags::CLOEXEC);
 
-/// Reads the first of `files` that is in the folder `dir`. `inside`: root of the fetched tree that the caller came with,
-/// without symbolic links.
+/// Reads the first of `files` that exists in the folder `dir`. `inside` is the root of the fetched tree that the caller
+/// came with, without symbolic links.
 pub(super) fn find(dir: &str, files: &[String], inside: Option<&str>) -> Result<Fetched, FetchFailure> {
     for name in files {
         let path = Path::new(dir).join(name);
@@ -32,7 +32,7 @@ pub(super) fn find(dir: &str, files: &[String], inside: Option<&str>) -> Result<
     Err(failure(Class::NotFound, format!("no {} in {}", files.join(" or "), shown(dir))))
 }
 
-/// A folder that may be missing, for people: without the `..` that lead to it, if what they leave exists.
+/// Returns `dir` for messages. Resolves its `..` if the part up to the last one exists.
 fn shown(dir: &str) -> String {
     let Some(last) = dir.rfind("/../") else { return dir.to_owned() };
     let (above, below) = dir.split_at(last + "/..".len());
@@ -42,8 +42,8 @@ fn shown(dir: &str) -> String {
     }
 }
 
-/// Reads the first of `files` that is in the folder `dir` of the fetched tree `tree`, a path without symbolic links;
-/// without names of files, finds what `dir` names and reads nothing. `origin` says for people where it came from.
+/// Reads the first of `files` that exists in the folder `dir` of the fetched tree `tree`, a path without symbolic
+/// links. If `files` is empty, finds what `dir` names and reads nothing. `origin` names the tree's source in messages.
 pub(super) fn find_in_tree(
     tree: &Path,
     dir: &str,
@@ -75,7 +75,7 @@ pub(super) fn find_in_tree(
     Err(failure(Class::NotFound, message))
 }
 
-/// What is at the path `place` in the fetched tree `tree`, a folder or a file, without its text.
+/// Finds the folder or file at the path `place` in the fetched tree `tree`, without reading it.
 fn find_place(tree: &Path, place: &Path, shown: &str) -> Result<Fetched, FetchFailure> {
     let reached = open_inside(tree, place, OFlags::PATH | OFlags::CLOEXEC)
         .and_then(|found| Ok(fs::read_link(format!("/proc/self/fd/{}", found.as_raw_fd()))?));
@@ -98,7 +98,7 @@ fn find_place(tree: &Path, place: &Path, shown: &str) -> Result<Fetched, FetchFa
     })
 }
 
-/// A path from the root of a tree, without `.`, `..` and empty segments; `None` if it leads out.
+/// Removes `.`, `..` and empty segments from a path in a tree; `None` if the path leads out of the tree.
 fn cleaned(dir: &str) -> Option<PathBuf> {
     let mut clean = PathBuf::new();
     for segment in dir.split('/') {
@@ -127,7 +127,7 @@ fn leaves(shown: &dyn fmt::Display) -> FetchFailure {
     failure(Class::Fetch, format!("{shown} leaves the tree it was fetched with"))
 }
 
-/// Why there is nothing to open.
+/// Reasons why nothing could be opened.
 #[derive(Debug)]
 enum Unreachable {
     Missing,
@@ -146,8 +146,8 @@ impl From<io::Error> for Unreachable {
     }
 }
 
-/// Opens what is at `path`, whose beginning is the fetched tree `tree`. Links are followed, but the kernel lets none lead
-/// out of the tree, whatever somebody changes in it meanwhile.
+/// Opens `path`, which must be below the fetched tree `tree`. Links are followed, but the kernel rejects any that leads
+/// out of the tree, even if the tree changes meanwhile.
 fn open_inside(tree: &Path, path: &Path, flags: OFlags) -> Result<OwnedFd, Unreachable> {
     let below = match path.strip_prefix(tree) {
         Ok(below) if below.as_os_str().is_empty() => Path::new("."),
@@ -157,13 +157,13 @@ fn open_inside(tree: &Path, path: &Path, flags: OFlags) -> Result<OwnedFd, Unrea
     let root = open(tree, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC)?;
     let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
     match retry_on_intr(|| rustix::fs::openat2(&root, below, flags, Mode::empty(), resolve)) {
-        // A kernel or a sandbox that does not know the call; or one that cannot tell because of a rename nearby.
+        // The kernel or a sandbox lacks the call, or a concurrent rename made the kernel unsure.
         Err(Errno::NOSYS | Errno::PERM | Errno::AGAIN) => open_and_look(tree, path, flags),
         opened => Ok(opened.map_err(io::Error::from)?),
     }
 }
 
-/// Likewise, with a look afterwards at where that was.
+/// Opens like [`open_inside`], but checks only afterwards where that was.
 fn open_and_look(tree: &Path, path: &Path, flags: OFlags) -> Result<OwnedFd, Unreachable> {
     let file = open(path, flags)?;
     if path.canonicalize()?.starts_with(tree) { Ok(file) } else { Err(Unreachable::Outside) }
@@ -174,7 +174,7 @@ fn open(path: &Path, flags: OFlags) -> Result<OwnedFd, Unreachable> {
     Ok(opened.map_err(io::Error::from)?)
 }
 
-/// Text of a file, which messages call `shown`; `None` if there is none.
+/// Reads a text file, named `shown` in messages; `None` if it is missing.
 fn read(
     path: &Path,
     inside: Option<&Path>,
@@ -209,7 +209,7 @@ mod tests {
 
     const ORIGIN: &str = "h/p@v1";
 
-    /// A tree beside a file that is not in it.
+    /// Creates a tree with a file beside it.
     fn tree() -> (tempfile::TempDir, PathBuf) {
         let folder = tempfile::tempdir().unwrap();
         let root = folder.path().canonicalize().unwrap();

@@ -1,4 +1,4 @@
-//! What the daemon and the process that fetches for it say to each other.
+//! Messages between the daemon and a worker, the process that fetches for it.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -14,7 +14,7 @@ pub const MAX_TREE_BYTES: u64 = 1 << 30;
 /// Most files, folders and links of a tree (faults.md row 69).
 pub const MAX_TREE_ENTRIES: u64 = 100_000;
 
-/// Where a function is. May hold credentials, so there is no `Debug`.
+/// Location of a function. May hold credentials, so there is no `Debug`.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Source {
     /// A Git repository.
@@ -28,19 +28,19 @@ pub enum Source {
     Oci {
         /// `host[:port]`.
         registry: String,
-        /// Its name there.
+        /// The image's name there.
         repository: String,
         /// A tag, or `sha256:` and 64 hexadecimal digits.
         version: String,
     },
 }
 
-/// A task for a worker: its first line of input. Holds credentials, so there is no `Debug`.
+/// A task for a worker: the first line of its input. Holds credentials, so there is no `Debug`.
 #[derive(Serialize, Deserialize)]
 pub struct Order {
-    /// What to fetch.
+    /// The function.
     pub source: Source,
-    /// How to reach servers.
+    /// Settings for reaching servers.
     pub network: Network,
     /// Credentials as the step's environment has them: `DOCKER_AUTH_CONFIG`, and the content of `~/.netrc`.
     pub credentials: BTreeMap<String, String>,
@@ -48,34 +48,35 @@ pub struct Order {
     pub scratch: PathBuf,
 }
 
-/// What a worker says, a line of JSON each.
+/// A message of a worker, one line of JSON each.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Said {
-    /// The version meant, found on the remote: a full commit hash, or the digest of the manifest for this platform. The
-    /// worker then waits for [`Answer`].
+pub enum WorkerMessage {
+    /// The requested version, found on the remote: a full commit hash, or the digest of the manifest for this platform.
+    /// The worker then waits for an [`Answer`].
     Resolved(String),
-    /// How far it has come; at most a few times a second.
+    /// Progress of the transfer, at most a few times a second.
     Progress(Progress),
-    /// The tree is complete. Last.
+    /// The tree is complete. Last message.
     Done(Stats),
-    /// It cannot be had. Last.
+    /// The tree cannot be fetched. Last message.
     Failed(FetchFailure),
 }
 
-/// The daemon's answer to [`Said::Resolved`], a line of JSON; end of input instead: the tree is not needed.
+/// The daemon's answer to [`WorkerMessage::Resolved`], one line of JSON. End of input instead means that the tree is not
+/// needed.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Answer {
     /// Existing empty folder to fill.
     pub into: PathBuf,
 }
 
-/// How far a transfer has come.
+/// Progress of a transfer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Progress {
     /// Bytes received.
     pub bytes: u64,
-    /// Of how many, if known.
+    /// Bytes expected, if known.
     pub total: Option<u64>,
 }
 

@@ -1,5 +1,5 @@
-//! Deletes what nobody can reach any more. A tree of 100 000 files takes seconds: one thread does it, started when there
-//! is something to delete and gone when there is not, so that the threads on which steps wait stay free.
+//! Deletes folders that nobody can reach any more. A tree of 100 000 files takes seconds, so a thread of its own does
+//! it, and the threads on which steps wait stay free. It lives only while there is something to delete.
 
 use std::collections::VecDeque;
 use std::io::ErrorKind;
@@ -11,47 +11,48 @@ use std::time::Duration;
 use parking_lot::{Condvar, Mutex};
 use tokio::sync::oneshot;
 
+use crate::error::Chain;
 use crate::store;
 
-/// How long the end of the program waits for the folder being deleted; the next daemon deletes the rest.
+/// Longest wait for the folder being deleted when the program ends. The next daemon deletes the rest.
 const END_WAIT: Duration = Duration::from_secs(1);
 
-/// See the module's text. Dropping it forgets what was not begun.
+/// The queue of folders. Dropping it discards tasks that have not begun.
 #[derive(Debug, Default)]
 pub(super) struct Remover(Arc<Shared>);
 
 #[derive(Debug, Default)]
 struct Shared {
     queue: Mutex<Queue>,
-    /// The thread has ended.
+    /// Signalled when the thread ends.
     ended: Condvar,
 }
 
 #[derive(Debug, Default)]
 struct Queue {
     waiting: VecDeque<Task>,
-    /// There is a thread.
+    /// True while the thread runs.
     served: bool,
 }
 
 #[derive(Debug)]
 enum Task {
     Remove(PathBuf),
-    /// All before this is gone.
+    /// Reports the end of all earlier tasks.
     Tell(oneshot::Sender<()>),
 }
 
 impl Remover {
-    /// Has these folders deleted, in the order they came.
+    /// Queues folders for deletion, in this order.
     pub(super) fn remove(&self, doomed: impl IntoIterator<Item = PathBuf>) {
         self.add(doomed.into_iter().map(Task::Remove));
     }
 
-    /// Waits until all is gone that was to be deleted so far.
+    /// Waits until everything queued so far is deleted.
     pub(super) async fn removed(&self) {
         let (tell, told) = oneshot::channel();
         self.add([Task::Tell(tell)]);
-        // Without a thread nothing goes away: there is nothing to wait for.
+        // Without a thread nothing is deleted, and there is nothing to wait for.
         told.await.ok();
     }
 
@@ -65,7 +66,7 @@ impl Remover {
         match std::thread::Builder::new().name("remover".into()).spawn(move || shared.serve()) {
             Ok(_) => queue.served = true,
             Err(error) => {
-                tracing::warn!(%error, "folders of the cache are removed later");
+                tracing::warn!(error = %Chain(&error), "folders of the cache are removed later");
                 queue.waiting.retain(|task| matches!(task, Task::Remove(_)));
             }
         }
@@ -96,7 +97,7 @@ impl Shared {
             drop(queue);
             match task {
                 Task::Remove(path) => delete(&path),
-                // Whoever asked may have gone.
+                // The receiver may be gone.
                 Task::Tell(tell) => drop(tell.send(())),
             }
         }
@@ -105,12 +106,12 @@ impl Shared {
 
 fn delete(path: &Path) {
     let removed = match store::remove_all(path) {
-        // The worker of a daemon that was killed wrote a last file into it.
+        // A worker of a killed daemon wrote one more file into the folder.
         Err(error) if error.source.kind() == ErrorKind::DirectoryNotEmpty => store::remove_all(path),
         removed => removed,
     };
     if let Err(error) = removed {
-        tracing::warn!(%error, "a temporary folder of the cache was not removed");
+        tracing::warn!(error = %Chain(&error), "a temporary folder of the cache was not removed");
     }
 }
 
@@ -148,7 +149,7 @@ mod tests {
     fn its_end_forgets_what_was_not_begun() {
         let remover = Remover::default();
         let (tell, told) = oneshot::channel();
-        // As if a thread were busy.
+        // Pretend that a thread is busy.
         remover.0.queue.lock().served = true;
         remover.add([Task::Tell(tell)]);
         remover.0.queue.lock().served = false;

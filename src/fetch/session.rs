@@ -1,5 +1,5 @@
-//! The daemon's talk with one worker. Dropping it ends the worker at once; what it leaves on disk is removed when it is
-//! certainly dead.
+//! The daemon's dialogue with one worker. Dropping it kills the worker at once. The folder is removed only when the
+//! worker is certainly dead.
 
 use std::io;
 use std::sync::Arc;
@@ -12,56 +12,54 @@ use tokio::task::spawn_blocking;
 use tokio::time::{Instant, timeout_at};
 
 use super::cache::Temporary;
-use super::order::{Answer, Order, Progress, Said, Stats};
-use super::places::Place;
-use super::room::{NoRoom, Room};
+use super::disk_space::{DiskSpace, DiskSpaceError};
+use super::order::{Answer, Order, Progress, Stats, WorkerMessage};
+use super::permits::WorkerPermit;
+use crate::error::Chain;
 use crate::job::event::FetchFailure;
 use crate::lang::diagnostic::Class;
 use crate::model::ExitStatus;
 use crate::process::worker::{MAX_CPU_SECONDS, MAX_FILE, Program, Worker};
 
-/// Longest time to find out which version is meant: a few small answers of a server, each with a time limit of its own.
+/// Longest time to resolve a version: a few small answers of a server, each with a time limit of its own.
 const RESOLVE_LIMIT: Duration = Duration::from_mins(2);
 
-/// Longest transfer. Silence of a server ends one much earlier; this one is for a server that is slow for ever.
+/// Longest transfer. A silent server ends one much earlier; this limit is for a server that is slow for ever.
 const TRANSFER_LIMIT: Duration = Duration::from_mins(30);
 
-/// Longest line of a worker in bytes: it may have been taken over by what it reads.
+/// Longest line of a worker in bytes. A server's data may have taken the worker over.
 const MAX_LINE: u64 = 64 << 10;
-
-/// Longest message of a failure in bytes, as it stands in a job's log.
-const MAX_MESSAGE: usize = 2 << 10;
 
 /// A worker under way.
 pub(super) struct Session {
     running: Guard,
     input: pipe::Sender,
     output: BufReader<pipe::Receiver>,
-    /// When what it does has taken too long, and how long that is.
+    /// Deadline of the current phase, and the phase's time limit.
     deadline: (Instant, Duration),
-    room: Arc<Room>,
-    /// Where it fetches from, for people.
+    disk_space: Arc<DiskSpace>,
+    /// Source of the fetch, for messages.
     origin: String,
 }
 
-/// What ends together: a worker, its folder and its place among the workers.
+/// A worker, its folder and its place, which end together.
 struct Running {
     worker: Worker,
     folder: Temporary,
-    place: Place,
+    permit: WorkerPermit,
 }
 
 impl Running {
-    /// Waits for the worker's end and says how it came, gives up its place, then removes what it left. Blocks.
+    /// Waits for the worker's end, passes its status to `tell`, frees its place, then removes its folder. Blocks.
     fn end(self, tell: impl FnOnce(io::Result<ExitStatus>)) {
-        let Self { worker, folder, place } = self;
+        let Self { worker, folder, permit } = self;
         tell(worker.reap());
-        drop(place);
+        drop(permit);
         drop(folder);
     }
 }
 
-/// Ends at once what runs when it is dropped.
+/// Kills the running worker when dropped.
 struct Guard(Option<Running>);
 
 impl Drop for Guard {
@@ -70,10 +68,10 @@ impl Drop for Guard {
         running.worker.kill();
         let end = |status: io::Result<ExitStatus>| {
             if let Err(error) = status {
-                tracing::warn!(%error, "cannot wait for a process that fetched");
+                tracing::warn!(error = %Chain(&error), "cannot wait for a process that fetched");
             }
         };
-        // Without a runtime the daemon itself is ending, and the worker with it.
+        // Without a runtime the daemon itself is ending, and the worker dies with it.
         if let Ok(runtime) = tokio::runtime::Handle::try_current() {
             drop(runtime.spawn_blocking(move || running.end(end)));
         }
@@ -81,48 +79,47 @@ impl Drop for Guard {
 }
 
 impl Session {
-    /// Starts a worker that fetches from `origin`. To be called on the thread of the daemon's actors (see
+    /// Starts a worker that fetches from `origin`. Call it on the thread of the daemon's actors (see
     /// [`Worker::start`]).
     pub(super) fn start(
         program: &Program,
         folder: Temporary,
-        place: Place,
-        room: Arc<Room>,
+        permit: WorkerPermit,
+        disk_space: Arc<DiskSpace>,
         origin: String,
     ) -> io::Result<Self> {
         let (worker, input, output) = Worker::start(program)?;
-        let running = Guard(Some(Running { worker, folder, place }));
+        let running = Guard(Some(Running { worker, folder, permit }));
         let (input, output) = (
             pipe::Sender::from_owned_fd(input.into())?,
             BufReader::new(pipe::Receiver::from_owned_fd(output.into())?),
         );
-        Ok(Self { running, input, output, deadline: in_time(RESOLVE_LIMIT), room, origin })
+        Ok(Self { running, input, output, deadline: in_time(RESOLVE_LIMIT), disk_space, origin })
     }
 
-    /// Gives the order; the version that the remote names.
+    /// Sends the order. Returns the version that the remote names.
     pub(super) async fn resolve(&mut self, order: &Order) -> Result<String, FetchFailure> {
         self.tell(order).await?;
         match self.listen().await? {
-            Said::Resolved(version) => Ok(version),
-            Said::Failed(failure) => Err(failure),
-            Said::Progress(_) | Said::Done(_) => Err(self.nonsense()),
+            WorkerMessage::Resolved(version) => Ok(version),
+            WorkerMessage::Failed(failure) => Err(failure),
+            WorkerMessage::Progress(_) | WorkerMessage::Done(_) => Err(self.nonsense()),
         }
     }
 
-    /// Has the tree filled; its folder is [`Self::folder`]'s.
+    /// Has the worker fill the tree of [`Self::folder`].
     pub(super) async fn transfer(&mut self) -> Result<Stats, FetchFailure> {
-        self.room.make(0).await.map_err(|e| self.no_room(&e))?;
+        self.disk_space.make(0).await.map_err(|e| self.no_room(&e))?;
         self.deadline = in_time(TRANSFER_LIMIT);
         let into = self.folder().map(Temporary::tree).unwrap_or_default();
         self.tell(&Answer { into }).await?;
         match self.listen().await? {
-            Said::Done(stats) => Ok(stats),
-            Said::Failed(failure) => Err(failure),
-            Said::Progress(_) | Said::Resolved(_) => Err(self.nonsense()),
+            WorkerMessage::Done(stats) => Ok(stats),
+            WorkerMessage::Failed(failure) => Err(failure),
+            WorkerMessage::Progress(_) | WorkerMessage::Resolved(_) => Err(self.nonsense()),
         }
     }
 
-    /// What it fills.
     pub(super) fn folder(&self) -> Option<&Temporary> {
         self.running.0.as_ref().map(|running| &running.folder)
     }
@@ -132,17 +129,17 @@ impl Session {
         line.push(b'\n');
         match timeout_at(self.deadline.0, self.input.write_all(&line)).await {
             Ok(Ok(())) => Ok(()),
-            // It says why it does not listen, or how it died.
+            // Its last message or its exit status says why it does not listen.
             Ok(Err(_)) => match self.listen().await? {
-                Said::Failed(failure) => Err(failure),
+                WorkerMessage::Failed(failure) => Err(failure),
                 _ => Err(self.nonsense()),
             },
             Err(_) => Err(self.late()),
         }
     }
 
-    /// What the worker says next, but for its progress.
-    async fn listen(&mut self) -> Result<Said, FetchFailure> {
+    /// Returns the worker's next message. Handles progress itself.
+    async fn listen(&mut self) -> Result<WorkerMessage, FetchFailure> {
         loop {
             let mut line = Vec::new();
             let mut bounded = (&mut self.output).take(MAX_LINE);
@@ -152,19 +149,19 @@ impl Session {
                 Ok(Ok(_)) => {}
             }
             match serde_json::from_slice(&line) {
-                Ok(Said::Progress(Progress { bytes, total })) => {
+                Ok(WorkerMessage::Progress(Progress { bytes, total })) => {
                     tracing::debug!(from = self.origin, bytes, total, "fetching");
                     let more = total.unwrap_or(0).saturating_sub(bytes);
-                    self.room.make(more).await.map_err(|e| self.no_room(&e))?;
+                    self.disk_space.make(more).await.map_err(|e| self.no_room(&e))?;
                 }
-                Ok(Said::Failed(failure)) => return Ok(Said::Failed(shortened(failure))),
-                Ok(said) => return Ok(said),
+                Ok(WorkerMessage::Failed(failure)) => return Ok(WorkerMessage::Failed(failure)),
+                Ok(message) => return Ok(message),
                 Err(_) => return Err(self.nonsense()),
             }
         }
     }
 
-    /// The worker has closed its output without a last word: how it ended.
+    /// Returns why the worker closed its output without a last message, by its exit status.
     async fn died(&mut self) -> FetchFailure {
         let Some(running) = self.running.0.take() else { return self.nonsense() };
         let (tell, told) = oneshot::channel();
@@ -191,10 +188,10 @@ impl Session {
         self.failure(Class::Limit, &why)
     }
 
-    fn no_room(&self, why: &NoRoom) -> FetchFailure {
+    fn no_room(&self, why: &DiskSpaceError) -> FetchFailure {
         let class = match why {
-            NoRoom::Full { .. } => Class::Limit,
-            NoRoom::Unknown(_) => Class::Fetch,
+            DiskSpaceError::Full { .. } => Class::Limit,
+            DiskSpaceError::Unknown(_) => Class::Fetch,
         };
         self.failure(class, &why.to_string())
     }
@@ -204,12 +201,12 @@ impl Session {
     }
 }
 
-/// When this time is over, with the time.
+/// Returns the deadline after `limit`, with `limit`.
 fn in_time(limit: Duration) -> (Instant, Duration) {
     (Instant::now() + limit, limit)
 }
 
-/// What ended a worker that nobody told to end.
+/// Explains the exit of a worker that we did not kill.
 fn cause(status: ExitStatus) -> (Class, String) {
     match status {
         ExitStatus::Signal(signal) if i32::from(signal) == libc::SIGXFSZ => {
@@ -236,14 +233,4 @@ fn cause(status: ExitStatus) -> (Class, String) {
             (Class::Fetch, format!("the process that fetches gave up with code {code}: please report it"))
         }
     }
-}
-
-/// A failure whose text is no longer than a log can take.
-fn shortened(failure: FetchFailure) -> FetchFailure {
-    let FetchFailure { class, mut message } = failure;
-    if message.len() > MAX_MESSAGE {
-        message.truncate(message.floor_char_boundary(MAX_MESSAGE));
-        message.push('…');
-    }
-    FetchFailure { class, message }
 }

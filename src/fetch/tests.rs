@@ -1,4 +1,4 @@
-//! A fetcher whose worker is a shell script: what it does with answers, failures, deaths and cancels of one.
+//! Tests of a fetcher whose worker is a shell script: answers, failures, deaths and cancels of the worker.
 
 use std::fs;
 use std::time::Duration;
@@ -6,7 +6,7 @@ use std::time::Duration;
 use tempfile::TempDir;
 use tokio::task::JoinSet;
 
-use super::places::MAX_WORKERS;
+use super::permits::MAX_WORKERS;
 use super::*;
 use crate::lang::ast::Template;
 use crate::lang::diagnostic::Position;
@@ -14,7 +14,7 @@ use crate::lang::diagnostic::Position;
 const HASH: &str = "0123456789abcdef0123456789abcdef01234567";
 const JOB: JobKey = JobKey([1; 16]);
 
-/// Reads the order, notes the start, says what the revision resolves to.
+/// Start of the script: reads the order and reports the resolved version.
 const RESOLVE: &str = r#"read -r order
 echo x >> BASE/resolved
 say() { echo "$1"; }
@@ -25,7 +25,7 @@ into=${into%\"\}}
 echo x >> BASE/transferred
 "#;
 
-/// Fills the tree.
+/// Rest of the script: fills the tree.
 const FILL: &str = r#"echo text > "$into/func.yml"
 say '{"done":{"files":1,"entries":1,"bytes":5}}'
 "#;
@@ -36,7 +36,7 @@ struct World {
 }
 
 impl World {
-    /// `rest`: what the worker does when it is to transfer.
+    /// `rest` is the part of the script that transfers.
     fn new(rest: &str) -> Self {
         let world = Self { base: tempfile::tempdir().unwrap() };
         fs::create_dir(world.path("state")).unwrap();
@@ -50,21 +50,21 @@ impl World {
 
     fn worker(&self, script: &str) {
         let script = script.replace("BASE", self.base.path().to_str().unwrap()).replace("HASH", HASH);
-        // By rename: a running worker may still read the old one.
+        // A running worker may still read the old one.
         fs::write(self.path("new"), script).unwrap();
         fs::rename(self.path("new"), self.path("worker")).unwrap();
     }
 
     fn fetcher(&self, cache: u64) -> Arc<Fetcher> {
-        self.limited(Limits { cache, kept_free: 0 })
+        self.limited(CacheLimits { cache, kept_free: 0 })
     }
 
-    fn limited(&self, limits: Limits) -> Arc<Fetcher> {
+    fn limited(&self, limits: CacheLimits) -> Arc<Fetcher> {
         let program = Program::script(self.path("worker"));
         Arc::new(Fetcher::with_program(program, &self.path("state"), limits, |_| None).unwrap())
     }
 
-    /// How many workers got so far.
+    /// Counts the workers that got to the point `what`.
     fn count(&self, what: &str) -> usize {
         fs::read_to_string(self.path(what)).unwrap_or_default().lines().count()
     }
@@ -83,7 +83,6 @@ async fn find(fetcher: &Fetcher, rev: &str, environment: &[(&str, &str)]) -> Res
     fetcher.find(JOB, git("p", rev), None, environment.collect()).await
 }
 
-/// The same for several at once.
 async fn find_all(
     fetcher: &Arc<Fetcher>,
     rev: &'static str,
@@ -97,7 +96,6 @@ async fn find_all(
     all.join_all().await
 }
 
-/// Asks again and again until it holds.
 async fn until(what: &str, holds: impl Fn() -> bool) {
     let asking = async {
         while !holds() {
@@ -147,7 +145,7 @@ async fn many_at_once_share_one_transfer() {
 
 #[tokio::test]
 async fn the_next_one_leads_when_a_leader_fails_or_is_cancelled() {
-    // The first one that transfers waits for a reader that never comes.
+    // The first worker that transfers writes to a pipe that nobody reads.
     let hang = "mkdir BASE/first 2>/dev/null && { mkfifo BASE/pipe; echo > BASE/pipe; }\n";
     let world = World::new(&format!("{hang}{FILL}"));
     let fetcher = world.fetcher(1 << 20);
@@ -182,9 +180,9 @@ async fn what_is_too_large_for_one_is_too_large_for_all_who_wait() {
         let fetcher = Arc::clone(&fetcher);
         all.spawn(async move { find(&fetcher, "v1", &[]).await });
     }
-    // Who waits for the one that transfers has given up its place.
+    // A fetch that waits for another's transfer has given up its place.
     until("all but one wait for it", || {
-        world.count("resolved") == 5 && fetcher.places.free() == MAX_WORKERS - 1
+        world.count("resolved") == 5 && fetcher.permits.free() == MAX_WORKERS - 1
     })
     .await;
     fs::write(world.path("go"), "").unwrap();
@@ -208,9 +206,9 @@ fn what_may_be_one_jobs_credentials_is_everyones_when_it_comes_twice() {
 async fn nothing_is_fetched_that_would_fill_the_disk() {
     let world = World::new(FILL);
     assert!(find(&world.fetcher(1 << 20), "v1", &[]).await.is_ok());
-    let fetcher = world.limited(Limits { cache: 1 << 20, kept_free: u64::MAX });
+    let fetcher = world.limited(CacheLimits { cache: 1 << 20, kept_free: u64::MAX });
     fetcher.recovered().await;
-    // What is there can be used; room for others is made of it when nobody does.
+    // A tree in the cache can be used. It is evicted for others only when nobody uses it.
     assert!(find(&fetcher, "v1", &[]).await.is_ok());
     fetcher.release(JOB);
     world.worker(&format!("{RESOLVE}{FILL}").replace("HASH", &HASH.replace('0', "f")));
@@ -246,7 +244,7 @@ async fn nothing_of_a_cancelled_transfer_is_left() {
     let process = Path::new("/proc").join(pid.trim());
     until("nothing of it is left", || left() == 0 && !process.exists()).await;
     assert!(!world.path("state/cache/git").exists());
-    assert_eq!(fetcher.places.free(), MAX_WORKERS);
+    assert_eq!(fetcher.permits.free(), MAX_WORKERS);
 }
 
 #[tokio::test]

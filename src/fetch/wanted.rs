@@ -1,5 +1,5 @@
-//! What a step asks for: where it is, with which credentials and through which network (language.md §7.7). Reads one
-//! file, the user's `.netrc`, and blocks for it.
+//! Describes what a step asks for: its location, credentials and network (language.md §7.7). Blocks to read one file,
+//! the user's `.netrc`.
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -12,36 +12,37 @@ use std::path::{Path, PathBuf};
 use sha2::{Digest, Sha256};
 use url::Url;
 
-use super::cache::{Key, Kind};
+use super::cache::{CacheKey, Kind};
 use super::order::{Order, Source};
+use crate::error::Chain;
 use crate::job::event::FetchFailure;
 use crate::lang::ast::{Reference, Template};
 use crate::lang::diagnostic::Class;
 use crate::lang::reference;
 use crate::web::Network;
 
-/// Largest `.netrc` that is read, in bytes. People's have a few lines.
+/// Largest `.netrc` that is read, in bytes. Usual ones have a few lines.
 const MAX_NETRC: u64 = 64 << 10;
 
-/// Variables that hold credentials of a CI job for its own server: used for no other host.
+/// Variables with a CI job's credentials for its own server. They are used for no other host.
 const OF_SERVER: [&str; 2] = ["CI_SERVER_HOST", "CI_JOB_TOKEN"];
 
-/// A reference to Git or OCI with all that is needed to follow it. Holds credentials, so there is no `Debug`.
+/// A Git or OCI reference with all that is needed to fetch it. Holds credentials, so there is no `Debug`.
 pub(super) struct Wanted {
     source: Source,
     network: Network,
     credentials: BTreeMap<String, String>,
-    /// What the key of its tree is made of besides the version: without user, password, query and fragment.
+    /// Part of the tree's key besides the version: the address without user, password, query and fragment.
     location: String,
-    /// Where it is, for people, without credentials.
+    /// Location for messages, without credentials.
     pub(super) origin: String,
     /// Folder in the tree.
     pub(super) dir: String,
-    /// Names to try in order.
+    /// Names of files to try, in order.
     pub(super) files: Vec<String>,
 }
 
-/// An environment as a process has it.
+/// The environment variables of a step.
 #[derive(Clone, Copy)]
 pub(super) struct Environment<'a>(pub(super) &'a [(Vec<u8>, Vec<u8>)]);
 
@@ -50,7 +51,7 @@ impl<'a> Environment<'a> {
         self.0.iter().find(|(key, _)| key == name.as_bytes()).map(|(_, value)| value.as_slice())
     }
 
-    /// The value of a variable; one that is empty or no text is none.
+    /// Returns the value of a variable; `None` if it is empty or not UTF-8.
     fn text(self, name: &str) -> Option<String> {
         let value = std::str::from_utf8(self.bytes(name)?).ok()?;
         (!value.is_empty()).then(|| value.to_owned())
@@ -62,8 +63,8 @@ impl<'a> Environment<'a> {
 }
 
 impl Wanted {
-    /// What `reference`, evaluated and to Git or OCI, asks for in `environment`; `daemon` has what the daemon itself
-    /// knows of the network.
+    /// Reads what the Git or OCI `reference`, which must be evaluated, asks for in `environment`. `daemon` has the
+    /// daemon's own network settings.
     pub(super) fn new(
         reference: &Reference,
         environment: Environment<'_>,
@@ -92,30 +93,29 @@ impl Wanted {
         }
     }
 
-    /// A worker's task.
     pub(super) fn order(&self, scratch: PathBuf) -> Order {
         let Self { source, network, credentials, .. } = self;
         Order { source: source.clone(), network: network.clone(), credentials: credentials.clone(), scratch }
     }
 
-    /// Host and port that it comes from.
+    /// Returns the host and port of the remote.
     pub(super) fn host(&self) -> &str {
         let address = self.location.split_once("://").map_or(self.location.as_str(), |(_, rest)| rest);
         address.split_once('/').map_or(address, |(host, _)| host)
     }
 
-    /// What the tree of `version` is kept under.
-    pub(super) fn key(&self, version: &str) -> Key {
+    /// Returns the cache key of the tree of `version`.
+    pub(super) fn key(&self, version: &str) -> CacheKey {
         let kind = match self.source {
             Source::Git { .. } => Kind::Git,
             Source::Oci { .. } => Kind::Oci,
         };
         // Neither a location nor a version holds a zero byte.
         let digest = Sha256::new().chain_update(&self.location).chain_update([0]).chain_update(version);
-        Key { kind, digest: digest.finalize().into() }
+        CacheKey { kind, digest: digest.finalize().into() }
     }
 
-    /// Whether the reference itself says which version it means, so that `resolved` is what it means at any time.
+    /// True if the reference itself fixes the version, so that it means `resolved` at any time.
     pub(super) fn is_pinned(&self, resolved: &str) -> bool {
         match &self.source {
             Source::Git { revision, .. } => {
@@ -125,7 +125,7 @@ impl Wanted {
         }
     }
 
-    /// Whether the answer of a remote has the form of a version.
+    /// True if a remote's answer has the form of a version.
     pub(super) fn is_version(&self, text: &str) -> bool {
         match self.source {
             Source::Git { .. } => is_commit_hash(text),
@@ -135,7 +135,7 @@ impl Wanted {
         }
     }
 
-    /// A digest of all that decides what the remote would answer: source, credentials, network.
+    /// Returns a digest of all that decides the remote's answer: source, credentials, network.
     pub(super) fn proof(&self, key: &[u8; 32]) -> Option<[u8; 32]> {
         let Self { source, network, credentials, .. } = self;
         let all = serde_json::to_vec(&(source, network, credentials)).ok()?;
@@ -163,7 +163,7 @@ fn texts(templates: &[Template]) -> Result<Vec<String>, FetchFailure> {
     templates.iter().map(text).collect()
 }
 
-/// Scheme, lower-cased host, port and path. The address itself may hold a password: no error quotes it.
+/// Returns scheme, lower-cased host, port and path. The URL may hold a password, so no error quotes it.
 fn git_location(url: &str) -> Result<String, FetchFailure> {
     let schema = |message: &str| FetchFailure { class: Class::Schema, message: message.to_owned() };
     let url = Url::parse(url)
@@ -193,7 +193,7 @@ fn git_credentials(environment: Environment<'_>) -> BTreeMap<String, String> {
     credentials
 }
 
-/// Text of the file; one that cannot be read is as good as none, as for other programs that look for it.
+/// Reads the file. An unreadable one counts as missing, as for other programs that use it.
 fn read_netrc(path: &Path) -> Option<String> {
     let read = || -> io::Result<String> {
         let file = File::options().read(true).custom_flags(libc::O_NONBLOCK | libc::O_CLOEXEC).open(path)?;
@@ -214,7 +214,7 @@ fn read_netrc(path: &Path) -> Option<String> {
         Ok(text) => Some(text),
         Err(error) if error.kind() == io::ErrorKind::NotFound => None,
         Err(error) => {
-            tracing::warn!(%error, "a .netrc is not used");
+            tracing::warn!(error = %Chain(&error), "a .netrc is not used");
             None
         }
     }
@@ -279,7 +279,7 @@ mod tests {
         assert!(wanted(&git("https://h/p", HASH), &[]).is_pinned(HASH));
         assert!(wanted(&git("https://h/p", &HASH.to_uppercase()), &[]).is_pinned(HASH));
         assert!(!wanted(&git("https://h/p", "v1"), &[]).is_pinned(HASH));
-        // A tag may have the form of a commit's hash.
+        // A tag can look like a commit hash.
         assert!(!wanted(&git("https://h/p", &"f".repeat(40)), &[]).is_pinned(HASH));
         assert!(wanted(&oci("h", &digest), &[]).is_pinned("sha256:another"));
         assert!(!wanted(&oci("h", "1"), &[]).is_pinned(&digest));

@@ -1,8 +1,7 @@
-//! The process that fetches: reads an [`Order`] from its input, says what comes of it on its
-//! output. It trusts nothing that a server sends.
+//! The process that fetches. It reads an [`Order`] from its input and reports the outcome on its output. It trusts
+//! nothing that a server sends.
 //!
-//! It lives no longer than its input is open: whoever closes that has no more use for it, also in the middle of a
-//! transfer.
+//! The process ends when its input is closed, even in the middle of a transfer: nobody needs its result then.
 
 pub mod archive;
 pub mod git;
@@ -19,7 +18,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-use super::order::{Answer, Order, Progress, Said, Source, Stats};
+use super::order::{Answer, Order, Progress, Source, Stats, WorkerMessage};
 use crate::job::event::FetchFailure;
 use crate::lang::diagnostic::Class;
 use crate::process;
@@ -27,10 +26,10 @@ use crate::process;
 /// Least time between two reports of progress.
 const REPORT_INTERVAL: Duration = Duration::from_millis(250);
 
-/// A place that functions come from. One object serves one order.
+/// A remote that functions come from. One object serves one order.
 pub trait Remote {
     /// Finds on the remote the version that the order names: a full commit hash, or the digest of the manifest for this
-    /// platform. Asks the remote each time: a network's failure is a failure (language.md §7.7).
+    /// platform. Always asks the remote, so a network failure is a failure of the fetch (language.md §7.7).
     fn resolve(&mut self, report: &mut dyn FnMut(Progress)) -> Result<String, FetchFailure>;
 
     /// Writes the tree of the version that [`Self::resolve`] found into the empty folder `into`.
@@ -40,14 +39,13 @@ pub trait Remote {
 /// Serves the one order on standard input.
 ///
 /// # Errors
-/// The process could not be confined, or nobody reads what it says.
+/// The process cannot be confined, the input is not understood, or nobody reads the output.
 pub fn run() -> io::Result<()> {
     process::worker::confine()?;
     std::panic::set_hook(Box::new(note_panic));
     serve(&listen()?, &mut io::stdout(), open)
 }
 
-/// The remote of an order.
 fn open(order: &Order) -> Result<Box<dyn Remote>, FetchFailure> {
     match &order.source {
         Source::Git { .. } => Ok(Box::new(git::Git::new(order)?)),
@@ -63,7 +61,7 @@ fn open(order: &Order) -> Result<Box<dyn Remote>, FetchFailure> {
     }
 }
 
-/// Lines of standard input, from a thread of their own: the end of the input ends the process whatever it is doing.
+/// Reads lines from standard input in a thread of its own. The end of the input ends the process, whatever it is doing.
 fn listen() -> io::Result<Receiver<String>> {
     let (sender, lines) = mpsc::channel();
     let read = move || {
@@ -83,7 +81,7 @@ fn listen() -> io::Result<Receiver<String>> {
     Ok(lines)
 }
 
-/// Takes an order from `input` and says on `output` what comes of it. The end of `input` before the order is served is
+/// Takes an order from `input` and reports the outcome on `output`. If `input` ends before the order is served, that is
 /// no error.
 fn serve(
     input: &Receiver<String>,
@@ -91,22 +89,22 @@ fn serve(
     open: impl FnOnce(&Order) -> Result<Box<dyn Remote>, FetchFailure>,
 ) -> io::Result<()> {
     let Some(order) = next::<Order>(input)? else { return Ok(()) };
-    let mut voice = Voice { output, reported: None };
-    let last = match catch_unwind(AssertUnwindSafe(|| fetch(&order, input, &mut voice, open))) {
-        Ok(Ok(Some(stats))) => Said::Done(stats),
+    let mut worker_output = WorkerOutput { output, reported: None };
+    let last = match catch_unwind(AssertUnwindSafe(|| fetch(&order, input, &mut worker_output, open))) {
+        Ok(Ok(Some(stats))) => WorkerMessage::Done(stats),
         Ok(Ok(None)) => return Ok(()),
-        Ok(Err(Stopped::Failed(failure))) => Said::Failed(failure),
+        Ok(Err(Stopped::Failed(failure))) => WorkerMessage::Failed(failure),
         Ok(Err(Stopped::Unheard(error))) => return Err(error),
-        Err(_) => Said::Failed(defect()),
+        Err(_) => WorkerMessage::Failed(defect()),
     };
-    voice.say(&last)
+    worker_output.say(&last)
 }
 
-/// Why a fetch goes no further.
+/// Reasons why a fetch stops.
 enum Stopped {
-    /// What was ordered cannot be had.
+    /// The order cannot be fulfilled.
     Failed(FetchFailure),
-    /// The daemon does not listen, or is not understood.
+    /// The daemon does not read or is not understood.
     Unheard(io::Error),
 }
 
@@ -122,38 +120,38 @@ impl From<io::Error> for Stopped {
     }
 }
 
-/// `None`: the tree is not needed.
+/// Returns `None` if the tree is not needed.
 fn fetch<W: Write>(
     order: &Order,
     input: &Receiver<String>,
-    voice: &mut Voice<'_, W>,
+    worker_output: &mut WorkerOutput<'_, W>,
     open: impl FnOnce(&Order) -> Result<Box<dyn Remote>, FetchFailure>,
 ) -> Result<Option<Stats>, Stopped> {
     let mut remote = open(order)?;
-    let version = remote.resolve(&mut |progress| voice.report(progress))?;
-    voice.say(&Said::Resolved(version))?;
+    let version = remote.resolve(&mut |progress| worker_output.report(progress))?;
+    worker_output.say(&WorkerMessage::Resolved(version))?;
     let Some(Answer { into }) = next(input)? else { return Ok(None) };
-    Ok(Some(remote.transfer(&into, &mut |progress| voice.report(progress))?))
+    Ok(Some(remote.transfer(&into, &mut |progress| worker_output.report(progress))?))
 }
 
-/// The next line of the input; `None` at its end.
+/// Parses the next line of the input; `None` at its end.
 fn next<T: serde::de::DeserializeOwned>(input: &Receiver<String>) -> io::Result<Option<T>> {
     let Ok(line) = input.recv() else { return Ok(None) };
-    // The text of the error could quote the line, which holds credentials.
+    // Drop the parser's error: it could quote the line, which holds credentials.
     let understood = serde_json::from_str(&line).map_err(|_| io::ErrorKind::InvalidData)?;
     Ok(Some(understood))
 }
 
 /// The worker's output.
-struct Voice<'a, W> {
+struct WorkerOutput<'a, W> {
     output: &'a mut W,
-    /// When progress was reported last.
+    /// Time of the last progress report.
     reported: Option<Instant>,
 }
 
-impl<W: Write> Voice<'_, W> {
-    fn say(&mut self, said: &Said) -> io::Result<()> {
-        let mut line = serde_json::to_vec(said)?;
+impl<W: Write> WorkerOutput<'_, W> {
+    fn say(&mut self, message: &WorkerMessage) -> io::Result<()> {
+        let mut line = serde_json::to_vec(message)?;
         line.push(b'\n');
         self.output.write_all(&line)?;
         self.output.flush()
@@ -164,12 +162,12 @@ impl<W: Write> Voice<'_, W> {
             return;
         }
         self.reported = Some(Instant::now());
-        // If nobody listens any more, the input has ended too, and with it this process.
-        self.say(&Said::Progress(progress)).ok();
+        // If nobody reads any more, the input has ended too, and that ends this process.
+        self.say(&WorkerMessage::Progress(progress)).ok();
     }
 }
 
-/// Where the first panic was. Its text stays unsaid: it may quote what a server sent, or a credential.
+/// Location of the first panic. Its message is not kept: it may quote a server's data or a credential.
 static PANIC: Mutex<Option<String>> = Mutex::new(None);
 
 fn note_panic(panic: &PanicHookInfo<'_>) {
@@ -194,7 +192,7 @@ mod tests {
 
     const HASH: &str = "0123456789abcdef0123456789abcdef01234567";
 
-    /// A remote that does as it is told.
+    /// A remote with configured behaviour.
     #[derive(Default)]
     struct Scripted {
         refuses: Option<FetchFailure>,
@@ -230,8 +228,8 @@ mod tests {
         serde_json::to_string(&Answer { into: "/into".into() }).unwrap()
     }
 
-    /// What a worker says to these lines, but for its progress, and how it ends.
-    fn said(lines: &[String], remote: Scripted) -> (Vec<Said>, io::Result<()>) {
+    /// Returns a worker's messages for these lines, without progress, and its result.
+    fn messages(lines: &[String], remote: Scripted) -> (Vec<WorkerMessage>, io::Result<()>) {
         let (sender, input) = mpsc::channel();
         for line in lines {
             sender.send(line.clone()).unwrap();
@@ -239,43 +237,49 @@ mod tests {
         drop(sender);
         let mut output = Vec::new();
         let end = serve(&input, &mut output, |_| Ok(Box::new(remote)));
-        let said = output.split(|byte| *byte == b'\n').filter(|line| !line.is_empty());
-        let said = said.map(|line| serde_json::from_slice(line).unwrap());
-        (said.filter(|said| !matches!(said, Said::Progress(_))).collect(), end)
+        let message = output.split(|byte| *byte == b'\n').filter(|line| !line.is_empty());
+        let message = message.map(|line| serde_json::from_slice(line).unwrap());
+        (message.filter(|message| !matches!(message, WorkerMessage::Progress(_))).collect(), end)
     }
 
     #[test]
     fn an_order_is_resolved_then_transferred_to_where_the_answer_says() {
         let (sender, into) = mpsc::channel();
-        let (said, end) = said(&[order(), answer()], Scripted { into: Some(sender), ..Scripted::default() });
+        let (message, end) =
+            messages(&[order(), answer()], Scripted { into: Some(sender), ..Scripted::default() });
         end.unwrap();
-        let [Said::Resolved(version), Said::Done(stats)] = said.as_slice() else { panic!("{said:?}") };
+        let [WorkerMessage::Resolved(version), WorkerMessage::Done(stats)] = message.as_slice() else {
+            panic!("{message:?}")
+        };
         assert_eq!((version.as_str(), stats.bytes), (HASH, 2));
         assert_eq!(into.recv().unwrap(), Path::new("/into"));
     }
 
     #[test]
     fn nothing_is_transferred_that_nobody_asked_for() {
-        let (said, end) = said(&[order()], Scripted::default());
+        let (message, end) = messages(&[order()], Scripted::default());
         end.unwrap();
-        assert!(matches!(said.as_slice(), [Said::Resolved(_)]), "{said:?}");
+        assert!(matches!(message.as_slice(), [WorkerMessage::Resolved(_)]), "{message:?}");
     }
 
     #[test]
     fn a_failure_is_the_last_word() {
         let failure = FetchFailure { class: Class::Fetch, message: "no".into() };
         let remote = Scripted { refuses: Some(failure.clone()), ..Scripted::default() };
-        let (said, end) = said(&[order(), answer()], remote);
+        let (message, end) = messages(&[order(), answer()], remote);
         end.unwrap();
-        assert!(matches!(said.as_slice(), [Said::Failed(said)] if *said == failure), "{said:?}");
+        assert!(
+            matches!(message.as_slice(), [WorkerMessage::Failed(message)] if *message == failure),
+            "{message:?}"
+        );
     }
 
     #[test]
     fn a_panic_is_a_failure_without_its_text() {
         let remote = Scripted { panics: true, ..Scripted::default() };
-        let (said, end) = said(&[order(), answer()], remote);
+        let (message, end) = messages(&[order(), answer()], remote);
         end.unwrap();
-        let [_, Said::Failed(failure)] = said.as_slice() else { panic!("{said:?}") };
+        let [_, WorkerMessage::Failed(failure)] = message.as_slice() else { panic!("{message:?}") };
         assert!(failure.message.starts_with("a defect of step-runner"), "{}", failure.message);
         assert!(!failure.message.contains("as told"));
     }
@@ -295,8 +299,8 @@ mod tests {
 
     #[test]
     fn what_is_no_order_is_refused_without_quoting_it() {
-        let (said, end) = said(&["{\"token\": \"secret\"}".to_owned()], Scripted::default());
-        assert!(said.is_empty());
+        let (message, end) = messages(&["{\"token\": \"secret\"}".to_owned()], Scripted::default());
+        assert!(message.is_empty());
         assert!(!end.unwrap_err().to_string().contains("secret"));
     }
 }

@@ -1,9 +1,9 @@
-//! What a thread changed through this seam, operation by operation, and what a crash could have left of it.
+//! Records the changes of a thread through [`crate::files`], and computes what a crash could leave of them.
 //!
-//! [`Recording::start`] begins with a folder as it is; every change made through [`crate::files`] below it by the same
-//! thread is noted with the identity of the file, not its name. [`History`] then gives the folder as a killed process
-//! leaves it ([`History::killed`]) or as a power cut may leave it ([`History::power_cut`]). Only in tests and with the
-//! feature `failpoints`.
+//! [`Recording::start`] begins with a folder as it is. Every change below it by the same thread is noted with the
+//! identity of the file, not its name. [`History`] then gives the folder as a killed process leaves it
+//! ([`History::killed`]) or as a power cut may leave it ([`History::power_cut`]). Only in tests and with the feature
+//! `failpoints`.
 
 mod crash;
 mod image;
@@ -22,69 +22,69 @@ use rustix::path::Arg;
 pub use crash::{Choices, History, Piece};
 pub use image::{Id, Image, ROOT};
 
-/// One change. Files and directories are named by numbers that are never used twice, unlike inodes.
+/// One change. Numbers identify files and directories; unlike inodes, they are never used twice.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Op {
     /// A file was made.
     Create {
-        /// In this directory,
+        /// Its directory.
         dir: Id,
-        /// by this name.
+        /// Its name.
         name: Vec<u8>,
         /// The file.
         id: Id,
     },
     /// A directory was made.
     Mkdir {
-        /// In this directory,
+        /// Its parent.
         dir: Id,
-        /// by this name.
+        /// Its name.
         name: Vec<u8>,
         /// The directory.
         id: Id,
     },
     /// Bytes were written with one call.
     Write {
-        /// To this file,
+        /// The file.
         id: Id,
-        /// from this offset on.
+        /// Offset of the first byte.
         at: u64,
         /// The bytes.
         bytes: Vec<u8>,
     },
-    /// A file got a length: cut, or longer by zeros.
+    /// A file's length was set: cut, or extended by zeros.
     Cut {
         /// The file.
         id: Id,
         /// Its length.
         len: u64,
     },
-    /// A name was given to a file or directory, replacing what had it.
+    /// A file or directory got a name, replacing what had it.
     Rename {
-        /// The directory it was in,
+        /// The old directory.
         from: Id,
-        /// and its name there.
+        /// The old name.
         old: Vec<u8>,
-        /// The directory it is in,
+        /// The new directory.
         to: Id,
-        /// and its name there.
+        /// The new name.
         new: Vec<u8>,
         /// The file or directory.
         id: Id,
     },
     /// A name was removed.
     Remove {
-        /// Of this directory.
+        /// The directory.
         dir: Id,
         /// The name.
         name: Vec<u8>,
     },
-    /// The content of a file, or the names of a directory, were brought to the disk.
+    /// The content of a file, or the names of a directory, were synced.
     Sync {
-        /// Which.
+        /// The file or directory.
         id: Id,
     },
-    /// Everything was.
+    /// Everything was synced.
     SyncAll,
 }
 
@@ -95,9 +95,9 @@ thread_local! {
 struct Recorder {
     /// The folder when the recording began.
     base: Image,
-    /// What it should be now.
+    /// The folder as it should be now.
     now: Image,
-    /// Which number a device and inode has now.
+    /// Present numbers, by device and inode.
     ids: HashMap<(u64, u64), Id>,
     ops: Vec<Op>,
 }
@@ -106,7 +106,7 @@ struct Recorder {
 pub struct Recording(());
 
 impl Recording {
-    /// Begins with what is below `root`. One recording at a time and thread: a second one replaces the first.
+    /// Begins with the content of `root`. A thread has one recording: a second one replaces the first.
     pub fn start(root: &Path) -> io::Result<Self> {
         let mut ids = HashMap::new();
         let base = Image::read(root, |stat, id| {
@@ -117,12 +117,12 @@ impl Recording {
         Ok(Self(()))
     }
 
-    /// How many changes there were so far: what was promised to somebody from here on must survive each later crash.
+    /// Returns the number of changes so far. What was promised by then must survive each later crash.
     pub fn position(&self) -> usize {
         RECORDER.with_borrow(|recorder| recorder.as_ref().map_or(0, |recorder| recorder.ops.len()))
     }
 
-    /// Ends it.
+    /// Ends the recording.
     pub fn finish(self) -> History {
         let Recorder { base, ops, .. } = RECORDER.take().unwrap_or_else(|| Recorder {
             base: Image::default(),
@@ -154,7 +154,7 @@ impl Recorder {
         self.known(&rustix::fs::fstat(fd).ok()?)
     }
 
-    /// The directory that a name below `at` lies in, and its last part.
+    /// Returns the directory of a name below `at`, and the name's last part.
     fn place(&self, at: BorrowedFd<'_>, name: &impl Arg) -> Option<(Id, Vec<u8>)> {
         let name = name.to_string_lossy().into_owned();
         let (parent, last) = name.rsplit_once('/').unwrap_or((".", &name));
@@ -170,7 +170,7 @@ impl Recorder {
     }
 }
 
-/// Notes what `of` makes of the recorder, if there is one and what was changed is below its root.
+/// Notes the operation that `of` returns, if there is a recorder. `None`: the change was not below its root.
 fn note(of: impl FnOnce(&mut Recorder) -> Option<Op>) {
     RECORDER.with_borrow_mut(|recorder| {
         if let Some(recorder) = recorder
@@ -181,7 +181,6 @@ fn note(of: impl FnOnce(&mut Recorder) -> Option<Op>) {
     });
 }
 
-/// A directory was made.
 pub(super) fn made(at: BorrowedFd<'_>, name: impl Arg + Copy) {
     note(|recorder| {
         let (dir, last) = recorder.place(at, &name)?;
@@ -191,7 +190,7 @@ pub(super) fn made(at: BorrowedFd<'_>, name: impl Arg + Copy) {
     });
 }
 
-/// A file was opened that is made if it is missing.
+/// Notes a file that was opened, if that made it.
 pub(super) fn opened(at: BorrowedFd<'_>, name: impl Arg + Copy, file: impl std::os::fd::AsFd) {
     note(|recorder| {
         let (dir, last) = recorder.place(at, &name)?;
@@ -205,7 +204,7 @@ pub(super) fn opened(at: BorrowedFd<'_>, name: impl Arg + Copy, file: impl std::
     });
 }
 
-/// `bytes` were written; the file's position is behind them.
+/// Notes that `bytes` were written; the file's position is behind them.
 pub(super) fn written(file: BorrowedFd<'_>, bytes: &[u8]) {
     note(|recorder| {
         let id = recorder.open(file)?;
@@ -216,12 +215,11 @@ pub(super) fn written(file: BorrowedFd<'_>, bytes: &[u8]) {
     });
 }
 
-/// A file got a length.
 pub(super) fn cut_to(file: BorrowedFd<'_>, len: u64) {
     note(|recorder| Some(Op::Cut { id: recorder.open(file)?, len }));
 }
 
-/// A file is at least so long.
+/// Notes that a file is at least so long.
 pub(super) fn reserved(file: BorrowedFd<'_>, len: u64) {
     note(|recorder| {
         let id = recorder.open(file)?;
@@ -229,7 +227,6 @@ pub(super) fn reserved(file: BorrowedFd<'_>, len: u64) {
     });
 }
 
-/// Something got another name.
 pub(super) fn renamed(from: BorrowedFd<'_>, old: impl Arg + Copy, to: BorrowedFd<'_>, new: impl Arg + Copy) {
     note(|recorder| {
         let (from, old) = recorder.place(from, &old)?;
@@ -239,7 +236,6 @@ pub(super) fn renamed(from: BorrowedFd<'_>, old: impl Arg + Copy, to: BorrowedFd
     });
 }
 
-/// A name is gone.
 pub(super) fn removed(at: BorrowedFd<'_>, name: impl Arg + Copy) {
     note(|recorder| {
         let (dir, name) = recorder.place(at, &name)?;
@@ -247,13 +243,11 @@ pub(super) fn removed(at: BorrowedFd<'_>, name: impl Arg + Copy) {
     });
 }
 
-/// A file or directory was synced.
 #[cfg(test)]
 pub(super) fn synced(fd: BorrowedFd<'_>) {
     note(|recorder| Some(Op::Sync { id: recorder.open(fd)? }));
 }
 
-/// Everything was.
 pub(super) fn synced_all() {
     note(|_| Some(Op::SyncAll));
 }

@@ -6,7 +6,7 @@ use super::*;
 
 #[test]
 fn fault_28_half_a_record_is_taken_back() {
-    // In a process of its own: the limit on the size of files is for all threads.
+    // In a process of its own: the limit on the size of files applies to all threads.
     if std::env::var_os("HALF_A_RECORD").is_none() {
         let test = std::env::current_exe().unwrap();
         let name = "files::tests::fault_28_half_a_record_is_taken_back";

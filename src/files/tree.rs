@@ -1,4 +1,4 @@
-//! Removal of a folder with all a job may have put into it.
+//! Removes a folder with everything a job may have put into it.
 //!
 //! Links are removed, never followed; another file system mounted inside is left alone. Depth costs neither stack nor
 //! descriptors: a directory that is not empty is moved up to the top and emptied there.
@@ -12,20 +12,31 @@ use rustix::fs::FileType;
 use super::Entry;
 use crate::files;
 
-/// Removes `name` in `at` and everything below. What cannot be removed stays, with the first error.
+/// Most entries of a directory that are read at a time: one may have millions.
+const AT_A_TIME: usize = 4096;
+
+/// Removes `name` in `at` and everything below. What cannot be removed stays; the first error is returned.
 pub fn remove_tree(at: impl AsFd, name: &CStr) -> io::Result<()> {
+    remove_tree_while(at, name, &|| true).map(|_| ())
+}
+
+/// Like [`remove_tree`], while `goes_on` is true. `None` if there is more to remove.
+pub fn remove_tree_while(at: impl AsFd, name: &CStr, goes_on: &dyn Fn() -> bool) -> io::Result<Option<()>> {
     let top = match open(at.as_fd(), name) {
         Ok(top) => top,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-        // Not a directory, or a link: it is removed itself.
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Some(())),
+        // Not a directory, or a link: remove it itself.
         Err(error) if matches!(error.raw_os_error(), Some(libc::ENOTDIR | libc::ELOOP)) => {
-            return files::unlink(at, name);
+            return files::unlink(at, name).map(Some);
         }
         Err(error) => return Err(error),
     };
-    Removal { device: files::stat_of(&top)?.st_dev, top: top.as_fd(), moved: 0 }.run()?;
+    let device = files::stat_of(&top)?.st_dev;
+    if !(Removal { device, top: top.as_fd(), moved: 0, goes_on }.run()?) {
+        return Ok(None);
+    }
     drop(top);
-    files::remove_dir(at, name)
+    files::remove_dir(at, name).map(Some)
 }
 
 fn open(at: BorrowedFd<'_>, name: &CStr) -> io::Result<OwnedFd> {
@@ -41,52 +52,70 @@ fn open(at: BorrowedFd<'_>, name: &CStr) -> io::Result<OwnedFd> {
 struct Removal<'a> {
     device: u64,
     top: BorrowedFd<'a>,
-    /// Directories moved up so far; names them.
+    /// Number of directories moved up so far; it names them.
     moved: u64,
+    goes_on: &'a dyn Fn() -> bool,
 }
 
 impl Removal<'_> {
-    /// Passes over the top until one finds nothing; a pass that removes nothing has failed.
-    fn run(&mut self) -> io::Result<()> {
+    /// Empties the top in passes; a pass that removes nothing has failed. False if `goes_on` ended it.
+    fn run(&mut self) -> io::Result<bool> {
+        let mut most = AT_A_TIME;
         loop {
-            let list = files::entries(self.top)?;
+            let list = files::some_entries(self.top, most)?;
             if list.is_empty() {
-                return Ok(());
+                return Ok(true);
             }
             let mut removed = false;
             let mut first_error = None;
             for entry in &list {
                 match self.remove_entry(entry) {
-                    Ok(()) => removed = true,
+                    Ok(true) => removed = true,
+                    Ok(false) => return Ok(false),
                     Err(error) => first_error = first_error.or(Some(error)),
                 }
             }
-            if let (false, Some(error)) = (removed, first_error) {
-                return Err(error);
+            match first_error {
+                Some(_) if !removed && list.len() == most => most = usize::MAX,
+                Some(error) if !removed => return Err(error),
+                _ => {}
             }
         }
     }
 
-    fn remove_entry(&mut self, entry: &Entry) -> io::Result<()> {
+    /// False if `goes_on` ended the removal.
+    fn remove_entry(&mut self, entry: &Entry) -> io::Result<bool> {
+        if !(self.goes_on)() {
+            return Ok(false);
+        }
         if !matches!(entry.kind, FileType::Directory | FileType::Unknown) {
-            return files::unlink(self.top, entry.name.as_c_str());
+            return files::unlink(self.top, entry.name.as_c_str()).map(|()| true);
         }
         match files::remove_dir(self.top, entry.name.as_c_str()) {
             Err(error) if error.kind() == io::ErrorKind::DirectoryNotEmpty => {}
             Err(error) if error.raw_os_error() == Some(libc::ENOTDIR) => {
-                return files::unlink(self.top, entry.name.as_c_str());
+                return files::unlink(self.top, entry.name.as_c_str()).map(|()| true);
             }
-            result => return result,
+            result => return result.map(|()| true),
         }
         let dir = open(self.top, &entry.name)?;
         if files::stat_of(&dir)?.st_dev != self.device {
             return Err(io::Error::new(io::ErrorKind::ResourceBusy, "another file system is mounted inside"));
         }
-        for child in files::entries(&dir)? {
-            self.empty(dir.as_fd(), &child)?;
+        loop {
+            let children = files::some_entries(&dir, AT_A_TIME)?;
+            if children.is_empty() {
+                break;
+            }
+            for child in children {
+                if !(self.goes_on)() {
+                    return Ok(false);
+                }
+                self.empty(dir.as_fd(), &child)?;
+            }
         }
         drop(dir);
-        files::remove_dir(self.top, entry.name.as_c_str())
+        files::remove_dir(self.top, entry.name.as_c_str()).map(|()| true)
     }
 
     /// Removes a child of a directory, or moves it to the top.
@@ -116,7 +145,7 @@ impl Removal<'_> {
             self.moved += 1;
             let new = CString::new(format!(".{}", self.moved)).unwrap_or_default();
             match files::rename(dir, name, self.top, new.as_c_str()) {
-                // A name of the job's own; or a directory that must be ours to write before it may move.
+                // The job has made this name; or a directory must become ours to write before it may move.
                 Err(error)
                     if matches!(
                         error.raw_os_error(),

@@ -1,12 +1,18 @@
-//! The accept loop: connections come in, each is served by its own task.
+//! The accept loop: accepts connections and serves each in a task of its own.
 //!
-//! Own loop, because a ready-made one keeps silent connections for ever and spins when descriptors run out (faults.md,
-//! fact 2). It owns: the cap on connections, the deadline for the HTTP/2 preface, the reserve descriptor for EMFILE, the
-//! end of connections that only keep it busy, and the drain at shutdown.
+//! A ready-made loop would keep silent connections for ever and spin when descriptors run out (faults.md §3, fact 2).
+//! This module owns the limit on connections, the deadline for the HTTP/2 preface, the reserve descriptor for EMFILE,
+//! the end of connections that flood the daemon or make no progress, and the drain at shutdown.
 
+mod authority;
+mod budget;
 mod calls;
-mod silent;
-mod wire;
+mod incoming;
+mod metered;
+mod outgoing;
+mod progress;
+mod report;
+mod unused;
 
 use std::fs::File;
 use std::io;
@@ -19,91 +25,119 @@ use hyper::server::conn::http2;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use tokio::net::{UnixListener, UnixStream};
-use tokio::sync::Notify;
-use tokio::time::Instant;
+use tokio::time::{Instant, MissedTickBehavior};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tonic::service::Routes;
 
-pub use self::calls::Calls;
-use self::silent::Silent;
-use self::wire::{LAST_WORDS, Wire};
-use super::peer::AllowedUsers;
+pub(in crate::grpc) use self::calls::MemoryShare;
+pub use self::calls::{CallCounters, READ_TIME};
+pub(in crate::grpc) use self::incoming::filtered;
+use self::metered::{Events, MeteredStream};
+pub use self::progress::Patience;
+use self::report::{DropReason, DropReport};
+use self::unused::Unused;
+use super::peer::{AllowedUsers, Caller, CallerRights};
+use super::server::ServicesByRights;
+use crate::error::Chain;
 use crate::process;
 
 /// Limits of the transport (service.md §1.1).
 #[derive(Clone, Debug)]
 pub struct TransportLimits {
-    /// Connections at a time.
+    /// Maximum number of open connections.
     pub max_connections: usize,
-    /// Time for the first bytes of a connection.
+    /// Time within which a connection's first bytes must come.
     pub preface_deadline: Duration,
+    /// Time without a request after which a PING is sent.
+    pub ping_after: Duration,
+    /// Times after which a client without progress is dropped.
+    pub patience: Patience,
 }
 
-/// Calls at a time on one connection (service.md §1.1).
-const MAX_STREAMS: u32 = 100;
-/// Largest header list in bytes (service.md §1.1).
+impl TransportLimits {
+    /// Returns the default limits for `max_connections`, fewer if only `descriptors` may be open (`None`: any number).
+    pub fn new(max_connections: u64, descriptors: Option<u64>) -> Self {
+        let max_connections = max_connections.min(for_connections(descriptors)).max(1);
+        Self {
+            max_connections: usize::try_from(max_connections).unwrap_or(usize::MAX),
+            preface_deadline: Duration::from_secs(5),
+            ping_after: Duration::from_secs(30),
+            patience: Patience { stalled: Duration::from_secs(50), ping: Duration::from_secs(20) },
+        }
+    }
+}
+
+/// Returns how many descriptors connections may take. Jobs, their logs and the keeper need the others.
+fn for_connections(descriptors: Option<u64>) -> u64 {
+    const FOR_JOBS: u64 = 256;
+    descriptors.map_or(u64::MAX, |all| all.saturating_sub(FOR_JOBS.max(all / 4)).max(all / 2))
+}
+
+/// Maximum number of open calls on one connection (service.md §1.1): a client may follow many jobs and still call.
+const MAX_STREAMS: u32 = 1_024;
+/// Maximum size of a header list in bytes (service.md §1.1).
 const MAX_HEADERS: u32 = 16 << 10;
-/// A PING goes out after so long without traffic (service.md §1.1).
-const PING_AFTER: Duration = Duration::from_secs(30);
-/// A connection is dropped when a PING is not answered for so long (service.md §1.1).
-const PING_TIMEOUT: Duration = Duration::from_secs(20);
-/// What the transport may hold for one stream: beside it a follower costs 64 KiB (service.md §3.2).
+/// Disables the library's PING timeout, which would end slow readers too. [`Patience`] replaces it.
+const LIBRARY_PING_TIMEOUT: Duration = Duration::from_hours(10 * 365 * 24);
+/// Bytes that the transport may buffer for one stream. A follower costs 64 KiB besides (service.md §3.2).
 const SEND_BUFFER: usize = 64 << 10;
-/// From the end of a connection until free memory is given back; no more often than that.
+/// Time for a client to read why its connection ends.
+const CLOSE_TIME: Duration = Duration::from_millis(100);
+/// Time for open calls while their connection ends: on a flood, or if a call came after the end had begun.
+const OPEN_CALLS_TIME: Duration = Duration::from_secs(30);
+/// Delay after the end of a connection or of the last call until free memory is given back; also the minimum interval.
 const MEMORY_AFTER: Duration = Duration::from_secs(1);
-/// First and longest pause after a failed accept (faults.md row 54).
+/// Shortest and longest pause after a failed accept (faults.md row 54).
 const BACK_OFF: (Duration, Duration) = (Duration::from_millis(10), Duration::from_millis(100));
 
-/// The loop and what it keeps track of.
+/// The accept loop and its state.
 pub struct AcceptLoop {
     listener: UnixListener,
-    routes: Routes,
-    refusing: Routes,
+    answers: ServicesByRights,
     users: AllowedUsers,
     limits: TransportLimits,
-    silent: Silent,
-    calls: Calls,
+    unused: Unused,
+    report: DropReport,
+    calls: CallCounters,
     open: Arc<AtomicUsize>,
-    ended: Arc<Notify>,
     reserve: Option<File>,
 }
 
 impl AcceptLoop {
-    /// Serves `routes` on `listener`; callers that `users` does not allow get `refusing`.
+    /// Makes a loop for `listener` that serves each of `users` what `answers` has for them.
     pub fn new(
         listener: StdListener,
-        routes: Routes,
-        refusing: Routes,
+        answers: ServicesByRights,
         users: AllowedUsers,
         limits: TransportLimits,
     ) -> io::Result<Self> {
         listener.set_nonblocking(true)?;
         Ok(Self {
             listener: UnixListener::from_std(listener)?,
-            routes,
-            refusing,
+            answers,
             users,
             limits,
-            silent: Silent::default(),
-            calls: Calls::default(),
+            unused: Unused::default(),
+            report: DropReport::default(),
+            calls: CallCounters::default(),
             open: Arc::default(),
-            ended: Arc::default(),
             reserve: File::open("/dev/null").ok(),
         })
     }
 
-    /// The calls of all connections, shared.
-    pub fn calls(&self) -> Calls {
+    /// Returns the counters of calls, shared by all connections.
+    pub fn calls(&self) -> CallCounters {
         self.calls.clone()
     }
 
-    /// Accepts until `stop`, then closes the listener and lets every connection finish its calls until `abort`.
+    /// Accepts until `stop`. Then closes the listener and lets each connection finish its calls until `abort`.
     pub async fn run(mut self, stop: CancellationToken, abort: CancellationToken) {
         let tasks = TaskTracker::new();
         let mut pause = BACK_OFF.0;
         let mut number = 0;
-        let memory = tokio::spawn(give_back_memory(Arc::clone(&self.ended)));
+        let memory = tokio::spawn(give_back_memory(self.calls.clone()));
+        let reporting = tokio::spawn(self.report.clone().write(self.limits.max_connections));
         loop {
             let accepted = tokio::select! {
                 () = stop.cancelled() => break,
@@ -126,6 +160,7 @@ impl AcceptLoop {
         tasks.close();
         tasks.wait().await;
         memory.abort();
+        reporting.abort();
     }
 
     fn serve(
@@ -137,28 +172,32 @@ impl AcceptLoop {
         abort: &CancellationToken,
     ) {
         let drop_me = CancellationToken::new();
-        // The oldest connection that never said anything makes room; without one the new caller is turned away.
-        if self.open.load(Ordering::Relaxed) >= self.limits.max_connections && !self.silent.drop_oldest() {
-            return;
+        // The oldest connection without a call is dropped to make room. If there is none, the new client is refused.
+        if self.open.load(Ordering::Relaxed) >= self.limits.max_connections {
+            if !self.unused.drop_oldest() {
+                return self.report.add(DropReason::Refused);
+            }
+            self.report.add(DropReason::Dropped);
         }
-        self.silent.push(number, drop_me.clone());
-        let is_allowed = self.users.allows(&stream);
-        let routes = if is_allowed { self.routes.clone() } else { self.refusing.clone() };
+        self.unused.push(number, drop_me.clone());
+        let rights = self.users.rights(&stream);
+        let (routes, is_allowed) = (self.answers.of(rights), rights != CallerRights::Refused);
         let connection = Connection {
             number,
             is_allowed,
-            silent: self.silent.clone(),
+            unused: self.unused.clone(),
+            report: self.report.clone(),
             calls: self.calls.clone(),
-            open: Open::new(&self.open, &self.ended),
-            deadline: self.limits.preface_deadline,
+            open: Open::new(&self.open, &self.calls),
+            limits: self.limits.clone(),
         };
         tasks.spawn(connection.run(stream, routes, drop_me, stop.clone(), abort.clone()));
     }
 
-    /// Out of descriptors: give up the reserve, take one caller and close it, so that it does not wait for ever.
+    /// If descriptors ran out, closes the reserve, accepts one client and closes it, so that it does not wait for ever.
     async fn relieve(&mut self, error: &io::Error) {
         let out = [libc::EMFILE, libc::ENFILE].map(Some).contains(&error.raw_os_error());
-        tracing::warn!(%error, "cannot accept a connection");
+        tracing::warn!(error = %Chain(error), "cannot accept a connection");
         if out && self.reserve.take().is_some() {
             let turned_away = tokio::time::timeout(BACK_OFF.0, self.listener.accept()).await;
             drop(turned_away);
@@ -169,42 +208,52 @@ impl AcceptLoop {
     }
 }
 
-/// Counts a connection as long as it lives.
+/// Counts a connection while it lives.
 struct Open {
     count: Arc<AtomicUsize>,
-    ended: Arc<Notify>,
+    calls: CallCounters,
 }
 
 impl Open {
-    fn new(count: &Arc<AtomicUsize>, ended: &Arc<Notify>) -> Self {
+    fn new(count: &Arc<AtomicUsize>, calls: &CallCounters) -> Self {
         count.fetch_add(1, Ordering::Relaxed);
-        Self { count: Arc::clone(count), ended: Arc::clone(ended) }
+        Self { count: Arc::clone(count), calls: calls.clone() }
     }
 }
 
 impl Drop for Open {
     fn drop(&mut self) {
         self.count.fetch_sub(1, Ordering::Relaxed);
-        self.ended.notify_one();
+        self.calls.connection_ended();
     }
 }
 
-/// What followers and large requests took is given back when their connections are gone: the C library keeps it.
-async fn give_back_memory(ended: Arc<Notify>) {
+/// Gives memory of followers and large requests back to the system after their connections have ended, since the C
+/// library keeps it. If no call was made meanwhile, also gives back the mapped pages of the program.
+async fn give_back_memory(calls: CallCounters) {
     loop {
-        ended.notified().await;
-        tokio::time::sleep(MEMORY_AFTER).await;
-        process::give_back_memory();
+        calls.quiet().await;
+        let begun = calls.begun();
+        // What jobs held is freed by threads of their own, perhaps behind the first time.
+        for pause in [MEMORY_AFTER, 4 * MEMORY_AFTER] {
+            tokio::time::sleep(pause).await;
+            if calls.is_one_open() || calls.begun() != begun {
+                process::give_back_memory();
+            } else {
+                process::give_back_idle_memory();
+            }
+        }
     }
 }
 
 struct Connection {
     number: u64,
     is_allowed: bool,
-    silent: Silent,
-    calls: Calls,
+    unused: Unused,
+    report: DropReport,
+    calls: CallCounters,
     open: Open,
-    deadline: Duration,
+    limits: TransportLimits,
 }
 
 impl Connection {
@@ -219,12 +268,18 @@ impl Connection {
         let spoke = tokio::select! {
             () = drop_me.cancelled() => false,
             () = stop.cancelled() => false,
-            spoke = tokio::time::timeout(self.deadline, stream.readable()) => matches!(spoke, Ok(Ok(()))),
+            spoke = tokio::time::timeout(self.limits.preface_deadline, stream.readable()) => match spoke {
+                Ok(result) => result.is_ok(),
+                Err(_late) => {
+                    self.report.add(DropReason::Silent);
+                    false
+                }
+            },
         };
         if spoke {
             self.serve(stream, routes, drop_me, stop, abort).await;
         }
-        self.silent.remove(self.number);
+        self.unused.remove(self.number);
         drop(self.open);
     }
 
@@ -236,66 +291,93 @@ impl Connection {
         stop: CancellationToken,
         abort: CancellationToken,
     ) {
-        let flooded = CancellationToken::new();
-        let wire = Wire::new(stream, self.when_heard(), flooded.clone());
-        let service = TowerToHyperService::new(self.calls.count(routes.prepare()));
-        let mut served = std::pin::pin!(http2_server().serve_connection(TokioIo::new(wire), service));
-        let mut late = std::pin::pin!(tokio::time::sleep(self.deadline));
-        let (mut stopping, mut told_to_go, mut checked) = (false, false, false);
+        let (events, caller) = (Events::default(), Caller::of(&stream));
+        let stream = MeteredStream::new(stream, self.limits.patience, events.clone());
+        let service = TowerToHyperService::new(self.calls.count(routes.prepare()).of(caller));
+        let mut served = std::pin::pin!(self.http2_server().serve_connection(TokioIo::new(stream), service));
+        // First the deadline for the preface, then the one for the end of the connection.
+        let mut late = std::pin::pin!(tokio::time::sleep(self.limits.preface_deadline));
+        let mut look = tokio::time::interval(self.limits.patience.between_looks());
+        look.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let (mut is_ending, mut is_checked, mut is_used) = (false, false, false);
+        let (mut is_stopping, mut is_flooding) = (false, false);
         loop {
-            tokio::select! {
+            let time = tokio::select! {
                 result = served.as_mut() => {
                     if let Err(error) = result {
-                        tracing::debug!(%error, "connection ended");
+                        tracing::debug!(error = %Chain(&error), "connection ended");
                     }
                     break;
                 }
                 () = abort.cancelled() => break,
-                () = drop_me.cancelled() => break,
-                () = stop.cancelled(), if !stopping => {
-                    stopping = true;
-                    served.as_mut().graceful_shutdown();
+                _ = look.tick() => {
+                    // The stream checks the flag when it is polled next, which is now.
+                    events.is_look_due.store(true, Ordering::Relaxed);
+                    continue;
                 }
-                () = flooded.cancelled(), if !told_to_go => {
-                    tracing::debug!("a connection with nothing but control frames is ended");
-                    (told_to_go, checked) = (true, false);
+                () = stop.cancelled(), if !is_stopping => {
+                    is_stopping = true;
                     served.as_mut().graceful_shutdown();
-                    late.as_mut().reset(Instant::now() + LAST_WORDS);
+                    continue;
                 }
-                () = late.as_mut(), if !checked => {
-                    if told_to_go {
+                () = events.called.cancelled(), if !is_used => {
+                    is_used = true;
+                    // A client that may not call stays droppable, whatever it sends.
+                    if self.is_allowed {
+                        self.unused.remove(self.number);
+                    }
+                    if !is_ending || !self.is_allowed {
+                        continue;
+                    }
+                    OPEN_CALLS_TIME
+                }
+                () = events.flooded.cancelled(), if !is_flooding => {
+                    is_flooding = true;
+                    self.report.add(DropReason::Flooding);
+                    look = tokio::time::interval(metered::FLOOD_PATIENCE.between_looks());
+                    OPEN_CALLS_TIME
+                }
+                () = drop_me.cancelled(), if !is_ending => {
+                    if !events.spoke.is_cancelled() {
                         break;
                     }
-                    checked = !self.silent.holds(self.number);
-                    if !checked {
-                        told_to_go = true;
-                        served.as_mut().graceful_shutdown();
-                        late.as_mut().reset(Instant::now() + LAST_WORDS);
-                    }
+                    CLOSE_TIME
                 }
-            }
+                () = late.as_mut(), if !is_checked => {
+                    if is_ending {
+                        break;
+                    }
+                    is_checked = events.spoke.is_cancelled();
+                    if is_checked {
+                        continue;
+                    }
+                    self.report.add(DropReason::Silent);
+                    CLOSE_TIME
+                }
+            };
+            (is_ending, is_checked) = (true, false);
+            served.as_mut().graceful_shutdown();
+            late.as_mut().reset(Instant::now() + time);
+        }
+        if events.died.is_cancelled() && !is_flooding {
+            self.report.add(DropReason::Dead);
         }
     }
 
-    /// A caller that may not call stays among those that can be dropped for others, whatever it says.
-    fn when_heard(&self) -> impl FnOnce() + Send + 'static {
-        let (number, is_allowed, silent) = (self.number, self.is_allowed, self.silent.clone());
-        move || {
-            if is_allowed {
-                silent.remove(number);
-            }
-        }
+    fn http2_server(&self) -> http2::Builder<TokioExecutor> {
+        let mut builder = http2::Builder::new(TokioExecutor::new());
+        builder
+            .timer(TokioTimer::new())
+            .max_concurrent_streams(MAX_STREAMS)
+            // The frame budget counts calls that are reset at once; it slows the client down first.
+            .max_pending_accept_reset_streams(MAX_STREAMS as usize)
+            .max_header_list_size(MAX_HEADERS)
+            .max_send_buf_size(SEND_BUFFER)
+            .keep_alive_interval(self.limits.ping_after)
+            .keep_alive_timeout(LIBRARY_PING_TIMEOUT);
+        builder
     }
 }
 
-fn http2_server() -> http2::Builder<TokioExecutor> {
-    let mut builder = http2::Builder::new(TokioExecutor::new());
-    builder
-        .timer(TokioTimer::new())
-        .max_concurrent_streams(MAX_STREAMS)
-        .max_header_list_size(MAX_HEADERS)
-        .max_send_buf_size(SEND_BUFFER)
-        .keep_alive_interval(PING_AFTER)
-        .keep_alive_timeout(PING_TIMEOUT);
-    builder
-}
+#[cfg(test)]
+mod tests;

@@ -1,118 +1,237 @@
-//! What the calls of all services have in common: their deadline, what a panic in them means, and the jobs they share
+//! The parts that the calls of all services share: deadline, handling of panics, and access to the jobs
 //! (service.md §1).
 
 use std::future::Future;
 use std::panic::AssertUnwindSafe;
 use std::pin::Pin;
+use std::task::Poll;
+use std::time::Instant;
 
 use futures_util::{FutureExt, Stream, StreamExt};
 use prost::Message;
 use sha2::{Digest, Sha256};
 use tokio_util::sync::CancellationToken;
-use tonic::{Response, Status};
+use tonic::{Request, Response, Status};
 
+use super::accept::MemoryShare;
 use super::deadline::{Deadline, Deadlined};
+use super::peer::Caller;
+use super::plain_log::{self, PlainLog};
 use super::{encode, status, validate};
 use crate::actors::handle::{JobsHandle, LARGE_REQUEST, RunRequest};
+use crate::actors::trace_sink::StoredKind;
 use crate::actors::view::JobStatus;
+use crate::config::JobLogFormat;
 use crate::model::{JobId, Reason, Refusal};
 use crate::pb::v1;
+use crate::threads::{self, Work};
 
 /// A boxed stream of responses.
 pub(super) type Messages<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
-/// The jobs as every service sees them; clones share them.
+/// The jobs as seen by every service. Clones share them.
 #[derive(Clone)]
-pub(super) struct Calls {
+pub(super) struct JobCalls {
     jobs: JobsHandle,
     stopping: CancellationToken,
 }
 
-/// Runs a call within its deadline; a panic in it is a defect that ends this call only.
+/// Separates messages while pieces of logs are small: after each it is pending once. Otherwise the library would join
+/// ready messages up to 32 KiB and hold them for each follower.
+fn apart<S: Stream>(messages: S, share: MemoryShare) -> impl Stream<Item = S::Item> {
+    let (mut messages, mut is_due) = (Box::pin(messages), false);
+    futures_util::stream::poll_fn(move |cx| {
+        if std::mem::take(&mut is_due) {
+            cx.waker().wake_by_ref();
+            return Poll::Pending;
+        }
+        let next = messages.as_mut().poll_next(cx);
+        is_due = matches!(next, Poll::Ready(Some(_))) && share.is_limited();
+        next
+    })
+}
+
+/// Deadline and memory share of a call that returns a stream.
+pub(super) struct Terms {
+    deadline: Deadline,
+    share: MemoryShare,
+}
+
+impl Terms {
+    /// Reads the terms of a request.
+    pub(super) fn of<T>(request: &Request<T>) -> Self {
+        let share = request.extensions().get().cloned().unwrap_or_default();
+        Self { deadline: Deadline::of(request), share }
+    }
+}
+
+/// Runs a call about the job `id` within its deadline. A panic in it is a defect that ends only this call.
 pub(super) async fn call<T>(
     deadline: Deadline,
+    id: &str,
     work: impl Future<Output = Result<T, Refusal>> + Send,
 ) -> Result<Response<T>, Status> {
     let guarded = AssertUnwindSafe(work).catch_unwind();
     match deadline.limit(guarded).await {
-        None => Err(Deadline::status()),
+        None => Err(status::of_job(id, &Deadline::over())),
         Some(Ok(Ok(answer))) => Ok(Response::new(answer)),
-        Some(Ok(Err(refusal))) => Err(status::status(&refusal)),
-        Some(Err(_panic)) => Err(status::status(&status::defect())),
+        Some(Ok(Err(refusal))) => Err(status::of_job(id, &refusal)),
+        Some(Err(_panic)) => Err(status::of_job(id, &status::defect())),
     }
 }
 
-/// Digest of all that was asked: equal requests have equal bytes, since maps are encoded in order. That of a large
-/// request is made on a thread of its own: it takes as long as hundreds of small calls.
-pub(super) async fn digested<M: Message + 'static>(request: M) -> Result<([u8; 32], M), Refusal> {
-    let digest = |request: &M| Sha256::digest(request.encode_to_vec()).into();
-    if request.encoded_len() <= LARGE_REQUEST {
-        return Ok((digest(&request), request));
+/// A request with its digest.
+pub(super) struct Digested<M> {
+    pub(super) digest: [u8; 32],
+    /// Encoded length in bytes.
+    pub(super) size: usize,
+    pub(super) request: M,
+}
+
+/// Computes the digest of a request. Maps are encoded in order, so equal requests have equal bytes. A large request is
+/// digested on another thread, as it takes as long as hundreds of small calls.
+pub(super) async fn digested<M: Message + 'static>(request: M) -> Result<Digested<M>, Refusal> {
+    let size = request.encoded_len();
+    let digested = move || {
+        let digest = Sha256::digest(request.encode_to_vec()).into();
+        Digested { digest, size, request }
+    };
+    if size <= LARGE_REQUEST {
+        return Ok(digested());
     }
-    tokio::task::spawn_blocking(move || (digest(&request), request))
+    threads::run(Work::Requests, digested)
         .await
         .map_err(|error| Refusal::new(Reason::Internal, error.to_string()))
 }
 
-impl Calls {
-    /// `stopping` ends the streams that are still open.
+/// A field for the operator's log, or `None` if it is empty.
+fn filled(text: &str) -> Option<&str> {
+    Some(text).filter(|text| !text.is_empty())
+}
+
+impl JobCalls {
+    /// Makes the calls on `jobs`. Cancelling `stopping` ends open streams.
     pub(super) const fn new(jobs: JobsHandle, stopping: CancellationToken) -> Self {
         Self { jobs, stopping }
     }
 
-    /// Registers a job, unless its id is registered; only then `request` is asked for.
+    /// Registers a job. Calls `request` only if the id is not registered yet; `size` is the request's length in bytes.
     pub(super) async fn run(
         &self,
+        caller: Option<Caller>,
         id: &JobId,
         digest: &[u8; 32],
-        request: impl FnOnce() -> Result<RunRequest, Refusal>,
+        size: usize,
+        request: impl FnOnce() -> Result<RunRequest, Refusal> + Send + 'static,
     ) -> Result<(), Refusal> {
         if !self.jobs.is_registered(id, digest) {
-            self.jobs.run(request()?).await?;
+            let begun = Instant::now();
+            let request = if size > LARGE_REQUEST {
+                let read = threads::run(Work::Requests, request).await;
+                read.map_err(|error| Refusal::new(Reason::Internal, error.to_string()))?
+            } else {
+                request()
+            };
+            let request = request?;
+            let (ci_job, pipeline) = request.labels.clone();
+            self.jobs.run(request).await?;
+            // A repeated request of a job that was already finished starts nothing.
+            if self.jobs.is_registered(id, digest) {
+                let (ci_job, pipeline) = (filled(&ci_job), filled(&pipeline));
+                let peer = caller.map(tracing::field::display);
+                tracing::info!(job = %id, peer, ci_job, pipeline, took = ?begun.elapsed(), "job registered");
+            }
         }
         self.jobs.kept().await
     }
 
-    /// The log of the job `id` from byte `offset` on.
+    /// Streams the log of the job `id` from byte `offset` on.
     pub(super) fn follow_logs(
         &self,
         id: &str,
         offset: i64,
-        deadline: Deadline,
+        Terms { deadline, share }: Terms,
     ) -> Result<Messages<v1::FollowLogsResponse>, Refusal> {
         let id = validate::job_id(id)?;
         let cursor = self.jobs.follow_logs(&id, validate::offset(offset)?)?;
-        let messages = futures_util::stream::try_unfold(cursor, |mut cursor| async {
-            Ok(cursor.next().await?.map(|data| (encode::log_piece(data), cursor)))
-        })
-        .map(|next: Result<_, Refusal>| next.map_err(|refusal| status::status(&refusal)));
-        Ok(Box::pin(Deadlined::new(messages, deadline, self.stopping.clone())))
+        let messages =
+            futures_util::stream::try_unfold((cursor, share.clone()), |(mut cursor, share)| async {
+                let next = cursor.next(|| share.piece()).await?;
+                Ok(next.map(|data| (encode::log_piece(data), (cursor, share))))
+            });
+        let messages = apart(messages, share);
+        Ok(Box::pin(Deadlined::new(messages, id, deadline, self.stopping.clone())))
     }
 
-    /// The step results of the job `id`, each made a message of the service.
+    /// Streams the log of the job `id` as compatible clients see it, from byte `offset` of that form on.
+    pub(super) fn follow_compatible_logs(
+        &self,
+        id: &str,
+        offset: i64,
+        terms: Terms,
+    ) -> Result<Messages<v1::FollowLogsResponse>, Refusal> {
+        let job = validate::job_id(id)?;
+        if !plain_log::is_plain(self.jobs.origin(&job)?, self.jobs.job_log_format()) {
+            return self.follow_logs(id, offset, terms);
+        }
+        let Terms { deadline, share } = terms;
+        let offset = validate::offset(offset)?;
+        let log = PlainLog::new(self.jobs.follow_logs(&job, 0)?, offset);
+        let messages = futures_util::stream::try_unfold((log, share.clone()), |(mut log, share)| async {
+            let next = log.next(|| share.piece()).await?;
+            Ok(next.map(|data| (encode::log_piece(data), (log, share))))
+        });
+        let messages = apart(messages, share);
+        Ok(Box::pin(Deadlined::new(messages, job, deadline, self.stopping.clone())))
+    }
+
+    /// Returns the setting `job_log_format`.
+    pub(super) fn job_log_format(&self) -> JobLogFormat {
+        self.jobs.job_log_format()
+    }
+
+    /// Streams the step results of the job `id`, each converted by `message`; with `starts` also news of steps.
     pub(super) fn follow_steps<T: 'static>(
         &self,
         id: &str,
+        starts: bool,
         deadline: Deadline,
         message: fn(v1::StepResult) -> T,
     ) -> Result<Messages<T>, Refusal> {
-        let cursor = self.jobs.follow_steps(&validate::job_id(id)?)?;
-        let messages = futures_util::stream::try_unfold(cursor, |mut cursor| async {
-            Ok(cursor.next().await?.map(|bytes| (bytes, cursor)))
+        let id = validate::job_id(id)?;
+        let cursor = self.jobs.follow_steps(&id, starts)?;
+        let messages = futures_util::stream::try_unfold(cursor, move |mut cursor| async move {
+            let bytes = loop {
+                let Some(bytes) = cursor.next().await? else { return Ok(None) };
+                if starts || encode::stored_kind(&bytes) != StoredKind::News {
+                    break bytes;
+                }
+            };
+            let result = if bytes.len() > LARGE_REQUEST {
+                let read = threads::run(Work::Requests, move || encode::stored_result(&bytes)).await;
+                read.map_err(|error| Refusal::new(Reason::Internal, error.to_string()))?
+            } else {
+                encode::stored_result(&bytes)
+            };
+            Ok(Some((result?, cursor)))
         })
-        .map(move |next: Result<_, Refusal>| {
-            let stored = next.and_then(|bytes| encode::stored_result(&bytes));
-            stored.map(message).map_err(|refusal| status::status(&refusal))
-        });
-        Ok(Box::pin(Deadlined::new(messages, deadline, self.stopping.clone())))
+        .map(move |next: Result<_, Refusal>| next.map(message));
+        Ok(Box::pin(Deadlined::new(messages, id, deadline, self.stopping.clone())))
     }
 
-    /// The states of the job `id`, or of all if it is empty.
+    /// Returns the state of the job `id`, or of all jobs if it is empty.
     pub(super) fn states(&self, id: &str) -> Result<Vec<JobStatus>, Refusal> {
         match id {
             "" => Ok(self.jobs.all()),
             id => Ok(vec![self.jobs.status(&validate::job_id(id)?)?]),
         }
+    }
+
+    /// Returns states with places in the queue.
+    pub(super) async fn placed_states(&self, id: &str) -> Result<Vec<JobStatus>, Refusal> {
+        let mut jobs = self.states(id)?;
+        self.jobs.place(&mut jobs).await;
+        Ok(jobs)
     }
 
     /// Stops the job `id` and keeps it.

@@ -1,19 +1,21 @@
-//! The compatible service `proto.StepRunner`, as GitLab Runner calls it (service.md §4). Where it differs from the
-//! canonical one: variables are not expanded and are no environment, a job may be run again after it was closed, and a
-//! failure says in the end of its message with which exit code.
+//! The compatible service `proto.StepRunner`, as GitLab Runner calls it (service.md §4). It differs from the canonical
+//! service: variables are not expanded and do not become environment, a job may be run again after Close, and the
+//! message of a failed job ends in the exit status of the process that failed it.
 
 use indexmap::IndexMap;
 use prost::Message;
 use tonic::{Request, Response, Status};
 
-use super::calls::{Calls, Messages, call, digested};
+use super::calls::{Digested, JobCalls, Messages, Terms, call, digested};
 use super::deadline::Deadline;
 use super::encode::{shorten_messages, timestamp};
-use super::validate;
+use super::peer::Caller;
+use super::{plain_log, validate};
 use crate::actors::handle;
 use crate::actors::view::JobStatus;
+use crate::config::JobLogFormat;
 use crate::failpoint;
-use crate::model::{EndClass, JobId, JobState, Limits, Refusal};
+use crate::model::{EndClass, JobId, JobState, Refusal, ResourceLimits};
 use crate::pb::compatible::messages::guesses::{self, CancelRequest, ErrorKind, StatusError};
 use crate::pb::compatible::messages::{
     CancelResponse, CloseRequest, CloseResponse, FollowLogsRequest, Job, RunResponse, StatusRequest,
@@ -22,12 +24,12 @@ use crate::pb::compatible::messages::{
 use crate::pb::compatible::service::step_runner_server::StepRunner;
 use crate::pb::compatible::{RunRequest, messages};
 use crate::pb::v1::{FollowLogsResponse, FollowStepsRequest, FollowStepsResponse, step_result};
-use crate::store::Origin;
+use crate::pb::without_facts;
 use crate::variables;
 
 /// The service; clones share the jobs.
 #[derive(Clone)]
-pub(crate) struct Service(pub(super) Calls);
+pub(crate) struct Service(pub(super) JobCalls);
 
 #[tonic::async_trait]
 impl StepRunner for Service {
@@ -35,13 +37,18 @@ impl StepRunner for Service {
     type FollowLogsStream = Messages<FollowLogsResponse>;
 
     async fn run(&self, request: Request<RunRequest>) -> Result<Response<RunResponse>, Status> {
-        let deadline = Deadline::of(&request);
-        call(deadline, async {
+        let (deadline, caller) = (Deadline::of(&request), Caller::of_request(&request));
+        let RunRequest { certain, guessed } = request.into_inner();
+        let id = certain.id.clone();
+        call(deadline, &id, async {
             failpoint::hit("grpc::run");
-            let RunRequest { certain, guessed } = request.into_inner();
-            let id = validate::job_id(&certain.id)?;
-            let (digest, certain) = digested(certain).await?;
-            self.0.run(&id, &digest, || run_request(id.clone(), digest, certain, guessed)).await?;
+            let id = validate::job_id(&id)?;
+            let Digested { digest, size, request } = digested(certain).await?;
+            let own = id.clone();
+            let format = self.0.job_log_format();
+            self.0
+                .run(caller, &id, &digest, size, move || run_request(own, digest, request, guessed, format))
+                .await?;
             Ok(RunResponse {})
         })
         .await
@@ -51,20 +58,20 @@ impl StepRunner for Service {
         &self,
         request: Request<FollowLogsRequest>,
     ) -> Result<Response<Self::FollowLogsStream>, Status> {
-        let deadline = Deadline::of(&request);
-        call(deadline, async {
+        let (deadline, terms) = (Deadline::of(&request), Terms::of(&request));
+        let FollowLogsRequest { id, offset } = request.into_inner();
+        call(deadline, &id, async {
             failpoint::hit("grpc::follow_logs");
-            let FollowLogsRequest { id, offset } = request.into_inner();
-            self.0.follow_logs(&id, offset, deadline)
+            self.0.follow_compatible_logs(&id, offset, terms)
         })
         .await
     }
 
     async fn status(&self, request: Request<StatusRequest>) -> Result<Response<StatusResponse>, Status> {
         let deadline = Deadline::of(&request);
-        call(deadline, async {
+        let StatusRequest { id } = request.into_inner();
+        call(deadline, &id, async {
             failpoint::hit("grpc::status");
-            let StatusRequest { id } = request.into_inner();
             Ok(statuses(self.0.states(&id)?))
         })
         .await
@@ -72,9 +79,9 @@ impl StepRunner for Service {
 
     async fn close(&self, request: Request<CloseRequest>) -> Result<Response<CloseResponse>, Status> {
         let deadline = Deadline::of(&request);
-        call(deadline, async {
+        let CloseRequest { id } = request.into_inner();
+        call(deadline, &id, async {
             failpoint::hit("grpc::finish");
-            let CloseRequest { id } = request.into_inner();
             self.0.finish(&id).await?;
             Ok(CloseResponse {})
         })
@@ -86,19 +93,20 @@ impl StepRunner for Service {
         request: Request<FollowStepsRequest>,
     ) -> Result<Response<Self::FollowStepsStream>, Status> {
         let deadline = Deadline::of(&request);
-        call(deadline, async {
+        let FollowStepsRequest { id, starts: _ } = request.into_inner();
+        call(deadline, &id, async {
             failpoint::hit("grpc::follow_steps");
-            let FollowStepsRequest { id } = request.into_inner();
-            self.0.follow_steps(&id, deadline, |result| FollowStepsResponse { result: Some(result) })
+            let message = |result| FollowStepsResponse { result: Some(without_facts(result)) };
+            self.0.follow_steps(&id, false, deadline, message)
         })
         .await
     }
 
     async fn cancel(&self, request: Request<CancelRequest>) -> Result<Response<CancelResponse>, Status> {
         let deadline = Deadline::of(&request);
-        call(deadline, async {
+        let CancelRequest { id } = request.into_inner();
+        call(deadline, &id, async {
             failpoint::hit("grpc::cancel");
-            let CancelRequest { id } = request.into_inner();
             self.0.cancel(&id).await?;
             Ok(CancelResponse {})
         })
@@ -106,12 +114,13 @@ impl StepRunner for Service {
     }
 }
 
-/// A request to run a job, its shape checked; its id was checked before.
+/// Checks the shape of a request to run a job. The caller has checked its id.
 pub(super) fn run_request(
     id: JobId,
     digest: [u8; 32],
     certain: messages::RunRequest,
     guessed: guesses::RunRequest,
+    log_format: JobLogFormat,
 ) -> Result<handle::RunRequest, Refusal> {
     let size = certain.encoded_len();
     let messages::RunRequest { id: _, work_dir, env, job, steps } = certain;
@@ -121,11 +130,15 @@ pub(super) fn run_request(
         build_dir,
         token_prefixes: Vec::new(),
     });
+    let origin = plain_log::origin(
+        log_format,
+        job.as_ref().map_or(&[][..], |job: &variables::JobPart| &job.variables),
+    );
     Ok(handle::RunRequest {
         id,
         digest,
         size,
-        origin: Origin::Proto,
+        origin,
         labels: Default::default(),
         variables: variables::Request {
             work_dir,
@@ -138,16 +151,16 @@ pub(super) fn run_request(
         inputs: IndexMap::default(),
         timeout: guessed_time(timeout),
         cancel_grace: guessed_time(graceful_exit_timeout),
-        limits: Limits::default(),
+        limits: ResourceLimits::default(),
     })
 }
 
-/// A time whose field is guessed: what is no time above zero is something else.
+/// Reads a time with a guessed field number. A value not above zero must be another field and is ignored.
 fn guessed_time(time: Option<prost_types::Duration>) -> Option<std::time::Duration> {
     time?.try_into().ok().filter(|time: &std::time::Duration| !time.is_zero())
 }
 
-/// States of jobs in one answer, which holds each message twice.
+/// Makes one answer with the states of jobs. It holds each message twice.
 fn statuses(jobs: Vec<JobStatus>) -> StatusResponse {
     let mut answer = StatusResponse { jobs: jobs.into_iter().map(status).collect() };
     let len = answer.encoded_len();
@@ -164,6 +177,7 @@ fn status(status: JobStatus) -> guesses::Status {
         registered: _,
         state,
         exit_code: _,
+        is_defect,
         message,
         start_time,
         end_time,
@@ -171,9 +185,13 @@ fn status(status: JobStatus) -> guesses::Status {
         steps_done: _,
         cpu_time: _,
         peak_memory: _,
+        current: _,
+        queue_position: _,
+        is_paused: _,
+        usage: _,
     } = status;
     let error =
-        error_kind(state, &message).map(|kind| StatusError { message: message.clone(), kind: kind.into() });
+        error_kind(state, is_defect).map(|kind| StatusError { message: message.clone(), kind: kind.into() });
     guesses::Status {
         id: id.to_string(),
         message,
@@ -194,14 +212,13 @@ const fn step_status(state: JobState) -> step_result::Status {
     }
 }
 
-/// Class of the error of a job that ended without success.
-fn error_kind(state: JobState, message: &str) -> Option<ErrorKind> {
+/// Returns the error class of a job that ended without success.
+const fn error_kind(state: JobState, is_defect: bool) -> Option<ErrorKind> {
     match state {
         JobState::Queued | JobState::Running | JobState::Cancelling | JobState::Ended(EndClass::Success) => {
             None
         }
-        // What the machine of a job says of a defect begins so.
-        JobState::Ended(EndClass::Failure) if message.starts_with("internal: ") => Some(ErrorKind::Internal),
+        JobState::Ended(EndClass::Failure) if is_defect => Some(ErrorKind::Internal),
         JobState::Ended(EndClass::Failure) => Some(ErrorKind::StepFailure),
         JobState::Ended(EndClass::Interrupted) => Some(ErrorKind::Internal),
         JobState::Ended(EndClass::Cancelled) => Some(ErrorKind::Cancelled),

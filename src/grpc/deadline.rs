@@ -1,4 +1,4 @@
-//! The deadline a caller gives with `grpc-timeout` (service.md §1.1): over it every call ends with DEADLINE_EXCEEDED.
+//! Ends each call with DEADLINE_EXCEEDED after the deadline that its client set with `grpc-timeout` (service.md §1.1).
 
 use std::future::Future;
 use std::panic::AssertUnwindSafe;
@@ -13,21 +13,21 @@ use tonic::{Request, Status};
 
 use super::status;
 use crate::failpoint;
-use crate::model::{Reason, Refusal};
+use crate::model::{JobId, Reason, Refusal};
 
-/// When a call must be over; `None` = never.
+/// End of a call's time; `None` means never.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Deadline(Option<Instant>);
 
 impl Deadline {
-    /// The deadline of a request.
+    /// Reads the deadline of a request.
     pub(super) fn of<T>(request: &Request<T>) -> Self {
         let header = request.metadata().get("grpc-timeout").and_then(|value| value.to_str().ok());
         Self(header.and_then(parse).and_then(|left| Instant::now().checked_add(left)))
     }
 
-    /// What `work` gives, or `None` when the deadline came first. The deadline is looked at before each step of the work:
-    /// what has its turn too late starts nothing (service.md §3.1).
+    /// Runs `work`; returns `None` if the deadline comes first. Every poll checks the deadline before `work`, so that
+    /// work whose turn comes too late starts nothing (service.md §3.1).
     pub(super) async fn limit<T>(self, work: impl Future<Output = T>) -> Option<T> {
         let Some(at) = self.0 else { return Some(work.await) };
         let (mut work, mut over) = (std::pin::pin!(work), std::pin::pin!(sleep_until(at)));
@@ -43,13 +43,14 @@ impl Deadline {
         .await
     }
 
-    /// The answer when it is over.
-    pub(super) fn status() -> Status {
-        Status::deadline_exceeded("deadline_exceeded: the call's own deadline is over; it may be repeated")
+    /// Returns the answer for an expired deadline.
+    pub(super) fn over() -> Refusal {
+        // Clients in Go look for the words `context deadline exceeded`.
+        Refusal::new(Reason::DeadlineExceeded, "context deadline exceeded: the call may be repeated")
     }
 }
 
-/// `grpc-timeout`: at most eight digits and a unit.
+/// Parses `grpc-timeout`: at most eight digits and a unit.
 fn parse(header: &str) -> Option<Duration> {
     let (digits, unit) = header.split_at_checked(header.len().checked_sub(1)?)?;
     if digits.len() > 8 || !digits.bytes().all(|b| b.is_ascii_digit()) {
@@ -67,40 +68,42 @@ fn parse(header: &str) -> Option<Duration> {
     }
 }
 
-/// A stream that ends with DEADLINE_EXCEEDED at its deadline, and with UNAVAILABLE when the daemon ends before it
+/// A stream that ends with DEADLINE_EXCEEDED at its deadline, or with UNAVAILABLE if the daemon stops earlier
 /// (service.md §3.6).
 pub(super) struct Deadlined<S> {
     messages: Pin<Box<S>>,
+    id: JobId,
     over: Option<Pin<Box<Sleep>>>,
     stopping: Pin<Box<WaitForCancellationFutureOwned>>,
     done: bool,
 }
 
 impl<S> Deadlined<S> {
-    /// Limits `messages`; `stopping` is cancelled when the daemon waits no longer for streams to end.
-    pub(super) fn new(messages: S, deadline: Deadline, stopping: CancellationToken) -> Self {
+    /// Limits `messages` about the job `id`. `stopping` is cancelled when the daemon stops waiting for streams.
+    pub(super) fn new(messages: S, id: JobId, deadline: Deadline, stopping: CancellationToken) -> Self {
         Self {
             messages: Box::pin(messages),
+            id,
             over: deadline.0.map(|at| Box::pin(sleep_until(at))),
             stopping: Box::pin(stopping.cancelled_owned()),
             done: false,
         }
     }
 
-    /// What ends the stream from outside, if that is due.
-    fn poll_end(&mut self, cx: &mut Context<'_>) -> Poll<Status> {
+    /// Returns `Ready` with the reason if the stream must end now.
+    fn poll_end(&mut self, cx: &mut Context<'_>) -> Poll<Refusal> {
         if self.stopping.as_mut().poll(cx).is_ready() {
             let text = "the daemon is stopping; follow again when it is back";
-            return Poll::Ready(status::status(&Refusal::new(Reason::ShuttingDown, text)));
+            return Poll::Ready(Refusal::new(Reason::ShuttingDown, text));
         }
         match &mut self.over {
-            Some(over) => over.as_mut().poll(cx).map(|()| Deadline::status()),
+            Some(over) => over.as_mut().poll(cx).map(|()| Deadline::over()),
             None => Poll::Pending,
         }
     }
 }
 
-impl<T, S: Stream<Item = Result<T, Status>>> Stream for Deadlined<S> {
+impl<T, S: Stream<Item = Result<T, Refusal>>> Stream for Deadlined<S> {
     type Item = Result<T, Status>;
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
@@ -109,17 +112,18 @@ impl<T, S: Stream<Item = Result<T, Status>>> Stream for Deadlined<S> {
         }
         if let Poll::Ready(end) = self.poll_end(cx) {
             self.done = true;
-            return Poll::Ready(Some(Err(end)));
+            return Poll::Ready(Some(Err(status::of_job(self.id.as_str(), &end))));
         }
-        // A panic is a defect that ends this call only.
+        // A panic is a defect that ends only this call.
         let next = || {
             failpoint::hit("grpc::stream");
             self.messages.as_mut().poll_next(cx)
         };
-        std::panic::catch_unwind(AssertUnwindSafe(next)).unwrap_or_else(|_| {
+        let next = std::panic::catch_unwind(AssertUnwindSafe(next)).unwrap_or_else(|_| {
             self.done = true;
-            Poll::Ready(Some(Err(status::status(&status::defect()))))
-        })
+            Poll::Ready(Some(Err(status::defect())))
+        });
+        next.map_err(|refusal| status::of_job(self.id.as_str(), &refusal))
     }
 }
 
@@ -133,7 +137,8 @@ mod tests {
     async fn a_stream_that_is_open_when_the_daemon_ends_says_so_once() {
         let stopping = CancellationToken::new();
         let messages = futures_util::stream::iter([Ok(1)]).chain(futures_util::stream::pending());
-        let mut stream = Deadlined::new(messages, Deadline(None), stopping.clone());
+        let id = JobId::parse("42").unwrap();
+        let mut stream = Deadlined::new(messages, id, Deadline(None), stopping.clone());
         assert_eq!(stream.next().await.unwrap().unwrap(), 1);
         stopping.cancel();
         let end = stream.next().await.unwrap().unwrap_err();

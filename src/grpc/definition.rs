@@ -1,5 +1,5 @@
-//! From a function's document, as JSON as read, to the message that shows it in results (service.md §2.1). What the
-//! message has no field for is left out.
+//! Converts a function's document, given as JSON, to the message that shows it in results (service.md §2.1). Parts
+//! without a field in the message are left out.
 
 use prost_types::value::Kind as PbKind;
 use serde_json::{Map, Value as Json};
@@ -7,11 +7,10 @@ use serde_json::{Map, Value as Json};
 use super::encode::value;
 use crate::pb::v1;
 
-/// Levels of arrays and objects shown as such: those of a document are few, and the document itself is deep inside its
-/// message.
+/// Levels of arrays and objects that are shown as such. A document has few, and it is already deep inside its message.
 const LEVELS: usize = 8;
 
-/// The message of a document `{"spec": …, "definition": …}`.
+/// Converts a document `{"spec": …, "definition": …}`.
 pub(super) fn message(document: &Json) -> v1::SpecDefinition {
     v1::SpecDefinition {
         spec: document.get("spec").map(spec),
@@ -55,7 +54,7 @@ fn declaration(declared: &Json) -> (i32, Option<prost_types::Value>, bool) {
     let value_type = match declared.get("type").and_then(Json::as_str) {
         Some("string") => v1::ValueType::String,
         Some("number") => v1::ValueType::Number,
-        Some("boolean") => v1::ValueType::Boolean,
+        Some("boolean") => v1::ValueType::Bool,
         Some("struct") => v1::ValueType::Struct,
         Some("array") => v1::ValueType::Array,
         _ => v1::ValueType::Unspecified,
@@ -106,7 +105,7 @@ fn step(step: &Json) -> v1::Step {
     }
 }
 
-/// A scalar's text; of anything else its JSON.
+/// Returns the text of a string, and the JSON of any other value.
 fn text(scalar: &Json) -> String {
     scalar.as_str().map_or_else(|| scalar.to_string(), str::to_owned)
 }

@@ -1,5 +1,5 @@
-//! The first draft of the service, `steprunner.v0.StepRunner` (service.md §5): what its requests mean in the terms of the
-//! canonical one.
+//! The first draft of the service, `steprunner.v0.StepRunner` (service.md §5). Translates its requests to the terms of
+//! the canonical service.
 
 mod ci_job;
 mod listed;
@@ -8,36 +8,40 @@ use indexmap::IndexMap;
 use prost::Message;
 use tonic::{Request, Response, Status};
 
-use super::calls::{Calls, Messages, call, digested};
+use super::calls::{Digested, JobCalls, Messages, call, digested};
 use super::deadline::Deadline;
+use super::peer::Caller;
 use super::validate;
 use crate::actors::handle;
 use crate::failpoint;
-use crate::model::{JobId, Limits, Reason, Refusal};
+use crate::model::{JobId, Reason, Refusal, ResourceLimits};
 use crate::pb::v0::run_request::JobOneof;
 use crate::pb::v0::step_runner_server::StepRunner;
 use crate::pb::v0::{
     CancelRequest, CancelResponse, FollowRequest, FollowResponse, RunRequest, RunResponse, Steps,
 };
-use crate::store::Origin;
+use crate::pb::without_facts;
+use crate::store::RequestOrigin;
 use crate::variables;
 
 /// The service; clones share the jobs.
 #[derive(Clone)]
-pub(crate) struct Service(pub(super) Calls);
+pub(crate) struct Service(pub(super) JobCalls);
 
 #[tonic::async_trait]
 impl StepRunner for Service {
     type FollowStream = Messages<FollowResponse>;
 
     async fn run(&self, request: Request<RunRequest>) -> Result<Response<RunResponse>, Status> {
-        let deadline = Deadline::of(&request);
-        call(deadline, async {
+        let (deadline, caller) = (Deadline::of(&request), Caller::of_request(&request));
+        let request = request.into_inner();
+        let id = request.id.clone();
+        call(deadline, &id, async {
             failpoint::hit("grpc::run");
-            let request = request.into_inner();
-            let id = validate::job_id(&request.id)?;
-            let (digest, request) = digested(request).await?;
-            self.0.run(&id, &digest, || run_request(id.clone(), digest, request)).await?;
+            let id = validate::job_id(&id)?;
+            let Digested { digest, size, request } = digested(request).await?;
+            let own = id.clone();
+            self.0.run(caller, &id, &digest, size, move || run_request(own, digest, request)).await?;
             Ok(RunResponse {})
         })
         .await
@@ -45,19 +49,20 @@ impl StepRunner for Service {
 
     async fn follow(&self, request: Request<FollowRequest>) -> Result<Response<Self::FollowStream>, Status> {
         let deadline = Deadline::of(&request);
-        call(deadline, async {
+        let FollowRequest { id } = request.into_inner();
+        call(deadline, &id, async {
             failpoint::hit("grpc::follow_steps");
-            let FollowRequest { id } = request.into_inner();
-            self.0.follow_steps(&id, deadline, |result| FollowResponse { result: Some(result) })
+            let message = |result| FollowResponse { result: Some(without_facts(result)) };
+            self.0.follow_steps(&id, false, deadline, message)
         })
         .await
     }
 
     async fn cancel(&self, request: Request<CancelRequest>) -> Result<Response<CancelResponse>, Status> {
         let deadline = Deadline::of(&request);
-        call(deadline, async {
+        let CancelRequest { id } = request.into_inner();
+        call(deadline, &id, async {
             failpoint::hit("grpc::finish");
-            let CancelRequest { id } = request.into_inner();
             self.0.finish(&id).await?;
             Ok(CancelResponse {})
         })
@@ -65,7 +70,7 @@ impl StepRunner for Service {
     }
 }
 
-/// A request to run a job, its shape checked; its id was checked before.
+/// Checks the shape of a request to run a job. The caller has checked its id.
 pub(super) fn run_request(
     id: JobId,
     digest: [u8; 32],
@@ -89,7 +94,7 @@ pub(super) fn run_request(
         id,
         digest,
         size,
-        origin: Origin::V0,
+        origin: RequestOrigin::V0,
         labels: Default::default(),
         variables: variables::Request { job, ..Default::default() },
         steps: validate::steps(steps)?,
@@ -97,6 +102,6 @@ pub(super) fn run_request(
         inputs: IndexMap::default(),
         timeout: None,
         cancel_grace: None,
-        limits: Limits::default(),
+        limits: ResourceLimits::default(),
     })
 }

@@ -1,16 +1,19 @@
-//! From what the daemon knows to messages. Exhaustive: no wildcard arm, no `..`.
+//! Converts the daemon's data to messages. Every match and every destructuring is exhaustive: no wildcard arm, no `..`.
 
 use bytes::Bytes;
 use prost::Message;
 use prost_types::value::Kind as PbKind;
 
+use crate::actors::trace_sink::StoredKind;
 use crate::actors::view::JobStatus;
+use crate::clock;
 use crate::model::{
-    EndClass, ExecResult, JobState, Reason, ReferenceInfo, Refusal, StepInfo, StepResult, StepStatus,
+    EndClass, ExecResult, JobState, Reason, ReferenceInfo, Refusal, StepFacts, StepInfo, StepResult,
+    StepStatus, StepUsage,
 };
 use crate::pb::v1;
 
-/// A point in time from microseconds since the epoch.
+/// Converts microseconds since the epoch.
 pub(super) fn timestamp(micros: i64) -> prost_types::Timestamp {
     prost_types::Timestamp {
         seconds: micros.div_euclid(1_000_000),
@@ -18,24 +21,26 @@ pub(super) fn timestamp(micros: i64) -> prost_types::Timestamp {
     }
 }
 
-/// A stored result as a message.
+/// Decodes a stored result.
 pub(super) fn stored_result(bytes: &[u8]) -> Result<v1::StepResult, Refusal> {
     v1::StepResult::decode(bytes)
         .map_err(|_| Refusal::new(Reason::DataLoss, "a stored step result cannot be read"))
 }
 
-/// Largest answer with the states of all jobs in bytes: below what clients take by default.
+/// Maximum size in bytes of an answer with the states of all jobs: below the clients' default limit.
 const MAX_STATES: usize = 3 << 20;
 
-/// States of jobs in one answer.
+/// Makes one answer with the states of jobs.
 pub(super) fn statuses(jobs: Vec<JobStatus>) -> v1::StatusResponse {
     let mut answer = v1::StatusResponse { jobs: jobs.into_iter().map(status).collect() };
     let len = answer.encoded_len();
-    shorten_messages(len, &mut answer.jobs, |job| vec![&mut job.message]);
+    shorten_messages(len, &mut answer.jobs, |job| {
+        job.current_step.iter_mut().chain([&mut job.message]).collect()
+    });
     answer
 }
 
-/// If these jobs are too many for one answer, which is `len` bytes long, their messages are cut, each to the same length.
+/// Shortens the messages of `jobs`, all to the same length, if their answer of `len` bytes is too large.
 pub(super) fn shorten_messages<J>(len: usize, jobs: &mut [J], messages: fn(&mut J) -> Vec<&mut String>) {
     if len <= MAX_STATES {
         return;
@@ -48,7 +53,7 @@ pub(super) fn shorten_messages<J>(len: usize, jobs: &mut [J], messages: fn(&mut 
     }
 }
 
-/// Cuts a text to at most `max` bytes between two characters; `…` says so where it has room.
+/// Shortens a text to at most `max` bytes at a character boundary. Ends it with `…` if that fits.
 pub(super) fn shorten(text: &mut String, max: usize) {
     const CUT: &str = "…";
     if text.len() <= max {
@@ -60,13 +65,14 @@ pub(super) fn shorten(text: &mut String, max: usize) {
     }
 }
 
-/// State of a job.
+/// Converts the state of a job.
 pub(super) fn status(status: JobStatus) -> v1::Status {
     let JobStatus {
         id,
         registered: _,
         state,
         exit_code,
+        is_defect: _,
         message,
         start_time,
         end_time,
@@ -74,6 +80,10 @@ pub(super) fn status(status: JobStatus) -> v1::Status {
         steps_done,
         cpu_time,
         peak_memory,
+        current,
+        queue_position,
+        is_paused,
+        usage: used,
     } = status;
     v1::Status {
         id: id.to_string(),
@@ -87,6 +97,30 @@ pub(super) fn status(status: JobStatus) -> v1::Status {
         steps_done: steps_done as i32,
         cpu_time: cpu_time.and_then(|t| t.try_into().ok()),
         peak_memory: peak_memory.map_or(0, |bytes| bytes as i64),
+        current_step: current.names.to_vec(),
+        step_number: current.number as i32,
+        steps_total: current.total as i32,
+        queue_position: queue_position as i32,
+        paused: is_paused,
+        usage: used.map(usage),
+        elapsed: start_time.map(|start| elapsed(start, end_time)),
+    }
+}
+
+/// Returns the time between two times in microseconds. Without an end, now is the end.
+fn elapsed(start: i64, end: Option<i64>) -> prost_types::Duration {
+    let micros = (end.unwrap_or_else(clock::now_micros) - start).max(0);
+    prost_types::Duration { seconds: micros / 1_000_000, nanos: (micros % 1_000_000 * 1_000) as i32 }
+}
+
+fn usage(used: StepUsage) -> v1::Usage {
+    let StepUsage { user, system, peak_memory, read, written } = used;
+    v1::Usage {
+        user_time: user.try_into().ok(),
+        system_time: system.try_into().ok(),
+        peak_memory_bytes: peak_memory.map(|bytes| bytes as i64),
+        read_bytes: read.map(|bytes| bytes as i64),
+        written_bytes: written.map(|bytes| bytes as i64),
     }
 }
 
@@ -103,29 +137,48 @@ const fn state_number(state: JobState) -> v1::State {
     }
 }
 
-/// HTTP/2 implementations count DATA frames shorter than this that a slow reader has not read, for the connection as a
-/// whole, and close it when they are too many (faults.md, fact 1).
+/// Minimum payload of a DATA frame, in bytes. HTTP/2 implementations count shorter frames that a slow reader leaves
+/// unread, on the whole connection, and close it if there are too many (faults.md §3, fact 1).
 const SHORT_FRAME: usize = 256;
 
-/// What short messages are filled up with.
+/// Source of the padding.
 static PADDING: [u8; SHORT_FRAME] = [0; SHORT_FRAME];
 
-/// The next bytes of a log, filled up so that their DATA frame is no short one: joining lines makes such frames rare on
-/// one stream, but a connection carries many and a reader may rest for long.
+/// Makes the next piece of a log, padded to [`SHORT_FRAME`]. Joining lines makes short pieces rare on one stream, but a
+/// connection carries many streams and its reader may pause for long.
 pub(super) fn log_piece(data: Bytes) -> v1::FollowLogsResponse {
     let padding = PADDING.get(data.len()..).unwrap_or_default();
     v1::FollowLogsResponse { data, padding: Bytes::from_static(padding) }
 }
 
-/// Largest message of FollowSteps in bytes; larger results lose their deepest parts (service.md §3.3).
+/// Maximum size of a message of FollowSteps, in bytes. Larger results lose their deepest parts (service.md §3.3).
 const MAX_RESULT: usize = 3 << 20;
 
-/// Whether a stored result is that of the root, which belongs to no step.
-pub fn is_root_result(stored: &[u8]) -> bool {
-    v1::StepResult::decode(stored).is_ok_and(|result| result.step.is_none())
+/// The fields that classify a stored result. Others are skipped.
+#[derive(Clone, Copy, PartialEq, Message)]
+struct StoredHead {
+    /// Field `step`, if present.
+    #[prost(message, optional, tag = "1")]
+    step: Option<Skipped>,
+    /// Field `status`.
+    #[prost(enumeration = "v1::step_result::Status", tag = "4")]
+    status: i32,
 }
 
-/// What a result gives up, in this order, until it fits: outputs keep their names, the rest goes whole.
+/// A message whose fields are all skipped.
+#[derive(Clone, Copy, PartialEq, Message)]
+struct Skipped {}
+
+/// Classifies a stored message of FollowSteps.
+pub fn stored_kind(stored: &[u8]) -> StoredKind {
+    match StoredHead::decode(stored) {
+        Ok(head) if head.status() == v1::step_result::Status::Running => StoredKind::News,
+        Ok(StoredHead { step: None, .. }) => StoredKind::Root,
+        Ok(_) | Err(_) => StoredKind::Step,
+    }
+}
+
+/// The parts that a result gives up, in this order, until it fits. Outputs keep their names; other parts go completely.
 const SACRIFICES: [fn(&mut v1::StepResult); 7] = [
     |result| result.outputs.values_mut().for_each(|value| *value = null()),
     |result| result.exports.clear(),
@@ -136,7 +189,7 @@ const SACRIFICES: [fn(&mut v1::StepResult); 7] = [
     |result| result.step.iter_mut().for_each(|step| step.inputs.clear()),
 ];
 
-/// A result as a message, cut to [`MAX_RESULT`].
+/// Encodes a result, reduced to [`MAX_RESULT`].
 pub fn step_result_bytes(result: &StepResult) -> Vec<u8> {
     let mut message = step_result(result, 1);
     let mut depth = depth_of(&message);
@@ -165,21 +218,22 @@ fn cut_below(result: &mut v1::StepResult, depth: usize) {
     }
 }
 
-/// Messages that common decoders let be nested in each other (prost, C++ and Java: 100), less those around a value.
+/// Nesting of messages that common decoders allow (prost, C++ and Java: 100), less the messages around a value.
 const MAX_NESTING: usize = 90;
 
-/// Levels of arrays and objects that are encoded as such; what lies deeper is shown as its JSON text.
+/// Levels of arrays and objects that are encoded as such. Deeper ones become JSON text.
 const MAX_LEVELS: usize = 16;
 
-/// Levels for the values of a result at `depth`, 1 for the outermost: each level is up to three messages.
+/// Returns the levels for the values of a result at `depth`, 1 for the outermost. A level is up to three messages.
 fn levels_at(depth: usize) -> usize {
     (MAX_NESTING.saturating_sub(depth) / 3).min(MAX_LEVELS)
 }
 
-/// Results are nested at most 64 deep (language.md §6), so this recursion is bounded. `depth` is 1 for the outermost.
+/// Converts a result at `depth`, 1 for the outermost. Results nest at most 64 deep (language.md §6): bounded recursion.
 fn step_result(result: &StepResult, depth: usize) -> v1::StepResult {
     let levels = levels_at(depth);
-    let StepResult { step, definition, status, outputs, exports, env, exec, sub_steps } = result;
+    let StepResult { step, definition, status, outputs, exports, env, exec, sub_steps, facts } = result;
+    let StepFacts { start, end, usage: used, number, total, steps, place, log_start, log_end } = facts;
     v1::StepResult {
         step: step.as_ref().map(|step| step_info(step, levels)),
         spec_definition: definition.as_deref().map(super::definition::message),
@@ -189,6 +243,15 @@ fn step_result(result: &StepResult, depth: usize) -> v1::StepResult {
         env: env.iter().map(|(k, v)| (k.clone(), v.clone())).collect(),
         exec_result: exec.as_ref().map(exec_result),
         sub_step_results: sub_steps.iter().map(|sub| step_result(sub, depth + 1)).collect(),
+        start_time: start.map(timestamp),
+        end_time: end.map(timestamp),
+        usage: used.map(usage),
+        number: *number as i32,
+        total: *total as i32,
+        steps: steps.map(|steps| steps as i32),
+        place: place.clone(),
+        log_start: log_start.map(|length| length as i64),
+        log_end: log_end.map(|length| length as i64),
     }
 }
 
@@ -245,7 +308,7 @@ const fn null() -> prost_types::Value {
     prost_types::Value { kind: Some(PbKind::NullValue(0)) }
 }
 
-/// A value with at most `levels` of arrays and objects; those below become strings that hold their JSON text.
+/// Converts a value. Arrays and objects below `levels` levels become strings with their JSON text.
 pub(super) fn value(value: &serde_json::Value, levels: usize) -> prost_types::Value {
     let within = levels.saturating_sub(1);
     let kind = match value {

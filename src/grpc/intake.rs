@@ -1,5 +1,5 @@
-//! What requests may take while they come in: looked at as soon as a message says how long it is, before anything is
-//! set aside for it (faults.md row 57).
+//! Bounds the memory of incoming requests. A message is checked as soon as its length is known, before memory is
+//! allocated for it (faults.md row 57).
 
 use std::convert::Infallible;
 use std::future::Future;
@@ -17,26 +17,26 @@ use tonic::Status;
 use tonic::body::Body;
 use tonic::server::NamedService;
 
-use super::heads::Heads;
+use super::length_headers::LengthHeaders;
 use super::server::MAX_REQUEST;
 use super::status;
 use crate::actors::handle::LARGE_REQUEST;
 use crate::model::{Reason, Refusal};
 
-/// Room for all large requests that are coming in, in KiB: two of the largest.
+/// Room for all incoming large requests together, in KiB: two of the largest.
 const ROOM: usize = 2 * MAX_REQUEST / KIB;
 const KIB: usize = 1 << 10;
 
-/// A request of which nothing has come for so long is given up: others may need its room.
+/// Time without a byte after which an incoming request is abandoned: others may need its room.
 const STALL: Duration = Duration::from_secs(30);
 
-/// When to send a request again that found no room.
+/// Delay after which a client may repeat a request that found no room.
 const AGAIN: Duration = Duration::from_secs(1);
 
-/// Flag and length before each message of gRPC.
+/// Length of flag and length field before each message of gRPC, in bytes.
 const PREFIX_LEN: usize = 5;
 
-/// A service whose requests come in within bounds. Clones share the room.
+/// A service with bounded requests. Clones share the room.
 #[derive(Clone)]
 pub(super) struct Intake<S> {
     service: S,
@@ -48,7 +48,7 @@ impl<S> Intake<S> {
         Self { service, room: Arc::new(Semaphore::new(ROOM)) }
     }
 
-    /// Another service that shares the room of this one.
+    /// Wraps another service that shares the room of this one.
     pub(super) fn beside<T>(&self, service: T) -> Intake<T> {
         Intake { service, room: Arc::clone(&self.room) }
     }
@@ -73,24 +73,24 @@ where
 
     fn call(&mut self, request: Request<Body>) -> Self::Future {
         let room = Arc::clone(&self.room);
-        self.service.call(request.map(|body| Body::new(Incoming::new(body, room))))
+        self.service.call(request.map(|body| Body::new(BoundedBody::new(body, room))))
     }
 }
 
-/// A request on its way in.
-struct Incoming {
+/// The body of an incoming request.
+struct BoundedBody {
     body: Body,
     room: Arc<Semaphore>,
-    messages: Heads<PREFIX_LEN>,
-    /// The room of a large message.
+    messages: LengthHeaders<PREFIX_LEN>,
+    /// The room reserved for a large message.
     held: Option<OwnedSemaphorePermit>,
-    /// Runs while nothing comes.
+    /// Timer that runs while no bytes come.
     stalled: Option<Pin<Box<Sleep>>>,
 }
 
-impl Incoming {
+impl BoundedBody {
     fn new(body: Body, room: Arc<Semaphore>) -> Self {
-        Self { body, room, messages: Heads::new(), held: None, stalled: None }
+        Self { body, room, messages: LengthHeaders::new(), held: None, stalled: None }
     }
 
     fn take(&mut self, bytes: &[u8]) -> Result<(), Refusal> {
@@ -99,8 +99,11 @@ impl Incoming {
                 return Err(malformed("its message is marked as compressed, but no encoding is named"));
             }
             let length = u32::from_be_bytes(length) as usize;
-            // What is too long is refused by the library at this same moment.
-            if length > LARGE_REQUEST && length <= MAX_REQUEST {
+            if length > MAX_REQUEST {
+                let text = format!("the request has {length} bytes, at most {MAX_REQUEST} are allowed");
+                return Err(Refusal::new(Reason::TooLarge, text));
+            }
+            if length > LARGE_REQUEST {
                 let held = Arc::clone(&self.room).try_acquire_many_owned(length.div_ceil(KIB) as u32);
                 self.held = Some(held.map_err(|_| {
                     let text =
@@ -112,7 +115,7 @@ impl Incoming {
         })
     }
 
-    /// Nothing comes at the moment.
+    /// Called while no bytes come. Ready with the refusal after [`STALL`].
     fn poll_stall(&mut self, cx: &mut Context<'_>) -> Poll<Refusal> {
         let stalled = self.stalled.get_or_insert_with(|| Box::pin(tokio::time::sleep(STALL)));
         stalled.as_mut().poll(cx).map(|()| {
@@ -126,7 +129,7 @@ fn malformed(text: &str) -> Refusal {
     Refusal::new(Reason::MalformedRequest, text)
 }
 
-impl HttpBody for Incoming {
+impl HttpBody for BoundedBody {
     type Data = Bytes;
     type Error = Status;
 
@@ -149,7 +152,7 @@ impl HttpBody for Incoming {
     }
 
     fn is_end_stream(&self) -> bool {
-        // A body that ends too early must be asked, to be found out.
+        // A body cut short must be polled again to be detected.
         !self.messages.is_within() && self.body.is_end_stream()
     }
 

@@ -1,4 +1,4 @@
-//! Puts the services together: what answers on the socket.
+//! Assembles the services that answer on the socket.
 
 use std::convert::Infallible;
 use std::task::{Context, Poll};
@@ -10,33 +10,38 @@ use tonic::server::NamedService;
 use tonic::service::Routes;
 use tonic_health::ServingStatus;
 use tonic_health::server::HealthReporter;
+use tonic_reflection::server::Error as ReflectionError;
 
-use super::calls::Calls;
+use super::calls::JobCalls;
 use super::intake::Intake;
-use super::{compatible, draft, v1};
+use super::peer::CallerRights;
+use super::{compatible, draft, reflection, v1};
 use crate::actors::handle::JobsHandle;
+use crate::config::Reflection;
 use crate::model::{Reason, Refusal};
 use crate::pb::compatible::service::step_runner_server::StepRunnerServer as CompatibleServer;
 use crate::pb::v0::step_runner_server::StepRunnerServer as DraftServer;
 use crate::pb::v1::step_runner_server::StepRunnerServer;
 
-/// Largest request in bytes (service.md §1.1).
+/// Maximum size of a request in bytes (service.md §1.1).
 pub(super) const MAX_REQUEST: usize = 32 << 20;
 
-/// Largest response in bytes: above every limit of ours, below what clients take by default is seen to where messages
-/// are made (service.md §1.1).
+/// Maximum size of a response in bytes, above every limit of ours. The code that makes messages keeps them below the
+/// clients' default limit (service.md §1.1).
 const MAX_RESPONSE: usize = 64 << 20;
 
-/// Names that are answered under.
-const NAMES: [&str; 6] = [
+/// Names of all services.
+const NAMES: [&str; 8] = [
     "steprunner.v1.StepRunner",
-    // The published text of the canonical service names no package.
+    // The published definition of the canonical service has no package.
     "StepRunner",
     "proto.StepRunner",
-    // Some clients of the compatible service may have another name for it (service.md §4.2).
+    // Some clients of the compatible service may use another name for it (service.md §4.2).
     "step.StepRunner",
     "steprunner.v0.StepRunner",
     "grpc.health.v1.Health",
+    "grpc.reflection.v1.ServerReflection",
+    "grpc.reflection.v1alpha.ServerReflection",
 ];
 const CANONICAL: usize = 0;
 const BARE: usize = 1;
@@ -44,23 +49,62 @@ const COMPATIBLE: usize = 2;
 const COMPATIBLE_TOO: usize = 3;
 const DRAFT: usize = 4;
 const HEALTH: usize = 5;
+const REFLECTION: usize = 6;
+const REFLECTION_ALPHA: usize = 7;
 
-/// What answers, and how its health is told.
+/// Messages of `PERMISSION_DENIED`.
+const NO_CALLER: &str = "this user may not call: the daemon's own user, root and those of allow_uids may";
+const NO_READER: &str = "reflection is for the daemon's own user and root: see setting reflection";
+
+/// The services for each kind of caller. Clones share them.
+#[derive(Clone)]
+pub struct ServicesByRights {
+    owner: Routes,
+    allowed: Routes,
+    refused: Routes,
+}
+
+impl ServicesByRights {
+    /// Combines `routes` with reflection as the setting says. Refused callers get `PERMISSION_DENIED` under every name.
+    pub(super) fn new(routes: Routes, reflection: Reflection) -> Result<Self, ReflectionError> {
+        let owner = match reflection {
+            Reflection::Off => routes.clone(),
+            Reflection::Owner | Reflection::On => reflection::add(routes.clone())?,
+        };
+        let allowed =
+            match reflection {
+                Reflection::Off | Reflection::On => owner.clone(),
+                Reflection::Owner => routes
+                    .add_service(Refuse::<REFLECTION>(NO_READER))
+                    .add_service(Refuse::<REFLECTION_ALPHA>(NO_READER)),
+            };
+        Ok(Self { owner, allowed, refused: refused() })
+    }
+
+    /// Returns the services for callers with these rights.
+    pub(crate) fn of(&self, rights: CallerRights) -> Routes {
+        match rights {
+            CallerRights::Owner => self.owner.clone(),
+            CallerRights::Allowed => self.allowed.clone(),
+            CallerRights::Refused => self.refused.clone(),
+        }
+    }
+}
+
+/// All services and their health.
 pub struct Services {
     /// All services.
-    pub routes: Routes,
-    /// Answers everything with `PERMISSION_DENIED`.
-    pub refusing: Routes,
+    pub answers: ServicesByRights,
     health: HealthReporter,
     end_streams: CancellationToken,
 }
 
 impl Services {
-    /// The services of `jobs`.
-    pub async fn new(jobs: JobsHandle) -> Self {
+    /// Makes the services of `jobs`.
+    pub async fn new(jobs: JobsHandle, reflection: Reflection) -> Result<Self, ReflectionError> {
         let (health, health_service) = tonic_health::server::health_reporter();
         let end_streams = CancellationToken::new();
-        let calls = Calls::new(jobs, end_streams.clone());
+        let calls = JobCalls::new(jobs, end_streams.clone());
         let canonical = StepRunnerServer::new(v1::Service(calls.clone()))
             .max_decoding_message_size(MAX_REQUEST)
             .max_encoding_message_size(MAX_RESPONSE);
@@ -79,39 +123,41 @@ impl Services {
             .add_service(compatible)
             .add_service(draft)
             .add_service(health_service);
-        let services = Self { routes, refusing: refusing(), health, end_streams };
+        let services = Self { answers: ServicesByRights::new(routes, reflection)?, health, end_streams };
         services.serving(ServingStatus::Serving).await;
-        services
+        Ok(services)
     }
 
-    /// Tells clients that no new job is taken.
+    /// Reports to health checks that the daemon takes no new jobs.
     pub async fn stopping(&self) {
         self.serving(ServingStatus::NotServing).await;
     }
 
-    /// Ends the streams that are still open with `UNAVAILABLE` (service.md §3.6).
+    /// Ends the open streams with `UNAVAILABLE` (service.md §3.6).
     pub fn end_streams(&self) {
         self.end_streams.cancel();
     }
 
     async fn serving(&self, status: ServingStatus) {
-        for name in NAMES.into_iter().filter(|name| *name != NAMES[HEALTH]).chain([""]) {
+        for name in NAMES.into_iter().take(HEALTH).chain([""]) {
             self.health.set_service_status(name, status).await;
         }
     }
 }
 
-/// `PERMISSION_DENIED` under every name.
-fn refusing() -> Routes {
-    Routes::new(Refuse::<CANONICAL>)
-        .add_service(Refuse::<BARE>)
-        .add_service(Refuse::<COMPATIBLE>)
-        .add_service(Refuse::<COMPATIBLE_TOO>)
-        .add_service(Refuse::<DRAFT>)
-        .add_service(Refuse::<HEALTH>)
+/// Makes services that answer `PERMISSION_DENIED` under every name.
+fn refused() -> Routes {
+    Routes::new(Refuse::<CANONICAL>(NO_CALLER))
+        .add_service(Refuse::<BARE>(NO_CALLER))
+        .add_service(Refuse::<COMPATIBLE>(NO_CALLER))
+        .add_service(Refuse::<COMPATIBLE_TOO>(NO_CALLER))
+        .add_service(Refuse::<DRAFT>(NO_CALLER))
+        .add_service(Refuse::<HEALTH>(NO_CALLER))
+        .add_service(Refuse::<REFLECTION>(NO_CALLER))
+        .add_service(Refuse::<REFLECTION_ALPHA>(NO_CALLER))
 }
 
-/// A service under the name with this number.
+/// A service under the name at this index of [`NAMES`].
 #[derive(Clone)]
 struct Renamed<S, const NAME: usize>(S);
 
@@ -140,9 +186,9 @@ where
     }
 }
 
-/// The answer to users who may not call, under the name with this number.
+/// Answers `PERMISSION_DENIED` with this text, under the name at this index of [`NAMES`].
 #[derive(Clone)]
-struct Refuse<const NAME: usize>;
+struct Refuse<const NAME: usize>(&'static str);
 
 impl<const NAME: usize> NamedService for Refuse<NAME> {
     const NAME: &'static str = NAMES[NAME];
@@ -158,8 +204,7 @@ impl<const NAME: usize> tower::Service<Request<Body>> for Refuse<NAME> {
     }
 
     fn call(&mut self, _: Request<Body>) -> Self::Future {
-        let text = "this user may not call: the daemon's own user, root and those of allow_uids may";
-        let refusal = Refusal::new(Reason::Forbidden, text);
+        let refusal = Refusal::new(Reason::Forbidden, self.0);
         std::future::ready(Ok(super::status::status(&refusal).into_http()))
     }
 }
@@ -170,12 +215,46 @@ mod tests {
 
     use super::*;
 
+    /// Returns the code of the answer to a caller who asks for reflection; `None` if the call is let through.
+    async fn asked(setting: Reflection, rights: CallerRights, version: usize) -> Option<String> {
+        let answers = ServicesByRights::new(Routes::default(), setting).unwrap();
+        let path = format!("/{}/ServerReflectionInfo", NAMES[version]);
+        let request = Request::post(&path).header("content-type", "application/grpc");
+        let answer = answers.of(rights).oneshot(request.body(Body::empty()).unwrap()).await.unwrap();
+        Some(answer.headers().get("grpc-status")?.to_str().unwrap().to_owned())
+    }
+
+    #[tokio::test]
+    async fn reflection_answers_whom_the_setting_names() {
+        const FORBIDDEN: Option<&str> = Some("7");
+        const UNIMPLEMENTED: Option<&str> = Some("12");
+        for version in [REFLECTION, REFLECTION_ALPHA] {
+            for (setting, owner, allowed) in [
+                (Reflection::Owner, None, FORBIDDEN),
+                (Reflection::On, None, None),
+                (Reflection::Off, UNIMPLEMENTED, UNIMPLEMENTED),
+            ] {
+                assert_eq!(
+                    asked(setting, CallerRights::Owner, version).await.as_deref(),
+                    owner,
+                    "{setting:?}"
+                );
+                assert_eq!(
+                    asked(setting, CallerRights::Allowed, version).await.as_deref(),
+                    allowed,
+                    "{setting:?}"
+                );
+                assert_eq!(asked(setting, CallerRights::Refused, version).await.as_deref(), FORBIDDEN);
+            }
+        }
+    }
+
     #[tokio::test]
     async fn who_may_not_call_is_told_so_under_every_name() {
         for name in NAMES {
             let path = format!("/{name}/Status");
             let request = Request::post(&path).body(Body::empty()).unwrap();
-            let answer = refusing().oneshot(request).await.unwrap();
+            let answer = refused().oneshot(request).await.unwrap();
             let code = answer.headers().get("grpc-status").and_then(|value| value.to_str().ok());
             assert_eq!(code, Some("7"), "{path}");
         }

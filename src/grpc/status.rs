@@ -1,15 +1,12 @@
-//! From refusals to gRPC statuses: the one table (service.md §3.6).
+//! Converts refusals to gRPC statuses, with the only table of codes (service.md §3.6).
 
 use tonic::{Code, Status};
-use tonic_types::{ErrorDetails, StatusExt};
+use tonic_types::FieldViolation;
 
-use super::encode;
-use crate::model::{Reason, Refusal};
+use crate::model::{JobId, Reason, Refusal, Violation};
+use crate::pb::details::{self, Details};
 
-/// Longest text in bytes: it travels in a header, percent-encoded, and clients take 16 KiB of headers.
-const MAX_TEXT: usize = 4 << 10;
-
-/// The code of a reason.
+/// Returns the code of a reason.
 pub(crate) const fn code(reason: Reason) -> Code {
     match reason {
         Reason::InvalidId
@@ -37,21 +34,29 @@ pub(crate) const fn code(reason: Reason) -> Code {
     }
 }
 
-/// `reason: text` with its code; for what may succeed later also `google.rpc.RetryInfo`.
-pub(crate) fn status(refusal: &Refusal) -> Status {
-    let code = code(refusal.reason);
-    let mut text = refusal.to_string();
-    encode::shorten(&mut text, MAX_TEXT);
-    match refusal.retry_after {
-        Some(delay) => {
-            let details = ErrorDetails::with_retry_info(Some(delay));
-            Status::with_error_details(code, text, details)
-        }
-        None => Status::new(code, text),
-    }
+/// Makes the status of a refused call about the job `id`. The id may be any text.
+pub(crate) fn of_job(id: &str, refusal: &Refusal) -> Status {
+    let Refusal { reason, text, retry_after, facts, violations } = refusal;
+    let id = JobId::parse(id).ok().map(|id| ("id".to_owned(), id.to_string()));
+    let facts = facts.iter().map(|(key, value)| ((*key).to_owned(), value.clone()));
+    let violations = violations.iter().map(|Violation { field, class, description }| FieldViolation {
+        reason: (*class).to_owned(),
+        ..FieldViolation::new(field, description)
+    });
+    let details = Details {
+        metadata: facts.chain(id).collect(),
+        retry_after: *retry_after,
+        violations: violations.collect(),
+    };
+    details::status(code(*reason), reason.word(), text, details)
 }
 
-/// What a caller is told of a panic: nothing of its text (faults.md row 59).
+/// Makes the status of a refused call that is not about a job.
+pub(crate) fn status(refusal: &Refusal) -> Status {
+    of_job("", refusal)
+}
+
+/// Refusal for a call that panicked. It has nothing of the panic's message (faults.md row 59).
 pub(super) fn defect() -> Refusal {
     Refusal::new(Reason::Internal, "a defect ended this call; the daemon's log says more")
 }
@@ -59,6 +64,8 @@ pub(super) fn defect() -> Refusal {
 #[cfg(test)]
 mod tests {
     use std::time::Duration;
+
+    use tonic_types::StatusExt;
 
     use super::*;
 
@@ -69,10 +76,27 @@ mod tests {
     }
 
     #[test]
-    fn a_long_text_is_cut_between_two_characters() {
-        let status = status(&Refusal::new(Reason::MalformedSteps, "é".repeat(10_000)));
-        assert!(status.message().len() <= MAX_TEXT);
-        assert!(status.message().starts_with("malformed_steps: é") && status.message().ends_with("é…"));
+    fn details_say_reason_job_and_field_and_never_quote_what_is_no_id() {
+        let refusal = Refusal::new(Reason::OffsetPastEnd, "x").about("offset").with_fact("log_bytes", "7");
+        let info = of_job("42", &refusal).get_details_error_info().unwrap();
+        assert_eq!((info.reason.as_str(), info.domain.as_str()), ("offset_past_end", "step-runner"));
+        let metadata = [("id", "42"), ("field", "offset"), ("log_bytes", "7")];
+        assert_eq!(info.metadata, metadata.map(|(key, value)| (key.to_owned(), value.to_owned())).into());
+        let info = of_job("a secret", &Refusal::new(Reason::InvalidId, "x").about("id"));
+        assert_eq!(info.get_details_error_info().unwrap().metadata, [("field".into(), "id".into())].into());
+    }
+
+    #[test]
+    fn mistakes_in_a_request_are_field_violations() {
+        let violation =
+            Violation { field: "steps:3:7".into(), class: "undeclared", description: "no such input".into() };
+        let refusal = Refusal { violations: vec![violation], ..Refusal::new(Reason::MalformedSteps, "x") };
+        let request = status(&refusal).get_details_bad_request().unwrap();
+        let [violation] = request.field_violations.as_slice() else { panic!("{request:?}") };
+        assert_eq!(
+            (violation.field.as_str(), violation.reason.as_str(), violation.description.as_str()),
+            ("steps:3:7", "undeclared", "no such input")
+        );
     }
 
     #[test]

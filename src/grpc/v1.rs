@@ -2,8 +2,9 @@
 
 use tonic::{Request, Response, Status};
 
-use super::calls::{Calls, Messages, call, digested};
+use super::calls::{Digested, JobCalls, Messages, Terms, call, digested};
 use super::deadline::Deadline;
+use super::peer::Caller;
 use super::{encode, validate};
 use crate::failpoint;
 use crate::pb::v1::step_runner_server::StepRunner;
@@ -14,7 +15,7 @@ use crate::pb::v1::{
 
 /// The service; clones share the jobs.
 #[derive(Clone)]
-pub(crate) struct Service(pub(super) Calls);
+pub(crate) struct Service(pub(super) JobCalls);
 
 #[tonic::async_trait]
 impl StepRunner for Service {
@@ -22,13 +23,17 @@ impl StepRunner for Service {
     type FollowLogsStream = Messages<FollowLogsResponse>;
 
     async fn run(&self, request: Request<RunRequest>) -> Result<Response<RunResponse>, Status> {
-        let deadline = Deadline::of(&request);
-        call(deadline, async {
+        let (deadline, caller) = (Deadline::of(&request), Caller::of_request(&request));
+        let request = request.into_inner();
+        let id = request.id.clone();
+        call(deadline, &id, async {
             failpoint::hit("grpc::run");
-            let request = request.into_inner();
-            let id = validate::job_id(&request.id)?;
-            let (digest, request) = digested(request).await?;
-            self.0.run(&id, &digest, || validate::run_request(id.clone(), digest, request)).await?;
+            let id = validate::job_id(&id)?;
+            let Digested { digest, size, request } = digested(request).await?;
+            let own = id.clone();
+            self.0
+                .run(caller, &id, &digest, size, move || validate::run_request(own, digest, request))
+                .await?;
             Ok(RunResponse {})
         })
         .await
@@ -39,10 +44,11 @@ impl StepRunner for Service {
         request: Request<FollowStepsRequest>,
     ) -> Result<Response<Self::FollowStepsStream>, Status> {
         let deadline = Deadline::of(&request);
-        call(deadline, async {
+        let FollowStepsRequest { id, starts } = request.into_inner();
+        call(deadline, &id, async {
             failpoint::hit("grpc::follow_steps");
-            let FollowStepsRequest { id } = request.into_inner();
-            self.0.follow_steps(&id, deadline, |result| FollowStepsResponse { result: Some(result) })
+            let message = |result| FollowStepsResponse { result: Some(result) };
+            self.0.follow_steps(&id, starts, deadline, message)
         })
         .await
     }
@@ -51,20 +57,20 @@ impl StepRunner for Service {
         &self,
         request: Request<FollowLogsRequest>,
     ) -> Result<Response<Self::FollowLogsStream>, Status> {
-        let deadline = Deadline::of(&request);
-        call(deadline, async {
+        let (deadline, terms) = (Deadline::of(&request), Terms::of(&request));
+        let FollowLogsRequest { id, offset } = request.into_inner();
+        call(deadline, &id, async {
             failpoint::hit("grpc::follow_logs");
-            let FollowLogsRequest { id, offset } = request.into_inner();
-            self.0.follow_logs(&id, offset.into(), deadline)
+            self.0.follow_logs(&id, offset.into(), terms)
         })
         .await
     }
 
     async fn finish(&self, request: Request<FinishRequest>) -> Result<Response<FinishResponse>, Status> {
         let deadline = Deadline::of(&request);
-        call(deadline, async {
+        let FinishRequest { id } = request.into_inner();
+        call(deadline, &id, async {
             failpoint::hit("grpc::finish");
-            let FinishRequest { id } = request.into_inner();
             self.0.finish(&id).await?;
             Ok(FinishResponse {})
         })
@@ -73,19 +79,19 @@ impl StepRunner for Service {
 
     async fn status(&self, request: Request<StatusRequest>) -> Result<Response<StatusResponse>, Status> {
         let deadline = Deadline::of(&request);
-        call(deadline, async {
+        let StatusRequest { id } = request.into_inner();
+        call(deadline, &id, async {
             failpoint::hit("grpc::status");
-            let StatusRequest { id } = request.into_inner();
-            Ok(encode::statuses(self.0.states(&id)?))
+            Ok(encode::statuses(self.0.placed_states(&id).await?))
         })
         .await
     }
 
     async fn cancel(&self, request: Request<CancelRequest>) -> Result<Response<CancelResponse>, Status> {
         let deadline = Deadline::of(&request);
-        call(deadline, async {
+        let CancelRequest { id } = request.into_inner();
+        call(deadline, &id, async {
             failpoint::hit("grpc::cancel");
-            let CancelRequest { id } = request.into_inner();
             self.0.cancel(&id).await?;
             Ok(CancelResponse {})
         })

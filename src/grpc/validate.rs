@@ -1,5 +1,5 @@
-//! From messages to checked requests. Every message is taken apart without `..`: a new field does not compile until
-//! somebody decides about it.
+//! Converts messages to checked requests. Every message is destructured without `..`, so that a new field does not
+//! compile until it is handled.
 
 use std::time::Duration;
 
@@ -9,30 +9,31 @@ use prost_types::value::Kind as PbKind;
 
 use crate::actors::handle::RunRequest;
 use crate::lang::value::{Data, Value};
-use crate::model::{JobId, Limits, Reason, Refusal, Variable};
+use crate::model::{JobId, Reason, Refusal, ResourceLimits, Variable};
 use crate::pb::v1;
-use crate::store::Origin;
+use crate::store::RequestOrigin;
 use crate::variables;
 
-/// Largest `steps` text in bytes (service.md §3.7).
+/// Maximum size of the `steps` text in bytes (service.md §3.7).
 const MAX_STEPS: usize = 16 << 20;
 
-/// A checked job id.
+/// Checks a job id.
 pub(super) fn job_id(id: &str) -> Result<JobId, Refusal> {
-    JobId::parse(id).map_err(|e| Refusal::new(Reason::InvalidId, e.to_string()))
+    JobId::parse(id).map_err(|e| Refusal::new(Reason::InvalidId, e.to_string()).about("id"))
 }
 
-/// A checked offset.
+/// Checks an offset.
 pub(super) fn offset(offset: i64) -> Result<u64, Refusal> {
     u64::try_from(offset).map_err(|_| {
         Refusal::new(
             Reason::OffsetNegative,
             format!("offset {offset} is negative: 0 is the log's first byte"),
         )
+        .about("offset")
     })
 }
 
-/// A request to run a job, its shape checked; its id was checked before.
+/// Checks the shape of a request to run a job. The caller has checked its id.
 pub(super) fn run_request(
     id: JobId,
     digest: [u8; 32],
@@ -57,7 +58,7 @@ pub(super) fn run_request(
         id,
         digest,
         size,
-        origin: Origin::V1,
+        origin: RequestOrigin::V1,
         labels: labels.unwrap_or_default(),
         variables: variables::Request {
             work_dir,
@@ -74,13 +75,14 @@ pub(super) fn run_request(
     })
 }
 
-/// The text of the steps, if it is not too long.
+/// Checks the size of the steps' text.
 pub(super) fn steps(steps: String) -> Result<String, Refusal> {
     if steps.len() > MAX_STEPS {
         return Err(Refusal::new(
             Reason::TooLarge,
             format!("steps has {} bytes, at most {MAX_STEPS} are allowed", steps.len()),
-        ));
+        )
+        .about("steps"));
     }
     Ok(steps)
 }
@@ -101,8 +103,8 @@ fn masking_part(masking: v1::Masking) -> variables::Masking {
     variables::Masking { phrases, token_prefixes }
 }
 
-/// 0 = none (service.md §2).
-fn job_limits(limits: v1::Limits) -> Result<Limits, Refusal> {
+/// Checks resource limits; 0 means none (service.md §2).
+fn job_limits(limits: v1::Limits) -> Result<ResourceLimits, Refusal> {
     const MICROS: f64 = 1e6;
     let v1::Limits { processes, memory, cpus, open_files } = limits;
     let refused = |name: &str| {
@@ -110,6 +112,7 @@ fn job_limits(limits: v1::Limits) -> Result<Limits, Refusal> {
             Reason::MalformedRequest,
             format!("limit {name} must be greater than zero; leave it out for none"),
         )
+        .about(format!("limits.{name}"))
     };
     let whole = |name, value: i64| -> Result<Option<u64>, Refusal> {
         let value = u64::try_from(value).map_err(|_| refused(name))?;
@@ -118,7 +121,7 @@ fn job_limits(limits: v1::Limits) -> Result<Limits, Refusal> {
     if !cpus.is_finite() || cpus < 0.0 {
         return Err(refused("cpus"));
     }
-    Ok(Limits {
+    Ok(ResourceLimits {
         processes: whole("processes", processes)?,
         memory: whole("memory", memory)?,
         cpu_micros: Some((cpus * MICROS).ceil() as u64).filter(|&micros| micros > 0),
@@ -133,7 +136,8 @@ fn positive(name: &str, duration: Option<prost_types::Duration>) -> Result<Optio
         _ => Err(Refusal::new(
             Reason::MalformedRequest,
             format!("{name} must be greater than zero; leave it out for none"),
-        )),
+        )
+        .about(name)),
     }
 }
 
@@ -143,14 +147,15 @@ fn input_values(
     inputs.into_iter().map(|(name, value)| Ok((name, input_value(value)?))).collect()
 }
 
-/// Messages are nested at most 100 deep by the decoder, so this recursion is bounded.
+/// The decoder limits the nesting of messages to 100, so this recursion is bounded.
 fn input_value(value: prost_types::Value) -> Result<Value, Refusal> {
     let data = match value.kind {
         None | Some(PbKind::NullValue(_)) => Data::Null,
         Some(PbKind::BoolValue(b)) => Data::Bool(b),
         Some(PbKind::NumberValue(n)) if n.is_finite() => Data::Number(n),
         Some(PbKind::NumberValue(_)) => {
-            return Err(Refusal::new(Reason::MalformedRequest, "inputs hold a number that is not finite"));
+            let text = "inputs hold a number that is not finite";
+            return Err(Refusal::new(Reason::MalformedRequest, text).about("inputs"));
         }
         Some(PbKind::StringValue(s)) => Data::String(s),
         Some(PbKind::ListValue(list)) => {

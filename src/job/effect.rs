@@ -1,59 +1,62 @@
-//! What a job's machine wants done. The shell performs effects in the order given.
+//! Effects: actions that a job's machine asks for. The job's actor performs them in the order given.
 
 use std::fmt;
 use std::time::Duration;
 
 use crate::lang::ast::Reference;
-use crate::model::{ExitStatus, Kind, Outcome, StepResult};
+use crate::model::{ExitStatus, LogChannel, Outcome, StepResult};
 
 use super::event::CallId;
 
-/// One thing to do. May hold secrets, which `Debug` hides.
+/// One action to perform. It may hold secrets, which `Debug` hides.
 #[derive(Clone, PartialEq)]
 pub enum Effect {
-    /// Find a function and answer with [`super::event::Event::Fetched`].
+    /// Fetch a function. The answer is [`super::event::Event::Fetched`].
     Fetch {
         /// The invocation.
         call: CallId,
-        /// Resolved reference: never dynamic, all its templates are plain text; a local path is absolute. Without names
-        /// of files, a reference to an image: its folder `dir` itself is wanted, or the file of that name, and no text.
+        /// Resolved reference: never dynamic, all templates are plain text, a local path is absolute. A reference to an
+        /// image without file names asks for its folder `dir` itself, or for the file of that name, and for no text.
         reference: Box<Reference>,
-        /// The caller was fetched into this tree: a local path must stay inside, symbolic links resolved
+        /// The tree that the caller was fetched into, if any: a local path must stay inside, symbolic links resolved
         /// (language.md §7.1).
         inside: Option<String>,
-        /// The caller's effective environment, if the function comes over the network: it has credentials, proxies and
+        /// The caller's effective environment if the function comes over the network, for credentials, proxies and
         /// certificates (language.md §7.7). Else empty.
         environment: Vec<(Vec<u8>, Vec<u8>)>,
     },
-    /// Make two empty files before anything that follows: an expression of a run function named its own files
+    /// Make two empty files before any later effect, because an expression of a run function named its own files
     /// (language.md §10). Nobody reads them.
     MakeFiles(StepFiles),
     /// Write a line to the job's log.
     Log {
         /// `00O` or `00E`.
-        kind: Kind,
-        /// The text, not yet masked.
+        kind: LogChannel,
+        /// The unmasked text. Masking comes first, then it becomes one line.
         text: String,
     },
-    /// Add phrases to the job's masking before anything that follows.
+    /// Add phrases to the job's masking before any later effect.
     Phrases(Vec<Vec<u8>>),
-    /// Start a process and answer with [`super::event::Event::Exited`].
+    /// Start a process. The answer is [`super::event::Event::Exited`].
     Spawn(Box<Spawn>),
-    /// Stop the running process: SIGTERM, SIGCONT, after `grace` SIGKILL. Its exit is still awaited.
+    /// Stop the running process: SIGTERM, SIGCONT, and SIGKILL after `grace`. The job still waits for its exit.
     Stop {
         /// The grace in force (service.md §6.2).
         grace: Duration,
     },
+    /// A step has started, or a nested step has ended: the next message of FollowSteps for clients that ask for starts.
+    /// It is the path of `running` results down to that step.
+    News(Box<StepResult>),
     /// A step of the job's own list has ended: the next message of FollowSteps.
     Emit(Box<StepResult>),
     /// The job is over. Always the last effect.
     Finish {
-        /// How.
+        /// Outcome of the job.
         outcome: Outcome,
-        /// The whole tree.
+        /// The whole tree of results.
         root: Box<StepResult>,
-        /// Last lines of the log (logs.md §2), not yet masked.
-        lines: Vec<(Kind, String)>,
+        /// Last lines of the log (logs.md §2), unmasked.
+        lines: Vec<(LogChannel, String)>,
     },
 }
 
@@ -64,36 +67,36 @@ pub struct Spawn {
     pub call: CallId,
     /// Name of the step.
     pub name: String,
-    /// What runs.
+    /// The program to run.
     pub program: Program,
-    /// Whole environment but for what the shell adds above all layers (variables.md §7).
+    /// The whole environment, except for the variables that the actor sets above all layers (variables.md §7).
     pub env: Vec<(Vec<u8>, Vec<u8>)>,
     /// Absolute working directory.
     pub work_dir: String,
-    /// Which ends of it are successes.
+    /// The exits that count as success.
     pub success: Success,
-    /// Output and export files to make before the start and to read after a success; `None` if nothing refers to them.
+    /// Output and export files, made before the start and read after a success; `None` if nothing refers to them.
     pub files: Option<StepFiles>,
 }
 
-/// What a process runs.
+/// The program of a process.
 #[derive(Clone, PartialEq, Eq)]
 pub enum Program {
     /// A command line, at least one element, the first not empty (language.md §14.3).
     Command(Vec<String>),
-    /// `SHELL -c TEXT`, SHELL being the first of the shells of language.md §17 `script` that is there; none: could not
+    /// `SHELL -c TEXT`. SHELL is the first existing shell of language.md §17 `script`; without any, the process cannot
     /// start.
     Script(String),
-    /// The same for a text longer than one argument may be: written to the file, then `SHELL FILE`.
+    /// A script that is too long for one argument: written to the file, then run as `SHELL FILE`.
     ScriptFile(ScriptFile),
-    /// As `ScriptFile`, with `#!SHELL` in front of the text; the shell is looked for by its name first (language.md §17
+    /// Like `ScriptFile`, with `#!SHELL` before the text. The shell is first looked up in `PATH` (language.md §17
     /// `script_legacy`).
     LegacyScript(ScriptFile),
     /// This program itself: `step-runner builtin NAME` (language.md §17).
     Builtin(BuiltinProgram),
 }
 
-/// Which ends of a process are successes.
+/// The exits of a process that count as success.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Success {
     /// Exit code 0.
@@ -103,7 +106,7 @@ pub enum Success {
 }
 
 impl Success {
-    /// Whether `status` is one of them.
+    /// True if `status` counts as success.
     pub const fn includes(self, status: ExitStatus) -> bool {
         const SIGHUP: u8 = 1;
         const SIGUSR1: u8 = 10;
@@ -145,7 +148,7 @@ pub struct ScriptFile {
     pub text: String,
 }
 
-/// Shows what is to be done but no text or value: they may be secrets.
+/// Shows the kind of effect but no text or value: they may be secrets.
 impl fmt::Debug for Effect {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -155,6 +158,7 @@ impl fmt::Debug for Effect {
             Self::Phrases(phrases) => write!(f, "Phrases([{}])", phrases.len()),
             Self::Spawn(spawn) => write!(f, "Spawn({}, {})", spawn.call, spawn.name),
             Self::Stop { grace } => write!(f, "Stop({grace:?})"),
+            Self::News(result) => write!(f, "News({})", result.step.as_ref().map_or("", |step| &step.name)),
             Self::Emit(result) => write!(f, "Emit({:?})", result.status),
             Self::Finish { outcome, .. } => write!(f, "Finish({:?}, {})", outcome.class, outcome.exit_code),
         }

@@ -1,4 +1,4 @@
-//! What happens to a job. Recorded in order and replayed, these rebuild the machine's state exactly.
+//! Events of a job. Recorded and replayed in order, they rebuild the machine's state exactly.
 
 use std::fmt;
 use std::sync::Arc;
@@ -7,30 +7,32 @@ use std::time::Duration;
 use indexmap::IndexMap;
 use serde::{Deserialize, Serialize};
 
+use crate::lang::output_file::OutputFileError;
 use crate::lang::value::Value;
-use crate::model::{CancelCause, ExitStatus};
+use crate::model::{CancelCause, ExitStatus, FinishedProcess};
+use crate::plan::returned::ProcessOutputs;
 
-/// Number of an invocation within its job, counted from 1 in the order in which they are made.
+/// Number of an invocation within its job, counted from 1 in order of creation.
 pub type CallId = u32;
 
-/// All that a job was asked for, prepared: variables expanded, directories chosen. First event of every record.
-/// Holds secrets; `Debug` shows the id only.
+/// The prepared request of a job: variables expanded, directories chosen. It is the first event of every record. It
+/// holds secrets; `Debug` shows only the id.
 #[derive(Clone, PartialEq, Serialize, Deserialize)]
 pub struct JobSpec {
     /// The job's id.
     pub id: String,
-    /// Text of `steps`, already known to parse.
+    /// Text of `steps`; it has been parsed successfully.
     pub steps: String,
     /// Name of the document in messages; an absolute path is the base of relative references.
     pub file: Option<String>,
     /// Inputs of the root's interface.
     pub inputs: IndexMap<String, Value>,
-    /// The `vars` object (language.md §10); masked ones are marked sensitive.
+    /// The `vars` object (language.md §10); masked variables are marked sensitive.
     pub vars: IndexMap<String, Value>,
-    /// Layer 1 and 2 of the environment (language.md §13): bytes, because the daemon's own may hold any.
+    /// Layers 1 and 2 of the environment (language.md §13), as bytes, because the daemon's own need not be UTF-8.
     /// Shared by all jobs of a daemon.
     pub base_env: Arc<Vec<(Vec<u8>, Vec<u8>)>>,
-    /// Layer 3.
+    /// Layer 3 of the environment.
     pub env: IndexMap<String, String>,
     /// The job's directory, absolute.
     pub work_dir: String,
@@ -44,63 +46,98 @@ pub struct JobSpec {
     pub default_grace: Duration,
 }
 
-/// What happened.
+/// One event of a job.
 #[derive(Clone, PartialEq, Serialize, Deserialize)]
 pub enum Event {
-    /// The request was accepted. Always the first event; the machine is made from it.
+    /// The request was accepted. Always the first event; the machine is built from it.
     Accepted(Box<JobSpec>),
-    /// The job has its slot: its first step may start. Microseconds since the epoch.
+    /// The job has its slot: its first step may start.
     Admitted {
-        /// When.
+        /// Time in microseconds since the epoch.
         at: i64,
     },
-    /// A function was fetched, or could not be.
+    /// A function was fetched, or the fetch failed.
     Fetched {
         /// The invocation.
         call: CallId,
-        /// What came of it.
+        /// The function or the failure.
         result: Result<Fetched, FetchFailure>,
     },
-    /// A process was started and is over, or could not be started.
+    /// A process is over, or could not be started.
     Exited {
         /// The invocation.
         call: CallId,
-        /// How it ended.
+        /// End of the process.
         end: ProcessEnd,
-        /// Name of the shell that was given the text, if it was a script's: which one there was.
+        /// Name of the shell that ran the script, for a script.
         shell: Option<String>,
-        /// Content of the output file; `None` if there was none, or the process failed.
+        /// Content of the output file; `None` if there was none or the process failed.
         outputs: Option<FileContent>,
-        /// Content of the export file, likewise.
+        /// Content of the export file; `None` as for `outputs`.
         exports: Option<FileContent>,
+        /// Measurements of the run by the keeper.
+        ran: Option<FinishedProcess>,
     },
-    /// Somebody or something wants the job to stop.
+    /// A client or a rule asks the job to stop.
     CancelAsked {
-        /// Why.
+        /// Cause of the cancel.
         cause: CancelCause,
-        /// A bound of this ask alone: a shutdown leaves at most `shutdown_grace`, a closing call none (service.md §6.2).
+        /// Limit of the grace for this cancel: a shutdown leaves at most `shutdown_grace`, a closing call none
+        /// (service.md §6.2).
         grace_limit: Option<Duration>,
     },
-    /// What the job needs before its first step could not be made: its file variables (service.md §3.1).
+    /// File variables, which the job needs before its first step, could not be made (service.md §3.1).
     Unprepared {
-        /// What is missing and why, for people.
+        /// The missing thing and the cause, for people.
         message: String,
     },
-    /// A defect of the daemon met while it drove this job: the job fails instead of staying as if it were running.
+    /// The daemon met a defect while it drove this job. The job fails, so that it does not look as if it ran.
     Broken {
-        /// What happened, for people.
+        /// Description for people.
         message: String,
     },
-    /// Phrases could not be added to the job's masking: what would have come after them must not come any more.
+    /// Phrases could not be added to the job's masking. Effects after the addition must not happen any more.
     Unmasked {
-        /// Number of the effect that was to add them (keeper protocol, `op`).
+        /// Number of the effect that failed to add them (keeper protocol, `op`).
         op: u32,
-        /// Why, for people.
+        /// Cause, for people.
         message: String,
+    },
+    /// A process has succeeded: [`Event::Exited`] with its files read. Records hold this form, because the values can
+    /// be much smaller than the files.
+    Returned {
+        /// The invocation.
+        call: CallId,
+        /// Exit status of its process.
+        status: ExitStatus,
+        /// Name of the shell that ran the script, for a script.
+        shell: Option<String>,
+        /// The returned values, or the reason why they cannot be used.
+        returned: Box<Result<ProcessOutputs, Unusable>>,
+        /// Measurements of the run by the keeper.
+        ran: Option<FinishedProcess>,
+    },
+    /// A function whose text is in an earlier event of the record. Occurs only in records.
+    FetchedAgain {
+        /// The invocation.
+        call: CallId,
+        /// Number of the event with the text.
+        text_of: u32,
+        /// The function with an empty text.
+        fetched: Fetched,
     },
 }
 
-/// A function's file as found.
+/// Returned files that cannot be used.
+#[derive(Clone, PartialEq, Serialize, Deserialize)]
+pub struct Unusable {
+    /// The error.
+    pub error: OutputFileError,
+    /// The bad line, if the job's log level is `debug`. It may hold a secret.
+    pub line: Option<Vec<u8>>,
+}
+
+/// A function that was found.
 #[derive(Clone, PartialEq, Serialize, Deserialize)]
 pub struct Fetched {
     /// Absolute folder of the definition file (`func_dir`).
@@ -109,49 +146,49 @@ pub struct Fetched {
     pub path: String,
     /// Its text.
     pub text: String,
-    /// Root of the tree it was fetched into (Git, OCI): its relative references must stay inside (language.md §7.1).
-    /// `None` for files of the job's environment.
+    /// Root of the tree that it was fetched into (Git, OCI): its relative references must stay inside (language.md
+    /// §7.1). `None` for files of the job's environment.
     pub tree: Option<String>,
-    /// What was fetched just now, exactly: a commit's hash, or a manifest's digest (faults.md, "Fetch"). `None` for files
-    /// that were there.
+    /// Exact version of a function that was fetched just now: a commit's hash or a manifest's digest (threat-model.md
+    /// §4.6). `None` for files that existed already.
     pub version: Option<String>,
 }
 
-/// Why a function could not be fetched.
+/// Reason why a function could not be fetched.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FetchFailure {
     /// Class of language.md §18 (`not_found`, `fetch`, `limit`, `schema`).
     pub class: crate::lang::diagnostic::Class,
-    /// What went wrong and what to do, without credentials.
+    /// Error and remedy, without credentials.
     pub message: String,
 }
 
-/// How a process ended.
+/// End of a process.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ProcessEnd {
-    /// It ran and ended.
+    /// It ran and exited.
     Exited(ExitStatus),
-    /// It could not be started; text for people.
+    /// It could not be started; the text is for people.
     NotStarted(String),
-    /// It ran, something ran short meanwhile, and it ended badly.
+    /// It ran, a resource ran short meanwhile, and it failed.
     Short {
-        /// How it ended.
+        /// Exit status.
         status: ExitStatus,
-        /// What ran short, for people.
+        /// The resource that ran short, for people.
         of: String,
     },
 }
 
-/// An output or export file after a successful exit.
+/// Output or export file after a successful exit.
 #[derive(Clone, PartialEq, Serialize, Deserialize)]
 pub enum FileContent {
-    /// Its bytes, at most the limit of language.md §6 and one more.
+    /// Its bytes, at most one more than the limit of language.md §6.
     Bytes(Vec<u8>),
-    /// It is no regular file, or could not be read; text for people.
+    /// It is not a regular file or could not be read; the text is for people.
     Unreadable(String),
 }
 
-/// Shows what happened but no text or value: they may be secrets.
+/// Shows the kind of event but no text or value: they may be secrets.
 impl fmt::Debug for Event {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -165,18 +202,23 @@ impl fmt::Debug for Event {
             Self::Unprepared { .. } => f.write_str("Unprepared"),
             Self::Broken { .. } => f.write_str("Broken"),
             Self::Unmasked { op, .. } => write!(f, "Unmasked({op})"),
+            Self::Returned { call, status, returned, .. } => {
+                let what = if returned.is_ok() { "values" } else { "nothing usable" };
+                write!(f, "Returned({call}, {status:?}, {what})")
+            }
+            Self::FetchedAgain { call, text_of, .. } => write!(f, "FetchedAgain({call}, {text_of})"),
         }
     }
 }
 
-/// Shows the id only.
+/// Shows only the id.
 impl fmt::Debug for JobSpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("JobSpec").field("id", &self.id).finish_non_exhaustive()
     }
 }
 
-/// Shows the length only: what steps return may be secret.
+/// Shows only the length: values returned by steps may be secret.
 impl fmt::Debug for FileContent {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

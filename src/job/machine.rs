@@ -1,8 +1,8 @@
 //! The machine of one job: events in, effects out.
 //!
-//! It owns the order of language.md §14 (what runs when, what a failure ends, what a cancel leaves), the frames of run
-//! functions under way, and the tree of results. It reads nothing and starts nothing, and it does not know the time:
-//! the same events give the same effects, which is how a job outlives its daemon (architecture.md).
+//! It owns the order of language.md §14 (which step runs when, and how failures and cancels end the job), the frames of
+//! functions under way, and the tree of results. It reads nothing, starts nothing and has no clock. The same events
+//! always give the same effects, so a job can outlive its daemon (architecture.md).
 //!
 //! ```text
 //!   new ─▶ Queued ──Admitted──▶ Loading ──Fetched──▶ Running ──Exited──▶ Loading … ─▶ Over
@@ -10,7 +10,7 @@
 //!            └─────CancelAsked─────┴───▶ Over           └──CancelAsked──▶ Running (stopping) ──Exited──▶ Over
 //! ```
 //!
-//! A job works on one thing at a time: it waits for its slot, for one function to be fetched, or for one process.
+//! A job waits for one thing at a time: its slot, the fetch of one function, or one process.
 
 mod builtin;
 mod cancel;
@@ -19,6 +19,8 @@ mod frame;
 mod start;
 #[cfg(test)]
 mod tests;
+mod times;
+mod weight;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -30,66 +32,70 @@ use crate::lang::diagnostic::{Diagnostic, Position};
 use crate::lang::environment::{Environment, LOG_LEVEL};
 use crate::lang::eval::Steps;
 use crate::lang::value::Value;
-use crate::model::Kind;
+use crate::model::LogChannel;
 use crate::plan::library::{Library, Loaded};
 use crate::plan::secrets::Secrets;
 
 use super::effect::{Effect, StepFiles};
-use super::event::{CallId, Event, JobSpec};
+use super::event::{CallId, Event, JobSpec, ProcessEnd};
 use builtin::Fetching;
-use frame::{Frame, Leaf, Loading};
+use frame::{FunctionFrame, Leaf, Loading};
+use times::Timeline;
 
 /// One job's machine.
 pub struct Machine {
     constants: Constants,
-    state: State,
-    /// Functions with `run` under way, the root's first.
+    state: MachineState,
+    /// Functions with `run` under way, outermost first.
     #[expect(
         clippy::vec_box,
         reason = "a vector's first four places would cost a small job more than its whole rest"
     )]
-    frames: Vec<Box<Frame>>,
+    frames: Vec<Box<FunctionFrame>>,
     environment: Environment,
     library: Library,
     secrets: Secrets,
-    /// Number of the invocation made last.
+    /// Number of the latest invocation.
     calls: CallId,
+    /// Bytes that results may still occupy.
+    room: usize,
+    times: Timeline,
     /// Effects of the event being handled.
     effects: Vec<Effect>,
 }
 
-/// What a request fixes for the whole job.
+/// Values that the request fixes for the whole job.
 struct Constants {
     vars: IndexMap<String, Value>,
     work_dir: Arc<str>,
     tmp_dir: Arc<str>,
-    /// What `steps` shows outside of a `run` list.
+    /// Value of `steps` outside of a `run` list.
     no_steps: Steps,
-    /// The job asked for everything to be said: its log level is `debug` (language.md §13, layer 2).
+    /// True if the job's log level is `debug` (language.md §13, layer 2).
     debug: bool,
-    /// Bound of every grace.
+    /// Upper bound of every grace.
     cancel_grace: Option<Duration>,
-    /// Grace of a process whose function names none.
+    /// Grace of a process whose function sets none.
     default_grace: Duration,
 }
 
-/// What a job waits for.
-enum State {
-    /// Its slot; holds the root and its inputs.
+/// The thing that a job waits for.
+enum MachineState {
+    /// Its slot. Holds the root and its inputs.
     Queued(Box<Root>),
-    /// A function.
+    /// A function to be fetched.
     Loading(Box<Loading>),
-    /// What a builtin fetches.
+    /// A tree that a builtin fetches.
     Fetching(Box<Fetching>),
     /// A process.
     Running(Box<Leaf>),
-    /// Nothing, while an event is handled; it stays so if that panics.
+    /// Nothing: an event is being handled. The state stays if that panics.
     Handling,
     /// Nothing: its last effect was [`Effect::Finish`].
     Over,
 }
 
-/// The function that the request itself is.
+/// The request itself as a function.
 struct Root {
     loaded: Arc<Loaded>,
     func_dir: Arc<str>,
@@ -97,10 +103,10 @@ struct Root {
 }
 
 impl Machine {
-    /// A machine for a request.
+    /// Creates the machine of a request.
     ///
     /// # Errors
-    /// All findings in `steps`, and all breaches of the root's interface by `inputs`.
+    /// Returns all findings in `steps`, or all violations of the root's interface by `inputs`.
     pub fn new(spec: &JobSpec) -> Result<Self, Vec<Diagnostic>> {
         let loaded = Arc::new(Loaded::request(&spec.steps, spec.file.as_deref())?);
         let inputs =
@@ -125,56 +131,92 @@ impl Machine {
                 cancel_grace: spec.cancel_grace,
                 default_grace: spec.default_grace,
             },
-            state: State::Queued(Box::new(root)),
+            state: MachineState::Queued(Box::new(root)),
             frames: Vec::new(),
             environment: Environment::new(Arc::clone(&spec.base_env), spec.env.clone())
                 .masking(masked.collect()),
             library: Library::default(),
             secrets,
             calls: 0,
+            room: weight::ROOM,
+            times: Timeline::default(),
             effects: Vec::new(),
         })
     }
 
-    /// Takes notice of `event` and says what to do, in this order. Late answers and everything after the end are
-    /// ignored.
-    pub fn handle(&mut self, event: &Event) -> Vec<Effect> {
-        match (event, std::mem::replace(&mut self.state, State::Handling)) {
-            (_, State::Over) => self.state = State::Over,
-            (Event::Admitted { .. }, State::Queued(root)) => self.begin(*root),
-            (Event::Fetched { call, result }, State::Loading(loading)) if *call == loading.call => {
+    /// Reads the files of a process that has succeeded, if this machine waits for it, because the record holds their
+    /// values. For any other exit the files are dropped. Other events stay as they are.
+    #[must_use]
+    pub fn read_files(&self, event: Event) -> Event {
+        match (event, &self.state) {
+            (
+                Event::Exited { call, end: ProcessEnd::Exited(status), shell, outputs, exports, ran },
+                MachineState::Running(leaf),
+            ) if leaf.call == call && leaf.stopping.is_none() && leaf.success.includes(status) => {
+                let returned = self.returned(leaf, outputs.as_ref(), exports.as_ref());
+                Event::Returned { call, status, shell, returned: Box::new(returned), ran }
+            }
+            (Event::Exited { call, end, shell, ran, .. }, _) => {
+                Event::Exited { call, end, shell, outputs: None, exports: None, ran }
+            }
+            (event, _) => event,
+        }
+    }
+
+    /// Handles `event` and returns the effects, in order. Ignores late answers and everything after the end. `at` is
+    /// the time at which the event is or was handled, in microseconds since the host's boot.
+    pub fn handle(&mut self, event: &Event, at: u64) -> Vec<Effect> {
+        self.times.at(at);
+        match (event, std::mem::replace(&mut self.state, MachineState::Handling)) {
+            (_, MachineState::Over) => self.state = MachineState::Over,
+            (Event::Admitted { at }, MachineState::Queued(root)) => {
+                self.times.start(*at);
+                self.begin(*root);
+            }
+            (Event::Fetched { call, result }, MachineState::Loading(loading)) if *call == loading.call => {
                 self.fetched(*loading, result);
             }
-            (Event::Fetched { call, result }, State::Fetching(fetching)) if *call == fetching.call.id => {
+            (Event::Fetched { call, result }, MachineState::Fetching(fetching))
+                if *call == fetching.call.id =>
+            {
                 self.tree_fetched(*fetching, result);
             }
-            (Event::Exited { call, end, shell, outputs, exports }, State::Running(mut leaf))
+            (Event::Exited { call, end, shell, outputs, exports, ran }, MachineState::Running(mut leaf))
                 if *call == leaf.call =>
             {
-                leaf.ran_by(shell.as_deref());
+                self.times.ran(ran.as_ref());
+                leaf.ran(ran.as_ref(), shell.as_deref());
                 self.exited(*leaf, end, outputs.as_ref(), exports.as_ref());
             }
+            (Event::Returned { call, status, shell, returned, ran }, MachineState::Running(mut leaf))
+                if *call == leaf.call =>
+            {
+                self.times.ran(ran.as_ref());
+                leaf.ran(ran.as_ref(), shell.as_deref());
+                self.returned_by(*leaf, *status, (**returned).clone());
+            }
             (Event::CancelAsked { cause, grace_limit }, state) => self.cancel(state, *cause, *grace_limit),
-            (Event::Unprepared { message }, State::Queued(root)) => self.cannot_begin(&root, message),
+            (Event::Unprepared { message }, MachineState::Queued(root)) => self.cannot_begin(&root, message),
             (Event::Broken { message } | Event::Unmasked { message, .. }, state) => {
                 self.broken(state, message);
             }
             (_, state) => self.state = state,
         }
-        if matches!(self.state, State::Handling) {
-            // Unreachable as far as known; a job that waits for nothing would look as if it were running for ever.
-            self.broken(State::Handling, "the machine lost its place");
+        if matches!(self.state, MachineState::Handling) {
+            // Believed unreachable. A job that waits for nothing would look as if it ran for ever.
+            self.broken(MachineState::Handling, "the machine lost its place");
         }
+        self.secrets.rest();
         std::mem::take(&mut self.effects)
     }
 
-    /// Whether the job is over: every further event is ignored.
+    /// True if the job is over and ignores all further events.
     #[cfg(test)]
     pub const fn is_over(&self) -> bool {
-        matches!(self.state, State::Over)
+        matches!(self.state, MachineState::Over)
     }
 
-    /// Adds an effect; phrases that became known come first (language.md §11.5).
+    /// Adds an effect, preceded by phrases that became known (language.md §11.5).
     fn push(&mut self, effect: Effect) {
         let fresh = self.secrets.take_fresh();
         if !fresh.is_empty() {
@@ -183,19 +225,17 @@ impl Machine {
         self.effects.push(effect);
     }
 
-    /// Adds a line to the job's log.
-    fn log(&mut self, kind: Kind, text: String) {
+    fn log(&mut self, kind: LogChannel, text: String) {
         self.push(Effect::Log { kind, text });
     }
 
     /// Shows the warnings of a file (logs.md §2).
     fn warn(&mut self, warnings: &[Diagnostic]) {
         for warning in warnings {
-            self.log(Kind::Err, format!("warning: {}", located(warning)));
+            self.log(LogChannel::Err, format!("warning: {}", located(warning)));
         }
     }
 
-    /// Number and files of a new invocation.
     fn next_call(&mut self) -> (CallId, StepFiles) {
         self.calls += 1;
         let folder = format!("{}/{}", self.constants.tmp_dir, self.calls);
@@ -203,7 +243,7 @@ impl Machine {
     }
 }
 
-/// The folder of a request's file, if its name is an absolute path.
+/// Returns the folder of the request's file, if its name is an absolute path.
 fn folder_of(file: Option<&str>) -> Option<&str> {
     match file?.rsplit_once('/')? {
         ("", _) => Some("/"),
@@ -212,8 +252,8 @@ fn folder_of(file: Option<&str>) -> Option<&str> {
     }
 }
 
-/// An input of the request that its interface does not allow. It stands in no document: the place is that of the
-/// declaration, if there is one.
+/// Describes an input of the request that violates the interface. The input is in no document, so the position is that
+/// of the declaration, if any.
 fn root_input_error(root: &Loaded, error: contract::ContractError) -> Diagnostic {
     let function = &root.function;
     let at = function.spec.inputs.get(&error.name).map_or(Position::START, |declared| declared.at);
@@ -221,9 +261,9 @@ fn root_input_error(root: &Loaded, error: contract::ContractError) -> Diagnostic
         .with_path(format!("inputs.{}", error.name))
 }
 
-/// `FILE:LINE:COLUMN: PATH: message`, without the word `warning`.
+/// Returns `FILE:LINE:COLUMN: PATH: message`, without the word `warning`; not yet masked, cut or escaped.
 fn located(diagnostic: &Diagnostic) -> String {
     let mut plain = diagnostic.clone();
     plain.severity = crate::lang::diagnostic::Severity::Error;
-    plain.to_string()
+    plain.unmasked()
 }

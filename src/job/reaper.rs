@@ -1,31 +1,30 @@
 //! The reaper's policy: which jobs are stale, runaway, silent or waiting too long (service.md §6.3).
 //!
-//! Pure: facts and the time in, actions out. Times are monotonic, counted from the daemon's start; only what happened
-//! before it is known by the wall clock, as an age at the start. A follower or Status call is no fact here: only
-//! Finish ends a job's stay.
+//! Pure: facts and the time in, actions out. Times are monotonic, counted from the daemon's start. An earlier event is
+//! known by its age at the start. Followers and Status calls do not count: only Finish ends a job's stay.
 
 use std::time::Duration;
 
 use crate::config::Config;
 use crate::model::CancelCause;
 
-/// The rules' times. Zero switches a rule off.
+/// Time limits of the rules. Zero switches a rule off.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rules {
-    /// Ended and not finished by a client.
+    /// Limit for an ended job that no client finishes.
     pub stale_after: Duration,
-    /// Earliest removal, since the start, of what had ended before it.
+    /// Earliest removal, after the start, of a job that ended before the start.
     pub stale_floor: Duration,
-    /// Running.
+    /// Limit for a running job.
     pub runaway_after: Duration,
-    /// Running without a byte of output.
+    /// Limit for a running job without output.
     pub silent_after: Duration,
-    /// Waiting for a slot.
+    /// Limit for a job that waits for a slot.
     pub queued_after: Duration,
 }
 
 impl Rules {
-    /// The times in force.
+    /// Takes the limits from the settings.
     pub const fn of(config: &Config) -> Self {
         Self {
             stale_after: config.stale_after,
@@ -37,22 +36,22 @@ impl Rules {
     }
 }
 
-/// When something happened.
+/// Time of an event, relative to the daemon's start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Moment {
     /// This long after the daemon's start.
     AfterStart(Duration),
-    /// This long before it, by the wall clock. A clock that was set back gives zero.
+    /// This long before the daemon's start. Zero if the wall clock was set back in between.
     BeforeStart(Duration),
 }
 
 impl Moment {
-    /// Before the daemon's start, and `age` ago at `now`.
+    /// Creates the moment that is `age` ago at `now` and before the daemon's start.
     pub const fn before_start(age: Duration, now: Duration) -> Self {
         Self::BeforeStart(age.saturating_sub(now))
     }
 
-    /// How long ago that is at `now`.
+    /// Returns the age of this moment at `now`.
     pub fn age(self, now: Duration) -> Duration {
         match self {
             Self::AfterStart(at) => now.saturating_sub(at),
@@ -61,50 +60,50 @@ impl Moment {
     }
 }
 
-/// What the reaper must know of a job.
+/// Facts about a job that the reaper needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Facts<I> {
-    /// What names it.
+    /// Identifies the job.
     pub id: I,
     /// Its phase.
     pub phase: Phase,
 }
 
-/// Where a job is in its life, and since when.
+/// Phase of a job's life, with its start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Phase {
     /// Waiting for a slot.
     Queued {
-        /// Registered.
+        /// Time of the registration.
         since: Moment,
     },
     /// Its steps run.
     Running {
-        /// Started.
+        /// Time of the start.
         since: Moment,
-        /// Last byte of output; the start if there was none. After a restart not before the daemon's start: how long
-        /// the job was silent before is not known.
+        /// Time of the last output, or of the start if there was none. After a restart it is not before the daemon's
+        /// start: the earlier silence is unknown.
         output: Moment,
     },
-    /// Being cancelled: the cancel has its own end.
+    /// Being cancelled, which has its own time limit.
     Cancelling,
     /// Over.
     Ended {
-        /// Ended.
+        /// Time of the end.
         since: Moment,
     },
 }
 
-/// What is to be done.
+/// An action that the reaper asks for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Action<I> {
-    /// Remove as Finish does.
+    /// Remove the job as Finish does.
     Remove(I),
     /// Cancel, with this cause in the job's log.
     Cancel(I, CancelCause),
 }
 
-/// One pass at `now`, the time since the daemon's start. At most one action a job.
+/// Makes one pass at `now`, the time since the daemon's start. Returns at most one action per job.
 pub fn decide<I: Clone>(rules: &Rules, now: Duration, jobs: &[Facts<I>]) -> Vec<Action<I>> {
     jobs.iter().filter_map(|job| judge(rules, now, job)).collect()
 }
@@ -115,11 +114,11 @@ fn judge<I: Clone>(rules: &Rules, now: Duration, job: &Facts<I>) -> Option<Actio
         Phase::Queued { since } if is_over(rules.queued_after, since.age(now)) => {
             cancel(CancelCause::QueuedTooLong)
         }
-        // The rule with the longer time says more, so it goes first.
+        // The rule with the longer time explains more, so it goes first.
         Phase::Running { since, .. } if is_over(rules.runaway_after, since.age(now)) => {
             cancel(CancelCause::Runaway)
         }
-        // A log that was opened before the start has not been silent since then (queue.md §5).
+        // The log may be older than the start: waiting is not silence (queue.md §5).
         Phase::Running { since, output }
             if is_over(rules.silent_after, output.age(now).min(since.age(now))) =>
         {
@@ -138,7 +137,7 @@ fn is_over(rule: Duration, age: Duration) -> bool {
     !rule.is_zero() && age >= rule
 }
 
-/// A client that waited for the daemon to come back gets time to do so itself.
+/// After a restart clients get time to come back and finish their jobs.
 fn may_be_stale(rules: &Rules, now: Duration, ended: Moment) -> bool {
     matches!(ended, Moment::AfterStart(_)) || now >= rules.stale_floor
 }
@@ -219,7 +218,7 @@ mod tests {
         let found = Moment::before_start(seconds(50), seconds(9));
         assert_eq!(found.age(seconds(9)), seconds(50));
         assert_eq!(found.age(seconds(19)), seconds(60));
-        // A clock that was set back meanwhile.
+        // The clock was set back meanwhile.
         assert_eq!(Moment::before_start(seconds(0), seconds(9)), Moment::BeforeStart(seconds(0)));
     }
 

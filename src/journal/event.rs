@@ -1,9 +1,10 @@
-//! The events of a job's `journal` (service.md §6.6): what must be known of a job after the death of its keeper, or
-//! after its end. Nothing here is secret. Step events are written by the keeper, the rest by the daemon.
+//! The events of a job's `journal` (service.md §6.6): facts needed after the death of its keeper, or after its end.
+//! Nothing here is secret. The keeper writes step events, and the end of a job that no daemon came back for. The daemon
+//! writes the rest.
 
 use serde::{Deserialize, Serialize};
 
-use crate::model::{CancelCause, ExitStatus, Outcome};
+use crate::model::{CancelCause, ExitStatus, Outcome, StepUsage};
 
 /// One line of a journal. Times are microseconds since the epoch.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -11,13 +12,14 @@ use crate::model::{CancelCause, ExitStatus, Outcome};
 pub enum Event {
     /// The job got its slot.
     Started {
-        /// When.
+        /// Wall-clock time.
         at: i64,
-        /// The same since the host's boot: the wall clock may jump (faults.md row 63).
+        /// Time since the host's boot: the wall clock may jump (faults.md row 63).
         #[serde(default, skip_serializing_if = "Option::is_none")]
         boot: Option<u64>,
     },
-    /// A file variable is about to get its name: written before the rename, so that recovery finds it (variables.md §3).
+    /// A file variable is about to get its final name. Written before the rename, so that recovery finds it
+    /// (variables.md §3).
     File {
         /// Absolute path.
         path: String,
@@ -41,12 +43,12 @@ pub enum Event {
     StepEnded {
         /// Number of the step.
         step: u32,
-        /// How it ended; `None`: it could not be started.
+        /// Its exit status; `None` if it could not be started.
         status: Option<ExitStatus>,
     },
     /// The job is being cancelled.
     Cancel {
-        /// Why; the first cause counts.
+        /// The cause; the first one counts.
         cause: CancelCause,
     },
     /// The job is over. Its log is complete and its file variables are removed.
@@ -55,15 +57,15 @@ pub enum Event {
     Removing,
 }
 
-/// The end of a job as it is served after a restart.
+/// The end of a job, served after a restart.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct End {
     /// Class, exit code, message.
     #[serde(flatten)]
     pub outcome: Outcome,
-    /// When.
+    /// Wall-clock time of the end.
     pub end_time: i64,
-    /// The same since the host's boot, if it ended in the boot in which it was registered.
+    /// Time of the end since the host's boot, if the job was registered in that boot.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub end_boot: Option<u64>,
     /// Final length of the log in bytes.
@@ -72,19 +74,22 @@ pub struct End {
     pub log_inode: u64,
     /// Steps of the job's own list that have ended.
     pub steps_done: u32,
-    /// CPU time of all its processes in microseconds, where the kernel told.
+    /// CPU time of all its processes in microseconds, if the kernel counted it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cpu_time: Option<u64>,
-    /// Peak memory in bytes, where the kernel told.
+    /// Peak memory in bytes, if the kernel counted it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub peak_memory: Option<u64>,
+    /// Use of resources by its steps, if the kernel counted it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub usage: Option<StepUsage>,
     /// Set if the storage failed: from this byte on the log may not be what was written (faults.md row 27).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lost_from: Option<u64>,
 }
 
 impl End {
-    /// The end of a job of which nothing else is known.
+    /// Makes the end of a job of which nothing else is known.
     pub const fn new(outcome: Outcome, end_time: i64, log_len: u64, log_inode: u64) -> Self {
         Self {
             outcome,
@@ -95,6 +100,7 @@ impl End {
             steps_done: 0,
             cpu_time: None,
             peak_memory: None,
+            usage: None,
             lost_from: None,
         }
     }

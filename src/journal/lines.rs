@@ -22,7 +22,7 @@ const DIGITS: usize = 8;
 #[error("the event cannot be written as a line of JSON")]
 pub struct EncodeError(#[from] serde_json::Error);
 
-/// The line of `event`, line feed included, to be appended with one write.
+/// Returns the line of `event`, line feed included. Append it with one write.
 pub fn encode<T: Serialize + ?Sized>(event: &T) -> Result<Vec<u8>, EncodeError> {
     let json = serde_json::to_vec(event)?;
     let mut line = Vec::with_capacity(OPEN.len() + DIGITS + MIDDLE.len() + json.len() + CLOSE.len());
@@ -55,12 +55,12 @@ pub struct Reader<'a, T> {
 }
 
 impl<'a, T: DeserializeOwned> Reader<'a, T> {
-    /// A reader of `bytes`, the whole file.
+    /// Makes a reader of `bytes`, the whole file.
     pub const fn new(bytes: &'a [u8]) -> Self {
         Self { rest: bytes, at: 0, failed: false, event: PhantomData }
     }
 
-    /// The length of the part read so far, all of it good.
+    /// Returns the length of the part read so far, all of it good.
     pub const fn position(&self) -> u64 {
         self.at
     }
@@ -97,7 +97,7 @@ impl<T: DeserializeOwned> Iterator for Reader<'_, T> {
     }
 }
 
-/// The JSON of the event in a whole line, if the line has the form and the check sum it must have.
+/// Returns the JSON of the event in a whole line, if form and check sum of the line are right.
 fn checked_json(line: &[u8]) -> Option<&[u8]> {
     let (sum, rest) = line.strip_prefix(OPEN)?.split_first_chunk::<DIGITS>()?;
     let json = rest.strip_prefix(MIDDLE)?.strip_suffix(CLOSE)?;

@@ -45,17 +45,17 @@ pub struct Records<'a> {
 }
 
 impl<'a> Records<'a> {
-    /// A reader of `bytes`, the whole file.
+    /// Makes a reader of `bytes`, the whole file.
     pub const fn new(bytes: &'a [u8]) -> Self {
         Self::starting_at(bytes, 0)
     }
 
-    /// A reader of `bytes`, the file from byte `at` on, where a record begins.
+    /// Makes a reader of `bytes`, the file from byte `at` on, where a record begins.
     pub const fn starting_at(bytes: &'a [u8], at: u64) -> Self {
         Self { rest: bytes, at, failed: false }
     }
 
-    /// Where the part of the file ends that was read so far; all of it is good.
+    /// Returns the end of the part read so far; all of it is good.
     pub const fn position(&self) -> u64 {
         self.at
     }

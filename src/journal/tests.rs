@@ -20,7 +20,7 @@ fn events() -> Vec<Event> {
     ]
 }
 
-/// The file of `events`, and where each of its records begins, its end last.
+/// Returns the file of `events`, and the offsets of its records, its end last.
 fn file_of(events: &[Event]) -> (Vec<u8>, Vec<usize>) {
     let mut file = Vec::new();
     let mut starts = vec![0];

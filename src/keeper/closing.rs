@@ -4,40 +4,39 @@ use std::time::{Duration, Instant};
 
 use super::job::{Job, Presence};
 use super::protocol::{Closed, FromKeeper};
-use super::shared::Shared;
+use super::shared::KeeperShared;
 use crate::files;
 use crate::journal::event::{End, Event};
-use crate::model::{Kind, Outcome};
-use crate::process::group;
+use crate::model::{LogChannel, Outcome};
 
-/// First pause between two looks at what still lives; each is twice as long as the one before …
+/// First pause between two checks for living processes; it doubles up to [`LAST_PAUSE`].
 pub(super) const FIRST_PAUSE: Duration = Duration::from_millis(1);
 
-/// … up to this one.
+/// Longest such pause.
 pub(super) const LAST_PAUSE: Duration = Duration::from_millis(20);
 
-/// Pause between attempts at processes that outlived `kill_wait` (service.md §6.3, "processes of ended jobs").
+/// Pause between attempts to kill processes that outlived `kill_wait` (service.md §6.3, "processes of ended jobs").
 const STUBBORN_PAUSE: Duration = Duration::from_secs(30);
 
-/// An end that was asked for.
+/// A requested end of the job.
 pub(super) struct Ending {
-    /// When Stop asked first; its graces count from here.
+    /// When the end was first requested; Stop counts its grace from here.
     first: Instant,
-    /// From when on SIGKILL is sent.
+    /// From this time on, survivors get SIGKILL.
     kill_at: Instant,
-    /// Set with the first SIGKILL: from then on survivors are given up.
+    /// When to give up on survivors; set with the first SIGKILL.
     give_up_at: Option<Instant>,
     check_at: Instant,
     pause: Duration,
 }
 
-/// A job that is being closed.
+/// A close under way.
 pub(super) struct Closing {
-    /// Last lines.
-    lines: Vec<(Kind, String)>,
-    /// The end to record, if no daemon is there to do it.
+    /// Last lines for the log.
+    lines: Vec<(LogChannel, String)>,
+    /// Outcome to record, if no daemon is there to do it.
     outcome: Option<Outcome>,
-    /// What will be reported, once the log is written to its end.
+    /// Report to send once the log is written to its end.
     closed: Option<Closed>,
 }
 
@@ -47,7 +46,7 @@ impl Ending {
         Self { first: now, kill_at: now + grace, give_up_at: None, check_at: now, pause: FIRST_PAUSE }
     }
 
-    /// Looks again at once, and often.
+    /// Checks again at once, and then with short pauses.
     fn hurry(&mut self) {
         self.check_at = Instant::now();
         self.pause = FIRST_PAUSE;
@@ -55,12 +54,12 @@ impl Ending {
 }
 
 impl Job {
-    /// Cancel: the running step gently, after `grace` everything by force. A shorter grace counts, a longer does not.
-    pub(super) fn stop(&mut self, grace: Duration) {
+    /// Cancels the job: asks the running step to end, and kills everything after `grace`. A shorter grace wins, a
+    /// longer one is ignored.
+    pub(super) fn stop(&mut self, grace: Duration, shared: &KeeperShared) {
         if self.closed.is_some() {
             return;
         }
-        let leader = self.leader();
         let first = self.ending.is_none();
         let ending = self.ending.get_or_insert_with(|| Ending::new(grace));
         ending.kill_at = ending.kill_at.min(ending.first + grace);
@@ -69,18 +68,21 @@ impl Job {
         } else {
             ending.check_at = ending.kill_at;
         }
-        if first && let Some(leader) = leader {
-            group::terminate(leader);
+        if first {
+            self.containment.thaw(shared);
+        }
+        if first && self.has_process() {
+            self.containment.terminate_step(self.leader());
         }
     }
 
-    /// Ends what is left and closes the log.
+    /// Ends the remaining processes and closes the log.
     pub(super) fn close(
         &mut self,
         grace: Duration,
-        lines: Vec<(Kind, String)>,
+        lines: Vec<(LogChannel, String)>,
         outcome: Option<Outcome>,
-        shared: &mut Shared,
+        shared: &mut KeeperShared,
     ) {
         if self.closed.is_some() || self.closing.is_some() {
             return;
@@ -89,18 +91,19 @@ impl Job {
         let was_asked = self.ending.is_some();
         self.ending.get_or_insert_with(|| Ending::new(grace)).hurry();
         if !self.containment.is_empty(shared) {
-            // The group of a running step is asked once, whole; the rest one by one.
+            self.containment.thaw(shared);
+            // SIGTERM goes to the whole group of a running step, and to each other process.
             let leader = self.leader();
-            if let Some(leader) = leader.filter(|_| !was_asked) {
-                group::terminate(leader);
+            if self.has_process() && !was_asked {
+                self.containment.terminate_step(leader);
             }
-            self.containment.terminate(leader, shared);
+            self.containment.terminate_rest(leader, shared);
         }
         self.ending_tick(Instant::now(), shared);
     }
 
-    /// The daemon forgets the job: what lives is killed, then it is `gone`.
-    pub(super) fn drop_job(&mut self, shared: &mut Shared) {
+    /// Drops the job for the daemon: kills its processes. Once none is left, the job is `Gone`.
+    pub(super) fn drop_job(&mut self, shared: &mut KeeperShared) {
         self.presence = Presence::Dropped;
         let ending = self.ending.get_or_insert_with(|| Ending::new(Duration::ZERO));
         ending.kill_at = Instant::now();
@@ -108,17 +111,31 @@ impl Job {
         self.ending_tick(Instant::now(), shared);
     }
 
-    /// No daemon will end the job: it is closed by the keeper, and recorded as interrupted.
-    pub(super) fn interrupt(&mut self, grace: Duration, outcome: Outcome, line: String, shared: &mut Shared) {
+    /// Closes the job without a daemon, and records `outcome`.
+    pub(super) fn interrupt(
+        &mut self,
+        grace: Duration,
+        outcome: Outcome,
+        line: String,
+        shared: &mut KeeperShared,
+    ) {
         match &mut self.closing {
             Some(closing) => closing.outcome = Some(outcome),
-            None => self.close(grace, vec![(Kind::Err, line)], Some(outcome), shared),
+            None => self.close(grace, vec![(LogChannel::Err, line)], Some(outcome), shared),
         }
     }
 
-    /// The disk takes bytes again: a close that waited for it goes on at once, however long it would leave survivors alone.
+    /// Continues at once a close that waited for the disk, even if it pauses because of survivors.
     pub(super) fn close_anew(&mut self) {
         if let (Some(_), Some(ending)) = (&self.closing, &mut self.ending) {
+            ending.hurry();
+        }
+    }
+
+    /// Continues a close or drop at once. Called when the job's reaper is dead or has no process left.
+    pub(super) fn end_anew(&mut self) {
+        let waits = self.closing.is_some() || self.is_dropped();
+        if let Some(ending) = self.ending.as_mut().filter(|_| waits) {
             ending.hurry();
         }
     }
@@ -129,7 +146,7 @@ impl Job {
         (has_work && self.closed.is_none() || self.is_dropped()).then_some(ending.check_at)
     }
 
-    pub(super) fn ending_tick(&mut self, now: Instant, shared: &mut Shared) {
+    pub(super) fn ending_tick(&mut self, now: Instant, shared: &mut KeeperShared) {
         if self.ending_deadline().is_none_or(|at| at > now) {
             return;
         }
@@ -140,11 +157,12 @@ impl Job {
         let Some(ending) = &mut self.ending else { return };
         let given_up = ending.give_up_at.is_some_and(|at| at <= now);
         if !empty && now >= ending.kill_at {
+            let is_repeated = ending.give_up_at.is_some();
             ending.give_up_at.get_or_insert(now + shared.settings.kill_wait);
-            if let Some(leader) = self.leader() {
-                group::kill(leader);
+            if is_repeated {
+                self.containment.thaw_survivors(shared);
             }
-            self.containment.kill(shared);
+            self.containment.kill(self.leader(), shared);
         }
         if let Some(ending) = &mut self.ending {
             ending.pause = if given_up { STUBBORN_PAUSE } else { (ending.pause * 2).min(LAST_PAUSE) };
@@ -158,8 +176,8 @@ impl Job {
         }
     }
 
-    /// Everything that can end has ended: the log gets its last bytes. Called again while the disk refuses them.
-    fn finish_close(&mut self, survivors: bool, shared: &mut Shared) {
+    /// Writes the last bytes of the log and reports the end. Called again while the disk refuses them.
+    fn finish_close(&mut self, survivors: bool, shared: &mut KeeperShared) {
         if self.log.is_waiting() {
             return;
         }
@@ -179,32 +197,41 @@ impl Job {
             for path in self.secret_files.drain(..) {
                 files::unlink(files::CWD, path.as_path()).ok();
             }
-            // What the record speaks of is on the disk before it; else the next start closes the job.
+            // Sync before recording the end. If that fails, nothing is recorded, and the next start closes the job.
             if !self.is_synced || shared.sync() {
-                shared.journal(self.key, &self.ended(outcome));
+                self.journal(&self.ended(outcome), shared);
             }
         }
         self.closed = Some(closed.clone());
-        shared.tell(&FromKeeper::Closed { key: self.key, closed });
+        self.tell(&FromKeeper::Closed { key: self.key, closed }, shared);
     }
 
-    /// The end record of a job that no daemon came back for. How many of its steps had ended is in its results.
+    /// Returns the end record of a job that no daemon came back for. A later start counts its ended steps.
     pub(super) fn ended(&self, outcome: Outcome) -> Event {
         let end = End::new(outcome, crate::clock::now_micros(), self.log.len(), self.log.inode());
         Event::Ended(End { end_boot: Some(crate::clock::boot_micros()), ..end })
     }
 
-    fn write_end(&mut self, lines: Vec<(Kind, String)>, survivors: bool, shared: &mut Shared) -> Closed {
+    fn write_end(
+        &mut self,
+        lines: Vec<(LogChannel, String)>,
+        survivors: bool,
+        shared: &mut KeeperShared,
+    ) -> Closed {
         let unkilled = if survivors { self.containment.survivors(shared) } else { Vec::new() };
-        let usage = self.containment.usage(shared);
+        let unkilled: Vec<u32> = unkilled.iter().map(|process| process.pid).collect();
+        let usage = self.containment.usage();
         self.close_pipes(shared);
         for (kind, text) in lines {
             self.line(kind, &text, shared);
         }
         if !unkilled.is_empty() {
-            self.line(Kind::Err, &format!("{} processes could not be killed", unkilled.len()), shared);
+            self.line(LogChannel::Err, &format!("{} processes could not be killed", unkilled.len()), shared);
         }
-        self.log.last_words(&shared.stamp());
+        if let Some(text) = self.log.foreign().text() {
+            self.line(LogChannel::Err, &format!("warning: {text}"), shared);
+        }
+        self.log.append_final_notes(&shared.stamp());
         Closed { unkilled, cpu_time: usage.cpu_time, peak_memory: usage.peak_memory, ..Closed::default() }
     }
 }

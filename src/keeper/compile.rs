@@ -1,5 +1,5 @@
-//! Preparing phrases: at once if they are few, else on a thread of its own, so that no pipe waits for it
-//! (masking.md §7, faults.md row 40).
+//! Prepares phrases: a few at once, many on a separate thread, so that no pipe waits for it (masking.md §7,
+//! faults.md row 40).
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -15,44 +15,44 @@ use super::shared::{ReplyTo, Serial};
 use crate::failpoint;
 use crate::log::mask::{MaskLimitError, MaskWarning};
 
-/// Up to so many bytes of phrases are prepared at once: some hundred microseconds.
+/// Phrases up to this many bytes are prepared on the main thread, in some hundred microseconds.
 const FEW_BYTES: usize = 4 << 10;
 
-/// Stack of the thread; it recurses nowhere.
+/// Stack size of the thread; nothing on it recurses.
 const STACK: usize = 512 << 10;
 
-/// What becomes of a [`Work`].
+/// Result of a [`PhraseWork`].
 pub(super) type Prepared = Result<(Masking, Vec<MaskWarning>), MaskLimitError>;
 
 /// Phrases to prepare.
-pub(super) enum Work {
-    /// Of a new job.
+pub(super) enum PhraseWork {
+    /// All phrases of a new job.
     New(MaskingSource),
-    /// That became known.
+    /// Further phrases of a job.
     Add(Masking, Vec<Vec<u8>>),
 }
 
 /// A job whose phrases are being prepared.
 pub(super) struct Blocked {
-    /// Who asked for it.
+    /// Receiver of the reply.
     pub(super) asker: ReplyTo,
-    /// The job is new: it is forgotten if the phrases cannot be used.
+    /// True for a new job, which is dropped if its phrases cannot be used.
     pub(super) is_new: bool,
-    /// Requests that came since, in order.
+    /// Later requests for the job, in order.
     pub(super) requests: VecDeque<(ReplyTo, Request)>,
 }
 
-/// At most one thread, which ends when nothing is to be done.
+/// Queue of large phrase sets. Each is prepared on a thread of its own, one at a time.
 pub(super) struct Compiler {
     wake: Arc<OwnedFd>,
     to_us: Sender<(Serial, Prepared)>,
     done: Receiver<(Serial, Prepared)>,
-    waiting: VecDeque<(Serial, Work)>,
+    waiting: VecDeque<(Serial, PhraseWork)>,
     busy: bool,
 }
 
-impl Work {
-    /// So little that it need not be handed to the thread.
+impl PhraseWork {
+    /// True if the work is too small to need a thread.
     pub(super) fn is_small(&self) -> bool {
         let (Self::New(MaskingSource { phrases, .. }) | Self::Add(_, phrases)) = self;
         let known = match self {
@@ -62,7 +62,7 @@ impl Work {
         known + phrases.iter().map(Vec::len).sum::<usize>() <= FEW_BYTES
     }
 
-    /// Does it here and now.
+    /// Prepares the phrases on the calling thread.
     pub(super) fn run(&self) -> Prepared {
         match self {
             Self::New(source) => Masking::build(source),
@@ -87,13 +87,12 @@ impl Compiler {
         self.wake.as_fd()
     }
 
-    /// Queues work for job `serial`.
-    pub(super) fn submit(&mut self, serial: Serial, work: Work) {
+    pub(super) fn submit(&mut self, serial: Serial, work: PhraseWork) {
         self.waiting.push_back((serial, work));
         self.start();
     }
 
-    /// Takes what is done.
+    /// Takes one result, if there is one.
     pub(super) fn finished(&mut self) -> Option<(Serial, Prepared)> {
         rustix::io::read(&self.wake, &mut [0; 8]).ok();
         let done = self.done.try_recv().ok()?;
@@ -115,13 +114,13 @@ impl Compiler {
         };
         let thread = thread::Builder::new().name("phrases".to_owned()).stack_size(STACK).spawn(run);
         if thread.is_err() {
-            // No thread to be had (limit of processes): late is better than never.
+            // No thread left (limit on processes): prepare here, though the pipes wait for it.
             deliver(serial, &work, &self.to_us, &self.wake);
         }
     }
 }
 
-fn deliver(serial: Serial, work: &Work, to_us: &Sender<(Serial, Prepared)>, wake: &OwnedFd) {
+fn deliver(serial: Serial, work: &PhraseWork, to_us: &Sender<(Serial, Prepared)>, wake: &OwnedFd) {
     // Both fail only when the keeper is ending.
     to_us.send((serial, work.run())).ok();
     rustix::io::retry_on_intr(|| rustix::io::write(wake, &1_u64.to_ne_bytes())).ok();

@@ -1,4 +1,4 @@
-//! The processes of one job: are there any, and the end of them (service.md §6.5).
+//! The processes of one job: finds those that are left, and ends them (service.md §6.5).
 
 use std::collections::HashSet;
 use std::io;
@@ -8,73 +8,117 @@ use rustix::io::Errno;
 use rustix::process::{Pid, Signal};
 
 use super::closing::{FIRST_PAUSE, LAST_PAUSE};
-use super::shared::Shared;
-use crate::model::{LimitName, Limits, Shortage};
+use super::shared::{KeeperShared, Serial, Token};
+use crate::model::{LimitName, ResourceLimits, Shortage};
 use crate::process::cgroup::{Leaf, Pool, Usage};
-use crate::process::controllers::{Controller, Counts};
-use crate::process::limiter::{Cage, user_limit};
-use crate::process::spawn::Confinement;
-use crate::process::sweep::{Owner, Process, Scope, unknown_children};
-use crate::process::{group, sweep};
+use crate::process::controllers::{Controller, LimitCounts};
+use crate::process::freezer::{Watched, thaw_process};
+use crate::process::group;
+use crate::process::limiter::{LegacyGroups, user_limit};
+use crate::process::reaper::{OrderedPipes, ReaperHandle, Received};
+use crate::process::spawn::{Command, Confinement, SpawnError, Spawned, Stage};
+use crate::process::sweep::{Process, descendants, own_children};
 
-/// How long one call may chase processes that fork faster than they are found.
+/// Longest time that one call chases processes that fork faster than it finds them.
 const CHASE: Duration = Duration::from_millis(10);
 
-/// Looks at our children at a time, each after those were reaped that had ended.
-const LOOKS: u32 = 8;
-
-/// What holds the processes of a job together.
+/// Holds the processes of a job together: in a control group, or else below a reaper.
 #[derive(Default)]
 pub(super) struct Containment {
     /// Value of `STEP_RUNNER_JOB`.
     pub(super) tag: u128,
-    /// What it may use.
-    limits: Limits,
-    /// Its control group, from its first step on, where there are groups.
+    limits: ResourceLimits,
+    /// Its control group, from the first step on, if there are groups.
     leaf: Option<Leaf>,
-    /// What holds it to limits that its leaf does not, from its first step on.
-    cage: Option<Cage>,
-    /// `RLIMIT_NPROC` of its steps, where no group counts its processes.
+    /// Parent of its steps, from the first step on, if it has no control group.
+    reaper: Option<ReaperHandle>,
+    /// Enforces the limits that the leaf does not, from the first step on.
+    legacy_groups: Option<LegacyGroups>,
+    /// `RLIMIT_NPROC` for its steps, if no group counts its processes.
     user_processes: Option<u64>,
-    /// What had been counted against its limits when the running step was started.
-    counts: Counts,
-    /// Processor time of its processes that were reaped.
+    /// Counts of hit limits when the running step was started.
+    counts: LimitCounts,
+    /// Processor time of its processes that we reaped, or that a former reaper reaped.
     reaped: Duration,
-    /// Groups that its steps led; they may have left processes there.
-    groups: Vec<u32>,
-    /// Control groups were tried and do not work here.
+    /// True if control groups were tried and do not work here.
     refused: bool,
-    /// Nothing lived after the last start: nothing can come any more until the next one.
+    /// True once a reaper of the job was killed: its descendants are ours now.
+    has_strays: bool,
+    /// True once the job was found empty: no process can appear before the next start.
     deserted: bool,
-    /// Number of the last sweep that found nothing.
-    clean: Option<u64>,
-    /// Processes were killed and others came.
-    forking: bool,
+    /// Number of kills since the last start.
+    kills: u32,
+}
+
+/// A start under way.
+pub(super) enum StartOutcome {
+    /// The process runs, as our child.
+    Running(Spawned),
+    /// The job's reaper was ordered to start the process.
+    Ordered(OrderedPipes),
 }
 
 impl Containment {
-    /// Of a job without processes.
-    pub(super) fn new(tag: u128, limits: Limits) -> Self {
+    pub(super) fn new(tag: u128, limits: ResourceLimits) -> Self {
         Self { tag, limits, deserted: true, ..Self::default() }
     }
 
-    /// Makes what the next step is to be held in. Fails if the job could not be held to its limits.
-    pub(super) fn prepare(&mut self, shared: &mut Shared) -> io::Result<()> {
-        if let Some(pool) = shared.pool.as_mut().filter(|_| !self.refused) {
-            match self.leaf.take_if(|leaf| leaf.is_spent()) {
-                Some(spent) => self.take_leaf(pool.replace(spent), pool)?,
-                None if self.leaf.is_none() => self.take_leaf(pool.take(), pool)?,
-                None => {}
-            }
+    /// Starts a step of the job `serial`, or orders its reaper to start it.
+    pub(super) fn start(
+        &mut self,
+        command: &Command<'_>,
+        serial: Serial,
+        shared: &mut KeeperShared,
+    ) -> Result<StartOutcome, SpawnError> {
+        let limits = |error: io::Error| SpawnError::new(Stage::Limits, &error);
+        self.prepare_leaf(shared).map_err(limits)?;
+        // Before the limits are made: they may count the reaper too.
+        let mut reaper = self.reaper.take();
+        if self.leaf.is_none() && reaper.is_none() {
+            let started = start_reaper(self.tag, serial, shared);
+            reaper = Some(started.map_err(|error| SpawnError::new(Stage::Fork, &error))?);
         }
-        if self.cage.is_none() {
-            self.make_cage(shared)?;
+        let outcome = self.start_in(reaper.as_mut(), command, shared);
+        self.reaper = reaper;
+        outcome
+    }
+
+    fn start_in(
+        &mut self,
+        reaper: Option<&mut ReaperHandle>,
+        command: &Command<'_>,
+        shared: &mut KeeperShared,
+    ) -> Result<StartOutcome, SpawnError> {
+        if self.legacy_groups.is_none() {
+            self.make_legacy_groups(shared).map_err(|error| SpawnError::new(Stage::Limits, &error))?;
         }
         self.counts = self.count();
+        self.deserted = false;
+        self.kills = 0;
+        if let Some(reaper) = reaper {
+            return reaper.order(command, &self.confinement()).map(StartOutcome::Ordered);
+        }
+        let watched = self.keep_thawed(shared);
+        let spawned = shared.spawner.spawn(command, &self.confinement());
+        drop(watched);
+        spawned.map(StartOutcome::Running)
+    }
+
+    /// Makes the control group for the next step, where there are groups. Fails if the job could not be held to its
+    /// limits. A job that began without a group stays without.
+    fn prepare_leaf(&mut self, shared: &mut KeeperShared) -> io::Result<()> {
+        let goes_without = self.refused || self.reaper.is_some();
+        let Some(pool) = shared.pool.as_mut().filter(|_| !goes_without) else { return Ok(()) };
+        match self.leaf.take_if(|leaf| leaf.is_spent() || !leaf.thaw()) {
+            Some(spent) => self.take_leaf(pool.replace(spent), pool)?,
+            None if self.leaf.is_none() => self.take_leaf(pool.take(), pool)?,
+            None => {}
+        }
+        pool.thaw();
         Ok(())
     }
 
-    /// Uses a leaf that was taken from `pool`, limited. Only a job whose limits it would hold cannot do without.
+    /// Limits a leaf taken from `pool`, and uses it. Without one, fails only if the job's limits need it.
     fn take_leaf(&mut self, taken: io::Result<Leaf>, pool: &mut Pool) -> io::Result<()> {
         match taken {
             Err(error) if self.is_held_by(pool.controllers()) => Err(error),
@@ -92,43 +136,48 @@ impl Containment {
         }
     }
 
-    /// Some of its limits are for these controllers.
+    /// True if one of these controllers enforces a limit of the job.
     fn is_held_by(&self, controllers: &[Controller]) -> bool {
         self.limits.names().filter_map(Controller::of).any(|controller| controllers.contains(&controller))
     }
 
-    fn make_cage(&mut self, shared: &mut Shared) -> io::Result<()> {
-        let Shared { pool, limiter, .. } = shared;
+    fn make_legacy_groups(&mut self, shared: &mut KeeperShared) -> io::Result<()> {
+        let KeeperShared { pool, limiter, .. } = shared;
         let by_pool = pool.as_ref().map(Pool::controllers);
         let by_leaf = self.leaf.as_ref().and(by_pool);
-        let cage = limiter.cage(&self.limits, by_leaf)?;
+        let legacy_groups = limiter.legacy_groups(&self.limits, by_leaf)?;
         for limit in self.limits.names() {
             let Some(controller) = Controller::of(limit) else { continue };
-            if by_leaf.is_some_and(|all| all.contains(&controller)) || cage.holds(controller) {
+            if by_leaf.is_some_and(|all| all.contains(&controller)) || legacy_groups.holds(controller) {
                 continue;
             }
             if limit != LimitName::Processes {
-                limiter.give_back(cage);
+                limiter.give_back(legacy_groups);
                 return Err(io::Error::from(Errno::OPNOTSUPP));
             }
             self.user_processes = self.limits.processes.map(user_limit);
         }
-        self.cage = Some(cage);
+        self.legacy_groups = Some(legacy_groups);
         Ok(())
     }
 
-    /// What the next step is held in.
-    pub(super) fn confinement(&self) -> Confinement<'_> {
+    /// Keeps the leaf thawed while the result lives: another process may freeze it while a step is started in it.
+    pub(super) fn keep_thawed(&self, shared: &mut KeeperShared) -> Option<Watched> {
+        let (leaf, pool) = (self.leaf.as_ref()?, shared.pool.as_ref()?);
+        Some(shared.thawer.watch([leaf.path().to_owned(), pool.path().to_owned()]))
+    }
+
+    fn confinement(&self) -> Confinement<'_> {
         Confinement {
             cgroup: self.leaf.as_ref().map(Leaf::directory),
-            join: self.cage.as_ref().map(Cage::procs).unwrap_or_default(),
+            join: self.legacy_groups.as_ref().map(LegacyGroups::procs).unwrap_or_default(),
             open_files: self.limits.open_files,
             user_processes: self.user_processes,
         }
     }
 
-    /// Whether the job may go on without the control group that has refused its process; then it does.
-    pub(super) fn do_without_leaf(&mut self, shared: &Shared) -> bool {
+    /// Gives up the control group that refused the job's process. False if there is none, or the job's limits need it.
+    pub(super) fn do_without_leaf(&mut self, shared: &KeeperShared) -> bool {
         let needed = shared.pool.as_ref().is_some_and(|pool| self.is_held_by(pool.controllers()));
         if self.leaf.is_none() || needed {
             return false;
@@ -138,7 +187,7 @@ impl Containment {
         true
     }
 
-    /// What ran short since the running step was started.
+    /// Returns the resource that ran short since the running step was started.
     pub(super) fn shortage(&self) -> Option<Shortage> {
         let now = self.count();
         if now.oom_kills > self.counts.oom_kills {
@@ -148,254 +197,230 @@ impl Containment {
         }
     }
 
-    fn count(&self) -> Counts {
+    fn count(&self) -> LimitCounts {
         let by_leaf = self.leaf.as_ref().map(Leaf::counts).unwrap_or_default();
-        by_leaf.and(self.cage.as_ref().map(Cage::counts).unwrap_or_default())
+        by_leaf.and(self.legacy_groups.as_ref().map(LegacyGroups::counts).unwrap_or_default())
     }
 
-    /// The processor time of a process of it that was reaped.
     pub(super) fn add_reaped(&mut self, time: Duration) {
         self.reaped = self.reaped.saturating_add(time);
     }
 
-    /// Counts on a group led by a step of the job.
-    pub(super) fn add_group(&mut self, pgid: u32, shared: &mut Shared) {
-        shared.marks.groups.insert(pgid, self.tag);
-        self.groups.push(pgid);
-        self.deserted = false;
+    /// Reads a message of the job's reaper.
+    pub(super) fn receive(&mut self, shared: &KeeperShared) -> Received {
+        let Some(reaper) = &mut self.reaper else { return Received::Nothing };
+        let received = reaper.receive();
+        if matches!(received, Received::Ended) {
+            // Its processes become ours when it dies, which its pidfd reports, not when it closes the socket.
+            shared.readiness.forget(reaper.socket());
+        }
+        received
     }
 
-    /// The step that led the group has left nothing.
-    pub(super) fn remove_groups(&mut self, shared: &mut Shared) {
-        for pgid in self.groups.drain(..) {
-            // The number may be another job's group by now.
-            if shared.marks.groups.get(&pgid) == Some(&self.tag) {
-                shared.marks.groups.remove(&pgid);
-            }
+    /// Continues the job's reaper, in case a process of the job has stopped it. Called when the reaper owes news.
+    pub(super) fn wake_reaper(&self) {
+        if let Some(reaper) = &self.reaper {
+            reaper.wake();
         }
     }
 
-    /// Processes that live, running steps' own ones included. Cheap if there are none.
-    pub(super) fn survivors(&mut self, shared: &mut Shared) -> Vec<u32> {
-        match &self.leaf {
-            _ if self.deserted => Vec::new(),
-            Some(leaf) if !leaf.is_populated() => {
+    /// True once, when the job's reaper is dead. Its descendants are ours from then on and count as strays.
+    pub(super) fn has_lost_reaper(&mut self) -> bool {
+        let Some(reaper) = self.reaper.take_if(|reaper| reaper.is_gone()) else { return false };
+        self.reaped = self.reaped.saturating_add(reaper.used());
+        self.has_strays = true;
+        true
+    }
+
+    /// Returns the living processes of the job, a running step's too. Cheap if there are none.
+    pub(super) fn survivors(&mut self, shared: &KeeperShared) -> Vec<Process> {
+        if self.deserted {
+            return Vec::new();
+        }
+        if let Some(leaf) = &self.leaf {
+            if !leaf.is_populated() {
                 self.deserted = true;
-                Vec::new()
+                return Vec::new();
             }
-            Some(leaf) => {
-                let living = |pid: &u32| Process::read(*pid).is_some_and(|process| !process.zombie);
-                leaf.processes().into_iter().filter(living).collect()
-            }
-            None if orphans(shared).is_empty() && !self.has_leader(shared) => Vec::new(),
-            None => self.sweep(shared).into_iter().map(|process| process.pid).collect(),
+            let living = |pid| Process::read(pid).filter(|process| !process.zombie);
+            return leaf.processes().into_iter().filter_map(living).collect();
         }
+        let held = self.reaper.as_ref().filter(|reaper| !reaper.is_empty());
+        let mut found = held.map(|reaper| descendants(reaper.pid())).unwrap_or_default();
+        if self.has_strays {
+            found.extend(strays(shared));
+        }
+        found
     }
 
-    /// Nothing of the job lives. The kernel says so of a control group. Without one it is proven by our children, and where
-    /// one of them cannot be told to be another job's, believed when two sweeps have found nothing, each in a turn of the
-    /// loop of its own: a process can slip past one of them by a fork. So ask again after a `false`.
-    pub(super) fn is_empty(&mut self, shared: &mut Shared) -> bool {
+    /// True if no process of the job is left. The kernel tells us about a control group; a reaper without children
+    /// reports it. If the reaper was killed, our own children prove it.
+    pub(super) fn is_empty(&mut self, shared: &KeeperShared) -> bool {
         self.deserted = self.deserted || self.looks_empty(shared);
         self.deserted
     }
 
-    fn looks_empty(&mut self, shared: &mut Shared) -> bool {
-        if let Some(leaf) = &self.leaf {
-            return !leaf.is_populated();
-        }
-        if self.has_leader(shared) {
-            return false;
-        }
-        shared.orphans = None;
-        match self.orphans_tell(shared) {
-            Told::Empty => return true,
-            Told::Alive => {
-                self.clean = None;
-                return false;
-            }
-            Told::Nothing => {}
-        }
-        if !self.sweep(shared).is_empty() {
-            self.clean = None;
-            return false;
-        }
-        self.clean.replace(shared.sweeps).is_some_and(|before| before != shared.sweeps)
-    }
-
-    /// What a job has left hangs below an orphan: whose are they?
-    fn orphans_tell(&self, shared: &mut Shared) -> Told {
-        let mut told = Told::Empty;
-        for pid in orphans(shared).to_vec() {
-            let living = Process::read(pid).filter(|process| !process.zombie);
-            // It has ended since: its children are ours now, and have not been looked at.
-            let Some(process) = living else { return Told::Alive };
-            let owner = shared.sweeper.owner_of(&process, &shared.marks);
-            match owner {
-                _ if pid == std::process::id() => told = Told::Nothing,
-                _ if self.owns(owner, shared) => return Told::Alive,
-                Owner::Job(_) => {}
-                Owner::Unknown | Owner::Outside => told = Told::Nothing,
+    fn looks_empty(&self, shared: &KeeperShared) -> bool {
+        match &self.leaf {
+            Some(leaf) => !leaf.is_populated(),
+            None => {
+                self.reaper.as_ref().is_none_or(ReaperHandle::is_empty)
+                    && !(self.has_strays && has_strays(shared))
             }
         }
-        told
     }
 
-    /// SIGTERM and SIGCONT to all of them but the group of `asked`, which has had them.
-    pub(super) fn terminate(&self, asked: Option<Pid>, shared: &mut Shared) {
+    /// Thaws the processes of the job, so that they can handle signals.
+    pub(super) fn thaw(&self, shared: &KeeperShared) {
+        if let (Some(leaf), Some(pool)) = (&self.leaf, &shared.pool) {
+            pool.thaw();
+            leaf.thaw_all();
+        }
+    }
+
+    /// Thaws processes that outlived a SIGKILL: it does not reach those in a frozen group of version 1.
+    pub(super) fn thaw_survivors(&mut self, shared: &mut KeeperShared) {
+        self.survivors(shared).into_iter().for_each(|process| thaw_process(process.pid));
+    }
+
+    /// Sends SIGTERM and SIGCONT to the group of the running step, whose process is `leader`.
+    pub(super) fn terminate_step(&self, leader: Option<Pid>) {
+        match (&self.reaper, leader) {
+            // Also reaches a step that the reaper is about to start.
+            (Some(reaper), _) => reaper.terminate_step(),
+            (None, Some(leader)) => group::terminate(leader),
+            (None, None) => {}
+        }
+    }
+
+    /// Sends SIGTERM and SIGCONT to all other processes of the job.
+    pub(super) fn terminate_rest(&self, leader: Option<Pid>, shared: &KeeperShared) {
         const GENTLY: [Signal; 2] = [Signal::TERM, Signal::CONT];
-        let asked = asked.map(|leader| leader.as_raw_nonzero().get() as u32);
-        match &self.leaf {
-            Some(leaf) => leaf.signal(&GENTLY, asked),
-            None => {
-                for process in self.sweep(shared).iter().filter(|process| Some(process.group) != asked) {
-                    group::signal_process(process, &GENTLY);
-                }
-            }
+        if let Some(leaf) = &self.leaf {
+            return leaf.signal(&GENTLY, leader.map(|leader| leader.as_raw_nonzero().get() as u32));
+        }
+        if let Some(reaper) = &self.reaper {
+            reaper.terminate_rest();
+        }
+        for process in self.strays(shared) {
+            group::signal_process(&process, &GENTLY);
         }
     }
 
-    /// SIGKILL to all of them.
-    pub(super) fn kill(&mut self, shared: &mut Shared) {
-        match &self.leaf {
-            Some(leaf) => leaf.kill(),
-            None if self.forking => self.chase(shared),
-            None => {
-                self.forking = true;
-                for process in self.sweep(shared) {
+    /// Sends SIGKILL to all processes of the job. Repeat it until none is left.
+    pub(super) fn kill(&mut self, leader: Option<Pid>, shared: &mut KeeperShared) {
+        if let Some(leader) = leader.filter(|_| self.reaper.is_none()) {
+            group::kill(leader);
+        }
+        if let Some(leaf) = &self.leaf {
+            return leaf.kill();
+        }
+        if let Some(reaper) = &self.reaper {
+            reaper.kill();
+            // The reaper may be kept from killing: from the second time on, help it.
+            if self.kills > 0 {
+                for process in descendants(reaper.pid()) {
                     group::signal_process(&process, &[Signal::KILL]);
                 }
             }
         }
-    }
-
-    /// What it has used: as far as groups count it, else the processor time of those that were reaped.
-    pub(super) fn usage(&self, shared: &Shared) -> Usage {
-        let by_leaf = self.leaf.as_ref().map(Leaf::usage).unwrap_or_default();
-        let by_cage = self.cage.as_ref().map(Cage::usage).unwrap_or_default();
-        let orphans = shared.orphans_used.get(&self.tag).copied().unwrap_or_default();
-        let reaped = Some(self.reaped.saturating_add(orphans)).filter(|used| !used.is_zero());
-        Usage {
-            cpu_time: by_leaf.cpu_time.or(by_cage.cpu_time).or(reaped),
-            peak_memory: by_leaf.peak_memory.or(by_cage.peak_memory),
+        self.kills = self.kills.saturating_add(1);
+        if self.has_strays {
+            kill_strays(shared);
         }
     }
 
-    /// Gives the control groups back.
-    pub(super) fn release(&mut self, shared: &mut Shared) {
-        self.remove_groups(shared);
-        shared.orphans_used.remove(&self.tag);
-        if let Some(cage) = self.cage.take() {
-            shared.limiter.give_back(cage);
+    fn strays(&self, shared: &KeeperShared) -> Vec<Process> {
+        if self.has_strays { strays(shared) } else { Vec::new() }
+    }
+
+    /// Returns the usage of the job: as counted by groups, else the processor time of reaped processes.
+    pub(super) fn usage(&self) -> Usage {
+        let by_leaf = self.leaf.as_ref().map(Leaf::usage).unwrap_or_default();
+        let by_legacy_groups = self.legacy_groups.as_ref().map(LegacyGroups::usage).unwrap_or_default();
+        let by_reaper = self.reaper.as_ref().map(ReaperHandle::used).unwrap_or_default();
+        let reaped = Some(self.reaped.saturating_add(by_reaper)).filter(|used| !used.is_zero());
+        Usage {
+            cpu_time: by_leaf.cpu_time.or(by_legacy_groups.cpu_time).or(reaped),
+            peak_memory: by_leaf.peak_memory.or(by_legacy_groups.peak_memory),
+        }
+    }
+
+    /// Gives the control groups back, and ends the reaper if it is empty. Otherwise the reaper goes on killing, on its
+    /// own once the job is forgotten.
+    pub(super) fn release(&mut self, shared: &mut KeeperShared) {
+        if let Some(reaper) = self.reaper.take_if(|reaper| reaper.is_empty()) {
+            self.reaped = self.reaped.saturating_add(reaper.used());
+        }
+        if let Some(legacy_groups) = self.legacy_groups.take() {
+            shared.limiter.give_back(legacy_groups);
         }
         if let (Some(leaf), Some(pool)) = (self.leaf.take(), shared.pool.as_mut()) {
             pool.give_back(leaf);
         }
     }
-
-    /// Kills what a sweep finds, and before each sweep what has come to us as an orphan: one that forks and exits
-    /// in a loop is caught right after it appears as our child, a whole sweep would come too late.
-    fn chase(&self, shared: &mut Shared) {
-        let until = Instant::now() + CHASE;
-        let mut clean = 0;
-        while clean < 2 && Instant::now() < until {
-            shared.forget_processes();
-            let own = std::process::id();
-            let mut hit = false;
-            for pid in orphans(shared).to_vec() {
-                let Some(process) = Process::read(pid).filter(|process| process.parent == own) else {
-                    continue;
-                };
-                let owner = shared.sweeper.owner_of(&process, &shared.marks);
-                if self.owns(owner, shared) {
-                    hit |= group::signal_process(&process, &[Signal::KILL]);
-                }
-            }
-            if !hit {
-                for process in self.sweep(shared) {
-                    hit |= group::signal_process(&process, &[Signal::KILL]);
-                }
-            }
-            clean = if hit { 0 } else { clean + 1 };
-        }
-        shared.forget_processes();
-    }
-
-    /// Its living processes, by a sweep that all jobs share within a turn of the loop.
-    fn sweep(&self, shared: &mut Shared) -> Vec<Process> {
-        if shared.swept.is_none() {
-            let found = shared.sweeper.find(Scope::Below(std::process::id()), &shared.marks);
-            shared.swept = Some(found.unwrap_or_default());
-            shared.sweeps += 1;
-        }
-        let found = shared.swept.iter().flatten();
-        found.filter(|(_, owner)| self.owns(*owner, shared)).map(|(process, _)| *process).collect()
-    }
-
-    /// With one job alone, what cannot be told is that job's.
-    fn owns(&self, owner: Owner, shared: &Shared) -> bool {
-        match owner {
-            Owner::Job(tag) => tag == self.tag,
-            Owner::Unknown => shared.marks.tags.len() == 1,
-            Owner::Outside => false,
-        }
-    }
-
-    /// A process that one of its steps started is not reaped yet.
-    fn has_leader(&self, shared: &Shared) -> bool {
-        self.groups.iter().any(|pgid| shared.leaders.contains_key(pgid))
-    }
 }
 
-/// What the orphans tell of a job.
-enum Told {
-    /// Nothing of it lives.
-    Empty,
-    /// Something of it may.
-    Alive,
-    /// One of them cannot be told to be anybody's.
-    Nothing,
+/// Starts a reaper, and watches it for the job `serial`.
+fn start_reaper(tag: u128, serial: Serial, shared: &mut KeeperShared) -> io::Result<ReaperHandle> {
+    let reaper = ReaperHandle::start(tag, shared.limits)?;
+    shared.reapers.insert(reaper.pid());
+    shared.readiness.watch(reaper.socket(), Token::Reaper(serial), false)?;
+    shared.readiness.watch(reaper.pidfd(), Token::Reaper(serial), false)?;
+    Ok(reaper)
 }
 
-/// Children that no step's start made: orphans of steps. None is left only if nothing lives below us but steps' own
-/// processes. Read at most once in a turn of the loop.
-fn orphans(shared: &mut Shared) -> &[u32] {
-    if shared.orphans.is_none() {
-        shared.orphans = Some(look_for_orphans(shared));
-    }
-    shared.orphans.as_deref().unwrap_or_default()
+/// Returns our children, zombies included, that are no steps, reapers or members of control groups: they come from
+/// killed reapers. Orphans of jobs with control groups come to us as well, and are excluded.
+fn stray_children(shared: &KeeperShared) -> Vec<Process> {
+    let is_stray = |process: &Process| {
+        let pid = process.pid;
+        !shared.leaders.contains_key(&pid)
+            && !shared.reapers.contains(&pid)
+            && !shared.pool.as_ref().is_some_and(|pool| pool.holds(pid))
+    };
+    own_children().into_iter().filter(is_stray).collect()
 }
 
-fn look_for_orphans(shared: &mut Shared) -> Vec<u32> {
-    let mut looks = 0;
+/// True if there is a stray. A zombie counts until it is reaped: its children became ours after we looked.
+fn has_strays(shared: &KeeperShared) -> bool {
+    !stray_children(shared).is_empty()
+}
+
+/// Returns the living strays and all their descendants.
+fn strays(shared: &KeeperShared) -> Vec<Process> {
+    let children = stray_children(shared);
+    let below = children.iter().flat_map(|child| descendants(child.pid)).collect::<Vec<_>>();
+    children.into_iter().filter(|child| !child.zombie).chain(below).collect()
+}
+
+/// Kills strays for a bounded time. One that forks and ends in a loop is caught right after it becomes our child.
+fn kill_strays(shared: &mut KeeperShared) {
+    let until = Instant::now() + CHASE;
     loop {
-        // Without the file (a kernel built without it) a sweep has to tell: ourselves stand for `perhaps some`.
-        let Ok(children) = unknown_children(|pid| shared.leaders.contains_key(&pid)) else {
-            return vec![std::process::id()];
-        };
-        let lives = |pid: &u32| Process::read(*pid).is_some_and(|process| !process.zombie);
-        let (living, ended): (Vec<u32>, Vec<u32>) = children.iter().copied().partition(lives);
-        if ended.is_empty() {
-            return living;
+        for child in stray_children(shared) {
+            if child.zombie {
+                shared.reap_orphan(child.pid);
+            } else {
+                group::signal_process(&child, &[Signal::KILL]);
+            }
         }
-        // Their children are ours by now, and were not among these.
-        for pid in ended {
-            shared.reap_orphan(pid);
+        let found = strays(shared);
+        if found.is_empty() || Instant::now() >= until {
+            return;
         }
-        looks += 1;
-        if looks == LOOKS {
-            return children;
+        for process in found {
+            group::signal_process(&process, &[Signal::KILL]);
         }
     }
 }
 
-/// Reaps children that ended and were not started as steps; calls `leader` for those that were.
-pub(super) fn reap_orphans(shared: &mut Shared, mut leader: impl FnMut(&mut Shared, u32)) {
+/// Reaps ended children. Calls `leader` for those that were started as steps.
+pub(super) fn reap_orphans(shared: &mut KeeperShared, mut leader: impl FnMut(&mut KeeperShared, u32)) {
     while let Some(pid) = crate::process::peek_exited_child() {
-        shared.forget_processes();
         if shared.leaders.contains_key(&pid) {
             leader(shared, pid);
-            // It is reaped now, or else the same child would be named for ever.
+            // If `leader` did not reap it, do it here, or it would be found for ever.
             if shared.leaders.remove(&pid).is_none() {
                 continue;
             }
@@ -404,11 +429,10 @@ pub(super) fn reap_orphans(shared: &mut Shared, mut leader: impl FnMut(&mut Shar
     }
 }
 
-/// Kills everything below this process, whoever it belonged to: the keeper ends. What forks is chased without a pause;
-/// what has its signal is given time to end.
-pub(super) fn kill_all(shared: &mut Shared) {
-    shared.orphans = None;
-    if shared.leaders.is_empty() && orphans(shared).is_empty() {
+/// Kills all descendants of this process, as the keeper ends. Chases processes that fork without a pause; gives killed
+/// ones time to end.
+pub(super) fn kill_all(shared: &mut KeeperShared) {
+    if own_children().is_empty() {
         return;
     }
     for pid in shared.leaders.keys() {
@@ -416,19 +440,20 @@ pub(super) fn kill_all(shared: &mut Shared) {
             group::kill(pid);
         }
     }
-    let mut sweeper = sweep::Sweeper::default();
     let until = Instant::now() + shared.settings.kill_wait;
     let (mut killed, mut pause) = (HashSet::new(), FIRST_PAUSE);
     while Instant::now() < until {
-        let found = sweeper.find(Scope::Below(std::process::id()), &shared.marks).unwrap_or_default();
         let mut is_new = false;
-        for (process, _) in found {
+        for process in descendants(std::process::id()) {
             group::signal_process(&process, &[Signal::KILL]);
-            is_new |= killed.insert((process.pid, process.start_time));
+            if killed.insert((process.pid, process.start_time)) {
+                is_new = true;
+            } else {
+                thaw_process(process.pid);
+            }
         }
         reap_orphans(shared, |_, _| {});
-        shared.orphans = None;
-        if shared.leaders.is_empty() && orphans(shared).is_empty() {
+        if own_children().is_empty() {
             return;
         }
         if is_new {

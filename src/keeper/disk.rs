@@ -1,5 +1,5 @@
-//! What the keeper does for `durability = power` while no daemon is there to do it (service.md §6.6): nobody sees what
-//! it writes then, but little of it may be lost.
+//! Syncs for `durability = power` while no daemon does (service.md §6.6). Nobody follows a log then, but little of it
+//! may be lost.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -10,10 +10,10 @@ use std::time::{Duration, Instant};
 
 use crate::files;
 
-/// As often as the daemon does: with the time of a sync, less than a second of a log may be lost.
+/// Time between syncs, as in the daemon. With the time of a sync, less than a second of a log may be lost.
 const INTERVAL: Duration = Duration::from_millis(500);
 
-/// Syncs on a thread of its own: a sync may take long, and pipes are to be read meanwhile.
+/// Syncs on a separate thread: a sync may take long, and pipes must be read meanwhile.
 #[derive(Default)]
 pub(super) struct Disk {
     thread: Option<SyncSender<()>>,
@@ -27,21 +27,21 @@ impl Disk {
         self.asked.map_or(since, |asked| asked.max(since)) + INTERVAL
     }
 
-    /// Has the file system of `directory` synced. `false`: an earlier sync failed, and what was written may be lost.
+    /// Requests a sync of the file system of `directory`. False if an earlier sync failed: written bytes may be lost.
     pub(super) fn sync(&mut self, directory: &OwnedFd, now: Instant) -> bool {
         self.asked = Some(now);
         if self.thread.is_none() {
             self.thread = start(directory, Arc::clone(&self.failed)).ok();
         }
         if let Some(thread) = &self.thread {
-            // One that is still at it has missed nothing: it is asked again.
+            // A thread that is still syncing keeps one further request queued.
             thread.try_send(()).ok();
         }
         !self.failed.load(Ordering::Relaxed)
     }
 }
 
-/// Ends when the sender is dropped. Starts no process: those would die with it.
+/// Starts the thread, which ends when the sender is dropped. A process that it starts would die with it.
 fn start(directory: &OwnedFd, failed: Arc<AtomicBool>) -> io::Result<SyncSender<()>> {
     let directory = directory.try_clone()?;
     let (sender, asked) = sync_channel(1);

@@ -1,22 +1,22 @@
-//! The end of a keeper: asked for by its daemon, or because no daemon came back (service.md §6.4).
+//! The end of a keeper: its daemon asked for it, or no daemon came back (service.md §6.4).
 
 use std::time::Instant;
 
 use super::containment::{kill_all, reap_orphans};
 use super::server::Keeper;
-use super::shared::{Serial, Shared};
+use super::shared::{KeeperShared, Serial};
 use crate::files;
 use crate::journal::{Reader, event::Event};
 use crate::model::{JobKey, Outcome};
 
-/// Why jobs end when no daemon is there to end them.
+/// Cause of the end of jobs when no daemon came back.
 pub(super) const NOBODY: &str = "no daemon came back";
 
-/// Why they end at once then.
+/// Cause of their end when a sync failed before.
 pub(super) const STORAGE_FAILED: &str = "what it wrote could not be brought to the disk";
 
 impl Keeper {
-    /// No daemon came back, or in time: no new one is let in, every job is ended gently, then by force. `cause` follows
+    /// Ends all jobs without a daemon, first gently, then by force, and lets no daemon in. `cause` follows
     /// `job interrupted: `.
     pub(super) fn begin_farewell(&mut self, cause: &str) {
         self.farewell = true;
@@ -33,7 +33,7 @@ impl Keeper {
             }
             let outcome = Outcome::interrupted(cause);
             if job.closed.is_some() {
-                // Closed for a daemon that perhaps died before it could record the end.
+                // Closed for a daemon that may have died before it recorded the end.
                 for path in job.secret_files.drain(..) {
                     files::unlink(files::CWD, path.as_path()).ok();
                 }
@@ -49,19 +49,19 @@ impl Keeper {
         }
     }
 
-    /// Every job is ended as far as it can be.
+    /// True if every job has ended as far as it can.
     pub(super) fn is_farewell_over(&self) -> bool {
         self.jobs.values().all(|job| job.is_dropped() || job.closed.is_some())
     }
 
-    /// Leaves nothing behind but what later daemons serve.
-    pub(super) fn leave(mut self) {
+    /// Kills all processes below the keeper, and removes its files except those that later daemons serve.
+    pub(super) fn shut_down(mut self) {
         self.shared.state.remove_socket();
         kill_all(&mut self.shared);
-        // What has ended is not left to a process that may never look for it.
+        // Reap them here: their next parent may never do so.
         reap_orphans(&mut self.shared, |_, _| {});
         if let Some(connection) = &mut self.shared.connection {
-            // What cannot be sent at once is not waited for: the daemon sees the end of the connection.
+            // Bytes that cannot be sent at once are lost: the daemon sees the end of the connection.
             connection.send();
         }
         self.shared.state.remove_identity();
@@ -77,8 +77,8 @@ impl Keeper {
     }
 }
 
-/// The journal of a job tells its end.
-fn has_end(shared: &Shared, key: JobKey) -> bool {
+/// True if the journal of the job holds its end.
+fn has_end(shared: &KeeperShared, key: JobKey) -> bool {
     let bytes = shared.state.read_journal(key).unwrap_or_default();
     let mut events = Reader::<Event>::new(&bytes);
     events.any(|record| record.is_ok_and(|record| matches!(record.event, Event::Ended(_))))

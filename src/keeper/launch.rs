@@ -1,4 +1,4 @@
-//! How a daemon gets its keeper: the living one of the state folder, or a new one.
+//! Gets a daemon its keeper: the living one of the state folder, or a new one.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use super::setup::{IDENTITY, KeeperIdentity};
+use crate::error::Chain;
 use crate::process::cgroup::CgroupMode;
 use crate::process::host::{self, SoftLimits};
 use crate::process::sweep::Process;
@@ -19,11 +20,11 @@ use rustix::process::Signal;
 /// Most of `keeper.json` that is read, in bytes.
 const MAX_IDENTITY: u64 = 64 << 10;
 
-/// Whether a keeper lives in the state folder `directory`: it holds `keeper.lock`.
+/// True if a keeper lives in the state folder `directory`: it holds `keeper.lock`.
 pub fn is_alive(directory: BorrowedFd<'_>) -> io::Result<bool> {
     match files::open_read(directory, "keeper.lock") {
         Ok((lock, _)) => files::is_locked(lock),
-        // Something foreign is no lock: the next keeper puts it away.
+        // This is no lock file: the next keeper moves it away.
         Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::InvalidData) => {
             Ok(false)
         }
@@ -37,13 +38,13 @@ fn identity(directory: BorrowedFd<'_>) -> Option<KeeperIdentity> {
     serde_json::from_slice(&json).ok()
 }
 
-/// Kills the keeper that `keeper.json` of the state folder `directory` names, if that process is still the one it names; its
+/// Kills the keeper named in `keeper.json` of the state folder `directory`, if that process still matches. Returns its
 /// pid.
 pub fn kill(directory: BorrowedFd<'_>) -> Option<u32> {
     signal(directory, Signal::KILL)
 }
 
-/// Lets that keeper go on if it was stopped (SIGSTOP), likewise.
+/// Continues that keeper, if it was stopped (SIGSTOP). Returns its pid.
 pub fn wake(directory: BorrowedFd<'_>) -> Option<u32> {
     signal(directory, Signal::CONT)
 }
@@ -64,9 +65,9 @@ pub fn connect(directory: BorrowedFd<'_>) -> io::Result<std::os::unix::net::Unix
 }
 
 /// Starts a keeper for the state folder at `state_dir` and hands it one end of a socket pair as standard input.
-/// `limits` are those that steps are to have.
+/// `limits` are for the steps.
 ///
-/// It gets an empty environment: what steps need comes with each request, and nothing else may leak into them.
+/// Its environment is empty: each request brings what its step needs, and nothing else may leak into steps.
 pub fn start(
     state_dir: &Path,
     cgroup: CgroupMode,
@@ -76,15 +77,8 @@ pub fn start(
         rustix::net::socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
     let mut command = Command::new("/proc/self/exe");
     command.arg0("step-runner").args(["keeper", "--connection-fd", "0", "--cgroup", cgroup.name()]);
-    for (option, limit) in [("--soft-nofile", limits.nofile), ("--soft-core", limits.core)] {
-        if let Some(limit) = limit {
-            command.arg(option).arg(limit.to_string());
-        }
-    }
-    if let Some(value) = limits.oom_score_adj {
-        command.arg(format!("--oom-score-adj={value}"));
-    }
     command
+        .args(limits.options())
         .arg("--state-dir")
         .arg(state_dir)
         .env_clear()
@@ -98,29 +92,29 @@ pub fn start(
     Ok((ours.into(), children::start(&mut command)?))
 }
 
-/// Directories of the control groups of the keeper that `keeper.json` in the state folder `directory` tells of.
+/// Returns the directories of the control groups listed in `keeper.json` of the state folder `directory`.
 pub fn groups(directory: BorrowedFd<'_>) -> Vec<PathBuf> {
     identity(directory).map(|identity| identity.cgroups).unwrap_or_default()
 }
 
-/// Removes those of these groups whose keeper is dead, as far as nothing lives in them.
+/// Removes those groups whose keeper is dead, if nothing lives in them.
 pub fn remove_groups(groups: &[PathBuf]) {
     for group in groups {
         cgroup::remove_dead(group);
     }
 }
 
-/// Waits for a keeper that this daemon started, so that it does not stay a zombie. On a thread of its own: a daemon that
-/// ends before its keeper must not wait for it, as it does for the threads of its runtime.
+/// Waits for a keeper that this daemon started, so that it does not stay a zombie. The thread is not the runtime's: a
+/// daemon that ends waits for those, but must not wait for its keeper.
 pub fn reap(keeper: Child) {
     let pid = keeper.id();
     let wait = || {
         if let Err(error) = children::wait(keeper) {
-            tracing::debug!(%error, "cannot wait for the keeper");
+            tracing::debug!(error = %Chain(&error), "cannot wait for the keeper");
         }
     };
     if let Err(error) = std::thread::Builder::new().name("keeper-end".into()).spawn(wait) {
-        tracing::debug!(%error, "no thread to wait for the keeper");
+        tracing::debug!(error = %Chain(&error), "no thread to wait for the keeper");
         children::leave(pid);
     }
 }

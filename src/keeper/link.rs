@@ -1,8 +1,8 @@
-//! The daemon's end of the connection to the keeper: frames out, replies and events in.
+//! The daemon's end of the connection to the keeper: sends frames, receives replies and events.
 //!
-//! Owns one writer and one reader task. Frames are written in the order they were handed over; all that is handed over
-//! before the thread would sleep is one write. The reader hands every event to one callback and every reply to the one
-//! who asked.
+//! Owns one writer and one reader task. Frames are written in the order of the calls. All frames that are queued before
+//! the thread would sleep go out in one write. The reader passes every event to one callback and every reply to its
+//! asker.
 
 use std::collections::HashMap;
 use std::io;
@@ -21,17 +21,19 @@ use tokio::net::unix::pipe::{Receiver, Sender};
 use tokio::sync::{mpsc, oneshot};
 
 use super::protocol::{FromKeeper, KeeperError, MAX_FRAME, Reply, Request, ToKeeper};
+use crate::error::Chain;
+use crate::threads::{self, Work};
 
 /// Bytes read from the socket at a time; frames of the keeper are small.
 const READ_CHUNK: usize = 32 << 10;
 
-/// A send, or the wait for room, that fails for want of memory is tried again so often …
+/// Most retries of a send, or of a wait for room, that fails for a passing reason such as want of memory.
 const TRIES: u32 = 100;
 
-/// … with this pause between.
+/// Pause between two such retries.
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// Why a question to the keeper has no good answer.
+/// Failure of a request to the keeper.
 #[derive(Debug, thiserror::Error)]
 pub enum LinkError {
     /// The keeper died, or the connection was replaced.
@@ -40,27 +42,41 @@ pub enum LinkError {
     /// The keeper refused.
     #[error(transparent)]
     Refused(#[from] KeeperError),
-    /// A request over [`MAX_FRAME`].
+    /// The request is larger than [`MAX_FRAME`].
     #[error("a request of {0} bytes is too large for the keeper")]
     TooLarge(usize),
-    /// It lives, perhaps, but has not answered within the time it was given.
+    /// The keeper may live, but has not answered in time.
     #[error("the keeper does not answer")]
     Silent,
-    /// It speaks another protocol, or broke it.
+    /// The keeper speaks another protocol, or broke ours.
     #[error("the keeper does not speak this daemon's protocol")]
     Protocol,
 }
 
-/// Who waits for which reply; `None` once the connection is over, so that nobody begins to wait then.
+/// Receivers of replies by request id. `None` once the connection is over: no request may wait then.
 type Waiting = Arc<Mutex<Option<HashMap<u64, oneshot::Sender<Result<Reply, KeeperError>>>>>>;
 
 /// One end of a new connection to a keeper.
-pub enum Wire {
+pub enum KeeperWire {
     /// To a process.
     Socket(UnixStream),
     /// To a test that plays the keeper.
     #[cfg(feature = "failpoints")]
     Memory(tokio::io::DuplexStream),
+}
+
+/// Requests with more bytes than this are encoded on another thread: other calls must not wait that long.
+const LARGE: usize = 256 << 10;
+
+/// An encoded request that wants no reply. Any thread can make it.
+pub struct KeeperFrame(Vec<u8>);
+
+impl KeeperFrame {
+    /// # Errors
+    /// [`LinkError::TooLarge`]
+    pub fn of(request: Request) -> Result<Self, LinkError> {
+        encode(&ToKeeper { id: 0, request }).map(Self)
+    }
 }
 
 /// A connection to the keeper. Clones share it.
@@ -72,11 +88,11 @@ pub struct KeeperLink {
 }
 
 impl KeeperLink {
-    /// Takes over a connection. `on_event` is called for every event, in order, and must not block;
-    /// `on_end` once, when the connection is over. Runs on the thread that calls it, which must be in a `LocalSet`: the
-    /// actors live there too, so an event costs no switch of threads.
+    /// Takes over a connection. Calls `on_event` for every event, in order; it must not block. Calls `on_end` once,
+    /// when the connection is over. Both run on the calling thread, which must be in a `LocalSet`: the actors live
+    /// there too, so an event costs no switch of threads.
     pub fn new(
-        wire: Wire,
+        wire: KeeperWire,
         mut on_event: impl FnMut(FromKeeper) + 'static,
         on_end: impl FnOnce() + 'static,
     ) -> io::Result<Self> {
@@ -87,7 +103,7 @@ impl KeeperLink {
         tokio::task::spawn_local(write_frames(write, queue));
         tokio::task::spawn_local(async move {
             if let Err(error) = read_frames(&mut *read, &waiting, &mut on_event).await {
-                tracing::warn!(%error, "connection to the keeper broke");
+                tracing::warn!(error = %Chain(&error), "connection to the keeper broke");
             }
             *waiting.lock() = None;
             on_end();
@@ -95,28 +111,37 @@ impl KeeperLink {
         Ok(link)
     }
 
-    /// Sends a request that wants no reply. Its loss shows in the end of the connection; a request that cannot be sent at
-    /// all ([`LinkError::TooLarge`]) shows nowhere but here.
+    /// Sends a request that wants no reply. If it is lost, the connection ends. A request that cannot be sent at all
+    /// ([`LinkError::TooLarge`]) is reported only here.
     ///
-    /// The queue has no bound of its own: what waits in it is bounded by the requests a job has under way (a handful)
-    /// times the number of jobs.
+    /// The queue has no bound of its own: each job has a handful of requests under way, and the number of jobs is
+    /// bounded.
     pub fn tell(&self, request: Request) -> Result<(), LinkError> {
-        let frame = encode(&ToKeeper { id: 0, request })?;
-        drop(self.frames.send(frame));
+        self.send(KeeperFrame::of(request)?);
         Ok(())
     }
 
-    /// The same for a request that holds nothing of the job's: it is never too large.
+    /// Sends an encoded request as [`Self::tell`] does.
+    pub fn send(&self, KeeperFrame(bytes): KeeperFrame) {
+        drop(self.frames.send(bytes));
+    }
+
+    /// Sends a request without data of the job: it is never too large.
     pub fn tell_short(&self, request: Request) {
         if let Err(error) = self.tell(request) {
-            tracing::error!(%error, "request to the keeper was not sent");
+            tracing::error!(error = %Chain(&error), "request to the keeper was not sent");
         }
     }
 
     /// Sends a request and waits for its reply.
     pub async fn ask(&self, request: Request) -> Result<Reply, LinkError> {
         let id = self.next_id.fetch_add(1, Ordering::Relaxed);
-        let frame = encode(&ToKeeper { id, request })?;
+        let frame = ToKeeper { id, request };
+        let frame = if held_bytes(&frame.request) > LARGE {
+            threads::run(Work::Requests, move || encode(&frame)).await.map_err(|_| LinkError::Protocol)?
+        } else {
+            encode(&frame)
+        }?;
         let (answer, reply) = oneshot::channel();
         self.waiting.lock().as_mut().ok_or(LinkError::Gone)?.insert(id, answer);
         if self.frames.send(frame).is_err() {
@@ -126,7 +151,7 @@ impl KeeperLink {
         Ok(reply.await.map_err(|_| LinkError::Gone)??)
     }
 
-    /// The connection has ended: what is told is lost, what is asked is not answered.
+    /// True if the connection has ended: requests are lost, and none is answered.
     pub fn is_over(&self) -> bool {
         self.waiting.lock().is_none()
     }
@@ -135,6 +160,16 @@ impl KeeperLink {
         if let Some(waiting) = self.waiting.lock().as_mut() {
             waiting.remove(&id);
         }
+    }
+}
+
+/// Returns the size of a request's record and phrases, in bytes.
+fn held_bytes(request: &Request) -> usize {
+    let all = |phrases: &[Vec<u8>]| phrases.iter().map(Vec::len).sum::<usize>();
+    match request {
+        Request::Hold(hold) => hold.record.len() + all(&hold.phrases),
+        Request::Phrases { phrases, .. } => all(phrases),
+        _ => 0,
     }
 }
 
@@ -148,14 +183,14 @@ fn encode(frame: &ToKeeper) -> Result<Vec<u8>, LinkError> {
     Ok(bytes)
 }
 
-impl Wire {
+impl KeeperWire {
     fn split(self) -> io::Result<(Box<dyn AsyncRead + Unpin>, Writer)> {
         match self {
             Self::Socket(stream) => {
                 stream.set_nonblocking(true)?;
                 let (to, spare) = (stream.try_clone()?, Some(stream.try_clone()?.into()));
-                // A type for pipes, as it waits for nothing but bytes. That for sockets is woken by the room that each
-                // read of the keeper makes, too.
+                // `Receiver` is meant for pipes and waits for bytes only. The type for sockets would also wake up for
+                // the room that each read of the keeper makes.
                 let read = Receiver::from_owned_fd_unchecked(stream.into())?;
                 Ok((Box::new(read), Writer::Socket(Sending { to, spare })))
             }
@@ -168,7 +203,7 @@ impl Wire {
     }
 }
 
-/// Where frames go.
+/// Destination of frames.
 enum Writer {
     Socket(Sending),
     #[cfg(feature = "failpoints")]
@@ -184,7 +219,7 @@ impl Writer {
         }
     }
 
-    /// Nothing more will be sent.
+    /// Closes the sending end.
     #[cfg_attr(
         not(feature = "failpoints"),
         expect(clippy::unused_async, reason = "a played keeper's end waits")
@@ -200,7 +235,7 @@ impl Writer {
 
 async fn write_frames(mut to: Writer, mut queue: mpsc::UnboundedReceiver<Vec<u8>>) {
     while let Some(mut batch) = queue.recv().await {
-        // Every write may wake the keeper: what the other tasks have to say now goes with it.
+        // Every write may wake the keeper: let the other tasks queue their frames, so that they go with it.
         tokio::task::yield_now().await;
         while batch.len() < READ_CHUNK {
             match queue.try_recv() {
@@ -212,14 +247,14 @@ async fn write_frames(mut to: Writer, mut queue: mpsc::UnboundedReceiver<Vec<u8>
             break; // the reader sees the same end and reports it
         }
     }
-    // Mostly nobody has a link any more: the keeper sees the end, and closes its side, which ends the reader.
+    // Usually the last link was dropped: the keeper sees the end and closes its side, which ends the reader.
     to.end().await;
 }
 
 /// The sending end of a socket.
 struct Sending {
     to: UnixStream,
-    /// The same socket, for a wait for room: a wait works when there is no descriptor left (faults.md row 54).
+    /// Second descriptor of the socket, for waiting: so a wait works without a free descriptor (faults.md row 54).
     spare: Option<OwnedFd>,
 }
 
@@ -240,7 +275,7 @@ impl Sending {
                 Err(error) if is_final(error) => return Err(error.into()),
                 Err(error) => error.into(),
             };
-            // The bytes behind these wait: nothing is lost by the pause, and all jobs by giving up.
+            // Later frames wait, so a pause loses nothing; giving up would lose all jobs.
             if tries == TRIES {
                 return Err(failed);
             }
@@ -250,7 +285,7 @@ impl Sending {
         Ok(())
     }
 
-    /// Waits for room. Registered for this wait only: see [`Wire::split`].
+    /// Waits for room. Registers for this wait only: see [`KeeperWire::split`].
     async fn room(&mut self) -> io::Result<()> {
         let spare = self.spare.take().map_or_else(|| self.to.try_clone().map(OwnedFd::from), Ok)?;
         let registered = Sender::from_owned_fd_unchecked(spare)?;
@@ -260,7 +295,7 @@ impl Sending {
     }
 }
 
-/// The other end is gone; any other failure to send may pass.
+/// True if the other end is gone. Any other failure to send may pass.
 pub(super) const fn is_final(error: Errno) -> bool {
     matches!(error, Errno::PIPE | Errno::CONNRESET | Errno::NOTCONN | Errno::BADF)
 }
@@ -292,11 +327,11 @@ async fn read_frames(
 
 fn next_frame(buffer: &mut BytesMut) -> io::Result<Option<FromKeeper>> {
     let Some(header) = buffer.first_chunk::<4>() else { return Ok(None) };
-    // No limit here: the keeper is our own, and the record of a job may be longer than any one request was.
+    // No limit here: the keeper is ours, and its frames are small.
     let len = u32::from_le_bytes(*header) as usize;
     let Some(body) = buffer.get_mut(4..4 + len) else { return Ok(None) };
     let frame = postcard::from_bytes(body).map_err(|e| io::Error::new(io::ErrorKind::InvalidData, e))?;
-    // A job's record holds its secrets, and the buffer lives on.
+    // Wipe the frame: a job's record holds its secrets, and the buffer lives on.
     body.fill(0);
     buffer.advance(4 + len);
     Ok(Some(frame))
@@ -307,7 +342,7 @@ mod tests {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
     use super::*;
-    use crate::model::{JobId, Kind};
+    use crate::model::{JobId, LogChannel};
 
     #[tokio::test]
     async fn a_request_that_is_too_large_is_an_error_and_those_after_it_are_sent() {
@@ -316,9 +351,9 @@ mod tests {
         let mut theirs = tokio::net::UnixStream::from_std(theirs).unwrap();
         let mut bytes = Vec::new();
         let sent = async {
-            let link = KeeperLink::new(Wire::Socket(ours), |_| {}, || {}).unwrap();
+            let link = KeeperLink::new(KeeperWire::Socket(ours), |_| {}, || {}).unwrap();
             let key = JobId::parse("1").unwrap().key();
-            let line = |text| Request::Line { key, op: 1, kind: Kind::Out, text };
+            let line = |text| Request::Line { key, op: 1, kind: LogChannel::Out, text };
             let error = link.tell(line("x".repeat(MAX_FRAME))).unwrap_err();
             assert!(matches!(error, LinkError::TooLarge(len) if len > MAX_FRAME), "{error}");
             link.tell(line("short".into())).unwrap();
@@ -331,7 +366,7 @@ mod tests {
 
     #[test]
     fn fault_54_a_frame_that_has_to_wait_for_room_needs_no_further_descriptor() {
-        // In a process of its own: the limit on descriptors is for all threads.
+        // In a process of its own: the limit on descriptors applies to all threads.
         if std::env::var_os("NO_DESCRIPTORS").is_none() {
             let test = std::env::current_exe().unwrap();
             let name =
@@ -345,7 +380,7 @@ mod tests {
             let (ours, theirs) = UnixStream::pair().unwrap();
             theirs.set_nonblocking(true).unwrap();
             let mut theirs = tokio::net::UnixStream::from_std(theirs).unwrap();
-            let link = KeeperLink::new(Wire::Socket(ours), |_| {}, || {}).unwrap();
+            let link = KeeperLink::new(KeeperWire::Socket(ours), |_| {}, || {}).unwrap();
             let next = std::fs::File::open("/dev/null").unwrap();
             let limit = std::os::fd::AsRawFd::as_raw_fd(&next) as u64;
             drop(next);
@@ -354,7 +389,7 @@ mod tests {
             std::fs::File::open("/dev/null").unwrap_err();
             let key = JobId::parse("1").unwrap().key();
             let text = "x".repeat(4 << 20);
-            link.tell(Request::Line { key, op: 1, kind: Kind::Out, text: text.clone() }).unwrap();
+            link.tell(Request::Line { key, op: 1, kind: LogChannel::Out, text: text.clone() }).unwrap();
             drop(link);
             let mut bytes = Vec::new();
             theirs.read_to_end(&mut bytes).await.unwrap();

@@ -1,42 +1,86 @@
-//! The file of a job's log: whole entries appended in order, whatever the disk says (logs.md §4, §6).
+//! The log file of a job: whole entries in order, even if the disk refuses bytes (logs.md §4, §6).
+//!
+//! Steps of the keeper's own user can write to the file, so it is not opened for appending. Each entry goes where the
+//! one before it ended. Bytes behind that come from another process and are cut off.
 
 use std::io;
 use std::os::fd::OwnedFd;
 use std::time::Instant;
 
+use super::protocol::LogStorage;
 use crate::log::frame::{Stamp, daemon_lines};
-use crate::log::pipeline::{Backlog, LogBudget, Origin, RETRY_EVERY, State};
-use crate::model::Kind;
+use crate::log::mask::Masked;
+use crate::log::pipeline::{Backlog, LogBudget, LogOrigin, RETRY_EVERY, WriterState};
+use crate::model::LogChannel;
 use crate::{failpoint, files};
+
+/// Longest line of the daemon or of the keeper in bytes. It may show a whole line that a step wrote.
+const LONGEST_LINE: usize = 16 << 10;
 
 /// A job's open log.
 pub(super) struct LogFile {
     /// `None` once it is closed.
     file: Option<OwnedFd>,
     inode: u64,
+    /// Bytes written.
     len: u64,
+    /// Offset of the next byte: less than `len` once another process has cut the file.
+    at: u64,
+    foreign: ForeignChanges,
+    /// True once the operator was told of foreign changes.
+    is_told: bool,
     backlog: Backlog,
     retry_at: Option<Instant>,
+    /// Error number of the last refused write.
+    refusal: i32,
     opened: Instant,
 }
 
+/// Changes of a log by other processes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct ForeignChanges {
+    /// Bytes that they wrote to its end; these were removed.
+    pub(super) added: u64,
+    /// Bytes of ours that they cut off.
+    pub(super) cut: u64,
+}
+
+impl ForeignChanges {
+    /// Describes the changes to people; `None` if there are none.
+    pub(super) fn text(self) -> Option<String> {
+        let added = (self.added > 0).then(|| {
+            format!(
+                "{} bytes that another process wrote to the end of the job's log were removed",
+                self.added
+            )
+        });
+        let cut = (self.cut > 0).then(|| format!("another process cut {} bytes off the job's log", self.cut));
+        let all: Vec<_> = added.into_iter().chain(cut).collect();
+        (!all.is_empty()).then(|| all.join("; "))
+    }
+}
+
 impl LogFile {
-    /// Takes over a file opened for appending.
-    pub(super) fn new(file: OwnedFd, limit: u64) -> io::Result<Self> {
+    /// Takes over a file whose first `len` bytes are the job's.
+    pub(super) fn new(file: OwnedFd, len: u64, limit: u64) -> io::Result<Self> {
         let stat = files::stat_of(&file)?;
-        let len = stat.st_size as u64;
         let backlog = Backlog::new(LogBudget::new(limit, len));
+        files::seek(&file, len)?;
         Ok(Self {
             file: Some(file),
             inode: stat.st_ino,
             len,
+            at: len,
+            foreign: ForeignChanges::default(),
+            is_told: false,
             backlog,
             retry_at: None,
+            refusal: 0,
             opened: Instant::now(),
         })
     }
 
-    /// Bytes in the file.
+    /// Bytes written. The file has as many, unless another process has changed it.
     pub(super) const fn len(&self) -> u64 {
         self.len
     }
@@ -45,9 +89,19 @@ impl LogFile {
         self.inode
     }
 
-    /// The disk refuses: pipes are not to be read now.
+    /// True while the disk refuses bytes: pipes must not be read.
     pub(super) fn is_waiting(&self) -> bool {
-        self.backlog.state() == State::Waiting
+        self.backlog.state() == WriterState::Waiting
+    }
+
+    /// State of the disk for this log.
+    pub(super) fn storage(&self) -> LogStorage {
+        let errno = self.refusal;
+        match self.backlog.state() {
+            WriterState::Flowing => LogStorage::Fine,
+            WriterState::Waiting => LogStorage::Waiting { errno },
+            WriterState::Dropping => LogStorage::Dropping { errno },
+        }
     }
 
     /// When to call [`LogFile::retry`].
@@ -55,52 +109,92 @@ impl LogFile {
         self.retry_at
     }
 
-    /// Appends the entries of a step's output that `fill` makes.
+    /// Appends the entries that `fill` makes of a step's output.
     pub(super) fn output(&mut self, now: &Stamp, fill: impl FnOnce(&mut Vec<u8>)) {
-        self.backlog.append(Origin::Step, now, fill);
+        self.backlog.append(LogOrigin::Step, now, fill);
         self.flush();
     }
 
-    /// Appends a line of the daemon or of the keeper, already masked.
-    pub(super) fn line(&mut self, kind: Kind, text: &[u8], now: &Stamp) {
-        self.backlog.append(Origin::Daemon, now, |out| daemon_lines(kind, text, now, out));
+    /// Appends a line of the daemon or of the keeper. `tells_exit_status`: see [`Masked::line_of`].
+    pub(super) fn line(&mut self, kind: LogChannel, text: &Masked, tells_exit_status: bool, now: &Stamp) {
+        let line = text.line_of(LONGEST_LINE, tells_exit_status);
+        self.backlog.append(LogOrigin::Daemon, now, |out| daemon_lines(kind, line.as_bytes(), now, out));
         self.flush();
     }
 
-    /// Tries again to write what the disk refused.
+    /// Retries a refused write, if its time has come.
     pub(super) fn retry(&mut self, at: Instant, now: &Stamp) {
         if self.retry_at.is_some_and(|due| due <= at) {
             self.retry_at = None;
             if self.backlog.has_unmarked_hole() {
-                self.backlog.append(Origin::Daemon, now, |_| {});
+                self.backlog.append(LogOrigin::Daemon, now, |_| {});
             }
             self.flush();
         }
     }
 
-    /// Appends what is to be said about limit and losses at the end of the log.
-    pub(super) fn last_words(&mut self, now: &Stamp) {
+    /// Appends the final notes about limit and losses.
+    pub(super) fn append_final_notes(&mut self, now: &Stamp) {
         self.backlog.close(now);
         self.flush();
     }
 
-    /// Closes the file. `true` = something of the log is not in it.
+    /// Describes changes by other processes, the first time there are some.
+    pub(super) fn take_news(&mut self) -> Option<String> {
+        if self.is_told {
+            return None;
+        }
+        let text = self.foreign.text();
+        self.is_told = text.is_some();
+        text
+    }
+
+    /// Checks for changes by other processes. Returns all found so far.
+    pub(super) fn foreign(&mut self) -> ForeignChanges {
+        self.check_end();
+        self.foreign
+    }
+
+    /// Closes the file. True if part of the log is missing from it.
     pub(super) fn close(&mut self) -> bool {
+        self.check_end();
         self.file = None;
         self.retry_at = None;
         !self.backlog.pending().is_empty() || self.backlog.has_unmarked_hole()
     }
 
+    /// Checks that the file ends where we ended it. Cuts off what another process appended. A shorter file goes on at
+    /// its end and stays shorter than the log, so that its followers are told of the loss (faults.md row 29).
+    fn check_end(&mut self) {
+        let Some(file) = &self.file else { return };
+        let Ok(stat) = files::stat_of(file) else { return };
+        let size = stat.st_size as u64;
+        if size > self.at {
+            // If it cannot be cut off, our next bytes overwrite it.
+            if files::cut(file, self.at).is_ok() {
+                self.foreign.added += size - self.at;
+            }
+        } else if size < self.at && files::seek(file, size).is_ok() {
+            self.foreign.cut += self.at - size;
+            self.at = size;
+        }
+    }
+
     fn flush(&mut self) {
+        if !self.backlog.pending().is_empty() {
+            self.check_end();
+        }
         let Some(file) = &self.file else { return };
         while !self.backlog.pending().is_empty() {
             let pending = self.backlog.pending();
             match failpoint::io("keeper::log::write").and_then(|()| files::write(file, pending)) {
                 Ok(written) if written > 0 => {
                     self.len += written as u64;
+                    self.at += written as u64;
                     self.backlog.accepted(written);
                 }
-                Ok(_) | Err(_) => {
+                refused => {
+                    self.refusal = refused.err().and_then(|error| error.raw_os_error()).unwrap_or_default();
                     let now = self.opened.elapsed() + failpoint::late("keeper::log::clock");
                     self.backlog.refused(now);
                     break;

@@ -1,18 +1,17 @@
-//! What the output of a job's steps is turned into entries with: its masking, the sources behind it, the clock
-//! (logs.md §2, §3).
+//! Turns the output of a job's steps into entries: masking, sources, clock (logs.md §2, §3).
 
 use std::sync::Arc;
 
 use crate::clock::now_micros;
 use crate::log::frame::{STEP, Stamp, Stamper};
-use crate::log::mask::{DefaultPrefixes, MaskConfig, MaskLimitError, MaskWarning, Masker, PhraseSet};
+use crate::log::mask::{DefaultPrefixes, MaskConfig, MaskLimitError, MaskWarning, Masked, Masker, PhraseSet};
 use crate::log::pipeline::Pipeline;
-use crate::model::Kind;
+use crate::model::LogChannel;
 
-/// Most bytes of one read of a pipe, so of one write in the sense of logs.md §3.
+/// Most bytes of one read of a pipe, which is one write in the sense of logs.md §3.
 pub(super) const READ_BYTES: usize = 64 << 10;
 
-/// The real-time clock as entries show it.
+/// Real-time clock that stamps entries.
 #[derive(Default)]
 pub(super) struct Clock {
     stamper: Stamper,
@@ -24,7 +23,7 @@ impl Clock {
     }
 }
 
-/// What a job's output is searched for.
+/// Compiled search for the phrases and prefixes of a job.
 #[derive(Clone)]
 pub(super) struct Masking {
     set: PhraseSet,
@@ -32,26 +31,26 @@ pub(super) struct Masking {
     phrase_bytes: usize,
 }
 
-/// What a masking is made of. Holds secrets, so it has no `Debug`.
+/// Input of [`Masking::build`]. Holds secrets, so it has no `Debug`.
 pub(super) struct MaskingSource {
     /// Phrases, unprepared.
     pub(super) phrases: Vec<Vec<u8>>,
-    /// Of the request.
+    /// Token prefixes of the request.
     pub(super) token_prefixes: Vec<String>,
-    /// Search encoded forms too.
+    /// True to search encoded forms too.
     pub(super) forms: bool,
-    /// Search the default prefixes too.
+    /// True to search the default prefixes too.
     pub(super) default_prefixes: bool,
 }
 
 impl Masking {
-    /// Of a job that asks for nothing.
+    /// Returns the masking of a job without phrases.
     pub(super) fn none() -> Result<Self, MaskLimitError> {
         let none: [&[u8]; 0] = [];
         Ok(Self::of(PhraseSet::prepare(none, none, &MaskConfig::default())?, 0).0)
     }
 
-    /// Prepares phrases and builds what searches for them. Takes long for large sets.
+    /// Prepares phrases and compiles the masker. Takes long for large sets.
     pub(super) fn build(source: &MaskingSource) -> Result<(Self, Vec<MaskWarning>), MaskLimitError> {
         let default_prefixes =
             if source.default_prefixes { DefaultPrefixes::All } else { DefaultPrefixes::None };
@@ -60,7 +59,7 @@ impl Masking {
         Ok(Self::of(PhraseSet::prepare(&source.phrases, &source.token_prefixes, &config)?, bytes))
     }
 
-    /// The same with further phrases.
+    /// Returns this masking with further phrases.
     pub(super) fn with_added(&self, phrases: &[Vec<u8>]) -> Result<(Self, Vec<MaskWarning>), MaskLimitError> {
         let bytes = self.phrase_bytes + phrases.iter().map(Vec::len).sum::<usize>();
         Ok(Self::of(self.set.with_added(phrases)?, bytes))
@@ -71,23 +70,22 @@ impl Masking {
         (Self { set, masker, phrase_bytes }, warnings)
     }
 
-    /// Length of all phrases that it was made of, in bytes.
     pub(super) const fn phrase_bytes(&self) -> usize {
         self.phrase_bytes
     }
 
-    /// A source of the job's log: one pipe of a step.
-    pub(super) fn source(&self, kind: Kind) -> Pipeline {
+    /// Returns a source of the job's log for one pipe of a step.
+    pub(super) fn source(&self, kind: LogChannel) -> Pipeline {
         Pipeline::new(STEP, kind, Arc::clone(&self.masker))
     }
 
-    /// What a source goes on with after phrases were added.
+    /// Returns the masker, to replace that of a running source.
     pub(super) fn masker(&self) -> Arc<Masker> {
         Arc::clone(&self.masker)
     }
 
-    /// Masks a text of its own: a line of the daemon.
-    pub(super) fn mask(&self, text: &str) -> Vec<u8> {
-        self.masker.mask_bytes(text.as_bytes())
+    /// Masks a separate text, such as a line of the daemon.
+    pub(super) fn mask(&self, text: &str) -> Masked {
+        self.masker.mask(text)
     }
 }

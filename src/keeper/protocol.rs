@@ -1,29 +1,34 @@
-//! What daemon and keeper say to each other over `keeper.sock`.
+//! The protocol of daemon and keeper over `keeper.sock`.
 //!
 //! A frame is a little-endian `u32` length and that many bytes of postcard: [`ToKeeper`] one way, [`FromKeeper`] the
 //! other. The daemon's first frame is [`Request::Hello`]; anything else before it closes the connection. The newest
 //! connection replaces an older one (the daemon's state lock makes sure there is one daemon).
 //!
-//! **Everything may be asked twice.** [`Request::Hold`] is idempotent by key, [`Request::Record`] by `seq`, and what a
-//! job's machine causes (lines, phrases, spawns, the close) by `op`: a number that counts up within a job and is the
-//! same when a later daemon replays the job. The keeper ignores an `op` it has already done, so nothing is spawned or
-//! written twice. Requests of one connection are performed in order; a request with id 0 gets no reply.
+//! **Every request may be repeated.** [`Request::Hold`] is idempotent by key, [`Request::Record`] by `seq`. Lines,
+//! phrases, spawns and the close are idempotent by `op`: a number that counts up within a job and is the same when a
+//! later daemon replays the job. The keeper ignores an `op` it has already done, so nothing is spawned or written
+//! twice. Requests of one connection are performed in order; a request with id 0 gets no reply.
 //!
-//! Ends of steps and jobs are *state*, not only messages: they are kept until [`Request::Drop`] and told again by
-//! [`Request::Resume`], so a daemon that died between an exit and hearing of it loses nothing.
+//! Ends of steps and jobs are *state*, not only messages. The keeper keeps them until [`Request::Drop`] and repeats
+//! them in [`Request::Resume`], so nothing is lost if a daemon dies between an exit and hearing of it.
+//!
+//! **Frames of the keeper are small.** The record of a job may have many megabytes, so it is read in pieces
+//! ([`Request::ReadRecord`]). [`HeldJob`] holds what a daemon must know before that.
 
 use std::path::PathBuf;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::model::{ExitStatus, JobKey, Kind, Limits, Shortage, Unenforceable};
+use crate::model::{
+    ExitStatus, FinishedProcess, JobKey, LogChannel, ResourceLimits, Shortage, Unenforceable,
+};
 use crate::process::cgroup::Usage;
 
-/// Version of this protocol, and of the records that a keeper holds: raised with the format of either part of them, too.
-/// Daemon and keeper speak no other: a daemon does not start while a keeper of another one lives, which ends its jobs by
-/// itself when no daemon of its own version comes.
-pub const PROTOCOL_VERSION: u32 = 3;
+/// Version of this protocol and of the records that a keeper holds; raised when the format of either changes. A daemon
+/// does not start while a keeper of another version lives. That keeper ends its jobs if no daemon of its own version
+/// comes.
+pub const PROTOCOL_VERSION: u32 = 5;
 
 /// Largest frame in bytes: the largest request of a client (32 MiB) as a record, with its values once more.
 pub const MAX_FRAME: usize = 80 << 20;
@@ -33,15 +38,15 @@ pub const MAX_FRAME: usize = 80 << 20;
 pub struct ToKeeper {
     /// Chosen by the daemon, unique in the connection; 0 = no reply wanted.
     pub id: u64,
-    /// What to do.
+    /// The request.
     pub request: Request,
 }
 
-/// What a daemon asks for. No `Debug`: requests hold environments and phrases.
+/// A request of the daemon. No `Debug`: requests hold environments and phrases.
 #[derive(Serialize, Deserialize)]
 pub enum Request {
-    /// First frame of a connection. Reply: [`Reply::Hello`], also when the versions differ: then nothing else follows, and
-    /// nothing has changed.
+    /// First frame of a connection; repeated when settings were read again. Reply: [`Reply::Hello`]. If the versions
+    /// differ, settings stay as they are, and any other request closes the connection.
     Hello {
         /// The daemon's [`PROTOCOL_VERSION`].
         version: u32,
@@ -77,18 +82,18 @@ pub enum Request {
         /// See the module's text.
         op: u32,
         /// `00O` or `00E`.
-        kind: Kind,
-        /// Text; of several lines each becomes an entry.
+        kind: LogChannel,
+        /// Text; it becomes one line after it was masked.
         text: String,
     },
-    /// Start a step. What comes of it is told by [`FromKeeper::StepOver`], also when it could not start.
+    /// Start a step. [`FromKeeper::StepOver`] reports the result, also if it could not start.
     Spawn(Box<SpawnStep>),
-    /// Cancel (service.md §6.2): SIGTERM and SIGCONT to the running step's group, after `grace` SIGKILL to it and to
-    /// everything else of the job. Asked again with a shorter grace, the shorter one counts.
+    /// Cancel (service.md §6.2): send SIGTERM and SIGCONT to the running step's group, and after `grace` SIGKILL to
+    /// every process of the job. If repeated with a shorter grace, the shorter one counts.
     Stop {
         /// The job.
         key: JobKey,
-        /// Time between SIGTERM and SIGKILL, counted from the first Stop.
+        /// Time until SIGKILL, counted from the first request to end the job.
         grace: Duration,
     },
     /// Last request of a job (service.md §6.1, "Job", 2–5): end what it left running, flush, write `lines`, close the
@@ -101,40 +106,48 @@ pub enum Request {
         /// Grace for left-over processes; a Stop's own deadline wins.
         leftover_grace: Duration,
         /// The daemon's last lines.
-        lines: Vec<(Kind, String)>,
+        lines: Vec<(LogChannel, String)>,
     },
-    /// Forget a job. Processes that still live are killed.
+    /// Forget a job. Living processes of it are killed.
     Drop {
         /// The job.
         key: JobKey,
     },
-    /// Tell all about a held job. Reply: [`Reply::Resumed`].
+    /// Report everything about a held job except its record. Reply: [`Reply::Resumed`].
     Resume {
         /// The job.
         key: JobKey,
     },
+    /// Read the job's record as a stream: each event is its length, a little-endian `u32`, and its bytes. Reply:
+    /// [`Reply::Piece`].
+    ReadRecord {
+        /// The job.
+        key: JobKey,
+        /// Offset in the stream to begin at.
+        offset: u64,
+    },
     /// Keep a finished id's digest for later daemons (service.md §3.1, Run after Finish).
     Remember(Remembered),
-    /// The daemon stops gracefully: kill what is left, remove keeper.sock, end.
+    /// The daemon stops gracefully: kill remaining processes, remove keeper.sock, exit.
     Bye,
 }
 
 /// Settings that a daemon hands on (service.md §6).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KeeperSettings {
-    /// How long to go on without a daemon.
+    /// Time to go on without a daemon.
     pub keeper_wait: Duration,
-    /// How long to wait for processes after SIGKILL.
+    /// Time to wait for processes after SIGKILL.
     pub kill_wait: Duration,
-    /// Grace for everything when no daemon came back.
+    /// Grace for all processes when no daemon came back.
     pub cancel_grace: Duration,
-    /// What happens to processes a step leaves behind: `true` = they live to the job's end.
+    /// True if processes that a step leaves live to the job's end; else they are killed.
     pub leftover_keep: bool,
-    /// At most so many remembered ids.
+    /// Most ids to remember.
     pub max_remembered: u32,
     /// Remembered ids are dropped after this time.
     pub remember_for: Duration,
-    /// The state folder is this daemon's alone and is removed when the keeper ends without a daemon (`run`).
+    /// True if the state folder is this daemon's alone (`run`): a keeper that ends without a daemon removes it.
     pub remove_state: bool,
 }
 
@@ -147,18 +160,23 @@ pub struct HoldJob {
     pub tag: u128,
     /// First event of the record.
     pub record: Vec<u8>,
+    /// A few hundred bytes that a later daemon reads before the record (see `actors::admission`).
+    pub brief: Vec<u8>,
     /// Phrases, unprepared.
     pub phrases: Vec<Vec<u8>>,
     /// Token prefixes without the defaults.
     pub token_prefixes: Vec<String>,
-    /// Encoded forms of phrases on (setting `mask_forms`).
+    /// True to mask encoded forms of phrases (setting `mask_forms`).
     pub mask_forms: bool,
-    /// Default token prefixes on (setting `default_token_prefixes`).
+    /// True to mask by the default token prefixes (setting `default_token_prefixes`).
     pub default_prefixes: bool,
+    /// Length of the log that followers may have seen: 0 for a new job, more for one that a dead keeper held. Nobody
+    /// has seen the bytes behind it.
+    pub log_len: u64,
     /// `log_limit` in bytes (logs.md §6).
     pub log_limit: u64,
-    /// What the job may use; the keeper has said that it can hold it to all of them.
-    pub limits: Limits,
+    /// Limits of the job. The keeper has said that it can enforce all of them.
+    pub limits: ResourceLimits,
     /// Files to remove when no daemon comes back: file variables.
     pub secret_files: Vec<PathBuf>,
 }
@@ -184,7 +202,7 @@ pub struct SpawnStep {
     pub work_dir: PathBuf,
 }
 
-/// A finished id and what was asked under it.
+/// A finished id and the digest of its request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Remembered {
     /// The id's key.
@@ -202,30 +220,56 @@ pub enum FromKeeper {
     Reply {
         /// The request's id.
         id: u64,
-        /// What came of it.
+        /// Its result.
         reply: Result<Reply, KeeperError>,
     },
     /// Logs that grew, with their lengths; at most one per job every few milliseconds.
     Lengths(Vec<(JobKey, u64)>),
-    /// A step is over: its process ended and its pipes were drained as far as they are (service.md §6.1, "Step").
+    /// A step is over: its process ended, and its pipes were drained or the time for that is over (service.md §6.1,
+    /// "Step").
     StepOver {
         /// The job.
         key: JobKey,
         /// The step.
         over: StepOver,
     },
-    /// For the operator's log; holds nothing secret.
+    /// A line for the operator's log, without secrets.
     Notice(String),
-    /// The job's log is closed and nothing of the job lives any more (but for `unkilled`).
+    /// The job's log is closed, and no process of the job is left except `unkilled`.
     Closed {
         /// The job.
         key: JobKey,
-        /// What to report.
+        /// The report.
         closed: Closed,
+    },
+    /// The disk refuses the log of a job, or takes it again.
+    Storage {
+        /// The job.
+        key: JobKey,
+        /// The present state.
+        storage: LogStorage,
     },
 }
 
-/// Answers.
+/// State of the disk for the log of a job.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum LogStorage {
+    /// The disk takes all bytes.
+    #[default]
+    Fine,
+    /// The disk refuses: the job's output waits in its pipes.
+    Waiting {
+        /// The system's error number.
+        errno: i32,
+    },
+    /// The disk has refused for long: output is dropped.
+    Dropping {
+        /// The system's error number.
+        errno: i32,
+    },
+}
+
+/// A successful reply.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum Reply {
     /// To [`Request::Hello`].
@@ -234,7 +278,7 @@ pub enum Reply {
         version: u32,
         /// Its process id.
         pid: u32,
-        /// Directory of its control group; `None`: jobs are followed by their tags.
+        /// Directory of its control group; `None`: reapers hold the processes of jobs together.
         cgroup: Option<PathBuf>,
         /// Jobs it holds.
         jobs: Vec<JobKey>,
@@ -242,7 +286,7 @@ pub enum Reply {
         remembered: Vec<Remembered>,
         /// Key for digests of requests, in force as long as this keeper lives.
         digest_key: [u8; 16],
-        /// Limits that it cannot hold jobs to.
+        /// Limits that it cannot enforce.
         unenforceable: Vec<Unenforceable>,
     },
     /// To [`Request::Hold`].
@@ -254,18 +298,23 @@ pub enum Reply {
     },
     /// To [`Request::Resume`].
     Resumed(Box<HeldJob>),
+    /// To [`Request::ReadRecord`]: a piece of the stream, at most 1 MiB; empty at its end.
+    Piece(SecretBytes),
     /// To everything else.
     Done,
 }
 
-/// All the keeper knows about a job.
+/// All the keeper knows about a job except its record.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct HeldJob {
     /// The tag of [`HoldJob`].
     pub tag: u128,
-    /// All events of the record, the first one included.
-    #[serde(with = "secret_bytes")]
-    pub record: SecretBytes,
+    /// The brief of [`HoldJob`].
+    pub brief: SecretBytes,
+    /// Events in the record, the first one included.
+    pub events: u32,
+    /// Length of the record as a stream.
+    pub record_len: u64,
     /// Largest `op` done; 0 = none.
     pub last_op: u32,
     /// Steps that were started and are over, in order.
@@ -278,27 +327,38 @@ pub struct HeldJob {
     pub log_len: u64,
 }
 
-/// Events of a record; they hold what the request held, so `Debug` shows only their number.
+/// Bytes that may hold secrets of a request. `Debug` shows only their number.
 #[derive(Clone, Default, PartialEq, Eq)]
-pub struct SecretBytes(pub Vec<Vec<u8>>);
+pub struct SecretBytes(pub Vec<u8>);
 
 impl std::fmt::Debug for SecretBytes {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "[{} events]", self.0.len())
+        write!(f, "[{} bytes]", self.0.len())
     }
 }
 
-mod secret_bytes {
-    use serde::{Deserialize, Deserializer, Serialize, Serializer};
-
-    use super::SecretBytes;
-
-    pub(super) fn serialize<S: Serializer>(bytes: &SecretBytes, to: S) -> Result<S::Ok, S::Error> {
-        bytes.0.serialize(to)
+/// Serialises as one block: byte by byte, a mebibyte takes milliseconds.
+impl Serialize for SecretBytes {
+    fn serialize<S: serde::Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        to.serialize_bytes(&self.0)
     }
+}
 
-    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<SecretBytes, D::Error> {
-        Vec::deserialize(from).map(SecretBytes)
+impl<'de> Deserialize<'de> for SecretBytes {
+    fn deserialize<D: serde::Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        struct Block;
+        impl serde::de::Visitor<'_> for Block {
+            type Value = SecretBytes;
+
+            fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str("bytes")
+            }
+
+            fn visit_bytes<E: serde::de::Error>(self, bytes: &[u8]) -> Result<SecretBytes, E> {
+                Ok(SecretBytes(bytes.to_vec()))
+            }
+        }
+        from.deserialize_byte_buf(Block)
     }
 }
 
@@ -307,47 +367,49 @@ mod secret_bytes {
 pub struct StepOver {
     /// The step.
     pub step: u32,
-    /// How its process ended, or why there was none.
+    /// Exit of its process, or the failure to start it.
     pub end: StepEnd,
-    /// Processes it left running.
+    /// Living processes of the job after the step, those left earlier included.
     pub left: u32,
-    /// What ran short while it ran.
+    /// Resource that ran short while it ran.
     pub shortage: Option<Shortage>,
-    /// What the job has used so far.
+    /// Usage of the job so far.
     pub usage: Usage,
+    /// When it was over, and what its process used.
+    pub ran: FinishedProcess,
 }
 
-/// How a step's process ended.
+/// End of a step's process.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum StepEnd {
-    /// It ran and ended.
+    /// The process ran and ended.
     Exited(ExitStatus),
-    /// It could not be started.
+    /// The process could not be started.
     NotStarted {
-        /// What failed: `work_dir`, `exec`, `fork`, `pipe`, `cgroup`, `limits`, `arguments` (a NUL byte in one), or `cancelled`: an
-        /// end of the job was asked for before.
+        /// Failed part of the start: `work_dir`, `exec`, `fork`, `pipe`, `cgroup`, `limits`, `arguments` (a NUL byte in
+        /// one). `cancelled` if an end of the job was requested before.
         what: String,
         /// The system's error number.
         errno: i32,
     },
 }
 
-/// End of a job at the keeper.
+/// Report on the end of a job.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Closed {
     /// Final length of the log.
     pub log_len: u64,
     /// Processes that could not be killed within `kill_wait`.
     pub unkilled: Vec<u32>,
-    /// CPU time of all processes of the job, where the kernel told.
+    /// CPU time of all processes of the job, if the kernel counted it.
     pub cpu_time: Option<Duration>,
-    /// Peak memory in bytes, where the kernel told.
+    /// Peak memory in bytes, if the kernel counted it.
     pub peak_memory: Option<u64>,
-    /// The log could not be written to its end; its last state is kept (logs.md §6).
+    /// True if the log could not be written to its end; its last state is kept (logs.md §6).
     pub log_damaged: bool,
 }
 
-/// Why a request failed.
+/// Failure of a request.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 pub enum KeeperError {
     /// The key is not held.
@@ -361,7 +423,7 @@ pub enum KeeperError {
         /// Its text.
         message: String,
     },
-    /// Phrases over a limit of masking.md §8.
+    /// The phrases exceed a limit of masking.md §8.
     #[error("masking: {0}")]
     Masking(String),
 }

@@ -1,27 +1,27 @@
-//! What the daemon asks, and what is done about it (see [`super::protocol`]).
+//! Performs the daemon's requests (see [`super::protocol`]).
 
 use std::collections::VecDeque;
 use std::time::Instant;
 
-use super::compile::{Blocked, Prepared, Work};
+use super::compile::{Blocked, PhraseWork, Prepared};
 use super::job::Job;
 use super::output::{Masking, MaskingSource};
 use super::protocol::{HoldJob, KeeperError, KeeperSettings, PROTOCOL_VERSION, Remembered, Reply, Request};
 use super::server::Keeper;
 use super::shared::{ReplyTo, Serial};
 use crate::log::mask::MaskWarning;
-use crate::model::{JobKey, Kind};
+use crate::model::{JobKey, LogChannel};
 
-/// A request that cannot be met within the protocol: the connection is closed.
-pub(super) struct Breach;
+/// A request that breaks the protocol: the connection is closed.
+pub(super) struct ProtocolViolation;
 
 impl Keeper {
     /// Performs a request of the present connection.
-    pub(super) fn perform(&mut self, to: ReplyTo, request: Request) -> Result<(), Breach> {
+    pub(super) fn perform(&mut self, to: ReplyTo, request: Request) -> Result<(), ProtocolViolation> {
         let greeted = self.shared.connection.as_ref().is_some_and(|connection| connection.greeted);
         match request {
             Request::Hello { version, settings, digest_key } => self.hello(to, version, settings, digest_key),
-            _ if !greeted => return Err(Breach),
+            _ if !greeted => return Err(ProtocolViolation),
             Request::Hold(hold) => self.hold(to, *hold),
             Request::Remember(remembered) => {
                 self.remember(remembered);
@@ -37,8 +37,8 @@ impl Keeper {
     }
 
     fn hello(&mut self, to: ReplyTo, version: u32, settings: KeeperSettings, digest_key: [u8; 16]) {
-        // One of another version ends by itself. It counts for nothing here: jobs whose daemon it cannot be must not be
-        // kept going by its attempts.
+        // A daemon of another version gets the reply and nothing else: its attempts must not keep jobs alive that it
+        // cannot serve.
         let understood = version == PROTOCOL_VERSION;
         if understood {
             self.shared.settings = settings;
@@ -71,7 +71,7 @@ impl Keeper {
             }
             return;
         }
-        let work = Work::New(MaskingSource {
+        let work = PhraseWork::New(MaskingSource {
             phrases: std::mem::take(&mut hold.phrases),
             token_prefixes: std::mem::take(&mut hold.token_prefixes),
             forms: hold.mask_forms,
@@ -96,8 +96,13 @@ impl Keeper {
         self.shared.reply(to, reply);
     }
 
-    /// Takes the job, but does nothing for it until its phrases are prepared.
-    fn hold_blocked(&mut self, asker: ReplyTo, hold: &mut HoldJob, work: Work) -> Result<(), KeeperError> {
+    /// Takes the job, but queues its requests until its phrases are prepared.
+    fn hold_blocked(
+        &mut self,
+        asker: ReplyTo,
+        hold: &mut HoldJob,
+        work: PhraseWork,
+    ) -> Result<(), KeeperError> {
         let none = Masking::none().map_err(|error| KeeperError::Masking(error.to_string()))?;
         let serial = self.add(hold, none)?;
         if let Some(job) = self.jobs.get_mut(&serial) {
@@ -113,7 +118,6 @@ impl Keeper {
         self.next_serial += 1;
         self.by_key.insert(hold.key, serial);
         self.jobs.insert(serial, Box::new(job));
-        self.shared.marks.tags.insert(hold.tag);
         Ok(serial)
     }
 
@@ -124,12 +128,13 @@ impl Keeper {
     /// Performs a request about a job, or queues it behind the preparation of the job's phrases.
     fn perform_for_job(&mut self, to: ReplyTo, request: Request) {
         let Some(serial) = key_of(&request).and_then(|key| self.by_key.get(&key).copied()) else {
-            // A job that is not held has nothing to be dropped.
+            // Dropping a job that is not held succeeds.
             let done = matches!(request, Request::Drop { .. });
             return self.shared.reply(to, if done { Ok(Reply::Done) } else { Err(KeeperError::UnknownJob) });
         };
-        // An end does not wait for phrases.
-        let waits = !matches!(request, Request::Stop { .. } | Request::Drop { .. });
+        // Neither an end nor the record waits for phrases.
+        let waits =
+            !matches!(request, Request::Stop { .. } | Request::Drop { .. } | Request::ReadRecord { .. });
         match self.jobs.get_mut(&serial).and_then(|job| job.blocked.as_mut()) {
             Some(blocked) if waits => blocked.requests.push_back((to, request)),
             _ => self.perform_now(to, serial, request),
@@ -142,8 +147,12 @@ impl Keeper {
         let mut reply = Reply::Done;
         match request {
             Request::Record { seq, event, .. } => job.record(seq, event),
-            Request::Resume { .. } => reply = Reply::Resumed(Box::new(job.resumed())),
-            Request::Stop { grace, .. } => job.stop(grace),
+            Request::Resume { .. } => {
+                reply = Reply::Resumed(Box::new(job.resumed()));
+                job.tell_refusal(shared);
+            }
+            Request::ReadRecord { offset, .. } => reply = job.record_piece(offset),
+            Request::Stop { grace, .. } => job.stop(grace, shared),
             Request::Drop { key } => {
                 self.by_key.remove(&key);
                 job.drop_job(shared);
@@ -177,7 +186,7 @@ impl Keeper {
 
     fn add_phrases(&mut self, to: ReplyTo, serial: Serial, phrases: Vec<Vec<u8>>) {
         let Some(job) = self.jobs.get_mut(&serial) else { return };
-        let work = Work::Add(job.masking.clone(), phrases);
+        let work = PhraseWork::Add(job.masking.clone(), phrases);
         job.blocked = Some(Box::new(Blocked { asker: to, is_new: false, requests: VecDeque::new() }));
         if work.is_small() {
             self.prepared(serial, work.run());
@@ -186,7 +195,7 @@ impl Keeper {
         }
     }
 
-    /// The phrases of a job are prepared: it goes on.
+    /// Uses the prepared phrases of a job, and performs its waiting requests.
     pub(super) fn prepared(&mut self, serial: Serial, prepared: Prepared) {
         let Some(job) = self.jobs.get_mut(&serial) else { return };
         let Some(blocked) = job.blocked.take() else { return };
@@ -216,7 +225,7 @@ impl Keeper {
         let mut requests = blocked.requests;
         while let Some((to, request)) = requests.pop_front() {
             self.perform_again(to, request);
-            // One of them may have been for phrases again: the rest waits behind it.
+            // It may have added phrases and blocked the job again: the rest waits behind it.
             if let Some(blocked) = self.jobs.get_mut(&serial).and_then(|job| job.blocked.as_mut()) {
                 blocked.requests.append(&mut requests);
             }
@@ -230,20 +239,21 @@ impl Keeper {
         }
     }
 
-    /// Warnings about a job that was just taken. One that was taken from a dead keeper has them in its log.
+    /// Writes the warnings about a job that was just taken, unless its log has them from a dead keeper.
     fn warn_of_held(&mut self, serial: Serial, warnings: &[MaskWarning]) {
         if self.jobs.get(&serial).is_some_and(|job| job.is_log_empty()) {
             self.warn(serial, warnings);
         }
     }
 
-    /// Warnings about phrases: the operator's log, and what concerns the job in its own (masking.md §8).
+    /// Writes warnings about phrases to the operator's log, and to the job's log if they concern the job
+    /// (masking.md §8).
     fn warn(&mut self, serial: Serial, warnings: &[MaskWarning]) {
         let Some(job) = self.jobs.get_mut(&serial) else { return };
         for warning in warnings {
             self.shared.notice(format!("job {}: {warning}", job.key));
             if warning.is_for_job() {
-                job.line(Kind::Err, &format!("warning: {warning}"), &mut self.shared);
+                job.line(LogChannel::Err, &format!("warning: {warning}"), &mut self.shared);
             }
         }
     }
@@ -254,11 +264,11 @@ impl Keeper {
         self.forget_remembered();
     }
 
-    /// Keeps to the limits of number and age.
+    /// Drops remembered ids above the limits on number and age.
     fn forget_remembered(&mut self) {
         let settings = &self.shared.settings;
         let (max, limit) = (settings.max_remembered as usize, settings.remember_for);
-        // By when it was told: the wall clock may jump (faults.md row 63).
+        // Age since we were told, as the wall clock may jump (faults.md row 63).
         let is_old = |(_, told): &(Remembered, Instant)| told.elapsed() > limit;
         while self.remembered.front().is_some_and(is_old) || self.remembered.len() > max {
             self.remembered.pop_front();
@@ -266,7 +276,7 @@ impl Keeper {
     }
 }
 
-/// Job that a request is about.
+/// Returns the job that a request is about.
 const fn key_of(request: &Request) -> Option<JobKey> {
     match request {
         Request::Record { key, .. }
@@ -275,7 +285,8 @@ const fn key_of(request: &Request) -> Option<JobKey> {
         | Request::Stop { key, .. }
         | Request::Close { key, .. }
         | Request::Drop { key }
-        | Request::Resume { key } => Some(*key),
+        | Request::Resume { key }
+        | Request::ReadRecord { key, .. } => Some(*key),
         Request::Hold(hold) => Some(hold.key),
         Request::Spawn(spawn) => Some(spawn.key),
         Request::Hello { .. } | Request::Remember(_) | Request::Bye => None,

@@ -1,4 +1,5 @@
-//! The keeper's event loop: one thread that waits for nothing but events, and the start of a process.
+//! The keeper's event loop, on one thread. It blocks only for events, the start of a process, and the sync at a job's
+//! end.
 
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::OwnedFd;
@@ -14,24 +15,28 @@ use super::containment::reap_orphans;
 use super::disk::Disk;
 use super::farewell::{NOBODY, STORAGE_FAILED};
 use super::job::{Job, Presence};
+use super::peer::{Refusals, is_trusted};
 use super::protocol::{FromKeeper, Remembered};
 use super::setup::{KeeperFailure, KeeperOptions, Prepared, prepare};
-use super::shared::{Readiness, ReplyTo, Serial, Shared, Token, first_settings};
+use super::shared::{KeeperShared, Readiness, ReplyTo, Serial, Token, first_settings};
 use crate::model::JobKey;
-use crate::process::Signals;
+use crate::process::{self, Signals};
 
 /// Events taken from the kernel at a time.
 const EVENTS: usize = 256;
 
-/// Lengths of logs are told at most so often: a follower notices nothing, the daemon wakes up far less.
+/// Least time between two reports of log lengths: followers do not notice, and the daemon wakes up far less.
 const LENGTHS_EVERY: Duration = Duration::from_millis(5);
 
-/// Orphans are reaped at most so often; their exit interests nobody.
+/// Time from the end of the last job until memory is given back.
+const REST_AFTER: Duration = Duration::from_secs(1);
+
+/// Least time between two rounds of reaping orphans: nobody waits for their exit.
 const REAP_EVERY: Duration = Duration::from_millis(100);
 
-/// The process.
+/// State of the keeper's process.
 pub(super) struct Keeper {
-    pub(super) shared: Shared,
+    pub(super) shared: KeeperShared,
     pub(super) jobs: HashMap<Serial, Box<Job>>,
     /// Jobs that a daemon can name: all but dropped ones.
     pub(super) by_key: HashMap<JobKey, Serial>,
@@ -39,26 +44,29 @@ pub(super) struct Keeper {
     pub(super) compiler: Compiler,
     pub(super) listener: OwnedFd,
     children: Signals,
-    /// Finished ids, with when each was told, the oldest first.
+    /// Finished ids, and when we were told of each; the oldest first.
     pub(super) remembered: VecDeque<(Remembered, Instant)>,
     pub(super) digest_key: Option<[u8; 16]>,
     connections: u32,
-    /// Given up for a moment when no other descriptor is left: a daemon must always get in.
+    refusals: Refusals,
+    /// Closed for a moment when no other descriptor is left: a daemon must always get in.
     reserve: Option<OwnedFd>,
     /// Since when no daemon has greeted us; `None` while one is connected.
     pub(super) alone_since: Option<Instant>,
-    /// No daemon came back; the jobs are being ended.
+    /// True once the keeper ends its jobs without a daemon.
     pub(super) farewell: bool,
-    /// The daemon said Bye.
+    /// True once the daemon said Bye.
     pub(super) leaving: bool,
     disk: Disk,
     lengths_told: Instant,
     reaped: Instant,
     reap_at: Option<Instant>,
+    /// When to give memory back, if no job is left.
+    rest_at: Option<Instant>,
 }
 
-/// Runs a keeper until its daemon says Bye, or none came back. Call it on the main thread of a process made for it:
-/// it changes signals, limits and the standard streams of the process, and steps die with the thread.
+/// Runs a keeper until its daemon says Bye, or no daemon came back. Call it on the main thread of a dedicated process:
+/// it changes signals, limits and standard streams of the process, and steps die with the thread.
 pub fn run(mut options: KeeperOptions) -> Result<(), KeeperFailure> {
     let first = options.first_connection.take();
     let mut keeper = Keeper::new(prepare(&options)?)?;
@@ -82,9 +90,9 @@ impl Keeper {
             .map_err(KeeperFailure::system("wait for events"))?;
         let reserve = rustix::io::fcntl_dupfd_cloexec(&prepared.listener, 3).ok();
         let now = Instant::now();
-        let Prepared { state, listener, spawner, pool, limiter } = prepared;
+        let Prepared { state, listener, spawner, pool, limiter, limits } = prepared;
         Ok(Self {
-            shared: Shared::new(readiness, state, spawner, pool, limiter, first_settings()),
+            shared: KeeperShared::new(readiness, state, spawner, pool, limiter, limits, first_settings()),
             jobs: HashMap::new(),
             by_key: HashMap::new(),
             next_serial: 1,
@@ -94,6 +102,7 @@ impl Keeper {
             remembered: VecDeque::new(),
             digest_key: None,
             connections: 0,
+            refusals: Refusals::default(),
             reserve,
             alone_since: Some(now),
             farewell: false,
@@ -102,6 +111,7 @@ impl Keeper {
             lengths_told: now,
             reaped: now,
             reap_at: None,
+            rest_at: Some(now + REST_AFTER),
         })
     }
 
@@ -121,25 +131,24 @@ impl Keeper {
                 Ok(_) | Err(Errno::INTR) => {}
                 Err(error) => return Err(KeeperFailure::system("wait for events")(error)),
             }
-            self.shared.forget_processes();
             for event in events.drain(..) {
                 self.dispatch(Token::decode(event.data.u64()));
             }
             self.on_time();
             self.send();
             self.start_next();
-            // Behind the start: who is told wakes up and takes a processor.
+            // After the start: the daemon that we tell wakes up and takes a processor.
             self.tell_lengths();
             self.send();
             if self.leaving || self.farewell && self.is_farewell_over() {
-                self.leave();
+                self.shut_down();
                 return Ok(());
             }
         }
     }
 
-    /// Starts one step. A start blocks for as long as the system takes to execute a program, so a burst of them must not
-    /// keep requests waiting: they are looked for between any two.
+    /// Starts one step. A start blocks until the system has executed the program, so the loop looks for requests
+    /// between two starts.
     fn start_next(&mut self) {
         let Some(serial) = self.shared.starts.pop_front() else { return };
         if let Some(job) = self.jobs.get_mut(&serial) {
@@ -169,6 +178,12 @@ impl Keeper {
                     self.settle(serial);
                 }
             }
+            Token::Reaper(serial) => {
+                if let Some(job) = self.jobs.get_mut(&serial) {
+                    job.on_reaper(&mut self.shared);
+                    self.settle(serial);
+                }
+            }
             Token::Pipe(serial, pipe) => {
                 if let Some(job) = self.jobs.get_mut(&serial) {
                     job.on_pipe(pipe, &mut self.shared);
@@ -178,7 +193,7 @@ impl Keeper {
         }
     }
 
-    /// To be called after anything was done to job `serial`.
+    /// Call it after any change to job `serial`. Removes the job if it is gone.
     pub(super) fn settle(&mut self, serial: Serial) {
         let Some(job) = self.jobs.get_mut(&serial) else { return };
         job.settle(&mut self.shared);
@@ -187,13 +202,22 @@ impl Keeper {
         {
             job.forget(&mut self.shared);
             self.shared.scratch.wipe();
+            let at = Instant::now() + REST_AFTER;
+            self.rest_at = Some(if self.jobs.is_empty() { at } else { self.rest_at.unwrap_or(at) });
         }
     }
 
     fn next_deadline(&self) -> Option<Instant> {
         let lengths =
             (self.shared.has_grown() && self.may_tell()).then_some(self.lengths_told + LENGTHS_EVERY);
-        let all = [self.shared.next_timer(), lengths, self.reap_at, self.farewell_at(), self.sync_at()];
+        let all = [
+            self.shared.next_timer(),
+            lengths,
+            self.reap_at,
+            self.rest_at,
+            self.farewell_at(),
+            self.sync_at(),
+        ];
         all.into_iter().flatten().min()
     }
 
@@ -228,6 +252,14 @@ impl Keeper {
         if self.farewell_at().is_some_and(|at| at <= now) {
             self.begin_farewell(NOBODY);
         }
+        if self.rest_at.is_some_and(|at| at <= now) {
+            self.rest_at = None;
+            if self.jobs.is_empty() {
+                process::give_back_idle_memory();
+            } else {
+                process::give_back_memory();
+            }
+        }
     }
 
     fn accept(&mut self) {
@@ -235,15 +267,15 @@ impl Keeper {
         loop {
             let socket = match rustix::net::accept_with(&self.listener, flags) {
                 Ok(socket) => socket,
-                // The new connection replaces the old one, whose descriptor is free then.
+                // The new connection replaces the old one, which frees a descriptor.
                 Err(Errno::MFILE | Errno::NFILE) if self.reserve.take().is_some() => continue,
                 Err(_) => break,
             };
-            let own = rustix::process::geteuid();
-            let trusted = rustix::net::sockopt::socket_peercred(&socket)
-                .is_ok_and(|peer| peer.uid == own || peer.uid.is_root());
-            if trusted {
+            let peer = rustix::net::sockopt::socket_peercred(&socket).ok();
+            if peer.as_ref().is_some_and(|peer| is_trusted(&socket, peer, self.shared.pool.as_ref())) {
                 self.connect(socket);
+            } else if let Some(text) = self.refusals.add(peer.map(|peer| peer.pid), Instant::now()) {
+                self.shared.notice(text);
             }
         }
         if self.reserve.is_none() {
@@ -251,9 +283,9 @@ impl Keeper {
         }
     }
 
-    /// Takes a connection; an older one is closed.
+    /// Takes a connection, and closes an older one.
     fn connect(&mut self, socket: OwnedFd) {
-        // What a daemon said before it died counts, also if its successor is faster than we are.
+        // Perform what the old daemon sent before it died, even if its successor was faster than we are.
         while !self.leaving
             && let Some(old) = self.shared.connection.as_ref().filter(|old| old.has_input())
         {
@@ -296,12 +328,12 @@ impl Keeper {
         }
     }
 
-    /// A daemon is there and reads what it gets.
+    /// True if a daemon is connected and reads what it gets.
     fn may_tell(&self) -> bool {
         self.shared.connection.as_ref().is_some_and(|connection| !connection.is_busy())
     }
 
-    /// The first growth after a quiet time is told at once, the others together after a short while.
+    /// Reports grown logs: the first growth after a quiet time at once, the others together after a short while.
     fn tell_lengths(&mut self) {
         if !self.shared.has_grown() || self.shared.connection.is_some() && !self.may_tell() {
             return;
@@ -313,7 +345,10 @@ impl Keeper {
         self.lengths_told = now;
         let grown = self.shared.take_grown();
         let jobs = &mut self.jobs;
-        let len = |(serial, key)| jobs.get_mut(&serial).map(|job| (key, job.tell_len()));
+        let len = |(serial, key)| {
+            let job = jobs.get_mut(&serial).filter(|job| !job.is_dropped())?;
+            Some((key, job.tell_len()))
+        };
         let lengths: Vec<_> = grown.into_iter().filter_map(len).collect();
         self.shared.tell(&FromKeeper::Lengths(lengths));
     }
@@ -331,7 +366,7 @@ impl Keeper {
     }
 }
 
-/// Rounded up, so that a deadline has passed when the wait is over.
+/// Converts a wait, rounded up so that the deadline has passed at its end.
 fn timespec(duration: Duration) -> Timespec {
     let whole = duration + Duration::from_micros(1);
     Timespec { tv_sec: whole.as_secs() as i64, tv_nsec: i64::from(whole.subsec_nanos()) }

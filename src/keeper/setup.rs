@@ -1,4 +1,4 @@
-//! What the keeper does to its own process and to the state folder before it serves (service.md §6.4–§6.6).
+//! Prepares the keeper's own process and the state folder before it serves (service.md §6.4–§6.6).
 
 use std::ffi::CString;
 use std::io;
@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use super::protocol::PROTOCOL_VERSION;
 use crate::model::{JobKey, ProcessInfo};
 use crate::process::cgroup::{CgroupError, CgroupMode, Pool};
-use crate::process::host::{hide_memory, take_descriptors, this_process};
+use crate::process::host::{SoftLimits, hide_memory, take_descriptors, this_process};
 use crate::process::limiter::Limiter;
 use crate::process::spawn::Spawner;
 use crate::process::{close_on_exec_from, ignore_signals, quieten_standard_streams};
@@ -21,36 +21,36 @@ use crate::{files, journal};
 
 /// Name of the lock of the living keeper.
 const LOCK: &str = "keeper.lock";
-/// Name of its description.
+/// Name of the file that describes the keeper.
 pub(super) const IDENTITY: &str = "keeper.json";
 /// Name of its socket.
 const SOCKET: &str = "keeper.sock";
-/// Connections that may wait to be accepted; there is one daemon.
+/// Most connections that wait to be accepted; there is one daemon.
 const BACKLOG: i32 = 8;
 
-/// How to run a keeper.
+/// Options of a keeper.
 #[derive(Debug)]
 pub struct KeeperOptions {
     /// The daemon's state folder.
     pub state_dir: PathBuf,
     /// One end of a socket pair whose other end the daemon that started us holds.
     pub first_connection: Option<OwnedFd>,
-    /// Whether jobs get control groups.
+    /// Use of control groups for jobs.
     pub cgroup: CgroupMode,
-    /// `oom_score_adj` that the daemon was started with.
-    pub oom_score_adj: Option<i32>,
+    /// Limits for steps, which are in force, and the `oom_score_adj` that the daemon was started with.
+    pub limits: SoftLimits,
 }
 
-/// Why a keeper does not start, or ended otherwise than it should.
+/// Failure of a keeper to start or to run.
 #[derive(Debug, thiserror::Error)]
 pub enum KeeperFailure {
-    /// Another one holds the lock.
+    /// Another keeper holds the lock.
     #[error("a keeper already runs on state folder {}", .0.display())]
     Running(PathBuf),
-    /// Something of the state folder is not to be had.
+    /// Something in the state folder cannot be used.
     #[error("cannot {what} in state folder {}", .state_dir.display())]
     State {
-        /// What was tried.
+        /// The attempted action.
         what: &'static str,
         /// The folder.
         state_dir: PathBuf,
@@ -58,13 +58,13 @@ pub enum KeeperFailure {
         #[source]
         source: io::Error,
     },
-    /// Control groups are demanded, and there are none.
+    /// Control groups are required, but there are none.
     #[error("setting cgroup = on cannot be met")]
     Cgroup(#[from] CgroupError),
     /// A system call that does not fail on a healthy host did.
     #[error("cannot {what}")]
     System {
-        /// What was tried.
+        /// The attempted action.
         what: &'static str,
         /// The system's reason.
         #[source]
@@ -73,13 +73,13 @@ pub enum KeeperFailure {
 }
 
 impl KeeperFailure {
-    /// For `map_err`.
+    /// Makes the error [`Self::System`].
     pub(super) fn system<E: Into<io::Error>>(what: &'static str) -> impl FnOnce(E) -> Self {
         move |error| Self::System { what, source: error.into() }
     }
 }
 
-/// Content of `keeper.json`: which process is, or was, the keeper of a state folder.
+/// Content of `keeper.json`: the process that is, or was, the keeper of a state folder.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KeeperIdentity {
     /// Its process.
@@ -87,7 +87,7 @@ pub struct KeeperIdentity {
     pub process: ProcessInfo,
     /// [`PROTOCOL_VERSION`].
     pub protocol: u32,
-    /// Directories of its control groups: whoever finds it dead removes them.
+    /// Directories of its control groups, to be removed by whoever finds it dead.
     #[serde(default)]
     pub cgroups: Vec<PathBuf>,
 }
@@ -106,12 +106,13 @@ pub(super) struct Prepared {
     pub(super) spawner: Spawner,
     pub(super) pool: Option<Pool>,
     pub(super) limiter: Limiter,
+    pub(super) limits: SoftLimits,
 }
 
 /// Turns this process into a keeper: own session, no core dumps, no inherited descriptors, the lock, the socket.
 pub(super) fn prepare(options: &KeeperOptions) -> Result<Prepared, KeeperFailure> {
     let state = lock(options.state_dir.clone())?;
-    let mut spawner = Spawner::new(options.oom_score_adj)
+    let mut spawner = Spawner::new(options.limits.oom_score_adj)
         .map_err(KeeperFailure::system("prepare the start of processes"))?;
     let pool = match (options.cgroup, Pool::open()) {
         (CgroupMode::Off, _) | (CgroupMode::Auto, Err(_)) => None,
@@ -125,7 +126,7 @@ pub(super) fn prepare(options: &KeeperOptions) -> Result<Prepared, KeeperFailure
     spawner.dispositions_changed();
     let cgroups = pool.iter().map(|pool| pool.path().to_owned()).chain(limiter.paths()).collect();
     state.write_identity(cgroups).map_err(|source| state.failure("write keeper.json", source))?;
-    Ok(Prepared { state, listener, spawner, pool, limiter })
+    Ok(Prepared { state, listener, spawner, pool, limiter, limits: options.limits })
 }
 
 fn lock(path: PathBuf) -> Result<StateDir, KeeperFailure> {
@@ -140,19 +141,19 @@ fn lock(path: PathBuf) -> Result<StateDir, KeeperFailure> {
         source,
     })?;
     match files::try_lock(&lock) {
-        // Absolute, as the working directory is left.
+        // Absolute: the working directory changes later.
         Ok(true) => Ok(StateDir { path: files::resolved(&path), directory, _lock: lock }),
         Ok(false) => Err(KeeperFailure::Running(path)),
         Err(source) => Err(KeeperFailure::State { what: "lock keeper.lock", state_dir: path, source }),
     }
 }
 
-/// Cuts the ties to the process that started us, and hardens what holds secrets.
+/// Cuts the ties to the process that started us, and protects memory, which holds secrets.
 fn isolate() -> Result<(), KeeperFailure> {
     // A process that leads its group already (started from a shell) cannot leave its session; that does no harm.
     rustix::process::setsid().ok();
     ignore_signals();
-    // No file system is kept busy by a directory that we do not use.
+    // Our working directory must not keep a file system busy.
     rustix::process::chdir("/").map_err(KeeperFailure::system("change to /"))?;
     quieten_standard_streams().map_err(KeeperFailure::system("open /dev/null"))?;
     // Kernels before 5.11 lack the call; the daemon opens nothing that stays open anyway.
@@ -170,7 +171,7 @@ impl StateDir {
         KeeperFailure::State { what, state_dir: self.path.clone(), source }
     }
 
-    /// Binds through the folder's descriptor: a socket's path may have 107 bytes, a folder's many more.
+    /// Binds through the folder's descriptor: the path of a socket has at most 107 bytes, a folder's may have more.
     fn listen(&self) -> io::Result<OwnedFd> {
         files::make_way(&self.directory, SOCKET, || match files::unlink(&self.directory, SOCKET) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
@@ -193,35 +194,39 @@ impl StateDir {
         files::make_way(&self.directory, IDENTITY, || files::replace(&self.directory, IDENTITY, &json))
     }
 
-    /// No daemon can reach us from now on.
+    /// Removes the socket, so that no daemon can reach us.
     pub(super) fn remove_socket(&self) {
         files::unlink(&self.directory, SOCKET).ok();
     }
 
-    /// Nothing tells of us any more but the lock, which ends with us.
+    /// Removes `keeper.json`. The lock stays until we end.
     pub(super) fn remove_identity(&self) {
         files::unlink(&self.directory, IDENTITY).ok();
     }
 
-    /// The whole folder is to go, whatever is in it.
+    /// Removes the whole folder, whatever is in it.
     pub(super) fn remove(&self) {
         let Some((parent, name)) = self.path.parent().zip(self.path.file_name()) else { return };
         let name = CString::new(name.as_bytes()).unwrap_or_default();
         files::open_dir(files::CWD, parent).and_then(|parent| files::remove_tree(parent, &name)).ok();
     }
 
-    /// Reads the journal of a job.
     pub(super) fn read_journal(&self, key: JobKey) -> io::Result<Vec<u8>> {
         files::read_file(&self.directory, format!("jobs/{key}/journal").as_str(), journal::MAX_FILE)
     }
 
-    /// Whether account is kept of what of a job's log is on the disk (`durability = power`).
+    /// True if the job tracks what of its log is on the disk (`durability = power`).
     pub(super) fn is_synced(&self, key: crate::model::JobKey) -> bool {
         crate::files::stat_at(&self.directory, format!("jobs/{key}/synced").as_str()).is_ok()
     }
 
-    /// Opens a file of a job's folder for appending, and makes it if need be.
-    pub(super) fn open_job_file(&self, key: JobKey, name: &str) -> io::Result<OwnedFd> {
-        files::open_append(&self.directory, format!("jobs/{key}/{name}").as_str())
+    /// Opens the journal of a job for appending, and makes it if need be.
+    pub(super) fn open_journal(&self, key: JobKey) -> io::Result<OwnedFd> {
+        files::open_append(&self.directory, format!("jobs/{key}/journal").as_str())
+    }
+
+    /// Opens the log of a job for writing, and makes it if need be.
+    pub(super) fn open_log(&self, key: JobKey) -> io::Result<OwnedFd> {
+        files::open_write(&self.directory, format!("jobs/{key}/log").as_str())
     }
 }

@@ -1,6 +1,6 @@
-//! What every job of a keeper uses: descriptors' readiness, process starter, groups, clock, buffers, the way out.
+//! State shared by all jobs of a keeper: epoll, process starter, groups, clock, buffers, connection.
 
-use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
@@ -14,29 +14,32 @@ use crate::journal::{self, event::Event};
 use crate::log::frame::Stamp;
 use crate::model::JobKey;
 use crate::process::cgroup::Pool;
+use crate::process::freezer::Thawer;
 use crate::process::group;
+use crate::process::host::SoftLimits;
 use crate::process::limiter::Limiter;
 use crate::process::spawn::Spawner;
-use crate::process::sweep::{Found, Marks, Process, Sweeper};
 use crate::{failpoint, files};
 
-/// A job's number within this keeper; never used twice, so a late event of a job that is gone meets nothing.
+/// A job's number within this keeper. It is never reused, so a late event of a removed job finds no job.
 pub(super) type Serial = u32;
 
-/// What became ready.
+/// Event source that became ready.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Token {
     Listener,
     Connection(u32),
     Children,
     Compiled,
-    /// The process of the job's step number so-and-so.
+    /// Process of the job's step with this number.
     Process(Serial, u32),
     /// A pipe of the job.
     Pipe(Serial, u32),
+    /// The reaper of the job.
+    Reaper(Serial),
 }
 
-/// Set in the lower half of a token: a process, else a pipe.
+/// Marks a process in the lower half of a token. Without it, the half is the number of a pipe, or 0 for the reaper.
 const PROCESS_BIT: u32 = 1 << 31;
 
 impl Token {
@@ -48,6 +51,7 @@ impl Token {
             Self::Connection(number) => (0, PROCESS_BIT | number),
             Self::Process(serial, step) => (serial, PROCESS_BIT | step),
             Self::Pipe(serial, pipe) => (serial, pipe),
+            Self::Reaper(serial) => (serial, 0),
         };
         (high as u64) << 32 | low as u64
     }
@@ -60,6 +64,7 @@ impl Token {
             (0, 2) => Self::Compiled,
             (0, number) => Self::Connection(number & !PROCESS_BIT),
             (serial, low) if low & PROCESS_BIT != 0 => Self::Process(serial, low & !PROCESS_BIT),
+            (serial, 0) => Self::Reaper(serial),
             (serial, pipe) => Self::Pipe(serial, pipe),
         }
     }
@@ -77,7 +82,7 @@ impl Readiness {
         epoll::modify(&self.0, fd, EventData::new_u64(token.encode()), interest(write)).ok();
     }
 
-    /// A descriptor that is about to be closed needs no call: it leaves by itself.
+    /// Stops watching. Not needed before a descriptor is closed: the kernel forgets it then.
     pub(super) fn forget(&self, fd: impl AsFd) {
         epoll::delete(&self.0, fd).ok();
     }
@@ -87,21 +92,21 @@ fn interest(write: bool) -> EventFlags {
     if write { EventFlags::IN | EventFlags::OUT } else { EventFlags::IN }
 }
 
-/// Buffers that all pipes share: one thread reads them one after another.
+/// Buffers shared by all pipes: one thread reads them one after another.
 pub(super) struct Scratch {
     pub(super) read: Box<[u8]>,
-    /// So many bytes of `read` were used since it was wiped.
+    /// Bytes of `read` used since the last wipe.
     most_read: usize,
     pub(super) masked: Vec<u8>,
 }
 
 impl Scratch {
-    /// `read` holds so many bytes of a pipe.
+    /// Notes that `read` held so many bytes of a pipe.
     pub(super) fn has_read(&mut self, bytes: usize) {
         self.most_read = self.most_read.max(bytes);
     }
 
-    /// Overwrites what jobs wrote: nothing of a job stays in memory when it is forgotten (faults.md §2).
+    /// Overwrites the output of jobs: none of it stays in memory when a job is forgotten (threat-model.md §4.3).
     pub(super) fn wipe(&mut self) {
         if let Some(used) = self.read.get_mut(..self.most_read) {
             used.fill(0);
@@ -110,44 +115,39 @@ impl Scratch {
     }
 }
 
-/// What jobs use of the keeper.
-pub(super) struct Shared {
+/// Parts of the keeper that its jobs use.
+pub(super) struct KeeperShared {
     pub(super) readiness: Readiness,
     pub(super) state: StateDir,
     pub(super) spawner: Spawner,
     pub(super) pool: Option<Pool>,
     pub(super) limiter: Limiter,
-    pub(super) sweeper: Sweeper,
+    pub(super) thawer: Thawer,
+    /// Limits for steps.
+    pub(super) limits: SoftLimits,
     pub(super) settings: KeeperSettings,
     pub(super) scratch: Scratch,
     pub(super) clock: Clock,
     pub(super) connection: Option<Connection>,
     /// Jobs whose steps wait to be started, in the order asked for.
     pub(super) starts: VecDeque<Serial>,
-    /// Steps' processes that are not reaped, by process id.
+    /// Processes of steps that are our children and not yet reaped, by process id.
     pub(super) leaders: HashMap<u32, Serial>,
-    /// Tags of all jobs that are not forgotten, ghosts included, and the groups that their steps led and left running.
-    pub(super) marks: Marks,
-    /// Processor time of orphans by the tag of their job, where no control group counts it.
-    pub(super) orphans_used: HashMap<u128, Duration>,
-    /// Children that no job started itself, as read in this turn of the loop.
-    pub(super) orphans: Option<Vec<u32>>,
-    /// What a sweep found in this turn of the loop.
-    pub(super) swept: Option<Vec<Found>>,
-    /// Number of sweeps so far.
-    pub(super) sweeps: u64,
+    /// Reapers not yet reaped, by process id.
+    pub(super) reapers: HashSet<u32>,
     /// Jobs whose logs grew since the daemon was told.
     grown: Vec<(Serial, JobKey)>,
     timers: BTreeSet<(Instant, Serial)>,
 }
 
-impl Shared {
+impl KeeperShared {
     pub(super) fn new(
         readiness: Readiness,
         state: StateDir,
         spawner: Spawner,
         pool: Option<Pool>,
         limiter: Limiter,
+        limits: SoftLimits,
         settings: KeeperSettings,
     ) -> Self {
         Self {
@@ -156,7 +156,8 @@ impl Shared {
             spawner,
             pool,
             limiter,
-            sweeper: Sweeper::default(),
+            thawer: Thawer::default(),
+            limits,
             settings,
             scratch: Scratch {
                 read: vec![0; READ_BYTES].into_boxed_slice(),
@@ -167,31 +168,27 @@ impl Shared {
             connection: None,
             starts: VecDeque::new(),
             leaders: HashMap::new(),
-            marks: Marks::default(),
-            orphans_used: HashMap::new(),
-            orphans: None,
-            swept: None,
-            sweeps: 0,
+            reapers: HashSet::new(),
             grown: Vec::new(),
             timers: BTreeSet::new(),
         }
     }
 
-    /// Tells the daemon, if there is one. What it misses it learns by a Resume.
+    /// Sends an event to the daemon, if there is one. Else a later one learns of it by a Resume.
     pub(super) fn tell(&mut self, event: &FromKeeper) {
         if let Some(connection) = self.connection.as_mut().filter(|connection| connection.greeted) {
             connection.push(event);
         }
     }
 
-    /// Sends what was told so far. A connection that is over shows at the end of the turn.
+    /// Sends the queued frames now. The end of the turn notices if the connection is over.
     pub(super) fn flush(&mut self) {
         if let Some(connection) = &mut self.connection {
             connection.send();
         }
     }
 
-    /// Something for the operator's log. Never holds a value of a job.
+    /// Sends a line for the operator's log. It must not hold values of a job.
     pub(super) fn notice(&mut self, text: String) {
         self.tell(&FromKeeper::Notice(text));
     }
@@ -206,35 +203,16 @@ impl Shared {
         }
     }
 
-    /// Reaps an orphan that has ended.
+    /// Reaps an orphan or a reaper that has ended.
     pub(super) fn reap_orphan(&mut self, pid: u32) {
-        let job = self.group_of_orphan(pid);
-        if let (Some(time), Some(tag)) = (group::reap_orphan(pid), job) {
-            let used = self.orphans_used.entry(tag).or_default();
-            *used = used.saturating_add(time);
-        }
-    }
-
-    /// Tag of the job that an orphan which has ended was in, if its processor time is to be counted here: no control group
-    /// does it.
-    fn group_of_orphan(&self, pid: u32) -> Option<u128> {
-        if self.pool.is_some() {
-            return None;
-        }
-        self.marks.groups.get(&Process::read(pid)?.group).copied()
-    }
-
-    /// What is known of processes may be over.
-    pub(super) fn forget_processes(&mut self) {
-        self.orphans = None;
-        self.swept = None;
+        self.reapers.remove(&pid);
+        group::reap_orphan(pid);
     }
 
     pub(super) fn stamp(&mut self) -> Stamp {
         self.clock.now()
     }
 
-    /// Notes that a job's log grew.
     pub(super) fn grew(&mut self, serial: Serial, key: JobKey) {
         self.grown.push((serial, key));
     }
@@ -247,7 +225,6 @@ impl Shared {
         std::mem::take(&mut self.grown)
     }
 
-    /// Moves a job's timer from `from` to `to`.
     pub(super) fn move_timer(&mut self, serial: Serial, from: Option<Instant>, to: Option<Instant>) {
         if let Some(at) = from {
             self.timers.remove(&(at, serial));
@@ -261,21 +238,20 @@ impl Shared {
         self.timers.first().map(|(at, _)| *at)
     }
 
-    /// Jobs whose timers are due.
     pub(super) fn due(&self, now: Instant) -> Vec<Serial> {
         self.timers.iter().take_while(|(at, _)| *at <= now).map(|(_, serial)| *serial).collect()
     }
 
-    /// Brings to the disk what was written so far; blocks. `false` if that failed.
+    /// Syncs the file system of the state folder. Blocks. False if it failed.
     pub(super) fn sync(&self) -> bool {
         crate::files::sync_all(&self.state.directory).is_ok()
     }
 
-    /// Appends an event to a job's journal with one write. Its loss costs nothing while we live; it is reported.
+    /// Appends an event to a job's journal with one write. A failure is only reported: it costs nothing while we live.
     pub(super) fn journal(&mut self, key: JobKey, event: &Event) {
         let Ok(line) = journal::encode(event) else { return };
         let written = failpoint::io("keeper::journal::append")
-            .and_then(|()| self.state.open_job_file(key, "journal"))
+            .and_then(|()| self.state.open_journal(key))
             .and_then(|file| files::append(file, &line));
         if let Err(error) = written {
             self.notice(format!("journal of job {key}: an event could not be written: {error}"));
@@ -283,12 +259,11 @@ impl Shared {
     }
 }
 
-/// Who waits for an answer.
+/// Address of a reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct ReplyTo {
-    /// Number of the connection.
     pub(super) connection: u32,
-    /// The request's id; 0 = nobody.
+    /// The request's id; 0 if no reply is wanted.
     pub(super) id: u64,
 }
 

@@ -1,5 +1,5 @@
-//! Syntax trees of function files and `run` lists (language.md §2–§8). Everything in here has been checked as far as
-//! one file alone allows; names are valid, combinations are allowed.
+//! Syntax trees of function files and `run` lists (language.md §2–§8). A tree has passed every check that one file
+//! alone allows: names are valid and combinations are allowed.
 
 pub(crate) mod print;
 
@@ -22,6 +22,8 @@ pub struct Function {
     pub definition: Definition,
     /// Warnings found while reading; they go to the job log.
     pub warnings: Vec<Diagnostic>,
+    /// Total bytes of all expressions.
+    pub expressions: usize,
 }
 
 /// Interface (language.md §3).
@@ -53,11 +55,11 @@ impl Default for Outputs {
 pub struct Declaration {
     /// Its type.
     pub value_type: ValueType,
-    /// Its default; makes it optional.
+    /// Its default value, if any. An input or output with a default is optional.
     pub default: Option<Value>,
-    /// Its value must be masked.
+    /// True if its value must be masked.
     pub sensitive: bool,
-    /// Where it is declared.
+    /// Place of the declaration.
     pub at: Position,
 }
 
@@ -66,7 +68,7 @@ pub struct Declaration {
 pub struct Definition {
     /// `env` of the definition.
     pub env: IndexMap<String, Template>,
-    /// What it does.
+    /// The process or the steps.
     pub body: Body,
 }
 
@@ -75,7 +77,7 @@ pub struct Definition {
 pub enum Body {
     /// One process.
     Exec(Exec),
-    /// Steps one after another.
+    /// Steps, one after another.
     Run(Run),
 }
 
@@ -84,15 +86,15 @@ pub enum Body {
 pub struct Exec {
     /// At least one template, one argument each.
     pub command: Vec<Template>,
-    /// Working directory; default the job's.
+    /// Working directory. Default: the job's.
     pub work_dir: Option<Template>,
     /// Grace of this process (language.md §15).
     pub cancel_timeout: Option<Duration>,
-    /// Where `exec` stands.
+    /// Place of `exec`.
     pub at: Position,
 }
 
-/// `run` with what belongs to it.
+/// `run` and the keys that belong to it.
 #[derive(Clone, Debug)]
 pub struct Run {
     /// At least one step.
@@ -108,15 +110,15 @@ pub struct Run {
 pub struct Step {
     /// Its name.
     pub name: String,
-    /// What it invokes.
+    /// The function, script or action that it invokes.
     pub invokes: Invocation,
     /// Inputs; keys are templates too.
     pub inputs: Vec<(Template, TemplateValue)>,
     /// Environment; keys are templates too.
     pub env: Vec<(Template, Template)>,
-    /// Where the step stands.
+    /// Place of the step.
     pub at: Position,
-    /// `run[2]`.
+    /// Path in the document, such as `run[2]`.
     pub path: String,
 }
 
@@ -131,12 +133,12 @@ pub enum Invocation {
     Action(Template),
 }
 
-/// Where a function is loaded from (language.md §7).
+/// Source of a function (language.md §7).
 #[derive(Clone, Debug, PartialEq)]
 pub enum Reference {
     /// A folder or file of the job's environment.
     Local {
-        /// Path as normalised, relative or absolute, without the file's name.
+        /// Normalised path, relative or absolute, without the file name.
         path: String,
         /// Names to try in order.
         files: Vec<String>,
@@ -145,12 +147,12 @@ pub enum Reference {
     Builtin {
         /// Name without the scheme.
         name: String,
-        /// Written with the old scheme `dist://`.
+        /// True if it is written with the old scheme `dist://`.
         dist: bool,
     },
     /// A Git repository.
     Git {
-        /// With scheme.
+        /// URL with its scheme.
         url: Template,
         /// Revision.
         rev: Template,
@@ -172,62 +174,62 @@ pub enum Reference {
         /// Names to try in order.
         files: Vec<Template>,
     },
-    /// Computed when the step's turn comes.
+    /// Computed when the step is about to start.
     Dynamic(Template),
 }
 
-/// A scalar that may hold expressions (language.md §8). Two are equal if they mean the same, wherever they stand.
+/// A scalar that may hold expressions (language.md §8). Two are equal if they mean the same, whatever their places.
 #[derive(Clone, Debug)]
 pub struct Template {
-    /// Text and expressions in order; adjacent texts are joined; empty for the empty text.
+    /// Text and expressions in order. Adjacent texts are joined; the empty text has no part.
     pub parts: Vec<Part>,
-    /// Document, for errors at run time.
+    /// Name of the document, for errors at run time.
     pub file: Arc<str>,
-    /// Where the scalar stands.
+    /// Place of the scalar.
     pub at: Position,
 }
 
 /// Part of a template.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Part {
-    /// Plain text, escapes resolved.
+    /// Plain text with escapes resolved.
     Text(String),
     /// `${{ … }}`.
     Expression(Expression),
 }
 
-/// An expression with its place in the document. Two are equal if their trees are, wherever they stand.
+/// An expression and its place in the document. Two are equal if their trees are, whatever their places.
 #[derive(Clone, Debug)]
 pub struct Expression {
-    /// What it is.
+    /// Form of the expression.
     pub kind: ExpressionKind,
-    /// Its first character.
+    /// Place of its first character.
     pub at: Position,
 }
 
-/// Forms of expressions (language.md §9.1). Chains of one precedence level are one node, so that the depth of the
-/// tree is bounded by the nesting of the text, not by its length.
+/// Forms of expressions (language.md §9.1). A chain of operators of one level is one node, so the nesting of the text
+/// bounds the depth of the tree, not its length.
 #[derive(Clone, Debug, PartialEq)]
 pub enum ExpressionKind {
     /// A constant.
     Literal(Value),
     /// A double-quoted string with expressions inside.
     Interpolation(Vec<Part>),
-    /// A name of language.md §10.
+    /// A name (language.md §10).
     Name(String),
     /// `[a, b]`.
     Array(Vec<Expression>),
-    /// `{a: b}`; a bare word as key is a literal.
+    /// `{a: b}`; a bare word as a key is a literal.
     Object(Vec<(Expression, Expression)>),
-    /// `-a`, `!a`; applied from the last to the first.
+    /// `-a`, `!a`; operators apply from the last to the first.
     Unary(Vec<UnaryOperator>, Box<Expression>),
-    /// `a + b - c`: operators of one precedence level, applied from left to right.
+    /// `a + b - c`: operators of one precedence level apply from left to right.
     Binary(Box<Expression>, Vec<(BinaryOperator, Expression)>),
-    /// `a.b[c](d)`: applied from left to right.
+    /// `a.b[c](d)`: applies from left to right.
     Access(Box<Expression>, Vec<Access>),
 }
 
-/// One step of an access path, with the place of its first character, which does not count for equality.
+/// One step of an access path and the place of its first character, which does not count for equality.
 #[derive(Clone, Debug)]
 pub enum Access {
     /// `.name`.
@@ -283,32 +285,34 @@ pub enum BinaryOperator {
 /// Any YAML value whose strings are templates.
 #[derive(Clone, Debug, PartialEq)]
 pub enum TemplateValue {
-    /// null, boolean or number: stays as it is.
+    /// Null, or a boolean or number that is an output or nested in a list or mapping. It stays as it is.
     Constant(Value),
+    /// A boolean or number given to an input, with its source text for an input declared as string (`3.10`, not `3.1`).
+    Written(Value, Box<str>),
     /// A string.
     Text(Template),
     /// A list.
     Array(Vec<TemplateValue>),
-    /// A mapping; nested keys are no templates.
+    /// A mapping; nested keys are not templates.
     Object(IndexMap<String, TemplateValue>),
 }
 
 impl TemplateValue {
-    /// The type of a value that holds no expression at its own level: `Some(None)` for null. `None`: a run decides.
+    /// Returns the type known without a run: `Some(None)` for null, `None` if an expression decides it.
     pub fn written_type(&self) -> Option<Option<ValueType>> {
         match self {
-            Self::Constant(value) => Some(value.value_type()),
+            Self::Constant(value) | Self::Written(value, _) => Some(value.value_type()),
             Self::Text(template) => template.as_literal().map(|_| Some(ValueType::String)),
             Self::Array(_) => Some(Some(ValueType::Array)),
             Self::Object(_) => Some(Some(ValueType::Struct)),
         }
     }
 
-    /// Where it stands, if it says so.
+    /// Returns the place of a text. Other values do not record theirs.
     pub const fn at(&self) -> Option<Position> {
         match self {
             Self::Text(template) => Some(template.at),
-            Self::Constant(_) | Self::Array(_) | Self::Object(_) => None,
+            Self::Constant(_) | Self::Written(..) | Self::Array(_) | Self::Object(_) => None,
         }
     }
 }
@@ -337,7 +341,7 @@ impl PartialEq for Access {
 }
 
 impl BinaryOperator {
-    /// How it is written.
+    /// Returns the operator as written.
     pub const fn symbol(self) -> &'static str {
         match self {
             Self::Or => "||",
@@ -356,7 +360,7 @@ impl BinaryOperator {
         }
     }
 
-    /// Its level of precedence: a higher one binds stronger (language.md §9.3).
+    /// Returns the precedence level. A higher one binds more strongly (language.md §9.3).
     pub const fn level(self) -> u8 {
         match self {
             Self::Or => 1,
@@ -374,7 +378,7 @@ impl BinaryOperator {
 }
 
 impl UnaryOperator {
-    /// How it is written.
+    /// Returns the operator as written.
     pub const fn symbol(self) -> char {
         match self {
             Self::Plus => '+',
@@ -385,14 +389,14 @@ impl UnaryOperator {
 }
 
 impl Template {
-    /// A template that is plain text.
+    /// Makes a template of plain text.
     pub fn literal(text: impl Into<String>, file: &Arc<str>, at: Position) -> Self {
         let text = text.into();
         let parts = if text.is_empty() { Vec::new() } else { vec![Part::Text(text)] };
         Self { parts, file: Arc::clone(file), at }
     }
 
-    /// Its text, if it holds no expression.
+    /// Returns the text if there is no expression.
     pub fn as_literal(&self) -> Option<&str> {
         match self.parts.as_slice() {
             [] => Some(""),
@@ -401,7 +405,7 @@ impl Template {
         }
     }
 
-    /// The expression, if the template is one expression and nothing else.
+    /// Returns the expression if it is the whole template.
     pub fn as_expression(&self) -> Option<&Expression> {
         match self.parts.as_slice() {
             [Part::Expression(expression)] => Some(expression),

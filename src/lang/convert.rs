@@ -1,5 +1,4 @@
-//! Conversions between values, text and JSON (language.md §11.1–§11.2); the check of inputs and outputs against an
-//! interface is in [`contract`].
+//! Conversions between values, text and JSON (language.md §11.1–§11.2). [`contract`] checks values against interfaces.
 
 pub mod contract;
 pub mod json;
@@ -8,7 +7,7 @@ use serde_json::Value as Json;
 
 use super::value::{Data, Value};
 
-/// Text of a value as templates and `str()` show it (language.md §11.2).
+/// Returns the text of a value as templates and `str()` show it (language.md §11.2).
 pub fn to_text(value: &Value) -> String {
     match &value.data {
         Data::Null => "<null>".to_owned(),
@@ -21,7 +20,7 @@ pub fn to_text(value: &Value) -> String {
     }
 }
 
-/// JSON with `", "` and `": "` as separators, keys sorted by their bytes.
+/// Writes JSON with the separators `", "` and `": "` and with keys sorted by their bytes.
 fn write_json(value: &Value, out: &mut String) {
     match &value.data {
         Data::Null => out.push_str("null"),
@@ -55,7 +54,7 @@ fn write_json(value: &Value, out: &mut String) {
     }
 }
 
-/// A JSON string with only the escapes that JSON demands.
+/// Writes a JSON string with only the escapes that JSON demands.
 fn write_quoted(text: &str, out: &mut String) {
     out.push('"');
     for character in text.chars() {
@@ -79,7 +78,8 @@ fn write_quoted(text: &str, out: &mut String) {
     out.push('"');
 }
 
-/// Shortest decimal that reads back the same; with exponent only below 1e-6 and from 1e21 on (language.md §11.2).
+/// Returns the shortest decimal that reads back the same; exponents only below 1e-6 and from 1e21 on
+/// (language.md §11.2).
 pub fn number_to_text(number: f64) -> String {
     let magnitude = number.abs();
     if magnitude == 0.0 || (1e-6..1e21).contains(&magnitude) {
@@ -92,14 +92,14 @@ pub fn number_to_text(number: f64) -> String {
     }
 }
 
-/// Shortest decimal that reads back the same, never with exponent (language.md §12 "Exports").
+/// Returns the shortest decimal that reads back the same, never with an exponent (language.md §12 "Exports").
 pub fn number_to_plain(number: f64) -> String {
     number.to_string()
 }
 
-/// The value as JSON; marks are lost. Whole numbers up to 2^53 are written as integers.
+/// Returns the value as JSON, without marks. Whole numbers up to 2^53 are written as integers.
 pub fn to_json(value: &Value) -> Json {
-    /// Up to here every integer is a double.
+    /// Every integer up to here is a double.
     const EXACT: f64 = 9_007_199_254_740_992.0;
     match &value.data {
         Data::Null => Json::Null,
@@ -128,7 +128,7 @@ mod tests {
     use super::*;
 
     fn parsed(json: &str) -> Value {
-        json::parse(json, &json::Room::new(1 << 20)).unwrap()
+        json::parse(json, &json::MemoryBudget::new(1 << 20)).unwrap()
     }
 
     fn text_of_json(json: &str) -> String {

@@ -1,14 +1,16 @@
-//! Errors and warnings of the language, with their place (language.md §2 "Errors", §18).
+//! Errors and warnings of the language and their places (language.md §2 "Errors", §18).
 
 use std::fmt;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-/// A place in a document. Lines and columns count from 1, columns in characters.
+use crate::model::{Violation, text};
+
+/// A place in a document. Lines and columns count from 1; columns count characters.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Position {
-    /// Line from the start of the file, both documents counted.
+    /// Line from the start of the file. Both YAML documents count.
     pub line: u32,
     /// Column of the key or value.
     pub column: u32,
@@ -47,10 +49,54 @@ pub enum Class {
     Fetch,
     /// A process failed.
     Exec,
+    /// A script that ends green although a command in it failed; always a warning.
+    Shell,
     /// A limit of language.md §6.
     Limit,
-    /// A file that is there cannot be read.
+    /// A file exists but cannot be read.
     Io,
+}
+
+impl Class {
+    /// All classes.
+    pub const ALL: [Self; 15] = [
+        Self::Yaml,
+        Self::Missing,
+        Self::Schema,
+        Self::Name,
+        Self::Type,
+        Self::Undeclared,
+        Self::Parse,
+        Self::NotFound,
+        Self::DivZero,
+        Self::Malformed,
+        Self::Fetch,
+        Self::Exec,
+        Self::Shell,
+        Self::Limit,
+        Self::Io,
+    ];
+
+    /// Returns the word used in `--output json`, in the details of errors and in the tables of the language.
+    pub const fn word(self) -> &'static str {
+        match self {
+            Self::Yaml => "yaml",
+            Self::Missing => "missing",
+            Self::Schema => "schema",
+            Self::Name => "name",
+            Self::Type => "type",
+            Self::Undeclared => "undeclared",
+            Self::Parse => "parse",
+            Self::NotFound => "not_found",
+            Self::DivZero => "div_zero",
+            Self::Malformed => "malformed",
+            Self::Fetch => "fetch",
+            Self::Exec => "exec",
+            Self::Shell => "shell",
+            Self::Limit => "limit",
+            Self::Io => "io",
+        }
+    }
 }
 
 /// Error or warning.
@@ -59,11 +105,12 @@ pub enum Class {
 pub enum Severity {
     /// The document cannot be used.
     Error,
-    /// It can, but something is odd (shown in the job log).
+    /// The document can be used, but something is odd. Warnings appear in the job log.
     Warning,
 }
 
-/// One finding: what, where, and what to do. Never quotes a value that may be a secret.
+/// A mistake, its place and the remedy. Never quotes a value that may be a secret. Texts hold
+/// [quotations](text::quote).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Diagnostic {
     /// Error or warning.
@@ -72,18 +119,18 @@ pub struct Diagnostic {
     pub class: Class,
     /// Name of the document, `<steps>` if it has none.
     pub file: Arc<str>,
-    /// Where.
+    /// Place of the finding.
     pub at: Position,
-    /// Path such as `run[2].inputs.tag`; empty for the document.
+    /// Path such as `run[2].inputs.tag`; empty for the whole document.
     pub path: String,
-    /// What is wrong.
+    /// The mistake.
     pub message: String,
-    /// What to do, if there is something to say.
+    /// The remedy, if there is one to name.
     pub help: Option<String>,
 }
 
 impl Diagnostic {
-    /// An error.
+    /// Makes an error.
     pub fn error(class: Class, file: &Arc<str>, at: Position, message: impl Into<String>) -> Self {
         Self {
             severity: Severity::Error,
@@ -96,42 +143,62 @@ impl Diagnostic {
         }
     }
 
-    /// A warning.
+    /// Makes a warning.
     pub fn warning(class: Class, file: &Arc<str>, at: Position, message: impl Into<String>) -> Self {
         Self { severity: Severity::Warning, ..Self::error(class, file, at, message) }
     }
 
-    /// The same with its path.
+    /// Adds the path.
     #[must_use]
     pub fn with_path(mut self, path: impl Into<String>) -> Self {
         self.path = path.into();
         self
     }
 
-    /// The same with what to do.
+    /// Returns the text of [`fmt::Display`] with quotations unescaped, to be masked first ([`text::for_people`]).
+    pub fn unmasked(&self) -> String {
+        format!("{}:{}:{}: {}", self.file, self.at.line, self.at.column, self.description())
+    }
+
+    /// Returns the text without the place in the file.
+    fn description(&self) -> String {
+        let mut shown = String::new();
+        if !self.path.is_empty() {
+            shown.extend([&self.path, ": "]);
+        }
+        if self.severity == Severity::Warning {
+            shown.push_str("warning: ");
+        }
+        shown.push_str(&self.message);
+        if let Some(help) = &self.help {
+            shown.extend([" (", help, ")"]);
+        }
+        shown
+    }
+
+    /// Adds the remedy.
     #[must_use]
     pub fn with_help(mut self, help: impl Into<String>) -> Self {
         self.help = Some(help.into());
         self
     }
+
+    /// Returns the finding as a mistake in `field` of a request. `show` masks the description, if needed, for people.
+    pub fn violation(&self, field: &str, show: impl FnOnce(&str) -> String) -> Violation {
+        let Position { line, column } = self.at;
+        Violation {
+            field: format!("{field}:{line}:{column}"),
+            class: self.class.word(),
+            description: show(&self.description()),
+        }
+    }
 }
 
 impl std::error::Error for Diagnostic {}
 
-/// `FILE:LINE:COLUMN: PATH: message`, with `warning: ` before the message of a warning.
+/// Prints `FILE:LINE:COLUMN: PATH: message`, with `warning: ` before the message of a warning.
 impl fmt::Display for Diagnostic {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}:{}:{}: ", self.file, self.at.line, self.at.column)?;
-        if !self.path.is_empty() {
-            write!(f, "{}: ", self.path)?;
-        }
-        if self.severity == Severity::Warning {
-            f.write_str("warning: ")?;
-        }
-        f.write_str(&self.message)?;
-        match &self.help {
-            Some(help) => write!(f, " ({help})"),
-            None => Ok(()),
-        }
+        f.write_str(&text::for_people(&self.unmasked()))
     }
 }

@@ -1,11 +1,12 @@
-//! Function files and the documents of requests: two YAML documents, checked as far as one file alone allows
+//! Reads function files and the documents of requests: two YAML documents, checked as far as one file alone allows
 //! (language.md §2–§6, service.md §3.1).
 //!
-//! The check goes in stages that do not stop each other: YAML, interface, implementation, each step, each template.
-//! So all errors of a text are found at once.
+//! The stages of the check (YAML, interface, implementation, each step, each template) do not stop each other, so all
+//! errors of a text are found at once.
 
 mod checker;
 pub(super) mod definition;
+mod foreign;
 pub(super) mod reference;
 pub(super) mod spec;
 pub(super) mod step;
@@ -18,7 +19,7 @@ use super::ast::{Body, Definition, Function, Run, Spec};
 use super::diagnostic::{Class, Diagnostic, Position, Severity};
 use super::template::EXPRESSIONS_LIMIT;
 use super::value::{Data, Value};
-use super::yaml::{self, Entry, Node, NodeKind, Source};
+use super::yaml::{self, NodeKind, Source, YamlEntry, YamlNode};
 use checker::{Checker, UnknownKey};
 
 /// Largest definition file in bytes (language.md §6).
@@ -27,28 +28,28 @@ pub const FILE_LIMIT: usize = 1024 * 1024;
 pub const REQUEST_LIMIT: usize = 16 * 1024 * 1024;
 /// Most steps in one list (language.md §6).
 pub const STEP_LIMIT: usize = 1_000;
-/// Deepest nesting of calls; the steps of the job's own list have depth 1 (language.md §6).
+/// Deepest nesting of calls. The steps of the job's own list have depth 1 (language.md §6).
 pub const CALL_LIMIT: usize = 64;
 
-/// Name of a document without one.
+/// Name in messages of a document without a name.
 const UNNAMED: &str = "<steps>";
 
-/// What a check of one text finds.
+/// Result of the check of one text.
 #[derive(Debug)]
 pub struct Checked {
-    /// The function as far as it could be read: what is broken is left out of it. `None` if there is nothing to go by.
+    /// The function as far as it could be read, without its broken parts. `None` if no implementation could be read.
     pub function: Option<Function>,
     /// All errors and warnings, sorted by place.
     pub diagnostics: Vec<Diagnostic>,
 }
 
 impl Checked {
-    /// Whether nothing is wrong, so that nothing is missing in the function.
+    /// True if there are no errors, so no part of the function is missing.
     pub fn is_whole(&self) -> bool {
         !self.diagnostics.iter().any(|diagnostic| diagnostic.severity == Severity::Error)
     }
 
-    /// Whether nothing is missing in the function: an output of a wrong type is in it all the same.
+    /// True if no part of the function is missing. An output of a wrong type is an error but stays in the function.
     pub fn is_complete(&self) -> bool {
         let is_kept =
             |finding: &Diagnostic| finding.class == Class::Type && finding.path.starts_with("outputs.");
@@ -57,25 +58,24 @@ impl Checked {
     }
 }
 
-/// Reads a definition file: two documents. `file` is its name in messages; empty stands for `<steps>`. All errors at
-/// once, sorted by place; warnings are in the result, or among the errors.
+/// Reads a definition file, which is two documents. `file` is its name in messages; empty stands for `<steps>`. Returns
+/// the function with its warnings, or all errors sorted by place and then the warnings.
 pub fn parse_function(text: &str, file: &str) -> Result<Function, Vec<Diagnostic>> {
     usable(read_function(text, file, UnknownKey::Warn))
 }
 
-/// As [`parse_function`], but as strict as a check should be: unknown keys are errors everywhere (language.md §2).
+/// Checks what [`parse_function`] reads, more strictly: unknown keys are errors everywhere (language.md §2).
 pub fn check_function(text: &str, file: &str) -> Checked {
     read_function(text, file, UnknownKey::Refuse)
 }
 
 /// Reads the document of a request: two documents, or one mapping (a definition), or one list (a `run` list), as YAML
-/// or JSON (service.md §3.1). `file` is its name in messages; empty stands for `<steps>`. All errors at once, sorted by
-/// place.
+/// or JSON (service.md §3.1). `file` and the result are as for [`parse_function`].
 pub fn parse_request(text: &str, file: &str) -> Result<Function, Vec<Diagnostic>> {
     usable(read_request(text, file, UnknownKey::Warn))
 }
 
-/// As [`parse_request`], but as strict as a check should be: unknown keys are errors everywhere (language.md §2).
+/// Checks what [`parse_request`] reads, more strictly: unknown keys are errors everywhere (language.md §2).
 pub fn check_request(text: &str, file: &str) -> Checked {
     read_request(text, file, UnknownKey::Refuse)
 }
@@ -87,6 +87,7 @@ fn read_function(text: &str, file: &str, unknown: UnknownKey) -> Checked {
     }
     let (mut checker, documents, end) = read(text, &file, unknown);
     let (spec, definition) = match documents.as_slice() {
+        [Some(only)] if checker.is_foreign(only) => (Spec::default(), None),
         [Some(only)] if !is_interface(only) => {
             interface_missing(&mut checker, only);
             (Spec::default(), None)
@@ -101,7 +102,7 @@ fn read_function(text: &str, file: &str, unknown: UnknownKey) -> Checked {
             (Spec::default(), None)
         }
         [spec] => {
-            // A broken first document may have swallowed the second.
+            // A syntax error in the first document can swallow the second.
             if let Some(spec) = spec {
                 checker.spec_document(spec);
                 definition_missing(&mut checker, end);
@@ -130,8 +131,7 @@ fn read_request(text: &str, file: &str, unknown: UnknownKey) -> Checked {
     finish(checker, file, spec, definition)
 }
 
-/// Reads one YAML value in the dialect of the language, such as an input given on a command line; nothing in it is
-/// evaluated. Empty text is null.
+/// Reads one YAML value, such as an input on a command line, without evaluating anything. Empty text is null.
 pub fn parse_value(text: &str) -> Result<Value, Vec<Diagnostic>> {
     let (mut checker, documents, _) = read(text, &Arc::from(UNNAMED), UnknownKey::Warn);
     let value = match documents.first() {
@@ -157,7 +157,7 @@ fn read<'t>(
     text: &'t str,
     file: &Arc<str>,
     unknown: UnknownKey,
-) -> (Checker<'t>, Vec<Option<Node>>, Position) {
+) -> (Checker<'t>, Vec<Option<YamlNode>>, Position) {
     let source = Source { file: Arc::clone(file), text };
     let stream = yaml::read(&source, 2);
     let kept = [stream.diagnostics.len(), 0];
@@ -169,7 +169,7 @@ fn read<'t>(
         expressions_left: EXPRESSIONS_LIMIT,
     };
     if let Some(at) = stream.next {
-        // A run does not look at it, which its author may not know (language.md §2).
+        // A run ignores a third document, which its author may not know (language.md §2).
         let message =
             "a third document is not looked at: a function has two, its interface and its implementation";
         checker.warning(Class::Schema, at, "", message);
@@ -177,19 +177,19 @@ fn read<'t>(
     (checker, stream.documents, stream.end)
 }
 
-/// Interface and implementation; the latter is checked even if the former is broken.
+/// Reads interface and implementation. A broken interface does not stop the check of the implementation.
 fn both(
     checker: &mut Checker<'_>,
-    spec: Option<&Node>,
-    definition: Option<&Node>,
+    spec: Option<&YamlNode>,
+    definition: Option<&YamlNode>,
 ) -> (Spec, Option<Definition>) {
     let spec = spec.map(|spec| checker.spec_document(spec)).unwrap_or_default();
     let definition = definition.and_then(|definition| checker.definition(definition, &spec));
     (spec, definition)
 }
 
-/// The only document of a request: a `run` list or a definition.
-fn single(checker: &mut Checker<'_>, node: &Node, end: Position) -> Option<Definition> {
+/// Reads the only document of a request: a `run` list or a definition.
+fn single(checker: &mut Checker<'_>, node: &YamlNode, end: Position) -> Option<Definition> {
     match &node.kind {
         NodeKind::Sequence(_) => checker.steps(node).map(|steps| Definition {
             env: IndexMap::new(),
@@ -204,9 +204,9 @@ fn single(checker: &mut Checker<'_>, node: &Node, end: Position) -> Option<Defin
     }
 }
 
-/// Whether the only document of a definition file is meant as its first one.
-fn is_interface(node: &Node) -> bool {
-    let is_of = |known: &[&str], entry: &Entry| known.contains(&entry.key.text.as_str());
+/// True if the only document of a definition file looks like an interface.
+fn is_interface(node: &YamlNode) -> bool {
+    let is_of = |known: &[&str], entry: &YamlEntry| known.contains(&entry.key.text.as_str());
     match &node.kind {
         NodeKind::Sequence(_) => false,
         NodeKind::Mapping(entries) => {
@@ -217,8 +217,8 @@ fn is_interface(node: &Node) -> bool {
     }
 }
 
-/// A steps document in the place of a definition file.
-fn interface_missing(checker: &mut Checker<'_>, node: &Node) {
+/// Reports a steps document in place of a definition file.
+fn interface_missing(checker: &mut Checker<'_>, node: &YamlNode) {
     let message = "the interface is missing: begin with \"spec:\" and \"---\"";
     if matches!(node.kind, NodeKind::Sequence(_)) {
         checker.error_with_help(Class::Schema, node.at, "", message, "and put the list below \"run:\"");
@@ -232,15 +232,17 @@ fn definition_missing(checker: &mut Checker<'_>, end: Position) {
 }
 
 fn finish(checker: Checker<'_>, file: Arc<str>, spec: Spec, definition: Option<Definition>) -> Checked {
+    let expressions = EXPRESSIONS_LIMIT.saturating_sub(checker.expressions_left);
     let mut diagnostics = checker.diagnostics;
     diagnostics.sort_by(|a, b| (a.at, &a.path).cmp(&(b.at, &b.path)));
-    // What an alias repeats is wrong at one place only.
+    // A mistake repeated by an alias is reported once.
     diagnostics.dedup_by(|a, b| a.at == b.at && a.class == b.class && a.message == b.message);
-    let function = definition.map(|definition| Function { file, spec, definition, warnings: Vec::new() });
+    let warnings = Vec::new();
+    let function = definition.map(|definition| Function { file, spec, definition, warnings, expressions });
     Checked { function, diagnostics }
 }
 
-/// A function that can run, with its warnings; else the errors before the warnings.
+/// Returns a function that can run, with its warnings, or else the errors and then the warnings.
 fn usable(mut checked: Checked) -> Result<Function, Vec<Diagnostic>> {
     let whole = checked.is_whole();
     match checked.function.take() {

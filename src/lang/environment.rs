@@ -1,5 +1,4 @@
-//! Layers of the environment of a process (language.md §13) as a pure type. It neither reads the daemon's own
-//! environment nor starts anything.
+//! Layers of the environment of a process (language.md §13). Pure: reads no real environment and starts nothing.
 
 use std::borrow::Cow;
 use std::collections::HashSet;
@@ -7,49 +6,49 @@ use std::sync::Arc;
 
 use indexmap::IndexMap;
 
-use super::value::{Data, Text, Value};
+use super::value::{Data, EvaluatedText, Value};
 
-/// Name of layer 2.
+/// Variable of layer 2.
 pub const LOG_LEVEL: &str = "CI_STEPS_LOG_LEVEL";
 
-/// `env` of one step or of one function's definition, evaluated.
-pub type Frame = IndexMap<String, Text>;
+/// Evaluated `env` of one step or of one function's definition.
+pub type EnvironmentFrame = IndexMap<String, EvaluatedText>;
 
-/// The effective environment at one moment of a job. From lowest to highest: base, request, exports, frames.
+/// The effective environment at one moment of a job. Layers from lowest to highest: base, request, exports, frames.
 #[derive(Clone)]
 pub struct Environment {
     /// Layers 1 and 2.
     base: Arc<Vec<(Vec<u8>, Vec<u8>)>>,
     /// Layer 3.
     request: IndexMap<String, String>,
-    /// Layer 4: one per job, later ones replace earlier ones.
+    /// Layer 4, one per job. Later exports replace earlier ones.
     exports: IndexMap<String, String>,
-    /// Names of masked job variables: what layers 3 and 4 say of them is sensitive. Frames carry marks of their own.
+    /// Names of masked job variables: sensitive in layers 3 and 4. Frames carry marks of their own.
     masked: HashSet<String>,
-    /// Layer 5 and above, outermost first.
-    frames: Vec<Frame>,
+    /// Layer 5 and above, outermost frame first.
+    frames: Vec<EnvironmentFrame>,
 }
 
 impl Environment {
-    /// The environment before the first step: layers 1 and 2 as `base` (bytes, since the daemon's own may hold any),
-    /// layer 3 as `request`.
+    /// Makes the environment before the first step: layers 1 and 2 are `base` (bytes, because the daemon's own need not
+    /// be UTF-8), layer 3 is `request`.
     pub fn new(base: Arc<Vec<(Vec<u8>, Vec<u8>)>>, request: IndexMap<String, String>) -> Self {
         Self { base, request, exports: IndexMap::new(), masked: HashSet::new(), frames: Vec::new() }
     }
 
-    /// The same with the names of the masked job variables: their values are sensitive here too (language.md §11.5).
+    /// Sets the names of the masked job variables. Their values are sensitive here too (language.md §11.5).
     #[must_use]
     pub fn masking(self, masked: HashSet<String>) -> Self {
         Self { masked, ..self }
     }
 
-    /// Applies exports of a step that has succeeded.
+    /// Applies the exports of a step that has succeeded.
     pub fn export(&mut self, exports: impl IntoIterator<Item = (String, String)>) {
         self.exports.extend(exports);
     }
 
-    /// Puts a frame on top: the `env` of a step, then that of the definition it invokes.
-    pub fn push(&mut self, frame: Frame) {
+    /// Pushes a frame: the `env` of a step, then that of the definition it invokes.
+    pub fn push(&mut self, frame: EnvironmentFrame) {
         self.frames.push(frame);
     }
 
@@ -58,12 +57,12 @@ impl Environment {
         self.frames.pop();
     }
 
-    /// Number of frames.
+    /// Returns the number of frames.
     pub fn depth(&self) -> usize {
         self.frames.len()
     }
 
-    /// The value of a variable; bytes of the daemon's environment that are not UTF-8 are replaced.
+    /// Returns the value of a variable. Replaces bytes of the daemon's environment that are not UTF-8.
     pub fn get(&self, name: &str) -> Option<Value> {
         if let Some(text) = self.frames.iter().rev().find_map(|frame| frame.get(name)) {
             return Some(Value::from(text.clone()));
@@ -78,7 +77,7 @@ impl Environment {
             .map(|(_, value)| Value::text(String::from_utf8_lossy(value)))
     }
 
-    /// The layers above the base, each name once, as results show them (language.md §16).
+    /// Returns the layers above the base, each name once, as results show them (language.md §16).
     pub fn above_base(&self) -> IndexMap<String, String> {
         let mut merged = self.request.clone();
         merged.extend(self.exports.iter().map(|(key, value)| (key.clone(), value.clone())));
@@ -88,7 +87,17 @@ impl Environment {
         merged
     }
 
-    /// All variables for a process: each name once.
+    /// Subtracts the size of the layers above the base from `left` bytes. Returns `None` if they exceed it.
+    pub fn take_from(&self, left: usize) -> Option<usize> {
+        const ENTRY: usize = 64;
+        let texts = [&self.request, &self.exports].into_iter().flatten();
+        let left =
+            texts.map(|(key, text)| key.len() + text.len() + ENTRY).try_fold(left, usize::checked_sub)?;
+        let frames = self.frames.iter().flatten();
+        frames.map(|(key, text)| key.len() + text.text.len() + ENTRY).try_fold(left, usize::checked_sub)
+    }
+
+    /// Returns all variables for a process, each name once.
     pub fn to_process(&self) -> Vec<(Vec<u8>, Vec<u8>)> {
         let mut merged: IndexMap<&[u8], &[u8]> =
             IndexMap::with_capacity(self.base.len() + self.request.len());
@@ -102,7 +111,7 @@ impl Environment {
         merged.into_iter().map(|(key, value)| (key.to_vec(), value.to_vec())).collect()
     }
 
-    /// All variables as the object `env` (language.md §10).
+    /// Returns all variables as the object `env` (language.md §10).
     pub fn to_object(&self) -> IndexMap<String, Value> {
         self.names()
             .into_iter()
@@ -110,7 +119,7 @@ impl Environment {
             .collect()
     }
 
-    /// All names, each once.
+    /// Returns all names, each once.
     pub fn names(&self) -> Vec<Cow<'_, str>> {
         let mut names: IndexMap<Cow<'_, str>, ()> = IndexMap::new();
         names.extend(self.base.iter().map(|(key, _)| (String::from_utf8_lossy(key), ())));
@@ -130,8 +139,8 @@ mod tests {
         pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect()
     }
 
-    fn frame(pairs: &[(&str, &str)]) -> Frame {
-        pairs.iter().map(|(key, value)| ((*key).to_owned(), Text::plain(*value))).collect()
+    fn frame(pairs: &[(&str, &str)]) -> EnvironmentFrame {
+        pairs.iter().map(|(key, value)| ((*key).to_owned(), EvaluatedText::plain(*value))).collect()
     }
 
     fn base(pairs: &[(&str, &str)]) -> Arc<Vec<(Vec<u8>, Vec<u8>)>> {
@@ -210,7 +219,10 @@ mod tests {
     #[test]
     fn marks_of_a_frame_reach_the_env_object() {
         let mut environment = Environment::new(base(&[]), IndexMap::new());
-        environment.push(Frame::from([("A".to_owned(), Text { text: "x".to_owned(), sensitive: true })]));
+        environment.push(EnvironmentFrame::from([(
+            "A".to_owned(),
+            EvaluatedText { text: "x".to_owned(), sensitive: true },
+        )]));
         assert!(environment.to_object()["A"].sensitive);
     }
 
@@ -234,7 +246,6 @@ mod tests {
         assert_eq!(marks(&environment), [false, false, false], "a frame says itself what is sensitive");
     }
 
-    /// One change of the layers of a job.
     #[derive(Clone, Debug)]
     enum Change {
         Export(Vec<(String, String)>),
@@ -255,7 +266,7 @@ mod tests {
     }
 
     proptest! {
-        /// The model: each name's value is that of the highest layer that has it.
+        /// The model: the value of a name is that of the highest layer that sets it.
         #[test]
         fn a_name_has_the_value_of_the_highest_layer_that_sets_it(
             bottom in layer_strategy(),
@@ -273,7 +284,9 @@ mod tests {
                         exports.extend(layer);
                     }
                     Change::Push(layer) => {
-                        let frame = layer.iter().map(|(key, value)| (key.clone(), Text::plain(value.as_str())));
+                        let frame = layer
+                            .iter()
+                            .map(|(key, value)| (key.clone(), EvaluatedText::plain(value.as_str())));
                         environment.push(frame.collect());
                         frames.push(layer);
                     }

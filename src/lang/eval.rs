@@ -1,5 +1,5 @@
-//! Evaluation of templates (language.md §8–§11). It reads what a [`Scope`] shows and changes nothing; errors name
-//! what was looked for and what there is, never a value.
+//! Evaluates templates (language.md §8–§11). Reads what a [`Scope`] provides and changes nothing. Errors name the
+//! missing item and the known ones, never a value.
 
 mod budget;
 mod expression;
@@ -17,47 +17,48 @@ pub use scope::{Context, Item, Scope, Steps};
 
 use super::ast::{Expression, Part, Template, TemplateValue};
 use super::diagnostic::{Class, Diagnostic};
-use super::environment::Frame;
+use super::environment::EnvironmentFrame;
 use super::name;
-use super::value::{Data, Text, Value, ValueType};
+use super::value::{Data, EvaluatedText, Value, ValueType};
 use budget::{Budget, VALUE_DEPTH, fits_depth};
 use expression::Evaluator;
 
-/// Evaluates a template to text: each expression's value becomes text and all is joined. For string-only fields
+/// Evaluates a template to text: its own text, joined with the texts of its expressions. For string-only fields
 /// (language.md §8): command arguments, `work_dir`, `env`, references, `script`.
-pub fn evaluate_text(template: &Template, scope: &dyn Scope) -> Result<Text, Diagnostic> {
+pub fn evaluate_text(template: &Template, scope: &dyn Scope) -> Result<EvaluatedText, Diagnostic> {
     evaluate_part(template, scope, &Budget::new())
 }
 
-/// Evaluates templates to texts, such as the arguments of a command, with one limit for all of them together.
+/// Evaluates templates to texts, such as the arguments of a command. One limit applies to all of them together.
 pub fn evaluate_texts<'t>(
     templates: impl IntoIterator<Item = &'t Template>,
     scope: &dyn Scope,
-) -> Result<Vec<Text>, Diagnostic> {
+) -> Result<Vec<EvaluatedText>, Diagnostic> {
     let budget = Budget::new();
     templates.into_iter().map(|template| evaluate_part(template, scope, &budget)).collect()
 }
 
-/// Evaluates an expression that uses no name but those of functions.
+/// Evaluates an expression that uses no names except those of functions.
 pub fn evaluate_constant(expression: &Expression, file: &Arc<str>) -> Result<Value, Diagnostic> {
     let scope = IndexMap::<String, Value>::new();
     Evaluator::new(&scope, file, &Budget::new()).value(expression)
 }
 
-/// The expression that gives a template's value its type: one alone, or one with white space around it where that is
-/// ignored (language.md §8 "Exception"); `declared` is the type of the input that receives the value.
+/// Returns the expression whose type the template's value keeps. It must be the template's only part. White space
+/// around it is ignored unless `declared`, the type of the receiving input, is unknown or `string` (language.md §8
+/// "Exception").
 pub fn native_expression(template: &Template, declared: Option<ValueType>) -> Option<&Expression> {
     let ignore_space = declared.is_some_and(|declared| declared != ValueType::String);
     template.as_expression().or_else(|| if ignore_space { surrounded(template) } else { None })
 }
 
-/// Evaluates a template; one expression and nothing else keeps its type (language.md §8 "Native pass-through").
+/// Evaluates a template. A single expression keeps its type (language.md §8 "Native pass-through").
 pub fn evaluate_native(template: &Template, scope: &dyn Scope) -> Result<Value, Diagnostic> {
     evaluate_template(template, None, &Evaluator::new(scope, &template.file, &Budget::new()))
 }
 
-/// Evaluates a value with templates at any depth. `declared` is the type of the input that receives it, if any: white
-/// space around a single expression is ignored if it is not `string` (language.md §8 "Exception").
+/// Evaluates a value with templates at any depth. `declared` is the type of the receiving input, if any. If it is not
+/// `string`, white space around a single expression is ignored (language.md §8 "Exception").
 pub fn evaluate_value(
     value: &TemplateValue,
     declared: Option<ValueType>,
@@ -66,8 +67,8 @@ pub fn evaluate_value(
     evaluate_nested(value, declared, scope, &Budget::new(), VALUE_DEPTH)
 }
 
-/// Evaluates keys and values of a step's `inputs`; `declared` gives the type of an input of the callee, for the
-/// exception of [`evaluate_value`]. Keys must be names and differ (language.md §5).
+/// Evaluates keys and values of a step's `inputs`. `declared` returns the type of an input of the called function, for
+/// the exception described at [`evaluate_value`]. Keys must be valid names and differ (language.md §5).
 pub fn evaluate_inputs(
     inputs: &[(Template, TemplateValue)],
     declared: impl Fn(&str) -> Option<ValueType>,
@@ -77,7 +78,8 @@ pub fn evaluate_inputs(
     let mut evaluated = IndexMap::with_capacity(inputs.len());
     for (key, value) in inputs {
         let name = evaluate_key(key, "input", scope)?;
-        let value = evaluate_nested(value, declared(&name), scope, &budget, VALUE_DEPTH)?;
+        let value = evaluate_nested(value, declared(&name), scope, &budget, VALUE_DEPTH)
+            .map_err(|finding| in_input(&name, finding))?;
         if evaluated.insert(name, value).is_some() {
             return Err(repeated_key(key));
         }
@@ -85,10 +87,15 @@ pub fn evaluate_inputs(
     Ok(evaluated)
 }
 
+/// Adds the name of the input that could not be evaluated, in the form that clients of the compatible service expect.
+pub fn in_input(name: &str, finding: Diagnostic) -> Diagnostic {
+    Diagnostic { message: format!("expand input {name:?}: {}", finding.message), ..finding }
+}
+
 /// Evaluates keys and values of a step's `env`.
-pub fn evaluate_env(env: &[(Template, Template)], scope: &dyn Scope) -> Result<Frame, Diagnostic> {
+pub fn evaluate_env(env: &[(Template, Template)], scope: &dyn Scope) -> Result<EnvironmentFrame, Diagnostic> {
     let budget = Budget::new();
-    let mut frame = Frame::with_capacity(env.len());
+    let mut frame = EnvironmentFrame::with_capacity(env.len());
     for (key, value) in env {
         let name = evaluate_key(key, "environment variable", scope)?;
         let value = evaluate_part(value, scope, &budget)?;
@@ -103,7 +110,7 @@ pub fn evaluate_env(env: &[(Template, Template)], scope: &dyn Scope) -> Result<F
 pub fn evaluate_definition_env(
     env: &IndexMap<String, Template>,
     scope: &dyn Scope,
-) -> Result<Frame, Diagnostic> {
+) -> Result<EnvironmentFrame, Diagnostic> {
     let budget = Budget::new();
     env.iter().map(|(name, value)| Ok((name.clone(), evaluate_part(value, scope, &budget)?))).collect()
 }
@@ -123,8 +130,12 @@ pub fn evaluate_outputs(
         .collect()
 }
 
-/// As [`evaluate_text`], on account of others.
-fn evaluate_part(template: &Template, scope: &dyn Scope, budget: &Budget) -> Result<Text, Diagnostic> {
+/// Evaluates like [`evaluate_text`], but charges a budget that others share.
+fn evaluate_part(
+    template: &Template,
+    scope: &dyn Scope,
+    budget: &Budget,
+) -> Result<EvaluatedText, Diagnostic> {
     Evaluator::new(scope, &template.file, budget).text(&template.parts, template.at)
 }
 
@@ -135,7 +146,7 @@ fn evaluate_key(key: &Template, what: &str, scope: &dyn Scope) -> Result<String,
     let value = evaluate_native(key, scope)?;
     match value.data {
         Data::String(name) if name::is_valid(&name) => Ok(name),
-        // The text is data and may be a secret, so it is not shown.
+        // The text may be a secret, so the message does not show it.
         Data::String(_) => Err(Diagnostic::error(
             Class::Name,
             &key.file,
@@ -162,7 +173,7 @@ fn repeated_key(key: &Template) -> Diagnostic {
     )
 }
 
-/// Evaluates a value at any depth, with one budget for all of it. What templates give may be nested `levels` deep.
+/// Evaluates a value at any depth with one shared budget. The results of templates may nest `levels` deep.
 fn evaluate_nested(
     value: &TemplateValue,
     declared: Option<ValueType>,
@@ -172,7 +183,8 @@ fn evaluate_nested(
 ) -> Result<Value, Diagnostic> {
     let inside = levels.saturating_sub(1);
     match value {
-        TemplateValue::Constant(constant) => Ok(constant.clone()),
+        TemplateValue::Written(_, text) if declared == Some(ValueType::String) => Ok(Value::text(&**text)),
+        TemplateValue::Constant(constant) | TemplateValue::Written(constant, _) => Ok(constant.clone()),
         TemplateValue::Text(template) => {
             let value =
                 evaluate_template(template, declared, &Evaluator::new(scope, &template.file, budget))?;
@@ -197,7 +209,7 @@ fn evaluate_nested(
     }
 }
 
-/// Native value of a template that is one expression, text of any other.
+/// Returns the native value of a single expression, or the text of any other template.
 fn evaluate_template(
     template: &Template,
     declared: Option<ValueType>,
@@ -209,7 +221,7 @@ fn evaluate_template(
     }
 }
 
-/// The only expression of a template that holds but white space beside it.
+/// Returns the only expression of a template that holds nothing but white space beside it.
 fn surrounded(template: &Template) -> Option<&Expression> {
     let mut found = None;
     for part in &template.parts {

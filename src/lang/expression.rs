@@ -17,7 +17,7 @@ pub const EXPRESSION_LIMIT: usize = 64 * 1024;
 /// Deepest nesting of an expression (language.md §6).
 pub const NESTING_LIMIT: usize = 128;
 
-/// Words that cannot be names, beside `null`, `true` and `false` (language.md §9.1).
+/// Words that cannot be names, besides `null`, `true` and `false` (language.md §9.1).
 const RESERVED: [&str; 34] = [
     "array",
     "as",
@@ -55,14 +55,12 @@ const RESERVED: [&str; 34] = [
     "while",
 ];
 
-/// A fault in an expression, at a byte offset of the text that was parsed.
+/// A mistake in an expression, at a byte offset of the parsed text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ParseError {
     /// [`Class::Parse`] or [`Class::Limit`].
     pub(crate) class: Class,
-    /// Where.
     pub(crate) offset: usize,
-    /// What is wrong.
     pub(crate) message: String,
 }
 
@@ -75,14 +73,14 @@ impl ParseError {
         Self { class: Class::Limit, offset, message }
     }
 
-    /// The same with its place in the file.
+    /// Adds the place in the file.
     pub(crate) fn at(self, file: &Arc<str>, text: &str, places: &Places) -> Diagnostic {
         Diagnostic::error(self.class, file, places.at(text, self.offset), self.message)
     }
 }
 
-/// Parses the expression of a template from the offset `inside` on and its closing `}}`; `open` is where it was opened.
-/// Gives also the offset after it.
+/// Parses a template's expression from the offset `inside` on, up to and including its closing `}}`. `open` is the
+/// offset of its `${{`. Also returns the offset after the expression.
 pub(crate) fn parse_embedded(
     text: &str,
     open: usize,
@@ -91,14 +89,14 @@ pub(crate) fn parse_embedded(
 ) -> Result<(Expression, usize), ParseError> {
     let mut parser = Parser::new(text, inside, places);
     let parsed = parser.embedded();
-    // Whatever was expected: the text ended before the expression did.
+    // Whatever the parser expected, the text ended before the expression did.
     if parsed.is_err() && parser.reached_end() {
         return Err(ParseError::new(open, "expression not closed, opened here"));
     }
     parsed
 }
 
-/// Parses a text that is one expression, without delimiters.
+/// Parses a text that is one expression without delimiters.
 pub fn parse(text: &str, file: &Arc<str>) -> Result<Expression, Diagnostic> {
     let places = Places::inline(text, Position::START);
     let mut parser = Parser::new(text, 0, &places);
@@ -106,7 +104,7 @@ pub fn parse(text: &str, file: &Arc<str>) -> Result<Expression, Diagnostic> {
 }
 
 impl Token<'_> {
-    /// How it is shown in messages.
+    /// Returns the token as messages show it.
     fn show(&self) -> String {
         match self {
             Token::End => "end of text".to_owned(),

@@ -1,14 +1,14 @@
-//! How far the thing at a place reaches on its line, for pointers under it: a key, a scalar, a list in brackets, a word or
-//! an operator of an expression. It looks at the text alone, so it answers for broken texts too.
+//! Measures the item at a place on its line, so that an error can be underlined: a key, a scalar, a list in brackets, a
+//! word or an operator of an expression. Looks at the text alone, so it works for broken texts too.
 
 use std::ops::Range;
 
 use super::template::OPEN;
 
-/// Bytes looked at before and behind the place, so that the length of a line does not count.
+/// Bytes examined before and after the place, so the length of a line does not matter.
 const NEAR: usize = 4 * 1024;
 
-/// Bytes of `line` that the thing at the byte `start` takes, as far as it is near. Empty at the end of the line.
+/// Returns the bytes of `line` that the item at byte `start` occupies, within `NEAR`. Empty at the end of the line.
 pub fn extent(line: &str, start: usize) -> Range<usize> {
     let from = line.floor_char_boundary(start.saturating_sub(NEAR));
     let to = line.ceil_char_boundary(start.saturating_add(NEAR).min(line.len()));
@@ -19,12 +19,12 @@ pub fn extent(line: &str, start: usize) -> Range<usize> {
     start..start + length.max(at_least)
 }
 
-/// Whether the last `${{` of a text is still open at its end.
+/// True if the last `${{` of the text is not closed.
 fn is_inside_expression(before: &str) -> bool {
     before.rsplit_once(OPEN).is_some_and(|(_, inside)| !inside.contains("}}"))
 }
 
-/// Length of the first token of an expression.
+/// Returns the length of the first token of an expression.
 fn of_token(rest: &str) -> usize {
     const PAIRS: [&str; 8] = ["||", "&&", "==", "!=", "<=", ">=", "}}", OPEN];
     let word = rest.find(|c: char| !(c.is_alphanumeric() || c == '_')).unwrap_or(rest.len());
@@ -35,7 +35,7 @@ fn of_token(rest: &str) -> usize {
     }
 }
 
-/// Length of the first YAML node, or of its part on this line.
+/// Returns the length of the first YAML node, or of its part on this line.
 fn of_node(before: &str, rest: &str) -> usize {
     match rest.chars().next() {
         Some(quote @ ('"' | '\'')) => of_quoted(rest, quote),
@@ -45,7 +45,7 @@ fn of_node(before: &str, rest: &str) -> usize {
     }
 }
 
-/// Up to the closing quote; `\"` and `''` are none.
+/// Measures up to the closing quote. `\"` and `''` do not close.
 fn of_quoted(rest: &str, quote: char) -> usize {
     let mut characters = rest.char_indices().skip(1).peekable();
     while let Some((offset, character)) = characters.next() {
@@ -59,7 +59,7 @@ fn of_quoted(rest: &str, quote: char) -> usize {
     rest.trim_end().len()
 }
 
-/// Up to the bracket that closes the first one; only the first if it is closed on another line.
+/// Measures up to the bracket that closes the first one. Returns 1 if that is on another line.
 fn of_brackets(rest: &str) -> usize {
     let mut depth = 0_usize;
     let mut quoted = None;
@@ -80,7 +80,7 @@ fn of_brackets(rest: &str) -> usize {
     1
 }
 
-/// A key up to its colon, a plain scalar up to its end or a comment.
+/// Measures a key up to its colon, or a plain scalar up to its end or a comment.
 fn of_plain(before: &str, rest: &str) -> usize {
     let count = |brackets: [char; 2]| before.matches(brackets).count();
     let in_flow = count(['[', '{']) > count([']', '}']);
@@ -107,7 +107,7 @@ fn of_plain(before: &str, rest: &str) -> usize {
 mod tests {
     use super::*;
 
-    /// The thing at a column, counted from 1.
+    /// Returns the item at a column, counted from 1.
     fn pointed(line: &str, column: usize) -> &str {
         line.get(extent(line, column - 1)).unwrap()
     }

@@ -1,45 +1,29 @@
-//! Names (language.md §6), how messages show them, and the search for the name that was meant.
+//! Names (language.md §6), and the search for the name that a misspelt one meant.
 
-use std::borrow::Cow;
+use crate::model::text::quote;
 
-/// Whether it is a valid name of a step, input, output or environment variable: `[A-Za-z_][A-Za-z0-9_]*`
-/// (language.md §6).
+/// True for a valid name of a step, input, output or environment variable (language.md §6): `[A-Za-z_][A-Za-z0-9_]*`.
 pub fn is_valid(name: &str) -> bool {
     let mut bytes = name.bytes();
     bytes.next().is_some_and(|first| first.is_ascii_alphabetic() || first == b'_')
         && bytes.all(|byte| byte.is_ascii_alphanumeric() || byte == b'_')
 }
 
-/// Longest text of a document that messages and paths show.
-const SHOWN: usize = 64;
-
-/// A text of a document as messages and paths show it: on one line, without control characters, cut where it is long.
-pub fn shown(text: &str) -> Cow<'_, str> {
-    if text.len() <= SHOWN
-        && text.chars().all(|character| character.is_alphanumeric() || "_-. ".contains(character))
-    {
-        return Cow::Borrowed(text);
-    }
-    let cut = text.char_indices().nth(SHOWN).map(|(cut, _)| cut);
-    let escaped = text.get(..cut.unwrap_or(text.len())).unwrap_or_default().escape_debug();
-    Cow::Owned(format!("{escaped}{}", if cut.is_some() { "…" } else { "" }))
-}
-
-/// What is wrong with an invalid name (language.md §18 `name`); `what` is `step`, `input`, ….
+/// Returns the message for an invalid name (language.md §18 `name`). `what` is `step`, `input`, ….
 pub fn complaint(what: &str, name: &str) -> String {
     format!(
         "\"{}\" is not a valid {what} name: letters, digits and _, not starting with a digit",
-        shown(name)
+        quote(name)
     )
 }
 
-/// Longest name for which a similar one is searched; the search costs the product of the lengths.
+/// Longest name for which a similar one is searched. The search costs the product of the lengths.
 const LONGEST: usize = 64;
 
-/// Most names among which a similar one is searched.
+/// Most names searched for a similar one.
 const SEARCHED: usize = 1_000;
 
-/// The known name most similar to `name`, if it is similar enough to be a slip of the pen.
+/// Returns the known name most similar to `name`, if it is similar enough to be a typing error.
 pub fn suggest<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let is_slip = |(distance, candidate): &(usize, &str)| {
         *distance <= name.chars().count().max(candidate.chars().count()) / 3
@@ -51,14 +35,14 @@ pub fn suggest<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> Opti
         .map(|(_, name)| name)
 }
 
-/// The `count` known names most similar to `name`, the most similar first, of equals the first by name.
+/// Returns the `count` known names most similar to `name`, ordered by distance and then by name.
 pub fn nearest<'a>(name: &str, known: impl IntoIterator<Item = &'a str>, count: usize) -> Vec<&'a str> {
     let mut all = measured(name, known);
     all.sort_unstable();
     all.into_iter().take(count).map(|(_, name)| name).collect()
 }
 
-/// Known names with their distances, as far as the search goes.
+/// Returns known names with their distances, within [`LONGEST`] and [`SEARCHED`].
 fn measured<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> Vec<(usize, &'a str)> {
     let wanted: Vec<char> = name.chars().flat_map(char::to_lowercase).take(LONGEST + 1).collect();
     if wanted.len() > LONGEST {
@@ -73,7 +57,7 @@ fn measured<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> Vec<(us
         .collect()
 }
 
-/// Number of insertions, deletions and replacements that turn `a` into `b`; a swap of neighbours counts one.
+/// Returns the number of insertions, deletions, replacements and swaps of neighbours that turn `a` into `b`.
 fn edit_distance(a: &[char], b: &[char]) -> usize {
     let mut before: Vec<usize> = Vec::new();
     let mut row: Vec<usize> = (0..=b.len()).collect();

@@ -1,26 +1,27 @@
-//! Reading of the two files of an invocation (language.md §12): outputs and exports, one JSON object a line.
+//! Reads the two files of an invocation (language.md §12): outputs and exports, one JSON object per line.
 
 use indexmap::IndexMap;
+use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use super::ast::Declaration;
 use super::convert::contract::{ContractError, bind_outputs};
-use super::convert::json::{self, JsonError, Room};
+use super::convert::json::{self, JsonError, MemoryBudget};
 use super::convert::number_to_plain;
 use super::diagnostic::Class;
-use super::name;
 use super::value::{Data, Value};
+use crate::model::text;
 
 /// Largest output or export file in bytes (language.md §6).
 pub const FILE_LIMIT: usize = 16 * 1024 * 1024;
-/// Longest line of one in bytes (language.md §6).
+/// Longest line of such a file in bytes (language.md §6).
 pub const LINE_LIMIT: usize = 1024 * 1024;
 
-/// Most bytes that the values of one file may take when read (language.md §6).
+/// Most bytes that the parsed values of one file may take (language.md §6).
 const VALUES_LIMIT: usize = 64 * 1024 * 1024;
 
-/// Which of the two files.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// One of the two files.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum FileKind {
     /// `output_file`.
     Output,
@@ -29,7 +30,7 @@ pub enum FileKind {
 }
 
 impl FileKind {
-    /// How messages name it.
+    /// Returns the file's name in messages.
     pub const fn label(self) -> &'static str {
         match self {
             Self::Output => "output file",
@@ -38,8 +39,8 @@ impl FileKind {
     }
 }
 
-/// A file that cannot be used. Never shows what a line holds.
-#[derive(Clone, Debug, PartialEq, Eq, Error)]
+/// A file that cannot be used. It never shows the content of a line.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, Error)]
 #[error("{message}")]
 pub struct OutputFileError {
     /// [`Class::Malformed`], [`Class::Limit`], or a class of [`ContractError`].
@@ -48,7 +49,7 @@ pub struct OutputFileError {
     pub file: FileKind,
     /// Number of the bad line, counted from 1.
     pub line: Option<u32>,
-    /// What is wrong and what to do.
+    /// The mistake and the remedy.
     pub message: String,
 }
 
@@ -62,7 +63,7 @@ impl OutputFileError {
         }
     }
 
-    /// A line without a value; `shape` says what was expected.
+    /// Makes the error for a line that is not the expected JSON. `shape` describes the expected form.
     fn json(kind: FileKind, line: usize, error: JsonError, shape: &str) -> Self {
         let (class, why) = match error {
             JsonError::Malformed { .. } => (Class::Malformed, shape),
@@ -73,14 +74,14 @@ impl OutputFileError {
         Self { class, ..Self::malformed(kind, line, why) }
     }
 
-    /// The bad line of `content`, for who may see it: it may hold a secret.
+    /// Returns the bad line of `content`, for readers who may see secrets.
     pub fn bad_line<'c>(&self, content: &'c [u8]) -> Option<&'c [u8]> {
         let index = usize::try_from(self.line?).ok()?.checked_sub(1)?;
         content.split(|byte| *byte == b'\n').nth(index)
     }
 }
 
-/// Several broken promises of the output file become one error, in the class of the first.
+/// Joins several breaches of the interface into one error, with the class of the first.
 impl From<Vec<ContractError>> for OutputFileError {
     fn from(errors: Vec<ContractError>) -> Self {
         Self {
@@ -92,7 +93,7 @@ impl From<Vec<ContractError>> for OutputFileError {
     }
 }
 
-/// Outputs of an exec function: read, checked against the interface, defaults filled in, sensitive ones marked.
+/// Returns the outputs of an exec function: checked, with defaults filled in and sensitive ones marked.
 pub fn read_outputs(
     content: &[u8],
     declared: &IndexMap<String, Declaration>,
@@ -100,7 +101,7 @@ pub fn read_outputs(
     Ok(bind_outputs(read_values(content, FileKind::Output)?, declared)?)
 }
 
-/// Exports: text as it is, booleans and numbers as text; name and value must be able to stand in an environment.
+/// Returns the exports, with booleans and numbers as text. Refuses names and values that an environment cannot hold.
 pub fn read_exports(content: &[u8]) -> Result<IndexMap<String, String>, OutputFileError> {
     let kind = FileKind::Export;
     let mut exports = IndexMap::new();
@@ -115,7 +116,7 @@ pub fn read_exports(content: &[u8]) -> Result<IndexMap<String, String>, OutputFi
             Data::Null | Data::Array(_) | Data::Object(_) => {
                 let why = format!(
                     "export \"{}\": expected string, number or boolean, got {}",
-                    name::shown(&name),
+                    text::quote(&name),
                     value.type_name()
                 );
                 return Err(OutputFileError {
@@ -133,13 +134,13 @@ pub fn read_exports(content: &[u8]) -> Result<IndexMap<String, String>, OutputFi
     Ok(exports)
 }
 
-/// Outputs of an exec function with `outputs: delegate`: the file is one JSON object in the shape of a step result,
-/// its `outputs` are the outputs, untyped (language.md §4).
+/// Returns the outputs of an exec function with `outputs: delegate`. Its file is one JSON object in the form of a step
+/// result, whose `outputs` are taken untyped (language.md §4).
 pub fn read_delegated(content: &[u8]) -> Result<IndexMap<String, Value>, OutputFileError> {
     const SHAPE: &str = "expected one JSON step result";
     let kind = FileKind::Output;
     let text = checked_text(content, kind)?;
-    let result = json::parse(text, &Room::new(VALUES_LIMIT)).map_err(|error| match error {
+    let result = json::parse(text, &MemoryBudget::new(VALUES_LIMIT)).map_err(|error| match error {
         JsonError::Malformed { line } => OutputFileError::malformed(kind, line, SHAPE),
         _ => OutputFileError::json(kind, 1, error, SHAPE),
     })?;
@@ -155,7 +156,7 @@ pub fn read_delegated(content: &[u8]) -> Result<IndexMap<String, Value>, OutputF
     }
 }
 
-/// All names of a file with their last values.
+/// Returns all names of a file with their last values.
 fn read_values(content: &[u8], kind: FileKind) -> Result<IndexMap<String, Value>, OutputFileError> {
     let mut values = IndexMap::new();
     for_each_line(content, kind, |_, name, value| {
@@ -171,8 +172,16 @@ fn for_each_line(
     mut visit: impl FnMut(usize, String, Value) -> Result<(), OutputFileError>,
 ) -> Result<(), OutputFileError> {
     let text = checked_text(content, kind)?;
-    let room = Room::new(VALUES_LIMIT);
-    for (index, line) in text.split('\n').enumerate() {
+    let room = MemoryBudget::new(VALUES_LIMIT);
+    let mut begin = 0;
+    let ends = memchr::memchr_iter(b'\n', content).chain(std::iter::once(content.len()));
+    for (index, end) in ends.enumerate() {
+        // A file of 16 MiB can hold as many lines, so an empty one must cost almost nothing.
+        let at = std::mem::replace(&mut begin, end + 1);
+        if at == end {
+            continue;
+        }
+        let line = text.get(at..end).unwrap_or_default();
         let number = index + 1;
         if line.len() > LINE_LIMIT {
             return Err(OutputFileError {
@@ -206,12 +215,11 @@ fn checked_text(content: &[u8], kind: FileKind) -> Result<&str, OutputFileError>
     })
 }
 
-/// Name and value of one line.
 fn read_line(
     line: &str,
     number: usize,
     kind: FileKind,
-    room: &Room,
+    room: &MemoryBudget,
 ) -> Result<(String, Value), OutputFileError> {
     const SHAPE: &str = "expected one JSON object {\"name\": \"…\", \"value\": …} on the line";
     const OLD: &str =
@@ -232,7 +240,7 @@ fn read_line(
     }
 }
 
-/// Whether a line has the form before 0.2, `key=value`.
+/// True if a line looks like the form before 0.2, `key=value`.
 fn looks_old(line: &str) -> bool {
     line.split_once('=').is_some_and(|(key, _)| {
         let key = key.trim();
@@ -315,6 +323,16 @@ mod tests {
         assert_eq!(read_delegated(whole.as_bytes()).unwrap_err().class, Class::Limit);
         let deep = format!("{{\"name\": \"a\", \"value\": {}", "[".repeat(1_000));
         assert_eq!(exports(&deep).unwrap_err().class, Class::Limit);
+    }
+
+    #[test]
+    fn fault_76_blank_lines_are_passed_over() {
+        let mut content = vec![b'\n'; FILE_LIMIT - 30];
+        content.extend_from_slice(b"{\"name\": \"A\", \"value\": 1}");
+        assert_eq!(read_exports(&content).unwrap()["A"], "1");
+        content.extend_from_slice(b"\nx");
+        let error = read_exports(&content).unwrap_err();
+        assert_eq!(error.line, u32::try_from(FILE_LIMIT - 28).ok());
     }
 
     #[test]

@@ -1,5 +1,5 @@
-//! References: where a function is loaded from (language.md §7). Parses the text forms and evaluates what is computed.
-//! Messages never quote a reference: it may hold credentials.
+//! References: sources of functions (language.md §7). Parses the text forms and evaluates computed ones. Messages never
+//! quote a reference, because it may hold credentials.
 
 use std::sync::Arc;
 
@@ -46,8 +46,8 @@ pub fn parse(text: &str, file: &Arc<str>, at: Position) -> Result<Reference, Dia
     parser.oci(text)
 }
 
-/// The reference with everything evaluated: never dynamic, all templates plain text. A computed reference is parsed
-/// once; a result that looks like a template is an error (language.md §7.6).
+/// Evaluates a reference. The result is never dynamic, and all its templates are plain text. A computed reference is
+/// parsed once; a result that looks like a template is an error (language.md §7.6).
 pub fn resolve(reference: &Reference, scope: &dyn Scope) -> Result<Reference, Diagnostic> {
     let evaluate = |template: &Template| -> Result<Template, Diagnostic> {
         Ok(Template::literal(evaluate_text(template, scope)?.text, &template.file, template.at))
@@ -80,7 +80,7 @@ pub fn resolve(reference: &Reference, scope: &dyn Scope) -> Result<Reference, Di
     }
 }
 
-/// Where an evaluated reference to Git or OCI leads, for people: `HOST/PATH@REV`, `REGISTRY/REPOSITORY:TAG` or
+/// Returns the location of an evaluated Git or OCI reference for people: `HOST/PATH@REV`, `REGISTRY/REPOSITORY:TAG` or
 /// `REGISTRY/REPOSITORY@DIGEST`, without user, password, query and fragment. `None` for all others.
 pub fn origin(reference: &Reference) -> Option<String> {
     match reference {
@@ -102,19 +102,19 @@ pub fn origin(reference: &Reference) -> Option<String> {
     }
 }
 
-/// What a reference to Git holds besides the location that must not be shown, as far as it is written and not computed:
-/// the password of its URL, or the user if there is no password (a token). As written, perhaps percent-encoded.
+/// Returns the secret written in a Git URL, perhaps percent-encoded: the password, or the user if there is no password
+/// (a token). Computed parts are not searched.
 pub fn credential(reference: &Reference) -> Option<&str> {
     let (Reference::Git { url, .. } | Reference::Dynamic(url)) = reference else { return None };
     let Some(Part::Text(written)) = url.parts.first() else { return None };
     let location = written.split_once("://").map_or(written.as_str(), |(_, location)| location);
-    // Without its end an authority that goes on in an expression could be anything.
+    // If the authority continues in an expression, its end is unknown: the text must hold the `/` after it.
     let (authority, _) = location.split_once('/')?;
     let (login, _) = authority.split(['?', '#']).next()?.rsplit_once('@')?;
     Some(login.split_once(':').map_or(login, |(_, password)| password)).filter(|secret| !secret.is_empty())
 }
 
-/// `https://` before a URL without scheme; a template that is still to be evaluated stays (language.md §7.5).
+/// Adds `https://` to a URL without a scheme. A template with expressions stays as it is (language.md §7.5).
 pub(crate) fn with_scheme(url: Template) -> Template {
     match url.as_literal() {
         Some(text) if !text.starts_with("http://") && !text.starts_with("https://") => {
@@ -124,7 +124,6 @@ pub(crate) fn with_scheme(url: Template) -> Template {
     }
 }
 
-/// `latest` for an empty tag.
 pub(crate) fn tag_or_latest(tag: Template) -> Template {
     if tag.as_literal() == Some("") { Template::literal("latest", &tag.file, tag.at) } else { tag }
 }
@@ -137,12 +136,11 @@ fn not_empty(template: Template, key: &str) -> Result<Template, Diagnostic> {
     Ok(template)
 }
 
-/// Names of definition files to try in a folder.
 pub(crate) fn default_files() -> Vec<String> {
     DEFINITION_FILES.into_iter().map(str::to_owned).collect()
 }
 
-/// Whether a word ends in `@sha256:` and 64 hexadecimal digits.
+/// True if a word ends in `@sha256:` and 64 hexadecimal digits.
 fn has_digest(word: &str) -> bool {
     word.rsplit_once('@').is_some_and(|(_, digest)| is_digest(digest))
 }
@@ -152,12 +150,12 @@ fn is_digest(text: &str) -> bool {
         .is_some_and(|hex| hex.len() == 64 && hex.bytes().all(|byte| byte.is_ascii_hexdigit()))
 }
 
-/// Folder and file names of a path: empty segments dropped; a last segment in `.yml` is the file.
+/// Splits a path into folder and file names. Drops empty segments. A last segment in `.yml` is the file.
 fn split_file(path: &str) -> (String, Vec<String>) {
     let root = if path.starts_with('/') { "/" } else { "" };
     let mut segments: Vec<&str> = path.split('/').filter(|segment| !segment.is_empty()).collect();
     let files = match segments.last() {
-        // Only this extension in lower case names a file.
+        // Only this extension, in lower case, names a file.
         Some(last) if last.strip_suffix(".yml").is_some() => vec![(*last).to_owned()],
         _ => default_files(),
     };
@@ -167,7 +165,6 @@ fn split_file(path: &str) -> (String, Vec<String>) {
     (format!("{root}{}", segments.join("/")), files)
 }
 
-/// Parses the text forms of one reference.
 struct Parser<'a> {
     file: &'a Arc<str>,
     at: Position,
@@ -178,7 +175,7 @@ impl Parser<'_> {
         Diagnostic::error(Class::Schema, self.file, self.at, message)
     }
 
-    /// A scheme where none belongs.
+    /// Makes the error for a scheme that does not belong into a reference.
     fn superfluous(&self, instead: &str) -> Diagnostic {
         self.error("this scheme is not known in a reference").with_help(format!("drop it: {instead}"))
     }
@@ -205,7 +202,7 @@ impl Parser<'_> {
         }
     }
 
-    /// `[SCHEME]HOST/PATH[/-/SUBPATH]` at a revision.
+    /// Parses `[SCHEME]HOST/PATH[/-/SUBPATH]` with its revision.
     fn git(&self, location: &str, revision: &str) -> Result<Reference, Diagnostic> {
         const EXPECTED: &str = "expected HOST/PATH@REV";
         if revision.is_empty() {
@@ -239,7 +236,7 @@ impl Parser<'_> {
         })
     }
 
-    /// `REGISTRY/REPOSITORY[:TAG|@DIGEST][ SUBPATH]`.
+    /// Parses `REGISTRY/REPOSITORY[:TAG|@DIGEST][ SUBPATH]`.
     fn oci(&self, text: &str) -> Result<Reference, Diagnostic> {
         let (image, inside) = text.split_once(char::is_whitespace).unwrap_or((text, ""));
         if !image.contains(['/', '.', ':']) {

@@ -1,4 +1,4 @@
-//! Scanning of templates (language.md §8): text, escapes `\${{`, and expressions `${{ … }}`.
+//! Scans templates (language.md §8): text, escapes `\${{`, and expressions `${{ … }}`.
 
 use std::sync::Arc;
 
@@ -7,14 +7,14 @@ use super::diagnostic::{Diagnostic, Position};
 use super::expression::{self, ParseError};
 use super::yaml::places::Places;
 
-/// What opens an expression.
+/// Opens an expression.
 pub const OPEN: &str = "${{";
 
-/// Most bytes that the expressions of one document may have together: their trees take much more than their text.
+/// Most bytes of all expressions in one file or request. Their trees take much more memory than their text.
 pub const EXPRESSIONS_LIMIT: usize = 1024 * 1024;
 
-/// Parses a template. `at` is the place of the scalar; `places` gives those of its characters and is asked for only if
-/// there is an expression. `left` is how many bytes of expressions may still follow in the document.
+/// Parses a template. `at` is the place of the scalar. `places` computes the places of its characters and is called
+/// only for expressions. `left` counts the bytes of expressions still allowed in the file or request.
 pub fn parse(
     text: &str,
     file: &Arc<str>,
@@ -31,12 +31,12 @@ pub fn parse(
         .map_err(|error| error.at(file, text, &places))
 }
 
-/// Parses a template whose characters all stand on one line.
+/// Parses a template that the file holds verbatim from `at` on.
 pub fn parse_inline(text: &str, file: &Arc<str>, at: Position) -> Result<Template, Diagnostic> {
     parse(text, file, at, || Places::inline(text, at), &mut EXPRESSIONS_LIMIT.clone())
 }
 
-/// Quotes a text, so that it evaluates to itself.
+/// Quotes a text so that it evaluates to itself.
 pub fn quote(text: &str) -> String {
     text.replace(OPEN, "\\${{")
 }

@@ -5,16 +5,16 @@ use std::fmt;
 use indexmap::IndexMap;
 use serde::{Deserialize, Serialize};
 
-/// A value and its mark. Marks sit on leaves: an object with one sensitive member is not sensitive itself.
+/// A value and its mark. A mark on a member does not mark the object around it.
 #[derive(Clone, PartialEq, Serialize, Deserialize)]
 pub struct Value {
-    /// The value.
+    /// Value without its mark.
     pub data: Data,
-    /// It must be masked wherever it is shown (language.md §11.5).
+    /// True if it must be masked wherever it is shown (language.md §11.5).
     pub sensitive: bool,
 }
 
-/// The bare value.
+/// A value without its mark.
 #[derive(Clone, PartialEq, Serialize, Deserialize)]
 pub enum Data {
     /// `null`.
@@ -25,9 +25,9 @@ pub enum Data {
     Number(f64),
     /// Text.
     String(String),
-    /// Array, untyped inside.
+    /// Array of values of any type.
     Array(Vec<Value>),
-    /// Object (`struct`), in order of insertion; order never matters for equality.
+    /// Object (`struct`) in order of insertion. The order never matters for equality.
     Object(IndexMap<String, Value>),
 }
 
@@ -48,17 +48,30 @@ pub enum ValueType {
 }
 
 impl Value {
-    /// A value without mark.
+    /// Makes a value without a mark.
     pub const fn plain(data: Data) -> Self {
         Self { data, sensitive: false }
     }
 
-    /// Text without mark.
+    /// Makes text without a mark.
     pub fn text(text: impl Into<String>) -> Self {
         Self::plain(Data::String(text.into()))
     }
 
-    /// Whether it or anything inside is marked.
+    /// Subtracts the size of the value from `left` bytes. Stops at the first byte too many and returns `None`.
+    pub fn take_from(&self, left: usize) -> Option<usize> {
+        let left = left.checked_sub(size_of::<Self>())?;
+        match &self.data {
+            Data::Null | Data::Bool(_) | Data::Number(_) => Some(left),
+            Data::String(text) => left.checked_sub(text.len()),
+            Data::Array(items) => items.iter().try_fold(left, |left, item| item.take_from(left)),
+            Data::Object(members) => members
+                .iter()
+                .try_fold(left, |left, (key, member)| member.take_from(left.checked_sub(key.len())?)),
+        }
+    }
+
+    /// True if it or a value inside is marked.
     pub fn is_sensitive(&self) -> bool {
         self.sensitive
             || match &self.data {
@@ -78,7 +91,7 @@ impl Value {
         }
     }
 
-    /// The declared type it has; `None` for null.
+    /// Returns the type that it has in a declaration; `None` for null.
     pub const fn value_type(&self) -> Option<ValueType> {
         match self.data {
             Data::Null => None,
@@ -90,7 +103,7 @@ impl Value {
         }
     }
 
-    /// Name of its type in messages.
+    /// Returns the name of its type for messages.
     pub const fn type_name(&self) -> &'static str {
         match self.value_type() {
             None => "null",
@@ -101,35 +114,35 @@ impl Value {
 
 /// Evaluated text and its mark.
 #[derive(Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
-pub struct Text {
+pub struct EvaluatedText {
     /// The text.
     pub text: String,
-    /// It must be masked wherever it is shown (language.md §11.5).
+    /// True if it must be masked wherever it is shown (language.md §11.5).
     pub sensitive: bool,
 }
 
-impl Text {
-    /// Text without mark.
+impl EvaluatedText {
+    /// Makes text without a mark.
     pub fn plain(text: impl Into<String>) -> Self {
         Self { text: text.into(), sensitive: false }
     }
 }
 
-impl From<Text> for Value {
-    fn from(text: Text) -> Self {
+impl From<EvaluatedText> for Value {
+    fn from(text: EvaluatedText) -> Self {
         Self { data: Data::String(text.text), sensitive: text.sensitive }
     }
 }
 
-/// Shows the length only: the text may be a secret.
-impl fmt::Debug for Text {
+/// Shows only the length, because the text may be a secret.
+impl fmt::Debug for EvaluatedText {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "text of {} bytes", self.text.len())
     }
 }
 
 impl ValueType {
-    /// Its name in `type:` and in messages.
+    /// Returns the name used in `type:` and in messages.
     pub const fn name(self) -> &'static str {
         match self {
             Self::String => "string",
@@ -147,7 +160,7 @@ impl fmt::Display for ValueType {
     }
 }
 
-/// Shows the type only: values may be secrets.
+/// Shows only the type, because the value may be a secret.
 impl fmt::Debug for Value {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.type_name())

@@ -1,8 +1,9 @@
-//! YAML text to trees of nodes with exact places (language.md §2). Scanning and grammar are granit-parser's; this
-//! module adds the rules of the dialect: string keys, no duplicates, aliases, merge keys, kinds of scalars, and the
-//! bounds that keep a hostile text from exhausting memory or the stack. It knows nothing of the keys of a document.
+//! Parses YAML text to trees of nodes with exact places (language.md §2). granit-parser does scanning and grammar. This
+//! module adds the rules of the dialect (string keys, no duplicates, aliases, merge keys, types of scalars) and bounds
+//! that keep a hostile text from exhausting memory or the stack. It does not know the keys of a document.
 
 mod build;
+mod indentation;
 pub mod places;
 pub mod scalar;
 
@@ -10,13 +11,14 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use granit_parser::{ErrorKind, Marker, Parser, ScanError};
+use indentation::Indentation;
 
 use super::diagnostic::{Class, Diagnostic, Position};
 
-/// Deepest nesting of collections. Everything that walks a tree recursively relies on it.
+/// Deepest nesting of collections. All recursive walks over trees rely on it.
 pub const DEPTH_LIMIT: usize = 128;
 
-/// A text and the name it has in messages.
+/// A text and its name in messages.
 #[derive(Clone, Debug)]
 pub struct Source<'t> {
     /// Name in messages.
@@ -27,10 +29,10 @@ pub struct Source<'t> {
 
 /// A node of a document.
 #[derive(Clone, Debug)]
-pub struct Node {
-    /// Its first character; of an alias, that of the node it stands for.
+pub struct YamlNode {
+    /// Place of its first character. For an alias: the place of the node it stands for.
     pub at: Position,
-    /// What it is.
+    /// Kind and content.
     pub kind: NodeKind,
 }
 
@@ -40,25 +42,25 @@ pub enum NodeKind {
     /// Text, number, boolean or null.
     Scalar(Scalar),
     /// A list.
-    Sequence(Vec<Node>),
+    Sequence(Vec<YamlNode>),
     /// A mapping; keys are unique.
-    Mapping(Vec<Entry>),
+    Mapping(Vec<YamlEntry>),
 }
 
-/// A scalar as written; [`scalar::resolve`] tells what it means.
+/// A scalar as written; [`scalar::resolve`] finds its meaning.
 #[derive(Clone, Debug)]
 pub struct Scalar {
-    /// Its text, escapes resolved.
+    /// Text with escapes resolved.
     pub text: String,
-    /// How it is written.
+    /// Notation in the source.
     pub style: Style,
     /// Type forced by a tag.
     pub tag: Option<Tag>,
-    /// Bytes of the source that hold it.
+    /// Bytes of the source that hold the scalar.
     pub raw: Range<usize>,
 }
 
-/// How a scalar is written.
+/// Notation of a scalar.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Style {
     /// Without quotes.
@@ -86,41 +88,40 @@ pub enum Tag {
 
 /// A key with its value.
 #[derive(Clone, Debug)]
-pub struct Entry {
+pub struct YamlEntry {
     /// The key.
-    pub key: Key,
+    pub key: YamlKey,
     /// Its value.
-    pub value: Node,
+    pub value: YamlNode,
 }
 
 /// A key of a mapping.
 #[derive(Clone, Debug)]
-pub struct Key {
-    /// Its text.
+pub struct YamlKey {
+    /// Text of the key.
     pub text: String,
-    /// Its first character.
+    /// Place of its first character.
     pub at: Position,
-    /// How it is written, for places of templates inside.
+    /// Notation in the source, needed for places of templates inside.
     pub style: Style,
-    /// Bytes of the source that hold it.
+    /// Bytes of the source that hold the key.
     pub raw: Range<usize>,
 }
 
-/// What a text holds.
+/// Content of a text.
 #[derive(Debug)]
 pub struct Stream {
-    /// Its documents in order, at most as many as asked for; `None` for one that is broken.
-    pub documents: Vec<Option<Node>>,
-    /// Everything that is wrong with them as YAML.
+    /// Its documents in order, at most as many as requested. A broken document is `None`.
+    pub documents: Vec<Option<YamlNode>>,
+    /// All YAML errors in them.
     pub diagnostics: Vec<Diagnostic>,
-    /// Where a document begins that follows them and holds something.
+    /// Start of the next document after them, if it is not empty.
     pub next: Option<Position>,
-    /// The last character.
+    /// Place after the last character.
     pub end: Position,
 }
 
-/// Reads the first `limit` documents; of what follows only the beginning is looked at. After a syntax error reading goes on with the
-/// next document.
+/// Reads the first `limit` documents and the beginning of the next one. Goes on with the next after a syntax error.
 pub fn read(source: &Source<'_>, limit: usize) -> Stream {
     let mut stream =
         Stream { documents: Vec::new(), diagnostics: Vec::new(), next: None, end: end_of(source.text) };
@@ -136,7 +137,7 @@ pub fn read(source: &Source<'_>, limit: usize) -> Stream {
             Ok(Some(node)) => stream.documents.push(Some(node)),
             Ok(None) => break,
             Err(error) => {
-                // Nobody reads on in a text that is too large or too deep, however much of it is left.
+                // Stop at a text that is too large or too deep: the rest may be long.
                 let is_over = error.class == Class::Limit;
                 stream.diagnostics.push(error);
                 stream.documents.push(None);
@@ -154,16 +155,20 @@ pub fn read(source: &Source<'_>, limit: usize) -> Stream {
     stream
 }
 
-/// Place of a marker of the parser.
 fn position(marker: &Marker) -> Position {
     let line = u32::try_from(marker.line()).unwrap_or(u32::MAX);
     let column = u32::try_from(marker.col()).unwrap_or(u32::MAX).saturating_add(1);
     Position { line: line.max(1), column }
 }
 
-/// A syntax error as a diagnostic.
 fn syntax_error(error: &ScanError, source: &Source<'_>) -> Diagnostic {
     let at = position(error.marker());
+    let structure = is_about_structure(error.kind());
+    let indentation = structure.then(|| indentation::of_line(source.text, at.line)).flatten();
+    if let Some(Indentation { at, fits: false, help }) = indentation {
+        return Diagnostic::error(Class::Yaml, &source.file, at, "the indentation does not fit")
+            .with_help(help);
+    }
     let diagnostic = |class, message: String| Diagnostic::error(class, &source.file, at, message);
     match error.kind() {
         ErrorKind::RecursionLimitExceeded => {
@@ -183,11 +188,33 @@ fn syntax_error(error: &ScanError, source: &Source<'_>) -> Diagnostic {
         ErrorKind::UnexpectedCharacter { .. } => {
             diagnostic(Class::Yaml, error.info()).with_help("quote a text that starts with this character")
         }
-        _ => diagnostic(Class::Yaml, error.info()),
+        _ => Diagnostic {
+            help: indentation.map(|indentation| indentation.help),
+            ..diagnostic(Class::Yaml, error.info())
+        },
     }
 }
 
-/// The place after the last character.
+/// True for errors that a wrong indentation can cause.
+const fn is_about_structure(error: &ErrorKind) -> bool {
+    matches!(
+        error,
+        ErrorKind::ExpectedBlockMappingKey
+            | ErrorKind::ExpectedBlockSequenceEntry
+            | ErrorKind::ExpectedDocumentStart
+            | ErrorKind::InvalidIndentation
+            | ErrorKind::SimpleKeyExpected
+            | ErrorKind::InvalidSimpleKey
+            | ErrorKind::BlockSequenceEntryNotAllowed
+            | ErrorKind::InvalidBlockScalarIndent
+            | ErrorKind::InvalidQuotedScalarIndent
+            | ErrorKind::InvalidFlowScalarIndent
+            | ErrorKind::MappingKeyNotAllowed
+            | ErrorKind::MappingValueNotAllowed
+    )
+}
+
+/// Returns the place after the last character.
 fn end_of(text: &str) -> Position {
     let mut at = Position::START;
     for character in text.chars() {
@@ -200,8 +227,8 @@ fn end_of(text: &str) -> Position {
     at
 }
 
-impl Node {
-    /// What it is, in messages.
+impl YamlNode {
+    /// Returns the kind of node for messages.
     pub fn describe(&self) -> &'static str {
         match &self.kind {
             NodeKind::Sequence(_) => "a list",
@@ -215,7 +242,7 @@ impl Node {
         }
     }
 
-    /// Whether it is null or not written at all.
+    /// True if it is null or not written at all.
     pub fn is_null(&self) -> bool {
         matches!(&self.kind, NodeKind::Scalar(scalar) if scalar::resolve(scalar) == scalar::Resolved::Null)
     }

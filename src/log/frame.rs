@@ -1,7 +1,7 @@
 //! The formatter of one source: turns its masked writes into whole log entries (logs.md §1–§3).
 //!
-//! Owns the bytes held back between two writes and the continuation flag, nothing else. The time comes from the
-//! caller, the bytes go to a buffer of the caller: no clock, no IO, and no allocation per line.
+//! Owns only the bytes held back between two writes and the continuation flag. The caller passes the time and the
+//! output buffer in. No clock, no IO, and no allocation per line.
 
 mod stamp;
 #[cfg(test)]
@@ -14,7 +14,7 @@ use memchr::{memchr, memchr_iter, memrchr};
 /// Length of an entry's header in bytes: time, blank, stream number, kind, flag (logs.md §1).
 pub const HEADER_LEN: usize = 32;
 
-/// A held entry, its header included, never grows past this many bytes by one more write (logs.md §3).
+/// A write is added to a held entry only if the entry, header included, stays within this many bytes (logs.md §3).
 pub const HOLD_MAX: usize = 8192;
 
 /// The stream number of the daemon's own lines (logs.md §2).
@@ -29,30 +29,31 @@ pub(crate) const FULL: u8 = b' ';
 /// The flag of an entry that continues the one before it of the same source (logs.md §1).
 pub(crate) const CONTINUES: u8 = b'+';
 
-pub use crate::model::Kind;
+pub use crate::model::LogChannel;
 
 /// The formatter of one source (logs.md §3).
 ///
-/// Every call appends whole entries to `out`; what cannot go out yet is held, at most [`HOLD_MAX`] bytes of body.
+/// Every call appends whole entries to `out`. An incomplete entry is held, with at most [`HOLD_MAX`] bytes of body.
 pub struct Framer {
     number: u8,
-    kind: Kind,
-    /// The flag the next header takes.
+    kind: LogChannel,
+    /// Flag of the next header.
     flag: u8,
-    /// Empty, or a header and the body bytes that wait for their line's end.
+    /// Either empty, or a header and the body bytes that wait for the end of their line.
     held: Vec<u8>,
 }
 
 impl Framer {
-    /// A formatter for the stream `number` (see [`DAEMON`] and [`STEP`]) and `kind`.
-    pub const fn new(number: u8, kind: Kind) -> Self {
+    /// Makes a formatter for the stream `number` (see [`DAEMON`] and [`STEP`]) and `kind`.
+    pub const fn new(number: u8, kind: LogChannel) -> Self {
         Self { number, kind, flag: FULL, held: Vec::new() }
     }
 
-    /// Takes one write of the source, made at `now`, and appends the entries that are complete by it to `out`
-    /// (logs.md §3, rules 1 to 4).
+    /// Takes one write of the source, made at `now`, and appends the entries that it completes to `out` (logs.md §3,
+    /// rules 1 to 4).
     ///
-    /// What counts as one write shows in the result: a write without a line feed is never cut.
+    /// The result depends on how the bytes were cut into writes. A write without a line feed is never split, so it can
+    /// become an entry of any length.
     pub fn push(&mut self, write: &[u8], now: &Stamp, out: &mut Vec<u8>) {
         let rest = match memrchr(b'\n', write) {
             None => write,
@@ -80,9 +81,9 @@ impl Framer {
         }
     }
 
-    /// Closes the source: what is held goes out as an entry (logs.md §3, Close).
+    /// Closes the source: appends the held bytes to `out` as an entry (logs.md §3, Close).
     ///
-    /// The formatter may be used again; a pending continuation survives.
+    /// The formatter can be used again. A pending continuation flag survives.
     pub fn finish(&mut self, out: &mut Vec<u8>) {
         if !self.held.is_empty() {
             out.reserve(self.held.len() + 1);
@@ -91,7 +92,7 @@ impl Framer {
         }
     }
 
-    /// Puts out `lines`, which ends in a line feed, an entry for each line.
+    /// Appends an entry for each of `lines`, which must end in a line feed.
     fn push_lines(&mut self, lines: &[u8], now: &Stamp, out: &mut Vec<u8>) {
         let entries = memchr_iter(b'\n', lines).count();
         out.reserve(self.held.len() + lines.len() + entries * HEADER_LEN);
@@ -111,7 +112,7 @@ impl Framer {
         }
     }
 
-    /// Puts out the held entry, or a new header if nothing is held.
+    /// Appends the held entry, or a new header if nothing is held.
     fn begin_entry(&mut self, now: &Stamp, out: &mut Vec<u8>) {
         if self.held.is_empty() {
             let header = self.take_header(now);
@@ -121,7 +122,7 @@ impl Framer {
         }
     }
 
-    /// Makes a header, which uses the pending flag up.
+    /// Makes a header and resets the pending flag.
     fn take_header(&mut self, now: &Stamp) -> [u8; HEADER_LEN] {
         let header = self.header(now);
         self.flag = FULL;
@@ -133,10 +134,10 @@ impl Framer {
     }
 }
 
-/// Appends the daemon's own `text` to `out`: an entry for each of its lines, `00O` or `00E` by `kind` (logs.md §2).
+/// Appends the daemon's own `text` to `out`, one entry for each line: `00O` or `00E` by `kind` (logs.md §2).
 ///
-/// A line feed at the very end of the text adds no empty entry. The text must be masked already.
-pub fn daemon_lines(kind: Kind, text: &[u8], now: &Stamp, out: &mut Vec<u8>) {
+/// A line feed at the very end adds no empty entry. The caller must have masked the text.
+pub fn daemon_lines(kind: LogChannel, text: &[u8], now: &Stamp, out: &mut Vec<u8>) {
     let header = header(now, DAEMON, kind, FULL);
     let text = text.strip_suffix(b"\n").unwrap_or(text);
     for line in text.split(|&byte| byte == b'\n') {
@@ -147,8 +148,8 @@ pub fn daemon_lines(kind: Kind, text: &[u8], now: &Stamp, out: &mut Vec<u8>) {
     }
 }
 
-/// The 32 bytes in front of a body (logs.md §1).
-fn header(now: &Stamp, number: u8, kind: Kind, flag: u8) -> [u8; HEADER_LEN] {
+/// Makes the 32 bytes before a body (logs.md §1).
+fn header(now: &Stamp, number: u8, kind: LogChannel, flag: u8) -> [u8; HEADER_LEN] {
     const HEX: &[u8; 16] = b"0123456789abcdef";
     let mut header = [b' '; HEADER_LEN];
     let (time, source) = header.split_at_mut(Stamp::LEN);

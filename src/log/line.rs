@@ -1,7 +1,7 @@
-//! Reading a log: bytes in any pieces to entries, entries to the output they stand for (logs.md §7).
+//! Reads a log: splits bytes into entries, and entries back into the output they carry (logs.md §7). Pure: no IO.
 //!
-//! [`Parser`] finds the entries. [`Joiner`] undoes the cuts: it gives back the bytes each source wrote. [`Live`] does
-//! the same without waiting for the next entry, for a stream that somebody is watching. No IO.
+//! [`Parser`] finds the entries in a byte stream. [`Joiner`] undoes the formatter's cuts and returns exactly the bytes
+//! that each source wrote. [`Live`] does so for a watched stream, without waiting for the next entry.
 
 mod join;
 #[cfg(test)]
@@ -11,27 +11,27 @@ pub use join::{Joiner, Live};
 
 use memchr::memchr;
 
-use super::frame::{CONTINUES, HEADER_LEN, HOLD_MAX, Kind};
+use super::frame::{CONTINUES, HEADER_LEN, HOLD_MAX, LogChannel};
 
-/// Where the parts of a header begin (logs.md §1).
+/// Offsets of the parts of a header (logs.md §1).
 const NUMBER_AT: usize = 28;
 const KIND_AT: usize = 30;
 const FLAG_AT: usize = 31;
 
-/// Bytes of the header that the format check looks at: the time and the blank after it (logs.md §7).
+/// Length of the header's prefix that the format check reads: the time and the blank after it (logs.md §7).
 const CHECKED_LEN: usize = 28;
 
-/// Tells the sources of a log apart: stream number and kind (logs.md §7, rule 4).
+/// Identifies a source of a log: stream number and kind (logs.md §7, rule 4).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Key {
-    /// The two bytes of the stream number as they stand in the header, `01` for a step.
+pub struct SourceKey {
+    /// The two bytes of the stream number as written in the header, `01` for a step.
     pub number: [u8; 2],
-    /// Standard output, also for a kind that is none; or standard error.
-    pub kind: Kind,
+    /// Standard error for `E`, standard output for any other byte.
+    pub kind: LogChannel,
 }
 
-impl Key {
-    /// Whether the daemon itself wrote the entry (logs.md §2).
+impl SourceKey {
+    /// True if the daemon itself wrote the entry (logs.md §2).
     pub fn is_daemon(self) -> bool {
         self.number == *b"00"
     }
@@ -46,45 +46,45 @@ pub struct Entry<'a> {
 }
 
 impl<'a> Entry<'a> {
-    /// Reads a line, given without its line feed; `None` if it is too short (logs.md §7, rule 1).
+    /// Parses a line without its line feed. Returns `None` if it is too short (logs.md §7, rule 1).
     pub fn parse(line: &'a [u8]) -> Option<Self> {
         line.split_first_chunk().map(|(header, body)| Self { header, body })
     }
 
-    /// The bytes in front of the body.
+    /// Returns the bytes before the body.
     pub const fn header(&self) -> &'a [u8] {
         self.header
     }
 
-    /// The source.
-    pub const fn key(&self) -> Key {
-        let kind = if self.header[KIND_AT] == b'E' { Kind::Err } else { Kind::Out };
-        Key { number: [self.header[NUMBER_AT], self.header[NUMBER_AT + 1]], kind }
+    /// Returns the source of the entry.
+    pub const fn key(&self) -> SourceKey {
+        let kind = if self.header[KIND_AT] == b'E' { LogChannel::Err } else { LogChannel::Out };
+        SourceKey { number: [self.header[NUMBER_AT], self.header[NUMBER_AT + 1]], kind }
     }
 
-    /// Whether the entry continues the one before it of the same source; any other flag counts as a full entry.
+    /// True if the entry continues the previous one of its source. Any flag but `+` counts as a full entry.
     pub const fn continues(&self) -> bool {
         self.header[FLAG_AT] == CONTINUES
     }
 
-    /// Whether the source wrote the entry's line feed, or has ended: only a body with a carriage return in it, or of more
-    /// than 8,160 bytes, may have been put out before its line's end (logs.md §3, rules 2 and 3).
+    /// True if the source wrote the entry's line feed, or has ended. The formatter ends an entry before its line does
+    /// only if the body contains a carriage return or is longer than 8,160 bytes (logs.md §3, rules 2 and 3).
     pub fn ends_line(&self) -> bool {
         self.key().is_daemon()
             || self.body.len() <= HOLD_MAX - HEADER_LEN && memchr(b'\r', self.body).is_none()
     }
 
-    /// The bytes of the time: `YYYY-MM-DDTHH:MM:SS.uuuuuuZ` if the header [is one](Self::has_format).
+    /// Returns the bytes of the time: `YYYY-MM-DDTHH:MM:SS.uuuuuuZ` if the header [has the format](Self::has_format).
     pub fn time(&self) -> &'a [u8] {
         &self.header[..CHECKED_LEN - 1]
     }
 
-    /// The three bytes of stream number and kind as they stand in the header.
+    /// Returns the three bytes of stream number and kind as written in the header.
     pub const fn source(&self) -> [u8; 3] {
         [self.header[NUMBER_AT], self.header[NUMBER_AT + 1], self.header[KIND_AT]]
     }
 
-    /// Whether the marks of the format are where they belong (logs.md §7, strict reader).
+    /// True if the marks of the format are in their places (logs.md §7, strict reader).
     pub fn has_format(&self) -> bool {
         has_format(self.header)
     }
@@ -95,27 +95,27 @@ impl<'a> Entry<'a> {
 pub enum Line<'a> {
     /// An entry.
     Entry(Entry<'a>),
-    /// A line too short to be one, without its line feed (logs.md §7, rule 1).
+    /// A line too short to be an entry, without its line feed (logs.md §7, rule 1).
     Malformed(&'a [u8]),
 }
 
-/// Whether the start of the input is checked.
+/// Strictness of a parser about the start of its input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Check {
-    /// No check; the only choice for a log that is read from the middle.
+    /// Checks nothing. A log that is read from the middle needs this.
     Lenient,
     /// The first line must begin with a header (logs.md §7, rule 2).
     Strict,
 }
 
-/// The input is no log in this format.
+/// The input is not a log in this format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "the first line is no log entry: it does not begin with a time and a blank; read the log as raw bytes"
 )]
 pub struct NotALog;
 
-/// Finds the lines in bytes that arrive in any pieces (logs.md §7, rules 1, 2 and 5).
+/// Splits a byte stream into lines (logs.md §7, rules 1, 2 and 5).
 ///
 /// Holds the bytes of one incomplete line and nothing else.
 pub struct Parser {
@@ -124,14 +124,14 @@ pub struct Parser {
 }
 
 impl Parser {
-    /// A parser at the start of a log, or, if [`Check::Lenient`], at the start of any line.
+    /// Makes a parser for the start of a log, or, with [`Check::Lenient`], for the start of any line.
     pub const fn new(check: Check) -> Self {
         Self { partial: Vec::new(), check }
     }
 
-    /// Takes the next bytes and gives each line complete by them to `give`.
+    /// Takes the next bytes and passes each line that they complete to `give`.
     ///
-    /// A line without its line feed is kept for the next call; one that never gets it is never given out.
+    /// A line without a line feed is kept for the next call. If the line feed never comes, the line is never passed on.
     pub fn push(&mut self, mut bytes: &[u8], mut give: impl FnMut(Line<'_>)) -> Result<(), NotALog> {
         if !self.partial.is_empty() {
             let Some(end) = memchr(b'\n', bytes) else {
@@ -140,7 +140,7 @@ impl Parser {
             };
             self.partial.extend_from_slice(&bytes[..end]);
             bytes = &bytes[end + 1..];
-            // Taken out for the call and put back for its capacity.
+            // Taken out for the call, then put back to reuse its capacity.
             let mut line = std::mem::take(&mut self.partial);
             self.give(&line, &mut give)?;
             line.clear();
@@ -154,7 +154,7 @@ impl Parser {
         Ok(())
     }
 
-    /// The bytes of the last line, as long as its line feed is missing.
+    /// Returns the bytes of the last line while its line feed is missing.
     pub fn incomplete(&self) -> &[u8] {
         &self.partial
     }
@@ -171,7 +171,7 @@ impl Parser {
     }
 }
 
-/// The check of a strict reader on the first bytes of a line (logs.md §7).
+/// The strict reader's check of a line's first bytes (logs.md §7).
 fn has_format(line: &[u8]) -> bool {
     const MARKS: [(usize, u8); 8] =
         [(4, b'-'), (7, b'-'), (10, b'T'), (13, b':'), (16, b':'), (19, b'.'), (26, b'Z'), (27, b' ')];

@@ -1,18 +1,17 @@
 //! Hides secrets in the output of a job (masking.md).
 //!
-//! No byte of a phrase or of one of its encoded forms, no value of a sensitive URL parameter and no token behind a
-//! known prefix leaves this module; [`MASK`] stands in its place. What is put out depends on the bytes of a source
-//! alone, never on how they were cut into writes or on time.
+//! Replaces with [`MASK`] every byte of a phrase or of one of its encoded forms, every value of a sensitive URL
+//! parameter, and every token after a known prefix. The output depends on the bytes of a source alone, never on time
+//! or on how the bytes were cut into writes.
 //!
 //! ```text
-//!  phrases, prefixes ─► PhraseSet ─► Masker (one a job) ─► MaskStream (one a source)
+//!  phrases, prefixes ─► PhraseSet ─► Masker (per job)  ─► MaskStream (per source)
 //!                       checks,      automaton, filter     write ─► held bytes, phrase spans ─► URL values, tokens,
 //!                       forms                                                                  joining ─► output
 //! ```
 //!
-//! Phrases are found by an Aho–Corasick automaton; a filter in front of it passes over text in which no form can
-//! start, which is nearly all text. This module is pure: no clock, no files, no environment. Types that hold
-//! secrets hide them in `Debug`.
+//! An Aho–Corasick automaton finds the phrases. A filter in front of it skips text in which no form can start, which is
+//! nearly all text. Pure: no clock, no files, no environment. Types that hold secrets hide them in `Debug`.
 
 mod automaton;
 mod detect;
@@ -22,11 +21,14 @@ mod phrases;
 mod stream;
 mod token;
 mod url;
+mod wrap;
 
 use std::{
     fmt,
     sync::{Arc, LazyLock},
 };
+
+use crate::model::text;
 
 use self::{automaton::Automaton, filter::Filter, token::TokenPrefixes};
 pub use self::{
@@ -34,27 +36,32 @@ pub use self::{
     stream::MaskStream,
 };
 
-/// What stands in the place of each group of hidden bytes (masking.md §1).
-pub const MASK: &[u8] = b"[MASKED]";
+/// Replacement of each group of hidden bytes (masking.md §1).
+pub const MASK: &[u8] = MASK_TEXT.as_bytes();
 
-/// Long texts are masked in pieces of this size, which the caches hold between the passes over them.
+/// [`MASK`] as text.
+pub const MASK_TEXT: &str = "[MASKED]";
+
+/// Long texts are masked in pieces of this size, which stay in the CPU caches between the passes over them.
 const PIECE: usize = 64 * 1024;
 
-/// Everything a job's sources share to be masked; made once for a set of phrases.
+/// The search data that all sources of a job share, built once for a set of phrases.
 pub struct Masker {
     /// `None` without phrases.
     forms: Option<Forms>,
     prefixes: Arc<TokenPrefixes>,
 }
 
-/// The search for the forms of phrases.
+/// Search data for the forms of phrases.
 struct Forms {
     automaton: Automaton,
     filter: Filter,
+    /// A line end after at least this many characters of base64 may be inside a form. `None`: never.
+    columns: Option<usize>,
 }
 
 impl Masker {
-    /// Builds the automaton of a set. A set without phrases and own prefixes shares one with all such jobs.
+    /// Builds the masker of a set. Jobs without phrases and without prefixes of their own share one.
     pub fn compile(set: &PhraseSet) -> Arc<Self> {
         let prefixes = set.prefixes();
         if set.forms().is_empty() {
@@ -67,11 +74,12 @@ impl Masker {
             );
         }
         let automaton = Automaton::new(set.forms());
-        let forms = Forms { filter: Filter::new(set.forms(), &automaton), automaton };
+        let columns = set.has_encoded_forms().then_some(wrap::COLUMNS);
+        let forms = Forms { filter: Filter::new(set.forms(), &automaton), automaton, columns };
         Arc::new(Self { forms: Some(forms), prefixes: Arc::clone(prefixes) })
     }
 
-    /// The masker of jobs without phrases and own prefixes. All of them share it.
+    /// Returns the masker of jobs without phrases and without prefixes of their own. All of them share it.
     pub fn without_phrases(prefixes: DefaultPrefixes) -> Arc<Self> {
         static NONE: LazyLock<Arc<Masker>> = LazyLock::new(|| build(DefaultPrefixes::None));
         static GLPAT: LazyLock<Arc<Masker>> = LazyLock::new(|| build(DefaultPrefixes::Glpat));
@@ -88,13 +96,13 @@ impl Masker {
 
     /// Masks a whole text as a source of its own (masking.md §7).
     ///
-    /// A phrase that is no UTF-8 could leave half a character: this becomes U+FFFD.
-    pub fn mask_str(self: &Arc<Self>, text: &str) -> String {
-        String::from_utf8(self.mask_bytes(text.as_bytes()))
-            .unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned())
+    /// Masking a phrase that is not UTF-8 can leave half a character, which becomes U+FFFD.
+    pub fn mask(self: &Arc<Self>, text: &str) -> Masked {
+        let masked = String::from_utf8(self.mask_bytes(text.as_bytes()));
+        Masked(masked.unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned()))
     }
 
-    /// Masks a whole text as a source of its own (masking.md §7).
+    /// Masks a whole byte string as a source of its own (masking.md §7).
     pub fn mask_bytes(self: &Arc<Self>, text: &[u8]) -> Vec<u8> {
         let mut out = Vec::with_capacity(text.len());
         let mut stream = MaskStream::new(Arc::clone(self));
@@ -104,6 +112,45 @@ impl Masker {
         stream.finish(&mut out);
         out
     }
+}
+
+/// A text of a job without any secret: only a [`Masker`] makes one.
+///
+/// A text that was shortened, put on one line or escaped may hold a secret in a form that no masker finds. So the
+/// functions that do this to texts of a job take this type.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Masked(String);
+
+impl Masked {
+    /// Returns the text as data, neither shortened nor escaped.
+    pub fn into_data(self) -> String {
+        self.0
+    }
+
+    /// Returns the text for people: only its quotations are escaped and shortened.
+    pub fn for_people(&self) -> String {
+        text::for_people(&self.0).into_owned()
+    }
+
+    /// Returns the text for people on one line. If it is longer than `most` bytes, cuts out its middle. Changes the
+    /// words `exit status` unless `tells_exit_status`, because clients take what follows them for the exit status of
+    /// the process that failed the job.
+    pub fn line_of(&self, most: usize, tells_exit_status: bool) -> String {
+        let line = text::on_one_line(&text::for_people(&self.0));
+        shortened(if tells_exit_status { line } else { text::without_exit_status(&line) }, most)
+    }
+}
+
+/// Replaces the middle of a text that is longer than `most` bytes.
+fn shortened(text: String, most: usize) -> String {
+    const CUT: &str = " … ";
+    if text.len() <= most {
+        return text;
+    }
+    let half = most.saturating_sub(CUT.len()) / 2;
+    let (head, tail) = (text.floor_char_boundary(half), text.ceil_char_boundary(text.len() - half));
+    let part = |range| text.get(range).unwrap_or_default();
+    [part(0..head), CUT, part(tail..text.len())].concat()
 }
 
 impl fmt::Debug for Masker {

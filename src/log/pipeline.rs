@@ -1,46 +1,46 @@
-//! The way of a source's bytes into the job's log: write, mask, frame, limit (logs.md §3, §6).
+//! The path of a source's bytes into the job's log: write, mask, frame, limit (logs.md §3, §6).
 //!
-//! [`Pipeline`] is the chain of one source. [`Backlog`] is what all sources of a job append to: whole entries on
-//! their way to the file, kept below the log limit ([`LogBudget`]) and kept dense when the disk is full. All of it
-//! is pure: the caller reads the pipes and the clocks and writes the file.
+//! [`Pipeline`] masks and frames one source. All sources of a job append to one [`Backlog`]: it holds whole entries
+//! until they are written, enforces the log limit ([`LogBudget`]), and drops and counts entries while the disk is full.
+//! Pure: the caller reads the pipes and the clocks and writes the file.
 
 mod backlog;
 mod budget;
 #[cfg(test)]
 mod tests;
 
-pub use backlog::{Backlog, GIVE_UP_AFTER, RETRY_EVERY, State};
-pub use budget::{LogBudget, OWN_RESERVE, Origin};
+pub use backlog::{Backlog, GIVE_UP_AFTER, RETRY_EVERY, WriterState};
+pub use budget::{LogBudget, LogOrigin, OWN_RESERVE};
 
 use std::sync::Arc;
 
-use super::frame::{Framer, HEADER_LEN, Kind, Stamp};
+use super::frame::{Framer, HEADER_LEN, LogChannel, Stamp};
 use super::mask::{MaskStream, Masker};
 
-/// The chain of one source: its masker and its formatter (logs.md §2, §3).
+/// Masker and formatter of one source (logs.md §2, §3).
 ///
-/// Each call is given `masked`, a buffer of the caller's that all sources may share, and appends to `out` the entries that
-/// are complete by it.
+/// Each call clears `masked`, a scratch buffer that all sources may share, and appends the entries it completes to
+/// `out`.
 pub struct Pipeline {
     mask: MaskStream,
     framer: Framer,
 }
 
 impl Pipeline {
-    /// The chain of the source with this stream number and kind.
-    pub fn new(number: u8, kind: Kind, masker: Arc<Masker>) -> Self {
+    /// Makes the pipeline of the source with this stream number and kind.
+    pub fn new(number: u8, kind: LogChannel, masker: Arc<Masker>) -> Self {
         Self { mask: MaskStream::new(masker), framer: Framer::new(number, kind) }
     }
 
-    /// Takes one write (one read of the pipe) made at `now`. The bytes that the masker releases count as one write
-    /// (logs.md §3).
+    /// Takes one write (one read of the pipe) made at `now`. To the formatter, the bytes that the masker releases are
+    /// one write (logs.md §3).
     pub fn write(&mut self, bytes: &[u8], now: &Stamp, masked: &mut Vec<u8>, out: &mut Vec<u8>) {
         masked.clear();
         self.mask.push(bytes, masked);
         self.framer.push(masked, now, out);
     }
 
-    /// Goes on with a masker that knows more phrases: held bytes are searched again (masking.md §7).
+    /// Switches to a masker that knows more phrases and searches the held bytes again (masking.md §7).
     pub fn replace_masker(
         &mut self,
         masker: Arc<Masker>,
@@ -62,7 +62,7 @@ impl Pipeline {
     }
 }
 
-/// How many bytes of output stand in `entries`: the bodies with their line feeds, without the headers.
+/// Counts the bytes of output in `entries`: bodies with their line feeds, without headers.
 fn output_bytes(entries: &[u8]) -> u64 {
     let headers = memchr::memchr_iter(b'\n', entries).count() * HEADER_LEN;
     entries.len().saturating_sub(headers) as u64

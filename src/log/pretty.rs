@@ -1,7 +1,7 @@
-//! Printing a log for people: `raw`, `plain` and `pretty` (logs.md §8).
+//! Prints a log for people: `raw`, `plain` and `pretty` (logs.md §8).
 //!
-//! Takes the bytes of a log in any pieces and gives what belongs on standard output and on standard error. Nothing
-//! is written here, and neither the terminal nor the time zone is looked up: both are options.
+//! Takes the bytes of a log in pieces of any size and returns the bytes for standard output and standard error. This
+//! module writes nothing and looks up neither the terminal nor the time zone: both are options.
 
 mod lines;
 #[cfg(test)]
@@ -10,28 +10,28 @@ mod text;
 
 pub use lines::Options;
 
-use super::frame::Kind;
+use super::frame::LogChannel;
 use super::line::{Check, Entry, Line, Live, Parser};
 use lines::Lines;
 
-/// How a log is printed (logs.md §8).
+/// Output format of a log (logs.md §8).
 #[derive(Clone, Copy, Debug)]
 pub enum Format {
-    /// The bytes as they came.
+    /// The bytes of the log, unchanged.
     Raw,
     /// Bodies only, joined. The daemon's own lines go to standard error.
     Plain {
-        /// Both channels of the steps to standard output.
+        /// Send both channels of the steps to standard output.
         merge: bool,
     },
-    /// As `Plain` where standard output and standard error are one file: everything to standard output, in the order
-    /// of the log, no line within another.
+    /// `Plain` for a standard output and standard error that are one file: everything goes to standard output, in the
+    /// order of the log, and no line interrupts another.
     Together,
-    /// A line with time and tag for each line of output, all to standard output.
+    /// A line with time and tag for each line of output, all on standard output.
     Pretty(Options),
 }
 
-/// What a [`Printer`] gives out; the caller writes and clears it.
+/// Output of a [`Printer`]. The caller writes and clears it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Output {
     /// Bytes for standard output.
@@ -40,7 +40,7 @@ pub struct Output {
     pub stderr: Vec<u8>,
 }
 
-/// Prints one log, while it grows or afterwards (logs.md §8).
+/// Prints one log, while it grows or after its end (logs.md §8).
 pub struct Printer {
     parser: Parser,
     mode: Mode,
@@ -53,7 +53,7 @@ enum Mode {
 }
 
 impl Printer {
-    /// A printer at the start of a log, or of one of its lines.
+    /// Makes a printer for the start of a log or of one of its lines.
     pub const fn new(format: Format) -> Self {
         let mode = match format {
             Format::Raw => Mode::Raw,
@@ -65,7 +65,7 @@ impl Printer {
         Self { parser: Parser::new(Check::Lenient), mode }
     }
 
-    /// Takes the next bytes of the log and appends what they show to `out`.
+    /// Takes the next bytes of the log and appends their output to `out`.
     pub fn push(&mut self, bytes: &[u8], out: &mut Output) {
         let parsed = match &mut self.mode {
             Mode::Raw => {
@@ -84,8 +84,8 @@ impl Printer {
         debug_assert!(parsed.is_ok(), "a lenient parser refuses nothing");
     }
 
-    /// Something else is about to be printed on standard error: ends the line shown last if it stands there, or may.
-    /// What continues it stands on a line of its own.
+    /// Prepares for a message of the caller on standard error: ends the last line shown, if it is there or on a file
+    /// shared with it. A continuation of that line then starts a new one.
     pub fn interrupt(&mut self, out: &mut Output) {
         match &mut self.mode {
             Mode::Raw => {}
@@ -95,8 +95,15 @@ impl Printer {
         }
     }
 
-    /// The log has ended: appends the ends of the lines shown and what was held back. An entry without its line
-    /// feed is incomplete and not shown (logs.md §7, rule 5).
+    /// Appends the last line held back as it is so far, without a line feed. Only `pretty` holds lines back.
+    pub fn unfinished(&self, out: &mut Output) {
+        if let Mode::Pretty(lines) = &self.mode {
+            lines.unfinished(&mut out.stdout);
+        }
+    }
+
+    /// Ends the log: appends the ends of the lines shown and the lines held back. An entry without its line feed is
+    /// incomplete and not shown (logs.md §7, rule 5).
     pub fn finish(&mut self, out: &mut Output) {
         match &mut self.mode {
             Mode::Raw => {}
@@ -109,7 +116,7 @@ impl Printer {
     }
 }
 
-/// What of a log goes to standard output.
+/// The entries that go to standard output. All others go to standard error.
 #[derive(Clone, Copy)]
 enum Route {
     /// Standard output of the steps.
@@ -135,7 +142,7 @@ impl Plain {
     fn entry(&mut self, entry: &Entry<'_>, out: &mut Output) {
         let key = entry.key();
         let to_stdout = match self.route {
-            Route::Apart => !key.is_daemon() && key.kind != Kind::Err,
+            Route::Apart => !key.is_daemon() && key.kind != LogChannel::Err,
             Route::Merged => !key.is_daemon(),
             Route::Together => true,
         };

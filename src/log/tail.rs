@@ -1,34 +1,42 @@
-//! How far the end of a log can be trusted after a power cut (service.md §6.4 item 4).
+//! Decides how much of a log's end is intact after a power cut (service.md §6.4 item 4).
 //!
-//! What a file system had not brought to the disk is missing at the end, or reads as zero bytes anywhere in it. So of
-//! what follows the part that is known to be there, whole entries are good up to the first that has no header or holds a
-//! NUL. An output with NUL bytes loses at most what no client had seen. No IO.
+//! Bytes that the file system had not written to the disk are missing at the end, or read as zeros at any place. So
+//! after the offset up to which the log is known to be good, whole entries count up to the first one that has no header
+//! or contains a NUL. If a step really wrote NUL bytes, at most output that no client had seen is lost. Pure: no IO.
 
 use memchr::memchr;
 
 use super::frame::HEADER_LEN;
 use super::line::Entry;
 
-/// Looks at a log from a known place on, in pieces.
+/// Checks a log in pieces, from a known offset on.
 #[derive(Debug)]
 pub struct Tail {
     /// Offset of the next piece.
     at: u64,
-    /// End of the last whole entry.
+    /// End of the last intact entry.
     good: u64,
-    /// First bytes of the entry that has begun; of one that began before the known place there is nothing to check.
+    /// First bytes of the current entry; `None` if it began before the known offset: its header is not checked.
     header: Option<Vec<u8>>,
+    /// True if a NUL byte counts as damage, that is, after the host died.
+    is_nul_damage: bool,
     damaged: bool,
 }
 
 impl Tail {
-    /// Begins at `offset`, up to which the log is known to be good: at the start of an entry, or within one.
+    /// Starts at `offset`, up to which the log is known to be good. `within_entry` tells if that is inside an entry.
     pub const fn new(offset: u64, within_entry: bool) -> Self {
         let header = if within_entry { None } else { Some(Vec::new()) };
-        Self { at: offset, good: offset, header, damaged: false }
+        Self { at: offset, good: offset, header, is_nul_damage: true, damaged: false }
     }
 
-    /// Takes the next piece. `false`: there is nothing good to come.
+    /// Accepts NUL bytes: the host did not die, so a step wrote them.
+    #[must_use]
+    pub fn allowing_nul(self) -> Self {
+        Self { is_nul_damage: false, ..self }
+    }
+
+    /// Takes the next piece. Returns false once damage was found: nothing after it counts.
     pub fn push(&mut self, mut piece: &[u8]) -> bool {
         while !self.damaged && !piece.is_empty() {
             let end = memchr(b'\n', piece).map_or(piece.len(), |at| at + 1);
@@ -39,10 +47,10 @@ impl Tail {
         !self.damaged
     }
 
-    /// Takes what ends an entry, or does not.
+    /// Takes the next part of an entry, up to its line feed if that is there. Returns false if it is damaged.
     fn take(&mut self, part: &[u8]) -> bool {
         self.at += part.len() as u64;
-        if memchr(0, part).is_some() {
+        if self.is_nul_damage && memchr(0, part).is_some() {
             return false;
         }
         if let Some(header) = &mut self.header {
@@ -54,7 +62,7 @@ impl Tail {
         }
         let header = self.header.replace(Vec::new());
         let is_entry = header.is_none_or(|header| {
-            // The line feed that ends an empty body is the byte behind the header.
+            // The line feed of an entry with an empty body is the byte right behind the header.
             header.len() > HEADER_LEN && Entry::parse(&header).is_some_and(|entry| entry.has_format())
         });
         if is_entry {
@@ -63,7 +71,7 @@ impl Tail {
         is_entry
     }
 
-    /// Length of the part that is good.
+    /// Returns the offset up to which the log is intact.
     pub const fn good(&self) -> u64 {
         self.good
     }

@@ -1,4 +1,4 @@
-//! How a process ended.
+//! End of a process.
 
 use std::fmt;
 
@@ -9,17 +9,17 @@ use serde::{Deserialize, Serialize};
 pub enum ExitStatus {
     /// Exit code 0–255.
     Code(u8),
-    /// Death by this signal.
+    /// Killed by this signal.
     Signal(u8),
 }
 
 impl ExitStatus {
-    /// Exit code 0.
+    /// True for exit code 0.
     pub const fn is_success(self) -> bool {
         matches!(self, Self::Code(0))
     }
 
-    /// Code a job reports for it: the code itself, or 128 + signal (service.md §3.5).
+    /// Returns the code that a job reports: the exit code itself, or 128 + signal (service.md §3.5).
     pub const fn job_code(self) -> i32 {
         match self {
             Self::Code(code) => code as i32,
@@ -28,7 +28,7 @@ impl ExitStatus {
     }
 }
 
-/// As messages end: `exit status 3`, `signal: killed` (language.md §14.3, §14.4).
+/// Prints the end of a message: `exit status 3`, `signal: killed` (language.md §14.3, §14.4).
 impl fmt::Display for ExitStatus {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match *self {
@@ -41,7 +41,7 @@ impl fmt::Display for ExitStatus {
     }
 }
 
-/// Names as the operating system's own messages give them, in lower case.
+/// Returns the signal's name in the words of the operating system's own messages, in lower case.
 const fn signal_name(signal: u8) -> Option<&'static str> {
     Some(match signal {
         1 => "hangup",

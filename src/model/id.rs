@@ -9,12 +9,12 @@ use sha2::{Digest, Sha256};
 /// Longest id in bytes (service.md §3).
 const MAX_LEN: usize = 128;
 
-/// A checked job id: 1–128 bytes of `A-Z a-z 0-9 . _ - : @ +`, the first a letter or digit (service.md §3).
-/// It never shapes a path: folders are named by its [`JobKey`].
+/// A checked job id: 1–128 bytes of `A-Z a-z 0-9 . _ - : @ +`, the first a letter or digit (service.md §3). It is never
+/// part of a path: folders are named by its [`JobKey`].
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct JobId(Arc<str>);
 
-/// Why a text is no job id. Never quotes the text: it may be huge or hostile.
+/// Reason why a text is not a job id. It never quotes the text, which may be huge or hostile.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidId {
     /// No byte at all.
@@ -31,7 +31,7 @@ pub enum InvalidId {
 }
 
 impl JobId {
-    /// Checks `text`.
+    /// Checks `text` and makes an id of it.
     pub fn parse(text: &str) -> Result<Self, InvalidId> {
         let bytes = text.as_bytes();
         let Some(first) = bytes.first() else { return Err(InvalidId::Empty) };
@@ -47,12 +47,12 @@ impl JobId {
         }
     }
 
-    /// The id as text.
+    /// Returns the id as text.
     pub fn as_str(&self) -> &str {
         &self.0
     }
 
-    /// The key that names the job's folder and the job towards the keeper.
+    /// Returns the key that names the job's folder, and the job itself to the keeper.
     pub fn key(&self) -> JobKey {
         let digest = Sha256::digest(self.0.as_bytes());
         let mut key = [0; 16];
@@ -73,12 +73,12 @@ impl fmt::Debug for JobId {
     }
 }
 
-/// First 16 bytes of the SHA-256 of a [`JobId`]; printed as 32 hex digits it is the folder's name (service.md §6.6).
+/// First 16 bytes of the SHA-256 of a [`JobId`]. Printed as 32 hex digits, it is the folder's name (service.md §6.6).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct JobKey(pub [u8; 16]);
 
 impl JobKey {
-    /// Reads the 32 lower-case hex digits that `Display` writes.
+    /// Parses the 32 lower-case hex digits that `Display` prints.
     pub fn parse(name: &str) -> Option<Self> {
         let digits = name.as_bytes();
         if digits.len() != 32 {

@@ -1,12 +1,12 @@
-//! What a job may use (service.md §3.1, `limits`).
+//! Limits on the resources of a job (service.md §3.1, `limits`).
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// Limits of a job; `None` = none.
+/// Limits of a job. `None` means no limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Limits {
+pub struct ResourceLimits {
     /// Processes and threads at once.
     pub processes: Option<u64>,
     /// Bytes of memory, swap included.
@@ -17,24 +17,24 @@ pub struct Limits {
     pub open_files: Option<u64>,
 }
 
-/// One of the [`Limits`].
+/// Names one of the [`ResourceLimits`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum LimitName {
-    /// [`Limits::processes`].
+    /// [`ResourceLimits::processes`].
     Processes,
-    /// [`Limits::memory`].
+    /// [`ResourceLimits::memory`].
     Memory,
-    /// [`Limits::cpu_micros`].
+    /// [`ResourceLimits::cpu_micros`].
     Cpus,
-    /// [`Limits::open_files`].
+    /// [`ResourceLimits::open_files`].
     OpenFiles,
 }
 
 impl LimitName {
-    /// All of them.
+    /// All names.
     pub const ALL: [Self; 4] = [Self::Processes, Self::Memory, Self::Cpus, Self::OpenFiles];
 
-    /// As in a request; the setting has `limit_` in front.
+    /// Returns the name used in requests. The setting has `limit_` in front.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Processes => "processes",
@@ -51,8 +51,8 @@ impl fmt::Display for LimitName {
     }
 }
 
-impl Limits {
-    /// The value of one of them.
+impl ResourceLimits {
+    /// Returns the value of one limit.
     pub const fn get(&self, name: LimitName) -> Option<u64> {
         match name {
             LimitName::Processes => self.processes,
@@ -62,7 +62,7 @@ impl Limits {
         }
     }
 
-    /// Takes one of them away.
+    /// Removes one limit.
     pub const fn remove(&mut self, name: LimitName) {
         match name {
             LimitName::Processes => self.processes = None,
@@ -72,13 +72,13 @@ impl Limits {
         }
     }
 
-    /// Names of those that are set.
+    /// Returns the names of the limits that are set.
     pub fn names(&self) -> impl Iterator<Item = LimitName> {
         let limits = *self;
         LimitName::ALL.into_iter().filter(move |&name| limits.get(name).is_some())
     }
 
-    /// The smaller one of each (service.md §3.1).
+    /// Returns the smaller of each pair of limits (service.md §3.1).
     #[must_use]
     pub fn smaller(self, other: Self) -> Self {
         let smaller = |name| [self.get(name), other.get(name)].into_iter().flatten().min();
@@ -91,21 +91,21 @@ impl Limits {
     }
 }
 
-/// A limit that cannot be enforced on a host.
+/// A limit that the host cannot enforce.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Unenforceable {
-    /// Which.
+    /// Name of the limit.
     pub limit: LimitName,
-    /// Why, and what would make it possible.
+    /// The reason, and the remedy.
     pub why: String,
 }
 
-/// What a process ran out of before it ended.
+/// A resource that a process ran out of before it ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Shortage {
-    /// The kernel killed processes of the job for want of memory.
+    /// Memory: the kernel killed processes of the job to free some.
     Memory,
-    /// The kernel refused processes or threads beyond the job's limit.
+    /// Processes: the kernel refused processes or threads beyond the job's limit.
     Processes,
 }
 
@@ -115,14 +115,23 @@ mod tests {
 
     #[test]
     fn the_smaller_of_each_limit_holds() {
-        let request = Limits { processes: Some(4), memory: Some(1 << 30), ..Limits::default() };
-        let settings =
-            Limits { processes: Some(8), memory: Some(1 << 20), open_files: Some(64), cpu_micros: None };
-        let both =
-            Limits { processes: Some(4), memory: Some(1 << 20), open_files: Some(64), cpu_micros: None };
+        let request =
+            ResourceLimits { processes: Some(4), memory: Some(1 << 30), ..ResourceLimits::default() };
+        let settings = ResourceLimits {
+            processes: Some(8),
+            memory: Some(1 << 20),
+            open_files: Some(64),
+            cpu_micros: None,
+        };
+        let both = ResourceLimits {
+            processes: Some(4),
+            memory: Some(1 << 20),
+            open_files: Some(64),
+            cpu_micros: None,
+        };
         assert_eq!(request.smaller(settings), both);
         assert_eq!(settings.smaller(request), both);
-        assert_eq!(request.smaller(Limits::default()), request);
+        assert_eq!(request.smaller(ResourceLimits::default()), request);
         let names: Vec<_> = request.names().collect();
         assert_eq!(names, [LimitName::Processes, LimitName::Memory]);
     }

@@ -2,17 +2,17 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Which channel an entry of the log belongs to (logs.md §1).
+/// Channel of a log entry (logs.md §1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-pub enum Kind {
+pub enum LogChannel {
     /// `O`: standard output, information.
     Out,
     /// `E`: standard error, warnings and errors.
     Err,
 }
 
-impl Kind {
-    /// The letter of this kind in an entry's header (logs.md §1).
+impl LogChannel {
+    /// Returns the letter of this channel in an entry's header (logs.md §1).
     pub const fn letter(self) -> u8 {
         match self {
             Self::Out => b'O',
@@ -21,26 +21,26 @@ impl Kind {
     }
 }
 
-/// Life of a job as clients see it (service.md §6).
+/// State of a job as clients see it (service.md §6).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum JobState {
-    /// Registered, waiting for a slot.
+    /// Registered and waiting for a slot.
     Queued,
-    /// Its steps run.
+    /// Its steps are running.
     Running,
-    /// A cancel was asked for; processes may still live.
+    /// A cancel was requested. Processes may still be alive.
     Cancelling,
-    /// Over, and how.
+    /// Ended, with the class of its end.
     Ended(EndClass),
 }
 
-/// Class of an end (service.md §3.5).
+/// Class of a job's end (service.md §3.5).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum EndClass {
     /// All steps succeeded: exit code 0.
     Success,
-    /// A step failed (1–255, 128+signal), or something without an exit code did (-1).
+    /// A step failed (1–255, 128+signal), or a failure without an exit code occurred (-1).
     Failure,
     /// Finish, Cancel, shutdown or too long in the queue: -2.
     Cancelled,
@@ -55,37 +55,50 @@ pub enum EndClass {
 pub struct Outcome {
     /// Its class.
     pub class: EndClass,
-    /// Exit code (service.md §3.5): 0, 1–255, or a negative one of ours.
+    /// Exit code (service.md §3.5): 0, 1–255, or one of our negative codes.
     pub exit_code: i32,
-    /// Why it failed, one line; empty on success. Masked before it leaves the daemon.
+    /// Reason for the failure; empty on success. Masked and on one line in the job's stored end, but not before.
     pub message: String,
+    /// True if a defect of this program ended the job.
+    #[serde(rename = "defect", default, skip_serializing_if = "std::ops::Not::not")]
+    pub is_defect: bool,
 }
 
 impl Outcome {
-    /// All steps succeeded.
+    /// Makes the outcome of a job whose steps all succeeded.
     pub const fn success() -> Self {
-        Self { class: EndClass::Success, exit_code: 0, message: String::new() }
+        Self { class: EndClass::Success, exit_code: 0, message: String::new(), is_defect: false }
     }
 
-    /// A failure without an exit code.
+    /// Makes the outcome of a failure without an exit code.
     pub fn failed(message: impl Into<String>) -> Self {
-        Self { class: EndClass::Failure, exit_code: -1, message: message.into() }
+        Self { class: EndClass::Failure, exit_code: -1, message: message.into(), is_defect: false }
     }
 
-    /// Ended because of `cause`.
+    /// Makes the outcome of a failure caused by a defect of this program.
+    pub fn defect(message: &str) -> Self {
+        Self { is_defect: true, ..Self::failed(format!("internal: {message}")) }
+    }
+
+    /// Makes the outcome of a job stopped because of `cause`.
     pub fn stopped(cause: CancelCause) -> Self {
         let class = if cause.is_time_limit() { EndClass::Timeout } else { EndClass::Cancelled };
         let exit_code = if cause.is_time_limit() { -3 } else { -2 };
-        Self { class, exit_code, message: cause.text().to_owned() }
+        Self { class, exit_code, message: cause.text().to_owned(), is_defect: false }
     }
 
-    /// The job's keeper or host died, or no daemon came back.
+    /// True if the message ends with the exit status of a process that failed the job (language.md §14.4).
+    pub fn tells_exit_status(&self) -> bool {
+        self.exit_code > 0 && self.message.ends_with(&format!("exec: exit status {}", self.exit_code))
+    }
+
+    /// Makes the outcome of a job whose keeper or host died, or to which no daemon came back.
     pub fn interrupted(message: impl Into<String>) -> Self {
-        Self { class: EndClass::Interrupted, exit_code: -4, message: message.into() }
+        Self { class: EndClass::Interrupted, exit_code: -4, message: message.into(), is_defect: false }
     }
 }
 
-/// Why a job is stopped before its end; the first cause counts (service.md §6).
+/// Reason why a job is stopped before its end. The first one counts (service.md §6).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum CancelCause {
@@ -95,23 +108,23 @@ pub enum CancelCause {
     Finish,
     /// The daemon stops.
     Shutdown,
-    /// Waited in the queue longer than `queued_after`.
+    /// The job waited in the queue longer than `queued_after`.
     QueuedTooLong,
     /// The request's own `timeout`.
     TimeLimit,
-    /// Ran longer than `runaway_after`.
+    /// The job ran longer than `runaway_after`.
     Runaway,
-    /// No output for `silent_after`.
+    /// The job printed nothing for `silent_after`.
     Silent,
 }
 
 impl CancelCause {
-    /// Time limits end a job as *timeout*, everything else as *cancelled* (service.md §3.5).
+    /// True for time limits. They end a job as *timeout*, other causes as *cancelled* (service.md §3.5).
     pub const fn is_time_limit(self) -> bool {
         matches!(self, Self::TimeLimit | Self::Runaway | Self::Silent)
     }
 
-    /// For people; follows `job cancelled: ` or `job ended by time limit: ` (logs.md §2).
+    /// Returns the reason for people. It follows `job cancelled: ` or `job ended by time limit: ` (logs.md §2).
     pub const fn text(self) -> &'static str {
         match self {
             Self::Cancel => "a client asked for it",

@@ -1,8 +1,8 @@
-//! Who a process is.
+//! Identity of a process.
 
 use serde::{Deserialize, Serialize};
 
-/// Who a process is across restarts: a pid counts only with boot id and start time (service.md §6.5).
+/// Identity of a process across restarts. A pid counts only together with boot id and start time (service.md §6.5).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProcessInfo {
     /// The kernel's id of the running boot.

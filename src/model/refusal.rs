@@ -1,4 +1,4 @@
-//! Why a call is refused: a stable word and a text.
+//! Refusals of calls: a stable word and a text.
 
 use std::fmt;
 use std::time::Duration;
@@ -6,56 +6,56 @@ use std::time::Duration;
 /// Stable words of error messages (service.md §3.6).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Reason {
-    /// Id empty, too long or with other bytes.
+    /// The id is empty, too long or has bytes that are not allowed.
     InvalidId,
-    /// `steps` cannot be used.
+    /// `steps` is not usable.
     MalformedSteps,
-    /// `job` and `env` in one request.
+    /// `job` and `env` are in one request.
     JobAndEnv,
-    /// Key or value of a variable.
+    /// The key or value of a variable is not usable.
     InvalidVariable,
-    /// `work_dir` or `build_dir`.
+    /// `work_dir` or `build_dir` is not usable.
     InvalidPath,
-    /// The message itself.
+    /// The message itself is not usable.
     MalformedRequest,
-    /// A limit on content.
+    /// The content exceeds a limit.
     TooLarge,
-    /// Offset below 0.
+    /// The offset is below 0.
     OffsetNegative,
-    /// Offset beyond the log.
+    /// The offset is beyond the log.
     OffsetPastEnd,
     /// The id is not registered.
     UnknownJob,
-    /// A folder or file cannot be made.
+    /// A folder or file cannot be created.
     NotWritable,
-    /// A limit asked for cannot be enforced.
+    /// A requested limit cannot be enforced.
     LimitUnavailable,
     /// The queue is full.
     QueueFull,
     /// Too many jobs are registered.
     TooManyJobs,
-    /// Too many followers of one job.
+    /// One job has too many followers.
     TooManyFollowers,
-    /// Too little space for state.
+    /// Too little disk space is left for state.
     DiskFull,
-    /// Nothing can be started for the job: out of processes, memory or descriptors (faults.md row 15).
+    /// Nothing can be started for the job: processes, memory or descriptors are exhausted (faults.md row 15).
     KeeperUnavailable,
-    /// The daemon stops.
+    /// The daemon is stopping.
     ShuttingDown,
-    /// Not this user.
+    /// This user may not call.
     Forbidden,
-    /// The follower did not drain in time after Finish.
+    /// The followers did not read to the end in time after Finish.
     FollowersDropped,
     /// The job's state on disk is damaged.
     DataLoss,
-    /// The deadline of the call was over before its turn came.
+    /// The deadline of the call passed before its turn came.
     DeadlineExceeded,
-    /// A defect of this program.
+    /// This program has a defect.
     Internal,
 }
 
 impl Reason {
-    /// The same call may succeed later.
+    /// True if the same call can succeed later.
     pub const fn may_pass(self) -> bool {
         matches!(
             self,
@@ -67,7 +67,7 @@ impl Reason {
         )
     }
 
-    /// The word.
+    /// Returns the stable word.
     pub const fn word(self) -> &'static str {
         match self {
             Self::InvalidId => "invalid_id",
@@ -97,35 +97,64 @@ impl Reason {
     }
 }
 
-/// A refused call. The text never quotes `steps`, a value or a secret.
+/// A refused call. Its texts never quote `steps`, a value or a secret.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub struct Refusal {
-    /// The word.
+    /// The reason, as a stable word.
     pub reason: Reason,
-    /// What is wrong and what to do.
+    /// The mistake and the remedy.
     pub text: String,
-    /// When to try again, for what may succeed later.
+    /// Time until a retry, if the call can succeed later.
     pub retry_after: Option<Duration>,
+    /// Values for programs, under the keys that docs/integrate/protocol.md lists.
+    pub facts: Vec<(&'static str, String)>,
+    /// Every mistake found in the request, if there can be several.
+    pub violations: Vec<Violation>,
+}
+
+/// One mistake in a request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Violation {
+    /// Place in the request, such as `steps:3:7`.
+    pub field: String,
+    /// Stable word for the class of the mistake.
+    pub class: &'static str,
+    /// The mistake and the remedy.
+    pub description: String,
 }
 
 impl Refusal {
-    /// A refusal that will not change by itself.
+    /// Makes a refusal that does not change with time.
     pub fn new(reason: Reason, text: impl Into<String>) -> Self {
-        Self { reason, text: text.into(), retry_after: None }
+        Self { reason, text: text.into(), retry_after: None, facts: Vec::new(), violations: Vec::new() }
     }
 
-    /// The daemon ends.
+    /// Makes the refusal of a daemon that is stopping.
     pub fn stopping() -> Self {
         Self::new(Reason::ShuttingDown, "the daemon is stopping; try again when it is back")
     }
 
-    /// A refusal for now.
+    /// Makes a refusal that can change with time.
     pub fn for_now(reason: Reason, text: impl Into<String>, retry_after: Duration) -> Self {
-        Self { reason, text: text.into(), retry_after: Some(retry_after) }
+        Self { retry_after: Some(retry_after), ..Self::new(reason, text) }
+    }
+
+    /// Adds the field of the request that it is about, unless the name is empty.
+    #[must_use]
+    pub fn about(self, field: impl Into<String>) -> Self {
+        let field = field.into();
+        if field.is_empty() { self } else { self.with_fact("field", field) }
+    }
+
+    /// Adds a value for programs.
+    #[must_use]
+    pub fn with_fact(mut self, key: &'static str, value: impl Into<String>) -> Self {
+        self.facts.push((key, value.into()));
+        self
     }
 }
 
-/// `reason: text`, as clients get it.
+/// Prints `reason: text`, as clients get it.
 impl fmt::Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: {}", self.reason.word(), self.text)

@@ -4,16 +4,16 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// One variable of a job (service.md §2). Its value may be a secret, so `Debug` never shows it.
+/// A variable of a job (service.md §2). `Debug` hides its value, which may be a secret.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Variable {
     /// Name.
     pub key: String,
-    /// Value, or the content of the file.
+    /// Value, or content of the file.
     pub value: String,
-    /// The value is written to a file and the variable holds its path (variables.md §3).
+    /// True if the value is written to a file and the variable holds its path (variables.md §3).
     pub file: bool,
-    /// The value becomes a phrase of the masking (variables.md §5).
+    /// True if the value becomes a phrase to mask (variables.md §5).
     pub masked: bool,
 }
 

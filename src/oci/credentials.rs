@@ -1,4 +1,4 @@
-//! Credentials for a registry out of a Docker configuration (language.md §7.7). No helper program is ever started.
+//! Finds credentials for a registry in a Docker configuration (language.md §7.7). Never starts a helper program.
 
 use std::collections::BTreeMap;
 
@@ -11,10 +11,10 @@ use serde::Deserialize;
 use super::error::Problem;
 use super::name::ImageName;
 
-/// Variable of the step's environment that holds credentials: the JSON text of a Docker configuration file.
+/// Variable of the step's environment with credentials: the JSON text of a Docker configuration file.
 pub const DOCKER_AUTH_CONFIG: &str = "DOCKER_AUTH_CONFIG";
 
-/// Names that the registry `docker.io` has in configurations.
+/// Names of the registry `docker.io` in configurations.
 const DOCKER_HUB: [&str; 3] = ["docker.io", "index.docker.io", "registry-1.docker.io"];
 
 #[derive(Deserialize)]
@@ -33,12 +33,12 @@ struct Entry {
     registrytoken: String,
 }
 
-/// The credentials for a repository: those of `registry/repository`, else of `registry`, else none.
+/// Finds the credentials for a repository: those of `registry/repository`, else of `registry`, else none.
 pub(super) fn find(config: &str, name: &ImageName) -> Result<RegistryAuth, Problem> {
     if config.trim().is_empty() {
         return Ok(RegistryAuth::Anonymous);
     }
-    // The reason that the parser gives may quote a secret.
+    // Drop the parser's reason: it may quote a secret.
     let config: Config = serde_json::from_str(config).map_err(|error| {
         Problem::Credentials(format!(
             "it is no Docker configuration with \"auths\" (line {}, column {})",
@@ -62,7 +62,7 @@ pub(super) fn find(config: &str, name: &ImageName) -> Result<RegistryAuth, Probl
     }
 }
 
-/// A key as it is compared: `https://registry/v1/` is an old way to write `registry`.
+/// Normalises a key for comparison: `https://registry/v1/` is an old way to write `registry`.
 fn normal(key: &str) -> String {
     let key = key.strip_prefix("https://").or_else(|| key.strip_prefix("http://")).unwrap_or(key);
     let key = key.trim_end_matches('/');
@@ -86,7 +86,7 @@ impl Entry {
         if !self.identitytoken.is_empty() {
             return Err("holds an identity token, which is not supported: use a user and a password");
         }
-        // What a configuration holds for a registry whose credentials are with a helper program.
+        // An empty entry: the credentials for this registry are with a helper program.
         Ok(RegistryAuth::Anonymous)
     }
 }

@@ -1,4 +1,4 @@
-//! What can go wrong with a registry, in words that say what to do. Nothing here holds a credential.
+//! Errors of a registry, in words that say what to do. They hold no credential.
 
 use std::error::Error;
 use std::io;
@@ -8,27 +8,27 @@ use oci_client::errors::{DigestError, OciDistributionError, OciErrorCode};
 use super::name::ImageName;
 use crate::web::{LEAST_RATE, READ_TIMEOUT, WebError};
 
-/// Something about an image failed.
+/// A failed action on an image.
 #[derive(Debug, thiserror::Error)]
 #[error("{image}: {problem}")]
 pub struct OciError {
     /// `registry/repository:tag`.
     pub image: String,
-    /// What.
+    /// The problem.
     pub problem: Problem,
 }
 
-/// What failed, why, and what to do.
+/// A problem: what failed, why, and what to do.
 #[derive(Debug, thiserror::Error)]
 pub enum Problem {
-    /// A part of the image's name cannot be one.
+    /// A part of the image's name is invalid.
     #[error("\"{text}\" is not a valid {what}: {remedy}")]
     Name {
         /// `registry`, `repository` or `tag`.
         what: &'static str,
         /// As given.
         text: String,
-        /// What is expected.
+        /// The expected form.
         remedy: &'static str,
     },
     /// `DOCKER_AUTH_CONFIG` cannot be used.
@@ -37,7 +37,7 @@ pub enum Problem {
     /// Proxies or certificates cannot be used.
     #[error(transparent)]
     Web(#[from] WebError),
-    /// There is nothing to check the registry's certificate with.
+    /// No certificate is usable to check the registry's.
     #[error("none of the certificates of authorities can be used: check SSL_CERT_FILE and SSL_CERT_DIR")]
     NoCertificates,
     /// No connection.
@@ -53,7 +53,7 @@ pub enum Problem {
         "the registry asks for credentials, or there is no such repository: set DOCKER_AUTH_CONFIG with an entry for the registry or the repository"
     )]
     Unknown,
-    /// The registry does not take the credentials.
+    /// The registry refuses the credentials.
     #[error(
         "the registry refuses the credentials of DOCKER_AUTH_CONFIG: check user, password and their rights on the repository"
     )]
@@ -67,24 +67,24 @@ pub enum Problem {
     /// The registry failed.
     #[error("the registry failed (status {0}): try again later")]
     Server(u16),
-    /// The answer is nothing that a registry says.
+    /// The answer is not that of a registry.
     #[error("the answer is not a registry's ({0}): check that the address is that of a registry")]
     Nonsense(String),
-    /// The server stopped in the middle.
+    /// The registry sent or took nothing for too long.
     #[error("nothing came from the registry for {} s: try again later", READ_TIMEOUT.as_secs())]
     Silent,
-    /// The server sends next to nothing.
+    /// The registry sends almost nothing.
     #[error("the registry is too slow, it sends less than {LEAST_RATE} bytes a second: try again later")]
     Slow,
     /// The connection ended in the middle.
     #[error("the connection broke in the middle of an answer: try again")]
     Cut,
-    /// A content is another than the one that was named.
+    /// The content does not match its digest.
     #[error(
         "what the registry sent does not have the digest {0} that it is named by: do not use this registry until its operator has found out why"
     )]
     Digest(String),
-    /// More than a limit allows.
+    /// Something exceeds a limit.
     #[error("its {0} is too large")]
     TooLarge(&'static str),
     /// No manifest for this machine.
@@ -94,10 +94,10 @@ pub enum Problem {
     Platform {
         /// This machine.
         wanted: String,
-        /// What there is.
+        /// The platforms in the index.
         present: String,
     },
-    /// What came cannot be kept.
+    /// The received data cannot be stored.
     #[error("what was received cannot be written: {0}")]
     Scratch(io::Error),
 }
@@ -108,7 +108,7 @@ impl Problem {
     }
 }
 
-/// Whether the library says that leave was not given.
+/// True if the library says that access was not granted.
 pub(super) fn is_denied(error: &OciDistributionError) -> bool {
     match error {
         OciDistributionError::UnauthorizedError { .. } => true,
@@ -122,14 +122,14 @@ pub(super) fn is_denied(error: &OciDistributionError) -> bool {
     }
 }
 
-/// What the library's error means; `known` says that credentials were shown.
+/// Translates the library's error. `known` is true if we sent credentials.
 pub(super) fn of_library(error: OciDistributionError, known: bool) -> Problem {
     let denied = || if known { Problem::Denied } else { Problem::Unknown };
     if is_denied(&error) {
         return denied();
     }
     match error {
-        // Said by the token server.
+        // The token server answers so.
         OciDistributionError::AuthenticationFailure(_) => denied(),
         OciDistributionError::RegistryError { envelope, .. } => {
             let code = envelope.errors.first().map(|error| &error.code);
@@ -156,7 +156,7 @@ pub(super) fn of_library(error: OciDistributionError, known: bool) -> Problem {
     }
 }
 
-/// What an error in the middle of a blob means.
+/// Translates an error in the middle of a blob.
 pub(super) fn of_stream(error: io::Error) -> Problem {
     let text = short(&error.to_string());
     let Some(inner) = error.into_inner() else { return Problem::Nonsense(text) };
@@ -175,7 +175,7 @@ fn of_digest(error: &DigestError) -> Problem {
     }
 }
 
-/// What an error of the HTTP client means. Its own text is not used: it holds the address, which may hold a token.
+/// Translates an error of the HTTP client. Does not show its text: it holds the URL, which may hold a token.
 fn of_request(error: &reqwest::Error) -> Problem {
     if has_cause::<rustls::Error>(error) {
         return Problem::Tls(root_cause(error));
@@ -196,7 +196,7 @@ fn causes(error: &reqwest::Error) -> impl Iterator<Item = &(dyn Error + 'static)
     std::iter::successors(error.source(), |&cause| cause.source())
 }
 
-/// Whether an error of type `E` is among the causes, also inside those that only carry another one.
+/// True if an `E` is among the causes, also inside an I/O error.
 fn has_cause<E: Error + 'static>(error: &reqwest::Error) -> bool {
     causes(error).any(|cause| {
         let carried = cause.downcast_ref::<io::Error>().and_then(io::Error::get_ref);
@@ -209,12 +209,11 @@ fn has_cause<E: Error + 'static>(error: &reqwest::Error) -> bool {
     })
 }
 
-/// The innermost reason.
 fn root_cause(error: &reqwest::Error) -> String {
     causes(error).last().map_or_else(|| "no reason given".to_owned(), |cause| short(&cause.to_string()))
 }
 
-/// A text that came from outside: short, and nothing in it acts on a terminal.
+/// Makes a text from outside safe to show: short and without control characters.
 fn short(text: &str) -> String {
     const LONGEST: usize = 200;
     text.chars().take(LONGEST).collect::<String>().escape_debug().to_string()

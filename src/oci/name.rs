@@ -1,4 +1,4 @@
-//! Names of images: which registry, which repository there, which version of it.
+//! Names of images: registry, repository and version.
 
 use std::fmt;
 
@@ -14,17 +14,17 @@ const MAX_REPOSITORY: usize = 255;
 /// Longest tag.
 const MAX_TAG: usize = 128;
 
-/// Which content of a repository.
+/// Version of an image: a tag or a digest.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Version {
-    /// A name that may be moved.
+pub enum ImageVersion {
+    /// A name that can be moved.
     Tag(String),
-    /// A digest, which names its content for ever.
+    /// A digest, which always names the same content.
     Digest(String),
 }
 
-impl Version {
-    /// A well-formed digest with an algorithm that can be checked.
+impl ImageVersion {
+    /// Parses a well-formed digest whose algorithm we can check.
     pub fn digest(text: &str) -> Option<Self> {
         let (algorithm, hex) = text.split_once(':')?;
         let length = match algorithm {
@@ -36,7 +36,7 @@ impl Version {
         (hex.len() == length && hex.bytes().all(lower_hex)).then(|| Self::Digest(text.to_owned()))
     }
 
-    /// A well-formed tag.
+    /// Parses a well-formed tag.
     pub fn tag(text: &str) -> Option<Self> {
         let word = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_';
         let mut bytes = text.bytes();
@@ -47,19 +47,18 @@ impl Version {
     }
 }
 
-/// The name of an image, checked: it can stand in a URL as it is. Displays as `registry/repository:tag` or
+/// The checked name of an image; it can be used in a URL unchanged. Displays as `registry/repository:tag` or
 /// `registry/repository@digest`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ImageName {
     registry: String,
     repository: String,
-    version: Version,
+    version: ImageVersion,
     loopback: bool,
 }
 
 impl ImageName {
-    /// `registry` is `host[:port]`; `version` a tag, a digest, or empty for `latest`. Digits of a digest may be
-    /// capitals.
+    /// Checks a name. `registry` is `host[:port]`; `version` a tag, a digest in either case, or empty for `latest`.
     pub fn new(registry: &str, repository: &str, version: &str) -> Result<Self, OciError> {
         let wrong = |what, text: &str, remedy| {
             let problem = Problem::Name { what, text: text.escape_debug().to_string(), remedy };
@@ -77,9 +76,9 @@ impl ImageName {
             );
         }
         let found = match version {
-            "" => Version::tag("latest"),
-            digest if digest.contains(':') => Version::digest(&digest.to_ascii_lowercase()),
-            tag => Version::tag(tag),
+            "" => ImageVersion::tag("latest"),
+            digest if digest.contains(':') => ImageVersion::digest(&digest.to_ascii_lowercase()),
+            tag => ImageVersion::tag(tag),
         };
         let Some(found) = found else {
             return wrong(
@@ -92,44 +91,44 @@ impl ImageName {
         Ok(Self { registry: registry_lower, repository: repository.to_owned(), version: found, loopback })
     }
 
-    /// `host[:port]`, in lower case.
+    /// Returns `host[:port]` in lower case.
     pub fn registry(&self) -> &str {
         &self.registry
     }
 
-    /// Repository in it.
+    /// Returns the repository there.
     pub fn repository(&self) -> &str {
         &self.repository
     }
 
-    /// Which content of it.
-    pub fn version(&self) -> &Version {
+    /// Returns the tag or digest.
+    pub fn version(&self) -> &ImageVersion {
         &self.version
     }
 
-    /// Whether the registry is on this machine: then it is asked without TLS (language.md §7.4).
+    /// True if the registry is on this machine. It is then contacted without TLS (language.md §7.4).
     pub fn is_loopback(&self) -> bool {
         self.loopback
     }
 
-    /// The same repository with another version.
+    /// Returns another version of this repository.
     #[must_use]
-    pub fn with(&self, version: Version) -> Self {
+    pub fn with(&self, version: ImageVersion) -> Self {
         Self { version, ..self.clone() }
     }
 
-    /// The same with the version in the place of a tag. The library takes for granted that what a manifest is pushed as
-    /// ends with its tag.
+    /// Returns the name with its version as a tag, even a digest: the library assumes that a manifest is pushed to a
+    /// URL that ends with the tag.
     pub(super) fn as_tag(&self) -> Reference {
-        let (Version::Tag(version) | Version::Digest(version)) = &self.version;
+        let (ImageVersion::Tag(version) | ImageVersion::Digest(version)) = &self.version;
         Reference::with_tag(self.registry.clone(), self.repository.clone(), version.clone())
     }
 
     pub(super) fn reference(&self) -> Reference {
         let (registry, repository) = (self.registry.clone(), self.repository.clone());
         match &self.version {
-            Version::Tag(tag) => Reference::with_tag(registry, repository, tag.clone()),
-            Version::Digest(digest) => Reference::with_digest(registry, repository, digest.clone()),
+            ImageVersion::Tag(tag) => Reference::with_tag(registry, repository, tag.clone()),
+            ImageVersion::Digest(digest) => Reference::with_digest(registry, repository, digest.clone()),
         }
     }
 }
@@ -138,13 +137,13 @@ impl fmt::Display for ImageName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { registry, repository, version, .. } = self;
         match version {
-            Version::Tag(tag) => write!(f, "{registry}/{repository}:{tag}"),
-            Version::Digest(digest) => write!(f, "{registry}/{repository}@{digest}"),
+            ImageVersion::Tag(tag) => write!(f, "{registry}/{repository}:{tag}"),
+            ImageVersion::Digest(digest) => write!(f, "{registry}/{repository}@{digest}"),
         }
     }
 }
 
-/// The registry's URL if its name is nothing but host and port.
+/// Returns the registry's URL if its name is only host and port.
 fn registry_url(registry: &str) -> Option<Url> {
     let plain =
         |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'-' | b'_' | b':' | b'[' | b']');
@@ -155,7 +154,7 @@ fn registry_url(registry: &str) -> Option<Url> {
     (url.host_str().is_some_and(|host| registry.starts_with(host)) && url.path() == "/").then_some(url)
 }
 
-/// Whether every segment begins and ends with a letter or digit.
+/// True for a valid repository name, whose segments begin and end with a letter or digit.
 fn is_repository(text: &str) -> bool {
     let edge = |byte: Option<&u8>| byte.is_some_and(|byte| matches!(byte, b'a'..=b'z' | b'0'..=b'9'));
     let inner = |byte: &u8| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'.' | b'_' | b'-');

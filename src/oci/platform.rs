@@ -1,4 +1,4 @@
-//! Which manifest of an index is for this machine (language.md §7.7).
+//! Chooses the manifest of an index that suits this machine (language.md §7.7).
 
 use std::env::consts;
 use std::fmt;
@@ -10,19 +10,19 @@ use super::error::Problem;
 /// Most platforms that an error lists.
 const LISTED: usize = 20;
 
-/// An operating system of an index that suits every machine.
+/// Operating system of an index entry that suits every machine.
 const GENERIC: &str = "generic";
 
-/// What an image must be made for, in the words of the OCI specification.
+/// The platform that an image must be made for, in terms of the OCI specification.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Platform {
     os: String,
     architecture: String,
-    /// Variants of the processor that run here, the best first; empty text is "none named".
+    /// Processor variants that run here, best first. An empty text stands for no variant.
     variants: Vec<&'static str>,
 }
 
-/// `linux/amd64`
+/// Example: `linux/amd64`.
 impl fmt::Display for Platform {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}/{}", self.os, self.architecture)
@@ -30,7 +30,7 @@ impl fmt::Display for Platform {
 }
 
 impl Platform {
-    /// The machine that this program was built for.
+    /// Returns the platform that this program was built for.
     pub fn here() -> Self {
         let little = cfg!(target_endian = "little");
         let (architecture, variants): (_, &[&str]) = match consts::ARCH {
@@ -47,16 +47,16 @@ impl Platform {
         Self { os: consts::OS.into(), architecture: architecture.into(), variants: variants.to_vec() }
     }
 
-    /// Of the manifests that an index names: the best for this platform, else one for every operating system.
+    /// Chooses the entry of an index that suits this platform best, or else one for every operating system.
     pub(super) fn choose<'a>(&self, entries: &'a [ImageIndexEntry]) -> Result<&'a ImageIndexEntry, Problem> {
         let exact = entries.iter().filter_map(|entry| Some((self.rank(entry)?, entry)));
-        // The first of the best, as others choose.
+        // Among equals choose the first, as other clients do.
         let best = exact.min_by_key(|(rank, _)| *rank).map(|(_, entry)| entry);
         best.or_else(|| self.generic(entries))
             .ok_or_else(|| Problem::Platform { wanted: self.to_string(), present: list(entries) })
     }
 
-    /// How well the entry suits, 0 the best; `None` if it does not run here.
+    /// Ranks an entry, 0 being the best; `None` if it does not run here.
     fn rank(&self, entry: &ImageIndexEntry) -> Option<usize> {
         let platform = entry.platform.as_ref()?;
         let same =
@@ -80,7 +80,7 @@ impl Platform {
     }
 }
 
-/// The platforms of an index for people. A registry sends them: nothing of it acts on a terminal.
+/// Lists the platforms of an index, escaped because a registry sent them.
 fn list(entries: &[ImageIndexEntry]) -> String {
     let mut names: Vec<_> = entries
         .iter()

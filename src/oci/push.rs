@@ -1,8 +1,8 @@
-//! Putting blobs of any size into a repository.
+//! Pushes blobs of any size into a repository.
 //!
-//! The library takes the time from the first byte of a request to the first of its answer for silence, so that a large
-//! blob on a slow line would seem to be a dead server. Blobs therefore go through a client that bears any silence, and
-//! are watched here: as long as the connection takes pieces, it is alive.
+//! The library counts the time from a request's first byte to its answer's first byte as silence. A large blob on a
+//! slow line would look like a dead server. The client for blobs therefore has a limit that none reaches, and we watch
+//! it here: while the connection takes pieces, it is alive.
 
 use std::fs::File;
 use std::io;
@@ -17,31 +17,31 @@ use oci_client::errors::OciDistributionError;
 use oci_client::manifest::OciDescriptor;
 
 use super::error::{self, OciError};
-use super::{Problem, Registry, Version};
+use super::{ImageVersion, Problem, Registry};
 use crate::web::READ_TIMEOUT;
 
 /// Bytes read from a file at a time.
 const PIECE: usize = 256 << 10;
 
-/// A bound that no upload of a function reaches.
+/// Time limit that no upload of a function reaches.
 pub(super) const LONGEST_UPLOAD: Duration = Duration::from_hours(24);
 
 impl Registry {
-    /// Whether the repository holds the blob.
+    /// True if the repository has the blob.
     pub async fn has_blob(&mut self, digest: &str) -> Result<bool, OciError> {
-        if Version::digest(digest).is_none() {
+        if ImageVersion::digest(digest).is_none() {
             return Err(Problem::Nonsense("a manifest holds a malformed digest".into()).of(&self.name));
         }
         let mut answer = self.client.blob_exists(&self.reference, digest).await;
         if answer.as_ref().is_err_and(is_refused) {
-            // The leave is short-lived, and what came before may have taken long.
+            // The authorization is short-lived, and earlier transfers may have taken long.
             self.log_in().await?;
             answer = self.client.blob_exists(&self.reference, digest).await;
         }
         answer.map_err(|error| self.failed(error))
     }
 
-    /// Puts the blob into the repository that stands in `file` from the byte `start` on. The registry checks its digest.
+    /// Pushes the blob that begins at byte `start` of `file`. The registry checks its digest.
     pub async fn push_file(&mut self, blob: &OciDescriptor, file: File, start: u64) -> Result<(), OciError> {
         let again = file.try_clone().map_err(|error| Problem::Scratch(error).of(&self.name))?;
         let mut pushed = self.upload(blob, file, start).await?;
@@ -69,7 +69,7 @@ impl Registry {
     }
 }
 
-/// Waits until the connection has taken nothing for too long.
+/// Waits until the connection has taken nothing for a whole [`READ_TIMEOUT`].
 async fn silence(taken: &AtomicU64) {
     let mut before = None;
     loop {
@@ -81,7 +81,7 @@ async fn silence(taken: &AtomicU64) {
     }
 }
 
-/// Whether leave was not given, also where the library tells it by the status alone.
+/// True if authorization is missing or refused, even if the library reports only the status.
 fn is_refused(error: &OciDistributionError) -> bool {
     let status = match error {
         OciDistributionError::RequestError(error) => error.status().map(|status| status.as_u16()),
@@ -90,7 +90,7 @@ fn is_refused(error: &OciDistributionError) -> bool {
     error::is_denied(error) || matches!(status, Some(401 | 403))
 }
 
-/// A part of a file; `taken` counts its pieces.
+/// Streams a part of a file. `taken` counts requests for a piece.
 fn pieces(
     file: File,
     start: u64,

@@ -1,17 +1,19 @@
-//! The compatible service `proto` (service.md §4): its messages, of which some numbers are guesses. Reading them is lenient
-//! where they are.
+//! The compatible service `proto` (service.md §4). Some field numbers of its messages are guesses; reading those fields
+//! is lenient.
 
 use bytes::Bytes;
 use prost::{DecodeError, Message, Name};
 
-use super::Incoming;
+use super::Decodable;
 use messages::guesses;
 
-/// Messages of which everything is certain.
+use crate::error::Chain;
+
+/// Messages of which every field number is certain.
 pub mod messages {
     include!(concat!(env!("OUT_DIR"), "/messages/proto.rs"));
 
-    /// Messages with guessed numbers.
+    /// Messages with guessed field numbers.
     pub mod guesses {
         include!(concat!(env!("OUT_DIR"), "/messages/proto.guesses.rs"));
     }
@@ -22,16 +24,16 @@ pub mod service {
     include!(concat!(env!("OUT_DIR"), "/service/proto.rs"));
 }
 
-/// A job to run: on the wire one message with the fields of both.
+/// Request to run a job. On the wire it is one message with the fields of both parts.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct RunRequest {
-    /// What is certain.
+    /// Fields with certain numbers.
     pub certain: messages::RunRequest,
-    /// What is guessed; what came with another type than guessed is not here.
+    /// Fields with guessed numbers. A field of another type than guessed is left out.
     pub guessed: guesses::RunRequest,
 }
 
-impl Incoming for RunRequest {
+impl Decodable for RunRequest {
     fn name() -> String {
         messages::RunRequest::full_name()
     }
@@ -39,9 +41,9 @@ impl Incoming for RunRequest {
     fn read(bytes: Bytes) -> Result<Self, DecodeError> {
         let certain = messages::RunRequest::decode(bytes.clone())?;
         let mut guessed = guesses::RunRequest::default();
-        // What came before the field that is no such thing stays.
+        // Fields before the mismatch stay.
         if let Err(error) = guessed.merge(bytes) {
-            tracing::debug!(%error, "a field of RunRequest is not what its number was guessed to be; it is left out");
+            tracing::debug!(error = %Chain(&error), "a field of RunRequest is not what its number was guessed to be; it is left out");
         }
         Ok(Self { certain, guessed })
     }
@@ -67,7 +69,7 @@ mod tests {
     #[test]
     fn a_guess_that_is_wrong_is_left_out_and_nothing_else() {
         let certain = messages::RunRequest { id: "42".into(), steps: "[]".into(), ..Default::default() };
-        // As a number, as a text, as eight bytes.
+        // A number, a text and eight bytes.
         for other in
             [&[7 << 3, 9][..], &[7 << 3 | 2, 3, b'1', b'0', b'm'], &[7 << 3 | 1, 0, 0, 0, 0, 0, 0, 0, 1]]
         {

@@ -1,4 +1,4 @@
-//! What a step hands to the function it invokes: its templates evaluated in the caller's context, checked against the
+//! Binds a step to the function it invokes: evaluates its templates in the caller's context and checks them against the
 //! function's interface (language.md §5, §10, §11.3, §14.2).
 
 use indexmap::IndexMap;
@@ -6,22 +6,22 @@ use indexmap::IndexMap;
 use crate::lang::ast::{Declaration, Function, Invocation, Run, Step};
 use crate::lang::convert::contract;
 use crate::lang::diagnostic::Diagnostic;
-use crate::lang::environment::Frame;
+use crate::lang::environment::EnvironmentFrame;
 use crate::lang::eval::{self, Scope};
 use crate::lang::value::{Data, Value};
 
-/// What a step gives.
+/// Inputs and environment that a step passes to its function.
 pub struct Given {
-    /// Inputs as the function gets them: checked, defaults filled in.
+    /// Inputs as the function gets them: checked and with defaults filled in.
     pub inputs: IndexMap<String, Value>,
-    /// Names of those that the step itself gives, for results.
+    /// Names of the inputs that the step itself sets, for results.
     pub named: Vec<String>,
     /// The step's `env`.
-    pub env: Frame,
+    pub env: EnvironmentFrame,
 }
 
-/// Inputs and environment of `step`, a step of `caller`, for a function with the inputs `declared`. `inputs_scope`
-/// differs from `scope` for scripts, which name their own files.
+/// Evaluates inputs and environment of `step`, a step of `caller`, for a function with the inputs `declared`. For
+/// scripts, `inputs_scope` differs from `scope`: they name their own output and export files.
 pub fn given(
     step: &Step,
     declared: &IndexMap<String, Declaration>,
@@ -54,7 +54,9 @@ fn step_inputs(
     Ok(match &step.invokes {
         Invocation::Reference(..) => eval::evaluate_inputs(&step.inputs, type_of, scope)?,
         Invocation::Script(text) => {
-            IndexMap::from([("script".to_owned(), eval::evaluate_text(text, scope)?.into())])
+            let text =
+                eval::evaluate_text(text, scope).map_err(|finding| eval::in_input("script", finding))?;
+            IndexMap::from([("script".to_owned(), text.into())])
         }
         Invocation::Action(action) => {
             let inner = eval::evaluate_inputs(&step.inputs, |_| None, scope)?;
@@ -66,7 +68,7 @@ fn step_inputs(
     })
 }
 
-/// `outputs` of the run function `run`, before the check against `declared`.
+/// Evaluates `outputs` of the run function `run`, before the check against `declared`.
 pub fn outputs(
     run: &Run,
     declared: &IndexMap<String, Declaration>,
@@ -75,7 +77,7 @@ pub fn outputs(
     eval::evaluate_outputs(&run.outputs, |name| declared.get(name).map(|output| output.value_type), scope)
 }
 
-/// A breach of the function's interface, at the input's place in the step, else at the step.
+/// Makes the diagnostic for a breach of the function's interface, at the input's key in the step or else at the step.
 pub fn refused(step: &Step, caller: &Function, error: contract::ContractError) -> Diagnostic {
     let key = step.inputs.iter().map(|(key, _)| key).find(|key| key.as_literal() == Some(&error.name));
     let at = key.map_or(step.at, |key| key.at);

@@ -1,55 +1,55 @@
-//! Functions that ship with the program: one table of names, interfaces and what performs them (language.md §17).
+//! Functions that ship with the program: one table of names, interfaces and implementations (language.md §17).
 //!
-//! `builtin://NAME` and `dist://NAME` name the same function. A builtin obeys the rules of every function: what a step
-//! gives is checked against its interface here, before anything of it runs.
+//! `builtin://NAME` and `dist://NAME` name the same function. A builtin obeys the rules of every function: the inputs
+//! from a step are checked against its interface here before it runs.
 
 use std::sync::{Arc, OnceLock};
 
 use crate::lang::diagnostic::Class;
 use crate::lang::name;
 use crate::model::ReferenceInfo;
+use crate::model::text;
 
 use super::library::Loaded;
 
-/// Longest script that is passed as an argument: Linux allows 128 KiB with the NUL at its end.
+/// Longest script passed as an argument. Linux allows 128 KiB, including the NUL at its end.
 pub const LONGEST_ARGUMENT: usize = 128 * 1024 - 1;
 
-/// What performs a builtin.
+/// Implementation of a builtin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
-    /// A shell, given the text of the input `script`.
+pub enum BuiltinKind {
+    /// A shell that runs the text of the input `script`.
     Script,
-    /// A shell, given the text that [`super::script_legacy`] makes of the inputs.
+    /// A shell that runs the text that [`super::script_legacy`] makes of the inputs.
     ScriptLegacy,
-    /// The loader of functions: no process runs.
+    /// The loader of functions. No process runs.
     Fetch,
-    /// This program itself as a process of the job: `step-runner builtin NAME`.
+    /// This program as a process of the job: `step-runner builtin NAME`.
     Program,
 }
 
-impl Kind {
-    /// Whether its inputs may name the files of the invocation itself (language.md §10): a script has no other way to
-    /// export.
+impl BuiltinKind {
+    /// True if its inputs may name the invocation's own files (language.md §10): a script has no other way to export.
     pub const fn is_script(self) -> bool {
         matches!(self, Self::Script | Self::ScriptLegacy)
     }
 }
 
-/// A builtin, read when it is first used.
+/// A builtin. Its interface is parsed at the first use.
 struct Builtin {
     name: &'static str,
-    kind: Kind,
+    kind: BuiltinKind,
     /// `inputs` and `outputs` of its spec.
     interface: &'static str,
     loaded: OnceLock<Option<Arc<Loaded>>>,
 }
 
 impl Builtin {
-    const fn new(name: &'static str, kind: Kind, interface: &'static str) -> Self {
+    const fn new(name: &'static str, kind: BuiltinKind, interface: &'static str) -> Self {
         Self { name, kind, interface, loaded: OnceLock::new() }
     }
 
-    /// Its body is the machine's; the one here is never run.
+    /// Returns the parsed interface. Its body is a placeholder that never runs: the job's machine performs the builtin.
     fn loaded(&self) -> Option<Arc<Loaded>> {
         let load = || {
             let Self { name, interface, .. } = self;
@@ -60,12 +60,12 @@ impl Builtin {
     }
 }
 
-/// All of them, in the order in which messages list their names.
+/// All builtins, in the order in which messages list them.
 static TABLE: [Builtin; 7] = [
-    Builtin::new("script", Kind::Script, "  inputs: {script: {type: string}}\n"),
+    Builtin::new("script", BuiltinKind::Script, "  inputs: {script: {type: string}}\n"),
     Builtin::new(
         "script_legacy",
-        Kind::ScriptLegacy,
+        BuiltinKind::ScriptLegacy,
         "  inputs:
     script: {type: array}
     debug_trace: {type: boolean, default: false}
@@ -76,7 +76,7 @@ static TABLE: [Builtin; 7] = [
     ),
     Builtin::new(
         "step/oci/fetch",
-        Kind::Fetch,
+        BuiltinKind::Fetch,
         "  inputs:
     registry: {type: string}
     repository: {type: string}
@@ -89,7 +89,7 @@ static TABLE: [Builtin; 7] = [
     ),
     Builtin::new(
         "function/oci/build",
-        Kind::Program,
+        BuiltinKind::Program,
         "  inputs:
     version: {type: string}
     common: {type: struct, default: {}}
@@ -102,7 +102,7 @@ static TABLE: [Builtin; 7] = [
     ),
     Builtin::new(
         "function/oci/publish",
-        Kind::Program,
+        BuiltinKind::Program,
         "  inputs:
     archive: {type: string, default: function-image.tar}
     to_repository: {type: string}
@@ -115,7 +115,7 @@ static TABLE: [Builtin; 7] = [
     ),
     Builtin::new(
         "step/oci/build",
-        Kind::Program,
+        BuiltinKind::Program,
         "  inputs:
     registry: {type: string}
     repository: {type: string}
@@ -132,7 +132,7 @@ static TABLE: [Builtin; 7] = [
     ),
     Builtin::new(
         "step/oci/promote",
-        Kind::Program,
+        BuiltinKind::Program,
         "  inputs:
     from_image: {type: string}
     to_registry: {type: string}
@@ -142,12 +142,11 @@ static TABLE: [Builtin; 7] = [
     ),
 ];
 
-/// The interface of the builtin `name`, or what is wrong with the name.
+/// Returns the interface of the builtin `name`, or the mistake in the name.
 pub fn find(name: &str) -> Result<Arc<Loaded>, (Class, String)> {
     if let Some(loaded) = entry(name).and_then(Builtin::loaded) {
         return Ok(loaded);
     }
-    let shown = name.escape_debug();
     if name == "concrete" {
         let message = "builtin \"concrete\" is not supported: its input is a CI runner's whole job in a private form \
                        that no contract describes; turn the runner's feature flag FF_CONCRETE off";
@@ -158,11 +157,11 @@ pub fn find(name: &str) -> Result<Arc<Loaded>, (Class, String)> {
         Some(similar) => format!("did you mean \"{similar}\"?"),
         None => format!("known: {}", names().collect::<Vec<_>>().join(", ")),
     };
-    Err((Class::NotFound, format!("builtin \"{shown}\" was not found; {instead}")))
+    Err((Class::NotFound, format!("builtin \"{}\" was not found; {instead}", text::quote(name))))
 }
 
-/// What performs the builtin `name`, if there is one.
-pub fn kind(name: &str) -> Option<Kind> {
+/// Returns the implementation of the builtin `name`, if it exists.
+pub fn kind(name: &str) -> Option<BuiltinKind> {
     entry(name).map(|builtin| builtin.kind)
 }
 
@@ -170,7 +169,7 @@ fn entry(name: &str) -> Option<&'static Builtin> {
     TABLE.iter().find(|builtin| builtin.name == name)
 }
 
-/// How results show a builtin.
+/// Returns the reference to a builtin as results show it.
 pub fn info(name: &str) -> ReferenceInfo {
     ReferenceInfo {
         protocol: "dist".to_owned(),

@@ -1,8 +1,8 @@
-//! What can be known of a function before it runs: steps against the functions they call, expressions against the names
-//! they can see (language.md §4–§6, §9–§11, §17).
+//! Checks a function before it runs: steps against the functions they call, and expressions against the names they can
+//! see (language.md §4–§6, §9–§11, §17).
 //!
-//! Pure: whoever reads the files says which functions the steps call. An error is what fails whenever it is reached;
-//! what may be right at run time is a warning at most.
+//! Pure: the caller reads the files and passes in the functions that the steps call. A finding is an error if it fails
+//! whenever it is reached. If it can be right at run time, it is at most a warning.
 
 mod expression;
 
@@ -17,26 +17,25 @@ use crate::lang::ast::{
 use crate::lang::convert::contract::{self, ContractError};
 use crate::lang::diagnostic::{Diagnostic, Position, Severity};
 use crate::lang::value::{Data, Value, ValueType};
-use expression::{Expressions, Kind, Names};
+use expression::{Expressions, KnownType, Names};
 
-/// What a caller sees of a function.
+/// The part of a function that its caller sees.
 #[derive(Debug, Default)]
 pub struct Interface {
-    /// Declared inputs.
     inputs: IndexMap<String, Declaration>,
-    /// Outputs that can be there after a run, with their types as far as known; `None` if they are a delegate's.
+    /// Possible outputs of a run, with their types if known. `None` if they are those of a delegate.
     outputs: Option<IndexMap<String, Option<ValueType>>>,
 }
 
 impl Interface {
-    /// The interface of a function.
+    /// Returns the interface of a function.
     pub fn of(function: &Function) -> Self {
         let outputs = match (&function.spec.outputs, &function.definition.body) {
             (Outputs::Delegate, _) => None,
             (Outputs::Declared(declared), body) => {
                 let mut outputs: IndexMap<_, _> =
                     declared.iter().map(|(name, output)| (name.clone(), Some(output.value_type))).collect();
-                // Undeclared ones of a run function are kept (language.md §4).
+                // A run function keeps undeclared outputs (language.md §4).
                 if let Body::Run(run) = body {
                     for name in run.outputs.keys() {
                         outputs.entry(name.clone()).or_insert(None);
@@ -45,7 +44,7 @@ impl Interface {
                 Some(outputs)
             }
         };
-        // Whether there is a default matters, not which: it may be large.
+        // The check only asks if there is a default, and a default can be large.
         let light = |input: &Declaration| Declaration {
             default: input.default.as_ref().map(|_| Value::plain(Data::Null)),
             ..input.clone()
@@ -54,7 +53,7 @@ impl Interface {
         Self { inputs, outputs }
     }
 
-    /// The interface of `script`: its only input is the text of the step.
+    /// Returns the interface of a `script` step, which takes no inputs and has no outputs.
     fn script() -> Self {
         Self { inputs: IndexMap::new(), outputs: Some(IndexMap::new()) }
     }
@@ -62,15 +61,15 @@ impl Interface {
 
 /// A function to check.
 pub struct Subject<'a> {
-    /// The function, as far as it could be read.
+    /// The function as far as it could be read.
     pub function: &'a Function,
-    /// Whether nothing of it is missing: else names that are not found may stand in what is.
+    /// True if no part of the function is missing. Otherwise that part may define unknown names.
     pub whole: bool,
-    /// What its steps call, in their order, as far as known; builtins need not be in it.
+    /// Interfaces that its steps call, by position in the list, as far as known. Builtins may be left out.
     pub callees: &'a [Option<Arc<Interface>>],
 }
 
-/// Everything that is wrong with a function beyond its text, sorted by place.
+/// Returns every mistake in a function that its text alone does not show, sorted by place.
 pub fn function(subject: &Subject<'_>) -> Vec<Diagnostic> {
     let function = subject.function;
     let mut check = Check { subject, expressions: Expressions::new(&function.file) };
@@ -81,7 +80,7 @@ pub fn function(subject: &Subject<'_>) -> Vec<Diagnostic> {
     }
     let mut findings = check.expressions.findings;
     findings.sort_by(|a, b| (a.at, &a.path).cmp(&(b.at, &b.path)));
-    // Aliases bring one place many times.
+    // Aliases repeat one place many times.
     findings.dedup_by(|a, b| a.at == b.at && a.class == b.class && a.message == b.message);
     findings
 }
@@ -92,7 +91,7 @@ struct Check<'a> {
 }
 
 impl<'a> Check<'a> {
-    /// Names without `steps`: those of the definition's `env` and of `exec`.
+    /// Returns the names without `steps`: those for `exec` and the definition's `env`.
     fn own_names(&self) -> Names<'a> {
         let inputs = self.subject.whole.then_some(&self.subject.function.spec.inputs);
         Names { inputs, open: !self.subject.whole, ..Names::default() }
@@ -126,7 +125,6 @@ impl<'a> Check<'a> {
         self.outputs(run, &names);
     }
 
-    /// What a step calls, if that is known.
     fn callee(&mut self, step: &Step, index: usize) -> Option<Arc<Interface>> {
         match &step.invokes {
             Invocation::Script(_) => Some(Arc::new(Interface::script())),
@@ -189,12 +187,12 @@ impl<'a> Check<'a> {
         }
     }
 
-    /// The type of an input. A number or boolean becomes text, null is taken for any type (language.md §11.3).
-    fn input(&mut self, name: &str, expected: ValueType, kind: Kind, at: Position, path: &str) {
+    /// Checks the type of an input. Numbers and booleans become text; null fits any type (language.md §11.3).
+    fn input(&mut self, name: &str, expected: ValueType, kind: KnownType, at: Position, path: &str) {
         let (got, severity) = match kind {
-            Kind::Is(got) => (got, Severity::Error),
-            Kind::IsOrNull(got) => (got, Severity::Warning),
-            Kind::Null | Kind::Any => return,
+            KnownType::Is(got) => (got, Severity::Error),
+            KnownType::IsOrNull(got) => (got, Severity::Warning),
+            KnownType::Null | KnownType::Any => return,
         };
         let becomes_text =
             expected == ValueType::String && matches!(got, ValueType::Number | ValueType::Boolean);
@@ -203,7 +201,7 @@ impl<'a> Check<'a> {
         }
     }
 
-    /// Names of the inputs that a step gives, against those that are declared.
+    /// Checks the names of a step's inputs against the declared ones.
     fn given(&mut self, step: &Step, declared: &IndexMap<String, Declaration>) {
         let path = |name: &str| format!("{}.inputs.{name}", step.path);
         let mut computed = false;
@@ -232,7 +230,7 @@ impl<'a> Check<'a> {
         }
     }
 
-    /// Outputs of the sequence against those that are declared (language.md §4).
+    /// Checks the outputs of a sequence against the declared ones (language.md §4).
     fn outputs(&mut self, run: &'a Run, names: &Names<'a>) {
         let declared = match &self.subject.function.spec.outputs {
             Outputs::Declared(declared) => Some(declared),
@@ -243,13 +241,13 @@ impl<'a> Check<'a> {
             let declaration = declared.and_then(|declared| declared.get(name));
             let expected = declaration.map(|declaration| declaration.value_type);
             let kind = self.expressions.value(value, expected, names, &path);
-            // What is written down was compared when the text was read.
+            // Literal outputs were compared when the text was read.
             let Some(expected) = expected.filter(|_| value.written_type().is_none()) else { continue };
             let (got, severity) = match kind {
-                Kind::Is(got) => (Some(got), Severity::Error),
-                Kind::Null => (None, Severity::Error),
-                Kind::IsOrNull(got) => (Some(got), Severity::Warning),
-                Kind::Any => continue,
+                KnownType::Is(got) => (Some(got), Severity::Error),
+                KnownType::Null => (None, Severity::Error),
+                KnownType::IsOrNull(got) => (Some(got), Severity::Warning),
+                KnownType::Any => continue,
             };
             if got != Some(expected) {
                 let at = value.at().or(declaration.map(|declaration| declaration.at)).unwrap_or_default();
@@ -278,7 +276,6 @@ impl<'a> Check<'a> {
     }
 }
 
-/// A key in paths.
 fn shown(key: &Template) -> &str {
     key.as_literal().unwrap_or("…")
 }

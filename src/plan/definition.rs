@@ -1,5 +1,5 @@
 //! Interface and implementation of a function as read, for results (language.md §16 `spec_definition`): a JSON value of
-//! the form `{"spec": …, "definition": …}`, templates and references as they were written.
+//! the form `{"spec": …, "definition": …}` with templates and references as written.
 
 use std::sync::Arc;
 
@@ -8,15 +8,15 @@ use serde_json::{Map, Value as Json};
 use crate::lang::convert::to_json;
 use crate::lang::value::{Data, Value};
 use crate::lang::yaml::scalar::{Resolved, resolve};
-use crate::lang::yaml::{self, Entry, Node, NodeKind, Source};
+use crate::lang::yaml::{self, NodeKind, Source, YamlEntry, YamlNode};
 
-/// Of a definition file that has been found right.
+/// Returns the definition in a definition file that has passed the check.
 pub fn of_file(text: &str) -> Json {
     let mut documents = documents(text).into_iter();
     whole(documents.next(), documents.next())
 }
 
-/// Of the document of a request, which may be an implementation alone (service.md §3.1).
+/// Returns the definition in the document of a request, which may be an implementation alone (service.md §3.1).
 pub fn of_request(text: &str) -> Json {
     let mut documents = documents(text).into_iter();
     match (documents.next(), documents.next()) {
@@ -25,12 +25,12 @@ pub fn of_request(text: &str) -> Json {
     }
 }
 
-fn documents(text: &str) -> Vec<Node> {
+fn documents(text: &str) -> Vec<YamlNode> {
     let source = Source { file: Arc::from(""), text };
     yaml::read(&source, 2).documents.into_iter().flatten().collect()
 }
 
-fn whole(spec: Option<Node>, definition: Option<Node>) -> Json {
+fn whole(spec: Option<YamlNode>, definition: Option<YamlNode>) -> Json {
     let spec = spec.and_then(|node| match json(&node, Part::Interface) {
         Json::Object(mut document) => document.remove("spec"),
         _ => None,
@@ -44,24 +44,24 @@ fn whole(spec: Option<Node>, definition: Option<Node>) -> Json {
     Json::Object(Map::from_iter([("spec".to_owned(), spec), ("definition".to_owned(), definition)]))
 }
 
-/// What scalars mean in a part of a document.
+/// Meaning of scalars in a part of a document.
 #[derive(Clone, Copy, PartialEq)]
 enum Part {
     /// Keys of an interface.
     Interface,
     /// Declared inputs or outputs by name.
     Declarations,
-    /// One of them.
+    /// One declared input or output.
     Declaration,
-    /// Keys of an implementation: some hold texts.
+    /// Keys of an implementation. Some hold texts.
     Implementation,
     /// Values of any type.
     Values,
-    /// Texts, whatever they look like (language.md §2).
+    /// Texts, even if they look like other types (language.md §2).
     Texts,
 }
 
-fn json(node: &Node, part: Part) -> Json {
+fn json(node: &YamlNode, part: Part) -> Json {
     match &node.kind {
         NodeKind::Sequence(items) => items.iter().map(|item| json(item, part)).collect(),
         NodeKind::Mapping(entries) => entries.iter().map(|entry| member(entry, part)).collect(),
@@ -74,7 +74,7 @@ fn json(node: &Node, part: Part) -> Json {
     }
 }
 
-fn member(entry: &Entry, part: Part) -> (String, Json) {
+fn member(entry: &YamlEntry, part: Part) -> (String, Json) {
     let key = &entry.key.text;
     let inside = match (part, key.as_str()) {
         (Part::Interface, "inputs" | "outputs") => Part::Declarations,

@@ -1,4 +1,4 @@
-//! Functions that a job has read, each text once: a job that calls one function a thousand times keeps one tree and one
+//! Functions that a job has read, each text once. A job that calls one function a thousand times keeps one tree and one
 //! copy for its results (language.md §16).
 
 use std::sync::{Arc, OnceLock};
@@ -13,27 +13,27 @@ use crate::lang::document;
 
 use super::definition;
 
-/// Functions kept; of a job that calls more, the one read first is read again.
+/// Most functions kept. Beyond that the one read first is dropped, and read again at its next call.
 const KEPT: usize = 64;
-/// Bytes that the texts of the functions kept may have together: a tree takes much more than its text.
+/// Most bytes of text of the functions kept. Their trees take much more memory than their text.
 const KEPT_TEXT: usize = 4 * 1024 * 1024;
 
-/// Deepest nesting that is read back from text; the reader's own limit is 128.
+/// Deepest definition kept as text. The JSON reader's own limit is 128.
 const DEEPEST_TEXT: usize = 100;
 
-/// A function and how results show it.
+/// A function and its definition for results.
 pub struct Loaded {
     /// Syntax tree.
     pub function: Function,
-    /// The definition as JSON text: a tree of maps takes some twenty times as much, and is wanted only at the end.
+    /// The definition as JSON text, or empty if `definition` holds it from the start. A tree takes some twenty times as
+    /// much memory and is needed only at the end.
     written: Box<str>,
     definition: OnceLock<Arc<Json>>,
-    /// Bytes of the text it was read from.
     text_len: usize,
 }
 
 impl Loaded {
-    /// Reads the document of a request; `file` is its name in messages (service.md §3.1).
+    /// Reads the document of a request. `file` is its name in messages (service.md §3.1).
     pub fn request(text: &str, file: Option<&str>) -> Result<Self, Vec<Diagnostic>> {
         let function = document::parse_request(text, file.unwrap_or_default())?;
         Ok(Self::new(function, definition::of_request(text), text.len()))
@@ -57,7 +57,12 @@ impl Loaded {
         Self { function, written: definition.to_string().into(), definition: OnceLock::new(), text_len }
     }
 
-    /// Interface and implementation as read, for results: `{"spec": …, "definition": …}`. One copy for all of them.
+    /// Returns the length of the text it was read from, in bytes.
+    pub const fn text_len(&self) -> usize {
+        self.text_len
+    }
+
+    /// Returns interface and implementation as read: `{"spec": …, "definition": …}`. All results share one copy.
     pub fn definition(&self) -> Arc<Json> {
         Arc::clone(
             self.definition.get_or_init(|| Arc::new(serde_json::from_str(&self.written).unwrap_or_default())),
@@ -65,7 +70,7 @@ impl Loaded {
     }
 }
 
-/// Nesting of a value; the language bounds it (language.md §6), so it may be measured recursively.
+/// Returns the nesting of a value. The language bounds it (language.md §6), so recursion is safe.
 fn depth(value: &Json) -> usize {
     match value {
         Json::Array(items) => 1 + items.iter().map(depth).max().unwrap_or(0),
@@ -81,7 +86,7 @@ pub struct Library {
 }
 
 impl Library {
-    /// The function in `text`, found at `path`; `true` if it was read just now, so that its warnings are shown once.
+    /// Returns the function in `text`, found at `path`, and true if it was just read: its warnings are shown once.
     pub fn load(&mut self, path: &str, text: &str) -> Result<(Arc<Loaded>, bool), Vec<Diagnostic>> {
         let key = Sha256::new().chain_update(path).chain_update([0]).chain_update(text).finalize().into();
         if let Some(known) = self.files.get(&key) {

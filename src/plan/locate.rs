@@ -1,4 +1,4 @@
-//! Where the function of a step is found (language.md §7, §14.5, §14.6).
+//! Locates the function of a step (language.md §7, §14.5, §14.6).
 
 use std::sync::Arc;
 
@@ -10,15 +10,15 @@ use crate::model::ReferenceInfo;
 
 use super::builtin;
 
-/// Where it is.
+/// Location of a function.
 pub enum Target {
-    /// Ships with the program: nothing to fetch.
+    /// Ships with the program, so nothing is fetched.
     Builtin(String),
-    /// To be fetched. Everything in it is evaluated; a local path is absolute.
+    /// Must be fetched. Everything in it is evaluated; a local path is absolute.
     Fetch(Reference),
 }
 
-/// The function that `step`, a step of `caller`, invokes; relative paths start from `func_dir`, the caller's folder.
+/// Locates the function that `step` of `caller` invokes. Relative paths start at `func_dir`, the caller's folder.
 pub fn target(
     step: &Step,
     caller: &Function,
@@ -41,8 +41,7 @@ pub fn target(
     }
 }
 
-/// A path without `.`, `..` and empty segments, to tell whether two mean the same: what a link does to `..` is not known
-/// here.
+/// Removes `.`, `..` and empty segments from a path, to compare it with others. Ignores symbolic links.
 pub fn tidy(path: &str) -> String {
     let mut kept = Vec::new();
     for segment in path.split('/') {
@@ -55,7 +54,7 @@ pub fn tidy(path: &str) -> String {
     format!("/{}", kept.join("/"))
 }
 
-/// How results show a function that was found as `filename`.
+/// Returns the reference to a function found as `filename`, as results show it.
 pub fn info(reference: &Reference, filename: Option<&str>) -> ReferenceInfo {
     let text = |template: &Template| template.as_literal().unwrap_or_default().to_owned();
     let named = |first: Option<&str>| filename.or(first).unwrap_or(DEFINITION_FILES[0]).to_owned();
@@ -87,7 +86,7 @@ pub fn info(reference: &Reference, filename: Option<&str>) -> ReferenceInfo {
     }
 }
 
-/// `path` seen from `base`. `..` stays: what it means depends on symbolic links.
+/// Joins `path` to `base`. Keeps `..`, because its meaning depends on symbolic links.
 pub fn absolute(base: &str, path: &str) -> String {
     if path.starts_with('/') {
         return path.to_owned();

@@ -1,6 +1,7 @@
-//! What an invocation returns: outputs and exports of a process, outputs of a sequence (language.md §4, §12).
+//! Return values of an invocation: outputs and exports of a process, outputs of a sequence (language.md §4, §12).
 
 use indexmap::IndexMap;
+use serde::{Deserialize, Serialize};
 
 use crate::lang::ast::{Body, Declaration, Function, Outputs, TemplateValue};
 use crate::lang::convert::contract;
@@ -8,15 +9,20 @@ use crate::lang::diagnostic::{Class, Diagnostic, Position};
 use crate::lang::output_file::{self, FileKind, OutputFileError};
 use crate::lang::value::Value;
 
-/// Of a process that succeeded.
-pub struct Returned {
-    /// Checked, defaults filled in.
+use super::secrets;
+
+/// Values returned by a process that succeeded. It has no `Debug`, because it may hold secrets.
+#[derive(Clone, PartialEq, Serialize, Deserialize)]
+pub struct ProcessOutputs {
+    /// Outputs, checked and with defaults filled in.
     pub outputs: IndexMap<String, Value>,
-    /// As they stand in an environment.
+    /// Exports, as texts for an environment.
     pub exports: IndexMap<String, String>,
+    /// Numbers in sensitive outputs, as the process wrote them.
+    pub written: Vec<String>,
 }
 
-/// Content of a file, or why it could not be read. A file that is not there is an empty one.
+/// Content of a file, or the reason why it could not be read. A missing file counts as empty.
 pub type Content<'a> = Result<&'a [u8], &'a str>;
 
 /// Reads the two files of a process, outputs first.
@@ -24,14 +30,24 @@ pub fn of_process(
     declared: &Outputs,
     outputs: Content<'_>,
     exports: Content<'_>,
-) -> Result<Returned, OutputFileError> {
+) -> Result<ProcessOutputs, OutputFileError> {
     let content = bytes(outputs, FileKind::Output)?;
     let outputs = match declared {
         Outputs::Declared(declared) => output_file::read_outputs(content, declared)?,
         Outputs::Delegate => output_file::read_delegated(content)?,
     };
     let exports = output_file::read_exports(bytes(exports, FileKind::Export)?)?;
-    Ok(Returned { outputs, exports })
+    let written = match declared {
+        Outputs::Declared(declared) => {
+            let is_sensitive = |name: &String| declared.get(name).is_some_and(|output| output.sensitive);
+            secrets::numbers_written(
+                outputs.iter().filter(|(name, _)| is_sensitive(name)).map(|(_, value)| value),
+                content,
+            )
+        }
+        Outputs::Delegate => Vec::new(),
+    };
+    Ok(ProcessOutputs { outputs, exports, written })
 }
 
 fn bytes(content: Content<'_>, file: FileKind) -> Result<&[u8], OutputFileError> {
@@ -43,8 +59,8 @@ fn bytes(content: Content<'_>, file: FileKind) -> Result<&[u8], OutputFileError>
     })
 }
 
-/// Checks the outputs of a run function against its interface. Undeclared ones are kept: the warning came when the file
-/// was read (language.md §4).
+/// Checks the outputs of a run function against its interface. Undeclared ones are kept without a warning: reading the
+/// file has given it already (language.md §4).
 pub fn of_sequence(
     evaluated: IndexMap<String, Value>,
     declared: &IndexMap<String, Declaration>,
@@ -60,7 +76,7 @@ fn broken_output(
     declared: &IndexMap<String, Declaration>,
     function: &Function,
 ) -> Diagnostic {
-    // Where the value is made; a value that is missing, where it is promised.
+    // Point to the expression of the value. For a missing value, point to the declaration.
     let made = match &function.definition.body {
         Body::Run(run) => run.outputs.get(&error.name).and_then(TemplateValue::at),
         Body::Exec(_) => None,

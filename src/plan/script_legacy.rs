@@ -1,15 +1,14 @@
-//! The text that the builtin `script_legacy` runs: commands of a CI job as CI runners have always run them
-//! (language.md §17).
+//! Script of the builtin `script_legacy`: commands of a CI job as CI runners have always run them (language.md §17).
 //!
-//! The text is right for every POSIX shell. What is printed for a command is exactly the command: it is an argument of
-//! `printf`, in single quotes, so no shell and no `echo` ever reads anything in it.
+//! The script works in every POSIX shell. It prints each command exactly: the command is a single-quoted argument of
+//! `printf`, so no shell and no `echo` interprets it.
 
 use std::fmt::Write as _;
 
 use crate::lang::convert::to_text;
 use crate::lang::value::{Data, Value};
 
-/// File in the runner's own folder through which commands set variables for each other.
+/// File in the project's temporary folder through which commands set variables for each other.
 const ENV_FILE: &str = "gitlab_runner_env";
 
 /// Exports each line of the file that `GITLAB_ENV` names. `read` must not split or unescape, and the last line may lack
@@ -23,27 +22,26 @@ if [ -f \"$GITLAB_ENV\" ]; then
 fi
 ";
 
-/// Ends the script with the status of the command before.
+/// Ends the script with the status of the previous command if that failed.
 const CHECK: &str = "\
 step_runner_status=$?
 if [ \"$step_runner_status\" -ne 0 ]; then exit \"$step_runner_status\"; fi
 ";
 
-/// What the script is made of besides its commands. The input `posix_escape` is not among them: the quoting used here
-/// works in every POSIX shell anyway.
+/// Options of the script. `posix_escape` is not one of them: the quoting used here works in every POSIX shell.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Options<'a> {
-    /// The shell prints every command that it runs.
+    /// True if the shell prints every command that it runs.
     pub debug_trace: bool,
-    /// Each command is followed by a test of its status.
+    /// True if a test of its status follows each command.
     pub check_for_errors: bool,
-    /// Commands of several lines become sections that a log viewer can fold.
+    /// True if commands of several lines become sections that a log viewer can fold.
     pub trace_sections: bool,
     /// The job variable `RUNNER_TEMP_PROJECT_DIR`.
     pub project_dir: Option<&'a str>,
 }
 
-/// The commands in the input `script`, or what is wrong with it.
+/// Returns the commands in the input `script`, or the mistake in it.
 pub fn commands(script: &Value) -> Result<Vec<String>, String> {
     let Data::Array(items) = &script.data else { return Err("expected an array of strings".to_owned()) };
     if items.is_empty() {
@@ -62,7 +60,7 @@ pub fn commands(script: &Value) -> Result<Vec<String>, String> {
     items.iter().enumerate().map(text).collect()
 }
 
-/// The script without its first line, which names the shell.
+/// Returns the script without its first line, which names the shell.
 pub fn text(commands: &[String], options: Options<'_>) -> String {
     let mut script = head(options);
     for (number, command) in commands.iter().enumerate() {
@@ -109,7 +107,7 @@ fn add_command(script: &mut String, number: usize, command: &str, options: Optio
     add_line(script, &format!("printf '\\033[32;1m%s\\033[0;m\\n' {}", quoted(&shown)));
     add_line(script, command);
     if command.ends_with('\\') {
-        // An empty line ends the command, so that it does not go on in ours.
+        // An empty line ends the command. Otherwise its backslash would join it to our next line.
         script.push('\n');
     }
     if in_section {
@@ -120,17 +118,17 @@ fn add_command(script: &mut String, number: usize, command: &str, options: Optio
     }
 }
 
-/// Ends the section of a command, unless the command has ended the script, and leaves the command's status as it was.
+/// Ends the section of a command and keeps the command's status. Never reached if the command ended the script.
 fn end_section(script: &mut String, number: usize) {
     script.push_str("step_runner_status=$?\n");
     section(script, &format!("section_end:%s:section_script_step_{number}\\r\\033[0K\\n"));
-    // Left of `&&`, so that errexit does not act on a status that it has let pass before.
+    // On the left of `&&`, errexit ignores a status that it has already let pass.
     script.push_str("(exit \"$step_runner_status\") && :\n");
 }
 
-/// Prints a marker with the time at which the script comes there.
+/// Prints a marker with the time at which the script reaches it.
 fn section(script: &mut String, format: &str) {
-    // Writing to a text does not fail.
+    // Writing to a string cannot fail.
     writeln!(script, "printf '{format}' \"$(date +%s)\"").ok();
 }
 
@@ -139,7 +137,7 @@ fn add_line(script: &mut String, line: &str) {
     script.push('\n');
 }
 
-/// `text` as one word of every POSIX shell.
+/// Quotes `text` as one word for every POSIX shell.
 fn quoted(text: &str) -> String {
     format!("'{}'", text.replace('\'', r"'\''"))
 }

@@ -1,8 +1,12 @@
-//! Control groups of version 2: what surely holds every process of a job (service.md §6.5, setting `cgroup`), limits
-//! what it uses and counts it, as far as [`controllers`](super::controllers) are handed on to us.
+//! Control groups of version 2. They surely hold every process of a job (service.md §6.5, setting `cgroup`). They limit
+//! and count what it uses, as far as [`controllers`](super::controllers) are handed on to us.
 //!
-//! The keeper makes one group `step-runner-PID` below its own, and leaves in it: a job takes one at its first step and
-//! gives it back when it is empty. Making a leaf for each job would cost more than starting its process.
+//! The keeper makes one group `step-runner-PID` below its own, and leaves in it. A job takes a leaf at its first step
+//! and gives it back when it is empty: making a leaf for each job would cost more than starting its process. Steps of
+//! the keeper's own user can write to all of these groups, so a leaf is reused only if it is as it was made.
+
+mod settings;
+mod tree;
 
 use std::fs;
 use std::io;
@@ -18,11 +22,14 @@ use rustix::process::{Pid, PidfdFlags, Signal};
 use serde::{Deserialize, Serialize};
 
 use super::controllers::{
-    Controller, Counts, Version, cpu_time, hand_on, may_make_groups, open_directory, own_group, peak_memory,
-    read_counts, read_file, write_limits,
+    Controller, LimitCounts, Version, available, cpu_time, hand_on, may_make_groups, open_directory,
+    own_group, peak_memory, read_counts, read_file, write_limits,
 };
+use super::freezer::{thaw, thaw_tree};
 use super::sweep::Process;
-use crate::model::Limits;
+use crate::model::ResourceLimits;
+use settings::Settings;
+use tree::{groups_below, remove_tree};
 
 /// Start of the name of a keeper's group; its process id follows.
 const GROUP_PREFIX: &str = "step-runner-";
@@ -30,12 +37,12 @@ const GROUP_PREFIX: &str = "step-runner-";
 /// Setting `cgroup`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum CgroupMode {
-    /// Where a control group can be made.
+    /// Use a control group if one can be made.
     #[default]
     Auto,
-    /// Always; else the keeper does not start.
+    /// Require one; else the keeper does not start.
     On,
-    /// Never.
+    /// Use none.
     Off,
 }
 
@@ -53,7 +60,7 @@ impl FromStr for CgroupMode {
 }
 
 impl CgroupMode {
-    /// As in settings and on the command line.
+    /// Returns its name in settings and on the command line.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Auto => "auto",
@@ -68,7 +75,7 @@ impl CgroupMode {
 #[error("use auto, on or off")]
 pub struct UnknownMode;
 
-/// Why no control group can be made.
+/// Failure to make a control group.
 #[derive(Debug, thiserror::Error)]
 pub enum CgroupError {
     /// No cgroup2 file system is mounted.
@@ -85,21 +92,26 @@ pub enum CgroupError {
     },
 }
 
-/// Leaves kept for the next jobs: making one costs more than its job's other preparations. They are kept by name, so that a
-/// burst of jobs leaves no descriptor open; each costs the kernel a few KiB.
+/// Most leaves kept for the next jobs: making one costs more than its job's other preparations. They are kept by name,
+/// so that a burst of jobs leaves no descriptor open; each costs the kernel a few KiB.
 const MAX_FREE: usize = 256;
+
+/// Most names to try for a new leaf: so many in a row are not taken by accident.
+pub(super) const MAX_TAKEN: u32 = 100;
 
 /// The keeper's group and the leaves that are not in use.
 #[derive(Debug)]
 pub struct Pool {
     group: KeeperGroup,
-    /// What the leaves can be limited by.
+    /// Controllers that can limit the leaves.
     controllers: Vec<Controller>,
     free: Vec<String>,
     made: u32,
+    /// Settings of the first leaf when it was made; the others are made alike.
+    as_made: Option<Settings>,
 }
 
-/// A keeper's group in one hierarchy. It is removed when dropped, as far as it is empty.
+/// A keeper's group in one hierarchy. Dropping it removes it, as far as it is empty.
 #[derive(Debug)]
 pub(super) struct KeeperGroup {
     /// Held open with a lock: a group whose lock is free belonged to a keeper that is dead.
@@ -111,25 +123,25 @@ pub(super) struct KeeperGroup {
 #[derive(Debug)]
 pub struct Leaf {
     directory: OwnedFd,
+    path: PathBuf,
     /// End of its path as `/proc/PID/cgroup` shows it.
     suffix: String,
     name: String,
-    /// CPU time of the jobs that had it before.
+    /// CPU time of earlier jobs in this leaf.
     used_before: Duration,
-    /// CPU time of the job in the leaf it had before.
+    /// CPU time of this job in its earlier leaf.
     used_elsewhere: Duration,
-    /// It was killed through the kernel, which then kills every process that is cloned into it later: it compares how
-    /// often the new group was killed with how often that of the parent was (seen with Linux 6.18).
+    /// True once it was killed through the kernel, which then kills every process cloned into it. The kernel compares
+    /// the kill counts of the new group and of the parent's (seen with Linux 6.18).
     spent: AtomicBool,
-    /// What it can be limited by.
+    /// Controllers that can limit it.
     controllers: Vec<Controller>,
-    /// It has limits.
     is_limited: bool,
-    /// What was counted against its limits in the leaf the job had before.
-    counted_elsewhere: Counts,
+    /// Counts of hit limits in the job's earlier leaf.
+    counted_elsewhere: LimitCounts,
 }
 
-/// What a job used, as far as the kernel counted it.
+/// Usage of a job, as far as the kernel counted it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Usage {
     /// CPU time of all its processes.
@@ -138,8 +150,8 @@ pub struct Usage {
     pub peak_memory: Option<u64>,
 }
 
-/// Directory of the group below which a keeper that this process starts can make others, as far as can be told without
-/// making one.
+/// Returns the directory of the group below which a keeper started by this process can probably make others. Makes none
+/// to find out.
 pub fn writable_group() -> Result<PathBuf, CgroupError> {
     let path = own_group().ok_or(CgroupError::NotMounted)?;
     if may_make_groups(&path) {
@@ -148,22 +160,28 @@ pub fn writable_group() -> Result<PathBuf, CgroupError> {
     Err(CgroupError::NotWritable { path, source: Errno::ACCESS.into() })
 }
 
+/// Returns the controllers that the groups of jobs would get here.
+pub fn available_controllers() -> Vec<Controller> {
+    let own = own_group().filter(|own| may_make_groups(own));
+    own.and_then(|own| parents(&own).map(available).find(|found| !found.is_empty())).unwrap_or_default()
+}
+
+/// Returns the groups that may be the parent of the keeper's: our own, and the one above it if it is ours to use. Our own
+/// holds this process, so only a root hands on controllers; the one above may hold none.
+fn parents(own: &Path) -> impl Iterator<Item = &Path> {
+    [Some(own), own.parent().filter(|above| is_delegated(above))].into_iter().flatten()
+}
+
 impl Pool {
     /// Makes the keeper's group, and removes those of dead keepers beside it.
     pub fn open() -> Result<Self, CgroupError> {
         let own = own_group().ok_or(CgroupError::NotMounted)?;
-        // A group with processes, such as ours, hands on no controller: the one above it may, if it is ours to use.
-        let above = own.parent().filter(|above| is_delegated(above)).map(Path::to_owned);
-        let parent = [Some(own.clone()), above]
-            .into_iter()
-            .flatten()
-            .find(|parent| !hand_on(parent).is_empty())
-            .unwrap_or(own);
+        let parent = parents(&own).find(|parent| !hand_on(parent).is_empty()).unwrap_or(&own).to_owned();
         remove_stale(&parent);
         let group =
             KeeperGroup::make(&parent).map_err(|source| CgroupError::NotWritable { path: parent, source })?;
         let controllers = hand_on(&group.path);
-        Ok(Self { group, controllers, free: Vec::new(), made: 0 })
+        Ok(Self { group, controllers, free: Vec::new(), made: 0, as_made: None })
     }
 
     /// Directory of the keeper's group.
@@ -171,22 +189,59 @@ impl Pool {
         &self.group.path
     }
 
-    /// What its leaves can be limited by.
+    /// True if process `pid` is in one of the leaves.
+    pub fn holds(&self, pid: u32) -> bool {
+        let group = self.group.path.file_name().unwrap_or_default().to_string_lossy();
+        let inside = format!("/{group}/");
+        fs::read_to_string(format!("/proc/{pid}/cgroup"))
+            .is_ok_and(|groups| groups.lines().any(|line| line.starts_with("0::") && line.contains(&inside)))
+    }
+
+    /// Returns the controllers that can limit its leaves.
     pub fn controllers(&self) -> &[Controller] {
         &self.controllers
     }
 
-    /// A leaf for a job.
+    /// Returns an empty leaf for a job, thawed and without settings of another one.
     pub fn take(&mut self) -> io::Result<Leaf> {
-        if let Some(name) = self.free.pop() {
-            let mut leaf = self.open_leaf(name)?;
-            leaf.used_before = leaf.cpu_time().unwrap_or_default();
-            return Ok(leaf);
+        while let Some(name) = self.free.pop() {
+            let Ok(mut leaf) = self.open_leaf(name) else { continue };
+            if !leaf.is_populated() && self.is_as_made(&leaf) {
+                leaf.used_before = leaf.cpu_time().unwrap_or_default();
+                return Ok(leaf);
+            }
+            remove_tree(&leaf.path);
         }
-        self.made += 1;
-        let name = self.made.to_string();
-        rustix::fs::mkdirat(&self.group.directory, &name, Mode::from_raw_mode(0o755))?;
-        self.open_leaf(name)
+        let leaf = self.make_leaf()?;
+        if self.as_made.is_none() {
+            self.as_made = Some(Settings::read(&leaf.directory, &leaf.path));
+        }
+        Ok(leaf)
+    }
+
+    fn make_leaf(&mut self) -> io::Result<Leaf> {
+        let mut taken = 0;
+        loop {
+            self.made += 1;
+            let name = self.made.to_string();
+            match rustix::fs::mkdirat(&self.group.directory, &name, Mode::from_raw_mode(0o755)) {
+                // A step has made it.
+                Err(Errno::EXIST) if taken < MAX_TAKEN => taken += 1,
+                made => {
+                    made?;
+                    return self.open_leaf(name);
+                }
+            }
+        }
+    }
+
+    fn is_as_made(&self, leaf: &Leaf) -> bool {
+        self.as_made.as_ref().is_some_and(|settings| settings.are_those_of(&leaf.directory))
+    }
+
+    /// Thaws the keeper's group, in which all leaves are.
+    pub fn thaw(&self) {
+        thaw(&self.group.directory);
     }
 
     fn open_leaf(&self, name: String) -> io::Result<Leaf> {
@@ -194,6 +249,7 @@ impl Pool {
         let group = self.group.path.file_name().unwrap_or_default().to_string_lossy();
         Ok(Leaf {
             directory,
+            path: self.group.path.join(&name),
             suffix: format!("/{group}/{name}"),
             name,
             used_before: Duration::ZERO,
@@ -201,11 +257,11 @@ impl Pool {
             spent: AtomicBool::new(false),
             controllers: self.controllers.clone(),
             is_limited: false,
-            counted_elsewhere: Counts::default(),
+            counted_elsewhere: LimitCounts::default(),
         })
     }
 
-    /// A leaf for a job that goes on after its processes were killed.
+    /// Returns a leaf for a job that goes on after its processes were killed.
     pub fn replace(&mut self, spent: Leaf) -> io::Result<Leaf> {
         let mut leaf = self.take()?;
         leaf.used_elsewhere = spent.usage().cpu_time.unwrap_or_default();
@@ -214,14 +270,15 @@ impl Pool {
         Ok(leaf)
     }
 
-    /// Takes a leaf back. One with processes left, with a peak that cannot be reset, or that is spent is not used again.
+    /// Takes a leaf back. It is not reused if it holds processes, has had limits, has a peak that cannot be reset, or
+    /// is spent. [`Self::take`] checks the settings of the others.
     pub fn give_back(&mut self, leaf: Leaf) {
         if leaf.is_populated() {
             return;
         }
         let is_used_up = leaf.counts_peak() || leaf.is_limited || leaf.is_spent();
         if is_used_up || self.free.len() >= MAX_FREE {
-            rustix::fs::unlinkat(&self.group.directory, &leaf.name, AtFlags::REMOVEDIR).ok();
+            remove_tree(&leaf.path);
         } else {
             self.free.push(leaf.name);
         }
@@ -229,7 +286,7 @@ impl Pool {
 }
 
 impl KeeperGroup {
-    /// Where this process's group is below `parent`.
+    /// Returns the path of this process's group below `parent`.
     pub(super) fn path_below(parent: &Path) -> PathBuf {
         parent.join(format!("{GROUP_PREFIX}{}", std::process::id()))
     }
@@ -251,14 +308,14 @@ impl KeeperGroup {
                 opened => opened?,
             };
             match rustix::fs::flock(&directory, FlockOperation::NonBlockingLockExclusive) {
-                // Nobody else has this process's id: it is a keeper that looks whether this one is dead.
+                // Nobody else has this process's id, so a keeper is checking whether this one is dead.
                 Err(Errno::WOULDBLOCK) => {
                     std::thread::yield_now();
                     continue;
                 }
                 locked => locked?,
             }
-            // Before it was locked, another keeper may have taken it for one of a dead one and removed it.
+            // Before we locked it, another keeper may have removed it as a dead keeper's.
             let inode = rustix::fs::fstat(&directory)?.st_ino;
             if rustix::fs::stat(&path).is_ok_and(|there| there.st_ino == inode) {
                 return Ok(Self { directory, path });
@@ -269,30 +326,56 @@ impl KeeperGroup {
 
 impl Drop for KeeperGroup {
     fn drop(&mut self) {
-        // What still holds processes stays; the next keeper removes it.
+        // Groups with processes stay; the next keeper removes them.
         remove_tree(&self.path);
     }
 }
 
 impl Leaf {
-    /// For the spawn of a process in it.
+    /// Returns its directory, for a spawn into it.
     pub fn directory(&self) -> BorrowedFd<'_> {
         self.directory.as_fd()
     }
 
-    /// It or a group below it holds a living process. A file that cannot be read counts as yes.
-    pub fn is_populated(&self) -> bool {
-        read_file(&self.directory, "cgroup.events")
-            .is_none_or(|events| !events.lines().any(|line| line == "populated 0"))
+    /// Path of its directory.
+    pub fn path(&self) -> &Path {
+        &self.path
     }
 
-    /// Processes directly in it.
+    /// True if it or a group below it holds a living process. True if that cannot be read; false if the leaf was
+    /// removed.
+    pub fn is_populated(&self) -> bool {
+        match read_file(&self.directory, "cgroup.events") {
+            Some(events) => !events.lines().any(|line| line == "populated 0"),
+            None => !self.is_gone(),
+        }
+    }
+
+    /// Thaws it for a start. False if it was removed.
+    pub fn thaw(&self) -> bool {
+        thaw(&self.directory)
+    }
+
+    /// Thaws it and the groups below it: frozen processes handle no SIGTERM.
+    pub fn thaw_all(&self) {
+        thaw_tree(&self.path);
+    }
+
+    fn is_gone(&self) -> bool {
+        let there = rustix::fs::statat(&self.directory, "cgroup.procs", AtFlags::empty());
+        matches!(there, Err(Errno::NOENT | Errno::NODEV))
+    }
+
+    /// Returns the processes in it and in groups below it.
     pub fn processes(&self) -> Vec<u32> {
         let procs = read_file(&self.directory, "cgroup.procs").unwrap_or_default();
-        procs.lines().filter_map(|line| line.parse().ok()).collect()
+        let below = groups_below(&self.path);
+        let procs_below = below.iter().filter_map(|path| fs::read_to_string(path.join("cgroup.procs")).ok());
+        let all: Vec<String> = [procs].into_iter().chain(procs_below).collect();
+        all.iter().flat_map(|procs| procs.lines()).filter_map(|line| line.parse().ok()).collect()
     }
 
-    /// Kills everything in it and below; where the kernel cannot do that in one, process by process.
+    /// Kills everything in it and below; process by process if the kernel cannot kill a group.
     pub fn kill(&self) {
         let kill = || {
             let file = rustix::fs::openat(
@@ -309,7 +392,7 @@ impl Leaf {
         }
     }
 
-    /// No process can be started in it any more.
+    /// True if no process can be started in it any more.
     pub fn is_spent(&self) -> bool {
         self.spent.load(Ordering::Relaxed)
     }
@@ -327,9 +410,9 @@ impl Leaf {
     fn signal_member(&self, pid: u32, signals: &[Signal]) {
         let Some(handle) = Pid::from_raw(pid as i32) else { return };
         let Ok(pidfd) = rustix::process::pidfd_open(handle, PidfdFlags::empty()) else { return };
-        // With the descriptor held, the number still is what it was: asked now, the membership is that process's.
+        // While the descriptor is open, the number is not reused: the membership read now is this process's.
         let member = fs::read_to_string(format!("/proc/{pid}/cgroup")).is_ok_and(|groups| {
-            groups.lines().any(|line| line.starts_with("0::") && line.ends_with(&self.suffix))
+            groups.lines().any(|line| line.starts_with("0::") && self.names_it_or_below(line))
         });
         if member {
             for &signal in signals {
@@ -338,7 +421,12 @@ impl Leaf {
         }
     }
 
-    /// What was used since the leaf was taken.
+    /// True if a path ends in that of the leaf or of a group below it.
+    fn names_it_or_below(&self, path: &str) -> bool {
+        path.ends_with(&self.suffix) || path.contains(&format!("{}/", self.suffix))
+    }
+
+    /// Returns the job's usage, that in its earlier leaf included.
     pub fn usage(&self) -> Usage {
         Usage {
             cpu_time: self
@@ -349,13 +437,13 @@ impl Leaf {
     }
 
     /// Limits it, as far as its controllers can.
-    pub fn limit(&mut self, limits: &Limits) -> io::Result<()> {
+    pub fn limit(&mut self, limits: &ResourceLimits) -> io::Result<()> {
         self.is_limited = true;
         write_limits(&self.directory, Version::Two, &self.controllers, limits)
     }
 
-    /// What was counted against the job's limits.
-    pub fn counts(&self) -> Counts {
+    /// Returns the counts of the job's hit limits.
+    pub fn counts(&self) -> LimitCounts {
         read_counts(&self.directory, Version::Two, &self.controllers).and(self.counted_elsewhere)
     }
 
@@ -372,8 +460,8 @@ impl Leaf {
     }
 }
 
-/// Whether groups may be made below a group that this process is not in: who manages the groups of the host says so by an
-/// attribute (systemd, `Delegate=`). To be able to is not enough: jobs would outlive the service they belong to.
+/// True if we may make groups below a group that does not hold this process: its manager says so by an attribute
+/// (systemd, `Delegate=`). Write permission is not enough: jobs would outlive the service they belong to.
 fn is_delegated(directory: &Path) -> bool {
     if !may_make_groups(directory) {
         return false;
@@ -385,11 +473,11 @@ fn is_delegated(directory: &Path) -> bool {
     says_so("user.delegate") || says_so("trusted.delegate")
 }
 
-/// Removes the groups of dead keepers. One that still holds processes stays: they are found by their tags.
+/// Removes the groups of dead keepers. A group with processes stays; those are found by their tags.
 pub(super) fn remove_stale(parent: &Path) {
     let Ok(entries) = fs::read_dir(parent) else { return };
     for entry in entries.flatten() {
-        // Others may have names that begin so.
+        // Foreign groups may have names that begin so.
         let name = entry.file_name();
         let pid = name.to_str().and_then(|name| name.strip_prefix(GROUP_PREFIX));
         if pid.is_none_or(|pid| pid.parse::<u32>().is_err()) {
@@ -399,21 +487,11 @@ pub(super) fn remove_stale(parent: &Path) {
     }
 }
 
-/// Removes the group of a keeper and what is below it, if that keeper is dead and as far as they are empty.
+/// Removes the group of a keeper and those below it, if the keeper is dead and as far as they are empty.
 pub fn remove_dead(path: &Path) {
     if let Ok(directory) = open_directory(rustix::fs::CWD, path)
         && rustix::fs::flock(&directory, FlockOperation::NonBlockingLockExclusive).is_ok()
     {
         remove_tree(path);
     }
-}
-
-/// Removes a group and those below it, as far as they are empty. Its files cannot be removed, only its directories.
-fn remove_tree(path: &Path) {
-    if let Ok(entries) = fs::read_dir(path) {
-        for entry in entries.flatten().filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir())) {
-            remove_tree(&entry.path());
-        }
-    }
-    fs::remove_dir(path).ok();
 }

@@ -12,16 +12,16 @@ use super::group;
 /// Process ids of children that somebody waits for.
 static WAITED_FOR: Mutex<BTreeSet<u32>> = Mutex::new(BTreeSet::new());
 
-/// Starts a child that [`wait`] must be called for.
+/// Starts a child. The caller must call [`wait`] for it.
 pub fn start(command: &mut Command) -> io::Result<Child> {
-    // Held until the number is known: one that ends at once must not be taken for an orphan.
+    // Held until the number is known: a child that ends at once must not be taken for an orphan.
     let mut waited_for = WAITED_FOR.lock();
     let child = command.spawn()?;
     waited_for.insert(child.id());
     Ok(child)
 }
 
-/// As [`start`], for a child that `spawn` starts by itself; [`leave`] must be called when it has been reaped.
+/// Like [`start`], but `spawn` starts the child. Call [`leave`] when it has been reaped.
 pub(super) fn start_with<T, E>(spawn: impl FnOnce() -> Result<(i32, T), E>) -> Result<(i32, T), E> {
     let mut waited_for = WAITED_FOR.lock();
     let (pid, handle) = spawn()?;
@@ -36,13 +36,13 @@ pub fn wait(mut child: Child) -> io::Result<ExitStatus> {
     status
 }
 
-/// Nobody waits for the child any more: it is reaped as an orphan.
+/// Gives up waiting for the child: it is reaped as an orphan.
 pub fn leave(pid: u32) {
     WAITED_FOR.lock().remove(&pid);
 }
 
-/// Reaps orphans that have ended. `false`: a child that is waited for has ended and hides those behind it; call again when
-/// it has been reaped.
+/// Reaps ended orphans. False if an ended child that is waited for hides those behind it: call again when it has been
+/// reaped.
 pub fn reap_orphans() -> bool {
     let waited_for = WAITED_FOR.lock();
     while let Some(pid) = super::peek_exited_child() {

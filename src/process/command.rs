@@ -1,4 +1,4 @@
-//! Where the program of a command line is (language.md §14.3).
+//! Finds the program of a command line (language.md §14.3).
 
 use std::ffi::OsStr;
 use std::fs;
@@ -6,27 +6,27 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{Access, AtFlags, CWD};
 
-/// Why a command cannot be run.
+/// Failure to find the program of a command.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LookupError {
     /// The first word of the command is empty.
     #[error("the command is empty")]
     Empty,
-    /// A path at which nothing is.
+    /// Nothing is at this path.
     #[error("no file at {}", .0.display())]
     NoFile(PathBuf),
-    /// A bare name that no folder of either `PATH` holds.
+    /// No folder of either `PATH` holds this bare name.
     #[error(
         "`{0}` is in no folder of the step's PATH nor of the daemon's: install it, name it by its path, or extend PATH"
     )]
     NotInPath(String),
-    /// A file that may not be executed.
+    /// The file may not be executed.
     #[error("{} is not executable: set its execute permission", .0.display())]
     NotExecutable(PathBuf),
-    /// A folder.
+    /// The path is a folder.
     #[error("{} is a directory", .0.display())]
     Directory(PathBuf),
-    /// Something between us and the file refused.
+    /// The system refused access to the path.
     #[error("cannot reach {}", .path.display())]
     Unreachable {
         /// The file.
@@ -37,9 +37,9 @@ pub enum LookupError {
     },
 }
 
-/// Finds the program `name` stands for: with a `/` a path from `work_dir`, else a file in a folder of `step_path`, else
-/// in one of `daemon_path`. Empty folders of a `PATH` are skipped (they never mean the current directory), relative
-/// ones start at `work_dir`.
+/// Finds the program that `name` stands for. With a `/` it is a path from `work_dir`, else a file in a folder of
+/// `step_path`, else in one of `daemon_path`. Empty folders of a `PATH` are skipped (they never mean the current
+/// directory), relative ones start at `work_dir`.
 pub fn lookup(
     name: &str,
     work_dir: &Path,
@@ -59,7 +59,7 @@ pub fn lookup(
             let path = work_dir.join(folder).join(name);
             match check(&path) {
                 Ok(()) => return Ok(path),
-                // What was in the way says more than `not found`, should no later folder have the program.
+                // This says more than `not found`, if no later folder has the program.
                 Err(error @ LookupError::NotExecutable(_)) => drop(refused.get_or_insert(error)),
                 Err(_) => {}
             }

@@ -1,5 +1,5 @@
-//! The command beside the daemon: `serve -- CMD` (connectors.md §2.1). It has the daemon's standard streams and a process
-//! group of its own; when it ends, the daemon does.
+//! The command beside the daemon: `serve -- CMD` (connectors.md §2.1). It has the daemon's standard streams and a
+//! process group of its own; when it ends, the daemon does.
 
 use std::ffi::OsString;
 use std::io;
@@ -21,7 +21,7 @@ pub fn wait_for_input() -> io::Result<bool> {
         match poll(&mut fds, None) {
             Err(rustix::io::Errno::INTR) => {}
             Err(error) => return Err(error.into()),
-            // What cannot tell how much there is (/dev/null) has nothing.
+            // An input that cannot tell its length (/dev/null) has nothing.
             Ok(_) => return Ok(rustix::io::ioctl_fionread(&stdin).is_ok_and(|bytes| bytes > 0)),
         }
     }
@@ -33,13 +33,13 @@ pub struct Companion {
     group: CompanionGroup,
 }
 
-/// The process group of a [`Companion`]; `None` once its leader has been waited for: the number may be another's then.
+/// The process group of a [`Companion`]. `None` once its leader is reaped: the number may be another's then.
 #[derive(Clone, Debug)]
 pub struct CompanionGroup(Arc<Mutex<Option<Pid>>>);
 
 impl Companion {
-    /// Starts `command`, at least one word, in a group of its own. `environment` is what it has besides the daemon's own,
-    /// or not (`None`); `oom_score_adj` what the daemon was started with.
+    /// Starts `command`, at least one word, in a process group of its own. `environment` sets or removes (`None`)
+    /// variables of the daemon's environment. The daemon was started with `oom_score_adj`.
     pub fn start(
         command: &[OsString],
         environment: &[(&str, Option<OsString>)],
@@ -68,14 +68,14 @@ impl Companion {
         self.group.clone()
     }
 
-    /// Blocks until it ends: its exit code, or 128 + signal.
+    /// Blocks until it ends. Returns its exit code, or 128 + signal.
     pub fn wait(self) -> io::Result<u8> {
         let leader = *self.group.0.lock();
         if let Some(leader) = leader {
             let ended = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
             rustix::io::retry_on_intr(|| waitid(WaitId::Pid(leader), ended)).ok();
         }
-        // Nobody may signal the group from here on: with its leader reaped the number is free.
+        // No signal may go to the group from here on: once its leader is reaped, the number is free.
         let mut group = self.group.0.lock();
         *group = None;
         let status = children::wait(self.child)?;
@@ -86,12 +86,12 @@ impl Companion {
 }
 
 impl CompanionGroup {
-    /// SIGTERM.
+    /// Sends SIGTERM.
     pub fn terminate(&self) {
         self.signal(Signal::TERM);
     }
 
-    /// SIGKILL.
+    /// Sends SIGKILL.
     pub fn kill(&self) {
         self.signal(Signal::KILL);
     }

@@ -1,7 +1,8 @@
 //! The program that connects a client with a daemon elsewhere: `ssh`, `docker exec`, `kubectl exec` (connectors.md §4).
 //!
-//! It has a process group of its own, so that a signal to ours does not cut the line, and dies with us. Each has a thread
-//! that starts it (the kernel ends it with that thread), keeps the end of what it says on standard error, and sees it out.
+//! It has a process group of its own, so that a signal to ours does not cut the connection, and it dies with us. Each
+//! program has a thread that starts it, keeps the end of its standard error, and reaps it. The kernel kills the program
+//! if that thread ends.
 
 use std::ffi::CString;
 use std::io;
@@ -24,22 +25,22 @@ use super::sys::{self, ChildPlan, ChildStack, CloneError, Inheritance};
 use super::{children, group};
 use crate::model::ExitStatus;
 
-/// How much of the end of standard error is kept (connectors.md §4).
+/// Bytes kept of the end of standard error (connectors.md §4).
 const KEPT: usize = 32 << 10;
 
-/// After the end of its input, and again after SIGTERM, the program has this long (connectors.md §4).
+/// Time that the program has after the end of its input, and again after SIGTERM (connectors.md §4).
 const GRACE: Duration = Duration::from_secs(2);
 
-/// Why the program of a connector does not run.
+/// Failure to start the program of a connector.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
-    /// There is no such program here.
+    /// The program is not installed here.
     #[error("`{0}` is not installed here, or in no folder of PATH")]
     NotFound(String),
-    /// There is, but it cannot be run.
+    /// The program cannot be run.
     #[error(transparent)]
     Unusable(#[from] LookupError),
-    /// The system starts no process.
+    /// The system cannot start a process.
     #[error(transparent)]
     Spawn(#[from] SpawnError),
     /// The system gives no pipe or thread.
@@ -47,27 +48,27 @@ pub enum StartError {
     Prepare(#[from] io::Error),
 }
 
-/// A running connector. Dropped, it is ended, without waiting: with its input closed it has 2 s, then SIGTERM, 2 s,
-/// SIGKILL. Drop the input with it.
+/// A running connector. Dropping it ends the program, without waiting: after 2 s by SIGTERM, after 2 s more by SIGKILL.
+/// Drop its input too, so that it ends by itself.
 #[derive(Debug)]
 pub struct Connector {
-    said: Said,
-    /// Closed by the drop, which the thread sees.
+    stderr_tail: StderrTail,
+    /// Closed by the drop; the thread sees that.
     _stop: OwnedFd,
 }
 
-/// The ends of a connector's pipes that are ours, blocking.
+/// Our ends of a connector's pipes, blocking.
 #[derive(Debug)]
 pub struct Streams {
-    /// What is written here it reads.
+    /// The program reads from it.
     pub stdin: OwnedFd,
-    /// What it writes is read here.
+    /// The program writes to it.
     pub stdout: OwnedFd,
 }
 
 impl Connector {
-    /// Starts `words`. `ended` is called when it has ended, with how, if that is known, after the last byte of its standard
-    /// error has been kept.
+    /// Starts `words`. Calls `ended` with the exit status, if it is known, when the program has ended and the end of
+    /// its standard error was kept.
     pub fn start(
         words: &[String],
         ended: impl FnOnce(Option<ExitStatus>) + Send + 'static,
@@ -85,36 +86,36 @@ impl Connector {
         let (stderr, its_stderr) = pipe()?;
         rustix::io::ioctl_fionbio(&stderr, true).map_err(io::Error::from)?;
         let (stopped, stop) = pipe()?;
-        let said = Said::default();
+        let stderr_tail = StderrTail::default();
         let (started, start) = mpsc::sync_channel(1);
-        let kept = said.clone();
+        let kept = stderr_tail.clone();
         let run = move || {
             let result = spawn(&program, &words, [its_stdin, its_stdout, its_stderr]);
             match result {
                 Ok((pid, pidfd)) => {
                     started.send(Ok(())).ok();
-                    ended(Attendant { pid, pidfd, stderr, stopped, said: kept }.attend());
+                    ended(ConnectorThread { pid, pidfd, stderr, stopped, stderr_tail: kept }.attend());
                 }
                 Err(error) => drop(started.send(Err(error))),
             }
         };
         thread::Builder::new().name("connector".to_owned()).spawn(run)?;
         start.recv().map_err(io::Error::other)??;
-        Ok((Self { said, _stop: stop }, Streams { stdin, stdout }))
+        Ok((Self { stderr_tail, _stop: stop }, Streams { stdin, stdout }))
     }
 
-    /// What it says on standard error.
-    pub fn said(&self) -> Said {
-        self.said.clone()
+    /// Returns what the program writes to standard error.
+    pub fn stderr_tail(&self) -> StderrTail {
+        self.stderr_tail.clone()
     }
 }
 
-/// The end of what a program has said on standard error, also when it has ended.
+/// The end of a program's standard error, available after the program's end too.
 #[derive(Clone, Debug, Default)]
-pub struct Said(Arc<Mutex<Vec<u8>>>);
+pub struct StderrTail(Arc<Mutex<Vec<u8>>>);
 
-impl Said {
-    /// At most the last 32 KiB, so far.
+impl StderrTail {
+    /// Returns at most the last 32 KiB so far.
     pub fn bytes(&self) -> Vec<u8> {
         self.0.lock().clone()
     }
@@ -168,17 +169,17 @@ fn spawn(
     Ok((pid, pidfd))
 }
 
-/// The thread that lives as long as its program.
-struct Attendant {
+/// State of the thread that lives as long as its program.
+struct ConnectorThread {
     pid: Pid,
     pidfd: OwnedFd,
     stderr: OwnedFd,
-    /// Hangs up when the program is to end.
+    /// Hangs up when the program is to be ended.
     stopped: OwnedFd,
-    said: Said,
+    stderr_tail: StderrTail,
 }
 
-/// What is done to a program that does not end by itself, when.
+/// The next measure against a program that does not end by itself, and its time.
 #[derive(Clone, Copy)]
 enum Next {
     Nothing,
@@ -186,8 +187,8 @@ enum Next {
     Kill(Instant),
 }
 
-impl Attendant {
-    /// Returns when the program has ended: how.
+impl ConnectorThread {
+    /// Waits for the end of the program. Returns its exit status, if it is known.
     fn attend(self) -> Option<ExitStatus> {
         let (mut stderr_open, mut next, mut stopping) = (true, Next::Nothing, false);
         loop {
@@ -206,7 +207,7 @@ impl Attendant {
                 stderr_open = self.keep();
             }
             if ended {
-                return self.see_out();
+                return self.reap_program();
             }
             if stop {
                 (stopping, next) = (true, Next::Terminate(Instant::now() + GRACE));
@@ -215,13 +216,13 @@ impl Attendant {
         }
     }
 
-    /// Keeps what there is of standard error; `false` at its end.
+    /// Keeps the available bytes of standard error. False at its end.
     fn keep(&self) -> bool {
         let mut buffer = [0; 4096];
         loop {
             match rustix::io::read(&self.stderr, &mut buffer) {
                 Ok(0) => return false,
-                Ok(length) => self.said.add(buffer.get(..length).unwrap_or_default()),
+                Ok(length) => self.stderr_tail.add(buffer.get(..length).unwrap_or_default()),
                 Err(rustix::io::Errno::INTR) => {}
                 Err(rustix::io::Errno::AGAIN) => return true,
                 Err(_) => return false,
@@ -229,8 +230,8 @@ impl Attendant {
         }
     }
 
-    /// Reaps it. What it started in its group must not hold the line open behind it.
-    fn see_out(self) -> Option<ExitStatus> {
+    /// Reaps the program. First sends SIGTERM to its group, which must not hold the connection open.
+    fn reap_program(self) -> Option<ExitStatus> {
         group::terminate(self.pid);
         let ended = group::reap(self.pidfd.as_fd());
         children::leave(self.pid.as_raw_nonzero().get() as u32);
@@ -248,7 +249,7 @@ impl Next {
         }
     }
 
-    /// Does what is due to the group of `pid`, which has not been reaped.
+    /// Takes the measure that is due against the group of `pid`, which has not been reaped.
     fn act(self, pid: Pid) -> Self {
         match self {
             Self::Terminate(at) if at <= Instant::now() => {
@@ -293,7 +294,7 @@ mod tests {
         File::from(stdin).write_all(b"hello").unwrap();
         assert_eq!(read(stdout), "hello");
         assert_eq!(ended.recv().unwrap(), Some(ExitStatus::Code(7)));
-        assert_eq!(connector.said().bytes(), b"over\n");
+        assert_eq!(connector.stderr_tail().bytes(), b"over\n");
     }
 
     #[test]
@@ -302,9 +303,9 @@ mod tests {
             "i=0; while [ $i -lt 3000 ]; do echo \"line $i of what nobody asked for: 0123456789012345\" >&2; i=$((i+1)); done",
         );
         assert_eq!(ended.recv().unwrap(), Some(ExitStatus::Code(0)));
-        let said = connector.said().bytes();
-        assert_eq!(said.len(), KEPT);
-        assert!(said.ends_with(b"line 2999 of what nobody asked for: 0123456789012345\n"));
+        let stderr_tail = connector.stderr_tail().bytes();
+        assert_eq!(stderr_tail.len(), KEPT);
+        assert!(stderr_tail.ends_with(b"line 2999 of what nobody asked for: 0123456789012345\n"));
         drop(streams);
     }
 

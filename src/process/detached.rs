@@ -1,8 +1,8 @@
-//! A daemon that outlives who starts it: `serve` in a session of its own, holding nothing of its starter
+//! A daemon that outlives its starter: `serve` in a session of its own, holding nothing of its starter
 //! (custom-executor.md §6).
 //!
-//! The starter must know whom it has started before the daemon does anything, or its death in between would leave a daemon
-//! that nobody knows. So the new process waits for a byte on its standard input, and ends if that ends first.
+//! The starter must know the process before the daemon does anything: if it died in between, nobody would know that
+//! daemon. So the new process waits for a byte on its standard input, and ends if the input ends first.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -18,7 +18,7 @@ use super::sweep::Process;
 use super::{close_on_exec_from, host};
 pub use crate::model::ProcessInfo;
 
-/// A process that was started and waits for its release. Dropped, it ends without having done anything.
+/// A started process that waits for its release. If this is dropped, it ends without having done anything.
 #[derive(Debug)]
 pub struct Detached {
     child: Child,
@@ -30,7 +30,7 @@ pub struct Detached {
 pub struct Started(Child);
 
 impl Detached {
-    /// Starts this very program with `words`, which must lead to [`become_serve`]. Environment is `env` alone; both its
+    /// Starts this program with `words`, which must lead to [`become_serve`]. Its environment is `env` alone; both its
     /// output streams go to `log`.
     pub fn start(
         words: &[&OsStr],
@@ -52,12 +52,12 @@ impl Detached {
         Ok(Self { child, info: ProcessInfo { boot_id: host::boot_id(), pid, start_time } })
     }
 
-    /// Who it is.
+    /// Returns the identity of the process.
     pub const fn info(&self) -> &ProcessInfo {
         &self.info
     }
 
-    /// Lets it go on.
+    /// Lets the process go on.
     pub fn release(mut self) -> io::Result<Started> {
         let mut gate = self.child.stdin.take().ok_or(io::ErrorKind::BrokenPipe)?;
         gate.write_all(b"\n")?;
@@ -66,18 +66,18 @@ impl Detached {
 }
 
 impl Started {
-    /// Its number.
+    /// Returns its process id.
     pub fn pid(&self) -> u32 {
         self.0.id()
     }
 
-    /// How it has ended, if it has.
+    /// Returns its exit status, if it has ended.
     pub fn ended(&mut self) -> io::Result<Option<ExitStatus>> {
         self.0.try_wait()
     }
 }
 
-/// Turns this process into `step-runner serve` with `options`, once its starter has let it go on. Returns only if that fails.
+/// Turns this process into `step-runner serve` with `options`, once its starter lets it go on. Returns only on failure.
 pub fn become_serve(options: &[OsString]) -> io::Error {
     let prepare = || {
         let mut byte = [0];
@@ -96,25 +96,25 @@ pub fn become_serve(options: &[OsString]) -> io::Error {
     }
 }
 
-/// This very program, also after its file was replaced.
+/// Path of this program, valid after its file was replaced.
 fn own_program() -> &'static Path {
     Path::new("/proc/self/exe")
 }
 
-/// The number of a process; none that would mean a group, or all processes.
+/// Returns the process id; `None` if it would mean a group, or all processes.
 fn pid(info: &ProcessInfo) -> Option<Pid> {
     i32::try_from(info.pid).ok().and_then(Pid::from_raw)
 }
 
-/// Whether the process that `info` tells of lives. A zombie does not.
+/// True if the process that `info` names lives. A zombie does not.
 pub fn lives(info: &ProcessInfo) -> bool {
     find(info).is_some()
 }
 
-/// The process that `info` tells of, if it lives: another one with its number is not it.
+/// Returns the process that `info` names, if it lives and its number was not reused.
 ///
-/// What is found here is sent signals, and `info` may come from a file that somebody else has written. So it is never the
-/// first process nor this one, and nothing where the kernel does not tell one boot from the next.
+/// Callers send signals to it, and `info` may come from a file that somebody else has written. So it is never the first
+/// process nor this one. Nothing is found if the kernel does not tell one boot from the next.
 pub fn find(info: &ProcessInfo) -> Option<Process> {
     let number = pid(info)?.as_raw_nonzero().get();
     if number == 1 || info.pid == std::process::id() || info.boot_id.is_empty() {
@@ -125,7 +125,7 @@ pub fn find(info: &ProcessInfo) -> Option<Process> {
     (same && !process.zombie).then_some(process)
 }
 
-/// Waits until the process that `info` tells of has ended, also as a zombie that nobody reaps. Blocks.
+/// Blocks until the process that `info` names has ended, be it as a zombie that nobody reaps.
 pub fn wait(info: &ProcessInfo) -> io::Result<()> {
     let Some(pid) = pid(info) else { return Ok(()) };
     let pidfd = match pidfd_open(pid, PidfdFlags::empty()) {
@@ -133,7 +133,7 @@ pub fn wait(info: &ProcessInfo) -> io::Result<()> {
         Err(rustix::io::Errno::SRCH) => return Ok(()),
         Err(error) => return Err(error.into()),
     };
-    // The descriptor holds the number: if it is still the one that was recorded, it is the process itself.
+    // The descriptor keeps the number from being reused: if the process still matches, it is the one behind it.
     while lives(info) {
         rustix::io::retry_on_intr(|| poll(&mut [PollFd::new(&pidfd, PollFlags::IN)], None))?;
     }
@@ -144,7 +144,7 @@ pub fn wait(info: &ProcessInfo) -> io::Result<()> {
 mod tests {
     use super::*;
 
-    /// A child, and who it is.
+    /// A child, and its identity.
     fn child() -> (Child, ProcessInfo) {
         let child = Command::new("sleep").arg("600").spawn().unwrap();
         let start_time = Process::read(child.id()).unwrap().start_time;

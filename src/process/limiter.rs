@@ -1,8 +1,9 @@
-//! Holds jobs to their limits (service.md §3.1): says which limits can be held here, and makes for a job what holds them.
+//! Holds jobs to their limits (service.md §3.1): says which limits can be enforced here, and makes the groups that do
+//! it.
 //!
-//! Processes, memory and processors are counted by control groups: by the job's leaf of version 2 where it has the
-//! controllers, else by groups of version 1 that are made for limited jobs alone, since joining one costs each step a wait
-//! for all processors. Open files are limited process by process, and so are processes where no group counts them.
+//! Control groups count processes, memory and processors. The job's leaf of version 2 does if it has the controllers,
+//! else groups of version 1. Those are made for limited jobs alone, since joining one costs each step a wait for all
+//! processors. Open files are limited process by process, and so are processes if no group counts them.
 
 use std::fs;
 use std::io;
@@ -10,19 +11,20 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{AtFlags, Mode, OFlags};
+use rustix::io::Errno;
 
-use super::cgroup::{CgroupMode, KeeperGroup, Pool, Usage, remove_stale};
+use super::cgroup::{CgroupMode, KeeperGroup, MAX_TAKEN, Pool, Usage, remove_stale};
 use super::controllers::{
-    Controller, Counts, Hierarchy, MIN_CPU_MICROS, Version, cpu_time, open_directory, peak_memory,
+    Controller, Hierarchy, LimitCounts, MIN_CPU_MICROS, Version, cpu_time, open_directory, peak_memory,
     read_counts, write_limits,
 };
-use crate::model::{LimitName, Limits, Unenforceable};
+use crate::model::{LimitName, ResourceLimits, Unenforceable};
 
-/// A keeper's means besides the [`Pool`].
+/// A keeper's means to enforce limits besides the [`Pool`].
 #[derive(Debug)]
 pub struct Limiter {
     mode: CgroupMode,
-    hierarchies: Vec<Home>,
+    hierarchies: Vec<LegacyHierarchy>,
     made: u32,
     /// Groups that still held processes when their jobs were over.
     left: Vec<PathBuf>,
@@ -30,14 +32,14 @@ pub struct Limiter {
 
 /// A hierarchy of version 1, and the keeper's group there once a job has needed it.
 #[derive(Debug)]
-struct Home {
+struct LegacyHierarchy {
     hierarchy: Hierarchy,
     group: Option<KeeperGroup>,
 }
 
 /// The groups of version 1 of one job.
 #[derive(Debug, Default)]
-pub struct Cage {
+pub struct LegacyGroups {
     groups: Vec<Group>,
 }
 
@@ -51,27 +53,28 @@ struct Group {
 }
 
 impl Limiter {
-    /// What there is on this host. Removes the groups of dead keepers.
+    /// Finds the hierarchies of this host, and removes the groups of dead keepers.
     pub fn new(mode: CgroupMode) -> Self {
         let all = if mode == CgroupMode::Off { Vec::new() } else { Hierarchy::writable() };
         for hierarchy in &all {
             remove_stale(&hierarchy.own);
         }
-        let hierarchies = all.into_iter().map(|hierarchy| Home { hierarchy, group: None }).collect();
+        let hierarchies =
+            all.into_iter().map(|hierarchy| LegacyHierarchy { hierarchy, group: None }).collect();
         Self { mode, hierarchies, made: 0, left: Vec::new() }
     }
 
-    /// Directories of the groups that it makes, for whoever removes them if this process is killed.
+    /// Returns the directories of the keeper's groups, to be removed by others if this process is killed.
     pub fn paths(&self) -> impl Iterator<Item = PathBuf> {
-        self.hierarchies.iter().map(|home| KeeperGroup::path_below(&home.hierarchy.own))
+        self.hierarchies.iter().map(|legacy| KeeperGroup::path_below(&legacy.hierarchy.own))
     }
 
-    /// Limits that cannot be held here, and what would make it possible.
+    /// Returns the limits that cannot be enforced here, and what would make it possible.
     pub fn unenforceable(&self, pool: Option<&Pool>) -> Vec<Unenforceable> {
         let is_held = |limit| {
             let Some(controller) = Controller::of(limit) else { return true };
             pool.is_some_and(|pool| pool.controllers().contains(&controller))
-                || self.hierarchies.iter().any(|home| home.hierarchy.controllers.contains(&controller))
+                || self.hierarchies.iter().any(|legacy| legacy.hierarchy.controllers.contains(&controller))
                 || limit == LimitName::Processes && is_bound_by_user_limit()
         };
         let missing = LimitName::ALL.into_iter().filter(|&limit| !is_held(limit));
@@ -89,8 +92,12 @@ impl Limiter {
         )
     }
 
-    /// Makes the groups that hold a job to those of its limits that `leaf_controllers` do not hold.
-    pub fn cage(&mut self, limits: &Limits, leaf_controllers: Option<&[Controller]>) -> io::Result<Cage> {
+    /// Makes groups for those limits of a job that `leaf_controllers` do not enforce.
+    pub fn legacy_groups(
+        &mut self,
+        limits: &ResourceLimits,
+        leaf_controllers: Option<&[Controller]>,
+    ) -> io::Result<LegacyGroups> {
         let by_leaf = leaf_controllers.unwrap_or_default();
         let mut wanted: Vec<_> =
             limits.names().filter_map(Controller::of).filter(|c| !by_leaf.contains(c)).collect();
@@ -99,78 +106,87 @@ impl Limiter {
             wanted.push(Controller::Cpuacct);
         }
         self.made += 1;
-        let name = self.made.to_string();
-        let mut cage = Cage::default();
-        for home in &mut self.hierarchies {
+        let mut legacy_groups = LegacyGroups::default();
+        for legacy in &mut self.hierarchies {
             let controllers: Vec<_> =
-                home.hierarchy.controllers.iter().copied().filter(|c| wanted.contains(c)).collect();
+                legacy.hierarchy.controllers.iter().copied().filter(|c| wanted.contains(c)).collect();
             if controllers.is_empty() {
                 continue;
             }
-            let made = home.make(&name, controllers).and_then(|group| {
+            let made = legacy.make(self.made, controllers).and_then(|group| {
                 let limited = write_limits(&group.directory, Version::One, &group.controllers, limits);
-                cage.groups.push(group);
+                legacy_groups.groups.push(group);
                 limited
             });
             if let Err(error) = made {
-                self.give_back(cage);
+                self.give_back(legacy_groups);
                 return Err(error);
             }
         }
-        Ok(cage)
+        Ok(legacy_groups)
     }
 
-    /// Removes the groups of a job that is over; those that still hold processes later.
-    pub fn give_back(&mut self, cage: Cage) {
-        self.left.extend(cage.groups.into_iter().map(|group| group.path));
+    /// Removes the groups of a job that is over. Groups that still hold processes are removed later.
+    pub fn give_back(&mut self, legacy_groups: LegacyGroups) {
+        self.left.extend(legacy_groups.groups.into_iter().map(|group| group.path));
         self.left
             .retain(|path| fs::remove_dir(path).is_err_and(|error| error.kind() != io::ErrorKind::NotFound));
     }
 }
 
-impl Home {
-    fn make(&mut self, name: &str, controllers: Vec<Controller>) -> io::Result<Group> {
+impl LegacyHierarchy {
+    /// Makes the group of job number `job`.
+    fn make(&mut self, job: u32, controllers: Vec<Controller>) -> io::Result<Group> {
         let keeper = match &mut self.group {
             Some(group) => group,
             none => none.insert(KeeperGroup::make(&self.hierarchy.own)?),
         };
-        rustix::fs::mkdirat(&keeper.directory, name, Mode::from_raw_mode(0o755))?;
+        let mut name = job.to_string();
+        let mut taken = 0;
+        loop {
+            match rustix::fs::mkdirat(&keeper.directory, &name, Mode::from_raw_mode(0o755)) {
+                // A step has made it.
+                Err(Errno::EXIST) if taken < MAX_TAKEN => taken += 1,
+                made => break made?,
+            }
+            name = format!("{job}-{taken}");
+        }
         let open = || {
-            let directory = open_directory(&keeper.directory, Path::new(name))?;
+            let directory = open_directory(&keeper.directory, Path::new(&name))?;
             let flags = OFlags::WRONLY | OFlags::CLOEXEC;
             let procs = rustix::fs::openat(&directory, "cgroup.procs", flags, Mode::empty())?;
             io::Result::Ok((directory, procs))
         };
         match open() {
             Ok((directory, procs)) => {
-                Ok(Group { path: keeper.path.join(name), directory, procs, controllers })
+                Ok(Group { path: keeper.path.join(&name), directory, procs, controllers })
             }
             Err(error) => {
-                rustix::fs::unlinkat(&keeper.directory, name, AtFlags::REMOVEDIR).ok();
+                rustix::fs::unlinkat(&keeper.directory, &name, AtFlags::REMOVEDIR).ok();
                 Err(error)
             }
         }
     }
 }
 
-impl Cage {
-    /// For processes that are to join it.
+impl LegacyGroups {
+    /// Returns the files by which processes join it.
     pub fn procs(&self) -> Vec<BorrowedFd<'_>> {
         self.groups.iter().map(|group| group.procs.as_fd()).collect()
     }
 
-    /// It has a group with this controller.
+    /// True if one of its groups has this controller.
     pub fn holds(&self, controller: Controller) -> bool {
         self.groups.iter().any(|group| group.controllers.contains(&controller))
     }
 
-    /// What was counted against the job's limits.
-    pub fn counts(&self) -> Counts {
+    /// Returns the counts of the job's hit limits.
+    pub fn counts(&self) -> LimitCounts {
         let counts = |group: &Group| read_counts(&group.directory, Version::One, &group.controllers);
-        self.groups.iter().map(counts).fold(Counts::default(), Counts::and)
+        self.groups.iter().map(counts).fold(LimitCounts::default(), LimitCounts::and)
     }
 
-    /// What the job used.
+    /// Returns the usage of the job.
     pub fn usage(&self) -> Usage {
         let with = |controller| self.groups.iter().find(move |group| group.controllers.contains(&controller));
         Usage {
@@ -181,13 +197,13 @@ impl Cage {
     }
 }
 
-/// Whether the kernel counts our processes against RLIMIT_NPROC: it does not count those of root.
+/// True if the kernel counts our processes against RLIMIT_NPROC: it does not count those of root.
 fn is_bound_by_user_limit() -> bool {
     !rustix::process::getuid().is_root() && !rustix::process::geteuid().is_root()
 }
 
-/// The RLIMIT_NPROC that lets a job without a group have `processes`: the kernel counts all of the user, so those there
-/// are now come on top. Other jobs of the user share what is left over.
+/// Returns the RLIMIT_NPROC that lets a job without a group have `processes`. The kernel counts all of the user, so the
+/// present ones are added. Other jobs of the user share what is left over.
 pub fn user_limit(processes: u64) -> u64 {
     let uid = rustix::process::getuid().as_raw();
     let threads = |status: String| {
@@ -206,7 +222,7 @@ pub fn user_limit(processes: u64) -> u64 {
     now.saturating_add(processes)
 }
 
-/// Why a value of a limit is none that can be held; `None`: it can.
+/// Returns why a value of a limit cannot be enforced; `None` if it can.
 pub const fn refused_value(limit: LimitName, value: u64) -> Option<&'static str> {
     match limit {
         LimitName::Cpus if value < MIN_CPU_MICROS => {
@@ -220,11 +236,12 @@ pub const fn refused_value(limit: LimitName, value: u64) -> Option<&'static str>
 mod tests {
     use super::*;
 
-    const MEMORY: Limits =
-        Limits { memory: Some(1 << 26), processes: None, cpu_micros: None, open_files: None };
+    const MEMORY: ResourceLimits =
+        ResourceLimits { memory: Some(1 << 26), processes: None, cpu_micros: None, open_files: None };
 
     fn limiter(mode: CgroupMode, hierarchies: Vec<Hierarchy>) -> Limiter {
-        let hierarchies = hierarchies.into_iter().map(|hierarchy| Home { hierarchy, group: None }).collect();
+        let hierarchies =
+            hierarchies.into_iter().map(|hierarchy| LegacyHierarchy { hierarchy, group: None }).collect();
         Limiter { mode, hierarchies, made: 0, left: Vec::new() }
     }
 
@@ -258,10 +275,10 @@ mod tests {
     fn a_job_whose_leaf_holds_its_limits_gets_no_other_group() {
         let nowhere = Hierarchy { own: "/nowhere".into(), controllers: vec![Controller::Memory] };
         let mut limiter = limiter(CgroupMode::Auto, vec![nowhere]);
-        let cage = limiter.cage(&MEMORY, Some(&[Controller::Memory])).unwrap();
-        assert!(cage.procs().is_empty());
-        assert!(limiter.cage(&MEMORY, Some(&[])).is_err(), "its group cannot be made");
-        assert!(limiter.cage(&Limits::default(), None).unwrap().groups.is_empty());
+        let legacy_groups = limiter.legacy_groups(&MEMORY, Some(&[Controller::Memory])).unwrap();
+        assert!(legacy_groups.procs().is_empty());
+        assert!(limiter.legacy_groups(&MEMORY, Some(&[])).is_err(), "its group cannot be made");
+        assert!(limiter.legacy_groups(&ResourceLimits::default(), None).unwrap().groups.is_empty());
     }
 
     #[test]

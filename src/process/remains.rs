@@ -1,12 +1,13 @@
-//! What a dead keeper's jobs left running: found and killed by the next daemon, before it serves (service.md §6.4).
+//! Finds and kills what a dead keeper's jobs left running, before the next daemon serves (service.md §6.4).
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 
+use super::freezer::thaw_process;
 use super::group::signal_process;
-use super::sweep::{Marks, Owner, Process, Scope, Sweeper};
+use super::sweep::{Marks, Process, Sweeper, tag_of_reaper};
 
 /// Pause between two sweeps: long enough for a killed process to be gone.
 const PAUSE: Duration = Duration::from_millis(2);
@@ -15,7 +16,7 @@ const PAUSE: Duration = Duration::from_millis(2);
 #[derive(Clone, Debug, Default)]
 pub struct Remains {
     marks: Marks,
-    /// No process that started before it can be in a group, by group.
+    /// Start time of each group's leader: an older process cannot be in the group.
     started: HashMap<u32, u64>,
 }
 
@@ -25,9 +26,8 @@ impl Remains {
         self.marks.tags.insert(tag);
     }
 
-    /// Looks for the members of a group that the job's journal names. Call it only if the host has not been restarted
-    /// since. A group without the leader that was recorded does not count: its number may be another's by now, and
-    /// what is left of it still carries the tag.
+    /// Looks for the members of a group that the job's journal names. Call it only if the host was not restarted since.
+    /// A group whose recorded leader is gone does not count: its number may be reused, and its processes carry the tag.
     pub fn add_group(&mut self, tag: u128, pgid: u32, start_time: u64) {
         if Process::read(pgid).is_some_and(|leader| leader.start_time == start_time) {
             self.marks.groups.insert(pgid, tag);
@@ -35,35 +35,48 @@ impl Remains {
         }
     }
 
-    /// Kills all of them, again and again until two sweeps find none or `limit` is over. Returns those that live on.
-    /// Waits meanwhile: not for a thread that serves others.
+    /// Kills all of them, again and again until two sweeps find none or `limit` is over. Returns the survivors. Blocks:
+    /// do not call it on a thread that serves others.
     pub fn kill(&self, limit: Duration) -> Vec<u32> {
         let until = Instant::now() + limit;
         let mut sweeper = Sweeper::default();
-        let mut clean = 0;
+        let (mut clean, mut rounds) = (0, 0);
         loop {
             let found = self.find(&mut sweeper);
             clean = if found.is_empty() { clean + 1 } else { 0 };
-            if clean == 2 || Instant::now() >= until {
-                return found.into_iter().map(|process| process.pid).collect();
+            let is_over = Instant::now() >= until;
+            let parents: HashSet<u32> = found.iter().map(|process| process.parent).collect();
+            for process in found.iter().filter(|_| clean < 2) {
+                // A reaper kills everything below it, and then ends. Orphans come to it, so it must not die before
+                // them. It may have been stopped.
+                let is_needed = !is_over && parents.contains(&process.pid) && is_reaper(process);
+                signal_process(process, &[if is_needed { Signal::CONT } else { Signal::KILL }]);
+                if rounds > 0 {
+                    // It has outlived a signal: its group of version 1 may be frozen.
+                    thaw_process(process.pid);
+                }
             }
-            for process in &found {
-                signal_process(process, &[Signal::KILL]);
+            if clean == 2 || is_over {
+                return found.iter().filter(|p| !is_reaper(p)).map(|process| process.pid).collect();
             }
+            rounds += 1;
             std::thread::sleep(PAUSE);
         }
     }
 
     fn find(&self, sweeper: &mut Sweeper) -> Vec<Process> {
         let own = std::process::id();
-        let found = sweeper.find(Scope::Everywhere, &self.marks).unwrap_or_default();
-        let ours = |(process, owner): &(Process, Owner)| {
-            matches!(owner, Owner::Job(_))
-                && process.pid != own
+        let found = sweeper.find(&self.marks).unwrap_or_default();
+        let ours = |(process, _): &(Process, u128)| {
+            process.pid != own
                 && self.started.get(&process.group).is_none_or(|started| process.start_time >= *started)
         };
         found.into_iter().filter(ours).map(|(process, _)| process).collect()
     }
+}
+
+fn is_reaper(process: &Process) -> bool {
+    tag_of_reaper(process.pid).is_some()
 }
 
 #[cfg(test)]
@@ -71,8 +84,7 @@ mod tests {
     use super::*;
     use crate::process::sweep::TAG_VARIABLE;
 
-    /// Waits until both processes of the job `tag` are what they become: on the way there a process has no environment to
-    /// read.
+    /// Waits until both processes of the job `tag` run their programs: before, a process has no environment to read.
     fn wait_for_both(tag: u128) {
         let entry = format!("{TAG_VARIABLE}={tag:032x}");
         let is_there = |process: &std::path::Path| {

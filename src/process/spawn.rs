@@ -1,4 +1,4 @@
-//! Starting a step's process (service.md §6.5).
+//! Starts a step's process (service.md §6.5).
 
 use std::ffi::{CString, c_char};
 use std::io;
@@ -16,7 +16,7 @@ use rustix::time::ClockId;
 use super::sweep::Process;
 use super::sys::{self, ChildPlan, ChildStack, ChildStage, CloneError, Inheritance, ProcessLimit};
 
-/// What to start. Holds an environment with secrets, so it has no `Debug`.
+/// Command to start. Holds an environment with secrets, so it has no `Debug`.
 pub struct Command<'a> {
     /// Path of the executable, relative to `work_dir` unless absolute.
     pub program: &'a Path,
@@ -28,7 +28,7 @@ pub struct Command<'a> {
     pub work_dir: &'a Path,
 }
 
-/// What a process is held in.
+/// Groups and limits of a process.
 #[derive(Clone, Debug, Default)]
 pub struct Confinement<'a> {
     /// Directory of the control group of version 2 that it is born in.
@@ -48,7 +48,7 @@ pub struct Spawned {
     pub pid: Pid,
     /// Becomes readable when it ends.
     pub pidfd: OwnedFd,
-    /// When it started, in clock ticks since the host did; 0 if it could not be told.
+    /// Its start time in clock ticks since boot; 0 if unknown.
     pub start_time: u64,
     /// Read end of its standard output, non-blocking.
     pub stdout: OwnedFd,
@@ -56,7 +56,7 @@ pub struct Spawned {
     pub stderr: OwnedFd,
 }
 
-/// What failed at the start of a process.
+/// Stage of a start that failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stage {
     /// An argument or value with a NUL byte.
@@ -76,6 +76,19 @@ pub enum Stage {
 }
 
 impl Stage {
+    const ALL: [Self; 7] =
+        [Self::Arguments, Self::Pipe, Self::Fork, Self::Cgroup, Self::WorkDir, Self::Exec, Self::Limits];
+
+    /// Number for messages between keeper and reaper.
+    pub(super) const fn number(self) -> u8 {
+        self as u8
+    }
+
+    /// Returns the stage with this number. An unknown number counts as the fork.
+    pub(super) fn of_number(number: u8) -> Self {
+        Self::ALL.into_iter().find(|stage| stage.number() == number).unwrap_or(Self::Fork)
+    }
+
     /// One word for messages between daemon and keeper.
     pub const fn name(self) -> &'static str {
         match self {
@@ -90,11 +103,11 @@ impl Stage {
     }
 }
 
-/// A process that could not be started; nothing is left of it.
+/// Failure to start a process; nothing is left of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("cannot start the process ({})", .stage.name())]
 pub struct SpawnError {
-    /// What failed.
+    /// The failed stage.
     pub stage: Stage,
     /// The system's reason.
     #[source]
@@ -102,18 +115,19 @@ pub struct SpawnError {
 }
 
 impl SpawnError {
-    /// With the system's reason for `stage`.
+    /// Takes the system's reason from `error`.
     pub fn new(stage: Stage, error: &io::Error) -> Self {
         Self { stage, errno: Errno::from_io_error(error).unwrap_or(Errno::INVAL) }
     }
 
-    /// The program's file is open for writing somewhere, which passes: a fork of a writer that has not executed yet.
+    /// True if the program's file is open for writing. That passes: a fork of the writer has not executed its program
+    /// yet.
     pub fn is_busy(&self) -> bool {
         self.stage == Stage::Exec && self.errno == Errno::TXTBSY
     }
 }
 
-/// Starts processes. Its thread must live as long as they shall: they die with it (parent-death signal).
+/// Starts processes. They die with the thread that calls it (parent-death signal), so it must outlive them.
 pub struct Spawner {
     stack: ChildStack,
     inheritance: Inheritance,
@@ -122,8 +136,8 @@ pub struct Spawner {
 }
 
 impl Spawner {
-    /// Notes the dispositions and limits that steps are to have: call it before changing one's own limits, and before this
-    /// process hides its files in `/proc`. `oom_score_adj`: what the daemon was started with.
+    /// Notes the dispositions and limits for steps. Call it before changing one's own limits, and before hiding this
+    /// process's files in `/proc`. `oom_score_adj` is the value that the daemon was started with.
     pub fn new(oom_score_adj: Option<i32>) -> io::Result<Self> {
         let null = rustix::fs::open("/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
         let oom_score = OomScore::open(oom_score_adj);
@@ -135,19 +149,33 @@ impl Spawner {
         self.inheritance.read_signals();
     }
 
-    /// Starts `command`, held in `confinement`.
+    /// Starts `command`, held in `confinement`, with pipes of its own.
     pub fn spawn(
         &mut self,
         command: &Command<'_>,
         confinement: &Confinement<'_>,
     ) -> Result<Spawned, SpawnError> {
+        let (stdout, child_stdout) = output_pipe()?;
+        let (stderr, child_stderr) = output_pipe()?;
+        let (pid, pidfd, start_time) =
+            self.spawn_with(command, confinement, child_stdout.as_fd(), child_stderr.as_fd())?;
+        Ok(Spawned { pid, pidfd, start_time, stdout, stderr })
+    }
+
+    /// Starts `command`, held in `confinement`, with these output streams. Returns its process id, pidfd, and start
+    /// time in clock ticks (0 if unknown).
+    pub(super) fn spawn_with(
+        &mut self,
+        command: &Command<'_>,
+        confinement: &Confinement<'_>,
+        stdout: BorrowedFd<'_>,
+        stderr: BorrowedFd<'_>,
+    ) -> Result<(Pid, OwnedFd, u64), SpawnError> {
         let nul = |_| SpawnError { stage: Stage::Arguments, errno: Errno::INVAL };
         let program = CString::new(command.program.as_os_str().as_bytes()).map_err(nul)?;
         let work_dir = CString::new(command.work_dir.as_os_str().as_bytes()).map_err(nul)?;
         let argv = StringArray::new(command.argv.iter().map(String::as_bytes))?;
         let env = StringArray::new(command.env.iter().map(Vec::as_slice))?;
-        let (stdout, child_stdout) = output_pipe()?;
-        let (stderr, child_stderr) = output_pipe()?;
         let Confinement { cgroup, join, open_files, user_processes } = confinement;
         let limits =
             [open_files.map(ProcessLimit::OpenFiles), user_processes.map(ProcessLimit::UserProcesses)];
@@ -158,8 +186,8 @@ impl Spawner {
             envp: env.as_ptr(),
             work_dir: &work_dir,
             stdin: self.null.as_fd(),
-            stdout: child_stdout.as_fd(),
-            stderr: child_stderr.as_fd(),
+            stdout,
+            stderr,
             cgroup: *cgroup,
             join,
             limits: &limits,
@@ -178,18 +206,18 @@ impl Spawner {
             CloneError::Child(stage, error) => SpawnError::new(stage.into(), &error),
         })?;
         let pid = Pid::from_raw(pid).ok_or(SpawnError { stage: Stage::Fork, errno: Errno::SRCH })?;
-        // Between two equal times there is no other one: mostly this spares the kernel the text of `/proc/PID/stat`.
+        // If both times are equal, it is the start time. Mostly this saves the kernel the text of `/proc/PID/stat`.
         let start_time = Some(before)
             .filter(|&before| before == ticks())
             .or_else(|| Process::read(pid.as_raw_nonzero().get() as u32).map(|process| process.start_time));
-        Ok(Spawned { pid, pidfd, start_time: start_time.unwrap_or(0), stdout, stderr })
+        Ok((pid, pidfd, start_time.unwrap_or(0)))
     }
 }
 
-/// How willingly the kernel ends steps when memory is short: before us and the daemon (faults.md row 12).
+/// Makes the kernel end steps before us and the daemon when memory is short (faults.md row 12).
 ///
-/// A child takes over its parent's value when it is made, so ours is a step's for as long as the start of one takes. It
-/// cannot set it itself: until it executes its program it has our memory, whose owner alone may write the file.
+/// A child inherits its parent's value, so we take a step's value for the time of a start. The child cannot set it:
+/// until it executes its program it shares our memory, and only that memory's owner may write the file.
 struct OomScore {
     /// `/proc/self/oom_score_adj`
     file: OwnedFd,
@@ -197,14 +225,14 @@ struct OomScore {
     step: String,
 }
 
-/// How much more willingly than the daemon.
+/// Added to the daemon's value for steps.
 const STEPS_FIRST: i32 = 500;
 
 /// The kernel's largest value.
 const MAX_OOM_SCORE_ADJ: i32 = 1000;
 
 impl OomScore {
-    /// `None` where the kernel or our rights know no such thing.
+    /// `None` if the kernel or our rights do not allow it.
     fn open(started_with: Option<i32>) -> Option<Self> {
         let file =
             rustix::fs::open("/proc/self/oom_score_adj", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())
@@ -225,17 +253,18 @@ impl OomScore {
     }
 
     fn set(&self, value: &str) {
-        // What cannot be set stays as it is: memory is then short for all alike.
+        // A value that cannot be set stays: memory is then short for all alike.
         rustix::io::pwrite(&self.file, value.as_bytes(), 0).ok();
     }
 }
 
-/// A step's value: well above the daemon's, which is ours too, and never below what the daemon was started with.
+/// Returns a step's value: well above the daemon's, which is ours too, and never below what the daemon was started
+/// with.
 fn step_score(own: i32, started_with: Option<i32>) -> i32 {
     (own + STEPS_FIRST).max(started_with.unwrap_or(own)).min(MAX_OOM_SCORE_ADJ)
 }
 
-/// Now, as the kernel shows start times of processes: in ticks of 10 ms on all processors that we are built for.
+/// Returns the time since boot in ticks of 10 ms: the unit of start times on all processors that we are built for.
 fn ticks() -> u64 {
     const TICK: u64 = 10_000_000;
     let now = rustix::time::clock_gettime(ClockId::Boottime);
@@ -255,8 +284,8 @@ impl From<ChildStage> for Stage {
     }
 }
 
-/// Read end (non-blocking) and write end (blocking, as programs expect their output to be).
-fn output_pipe() -> Result<(OwnedFd, OwnedFd), SpawnError> {
+/// Makes a pipe: the read end does not block, the write end does, as programs expect of their output.
+pub(super) fn output_pipe() -> Result<(OwnedFd, OwnedFd), SpawnError> {
     let make = || {
         let (read, write) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)?;
         rustix::io::ioctl_fionbio(&read, true)?;
@@ -267,7 +296,7 @@ fn output_pipe() -> Result<(OwnedFd, OwnedFd), SpawnError> {
 
 /// Strings as `execve` takes them: one block of memory, and pointers into it.
 pub(super) struct StringArray {
-    /// Held for the pointers.
+    /// Owns the memory that `pointers` point to.
     _bytes: Vec<u8>,
     pointers: Vec<*const c_char>,
 }
@@ -291,7 +320,7 @@ impl StringArray {
         Ok(Self { _bytes: bytes, pointers })
     }
 
-    /// The array, for as long as this lives.
+    /// Returns the array, valid as long as this lives.
     pub(super) fn as_ptr(&self) -> *const *const c_char {
         self.pointers.as_ptr()
     }

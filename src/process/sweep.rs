@@ -1,9 +1,9 @@
-//! Which processes belong to a job, read from `/proc` (service.md §6.5): for hosts without a usable control group,
-//! and for a daemon that finds the remains of a dead keeper.
+//! Processes as `/proc` shows them: descendants of a process, and the processes of a job whose keeper is dead
+//! (service.md §6.5).
 //!
-//! A process belongs to a job if its environment holds the job's tag, if its parent does, or if it is in a group
-//! that a step of the job led. A process that forks while `/proc` is read can be missed: callers repeat the sweep
-//! until it finds nothing twice.
+//! A process belongs to a job if its environment holds the job's tag, if it is the job's reaper, if its parent belongs
+//! to the job, or if it is in a group that a step of the job led. A process that forks while `/proc` is read can be
+//! missed: callers repeat the sweep until it finds nothing twice.
 
 use std::collections::{HashMap, HashSet};
 use std::fs;
@@ -11,11 +11,13 @@ use std::io::{self, Read};
 
 use rustix::fs::{Mode, OFlags};
 
+use super::reaper;
+
 /// Name of the environment variable that holds the job's tag as 32 hex digits (service.md §6.5).
 pub const TAG_VARIABLE: &str = "STEP_RUNNER_JOB";
 
-/// Most of an environment that is searched for the tag, in bytes. The tag is its last layer, but programs may have
-/// been started with more variables than these by a process of the job.
+/// Most of an environment that is searched for the tag, in bytes. The tag is in its last layer, but a process of the
+/// job may have started programs with more variables.
 const MAX_ENVIRONMENT: u64 = 4 << 20;
 
 /// Longest line of `/proc/PID/stat` in bytes: 52 numbers and a name.
@@ -30,9 +32,11 @@ pub struct Process {
     pub parent: u32,
     /// Its process group.
     pub group: u32,
-    /// When it started, in clock ticks since the host did. With pid and boot id it names the process for ever.
+    /// Its session.
+    pub session: u32,
+    /// Its start time in clock ticks since boot. With pid and boot id it identifies the process for ever.
     pub start_time: u64,
-    /// It has ended and waits to be reaped.
+    /// True if it has ended and waits to be reaped.
     pub zombie: bool,
 }
 
@@ -46,7 +50,8 @@ impl Process {
         Self::parse(pid, stat.get(..len)?)
     }
 
-    /// `PID (NAME) STATE PARENT GROUP …`; NAME may hold blanks and parentheses, so it ends at the last `)`.
+    /// Parses `PID (NAME) STATE PARENT GROUP SESSION …`. NAME may hold blanks and parentheses, so it ends at the last
+    /// `)`.
     fn parse(pid: u32, stat: &[u8]) -> Option<Self> {
         let name_end = memchr::memrchr(b')', stat)?;
         let rest = std::str::from_utf8(stat.get(name_end + 2..)?).ok()?;
@@ -54,114 +59,91 @@ impl Process {
         let state = fields.next()?;
         let parent = fields.next()?.parse().ok()?;
         let group = fields.next()?.parse().ok()?;
-        // The start time is field 22 of the line, the group field 5.
-        let start_time = fields.nth(16)?.parse().ok()?;
-        Some(Self { pid, parent, group, start_time, zombie: matches!(state, "Z" | "X") })
+        let session = fields.next()?.parse().ok()?;
+        // The start time is field 22 of the line, the session field 6.
+        let start_time = fields.nth(15)?.parse().ok()?;
+        Some(Self { pid, parent, group, session, start_time, zombie: matches!(state, "Z" | "X") })
     }
 }
 
-/// What tells the jobs apart.
+/// Marks by which processes of jobs are found.
 #[derive(Clone, Debug, Default)]
 pub struct Marks {
-    /// Tags of all jobs. Any other tag was given by a step-runner inside one of them and says nothing.
+    /// Tags of all jobs. Any other tag comes from a step-runner inside a job and means nothing.
     pub tags: HashSet<u128>,
     /// Tags by groups that steps of the jobs led.
     pub groups: HashMap<u32, u128>,
 }
 
-/// Where to look.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Scope {
-    /// At the descendants of this process: a keeper that is alive is the ancestor of all that its jobs started.
-    Below(u32),
-    /// At every process of the host: the keeper is gone.
-    Everywhere,
-}
-
-/// What is known of a process's job.
+/// Job of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Owner {
-    /// Not within the [`Scope`].
-    Outside,
-    /// Within it, but nothing tells its job.
+    /// It is unknown.
     Unknown,
     /// The job with this tag.
     Job(u128),
 }
 
-/// Finds processes of jobs. Remembers whose they were: one that cleans its environment and loses its parent keeps its job.
+/// Finds processes of jobs. Remembers their jobs: a process that clears its environment and loses its parent keeps its
+/// job.
 #[derive(Debug, Default)]
 pub struct Sweeper {
     /// Tag of the job by pid and start time.
     known: HashMap<(u32, u64), u128>,
 }
 
-/// A living process within the scope, and whose it is; never [`Owner::Outside`].
-pub type Found = (Process, Owner);
-
 impl Sweeper {
-    /// Reads `/proc` once.
-    pub fn find(&mut self, scope: Scope, marks: &Marks) -> io::Result<Vec<Found>> {
+    /// Reads `/proc` once. Returns the living processes of all jobs in `marks`, with their tags.
+    pub fn find(&mut self, marks: &Marks) -> io::Result<Vec<(Process, u128)>> {
         let table = read_table()?;
-        let mut found: Vec<Found> = Vec::new();
+        let mut found = Vec::new();
         let mut owners: HashMap<u32, Owner> = HashMap::with_capacity(table.len());
-        for &pid in table.keys().filter(|&&pid| scope != Scope::Below(pid)) {
-            let owner = self.owner(pid, scope, marks, &table, &mut owners);
+        for &pid in table.keys() {
+            let owner = self.owner(pid, marks, &table, &mut owners);
             if let Some(process) = table.get(&pid)
                 && !process.zombie
-                && owner != Owner::Outside
+                && let Owner::Job(tag) = owner
             {
-                found.push((*process, owner));
+                found.push((*process, tag));
             }
         }
         self.known.retain(|(pid, start_time), _| table.get(pid).is_some_and(|p| p.start_time == *start_time));
         Ok(found)
     }
 
-    /// Whose `process` is by its own tag or group alone, without looking at its ancestors.
-    pub fn owner_of(&mut self, process: &Process, marks: &Marks) -> Owner {
-        let tag = self.tag(process, marks).or_else(|| marks.groups.get(&process.group).copied());
-        tag.map_or(Owner::Unknown, Owner::Job)
-    }
-
     fn owner(
         &mut self,
         pid: u32,
-        scope: Scope,
         marks: &Marks,
         table: &HashMap<u32, Process>,
         owners: &mut HashMap<u32, Owner>,
     ) -> Owner {
-        // Up to an ancestor whose owner is known; then down again, each taking its parent's owner unless it has a tag.
+        // Go up to an ancestor whose owner is known, then down again: each takes its parent's owner unless it has a
+        // tag.
         let mut line = Vec::new();
         let mut at = pid;
         let mut owner = loop {
-            if scope == Scope::Below(at) {
-                break Owner::Unknown;
-            }
             if let Some(&known) = owners.get(&at) {
                 break known;
             }
-            let Some(process) = table.get(&at) else { break outside(scope) };
-            // A table that was read while processes moved may hold a circle; no real line is this long.
+            let Some(process) = table.get(&at) else { break Owner::Unknown };
+            // A table that was read while processes moved may hold a circle; no real chain is this long.
             if process.parent == 0 || line.len() > table.len() {
-                break outside(scope);
+                break Owner::Unknown;
             }
             line.push(*process);
             at = process.parent;
         };
         for process in line.into_iter().rev() {
-            if owner != Owner::Outside {
-                let own = self.tag(&process, marks).map(Owner::Job);
-                let group = marks.groups.get(&process.group).copied().map(Owner::Job);
-                owner = match (own, owner, group) {
-                    (Some(own), _, _) => own,
-                    (None, Owner::Unknown, Some(group)) => group,
-                    (None, inherited, _) => inherited,
-                };
-                if let Owner::Job(tag) = owner {
-                    self.known.insert((process.pid, process.start_time), tag);
-                }
+            let own = self.tag(&process, marks).map(Owner::Job);
+            let group = marks.groups.get(&process.group).copied().map(Owner::Job);
+            owner = match (own, owner, group) {
+                (Some(own), _, _) => own,
+                (None, Owner::Unknown, Some(group)) => group,
+                (None, inherited, _) => inherited,
+            };
+            if let Owner::Job(tag) = owner {
+                self.known.insert((process.pid, process.start_time), tag);
             }
             owners.insert(process.pid, owner);
         }
@@ -173,18 +155,63 @@ impl Sweeper {
         if let Some(&tag) = self.known.get(&key) {
             return Some(tag);
         }
-        let tag = read_tag(process.pid).filter(|tag| marks.tags.contains(tag))?;
+        let tag = read_tag(process.pid).or_else(|| tag_of_reaper(process.pid));
+        let tag = tag.filter(|tag| marks.tags.contains(tag))?;
         self.known.insert(key, tag);
         Some(tag)
     }
 }
 
-/// Of a process whose line of parents ends without meeting anything known.
-const fn outside(scope: Scope) -> Owner {
-    match scope {
-        Scope::Below(_) => Owner::Outside,
-        Scope::Everywhere => Owner::Unknown,
+/// Returns the living descendants of process `ancestor`. One that forks meanwhile can be missed, and its descendants
+/// too.
+pub fn descendants(ancestor: u32) -> Vec<Process> {
+    let table = read_table().unwrap_or_default();
+    let mut children: HashMap<u32, Vec<Process>> = HashMap::new();
+    for process in table.into_values() {
+        children.entry(process.parent).or_default().push(process);
     }
+    let mut found = Vec::new();
+    let mut at = vec![ancestor];
+    // Each list is taken once, so a circle ends; a table that was read while processes moved may have one.
+    while let Some(parent) = at.pop() {
+        for process in children.remove(&parent).unwrap_or_default() {
+            at.push(process.pid);
+            if !process.zombie {
+                found.push(process);
+            }
+        }
+    }
+    found
+}
+
+/// Returns the children of this process, zombies included, from one file. On a kernel built without that file, reads
+/// all processes and returns the living descendants instead.
+pub fn own_children() -> Vec<Process> {
+    match unknown_children(|_| false) {
+        Ok(children) => children.into_iter().filter_map(Process::read).collect(),
+        Err(_) => descendants(std::process::id()),
+    }
+}
+
+/// Longest command line that is read, in bytes.
+const MAX_COMMAND_LINE: u64 = 64 << 10;
+
+/// Returns the arguments of process `pid`; `None` if there are none, they are too long, or it is gone.
+pub fn command_line(pid: u32) -> Option<Vec<Vec<u8>>> {
+    let mut bytes = Vec::new();
+    let file = fs::File::open(format!("/proc/{pid}/cmdline")).ok()?;
+    file.take(MAX_COMMAND_LINE).read_to_end(&mut bytes).ok()?;
+    let is_whole = (bytes.len() as u64) < MAX_COMMAND_LINE && !bytes.is_empty();
+    let arguments = bytes.strip_suffix(&[0]).unwrap_or(&bytes).split(|&byte| byte == 0);
+    is_whole.then(|| arguments.map(<[u8]>::to_vec).collect())
+}
+
+/// Returns the tag of the job whose reaper process `pid` is, by its command line.
+pub fn tag_of_reaper(pid: u32) -> Option<u128> {
+    let line = command_line(pid)?;
+    let [_, reaper, job, tag, ..] = line.as_slice() else { return None };
+    let is_reaper = [reaper, job].into_iter().zip(reaper::WORDS).all(|(word, ours)| word == ours.as_bytes());
+    u128::from_str_radix(std::str::from_utf8(tag).ok().filter(|_| is_reaper)?, 16).ok()
 }
 
 fn read_table() -> io::Result<HashMap<u32, Process>> {
@@ -199,7 +226,7 @@ fn read_table() -> io::Result<HashMap<u32, Process>> {
     Ok(table)
 }
 
-/// Tag in the environment of process `pid`, if it can be read.
+/// Returns the tag in the environment of process `pid`, if it can be read.
 fn read_tag(pid: u32) -> Option<u128> {
     let mut environment = Vec::new();
     let file = fs::File::open(format!("/proc/{pid}/environ")).ok()?;
@@ -210,12 +237,12 @@ fn read_tag(pid: u32) -> Option<u128> {
     })
 }
 
-/// Process ids of this process's children whose `known` is false, zombies included. Cheap: one file, whatever else runs
-/// on the host. Orphans come to the main thread, whose children these are.
+/// Returns the ids of this process's children whose `known` is false, zombies included. Reads one file, whatever else
+/// runs on the host. It lists the children of the main thread, to which orphans come.
 ///
-/// Complete: while the file is read children only come, at the end of the list, as they go when they are reaped, and that is
-/// for the thread that calls this to do. So where a subreaper that has reaped all it started sees none here, nothing lives
-/// below it: a process that has lost its parents hangs below such a child, until that is reaped.
+/// The list is complete. While the file is read, children are only added, at its end: a child goes when it is reaped,
+/// and only the calling thread reaps. So if a subreaper that has reaped all it started sees none, nothing lives below
+/// it: every descendant hangs below a child until that is reaped.
 pub fn unknown_children(mut known: impl FnMut(u32) -> bool) -> io::Result<Vec<u32>> {
     let pid = std::process::id();
     let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"))?;
@@ -229,8 +256,9 @@ mod tests {
 
     #[test]
     fn a_name_with_blanks_and_parentheses_does_not_shift_the_fields() {
-        let stat = b"42 (a) b (c) S 7 9 9 0 -1 4194304 1 0 0 0 0 0 0 0 20 0 1 0 123456 1 2 3\n";
-        let process = Process { pid: 42, parent: 7, group: 9, start_time: 123_456, zombie: false };
+        let stat = b"42 (a) b (c) S 7 9 8 0 -1 4194304 1 0 0 0 0 0 0 0 20 0 1 0 123456 1 2 3\n";
+        let process =
+            Process { pid: 42, parent: 7, group: 9, session: 8, start_time: 123_456, zombie: false };
         assert_eq!(Process::parse(42, stat), Some(process));
         assert_eq!(Process::parse(42, b"42 (x"), None);
         assert_eq!(Process::parse(42, b"42 (x) S 7"), None);
@@ -245,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tagged_child_is_told_from_an_untagged_one() {
+    fn a_tagged_child_is_told_from_an_untagged_one_and_both_are_below() {
         let start = |tag: Option<u128>| {
             let mut command = std::process::Command::new("sleep");
             command.arg("30").env_remove(TAG_VARIABLE);
@@ -257,20 +285,27 @@ mod tests {
         let (mut tagged, mut plain) = (start(Some(7)), start(None));
         let mut marks = Marks { tags: HashSet::from([7]), ..Marks::default() };
         let mut inner = start(Some(8));
-        // The environment of a process reads empty for a moment after it became its program.
+        // Right after a process became its program, its environment reads empty for a moment.
         let until = std::time::Instant::now() + std::time::Duration::from_mins(1);
         while read_tag(tagged.id()).is_none() && std::time::Instant::now() < until {
             std::thread::yield_now();
         }
-        let found = Sweeper::default().find(Scope::Below(std::process::id()), &marks).unwrap();
-        let tag_of = |pid| found.iter().find(|(process, _)| process.pid == pid).map(|(_, tag)| *tag);
-        assert_eq!(tag_of(tagged.id()), Some(Owner::Job(7)));
-        assert_eq!(tag_of(plain.id()), Some(Owner::Unknown));
-        assert_eq!(tag_of(inner.id()), Some(Owner::Unknown), "a tag of nobody we know");
-        assert_eq!(tag_of(1), None);
-        marks.groups = HashMap::from([(found.iter().find(|(p, _)| p.pid == plain.id()).unwrap().0.group, 9)]);
-        let by_group = Sweeper::default().find(Scope::Everywhere, &marks).unwrap();
-        assert!(by_group.iter().any(|(process, tag)| process.pid == plain.id() && *tag == Owner::Job(9)));
+        let find = |marks: &Marks| Sweeper::default().find(marks).unwrap();
+        let tag_of = |pid, marks: &Marks| {
+            find(marks).iter().find(|(process, _)| process.pid == pid).map(|(_, tag)| *tag)
+        };
+        assert_eq!(tag_of(tagged.id(), &marks), Some(7));
+        assert_eq!(tag_of(plain.id(), &marks), None);
+        assert_eq!(tag_of(inner.id(), &marks), None, "a tag of nobody we know");
+        let group = Process::read(plain.id()).unwrap().group;
+        marks.groups = HashMap::from([(group, 9)]);
+        assert_eq!(tag_of(plain.id(), &marks), Some(9));
+        let below: Vec<u32> = descendants(std::process::id()).iter().map(|process| process.pid).collect();
+        for child in [&tagged, &plain, &inner] {
+            assert!(below.contains(&child.id()));
+        }
+        assert!(!below.contains(&std::process::id()));
+        assert_eq!(command_line(plain.id()).unwrap(), [b"sleep".to_vec(), b"30".to_vec()]);
         for child in [&mut tagged, &mut plain, &mut inner] {
             child.kill().unwrap();
             child.wait().unwrap();

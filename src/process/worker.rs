@@ -1,7 +1,7 @@
-//! The process that fetches for the daemon, `step-runner fetch`: what it starts with, and what it may not do.
+//! The process that fetches for the daemon, `step-runner fetch`: its start and its confinement.
 //!
-//! It reads what servers send, so it is kept away from everything else: no environment, no descriptor but two pipes, no
-//! way to more rights, and limits that end it long before the machine suffers.
+//! It reads what servers send, so it is kept away from everything else. It has no environment, no descriptor but two
+//! pipes, no way to more rights, and limits that end it long before the machine suffers.
 
 use std::ffi::OsString;
 use std::io;
@@ -21,14 +21,14 @@ use crate::model::ExitStatus;
 /// Most memory of a worker in bytes: twice the largest tree, so that a pack can be held while it is read.
 pub const MAX_MEMORY: u64 = 2 << 30;
 
-/// Most memory in bytes of a process that deals with images: the largest window of an archive's compression, 128 MiB, a
-/// few manifests, and room. What a registry says besides layers comes into memory whole.
+/// Most memory in bytes of a process that handles images: the largest window of an archive's compression, 128 MiB, a
+/// few manifests, and room. Everything a registry sends but layers is held in memory whole.
 pub const MAX_IMAGE_MEMORY: u64 = 512 << 20;
 
 /// Most processor time of a worker in seconds: unpacking what is within the other limits takes a small part of it.
 pub const MAX_CPU_SECONDS: u64 = 600;
 
-/// How far a worker stands back behind steps for the processor.
+/// Niceness of a worker: steps get the processor first.
 const NICENESS: i32 = 5;
 
 /// Largest file that a worker may write, in bytes: the largest tree in one pack, and as much again for its history.
@@ -37,7 +37,7 @@ pub const MAX_FILE: u64 = 2 << 30;
 /// Time to end for a worker that has closed its output: the system tears down up to [`MAX_MEMORY`] first.
 const END_TIME: Duration = Duration::from_secs(2);
 
-/// What runs as a worker.
+/// Program of a worker.
 #[derive(Clone, Debug)]
 pub struct Program {
     path: PathBuf,
@@ -45,12 +45,12 @@ pub struct Program {
 }
 
 impl Program {
-    /// This very program, also after its file was replaced.
+    /// Returns this program, valid after its file was replaced.
     pub fn this() -> Self {
         Self { path: "/proc/self/exe".into(), argument: "fetch".into() }
     }
 
-    /// A shell script that speaks the same.
+    /// Returns a shell script that speaks the same protocol.
     #[cfg(test)]
     pub fn script(path: PathBuf) -> Self {
         Self { path: "/bin/sh".into(), argument: path.into() }
@@ -66,7 +66,7 @@ pub struct Worker {
 }
 
 impl Worker {
-    /// Starts one: its task goes to the first pipe, what it says comes from the second. To be called on a thread that
+    /// Starts a worker. Its task goes to the first pipe, its messages come from the second. Call it on a thread that
     /// lives as long as the daemon: the kernel ends a worker with the thread that started it.
     pub fn start(program: &Program) -> io::Result<(Self, ChildStdin, ChildStdout)> {
         let mut command = Command::new(&program.path);
@@ -93,13 +93,13 @@ impl Worker {
         }
     }
 
-    /// SIGKILL. It has nothing to tidy up: its files are the daemon's to remove.
+    /// Sends SIGKILL. The worker has nothing to tidy up: the daemon removes its files.
     pub fn kill(&self) {
-        // One that has ended by itself is as good.
+        // A worker that has ended by itself is as good.
         pidfd_send_signal(&self.pidfd, Signal::KILL).ok();
     }
 
-    /// Waits until it ends by itself, but no longer than [`END_TIME`]: then it is killed. Blocks.
+    /// Blocks until the worker ends by itself. Kills it after [`END_TIME`].
     pub fn reap(mut self) -> io::Result<ExitStatus> {
         let end_time = Timespec::try_from(END_TIME).unwrap_or_default();
         if poll(&mut [PollFd::new(&self.pidfd, PollFlags::IN)], Some(&end_time)) != Ok(1) {
@@ -123,8 +123,8 @@ impl Drop for Worker {
     }
 }
 
-/// Makes this process a worker: it ends with its daemon, cannot gain rights, leaves no core dump, makes files for its
-/// own user alone, and is ended by the system when it takes more than a transfer needs.
+/// Makes this process a worker. It ends with its daemon, cannot gain rights, leaves no core dump, and makes files for
+/// its own user alone. The system ends it if it takes more than a transfer needs.
 pub fn confine() -> io::Result<()> {
     end_first();
     rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
@@ -135,20 +135,20 @@ pub fn confine() -> io::Result<()> {
     limit(Resource::Core, 0)?;
     limit(Resource::Data, MAX_MEMORY)?;
     limit(Resource::Fsize, MAX_FILE)?;
-    // Only below the hard limit the system says by its signal what there was too much of.
+    // The system's signal names the exceeded limit only below the hard limit.
     limit(Resource::Cpu, MAX_CPU_SECONDS + 1)?;
     let Rlimit { current, maximum } = rustix::process::getrlimit(Resource::Cpu);
     let current = Some(current.map_or(MAX_CPU_SECONDS, |current| current.min(MAX_CPU_SECONDS)));
     Ok(rustix::process::setrlimit(Resource::Cpu, Rlimit { current, maximum })?)
 }
 
-/// When memory is short the system is to end this process before any other.
+/// Makes the system end this process before any other when memory is short.
 pub fn end_first() {
-    // Where this cannot be said, limits of memory do.
+    // If this fails, limits of memory do.
     std::fs::write("/proc/self/oom_score_adj", "1000").ok();
 }
 
-/// Bounds the memory of this process, in bytes: beyond it ends.
+/// Limits the memory of this process, in bytes. Beyond it, the process ends.
 pub fn limit_memory(bytes: u64) -> io::Result<()> {
     limit(Resource::Data, bytes)
 }

@@ -6,11 +6,11 @@ use super::*;
 
 #[test]
 fn a_key_is_server_and_project_without_blanks_and_leading_zeros() {
-    assert_eq!(Key::new(" https://a ", " 007 "), Key::new("https://a", "7"));
-    assert_eq!(Key::new("", "000"), Key::new("", "0"));
-    assert_ne!(Key::new("", "x07"), Key::new("", "x7"));
-    assert_ne!(Key::new("", ""), Key::new("", "0"));
-    assert_eq!(Key::new("", ""), Key::default());
+    assert_eq!(ShareKey::new(" https://a ", " 007 "), ShareKey::new("https://a", "7"));
+    assert_eq!(ShareKey::new("", "000"), ShareKey::new("", "0"));
+    assert_ne!(ShareKey::new("", "x07"), ShareKey::new("", "x7"));
+    assert_ne!(ShareKey::new("", ""), ShareKey::new("", "0"));
+    assert_eq!(ShareKey::new("", ""), ShareKey::default());
 }
 
 #[test]
@@ -35,10 +35,10 @@ fn a_number_is_digits_below_two_to_the_64th() {
 
 #[test]
 fn a_request_too_large_for_the_queue_is_refused_and_leaves_no_trace() {
-    let limits = Limits { running: Some(1), queued_bytes: Some(100), ..Limits::default() };
+    let limits = QueueLimits { running: Some(1), queued_bytes: Some(100), ..QueueLimits::default() };
     let mut queue = Queue::new(Policy::Fair, limits);
     let mut starts = Vec::new();
-    let key = Key::default;
+    let key = ShareKey::default;
     assert!(matches!(queue.submit(&"a", key(), None, 1_000, &mut starts), Submitted::Started(_)));
     assert!(matches!(queue.submit(&"b", key(), Some(9), 60, &mut starts), Submitted::Queued(_)));
     let full = Full::Bytes { waiting: 60, limit: 100 };
@@ -51,7 +51,7 @@ fn a_request_too_large_for_the_queue_is_refused_and_leaves_no_trace() {
 
 #[test]
 fn waiting_jobs_keep_their_order_over_a_restart() {
-    let limits = Limits { running: Some(1), ..Limits::default() };
+    let limits = QueueLimits { running: Some(1), ..QueueLimits::default() };
     let mut queue = Queue::new(Policy::Fair, limits);
     let mut starts = Vec::new();
     let mut places = Vec::new();
@@ -62,28 +62,28 @@ fn waiting_jobs_keep_their_order_over_a_restart() {
         ("d", "s", "3", Some(7)),
     ];
     for (job, server, project, number) in jobs {
-        let key = Key::new(server, project);
+        let key = ShareKey::new(server, project);
         if let Submitted::Queued(place) = queue.submit(&job, key.clone(), number, 1, &mut starts) {
             places.push((job, key, place));
         }
     }
     let mut later = Queue::new(Policy::Fair, limits);
     later.pause();
-    later.restore_running("a", Key::new("s", "1"));
+    later.restore_running("a", ShareKey::new("s", "1"));
     for (job, key, place) in places.iter().rev() {
         later.restore_waiting(*job, key.clone(), place, 1);
     }
-    // One more of each: the numbers that are compared are still those of the first server.
+    // Another job of each server: the comparable numbers are still those of the first server.
     for queue in [&mut queue, &mut later] {
-        queue.submit(&"e", Key::new("t", "2"), Some(2), 1, &mut starts);
-        queue.submit(&"f", Key::new("s", "3"), Some(8), 1, &mut starts);
+        queue.submit(&"e", ShareKey::new("t", "2"), Some(2), 1, &mut starts);
+        queue.submit(&"f", ShareKey::new("s", "3"), Some(8), 1, &mut starts);
     }
     let drain = |queue: &mut Queue<&'static str>, first| {
         let mut order = vec![first];
         queue.resume(&mut order);
         let mut at = 0;
         while let Some(job) = order.get(at).copied() {
-            queue.leave(&job, &mut order);
+            queue.remove_job(&job, &mut order);
             at += 1;
         }
         order
@@ -93,17 +93,17 @@ fn waiting_jobs_keep_their_order_over_a_restart() {
 
 #[test]
 fn a_job_without_number_stands_behind_those_that_have_started_before_a_restart() {
-    let limits = Limits { running: Some(1), ..Limits::default() };
+    let limits = QueueLimits { running: Some(1), ..QueueLimits::default() };
     let mut queue = Queue::new(Policy::Fair, limits);
     let mut starts = Vec::new();
-    let key = || Key::new("s", "1");
+    let key = || ShareKey::new("s", "1");
     let mut places = Vec::new();
     for (job, number) in [("running", 1), ("first", 2), ("second", 9), ("third", 5)] {
         if let Submitted::Queued(place) = queue.submit(&job, key(), Some(number), 1, &mut starts) {
             places.push((job, place));
         }
     }
-    // The second has started meanwhile: it is not among those that wait.
+    // The second job has started meanwhile, so it is not restored as waiting.
     let mut later = Queue::new(Policy::Fair, limits);
     later.restore_running("second", key());
     for (job, place) in places.iter().filter(|(job, _)| *job != "second") {
@@ -123,13 +123,13 @@ enum Happens {
     Finish(u8),
     Pause,
     Resume,
-    Configure(bool, Limits),
+    Configure(bool, QueueLimits),
 }
 
-fn limits() -> impl Strategy<Value = Limits> {
+fn limits() -> impl Strategy<Value = QueueLimits> {
     let bound = || prop::option::of(0..4_usize);
     (prop::option::of(1..5_usize), prop::option::of(1..3_usize), bound(), prop::option::of(0..40_u64))
-        .prop_map(|(running, running_per_key, queued, queued_bytes)| Limits {
+        .prop_map(|(running, running_per_key, queued, queued_bytes)| QueueLimits {
             running,
             running_per_key,
             queued,
@@ -151,31 +151,31 @@ fn events() -> impl Strategy<Value = Vec<Happens>> {
     prop::collection::vec(event, 1..80)
 }
 
-fn key(number: u8) -> Key {
-    Key::new(if number == 3 { "other" } else { "server" }, &number.to_string())
+fn key(number: u8) -> ShareKey {
+    ShareKey::new(if number == 3 { "other" } else { "server" }, &number.to_string())
 }
 
-/// The rule of queue.md §4, word for word: a list that is searched at every choice.
+/// The rule of queue.md §4, literally: a list that is searched at every choice.
 struct Slow {
     policy: Policy,
-    limits: Limits,
+    limits: QueueLimits,
     paused: bool,
-    waiting: Vec<(u8, Key, u64, u64, u64)>,
-    running: BTreeMap<u8, Key>,
+    waiting: Vec<(u8, ShareKey, u64, u64, u64)>,
+    running: BTreeMap<u8, ShareKey>,
     arrivals: u64,
     reference: Option<Arc<str>>,
     highest: u64,
 }
 
 impl Slow {
-    fn count(&self, key: &Key) -> usize {
+    fn count(&self, key: &ShareKey) -> usize {
         self.running.values().filter(|other| *other == key).count()
     }
 
     fn offer(&mut self) -> Vec<u8> {
         let mut starts = Vec::new();
         while !self.paused && self.limits.running.is_none_or(|limit| self.running.len() < limit) {
-            let below = |key: &Key| self.limits.running_per_key.is_none_or(|cap| self.count(key) < cap);
+            let below = |key: &ShareKey| self.limits.running_per_key.is_none_or(|cap| self.count(key) < cap);
             let best = self.waiting.iter().filter(|job| below(&job.1)).min_by_key(|job| match self.policy {
                 Policy::Fifo => (0, 0, job.3),
                 Policy::Fair => (self.count(&job.1), job.2, job.3),
@@ -191,7 +191,7 @@ impl Slow {
         starts
     }
 
-    fn submit(&mut self, job: u8, key: Key, number: Option<u64>, bytes: u64) -> (&'static str, Vec<u8>) {
+    fn submit(&mut self, job: u8, key: ShareKey, number: Option<u64>, bytes: u64) -> (&'static str, Vec<u8>) {
         if self.running.contains_key(&job) || self.waiting.iter().any(|other| other.0 == job) {
             return ("existing", Vec::new());
         }
@@ -232,7 +232,7 @@ fn word(submitted: &Submitted) -> &'static str {
 }
 
 proptest! {
-    /// queue.md §9 Q3: the same starts and answers as a list that is sorted anew each time, and the invariants of §7.
+    /// queue.md §9 Q3: the same starts and answers as a list that is sorted for every choice, and the invariants of §7.
     #[test]
     fn random_events_give_what_a_sorted_list_gives(
         fair in any::<bool>(),
@@ -259,9 +259,9 @@ proptest! {
                     prop_assert_eq!(is_running, slow.running.contains_key(&job));
                     let waited = slow.waiting.iter().any(|other| other.0 == job);
                     prop_assert_eq!(queue.key(&job).is_some(), is_running || waited);
-                    // A running one keeps its slot until it has ended.
+                    // A running job keeps its slot until it has ended.
                     if !is_running {
-                        queue.leave(&job, &mut starts);
+                        queue.remove_job(&job, &mut starts);
                     }
                     slow.waiting.retain(|other| other.0 != job);
                     slow.offer()
@@ -270,7 +270,7 @@ proptest! {
                     let is_running = queue.is_running(&job);
                     prop_assert_eq!(is_running, slow.running.remove(&job).is_some());
                     if is_running {
-                        queue.leave(&job, &mut starts);
+                        queue.remove_job(&job, &mut starts);
                     }
                     slow.offer()
                 }
@@ -301,39 +301,39 @@ proptest! {
 
 #[test]
 fn a_restored_running_job_holds_its_slot_until_it_leaves() {
-    let limits = Limits { running: Some(1), ..Limits::default() };
+    let limits = QueueLimits { running: Some(1), ..QueueLimits::default() };
     let mut queue = Queue::new(Policy::Fifo, limits);
     let mut starts = Vec::new();
-    let key = Key::new("s", "1");
+    let key = ShareKey::new("s", "1");
     queue.restore_running("a", key.clone());
     assert_eq!(queue.key(&"a"), Some(&key));
     assert!(matches!(queue.submit(&"b", key.clone(), None, 1, &mut starts), Submitted::Queued(_)));
     assert!(matches!(queue.submit(&"c", key, None, 1, &mut starts), Submitted::Queued(_)));
-    // A waiting one leaves its place, a running one its slot.
-    queue.leave(&"b", &mut starts);
+    // A waiting job gives up its place, a running one its slot.
+    queue.remove_job(&"b", &mut starts);
     assert_eq!((starts.len(), queue.waiting()), (0, 1));
-    queue.leave(&"a", &mut starts);
+    queue.remove_job(&"a", &mut starts);
     assert_eq!(starts, ["c"]);
     assert_eq!(queue.key(&"a"), None);
 }
 
 #[test]
 fn what_comes_after_a_restart_stands_behind_what_waited() {
-    let mut queue = Queue::new(Policy::Fifo, Limits { running: Some(0), ..Limits::default() });
+    let mut queue = Queue::new(Policy::Fifo, QueueLimits { running: Some(0), ..QueueLimits::default() });
     let mut starts = Vec::new();
     let mut places = Vec::new();
     for job in ["a", "b", "c"] {
-        match queue.submit(&job, Key::default(), None, 1, &mut starts) {
+        match queue.submit(&job, ShareKey::default(), None, 1, &mut starts) {
             Submitted::Queued(place) => places.push((job, place)),
             other => panic!("{other:?}"),
         }
     }
-    let mut later = Queue::new(Policy::Fifo, Limits::default());
+    let mut later = Queue::new(Policy::Fifo, QueueLimits::default());
     later.pause();
     for (job, place) in &places {
-        later.restore_waiting(*job, Key::default(), place, 1);
+        later.restore_waiting(*job, ShareKey::default(), place, 1);
     }
-    match later.submit(&"d", Key::default(), None, 1, &mut starts) {
+    match later.submit(&"d", ShareKey::default(), None, 1, &mut starts) {
         Submitted::Queued(place) => assert_eq!(place.arrival, 3),
         other => panic!("{other:?}"),
     }
@@ -343,16 +343,45 @@ fn what_comes_after_a_restart_stands_behind_what_waited() {
 
 #[test]
 fn what_is_too_much_is_told_without_the_job_that_asks() {
-    let limits = Limits { running: Some(0), queued: Some(2), ..Limits::default() };
+    let limits = QueueLimits { running: Some(0), queued: Some(2), ..QueueLimits::default() };
     let mut queue = Queue::new(Policy::Fifo, limits);
     let mut starts = Vec::new();
     for job in ["a", "b"] {
-        assert!(matches!(queue.submit(&job, Key::default(), None, 1, &mut starts), Submitted::Queued(_)));
+        assert!(matches!(
+            queue.submit(&job, ShareKey::default(), None, 1, &mut starts),
+            Submitted::Queued(_)
+        ));
     }
     let full = Full::Jobs { waiting: 2, limit: 2 };
-    assert_eq!(queue.submit(&"c", Key::default(), None, 1, &mut starts), Submitted::Full(full));
-    let mut bytes = Queue::new(Policy::Fifo, Limits { running: Some(0), queued_bytes: Some(9), ..limits });
-    assert!(matches!(bytes.submit(&"a", Key::default(), None, 7, &mut starts), Submitted::Queued(_)));
+    assert_eq!(queue.submit(&"c", ShareKey::default(), None, 1, &mut starts), Submitted::Full(full));
+    let mut bytes =
+        Queue::new(Policy::Fifo, QueueLimits { running: Some(0), queued_bytes: Some(9), ..limits });
+    assert!(matches!(bytes.submit(&"a", ShareKey::default(), None, 7, &mut starts), Submitted::Queued(_)));
     let full = Full::Bytes { waiting: 7, limit: 9 };
-    assert_eq!(bytes.submit(&"b", Key::default(), None, 3, &mut starts), Submitted::Full(full));
+    assert_eq!(bytes.submit(&"b", ShareKey::default(), None, 3, &mut starts), Submitted::Full(full));
+}
+
+proptest! {
+    #[test]
+    fn places_are_the_order_in_which_free_slots_are_given_away(
+        jobs in prop::collection::vec((0u8..4, prop::option::of(0u64..20)), 0..30),
+        cap in prop::option::of(1usize..6),
+        fair in any::<bool>(),
+    ) {
+        let policy = if fair { Policy::Fair } else { Policy::Fifo };
+        let limits = |running| QueueLimits { running: Some(running), running_per_key: cap, ..QueueLimits::default() };
+        let mut queue = Queue::new(policy, limits(2));
+        for (id, (project, number)) in jobs.iter().enumerate() {
+            queue.submit(&id, ShareKey::new("s", &project.to_string()), *number, 1, &mut Vec::new());
+        }
+        let order = queue.order();
+        prop_assert_eq!(order.len(), queue.waiting());
+        let mut starts = Vec::new();
+        for running in 3..=jobs.len() {
+            queue.configure(policy, limits(running), &mut starts);
+        }
+        prop_assert_eq!(&order[..starts.len()], &starts[..]);
+        let left: std::collections::BTreeSet<_> = order[starts.len()..].iter().collect();
+        prop_assert_eq!(left.len(), queue.waiting(), "those of keys at their cap come last, each once");
+    }
 }

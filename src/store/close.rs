@@ -6,35 +6,41 @@ use std::os::fd::{AsFd, BorrowedFd};
 use super::{JobFolder, ScannedJob, StoreError, file_vars};
 use crate::files;
 use crate::journal::event::End;
-use crate::log::frame::{HEADER_LEN, Kind, Stamp, daemon_lines};
+use crate::log::frame::{HEADER_LEN, LogChannel, Stamp, daemon_lines};
+use crate::log::line::Entry;
 use crate::log::tail::Tail;
 use crate::model::{EndClass, Outcome};
 
-/// How the last line of a job begins (logs.md §2). One that was cancelled before anything of it ran is no interrupted one.
-fn last_words(outcome: &Outcome) -> &'static str {
+/// Beginning of the last line of an interrupted job's log (logs.md §2). A job that was cancelled before its start
+/// counts as cancelled.
+fn last_line_prefix(outcome: &Outcome) -> &'static str {
     match outcome.class {
         EndClass::Cancelled => "job cancelled: ",
         _ => "job interrupted: ",
     }
 }
 
-/// Most bytes of the log's end that are looked at for that line.
+/// Number of bytes at the log's end that are searched for that line.
 const TAIL: usize = 4 << 10;
 
-/// Bytes of the log that are checked at a time.
+/// Number of log bytes that are checked at a time.
 const PIECE: usize = 256 << 10;
 
-/// What died.
+/// Extent of the death that interrupted a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Death {
-    /// Processes: what they wrote is in the files.
-    Processes,
-    /// Perhaps the host: what was not synced may be missing or torn.
+    /// Only processes died: everything they wrote is in the files.
+    Processes {
+        /// Log length that the dead keeper had reported. Entries that it could not report any more, and bytes of other
+        /// processes, may follow.
+        log_len: Option<u64>,
+    },
+    /// The host may have died too: data that was not synced may be missing or torn.
     Host,
 }
 
-/// A job whose log is closed and whose end is to be recorded. Between the two there may be a sync: an end on the disk
-/// then tells that the log is.
+/// A job with a closed log whose end must still be recorded. A sync can come in between: then an end on the disk
+/// implies that the log is on the disk.
 #[derive(Debug)]
 pub struct Closing {
     folder: JobFolder,
@@ -53,12 +59,13 @@ struct LogEnd {
 }
 
 impl Closing {
-    /// Removes the file variables of `job` and completes its log with one last line that ends in the
-    /// message of `outcome`; `now` is in microseconds since the epoch, `boot` since the host's boot. May be
-    /// repeated after a crash.
+    /// Removes the file variables of `job` and completes its log with a last line that ends in the message of
+    /// `outcome`. `now` is in microseconds since the epoch, `boot` since the host's boot. The call can be repeated
+    /// after a crash.
     ///
-    /// A log that cannot be written is left as it is: the end record counts. Of a log only that is cut which no client can
-    /// have seen, after a death of the host with `durability = power`.
+    /// A log that cannot be written stays as it is: the end record counts. Only bytes that no client can have seen are
+    /// cut off. After a death of the host with `durability = power` these are torn entries behind the synced length;
+    /// after a death of processes, foreign bytes behind the reported length.
     pub fn begin(
         job: &ScannedJob,
         outcome: Outcome,
@@ -76,7 +83,7 @@ impl Closing {
         Ok(Self { folder: folder.clone(), outcome, now, boot, log, steps_done: steps.count })
     }
 
-    /// The end to be recorded.
+    /// Returns the end to record.
     pub fn end(&self) -> End {
         End {
             end_boot: Some(self.boot),
@@ -92,14 +99,21 @@ impl Closing {
     }
 }
 
-/// Closes `job` in one go: as interrupted by `cause`; see [`Closing`].
-pub fn close_interrupted(job: &ScannedJob, cause: &str, now: i64, boot: u64) -> Result<End, StoreError> {
-    let closing = Closing::begin(job, Outcome::interrupted(cause), Death::Processes, now, boot)?;
+/// Closes `job` in one go, as interrupted by `cause`; see [`Closing`] and [`Death::Processes`].
+pub fn close_interrupted(
+    job: &ScannedJob,
+    cause: &str,
+    log_len: Option<u64>,
+    now: i64,
+    boot: u64,
+) -> Result<End, StoreError> {
+    let death = Death::Processes { log_len };
+    let closing = Closing::begin(job, Outcome::interrupted(cause), death, now, boot)?;
     closing.record()?;
     Ok(closing.end())
 }
 
-/// Cuts what is torn, adds the missing line feed and the last line.
+/// Cuts off torn data, then adds a missing line feed and the last line.
 fn finish_log(folder: &JobFolder, outcome: &Outcome, death: Death, now: i64) -> io::Result<LogEnd> {
     let file = files::open_append(&folder.shared.jobs, folder.inside("log").as_str())?;
     let stat = files::stat_of(&file)?;
@@ -108,14 +122,24 @@ fn finish_log(folder: &JobFolder, outcome: &Outcome, death: Death, now: i64) -> 
     let mut notes = String::new();
     if let Some(synced) = folder.synced().filter(|_| death == Death::Host) {
         if len < synced {
-            // The disk did not keep what it said it had. A line of ours would stand where clients have seen others.
+            // The disk lost data that it had confirmed. A line of ours would replace bytes that clients have seen.
             return Ok(LogEnd { len: synced, inode, lost_from: Some(len) });
         }
-        let good = good_part(file.as_fd(), synced, len)?;
+        let good = good_part(file.as_fd(), Tail::new(synced, is_within(file.as_fd(), synced)?), synced, len)?;
         if good < len {
             files::cut(&file, good)?;
             notes = format!("; the last {} bytes of its log had not reached the disk whole", len - good);
             len = good;
+        }
+    }
+    if let Death::Processes { log_len: Some(told) } = death
+        && told < len
+    {
+        let ours = own_part(file.as_fd(), told, len)?;
+        if ours < len {
+            files::cut(&file, ours)?;
+            notes = format!("; {} bytes that another process wrote to its log were removed", len - ours);
+            len = ours;
         }
     }
 
@@ -126,18 +150,16 @@ fn finish_log(folder: &JobFolder, outcome: &Outcome, death: Death, now: i64) -> 
         bytes.push(b'\n');
     }
     if !is_closed(&tail, outcome) {
-        let text = [last_words(outcome), &outcome.message, &notes].concat();
-        daemon_lines(Kind::Err, text.as_bytes(), &Stamp::from_unix_micros(now), &mut bytes);
+        let text = [last_line_prefix(outcome), &outcome.message, &notes].concat();
+        daemon_lines(LogChannel::Err, text.as_bytes(), &Stamp::from_unix_micros(now), &mut bytes);
     }
     files::append(&file, &bytes)?;
     Ok(LogEnd { len: len + bytes.len() as u64, inode, lost_from: None })
 }
 
-/// Length of the log's part that is good: what was synced, and whole entries behind it.
-fn good_part(file: BorrowedFd<'_>, synced: u64, len: u64) -> io::Result<u64> {
-    let before = files::read_piece(file, synced.saturating_sub(1), usize::from(synced > 0))?;
-    let mut tail = Tail::new(synced, before.last().is_some_and(|last| *last != b'\n'));
-    let mut at = synced;
+/// Returns the length of the log's good part: up to `known`, plus whole entries behind it.
+fn good_part(file: BorrowedFd<'_>, mut tail: Tail, known: u64, len: u64) -> io::Result<u64> {
+    let mut at = known;
     while at < len {
         let piece = files::read_piece(file, at, PIECE)?;
         if piece.is_empty() || !tail.push(&piece) {
@@ -148,12 +170,29 @@ fn good_part(file: BorrowedFd<'_>, synced: u64, len: u64) -> io::Result<u64> {
     Ok(tail.good())
 }
 
-/// Whether the last line is the one we write: an earlier recovery may have come this far.
+/// True if `offset` is in the middle of an entry.
+fn is_within(file: BorrowedFd<'_>, offset: u64) -> io::Result<bool> {
+    let before = files::read_piece(file, offset.saturating_sub(1), usize::from(offset > 0))?;
+    Ok(before.last().is_some_and(|last| *last != b'\n'))
+}
+
+/// Returns the length of the part that the job's keeper can have written: the good part, plus the beginning of one
+/// entry that the keeper's death may have cut off.
+fn own_part(file: BorrowedFd<'_>, told: u64, len: u64) -> io::Result<u64> {
+    let within = is_within(file, told)?;
+    let good = good_part(file, Tail::new(told, within).allowing_nul(), told, len)?;
+    let rest = files::read_piece(file, good, PIECE)?;
+    let may_be_ours = good == told && within || Entry::parse(&rest).is_some_and(|entry| entry.has_format());
+    let is_begun = may_be_ours && !rest.contains(&b'\n');
+    Ok(if is_begun { len } else { good })
+}
+
+/// True if the last line is ours already: an earlier recovery may have been interrupted after it.
 fn is_closed(tail: &[u8], outcome: &Outcome) -> bool {
     let Some(lines) = tail.strip_suffix(b"\n") else { return false };
     let last = lines.rsplit(|byte| *byte == b'\n').next().unwrap_or_default();
     let Some((header, body)) = last.split_at_checked(HEADER_LEN) else { return false };
-    header.ends_with(b"00E ") && body.starts_with(last_words(outcome).as_bytes())
+    header.ends_with(b"00E ") && body.starts_with(last_line_prefix(outcome).as_bytes())
 }
 
 fn measure(folder: &JobFolder) -> LogEnd {

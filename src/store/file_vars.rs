@@ -1,9 +1,8 @@
-//! File variables on disk (variables.md §3): all of a job's or none, 0600, by temporary name and rename; removed if
-//! they are still the ones written.
+//! File variables on disk (variables.md §3). All files of a job are written or none, with mode 0600, by temporary name
+//! and rename. They are removed only if they are still the files that were written.
 //!
-//! While a job's files are written, each lies in its directory under a temporary name made from the job's key and its
-//! position, so recovery finds it without a record; what was renamed is found by the record in the journal, which is
-//! written before the rename.
+//! A temporary name is made from the job's key and the file's position, so recovery finds it without a record. The
+//! journal names a file before its rename, so recovery finds the renamed file too.
 
 use std::ffi::OsStr;
 use std::io;
@@ -16,7 +15,7 @@ use crate::journal::event::Event;
 use crate::model::{JobKey, Reason};
 use crate::variables::FileVariable;
 
-/// Why file variables cannot be placed.
+/// Reason why file variables cannot be placed.
 #[derive(Debug, thiserror::Error)]
 pub enum FileError {
     /// The directory is a link or no directory.
@@ -27,12 +26,21 @@ pub enum FileError {
         /// `a symbolic link` or `not a directory`.
         what: &'static str,
     },
+    /// Other users could replace our files by their own.
+    #[error(
+        "{path} was there before, in a folder that every user may write to, and is not a private folder of this user: \
+         file variables are not written to it; remove it"
+    )]
+    NotOurs {
+        /// The directory.
+        path: String,
+    },
     /// The directory, or a file in it, cannot be made or written.
     #[error("cannot write file variables to {path}")]
     Io {
         /// The directory.
         path: String,
-        /// Why.
+        /// The system's error.
         source: io::Error,
     },
     /// The journal cannot be written.
@@ -41,10 +49,10 @@ pub enum FileError {
 }
 
 impl FileError {
-    /// `disk_full` or `not_writable` (variables.md §6).
+    /// Returns the reason for a client (variables.md §6); see [`reason_of`].
     pub fn reason(&self) -> Reason {
         match self {
-            Self::NotADirectory { .. } => Reason::NotWritable,
+            Self::NotADirectory { .. } | Self::NotOurs { .. } => Reason::NotWritable,
             Self::Io { source, .. } => reason_of(source),
             Self::Journal(error) => error.reason(),
         }
@@ -56,8 +64,8 @@ impl FileError {
     }
 }
 
-/// At Run: makes the directory if it is missing and tries with an empty file whether it can be written (service.md
-/// §3.1). Returns the directory if it was made, for [`JobRecord::made_directory`].
+/// Makes the directory at Run, if missing, and tests with an empty file that it can be written (service.md §3.1).
+/// Returns the directory if it was made, for [`JobRecord::made_directory`].
 pub fn probe(key: JobKey, directory: &str) -> Result<Option<MadeDirectory>, FileError> {
     let (dir, made) = open_or_make(directory)?;
     let name = temporary(key, 0);
@@ -72,7 +80,7 @@ pub fn probe(key: JobKey, directory: &str) -> Result<Option<MadeDirectory>, File
     Ok(made)
 }
 
-/// Undoes a probe that a crash cut short: its file, and the directory if it is empty.
+/// Undoes an interrupted probe: removes its file, and the directory if it is empty.
 pub(super) fn undo_probe(key: JobKey, directory: &str) {
     let path = Path::new(directory);
     if let Ok(dir) = files::open_dir(CWD, path) {
@@ -81,11 +89,11 @@ pub(super) fn undo_probe(key: JobKey, directory: &str) {
     }
 }
 
-/// At the start of the job: writes all files, or none. Their identities are in the journal before they have their
-/// names. May be repeated after a crash.
+/// Writes all files or none, at the start of the job. The journal gets their identities before the files get their
+/// names. The call can be repeated after a crash.
 pub fn write_all(folder: &JobFolder, list: &[FileVariable]) -> Result<(), FileError> {
     let Some(first) = list.first() else { return Ok(()) };
-    // All lie in one directory (variables.md §3).
+    // All files are in one directory (variables.md §3).
     let (dir, _) = open_or_make(&first.directory)?;
     let key = folder.key();
     let written = write_temporaries(key, dir.as_fd(), list)
@@ -109,7 +117,7 @@ fn write_temporaries(key: JobKey, dir: BorrowedFd<'_>, list: &[FileVariable]) ->
     Ok(events)
 }
 
-/// Renames all; if one fails (a directory has its name), those before it are removed again.
+/// Renames all files. If one rename fails (a directory has the name), the earlier files are removed again.
 fn give_names(key: JobKey, dir: BorrowedFd<'_>, list: &[FileVariable]) -> io::Result<()> {
     for (index, variable) in list.iter().enumerate() {
         let renamed = files::rename(dir, temporary(key, index).as_str(), dir, variable.name.as_str());
@@ -123,7 +131,7 @@ fn give_names(key: JobKey, dir: BorrowedFd<'_>, list: &[FileVariable]) -> io::Re
     Ok(())
 }
 
-/// Makes a temporary file; one of the same name was left by an earlier attempt for the same job.
+/// Makes a temporary file. An existing one is from an earlier attempt for the same job.
 fn create(dir: BorrowedFd<'_>, name: &str) -> io::Result<OwnedFd> {
     match files::create_new(dir, name) {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
@@ -138,20 +146,20 @@ fn temporary(key: JobKey, index: usize) -> String {
     format!(".step-runner-{key}-{index}")
 }
 
-/// Returns how many could not be removed.
+/// Removes temporary files. Returns the number that could not be removed.
 fn remove_temporaries(key: JobKey, dir: BorrowedFd<'_>, count: usize) -> usize {
     let remove = |index| files::unlink(dir, temporary(key, index).as_str()).or_else(if_gone);
     (0..count).filter(|index| remove(*index).is_err()).count()
 }
 
-/// What is not there needs no removal.
+/// Treats a missing file as removed.
 fn if_gone(error: io::Error) -> io::Result<()> {
     if error.kind() == io::ErrorKind::NotFound { Ok(()) } else { Err(error) }
 }
 
 impl JobFolder {
-    /// At the end of the job: removes its file variables as record and journal tell of them. An error says why some may be
-    /// left; then it is to be called again.
+    /// Removes the job's file variables at its end, as record and journal name them. After an error some may be left,
+    /// and the caller must try again.
     pub fn remove_file_variables(&self) -> Result<(), String> {
         let job = self.read_job()?;
         match remove(self.key(), &job.record, &job.journal.files) {
@@ -161,9 +169,9 @@ impl JobFolder {
     }
 }
 
-/// At the end of the job, or by recovery: removes the files that are still the ones written (`written`: path, device,
-/// inode), unfinished ones, and the directory if it was made for the job and is empty. Returns how many of them
-/// could not be removed: then it is to be called again.
+/// Removes a job's files at its end or in recovery: those in `written` (path, device, inode) that are still the same,
+/// unfinished ones, and the directory if made for the job and empty. Returns the number of failures; if not 0, the
+/// caller must try again.
 pub fn remove(key: JobKey, record: &JobRecord, written: &[(String, u64, u64)]) -> usize {
     let mut failed = 0;
     for (path, device, inode) in written {
@@ -181,7 +189,6 @@ pub fn remove(key: JobKey, record: &JobRecord, written: &[(String, u64, u64)]) -
     failed
 }
 
-/// Removes one file if it is the one with this identity.
 fn remove_file(path: &Path, device: u64, inode: u64) -> io::Result<()> {
     let dir = match open_parent(path) {
         Ok(dir) => dir,
@@ -201,13 +208,13 @@ fn open_parent(path: &Path) -> io::Result<OwnedFd> {
     files::open_dir(CWD, path.parent().unwrap_or(Path::new("/")))
 }
 
-/// Removes a directory made for a job, if it is still that one and empty.
+/// Removes a directory made for a job, if it is still the same one and empty.
 pub fn remove_directory(made: &MadeDirectory) -> io::Result<()> {
     let path = Path::new(&made.path);
     match files::stat_at(CWD, path) {
         Ok(stat) if (stat.st_dev, stat.st_ino) == (made.device, made.inode) => {
             match files::remove_dir(CWD, path) {
-                // Somebody else's files are in it, it stays.
+                // It holds files of others, so it stays.
                 Err(error) if error.kind() == io::ErrorKind::DirectoryNotEmpty => Ok(()),
                 result => result.or_else(if_gone),
             }
@@ -215,6 +222,17 @@ pub fn remove_directory(made: &MadeDirectory) -> io::Result<()> {
         Ok(_) => Ok(()),
         Err(error) => if_gone(error),
     }
+}
+
+/// True if the existing `dir` at `path` lies where every user can make directories, as in `/tmp`, and is not private to
+/// this user.
+fn is_open_to_others(path: &Path, dir: &OwnedFd) -> io::Result<bool> {
+    const WRITABLE_BY_OTHERS: u32 = 0o022;
+    let parent = files::stat_of(open_parent(path)?)?;
+    let own = files::stat_of(dir)?;
+    let is_private =
+        own.st_uid == rustix::process::geteuid().as_raw() && own.st_mode & WRITABLE_BY_OTHERS == 0;
+    Ok(parent.st_mode & 0o002 != 0 && !is_private)
 }
 
 fn open_or_make(directory: &str) -> Result<(OwnedFd, Option<MadeDirectory>), FileError> {
@@ -232,7 +250,7 @@ fn open_or_make(directory: &str) -> Result<(OwnedFd, Option<MadeDirectory>), Fil
     };
     let dir = files::open_dir(CWD, path).inspect_err(|_| {
         if is_new {
-            // Empty, and nobody has heard of it.
+            // It is empty and unknown to others.
             drop(files::remove_dir(CWD, path));
         }
     });
@@ -247,6 +265,8 @@ fn open_or_make(directory: &str) -> Result<(OwnedFd, Option<MadeDirectory>), Fil
     let made = if is_new {
         let stat = files::stat_of(&dir).map_err(FileError::io(directory))?;
         Some(MadeDirectory { path: directory.to_owned(), device: stat.st_dev, inode: stat.st_ino })
+    } else if is_open_to_others(path, &dir).map_err(FileError::io(directory))? {
+        return Err(FileError::NotOurs { path: directory.to_owned() });
     } else {
         None
     };

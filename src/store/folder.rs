@@ -1,4 +1,4 @@
-//! The folder of one job: making it, appending to it, reading from it, removing it.
+//! The folder of one job: makes it, appends to it, reads from it and removes it.
 
 use std::ffi::{CStr, CString};
 use std::io;
@@ -14,16 +14,16 @@ use crate::journal::event::{End, Event};
 use crate::model::JobKey;
 use crate::{failpoint, files};
 
-/// Longest `job.json` that is read: the id is short, paths of file variables are bounded by their number and length.
+/// Largest `job.json` that is read. The id is short; number and length of the file variables' paths are bounded.
 pub(super) const MAX_JOB_JSON: u64 = 64 << 20;
 
-/// Name of the note that a directory is being made for the job.
+/// File that notes a directory outside the folder that is being made for the job.
 const MAKING: &str = "making";
 
-/// Name of removed folders that are not deleted yet (service.md §6.6).
+/// Name prefix of removed folders that are not deleted yet (service.md §6.6).
 pub(super) const GONE: &str = ".gone-";
 
-/// The folder `jobs/KEY`. Names are resolved anew for each call; nothing is held open.
+/// The folder `jobs/KEY`. Each call resolves names anew; nothing is held open.
 #[derive(Clone, Debug)]
 pub struct JobFolder {
     pub(super) shared: Arc<Shared>,
@@ -32,8 +32,8 @@ pub struct JobFolder {
     name: Arc<str>,
 }
 
-/// What is left of a job that is gone. With `durability = power` it is deleted when its new name is on the disk: else a power
-/// cut could bring half a job back.
+/// A removed folder that still has to be deleted. With `durability = power` delete it only once its new name is on the
+/// disk: else a power cut could bring half a job back.
 #[derive(Debug)]
 #[must_use]
 pub struct Removed {
@@ -42,14 +42,19 @@ pub struct Removed {
 }
 
 impl Removed {
-    /// What an earlier daemon left.
     pub(super) fn left(shared: &Arc<Shared>, name: &CStr) -> Self {
         Self { shared: Arc::clone(shared), name: name.to_owned() }
     }
 
-    /// Deletes it.
+    /// Deletes the folder.
     pub fn delete(&self) -> Result<(), StoreError> {
-        let deleted = files::remove_tree(&self.shared.jobs, &self.name);
+        self.delete_while(&|| true).map(|_| ())
+    }
+
+    /// Deletes parts of the folder as long as `goes_on` returns true. `None` if more is left.
+    pub fn delete_while(&self, goes_on: &dyn Fn() -> bool) -> Result<Option<()>, StoreError> {
+        let deleted = failpoint::io("store::folder::delete")
+            .and_then(|()| files::remove_tree_while(&self.shared.jobs, &self.name, goes_on));
         deleted.map_err(StoreError::new("delete", format!("jobs/{}", self.name.to_string_lossy())))
     }
 }
@@ -64,7 +69,7 @@ impl JobFolder {
         self.key
     }
 
-    /// Path of a name in the folder, below the state folder's path.
+    /// Returns the path of a name in the folder, based on the state folder's path.
     pub fn path(&self, name: &str) -> PathBuf {
         self.shared.path.join("jobs").join(&*self.name).join(name)
     }
@@ -82,33 +87,33 @@ impl JobFolder {
         StoreError::new(action, format!("jobs/{}/{name}", self.name))
     }
 
-    /// Makes the folder. Fails with `AlreadyExists` if there is one. Without a record it is nobody's.
+    /// Makes the folder. Fails with `AlreadyExists` if it exists. Without a record it belongs to no job.
     pub fn make(&self) -> Result<(), StoreError> {
         failpoint::io("store::folder::make")
             .and_then(|()| files::make_dir(&self.shared.jobs, &*self.name))
             .map_err(self.error("make", ""))
     }
 
-    /// Notes that `directory`, outside of the folder, is about to be made for this job: if the daemon dies before the record
-    /// says so, the next one removes it.
+    /// Notes that `directory`, outside of the folder, is about to be made for this job. If the daemon dies before the
+    /// record says so, the next daemon removes the directory.
     pub fn note_making(&self, directory: &str) -> Result<(), StoreError> {
         files::replace(&self.shared.jobs, &self.inside(MAKING), directory.as_bytes())
             .map_err(self.error("write", MAKING))
     }
 
-    /// Removes a folder without a record that has such a note, and the directory if it is empty. `false`: there is no note.
+    /// Removes a folder with such a note but no record, and the directory if empty. `false` if there is no note.
     pub(super) fn undo_making(&self) -> bool {
         let note = files::read_file(&self.shared.jobs, self.inside(MAKING).as_str(), MAX_JOB_JSON);
         let Ok(directory) = note.and_then(|note| String::from_utf8(note).map_err(io::Error::other)) else {
             return false;
         };
-        // Not empty: somebody else's files are in it, it stays.
+        // A directory that is not empty stays: it holds files of others.
         super::file_vars::undo_probe(self.key, &directory);
         self.discard();
         true
     }
 
-    /// Writes `job.json` anew, by temporary name and rename.
+    /// Replaces `job.json`, by temporary name and rename.
     pub fn write_record(&self, record: &JobRecord) -> Result<(), StoreError> {
         let json = journal::encode(record)
             .map_err(|error| self.error("write", "job.json")(io::Error::other(error)))?;
@@ -117,14 +122,14 @@ impl JobFolder {
             .map_err(self.error("write", "job.json"))
     }
 
-    /// Drops a folder whose Run was not answered: nobody knows of it, so no record says that it goes.
+    /// Deletes a folder whose Run was not answered. No client knows of it, so no journal line announces the removal.
     pub fn discard(&self) {
         if let Ok(name) = CString::new(&*self.name) {
             drop(files::remove_tree(&self.shared.jobs, &name));
         }
     }
 
-    /// Appends one event to the journal. For an end, a full disk is met with the reserve (faults.md row 26).
+    /// Appends one event to the journal. An end can use the reserve on a full disk (faults.md row 26).
     pub fn append(&self, event: &Event) -> Result<(), StoreError> {
         self.append_all(std::slice::from_ref(event))
     }
@@ -152,14 +157,14 @@ impl JobFolder {
         appended.map_err(self.error("write", name))
     }
 
-    /// Cuts a torn tail, so that later records can follow (`journal`, `steps`).
+    /// Cuts a torn tail off `journal` or `steps`, so that later records can follow.
     pub(super) fn cut(&self, name: &str, len: u64) -> Result<(), StoreError> {
         files::open_append(&self.shared.jobs, self.inside(name).as_str())
             .and_then(|fd| files::cut(fd, len))
             .map_err(self.error("cut", name))
     }
 
-    /// Cuts the torn last line of a journal that others append to, if it is still the last.
+    /// Cuts the torn last line off a journal that others append to, if it is still the last.
     pub fn mend_journal(&self) -> Result<(), StoreError> {
         match self.read_journal().ok().and_then(|journal| journal.torn) {
             Some(len) => self.cut("journal", len),
@@ -167,7 +172,7 @@ impl JobFolder {
         }
     }
 
-    /// Opens the log for reading. `inode` is the one recorded: another file under the name is not the job's log.
+    /// Opens the log for reading. `inode` is the recorded one: a file with another inode is not the job's log.
     pub fn open_log(&self, inode: Option<u64>) -> Result<LogFile, LogLost> {
         let (file, stat) =
             files::open_read(&self.shared.jobs, self.inside("log").as_str()).map_err(|error| {
@@ -179,7 +184,7 @@ impl JobFolder {
         Ok(LogFile { file, inode: stat.st_ino })
     }
 
-    /// Makes one of the folder's own directories if it is missing: `tmp`, `work`, `vars`. Returns its path.
+    /// Makes one of the folder's own directories (`tmp`, `work`, `vars`) if missing. Returns its path.
     pub fn make_dir(&self, name: &str) -> Result<PathBuf, StoreError> {
         match files::make_dir(&self.shared.jobs, self.inside(name).as_str()) {
             Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
@@ -189,16 +194,15 @@ impl JobFolder {
         }
     }
 
-    /// Removes one of the folder's own directories with all that is in it; none is no error.
-    pub fn remove_dir(&self, name: &str) -> Result<(), StoreError> {
+    /// Moves the directory `name` of the folder out of the way at once, whatever the job has put into it. The result
+    /// must be deleted. `None` if there is no such directory.
+    pub fn set_dir_gone(&self, name: &str) -> Result<Option<Removed>, StoreError> {
         let inside =
             CString::new(self.inside(name)).map_err(|error| self.error("remove", name)(error.into()))?;
-        failpoint::io("store::folder::remove_dir")
-            .and_then(|()| files::remove_tree(&self.shared.jobs, &inside))
-            .map_err(self.error("remove", name))
+        self.shared.set_gone(&self.shared.jobs, &inside, &self.name).map_err(self.error("remove", name))
     }
 
-    /// Records the end of the job, whose log is complete; with `durability = power` also on the disk.
+    /// Records the end of the job, whose log is complete. With `durability = power` also notes the synced length.
     pub fn record_end(&self, end: &End) -> Result<(), StoreError> {
         if self.synced().is_some() {
             self.shared.with_reserve(|| self.note_synced(end.log_len))?;
@@ -206,25 +210,24 @@ impl JobFolder {
         self.append(&Event::Ended(end.clone()))
     }
 
-    /// Removes the folder: record and rename (service.md §6.6). From here on the job is gone and its id is free; what is
-    /// left is to be deleted, by the next start if not before. `None`: there is no folder.
+    /// Removes the folder: journal line and rename (service.md §6.6). From then on the job is gone and its id is free.
+    /// The result must be deleted; else the next start does it. `None` if there is no folder.
     pub fn begin_removal(&self) -> Result<Option<Removed>, StoreError> {
         match self.append(&Event::Removing) {
             Err(error) if error.source.kind() == io::ErrorKind::NotFound => return Ok(None),
-            // On a full disk removal is what makes space: the rename decides.
+            // The rename decides: on a full disk the removal itself frees space.
             _ => {}
         }
         self.set_gone()
     }
 
-    /// Gives the folder a name under which it is nobody's; `None`: there is no folder.
+    /// Renames the folder so that it belongs to no job. `None` if there is no folder.
     pub(super) fn set_gone(&self) -> Result<Option<Removed>, StoreError> {
         let own = CString::new(&*self.name).map_err(|error| self.error("remove", "")(error.into()))?;
         self.shared.set_gone(&self.shared.jobs, &own, &self.name).map_err(self.error("remove", ""))
     }
 
-    /// Puts the folder away unread, under the same name in `broken/` (service.md §6.4 item 5). One that is there
-    /// already is replaced.
+    /// Moves the folder unread to `broken/`, under the same name (service.md §6.4 item 5). Replaces an earlier one.
     pub fn set_aside(&self) -> Result<(), StoreError> {
         let broken = super::state_dir::ensure_dir(&self.shared.root, "broken")?;
         let name = CString::new(&*self.name).map_err(|error| self.error("set aside", "")(error.into()))?;
@@ -233,8 +236,8 @@ impl JobFolder {
             .map_err(self.error("set aside", ""))
     }
 
-    /// Takes away what was set aside under this id, or was to be and could not, as on a full disk: Finish, or a new Run of it
-    /// (service.md §3.6). `None`: there is no such thing. Makes nothing, so it needs no space.
+    /// Removes the folder that was set aside under this id, or that a full disk kept from it: for Finish, or a new Run
+    /// of the id (service.md §3.6). `None` if there is none. It creates nothing, so it needs no space.
     pub fn remove_set_aside(&self) -> Result<Option<Removed>, StoreError> {
         let own = CString::new(&*self.name).map_err(|error| self.error("remove", "")(error.into()))?;
         let removed = match self.shared.open_broken()? {
@@ -248,8 +251,8 @@ impl JobFolder {
 }
 
 impl Shared {
-    /// Gives what is called `name` in the directory `from` a name in `jobs` under which it is nobody's, with `label` in it;
-    /// `None`: there is no such thing.
+    /// Moves `name` from the directory `from` to `jobs`, under a new name that contains `label` and belongs to no job.
+    /// `None` if there is no such name.
     pub(super) fn set_gone(
         self: &Arc<Self>,
         from: impl AsFd,
@@ -265,7 +268,7 @@ impl Shared {
                     return Ok(Some(Removed { shared: Arc::clone(self), name }));
                 }
                 Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-                // An earlier daemon with this process's number left something under the name.
+                // The name is taken: an earlier daemon with the same pid left it.
                 Err(error) if matches!(error.raw_os_error(), Some(libc::ENOTEMPTY | libc::EEXIST)) => {}
                 Err(error) => return Err(error),
             }
@@ -273,21 +276,21 @@ impl Shared {
     }
 }
 
-/// Why a job's log cannot be served: `data_loss` (service.md §3.6, faults.md row 29).
+/// Reason why a job's log cannot be served: `data_loss` (service.md §3.6, faults.md row 29).
 #[derive(Debug, thiserror::Error)]
 pub enum LogLost {
     /// There is no file.
     #[error("the job's log was removed")]
     Removed,
-    /// It is another file than the one recorded.
+    /// The file is not the one that was recorded.
     #[error("the job's log was replaced by another file")]
     Replaced,
-    /// It is shorter than what was reported.
+    /// The file is shorter than was reported.
     #[error("the job's log was cut: it has {actual} bytes, {expected} were written")]
     Cut {
-        /// Bytes there.
+        /// Actual length in bytes.
         actual: u64,
-        /// Bytes reported.
+        /// Reported length in bytes.
         expected: u64,
     },
     /// It cannot be read.
@@ -295,7 +298,7 @@ pub enum LogLost {
     Io(#[from] io::Error),
 }
 
-/// A job's log, open for reading; outlives the removal of the job.
+/// A job's log, open for reading. It outlives the removal of the job.
 #[derive(Debug)]
 pub struct LogFile {
     file: OwnedFd,
@@ -303,26 +306,25 @@ pub struct LogFile {
 }
 
 impl LogFile {
-    /// Inode, to be recorded.
+    /// Inode, for the record.
     pub const fn inode(&self) -> u64 {
         self.inode
     }
 
-    /// Checks that the file is at least as long as was reported.
+    /// Checks that the file has at least the reported length.
     pub fn check_reaches(&self, known: u64) -> Result<(), LogLost> {
         let actual = self.length()?;
         if actual < known { Err(LogLost::Cut { actual, expected: known }) } else { Ok(()) }
     }
 
-    /// Length now.
+    /// Current length.
     pub fn length(&self) -> io::Result<u64> {
         Ok(u64::try_from(files::stat_of(&self.file)?.st_size).unwrap_or_default())
     }
 
-    /// Reads at most `max` bytes at `offset`, up to `known`, the length that was reported. A file that ends before is
-    /// an error.
+    /// Reads at most `max` bytes at `offset`, up to the reported length `known`. Fails if the file ends before.
     pub fn read_piece(&self, offset: u64, known: u64, max: usize) -> Result<Vec<u8>, LogLost> {
-        // One that was cut and has grown since holds other bytes at this offset.
+        // A file that was cut and has grown again holds other bytes at this offset.
         self.check_reaches(known)?;
         let want = usize::try_from(known.saturating_sub(offset)).unwrap_or(usize::MAX).min(max);
         let piece = files::read_piece(&self.file, offset, want)?;

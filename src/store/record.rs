@@ -1,23 +1,23 @@
-//! `job.json`: what is known of a job from its registration on. Nothing in it is secret.
+//! `job.json`: facts of a job that are known from its registration on. None of them is secret.
 
 use serde::{Deserialize, Serialize};
 
-use crate::model::Limits;
+use crate::model::ResourceLimits;
 
-/// Content of `job.json` (service.md §6.6): one line of the form that a journal has, so with a check sum. Times are
+/// Content of `job.json` (service.md §6.6): one line in the form of a journal, so with a check sum. Times are in
 /// microseconds since the epoch.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct JobRecord {
     /// The job's id.
     pub id: String,
-    /// When it was registered.
+    /// Time of registration.
     pub registered: i64,
-    /// The same since the host's boot: the wall clock may jump (faults.md row 63).
+    /// Time of registration since the host's boot: the wall clock may jump (faults.md row 63).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub registered_boot: Option<u64>,
-    /// Which service it came by.
-    pub origin: Origin,
-    /// Its directory.
+    /// The service through which it came.
+    pub origin: RequestOrigin,
+    /// Its working directory.
     pub work_dir: String,
     /// Paths of its file variables, in the order in which they are written.
     pub files: Vec<String>,
@@ -25,48 +25,51 @@ pub struct JobRecord {
     pub made_directory: Option<MadeDirectory>,
     /// 32 hex digits: `STEP_RUNNER_JOB` of every process of the job (service.md §6.5).
     pub tag: String,
-    /// Boot in which the job was registered: pids of its journal mean nothing in another one.
+    /// Boot in which the job was registered: in another boot the pids of its journal mean nothing.
     pub boot_id: String,
-    /// Keyed digest of the request, 32 hex digits: a late duplicate is recognised by it (service.md §3.1). The keeper has
-    /// the key, so it says nothing about the request.
+    /// Keyed digest of the request, 32 hex digits, to recognise a late duplicate (service.md §3.1). The key is not on
+    /// the disk, so the digest reveals nothing about the request.
     #[serde(default)]
     pub digest: Option<String>,
-    /// Limits of the request and, of what the job may use, of the settings.
+    /// Limits of the request; resource limits also of the settings.
     #[serde(default)]
     pub limits: RecordedLimits,
 }
 
-/// A directory that is removed at the job's end if it is still the one made, and empty (variables.md §3).
+/// A directory to remove at the job's end, if it is still the one that was made and is empty (variables.md §3).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MadeDirectory {
     /// Its path.
     pub path: String,
-    /// Device it lies on.
+    /// Its device.
     pub device: u64,
-    /// Its inode there.
+    /// Its inode.
     pub inode: u64,
 }
 
-/// The service a job came by.
+/// The service through which a job came.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Origin {
+pub enum RequestOrigin {
     /// `steprunner.v1`.
     V1,
     /// `steprunner.v0`.
     V0,
-    /// `proto`.
+    /// `proto`, from a client that reads the log with headers.
     Proto,
+    /// `proto`, from a client that adds headers itself and so reads the log without them. It is fixed for the life of
+    /// the job, because offsets count the bytes that the client receives.
+    ProtoPlain,
 }
 
-/// Limits of the job; `None`: not limited.
+/// Limits of a job; `None` means unlimited.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RecordedLimits {
     /// `timeout` of the request, in microseconds.
     pub timeout: Option<u64>,
     /// `cancel_grace` of the request, in microseconds.
     pub cancel_grace: Option<u64>,
-    /// What the job may use, by request and settings.
+    /// Resource limits, by request and settings.
     #[serde(default)]
-    pub resources: Limits,
+    pub resources: ResourceLimits,
 }

@@ -1,7 +1,7 @@
-//! Reading the state folder at the start (service.md §6.4): what each job was doing when the last daemon ended.
+//! Scan of the state folder at the start (service.md §6.4): the state of each job when the last daemon ended.
 //!
-//! Never fails for what it finds in one folder: damage is reported per job and the others are served (faults.md row
-//! 44). Work is linear in the number of jobs, not in the size of their logs, and no descriptor stays open.
+//! A bad folder never fails the scan: damage is reported per job, and the other jobs are served (faults.md row 44). The
+//! work is linear in the number of jobs, not in the size of their logs, and no descriptor stays open.
 
 use std::ffi::{CStr, CString};
 use std::io;
@@ -17,65 +17,65 @@ use crate::journal::event::{End, Event};
 use crate::journal::{DamageKind, MAX_FILE, Reader};
 use crate::model::{JobId, JobKey};
 
-/// Something found under `jobs/`.
+/// An entry of `jobs/`.
 #[derive(Debug)]
 pub enum Found {
     /// A job with a readable record.
     Job(Box<ScannedJob>),
-    /// A folder whose record or journal cannot be read: to be written anew from the keeper, or to be set aside
+    /// A folder whose record or journal cannot be read. It must be rewritten from the keeper's copy or set aside
     /// ([`JobFolder::set_aside`]).
     Unreadable {
         /// The folder.
         folder: JobFolder,
-        /// Why, for the operator.
+        /// The reason, for the operator.
         reason: String,
     },
-    /// What is left of a removed job, still to be deleted: that may take long.
+    /// A removed job that still has to be deleted, which may take long.
     Gone(Removed),
-    /// A folder without a record: its Run was never answered, or it is nobody's. Removed by the reaper after a day
-    /// ([`StateDir::remove_orphan`]); at once if it has a note of a directory that was made for it.
+    /// A folder without a record: its Run was never answered, or it belongs to no job. The reaper removes it after a
+    /// day ([`StateDir::remove_orphan`]). With a note of a directory made for it, the scan removes it at once instead.
     Orphan {
         /// Its name.
         name: CString,
-        /// When it last changed.
+        /// Time of its last change.
         changed: SystemTime,
     },
 }
 
-/// A job as found on disk.
+/// A job found on disk.
 #[derive(Debug)]
 pub struct ScannedJob {
     /// Its folder.
     pub folder: JobFolder,
     /// `job.json`.
     pub record: JobRecord,
-    /// What its journal says.
+    /// Its journal.
     pub journal: Journal,
 }
 
-/// What a journal says.
+/// Summary of a journal.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Journal {
-    /// When the job started, microseconds since the epoch; `None`: it was waiting.
+    /// Time of the start, microseconds since the epoch; `None` if the job was waiting.
     pub started: Option<i64>,
-    /// The same, microseconds since the host's boot.
+    /// Time of the start, microseconds since the host's boot.
     pub started_boot: Option<u64>,
     /// File variables written: path, device, inode.
     pub files: Vec<(String, u64, u64)>,
-    /// Processes of steps, with whether they are over.
+    /// Processes of steps.
     pub processes: Vec<Leftover>,
-    /// The job was being cancelled.
+    /// Cause of the cancel, if the job was being cancelled.
     pub cancel: Option<crate::model::CancelCause>,
-    /// The job had ended.
+    /// The end, if the job had ended.
     pub end: Option<End>,
-    /// A removal had begun: it is to be completed.
+    /// True if a removal had begun and must be completed.
     pub removing: bool,
-    /// Length of the good part, if a crash cut the last record off.
+    /// Length of the good part, if a crash cut off the last record.
     pub torn: Option<u64>,
 }
 
-/// A process group that may still live after the death of its keeper. It counts only if boot id, pid and start time
-/// match (service.md §6.5).
+/// A process group that may have survived its keeper. It counts only if boot id, pid and start time match (service.md
+/// §6.5).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Leftover {
     /// The step.
@@ -86,12 +86,12 @@ pub struct Leftover {
     pub pid: u32,
     /// Start time of the leader in clock ticks since boot.
     pub start_time: u64,
-    /// The leader has ended; others of its group may live.
+    /// True if the leader has ended; other processes of the group may live.
     pub ended: bool,
 }
 
 impl Journal {
-    /// Reads the bytes of a journal. An error is the reason for the operator; a torn tail is none.
+    /// Parses a journal. An error is the reason, for the operator. A torn tail is not an error.
     pub fn read(bytes: &[u8]) -> Result<Self, String> {
         let mut journal = Self::default();
         for record in Reader::<Event>::new(bytes) {
@@ -119,7 +119,7 @@ impl Journal {
                 });
             }
             Event::Cancel { cause } => self.cancel = self.cancel.or(Some(cause)),
-            // The first one counts; but one that was not brought to the disk is taken back by a later one.
+            // The first end counts, except that a later one replaces an end that did not reach the disk.
             Event::Ended(end) if self.end.is_none() || end.lost_from.is_some() => self.end = Some(end),
             Event::Started { .. } | Event::Ended(_) => {}
             Event::Removing => self.removing = true,
@@ -128,14 +128,14 @@ impl Journal {
 }
 
 impl ScannedJob {
-    /// Processes to look for if no keeper holds the job. None after a change of boot: the pids are others' then.
+    /// Process groups to look for if no keeper holds the job. None after a reboot: the pids belong to others.
     pub fn leftovers(&self, boot_id: &str) -> &[Leftover] {
         if self.record.boot_id == boot_id { &self.journal.processes } else { &[] }
     }
 }
 
 impl StateDir {
-    /// Reads all folders. Of removals that were begun nothing is left but [`Found::Gone`].
+    /// Reads all folders. A removal that had begun appears only as [`Found::Gone`].
     pub fn scan(&self) -> Result<Vec<Found>, StoreError> {
         let mut found = Vec::new();
         let mut entries = files::entries(&self.shared.jobs).map_err(StoreError::new("read", "jobs"))?;
@@ -156,7 +156,7 @@ impl StateDir {
         Ok(found)
     }
 
-    /// Names of folders without a record, with when each last changed. Does not read any record.
+    /// Returns the names of folders without a record and the time of their last change. Does not read any record.
     pub fn orphans(&self, known: impl Fn(JobKey) -> bool) -> Result<Vec<(CString, SystemTime)>, StoreError> {
         let entries = files::entries(&self.shared.jobs).map_err(StoreError::new("read", "jobs"))?;
         let is_orphan = |name: &CStr| !name.to_str().ok().and_then(JobKey::parse).is_some_and(&known);
@@ -168,14 +168,14 @@ impl StateDir {
         Ok(names.map(dated).collect())
     }
 
-    /// Ids whose records were set aside, now or by an earlier daemon: they answer `data_loss` (service.md §3.6).
+    /// Ids whose records were set aside, also by earlier daemons: they answer `data_loss` (service.md §3.6).
     pub fn set_aside_keys(&self) -> Result<Vec<JobKey>, StoreError> {
         let Some(broken) = self.shared.open_broken()? else { return Ok(Vec::new()) };
         let entries = files::entries(&broken).map_err(StoreError::new("read", "broken"))?;
         Ok(entries.iter().filter_map(|entry| JobKey::parse(entry.name.to_str().ok()?)).collect())
     }
 
-    /// Takes away what [`Found::Orphan`] named; its name is free then. `None`: there is no such thing any more.
+    /// Moves a [`Found::Orphan`] out of the way. Its name is free then. `None` if it is gone already.
     pub fn remove_orphan(&self, name: &CStr) -> Result<Option<Removed>, StoreError> {
         self.shared
             .set_gone(&self.shared.jobs, name, "orphan")
@@ -184,7 +184,7 @@ impl StateDir {
 }
 
 impl JobFolder {
-    /// Reads one folder; `None` if nothing of it is left.
+    /// Reads one folder; `None` if nothing is left of it.
     fn scan(&self, name: &CStr) -> Option<Found> {
         let record = match self.find_record() {
             Ok(Some(record)) => record,
@@ -199,20 +199,20 @@ impl JobFolder {
         }
     }
 
-    /// Reads the record; an error is the reason for the operator.
+    /// Reads the record. An error is the reason, for the operator.
     fn read_record(&self) -> Result<JobRecord, String> {
         self.find_record()?.ok_or_else(|| "job.json: there is none".to_owned())
     }
 
-    /// Reads record and journal, as [`StateDir::scan`] does for all.
+    /// Reads record and journal, as [`StateDir::scan`] does.
     pub fn read_job(&self) -> Result<ScannedJob, String> {
         Ok(ScannedJob { folder: self.clone(), record: self.read_record()?, journal: self.read_journal()? })
     }
 
-    /// Writes a damaged record anew from what the keeper holds, and cuts a damaged journal behind its last good event
+    /// Rewrites a damaged record from the keeper's copy, and cuts a damaged journal after its last good event
     /// (service.md §6.4 item 5).
     pub fn renew(&self, record: &JobRecord) -> Result<(), StoreError> {
-        // A full disk is not to cost a running job its record.
+        // A full disk must not cost a running job its record.
         self.shared.with_reserve(|| self.write_record(record))?;
         let name = self.inside("journal");
         match files::read_file(&self.shared.jobs, name.as_str(), MAX_FILE) {
@@ -221,7 +221,7 @@ impl JobFolder {
                 None => Ok(()),
             },
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-            // No regular file, or absurdly large: nothing in it can be ours.
+            // Not a regular file, or far too large: it holds nothing of ours.
             Err(_) => files::remove_tree(&self.shared.jobs, &CString::new(name).unwrap_or_default())
                 .map_err(self.error("remove", "journal")),
         }
@@ -246,7 +246,7 @@ impl JobFolder {
         }
     }
 
-    /// Reads the journal; without a file it is empty. An error is the reason for the operator.
+    /// Reads the journal; a missing file counts as empty. An error is the reason, for the operator.
     pub fn read_journal(&self) -> Result<Journal, String> {
         match super::read_record(&self.shared.jobs, &self.inside("journal"), MAX_FILE) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Journal::default()),
@@ -260,7 +260,7 @@ fn orphan(shared: &Shared, name: &CStr) -> Found {
     Found::Orphan { name: name.to_owned(), changed: changed(shared, name) }
 }
 
-/// When a name under `jobs/` last changed; the epoch if that cannot be told.
+/// Returns the time of the last change of a name in `jobs/`, or the epoch if unknown.
 fn changed(shared: &Shared, name: &CStr) -> SystemTime {
     let stat = files::stat_at(&shared.jobs, name).ok();
     let seconds = stat.and_then(|stat| u64::try_from(stat.st_mtime).ok()).unwrap_or_default();

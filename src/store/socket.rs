@@ -1,4 +1,4 @@
-//! The daemon's socket: one daemon per path, stale sockets taken over, nothing else ever removed (service.md §1).
+//! The daemon's socket: one daemon per path. Stale sockets are replaced; nothing else is ever removed (service.md §1).
 
 use std::ffi::OsString;
 use std::io;
@@ -13,16 +13,16 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use super::{Lock, LockError};
 use crate::files::{self, CWD};
 
-/// Longest path in bytes: what fits into a socket address everywhere, with room for a suffix (service.md §1).
+/// Longest path in bytes: fits into a socket address everywhere, with room for a suffix (service.md §1).
 pub const MAX_PATH: usize = 100;
 
-/// Connections the kernel holds until they are accepted.
+/// Number of connections that the kernel queues until they are accepted.
 const BACKLOG: i32 = 1_024;
 
-/// Why the socket cannot be used. Each ends `serve` with exit code 1.
+/// Reason why the socket cannot be used. Each ends `serve` with exit code 1.
 #[derive(Debug, thiserror::Error)]
 pub enum ClaimError {
-    /// The path does not fit.
+    /// The path is too long.
     #[error("the socket path {} is {length} bytes long, at most {MAX_PATH} are possible: name a shorter one with --socket", path.display())]
     TooLong {
         /// The path.
@@ -35,15 +35,15 @@ pub enum ClaimError {
     AlreadyServing {
         /// The path.
         path: PathBuf,
-        /// The daemon's pid, if it could be told.
+        /// The daemon's pid, if known.
         pid: Option<u32>,
     },
-    /// Something that is no socket.
+    /// The path exists and is not a socket.
     #[error("{} is {what}, not a socket: remove it, or name another path with --socket", path.display())]
     InTheWay {
         /// The path.
         path: PathBuf,
-        /// What it is.
+        /// The kind of file.
         what: &'static str,
     },
     /// The lock file or socket belongs to another user, who could hold it against us.
@@ -57,11 +57,11 @@ pub enum ClaimError {
     /// A system call failed.
     #[error("cannot {action} {}", path.display())]
     Io {
-        /// What was tried.
+        /// The action.
         action: &'static str,
-        /// On what.
+        /// The path.
         path: PathBuf,
-        /// Why it failed.
+        /// The system's error.
         source: io::Error,
     },
 }
@@ -75,17 +75,17 @@ fn io_error(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Clai
     move |source| ClaimError::Io { action, path, source }
 }
 
-/// The right to a socket path. Dropped, it removes the socket file if we made it and it is still ours, then gives up the lock.
+/// The right to a socket path. Dropping it removes the socket file, if still the one we made, then releases the lock.
 #[derive(Debug)]
 pub struct Claim {
     path: PathBuf,
-    /// Of the file that we made.
+    /// Device and inode of the file that we made.
     identity: Option<(u64, u64)>,
     _lock: Lock,
 }
 
 impl Claim {
-    /// The path listened on.
+    /// Path of the socket.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -104,7 +104,7 @@ fn identity(stat: &Stat) -> (u64, u64) {
     (stat.st_dev, stat.st_ino)
 }
 
-/// Takes `path`, binds and listens, with permissions `mode`. The listener blocks; it is not inherited by children.
+/// Claims `path`, binds and listens, with permissions `mode`. The listener is blocking; children do not inherit it.
 pub fn claim(path: &Path, mode: u32) -> Result<(UnixListener, Claim), ClaimError> {
     check_length(path)?;
     if let Some(parent) = path.parent().filter(|parent| !parent.as_os_str().is_empty()) {
@@ -119,8 +119,7 @@ pub fn claim(path: &Path, mode: u32) -> Result<(UnixListener, Claim), ClaimError
     Ok((UnixListener::from(socket), claim))
 }
 
-/// Takes `path`, on which a socket of somebody else listens for us already. The file is theirs: it is neither changed nor
-/// removed.
+/// Claims `path`, on which a passed socket listens for us already. The file is not ours: it stays unchanged.
 pub fn claim_passed(path: &Path) -> Result<Claim, ClaimError> {
     check_length(path)?;
     Ok(Claim { path: path.to_owned(), identity: None, _lock: take_lock(path)? })
@@ -131,7 +130,7 @@ fn check_length(path: &Path) -> Result<(), ClaimError> {
     if length > MAX_PATH { Err(ClaimError::TooLong { path: path.to_owned(), length }) } else { Ok(()) }
 }
 
-/// The lock beside the socket: `PATH.lock`.
+/// Takes the lock beside the socket: `PATH.lock`.
 fn take_lock(path: &Path) -> Result<Lock, ClaimError> {
     let mut name = OsString::from(path);
     name.push(".lock");
@@ -157,7 +156,7 @@ fn refuse_foreign(path: &Path, stat: &Stat) -> Result<(), ClaimError> {
     }
 }
 
-/// Makes way: removes a socket nobody listens on. Only a refused connection proves that.
+/// Removes a socket that nobody listens on. Only a refused connection proves that.
 fn clear(path: &Path) -> Result<(), ClaimError> {
     let stat = match files::stat_at(CWD, path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
@@ -181,7 +180,7 @@ fn clear(path: &Path) -> Result<(), ClaimError> {
             _ => Ok(()),
         },
         Err(Errno::NOENT) => Ok(()),
-        // A full backlog is a daemon too.
+        // A full backlog means that a daemon listens.
         Ok(()) | Err(Errno::AGAIN) => {
             Err(ClaimError::AlreadyServing { path: path.to_owned(), pid: peer_pid(probe.as_fd()) })
         }
@@ -206,7 +205,7 @@ fn new_socket(flags: SocketFlags) -> io::Result<OwnedFd> {
 /// Binds with permissions 0600 from the first moment, whatever the umask, then widens them to `mode`.
 fn bind(path: &Path, mode: u32) -> Result<OwnedFd, ClaimError> {
     let socket = new_socket(SocketFlags::empty()).map_err(io_error("make", path))?;
-    // The kernel gives the file the permissions of the socket, less the umask.
+    // The kernel gives the file the socket's permissions, less the umask.
     let narrow = Mode::RUSR | Mode::WUSR;
     rustix::fs::fchmod(&socket, narrow).map_err(|error| io_error("protect", path)(error.into()))?;
     let bound = SocketAddrUnix::new(path).and_then(|address| rustix::net::bind(&socket, &address));

@@ -1,4 +1,4 @@
-//! The state folder itself: where it is, whether it may be used, and its lock.
+//! The state folder itself: its path, its checks and its lock.
 
 use std::error::Error;
 use std::ffi::OsString;
@@ -12,21 +12,22 @@ use serde::{Deserialize, Serialize};
 
 use super::folder::JobFolder;
 use super::{Lock, LockError, StoreError};
+use crate::error::Chain;
 use crate::files;
 use crate::model::{JobKey, ProcessInfo};
 
-/// Version of the folder's format. A daemon reads its own and every older one.
+/// Version of the folder's format. A daemon reads its own and all older formats.
 pub const FORMAT: u64 = 1;
 
-/// Longest `daemon.json` that is read.
+/// Largest `daemon.json` that is read.
 const MAX_DAEMON_JSON: u64 = 64 << 10;
 
 /// Space kept for end records, and for the start of a daemon, when the disk is full (faults.md row 26).
 const RESERVE: u64 = 64 << 10;
 
-/// What [`default_path`] depends on.
+/// Inputs of [`default_path`].
 #[derive(Clone, Debug, Default)]
-pub struct Place {
+pub struct StatePathInputs {
     /// Setting `state_dir`.
     pub state_dir: Option<PathBuf>,
     /// Socket, if one was named by option, variable or directory.
@@ -39,20 +40,20 @@ pub struct Place {
     pub uid: u32,
 }
 
-/// Where the state folder is (service.md §6.6). Relative paths in `XDG_STATE_HOME` count as none, as that variable's
-/// definition asks.
-pub fn default_path(place: &Place) -> PathBuf {
-    if let Some(path) = &place.state_dir {
+/// Returns the path of the state folder (service.md §6.6). A relative `XDG_STATE_HOME` is ignored, as that variable's
+/// definition requires.
+pub fn default_path(inputs: &StatePathInputs) -> PathBuf {
+    if let Some(path) = &inputs.state_dir {
         return path.clone();
     }
-    if let Some(socket) = &place.socket {
+    if let Some(socket) = &inputs.socket {
         let mut name = OsString::from(socket);
         name.push(".state");
         return PathBuf::from(name);
     }
-    match &place.xdg_state_home {
+    match &inputs.xdg_state_home {
         Some(home) if home.is_absolute() => home.join("step-runner"),
-        _ => place.temp_dir.join(format!("step-runner-{}", place.uid)),
+        _ => inputs.temp_dir.join(format!("step-runner-{}", inputs.uid)),
     }
 }
 
@@ -64,10 +65,10 @@ struct DaemonJson {
     daemon: ProcessInfo,
 }
 
-/// Why the state folder cannot be used. Each is exit code 1, but for [`OpenError::NewerFormat`]: 78 (cli.md).
+/// Reason why the state folder cannot be used. The exit code is 1, except 78 for [`OpenError::NewerFormat`] (cli.md).
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
-    /// Written by a newer version. Nothing was touched.
+    /// A newer version wrote it. Nothing was changed.
     #[error("the state folder {} has format {found}, this version knows {FORMAT}: start the version that wrote it, or name another folder with --state-dir", path.display())]
     NewerFormat {
         /// The folder.
@@ -75,7 +76,7 @@ pub enum OpenError {
         /// Its format.
         found: u64,
     },
-    /// Another daemon works in it.
+    /// Another daemon uses it.
     #[error("already serving with the state folder {}{}", path.display(), in_pid(*.pid))]
     InUse {
         /// The folder.
@@ -91,7 +92,7 @@ pub enum OpenError {
         /// `a symbolic link` or `not a directory`.
         what: &'static str,
     },
-    /// It belongs to somebody else, who could read and change what is in it.
+    /// It belongs to another user, who could read and change its contents.
     #[error("the state folder {} belongs to user {owner}, not to {own}: name another folder with --state-dir", path.display())]
     WrongOwner {
         /// The folder.
@@ -101,7 +102,7 @@ pub enum OpenError {
         /// Our own user id.
         own: u32,
     },
-    /// Others may enter it.
+    /// Other users can enter it.
     #[error("the state folder {} is open to others (mode {mode:04o}): run `chmod 700` on it", path.display())]
     OpenToOthers {
         /// The folder.
@@ -124,20 +125,20 @@ pub struct StateDir {
     pub(super) shared: Arc<Shared>,
 }
 
-/// What every [`JobFolder`] needs.
+/// State shared by the folder and every [`JobFolder`].
 #[derive(Debug)]
 pub(super) struct Shared {
     pub path: PathBuf,
     pub root: OwnedFd,
     pub jobs: OwnedFd,
     pub has_reserve: AtomicBool,
-    /// Counts names of removed folders.
+    /// Serial number for names of removed folders.
     pub serial: AtomicU64,
     _lock: Lock,
 }
 
 impl StateDir {
-    /// Opens the folder for a daemon, making it if it is missing: checks it, takes its lock, writes `daemon.json`.
+    /// Opens the folder for a daemon: makes it if missing, checks it, takes its lock, writes `daemon.json`.
     pub fn open(path: &Path, daemon: &ProcessInfo) -> Result<Self, OpenError> {
         let (path, root) = open_checked(path)?;
         check_format(&root, &path)?;
@@ -148,27 +149,27 @@ impl StateDir {
             LockError::Held(pid) => OpenError::InUse { path: path.clone(), pid },
             LockError::Io(source) => StoreError { action: "lock", path: path.join("lock"), source }.into(),
         })?;
-        // Once more: a daemon of a newer version may have come and gone before the lock was ours.
+        // Check again: a daemon of a newer version may have come and gone before we got the lock.
         check_format(&root, &path)?;
         let jobs = ensure_dir(&root, "jobs")?;
         let (has_reserve, serial) = (AtomicBool::new(false), AtomicU64::new(0));
         let shared = Shared { path, root, jobs, has_reserve, serial, _lock: lock };
         let opened = Self { shared: Arc::new(shared) };
-        // What an earlier daemon left may be needed for the very first write.
+        // An earlier daemon may have used up the reserve, and even the first write may need it.
         opened.replenish_reserve();
         opened.tell_who_serves(daemon)?;
         opened.replenish_reserve();
         Ok(opened)
     }
 
-    /// Writes `daemon.json`. A full disk never keeps a daemon from the jobs that go on, and from the Finish that makes room: the
-    /// file is information, and its format was checked (faults.md row 26).
+    /// Writes `daemon.json`. The file is only information, and its format was checked. So a full disk must not keep the
+    /// daemon from the jobs that go on and from the Finish that makes room (faults.md row 26).
     fn tell_who_serves(&self, daemon: &ProcessInfo) -> Result<(), StoreError> {
         let json = serde_json::to_vec(&DaemonJson { format: FORMAT, daemon: daemon.clone() })
             .map_err(|error| StoreError::new("write", "daemon.json")(error.into()))?;
         match self.with_reserve(|| self.write_root("daemon.json", &json)) {
             Err(error) if files::is_full(&error) => {
-                tracing::warn!(error = %error.source, "daemon.json was not written: it may name an earlier daemon");
+                tracing::warn!(error = %Chain(&error), "daemon.json was not written: it may name an earlier daemon");
                 Ok(())
             }
             written => written,
@@ -180,33 +181,33 @@ impl StateDir {
         &self.shared.path
     }
 
-    /// Descriptor of the folder: what lies in it is reached through it whatever the path's length.
+    /// Descriptor of the folder: it reaches the contents whatever the path's length.
     pub fn dir(&self) -> BorrowedFd<'_> {
         self.shared.root.as_fd()
     }
 
-    /// The folder of a job, existing or not.
+    /// Returns the folder of a job, existing or not.
     pub fn folder(&self, key: JobKey) -> JobFolder {
         JobFolder::new(Arc::clone(&self.shared), key)
     }
 
-    /// What is free on the folder's file system, to be held against `state_limit` (service.md §3.7).
+    /// Returns the free space on the folder's file system, for comparison with `state_limit` (service.md §3.7).
     pub fn free_space(&self) -> Result<files::Free, StoreError> {
         files::free_space(&self.shared.root).map_err(StoreError::new("measure", &self.shared.path))
     }
 
-    /// Makes the reserve again after it was used; without space there is none.
+    /// Makes the reserve again after its use, if there is space.
     pub fn replenish_reserve(&self) {
         let Shared { root, has_reserve, .. } = &*self.shared;
         if has_reserve.load(Ordering::Relaxed) {
             return;
         }
         let has = files::open_write(root, "reserve").is_ok_and(|file| {
-            // One that is there counts, even if this file system wants space to say so.
+            // An existing reserve counts, even if this file system would need space to confirm it.
             let has = files::reserve(&file, RESERVE).is_ok()
                 || files::stat_of(&file).is_ok_and(|stat| stat.st_blocks > 0);
             if !has {
-                // Empty, it takes a file and gives no space.
+                // An empty file would give no space.
                 drop(files::unlink(root, "reserve"));
             }
             has
@@ -214,13 +215,13 @@ impl StateDir {
         has_reserve.store(has, Ordering::Relaxed);
     }
 
-    /// Does `work`; if the disk is full, once more with what the reserve gives back: its space and its file. Makes no new one:
-    /// see [`Self::replenish_reserve`].
+    /// Does `work`. If the disk is full, releases the reserve and does `work` once more. It does not make a new
+    /// reserve: see [`Self::replenish_reserve`].
     pub fn with_reserve<T, E: Error + 'static>(&self, work: impl Fn() -> Result<T, E>) -> Result<T, E> {
         self.shared.with_reserve(work)
     }
 
-    /// Brings everything written so far to the disk, in one go for all jobs (`durability = power`, service.md §6.6).
+    /// Brings everything written so far to the disk, for all jobs at once (`durability = power`, service.md §6.6).
     pub fn sync_all(&self) -> Result<(), StoreError> {
         files::sync_all(&self.shared.root).map_err(StoreError::new("sync", &self.shared.path))
     }
@@ -234,7 +235,7 @@ impl StateDir {
 }
 
 impl Shared {
-    /// See [`StateDir::with_reserve`].
+    /// Implements [`StateDir::with_reserve`].
     pub(super) fn with_reserve<T, E: Error + 'static>(
         &self,
         work: impl Fn() -> Result<T, E>,
@@ -245,8 +246,8 @@ impl Shared {
         }
     }
 
-    /// The folder of records that were set aside. `None`: there is none yet, or something foreign, which gives way when the
-    /// first record is set aside.
+    /// Opens the folder of records that were set aside. `None` if there is none yet, or if a foreign file has its name:
+    /// that is moved away when the first record is set aside.
     pub(super) fn open_broken(&self) -> Result<Option<OwnedFd>, StoreError> {
         match files::open_dir(&self.root, "broken") {
             Err(error) if error.kind() == io::ErrorKind::NotFound || files::is_foreign(&error) => Ok(None),
@@ -254,13 +255,13 @@ impl Shared {
         }
     }
 
-    /// Gives the reserve's space back to the file system; `false` if there was none.
+    /// Releases the reserve's space; `false` if there was none.
     pub(super) fn release_reserve(&self) -> bool {
         self.has_reserve.swap(false, Ordering::Relaxed) && files::unlink(&self.root, "reserve").is_ok()
     }
 }
 
-/// Opens a directory of the state folder, making it if it is missing. Something foreign with its name gives way.
+/// Opens a directory of the state folder; makes it if missing. A foreign file with its name is moved away.
 pub(super) fn ensure_dir(root: &OwnedFd, name: &str) -> Result<OwnedFd, StoreError> {
     let open = || match files::make_dir(root, name) {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),
@@ -269,9 +270,9 @@ pub(super) fn ensure_dir(root: &OwnedFd, name: &str) -> Result<OwnedFd, StoreErr
     files::make_way(root, name, open).map_err(StoreError::new("open", name))
 }
 
-/// The checks of service.md §6.6 on the open directory, so that nothing can change between check and use.
+/// Makes the checks of service.md §6.6 on the open folder, so that nothing can change between check and use.
 fn open_checked(path: &Path) -> Result<(PathBuf, OwnedFd), OpenError> {
-    // Without a slash at the end, which would make the kernel follow a link.
+    // Remove a slash at the end: with it the kernel would follow a link.
     let path: PathBuf = std::path::absolute(path).unwrap_or_else(|_| path.to_owned()).components().collect();
     files::make_dirs(&path).map_err(|source| {
         if files::stat_at(files::CWD, path.as_path()).is_ok_and(|stat| !files::is_dir(&stat)) {
@@ -304,14 +305,14 @@ fn not_a_directory(path: &Path) -> OpenError {
     }
 }
 
-/// Looks at the format in `daemon.json`. One that is missing or damaged tells of none: the start never fails for it. One
-/// that cannot be read may be of a newer version: nothing is touched then.
+/// Checks the format in `daemon.json`. A missing or damaged file counts as no format and never fails the start. A file
+/// that cannot be read may be of a newer version, so the start fails before anything is changed.
 fn check_format(root: &OwnedFd, path: &Path) -> Result<(), OpenError> {
     let bytes = match super::read_record(root, "daemon.json", MAX_DAEMON_JSON) {
         Err(error) if super::is_of_file(&error) => return Ok(()),
         read => read.map_err(StoreError::new("read", path.join("daemon.json")))?,
     };
-    // A newer one may have other fields.
+    // Parsed loosely: a newer format may have other fields.
     let json = serde_json::from_slice::<serde_json::Value>(&bytes).unwrap_or_default();
     match json.get("format").and_then(serde_json::Value::as_u64) {
         Some(found) if found > FORMAT => Err(OpenError::NewerFormat { path: path.to_owned(), found }),

@@ -1,4 +1,4 @@
-//! The file `steps` of a job: its step results, one record each. It is read record by record, so its length costs no memory.
+//! The file `steps` of a job: one record per step result, read record by record, so a long file costs no memory.
 
 use std::fs::File;
 use std::io;
@@ -7,40 +7,42 @@ use super::{JobFolder, StoreError, believed};
 use crate::files;
 use crate::journal::{self, Damage, DamageKind, MAX_FRAMED, Records};
 
-/// Bytes read for one record at first: most results are small.
+/// First read for one record, in bytes: most results are small.
 const READ_AHEAD: usize = 16 << 10;
 
-/// What `steps` holds.
+/// Summary of the file `steps`.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Steps {
-    /// Whole results before the first damage.
+    /// Number of whole results before the first damage.
     pub count: u32,
-    /// The last of them, encoded.
+    /// Number of them for which the reader's predicate is true.
+    pub marked: u32,
+    /// The last whole result, encoded.
     pub last: Option<Vec<u8>>,
-    /// Set if the file does not end with it.
+    /// The first damage, if the file does not end after `last`.
     pub damage: Option<Damage>,
 }
 
-/// `steps`, open for reading at offsets.
+/// The file `steps`, open for reading at offsets.
 #[derive(Debug)]
 pub struct StepsFile {
     file: File,
 }
 
-/// Why there is no record at an offset.
+/// Reason why there is no record at an offset.
 #[derive(Debug, thiserror::Error)]
 pub enum StepLost {
-    /// The file is not what was written.
+    /// The file differs from what was written.
     #[error("a record is damaged")]
     Damaged(Damage),
-    /// It cannot be read.
+    /// The file cannot be read.
     #[error(transparent)]
     Io(#[from] io::Error),
 }
 
 impl StepsFile {
-    /// The record that begins at byte `at` of the file's first `len`, which there must be, and where it ends. Never reads
-    /// more than the longest record: a damaged length, or a huge file, costs no memory.
+    /// Returns the record at offset `at` and the offset of its end. `at` must be within the file's first `len` bytes.
+    /// Never reads more than the longest record, so a damaged length or a huge file costs no memory.
     pub fn record_at(&self, at: u64, len: u64) -> Result<(Vec<u8>, u64), StepLost> {
         let left = usize::try_from(len.saturating_sub(at)).unwrap_or(usize::MAX).min(MAX_FRAMED);
         let mut want = left.min(READ_AHEAD);
@@ -50,7 +52,7 @@ impl StepsFile {
             let mut records = Records::starting_at(&bytes, at);
             match records.next() {
                 Some(Ok(record)) => return Ok((record.to_vec(), records.position())),
-                // What is torn here may be whole behind it, and of what is damaged it may be told how.
+                // With more bytes the record may be whole, or the kind of damage may become clear.
                 Some(Err(_)) if !is_all => want = left.min(want * 8),
                 Some(Err(damage)) => return Err(StepLost::Damaged(damage)),
                 None => return Err(StepLost::Damaged(Damage { at, kind: DamageKind::Torn })),
@@ -60,7 +62,7 @@ impl StepsFile {
 }
 
 impl JobFolder {
-    /// Appends an encoded step result to `steps`. Returns by how many bytes the file grew.
+    /// Appends an encoded step result to `steps`. Returns the number of bytes added.
     pub fn append_step(&self, result: &[u8]) -> Result<u64, StoreError> {
         let mut record = Vec::new();
         self.frame_step(result, &mut record)?;
@@ -68,32 +70,52 @@ impl JobFolder {
         Ok(record.len() as u64)
     }
 
-    /// Adds an encoded step result to `records`, as `steps` holds it. Fails for one that is too long, and adds nothing.
+    /// Frames an encoded step result and appends it to `records`. Fails for one that is too long, and adds nothing.
     pub fn frame_step(&self, result: &[u8], records: &mut Vec<u8>) -> Result<(), StoreError> {
         journal::append_record(result, records)
             .map_err(|error| self.error("write", "steps")(io::Error::new(io::ErrorKind::InvalidInput, error)))
     }
 
-    /// Appends framed results to `steps`: all of them or none.
+    /// Appends framed results to `steps`: all or none.
     pub fn append_steps(&self, records: &[u8]) -> Result<(), StoreError> {
         self.append_bytes("steps", records, false)
     }
 
+    /// Cuts `steps` to its first `len` bytes: a step that runs as the daemon's own user can write to it. Returns the
+    /// number of bytes removed.
+    pub fn cut_steps_behind(&self, len: u64) -> Result<u64, StoreError> {
+        let foreign = self.steps_len().saturating_sub(len);
+        if foreign > 0 {
+            self.cut("steps", len)?;
+        }
+        Ok(foreign)
+    }
+
     /// Counts the step results.
     pub fn read_steps(&self) -> Result<Steps, StoreError> {
-        match believed(|| self.scan_steps(|_| {})) {
+        self.read_steps_of(|_| true)
+    }
+
+    /// Like [`Self::read_steps`]; also counts the results for which `is_marked` is true.
+    pub fn read_steps_of(&self, is_marked: impl Fn(&[u8]) -> bool) -> Result<Steps, StoreError> {
+        match believed(|| self.scan_steps(&is_marked)) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Steps::default()),
             read => read.map_err(self.error("read", "steps")),
         }
     }
 
-    /// The same; a torn end, of a write that was cut off, is cut from the file: what is appended behind it could not be read.
-    /// Other damage stays to be seen: whoever asks for the results is told of it.
+    /// Like [`Self::read_steps`]; also cuts off the torn end of an interrupted write, because results appended after it
+    /// could not be read. Other damage stays, so that clients that ask for the results hear of it.
     pub fn mend_steps(&self) -> Result<Steps, StoreError> {
-        self.cut_torn_steps(self.read_steps()?)
+        self.mend_steps_of(|_| true)
     }
 
-    /// See [`Self::mend_steps`].
+    /// Like [`Self::mend_steps`], with the predicate of [`Self::read_steps_of`].
+    pub fn mend_steps_of(&self, is_marked: impl Fn(&[u8]) -> bool) -> Result<Steps, StoreError> {
+        self.cut_torn_steps(self.read_steps_of(is_marked)?)
+    }
+
+    /// Cuts off a torn end; see [`Self::mend_steps`].
     pub(super) fn cut_torn_steps(&self, mut steps: Steps) -> Result<Steps, StoreError> {
         if let Some(torn) = steps.damage.take_if(|damage| damage.kind == DamageKind::Torn) {
             self.cut("steps", torn.at)?;
@@ -101,15 +123,14 @@ impl JobFolder {
         Ok(steps)
     }
 
-    /// Visits the step results in order.
-    fn scan_steps(&self, mut visit: impl FnMut(&[u8])) -> io::Result<Steps> {
+    fn scan_steps(&self, mut is_marked: impl FnMut(&[u8]) -> bool) -> io::Result<Steps> {
         let (file, stat) = files::open_read(&self.shared.jobs, self.inside("steps").as_str())?;
         let (file, len) = (StepsFile { file: file.into() }, u64::try_from(stat.st_size).unwrap_or_default());
         let (mut steps, mut at) = (Steps::default(), 0);
         while at < len {
             match file.record_at(at, len) {
                 Ok((record, end)) => {
-                    visit(&record);
+                    steps.marked += u32::from(is_marked(&record));
                     (steps.count, steps.last) = (steps.count.saturating_add(1), Some(record));
                     at = end;
                 }
@@ -123,11 +144,13 @@ impl JobFolder {
         Ok(steps)
     }
 
-    /// All step results.
     #[cfg(test)]
     pub(crate) fn step_records(&self) -> Vec<Vec<u8>> {
         let mut records = Vec::new();
-        drop(self.scan_steps(|record| records.push(record.to_vec())));
+        drop(self.scan_steps(|record| {
+            records.push(record.to_vec());
+            true
+        }));
         records
     }
 
@@ -143,7 +166,7 @@ impl JobFolder {
         opened.map(|(file, _)| StepsFile { file: file.into() }).map_err(self.error("open", "steps"))
     }
 
-    /// Opens `steps` of a job that goes on for reading at offsets, as [`Self::append_step`] would: made if it is missing.
+    /// Opens `steps` of a running job for reading at offsets; makes the file if missing.
     pub fn open_growing_steps(&self) -> Result<StepsFile, StoreError> {
         let opened = files::open_append(&self.shared.jobs, self.inside("steps").as_str());
         opened.map(|file| StepsFile { file: file.into() }).map_err(self.error("open", "steps"))

@@ -1,31 +1,30 @@
-//! How much of a job's log is known to be on the disk (`durability = power`, service.md §6.4 item 4).
+//! The synced length of a job's log: the part known to be on the disk (`durability = power`, service.md §6.4 item 4).
 //!
-//! The file `synced` holds one number. It is written when that many bytes of the log were synced, and synced itself
-//! before a follower may see them: so after a power cut it is never less than what any client has seen, and the log is
-//! whole up to it. A job without the file was run with `durability = crash`: clients may have seen all of its log.
+//! The file `synced` holds one number. It is written after that many bytes of the log were synced, and is synced itself
+//! before a follower can see them. So after a power cut it is never less than what any client has seen, and the log is
+//! whole up to it. A job without the file ran with `durability = crash`: clients may have seen all of its log.
 //!
-//! The number stands in one sector, which a disk writes whole or not at all.
+//! The number lies within one sector, which a disk writes whole or not at all.
 
 use std::io;
 
 use super::{JobFolder, StoreError};
 use crate::files;
 
-/// Name of the file.
 pub(super) const SYNCED: &str = "synced";
 
-/// The number, then its CRC-32, both little-endian.
+/// Length of the file: the number, then its CRC-32, both little-endian.
 const LEN: usize = 12;
 
 impl JobFolder {
-    /// Begins to keep account of what is on the disk; so far it is nothing, which zero bytes say too.
+    /// Starts the note with zero bytes, which mean that nothing was noted yet.
     pub fn begin_synced(&self) -> Result<(), StoreError> {
         files::create_new(&self.shared.jobs, self.inside(SYNCED).as_str())
             .and_then(|file| files::write_all(file, &[0; LEN]))
             .map_err(self.error("create", SYNCED))
     }
 
-    /// Notes that `len` bytes of the log are on the disk. A folder that is gone is no error.
+    /// Notes that `len` bytes of the log are on the disk. A missing folder is no error.
     pub fn note_synced(&self, len: u64) -> Result<(), StoreError> {
         let written = files::open_write(&self.shared.jobs, self.inside(SYNCED).as_str())
             .and_then(|file| files::write_all(file, &encode(len)));
@@ -35,7 +34,7 @@ impl JobFolder {
         }
     }
 
-    /// From now on clients see what is not on the disk yet.
+    /// Removes the note, because clients can now see data that is not on the disk.
     pub fn forget_synced(&self) -> Result<(), StoreError> {
         match files::unlink(&self.shared.jobs, self.inside(SYNCED).as_str()) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => Err(self.error("remove", SYNCED)(error)),
@@ -43,8 +42,7 @@ impl JobFolder {
         }
     }
 
-    /// Bytes of the log that are on the disk, as noted; 0 if a power cut came before the first note. `None`: no account
-    /// is kept.
+    /// Returns the noted length; 0 if a power cut came before the first note. `None` if nothing is noted at all.
     pub fn synced(&self) -> Option<u64> {
         match files::read_file(&self.shared.jobs, self.inside(SYNCED).as_str(), LEN as u64) {
             Ok(bytes) => Some(decode(&bytes).unwrap_or_default()),
@@ -52,8 +50,8 @@ impl JobFolder {
         }
     }
 
-    /// Whether a power cut came before Run was answered: the account was begun and nothing was noted. A record that cannot
-    /// be read is that of a job that nobody knows of then: it is removed. `false`: it is not so.
+    /// Removes the folder if a power cut came before Run was answered: the note was started but holds no number. Called
+    /// for a record that cannot be read; no client knows of such a job. `false` if the note does not say so.
     pub fn drop_unanswered(&self) -> bool {
         let noted = files::read_file(&self.shared.jobs, self.inside(SYNCED).as_str(), LEN as u64);
         let is_unanswered = noted.is_ok_and(|bytes| decode(&bytes).is_none());
@@ -78,7 +76,7 @@ fn decode(bytes: &[u8]) -> Option<u64> {
     (sum == check_sum(len).to_le_bytes()).then_some(len)
 }
 
-/// Not 0 for 0, so that zero bytes are no note.
+/// Check sum. It is not 0 for 0, so zero bytes are not a valid note.
 fn check_sum(len: u64) -> u32 {
     crc32fast::hash(&len.to_le_bytes())
 }

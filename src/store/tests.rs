@@ -1,4 +1,4 @@
-//! Tests of the state folder, in a folder of their own each.
+//! Tests of the state folder, each in a folder of its own.
 
 mod crashes;
 mod file_vars;
@@ -22,14 +22,14 @@ fn daemon() -> ProcessInfo {
     ProcessInfo { boot_id: BOOT.to_owned(), pid: std::process::id(), start_time: 1 }
 }
 
-/// What a client was told, and so must find again.
+/// A promise that was made to a client and must hold after a crash.
 #[derive(Clone, Debug)]
 enum Promise {
     /// Run was answered.
     Registered,
-    /// So many bytes of the log were sent.
+    /// This number of bytes of the log was sent.
     Log(usize),
-    /// So many step results were sent.
+    /// This number of step results was sent.
     Steps(usize),
     /// Status showed this end.
     Ended(End),
@@ -50,7 +50,7 @@ fn record(id: &str) -> JobRecord {
         id: id.to_owned(),
         registered_boot: None,
         registered: 5,
-        origin: Origin::V1,
+        origin: RequestOrigin::V1,
         work_dir: "/w".to_owned(),
         files: Vec::new(),
         made_directory: None,
@@ -82,7 +82,7 @@ fn end() -> End {
     End { steps_done: 1, ..End::new(Outcome::success(), 9, 7, 3) }
 }
 
-/// The job was cut off by the death of its keeper or host.
+/// True if the death of its keeper or host ended the job.
 fn is_interrupted(end: &End) -> bool {
     end.outcome.class == EndClass::Interrupted
 }

@@ -1,4 +1,4 @@
-//! What steps and lookups see of the daemon's own environment (variables.md §7).
+//! The part of the daemon's own environment that steps and lookups see (variables.md §7).
 
 use std::borrow::Cow;
 use std::ffi::{OsStr, OsString};
@@ -11,12 +11,12 @@ use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
 use flate2::read::MultiGzDecoder;
 use indexmap::{IndexMap, IndexSet};
 
-/// Setting `env_base`: how much of the daemon's environment is passed on.
+/// Setting `env_base`: the part of the daemon's environment passed on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum EnvBase {
-    /// Only [`LISTED`] names and those of `env_pass`: for hosts where the daemon was installed by hand.
+    /// Only [`LISTED`] names and those of `env_pass`. For hosts on which the daemon was installed by hand.
     List,
-    /// Everything: the daemon runs inside the job's environment, and what the image sets is what the job needs.
+    /// Everything. The daemon runs inside the job's environment, and the job needs the variables of its image.
     #[default]
     All,
 }
@@ -44,46 +44,45 @@ const LISTED: [&str; 18] = [
     "HOME",
 ];
 
-/// Prefix of our own variables.
 const OWN_PREFIX: &[u8] = b"STEP_RUNNER_";
 
-/// Arguments that a runner hands over in the environment (connectors.md §2.4).
+/// Arguments that a runner passes in the environment (connectors.md §2.4).
 pub const RECOVERY_VARIABLE: &str = "_GITLAB_RUNNER_HELPER_NATIVE_STEPS_ARGV";
 
-/// What a service manager tells the daemon alone: a step that took it for its own would answer in the daemon's name.
+/// Variables of a service manager for the daemon alone. A step that saw them could answer in the daemon's name.
 const OF_THE_MANAGER: [&str; 6] =
     ["NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAMES"];
 
-/// Names of job variables that a runner put into the container's environment.
+/// Variable that lists the job variables a runner put into the container's environment.
 const JOB_VAR_NAMES: &str = "RUNNER_JOB_VAR_NAMES";
 
-/// Most bytes the list in [`JOB_VAR_NAMES`] may have unpacked.
+/// Most unpacked bytes of the list in [`JOB_VAR_NAMES`].
 const MAX_JOB_VAR_NAMES: u64 = 1 << 20;
 
-/// Padding is optional: the list's writers differ.
+/// Padding is optional, because some writers of the list omit it.
 const BASE64: GeneralPurpose = GeneralPurpose::new(
     &alphabet::STANDARD,
     GeneralPurposeConfig::new().with_decode_padding_mode(DecodePaddingMode::Indifferent),
 );
 
-/// The base environment: layer 1 of language.md §13 and the last place of a lookup (variables.md §4). Values may be
+/// The base environment: layer 1 of language.md §13 and the last resort of a lookup (variables.md §4). Values may be
 /// secrets of the operator and need not be UTF-8.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct Base(IndexMap<OsString, OsString>);
 
-/// For the operator's log: the list of names to take out was ignored.
+/// Warning for the operator's log: the list of names to remove was ignored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BaseWarning {
-    /// Not base64 of gzip of text.
+    /// It is not base64 of gzip of text.
     #[error("RUNNER_JOB_VAR_NAMES is not base64 of gzip of names; it is ignored")]
     Unreadable,
-    /// More than 1 MiB unpacked.
+    /// It unpacks to more than 1 MiB.
     #[error("RUNNER_JOB_VAR_NAMES is longer than {MAX_JOB_VAR_NAMES} bytes unpacked; it is ignored")]
     TooLong,
 }
 
 impl Base {
-    /// Filters `entries`, the daemon's environment. Of equal names the first counts, as for `getenv`.
+    /// Filters `entries`, the daemon's environment. Of equal names the first one counts, as for `getenv`.
     pub fn new(
         entries: impl IntoIterator<Item = (OsString, OsString)>,
         env_base: EnvBase,
@@ -108,12 +107,12 @@ impl Base {
         (Self(kept), warning)
     }
 
-    /// Value of `name` for a lookup. Bytes that are not UTF-8 are replaced: variables are text.
+    /// Returns the value of `name` for a lookup. Replaces bytes that are not UTF-8, because variables are text.
     pub fn get(&self, name: &str) -> Option<Cow<'_, str>> {
         self.0.get(OsStr::new(name)).map(|value| value.to_string_lossy())
     }
 
-    /// All entries, as they are passed on to steps.
+    /// Returns all entries as passed on to steps.
     pub fn iter(&self) -> impl Iterator<Item = (&OsStr, &OsStr)> {
         self.0.iter().map(|(name, value)| (name.as_os_str(), value.as_os_str()))
     }
@@ -132,7 +131,7 @@ fn is_own(name: &OsStr) -> bool {
         || OF_THE_MANAGER.iter().any(|of_the_manager| name == *of_the_manager)
 }
 
-/// Names in `packed`: base64 of gzip of names joined by `;`.
+/// Unpacks the names: base64 of gzip of names joined by `;`.
 fn unpack(packed: &[u8]) -> Result<IndexSet<Vec<u8>>, BaseWarning> {
     if packed.trim_ascii().is_empty() {
         return Ok(IndexSet::new());

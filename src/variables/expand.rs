@@ -1,27 +1,30 @@
-//! Expansion of one value: one pass, left to right, what is put in is not looked at again (variables.md §4).
+//! Expands one value in a single pass from left to right. Inserted text is not expanded again (variables.md §4).
 
-/// Doubles every `$`, so that expansion gives back `text` exactly: for clients that hold expanded or raw values
+/// Doubles every `$`, so that expansion returns `text`. For clients whose values are expanded already or must stay raw
 /// (variables.md §1).
 pub fn escape(text: &str) -> String {
     text.replace('$', "$$")
 }
 
-/// The output would grow over the budget.
+/// The output exceeds the budget.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct OverBudget;
 
-/// Appends what `value` expands to. `lookup` appends the value of a name to its second argument, nothing if there is
-/// none. Fails as soon as `out` is longer than `budget` bytes.
+/// Appends the expansion of `value`. `lookup` appends the value of a name to its second argument, or nothing if there
+/// is no such name. Fails as soon as `out` is longer than `budget` bytes.
 pub(super) fn expand(
     value: &str,
     out: &mut String,
     budget: usize,
     mut lookup: impl FnMut(&str, &mut String),
 ) -> Result<(), OverBudget> {
+    // References in braces end before the last closing brace. Finding it once avoids a search at each `${`.
+    let closed = value.rfind('}').unwrap_or(0);
     let mut rest = value;
     while let Some((before, after)) = rest.split_once('$') {
         out.push_str(before);
-        rest = reference(after, out, &mut lookup);
+        let is_closed = value.len() - after.len() < closed;
+        rest = reference(after, is_closed, out, &mut lookup);
         if out.len() > budget {
             return Err(OverBudget);
         }
@@ -30,14 +33,20 @@ pub(super) fn expand(
     if out.len() > budget { Err(OverBudget) } else { Ok(()) }
 }
 
-/// Handles what follows a `$` and returns what comes after it.
-fn reference<'a>(after: &'a str, out: &mut String, lookup: &mut impl FnMut(&str, &mut String)) -> &'a str {
+/// Expands the reference after a `$` and returns the text after it. `is_closed` is true if a closing brace follows.
+fn reference<'a>(
+    after: &'a str,
+    is_closed: bool,
+    out: &mut String,
+    lookup: &mut impl FnMut(&str, &mut String),
+) -> &'a str {
     let mut chars = after.chars();
     match chars.next() {
         Some('$') => {
             out.push('$');
             chars.as_str()
         }
+        Some('{') if !is_closed => chars.as_str(),
         Some('{') => match chars.as_str().split_once('}') {
             Some((name, rest)) => {
                 if !is_nothing(name) {
@@ -61,7 +70,7 @@ fn reference<'a>(after: &'a str, out: &mut String, lookup: &mut impl FnMut(&str,
     }
 }
 
-/// Names in braces that stand for nothing whatever is defined: none at all, and the shell's special parameters.
+/// True for names in braces that never have a value: the empty one and the shell's special parameters.
 fn is_nothing(name: &str) -> bool {
     name.is_empty() || matches!(name.as_bytes(), [b'*' | b'#' | b'@' | b'!' | b'?' | b'-' | b'0'..=b'9'])
 }
@@ -93,6 +102,14 @@ mod tests {
     fn braces_take_any_bytes_up_to_the_first_closing_one() {
         assert_eq!(expanded("${A b\n$}x}"), "<$B ${C} $$>x}");
         assert_eq!(expanded("${1}${-}${}|${10}"), "|");
+    }
+
+    /// A search for each of the braces would take minutes.
+    #[test]
+    fn fault_76_braces_that_nothing_closes_are_read_once() {
+        let text = "${".repeat(2 << 20);
+        assert_eq!(expanded(&text), "");
+        assert_eq!(expanded(&format!("${{A}}{text}")), expanded("${A}"));
     }
 
     #[test]

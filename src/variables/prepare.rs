@@ -1,4 +1,4 @@
-//! The order of work at Run: checks, directories, expansion, phrases (variables.md §2).
+//! Prepares a request at Run, in this order: checks, directories, expansion, phrases (variables.md §2).
 
 use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
@@ -7,13 +7,12 @@ use indexmap::{IndexMap, IndexSet};
 
 use super::expand::expand;
 use super::{
-    Base, FileVariable, JobPart, List, LogLevel, MAX_ENTRIES, MAX_ENTRY, MAX_EXPANDED, MAX_FILE_KEY,
-    MAX_TOTAL, Prepared, Request, Service, VariableError,
+    Base, FileVariable, JobPart, LogLevel, MAX_ENTRIES, MAX_ENTRY, MAX_EXPANDED, MAX_FILE_KEY, MAX_TOTAL,
+    Prepared, Request, RequestList, Service, VariableError,
 };
 use crate::model::Variable;
 
-/// Turns a request into what the daemon needs of it. `vars_dir` is where file variables lie if the request names no
-/// directory (variables.md §3).
+/// Prepares a request. `vars_dir` is the folder for file variables if the request names none (variables.md §3).
 pub fn prepare(
     request: &Request,
     service: Service,
@@ -46,7 +45,7 @@ pub fn prepare(
             values.get(&index).map_or(variable.value.as_str(), Cow::as_ref).to_owned()
         };
         if service == Service::V1 {
-            check_entry(List::Variables, index, &variable.key, &value)?;
+            check_entry(RequestList::Variables, index, &variable.key, &value)?;
         }
         prepared.vars.insert(variable.key.clone(), value);
     }
@@ -61,7 +60,7 @@ pub fn prepare(
     Ok(prepared)
 }
 
-/// Everything that can be checked before expansion (variables.md §6).
+/// Checks everything that does not depend on expansion (variables.md §6).
 fn check_shape(request: &Request, job: &JobPart, service: Service) -> Result<(), VariableError> {
     if service == Service::V1 && request.job.is_some() && !request.env.is_empty() {
         return Err(VariableError::JobAndEnv);
@@ -78,7 +77,7 @@ fn check_shape(request: &Request, job: &JobPart, service: Service) -> Result<(),
     check_path("build_dir", &job.build_dir)?;
     check_path("work_dir", &request.work_dir)?;
     for (index, (key, value)) in request.env.iter().enumerate() {
-        let list = List::Env;
+        let list = RequestList::Env;
         check_key(list, index, key)?;
         if value.contains('\0') {
             return Err(VariableError::NulInValue { list, index });
@@ -86,7 +85,7 @@ fn check_shape(request: &Request, job: &JobPart, service: Service) -> Result<(),
         check_entry(list, index, key, value)?;
     }
     for (index, variable) in job.variables.iter().enumerate() {
-        let list = List::Variables;
+        let list = RequestList::Variables;
         check_key(list, index, &variable.key)?;
         if variable.file {
             check_file_key(index, &variable.key)?;
@@ -108,7 +107,7 @@ fn check_path(field: &'static str, path: &str) -> Result<(), VariableError> {
     Err(VariableError::Path { field, problem })
 }
 
-fn check_key(list: List, index: usize, key: &str) -> Result<(), VariableError> {
+fn check_key(list: RequestList, index: usize, key: &str) -> Result<(), VariableError> {
     let problem = if key.is_empty() {
         "empty"
     } else if key.contains('=') {
@@ -134,12 +133,12 @@ fn check_file_key(index: usize, key: &str) -> Result<(), VariableError> {
     Err(VariableError::FileKey { index, problem })
 }
 
-fn check_entry(list: List, index: usize, key: &str, value: &str) -> Result<(), VariableError> {
+fn check_entry(list: RequestList, index: usize, key: &str, value: &str) -> Result<(), VariableError> {
     let bytes = key.len() + 1 + value.len();
     if bytes > MAX_ENTRY { Err(VariableError::EntryTooLarge { list, index, bytes }) } else { Ok(()) }
 }
 
-/// `/` itself stands for the empty text: its files lie in `/.tmp`.
+/// Removes trailing slashes. `/` itself stays, so its files go to `/.tmp`.
 fn trim_slashes(root: &str) -> Cow<'_, str> {
     match root.trim_end_matches('/') {
         "" => "/".into(),
@@ -147,7 +146,7 @@ fn trim_slashes(root: &str) -> Cow<'_, str> {
     }
 }
 
-/// The job's variables with an index by key.
+/// The job's variables, indexed by key.
 struct Definitions<'a> {
     variables: &'a [Variable],
     /// Positions of each key, ascending.
@@ -157,8 +156,8 @@ struct Definitions<'a> {
     service: Service,
 }
 
-/// Expanded values by position: those that are used, and those that are masked.
-type Values<'a> = HashMap<usize, Cow<'a, str>>;
+/// Expanded values by position: the last one of each key, and all masked ones.
+type ExpandedValues<'a> = HashMap<usize, Cow<'a, str>>;
 
 impl<'a> Definitions<'a> {
     fn new(variables: &'a [Variable], directory: &'a str, base: &'a Base, service: Service) -> Self {
@@ -180,8 +179,8 @@ impl<'a> Definitions<'a> {
         self.positions.get(key)?.last().copied()
     }
 
-    /// Values of all definitions that count: the last of each key, and masked ones (variables.md §5).
-    fn values(&self) -> Result<Values<'a>, VariableError> {
+    /// Expands the values of all definitions that count: the last of each key, and masked ones (variables.md §5).
+    fn values(&self) -> Result<ExpandedValues<'a>, VariableError> {
         let mut values = HashMap::with_capacity(self.variables.len());
         let mut budget = MAX_EXPANDED;
         for (index, variable) in self.variables.iter().enumerate() {
@@ -204,11 +203,12 @@ impl<'a> Definitions<'a> {
         Ok(values)
     }
 
-    /// Lookup of `name` from within definition `from` (variables.md §4).
+    /// Appends the value of `name` as definition `from` sees it (variables.md §4).
     fn look_up(&self, name: &str, from: usize, out: &mut String) {
         let is_own = self.variables.get(from).is_some_and(|variable| variable.key == name);
         let found = if is_own {
-            self.positions.get(name).and_then(|at| at.iter().rev().find(|at| **at < from)).copied()
+            let at = self.positions.get(name).map_or(&[][..], Vec::as_slice);
+            at.partition_point(|at| *at < from).checked_sub(1).and_then(|before| at.get(before)).copied()
         } else {
             self.last(name)
         };
@@ -223,7 +223,7 @@ impl<'a> Definitions<'a> {
         format!("{}/{key}", self.directory)
     }
 
-    fn file(&self, index: usize, values: &Values<'_>) -> FileVariable {
+    fn file(&self, index: usize, values: &ExpandedValues<'_>) -> FileVariable {
         let name = self.variables.get(index).map_or("", |variable| &variable.key);
         FileVariable {
             path: self.path(name),
@@ -234,7 +234,7 @@ impl<'a> Definitions<'a> {
     }
 }
 
-/// Layer 2 of language.md §13: the job variable, else the base environment, else `info`.
+/// Returns layer 2 of language.md §13: the job variable, else the base environment, else `info`.
 fn log_level(
     definitions: &Definitions<'_>,
     vars: &IndexMap<String, String>,
@@ -250,8 +250,8 @@ fn log_level(
     })
 }
 
-/// Values of masked variables as sent and expanded, then the request's own (variables.md §5).
-fn phrases(request: &Request, job: &JobPart, values: &Values<'_>) -> Vec<Vec<u8>> {
+/// Returns the values of masked variables, as sent and expanded, then the request's own phrases (variables.md §5).
+fn phrases(request: &Request, job: &JobPart, values: &ExpandedValues<'_>) -> Vec<Vec<u8>> {
     let masked = job.variables.iter().enumerate().filter(|(_, variable)| variable.masked);
     let values = masked.flat_map(|(index, variable)| {
         [Some(variable.value.as_str()), values.get(&index).map(Cow::as_ref)].into_iter().flatten()

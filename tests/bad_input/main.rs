@@ -1,4 +1,4 @@
-//! What must be refused, with its code and reason, with nothing left behind and nobody else disturbed.
+//! Bad input is refused with the right code and reason. A refusal leaves no trace and disturbs nobody else.
 #![expect(clippy::unwrap_used, reason = "a broken scene fails the test")]
 
 mod ids;

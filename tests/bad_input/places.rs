@@ -1,4 +1,4 @@
-//! Places a daemon may not take: sockets and state folders that are something else, or another's.
+//! Places that a daemon must not take: sockets and state folders that are something else or belong to somebody else.
 
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};

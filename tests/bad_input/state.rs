@@ -1,4 +1,4 @@
-//! What is on the disk: records, logs, and no room for more.
+//! Bad state on disk: damaged records and logs, and no room for more.
 
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};

@@ -8,6 +8,27 @@ use super::Beside;
 use crate::support::{Client, Daemon, refused, request};
 use step_runner::pb::v1::{self, RunRequest, State};
 use tonic::Code;
+use tonic_types::StatusExt;
+
+#[tokio::test]
+async fn every_finding_is_a_violation_with_its_place_and_class_and_masked() {
+    let daemon = Daemon::start();
+    let client = daemon.client().await;
+    let steps = "- {name: a b, script: x}\n- {name: b, script: x, hunter2-key: canary}\n";
+    let masking = v1::Masking { phrases: vec!["hunter2-key".into()], ..v1::Masking::default() };
+    let request = RunRequest { masking: Some(masking), ..request("42", steps) };
+    let refused = client.try_run(request).await.unwrap_err();
+    let details = refused.get_error_details();
+    let info = details.error_info().unwrap();
+    assert_eq!((info.reason.as_str(), info.domain.as_str()), ("malformed_steps", "step-runner"));
+    assert_eq!((info.metadata["id"].as_str(), info.metadata["field"].as_str()), ("42", "steps"));
+    let violations = &details.bad_request().unwrap().field_violations;
+    let places: Vec<_> = violations.iter().map(|each| (each.field.as_str(), each.reason.as_str())).collect();
+    assert_eq!(places, [("steps:1:10", "name"), ("steps:2:24", "schema")]);
+    assert!(violations[1].description.contains("[MASKED]"), "{violations:?}");
+    let all = format!("{details:?} {}", refused.message());
+    assert!(!all.contains("hunter2") && !all.contains("canary"), "{all}");
+}
 
 #[tokio::test]
 async fn broken_steps_are_refused_with_all_their_places_and_none_of_their_text() {
@@ -69,17 +90,16 @@ async fn broken_steps_are_refused_with_all_their_places_and_none_of_their_text()
 }
 
 #[tokio::test]
-async fn at_most_twenty_errors_are_told() {
+async fn at_most_twenty_errors_are_told_eight_of_them_in_the_text() {
     let daemon = Daemon::start();
     let client = daemon.client().await;
     let bad: Vec<_> = (0..30).map(|n| format!("- {{name: '{n} x', script: y}}")).collect();
-    let text = refused(
-        client.try_run(request("1", &bad.join("\n"))).await,
-        Code::InvalidArgument,
-        "malformed_steps",
-    );
-    assert_eq!(text.matches("<steps>:").count(), 20, "{text}");
-    assert!(text.contains("10 more"), "{text}");
+    let answer = client.try_run(request("1", &bad.join("\n"))).await;
+    let violations = answer.as_ref().unwrap_err().get_details_bad_request().unwrap().field_violations;
+    assert_eq!(violations.len(), 20);
+    let text = refused(answer, Code::InvalidArgument, "malformed_steps");
+    assert_eq!(text.matches("<steps>:").count(), 8, "{text}");
+    assert!(text.contains("and 22 more"), "{text}");
 }
 
 /// `line` of each number, joined.

@@ -1,4 +1,4 @@
-//! Variables, working directories and the directory of files of a request.
+//! Variables and directories of a request: the working directory and the one for file variables.
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::symlink;

@@ -1,4 +1,4 @@
-//! Daemons that are not there, stand still, or go away.
+//! Daemons that are absent, do not answer, or go away.
 
 use std::io::Read as _;
 use std::process::Stdio;

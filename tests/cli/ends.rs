@@ -1,4 +1,4 @@
-//! How `run` ends before its job does: Ctrl-C, signals, a reader that leaves.
+//! Early ends of `run`, before its job's end: Ctrl-C, signals, and a reader that closes the pipe.
 
 use std::io::{BufRead as _, BufReader, Read as _};
 use std::process::{Child, Command, Stdio};
@@ -6,7 +6,8 @@ use std::process::{Child, Command, Stdio};
 use rustix::process::Signal;
 
 use super::fake::{Daemon, Job, entry, results};
-use super::{Scene, stderr};
+use super::{Scene, failing_job, stderr};
+use tonic::Status;
 
 /// Starts a run of a job that prints one line and goes on, and waits for the line.
 fn run_running_job(stubborn: bool) -> (Scene, Child) {
@@ -15,10 +16,27 @@ fn run_running_job(stubborn: bool) -> (Scene, Child) {
     daemon.script.lock().unwrap().next =
         Some(Job { log, running: true, stubborn, results: results(&[], -1), ..Job::default() });
     let scene = Scene::new(daemon);
-    let mut command = scene.command(&["run", "builtin://x", "--id", "9", "--output", "raw"]);
+    let mut command =
+        hearing_hangups(&scene.command(&["run", "builtin://x", "--id", "9", "--output", "raw"]));
     let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     child.stdout.as_mut().unwrap().read_exact(&mut [0; 35]).unwrap();
     (scene, child)
+}
+
+/// Returns the command with the default action of SIGHUP. The tests may run below `nohup`, which ignores it.
+fn hearing_hangups(command: &Command) -> Command {
+    let mut hearing = Command::new("env");
+    hearing.arg("--default-signal=HUP").arg(command.get_program()).args(command.get_args());
+    if let Some(folder) = command.get_current_dir() {
+        hearing.current_dir(folder);
+    }
+    for (name, value) in command.get_envs() {
+        match value {
+            Some(value) => hearing.env(name, value),
+            None => hearing.env_remove(name),
+        };
+    }
+    hearing
 }
 
 fn send(child: &Child, signal: Signal) {
@@ -104,4 +122,29 @@ fn a_reader_of_stdout_that_goes_away_ends_the_job_of_run() {
     drop(child.stdout.take());
     assert_eq!(child.wait().unwrap().code(), Some(1));
     assert_eq!(scene.daemon.script.lock().unwrap().finished, ["9"]);
+}
+
+#[test]
+fn fault_92_a_finish_that_fails_does_not_change_how_the_job_ended() {
+    let success = || Job { log: entry("01O", "done"), results: results(&["s"], 0), ..Job::default() };
+    for (job, code) in [(success(), 0), (failing_job(), 3)] {
+        for failure in
+            [Status::unavailable("shutting_down: the daemon stops"), Status::internal("internal: a defect")]
+        {
+            let daemon = Daemon::default();
+            {
+                let mut script = daemon.script.lock().unwrap();
+                (script.next, script.finish_failure) = (Some(job.clone()), Some(failure.clone()));
+            }
+            let scene = Scene::new(daemon);
+            let output = scene.run(&["run", "builtin://x", "--id", "9", "--reconnect-timeout", "300ms"]);
+            let said = stderr(&output);
+            assert_eq!(output.status.code(), Some(code), "{failure}: {said}");
+            assert!(
+                said.contains("step-runner: job 9 has ended, but was not removed: "),
+                "{failure}: {said}"
+            );
+            assert!(said.contains(failure.message()), "{failure}: {said}");
+        }
+    }
 }

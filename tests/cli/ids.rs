@@ -1,4 +1,4 @@
-//! Ids that are taken, over, or unknown.
+//! Ids that are taken, finished, or unknown.
 
 use super::fake::{Daemon, Job};
 use super::{Scene, failing_job, stderr, stdout};
@@ -8,7 +8,10 @@ fn an_id_that_is_taken_starts_nothing_new_and_that_is_said() {
     let job = Job { running: true, ..Job::default() };
     let scene = Scene::new(Daemon::with_job("43", job));
     let said = "step-runner: job 43 was started before (running); nothing new is started\n";
-    for words in [["submit", "-", "--id", "43"].as_slice(), &["run", "-", "--id", "43", "--detach"]] {
+    for words in [
+        ["submit", "builtin://x", "--id", "43"].as_slice(),
+        &["run", "builtin://x", "--id", "43", "--detach"],
+    ] {
         let output = scene.run(words);
         assert_eq!((output.status.code(), stdout(&output).as_str()), (Some(0), "43\n"));
         assert_eq!(stderr(&output), said);

@@ -1,4 +1,4 @@
-//! The program as users meet it: words, exit codes, streams (cli.md).
+//! The program as users meet it: messages, exit codes, output streams (cli.md).
 #![expect(clippy::unwrap_used, reason = "a broken scene fails the test")]
 
 mod away;
@@ -8,13 +8,15 @@ mod fake;
 mod ids;
 #[path = "../support/parts.rs"]
 mod parts;
+mod people;
+mod spellings;
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
-use fake::{Daemon, Job, entry, results};
-use tonic::Status;
+use fake::{Daemon, Job, entry, refusal, results};
+use tonic::{Code, Status};
 
 fn program(words: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_step-runner"));
@@ -24,7 +26,7 @@ fn program(words: &[&str]) -> Command {
             command.env_remove(name);
         }
     }
-    command.env_remove("NO_COLOR").env_remove("CLICOLOR_FORCE");
+    command.env_remove("NO_COLOR").env_remove("CLICOLOR_FORCE").env_remove("FORCE_COLOR").env_remove("CI");
     command
 }
 
@@ -133,6 +135,8 @@ fn help_completions_and_manual_come_on_stdout() {
         (&["completions", "fish"], "complete -c step-runner"),
         (&["man"], ".TH step-runner"),
         (&["man", "run"], "masked"),
+        (&["man", "doctor"], "control groups"),
+        (&["doctor", "--help"], "shows no secret"),
     ] {
         let output = run(words);
         assert!(output.status.success() && output.stderr.is_empty(), "{words:?} {output:?}");
@@ -154,7 +158,7 @@ fn commands_that_people_never_call_are_not_offered() {
         let script = stdout(&run(&["completions", shell]));
         let offers = |name: &str| script.contains(&format!("{before}{name}{after}"));
         assert!(offers("custom-executor"), "{shell}");
-        for name in ["keeper", "builtin", "fetch", "launch"] {
+        for name in ["keeper", "reaper", "builtin", "fetch", "launch"] {
             assert!(!offers(name), "{shell}: {name}");
         }
     }
@@ -193,6 +197,8 @@ fn bash_completes_commands_options_values_and_topics() {
         ("step-runner custom-executor cl", &["cleanup"]),
         ("step-runner help exi", &["exit-codes"]),
         ("step-runner man cus", &["custom-executor"]),
+        ("step-runner doc", &["doctor"]),
+        ("step-runner doctor --output j", &["json"]),
         ("step-runner completions f", &["fish"]),
         ("step-runner keep", &[]),
     ] {
@@ -277,14 +283,58 @@ fn variables_of_switches_are_1_or_0_and_times_say_how_to_write_them() {
     assert!(stderr(&output).contains("write a time such as 90s or 1h 30m"), "{output:?}");
 }
 
-#[test]
-fn a_setting_that_this_version_cannot_keep_is_refused_by_name() {
-    for option in ["--metrics=127.0.0.1:9", "--reflection"] {
-        let output = run(&["serve", "/nowhere", option]);
-        let name = option.trim_start_matches('-').split('=').next().unwrap().replace('-', "_");
-        assert_eq!(output.status.code(), Some(2), "{option}: {output:?}");
-        assert!(String::from_utf8_lossy(&output.stderr).contains(&name), "{option}: {output:?}");
+/// A value that fits a setting: its default, else one of the kind that the help names.
+fn fitting(help: &str, folder: &Path) -> String {
+    let between = |from: &str| Some(help.split_once(from)?.1.split_once(']')?.0.to_owned());
+    if let Some(default) = between("[default: ") {
+        return default;
     }
+    let path = |name: &str| folder.join(name).to_str().unwrap().to_owned();
+    match help {
+        _ if help.starts_with("Socket to") => path("s.sock"),
+        _ if help.starts_with("Folder for") => path("state"),
+        _ if help.contains("[a path]") => path("log"),
+        _ if help.contains("numeric user ids") => "1".to_owned(),
+        _ if help.contains("[a list of names]") => "HOME".to_owned(),
+        _ => between("[`").unwrap().split('`').next().unwrap().to_owned(),
+    }
+}
+
+#[test]
+fn serve_takes_every_setting_that_its_help_offers() {
+    let folder = tempfile::tempdir().unwrap();
+    let help = stdout(&run(&["serve", "--help"]));
+    let (_, settings) = help.split_once("\nSettings:\n").unwrap();
+    let (settings, _) = settings.split_once("\nCommon options:\n").unwrap();
+    let settings: Vec<(String, String)> = settings
+        .split("\n      --")
+        .map(|setting| {
+            let words: Vec<_> = setting.split_whitespace().collect();
+            let name = words[0].trim_start_matches("--").split('[').next().unwrap();
+            let help = words[1..].iter().skip_while(|word| word.starts_with('<'));
+            let help = help.copied().collect::<Vec<_>>().join(" ");
+            (format!("--{name}"), fitting(&help, folder.path()))
+        })
+        .collect();
+    assert!(settings.len() > 30, "{settings:?}");
+    let options: Vec<String> = settings.iter().map(|(name, value)| format!("{name}={value}")).collect();
+    let mut words = vec!["serve"];
+    words.extend(options.iter().map(String::as_str));
+    let shown = stdout(&run(&[&words[..], &["--print-config"]].concat()));
+    for (name, _) in &settings {
+        let key = name.trim_start_matches('-').replace('-', "_");
+        assert!(
+            shown.lines().any(|line| line.starts_with(&key) && line.ends_with(&format!("# {name}"))),
+            "{name}: {shown}"
+        );
+    }
+    // With a command it ends by itself.
+    words.extend(["--", "true"]);
+    let mut daemon =
+        program(&words).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    std::io::Write::write_all(&mut daemon.stdin.take().unwrap(), b"\n").unwrap();
+    let output = daemon.wait_with_output().unwrap();
+    assert!(output.status.success(), "{output:?}");
 }
 
 #[test]
@@ -302,6 +352,9 @@ fn colours_follow_pipes_and_variables() {
     assert!(has_escape(&mut program(&["--color", "always", "--help"])));
     assert!(!has_escape(program(&["--color=never", "--help"]).env("CLICOLOR_FORCE", "1")));
     assert!(!has_escape(program(&["--help"]).env("NO_COLOR", "1")));
+    assert!(has_escape(program(&["--help"]).env("FORCE_COLOR", "1")));
+    assert!(!has_escape(program(&["--help"]).env("FORCE_COLOR", "1").env("NO_COLOR", "1")));
+    assert!(!has_escape(program(&["--color", "never", "--help"]).env("FORCE_COLOR", "1")));
 }
 
 #[test]
@@ -428,10 +481,10 @@ fn refusals_are_65_for_good_and_75_for_now() {
         scene.daemon.script.lock().unwrap().run_failures = std::iter::repeat_n(status, 100).collect();
         scene.run(&["submit", "builtin://x", "--connect-timeout", "2s"])
     };
-    let output = fail(Status::invalid_argument("malformed_steps: <steps>:1:1: expected a list"));
+    let output = fail(refusal(Code::InvalidArgument, "malformed_steps", "<steps>:1:1: expected a list", &[]));
     assert_eq!(output.status.code(), Some(65));
     assert!(stderr(&output).contains("expected a list"));
-    assert_eq!(fail(Status::resource_exhausted("queue_full: full")).status.code(), Some(75));
+    assert_eq!(fail(refusal(Code::ResourceExhausted, "queue_full", "full", &[])).status.code(), Some(75));
 }
 
 #[test]

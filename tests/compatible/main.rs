@@ -6,6 +6,7 @@ mod support;
 
 mod bad_input;
 mod draft;
+mod plain_log;
 mod proxied;
 mod rules;
 mod shared;
@@ -155,7 +156,7 @@ impl Peer {
     }
 
     async fn steps(&self, id: &str) -> Vec<v1::StepResult> {
-        let request = FollowStepsRequest { id: id.into() };
+        let request = FollowStepsRequest { id: id.into(), starts: false };
         let mut stream = self.stream::<_, FollowStepsResponse>("FollowSteps", request).await.unwrap();
         let mut results = Vec::new();
         while let Some(message) = patiently("a step", stream.message()).await.unwrap() {

@@ -1,15 +1,16 @@
-//! The calls of the runner's client in their order, over `steps proxy` (service.md §4.2, connectors.md §1).
+//! The calls of the Runner's client, in their order, through `steps proxy` (service.md §4.2, connectors.md §1).
 
 use std::process::{Child, Command, Stdio};
 
 use hyper_util::rt::TokioIo;
+use step_runner::pb::compatible::messages::RunRequest;
 use step_runner::pb::compatible::messages::guesses::ErrorKind;
 use step_runner::pb::v1::step_result::Status as StepStatus;
 use tokio::net::unix::pipe::{Receiver, Sender};
 use tonic::transport::Endpoint;
 
-use crate::Peer;
 use crate::support::{Daemon, contains, until};
+use crate::{Peer, from_runner};
 
 /// A client behind a proxy of its own, as a runner starts it.
 struct Proxied {
@@ -86,11 +87,12 @@ async fn cancel_comes_from_another_connection_and_the_log_ends_normally() {
 async fn a_line_that_is_cut_leaves_the_job_to_the_next_one() {
     let daemon = Daemon::start();
     let line = Proxied::dial(&daemon).await;
-    line.peer.run("42", "echo on; while [ ! -e go ]; do sleep 0.01; done; echo end; pwd > /dev/null").await;
+    let run = serde_json::json!([{"name": "s", "script": "echo on; while [ ! -e go ]; do sleep 0.01; done; echo end"}]);
+    let work_dir = daemon.file("work").to_str().unwrap().to_owned();
+    line.peer.try_run(RunRequest { work_dir, ..from_runner("42", &run.to_string()) }).await.unwrap();
     daemon.client().await.prints("42", "on").await;
     line.hang_up().await;
-    let work = daemon.folder("42").join("work/go");
-    std::fs::write(work, "").unwrap();
+    std::fs::write(daemon.file("work/go"), "").unwrap();
     let line = Proxied::dial(&daemon).await;
     assert!(contains(&line.peer.log("42").await, "end"));
     line.peer.close("42").await;

@@ -1,4 +1,4 @@
-//! What the compatible service does in its own way (service.md §4.1).
+//! The differences of the compatible service (service.md §4.1).
 
 use std::os::unix::fs::PermissionsExt;
 use std::time::Duration;
@@ -62,6 +62,49 @@ async fn variables_are_taken_literally_and_are_no_environment() {
     let expected = format!("unset $C\n$HOME $$ ${{A}}\n{build_dir}.tmp/PATH_OF\n{build_dir}\n$B$$\n");
     assert_eq!(output(&peer.log("1").await), expected);
     assert!(!daemon.file("elsewhere").exists());
+}
+
+#[tokio::test]
+async fn without_directories_a_job_runs_where_the_daemon_does_and_its_files_are_temporary() {
+    let temp = tempfile::tempdir().unwrap();
+    let temp_dir = temp.path().to_str().unwrap();
+    let daemon = Setup::new().env("TMPDIR", temp_dir).start();
+    let peer = Peer::of(&daemon).await;
+    let run = r#"[{"name": "s", "script": "pwd; echo '${{ vars.FILE }}'; cat '${{ vars.FILE }}'"}]"#;
+    let file = Variable { file: true, ..variable("FILE", "content\n") };
+    peer.try_run(with_job(from_runner("1", run), vec![file.clone()])).await.unwrap();
+    let here = std::env::current_dir().unwrap();
+    let expected = format!("{}\n{temp_dir}/step-runner-output-1/FILE\ncontent\n", here.display());
+    assert_eq!(output(&peer.log("1").await), expected);
+    assert!(!temp.path().join("step-runner-output-1").exists());
+    // A directory that somebody else may have made there is no place for secrets.
+    let open_to_all = |path: &std::path::Path| {
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o1777)).unwrap();
+    };
+    let trap = temp.path().join("step-runner-output-2");
+    std::fs::create_dir(&trap).unwrap();
+    open_to_all(temp.path());
+    open_to_all(&trap);
+    let refused = peer.try_run(with_job(from_runner("2", run), vec![file])).await.unwrap_err();
+    assert_eq!(refused.code(), tonic::Code::FailedPrecondition, "{refused}");
+    assert!(refused.message().starts_with("not_writable: "), "{refused}");
+}
+
+#[tokio::test]
+async fn an_input_that_cannot_be_evaluated_is_told_in_the_words_that_clients_look_for() {
+    let daemon = Daemon::start();
+    let peer = Peer::of(&daemon).await;
+    let function = daemon.file("func.yml");
+    std::fs::write(&function, "spec: {inputs: {a: {type: string}}}\n---\nexec: {command: [echo]}\n").unwrap();
+    let inputs = serde_json::json!({"a": "${{ job.NONE }}"});
+    let run = serde_json::json!([{"name": "s", "func": daemon.path, "inputs": inputs}]);
+    peer.try_run(from_runner("1", &run.to_string())).await.unwrap();
+    let (_, _, message) = peer.ended("1").await;
+    assert!(message.starts_with("step \"s\": failed to load: "), "{message}");
+    assert!(message.contains("expand input \"a\": job.NONE: "), "{message}");
+    peer.run("2", "echo ${{ job.NONE }}").await;
+    let (_, _, message) = peer.ended("2").await;
+    assert!(message.contains("expand input \"script\": job.NONE: "), "{message}");
 }
 
 #[tokio::test]

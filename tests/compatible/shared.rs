@@ -1,4 +1,4 @@
-//! One job through several services (service.md §1).
+//! One job used through several services (service.md §1).
 
 use step_runner::pb::v1::State;
 use step_runner::pb::v1::step_result::Status as StepStatus;

@@ -1,4 +1,4 @@
-//! What an operator or a Runner can give that is wrong (custom-executor.md §14).
+//! Bad input from operators and Runners (custom-executor.md §14).
 
 use std::os::unix::fs::{PermissionsExt as _, symlink};
 

@@ -1,4 +1,4 @@
-//! What variables, the command line and files can make the driver remove or end: nothing but its own.
+//! The driver removes and ends only its own things, whatever variables, command line and files say.
 
 use std::os::unix::fs::{PermissionsExt as _, symlink};
 use std::path::{Path, PathBuf};

@@ -1,4 +1,4 @@
-//! How a script gets to the daemon (custom-executor.md §7.3).
+//! The path of a script to the daemon (custom-executor.md §7.3).
 
 use crate::runner::{Runner, Seen};
 use crate::support::user::{ORDINARY, Place};

@@ -1,4 +1,4 @@
-//! A line that breaks again and again (custom-executor.md §15, T9).
+//! A connection that breaks again and again (custom-executor.md §15, T9).
 
 use std::io::{Read, Write};
 use std::net::Shutdown;

@@ -1,5 +1,5 @@
-//! The driver for GitLab Runner's Custom executor, with the real program and the real daemon: a double of the Runner calls
-//! it (custom-executor.md §15).
+//! The driver for GitLab Runner's Custom executor. A double of the Runner calls the real program, which uses the real
+//! daemon (custom-executor.md §15).
 #![expect(clippy::unwrap_used, clippy::expect_used, reason = "a broken scene fails the test")]
 
 mod bad_input;

@@ -1,5 +1,5 @@
-//! A double of GitLab Runner: calls the driver as the Custom executor does, and judges its exit codes as it does
-//! (custom-executor.md §2). Its pauses between attempts are left out; everything else is the real order.
+//! A double of GitLab Runner: calls the driver in the Custom executor's order and judges exit codes by its rules
+//! (custom-executor.md §2). Only the pauses between attempts are left out.
 
 use std::collections::BTreeMap;
 use std::io::Read;
@@ -55,7 +55,7 @@ impl Call {
         self
     }
 
-    /// Asserts a system failure whose message has these parts, and that all of the driver's own lines say whose they are.
+    /// Asserts a system failure whose message has these parts, and that each line of the driver is marked as its own.
     #[track_caller]
     pub(crate) fn fails_with(self, parts: &[&str]) -> Self {
         let call = self.is(&Seen::SystemFailure);
@@ -284,6 +284,17 @@ impl Runner {
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .process_group(0);
+        command
+    }
+
+    /// The same, started by a process of its own, which stands for the Runner and can be killed.
+    pub(crate) fn command_of_another(&self, words: &[&str]) -> Command {
+        let driver = self.command(words);
+        let mut command = Command::new("sh");
+        command.args(["-c", "\"$@\" & wait", "sh"]).arg(driver.get_program()).args(driver.get_args());
+        command.env_clear().envs(driver.get_envs().filter_map(|(name, value)| Some((name, value?))));
+        command.current_dir(self.tmpdir()).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command.process_group(0);
         command
     }
 

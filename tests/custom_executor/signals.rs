@@ -1,4 +1,4 @@
-//! How the Runner ends a stage (custom-executor.md §7.5).
+//! The Runner ends a stage (custom-executor.md §7.5).
 
 use rustix::process::Signal;
 
@@ -119,4 +119,54 @@ fn a_closed_reader_ends_the_stage() {
     wait_for("the end of the script", || {
         crate::support::processes_with(script.to_str().unwrap()).is_empty().then_some(())
     });
+}
+
+/// Nobody sends a signal, nobody calls `cleanup`, and a script without output meets no closed pipe.
+#[test]
+fn the_death_of_the_runner_cancels_the_stage_gently() {
+    let daemon = Daemon::start();
+    for runner in [Runner::new(), Runner::shared(&daemon.socket)] {
+        let mut runner = runner.prepared();
+        let ready = runner.file("ready");
+        let script = runner.script(
+            format!(
+                "trap 'echo last words; exit 1' TERM; echo begun; touch {}; while :; do sleep 0.05; done",
+                ready.display()
+            )
+            .as_bytes(),
+        );
+        let mut command = runner.command_of_another(&["run", script.to_str().unwrap(), "build_script"]);
+        let running = runner.started(&mut command);
+        wait_for("the script", || ready.exists().then_some(()));
+        crate::support::kill(running.pid(), Signal::KILL);
+        // The driver holds the pipes until it ends.
+        assert_eq!(running.end().stdout(), "begun\nlast words\n");
+        wait_for("the end of the script", || {
+            crate::support::processes_with(script.to_str().unwrap()).is_empty().then_some(())
+        });
+        runner.call(&["cleanup"]).is(&Seen::Success);
+        runner.left_nothing();
+    }
+    assert_eq!(daemon.folders(), [""; 0]);
+}
+
+/// A wrapper dies of the signal that the driver gets too: that is one wish, not two.
+#[test]
+fn the_death_of_a_wrapper_beside_a_signal_is_no_second_signal() {
+    let mut runner = Runner::new().option("--cancel-grace=1h").prepared();
+    let ready = runner.file("ready");
+    let script = runner.script(
+        format!(
+            "trap 'sleep 0.3; echo last words; exit 1' TERM; touch {}; while :; do sleep 0.05; done",
+            ready.display()
+        )
+        .as_bytes(),
+    );
+    let mut command = runner.command_of_another(&["run", script.to_str().unwrap(), "build_script"]);
+    let running = runner.started(&mut command);
+    wait_for("the script", || ready.exists().then_some(()));
+    running.signal(Signal::TERM);
+    assert_eq!(running.end().stdout(), "last words\n");
+    runner.call(&["cleanup"]).is(&Seen::Success);
+    runner.left_nothing();
 }

@@ -1,4 +1,4 @@
-//! Preparation and stages as they should go.
+//! Preparation and stages without faults.
 
 use std::process::Command;
 

@@ -1,4 +1,4 @@
-//! What a stage survives, and what it does not (custom-executor.md §8, §12).
+//! The faults that a stage survives, and those that it does not (custom-executor.md §8, §12).
 
 use rustix::process::Signal;
 

@@ -1,4 +1,4 @@
-//! A scripted daemon and a lossy line to it.
+//! A scripted daemon and an unreliable connection to it.
 #![expect(dead_code, reason = "each test program uses its own part")]
 #![expect(clippy::unwrap_used, reason = "a broken scene fails the test")]
 
@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bytes::Bytes;
+use step_runner::pb::details::{self, Details};
 use step_runner::pb::v1;
 use step_runner::pb::v1::step_runner_server::{StepRunner, StepRunnerServer};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -17,7 +18,7 @@ use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 use tokio_stream::wrappers::UnixListenerStream;
-use tonic::{Request, Response, Status};
+use tonic::{Code, Request, Response, Status};
 
 /// Bytes per message of a followed log.
 const PIECE: usize = 4096;
@@ -41,6 +42,8 @@ pub(crate) struct Script {
     pub starts: usize,
     /// Offsets asked for.
     pub offsets: Vec<i32>,
+    /// The answer to every Finish, instead of a removal.
+    pub finish_failure: Option<Status>,
     /// Ids given to Cancel and Finish.
     pub cancelled: Vec<String>,
     pub finished: Vec<String>,
@@ -90,13 +93,17 @@ impl Daemon {
 
     fn job(&self, id: &str) -> Result<Job, Status> {
         let script = self.script.lock().unwrap();
-        script.jobs.get(id).cloned().ok_or_else(|| {
-            Status::not_found(match script.remembered.get(id) {
-                Some(at) => format!("unknown_job: finished at {at}"),
-                None => "unknown_job: no job with this id is registered".to_owned(),
-            })
+        script.jobs.get(id).cloned().ok_or_else(|| match script.remembered.get(id) {
+            Some(at) => refusal(Code::NotFound, "unknown_job", "finished", &[("finished_at", at)]),
+            None => refusal(Code::NotFound, "unknown_job", "no job with this id is registered", &[]),
         })
     }
+}
+
+/// The refusal of a daemon, with its details.
+pub(crate) fn refusal(code: Code, reason: &str, text: &str, facts: &[(&str, &str)]) -> Status {
+    let metadata = facts.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
+    details::status(code, reason, text, Details { metadata, ..Details::default() })
 }
 
 #[tonic::async_trait]
@@ -147,9 +154,9 @@ impl StepRunner for Daemon {
         script.offsets.push(offset);
         let start = usize::try_from(offset).unwrap();
         if start > job.log.len() {
-            let message =
-                format!("offset_past_end: offset {offset} is past the log's end at {}", job.log.len());
-            return Err(Status::out_of_range(message));
+            let facts = [("offset", offset.to_string()), ("log_bytes", job.log.len().to_string())];
+            let facts = facts.each_ref().map(|(key, value)| (*key, value.as_str()));
+            return Err(refusal(Code::OutOfRange, "offset_past_end", "past the end", &facts));
         }
         let end = job.log.len() - script.early_ends.pop_front().unwrap_or(0).min(job.log.len() - start);
         let pieces: Vec<_> = job.log[start..end].chunks(PIECE).map(Bytes::copy_from_slice).collect();
@@ -167,8 +174,9 @@ impl StepRunner for Daemon {
     }
 
     async fn finish(&self, request: Request<v1::FinishRequest>) -> Answer<v1::FinishResponse> {
-        self.script.lock().unwrap().finished.push(request.into_inner().id);
-        Ok(Response::new(v1::FinishResponse {}))
+        let mut script = self.script.lock().unwrap();
+        script.finished.push(request.into_inner().id);
+        script.finish_failure.clone().map_or_else(|| Ok(Response::new(v1::FinishResponse {})), Err)
     }
 
     async fn status(&self, request: Request<v1::StatusRequest>) -> Answer<v1::StatusResponse> {

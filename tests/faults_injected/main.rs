@@ -1,4 +1,4 @@
-//! Faults that only a program with failpoints can be given (docs/failpoints.md). Needs the feature `failpoints`:
+//! Faults that need a program with failpoints (docs/internals/failpoints.md). Run them with the feature `failpoints`:
 //! `cargo test --features failpoints --test faults_injected`.
 #![allow(
     clippy::unwrap_used,
@@ -14,3 +14,14 @@ mod support;
 mod defects;
 mod masking;
 mod storage;
+mod terminal;
+
+#[path = "../shows/terminal/session.rs"]
+#[expect(dead_code, reason = "the proof `terminal` uses the rest")]
+mod session;
+
+/// Names that the session expects of its program.
+mod verdict {
+    /// A check that failed.
+    pub(crate) type Check<T = ()> = Result<T, String>;
+}

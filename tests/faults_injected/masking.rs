@@ -1,4 +1,4 @@
-//! A secret that became known and cannot be masked: nothing more of its job runs (masking.md §7).
+//! A secret that becomes known and cannot be masked ends its job: nothing more of the job runs (masking.md §7).
 
 use step_runner::pb::v1::State;
 

@@ -1,4 +1,4 @@
-//! Steps whose functions come from a registry.
+//! Steps with functions from a registry.
 
 use serde_json::json;
 use step_runner::pb::v1::State;

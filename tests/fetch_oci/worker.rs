@@ -1,4 +1,4 @@
-//! The process that fetches, given one order.
+//! The fetching process, given one order.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 use std::sync::mpsc;
 
 use serde_json::json;
-use step_runner::fetch::order::{Answer, Order, Said, Source, Stats};
+use step_runner::fetch::order::{Answer, Order, Source, Stats, WorkerMessage};
 use step_runner::job::event::FetchFailure;
 use step_runner::lang::diagnostic::Class;
 use step_runner::oci::digest_of;
@@ -93,13 +93,15 @@ fn ordered(order: &Order, into: &Path) -> Result<(String, Stats), FetchFailure> 
     let mut last = None;
     for line in BufReader::new(child.stdout.take().unwrap()).lines() {
         match serde_json::from_str(&line.unwrap()).unwrap() {
-            Said::Resolved(found) => {
+            WorkerMessage::Resolved(found) => {
                 version = Some(found);
                 say(serde_json::to_string(&Answer { into: into.to_owned() }).unwrap());
             }
-            Said::Progress(progress) => assert!(progress.total.is_some_and(|total| progress.bytes <= total)),
-            Said::Done(stats) => last = Some(Ok(stats)),
-            Said::Failed(failure) => last = Some(Err(failure)),
+            WorkerMessage::Progress(progress) => {
+                assert!(progress.total.is_some_and(|total| progress.bytes <= total));
+            }
+            WorkerMessage::Done(stats) => last = Some(Ok(stats)),
+            WorkerMessage::Failed(failure) => last = Some(Err(failure)),
         }
     }
     assert!(child.wait().unwrap().success());

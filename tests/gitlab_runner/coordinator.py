@@ -45,6 +45,11 @@ class Coordinator(http.server.ThreadingHTTPServer):
         self.wrong = []
         threading.Thread(target=self.serve_forever, daemon=True).start()
 
+    def handle_error(self, request, client_address):
+        """A Runner that is killed hangs up in the middle of a call."""
+        if not isinstance(sys.exc_info()[1], ConnectionError):
+            super().handle_error(request, client_address)
+
     def put(self, number, answer):
         """Makes a job that the next request is given."""
         job = Job(number, {"id": number, "token": f"token-of-job-{number}", **answer})

@@ -1,7 +1,8 @@
 """For scripts/gitlab-runner: RUNNER PROGRAM, jobs of a real GitLab Runner whose Custom executor is driven by PROGRAM.
 
 Success, failure, cancel, time limit, a daemon killed during a stage: after each the Runner has told the coordinator the right end
-and the whole trace, and neither a process nor a state of the job is left (docs/custom-executor.md)."""
+and the whole trace, and neither a process nor a state of the job is left (docs/integrate/gitlab-custom-executor.md). At last the
+Runner is killed during a stage: the driver ends the processes of the job, though nobody tells it to."""
 
 import glob
 import json
@@ -35,6 +36,14 @@ def eventually(holds, what):
         if time.monotonic() > until:
             raise TimeoutError(f"not within {PATIENCE} s: {what()}")
         time.sleep(0.05)
+
+
+def words_of(process):
+    """Command line of a process, as long as it lives."""
+    try:
+        return pathlib.Path(process, "cmdline").read_bytes()
+    except OSError:
+        return b""
 
 
 class Proof:
@@ -170,11 +179,12 @@ force_kill_timeout = 10
         expect(b"after: 42\n" in job.trace, "no after_script")
         expect(b"Job failed: exit" in job.trace, "the Runner does not say that the job has failed")
 
-    def endless(self, timeout=3600):
+    def endless(self, timeout=3600, silent=False):
         """A job that only somebody else ends, once it runs; its process in the background."""
         number = self.number + 1
         file = self.folder / f"{number}.pid"
-        ticks = 'n=0; while :; do n=$((n + 1)); echo "tick $n"; sleep 0.5; done'
+        more = "[ $n -lt 2 ]" if silent else ":"
+        ticks = f'n=0; while {more}; do n=$((n + 1)); echo "tick $n"; sleep 0.5; done; sleep 100000'
         job = self.start(f"sleep 100000 & echo $! > {file}", ticks, timeout=timeout)
         self.trace_has(job, b"tick 2\n")
         return job, int(file.read_text())
@@ -211,6 +221,19 @@ force_kill_timeout = 10
         for text in (b"before: 42\n", b"behind: 42\n", b"after: 42\n"):
             expect(job.trace.count(text) == 1, f"{text} stands {job.trace.count(text)} times in the trace")
 
+    def killed_runner(self):
+        # A job that prints meets a closed pipe.
+        job, background = self.endless(silent=True)
+        self.runner.kill()
+        self.runner.wait()
+        eventually(lambda: not os.path.exists(f"/proc/{background}"), lambda: "the end of the job's processes")
+        eventually(lambda: not self.drivers(), lambda: f"the end of the driver: {self.drivers()}")
+        print(f"gitlab-runner: killed_runner: the job's processes and the driver have ended, {job.state}", flush=True)
+
+    def drivers(self):
+        """Processes of the driver, without the private daemon."""
+        return [process for process in self.left() if b"custom-executor" in words_of(process).split(b"\0")]
+
     def run(self):
         try:
             for part in (self.success, self.failure, self.cancel, self.timeout, self.killed_daemon):
@@ -220,6 +243,7 @@ force_kill_timeout = 10
                 end = " ".join(filter(None, (job.state, job.failure_reason)))
                 took = time.monotonic() - begun
                 print(f"gitlab-runner: {part.__name__}: {end}, {len(job.trace)} bytes of trace, {took:.0f} s", flush=True)
+            self.killed_runner()
             expect(not self.coordinator.wrong, f"calls that were refused: {self.coordinator.wrong}")
         finally:
             self.runner.terminate()
@@ -228,7 +252,7 @@ force_kill_timeout = 10
             except subprocess.TimeoutExpired:
                 self.runner.kill()
                 self.runner.wait()
-            # Only a miss leaves something.
+            # A killed Runner leaves the private daemon, and a miss anything.
             for process in self.left():
                 if process.startswith("/proc/"):
                     os.kill(int(process.removeprefix("/proc/")), signal.SIGKILL)

@@ -1,10 +1,10 @@
-//! Daemons that come and go (service.md §6.4).
+//! Daemons that connect to the keeper and go away (service.md §6.4).
 
 use std::time::Duration;
 
 use step_runner::keeper::KeeperIdentity;
 use step_runner::keeper::protocol::{KeeperSettings, PROTOCOL_VERSION, Reply, Request};
-use step_runner::model::Kind;
+use step_runner::model::LogChannel;
 
 use crate::support::{Client, Keeper, exited, settings, wait_for_file, wait_until};
 
@@ -32,7 +32,7 @@ fn a_step_goes_on_without_a_daemon_and_the_next_one_learns_all() {
     let held = job.resume(&mut keeper.client);
     assert_eq!(held.over[1].end, exited(5));
     assert_eq!((held.last_op, held.tag), (2, job.tag));
-    assert_eq!(held.record.0, [b"first".to_vec(), b"second".to_vec()]);
+    assert_eq!(job.record(&mut keeper.client), [b"first".to_vec(), b"second".to_vec()]);
     assert_eq!(held.log_len, job.log().len() as u64);
 
     // The new daemon replays the job: what was done is not done again.
@@ -40,7 +40,7 @@ fn a_step_goes_on_without_a_daemon_and_the_next_one_learns_all() {
     again.op = 2;
     keeper.client.ask(Request::Spawn(Box::new(again))).unwrap();
     for _ in 0..2 {
-        let line = Request::Line { key: job.key, op: 3, kind: Kind::Out, text: "once".to_owned() };
+        let line = Request::Line { key: job.key, op: 3, kind: LogChannel::Out, text: "once".to_owned() };
         keeper.client.ask(line).unwrap();
     }
     job.op = 3;

@@ -1,4 +1,4 @@
-//! Ending processes: what steps leave, stop, close (service.md §6.1, §6.2; faults.md rows 1–5).
+//! The end of processes: left-over ones of steps, stop, close (service.md §6.1, §6.2; faults.md rows 1–5).
 
 use std::fs::File;
 use std::io::Read;
@@ -19,7 +19,9 @@ fn fault_01_what_a_step_left_lives_until_the_job_ends() {
         let over = job.run(&mut keeper.client, "sleep 600 & echo x");
         assert!(begun.elapsed() < SOON);
         assert_eq!((over.end, over.left), (exited(0), 1));
-        assert_eq!(job.lines(), ["01O x", "00O step s1 left 1 processes running"]);
+        let lines = job.lines();
+        assert_eq!((lines.len(), lines[0].as_str()), (2, "01O x"));
+        assert!(lines[1].starts_with("00O step s1 left 1 process running: "), "{lines:?}");
         // One without the pipes costs no time at all.
         let over = job.run(&mut keeper.client, "sleep 600 >/dev/null 2>&1 & :");
         assert_eq!(over.left, 2);
@@ -27,6 +29,38 @@ fn fault_01_what_a_step_left_lives_until_the_job_ends() {
         wait_until(|| job.living().len() == 2);
         assert!(job.close(&mut keeper.client).unkilled.is_empty());
         assert!(job.living().is_empty());
+        keeper.end();
+    }
+}
+
+#[test]
+fn fault_87_the_line_about_leftovers_names_the_right_step_and_masked_commands() {
+    for cgroup in ["auto", "off"] {
+        let mut keeper = Keeper::start(cgroup);
+        let mut job = keeper.hold_with("names", |hold| hold.phrases = vec![b"hunter2-the-secret".to_vec()]);
+        let started = keeper.dir.path().join("started");
+        let never = keeper.dir.path().join("never");
+        rustix::fs::mknodat(rustix::fs::CWD, &never, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
+        // The left-over process is what it will be before its step ends, and has no child then.
+        let leaves = format!(
+            "setsid sh -c ': hunter2-the-secret; : > {0}; read word < {1}' >/dev/null 2>&1 & \
+             while ! test -e {0}; do :; done; echo $! >&2; rm {0}",
+            started.display(),
+            never.display()
+        );
+        assert_eq!(job.run(&mut keeper.client, &leaves).left, 1);
+        assert_eq!(job.run(&mut keeper.client, "exit 0").left, 1);
+        assert_eq!(job.run(&mut keeper.client, &leaves).left, 2);
+        let lines = job.lines();
+        let pids: Vec<&str> = lines.iter().filter_map(|line| line.strip_prefix("01E ")).collect();
+        let told: Vec<&String> = lines.iter().filter(|line| line.contains(" left ")).collect();
+        assert_eq!((pids.len(), told.len()), (2, 2), "{lines:?}");
+        for ((line, pid), step) in told.iter().zip(pids).zip(["s1", "s3"]) {
+            let expected = format!("00O step {step} left 1 process running: {pid} (sh -c : [MASKED]; : > ");
+            assert!(line.starts_with(&expected), "{line} {expected}");
+        }
+        assert!(!lines.join("\n").contains("hunter2"), "{lines:?}");
+        job.close(&mut keeper.client);
         keeper.end();
     }
 }
@@ -232,6 +266,46 @@ fn fault_02_a_process_that_cleans_its_environment_still_belongs_to_its_job() {
         let pid = std::fs::read_to_string(&pid_file).unwrap();
         assert!(job.close(&mut keeper.client).unkilled.is_empty());
         wait_until(|| !std::path::Path::new(&format!("/proc/{}", pid.trim())).exists());
+        keeper.end();
+    }
+}
+
+#[test]
+fn a_dropped_job_says_and_records_nothing_of_a_later_one_with_its_id() {
+    for cgroup in ["auto", "off"] {
+        let mut keeper = Keeper::start(cgroup);
+        let mut old = keeper.hold("again");
+        // Its number tells its journal entries from those of the later job.
+        old.step = 76;
+        let started = keeper.dir.path().join("started");
+        old.spawn(
+            &mut keeper.client,
+            &format!(
+                "trap '' TERM; echo {:0100}; touch {}; while :; do sleep 600; done",
+                0,
+                started.display()
+            ),
+        );
+        wait_for_file(&started);
+        let close = Request::Close {
+            key: old.key,
+            op: old.next_op(),
+            leftover_grace: Duration::from_mins(10),
+            lines: vec![],
+        };
+        keeper.client.tell(close);
+        // A daemon removes the folder of a job that it forgets.
+        std::fs::rename(&old.folder, keeper.dir.path().join("removed")).unwrap();
+        keeper.client.tell(Request::Drop { key: old.key });
+        let mut new = keeper.hold_with("again", |hold| hold.tag ^= 1);
+        assert_eq!(new.run(&mut keeper.client, "echo new").end, exited(0));
+        wait_until(|| old.living().is_empty());
+        // An answer comes behind whatever the end of the old job has brought.
+        assert_eq!(new.resume(&mut keeper.client).over.len(), 1);
+        let closed = new.close(&mut keeper.client);
+        assert_eq!((closed.log_len, new.lines()), (new.log().len() as u64, vec!["01O new".to_owned()]));
+        let journal = std::fs::read_to_string(new.folder.join("journal")).unwrap();
+        assert!(!journal.contains("\"step\":77"), "{journal}");
         keeper.end();
     }
 }

@@ -3,8 +3,12 @@
 
 mod daemon;
 mod ends;
+mod groups;
+mod logs;
 mod output;
 #[path = "../support/parts.rs"]
 mod parts;
+mod peers;
+mod reaper;
 mod start;
 mod support;

@@ -1,10 +1,10 @@
-//! What stands in the log (logs.md §3–§6; faults.md rows 16, 17, 25, 31).
+//! The content of the log (logs.md §3–§6; faults.md rows 16, 17, 25, 31).
 
 use std::time::Duration;
 
 use sha2::{Digest, Sha256};
 use step_runner::keeper::protocol::{FromKeeper, Reply, Request};
-use step_runner::model::Kind;
+use step_runner::model::LogChannel;
 
 use crate::parts;
 use crate::support::{Keeper, exited, wait_until};
@@ -18,7 +18,7 @@ fn fault_30_output_is_framed_by_stream_and_the_last_line_is_complete() {
     let closed = job.close_with(
         &mut keeper.client,
         Duration::ZERO,
-        vec![(Kind::Err, "job failed: x\nsecond".to_owned()), (Kind::Out, "bye".to_owned())],
+        vec![(LogChannel::Err, "job failed: x\nsecond".to_owned()), (LogChannel::Out, "bye".to_owned())],
     );
     let mut lines = job.lines();
     lines[..3].sort();
@@ -31,14 +31,28 @@ fn fault_30_output_is_framed_by_stream_and_the_last_line_is_complete() {
             "01O a\0b\r",
             "01O ",
             "01O z",
-            "00E job failed: x",
-            "00E second",
+            "00E job failed: x second",
             "00O bye"
         ]
     );
     assert_eq!(closed.log_len, job.log().len() as u64);
     assert!(!closed.log_damaged);
     keeper.end();
+}
+
+#[test]
+fn a_complaint_at_the_end_of_a_short_step_stands_behind_its_output() {
+    for cgroup in ["auto", "off"] {
+        let mut keeper = Keeper::start(cgroup);
+        let mut job = keeper.hold("order");
+        for _ in 0..30 {
+            job.run(&mut keeper.client, "echo out; echo more; echo err >&2");
+        }
+        let lines = job.lines();
+        let turns: Vec<_> = lines.chunks(3).collect();
+        assert!(turns.iter().all(|turn| turn == &["01O out", "01O more", "01E err"]), "{cgroup}: {turns:?}");
+        keeper.end();
+    }
 }
 
 #[test]
@@ -70,7 +84,7 @@ fn fault_39_phrases_are_masked_in_output_and_lines_and_from_the_moment_they_are_
     job.run(&mut keeper.client, "echo later-secret filler-phrase-000499; echo hunter2!");
     let op = job.next_op();
     let text = "the hunter2! line".to_owned();
-    keeper.client.tell(Request::Line { key: job.key, op, kind: Kind::Out, text });
+    keeper.client.tell(Request::Line { key: job.key, op, kind: LogChannel::Out, text });
     job.close(&mut keeper.client);
     assert_eq!(
         job.lines(),

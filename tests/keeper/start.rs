@@ -1,4 +1,4 @@
-//! Starting processes, and how they end by themselves (faults.md rows 7, 9, 10).
+//! Starts of processes, and the exit codes and signals with which they end (faults.md rows 7, 9, 10).
 
 use std::process::Command;
 
@@ -116,6 +116,10 @@ fn fault_07_orphans_are_reaped_and_no_status_is_stolen() {
     std::fs::write(&stop, "").unwrap();
     assert_eq!(keeper.client.step_over(job.key, storm).end, exited(9));
     let keeper_pid = keeper.process.id();
+    // The reapers go with their jobs.
+    for job in [&mut job, &mut codes] {
+        job.close(&mut keeper.client);
+    }
     wait_until(|| {
         let children =
             std::fs::read_to_string(format!("/proc/{keeper_pid}/task/{keeper_pid}/children")).unwrap();

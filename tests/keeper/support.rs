@@ -1,4 +1,4 @@
-//! A keeper process under test, and a daemon's end of its connection.
+//! A keeper process under test, and the daemon's end of its connection.
 
 use std::collections::VecDeque;
 use std::io::{Read, Write};
@@ -13,7 +13,7 @@ use step_runner::keeper::protocol::{
     SpawnStep, StepEnd, StepOver, ToKeeper,
 };
 use step_runner::log::line::{Entry, Joiner};
-use step_runner::model::{ExitStatus, JobId, JobKey, Kind, Limits};
+use step_runner::model::{ExitStatus, JobId, JobKey, LogChannel, ResourceLimits};
 
 /// No answer of a keeper takes so long, however loaded the machine is.
 const PATIENCE: Duration = Duration::from_mins(1);
@@ -81,19 +81,26 @@ impl Keeper {
             // What another run of the tests left behind is not ours.
             tag: u128::from_le_bytes(key.0) ^ u128::from(std::process::id()),
             record: b"first".to_vec(),
+            brief: b"brief".to_vec(),
             phrases: Vec::new(),
             token_prefixes: Vec::new(),
             mask_forms: true,
             default_prefixes: true,
+            log_len: 0,
             log_limit: 1 << 30,
-            limits: Limits::default(),
+            limits: ResourceLimits::default(),
             secret_files: Vec::new(),
         };
         change(&mut hold);
-        let tag = hold.tag;
+        let (tag, told) = (hold.tag, hold.log_len);
         let reply = self.client.ask(Request::Hold(Box::new(hold))).unwrap();
-        assert!(matches!(reply, Reply::Held { log_len: 0, .. }));
+        assert!(matches!(reply, Reply::Held { log_len, .. } if log_len == told));
         Job { key, tag, folder, op: 0, step: 0 }
+    }
+
+    /// Takes a job again of whose log `len` bytes were told.
+    pub(crate) fn hold_with_log(&mut self, name: &str, len: u64) -> Job {
+        self.hold_with(name, |hold| hold.log_len = len)
     }
 
     pub(crate) fn end(mut self) {
@@ -178,7 +185,7 @@ impl Job {
         &mut self,
         client: &mut Client,
         grace: Duration,
-        lines: Vec<(Kind, String)>,
+        lines: Vec<(LogChannel, String)>,
     ) -> Closed {
         let op = self.next_op();
         client.tell(Request::Close { key: self.key, op, leftover_grace: grace, lines });
@@ -190,6 +197,26 @@ impl Job {
             Reply::Resumed(held) => *held,
             other => panic!("{other:?}"),
         }
+    }
+
+    /// The record, read in pieces.
+    pub(crate) fn record(&self, client: &mut Client) -> Vec<Vec<u8>> {
+        let len = self.resume(client).record_len;
+        let mut stream = Vec::new();
+        while (stream.len() as u64) < len {
+            let offset = stream.len() as u64;
+            match client.ask(Request::ReadRecord { key: self.key, offset }).unwrap() {
+                Reply::Piece(piece) => stream.extend(piece.0),
+                other => panic!("{other:?}"),
+            }
+        }
+        let (mut events, mut rest) = (Vec::new(), stream.as_slice());
+        while let Some((length, behind)) = rest.split_first_chunk::<4>() {
+            let (event, behind) = behind.split_at(u32::from_le_bytes(*length) as usize);
+            events.push(event.to_vec());
+            rest = behind;
+        }
+        events
     }
 
     pub(crate) fn log(&self) -> Vec<u8> {
@@ -209,7 +236,7 @@ impl Job {
     /// The bytes that steps wrote to standard output.
     pub(crate) fn stdout(&self) -> Vec<u8> {
         let (log, mut joiner, mut out) = (self.log(), Joiner::new(), Vec::new());
-        let mut give = |key: step_runner::log::line::Key, bytes: &[u8]| {
+        let mut give = |key: step_runner::log::line::SourceKey, bytes: &[u8]| {
             if key == Entry::parse(b"2021-01-01T00:00:00.000000Z 01O ").unwrap().key() {
                 out.extend_from_slice(bytes);
             }

@@ -1,4 +1,4 @@
-//! How jobs end: errors, what processes return, cancels, results.
+//! The ends of jobs: errors, exit codes, cancels, results.
 
 use serde_json::json;
 use step_runner::pb::v1::step_result::Status as StepStatus;

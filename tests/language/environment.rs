@@ -1,4 +1,4 @@
-//! The environment of processes, and what they export.
+//! The environment that processes get and export.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! What a function sees, calls, starts and hands on.
+//! Functions: what they see, call, start and return.
 
 use crate::{SHOW, Scene};
 
@@ -14,7 +14,9 @@ async fn a_function_sees_its_own_steps_and_inputs_only() {
         scene.run("- {name: first, func: ./give}\n- {name: second, func: ./inner}\n").await.failure();
     assert!(message.starts_with("step \"second\": step \"x\": failed to load: "), "{message}");
     assert!(
-        message.contains("inner/func.yml:3:41: run[0]: steps.first: \"first\" was not found"),
+        message.contains(
+            "inner/func.yml:3:41: run[0]: expand input \"script\": steps.first: \"first\" was not found"
+        ),
         "{message}"
     );
     let message = scene

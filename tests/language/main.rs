@@ -1,4 +1,4 @@
-//! The language as the program runs it (language.md): what a user sees of each rule.
+//! The language as the program runs it (language.md): the effect of each rule on users.
 #![expect(clippy::unwrap_used, reason = "a broken scene fails the test")]
 
 #[path = "../support/mod.rs"]

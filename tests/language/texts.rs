@@ -1,4 +1,4 @@
-//! Names, scalars and templates: what a text means.
+//! The meaning of texts: names, scalars and templates.
 
 use step_runner::pb::v1::{self, RunRequest};
 
@@ -95,7 +95,7 @@ async fn templates_stand_in_keys_and_pass_values_as_they_are() {
     assert!(ended.said.iter().any(|line| line.contains("defaults are not evaluated")), "{:?}", ended.said);
     let env = &ended.root.sub_step_results[0].step.as_ref().unwrap().env;
     assert_eq!(env.get("K_2").map(String::as_str), Some("[null, \"x\"]"));
-    assert_eq!(ended.output(), "v}}\n1.5 ${{ no }} }} $HOME\n${{ env.NO }}\n\n1\n1.5\n${{ env.NO }}\n\n");
+    assert_eq!(ended.output(), "v}}\n1.5 ${{ no }} }} $HOME\n${{ env.NO }}\n\n1\n1.50\n${{ env.NO }}\n\n");
     for (inputs, error) in [
         ("{list: [], text: x, nope: 1}", "step does not accept input with name \"nope\""),
         ("{list: []}", "input \"text\" required, but not defined"),
@@ -120,4 +120,22 @@ async fn fault_39_sensitive_values_are_masked_wherever_they_go() {
     let everything = format!("{}{:?}{}", ended.output, ended.said, ended.message);
     assert!(!everything.contains("in-secret"), "{everything}");
     assert_eq!(ended.output, "key [MASKED]\nis [MASKED]\n");
+}
+
+#[tokio::test]
+async fn a_number_for_a_text_input_keeps_its_source_text() {
+    let show = "spec: {inputs: {v: {type: string}, n: {type: number, default: 0}}}\n---\nexec: {command: [echo, '${{ inputs.v }}', '${{ inputs.n }}']}\n";
+    let scene = Scene::new(&[("show/func.yml", show)]).await;
+    for (inputs, shown) in [
+        ("{v: 3.10, n: 3.10}", "3.10 3.1\n"),
+        ("{v: 007}", "007 0\n"),
+        ("{v: 1e3}", "1e3 0\n"),
+        ("{v: True}", "True 0\n"),
+        ("{\"v\": 1.0}", "1.0 0\n"),
+        ("{v: '${{ 3.10 }}'}", "3.1 0\n"),
+        ("{v: 12345678901234567890}", "12345678901234567890 0\n"),
+    ] {
+        let ended = scene.run(&format!("- {{name: a, func: ./show, inputs: {inputs}}}")).await;
+        assert_eq!(ended.output(), shown, "{inputs}");
+    }
 }

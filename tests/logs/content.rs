@@ -1,4 +1,4 @@
-//! Every byte that steps wrote, in its line.
+//! The log has every byte that steps wrote, in its line.
 
 use std::path::PathBuf;
 

@@ -1,4 +1,4 @@
-//! Who follows, from where, to the end.
+//! Followers: any offset, any pace, always to the end.
 
 use super::masking;
 use crate::support::{Daemon, Setup, logs, request, script};

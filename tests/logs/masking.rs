@@ -1,4 +1,4 @@
-//! Secrets.
+//! Followers see no secret.
 
 use super::masking;
 use crate::support::{Client, Daemon, contains, request, script};
@@ -59,6 +59,25 @@ async fn fault_34_no_line_of_a_key_shows_however_it_is_printed() {
             assert!(!output.contains("PRIVATE KEY"), "{id}: {output}");
             assert!(lines.iter().all(|line| !output.contains(line)), "{id}: {output}");
         }
+    }
+}
+
+#[tokio::test]
+async fn fault_82_base64_of_a_long_secret_shows_nothing_over_its_line_ends() {
+    let daemon = Daemon::start();
+    let client = daemon.client().await;
+    let secret = (1..=40).map(|n| n.to_string()).collect::<Vec<_>>().join("-");
+    for (way, text, expected) in [
+        ("echo", "echo SECRET | base64", "[MASKED]\n"),
+        ("printf", "printf SECRET | base64", "[MASKED]\n"),
+        ("pem", "echo SECRET | base64 -w 64", "[MASKED]\n"),
+        ("returns", "echo SECRET | base64 | sed 's/$/\\r/'", "[MASKED]\r\n"),
+        ("bytes", "echo SECRET | base64 | dd bs=1 status=none", "[MASKED]\n"),
+        // What stands before and behind it shows.
+        ("within", "echo user:SECRET | base64", "dXNlcjo[MASKED]Ao=\n"),
+    ] {
+        let output = masked(&client, way, &[&secret], &text.replace("SECRET", &secret)).await;
+        assert_eq!(output, expected, "{way}");
     }
 }
 
@@ -216,4 +235,119 @@ exec:
     daemon.kill();
     daemon.restart();
     assert_eq!(daemon.client().await.status("1").await.message, status.message);
+}
+
+#[tokio::test]
+async fn fault_80_texts_are_masked_before_they_are_cut_or_put_on_one_line() {
+    let daemon = Daemon::start();
+    let client = daemon.client().await;
+    let folder = daemon.file("f");
+    std::fs::create_dir(&folder).unwrap();
+    let lines = "canary one\n/canary two\t'three'";
+    let [medium, long] = [100, 400].map(|count| "canary-".repeat(count));
+    let function = |name: &str, text: &str| {
+        let folder = folder.join(name);
+        std::fs::create_dir(&folder).unwrap();
+        std::fs::write(folder.join("func.yml"), text).unwrap();
+        folder
+    };
+    let word = "spec: {inputs: {word: {type: string}}}\n---\n";
+    let command = function("command", &format!("{word}exec: {{command: ['/x/${{{{inputs.word}}}}']}}\n"));
+    let work_dir = function(
+        "work_dir",
+        &format!("{word}exec: {{command: ['true'], work_dir: '/x/${{{{inputs.word}}}}'}}\n"),
+    );
+    let output = function(
+        "output",
+        &format!(
+            "{word}exec: {{command: [sh, -c, 'printf \"%s\" \"$1\" > \"$0\"', '${{{{output_file}}}}', '${{{{inputs.word}}}}']}}\n"
+        ),
+    );
+    let number =
+        function("number", "spec: {inputs: {word: {type: number}}}\n---\nexec: {command: ['true']}\n");
+    for secret in [lines, &medium, &long] {
+        for (way, steps) in [
+            (
+                "command",
+                serde_json::json!([{"name": "a", "func": command, "inputs": {"word": "${{vars.WORD}}"}}]),
+            ),
+            (
+                "work_dir",
+                serde_json::json!([{"name": "a", "func": work_dir, "inputs": {"word": "${{vars.WORD}}"}}]),
+            ),
+            (
+                "output",
+                serde_json::json!([{"name": "a", "func": output, "inputs": {"word": "${{vars.WORD}}"}}]),
+            ),
+            ("name", serde_json::json!([{"name": "a", "func": number, "inputs": {secret: 1}}])),
+            ("member", serde_json::json!([{"name": "a", "script": "${{ env[vars.WORD] }}"}])),
+            ("local", serde_json::json!([{"name": "a", "func": "./${{vars.WORD}}"}])),
+        ] {
+            // YAML has no longer keys.
+            if way == "name" && secret.len() > 1024 {
+                continue;
+            }
+            let id = format!("{way}-{}", secret.len());
+            let variable = |key: &str, value: &str, masked| v1::Variable {
+                key: key.into(),
+                value: value.into(),
+                file: false,
+                masked,
+            };
+            let variables =
+                vec![variable("WORD", secret, true), variable("CI_STEPS_LOG_LEVEL", "debug", false)];
+            let job = Some(v1::Job { variables, ..v1::Job::default() });
+            let run = RunRequest { job, ..request(&id, &steps.to_string()) };
+            let refused = client.try_run(run).await.err().map(|status| status.message().to_owned());
+            let told = match refused {
+                Some(message) => message,
+                None => format!(
+                    "{:?} {:?} {}",
+                    client.ended(&id).await,
+                    client.steps(&id).await,
+                    String::from_utf8_lossy(&client.log(&id).await)
+                ),
+            };
+            assert!(told.contains("[MASKED]") && !told.contains("canary"), "{id}: {told}");
+        }
+    }
+    assert!(!daemon.said().contains("canary"), "{}", daemon.said());
+}
+
+#[tokio::test]
+async fn fault_81_sensitive_values_of_every_type_are_hidden_in_results_and_logs() {
+    let daemon = Daemon::start();
+    let client = daemon.client().await;
+    let folder = daemon.file("f");
+    std::fs::create_dir(&folder).unwrap();
+    let function = r#"spec:
+  inputs:
+    pin: {type: number, sensitive: true}
+    flag: {type: boolean, sensitive: true}
+    list: {type: array, sensitive: true}
+  outputs:
+    big: {type: number, sensitive: true}
+    tree: {type: struct, sensitive: true}
+---
+exec:
+  command:
+    - sh
+    - -c
+    - |
+      echo '{"name":"big","value":12345678901234567890}' > "$0"
+      echo '{"name":"tree","value":{"a":[73519,{"b":73520.25}],"c":true}}' >> "$0"
+    - ${{output_file}}
+"#;
+    std::fs::write(folder.join("func.yml"), function).unwrap();
+    let steps = serde_json::json!([
+        {"name": "a", "func": folder, "inputs": {"pin": 86420, "flag": true, "list": [97531, "nine"]}},
+        {"name": "b", "script": "echo 12345678901234567890 ${{steps.a.outputs.big}} ${{str(steps.a.outputs.tree)}}"},
+    ]);
+    assert_eq!(client.run_to_end("1", &steps.to_string()).await.exit_code, 0);
+    let told = format!("{:?} {}", client.steps("1").await, String::from_utf8_lossy(&client.log("1").await));
+    for secret in ["123456789012345", "73519", "73520", "86420", "97531", "nine"] {
+        assert!(!told.contains(secret), "{secret}: {told}");
+    }
+    // A truth value has no text to search for: it shows where a step's own document holds it.
+    assert!(told.contains(r#""flag": Value { kind: Some(StringValue("[MASKED]"))"#), "{told}");
 }

@@ -1,4 +1,4 @@
-//! The daemon dies and comes back.
+//! The daemon dies and is started again.
 
 use std::time::{Duration, Instant};
 

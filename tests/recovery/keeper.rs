@@ -1,4 +1,4 @@
-//! The keeper dies, or loses its daemon.
+//! The keeper dies or loses its daemon.
 
 use super::{end, freeze, wait_until_exists};
 use crate::support::{

@@ -4,6 +4,7 @@
 mod daemon;
 mod keeper;
 mod reaper;
+mod records;
 mod stop;
 #[path = "../support/mod.rs"]
 mod support;

@@ -1,4 +1,4 @@
-//! What the reaper ends and removes.
+//! The reaper ends and removes jobs.
 
 use super::{end, wait_until_exists};
 use crate::support::{Daemon, Setup, contains, refused, script};

@@ -1,9 +1,11 @@
-//! Ends that are wanted: a signal, drain, nothing to do.
+//! Intended ends of the daemon: by a signal, by drain, for lack of work.
 
 use std::time::Instant;
 
 use super::{end, freeze, wait_until_exists};
-use crate::support::{OwnSleep, SOON, Setup, contains, is_alive, refused, request, script, wait_for};
+use crate::support::{
+    Daemon, OwnSleep, SOON, Setup, contains, is_alive, refused, request, script, until, wait_for,
+};
 use futures_util::future::join_all;
 use rustix::process::Signal;
 use step_runner::pb::v1::State;
@@ -43,6 +45,25 @@ async fn fault_58_a_gentle_stop_ends_jobs_and_gives_a_hundred_followers_the_rest
         assert_eq!(end(&client.ended(id).await), (State::Cancelled, -2));
     }
     refused(client.try_status("late").await, Code::NotFound, "unknown_job");
+}
+
+/// A client asks how its job ended, and finishes it, when its stream has ended.
+#[tokio::test]
+async fn fault_90_a_follower_still_finishes_its_job_when_everything_else_of_the_daemon_has_ended() {
+    let mut daemon = Daemon::start();
+    let client = daemon.client().await;
+    client.run("1", "echo on; exec sleep 600").await;
+    let mut follow = client.follow("1", 0).await;
+    follow.until("on").await;
+    let keeper = daemon.keeper_pid().unwrap();
+    daemon.signal(Signal::TERM);
+    assert!(contains(&follow.rest().await.unwrap(), "job cancelled: "));
+    until("the keeper has ended", || !is_alive(keeper)).await;
+    assert_eq!(end(&client.try_status("1").await.unwrap()), (State::Cancelled, -2));
+    client.try_finish("1").await.unwrap();
+    assert_eq!(daemon.wait(), Some(0));
+    daemon.restart();
+    refused(daemon.client().await.try_status("1").await, Code::NotFound, "unknown_job");
 }
 
 #[tokio::test]

@@ -1,4 +1,4 @@
-//! Limits of jobs: of the request, of the settings, and that cannot be kept.
+//! Limits of jobs: from the request, from the settings, and limits that cannot be enforced.
 
 use super::{CROWD, HOG, MIB, holds, limited, memory, open_files, processes, run_limited};
 use crate::support::{Daemon, Setup, refused, script};

@@ -1,4 +1,4 @@
-//! What jobs may use of the machine, what they used, and what becomes of all when something runs short (service.md §3.1,
+//! Resources of jobs: limits, usage, and the behaviour when the machine runs short of something (service.md §3.1,
 //! faults.md rows 6, 12, 15).
 #![expect(clippy::unwrap_used, clippy::panic, reason = "a broken scene fails the test")]
 

@@ -1,10 +1,10 @@
-//! Whom the kernel ends for want of memory.
+//! The processes that the kernel kills when memory runs out.
 
 use std::fs;
 
 use super::{HOG, MIB, holds, memory, run_limited};
 use crate::support::user::{ORDINARY, Place};
-use crate::support::{Daemon, contains, is_root, logs, script};
+use crate::support::{Daemon, contains, is_root, logs, script, until};
 use step_runner::model::LimitName;
 use step_runner::pb::v1::State;
 
@@ -85,4 +85,43 @@ async fn fault_12_a_daemon_without_rights_still_lets_steps_end_first() {
     assert_eq!(client.output("1").await, format!("{}\n", (own + 500).min(1000)));
     assert_eq!(oom_score_adj(daemon.pid()), own);
     assert_eq!(oom_score_adj(daemon.keeper_pid().unwrap()), own);
+}
+
+/// KiB of the program's file that are mapped into a process and cannot be written to.
+fn mapped_program(pid: i32) -> u64 {
+    let program = fs::read_link(format!("/proc/{pid}/exe")).unwrap();
+    let mut is_program = false;
+    let mut total = 0;
+    for line in fs::read_to_string(format!("/proc/{pid}/smaps")).unwrap().lines() {
+        if let Some(size) = line.strip_prefix("Rss:") {
+            let kib: u64 = size.trim().trim_end_matches(" kB").parse().unwrap();
+            total += if is_program { kib } else { 0 };
+        } else if let Some((_, rest)) = line.split_once('-')
+            && let Some(flags) = rest.split(' ').nth(1)
+        {
+            is_program = !flags.contains('w') && line.ends_with(program.to_str().unwrap());
+        }
+    }
+    total
+}
+
+#[tokio::test]
+async fn a_daemon_and_a_keeper_without_work_give_the_pages_of_the_program_back() {
+    // The daemon hides its memory from others of its user.
+    if !is_root("a_daemon_and_a_keeper_without_work_give_the_pages_of_the_program_back") {
+        return;
+    }
+    let daemon = Daemon::start();
+    let client = daemon.client().await;
+    client.run("1", "echo on").await;
+    client.ended("1").await;
+    let pids = [daemon.pid(), daemon.keeper_pid().unwrap()];
+    let before = pids.map(mapped_program);
+    client.try_finish("1").await.unwrap();
+    until("pages are given back", || {
+        pids.iter().zip(before).all(|(pid, before)| mapped_program(*pid) < before / 2)
+    })
+    .await;
+    client.run("2", "echo on").await;
+    assert_eq!(client.ended("2").await.exit_code, 0);
 }

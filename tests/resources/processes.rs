@@ -1,4 +1,4 @@
-//! Crowds of processes.
+//! Large numbers of processes.
 
 use std::fs;
 use std::path::{Path, PathBuf};

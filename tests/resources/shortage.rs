@@ -1,4 +1,4 @@
-//! No process, no memory for the keeper or for a step.
+//! No process or memory is left for the keeper or for a step.
 
 use crate::support::user::{self, Place, command_as};
 use crate::support::{Daemon, Setup, is_root, kill, refused, request, script};

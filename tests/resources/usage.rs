@@ -1,4 +1,4 @@
-//! What a job used is told.
+//! Clients learn the resources that a job has used.
 
 use std::time::{Duration, Instant};
 

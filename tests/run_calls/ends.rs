@@ -1,4 +1,4 @@
-//! Jobs run to their end: states, exit codes, outputs, variables, directories.
+//! Jobs that run to their end: states, exit codes, outputs, variables, directories.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! Run and Finish, once and again.
+//! Repeated Run and Finish.
 
 use std::time::Instant;
 

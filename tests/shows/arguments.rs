@@ -1,5 +1,5 @@
-//! `--proof NAME [--option [VALUE]]…`, or what a test runner says: words that names of proofs hold, and options
-//! (`--test-threads 4`, `--nocapture`), which are taken and ignored.
+//! The command line: `--proof NAME [--option [VALUE]]…`, or the arguments of a test runner. Words select the proofs
+//! whose names contain them; options (`--test-threads 4`, `--nocapture`) are accepted and ignored.
 
 use std::collections::BTreeMap;
 
@@ -25,7 +25,7 @@ const FRACTIONS: &[&str] = &["scale", "minutes"];
 /// Options of ours that take a text.
 const TEXTS: &[&str] = &["only", "grace", "cgroup"];
 /// Flags of ours.
-const FLAGS: &[&str] = &["keeper", "both", "run", "all", "syscalls", "untimed"];
+const FLAGS: &[&str] = &["keeper", "both", "run", "all", "syscalls", "untimed", "records", "bless"];
 /// Options of test runners that take a value.
 const FOREIGN: &[&str] = &["test-threads", "skip", "format", "color", "logfile", "shuffle-seed", "Z"];
 /// Options of test runners that take none.

@@ -1,6 +1,6 @@
-//! `cancel [--trees N] [--grace TIME] [--cgroup on|off] [--parallel N] [--seed N] [--untimed]`: jobs with trees of processes that
-//! ignore SIGTERM, leave their group, or fork in a loop, ended at random moments (faults.md rows 2 to 4). Nothing of them
-//! outlives the answer, and it comes within the grace and a tenth of a second.
+//! `cancel [--trees N] [--grace TIME] [--cgroup on|off] [--parallel N] [--seed N] [--untimed]`: ends jobs at random
+//! moments. Their process trees ignore SIGTERM, leave their group, or fork in a loop (faults.md rows 2 to 4). No
+//! process outlives the answer, which comes within the grace and a tenth of a second.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

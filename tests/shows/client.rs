@@ -1,5 +1,5 @@
-//! Calls of the service over the generated stub. A call is repeated with the same content as long as the daemon is
-//! away, as a patient client does.
+//! Calls of the service through the generated stub. Like a patient client, it repeats a call with the same content
+//! while the daemon is away.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;

@@ -1,5 +1,5 @@
-//! `crash [--keeper | --both | --run | --syscalls] [--points N] [--parallel N] [--seed N]`: jobs whose daemon, keeper, or both are
-//! killed with SIGKILL again and again (service.md §6.4, faults.md rows 41 and 42).
+//! `crash [--keeper | --both | --run | --syscalls | --records] [--points N] [--parallel N] [--seed N]`: runs jobs whose
+//! daemon, keeper, or both are killed with SIGKILL again and again (service.md §6.4, faults.md rows 41 and 42).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -44,6 +44,9 @@ struct Proof {
 pub(crate) fn run(arguments: &Arguments, small: bool) -> Shown {
     if arguments.flag("syscalls") {
         return crate::syscalls::crash(arguments, small);
+    }
+    if arguments.flag("records") {
+        return crate::records::run(arguments, small);
     }
     if arguments.flag("run") {
         return crate::crash_run::run(arguments, small);

@@ -1,5 +1,5 @@
-//! `crash --run`: `step-runner run` with jobs that leave children behind, killed with SIGKILL. Its keeper has nobody to
-//! wait for: it ends the job, removes the private folder, and ends (service.md §6.4, `keeper_wait` 0).
+//! `crash --run`: kills `step-runner run` with SIGKILL while its jobs have child processes. The keeper has no daemon to
+//! wait for: it ends the job, removes the private folder, and exits (service.md §6.4, `keeper_wait` 0).
 
 use std::fs;
 use std::process::{Child, Stdio};

@@ -1,7 +1,8 @@
 //! `empty-root`: the static program in a root folder that holds nothing else (connectors.md §2.3).
 //!
-//! First with nothing at all: what it misses is named. Then with what every container has, `/proc` and `/dev/null`: it copies
-//! itself, and the copy is a daemon, a proxy, and the step of a job. Its size and the time of a start are printed.
+//! First without anything else: the program names what it misses. Then with `/proc` and `/dev/null`, which every
+//! container has: it copies itself, and the copy is a daemon, a proxy, and the step of a job. Prints size and start
+//! time.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
@@ -31,8 +32,8 @@ const STARTS: usize = 20;
 /// Where the programs are that lead into the root; inside nothing lies there.
 const PATH: &str = "/usr/sbin:/usr/bin:/sbin:/bin";
 
-/// Exactly what a container engine mounts, and the daemon needs, in a mount namespace of our own. The process that is started
-/// is the first of its process namespace, as in a container; with it everything ends.
+/// Mounts exactly what a container engine mounts and the daemon needs, in a mount namespace of its own. The started
+/// process is the first of its pid namespace, as in a container; everything ends with it.
 const ENTER: &str = r#"set -e; root=$1; shift
 mount --make-rprivate /
 mkdir -p "$root/proc" "$root/dev"
@@ -68,12 +69,16 @@ pub(crate) fn run(_: &Arguments, small: bool) -> Shown {
     ))
 }
 
-/// The program as one file without a loader: that of this build if it is one, else the one that `scripts/static-build` made.
+/// Returns the program as one file without a loader: this build if it is one, else the newest result of
+/// `scripts/static-build`.
 pub(crate) fn static_program() -> Option<PathBuf> {
     let own = crate::daemon::program();
     let target = own.parent()?.parent()?;
-    let built = target.join("x86_64-unknown-linux-musl/release/step-runner");
-    [own, built].into_iter().find(|program| is_static(program))
+    let built =
+        ["dist", "release"].map(|p| target.join("x86_64-unknown-linux-musl").join(p).join("step-runner"));
+    let newest =
+        built.into_iter().max_by_key(|program| fs::metadata(program).and_then(|file| file.modified()).ok());
+    [Some(own), newest].into_iter().flatten().find(|program| is_static(program))
 }
 
 /// Whether a 64-bit ELF program names no interpreter.

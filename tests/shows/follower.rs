@@ -1,4 +1,4 @@
-//! Followers that go on at their offset, whatever becomes of the daemon.
+//! Followers that continue at their offset whenever the daemon was away.
 
 use std::time::Duration;
 
@@ -117,7 +117,7 @@ pub(crate) async fn follow_steps(client: Client, id: String) -> Check<Vec<v1::St
 
 async fn one_pass(client: &Client, id: &str, results: &mut Vec<v1::StepResult>) -> Check<bool> {
     let Ok(mut stub) = crate::client::dial(client.socket()).await else { return Ok(false) };
-    let opened = stub.follow_steps(v1::FollowStepsRequest { id: id.into() }).await;
+    let opened = stub.follow_steps(v1::FollowStepsRequest { id: id.into(), starts: false }).await;
     let judge = |status: tonic::Status| match status.code() {
         Code::NotFound => Ok(true),
         _ if is_answer(&status) => Err(format!("{id}: FollowSteps: {status}")),

@@ -1,5 +1,5 @@
-//! `followers [--stall SECONDS] [--rounds N] [--untimed]`: followers that stop reading disturb nobody (service.md §3.2; faults.md,
-//! fact 1): neither the other calls on their connection, nor the job.
+//! `followers [--stall SECONDS] [--rounds N] [--untimed]`: followers that stop reading disturb neither the other calls
+//! on their connection nor the job (service.md §3.2; faults.md §3, fact 1).
 
 use std::time::{Duration, Instant};
 

@@ -1,10 +1,13 @@
-//! `hostile [--seconds N] [--untimed]`: clients that mean harm, one kind after the other and then all at once, while a good client
-//! asks for Status and follows a job (faults.md rows 54–57, 64). What they may cost: memory, time and nothing else.
+//! `hostile [--seconds N] [--minutes N] [--seed N] [--untimed]`: hostile clients, one kind after the other and then all
+//! at once, while a good client asks for Status and follows a job (faults.md rows 54–57, 64). Then hostile jobs, ten at
+//! a time, for the given minutes (row 76). Bounds the memory and the time that they may cost.
 
 mod attack;
 #[path = "../support/frames.rs"]
 mod frames;
 mod good;
+mod rounds;
+mod shape;
 
 use std::collections::BTreeSet;
 use std::os::unix::net::UnixStream;
@@ -24,6 +27,8 @@ use attack::{ATTACKS, Attack, Field, Tally};
 use good::{Asker, Reader, script};
 
 const SECONDS: u64 = 10;
+/// Minutes of jobs that a seed makes up.
+const MINUTES: f64 = 1.0;
 /// An attack in the small proof.
 const SMALL: Duration = Duration::from_millis(200);
 /// What an attack may leave in memory, and take while it lasts, in KiB (faults.md row 56).
@@ -43,13 +48,22 @@ pub(crate) fn run(arguments: &Arguments, small: bool) -> Shown {
     let seconds = Duration::from_secs(arguments.number("seconds", SECONDS).max(1));
     let war = War {
         time: if small { SMALL } else { seconds },
+        made_up: if small {
+            Duration::ZERO
+        } else {
+            Duration::from_secs_f64(60.0 * arguments.fraction("minutes", MINUTES))
+        },
+        is_small: small,
         judges_time: arguments.judges_time(small),
         seed: arguments.seed(),
     };
     let runtime = tokio::runtime::Runtime::new().map_err(|error| error.to_string())?;
     println!("hostile: seed {}", war.seed);
     let misses = Misses::default();
-    for (name, proof) in [("attacks", attacks as Proof), ("descriptors", descriptors)] {
+    let proofs = [("attacks", attacks as Proof), ("descriptors", descriptors), ("jobs", jobs)];
+    // A seed of rounds repeats them alone.
+    let wanted = |name: &str| arguments.text("only").is_none_or(|only| only == name);
+    for (name, proof) in proofs.into_iter().filter(|(name, _)| wanted(name)) {
         let mut scene = Scene::new("hostile");
         let before = misses.count();
         let shown = Daemon::start(&scene).and_then(|daemon| {
@@ -61,7 +75,12 @@ pub(crate) fn run(arguments: &Arguments, small: bool) -> Shown {
             scene.keep();
         }
     }
-    misses.verdict(format!("{} attacks of {:?} each, and all at once", ATTACKS.len(), war.time))
+    misses.verdict(format!(
+        "{} attacks of {:?} each, and all at once; hostile jobs for {:?}",
+        ATTACKS.len(),
+        war.time,
+        war.made_up
+    ))
 }
 
 type Running<'a> = std::pin::Pin<Box<dyn Future<Output = Check> + 'a>>;
@@ -69,6 +88,9 @@ type Proof = for<'a> fn(&'a War, &'a Scene, &'a Daemon, &'a Misses) -> Running<'
 
 struct War {
     time: Duration,
+    /// How long to go on with jobs that a seed makes up.
+    made_up: Duration,
+    is_small: bool,
     judges_time: bool,
     seed: u64,
 }
@@ -97,6 +119,10 @@ fn attacks<'a>(war: &'a War, scene: &'a Scene, daemon: &'a Daemon, misses: &'a M
         }
         client.finish("deep").await
     })
+}
+
+fn jobs<'a>(war: &'a War, scene: &'a Scene, daemon: &'a Daemon, misses: &'a Misses) -> Running<'a> {
+    Box::pin(rounds::run(war, scene, daemon, misses))
 }
 
 /// Memory of the daemon and its keeper in KiB.
@@ -166,7 +192,8 @@ impl War {
              keeper +{} at most, +{} after",
             tally.connections, tally.ended, tally.batches, times, peak[0], after[0], peak[1], after[1]
         );
-        if self.time > SMALL && attacks.iter().any(|attack| attack.is_ended) && tally.ended == 0 {
+        let must_end = |attack: &&Attack| attack.ended_after.is_some_and(|after| self.time > after);
+        if attacks.iter().any(must_end) && tally.ended == 0 {
             misses.add(format!("{name}: no connection was ended"));
         }
         if self.judges_time && times.p99 >= P99 {
@@ -185,10 +212,15 @@ impl War {
 
     /// Memory when the daemon has had time to give back what the attack took.
     async fn calm(&self, scene: &Scene, daemon: &Daemon, before: [u64; 2]) -> [u64; 2] {
+        self.calm_within(scene, daemon, before, GROWTH).await
+    }
+
+    /// The same, if so many KiB may stay.
+    async fn calm_within(&self, scene: &Scene, daemon: &Daemon, before: [u64; 2], growth: u64) -> [u64; 2] {
         let until = Instant::now() + CALM;
         loop {
             let now = memory(scene, daemon);
-            let is_back = now.iter().zip(before).all(|(now, before)| *now < before + GROWTH);
+            let is_back = now.iter().zip(before).all(|(now, before)| *now < before + growth);
             if is_back || Instant::now() > until {
                 return now;
             }

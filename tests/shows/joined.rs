@@ -1,5 +1,5 @@
-//! What a step wrote, from its log, piece by piece: holds little, however long the log and its lines are. A reader of its
-//! own: the program's parser is not asked.
+//! Extracts the output of a step from its log, piece by piece, in little memory however long the log and its lines are.
+//! An independent reader: it does not use the program's parser.
 
 use sha2::{Digest, Sha256};
 

@@ -1,4 +1,4 @@
-//! Kills at random moments: now and then, right after a call was begun, and while a daemon is starting.
+//! Kills at random moments: in between, right after the begin of a call, and while a daemon starts.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

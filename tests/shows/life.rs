@@ -1,4 +1,4 @@
-//! The life of a daemon and two jobs, with one fault in it, and what must hold in the end whatever the fault was.
+//! The life of a daemon and two jobs with one fault, and the conditions that must hold in the end.
 
 use std::error::Error as _;
 use std::fs::{self, DirBuilder, File};
@@ -357,8 +357,8 @@ impl Life<'_> {
         self.injection.is_some_and(Injection::is_for_good)
     }
 
-    /// Runs a job. A refusal leaves nothing, and the next attempt is as good as the first. `None`: all are refused, by a
-    /// fault that is there for good.
+    /// Runs a job. A refusal leaves nothing, so the next attempt is as good as the first. Returns `None` if a permanent
+    /// fault causes all attempts to be refused.
     async fn begin(&self, job: &Job, met: &mut Met) -> Check<Option<Watched>> {
         let until = Instant::now() + PATIENCE;
         for refusals in 0.. {

@@ -1,4 +1,4 @@
-//! A log as a client reads it, by a reader of its own: the program's parser is not asked.
+//! Reads a log as a client does, independently: it does not use the program's parser.
 
 use std::collections::BTreeMap;
 

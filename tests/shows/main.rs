@@ -1,9 +1,9 @@
 //! Proofs that nothing is lost: the real program under kills, races and load.
 //!
-//! `shows --proof NAME [--option VALUE]…`, as the scripts call it, runs one proof and prints its figures. Without `--proof` all
-//! run with small counts, or those whose names hold a word that is given, as test runners mean it (`cargo test WORD`).
-//! A miss is printed, keeps its folder, and makes the exit code 1. Seeds are printed: `--seed` repeats the choices, not
-//! the interleaving of the processes.
+//! `shows --proof NAME [--option VALUE]…`, as the scripts call it, runs one proof and prints its figures. Without
+//! `--proof` it runs all proofs with small counts, or those whose names contain a given word, as test runners do
+//! (`cargo test WORD`). A failed proof is printed, keeps its folder, and makes the exit code 1. Seeds are printed:
+//! `--seed` repeats the choices, not the interleaving of the processes.
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "the figures are what this program is for")]
 #![expect(clippy::unwrap_used, reason = "a proof that cannot set itself up ends at once")]
 
@@ -36,6 +36,7 @@ mod proc;
 mod proxy;
 mod race;
 mod random;
+mod records;
 mod reference;
 mod relay;
 mod relay_program;
@@ -45,6 +46,7 @@ mod sshd;
 mod stalled;
 mod starters;
 mod syscalls;
+mod terminal;
 mod tree;
 mod verdict;
 mod volume;
@@ -75,6 +77,7 @@ const PROOFS: &[Proof] = &[
     ("soak", soak::run),
     ("relay", relay::run),
     ("ssh", ssh::run),
+    ("terminal", terminal::run),
 ];
 
 fn main() -> ExitCode {
@@ -131,7 +134,7 @@ fn small(arguments: &Arguments) -> Vec<bool> {
     let mut passed = vec![scripts_name_their_proofs()];
     for proof in PROOFS.iter().filter(|(name, _)| arguments.is_wanted(name)) {
         if proof.0 == "crash" {
-            let variants = ["", "keeper", "both", "run", "syscalls"];
+            let variants = ["", "keeper", "both", "run", "syscalls", "records"];
             passed.extend(variants.map(|variant| run(proof, &arguments.with_flag(variant), true)));
         } else {
             passed.push(run(proof, arguments, true));

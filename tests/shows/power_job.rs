@@ -1,4 +1,4 @@
-//! A job whose clients note what they were told, so that it can be asked for again after the power was cut.
+//! A job whose clients record what they were told, to compare it after the power cut.
 
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -253,7 +253,7 @@ async fn log(mut stub: Stub, id: &str, told: &Mutex<Told>) {
 }
 
 async fn steps(mut stub: Stub, id: &str, told: &Mutex<Told>) {
-    let opened = stub.follow_steps(v1::FollowStepsRequest { id: id.into() }).await;
+    let opened = stub.follow_steps(v1::FollowStepsRequest { id: id.into(), starts: false }).await;
     let Ok(mut stream) = opened.map(tonic::Response::into_inner) else { return };
     loop {
         match stream.message().await {

@@ -1,5 +1,5 @@
-//! `proxy [--mib N] [--parallel N] [--rounds N] [--untimed]`: the line between a client and a daemon, against sockets that
-//! echo or follow a script and against daemons that are killed (connectors.md §2.2; faults.md row 22).
+//! `proxy [--mib N] [--parallel N] [--rounds N] [--untimed]`: the proxy between a client and a daemon, against sockets
+//! that echo or follow a script and against daemons that are killed (connectors.md §2.2; faults.md row 22).
 
 mod ends;
 mod far;

@@ -1,5 +1,5 @@
-//! `race [--ids N] [--seed N]`: many calls with one id at once start one job (faults.md rows 48 to 50), many daemons on
-//! one socket are one daemon (rows 51 and 52).
+//! `race [--ids N] [--seed N]`: many simultaneous calls with one id start one job (faults.md rows 48 to 50); of many
+//! daemons on one socket one serves (rows 51 and 52).
 
 use std::path::Path;
 use std::sync::Arc;
@@ -20,6 +20,8 @@ const IDS: u64 = 1000;
 const SMALL: u64 = 20;
 const RUNS: usize = 50;
 const FINISHES: usize = 10;
+/// Calls that follow the job or ask for its state, before, during and after its life.
+const WATCHERS: usize = 9;
 const CONNECTIONS: usize = 25;
 /// Ids at a time.
 const PARALLEL: u64 = 4;
@@ -104,11 +106,14 @@ async fn one_id(proof: &Proof, number: u64) -> Check {
     let first = request(&id, &ran, "first");
     let all_at_once = number % 2 == 1;
     let mut random = proof.random.fork(number);
+    let late = |proof: &Proof, random: &mut Random| {
+        race(proof, WATCHERS, |stub| watch(stub, id.clone(), random.below(3)))
+    };
     let mut runs = race(proof, RUNS, |mut stub| {
         let request = first.clone();
         async move { stub.run(request).await.map(drop) }
     });
-    let watchers = race(proof, 6, |stub| watch(stub, id.clone(), random.one_in(2)));
+    let watchers = late(proof, &mut random);
     if all_at_once {
         runs.extend(finishes(proof, &id));
     }
@@ -122,7 +127,9 @@ async fn one_id(proof: &Proof, number: u64) -> Check {
             }
             ran_is(&ran, &["first"])?;
         }
-        join(finishes(proof, &id)).await?;
+        let finishes = finishes(proof, &id);
+        join(late(proof, &mut random)).await?;
+        join(finishes).await?;
     }
     proof.client.finish(&id).await?;
     unknown(proof, &id).await?;
@@ -175,26 +182,26 @@ where
     (0..count).map(|at| tokio::spawn(call(proof.stubs[at % proof.stubs.len()].clone()))).collect()
 }
 
-/// A call that may come before the job, while it is there, or after it.
-async fn watch(mut stub: Stub, id: String, logs: bool) -> Result<(), tonic::Status> {
-    let seen = if logs {
-        match stub.follow_logs(v1::FollowLogsRequest { id, offset: 0 }).await {
-            Ok(stream) => {
-                let mut stream = stream.into_inner();
-                loop {
-                    match stream.message().await {
-                        Ok(Some(_)) => {}
-                        Ok(None) => break Ok(()),
-                        Err(status) => break Err(status),
-                    }
-                }
-            }
+/// A call that may come before the job, during it, during its removal, or after it. `which` selects log, results or
+/// state.
+async fn watch(mut stub: Stub, id: String, which: u64) -> Result<(), tonic::Status> {
+    let seen = match which {
+        0 => match stub.follow_logs(v1::FollowLogsRequest { id, offset: 0 }).await {
+            Ok(stream) => to_the_end(stream.into_inner()).await,
             Err(status) => Err(status),
-        }
-    } else {
-        stub.status(v1::StatusRequest { id }).await.map(drop)
+        },
+        1 => match stub.follow_steps(v1::FollowStepsRequest { id, starts: false }).await {
+            Ok(stream) => to_the_end(stream.into_inner()).await,
+            Err(status) => Err(status),
+        },
+        _ => stub.status(v1::StatusRequest { id }).await.map(drop),
     };
     seen.or_else(|status| if status.code() == Code::NotFound { Ok(()) } else { Err(status) })
+}
+
+async fn to_the_end<T>(mut stream: tonic::Streaming<T>) -> Result<(), tonic::Status> {
+    while stream.message().await?.is_some() {}
+    Ok(())
 }
 
 async fn join(calls: Vec<Call>) -> Check {

@@ -1,4 +1,4 @@
-//! Random choices that a seed repeats.
+//! Random choices that are repeatable by their seed.
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::time::Duration;

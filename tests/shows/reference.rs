@@ -1,5 +1,5 @@
-//! Two jobs whose every byte is known: the subject, which uses what a job can use, and the bystander, which runs beside
-//! it from before its start until after its end.
+//! Two jobs whose every byte is known: the subject uses everything that a job can use; the bystander runs beside it,
+//! from before its start until after its end.
 
 use std::fs;
 use std::path::PathBuf;

@@ -1,6 +1,7 @@
-//! `relay [--cuts N] [--seed N]`: the client's commands through lines that break (connectors.md §6, §9; faults.md row 20).
-//! For each connector a program of its name checks its command line and passes bytes to a real proxy, breaks after 1 byte
-//! to 64 KiB, is slow, or freezes. Each log is compared with what its step wrote, byte for byte; each job starts once.
+//! `relay [--cuts N] [--seed N]`: the client's commands over connections that break (connectors.md §6, §9;
+//! faults.md row 20). For each connector a program of its name checks its command line and relays bytes to a real
+//! proxy; it breaks after 1 byte to 64 KiB, is slow, or freezes. Logs must equal the output of their steps; each job
+//! starts once.
 
 use std::fs::{self, File};
 use std::path::PathBuf;

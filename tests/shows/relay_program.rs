@@ -1,5 +1,5 @@
-//! The lossy program in the middle: this binary again, under the name of what the client starts. It checks its command
-//! line, then passes bytes between its own streams and a real `step-runner proxy` until it breaks.
+//! The unreliable program in the middle: this binary again, under the name of the program that the client starts. It
+//! checks its command line, then relays bytes between its own streams and a real `step-runner proxy` until it breaks.
 
 use std::fs::{self, File};
 use std::io::{self, Read, Write};

@@ -1,6 +1,6 @@
-//! `soak [--minutes N] [--parallel N] [--seed N]`: mixed jobs under all faults at once. In the first part daemon and keeper
-//! are killed and the disk runs full; in the second they are only stopped now and then, and their memory is watched. In
-//! the end nothing is left but what was there at the beginning.
+//! `soak [--minutes N] [--parallel N] [--seed N]`: mixed jobs under all faults at once. In the first part daemon and
+//! keeper are killed and the disk runs full. In the second part they are only stopped sometimes, and their memory is
+//! watched. In the end nothing is left that was not there at the beginning.
 
 mod weather;
 

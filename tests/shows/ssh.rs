@@ -1,5 +1,5 @@
-//! `ssh [--scale F] [--seed N]`: a job over a real sshd while its client, the server's part of the connection, or the whole
-//! server are killed or stopped (connectors.md §9), and what a user meets who has something wrong. 50 MB by scale 1.
+//! `ssh [--scale F] [--seed N]`: a job over a real sshd while its client, the server's part of the connection, or the
+//! whole server is killed or stopped (connectors.md §9), and the messages for mistakes of users. 50 MB at scale 1.
 
 use std::fs::{self, File};
 use std::path::Path;

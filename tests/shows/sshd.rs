@@ -1,4 +1,4 @@
-//! A real sshd on the loopback, with keys and a configuration of its own; a real ssh that knows only these.
+//! A real sshd on the loopback with keys and a configuration of its own, and a real ssh that uses only these.
 
 use std::fs;
 use std::net::{TcpListener, TcpStream};

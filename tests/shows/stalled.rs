@@ -1,7 +1,7 @@
-//! Many followers of one job that have stopped reading: the job goes as fast as without them.
+//! Many followers that have stopped reading do not slow their job down.
 //!
-//! The step writes a little, which fills every window and buffer on the way to each follower; when the daemon has come to
-//! rest, all are stalled, and the time of the rest is taken by the writer itself.
+//! First the step writes enough to fill every window and buffer on the way to each follower. Once the daemon is idle,
+//! all followers are stalled; then the writer itself measures the time of the remaining output.
 
 use std::time::{Duration, Instant};
 
@@ -17,7 +17,7 @@ use crate::proc;
 use crate::verdict::{Check, Shown, percentile};
 use crate::writer::{Pace, Writing};
 
-/// Followers on one connection: as many streams as it may carry (service.md §1.1).
+/// Followers on one connection, which may carry ten times as many streams (service.md §1.1).
 const PER_CONNECTION: usize = 100;
 /// What a client takes of one stream before it reads on; beside it the daemon holds a message and a send buffer.
 const STREAM_WINDOW: u32 = 64 << 10;

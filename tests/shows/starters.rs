@@ -1,4 +1,4 @@
-//! Twenty daemons started at once on one path: one serves, the others say so and end (service.md §1).
+//! Twenty daemons started at once on one path: one serves, the others report that and exit (service.md §1).
 
 use std::fs::File;
 use std::os::unix::fs::FileTypeExt;

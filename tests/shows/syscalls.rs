@@ -2,8 +2,8 @@
 //! every kind that a life of two jobs makes. `faults --syscalls …`: each of these calls fails once in each way
 //! (faults.md rows 15, 25–28, 41, 42, 47).
 //!
-//! A dry run counts the calls. Points are in the order of target, call, number and fault; `--every 10` takes each tenth,
-//! `--only "Keeper write:"` those whose name holds the text.
+//! A dry run counts the calls. Points are sorted by target, call, number and fault. `--every 10` takes every tenth;
+//! `--only "Keeper write:"` takes those whose name contains the text.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex};

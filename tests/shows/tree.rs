@@ -1,4 +1,4 @@
-//! Trees of processes that are hard to end, and who tells when the last of them is gone.
+//! Process trees that are hard to end, and the way to learn that the last process is gone.
 
 use std::fs::{self, File};
 use std::io::Read;

@@ -1,4 +1,4 @@
-//! What a proof says in the end.
+//! The final report of a proof.
 
 use std::sync::{Arc, Mutex};
 

@@ -1,6 +1,6 @@
-//! `volume [--scale F] [--all] [--seed N]`: large logs, byte for byte. Steps write bytes whose digest they know; followers
-//! join the log they get and compare. Cut followers leave in the middle, also of lines, and resume where they were.
-//! `--all`: 64 followers for every shape. The scale multiplies the bytes.
+//! `volume [--scale F] [--all] [--seed N]`: large logs, byte for byte. Steps write bytes with a known digest; followers
+//! join the log that they get and compare. Some followers disconnect in the middle, even of lines, and resume at their
+//! offset. `--all`: 64 followers for every shape. The scale multiplies the bytes.
 
 use std::time::{Duration, Instant};
 

@@ -158,7 +158,7 @@ impl Work {
                 work.err.extend_from_slice(&err);
                 work.said.push(format!("Running step name={name}"));
                 if leaves {
-                    work.said.push(format!("step {name} left 1 processes running"));
+                    work.said.push(format!("step {name} left 1 process running"));
                 }
                 work.steps.push(name);
             }
@@ -204,9 +204,9 @@ impl Work {
         if let Some(name) = sources.names().iter().find(|name| !known.contains(&name.as_str())) {
             return Err(format!("a source {name}"));
         }
-        // A later step counts what an earlier one left, too.
-        let is_known = |line: &String| !line.contains(" left ") || self.said.contains(line);
-        let said: Vec<_> = sources.lines(*b"00O").into_iter().filter(is_known).collect();
+        // Numbers of processes are no job's own.
+        let said = sources.lines(*b"00O").into_iter();
+        let said: Vec<String> = said.map(|line| before(&line, ": ").to_owned()).collect();
         let errors = sources.lines(*b"00E");
         match end {
             End::Natural => {
@@ -334,6 +334,14 @@ fn step(scene: &Scene, name: &str, index: usize, count: u64, script: &str) -> se
 
 fn count_of_first(run: &[serde_json::Value]) -> String {
     run[0]["inputs"]["lines"].to_string()
+}
+
+/// The part of a line about processes that stands before `end`.
+fn before<'a>(line: &'a str, end: &str) -> &'a str {
+    line.split_once(end)
+        .map(|(text, _)| text)
+        .filter(|text| text.ends_with(" process running") || text.ends_with(" processes running"))
+        .unwrap_or(line)
 }
 
 fn last_line(log: &[u8]) -> String {

@@ -1,4 +1,4 @@
-//! The program of a step: this binary again, writing bytes that it knows, with plain write calls.
+//! The program of a step: this binary again, which writes known bytes with plain write calls.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -38,8 +38,8 @@ pub(crate) struct Writing {
 pub(crate) enum Pace {
     /// New bytes all the time, in writes of any size up to [`BLOCK`].
     Varied,
-    /// A line each time `every` has passed, but none beyond so many bytes until the file beside them is there: what is to
-    /// happen in the middle then does, however late it comes.
+    /// A line whenever `every` has passed. A gate holds back the lines after that many bytes until its file exists, so
+    /// that an event in the middle happens there, however late it comes.
     Lines { every: Duration, gates: Vec<(u64, PathBuf)> },
     /// The same block over and over: nothing but writing costs time. `first` bytes of it, then a pause until the file
     /// is there, then the rest, which is timed.

@@ -1,7 +1,7 @@
-//! The keeper that the simulator plays: speaks the real protocol, runs processes that exist in its mind only, and keeps
-//! account of everything it was asked to run.
+//! The simulator's keeper: speaks the real protocol, runs imaginary processes, and records everything that it was told
+//! to run.
 //!
-//! It outlives the daemon as the real one does. Its death takes its processes along; the logs it wrote stay.
+//! Like the real keeper it outlives the daemon. Its death ends its processes; the logs that it wrote stay.
 
 mod orders;
 mod processes;
@@ -26,6 +26,9 @@ use tokio::time::{Instant, sleep};
 
 /// How long one that writes late waits for more to write with it.
 const LATE: Duration = Duration::from_millis(1_500);
+
+/// How every entry of a log begins.
+const HEADER: &str = "2026-01-01T00:00:00.000000Z 00O ";
 
 /// What a keeper saw that must not be.
 pub(crate) type Wrongs = Rc<RefCell<Vec<String>>>;
@@ -66,6 +69,7 @@ pub(crate) struct Keeper {
 struct Job {
     tag: u128,
     record: Vec<Vec<u8>>,
+    brief: Vec<u8>,
     last_op: u32,
     over: Vec<StepOver>,
     running: Option<u32>,
@@ -128,6 +132,7 @@ impl Keeper {
     }
 
     fn append(&mut self, key: JobKey, text: &str) {
+        let text = &[HEADER, text].concat();
         let Some(job) = self.jobs.get_mut(&key) else { return };
         let path = self.state.join(format!("jobs/{key}/log"));
         let inode = std::fs::metadata(&path).map(|found| found.ino()).ok();

@@ -1,6 +1,6 @@
-//! What must hold of everything that clients see, whatever happens.
+//! The conditions on everything that clients see, whatever happens.
 //!
-//! A *life* is one registration of an id, told from others by the time of its registration.
+//! A *life* is one registration of an id, identified by the time of its registration.
 
 mod calls;
 mod states;

@@ -1,4 +1,4 @@
-//! What a simulated process does: written into the text of its script, read by the simulated keeper.
+//! The behaviour of an imaginary process: written into the text of its script, read by the simulated keeper.
 
 use crate::random::Random;
 

@@ -1,4 +1,4 @@
-//! The simulator as a test among others: small counts, special schedules, and the proof that it bites.
+//! The simulator as an ordinary test: small counts, special schedules, and the proof that it detects defects.
 
 use std::process::ExitCode;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! Many runs: shared by processes, shortened where they fail, kept in the file of seeds.
+//! Many runs: divided among processes, shortened if they fail, and recorded in the file of seeds.
 
 use std::collections::hash_map::DefaultHasher;
 use std::fs;

@@ -1,4 +1,4 @@
-//! What happens in one run, and when: drawn from a seed.
+//! The schedule of one run: random events and their times, from a seed.
 
 use std::time::Duration;
 

@@ -1,7 +1,7 @@
-//! One run: the daemon's own actors on virtual time, a simulated keeper, and clients that do what the schedule says.
+//! One run: the daemon's own actors on virtual time, a simulated keeper, and clients that follow the schedule.
 //!
-//! Everything runs in one thread; what would block runs in its turn. A crash drops all tasks of the daemon at once and
-//! leaves what is on disk and what the keeper knows.
+//! Everything runs in one thread; blocking work runs in its turn. A crash drops all tasks of the daemon at once and
+//! leaves the files on disk and the state of the keeper.
 
 mod clients;
 mod closing;
@@ -24,8 +24,8 @@ use step_runner::actors::handle::JobsHandle;
 use step_runner::actors::supervisor::{Supervisor, SupervisorEnd, SupervisorParts};
 use step_runner::clock::{self};
 use step_runner::config::{Config, Limit, QueuePolicy};
-use step_runner::fetch::{Fetcher, Limits};
-use step_runner::grpc::{is_root_result, step_result_bytes};
+use step_runner::fetch::{CacheLimits, Fetcher};
+use step_runner::grpc::{step_result_bytes, stored_kind};
 use step_runner::model::{JobId, ProcessInfo, Refusal};
 use step_runner::store::StateDir;
 use step_runner::variables::Base;
@@ -258,7 +258,7 @@ impl World {
             Ok(state) => state,
             Err(error) => return self.wrong(format!("the state folder cannot be opened: {error}")),
         };
-        let room = Limits { cache: 1 << 20, kept_free: 0 };
+        let room = CacheLimits { cache: 1 << 20, kept_free: 0 };
         let fetcher = Fetcher::new(state.path(), room, |_| None).unwrap();
         let (base, _) =
             Base::new(vec![("PATH".into(), "/usr/bin:/bin".into())], step_runner::config::EnvBase::All, &[]);
@@ -271,7 +271,7 @@ impl World {
             fetcher: Arc::new(fetcher),
             boot_id: process.boot_id,
             encode: step_result_bytes,
-            is_root: is_root_result,
+            kind: stored_kind,
             private: false,
             host: Arc::new(Stage),
         };

@@ -1,10 +1,11 @@
-//! Other hands in the state folder (faults.md rows 29, 44).
+//! Changes in the state folder by others (faults.md rows 29, 44).
 
 use std::process::Command;
 
 use crate::support;
-use crate::support::{Client, Daemon, contains, logs, numbered, refused, script};
+use crate::support::{Client, Daemon, contains, kill, logs, numbered, refused, script, scripts};
 use crate::{peak, wait_until_exists};
+use rustix::process::Signal;
 use step_runner::pb::v1::State;
 use tonic::Code;
 
@@ -98,6 +99,48 @@ async fn fault_29_a_running_jobs_folder_removed_or_replaced_costs_its_records_on
         daemon.restart();
         the_other_is_fine(&daemon.client().await).await;
     }
+}
+
+#[tokio::test]
+async fn fault_85_what_a_step_appends_to_its_log_and_results_reaches_no_follower() {
+    let mut daemon = Daemon::start();
+    let client = daemon.client().await;
+    let (log, steps) = (daemon.folder("1").join("log"), daemon.folder("1").join("steps"));
+    let add = |file: &std::path::Path| format!("seq 1 3000 >> {};", file.display());
+    let first = format!("echo one; {} {}", add(&log), add(&steps));
+    let text = scripts(&[("a", &first), ("b", &format!("echo two; {}", add(&log)))]);
+    assert_eq!(client.run_to_end("1", &text).await.state(), State::Success);
+    assert_eq!(client.output("1").await, "one\ntwo\n");
+    let bytes = client.try_follow("1", 0).await.unwrap().rest().await.unwrap();
+    assert!(contains(&bytes, "bytes that another process wrote"));
+    assert_eq!(client.try_steps("1").await.unwrap().len(), 3);
+    // The file may grow behind its end, too.
+    let mut file = std::fs::File::options().append(true).open(&log).unwrap();
+    std::io::Write::write_all(&mut file, b"more\n").unwrap();
+    for restarted in [false, true] {
+        if restarted {
+            daemon.kill();
+            daemon.restart();
+        }
+        let client = daemon.client().await;
+        let again = client.try_follow("1", 0).await.unwrap().rest().await.unwrap();
+        assert!(again == bytes, "{restarted}");
+    }
+}
+
+#[tokio::test]
+async fn fault_85_foreign_bytes_behind_a_dead_keepers_log_are_cut_off() {
+    let daemon = Daemon::start();
+    let (_, follow) = followed(&daemon).await;
+    let log = daemon.folder("1").join("log");
+    let whole = std::fs::read(&log).unwrap().len();
+    let mut file = std::fs::File::options().append(true).open(&log).unwrap();
+    std::io::Write::write_all(&mut file, b"foreign\nbytes").unwrap();
+    kill(daemon.keeper_pid().unwrap(), Signal::KILL);
+    let bytes = follow.rest().await.unwrap();
+    assert!(!contains(&bytes, "foreign"));
+    assert!(contains(&bytes, "13 bytes that another process wrote to its log were removed"));
+    assert!(bytes.len() >= whole);
 }
 
 #[tokio::test]

@@ -1,5 +1,5 @@
-//! Faults of the file system below the state folder, with real ones: small, full, without room for files, and with other
-//! hands in it (faults.md rows 23–29, 44, 46).
+//! Faults of the file system below the state folder, on real ones: small, full, without free inodes, and changed by
+//! others (faults.md rows 23–29, 44, 46).
 #![expect(clippy::unwrap_used, reason = "a broken scene fails the test")]
 
 mod formats;

@@ -1,4 +1,4 @@
-//! More output than is wanted, and than the disk takes (faults.md rows 23, 24).
+//! More output than is allowed, or than the disk can take (faults.md rows 23, 24).
 
 use crate::support::{Setup, logs, script, until};
 use crate::{Small, peak, wait_until_exists};

@@ -1,4 +1,4 @@
-//! A file system that is full, or has no room for files (faults.md rows 25, 26).
+//! A file system that is full or has no free inodes (faults.md rows 25, 26).
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -40,6 +40,36 @@ async fn fault_25_output_waits_for_space_and_goes_on_when_there_is_some() {
     assert!(client.log("waits").await.starts_with(&seen));
     assert_eq!(client.ended("silent").await.exit_code, 7);
     assert_eq!(client.run_to_end("new", &script("echo new")).await.state(), State::Success);
+}
+
+#[tokio::test]
+async fn fault_86_a_full_disk_is_told_by_status_and_to_the_operator() {
+    const FULL: &str = "paused: the disk of the state folder is full";
+    let Some(small) = Small::mount("fault_86", "size=3m") else { return };
+    let elsewhere = tempfile::tempdir().unwrap();
+    let go = elsewhere.path().join("go");
+    let mut daemon = small.daemon(Setup::new());
+    let client = daemon.client().await;
+    client.run("1", &format!("echo ready; {}; seq 1 20000", wait_until_exists(&go))).await;
+    client.prints("1", "ready").await;
+    assert_eq!(client.status("1").await.message, "");
+    let ballast = small.fill();
+    std::fs::write(&go, "").unwrap();
+    let status = client.reaches("1", "it is paused", |status| !status.message.is_empty()).await;
+    assert_eq!((status.state(), status.message.as_str()), (State::Running, FULL));
+    support::until("the operator is told", || daemon.said().contains(FULL)).await;
+    assert_eq!(daemon.said().matches(FULL).count(), 1);
+    // A daemon that comes later tells it as well.
+    daemon.kill();
+    daemon.restart();
+    let client = daemon.client().await;
+    let status = client.reaches("1", "it is paused", |status| !status.message.is_empty()).await;
+    assert_eq!((status.state(), status.message.as_str()), (State::Running, FULL));
+    std::fs::remove_file(ballast).unwrap();
+    let status = client.ended("1").await;
+    assert_eq!((status.state(), status.message.as_str()), (State::Success, ""));
+    support::until("the operator is told", || daemon.said().contains("takes logs again")).await;
+    assert_eq!(client.output("1").await, format!("ready\n{}", numbered(20_000, "")));
 }
 
 #[tokio::test]

@@ -1,4 +1,4 @@
-//! A client that speaks plain gRPC to a daemon: no retries, no comfort.
+//! A client that speaks plain gRPC to a daemon, without retries.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -143,7 +143,7 @@ impl Client {
     }
 
     pub(crate) async fn try_steps(&self, id: &str) -> Result<Vec<v1::StepResult>, tonic::Status> {
-        let request = v1::FollowStepsRequest { id: id.to_owned() };
+        let request = v1::FollowStepsRequest { id: id.to_owned(), starts: false };
         let mut stream =
             patiently("FollowSteps", self.calls.clone().follow_steps(request)).await?.into_inner();
         let mut results = Vec::new();

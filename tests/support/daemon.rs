@@ -1,4 +1,4 @@
-//! A daemon under test on a folder of its own.
+//! A daemon under test, with a folder of its own.
 
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};

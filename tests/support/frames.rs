@@ -1,4 +1,4 @@
-//! HTTP/2 written frame by frame, as no library would: for clients that mean harm.
+//! Writes HTTP/2 frame by frame, as no library would: for hostile clients.
 
 #![allow(dead_code, reason = "each test program uses a part")]
 #![allow(clippy::allow_attributes, reason = "as above: `expect` would fail in a program that uses all")]

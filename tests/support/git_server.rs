@@ -1,5 +1,5 @@
-//! A real Git server on loopback: Git's own `http-backend` behind HTTP, with credentials, counts and troubles; and
-//! repositories made by `git` with fixed people and dates.
+//! A real Git server on the loopback: Git's own `http-backend` behind HTTP, with credentials, counters and faults.
+//! Makes repositories with fixed authors and dates.
 
 #![allow(dead_code, reason = "each test program uses a part")]
 #![allow(clippy::allow_attributes, reason = "as above: `expect` would fail in a program that uses all")]

@@ -1,4 +1,4 @@
-//! Reading a log in tests.
+//! Reads logs in tests.
 
 use step_runner::log::line::{Entry, Joiner};
 

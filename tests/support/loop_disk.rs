@@ -1,4 +1,4 @@
-//! A file system of our own on a loop device, whose power can be cut: what was not on the disk is gone.
+//! A file system on a loop device of our own, with a power cut: data that was not on the disk is lost.
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Write};
@@ -19,8 +19,8 @@ const SIZE: u64 = 256 << 20;
 /// Major number of loop devices.
 const LOOP: u32 = 7;
 
-/// `FS_IOC_SHUTDOWN` without flushing the journal: what the kernel has not written stays unwritten. Waits for a line first,
-/// so that the cut itself takes no time. The device was checked to be ours; it is checked once more.
+/// Calls `FS_IOC_SHUTDOWN` without flushing the journal: unwritten data of the kernel stays unwritten. Waits for a line
+/// first, so that the cut itself takes no time. The device was checked to be ours; it is checked once more.
 const CUTTER: &str = r#"
 import fcntl, os, struct, sys
 folder = os.open(sys.argv[1], os.O_RDONLY | os.O_DIRECTORY)

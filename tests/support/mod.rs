@@ -1,6 +1,6 @@
-//! A daemon under test on a folder of its own, and a client that speaks plain gRPC to it: no retries, no comfort.
+//! A daemon under test, with a folder of its own, and a client that speaks plain gRPC to it, without retries.
 //!
-//! Nothing here waits for a time to pass: everything waits for a state, at most [`PATIENCE`].
+//! Nothing here sleeps for a fixed time: everything waits for a state, at most for [`PATIENCE`].
 
 #![allow(dead_code, reason = "each test program uses a part")]
 #![allow(unused_imports, reason = "as above")]
@@ -24,6 +24,7 @@ use std::time::{Duration, Instant};
 pub(crate) use client::{Client, Follow};
 pub(crate) use daemon::{Daemon, Setup};
 pub(crate) use process::{OwnSleep, at_rest, is_alive, kill, processes_with};
+use step_runner::pb::details;
 use step_runner::pb::v1::{RunRequest, State, Status};
 use tonic::Code;
 
@@ -136,6 +137,8 @@ pub(crate) fn exec(daemon: &Daemon, name: &str, command: &[&str]) -> String {
 #[track_caller]
 pub(crate) fn refused<T>(result: Result<T, tonic::Status>, code: Code, reason: &str) -> String {
     let Err(status) = result else { panic!("not refused, expected {reason}") };
+    let info = details::info(&status);
+    assert_eq!(info.map(|info| info.reason).as_deref(), Some(reason), "{status:?}");
     let text = status.message().strip_prefix(reason).and_then(|text| text.strip_prefix(": "));
     match text {
         Some(text) if status.code() == code => text.to_owned(),

@@ -1,4 +1,4 @@
-//! Parts of the machine that tests use: without one its tests are not made.
+//! Parts of the machine that tests need. Without a part its tests are skipped.
 
 #![allow(clippy::print_stderr, reason = "says why a test was skipped")]
 #![allow(

@@ -1,4 +1,4 @@
-//! Processes of the system, as tests see them.
+//! Processes of the operating system, as tests see them.
 
 use std::ffi::OsString;
 use std::fmt;

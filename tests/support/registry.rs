@@ -1,4 +1,4 @@
-//! Registries for tests: the real one of Docker's distribution, and one that answers as a script says.
+//! Registries for tests: the real one of Docker's distribution, and one with scripted answers.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -11,7 +11,7 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::{ServerConfig, ServerConnection, StreamOwned};
 use serde_json::{Value, json};
-use step_runner::oci::{Access, ImageName, Registry, Version, digest_of};
+use step_runner::oci::{Access, ImageName, ImageVersion, Registry, digest_of};
 use step_runner::web::Network;
 
 use super::{PATIENCE, parts};
@@ -115,7 +115,7 @@ impl DockerRegistry {
         self.in_repository(repository, async |registry| {
             let mut entries = Vec::new();
             for (platform, digest) in images {
-                let found = registry.manifest(&Version::digest(digest).unwrap()).await.unwrap();
+                let found = registry.manifest(&ImageVersion::digest(digest).unwrap()).await.unwrap();
                 assert!(matches!(found.content, OciManifest::Image(_)));
                 let mut parts = platform.split('/');
                 let mut platform = json!({"os": parts.next(), "architecture": parts.next()});
@@ -165,7 +165,7 @@ async fn push_blob(registry: &mut Registry, content: &[u8]) -> String {
 async fn put(registry: &Registry, tag: &str, content: &Value, media_type: &'static str) -> String {
     let bytes = content.to_string().into_bytes();
     let digest = digest_of(&bytes);
-    let pushed = registry.push_manifest(&Version::tag(tag).unwrap(), bytes, media_type).await.unwrap();
+    let pushed = registry.push_manifest(&ImageVersion::tag(tag).unwrap(), bytes, media_type).await.unwrap();
     assert_eq!(pushed, digest);
     digest
 }

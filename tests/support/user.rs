@@ -1,4 +1,4 @@
-//! Ordinary users, as whom a test that is root runs daemons and clients.
+//! Unprivileged users, as whom a test running as root starts daemons and clients.
 
 use std::ffi::OsStr;
 use std::os::unix::fs::PermissionsExt;

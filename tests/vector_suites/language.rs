@@ -7,16 +7,16 @@ use indexmap::IndexMap;
 use libtest_mimic::Failed;
 use serde_json::{Value as Json, json};
 use step_runner::lang::ast::{Body, Declaration, Invocation, Reference, Template};
-use step_runner::lang::convert::json::{Room, parse as parse_json};
+use step_runner::lang::convert::json::{MemoryBudget, parse as parse_json};
 use step_runner::lang::convert::to_json;
 use step_runner::lang::diagnostic::{Class, Diagnostic, Position};
 use step_runner::lang::document::{parse_function, parse_request};
-use step_runner::lang::environment::{Environment, Frame};
+use step_runner::lang::environment::{Environment, EnvironmentFrame};
 use step_runner::lang::eval::{evaluate_native, evaluate_text, evaluate_value};
 use step_runner::lang::expression;
 use step_runner::lang::output_file::{OutputFileError, read_exports, read_outputs};
 use step_runner::lang::template::parse_inline;
-use step_runner::lang::value::{Data, Text, Value, ValueType};
+use step_runner::lang::value::{Data, EvaluatedText, Value, ValueType};
 
 /// What came of a vector: a value, or the class and line of the first error.
 type Outcome = Result<Json, (Class, Option<u32>)>;
@@ -42,7 +42,7 @@ fn text(json: &Json) -> Result<&str, Failed> {
 }
 
 fn value_of(json: &Json) -> Value {
-    parse_json(&json.to_string(), &Room::new(1 << 20)).unwrap_or_else(|_| Value::plain(Data::Null))
+    parse_json(&json.to_string(), &MemoryBudget::new(1 << 20)).unwrap_or_else(|_| Value::plain(Data::Null))
 }
 
 fn names(context: &Json) -> IndexMap<String, Value> {
@@ -166,8 +166,8 @@ fn read_export_file(content: &str) -> Outcome {
 /// One variable through all layers; job variables are none of them.
 fn look_up(layers: &Json, name: &str) -> Json {
     let layer = |layer: &str| layers[layer].as_str().map(|value| (name.to_owned(), value.to_owned()));
-    let frame = |name: &str| -> Frame {
-        layer(name).into_iter().map(|(name, value)| (name, Text::plain(value))).collect()
+    let frame = |name: &str| -> EnvironmentFrame {
+        layer(name).into_iter().map(|(name, value)| (name, EvaluatedText::plain(value))).collect()
     };
     let base =
         layer("daemon").into_iter().map(|(name, value)| (name.into_bytes(), value.into_bytes())).collect();

@@ -5,7 +5,7 @@ use chrono::{DateTime, FixedOffset};
 use libtest_mimic::Failed;
 use serde::Deserialize;
 use serde_json::Value;
-use step_runner::log::frame::{Framer, Kind, Stamp};
+use step_runner::log::frame::{Framer, LogChannel, Stamp};
 use step_runner::log::line::{Check, Joiner, Line, Parser};
 use step_runner::log::pretty::{Format, Options, Output, Printer};
 
@@ -93,7 +93,9 @@ fn format(case: &FormatCase) -> Result<(), Failed> {
     let mut framers: Vec<_> = case
         .sources
         .iter()
-        .map(|(number, kind)| Framer::new(*number, if kind == "E" { Kind::Err } else { Kind::Out }))
+        .map(|(number, kind)| {
+            Framer::new(*number, if kind == "E" { LogChannel::Err } else { LogChannel::Out })
+        })
         .collect();
     let mut out = Vec::new();
     for (at, (source, data)) in case.writes.iter().enumerate() {
@@ -119,8 +121,8 @@ fn parse(case: &ParseCase) -> Result<(), Failed> {
     let mut joiner = Joiner::new();
     let (mut stdout, mut stderr) = (Vec::new(), Vec::new());
     let mut give = |kind, bytes: &[u8]| match kind {
-        Kind::Out => stdout.extend_from_slice(bytes),
-        Kind::Err => stderr.extend_from_slice(bytes),
+        LogChannel::Out => stdout.extend_from_slice(bytes),
+        LogChannel::Err => stderr.extend_from_slice(bytes),
     };
     for piece in wire.chunks(case.cut.unwrap_or(usize::MAX)) {
         parser.push(piece, |line| {

@@ -1,4 +1,4 @@
-//! Vectors of masking.md §11: each is fed as written, whole, byte by byte, and in random cuttings.
+//! Vectors of masking.md §11. Each is fed as written, whole, byte by byte, and in random pieces.
 
 use std::sync::Arc;
 

@@ -1,16 +1,16 @@
-//! Vectors of queue.md §9 Q1: event by event against the queue itself.
+//! Vectors of queue.md §9 Q1, compared with the queue event by event.
 
 use std::collections::BTreeSet;
 
 use libtest_mimic::Failed;
 use serde_json::{Value, json};
-use step_runner::queue::{Key, Limits, Policy, Queue, Submitted, number};
+use step_runner::queue::{Policy, Queue, QueueLimits, ShareKey, Submitted, number};
 
 /// A queue and the jobs that have ended but are not forgotten: outside of the tests the registry knows those.
 struct Daemon {
     queue: Queue<String>,
     policy: Policy,
-    limits: Limits,
+    limits: QueueLimits,
     ended: BTreeSet<String>,
     waiting: BTreeSet<String>,
     running: BTreeSet<String>,
@@ -23,7 +23,7 @@ pub(crate) fn run(vector: &Value) -> Result<(), Failed> {
         Some("fair") => Policy::Fair,
         other => return Err(format!("policy: {other:?}").into()),
     };
-    let limits = Limits {
+    let limits = QueueLimits {
         running: slots(&vector["max_running"]),
         running_per_key: size(&vector["max_per_key"]),
         queued: size(&vector["max_queued"]),
@@ -64,13 +64,13 @@ impl Daemon {
             // A running one keeps its slot until it has ended.
             "cancel" if self.queue.is_running(&id) => "signalled",
             "cancel" if self.queue.key(&id).is_some() => {
-                self.queue.leave(&id, starts);
+                self.queue.remove_job(&id, starts);
                 self.waiting.remove(&id);
                 self.ended.insert(id);
                 "dequeued"
             }
             "finish" if self.queue.is_running(&id) => {
-                self.queue.leave(&id, starts);
+                self.queue.remove_job(&id, starts);
                 self.running.remove(&id);
                 self.ended.insert(id);
                 "released"
@@ -99,7 +99,7 @@ impl Daemon {
             return "existing";
         }
         let text = |name: &str| event[name].as_str().unwrap_or_default();
-        let key = Key::new(text("server"), text("key"));
+        let key = ShareKey::new(text("server"), text("key"));
         match self.queue.submit(&id, key, number(text("number")), 0, starts) {
             Submitted::Started(_) => "started",
             Submitted::Queued(_) => {

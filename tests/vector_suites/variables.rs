@@ -1,4 +1,4 @@
-//! `variables-vectors.json` (variables.md §8) against [`step_runner::variables`].
+//! `variables-vectors.json` (variables.md §8), compared with [`step_runner::variables`].
 
 use std::collections::BTreeMap;
 

@@ -1,12 +1,16 @@
-//! The end of a job, in the order that makes its promises hold: *Status finished* implies a complete log, *stream
-//! ended* implies Status finished (service.md §6.1).
+//! The end of a job. The order of its parts keeps two promises: if Status says *finished*, the log is complete; if a
+//! stream has ended, Status says finished (service.md §6.1).
+
+use std::sync::Arc;
+use std::time::Duration;
 
 use actix::{ActorContext, ActorFutureExt, AsyncContext, Context, Handler, Message, WrapFuture};
 
-use super::{CancelAsk, JobActor};
+use super::{CancelAsk, FEW_FILES, JobActor};
 use crate::actors::deliver;
-use crate::actors::supervisor::JobOver;
+use crate::actors::supervisor::{JobOver, delete};
 use crate::actors::sync_group::NotSynced;
+use crate::actors::trace_sink::Flush;
 use crate::clock;
 use crate::error::Chain;
 use crate::failpoint;
@@ -16,61 +20,81 @@ use crate::journal::event::End;
 use crate::keeper::protocol::{Closed, Request};
 use crate::model::{EndClass, Outcome, StepResult, StepStatus};
 use crate::store::{Closing, Death, StoreError};
+use crate::threads::{self, Work};
 
-/// Longest message of a Status in bytes: the answer for all jobs must stay one that clients take (service.md §1.1).
+/// Longest message of a Status in bytes: clients must accept the answer for all jobs (service.md §1.1).
 const MAX_MESSAGE: usize = 1 << 10;
 
 impl JobActor {
-    /// The keeper closed the log and nothing of the job lives: the rest of the end. The job's own result is stored only
-    /// now: had the keeper died before, it would be another one.
+    /// Ends the job after the keeper closed its log: no process of it is left. The job's own result is stored only now.
+    /// If the keeper had died earlier, the result would be another one.
     pub(super) fn end(&mut self, closed: Closed, ctx: &mut Context<Self>) {
         if self.over || self.is_closed {
             return;
         }
         failpoint::hit("actors::job::end");
         self.is_closed = true;
-        // What steps have filled the disk with makes room for the results.
-        let tmp_removed = self.remove_tmp();
-        let stored = self.root.take().map(|root| self.store_root(root));
+        // Deleting the steps' temporary files makes room on the disk for the results.
+        if let (Some(removed), Ok(left)) =
+            (self.remove_tmp(), Arc::clone(&self.view.leftovers).try_lock_owned())
+        {
+            actix::spawn(async move {
+                drop(delete(removed).await);
+                drop(left);
+            });
+        }
+        let view = Arc::clone(&self.view);
+        let room = async move { drop(view.leftovers.lock().await) };
+        let stored = self.root.take().map(|mut root| {
+            // The job's log includes what the daemon writes about its end.
+            root.facts.log_end = root.facts.end.map(|_| closed.log_len);
+            self.store_root(*root, room)
+        });
+        let message = self.ending.clone().map(|outcome| self.masked_line(outcome, MAX_MESSAGE));
+        let files_removed = self.remove_files();
         let done = async move {
-            tmp_removed.await;
-            match stored {
+            let stored = match stored {
                 Some(stored) => stored.await,
                 None => true,
-            }
+            };
+            let message = match message {
+                Some(message) => message.await,
+                None => String::new(),
+            };
+            (stored, message, files_removed.await)
         };
-        self.pause(ctx, done, move |job, stored, ctx| {
+        self.pause(ctx, done, move |job, (stored, message, files_removed), ctx| {
             if !stored {
                 tracing::warn!(job = %job.view.id, "the job's results were not stored");
             }
-            job.end_stored(closed, ctx);
+            job.end_stored(closed, message, !files_removed, ctx);
         });
     }
 
-    fn end_stored(&mut self, closed: Closed, ctx: &mut Context<Self>) {
+    /// `message` is the outcome's message, masked and then put on one line.
+    fn end_stored(&mut self, closed: Closed, message: String, files_left: bool, ctx: &mut Context<Self>) {
         let Closed { log_len, unkilled, cpu_time, peak_memory, log_damaged } = closed;
         if !unkilled.is_empty() {
             tracing::warn!(job = %self.view.id, ?unkilled, "processes could not be killed");
         }
-        let mut outcome = self
-            .ending
-            .take()
-            .unwrap_or_else(|| Outcome::failed("internal: the log was closed before the job's end"));
+        let mut outcome = match self.ending.take() {
+            Some(outcome) => Outcome { message, ..outcome },
+            None => Outcome::defect("the log was closed before the job's end"),
+        };
         if log_damaged {
-            // Nothing in the log tells that its end is missing.
+            // The log itself does not show that its end is missing.
             tracing::error!(job = %self.view.id, "the log could not be written to its end");
             outcome = Outcome::failed("storage error: the log could not be written to its end");
         }
-        outcome.message = shortened(&self.redactor.line(&outcome.message));
         if !unkilled.is_empty() {
             outcome.message = and_unkilled(&outcome.message, unkilled.len());
         }
-        let files_left = !self.remove_files();
         let end = End {
             end_boot: Some(clock::boot_micros()),
             steps_done: self.view.state().steps_done,
             cpu_time: cpu_time.and_then(|t| u64::try_from(t.as_micros()).ok()),
             peak_memory,
+            usage: self.view.state().usage,
             lost_from: log_damaged.then_some(log_len),
             ..End::new(outcome, clock::now_micros(), log_len, self.view.log_inode)
         };
@@ -82,87 +106,115 @@ impl JobActor {
         self.end_when(move || folder.record_end(&recorded), end, ctx);
     }
 
-    /// Has `record` write the end, which is shown then: with `durability = power` when it is on the disk, and all that it
-    /// speaks of before it.
+    /// Runs `record`, which writes the end, then publishes it. With `durability = power` the end is published only once
+    /// it is on the disk, and everything that it refers to is synced before it.
     fn end_when(
         &mut self,
         record: impl FnOnce() -> Result<(), StoreError> + Send + 'static,
         end: End,
         ctx: &mut Context<Self>,
     ) {
-        let Some(group) = &self.around.sync_group else {
+        let Some(group) = &self.context.sync_group else {
             let written = record();
             if let Err(error) = &written {
-                tracing::error!(%error, job = %self.view.id, "the end was not written; the keeper knows it");
+                tracing::error!(error = %Chain(error), job = %self.view.id, "the end was not written; the keeper knows it");
             }
-            // A keeper that goes on holding the job tells the next daemon of its end.
-            return self.leave(end, written.is_ok(), ctx);
+            // A keeper that still holds the job tells the next daemon of its end.
+            return self.publish_and_release(end, written.is_ok(), ctx);
         };
         if let Some(lost) = self.storage_lost.take() {
-            return self.leave_lost(end, &lost, ctx);
+            return self.publish_and_release_lost(end, &lost, ctx);
         }
         let recorded = group.commit(Box::new(record));
         ctx.spawn(recorded.into_actor(self).map(move |recorded, job, ctx| {
             match recorded.err().or_else(|| job.storage_lost.take()) {
-                None => job.leave(end, true, ctx),
-                Some(lost) => job.leave_lost(end, &lost, ctx),
+                None => job.publish_and_release(end, true, ctx),
+                Some(lost) => job.publish_and_release_lost(end, &lost, ctx),
             }
         }));
     }
 
-    /// An end that may not have reached the disk is not the end it says (faults.md row 27).
-    fn leave_lost(&mut self, mut end: End, lost: &NotSynced, ctx: &mut Context<Self>) {
-        tracing::error!(error = %lost, job = %self.view.id, "the end of a job could not be made durable");
+    /// Turns an end that may not have reached the disk into a failure (faults.md row 27).
+    fn publish_and_release_lost(&mut self, mut end: End, lost: &NotSynced, ctx: &mut Context<Self>) {
+        tracing::error!(error = %Chain(lost), job = %self.view.id, "the end of a job could not be made durable");
         self.view.log.lose();
         self.view.trace.lose();
         let shown = self.view.log.len();
         end.lost_from = Some(end.lost_from.map_or(shown, |from| from.min(shown)));
         end.outcome = Outcome::failed(lost.to_string());
         let written = self.folder.record_end(&end);
-        self.leave(end, written.is_ok(), ctx);
+        self.publish_and_release(end, written.is_ok(), ctx);
     }
 
-    fn leave(&mut self, end: End, forget: bool, ctx: &mut Context<Self>) {
+    fn publish_and_release(&mut self, end: End, forget: bool, ctx: &mut Context<Self>) {
         self.publish(end, ctx);
         if forget {
             self.link.tell_short(Request::Drop { key: self.key() });
         }
     }
 
-    /// The keeper died (service.md §6.4). What is left of the job's processes was killed before this.
+    /// Interrupts the job, because its keeper died (service.md §6.4). The job's processes were killed before.
     pub(super) fn interrupt(&mut self, ctx: &mut Context<Self>) {
-        // One whose log is closed has ended by itself.
+        // A job whose log is closed has ended by itself.
         if self.over || self.is_closed {
             return;
         }
         self.over = true;
-        let tmp_removed = self.remove_tmp();
-        self.pause(ctx, tmp_removed, |job, (), ctx| job.interrupt_cleared(ctx));
+        let removed = self.remove_tmp();
+        let deleted = async move {
+            if let Some(removed) = removed {
+                drop(delete(removed).await);
+            }
+        };
+        self.pause(ctx, deleted, |job, (), ctx| job.with_machine(ctx, Self::interrupt_cleared));
     }
 
     fn interrupt_cleared(&mut self, ctx: &mut Context<Self>) {
         if let Some(CancelAsk { cause, grace_limit }) = self.take_deferred_cancel() {
             self.ending = Some(Outcome::stopped(cause));
-            self.queue.extend(self.machine.handle(&Event::CancelAsked { cause, grace_limit }));
+            let asked = Event::CancelAsked { cause, grace_limit };
+            self.queue.extend(
+                self.machine
+                    .as_mut()
+                    .map(|machine| machine.handle(&asked, clock::boot_micros()))
+                    .unwrap_or_default(),
+            );
         }
-        for result in self.results_left() {
-            let bytes = (self.encode)(&self.redactor.result(result));
-            if let Ok(len) = self.folder.append_step(&bytes) {
-                self.view.trace.grow(len);
+        let results: Vec<_> = self.results_left().into_iter().map(|result| self.encoded(result)).collect();
+        let sink = self.trace_sink.clone();
+        let encoded = async move {
+            // Waiting news come first.
+            drop(sink.send(Flush { last: false }).await);
+            let mut encoded = Vec::with_capacity(results.len());
+            for result in results {
+                encoded.push(result.await);
             }
-        }
-        // Nothing of it ran: whoever cancelled it is told what he asked for.
+            encoded
+        };
+        self.pause(ctx, encoded, |job, encoded, ctx| {
+            for result in encoded {
+                if let Ok(len) = job.folder.append_step(result.bytes()) {
+                    job.view.trace.grow(len);
+                }
+            }
+            job.interrupted(ctx);
+        });
+    }
+
+    /// Writes the end of an interrupted job whose results are stored.
+    fn interrupted(&mut self, ctx: &mut Context<Self>) {
+        // No step of it ran, so the job ends the way its canceller asked for.
         let cancelled = self.ending.take().filter(|_| self.view.state().start_time.is_none());
         let outcome = cancelled
             .filter(|outcome| outcome.class == EndClass::Cancelled)
             .unwrap_or_else(|| Outcome::interrupted("the process that ran it died"));
         let (now, boot) = (clock::now_micros(), clock::boot_micros());
         let begun = self.folder.read_job().and_then(|job| {
-            Closing::begin(&job, outcome.clone(), Death::Processes, now, boot)
-                .map_err(|e| Chain(&e).to_string())
+            let death = Death::Processes { log_len: Some(self.view.log.reported_len()) };
+            Closing::begin(&job, outcome.clone(), death, now, boot).map_err(|e| Chain(&e).to_string())
         });
         let steps_done = self.view.state().steps_done;
-        // Closing it has tried; whether in vain is seen at the reaper's next look.
+        // Closing tries to remove the files. If that fails, the reaper tries again.
         self.view.update(|state| state.files_left = !self.shell.files.is_empty());
         match begun {
             Ok(closing) => {
@@ -177,7 +229,7 @@ impl JobActor {
         }
     }
 
-    /// Results of an interrupted job that were not stored: those of steps that had ended, then the root's.
+    /// Returns the results of an interrupted job that were not stored: of steps that had ended, then the root's.
     fn results_left(&mut self) -> Vec<StepResult> {
         let status = match &self.ending {
             Some(outcome) if outcome.class == EndClass::Cancelled => StepStatus::Cancelled,
@@ -186,23 +238,27 @@ impl JobActor {
         let mut results = Vec::new();
         for effect in std::mem::take(&mut self.queue) {
             match effect {
+                Effect::News(news) => results.extend(self.emits().then_some(*news)),
                 Effect::Emit(result) => {
-                    self.emitted += 1;
-                    self.view.update(|state| state.steps_done += 1);
-                    if self.emitted > self.replayed.stored {
-                        results.push(*result);
-                    }
+                    let is_new = self.emits();
+                    self.view.update(|state| state.steps_done += u32::from(is_new));
+                    results.extend(is_new.then_some(*result));
                 }
                 Effect::Finish { root, .. } => self.root = Some(root),
                 _ => {}
             }
         }
-        // All its steps were over, but its end was not.
+        // All its steps were over, but not the job itself.
         if let Some(root) = self.root.take() {
             results.push(StepResult { status, ..*root });
             return results;
         }
-        let effects = self.machine.handle(&Event::Broken { message: "interrupted".into() });
+        let broken = Event::Broken { message: "interrupted".into() };
+        let effects = self
+            .machine
+            .as_mut()
+            .map(|machine| machine.handle(&broken, clock::boot_micros()))
+            .unwrap_or_default();
         results.extend(effects.into_iter().filter_map(|effect| match effect {
             Effect::Finish { root, .. } => Some(*root),
             _ => None,
@@ -210,49 +266,57 @@ impl JobActor {
         results
     }
 
-    /// `false`: not all were removed. The reaper and Finish try again.
-    fn remove_files(&self) -> bool {
-        if self.shell.files.is_empty() {
-            return true;
+    /// Removes the file variables. `false` if some are left: the reaper and Finish try again.
+    fn remove_files(&self) -> impl Future<Output = bool> + use<> {
+        let (count, folder, view) = (self.shell.files.len(), self.folder.clone(), Arc::clone(&self.view));
+        async move {
+            let removed = match count {
+                0 => Ok(()),
+                1..=FEW_FILES => folder.remove_file_variables(),
+                _ => {
+                    let removed = threads::run(Work::Ends, move || folder.remove_file_variables()).await;
+                    removed.unwrap_or_else(|error| Err(error.to_string()))
+                }
+            };
+            if let Err(error) = &removed {
+                tracing::warn!(error, job = %view.id, "file variables are not removed yet");
+            }
+            removed.is_ok()
         }
-        let removed = self.folder.remove_file_variables();
-        if let Err(error) = &removed {
-            tracing::warn!(error, job = %self.view.id, "file variables are not removed yet");
-        }
-        removed.is_ok()
     }
 
-    /// Status shows the end, then followers get theirs, then the supervisor hears of it.
+    /// Frees large memory on another thread: it is overwritten first, which takes long.
+    fn free_elsewhere(&mut self) {
+        if self.is_large {
+            let kept = (self.machine.take(), std::mem::take(&mut self.shell.phrases));
+            let kept = (kept, std::mem::take(&mut self.shell.files), self.redactor.take());
+            drop(threads::run(Work::Jobs, move || drop(kept)));
+        }
+    }
+
+    /// Publishes the end: first in Status, then to the followers, then to the supervisor.
     fn publish(&mut self, end: End, ctx: &mut Context<Self>) {
         self.over = true;
         let Outcome { class, exit_code, .. } = &end.outcome;
-        tracing::info!(job = %self.view.id, ?class, exit_code, "job ended");
+        let micros = self.view.state().start_time.map(|start| end.end_time.saturating_sub(start));
+        let took = micros.map(|micros| Duration::from_micros(u64::try_from(micros).unwrap_or(0)));
+        let took = took.map(tracing::field::debug);
+        tracing::info!(job = %self.view.id, ?class, exit_code, took, "job ended");
         self.view.end(end);
         self.published = true;
+        self.free_elsewhere();
         deliver(&self.supervisor, JobOver(self.view.id.clone()));
         ctx.stop();
     }
 }
 
-/// A message cut in its middle: its end says with which exit status a process failed the job (language.md §14.4).
-fn shortened(message: &str) -> String {
-    const CUT: &str = " … ";
-    if message.len() <= MAX_MESSAGE {
-        return message.to_owned();
-    }
-    let half = (MAX_MESSAGE - CUT.len()) / 2;
-    let (head, tail) = (message.floor_char_boundary(half), message.ceil_char_boundary(message.len() - half));
-    let part = |range| message.get(range).unwrap_or_default();
-    [part(0..head), CUT, part(tail..message.len())].concat()
-}
-
-/// A message that tells of processes that live on.
+/// Appends the number of surviving processes to a message.
 fn and_unkilled(message: &str, unkilled: usize) -> String {
     let separator = if message.is_empty() { "" } else { "; " };
     format!("{message}{separator}{unkilled} processes could not be killed")
 }
 
-/// A sync failed while the job lived (faults.md row 27).
+/// Reports that a sync failed while the job lived (faults.md row 27).
 #[derive(Message)]
 #[rtype(result = "()")]
 pub(in crate::actors) struct StorageLost(pub(in crate::actors) NotSynced);
@@ -263,7 +327,7 @@ impl Handler<StorageLost> for JobActor {
     fn handle(&mut self, StorageLost(error): StorageLost, ctx: &mut Self::Context) {
         let message = error.to_string();
         if self.storage_lost.replace(error).is_none() && !self.over && self.ending.is_none() {
-            self.handle_event(&Event::Broken { message }, ctx);
+            self.handle_event(Event::Broken { message }, ctx);
         }
     }
 }
@@ -273,12 +337,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn long_messages_keep_their_beginning_and_their_end() {
-        let message = format!("step {:?}: exec: exit status 3", "ä".repeat(MAX_MESSAGE));
-        let short = shortened(&message);
-        assert!(short.len() <= MAX_MESSAGE);
-        assert!(short.starts_with("step \"ä") && short.ends_with("exec: exit status 3"), "{short}");
-        assert_eq!(shortened("short"), "short");
+    fn the_end_tells_of_processes_that_live_on() {
         assert_eq!(and_unkilled("cancelled", 2), "cancelled; 2 processes could not be killed");
         assert_eq!(and_unkilled("", 1), "1 processes could not be killed");
     }

@@ -1,4 +1,4 @@
-//! A job's search for a function: at most one at a time, and none that outlives its purpose.
+//! A job's fetch of a function: at most one at a time, and never longer than the job needs it.
 
 use std::future::Future;
 
@@ -8,7 +8,7 @@ use super::JobActor;
 use crate::job::event::{CallId, Event, FetchFailure, Fetched};
 
 impl JobActor {
-    /// Handles the answer to an invocation when it is there; what comes meanwhile (a cancel) is handled meanwhile.
+    /// Awaits the fetched function in the background. Other messages (a cancel) are handled meanwhile.
     pub(super) fn fetch(
         &mut self,
         call: CallId,
@@ -17,24 +17,22 @@ impl JobActor {
     ) {
         let answered = found.into_actor(self).map(move |result, job, ctx| {
             job.fetching = None;
-            job.handle_event(&Event::Fetched { call, result }, ctx);
+            job.handle_event(Event::Fetched { call, result }, ctx);
         });
         self.fetching = Some(ctx.spawn(answered));
     }
 
-    /// Nobody waits for the function any more: the transfer ends at once.
+    /// Cancels the fetch: nobody waits for the function any more.
     pub(super) fn stop_fetching(&mut self, ctx: &mut Context<Self>) {
         if let Some(fetching) = self.fetching.take() {
             ctx.cancel_future(fetching);
         }
     }
 
-    /// Leases to this job the trees that an earlier daemon fetched for it.
-    pub(super) fn hold_trees(&self, events: &[Event]) {
-        for event in events {
-            if let Event::Fetched { result: Ok(Fetched { tree: Some(tree), .. }), .. } = event {
-                self.around.fetcher.hold(self.key(), tree);
-            }
+    /// Leases the trees to this job that an earlier daemon fetched for it.
+    pub(super) fn hold_trees(&self, trees: &[String]) {
+        for tree in trees {
+            self.context.fetcher.hold(self.key(), tree);
         }
     }
 }

@@ -1,4 +1,5 @@
-//! A job that waits for its slot (queue.md §5): nothing of it has run, so it outlives its keeper; the next one takes it.
+//! A job that waits for its slot (queue.md §5). No step of it has run, so it survives its keeper: the next one takes
+//! it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,36 +8,45 @@ use actix::{ActorFutureExt, AsyncContext, Context, Handler, Message, SpawnHandle
 
 use super::{Begin, CancelAsk, Defect, JobActor};
 use crate::actors::supervisor::{HoldAgain, NotHeld};
+use crate::error::Chain;
 use crate::failpoint;
 use crate::journal::event as journal;
 use crate::keeper::link::KeeperLink;
 
-/// What another keeper needs to take the job.
+/// A job's request, in the form that the keeper holds.
+#[derive(Clone, Default)]
+pub(in crate::actors) struct HeldRequest {
+    /// First event of the record.
+    pub(in crate::actors) head: Arc<[u8]>,
+    /// See [`Brief`](crate::actors::admission::Brief).
+    pub(in crate::actors) brief: Arc<[u8]>,
+}
+
 pub(super) struct Waiting {
-    head: Arc<[u8]>,
-    /// Its keeper died, the next one has not taken it yet. What comes meanwhile waits here.
+    request: HeldRequest,
+    /// Set while the job has no keeper: the last one died, the next one has not taken it. Requests wait here.
     without_keeper: Option<Deferred>,
-    /// Keepers that died before they had taken it, one after the other.
+    /// Keepers in a row that died before they took the job.
     died: u32,
-    /// Attempts in a row for which there was no keeper to be had.
+    /// Attempts in a row that found no keeper.
     refused: u32,
-    /// The next attempt, while there is none to be had.
+    /// The scheduled next attempt.
     again: Option<SpawnHandle>,
 }
 
-/// So many keepers in a row do not die of bad luck.
+/// Limit on keepers that die in a row: that many do not die by chance.
 const MAX_DIED: u32 = 5;
 
-/// What is used up when a keeper is to be started comes back, or does not within so many attempts (some ten minutes).
+/// Limit on attempts in a row (some ten minutes): resources for a keeper come back by then, or never.
 const MAX_REFUSED: u32 = 24;
 
-/// Pause before the second attempt; each one is twice as long as the one before …
+/// Pause before the second attempt; each further pause is twice as long …
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 
-/// … up to this.
+/// … up to this limit.
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 
-/// What was asked of a job that no keeper held.
+/// Requests to a job that no keeper holds.
 #[derive(Default)]
 struct Deferred {
     begin: bool,
@@ -45,12 +55,12 @@ struct Deferred {
 }
 
 impl Waiting {
-    pub(super) fn new(head: Vec<u8>) -> Self {
-        Self { head: head.into(), without_keeper: None, died: 0, refused: 0, again: None }
+    pub(super) fn new(request: HeldRequest) -> Self {
+        Self { request, without_keeper: None, died: 0, refused: 0, again: None }
     }
 
-    /// How long to wait for the next attempt; `None`: there have been enough, or somebody wants an end, which needs no
-    /// keeper, as nothing of the job has run.
+    /// Returns the pause before the next attempt. `None` after too many attempts, or if the job is to end anyway: that
+    /// needs no keeper, because no step has run.
     fn pause(&mut self) -> Option<Duration> {
         let wanted =
             self.without_keeper.as_ref().is_none_or(|asked| asked.cancel.is_none() && asked.defect.is_none());
@@ -61,25 +71,25 @@ impl Waiting {
 }
 
 impl JobActor {
-    /// Puts off the start while no keeper holds the job; `false`: one does.
+    /// Defers the start if no keeper holds the job. `false` if one does.
     pub(super) fn defer_begin(&mut self) -> bool {
         self.deferred().map(|deferred| deferred.begin = true).is_some()
     }
 
-    /// Puts off a cancel likewise. It is written down now: its caller is told that it is.
+    /// Defers a cancel if no keeper holds the job. It is journalled now, because its caller is told so.
     pub(super) fn defer_cancel(&mut self, ask: &CancelAsk, ctx: &mut Context<Self>) -> bool {
         let is_first = match self.deferred() {
             None => return false,
             Some(deferred) => deferred.cancel.replace(*ask).is_none(),
         };
         if is_first && let Err(error) = self.folder.append(&journal::Event::Cancel { cause: ask.cause }) {
-            tracing::warn!(%error, job = %self.view.id, "the cancel was not written to the journal");
+            tracing::warn!(error = %Chain(&error), job = %self.view.id, "the cancel was not written to the journal");
         }
         self.end_without_keeper(ctx);
         true
     }
 
-    /// Puts off the end that a defect brings about likewise.
+    /// Defers the end after a defect if no keeper holds the job.
     pub(super) fn defer_defect(&mut self, message: &str, ctx: &mut Context<Self>) -> bool {
         let is_deferred =
             self.deferred().map(|deferred| deferred.defect = Some(message.to_owned())).is_some();
@@ -89,7 +99,7 @@ impl JobActor {
         is_deferred
     }
 
-    /// Ends a job that shall end, if no keeper is to be had that could hear of it.
+    /// Ends the job now if it should end and no keeper is available.
     fn end_without_keeper(&mut self, ctx: &mut Context<Self>) {
         if let Some(again) = self.waiting.as_mut().and_then(|waiting| waiting.again.take()) {
             ctx.cancel_future(again);
@@ -97,7 +107,6 @@ impl JobActor {
         }
     }
 
-    /// The cancel that waits for a keeper.
     pub(super) fn take_deferred_cancel(&mut self) -> Option<CancelAsk> {
         self.waiting.as_mut()?.without_keeper.as_mut()?.cancel.take()
     }
@@ -105,13 +114,13 @@ impl JobActor {
     fn deferred(&mut self) -> Option<&mut Deferred> {
         let waiting = self.waiting.as_mut()?;
         if self.link.is_over() {
-            // The supervisor has not said so yet, but it will.
+            // The supervisor's `KeeperLost` is still under way.
             waiting.without_keeper.get_or_insert_default();
         }
         waiting.without_keeper.as_mut()
     }
 
-    /// What was awaited when the keeper died is over.
+    /// Handles the keeper's death if it came during an await. True if it did.
     pub(super) fn keeper_was_lost(&mut self, ctx: &mut Context<Self>) -> bool {
         let lost = std::mem::take(&mut self.lost) && !self.over && self.link.is_over();
         if lost {
@@ -120,26 +129,27 @@ impl JobActor {
         lost
     }
 
-    /// The keeper died: what it ran is interrupted, what waited is given to the next one.
+    /// Handles the keeper's death: interrupts a begun job, hands a waiting job to the next keeper.
     pub(super) fn keeper_lost(&mut self, ctx: &mut Context<Self>) {
         let Some(waiting) = &mut self.waiting else { return self.interrupt(ctx) };
         waiting.without_keeper.get_or_insert_default();
         if let Some(again) = waiting.again.take() {
             ctx.cancel_future(again);
         }
-        let head = Arc::clone(&waiting.head);
-        let hold = HoldAgain { key: self.key(), shell: self.shell.clone(), head, tag: self.tag };
+        let request = waiting.request.clone();
+        let (key, log_len) = (self.key(), self.view.log.reported_len());
+        let hold = HoldAgain { key, shell: self.shell.clone(), request, tag: self.tag, log_len };
         let held = self.supervisor.send(hold);
         ctx.spawn(held.into_actor(self).map(|held, job, ctx| match held {
             Ok(Ok(link)) => job.held_again(link, ctx),
-            // The supervisor says so; then it is tried again.
+            // `KeeperLost` follows and starts the next attempt.
             Ok(Err(NotHeld::Died)) if job.one_more_died() => {}
             Ok(Err(NotHeld::NotNow)) => job.try_again(ctx),
             Ok(Err(_)) | Err(_) => job.interrupt(ctx),
         }));
     }
 
-    /// No keeper is to be had for now: the job stays in the queue (service.md §6.4).
+    /// Schedules the next attempt to find a keeper. The job stays in the queue (service.md §6.4).
     fn try_again(&mut self, ctx: &mut Context<Self>) {
         let Some(waiting) = &mut self.waiting else { return };
         match waiting.pause() {
@@ -151,7 +161,7 @@ impl JobActor {
         }
     }
 
-    /// Whether another keeper is worth a try.
+    /// Counts a dead keeper. True if another one is worth a try.
     fn one_more_died(&mut self) -> bool {
         self.waiting.as_mut().is_some_and(|waiting| {
             waiting.died += 1;
@@ -176,7 +186,7 @@ impl JobActor {
     }
 }
 
-/// A keeper died (service.md §6.4).
+/// Reports that the job's keeper died (service.md §6.4).
 #[derive(Message)]
 #[rtype(result = "()")]
 pub(in crate::actors) struct KeeperLost;
@@ -186,8 +196,8 @@ impl Handler<KeeperLost> for JobActor {
 
     fn handle(&mut self, _: KeeperLost, ctx: &mut Self::Context) {
         failpoint::hit("actors::job::keeper_lost");
-        if self.busy {
-            // What is awaited comes to its end without a keeper too: a result that is being stored is stored first.
+        if self.awaited > 0 {
+            // The await also ends without a keeper. Let it: a result that is being stored is stored first.
             self.lost = true;
         } else if self.link.is_over() {
             self.keeper_lost(ctx);

@@ -1,7 +1,7 @@
-//! A keeper that says nothing: how long it is waited for, and its end.
+//! A silent keeper: how long we wait for it, and how we end it.
 //!
-//! A job of the same user can stop the keeper (threat-model.md), and a defect can make it hang. Neither may hold up a start
-//! or a stop of the daemon.
+//! A job of the same user can stop the keeper (threat-model.md), and a defect can make it hang. Neither may block a
+//! start or a stop of the daemon.
 
 use std::cell::Cell;
 use std::pin::pin;
@@ -16,31 +16,33 @@ use crate::keeper::link::{KeeperLink, LinkError};
 use crate::keeper::protocol::{Reply, Request};
 use crate::store;
 
-/// A keeper that lives answers a Hello at once, before all it does for jobs. With its pages swapped out, on a host that has
-/// nothing left, that may take some seconds. One that is ended for its silence costs all its jobs, so this is many times as long.
+/// Time after which a keeper counts as silent. A working keeper answers a Hello before all work for jobs. On an
+/// overloaded host, with its pages swapped out, that can take some seconds. This is many times as long, because ending
+/// the keeper costs all its jobs.
 pub(super) const ANSWER_TIME: Duration = Duration::from_secs(30);
 
-/// After this time a stopped keeper is continued, and the operator hears what is waited for.
+/// Time after which the daemon continues a stopped keeper (SIGCONT) and logs that it waits.
 pub(super) const WAKE_AFTER: Duration = Duration::from_secs(1);
 
-/// Some answers wait for the preparation of a job's phrases. After each such time the keeper is asked whether it lives.
+/// Some answers wait for the preparation of a job's phrases. At this interval we ask the keeper whether it lives.
 const PROBE_EVERY: Duration = Duration::from_secs(5);
 
-/// At the Bye all jobs have ended or have had their time, so nothing is lost by a kill; a second signal is to end the
-/// daemon at once.
+/// Time for the answer to a Bye. All jobs have ended or had their time before it, so a kill loses nothing. It is short,
+/// because a second signal must end the daemon without a noticeable delay.
 pub(super) const BYE_TIME: Duration = Duration::from_secs(3);
 
-/// A killed keeper has given its lock back within this time.
+/// Time in which a killed keeper releases its lock.
 const DEATH_TIME: Duration = Duration::from_secs(2);
 
-/// Between two attempts to end a keeper that outlives its kill, or of which nothing can be seen.
+/// Pause between two attempts to end a keeper that survives its kill or cannot be examined.
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
 
-/// Since when the keeper is being ended; it stays when an attempt fails, so that the next one does not take as long again.
+/// Time of the first attempt to end the keeper. It is kept after a failure, so that the next attempt does not wait
+/// again.
 pub(super) type Ending = Rc<Cell<Option<Instant>>>;
 
 impl KeeperPort {
-    /// As [`KeeperLink::ask`], for requests that are answered at once.
+    /// Like [`KeeperLink::ask`], for requests that are answered at once.
     async fn ask_promptly(&self, link: &KeeperLink, request: Request) -> Result<Reply, LinkError> {
         let mut reply = pin!(link.ask(request));
         if let Ok(reply) = timeout(WAKE_AFTER, &mut reply).await {
@@ -58,13 +60,11 @@ impl KeeperPort {
         timeout(ANSWER_TIME.saturating_sub(WAKE_AFTER), reply).await.unwrap_or(Err(LinkError::Silent))
     }
 
-    /// Greets the keeper.
     pub(super) async fn hello(&self, link: &KeeperLink) -> Result<Reply, LinkError> {
         self.ask_promptly(link, self.hello_request()).await
     }
 
-    /// As [`KeeperLink::ask`], for requests whose answer may take its time: it is waited for as long as the keeper answers
-    /// at all.
+    /// Like [`KeeperLink::ask`], for requests whose answer may take long: waits as long as the keeper answers a Hello.
     pub(in crate::actors) async fn ask_living(
         &self,
         link: &KeeperLink,
@@ -79,7 +79,6 @@ impl KeeperPort {
         }
     }
 
-    /// Ends the keeper, which does not answer.
     pub(in crate::actors) async fn end_silent(&self) -> Result<(), KeeperProblem> {
         let mut keeper = self.keeper.lock().await;
         let killed = self.end_living().await?;
@@ -100,7 +99,7 @@ impl KeeperPort {
         Ok(())
     }
 
-    /// Ends a keeper that was just started and does not answer.
+    /// Ends a silent keeper that was just started.
     pub(super) async fn end_starting(&self) -> Result<(), KeeperProblem> {
         let limit = ANSWER_TIME;
         if let Some(pid) = self.end_living().await? {
@@ -118,27 +117,26 @@ impl KeeperPort {
         Ok(())
     }
 
-    /// The connection to a keeper is over; forgets it when it is dead, unless another one has its place already. What a
-    /// living one runs is not interrupted.
+    /// Ends a keeper whose connection is over, and forgets it once it is dead. Retries until then, because jobs of a
+    /// living keeper must not be interrupted. Does nothing if a new keeper has replaced it.
     pub(in crate::actors) async fn forget(&self) {
         let mut was_told = false;
         while let Err(problem) = self.try_forget().await {
             if !was_told {
-                let problem = Chain(&problem);
-                tracing::error!(%problem, "the keeper that broke its connection is not ended yet; its jobs are interrupted when it is");
+                tracing::error!(problem = %Chain(&problem), "the keeper that broke its connection is not ended yet; its jobs are interrupted when it is");
                 was_told = true;
             }
             sleep(LOOK_AGAIN).await;
         }
     }
 
-    /// The same, if that can be done now.
+    /// Makes one attempt of [`Self::forget`].
     pub(in crate::actors) async fn try_forget(&self) -> Result<(), KeeperProblem> {
         self.end_cut_off(&mut *self.keeper.lock().await).await
     }
 
-    /// A keeper whose connection broke though it lives does nothing any more that a daemon hears of, and keeps the folder
-    /// from the next one: it is killed, which is what its jobs are told. Mostly it has died already.
+    /// Kills a keeper whose connection is over, and forgets it. Usually it is dead already. A living one reports to no
+    /// daemon any more, and it blocks the state folder for the next keeper. Its jobs are interrupted.
     pub(super) async fn end_cut_off(&self, keeper: &mut Option<Keeper>) -> Result<(), KeeperProblem> {
         if keeper.as_ref().is_some_and(|keeper| keeper.link.is_over()) {
             self.end_living().await?;
@@ -147,12 +145,15 @@ impl KeeperPort {
         Ok(())
     }
 
-    /// Kills the keeper if it lives, and waits for its end: the pid that was killed. One that cannot be looked at for now
-    /// counts as living: without descriptors nothing is known of it, and if it lives, its steps go on.
+    /// Kills the keeper if it lives, and waits for its end. Returns the pid that was killed. Fails if the keeper still
+    /// lives after [`DEATH_TIME`].
+    ///
+    /// If this daemon cannot examine the keeper for now, for example because it has no file descriptor left, the keeper
+    /// counts as living: its steps may go on.
     async fn end_living(&self) -> Result<Option<u32>, KeeperProblem> {
         let since = self.ending.get().unwrap_or_else(Instant::now);
         self.ending.set(Some(since));
-        // One that hangs in its start may not have come to its lock, which it would take when it goes on.
+        // A keeper that hangs in its start may not have its lock yet, and would take it later.
         let started = self.starting.take().and_then(|process| self.host.kill_started(&process));
         let mut killed = None;
         loop {
@@ -160,9 +161,9 @@ impl KeeperPort {
             let is_late = since.elapsed() >= DEATH_TIME;
             match &seen {
                 Ok(false) => break,
-                // Nobody will ever see more.
+                // Waiting does not help against this error.
                 Err(error) if is_late && !store::reason_of(error).may_pass() => {
-                    tracing::error!(%error, "keeper.lock cannot be read: the keeper is taken for dead");
+                    tracing::error!(error = %Chain(error), "keeper.lock cannot be read: the keeper is taken for dead");
                     break;
                 }
                 Ok(true) | Err(_) => {}
@@ -180,7 +181,7 @@ impl KeeperPort {
         Ok(killed.or(started))
     }
 
-    /// Tells the keeper to kill what is left, and to end. `false`: it did not hear of it, and is killed.
+    /// Tells the keeper to kill the remaining jobs and to end. If it does not answer, kills it and returns `false`.
     pub(in crate::actors) async fn say_bye(&self) -> bool {
         let told = async {
             match self.living().await {
@@ -195,8 +196,7 @@ impl KeeperPort {
             Ok(Some(pid)) => tracing::error!(pid, "the keeper did not answer at the stop and was killed"),
             Ok(None) => {}
             Err(problem) => {
-                let problem = Chain(&problem);
-                tracing::error!(%problem, "the keeper did not answer at the stop, and was not ended");
+                tracing::error!(problem = %Chain(&problem), "the keeper did not answer at the stop, and was not ended");
             }
         }
         false

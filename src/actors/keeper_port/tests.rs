@@ -37,15 +37,15 @@ mod silent {
 
     struct Life {
         alive: bool,
-        /// Until then it is not known which process it is.
+        /// Until then the keeper's process cannot be identified.
         unknown_until: Instant,
-        /// Whether it lives cannot be looked at until then.
+        /// Until then looking for the keeper fails with this error.
         unseen: Option<(Errno, Instant)>,
         woken: Option<Instant>,
         killed: Option<Instant>,
-        /// It answers a Hello.
+        /// True if it answers a Hello.
         answers: bool,
-        /// Started ones hang before they take the lock; the pid of the one that does.
+        /// True if new keepers hang before they take the lock; `hanging` is the pid of one that does.
         hangs: bool,
         hanging: Option<u32>,
         /// The keeper's ends of its connections.
@@ -77,14 +77,14 @@ mod silent {
             }
         }
 
-        fn connect(&self, _: &StateDir) -> Result<Wire> {
+        fn connect(&self, _: &StateDir) -> Result<KeeperWire> {
             let (ours, theirs) = UnixStream::pair()?;
             let mut life = self.0.lock();
             if life.answers {
                 tokio::task::spawn_local(answer(theirs.try_clone()?, Duration::ZERO, Duration::ZERO));
             }
             life.ends.push(theirs);
-            Ok(Wire::Socket(ours))
+            Ok(KeeperWire::Socket(ours))
         }
 
         fn start_keeper(&self, state: &StateDir, _: CgroupMode) -> Result<Started> {
@@ -94,7 +94,7 @@ mod silent {
                 life.hanging = life.hangs.then_some(STARTED);
                 STARTED
             };
-            let process = Process { pid, parent: 1, group: pid, start_time: 1, zombie: false };
+            let process = Process { pid, parent: 1, group: pid, session: pid, start_time: 1, zombie: false };
             Ok(Started { wire: self.connect(state)?, process: Some(process) })
         }
 
@@ -144,7 +144,7 @@ mod silent {
             let host = Arc::new(Silent::new());
             let port = KeeperPort::new(state, Arc::default(), Arc::default(), false, Arc::clone(&host) as _)
                 .unwrap();
-            // Nobody reads what is sent there.
+            // Nobody reads this mailbox.
             let supervisor = Context::<Supervisor>::new().address();
             Self { port, host, supervisor, begun: Instant::now(), _dir: dir }
         }
@@ -158,7 +158,7 @@ mod silent {
             self
         }
 
-        /// The same, with a connection that is over.
+        /// A keeper that was greeted and whose connection is over.
         async fn cut_off(self) -> Self {
             let scene = self.greeted().await;
             scene.host.0.lock().ends.clear();
@@ -333,7 +333,7 @@ mod silent {
 
     #[tokio::test(start_paused = true)]
     async fn the_operator_hears_once_of_a_keeper_that_is_slow_again_and_again() {
-        // In a process of its own: who takes log lines is settled by the first thread that writes one.
+        // Runs in a process of its own: the first thread that writes a log line settles who gets all lines.
         if std::env::var_os("LOG_OF_PORT").is_none() {
             let test = std::env::current_exe().unwrap();
             let name = "actors::keeper_port::tests::silent::\
@@ -442,4 +442,11 @@ mod silent {
     async fn a_bye_without_a_keeper_is_heard() {
         play(async |scene| assert!(scene.port.say_bye().await)).await;
     }
+}
+
+#[test]
+fn a_refusal_for_want_of_a_keeper_says_why() {
+    let problem = KeeperProblem::from(std::io::Error::other("no memory"));
+    let refusal = Refusal::from(problem).to_string();
+    assert!(refusal.contains("cannot start or reach the keeper: no memory"), "{refusal}");
 }

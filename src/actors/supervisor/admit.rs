@@ -1,4 +1,4 @@
-//! From a checked request to a registered job (service.md §3.1, order of work).
+//! Admission: from a checked request to a registered job (service.md §3.1, order of work).
 
 use std::path::Path;
 use std::sync::Arc;
@@ -8,34 +8,34 @@ use actix::{ActorFutureExt, Addr, ResponseActFuture, WrapFuture};
 
 use super::remove::request_digest;
 use super::{Stop, Supervisor, delete_later};
-use crate::actors::admission::{Prepared, ShellSpec};
+use crate::actors::admission::{Brief, JobActorSpec, Prepared};
 use crate::actors::deliver;
-use crate::actors::job::{Begin, JobActor, JobParts};
+use crate::actors::job::{Begin, HeldRequest, JobActor, JobParts};
 use crate::actors::keeper_port::{Keeper, KeeperProblem};
 use crate::actors::log_sink::LogFeed;
 use crate::actors::redact::Redactor;
 use crate::actors::registry::Reservation;
 use crate::actors::trace_sink::TraceFeed;
-use crate::actors::view::{JobView, State};
+use crate::actors::view::{JobView, JobViewState};
 use crate::clock;
 use crate::error::Chain;
 use crate::keeper::link::LinkError;
 use crate::keeper::protocol::{HoldJob, KeeperError, Reply, Request};
 use crate::model::{JobKey, Reason, Refusal};
 use crate::store::{
-    self, JobFolder, JobRecord, MadeDirectory, Origin, RecordedLimits, StoreError, file_vars,
+    self, JobFolder, JobRecord, MadeDirectory, RecordedLimits, RequestOrigin, StoreError, file_vars,
 };
 
-/// Dead when the call that asked is over.
+/// Liveness of the call that asked: dead when the call is over.
 pub(in crate::actors) type Caller = std::sync::Weak<()>;
 
-/// Files and directories that a job and its keeper need at least.
+/// Minimum number of files and directories that a job and its keeper need.
 const FILES_OF_A_JOB: u64 = 8;
 
-/// When to try again what is refused for now.
+/// Suggested delay before a client retries a temporary refusal.
 pub(super) const RETRY: Duration = Duration::from_secs(1);
 
-/// A job on its way to its registration.
+/// A job during its registration.
 struct Admission {
     keeper: Keeper,
     prepared: Prepared,
@@ -67,7 +67,7 @@ impl Supervisor {
         }))
     }
 
-    /// Whether the job may still be registered: what a caller gave up, or a stop came before, starts nothing.
+    /// Checks that the job may still be registered: not if its caller has given up or a stop has begun.
     fn goes_on(&self, caller: &Caller) -> Result<(), Refusal> {
         if self.stop > Stop::No {
             return Err(Refusal::stopping());
@@ -80,12 +80,12 @@ impl Supervisor {
 
     fn has_room(&self) -> Result<(), Refusal> {
         let max = self.config().max_jobs as usize;
-        // The reservation of this very call is among them.
+        // The count includes the reservation of this very call.
         if self.registry.len() > max {
             let text = format!("{max} jobs are registered: finish some, or raise max_jobs");
             return Err(Refusal::for_now(Reason::TooManyJobs, text, RETRY));
         }
-        // The first job needs a keeper, which cannot start where nothing can be written.
+        // The first job needs a keeper, which cannot start on a full disk.
         let needed = self.config().state_limit.0.max(1);
         match self.state.free_space() {
             Ok(free) if free.bytes < needed => Err(Refusal::for_now(
@@ -109,8 +109,8 @@ impl Supervisor {
     fn admit_with(&mut self, mut admission: Admission) -> ResponseActFuture<Self, Result<(), Refusal>> {
         let Admission { keeper, prepared, .. } = &mut admission;
         let digest = request_digest(&keeper.digest_key, &prepared.shell.digest);
-        // Through the compatible service a job that was closed runs again (service.md §3.1).
-        let asks_again = prepared.shell.origin == Origin::Proto;
+        // Through the compatible service a closed job runs again (service.md §3.1).
+        let asks_again = matches!(prepared.shell.origin, RequestOrigin::Proto | RequestOrigin::ProtoPlain);
         if !asks_again
             && self.registry.remembered.lock().is_repeat(
                 prepared.id.key(),
@@ -118,7 +118,7 @@ impl Supervisor {
                 self.config().remember_finished,
             )
         {
-            // The late duplicate of a job that has had its turn.
+            // A late duplicate of a finished job.
             return Box::pin(actix::fut::ready(Ok(())));
         }
         let enforceable = prepared.shell.limits.check(&keeper.unenforceable);
@@ -133,7 +133,7 @@ impl Supervisor {
                 return Box::pin(actix::fut::ready(Err(refusal)));
             }
         };
-        let hold = hold_request(&prepared.shell, id.key(), keeper, &prepared.head, placed.tag);
+        let hold = hold_request(&prepared.shell, id.key(), keeper, &placed.request, placed.tag, 0);
         let link = keeper.link.clone();
         let held = async move { link.ask(hold).await };
         Box::pin(held.into_actor(self).map(move |held, supervisor, _| {
@@ -145,7 +145,7 @@ impl Supervisor {
         }))
     }
 
-    /// The keeper has answered: registers the job, or leaves nothing of it.
+    /// Handles the keeper's answer: registers the job or undoes everything.
     fn admit_held(
         &mut self,
         held: Result<Reply, LinkError>,
@@ -162,12 +162,12 @@ impl Supervisor {
                     keeper.link.tell_short(Request::Drop { key: prepared.id.key() });
                     return Err(placed.undo(&prepared.folder, refusal));
                 }
-                // On disk only now: a record that no keeper holds is one whose keeper died (service.md §3.1).
+                // Only now: a record without a keeper means that its keeper died (service.md §3.1).
                 if let Err(error) = prepared.folder.write_record(&placed.record) {
                     keeper.link.tell_short(Request::Drop { key: prepared.id.key() });
                     return Err(placed.undo(&prepared.folder, store_refusal(&error)));
                 }
-                self.register(admission, placed.tag, log_inode, log_len);
+                self.register(admission, placed, log_inode, log_len);
                 Ok(())
             }
             Ok(_) => Err(placed.undo(&prepared.folder, not_held(&LinkError::Protocol))),
@@ -176,8 +176,8 @@ impl Supervisor {
     }
 
     /// Makes the job's folder and its directories. On failure nothing is left behind.
-    fn make_places(&self, prepared: &Prepared) -> Result<Placed, Refusal> {
-        let ShellSpec { work_dir, own_work_dir, files, .. } = &prepared.shell;
+    fn make_places(&self, prepared: &mut Prepared) -> Result<Placed, Refusal> {
+        let JobActorSpec { work_dir, own_work_dir, files, .. } = &prepared.shell;
         if self.registry.is_broken(prepared.id.key()) {
             delete_later(prepared.folder.remove_set_aside().map_err(|e| store_refusal(&e))?);
             self.registry.mend(prepared.id.key());
@@ -187,8 +187,9 @@ impl Supervisor {
         let tag = u128::from_le_bytes(tag);
         let directory = files.first().map(|file| file.directory.as_str());
         let own_vars = directory.is_some_and(|dir| Path::new(dir) == prepared.folder.path("vars"));
-        let mut placed = Placed { tag, record: self.recorded(&prepared.shell, tag) };
-        let folder = make_folder(&prepared.folder).and_then(|()| match self.around.sync_group {
+        let (record, request) = (self.recorded(&prepared.shell, tag), HeldRequest::default());
+        let mut placed = Placed { tag, record, request };
+        let folder = make_folder(&prepared.folder).and_then(|()| match self.context.sync_group {
             Some(_) => prepared.folder.begin_synced(),
             None => Ok(()),
         });
@@ -196,39 +197,41 @@ impl Supervisor {
             if let Some(directory) = directory.filter(|_| !own_vars) {
                 placed.record.made_directory = probe(&prepared.folder, directory)?;
             }
-            make_work_dir(&prepared.folder, work_dir, *own_work_dir)
+            make_work_dir(&prepared.folder, work_dir, *own_work_dir)?;
+            let brief = Brief::new(&prepared.shell, prepared.place.clone(), &placed.record).encode()?;
+            placed.request.brief = brief.into();
+            Ok(())
         });
+        placed.request.head = std::mem::take(&mut prepared.head).into();
         match made {
             Ok(()) => Ok(placed),
             Err(refusal) => Err(placed.undo(&prepared.folder, refusal)),
         }
     }
 
-    fn register(&mut self, admission: Admission, tag: u128, log_inode: u64, log_len: u64) {
+    fn register(&mut self, admission: Admission, placed: &Placed, log_inode: u64, log_len: u64) {
         let Admission { keeper, prepared, reservation, me, .. } = admission;
-        let Prepared { id, folder, labels, shell, phrase_set, machine, head } = prepared;
+        let Prepared { id, folder, shell, phrase_set, machine, .. } = prepared;
         let has_slot = self.queue.is_running(&id);
-        let (ci_job, pipeline) = labels;
-        tracing::info!(job = %id, ci_job, pipeline, "job registered");
-        let group = self.around.sync_group.clone();
+        let group = self.context.sync_group.clone();
         let seen = if group.is_some() { 0 } else { log_len };
         let log = LogFeed::growing(seen, group.clone(), &folder);
         log.announce(log_len);
         let trace = TraceFeed::growing(0, group);
-        let view = JobView::new(id.clone(), shell.registered, log_inode, log, trace, State::default());
-        let view = Arc::new(view.of_request(shell.digest));
+        let view = JobView::new(id.clone(), shell.registered, log_inode, log, trace, JobViewState::default());
+        let view = Arc::new(view.of_request(shell.digest, shell.origin));
         let job = JobActor::start_new(JobParts {
             view: Arc::clone(&view),
-            around: Arc::clone(&self.around),
+            context: Arc::clone(&self.context),
             folder,
             link: keeper.link,
             supervisor: me,
             machine,
             redactor: Redactor::new(phrase_set),
             shell,
-            tag,
+            tag: placed.tag,
             encode: self.encode,
-            head: (!has_slot).then_some(head),
+            waits_with: (!has_slot).then(|| placed.request.clone()),
         });
         reservation.register(view, job.clone());
         if has_slot {
@@ -238,8 +241,8 @@ impl Supervisor {
 }
 
 impl Supervisor {
-    /// `job.json` of a job, but for a directory that was made for it.
-    pub(super) fn recorded(&self, shell: &ShellSpec, tag: u128) -> JobRecord {
+    /// The contents of `job.json`, except for a directory that was made for the job.
+    pub(super) fn recorded(&self, shell: &JobActorSpec, tag: u128) -> JobRecord {
         let digest = u128::from_be_bytes(request_digest(&self.port.digest_key(), &shell.digest));
         JobRecord {
             id: shell.id.clone(),
@@ -261,15 +264,16 @@ impl Supervisor {
     }
 }
 
-/// What was made for a job that is not registered yet.
+/// Folder and directories made for a job that is not registered yet.
 struct Placed {
     tag: u128,
-    /// To be written when the keeper holds the job.
+    /// Written once the keeper holds the job.
     record: JobRecord,
+    request: HeldRequest,
 }
 
 impl Placed {
-    /// Removes it again; gives back why.
+    /// Removes everything that was made. Returns `refusal` unchanged.
     fn undo(&self, folder: &JobFolder, refusal: Refusal) -> Refusal {
         if let Some(made) = &self.record.made_directory {
             drop(file_vars::remove_directory(made));
@@ -279,7 +283,7 @@ impl Placed {
     }
 }
 
-/// Makes the folder; one that is in the way was left by a crash before its Run was answered.
+/// Makes the folder. One that is in the way is removed: it was left by a crash before its Run was answered.
 fn make_folder(folder: &JobFolder) -> Result<(), StoreError> {
     match folder.make() {
         Err(error) if error.source.kind() == std::io::ErrorKind::AlreadyExists => {
@@ -290,7 +294,7 @@ fn make_folder(folder: &JobFolder) -> Result<(), StoreError> {
     }
 }
 
-/// Makes and probes the directory of file variables; `Some` if it was not there.
+/// Makes and probes the directory of file variables; `Some` if it did not exist.
 fn probe(folder: &JobFolder, directory: &str) -> Result<Option<MadeDirectory>, Refusal> {
     if !Path::new(directory).exists() {
         folder.note_making(directory).map_err(|e| store_refusal(&e))?;
@@ -306,22 +310,24 @@ fn make_work_dir(folder: &JobFolder, work_dir: &str, own: bool) -> Result<(), Re
         .map_err(|e| refusal(e.reason(), format!("work_dir: {}", Chain(&e))))
 }
 
-/// What makes a keeper take a job.
 pub(super) fn hold_request(
-    shell: &ShellSpec,
+    shell: &JobActorSpec,
     key: JobKey,
     keeper: &Keeper,
-    head: &[u8],
+    request: &HeldRequest,
     tag: u128,
+    log_len: u64,
 ) -> Request {
     Request::Hold(Box::new(HoldJob {
         key,
         tag,
-        record: head.to_vec(),
+        record: request.head.to_vec(),
+        brief: request.brief.to_vec(),
         phrases: shell.phrases.clone(),
         token_prefixes: shell.token_prefixes.clone(),
         mask_forms: shell.masking.forms,
         default_prefixes: shell.masking.default_prefixes,
+        log_len,
         log_limit: shell.log_limit,
         limits: shell.limits.to_hold(&keeper.unenforceable),
         secret_files: shell.files.iter().map(|file| file.path.clone().into()).collect(),
@@ -347,7 +353,7 @@ fn store_refusal(error: &StoreError) -> Refusal {
     refusal(error.reason(), Chain(error).to_string())
 }
 
-/// Says when to try again if that may help.
+/// Builds a refusal, with a retry delay if a retry may help.
 fn refusal(reason: Reason, text: String) -> Refusal {
-    Refusal { reason, text, retry_after: reason.may_pass().then_some(RETRY) }
+    Refusal { retry_after: reason.may_pass().then_some(RETRY), ..Refusal::new(reason, text) }
 }

@@ -1,42 +1,45 @@
-//! What happens before the socket opens (service.md §6.4): jobs go on, are served as ended, or end *interrupted*.
+//! Takes over the jobs of earlier daemons before the first call is answered (service.md §6.4). Each job goes on, is
+//! served as ended, or ends as *interrupted*.
 
 use std::borrow::Borrow;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use actix::{ActorFutureExt, Addr, Context, Handler, Message, ResponseActFuture, WrapFuture};
+use actix::{ActorFutureExt, AsyncContext, Context, Handler, Message, ResponseActFuture, WrapFuture};
+use tokio::time::timeout;
 
-use super::revive::{Revival, Start, Times, before_start};
+use super::loading::{PendingReplay, ResumedJob, START_WAIT, take_all};
+use super::revive::{Start, Times, before_start};
 use super::{Supervisor, delete_later};
-use crate::actors::admission::{Head, read_head};
+use crate::actors::admission::Brief;
 use crate::actors::deliver;
 use crate::actors::host::Host;
-use crate::actors::job::{Begin, CancelAsk};
-use crate::actors::keeper_port::{Keeper, KeeperPort, KeeperProblem};
+use crate::actors::job::{Begin, JobActor};
+use crate::actors::keeper_port::{Keeper, KeeperProblem};
 use crate::actors::log_sink::LogFeed;
 use crate::actors::sync_group::NotSynced;
-use crate::actors::trace_sink::TraceFeed;
-use crate::actors::view::{JobView, State};
+use crate::actors::trace_sink::{StoredKind, TraceFeed};
+use crate::actors::view::{JobView, JobViewState};
 use crate::clock;
 use crate::error::Chain;
 use crate::journal::event::End;
 use crate::keeper::link::LinkError;
-use crate::keeper::protocol::{HeldJob, Reply, Request};
-use crate::model::{EndClass, JobId, JobKey, JobState, Outcome, StepResult, StepStatus};
+use crate::keeper::protocol::Request;
+use crate::model::{EndClass, JobId, JobKey, Outcome, StepResult, StepStatus};
 use crate::process::remains::Remains;
 use crate::store::{Closing, Death, Found, JobFolder, JobRecord, ScannedJob, StoreError};
 
-/// What ended the jobs that nobody holds any more.
+/// Cause in the outcome of jobs that no keeper holds any more.
 const HOST_DIED: &str = "the processes that ran it died, or their host did";
 
-/// Why a daemon cannot take up a state folder.
+/// Reason why a daemon cannot take over a state folder.
 #[derive(Debug, thiserror::Error)]
 pub enum RecoveryError {
     /// The folder cannot be read.
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// The keeper that lives there is not to be had.
+    /// The keeper of the folder lives but cannot be used.
     #[error(transparent)]
     Keeper(#[from] KeeperProblem),
     /// The supervisor died.
@@ -44,62 +47,65 @@ pub enum RecoveryError {
     Stopped,
 }
 
-/// Take up what the state folder and a living keeper hold.
+/// Takes over the jobs of the state folder and of a living keeper.
 #[derive(Message)]
 #[rtype(result = "Result<(), RecoveryError>")]
 pub(super) struct Recover;
 
-type Held = BTreeMap<JobKey, HeldJob>;
+type ResumedJobs = BTreeMap<JobKey, ResumedJob>;
 
 impl Handler<Recover> for Supervisor {
     type Result = ResponseActFuture<Self, Result<(), RecoveryError>>;
 
     fn handle(&mut self, _: Recover, ctx: &mut Context<Self>) -> Self::Result {
-        use actix::AsyncContext;
-        let me = ctx.address();
-        let port = self.port.clone();
-        let asked = me.clone();
+        let (asked, port) = (ctx.address(), self.port.clone());
         let find = async move {
             loop {
                 let Some((keeper, holdings)) = port.find(&asked).await? else {
-                    return Ok((None, Held::new(), vec![]));
+                    return Ok((None, ResumedJobs::new(), vec![]));
                 };
-                match resume_all(&port, &keeper, holdings.jobs).await {
+                match take_all(&port, &keeper, holdings.jobs).await {
                     Ok(held) => return Ok((Some(keeper), held, holdings.remembered)),
-                    // It died meanwhile: then it is not found again.
+                    // The keeper died meanwhile. The next search does not find it.
                     Err(LinkError::Gone) => port.try_forget().await?,
                     Err(LinkError::Silent) => port.end_silent().await?,
                     Err(error) => return Err(RecoveryError::from(KeeperProblem::Link(error))),
                 }
             }
         };
-        Box::pin(find.into_actor(self).map(move |found, supervisor, _| {
-            let (keeper, held, remembered) = found?;
-            if keeper.is_none() {
-                supervisor.port.foresee_groups()?;
-            }
-            for entry in remembered {
-                supervisor.registry.remembered.lock().restore(entry, supervisor.config().remember_finished);
-            }
-            let taken_up = supervisor.take_up(keeper.as_ref(), held, &me);
-            supervisor.warn_of_limits(&supervisor.config());
-            supervisor.port.release();
-            // All leases of jobs that go on are known now.
-            let fetcher = Arc::clone(&supervisor.around.fetcher);
-            actix::spawn(async move { fetcher.recovered().await });
-            taken_up
+        let taken_up =
+            find.into_actor(self).map(move |found, supervisor: &mut Self, ctx: &mut Context<Self>| {
+                let (keeper, held, remembered) = found?;
+                if keeper.is_none() {
+                    supervisor.port.foresee_groups()?;
+                }
+                for entry in remembered {
+                    supervisor
+                        .registry
+                        .remembered
+                        .lock()
+                        .restore(entry, supervisor.config().remember_finished);
+                }
+                supervisor.take_up(keeper.as_ref(), held)?;
+                supervisor.warn_of_limits(&supervisor.config());
+                let loaded = supervisor.load_all(ctx);
+                supervisor.port.release();
+                Ok(loaded)
+            });
+        Box::pin(taken_up.then(|taken_up: Result<_, RecoveryError>, supervisor, _| {
+            // A large record is replayed while the daemon already serves.
+            let loaded = async move {
+                drop(timeout(START_WAIT, taken_up?).await);
+                Ok(())
+            };
+            loaded.into_actor(supervisor)
         }))
     }
 }
 
 impl Supervisor {
-    fn take_up(
-        &mut self,
-        keeper: Option<&Keeper>,
-        mut held: Held,
-        me: &Addr<Self>,
-    ) -> Result<(), RecoveryError> {
-        // One that has died holds nothing. If it dies after this, the jobs are there to hear of it.
+    fn take_up(&mut self, keeper: Option<&Keeper>, mut held: ResumedJobs) -> Result<(), RecoveryError> {
+        // A dead keeper holds no job. If it dies after this check, the jobs are registered and will be told.
         let keeper = keeper.filter(|keeper| !keeper.link.is_over());
         if keeper.is_none() {
             held.clear();
@@ -119,31 +125,33 @@ impl Supervisor {
                                 keeper.link.tell_short(Request::Drop { key: job.folder.key() });
                             }
                         }
-                        (None, Some(keeper), Some(holding)) => self.go_on(keeper, *job, holding, me),
+                        (None, Some(keeper), Some(holding)) => self.go_on(keeper, *job, holding),
                         (None, ..) => orphaned.push(job),
                     }
                 }
                 Found::Unreadable { folder, reason } => match (keeper, held.remove(&folder.key())) {
-                    (Some(keeper), Some(holding)) => self.write_anew(keeper, &folder, holding, me),
+                    (Some(keeper), Some(holding)) => self.write_anew(keeper, &folder, holding),
                     _ if folder.drop_unanswered() => {}
                     _ => self.set_aside(&folder, &reason),
                 },
                 Found::Gone(removed) => gone.push(removed),
-                // The reaper removes it when it is old enough.
+                // The reaper removes it once it is old enough.
                 Found::Orphan { name, changed } => {
                     let age = clock::now().duration_since(changed).unwrap_or_default();
                     self.orphans.insert(name, (changed, before_start(age)));
                 }
             }
         }
-        // What was never answered to its client is dropped (service.md §6.4 item 3).
+        // Jobs whose Run was never answered are dropped (service.md §6.4 item 3).
         for (key, _) in held {
             if let Some(keeper) = keeper {
                 keeper.link.tell_short(Request::Drop { key });
             }
             match self.state.folder(key).begin_removal() {
                 Ok(removed) => gone.extend(removed),
-                Err(error) => tracing::warn!(%error, "a job that was never answered was not removed"),
+                Err(error) => {
+                    tracing::warn!(error = %Chain(&error), "a job that was never answered was not removed");
+                }
             }
         }
         self.interrupt_all(&orphaned);
@@ -156,7 +164,7 @@ impl Supervisor {
         Ok(())
     }
 
-    /// Jobs without an end that nobody holds: their processes are ended, their logs closed, their ends written.
+    /// Interrupts unended jobs that no keeper holds: kills their processes, closes their logs, writes their ends.
     fn interrupt_all(&self, jobs: &[Box<ScannedJob>]) {
         let left =
             kill_remains(&*self.host, jobs.iter().map(Box::as_ref), &self.boot_id, self.config().kill_wait);
@@ -166,7 +174,7 @@ impl Supervisor {
         let (now, boot) = (clock::now_micros(), clock::boot_micros());
         let begin = |job: &ScannedJob| {
             let outcome = match job.journal.cancel.filter(|_| job.journal.started.is_none()) {
-                // Nothing of it ran: whoever cancelled it is told what he asked for.
+                // No step of it ran, so the job ends the way its canceller asked for.
                 Some(cause) => Outcome::stopped(cause),
                 None => Outcome::interrupted(HOST_DIED),
             };
@@ -180,9 +188,9 @@ impl Supervisor {
             match begun {
                 Ok(closing) => {
                     if let Err(error) = closing.record() {
-                        // A full disk: what is there of the job is served all the same.
-                        let (error, job) = (Chain(&error), &job.record.id);
-                        tracing::error!(%error, job, "the end was not written; the next start does it");
+                        // The disk is full, for example. Serve the job with the data that exists.
+                        let job = &job.record.id;
+                        tracing::error!(error = %Chain(&error), job, "the end was not written; the next start does it");
                     }
                     self.serve_ended(job, self.complete(&job.folder, closing.end()));
                 }
@@ -191,10 +199,11 @@ impl Supervisor {
         }
     }
 
-    /// Before the socket opens: with `durability = power` everything that is going to be served is on the disk, and how
-    /// much of the logs that grow. Without it clients see all there is.
+    /// Prepares the files for the setting `durability`, before the first call is answered. With `power`, syncs
+    /// everything that will be served and notes the synced length of each growing log. Without it, deletes the notes of
+    /// earlier daemons, because clients then see data before it is synced.
     fn settle_on_disk(&self) {
-        let is_synced = self.around.sync_group.is_some() && self.sync_now();
+        let is_synced = self.context.sync_group.is_some() && self.sync_now();
         for (view, _) in self.registry.all() {
             if view.is_ended() {
                 continue;
@@ -202,7 +211,7 @@ impl Supervisor {
             let folder = self.state.folder(view.key);
             let noted = if is_synced { folder.note_synced(view.log.len()) } else { folder.forget_synced() };
             if let Err(error) = noted {
-                tracing::warn!(%error, job = %view.id, "what is on the disk of a log was not noted");
+                tracing::warn!(error = %Chain(&error), job = %view.id, "what is on the disk of a log was not noted");
             }
         }
         if is_synced {
@@ -210,9 +219,10 @@ impl Supervisor {
         }
     }
 
-    /// One sync with `durability = power`; `false` if there was none, or it failed.
+    /// With `durability = power`, syncs the state folder's file system. Returns false if no sync was needed or if it
+    /// failed.
     pub(super) fn sync_now(&self) -> bool {
-        if self.around.sync_group.is_none() {
+        if self.context.sync_group.is_none() {
             return false;
         }
         let synced = self.state.sync_all();
@@ -222,36 +232,36 @@ impl Supervisor {
         synced.is_ok()
     }
 
-    /// FollowSteps of an interrupted job ends with a root of status failure (service.md §3.3): adds it if whoever
-    /// wrote the end did not, and counts the steps before it.
+    /// Completes the end of an interrupted or cancelled job: sets the number of stored steps, and stores a root result
+    /// if there is none, because FollowSteps must end with one (service.md §3.3). Returns any other end unchanged.
     pub(super) fn complete(&self, folder: &JobFolder, end: End) -> End {
-        let stored = folder.read_steps().ok().filter(|stored| stored.damage.is_none());
+        let stored = folder.read_steps_of(|stored| (self.kind)(stored) == StoredKind::Step);
+        let stored = stored.ok().filter(|stored| stored.damage.is_none());
         let status = match end.outcome.class {
             EndClass::Interrupted => StepStatus::Failure,
-            // Of one that was cancelled before it began the root may be missing too.
+            // The root may be missing too if the job was cancelled before it began.
             EndClass::Cancelled => StepStatus::Cancelled,
             EndClass::Success | EndClass::Failure | EndClass::Timeout => return end,
         };
         let Some(stored) = stored else { return end };
-        let has_root = stored.last.is_some_and(|last| (self.is_root)(&last));
+        let has_root = stored.last.is_some_and(|last| (self.kind)(&last) == StoredKind::Root);
         if !has_root {
             let root = StepResult { status, ..StepResult::default() };
             if let Err(error) = folder.append_step(&(self.encode)(&root)) {
-                tracing::warn!(%error, "the result of an interrupted job was not stored");
+                tracing::warn!(error = %Chain(&error), "the result of an interrupted job was not stored");
             }
         }
-        End { steps_done: stored.count - u32::from(has_root), ..end }
+        End { steps_done: stored.marked, ..end }
     }
 
     fn set_aside(&self, folder: &JobFolder, reason: &str) {
         tracing::error!(job = %folder.key(), reason, "a job's record cannot be read; it is set aside in broken/");
         if let Err(error) = folder.set_aside() {
-            tracing::error!(%error, "it could not be set aside");
+            tracing::error!(error = %Chain(&error), "it could not be set aside");
         }
         self.registry.set_broken(folder.key());
     }
 
-    /// Registers an ended job.
     fn serve_ended(&self, job: &ScannedJob, end: End) {
         let Ok(id) = JobId::parse(&job.record.id) else {
             return self.set_aside(&job.folder, "the id in job.json is none");
@@ -264,74 +274,88 @@ impl Supervisor {
         let digest = job.record.digest.as_deref().and_then(|hex| u128::from_str_radix(hex, 16).ok());
         let (log_inode, since) =
             (end.log_inode, before_start(self.age(&job.record, end.end_time, end.end_boot)));
-        let mut state = State {
+        let mut state = JobViewState {
             start_time: job.journal.started,
-            // An earlier daemon may have died before it was told of a failure.
+            // It is not recorded whether an earlier daemon removed them.
             files_left: !job.record.files.is_empty(),
-            ..State::default()
+            ..JobViewState::default()
         };
         state.end(end, since);
         let view = JobView::new(id, job.record.registered, log_inode, log, trace, state);
-        self.registry.insert(Arc::new(view.of_keyed(digest.map(u128::to_be_bytes))), None);
+        self.registry
+            .insert(Arc::new(view.of_record(digest.map(u128::to_be_bytes), job.record.origin)), None);
     }
 
-    /// Registers a job that the keeper kept going, and replays its machine.
-    fn go_on(&mut self, keeper: &Keeper, job: ScannedJob, held: HeldJob, me: &Addr<Self>) {
+    /// Registers a job that the keeper kept running. [`Supervisor::load_all`] replays its machine.
+    fn go_on(&mut self, keeper: &Keeper, job: ScannedJob, resumed: ResumedJob) {
+        let key = job.folder.key();
+        // The last daemon may have died while it wrote a line. Cut the torn line off before anything is appended.
+        if job.journal.torn.is_some()
+            && let Err(error) = job.folder.mend_journal()
+        {
+            tracing::warn!(error = %Chain(&error), job = job.record.id, "the torn end of a journal was not cut");
+        }
+        if let Err(reason) = self.register_resumed(keeper, &job, resumed) {
+            keeper.link.tell_short(Request::Drop { key });
+            tracing::error!(job = job.record.id, reason, "a running job cannot be taken up");
+            self.interrupt_all(&[Box::new(job)]);
+        }
+    }
+
+    fn register_resumed(
+        &mut self,
+        keeper: &Keeper,
+        job: &ScannedJob,
+        resumed: ResumedJob,
+    ) -> Result<(), String> {
+        let held = &resumed.held;
         let started = job
             .journal
             .started
             .map(|at| Start { at, since: before_start(self.age(&job.record, at, job.journal.started_boot)) });
         let JobRecord { registered, registered_boot, .. } = job.record;
         let waits = before_start(self.age(&job.record, registered, registered_boot));
-        let times = Times { started, waits };
-        let key = job.folder.key();
-        // The dead daemon was cut off in an event: what is appended next must not follow half a line.
-        if job.journal.torn.is_some()
-            && let Err(error) = job.folder.mend_journal()
-        {
-            tracing::warn!(%error, job = job.record.id, "the torn end of a journal was not cut");
-        }
-        // The request alone: nothing of the job was recorded, it waits or was just about to begin.
-        let is_new = held.record.0.len() == 1;
-        let head = held.record.0.first().and_then(|head| read_head(head));
+        // The record holds only the request: the job waits or was about to begin.
+        let is_new = held.events == 1;
+        let brief = Brief::decode(&held.brief.0).ok_or("what the keeper says of it cannot be read")?;
+        let id = JobId::parse(&job.record.id).map_err(|e| e.to_string())?;
+        let (view, stored) = self.view_of(id, &job.record, brief.digest, Times { started, waits }, held)?;
+        tracing::info!(job = %view.id, "job goes on");
+        let place = brief.place.as_ref().filter(|_| is_new && started.is_none());
+        self.restore_queue(&view.id, &brief.share, place);
+        let mailbox = JobActor::mailbox();
+        let actor = mailbox.address();
+        self.registry.insert(Arc::clone(&view), Some(actor.clone()));
         let cancel = job.journal.cancel;
-        match self.try_revive(Revival { keeper, held, times, me, known: None }) {
-            Ok((view, actor)) => {
-                tracing::info!(job = %view.id, "job goes on");
-                let place = head.as_ref().filter(|_| is_new && started.is_none()).map(|head| &head.place);
-                if let Some(head) = &head {
-                    self.restore_queue(&view.id, &head.shell, place);
-                }
-                self.registry.insert(Arc::clone(&view), Some(actor.clone()));
-                // The replay has asked for what the keeper's record holds; a Finish asked again would leave no grace.
-                let is_known = view.state().state == JobState::Cancelling;
-                if let Some(cause) = cancel.filter(|_| !is_known) {
-                    // Nobody sees it run again.
-                    view.update(State::cancel);
-                    deliver(&actor, CancelAsk { cause, grace_limit: None });
-                } else if is_new && place.is_none() {
-                    deliver(&actor, Begin);
-                }
-            }
-            Err(reason) => {
-                keeper.link.tell_short(Request::Drop { key });
-                tracing::error!(job = job.record.id, reason, "a running job cannot be taken up");
-                self.interrupt_all(&[Box::new(job)]);
-            }
+        if cancel.is_some() {
+            // Clients must not see it as running again.
+            view.update(JobViewState::cancel);
+        } else if is_new && place.is_none() {
+            deliver(&actor, Begin);
         }
+        self.pending_replays.add(PendingReplay {
+            view,
+            keeper: keeper.clone(),
+            resumed,
+            cancel,
+            stored,
+            ctx: mailbox,
+        });
+        Ok(())
     }
 
-    /// The record on disk is damaged, but the keeper knows all that was in it.
-    fn write_anew(&mut self, keeper: &Keeper, folder: &JobFolder, held: HeldJob, me: &Addr<Self>) {
-        let written = read_head(held.record.0.first().map_or(&[], Vec::as_slice))
-            .ok_or_else(|| "the keeper's record is damaged too".to_owned())
-            .and_then(|Head { shell, .. }| {
-                let recorded = JobRecord { registered_boot: None, ..self.recorded(&shell, held.tag) };
+    /// Rewrites a damaged record on disk from the keeper's copy.
+    fn write_anew(&mut self, keeper: &Keeper, folder: &JobFolder, resumed: ResumedJob) {
+        let written = Brief::decode(&resumed.held.brief.0)
+            .and_then(|brief| brief.record())
+            .ok_or_else(|| "what the keeper says of it cannot be read".to_owned())
+            .and_then(|record| {
+                let recorded = JobRecord { registered_boot: None, ..record };
                 folder.renew(&recorded).map_err(|e| Chain(&e).to_string())?;
                 folder.read_job()
             });
         match written {
-            Ok(job) => self.go_on(keeper, job, held, me),
+            Ok(job) => self.go_on(keeper, job, resumed),
             Err(reason) => {
                 keeper.link.tell_short(Request::Drop { key: folder.key() });
                 self.set_aside(folder, &reason);
@@ -340,21 +364,8 @@ impl Supervisor {
     }
 }
 
-/// Takes over all jobs of a keeper.
-async fn resume_all(port: &KeeperPort, keeper: &Keeper, keys: Vec<JobKey>) -> Result<Held, LinkError> {
-    let mut held = Held::new();
-    for key in keys {
-        match port.ask_living(&keeper.link, Request::Resume { key }).await {
-            Ok(Reply::Resumed(job)) => drop(held.insert(key, *job)),
-            // Dropped meanwhile: the others are not to suffer for it.
-            Ok(_) | Err(LinkError::Refused(_)) => {}
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(held)
-}
-/// Kills what is left of jobs that nobody holds; the pids that outlive `limit`. Blocks. After a change of boot nothing
-/// can be left.
+/// Kills processes left by `jobs`, which no keeper holds. Returns the pids that survive `limit`. Blocks. Skips jobs of
+/// an earlier boot, because a reboot leaves no process.
 pub(super) fn kill_remains<J: Borrow<ScannedJob>>(
     host: &dyn Host,
     jobs: impl IntoIterator<Item = J>,

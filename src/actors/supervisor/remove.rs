@@ -1,4 +1,4 @@
-//! Finish and the reaper: taking jobs out, and remembering that they were there.
+//! Finish and the reaper: they remove jobs and remember the ids.
 
 use std::collections::BTreeMap;
 use std::future::Future;
@@ -8,25 +8,27 @@ use std::time::Duration;
 use actix::{ActorFutureExt, AsyncContext, Context, WrapFuture};
 use sha2::{Digest, Sha256};
 
-use super::{Supervisor, delete_later};
+use super::{Supervisor, delete, delete_later};
+use crate::actors::deliver;
 use crate::actors::job::CancelAsk;
 use crate::actors::keeper_port::KeeperPort;
 use crate::actors::registry::{Removal, Remove};
 use crate::actors::sync_group::SyncGroup;
 use crate::actors::view::JobView;
-use crate::actors::{blocking, deliver};
 use crate::clock;
+use crate::error::Chain;
 use crate::failpoint;
 use crate::job::reaper::{self, Action, Moment, Rules};
 use crate::keeper::protocol::{Remembered as Entry, Request};
 use crate::model::{CancelCause, JobId, JobKey, Refusal};
 use crate::process;
 use crate::store::StateDir;
+use crate::threads::{self, Work};
 
 /// Folders without a readable record are removed after this time without a change (service.md §6.3).
 const ORPHAN_AFTER: Duration = Duration::from_hours(24);
 
-/// Digest of a request with the keeper's key: without the key it says nothing about a secret in the request.
+/// Digest of a request under the keeper's key. Without the key it reveals nothing about a secret in the request.
 pub(super) fn request_digest(key: &[u8; 16], request: &[u8; 32]) -> [u8; 16] {
     let keyed = Sha256::new().chain_update(key).chain_update(request).finalize();
     let mut digest = [0; 16];
@@ -35,7 +37,7 @@ pub(super) fn request_digest(key: &[u8; 16], request: &[u8; 32]) -> [u8; 16] {
 }
 
 impl Supervisor {
-    /// Cancels and removes a job; ends when nothing of it is left. Repeated and racing calls join.
+    /// Cancels and removes a job. Resolves when nothing of it is left. Repeated and concurrent calls join.
     pub(super) fn remove(&mut self, id: &JobId) -> impl Future<Output = Result<(), Refusal>> + 'static {
         let begun = match self.registry.remove(id) {
             Remove::Unknown => {
@@ -56,18 +58,18 @@ impl Supervisor {
         }
     }
 
-    /// Starts a removal that goes on whatever becomes of the call that asked for it.
+    /// Starts a removal that continues even if the call that asked for it is dropped.
     fn begin_removal(&mut self, removal: Removal) {
         let (port, state) = (self.port.clone(), self.state.clone());
         let view = removal.view.clone();
+        self.pending_replays.prefer(&view.id);
         if let Some(job) = &removal.job {
             deliver(job, CancelAsk { cause: CancelCause::Finish, grace_limit: None });
         }
         let entry = self.remember(&view);
-        actix::spawn(remove_ended(removal, entry, port, state, self.around.sync_group.clone()));
+        actix::spawn(remove_ended(removal, entry, port, state, self.context.sync_group.clone()));
     }
 
-    /// Remembers a finished id.
     fn remember(&mut self, view: &JobView) -> Entry {
         let keyed = || Some(request_digest(&self.port.digest_key(), &view.digest?));
         let digest = view.keyed_digest.or_else(keyed).unwrap_or_default();
@@ -86,7 +88,9 @@ impl Supervisor {
                 self.registry.mend(key);
                 delete_later(removed);
             }
-            Err(error) => tracing::warn!(%error, job = %id, "what was set aside was not removed"),
+            Err(error) => {
+                tracing::warn!(error = %Chain(&error), job = %id, "what was set aside was not removed");
+            }
         }
     }
 
@@ -119,18 +123,22 @@ impl Supervisor {
         }
     }
 
-    /// Tries again to remove file variables of jobs that have ended: they may be secrets.
+    /// Tries again to remove the file variables of ended jobs: they may hold secrets.
     fn remove_files_left<'a>(&self, jobs: impl Iterator<Item = &'a Arc<JobView>>) {
         let left: Vec<_> = jobs.filter(|view| view.is_ended() && view.has_files_left()).cloned().collect();
         if left.is_empty() {
             return;
         }
         let state = self.state.clone();
-        drop(blocking(move || left.iter().for_each(|view| remove_file_variables(view, &state))));
+        drop(threads::run(Work::Ends, move || {
+            for view in &left {
+                remove_file_variables(view, &state);
+            }
+        }));
     }
 
-    /// Folders without a record that nobody has touched for a day. Counted from when they were first seen, and only before
-    /// this daemon's start by the wall clock, which may jump (faults.md row 63).
+    /// Removes folders without a record that have not changed for [`ORPHAN_AFTER`] since first seen. Only time before
+    /// this daemon's start counts by the wall clock, which may jump (faults.md row 63).
     fn remove_orphans(&mut self) {
         let known = |key| self.registry.by_key(key).is_some() || self.registry.is_reserved(key);
         let orphans = self.state.orphans(known).unwrap_or_default();
@@ -147,19 +155,21 @@ impl Supervisor {
             }
             match self.state.remove_orphan(&name) {
                 Ok(removed) => gone.extend(removed),
-                Err(error) => tracing::warn!(%error, "a folder without a record was not removed"),
+                Err(error) => {
+                    tracing::warn!(error = %Chain(&error), "a folder without a record was not removed");
+                }
             }
         }
         self.orphans = seen;
         delete_later(gone);
     }
 
-    /// Kills what is left of these jobs, on a thread that may block.
+    /// Kills processes left by these jobs, on a thread that may block.
     pub(super) fn kill_remains(&self, keys: Vec<JobKey>) -> impl Future<Output = ()> + use<> {
         let (state, boot_id) = (self.state.clone(), Arc::clone(&self.boot_id));
         let kill_wait = self.config().kill_wait;
         let host = Arc::clone(&self.host);
-        let killed = blocking(move || {
+        let killed = threads::run(Work::Remains, move || {
             let jobs = keys.into_iter().filter_map(|key| state.folder(key).read_job().ok());
             super::recover::kill_remains(&*host, jobs, &boot_id, kill_wait)
         });
@@ -167,16 +177,17 @@ impl Supervisor {
             match killed.await {
                 Ok(left) if left.is_empty() => {}
                 Ok(left) => tracing::warn!(pids = ?left, "processes could not be killed"),
-                Err(error) => tracing::error!(%error, "the search for left-over processes broke off"),
+                Err(error) => {
+                    tracing::error!(error = %Chain(&error), "the search for left-over processes broke off");
+                }
             }
         }
     }
 }
 
-/// So often a Finish tries to remove file variables: behind it nothing knows of them any more.
+/// Attempts of a Finish to remove file variables. After it the daemon does not know of them any more.
 const FILE_TRIES: u32 = 5;
 
-/// Between two tries.
 const FILE_PAUSE: Duration = Duration::from_millis(50);
 
 fn remove_file_variables(view: &JobView, state: &StateDir) {
@@ -196,7 +207,8 @@ async fn remove_ended(
     removal.view.log.ended().await;
     if let Some(keeper) = port.living().await {
         keeper.link.tell_short(Request::Drop { key: removal.view.key });
-        // It tells later daemons, so whoever is told of the Finish may rely on its knowing; a dying one need not.
+        // Later daemons learn the id from the keeper, so it must know it before the Finish is answered; a dying one
+        // need not.
         keeper.link.ask(Request::Remember(entry)).await.ok();
     }
     removal.view.log.expire();
@@ -210,18 +222,24 @@ async fn remove_ended(
             tokio::time::sleep(FILE_PAUSE).await;
         }
         let (view, state) = (Arc::clone(&removal.view), state.clone());
-        blocking(move || remove_file_variables(&view, &state)).await.ok();
+        threads::run(Work::Ends, move || remove_file_variables(&view, &state)).await.ok();
     }
+    // As long as the id is registered, new followers can read to the end.
+    let _held = removal.view.trace.hold(&folder);
     let begun = folder.begin_removal();
     if let Some(group) = sync_group
         && let Err(error) = group.synced().await
     {
-        tracing::warn!(%error, job = %removal.view.id, "the removal may come undone with a power cut");
+        tracing::warn!(error = %Chain(&error), job = %removal.view.id, "the removal may come undone with a power cut");
     }
-    let delete = || begun?.map_or(Ok(()), |removed| removed.delete());
-    let removed = blocking(delete).await;
-    if let Ok(Err(error)) = removed {
-        tracing::warn!(%error, job = %removal.view.id, "not everything of the job was removed");
+    let removed = match begun {
+        Ok(Some(removed)) => delete(removed).await,
+        Ok(None) => Ok(()),
+        Err(error) => Err(error),
+    };
+    if let Err(error) = removed {
+        tracing::warn!(error = %Chain(&error), job = %removal.view.id, "not everything of the job was removed");
     }
+    drop(removal.view.leftovers.lock().await);
     drop(removal);
 }

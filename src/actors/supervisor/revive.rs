@@ -1,156 +1,116 @@
-//! Driving a job anew from the keeper's record of it: after a restart, or when a defect ended its actor.
+//! Starts a new actor for a job from the keeper's record, after a restart or after a defect killed the job's actor.
 
-use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
 
-use actix::{ActorFuture, ActorFutureExt, Addr, WrapFuture};
+use actix::{ActorFuture, ActorFutureExt, AsyncContext, WrapFuture};
 
 use super::Supervisor;
-use crate::actors::admission::{Head, ShellSpec, read_head};
+use super::loading::{NotLoaded, PendingReplay, ResumedJob, load};
 use crate::actors::deliver;
-use crate::actors::job::{Defect, JobActor, JobParts, KeeperLost, KeeperSaid, Replay};
-use crate::actors::keeper_port::Keeper;
-use crate::actors::log_sink::LogFeed;
-use crate::actors::redact::Redactor;
-use crate::actors::trace_sink::TraceFeed;
-use crate::actors::view::{JobView, State};
+use crate::actors::job::{Defect, JobActor, KeeperEventArrived, KeeperLost};
+use crate::actors::log_sink::{LogFeed, LogSink};
+use crate::actors::trace_sink::{StoredKind, TraceFeed};
+use crate::actors::view::{JobView, JobViewState};
 use crate::clock;
 use crate::error::Chain;
-use crate::job::event::Event;
-use crate::job::machine::Machine;
 use crate::job::reaper::Moment;
-use crate::job::record;
 use crate::journal::event::End;
 use crate::keeper::protocol::{HeldJob, Reply, Request};
-use crate::log::mask::PhraseSet;
-use crate::model::{JobId, JobState, Outcome};
+use crate::model::{JobId, JobState, Outcome, StepUsage};
 use crate::store::{JobFolder, JobRecord, close_interrupted};
 
-/// So many actors of one job may die before it is given up.
+/// Number of actors of one job that may die before the job is interrupted.
 const MAX_BREAKS: u32 = 3;
 
-/// A job to be driven anew.
-pub(super) struct Revival<'a> {
-    pub(super) keeper: &'a Keeper,
-    pub(super) held: HeldJob,
-    pub(super) times: Times,
-    pub(super) me: &'a Addr<Supervisor>,
-    /// What the clients of this daemon see of it, if they do.
-    pub(super) known: Option<Arc<JobView>>,
-}
-
 impl Supervisor {
-    /// As [`Self::revived`]; a record that makes the replay panic costs its own job only.
-    pub(super) fn try_revive(&self, revival: Revival<'_>) -> Result<(Arc<JobView>, Addr<JobActor>), String> {
-        let attempt = || self.revived(revival);
-        std::panic::catch_unwind(AssertUnwindSafe(attempt))
-            .unwrap_or_else(|_| Err("a defect ended the replay of its record".into()))
-    }
-
-    fn revived(&self, revival: Revival<'_>) -> Result<(Arc<JobView>, Addr<JobActor>), String> {
-        let Revival { keeper, held, times, me, known } = revival;
-        let HeldJob { tag, record: events, last_op, over, closed, log_inode, log_len } = held;
-        let (first, events) = events.0.split_first().ok_or("the record is empty")?;
-        let Head { shell, accepted, place: _ } = read_head(first).ok_or("the record's head is damaged")?;
-        let Event::Accepted(spec) = accepted else {
-            return Err("the record does not begin with a request".into());
-        };
-        let machine = Machine::new(&spec).map_err(|_| "the request does not parse any more")?;
-        let events = events.iter().map(|event| record::decode(event)).collect::<Result<Vec<_>, _>>();
-        let events = events.map_err(|e| Chain(&e).to_string())?;
-        // A full disk may have refused the journal's line; the record has it.
-        let started = times.started.or_else(|| events.iter().find_map(admitted_at).map(Start::by_wall));
-        let id = JobId::parse(&shell.id).map_err(|e| e.to_string())?;
-        let folder = self.state.folder(id.key());
-        let (phrases, _warnings) =
-            PhraseSet::prepare(&shell.phrases, &shell.token_prefixes, &shell.masking.config())
-                .map_err(|e| e.to_string())?;
-        // Whoever appended results last may have been cut off in one.
-        let stored = folder.mend_steps().map_err(|e| Chain(&e).to_string())?.count;
-        let fresh =
-            || Arc::new(self.view_of(&shell, id, Times { started, ..times }, log_inode, log_len, &folder));
-        let view = known.unwrap_or_else(fresh);
-        view.update(|state| state.steps_done = 0); // counted anew by the replay
-        let parts = JobParts {
-            view: Arc::clone(&view),
-            around: Arc::clone(&self.around),
-            folder,
-            link: keeper.link.clone(),
-            supervisor: me.clone(),
-            machine,
-            redactor: Redactor::new(phrases),
-            shell,
-            tag,
-            encode: self.encode,
-            head: (events.is_empty() && started.is_none()).then(|| first.clone()),
-        };
-        let replay = Replay { events, last_op, over, closed, stored };
-        Ok((view, JobActor::start_replayed(parts, replay)))
-    }
-
-    fn view_of(
+    /// Builds the view of a job whose record is still to be replayed, from its files and the keeper's description. Also
+    /// returns the number of stored messages of FollowSteps.
+    pub(super) fn view_of(
         &self,
-        shell: &ShellSpec,
         id: JobId,
+        record: &JobRecord,
+        digest: [u8; 32],
         Times { started, waits }: Times,
-        log_inode: u64,
-        log_len: u64,
-        folder: &JobFolder,
-    ) -> JobView {
-        let state = State {
+        held: &HeldJob,
+    ) -> Result<(Arc<JobView>, u32), String> {
+        let folder = self.state.folder(id.key());
+        let (stored, steps_done) = self.mend_steps(&folder)?;
+        let usage = held.over.last().map(|over| over.usage).unwrap_or_default();
+        let state = JobViewState {
             state: if started.is_some() { JobState::Running } else { JobState::Queued },
             start_time: started.map(|start| start.at),
             since: started.map_or(waits, |start| start.since),
-            ..State::default()
+            steps_done,
+            cpu_time: usage.cpu_time,
+            peak_memory: usage.peak_memory,
+            usage: held.over.iter().filter_map(|over| over.ran.usage).reduce(StepUsage::and),
+            ..JobViewState::default()
         };
-        let group = || self.around.sync_group.clone();
-        let log = LogFeed::growing(log_len, group(), folder);
+        let group = || self.context.sync_group.clone();
+        let log = LogFeed::growing(held.log_len, group(), &folder);
+        LogSink::begin(&log);
         let trace = TraceFeed::growing(folder.steps_len(), group());
-        JobView::new(id, shell.registered, log_inode, log, trace, state).of_request(shell.digest)
+        let view = JobView::new(id, record.registered, held.log_inode, log, trace, state);
+        Ok((Arc::new(view.of_request(digest, record.origin)), stored))
     }
 
-    /// Takes up a job anew whose actor died of a defect, to end it; one that kills its actor again is interrupted.
-    pub(super) fn revive(&self, id: JobId, me: Addr<Self>) -> impl ActorFuture<Self, Output = ()> + 'static {
+    /// Cuts off an incomplete last message of the stored step results. Returns the number of messages, and how many of
+    /// them are step results.
+    fn mend_steps(&self, folder: &JobFolder) -> Result<(u32, u32), String> {
+        let stored = folder.mend_steps_of(|stored| (self.kind)(stored) == StoredKind::Step);
+        let stored = stored.map_err(|e| Chain(&e).to_string())?;
+        Ok((stored.count, stored.marked))
+    }
+
+    /// Starts a new actor, to end a job whose actor died of a defect. After too many deaths the job is interrupted.
+    pub(super) fn revive(&self, id: JobId) -> impl ActorFuture<Self, Output = ()> + 'static {
         let (port, key) = (self.port.clone(), id.key());
         let again = self.registry.view(&id).is_some_and(|view| view.breaks() <= MAX_BREAKS);
-        // What comes behind the keeper's answer is not in it, and would go to the actor that died.
+        // Events that the keeper sends after its answer are not in that answer, and would go to the dead actor. Hold
+        // them back.
         self.registry.hold_back(key);
         async move {
+            let not_held = || "the keeper does not hold it, or it broke too often".to_owned();
             if !again {
-                return None;
+                return Err(not_held());
             }
-            let keeper = port.living().await?;
+            let keeper = port.living().await.ok_or_else(not_held)?;
             match keeper.link.ask(Request::Resume { key }).await {
-                Ok(Reply::Resumed(held)) => Some((keeper, *held)),
-                _ => None,
+                Ok(Reply::Resumed(held)) => match load(&port, &keeper, key, &held, None).await {
+                    Ok(loaded) => Ok((keeper, *held, loaded)),
+                    Err(NotLoaded::KeeperGone) => Err(not_held()),
+                    Err(NotLoaded::Unusable(reason)) => Err(reason),
+                },
+                _ => Err(not_held()),
             }
         }
         .into_actor(self)
-        .map(move |held, supervisor, _| {
+        .map(move |loaded, supervisor, ctx| {
             let news = supervisor.registry.hand_out(key);
             let Some(view) = supervisor.registry.view(&id).filter(|view| !view.is_ended()) else { return };
-            let State { start_time, since, .. } = view.state();
-            let times = Times { started: start_time.map(|at| Start { at, since }), waits: since };
-            let keeper = held.as_ref().map(|(keeper, _)| keeper.clone());
-            let revived = held
-                .ok_or_else(|| "the keeper does not hold it, or it broke too often".to_owned())
-                .and_then(|(keeper, held)| {
-                    let known = Some(Arc::clone(&view));
-                    supervisor.try_revive(Revival { keeper: &keeper, held, times, me: &me, known })
-                });
+            let revived = loaded.and_then(|(keeper, held, loaded)| {
+                let (stored, steps_done) = supervisor.mend_steps(&supervisor.state.folder(key))?;
+                view.update(|state| state.steps_done = steps_done);
+                let mailbox = JobActor::mailbox();
+                let actor = mailbox.address();
+                let (view, link) = (Arc::clone(&view), keeper.link.clone());
+                let resumed = ResumedJob { held, record: None };
+                let job = PendingReplay { view, keeper, resumed, cancel: None, stored, ctx: mailbox };
+                supervisor.drive(job, loaded, ctx).map(|()| (actor, link))
+            });
             match revived {
-                Ok((_, actor)) => {
+                Ok((actor, link)) => {
                     supervisor.registry.replace(&id, actor.clone());
-                    for said in news {
-                        deliver(&actor, KeeperSaid(said));
+                    for event in news {
+                        deliver(&actor, KeeperEventArrived(event));
                     }
                     deliver(
                         &actor,
                         Defect("a defect ended the part of the daemon that drove this job".into()),
                     );
-                    if keeper.is_some_and(|keeper| keeper.link.is_over()) {
-                        // The news of its death may have gone to the actor that died.
+                    if link.is_over() {
+                        // The news of the keeper's death may have gone to the dead actor.
                         deliver(&actor, KeeperLost);
                     }
                 }
@@ -159,22 +119,14 @@ impl Supervisor {
                     if let Some(keeper) = supervisor.port.now() {
                         keeper.link.tell_short(Request::Drop { key });
                     }
-                    supervisor.end_unrevived(&view);
+                    supervisor.end_unrevived(&view, "a defect of the daemon");
                 }
             }
         })
     }
 }
 
-/// When a job was admitted.
-const fn admitted_at(event: &Event) -> Option<i64> {
-    match event {
-        Event::Admitted { at } => Some(*at),
-        _ => None,
-    }
-}
-
-/// When a job started.
+/// Start of a job.
 #[derive(Clone, Copy)]
 pub(super) struct Start {
     /// Microseconds since the epoch.
@@ -182,22 +134,22 @@ pub(super) struct Start {
     pub(super) since: Moment,
 }
 
-/// What the age of a job is counted from.
+/// Points in time from which the age of a job counts.
 #[derive(Clone, Copy)]
 pub(super) struct Times {
     pub(super) started: Option<Start>,
-    /// Registered.
+    /// Registration.
     pub(super) waits: Moment,
 }
 
 impl Start {
-    /// By the wall clock: the only one there is if nothing else was written down (service.md §6.3).
+    /// Computes the age by the wall clock: there is no other clock if the journal has no boot time (service.md §6.3).
     pub(super) fn by_wall(at: i64) -> Self {
         Self { at, since: before_start(wall_age(at)) }
     }
 }
 
-/// See [`Moment::before_start`].
+/// [`Moment::before_start`] with the current uptime.
 pub(super) fn before_start(age: Duration) -> Moment {
     Moment::before_start(age, clock::uptime())
 }
@@ -207,8 +159,8 @@ fn wall_age(at: i64) -> Duration {
 }
 
 impl Supervisor {
-    /// How long ago something was that happened to a job: by the clock that never jumps, if it was in this boot of the
-    /// host (faults.md row 63).
+    /// Returns the age of an event of a job. `at` is its time by the wall clock, `boot` by the clock since the host's
+    /// boot. If the host has not booted since, uses `boot`, because that clock never jumps (faults.md row 63).
     pub(super) fn age(&self, record: &JobRecord, at: i64, boot: Option<u64>) -> Duration {
         match boot.filter(|_| record.boot_id == *self.boot_id) {
             Some(boot) => Duration::from_micros(clock::boot_micros().saturating_sub(boot)),
@@ -216,18 +168,18 @@ impl Supervisor {
         }
     }
 
-    /// Writes the end of a job that cannot be driven any more.
-    fn end_unrevived(&mut self, view: &JobView) {
+    /// Writes the end of a job that cannot be driven any more because of `cause`.
+    pub(super) fn end_unrevived(&mut self, view: &JobView, cause: &str) {
         let closed = self.state.folder(view.key).read_job().and_then(|job| {
-            // Closing it tries to remove them; whether in vain is seen at the reaper's next look.
+            // Closing tries to remove the files. If that fails, the reaper tries again.
             view.update(|state| state.files_left = !job.record.files.is_empty());
-            let end =
-                close_interrupted(&job, "a defect of the daemon", clock::now_micros(), clock::boot_micros());
+            let (now, boot, told) = (clock::now_micros(), clock::boot_micros(), view.log.reported_len());
+            let end = close_interrupted(&job, cause, Some(told), now, boot);
             end.map(|end| self.complete(&job.folder, end)).map_err(|e| Chain(&e).to_string())
         });
         let end = closed.unwrap_or_else(|reason| {
             tracing::error!(job = %view.id, reason, "its end was not written");
-            let outcome = Outcome::interrupted("a defect of the daemon");
+            let outcome = Outcome::interrupted(cause);
             let end = End::new(outcome, clock::now_micros(), view.log.len(), view.log_inode);
             End { steps_done: view.state().steps_done, ..end }
         });
@@ -246,8 +198,8 @@ mod tests {
 
     #[test]
     fn fault_46_records_of_another_format_are_of_another_protocol() {
-        // Whoever raises a format writes the next protocol beside it: of a keeper that was greeted every record is read, or
-        // its job is interrupted.
-        assert_eq!((PROTOCOL_VERSION, HEAD_FORMAT, record::FORMAT), (3, 2, 4));
+        // Raise the protocol version together with any format: then every record of a keeper with our version can be
+        // read, and jobs of other keepers are interrupted.
+        assert_eq!((PROTOCOL_VERSION, HEAD_FORMAT, record::FORMAT), (5, 3, 5));
     }
 }

@@ -12,24 +12,25 @@ use crate::config::OnStop;
 use crate::failpoint;
 use crate::model::CancelCause;
 
-/// Stop: no new job is taken; answered when none lives, or when time is over.
+/// Stops the service: no new job is admitted. The answer comes when all jobs have ended or the time is up. It is the
+/// unused part of `shutdown_grace`.
 #[derive(Message)]
-#[rtype(result = "()")]
+#[rtype(result = "Duration")]
 pub struct Shutdown {
-    /// Kill everything instead.
+    /// Kill everything now.
     pub at_once: bool,
 }
 
 impl Handler<Shutdown> for Supervisor {
-    type Result = ResponseActFuture<Self, ()>;
+    type Result = ResponseActFuture<Self, Duration>;
 
     fn handle(&mut self, Shutdown { at_once }: Shutdown, _: &mut Context<Self>) -> Self::Result {
         failpoint::hit("actors::supervisor::shut_down");
-        self.stop = Stop::Draining;
+        self.stop.raise(Stop::Draining);
         if at_once {
-            self.stop = Stop::AtOnce;
+            self.stop.raise(Stop::AtOnce);
             self.pause_queue();
-            return Box::pin(self.leave().map(|_, _, _| ()));
+            return Box::pin(self.end_keeper().map(|_, _, _| Duration::ZERO));
         }
         let drain = match self.config().on_stop {
             OnStop::Cancel => Duration::ZERO,
@@ -45,8 +46,9 @@ impl Supervisor {
         self.registry.all().into_iter().map(|(view, _)| view).filter(|view| !view.is_ended()).collect()
     }
 
-    fn end_all(&mut self) -> ResponseActFuture<Self, ()> {
-        self.stop = Stop::Ending;
+    fn end_all(&mut self) -> ResponseActFuture<Self, Duration> {
+        let begun = Instant::now();
+        self.stop.raise(Stop::Ending);
         self.pause_queue();
         let grace = self.config().shutdown_grace;
         let living = self.living();
@@ -54,28 +56,29 @@ impl Supervisor {
             self.cancel(&view.id, CancelCause::Shutdown, Some(grace));
         }
         let lines = self.time_for_last_lines();
-        // What a job needs after its grace: the kill, and its last lines.
+        // After its grace a job needs time for the kill and its last log lines.
         let ended = all_ended(living.clone(), Instant::now() + grace + self.config().kill_wait + lines);
         let left = ended.into_actor(self).then(|ended, supervisor, _| {
             if !ended {
                 tracing::warn!("jobs did not end in time; they are left to the next start");
             }
-            supervisor.leave()
+            supervisor.end_keeper()
         });
         Box::pin(left.then(move |was_heard, supervisor, _| {
-            // The death of a keeper that was killed ends its jobs: their followers are to be told.
+            // If the keeper had to be killed, its death ends its jobs. Wait until their followers know.
             let ended = async move { was_heard || all_ended(living, Instant::now() + lines).await };
-            ended.into_actor(supervisor).map(|_, _, _| ())
+            ended.into_actor(supervisor).map(move |_, _, _| grace.saturating_sub(begun.elapsed()))
         }))
     }
 
     fn time_for_last_lines(&self) -> Duration {
-        // With a sync their ends are shown when they are on the disk.
-        Duration::from_secs(if self.around.sync_group.is_some() { 3 } else { 1 })
+        // With syncs, an end is shown only once it is on the disk.
+        Duration::from_secs(if self.context.sync_group.is_some() { 3 } else { 1 })
     }
 
-    /// The keeper kills what is left and ends. `false`: it did not answer and was killed, and what it left was too.
-    fn leave(&self) -> ResponseActFuture<Self, bool> {
+    /// Tells the keeper to kill the remaining jobs and to end. If it does not answer, kills it and the processes of its
+    /// jobs, and returns `false`.
+    fn end_keeper(&self) -> ResponseActFuture<Self, bool> {
         let port = self.port.clone();
         let said = async move { port.say_bye().await };
         Box::pin(said.into_actor(self).then(|was_heard, supervisor, _| {
@@ -99,4 +102,24 @@ async fn all_ended(jobs: Vec<Arc<JobView>>, deadline: Instant) -> bool {
         }
     }
     true
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stop_never_goes_back() {
+        let mut stop = Stop::No;
+        for (next, now) in [
+            (Stop::Ending, Stop::Ending),
+            (Stop::Draining, Stop::Ending),
+            (Stop::AtOnce, Stop::AtOnce),
+            (Stop::Ending, Stop::AtOnce),
+            (Stop::No, Stop::AtOnce),
+        ] {
+            stop.raise(next);
+            assert_eq!(stop, now);
+        }
+    }
 }

@@ -1,15 +1,14 @@
-//! Slots: which job starts when (queue.md). The rule is the queue's; here it meets jobs.
+//! Slots: which job starts when (queue.md). The queue decides; this module applies its decisions to jobs.
 
 use std::io;
-use std::sync::Arc;
 
 use actix::{AsyncContext, Context, Handler, Message, ResponseFuture};
 
 use super::admit::RETRY;
 use super::{Stop, Supervisor};
-use crate::actors::admission::{self, Prepared, ShellSpec};
+use crate::actors::admission::{JobActorSpec, Prepared, Share};
 use crate::actors::deliver;
-use crate::actors::job::Begin;
+use crate::actors::job::{Begin, HeldRequest};
 use crate::actors::keeper_port::KeeperProblem;
 use crate::clock;
 use crate::config::{Config, QueuePolicy};
@@ -17,17 +16,17 @@ use crate::failpoint;
 use crate::keeper::link::{KeeperLink, LinkError};
 use crate::keeper::protocol::{KeeperError, Reply};
 use crate::model::{JobId, JobKey, Reason, Refusal};
-use crate::queue::{Full, Limits, Policy, Submitted};
+use crate::queue::{Full, Policy, QueueLimits, Submitted};
 use crate::store;
 
-/// The settings of queue.md §2 as the queue takes them.
-pub(super) fn rules(config: &Config) -> (Policy, Limits) {
+/// Converts the settings of queue.md §2 to the queue's types.
+pub(super) fn rules(config: &Config) -> (Policy, QueueLimits) {
     let policy = match config.queue_policy {
         QueuePolicy::Fifo => Policy::Fifo,
         QueuePolicy::Fair => Policy::Fair,
     };
     let size = |limit: u64| usize::try_from(limit).unwrap_or(usize::MAX);
-    let limits = Limits {
+    let limits = QueueLimits {
         running: Some(config.max_running).filter(|limit| *limit > 0).map(size),
         running_per_key: config.max_running_per_project.0.map(size),
         queued: config.max_queued.0.map(size),
@@ -37,7 +36,7 @@ pub(super) fn rules(config: &Config) -> (Policy, Limits) {
 }
 
 impl Supervisor {
-    /// Gives the job its place, and perhaps a slot.
+    /// Puts the job in the queue; it may get a slot at once.
     pub(super) fn enqueue(&mut self, prepared: &mut Prepared) -> Result<(), Refusal> {
         let share = &prepared.shell.share;
         let mut starts = Vec::new();
@@ -49,55 +48,69 @@ impl Supervisor {
             Submitted::Started(place) | Submitted::Queued(place) => place,
             Submitted::Full(full) => return Err(refusal(full)),
             Submitted::Existing => {
-                // The registry lets one Run of an id in at a time, and knows of every job that holds a slot.
+                // The registry admits one Run of an id at a time and knows every job that holds a slot.
                 return Err(Refusal::new(Reason::Internal, "the queue holds a job that is not registered"));
             }
         };
-        admission::seal(&mut prepared.head, &place).inspect_err(|_| self.leave_queue(&prepared.id))
+        prepared.place = Some(place);
+        Ok(())
     }
 
-    /// A job is gone, wherever in the queue it was: what may start now starts.
+    /// Removes a job from the queue, running or waiting, and starts the jobs that now may start.
     pub(super) fn leave_queue(&mut self, id: &JobId) {
         let mut starts = Vec::new();
-        self.queue.leave(id, &mut starts);
+        self.queue.remove_job(id, &mut starts);
         self.begin_all(&starts);
     }
 
-    /// Nothing starts until [`Self::resume_queue`].
+    /// Starts no job until [`Self::resume_queue`].
     pub(super) fn pause_queue(&mut self) {
         self.queue.pause();
     }
 
-    /// Starts what waited.
     pub(super) fn resume_queue(&mut self) {
         let mut starts = Vec::new();
         self.queue.resume(&mut starts);
         self.begin_all(&starts);
     }
 
-    /// Tells jobs that they have their slots. One that is still being registered begins when it is.
+    /// Tells jobs that they have their slots. A job that is still being registered begins after its registration.
     fn begin_all(&self, starts: &[JobId]) {
         for id in starts {
             let (Some(job), Some(view)) = (self.registry.job(id), self.registry.view(id)) else { continue };
             let waited = clock::now_micros().saturating_sub(view.registered) / 1_000_000;
-            let (server, project) = self.queue.key(id).map_or(("", ""), |key| (&key.server, &key.project));
+            let key = self.queue.key(id);
+            let server = key.map(|key| &*key.server).filter(|server| !server.is_empty());
+            let project = key.map(|key| &*key.project).filter(|project| !project.is_empty());
             tracing::info!(job = %id, server, project, seconds = waited, "the job had to wait and starts now");
             deliver(&job, Begin);
         }
     }
 
-    /// Takes up what a keeper held: jobs that have not begun wait at their old places.
+    /// Restores a job that the keeper held. A job that has not begun waits at its old place.
     pub(super) fn restore_queue(
         &mut self,
         id: &JobId,
-        shell: &ShellSpec,
+        share: &Share,
         waits_at: Option<&crate::queue::Place>,
     ) {
-        let share = &shell.share;
         match waits_at {
             Some(place) => self.queue.restore_waiting(id.clone(), share.key.clone(), place, share.bytes),
             None => self.queue.restore_running(id.clone(), share.key.clone()),
         }
+    }
+}
+
+/// Asks for the waiting jobs, in the order in which they will start.
+#[derive(Message)]
+#[rtype(result = "Vec<JobId>")]
+pub(in crate::actors) struct QueueOrder;
+
+impl Handler<QueueOrder> for Supervisor {
+    type Result = Vec<JobId>;
+
+    fn handle(&mut self, _: QueueOrder, _: &mut Context<Self>) -> Vec<JobId> {
+        self.queue.order()
     }
 }
 
@@ -109,7 +122,7 @@ fn refusal(full: Full) -> Refusal {
     Refusal::for_now(Reason::QueueFull, text, RETRY)
 }
 
-/// What an operator asks of a running daemon (queue.md §2, §5).
+/// A request of the operator to a running daemon (queue.md §2, §6).
 #[derive(Message)]
 #[rtype(result = "()")]
 pub(in crate::actors) enum Operate {
@@ -117,9 +130,9 @@ pub(in crate::actors) enum Operate {
     Pause,
     /// Start them again.
     Resume,
-    /// Other settings.
+    /// Apply new settings.
     Configure(Box<Config>),
-    /// Nothing: the answer shows that this actor works.
+    /// Do nothing: the answer shows that this actor works.
     Answer,
 }
 
@@ -133,7 +146,7 @@ impl Handler<Operate> for Supervisor {
                 tracing::info!("admission is paused; {} jobs wait", self.queue.waiting());
                 self.pause_queue();
             }
-            // What a stop has paused stays so.
+            // The queue stays paused after a stop.
             Operate::Resume if self.stop >= Stop::Ending => {}
             Operate::Resume => {
                 tracing::info!("admission goes on; {} jobs wait", self.queue.waiting());
@@ -150,7 +163,8 @@ impl Supervisor {
         let (config, waiting) = self.config().reloaded(fresh);
         let (policy, limits) = rules(&config);
         self.warn_of_limits(&config);
-        self.around.set_config(config);
+        self.context.set_config(config);
+        self.port.configure(self.config());
         let mut starts = Vec::new();
         self.queue.configure(policy, limits, &mut starts);
         self.begin_all(&starts);
@@ -161,23 +175,24 @@ impl Supervisor {
     }
 }
 
-/// The keeper that held a waiting job died: nothing of the job has run, so the next keeper takes it (architecture.md).
+/// Hands a waiting job whose keeper died to the next keeper: no step of it has run (architecture.md).
 #[derive(Message)]
 #[rtype(result = "Result<KeeperLink, NotHeld>")]
 pub(in crate::actors) struct HoldAgain {
     pub(in crate::actors) key: JobKey,
-    pub(in crate::actors) shell: ShellSpec,
-    pub(in crate::actors) head: Arc<[u8]>,
+    pub(in crate::actors) shell: JobActorSpec,
+    pub(in crate::actors) request: HeldRequest,
     pub(in crate::actors) tag: u128,
+    /// Length of its log, as its last keeper reported.
+    pub(in crate::actors) log_len: u64,
 }
 
-/// Why a waiting job has no keeper.
 pub(in crate::actors) enum NotHeld {
-    /// The next one died too; `KeeperGone` is under way.
+    /// The next keeper died too; `KeeperGone` is under way.
     Died,
-    /// None can be started or takes the job for now: processes, memory or descriptors are used up.
+    /// Temporary: processes, memory or descriptors are used up, or the keeper is silent.
     NotNow,
-    /// None can be started, or it refuses.
+    /// Permanent: no keeper can be started, or the keeper refuses the job.
     Impossible,
 }
 
@@ -212,15 +227,15 @@ impl Handler<HoldAgain> for Supervisor {
 
     fn handle(
         &mut self,
-        HoldAgain { key, shell, head, tag }: HoldAgain,
+        HoldAgain { key, shell, request, tag, log_len }: HoldAgain,
         ctx: &mut Context<Self>,
     ) -> Self::Result {
         failpoint::hit("actors::supervisor::hold_again");
         let (port, me) = (self.port.clone(), ctx.address());
         Box::pin(async move {
             let keeper = port.get(&me).await?;
-            let request = super::admit::hold_request(&shell, key, &keeper, &head, tag);
-            match keeper.link.ask(request).await? {
+            let hold = super::admit::hold_request(&shell, key, &keeper, &request, tag, log_len);
+            match keeper.link.ask(hold).await? {
                 Reply::Held { .. } => Ok(keeper.link),
                 _ => Err(NotHeld::Impossible),
             }

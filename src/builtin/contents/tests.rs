@@ -12,7 +12,7 @@ fn common(files: &Json) -> Result<Contents, String> {
     parse(&json!({"common": {"files": files}}), Mapping::DestinationToSource)
 }
 
-/// A job's directory with these files.
+/// Creates a job's directory with these files.
 fn project(files: &[&str]) -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
     for file in files {
@@ -152,4 +152,24 @@ fn layers_of_one_image_share_folders_only() {
             "{message}"
         );
     }
+}
+
+#[test]
+fn the_old_builtin_takes_files_from_anywhere_by_their_absolute_path() {
+    let (dir, elsewhere) = (project(&["a"]), project(&["b", "lib/c"]));
+    let outside = |name: &str| elsewhere.path().join(name).to_str().unwrap().to_owned();
+    let files = json!({"a": "bin/a", (outside("b")): "bin/b", (outside("lib")): "/lib"});
+    let inputs = json!({"common": {"files": files}});
+    let contents = parse(&inputs, Mapping::SourceToDestination).unwrap();
+    let entries = contents.common.collect(dir.path(), &[]).unwrap();
+    let paths: Vec<_> = entries.keys().map(|path| path.to_str().unwrap()).collect();
+    assert_eq!(paths, ["bin", "bin/a", "bin/b", "lib", "lib/c"]);
+    // A relative path must still stay in the job's directory.
+    symlink(elsewhere.path(), dir.path().join("leaves")).unwrap();
+    let inputs = json!({"common": {"files": {"leaves": "x"}}});
+    let contents = parse(&inputs, Mapping::SourceToDestination).unwrap();
+    let message = contents.common.collect(dir.path(), &[]).unwrap_err().to_string();
+    assert!(message.contains("leads out of the job's directory"), "{message}");
+    let inputs = json!({"common": {"files": {"../b": "x"}}});
+    assert!(parse(&inputs, Mapping::SourceToDestination).unwrap_err().contains("is no source"));
 }

@@ -1,41 +1,38 @@
-//! Which local functions the files call, directly and further down: all files to check, what callers see of each, and
-//! the calls that can never end.
+//! Call graph of local functions: all files to check, the interface of each, and the calls that can never end.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use super::files::{Called, File};
+use super::files::{Called, CheckedFile};
 use super::{local, steps};
 use crate::lang::document::CALL_LIMIT;
 use crate::plan::check::Interface;
 
 /// A file as its callers see it.
 struct Node {
-    file: File,
+    file: CheckedFile,
     interface: Option<Arc<Interface>>,
     /// Indices of the files that it calls.
     calls: Vec<usize>,
-    /// It was named by the user.
+    /// True if the user named it.
     is_root: bool,
-    /// The group of files that call each other in a circle, or the file alone.
+    /// First node of its group: the files that call each other in a circle, or the file alone.
     group: usize,
-    /// Its group calls itself.
+    /// True if its group calls itself.
     in_circle: bool,
     /// Longest chain of calls from it on.
     height: usize,
 }
 
-/// The files and their calls.
-pub(super) struct Calls {
+pub(super) struct CallGraph {
     nodes: Vec<Node>,
-    /// By path.
     index: HashMap<PathBuf, usize>,
 }
 
-impl Calls {
-    /// Follows all calls from the given files on. Each file is read once; of its text nothing is kept.
-    pub(super) fn from(roots: Vec<File>) -> Self {
+impl CallGraph {
+    /// Follows all calls from the given files on. It reads each file once and keeps no text.
+    pub(super) fn from(roots: Vec<CheckedFile>) -> Self {
         let mut calls = Self { nodes: Vec::new(), index: HashMap::new() };
         for root in roots {
             let at = calls.node(root);
@@ -53,18 +50,18 @@ impl Calls {
         calls
     }
 
-    /// All files, those named by the user first.
-    pub(super) fn files(&self) -> impl Iterator<Item = &File> {
+    /// Returns all files, those named by the user first.
+    pub(super) fn files(&self) -> impl Iterator<Item = &CheckedFile> {
         self.nodes.iter().map(|node| &node.file)
     }
 
-    /// What a caller sees of a file; `None` if the file is broken.
-    pub(super) fn interface(&self, file: &File) -> Option<Arc<Interface>> {
+    /// Returns the interface of a file, or `None` if the file is broken.
+    pub(super) fn interface(&self, file: &CheckedFile) -> Option<Arc<Interface>> {
         self.find(file)?.interface.clone()
     }
 
-    /// Why the call of `callee` by `caller` can never end, if so: there are no conditions.
-    pub(super) fn never_ends(&self, caller: &File, callee: &File) -> Option<String> {
+    /// Returns the reason if the call of `callee` by `caller` can never end. Calls are never conditional.
+    pub(super) fn never_ends(&self, caller: &CheckedFile, callee: &CheckedFile) -> Option<String> {
         let (caller, callee) = (self.find(caller)?, self.find(callee)?);
         if caller.group == callee.group && callee.in_circle {
             return Some("the function calls itself, directly or through others, without end".to_owned());
@@ -73,11 +70,11 @@ impl Calls {
             .then(|| format!("functions call each other more than {CALL_LIMIT} levels deep"))
     }
 
-    fn find(&self, file: &File) -> Option<&Node> {
+    fn find(&self, file: &CheckedFile) -> Option<&Node> {
         self.index.get(&file.path).and_then(|at| self.nodes.get(*at))
     }
 
-    fn node(&mut self, file: File) -> usize {
+    fn node(&mut self, file: CheckedFile) -> usize {
         let next = self.nodes.len();
         let at = *self.index.entry(file.path.clone()).or_insert(next);
         if at == next {
@@ -92,19 +89,19 @@ impl Calls {
                 height: 0,
             });
         } else if let Some(node) = self.nodes.get_mut(at) {
-            // What is called must be a function file, whatever else it may be.
+            // A called file must be a function file, even if the user named it, too.
             node.file.is_definition |= file.is_definition;
         }
         at
     }
 
     /// Reads the file of a node: its interface and its calls.
-    fn load(&mut self, file: &File, at: usize) {
-        // What cannot be read is reported when its turn comes.
+    fn load(&mut self, file: &CheckedFile, at: usize) {
+        // A file that cannot be read is reported when it is checked itself.
         let Ok(text) = file.read() else { return };
         let checked = file.parse(&text);
-        // What only a check refuses does not change the interface.
-        let usable = checked.is_whole() || file.is_usable(&text);
+        // Errors that only a check finds do not change the interface.
+        let usable = checked.is_whole() || file.parse_to_run(&text).is_ok();
         let Some(function) = checked.function else { return };
         let mut called = Vec::new();
         for (reference, _) in steps(&function).iter().filter_map(local) {
@@ -118,8 +115,8 @@ impl Calls {
         }
     }
 
-    /// Finds the circles and the heights: Tarjan's strongly connected components, without recursion. Groups are
-    /// complete in the order callee before caller.
+    /// Finds the circles and the heights by Tarjan's strongly connected components, without recursion. A callee's group
+    /// is complete before its caller's.
     fn group(&mut self) {
         let mut search = Search {
             order: vec![None; self.nodes.len()],
@@ -138,14 +135,14 @@ impl Calls {
 /// State of the search for circles.
 #[derive(Default)]
 struct Search {
-    /// When a node was met first.
+    /// Order in which nodes were first met.
     order: Vec<Option<usize>>,
     /// The earliest node that can be reached from it and has no group yet.
     low: Vec<usize>,
     met: usize,
     /// Nodes that have been met and have no group.
     open: Vec<usize>,
-    /// Whether a node has its group.
+    /// True for nodes that have a group.
     closed: Vec<bool>,
     /// Nodes on the way from the root, each with the number of its calls that were followed.
     way: Vec<(usize, usize)>,
@@ -184,7 +181,7 @@ impl Search {
         self.way.push((node, 0));
     }
 
-    /// The nodes from `first` on are a group.
+    /// Makes a group of the open nodes from `first` on.
     fn close(&mut self, first: usize, nodes: &mut [Node]) {
         let start = self.open.iter().rposition(|node| *node == first).unwrap_or(0);
         let members = self.open.split_off(start);

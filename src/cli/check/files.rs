@@ -1,51 +1,50 @@
-//! Which files are checked, and what they hold.
+//! Files to check: finding, reading and parsing them.
 
 use std::ffi::OsStr;
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use crate::lang::ast::Reference;
+use super::super::document::{misnamed, rename};
+use crate::lang::ast::{Function, Reference};
 use crate::lang::diagnostic::{Class, Diagnostic, Position};
 use crate::lang::document::{self, Checked, REQUEST_LIMIT};
 use crate::lang::name;
 use crate::lang::reference::DEFINITION_FILES;
 use crate::plan::locate;
 
-/// Bytes of a file that decide whether a search takes it.
+/// Number of bytes at the start of a file by which a search decides if it includes the file.
 const LOOKED_AT: u64 = 64 * 1024;
 
 /// Keys that begin a line of a function file or steps document.
 const KEYS: [&str; 8] = ["spec", "exec", "run", "env", "outputs", "delegate", "steps", "description"];
 
-/// A file to check.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(super) struct File {
+pub(super) struct CheckedFile {
     /// Its real folder and its name there; empty for stdin.
     pub(super) path: PathBuf,
-    /// How findings name it.
+    /// Its name in findings.
     shown: String,
-    /// Whether it must be a definition file; else it may be a steps document too.
+    /// True if it must be a definition file. Otherwise it may be a steps document, too.
     pub(super) is_definition: bool,
-    /// What stdin held: it can be read but once.
-    stdin: Option<Text>,
+    /// Its text, if that has been read: stdin and pipes can be read only once.
+    text: Option<FileText>,
 }
 
-/// The text of a file.
-pub(super) type Text = Arc<str>;
+pub(super) type FileText = Arc<str>;
 
-/// What stands where a step looks for a function.
+/// Result of looking for a local function.
 pub(super) enum Called {
-    File(File),
+    File(CheckedFile),
     Nothing { class: Class, message: String, help: Option<String> },
 }
 
-/// The files that an argument means: itself, or those below a folder.
-pub(super) fn of_argument(argument: &str) -> Result<Vec<File>, Diagnostic> {
+/// Returns the files that an argument means: itself, or those below a folder.
+pub(super) fn of_argument(argument: &str) -> Result<Vec<CheckedFile>, Diagnostic> {
     if argument == "-" {
         let shown = "<stdin>".to_owned();
-        let mut file = File { path: PathBuf::new(), shown, is_definition: false, stdin: None };
-        file.stdin = Some(file.take(std::io::stdin().lock())?);
+        let mut file = CheckedFile { path: PathBuf::new(), shown, is_definition: false, text: None };
+        file.text = Some(file.take(std::io::stdin().lock())?);
         return Ok(vec![file]);
     }
     let path = Path::new(argument);
@@ -59,11 +58,13 @@ pub(super) fn of_argument(argument: &str) -> Result<Vec<File>, Diagnostic> {
                 Position::START,
                 "no function file or steps document in this folder",
             );
-            return Err(none.with_help("name the file itself if it has another form"));
+            let help =
+                rename(path).unwrap_or_else(|| "name the file itself if it has another form".to_owned());
+            return Err(none.with_help(help));
         }
         return Ok(found);
     }
-    File::at(path, argument.to_owned(), false)
+    CheckedFile::at(path, argument.to_owned(), false)
         .map(|file| vec![file])
         .map_err(|error| unreadable(argument, &error))
 }
@@ -73,8 +74,9 @@ fn unreadable(shown: &str, error: &std::io::Error) -> Diagnostic {
     Diagnostic::error(class, &Arc::from(shown), Position::START, format!("cannot read it: {error}"))
 }
 
-/// All function files and steps documents below a folder, in order of their names. Links to folders are not followed.
-fn search(folder: &Path) -> std::io::Result<Vec<File>> {
+/// Returns all function files and steps documents below a folder, in order of their names. Links to folders are not
+/// followed.
+fn search(folder: &Path) -> std::io::Result<Vec<CheckedFile>> {
     let mut found = Vec::new();
     let mut folders = vec![folder.to_owned()];
     while let Some(folder) = folders.pop() {
@@ -95,7 +97,7 @@ fn search(folder: &Path) -> std::io::Result<Vec<File>> {
                 inside.push(path);
             } else if path.extension() == Some(OsStr::new("yml")) && path.is_file() && is_ours(&path) {
                 let shown = path.strip_prefix(".").unwrap_or(&path).display().to_string();
-                found.push(File::at(&path, shown, false)?);
+                found.push(CheckedFile::at(&path, shown, false)?);
             }
         }
         folders.extend(inside.into_iter().rev());
@@ -103,7 +105,7 @@ fn search(folder: &Path) -> std::io::Result<Vec<File>> {
     Ok(found)
 }
 
-/// Whether a file is a function file by its name, or looks like one or like a steps document.
+/// True if a file is a function file by its name, or looks like one or like a steps document.
 fn is_ours(path: &Path) -> bool {
     if is_definition_name(path) {
         return true;
@@ -117,8 +119,8 @@ fn is_definition_name(path: &Path) -> bool {
     DEFINITION_FILES.iter().any(|name| path.file_name() == Some(OsStr::new(name)))
 }
 
-/// Whether a text, broken as it may be, is meant as a function file or a steps document. Other files share some of the
-/// keys: pipelines and manifests have others beside them.
+/// True if a text seems to be meant as a function file or steps document, even if it is broken. A single document must
+/// have no other keys than theirs, because pipelines and manifests share some of them.
 fn looks_like_ours(text: &str) -> bool {
     let mut documents = vec![Vec::new()];
     for line in text.lines() {
@@ -157,20 +159,22 @@ fn looks_like_ours(text: &str) -> bool {
     }
 }
 
-impl File {
-    /// A file that exists.
+impl CheckedFile {
     fn at(path: &Path, shown: String, is_definition: bool) -> std::io::Result<Self> {
         let name = path.file_name().unwrap_or_default();
         let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        // The folder's real name tells files apart; a link to a file keeps the folder in which it stands.
+        // The real path of the folder tells files apart. A link to a file counts as a file in the folder of the link.
         let path = folder.canonicalize()?.join(name);
         let is_definition = is_definition || is_definition_name(&path);
-        Ok(Self { path, shown, is_definition, stdin: None })
+        Ok(Self { path, shown, is_definition, text: None })
     }
 
-    /// Its text.
-    pub(super) fn read(&self) -> Result<Text, Diagnostic> {
-        match &self.stdin {
+    pub(super) fn with_text(path: &Path, shown: &str, text: &str) -> std::io::Result<Self> {
+        Ok(Self { text: Some(Arc::from(text)), ..Self::at(path, shown.to_owned(), false)? })
+    }
+
+    pub(super) fn read(&self) -> Result<FileText, Diagnostic> {
+        match &self.text {
             Some(text) => Ok(Arc::clone(text)),
             None => match std::fs::File::open(&self.path) {
                 Ok(file) => self.take(file),
@@ -179,8 +183,8 @@ impl File {
         }
     }
 
-    /// Reads a text up to the limit of a request; one that is longer is refused when it is parsed.
-    fn take(&self, source: impl std::io::Read) -> Result<Text, Diagnostic> {
+    /// Reads a text up to the limit of a request. A longer one is refused when it is parsed.
+    fn take(&self, source: impl std::io::Read) -> Result<FileText, Diagnostic> {
         let mut bytes = Vec::new();
         let read = source.take(REQUEST_LIMIT as u64 + 1).read_to_end(&mut bytes);
         read.map_err(|error| unreadable(&self.shown, &error))?;
@@ -203,8 +207,8 @@ impl File {
         Diagnostic::error(Class::Yaml, &Arc::from(self.shown.as_str()), at, "the text is not UTF-8")
     }
 
-    /// What its text says.
-    pub(super) fn parse(&self, text: &Text) -> Checked {
+    /// Checks the text as a function or as a request.
+    pub(super) fn parse(&self, text: &FileText) -> Checked {
         if self.is_definition {
             document::check_function(text, &self.shown)
         } else {
@@ -212,16 +216,25 @@ impl File {
         }
     }
 
-    /// Whether a run takes the text, which is less strict than a check.
-    pub(super) fn is_usable(&self, text: &Text) -> bool {
+    /// Returns a warning if a file beside this one has almost the name of a definition file, and so is never read.
+    pub(super) fn misnamed_beside(&self) -> Option<Diagnostic> {
+        let folder = self.path.parent().filter(|_| is_definition_name(&self.path))?;
+        let (found, _) = misnamed(folder)?;
+        let file = Arc::from(self.shown.as_str());
+        let message = format!("{found} stands beside this file and is never read");
+        Some(Diagnostic::warning(Class::Name, &file, Position::START, message).with_help("remove it"))
+    }
+
+    /// Parses the text as a run does, which is less strict than a check.
+    pub(super) fn parse_to_run(&self, text: &FileText) -> Result<Function, Vec<Diagnostic>> {
         if self.is_definition {
-            document::parse_function(text, &self.shown).is_ok()
+            document::parse_function(text, &self.shown)
         } else {
-            document::parse_request(text, &self.shown).is_ok()
+            document::parse_request(text, &self.shown)
         }
     }
 
-    /// The function that a local reference in this file means (language.md §7.1).
+    /// Finds the function that a local reference in this file means (language.md §7.1).
     pub(super) fn called(&self, reference: &Reference) -> Called {
         let Reference::Local { path, files } = reference else {
             let message = "not a local reference".to_owned();
@@ -234,6 +247,8 @@ impl File {
         for file in files.iter().map(|name| folder.join(name)) {
             match file.try_exists() {
                 Ok(false) => {}
+                // The path names a file as if it were a folder.
+                Err(error) if error.kind() == std::io::ErrorKind::NotADirectory => {}
                 Ok(true) => {
                     found = Some(file);
                     break;
@@ -266,7 +281,7 @@ impl File {
     }
 }
 
-/// A path as findings show it: from the current folder if it lies below.
+/// Returns a path as findings show it: relative to the current folder if it is below that.
 fn shown(path: &Path) -> String {
     let real = path.parent().and_then(|folder| folder.canonicalize().ok());
     let real = real.zip(path.file_name()).map_or_else(|| path.to_owned(), |(folder, name)| folder.join(name));
@@ -274,8 +289,14 @@ fn shown(path: &Path) -> String {
     real.strip_prefix(here).unwrap_or(&real).display().to_string()
 }
 
-/// What may have been meant instead of `files` in `folder`.
+/// Returns a hint on what may have been meant instead of `files` in `folder`.
 fn instead(folder: &Path, files: &[String]) -> Option<String> {
+    if folder.is_file() {
+        return Some("a function file has a name that ends in .yml: rename it".to_owned());
+    }
+    if let Some(help) = rename(folder) {
+        return Some(help);
+    }
     let names = |folder: &Path| -> Vec<String> {
         let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
         let mut names: Vec<_> =

@@ -6,17 +6,18 @@ use clap::ValueEnum;
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
-use super::super::excerpt::{self, Lines, class_name, end_column};
+use super::super::excerpt::{self, Lines, end_column};
 use super::super::terminal;
 use crate::error::Failure;
 use crate::lang::diagnostic::{Diagnostic, Severity};
+use crate::model::text;
 
-/// Findings of one file that are shown to people; the other formats have all.
+/// Maximum number of findings of one file that are shown to people. The other formats have all.
 const SHOWN: usize = 100;
 
 /// Formats of `--output`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(super) enum Format {
+pub(super) enum ReportFormat {
     /// Each with its line of the source and a pointer
     Human,
     /// One JSON object per finding, one per line
@@ -26,20 +27,20 @@ pub(super) enum Format {
 }
 
 /// Writes findings and counts them.
-pub(super) struct Report {
-    format: Format,
+pub(super) struct CheckReport {
+    format: ReportFormat,
     errors: usize,
     warnings: usize,
     /// Files with findings.
     files: usize,
-    /// What the code quality report holds: it is one array.
+    /// Entries of the code quality report, which is one array.
     entries: Vec<Value>,
-    /// How often a fingerprint has been made of the same words.
+    /// Number of fingerprints made from the same words.
     repeated: HashMap<String, usize>,
 }
 
-impl Report {
-    pub(super) fn new(format: Format) -> Self {
+impl CheckReport {
+    pub(super) fn new(format: ReportFormat) -> Self {
         let (entries, repeated) = (Vec::new(), HashMap::new());
         Self { format, errors: 0, warnings: 0, files: 0, entries, repeated }
     }
@@ -55,12 +56,12 @@ impl Report {
         self.errors += errors;
         self.warnings += findings.len() - errors;
         match self.format {
-            Format::Human => show(findings, lines.as_ref()),
-            Format::Json => {
+            ReportFormat::Human => show(findings, lines.as_ref()),
+            ReportFormat::Json => {
                 let objects = findings.iter().map(|finding| format!("{}\n", object(finding, lines.as_ref())));
                 terminal::print(objects.collect::<String>().as_bytes())
             }
-            Format::Gitlab => {
+            ReportFormat::Gitlab => {
                 for finding in findings {
                     let entry = self.entry(finding);
                     self.entries.push(entry);
@@ -70,9 +71,9 @@ impl Report {
         }
     }
 
-    /// Writes what is left. Gives whether there were errors, and what there was in all, if anything.
+    /// Writes a report that is one array. Returns true if there were errors, and a summary if there was any finding.
     pub(super) fn finish(self) -> Result<(bool, Option<String>), Failure> {
-        if self.format == Format::Gitlab {
+        if self.format == ReportFormat::Gitlab {
             terminal::print(format!("{:#}\n", Value::from(self.entries)).as_bytes())?;
         }
         let count = |count: usize, what: &str| match count {
@@ -87,21 +88,22 @@ impl Report {
         Ok((self.errors > 0, summary))
     }
 
-    /// An entry of a code quality report.
+    /// Makes an entry of a code quality report.
     fn entry(&mut self, finding: &Diagnostic) -> Value {
         let path = finding.file.strip_prefix("./").unwrap_or(&finding.file);
-        // Lines move; what is wrong with what stays.
-        let words = [path, class_name(finding.class), &finding.path, &finding.message].join("\0");
+        // The fingerprint holds no line, because lines move.
+        let [own_path, message] = [&finding.path, &finding.message].map(|shown| text::for_people(shown));
+        let words = [path, finding.class.word(), &own_path, &message].join("\0");
         let repeated = self.repeated.entry(words.clone()).or_insert(0);
         let hash = Sha256::new().chain_update(words).chain_update(repeated.to_be_bytes()).finalize();
         *repeated += 1;
         let description = match &finding.help {
-            Some(help) => format!("{} ({help})", finding.message),
-            None => finding.message.clone(),
+            Some(help) => format!("{message} ({})", text::for_people(help)),
+            None => message.into_owned(),
         };
         json!({
             "description": description,
-            "check_name": class_name(finding.class),
+            "check_name": finding.class.word(),
             "fingerprint": hex(&hash),
             "severity": if finding.severity == Severity::Error { "major" } else { "minor" },
             "location": {"path": path, "lines": {"begin": finding.at.line}},
@@ -117,7 +119,6 @@ fn hex(bytes: &[u8]) -> String {
         .collect()
 }
 
-/// Shows findings to people.
 fn show(findings: &[Diagnostic], lines: Option<&Lines<'_>>) -> Result<(), Failure> {
     let color = terminal::stdout_has_color();
     let mut text = String::new();
@@ -138,10 +139,10 @@ fn object(finding: &Diagnostic, lines: Option<&Lines<'_>>) -> Value {
         "line": finding.at.line,
         "column": finding.at.column,
         "end_column": lines.map(|lines| end_column(lines, finding.at)),
-        "class": class_name(finding.class),
+        "class": finding.class.word(),
         "severity": finding.severity,
-        "path": finding.path,
-        "message": finding.message,
-        "help": finding.help,
+        "path": text::for_people(&finding.path),
+        "message": text::for_people(&finding.message),
+        "help": finding.help.as_deref().map(text::for_people),
     })
 }

@@ -1,8 +1,8 @@
-//! The reference page on a terminal: headings, tables in columns, examples indented. Only what the page uses is known.
+//! Shows the reference page on a terminal: headings, tables in columns, examples indented. Other Markdown is not known.
 
 use anstyle::{AnsiColor, Style};
 
-/// A page, or a part of one, for people; with styles if `color`.
+/// Renders a page, or a part of one, for people; with styles if `color`.
 pub(super) fn render(page: &str, color: bool) -> String {
     let mut text = String::new();
     let mut table: Vec<Vec<String>> = Vec::new();
@@ -29,7 +29,7 @@ pub(super) fn render(page: &str, color: bool) -> String {
     text
 }
 
-/// The part of a page under the heading `## NAME`, up to the next of its kind.
+/// Returns the part of a page under the heading `## NAME`, up to the next heading of its level.
 pub(super) fn section<'p>(page: &'p str, name: &str) -> &'p str {
     let heading = format!("\n## {name}\n");
     let Some(start) = page.find(&heading).map(|at| at + 1) else { return "" };
@@ -37,7 +37,7 @@ pub(super) fn section<'p>(page: &'p str, name: &str) -> &'p str {
     rest.find("\n## ").and_then(|end| rest.get(..end)).unwrap_or(rest)
 }
 
-/// Cells of a row. `\|` is no border.
+/// Returns the cells of a row. `\|` is no border.
 fn cells(row: &str) -> Vec<String> {
     const BAR: &str = "\u{0}";
     let row = row.replace("\\|", BAR);
@@ -45,7 +45,7 @@ fn cells(row: &str) -> Vec<String> {
     inner.split('|').map(|cell| cell.trim().replace(BAR, "|")).collect()
 }
 
-/// A table in columns, without borders; the first row is its head.
+/// Appends a table in columns, without borders. The first row is its head.
 fn columns(table: &[Vec<String>], text: &mut String, color: bool) {
     let rows = || table.iter().filter(|row| !row.iter().all(|cell| cell.trim_matches(['-', ':']).is_empty()));
     let width = |column: usize| {

@@ -1,4 +1,4 @@
-//! The command line of each process connector (connectors.md §4).
+//! Builds the command line of each process connector (connectors.md §4).
 
 use std::fmt;
 
@@ -7,7 +7,7 @@ use super::form::{
     self, COMMAND, DOCKER, Form, KUBE, PODMAN, Pieces, SSH, bracketed, encode_path, encode_value,
 };
 
-/// What a container engine, a cluster or a shell is asked for.
+/// Kind of a connector: the program that reaches the daemon.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ConnectorKind {
     /// `ssh`.
@@ -18,21 +18,21 @@ pub enum ConnectorKind {
     Podman,
     /// `kubectl exec`.
     Kube,
-    /// A program of the caller's.
+    /// A program of the caller's choice.
     Command,
 }
 
-/// A program whose standard streams are the line to a daemon. Every word of its command line has been checked.
+/// A program whose standard streams are the connection to a daemon. Every word of its command line has been checked.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Connector {
     kind: ConnectorKind,
     words: Vec<String>,
-    /// The address that it was made of.
+    /// The address, in canonical form.
     shown: String,
 }
 
 impl Connector {
-    /// What it reaches the daemon by.
+    /// Returns the connector's kind.
     pub const fn kind(&self) -> ConnectorKind {
         self.kind
     }
@@ -60,7 +60,7 @@ impl Connector {
         words.extend(port.iter().flat_map(|port| ["-p".to_owned(), port.to_string()]));
         words.push("--".to_owned());
         words.push(user.as_ref().map_or_else(|| host.clone(), |user| format!("{user}@{host}")));
-        // The far side is a shell: nothing of what follows may mean anything to it.
+        // The far side is a shell, so quote every word.
         words.extend(far_side(&command, socket.as_deref()).iter().map(|word| quoted(word)));
         let shown = format!(
             "ssh://{}{}{}{}{}",
@@ -121,14 +121,14 @@ impl Connector {
     }
 }
 
-/// The address: everything in it stands on the connector's command line, too.
+/// Shows the address. It holds nothing that is not on the connector's command line too.
 impl fmt::Display for Connector {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.shown)
     }
 }
 
-/// What is to run beside the daemon.
+/// Returns the command to run beside the daemon.
 fn far_side(command: &[String], socket: Option<&str>) -> Vec<String> {
     let mut words = command.to_vec();
     words.push("proxy".to_owned());
@@ -136,7 +136,7 @@ fn far_side(command: &[String], socket: Option<&str>) -> Vec<String> {
     words
 }
 
-/// One word of a shell, whatever is in it: also aliases and assignments are no such in quotes.
+/// Quotes a word for a shell. In quotes it is no alias and no assignment either.
 fn quoted(word: &str) -> String {
     format!("'{}'", word.replace('\'', r"'\''"))
 }

@@ -1,7 +1,7 @@
-//! The parts of an address that looks like a URL, each decoded and checked before anything is made of it.
+//! Parses the parts of URL-like addresses. Each part is decoded and checked before it is used.
 //!
-//! A part becomes a word of a command line: what could be taken for an option, or could mean something to a program that
-//! reads it, is refused here, so that nothing has to be escaped later.
+//! A part becomes a word of a command line. We refuse anything that a program could take for an option or interpret in
+//! another way, so that nothing has to be escaped later.
 
 use std::net::Ipv6Addr;
 use std::path::Path;
@@ -11,16 +11,16 @@ use percent_encoding::{AsciiSet, CONTROLS, percent_decode_str, utf8_percent_enco
 use super::AddressError;
 use crate::net::Socket;
 
-/// What is run on the far side if nothing else is named.
+/// Default program on the far side.
 const PROGRAM: &str = "step-runner";
 
-/// What is encoded in a path.
+/// Characters to encode in a path.
 const PATH: &AsciiSet = &CONTROLS.add(b' ').add(b'%').add(b'?').add(b'#').add(b'"').add(b'\'').add(b'\\');
 
-/// What is encoded in the value of a key, and in a context.
+/// Characters to encode in a value of the query and in a context.
 const VALUE: &AsciiSet = &PATH.add(b'&').add(b'@').add(b'+').add(b'/');
 
-/// How addresses of a scheme are written, and the keys of its query.
+/// Form of a scheme's addresses, with the keys of the query.
 #[derive(Clone, Copy)]
 pub(super) struct Form {
     pub(super) text: &'static str,
@@ -54,11 +54,11 @@ pub(super) const KUBE: Form = Form {
 
 pub(super) const COMMAND: &str = "cmd:PROGRAM WORDS";
 
-/// `//AUTHORITY[/PATH][?KEY=VALUE&…]`, in pieces.
+/// The pieces of `//AUTHORITY[/PATH][?KEY=VALUE&…]`.
 pub(super) struct Pieces<'a> {
     form: Form,
     pub(super) authority: &'a str,
-    /// With its slash.
+    /// Includes the leading slash.
     pub(super) path: &'a str,
     values: Vec<(&'static str, String)>,
 }
@@ -103,7 +103,7 @@ impl<'a> Pieces<'a> {
         self.values.iter().find(|(known, _)| *known == key).map(|(_, value)| value.as_str())
     }
 
-    /// The socket on the far side: in the path, if such addresses have it there, or by its key.
+    /// Returns the socket on the far side, from the path if `in_path`, or from the key `socket`.
     pub(super) fn socket(&self, in_path: bool) -> Result<Option<String>, AddressError> {
         let path = if in_path { self.form.decode("socket", self.path)? } else { String::new() };
         let socket = match (path.is_empty(), self.value("socket")) {
@@ -119,7 +119,7 @@ impl<'a> Pieces<'a> {
         Ok(Some(socket))
     }
 
-    /// The program to run on the far side, without `proxy`.
+    /// Returns the program to run on the far side, without `proxy`.
     pub(super) fn command(&self) -> Result<Vec<String>, AddressError> {
         match self.value("command") {
             None => Ok(vec![PROGRAM.to_owned()]),
@@ -127,13 +127,13 @@ impl<'a> Pieces<'a> {
         }
     }
 
-    /// `?user=`: a name or number, with a group if there is a colon.
+    /// Returns `?user=`: a name or number, with a group after a colon.
     pub(super) fn user(&self) -> Result<Option<&str>, AddressError> {
         let is_user = |text: &str| is_word(text.strip_prefix('_').unwrap_or(text), b"._:-") && text != "_";
         self.checked("user", is_user, "is neither USER nor USER:GROUP")
     }
 
-    /// `?host=`: where the engine is.
+    /// Returns `?host=`: the engine's address.
     pub(super) fn host(&self) -> Result<Option<&str>, AddressError> {
         let host =
             self.checked("host", |text| is_word(text, b"._:/@%~+=[]-"), "is no address of an engine")?;
@@ -181,12 +181,12 @@ impl Form {
         Ok(text)
     }
 
-    /// The name of a host, container, pod: `[A-Za-z0-9][A-Za-z0-9._:-]*` (connectors.md §4).
+    /// Checks the name of a host, container or pod: `[A-Za-z0-9][A-Za-z0-9._:-]*` (connectors.md §4).
     pub(super) fn name(self, part: &'static str, text: &str) -> Result<String, AddressError> {
         self.name_with(part, text, b"._:-")
     }
 
-    /// As [`Self::name`], with other characters after the first.
+    /// Checks a name with other characters allowed after the first.
     pub(super) fn name_with(
         self,
         part: &'static str,
@@ -205,7 +205,7 @@ impl Form {
         Err(self.malformed(part, &problem))
     }
 
-    /// A user of the far side. `NAME:PASSWORD` is refused by name.
+    /// Checks a user of the far side. `NAME:PASSWORD` has an error of its own.
     pub(super) fn login(self, text: &str) -> Result<String, AddressError> {
         if self.decode("user", text)?.contains(':') {
             return Err(AddressError::Password);
@@ -216,7 +216,7 @@ impl Form {
         }
     }
 
-    /// `HOST[:PORT]`, where an IPv6 address is in brackets.
+    /// Splits `HOST[:PORT]`. An IPv6 address must be in brackets.
     pub(super) fn host_and_port(self, text: &str) -> Result<(String, Option<u16>), AddressError> {
         let (host, port) = if let Some(rest) = text.strip_prefix('[') {
             let (address, port) = rest.split_once(']').ok_or_else(|| self.malformed("host", "has no `]`"))?;
@@ -237,7 +237,7 @@ impl Form {
     }
 }
 
-/// Splits as a shell splits quoted words. The first one is a program, so it cannot be an option.
+/// Splits quoted words like a shell. The first is a program, so it must not look like an option.
 pub(super) fn words(text: &str, part: &'static str, form: &'static str) -> Result<Vec<String>, AddressError> {
     let malformed = |problem: &str| AddressError::Malformed { part, problem: problem.to_owned(), form };
     let words = shell_words::split(text).map_err(|_| malformed("has a quote that is not closed"))?;
@@ -249,7 +249,7 @@ pub(super) fn words(text: &str, part: &'static str, form: &'static str) -> Resul
     }
 }
 
-/// A letter or digit, then those or `others`.
+/// True for a letter or digit, then those or `others`.
 fn is_word(text: &str, others: &[u8]) -> bool {
     text.bytes().next().is_some_and(|byte| byte.is_ascii_alphanumeric())
         && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || others.contains(&byte))
@@ -259,7 +259,7 @@ fn printable(text: &str) -> String {
     text.chars().take(40).flat_map(char::escape_debug).collect()
 }
 
-/// `host` as it stands in an address.
+/// Writes `host` as an address needs it.
 pub(super) fn bracketed(host: &str) -> String {
     if host.contains(':') { format!("[{host}]") } else { host.to_owned() }
 }
@@ -272,7 +272,7 @@ pub(super) fn encode_value(value: &str) -> String {
     utf8_percent_encode(value, VALUE).to_string()
 }
 
-/// `?KEY=VALUE&…` of what is given; a command that is the usual one is left out.
+/// Writes the given values as `?KEY=VALUE&…`. Leaves out the default command.
 pub(super) fn query(command: &[String], others: &[(&str, Option<&str>)]) -> String {
     let command = (command != [PROGRAM]).then(|| shell_words::join(command));
     let given = [("command", command.as_deref())];

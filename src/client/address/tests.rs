@@ -1,4 +1,4 @@
-//! Addresses: every form, every mistake, and nothing that becomes an option.
+//! Tests of addresses: every form, every mistake, and that no part becomes an option.
 
 use proptest::prelude::*;
 
@@ -141,7 +141,7 @@ fn a_socket_too_long_for_the_far_side_is_refused_here() {
     assert!(message.contains("101 bytes"), "{message}");
 }
 
-/// Whatever was read, written again, is the same; and what stands for a place is never an option.
+/// Checks that an address survives writing and parsing, and that none of its parts becomes an option.
 fn check(text: &str) {
     let Ok(address) = text.parse::<Address>() else { return };
     assert_eq!(address.to_string().parse::<Address>().ok().as_ref(), Some(&address), "{text}");

@@ -1,29 +1,29 @@
-//! Nothing here names a folder to be removed that is not below the test's own.
+//! Tests of the state folder. No test names a folder for removal that is not below its own.
 
 use super::*;
 use std::io::Write as _;
 use std::os::unix::fs::{PermissionsExt as _, symlink};
 
-/// A folder, and the state of an attempt somewhere below it.
-fn scene() -> (tempfile::TempDir, State) {
+/// Returns a folder, and the state of an attempt somewhere below it.
+fn scene() -> (tempfile::TempDir, AttemptFolder) {
     scene_in("root/custom")
 }
 
-fn scene_in(root: &str) -> (tempfile::TempDir, State) {
+fn scene_in(root: &str) -> (tempfile::TempDir, AttemptFolder) {
     let folder = tempfile::tempdir().unwrap();
     let identity = Identity::new(Path::new("/t/custom-executor1"), "7");
-    let mut state = State::new(&folder.path().join(root), &identity);
+    let mut state = AttemptFolder::new(&folder.path().join(root), &identity);
     state.short_root = folder.path().to_owned();
     (folder, state)
 }
 
 fn meta() -> Meta {
     let process = ProcessInfo { boot_id: "b".into(), pid: 7, start_time: 8 };
-    let daemon = Daemon { process, lifetime: 9 };
+    let daemon = PrivateDaemonRecord { process, lifetime: 9 };
     Meta { version: "1".into(), address: "unix:/t/s".into(), prefix: "p-".into(), daemon: Some(daemon) }
 }
 
-/// A folder beside the state, with a file, that nothing may touch.
+/// Makes a folder with a file beside the state, which nothing may touch.
 fn bystander(folder: &Path) -> PathBuf {
     let bystander = folder.join("bystander");
     fs::create_dir(&bystander).unwrap();
@@ -136,7 +136,7 @@ fn a_socket_with_a_long_path_moves_and_is_removed() {
     state.remove().unwrap();
     assert!(!socket.parent().unwrap().exists());
 
-    // What somebody else has put there in time is neither used nor removed.
+    // A link that somebody else has put there in time is neither used nor removed.
     let bystander = bystander(folder.path());
     fs::write(bystander.join("s"), "kept").unwrap();
     symlink(&bystander, socket.parent().unwrap()).unwrap();
@@ -150,7 +150,7 @@ fn a_folder_that_we_have_not_made_is_neither_used_nor_removed() {
     let (folder, _) = scene();
     let victim = bystander(folder.path());
     // The root and the attempt's name point straight at it.
-    let state = State::new(folder.path(), &Identity::new(Path::new("/t/bystander"), "7"));
+    let state = AttemptFolder::new(folder.path(), &Identity::new(Path::new("/t/bystander"), "7"));
     assert_eq!(state.path(), victim);
     let lock = state.lock().unwrap();
     for refusal in [state.make(), state.check()] {
@@ -159,7 +159,7 @@ fn a_folder_that_we_have_not_made_is_neither_used_nor_removed() {
     state.remove().unwrap_err();
     is_untouched(&victim);
     lock.remove().unwrap();
-    // Nor through a link, nor a file.
+    // A link or a file in its place is safe, too.
     fs::rename(&victim, folder.path().join("elsewhere")).unwrap();
     symlink(folder.path().join("elsewhere"), &victim).unwrap();
     state.remove().unwrap_err();
@@ -215,7 +215,7 @@ fn links_in_the_folder_are_not_written_through() {
     state.trim_log();
     assert_eq!((state.meta(), state.keeper()), (None, None));
     assert!(state.jobs().is_empty() && state.log_tail(9).is_empty());
-    // A name is given anew, whatever it meant.
+    // The file is replaced, whatever its name meant.
     state.write_meta(&meta()).unwrap();
     assert_eq!(state.meta(), Some(meta()));
     is_untouched(&bystander);
@@ -238,7 +238,7 @@ fn a_removal_that_was_interrupted_is_gone_on_with() {
     assert!(state.is_left() && !state.exists());
     state.remove().unwrap();
     assert!(!gone.exists());
-    // Killed between the folder and its mark.
+    // As after a death between the folder and its marker.
     fs::create_dir(state.path()).unwrap();
     fs::set_permissions(state.path(), fs::Permissions::from_mode(0o700)).unwrap();
     state.remove().unwrap();

@@ -16,12 +16,12 @@ fn cache_of_boot(state: &Path, limit: u64, run: u64, boot: &str) -> Cache {
     cache
 }
 
-/// Waits until all is gone that goes.
+/// Waits until all queued removals are done.
 fn settle(cache: &Cache) {
     tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(cache.removed());
 }
 
-/// Evicts; how many trees less there are.
+/// Evicts trees. Returns their number.
 fn evict(cache: &Cache) -> usize {
     let before = cache.shared.lock().entries.len();
     cache.evict();
@@ -29,8 +29,8 @@ fn evict(cache: &Cache) -> usize {
     before - cache.shared.lock().entries.len()
 }
 
-fn key(number: u8) -> Key {
-    Key { kind: Kind::Git, digest: [number; 32] }
+fn key(number: u8) -> CacheKey {
+    CacheKey { kind: Kind::Git, digest: [number; 32] }
 }
 
 /// Fills and publishes a tree of `bytes`, leased to [`JOB`].
@@ -131,7 +131,7 @@ fn a_folder_that_nobody_knows_makes_way() {
     let state = tempfile::tempdir().unwrap();
     let cache = cache_in(state.path(), 100, 1);
     let tree = fill(&cache, 1, 10);
-    // What a failed look leaves: a folder that is there and not known.
+    // State after a failed look-up: the folder exists, but is not known.
     cache.shared.lock().entries.clear();
     fs::write(tree.join("func.yml"), "another").unwrap();
     cache.shared.lock().size = 0;
@@ -180,7 +180,7 @@ fn what_an_earlier_daemon_left_is_counted_once() {
     fill(&first, 1, 10);
     fill(&first, 2, 10);
     let next = Cache::new(state.path(), 100, 2, "boot".to_owned()).unwrap();
-    // The second folder cannot be listed: the scan fails half-way, and is made again.
+    // The second folder cannot be listed, so the scan fails half-way and is repeated.
     fs::write(state.path().join("cache/oci"), "").unwrap();
     assert!(next.scan().is_err());
     fs::remove_file(state.path().join("cache/oci")).unwrap();

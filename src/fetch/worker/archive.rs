@@ -1,9 +1,9 @@
 //! Unpacks layers of images into a tree (language.md §7.7, faults.md row 69).
 //!
-//! Owns what an entry of an archive may be, and the limits that stop an archive made to fill memory or disk. Names and
-//! links are judged by [`TreeWriter`]. Only folders, regular files and relative links that stay inside are taken; a hard
-//! link becomes a file of its own. Devices, FIFOs and links that lead outside are left out, as ordinary images have some
-//! that have nothing to do with functions. Everything else is an error with the entry's name. May not know of registries.
+//! Owns which entries an archive may have, and the limits that stop an archive made to fill memory or disk;
+//! [`TreeWriter`] checks names and links. Accepts folders, regular files, and relative links that stay inside; a hard
+//! link becomes a separate file. Skips devices, FIFOs and links that lead outside: ordinary images hold some that no
+//! function needs. Any other entry is an error with its name. May not know of registries.
 
 mod meter;
 
@@ -18,26 +18,25 @@ use crate::job::event::FetchFailure;
 use crate::lang::diagnostic::Class;
 use meter::{Meter, Metered};
 
-/// Largest window of zstd as a power of two: the most that a decoder remembers, 128 MiB, which every compression level
-/// keeps to.
+/// Largest zstd window as a power of two: 128 MiB, the most that a decoder keeps. No compression level needs more.
 const MAX_WINDOW_LOG: u32 = 27;
 
-/// Most bytes of headers in front of one entry: long names and extensions.
+/// Most bytes of headers (long names and extensions) before one entry.
 const MAX_HEADER_BYTES: u64 = 1 << 20;
 
-/// Keys of a global extension that would say something about an entry that other readers take and this one does not.
+/// Keys whose meaning readers disagree on if an extension is global or names them twice.
 const MEANING_KEYS: [&[u8]; 3] = [b"path", b"linkpath", b"size"];
 
-/// Beginning of the keys that describe files with holes.
+/// Prefix of the keys that describe sparse files.
 const SPARSE_KEYS: &[u8] = b"GNU.sparse.";
 
-/// Beginning of names that say what of the layers below is gone.
+/// Prefix of names that mark entries of lower layers as deleted.
 const WHITEOUT: &[u8] = b".wh.";
 
-/// How a layer is packed. The archive in it is always tar.
+/// Compression of a layer. The archive in it is always tar.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Packing {
-    /// Not at all.
+    /// None.
     Plain,
     /// gzip.
     Gzip,
@@ -46,7 +45,7 @@ pub enum Packing {
 }
 
 impl Packing {
-    /// That of a layer's media type; `None`: no layer that can be unpacked.
+    /// Returns the packing for a layer's media type; `None` if it cannot be unpacked.
     pub fn of_media_type(media_type: &str) -> Option<Self> {
         match media_type {
             "application/vnd.oci.image.layer.v1.tar" | "application/vnd.docker.image.rootfs.diff.tar" => {
@@ -62,10 +61,10 @@ impl Packing {
     }
 }
 
-/// Unpacks one layer into `tree`, over what the layers below have put there.
+/// Unpacks one layer into `tree`, over the entries of lower layers.
 ///
 /// # Errors
-/// Class `fetch`: it is no archive, or an entry is refused. Class `limit`: it unpacks to too much.
+/// Class `fetch`: it is no archive, or an entry is refused. Class `limit`: it unpacks to too much data.
 pub fn unpack(packing: Packing, packed: impl Read, tree: &mut TreeWriter) -> Result<(), FetchFailure> {
     let meter = Meter::default();
     let packed = BufReader::new(meter.packed(packed));
@@ -76,8 +75,8 @@ pub fn unpack(packing: Packing, packed: impl Read, tree: &mut TreeWriter) -> Res
     };
     let reader = meter.unpacked(reader);
     let (written, cleared) = (HashSet::new(), HashSet::new());
-    let done = Layer { tree, meter: &meter, written, cleared }.unpack(reader);
-    // What stopped the reader says more than what the parser made of it.
+    let done = LayerUnpacker { tree, meter: &meter, written, cleared }.unpack(reader);
+    // If the meter stopped the reader, its reason says more than the parser's error.
     done.map_err(|failure| meter.stopped().unwrap_or(failure))
 }
 
@@ -87,17 +86,18 @@ fn zstd_reader(packed: BufReader<impl Read>) -> io::Result<impl Read> {
     Ok(decoder)
 }
 
-/// A layer on its way into the tree.
-struct Layer<'a> {
+/// State of unpacking one layer.
+struct LayerUnpacker<'a> {
     tree: &'a mut TreeWriter,
     meter: &'a Meter,
-    /// Paths that this layer has, with the folders they are in: its whiteouts are about the layers below.
+    /// Paths of this layer and their parent folders. Its whiteouts spare them, as they apply to lower layers only.
     written: HashSet<Vec<u8>>,
-    /// Paths of which whiteouts have removed all that the layers below have there; those that end in `/`: in there.
+    /// Paths that whiteouts have already cleared of lower layers' entries. A path that ends in `/` stands for all
+    /// inside it.
     cleared: HashSet<Vec<u8>>,
 }
 
-impl Layer<'_> {
+impl LayerUnpacker<'_> {
     fn unpack(&mut self, reader: Metered<'_, impl Read>) -> Result<(), FetchFailure> {
         let mut archive = Archive::new(reader);
         let mut entries = archive.entries().map_err(|error| broken(&error))?;
@@ -121,7 +121,7 @@ impl Layer<'_> {
         }
         match kind {
             EntryType::Directory => self.tree.folder(&path)?,
-            // As old archives write a folder.
+            // Old archives write folders like this.
             EntryType::Regular | EntryType::Continuous if path.ends_with(b"/") && entry.size() == 0 => {
                 self.tree.folder(&path)?;
             }
@@ -149,17 +149,17 @@ impl Layer<'_> {
         Ok(())
     }
 
-    /// Leaves an entry out; what an earlier one has put at its path is gone all the same.
+    /// Skips an entry, but removes what an earlier entry put at its path.
     fn leave_out(&mut self, path: &[u8]) -> Result<(), FetchFailure> {
         self.tree.remove(path, &|_| false)
     }
 
-    /// Removes what the layers below have.
+    /// Removes entries of lower layers.
     fn whiteout(&mut self, path: &[u8], name: &[u8]) -> Result<(), FetchFailure> {
         let folder = path.strip_suffix(name).unwrap_or_default();
         let gone = match name.strip_prefix(WHITEOUT).unwrap_or_default() {
             b".wh..opq" => folder.to_vec(),
-            // Another mark of the same kind, which means nothing outside of the program that made it.
+            // Another mark of this kind. It has a meaning only for the program that made it.
             mark if mark.starts_with(WHITEOUT) => return self.tree.pass_over(path),
             b"" => return Err(tree::refused(path, "it removes nothing")),
             gone => [folder, gone].concat(),
@@ -167,7 +167,7 @@ impl Layer<'_> {
         let is_opaque = gone == folder;
         let gone = gone.strip_prefix(b"./").unwrap_or(&gone).to_vec();
         if self.is_cleared(&gone) {
-            // Going through what this layer has there once for each whiteout could take for ever.
+            // Walking this layer's own entries again for each such whiteout could take unbounded time.
             return self.tree.pass_over(path);
         }
         let written = &self.written;
@@ -184,7 +184,7 @@ impl Layer<'_> {
         Ok(())
     }
 
-    /// Whether a whiteout has been there: for this path, or for a folder that it is in.
+    /// True if a whiteout has already cleared this path or a folder above it.
     fn is_cleared(&self, path: &[u8]) -> bool {
         let mut folders = path.iter().enumerate().filter(|(_, byte)| **byte == b'/');
         self.cleared.contains(path)
@@ -192,7 +192,7 @@ impl Layer<'_> {
             || folders.any(|(end, _)| self.cleared.contains(path.get(..=end).unwrap_or_default()))
     }
 
-    /// Remembers a path and the folders above it.
+    /// Remembers a path and its parent folders.
     fn keep(&mut self, path: &[u8]) {
         let path = path.strip_prefix(b"./").unwrap_or(path);
         let mut rest = path.strip_suffix(b"/").unwrap_or(path);
@@ -203,7 +203,7 @@ impl Layer<'_> {
     }
 }
 
-/// Why an entry of this kind is not taken.
+/// Reason to refuse an entry of this kind.
 fn refusal(kind: EntryType) -> &'static str {
     match kind {
         EntryType::GNUSparse => "it is a file with holes; write the archive without --sparse",
@@ -211,8 +211,8 @@ fn refusal(kind: EntryType) -> &'static str {
     }
 }
 
-/// An extension that each reader understands in its own way could hide something from a check made elsewhere: only those
-/// that can be read in one way are taken.
+/// Refuses extensions that readers could understand in different ways: they could hide something from a check made
+/// elsewhere.
 fn check_extensions<R: Read>(path: &[u8], entry: &mut Entry<'_, R>) -> Result<(), FetchFailure> {
     let Ok(Some(extensions)) = entry.pax_extensions() else { return Ok(()) };
     let mut seen = HashSet::new();
@@ -234,7 +234,7 @@ fn check_extensions<R: Read>(path: &[u8], entry: &mut Entry<'_, R>) -> Result<()
     Ok(())
 }
 
-/// Global extensions are comments, such as the commit that an archive was made of. One that means something is refused.
+/// Accepts global extensions that are comments, such as an archive's commit. Refuses those that change entries.
 fn check_global<R: Read>(entry: &mut Entry<'_, R>) -> Result<(), FetchFailure> {
     let Some(extensions) = entry.pax_extensions().map_err(|error| broken(&error))? else { return Ok(()) };
     for extension in extensions {
@@ -247,7 +247,7 @@ fn check_global<R: Read>(entry: &mut Entry<'_, R>) -> Result<(), FetchFailure> {
     Ok(())
 }
 
-/// The archive cannot be read. The parser's text may quote the archive.
+/// An archive that cannot be read. The parser's text may quote it.
 fn broken(error: &io::Error) -> FetchFailure {
     let text: String = error.to_string().chars().take(200).collect();
     failure(Class::Fetch, format!("a layer is no valid archive: {}", text.escape_debug()))

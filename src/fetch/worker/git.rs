@@ -1,8 +1,7 @@
-//! Functions in Git repositories, over HTTP and HTTPS (language.md §7.3, §7.7).
+//! Fetches functions from Git repositories over HTTP and HTTPS (language.md §7.3, §7.7).
 //!
-//! Owns what happens between a repository's URL with a revision and a tree of files. Speaks Git's protocol through a
-//! library; no program is started, no configuration read, no work tree kept. Everything that a server says may be
-//! hostile.
+//! Owns all steps from a repository's URL and a revision to a tree of files. Speaks Git's protocol through a library.
+//! It starts no program, reads no configuration and keeps no work tree. Everything that a server sends may be hostile.
 
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
@@ -12,11 +11,11 @@ use gix::hash::Prefix;
 use gix::objs::Kind;
 use gix::protocol::handshake::Ref;
 
-use self::connection::{Connection, FetchError, Fetched, Wanted};
+use self::connection::{Connection, FetchError, FetchedObjects, WantedObjects};
 use self::fault::Fault;
-use self::http::{Web, Wire};
+use self::http::{TransferState, Web};
 use self::location::Location;
-use self::revision::{Meaning, Revision};
+use self::revision::{Revision, RevisionMeaning};
 use super::Remote;
 use crate::fetch::order::{Order, Progress, Source, Stats};
 use crate::job::event::FetchFailure;
@@ -37,20 +36,20 @@ pub struct Git {
     location: Location,
     revision: String,
     web: Web,
-    wire: Rc<Wire>,
+    wire: Rc<TransferState>,
     scratch: PathBuf,
     connection: Option<Connection>,
-    /// The commit that the revision is.
+    /// The commit that the revision names.
     found: Option<ObjectId>,
-    /// What had to be fetched to find it.
-    fetched: Option<Fetched>,
+    /// Objects that had to be fetched to find it.
+    fetched: Option<FetchedObjects>,
 }
 
 impl Git {
-    /// Takes an order for a Git repository. Nothing is asked of the server yet.
+    /// Takes an order for a Git repository. Does not contact the server yet.
     ///
     /// # Errors
-    /// Class `fetch`: the URL is not one to fetch from, or the variables for proxies and certificates have no use.
+    /// Class `fetch`: the URL is not supported, or the variables for proxies and certificates are invalid.
     pub fn new(order: &Order) -> Result<Self, FetchFailure> {
         let client = order.network.blocking_client().map_err(|error| fault::no_client(&error))?;
         Self::with_client(order, client)
@@ -61,7 +60,7 @@ impl Git {
             return Err(fault::failure("the order is not for a Git repository".to_owned()));
         };
         let location = Location::parse(url).map_err(fault::wrong_url)?;
-        let wire = Rc::<Wire>::default();
+        let wire = Rc::<TransferState>::default();
         let web = Web::new(client, location.clone(), order.credentials.clone(), Rc::clone(&wire));
         Ok(Self {
             location,
@@ -84,18 +83,18 @@ impl Git {
         Ok(self.connection.insert(connection))
     }
 
-    /// References whose names begin with one of `prefixes`.
+    /// Lists the references whose names begin with one of `prefixes`.
     fn references(&mut self, prefixes: Vec<String>) -> Result<Vec<Ref>, FetchFailure> {
         self.connection()?.references(prefixes).map_err(|fault| fault.at(&self.location))
     }
 
-    /// Fetches into a new folder of the scratch folder. `None` if the server refuses.
+    /// Fetches into a new folder of the scratch folder. Returns `None` if the server refuses.
     fn fetch(
         &mut self,
-        wanted: &Wanted<'_>,
+        wanted: &WantedObjects<'_>,
         folder: &str,
         report: &mut dyn FnMut(Progress),
-    ) -> Result<Option<Fetched>, FetchFailure> {
+    ) -> Result<Option<FetchedObjects>, FetchFailure> {
         let into = self.scratch.join(folder);
         match self.connection()?.fetch(wanted, &into, report) {
             Ok(fetched) => Ok(Some(fetched)),
@@ -109,13 +108,13 @@ impl Git {
         }
     }
 
-    /// Fetches all that tags and branches lead to.
+    /// Fetches everything reachable from tags and branches.
     fn fetch_history(
         &mut self,
         commits_only: bool,
         folder: &str,
         report: &mut dyn FnMut(Progress),
-    ) -> Result<Fetched, FetchFailure> {
+    ) -> Result<FetchedObjects, FetchFailure> {
         let references = self.references(["refs/tags/", "refs/heads/"].map(str::to_owned).into())?;
         let mut ids: Vec<_> = revision::tips(&references).map(|(_, id)| id).collect();
         ids.sort_unstable();
@@ -123,11 +122,11 @@ impl Git {
         if ids.is_empty() {
             return Err(self.unknown());
         }
-        let wanted = Wanted { ids: &ids, alone: false, commits_only };
+        let wanted = WantedObjects { ids: &ids, alone: false, commits_only };
         self.fetch(&wanted, folder, report)?.ok_or_else(|| Fault::Withheld.at(&self.location))
     }
 
-    /// The commit whose hash begins so, somewhere in the history.
+    /// Finds the commit whose hash begins with `prefix`, anywhere in the history.
     fn search(&mut self, prefix: Prefix, report: &mut dyn FnMut(Progress)) -> Result<ObjectId, FetchFailure> {
         let history = self.fetch_history(true, "history", report)?;
         let found = history.store.commits(prefix).map_err(|fault| fault.at(&self.location))?;
@@ -139,21 +138,21 @@ impl Git {
         }
     }
 
-    /// Objects among which are `id` and its files.
+    /// Returns objects that include `id` and its files.
     fn objects_of(
         &mut self,
         id: ObjectId,
         report: &mut dyn FnMut(Progress),
-    ) -> Result<Fetched, FetchFailure> {
+    ) -> Result<FetchedObjects, FetchFailure> {
         let is_known = match self.fetched.take() {
             Some(fetched) if !fetched.commits_only => return Ok(fetched),
             searched => searched.is_some(),
         };
-        let wanted = Wanted { ids: &[id], alone: true, commits_only: false };
+        let wanted = WantedObjects { ids: &[id], alone: true, commits_only: false };
         if let Some(fetched) = self.fetch(&wanted, "commit", report)? {
             return Ok(fetched);
         }
-        // The server gives tips only, or there is no such commit. The history without files is enough to know.
+        // Either the server serves tips only, or there is no such commit. The history without files shows which.
         if !is_known {
             let history = self.fetch_history(true, "history", report)?;
             if history.store.kind(&id).is_none() {
@@ -172,18 +171,18 @@ impl Git {
 }
 
 impl Remote for Git {
-    /// A full commit hash is taken as it is, once the server has let us in: whether there is such a commit shows when it
-    /// is fetched.
+    /// Accepts a full commit hash as it is, once the server has let us in. The transfer shows if there is such a
+    /// commit.
     fn resolve(&mut self, report: &mut dyn FnMut(Progress)) -> Result<String, FetchFailure> {
         let revision = Revision::parse(&self.revision).ok_or_else(|| self.unknown())?;
         let wanted = revision.wanted_references();
         let references =
             if wanted.is_empty() { self.connection().map(|_| Vec::new()) } else { self.references(wanted) }?;
         let id = match revision.meaning(&references) {
-            Meaning::Commit(id) => id,
-            Meaning::Search(prefix) => self.search(prefix, report)?,
-            Meaning::Ambiguous => return Err(fault::ambiguous(&self.revision, &self.location)),
-            Meaning::Unknown => return Err(self.unknown()),
+            RevisionMeaning::Commit(id) => id,
+            RevisionMeaning::Search(prefix) => self.search(prefix, report)?,
+            RevisionMeaning::Ambiguous => return Err(fault::ambiguous(&self.revision, &self.location)),
+            RevisionMeaning::Unknown => return Err(self.unknown()),
         };
         self.found = Some(id);
         Ok(id.to_string())

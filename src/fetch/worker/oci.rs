@@ -1,4 +1,5 @@
-//! Functions from OCI registries (language.md §7.4, §7.7): which image is meant, and its layers into a tree.
+//! Fetches functions from OCI registries (language.md §7.4, §7.7): resolves an image and unpacks its layers into a
+//! tree.
 //!
 //! A layer is received whole and checked against its digest before a byte of it is unpacked.
 
@@ -18,10 +19,10 @@ use crate::lang::diagnostic::Class;
 use crate::oci::{Access, DOCKER_AUTH_CONFIG, ImageName, OciError, Platform, Problem, Registry};
 use crate::web::Network;
 
-/// Most bytes of all layers together: a tree of the largest size, not compressed, with the archive's headers.
+/// Most bytes of all layers together: an uncompressed tree of the largest size, with the archive's headers.
 const MAX_LAYER_BYTES: u64 = MAX_TREE_BYTES + MAX_TREE_BYTES / 4;
 
-/// Most layers; builders of images make at most 127.
+/// Most layers. Image builders make at most 127.
 const MAX_LAYERS: usize = 500;
 
 /// An image in a registry. Holds credentials, so there is no `Debug`.
@@ -31,19 +32,19 @@ pub struct Image {
     name: ImageName,
     docker_config: Option<String>,
     scratch: PathBuf,
-    found: Option<(Registry, Vec<Layer>)>,
+    found: Option<(Registry, Vec<ImageLayer>)>,
 }
 
-struct Layer {
+struct ImageLayer {
     packing: Packing,
     blob: OciDescriptor,
 }
 
 impl Image {
-    /// The image that the order names.
+    /// Takes an order for an image. Asks no server yet.
     ///
     /// # Errors
-    /// Class `fetch`: it is no name of an image.
+    /// Class `fetch`: it is no name of an image, or the network cannot be set up.
     pub fn new(order: &Order) -> Result<Self, FetchFailure> {
         let Source::Oci { registry, repository, version } = &order.source else {
             return Err(failure(Class::Fetch, "the order names no image in a registry".to_owned()));
@@ -63,7 +64,7 @@ impl Image {
         })
     }
 
-    /// Receives a blob whole, into a file without a name.
+    /// Receives a complete blob into an unlinked file.
     fn receive(
         &mut self,
         registry: &mut Registry,
@@ -103,7 +104,7 @@ impl Remote for Image {
             return Err(failure(Class::Fetch, format!("cannot fetch {}: it was not resolved", self.name)));
         };
         let mut tree = TreeWriter::new(into)?;
-        let total = layers.iter().map(Layer::size).sum();
+        let total = layers.iter().map(ImageLayer::size).sum();
         let mut progress = Progress { bytes: 0, total: Some(total) };
         for layer in &layers {
             let mut received = |bytes| {
@@ -120,14 +121,14 @@ impl Remote for Image {
     }
 }
 
-impl Layer {
+impl ImageLayer {
     fn size(&self) -> u64 {
         u64::try_from(self.blob.size).unwrap_or(0)
     }
 }
 
-/// The layers of a manifest if they can be unpacked and are not too much.
-fn layers(name: &ImageName, blobs: Vec<OciDescriptor>) -> Result<Vec<Layer>, FetchFailure> {
+/// Checks that the layers of a manifest can be unpacked and are within the limits.
+fn layers(name: &ImageName, blobs: Vec<OciDescriptor>) -> Result<Vec<ImageLayer>, FetchFailure> {
     let wrong = |class, text| Err(failure(class, format!("cannot fetch {name}: {text}")));
     if blobs.len() > MAX_LAYERS {
         return wrong(Class::Limit, format!("it has {} layers, more than {MAX_LAYERS}", blobs.len()));
@@ -142,9 +143,9 @@ fn layers(name: &ImageName, blobs: Vec<OciDescriptor>) -> Result<Vec<Layer>, Fet
             );
             return wrong(Class::Fetch, text);
         };
-        layers.push(Layer { packing, blob });
+        layers.push(ImageLayer { packing, blob });
     }
-    let total = layers.iter().map(Layer::size).fold(0, u64::saturating_add);
+    let total = layers.iter().map(ImageLayer::size).fold(0, u64::saturating_add);
     if total > MAX_LAYER_BYTES {
         return wrong(Class::Limit, format!("its layers are larger than {} MiB", MAX_LAYER_BYTES >> 20));
     }

@@ -1,11 +1,11 @@
-//! Where tests put trees.
+//! Folders for trees of tests.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use super::tree::TreeWriter;
 
-/// A folder for a tree, beside which nothing may appear.
+/// A folder for a tree, with nothing beside it but a canary.
 pub(super) struct Site {
     dir: tempfile::TempDir,
 }
@@ -22,7 +22,6 @@ impl Site {
         self.dir.path().join("tree")
     }
 
-    /// The folder in which the tree is.
     pub(super) fn beside(&self) -> &Path {
         self.dir.path()
     }
@@ -39,7 +38,7 @@ impl Site {
         fs::symlink_metadata(self.root().join(path)).is_ok()
     }
 
-    /// Nothing is beside the tree, and what was there is as it was.
+    /// True if only the unchanged canary is beside the tree.
     pub(super) fn is_untouched(&self) -> bool {
         let mut names: Vec<_> =
             fs::read_dir(self.dir.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();

@@ -1,7 +1,7 @@
 //! Writes a tree that a server described, and nothing outside of it (faults.md row 69).
 //!
-//! Owns what a name, a link and a file of such a tree may be, and the limits of its size. Everything goes through
-//! directory descriptors and no link is ever followed, so no order of entries reaches another place. May not know of
+//! Owns the rules for names, links and files of such a tree, and the limits of its size. All access goes through
+//! directory descriptors and never follows a link, so no order of entries can reach another place. May not know of
 //! archives, Git or the network.
 
 use std::ffi::{CString, OsStr};
@@ -18,47 +18,48 @@ use rustix::io::{Errno, retry_on_intr};
 use crate::fetch::order::{MAX_TREE_BYTES, MAX_TREE_ENTRIES, Stats};
 use crate::job::event::FetchFailure;
 use crate::lang::diagnostic::Class;
+use crate::model::text;
 
-/// Most folders one inside the other, so that removing a tree needs few descriptors.
+/// Deepest nesting of folders. It bounds the descriptors that removing a tree needs.
 pub const MAX_DEPTH: usize = 255;
 
-/// Longest path in bytes: with the folder it is in, it stays below the system's limit.
+/// Longest path in bytes. With the tree's own folder it stays below the system's limit.
 pub const MAX_PATH_BYTES: usize = 2048;
 
 /// Longest name of a file or folder in bytes, the file systems' limit.
 const MAX_NAME_BYTES: usize = 255;
 
-/// Bytes copied at a time.
+/// Size of the copy buffer in bytes.
 const COPY_BYTES: usize = 64 << 10;
 
-/// What every open has: not inherited, no link followed.
+/// Flags of every open: not inherited, no link followed.
 const CAREFUL: OFlags = OFlags::CLOEXEC.union(OFlags::NOFOLLOW);
 
-/// A descriptor to reach what is inside a folder, without reading the folder itself.
+/// Flags of a descriptor that gives access to a folder's entries but cannot list them.
 const FOLDER: OFlags = CAREFUL.union(OFlags::PATH).union(OFlags::DIRECTORY);
 
-/// Decides by path what [`TreeWriter::remove`] and [`TreeWriter::empty`] leave alone.
+/// Returns true for paths that [`TreeWriter::remove`] and [`TreeWriter::empty`] must keep.
 pub type Keep<'a> = &'a dyn Fn(&[u8]) -> bool;
 
-/// A tree being written. Paths are relative to its root, with `/` between names; a name that could mean another place
-/// (`..`, empty, with NUL, an absolute path) is an error and never repaired. An entry replaces what an earlier one has
-/// put at its path.
+/// A tree being written. Paths are relative to its root, with `/` between names. A name that could mean another place
+/// (`..`, empty, with NUL, an absolute path) is an error; it is never repaired. An entry replaces an earlier one at its
+/// path.
 #[derive(Debug)]
 pub struct TreeWriter {
     root: OwnedFd,
-    /// What is there.
+    /// Size of the present tree.
     stats: Stats,
-    /// Bytes ever written, including those replaced since.
+    /// Bytes written in all, including those replaced since.
     written: u64,
-    /// Entries ever made, likewise, and those that changed nothing: they cost time.
+    /// Entries counted in all, including those replaced or skipped, because they cost time too.
     entries: u64,
-    /// The limits; smaller in tests only.
+    /// Limits; only tests use smaller ones.
     max_bytes: u64,
     max_entries: u64,
 }
 
 impl TreeWriter {
-    /// Begins in `into`, an existing empty folder.
+    /// Starts a tree in `into`, an existing empty folder.
     ///
     /// # Errors
     /// Class `fetch`: the folder cannot be opened.
@@ -71,7 +72,7 @@ impl TreeWriter {
         Ok(Self { root, stats, written: 0, entries: 0, max_bytes, max_entries })
     }
 
-    /// Makes the folder `path` and those above it; one that exists stays as it is. `.` is the root.
+    /// Creates the folder `path` and its parents; existing ones stay as they are. `.` is the root.
     pub fn folder(&mut self, path: &[u8]) -> Result<(), FetchFailure> {
         let names = names(path)?;
         let before = self.entries;
@@ -79,8 +80,8 @@ impl TreeWriter {
         if self.entries == before { self.count_entry() } else { Ok(()) }
     }
 
-    /// Writes the regular file `path`, 0555 if `executable`, else 0444: no job that uses the tree may change what others
-    /// read. Folders stay writable for their owner, so that any program can remove a tree.
+    /// Writes the regular file `path` with mode 0555 if `executable`, else 0444: jobs share the tree, so none may
+    /// change it. Folders stay writable for their owner, so that any program can remove a tree.
     pub fn file(
         &mut self,
         path: &[u8],
@@ -95,13 +96,13 @@ impl TreeWriter {
         self.stats.files += 1;
         self.stats.entries += 1;
         self.copy(path, content, &mut file)?;
-        // The mask of this process may have taken bits away.
+        // The umask may have removed bits.
         retry_on_intr(|| rustix::fs::fchmod(&file, mode)).map_err(|error| cannot("write", path, error))
     }
 
-    /// Makes the symbolic link `path`. Its target must be relative and stay inside: any `..` of it stand at its
-    /// beginning and are no more than the folders that the link is in. With this rule following a link, and the links
-    /// on its way, ends inside whatever the other links of the tree are.
+    /// Creates the symbolic link `path`. Its target must be relative and stay inside: every `..` must be at its
+    /// beginning, and there may be no more of them than folders above the link. Under this rule no chain of links in
+    /// the tree leads out.
     pub fn link(&mut self, path: &[u8], target: &[u8]) -> Result<(), FetchFailure> {
         let depth = names(path)?.len().saturating_sub(1);
         check_target(path, target, depth)?;
@@ -112,8 +113,8 @@ impl TreeWriter {
         Ok(())
     }
 
-    /// Writes the regular file `path` with the content and the mode of the regular file `original` that the tree has,
-    /// as an archive's hard link is meant. The two are files of their own: a step that changes one changes one.
+    /// Copies the regular file `original` of the tree, with its mode, to `path`; used for an archive's hard links. The
+    /// two are separate files, so a step that changes one does not change the other.
     pub fn copy_of(&mut self, path: &[u8], original: &[u8]) -> Result<(), FetchFailure> {
         let Some((mut file, executable)) = self.regular_file(original) else {
             return Err(refused(path, "it is a hard link to what is no regular file of the tree"));
@@ -121,14 +122,14 @@ impl TreeWriter {
         self.file(path, executable, &mut file)
     }
 
-    /// Takes notice of the entry `path` that leaves the tree as it is: looking at it has cost time.
+    /// Counts the entry `path`, which does not change the tree: looking at it has cost time.
     pub fn pass_over(&mut self, path: &[u8]) -> Result<(), FetchFailure> {
         names(path)?;
         self.count_entry()
     }
 
-    /// Removes what is at `path` and below, except for what `keep` names and the folders it is in. Nothing there is
-    /// no error.
+    /// Removes `path` and all below it, except for paths that `keep` selects and their parent folders. A missing path
+    /// is no error.
     pub fn remove(&mut self, path: &[u8], keep: Keep<'_>) -> Result<(), FetchFailure> {
         let names = names(path)?;
         let Some((name, parents)) = names.split_last() else {
@@ -141,8 +142,8 @@ impl TreeWriter {
             .map_err(|error| cannot("remove", path, error))
     }
 
-    /// Removes what is in the folder `path`, except for what `keep` names and the folders it is in. No folder there is
-    /// no error.
+    /// Empties the folder `path`, except for paths that `keep` selects and their parent folders. A missing folder is no
+    /// error.
     pub fn empty(&mut self, path: &[u8], keep: Keep<'_>) -> Result<(), FetchFailure> {
         let names = names(path)?;
         self.count_entry()?;
@@ -152,12 +153,12 @@ impl TreeWriter {
             .map_err(|error| cannot("empty", path, error))
     }
 
-    /// The tree is complete: its size.
+    /// Completes the tree. Returns its size.
     pub fn finish(self) -> Result<Stats, FetchFailure> {
         Ok(self.stats)
     }
 
-    /// The folder that the entry `path` goes into, and its name there; what an earlier entry made there is gone.
+    /// Returns the parent folder of the entry `path` and its name there. Removes an earlier entry.
     fn place(&mut self, path: &[u8]) -> Result<(OwnedFd, CString), FetchFailure> {
         let names = names(path)?;
         let Some((name, parents)) = names.split_last() else {
@@ -174,8 +175,8 @@ impl TreeWriter {
         Ok((parent, name))
     }
 
-    /// The folder below the root, in one call of the kernel, which refuses every link and every way out by itself.
-    /// `None` where it does not exist yet, is something else, or the kernel has no such call: [`Self::walk`] knows.
+    /// Opens a folder below the root in one system call that rejects every link and every way out. `None` if the folder
+    /// is missing or not a folder, or the kernel lacks the call; [`Self::walk`] then decides.
     fn open_beneath(&self, names: &[&[u8]]) -> Option<OwnedFd> {
         let path = if names.is_empty() { b".".to_vec() } else { names.join(&b'/') };
         let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
@@ -183,7 +184,7 @@ impl TreeWriter {
             .ok()
     }
 
-    /// The folder below the root, name by name; makes those that are missing.
+    /// Opens a folder below the root, name by name, and creates those that are missing.
     fn walk(&mut self, path: &[u8], names: &[&[u8]]) -> Result<OwnedFd, FetchFailure> {
         let mut at = open_folder(self.root.as_fd(), c".").map_err(|error| cannot("open", path, error))?;
         for name in names {
@@ -204,7 +205,7 @@ impl TreeWriter {
         Ok(at)
     }
 
-    /// The regular file at `path`, to be read, and whether it is executable.
+    /// Opens the regular file at `path`; true if it is executable.
     fn regular_file(&self, path: &[u8]) -> Option<(File, bool)> {
         let names = names(path).ok()?;
         let (name, parents) = names.split_last()?;
@@ -216,7 +217,7 @@ impl TreeWriter {
         Some((file, metadata.permissions().mode() & 0o100 != 0))
     }
 
-    /// The folder below the root, if it is there.
+    /// Opens the folder below the root, if it exists.
     fn find(&self, path: &[u8], names: &[&[u8]]) -> Result<Option<OwnedFd>, FetchFailure> {
         let mut at = open_folder(self.root.as_fd(), c".").map_err(|error| cannot("open", path, error))?;
         for name in names {
@@ -265,7 +266,7 @@ impl TreeWriter {
         Ok(())
     }
 
-    /// Removes `name`, whose path is `path`; whether it is gone. Recursion is bounded by [`MAX_DEPTH`].
+    /// Removes `name`, whose path is `path`. Returns true if it is gone. [`MAX_DEPTH`] bounds the recursion.
     fn remove_below(
         &mut self,
         at: BorrowedFd<'_>,
@@ -297,7 +298,7 @@ impl TreeWriter {
         Ok(true)
     }
 
-    /// Removes what is in a folder; whether all of it is gone.
+    /// Removes the content of a folder. Returns true if all of it is gone.
     fn empty_folder(&mut self, folder: BorrowedFd<'_>, path: &[u8], keep: Keep<'_>) -> io::Result<bool> {
         let mut names = Vec::new();
         let flags = CAREFUL | OFlags::RDONLY | OFlags::DIRECTORY;
@@ -321,7 +322,7 @@ fn open_folder(at: BorrowedFd<'_>, name: &std::ffi::CStr) -> rustix::io::Result<
     retry_on_intr(|| rustix::fs::openat(at, name, FOLDER, Mode::empty()))
 }
 
-/// Makes a folder, 0755 whatever the mask of this process.
+/// Creates a folder with mode 0755, whatever the umask.
 fn make_folder(at: BorrowedFd<'_>, name: &CString) -> rustix::io::Result<OwnedFd> {
     let mode = Mode::from_raw_mode(0o755);
     retry_on_intr(|| rustix::fs::mkdirat(at, name.as_c_str(), mode))?;
@@ -331,8 +332,8 @@ fn make_folder(at: BorrowedFd<'_>, name: &CString) -> rustix::io::Result<OwnedFd
     Ok(folder)
 }
 
-/// The names of a path: none for the root. `./` in front and `/` behind are what archives write for a folder and mean
-/// nothing.
+/// Splits a path into names; the root has none. Ignores `./` in front and `/` at the end, which archives write for
+/// folders.
 fn names(path: &[u8]) -> Result<Vec<&[u8]>, FetchFailure> {
     if path.len() > MAX_PATH_BYTES {
         return Err(failure(
@@ -372,12 +373,12 @@ fn names(path: &[u8]) -> Result<Vec<&[u8]>, FetchFailure> {
     Ok(names)
 }
 
-/// Whether [`TreeWriter::link`] takes this target for a link at `path`.
+/// True if [`TreeWriter::link`] accepts this target for a link at `path`.
 pub fn takes_target(path: &[u8], target: &[u8]) -> bool {
     names(path).is_ok_and(|names| check_target(path, target, names.len().saturating_sub(1)).is_ok())
 }
 
-/// Whether a link in a folder `depth` below the root may have this target.
+/// Checks the target of a link whose folder is `depth` levels below the root.
 fn check_target(path: &[u8], target: &[u8], depth: usize) -> Result<(), FetchFailure> {
     let wrong = |why| Err(refused(path, why));
     if target.is_empty() || target.len() > MAX_PATH_BYTES || target.contains(&0) {
@@ -405,20 +406,16 @@ fn c_name(name: &[u8]) -> Result<CString, FetchFailure> {
     CString::new(name).map_err(|_| refused(name, "a name in its path holds NUL"))
 }
 
-/// How a path that a server sent stands in a text for people: nothing in it acts on a terminal, and it is short.
+/// Quotes a path that a server sent, for messages.
 pub(super) fn shown(path: &[u8]) -> String {
-    const LONGEST: usize = 200;
-    let text = OsStr::from_bytes(path).to_string_lossy();
-    let short: String = text.chars().take(LONGEST).collect();
-    let more = if short.len() < text.len() { "…" } else { "" };
-    format!("\"{}{more}\"", short.escape_debug())
+    format!("\"{}\"", text::quote(&OsStr::from_bytes(path).to_string_lossy()))
 }
 
 pub(super) fn failure(class: Class, message: String) -> FetchFailure {
     FetchFailure { class, message }
 }
 
-/// The tree holds something that is not taken.
+/// Reports an entry of the tree that is refused.
 pub(super) fn refused(path: &[u8], why: &str) -> FetchFailure {
     failure(Class::Fetch, format!("the tree holds {}, which is refused: {why}", shown(path)))
 }

@@ -1,10 +1,10 @@
-//! What a crash in the middle of a recording leaves.
+//! Computes the states of a folder that a crash in the middle of a recording can leave.
 
 use std::collections::{HashMap, HashSet};
 
 use super::{Id, Image, Op};
 
-/// Disks write sectors whole, or not at all.
+/// Size of a sector, which a disk writes whole or not at all.
 const SECTOR: usize = 512;
 
 /// A finished recording.
@@ -12,22 +12,22 @@ const SECTOR: usize = 512;
 pub struct History {
     /// The folder at its beginning.
     pub base: Image,
-    /// What was changed, in order.
+    /// The changes, in order.
     pub ops: Vec<Op>,
 }
 
-/// A part of a change that no sync has covered: it may have reached the disk, or not, whatever others did.
+/// A part of a change that no sync has covered. It may have reached the disk or not, whatever other parts did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Piece {
-    /// The names that operation number so-and-so changed.
+    /// The names changed by the operation with this number.
     Names(usize),
-    /// The length that it gave a file. Longer without the bytes = zeros.
+    /// The length that it gave a file. Without its bytes, a longer file has zeros.
     Length(usize),
     /// This sector of its bytes, counted from its first.
     Sector(usize, usize),
 }
 
-/// Which unsynced pieces reached the disk.
+/// Choice of the unsynced pieces that reached the disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Choices {
     /// None.
@@ -38,14 +38,15 @@ pub enum Choices {
     AllBut(usize),
     /// Only the piece with this number.
     Only(usize),
-    /// By the bits of a number: every choice for up to 64 pieces.
+    /// The pieces whose bits are set: can express every choice for up to 64 pieces.
     Bits(u64),
-    /// Any half of them, by chance from this seed.
+    /// Each piece by chance, from this seed.
     Seed(u64),
 }
 
 impl Choices {
-    /// All choices for up to `exhaustive` pieces. For more: none, all, each one alone or missing, and `random` others.
+    /// Returns the choices to try for this number of `pieces`. These are all possible ones for up to `exhaustive`
+    /// pieces. For more pieces: none, all, each piece alone, each piece missing, and `random` choices by chance.
     pub fn list(pieces: usize, exhaustive: u32, random: u64) -> Vec<Self> {
         if pieces <= exhaustive as usize {
             return (0..1_u64 << pieces).map(Self::Bits).collect();
@@ -74,8 +75,8 @@ impl Choices {
 }
 
 impl History {
-    /// The folder after the process was killed behind its first `count` changes: all of them are there. Of a write that
-    /// comes next, the first `part` bytes are.
+    /// Returns the folder after the process was killed after its first `count` changes. All of them are there. If the
+    /// next change is a write, its first `part` bytes are there too.
     pub fn killed(&self, count: usize, part: usize) -> Image {
         let mut image = self.base.clone();
         for op in self.ops.iter().take(count) {
@@ -87,8 +88,8 @@ impl History {
         image
     }
 
-    /// Every state that a kill can leave, with the number of changes that were made: between all changes, and inside of
-    /// each write behind each byte of it, or for a write of more than `bytes` behind some of them.
+    /// Returns every state that a kill can leave, each with its number of complete changes: between any two changes,
+    /// and after each byte of a write. A write of more than `bytes` bytes gives at most `bytes` states.
     pub fn kills(&self, bytes: usize) -> impl Iterator<Item = (usize, Image)> {
         (0..=self.ops.len()).flat_map(move |count| {
             let len = match self.ops.get(count) {
@@ -100,7 +101,7 @@ impl History {
         })
     }
 
-    /// What a power cut behind the first `count` changes may or may not have kept.
+    /// Returns the unsynced pieces of the first `count` changes. A power cut after these changes can lose any of them.
     pub fn unsynced(&self, count: usize) -> Vec<Piece> {
         let durable = self.durable(count);
         let mut pieces = Vec::new();
@@ -121,9 +122,9 @@ impl History {
         pieces
     }
 
-    /// The folder after the power was cut behind the first `count` changes: what was synced is there for certain, of
-    /// the rest (in the order of [`History::unsynced`]) what `choices` takes. Only what POSIX promises is counted on: a
-    /// synced file whose name is not synced has none.
+    /// Returns the folder after a power cut that follows the first `count` changes. Synced changes are there. Of the
+    /// other pieces, in the order of [`History::unsynced`], those are there that `choices` takes. Assumes only what
+    /// POSIX promises: a synced file has no name unless its folder was synced too.
     pub fn power_cut(&self, count: usize, choices: Choices) -> Image {
         let durable = self.durable(count);
         let mut image = self.base.clone();
@@ -157,7 +158,7 @@ impl History {
         image
     }
 
-    /// Which of the first `count` changes a later one of them synced.
+    /// Returns the numbers of the changes among the first `count` that a later sync among them made durable.
     fn durable(&self, count: usize) -> HashSet<usize> {
         let mut synced: HashMap<Id, usize> = HashMap::new();
         let mut all = None;
@@ -183,7 +184,7 @@ impl History {
     }
 }
 
-/// The parts of a write by sectors of the file: offset and bytes.
+/// Splits a write by sectors of the file, into offsets and bytes.
 fn sectors(offset: u64, bytes: &[u8]) -> impl Iterator<Item = (usize, &[u8])> {
     let mut at = offset as usize;
     let mut rest = bytes;

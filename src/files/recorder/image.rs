@@ -1,4 +1,4 @@
-//! A folder in memory: what is in it by number, so that a file stays itself whatever it is called.
+//! A folder in memory. Numbers identify its files, so that a file stays itself under any name.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::OsStr;
@@ -25,7 +25,7 @@ enum Node {
     Directory(BTreeMap<Vec<u8>, Id>),
 }
 
-/// A folder with all that is in it. What no name leads to is kept: it may get a name later.
+/// A folder with everything in it. Entries without a name are kept: they may get one later.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Image {
     nodes: HashMap<Id, Node>,
@@ -39,7 +39,7 @@ impl Default for Image {
 }
 
 impl Image {
-    /// Reads a folder; `found` is told of everything that gets a number. Only files and directories are taken.
+    /// Reads a folder. Calls `found` for everything that gets a number. Only files and directories are taken.
     pub fn read(root: &Path, mut found: impl FnMut(&Stat, Id)) -> io::Result<Self> {
         let mut image = Self::default();
         let mut todo = vec![(root.to_owned(), ROOT)];
@@ -66,7 +66,7 @@ impl Image {
         Ok(image)
     }
 
-    /// Makes a folder of it at `path`, which must not exist.
+    /// Writes the folder to `path`, which must not exist.
     pub fn write_to(&self, path: &Path) -> io::Result<()> {
         self.write_node(ROOT, path)
     }
@@ -88,7 +88,7 @@ impl Image {
         }
     }
 
-    /// The bytes of the file that a path leads to.
+    /// Returns the bytes of the file at `path`.
     pub fn file(&self, path: &str) -> Option<&[u8]> {
         let mut id = ROOT;
         for name in path.split('/') {
@@ -100,7 +100,7 @@ impl Image {
         }
     }
 
-    /// All paths and the bytes of the files, in order; directories have none.
+    /// Returns all paths in order, with the bytes of files; directories have none.
     pub fn listing(&self) -> BTreeMap<String, Option<Vec<u8>>> {
         let mut list = BTreeMap::new();
         let mut todo = vec![(String::new(), ROOT)];
@@ -119,7 +119,6 @@ impl Image {
         list
     }
 
-    /// A number that nothing has had.
     pub(super) const fn next_id(&mut self) -> Id {
         let id = self.next;
         self.next += 1;
@@ -140,7 +139,6 @@ impl Image {
         }
     }
 
-    /// Changes the image as an operation changed the folder.
     pub(super) fn apply(&mut self, op: &Op) {
         match op {
             Op::Create { dir, name, id } | Op::Mkdir { dir, name, id } => {
@@ -160,7 +158,7 @@ impl Image {
         }
     }
 
-    /// What an operation makes exists, whether or not a name leads to it.
+    /// Makes the file or directory of an operation, without its name.
     pub(super) fn exists(&mut self, op: &Op) {
         match op {
             Op::Create { id, .. } => {
@@ -173,7 +171,7 @@ impl Image {
         }
     }
 
-    /// Puts bytes into a file; what lies between its end and them is zeros.
+    /// Puts bytes into a file; a gap behind its end becomes zeros.
     pub(super) fn put(&mut self, id: Id, at: usize, bytes: &[u8]) {
         if let Some(Node::File(content)) = self.nodes.get_mut(&id) {
             let end = at + bytes.len();
@@ -184,7 +182,7 @@ impl Image {
         }
     }
 
-    /// Makes a file at least so long.
+    /// Makes a file at least `len` bytes long.
     pub(super) fn grow(&mut self, id: Id, len: usize) {
         if let Some(Node::File(content)) = self.nodes.get_mut(&id) {
             content.resize(content.len().max(len), 0);

@@ -5,7 +5,7 @@ use tempfile::TempDir;
 use super::*;
 use crate::files;
 
-/// A folder in which something is done while a recorder looks.
+/// Records what `work` does in a folder.
 fn recorded(work: impl FnOnce(&Path)) -> (TempDir, PathBuf, History) {
     let temp = tempfile::tempdir().unwrap();
     let root = temp.path().join("root");
@@ -31,7 +31,7 @@ fn busy(root: &Path) {
     files::reserve(files::open_write(&dir, "reserve").unwrap(), 100).unwrap();
     files::rename(&dir, "new", &dir, ".gone").unwrap();
     files::unlink(&dir, ".gone/record").unwrap();
-    // A file that has the place of a removed one is another file.
+    // A file that takes the name of a removed one is another file.
     files::append(files::open_append(&dir, ".gone/record").unwrap(), b"again").unwrap();
     files::remove_tree(&dir, c"old").unwrap();
 }

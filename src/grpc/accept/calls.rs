@@ -1,68 +1,268 @@
-//! Calls under way: a daemon that is to end when nobody uses it counts them, not connections, which clients keep open.
+//! Counts open calls, tracks clients that follow jobs, and divides a connection's memory among its calls.
+//!
+//! A daemon that ends when nobody uses it counts calls, because clients keep connections open. A daemon that stops
+//! waits for its followers: after its stream has ended, a client asks how the job ended and finishes it.
 
+use std::collections::HashMap;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use bytes::Bytes;
 use http::{Request, Response};
 use hyper::body::{Body as HttpBody, Frame, SizeHint};
+use parking_lot::Mutex;
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
+use tokio::time::{Instant, sleep_until, timeout_at};
 use tonic::body::Body;
+use tower::ServiceExt;
 
-/// How many there were, and how many are over. Clones share it.
+use crate::grpc::peer::Caller;
+
+/// Maximum memory of a connection for answers to followers. A client with many of them gets smaller pieces.
+const FOLLOWERS_MEMORY: usize = 4 << 20;
+/// Largest and smallest piece for a follower, in bytes.
+const PIECE: (usize, usize) = (64 << 10, 4 << 10);
+/// Maximum number of open calls on one connection, apart from streams. Further calls wait, because each answer is held
+/// in memory until the client reads it.
+const MAX_UNARY: usize = 100;
+/// Number of a connection's calls that are started in a row, if it has more of them open. Then calls of other
+/// connections get their turn: each connection may have a thousand.
+const BEGUN_IN_A_ROW: usize = 16;
+/// Methods that answer with a stream.
+const STREAMS: [&str; 5] = ["FollowLogs", "FollowSteps", "Follow", "Watch", "ServerReflectionInfo"];
+
+/// A call's share of its connection's memory for answers. Each request carries it as an extension.
+#[derive(Clone, Debug, Default)]
+pub(in crate::grpc) struct MemoryShare(Arc<AtomicUsize>);
+
+impl MemoryShare {
+    /// Returns the maximum size of a piece of an answer.
+    pub(in crate::grpc) fn piece(&self) -> usize {
+        let calls = self.0.load(Ordering::Relaxed).max(1);
+        (FOLLOWERS_MEMORY / calls).clamp(PIECE.1, PIECE.0)
+    }
+
+    /// True if pieces must be smaller than the largest size.
+    pub(in crate::grpc) fn is_limited(&self) -> bool {
+        self.piece() < PIECE.0
+    }
+}
+
+/// Time for a client to ask how a job ended and to finish it, counted from the end of its stream.
+pub const READ_TIME: Duration = Duration::from_secs(2);
+
+/// Counters of calls begun and ended, and the followers of each connection. Clones share them.
 #[derive(Clone, Default)]
-pub struct Calls(Arc<Counts>);
+pub struct CallCounters(Arc<Counts>);
 
 #[derive(Default)]
 struct Counts {
     begun: AtomicU64,
     over: AtomicU64,
+    lines: Mutex<HashMap<u64, Arc<Mutex<Reading>>>>,
+    next_line: AtomicU64,
+    /// Notified when a follower's stream, the Finish after it, or a connection has ended.
+    read: Notify,
+    /// Notified when a connection, or the last open call, has ended.
+    quiet: Notify,
 }
 
-impl Calls {
-    /// Calls begun so far.
+/// State of the streams by which the client of one connection follows jobs.
+#[derive(Default)]
+struct Reading {
+    /// Number of open streams.
+    streams: u32,
+    /// End of the last stream. Cleared when a Finish that began after it has ended.
+    ended: Option<Instant>,
+}
+
+impl Reading {
+    /// Returns until when to wait for the client.
+    fn until(&self) -> Option<Instant> {
+        if self.streams > 0 { Some(Instant::now() + READ_TIME) } else { self.ended.map(|at| at + READ_TIME) }
+    }
+}
+
+impl CallCounters {
+    /// Returns the number of calls begun so far.
     pub fn begun(&self) -> u64 {
         self.0.begun.load(Ordering::Relaxed)
     }
 
-    /// Whether one is under way.
+    /// True if a call is open.
     pub fn is_one_open(&self) -> bool {
         self.0.over.load(Ordering::Relaxed) < self.begun()
     }
 
-    /// `service` whose calls are counted.
+    /// Wakes [`Self::quiet`]: a connection has ended.
+    pub(super) fn connection_ended(&self) {
+        self.0.quiet.notify_one();
+    }
+
+    /// Waits until a connection, or the last open call, has ended. Returns at once if one ended since the last wait.
+    pub(super) async fn quiet(&self) {
+        self.0.quiet.notified().await;
+    }
+
+    /// Waits until each client that follows a job has read its stream to the end and finished the job, has
+    /// disconnected, or has let [`READ_TIME`] pass after the end of its stream. Returns false if `limit` came first.
+    pub async fn read_to_the_end(&self, limit: Instant) -> bool {
+        let read = async {
+            loop {
+                let mut changed = std::pin::pin!(self.0.read.notified());
+                changed.as_mut().enable();
+                let Some(until) = self.0.awaited_until() else { return };
+                tokio::select! {
+                    () = changed => {}
+                    () = sleep_until(until) => {}
+                }
+            }
+        };
+        timeout_at(limit, read).await.is_ok()
+    }
+
+    /// Wraps the service of one connection so that its calls are counted.
     pub(super) fn count<S>(&self, service: S) -> Counted<S> {
-        Counted { service, calls: self.clone() }
-    }
-
-    fn begin(&self) -> Call {
-        self.0.begun.fetch_add(1, Ordering::Relaxed);
-        Call(Arc::clone(&self.0))
+        let number = self.0.next_line.fetch_add(1, Ordering::Relaxed);
+        let reading = Arc::<Mutex<Reading>>::default();
+        self.0.lines.lock().insert(number, Arc::clone(&reading));
+        let line = Arc::new(CountedConnection {
+            number,
+            reading,
+            counts: Arc::clone(&self.0),
+            share: MemoryShare::default(),
+        });
+        Counted {
+            service,
+            line,
+            turns: Arc::new(Semaphore::new(MAX_UNARY)),
+            beginnings: Arc::new(Semaphore::new(BEGUN_IN_A_ROW)),
+            caller: None,
+        }
     }
 }
 
-/// One call, until its answer has been sent or given up.
-struct Call(Arc<Counts>);
+impl Counts {
+    /// Returns until when to wait for clients that may not know the end; `None` if there are none.
+    fn awaited_until(&self) -> Option<Instant> {
+        let now = Instant::now();
+        let lines = self.lines.lock();
+        lines.values().filter_map(|reading| reading.lock().until()).filter(|until| *until > now).max()
+    }
+}
 
-impl Drop for Call {
+/// One connection; dropped when it ends.
+struct CountedConnection {
+    number: u64,
+    reading: Arc<Mutex<Reading>>,
+    counts: Arc<Counts>,
+    share: MemoryShare,
+}
+
+impl Drop for CountedConnection {
     fn drop(&mut self) {
-        self.0.over.fetch_add(1, Ordering::Relaxed);
+        self.counts.lines.lock().remove(&self.number);
+        self.counts.read.notify_waiters();
     }
 }
 
-/// See [`Calls::count`].
+impl CountedConnection {
+    fn begin(self: &Arc<Self>, path: &str) -> CountedCall {
+        self.counts.begun.fetch_add(1, Ordering::Relaxed);
+        self.share.0.fetch_add(1, Ordering::Relaxed);
+        let method = path.rsplit('/').next().unwrap_or_default();
+        let mut reading = self.reading.lock();
+        let kind = match method {
+            "Finish" | "Close" => CallKind::Finish(reading.ended),
+            _ if method.starts_with("Follow") => CallKind::Stream,
+            _ => CallKind::Other,
+        };
+        reading.streams += u32::from(matches!(kind, CallKind::Stream));
+        drop(reading);
+        CountedCall { kind, line: Arc::clone(self) }
+    }
+}
+
+/// Kind of a call.
+enum CallKind {
+    /// A stream that follows a job.
+    Stream,
+    /// The last call for a job, with the end of the last stream of its connection when the call began.
+    Finish(Option<Instant>),
+    /// Any other call.
+    Other,
+}
+
+/// One call, until its answer is sent or abandoned.
+struct CountedCall {
+    kind: CallKind,
+    line: Arc<CountedConnection>,
+}
+
+impl Drop for CountedCall {
+    fn drop(&mut self) {
+        let over = self.line.counts.over.fetch_add(1, Ordering::Relaxed) + 1;
+        if over == self.line.counts.begun.load(Ordering::Relaxed) {
+            self.line.counts.quiet.notify_one();
+        }
+        self.line.share.0.fetch_sub(1, Ordering::Relaxed);
+        let mut reading = self.line.reading.lock();
+        match self.kind {
+            CallKind::Stream => {
+                reading.streams -= 1;
+                reading.ended = Some(Instant::now());
+            }
+            CallKind::Finish(Some(ended)) if reading.ended == Some(ended) => reading.ended = None,
+            CallKind::Finish(_) | CallKind::Other => return,
+        }
+        drop(reading);
+        self.line.counts.read.notify_waiters();
+    }
+}
+
+/// The service that [`CallCounters::count`] returns.
 #[derive(Clone)]
 pub(super) struct Counted<S> {
     service: S,
-    calls: Calls,
+    line: Arc<CountedConnection>,
+    turns: Arc<Semaphore>,
+    beginnings: Arc<Semaphore>,
+    caller: Option<Caller>,
+}
+
+impl<S> Counted<S> {
+    /// Attaches the caller, which every request then carries as an extension.
+    pub(super) fn of(self, caller: Option<Caller>) -> Self {
+        Self { caller, ..self }
+    }
+
+    /// Takes the permit of a call. `Ok(None)`: a stream needs none. `Err`: wait for the semaphore.
+    fn turn<B>(&self, request: &Request<B>) -> Result<Option<OwnedSemaphorePermit>, Arc<Semaphore>> {
+        let method = request.uri().path().rsplit('/').next().unwrap_or_default();
+        if STREAMS.contains(&method) {
+            return Ok(None);
+        }
+        let turn = Arc::clone(&self.turns).try_acquire_owned();
+        turn.map(Some).map_err(|_| Arc::clone(&self.turns))
+    }
+
+    /// Returns the semaphore for starting calls, if the connection has many open calls.
+    fn beginnings(&self) -> Option<Arc<Semaphore>> {
+        let calls = self.line.share.0.load(Ordering::Relaxed);
+        (calls > BEGUN_IN_A_ROW).then(|| Arc::clone(&self.beginnings))
+    }
 }
 
 impl<S, B> tower::Service<Request<B>> for Counted<S>
 where
-    S: tower::Service<Request<B>, Response = Response<Body>>,
+    S: tower::Service<Request<B>, Response = Response<Body>> + Clone + Send + 'static,
     S::Future: Send + 'static,
+    S::Error: Send,
+    B: Send + 'static,
 {
     type Response = Response<Body>;
     type Error = S::Error;
@@ -72,17 +272,60 @@ where
         self.service.poll_ready(cx)
     }
 
-    fn call(&mut self, request: Request<B>) -> Self::Future {
-        let call = self.calls.begin();
-        let answer = self.service.call(request);
-        Box::pin(async move { Ok(answer.await?.map(|body| Body::new(Answer { body, _call: call }))) })
+    fn call(&mut self, mut request: Request<B>) -> Self::Future {
+        let call = self.line.begin(request.uri().path());
+        request.extensions_mut().insert(self.line.share.clone());
+        if let Some(caller) = self.caller {
+            request.extensions_mut().insert(caller);
+        }
+        let beginnings = self.beginnings();
+        match self.turn(&request) {
+            Ok(turn) => {
+                let answer = self.service.call(request);
+                Box::pin(async move {
+                    let answer = begin(beginnings, answer).await?;
+                    Ok(answer.map(|body| Answer::boxed(body, call, turn)))
+                })
+            }
+            Err(turns) => {
+                let service = self.service.clone();
+                Box::pin(async move {
+                    // The semaphore is never closed.
+                    let turn = turns.acquire_owned().await.ok();
+                    let answer = begin(beginnings, service.oneshot(request)).await?;
+                    Ok(answer.map(|body| Answer::boxed(body, call, turn)))
+                })
+            }
+        }
     }
 }
 
-/// The body of an answer.
+/// Runs `work`. With `beginnings`, its first poll takes a permit; other ready tasks run before it is returned.
+async fn begin<T>(beginnings: Option<Arc<Semaphore>>, work: impl Future<Output = T>) -> T {
+    let mut work = std::pin::pin!(work);
+    let Some(beginnings) = beginnings else { return work.await };
+    // The semaphore is never closed.
+    let beginning = beginnings.acquire_owned().await.ok();
+    let first = std::future::poll_fn(|cx| Poll::Ready(work.as_mut().poll(cx))).await;
+    tokio::task::yield_now().await;
+    drop(beginning);
+    match first {
+        Poll::Ready(done) => done,
+        Poll::Pending => work.await,
+    }
+}
+
+/// The body of an answer. It keeps the call open and its permit taken until it is dropped.
 struct Answer {
     body: Body,
-    _call: Call,
+    _call: CountedCall,
+    _turn: Option<OwnedSemaphorePermit>,
+}
+
+impl Answer {
+    fn boxed(body: Body, call: CountedCall, turn: Option<OwnedSemaphorePermit>) -> Body {
+        Body::new(Self { body, _call: call, _turn: turn })
+    }
 }
 
 impl HttpBody for Answer {
@@ -109,13 +352,11 @@ impl HttpBody for Answer {
 mod tests {
     use std::convert::Infallible;
 
-    use tower::ServiceExt;
-
     use super::*;
 
     #[tokio::test]
     async fn a_call_is_open_until_its_answer_is_sent_or_given_up() {
-        let calls = Calls::default();
+        let calls = CallCounters::default();
         let answer = || async { Ok::<_, Infallible>(Response::new(Body::new("x".to_owned()))) };
         let service = || calls.count(tower::service_fn(move |_: Request<()>| answer()));
         assert!(!calls.is_one_open());
@@ -125,5 +366,113 @@ mod tests {
         assert!(!calls.is_one_open());
         drop(service().oneshot(Request::new(())));
         assert_eq!((calls.is_one_open(), calls.begun()), (false, 1));
+    }
+    /// One call; the answer counts as unread until the returned value is dropped.
+    #[cfg(feature = "failpoints")]
+    async fn answered(line: &Counted<Answering>, method: &str) -> Response<Body> {
+        let request = Request::get(format!("/steprunner.v1.StepRunner/{method}")).body(()).unwrap();
+        line.clone().oneshot(request).await.unwrap()
+    }
+
+    #[cfg(feature = "failpoints")]
+    type Answering = tower::util::BoxCloneService<Request<()>, Response<Body>, Infallible>;
+
+    #[cfg(feature = "failpoints")]
+    fn line(calls: &CallCounters) -> Counted<Answering> {
+        let answer = |_: Request<()>| async { Ok(Response::new(Body::new("x".to_owned()))) };
+        calls.count(tower::util::BoxCloneService::new(tower::service_fn(answer)))
+    }
+
+    #[cfg(feature = "failpoints")] // which brings virtual time
+    #[tokio::test(start_paused = true)]
+    async fn fault_90_who_follows_is_waited_for_until_it_has_finished_its_job_or_has_left() {
+        let calls = CallCounters::default();
+        let limit = || Instant::now() + READ_TIME;
+        assert!(calls.read_to_the_end(limit()).await, "nobody follows");
+        let (finishing, leaving) = (line(&calls), line(&calls));
+        drop(answered(&finishing, "Status").await);
+        assert!(calls.read_to_the_end(limit()).await, "nobody follows");
+        let streams = [answered(&finishing, "FollowLogs").await, answered(&leaving, "FollowSteps").await];
+        assert!(!calls.read_to_the_end(limit()).await, "they have not come to their ends");
+        let start = Instant::now();
+        let clients = async {
+            tokio::time::sleep(Duration::from_millis(300)).await;
+            drop(streams);
+            tokio::time::sleep(Duration::from_millis(300)).await;
+            drop(answered(&finishing, "Status").await);
+            drop(leaving);
+            tokio::time::sleep(Duration::from_millis(300)).await;
+            drop(answered(&finishing, "Finish").await);
+        };
+        let (read, ()) = tokio::join!(calls.read_to_the_end(limit()), clients);
+        assert!(read);
+        assert_eq!(start.elapsed(), Duration::from_millis(900), "as long as the last one, and no longer");
+    }
+
+    #[cfg(feature = "failpoints")] // which brings virtual time
+    #[tokio::test(start_paused = true)]
+    async fn fault_90_who_has_its_end_and_finishes_nothing_is_waited_for_no_longer_than_it_may_take() {
+        let calls = CallCounters::default();
+        let resting = line(&calls);
+        drop(answered(&resting, "FollowLogs").await);
+        let start = Instant::now();
+        assert!(calls.read_to_the_end(start + 2 * READ_TIME).await);
+        assert_eq!(start.elapsed(), READ_TIME);
+        assert!(calls.read_to_the_end(start).await, "it is not waited for once more");
+    }
+
+    #[tokio::test]
+    async fn fault_89_a_call_of_another_client_comes_between_the_many_of_one() {
+        let calls = CallCounters::default();
+        let order = Arc::<Mutex<Vec<&str>>>::default();
+        let service = |who: &'static str| {
+            let order = Arc::clone(&order);
+            calls.count(tower::service_fn(move |_: Request<()>| {
+                let order = Arc::clone(&order);
+                async move {
+                    order.lock().push(who);
+                    Ok::<_, Infallible>(Response::new(Body::empty()))
+                }
+            }))
+        };
+        let call =
+            |line: &mut Counted<_>| tower::Service::call(line, Request::post("/S/Status").body(()).unwrap());
+        let (mut many, mut one) = (service("many"), service("one"));
+        // All calls are open before the first is started, as when a connection has read them at once.
+        let mut under_way: Vec<_> = (0..1_000).map(|_| call(&mut many)).collect();
+        under_way.push(call(&mut one));
+        let under_way: Vec<_> = under_way.into_iter().map(tokio::spawn).collect();
+        for call in under_way {
+            call.await.unwrap().unwrap();
+        }
+        let place = order.lock().iter().position(|who| *who == "one").unwrap();
+        assert!(place < 200, "after {place} others");
+    }
+
+    #[tokio::test]
+    async fn fault_89_many_calls_of_a_client_get_small_pieces_and_streams_wait_for_no_turn() {
+        let calls = CallCounters::default();
+        let answer = |request: Request<()>| async move {
+            Ok::<_, Infallible>(Response::new(Body::new(
+                request.extensions().get::<MemoryShare>().unwrap().piece().to_string(),
+            )))
+        };
+        let service = calls.count(tower::service_fn(answer));
+        let call =
+            |method: &str| service.clone().oneshot(Request::post(format!("/S/{method}")).body(()).unwrap());
+        let mut held = Vec::new();
+        for _ in 0..1_024 {
+            held.push(call("FollowLogs").await.unwrap());
+        }
+        assert_eq!(service.line.share.piece(), PIECE.1);
+        for _ in 0..MAX_UNARY {
+            held.push(call("Status").await.unwrap());
+        }
+        let mut waiting = std::pin::pin!(call("Status"));
+        assert!(futures_util::poll!(waiting.as_mut()).is_pending());
+        held.push(call("FollowLogs").await.unwrap());
+        held.clear();
+        waiting.await.unwrap();
+        assert_eq!((service.line.share.piece(), calls.is_one_open()), (PIECE.0, false));
     }
 }

@@ -1,5 +1,5 @@
-//! A job in the syntax of CI files: its steps and its variables (service.md §5). What a CI file may say about a job beyond
-//! that is for those who schedule it, and refused here by name.
+//! Reads steps and variables of a job in the syntax of CI files (service.md §5). All other keys of a CI job concern the
+//! scheduler; they are refused by name.
 
 use std::sync::Arc;
 
@@ -7,23 +7,26 @@ use serde_json::{Map, Value as Json, json};
 
 use crate::lang::diagnostic::{Class, Diagnostic, Position, Severity};
 use crate::lang::yaml::scalar::{Resolved, resolve};
-use crate::lang::yaml::{self, Entry, Node, NodeKind, Scalar, Source};
-use crate::model::{Reason, Refusal, Variable};
+use crate::lang::yaml::{self, NodeKind, Scalar, Source, YamlEntry, YamlNode};
+use crate::model::{Reason, Refusal, Variable, text};
 
 /// Name of the document in messages.
 pub(super) const FILE: &str = "<ci_job>";
 
-/// Most findings in one answer (service.md §3.1).
+/// Maximum number of findings in the details of an answer (service.md §3.1).
 const MAX_FINDINGS: usize = 20;
 
-/// Keys of a job.
+/// Maximum number of findings in the text of an answer, which shares the space for headers with the details.
+const MAX_FINDINGS_IN_TEXT: usize = 8;
+
+/// Allowed keys of a job.
 const KEYS: [&str; 4] = ["run", "script", "before_script", "variables"];
 
-/// What a job means here.
+/// Steps and variables of a job.
 pub(super) struct Translated {
     /// Text of the steps.
     pub(super) steps: String,
-    /// In the order given.
+    /// In the order of the job.
     pub(super) variables: Vec<Variable>,
 }
 
@@ -40,7 +43,7 @@ pub(super) fn translate(text: String) -> Result<Translated, Refusal> {
         [_, ..] => reader.error(Position::START, "expected one document"),
     };
     match translated {
-        // The text as it is keeps the places of what is found in it later.
+        // Passing the text on unchanged keeps the positions of later findings right.
         Some(Job { is_plain_run: true, .. }) if reader.findings.is_empty() => {
             Ok(Translated { steps: text, variables: Vec::new() })
         }
@@ -48,9 +51,13 @@ pub(super) fn translate(text: String) -> Result<Translated, Refusal> {
             Ok(Translated { steps: json!({"run": steps}).to_string(), variables })
         }
         _ => {
-            let findings: Vec<_> =
-                reader.findings.iter().take(MAX_FINDINGS).map(ToString::to_string).collect();
-            Err(Refusal::new(Reason::MalformedSteps, findings.join("\n")))
+            let findings = || reader.findings.iter().take(MAX_FINDINGS);
+            let shown = |description: &str| text::for_people(description).into_owned();
+            let told: Vec<_> = findings().take(MAX_FINDINGS_IN_TEXT).map(ToString::to_string).collect();
+            Err(Refusal {
+                violations: findings().map(|finding| finding.violation("ci_job", shown)).collect(),
+                ..Refusal::new(Reason::MalformedSteps, told.join("\n")).about("ci_job")
+            })
         }
     }
 }
@@ -58,7 +65,7 @@ pub(super) fn translate(text: String) -> Result<Translated, Refusal> {
 struct Job {
     steps: Vec<Json>,
     variables: Vec<Variable>,
-    /// The document has no key but `run`.
+    /// True if `run` is the only key of the document.
     is_plain_run: bool,
 }
 
@@ -73,10 +80,10 @@ impl Reader {
         None
     }
 
-    fn document(&mut self, node: &Node) -> Option<Job> {
+    fn document(&mut self, node: &YamlNode) -> Option<Job> {
         let entries = self.mapping(node, "a job")?;
         match entries {
-            [Entry { key, value }]
+            [YamlEntry { key, value }]
                 if !KEYS.contains(&key.text.as_str()) && matches!(value.kind, NodeKind::Mapping(_)) =>
             {
                 let job = self.mapping(value, "a job")?;
@@ -86,8 +93,8 @@ impl Reader {
         }
     }
 
-    fn job(&mut self, entries: &[Entry], at: Position) -> Option<Job> {
-        for Entry { key, .. } in entries {
+    fn job(&mut self, entries: &[YamlEntry], at: Position) -> Option<Job> {
+        for YamlEntry { key, .. } in entries {
             if !KEYS.contains(&key.text.as_str()) {
                 let message = format!("unknown key {:?}: a job here has {}", key.text, KEYS.join(", "));
                 self.error::<()>(key.at, message);
@@ -116,7 +123,7 @@ impl Reader {
         Some(Job { steps, variables, is_plain_run })
     }
 
-    fn mapping<'n>(&mut self, node: &'n Node, what: &str) -> Option<&'n [Entry]> {
+    fn mapping<'n>(&mut self, node: &'n YamlNode, what: &str) -> Option<&'n [YamlEntry]> {
         match &node.kind {
             NodeKind::Mapping(entries) => Some(entries),
             NodeKind::Scalar(_) | NodeKind::Sequence(_) => {
@@ -125,15 +132,15 @@ impl Reader {
         }
     }
 
-    fn steps(&mut self, node: &Node) -> Option<Vec<Json>> {
+    fn steps(&mut self, node: &YamlNode) -> Option<Vec<Json>> {
         match &node.kind {
             NodeKind::Sequence(items) => items.iter().map(|item| self.json(item)).collect(),
             NodeKind::Scalar(_) | NodeKind::Mapping(_) => self.error(node.at, "expected a list of steps"),
         }
     }
 
-    /// A text or a list of texts, also of lists of them.
-    fn script(&mut self, node: &Node) -> Option<Vec<String>> {
+    /// Reads a text, or a list of texts and of such lists.
+    fn script(&mut self, node: &YamlNode) -> Option<Vec<String>> {
         match &node.kind {
             NodeKind::Scalar(scalar) if resolve(scalar) != Resolved::Null => Some(vec![scalar.text.clone()]),
             NodeKind::Sequence(items) => {
@@ -146,12 +153,12 @@ impl Reader {
         }
     }
 
-    fn variables(&mut self, node: &Node) -> Option<Vec<Variable>> {
+    fn variables(&mut self, node: &YamlNode) -> Option<Vec<Variable>> {
         let entries = self.mapping(node, "variables")?;
-        entries.iter().map(|Entry { key, value }| self.variable(&key.text, value)).collect()
+        entries.iter().map(|YamlEntry { key, value }| self.variable(&key.text, value)).collect()
     }
 
-    fn variable(&mut self, key: &str, node: &Node) -> Option<Variable> {
+    fn variable(&mut self, key: &str, node: &YamlNode) -> Option<Variable> {
         let value = match &node.kind {
             NodeKind::Mapping(entries) => {
                 entries.iter().find(|e| e.key.text == "value").map(|e| &e.value.kind)
@@ -166,8 +173,8 @@ impl Reader {
         }
     }
 
-    /// Nodes are nested at most as deep as the reader of YAML allows.
-    fn json(&mut self, node: &Node) -> Option<Json> {
+    /// Converts a node to JSON. The YAML reader limits the nesting.
+    fn json(&mut self, node: &YamlNode) -> Option<Json> {
         Some(match &node.kind {
             NodeKind::Scalar(scalar) => match resolve(scalar) {
                 Resolved::Null => Json::Null,

@@ -1,4 +1,4 @@
-//! Steps given as messages: the text of a `run` list that means the same.
+//! Converts steps given as messages to the text of an equivalent `run` list.
 
 use prost_types::value::Kind;
 use serde_json::{Map, Value as Json, json};
@@ -7,13 +7,16 @@ use crate::model::{Reason, Refusal};
 use crate::pb::v1::step::{Reference, reference::StepPath};
 use crate::pb::v1::{Step, StepReferenceProtocol as Protocol};
 
-/// The list as JSON.
+/// Returns the list as JSON text.
 pub(super) fn text(steps: Vec<Step>) -> Result<String, Refusal> {
     let steps: Result<Vec<Json>, Refusal> = steps
         .into_iter()
         .enumerate()
         .map(|(index, each)| {
-            let refused = |what| Refusal::new(Reason::MalformedSteps, format!("steps[{index}]: {what}"));
+            let refused = |what| {
+                Refusal::new(Reason::MalformedSteps, format!("steps[{index}]: {what}"))
+                    .about(format!("steps[{index}]"))
+            };
             step(each).map_err(refused)
         })
         .collect();
@@ -27,7 +30,7 @@ fn step(step: Step) -> Result<Json, String> {
     let mut object = Map::from_iter([("name".to_owned(), Json::from(name))]);
     match func(reference.unwrap_or_default())? {
         Some(func) => drop(object.insert("func".into(), func)),
-        // A script has no function of its own: results show it as an input.
+        // A script has no function; results show it as an input.
         None => match inputs.remove("script") {
             Some(script) => drop(object.insert("script".into(), script)),
             None => return Err("it names no function and has no script".into()),
@@ -42,7 +45,7 @@ fn step(step: Step) -> Result<Json, String> {
     Ok(object.into())
 }
 
-/// The value of `func`, if the reference names one (language.md §7).
+/// Returns the value of `func`, or `None` if the reference names no function (language.md §7).
 #[expect(deprecated, reason = "clients of a first draft may send what was dropped later")]
 fn func(reference: Reference) -> Result<Option<Json>, String> {
     let Reference { protocol, url, path, filename, version, registry, repository, tag, spec_def, step_path } =
@@ -86,14 +89,14 @@ fn func(reference: Reference) -> Result<Option<Json>, String> {
     }))
 }
 
-/// A path that is seen to be one.
+/// Makes a path that can be recognized as one.
 fn local(dir: &str, file: &str) -> String {
     let start = if dir.starts_with(['.', '/']) { "" } else { "./" };
     let separator = if file.is_empty() { "" } else { "/" };
     format!("{start}{dir}{separator}{file}")
 }
 
-/// Messages are nested at most 100 deep by the decoder, so this recursion is bounded.
+/// The decoder limits the nesting of messages to 100, so this recursion is bounded.
 fn json_of(value: prost_types::Value) -> Json {
     match value.kind {
         None | Some(Kind::NullValue(_)) => Json::Null,

@@ -3,6 +3,7 @@ use std::sync::Arc;
 use serde_json::{Value, json};
 
 use super::*;
+use crate::actors::view::CurrentStep;
 use crate::model::JobId;
 
 fn nested(levels: usize, wrap: impl Fn(Value) -> Value) -> Value {
@@ -101,6 +102,7 @@ fn the_states_of_ten_thousand_jobs_fit_into_one_answer() {
         id: JobId::parse(&format!("{n:0>64}")).unwrap(),
         state: JobState::Ended(EndClass::Failure),
         exit_code: 1,
+        is_defect: false,
         message: "é".repeat(n % 4096),
         start_time: Some(1_700_000_000_000_000 + n as i64),
         end_time: Some(1_700_000_000_000_000 + n as i64),
@@ -108,6 +110,10 @@ fn the_states_of_ten_thousand_jobs_fit_into_one_answer() {
         steps_done: 1000,
         cpu_time: Some(std::time::Duration::from_micros(1_234_567)),
         peak_memory: Some(1 << 40),
+        current: CurrentStep { names: vec!["é".repeat(n % 4096)].into(), number: 1000, total: 1000 },
+        queue_position: 10_000,
+        is_paused: true,
+        usage: Some(StepUsage { read: Some(1 << 40), written: Some(1 << 40), ..StepUsage::default() }),
     };
     let answer = statuses((0..10_000).map(job).collect());
     assert!(answer.encoded_len() < 4 << 20, "{}", answer.encoded_len());

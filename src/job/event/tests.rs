@@ -1,8 +1,8 @@
 use super::*;
 use crate::job::effect::Effect;
-use crate::model::Kind;
+use crate::model::LogChannel;
 
-/// Stands where a job's own texts and values stand.
+/// Placeholder for a job's own texts and values.
 const SECRET: &str = "swordfish";
 
 fn shown(thing: &impl fmt::Debug, expected: &str) {
@@ -36,12 +36,15 @@ fn fault_38_debug_output_of_what_happens_to_a_job_names_it_and_hides_its_texts()
     shown(&FileContent::Unreadable("a folder".to_owned()), "unreadable: a folder");
     let outputs = Some(FileContent::Bytes(SECRET.into()));
     let end = ProcessEnd::Exited(ExitStatus::Code(3));
-    shown(&Event::Exited { call: 2, end, shell: None, outputs, exports: None }, "Exited(2, Exited(Code(3)))");
+    shown(
+        &Event::Exited { call: 2, end, shell: None, outputs, exports: None, ran: None },
+        "Exited(2, Exited(Code(3)))",
+    );
 }
 
 #[test]
 fn fault_38_debug_output_of_what_a_job_wants_done_hides_its_texts() {
-    shown(&Effect::Log { kind: Kind::Out, text: SECRET.to_owned() }, "Log(Out, [9 bytes])");
+    shown(&Effect::Log { kind: LogChannel::Out, text: SECRET.to_owned() }, "Log(Out, [9 bytes])");
     shown(&Effect::Phrases(vec![SECRET.into()]), "Phrases([1])");
     shown(&Effect::Stop { grace: Duration::from_secs(2) }, "Stop(2s)");
 }

@@ -1,5 +1,5 @@
-//! How builtins begin (language.md §17). The interface of each stands in [`builtin`]'s table; what performs it is chosen
-//! here.
+//! Starts of builtins (language.md §17). [`builtin`]'s table defines their interfaces; this module chooses how each is
+//! performed.
 
 use std::sync::Arc;
 
@@ -9,27 +9,27 @@ use crate::job::effect::{BuiltinProgram, Effect, Program, ScriptFile, StepFiles,
 use crate::job::event::{CallId, FetchFailure, Fetched};
 use crate::lang::ast::{Reference, Step, Template};
 use crate::lang::convert::contract::ContractError;
+use crate::lang::convert::to_json;
 use crate::lang::diagnostic::{Class, Diagnostic};
 use crate::lang::value::{Data, Value};
-use crate::model::{Kind as LogKind, StepStatus};
-use crate::plan::builtin::{self, Kind};
+use crate::model::{LogChannel as LogKind, StepStatus};
+use crate::plan::builtin::{self, BuiltinKind};
 use crate::plan::{bind, script_legacy};
 
 use super::ends::{Failure, to_json_map};
 use super::start::{Call, Process, pin};
-use super::{Machine, State};
+use super::{Machine, MachineState};
 
-/// A tree that a builtin has fetched for it.
+/// A builtin that waits for a tree to be fetched.
 pub(super) struct Fetching {
     pub(super) call: Call,
     reference: Reference,
 }
 
-/// Job variable with the folder of the runner's own files.
+/// Job variable that names the folder of the runner's own files.
 const PROJECT_DIR: &str = "RUNNER_TEMP_PROJECT_DIR";
 
 impl Machine {
-    /// Begins a step that invokes the builtin `name`.
     pub(super) fn begin_builtin(
         &mut self,
         step: &Step,
@@ -46,26 +46,29 @@ impl Machine {
         self.bind_and_enter(step, builtin::info(name), call, builtin::kind(name))
     }
 
-    /// Begins a builtin whose inputs are bound; `files_used`: they name its files.
+    /// Begins a builtin whose inputs are bound. `files_used` is true if they name its files.
     pub(super) fn enter_builtin(
         &mut self,
-        kind: Kind,
+        kind: BuiltinKind,
         step: &Step,
         call: Call,
         files_used: bool,
     ) -> Result<(), Failure> {
+        if kind != BuiltinKind::ScriptLegacy {
+            self.tell_start(call.step.as_ref(), &call.facts);
+        }
         match kind {
-            Kind::Script => self.enter_script(call, files_used),
-            Kind::ScriptLegacy => self.enter_script_legacy(step, call, files_used)?,
-            Kind::Fetch => self.enter_fetch(step, call),
-            Kind::Program => self.enter_program(call),
+            BuiltinKind::Script => self.enter_script(call, files_used),
+            BuiltinKind::ScriptLegacy => self.enter_script_legacy(step, call, files_used)?,
+            BuiltinKind::Fetch => self.enter_fetch(step, call),
+            BuiltinKind::Program => self.enter_program(call),
         }
         Ok(())
     }
 
     fn enter_script(&mut self, call: Call, files_used: bool) {
         let text = text_input(&call, "script").to_owned();
-        // Which shell there is turns out when it runs.
+        // Results show `sh`. The actual shell is known only when it runs.
         let (program, arguments) = if text.len() > builtin::LONGEST_ARGUMENT {
             let path = self.file_of(&call, "script");
             (Program::ScriptFile(ScriptFile { path: path.clone(), text }), vec![path])
@@ -93,6 +96,8 @@ impl Machine {
                 project_dir,
             },
         );
+        // Only now the inputs are known to be valid.
+        self.tell_start(call.step.as_ref(), &call.facts);
         let path = self.file_of(&call, "script");
         let command = vec!["sh".to_owned(), path.clone()];
         let process = Process {
@@ -122,10 +127,9 @@ impl Machine {
         let environment = self.environment.to_process();
         let wanted = Box::new(reference.clone());
         self.push(Effect::Fetch { call: call.id, reference: wanted, inside: None, environment });
-        self.state = State::Fetching(Box::new(Fetching { call, reference }));
+        self.state = MachineState::Fetching(Box::new(Fetching { call, reference }));
     }
 
-    /// What a builtin has fetched is there, or not.
     pub(super) fn tree_fetched(
         &mut self,
         Fetching { call, reference }: Fetching,
@@ -159,9 +163,10 @@ impl Machine {
         let name = call.loaded.function.file.strip_prefix("builtin://").unwrap_or_default().to_owned();
         let command = vec!["step-runner".to_owned(), "builtin".to_owned(), name.clone()];
         let path = self.file_of(&call, "inputs");
-        let inputs = serde_json::Value::from_iter(to_json_map(&call.inputs)).to_string();
+        let inputs = call.inputs.iter().map(|(name, value)| (name.clone(), to_json(value)));
+        let inputs = inputs.collect::<serde_json::Value>().to_string();
         let program = Program::Builtin(BuiltinProgram { name, path, inputs });
-        // It returns its outputs through its file, as every program does.
+        // Like every program it returns its outputs through its file.
         let process = self.process(program, command, true);
         let layers = call.layers;
         self.spawn(call, process, layers);
@@ -173,12 +178,11 @@ impl Machine {
         Process { program, command, work_dir, cancel_timeout: None, success, files_used }
     }
 
-    /// Path of a file that belongs to an invocation.
     fn file_of(&self, call: &Call, name: &str) -> String {
         format!("{}/{}/{name}", self.constants.tmp_dir, call.id)
     }
 
-    /// The environment with the job variables above all of its layers.
+    /// Returns the environment with the job variables above all layers.
     fn environment_with_variables(&self) -> Vec<(Vec<u8>, Vec<u8>)> {
         let mut env: IndexMap<Vec<u8>, Vec<u8>> = self.environment.to_process().into_iter().collect();
         let vars = self.constants.vars.iter();
@@ -188,7 +192,7 @@ impl Machine {
         env.into_iter().collect()
     }
 
-    /// An input that its type allows and its builtin does not.
+    /// Describes an input that its type allows but its builtin does not.
     fn wrong_input(&self, step: &Step, name: &str, message: &str) -> Failure {
         let message = format!("input \"{name}\": {message}");
         let error = ContractError { class: Class::Type, name: name.to_owned(), message };

@@ -3,30 +3,32 @@
 use std::time::Duration;
 
 use crate::job::effect::Effect;
-use crate::model::{CancelCause, Kind, Outcome, StepResult, StepStatus};
+use crate::model::{CancelCause, LogChannel, Outcome, StepResult, StepStatus};
 
 use super::frame::Leaf;
-use super::{Constants, Machine, Root, State};
+use super::{Constants, Machine, MachineState, Root};
 
 impl Machine {
-    /// Somebody wants the job to stop. A running process is stopped and awaited; in every other state nothing of the
-    /// job is alive, so it ends at once.
-    pub(super) fn cancel(&mut self, state: State, cause: CancelCause, limit: Option<Duration>) {
+    /// Handles a cancel. A running process is stopped and awaited. In any other state the job has no process and ends
+    /// at once.
+    pub(super) fn cancel(&mut self, state: MachineState, cause: CancelCause, limit: Option<Duration>) {
         match state {
-            State::Running(leaf) => self.stop(leaf, cause, limit),
-            State::Queued(root) => {
+            MachineState::Running(leaf) => self.stop(leaf, cause, limit),
+            MachineState::Queued(root) => {
                 let result = StepResult { status: StepStatus::Cancelled, ..unstarted(&root) };
                 self.over(Outcome::stopped(cause), vec![last_line(cause)], result);
             }
-            State::Fetching(fetching) => {
+            MachineState::Fetching(fetching) => {
                 let result = self.result_before_start(fetching.call);
                 self.stopped(cause, Some(result));
             }
-            State::Loading(_) | State::Handling | State::Over => self.stopped(cause, None),
+            MachineState::Loading(_) | MachineState::Handling | MachineState::Over => {
+                self.stopped(cause, None);
+            }
         }
     }
 
-    /// Asks for the end of the process; again only if there is less time than was told before.
+    /// Stops the process. Stops it again only if the grace is shorter than before.
     fn stop(&mut self, mut leaf: Box<Leaf>, cause: CancelCause, limit: Option<Duration>) {
         let grace = self.constants.grace(leaf.cancel_timeout, limit);
         let told = leaf.stopping;
@@ -34,72 +36,67 @@ impl Machine {
             leaf.stopping = Some((told.map_or(cause, |(first, _)| first), grace));
             self.push(Effect::Stop { grace });
         }
-        self.state = State::Running(leaf);
+        self.state = MachineState::Running(leaf);
     }
 
-    /// Ends the job because of `cause`; `leaf` is the result of the process that was stopped.
+    /// Ends the job because of `cause`. `leaf` is the result of the process that was stopped.
     pub(super) fn stopped(&mut self, cause: CancelCause, leaf: Option<StepResult>) {
         let root = self.unwind(leaf, StepStatus::Cancelled);
         self.over(Outcome::stopped(cause), vec![last_line(cause)], root);
     }
 
-    /// Ends the job because the daemon met a defect in itself. What still runs is the shell's to end. A cancel that
-    /// came first counts.
-    pub(super) fn broken(&mut self, state: State, message: &str) {
-        // A panic may have left effects that nobody has seen; phrases among them are counted as known.
+    /// Ends the job because of a defect in the daemon. Does not stop a running process: the actor does that. If the
+    /// process is being stopped already, the job ends as its cancel asked for.
+    pub(super) fn broken(&mut self, state: MachineState, message: &str) {
+        // A panic may have left effects that were never sent. Keep the phrases: they are counted as known.
         self.effects.retain(|effect| matches!(effect, Effect::Phrases(_)));
         match state {
-            State::Running(leaf) => match leaf.stopping {
+            MachineState::Running(leaf) => match leaf.stopping {
                 Some((cause, _)) => self.stopped(cause, Some(leaf.into_result())),
                 None => self.internal(message, Some(leaf.into_result())),
             },
-            State::Queued(root) => self.internal(message, Some(unstarted(&root))),
-            State::Fetching(fetching) => {
+            MachineState::Queued(root) => self.internal(message, Some(unstarted(&root))),
+            MachineState::Fetching(fetching) => {
                 let result = self.result_before_start(fetching.call);
                 self.internal(message, Some(result));
             }
-            State::Loading(_) | State::Handling | State::Over => self.internal(message, None),
+            MachineState::Loading(_) | MachineState::Handling | MachineState::Over => {
+                self.internal(message, None);
+            }
         }
     }
 
-    /// Ends a job that could not begin.
     pub(super) fn cannot_begin(&mut self, root: &Root, message: &str) {
-        let message = super::ends::one_line(message);
         let result = StepResult { status: StepStatus::Failure, ..unstarted(root) };
         self.over(
-            Outcome::failed(message.clone()),
-            vec![(Kind::Err, format!("job failed: {message}"))],
+            Outcome::failed(message),
+            vec![(LogChannel::Err, format!("job failed: {message}"))],
             result,
         );
     }
 
     fn internal(&mut self, message: &str, under_way: Option<StepResult>) {
         let root = self.unwind(under_way, StepStatus::Failure);
-        let message = super::ends::one_line(&format!("internal: {message}"));
-        self.over(
-            Outcome::failed(message.clone()),
-            vec![(Kind::Err, format!("job failed: {message}"))],
-            root,
-        );
+        let outcome = Outcome::defect(message);
+        let line = format!("job failed: {}", outcome.message);
+        self.over(outcome, vec![(LogChannel::Err, line)], root);
     }
 }
 
 impl Constants {
-    /// Grace of a process: what its function says, else the setting; never more than the request allows, nor than
-    /// this ask leaves.
+    /// Returns the grace of a process: its function's, else the setting's. The request and this cancel may shorten it.
     fn grace(&self, of_function: Option<Duration>, limit: Option<Duration>) -> Duration {
         let grace = of_function.unwrap_or(self.default_grace);
         [self.cancel_grace, limit].into_iter().flatten().fold(grace, Duration::min)
     }
 }
 
-/// Result of a root that never began.
 fn unstarted(root: &Root) -> StepResult {
     StepResult { definition: Some(root.loaded.definition()), ..StepResult::default() }
 }
 
-/// Last line of a log (logs.md §2).
-fn last_line(cause: CancelCause) -> (Kind, String) {
+/// Returns the last line of a log (logs.md §2).
+fn last_line(cause: CancelCause) -> (LogChannel, String) {
     let begin = if cause.is_time_limit() { "job ended by time limit" } else { "job cancelled" };
-    (Kind::Err, format!("{begin}: {}", cause.text()))
+    (LogChannel::Err, format!("{begin}: {}", cause.text()))
 }

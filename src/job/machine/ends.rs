@@ -1,47 +1,48 @@
-//! How steps, functions and the job end: what they return, what a failure leaves, the tree of results
-//! (language.md §14.1, §14.2 points 7 and 8, §14.4, §16).
+//! Ends of steps, functions and the job: returned values, failures and the tree of results (language.md §14.1, §14.2
+//! points 7 and 8, §14.4, §16).
 
 use indexmap::IndexMap;
+use serde_json::Value as Json;
 
 use crate::job::effect::Effect;
-use crate::job::event::{FileContent, ProcessEnd};
+use crate::job::event::{FileContent, ProcessEnd, Unusable};
 use crate::lang::ast::{Body, Function, Outputs};
 use crate::lang::convert::to_json;
 use crate::lang::diagnostic::Diagnostic;
 use crate::lang::output_file::{FileKind, OutputFileError};
-use crate::lang::value::Value;
-use crate::model::{ExecResult, ExitStatus, Kind, Outcome, StepResult, StepStatus};
+use crate::lang::value::{Data, Value};
+use crate::log::mask::MASK_TEXT;
+use crate::model::{ExecResult, ExitStatus, LogChannel, Outcome, StepResult, StepStatus};
 use crate::plan::bind;
-use crate::plan::returned::{self, Returned};
+use crate::plan::returned::{self, ProcessOutputs};
 
 use super::frame::Leaf;
-use super::{Machine, State, located};
+use super::{Machine, MachineState, located};
 
-/// Most findings of one file that a message lists, as many as an answer to Run (service.md §3.1).
+/// Maximum number of findings of one file in a message, as in an answer to Run (service.md §3.1).
 const MAX_FINDINGS: usize = 20;
 
-/// Most bytes of a bad line that are shown in debug mode.
-const SHOWN_LINE: usize = 1024;
+/// Longest bad line in bytes that debug mode shows. Longer ones are left out: cutting before masking could split a
+/// secret.
+const MAX_SHOWN_LINE: usize = 64 << 10;
 
-/// Why a step failed.
 pub(super) struct Failure {
-    /// Step that was not loaded: it has no result, so its name is in no frame (language.md §14.2).
+    /// Name of a step that was not loaded: it has no result, so its name is in no frame (language.md §14.2).
     not_loaded: Option<String>,
-    /// How many of the functions under way the message goes through; all of them without it.
+    /// Number of functions under way that the message names, outermost first; `None` for all.
     named: Option<usize>,
-    /// What went wrong; at least one.
+    /// Descriptions, at least one.
     details: Vec<String>,
-    /// The process that failed.
     exit: Option<ExitStatus>,
 }
 
 impl Failure {
-    /// Something went wrong with the step or function under way.
+    /// A failure of the step or function under way.
     pub(super) fn plain(detail: impl Into<String>) -> Self {
         Self { not_loaded: None, named: None, details: vec![detail.into()], exit: None }
     }
 
-    /// The same with places in files.
+    /// A failure with positions in files.
     pub(super) fn at(diagnostics: &[Diagnostic]) -> Self {
         let mut details: Vec<String> = diagnostics.iter().take(MAX_FINDINGS).map(located).collect();
         if let Some(more) = diagnostics.len().checked_sub(MAX_FINDINGS).filter(|more| *more > 0) {
@@ -50,17 +51,16 @@ impl Failure {
         Self { not_loaded: None, named: None, details, exit: None }
     }
 
-    /// A step could not be loaded.
     pub(super) fn loading(step: &str, diagnostics: &[Diagnostic]) -> Self {
         Self { not_loaded: Some(step.to_owned()), ..Self::at(diagnostics) }
     }
 
-    /// The same for a step of one of the functions under way, the one at `index`.
+    /// A failure to load a step of the function under way at `index`.
     pub(super) fn loading_of(index: usize, step: &str, finding: Diagnostic) -> Self {
         Self { named: Some(index + 1), ..Self::loading(step, &[finding]) }
     }
 
-    /// What a process returned cannot be used. A builtin's own file has no places that mean anything to people.
+    /// A failure because returned values cannot be used. Positions in a builtin's own file mean nothing to people.
     fn returned(error: OutputFileError, function: &Function) -> Self {
         match &function.definition.body {
             Body::Exec(exec) if !function.file.starts_with("builtin://") => {
@@ -71,14 +71,13 @@ impl Failure {
         }
     }
 
-    /// A process ended badly.
     fn process(status: ExitStatus) -> Self {
         Self { not_loaded: None, named: None, details: vec![format!("exec: {status}")], exit: Some(status) }
     }
 
-    /// The same, and something had run short. How it ended stays the end of the message (language.md §14.4).
+    /// A failure after a shortage. The message still ends with the exit status (language.md §14.4).
     fn short(of: &str, status: ExitStatus) -> Self {
-        let detail = format!("{}: exec: {status}", one_line(of));
+        let detail = format!("{of}: exec: {status}");
         Self { details: vec![detail], ..Self::process(status) }
     }
 }
@@ -104,7 +103,7 @@ impl Machine {
         }
     }
 
-    /// The last step of the innermost function has succeeded. Tells whether there is something to go on with.
+    /// Ends the innermost function after its last step has succeeded. True if the job goes on.
     fn end_sequence(&mut self) -> Result<bool, Failure> {
         let outputs = self.sequence_outputs()?;
         let Some(frame) = self.frames.pop() else { return Ok(false) };
@@ -115,7 +114,7 @@ impl Machine {
         Ok(self.succeeded(result, layers, outputs))
     }
 
-    /// Outputs of the innermost function (language.md §4).
+    /// Returns the outputs of the innermost function (language.md §4).
     fn sequence_outputs(&mut self) -> Result<IndexMap<String, Value>, Failure> {
         let Some(frame) = self.frames.last() else { return Ok(IndexMap::new()) };
         let loaded = std::sync::Arc::clone(&frame.loaded);
@@ -140,7 +139,6 @@ impl Machine {
         Ok(outputs)
     }
 
-    /// A process is over.
     pub(super) fn exited(
         &mut self,
         mut leaf: Leaf,
@@ -152,46 +150,71 @@ impl Machine {
             ProcessEnd::Exited(status) | ProcessEnd::Short { status, .. } => Some(*status),
             ProcessEnd::NotStarted(_) => None,
         };
-        if let Some(exec) = &mut leaf.result.exec {
-            exec.exit_code = ExecResult::code_of(status);
-        }
+        let failure = match end {
+            ProcessEnd::NotStarted(why) => Failure::plain(format!("exec: {why}")),
+            ProcessEnd::Short { status, of } => Failure::short(of, *status),
+            ProcessEnd::Exited(status) if !leaf.success.includes(*status) => Failure::process(*status),
+            ProcessEnd::Exited(status) => {
+                let returned = self.returned(&leaf, outputs, exports);
+                return self.returned_by(leaf, *status, returned);
+            }
+        };
+        set_exit_code(&mut leaf, status);
         if let Some((cause, _)) = leaf.stopping {
             return self.stopped(cause, Some(leaf.into_result()));
         }
-        let declared = &leaf.loaded.function.spec.outputs;
-        let returned = match end {
-            ProcessEnd::NotStarted(why) => Err(Failure::plain(format!("exec: {why}"))),
-            ProcessEnd::Short { status, of } => Err(Failure::short(of, *status)),
-            ProcessEnd::Exited(status) if !leaf.success.includes(*status) => Err(Failure::process(*status)),
-            ProcessEnd::Exited(_) => {
-                let (outputs, exports) = (content(outputs), content(exports));
-                returned::of_process(declared, outputs, exports).map_err(|error| {
-                    self.show_bad_line(
-                        &error,
-                        if error.file == FileKind::Output { outputs } else { exports },
-                    );
-                    Failure::returned(error, &leaf.loaded.function)
-                })
-            }
-        };
+        self.fail(Some(leaf.into_result()), failure);
+    }
+
+    pub(super) fn returned(
+        &self,
+        leaf: &Leaf,
+        outputs: Option<&FileContent>,
+        exports: Option<&FileContent>,
+    ) -> Result<ProcessOutputs, Unusable> {
+        let (outputs, exports) = (content(outputs), content(exports));
+        returned::of_process(&leaf.loaded.function.spec.outputs, outputs, exports).map_err(|error| {
+            let content = if error.file == FileKind::Output { outputs } else { exports };
+            let bad_line = content.ok().filter(|_| self.constants.debug);
+            let line = bad_line.and_then(|content| error.bad_line(content)).map(<[u8]>::to_vec);
+            Unusable { error, line }
+        })
+    }
+
+    pub(super) fn returned_by(
+        &mut self,
+        mut leaf: Leaf,
+        status: ExitStatus,
+        returned: Result<ProcessOutputs, Unusable>,
+    ) {
+        set_exit_code(&mut leaf, Some(status));
+        if let Some((cause, _)) = leaf.stopping {
+            return self.stopped(cause, Some(leaf.into_result()));
+        }
         match returned {
             Ok(returned) => self.leaf_succeeded(leaf, returned),
-            Err(failure) => self.fail(Some(leaf.into_result()), failure),
+            Err(Unusable { error, line }) => {
+                self.show_bad_line(&error, line.as_deref());
+                let failure = Failure::returned(error, &leaf.loaded.function);
+                self.fail(Some(leaf.into_result()), failure);
+            }
         }
     }
 
-    /// Shows a line that could not be used, which may hold a secret, to who asked for everything (language.md §12).
-    fn show_bad_line(&mut self, error: &OutputFileError, content: returned::Content<'_>) {
-        let bad_line = content.ok().and_then(|content| error.bad_line(content));
-        if let (true, Some(line)) = (self.constants.debug, bad_line) {
-            let shown = line.get(..SHOWN_LINE).unwrap_or(line);
-            let text = format!("debug: {} holds: {}", error.file.label(), String::from_utf8_lossy(shown));
-            self.log(Kind::Err, one_line(&text));
+    /// Logs a line that could not be used, for a job in debug mode. It may hold a secret (language.md §12).
+    fn show_bad_line(&mut self, error: &OutputFileError, line: Option<&[u8]>) {
+        if let Some(line) = line {
+            let shown = match line.len() {
+                ..=MAX_SHOWN_LINE => format!("holds: {}", String::from_utf8_lossy(line)),
+                length => format!("holds {length} bytes, too many to show"),
+            };
+            self.log(LogChannel::Err, format!("debug: {} {shown}", error.file.label()));
         }
     }
 
-    fn leaf_succeeded(&mut self, leaf: Leaf, returned: Returned) {
+    fn leaf_succeeded(&mut self, leaf: Leaf, returned: ProcessOutputs) {
         self.note_outputs(&returned.outputs, &leaf.loaded.function.spec.outputs);
+        self.secrets.note_written(&returned.written);
         let layers = leaf.layers;
         let mut result = leaf.into_result();
         result.outputs = to_json_map(&returned.outputs);
@@ -203,16 +226,20 @@ impl Machine {
         }
     }
 
-    /// Files the result of a step that has succeeded; the job's own ends it. Tells whether there is something to go
-    /// on with.
+    /// Files the result of a step that has succeeded. The root's result ends the job. True if the job goes on.
     pub(super) fn succeeded(
         &mut self,
-        result: StepResult,
+        mut result: StepResult,
         layers: usize,
         outputs: IndexMap<String, Value>,
     ) -> bool {
+        self.note_end(&mut result);
         for _ in 0..layers {
             self.environment.pop();
+        }
+        if let Err(message) = self.keep_returned(&result) {
+            self.fail(Some(result), Failure::plain(message));
+            return false;
         }
         if let (Some(caller), Some(step)) = (self.frames.last_mut(), &result.step) {
             caller.steps.insert(step.name.clone(), outputs);
@@ -223,8 +250,8 @@ impl Machine {
         false
     }
 
-    /// Ends the job because of `failure` in the step whose result is `under_way`, else in the innermost function or
-    /// one of its steps that has no result.
+    /// Ends the job because of `failure`. It concerns the step whose result is `under_way`, else the innermost function
+    /// or one of its steps that has no result.
     pub(super) fn fail(&mut self, under_way: Option<StepResult>, failure: Failure) {
         let leaf = under_way.as_ref().and_then(|result| result.step.as_ref()).map(|step| step.name.as_str());
         let frames = self.frames.iter().take(failure.named.unwrap_or(usize::MAX));
@@ -234,23 +261,22 @@ impl Machine {
             prefix.push_str(&step_prefix(step));
             prefix.push_str("failed to load: ");
         }
-        let keep_words = failure.exit.is_some_and(|status| matches!(status, ExitStatus::Code(_)));
-        let clean = |text: String| if keep_words { text } else { one_line(&text) };
-        let message = clean(format!("{prefix}{}", failure.details.join("; ")));
+        let message = format!("{prefix}{}", failure.details.join("; "));
         let mut details = failure.details.into_iter();
-        let first = clean(format!("job failed: {prefix}{}", details.next().unwrap_or_default()));
-        let lines = std::iter::once(first).chain(details.map(clean)).map(|line| (Kind::Err, line)).collect();
+        let first = format!("job failed: {prefix}{}", details.next().unwrap_or_default());
+        let lines = std::iter::once(first).chain(details).map(|line| (LogChannel::Err, line)).collect();
         let exit_code = failure.exit.map_or(-1, ExitStatus::job_code);
         let root = self.unwind(under_way, StepStatus::Failure);
         self.over(Outcome { exit_code, ..Outcome::failed(message) }, lines, root);
     }
 
-    /// Ends everything under way with `status`, innermost first, and gives the root's result.
+    /// Ends everything under way with `status`, innermost first. Returns the root's result.
     pub(super) fn unwind(&mut self, under_way: Option<StepResult>, status: StepStatus) -> StepResult {
         let mut ended =
             under_way.or_else(|| self.frames.pop().map(|frame| frame.into_result())).unwrap_or_default();
         loop {
             ended.status = status;
+            self.note_end(&mut ended);
             if self.frames.is_empty() {
                 return ended;
             }
@@ -259,24 +285,25 @@ impl Machine {
         }
     }
 
-    /// Hangs a result into the tree; one of the job's own list is shown at once (service.md §3.3).
+    /// Adds a result to the tree. A result of the job's own list is emitted at once (service.md §3.3).
     fn file(&mut self, result: StepResult) {
         if self.frames.len() == 1 {
             self.push(Effect::Emit(Box::new(result.clone())));
+        } else {
+            self.tell_end(&result);
         }
         if let Some(caller) = self.frames.last_mut() {
             caller.sub_steps.push(result);
         }
     }
 
-    /// The last effect.
-    pub(super) fn over(&mut self, outcome: Outcome, lines: Vec<(Kind, String)>, root: StepResult) {
+    pub(super) fn over(&mut self, outcome: Outcome, lines: Vec<(LogChannel, String)>, root: StepResult) {
         self.push(Effect::Finish { outcome, root: Box::new(root), lines });
-        self.state = State::Over;
+        self.state = MachineState::Over;
         self.frames.clear();
     }
 
-    /// Takes note of what is sensitive in outputs (language.md §11.5).
+    /// Notes sensitive values in outputs (language.md §11.5).
     fn note_outputs(&mut self, outputs: &IndexMap<String, Value>, declared: &Outputs) {
         for (name, value) in outputs {
             let sensitive = match declared {
@@ -289,13 +316,19 @@ impl Machine {
         }
     }
 
-    /// Takes note of a value; `declared`: it is sensitive by declaration.
+    /// Notes secrets in a value. `declared` is true if its declaration makes it sensitive.
     pub(super) fn note(&mut self, value: &Value, declared: bool) {
         if declared {
             self.secrets.note_declared(value);
         } else {
             self.secrets.note_derived(value, &self.constants.vars);
         }
+    }
+}
+
+fn set_exit_code(leaf: &mut Leaf, status: Option<ExitStatus>) {
+    if let Some(exec) = &mut leaf.result.exec {
+        exec.exit_code = ExecResult::code_of(status);
     }
 }
 
@@ -311,12 +344,19 @@ fn step_prefix(name: &str) -> String {
     format!("step \"{name}\": ")
 }
 
-pub(super) fn to_json_map(values: &IndexMap<String, Value>) -> IndexMap<String, serde_json::Value> {
-    values.iter().map(|(name, value)| (name.clone(), to_json(value))).collect()
+pub(super) fn to_json_map(values: &IndexMap<String, Value>) -> IndexMap<String, Json> {
+    values.iter().map(|(name, value)| (name.clone(), to_shown(value))).collect()
 }
 
-/// One line that cannot be taken for the end of a process: clients cut a message at these two words and read what
-/// follows as a number (language.md §14.4).
-pub(super) fn one_line(text: &str) -> String {
-    text.replace(['\r', '\n'], " ").replace("exit status", "exit-status")
+/// Converts a value to the form in results. Sensitive texts are masked later, as phrases; sensitive numbers and
+/// booleans are replaced here.
+pub(super) fn to_shown(value: &Value) -> Json {
+    match &value.data {
+        Data::Bool(_) | Data::Number(_) if value.sensitive => Json::from(MASK_TEXT),
+        Data::Array(items) => Json::Array(items.iter().map(to_shown).collect()),
+        Data::Object(members) => {
+            Json::Object(members.iter().map(|(key, member)| (key.clone(), to_shown(member))).collect())
+        }
+        Data::Null | Data::Bool(_) | Data::Number(_) | Data::String(_) => to_json(value),
+    }
 }

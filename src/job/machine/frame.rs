@@ -1,4 +1,4 @@
-//! What a machine keeps of functions under way.
+//! State of functions under way.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,10 +10,12 @@ use crate::job::event::CallId;
 use crate::lang::ast::{Body, Reference, Step};
 use crate::lang::eval::Steps;
 use crate::lang::value::Value;
-use crate::model::{CancelCause, StepInfo, StepResult, StepStatus};
+use crate::model::{CancelCause, FinishedProcess, StepFacts, StepInfo, StepResult, StepStatus};
 use crate::plan::library::Loaded;
 
-/// A step whose function is being fetched. The step itself is the current one of the innermost frame.
+use super::times::used_by;
+
+/// A step whose function is being fetched. It is the current step of the innermost frame.
 pub(super) struct Loading {
     pub(super) call: CallId,
     pub(super) files: StepFiles,
@@ -21,41 +23,40 @@ pub(super) struct Loading {
 }
 
 /// A run function under way.
-pub(super) struct Frame {
+pub(super) struct FunctionFrame {
     pub(super) loaded: Arc<Loaded>,
     pub(super) func_dir: Arc<str>,
     pub(super) tree: Option<Arc<str>>,
     pub(super) inputs: IndexMap<String, Value>,
-    /// Finished steps of this list as the object `steps` (language.md §10).
+    /// Ended steps of this list as the object `steps` (language.md §10).
     pub(super) steps: Steps,
     /// Index of the step to start next.
     pub(super) next: usize,
-    /// Environment frames that end with it.
+    /// Number of environment layers that end with it.
     pub(super) layers: usize,
     pub(super) files: StepFiles,
-    /// An expression has named its files: they have been made.
+    /// True once its files are made, because an expression has named them.
     pub(super) files_made: bool,
     /// The invocation; `None` for the root.
     pub(super) step: Option<Box<StepInfo>>,
-    /// Effective environment above the base, for its result.
+    /// Effective environment above the base, for the result.
     pub(super) env: IndexMap<String, String>,
-    /// Results of its steps that have ended.
     pub(super) sub_steps: Vec<StepResult>,
+    pub(super) facts: StepFacts,
 }
 
-/// The step of a function that began last, if `next` is the index of the one to start next.
+/// Returns the step before index `next` of a function: the one that began last.
 pub(super) fn step_before(function: &Loaded, next: usize) -> Option<&Step> {
     let Body::Run(run) = &function.function.definition.body else { return None };
     run.steps.get(next.checked_sub(1)?)
 }
 
-impl Frame {
-    /// The step that began last.
+impl FunctionFrame {
     pub(super) fn current(&self) -> Option<&Step> {
         step_before(&self.loaded, self.next)
     }
 
-    /// Name of the step that called it; `None` for the root.
+    /// Name of the calling step; `None` for the root.
     pub(super) fn name(&self) -> Option<&str> {
         self.step.as_ref().map(|step| step.name.as_str())
     }
@@ -65,44 +66,43 @@ impl Frame {
 pub(super) struct Leaf {
     pub(super) call: CallId,
     pub(super) loaded: Arc<Loaded>,
-    /// Environment frames that end with it.
+    /// Number of environment layers that end with it.
     pub(super) layers: usize,
-    /// `cancel_timeout` of its function.
     pub(super) cancel_timeout: Option<Duration>,
-    /// Which ends of it are successes.
+    /// The exits that count as success.
     pub(super) success: Success,
-    /// The cancel under way: the first cause, and the grace told last.
+    /// The cancel under way: the first cause, and the latest grace.
     pub(super) stopping: Option<(CancelCause, Duration)>,
-    /// Complete but for how it ends.
+    /// The result, complete except for its end.
     pub(super) result: StepResult,
 }
 
-/// A result at its beginning; its definition comes at its end.
-pub(super) fn started(step: Option<StepInfo>, env: IndexMap<String, String>) -> StepResult {
-    StepResult { step, status: StepStatus::Running, env, ..StepResult::default() }
+/// Creates the result of a step that begins; its definition is added at the end.
+pub(super) fn started(step: Option<StepInfo>, facts: StepFacts, env: IndexMap<String, String>) -> StepResult {
+    StepResult { step, status: StepStatus::Running, env, facts, ..StepResult::default() }
 }
 
-impl Frame {
-    /// Its result, when it ends.
+impl FunctionFrame {
     pub(super) fn into_result(self) -> StepResult {
+        let facts = StepFacts { usage: used_by(&self.sub_steps), ..self.facts };
         StepResult {
             definition: Some(self.loaded.definition()),
             sub_steps: self.sub_steps,
-            ..started(self.step.map(|step| *step), self.env)
+            ..started(self.step.map(|step| *step), facts, self.env)
         }
     }
 }
 
 impl Leaf {
-    /// The shell that a script was given to, by its name: results show the command as it ran (language.md §16).
-    pub(super) fn ran_by(&mut self, shell: Option<&str>) {
+    /// Notes the usage and the shell of the process: results show the command as it ran (language.md §16).
+    pub(super) fn ran(&mut self, ran: Option<&FinishedProcess>, shell: Option<&str>) {
+        self.result.facts.usage = ran.and_then(|ran| ran.usage);
         let program = self.result.exec.as_mut().and_then(|exec| exec.command.first_mut());
         if let (Some(program), Some(shell)) = (program, shell) {
             shell.clone_into(program);
         }
     }
 
-    /// Its result, when it ends.
     pub(super) fn into_result(self) -> StepResult {
         StepResult { definition: Some(self.loaded.definition()), ..self.result }
     }

@@ -1,4 +1,4 @@
-//! How steps and functions begin (language.md §14.2 points 1 to 6).
+//! Starts of steps and functions (language.md §14.2 points 1 to 6).
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -10,19 +10,18 @@ use crate::job::effect::{Effect, Program, Spawn, StepFiles, Success};
 use crate::job::event::{CallId, FetchFailure, Fetched};
 use crate::lang;
 use crate::lang::ast::{Body, Exec, Function, Reference, Step};
-use crate::lang::convert::to_json;
 use crate::lang::diagnostic::{Class, Diagnostic};
 use crate::lang::document::CALL_LIMIT;
 use crate::lang::eval::{self, Context, Steps};
-use crate::lang::value::{Text, Value};
-use crate::model::{ExecResult, Kind, ReferenceInfo, StepInfo, StepResult};
+use crate::lang::value::{EvaluatedText, Value};
+use crate::model::{ExecResult, LogChannel, ReferenceInfo, StepFacts, StepInfo, StepResult};
 use crate::plan::library::Loaded;
 use crate::plan::locate::{self, Target};
 use crate::plan::{bind, builtin};
 
-use super::ends::Failure;
-use super::frame::{Frame, Leaf, Loading, started, step_before};
-use super::{Machine, Root, State};
+use super::ends::{Failure, to_shown};
+use super::frame::{FunctionFrame, Leaf, Loading, started, step_before};
+use super::{Machine, MachineState, Root};
 
 /// A function about to begin.
 pub(super) struct Call {
@@ -34,48 +33,51 @@ pub(super) struct Call {
     pub(super) inputs: IndexMap<String, Value>,
     pub(super) func_dir: Arc<str>,
     pub(super) tree: Option<Arc<str>>,
-    /// Environment frames that its step has put on top.
+    /// Number of environment layers that its step has pushed.
     pub(super) layers: usize,
+    pub(super) facts: StepFacts,
 }
 
 /// The process of a function.
 pub(super) struct Process {
     pub(super) program: Program,
-    /// As results show it.
+    /// The command as results show it.
     pub(super) command: Vec<String>,
     pub(super) work_dir: String,
-    /// `cancel_timeout` of the function.
     pub(super) cancel_timeout: Option<Duration>,
     pub(super) success: Success,
-    /// Something refers to its files.
+    /// True if something refers to its files.
     pub(super) files_used: bool,
 }
 
 impl Call {
-    /// A function that was found, before what its step gives has been evaluated; `place`: its `func_dir` and the tree
-    /// it was fetched into.
+    /// Creates the call of a loaded function, still without the inputs and facts that its step gives it. The last
+    /// argument is its `func_dir` and, if it was fetched, the tree that it is in.
     pub(super) fn unbound(
         id: CallId,
         files: StepFiles,
         loaded: Arc<Loaded>,
         (func_dir, tree): (Arc<str>, Option<Arc<str>>),
     ) -> Self {
-        Self { id, files, loaded, step: None, inputs: IndexMap::new(), func_dir, tree, layers: 1 }
+        let (inputs, facts) = (IndexMap::new(), StepFacts::default());
+        Self { id, files, loaded, step: None, inputs, func_dir, tree, layers: 1, facts }
     }
 }
 
 impl Machine {
-    /// The job has its slot.
     pub(super) fn begin(&mut self, root: Root) {
+        self.times.begin();
         self.warn(&root.loaded.function.warnings);
         self.note_inputs(&root.inputs, &root.loaded);
         let (id, files) = self.next_call();
         let call = Call::unbound(id, files, root.loaded, (root.func_dir, None));
-        self.enter(Call { inputs: root.inputs, layers: 0, ..call });
+        let facts = self.facts(&call.loaded, None);
+        self.enter(Call { inputs: root.inputs, layers: 0, facts, ..call });
     }
 
-    /// Begins a step of the innermost function: a builtin at once, else with the search for its function.
+    /// Begins a step of the innermost function: begins a builtin at once, and requests the fetch of any other function.
     pub(super) fn begin_step(&mut self, step: &Step) -> Result<(), Failure> {
+        self.times.begin();
         let (id, files) = self.next_call();
         let Some(caller) = self.frames.last() else { return Ok(()) };
         let caller_loaded = Arc::clone(&caller.loaded);
@@ -95,19 +97,19 @@ impl Machine {
                 let is_remote = matches!(reference, Reference::Git { .. } | Reference::Oci { .. });
                 let environment = if is_remote { self.environment.to_process() } else { Vec::new() };
                 if let Some(secret) = lang::reference::credential(&reference) {
-                    // Results hold the reference, and a server may say it back (language.md §16).
+                    // Results hold the reference, and a server may echo it (language.md §16).
                     self.secrets.note_url_part(secret);
                 }
                 let wanted = Box::new(reference.clone());
                 self.push(Effect::Fetch { call: id, reference: wanted, inside, environment });
-                self.state = State::Loading(Box::new(Loading { call: id, files, reference }));
+                self.state = MachineState::Loading(Box::new(Loading { call: id, files, reference }));
                 Ok(())
             }
         }
     }
 
-    /// The step that goes beyond the limit of nesting, in the innermost function; or, where functions call each other in a
-    /// circle, the step that closes it: what comes after says the same again and again.
+    /// Returns the failure of the step that exceeds the nesting limit. If the calls form a cycle, it names the step
+    /// that closes the cycle, because the deeper calls only repeat it.
     fn too_deep(&self, step: &Step, function: &Function) -> Failure {
         let message = format!("functions call each other more than {CALL_LIMIT} levels deep");
         let closing = self.circle().and_then(|index| {
@@ -127,7 +129,7 @@ impl Machine {
         }
     }
 
-    /// The first function under way that calls one of those that called it, if from there on the same ones come again.
+    /// Returns the index of the first function under way whose call closes a cycle: all later calls repeat the cycle.
     fn circle(&self) -> Option<usize> {
         let files: Vec<String> =
             self.frames.iter().map(|frame| locate::tidy(&frame.loaded.function.file)).collect();
@@ -140,7 +142,6 @@ impl Machine {
         Some(start + length - 1)
     }
 
-    /// A function has been found, or not.
     pub(super) fn fetched(&mut self, loading: Loading, result: &Result<Fetched, FetchFailure>) {
         if let Err(failure) = self.load(loading, result) {
             self.fail(None, failure);
@@ -149,7 +150,7 @@ impl Machine {
 
     fn load(&mut self, loading: Loading, result: &Result<Fetched, FetchFailure>) -> Result<(), Failure> {
         let Some(caller) = self.frames.last() else { return Ok(()) };
-        // What a fetched function finds beside itself belongs to the same tree.
+        // A local function beside a fetched function belongs to the same tree.
         let inherited = caller.tree.clone().filter(|_| matches!(loading.reference, Reference::Local { .. }));
         let caller = Arc::clone(&caller.loaded);
         let Some(step) = self.current_step(&caller) else { return Ok(()) };
@@ -158,7 +159,7 @@ impl Machine {
             Failure::loading(&step.name, &[finding.with_path(step.path.clone())])
         })?;
         if let Some(line) = pin(&step.name, &loading.reference, fetched) {
-            self.log(Kind::Out, line);
+            self.log(LogChannel::Out, line);
         }
         let (loaded, fresh) = self
             .library
@@ -175,25 +176,27 @@ impl Machine {
         self.bind_and_enter(step, info, call, None)
     }
 
-    /// The step of the innermost function, `caller`, that began last.
+    /// Returns the step of the innermost function, `caller`, that began last.
     fn current_step<'f>(&self, caller: &'f Loaded) -> Option<&'f Step> {
         step_before(caller, self.frames.last()?.next)
     }
 
-    /// Evaluates what `step` gives, in its caller's context, and begins the function; `kind`: it is a builtin.
+    /// Evaluates the inputs and variables that `step` passes, in its caller's context, and begins the function. `kind`
+    /// is set for a builtin.
     pub(super) fn bind_and_enter(
         &mut self,
         step: &Step,
         reference: ReferenceInfo,
         mut call: Call,
-        kind: Option<builtin::Kind>,
+        kind: Option<builtin::BuiltinKind>,
     ) -> Result<(), Failure> {
         let Some(caller) = self.frames.last() else { return Ok(()) };
+        let caller_file = Arc::clone(&caller.loaded.function.file);
         let (given, used, own_used) = {
             let view = self.view_of_frame(caller);
-            // A script's text may name its own files: it has no other way to export (language.md §10).
+            // A script may name its own files: it has no other way to export (language.md §10).
             let own = self.view(&caller.inputs, &caller.steps, &caller.func_dir, &call.files);
-            let inputs_view = if kind.is_some_and(builtin::Kind::is_script) { &own } else { &view };
+            let inputs_view = if kind.is_some_and(builtin::BuiltinKind::is_script) { &own } else { &view };
             let declared = &call.loaded.function.spec.inputs;
             let given = bind::given(step, declared, &caller.loaded.function, inputs_view, &view);
             (given, view.files_used.get(), own.files_used.get())
@@ -203,15 +206,20 @@ impl Machine {
         self.note_inputs(&given.inputs, &call.loaded);
         given.env.values().for_each(|text| self.note_text(text));
         let inputs =
-            given.named.iter().filter_map(|name| Some((name.clone(), to_json(given.inputs.get(name)?))));
+            given.named.iter().filter_map(|name| Some((name.clone(), to_shown(given.inputs.get(name)?))));
         call.step = Some(StepInfo {
             name: step.name.clone(),
             reference,
             env: given.env.iter().map(|(name, text)| (name.clone(), text.text.clone())).collect(),
             inputs: inputs.collect(),
         });
-        call.inputs = given.inputs;
         self.environment.push(given.env);
+        if let Err(message) = self.keep_given(&given.inputs) {
+            let finding = Diagnostic::error(Class::Limit, &caller_file, step.at, message);
+            return Err(Failure::loading(&step.name, &[finding.with_path(step.path.clone())]));
+        }
+        call.inputs = given.inputs;
+        call.facts = self.facts(&call.loaded, Some(step));
         if let Some(kind) = kind {
             return self.enter_builtin(kind, step, call, own_used);
         }
@@ -219,8 +227,9 @@ impl Machine {
         Ok(())
     }
 
-    /// Begins a function: its `env`, then its process or its steps.
+    /// Begins a function: first its `env`, then its process or its steps.
     fn enter(&mut self, call: Call) {
+        self.tell_start(call.step.as_ref(), &call.facts);
         let loaded = Arc::clone(&call.loaded);
         let definition = &loaded.function.definition;
         let (env, env_used) = {
@@ -243,7 +252,7 @@ impl Machine {
     }
 
     fn enter_sequence(&mut self, call: Call, env_used: bool) {
-        self.frames.push(Box::new(Frame {
+        self.frames.push(Box::new(FunctionFrame {
             loaded: call.loaded,
             func_dir: call.func_dir,
             tree: call.tree,
@@ -256,6 +265,7 @@ impl Machine {
             step: call.step.map(Box::new),
             env: self.environment.above_base(),
             sub_steps: Vec::new(),
+            facts: call.facts,
         }));
         self.make_files_if(env_used);
         self.proceed();
@@ -292,19 +302,19 @@ impl Machine {
         }
     }
 
-    /// Result of a function that has no process, or whose process cannot even be described.
+    /// Returns the result of a function that has no process, or whose process could not be described.
     pub(super) fn result_before_start(&self, call: Call) -> StepResult {
         let definition = Some(call.loaded.definition());
-        StepResult { definition, ..started(call.step, self.environment.above_base()) }
+        StepResult { definition, ..started(call.step, call.facts, self.environment.above_base()) }
     }
 
-    /// Starts the process of a function; `layers` of the environment end with it.
+    /// Starts the process of a function. `layers` layers of the environment end with it.
     pub(super) fn spawn(&mut self, call: Call, process: Process, layers: usize) {
         let env = self.environment.to_process();
         self.spawn_with(call, process, layers, env);
     }
 
-    /// The same with this whole environment.
+    /// Starts the process of a function with `env` as its whole environment.
     pub(super) fn spawn_with(
         &mut self,
         call: Call,
@@ -314,7 +324,7 @@ impl Machine {
     ) {
         let Process { program, command, work_dir, cancel_timeout, success, files_used } = process;
         let name = self.announce(&call);
-        let mut result = started(call.step, self.environment.above_base());
+        let mut result = started(call.step, call.facts, self.environment.above_base());
         result.exec = Some(ExecResult { command, work_dir: work_dir.clone(), exit_code: 0 });
         self.push(Effect::Spawn(Box::new(Spawn {
             call: call.id,
@@ -325,7 +335,7 @@ impl Machine {
             success,
             files: files_used.then_some(call.files),
         })));
-        self.state = State::Running(Box::new(Leaf {
+        self.state = MachineState::Running(Box::new(Leaf {
             call: call.id,
             loaded: call.loaded,
             layers,
@@ -336,19 +346,18 @@ impl Machine {
         }));
     }
 
-    /// Logs that an exec function or a builtin starts (language.md §14.2): the name of its step.
+    /// Logs the start of an exec function or a builtin (language.md §14.2). Returns the name of its step.
     pub(super) fn announce(&mut self, call: &Call) -> String {
         let name = call.step.as_ref().map_or(ROOT, |step| step.name.as_str()).to_owned();
-        self.log(Kind::Out, format!("Running step name={name}"));
+        self.log(LogChannel::Out, format!("Running step name={name}"));
         name
     }
 
-    /// What expressions of a run function see.
-    pub(super) fn view_of_frame<'m>(&'m self, frame: &'m Frame) -> Context<'m> {
+    pub(super) fn view_of_frame<'m>(&'m self, frame: &'m FunctionFrame) -> Context<'m> {
         self.view(&frame.inputs, &frame.steps, &frame.func_dir, &frame.files)
     }
 
-    /// What expressions of a function see that is about to begin: none of its steps has run.
+    /// Returns the context for expressions of a function that is about to begin: none of its steps has run.
     fn view_of_call<'m>(&'m self, call: &'m Call) -> Context<'m> {
         self.view(&call.inputs, &self.constants.no_steps, &call.func_dir, &call.files)
     }
@@ -373,7 +382,7 @@ impl Machine {
         }
     }
 
-    /// Makes the files of the innermost function if an expression named one.
+    /// Makes the files of the innermost function if an expression has named one.
     pub(super) fn make_files_if(&mut self, used: bool) {
         if !used {
             return;
@@ -393,12 +402,12 @@ impl Machine {
         }
     }
 
-    fn note_text(&mut self, text: &Text) {
+    fn note_text(&mut self, text: &EvaluatedText) {
         self.secrets.note_text(text, &self.constants.vars);
     }
 }
 
-/// The line that says which version of a function was fetched, so that a log tells it for ever (faults.md, "Fetch").
+/// Returns the log line that records the fetched version of a function (threat-model.md §4.6).
 pub(super) fn pin(step: &str, reference: &Reference, fetched: &Fetched) -> Option<String> {
     let version = fetched.version.as_deref()?;
     let origin = lang::reference::origin(reference)?;
@@ -406,11 +415,13 @@ pub(super) fn pin(step: &str, reference: &Reference, fetched: &Fetched) -> Optio
     Some(format!("Fetched step name={step} from {origin}: {what} {version}"))
 }
 
-/// The root has no name of its own (language.md §1).
+/// Name of the root, which has no step (language.md §1).
 const ROOT: &str = "root";
 
-/// Arguments and working directory, evaluated.
-fn command_line(exec: &Exec, view: &Context<'_>) -> Result<(Vec<Text>, Option<Text>), Failure> {
+fn command_line(
+    exec: &Exec,
+    view: &Context<'_>,
+) -> Result<(Vec<EvaluatedText>, Option<EvaluatedText>), Failure> {
     let at = |finding: Diagnostic| Failure::at(&[finding]);
     let command = eval::evaluate_texts(&exec.command, view).map_err(at)?;
     let work_dir =

@@ -1,5 +1,4 @@
-//! Behaviour of the machine, observed through a small world: a map of files, and processes whose command line says how
-//! they end.
+//! The machine in a small simulated world: a map of files, and processes that end as their command line says.
 
 mod builtins;
 mod cancel;
@@ -8,4 +7,6 @@ mod fetching;
 mod language;
 mod races;
 mod results;
+mod times;
+mod weight;
 mod world;

@@ -1,5 +1,5 @@
-//! Expressions and templates as text. What is printed parses back to an equal tree, with as few brackets as precedence
-//! allows, so that it nests no deeper than what it was read from; spaces and the choice of quotes may differ.
+//! Prints expressions and templates. The text parses back to an equal tree. It has as few brackets as precedence
+//! allows, so it nests no deeper than the text that was read. Spaces and the choice of quotes can differ.
 
 use std::fmt::{self, Display, Formatter, Write as _};
 
@@ -8,7 +8,7 @@ use crate::lang::convert::number_to_text;
 use crate::lang::template;
 use crate::lang::value::Data;
 
-/// The scalar as it would be written in a file, but for the quotes of YAML.
+/// Prints the scalar as written in a file, without YAML quotes.
 impl Display for Template {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         for part in &self.parts {
@@ -21,7 +21,7 @@ impl Display for Template {
     }
 }
 
-/// The expression without delimiters.
+/// Prints the expression without delimiters.
 impl Display for Expression {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         match &self.kind {
@@ -45,7 +45,7 @@ impl Display for Expression {
     }
 }
 
-/// An access path, or the beginning of one: what is accessed, and how.
+/// An access path or its beginning: the accessed expression and the accesses.
 pub(crate) struct Path<'e>(pub(crate) &'e Expression, pub(crate) &'e [Access]);
 
 impl Display for Path<'_> {
@@ -74,7 +74,6 @@ impl Display for Access {
     }
 }
 
-/// An expression, in parentheses unless it is `bare`.
 fn write_grouped(expression: &Expression, bare: bool, f: &mut Formatter<'_>) -> fmt::Result {
     if bare { expression.fmt(f) } else { write!(f, "({expression})") }
 }
@@ -111,7 +110,7 @@ fn write_object(pairs: &[(Expression, Expression)], f: &mut Formatter<'_>) -> fm
     f.write_char('{')?;
     for (index, (key, member)) in pairs.iter().enumerate() {
         f.write_str(if index == 0 { "" } else { ", " })?;
-        // A bare word would be the text of the key.
+        // A bare word would be read as the text of the key.
         let is_word = match &key.kind {
             ExpressionKind::Name(_) => true,
             ExpressionKind::Literal(literal) => matches!(literal.data, Data::Null | Data::Bool(_)),
@@ -134,7 +133,7 @@ fn write_interpolation(parts: &[Part], f: &mut Formatter<'_>) -> fmt::Result {
     f.write_char('"')
 }
 
-/// Literals are scalars: an array or object of literals is a tree of its own.
+/// Prints a literal, which is always a scalar: arrays and objects of literals are trees of their own.
 fn write_literal(literal: &Data, f: &mut Formatter<'_>) -> fmt::Result {
     match literal {
         Data::Bool(truth) => truth.fmt(f),
@@ -148,7 +147,6 @@ fn write_literal(literal: &Data, f: &mut Formatter<'_>) -> fmt::Result {
     }
 }
 
-/// Text inside double quotes.
 fn write_quoted(text: &str, f: &mut Formatter<'_>) -> fmt::Result {
     let mut rest = text;
     while let Some(character) = rest.chars().next() {
@@ -246,7 +244,7 @@ mod tests {
         "x[a-z_é]{0,3}"
     }
 
-    /// Parts as parsing makes them: no empty text, no two texts side by side, at least one expression.
+    /// Parts as the parser makes them: no empty text, no adjacent texts, at least one expression.
     fn parts_strategy(
         inner: impl Strategy<Value = Expression> + Clone + 'static,
     ) -> impl Strategy<Value = Vec<Part>> {
@@ -268,7 +266,7 @@ mod tests {
         [BinaryOperator::Multiply, BinaryOperator::Remainder],
     ];
 
-    /// Any tree that parsing can give.
+    /// Any tree that the parser can produce.
     fn expression_strategy() -> impl Strategy<Value = Expression> {
         let leaf = prop_oneof![
             Just(literal(Data::Null)),
@@ -299,7 +297,7 @@ mod tests {
                 prop::collection::vec((inner.clone(), inner.clone()), 0..3).prop_map(ExpressionKind::Object),
                 parts_strategy(inner.clone()).prop_map(ExpressionKind::Interpolation),
                 (signs, inner.clone()).prop_map(|(signs, operand)| match operand.kind {
-                    // Signs side by side are one node.
+                    // The parser joins adjacent signs into one node.
                     ExpressionKind::Unary(more, inside) => ExpressionKind::Unary(more, inside),
                     _ => ExpressionKind::Unary(signs, Box::new(operand)),
                 }),
@@ -327,7 +325,7 @@ mod tests {
             parts in parts_strategy(expression_strategy().boxed())
         ) {
             let file = Arc::from("f");
-            // A backslash directly before an expression cannot be written: it would escape it.
+            // A template cannot hold a backslash directly before an expression: it would escape the expression.
             let writable = parts.windows(2).all(|pair| {
                 !matches!(pair, [Part::Text(text), Part::Expression(_)] if text.ends_with('\\'))
             });

@@ -1,4 +1,4 @@
-//! Checks of values against an interface: inputs before a step starts (language.md §11.3–§11.5), outputs after it has
+//! Checks values against an interface: inputs before a step starts (language.md §11.3–§11.5), outputs after it has
 //! ended (language.md §4, §12).
 
 use indexmap::IndexMap;
@@ -9,8 +9,9 @@ use crate::lang::convert::to_text;
 use crate::lang::diagnostic::Class;
 use crate::lang::name;
 use crate::lang::value::{Data, Value, ValueType};
+use crate::model::text;
 
-/// A value that breaks an interface. Names types and inputs, never a value.
+/// A breach of an interface. It names types and inputs, never a value.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("{message}")]
 pub struct ContractError {
@@ -18,22 +19,22 @@ pub struct ContractError {
     pub class: Class,
     /// The input or output.
     pub name: String,
-    /// What is wrong and what to do.
+    /// The mistake and the remedy.
     pub message: String,
 }
 
-/// Most unknown names that are reported at once: for each a similar one is searched.
+/// Most unknown names reported at once. Each costs a search for a similar name.
 const REPORTED_NAMES: usize = 100;
 
 /// Values by name of input or output.
-pub type Values = IndexMap<String, Value>;
+pub type NamedValues = IndexMap<String, Value>;
 
-/// Inputs of a function from those given: unknown names refused, types checked, defaults filled in, values of
-/// sensitive inputs marked. In the order of the declarations; all errors at once.
+/// Returns the inputs of a function in the order of the declarations. Refuses unknown names, checks types, fills in
+/// defaults and marks values of sensitive inputs. Returns all errors at once.
 pub fn bind_inputs(
-    given: Values,
+    given: NamedValues,
     declared: &IndexMap<String, Declaration>,
-) -> Result<Values, Vec<ContractError>> {
+) -> Result<NamedValues, Vec<ContractError>> {
     let mut errors: Vec<ContractError> = given
         .keys()
         .filter(|name| !declared.contains_key(*name))
@@ -60,8 +61,7 @@ pub fn bind_inputs(
     if errors.is_empty() { Ok(bound) } else { Err(errors) }
 }
 
-/// Checks one input. A number or boolean becomes text where text is declared; null is passed for any type
-/// (language.md §11.3).
+/// Checks one input. Converts a number or boolean to text if declared so; null fits any type (language.md §11.3).
 pub fn check_input(name: &str, value: Value, expected: ValueType) -> Result<Value, ContractError> {
     match (expected, &value.data) {
         (_, Data::Null) => Ok(value),
@@ -73,12 +73,12 @@ pub fn check_input(name: &str, value: Value, expected: ValueType) -> Result<Valu
     }
 }
 
-/// Outputs of an exec function from those written: undeclared names refused, types equal, defaults filled in, values
-/// of sensitive outputs marked. In the order of the declarations; all errors at once.
+/// Returns the outputs of an exec function in the order of the declarations. Refuses undeclared names, requires equal
+/// types, fills in defaults and marks values of sensitive outputs. Returns all errors at once.
 pub fn bind_outputs(
-    written: Values,
+    written: NamedValues,
     declared: &IndexMap<String, Declaration>,
-) -> Result<Values, Vec<ContractError>> {
+) -> Result<NamedValues, Vec<ContractError>> {
     let undeclared: Vec<ContractError> = written
         .keys()
         .filter(|name| !declared.contains_key(*name))
@@ -88,7 +88,7 @@ pub fn bind_outputs(
             name: name.clone(),
             message: format!(
                 "output \"{}\" is not declared in the spec{}",
-                name::shown(name),
+                text::quote(name),
                 known(name, declared)
             ),
         })
@@ -100,23 +100,23 @@ pub fn bind_outputs(
     }
 }
 
-/// Outputs of a run function: as [`bind_outputs`], but undeclared ones are kept, after the declared ones. Also gives
-/// the names of those, for a warning each (language.md §4).
+/// Returns the outputs of a run function as [`bind_outputs`] does, but keeps undeclared ones after the declared ones.
+/// Also returns the undeclared names, for one warning each (language.md §4).
 pub fn bind_sequence_outputs(
-    evaluated: Values,
+    evaluated: NamedValues,
     declared: &IndexMap<String, Declaration>,
-) -> Result<(Values, Vec<String>), Vec<ContractError>> {
+) -> Result<(NamedValues, Vec<String>), Vec<ContractError>> {
     let (mut outputs, rest) = declared_outputs(evaluated, declared)?;
     let undeclared = rest.keys().cloned().collect();
     outputs.extend(rest);
     Ok((outputs, undeclared))
 }
 
-/// Declared outputs with their defaults, and what is left.
+/// Returns the declared outputs with their defaults, and the values left over.
 fn declared_outputs(
-    mut values: Values,
+    mut values: NamedValues,
     declared: &IndexMap<String, Declaration>,
-) -> Result<(Values, Values), Vec<ContractError>> {
+) -> Result<(NamedValues, NamedValues), Vec<ContractError>> {
     let mut outputs = IndexMap::with_capacity(declared.len());
     let mut errors = Vec::new();
     for (name, declaration) in declared {
@@ -140,7 +140,7 @@ fn declared_outputs(
     if errors.is_empty() { Ok((outputs, values)) } else { Err(errors) }
 }
 
-/// A required input that is not given.
+/// Makes the error for a required input that is not given.
 pub fn missing_input(name: &str) -> ContractError {
     ContractError {
         class: Class::Missing,
@@ -149,7 +149,7 @@ pub fn missing_input(name: &str) -> ContractError {
     }
 }
 
-/// An output that nothing gives and that has no default.
+/// Makes the error for an output that has neither value nor default.
 pub fn missing_output(name: &str) -> ContractError {
     ContractError {
         class: Class::Missing,
@@ -158,26 +158,26 @@ pub fn missing_output(name: &str) -> ContractError {
     }
 }
 
-/// An input that is given but not declared.
+/// Makes the error for an input that is given but not declared.
 pub fn unknown_input(name: &str, declared: &IndexMap<String, Declaration>) -> ContractError {
     ContractError {
         class: Class::Undeclared,
         name: name.to_owned(),
         message: format!(
             "step does not accept input with name \"{}\"{}",
-            name::shown(name),
+            text::quote(name),
             known(name, declared)
         ),
     }
 }
 
-/// ` (did you mean "x"?)`, or nothing.
+/// Returns ` (did you mean "x"?)`, or nothing.
 fn known(name: &str, declared: &IndexMap<String, Declaration>) -> String {
     name::suggest(name, declared.keys().map(String::as_str))
         .map_or_else(String::new, |similar| format!(" (did you mean \"{similar}\"?)"))
 }
 
-/// An input of the type `got`; `None` is null.
+/// Makes the error for an input of type `got`; `None` is null.
 pub fn wrong_input(name: &str, expected: ValueType, got: Option<ValueType>) -> ContractError {
     let remedy = match (expected, got) {
         (ValueType::Number, Some(ValueType::String)) => "; num() converts",
@@ -187,7 +187,7 @@ pub fn wrong_input(name: &str, expected: ValueType, got: Option<ValueType>) -> C
     mismatch("input", name, expected, got, remedy)
 }
 
-/// An output of the type `got`; `None` is null.
+/// Makes the error for an output of type `got`; `None` is null.
 pub fn wrong_output(name: &str, expected: ValueType, got: Option<ValueType>) -> ContractError {
     mismatch("output", name, expected, got, "")
 }

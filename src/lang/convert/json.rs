@@ -1,4 +1,4 @@
-//! JSON text to values, at once and within bounds: a text of many small values takes a multiple of its length.
+//! Parses JSON text within a bound on memory: a text of many small values takes a multiple of its length.
 
 use std::cell::Cell;
 use std::fmt;
@@ -10,32 +10,32 @@ use thiserror::Error;
 
 use crate::lang::value::{Data, Value};
 
-/// Bytes that values may still take. Several texts may share one.
+/// Bytes that values can still take. Several texts can share one.
 #[derive(Debug)]
-pub struct Room(Cell<usize>);
+pub struct MemoryBudget(Cell<usize>);
 
-/// Why a text has no value.
+/// Reason why a text has no value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum JsonError {
-    /// It is no JSON, or not of the form that is expected.
+    /// It is not JSON, or not of the expected form.
     #[error("not the expected JSON (line {line})")]
     Malformed {
         /// Line within the text, counted from 1.
         line: usize,
     },
-    /// A number beyond the range of doubles.
+    /// It holds a number beyond the range of doubles.
     #[error("number out of range")]
     OutOfRange,
-    /// Nested deeper than 128.
+    /// It nests deeper than 128.
     #[error("nested deeper than 128")]
     TooDeep,
-    /// There is no room for its values.
+    /// Its values exceed the [`MemoryBudget`].
     #[error("too many values")]
     TooLarge,
 }
 
-impl Room {
-    /// Room for values of so many bytes.
+impl MemoryBudget {
+    /// Makes room for values of `bytes` bytes.
     pub const fn new(bytes: usize) -> Self {
         Self(Cell::new(bytes))
     }
@@ -49,15 +49,15 @@ impl Room {
 
 const TOO_LARGE: &str = "no room";
 
-/// The value of a text, unmarked (language.md §11.1). Of equal keys the last counts; integers beyond 2^53 round.
-pub fn parse(text: &str, room: &Room) -> Result<Value, JsonError> {
-    read(text, Any(room))
+/// Returns the value of a text, unmarked (language.md §11.1). The last of equal keys counts; integers over 2^53 round.
+pub fn parse(text: &str, budget: &MemoryBudget) -> Result<Value, JsonError> {
+    read(text, Any(budget))
 }
 
-/// Two members of an object by name; the others are not kept. A name counts as written, else in any case of its
-/// letters; of several the last (language.md §12).
-pub fn members(text: &str, names: [&str; 2], room: &Room) -> Result<[Option<Value>; 2], JsonError> {
-    read(text, Members { names, room })
+/// Returns two members of an object by name and skips the others. A key as written in `names` wins over one in another
+/// letter case. Of several such keys the last one counts (language.md §12).
+pub fn members(text: &str, names: [&str; 2], budget: &MemoryBudget) -> Result<[Option<Value>; 2], JsonError> {
+    read(text, Members { names, budget })
 }
 
 fn read<'t, S: DeserializeSeed<'t>>(text: &'t str, seed: S) -> Result<S::Value, JsonError> {
@@ -77,9 +77,8 @@ fn read<'t, S: DeserializeSeed<'t>>(text: &'t str, seed: S) -> Result<S::Value, 
     })
 }
 
-/// Reads any value.
 #[derive(Clone, Copy)]
-struct Any<'r>(&'r Room);
+struct Any<'r>(&'r MemoryBudget);
 
 impl<'de> DeserializeSeed<'de> for Any<'_> {
     type Value = Value;
@@ -144,10 +143,9 @@ impl<'de> Visitor<'de> for Any<'_> {
     }
 }
 
-/// Reads two members of an object.
 struct Members<'n, 'r> {
     names: [&'n str; 2],
-    room: &'r Room,
+    budget: &'r MemoryBudget,
 }
 
 impl<'de> DeserializeSeed<'de> for Members<'_, '_> {
@@ -174,7 +172,7 @@ impl<'de> Visitor<'de> for Members<'_, '_> {
                 .filter(|(name, _)| key.eq_ignore_ascii_case(name))
                 .map(|(name, (exact, alike))| if key == name { exact } else { alike });
             match slot.last() {
-                Some(slot) => *slot = Some(map.next_value_seed(Any(self.room))?),
+                Some(slot) => *slot = Some(map.next_value_seed(Any(self.budget))?),
                 None => {
                     map.next_value::<IgnoredAny>()?;
                 }
@@ -191,7 +189,7 @@ mod tests {
     use crate::lang::convert::to_text;
 
     fn shown(text: &str) -> Result<String, JsonError> {
-        parse(text, &Room::new(10_000)).map(|value| to_text(&value))
+        parse(text, &MemoryBudget::new(10_000)).map(|value| to_text(&value))
     }
 
     #[test]
@@ -210,7 +208,7 @@ mod tests {
     #[test]
     fn each_way_to_fail_has_its_name() {
         assert_eq!(shown("1e999"), Err(JsonError::OutOfRange));
-        assert_eq!(parse(&"[".repeat(1000), &Room::new(1 << 20)).err(), Some(JsonError::TooDeep));
+        assert_eq!(parse(&"[".repeat(1000), &MemoryBudget::new(1 << 20)).err(), Some(JsonError::TooDeep));
         assert_eq!(shown(&format!("[{}1]", "1,".repeat(1000))), Err(JsonError::TooLarge));
         assert_eq!(shown("[1\n,\n]"), Err(JsonError::Malformed { line: 3 }));
         for text in ["", "{}{}", "[1] x", "\"\\ud800\"", "\u{feff}1", "'a'", "{a: 1}"] {
@@ -221,7 +219,7 @@ mod tests {
     #[test]
     fn members_are_found_as_written_else_in_any_case_the_last_counts() {
         let found = |text: &str| {
-            let found = members(text, ["name", "value"], &Room::new(10_000)).unwrap();
+            let found = members(text, ["name", "value"], &MemoryBudget::new(10_000)).unwrap();
             found.map(|value| value.map_or("-".to_owned(), |value| to_text(&value)))
         };
         assert_eq!(
@@ -229,6 +227,6 @@ mod tests {
             ["2", "6"]
         );
         assert_eq!(found(r#"{"x": {"name": 1}, "value": 1, "value": 2}"#), ["-", "2"]);
-        assert!(members("[]", ["a", "b"], &Room::new(1000)).is_err());
+        assert!(members("[]", ["a", "b"], &MemoryBudget::new(1000)).is_err());
     }
 }

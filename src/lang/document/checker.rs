@@ -1,32 +1,34 @@
-//! What all checks of a document share: the source, what was found so far, and the reading of fields.
+//! The state shared by all checks of a document: source, findings and the readers of fields.
 
 use std::sync::Arc;
 
 use crate::lang::ast::Template;
 use crate::lang::diagnostic::{Class, Diagnostic, Position, Severity};
 use crate::lang::name;
+use crate::lang::shell;
 use crate::lang::template;
 use crate::lang::value::{Data, Value};
 use crate::lang::yaml::places::Places;
 use crate::lang::yaml::scalar::{Resolved, resolve};
-use crate::lang::yaml::{Entry, Key, Node, NodeKind, Source};
+use crate::lang::yaml::{NodeKind, Source, YamlEntry, YamlKey, YamlNode};
+use crate::model::text;
 
-/// Collects everything that is wrong with a document, so that one mistake never hides another.
+/// Collects every mistake in a document, so that one never hides another.
 pub(super) struct Checker<'t> {
     pub(super) source: Source<'t>,
-    /// What becomes of unknown keys where a run only warns.
+    /// Policy for unknown keys that a run only warns about.
     pub(super) unknown: UnknownKey,
     pub(super) diagnostics: Vec<Diagnostic>,
-    /// Errors and warnings kept.
+    /// Kept errors and warnings.
     pub(super) kept: [usize; 2],
-    /// Bytes of expressions that may still follow.
+    /// Bytes of expressions still allowed.
     pub(super) expressions_left: usize,
 }
 
-/// Most errors, and most warnings, that are kept of one document.
+/// Most errors, and most warnings, kept for one text: a hostile text has any number.
 const FINDINGS_LIMIT: usize = 1_000;
 
-/// What to do with a key that is not known (language.md §2 "Unknown keys").
+/// Policy for an unknown key (language.md §2 "Unknown keys").
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum UnknownKey {
     Refuse,
@@ -38,7 +40,7 @@ impl Checker<'_> {
         self.report(Diagnostic::error(class, &self.source.file, at, message).with_path(path));
     }
 
-    /// Keeps a finding; of a hostile number of them the first.
+    /// Keeps a finding, up to [`FINDINGS_LIMIT`].
     fn report(&mut self, finding: Diagnostic) {
         let [errors, warnings] = &mut self.kept;
         let alike = if finding.severity == Severity::Error { errors } else { warnings };
@@ -68,9 +70,9 @@ impl Checker<'_> {
         self.diagnostics.iter().any(|diagnostic| diagnostic.severity == Severity::Error)
     }
 
-    /// A key that is not among `known`.
-    pub(super) fn unknown_key(&mut self, key: &Key, path: &str, known: &[&str], policy: UnknownKey) {
-        let message = format!("unknown key \"{}\"", name::shown(&key.text));
+    /// Reports a key that is not among `known`.
+    pub(super) fn unknown_key(&mut self, key: &YamlKey, path: &str, known: &[&str], policy: UnknownKey) {
+        let message = format!("unknown key \"{}\"", text::quote(&key.text));
         let finding = if [policy, self.unknown].contains(&UnknownKey::Refuse) {
             Diagnostic::error(Class::Schema, &self.source.file, key.at, message)
         } else {
@@ -84,16 +86,16 @@ impl Checker<'_> {
         self.report(diagnostic);
     }
 
-    /// A key that other systems have and this language has not; `help` says what there is instead.
-    pub(super) fn foreign_key(&mut self, key: &Key, path: &str, help: &str) {
-        let message = format!("unknown key \"{}\"", name::shown(&key.text));
+    /// Reports a key of another system that this language does not have. `help` names the alternative.
+    pub(super) fn foreign_key(&mut self, key: &YamlKey, path: &str, help: &str) {
+        let message = format!("unknown key \"{}\"", text::quote(&key.text));
         self.error_with_help(Class::Schema, key.at, &join(path, &key.text), &message, help);
     }
 
-    /// Whether an unknown one of `entries` was meant as one of the `wanted` keys, which are missing. It has been reported;
-    /// that is the error then, whatever else an unknown key is, and tells more than that the other is missing.
-    pub(super) fn is_misspelt(&mut self, entries: &[Entry], known: &[&str], wanted: &[&str]) -> bool {
-        let is_slip = |entry: &&Entry| {
+    /// True if an unknown key among `entries` looks like one of the missing `wanted` keys. The finding about it becomes
+    /// an error and stands for the missing key, because it says more.
+    pub(super) fn is_misspelt(&mut self, entries: &[YamlEntry], known: &[&str], wanted: &[&str]) -> bool {
+        let is_slip = |entry: &&YamlEntry| {
             let text = entry.key.text.as_str();
             !known.contains(&text)
                 && name::suggest(text, known.iter().copied()).is_some_and(|meant| wanted.contains(&meant))
@@ -107,8 +109,8 @@ impl Checker<'_> {
         false
     }
 
-    /// Entries of a mapping; anything else is an error.
-    pub(super) fn mapping<'n>(&mut self, node: &'n Node, path: &str) -> Option<&'n [Entry]> {
+    /// Returns the entries of a mapping. Any other node is an error.
+    pub(super) fn mapping<'n>(&mut self, node: &'n YamlNode, path: &str) -> Option<&'n [YamlEntry]> {
         if let NodeKind::Mapping(entries) = &node.kind {
             return Some(entries);
         }
@@ -116,17 +118,17 @@ impl Checker<'_> {
         None
     }
 
-    /// Entries of a mapping; null is an empty one.
-    pub(super) fn mapping_or_null<'n>(&mut self, node: &'n Node, path: &str) -> &'n [Entry] {
+    /// Returns the entries of a mapping. Null counts as an empty one.
+    pub(super) fn mapping_or_null<'n>(&mut self, node: &'n YamlNode, path: &str) -> &'n [YamlEntry] {
         if node.is_null() { &[] } else { self.mapping(node, path).unwrap_or_default() }
     }
 
-    pub(super) fn wrong_type(&mut self, node: &Node, path: &str, expected: &str) {
+    pub(super) fn wrong_type(&mut self, node: &YamlNode, path: &str, expected: &str) {
         self.error(Class::Schema, node.at, path, format!("expected {expected}, got {}", node.describe()));
     }
 
-    /// Text of a field that must be a string: numbers and booleans as they are written (language.md §2).
-    pub(super) fn string<'n>(&mut self, node: &'n Node, path: &str) -> Option<&'n str> {
+    /// Returns the text of a string field. Numbers and booleans count as written (language.md §2).
+    pub(super) fn string<'n>(&mut self, node: &'n YamlNode, path: &str) -> Option<&'n str> {
         if let NodeKind::Scalar(scalar) = &node.kind
             && !node.is_null()
         {
@@ -136,7 +138,7 @@ impl Checker<'_> {
         None
     }
 
-    pub(super) fn boolean(&mut self, node: &Node, path: &str) -> Option<bool> {
+    pub(super) fn boolean(&mut self, node: &YamlNode, path: &str) -> Option<bool> {
         if let NodeKind::Scalar(scalar) = &node.kind
             && let Resolved::Bool(truth) = resolve(scalar)
         {
@@ -146,22 +148,20 @@ impl Checker<'_> {
         None
     }
 
-    /// A string field as template.
-    pub(super) fn template(&mut self, node: &Node, path: &str) -> Option<Template> {
+    pub(super) fn template(&mut self, node: &YamlNode, path: &str) -> Option<Template> {
         self.string(node, path)?;
         self.scalar_template(node, path)
     }
 
-    /// An environment value: as [`Self::template`], but null is the empty text.
-    pub(super) fn env_value(&mut self, node: &Node, path: &str) -> Option<Template> {
+    /// Parses an environment value like [`Self::template`], but null is the empty text.
+    pub(super) fn env_value(&mut self, node: &YamlNode, path: &str) -> Option<Template> {
         if node.is_null() {
             return Some(Template::literal("", &self.source.file, node.at));
         }
         self.template(node, path)
     }
 
-    /// The template in a scalar.
-    pub(super) fn scalar_template(&mut self, node: &Node, path: &str) -> Option<Template> {
+    pub(super) fn scalar_template(&mut self, node: &YamlNode, path: &str) -> Option<Template> {
         let NodeKind::Scalar(scalar) = &node.kind else { return None };
         let source = &self.source;
         let places = || Places::of_scalar(source, &scalar.raw, scalar.style, node.at, &scalar.text);
@@ -170,8 +170,8 @@ impl Checker<'_> {
         self.accept(parsed, path)
     }
 
-    /// A key that may be a template; without expression it must be a valid name.
-    pub(super) fn key_template(&mut self, key: &Key, what: &str, path: &str) -> Option<Template> {
+    /// Parses a key that may be a template. Without an expression it must be a valid name.
+    pub(super) fn key_template(&mut self, key: &YamlKey, what: &str, path: &str) -> Option<Template> {
         let source = &self.source;
         let places = || Places::of_scalar(source, &key.raw, key.style, key.at, &key.text);
         let left = &mut self.expressions_left;
@@ -186,8 +186,23 @@ impl Checker<'_> {
         }
     }
 
-    /// Whether a key is a valid name.
-    pub(super) fn name_key(&mut self, key: &Key, what: &str, path: &str) -> bool {
+    /// Warns of a script that goes on after a failed command. Only a check warns: a run's function can be of any age.
+    pub(super) fn lost_failure(&mut self, node: &YamlNode, path: &str) {
+        let NodeKind::Scalar(scalar) = &node.kind else { return };
+        if self.unknown == UnknownKey::Warn {
+            return;
+        }
+        let Some(offset) = shell::lost_failure(&scalar.text) else { return };
+        let places = Places::of_scalar(&self.source, &scalar.raw, scalar.style, node.at, &scalar.text);
+        let message = "the script goes on if this command fails, and can end green";
+        let finding =
+            Diagnostic::warning(Class::Shell, &self.source.file, places.at(&scalar.text, offset), message);
+        let help = "begin the script with \"set -e\", or end the command with \"|| exit\" or \"|| true\"";
+        self.report(finding.with_path(path).with_help(help));
+    }
+
+    /// Reports a key that is not a valid name. Returns true if it is valid.
+    pub(super) fn name_key(&mut self, key: &YamlKey, what: &str, path: &str) -> bool {
         let valid = name::is_valid(&key.text);
         if !valid {
             self.error(Class::Name, key.at, path, name::complaint(what, &key.text));
@@ -195,13 +210,12 @@ impl Checker<'_> {
         valid
     }
 
-    /// Keeps an error with its path.
     pub(super) fn accept<T>(&mut self, result: Result<T, Diagnostic>, path: &str) -> Option<T> {
         result.map_err(|error| self.report(error.with_path(path))).ok()
     }
 
-    /// The value of a node, never evaluated.
-    pub(super) fn value(&mut self, node: &Node, path: &str) -> Option<Value> {
+    /// Returns the value of a node without evaluating anything.
+    pub(super) fn value(&mut self, node: &YamlNode, path: &str) -> Option<Value> {
         let data = match &node.kind {
             NodeKind::Scalar(scalar) => match resolve(scalar) {
                 Resolved::Null => Data::Null,
@@ -235,19 +249,16 @@ impl Checker<'_> {
         Some(Value::plain(data))
     }
 
-    /// Name of the document.
     pub(super) fn file(&self) -> &Arc<str> {
         &self.source.file
     }
 }
 
-/// Path of a member.
 pub(super) fn join(path: &str, key: &str) -> String {
-    let key = name::shown(key);
+    let key = text::quote(key);
     if path.is_empty() { key.into_owned() } else { format!("{path}.{key}") }
 }
 
-/// Path of an element.
 pub(super) fn at_index(path: &str, index: usize) -> String {
     format!("{path}[{index}]")
 }

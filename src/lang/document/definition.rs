@@ -6,11 +6,13 @@ use indexmap::IndexMap;
 
 use super::STEP_LIMIT;
 use super::checker::{Checker, UnknownKey, at_index, join};
+use super::foreign;
 use crate::lang::ast::{Body, Definition, Exec, Outputs, Run, Spec, Step, Template, TemplateValue};
 use crate::lang::convert::contract;
 use crate::lang::diagnostic::{Class, Position};
 use crate::lang::name;
-use crate::lang::yaml::{Entry, Key, Node, NodeKind};
+use crate::lang::yaml::{NodeKind, YamlEntry, YamlKey, YamlNode};
+use crate::model::text;
 
 pub(in crate::lang) const KEYS: [&str; 6] = ["env", "exec", "run", "outputs", "delegate", "description"];
 pub(in crate::lang) const EXEC_KEYS: [&str; 3] = ["command", "work_dir", "cancel_timeout"];
@@ -20,18 +22,21 @@ const CANCEL_TIMEOUT_LIMIT: Duration = Duration::from_mins(10);
 
 /// Keys of the second document as written.
 #[derive(Default)]
-struct Found<'n> {
-    env: Option<&'n Node>,
-    exec: Option<&'n Entry>,
-    run: Option<&'n Entry>,
-    outputs: Option<&'n Entry>,
-    delegate: Option<&'n Entry>,
+struct DefinitionKeys<'n> {
+    env: Option<&'n YamlNode>,
+    exec: Option<&'n YamlEntry>,
+    run: Option<&'n YamlEntry>,
+    outputs: Option<&'n YamlEntry>,
+    delegate: Option<&'n YamlEntry>,
     old_steps: bool,
 }
 
 impl Checker<'_> {
-    /// Reads the second document. `spec` is needed for what both must agree on.
-    pub(super) fn definition(&mut self, node: &Node, spec: &Spec) -> Option<Definition> {
+    /// Reads the second document. `spec` serves the checks of both documents against each other.
+    pub(super) fn definition(&mut self, node: &YamlNode, spec: &Spec) -> Option<Definition> {
+        if self.is_foreign(node) {
+            return None;
+        }
         let entries = self.mapping(node, "")?;
         let found = self.definition_keys(entries);
         let env = found.env.map(|env| self.definition_env(env)).unwrap_or_default();
@@ -58,8 +63,25 @@ impl Checker<'_> {
         Some(Definition { env, body: body? })
     }
 
-    fn definition_keys<'n>(&mut self, entries: &'n [Entry]) -> Found<'n> {
-        let mut found = Found::default();
+    /// Reports a document of another system, once instead of key by key.
+    pub(super) fn is_foreign(&mut self, node: &YamlNode) -> bool {
+        let NodeKind::Mapping(entries) = &node.kind else { return false };
+        let is_ours = |entry: &YamlEntry| {
+            let key = entry.key.text.as_str();
+            ["spec", "name", "func", "step", "steps", "script", "action"].contains(&key)
+                || name::suggest(key, KEYS).is_some()
+                || KEYS.contains(&key)
+        };
+        if entries.iter().any(is_ours) {
+            return false;
+        }
+        let Some((message, help)) = foreign::document(entries) else { return false };
+        self.error_with_help(Class::Schema, node.at, "", message, help);
+        true
+    }
+
+    fn definition_keys<'n>(&mut self, entries: &'n [YamlEntry]) -> DefinitionKeys<'n> {
+        let mut found = DefinitionKeys::default();
         for entry in entries {
             let key = &entry.key;
             match key.text.as_str() {
@@ -90,7 +112,7 @@ impl Checker<'_> {
         found
     }
 
-    fn definition_env(&mut self, node: &Node) -> IndexMap<String, Template> {
+    fn definition_env(&mut self, node: &YamlNode) -> IndexMap<String, Template> {
         let mut env = IndexMap::new();
         for entry in self.mapping_or_null(node, "env") {
             let path = join("env", &entry.key.text);
@@ -104,14 +126,14 @@ impl Checker<'_> {
         env
     }
 
-    fn only_with_run(&mut self, found: &Found<'_>) {
+    fn only_with_run(&mut self, found: &DefinitionKeys<'_>) {
         for entry in [found.outputs, found.delegate].into_iter().flatten() {
             let message = format!("\"{}\" can be used only with run, not with exec", entry.key.text);
             self.error(Class::Schema, entry.key.at, &entry.key.text, message);
         }
     }
 
-    fn exec(&mut self, entry: &Entry) -> Option<Exec> {
+    fn exec(&mut self, entry: &YamlEntry) -> Option<Exec> {
         let mut command = None;
         let mut written = false;
         let mut work_dir = None;
@@ -135,7 +157,7 @@ impl Checker<'_> {
         Some(Exec { command: command?, work_dir, cancel_timeout, at: entry.key.at })
     }
 
-    fn command(&mut self, node: &Node, path: &str) -> Option<Vec<Template>> {
+    fn command(&mut self, node: &YamlNode, path: &str) -> Option<Vec<Template>> {
         let NodeKind::Sequence(items) = &node.kind else {
             let message = format!("expected a list of strings, got {}", node.describe());
             self.error_with_help(
@@ -156,10 +178,17 @@ impl Checker<'_> {
             .enumerate()
             .map(|(index, item)| self.template(item, &at_index(path, index)))
             .collect();
+        if let [Some(shell), Some(option), Some(_)] = arguments.as_slice()
+            && shell.as_literal().is_some_and(is_shell)
+            && option.as_literal() == Some("-c")
+            && let Some(script) = items.last()
+        {
+            self.lost_failure(script, &at_index(path, 2));
+        }
         arguments.into_iter().collect()
     }
 
-    fn cancel_timeout(&mut self, node: &Node, path: &str) -> Option<Duration> {
+    fn cancel_timeout(&mut self, node: &YamlNode, path: &str) -> Option<Duration> {
         let text = self.string(node, path)?;
         match duration(text) {
             Some(duration) if duration <= CANCEL_TIMEOUT_LIMIT => Some(duration),
@@ -180,10 +209,10 @@ impl Checker<'_> {
         }
     }
 
-    fn run(&mut self, entry: &Entry, found: &Found<'_>, spec: &Spec) -> Option<Run> {
+    fn run(&mut self, entry: &YamlEntry, found: &DefinitionKeys<'_>, spec: &Spec) -> Option<Run> {
         let steps = self.steps(&entry.value);
         let outputs = found.outputs.map(|outputs| self.run_outputs(&outputs.value, spec)).unwrap_or_default();
-        // Among broken steps may be the one that is meant.
+        // The delegate may be one of the broken steps.
         let whole = steps.as_deref().filter(
             |steps| matches!(&entry.value.kind, NodeKind::Sequence(items) if items.len() == steps.len()),
         );
@@ -191,8 +220,8 @@ impl Checker<'_> {
         Some(Run { steps: steps?, outputs, delegate })
     }
 
-    /// Reads a `run` list, `None` if it is no list or empty. Broken steps are left out.
-    pub(super) fn steps(&mut self, node: &Node) -> Option<Vec<Step>> {
+    /// Reads a `run` list without its broken steps; `None` if it is not a list, empty or too long.
+    pub(super) fn steps(&mut self, node: &YamlNode) -> Option<Vec<Step>> {
         const PATH: &str = "run";
         let NodeKind::Sequence(items) = &node.kind else {
             self.wrong_type(node, PATH, "a list of steps");
@@ -225,7 +254,7 @@ impl Checker<'_> {
         Some(steps)
     }
 
-    fn run_outputs(&mut self, node: &Node, spec: &Spec) -> IndexMap<String, TemplateValue> {
+    fn run_outputs(&mut self, node: &YamlNode, spec: &Spec) -> IndexMap<String, TemplateValue> {
         let mut outputs = IndexMap::new();
         for entry in self.mapping_or_null(node, "outputs") {
             let path = join("outputs", &entry.key.text);
@@ -241,8 +270,14 @@ impl Checker<'_> {
         outputs
     }
 
-    /// An output whose type is written down must have the declared one (language.md §4): no step has to run to know.
-    fn output_type(&mut self, node: &Node, value: &TemplateValue, (name, path): (&str, &str), spec: &Spec) {
+    /// Checks a literal output against the declared type (language.md §4). No step has to run for that.
+    fn output_type(
+        &mut self,
+        node: &YamlNode,
+        value: &TemplateValue,
+        (name, path): (&str, &str),
+        spec: &Spec,
+    ) {
         let Outputs::Declared(declared) = &spec.outputs else { return };
         if let (Some(output), Some(written)) = (declared.get(name), value.written_type())
             && written != Some(output.value_type)
@@ -252,7 +287,7 @@ impl Checker<'_> {
         }
     }
 
-    fn warn_of_undeclared(&mut self, key: &Key, spec: &Spec, path: &str) {
+    fn warn_of_undeclared(&mut self, key: &YamlKey, spec: &Spec, path: &str) {
         match &spec.outputs {
             Outputs::Declared(declared) if declared.contains_key(&key.text) => {}
             Outputs::Declared(_) => {
@@ -265,11 +300,11 @@ impl Checker<'_> {
         }
     }
 
-    /// `delegate` and `spec.outputs: delegate` need each other, and the step must exist.
+    /// Reads `delegate`. It and `spec.outputs: delegate` require each other, and the step must exist.
     fn delegate(
         &mut self,
-        run: &Key,
-        entry: Option<&Entry>,
+        run: &YamlKey,
+        entry: Option<&YamlEntry>,
         steps: Option<&[Step]>,
         spec: &Spec,
     ) -> Option<String> {
@@ -290,7 +325,7 @@ impl Checker<'_> {
         }
         let steps = steps?;
         if !steps.iter().any(|step| step.name == name) {
-            let message = format!("step \"{}\" was not found", name::shown(name));
+            let message = format!("step \"{}\" was not found", text::quote(name));
             let help = match name::suggest(name, steps.iter().map(|step| step.name.as_str())) {
                 Some(similar) => format!("did you mean \"{similar}\"?"),
                 None => "name a step of run".to_owned(),
@@ -302,7 +337,12 @@ impl Checker<'_> {
     }
 }
 
-/// A duration such as `1m30s` or `500ms`; every number has a unit.
+/// True if a program of this name runs the text after `-c` as shells do.
+fn is_shell(program: &str) -> bool {
+    ["sh", "bash", "ash", "dash", "ksh"].contains(&program.rsplit('/').next().unwrap_or(program))
+}
+
+/// Parses a duration such as `1m30s` or `500ms`. Every number needs a unit.
 fn duration(text: &str) -> Option<Duration> {
     let mut total = Duration::ZERO;
     let mut rest = text;

@@ -1,4 +1,4 @@
-//! References in a step: text, computed, or one of the long forms (language.md §7.5).
+//! References in a step: plain text, computed, or a long form (language.md §7.5).
 
 use std::sync::Arc;
 
@@ -6,14 +6,14 @@ use super::checker::{Checker, UnknownKey, join};
 use crate::lang::ast::{Reference, Template};
 use crate::lang::diagnostic::Class;
 use crate::lang::reference::{self, default_files, tag_or_latest, with_scheme};
-use crate::lang::yaml::{Entry, Node, NodeKind};
+use crate::lang::yaml::{NodeKind, YamlEntry, YamlNode};
 
 pub(in crate::lang) const GIT_KEYS: [&str; 4] = ["url", "rev", "dir", "file"];
 pub(in crate::lang) const OCI_KEYS: [&str; 5] = ["registry", "repository", "tag", "dir", "file"];
 
 impl Checker<'_> {
     /// Reads the value of `func` or `step`.
-    pub(super) fn reference(&mut self, node: &Node, path: &str) -> Option<Reference> {
+    pub(super) fn reference(&mut self, node: &YamlNode, path: &str) -> Option<Reference> {
         match &node.kind {
             NodeKind::Scalar(_) if node.describe() == "a string" => {
                 let template = self.scalar_template(node, path)?;
@@ -29,7 +29,7 @@ impl Checker<'_> {
         }
     }
 
-    fn long_form(&mut self, node: &Node, entries: &[Entry], path: &str) -> Option<Reference> {
+    fn long_form(&mut self, node: &YamlNode, entries: &[YamlEntry], path: &str) -> Option<Reference> {
         let mut form = None;
         let mut known = true;
         for entry in entries {
@@ -61,14 +61,14 @@ impl Checker<'_> {
         reference.filter(|_| known)
     }
 
-    fn git(&mut self, entry: &Entry, path: &str) -> Option<Reference> {
+    fn git(&mut self, entry: &YamlEntry, path: &str) -> Option<Reference> {
         let [url, rev, dir, file] = self.fields(&entry.value, path, GIT_KEYS)?;
         let (url, rev) = (self.required(url, entry, path, "url"), self.required(rev, entry, path, "rev"));
         let (dir, files) = (self.optional(dir, entry), self.files(file, entry));
         Some(Reference::Git { url: with_scheme(url?), rev: rev?, dir, files })
     }
 
-    fn oci(&mut self, entry: &Entry, path: &str) -> Option<Reference> {
+    fn oci(&mut self, entry: &YamlEntry, path: &str) -> Option<Reference> {
         let [registry, repository, tag, dir, file] = self.fields(&entry.value, path, OCI_KEYS)?;
         let registry = self.required(registry, entry, path, "registry");
         let repository = self.required(repository, entry, path, "repository");
@@ -85,10 +85,10 @@ impl Checker<'_> {
         })
     }
 
-    /// The string fields of a mapping in the order of `keys`; `None` if one is broken or unknown.
+    /// Returns the string fields of a mapping in the order of `keys`; `None` if one is broken or unknown.
     fn fields<const N: usize>(
         &mut self,
-        node: &Node,
+        node: &YamlNode,
         path: &str,
         keys: [&str; N],
     ) -> Option<[Option<Template>; N]> {
@@ -111,7 +111,7 @@ impl Checker<'_> {
     fn required(
         &mut self,
         field: Option<Template>,
-        entry: &Entry,
+        entry: &YamlEntry,
         path: &str,
         key: &str,
     ) -> Option<Template> {
@@ -128,15 +128,15 @@ impl Checker<'_> {
         }
     }
 
-    fn missing(&mut self, entry: &Entry, path: &str, key: &str) {
+    fn missing(&mut self, entry: &YamlEntry, path: &str, key: &str) {
         self.error(Class::Schema, entry.key.at, path, format!("\"{key}\" is missing"));
     }
 
-    fn optional(&self, field: Option<Template>, entry: &Entry) -> Template {
+    fn optional(&self, field: Option<Template>, entry: &YamlEntry) -> Template {
         field.unwrap_or_else(|| Template::literal("", self.file(), entry.value.at))
     }
 
-    fn files(&self, field: Option<Template>, entry: &Entry) -> Vec<Template> {
+    fn files(&self, field: Option<Template>, entry: &YamlEntry) -> Vec<Template> {
         let file: &Arc<str> = self.file();
         match field {
             Some(template) if template.as_literal() != Some("") => vec![template],

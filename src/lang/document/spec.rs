@@ -5,16 +5,16 @@ use indexmap::IndexMap;
 use super::checker::{Checker, UnknownKey, join};
 use crate::lang::ast::{Declaration, Outputs, Spec};
 use crate::lang::diagnostic::Class;
-use crate::lang::name;
 use crate::lang::template::OPEN;
 use crate::lang::value::{Data, Value, ValueType};
-use crate::lang::yaml::{Key, Node, NodeKind};
+use crate::lang::yaml::{NodeKind, YamlKey, YamlNode};
+use crate::model::text;
 
 pub(in crate::lang) const DECLARATION_KEYS: [&str; 4] = ["type", "default", "sensitive", "description"];
 
 impl Checker<'_> {
     /// Reads the first document.
-    pub(super) fn spec_document(&mut self, node: &Node) -> Spec {
+    pub(super) fn spec_document(&mut self, node: &YamlNode) -> Spec {
         let mut spec = Spec::default();
         for entry in self.mapping(node, "").unwrap_or_default() {
             if entry.key.text == "spec" {
@@ -26,7 +26,7 @@ impl Checker<'_> {
         spec
     }
 
-    fn spec(&mut self, node: &Node) -> Spec {
+    fn spec(&mut self, node: &YamlNode) -> Spec {
         let mut spec = Spec::default();
         for entry in self.mapping_or_null(node, "spec") {
             match entry.key.text.as_str() {
@@ -44,7 +44,7 @@ impl Checker<'_> {
         spec
     }
 
-    fn declared_outputs(&mut self, node: &Node) -> Outputs {
+    fn declared_outputs(&mut self, node: &YamlNode) -> Outputs {
         const PATH: &str = "spec.outputs";
         match &node.kind {
             NodeKind::Scalar(scalar) if scalar.text == "delegate" => Outputs::Delegate,
@@ -57,7 +57,7 @@ impl Checker<'_> {
         }
     }
 
-    fn declarations(&mut self, node: &Node, what: &str, path: &str) -> IndexMap<String, Declaration> {
+    fn declarations(&mut self, node: &YamlNode, what: &str, path: &str) -> IndexMap<String, Declaration> {
         let mut declarations = IndexMap::new();
         for entry in self.mapping_or_null(node, path) {
             let path = join(path, &entry.key.text);
@@ -71,7 +71,7 @@ impl Checker<'_> {
         declarations
     }
 
-    fn declaration(&mut self, key: &Key, node: &Node, what: &str, path: &str) -> Option<Declaration> {
+    fn declaration(&mut self, key: &YamlKey, node: &YamlNode, what: &str, path: &str) -> Option<Declaration> {
         let entries = self.mapping(node, path)?;
         let mut value_type = None;
         let mut default = None;
@@ -106,14 +106,14 @@ impl Checker<'_> {
         Some(Declaration { value_type, default, sensitive, at: key.at })
     }
 
-    fn value_type(&mut self, node: &Node, path: &str) -> Option<ValueType> {
+    fn value_type(&mut self, node: &YamlNode, path: &str) -> Option<ValueType> {
         let text = self.string(node, path)?;
         let found =
             [ValueType::String, ValueType::Number, ValueType::Boolean, ValueType::Array, ValueType::Struct]
                 .into_iter()
                 .find(|value_type| value_type.name() == text);
         if found.is_none() {
-            let message = format!("unknown type \"{}\"", name::shown(text));
+            let message = format!("unknown type \"{}\"", text::quote(text));
             let help = match text.to_lowercase().as_str() {
                 "step_result" => "use \"outputs: delegate\"",
                 "string" | "raw_string" | "str" | "text" => "use string",
@@ -131,7 +131,7 @@ impl Checker<'_> {
     fn default(
         &mut self,
         value: Value,
-        node: &Node,
+        node: &YamlNode,
         expected: ValueType,
         what: &str,
         name: &str,
@@ -160,7 +160,7 @@ impl Checker<'_> {
     }
 }
 
-/// What may have been meant by a default of another type.
+/// Suggests a correction for a default of the wrong type.
 fn instead(value: &Value, expected: ValueType) -> Option<&'static str> {
     match (&value.data, expected) {
         (Data::String(text), ValueType::Boolean) => match text.to_lowercase().as_str() {
@@ -176,7 +176,7 @@ fn instead(value: &Value, expected: ValueType) -> Option<&'static str> {
     }
 }
 
-/// Whether a text at any depth looks like a template.
+/// True if a text at any depth looks like a template.
 fn holds_expression(value: &Value) -> bool {
     match &value.data {
         Data::String(text) => text.contains(OPEN),

@@ -1,44 +1,30 @@
 //! A step of a `run` list (language.md §5).
 
 use super::checker::{Checker, UnknownKey, at_index, join};
+use super::foreign;
 use crate::lang::ast::{Invocation, Step, Template, TemplateValue};
 use crate::lang::diagnostic::Class;
 use crate::lang::name;
+use crate::lang::value::Data;
 use crate::lang::yaml::scalar::{Resolved, resolve};
-use crate::lang::yaml::{Entry, Node, NodeKind};
+use crate::lang::yaml::{NodeKind, YamlEntry, YamlNode};
 
 pub(in crate::lang) const KEYS: [&str; 8] =
     ["name", "func", "step", "script", "action", "inputs", "env", "description"];
 
-/// What to do instead of a key that steps of other systems have.
-fn foreign(key: &str) -> Option<&'static str> {
-    Some(match key {
-        "if" | "when" | "unless" | "only" | "except" | "rules" => {
-            "there are no conditions: test in a script, or compute the reference in func"
-        }
-        "retry" | "matrix" | "parallel" | "loop" | "for" | "foreach" | "with_items" => {
-            "there are no loops or retries: a script has them"
-        }
-        "uses" => "write \"func\"",
-        "with" => "write \"inputs\"",
-        "command" | "cmd" | "shell" => "write \"script\", or call a function with exec",
-        _ => return None,
-    })
-}
-
 /// Keys of a step as written.
 #[derive(Default)]
-struct Found<'n> {
-    name: Option<&'n Entry>,
-    /// `func`, `step`, `script`, `action`, in the order in which they stand.
-    invokes: Vec<&'n Entry>,
-    inputs: Option<&'n Entry>,
-    env: Option<&'n Node>,
+struct StepKeys<'n> {
+    name: Option<&'n YamlEntry>,
+    /// `func`, `step`, `script`, `action`, in the order of the text.
+    invokes: Vec<&'n YamlEntry>,
+    inputs: Option<&'n YamlEntry>,
+    env: Option<&'n YamlNode>,
 }
 
 impl Checker<'_> {
-    /// Reads a step; `None` if it is broken.
-    pub(super) fn step(&mut self, node: &Node, path: &str) -> Option<Step> {
+    /// Reads a step. Returns `None` if it is broken.
+    pub(super) fn step(&mut self, node: &YamlNode, path: &str) -> Option<Step> {
         let entries = self.mapping(node, path)?;
         let (found, all_known) = self.step_keys(entries, path);
         let name = self.step_name(node, entries, found.name, path);
@@ -51,8 +37,8 @@ impl Checker<'_> {
         all_known.then(|| Step { name, invokes, inputs, env, at: node.at, path: path.to_owned() })
     }
 
-    fn step_keys<'n>(&mut self, entries: &'n [Entry], path: &str) -> (Found<'n>, bool) {
-        let mut found = Found::default();
+    fn step_keys<'n>(&mut self, entries: &'n [YamlEntry], path: &str) -> (StepKeys<'n>, bool) {
+        let mut found = StepKeys::default();
         let mut all_known = true;
         for entry in entries {
             let key = &entry.key;
@@ -70,7 +56,7 @@ impl Checker<'_> {
                 }
                 _ => {
                     all_known = false;
-                    match foreign(&key.text) {
+                    match foreign::step_key(&key.text) {
                         Some(help) => self.foreign_key(key, path, help),
                         None => self.unknown_key(key, path, &KEYS, UnknownKey::Refuse),
                     }
@@ -82,9 +68,9 @@ impl Checker<'_> {
 
     fn step_name(
         &mut self,
-        node: &Node,
-        entries: &[Entry],
-        entry: Option<&Entry>,
+        node: &YamlNode,
+        entries: &[YamlEntry],
+        entry: Option<&YamlEntry>,
         path: &str,
     ) -> Option<String> {
         let path = join(path, "name");
@@ -102,12 +88,12 @@ impl Checker<'_> {
         None
     }
 
-    /// Exactly one of `func`/`step`, `script`, `action`.
+    /// Reads exactly one of `func`/`step`, `script`, `action`.
     fn invocation(
         &mut self,
-        node: &Node,
-        entries: &[Entry],
-        found: &Found<'_>,
+        node: &YamlNode,
+        entries: &[YamlEntry],
+        found: &StepKeys<'_>,
         path: &str,
     ) -> Option<Invocation> {
         let mut parsed = Vec::new();
@@ -116,7 +102,10 @@ impl Checker<'_> {
         }
         match (found.invokes.first(), found.invokes.get(1)) {
             (None, _) => {
-                if !self.is_misspelt(entries, &KEYS, &["func", "step", "script", "action"]) {
+                let is_named_otherwise = entries.iter().any(|entry| foreign::is_invocation(&entry.key.text));
+                if !self.is_misspelt(entries, &KEYS, &["func", "step", "script", "action"])
+                    && !is_named_otherwise
+                {
                     self.error(Class::Schema, node.at, path, "one of func, script, action is needed");
                 }
                 return None;
@@ -141,9 +130,9 @@ impl Checker<'_> {
         invocation
     }
 
-    fn invoked(&mut self, entry: &Entry, path: &str) -> Option<Invocation> {
+    fn invoked(&mut self, entry: &YamlEntry, path: &str) -> Option<Invocation> {
         match entry.key.text.as_str() {
-            "script" => self.not_empty(&entry.value, path).map(Invocation::Script),
+            "script" => self.script(&entry.value, path).map(Invocation::Script),
             "action" => self.not_empty(&entry.value, path).map(Invocation::Action),
             _ => self
                 .reference(&entry.value, path)
@@ -151,7 +140,18 @@ impl Checker<'_> {
         }
     }
 
-    fn not_empty(&mut self, node: &Node, path: &str) -> Option<Template> {
+    fn script(&mut self, node: &YamlNode, path: &str) -> Option<Template> {
+        if matches!(node.kind, NodeKind::Sequence(_)) {
+            let help = "write the commands below each other as one text: \"script: |\", then a line \"set -e\" and each command";
+            self.error_with_help(Class::Schema, node.at, path, "expected a string, got a list", help);
+            return None;
+        }
+        let script = self.not_empty(node, path)?;
+        self.lost_failure(node, path);
+        Some(script)
+    }
+
+    fn not_empty(&mut self, node: &YamlNode, path: &str) -> Option<Template> {
         let template = self.template(node, path)?;
         if template.as_literal() == Some("") {
             self.error(Class::Schema, node.at, path, "expected a non-empty string");
@@ -160,21 +160,21 @@ impl Checker<'_> {
         Some(template)
     }
 
-    fn step_inputs(&mut self, node: &Node, path: &str) -> Option<Vec<(Template, TemplateValue)>> {
+    fn step_inputs(&mut self, node: &YamlNode, path: &str) -> Option<Vec<(Template, TemplateValue)>> {
         let entries = self.mapping_or_null(node, path);
         let inputs: Vec<Option<(Template, TemplateValue)>> = entries
             .iter()
             .map(|entry| {
                 let path = join(path, &entry.key.text);
                 let key = self.key_template(&entry.key, "input", &path);
-                let value = self.template_value(&entry.value, &path);
+                let value = self.input_value(&entry.value, &path);
                 key.zip(value)
             })
             .collect();
         inputs.into_iter().collect()
     }
 
-    fn step_env(&mut self, node: &Node, path: &str) -> Option<Vec<(Template, Template)>> {
+    fn step_env(&mut self, node: &YamlNode, path: &str) -> Option<Vec<(Template, Template)>> {
         let entries = self.mapping_or_null(node, path);
         let env: Vec<Option<(Template, Template)>> = entries
             .iter()
@@ -188,8 +188,19 @@ impl Checker<'_> {
         env.into_iter().collect()
     }
 
-    /// Any value; its strings are templates, its keys are not.
-    pub(super) fn template_value(&mut self, node: &Node, path: &str) -> Option<TemplateValue> {
+    /// Reads the value of an input. Keeps the source text of a boolean or number: the called function may want text.
+    fn input_value(&mut self, node: &YamlNode, path: &str) -> Option<TemplateValue> {
+        let value = self.template_value(node, path)?;
+        Some(match (value, &node.kind) {
+            (TemplateValue::Constant(value), NodeKind::Scalar(scalar)) if value.data != Data::Null => {
+                TemplateValue::Written(value, scalar.text.as_str().into())
+            }
+            (value, _) => value,
+        })
+    }
+
+    /// Reads any value. Its strings are templates, its keys are not.
+    pub(super) fn template_value(&mut self, node: &YamlNode, path: &str) -> Option<TemplateValue> {
         match &node.kind {
             NodeKind::Scalar(scalar) if resolve(scalar) == Resolved::Text => {
                 self.scalar_template(node, path).map(TemplateValue::Text)

@@ -1,34 +1,36 @@
-//! Bounds of what one evaluation may make and look at (language.md §6): a short expression can name a large value many
-//! times. They count bytes and values, never time, so that the same evaluation always comes to the same end.
+//! Bounds on one evaluation's memory and work (language.md §6), because a short expression can name a large value many
+//! times. They count bytes and values, never time, so the same evaluation always ends the same way.
 
 use std::cell::Cell;
 use std::mem::size_of;
 
 use crate::lang::value::{Data, Value};
 
-/// Most bytes that one evaluation may make.
+/// Most bytes that one evaluation can allocate.
 pub(super) const VALUE_LIMIT: usize = 64 * 1024 * 1024;
-/// Deepest value that may come out of an evaluation; everything that walks values recursively relies on it.
+/// Deepest value that an evaluation can return. All recursive walks over values rely on it.
 pub(super) const VALUE_DEPTH: usize = 128;
-/// Most values that one evaluation may look at, in comparisons and the like; a text counts once per block.
+/// Most values that one evaluation can visit in comparisons and the like: about half a second.
 const WORK_LIMIT: usize = 64 * 1024 * 1024;
-/// Bytes of text that count as one value looked at.
+/// Extra cost of an object's member: the search by its key.
+const MEMBER: usize = 8;
+/// Bytes of text that cost as much as one value.
 const TEXT_BLOCK: usize = 64;
-/// Weight of a value beside its text.
+/// Size of a value without its text.
 const WEIGHT: usize = size_of::<Value>();
 
-/// What is left of the limits.
+/// The remainder of the limits.
 pub(super) struct Budget {
     bytes: Cell<usize>,
     work: Cell<usize>,
 }
 
-/// A limit is exhausted.
+/// An exhausted limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Exhausted {
-    /// Of the bytes made.
+    /// The limit on bytes allocated.
     Bytes,
-    /// Of the values looked at.
+    /// The limit on values visited.
     Work,
 }
 
@@ -37,14 +39,14 @@ impl Budget {
         Self { bytes: Cell::new(VALUE_LIMIT), work: Cell::new(WORK_LIMIT) }
     }
 
-    /// Takes `bytes` before they are made.
+    /// Charges `bytes` before they are allocated.
     pub(super) fn take(&self, bytes: usize) -> Result<(), Exhausted> {
         let left = self.bytes.get().checked_sub(bytes).ok_or(Exhausted::Bytes)?;
         self.bytes.set(left);
         Ok(())
     }
 
-    /// Takes what a copy of `value` weighs.
+    /// Charges the size of a copy of `value`.
     pub(super) fn take_value(&self, value: &Value) -> Result<(), Exhausted> {
         self.take(WEIGHT)?;
         match &value.data {
@@ -58,7 +60,7 @@ impl Budget {
         }
     }
 
-    /// Pays for one walk through `value`; tells whether it or anything inside is marked.
+    /// Charges one walk through `value`. Returns true if it or a value inside is marked.
     pub(super) fn look(&self, value: &Value) -> Result<bool, Exhausted> {
         self.work_on(1)?;
         let mut sensitive = value.sensitive;
@@ -71,6 +73,7 @@ impl Budget {
                 }
             }
             Data::Object(members) => {
+                self.work_on(members.len().saturating_mul(MEMBER))?;
                 for (key, member) in members {
                     self.work_on(key.len() / TEXT_BLOCK)?;
                     sensitive |= self.look(member)?;
@@ -80,6 +83,19 @@ impl Budget {
         Ok(sensitive)
     }
 
+    /// Charges the sorting of all objects in `value`, which ordered comparison needs.
+    pub(super) fn sort(&self, value: &Value) -> Result<(), Exhausted> {
+        match &value.data {
+            Data::Null | Data::Bool(_) | Data::Number(_) | Data::String(_) => Ok(()),
+            Data::Array(items) => items.iter().try_for_each(|item| self.sort(item)),
+            Data::Object(members) => {
+                let comparisons = members.len().saturating_mul(members.len().max(1).ilog2() as usize);
+                self.work_on(comparisons.saturating_mul(MEMBER))?;
+                members.values().try_for_each(|member| self.sort(member))
+            }
+        }
+    }
+
     fn work_on(&self, values: usize) -> Result<(), Exhausted> {
         let left = self.work.get().checked_sub(values).ok_or(Exhausted::Work)?;
         self.work.set(left);
@@ -87,7 +103,7 @@ impl Budget {
     }
 }
 
-/// Whether a value is nested at most `levels` deep; never looks deeper than that.
+/// True if a value nests at most `levels` deep. Never looks deeper than that.
 pub(super) fn fits_depth(value: &Value, levels: usize) -> bool {
     match &value.data {
         Data::Null | Data::Bool(_) | Data::Number(_) | Data::String(_) => true,

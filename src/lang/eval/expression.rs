@@ -18,11 +18,12 @@ use crate::lang::ast::{Access, Expression, ExpressionKind, Part};
 use crate::lang::convert::to_text;
 use crate::lang::diagnostic::{Class, Diagnostic, Position};
 use crate::lang::name;
-use crate::lang::value::{Data, Text, Value};
+use crate::lang::value::{Data, EvaluatedText, Value};
+use crate::model::text;
 
-/// Most names an error lists; of more, the most similar ones.
+/// Most names that an error lists. Beyond that it lists the most similar ones.
 const LISTED_NAMES: usize = 20;
-/// How many these are.
+/// Most of these similar names.
 const SIMILAR_NAMES: usize = 5;
 /// Most characters of an expression that an error shows.
 const SHOWN_TEXT: usize = 200;
@@ -32,7 +33,8 @@ pub(super) struct Evaluator<'s> {
     scope: &'s dyn Scope,
     file: &'s Arc<str>,
     budget: &'s Budget,
-    /// Left sides of `||` under way: what they do not find is forgiven, so nobody reads a help that costs a search.
+    /// Number of `||` whose left side is being evaluated. Errors of class not-found are forgiven there, so they skip
+    /// the costly search for similar names.
     forgiving: Cell<usize>,
 }
 
@@ -43,7 +45,7 @@ impl<'s> Evaluator<'s> {
         Self { scope, file, budget, forgiving: Cell::new(0) }
     }
 
-    /// The value of an expression, with the bounds of language.md §6.
+    /// Returns the value of an expression within the bounds of language.md §6.
     pub(super) fn value(&self, expression: &'s Expression) -> Result<Value> {
         let value = self.owned(expression)?;
         if fits_depth(&value, VALUE_DEPTH) {
@@ -53,9 +55,8 @@ impl<'s> Evaluator<'s> {
         }
     }
 
-    /// The text of all parts, joined.
-    pub(super) fn text(&self, parts: &'s [Part], at: Position) -> Result<Text> {
-        let mut joined = Text::default();
+    pub(super) fn text(&self, parts: &'s [Part], at: Position) -> Result<EvaluatedText> {
+        let mut joined = EvaluatedText::default();
         for part in parts {
             match part {
                 Part::Text(text) => {
@@ -73,7 +74,7 @@ impl<'s> Evaluator<'s> {
         Ok(joined)
     }
 
-    /// Text of a value, paid for before it is made.
+    /// Returns the text of a value. Charges the budget before the text is made.
     fn text_of<'v>(&self, value: &'v Value, at: Position) -> Result<Cow<'v, str>> {
         self.budget.take_value(value).map_err(|limit| self.exhausted(limit, at))?;
         Ok(match &value.data {
@@ -100,13 +101,13 @@ impl<'s> Evaluator<'s> {
         }
     }
 
-    /// The value of an operand; a function is none.
+    /// Returns the value of an operand. A function is an error.
     fn borrowed(&self, expression: &'s Expression) -> Result<Cow<'s, Value>> {
         let item = self.evaluate(expression)?;
         self.whole(item, expression.at)
     }
 
-    /// A whole value of its own, paid for.
+    /// Returns an owned value and charges the budget for it.
     fn owned(&self, expression: &'s Expression) -> Result<Value> {
         let value = self.borrowed(expression)?;
         self.budget.take_value(&value).map_err(|limit| self.exhausted(limit, expression.at))?;
@@ -141,14 +142,14 @@ impl<'s> Evaluator<'s> {
             let Value { data: Data::String(text), sensitive: marked } = self.owned(key)? else {
                 return Err(self.error(Class::Type, key.at, "an object key must be a string"));
             };
-            // A marked key can be seen only in the whole object.
+            // A marked key is visible only in the whole object, so the object is marked.
             sensitive |= marked;
             members.insert(text, self.owned(member)?);
         }
         Ok(Value { data: Data::Object(members), sensitive })
     }
 
-    /// Whether an error of the class not-found will be read by anybody.
+    /// True if an error of class not-found will be read.
     fn tells(&self) -> bool {
         self.forgiving.get() == 0
     }
@@ -163,12 +164,11 @@ impl<'s> Evaluator<'s> {
         if !self.tells() {
             return self.error(Class::NotFound, at, "");
         }
-        let message = format!("{}\"{}\" was not found", before(), name::shown(name));
+        let message = format!("{}\"{}\" was not found", before(), text::quote(name));
         let error = self.error(Class::NotFound, at, message);
         error.with_help(meant(name, &known()))
     }
 
-    /// Pays for one walk through a value; tells whether it or anything inside is marked.
     fn look(&self, value: &Value, at: Position) -> Result<bool> {
         self.budget.look(value).map_err(|limit| self.exhausted(limit, at))
     }
@@ -190,7 +190,7 @@ impl<'s> Evaluator<'s> {
     }
 }
 
-/// What may have been meant by `name`, which is not among `known`.
+/// Suggests a replacement for `name`, which is not among `known`.
 pub fn meant(name: &str, known: &[String]) -> String {
     match name::suggest(name, known.iter().map(String::as_str)) {
         Some(similar) => format!("did you mean \"{similar}\"?"),
@@ -198,7 +198,7 @@ pub fn meant(name: &str, known: &[String]) -> String {
     }
 }
 
-/// `known: a, b, …`; of very many those that are like `name`.
+/// Returns `known: a, b, …`; of very many names only those similar to `name`.
 fn list(name: Option<&str>, known: &[String]) -> String {
     if known.is_empty() {
         return "there are none".to_owned();
@@ -216,12 +216,12 @@ fn list(name: Option<&str>, known: &[String]) -> String {
     format!("known: {}", sorted.join(", "))
 }
 
-/// An access path as written, cut where it is too long for a message.
+/// Returns an access path as written, cut where it is too long for a message.
 pub fn render(root: &Expression, path: &[Access]) -> String {
     shown(&Path(root, path))
 }
 
-/// What is written, cut where it is too long for a message.
+/// Returns the printed form of `written`, cut where it is too long for a message.
 fn shown(written: &impl Display) -> String {
     let text = written.to_string();
     match text.char_indices().nth(SHOWN_TEXT) {

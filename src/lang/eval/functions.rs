@@ -5,7 +5,7 @@ use crate::lang::value::{Data, Value};
 
 use super::operators::is_truthy;
 
-/// A function.
+/// A function of the language.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Function {
     /// `str(v)`
@@ -17,10 +17,10 @@ pub enum Function {
 }
 
 impl Function {
-    /// Names of all.
+    /// Names of all functions.
     pub const NAMES: [&'static str; 3] = ["str", "num", "bool"];
 
-    /// The function of that name.
+    /// Returns the function named `name`.
     pub fn named(name: &str) -> Option<Self> {
         match name {
             "str" => Some(Self::Str),
@@ -30,7 +30,7 @@ impl Function {
         }
     }
 
-    /// Its name.
+    /// Returns the function's name.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Str => "str",
@@ -39,7 +39,7 @@ impl Function {
         }
     }
 
-    /// Its result, unmarked; an error is the text of a type error.
+    /// Returns the result, unmarked, or the message of a type error.
     pub(super) fn call(self, argument: &Value) -> Result<Data, String> {
         match (self, &argument.data) {
             (Self::Str, _) => Ok(Data::String(to_text(argument))),
@@ -53,7 +53,7 @@ impl Function {
     }
 }
 
-/// A number in the grammar of expressions with an optional sign.
+/// Parses a number in the grammar of expressions, with an optional sign.
 fn number(text: &str) -> Option<f64> {
     let magnitude = text.strip_prefix(['+', '-']).unwrap_or(text);
     let (mantissa, exponent) = match magnitude.split_once(['e', 'E']) {

@@ -1,4 +1,4 @@
-//! Operators on values (language.md §9.3). They know nothing of marks and places.
+//! Operators on values (language.md §9.3). They ignore marks and places.
 
 use std::cmp::Ordering;
 
@@ -8,7 +8,7 @@ use crate::lang::ast::BinaryOperator;
 use crate::lang::diagnostic::Class;
 use crate::lang::value::{Data, Value};
 
-/// Whether a value counts as true: all but `false`, null, `0`, `""`, `[]` and `{}`.
+/// True for every value except `false`, null, `0`, `""`, `[]` and `{}`.
 pub(super) fn is_truthy(data: &Data) -> bool {
     match data {
         Data::Null => false,
@@ -20,12 +20,18 @@ pub(super) fn is_truthy(data: &Data) -> bool {
     }
 }
 
-/// Deep equality; marks and order of keys do not matter, different types are unequal.
+/// Compares deeply. Marks and the order of keys do not matter; different types are unequal.
 pub(super) fn equal(left: &Value, right: &Value) -> bool {
-    compare(left, right) == Ordering::Equal
+    match (&left.data, &right.data) {
+        (Data::Array(a), Data::Array(b)) => a.len() == b.len() && a.iter().zip(b).all(|(x, y)| equal(x, y)),
+        (Data::Object(a), Data::Object(b)) => {
+            a.len() == b.len() && a.iter().all(|(key, x)| b.get(key).is_some_and(|y| equal(x, y)))
+        }
+        _ => compare(left, right) == Ordering::Equal,
+    }
 }
 
-/// Order of all values: by type, then within the type.
+/// Orders all values: by type, then within the type.
 pub(super) fn compare(left: &Value, right: &Value) -> Ordering {
     match (&left.data, &right.data) {
         (Data::Bool(a), Data::Bool(b)) => a.cmp(b),
@@ -72,7 +78,6 @@ const fn rank(data: &Data) -> u8 {
     }
 }
 
-/// Arithmetic on two numbers.
 pub(super) fn arithmetic(
     operator: BinaryOperator,
     left: f64,
@@ -100,9 +105,9 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::lang::convert::json::{Room, parse};
+    use crate::lang::convert::json::{MemoryBudget, parse};
     use crate::lang::convert::to_json;
-    use crate::lang::value::Text;
+    use crate::lang::value::EvaluatedText;
 
     const ARITHMETIC: [BinaryOperator; 5] = [
         BinaryOperator::Add,
@@ -112,7 +117,7 @@ mod tests {
         BinaryOperator::Remainder,
     ];
 
-    /// Values of every type, many of them equal or alike.
+    /// Values of every type, many of them equal or similar.
     fn value_strategy() -> impl Strategy<Value = Value> {
         let number = prop_oneof![Just(-0.0), Just(0.0), -2.0..2.0, any::<i8>().prop_map(f64::from)];
         let leaf = prop_oneof![
@@ -132,7 +137,7 @@ mod tests {
         })
     }
 
-    /// The same without marks and with the members of objects in another order.
+    /// Returns the value without marks and with the members of objects in another order.
     fn rearranged(value: &Value) -> Value {
         Value::plain(match &value.data {
             Data::Array(items) => Data::Array(items.iter().map(rearranged).collect()),
@@ -168,13 +173,13 @@ mod tests {
 
         #[test]
         fn a_value_that_goes_through_json_or_text_comes_back_the_same(a in value_strategy()) {
-            let back = |json: &str| parse(json, &Room::new(1 << 20)).unwrap();
+            let back = |json: &str| parse(json, &MemoryBudget::new(1 << 20)).unwrap();
             prop_assert!(equal(&back(&to_json(&a).to_string()), &a));
             let text = crate::lang::convert::to_text(&Value::plain(Data::Array(vec![a.clone()])));
             prop_assert!(equal(&back(&text), &Value::plain(Data::Array(vec![a.clone()]))));
             let stored = postcard::to_allocvec(&a).unwrap();
             prop_assert!(postcard::from_bytes::<Value>(&stored).unwrap() == a, "marks are kept in records");
-            let text = Text { text, sensitive: a.sensitive };
+            let text = EvaluatedText { text, sensitive: a.sensitive };
             prop_assert_eq!(Value::from(text).sensitive, a.sensitive);
         }
 

@@ -1,4 +1,4 @@
-//! What an expression can see: the names of language.md §10, built only as far as they are asked for.
+//! Names that an expression can see (language.md §10). Their values are built only on demand.
 
 use std::borrow::Cow;
 use std::cell::Cell;
@@ -14,12 +14,12 @@ use crate::lang::value::{Data, Value};
 /// Outputs of the finished steps of one `run` list, by name of the step.
 pub type Steps = IndexMap<String, IndexMap<String, Value>>;
 
-/// Names an expression can use.
+/// Source of the names that an expression can use.
 pub trait Scope {
-    /// What stands behind a name.
+    /// Returns the item with this name.
     fn lookup(&self, name: &str) -> Option<Item<'_>>;
 
-    /// All names, for messages.
+    /// Returns all names, for messages.
     fn names(&self) -> Vec<String>;
 }
 
@@ -31,7 +31,7 @@ pub struct Context<'a> {
     pub vars: &'a IndexMap<String, Value>,
     /// `inputs` of the current function.
     pub inputs: &'a IndexMap<String, Value>,
-    /// `steps`: earlier ones of the same list.
+    /// `steps`: earlier steps of the same list.
     pub steps: &'a Steps,
     /// `func_dir` and `step_dir`.
     pub func_dir: &'a str,
@@ -41,7 +41,7 @@ pub struct Context<'a> {
     pub output_file: &'a str,
     /// `export_file` of the current invocation.
     pub export_file: &'a str,
-    /// Set when `output_file` or `export_file` was used; the files are made only then.
+    /// Set when `output_file` or `export_file` was used. The files are created only then.
     pub files_used: Cell<bool>,
 }
 
@@ -82,7 +82,7 @@ impl Scope for Context<'_> {
     }
 }
 
-/// Free names.
+/// A scope of arbitrary names.
 impl Scope for IndexMap<String, Value> {
     fn lookup(&self, name: &str) -> Option<Item<'_>> {
         self.get(name).map(|value| Item::Value(Cow::Borrowed(value)))
@@ -93,7 +93,7 @@ impl Scope for IndexMap<String, Value> {
     }
 }
 
-/// A value, or an object that is built only if it is needed whole.
+/// A value, or an object that is built only if it is needed as a whole.
 #[derive(Clone)]
 pub enum Item<'a> {
     /// A value.
@@ -110,17 +110,17 @@ pub enum Item<'a> {
     Function(Function),
 }
 
-/// Why an object has no such member.
+/// Reason why an item has no such member.
 pub(super) enum NoMember {
-    /// There is no such key; these are.
+    /// The object has no such key. Holds the keys it has.
     Missing(Vec<String>),
-    /// It is no object, but this.
+    /// The item is not an object. Holds the name of its type.
     NotAnObject(&'static str),
 }
 
 impl<'a> Item<'a> {
-    /// A member of an object. The member of a wholly marked object is marked. `tell`: an error lists the names there
-    /// are, which costs as much as there are names.
+    /// Returns a member of an object. A member of a marked object is marked too. If `tell` is true, an error lists the
+    /// existing names, at a cost proportional to their number.
     pub(super) fn member(self, key: &str, tell: bool) -> Result<Self, NoMember> {
         match self {
             Item::Map(members) => match members.get(key) {
@@ -154,7 +154,7 @@ impl<'a> Item<'a> {
         }
     }
 
-    /// The same, marked if `sensitive`.
+    /// Marks the item if `sensitive`. An object that is not built stays unmarked.
     pub(super) fn marked(self, sensitive: bool) -> Self {
         match self {
             Item::Value(value) if sensitive && !value.sensitive => {
@@ -166,7 +166,7 @@ impl<'a> Item<'a> {
         }
     }
 
-    /// Whether it counts as true, and whether it is marked.
+    /// Returns two flags: the item counts as true, and it or a value inside is marked.
     pub(super) fn truth(&self, budget: &Budget) -> Result<(bool, bool), Exhausted> {
         let marked = |members: &IndexMap<String, Value>| {
             members.values().try_fold(false, |marked, member| Ok(budget.look(member)? || marked))
@@ -187,7 +187,7 @@ impl<'a> Item<'a> {
         })
     }
 
-    /// The value; objects are built. `None` for a function, which is no value.
+    /// Returns the value and builds objects. Returns `None` for a function, which is not a value.
     pub(super) fn into_value(self) -> Option<Cow<'a, Value>> {
         let object = |members| Some(Cow::Owned(Value::plain(Data::Object(members))));
         match self {

@@ -21,7 +21,7 @@ fn number(number: f64) -> Value {
     Value::plain(Data::Number(number))
 }
 
-/// `secret`, `plain`, and `mixed` with one member of each.
+/// Returns `secret`, `plain`, and `mixed` with one member of each.
 fn names() -> IndexMap<String, Value> {
     let mixed = IndexMap::from([
         ("secret".to_owned(), secret(Value::text("s"))),
@@ -168,6 +168,28 @@ fn fault_67_looking_at_values_is_paid_for() {
 }
 
 #[test]
+fn fault_76_comparing_wide_objects_is_paid_for() {
+    let wide = || {
+        let members = (0..20_000).map(|n| (format!("key-{n}"), number(f64::from(n))));
+        Value::plain(Data::Object(members.collect()))
+    };
+    // A value taken out of a marked one is marked too, which copies it.
+    let outer = Data::Object(IndexMap::from([("o".to_owned(), wide())]));
+    let marked = Value { data: outer, sensitive: true };
+    let names = [("a", wide()), ("b", wide()), ("s", marked)].map(|(name, value)| (name.to_owned(), value));
+    let names = IndexMap::from(names);
+    for (first, more) in
+        [("a == b", " && a == b"), ("!(a < b)", " && !(a < b)"), ("s.o['key-1']", " + s.o['key-1']")]
+    {
+        let text = format!("${{{{ {first}{} }}}}", more.repeat(999));
+        let error = evaluate_native(&template(&text), &names).err();
+        assert_eq!(error.map(|error| error.class), Some(Class::Limit), "{first}");
+    }
+    let once = evaluate_native(&template("${{ a == b && !(a < b) && s.o['key-1'] == 1 }}"), &names).unwrap();
+    assert!(matches!(once.data, Data::Bool(true)));
+}
+
+#[test]
 fn what_is_forgiven_costs_no_search_for_the_name_that_was_meant() {
     let members = (0..200_000).map(|n| (format!("a_rather_long_name_of_a_member_{n}"), number(1.0)));
     let names = IndexMap::from([("o".to_owned(), Value::plain(Data::Object(members.collect())))]);
@@ -187,8 +209,7 @@ fn fault_67_the_values_of_one_step_share_one_limit() {
     assert_eq!(evaluate_texts(&texts, &names).unwrap_err().class, Class::Limit);
 }
 
-/// Runs `work` on the stack that threads of the daemon have. Without optimisation frames are some five times as large as
-/// in the program that is released.
+/// Runs `work` on a stack as small as the daemon's. Unoptimised frames are about five times as large as released ones.
 fn on_a_small_stack(work: impl FnOnce() + Send + 'static) {
     let thread = std::thread::Builder::new().stack_size(2 * 1024 * 1024);
     thread.spawn(work).unwrap().join().unwrap();

@@ -1,12 +1,11 @@
-//! Tokens of expressions. Strings are only announced: their content is read by [`super::string`], since a
-//! double-quoted one may hold expressions.
+//! Tokens of expressions. A string yields only its opening quote: [`super::string`] reads its content, because a
+//! double-quoted string can hold expressions.
 
 use super::{EXPRESSION_LIMIT, ParseError};
 
-/// A token.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Token<'t> {
-    /// Name, keyword or member.
+    /// A name, keyword or member.
     Word(&'t str),
     /// A finite number.
     Number(f64),
@@ -14,26 +13,26 @@ pub(super) enum Token<'t> {
     SingleQuote,
     /// Start of a double-quoted string.
     DoubleQuote,
-    /// Operator or bracket.
+    /// An operator or bracket.
     Sign(&'static str),
-    /// `}}` where no brace is open.
+    /// `}}` outside of open braces.
     Close,
     /// End of the text.
     End,
 }
 
-/// Operators and brackets; longer ones first.
+/// Operators and brackets. Longer ones come first.
 const SIGNS: [&str; 23] = [
     "||", "&&", "==", "!=", "<=", ">=", "(", ")", "[", "]", "{", "}", ",", ":", ".", "+", "-", "*", "/", "%",
     "!", "<", ">",
 ];
 
-/// Reads tokens of a text from an offset on.
+/// Reads the tokens of a text from an offset on.
 pub(super) struct Lexer<'t> {
     text: &'t str,
-    /// Where the outermost expression starts, for its limit.
+    /// Start of the outermost expression. The length limit counts from here.
     start: usize,
-    /// Offset of what has not been read.
+    /// Offset of the unread rest.
     pub(super) offset: usize,
 }
 
@@ -42,12 +41,10 @@ impl<'t> Lexer<'t> {
         Self { text, start, offset: start }
     }
 
-    /// What has not been read.
     pub(super) fn rest(&self) -> &'t str {
         self.text.get(self.offset..).unwrap_or_default()
     }
 
-    /// The next character and its offset.
     pub(super) fn bump(&mut self) -> Result<Option<char>, ParseError> {
         let Some(character) = self.rest().chars().next() else { return Ok(None) };
         self.offset += character.len_utf8();
@@ -55,7 +52,7 @@ impl<'t> Lexer<'t> {
         Ok(Some(character))
     }
 
-    /// Skips a text known to stand here.
+    /// Skips `length` bytes, which the caller has matched.
     pub(super) fn skip(&mut self, length: usize) -> Result<(), ParseError> {
         self.offset += length;
         self.check_length()
@@ -74,8 +71,8 @@ impl<'t> Lexer<'t> {
         self.skip(space)
     }
 
-    /// The next token and its offset. A quote is consumed, its string is not. `in_braces`: a `}` closes a brace of the
-    /// expression, so that `}}` is two of them.
+    /// Returns the next token and its offset. Takes a quote but not its string. If `in_braces` is true, a `}` closes a
+    /// brace of the expression, so `}}` is two tokens.
     pub(super) fn token(&mut self, in_braces: bool) -> Result<(Token<'t>, usize), ParseError> {
         self.skip_space()?;
         let at = self.offset;
@@ -122,12 +119,12 @@ fn unexpected(character: char, at: usize) -> ParseError {
     ParseError::new(at, format!("unexpected character \"{}\"{help}", character.escape_debug()))
 }
 
-/// Letters, "_" and digits of any script.
+/// True for letters, digits and "_" of any script.
 fn is_word(character: char) -> bool {
     character.is_alphanumeric() || character == '_'
 }
 
-/// Length of `digits [. digits] [e [+-] digits]` at the start of a text.
+/// Returns the length of `digits [. digits] [e [+-] digits]` at the start of a text.
 fn number_length(text: &str) -> usize {
     let bytes = text.as_bytes();
     let digits_from = |start: usize| {

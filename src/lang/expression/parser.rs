@@ -1,5 +1,5 @@
-//! Precedence parser of expressions. Chains of operators of one level become one node, so only brackets and
-//! interpolations nest, and they are counted.
+//! Precedence parser of expressions. A chain of operators of one level becomes one node. So only brackets and
+//! interpolations nest, and the parser counts them.
 
 use super::lexer::{Lexer, Token};
 use super::string::{self, Piece};
@@ -11,11 +11,11 @@ use crate::lang::yaml::places::Places;
 
 type Result<T> = std::result::Result<T, ParseError>;
 
-/// Operators of one level whose last operand is still to come.
+/// Operators of one level whose last operand is still missing.
 struct Chain {
     first: Expression,
     rest: Vec<(BinaryOperator, Expression)>,
-    /// The one before the next operand.
+    /// The operator before the next operand.
     operator: BinaryOperator,
 }
 
@@ -35,10 +35,10 @@ pub(super) struct Parser<'t, 'p> {
     text: &'t str,
     places: &'p Places,
     lexer: Lexer<'t>,
-    /// The next token and its offset, if it has been looked at.
+    /// The next token and its offset, once peeked.
     peeked: Option<(Token<'t>, usize)>,
     depth: usize,
-    /// Open braces of the innermost template: inside them `}` closes an object.
+    /// Open braces in the innermost template. Inside them `}` closes an object.
     braces: usize,
 }
 
@@ -47,12 +47,11 @@ impl<'t, 'p> Parser<'t, 'p> {
         Self { text, places, lexer: Lexer::new(text, start), peeked: None, depth: 0, braces: 0 }
     }
 
-    /// Whether the next token is the end of the text.
     pub(super) fn reached_end(&self) -> bool {
         matches!(self.peeked, Some((Token::End, _)))
     }
 
-    /// An expression and `}}`; gives also the offset after it.
+    /// Parses an expression and its `}}`. Also returns the offset after it.
     pub(super) fn embedded(&mut self) -> Result<(Expression, usize)> {
         if self.peek()? == Token::Close {
             return Err(self.error_here("empty expression"));
@@ -67,7 +66,7 @@ impl<'t, 'p> Parser<'t, 'p> {
         }
     }
 
-    /// An expression and the end of the text.
+    /// Parses an expression up to the end of the text.
     pub(super) fn whole(&mut self) -> Result<Expression> {
         let expression = self.expression()?;
         match self.peek()? {
@@ -76,14 +75,14 @@ impl<'t, 'p> Parser<'t, 'p> {
         }
     }
 
-    /// Operands joined by operators. Not recursive but for brackets: the stack of a thread must do for the deepest.
+    /// Parses operands joined by operators. Recurses only for brackets, to spare the thread's stack.
     fn expression(&mut self) -> Result<Expression> {
         let mut open: Vec<Chain> = Vec::new();
         let mut operand = self.unary()?;
         loop {
             let next = self.operator()?;
             let level = next.map_or(0, BinaryOperator::level);
-            // What binds stronger than what comes is whole.
+            // Chains that bind more strongly than the next operator are complete.
             while let Some(chain) = open.pop_if(|chain| chain.operator.level() > level) {
                 operand = chain.close(operand);
             }
@@ -97,7 +96,6 @@ impl<'t, 'p> Parser<'t, 'p> {
         }
     }
 
-    /// The operator that comes next.
     fn operator(&mut self) -> Result<Option<BinaryOperator>> {
         use BinaryOperator as Op;
         let Token::Sign(sign) = self.peek()? else { return Ok(None) };
@@ -213,7 +211,7 @@ impl<'t, 'p> Parser<'t, 'p> {
         Ok(Expression { kind, at })
     }
 
-    /// A double-quoted string: a literal, or text with expressions.
+    /// Parses a double-quoted string: a literal, or text with expressions.
     fn double(&mut self) -> Result<ExpressionKind> {
         let open = self.advance();
         let mut parts = Vec::new();
@@ -237,7 +235,7 @@ impl<'t, 'p> Parser<'t, 'p> {
         Ok(ExpressionKind::Interpolation(parts))
     }
 
-    /// Expressions separated by commas up to `close`, whose opening bracket has been read.
+    /// Parses expressions separated by commas up to `close`. Its opening bracket has been read.
     fn list(&mut self, close: &'static str, trailing_comma: bool) -> Result<Vec<Expression>> {
         let mut items = Vec::new();
         if self.accept(close)? {
@@ -256,7 +254,7 @@ impl<'t, 'p> Parser<'t, 'p> {
         }
     }
 
-    /// Pairs up to `}`.
+    /// Parses pairs up to `}`.
     fn object(&mut self) -> Result<ExpressionKind> {
         self.braces += 1;
         let mut pairs = Vec::new();
@@ -268,7 +266,7 @@ impl<'t, 'p> Parser<'t, 'p> {
                 break;
             }
         }
-        // The token after the brace is no longer inside it.
+        // Peek before leaving the braces: the token after this one is outside of them.
         if self.peek()? != Token::Sign("}") {
             return Err(self.unexpected("\",\" or \"}\""));
         }
@@ -277,7 +275,7 @@ impl<'t, 'p> Parser<'t, 'p> {
         Ok(ExpressionKind::Object(pairs))
     }
 
-    /// A bare word directly before ":" is the key's text, reserved or not.
+    /// Parses a key. A bare word directly before ":" is the key's text, even if it is reserved.
     fn key(&mut self) -> Result<Expression> {
         if let Token::Word(word) = self.peek()? {
             let mut ahead = Lexer::new(self.text, self.lexer.offset);
@@ -290,7 +288,7 @@ impl<'t, 'p> Parser<'t, 'p> {
         self.expression()
     }
 
-    /// Reads an opening bracket and what is inside.
+    /// Reads an opening bracket and its content.
     fn nested<T>(&mut self, inside: impl FnOnce(&mut Self) -> Result<T>) -> Result<T> {
         let open = self.peek_with_offset()?.1;
         self.enter(open)?;
@@ -321,12 +319,11 @@ impl<'t, 'p> Parser<'t, 'p> {
         Ok(self.peek_with_offset()?.0)
     }
 
-    /// Takes the token that was looked at; gives its offset.
+    /// Takes the peeked token and returns its offset.
     fn advance(&mut self) -> usize {
         self.peeked.take().map_or(self.lexer.offset, |(_, offset)| offset)
     }
 
-    /// Place of the next token.
     fn here(&mut self) -> Result<Position> {
         let offset = self.peek_with_offset()?.1;
         Ok(self.places.at(self.text, offset))

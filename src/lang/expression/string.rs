@@ -9,14 +9,14 @@ pub(super) fn single(lexer: &mut Lexer<'_>, open: usize) -> Result<String, Parse
     loop {
         match lexer.bump()?.ok_or_else(|| not_closed(open))? {
             '\'' => return Ok(text),
-            // Before anything else a backslash is a backslash.
+            // A backslash before any other character is a plain backslash.
             '\\' if lexer.rest().starts_with(['\\', '\'']) => text.extend(lexer.bump()?),
             other => text.push(other),
         }
     }
 }
 
-/// What ended a piece of a double-quoted string.
+/// End of a piece of a double-quoted string.
 pub(super) enum Piece {
     /// The closing quote.
     End,
@@ -35,7 +35,7 @@ pub(super) fn double(lexer: &mut Lexer<'_>, open: usize, text: &mut String) -> R
         match lexer.bump()?.ok_or_else(|| not_closed(open))? {
             '"' => return Ok(Piece::End),
             '\\' => {
-                // "\$" stands for "$", so what follows it cannot open an expression.
+                // "\$" stands for "$", so the text after it cannot open an expression.
                 let escaped = lexer.bump()?.ok_or_else(|| not_closed(open))?;
                 if escaped == '$' && lexer.rest().starts_with("{{") {
                     lexer.skip(2)?;
@@ -66,7 +66,7 @@ fn escape(lexer: &mut Lexer<'_>, escaped: char, at: usize) -> Result<char, Parse
     })
 }
 
-/// `\uXXXX`, or a pair of them for one character.
+/// Reads the digits of `\uXXXX`, or of a surrogate pair of two such escapes.
 fn unicode(lexer: &mut Lexer<'_>, at: usize) -> Result<char, ParseError> {
     let high = hex(lexer, at)?;
     let code = if (0xd800..0xdc00).contains(&high) {

@@ -1,29 +1,30 @@
-//! From parser events to trees. Iterative, so that no nesting of the text can exhaust the stack.
+//! Builds trees from parser events. Works without recursion, so nested text cannot exhaust the stack.
 
 use std::collections::{HashMap, HashSet};
 
 use granit_parser::{Event, Parser, ScalarStyle, ScanError, Span, StrInput, Tag as RawTag};
 
 use super::{
-    DEPTH_LIMIT, Entry, Key, Node, NodeKind, Scalar, Source, Style, Tag, position, scalar, syntax_error,
+    DEPTH_LIMIT, NodeKind, Scalar, Source, Style, Tag, YamlEntry, YamlKey, YamlNode, position, scalar,
+    syntax_error,
 };
 use crate::lang::diagnostic::{Class, Diagnostic, Position};
-use crate::lang::name;
+use crate::model::text;
 
-/// Weight of all nodes of a document, those that aliases copy included: neither a short text that unfolds nor a long
-/// one of many small values may take more memory than this comes to.
+/// Largest weight of all nodes of a document, copies by aliases included. It bounds the memory for a short text that
+/// unfolds and for a long one of many small values.
 const WEIGHT_LIMIT: usize = 64 * 1024 * 1024;
-/// Weight of a node beside its text, with all that is made of it later.
+/// Weight of a node without its text. It includes everything made from the node later.
 const NODE_WEIGHT: usize = 256;
-/// Most findings of one document; who has so many has another kind of file.
+/// Most errors kept of one text, over all its documents.
 const FINDINGS_LIMIT: usize = 1_000;
 
-/// The next document; `None` at the end of the text. An error ends the document, a diagnostic does not.
+/// Reads the next document; `None` at the end of the text. An `Err` ends the document, a diagnostic does not.
 pub(super) fn document<'t>(
     parser: &mut Parser<'t, StrInput<'t>>,
     source: &Source<'_>,
     diagnostics: &mut Vec<Diagnostic>,
-) -> Result<Option<Node>, Diagnostic> {
+) -> Result<Option<YamlNode>, Diagnostic> {
     let mut builder =
         Builder { source, diagnostics, stack: Vec::new(), root: None, anchors: HashMap::new(), weight: 0 };
     while let Some(event) = parser.next_event() {
@@ -37,7 +38,7 @@ pub(super) fn document<'t>(
     Ok(None)
 }
 
-/// Where the next document begins, if there is one that holds something. What is wrong with it is nobody's business.
+/// Returns the start of the next document if it is not empty. Errors in it are ignored.
 pub(super) fn next_start<'t>(parser: &mut Parser<'t, StrInput<'t>>) -> Option<Position> {
     let mut start = None;
     loop {
@@ -51,25 +52,34 @@ pub(super) fn next_start<'t>(parser: &mut Parser<'t, StrInput<'t>>) -> Option<Po
     }
 }
 
-/// An open collection.
 enum Open {
-    Sequence { at: Position, anchor: usize, items: Vec<Node> },
-    Mapping { at: Position, anchor: usize, entries: Vec<Entry>, lines: HashMap<String, u32>, key: Pending },
+    Sequence {
+        at: Position,
+        anchor: usize,
+        items: Vec<YamlNode>,
+    },
+    Mapping {
+        at: Position,
+        anchor: usize,
+        entries: Vec<YamlEntry>,
+        lines: HashMap<String, u32>,
+        key: Pending,
+    },
 }
 
-/// What an open mapping waits for.
+/// The item that an open mapping expects next.
 enum Pending {
     /// A key.
     Key,
     /// The value of this key.
-    Value(Key),
-    /// The value of a key that was refused; it is dropped.
+    Value(YamlKey),
+    /// The value of a refused key. It is dropped.
     Dropped,
 }
 
-/// A node that aliases may name.
+/// A node that aliases can name.
 struct Anchor {
-    node: Node,
+    node: YamlNode,
     weight: usize,
     height: usize,
 }
@@ -78,7 +88,7 @@ struct Builder<'s, 't> {
     source: &'s Source<'t>,
     diagnostics: &'s mut Vec<Diagnostic>,
     stack: Vec<Open>,
-    root: Option<Node>,
+    root: Option<YamlNode>,
     anchors: HashMap<usize, Anchor>,
     weight: usize,
 }
@@ -91,7 +101,7 @@ impl Builder<'_, '_> {
                 let tag = tag.and_then(|tag| self.scalar_tag(&tag, &text, at));
                 let raw = span.byte_range().unwrap_or_default();
                 let scalar = Scalar { text: text.into_owned(), style: style_of(style), tag, raw };
-                self.complete(Node { at, kind: NodeKind::Scalar(scalar) }, anchor)
+                self.complete(YamlNode { at, kind: NodeKind::Scalar(scalar) }, anchor)
             }
             Event::SequenceStart(_, anchor, tag) => {
                 self.collection_tag(tag.as_deref(), "seq", at);
@@ -122,11 +132,11 @@ impl Builder<'_, '_> {
     fn close(&mut self) -> Result<(), Diagnostic> {
         match self.stack.pop() {
             Some(Open::Sequence { at, anchor, items }) => {
-                self.complete(Node { at, kind: NodeKind::Sequence(items) }, anchor)
+                self.complete(YamlNode { at, kind: NodeKind::Sequence(items) }, anchor)
             }
             Some(Open::Mapping { at, anchor, entries, .. }) => {
                 let entries = self.merge(entries)?;
-                self.complete(Node { at, kind: NodeKind::Mapping(entries) }, anchor)
+                self.complete(YamlNode { at, kind: NodeKind::Mapping(entries) }, anchor)
             }
             None => Ok(()),
         }
@@ -145,9 +155,9 @@ impl Builder<'_, '_> {
         self.complete(node, 0)
     }
 
-    /// A node is whole: it is remembered if it has an anchor, and joins what is open.
-    fn complete(&mut self, node: Node, anchor: usize) -> Result<(), Diagnostic> {
-        // What is inside has been weighed.
+    /// Finishes a node: remembers it if it has an anchor, and adds it to the open collection.
+    fn complete(&mut self, node: YamlNode, anchor: usize) -> Result<(), Diagnostic> {
+        // The nodes inside have been weighed already.
         self.weigh(own_weight(&node), node.at)?;
         if anchor != 0 {
             let (weight, height) = measure(&node);
@@ -165,7 +175,7 @@ impl Builder<'_, '_> {
             }
             Some(Open::Mapping { entries, lines, key, .. }) => match std::mem::replace(key, Pending::Key) {
                 Pending::Value(name) => {
-                    entries.push(Entry { key: name, value: node });
+                    entries.push(YamlEntry { key: name, value: node });
                     None
                 }
                 Pending::Dropped => None,
@@ -189,13 +199,13 @@ impl Builder<'_, '_> {
         Ok(())
     }
 
-    /// Replaces `<<` by the entries of the mappings it names; written entries win, then earlier mappings.
-    fn merge(&mut self, entries: Vec<Entry>) -> Result<Vec<Entry>, Diagnostic> {
-        let is_merge = |entry: &Entry| entry.key.text == "<<" && entry.key.style == Style::Plain;
+    /// Replaces `<<` by the entries of the mappings it names. Written entries win, then those of earlier mappings.
+    fn merge(&mut self, entries: Vec<YamlEntry>) -> Result<Vec<YamlEntry>, Diagnostic> {
+        let is_merge = |entry: &YamlEntry| entry.key.text == "<<" && entry.key.style == Style::Plain;
         if !entries.iter().any(is_merge) {
             return Ok(entries);
         }
-        let (merged, mut own): (Vec<Entry>, Vec<Entry>) = entries.into_iter().partition(is_merge);
+        let (merged, mut own): (Vec<YamlEntry>, Vec<YamlEntry>) = entries.into_iter().partition(is_merge);
         let mut present: HashSet<String> = own.iter().map(|entry| entry.key.text.clone()).collect();
         for entry in merged {
             let at = entry.value.at;
@@ -247,7 +257,7 @@ impl Builder<'_, '_> {
     }
 
     fn unknown_tag(&mut self, tag: &RawTag, at: Position) {
-        let message = format!("tag \"{}\" is not supported here", name::shown(&tag.original()));
+        let message = format!("tag \"{}\" is not supported here", text::quote(&tag.original()));
         let error = self.error(Class::Yaml, at, message);
         self.report(error);
     }
@@ -258,7 +268,7 @@ impl Builder<'_, '_> {
         }
     }
 
-    /// Pays for nodes about to be kept.
+    /// Charges the weight of nodes before they are kept.
     fn weigh(&mut self, weight: usize, at: Position) -> Result<(), Diagnostic> {
         self.weight = self.weight.saturating_add(weight);
         if self.weight > WEIGHT_LIMIT {
@@ -277,7 +287,7 @@ impl Builder<'_, '_> {
         Diagnostic::error(class, &self.source.file, at, message).with_path(self.path())
     }
 
-    /// Path of what is open, such as `run[2].inputs`.
+    /// Returns the path of the open collections, such as `run[2].inputs`.
     fn path(&self) -> String {
         let mut path = String::new();
         for open in &self.stack {
@@ -291,7 +301,7 @@ impl Builder<'_, '_> {
                     if !path.is_empty() {
                         path.push('.');
                     }
-                    path.push_str(&name::shown(&key.text));
+                    path.push_str(&text::quote(&key.text));
                 }
                 Open::Mapping { .. } => {}
             }
@@ -300,7 +310,6 @@ impl Builder<'_, '_> {
     }
 }
 
-/// Why a node cannot be a key.
 struct Refused {
     at: Position,
     class: Class,
@@ -308,22 +317,22 @@ struct Refused {
     help: Option<&'static str>,
 }
 
-/// A node in the place of a key; `lines` are those of the keys before it.
-fn accept_key(node: Node, lines: &mut HashMap<String, u32>) -> Result<Key, Refused> {
+/// Accepts a node as a key. `lines` holds the lines of the keys before it.
+fn accept_key(node: YamlNode, lines: &mut HashMap<String, u32>) -> Result<YamlKey, Refused> {
     let at = node.at;
     let refuse = |class, message, help| Err(Refused { at, class, message, help });
     match node.kind {
         NodeKind::Scalar(key) if scalar::resolve(&key) == scalar::Resolved::Text => {
             if let Some(line) = lines.get(&key.text) {
                 let message =
-                    format!("mapping key \"{}\" already defined at line {line}", name::shown(&key.text));
+                    format!("mapping key \"{}\" already defined at line {line}", text::quote(&key.text));
                 return refuse(Class::Yaml, message, None);
             }
             lines.insert(key.text.clone(), at.line);
-            Ok(Key { text: key.text, at, style: key.style, raw: key.raw })
+            Ok(YamlKey { text: key.text, at, style: key.style, raw: key.raw })
         }
         NodeKind::Scalar(key) => {
-            let message = format!("mapping keys must be strings: \"{}\" is not", name::shown(&key.text));
+            let message = format!("mapping keys must be strings: \"{}\" is not", text::quote(&key.text));
             refuse(Class::Schema, message, Some("quote it"))
         }
         NodeKind::Sequence(_) | NodeKind::Mapping(_) => {
@@ -332,16 +341,16 @@ fn accept_key(node: Node, lines: &mut HashMap<String, u32>) -> Result<Key, Refus
     }
 }
 
-/// Weight of a node without what is inside.
-fn own_weight(node: &Node) -> usize {
+/// Returns the weight of a node without the nodes inside.
+fn own_weight(node: &YamlNode) -> usize {
     match &node.kind {
         NodeKind::Scalar(scalar) => NODE_WEIGHT + scalar.text.len(),
         NodeKind::Sequence(_) | NodeKind::Mapping(_) => NODE_WEIGHT,
     }
 }
 
-/// Weight and height of a tree; recursive, which the depth limit allows.
-fn measure(node: &Node) -> (usize, usize) {
+/// Returns weight and height of a tree. The depth limit makes recursion safe.
+fn measure(node: &YamlNode) -> (usize, usize) {
     let join = |(weight, height): (usize, usize), (child_weight, child_height): (usize, usize)| {
         (weight + child_weight, height.max(child_height + 1))
     };

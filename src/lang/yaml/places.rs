@@ -1,22 +1,22 @@
-//! From a place in a scalar's text to the place in the file, through escapes, folding and indentation.
+//! Maps a place in a scalar's text to its place in the file, through escapes, folding and indentation.
 
 use std::ops::Range;
 
 use super::{Source, Style};
 use crate::lang::diagnostic::Position;
 
-/// A run is cut after this many characters, so that looking a place up never reads much.
+/// Longest run in characters. A lookup reads at most one run.
 const RUN_LENGTH: usize = 64;
 
 /// Places of the characters of one scalar.
 #[derive(Debug)]
 pub struct Places {
-    /// Byte offset in the text where a run starts, and its place in the file; within a run columns count up.
+    /// Byte offset in the text at which each run starts, and its place in the file. Columns count up within a run.
     runs: Vec<(usize, Position)>,
 }
 
 impl Places {
-    /// All characters of `text` follow each other on one line from `at` on.
+    /// Makes places for a `text` that the file holds verbatim from `at` on.
     pub fn inline(text: &str, at: Position) -> Self {
         let mut places = Self { runs: Vec::new() };
         let mut cursor = at;
@@ -30,8 +30,8 @@ impl Places {
         places
     }
 
-    /// Places of the text of a scalar that starts at `at` and is written as the bytes `raw`. Where text and source
-    /// do not agree, the scalar's own place stands for the rest.
+    /// Makes places for the text of a scalar that starts at `at` and is written as the bytes `raw`. From the first
+    /// difference between text and source on, columns count up from the scalar's own place.
     pub fn of_scalar(
         source: &Source<'_>,
         raw: &Range<usize>,
@@ -60,7 +60,7 @@ impl Places {
         places
     }
 
-    /// The place of the character at a byte offset of `text`, the text this was made from.
+    /// Returns the place of the character at a byte offset of `text`, from which this was made.
     pub fn at(&self, text: &str, offset: usize) -> Position {
         let next = self.runs.partition_point(|(start, _)| *start <= offset);
         let Some((start, at)) = next.checked_sub(1).and_then(|index| self.runs.get(index)) else {
@@ -82,19 +82,19 @@ fn advance(at: &mut Position, character: char) {
     }
 }
 
-/// Walks the source of a scalar along with its text.
+/// Walks through the source of a scalar in step with its text.
 struct Reader<'t> {
     rest: std::iter::Peekable<std::str::Chars<'t>>,
     style: Style,
     at: Position,
-    /// The last character given was white space, which folding and indentation make ambiguous.
+    /// True if the last character was white space, which folding and indentation make ambiguous.
     in_space: bool,
 }
 
 impl<'t> Reader<'t> {
     fn new(raw: &'t str, style: Style, at: Position) -> Self {
         let mut reader = Self { rest: raw.chars().peekable(), style, at, in_space: false };
-        // The source of a block starts with its content, that of a quoted scalar with its quote.
+        // The source of a block scalar starts with its content, that of a quoted one with its quote.
         if matches!(style, Style::Single | Style::Double) {
             reader.bump();
         }
@@ -113,14 +113,14 @@ impl<'t> Reader<'t> {
         }
     }
 
-    /// The place of the next character of the text; `None` if the source does not hold it there.
+    /// Returns the place of the text's next character; `None` if the source differs.
     fn next(&mut self, character: char) -> Option<Position> {
         if self.style == Style::Double && self.rest.peek() == Some(&'\\') {
             return self.escape(character);
         }
         if character.is_whitespace() {
             let at = self.at;
-            // A space stands for itself while the line goes on; at line ends the next word brings both together.
+            // White space matches itself within a line. At line ends, the next word synchronises text and source.
             if self.rest.peek() == Some(&character) && !(self.in_space && self.at.column == 1) {
                 self.bump();
             }
@@ -144,7 +144,6 @@ impl<'t> Reader<'t> {
         Some(at)
     }
 
-    /// An escape of a double-quoted scalar.
     fn escape(&mut self, character: char) -> Option<Position> {
         let at = self.at;
         self.bump();
@@ -179,7 +178,7 @@ mod tests {
     use super::super::{NodeKind, read};
     use super::*;
 
-    /// Place of `#` in the only value of a mapping.
+    /// Returns the place of `#` in the only value of a mapping.
     fn place(yaml: &str) -> (u32, u32) {
         let source = Source { file: Arc::from("f"), text: yaml };
         let stream = read(&source, 1);

@@ -1,4 +1,4 @@
-//! What a scalar means: the core schema with the additions of yaml.v3 (language.md §2).
+//! The meaning of scalars: the core schema with the additions of yaml.v3 (language.md §2).
 
 use super::{Scalar, Style, Tag};
 
@@ -17,7 +17,7 @@ pub enum Resolved {
     Text,
 }
 
-/// Meaning of a scalar by its text, style and tag.
+/// Returns the meaning of a scalar from its text, style and tag.
 pub fn resolve(scalar: &Scalar) -> Resolved {
     match scalar.tag {
         Some(Tag::Null) => Resolved::Null,
@@ -27,7 +27,7 @@ pub fn resolve(scalar: &Scalar) -> Resolved {
     }
 }
 
-/// Whether a text can be what a tag says.
+/// True if a text can have the type of a tag.
 pub(super) fn allows(tag: Tag, text: &str) -> bool {
     match (tag, plain(text)) {
         (Tag::String, _)
@@ -51,7 +51,7 @@ fn plain(text: &str) -> Resolved {
     }
 }
 
-/// A number in one of the forms `12`, `1_000`, `1.5`, `1e3`, `0x1f`, `0o17`, `017`, `0b11`, each with a sign.
+/// Parses a signed or unsigned number: `12`, `1_000`, `1.5`, `1e3`, `0x1f`, `0o17`, `017`, `0b11`.
 fn number(text: &str) -> Option<f64> {
     if !text.starts_with(|first: char| first.is_ascii_digit() || matches!(first, '+' | '-' | '.')) {
         return None;
@@ -64,7 +64,7 @@ fn number(text: &str) -> Option<f64> {
     radix(magnitude).or_else(|| decimal(magnitude)).map(|number| sign * number)
 }
 
-/// An integer with the prefix of its base. `08` is no octal number and so a decimal one.
+/// Parses an integer with the prefix of its base. `08` is not octal, so it is left to [`decimal`].
 fn radix(text: &str) -> Option<f64> {
     let (digits, base) = if let Some(digits) = text.strip_prefix("0x").or_else(|| text.strip_prefix("0X")) {
         (digits, 16)
@@ -81,7 +81,7 @@ fn radix(text: &str) -> Option<f64> {
     u64::from_str_radix(digits, base).ok().map(|number| number as f64)
 }
 
-/// `[0-9]* [ "." [0-9]* ] [ e [+-] [0-9]+ ]` with at least one digit.
+/// Parses `[0-9]* [ "." [0-9]* ] [ e [+-] [0-9]+ ]` with at least one digit.
 fn decimal(text: &str) -> Option<f64> {
     let mantissa = text.split(['e', 'E']).next().unwrap_or_default();
     let well_formed = !text.starts_with(['+', '-'])

@@ -8,8 +8,8 @@ fn read_text(text: &str) -> Stream {
     read(&Source { file: Arc::from("f.yml"), text }, 2)
 }
 
-/// The tree as text: scalars with their place.
-fn show(node: &Node) -> String {
+/// Prints the tree; scalars have their place.
+fn show(node: &YamlNode) -> String {
     match &node.kind {
         NodeKind::Scalar(scalar) => format!("{}@{}:{}", scalar.text, node.at.line, node.at.column),
         NodeKind::Sequence(items) => format!("[{}]", items.iter().map(show).collect::<Vec<_>>().join(" ")),
@@ -128,7 +128,6 @@ fn aliases_cannot_unfold_into_a_large_or_deep_tree() {
     assert_eq!(read_text("a: *b\n").diagnostics[0].class, Class::Yaml);
 }
 
-/// `line` of each number, joined.
 fn each(count: u32, line: impl Fn(u32) -> String) -> String {
     (0..count).map(line).collect()
 }

@@ -8,7 +8,7 @@ const SECOND: i64 = 1_000_000;
 /// The first and the last microsecond whose year has four digits: 0000-01-01 and 9999-12-31.
 const RANGE: (i64, i64) = (-62_167_219_200 * SECOND, 253_402_300_800 * SECOND - 1);
 
-/// A point in time as it stands in a header: `YYYY-MM-DDTHH:MM:SS.uuuuuuZ` (logs.md §1).
+/// A point in time as written in a header: `YYYY-MM-DDTHH:MM:SS.uuuuuuZ` (logs.md §1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stamp([u8; Stamp::LEN]);
 
@@ -16,33 +16,33 @@ impl Stamp {
     /// Length in bytes.
     pub const LEN: usize = 27;
 
-    /// The stamp of a time given in microseconds since 1970-01-01T00:00:00Z.
+    /// Makes the stamp of a time in microseconds since 1970-01-01T00:00:00Z.
     ///
-    /// A time whose year has not four digits becomes the nearest one that has. Callers that make many stamps in a
-    /// row are served faster by a [`Stamper`].
+    /// A year without exactly four digits is clamped to the nearest time with such a year. A [`Stamper`] is faster for
+    /// many stamps in a row.
     pub fn from_unix_micros(micros: i64) -> Self {
         Stamper::new().stamp(micros)
     }
 
-    /// The 27 bytes.
+    /// Returns the 27 bytes.
     pub const fn as_bytes(&self) -> &[u8; Self::LEN] {
         &self.0
     }
 }
 
-/// Makes stamps, and remembers the second of the last one: the calendar is consulted once a second at most.
+/// Makes stamps. It remembers the last second, so that calendar arithmetic is rare.
 pub struct Stamper {
     second: i64,
     stamp: Stamp,
 }
 
 impl Stamper {
-    /// A maker that has made no stamp yet.
+    /// Makes a stamper that has made no stamp yet.
     pub const fn new() -> Self {
         Self { second: 0, stamp: Stamp(*b"1970-01-01T00:00:00.000000Z") }
     }
 
-    /// The stamp of a time in microseconds since 1970-01-01T00:00:00Z; out of range as [`Stamp::from_unix_micros`].
+    /// Makes the stamp of a time in microseconds since the epoch; clamps it as [`Stamp::from_unix_micros`] does.
     pub fn stamp(&mut self, micros: i64) -> Stamp {
         let micros = micros.clamp(RANGE.0, RANGE.1);
         let second = micros.div_euclid(SECOND);
@@ -69,7 +69,7 @@ impl Default for Stamper {
     }
 }
 
-/// Fills `field` with the last decimal digits of `value`, zeros in front.
+/// Fills `field` with the last decimal digits of `value`, padded with zeros.
 fn digits(field: &mut [u8], mut value: u32) {
     for digit in field.iter_mut().rev() {
         *digit = b'0' + (value % 10) as u8;

@@ -1,11 +1,11 @@
-use super::{DAEMON, Framer, HOLD_MAX, Kind, STEP, Stamp, Stamper, daemon_lines};
+use super::{DAEMON, Framer, HOLD_MAX, LogChannel, STEP, Stamp, Stamper, daemon_lines};
 
 fn at(second: i64) -> Stamp {
     Stamp::from_unix_micros(1_609_459_200_000_000 + second * 1_000_000)
 }
 
 fn framed(writes: &[&[u8]]) -> String {
-    let mut framer = Framer::new(STEP, Kind::Out);
+    let mut framer = Framer::new(STEP, LogChannel::Out);
     let mut out = Vec::new();
     for (second, write) in (0..).zip(writes) {
         framer.push(write, &at(second), &mut out);
@@ -49,7 +49,7 @@ fn fault_16_the_hold_limit_counts_a_held_header_only() {
 
 #[test]
 fn closing_twice_adds_nothing_and_keeps_the_pending_continuation() {
-    let mut framer = Framer::new(0xff, Kind::Err);
+    let mut framer = Framer::new(0xff, LogChannel::Err);
     let mut out = Vec::new();
     framer.push(b"a\r", &at(0), &mut out);
     framer.finish(&mut out);
@@ -61,7 +61,7 @@ fn closing_twice_adds_nothing_and_keeps_the_pending_continuation() {
 #[test]
 fn a_text_of_the_daemon_becomes_an_entry_a_line() {
     let mut out = Vec::new();
-    daemon_lines(Kind::Err, b"job failed: a\n\nb\n", &at(0), &mut out);
+    daemon_lines(LogChannel::Err, b"job failed: a\n\nb\n", &at(0), &mut out);
     let expected: String =
         ["job failed: a", "", "b"].map(|text| format!("2021-01-01T00:00:00.000000Z 00E {text}\n")).concat();
     assert_eq!(String::from_utf8(out).unwrap(), expected);

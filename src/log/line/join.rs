@@ -1,29 +1,28 @@
-//! Joining the bodies of a source to the bytes it wrote (logs.md §7, rules 3 and 6).
+//! Joins the bodies of a source into the bytes it wrote (logs.md §7, rules 3 and 6).
 
-use super::{Entry, Key};
+use super::{Entry, SourceKey};
 
-/// Joins bodies exactly: a body is given out when the next entry of its source tells whether its line feed counts.
-///
-/// Holds the last body of each source.
+/// Joins bodies exactly. Keeps the last body of each source until the next entry of that source shows whether the
+/// source wrote the line feed after that body.
 #[derive(Default)]
 pub struct Joiner {
-    /// In the order in which the lines the bodies belong to began.
+    /// Sorted by the start of the line that each body belongs to.
     kept: Vec<Kept>,
 }
 
 struct Kept {
-    key: Key,
+    key: SourceKey,
     body: Vec<u8>,
 }
 
 impl Joiner {
-    /// A joiner that keeps nothing yet.
+    /// Makes a joiner that keeps nothing.
     pub const fn new() -> Self {
         Self { kept: Vec::new() }
     }
 
-    /// Takes the next entry and gives out the bytes of the one before it of the same source, if there is one.
-    pub fn push(&mut self, entry: &Entry<'_>, mut give: impl FnMut(Key, &[u8])) {
+    /// Takes the next entry and passes on the previous body of its source, if there is one.
+    pub fn push(&mut self, entry: &Entry<'_>, mut give: impl FnMut(SourceKey, &[u8])) {
         let key = entry.key();
         let mut body = Vec::new();
         let place = self.kept.iter().position(|kept| kept.key == key);
@@ -45,8 +44,8 @@ impl Joiner {
         self.kept.push(Kept { key, body });
     }
 
-    /// The log has ended: gives out what is kept, in the order in which the lines began.
-    pub fn finish(&mut self, mut give: impl FnMut(Key, &[u8])) {
+    /// Ends the log: passes on the kept bodies, in the order in which their lines began.
+    pub fn finish(&mut self, mut give: impl FnMut(SourceKey, &[u8])) {
         for mut kept in self.kept.drain(..) {
             kept.body.push(b'\n');
             give(kept.key, &kept.body);
@@ -54,23 +53,24 @@ impl Joiner {
     }
 }
 
-/// Joins bodies for one output that somebody watches: a body comes out at once, and its line feed with it where nothing can
-/// continue it ([`Entry::ends_line`]), else when the next entry of this output is no continuation (logs.md §7, last paragraph).
+/// Joins bodies for one output that somebody watches. Passes each body on at once. Adds its line feed at once if no
+/// entry can continue the body ([`Entry::ends_line`]), else when the next entry does not continue it (logs.md §7, last
+/// paragraph).
 ///
-/// For an output of one source the bytes are those of [`Joiner`]. Holds no body.
+/// For the output of one source, the bytes equal those of [`Joiner`]. Keeps no body.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Live {
-    /// The source of the last body, whose line feed is due.
-    open: Option<Key>,
+    /// Source of the last body, if its line feed is still missing.
+    open: Option<SourceKey>,
 }
 
 impl Live {
-    /// A joiner at the start of its output.
+    /// Makes a joiner for the start of its output.
     pub const fn new() -> Self {
         Self { open: None }
     }
 
-    /// Takes the next entry for this output and appends what it shows to `out`.
+    /// Takes the next entry of this output and appends its bytes to `out`.
     pub fn push(&mut self, entry: &Entry<'_>, out: &mut Vec<u8>) {
         let continues = entry.continues() && self.open == Some(entry.key());
         if !continues {

@@ -1,8 +1,8 @@
 use proptest::collection::vec;
 use proptest::prelude::*;
 
-use super::{Check, Entry, Joiner, Key, Line, Live, NotALog, Parser};
-use crate::log::frame::{Framer, HEADER_LEN, HOLD_MAX, Kind, Stamp};
+use super::{Check, Entry, Joiner, Line, Live, NotALog, Parser, SourceKey};
+use crate::log::frame::{Framer, HEADER_LEN, HOLD_MAX, LogChannel, Stamp};
 
 const TIME: &str = "2021-01-01T00:00:00.000000Z";
 
@@ -10,8 +10,8 @@ fn wire(entries: &[(&str, &str)]) -> Vec<u8> {
     entries.iter().flat_map(|(source, body)| format!("{TIME} {source}{body}\n").into_bytes()).collect()
 }
 
-/// What a reader gives out of `wire`, read in pieces of `cut` bytes.
-fn joined(wire: &[u8], cut: usize) -> Vec<(Key, Vec<u8>)> {
+/// Output of a reader that gets `wire` in pieces of `cut` bytes.
+fn joined(wire: &[u8], cut: usize) -> Vec<(SourceKey, Vec<u8>)> {
     let mut parser = Parser::new(Check::Lenient);
     let mut joiner = Joiner::new();
     let mut out = Vec::new();
@@ -82,7 +82,7 @@ proptest! {
 
     #[test]
     fn only_entries_that_do_not_end_a_line_are_continued(writes in vec(write_bytes(), 0..12)) {
-        let mut framer = Framer::new(1, Kind::Out);
+        let mut framer = Framer::new(1, LogChannel::Out);
         let mut wire = Vec::new();
         for write in &writes {
             framer.push(write, &Stamp::from_unix_micros(0), &mut wire);
@@ -134,7 +134,7 @@ fn an_incomplete_line_is_kept_and_not_shown() {
     assert_eq!(parser.incomplete(), b"2021");
 }
 
-/// Bytes with many line ends, short and long runs.
+/// Bytes with many line ends, in short and long runs.
 fn write_bytes() -> impl Strategy<Value = Vec<u8>> {
     prop_oneof![
         8 => vec(prop_oneof![Just(b'\n'), Just(b'\r'), Just(b'x'), any::<u8>()], 0..40),
@@ -143,7 +143,8 @@ fn write_bytes() -> impl Strategy<Value = Vec<u8>> {
     ]
 }
 
-const SOURCES: [(u8, Kind); 4] = [(1, Kind::Out), (1, Kind::Err), (0, Kind::Err), (0x0f, Kind::Out)];
+const SOURCES: [(u8, LogChannel); 4] =
+    [(1, LogChannel::Out), (1, LogChannel::Err), (0, LogChannel::Err), (0x0f, LogChannel::Out)];
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 128, failure_persistence: None, ..ProptestConfig::default() })]
@@ -172,7 +173,7 @@ proptest! {
         let read = joined(&wire, cut);
         for ((number, kind), written) in SOURCES.into_iter().zip(&written) {
             let number = <[u8; 2]>::try_from(format!("{number:02x}").as_bytes()).unwrap();
-            let mine = read.iter().filter(|(key, _)| *key == Key { number, kind });
+            let mine = read.iter().filter(|(key, _)| *key == SourceKey { number, kind });
             let bytes: Vec<u8> = mine.flat_map(|(_, bytes)| bytes.iter().copied()).collect();
             let mut with_line_feed = written.clone();
             with_line_feed.push(b'\n');
@@ -199,7 +200,7 @@ proptest! {
 
     #[test]
     fn one_source_live_is_one_source_joined(writes in vec(write_bytes(), 0..12)) {
-        let mut framer = Framer::new(1, Kind::Out);
+        let mut framer = Framer::new(1, LogChannel::Out);
         let mut wire = Vec::new();
         for write in &writes {
             framer.push(write, &Stamp::from_unix_micros(0), &mut wire);

@@ -1,52 +1,51 @@
-//! An Aho–Corasick automaton that knows, for each state, the two numbers masking needs: how long the longest
-//! occurrence that ends here is, and how many of the last bytes may still become one (masking.md §6).
+//! An Aho–Corasick automaton that stores two numbers for each state: the length of the longest pattern that ends here,
+//! and how many of the last bytes may still become one (masking.md §6).
 //!
-//! Layout: states are numbered in depth-first order of the sorted patterns, so the first child of a state is its
-//! successor and the long unbranched tails that secrets are made of lie one byte after the other in memory. Such a run
-//! is compared with the text as a whole. The states nearest to the root that branch have a complete row of a
-//! deterministic automaton each, as many as a memory budget allows. All in all less than 30 bytes for each byte of a
-//! pattern (masking.md §8).
+//! Layout: states are numbered depth-first over the sorted patterns. So the first child of a state is its successor,
+//! and the long unbranched tails typical of secrets are contiguous in memory and compared with the text as a whole.
+//! Branching states near the root have a complete transition row each, as far as a memory budget allows. In total an
+//! automaton takes less than 30 bytes for each byte of a pattern (masking.md §8).
 
-/// A state of an [`Automaton`]: the place of a row, or with [`NODE`] set, the number of a node; with [`MATCHED`] set
-/// where a pattern ends.
-pub(super) type State = u32;
+/// A state of an [`Automaton`]: the offset of a row or, with [`NODE`] set, the number of a node. [`MATCHED`] is set if
+/// a pattern ends in it.
+pub(super) type AutomatonState = u32;
 
 /// The state before any byte of a pattern: the first row.
-pub(super) const ROOT: State = 0;
+pub(super) const ROOT: AutomatonState = 0;
 
 /// Marks a state that has no row.
 const NODE: u32 = 1 << 31;
 
-/// Marks a state in which a pattern ends, so that all others need no look at what is stored for them.
+/// Marks a state in which a pattern ends, so that for all others the stored length need not be read.
 const MATCHED: u32 = 1 << 30;
 
-/// A row begins with `matched` and `hold` of its state; then come the next states.
+/// Length of a row's head: `matched` and `hold` of its state. The next states follow.
 const ROW_HEAD: usize = 2;
 
-/// Rows may always take this much memory, so that small automata have no other states.
+/// Bytes of rows that any state may use, so that small automata consist of rows only.
 const ROW_BYTES_ALWAYS: usize = 64 * 1024;
 
-/// Bytes of rows for each state beyond that, for states with several children alone. More would not be faster: rows that
-/// are seldom needed push nodes out of the caches.
+/// Further bytes of rows for each state. Only states with several children may use them: seldom-used rows would push
+/// nodes out of the CPU caches.
 const ROW_BYTES_PER_STATE: usize = 1;
 
-/// How the children of a node are stored. The low two bits of [`Node::edges`]; the rest is an index or a length.
+/// Storage of a node's children: the low two bits of [`Node::edges`]. The other bits are an index or a length.
 mod edges {
     /// No child.
     pub(super) const LEAF: u32 = 0;
-    /// One child, the next node. With the length of the run: so many nodes behind this one follow each other as only
-    /// children, and no pattern ends in them.
+    /// One child, which is the next node. The other bits are the length of the run: how many of the following nodes are
+    /// only children in which no pattern ends.
     pub(super) const SINGLE: u32 = 1;
-    /// Several children: a list in `sparse`.
+    /// Several children, listed in `sparse`.
     pub(super) const SPARSE: u32 = 2;
-    /// In a complete row.
+    /// A complete row.
     pub(super) const ROW: u32 = 3;
 }
 
 #[derive(Clone, Copy)]
 struct Node {
     edges: u32,
-    /// Where to go on when no child fits: the longest proper suffix that can do better than this state.
+    /// The state to continue from if no child matches: the longest proper suffix that can do better than this state.
     jump: u32,
     /// Length of the longest suffix of the text that is a proper prefix of a pattern.
     hold: u32,
@@ -55,8 +54,8 @@ struct Node {
 }
 
 impl Node {
-    /// The state that this node stands for; `number` is its own.
-    fn state(self, number: u32, stride: usize) -> State {
+    /// Returns the state for this node, which has number `number`.
+    fn state(self, number: u32, stride: usize) -> AutomatonState {
         let mark = if self.matched > 0 { MATCHED } else { 0 };
         mark | if self.edges & 3 == edges::ROW { (self.edges >> 2) * stride as u32 } else { number | NODE }
     }
@@ -65,10 +64,10 @@ impl Node {
 /// Searches for many byte strings at once, one byte at a time.
 pub(super) struct Automaton {
     nodes: Box<[Node]>,
-    /// The byte that leads to a node.
+    /// The byte that leads to each node.
     labels: Box<[u8]>,
     sparse: Sparse,
-    /// Column of each byte in a row; bytes in no pattern share one.
+    /// Column of each byte in a row. Bytes that are in no pattern share one.
     classes: Box<[u8; 256]>,
     /// Length of a row.
     stride: usize,
@@ -76,13 +75,13 @@ pub(super) struct Automaton {
 }
 
 impl Automaton {
-    /// Builds the automaton of `patterns`, which must be sorted, without duplicates and not empty strings.
+    /// Builds the automaton of `patterns`, which must be sorted, unique and not empty.
     pub(super) fn new<P: AsRef<[u8]>>(patterns: &[P]) -> Self {
         let states: usize = patterns.iter().map(|pattern| pattern.as_ref().len()).sum();
         Self::with_row_budget(patterns, ROW_BYTES_ALWAYS + ROW_BYTES_PER_STATE * states)
     }
 
-    /// As [`Automaton::new`]; `budget` is the memory for rows in bytes. The root has one in any case.
+    /// Builds an automaton with at most `budget` bytes of rows. The root always has one.
     pub(super) fn with_row_budget<P: AsRef<[u8]>>(patterns: &[P], budget: usize) -> Self {
         let mut trie = Trie::new(patterns);
         let order = trie.breadth_first();
@@ -90,18 +89,18 @@ impl Automaton {
         trie.finish()
     }
 
-    /// The state after `byte`.
+    /// Returns the state after `byte`.
     #[inline]
-    pub(super) fn step(&self, state: State, byte: u8) -> State {
+    pub(super) fn step(&self, state: AutomatonState, byte: u8) -> AutomatonState {
         if state & NODE == 0 { self.step_in_row(state, byte) } else { self.step_from_node(state, byte) }
     }
 
     #[inline]
-    fn step_in_row(&self, row: State, byte: u8) -> State {
+    fn step_in_row(&self, row: AutomatonState, byte: u8) -> AutomatonState {
         self.rows[place(row) + ROW_HEAD + usize::from(self.classes[usize::from(byte)])]
     }
 
-    fn step_from_node(&self, mut state: State, byte: u8) -> State {
+    fn step_from_node(&self, mut state: AutomatonState, byte: u8) -> AutomatonState {
         while state & NODE != 0 {
             let number = place(state);
             let node = self.nodes[number];
@@ -121,10 +120,15 @@ impl Automaton {
         self.step_in_row(state, byte)
     }
 
-    /// Takes bytes of `text` up to the first with which a pattern ends, but stops also when it has taken `enough` and
-    /// the next one is none that can be passed over. Gives the state then, and how many bytes were taken.
+    /// Takes bytes of `text` up to the first with which a pattern ends. Stops after `enough` bytes too, except that a
+    /// run is taken as a whole. Returns the state and the number of bytes taken.
     #[inline]
-    pub(super) fn walk(&self, mut state: State, text: &[u8], enough: usize) -> (State, usize) {
+    pub(super) fn walk(
+        &self,
+        mut state: AutomatonState,
+        text: &[u8],
+        enough: usize,
+    ) -> (AutomatonState, usize) {
         let mut at = 0;
         while at < enough {
             let Some(&byte) = text.get(at) else { break };
@@ -149,9 +153,9 @@ impl Automaton {
         (state, at)
     }
 
-    /// How many of the next states follow each other as only children, without a pattern that ends, if none ends in `state`.
+    /// Returns the length of the run that follows `state` (see [`edges::SINGLE`]); 0 if a pattern ends in `state`.
     #[inline]
-    pub(super) fn run(&self, state: State) -> usize {
+    pub(super) fn run(&self, state: AutomatonState) -> usize {
         if state & (NODE | MATCHED) == NODE { self.run_behind(place(state)) } else { 0 }
     }
 
@@ -161,17 +165,17 @@ impl Automaton {
         if edges & 3 == edges::SINGLE { (edges >> 2) as usize } else { 0 }
     }
 
-    /// Whether `text` goes on with the bytes of the next `run` states, as far as it goes: how many these are.
+    /// Compares `text` with the bytes of the next `run` states. Returns how many were compared; `None` if they differ.
     #[inline]
-    pub(super) fn follows(&self, state: State, run: usize, text: &[u8]) -> Option<usize> {
+    pub(super) fn follows(&self, state: AutomatonState, run: usize, text: &[u8]) -> Option<usize> {
         let next = place(state) + 1;
         let length = run.min(text.len());
         (run == 0 || self.labels[next..next + length] == text[..length]).then_some(length)
     }
 
-    /// Length of the longest pattern that ends in `state`, or 0.
+    /// Returns the length of the longest pattern that ends in `state`, or 0.
     #[inline]
-    pub(super) fn matched(&self, state: State) -> usize {
+    pub(super) fn matched(&self, state: AutomatonState) -> usize {
         if state & MATCHED == 0 {
             0
         } else if state & NODE == 0 {
@@ -181,9 +185,9 @@ impl Automaton {
         }
     }
 
-    /// How many of the last bytes form a proper prefix of a pattern, at most.
+    /// Returns the length of the longest suffix of the text so far that is a proper prefix of a pattern.
     #[inline]
-    pub(super) fn hold(&self, state: State) -> usize {
+    pub(super) fn hold(&self, state: AutomatonState) -> usize {
         if state & NODE == 0 {
             self.rows[place(state) + 1] as usize
         } else {
@@ -191,7 +195,7 @@ impl Automaton {
         }
     }
 
-    /// Whether a pattern starts with `byte`.
+    /// True if a pattern starts with `byte`.
     #[inline]
     pub(super) fn leaves_root(&self, byte: u8) -> bool {
         self.step(ROOT, byte) != ROOT
@@ -208,13 +212,13 @@ impl Automaton {
     }
 }
 
-/// A state without its marks.
+/// Removes the marks from a state.
 #[inline]
-fn place(state: State) -> usize {
+fn place(state: AutomatonState) -> usize {
     (state & !(NODE | MATCHED)) as usize
 }
 
-/// How many bytes two texts begin with in common.
+/// Returns the length of the common prefix of two byte strings.
 #[inline]
 fn common_prefix(a: &[u8], b: &[u8]) -> usize {
     let words = a.as_chunks::<8>().0.iter().zip(b.as_chunks::<8>().0);
@@ -229,7 +233,7 @@ fn common_prefix(a: &[u8], b: &[u8]) -> usize {
     same + a[same..].iter().zip(&b[same..]).take_while(|(a, b)| a == b).count()
 }
 
-/// Lists of children: a head (number of children less one, 0), then pairs in order of the label.
+/// Lists of children. A list has a head, labelled with the number of children minus one, then children by label.
 #[derive(Default)]
 struct Sparse {
     labels: Vec<u8>,
@@ -248,8 +252,8 @@ impl Sparse {
     }
 }
 
-/// The automaton while it is built. States are numbers of nodes, those with rows too. Until links are set, `hold`
-/// is the depth of a state.
+/// The automaton while it is built. All states are node numbers, even those with rows. Until [`Trie::link`], `hold` is
+/// the depth of a state.
 struct Trie {
     nodes: Vec<Node>,
     labels: Vec<u8>,
@@ -260,7 +264,7 @@ struct Trie {
     rows: Vec<u32>,
 }
 
-/// The root while building.
+/// The root during construction.
 const FIRST: u32 = 0;
 
 impl Trie {
@@ -268,9 +272,9 @@ impl Trie {
         let leaf = |depth: usize| Node { edges: edges::LEAF, jump: FIRST, hold: depth as u32, matched: 0 };
         let mut nodes = vec![leaf(0)];
         let mut labels = vec![0];
-        // Edges to a child that is not the next state.
+        // Edges to children that are not the next node.
         let mut branches: Vec<(u32, u32)> = Vec::new();
-        // The states of the pattern before, by depth.
+        // The states of the previous pattern, by depth.
         let mut path = vec![FIRST];
         let mut before: &[u8] = &[];
         for pattern in patterns {
@@ -318,7 +322,7 @@ impl Trie {
         }
     }
 
-    /// All states, by depth.
+    /// Returns all states, sorted by depth.
     fn breadth_first(&self) -> Vec<u32> {
         let deepest = self.nodes.iter().map(|node| node.hold as usize).max().unwrap_or(0);
         let mut places = vec![0_usize; deepest + 2];
@@ -337,8 +341,8 @@ impl Trie {
         order
     }
 
-    /// Sets, shortest states first, failure links (in `jump`), `matched`, `hold` and as many rows as the budget
-    /// allows.
+    /// Completes all states in `order`, which must be sorted by depth: sets their failure links (in `jump`), `matched`
+    /// and `hold`. Builds rows of at most `budget` bytes; the root always has one.
     fn link(&mut self, order: &[u32], budget: usize) {
         let room = budget / size_of::<u32>();
         let room_always = room.min(ROW_BYTES_ALWAYS / size_of::<u32>());
@@ -383,7 +387,7 @@ impl Trie {
         }
     }
 
-    /// Gives `state` the next row: what its suffix does.
+    /// Gives `state` the next row, filled with the transitions of its suffix.
     fn begin_row(&mut self, state: u32, fail: u32) {
         let start = self.rows.len();
         self.rows.resize(start + self.stride, FIRST);
@@ -400,7 +404,7 @@ impl Trie {
         row as usize * self.stride + ROW_HEAD + usize::from(self.classes[usize::from(byte)])
     }
 
-    /// As [`Automaton::step`].
+    /// Does the same as [`Automaton::step`], on node numbers.
     fn step(&self, mut state: u32, byte: u8) -> u32 {
         loop {
             let node = self.nodes[state as usize];
@@ -418,8 +422,8 @@ impl Trie {
         }
     }
 
-    /// Lets the failure link of a state pass over one that must fail on the same byte. This bounds the length of a
-    /// chain of failures, and leaves are never visited twice. The children of the state must be linked before.
+    /// Redirects the failure link of a state if its target would fail on the same byte. This bounds the length of
+    /// failure chains, and no chain visits a leaf twice. The children of the state must be linked already.
     fn shorten(&mut self, state: u32) {
         let node = self.nodes[state as usize];
         let suffix = self.nodes[node.jump as usize];
@@ -435,7 +439,7 @@ impl Trie {
         }
     }
 
-    /// Replaces numbers of nodes by states, and sets the lengths of runs.
+    /// Replaces node numbers with states and sets the lengths of runs.
     fn finish(mut self) -> Automaton {
         let (nodes, stride) = (&self.nodes, self.stride);
         let state = |number: u32| nodes[number as usize].state(number, stride);
@@ -472,7 +476,7 @@ impl Trie {
     }
 }
 
-/// Numbers the bytes that occur; all others share column 0.
+/// Numbers the bytes that occur in patterns. All others share column 0.
 fn classify(labels: &[u8]) -> (Box<[u8; 256]>, usize) {
     let mut used = [false; 256];
     for &label in labels.iter().skip(1) {

@@ -1,22 +1,21 @@
-//! The second half of masking: bytes whose phrase spans are known become output. Finds URL values and tokens on
-//! the way and joins their spans with those of phrases (masking.md §3 to §5). Needs the same few bytes of state for
-//! any input.
+//! The second half of masking: turns bytes with known phrase spans into output. Finds URL values and tokens and merges
+//! their spans with those of phrases (masking.md §3 to §5). Its state is a few bytes for any input.
 
 use super::{
     MASK,
-    automaton::{Automaton, ROOT, State},
+    automaton::{Automaton, AutomatonState, ROOT},
     token::{self, TokenPrefixes},
     url,
 };
 
-/// How a piece of text lies to the phrase spans.
+/// Position of a piece of text relative to the phrase spans.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Cover {
-    /// In none.
+    /// Outside all spans.
     Plain,
-    /// In one, which begins with the piece.
+    /// Inside a span that begins with the piece.
     Begins,
-    /// In one, which the byte before the piece belongs to as well.
+    /// Inside a span that also covers the byte before the piece.
     Continues,
 }
 
@@ -24,25 +23,25 @@ pub(super) enum Cover {
 enum Value {
     #[default]
     Outside,
-    /// Directly after the `=` of a parameter.
+    /// Right after the `=` of a parameter.
     Empty,
     Inside,
 }
 
-/// State of one source behind its phrase spans.
+/// State of one source after the phrase search.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Detector {
-    parameter: State,
+    parameter: AutomatonState,
     value: Value,
-    prefix: State,
-    /// The last byte was the last one of a prefix.
+    prefix: AutomatonState,
+    /// The last byte ended a prefix.
     after_prefix: bool,
-    /// The last byte was in a run.
+    /// The last byte was in a run of token bytes.
     in_run: bool,
 }
 
 impl Detector {
-    /// Takes the next piece of the source and appends what becomes of it.
+    /// Takes the next piece of the source and appends its output.
     pub(super) fn feed(&mut self, prefixes: &TokenPrefixes, piece: &[u8], cover: Cover, out: &mut Vec<u8>) {
         let parameters = url::automaton();
         let mut state = *self; // a copy stays in registers
@@ -71,7 +70,7 @@ impl Detector {
         *self = state;
     }
 
-    /// Takes one byte. `joined`: a phrase span covers it and the byte before.
+    /// Takes one byte. `joined`: one phrase span covers both this byte and the one before.
     #[expect(clippy::inline_always, reason = "the state must stay in registers")]
     #[inline(always)]
     fn step(
@@ -104,7 +103,7 @@ impl Detector {
             out.extend_from_slice(MASK);
         }
 
-        // What begins after this byte. Inside a value no further parameter is looked for.
+        // Looks for what begins after this byte. A value contains no further parameter.
         if self.value == Value::Outside {
             self.parameter = parameters.step(self.parameter, byte.to_ascii_lowercase());
             if parameters.matched(self.parameter) > 0 {
@@ -123,18 +122,18 @@ impl Detector {
         self.value = Value::Outside;
     }
 
-    /// The source ends: what lies open is closed, and the detector is as new.
+    /// Ends the source: closes an open value and resets the detector.
     pub(super) fn finish(&mut self, out: &mut Vec<u8>) {
         self.end_value(out);
         *self = Self::default();
     }
 
-    /// The prefixes are others from now on: a prefix that has begun is forgotten, a run goes on.
+    /// Switches to other prefixes: a partly matched prefix is forgotten, a run goes on.
     pub(super) fn forget_prefix(&mut self) {
         self.prefix = ROOT;
     }
 
-    /// Whether nothing of the text so far matters for what follows.
+    /// True if the text so far has no effect on the bytes that follow.
     fn is_neutral(&self) -> bool {
         self.parameter == ROOT
             && self.prefix == ROOT
@@ -144,7 +143,7 @@ impl Detector {
     }
 }
 
-/// Where in a piece something may begin; each search goes over the piece once.
+/// Finds where in a piece something may begin. It keeps its results, so that each search passes over the piece once.
 #[derive(Default)]
 struct Skip {
     parameter: Option<usize>,

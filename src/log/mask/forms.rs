@@ -5,10 +5,10 @@ use base64::{
     engine::general_purpose::{STANDARD, STANDARD_NO_PAD, URL_SAFE, URL_SAFE_NO_PAD},
 };
 
-/// Shorter phrases (and lines of phrases) have no forms but themselves: their encodings would hit too much.
+/// Shorter phrases, and shorter lines of phrases, have no encoded forms: those would match too much other text.
 pub(super) const MIN_LENGTH: usize = 8;
 
-/// The group *lines*: the phrase with other line ends, and its long lines. Without the phrase itself.
+/// Returns the group *lines*, without the phrase itself: the phrase with other line ends, and each of its long lines.
 pub(super) fn lines(phrase: &[u8]) -> Vec<Vec<u8>> {
     if phrase.len() < MIN_LENGTH || memchr::memchr2(b'\r', b'\n', phrase).is_none() {
         return Vec::new();
@@ -26,7 +26,7 @@ pub(super) fn lines(phrase: &[u8]) -> Vec<Vec<u8>> {
     forms
 }
 
-/// All groups below *lines*, of a phrase or of one of its *lines* forms. May hold duplicates and the phrase itself.
+/// Returns the groups below *lines* of a phrase or a *lines* form; perhaps with duplicates and the phrase itself.
 pub(super) fn encodings(phrase: &[u8]) -> Vec<Vec<u8>> {
     let mut forms = Vec::new();
     if phrase.len() >= MIN_LENGTH {
@@ -40,7 +40,7 @@ pub(super) fn encodings(phrase: &[u8]) -> Vec<Vec<u8>> {
     forms
 }
 
-/// Without leading and trailing Unicode white space. Bytes that are no UTF-8 are no white space.
+/// Removes leading and trailing Unicode white space. Bytes that are not UTF-8 do not count as white space.
 pub(super) fn trim(bytes: &[u8]) -> &[u8] {
     trim_end(trim_start(bytes))
 }
@@ -51,7 +51,7 @@ fn trim_start(bytes: &[u8]) -> &[u8] {
 }
 
 fn trim_end(mut bytes: &[u8]) -> &[u8] {
-    // The last character: at most four bytes, of which only the first is not a continuation byte.
+    // The last character has at most four bytes; all but its first are continuation bytes.
     while let Some(start) = bytes.iter().rposition(|byte| byte & 0xC0 != 0x80)
         && let Ok(last) = std::str::from_utf8(&bytes[start..])
         && last.chars().all(char::is_whitespace)
@@ -87,7 +87,7 @@ fn base64(phrase: &[u8], forms: &mut Vec<Vec<u8>>) {
             forms.push(encoded.into_bytes());
         }
     }
-    // The characters that depend on the phrase alone, when `before` other bytes share its first group of three.
+    // The characters that depend on the phrase alone if `before` other bytes share its first group of three.
     for before in 0..3 {
         let shifted = [&[0, 0][..before], phrase].concat();
         let wholly = (8 * before).div_ceil(6)..8 * shifted.len() / 6;
@@ -190,13 +190,13 @@ fn shell(phrase: &[u8], forms: &mut Vec<Vec<u8>>) {
     if !phrase.iter().any(u8::is_ascii_control) {
         forms.push(backslash_style(phrase));
     }
-    // Three readers of `$'...'` write the rarer bytes differently; see `AnsiC`.
+    // Shells write the rarer bytes of `$'...'` differently; see `AnsiC`.
     for style in [AnsiC::Octal, AnsiC::Hex, AnsiC::LineHex, AnsiC::AllHex] {
         forms.push(ansi_c(phrase, style));
     }
 }
 
-/// A backslash before each byte that `special` selects.
+/// Inserts a backslash before each byte that `special` selects.
 fn escape(phrase: &[u8], special: impl Fn(u8) -> bool) -> Vec<u8> {
     let mut out = Vec::with_capacity(phrase.len() + 8);
     for &byte in phrase {
@@ -208,7 +208,7 @@ fn escape(phrase: &[u8], special: impl Fn(u8) -> bool) -> Vec<u8> {
     out
 }
 
-/// As `printf %q` writes a text without control characters.
+/// Quotes as `printf %q` does for a text without control characters.
 fn backslash_style(phrase: &[u8]) -> Vec<u8> {
     let mut out = Vec::with_capacity(phrase.len() + 8);
     let mut before = None;
@@ -227,16 +227,16 @@ fn backslash_style(phrase: &[u8]) -> Vec<u8> {
     out
 }
 
-/// Which bytes inside of `$'...'` have which escape. All have `\\` and `\'`.
+/// Escapes used inside `$'...'`. All styles have `\\` and `\'`.
 #[derive(Clone, Copy, PartialEq)]
 enum AnsiC {
-    /// Letters where there are some, `\E`, octal digits for the other control bytes.
+    /// Letters where they exist, also `\E`; octal digits for other control bytes.
     Octal,
-    /// Letters where there are some, hex digits for the others below 0x20 and from 0x7F on.
+    /// Letters where they exist, except `\E`; hex digits for other bytes below 0x20 and from 0x7F on.
     Hex,
-    /// Letters for tab, LF and CR only, else hex digits.
+    /// Letters for TAB, LF and CR; hex digits for other bytes below 0x20 and from 0x7F on.
     LineHex,
-    /// Hex digits for everything below 0x20 and from 0x7F on.
+    /// Hex digits for all bytes below 0x20 and from 0x7F on.
     AllHex,
 }
 

@@ -1,5 +1,4 @@
-//! What is searched for: preparation of phrases and prefixes, their limits, and the choice of forms
-//! (masking.md §2, §3, §8).
+//! The search terms: prepares phrases and prefixes, checks their limits, and chooses the forms (masking.md §2, §3, §8).
 
 use std::{collections::HashSet, fmt, sync::Arc};
 
@@ -11,9 +10,9 @@ use super::{
 /// Settings of masking. The default is the strictest: all forms, all prefixes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MaskConfig {
-    /// Whether encoded forms of phrases are searched too, `mask_forms` (masking.md §2).
+    /// Search for encoded forms of phrases too, `mask_forms` (masking.md §2).
     pub forms: bool,
-    /// Token prefixes that are searched besides the request's (masking.md §3).
+    /// Token prefixes to search for besides those of the request (masking.md §3).
     pub default_prefixes: DefaultPrefixes,
     /// Bounds of memory and time.
     pub limits: MaskLimits,
@@ -25,12 +24,12 @@ impl Default for MaskConfig {
     }
 }
 
-/// Which of the default token prefixes are in force (masking.md §3).
+/// Selection of the default token prefixes (masking.md §3).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum DefaultPrefixes {
-    /// Only the request's prefixes.
+    /// None: only the request's prefixes are searched for.
     None,
-    /// `glpat-`.
+    /// Only `glpat-`.
     Glpat,
     /// The whole list.
     #[default]
@@ -40,17 +39,17 @@ pub enum DefaultPrefixes {
 /// The limits of masking.md §8.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MaskLimits {
-    /// Phrases after preparation.
+    /// Number of phrases after preparation.
     pub phrases: usize,
     /// Length of one phrase, in bytes.
     pub phrase_bytes: usize,
-    /// Length of all phrases, in bytes.
+    /// Length of all phrases together, in bytes.
     pub all_phrase_bytes: usize,
-    /// Token prefixes with the defaults.
+    /// Number of token prefixes, with the default ones.
     pub prefixes: usize,
     /// Length of one prefix, in bytes.
     pub prefix_bytes: usize,
-    /// Length of all forms, in bytes. Over it, encoded forms of the longest phrases are left out.
+    /// Length of all forms together, in bytes. Beyond it, encoded forms of the longest phrases are left out.
     pub all_form_bytes: usize,
 }
 
@@ -67,79 +66,79 @@ impl Default for MaskLimits {
     }
 }
 
-/// A limit of masking.md §8 is exceeded: the job must be refused, as parts of it would stay visible.
+/// A limit of masking.md §8 is exceeded. The job must be refused, because parts of its secrets would stay visible.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum MaskLimitError {
-    /// After trimming and dropping empty ones and duplicates.
+    /// Too many phrases, counted after trimming and without empty ones and duplicates.
     #[error("{count} phrases to mask are more than the allowed {limit}; mask fewer values")]
     TooManyPhrases {
-        /// How many there are.
+        /// Number of phrases.
         count: usize,
-        /// How many may be.
+        /// The limit.
         limit: usize,
     },
-    /// After trimming.
+    /// A phrase is too long after trimming.
     #[error(
         "phrase {number} to mask has {length} bytes, more than the allowed {limit}; mask a shorter value"
     )]
     PhraseTooLong {
-        /// Its place in the list as given, from 1 on.
+        /// Its place in the list as given, counted from 1.
         number: usize,
         /// Its length in bytes.
         length: usize,
-        /// How long it may be, in bytes.
+        /// The limit in bytes.
         limit: usize,
     },
-    /// All phrases together.
+    /// All phrases together are too long.
     #[error(
         "the phrases to mask have {length} bytes together, more than the allowed {limit}; mask fewer values"
     )]
     PhrasesTooLarge {
         /// Their length in bytes.
         length: usize,
-        /// How long they may be, in bytes.
+        /// The limit in bytes.
         limit: usize,
     },
-    /// With the default prefixes.
+    /// Too many token prefixes, counted with the default ones.
     #[error(
         "{count} token prefixes (the default ones included) are more than the allowed {limit}; name fewer"
     )]
     TooManyPrefixes {
-        /// How many there are.
+        /// Number of prefixes.
         count: usize,
-        /// How many may be.
+        /// The limit.
         limit: usize,
     },
-    /// After trimming.
+    /// A token prefix is too long after trimming.
     #[error("token prefix {number} has {length} bytes, more than the allowed {limit}; name a shorter one")]
     PrefixTooLong {
-        /// Its place in the list as given, from 1 on.
+        /// Its place in the list as given, counted from 1.
         number: usize,
         /// Its length in bytes.
         length: usize,
-        /// How long it may be, in bytes.
+        /// The limit in bytes.
         limit: usize,
     },
 }
 
-/// Something the operator should know about the phrases of a job that is not refused.
+/// A problem with the phrases of a job that is not refused for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MaskWarning {
-    /// Phrases of a single byte will hide this byte everywhere. For the operator's log.
+    /// Phrases of a single byte hide this byte everywhere. For the operator's log.
     OneBytePhrases {
-        /// How many.
+        /// Number of such phrases.
         count: usize,
     },
-    /// Encoded forms of the longest phrases are not searched, for want of room. For the operator's log and the
+    /// For lack of room, encoded forms of the longest phrases are not searched for. For the operator's log and the
     /// job's (masking.md §8).
     FormsDropped {
-        /// Of how many phrases.
+        /// Number of phrases without encoded forms.
         phrases: usize,
     },
 }
 
 impl MaskWarning {
-    /// Whether the warning belongs in the job's log as well.
+    /// True if the warning belongs in the job's log as well.
     pub fn is_for_job(self) -> bool {
         matches!(self, Self::FormsDropped { .. })
     }
@@ -169,16 +168,18 @@ pub struct PhraseSet {
 }
 
 struct Inner {
-    /// Trimmed, each once, in the order given.
+    /// Trimmed, without duplicates, in the order given.
     phrases: Vec<Vec<u8>>,
-    /// All forms to search for, sorted, each once.
+    /// All forms to search for, sorted, without duplicates.
     forms: Vec<Vec<u8>>,
+    /// Length of all forms together, in bytes.
+    form_bytes: usize,
     prefixes: Arc<TokenPrefixes>,
     config: MaskConfig,
 }
 
 impl PhraseSet {
-    /// Trims, drops empty ones and duplicates, checks the limits and makes the forms (masking.md §2, §3, §8).
+    /// Trims phrases, drops empty ones and duplicates, checks limits and makes the forms (masking.md §2, §3, §8).
     pub fn prepare(
         phrases: impl IntoIterator<Item = impl AsRef<[u8]>>,
         prefixes: impl IntoIterator<Item = impl AsRef<[u8]>>,
@@ -188,8 +189,8 @@ impl PhraseSet {
         Self::build(Vec::new(), phrases, prefixes, config)
     }
 
-    /// This set and phrases that became known during the job (masking.md §7). If none of them is new, the result
-    /// [is the same set](PhraseSet::is_same) and nothing need be compiled again.
+    /// Adds phrases that became known during the job (masking.md §7). If none of them is new, the result [is the same
+    /// set](PhraseSet::is_same) and nothing need be compiled again.
     pub fn with_added(
         &self,
         more: impl IntoIterator<Item = impl AsRef<[u8]>>,
@@ -202,24 +203,34 @@ impl PhraseSet {
         Ok((set, warnings))
     }
 
-    /// Whether both are clones of one set.
+    /// True if both are clones of one set.
     pub fn is_same(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.inner, &other.inner)
     }
 
-    /// How many phrases there are.
+    /// Returns the number of phrases.
     pub fn len(&self) -> usize {
         self.inner.phrases.len()
     }
 
-    /// Whether there is no phrase (there may be prefixes).
+    /// True if there is no phrase. There may be prefixes nevertheless.
     pub fn is_empty(&self) -> bool {
         self.inner.phrases.is_empty()
     }
 
-    /// All forms, sorted, each once.
+    /// Returns the length of all forms in bytes. A masker's cost is proportional to it.
+    pub fn form_bytes(&self) -> usize {
+        self.inner.form_bytes
+    }
+
+    /// Returns all forms, sorted, without duplicates.
     pub(super) fn forms(&self) -> &[Vec<u8>] {
         &self.inner.forms
+    }
+
+    /// True if encoded forms are searched for too.
+    pub(super) fn has_encoded_forms(&self) -> bool {
+        self.inner.config.forms
     }
 
     pub(super) fn prefixes(&self) -> &Arc<TokenPrefixes> {
@@ -261,7 +272,9 @@ impl PhraseSet {
         if dropped > 0 {
             warnings.push(MaskWarning::FormsDropped { phrases: dropped });
         }
-        Ok((Self { inner: Arc::new(Inner { phrases, forms, prefixes, config: *config }) }, warnings))
+        let form_bytes = forms.iter().map(Vec::len).sum();
+        let inner = Inner { phrases, forms, form_bytes, prefixes, config: *config };
+        Ok((Self { inner: Arc::new(inner) }, warnings))
     }
 }
 
@@ -271,7 +284,7 @@ impl fmt::Debug for PhraseSet {
     }
 }
 
-/// The forms that fit, sorted, and the number of phrases whose encoded forms do not: the longest ones.
+/// Returns the forms that fit, sorted, and how many phrases, the longest ones, have no room for encoded forms.
 fn choose_forms(phrases: &[Vec<u8>], config: &MaskConfig) -> (Vec<Vec<u8>>, usize) {
     let mut chosen: HashSet<Vec<u8>> = phrases.iter().cloned().collect();
     let mut dropped = 0;
@@ -295,7 +308,7 @@ fn choose_forms(phrases: &[Vec<u8>], config: &MaskConfig) -> (Vec<Vec<u8>>, usiz
     (chosen, dropped)
 }
 
-/// The encoded forms of a phrase and its *lines* forms that are not chosen yet.
+/// Returns the encoded forms of a phrase and of its *lines* forms that are not chosen yet.
 fn encodings_of(phrase: &[u8], chosen: &HashSet<Vec<u8>>) -> HashSet<Vec<u8>> {
     let mut more: HashSet<Vec<u8>> = forms::encodings(phrase).into_iter().collect();
     for line in forms::lines(phrase) {

@@ -1,31 +1,32 @@
-//! Masking of one source, write by write (masking.md §6).
+//! Masks one source, write by write (masking.md §6).
 
-use std::{collections::VecDeque, fmt, sync::Arc};
+use std::{collections::VecDeque, fmt, ops::Range, sync::Arc};
 
 use super::{
     Forms, Masker,
-    automaton::{ROOT, State},
+    automaton::{AutomatonState, ROOT},
     detect::{Cover, Detector},
     token::TokenPrefixes,
+    wrap::{self, Breaks, Wrapped},
 };
 
-/// Whenever the automaton holds little, the filter is asked where a form may start next. If that leads on by no more
-/// than [`GAIN`] bytes, it is asked again only so many bytes later; the distance is doubled each time, up to a bound:
-/// so text that defeats the filter costs little more than the walk.
+/// Whenever the automaton holds few bytes, the search asks the filter where a form may start next. If the answer skips
+/// at most [`GAIN`] bytes, the search walks some distance before it asks again. It doubles that distance each time, up
+/// to a bound. So text that defeats the filter costs little more than the walk.
 const GAIN: usize = 8;
 const MIN_WALK: usize = 1;
 const MAX_WALK: usize = 1024;
 
-/// Spans are put out when there are so many, also in the middle of a write: bounds memory for huge writes.
+/// Number of spans at which decided bytes are released, even within a write. This bounds the memory for huge writes.
 const MAX_SPANS: usize = 512;
 
-/// A buffer for held bytes that has become larger than this is given back when it is empty.
+/// Capacity above which the buffer for held bytes is freed when it is empty.
 const KEPT_CAPACITY: usize = 4096;
 
-/// State of one source: what it holds back, and what it is in the middle of.
+/// State of one source: the bytes held back and the matches in progress.
 ///
-/// The bytes put out depend on the bytes taken in alone, not on how they were cut into writes. Without phrases
-/// nothing is ever held back, and the state has no memory on the heap.
+/// The output depends on the input bytes alone, not on how they were cut into writes. Without phrases no byte is ever
+/// held back, and the state has no memory on the heap.
 pub struct MaskStream {
     masker: Arc<Masker>,
     search: Search,
@@ -33,32 +34,32 @@ pub struct MaskStream {
 }
 
 impl MaskStream {
-    /// A source from its beginning.
+    /// Makes a stream for the start of a source.
     pub fn new(masker: Arc<Masker>) -> Self {
         Self { masker, search: Search::default(), detector: Detector::default() }
     }
 
-    /// Takes the next write of the source, and appends to `out` what is decided by it.
+    /// Takes the next write of the source and appends the output that it decides to `out`.
     pub fn push(&mut self, input: &[u8], out: &mut Vec<u8>) {
         let Self { masker, search, detector } = self;
-        match &masker.forms {
-            Some(forms) => {
-                let mut output = Output { detector, prefixes: &masker.prefixes, out };
-                search.push(forms, input, &mut output);
-            }
-            None => detector.feed(&masker.prefixes, input, Cover::Plain, out),
+        if let Some(forms) = &masker.forms {
+            let mut output = Output { detector, prefixes: &masker.prefixes, out };
+            search.push(forms, input, &mut output);
+        } else {
+            search.pass_by(input);
+            detector.feed(&masker.prefixes, input, Cover::Plain, out);
         }
     }
 
-    /// The source is closed: held bytes are released, and the stream is ready for another source.
+    /// Closes the source: releases the held bytes. The stream can then serve another source.
     pub fn finish(&mut self, out: &mut Vec<u8>) {
         let Self { masker, search, detector } = self;
         search.finish(&mut Output { detector, prefixes: &masker.prefixes, out });
         detector.finish(out);
     }
 
-    /// Further phrases became known: bytes that are not decided yet are searched again with `masker`, which must
-    /// know the phrases of the one before. What becomes decided is appended to `out` (masking.md §7).
+    /// Searches undecided bytes again with `masker`, because further phrases became known (masking.md §7). `masker`
+    /// must know all earlier phrases. Appends the output that is decided now to `out`.
     pub fn replace_masker(&mut self, masker: Arc<Masker>, out: &mut Vec<u8>) {
         if Arc::ptr_eq(&self.masker, &masker) {
             return;
@@ -75,7 +76,7 @@ impl MaskStream {
         }
     }
 
-    /// How many bytes are held back until more is known.
+    /// Returns the number of bytes held back.
     pub fn held(&self) -> usize {
         self.search.held.as_slice().len()
     }
@@ -83,7 +84,10 @@ impl MaskStream {
     /// Memory on the heap, in bytes.
     #[cfg(test)]
     pub(super) fn heap_bytes(&self) -> usize {
-        self.search.held.bytes.capacity() + self.search.spans.capacity() * size_of::<Span>()
+        let Search { held, spans, wrapped, .. } = &self.search;
+        held.bytes.capacity()
+            + spans.capacity() * size_of::<Span>()
+            + wrapped.as_ref().map_or(0, |wrapped| wrapped.heap_bytes())
     }
 }
 
@@ -93,7 +97,7 @@ impl fmt::Debug for MaskStream {
     }
 }
 
-/// Where decided bytes go.
+/// Destination of decided bytes.
 struct Output<'a> {
     detector: &'a mut Detector,
     prefixes: &'a TokenPrefixes,
@@ -108,41 +112,107 @@ impl Output<'_> {
     }
 }
 
-/// Bytes in phrases, from `start` up to but not including `end`.
+/// Bytes covered by phrases, from `start` up to but not including `end`.
 #[derive(Clone, Copy)]
 struct Span {
     start: usize,
     end: usize,
-    /// Its first bytes are put out already.
+    /// True if its first bytes are already released.
     begun: bool,
 }
 
-/// The search for forms: which bytes are in phrase spans, and up to where that is decided.
+/// The search for forms: finds phrase spans, and the position before which all bytes are decided.
 ///
-/// Positions count from a byte of the source that is put out, most often the last one.
+/// Positions count from a released byte of the source. They restart at 0 whenever no byte is held.
 #[derive(Default)]
 struct Search {
-    state: State,
-    /// The undecided bytes: between writes, as many as the automaton holds in `state`.
+    state: AutomatonState,
+    /// A form that may continue after a break (see [`wrap`]).
+    wrapped: Option<Box<Wrapped>>,
+    /// The undecided bytes. Between writes they are the bytes that `state` holds or that begin in `wrapped`.
     held: Held,
     /// Position of the first held byte.
     held_at: usize,
-    /// Up to here bytes are put out; between writes this is `held_at`.
+    /// Length of the run of base64 that ends before the first held byte.
+    run_before: usize,
+    /// Bytes before this position are released. Between writes it equals `held_at`.
     released: usize,
-    /// Spans that are not completely put out, in order. They do not overlap, but may touch.
+    /// Spans that are not completely released, sorted. They do not overlap but may touch.
     spans: VecDeque<Span>,
 }
 
 impl Search {
     fn push(&mut self, forms: &Forms, input: &[u8], output: &mut Output<'_>) {
-        let Forms { automaton, filter } = forms;
-        let input_at = self.held_at + self.held.as_slice().len();
-        let mut at = 0; // the next byte of `input`
-        let mut ask_at = 0; // the filter is not asked before
+        self.find(forms, input, Some(output));
+        self.release(input, self.undecided_from(forms, self.input_at() + input.len()), output);
+        self.keep_rest(input);
+    }
+
+    /// Skips input while there is nothing to search for.
+    fn pass_by(&mut self, input: &[u8]) {
+        self.run_before = wrap::trailing_run(self.run_before, input);
+    }
+
+    /// Returns the position of the first byte after the held ones.
+    fn input_at(&self) -> usize {
+        self.held_at + self.held.as_slice().len()
+    }
+
+    /// Returns the position of the first byte that may belong to a form not complete at `end`, the position of the
+    /// search.
+    fn undecided_from(&self, forms: &Forms, end: usize) -> usize {
+        let plain = end - forms.automaton.hold(self.state);
+        match &self.wrapped {
+            Some(wrapped) => plain.min(wrapped.start(end, forms.automaton.hold(wrapped.state))),
+            None => plain,
+        }
+    }
+
+    /// Searches `input`, which follows the held bytes, and adds the phrases found to `spans`. If there is an `output`,
+    /// releases decided bytes to it as soon as there are [`MAX_SPANS`] spans, to bound the memory.
+    fn find(&mut self, forms: &Forms, input: &[u8], mut output: Option<&mut Output<'_>>) {
+        let run_before = wrap::trailing_run(self.run_before, self.held.as_slice());
+        let mut breaks = Breaks::new(input, run_before, forms.columns);
+        let mut at = usize::from(self.close_break(forms, input));
+        while let Some(line_end) = breaks.next() {
+            self.find_in(forms, input, at..line_end, output.as_deref_mut());
+            at = line_end + self.wrap(forms, input, line_end);
+        }
+        self.find_in(forms, input, at..input.len(), output);
+    }
+
+    /// Searches between two breaks.
+    fn find_in(
+        &mut self,
+        forms: &Forms,
+        input: &[u8],
+        range: Range<usize>,
+        mut output: Option<&mut Output<'_>>,
+    ) {
+        let mut at = range.start;
+        while at < range.end && self.wrapped.is_some() {
+            self.step_wrapped(forms, input[at], self.input_at() + at + 1);
+            at += 1;
+            self.release_spans(forms, input, at, output.as_deref_mut());
+        }
+        self.find_plain(forms, &input[..range.end], at, output);
+    }
+
+    /// Searches from `at` on, where no form continues after a break.
+    fn find_plain(
+        &mut self,
+        forms: &Forms,
+        input: &[u8],
+        mut at: usize,
+        mut output: Option<&mut Output<'_>>,
+    ) {
+        let Forms { automaton, filter, .. } = forms;
+        let input_at = self.input_at();
+        let mut ask_at = at; // the filter is not asked before
         let mut distance = MIN_WALK;
         while at < input.len() {
-            // No form starts before the bytes that the automaton holds. If they belong to this write and no form
-            // can have ended in them, the filter may show that none starts in them either.
+            // No form starts before the bytes that the automaton holds. If they belong to this piece and no form can
+            // have ended in them, the filter may prove that none starts in them either.
             let hold = automaton.hold(self.state);
             let mut entered = false;
             if at >= ask_at && hold < filter.window() && hold <= at {
@@ -158,7 +228,7 @@ impl Search {
                     ask_at = input.len(); // what is left is too short for it
                 }
             }
-            // Where the filter leads to, a form may end already.
+            // A form may already end at the position that the filter leads to.
             if !entered || automaton.matched(self.state) == 0 {
                 let enough = ask_at.saturating_sub(at).max(1);
                 let taken;
@@ -168,16 +238,97 @@ impl Search {
             let matched = automaton.matched(self.state);
             if matched > 0 {
                 self.add_occurrence(input_at + at, matched);
-                if self.spans.len() >= MAX_SPANS {
-                    self.release(input, input_at + at - automaton.hold(self.state), output);
-                }
+                self.release_spans(forms, input, at, output.as_deref_mut());
             }
         }
-        self.release(input, input_at + input.len() - automaton.hold(self.state), output);
-        self.keep_rest(input);
     }
 
-    /// Adds an occurrence that ends behind all others; spans it overlaps become one with it.
+    /// Takes a byte outside breaks, while a form may continue after a break. `end` is the position after the byte.
+    fn step_wrapped(&mut self, forms: &Forms, byte: u8, end: usize) {
+        let automaton = &forms.automaton;
+        self.step(forms, byte, end);
+        let Some(mut wrapped) = self.wrapped.take() else { return };
+        if wrap::is_line_end(byte) {
+            return;
+        }
+        wrapped.state = automaton.step(wrapped.state, byte);
+        let matched = automaton.matched(wrapped.state);
+        if wrapped.spans(end, matched) {
+            self.add_occurrence(end, end - wrapped.start(end, matched));
+        }
+        let hold = automaton.hold(wrapped.state);
+        if wrapped.spans(end, hold) {
+            wrapped.forget_before(wrapped.start(end, hold));
+            self.wrapped = Some(wrapped);
+        }
+    }
+
+    /// Takes a byte; `end` is the position after it.
+    fn step(&mut self, forms: &Forms, byte: u8, end: usize) {
+        self.state = forms.automaton.step(self.state, byte);
+        let matched = forms.automaton.matched(self.state);
+        if matched > 0 {
+            self.add_occurrence(end, matched);
+        }
+    }
+
+    /// Takes the line end at `at`, which follows base64. Returns its length, or 0 if it is no break.
+    fn wrap(&mut self, forms: &Forms, input: &[u8], at: usize) -> usize {
+        let (length, open) = match &input[at..] {
+            [b'\n', ..] => (1, false),
+            [b'\r'] => (1, true),
+            [b'\r', b'\n', ..] => (2, false),
+            _ => return 0,
+        };
+        let start = self.input_at() + at;
+        let wrapped = self.wrapped.take();
+        let state = match &wrapped {
+            Some(wrapped) => wrapped.state,
+            None => self.state_in_line(forms, &input[..at]),
+        };
+        for (&byte, end) in input[at..at + length].iter().zip(start + 1..) {
+            self.step(forms, byte, end);
+        }
+        if forms.automaton.hold(state) > 0 {
+            let mut wrapped = wrapped.unwrap_or_else(|| Box::new(Wrapped::new(state)));
+            wrapped.add(start..start + length);
+            wrapped.open = open;
+            self.wrapped = Some(wrapped);
+        }
+        length
+    }
+
+    /// Handles a CR at the end of the previous write: returns true if the first byte of this write makes it a break.
+    fn close_break(&mut self, forms: &Forms, input: &[u8]) -> bool {
+        let closed = input.first() == Some(&b'\n');
+        let Some(mut wrapped) = self.wrapped.take_if(|wrapped| wrapped.open && !input.is_empty()) else {
+            return false;
+        };
+        if closed {
+            self.step(forms, b'\n', self.input_at() + 1);
+            wrapped.close();
+            self.wrapped = Some(wrapped);
+        }
+        closed
+    }
+
+    /// Returns the state after the held bytes and `input`, as if the source had begun with their last line.
+    fn state_in_line(&self, forms: &Forms, input: &[u8]) -> AutomatonState {
+        let automaton = &forms.automaton;
+        let hold = automaton.hold(self.state);
+        let held = self.held.as_slice();
+        let held = &held[held.len() - hold.saturating_sub(input.len()).min(held.len())..];
+        let input = &input[input.len() - hold.min(input.len())..];
+        let line = |text: &[u8]| text.iter().rposition(|&byte| wrap::is_line_end(byte));
+        let (held, input) = match (line(held), line(input)) {
+            (None, None) => return self.state,
+            (_, Some(end)) => (&[][..], &input[end + 1..]),
+            (Some(end), None) => (&held[end + 1..], input),
+        };
+        held.iter().chain(input).fold(ROOT, |state, &byte| automaton.step(state, byte))
+    }
+
+    /// Adds an occurrence whose end is not before that of any earlier one. Merges the spans that it overlaps.
     fn add_occurrence(&mut self, end: usize, length: usize) {
         let mut span = Span { start: end - length, end, begun: false };
         while let Some(last) = self.spans.pop_back_if(|last| last.end > span.start) {
@@ -188,20 +339,26 @@ impl Search {
         self.spans.push_back(span);
     }
 
-    /// Searches the held bytes with another automaton. Spans found so far stay.
+    /// If there are [`MAX_SPANS`] spans, releases the bytes that are decided after a search of the first `at` bytes of
+    /// `input`.
+    #[inline]
+    fn release_spans(&mut self, forms: &Forms, input: &[u8], at: usize, output: Option<&mut Output<'_>>) {
+        if self.spans.len() >= MAX_SPANS
+            && let Some(output) = output
+        {
+            self.release(input, self.undecided_from(forms, self.input_at() + at), output);
+        }
+    }
+
+    /// Searches the held bytes with another automaton. Keeps the spans found so far.
     fn search_again(&mut self, forms: &Forms, output: &mut Output<'_>) {
         let mut spans = Vec::from(std::mem::take(&mut self.spans));
-        let mut end = self.held_at;
-        self.state = ROOT;
-        for &byte in self.held.as_slice() {
-            self.state = forms.automaton.step(self.state, byte);
-            end += 1;
-            let matched = forms.automaton.matched(self.state);
-            if matched > 0 {
-                spans.push(Span { start: end - matched, end, begun: false });
-            }
-        }
-        // By start, as the union of spans needs them; of those with the same start a begun one is the first.
+        (self.state, self.wrapped) = (ROOT, None);
+        let held = std::mem::take(&mut self.held);
+        self.find(forms, held.as_slice(), None);
+        self.held = held;
+        spans.extend(std::mem::take(&mut self.spans));
+        // The union of spans needs them sorted by start; of those with the same start, a begun one must be first.
         spans.sort_by_key(|span| (span.start, !span.begun));
         for span in spans {
             match self.spans.back_mut() {
@@ -209,7 +366,7 @@ impl Search {
                 _ => self.spans.push_back(span),
             }
         }
-        self.release(&[], end - forms.automaton.hold(self.state), output);
+        self.release(&[], self.undecided_from(forms, self.input_at()), output);
         self.keep_rest(&[]);
     }
 
@@ -218,7 +375,7 @@ impl Search {
         *self = Self::default();
     }
 
-    /// Puts out the bytes of held bytes and `input` before position `end`.
+    /// Releases the bytes of the held bytes and `input` before position `end`.
     fn release(&mut self, input: &[u8], end: usize, output: &mut Output<'_>) {
         let (held, held_at) = (self.held.as_slice(), self.held_at);
         let mut feed = |from: usize, to: usize, cover: Cover| {
@@ -245,9 +402,13 @@ impl Search {
         self.released = end;
     }
 
-    /// Ends a write: what is not put out of held bytes and `input` becomes the held bytes.
+    /// Ends a write: the unreleased bytes of the held bytes and `input` become the held bytes.
     fn keep_rest(&mut self, input: &[u8]) {
-        self.held.advance(self.released - self.held_at, input);
+        let held = self.held.as_slice();
+        let count = self.released - self.held_at;
+        let run = wrap::trailing_run(self.run_before, &held[..count.min(held.len())]);
+        self.run_before = wrap::trailing_run(run, &input[..count.saturating_sub(held.len())]);
+        self.held.advance(count, input);
         self.held_at = self.released;
         if self.held.as_slice().is_empty() {
             (self.held_at, self.released) = (0, 0);
@@ -255,7 +416,7 @@ impl Search {
     }
 }
 
-/// A queue of bytes in one piece.
+/// A queue of bytes that is contiguous in memory.
 #[derive(Default)]
 struct Held {
     bytes: Vec<u8>,
@@ -267,12 +428,12 @@ impl Held {
         &self.bytes[self.start..]
     }
 
-    /// Removes `count` bytes from the front of this queue with `more` behind it.
+    /// Appends `more`, then removes `count` bytes from the front.
     fn advance(&mut self, count: usize, more: &[u8]) {
         let length = self.as_slice().len();
         if count < length {
             self.start += count;
-            // Moving only when at least half is free keeps the cost for each byte constant.
+            // Moving only when at least half is free keeps the cost per byte constant.
             if self.start > self.bytes.len() / 2 {
                 self.bytes.drain(..self.start);
                 self.start = 0;

@@ -1,10 +1,12 @@
-//! The stream against a second calculation (`definition.rs`), and its limits.
+//! Compares the stream with a second implementation (`definition.rs`), and tests its limits.
 
 mod definition;
 
+use base64::Engine;
+use base64::engine::general_purpose::{STANDARD, URL_SAFE};
 use proptest::prelude::*;
 
-use self::definition::by_definition;
+use self::definition::{by_definition, wrapped};
 use super::*;
 
 fn set(phrases: &[String], prefixes: &[&str], forms: bool) -> PhraseSet {
@@ -12,22 +14,32 @@ fn set(phrases: &[String], prefixes: &[&str], forms: bool) -> PhraseSet {
     PhraseSet::prepare(phrases, prefixes, &config).unwrap().0
 }
 
-/// With as few rows as possible, or as many as usual.
-fn compile(set: &PhraseSet, rows: bool) -> Arc<Masker> {
-    if rows || set.forms().is_empty() {
+/// With as few rows as possible, or the usual number; with breaks after lines of `columns`.
+fn compile(set: &PhraseSet, rows: bool, columns: Option<usize>) -> Arc<Masker> {
+    if set.forms().is_empty() {
         return Masker::compile(set);
     }
-    let automaton = Automaton::with_row_budget(set.forms(), 0);
-    let forms = Forms { filter: Filter::new(set.forms(), &automaton), automaton };
+    let automaton =
+        if rows { Automaton::new(set.forms()) } else { Automaton::with_row_budget(set.forms(), 0) };
+    let forms = Forms { filter: Filter::new(set.forms(), &automaton), automaton, columns };
     Arc::new(Masker { forms: Some(forms), prefixes: Arc::clone(set.prefixes()) })
 }
 
-/// The longest suffix of `text` that is a proper prefix of a form.
-fn undecided(forms: &[Vec<u8>], text: &[u8]) -> usize {
-    (0..=text.len())
-        .filter(|&n| forms.iter().any(|form| n < form.len() && form.starts_with(&text[text.len() - n..])))
-        .max()
-        .unwrap_or(0)
+/// Length of the longest suffix of `text` that is a proper prefix of a form, perhaps with breaks in it.
+fn undecided(forms: &[Vec<u8>], columns: Option<usize>, text: &[u8]) -> usize {
+    let begins = |form: &[u8], start: usize| {
+        let rest = &text[start..];
+        let wrapped = || wrapped(form, columns?, text, start);
+        rest.len() < form.len() && form.starts_with(rest)
+            || wrapped().is_some_and(|(end, length)| end == text.len() && length < form.len())
+    };
+    let start = (0..text.len()).find(|&start| forms.iter().any(|form| begins(form, start)));
+    start.map_or(0, |start| text.len() - start)
+}
+
+/// Length of lines of base64: the real one, or so short that other text is full of breaks.
+fn columns() -> impl Strategy<Value = Option<usize>> {
+    prop::sample::select(vec![Some(1), Some(2), Some(4), Some(wrap::COLUMNS), None])
 }
 
 fn stream<'a>(masker: &Arc<Masker>, writes: impl IntoIterator<Item = &'a [u8]>) -> Vec<u8> {
@@ -39,6 +51,17 @@ fn stream<'a>(masker: &Arc<Masker>, writes: impl IntoIterator<Item = &'a [u8]>) 
     out
 }
 
+/// Masks a whole text.
+trait MaskText {
+    fn mask_text(&self, text: &str) -> String;
+}
+
+impl MaskText for Arc<Masker> {
+    fn mask_text(&self, text: &str) -> String {
+        self.mask(text).into_data()
+    }
+}
+
 fn cut<'a>(mut text: &'a [u8], lengths: &'a [usize]) -> impl Iterator<Item = &'a [u8]> {
     let mut lengths = lengths.iter().cycle();
     std::iter::from_fn(move || {
@@ -48,12 +71,13 @@ fn cut<'a>(mut text: &'a [u8], lengths: &'a [usize]) -> impl Iterator<Item = &'a
     })
 }
 
-/// Phrases that overlap in all ways, with each other and with everything else that is searched for.
+/// Phrases that overlap in all ways, with each other and with all other search terms.
 fn phrases() -> impl Strategy<Value = Vec<String>> {
     let phrase = prop_oneof![
         4 => "[ab]{1,6}",
         2 => "[ab&?=.]{1,5}",
         1 => "[ab]{4,9}/[ab]{4,9}",
+        1 => "[ab]{1,5}[\n\r][ab]{2,5}\n[ab]{1,3}",
         2 => prop::sample::select(vec![
             "token=a", "?rss", "_token=", "=", "p-a", "ab-", "&", "a b", "a&b?ab", "\\u0026", "amp;",
             "?private_token=", "a", "p-",
@@ -72,11 +96,21 @@ fn text() -> impl Strategy<Value = String> {
             "pp-", "=", "&amp;rss_token=", "\\U0026x-amz-signature=", "?", "x-amz-security-token=", "\n",
             "\u{e9}",
         ]).prop_map(str::to_owned),
+        2 => prop::sample::select(vec![
+            "a\n", "b\r\n", "\r", "b\r", "a\nb", "ab\r\na", "bb\nb\na\nb",
+        ]).prop_map(str::to_owned),
     ];
     prop::collection::vec(fragment, 0..14).prop_map(|fragments| fragments.concat())
 }
 
 const PREFIXES: [&str; 3] = ["p-", "ab-", "-/"];
+
+/// Base64 as programs print it: a text with a secret in it, in lines of `columns`.
+fn encoded_lines(text: &[u8], columns: usize, line_end: &str, url_safe: bool) -> String {
+    let encoded = if url_safe { URL_SAFE.encode(text) } else { STANDARD.encode(text) };
+    let lines = encoded.as_bytes().chunks(columns).map(|line| std::str::from_utf8(line).unwrap());
+    lines.flat_map(|line| [line, line_end]).collect()
+}
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 1000, ..ProptestConfig::default() })]
@@ -88,12 +122,13 @@ proptest! {
         text in text(),
         lengths in prop::collection::vec(1_usize..20, 1..10),
         rows: bool,
+        columns in columns(),
     ) {
         let prefixes = &PREFIXES[..prefixes];
         let set = set(&phrases, prefixes, true);
-        let masker = compile(&set, rows);
+        let masker = compile(&set, rows, columns);
         let text = text.as_bytes();
-        let expected = by_definition(set.forms(), |_, _| true, prefixes, text);
+        let expected = by_definition(set.forms(), columns, |_, _| true, prefixes, text);
         let show = |out: &[u8]| out.escape_ascii().to_string();
 
         prop_assert_eq!(show(&stream(&masker, [text])), show(&expected), "whole");
@@ -111,14 +146,15 @@ proptest! {
         text in text(),
         lengths in prop::collection::vec(1_usize..20, 1..10),
         rows: bool,
+        columns in columns(),
     ) {
         let set = set(&phrases, &PREFIXES, true);
-        let (mut stream, mut out) = (MaskStream::new(compile(&set, rows)), Vec::new());
+        let (mut stream, mut out) = (MaskStream::new(compile(&set, rows, columns)), Vec::new());
         let mut seen = 0;
         for write in cut(text.as_bytes(), &lengths) {
             stream.push(write, &mut out);
             seen += write.len();
-            prop_assert_eq!(stream.held(), undecided(set.forms(), &text.as_bytes()[..seen]));
+            prop_assert_eq!(stream.held(), undecided(set.forms(), columns, &text.as_bytes()[..seen]));
         }
     }
 
@@ -129,18 +165,19 @@ proptest! {
         text in text(),
         at in 0_usize..60,
         lengths in prop::collection::vec(1_usize..20, 1..10),
+        columns in columns(),
     ) {
         let before = set(&phrases, &PREFIXES, true);
         let after = before.with_added(&added).unwrap().0;
         let text = text.as_bytes();
         let (first, second) = text.split_at(at.min(text.len()));
 
-        let (mut stream, mut out) = (MaskStream::new(Masker::compile(&before)), Vec::new());
+        let (mut stream, mut out) = (MaskStream::new(compile(&before, true, columns)), Vec::new());
         for write in cut(first, &lengths) {
             stream.push(write, &mut out);
         }
         let decided = first.len() - stream.held();
-        stream.replace_masker(Masker::compile(&after), &mut out);
+        stream.replace_masker(compile(&after, true, columns), &mut out);
         for write in cut(second, &lengths) {
             stream.push(write, &mut out);
         }
@@ -149,8 +186,40 @@ proptest! {
         let known = |form: &[u8], start: usize| {
             start >= decided || before.forms().iter().any(|other| other == form)
         };
-        let expected = by_definition(after.forms(), known, &PREFIXES, text);
+        let expected = by_definition(after.forms(), columns, known, &PREFIXES, text);
         prop_assert_eq!(out.escape_ascii().to_string(), expected.escape_ascii().to_string());
+    }
+
+    #[test]
+    fn fault_82_base64_in_lines_shows_nothing_of_a_secret_in_every_cutting(
+        phrase in prop::collection::vec(any::<u8>(), 8..200),
+        before in prop::collection::vec(any::<u8>(), 0..80),
+        after in prop::collection::vec(any::<u8>(), 0..80),
+        columns in prop::sample::select(vec![60_usize, 64, 70, 72, 76]),
+        crlf: bool,
+        url_safe: bool,
+        lengths in prop::collection::vec(1_usize..100, 1..10),
+    ) {
+        let phrase = [b"x", &phrase[..], b"x"].concat(); // nothing to trim
+        let (set, _) = PhraseSet::prepare([&phrase], [""], &MaskConfig::default()).unwrap();
+        let masker = Masker::compile(&set);
+        let line_end = if crlf { "\r\n" } else { "\n" };
+        let text = encoded_lines(&[&before[..], &phrase, &after].concat(), columns, line_end, url_safe);
+        let text = text.as_bytes();
+        let expected = by_definition(set.forms(), Some(wrap::COLUMNS), |_, _| true, &[], text);
+        let shown = String::from_utf8_lossy(&expected);
+
+        // At most two characters before and behind the secret hold bits of it.
+        let around = shown.split("[MASKED]").map(|part| part.replace(['\r', '\n'], "").len()).sum::<usize>();
+        prop_assert!(around <= 4 * (before.len() + 2).div_ceil(3) + 4 * (after.len() + 2).div_ceil(3), "{}", shown);
+        prop_assert_eq!(shown.matches("[MASKED]").count(), 1, "{}", shown);
+        for (name, out) in [
+            ("whole", stream(&masker, [text])),
+            ("single bytes", stream(&masker, text.chunks(1))),
+            ("random cutting", stream(&masker, cut(text, &lengths))),
+        ] {
+            prop_assert_eq!(String::from_utf8_lossy(&out), shown.as_ref(), "{}", name);
+        }
     }
 
     #[test]
@@ -160,7 +229,7 @@ proptest! {
         lengths in prop::collection::vec(1_usize..120, 1..10),
         rows: bool,
     ) {
-        // Beginnings of phrases, whole ones, and stretches in which nothing starts.
+        // Prefixes of phrases, whole phrases, and stretches in which nothing starts.
         let mut text = String::new();
         for (which, length, blank, noise) in &pieces {
             text.extend(phrases[which % phrases.len()].chars().take(*length));
@@ -168,8 +237,8 @@ proptest! {
             text.push_str(&".".repeat(*blank));
         }
         let set = set(&phrases, &PREFIXES, true);
-        let masker = compile(&set, rows);
-        let expected = by_definition(set.forms(), |_, _| true, &PREFIXES, text.as_bytes());
+        let masker = compile(&set, rows, Some(wrap::COLUMNS));
+        let expected = by_definition(set.forms(), Some(wrap::COLUMNS), |_, _| true, &PREFIXES, text.as_bytes());
         let expected = expected.escape_ascii().to_string();
         let whole = stream(&masker, [text.as_bytes()]).escape_ascii().to_string();
         prop_assert_eq!(&whole, &expected);
@@ -217,7 +286,7 @@ fn with_other_prefixes_a_begun_one_is_forgotten_and_a_run_goes_on() {
 
 #[test]
 fn spans_in_the_middle_survive_a_new_masker() {
-    // "aba" is found and held, as it may become "abac", when "bax" becomes known.
+    // "aba" is found and held, as it may become "abac"; then "bax" becomes known.
     let before = set(&strings(["aba", "abac"]), &[], true);
     let after = before.with_added(["bax"]).unwrap().0;
     let (mut stream, mut out) = (MaskStream::new(Masker::compile(&before)), Vec::new());
@@ -237,7 +306,7 @@ fn jobs_without_phrases_share_one_masker() {
         let (set, _) = PhraseSet::prepare(nothing, ["glpat-"; 1].iter().take(0), &config).unwrap();
         assert!(Arc::ptr_eq(&Masker::compile(&set), &Masker::without_phrases(default_prefixes)));
     }
-    // A prefix that is a default one changes nothing.
+    // A prefix that is also a default one changes nothing.
     let (set, _) = PhraseSet::prepare(nothing, [" glpat- ", "", " "], &MaskConfig::default()).unwrap();
     assert!(Arc::ptr_eq(&Masker::compile(&set), &Masker::without_phrases(DefaultPrefixes::All)));
 }
@@ -262,6 +331,11 @@ fn fault_40_chains_values_and_runs_of_any_length_take_constant_memory() {
             assert!(stream.held() <= 1 && stream.heap_bytes() < 1024);
         }
     }
+    let lines = format!("{}\n", "a".repeat(76)).repeat(1 << 10);
+    for _ in 0..8 {
+        stream.push(lines.as_bytes(), &mut out);
+        assert!(stream.held() <= 2 && stream.heap_bytes() < 1024);
+    }
     let many = "b".repeat(1 << 18);
     stream.push(many.as_bytes(), &mut out);
     assert!(stream.heap_bytes() < 64 * 1024);
@@ -271,8 +345,8 @@ fn fault_40_chains_values_and_runs_of_any_length_take_constant_memory() {
 fn a_text_stays_a_string_when_half_a_character_is_masked() {
     let (set, _) = PhraseSet::prepare([b"\xc3".as_slice()], [""], &MaskConfig::default()).unwrap();
     let masker = Masker::compile(&set);
-    assert_eq!(masker.mask_str("\u{e9}"), "[MASKED]\u{fffd}");
-    assert_eq!(masker.mask_str("e"), "e");
+    assert_eq!(masker.mask_text("\u{e9}"), "[MASKED]\u{fffd}");
+    assert_eq!(masker.mask_text("e"), "e");
 }
 
 #[test]
@@ -290,10 +364,10 @@ fn fault_38_debug_output_shows_no_secret() {
 fn a_text_of_many_pieces_is_masked_across_them() {
     let masker = Masker::compile(&set(&strings(["nightingale"]), &[], true));
     let text = "nightingale ".repeat(PIECE / 4);
-    assert_eq!(masker.mask_str(&text), "[MASKED] ".repeat(PIECE / 4));
+    assert_eq!(masker.mask_text(&text), "[MASKED] ".repeat(PIECE / 4));
 }
 
-/// The text whole, and cut in two at every place: all the same.
+/// Masks the text as a whole and cut in two at every place. All outputs must be equal.
 #[track_caller]
 fn masked_in_every_cutting(phrases: &[&str], text: &str) -> String {
     let phrases: Vec<String> = phrases.iter().map(|&phrase| phrase.to_owned()).collect();
@@ -351,10 +425,96 @@ fn fault_36_short_blank_and_common_secrets_are_masked_or_left_out_and_never_in_t
         (&["0"], "100", "1[MASKED][MASKED]"),
         (&["[MASKED]"], "x [MASKED] y", "x [MASKED] y"),
         (&["[MASKED]", "secret"], "secret [MASKED]", "[MASKED] [MASKED]"),
-        // What stands in the place of a secret is not searched again.
+        // The replacement of a secret is not searched again.
         (&["M", "secret"], "secret M", "[MASKED] [MASKED]"),
         (&[" padded "], "a padded word", "a [MASKED] word"),
     ] {
         assert_eq!(masked_in_every_cutting(phrases, text), expected, "{phrases:?} in {text:?}");
     }
+}
+
+#[test]
+fn fault_82_a_long_secret_is_masked_in_the_lines_of_base64_and_of_pem() {
+    let secret = "correct horse battery staple, correct horse battery staple, over and over again";
+    let mask = |text: String| masked_in_every_cutting(&[secret], &text);
+    for line_end in ["\n", "\r\n"] {
+        for columns in [64, 76] {
+            // As by `echo $SECRET | base64`, and within a longer text.
+            let alone = encoded_lines(format!("{secret}\n").as_bytes(), columns, line_end, false);
+            assert_eq!(mask(alone), format!("[MASKED]{line_end}"));
+            let longer =
+                encoded_lines(format!("user: me\npassword: {secret}\n").as_bytes(), columns, line_end, false);
+            let masked = mask(longer);
+            assert_eq!(masked.matches("[MASKED]").count(), 1, "{masked}");
+            assert!(masked.len() < 40, "{masked}");
+        }
+    }
+}
+
+#[test]
+fn fault_82_only_line_ends_in_base64_are_passed_over() {
+    let base64 = "QUJD".repeat(15);
+    let short = "A".repeat(wrap::COLUMNS - "night".len() - 1);
+    let phrases = ["nightingale"];
+    for (text, expected) in [
+        (format!("{base64}night\ningale"), format!("{base64}[MASKED]")),
+        (format!("{base64}night\r\ningale"), format!("{base64}[MASKED]")),
+        // Other line ends, other text before them, and lines that are too short.
+        (format!("{base64}night\n\ningale"), format!("{base64}night\n\ningale")),
+        (format!("{base64}night\ringale"), format!("{base64}night\ringale")),
+        (format!("{base64}=night\ningale"), format!("{base64}=night\ningale")),
+        (format!("{short}night\ningale"), format!("{short}night\ningale")),
+        (format!("Q{short}night\ningale"), format!("Q{short}[MASKED]")),
+    ] {
+        assert_eq!(masked_in_every_cutting(&phrases, &text), expected, "{text:?}");
+    }
+}
+
+#[test]
+fn fault_82_a_line_end_waits_only_behind_base64_that_may_begin_a_secret() {
+    let masker = Masker::compile(&set(&strings(["nightingale"]), &[], true));
+    for (line, held) in [
+        ("an ordinary line of a log that ends like it: n\n".to_owned(), 0),
+        (format!("{}n\n", "QUJD".repeat(15)), 2),
+        (format!("{}n\r\n", "QUJD".repeat(15)), 3),
+        (format!("{}n\r", "QUJD".repeat(15)), 2),
+        (format!("{}.\n", "QUJD".repeat(15)), 0),
+        (format!("{}!\n", "QUJD".repeat(15)), 0),
+    ] {
+        let (mut stream, mut out) = (MaskStream::new(Arc::clone(&masker)), Vec::new());
+        stream.push(line.as_bytes(), &mut out);
+        assert_eq!(stream.held(), held, "{line:?}");
+        stream.push(b"x", &mut out);
+        assert_eq!(String::from_utf8_lossy(&out), format!("{line}x"));
+    }
+}
+
+#[test]
+fn without_encoded_forms_line_ends_are_never_passed_over() {
+    let masker = Masker::compile(&set(&strings(["nightingale"]), &[], false));
+    let text = format!("{}night\ningale", "QUJD".repeat(15));
+    assert_eq!(masker.mask_text(&text), text);
+}
+
+#[test]
+fn fault_80_a_masked_text_is_cut_put_on_one_line_and_escaped_after_it_was_masked() {
+    let masker = Masker::compile(&set(
+        &strings(["first line\nsecond line\n'third'", "\u{e9}".repeat(70).as_str()]),
+        &[],
+        true,
+    ));
+    let quoted = |quotation: &str| masker.mask(&format!("key \"{}\"\r\nis bad", text::quote(quotation)));
+    assert_eq!(quoted("first line\nsecond line\n'third'").line_of(99, false), "key \"[MASKED]\"  is bad");
+    assert_eq!(quoted(&"\u{e9}".repeat(70)).line_of(99, false), "key \"[MASKED]\"  is bad");
+    assert_eq!(
+        quoted(&format!("{}\t", "a".repeat(90))).for_people(),
+        format!("key \"{}…\"\r\nis bad", "a".repeat(64))
+    );
+    let message = masker.mask(&format!("step {:?}: exec: exit status 3", "ä".repeat(99)));
+    let short = message.line_of(100, true);
+    assert!(
+        short.len() <= 100 && short.starts_with("step \"ä") && short.ends_with("exit status 3"),
+        "{short}"
+    );
+    assert_eq!(masker.mask("exit status 1").line_of(100, false), "exit-status 1");
 }

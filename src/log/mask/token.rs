@@ -1,4 +1,4 @@
-//! Token prefixes: `glpat-` and the like, after which a run of token bytes is hidden (masking.md §3).
+//! Token prefixes such as `glpat-`. The run of token bytes after a prefix is hidden (masking.md §3).
 
 use std::sync::{Arc, LazyLock};
 
@@ -11,7 +11,7 @@ use super::{
     phrases::{DefaultPrefixes, MaskConfig, MaskLimitError},
 };
 
-/// UNSURE whether the public list has grown since (masking.md §3).
+/// The default prefixes (masking.md §3).
 const DEFAULTS: [&[u8]; 14] = [
     b"glpat-",
     b"gloas-",
@@ -29,26 +29,26 @@ const DEFAULTS: [&[u8]; 14] = [
     b"gltok-",
 ];
 
-/// Whether a byte belongs to a run, where no phrase covers it.
+/// True if a byte belongs to a run even where no phrase covers it.
 pub(super) fn is_run_byte(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.' | b'_' | b'=')
 }
 
-/// The prefixes in force, ready to be searched for.
+/// The prefixes in force, ready for the search.
 pub(super) struct TokenPrefixes {
-    /// Sorted, each once.
+    /// Sorted, without duplicates.
     prefixes: Vec<Vec<u8>>,
-    /// Finds the end of each prefix, also of one inside another.
+    /// Finds the end of each prefix, even of one inside another.
     pub(super) automaton: Automaton,
     finder: Finder,
     longest: usize,
 }
 
-/// Finds where the next prefix starts, fast.
+/// Finds the start of the next prefix quickly.
 enum Finder {
     /// There is no prefix.
     None,
-    /// A vector algorithm, where machine and prefixes allow it.
+    /// A vector algorithm, if the machine and the prefixes allow it.
     Packed(Box<packed::Searcher>),
     Filter(Box<Filter>),
 }
@@ -71,7 +71,7 @@ impl TokenPrefixes {
         Self { prefixes, automaton, finder, longest }
     }
 
-    /// The default prefixes alone; built once for all jobs.
+    /// Returns the default prefixes alone, built once for all jobs.
     pub(super) fn defaults(which: DefaultPrefixes) -> &'static Arc<Self> {
         static NONE: LazyLock<Arc<TokenPrefixes>> = LazyLock::new(|| build(DefaultPrefixes::None));
         static GLPAT: LazyLock<Arc<TokenPrefixes>> = LazyLock::new(|| build(DefaultPrefixes::Glpat));
@@ -86,13 +86,13 @@ impl TokenPrefixes {
         }
     }
 
-    /// Whether states of the two automata mean the same.
+    /// True if both have the same prefixes, so that states of one automaton are valid in the other.
     pub(super) fn is_same(&self, other: &Self) -> bool {
         self.prefixes == other.prefixes
     }
 
-    /// The first position from `from` on where a prefix starts, or where one may start that `text` does not hold
-    /// completely.
+    /// Returns the first position at or after `from` where a prefix starts. Near the end of `text`, this is also any
+    /// position where a prefix can start that continues after the end.
     pub(super) fn first_possible_start(&self, text: &[u8], from: usize) -> usize {
         let open = text.len() - text.len().min(self.longest.saturating_sub(1));
         if from < open {
@@ -125,7 +125,7 @@ fn default_list(which: DefaultPrefixes) -> &'static [&'static [u8]] {
     }
 }
 
-/// The default prefixes in force and `more`, trimmed, without blank ones and duplicates (masking.md §3, §8).
+/// Combines the default prefixes in force with `more`, trimmed, without empty ones and duplicates (masking.md §3, §8).
 pub(super) fn prepare(
     more: impl IntoIterator<Item = impl AsRef<[u8]>>,
     config: &MaskConfig,

@@ -15,7 +15,7 @@ const KEYS: [&str; 6] = [
     "x-amz-security-token",
 ];
 
-/// Finds the `=` of a parameter. To be fed with [lower case](u8::to_ascii_lowercase).
+/// Returns the automaton that finds the `=` of a parameter. Its input must be [lower case](u8::to_ascii_lowercase).
 pub(super) fn automaton() -> &'static Automaton {
     static AUTOMATON: LazyLock<Automaton> = LazyLock::new(|| {
         let mut parameters: Vec<String> = SEPARATORS
@@ -28,14 +28,14 @@ pub(super) fn automaton() -> &'static Automaton {
     &AUTOMATON
 }
 
-/// The first position from `from` on where a parameter may start, or the end of `text`.
+/// Returns the first position at or after `from` where a parameter may start, or the length of `text`.
 pub(super) fn first_possible_start(text: &[u8], from: usize) -> usize {
     text.get(from..)
         .and_then(|rest| memchr::memchr3(b'?', b'&', b'\\', rest))
         .map_or(text.len(), |at| from + at)
 }
 
-/// Whether a byte ends a value, where no phrase covers it.
+/// True if a byte ends a value where no phrase covers it.
 pub(super) fn ends_value(byte: u8) -> bool {
     byte <= b' ' || matches!(byte, 0x7F | b'?' | b'&')
 }

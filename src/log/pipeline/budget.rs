@@ -1,24 +1,24 @@
 //! The log limit (logs.md §6).
 
 use super::output_bytes;
-use crate::log::frame::{Kind, Stamp, daemon_lines};
+use crate::log::frame::{LogChannel, Stamp, daemon_lines};
 
-/// The last bytes below the limit are for the daemon's own lines (logs.md §6).
+/// Bytes at the end of the limit that are reserved for the daemon's own lines (logs.md §6).
 pub const OWN_RESERVE: u64 = 4096;
 
-/// The last bytes of [`OWN_RESERVE`] are for the two lines about the limit itself, which must not miss.
+/// Bytes of [`OWN_RESERVE`] that are reserved for the two lines about the limit itself.
 const NOTICE_RESERVE: u64 = 256;
 
-/// Whose entries a batch holds; the two have different room below the limit.
+/// Source of a batch of entries. It decides how close to the limit they may come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Origin {
-    /// A process of a step, or a service.
+pub enum LogOrigin {
+    /// A process of a step.
     Step,
     /// The daemon itself.
     Daemon,
 }
 
-/// Decides which entries still fit below the log limit, and counts the others (logs.md §6).
+/// Decides which entries fit below the log limit, and counts the output of the others (logs.md §6).
 #[derive(Debug)]
 pub struct LogBudget {
     limit: u64,
@@ -28,21 +28,21 @@ pub struct LogBudget {
 }
 
 impl LogBudget {
-    /// A budget of `limit` bytes for a log that holds `written` bytes already.
+    /// Makes a budget of `limit` bytes for a log that already holds `written` bytes.
     pub const fn new(limit: u64, written: u64) -> Self {
         Self { limit, written, dropped: 0, reached: false }
     }
 
-    /// Admits the whole entries in `out[from..]`: those that do not fit are cut off the end of `out`.
+    /// Admits the whole entries in `out[from..]` that fit, and cuts the others off the end of `out`.
     ///
-    /// The first entry of a step that does not fit is replaced by one `log limit reached` entry with the time `now`;
-    /// from then on no entry of a step is admitted, however short.
-    pub fn admit(&mut self, origin: Origin, out: &mut Vec<u8>, from: usize, now: &Stamp) {
+    /// The first entry of a step that does not fit is replaced by a `log limit reached` entry with the time `now`.
+    /// After it no entry of a step is admitted, however short.
+    pub fn admit(&mut self, origin: LogOrigin, out: &mut Vec<u8>, from: usize, now: &Stamp) {
         let entries = out.get(from..).unwrap_or_default();
         let room = match origin {
-            Origin::Step if self.reached => 0,
-            Origin::Step => self.room(OWN_RESERVE),
-            Origin::Daemon => self.room(NOTICE_RESERVE),
+            LogOrigin::Step if self.reached => 0,
+            LogOrigin::Step => self.room(OWN_RESERVE),
+            LogOrigin::Daemon => self.room(NOTICE_RESERVE),
         };
         let fits = whole_entries(entries, room);
         let cut = entries.len() > fits;
@@ -50,7 +50,7 @@ impl LogBudget {
         self.written += fits as u64;
         if cut {
             out.truncate(from + fits);
-            if origin == Origin::Step && !self.reached {
+            if origin == LogOrigin::Step && !self.reached {
                 self.reached = true;
                 let text = format!("log limit reached: {} bytes; later output is dropped", self.limit);
                 self.add_notice(&text, now, out);
@@ -58,7 +58,7 @@ impl LogBudget {
         }
     }
 
-    /// Appends the last word about the limit to `out`, once, at the job's end: `warning: N bytes of output dropped`.
+    /// Appends the final line about the limit to `out`, once, at the job's end: `warning: N bytes of output dropped`.
     ///
     /// N counts the bodies with their line feeds. Nothing is appended if nothing was dropped.
     pub fn close(&mut self, now: &Stamp, out: &mut Vec<u8>) {
@@ -68,27 +68,27 @@ impl LogBudget {
         }
     }
 
-    /// Gives back the room of `bytes` that were admitted but never came into the file.
+    /// Frees the room of `bytes` that were admitted but never written to the file.
     pub const fn give_back(&mut self, bytes: u64) {
         self.written = self.written.saturating_sub(bytes);
     }
 
-    /// Counts `bytes` that go into the file without being asked for: a notice.
+    /// Counts `bytes` that are written without [`LogBudget::admit`]: the daemon's notices.
     pub(super) const fn charge(&mut self, bytes: u64) {
         self.written += bytes;
     }
 
-    /// Whether the limit was reached, so that output of steps need not be formatted any more.
+    /// True if the limit was reached: output of steps need not be formatted any more.
     pub const fn reached(&self) -> bool {
         self.reached
     }
 
-    /// Bytes of output dropped so far and not yet told by [`LogBudget::close`].
+    /// Returns the bytes of output dropped so far and not yet reported by [`LogBudget::close`].
     pub const fn dropped(&self) -> u64 {
         self.dropped
     }
 
-    /// Bytes that are in the file, or admitted to it.
+    /// Returns the bytes that are in the file or admitted to it.
     pub const fn written(&self) -> u64 {
         self.written
     }
@@ -99,12 +99,12 @@ impl LogBudget {
 
     fn add_notice(&mut self, text: &str, now: &Stamp, out: &mut Vec<u8>) {
         let before = out.len();
-        daemon_lines(Kind::Err, text.as_bytes(), now, out);
+        daemon_lines(LogChannel::Err, text.as_bytes(), now, out);
         self.charge((out.len() - before) as u64);
     }
 }
 
-/// The length of the longest run of whole entries at the start of `entries` that fits into `room` bytes.
+/// Returns the length of the longest run of whole entries at the start of `entries` that fits into `room` bytes.
 fn whole_entries(entries: &[u8], room: u64) -> usize {
     match usize::try_from(room).ok().and_then(|room| entries.get(..room)) {
         Some(fitting) => memchr::memrchr(b'\n', fitting).map_or(0, |last| last + 1),

@@ -4,8 +4,8 @@ use std::time::Duration;
 use proptest::collection::vec;
 use proptest::prelude::*;
 
-use super::{Backlog, GIVE_UP_AFTER, LogBudget, OWN_RESERVE, Origin, Pipeline, State};
-use crate::log::frame::{Kind, STEP, Stamp, daemon_lines};
+use super::{Backlog, GIVE_UP_AFTER, LogBudget, LogOrigin, OWN_RESERVE, Pipeline, WriterState};
+use crate::log::frame::{LogChannel, STEP, Stamp, daemon_lines};
 use crate::log::mask::{MaskConfig, Masker, PhraseSet};
 
 const HEADER: &str = "1970-01-01T00:00:00.000000Z";
@@ -27,7 +27,7 @@ fn masker(phrases: &[&str]) -> Arc<Masker> {
     Masker::compile(&PhraseSet::prepare(phrases, none, &MaskConfig::default()).unwrap().0)
 }
 
-/// What a call of a pipeline appends.
+/// Entries that one call of a pipeline appends.
 fn appended(call: impl FnOnce(&mut Vec<u8>, &mut Vec<u8>)) -> String {
     let (mut masked, mut out) = (b"of another source".to_vec(), Vec::new());
     call(&mut masked, &mut out);
@@ -36,7 +36,7 @@ fn appended(call: impl FnOnce(&mut Vec<u8>, &mut Vec<u8>)) -> String {
 
 #[test]
 fn bytes_held_by_the_masker_come_out_when_they_are_decided() {
-    let mut pipeline = Pipeline::new(STEP, Kind::Out, masker(&["a\nsecret"]));
+    let mut pipeline = Pipeline::new(STEP, LogChannel::Out, masker(&["a\nsecret"]));
     let mut write = |bytes: &[u8]| appended(|masked, out| pipeline.write(bytes, &now(), masked, out));
     assert_eq!(write(b"a\n"), "", "the line feed is held, and so is the line");
     assert_eq!(write(b"b\na\nsec"), entry("01O", "a") + &entry("01O", "b"));
@@ -48,7 +48,7 @@ fn bytes_held_by_the_masker_come_out_when_they_are_decided() {
 
 #[test]
 fn bytes_held_when_phrases_are_added_are_searched_for_them() {
-    let mut pipeline = Pipeline::new(STEP, Kind::Out, masker(&["secret one"]));
+    let mut pipeline = Pipeline::new(STEP, LogChannel::Out, masker(&["secret one"]));
     let written = appended(|masked, out| pipeline.write(b"secret", &now(), masked, out));
     let more = masker(&["secret one", "secret two"]);
     let replaced = appended(|masked, out| pipeline.replace_masker(more, &now(), masked, out));
@@ -63,22 +63,22 @@ fn fault_23_the_entry_that_crosses_the_limit_is_replaced_by_a_notice() {
     let mut budget = LogBudget::new(limit, 0);
 
     let mut out = line.repeat(2).into_bytes();
-    budget.admit(Origin::Step, &mut out, 0, &now());
+    budget.admit(LogOrigin::Step, &mut out, 0, &now());
     assert_eq!(text(&out), line.repeat(2), "exactly the limit fits");
     assert!(!budget.reached());
 
     let mut out = b"kept".to_vec();
     out.extend_from_slice(line.repeat(3).as_bytes());
-    budget.admit(Origin::Step, &mut out, 4, &now());
+    budget.admit(LogOrigin::Step, &mut out, 4, &now());
     let notice = entry("00E", &format!("log limit reached: {limit} bytes; later output is dropped"));
     assert_eq!(text(&out), format!("kept{notice}"));
 
     let mut out = entry("01E", "").into_bytes();
-    budget.admit(Origin::Step, &mut out, 0, &now());
+    budget.admit(LogOrigin::Step, &mut out, 0, &now());
     assert_eq!(text(&out), "", "the notice comes once");
 
     let mut out = entry("00O", "own").into_bytes();
-    budget.admit(Origin::Daemon, &mut out, 0, &now());
+    budget.admit(LogOrigin::Daemon, &mut out, 0, &now());
     assert_eq!(text(&out), entry("00O", "own"), "own lines still fit");
 
     let mut out = Vec::new();
@@ -96,10 +96,10 @@ fn fault_23_the_entry_that_crosses_the_limit_is_replaced_by_a_notice() {
 fn fault_23_once_the_limit_is_reached_no_entry_follows_however_short() {
     let mut budget = LogBudget::new(OWN_RESERVE + 1_000, 0);
     let mut out = entry("01O", &"x".repeat(1_000)).into_bytes();
-    budget.admit(Origin::Step, &mut out, 0, &now());
+    budget.admit(LogOrigin::Step, &mut out, 0, &now());
     assert!(budget.reached() && out.len() < 200, "the notice leaves room");
     let mut out = entry("01O", "short").into_bytes();
-    budget.admit(Origin::Step, &mut out, 0, &now());
+    budget.admit(LogOrigin::Step, &mut out, 0, &now());
     assert_eq!(text(&out), "");
 }
 
@@ -108,7 +108,7 @@ fn a_batch_is_cut_between_entries() {
     let line = entry("01O", "0123456");
     let mut budget = LogBudget::new(OWN_RESERVE + 2 * line.len() as u64 + 39, 0);
     let mut out = line.repeat(4).into_bytes();
-    budget.admit(Origin::Step, &mut out, 0, &now());
+    budget.admit(LogOrigin::Step, &mut out, 0, &now());
     assert!(text(&out).starts_with(&(line.repeat(2) + &format!("{HEADER} 00E log limit reached: "))));
     assert_eq!(budget.dropped(), 16);
 }
@@ -119,7 +119,7 @@ fn fault_23_the_log_never_exceeds_the_limit() {
     let mut backlog = Backlog::new(LogBudget::new(limit, 0));
     let mut file = Vec::new();
     for round in 0..2_000_usize {
-        let origin = if round % 3 == 0 { Origin::Daemon } else { Origin::Step };
+        let origin = if round % 3 == 0 { LogOrigin::Daemon } else { LogOrigin::Step };
         backlog.append(origin, &now(), |out| {
             out.extend_from_slice(entry("01O", &"x".repeat(round % 50)).as_bytes());
         });
@@ -135,7 +135,7 @@ fn fault_23_the_log_never_exceeds_the_limit() {
 }
 
 fn put(backlog: &mut Backlog, body: &str) {
-    backlog.append(Origin::Step, &now(), |out| out.extend_from_slice(entry("01O", body).as_bytes()));
+    backlog.append(LogOrigin::Step, &now(), |out| out.extend_from_slice(entry("01O", body).as_bytes()));
 }
 
 fn budget() -> LogBudget {
@@ -146,13 +146,13 @@ fn budget() -> LogBudget {
 fn fault_25_a_short_refusal_loses_nothing() {
     let mut backlog = Backlog::new(budget());
     put(&mut backlog, "a");
-    assert_eq!(backlog.refused(Duration::from_secs(100)), State::Waiting);
+    assert_eq!(backlog.refused(Duration::from_secs(100)), WriterState::Waiting);
     put(&mut backlog, "b");
-    assert_eq!(backlog.refused(Duration::from_millis(159_999)), State::Waiting);
+    assert_eq!(backlog.refused(Duration::from_millis(159_999)), WriterState::Waiting);
     assert_eq!(text(backlog.pending()), entry("01O", "a") + &entry("01O", "b"));
     backlog.accepted(1);
-    assert_eq!(backlog.state(), State::Flowing);
-    assert_eq!(backlog.refused(Duration::from_secs(160)), State::Waiting, "progress begins a new wait");
+    assert_eq!(backlog.state(), WriterState::Flowing);
+    assert_eq!(backlog.refused(Duration::from_secs(160)), WriterState::Waiting, "progress begins a new wait");
 }
 
 #[test]
@@ -164,8 +164,8 @@ fn fault_25_a_hole_is_marked_where_output_is_missing() {
     file.extend_from_slice(&backlog.pending()[..10]);
     backlog.accepted(10);
 
-    assert_eq!(backlog.refused(Duration::ZERO), State::Waiting);
-    assert_eq!(backlog.refused(GIVE_UP_AFTER), State::Dropping);
+    assert_eq!(backlog.refused(Duration::ZERO), WriterState::Waiting);
+    assert_eq!(backlog.refused(GIVE_UP_AFTER), WriterState::Dropping);
     assert_eq!(
         backlog.pending(),
         &entry("01O", "torn").as_bytes()[10..],
@@ -174,12 +174,12 @@ fn fault_25_a_hole_is_marked_where_output_is_missing() {
     assert!(backlog.has_unmarked_hole());
 
     put(&mut backlog, "lost too");
-    assert_eq!(backlog.refused(GIVE_UP_AFTER * 2), State::Dropping);
+    assert_eq!(backlog.refused(GIVE_UP_AFTER * 2), WriterState::Dropping);
 
     put(&mut backlog, "kept");
     file.extend_from_slice(backlog.pending());
     backlog.accepted(backlog.pending().len());
-    assert_eq!(backlog.state(), State::Flowing);
+    assert_eq!(backlog.state(), WriterState::Flowing);
     let mark = entry("00E", "warning: 14 bytes of output lost");
     assert_eq!(text(&file), entry("01O", "torn") + &mark + &entry("01O", "kept"));
     assert_eq!(backlog.budget().written(), file.len() as u64, "the budget counts what is in the file");
@@ -237,19 +237,20 @@ fn fault_25_a_mark_counts_as_told_once_the_file_has_its_first_byte() {
 
 #[test]
 fn a_pipeline_fills_the_backlog_in_place() {
-    let (mut pipeline, mut masked) = (Pipeline::new(STEP, Kind::Err, masker(&[])), Vec::new());
+    let (mut pipeline, mut masked) = (Pipeline::new(STEP, LogChannel::Err, masker(&[])), Vec::new());
     let mut backlog = Backlog::new(budget());
-    backlog
-        .append(Origin::Daemon, &now(), |out| daemon_lines(Kind::Out, b"Running step name=a", &now(), out));
-    backlog.append(Origin::Step, &now(), |out| pipeline.write(b"x", &now(), &mut masked, out));
-    backlog.append(Origin::Step, &now(), |out| pipeline.finish(&now(), &mut masked, out));
+    backlog.append(LogOrigin::Daemon, &now(), |out| {
+        daemon_lines(LogChannel::Out, b"Running step name=a", &now(), out);
+    });
+    backlog.append(LogOrigin::Step, &now(), |out| pipeline.write(b"x", &now(), &mut masked, out));
+    backlog.append(LogOrigin::Step, &now(), |out| pipeline.finish(&now(), &mut masked, out));
     assert_eq!(text(backlog.pending()), entry("00O", "Running step name=a") + &entry("01E", "x"));
 }
 
-/// A step in the life of a backlog.
+/// An event in the life of a backlog.
 #[derive(Clone, Debug)]
 enum Op {
-    /// Entries come; their bodies have these lengths.
+    /// Entries with bodies of these lengths are appended.
     Append(Vec<usize>),
     /// The file takes this many of the bytes pending.
     Accept(usize),
@@ -269,15 +270,15 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 512, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Whatever the disk does, the file holds whole entries in their order, and each hole is marked in its place
-    /// with its exact size.
+    /// Whatever the disk does, the file holds whole entries in their order, and each hole is marked in its place with
+    /// its exact size.
     #[test]
     fn fault_25_a_file_tells_exactly_what_it_lacks(ops in ops()) {
         let mut backlog = Backlog::new(budget());
         let (mut file, mut sizes, mut clock) = (Vec::new(), Vec::new(), Duration::ZERO);
         for op in ops {
             match op {
-                Op::Append(lengths) => backlog.append(Origin::Step, &now(), |out| {
+                Op::Append(lengths) => backlog.append(LogOrigin::Step, &now(), |out| {
                     for length in lengths {
                         let body = format!("{}:{}", sizes.len(), "x".repeat(length));
                         sizes.push(body.len() as u64 + 1);

@@ -1,30 +1,30 @@
-//! `pretty`: one line with time and tag for each line of output (logs.md §8).
+//! Format `pretty`: one line with time and tag for each line of output (logs.md §8).
 
 use chrono::FixedOffset;
 use memchr::memchr;
 
 use super::text::{Marker, show};
-use crate::log::line::{Entry, Key};
+use crate::log::line::{Entry, SourceKey};
 
-/// A joined line longer than this is shown before its end has come, so that it need not be held whole.
+/// A joined line longer than this is shown before its end, to bound memory.
 const MAX_HELD: usize = 1 << 20;
 
-/// What stands in front of a malformed line (logs.md §8).
+/// Prefix of a malformed line (logs.md §8).
 const MALFORMED: &[u8] = b"????????.??? ???  ";
 
-/// The choices for `pretty` (logs.md §8).
+/// Options of `pretty` (logs.md §8).
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
-    /// Every part between carriage returns is a line of its own, not only the last.
+    /// Show every part between carriage returns as a line of its own, not only the last.
     pub all: bool,
-    /// The time zone of the times shown.
+    /// Time zone of the times shown.
     pub offset: FixedOffset,
-    /// Whether colour sequences pass: the output is a terminal.
+    /// Pass colour sequences; set for a terminal.
     pub color: bool,
 }
 
 impl Options {
-    /// UTC, no colours, joined lines shown once.
+    /// UTC, no colours, and only the last part of each line.
     pub fn plain_utc() -> Self {
         Self { all: false, offset: chrono::Offset::fix(&chrono::Utc), color: false }
     }
@@ -35,29 +35,29 @@ type TimeOfDay = [u8; 12];
 
 /// The state of `pretty`.
 ///
-/// A line whose end is sure ([`Entry::ends_line`]) is shown at once. Other lines are held until their source begins a new
-/// one.
+/// A line whose end is certain ([`Entry::ends_line`]) is shown at once. Any other line is held until its source begins
+/// a new one.
 pub(super) struct Lines {
     options: Options,
-    /// In the order in which the lines began.
+    /// Sorted by the start of the lines.
     held: Vec<Held>,
-    /// The source of a line that was shown before its end had come.
-    unended: Option<Key>,
+    /// Source of a line that was shown without its end.
+    unended: Option<SourceKey>,
 }
 
 /// A line that may be continued.
 struct Held {
-    key: Key,
+    key: SourceKey,
     tag: [u8; 3],
-    /// The time of the line's first entry; with `all`, of the entry in which `part` began.
+    /// Time of the line's first entry; with `all`, of the entry in which `part` began.
     time: TimeOfDay,
-    /// What came after the last carriage return.
+    /// Bytes after the last carriage return.
     part: Vec<u8>,
-    /// The last part before it that shows anything.
+    /// The last earlier part that shows anything.
     earlier: Option<Vec<u8>>,
-    /// The name of a section that begins here.
+    /// Name of a section that begins on this line.
     section: Option<Vec<u8>>,
-    /// Nothing need be shown any more: a part was, or a section ended.
+    /// True if the line may be left out when nothing else shows: a part was shown, or a section ended.
     done: bool,
 }
 
@@ -110,9 +110,22 @@ impl Lines {
         out.push(b'\n');
     }
 
-    /// Ends a line shown before its end; those held stay so.
+    /// Ends the line shown last. Held lines stay held.
     pub(super) fn interrupt(&mut self, out: &mut Vec<u8>) {
         self.end_shown(out);
+    }
+
+    /// Appends the last line held as it is so far.
+    pub(super) fn unfinished(&self, out: &mut Vec<u8>) {
+        let Some(line) = self.held.last().filter(|line| !line.done) else { return };
+        let part = Some(line.part.as_slice()).filter(|part| shows_anything(part));
+        if let Some(text) = part.or(line.earlier.as_deref()).or(line.section.as_deref()) {
+            out.extend_from_slice(&line.time);
+            out.push(b' ');
+            out.extend_from_slice(&line.tag);
+            out.extend_from_slice(b"  ");
+            show(text, self.options.color, out);
+        }
     }
 
     pub(super) fn finish(&mut self, out: &mut Vec<u8>) {
@@ -132,7 +145,7 @@ impl Lines {
         line.extend(body, time, self.options.all);
     }
 
-    /// A carriage return ends a part: it is a section marker, or shown (`all`), or remembered.
+    /// Ends a part at a carriage return: notes a section marker; shows (with `all`) or remembers any other part.
     fn end_part(&mut self, line: &mut Held, out: &mut Vec<u8>) {
         let part = std::mem::take(&mut line.part);
         match Marker::parse(&part) {
@@ -154,7 +167,7 @@ impl Lines {
         self.end_shown(out);
     }
 
-    /// Shows what a line has come to: its last part that shows anything, or else the name of its section.
+    /// Shows a held line: its last part that shows anything, or else the name of its section.
     fn show_held(&mut self, line: Held, out: &mut Vec<u8>) {
         let heading = line.section.is_some();
         let last = Some(line.part).filter(|part| shows_anything(part));
@@ -169,7 +182,7 @@ impl Lines {
     /// Shows a line without its line feed.
     fn show_line(
         &mut self,
-        key: Key,
+        key: SourceKey,
         tag: [u8; 3],
         time: TimeOfDay,
         text: &[u8],
@@ -220,7 +233,7 @@ impl Held {
     }
 }
 
-/// The source as people know it (logs.md §8).
+/// Returns the tag of the source (logs.md §8).
 fn tag(entry: &Entry<'_>) -> [u8; 3] {
     match entry.source() {
         [b'0', b'1', b'O'] => *b"out",
@@ -230,7 +243,7 @@ fn tag(entry: &Entry<'_>) -> [u8; 3] {
     }
 }
 
-/// The time of day of an entry, cut to milliseconds; `None` if the header is none.
+/// Returns the entry's time of day, cut to milliseconds, or `None` if its header has no valid time.
 fn time_of_day(entry: &Entry<'_>, offset: FixedOffset) -> Option<TimeOfDay> {
     const DIGITS: [usize; 9] = [0, 1, 3, 4, 6, 7, 9, 10, 11];
     let mut time: TimeOfDay = *entry.time().get(11..)?.first_chunk()?;
@@ -249,7 +262,7 @@ fn time_of_day(entry: &Entry<'_>, offset: FixedOffset) -> Option<TimeOfDay> {
     Some(time)
 }
 
-/// Whether anything is left of a part once its control sequences are removed.
+/// True if a part has any bytes left once its control sequences are removed.
 fn shows_anything(part: &[u8]) -> bool {
     let mut shown = Vec::new();
     show(part, false, &mut shown);

@@ -113,7 +113,7 @@ fn times_move_to_the_zone_given() {
     assert_eq!(pretty_with(local(-1), &[("01O ", "a")]), "23:59:59.678 out  a\n");
 }
 
-/// What is shown of `entries` before anything follows them.
+/// Output for `entries` before anything follows them.
 fn at_once(entries: &[(&str, &str)]) -> String {
     let mut printer = Printer::new(Format::Pretty(Options::plain_utc()));
     let mut out = Output::default();
@@ -123,13 +123,28 @@ fn at_once(entries: &[(&str, &str)]) -> String {
 
 #[test]
 fn only_what_may_be_continued_waits_for_its_end() {
-    // No carriage return, and shorter than what overflows.
+    // No carriage return, and no longer than the longest body that ends its line for certain.
     let longest = "x".repeat(HOLD_MAX - HEADER_LEN);
     assert_eq!(at_once(&[("01O ", &longest)]), format!("00:00:00.678 out  {longest}\n"));
     assert_eq!(at_once(&[("01O ", &format!("{longest}x"))]), "");
     assert_eq!(at_once(&[("01O ", "10%\r")]), "");
     assert_eq!(at_once(&[("01O ", "10%\r"), ("01O+", "done")]), "00:00:00.678 out  done\n");
     assert_eq!(at_once(&[("01O ", "10%\r"), ("01O+", "20%\r")]), "");
+}
+
+#[test]
+fn a_line_that_may_be_continued_is_to_be_had_as_it_is_so_far() {
+    let so_far = |entries: &[(&str, &str)]| {
+        let mut printer = Printer::new(Format::Pretty(Options::plain_utc()));
+        printer.push(&wire(entries), &mut Output::default());
+        let mut out = Output::default();
+        printer.unfinished(&mut out);
+        String::from_utf8(out.stdout).unwrap()
+    };
+    assert_eq!(so_far(&[("01O ", "10%\r")]), "00:00:00.678 out  10%");
+    assert_eq!(so_far(&[("01O ", "10%\r"), ("01O+", "20%\r\x1b[K")]), "00:00:00.678 out  20%");
+    assert_eq!(so_far(&[("01O ", "10%\r"), ("01O+", "done")]), "");
+    assert_eq!(so_far(&[("01O ", "10%\r"), ("01E ", "half\r")]), "00:00:01.678 err  half");
 }
 
 #[test]
@@ -280,7 +295,7 @@ proptest! {
     }
 }
 
-/// A header for the source, or nothing for none.
+/// A header of the source, or an empty text without one.
 fn wire_prefix(source: &str) -> String {
     if source.is_empty() { String::new() } else { format!("2021-01-01T00:00:00.678999Z {source}") }
 }

@@ -1,14 +1,14 @@
-//! What of a text reaches a person: control sequences and section markers (logs.md §8).
+//! Makes text safe to show to a person: control sequences and section markers (logs.md §8).
 
 use memchr::memchr;
 
 const ESC: u8 = 0x1b;
 const BEL: u8 = 0x07;
 
-/// Appends `text` to `out` so that it can do nothing to a terminal but show itself.
+/// Appends `text` to `out` in a form that cannot control the terminal.
 ///
-/// Colour sequences pass if `color`, closed by a reset at the end; other CSI and OSC sequences are removed; other
-/// control bytes but TAB, and bytes that are not UTF-8, become `\xNN`.
+/// With `color`, colour sequences pass, and a reset closes them at the end. Other CSI and OSC sequences are removed.
+/// Other control bytes except TAB, and bytes that are not UTF-8, become `\xNN`.
 pub(super) fn show(text: &[u8], color: bool, out: &mut Vec<u8>) {
     let mut rest = text;
     let mut colored = false;
@@ -35,18 +35,18 @@ pub(super) fn show(text: &[u8], color: bool, out: &mut Vec<u8>) {
     }
 }
 
-/// Printable ASCII and TAB.
+/// True for printable ASCII and TAB.
 const fn is_plain(byte: u8) -> bool {
     matches!(byte, b' '..=b'~' | b'\t')
 }
 
-/// Shows one ASCII control byte, or a run of bytes beyond ASCII.
+/// Appends one ASCII control byte, or a run of non-ASCII bytes, in a safe form.
 fn show_special(run: &[u8], out: &mut Vec<u8>) {
     for chunk in run.utf8_chunks() {
         for character in chunk.valid().chars() {
             let mut buffer = [0; 4];
             let bytes = character.encode_utf8(&mut buffer).as_bytes();
-            // U+0080 to U+009F are control characters too: some terminals take U+009B for a CSI.
+            // U+0080 to U+009F are control characters too: some terminals read U+009B as a CSI.
             if character.is_control() {
                 show_hex(bytes, out);
             } else {
@@ -64,7 +64,7 @@ fn show_hex(bytes: &[u8], out: &mut Vec<u8>) {
     }
 }
 
-/// A complete CSI or OSC sequence at the start of some bytes.
+/// A complete CSI or OSC sequence at the start of a text.
 struct Sequence {
     len: usize,
     color: bool,
@@ -78,7 +78,7 @@ impl Sequence {
                 let between =
                     body[parameters..].iter().take_while(|byte| matches!(byte, b' '..=b'/')).count();
                 let last = *body.get(parameters + between)?;
-                // `<`, `=`, `>` and `?` make a private sequence, which is no colour even if it ends in `m`.
+                // `<`, `=`, `>` and `?` start a private sequence. It is no colour even if it ends in `m`.
                 let color =
                     last == b'm' && between == 0 && body[..parameters].iter().all(|byte| *byte < b'<');
                 matches!(last, b'@'..=b'~').then_some(Self { len: 2 + parameters + between + 1, color })
@@ -96,7 +96,7 @@ impl Sequence {
         }
     }
 
-    /// Whether a colour sequence ends all colours.
+    /// True if this colour sequence resets all colours.
     fn is_reset(&self, bytes: &[u8]) -> bool {
         self.color && matches!(bytes, b"\x1b[m" | b"\x1b[0m" | b"\x1b[0;m" | b"\x1b[;m")
     }
@@ -112,7 +112,7 @@ pub(super) enum Marker<'a> {
 }
 
 impl<'a> Marker<'a> {
-    /// Reads a part that is a marker and nothing else, after erase sequences in front of it.
+    /// Parses a part that is a marker and nothing else, apart from leading erase sequences.
     pub(super) fn parse(mut part: &'a [u8]) -> Option<Self> {
         while let Some(rest) = part.strip_prefix(b"\x1b[0K").or_else(|| part.strip_prefix(b"\x1b[K")) {
             part = rest;

@@ -1,7 +1,7 @@
-//! Expressions without their values: which names exist, which types cannot meet, what fails whatever the names hold.
+//! Checks expressions without their values: unknown names, types that do not fit, and failures that no value can avoid.
 //!
-//! Parts that use no name but those of functions are evaluated, by the evaluator that a run uses; of the others only the
-//! type is followed, as far as it is certain.
+//! Parts that use no names, except those of functions, are evaluated by the evaluator that a run uses. For all other
+//! parts only the type is tracked, as far as it is certain.
 
 mod access;
 
@@ -17,38 +17,38 @@ use crate::lang::diagnostic::{Class, Diagnostic, Position, Severity};
 use crate::lang::eval::{self, Function, meant};
 use crate::lang::value::{Data, Value, ValueType};
 
-/// What is known of a value.
+/// Knowledge about the type of a value.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) enum Kind {
+pub(super) enum KnownType {
     /// Nothing.
     Any,
     /// It is null.
     Null,
     /// It has this type.
     Is(ValueType),
-    /// It has this type, or is null: the inputs of a function.
+    /// It has this type or is null, as inputs of a function.
     IsOrNull(ValueType),
 }
 
 /// Names that an expression can use.
 #[derive(Default)]
 pub(super) struct Names<'a> {
-    /// Declared inputs; `None` if they are not known.
+    /// Declared inputs; `None` if they are unknown.
     pub(super) inputs: Option<&'a IndexMap<String, Declaration>>,
-    /// Steps that have run, and what they called as far as known.
+    /// Steps that have run, and the interfaces they called, if known.
     pub(super) finished: IndexMap<&'a str, Option<Arc<Interface>>>,
     /// All steps of the list.
     pub(super) coming: IndexMap<&'a str, Position>,
-    /// There may be more steps.
+    /// True if there may be more steps.
     pub(super) open: bool,
 }
 
-/// What an expression is.
+/// Knowledge about an expression.
 enum Shape {
-    /// Uses no names: can be evaluated.
+    /// It uses no names, so it can be evaluated.
     Closed,
-    Value(Kind),
-    /// The result of evaluating a closed one.
+    Value(KnownType),
+    /// Result of an evaluated closed expression.
     Constant(Value),
     Environment,
     Variables,
@@ -60,31 +60,31 @@ enum Shape {
 }
 
 impl Shape {
-    fn kind(&self) -> Kind {
+    fn kind(&self) -> KnownType {
         match self {
-            Self::Closed | Self::Function(_) => Kind::Any,
+            Self::Closed | Self::Function(_) => KnownType::Any,
             Self::Value(kind) => *kind,
-            Self::Constant(value) => value.value_type().map_or(Kind::Null, Kind::Is),
+            Self::Constant(value) => value.value_type().map_or(KnownType::Null, KnownType::Is),
             Self::Environment
             | Self::Variables
             | Self::Inputs
             | Self::Steps
             | Self::Step(_)
-            | Self::StepOutputs(_) => Kind::Is(ValueType::Struct),
+            | Self::StepOutputs(_) => KnownType::Is(ValueType::Struct),
         }
     }
 
     const fn of(value_type: ValueType) -> Self {
-        Self::Value(Kind::Is(value_type))
+        Self::Value(KnownType::Is(value_type))
     }
 }
 
-/// Whether an expression is evaluated at all, and what becomes of its errors.
+/// Certainty that an expression is evaluated, and handling of its errors.
 #[derive(Clone, Copy)]
 struct Reach {
-    /// It is evaluated whenever its template is.
+    /// True if it is evaluated whenever its template is.
     certain: bool,
-    /// It is the left side of "||": what is not found counts as false.
+    /// True on the left side of "||", where an error of class not-found counts as false.
     forgiven: bool,
 }
 
@@ -100,89 +100,90 @@ impl<'a> Expressions<'a> {
         Self { file, path: String::new(), findings: Vec::new() }
     }
 
-    /// A template that becomes text.
+    /// Checks a template that becomes text.
     pub(super) fn text(&mut self, template: &Template, names: &Names<'a>, path: &str) {
         path.clone_into(&mut self.path);
         self.parts(&template.parts, names, Reach { certain: true, forgiven: false });
     }
 
-    /// A template that keeps the type of a single expression; `declared` is that of the input that receives it.
+    /// Checks a template in which a single expression keeps its type. `declared` is the type of the receiving input.
     pub(super) fn native(
         &mut self,
         template: &Template,
         declared: Option<ValueType>,
         names: &Names<'a>,
         path: &str,
-    ) -> Kind {
+    ) -> KnownType {
         path.clone_into(&mut self.path);
         let reach = Reach { certain: true, forgiven: false };
         if let Some(expression) = eval::native_expression(template, declared) {
             self.value_of(expression, names, reach).kind()
         } else {
             self.parts(&template.parts, names, reach);
-            Kind::Is(ValueType::String)
+            KnownType::Is(ValueType::String)
         }
     }
 
-    /// A value with templates at any depth.
     pub(super) fn value(
         &mut self,
         value: &TemplateValue,
         declared: Option<ValueType>,
         names: &Names<'a>,
         path: &str,
-    ) -> Kind {
+    ) -> KnownType {
         match value {
-            TemplateValue::Constant(constant) => constant.value_type().map_or(Kind::Null, Kind::Is),
+            TemplateValue::Constant(constant) | TemplateValue::Written(constant, _) => {
+                constant.value_type().map_or(KnownType::Null, KnownType::Is)
+            }
             TemplateValue::Text(template) => self.native(template, declared, names, path),
             TemplateValue::Array(items) => {
                 for (index, item) in items.iter().enumerate() {
                     self.value(item, None, names, &format!("{path}[{index}]"));
                 }
-                Kind::Is(ValueType::Array)
+                KnownType::Is(ValueType::Array)
             }
             TemplateValue::Object(members) => {
                 for (key, member) in members {
                     self.value(member, None, names, &format!("{path}.{key}"));
                 }
-                Kind::Is(ValueType::Struct)
+                KnownType::Is(ValueType::Struct)
             }
         }
     }
 
-    /// The expressions of a text.
     fn parts(&mut self, parts: &[Part], names: &Names<'a>, reach: Reach) {
         for expression in expressions(parts) {
             self.value_of(expression, names, reach);
         }
     }
 
-    /// What an operand is; a function is none.
+    /// Returns the shape of an operand and evaluates it if it is closed. A function is an error.
     fn value_of(&mut self, expression: &Expression, names: &Names<'a>, reach: Reach) -> Shape {
         let shape = self.shape(expression, names, reach);
         self.settled(expression, shape, reach)
     }
 
-    /// The same, evaluated if it is closed.
+    /// Evaluates a closed shape. Reports a function, which is not a value.
     fn settled(&mut self, expression: &Expression, shape: Shape, reach: Reach) -> Shape {
         match shape {
             Shape::Closed => match eval::evaluate_constant(expression, self.file) {
                 Ok(value) => Shape::Constant(value),
                 Err(error) => {
                     self.report(error, reach);
-                    Shape::Value(Kind::Any)
+                    Shape::Value(KnownType::Any)
                 }
             },
             Shape::Function(_) => {
                 let message = "a function is no value: call it with one argument";
                 self.error(Class::Type, expression.at, message, reach);
-                Shape::Value(Kind::Any)
+                Shape::Value(KnownType::Any)
             }
             shape => shape,
         }
     }
 
-    /// What `operands` are, all evaluated as `reach` says; `None` if all are closed, and so their parent is.
+    /// Returns the shapes of `operands`, each evaluated as its [`Reach`] says. `None` if all are closed, and so their
+    /// parent.
     fn operands<'e>(
         &mut self,
         operands: impl IntoIterator<Item = (&'e Expression, Reach)>,
@@ -238,7 +239,7 @@ impl<'a> Expressions<'a> {
                     return Shape::Function(function);
                 }
                 self.not_found("", name, at, eval::scope::NAMES, reach);
-                Shape::Value(Kind::Any)
+                Shape::Value(KnownType::Any)
             }
         }
     }
@@ -253,7 +254,7 @@ impl<'a> Expressions<'a> {
     ) -> Shape {
         let Some(shapes) = self.operands([(operand, reach)], names) else { return Shape::Closed };
         if operators.contains(&UnaryOperator::Not) {
-            // What stands before the last "!" gets a boolean.
+            // Operators before the last "!" get a boolean.
             let before = operators.iter().take_while(|operator| **operator != UnaryOperator::Not).count();
             if before > 0 {
                 self.error(Class::Type, at, "\"-\" and \"+\" need a number, got boolean", reach);
@@ -286,7 +287,7 @@ impl<'a> Expressions<'a> {
         let reached = operands.iter().enumerate().map(|(index, operand)| (*operand, reach_of(index)));
         let Some(shapes) = self.operands(reached, names) else { return Shape::Closed };
         let mut shapes = shapes.into_iter();
-        let mut left = shapes.next().map_or(Kind::Any, |shape| shape.kind());
+        let mut left = shapes.next().map_or(KnownType::Any, |shape| shape.kind());
         for ((operator, operand), right) in rest.iter().zip(shapes) {
             left = self.combined(*operator, left, &right, operand.at, reach);
         }
@@ -296,19 +297,19 @@ impl<'a> Expressions<'a> {
     fn combined(
         &mut self,
         operator: BinaryOperator,
-        left: Kind,
+        left: KnownType,
         right: &Shape,
         at: Position,
         reach: Reach,
-    ) -> Kind {
+    ) -> KnownType {
         use BinaryOperator as Op;
-        const NUMBER: Kind = Kind::Is(ValueType::Number);
+        const NUMBER: KnownType = KnownType::Is(ValueType::Number);
         let kinds = [left, right.kind()];
         match operator {
             Op::Or | Op::And if kinds.first() == kinds.last() => left,
-            Op::Or | Op::And => Kind::Any,
+            Op::Or | Op::And => KnownType::Any,
             Op::Equal | Op::NotEqual | Op::Less | Op::LessEqual | Op::Greater | Op::GreaterEqual => {
-                Kind::Is(ValueType::Boolean)
+                KnownType::Is(ValueType::Boolean)
             }
             Op::Add => self.sum(left, right.kind(), at, reach),
             Op::Subtract | Op::Multiply | Op::Divide | Op::Remainder => {
@@ -324,15 +325,14 @@ impl<'a> Expressions<'a> {
         }
     }
 
-    /// `+` joins two numbers or two strings.
-    fn sum(&mut self, left: Kind, right: Kind, at: Position, reach: Reach) -> Kind {
+    /// Returns the type of a sum. `+` joins two numbers or two strings.
+    fn sum(&mut self, left: KnownType, right: KnownType, at: Position, reach: Reach) -> KnownType {
         let addable = [ValueType::Number, ValueType::String];
         let mismatch = match (left, right) {
-            (Kind::Is(left) | Kind::IsOrNull(left), Kind::Is(right) | Kind::IsOrNull(right))
-                if left != right =>
-            {
-                Some((left.name(), right.name()))
-            }
+            (
+                KnownType::Is(left) | KnownType::IsOrNull(left),
+                KnownType::Is(right) | KnownType::IsOrNull(right),
+            ) if left != right => Some((left.name(), right.name())),
             _ => unlike(left, &addable)
                 .map(|got| (got, name_of(right)))
                 .or_else(|| unlike(right, &addable).map(|got| (name_of(left), got))),
@@ -345,13 +345,12 @@ impl<'a> Expressions<'a> {
                 format!("\"+\" cannot combine {left} and {right}"),
             );
             self.report(error.with_help("str() makes text of any value"), reach);
-            return Kind::Any;
+            return KnownType::Any;
         }
         match (left, right) {
-            (Kind::Is(known) | Kind::IsOrNull(known), _) | (_, Kind::Is(known) | Kind::IsOrNull(known)) => {
-                Kind::Is(known)
-            }
-            _ => Kind::Any,
+            (KnownType::Is(known) | KnownType::IsOrNull(known), _)
+            | (_, KnownType::Is(known) | KnownType::IsOrNull(known)) => KnownType::Is(known),
+            _ => KnownType::Any,
         }
     }
 
@@ -380,7 +379,6 @@ impl<'a> Expressions<'a> {
     }
 }
 
-/// The expressions of a text.
 fn expressions(parts: &[Part]) -> impl Iterator<Item = &Expression> {
     parts.iter().filter_map(|part| match part {
         Part::Expression(expression) => Some(expression),
@@ -388,19 +386,19 @@ fn expressions(parts: &[Part]) -> impl Iterator<Item = &Expression> {
     })
 }
 
-/// Name of the type of a value that certainly has none of `types`.
-fn unlike(kind: Kind, types: &[ValueType]) -> Option<&'static str> {
+/// Returns the name of the value's type if it certainly is none of `types`.
+fn unlike(kind: KnownType, types: &[ValueType]) -> Option<&'static str> {
     match kind {
-        Kind::Any => None,
-        Kind::Null => Some("null"),
-        Kind::Is(found) | Kind::IsOrNull(found) => (!types.contains(&found)).then(|| found.name()),
+        KnownType::Any => None,
+        KnownType::Null => Some("null"),
+        KnownType::Is(found) | KnownType::IsOrNull(found) => (!types.contains(&found)).then(|| found.name()),
     }
 }
 
-fn name_of(kind: Kind) -> &'static str {
+fn name_of(kind: KnownType) -> &'static str {
     match kind {
-        Kind::Any => "another value",
-        Kind::Null => "null",
-        Kind::Is(found) | Kind::IsOrNull(found) => found.name(),
+        KnownType::Any => "another value",
+        KnownType::Null => "null",
+        KnownType::Is(found) | KnownType::IsOrNull(found) => found.name(),
     }
 }

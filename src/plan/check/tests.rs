@@ -1,4 +1,4 @@
-//! What a check finds beyond the text, and what it must not find.
+//! Findings that a check makes beyond the text, and false alarms that it must avoid.
 
 use super::*;
 use crate::lang::document::{check_function, parse_function};
@@ -13,7 +13,7 @@ fn findings_with(text: &str, callee: Option<&str>) -> Vec<String> {
     super::function(&subject).iter().map(ToString::to_string).collect()
 }
 
-/// What is found in an expression, given to `env` of a step after the step `first`.
+/// Returns the findings for an expression in `env` of a step that follows the step `first`.
 fn expression(text: &str) -> Vec<String> {
     let text = format!(
         "spec: {{inputs: {{n: {{type: number}}, s: {{type: string}}, a: {{type: array}}}}}}\n---\nrun:\n- {{name: first, func: ./x}}\n- name: second\n  script: x\n  env:\n    V: \"{}\"\n",

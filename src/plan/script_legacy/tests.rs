@@ -5,7 +5,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// The shells that are here: `sh` is dash on most machines of CI.
+/// Returns the installed shells. `sh` is dash on most CI machines.
 fn shells() -> Vec<&'static str> {
     let found = |name: &&str| Command::new(*name).args(["-c", ":"]).output().is_ok();
     let shells: Vec<_> = ["bash", "sh", "dash", "busybox"].into_iter().filter(found).collect();
@@ -13,7 +13,7 @@ fn shells() -> Vec<&'static str> {
     shells
 }
 
-/// Runs a text as the builtin does: from a file.
+/// Runs a text from a file, as the builtin does.
 fn run_with(shell: &str, text: &str, env: &[(&str, &str)]) -> Output {
     let mut file = tempfile::NamedTempFile::new().unwrap();
     file.write_all(text.as_bytes()).unwrap();
@@ -28,7 +28,7 @@ fn strings(commands: &[&str]) -> Vec<String> {
     commands.iter().map(|&command| command.to_owned()).collect()
 }
 
-/// What the commands print, the same in every shell, and the exit code.
+/// Returns the output and exit code of the commands, which must be equal in every shell.
 fn run(commands: &[&str], options: Options<'_>) -> (String, i32) {
     let text = text(&strings(commands), options);
     let ends: Vec<_> = shells()
@@ -42,7 +42,6 @@ fn run(commands: &[&str], options: Options<'_>) -> (String, i32) {
     ends[0].clone()
 }
 
-/// How a command is announced.
 fn shown(text: &str) -> String {
     format!("\x1b[32;1m$ {text}\x1b[0;m\n")
 }
@@ -108,7 +107,7 @@ fn sections_carry_the_time_and_hide_no_status() {
         ("echo a\necho b", true, 0),
         ("set +e\n(exit 5)", true, 5),
         ("set +e\n(exit 5)", false, 5),
-        // What errexit lets pass.
+        // A status that errexit lets pass.
         ("echo a\n(exit 5) && :", false, 5),
     ] {
         let options = Options { trace_sections: true, check_for_errors, ..Options::default() };
@@ -175,7 +174,7 @@ fn what_commands_may_be() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 32, ..ProptestConfig::default() })]
 
-    /// What follows `exit` is never read by a shell, so it may be anything.
+    /// No shell reads the text after `exit`, so it may be anything.
     #[test]
     fn any_command_is_shown_exactly(
         tail in prop_oneof![

@@ -1,5 +1,5 @@
-//! What a new process calls between `clone` and `execve`: `prctl`, `prlimit`, `setpgid`, `chdir`, `dup2`, and
-//! `execve` itself. It runs in its parent's memory, so it may neither allocate nor panic.
+//! Code of a new process between `clone` and `execve`: `prctl`, `prlimit`, `setpgid`, `chdir`, `dup2`, and `execve`
+//! itself. It runs in its parent's memory, so it may neither allocate nor panic.
 
 use std::convert::Infallible;
 use std::ffi::{CStr, c_int, c_void};
@@ -10,13 +10,13 @@ use std::sync::atomic::{AtomicI32, Ordering};
 use super::errno;
 use super::signal::{KernelAction, LAST_SIGNAL, empty_signal_set, signal_action};
 
-/// What a started process must not inherit from us: dispositions and limits as they were before we changed ours.
+/// Dispositions and limits for started processes: as they were before we changed ours.
 pub(in crate::process) struct Inheritance {
     /// Signals whose disposition is not the default.
     signals: Vec<c_int>,
     /// Limits to set, as they were.
     limits: Vec<(c_int, libc::rlimit)>,
-    /// Our process id; a child with another parent has lost us before it asked for its parent-death signal.
+    /// Our process id. A child with another parent has lost us before it set its parent-death signal.
     parent: libc::pid_t,
 }
 
@@ -52,7 +52,7 @@ impl Inheritance {
     }
 }
 
-/// What the child does between `clone` and `execve`. Everything was prepared by the parent: the child may not allocate.
+/// Plan of the child between `clone` and `execve`. The parent prepares everything: the child may not allocate.
 pub(in crate::process) struct ChildPlan<'a> {
     pub(in crate::process) program: &'a CStr,
     /// Null-terminated array of C strings.
@@ -72,7 +72,7 @@ pub(in crate::process) struct ChildPlan<'a> {
     pub(in crate::process) inheritance: &'a Inheritance,
 }
 
-/// A limit of a resource of one process, for its soft and its hard value.
+/// A limit of one process, for its soft and its hard value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::process) enum ProcessLimit {
     /// Open files.
@@ -101,7 +101,7 @@ impl ProcessLimit {
     }
 }
 
-/// What the child was doing when it failed.
+/// Stage at which the child failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::process) enum ChildStage {
     /// Group, parent-death signal, dispositions, limits.
@@ -119,7 +119,7 @@ pub(in crate::process) enum ChildStage {
 }
 
 impl ChildStage {
-    /// The stage that a child noted.
+    /// Returns the stage that a child noted.
     pub(super) fn from_number(number: i32) -> Self {
         match number {
             2 => Self::Cgroup,
@@ -132,21 +132,21 @@ impl ChildStage {
     }
 }
 
-/// Shared with the child through common memory.
-pub(super) struct Shared<'a> {
+/// Data shared with the child through common memory.
+pub(super) struct ChildShared<'a> {
     pub(super) plan: &'a ChildPlan<'a>,
-    /// The child is not in its group yet (`clone3` was not to be had).
+    /// True if the child must join its group by itself (no `clone3`).
     pub(super) join_cgroup: bool,
     /// The [`ChildStage`] that failed, 0 for none.
     pub(super) stage: AtomicI32,
-    /// Why it failed.
+    /// Error number of the failure.
     pub(super) errno: AtomicI32,
 }
 
 /// Runs in the child. Never returns: it executes the program, or notes what failed and exits.
 pub(super) extern "C" fn child_main(data: *mut c_void) -> ! {
-    // SAFETY: `data` is the `Shared` of the suspended parent.
-    let shared = unsafe { &*data.cast::<Shared<'_>>() };
+    // SAFETY: `data` is the `ChildShared` of the suspended parent.
+    let shared = unsafe { &*data.cast::<ChildShared<'_>>() };
     let (stage, errno) = match run_child(shared) {
         Err(stage) => (stage, errno()),
     };
@@ -156,8 +156,8 @@ pub(super) extern "C" fn child_main(data: *mut c_void) -> ! {
     unsafe { libc::_exit(127) }
 }
 
-/// Result of the steps in the child: only ever a failure, success does not return.
-fn run_child(shared: &Shared<'_>) -> Result<Infallible, ChildStage> {
+/// Runs the stages of the child. Returns only on failure.
+fn run_child(shared: &ChildShared<'_>) -> Result<Infallible, ChildStage> {
     let plan = shared.plan;
     let ok = |result: c_int, stage: ChildStage| if result < 0 { Err(stage) } else { Ok(()) };
     // SAFETY (all calls below): async-signal-safe system calls on memory that the parent has prepared and keeps.

@@ -5,30 +5,31 @@ use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::{io, ptr};
 
-use super::child::{ChildPlan, ChildStage, Shared, child_main};
+use super::child::{ChildPlan, ChildShared, ChildStage, child_main};
 use super::memory::{CHILD_STACK, ChildStack};
 use super::signal::empty_signal_set;
 use super::wait::reap;
 
-/// Why no process came of a [`clone_exec`].
+/// Failure of a [`clone_exec`].
 #[derive(Debug)]
 pub(in crate::process) enum CloneError {
-    /// There was no child at all.
+    /// No child was made.
     Clone(io::Error),
     /// The child failed before its program; it has been reaped.
     Child(ChildStage, io::Error),
 }
 
-/// Starts a process: like `vfork` the child runs in our memory, on a stack of its own, and we wait until it has
-/// executed its program or failed. So the cost does not depend on our size, and its failure is known at once.
+/// Starts a process. Like with `vfork`, the child runs in our memory, on a stack of its own, and we wait until it has
+/// executed its program or failed. So the cost does not depend on our size, and a failure is known at once.
 ///
-/// The child leads a process group of its own, dies with the *thread* that called this, and has the descriptors
-/// 0, 1, 2 of the plan; all our others must be close-on-exec.
+/// The child leads a process group of its own, dies with the *thread* that called this, and has the descriptors 0, 1, 2
+/// of the plan; all our others must be close-on-exec.
 pub(in crate::process) fn clone_exec(
     plan: &ChildPlan<'_>,
     stack: &mut ChildStack,
 ) -> Result<(libc::pid_t, OwnedFd), CloneError> {
-    let mut shared = Shared { plan, join_cgroup: false, stage: AtomicI32::new(0), errno: AtomicI32::new(0) };
+    let mut shared =
+        ChildShared { plan, join_cgroup: false, stage: AtomicI32::new(0), errno: AtomicI32::new(0) };
     let mut old_mask = empty_signal_set();
     // SAFETY: an all-zero signal set is a valid value of the type.
     let mut all: libc::sigset_t = unsafe { std::mem::zeroed() };
@@ -51,8 +52,8 @@ pub(in crate::process) fn clone_exec(
     }
 }
 
-/// Clones into the control group where the kernel can, else lets the child join it.
-fn clone_vfork(shared: &mut Shared<'_>, stack: &mut ChildStack) -> io::Result<(libc::pid_t, OwnedFd)> {
+/// Clones into the control group if the kernel can, else lets the child join it.
+fn clone_vfork(shared: &mut ChildShared<'_>, stack: &mut ChildStack) -> io::Result<(libc::pid_t, OwnedFd)> {
     if let Some(cgroup) = shared.plan.cgroup {
         match clone3_into(cgroup, shared, stack) {
             Err(error) if matches!(error.raw_os_error(), Some(libc::ENOSYS | libc::EPERM | libc::E2BIG)) => {
@@ -99,10 +100,10 @@ struct CloneArgs {
 /// `CLONE_INTO_CGROUP`, a flag of `clone3` alone.
 const CLONE_INTO_CGROUP: u64 = 0x2_0000_0000;
 
-/// As `clone`, with the child born in `cgroup`: joining later costs a wait for all processors.
+/// Like `clone`, with the child born in `cgroup`: joining later costs a wait for all processors.
 fn clone3_into(
     cgroup: BorrowedFd<'_>,
-    shared: &mut Shared<'_>,
+    shared: &mut ChildShared<'_>,
     stack: &mut ChildStack,
 ) -> io::Result<(libc::pid_t, OwnedFd)> {
     let mut pidfd: c_int = -1;
@@ -125,10 +126,10 @@ fn clone3_into(
     Ok((result as libc::pid_t, unsafe { OwnedFd::from_raw_fd(pidfd) }))
 }
 
-/// The system call, and [`child_main`] in the child. Returns a process id or a negated error number.
+/// Makes the system call, and runs [`child_main`] in the child. Returns a process id or a negated error number.
 ///
 /// # Safety
-/// `args` asks for a stack of its own and `CLONE_VFORK`; `data` points to a [`Shared`].
+/// `args` asks for a stack of its own and `CLONE_VFORK`; `data` points to a [`ChildShared`].
 #[cfg(target_arch = "x86_64")]
 unsafe fn clone3(args: &CloneArgs, data: *mut c_void) -> i64 {
     let result: i64;
@@ -156,10 +157,10 @@ unsafe fn clone3(args: &CloneArgs, data: *mut c_void) -> i64 {
     result
 }
 
-/// The system call, and [`child_main`] in the child. Returns a process id or a negated error number.
+/// Makes the system call, and runs [`child_main`] in the child. Returns a process id or a negated error number.
 ///
 /// # Safety
-/// `args` asks for a stack of its own and `CLONE_VFORK`; `data` points to a [`Shared`].
+/// `args` asks for a stack of its own and `CLONE_VFORK`; `data` points to a [`ChildShared`].
 #[cfg(target_arch = "aarch64")]
 unsafe fn clone3(args: &CloneArgs, data: *mut c_void) -> i64 {
     let result: i64;
@@ -182,7 +183,7 @@ unsafe fn clone3(args: &CloneArgs, data: *mut c_void) -> i64 {
     result
 }
 
-/// Elsewhere the child joins its group by itself.
+/// Fails: the child joins its group by itself.
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 unsafe fn clone3(_args: &CloneArgs, _data: *mut c_void) -> i64 {
     -i64::from(libc::ENOSYS)

@@ -3,9 +3,9 @@
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
 
-/// Takes over descriptor `fd` that this process was started with, and makes it close-on-exec. Standard input is
-/// copied, as others may hold it too. The caller names a descriptor that nothing else in the process uses: one given
-/// on the command line, taken once.
+/// Takes over descriptor `fd` that this process was started with, and makes it close-on-exec. Standard input is copied,
+/// as others may hold it too. Nothing else in the process may use another descriptor: it is given on the command line
+/// and taken once.
 pub fn inherited_descriptor(fd: RawFd) -> io::Result<OwnedFd> {
     match fd {
         0 => return io::stdin().as_fd().try_clone_to_owned(),
@@ -36,7 +36,7 @@ pub fn close_on_exec_from(first: RawFd) -> io::Result<()> {
     if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Makes descriptors 0, 1 and 2 `/dev/null`, so that no pipe or terminal of our starter is held open by us.
+/// Redirects descriptors 0, 1 and 2 to `/dev/null`, so that we hold no pipe or terminal of our starter open.
 pub fn quieten_standard_streams() -> io::Result<()> {
     let null = std::fs::OpenOptions::new().read(true).write(true).open("/dev/null")?;
     for stream in 0..3 {

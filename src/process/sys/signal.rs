@@ -7,11 +7,11 @@ use std::{io, ptr};
 /// Highest signal number.
 pub(super) const LAST_SIGNAL: c_int = 64;
 
-/// The kernel's own `struct sigaction`, with room to spare: the handler is its first word, all zeros the default.
+/// The kernel's own `struct sigaction`, with room to spare. The handler is its first word; all zeros are the default.
 pub(super) type KernelAction = [u64; 8];
 
-/// The system call itself: the C library's function refuses the two signals that it keeps for itself, which whoever
-/// started us may have left ignored.
+/// Makes the system call itself. The C library refuses the two signals that it keeps for itself, which our starter may
+/// have left ignored.
 ///
 /// # Safety
 /// `old` is null or writable. Async-signal-safe.
@@ -25,13 +25,13 @@ pub(super) unsafe fn signal_action(
     unsafe { libc::syscall(libc::SYS_rt_sigaction, signal, new, old, SET_BYTES) }
 }
 
-/// The set without signals.
+/// Returns the set without signals.
 pub(super) fn empty_signal_set() -> libc::sigset_t {
     // SAFETY: an all-zero signal set is a valid value, and the empty set.
     unsafe { std::mem::zeroed() }
 }
 
-/// Whether this process ignores `signal`, as who started it may have wished.
+/// True if this process ignores `signal`, as its starter may have wished.
 pub fn is_signal_ignored(signal: rustix::process::Signal) -> bool {
     let mut old: KernelAction = [0; 8];
     // SAFETY: `old` is writable, and nothing is changed.
@@ -43,7 +43,7 @@ pub fn is_signal_ignored(signal: rustix::process::Signal) -> bool {
 pub struct Signals(OwnedFd);
 
 impl Signals {
-    /// Blocks SIGCHLD for this thread and all it starts later, and makes its descriptor.
+    /// Blocks SIGCHLD for this thread and all it starts later, and makes a descriptor for it.
     pub fn children() -> io::Result<Self> {
         let mut set = empty_signal_set();
         // SAFETY: `set` is writable and initialised; the new descriptor belongs to nobody else.
@@ -57,9 +57,9 @@ impl Signals {
         }
     }
 
-    /// Takes what is pending.
+    /// Takes the pending signal.
     pub fn clear(&self) {
-        // Of one signal at most one is pending, so a second read would find nothing.
+        // At most one SIGCHLD is pending, so a second read would find nothing.
         let mut buffer = [0_u8; size_of::<libc::signalfd_siginfo>()];
         rustix::io::retry_on_intr(|| rustix::io::read(&self.0, &mut buffer)).ok();
     }
@@ -71,7 +71,7 @@ impl AsFd for Signals {
     }
 }
 
-/// Ignores the signals a terminal or an impatient script sends: the keeper ends by its own rules.
+/// Ignores the signals that a terminal or an impatient script sends: the keeper ends by its own rules.
 pub fn ignore_signals() {
     for signal in [
         libc::SIGHUP,
@@ -88,7 +88,8 @@ pub fn ignore_signals() {
     ignore_file_size_signal();
 }
 
-/// A write beyond the limit on the size of files fails as one to a full disk does, instead of ending the process.
+/// Ignores SIGXFSZ: a write beyond the limit on the size of files fails like one to a full disk, instead of ending the
+/// process.
 pub fn ignore_file_size_signal() {
     // SAFETY: no handler is installed, so none can run at a bad time.
     unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };

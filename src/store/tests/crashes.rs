@@ -1,5 +1,5 @@
-//! The store against every crash: a story of jobs is recorded operation by operation, and each state in which a kill or a
-//! power cut could leave the folder is recovered as a start does it. What was promised before the crash holds after it.
+//! The store against every crash. A story of jobs is recorded operation by operation; then each state in which a kill
+//! or a power cut could leave the folder is recovered as at a start. Promises made before the crash hold after it.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -11,11 +11,11 @@ use crate::model::{CancelCause, ExitStatus, JobKey};
 
 const NOW: i64 = 1_000_000;
 
-/// A story and what was promised in it: when (number of operations before it), to whom, what.
+/// A story with its promises: number of earlier operations, job id, promise.
 struct Story {
     history: History,
     promises: Vec<(usize, &'static str, Promise)>,
-    /// The whole logs.
+    /// The complete logs.
     logs: BTreeMap<&'static str, Vec<u8>>,
 }
 
@@ -30,7 +30,6 @@ impl Teller<'_> {
         self.promises.push((self.recording.position(), id, promise));
     }
 
-    /// As the keeper writes a log.
     fn print(&mut self, id: &'static str, job: &JobFolder, text: &str) {
         let log = files::open_append(&job.shared.jobs, job.inside("log").as_str()).unwrap();
         let entry = format!("2026-01-01T00:00:00.000000Z 01O {text}\n");
@@ -49,7 +48,7 @@ impl Teller<'_> {
     }
 }
 
-/// Jobs that end, that are removed, that go on; `sync` is called when the first has ended.
+/// Jobs that end, are removed, or go on. With `sync`, everything is synced once the first job has ended.
 fn story(sync: bool) -> Story {
     let temp = temp();
     let state = open(&temp);
@@ -95,7 +94,7 @@ fn story(sync: bool) -> Story {
     Story { history: recording.finish(), promises, logs }
 }
 
-/// What a start finds and makes of a folder: every job with its end, and the ids that answer `data_loss`.
+/// Recovers a folder as a start does. Returns every job with its end, and the ids that answer `data_loss`.
 fn recover(path: &Path) -> (BTreeMap<String, (JobFolder, End)>, Vec<JobKey>) {
     let state = StateDir::open(path, &daemon()).unwrap();
     let mut ends = BTreeMap::new();
@@ -103,7 +102,8 @@ fn recover(path: &Path) -> (BTreeMap<String, (JobFolder, End)>, Vec<JobKey>) {
         match found {
             Found::Job(job) => {
                 let end = job.journal.end.clone();
-                let end = end.map_or_else(|| close_interrupted(&job, "the host died", NOW, 0), Ok).unwrap();
+                let end =
+                    end.map_or_else(|| close_interrupted(&job, "the host died", None, NOW, 0), Ok).unwrap();
                 ends.insert(job.record.id.clone(), (job.folder, end));
             }
             Found::Unreadable { folder, .. } => folder.set_aside().unwrap(),
@@ -112,7 +112,7 @@ fn recover(path: &Path) -> (BTreeMap<String, (JobFolder, End)>, Vec<JobKey>) {
         }
     }
     let broken = state.set_aside_keys().unwrap();
-    // The next start finds the same, and nothing to do.
+    // The next start finds the same and has nothing to do.
     for found in state.scan().unwrap() {
         let Found::Job(job) = found else { panic!("still to be done: {found:?}") };
         assert_eq!(job.journal.end.as_ref(), ends.get(&job.record.id).map(|(_, end)| end));
@@ -120,14 +120,14 @@ fn recover(path: &Path) -> (BTreeMap<String, (JobFolder, End)>, Vec<JobKey>) {
     (ends, broken)
 }
 
-/// The promises made before operation number `count` hold in the folder `path`.
+/// Checks that the promises made before operation number `count` hold in the folder `path`.
 fn check(story: &Story, count: usize, path: &Path) {
     let (jobs, broken) = recover(path);
     assert_eq!(broken, [], "after {count} operations a record could not be read");
     for (_, id, promise) in story.promises.iter().filter(|(at, ..)| *at <= count) {
         let removing = *id == "removed";
         let Some((folder, end)) = jobs.get(*id) else {
-            // Once the removal has begun the job may be gone at any time.
+            // After the start of its removal a job may be gone at any time.
             assert!(removing, "after {count} operations {id} is gone");
             continue;
         };
@@ -148,8 +148,8 @@ fn check(story: &Story, count: usize, path: &Path) {
     }
 }
 
-/// A log is a beginning of the whole one; one that was closed has a line feed and one more line. In between may be the
-/// beginning of that line, if a recovery was killed in it: a log is never cut.
+/// Asserts that a log is the beginning of the complete log. A closed log has a line feed and one more line. In between
+/// may be the beginning of that line, if a recovery was killed in it: these logs are never cut.
 fn assert_whole(whole: &[u8], log: &[u8]) {
     const LAST: &[u8] = b"1970-01-01T00:00:01.000000Z 00E job interrupted: the host died\n";
     let Some(before) = log.strip_suffix(LAST) else { return assert!(whole.starts_with(log)) };
@@ -219,7 +219,7 @@ fn fault_43_a_power_cut_takes_only_what_was_not_synced_and_never_the_start() {
     }
 }
 
-/// A folder with a job that has ended, one that had not, and one that nothing is done to.
+/// A folder with three jobs: one that has ended, one that has not, and one that stays undamaged.
 fn folder_of_three(temp: &TempDir) -> Image {
     let state = open(temp);
     for id in ["ended", "running", "other"] {
@@ -234,14 +234,14 @@ fn folder_of_three(temp: &TempDir) -> Image {
     Image::read(state.path(), |_, _| {}).unwrap()
 }
 
-/// Every damage to one file of a job: what is left is served as it was, or its id answers `data_loss`; the other job is
-/// served whatever happens.
+/// Applies every damage to one file of a job. The job is served as before with the rest, or its id answers `data_loss`.
+/// The undamaged job is always served.
 fn damage_every(id: &str, name: &str, harms: impl Fn(&[u8]) -> Vec<Vec<u8>>) {
     let origin = temp();
     let image = folder_of_three(&origin);
     let key = JobId::parse(id).unwrap().key();
     let good = image.file(&format!("jobs/{key}/{name}")).unwrap().to_vec();
-    // One folder for all: its jobs are made anew each time.
+    // The same folder each time: its jobs are made anew.
     let temp = temp();
     let path = temp.path().join("state");
     for harm in harms(&good) {

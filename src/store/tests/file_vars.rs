@@ -1,5 +1,5 @@
 use std::fs;
-use std::os::unix::fs::{MetadataExt, symlink};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::PathBuf;
 
 use super::*;
@@ -38,7 +38,7 @@ impl Case {
         names.iter().map(variable).collect()
     }
 
-    /// A job as Run leaves it.
+    /// Makes a job as Run leaves it.
     fn job(&self, id: &str, names: &[&str]) -> (JobFolder, JobRecord) {
         let job_folder = folder(&self.state, id);
         let made_directory = probe(job_folder.key(), &self.text()).unwrap();
@@ -71,7 +71,7 @@ fn files_are_written_whole_and_private_and_removed_with_the_directory() {
     assert_eq!(fs::read(case.directory().join("A")).unwrap(), b"s3cret of A\0");
     assert_eq!(fs::metadata(case.directory().join("A")).unwrap().mode() & 0o7777, 0o600);
     assert_eq!(fs::metadata(case.directory()).unwrap().mode() & 0o7777, 0o700);
-    // Written again by a daemon that came back.
+    // A restarted daemon writes the files again.
     write_all(&job_folder, &case.variables(&["A", "B"])).unwrap();
     assert_eq!(remove(job_folder.key(), &job_record, &written(&job_folder)), 0);
     assert!(!case.directory().exists());
@@ -121,6 +121,27 @@ fn directory_that_is_a_link_or_a_file_is_refused() {
 }
 
 #[test]
+fn a_directory_of_others_is_refused_where_every_user_may_make_one() {
+    let case = Case::new();
+    let parent = case.directory().parent().unwrap().to_owned();
+    fs::create_dir_all(case.directory()).unwrap();
+    let key = folder(&case.state, "1").key();
+    for (parent_mode, own_mode, refused) in [
+        (0o1777, 0o700, false),
+        (0o1777, 0o755, false),
+        (0o1777, 0o777, true),
+        (0o1777, 0o770, true),
+        (0o755, 0o777, false),
+    ] {
+        fs::set_permissions(&parent, fs::Permissions::from_mode(parent_mode)).unwrap();
+        fs::set_permissions(case.directory(), fs::Permissions::from_mode(own_mode)).unwrap();
+        let error = probe(key, &case.text()).err();
+        assert_eq!(error.is_some(), refused, "{parent_mode:o} {own_mode:o}");
+        assert!(error.is_none_or(|error| error.reason() == Reason::NotWritable));
+    }
+}
+
+#[test]
 fn all_files_or_none() {
     let case = Case::new();
     let (job_folder, job_record) = case.job("1", &["A", "B", "C"]);
@@ -136,7 +157,7 @@ fn recovery_removes_what_a_crash_left_under_temporary_names() {
     let case = Case::new();
     let (job_folder, job_record) = case.job("1", &["A", "B"]);
     fs::write(case.directory().join(format!(".step-runner-{}-1", job_folder.key())), "s3cret").unwrap();
-    let end = close_interrupted(&job(scan_one(&case.state)), "test", 0, 0).unwrap();
+    let end = close_interrupted(&job(scan_one(&case.state)), "test", None, 0, 0).unwrap();
     assert!(is_interrupted(&end));
     assert!(!case.directory().exists());
     assert_eq!(job_record.files.len(), 2);

@@ -1,5 +1,5 @@
-//! Journal and steps against a model in memory: whatever is cut off or changed, what was written whole before it is
-//! read, and nothing is read that was not written.
+//! Journal and steps against a model in memory. Whatever is cut off or changed, the records before it are read, and
+//! nothing is read that was not written.
 
 use std::fs;
 

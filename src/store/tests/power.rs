@@ -1,5 +1,6 @@
-//! `durability = power` against every power cut: a story of jobs as daemon and keeper write them, and each state in which a
-//! cut could leave the folder, recovered as a start does it. Whatever a client was told is there, and nothing torn is.
+//! `durability = power` against every power cut. A story of jobs is written as daemon and keeper write them; then each
+//! state in which a cut could leave the folder is recovered as at a start. Everything that clients were told exists,
+//! and nothing is torn.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -10,7 +11,7 @@ use crate::files::recorder::{Choices, History, Recording};
 
 struct Story {
     history: History,
-    /// Number of operations before it, to whom, what.
+    /// Number of earlier operations, job id, promise.
     told: Vec<(usize, &'static str, Promise)>,
     logs: BTreeMap<&'static str, Vec<u8>>,
 }
@@ -19,13 +20,13 @@ struct Teller<'a> {
     state: &'a StateDir,
     recording: &'a Recording,
     told: Vec<(usize, &'static str, Promise)>,
-    /// To be told after the next round.
+    /// Promises that become valid after the next round.
     next: Vec<(&'static str, Promise)>,
     logs: BTreeMap<&'static str, Vec<u8>>,
 }
 
 impl Teller<'_> {
-    /// A Run, as far as its answer.
+    /// Performs a Run up to its answer.
     fn run(&mut self, id: &'static str) -> JobFolder {
         let job = folder(self.state, id);
         job.make().unwrap();
@@ -35,7 +36,7 @@ impl Teller<'_> {
         job
     }
 
-    /// As the keeper writes a log; NUL bytes are output like any other.
+    /// Writes a log as the keeper does; NUL bytes are output like any other.
     fn print(&mut self, id: &'static str, job: &JobFolder, text: &str) {
         let log = files::open_append(&job.shared.jobs, job.inside("log").as_str()).unwrap();
         let entry = format!("2026-01-01T00:00:00.000000Z 01O {text}\n");
@@ -43,7 +44,7 @@ impl Teller<'_> {
         self.logs.entry(id).or_default().extend_from_slice(entry.as_bytes());
     }
 
-    /// A round of the group sync with the logs of these jobs, and an end.
+    /// Performs a round of the group sync with the logs of these jobs, and an end.
     fn round(&mut self, logs: &[(&'static str, &JobFolder)], ends: Option<(&'static str, &JobFolder)>) {
         self.state.sync_all().unwrap();
         for (id, job) in logs {
@@ -104,8 +105,8 @@ fn story() -> Story {
     Story { history: recording.finish(), told, logs }
 }
 
-/// What a start with `durability = power` makes of a folder. Its syncs matter where they are recorded; elsewhere they only
-/// cost time.
+/// Recovers a folder as a start with `durability = power` does. Syncs matter only where they are recorded; elsewhere
+/// they only cost time.
 fn recover(path: &Path, syncs: bool) -> BTreeMap<String, (JobFolder, End)> {
     let state = StateDir::open(path, &daemon()).unwrap();
     let (mut ends, mut begun) = (BTreeMap::new(), Vec::new());
@@ -139,7 +140,8 @@ fn recover(path: &Path, syncs: bool) -> BTreeMap<String, (JobFolder, End)> {
     ends
 }
 
-/// What was told before operation number `count` holds in the folder `path`, and no job shows what was not written.
+/// Checks that the promises made before operation number `count` hold in the folder `path`, and that no job shows data
+/// that was never written.
 fn check(story: &Story, count: usize, path: &Path, what: &str) {
     let jobs = recover(path, false);
     for (id, (folder, end)) in &jobs {
@@ -168,7 +170,8 @@ fn check(story: &Story, count: usize, path: &Path, what: &str) {
     }
 }
 
-/// A log is the beginning of what was written, whole entry by whole entry, and the line about the interruption.
+/// Asserts that a log consists of whole entries from the beginning of the written log, then the line about the
+/// interruption.
 fn assert_not_torn(whole: &[u8], log: &[u8], end: &End, what: &str) {
     if !is_interrupted(end) {
         return assert_eq!(log, whole.get(..log.len()).unwrap_or_default(), "{what}");

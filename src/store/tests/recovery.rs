@@ -129,7 +129,7 @@ fn removal_begun_is_gone_with_the_next_scan() {
     let state = open(&temp);
     let begun = create(&state, "1");
     begun.append(&Event::Removing).unwrap();
-    // A name that is taken is not in the way.
+    // A name that is taken must not block the removal.
     let taken = state.path().join(format!("jobs/.gone-{}-{}-0", begun.key(), std::process::id()));
     fs::create_dir_all(taken.join("work")).unwrap();
     let found = state.scan().unwrap();
@@ -152,7 +152,7 @@ fn interrupted_job_is_closed_with_one_last_line_and_an_end() {
         (Some(""), LAST.to_owned()),
         (Some(entry), format!("{entry}\n{LAST}")),
         (Some(&*format!("{entry}\n")), format!("{entry}\n{LAST}")),
-        // A crash of the recovery itself, behind its last line.
+        // The recovery itself crashed after its last line.
         (Some(LAST), LAST.to_owned()),
     ] {
         let temp = temp();
@@ -166,7 +166,7 @@ fn interrupted_job_is_closed_with_one_last_line_and_an_end() {
         let mut journal = fs::OpenOptions::new().append(true).open(died.path("journal")).unwrap();
         std::io::Write::write_all(&mut journal, b"{\"crc32\":\"half").unwrap();
 
-        let end = close_interrupted(&job(scan_one(&state)), "the host died", NOW, 0).unwrap();
+        let end = close_interrupted(&job(scan_one(&state)), "the host died", None, NOW, 0).unwrap();
         assert_eq!(log_of(&died), after);
         assert_eq!((end.log_len, end.steps_done), (after.len() as u64, 1));
         assert_eq!(
@@ -199,4 +199,39 @@ fn fault_29_log_that_was_replaced_removed_or_cut_is_never_served_as_the_jobs() {
     fs::remove_file(served.path("log")).unwrap();
     symlink("/etc/passwd", served.path("log")).unwrap();
     assert!(served.open_log(None).is_err());
+}
+
+#[test]
+fn fault_85_what_follows_the_told_length_is_kept_only_as_whole_entries() {
+    const ENTRY: &str = "2026-01-02T03:04:05.000006Z 01O text\n";
+    let (torn, _) = ENTRY.split_at(34);
+    let nul = ENTRY.replace("text", "t\0xt");
+    // Bytes after the reported length, and how many of them are kept.
+    for (behind, kept) in [
+        (String::new(), 0),
+        (ENTRY.repeat(2), 2 * ENTRY.len()),
+        (nul.clone(), nul.len()),
+        (torn.to_owned(), torn.len()),
+        (format!("{ENTRY}foreign\n"), ENTRY.len()),
+        (format!("foreign {ENTRY}"), 0),
+        ("foreign".to_owned(), 0),
+    ] {
+        let temp = temp();
+        let state = open(&temp);
+        let died = create(&state, "died");
+        fs::write(died.path("log"), format!("{ENTRY}{behind}")).unwrap();
+        let told = Some(ENTRY.len() as u64);
+        close_interrupted(&job(scan_one(&state)), "its keeper died", told, NOW, 0).unwrap();
+        let log = fs::read_to_string(died.path("log")).unwrap();
+        let (ours, rest) = log.split_at(ENTRY.len() + kept);
+        assert_eq!(ours, [ENTRY, behind.split_at(kept).0].concat());
+        let rest = rest.trim_start_matches('\n');
+        assert_eq!(rest.lines().count(), 1, "{behind:?}: {rest}");
+        let removed = behind.len() - kept;
+        assert_eq!(
+            rest.contains(&format!("{removed} bytes that another process wrote")),
+            removed > 0,
+            "{rest}"
+        );
+    }
 }

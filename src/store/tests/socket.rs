@@ -47,7 +47,7 @@ fn living_daemon_is_named_and_not_disturbed() {
     );
     assert!(UnixStream::connect(&path).is_ok());
     drop(first);
-    // One that takes no locks.
+    // A listener that takes no lock.
     let _foreign = UnixListener::bind(&path).unwrap();
     let error = claim(&path, 0o600).unwrap_err();
     assert!(

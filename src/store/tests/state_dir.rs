@@ -4,24 +4,24 @@ use std::path::Path;
 
 use super::*;
 
-fn place() -> Place {
-    Place { temp_dir: "/tmp".into(), uid: 7, ..Place::default() }
+fn place() -> StatePathInputs {
+    StatePathInputs { temp_dir: "/tmp".into(), uid: 7, ..StatePathInputs::default() }
 }
 
 #[test]
 fn default_place_follows_setting_then_socket_then_xdg_then_temporary_directory() {
-    let all = Place {
+    let all = StatePathInputs {
         state_dir: Some("/s".into()),
         socket: Some("/run/a.sock".into()),
         xdg_state_home: Some("/x".into()),
         ..place()
     };
     assert_eq!(default_path(&all), Path::new("/s"));
-    let socket = Place { state_dir: None, ..all };
+    let socket = StatePathInputs { state_dir: None, ..all };
     assert_eq!(default_path(&socket), Path::new("/run/a.sock.state"));
-    let xdg = Place { socket: None, ..socket };
+    let xdg = StatePathInputs { socket: None, ..socket };
     assert_eq!(default_path(&xdg), Path::new("/x/step-runner"));
-    let relative = Place { xdg_state_home: Some("x".into()), ..xdg };
+    let relative = StatePathInputs { xdg_state_home: Some("x".into()), ..xdg };
     assert_eq!(default_path(&relative), Path::new("/tmp/step-runner-7"));
     assert_eq!(default_path(&place()), Path::new("/tmp/step-runner-7"));
 }

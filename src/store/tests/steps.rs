@@ -51,7 +51,7 @@ fn results_of_any_length_together_are_counted() {
     folder.append_steps(&[]).unwrap();
     let file = fs::OpenOptions::new().write(true).open(folder.path("steps")).unwrap();
     for number in 0..5 {
-        // Zeros take no room on the disk.
+        // Zeros take no space on the disk.
         file.write_all_at(&record[..8], number * MAX_FRAMED as u64).unwrap();
     }
     file.set_len(5 * MAX_FRAMED as u64).unwrap();

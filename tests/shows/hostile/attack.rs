@@ -1,4 +1,4 @@
-//! The attacks: each a loop over connections until it is told to stop.
+//! The attacks. Each uses connections in a loop until it is told to stop.
 
 mod calls;
 mod connections;
@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use super::frames::Wire;
 pub(crate) use calls::leftovers;
-use calls::{deaf_followers, run_storm, vanishing};
+use calls::{deaf_followers, deaf_followers_together, run_storm, vanishing};
 use connections::{half_preface, silent};
 use frames::{continuation, empty_data, headers, pings, rapid_resets, settings, unread_pings};
 use messages::{giant_messages, held_messages, huge_metadata, length_prefixes, nested_messages};
@@ -23,7 +23,7 @@ const PATIENCE: Duration = Duration::from_millis(200);
 /// Frames written at once.
 const BATCH: usize = 256;
 
-/// Calls on one connection (service.md §1.1).
+/// Large requests on one connection.
 const STREAMS: u32 = 100;
 
 /// Requests that the daemon takes in at a time, in KiB (service.md §1.1).
@@ -31,6 +31,9 @@ const LARGE: u64 = 64 << 10;
 
 /// 64 KiB for each of 1,000 followers (service.md §3.2).
 const FOLLOWERS: u64 = 1_000 * 64;
+
+/// For 1,000 followers on one connection: they get small pieces.
+const TOGETHER: u64 = 16 << 10;
 
 /// What an attack works on.
 pub(crate) struct Field {
@@ -65,36 +68,64 @@ pub(crate) struct Attack {
     pub(crate) name: &'static str,
     pub(crate) threads: usize,
     pub(crate) run: fn(&Field, usize) -> Tally,
-    /// The daemon is to end its connections.
-    pub(crate) is_ended: bool,
+    /// Time after which the daemon must have ended connections of it. `None`: it need not.
+    pub(crate) ended_after: Option<Duration>,
     /// What the daemon may hold for it while it lasts, in KiB.
     pub(crate) may_hold: u64,
 }
 
+/// Memory of as many connections as there may be, each of which has said nothing yet, in KiB (`max_connections`).
+const CONNECTIONS: u64 = 4_096 * 8;
+
+/// The daemon ends a connection without a first call after 5 s (service.md §1.1).
+const UNUSED: Option<Duration> = Some(Duration::from_secs(6));
+
+/// The daemon ends a flood at once.
+const FLOOD: Option<Duration> = Some(Duration::from_secs(1));
+
 pub(crate) const ATTACKS: &[Attack] = &[
-    Attack { name: "silent", threads: 1, run: silent, is_ended: true, may_hold: 0 },
-    Attack { name: "half a preface", threads: 1, run: half_preface, is_ended: true, may_hold: 0 },
-    Attack { name: "rapid resets", threads: 2, run: rapid_resets, is_ended: true, may_hold: 0 },
-    Attack { name: "headers", threads: 2, run: headers, is_ended: false, may_hold: 0 },
-    Attack { name: "continuation", threads: 2, run: continuation, is_ended: true, may_hold: 0 },
-    Attack { name: "pings", threads: 2, run: pings, is_ended: true, may_hold: 0 },
-    Attack { name: "settings", threads: 2, run: settings, is_ended: true, may_hold: 0 },
-    Attack { name: "empty data", threads: 2, run: empty_data, is_ended: true, may_hold: 0 },
-    Attack { name: "pings, answers unread", threads: 2, run: unread_pings, is_ended: true, may_hold: 0 },
-    Attack { name: "huge metadata", threads: 2, run: huge_metadata, is_ended: false, may_hold: 0 },
-    Attack { name: "giant messages", threads: 2, run: giant_messages, is_ended: false, may_hold: LARGE },
-    Attack { name: "giant messages, held", threads: 1, run: held_messages, is_ended: false, may_hold: LARGE },
-    Attack { name: "length prefixes", threads: 2, run: length_prefixes, is_ended: false, may_hold: 0 },
-    Attack { name: "nested messages", threads: 2, run: nested_messages, is_ended: false, may_hold: 0 },
+    Attack { name: "silent", threads: 1, run: silent, ended_after: UNUSED, may_hold: CONNECTIONS },
+    Attack {
+        name: "half a preface",
+        threads: 1,
+        run: half_preface,
+        ended_after: UNUSED,
+        may_hold: CONNECTIONS,
+    },
+    Attack { name: "rapid resets", threads: 2, run: rapid_resets, ended_after: FLOOD, may_hold: 0 },
+    Attack { name: "headers", threads: 2, run: headers, ended_after: None, may_hold: 0 },
+    Attack { name: "continuation", threads: 2, run: continuation, ended_after: FLOOD, may_hold: 0 },
+    Attack { name: "pings", threads: 2, run: pings, ended_after: FLOOD, may_hold: 0 },
+    Attack { name: "settings", threads: 2, run: settings, ended_after: FLOOD, may_hold: 0 },
+    Attack { name: "empty data", threads: 2, run: empty_data, ended_after: FLOOD, may_hold: 0 },
+    Attack { name: "pings, answers unread", threads: 2, run: unread_pings, ended_after: FLOOD, may_hold: 0 },
+    Attack { name: "huge metadata", threads: 2, run: huge_metadata, ended_after: None, may_hold: 0 },
+    Attack { name: "giant messages", threads: 2, run: giant_messages, ended_after: None, may_hold: LARGE },
+    Attack {
+        name: "giant messages, held",
+        threads: 1,
+        run: held_messages,
+        ended_after: None,
+        may_hold: LARGE,
+    },
+    Attack { name: "length prefixes", threads: 2, run: length_prefixes, ended_after: None, may_hold: 0 },
+    Attack { name: "nested messages", threads: 2, run: nested_messages, ended_after: None, may_hold: 0 },
     Attack {
         name: "followers that never read",
         threads: 1,
         run: deaf_followers,
-        is_ended: false,
+        ended_after: None,
         may_hold: FOLLOWERS,
     },
-    Attack { name: "vanishing", threads: 2, run: vanishing, is_ended: false, may_hold: 0 },
-    Attack { name: "run storm", threads: 2, run: run_storm, is_ended: false, may_hold: 0 },
+    Attack {
+        name: "followers that never read, on one connection",
+        threads: 1,
+        run: deaf_followers_together,
+        ended_after: None,
+        may_hold: TOGETHER,
+    },
+    Attack { name: "vanishing", threads: 2, run: vanishing, ended_after: None, may_hold: 0 },
+    Attack { name: "run storm", threads: 2, run: run_storm, ended_after: None, may_hold: 0 },
 ];
 
 impl Field {

@@ -1,4 +1,4 @@
-//! The good client beside the bad ones: it asks for Status all the time, and follows a job on one connection.
+//! The good client beside the hostile ones: asks for Status all the time and follows a job on one connection.
 
 use std::fmt;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! In which order the two sides end, and what the proxy makes of it.
+//! The order in which the two sides end, and the proxy's reaction.
 
 use std::io::{Read, Write};
 use std::net::Shutdown;
@@ -99,7 +99,7 @@ fn both(content: &Arc<Content>, mut connection: UnixStream, size: u64) -> Check 
     sent.join().map_err(|_| "the sender died".to_owned())?.map(drop)
 }
 
-/// A daemon that dies with bytes unread has not heard all: what it said is delivered, and the end is a failure that says so.
+/// A daemon dies with bytes unread: the proxy delivers what the daemon sent, then reports a failure.
 pub(super) fn lost(content: &Arc<Content>) -> Check {
     for size in SIZES {
         let (_scene, socket) = scene();
@@ -125,8 +125,8 @@ pub(super) fn lost(content: &Arc<Content>) -> Check {
     Ok(())
 }
 
-/// Each signal ends it, idle or in the middle of a write that nobody reads, with code 1 and without a word, and the daemon sees
-/// the end.
+/// Each signal ends the proxy silently with code 1, idle or in the middle of a blocked write, and the daemon sees the
+/// end.
 pub(super) fn signals(content: &Arc<Content>) -> Check {
     for signal in [Signal::TERM, Signal::INT, Signal::HUP] {
         for is_full in [false, true] {
@@ -168,8 +168,8 @@ fn signalled(content: &Arc<Content>, signal: Signal, is_full: bool) -> Check {
     far.end()
 }
 
-/// stdout carries what the socket sent and nothing else, with every variable set that makes programs talk, also when the
-/// proxy fails; stderr has one line then and none else.
+/// stdout carries only the bytes of the socket, with every variable set that makes programs print more, also if the
+/// proxy fails. Then stderr has exactly one line.
 pub(super) fn pure(content: &Arc<Content>) -> Check {
     let (_scene, socket) = scene();
     let refused = Proxy::start(&socket)?.end()?;

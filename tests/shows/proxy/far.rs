@@ -1,4 +1,4 @@
-//! The far side of a proxy: a socket that echoes or follows a script, and the bytes that both sides know.
+//! The far side of a proxy: a socket that echoes or follows a script. Both sides know the bytes.
 
 use std::io::{Read, Write};
 use std::net::Shutdown;

@@ -1,4 +1,4 @@
-//! Faults at random moments: daemon and keeper killed or stopped, the disk full for a while.
+//! Faults at random moments: daemon and keeper are killed or stopped, or the disk is full for a while.
 
 use std::fs::{self, File};
 use std::io::Write;

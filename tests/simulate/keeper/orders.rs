@@ -1,4 +1,4 @@
-//! What a daemon orders, and what it is answered.
+//! The daemon's orders and the keeper's answers.
 
 use std::fs::File;
 use std::os::unix::fs::MetadataExt;
@@ -12,6 +12,14 @@ use step_runner::keeper::protocol::{
 use step_runner::model::JobKey;
 use tokio::sync::watch;
 use tokio::time::Instant;
+
+/// Most bytes of a record in one answer: so few that each record has several.
+const PIECE: usize = 1_000;
+
+/// A record as it is read.
+fn stream(record: &[Vec<u8>]) -> Vec<u8> {
+    record.iter().flat_map(|event| [&(event.len() as u32).to_le_bytes(), event.as_slice()].concat()).collect()
+}
 
 pub(super) fn perform(keeper: &Shared, id: u64, request: Request) {
     let reply = answer(keeper, request);
@@ -77,10 +85,12 @@ impl Keeper {
             .create(true)
             .open(&path)
             .map_err(|e| KeeperError::Log { errno: e.raw_os_error().unwrap_or(0), message: e.to_string() })?;
+        log.set_len(hold.log_len).unwrap();
         let meta = log.metadata().unwrap();
         let job = Job {
             tag: hold.tag,
             record: vec![hold.record],
+            brief: hold.brief,
             last_op: 0,
             over: Vec::new(),
             running: None,
@@ -129,7 +139,8 @@ fn for_job(shared: &Shared, request: Request) -> Result<Reply, KeeperError> {
         | Request::Line { key, .. }
         | Request::Stop { key, .. }
         | Request::Close { key, .. }
-        | Request::Resume { key } => *key,
+        | Request::Resume { key }
+        | Request::ReadRecord { key, .. } => *key,
         Request::Spawn(spawn) => spawn.key,
         _ => return Err(KeeperError::UnknownJob),
     };
@@ -139,13 +150,20 @@ fn for_job(shared: &Shared, request: Request) -> Result<Reply, KeeperError> {
         Request::Resume { .. } => {
             return Ok(Reply::Resumed(Box::new(HeldJob {
                 tag: job.tag,
-                record: SecretBytes(job.record.clone()),
+                brief: SecretBytes(job.brief.clone()),
+                events: job.record.len() as u32,
+                record_len: stream(&job.record).len() as u64,
                 last_op: job.last_op,
                 over: job.over.clone(),
                 closed: job.closed.clone(),
                 log_inode: job.inode,
                 log_len: job.len,
             })));
+        }
+        Request::ReadRecord { offset, .. } => {
+            let rest = stream(&job.record).split_off(offset as usize);
+            let piece = rest.into_iter().take(PIECE).collect();
+            return Ok(Reply::Piece(SecretBytes(piece)));
         }
         Request::Stop { grace, .. } => {
             if job.running.is_some() {

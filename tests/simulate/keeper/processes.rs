@@ -1,12 +1,13 @@
-//! Processes from their start to the end of their job.
+//! Imaginary processes, from their start to the end of their job.
 
 use std::rc::Rc;
 use std::time::Duration;
 
 use super::{Ending, Keeper, Shared};
 use crate::program::Program;
+use step_runner::clock;
 use step_runner::keeper::protocol::{Closed, FromKeeper, SpawnStep, StepEnd, StepOver};
-use step_runner::model::{ExitStatus, JobKey};
+use step_runner::model::{ExitStatus, FinishedProcess, JobKey, StepUsage};
 use step_runner::process::cgroup::Usage;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, sleep_until, timeout_at};
@@ -54,6 +55,7 @@ pub(super) fn start(shared: &Shared, spawn: &SpawnStep) {
             left: 0,
             shortage: None,
             usage: Usage::default(),
+            ran: FinishedProcess { ended: clock::boot_micros(), log_len: job.len, usage: None },
         };
         job.over.push(over.clone());
         keeper.tell(&FromKeeper::StepOver { key, over });
@@ -114,14 +116,16 @@ async fn run(
     if !keeper.has(key, tag) {
         return;
     }
+    let Some(job) = keeper.jobs.get_mut(&key) else { return };
+    let used = StepUsage { user: Duration::from_millis(program.millis), ..StepUsage::default() };
     let over = StepOver {
         step,
         end: StepEnd::Exited(status),
         left: program.left,
         shortage: None,
         usage: Usage::default(),
+        ran: FinishedProcess { ended: clock::boot_micros(), log_len: job.len, usage: Some(used) },
     };
-    let Some(job) = keeper.jobs.get_mut(&key) else { return };
     job.running = None;
     job.over.push(over.clone());
     let mut account = keeper.account.borrow_mut();

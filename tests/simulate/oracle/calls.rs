@@ -1,4 +1,4 @@
-//! What Run, Finish and Cancel are answered.
+//! Checks the answers to Run, Finish and Cancel.
 
 use super::{Asked, END_TIME, Oracle};
 use crate::world::words;

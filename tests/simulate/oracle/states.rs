@@ -1,4 +1,4 @@
-//! What the states of jobs tell.
+//! Checks the states of jobs.
 
 use std::collections::BTreeSet;
 use std::time::Duration;

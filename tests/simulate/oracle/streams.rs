@@ -1,7 +1,9 @@
-//! What followers of logs and of steps read.
+//! Checks what followers of logs and of steps read.
 
 use super::{Follower, Oracle};
+use step_runner::actors::trace_sink::StoredKind;
 use step_runner::actors::view::JobStatus;
+use step_runner::grpc::stored_kind;
 use step_runner::model::{Reason, Refusal};
 
 impl Oracle {
@@ -87,7 +89,7 @@ impl Oracle {
         self.note(format!("FollowSteps job-{id} ends after {count}"));
         let Some(life) = self.lives.get_mut(&(format!("job-{id}"), life)) else { return };
         life.results_end = true;
-        let has_root = life.results.last().is_some_and(|last| step_runner::grpc::is_root_result(last));
+        let has_root = life.results.last().is_some_and(|last| stored_kind(last) == StoredKind::Root);
         if !has_root || life.results.len() != count {
             self.wrong(format!(
                 "the results of job-{id} end after {count} of {}, root: {has_root}",

@@ -1,4 +1,4 @@
-//! Calls of clients, each a task of its own that may give up.
+//! Calls of clients. Each call is a task of its own that may give up.
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -7,6 +7,7 @@ use super::{World, job_id};
 use crate::schedule::Schedule;
 use indexmap::IndexMap;
 use step_runner::actors::handle::{JobsHandle, RunRequest};
+use step_runner::actors::log_sink::MAX_MESSAGE;
 use step_runner::model::JobId;
 use step_runner::variables::{self};
 use tokio::time::sleep;
@@ -93,7 +94,7 @@ impl World {
                     return;
                 }
                 pieces += 1;
-                match cursor.next().await {
+                match cursor.next(|| MAX_MESSAGE).await {
                     Ok(Some(bytes)) => {
                         oracle.borrow_mut().read(follower, at, &bytes);
                         at += bytes.len() as u64;
@@ -118,7 +119,7 @@ impl World {
         let Ok(status) = jobs.status(&job) else { return };
         let registered = status.registered;
         self.call(None, async move {
-            let mut cursor = match jobs.follow_steps(&job) {
+            let mut cursor = match jobs.follow_steps(&job, id % 2 == 0) {
                 Ok(cursor) => cursor,
                 Err(refusal) => return oracle.borrow_mut().steps_refused(id, registered, &refusal),
             };
@@ -162,7 +163,7 @@ pub(super) fn new_request(id: JobId, steps: String, content: u64, timeout: Optio
         inputs: IndexMap::new(),
         timeout,
         cancel_grace: None,
-        limits: step_runner::model::Limits::default(),
-        origin: step_runner::store::Origin::V1,
+        limits: step_runner::model::ResourceLimits::default(),
+        origin: step_runner::store::RequestOrigin::V1,
     }
 }

@@ -1,4 +1,4 @@
-//! The end of a run: what must hold when all is quiet.
+//! The end of a run: the conditions that must hold once everything has ended.
 
 use std::rc::Rc;
 use std::time::Duration;

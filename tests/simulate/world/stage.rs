@@ -1,4 +1,4 @@
-//! What the daemon takes for the host: keepers that are played, clocks that are set.
+//! The host as the daemon sees it: simulated keepers, and clocks that the run sets.
 
 use std::cell::{Cell, RefCell};
 use std::path::PathBuf;
@@ -10,7 +10,7 @@ use crate::keeper::{self, Account, Keeper, Wrongs};
 use crate::random::Random;
 use step_runner::actors::host::{Host, Started};
 use step_runner::clock::Clock;
-use step_runner::keeper::link::Wire;
+use step_runner::keeper::link::KeeperWire;
 use step_runner::process::cgroup::{CgroupError, CgroupMode};
 use step_runner::process::remains::Remains;
 use step_runner::store::StateDir;
@@ -45,11 +45,11 @@ impl Host for Stage {
         Ok(living().is_some())
     }
 
-    fn connect(&self, _: &StateDir) -> std::io::Result<Wire> {
+    fn connect(&self, _: &StateDir) -> std::io::Result<KeeperWire> {
         let keeper = living().ok_or(std::io::ErrorKind::ConnectionRefused)?;
         let (ours, theirs) = tokio::io::duplex(WIRE);
         PLAYED.with_borrow(|played| drop(played.as_ref().unwrap().door.send((keeper, theirs))));
-        Ok(Wire::Memory(ours))
+        Ok(KeeperWire::Memory(ours))
     }
 
     fn start_keeper(&self, state: &StateDir, _: CgroupMode) -> std::io::Result<Started> {

@@ -1,4 +1,4 @@
-//! Counts what goes into and comes out of unpacking, and stops it before it is too much.
+//! Counts the bytes that go into and come out of unpacking, and stops it before they are too many.
 
 use std::cell::{Cell, RefCell};
 use std::io::{self, Read};
@@ -7,20 +7,20 @@ use crate::fetch::worker::tree::failure;
 use crate::job::event::FetchFailure;
 use crate::lang::diagnostic::Class;
 
-/// Most bytes that come out for each that goes in. Text packs to a hundredth at best.
+/// Most unpacked bytes for each packed byte. Text shrinks to a hundredth at best.
 const MAX_RATIO: u64 = 200;
 
-/// So many may come out whatever went in: small files of one repeated line are harmless.
+/// Unpacked bytes that are allowed at any ratio: small files of one repeated line are harmless.
 const FREE_BYTES: u64 = 64 << 20;
 
-/// What the two ends of one unpacking share.
+/// Counters shared by both ends of one unpacking.
 #[derive(Default)]
 pub(super) struct Meter {
     /// Bytes that went in.
     packed: Cell<u64>,
     /// Bytes that came out.
     unpacked: Cell<u64>,
-    /// Bytes that may still come out in this part of the archive.
+    /// Bytes that may still be unpacked in this part of the archive.
     allowed: Cell<u64>,
     stopped: RefCell<Option<FetchFailure>>,
 }
@@ -31,17 +31,17 @@ impl Meter {
         Counted { reader, count: &self.packed }
     }
 
-    /// Counts and stops what comes out.
+    /// Counts and limits what comes out.
     pub(super) fn unpacked<R: Read>(&self, reader: R) -> Metered<'_, R> {
         Metered { reader, meter: self }
     }
 
-    /// Lets so many bytes come out from now on.
+    /// Sets how many bytes may come out from now on.
     pub(super) fn allow(&self, bytes: u64) {
         self.allowed.set(bytes);
     }
 
-    /// Why reading was stopped, if it was.
+    /// Takes the reason why reading stopped, if it did.
     pub(super) fn stopped(&self) -> Option<FetchFailure> {
         self.stopped.take()
     }
@@ -65,7 +65,7 @@ impl<R: Read> Read for Counted<'_, R> {
     }
 }
 
-/// The unpacked bytes.
+/// The unpacked bytes, within the limits.
 pub(super) struct Metered<'a, R> {
     reader: R,
     meter: &'a Meter,

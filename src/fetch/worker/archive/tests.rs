@@ -11,7 +11,7 @@ use crate::fetch::order::Stats;
 use crate::fetch::worker::site::Site;
 
 impl Site {
-    /// Unpacks the layers and checks that nothing is outside.
+    /// Unpacks the layers and checks that nothing outside has changed.
     fn unpack(&self, layers: &[Vec<u8>]) -> Result<(), FetchFailure> {
         let mut tree = self.writer();
         let done = layers.iter().try_for_each(|layer| unpack(Packing::Plain, layer.as_slice(), &mut tree));
@@ -20,7 +20,7 @@ impl Site {
     }
 }
 
-/// An archive that says whatever a test wants: names go into the headers as they are.
+/// An archive whose headers a test can choose freely. Names are written unchanged.
 #[derive(Default)]
 struct Crafted {
     bytes: Vec<u8>,
@@ -70,7 +70,6 @@ impl Crafted {
         self.entry(EntryType::Link, path, original, 0o644, b"")
     }
 
-    /// PAX extensions of the next entry.
     fn pax(self, records: &[(&str, &str)]) -> Self {
         let content = pax_records(records);
         self.entry(EntryType::XHeader, "pax", "", 0o644, &content)
@@ -149,7 +148,7 @@ fn long_names_arrive_whole_in_both_forms() {
     }
 }
 
-/// Shapes of archives that have reached out of their folder in other programs.
+/// Forms of archives that have escaped their folder in other programs.
 #[test]
 fn fault_69_archives_that_reach_out_are_refused_by_name() {
     let a = Crafted::default;
@@ -205,13 +204,13 @@ fn fault_69_what_leads_outside_or_is_no_file_is_left_out() {
         ("through", a().link("through", "..").file("through/canary", "good")),
         ("abs", a().link("abs", "/etc").file("abs/passwd", "good")),
         ("a/b/up", a().folder("a/b/").link("a/b/up", "../../..").file("a/b/up/canary", "good")),
-        // Each link stays inside by its letters; the second one leaves through the first.
+        // By its text each link stays inside, but the second one leaves through the first.
         ("two", a().folder("a/b/").link("a/b/root", "../..").link("two", "a/b/root/../canary")),
         ("l", a().pax(&[("linkpath", "../canary")]).link("l", "good")),
         ("dev", a().entry(EntryType::Char, "dev", "", 0o644, b"")),
         ("dev", a().entry(EntryType::Block, "dev", "", 0o644, b"")),
         ("pipe", a().entry(EntryType::Fifo, "pipe", "", 0o644, b"")),
-        // What it stands for is not what an earlier layer has there.
+        // A skipped entry still removes what was at its path before.
         ("x", a().file("x", "old").link("x", "/etc/passwd")),
         ("d", a().file("d/x", "old").entry(EntryType::Fifo, "d", "", 0o644, b"")),
     ];
@@ -260,7 +259,7 @@ fn fault_69_names_with_nul_and_global_extensions_that_mean_something_are_refused
     assert_eq!(site.text("x"), "good");
 }
 
-/// RUSTSEC-2025-0111 and its kin: a reader that goes by the size of the header sees another archive inside a file.
+/// RUSTSEC-2025-0111 and similar: a reader that trusts the header's size sees another archive inside a file.
 #[test]
 fn fault_69_the_size_of_the_extension_counts_for_everything_that_follows() {
     let hidden = Crafted::default().file("../canary", "bad").end();
@@ -291,7 +290,7 @@ fn a_later_layer_replaces_and_removes_what_earlier_ones_have() {
         .file("change", "2")
         .file("d/new", "2")
         .file(".wh.gone", "")
-        // After an entry of its own layer, which it is not about.
+        // This whiteout comes after an entry of its own layer.
         .file("d/.wh..wh..opq", "")
         .file(".wh.change", "")
         .file(".wh..wh.plnk", "")
@@ -339,7 +338,6 @@ fn whiteouts_in_folders_of_whiteouts_leave_what_their_layer_has() {
     assert!(site.has("top") && !site.has("a") && !site.has("gone"));
 }
 
-/// Zeros without end, as many as are asked for.
 fn zeros(count: u64) -> impl Read {
     io::repeat(0).take(count)
 }
@@ -394,7 +392,7 @@ fn fault_69_too_many_entries_and_too_deep_folders_are_refused() {
         Crafted::default().link("l", "d"),
         Crafted::default().file(".wh.x", ""),
     ] {
-        // Also those that change nothing: they cost time.
+        // Entries that change nothing cost time too.
         let error = site.unpack(&[entry.bytes.repeat(100_001)]).unwrap_err();
         assert_eq!(error.class, Class::Limit, "{}", error.message);
     }

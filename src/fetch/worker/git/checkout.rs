@@ -1,5 +1,5 @@
-//! Writes the tree of a commit as files. Contents are written as they are in the repository: no filter, no attribute,
-//! no end of line is looked at.
+//! Writes the tree of a commit as files. Contents are written exactly as they are in the repository, without filters,
+//! attributes or conversion of line ends.
 
 use std::path::Path;
 
@@ -14,8 +14,8 @@ use crate::fetch::order::Stats;
 use crate::fetch::worker::tree::{self, TreeWriter};
 use crate::job::event::FetchFailure;
 
-/// Writes the tree of `commit` into the empty folder `into`. Submodules are left out, and links that could lead out of
-/// the tree: a repository may hold some that have nothing to do with its functions.
+/// Writes the tree of `commit` into the empty folder `into`. Skips submodules and links that could lead out of the
+/// tree, because a repository can hold some that its functions do not need.
 pub(super) fn write(
     store: &Store,
     commit: &ObjectId,
@@ -32,12 +32,12 @@ struct Checkout<'a> {
     store: &'a Store,
     location: &'a Location,
     writer: TreeWriter,
-    /// Of the file or link being written.
+    /// Content of the current file or link.
     content: Vec<u8>,
 }
 
 impl Checkout<'_> {
-    /// Writes a folder at `path`, which is as it was afterwards. The writer bounds the depth.
+    /// Writes the folder at `path`; restores `path` before it returns. The writer bounds the depth.
     fn folder(&mut self, id: &ObjectId, path: &mut Vec<u8>) -> Result<(), FetchFailure> {
         let mut buffer = Vec::new();
         let folder = self.store.tree(id, &mut buffer).map_err(|fault| fault.at(self.location))?;
@@ -79,12 +79,11 @@ impl Checkout<'_> {
         }
     }
 
-    /// Reads the content of a file or link.
     fn read(&mut self, id: &ObjectId) -> Result<(), FetchFailure> {
         self.store.file(id, &mut self.content).map_err(|fault| fault.at(self.location))
     }
 
-    /// Refuses what some file system takes for `.git`: such a folder would be believed to be a repository.
+    /// Refuses names that some file system treats as `.git`: programs would take such a folder for a repository.
     fn check_name(&self, name: &gix::bstr::BStr, kind: EntryKind) -> Result<(), FetchFailure> {
         let options = component::Options { protect_windows: false, protect_hfs: true, protect_ntfs: true };
         let mode = (kind == EntryKind::Link).then_some(component::Mode::Symlink);

@@ -1,5 +1,5 @@
-//! A conversation with a Git server: its references, and packs of objects into a folder. Protocol version 2, or 0 and 1
-//! where the server has no other.
+//! A connection to a Git server: lists references and fetches packs of objects into a folder. Uses protocol version 2,
+//! or 0 and 1 if the server supports no other.
 
 use std::fs;
 use std::io::{self, BufRead, BufReader, Read};
@@ -23,60 +23,60 @@ use gix_transport::client::blocking_io::{SetServiceResponse, Transport as _};
 use gix_transport::{Protocol, Service};
 
 use super::fault::Fault;
-use super::http::{Web, Wire};
+use super::http::{TransferState, Web};
 use super::store::{MAX_OBJECT_BYTES, Store};
 use crate::fetch::order::{MAX_TREE_BYTES, Progress};
-use crate::web::Pace;
+use crate::web::TransferRate;
 
-/// Most bytes of a list of references: some hundred thousand of them.
+/// Most bytes of a list of references, enough for some hundred thousand.
 const MAX_LIST_BYTES: u64 = 64 << 20;
 
-/// Most bytes of a pack. What is larger holds no tree within its limit, or a history too long to look through.
+/// Most bytes of a pack. A larger one has a tree over its limit, or a history too long to search.
 const MAX_PACK_BYTES: u64 = MAX_TREE_BYTES;
 
-/// How this program calls itself within Git's protocol.
+/// Agent name of this program in Git's protocol.
 const AGENT: &str = concat!("git/step-runner-", env!("CARGO_PKG_VERSION"));
 
-/// Nothing interrupts: the daemon ends this process by a signal.
+/// Never set: the daemon ends this process by a signal.
 static INTERRUPTED: AtomicBool = AtomicBool::new(false);
 
-/// A conversation that has begun.
+/// An open connection, after the handshake.
 pub(super) struct Connection {
-    wire: Rc<Wire>,
+    wire: Rc<TransferState>,
     transport: Transport<Web>,
     handshake: Handshake,
 }
 
-/// What to fetch.
-pub(super) struct Wanted<'a> {
+/// Objects to fetch.
+pub(super) struct WantedObjects<'a> {
     /// These objects and all that they need.
     pub(super) ids: &'a [ObjectId],
-    /// Only these commits, not those before them.
+    /// Fetch only these commits, not their ancestors.
     pub(super) alone: bool,
-    /// Without files and folders where the server can leave them out.
+    /// Leave out files and folders if the server can.
     pub(super) commits_only: bool,
 }
 
-/// What came of a fetch.
-pub(super) struct Fetched {
+/// Result of a fetch.
+pub(super) struct FetchedObjects {
     /// The objects.
     pub(super) store: Store,
-    /// Whether files and folders were left out.
+    /// True if files and folders were left out.
     pub(super) commits_only: bool,
 }
 
-/// Why there is no pack.
+/// Reasons why there is no pack.
 #[derive(Debug)]
 pub(super) enum FetchError {
-    /// The server does not give these objects.
+    /// The server does not serve these objects.
     Refused,
-    /// Something else.
+    /// Any other fault.
     Fault(Fault),
 }
 
 impl Connection {
-    /// Begins with the server that `web` reaches.
-    pub(super) fn open(web: Web, wire: Rc<Wire>, url: &str) -> Result<Self, Fault> {
+    /// Connects to the server that `web` reaches.
+    pub(super) fn open(web: Web, wire: Rc<TransferState>, url: &str) -> Result<Self, Fault> {
         wire.begin_list(MAX_LIST_BYTES);
         let url = gix::url::parse(url).map_err(|_| Fault::NotGit)?;
         let mut transport = Transport::new_http(web, url, Protocol::V2, false);
@@ -84,7 +84,7 @@ impl Connection {
         Ok(Self { wire, transport, handshake })
     }
 
-    /// The references whose names begin with one of `prefixes`, perhaps others too.
+    /// Lists the references whose names begin with one of `prefixes`, perhaps others too.
     pub(super) fn references(&mut self, prefixes: Vec<String>) -> Result<Vec<Ref>, Fault> {
         if let Some(references) = &self.handshake.refs {
             return Ok(references.clone());
@@ -97,13 +97,13 @@ impl Connection {
             .map_err(|error| list_fault(&self.wire, &error))
     }
 
-    /// Fetches into the new folder `into`. After an error the connection is of no more use.
+    /// Fetches into the new folder `into`. After an error the connection is unusable.
     pub(super) fn fetch(
         &mut self,
-        wanted: &Wanted<'_>,
+        wanted: &WantedObjects<'_>,
         into: &Path,
         report: &mut dyn FnMut(Progress),
-    ) -> Result<Fetched, FetchError> {
+    ) -> Result<FetchedObjects, FetchError> {
         self.wire.begin_pack(MAX_PACK_BYTES);
         let packs = into.join("pack");
         fs::create_dir_all(&packs).map_err(|error| FetchError::Fault(Fault::Storage(error.kind())))?;
@@ -117,12 +117,12 @@ impl Connection {
         let fetched = gix::protocol::fetch(
             &mut negotiation,
             |pack, progress, interrupted| {
-                // What a server says instead of a pack is taken for one by the library.
+                // The library takes any answer for a pack. A real one begins with `P`.
                 begun = pack.fill_buf().map_err(gix::Error::from_error)?.first() == Some(&b'P');
-                let pace = Pace::default();
+                let pace = TransferRate::default();
                 let mut pack = BufReader::new(Counted { pack, wire: &wire, pace, bytes: 0, report });
                 let options = write::Options {
-                    // Each further one would hold objects of its own in memory.
+                    // Each further thread would hold objects of its own in memory.
                     thread_limit: Some(1),
                     alloc_limit_bytes: Some(MAX_OBJECT_BYTES),
                     ..Default::default()
@@ -167,10 +167,10 @@ impl Connection {
             }
         }
         let store = Store::open(into).map_err(|error| FetchError::Fault(Fault::Storage(error.kind())))?;
-        Ok(Fetched { store, commits_only: negotiation.commits_only })
+        Ok(FetchedObjects { store, commits_only: negotiation.commits_only })
     }
 
-    /// Whether the server can leave out the history.
+    /// True if the server can leave out the history.
     fn can_be_shallow(&self) -> bool {
         let capabilities = &self.handshake.capabilities;
         match self.handshake.server_protocol_version {
@@ -182,9 +182,9 @@ impl Connection {
     }
 }
 
-/// The server's greeting. The library has this too, with credentials, which [`Web`] sees to, and with a look at hashes
-/// before it is known how long they are.
-fn shake_hands(transport: &mut Transport<Web>, wire: &Wire) -> Result<Handshake, Fault> {
+/// Reads the server's greeting. The library's own function for this handles credentials, which is [`Web`]'s task, and
+/// parses hashes before their length is known.
+fn shake_hands(transport: &mut Transport<Web>, wire: &TransferState) -> Result<Handshake, Fault> {
     let fault = |error: gix::Error| list_fault(wire, &error);
     let SetServiceResponse { actual_protocol, capabilities, refs } = transport
         .handshake(Service::UploadPack, &[])
@@ -200,14 +200,14 @@ fn shake_hands(transport: &mut Transport<Web>, wire: &Wire) -> Result<Handshake,
     Ok(Handshake { server_protocol_version: actual_protocol, refs, v1_shallow_updates, capabilities })
 }
 
-/// What an error while a list was read means.
-fn list_fault(wire: &Wire, error: &gix::Error) -> Fault {
+/// Translates an error that came while a list was read.
+fn list_fault(wire: &TransferState, error: &gix::Error) -> Fault {
     let early = is_early_end(error).then_some(Fault::Cut);
     known_fault(wire, error).or(early).unwrap_or(Fault::NotGit)
 }
 
-/// What an error of Git's protocol means where `wire` saw its cause, or a disk gave it.
-fn known_fault(wire: &Wire, error: &gix::Error) -> Option<Fault> {
+/// Translates an error of Git's protocol if `wire` noted its cause or it is a disk's error.
+fn known_fault(wire: &TransferState, error: &gix::Error) -> Option<Fault> {
     wire.fault().or_else(|| match error.downcast_any_ref::<io::Error>()?.kind() {
         kind @ (io::ErrorKind::StorageFull
         | io::ErrorKind::QuotaExceeded
@@ -222,10 +222,10 @@ fn is_early_end(error: &gix::Error) -> bool {
     error.downcast_any_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::UnexpectedEof)
 }
 
-/// Says what is wanted; there is nothing to negotiate, for nothing is here yet.
+/// Sends the wanted objects. There is nothing to negotiate, because the store is empty.
 struct Negotiation<'a> {
-    wanted: &'a Wanted<'a>,
-    /// Whether the server will leave files and folders out.
+    wanted: &'a WantedObjects<'a>,
+    /// True if the server will leave out files and folders.
     commits_only: bool,
 }
 
@@ -261,11 +261,11 @@ impl Negotiate for Negotiation<'_> {
     }
 }
 
-/// A pack that says how far it has come, and ends when it comes too slowly.
+/// Reader of a pack. Reports progress, and fails if the pack comes too slowly.
 struct Counted<'a> {
     pack: &'a mut dyn BufRead,
-    wire: &'a Wire,
-    pace: Pace,
+    wire: &'a TransferState,
+    pace: TransferRate,
     bytes: u64,
     report: &'a mut dyn FnMut(Progress),
 }

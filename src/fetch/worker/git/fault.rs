@@ -1,5 +1,5 @@
-//! Why a repository cannot be had, in words for people: what happened and what to do. Nothing that a server sent and
-//! nothing secret gets into these texts.
+//! Faults of fetching from a repository, in texts for people: what happened and what to do. These texts hold nothing
+//! that a server sent, and no secret.
 
 use std::error::Error;
 use std::io;
@@ -13,7 +13,6 @@ use crate::job::event::FetchFailure;
 use crate::lang::diagnostic::Class;
 use crate::web::{LEAST_RATE, READ_TIMEOUT, WebError};
 
-/// What went wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum Fault {
     #[error("the name of the host cannot be resolved: check its spelling and this machine's DNS")]
@@ -79,13 +78,13 @@ pub(super) enum Fault {
 }
 
 impl Fault {
-    /// The failure as the daemon wants it.
+    /// Converts it to the failure that the worker reports.
     pub(super) fn at(self, location: &Location) -> FetchFailure {
         let class = if self == Self::TooLarge { Class::Limit } else { Class::Fetch };
         FetchFailure { class, message: format!("cannot fetch from {location}: {self}") }
     }
 
-    /// What a failed request means. The error itself is never shown: it holds the URL.
+    /// Translates a failed request. The error itself is never shown: it holds the URL.
     pub(super) fn of_request(error: &reqwest::Error) -> Self {
         if error.is_timeout() {
             return if error.is_connect() { Self::NoConnection } else { Self::Silent };
@@ -123,7 +122,7 @@ impl Fault {
         }
     }
 
-    /// What a status other than success means.
+    /// Translates a status other than success.
     pub(super) fn of_status(status: StatusCode) -> Self {
         match status {
             StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => Self::Credentials,
@@ -135,7 +134,7 @@ impl Fault {
         }
     }
 
-    /// What an error while an answer was read means.
+    /// Translates an error that came while an answer was read.
     pub(super) fn of_read(error: &io::Error) -> Self {
         let request = error.get_ref().and_then(|inner| inner.downcast_ref::<reqwest::Error>());
         let silent =
@@ -144,7 +143,7 @@ impl Fault {
     }
 }
 
-/// The first `E` among the causes of `error`, also inside I/O errors, which do not give what they wrap as their cause.
+/// Finds the first `E` among the causes of `error`. Looks into I/O errors too: their source skips the error they wrap.
 fn find<'a, E: Error + 'static>(error: &'a (dyn Error + 'static)) -> Option<&'a E> {
     let mut next = Some(error);
     while let Some(error) = next {
@@ -160,12 +159,10 @@ fn find<'a, E: Error + 'static>(error: &'a (dyn Error + 'static)) -> Option<&'a 
     None
 }
 
-/// The repository has no such revision.
 pub(super) fn unknown(revision: &str, location: &Location) -> FetchFailure {
     failure(format!("cannot find revision {revision:?} in {location}"))
 }
 
-/// Several commits have hashes that begin with the revision.
 pub(super) fn ambiguous(revision: &str, location: &Location) -> FetchFailure {
     failure(format!(
         "revision {revision:?} in {location} is ambiguous: the hashes of several commits begin with it; write more \
@@ -178,17 +175,14 @@ pub(super) fn no_commit(revision: &str, location: &Location) -> FetchFailure {
     failure(format!("revision {revision:?} in {location} is no commit: use a tag, a branch or a commit hash"))
 }
 
-/// The repository's URL cannot be used.
 pub(super) fn wrong_url(error: LocationError) -> FetchFailure {
     failure(error.to_string())
 }
 
-/// There is no HTTP client.
 pub(super) fn no_client(error: &WebError) -> FetchFailure {
     failure(error.to_string())
 }
 
-/// A failure of class `fetch`.
 pub(super) fn failure(message: String) -> FetchFailure {
     FetchFailure { class: Class::Fetch, message }
 }

@@ -1,5 +1,5 @@
-//! HTTP for Git's protocol: redirects, credentials, silence and size of answers. Knows requests and bytes, nothing of
-//! what they mean.
+//! HTTP for Git's protocol: redirects, credentials, silence and size of answers. Knows requests and bytes, not their
+//! meaning.
 
 use std::any::Any;
 use std::cell::{Cell, RefCell};
@@ -18,7 +18,7 @@ use url::Url;
 use super::fault::Fault;
 use super::location::{Location, without_login};
 use super::login::Login;
-use crate::web::Pace;
+use crate::web::TransferRate;
 
 /// Most redirects followed, one after the other.
 const MAX_REDIRECTS: usize = 5;
@@ -26,32 +26,32 @@ const MAX_REDIRECTS: usize = 5;
 /// Bytes read from an answer at a time.
 const READ_BYTES: usize = 64 << 10;
 
-/// What passed on the wire, shared with those who ask for it.
+/// State shared by the transfers of one repository.
 #[derive(Default)]
-pub(super) struct Wire {
-    /// The first fault since a command began; Git's own errors tell less.
+pub(super) struct TransferState {
+    /// First fault since the last command began. Git's own errors say less.
     fault: Cell<Option<Fault>>,
     /// Bytes that answers may still have.
     left: Cell<u64>,
-    /// How fast they come, of a list: before a pack a server that works says little and sends next to nothing.
-    pace: RefCell<Option<Pace>>,
+    /// Speed check for lists. There is none here before a pack: a server that prepares one sends almost nothing.
+    pace: RefCell<Option<TransferRate>>,
 }
 
-impl Wire {
-    /// A command begins whose answer is a list of at most `limit` bytes.
+impl TransferState {
+    /// Starts a command whose answer is a list of at most `limit` bytes.
     pub(super) fn begin_list(&self, limit: u64) {
         self.begin_pack(limit);
-        self.pace.replace(Some(Pace::default()));
+        self.pace.replace(Some(TransferRate::default()));
     }
 
-    /// A command begins whose answer is a pack of at most `limit` bytes.
+    /// Starts a command whose answer is a pack of at most `limit` bytes.
     pub(super) fn begin_pack(&self, limit: u64) {
         self.fault.set(None);
         self.left.set(limit);
         self.pace.replace(None);
     }
 
-    /// What went wrong since a command began.
+    /// Returns the first fault of this command.
     pub(super) fn fault(&self) -> Option<Fault> {
         self.fault.get()
     }
@@ -67,8 +67,13 @@ impl Wire {
         Ok(bytes)
     }
 
-    /// Gives up what comes too slowly.
-    pub(super) fn check_pace(&self, pace: &mut Pace, waited: Duration, bytes: usize) -> io::Result<()> {
+    /// Fails if the bytes come too slowly.
+    pub(super) fn check_pace(
+        &self,
+        pace: &mut TransferRate,
+        waited: Duration,
+        bytes: usize,
+    ) -> io::Result<()> {
         if pace.is_too_slow(waited, bytes as u64) {
             return Err(io::Error::other(self.note(Fault::Slow)));
         }
@@ -87,17 +92,17 @@ impl Wire {
 #[derive(Clone)]
 pub(super) struct Web {
     client: Client,
-    wire: Rc<Wire>,
+    state: Rc<TransferState>,
     server: Rc<Server>,
 }
 
-/// Where the repository is, and who asks.
+/// The repository's location and credentials.
 struct Server {
     location: Location,
     credentials: BTreeMap<String, String>,
-    /// Where the repository is after redirects.
+    /// The repository's URL after redirects.
     base: RefCell<Url>,
-    /// Whether the server asked for credentials.
+    /// True once the server has asked for credentials.
     asked: Cell<bool>,
 }
 
@@ -106,14 +111,14 @@ impl Web {
         client: Client,
         location: Location,
         credentials: BTreeMap<String, String>,
-        wire: Rc<Wire>,
+        state: Rc<TransferState>,
     ) -> Self {
         let base = RefCell::new(location.base().clone());
         let server = Server { location, credentials, base, asked: Cell::new(false) };
-        Self { client, wire, server: Rc::new(server) }
+        Self { client, state, server: Rc::new(server) }
     }
 
-    /// Sends a request for what is at `tail` below the repository; the answer of a success.
+    /// Sends a request for `tail` below the repository, through redirects. Returns a successful answer.
     fn send(&self, method: &Method, tail: &str, headers: &HeaderMap, body: &[u8]) -> Result<Response, Fault> {
         let mut url = below(&self.server.base.borrow(), tail);
         for _ in 0..=MAX_REDIRECTS {
@@ -157,7 +162,7 @@ impl Web {
         request.send().map_err(|error| Fault::of_request(&error))
     }
 
-    /// As [`Self::send`]; a fault is noted and stands in for the error.
+    /// Sends like [`Self::send`]. Notes a fault, and returns it as the error.
     fn exchange(
         &self,
         method: &Method,
@@ -167,7 +172,7 @@ impl Web {
     ) -> io::Result<(Cursor<Vec<u8>>, Response)> {
         let answer = self
             .send(method, tail, headers, body)
-            .map_err(|fault| io::Error::other(self.wire.note(fault)))?;
+            .map_err(|fault| io::Error::other(self.state.note(fault)))?;
         let mut lines = Vec::new();
         for (name, value) in answer.headers() {
             lines.extend_from_slice(name.as_str().as_bytes());
@@ -180,8 +185,8 @@ impl Web {
 }
 
 impl Server {
-    /// Who asks at `url`. What stands in the repository's URL goes to that server alone, and at once; what is kept for
-    /// the host of `url`, after it asked.
+    /// Returns the credentials for `url`. Those in the repository's URL go to its own server only, and at once. Those
+    /// stored for the host of `url` are used once the server asked.
     fn login(&self, url: &Url) -> Option<Login> {
         let same = is_same_server(self.location.base(), url);
         let of_url = self.location.login().filter(|_| same).cloned();
@@ -189,7 +194,7 @@ impl Server {
     }
 }
 
-/// Whether what is meant for `first` may be said to `second`: the same host and port, at most with TLS added.
+/// True if credentials for `first` may be sent to `second`: same host and port, at most with TLS added.
 fn is_same_server(first: &Url, second: &Url) -> bool {
     let upgraded = (first.scheme(), second.scheme()) == ("http", "https")
         && first.port_or_known_default() == Some(80)
@@ -197,7 +202,7 @@ fn is_same_server(first: &Url, second: &Url) -> bool {
     first.host() == second.host() && (first.origin() == second.origin() || upgraded)
 }
 
-/// `tail` below a repository.
+/// URL of `tail` below a repository.
 fn below(base: &Url, tail: &str) -> Url {
     let (path, query) = tail.split_once('?').map_or((tail, None), |(path, query)| (path, Some(query)));
     let mut url = base.clone();
@@ -206,7 +211,7 @@ fn below(base: &Url, tail: &str) -> Url {
     url
 }
 
-/// Where a redirect leads, if it may be followed.
+/// Returns the target of a redirect, if it may be followed.
 fn target(url: &Url, answer: &Response) -> Result<Url, Fault> {
     let text = answer.headers().get(LOCATION).and_then(|value| value.to_str().ok());
     let mut target = text.and_then(|text| url.join(text).ok()).ok_or(Fault::RedirectElsewhere)?;
@@ -220,13 +225,13 @@ fn target(url: &Url, answer: &Response) -> Result<Url, Fault> {
     Ok(target)
 }
 
-/// The repository whose `tail` is at `url`.
+/// URL of the repository whose `tail` is at `url`.
 fn base(url: &Url, tail: &str) -> Result<Url, Fault> {
     let text = url.as_str().strip_suffix(tail).and_then(|text| text.strip_suffix('/'));
     text.and_then(|text| Url::parse(text).ok()).ok_or(Fault::RedirectElsewhere)
 }
 
-/// Headers as Git's transport gives them; its own name for this program is left out.
+/// Parses the headers that Git's transport gives, without its `User-Agent`.
 fn headers(lines: impl IntoIterator<Item = impl AsRef<str>>) -> HeaderMap {
     let parsed = lines.into_iter().filter_map(|line| {
         let (name, value) = line.as_ref().split_once(':')?;
@@ -247,7 +252,7 @@ impl Http for Web {
         lines: impl IntoIterator<Item = impl AsRef<str>>,
     ) -> gix::Result<GetResponse<Self::Headers, Self::ResponseBody>> {
         let exchange = Exchange::new(self, Method::GET, tail(url, base_url), headers(lines));
-        // At once: the repository's place after redirects must be known when this returns.
+        // Ask now: the repository's URL after redirects must be known when this returns.
         exchange.borrow_mut().answer().map_err(gix::Error::from_error)?;
         let (headers, body) = Exchange::halves(&exchange);
         Ok(GetResponse { headers, body })
@@ -270,12 +275,12 @@ impl Http for Web {
     }
 }
 
-/// What is below the repository: only this part of the URLs is used, the rest is known better here.
+/// Returns the part of a URL below the repository. The rest is not used, because [`Server`] knows it better.
 fn tail(url: &str, base_url: &str) -> String {
     url.strip_prefix(base_url).unwrap_or(url).trim_start_matches('/').to_owned()
 }
 
-/// A request and its answer. The request goes out when the answer is first read: until then its body is written.
+/// A request and its answer. The request is sent when the answer is first read; until then its body can be written.
 pub(super) struct Exchange {
     web: Web,
     method: Method,
@@ -306,7 +311,6 @@ impl Exchange {
     }
 }
 
-/// Takes the body of a request.
 pub(super) struct PostBody(Rc<RefCell<Exchange>>);
 
 impl Write for PostBody {
@@ -320,7 +324,7 @@ impl Write for PostBody {
     }
 }
 
-/// The headers of an answer, a line each.
+/// An answer's headers, one per line.
 pub(super) struct HeaderLines(Rc<RefCell<Exchange>>);
 
 impl Read for HeaderLines {
@@ -329,19 +333,18 @@ impl Read for HeaderLines {
     }
 }
 
-/// The body of an answer.
 pub(super) struct AnswerBody(Rc<RefCell<Exchange>>);
 
 impl Read for AnswerBody {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let mut exchange = self.0.borrow_mut();
-        let wire = Rc::clone(&exchange.web.wire);
+        let state = Rc::clone(&exchange.web.state);
         let answer = &mut exchange.answer()?.1;
         let begin = Instant::now();
         match answer.read(buffer) {
-            Ok(read) => wire.received(read, begin.elapsed()),
+            Ok(read) => state.received(read, begin.elapsed()),
             Err(error) if error.kind() == io::ErrorKind::Interrupted => Err(error),
-            Err(error) => Err(io::Error::other(wire.note(Fault::of_read(&error)))),
+            Err(error) => Err(io::Error::other(state.note(Fault::of_read(&error)))),
         }
     }
 }
@@ -377,12 +380,12 @@ mod tests {
 
     #[test]
     fn an_answer_may_have_so_many_bytes() {
-        let wire = Wire::default();
+        let state = TransferState::default();
         let soon = Duration::ZERO;
-        wire.begin_pack(10);
-        assert_eq!(wire.received(10, soon).unwrap(), 10);
-        assert_eq!(wire.fault(), None);
-        assert!(wire.received(1, soon).is_err());
-        assert_eq!(wire.fault(), Some(Fault::TooLarge));
+        state.begin_pack(10);
+        assert_eq!(state.received(10, soon).unwrap(), 10);
+        assert_eq!(state.fault(), None);
+        assert!(state.received(1, soon).is_err());
+        assert_eq!(state.fault(), Some(Fault::TooLarge));
     }
 }

@@ -1,4 +1,4 @@
-//! Where a repository is: what may stand in its URL, and how it is shown without anything secret (faults.md row 68).
+//! Locations of repositories: which URLs are accepted, and how they are shown without secrets (faults.md row 68).
 
 use std::fmt;
 
@@ -6,17 +6,17 @@ use url::Url;
 
 use super::login::Login;
 
-/// A repository's URL, taken apart. Its `Display`, `HOST[:PORT]/PATH`, is the only form in which a location may appear
-/// in a text; there is no `Debug`.
+/// A parsed repository URL. Its `Display`, `HOST[:PORT]/PATH`, is the only form in which a location may appear in a
+/// text; there is no `Debug`.
 #[derive(Clone)]
 pub(super) struct Location {
-    /// `http` or `https`, no user, no password, no query, no fragment, no `/` at the end.
+    /// Has scheme `http` or `https`, and no user, password, query, fragment or final `/`.
     base: Url,
-    /// What stood before the host.
+    /// Credentials in the URL.
     login: Option<Login>,
 }
 
-/// Why a URL is not taken. Never quotes it.
+/// Reasons why a URL is refused. Never quotes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum LocationError {
     #[error("the repository's URL does not start with http:// or https://, the only ones supported")]
@@ -32,10 +32,10 @@ pub(super) enum LocationError {
 }
 
 impl Location {
-    /// Takes a URL apart that may be hostile.
+    /// Parses a URL that may be hostile.
     pub(super) fn parse(text: &str) -> Result<Self, LocationError> {
-        // The parser of URLs repairs what it reads: it drops tabs, turns `\` to `/` and lets `http:host` pass. Another
-        // reader of the same text would see another host, so nothing that it repairs gets there.
+        // The URL parser repairs its input: it drops tabs, turns `\` into `/` and accepts `http:host`. Another reader
+        // of the same text would see another host. So we refuse beforehand everything that it would repair.
         if text.contains(|c: char| c.is_control() || c.is_whitespace() || c == '\\') {
             return Err(LocationError::Character);
         }
@@ -61,20 +61,19 @@ impl Location {
         Ok(Self { base, login })
     }
 
-    /// The repository's URL without credentials.
+    /// Returns the repository's URL without credentials.
     pub(super) fn base(&self) -> &Url {
         &self.base
     }
 
-    /// What stood before the host.
     pub(super) fn login(&self) -> Option<&Login> {
         self.login.as_ref()
     }
 }
 
-/// Takes user and password out of a URL.
+/// Removes user and password from a URL.
 pub(super) fn without_login(url: &mut Url) {
-    // Refused for URLs without host only, which have none.
+    // Fails only for URLs without host, which have no credentials.
     url.set_username("").ok();
     url.set_password(None).ok();
 }

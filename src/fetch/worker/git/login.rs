@@ -1,4 +1,4 @@
-//! Who asks: user and password from the repository's URL, from `~/.netrc`, or the job's token.
+//! User and password for a Git server: from the repository's URL, from `~/.netrc`, or the job's token.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ use base64::engine::general_purpose::STANDARD;
 use reqwest::header::HeaderValue;
 use url::Url;
 
-/// User of a job's token.
+/// User name for a job's token.
 const TOKEN_USER: &str = "gitlab-ci-token";
 
 /// A user and a password. Holds a secret, so there is no `Debug`.
@@ -18,7 +18,7 @@ pub(super) struct Login {
 }
 
 impl Login {
-    /// What stands before the host of `url`, decoded.
+    /// Returns the credentials in `url`, decoded.
     pub(super) fn of_url(url: &Url) -> Option<Self> {
         if url.username().is_empty() && url.password().is_none() {
             return None;
@@ -26,21 +26,21 @@ impl Login {
         Some(Self { user: decoded(url.username()), password: decoded(url.password().unwrap_or_default()) })
     }
 
-    /// The login that `credentials` have for the server of `url`: an entry of `netrc`, else the job's token if this is
-    /// the server that the job is of. `default` says whether the entry for all hosts may be used.
+    /// Finds the login for the server of `url`: an entry of `netrc`, or else the job's token if the job belongs to this
+    /// server. `default` allows the `netrc` entry for all hosts.
     pub(super) fn find(credentials: &BTreeMap<String, String>, url: &Url, default: bool) -> Option<Self> {
         let host = url.host_str()?;
         let netrc = credentials.get("netrc").and_then(|text| of_netrc(text, host, default));
         netrc.or_else(|| {
             let token = credentials.get("CI_JOB_TOKEN").filter(|token| !token.is_empty())?;
             let server = credentials.get("CI_SERVER_HOST")?;
-            // In clear text the token would be anybody's.
+            // Without TLS anybody could read the token.
             let trusted = url.scheme() == "https" && server.eq_ignore_ascii_case(host);
             trusted.then(|| Self { user: TOKEN_USER.into(), password: token.clone().into() })
         })
     }
 
-    /// Value of the header `Authorization`, marked as secret.
+    /// Returns the value of the header `Authorization`, marked as secret.
     pub(super) fn header(&self) -> Option<HeaderValue> {
         let pair = [self.user.as_slice(), self.password.as_slice()].join(&b':');
         let mut value = HeaderValue::try_from(format!("Basic {}", STANDARD.encode(pair))).ok()?;
@@ -49,13 +49,13 @@ impl Login {
     }
 }
 
-/// Undoes the percent encoding of a part of a URL.
+/// Decodes a percent-encoded part of a URL.
 fn decoded(text: &str) -> Vec<u8> {
     percent_encoding::percent_decode_str(text).collect()
 }
 
-/// The entry for `host` in the text of a `.netrc` file: the first one with a password, else, if `default`, the one for
-/// all hosts.
+/// Finds the entry for `host` in the text of a `.netrc` file: the first with a password. If `default`, the entry for
+/// all hosts counts too.
 fn of_netrc(text: &str, host: &str, default: bool) -> Option<Login> {
     let mut words = Words { rest: text };
     let mut entry: Option<(bool, Login)> = None;
@@ -93,14 +93,14 @@ fn of_netrc(text: &str, host: &str, default: bool) -> Option<Login> {
     complete(entry)
 }
 
-/// Words of a `.netrc` file: split at white space; one in double quotes may hold some, `\` takes the next character as
-/// it is there. A word that starts with `#` hides the rest of its line.
+/// Words of a `.netrc` file, split at white space. In double quotes a word may hold white space, and `\` escapes a
+/// character. A word that starts with `#` hides the rest of its line.
 struct Words<'a> {
     rest: &'a str,
 }
 
 impl Words<'_> {
-    /// A macro goes on to the next empty line.
+    /// Skips a macro, which ends at the next empty line.
     fn skip_macro(&mut self) {
         let rest = self.rest.replace("\r\n", "\n");
         let skipped = rest.split_once("\n\n").map_or(0, |(_, after)| after.len());

@@ -1,4 +1,4 @@
-//! What a revision means on a remote: tag, branch, commit hash, beginning of one, in this order (language.md §7.3).
+//! Resolves a revision on a remote: tag, branch, commit hash, prefix of one, in this order (language.md §7.3).
 
 use std::collections::BTreeSet;
 
@@ -6,33 +6,33 @@ use gix::ObjectId;
 use gix::hash::Prefix;
 use gix::protocol::handshake::Ref;
 
-/// Fewest digits of the beginning of a commit hash.
+/// Fewest digits of a commit hash's prefix.
 const MIN_DIGITS: usize = 8;
 
-/// A revision as written, taken for what it may be.
+/// A revision as written, sorted by what it can mean.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Revision {
-    /// A full commit hash. It never means a tag or branch of this name: whoever pins a commit gets that commit.
+    /// A full commit hash. It never means a tag or branch of this name: a pinned commit must be that commit.
     Commit(ObjectId),
-    /// A tag or branch; else the beginning of a commit hash.
+    /// A tag or branch, or else a prefix of a commit hash.
     Name(String, Option<Prefix>),
 }
 
-/// What a remote's references say about a revision.
+/// Meaning of a revision according to a remote's references.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Meaning {
+pub(super) enum RevisionMeaning {
     /// This commit.
     Commit(ObjectId),
-    /// Nothing; it may be the beginning of the hash of a commit that no reference names.
+    /// No reference matches, but it may be the hash prefix of a commit that no reference names.
     Search(Prefix),
-    /// The beginning of the hashes of several commits.
+    /// A hash prefix of several commits.
     Ambiguous,
     /// Nothing.
     Unknown,
 }
 
 impl Revision {
-    /// `None` for what can be no revision.
+    /// Parses a revision; `None` if it cannot be one.
     pub(super) fn parse(text: &str) -> Option<Self> {
         let is_hex = text.bytes().all(|byte| byte.is_ascii_hexdigit());
         if is_hex && let Ok(id) = ObjectId::from_hex(text.to_ascii_lowercase().as_bytes()) {
@@ -45,7 +45,7 @@ impl Revision {
         Some(Self::Name(text.to_owned(), prefix))
     }
 
-    /// Beginnings of the names of the references that are needed to say what it means.
+    /// Returns name prefixes of the references that are needed to resolve it.
     pub(super) fn wanted_references(&self) -> Vec<String> {
         match self {
             Self::Commit(_) => Vec::new(),
@@ -58,32 +58,32 @@ impl Revision {
         }
     }
 
-    /// What it means where `references` are. `HEAD` is the remote's default branch, unless there is a tag or branch of
-    /// that name.
-    pub(super) fn meaning(&self, references: &[Ref]) -> Meaning {
+    /// Resolves the revision among `references`. `HEAD` is the remote's default branch, unless a tag or branch has that
+    /// name.
+    pub(super) fn meaning(&self, references: &[Ref]) -> RevisionMeaning {
         let (name, prefix) = match self {
-            Self::Commit(id) => return Meaning::Commit(*id),
+            Self::Commit(id) => return RevisionMeaning::Commit(*id),
             Self::Name(name, prefix) => (name, prefix),
         };
         let head = (name == "HEAD").then(|| name.clone());
         let names = [Some(format!("refs/tags/{name}")), Some(format!("refs/heads/{name}")), head];
         for wanted in names.into_iter().flatten() {
             if let Some((_, id)) = tips(references).find(|(name, _)| *name == wanted.as_bytes()) {
-                return Meaning::Commit(id);
+                return RevisionMeaning::Commit(id);
             }
         }
-        let Some(prefix) = *prefix else { return Meaning::Unknown };
+        let Some(prefix) = *prefix else { return RevisionMeaning::Unknown };
         let begins = |id: &ObjectId| prefix.cmp_oid(id).is_eq();
         let found: BTreeSet<_> = tips(references).map(|(_, id)| id).filter(begins).collect();
         match (found.first(), found.len()) {
-            (None, _) => Meaning::Search(prefix),
-            (Some(id), 1) => Meaning::Commit(*id),
-            _ => Meaning::Ambiguous,
+            (None, _) => RevisionMeaning::Search(prefix),
+            (Some(id), 1) => RevisionMeaning::Commit(*id),
+            _ => RevisionMeaning::Ambiguous,
         }
     }
 }
 
-/// Full names of references and what they mean; tags are followed.
+/// Returns full names of references with their objects. Tags are followed.
 pub(super) fn tips(references: &[Ref]) -> impl Iterator<Item = (&[u8], ObjectId)> {
     references.iter().filter_map(|reference| {
         let (name, id, followed) = reference.unpack();
@@ -103,7 +103,7 @@ mod tests {
         Ref::Direct { full_ref_name: name.into(), object: id(object) }
     }
 
-    fn meaning(text: &str) -> Meaning {
+    fn meaning(text: &str) -> RevisionMeaning {
         let references = [
             Ref::Symbolic {
                 full_ref_name: "HEAD".into(),
@@ -120,35 +120,35 @@ mod tests {
             direct("refs/tags/same", "0123456789ab"),
             Ref::Peeled { full_ref_name: "refs/tags/v1".into(), tag: id("f6"), object: id("d4") },
         ];
-        Revision::parse(text).map_or(Meaning::Unknown, |revision| revision.meaning(&references))
+        Revision::parse(text).map_or(RevisionMeaning::Unknown, |revision| revision.meaning(&references))
     }
 
     #[test]
     fn tags_come_before_branches_and_branches_before_hashes() {
-        assert_eq!(meaning("v1"), Meaning::Commit(id("d4")));
-        assert_eq!(meaning("main"), Meaning::Commit(id("a1")));
-        assert_eq!(meaning("HEAD"), Meaning::Commit(id("a1")));
-        assert_eq!(meaning("deadbeef"), Meaning::Commit(id("c3")));
-        assert_eq!(meaning("mai"), Meaning::Unknown);
-        assert_eq!(meaning("refs/heads/main"), Meaning::Unknown);
+        assert_eq!(meaning("v1"), RevisionMeaning::Commit(id("d4")));
+        assert_eq!(meaning("main"), RevisionMeaning::Commit(id("a1")));
+        assert_eq!(meaning("HEAD"), RevisionMeaning::Commit(id("a1")));
+        assert_eq!(meaning("deadbeef"), RevisionMeaning::Commit(id("c3")));
+        assert_eq!(meaning("mai"), RevisionMeaning::Unknown);
+        assert_eq!(meaning("refs/heads/main"), RevisionMeaning::Unknown);
     }
 
     #[test]
     fn a_hash_needs_all_or_at_least_eight_digits() {
         let full = id("0123456789ab").to_string();
-        assert_eq!(meaning(&full), Meaning::Commit(id("0123456789ab")));
-        assert_eq!(meaning(&full.to_uppercase()), Meaning::Commit(id("0123456789ab")));
-        assert_eq!(meaning("0123456789A"), Meaning::Commit(id("0123456789ab")));
-        assert_eq!(meaning("01234567"), Meaning::Ambiguous);
-        assert_eq!(meaning("0123456"), Meaning::Unknown);
-        assert!(matches!(meaning("76543210"), Meaning::Search(_)));
+        assert_eq!(meaning(&full), RevisionMeaning::Commit(id("0123456789ab")));
+        assert_eq!(meaning(&full.to_uppercase()), RevisionMeaning::Commit(id("0123456789ab")));
+        assert_eq!(meaning("0123456789A"), RevisionMeaning::Commit(id("0123456789ab")));
+        assert_eq!(meaning("01234567"), RevisionMeaning::Ambiguous);
+        assert_eq!(meaning("0123456"), RevisionMeaning::Unknown);
+        assert!(matches!(meaning("76543210"), RevisionMeaning::Search(_)));
     }
 
     #[test]
     fn a_branch_that_is_called_like_a_full_hash_does_not_stand_for_it() {
         let full = id("a1").to_string();
         let references = [direct(&format!("refs/heads/{full}"), "b2")];
-        assert_eq!(Revision::parse(&full).unwrap().meaning(&references), Meaning::Commit(id("a1")));
+        assert_eq!(Revision::parse(&full).unwrap().meaning(&references), RevisionMeaning::Commit(id("a1")));
     }
 
     #[test]

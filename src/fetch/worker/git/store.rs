@@ -1,4 +1,4 @@
-//! Fetched objects in a folder of their own, found by hash. There is no repository around them: no configuration, no
+//! Fetched objects in a folder of their own, found by hash. The folder is no repository: it has no configuration, no
 //! hooks, nothing that could be executed.
 
 use std::collections::HashSet;
@@ -30,12 +30,11 @@ impl Store {
         Ok(Self { objects })
     }
 
-    /// What kind of object `id` is, if it is there.
     pub(super) fn kind(&self, id: &ObjectId) -> Option<Kind> {
         self.objects.header(id).ok().map(|header| header.kind())
     }
 
-    /// The commits whose hashes begin with `prefix`.
+    /// Returns the commits whose hashes begin with `prefix`.
     pub(super) fn commits(&self, prefix: Prefix) -> Result<Vec<ObjectId>, Fault> {
         let mut found = HashSet::new();
         self.objects.lookup_prefix(prefix, Some(&mut found)).map_err(|_| Fault::Damaged)?;
@@ -43,14 +42,13 @@ impl Store {
         Ok(found.into_iter().collect())
     }
 
-    /// The tree of a commit.
     pub(super) fn tree_of(&self, commit: &ObjectId) -> Result<ObjectId, Fault> {
         let mut buffer = Vec::new();
         let found = self.objects.find_commit_iter(commit, &mut buffer).map_err(|_| Fault::Damaged)?;
         { found }.tree_id().map_err(|_| Fault::Damaged)
     }
 
-    /// A folder's entries; `buffer` holds them.
+    /// Reads a folder's entries into `buffer`.
     pub(super) fn tree<'a>(&self, id: &ObjectId, buffer: &'a mut Vec<u8>) -> Result<TreeRef<'a>, Fault> {
         self.objects.find_tree(id, buffer).map_err(|_| Fault::Damaged)
     }

@@ -1,4 +1,4 @@
-//! Against a real Git server.
+//! Tests against a real Git server.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -21,21 +21,19 @@ mod tls;
 
 use git_server::{GitServer, Repository, Trouble};
 
-/// A way to fetch.
 #[derive(Default)]
 struct Client {
     credentials: BTreeMap<String, String>,
-    /// How long the server may be silent.
+    /// Longest silence of the server.
     patience: Option<Duration>,
     variables: BTreeMap<&'static str, String>,
 }
 
-/// A fetched tree.
 struct Tree {
     commit: String,
     stats: Stats,
     into: TempDir,
-    /// Bytes reported last.
+    /// Last reported number of bytes.
     bytes: u64,
 }
 
@@ -92,7 +90,6 @@ impl Tree {
         fs::read_to_string(self.into.path().join(path)).unwrap()
     }
 
-    /// Paths of everything in it, in order.
     fn paths(&self) -> Vec<String> {
         fn walk(folder: &Path, root: &Path, paths: &mut Vec<String>) {
             for entry in fs::read_dir(folder).unwrap() {
@@ -110,7 +107,7 @@ impl Tree {
     }
 }
 
-/// A repository `p` with three commits, the first of which is no tip, and their hashes.
+/// Creates a repository with three commits, the first of which is no tip.
 fn history(server: &GitServer) -> (Repository, [String; 3]) {
     let repository = server.repository("g/p");
     let one = repository.file("f", "one").commit("one");
@@ -175,10 +172,10 @@ fn a_commit_that_is_no_tip_is_found_whatever_the_server_allows() {
         // Greeting and pack.
         (false, false, false, 2),
         (true, false, false, 2),
-        // Then a refusal, a new greeting with a list, which an old one has in itself, and the history.
+        // Also a refusal, a new greeting, a list (which an old server's greeting includes) and the history.
         (false, false, true, 5),
         (true, false, true, 4),
-        // The history without files, and another one with them.
+        // Also the history without files, then one with them.
         (false, true, true, 7),
         (true, true, true, 5),
     ] {
@@ -268,7 +265,7 @@ fn several_commits_whose_hashes_begin_alike_are_ambiguous() {
     assert_eq!(fetch(&server.url("p"), hashes[0].get(..30).unwrap()).unwrap().commit, hashes[0]);
 }
 
-/// Two commits of `tree` whose hashes have the same first eight digits.
+/// Makes two commits of `tree` whose hashes share the first eight digits.
 fn alike(tree: &str) -> (String, String) {
     let mut seen = BTreeMap::new();
     (0..)

@@ -76,7 +76,7 @@ fn fault_69_nothing_is_written_through_a_link() {
     let mut tree = site.writer();
     tree.link(b"inside", b"d").unwrap();
     tree.folder(b"d").unwrap();
-    // As if something else had put it there.
+    // Something else puts a link into the tree.
     symlink(site.beside(), site.root().join("outside")).unwrap();
     for path in ["inside/x", "outside/canary", "outside/y/z"] {
         let error = put(&mut tree, path, "bad").unwrap_err();
@@ -86,7 +86,7 @@ fn fault_69_nothing_is_written_through_a_link() {
         tree.remove(path.as_bytes(), &|_| false).unwrap();
     }
     tree.empty(b"outside", &|_| false).unwrap();
-    // At the path of a link the link is replaced, not what it names.
+    // An entry at the path of a link replaces the link, not its target.
     put(&mut tree, "outside", "file").unwrap();
     assert!(site.is_untouched());
     assert!(fs::symlink_metadata(site.root().join("outside")).unwrap().is_file());
@@ -150,9 +150,10 @@ fn fault_69_the_size_of_a_tree_is_limited() {
 
 #[test]
 fn a_name_in_a_message_does_nothing_to_a_terminal() {
-    let error = refused(b"\x1b[2J\r\xff", "no");
-    assert!(error.message.chars().all(|c| !c.is_control()), "{:?}", error.message);
-    assert!(refused(&[b'x'; 5000], "no").message.len() < 300);
+    let shown = |name: &[u8]| text::for_people(&refused(name, "no").message).into_owned();
+    let message = shown(b"\x1b[2J\r\xff");
+    assert!(message.chars().all(|c| !c.is_control()), "{message:?}");
+    assert!(shown(&[b'x'; 5000]).len() < 300);
 }
 
 #[derive(Clone, Debug)]
@@ -164,7 +165,7 @@ enum Step {
     Empty(String),
 }
 
-/// Paths of few names, so that they meet.
+/// Paths of few names, so that they collide.
 fn path() -> impl Strategy<Value = String> {
     let name = prop_oneof![8 => "[a-c]", 2 => Just("..".to_owned()), 1 => Just(".".to_owned()), 1 => Just(String::new())];
     prop::collection::vec(name, 1..5).prop_map(|names| names.join("/"))
@@ -180,7 +181,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// Whether no link below `folder` leads out of `root`.
+/// True if no link below `folder` leads out of `root`.
 fn links_stay(root: &Path, folder: &Path) -> bool {
     fs::read_dir(folder).unwrap().all(|entry| {
         let path = entry.unwrap().path();
@@ -198,7 +199,7 @@ proptest! {
         let site = Site::new();
         let mut tree = site.writer();
         for step in &steps {
-            // Many are refused; the next one must still find everything in order.
+            // Many steps are refused. Later ones must still find the tree consistent.
             match step {
                 Step::Folder(path) => tree.folder(path.as_bytes()).ok(),
                 Step::File(path) => put(&mut tree, path, path).ok(),

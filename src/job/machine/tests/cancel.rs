@@ -164,7 +164,8 @@ fn a_defect_of_the_daemon_fails_the_job_wherever_it_is() {
         if driven.trace.outcome().class == EndClass::Success {
             continue;
         }
-        assert_eq!(driven.trace.outcome().message, "internal: actor panicked with exit-status 1");
+        assert_eq!(driven.trace.outcome().message, "internal: actor panicked\nwith exit status 1");
+        assert!(!driven.trace.outcome().tells_exit_status());
         assert_eq!(driven.trace.root().status, StepStatus::Failure);
         assert!(driven.trace.log().last().unwrap().starts_with("E job failed: internal: "));
         while driven.go_on() {}
@@ -184,10 +185,10 @@ fn a_job_that_cannot_begin_fails_without_a_step() {
 #[test]
 fn phrases_of_an_event_that_panicked_are_not_lost() {
     let mut machine = crate::job::machine::Machine::new(&request("[{name: a, script: x}]")).unwrap();
-    machine.state = crate::job::machine::State::Handling;
+    machine.state = crate::job::machine::MachineState::Handling;
     machine.effects.push(Effect::Phrases(vec![b"secret".to_vec()]));
     machine.effects.push(Effect::Stop { grace: Duration::ZERO });
-    let effects = machine.handle(&Event::Broken { message: "panic".into() });
+    let effects = machine.handle(&Event::Broken { message: "panic".into() }, 0);
     assert!(matches!(effects[..], [Effect::Phrases(_), Effect::Finish { .. }]), "{effects:?}");
 }
 

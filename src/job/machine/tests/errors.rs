@@ -1,4 +1,4 @@
-//! Failures: their text, their exit code and what they leave (language.md §14.4, §18; service.md §3.5).
+//! Failures: message, exit code and results (language.md §14.4, §18; service.md §3.5).
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use crate::job::event::{Event, ProcessEnd};
 use crate::job::machine::Machine;
 use crate::lang::diagnostic::Class;
 use crate::lang::value::{Data, Value};
-use crate::model::{ExitStatus, StepStatus};
+use crate::model::{ExitStatus, StepStatus, text};
 
 const FILES: [(&str, &str); 9] = [
     (
@@ -35,7 +35,7 @@ fn world(body: &str) -> World {
     World::new(files.iter().map(|(path, text)| (*path, text.as_str())))
 }
 
-/// Message of a job with one step, and whether the step has a result.
+/// Message of a job with one step; true if the step has a result.
 fn fails(step: &str, body: &str) -> (String, bool) {
     let mut spec = request(&format!("[{{name: a, {step}}}]"));
     spec.env.insert("EMPTY".into(), String::new());
@@ -95,7 +95,7 @@ fn what_fails_after_the_start_leaves_a_result() {
         let (message, has_result) = fails(step, body);
         assert!(message.starts_with("step \"a\": ") && !message.contains("failed to load"), "{message}");
         assert!(message.contains(part), "{message} / {part}");
-        // What was written wrong has a place, where people have written something.
+        // An error has a position only if people wrote the file.
         let has_place = step == "func: ./out";
         assert_eq!(message.contains("/job/out/func.yml:4:1: exec: "), has_place, "{message}");
         assert!(!message.contains("builtin://"), "{message}");
@@ -131,7 +131,7 @@ fn calls_nest_sixty_four_deep_and_no_deeper() {
 
 #[test]
 fn the_step_that_closes_a_circle_of_functions_is_named_and_what_leads_to_it() {
-    // For each function those that it calls, the last of them in the circle.
+    // Each function with the functions that it calls; the last of them is part of the circle.
     for (calls, leads_to) in [
         (&["a:a"][..], r#"step "s": step "to_a": failed to load: /job/a/func.yml:5:"#),
         (&["a:b", "b:a"], r#"step "s": step "to_b": step "to_a": failed to load: /job/b/func.yml:5:"#),
@@ -176,7 +176,14 @@ fn a_result_shows_the_shell_that_ran_the_script() {
         let mut job = Driven::new(&World::default(), &request("[{name: a, script: x}]"));
         assert!(job.go_on(), "admitted");
         let Some(Event::Exited { call, end, .. }) = job.pending.take() else { panic!("nothing runs") };
-        job.tell(&Event::Exited { call, end, shell: shell.map(str::to_owned), outputs: None, exports: None });
+        job.tell(&Event::Exited {
+            call,
+            end,
+            shell: shell.map(str::to_owned),
+            outputs: None,
+            exports: None,
+            ran: None,
+        });
         let exec = job.trace.root().sub_steps[0].exec.as_ref().unwrap();
         assert_eq!(exec.command, [shown, "-c", "x"]);
     }
@@ -187,8 +194,8 @@ fn nothing_that_is_no_exit_status_looks_like_one() {
     let mut spec = request("[{name: a, func: './exit status 5'}]");
     spec.file = Some("/exit status 7/func.yml".into());
     let trace = World::default().run(&spec);
-    assert!(!trace.outcome().message.contains("exit status"), "{}", trace.outcome().message);
-    assert!(trace.log().iter().all(|line| !line.contains("exit status")));
+    assert!(!trace.outcome().tells_exit_status(), "{}", trace.outcome().message);
+    assert!(trace.log().iter().all(|line| !text::tells_exit_status(line)));
 }
 
 #[test]
@@ -224,8 +231,8 @@ fn what_ran_short_stands_before_how_the_process_ended() {
     assert!(job.go_on(), "admitted");
     let Some(Event::Exited { call, .. }) = job.pending.take() else { panic!("nothing runs") };
     let end = ProcessEnd::Short { status: ExitStatus::Signal(9), of: "out of\nmemory".to_owned() };
-    job.tell(&Event::Exited { call, end, shell: None, outputs: None, exports: None });
-    let message = &job.trace.outcome().message;
+    job.tell(&Event::Exited { call, end, shell: None, outputs: None, exports: None, ran: None });
+    let message = text::on_one_line(&job.trace.outcome().message);
     assert!(message.ends_with(": out of memory: exec: signal: killed"), "{message}");
 }
 

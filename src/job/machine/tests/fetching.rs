@@ -1,4 +1,4 @@
-//! Functions that come over the network: what their search is given, and what the log says of them (language.md §7.7).
+//! Functions that come over the network: the parameters of their fetch, and the log lines about it (language.md §7.7).
 
 use super::world::{World, request};
 use crate::job::effect::Effect;
@@ -19,7 +19,7 @@ fn fetched(version: Option<&str>) -> Fetched {
     }
 }
 
-/// Number and environment of the search that is the last effect.
+/// Number and environment of the fetch that is the last effect.
 fn search(effects: &[Effect]) -> (u32, Vec<(String, String)>) {
     let text = |bytes: &Vec<u8>| String::from_utf8(bytes.clone()).unwrap();
     match effects.last() {
@@ -49,8 +49,8 @@ fn the_log_pins_what_was_fetched_without_credentials() {
         ),
     ] {
         let mut machine = Machine::new(&request(&format!("[{{name: a, func: '{reference}'}}]"))).unwrap();
-        let (call, _) = search(&machine.handle(&Event::Admitted { at: 0 }));
-        let effects = machine.handle(&Event::Fetched { call, result: Ok(fetched(Some(version))) });
+        let (call, _) = search(&machine.handle(&Event::Admitted { at: 0 }, 0));
+        let effects = machine.handle(&Event::Fetched { call, result: Ok(fetched(Some(version))) }, 0);
         let expected = format!("Fetched step name=a from {expected}");
         assert_eq!(lines(&effects), [expected.as_str(), "Running step name=a"]);
     }
@@ -60,15 +60,16 @@ fn the_log_pins_what_was_fetched_without_credentials() {
 fn what_was_not_fetched_is_not_pinned() {
     let mut machine =
         Machine::new(&request("[{name: a, func: ./a}, {name: b, func: 'h.example/p@v1'}]")).unwrap();
-    let (call, environment) = search(&machine.handle(&Event::Admitted { at: 0 }));
+    let (call, environment) = search(&machine.handle(&Event::Admitted { at: 0 }, 0));
     assert!(environment.is_empty(), "a local search needs none");
-    let effects = machine.handle(&Event::Fetched { call, result: Ok(fetched(None)) });
+    let effects = machine.handle(&Event::Fetched { call, result: Ok(fetched(None)) }, 0);
     assert_eq!(lines(&effects), ["Running step name=a"]);
     let end = ProcessEnd::Exited(ExitStatus::Code(0));
-    let effects = machine.handle(&Event::Exited { call, end, shell: None, outputs: None, exports: None });
+    let effects =
+        machine.handle(&Event::Exited { call, end, shell: None, outputs: None, exports: None, ran: None }, 0);
     let failure = FetchFailure { class: Class::Fetch, message: "no such revision".into() };
     let (call, _) = search(&effects);
-    let effects = machine.handle(&Event::Fetched { call, result: Err(failure) });
+    let effects = machine.handle(&Event::Fetched { call, result: Err(failure) }, 0);
     assert!(lines(&effects).is_empty());
 }
 
@@ -77,12 +78,13 @@ fn a_search_sees_what_earlier_steps_exported() {
     let steps =
         "[{name: a, script: 'x > ${{ export_file }}'}, {name: b, env: {OWN: x}, func: 'h.example/p@v1'}]";
     let mut machine = Machine::new(&request(steps)).unwrap();
-    machine.handle(&Event::Admitted { at: 0 });
+    machine.handle(&Event::Admitted { at: 0 }, 0);
     let exports = Some(FileContent::Bytes(br#"{"name":"DOCKER_AUTH_CONFIG","value":"{}"}"#.to_vec()));
     let end = ProcessEnd::Exited(ExitStatus::Code(0));
     let call = 2;
-    let (_, environment) =
-        search(&machine.handle(&Event::Exited { call, end, shell: None, outputs: None, exports }));
+    let (_, environment) = search(
+        &machine.handle(&Event::Exited { call, end, shell: None, outputs: None, exports, ran: None }, 0),
+    );
     let value = |name: &str| environment.iter().find(|(key, _)| key == name).map(|(_, value)| value.as_str());
     assert_eq!(value("DOCKER_AUTH_CONFIG"), Some("{}"));
     assert_eq!(value("OWN"), None, "a step's own environment is evaluated after its function is there");
@@ -105,6 +107,6 @@ fn credentials_written_in_references_are_hidden_though_their_steps_never_begin()
 #[test]
 fn a_job_that_never_begins_hides_them_too() {
     let mut machine = Machine::new(&request("[{name: a, func: 'u:pass@h.example/p@v1'}]")).unwrap();
-    let effects = machine.handle(&Event::Unprepared { message: "no".into() });
+    let effects = machine.handle(&Event::Unprepared { message: "no".into() }, 0);
     assert!(matches!(&effects[..], [Effect::Phrases(phrases), ..] if phrases == &[b"pass".to_vec()]));
 }

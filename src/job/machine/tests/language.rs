@@ -352,6 +352,32 @@ fn sensitive_values_are_phrases_before_anything_shows_them() {
 }
 
 #[test]
+fn fault_81_numbers_as_a_step_wrote_them_are_phrases_for_a_replay_too() {
+    use crate::job::event::Event;
+    use crate::job::record;
+    let world = World::new([(
+        "/job/f/func.yml",
+        "spec:\n  outputs: {big: {type: number, sensitive: true}, open: {type: number}}\n---\nexec: {command: [write, '${{ output_file }}', \"{\\\"name\\\":\\\"big\\\",\\\"value\\\":12345678901234567890}\\n{\\\"name\\\":\\\"open\\\",\\\"value\\\":7.50}\"]}\n",
+    )]);
+    let mut job = super::world::Driven::new(&world, &request("[{name: a, func: ./f}]"));
+    let exited = loop {
+        match job.pending.take() {
+            Some(event @ Event::Exited { .. }) => break event,
+            Some(event) => job.tell(&event),
+            None => panic!("nothing runs"),
+        }
+    };
+    let read = job.machine.read_files(exited);
+    assert!(matches!(read, Event::Returned { .. }));
+    let (replayed, _) = record::decode(&record::encode(&read, 0).unwrap()).unwrap();
+    assert!(replayed == read);
+    job.tell(&replayed);
+    assert_eq!(job.trace.phrases(), ["12345678901234567000", "12345678901234567890"]);
+    let outputs = &job.trace.emitted()[0].outputs;
+    assert_eq!((&outputs["big"], &outputs["open"]), (&"[MASKED]".into(), &7.5.into()));
+}
+
+#[test]
 fn what_a_fetched_function_calls_must_stay_in_its_tree() {
     use crate::job::event::{Event, Fetched};
     let mut machine = crate::job::machine::Machine::new(&request("[{name: a, func: 'host/x@v1'}]")).unwrap();
@@ -361,14 +387,14 @@ fn what_a_fetched_function_calls_must_stay_in_its_tree() {
     };
     let sequence = "{}\n---\nrun: [{name: in, func: ../other}]\n".to_owned();
     let mut expected = None;
-    let mut effects = machine.handle(&Event::Admitted { at: 0 });
+    let mut effects = machine.handle(&Event::Admitted { at: 0 }, 0);
     for tree in [Some("/cache/tree".to_owned()), None, None] {
         let (id, inside) = call(&effects);
         assert_eq!(inside, expected);
         let dir = "/cache/tree/f".to_owned();
         let fetched =
             Fetched { path: format!("{dir}/func.yml"), dir, text: sequence.clone(), tree, version: None };
-        effects = machine.handle(&Event::Fetched { call: id, result: Ok(fetched) });
+        effects = machine.handle(&Event::Fetched { call: id, result: Ok(fetched) }, 0);
         expected = Some("/cache/tree".to_owned());
     }
 }

@@ -1,5 +1,5 @@
-//! Random programs against random answers: one end, always last; nothing starts after a cancel; a replay gives the same
-//! effects.
+//! Random programs with random answers. There is exactly one end, and it is last; nothing starts after a cancel; a
+//! replay gives the same effects.
 
 use std::time::Duration;
 
@@ -9,7 +9,8 @@ use super::world::{Driven, World, request, text};
 use crate::job::effect::Effect;
 use crate::job::event::{Event, FetchFailure, FileContent, JobSpec, ProcessEnd};
 use crate::job::machine::Machine;
-use crate::job::record::{decode, encode};
+use crate::job::record::{Recorder, decode, encode};
+use crate::job::replay::Replayed;
 use crate::lang::diagnostic::Class;
 use crate::model::{CancelCause, ExitStatus, StepStatus};
 
@@ -55,7 +56,7 @@ fn programs() -> impl Strategy<Value = JobSpec> {
     )
 }
 
-/// What happens next: mostly what the machine waits for.
+/// The next event; mostly the one that the machine waits for.
 #[derive(Clone, Debug)]
 enum Move {
     Answer,
@@ -95,7 +96,7 @@ fn events_of(made: &Move, pending: Option<&Event>) -> Vec<Event> {
         Some(Event::Exited { call, .. }) => {
             let content = |text: &str| Some(FileContent::Bytes(text.as_bytes().to_vec()));
             let (outputs, exports) = files.map_or((None, None), |(o, e)| (content(o), content(e)));
-            vec![Event::Exited { call: *call, end, shell: None, outputs, exports }]
+            vec![Event::Exited { call: *call, end, shell: None, outputs, exports, ran: None }]
         }
         Some(Event::Fetched { call, .. }) if !failure.is_empty() => {
             let failure = FetchFailure { class: Class::NotFound, message: failure.to_owned() };
@@ -120,12 +121,13 @@ fn events_of(made: &Move, pending: Option<&Event>) -> Vec<Event> {
             shell: None,
             outputs: None,
             exports: None,
+            ran: None,
         }],
         Move::Broken => vec![Event::Broken { message: "defect".into() }],
     }
 }
 
-/// Plays a game to the end of the moves, then answers until the job is over. Gives all events with their effects.
+/// Plays all moves, then answers until the job is over. Returns all events with their effects.
 fn play(spec: &JobSpec, moves: &[Move]) -> Vec<(Event, Vec<Effect>)> {
     let world = World::new(FILES);
     let mut machine = Machine::new(spec).unwrap_or_else(|findings| panic!("{findings:?}"));
@@ -134,7 +136,7 @@ fn play(spec: &JobSpec, moves: &[Move]) -> Vec<(Event, Vec<Effect>)> {
     let rest = std::iter::repeat_n(&Move::Answer, 500);
     for made in moves.iter().chain(rest) {
         for event in events_of(made, pending.as_ref()) {
-            let effects = machine.handle(&event);
+            let effects = machine.handle(&event, played.len() as u64);
             if pending.as_ref().is_some_and(|waited| is_answer(waited, &event)) {
                 pending = None;
             }
@@ -148,7 +150,7 @@ fn play(spec: &JobSpec, moves: &[Move]) -> Vec<(Event, Vec<Effect>)> {
     played
 }
 
-/// Whether `event` is what is waited for, with whatever content.
+/// True if `event` is an answer to `waited`, with any content.
 fn is_answer(waited: &Event, event: &Event) -> bool {
     match (waited, event) {
         (Event::Fetched { call, .. }, Event::Fetched { call: other, .. })
@@ -162,8 +164,8 @@ fn is_start(effect: &Effect) -> bool {
     matches!(effect, Effect::Spawn(_) | Effect::Fetch { .. })
 }
 
-/// Every order of an end by itself and of two asks to stop, at every point of jobs of three shapes: what comes first
-/// counts, and there is one end. A process that was told to stop is stopped, whatever it then returns.
+/// Every order of an end and two cancels, at every point of jobs of three shapes: the first counts, and there is one
+/// end. A process that was told to stop counts as stopped, whatever it returns.
 #[test]
 fn fault_13_whichever_of_end_and_cancel_comes_first_counts() {
     let world = World::new(FILES);
@@ -175,7 +177,7 @@ fn fault_13_whichever_of_end_and_cancel_comes_first_counts() {
         "[{name: a, func: ./f3}]",
     ] {
         for (exit, first, second) in choices(&asks) {
-            // Both asks come before the event of this number that the job waits for.
+            // Each cancel comes before the awaited event of its number.
             for at in 0..12 {
                 for later in at..12 {
                     end_of(&world, steps, exit, (at, first), (later, second));
@@ -187,12 +189,12 @@ fn fault_13_whichever_of_end_and_cancel_comes_first_counts() {
     assert!(played > 10_000, "{played}");
 }
 
-/// `event` as if it were of another invocation.
+/// `event` with the number of another invocation.
 fn of_another(event: &Event) -> Event {
     match event.clone() {
         Event::Fetched { call, result } => Event::Fetched { call: call + 1, result },
-        Event::Exited { call, end, shell, outputs, exports } => {
-            Event::Exited { call: call + 1, end, shell, outputs, exports }
+        Event::Exited { call, end, shell, outputs, exports, ran: None } => {
+            Event::Exited { call: call + 1, end, shell, outputs, exports, ran: None }
         }
         event => event,
     }
@@ -204,7 +206,7 @@ fn answers_for_another_invocation_change_nothing() {
     let mut job = Driven::new(&world, &request("[{name: a, func: ./f0}]"));
     assert!(job.go_on(), "admitted");
     while let Some(awaited) = job.pending.clone() {
-        assert_eq!(job.machine.handle(&of_another(&awaited)), [], "{awaited:?}");
+        assert_eq!(job.machine.handle(&of_another(&awaited), 0), [], "{awaited:?}");
         assert!(job.trace.finish.is_none());
         job.go_on();
     }
@@ -234,7 +236,14 @@ fn end_of(world: &World, steps: &str, exit: u8, first: (usize, CancelCause), sec
         let fails = |event: &Event| matches!(event, Event::Exited { .. });
         if let Some(Event::Exited { call, .. }) = answer.as_ref().filter(|answer| fails(answer)) {
             let end = ProcessEnd::Exited(ExitStatus::Code(exit));
-            events.push(Event::Exited { call: *call, end, shell: None, outputs: None, exports: None });
+            events.push(Event::Exited {
+                call: *call,
+                end,
+                shell: None,
+                outputs: None,
+                exports: None,
+                ran: None,
+            });
         } else {
             events.extend(answer);
         }
@@ -242,7 +251,7 @@ fn end_of(world: &World, steps: &str, exit: u8, first: (usize, CancelCause), sec
             if let (Event::CancelAsked { cause, .. }, None, true) = (&event, asked, ends.is_empty()) {
                 asked = Some(*cause);
             }
-            for effect in machine.handle(&event) {
+            for effect in machine.handle(&event, 0) {
                 if let Effect::Finish { outcome, .. } = &effect {
                     ends.push(outcome.clone());
                 }
@@ -279,7 +288,7 @@ proptest! {
         if let Some(asked) = played.iter().position(|(event, _)| matches!(event, Event::CancelAsked { .. })) {
             prop_assert!(!played[asked..].iter().flat_map(|(_, effects)| effects).any(is_start));
         }
-        // One thing at a time: between two starts lies an answer.
+        // A job does one thing at a time: between two starts there is an answer.
         for (_, effects) in &played {
             prop_assert!(effects.iter().filter(|effect| is_start(effect)).count() <= 1);
         }
@@ -309,14 +318,33 @@ proptest! {
     #[test]
     fn a_replay_of_the_records_gives_the_same_effects(spec in programs(), moves in moves(), cut in any::<prop::sample::Index>()) {
         let played = play(&spec, &moves);
-        let first = encode(&Event::Accepted(Box::new(spec))).unwrap();
-        let Event::Accepted(spec) = decode(&first).unwrap() else { panic!("another event") };
+        let first = encode(&Event::Accepted(Box::new(spec)), 0).unwrap();
+        let (Event::Accepted(spec), _) = decode(&first).unwrap() else { panic!("another event") };
         let mut again = Machine::new(&spec).unwrap_or_else(|findings| panic!("{findings:?}"));
-        // The daemon dies at `cut`; the next one replays and goes on.
+        // The daemon dies at `cut`; the next daemon replays and goes on.
         let cut = cut.index(played.len());
         for (at, (event, effects)) in played.iter().enumerate() {
-            let event = if at < cut { decode(&encode(event).unwrap()).unwrap() } else { event.clone() };
-            prop_assert!(again.handle(&event) == *effects, "effects of event {} differ: {:?}", at, event);
+            let event = if at < cut { decode(&encode(event, 0).unwrap()).unwrap().0 } else { event.clone() };
+            prop_assert!(again.handle(&event, at as u64) == *effects, "effects of event {} differ: {:?}", at, event);
         }
+    }
+
+    #[test]
+    fn fault_77_values_in_the_record_have_the_effects_of_the_files_they_were_read_from(spec in programs(), moves in moves()) {
+        let played = play(&spec, &moves);
+        let new = || Machine::new(&spec).unwrap_or_else(|findings| panic!("{findings:?}"));
+        let (mut machine, mut recorder, mut record) = (new(), Recorder::default(), Vec::new());
+        for (at, (event, effects)) in played.iter().enumerate() {
+            let event = machine.read_files(event.clone());
+            let (event, bytes) = recorder.encode(event, at as u64).unwrap();
+            recorder.recorded(&event, bytes.len());
+            let has_files = matches!(&event, Event::Exited { outputs, exports, .. } if outputs.is_some() || exports.is_some());
+            prop_assert!(!has_files, "files are recorded");
+            prop_assert!(machine.handle(&event, at as u64) == *effects, "effects of event {} differ: {:?}", at, event);
+            record.push(bytes);
+        }
+        let replayed = Replayed::new(new()).play(record.iter().map(Vec::as_slice)).unwrap();
+        prop_assert!(replayed.effects.iter().eq(played.iter().flat_map(|(_, effects)| effects)));
+        prop_assert_eq!(replayed.recorder.count(), recorder.count());
     }
 }

@@ -1,4 +1,4 @@
-//! The world around a machine under test.
+//! A simulated world for a machine under test.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -12,9 +12,9 @@ use crate::job::machine::Machine;
 use crate::lang::ast::Reference;
 use crate::lang::diagnostic::Class;
 use crate::lang::value::{Data, Value};
-use crate::model::{ExitStatus, Kind, Outcome, StepResult};
+use crate::model::{ExitStatus, LogChannel, Outcome, StepResult};
 
-/// A request with nothing but `steps`.
+/// A request that contains only `steps`.
 pub(super) fn request(steps: &str) -> JobSpec {
     JobSpec {
         id: "1".into(),
@@ -40,10 +40,9 @@ pub(super) fn masked(text: &str) -> Value {
     Value { data: Data::String(text.into()), sensitive: true }
 }
 
-/// How a job ended.
-pub(super) type End = (Outcome, StepResult, Vec<(Kind, String)>);
+pub(super) type End = (Outcome, StepResult, Vec<(LogChannel, String)>);
 
-/// What a job did.
+/// Everything that a job did.
 #[derive(Default)]
 pub(super) struct Trace {
     /// Every effect but the last, in order.
@@ -61,7 +60,7 @@ impl Trace {
         let last = self.finish.iter().flat_map(|(_, _, lines)| lines.clone());
         early
             .chain(last)
-            .map(|(kind, text)| format!("{}{text}", if kind == Kind::Out { "O " } else { "E " }))
+            .map(|(kind, text)| format!("{}{text}", if kind == LogChannel::Out { "O " } else { "E " }))
             .collect()
     }
 
@@ -118,13 +117,12 @@ impl World {
         Self { files: files.into_iter().map(|(path, text)| (path.to_owned(), text.to_owned())).collect() }
     }
 
-    /// Runs a job to its end.
     pub(super) fn run(&self, spec: &JobSpec) -> Trace {
         let mut machine = Machine::new(spec).unwrap_or_else(|findings| panic!("{findings:?}"));
         let mut trace = Trace::default();
         let mut event = Some(Event::Admitted { at: 0 });
         while let Some(next) = event.take() {
-            for effect in machine.handle(&next) {
+            for effect in machine.handle(&next, 0) {
                 assert!(trace.finish.is_none(), "an effect after the last");
                 if let Some(answer) = self.answer(&effect) {
                     assert!(event.replace(answer).is_none(), "two things at a time");
@@ -140,7 +138,6 @@ impl World {
         self.run(&request(steps))
     }
 
-    /// What follows from an effect.
     pub(super) fn answer(&self, effect: &Effect) -> Option<Event> {
         match effect {
             Effect::Fetch { call, reference, .. } => {
@@ -168,7 +165,7 @@ impl World {
         })
     }
 
-    /// The command line says how the process ends: `exit N`, `signal N`, `missing`, `write FILE TEXT …`; anything else
+    /// Ends a process as its command line says: `exit N`, `signal N`, `missing`, `write FILE TEXT …`; anything else
     /// succeeds.
     fn exit(spawn: &Spawn) -> Event {
         let words: Vec<String> = match &spawn.program {
@@ -197,7 +194,7 @@ impl World {
                 }
             }
         }
-        Event::Exited { call: spawn.call, end, shell: None, outputs, exports }
+        Event::Exited { call: spawn.call, end, shell: None, outputs, exports, ran: None }
     }
 }
 
@@ -214,7 +211,6 @@ impl Trace {
 pub(super) struct Driven {
     pub(super) machine: Machine,
     pub(super) trace: Trace,
-    /// What the machine waits for.
     pub(super) pending: Option<Event>,
     world: World,
 }
@@ -231,7 +227,7 @@ impl Driven {
     }
 
     pub(super) fn tell(&mut self, event: &Event) {
-        for effect in self.machine.handle(event) {
+        for effect in self.machine.handle(event, 0) {
             assert!(self.trace.finish.is_none(), "an effect after the last");
             if let Some(answer) = self.world.answer(&effect) {
                 self.pending = Some(answer);
@@ -240,7 +236,6 @@ impl Driven {
         }
     }
 
-    /// Lets happen what the machine waits for.
     pub(super) fn go_on(&mut self) -> bool {
         match self.pending.take() {
             Some(event) => {
@@ -251,7 +246,7 @@ impl Driven {
         }
     }
 
-    /// Goes on until `call` runs or loads.
+    /// Feeds events until the machine waits for `call`.
     pub(super) fn go_on_to(&mut self, call: CallId) {
         while !matches!(&self.pending, Some(Event::Exited { call: id, .. } | Event::Fetched { call: id, .. }) if *id == call)
         {
@@ -260,7 +255,7 @@ impl Driven {
     }
 }
 
-/// `path` without `.`, `..` and empty segments.
+/// Returns `path` without `.`, `..` and empty segments.
 fn normal(path: &str) -> String {
     let mut parts = Vec::new();
     for part in path.split('/') {

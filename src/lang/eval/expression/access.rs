@@ -23,11 +23,15 @@ impl<'s> Evaluator<'s> {
                 Access::Index(index, at) => self.index(item, index, *at, before)?,
                 Access::Call(arguments, at) => self.call(&item, arguments, *at)?,
             };
+            // A borrowed value costs nothing. An owned one is a copy: it is marked, or comes from the environment.
+            if let Item::Value(Cow::Owned(value)) = &item {
+                self.look(value, root.at)?;
+            }
         }
         Ok(item)
     }
 
-    /// A name in the place of a function; one that does not exist is told the functions there are.
+    /// Looks up a name in function position. The error for an unknown name lists the functions.
     fn callee(&self, name: &str, at: Position) -> Result<Item<'s>> {
         if self.scope.lookup(name).is_none() && Function::named(name).is_none() {
             let known = || Function::NAMES.map(str::to_owned).to_vec();
@@ -85,7 +89,7 @@ impl<'s> Evaluator<'s> {
             (Item::Function(_), _) => {
                 return Err(self.error(Class::Type, at, "a function cannot be indexed"));
             }
-            // A computed key is data and may be a secret: only the names that exist are shown.
+            // A computed key may be a secret, so the error shows only the names that exist.
             (object, Data::String(key)) => object.member(key, self.tells()).map_err(|why| match why {
                 NoMember::Missing(known) => self.missing_key(index, key, before, known),
                 NoMember::NotAnObject(_) => self.error(Class::Type, at, "not an object"),

@@ -1,4 +1,4 @@
-//! Operators: which operands they evaluate, and what they make of them (language.md §9.3).
+//! Operators: the operands they evaluate and the results they compute (language.md §9.3).
 
 use std::borrow::Cow;
 
@@ -68,7 +68,7 @@ impl<'s> Evaluator<'s> {
         Ok(left)
     }
 
-    /// An operand with the operator behind it: "||", and nothing else, forgives a left side that is not there.
+    /// Evaluates an operand. If `next` is "||", an error of class not-found gives null; no other operator forgives one.
     fn left_side(
         &self,
         operand: &'s Expression,
@@ -90,7 +90,7 @@ impl<'s> Evaluator<'s> {
         }
     }
 
-    /// Marks an item; objects are built for it.
+    /// Marks an item. Builds an object first, because only a built value can carry a mark.
     pub(super) fn mark(&self, item: Item<'s>, sensitive: bool, at: Position) -> Result<Item<'s>> {
         if sensitive && !matches!(item, Item::Function(_)) {
             Ok(Item::Value(self.whole(item, at)?).marked(true))
@@ -108,6 +108,10 @@ impl<'s> Evaluator<'s> {
     ) -> Result<Value> {
         use BinaryOperator as Op;
         let sensitive = self.look(&left, at)? | self.look(right, at)?;
+        if matches!(operator, Op::Less | Op::LessEqual | Op::Greater | Op::GreaterEqual) {
+            let sorted = self.budget.sort(&left).and_then(|()| self.budget.sort(right));
+            sorted.map_err(|limit| self.exhausted(limit, at))?;
+        }
         let is_borrowed = matches!(left, Cow::Borrowed(_));
         let data = match operator {
             Op::Equal => Data::Bool(equal(&left, right)),

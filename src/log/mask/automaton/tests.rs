@@ -7,7 +7,7 @@ fn sorted(mut patterns: Vec<Vec<u8>>) -> Vec<Vec<u8>> {
     patterns
 }
 
-/// `matched` and `hold` at the end of `text`, by definition.
+/// `matched` and `hold` at the end of `text`, straight from the definition.
 fn by_definition(patterns: &[Vec<u8>], text: &[u8]) -> (usize, usize) {
     let matched = patterns.iter().filter(|p| text.ends_with(p)).map(Vec::len).max().unwrap_or(0);
     let hold = (0..=text.len())

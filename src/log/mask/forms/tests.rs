@@ -142,7 +142,7 @@ fn fault_35_backslashes_are_where_bash_puts_them() {
     ] {
         assert_eq!(String::from_utf8(backslash_style(plain.as_bytes())).unwrap(), quoted);
     }
-    // Not for texts that bash writes in another style.
+    // Bash writes this text in another style.
     assert!(!encodings(b"a b\x7fcdefg").contains(&b"a\\ b\x7fcdefg".to_vec()));
 }
 

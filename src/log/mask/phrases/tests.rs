@@ -105,7 +105,7 @@ fn as_many_prefixes_as_there_may_be_are_all_searched_for() {
     let masker = Masker::compile(&set);
     for prefix in prefixes.iter().map(String::as_str).chain(["glpat-", "_gitlab_session="]) {
         let text = format!("{}{prefix}K9", ".".repeat(500));
-        assert_eq!(masker.mask_str(&text), format!("{}{prefix}[MASKED]", ".".repeat(500)));
+        assert_eq!(masker.mask(&text).into_data(), format!("{}{prefix}[MASKED]", ".".repeat(500)));
         let mut stream = MaskStream::new(Arc::clone(&masker));
         let mut out = Vec::new();
         text.as_bytes().chunks(7).for_each(|write| stream.push(write, &mut out));
@@ -131,16 +131,16 @@ fn fault_40_encoded_forms_of_the_longest_phrases_are_dropped_when_there_is_no_ro
     assert_eq!(warnings, [MaskWarning::FormsDropped { phrases: 1 }]);
     assert!(warnings[0].is_for_job());
     let masker = Masker::compile(&set);
-    assert_eq!(masker.mask_str(phrases[2]), "[MASKED]");
-    assert_eq!(masker.mask_str("the%20longest%2Fsecret"), "the%20longest%2Fsecret");
-    assert_eq!(masker.mask_str("a%20longer%2Fsecret%0Aof%20two%20lines"), "[MASKED]");
+    assert_eq!(masker.mask(phrases[2]).into_data(), "[MASKED]");
+    assert_eq!(masker.mask("the%20longest%2Fsecret").into_data(), "the%20longest%2Fsecret");
+    assert_eq!(masker.mask("a%20longer%2Fsecret%0Aof%20two%20lines").into_data(), "[MASKED]");
 
-    // Raw and lines stay, whatever the room.
+    // The groups *raw* and *lines* stay, however little room there is.
     let (set, warnings) = at(0);
     assert_eq!(warnings, [MaskWarning::FormsDropped { phrases: 3 }]);
     let masker = Masker::compile(&set);
     for phrase in phrases.iter().copied().chain(["a longer/secret\r\nof two lines", "of two lines"]) {
-        assert_eq!(masker.mask_str(phrase), "[MASKED]");
+        assert_eq!(masker.mask(phrase).into_data(), "[MASKED]");
     }
 }
 
@@ -179,5 +179,5 @@ fn known_phrases_add_nothing() {
     assert!(set.with_added([" lark "]).unwrap().0.is_same(&set));
     let (more, _) = set.with_added(["tit"]).unwrap();
     assert!(!more.is_same(&set));
-    assert_eq!(Masker::compile(&more).mask_str("wren lark tit"), "[MASKED] [MASKED] [MASKED]");
+    assert_eq!(Masker::compile(&more).mask("wren lark tit").into_data(), "[MASKED] [MASKED] [MASKED]");
 }

@@ -1,12 +1,14 @@
-//! masking.md §2 to §5 on the whole text, as literally as possible: the second calculation. Knows nothing of streams,
-//! automata and detectors. `tests/shows/masking.rs` includes this file too.
+//! The second implementation: masking.md §2 to §5 on the whole text, as literally as possible. It uses no streams,
+//! automata or detectors. `tests/shows/masking.rs` includes this file too.
 
-/// What stands in the place of hidden bytes (masking.md §1).
+/// Replacement of hidden bytes (masking.md §1).
 const MASKED: &[u8] = b"[MASKED]";
 
-/// Spans of one text, and from them its output. `counts` tells whether a form found at this place is an occurrence.
+/// Computes the spans of one text and its output. `counts` decides if a form found at a position is an occurrence.
+/// Forms continue after breaks behind `columns` characters of base64.
 pub(crate) fn by_definition(
     forms: &[Vec<u8>],
+    columns: Option<usize>,
     counts: impl Fn(&[u8], usize) -> bool,
     prefixes: &[&str],
     text: &[u8],
@@ -17,6 +19,13 @@ pub(crate) fn by_definition(
         for start in 0..text.len() {
             if text[start..].starts_with(form) && counts(form, start) {
                 spans.push((start, start + form.len()));
+            }
+            if let Some(columns) = columns
+                && let Some((end, length)) = wrapped(form, columns, text, start)
+                && length == form.len()
+                && counts(form, start)
+            {
+                spans.push((start, end));
             }
         }
     }
@@ -71,6 +80,36 @@ pub(crate) fn by_definition(
     out
 }
 
+/// Compares `text` from `start` on with a form, skipping breaks, up to the form's first line end. Returns where they
+/// cease to agree and how many bytes of the form that is.
+pub(crate) fn wrapped(form: &[u8], columns: usize, text: &[u8], start: usize) -> Option<(usize, usize)> {
+    let line = form.split(|byte| b"\r\n".contains(byte)).next()?;
+    let (mut at, mut length) = (start, 0);
+    while at < text.len() {
+        let line_end = match &text[at..] {
+            [b'\n', ..] | [b'\r'] => 1, // what may come behind a last CR is not known
+            [b'\r', b'\n', ..] => 2,
+            _ => 0,
+        };
+        if line.get(length) == Some(&text[at]) {
+            at += 1;
+            length += 1;
+        } else if line_end > 0 && length > 0 && length < form.len() && is_behind_base64(columns, &text[..at])
+        {
+            at += line_end;
+        } else {
+            break;
+        }
+    }
+    (length > 0).then_some((at, length))
+}
+
+/// True if a line end after this text is a break.
+fn is_behind_base64(columns: usize, text: &[u8]) -> bool {
+    let is_base64 = |byte: &&u8| byte.is_ascii_alphanumeric() || b"+/-_".contains(byte);
+    text.iter().rev().take_while(is_base64).count() >= columns
+}
+
 const SEPARATORS: [&str; 4] = ["?", "&", "&amp;", "\\u0026"];
 
 const KEYS: [&str; 6] = [
@@ -82,7 +121,7 @@ const KEYS: [&str; 6] = [
     "x-amz-security-token",
 ];
 
-/// Length of the parameter, up to and with its `=`, that `text` starts with.
+/// Returns the length of the parameter that `text` starts with, including its `=`.
 fn parameter_length(text: &[u8]) -> Option<usize> {
     let skip = |text: &'_ [u8], word: &str| {
         let start = text.get(..word.len())?;

@@ -1,6 +1,6 @@
-//! Access to members, indexes and functions: `a.b`, `a[b]`, `f(a)` (language.md §9.4, §9.5).
+//! Access to members and indexes, and calls of functions: `a.b`, `a[b]`, `f(a)` (language.md §9.4, §9.5).
 
-use super::{Expressions, Kind, Names, Reach, Shape, unlike};
+use super::{Expressions, KnownType, Names, Reach, Shape, unlike};
 use crate::lang::ast::{Access, Expression, ExpressionKind};
 use crate::lang::diagnostic::{Class, Diagnostic, Position};
 use crate::lang::eval::{self, Function, render};
@@ -22,11 +22,11 @@ impl<'a> Expressions<'a> {
                     && !eval::scope::NAMES.contains(&name.as_str()) =>
             {
                 self.not_found("function ", name, root.at, Function::NAMES, reach);
-                Shape::Value(Kind::Any)
+                Shape::Value(KnownType::Any)
             }
             _ => self.shape(root, names, reach),
         };
-        // A closed root stays closed as long as what follows it is.
+        // A closed root stays closed as long as the accesses are closed.
         let mut closed = matches!(shape, Shape::Closed);
         for (index, access) in path.iter().enumerate() {
             let before = path.get(..index).unwrap_or_default();
@@ -42,7 +42,7 @@ impl<'a> Expressions<'a> {
                         Shape::Closed
                     } else {
                         if closed {
-                            shape = Shape::Value(Kind::Any);
+                            shape = Shape::Value(KnownType::Any);
                         }
                         let inside = self.settled(position, inside, reach);
                         self.index(&shape, &inside, (position.at, *at), &render(root, before), names, reach)
@@ -65,32 +65,32 @@ impl<'a> Expressions<'a> {
         reach: Reach,
     ) -> Shape {
         match shape {
-            // The runner evaluates `job.inputs` before anything reaches us (language.md §9.5).
-            Shape::Variables if name == "inputs" => Shape::Value(Kind::Any),
+            // The runner evaluates `job.inputs` before the request reaches us (language.md §9.5).
+            Shape::Variables if name == "inputs" => Shape::Value(KnownType::Any),
             Shape::Environment | Shape::Variables => Shape::of(ValueType::String),
             Shape::Inputs => {
-                let Some(inputs) = names.inputs else { return Shape::Value(Kind::Any) };
+                let Some(inputs) = names.inputs else { return Shape::Value(KnownType::Any) };
                 if let Some(declaration) = inputs.get(name) {
-                    return Shape::Value(Kind::IsOrNull(declaration.value_type));
+                    return Shape::Value(KnownType::IsOrNull(declaration.value_type));
                 }
                 self.not_found(shown, name, at, inputs.keys(), reach);
-                Shape::Value(Kind::Any)
+                Shape::Value(KnownType::Any)
             }
             Shape::Steps => self.step(name, at, shown, names, reach),
             Shape::Step(callee) if name == "outputs" => Shape::StepOutputs(callee),
             Shape::Step(_) => {
                 self.not_found(shown, name, at, ["outputs"], reach);
-                Shape::Value(Kind::Any)
+                Shape::Value(KnownType::Any)
             }
             Shape::StepOutputs(callee) => {
                 let Some(outputs) = callee.as_ref().and_then(|callee| callee.outputs.as_ref()) else {
-                    return Shape::Value(Kind::Any);
+                    return Shape::Value(KnownType::Any);
                 };
                 if let Some(value_type) = outputs.get(name) {
-                    return Shape::Value(value_type.map_or(Kind::Any, Kind::Is));
+                    return Shape::Value(value_type.map_or(KnownType::Any, KnownType::Is));
                 }
                 self.not_found(shown, name, at, outputs.keys(), reach);
-                Shape::Value(Kind::Any)
+                Shape::Value(KnownType::Any)
             }
             Shape::Closed | Shape::Value(_) | Shape::Constant(_) | Shape::Function(_) => {
                 if let Some(got) = unlike(shape.kind(), &[ValueType::Struct]) {
@@ -98,12 +98,12 @@ impl<'a> Expressions<'a> {
                     let message = format!("{object} is no object but {got}: it has no members");
                     self.error(Class::Type, at, message, reach);
                 }
-                Shape::Value(Kind::Any)
+                Shape::Value(KnownType::Any)
             }
         }
     }
 
-    /// A step of the list: only those that have run can be seen (language.md §10).
+    /// Looks up a step of the list. Only steps that have run are visible (language.md §10).
     fn step(&mut self, name: &str, at: Position, shown: &str, names: &Names<'a>, reach: Reach) -> Shape {
         if let Some(callee) = names.finished.get(name) {
             return Shape::Step(callee.clone());
@@ -117,7 +117,7 @@ impl<'a> Expressions<'a> {
         } else if !names.open {
             self.not_found(shown, name, at, names.finished.keys(), reach);
         }
-        Shape::Value(Kind::Any)
+        Shape::Value(KnownType::Any)
     }
 
     fn index(
@@ -154,14 +154,14 @@ impl<'a> Expressions<'a> {
                         reach,
                     );
                 }
-                Shape::Value(Kind::Any)
+                Shape::Value(KnownType::Any)
             }
             _ => {
                 if let Some(got) = unlike(kind, &[ValueType::Struct, ValueType::Array]) {
                     let message = format!("{before} is {got}: it cannot be indexed");
                     self.error(Class::Type, bracket, message, reach);
                 }
-                Shape::Value(Kind::Any)
+                Shape::Value(KnownType::Any)
             }
         }
     }
@@ -176,24 +176,24 @@ impl<'a> Expressions<'a> {
     ) -> Shape {
         let operands = self.operands(arguments.iter().map(|argument| (argument, reach)), names);
         let Shape::Function(function) = shape else {
-            if matches!(shape, Shape::Value(Kind::Any)) {
-                return Shape::Value(Kind::Any);
+            if matches!(shape, Shape::Value(KnownType::Any)) {
+                return Shape::Value(KnownType::Any);
             }
             self.error(Class::Type, at, "only functions can be called", reach);
-            return Shape::Value(Kind::Any);
+            return Shape::Value(KnownType::Any);
         };
         let [argument] = arguments else {
             let message =
                 format!("{}() takes exactly one argument, got {}", function.name(), arguments.len());
             self.error(Class::Type, at, message, reach);
-            return Shape::Value(Kind::Any);
+            return Shape::Value(KnownType::Any);
         };
         let Some(operands) = operands else { return Shape::Closed };
         match function {
             Function::Str => Shape::of(ValueType::String),
             Function::Bool => Shape::of(ValueType::Boolean),
             Function::Num => {
-                let kind = operands.first().map_or(Kind::Any, Shape::kind);
+                let kind = operands.first().map_or(KnownType::Any, Shape::kind);
                 if let Some(got) = unlike(kind, &[ValueType::String, ValueType::Number]) {
                     let message = format!("num() needs a string or a number, got {got}");
                     self.error(Class::Type, argument.at, message, reach);

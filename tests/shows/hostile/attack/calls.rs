@@ -1,23 +1,32 @@
-//! Calls that are sound one by one: too many, unread, or left.
+//! Calls that are each valid, but too many, never read, or abandoned.
 
 use std::io;
 
-use super::{Field, PATIENCE, STREAMS, Tally};
+use super::{Field, PATIENCE, Tally};
 use crate::hostile::frames::{self, Wire, call, frame, kind};
 use crate::random::Random;
 use prost::Message;
 use step_runner::pb::v1;
 
-/// 1,000 followers of one job that never read.
+/// 1,000 followers of one job that never read, on ten connections.
 pub(super) fn deaf_followers(field: &Field, _: usize) -> Tally {
+    deaf(field, 10)
+}
+
+/// 1,000 followers of one job that never read, on one connection.
+pub(super) fn deaf_followers_together(field: &Field, _: usize) -> Tally {
+    deaf(field, 1)
+}
+
+fn deaf(field: &Field, connections: u32) -> Tally {
     let request = v1::FollowLogsRequest { id: field.job.clone(), offset: 0 }.encode_to_vec();
     let mut tally = Tally::default();
     let mut wires = Vec::new();
-    for _ in 0..1_000 / STREAMS {
+    for _ in 0..connections {
         let Ok(mut wire) = Wire::open(&field.socket) else { continue };
         tally.connections += 1;
         wire.patience(PATIENCE).ok();
-        for number in 0..STREAMS {
+        for number in 0..1_000 / connections {
             if field.send(&mut wire, &call(number * 2 + 1, "FollowLogs", &request)).is_err() {
                 break;
             }

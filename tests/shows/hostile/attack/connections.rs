@@ -1,4 +1,4 @@
-//! Connections that say nothing, or half of the first thing.
+//! Connections that send nothing, or only half of the preface.
 
 use std::io;
 

@@ -1,4 +1,4 @@
-//! Certificates of servers, made by `openssl` for the test.
+//! Tests of server certificates, which `openssl` makes.
 
 use std::io::{Read, Write};
 use std::net::TcpListener;
@@ -11,7 +11,7 @@ use rustls::{ServerConfig, ServerConnection, StreamOwned};
 
 use super::*;
 
-/// A server that knows no repository, with a certificate for this name; `None`, said by name, without `openssl`.
+/// A server without repositories, with a certificate for this name. Needs `openssl`.
 struct Server {
     port: u16,
     folder: TempDir,
@@ -42,12 +42,12 @@ impl Server {
         let config = Arc::new(config.with_single_cert(vec![certificate], key).unwrap());
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port();
-        // Ends with the test program.
+        // The thread ends with the test program.
         std::thread::spawn(move || {
             for stream in listener.incoming().map_while(Result::ok) {
                 let connection = ServerConnection::new(Arc::clone(&config)).unwrap();
                 let mut stream = StreamOwned::new(connection, stream);
-                // Clients that do not trust it go away.
+                // Clients that do not trust it disconnect.
                 if stream.read(&mut [0; 4096]).is_ok() {
                     let answer = b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\nconnection: close\r\n\r\n";
                     stream.write_all(answer).and_then(|()| stream.flush()).ok();

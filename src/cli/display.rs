@@ -1,0 +1,150 @@
+//! Display of a job that is followed: a stream of bytes or events, or the live view of a terminal.
+
+use super::output::Stream;
+use super::view::View;
+use super::{terminal, view};
+use crate::error::Failure;
+use crate::pb::v1;
+
+pub(super) enum Display {
+    /// Lines, for scripts, files and pipes.
+    Stream(Box<Stream>),
+    /// The live view, for a person at a terminal.
+    View(Box<View>),
+}
+
+impl Display {
+    pub(super) fn log(&mut self, bytes: &[u8]) -> Result<(), Failure> {
+        match self {
+            Self::Stream(stream) => stream.log(bytes),
+            Self::View(view) => {
+                view.log(bytes);
+                Ok(())
+            }
+        }
+    }
+
+    pub(super) fn step(&mut self, result: &v1::StepResult) -> Result<(), Failure> {
+        match self {
+            Self::Stream(stream) => stream.step(result),
+            Self::View(view) => {
+                view.step(result);
+                Ok(())
+            }
+        }
+    }
+
+    /// True if starts of steps must be requested.
+    pub(super) const fn wants_starts(&self) -> bool {
+        match self {
+            Self::Stream(stream) => stream.wants_starts(),
+            Self::View(_) => true,
+        }
+    }
+
+    pub(super) const fn is_view(&self) -> bool {
+        matches!(self, Self::View(_))
+    }
+
+    pub(super) fn steps_end(&mut self) -> Result<(), Failure> {
+        match self {
+            Self::Stream(stream) => stream.steps_end(),
+            Self::View(view) => {
+                view.steps_end();
+                Ok(())
+            }
+        }
+    }
+
+    /// True if more of the log can be read.
+    pub(super) fn has_room(&self) -> bool {
+        match self {
+            Self::Stream(stream) => stream.has_room(),
+            Self::View(view) => view.has_room(),
+        }
+    }
+
+    /// True if step ends wait to be shown.
+    pub(super) fn has_ended_steps(&self) -> bool {
+        match self {
+            Self::Stream(stream) => stream.has_ended_steps(),
+            Self::View(view) => view.waits_for_rest(),
+        }
+    }
+
+    /// Shows the step ends that still wait, because the log is idle.
+    pub(super) fn show_ended_steps(&mut self) -> Result<(), Failure> {
+        match self {
+            Self::Stream(stream) => stream.show_ended_steps(),
+            Self::View(view) => {
+                view.rest();
+                Ok(())
+            }
+        }
+    }
+
+    /// Waits until a frame is due, and draws it, or until the reader of a stream has taken something. Cancel-safe.
+    pub(super) async fn frame(&mut self) -> Result<(), Failure> {
+        match self {
+            Self::Stream(stream) => stream.progress().await,
+            Self::View(view) => view.frame().await,
+        }
+    }
+
+    pub(super) fn say(&mut self, message: &str) -> Result<(), Failure> {
+        match self {
+            Self::Stream(stream) => stream.say(message),
+            Self::View(view) => {
+                view.say(message);
+                Ok(())
+            }
+        }
+    }
+
+    /// True if the daemon's last lines were printed to the same place as stderr.
+    pub(super) fn is_above_stderr(&self) -> bool {
+        match self {
+            Self::Stream(stream) => stream.is_above_stderr(),
+            Self::View(_) => false,
+        }
+    }
+
+    /// True if the failed step's output can be seen on the terminal that stderr is.
+    pub(super) fn shows_output_of_failed(&self) -> bool {
+        matches!(self, Self::View(_)) && terminal::outputs_are_one_file()
+    }
+
+    /// True for formats that people read and that do not show the outputs of the function.
+    pub(super) fn leaves_outputs_out(&self) -> bool {
+        match self {
+            Self::Stream(stream) => stream.leaves_outputs_out(),
+            Self::View(_) => true,
+        }
+    }
+
+    /// Shows the end of the job. Waits for a reader that hangs.
+    pub(super) async fn end(&mut self, status: &v1::Status) -> Result<(), Failure> {
+        match self {
+            Self::Stream(stream) => {
+                stream.end(status)?;
+                stream.drained().await
+            }
+            Self::View(view) => view.end(status).await,
+        }
+    }
+
+    /// Removes the live region before the job has ended. A stream waits until its reader has taken everything.
+    pub(super) async fn restore_terminal(&mut self) {
+        match self {
+            // An error may be ignored here: the command fails already.
+            Self::Stream(stream) => drop(stream.drained().await),
+            Self::View(view) => view.restore_terminal().await,
+        }
+    }
+
+    /// Stops this process as Ctrl-Z does, and shows the job again once it goes on.
+    pub(super) async fn suspend(&mut self) {
+        self.restore_terminal().await;
+        view::screen::stop_process();
+    }
+}

@@ -1,0 +1,191 @@
+//! Live view of a job on a terminal. The permanent part shows the job's output. A region under it follows the running
+//! steps.
+//!
+//! [`model`] turns events into rows, without IO and without a clock; [`screen`] writes rows to the terminal. Rows of
+//! the output are drawn once. The region is drawn at most once per [`FRAME`].
+
+mod model;
+mod order;
+mod rows;
+pub(super) mod screen;
+mod sections;
+mod stamps;
+mod step;
+#[cfg(test)]
+mod tests;
+mod text;
+mod totals;
+
+use std::io::{self, IsTerminal as _};
+use std::time::Duration;
+
+use chrono::{FixedOffset, Utc};
+use tokio::time::{Instant, sleep_until};
+
+use super::terminal;
+use crate::error::{Exit, Failure};
+use crate::failpoint;
+use crate::pb::v1;
+use model::Model;
+pub(super) use rows::Times;
+use rows::{Size, Style, ViewMode};
+use screen::Screen;
+use step::{StepEvent, StepOutcome};
+
+/// Shortest time between two frames.
+const FRAME: Duration = Duration::from_millis(50);
+
+/// Bytes buffered for the terminal above which the log is not read any further.
+const ROOM: usize = 1 << 20;
+
+/// Longest time that [`View::restore_terminal`] waits for a terminal that takes nothing.
+const LAST_FRAME: Duration = Duration::from_secs(1);
+
+/// Options of the live view.
+pub(super) struct ViewOptions {
+    pub(super) times: Times,
+    pub(super) offset: FixedOffset,
+    pub(super) color: bool,
+    pub(super) all: bool,
+    /// Omits the summary at the end.
+    pub(super) quiet: bool,
+}
+
+/// Live view of one job on stdout.
+pub(super) struct View {
+    model: Model,
+    screen: Screen,
+    next_frame: Instant,
+    quiet: bool,
+}
+
+impl View {
+    /// Starts to show a job whose log is followed from `offset`.
+    pub(super) fn start(options: &ViewOptions, offset: u64) -> Result<Self, Failure> {
+        let mode = match (terminal::is_ci(), terminal::moves_cursor()) {
+            (true, _) => ViewMode::Sections,
+            (false, true) => ViewMode::Live,
+            (false, false) => ViewMode::Lines,
+        };
+        let style = Style {
+            mode,
+            times: options.times,
+            color: options.color,
+            unicode: terminal::shows_unicode(),
+            offset: options.offset,
+        };
+        let screen = Screen::start()
+            .map_err(|error| Failure::new(Exit::Failure, format!("cannot write to the terminal: {error}")))?;
+        let mut model = Model::new(style, size(), options.all, offset);
+        model.tick(now(), size());
+        Ok(Self { model, screen, next_frame: Instant::now(), quiet: options.quiet })
+    }
+
+    pub(super) fn log(&mut self, bytes: &[u8]) {
+        self.model.log(bytes);
+    }
+
+    pub(super) fn step(&mut self, result: &v1::StepResult) {
+        if let Some(event) = StepEvent::read(result) {
+            self.model.step(event);
+        }
+    }
+
+    pub(super) fn say(&mut self, message: &str) {
+        self.model.say(message);
+    }
+
+    /// True if the log can be read on: the buffer for the terminal has room.
+    pub(super) fn has_room(&self) -> bool {
+        self.model.waiting() < ROOM
+    }
+
+    /// True if step ends wait for the log to be idle.
+    pub(super) fn waits_for_rest(&self) -> bool {
+        self.model.waits_for_rest()
+    }
+
+    /// Takes note that the stream of results has ended, so the log need not wait for it.
+    pub(super) fn steps_end(&mut self) {
+        self.model.steps_end();
+    }
+
+    pub(super) fn rest(&mut self) {
+        self.model.rest();
+    }
+
+    /// Waits for the next frame and draws it. Cancel-safe.
+    pub(super) async fn frame(&mut self) -> Result<(), Failure> {
+        sleep_until(self.next_frame).await;
+        self.screen.idle().await;
+        self.draw(true)
+    }
+
+    /// Removes the live region, before this process stops or something else writes to the terminal.
+    pub(super) async fn hide(&mut self) -> Result<(), Failure> {
+        self.screen.idle().await;
+        self.draw(false)?;
+        self.screen.idle().await;
+        self.screen.forget();
+        self.check()
+    }
+
+    /// Shows the end of the job and removes the live region. Returns when the terminal has taken everything.
+    pub(super) async fn end(&mut self, status: &v1::Status) -> Result<(), Failure> {
+        let outcome = match status.exit_code {
+            0 => StepOutcome::Succeeded,
+            -2 => StepOutcome::Cancelled,
+            _ => StepOutcome::Failed,
+        };
+        self.model.tick(now(), size());
+        self.model.end(outcome);
+        if status.exit_code == 0 && !self.quiet {
+            let lines = totals::lines(self.model.own_steps(), status, self.model.rows());
+            self.model.print_rows(lines.iter().map(String::as_str));
+        }
+        self.hide().await
+    }
+
+    fn draw(&mut self, shows_region: bool) -> Result<(), Failure> {
+        self.check()?;
+        failpoint::hit("cli::view::frame");
+        self.model.tick(now(), size());
+        let region = if shows_region && screen::is_foreground() { self.model.live() } else { Vec::new() };
+        self.screen.draw(&self.model.take_permanent(), region, self.model.rows().size);
+        self.next_frame = Instant::now() + FRAME;
+        Ok(())
+    }
+
+    fn check(&self) -> Result<(), Failure> {
+        self.screen.take_error().map_or(Ok(()), |error| {
+            Err(Failure::new(Exit::Failure, format!("write to the terminal: {error}")))
+        })
+    }
+
+    /// Removes the live region, however following ended.
+    pub(super) async fn restore_terminal(&mut self) {
+        // An error may be ignored here: the next writer meets the same terminal.
+        drop(tokio::time::timeout(LAST_FRAME, self.hide()).await);
+    }
+}
+
+impl Drop for View {
+    fn drop(&mut self) {
+        screen::abandon();
+    }
+}
+
+/// Returns the size of the terminal. Elsewhere lines are wide, because the log viewer of a CI runner wraps by itself.
+fn size() -> Size {
+    if io::stdout().is_terminal() { screen::size() } else { Size { columns: 4096, rows: 24 } }
+}
+
+/// Splits `text` into rows of at most `columns`, between words where there are any.
+pub(super) fn wrap(text: &str, columns: usize, row: impl FnMut(&str)) {
+    text::wrap(text, columns, "", row);
+}
+
+/// Returns microseconds since the epoch.
+fn now() -> i64 {
+    Utc::now().timestamp_micros()
+}

@@ -1,0 +1,484 @@
+//! State of the view: events of a job go in, rows of the screen come out. No IO, no clock.
+//!
+//! The live region must stay on the screen: rows in the history of a terminal cannot be erased any more. A terminal
+//! that becomes narrower wraps the region's rows, one that becomes lower has no room for them. So the region is only
+//! as large as a screen of [`NARROWEST_SCREEN`] columns has room for, and one short row while the size changes.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use super::order::{Item, Order, ROOT};
+use super::rows::{End, Line, RowOrigin, Rows, RunningStep, Size, Style, ViewMode};
+use super::sections;
+use super::stamps::Stamps;
+use super::step::{StepEnded, StepEvent, StepOutcome, StepStarted};
+use crate::cli::summary::ENDS;
+use crate::log::pretty::{Format, Options, Output, Printer};
+
+/// Most lines of a running step that stay in the live region.
+const TAIL: usize = 10;
+
+/// Columns of the narrowest terminal in which the region still fits the rows of the screen.
+const NARROWEST_SCREEN: usize = 20;
+
+/// Microseconds after a change of size in which another one is expected. Multiplexers tell several changes at once.
+const UNSTEADY: i64 = 1_000_000;
+
+/// Longest piece in which a line is shown, in bytes.
+const MAX_PIECE: usize = 64 * 1024;
+
+pub(super) struct Model {
+    rows: Rows,
+    order: Order,
+    printer: Printer,
+    stamps: Stamps,
+    printed: Output,
+    /// Running steps in the order of their starts. Each but the first is within the one before it.
+    running: Vec<Running>,
+    /// Last lines of the running step.
+    tail: VecDeque<Line>,
+    /// Rows to print above the live region, each with its line end.
+    permanent: String,
+    /// Ended steps of the job's own list.
+    ended: Vec<OwnStep>,
+    /// Microseconds since the epoch.
+    now: i64,
+    /// Time of the last change of size.
+    resized: Option<i64>,
+    /// A moment near the next line, which gives the day: lines carry only the time of day.
+    near: Option<i64>,
+}
+
+struct Running {
+    path: Vec<String>,
+    number: u32,
+    total: u32,
+    at: Option<i64>,
+    /// True if the log has announced the process.
+    is_announced: bool,
+}
+
+impl Running {
+    fn name(&self) -> &str {
+        self.path.last().map_or("", String::as_str)
+    }
+
+    /// Returns the level of indentation: 0 for steps of the job's own list.
+    fn depth(&self) -> usize {
+        self.path.len().saturating_sub(1)
+    }
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct OwnStep {
+    pub(super) name: String,
+    pub(super) outcome: StepOutcome,
+    pub(super) took: Option<Duration>,
+}
+
+impl Model {
+    /// Makes the state for a job whose log is followed from `offset`.
+    pub(super) fn new(style: Style, size: Size, all: bool, offset: u64) -> Self {
+        let options = Options { all, color: style.color, ..Options::plain_utc() };
+        Self {
+            rows: Rows { style, size, job_start: None },
+            order: Order::new(offset),
+            printer: Printer::new(Format::Pretty(options)),
+            stamps: Stamps::default(),
+            printed: Output::default(),
+            running: Vec::new(),
+            tail: VecDeque::new(),
+            permanent: String::new(),
+            ended: Vec::new(),
+            now: 0,
+            resized: None,
+            near: None,
+        }
+    }
+
+    /// Sets the time, in microseconds since the epoch, and the size of the screen.
+    pub(super) fn tick(&mut self, now: i64, size: Size) {
+        self.now = now;
+        if self.rows.size != size {
+            self.rows.size = size;
+            self.resized = Some(now);
+        }
+        self.advance(false);
+        self.fold_to_fit();
+    }
+
+    pub(super) fn log(&mut self, bytes: &[u8]) {
+        self.order.push_log(bytes);
+        self.advance(false);
+    }
+
+    pub(super) fn step(&mut self, event: StepEvent) {
+        self.order.push_step(event);
+        self.advance(false);
+    }
+
+    pub(super) fn steps_end(&mut self) {
+        self.order.steps_end();
+        self.advance(false);
+    }
+
+    /// Shows step ends that wait for the log to be idle.
+    pub(super) fn rest(&mut self) {
+        self.advance(true);
+    }
+
+    pub(super) fn waits_for_rest(&self) -> bool {
+        self.order.has_unplaced()
+    }
+
+    /// Prints a message of this command.
+    pub(super) fn say(&mut self, message: &str) {
+        let line = Line { at: Some(self.now), origin: RowOrigin::Own, text: super::text::clean(message) };
+        self.fold_tail(false);
+        self.print(&line, 0, false);
+    }
+
+    /// Prints everything that is left at the end of the job. Steps without an end get `outcome`.
+    pub(super) fn end(&mut self, outcome: StepOutcome) {
+        self.order.end();
+        self.advance(true);
+        self.finish_lines();
+        while let Some(running) = self.running.last() {
+            let ended = StepEnded {
+                path: running.path.clone(),
+                outcome,
+                exit_code: 0,
+                took: running.at.and_then(|at| u64::try_from(self.now - at).ok()).map(Duration::from_micros),
+                at: Some(self.now),
+                log_at: None,
+            };
+            self.step_ended(&ended);
+        }
+        self.fold_tail(false);
+    }
+
+    /// Returns the rows to print above the live region since the last call.
+    pub(super) fn take_permanent(&mut self) -> String {
+        std::mem::take(&mut self.permanent)
+    }
+
+    /// Returns the number of bytes that wait to be put in order or to be drawn.
+    pub(super) fn waiting(&self) -> usize {
+        self.order.waiting() + self.permanent.len()
+    }
+
+    pub(super) fn own_steps(&self) -> &[OwnStep] {
+        &self.ended
+    }
+
+    pub(super) const fn rows(&self) -> &Rows {
+        &self.rows
+    }
+
+    pub(super) fn print_rows<'a>(&mut self, rows: impl IntoIterator<Item = &'a str>) {
+        for row in rows {
+            self.permanent.push_str(row);
+            self.permanent.push('\n');
+        }
+    }
+
+    /// Returns the rows of the live region: the tree of running steps, and the last lines of the innermost one.
+    pub(super) fn live(&self) -> Vec<String> {
+        if self.rows.style.mode != ViewMode::Live {
+            return Vec::new();
+        }
+        if self.is_unsteady() {
+            let columns = self.rows.size.columns.min(NARROWEST_SCREEN);
+            let rows = Rows { size: Size { columns, ..self.rows.size }, ..self.rows };
+            return self.tree(&rows).pop().into_iter().collect();
+        }
+        let tree = self.shown_tree();
+        let output = self.output_rows();
+        let shown = fitting(&output, self.room_for_output(&tree));
+        tree.iter().chain(output.get(output.len() - shown..).unwrap_or_default()).cloned().collect()
+    }
+
+    /// True if the size has just changed, and may soon change again.
+    fn is_unsteady(&self) -> bool {
+        self.resized.is_some_and(|at| (0..UNSTEADY).contains(&(self.now - at)))
+    }
+
+    /// Returns a row for each running step, or one for the job.
+    fn tree(&self, rows: &Rows) -> Vec<String> {
+        let mut tree: Vec<_> = self
+            .running
+            .iter()
+            .filter(|step| !step.path.is_empty())
+            .map(|step| {
+                let elapsed = step.at.map(|at| self.since(at).unwrap_or_default());
+                let (name, depth, number, total) = (step.name(), step.depth(), step.number, step.total);
+                rows.running(&RunningStep { name, depth, number, total, elapsed }, self.now)
+            })
+            .collect();
+        if tree.is_empty() {
+            let name = if self.rows.job_start.is_some() { "running" } else { "waiting to start" };
+            let elapsed = self.rows.job_start.and_then(|at| self.since(at));
+            let job = RunningStep { name, depth: 0, number: 0, total: 0, elapsed };
+            tree.push(rows.running(&job, self.now));
+        }
+        tree
+    }
+
+    /// Returns the rows of the tree that are shown. They may take half of the screen. If that is too little, the
+    /// innermost steps stay.
+    fn shown_tree(&self) -> Vec<String> {
+        let mut tree = self.tree(&self.rows);
+        let room = Room { rows: tree.len(), cost: self.height().div_ceil(2) };
+        let shown = fitting(&tree, room).max(1);
+        tree.split_off(tree.len().saturating_sub(shown))
+    }
+
+    /// Returns the rows of the running step's last lines.
+    fn output_rows(&self) -> Vec<String> {
+        let mut output = Vec::new();
+        for line in self.tail.iter().chain(&self.unfinished()) {
+            self.rows.line(line, self.depth(), false, |row| output.push(row.to_owned()));
+        }
+        output
+    }
+
+    fn room_for_output(&self, tree: &[String]) -> Room {
+        let cost: usize = tree.iter().map(|row| cost(row)).sum();
+        let rows = self.height().saturating_sub(tree.len()).min(self.tail_limit());
+        Room { rows, cost: self.height().saturating_sub(cost) }
+    }
+
+    /// Returns the most rows of the live region.
+    fn height(&self) -> usize {
+        self.rows.size.rows.saturating_sub(1).max(1)
+    }
+
+    /// Moves lines above the live region that have no room in it.
+    fn fold_to_fit(&mut self) {
+        if self.tail.is_empty() || self.is_unsteady() {
+            return;
+        }
+        let room = self.room_for_output(&self.shown_tree());
+        while !self.tail.is_empty() {
+            let output = self.output_rows();
+            if output.len() <= room.rows && output.iter().map(|row| cost(row)).sum::<usize>() <= room.cost {
+                return;
+            }
+            self.fold_line(true);
+        }
+    }
+
+    /// Handles all items that are due.
+    fn advance(&mut self, rests: bool) {
+        while let Some(item) = self.order.next(self.now, rests) {
+            match item {
+                Item::Log(bytes) => {
+                    self.printer.push(&bytes, &mut self.printed);
+                    self.take_lines();
+                }
+                Item::Announced(name) => self.announced(&name),
+                Item::Step(StepEvent::Started(started)) => self.step_started(started),
+                Item::Step(StepEvent::Ended(ended)) => {
+                    // The sources of the step are closed, so their last lines are complete.
+                    self.finish_lines();
+                    self.step_ended(&ended);
+                }
+            }
+        }
+    }
+
+    /// Handles the announcement of a process, which also comes from a daemon that sends no starts.
+    fn announced(&mut self, name: &[u8]) {
+        self.finish_lines();
+        match self.running.last_mut() {
+            Some(step) if !step.is_announced => step.is_announced = true,
+            // The root has no line of its own.
+            None if name == ROOT && self.rows.job_start.is_some() => {}
+            _ => {
+                // The step announced before has ended.
+                self.fold_tail(true);
+                self.running.pop_if(|step| step.total == 0);
+                let name = String::from_utf8_lossy(name).into_owned();
+                let (number, total, log_at) = (0, 0, None);
+                self.step_started(StepStarted { path: vec![name], number, total, at: None, log_at });
+                if let Some(step) = self.running.last_mut() {
+                    step.is_announced = true;
+                }
+            }
+        }
+    }
+
+    fn step_started(&mut self, started: StepStarted) {
+        self.fold_tail(true);
+        let StepStarted { path, number, total, at, .. } = started;
+        self.near = at.or(self.near);
+        if path.is_empty() {
+            self.rows.job_start = at;
+            return;
+        }
+        // Steps that do not contain the new one have ended, even without an event.
+        self.running.retain(|step| path.len() > step.path.len() && path.starts_with(&step.path));
+        let step = Running { path, number, total, at, is_announced: false };
+        if self.rows.style.mode == ViewMode::Sections {
+            self.permanent.push_str(&sections::start(&step.path, at.unwrap_or(self.now)));
+        }
+        if self.rows.style.mode != ViewMode::Live {
+            let (permanent, rows) = (&mut self.permanent, self.rows);
+            rows.start(step.name(), at.or(Some(self.now)), step.depth(), |row| push_row(permanent, row));
+        }
+        self.running.push(step);
+    }
+
+    fn step_ended(&mut self, ended: &StepEnded) {
+        self.fold_tail(ended.outcome == StepOutcome::Succeeded);
+        self.near = ended.at.or(self.near);
+        let depth = ended.path.len().saturating_sub(1);
+        self.running.retain(|step| !step.path.starts_with(&ended.path));
+        if self.rows.style.mode == ViewMode::Sections {
+            self.permanent.push_str(&sections::end(&ended.path, ended.at.unwrap_or(self.now)));
+        }
+        let name = ended.path.last().map_or("", String::as_str);
+        let end = End { name, outcome: ended.outcome, exit_code: ended.exit_code, took: ended.took };
+        let (permanent, rows) = (&mut self.permanent, self.rows);
+        rows.end(&end, ended.at.or(Some(self.now)), depth, |row| push_row(permanent, row));
+        if depth == 0 {
+            self.ended.push(OwnStep { name: name.to_owned(), outcome: ended.outcome, took: ended.took });
+        }
+    }
+
+    /// Completes the lines that may have been continued.
+    fn finish_lines(&mut self) {
+        self.printer.finish(&mut self.printed);
+        self.take_lines();
+    }
+
+    fn take_lines(&mut self) {
+        let mut printed = std::mem::take(&mut self.printed.stdout);
+        let mut start = 0;
+        while let Some(length) = memchr::memchr(b'\n', printed.get(start..).unwrap_or_default()) {
+            if let Some(line) = printed.get(start..start + length) {
+                self.printed_line(line);
+            }
+            self.stamps.end_line();
+            start += length + 1;
+        }
+        if printed.len() - start > MAX_PIECE {
+            let piece = printed.get(start..).unwrap_or_default();
+            let length = piece_length(piece);
+            if let Some(piece) = piece.get(..length) {
+                self.printed_line(piece);
+            }
+            start += length;
+        }
+        printed.drain(..start);
+        self.printed.stdout = printed;
+    }
+
+    fn printed_line(&mut self, printed: &[u8]) {
+        let line = self.stamps.read(printed, self.near.unwrap_or(self.now));
+        self.near = line.at.or(self.near);
+        // The summary at the end tells why the job failed.
+        if line.origin == RowOrigin::Daemon && ENDS.iter().any(|end| line.text.as_bytes().starts_with(end)) {
+            return;
+        }
+        if self.tail_limit() == 0 || self.running.is_empty() {
+            let depth = self.depth();
+            return self.print(&line, depth, false);
+        }
+        self.tail.push_back(line);
+        while self.tail.len() > self.tail_limit() {
+            self.fold_line(true);
+        }
+    }
+
+    /// Returns the printed output that may still be continued.
+    fn unfinished(&self) -> Option<Line> {
+        let mut output = Output::default();
+        self.printer.unfinished(&mut output);
+        (!output.stdout.is_empty())
+            .then(|| self.stamps.clone().read(&output.stdout, self.near.unwrap_or(self.now)))
+    }
+
+    /// Moves the last lines of a step above the live region.
+    fn fold_tail(&mut self, folded: bool) {
+        while !self.tail.is_empty() {
+            self.fold_line(folded);
+        }
+    }
+
+    fn fold_line(&mut self, folded: bool) {
+        let depth = self.depth();
+        if let Some(line) = self.tail.pop_front() {
+            self.print(&line, depth, folded);
+        }
+    }
+
+    fn print(&mut self, line: &Line, depth: usize, folded: bool) {
+        let (permanent, rows) = (&mut self.permanent, self.rows);
+        rows.line(line, depth, folded, |row| push_row(permanent, row));
+    }
+
+    /// Returns the depth of lines of the running step.
+    fn depth(&self) -> usize {
+        self.running.last().map_or(0, |step| step.path.len())
+    }
+
+    /// Returns the time since `at`, or `None` if the daemon's clock is ahead of ours.
+    fn since(&self, at: i64) -> Option<Duration> {
+        u64::try_from(self.now - at).ok().map(Duration::from_micros)
+    }
+
+    fn tail_limit(&self) -> usize {
+        match self.rows.style.mode {
+            ViewMode::Live => (self.rows.size.rows / 2).clamp(1, TAIL),
+            ViewMode::Lines | ViewMode::Sections => 0,
+        }
+    }
+}
+
+/// Room in the live region.
+#[derive(Clone, Copy)]
+struct Room {
+    rows: usize,
+    /// Rows of a screen of [`NARROWEST_SCREEN`] columns.
+    cost: usize,
+}
+
+/// Returns the rows that a row takes on a screen of [`NARROWEST_SCREEN`] columns.
+fn cost(row: &str) -> usize {
+    super::text::width(row).div_ceil(NARROWEST_SCREEN).max(1)
+}
+
+/// Returns how many of the last rows have room. The last one always has, if there may be any.
+fn fitting(rows: &[String], room: Room) -> usize {
+    let mut left = room.cost;
+    let mut fits = |row: &&String| {
+        let cost = cost(row);
+        let fits = cost <= left;
+        left = left.saturating_sub(cost);
+        fits
+    };
+    rows.iter().rev().take_while(|row| fits(row)).count().max(1).min(room.rows).min(rows.len())
+}
+
+fn push_row(permanent: &mut String, row: &str) {
+    permanent.push_str(row);
+    permanent.push('\n');
+}
+
+/// Returns the length of a first piece of a line. The cut is between words if possible, and never inside a character or
+/// a colour sequence.
+fn piece_length(line: &[u8]) -> usize {
+    const SEQUENCE: usize = 64;
+    let last = line.len().saturating_sub(MAX_PIECE / 2);
+    if let Some(blank) = memchr::memrchr(b' ', line.get(last..).unwrap_or_default()) {
+        return last + blank + 1;
+    }
+    let near = line.len().saturating_sub(SEQUENCE);
+    let end = match memchr::memrchr(0x1b, line.get(near..).unwrap_or_default()) {
+        Some(escape) if !line.get(near + escape..).unwrap_or_default().contains(&b'm') => near + escape,
+        _ => line.len(),
+    };
+    let is_start = |byte: &u8| byte & 0xc0 != 0x80;
+    line.get(..end).and_then(|line| line.iter().rposition(is_start)).filter(|at| *at > 0).unwrap_or(end)
+}

@@ -1,0 +1,35 @@
+//! Pipes of a job's processes: the read end, and the source it feeds.
+
+use std::os::fd::OwnedFd;
+
+use super::shared::{KeeperShared, Serial, Token};
+use crate::log::pipeline::Pipeline;
+use crate::model::LogChannel;
+
+/// The read end of a pipe, and the source it feeds.
+pub(super) struct Pipe {
+    pub(super) id: u32,
+    pub(super) fd: OwnedFd,
+    pub(super) kind: LogChannel,
+    pub(super) source: Pipeline,
+    /// True while the pipe belongs to the running step. Later, it was left to a process that lives on.
+    pub(super) of_step: bool,
+}
+
+impl Pipe {
+    /// The pipe of a step that starts.
+    pub(super) const fn new(id: u32, fd: OwnedFd, kind: LogChannel, source: Pipeline) -> Self {
+        Self { id, fd, kind, source, of_step: true }
+    }
+
+    pub(super) fn watch(&self, serial: Serial, shared: &KeeperShared) {
+        // Without memory for the registration the pipe is read at the end of its step.
+        shared.readiness.watch(&self.fd, Token::Pipe(serial, self.id), false).ok();
+    }
+
+    /// The step of the pipe is over and its source has ended: a process that lives on writes to `source` from now on.
+    pub(super) fn become_leftover(&mut self, source: Pipeline) {
+        self.source = source;
+        self.of_step = false;
+    }
+}

@@ -1,0 +1,107 @@
+//! Quotations in messages. A message is built before it is masked. A quotation that is cut or escaped could hold half a
+//! secret, which no masker finds. So a message holds each quotation unchanged between two marks, and [`for_people`]
+//! escapes and cuts it after masking.
+
+use std::borrow::Cow;
+
+/// Marks before and after a quotation: two code points that Unicode reserves for internal use.
+const MARKS: [char; 2] = ['\u{fdd0}', '\u{fdd1}'];
+
+/// Longest quotation shown to people, in characters.
+const LONGEST: usize = 64;
+
+/// Words that may occur only before the exit status of the process that failed a job (language.md §14.4).
+const EXIT_STATUS: &str = "exit status";
+
+/// Marks foreign text as a quotation in a message. Short plain text needs no marks.
+pub fn quote(text: &str) -> Cow<'_, str> {
+    let is_plain = |character: char| character.is_alphanumeric() || "_-. ".contains(character);
+    if text.len() <= LONGEST && text.chars().all(is_plain) {
+        return Cow::Borrowed(text);
+    }
+    let [open, close] = MARKS;
+    Cow::Owned(format!("{open}{text}{close}"))
+}
+
+/// Returns a message for people: escapes its quotations and cuts long ones. Secrets in it must be masked before.
+pub fn for_people(message: &str) -> Cow<'_, str> {
+    let [open, close] = MARKS;
+    if !message.contains(open) {
+        return Cow::Borrowed(message);
+    }
+    let mut pieces = message.split(open);
+    let mut shown = pieces.next().unwrap_or_default().to_owned();
+    for piece in pieces {
+        let (quoted, behind) = piece.split_once(close).unwrap_or((piece, ""));
+        let cut = quoted.char_indices().nth(LONGEST).map(|(cut, _)| cut);
+        shown.extend(quoted.get(..cut.unwrap_or(quoted.len())).unwrap_or_default().escape_debug());
+        if cut.is_some() {
+            shown.push('…');
+        }
+        shown.push_str(behind);
+    }
+    Cow::Owned(shown)
+}
+
+/// Returns `message` on one line.
+pub fn on_one_line(message: &str) -> String {
+    message.replace(['\r', '\n'], " ")
+}
+
+/// True if `message` ends like that of a process that failed a job.
+pub fn tells_exit_status(message: &str) -> bool {
+    let before = message.trim_end_matches(|last: char| last.is_ascii_digit());
+    before.len() < message.len()
+        && before
+            .strip_suffix(' ')
+            .and_then(|before| before.strip_suffix(EXIT_STATUS))
+            .is_some_and(|before| before.ends_with("exec: "))
+}
+
+/// Returns a message without the words at which clients cut it to read the rest as an exit status (language.md §14.4).
+pub fn without_exit_status(message: &str) -> String {
+    message.replace(EXIT_STATUS, "exit-status")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn quotations_are_escaped_and_cut_only_for_people() {
+        for (text, shown) in [
+            ("plain_name-1.2 x", "plain_name-1.2 x"),
+            ("a\nb", "a\\nb"),
+            ("a\u{1b}[0mb", "a\\u{1b}[0mb"),
+            ("", ""),
+        ] {
+            let message = format!("key \"{}\" is unknown", quote(text));
+            assert!(message.contains(text));
+            assert_eq!(for_people(&message), format!("key \"{shown}\" is unknown"));
+        }
+        let long = "é".repeat(LONGEST + 1);
+        let message = format!("{} and {}", quote(&long), quote("b\t"));
+        assert!(message.contains(&long));
+        assert_eq!(for_people(&message), format!("{}… and b\\t", "é".repeat(LONGEST)));
+    }
+
+    #[test]
+    fn a_quotation_whose_end_is_gone_goes_to_the_end() {
+        assert_eq!(for_people("a \u{fdd0}b\n"), "a b\\n");
+    }
+
+    #[test]
+    fn only_the_last_words_tell_an_exit_status() {
+        for (message, tells) in [
+            ("exec: exit status 3", true),
+            ("step \"a\": exec: exit status 127", true),
+            ("exec: exit status 3.", false),
+            ("exec: exit status ", false),
+            ("no func.yml in ./exit status 3", false),
+        ] {
+            assert_eq!(tells_exit_status(message), tells, "{message}");
+        }
+        assert_eq!(without_exit_status("exit status 3"), "exit-status 3");
+        assert_eq!(on_one_line("a\r\nb"), "a  b");
+    }
+}

@@ -1,0 +1,33 @@
+// Package run stands in for a command of the reference: the same arguments, given to the program under test.
+package run
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"os/exec"
+
+	"github.com/spf13/cobra"
+
+	"gitlab.com/gitlab-org/step-runner/pkg/runner"
+	"gitlab.com/gitlab-org/step-runner/pkg/testutil/daemon"
+)
+
+// NewCmd gives the command.
+func NewCmd() *cobra.Command {
+	return &cobra.Command{
+		Use:                "run",
+		DisableFlagParsing: true,
+		SilenceUsage:       true,
+		RunE: func(_ *cobra.Command, args []string) error {
+			program := exec.Command(daemon.Program(), append([]string{"run"}, args...)...)
+			program.Env = append(os.Environ(), fmt.Sprintf("CI_STEPS_DEBUG=%t", runner.RunningInDebugMode))
+			said, err := program.CombinedOutput()
+			fmt.Print(string(said))
+			if err != nil {
+				return fmt.Errorf("%w: %s", err, bytes.TrimSpace(said))
+			}
+			return nil
+		},
+	}
+}
