@@ -86,7 +86,7 @@ pub fn serve(
             stopped = daemon.until_stopped(&mut signals) => stopped.map(|()| None),
             code = beside.as_mut() => Ok(Some(code)),
         };
-        manager.stopping();
+        let stopping_notice = manager.stopping();
         let running = group.close();
         let ended = match (ended, &running) {
             (Ok(ended), _) => ended,
@@ -94,7 +94,7 @@ pub fn serve(
             (Err(defect), Some(running)) => return end_command(running, beside).await.and(Err(defect)),
         };
         let stopping = daemon.stop(async move { signals.next().await });
-        match (ended, &running) {
+        let code = match (ended, &running) {
             (None, Some(running)) => {
                 let (_, code) = tokio::join!(stopping, end_command(running, beside));
                 code
@@ -103,7 +103,9 @@ pub fn serve(
                 let stopped = stopping.await;
                 ended.unwrap_or(Ok(stopped))
             }
-        }
+        };
+        stopping_notice.sent().await;
+        code
     };
     let ended = run_system(run);
     lines.flush();

@@ -14,6 +14,7 @@ use std::time::Duration;
 
 use rustix::net::{AddressFamily, SocketType, sockopt};
 use sd_notify::NotifyState;
+use tokio::sync::oneshot;
 
 use crate::error::Chain;
 use crate::process;
@@ -93,6 +94,9 @@ fn check_kind(descriptor: &OwnedFd) -> Result<(), &'static str> {
     Ok(())
 }
 
+/// Longest wait, at the end of the daemon, until the manager has been told that it ends.
+const LAST_WORD: Duration = Duration::from_secs(1);
+
 /// A message to the manager.
 enum Message {
     Ready(String),
@@ -100,7 +104,18 @@ enum Message {
     State(String),
     /// The daemon answers.
     Alive,
-    Stopping,
+    /// The daemon ends; the sender is used once the manager was told.
+    Stopping(oneshot::Sender<()>),
+}
+
+/// The message that the daemon has begun to end, on its way to the manager.
+pub struct StoppingNotice(oneshot::Receiver<()>);
+
+impl StoppingNotice {
+    /// Waits until the message was sent, for at most a second: a process that ends sends nothing more.
+    pub async fn sent(self) {
+        drop(tokio::time::timeout(LAST_WORD, self.0).await);
+    }
 }
 
 /// The service manager, if there is one. Sending to it never blocks and never fails, because the daemon does not depend
@@ -133,9 +148,12 @@ impl Manager {
     }
 
     /// Reports that the daemon has begun to end.
-    pub fn stopping(&self) {
+    #[must_use]
+    pub fn stopping(&self) -> StoppingNotice {
         self.stopping.set(true);
-        self.tell(Message::Stopping);
+        let (sent, notice) = oneshot::channel();
+        self.tell(Message::Stopping(sent));
+        StoppingNotice(notice)
     }
 
     /// Calls `answers` in a loop until it returns false. After each call, pings the manager's watchdog and reports
@@ -175,7 +193,7 @@ fn tell_all(messages: &Receiver<Message>) {
             Message::Ready(state) => sd_notify::notify(&[NotifyState::Ready, NotifyState::Status(state)]),
             Message::State(state) => sd_notify::notify(&[NotifyState::Status(state)]),
             Message::Alive => sd_notify::notify(&[NotifyState::Watchdog]),
-            Message::Stopping => {
+            Message::Stopping(_) => {
                 sd_notify::notify(&[NotifyState::Stopping, NotifyState::Status("ending its jobs")])
             }
         };
@@ -183,6 +201,9 @@ fn tell_all(messages: &Receiver<Message>) {
             tracing::warn!(error = %Chain(error), "the service manager cannot be told how the daemon is");
         }
         was_told = told.is_ok();
+        if let Message::Stopping(sent) = message {
+            sent.send(()).ok();
+        }
     }
 }
 
@@ -230,7 +251,7 @@ mod tests {
         let answers = async || {
             turns.set(turns.get() + 1);
             if turns.get() == 5 {
-                manager.stopping();
+                drop(manager.stopping());
             }
             turns.get() < 9
         };
@@ -241,6 +262,19 @@ mod tests {
             .filter_map(|message| if let Message::State(state) = message { Some(state) } else { None })
             .collect();
         assert_eq!(states, ["1", "2"]);
+    }
+
+    #[test]
+    fn the_last_message_is_waited_for_unless_nobody_takes_it() {
+        let (manager, told) = manager();
+        let notice = manager.stopping();
+        let taken = std::thread::spawn(move || drop(told.recv().unwrap()));
+        run(notice.sent());
+        taken.join().unwrap();
+        drop(manager);
+        // Without a manager there is nothing to wait for.
+        let none = Manager { messages: None, watchdog: None, stopping: Cell::new(false) };
+        run(none.stopping().sent());
     }
 
     #[test]
