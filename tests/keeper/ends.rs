@@ -294,9 +294,9 @@ fn a_dropped_job_says_and_records_nothing_of_a_later_one_with_its_id() {
             lines: vec![],
         };
         keeper.client.tell(close);
-        // A daemon removes the folder of a job that it forgets.
+        // A daemon removes the folder of a job once the keeper has forgotten the job.
+        keeper.client.ask(Request::Drop { key: old.key }).unwrap();
         std::fs::rename(&old.folder, keeper.dir.path().join("removed")).unwrap();
-        keeper.client.tell(Request::Drop { key: old.key });
         let mut new = keeper.hold_with("again", |hold| hold.tag ^= 1);
         assert_eq!(new.run(&mut keeper.client, "echo new").end, exited(0));
         wait_until(|| old.living().is_empty());
