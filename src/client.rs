@@ -17,6 +17,7 @@
 //! let status = loop {
 //!     match log.next().await? {
 //!         Event::Log(bytes) => print!("{}", String::from_utf8_lossy(&bytes)),
+//!         Event::Unfinished(_) => {} // not asked for
 //!         Event::End(status) => break status,
 //!     }
 //! };

@@ -14,7 +14,7 @@
 //!   `requests` performs requests;
 //! - `job`, `step` and `closing` are the life of one job; `record` holds its events, `containment` its processes;
 //!   `leftover` describes the processes that its steps leave;
-//! - `output` masks and frames, `log_file` writes; `compile` prepares large sets of phrases on other threads;
+//! - `output` masks and frames, `log_file` writes, `unfinished` reports lines without an end; `compile` prepares large sets of phrases on other threads;
 //! - `disk` syncs while no daemon does;
 //! - `setup` prepares the process; `farewell` ends it when no daemon came back.
 
@@ -39,6 +39,9 @@ mod server;
 mod setup;
 mod shared;
 mod step;
+mod unfinished;
 
 pub use server::run;
+pub use unfinished::UNFINISHED_EVERY;
+
 pub use setup::{KeeperFailure, KeeperIdentity, KeeperOptions};

@@ -56,6 +56,7 @@ async fn read(client: &Client, offset: u64) -> Result<(Vec<u8>, v1::Status), Err
     loop {
         match follow.next().await? {
             Event::Log(data) => bytes.extend_from_slice(&data),
+            Event::Unfinished(_) => panic!("not asked for"),
             Event::End(status) => return Ok((bytes, *status)),
         }
     }
@@ -234,7 +235,7 @@ async fn a_line_that_stays_broken_names_job_and_address() {
     relay.stop().await;
     let error = loop {
         match follow.next().await {
-            Ok(Event::Log(_)) => {}
+            Ok(Event::Log(_) | Event::Unfinished(_)) => {}
             Ok(Event::End(status)) => panic!("{status:?}"),
             Err(error) => break error,
         }

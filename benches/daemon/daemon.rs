@@ -151,7 +151,7 @@ impl Client {
 
     /// Reads the log of a job to its end. Returns the number of bytes.
     pub(crate) async fn follow(&mut self, id: &str) -> Result<usize, Failure> {
-        let request = FollowLogsRequest { id: id.to_owned(), offset: 0 };
+        let request = FollowLogsRequest { id: id.to_owned(), offset: 0, unfinished: false };
         let mut log = self.0.follow_logs(request).await?.into_inner();
         let mut bytes = 0;
         while let Some(message) = log.message().await? {

@@ -10,6 +10,8 @@ use actix::Addr;
 use indexmap::IndexMap;
 
 use super::admission::{self, DaemonContext};
+use super::deliver;
+use super::job::WatchUnfinished;
 use super::log_sink::{LogCursor, out_of_descriptors};
 use super::registry::{Registry, Reserve};
 use super::supervisor::{Admit, CancelJob, FinishJob, Operate, QueueOrder, Shutdown, Supervisor};
@@ -151,6 +153,18 @@ impl JobsHandle {
         for job in jobs.iter_mut().filter(|job| job.state == JobState::Queued) {
             job.queue_position = places.get(&job.id).copied().unwrap_or_default();
         }
+    }
+
+    /// Follows a job's log from `offset` on, together with its unfinished lines.
+    pub fn follow_live_logs(&self, id: &JobId, offset: u64) -> Result<LogCursor, Refusal> {
+        let cursor = self.follow_logs(id, offset)?.with_unfinished();
+        let view = self.registry.known(id)?;
+        if view.log.watch_unfinished()
+            && let Some((_, Some(job))) = self.registry.by_key(view.key)
+        {
+            deliver(&job, WatchUnfinished);
+        }
+        Ok(cursor)
     }
 
     /// Follows a job's log from `offset` on.

@@ -40,7 +40,7 @@ use crate::job::reaper::Moment;
 use crate::job::record::Recorder;
 use crate::journal::event as journal;
 use crate::keeper::link::KeeperLink;
-use crate::keeper::protocol::{Closed, StepOver};
+use crate::keeper::protocol::{Closed, Request, StepOver};
 use crate::model::{CancelCause, JobKey, JobState, Outcome, StepResult};
 use crate::store::{JobFolder, file_vars};
 use crate::threads::{self, Work};
@@ -424,6 +424,20 @@ impl Handler<KeeperEventArrived> for JobActor {
             KeeperEvent::Closed(closed) if self.ending.is_none() => self.performed.closed = Some(closed),
             KeeperEvent::Closed(closed) => self.end(closed, ctx),
         }
+    }
+}
+
+/// Makes the keeper report unfinished lines. It forgets this if it does not hold the job yet; each start of a step says
+/// it again.
+#[derive(Message)]
+#[rtype(result = "()")]
+pub(super) struct WatchUnfinished;
+
+impl Handler<WatchUnfinished> for JobActor {
+    type Result = ();
+
+    fn handle(&mut self, _: WatchUnfinished, _: &mut Self::Context) {
+        self.link.tell_short(Request::WatchUnfinished { key: self.key() });
     }
 }
 

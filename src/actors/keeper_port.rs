@@ -380,6 +380,11 @@ fn dispatch(registry: &Registry, event: FromKeeper) {
                 storage::note(registry, &view, storage);
             }
         }
+        FromKeeper::Unfinished { key, channel, log_len, entry } => {
+            if let Some((view, _)) = registry.by_key(key) {
+                view.log.report_unfinished(channel, log_len, entry.0);
+            }
+        }
     }
 }
 

@@ -21,7 +21,7 @@ use super::followers::{Follower, Followers};
 use super::sync_group::{Growing, SyncGroup};
 use crate::clock;
 use crate::failpoint;
-use crate::model::{Reason, Refusal};
+use crate::model::{LogChannel, Reason, Refusal};
 use crate::store::{JobFolder, LogFile, StoreError};
 
 /// Largest piece of log in one message (service.md §3.2).
@@ -47,6 +47,37 @@ pub struct LogProgress {
     pub lost: bool,
     /// True if the job has ended, as Status shows: the log is complete.
     pub ended: bool,
+    /// Number of reports of unfinished lines so far.
+    unfinished: u64,
+}
+
+/// Next part of a log for a follower.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum LogPart {
+    /// The next bytes.
+    Bytes(Bytes),
+    /// The entry of a line that has no end yet, so far and without a line feed. It is no part of the log, and void
+    /// once an entry of its source follows.
+    Unfinished(Bytes),
+}
+
+/// An unfinished line of a channel, as the keeper reported it last.
+#[derive(Clone, Default)]
+struct UnfinishedLine {
+    /// Number of the report.
+    report: u64,
+    /// Length of the log before the line.
+    log_len: u64,
+    entry: Bytes,
+}
+
+/// The unfinished lines of a log.
+#[derive(Default)]
+struct UnfinishedLines {
+    /// True once a follower has asked for them.
+    are_watched: bool,
+    stdout: UnfinishedLine,
+    stderr: UnfinishedLine,
 }
 
 /// State shared by all followers of one log.
@@ -57,6 +88,7 @@ pub struct LogFeed {
     announced: AtomicU64,
     /// Time of the last growth, in milliseconds of [`clock::uptime`].
     grown_at: AtomicU64,
+    unfinished: Mutex<UnfinishedLines>,
     /// The actor, while the log grows.
     sink: Mutex<Option<Addr<LogSink>>>,
     disk: Option<Disk>,
@@ -82,12 +114,13 @@ impl LogFeed {
     }
 
     fn with(len: u64, ended: bool, disk: Option<Disk>) -> Arc<Self> {
-        let (progress, _) = watch::channel(LogProgress { len, lost: false, ended });
+        let (progress, _) = watch::channel(LogProgress { len, ended, ..LogProgress::default() });
         Arc::new(Self {
             progress,
             followers: Followers::new("this log"),
             announced: AtomicU64::new(len),
             grown_at: AtomicU64::new(clock::uptime().as_millis() as u64),
+            unfinished: Mutex::default(),
             sink: Mutex::new(None),
             disk,
         })
@@ -108,6 +141,40 @@ impl LogFeed {
             // A defect ended the sink: wake the followers here.
             self.grow(len);
         }
+    }
+
+    /// Notes that a follower wants to see unfinished lines. True if it is the first one: the keeper must be asked.
+    pub(super) fn watch_unfinished(&self) -> bool {
+        !self.progress.borrow().ended && !std::mem::replace(&mut self.unfinished.lock().are_watched, true)
+    }
+
+    /// True if a follower wants to see unfinished lines.
+    pub(super) fn is_unfinished_watched(&self) -> bool {
+        self.unfinished.lock().are_watched
+    }
+
+    /// Notes an unfinished line that the keeper reports, or its end: then `entry` is empty.
+    pub(super) fn report_unfinished(&self, channel: LogChannel, log_len: u64, entry: Vec<u8>) {
+        let mut lines = self.unfinished.lock();
+        if !lines.are_watched {
+            return;
+        }
+        let report = self.progress.borrow().unfinished + 1;
+        let line = match channel {
+            LogChannel::Out => &mut lines.stdout,
+            LogChannel::Err => &mut lines.stderr,
+        };
+        *line = UnfinishedLine { report, log_len, entry: Bytes::from(entry) };
+        drop(lines);
+        self.progress.send_modify(|p| p.unfinished = report);
+    }
+
+    /// Returns the first unfinished line with a report after `seen` for a follower that has `offset` bytes.
+    fn unfinished_after(&self, seen: u64, offset: u64) -> Option<UnfinishedLine> {
+        let lines = self.unfinished.lock();
+        let is_due =
+            |line: &&UnfinishedLine| line.report > seen && line.log_len <= offset && !line.entry.is_empty();
+        [&lines.stdout, &lines.stderr].into_iter().filter(is_due).min_by_key(|line| line.report).cloned()
     }
 
     /// Length that followers may read.
@@ -192,6 +259,7 @@ impl LogFeed {
             offset,
             last: None,
             largest: FIRST_MESSAGE,
+            unfinished_seen: None,
         })
     }
 }
@@ -217,6 +285,8 @@ pub struct LogCursor {
     last: Option<Instant>,
     /// Size limit of the next message.
     largest: usize,
+    /// Number of the last report of an unfinished line that was returned; `None` if the follower wants none.
+    unfinished_seen: Option<u64>,
 }
 
 impl LogCursor {
@@ -230,10 +300,27 @@ impl LogCursor {
         *self.progress.borrow()
     }
 
+    /// Makes [`Self::next_part`] return unfinished lines too.
+    #[must_use]
+    pub fn with_unfinished(self) -> Self {
+        Self { unfinished_seen: Some(0), ..self }
+    }
+
     /// Waits for the next bytes and returns them; `None` at the end of the log of an ended job. Returns at most
     /// `most()` bytes, and fewer at the start of a stream (`FIRST_MESSAGE`). Stops after the last line end among them,
     /// if there is one.
     pub async fn next(&mut self, most: impl Fn() -> usize) -> Result<Option<Bytes>, Refusal> {
+        loop {
+            match self.next_part(&most).await? {
+                Some(LogPart::Bytes(bytes)) => return Ok(Some(bytes)),
+                Some(LogPart::Unfinished(_)) => {}
+                None => return Ok(None),
+            }
+        }
+    }
+
+    /// Waits for the next bytes like [`Self::next`], or for an unfinished line after the bytes returned so far.
+    pub async fn next_part(&mut self, most: impl Fn() -> usize) -> Result<Option<LogPart>, Refusal> {
         loop {
             let now = *self.progress.borrow_and_update();
             let ready = now.len.saturating_sub(self.offset);
@@ -244,11 +331,21 @@ impl LogCursor {
                 if now.ended {
                     return Ok(None);
                 }
+                if let Some(line) = self.unfinished() {
+                    return Ok(Some(LogPart::Unfinished(line)));
+                }
             } else if now.ended || ready >= SMALL_MESSAGE || self.joined() {
-                return self.read(now.len, most()).map(Some);
+                return self.read(now.len, most()).map(|bytes| Some(LogPart::Bytes(bytes)));
             }
             self.wait(ready > 0).await;
         }
+    }
+
+    /// Returns the next unfinished line, if there is one and the follower wants it.
+    fn unfinished(&mut self) -> Option<Bytes> {
+        let line = self.feed.unfinished_after(self.unfinished_seen?, self.offset)?;
+        self.unfinished_seen = Some(line.report);
+        Some(line.entry)
     }
 
     /// True if the last message is long enough ago to send a small one.

@@ -62,6 +62,8 @@ pub(super) struct StepTask {
     pub(super) limits: JobLimits,
     /// `None` if an earlier daemon started the process.
     pub(super) op: Option<u32>,
+    /// True if a follower wants to see unfinished lines.
+    pub(super) watch_unfinished: bool,
 }
 
 /// The actor of one process; see the module.
@@ -90,7 +92,7 @@ impl StepActor {
 
     fn request(&mut self, op: u32) -> Result<KeeperFrame, String> {
         let env = environment(&self.task.spawn.env, self.task.tag, &self.task.socket);
-        let StepTask { key, spawn, folder, .. } = &self.task;
+        let StepTask { key, spawn, folder, watch_unfinished, .. } = &self.task;
         if let Some(files) = &spawn.files {
             make_new_files(folder, files).map_err(|e| format!("cannot make the files of the step: {e}"))?;
         }
@@ -109,6 +111,7 @@ impl StepActor {
             argv,
             env,
             work_dir: PathBuf::from(&spawn.work_dir),
+            watch_unfinished: *watch_unfinished,
         })));
         request.map_err(|error| match error {
             LinkError::TooLarge(_) => too_large(sizes),
@@ -498,6 +501,7 @@ mod tests {
                 spawn: Box::new(spawn),
                 limits: JobLimits::default(),
                 op: Some(1),
+                watch_unfinished: false,
             };
             let mut step = StepActor::prepare(task);
             step.done = true;

@@ -24,6 +24,14 @@ impl Display {
         }
     }
 
+    /// Shows an unfinished line. Only a view asks for them.
+    pub(super) fn unfinished(&mut self, entry: &[u8]) {
+        match self {
+            Self::Stream(_) => {}
+            Self::View(view) => view.unfinished(entry),
+        }
+    }
+
     pub(super) fn step(&mut self, result: &v1::StepResult) -> Result<(), Failure> {
         match self {
             Self::Stream(stream) => stream.step(result),

@@ -235,6 +235,9 @@ async fn follow_with(
     verbosity: Verbosity,
 ) -> Result<FinishedJob, Failure> {
     let mut log = client.follow(id, offset);
+    if display.is_view() {
+        log = log.with_unfinished();
+    }
     let mut absences = log.absence();
     let mut told = false;
     let mut results = client.follow_steps(id);
@@ -261,6 +264,7 @@ async fn follow_with(
                     tail.push(&bytes);
                     display.log(&bytes)?;
                 }
+                Ok(Event::Unfinished(line)) => display.unfinished(&line),
                 Ok(Event::End(end)) => {
                     status = Some(*end);
                     patience = Instant::now() + RESULTS_AFTER_LOG;

@@ -4,6 +4,7 @@
 //! [`model`] turns events into rows, without IO and without a clock; [`screen`] writes rows to the terminal. Rows of
 //! the output are drawn once. The region is drawn at most once per [`FRAME`].
 
+mod growing;
 mod model;
 mod order;
 mod rows;
@@ -83,6 +84,10 @@ impl View {
 
     pub(super) fn log(&mut self, bytes: &[u8]) {
         self.model.log(bytes);
+    }
+
+    pub(super) fn unfinished(&mut self, entry: &[u8]) {
+        self.model.unfinished_entry(entry);
     }
 
     pub(super) fn step(&mut self, result: &v1::StepResult) {

@@ -21,6 +21,10 @@ pub(super) const STEADY: Duration = Duration::from_secs(10);
 pub enum Event {
     /// The next bytes of the log, never empty.
     Log(Bytes),
+    /// An unfinished line; only after [`Follow::with_unfinished`]. It is the line's entry so far (docs/spec/logs.md §1),
+    /// without a line feed. It replaces the one before of the same source, is no part of the log, and is void once an
+    /// entry of its source follows.
+    Unfinished(Bytes),
     /// The job has ended and its whole log was delivered.
     End(Box<v1::Status>),
 }
@@ -50,6 +54,7 @@ pub struct Follow {
     /// Earliest next attempt. Kept here so that dropping a `next` future does not shorten the pause.
     pause: Option<Instant>,
     state: FollowState,
+    unfinished: bool,
 }
 
 #[derive(Debug)]
@@ -74,7 +79,14 @@ impl Follow {
             absence: watch::Sender::new(None),
             pause: None,
             state: FollowState::Closed,
+            unfinished: false,
         }
+    }
+
+    /// Asks for unfinished lines too: [`Event::Unfinished`]. An older daemon sends none.
+    #[must_use]
+    pub fn with_unfinished(self) -> Self {
+        Self { unfinished: true, ..self }
     }
 
     /// Watches for the daemon's absence: `Some` while attempts fail.
@@ -98,6 +110,9 @@ impl Follow {
             match &mut self.state {
                 FollowState::Closed => self.open().await?,
                 FollowState::Open { stream, line, since } => match stream.message().await {
+                    Ok(Some(message)) if !message.unfinished.is_empty() => {
+                        return Ok(Event::Unfinished(message.unfinished));
+                    }
                     Ok(Some(message)) if message.data.is_empty() => {}
                     Ok(Some(message)) => {
                         self.attempts.succeeded();
@@ -133,7 +148,7 @@ impl Follow {
             Ok(line) => line,
             Err(error) => return self.fail(error.into()),
         };
-        let request = v1::FollowLogsRequest { id: self.id.to_string(), offset };
+        let request = v1::FollowLogsRequest { id: self.id.to_string(), offset, unfinished: self.unfinished };
         match line.stub.follow_logs(request).await {
             Ok(response) => {
                 let stream = Box::new(response.into_inner());

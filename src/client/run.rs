@@ -66,6 +66,7 @@ impl Client {
         loop {
             match follow.next().await? {
                 Event::Log(bytes) => logs.write_all(&bytes).await.map_err(failed)?,
+                Event::Unfinished(_) => {}
                 Event::End(status) => {
                     logs.flush().await.map_err(failed)?;
                     return Ok(*status);

@@ -109,6 +109,7 @@ async fn look(
     let status = loop {
         match log.next().await? {
             Event::Log(bytes) => relay.push(&bytes, &mut out),
+            Event::Unfinished(_) => {}
             Event::End(status) => break status,
         }
     };

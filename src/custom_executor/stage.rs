@@ -197,6 +197,7 @@ impl Work<'_> {
         loop {
             match log.next().await? {
                 Event::Log(bytes) => self.relay.borrow_mut().push(&bytes, &mut out),
+                Event::Unfinished(_) => {}
                 Event::End(status) => return Ok(status),
             }
             write(&mut out).await.map_err(Broken::Output)?;

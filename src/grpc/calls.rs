@@ -163,6 +163,24 @@ impl JobCalls {
         Ok(Box::pin(Deadlined::new(messages, id, deadline, self.stopping.clone())))
     }
 
+    /// Streams the log of the job `id` from byte `offset` on, together with its unfinished lines.
+    pub(super) fn follow_live_logs(
+        &self,
+        id: &str,
+        offset: i64,
+        Terms { deadline, share }: Terms,
+    ) -> Result<Messages<v1::FollowLogsResponse>, Refusal> {
+        let id = validate::job_id(id)?;
+        let cursor = self.jobs.follow_live_logs(&id, validate::offset(offset)?)?;
+        let messages =
+            futures_util::stream::try_unfold((cursor, share.clone()), |(mut cursor, share)| async {
+                let next = cursor.next_part(|| share.piece()).await?;
+                Ok(next.map(|part| (encode::log_part(part), (cursor, share))))
+            });
+        let messages = apart(messages, share);
+        Ok(Box::pin(Deadlined::new(messages, id, deadline, self.stopping.clone())))
+    }
+
     /// Streams the log of the job `id` as compatible clients see it, from byte `offset` of that form on.
     pub(super) fn follow_compatible_logs(
         &self,

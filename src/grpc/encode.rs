@@ -4,6 +4,7 @@ use bytes::Bytes;
 use prost::Message;
 use prost_types::value::Kind as PbKind;
 
+use crate::actors::log_sink::LogPart;
 use crate::actors::trace_sink::StoredKind;
 use crate::actors::view::JobStatus;
 use crate::clock;
@@ -148,7 +149,22 @@ static PADDING: [u8; SHORT_FRAME] = [0; SHORT_FRAME];
 /// connection carries many streams and its reader may pause for long.
 pub(super) fn log_piece(data: Bytes) -> v1::FollowLogsResponse {
     let padding = PADDING.get(data.len()..).unwrap_or_default();
-    v1::FollowLogsResponse { data, padding: Bytes::from_static(padding) }
+    v1::FollowLogsResponse { data, padding: Bytes::from_static(padding), unfinished: Bytes::new() }
+}
+
+/// Makes the message of a part of a log. An unfinished line is padded like a piece.
+pub(super) fn log_part(part: LogPart) -> v1::FollowLogsResponse {
+    match part {
+        LogPart::Bytes(data) => log_piece(data),
+        LogPart::Unfinished(line) => {
+            let padding = PADDING.get(line.len()..).unwrap_or_default();
+            v1::FollowLogsResponse {
+                data: Bytes::new(),
+                padding: Bytes::from_static(padding),
+                unfinished: line,
+            }
+        }
+    }
 }
 
 /// Maximum size of a message of FollowSteps, in bytes. Larger results lose their deepest parts (service.md §3.3).

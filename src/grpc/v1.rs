@@ -58,10 +58,14 @@ impl StepRunner for Service {
         request: Request<FollowLogsRequest>,
     ) -> Result<Response<Self::FollowLogsStream>, Status> {
         let (deadline, terms) = (Deadline::of(&request), Terms::of(&request));
-        let FollowLogsRequest { id, offset } = request.into_inner();
+        let FollowLogsRequest { id, offset, unfinished } = request.into_inner();
         call(deadline, &id, async {
             failpoint::hit("grpc::follow_logs");
-            self.0.follow_logs(&id, offset.into(), terms)
+            if unfinished {
+                self.0.follow_live_logs(&id, offset.into(), terms)
+            } else {
+                self.0.follow_logs(&id, offset.into(), terms)
+            }
         })
         .await
     }

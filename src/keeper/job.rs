@@ -16,6 +16,7 @@ use super::protocol::{
 use super::record::Record;
 use super::shared::{KeeperShared, Serial};
 use super::step::Step;
+use super::unfinished::UnfinishedLines;
 use crate::journal::event::Event;
 use crate::model::{JobKey, LogChannel, text};
 
@@ -61,6 +62,7 @@ pub(super) struct Job {
     pub(super) is_synced: bool,
     /// Set while phrases are being prepared: requests for the job wait.
     pub(super) blocked: Option<Box<Blocked>>,
+    pub(super) unfinished: UnfinishedLines,
     /// Length of the log that the daemon was told last.
     told_len: u64,
     told_pending: bool,
@@ -107,6 +109,7 @@ impl Job {
             secret_files: std::mem::take(&mut hold.secret_files),
             is_synced: shared.state.is_synced(hold.key),
             blocked: None,
+            unfinished: UnfinishedLines::default(),
             told_pending: false,
             timer: None,
         })
@@ -190,6 +193,7 @@ impl Job {
         }
         self.step_tick(now, shared);
         self.ending_tick(now, shared);
+        self.unfinished_tick(now, shared);
     }
 
     /// Call it after any change to the job. Watches the pipes or stops watching them as the disk allows, reports a
@@ -215,7 +219,9 @@ impl Job {
             self.told_pending = true;
             shared.grew(self.serial, self.key);
         }
-        let timers = [self.log.retry_at(), self.step_deadline(), self.ending_deadline()];
+        self.settle_unfinished(shared);
+        let timers =
+            [self.log.retry_at(), self.step_deadline(), self.ending_deadline(), self.unfinished.due()];
         let timer = timers.into_iter().flatten().min();
         if timer != self.timer {
             shared.move_timer(self.serial, self.timer, timer);

@@ -94,6 +94,11 @@ impl LogFile {
         self.backlog.state() == WriterState::Waiting
     }
 
+    /// True if the output of steps reaches the log: the disk takes it, and the limit is not reached.
+    pub(super) fn takes_output(&self) -> bool {
+        self.file.is_some() && self.backlog.takes_output()
+    }
+
     /// State of the disk for this log.
     pub(super) fn storage(&self) -> LogStorage {
         let errno = self.refusal;

@@ -14,12 +14,14 @@ pub(super) struct Pipe {
     pub(super) source: Pipeline,
     /// True while the pipe belongs to the running step. Later, it was left to a process that lives on.
     pub(super) of_step: bool,
+    /// The unfinished line that the daemon was told last; empty if it has ended.
+    pub(super) told_unfinished: Vec<u8>,
 }
 
 impl Pipe {
     /// The pipe of a step that starts.
     pub(super) const fn new(id: u32, fd: OwnedFd, kind: LogChannel, source: Pipeline) -> Self {
-        Self { id, fd, kind, source, of_step: true }
+        Self { id, fd, kind, source, of_step: true, told_unfinished: Vec::new() }
     }
 
     pub(super) fn watch(&self, serial: Serial, shared: &KeeperShared) {

@@ -28,7 +28,7 @@ use crate::process::cgroup::Usage;
 /// Version of this protocol and of the records that a keeper holds; raised when the format of either changes. A daemon
 /// does not start while a keeper of another version lives. That keeper ends its jobs if no daemon of its own version
 /// comes.
-pub const PROTOCOL_VERSION: u32 = 5;
+pub const PROTOCOL_VERSION: u32 = 6;
 
 /// Largest frame in bytes: the largest request of a client (32 MiB) as a record, with its values once more.
 pub const MAX_FRAME: usize = 80 << 20;
@@ -126,6 +126,11 @@ pub enum Request {
         /// Offset in the stream to begin at.
         offset: u64,
     },
+    /// From now on report the job's unfinished lines as [`FromKeeper::Unfinished`]: a follower wants to see them.
+    WatchUnfinished {
+        /// The job.
+        key: JobKey,
+    },
     /// Keep a finished id's digest for later daemons (service.md §3.1, Run after Finish).
     Remember(Remembered),
     /// The daemon stops gracefully: kill remaining processes, remove keeper.sock, exit.
@@ -200,6 +205,8 @@ pub struct SpawnStep {
     pub env: Vec<Vec<u8>>,
     /// Working directory.
     pub work_dir: PathBuf,
+    /// True if a follower wants to see unfinished lines ([`Request::WatchUnfinished`]).
+    pub watch_unfinished: bool,
 }
 
 /// A finished id and the digest of its request.
@@ -248,6 +255,18 @@ pub enum FromKeeper {
         key: JobKey,
         /// The present state.
         storage: LogStorage,
+    },
+    /// The last line of a step's output has no end yet, or the one reported before has ended. At most one of the
+    /// former for a channel every [`super::UNFINISHED_EVERY`].
+    Unfinished {
+        /// The job.
+        key: JobKey,
+        /// Channel of the line.
+        channel: LogChannel,
+        /// Length of the log before the line.
+        log_len: u64,
+        /// The masked entry so far (logs.md §1), without a line feed; empty if the line has ended.
+        entry: SecretBytes,
     },
 }
 

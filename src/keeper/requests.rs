@@ -152,6 +152,7 @@ impl Keeper {
                 job.tell_refusal(shared);
             }
             Request::ReadRecord { offset, .. } => reply = job.record_piece(offset),
+            Request::WatchUnfinished { .. } => job.watch_unfinished(),
             Request::Stop { grace, .. } => job.stop(grace, shared),
             Request::Drop { key } => {
                 self.by_key.remove(&key);
@@ -286,6 +287,7 @@ const fn key_of(request: &Request) -> Option<JobKey> {
         | Request::Close { key, .. }
         | Request::Drop { key }
         | Request::Resume { key }
+        | Request::WatchUnfinished { key }
         | Request::ReadRecord { key, .. } => Some(*key),
         Request::Hold(hold) => Some(hold.key),
         Request::Spawn(spawn) => Some(spawn.key),

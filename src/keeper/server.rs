@@ -209,7 +209,7 @@ impl Keeper {
 
     fn next_deadline(&self) -> Option<Instant> {
         let lengths =
-            (self.shared.has_grown() && self.may_tell()).then_some(self.lengths_told + LENGTHS_EVERY);
+            (self.shared.has_grown() && self.shared.may_tell()).then_some(self.lengths_told + LENGTHS_EVERY);
         let all = [
             self.shared.next_timer(),
             lengths,
@@ -328,14 +328,9 @@ impl Keeper {
         }
     }
 
-    /// True if a daemon is connected and reads what it gets.
-    fn may_tell(&self) -> bool {
-        self.shared.connection.as_ref().is_some_and(|connection| !connection.is_busy())
-    }
-
     /// Reports grown logs: the first growth after a quiet time at once, the others together after a short while.
     fn tell_lengths(&mut self) {
-        if !self.shared.has_grown() || self.shared.connection.is_some() && !self.may_tell() {
+        if !self.shared.has_grown() || self.shared.connection.is_some() && !self.shared.may_tell() {
             return;
         }
         let now = Instant::now();

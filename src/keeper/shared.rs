@@ -181,6 +181,11 @@ impl KeeperShared {
         }
     }
 
+    /// True if a daemon is connected and reads what it gets.
+    pub(super) fn may_tell(&self) -> bool {
+        self.connection.as_ref().is_some_and(|connection| !connection.is_busy())
+    }
+
     /// Sends the queued frames now. The end of the turn notices if the connection is over.
     pub(super) fn flush(&mut self) {
         if let Some(connection) = &mut self.connection {

@@ -96,6 +96,9 @@ enum Reading {
 impl Job {
     /// Queues the start of a step: requests are answered first. `StepOver` reports the result in any case.
     pub(super) fn spawn(&mut self, request: Box<SpawnStep>, shared: &mut KeeperShared) {
+        if request.watch_unfinished {
+            self.watch_unfinished();
+        }
         if self.ending.is_some() || self.closing.is_some() || self.closed.is_some() || self.step.is_some() {
             // No new step starts once an end was asked for (service.md §6.2).
             self.not_started(request.step, "cancelled", Errno::CANCELED, shared);
@@ -321,6 +324,7 @@ impl Job {
         let mut pipe = self.pipes.remove(index);
         let now = shared.stamp();
         self.log.output(&now, |out| pipe.source.finish(&now, &mut shared.scratch.masked, out));
+        self.end_unfinished(&mut pipe, shared);
         Reading::Ended
     }
 

@@ -81,6 +81,11 @@ impl Framer {
         }
     }
 
+    /// Returns the entry that waits for the end of its line, so far and without a line feed; empty if there is none.
+    pub fn unfinished(&self) -> &[u8] {
+        &self.held
+    }
+
     /// Closes the source: appends the held bytes to `out` as an entry (logs.md §3, Close).
     ///
     /// The formatter can be used again. A pending continuation flag survives.

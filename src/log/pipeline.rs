@@ -40,6 +40,11 @@ impl Pipeline {
         self.framer.push(masked, now, out);
     }
 
+    /// Returns the masked entry that waits for the end of its line ([`Framer::unfinished`]).
+    pub fn unfinished(&self) -> &[u8] {
+        self.framer.unfinished()
+    }
+
     /// Switches to a masker that knows more phrases and searches the held bytes again (masking.md §7).
     pub fn replace_masker(
         &mut self,

@@ -95,10 +95,11 @@ impl Printer {
         }
     }
 
-    /// Appends the last line held back as it is so far, without a line feed. Only `pretty` holds lines back.
-    pub fn unfinished(&self, out: &mut Output) {
+    /// Appends the last line as it is so far, without a line feed. `growing` is the entry that its source has not ended
+    /// yet, if one is known; else it is the last line held back. Only `pretty` does this.
+    pub fn unfinished(&self, growing: Option<Entry<'_>>, out: &mut Output) {
         if let Mode::Pretty(lines) = &self.mode {
-            lines.unfinished(&mut out.stdout);
+            lines.unfinished(growing, &mut out.stdout);
         }
     }
 

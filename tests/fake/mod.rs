@@ -148,7 +148,7 @@ impl StepRunner for Daemon {
     type FollowLogsStream = Stream<v1::FollowLogsResponse>;
 
     async fn follow_logs(&self, request: Request<v1::FollowLogsRequest>) -> Answer<Self::FollowLogsStream> {
-        let v1::FollowLogsRequest { id, offset } = request.into_inner();
+        let v1::FollowLogsRequest { id, offset, .. } = request.into_inner();
         let job = self.job(&id)?;
         let mut script = self.script.lock().unwrap();
         script.offsets.push(offset);

@@ -1,11 +1,11 @@
-//! Logs that another process has changed (faults.md row 85).
+//! Logs that another process has changed (faults.md row 85), and lines that have no end yet.
 
 use std::io::Write;
 use std::path::Path;
 
 use step_runner::keeper::protocol::{FromKeeper, Request};
 
-use crate::support::{Keeper, exited};
+use crate::support::{Client, Keeper, exited};
 
 fn append(log: &Path, bytes: &[u8]) {
     std::fs::File::options().append(true).open(log).unwrap().write_all(bytes).unwrap();
@@ -69,5 +69,70 @@ fn fault_85_a_job_that_is_held_anew_has_the_log_that_was_told() {
     let lines = again.lines();
     assert_eq!(lines[0], "00O told");
     assert!(lines[1].contains("7 bytes that another process wrote"), "{lines:?}");
+    keeper.end();
+}
+
+/// The text of the next report of an unfinished line; empty if the line has ended.
+fn unfinished(client: &mut Client) -> String {
+    client.event(|event| match event {
+        FromKeeper::Unfinished { entry, .. } => {
+            Some(String::from_utf8(entry.0.get(32..).unwrap_or_default().to_vec()).unwrap())
+        }
+        _ => None,
+    })
+}
+
+#[test]
+fn lines_without_an_end_are_told_to_a_daemon_that_asks() {
+    let mut keeper = Keeper::start("auto");
+    let mut job = keeper.hold("grows");
+    let go = keeper.dir.path().join("go");
+    assert!(std::process::Command::new("mkfifo").arg(&go).status().unwrap().success());
+    let wait = format!("cat {}", go.display());
+    let first = job.spawn(&mut keeper.client, &format!("printf one; {wait}; echo; printf two >&2; {wait}"));
+    keeper.client.ask(Request::WatchUnfinished { key: job.key }).unwrap();
+    assert_eq!(unfinished(&mut keeper.client), "one");
+    // Another daemon asks anew.
+    keeper.client.hang_up();
+    keeper.reconnect(crate::support::settings());
+    keeper.client.ask(Request::WatchUnfinished { key: job.key }).unwrap();
+    assert_eq!(unfinished(&mut keeper.client), "one");
+    std::fs::write(&go, "").unwrap();
+    assert_eq!(unfinished(&mut keeper.client), "");
+    assert_eq!(unfinished(&mut keeper.client), "two");
+    std::fs::write(&go, "").unwrap();
+    keeper.client.step_over(job.key, first);
+    assert_eq!(unfinished(&mut keeper.client), "", "the end of the step ends its lines");
+    // The job's later steps are watched too.
+    let last = job.spawn(&mut keeper.client, &format!("printf three; {wait}"));
+    assert_eq!(unfinished(&mut keeper.client), "three");
+    std::fs::write(&go, "").unwrap();
+    keeper.client.step_over(job.key, last);
+    job.close(&mut keeper.client);
+    keeper.end();
+}
+
+#[test]
+fn lines_without_an_end_that_the_log_would_not_have_are_not_told() {
+    let mut keeper = Keeper::start("auto");
+    let mut job = keeper.hold_with("limited", |hold| hold.log_limit = 8192);
+    keeper.client.ask(Request::WatchUnfinished { key: job.key }).unwrap();
+    let go = keeper.dir.path().join("go");
+    assert!(std::process::Command::new("mkfifo").arg(&go).status().unwrap().success());
+    // Ten times as long as a report takes.
+    let script = format!("printf seen; cat {}; seq 1 3000; printf unseen; sleep 1", go.display());
+    let step = job.spawn(&mut keeper.client, &script);
+    assert_eq!(unfinished(&mut keeper.client), "seen");
+    std::fs::write(&go, "").unwrap();
+    keeper.client.step_over(job.key, step);
+    job.close(&mut keeper.client);
+    let mut told = Vec::new();
+    while let Some(text) = keeper.client.heard(|event| match event {
+        FromKeeper::Unfinished { entry, .. } => Some(String::from_utf8_lossy(&entry.0).into_owned()),
+        _ => None,
+    }) {
+        told.push(text);
+    }
+    assert!(!told.iter().any(|text| text.contains("unseen")), "{told:?}");
     keeper.end();
 }

@@ -149,6 +149,7 @@ impl Job {
                 format!("STEP_RUNNER_JOB={:032x}", self.tag).into_bytes(),
             ],
             work_dir: "/".into(),
+            watch_unfinished: false,
         }
     }
 
@@ -366,6 +367,12 @@ impl Client {
             }
             self.events.push_back(event);
         }
+    }
+
+    /// The first event that came already for which `pick` gives something.
+    pub(crate) fn heard<T>(&mut self, pick: impl Fn(&FromKeeper) -> Option<T>) -> Option<T> {
+        let at = self.events.iter().position(|event| pick(event).is_some())?;
+        pick(&self.events.remove(at)?)
     }
 
     pub(crate) fn step_over(&mut self, of: JobKey, step: u32) -> StepOver {

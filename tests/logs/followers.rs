@@ -1,10 +1,10 @@
 //! Followers: any offset, any pace, always to the end.
 
 use super::masking;
-use crate::support::{Daemon, Setup, logs, request, script};
+use crate::support::{Daemon, Setup, contains, logs, patiently, request, script};
 use futures_util::future::join_all;
-use step_runner::pb::v1::RunRequest;
-use tonic::Code;
+use step_runner::pb::v1::{self, RunRequest};
+use tonic::{Code, Streaming};
 
 #[tokio::test]
 async fn the_first_message_holds_a_whole_header() {
@@ -141,4 +141,79 @@ async fn fault_20_offsets_count_what_was_sent() {
     }
     let past = client.try_follow("1", i32::try_from(log.len()).unwrap() + 1).await.err().unwrap();
     assert_eq!(past.code(), Code::OutOfRange);
+}
+
+/// Reads messages until one holds an unfinished line. Returns it and the bytes of the log before it.
+async fn unfinished_line(stream: &mut Streaming<v1::FollowLogsResponse>) -> (String, Vec<u8>) {
+    let mut log = Vec::new();
+    loop {
+        let message = patiently("an unfinished line", stream.message()).await.unwrap().unwrap();
+        assert!(message.data.is_empty() != message.unfinished.is_empty(), "{message:?}");
+        log.extend_from_slice(&message.data);
+        if !message.unfinished.is_empty() {
+            return (String::from_utf8(message.unfinished.to_vec()).unwrap(), log);
+        }
+    }
+}
+
+/// The body of an entry.
+fn body(entry: &str) -> &str {
+    entry.get(32..).unwrap()
+}
+
+#[tokio::test]
+async fn a_line_without_an_end_is_shown_to_those_who_ask_and_is_no_part_of_the_log() {
+    let daemon = Daemon::start();
+    let client = daemon.client().await;
+    let (first, second) = (daemon.file("first"), daemon.file("second"));
+    for fifo in [&first, &second] {
+        assert!(std::process::Command::new("mkfifo").arg(fifo).status().unwrap().success());
+    }
+    let text = format!(
+        "echo whole; printf 'load sesame-open '; cat {}; printf 'more '; cat {}; echo end",
+        first.display(),
+        second.display()
+    );
+    let run = RunRequest { masking: Some(masking(&["sesame-open"])), ..request("1", &script(&text)) };
+    client.try_run(run).await.unwrap();
+    let live = |offset| v1::FollowLogsRequest { id: "1".into(), offset, unfinished: true };
+    let mut stream = client.calls.clone().follow_logs(live(0)).await.unwrap().into_inner();
+    let (line, log) = unfinished_line(&mut stream).await;
+    assert_eq!(line.get(27..32), Some(" 01O "));
+    assert_eq!(body(&line), "load [MASKED] ");
+    assert!(contains(&log, "whole"), "the log before the line comes first");
+    assert_eq!(client.status("1").await.log_bytes, log.len() as i64);
+    std::fs::write(&first, "").unwrap();
+    let (line, between) = unfinished_line(&mut stream).await;
+    assert_eq!((body(&line), between.len()), ("load [MASKED] more ", 0));
+    // One that comes later gets the line as it is now, and after a reconnection at its offset too.
+    for offset in [0, log.len() as i32] {
+        let mut late = client.calls.clone().follow_logs(live(offset)).await.unwrap().into_inner();
+        assert_eq!(body(&unfinished_line(&mut late).await.0), "load [MASKED] more ");
+    }
+    assert_eq!(client.log_so_far("1").await, log, "those who do not ask get the log alone");
+    std::fs::write(&second, "").unwrap();
+    let mut rest = Vec::new();
+    while let Some(message) = patiently("the end", stream.message()).await.unwrap() {
+        assert!(message.unfinished.is_empty(), "{message:?}");
+        rest.extend_from_slice(&message.data);
+    }
+    assert!(client.log("1").await == [log, rest].concat());
+    assert_eq!(client.output("1").await, "whole\nload [MASKED] more end\n");
+}
+
+#[tokio::test]
+async fn a_line_without_an_end_is_shown_over_a_kill_of_the_daemon() {
+    let mut daemon = Daemon::start();
+    let client = daemon.client().await;
+    client.run("1", "printf 'waiting '; exec sleep 600").await;
+    let live = v1::FollowLogsRequest { id: "1".into(), offset: 0, unfinished: true };
+    let mut stream = client.calls.clone().follow_logs(live.clone()).await.unwrap().into_inner();
+    let (before, log) = unfinished_line(&mut stream).await;
+    daemon.kill();
+    daemon.restart();
+    let client = daemon.client().await;
+    let mut stream = client.calls.clone().follow_logs(live).await.unwrap().into_inner();
+    assert_eq!(unfinished_line(&mut stream).await, (before, log));
+    client.finish("1").await;
 }

@@ -10,7 +10,8 @@ async fn deadlines_of_callers_are_honoured() {
     let client = daemon.client().await;
     client.run("1", "echo on; exec sleep 600").await;
     client.prints("1", "on").await;
-    let mut follow = Request::new(v1::FollowLogsRequest { id: "1".into(), offset: 0 });
+    let mut follow =
+        Request::new(v1::FollowLogsRequest { id: "1".into(), offset: 0, ..v1::FollowLogsRequest::default() });
     follow.metadata_mut().insert("grpc-timeout", "3S".parse().unwrap());
     let mut stream = client.calls.clone().follow_logs(follow).await.unwrap().into_inner();
     let over = loop {

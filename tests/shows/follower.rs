@@ -69,7 +69,9 @@ async fn one_stream(
 ) -> Check<bool> {
     let Ok(mut stub) = crate::client::dial(client.socket()).await else { return Ok(false) };
     let offset = i32::try_from(followed.bytes.len()).map_err(|e| e.to_string())?;
-    let opened = stub.follow_logs(v1::FollowLogsRequest { id: id.into(), offset }).await;
+    let opened = stub
+        .follow_logs(v1::FollowLogsRequest { id: id.into(), offset, ..v1::FollowLogsRequest::default() })
+        .await;
     let mut stream = match opened {
         Ok(response) => response.into_inner(),
         Err(status) => return judge(id, &status, followed),

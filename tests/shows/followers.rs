@@ -97,7 +97,8 @@ impl Stall {
         let mut stalled = Vec::new();
         for number in 0..self.followers {
             let failed = |status: tonic::Status| format!("{id}: follower {number}: {status}");
-            let request = v1::FollowLogsRequest { id: id.into(), offset: 0 };
+            let request =
+                v1::FollowLogsRequest { id: id.into(), offset: 0, ..v1::FollowLogsRequest::default() };
             let mut stream = stub.follow_logs(request).await.map_err(failed)?.into_inner();
             let first = stream.message().await.map_err(failed)?.unwrap_or_default();
             let mut joined = Joined::new();

@@ -170,7 +170,10 @@ async fn one_job(proof: &Proof, kind: &str, number: u64) -> Check {
 }
 
 async fn log(stub: &mut Stub, id: &str) -> Result<Vec<u8>, tonic::Status> {
-    let mut stream = stub.follow_logs(v1::FollowLogsRequest { id: id.into(), offset: 0 }).await?.into_inner();
+    let mut stream = stub
+        .follow_logs(v1::FollowLogsRequest { id: id.into(), offset: 0, ..v1::FollowLogsRequest::default() })
+        .await?
+        .into_inner();
     let mut log = Vec::new();
     while let Some(message) = stream.message().await? {
         log.extend_from_slice(&message.data);

@@ -241,7 +241,9 @@ async fn poll(mut stub: Stub, id: &str, told: &Mutex<Told>, finish: bool) {
 }
 
 async fn log(mut stub: Stub, id: &str, told: &Mutex<Told>) {
-    let opened = stub.follow_logs(v1::FollowLogsRequest { id: id.into(), offset: 0 }).await;
+    let opened = stub
+        .follow_logs(v1::FollowLogsRequest { id: id.into(), offset: 0, ..v1::FollowLogsRequest::default() })
+        .await;
     let Ok(mut stream) = opened.map(tonic::Response::into_inner) else { return };
     loop {
         match stream.message().await {
@@ -268,7 +270,10 @@ async fn steps(mut stub: Stub, id: &str, told: &Mutex<Told>) {
 async fn past_the_end(client: &Client, id: &str, len: usize) -> Check {
     let mut stub = dial(client.socket()).await?;
     let offset = i32::try_from(len + 1).map_err(|error| error.to_string())?;
-    let answer = match stub.follow_logs(v1::FollowLogsRequest { id: id.into(), offset }).await {
+    let answer = match stub
+        .follow_logs(v1::FollowLogsRequest { id: id.into(), offset, ..v1::FollowLogsRequest::default() })
+        .await
+    {
         Ok(stream) => stream.into_inner().message().await.map(drop),
         Err(status) => Err(status),
     };

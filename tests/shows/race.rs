@@ -186,7 +186,10 @@ where
 /// state.
 async fn watch(mut stub: Stub, id: String, which: u64) -> Result<(), tonic::Status> {
     let seen = match which {
-        0 => match stub.follow_logs(v1::FollowLogsRequest { id, offset: 0 }).await {
+        0 => match stub
+            .follow_logs(v1::FollowLogsRequest { id, offset: 0, ..v1::FollowLogsRequest::default() })
+            .await
+        {
             Ok(stream) => to_the_end(stream.into_inner()).await,
             Err(status) => Err(status),
         },

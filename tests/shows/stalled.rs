@@ -130,7 +130,7 @@ impl Proof<'_> {
     async fn follow(&self, id: &str, number: usize) -> Check<(Follower, u64)> {
         let mut stub = self.stubs[number / PER_CONNECTION].clone();
         let failed = |status: tonic::Status| format!("{id}: follower {number}: {status}");
-        let request = v1::FollowLogsRequest { id: id.into(), offset: 0 };
+        let request = v1::FollowLogsRequest { id: id.into(), offset: 0, ..v1::FollowLogsRequest::default() };
         let mut stream = stub.follow_logs(request).await.map_err(failed)?.into_inner();
         let first =
             stream.message().await.map_err(failed)?.ok_or(format!("{id}: follower {number}: no log"))?;

@@ -181,8 +181,10 @@ async fn check_ends(client: &Client, id: &str, log_bytes: u64) -> Check {
     let mut stub = client::dial(client.socket()).await?;
     let offset = i32::try_from(log_bytes).map_err(|error| error.to_string())?;
     let mut follow = async |offset| {
-        let mut stream =
-            stub.follow_logs(v1::FollowLogsRequest { id: id.into(), offset }).await?.into_inner();
+        let mut stream = stub
+            .follow_logs(v1::FollowLogsRequest { id: id.into(), offset, ..v1::FollowLogsRequest::default() })
+            .await?
+            .into_inner();
         stream.message().await
     };
     match follow(offset).await {
@@ -226,7 +228,8 @@ impl Follower {
         self.streams += 1;
         let offset = i32::try_from(self.joined.read).map_err(|error| error.to_string())?;
         let failed = |status: tonic::Status| format!("FollowLogs from {offset}: {status}");
-        let request = v1::FollowLogsRequest { id: self.id.into(), offset };
+        let request =
+            v1::FollowLogsRequest { id: self.id.into(), offset, ..v1::FollowLogsRequest::default() };
         let mut stream = stub.follow_logs(request).await.map_err(failed)?.into_inner();
         let mut left = stay;
         while let Some(v1::FollowLogsResponse { data, .. }) = stream.message().await.map_err(failed)? {

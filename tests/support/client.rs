@@ -79,7 +79,7 @@ impl Client {
     }
 
     pub(crate) async fn try_follow(&self, id: &str, offset: i32) -> Result<Follow, tonic::Status> {
-        let request = v1::FollowLogsRequest { id: id.to_owned(), offset };
+        let request = v1::FollowLogsRequest { id: id.to_owned(), offset, ..v1::FollowLogsRequest::default() };
         let stream = patiently("FollowLogs", self.calls.clone().follow_logs(request)).await?.into_inner();
         Ok(Follow { stream, bytes: Vec::new() })
     }

@@ -200,6 +200,7 @@ impl JobActor {
             spawn,
             limits: self.shell.limits,
             op,
+            watch_unfinished: self.view.log.is_unfinished_watched(),
         };
         if is_small {
             return self.launch(call, StepActor::prepare(task));

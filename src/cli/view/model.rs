@@ -7,6 +7,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
+use super::growing::Growing;
 use super::order::{Item, Order, ROOT};
 use super::rows::{End, Line, RowOrigin, Rows, RunningStep, Size, Style, ViewMode};
 use super::sections;
@@ -35,6 +36,7 @@ pub(super) struct Model {
     printed: Output,
     /// Running steps in the order of their starts. Each but the first is within the one before it.
     running: Vec<Running>,
+    growing: Growing,
     /// Last lines of the running step.
     tail: VecDeque<Line>,
     /// Rows to print above the live region, each with its line end.
@@ -87,6 +89,7 @@ impl Model {
             stamps: Stamps::default(),
             printed: Output::default(),
             running: Vec::new(),
+            growing: Growing::default(),
             tail: VecDeque::new(),
             permanent: String::new(),
             ended: Vec::new(),
@@ -110,6 +113,11 @@ impl Model {
     pub(super) fn log(&mut self, bytes: &[u8]) {
         self.order.push_log(bytes);
         self.advance(false);
+    }
+
+    /// Takes the entry of a line that has no end yet.
+    pub(super) fn unfinished_entry(&mut self, entry: &[u8]) {
+        self.growing.set(entry);
     }
 
     pub(super) fn step(&mut self, event: StepEvent) {
@@ -273,6 +281,7 @@ impl Model {
         while let Some(item) = self.order.next(self.now, rests) {
             match item {
                 Item::Log(bytes) => {
+                    self.growing.follow(&bytes);
                     self.printer.push(&bytes, &mut self.printed);
                     self.take_lines();
                 }
@@ -348,6 +357,7 @@ impl Model {
 
     /// Completes the lines that may have been continued.
     fn finish_lines(&mut self) {
+        self.growing.clear();
         self.printer.finish(&mut self.printed);
         self.take_lines();
     }
@@ -394,7 +404,9 @@ impl Model {
     /// Returns the printed output that may still be continued.
     fn unfinished(&self) -> Option<Line> {
         let mut output = Output::default();
-        self.printer.unfinished(&mut output);
+        // Its place is behind the log and the steps that wait to be put in order.
+        let growing = self.growing.last().filter(|_| self.order.is_idle());
+        self.printer.unfinished(growing, &mut output);
         (!output.stdout.is_empty())
             .then(|| self.stamps.clone().read(&output.stdout, self.near.unwrap_or(self.now)))
     }

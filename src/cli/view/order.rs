@@ -110,6 +110,11 @@ impl Order {
         self.complete
     }
 
+    /// True if nothing waits.
+    pub(super) fn is_idle(&self) -> bool {
+        self.log.is_empty() && self.events.is_empty()
+    }
+
     /// True if the next event is an end without a place in the log, which waits for the log to be idle.
     pub(super) fn has_unplaced(&self) -> bool {
         self.complete == 0 && self.events.front().is_some_and(|event| event.log_at().is_none())

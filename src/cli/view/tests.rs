@@ -44,6 +44,10 @@ impl Scene {
         self.raw(&[header.as_bytes(), body, b"\n"].concat());
     }
 
+    fn grows(&mut self, source: &str, body: &str) {
+        self.model.unfinished_entry(format!("2026-11-20T10:01:00.000000Z {source}{body}").as_bytes());
+    }
+
     fn start(&mut self, path: &[&str]) {
         self.model.step(started(path, self.log.len() as u64));
     }
@@ -116,6 +120,26 @@ fn unfinished_lines_and_progress_are_live_and_what_they_end_as_is_permanent() {
     assert_eq!(scene.permanent(), "");
     scene.ends(&["get"]);
     assert_eq!(scene.permanent(), "  │ 100%\n✓ get 1.2s\n");
+}
+
+#[test]
+fn a_line_that_the_daemon_tells_beside_the_log_grows_until_the_log_has_it() {
+    let mut scene = Scene::new(ViewMode::Live, SIZE);
+    scene.runs(&["get"]);
+    for part in ["load", "load ..", "load ...."] {
+        scene.grows("01O ", part);
+        assert!(scene.live().ends_with(&format!("  │ {part}")), "{}", scene.live());
+    }
+    scene.line("01E ", b"slow");
+    assert!(scene.live().ends_with("  │ load ...."), "{}", scene.live());
+    scene.line("01O ", b"load .... done");
+    assert!(scene.live().ends_with("  │ load .... done"), "{}", scene.live());
+    scene.line("01O ", b"10%\r");
+    scene.grows("01O+", "of 5 MB");
+    assert!(scene.live().ends_with("  │ of 5 MB"), "{}", scene.live());
+    scene.ends(&["get"]);
+    assert_eq!(scene.permanent(), "  ! slow\n  │ load .... done\n  │ 10%\n✓ get 1.2s\n");
+    assert!(!scene.live().contains("of 5 MB"), "{}", scene.live());
 }
 
 #[test]

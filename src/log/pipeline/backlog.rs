@@ -81,6 +81,11 @@ impl Backlog {
         self.budget.close(now, &mut self.pending);
     }
 
+    /// True if the output of steps reaches the file: it takes bytes, and the limit is not reached.
+    pub fn takes_output(&self) -> bool {
+        self.state == WriterState::Flowing && !self.budget.is_reached()
+    }
+
     /// Returns the bytes to append to the file next.
     pub fn pending(&self) -> &[u8] {
         &self.pending

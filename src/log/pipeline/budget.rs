@@ -33,6 +33,11 @@ impl LogBudget {
         Self { limit, written, dropped: 0, reached: false }
     }
 
+    /// True once output of a step was cut off: no more is admitted.
+    pub const fn is_reached(&self) -> bool {
+        self.reached
+    }
+
     /// Admits the whole entries in `out[from..]` that fit, and cuts the others off the end of `out`.
     ///
     /// The first entry of a step that does not fit is replaced by a `log limit reached` entry with the time `now`.

@@ -46,6 +46,7 @@ pub(super) struct Lines {
 }
 
 /// A line that may be continued.
+#[derive(Clone)]
 struct Held {
     key: SourceKey,
     tag: [u8; 3],
@@ -115,9 +116,10 @@ impl Lines {
         self.end_shown(out);
     }
 
-    /// Appends the last line held as it is so far.
-    pub(super) fn unfinished(&self, out: &mut Vec<u8>) {
-        let Some(line) = self.held.last().filter(|line| !line.done) else { return };
+    /// Appends the line of the entry `growing` as it is so far, or else the last line held.
+    pub(super) fn unfinished(&self, growing: Option<Entry<'_>>, out: &mut Vec<u8>) {
+        let growing = growing.and_then(|entry| self.growing(&entry));
+        let Some(line) = growing.as_ref().or(self.held.last()).filter(|line| !line.done) else { return };
         let part = Some(line.part.as_slice()).filter(|part| shows_anything(part));
         if let Some(text) = part.or(line.earlier.as_deref()).or(line.section.as_deref()) {
             out.extend_from_slice(&line.time);
@@ -126,6 +128,16 @@ impl Lines {
             out.extend_from_slice(b"  ");
             show(text, self.options.color, out);
         }
+    }
+
+    /// Returns the line that ends with this entry so far.
+    fn growing(&self, entry: &Entry<'_>) -> Option<Held> {
+        let time = time_of_day(entry, self.options.offset)?;
+        let held = self.held.iter().find(|held| held.key == entry.key() && entry.continues());
+        let mut line = held.cloned().unwrap_or_else(|| Held::new(entry, time));
+        line.extend(entry.body, time, self.options.all);
+        line.done = false;
+        Some(line)
     }
 
     pub(super) fn finish(&mut self, out: &mut Vec<u8>) {

@@ -138,7 +138,7 @@ fn a_line_that_may_be_continued_is_to_be_had_as_it_is_so_far() {
         let mut printer = Printer::new(Format::Pretty(Options::plain_utc()));
         printer.push(&wire(entries), &mut Output::default());
         let mut out = Output::default();
-        printer.unfinished(&mut out);
+        printer.unfinished(None, &mut out);
         String::from_utf8(out.stdout).unwrap()
     };
     assert_eq!(so_far(&[("01O ", "10%\r")]), "00:00:00.678 out  10%");

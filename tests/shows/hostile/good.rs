@@ -118,7 +118,7 @@ impl Reader {
         );
         client.run(&script(id, &text)).await?;
         let mut stub = client::dial(&scene.socket()).await?;
-        let request = v1::FollowLogsRequest { id: id.into(), offset: 0 };
+        let request = v1::FollowLogsRequest { id: id.into(), offset: 0, ..v1::FollowLogsRequest::default() };
         let opened = stub.follow_logs(request).await;
         let mut stream = opened.map_err(|status| format!("FollowLogs: {status}"))?.into_inner();
         let task = tokio::spawn(async move {

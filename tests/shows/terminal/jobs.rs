@@ -59,6 +59,10 @@ pub(super) fn all() -> Vec<Job> {
         },
         job("progress", &[("job.yml", PROGRESS)]),
         Job {
+            act: Some(|session| session.shows("the dots", |screen| screen.contains("loading ...")).map(Some)),
+            ..job("unfinished", &[("job.yml", UNFINISHED)])
+        },
+        Job {
             act: Some(|session| {
                 session.shows("the step", super::screen::waits)?;
                 session.key("C-c")?;
@@ -102,6 +106,17 @@ pub(super) fn all() -> Vec<Job> {
         Job { line: "CI=true step-runner run job.yml --id example", ..job("ci", &[("job.yml", GREEN)]) },
     ]
 }
+
+const UNFINISHED: &str = r"spec: {}
+---
+run:
+  - name: load
+    script: |
+      echo connected
+      printf 'loading ...'
+      until [ -e go ]; do sleep 0.1; done
+      echo ' done'
+";
 
 const GREEN: &str = r"spec: {}
 ---

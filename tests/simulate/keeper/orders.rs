@@ -140,6 +140,7 @@ fn for_job(shared: &Shared, request: Request) -> Result<Reply, KeeperError> {
         | Request::Stop { key, .. }
         | Request::Close { key, .. }
         | Request::Resume { key }
+        | Request::WatchUnfinished { key }
         | Request::ReadRecord { key, .. } => *key,
         Request::Spawn(spawn) => spawn.key,
         _ => return Err(KeeperError::UnknownJob),

@@ -19,7 +19,9 @@ pub(super) fn deaf_followers_together(field: &Field, _: usize) -> Tally {
 }
 
 fn deaf(field: &Field, connections: u32) -> Tally {
-    let request = v1::FollowLogsRequest { id: field.job.clone(), offset: 0 }.encode_to_vec();
+    let request =
+        v1::FollowLogsRequest { id: field.job.clone(), offset: 0, ..v1::FollowLogsRequest::default() }
+            .encode_to_vec();
     let mut tally = Tally::default();
     let mut wires = Vec::new();
     for _ in 0..connections {
@@ -50,7 +52,8 @@ pub(super) fn vanishing(field: &Field, thread: usize) -> Tally {
     while field.goes_on() {
         let id = format!("vanish-{thread}-{}", random.next() % 4);
         let finish = v1::FinishRequest { id: id.clone() }.encode_to_vec();
-        let follow = v1::FollowLogsRequest { id: id.clone(), offset: 0 }.encode_to_vec();
+        let follow = v1::FollowLogsRequest { id: id.clone(), offset: 0, ..v1::FollowLogsRequest::default() }
+            .encode_to_vec();
         let status = v1::StatusRequest { id: id.clone() }.encode_to_vec();
         let mut bytes = frames::PREFACE.to_vec();
         bytes.extend(frame(kind::SETTINGS, 0, 0, b""));
