@@ -14,7 +14,7 @@ use super::deliver;
 use super::job::WatchUnfinished;
 use super::log_sink::{LogCursor, out_of_descriptors};
 use super::registry::{Registry, Reserve};
-use super::supervisor::{Admit, CancelJob, FinishJob, Operate, QueueOrder, Shutdown, Supervisor};
+use super::supervisor::{Admit, CancelJob, FinishJob, Operate, QueueOrder, ReadUsages, Shutdown, Supervisor};
 use super::trace_sink::TraceCursor;
 use super::view::{JobStatus, JobView};
 use crate::clock;
@@ -33,6 +33,12 @@ const SMALL_REQUEST: usize = 16 << 10;
 
 /// … if its phrases to mask have at most this many bytes.
 const SMALL_PHRASES: usize = 2 << 10;
+
+/// Shortest time between two readings of what a job has used: each reads files of its control group.
+const USAGE_EVERY: Duration = Duration::from_millis(500);
+
+/// Most jobs whose use is read for one Status.
+const MOST_USAGES: usize = 64;
 
 /// A request to run a job, with its shape checked. It holds secrets, so it has no `Debug`.
 pub struct RunRequest {
@@ -152,6 +158,33 @@ impl JobsHandle {
         let places: HashMap<JobId, u32> = order.into_iter().zip(1..).collect();
         for job in jobs.iter_mut().filter(|job| job.state == JobState::Queued) {
             job.queue_position = places.get(&job.id).copied().unwrap_or_default();
+        }
+    }
+
+    /// Brings the use of resources of running jobs up to date, of at most [`MOST_USAGES`] and not more often than every
+    /// [`USAGE_EVERY`].
+    pub async fn read_usages(&self, jobs: &mut [JobStatus]) {
+        let now = clock::uptime();
+        let is_due = |job: &&JobStatus| matches!(job.state, JobState::Running | JobState::Cancelling);
+        let due: Vec<_> = jobs
+            .iter()
+            .filter(is_due)
+            .filter_map(|job| self.registry.view(&job.id))
+            .filter(|view| view.usage_is_older_than(USAGE_EVERY, now))
+            .take(MOST_USAGES)
+            .collect();
+        if due.is_empty() {
+            return;
+        }
+        let keys = due.iter().map(|view| view.key).collect();
+        // A supervisor that has stopped reads nothing.
+        let Ok(usages) = self.supervisor.send(ReadUsages(keys)).await else { return };
+        for (key, usage) in usages {
+            let Some(view) = due.iter().find(|view| view.key == key) else { continue };
+            view.update(|state| state.uses(usage, now));
+            if let Some(job) = jobs.iter_mut().find(|job| job.id == view.id) {
+                (job.cpu_time, job.peak_memory) = (usage.cpu_time, usage.peak_memory);
+            }
         }
     }
 

@@ -12,6 +12,7 @@ mod remove;
 mod revive;
 mod shutdown;
 mod slots;
+mod usages;
 
 use std::collections::BTreeMap;
 use std::ffi::CString;
@@ -51,6 +52,7 @@ use loading::PendingReplays;
 pub use recover::RecoveryError;
 pub use shutdown::Shutdown;
 pub(super) use slots::{HoldAgain, NotHeld, Operate, QueueOrder};
+pub(super) use usages::ReadUsages;
 
 /// Capacity of the supervisor's mailbox; further callers wait for room. It is larger than a job's, to take a burst of
 /// Runs.

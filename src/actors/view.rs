@@ -12,6 +12,7 @@ use crate::clock;
 use crate::job::reaper::{Facts, Moment, Phase};
 use crate::journal::event::End;
 use crate::model::{JobId, JobKey, JobState, Outcome, StepResult, StepStatus, StepUsage};
+use crate::process::cgroup::Usage;
 use crate::store::RequestOrigin;
 
 /// A job as every call sees it: written by its actor, read by any call. It takes a few hundred bytes. Of an ended job
@@ -59,6 +60,8 @@ pub struct JobViewState {
     pub cpu_time: Option<Duration>,
     /// Peak memory in bytes.
     pub peak_memory: Option<u64>,
+    /// When the two were read last, as [`clock::uptime`].
+    pub(super) usage_read: Duration,
     /// The running step.
     pub current: CurrentStep,
     /// Use of resources by the steps that have ended.
@@ -115,6 +118,7 @@ impl Default for JobViewState {
             steps_done: 0,
             cpu_time: None,
             peak_memory: None,
+            usage_read: Duration::ZERO,
             current: CurrentStep::default(),
             usage: None,
             since: Moment::AfterStart(clock::uptime()),
@@ -146,6 +150,14 @@ impl JobViewState {
 
     pub(super) fn used(&mut self, usage: Option<StepUsage>) {
         self.usage = [self.usage, usage].into_iter().flatten().reduce(StepUsage::and);
+    }
+
+    /// Notes what the job's processes have used up to `now`, unless it has ended: its end tells more.
+    pub(super) fn uses(&mut self, usage: Usage, now: Duration) {
+        if !matches!(self.state, JobState::Ended(_)) {
+            (self.cpu_time, self.peak_memory) = (usage.cpu_time, usage.peak_memory);
+            self.usage_read = now;
+        }
     }
 
     /// Marks a running job as being cancelled.
@@ -230,6 +242,11 @@ impl JobView {
     fn life_since(&self) -> (JobState, Moment) {
         let state = self.state.lock();
         (state.state, state.since)
+    }
+
+    /// True if the use of resources was read longer ago than `age`.
+    pub(super) fn usage_is_older_than(&self, age: Duration, now: Duration) -> bool {
+        now.saturating_sub(self.state.lock().usage_read) >= age
     }
 
     /// True while the disk refuses the log of this running job.

@@ -245,10 +245,11 @@ impl JobCalls {
         }
     }
 
-    /// Returns states with places in the queue.
-    pub(super) async fn placed_states(&self, id: &str) -> Result<Vec<JobStatus>, Refusal> {
+    /// Returns states with places in the queue and the present use of resources.
+    pub(super) async fn full_states(&self, id: &str) -> Result<Vec<JobStatus>, Refusal> {
         let mut jobs = self.states(id)?;
         self.jobs.place(&mut jobs).await;
+        self.jobs.read_usages(&mut jobs).await;
         Ok(jobs)
     }
 

@@ -86,7 +86,7 @@ impl StepRunner for Service {
         let StatusRequest { id } = request.into_inner();
         call(deadline, &id, async {
             failpoint::hit("grpc::status");
-            Ok(encode::statuses(self.0.placed_states(&id).await?))
+            Ok(encode::statuses(self.0.full_states(&id).await?))
         })
         .await
     }

@@ -131,6 +131,11 @@ pub enum Request {
         /// The job.
         key: JobKey,
     },
+    /// Read what jobs have used so far. Reply: [`Reply::Usages`].
+    ReadUsages {
+        /// The jobs; those that are not held are left out of the reply.
+        keys: Vec<JobKey>,
+    },
     /// Keep a finished id's digest for later daemons (service.md §3.1, Run after Finish).
     Remember(Remembered),
     /// The daemon stops gracefully: kill remaining processes, remove keeper.sock, exit.
@@ -319,6 +324,8 @@ pub enum Reply {
     Resumed(Box<HeldJob>),
     /// To [`Request::ReadRecord`]: a piece of the stream, at most 1 MiB; empty at its end.
     Piece(SecretBytes),
+    /// To [`Request::ReadUsages`].
+    Usages(Vec<(JobKey, Usage)>),
     /// To everything else.
     Done,
 }

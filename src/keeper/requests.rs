@@ -11,6 +11,7 @@ use super::server::Keeper;
 use super::shared::{ReplyTo, Serial};
 use crate::log::mask::MaskWarning;
 use crate::model::{JobKey, LogChannel};
+use crate::process::cgroup::Usage;
 
 /// A request that breaks the protocol: the connection is closed.
 pub(super) struct ProtocolViolation;
@@ -26,6 +27,10 @@ impl Keeper {
             Request::Remember(remembered) => {
                 self.remember(remembered);
                 self.shared.reply(to, Ok(Reply::Done));
+            }
+            Request::ReadUsages { keys } => {
+                let usages = self.usages(&keys);
+                self.shared.reply(to, Ok(Reply::Usages(usages)));
             }
             Request::Bye => {
                 self.shared.reply(to, Ok(Reply::Done));
@@ -121,6 +126,10 @@ impl Keeper {
         Ok(serial)
     }
 
+    fn usages(&mut self, keys: &[JobKey]) -> Vec<(JobKey, Usage)> {
+        keys.iter().filter_map(|key| Some((*key, self.job(*key)?.containment.usage()))).collect()
+    }
+
     fn job(&mut self, key: JobKey) -> Option<&mut Job> {
         self.jobs.get_mut(self.by_key.get(&key)?).map(Box::as_mut)
     }
@@ -179,7 +188,9 @@ impl Keeper {
                 }
             }
             Request::Hold(_) => reply = job.held(),
-            Request::Hello { .. } | Request::Remember(_) | Request::Bye => return,
+            Request::Hello { .. } | Request::Remember(_) | Request::ReadUsages { .. } | Request::Bye => {
+                return;
+            }
         }
         shared.reply(to, Ok(reply));
         self.settle(serial);
@@ -291,6 +302,6 @@ const fn key_of(request: &Request) -> Option<JobKey> {
         | Request::ReadRecord { key, .. } => Some(*key),
         Request::Hold(hold) => Some(hold.key),
         Request::Spawn(spawn) => Some(spawn.key),
-        Request::Hello { .. } | Request::Remember(_) | Request::Bye => None,
+        Request::Hello { .. } | Request::Remember(_) | Request::ReadUsages { .. } | Request::Bye => None,
     }
 }

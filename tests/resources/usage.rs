@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use super::{MIB, holds, memory, run_limited};
+use crate::support::parts::skipped;
 use crate::support::{Daemon, Setup, scripts};
 use step_runner::model::LimitName;
 use step_runner::pb::v1::{self};
@@ -31,6 +32,20 @@ async fn what_a_job_used_is_in_its_status() {
         let most = start.elapsed() * std::thread::available_parallelism().unwrap().get() as u32;
         assert!(all <= most, "{mode}: {all:?} in {most:?}");
     }
+}
+
+#[tokio::test]
+async fn a_running_step_has_its_use_in_the_status() {
+    let daemon = Daemon::start();
+    let client = daemon.client().await;
+    client.run("1", "while :; do :; done").await;
+    client.reaches("1", "it runs", |status| status.state() == v1::State::Running).await;
+    if !daemon.said().contains("a control group holds") {
+        return skipped("a_running_step_has_its_use_in_the_status", "control group");
+    }
+    let first = client.reaches("1", "some use", |status| !cpu_time(status).is_zero()).await;
+    client.reaches("1", "more use", |status| cpu_time(status) > cpu_time(&first)).await;
+    client.finish("1").await;
 }
 
 #[tokio::test]
