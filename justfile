@@ -4,7 +4,7 @@
 check: fmt lint test
 
 fmt:
-    cargo fmt --check
+    cargo fmt --all --check
 
 lint:
     cargo clippy --all-targets -- --deny warnings

@@ -9,7 +9,6 @@ pub mod client;
 pub mod clock;
 pub mod config;
 pub mod custom_executor;
-pub mod error;
 pub mod failpoint;
 pub mod fetch;
 pub mod files;
@@ -20,7 +19,6 @@ pub mod keeper;
 pub mod lang;
 pub mod log;
 pub mod logging;
-pub mod model;
 pub mod net;
 pub mod oci;
 pub mod pb;
@@ -34,3 +32,7 @@ pub mod systemd;
 pub mod threads;
 pub mod variables;
 pub mod web;
+
+// Crates of their own, under their short names (docs/internals/architecture.md, "Crates").
+pub use step_runner_model as model;
+pub use step_runner_model::error;

@@ -11,9 +11,9 @@ use std::path::Path;
 /// What names a failpoint in the source.
 const CALLS: [&str; 5] = ["io(", "hit(", "amount(", "late(", "retry("];
 
-fn of_source(folder: &Path) -> BTreeSet<String> {
+fn of_source(root: &Path) -> BTreeSet<String> {
     let mut names = BTreeSet::new();
-    for path in source::files(folder, "rs") {
+    for path in ["src", "crates"].map(|folder| source::files(&root.join(folder), "rs")).concat() {
         let text = fs::read_to_string(path).unwrap();
         // In every string of a statement that may name one.
         for statement in text.split(';').filter(|text| CALLS.iter().any(|call| text.contains(call))) {
@@ -38,7 +38,7 @@ fn of_documentation(root: &Path) -> BTreeSet<String> {
 #[test]
 fn failpoints_of_the_source_are_those_of_the_documentation() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let source = of_source(&root.join("src"));
+    let source = of_source(root);
     assert!(source.len() > 20, "{source:?}");
     let documentation = of_documentation(root);
     let missing: Vec<_> = source.difference(&documentation).collect();

@@ -24,7 +24,7 @@ fn names(text: &str, before: &str) -> BTreeSet<String> {
 /// Tests of the source, each behind its file: `tests/x.rs: fault_NN_…`.
 fn of_source(root: &Path) -> BTreeSet<String> {
     let mut found = BTreeSet::new();
-    for path in ["src", "tests"].map(|folder| source::files(&root.join(folder), "rs")).concat() {
+    for path in ["src", "crates", "tests"].map(|folder| source::files(&root.join(folder), "rs")).concat() {
         let text = fs::read_to_string(&path).unwrap();
         // The simulator names its tests as values.
         let tests = names(&text, "fn ").into_iter().chain(names(&text, "trial(\""));

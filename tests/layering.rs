@@ -1,5 +1,5 @@
-//! Imports point one way (docs/internals/architecture.md). Checks the `use` lines and paths of `src/` against the table
-//! of layers.
+//! Imports point one way (docs/internals/architecture.md). The compiler checks the borders of crates: a crate can name
+//! only those that its manifest lists. This test checks the `use` lines and paths inside them against the tables below.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::allow_attributes, reason = "a test")]
 
 #[path = "support/imports.rs"]
@@ -7,13 +7,19 @@ mod imports;
 #[path = "support/source.rs"]
 mod source;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use imports::Imports;
 
-/// What a module may name of this crate, besides itself.
+/// What the root crate exports from the crates below it, as modules of its own.
+const CRATES: [&str; 2] = ["model", "error"];
+
+/// Modules that share a crate with others although neither side may name the other: the crate's folder, the module.
+const BESIDE: [(&str, &str); 1] = [("model", "error")];
+
+/// What a module of the root crate may name of it, besides itself.
 fn table() -> BTreeMap<&'static str, Vec<&'static str>> {
     let model = vec!["model"];
     let pure = [&model[..], &["lang", "log", "journal", "queue", "variables", "clock"]].concat();
@@ -40,11 +46,9 @@ fn table() -> BTreeMap<&'static str, Vec<&'static str>> {
     let grpc = [&actors[..], &["actors", "pb"]].concat();
     let app = [&grpc[..], &["grpc", "logging", "signal", "systemd", "net"]].concat();
     BTreeMap::from([
-        ("model", vec![]),
         ("queue", vec![]),
         ("clock", vec![]),
         ("threads", vec!["clock"]),
-        ("error", vec![]),
         ("signal", vec![]),
         ("systemd", vec!["process", "error"]),
         ("net", vec![]),
@@ -87,30 +91,55 @@ fn table() -> BTreeMap<&'static str, Vec<&'static str>> {
     ])
 }
 
-/// Every file of the crate: its top module and its text without tests and comments.
-fn files() -> Vec<(String, PathBuf, String)> {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
-    let is_test =
-        |path: &Path| path.components().any(|c| c.as_os_str().to_string_lossy().starts_with("tests"));
-    source::files(&root, "rs")
-        .into_iter()
-        .filter(|path| !is_test(path.strip_prefix(&root).unwrap()))
-        .map(|path| {
-            let inside = path.strip_prefix(&root).unwrap();
-            let first = inside.components().next().unwrap().as_os_str().to_string_lossy().into_owned();
-            let text = fs::read_to_string(&path).unwrap();
-            let code = text.split("#[cfg(test)]\nmod tests {").next().unwrap();
-            let code: Vec<_> = code.lines().filter(|line| !line.trim_start().starts_with("//")).collect();
-            (first.trim_end_matches(".rs").to_owned(), path.clone(), code.join("\n"))
-        })
-        .collect()
+/// A file of the program that is compiled without tests, too.
+struct SourceFile {
+    /// Path below the repository.
+    path: PathBuf,
+    /// Folder of its crate below `crates/`. `None`: the root crate.
+    part: Option<String>,
+    /// Its module, from the root of its crate.
+    module: Vec<String>,
+    text: String,
 }
 
-/// The module of a file, from the root of the crate.
-fn module_of(path: &Path) -> Vec<String> {
-    let inside =
-        path.strip_prefix(Path::new(env!("CARGO_MANIFEST_DIR")).join("src")).unwrap().with_extension("");
-    inside.components().map(|part| part.as_os_str().to_string_lossy().into_owned()).collect()
+impl SourceFile {
+    fn read(root: &Path, path: &Path) -> Option<Self> {
+        let path = path.strip_prefix(root).unwrap();
+        let module = path.with_extension("");
+        let mut names = module.components().map(|name| name.as_os_str().to_string_lossy().into_owned());
+        let part = if names.next().unwrap() == "crates" { names.next() } else { None };
+        let is_source = part.is_none() || names.next().unwrap() == "src";
+        let module: Vec<String> = names.filter(|name| name != "lib").collect();
+        if !is_source || module.iter().any(|name| name.starts_with("tests")) {
+            return None;
+        }
+        let text = fs::read_to_string(root.join(path)).unwrap();
+        Some(Self { path: path.to_owned(), part, module, text })
+    }
+
+    /// The module of the root crate, or the crate, that holds the file.
+    fn top(&self) -> &str {
+        self.part.as_ref().or(self.module.first()).map_or("lib", String::as_str)
+    }
+
+    /// The text without tests and comments.
+    fn code(&self) -> String {
+        let code = self.text.split("#[cfg(test)]\nmod tests {").next().unwrap();
+        let code: Vec<_> = code.lines().filter(|line| !line.trim_start().starts_with("//")).collect();
+        code.join("\n")
+    }
+
+    fn imports(&self) -> Imports {
+        let module: Vec<&str> = self.module.iter().map(String::as_str).collect();
+        imports::of(&module, &self.text)
+    }
+}
+
+/// Every file of the root crate and of those below it.
+fn files() -> Vec<SourceFile> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let paths = ["src", "crates"].map(|folder| source::files(&root.join(folder), "rs")).concat();
+    paths.iter().filter_map(|path| SourceFile::read(root, path)).collect()
 }
 
 /// Imports that break the table: the file's module, and the module it must not name.
@@ -126,7 +155,9 @@ fn forbidden(table: &BTreeMap<&str, Vec<&str>>, read: &[(Vec<String>, Imports)])
                 .into_iter()
                 .flatten()
             {
-                if named != top && table.contains_key(named.as_str()) && !allowed.contains(&named.as_str()) {
+                let name = named.as_str();
+                let is_known = table.contains_key(name) || CRATES.contains(&name);
+                if named != top && is_known && !allowed.contains(&name) {
                     wrong.push((module.join("::"), path.join("::")));
                 }
             }
@@ -139,19 +170,46 @@ fn forbidden(table: &BTreeMap<&str, Vec<&str>>, read: &[(Vec<String>, Imports)])
 #[test]
 fn imports_point_one_way() {
     let mut read = Vec::new();
-    for (top, path, _) in files() {
-        if ["main", "lib"].contains(&top.as_str()) {
-            continue;
+    for file in files() {
+        if file.part.is_none() && !["main", "lib"].contains(&file.top()) {
+            read.push((file.module.clone(), file.imports()));
         }
-        let module = module_of(&path);
-        let names: Vec<&str> = module.iter().map(String::as_str).collect();
-        let imports = imports::of(&names, &fs::read_to_string(&path).unwrap());
-        read.push((module, imports));
     }
     let wrong: Vec<String> = forbidden(&table(), &read)
         .into_iter()
         .map(|(module, named)| format!("{module} names {named}"))
         .collect();
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn modules_that_only_share_a_crate_do_not_name_each_other() {
+    let mut wrong = Vec::new();
+    for file in files() {
+        let modules = BESIDE.iter().filter(|(part, _)| file.part.as_deref() == Some(*part));
+        for (_, module) in modules {
+            let is_inside = file.module.first().is_some_and(|name| name == module);
+            for path in file.imports().named {
+                let names_it = path.first().is_some_and(|name| name == module);
+                if names_it != is_inside {
+                    wrong.push(format!("{}: names {}", file.path.display(), path.join("::")));
+                }
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn the_root_crate_calls_the_others_by_their_short_names() {
+    let parts: BTreeSet<String> = files().into_iter().filter_map(|file| file.part).collect();
+    assert!(!parts.is_empty());
+    let mut wrong = Vec::new();
+    for file in files().iter().filter(|file| file.part.is_none() && file.top() != "lib") {
+        let code = file.code();
+        let names = parts.iter().filter(|part| code.contains(&format!("step_runner_{part}")));
+        wrong.extend(names.map(|part| format!("{}: write crate::{part}", file.path.display())));
+    }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
@@ -233,12 +291,13 @@ fn frameworks_are_named_where_they_may_be() {
         ),
     ];
     let mut wrong = Vec::new();
-    for (module, path, code) in files() {
+    for file in files().iter().filter(|file| file.part.is_none()) {
+        let code = file.code();
         for (framework, allowed) in rules {
             let names =
                 code.contains(&format!("{framework}::")) || code.contains(&format!("use {framework}"));
-            if names && !allowed.contains(&module.as_str()) {
-                wrong.push(format!("{}: names {framework}", path.display()));
+            if names && !allowed.contains(&file.top()) {
+                wrong.push(format!("{}: names {framework}", file.path.display()));
             }
         }
     }
@@ -265,9 +324,10 @@ fn direct_calls(code: &str) -> Vec<String> {
 #[test]
 fn store_and_keeper_touch_files_through_the_seam_only() {
     let mut wrong = Vec::new();
-    for (module, path, code) in files() {
-        if ["store", "keeper"].contains(&module.as_str()) {
-            wrong.extend(direct_calls(&code).into_iter().map(|call| format!("{}: {call}", path.display())));
+    for file in files() {
+        if ["store", "keeper"].contains(&file.top()) {
+            let calls = direct_calls(&file.code());
+            wrong.extend(calls.into_iter().map(|call| format!("{}: {call}", file.path.display())));
         }
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
@@ -293,11 +353,11 @@ fn errors_are_logged_with_their_causes() {
     assert_eq!(bare_errors("warn!(id = %id, error = %lost)"), ["lost"]);
     assert!(bare_errors("warn!(error = %Chain(&error), job = %id); 1 % e").is_empty());
     let mut wrong = Vec::new();
-    for (_, path, code) in files() {
+    for file in files() {
         wrong.extend(
-            bare_errors(&code)
+            bare_errors(&file.code())
                 .iter()
-                .map(|name| format!("{}: write error = %Chain(&{name})", path.display())),
+                .map(|name| format!("{}: write error = %Chain(&{name})", file.path.display())),
         );
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
@@ -306,7 +366,8 @@ fn errors_are_logged_with_their_causes() {
 #[test]
 fn unsafe_code_and_new_processes_are_where_they_may_be() {
     let mut wrong = Vec::new();
-    for (module, path, code) in files() {
+    for file in files() {
+        let (path, code) = (&file.path, file.code());
         let is_sys = path.ends_with("process/sys.rs")
             || path.parent().is_some_and(|folder| folder.ends_with("process/sys"));
         let is_unsafe = ["unsafe {", "unsafe fn", "unsafe impl", "unsafe trait", "unsafe extern", "unsafe("]
@@ -317,7 +378,7 @@ fn unsafe_code_and_new_processes_are_where_they_may_be() {
         }
         let imported = code.contains("process::Command") || code.contains("process::{");
         let spawns = imported && code.contains("Command::new(");
-        if spawns && !["process", "keeper"].contains(&module.as_str()) {
+        if spawns && !["process", "keeper"].contains(&file.top()) {
             wrong.push(format!("{}: starts a process", path.display()));
         }
     }

@@ -13,8 +13,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Folders and files whose texts may name pages.
-const TEXTS: [&str; 16] = [
+const TEXTS: [&str; 17] = [
     "src",
+    "crates",
     "proto",
     "tests",
     "benches",

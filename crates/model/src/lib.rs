@@ -1,5 +1,9 @@
 //! Types shared by every layer: ids, states, exit statuses, limits, results. Plain data and small pure functions on it.
+//!
+//! Beside them, [`error`] has the exit codes and shows an error with its causes. This crate may name no other crate of
+//! the project, no clock, no file and no runtime.
 
+pub mod error;
 mod exit;
 mod id;
 mod limits;

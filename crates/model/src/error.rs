@@ -142,7 +142,7 @@ impl Error for Failure {}
 /// Skips a cause that repeats the end of the text before it: some libraries put their source into their own message.
 ///
 /// ```
-/// use step_runner::error::Chain;
+/// use step_runner_model::error::Chain;
 ///
 /// let error = std::io::Error::other("the disk is full");
 /// assert_eq!(Chain(&error).to_string(), "the disk is full");
