@@ -16,7 +16,6 @@ pub mod grpc;
 pub mod job;
 pub mod journal;
 pub mod keeper;
-pub mod lang;
 pub mod log;
 pub mod logging;
 pub mod net;
@@ -34,5 +33,6 @@ pub mod variables;
 pub mod web;
 
 // Crates of their own, under their short names (docs/internals/architecture.md, "Crates").
+pub use step_runner_lang as lang;
 pub use step_runner_model as model;
 pub use step_runner_model::error;

@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use imports::Imports;
 
 /// What the root crate exports from the crates below it, as modules of its own.
-const CRATES: [&str; 2] = ["model", "error"];
+const CRATES: [&str; 3] = ["model", "error", "lang"];
 
 /// Modules that share a crate with others although neither side may name the other: the crate's folder, the module.
 const BESIDE: [(&str, &str); 1] = [("model", "error")];
@@ -55,7 +55,6 @@ fn table() -> BTreeMap<&'static str, Vec<&'static str>> {
         ("failpoint", vec![]),
         ("files", vec!["failpoint"]),
         ("pb", vec!["error"]),
-        ("lang", model.clone()),
         ("log", model.clone()),
         ("journal", model.clone()),
         ("variables", model.clone()),

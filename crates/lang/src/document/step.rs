@@ -1,0 +1,229 @@
+//! A step of a `run` list (language.md §5).
+
+use super::checker::{Checker, UnknownKey, at_index, join};
+use super::foreign;
+use crate::ast::{Invocation, Step, Template, TemplateValue};
+use crate::diagnostic::Class;
+use crate::name;
+use crate::value::Data;
+use crate::yaml::scalar::{Resolved, resolve};
+use crate::yaml::{NodeKind, YamlEntry, YamlNode};
+
+pub(crate) const KEYS: [&str; 8] =
+    ["name", "func", "step", "script", "action", "inputs", "env", "description"];
+
+/// Keys of a step as written.
+#[derive(Default)]
+struct StepKeys<'n> {
+    name: Option<&'n YamlEntry>,
+    /// `func`, `step`, `script`, `action`, in the order of the text.
+    invokes: Vec<&'n YamlEntry>,
+    inputs: Option<&'n YamlEntry>,
+    env: Option<&'n YamlNode>,
+}
+
+impl Checker<'_> {
+    /// Reads a step. Returns `None` if it is broken.
+    pub(super) fn step(&mut self, node: &YamlNode, path: &str) -> Option<Step> {
+        let entries = self.mapping(node, path)?;
+        let (found, all_known) = self.step_keys(entries, path);
+        let name = self.step_name(node, entries, found.name, path);
+        let invokes = self.invocation(node, entries, &found, path);
+        let inputs = found.inputs.map(|inputs| self.step_inputs(&inputs.value, &join(path, "inputs")));
+        let env = found.env.map(|env| self.step_env(env, &join(path, "env")));
+        let (inputs, env) =
+            (inputs.unwrap_or_else(|| Some(Vec::new()))?, env.unwrap_or_else(|| Some(Vec::new()))?);
+        let (name, invokes) = (name?, invokes?);
+        all_known.then(|| Step { name, invokes, inputs, env, at: node.at, path: path.to_owned() })
+    }
+
+    fn step_keys<'n>(&mut self, entries: &'n [YamlEntry], path: &str) -> (StepKeys<'n>, bool) {
+        let mut found = StepKeys::default();
+        let mut all_known = true;
+        for entry in entries {
+            let key = &entry.key;
+            match key.text.as_str() {
+                "name" => found.name = Some(entry),
+                "func" | "step" | "script" | "action" => found.invokes.push(entry),
+                "inputs" => found.inputs = Some(entry),
+                "env" => found.env = Some(&entry.value),
+                "description" => {}
+                "exec" | "run" | "outputs" | "delegate" => {
+                    all_known = false;
+                    let message = format!("\"{}\" cannot be used in a step", key.text);
+                    let help = "put it into a function of its own and name that with func";
+                    self.error_with_help(Class::Schema, key.at, &join(path, &key.text), &message, help);
+                }
+                _ => {
+                    all_known = false;
+                    match foreign::step_key(&key.text) {
+                        Some(help) => self.foreign_key(key, path, help),
+                        None => self.unknown_key(key, path, &KEYS, UnknownKey::Refuse),
+                    }
+                }
+            }
+        }
+        (found, all_known)
+    }
+
+    fn step_name(
+        &mut self,
+        node: &YamlNode,
+        entries: &[YamlEntry],
+        entry: Option<&YamlEntry>,
+        path: &str,
+    ) -> Option<String> {
+        let path = join(path, "name");
+        let Some(entry) = entry else {
+            if !self.is_misspelt(entries, &KEYS, &["name"]) {
+                self.error(Class::Schema, node.at, &path, "\"name\" is missing");
+            }
+            return None;
+        };
+        let text = self.string(&entry.value, &path)?;
+        if name::is_valid(text) {
+            return Some(text.to_owned());
+        }
+        self.error(Class::Name, entry.value.at, &path, name::complaint("step", text));
+        None
+    }
+
+    /// Reads exactly one of `func`/`step`, `script`, `action`.
+    fn invocation(
+        &mut self,
+        node: &YamlNode,
+        entries: &[YamlEntry],
+        found: &StepKeys<'_>,
+        path: &str,
+    ) -> Option<Invocation> {
+        let mut parsed = Vec::new();
+        for entry in &found.invokes {
+            parsed.push(self.invoked(entry, &join(path, &entry.key.text)));
+        }
+        match (found.invokes.first(), found.invokes.get(1)) {
+            (None, _) => {
+                let is_named_otherwise = entries.iter().any(|entry| foreign::is_invocation(&entry.key.text));
+                if !self.is_misspelt(entries, &KEYS, &["func", "step", "script", "action"])
+                    && !is_named_otherwise
+                {
+                    self.error(Class::Schema, node.at, path, "one of func, script, action is needed");
+                }
+                return None;
+            }
+            (Some(first), Some(second)) => {
+                let message = format!("only one of {}, {}", first.key.text, second.key.text);
+                self.error(Class::Schema, second.key.at, &join(path, &second.key.text), message);
+                return None;
+            }
+            (Some(_), None) => {}
+        }
+        let invocation = parsed.pop()?;
+        let has_script = found.invokes.iter().any(|entry| entry.key.text == "script");
+        if let Some(inputs) = found.inputs
+            && has_script
+            && !inputs.value.is_null()
+        {
+            let help = "use expressions in the script, or env";
+            let message = "script cannot be used with inputs";
+            self.error_with_help(Class::Schema, inputs.key.at, &join(path, "inputs"), message, help);
+        }
+        invocation
+    }
+
+    fn invoked(&mut self, entry: &YamlEntry, path: &str) -> Option<Invocation> {
+        match entry.key.text.as_str() {
+            "script" => self.script(&entry.value, path).map(Invocation::Script),
+            "action" => self.not_empty(&entry.value, path).map(Invocation::Action),
+            _ => self
+                .reference(&entry.value, path)
+                .map(|reference| Invocation::Reference(reference, entry.value.at)),
+        }
+    }
+
+    fn script(&mut self, node: &YamlNode, path: &str) -> Option<Template> {
+        if matches!(node.kind, NodeKind::Sequence(_)) {
+            let help = "write the commands below each other as one text: \"script: |\", then a line \"set -e\" and each command";
+            self.error_with_help(Class::Schema, node.at, path, "expected a string, got a list", help);
+            return None;
+        }
+        let script = self.not_empty(node, path)?;
+        self.lost_failure(node, path);
+        Some(script)
+    }
+
+    fn not_empty(&mut self, node: &YamlNode, path: &str) -> Option<Template> {
+        let template = self.template(node, path)?;
+        if template.as_literal() == Some("") {
+            self.error(Class::Schema, node.at, path, "expected a non-empty string");
+            return None;
+        }
+        Some(template)
+    }
+
+    fn step_inputs(&mut self, node: &YamlNode, path: &str) -> Option<Vec<(Template, TemplateValue)>> {
+        let entries = self.mapping_or_null(node, path);
+        let inputs: Vec<Option<(Template, TemplateValue)>> = entries
+            .iter()
+            .map(|entry| {
+                let path = join(path, &entry.key.text);
+                let key = self.key_template(&entry.key, "input", &path);
+                let value = self.input_value(&entry.value, &path);
+                key.zip(value)
+            })
+            .collect();
+        inputs.into_iter().collect()
+    }
+
+    fn step_env(&mut self, node: &YamlNode, path: &str) -> Option<Vec<(Template, Template)>> {
+        let entries = self.mapping_or_null(node, path);
+        let env: Vec<Option<(Template, Template)>> = entries
+            .iter()
+            .map(|entry| {
+                let path = join(path, &entry.key.text);
+                let key = self.key_template(&entry.key, "environment variable", &path);
+                let value = self.env_value(&entry.value, &path);
+                key.zip(value)
+            })
+            .collect();
+        env.into_iter().collect()
+    }
+
+    /// Reads the value of an input. Keeps the source text of a boolean or number: the called function may want text.
+    fn input_value(&mut self, node: &YamlNode, path: &str) -> Option<TemplateValue> {
+        let value = self.template_value(node, path)?;
+        Some(match (value, &node.kind) {
+            (TemplateValue::Constant(value), NodeKind::Scalar(scalar)) if value.data != Data::Null => {
+                TemplateValue::Written(value, scalar.text.as_str().into())
+            }
+            (value, _) => value,
+        })
+    }
+
+    /// Reads any value. Its strings are templates, its keys are not.
+    pub(super) fn template_value(&mut self, node: &YamlNode, path: &str) -> Option<TemplateValue> {
+        match &node.kind {
+            NodeKind::Scalar(scalar) if resolve(scalar) == Resolved::Text => {
+                self.scalar_template(node, path).map(TemplateValue::Text)
+            }
+            NodeKind::Scalar(_) => self.value(node, path).map(TemplateValue::Constant),
+            NodeKind::Sequence(items) => {
+                let items: Vec<Option<TemplateValue>> = items
+                    .iter()
+                    .enumerate()
+                    .map(|(index, item)| self.template_value(item, &at_index(path, index)))
+                    .collect();
+                items.into_iter().collect::<Option<_>>().map(TemplateValue::Array)
+            }
+            NodeKind::Mapping(entries) => {
+                let members: Vec<Option<(String, TemplateValue)>> = entries
+                    .iter()
+                    .map(|entry| {
+                        let value = self.template_value(&entry.value, &join(path, &entry.key.text))?;
+                        Some((entry.key.text.clone(), value))
+                    })
+                    .collect();
+                members.into_iter().collect::<Option<_>>().map(TemplateValue::Object)
+            }
+        }
+    }
+}
