@@ -14,9 +14,7 @@ pub mod fetch;
 pub mod files;
 pub mod grpc;
 pub mod job;
-pub mod journal;
 pub mod keeper;
-pub mod log;
 pub mod logging;
 pub mod net;
 pub mod oci;
@@ -34,5 +32,7 @@ pub mod web;
 
 // Crates of their own, under their short names (docs/internals/architecture.md, "Crates").
 pub use step_runner_lang as lang;
+pub use step_runner_log as log;
+pub use step_runner_log::journal;
 pub use step_runner_model as model;
 pub use step_runner_model::error;

@@ -14,10 +14,10 @@ use std::path::{Path, PathBuf};
 use imports::Imports;
 
 /// What the root crate exports from the crates below it, as modules of its own.
-const CRATES: [&str; 3] = ["model", "error", "lang"];
+const CRATES: [&str; 5] = ["model", "error", "lang", "log", "journal"];
 
 /// Modules that share a crate with others although neither side may name the other: the crate's folder, the module.
-const BESIDE: [(&str, &str); 1] = [("model", "error")];
+const BESIDE: [(&str, &str); 2] = [("model", "error"), ("log", "journal")];
 
 /// What a module of the root crate may name of it, besides itself.
 fn table() -> BTreeMap<&'static str, Vec<&'static str>> {
@@ -55,8 +55,6 @@ fn table() -> BTreeMap<&'static str, Vec<&'static str>> {
         ("failpoint", vec![]),
         ("files", vec!["failpoint"]),
         ("pb", vec!["error"]),
-        ("log", model.clone()),
-        ("journal", model.clone()),
         ("variables", model.clone()),
         ("config", vec!["variables", "lang"]),
         ("logging", vec!["config", "files", "error"]),

@@ -13,7 +13,7 @@ mod client;
 mod crash;
 mod crash_run;
 mod daemon;
-#[path = "../../src/log/mask/tests/definition.rs"]
+#[path = "../../crates/log/src/mask/tests/definition.rs"]
 mod definition;
 mod empty_root;
 mod follower;

@@ -4,7 +4,7 @@ use proptest::prelude::*;
 
 use super::text::{Marker, show};
 use super::{Format, Options, Output, Printer};
-use crate::log::frame::{HEADER_LEN, HOLD_MAX, Stamp};
+use crate::frame::{HEADER_LEN, HOLD_MAX, Stamp};
 
 fn wire(entries: &[(&str, &str)]) -> Vec<u8> {
     let mut wire = Vec::new();

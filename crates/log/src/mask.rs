@@ -28,7 +28,7 @@ use std::{
     sync::{Arc, LazyLock},
 };
 
-use crate::model::text;
+use step_runner_model::text;
 
 use self::{automaton::Automaton, filter::Filter, token::TokenPrefixes};
 pub use self::{

@@ -2,7 +2,7 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 
 use super::{Check, Entry, Joiner, Line, Live, NotALog, Parser, SourceKey};
-use crate::log::frame::{Framer, HEADER_LEN, HOLD_MAX, LogChannel, Stamp};
+use crate::frame::{Framer, HEADER_LEN, HOLD_MAX, LogChannel, Stamp};
 
 const TIME: &str = "2021-01-01T00:00:00.000000Z";
 

@@ -4,7 +4,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::model::{CancelCause, ExitStatus, Outcome, StepUsage};
+use step_runner_model::{CancelCause, ExitStatus, Outcome, StepUsage};
 
 /// One line of a journal. Times are microseconds since the epoch.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

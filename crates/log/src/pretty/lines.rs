@@ -4,7 +4,7 @@ use chrono::FixedOffset;
 use memchr::memchr;
 
 use super::text::{Marker, show};
-use crate::log::line::{Entry, SourceKey};
+use crate::line::{Entry, SourceKey};
 
 /// A joined line longer than this is shown before its end, to bound memory.
 const MAX_HELD: usize = 1 << 20;

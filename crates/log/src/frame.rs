@@ -29,7 +29,7 @@ pub(crate) const FULL: u8 = b' ';
 /// The flag of an entry that continues the one before it of the same source (logs.md §1).
 pub(crate) const CONTINUES: u8 = b'+';
 
-pub use crate::model::LogChannel;
+pub use step_runner_model::LogChannel;
 
 /// The formatter of one source (logs.md §3).
 ///

@@ -5,8 +5,8 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 
 use super::{Backlog, GIVE_UP_AFTER, LogBudget, LogOrigin, OWN_RESERVE, Pipeline, WriterState};
-use crate::log::frame::{LogChannel, STEP, Stamp, daemon_lines};
-use crate::log::mask::{MaskConfig, Masker, PhraseSet};
+use crate::frame::{LogChannel, STEP, Stamp, daemon_lines};
+use crate::mask::{MaskConfig, Masker, PhraseSet};
 
 const HEADER: &str = "1970-01-01T00:00:00.000000Z";
 

@@ -1,5 +1,5 @@
 use super::*;
-use crate::log::mask::{MaskStream, Masker};
+use crate::mask::{MaskStream, Masker};
 
 const NOTHING: [&str; 0] = [];
 

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::{LogBudget, LogOrigin, output_bytes};
-use crate::log::frame::{LogChannel, Stamp, daemon_lines};
+use crate::frame::{LogChannel, Stamp, daemon_lines};
 
 /// Interval between attempts to write after a refusal (logs.md §6).
 pub const RETRY_EVERY: Duration = Duration::from_secs(1);

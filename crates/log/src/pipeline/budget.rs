@@ -1,7 +1,7 @@
 //! The log limit (logs.md §6).
 
 use super::output_bytes;
-use crate::log::frame::{LogChannel, Stamp, daemon_lines};
+use crate::frame::{LogChannel, Stamp, daemon_lines};
 
 /// Bytes at the end of the limit that are reserved for the daemon's own lines (logs.md §6).
 pub const OWN_RESERVE: u64 = 4096;
