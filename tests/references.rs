@@ -13,7 +13,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Folders and files whose texts may name pages.
-const TEXTS: [&str; 17] = [
+const TEXTS: [&str; 16] = [
     "src",
     "crates",
     "proto",
@@ -29,7 +29,6 @@ const TEXTS: [&str; 17] = [
     "CHANGELOG.md",
     "CONTRIBUTING.md",
     "Cargo.toml",
-    "build.rs",
     "justfile",
 ];
 

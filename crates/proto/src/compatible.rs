@@ -7,7 +7,7 @@ use prost::{DecodeError, Message, Name};
 use super::Decodable;
 use messages::guesses;
 
-use crate::error::Chain;
+use step_runner_model::error::Chain;
 
 /// Messages of which every field number is certain.
 pub mod messages {

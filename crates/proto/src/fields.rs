@@ -144,7 +144,7 @@ fn content(wire_type: usize, bytes: &mut Bytes) -> Option<Bytes> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::pb::v1;
+    use crate::v1;
 
     fn unknown_of(message: &str, bytes: &[u8]) -> Vec<u32> {
         let mut found = BTreeSet::new();

@@ -1,4 +1,8 @@
-//! Code generated from the service definitions under `proto/`, and its codec. Used by `grpc/` and `client/` only.
+//! Code generated from the service definitions under `proto/`, and its codec.
+//!
+//! Owns the messages and calls on the wire, the details of a refusal, and the limits of decoding. `grpc/` and `client/`
+//! translate between these messages and the project's own types; no other module names one. The crate may use only
+//! `model` of the project, for errors. It opens no connection.
 
 #![allow(
     missing_docs,
