@@ -12,11 +12,11 @@ use rustix::io::Errno;
 use rustix::process::{Pid, Signal};
 
 use super::{Order, OrderedCommand, ReaperEvent, ReaperReport, receive, send};
-use crate::process::group;
-use crate::process::host::hide_memory;
-use crate::process::spawn::{Command, Confinement, SpawnError, Spawner, Stage};
-use crate::process::sweep::{descendants, own_children};
-use crate::process::sys::{Child, Children, Signals, inherited_descriptor, look_at_children, reap_ended};
+use crate::group;
+use crate::host::hide_memory;
+use crate::spawn::{Command, Confinement, SpawnError, Spawner, Stage};
+use crate::sweep::{descendants, own_children};
+use crate::sys::{Child, Children, Signals, inherited_descriptor, look_at_children, reap_ended};
 
 /// First pause between two rounds of killing; it doubles each time.
 const FIRST_PAUSE: Duration = Duration::from_millis(1);

@@ -10,7 +10,7 @@ use rustix::process::{Pid, PidfdFlags, Signal};
 
 use super::sweep::Process;
 use super::sys::{Child, reap_ended};
-use crate::model::{ExitStatus, StepUsage};
+use step_runner_model::{ExitStatus, StepUsage};
 
 /// Reaps the child behind `pidfd` if it has ended. Returns its status, and the usage of it and the children it had
 /// reaped.

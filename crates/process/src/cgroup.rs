@@ -27,8 +27,8 @@ use super::controllers::{
 };
 use super::freezer::{thaw, thaw_tree};
 use super::sweep::Process;
-use crate::model::ResourceLimits;
 use settings::Settings;
+use step_runner_model::ResourceLimits;
 use tree::{groups_below, remove_tree};
 
 /// Start of the name of a keeper's group; its process id follows.

@@ -5,7 +5,7 @@ use std::io;
 use rustix::process::{DumpableBehavior, Resource, Rlimit};
 
 use super::sweep::Process;
-use crate::model::ProcessInfo;
+use step_runner_model::ProcessInfo;
 
 /// Returns the identity of this process, unique across boots.
 pub fn this_process() -> ProcessInfo {

@@ -31,8 +31,8 @@ use serde::{Deserialize, Serialize};
 
 use super::host::SoftLimits;
 use super::spawn::{Command, Confinement, SpawnError, Stage, output_pipe};
-use crate::model::{ExitStatus, StepUsage};
 pub use serve::serve;
+use step_runner_model::{ExitStatus, StepUsage};
 
 /// Words on the command line that make this program a reaper; the job's tag follows. By the tag a daemon finds the
 /// job's processes below a reaper whose keeper is dead (`sweep`): the rest of a reaper's `/proc` belongs to root.

@@ -18,7 +18,7 @@ use super::controllers::{
     Controller, Hierarchy, LimitCounts, MIN_CPU_MICROS, Version, cpu_time, open_directory, peak_memory,
     read_counts, write_limits,
 };
-use crate::model::{LimitName, ResourceLimits, Unenforceable};
+use step_runner_model::{LimitName, ResourceLimits, Unenforceable};
 
 /// A keeper's means to enforce limits besides the [`Pool`].
 #[derive(Debug)]

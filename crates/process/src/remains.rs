@@ -82,7 +82,7 @@ fn is_reaper(process: &Process) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::process::sweep::TAG_VARIABLE;
+    use crate::sweep::TAG_VARIABLE;
 
     /// Waits until both processes of the job `tag` run their programs: before, a process has no environment to read.
     fn wait_for_both(tag: u128) {

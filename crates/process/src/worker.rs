@@ -16,7 +16,7 @@ use rustix::fs::Mode;
 use rustix::process::{Pid, PidfdFlags, Resource, Rlimit, Signal, pidfd_open, pidfd_send_signal};
 
 use super::children;
-use crate::model::ExitStatus;
+use step_runner_model::ExitStatus;
 
 /// Most memory of a worker in bytes: twice the largest tree, so that a pack can be held while it is read.
 pub const MAX_MEMORY: u64 = 2 << 30;
@@ -50,8 +50,7 @@ impl Program {
         Self { path: "/proc/self/exe".into(), argument: "fetch".into() }
     }
 
-    /// Returns a shell script that speaks the same protocol.
-    #[cfg(test)]
+    /// Returns a shell script that speaks the same protocol, for tests of what starts workers.
     pub fn script(path: PathBuf) -> Self {
         Self { path: "/bin/sh".into(), argument: path.into() }
     }

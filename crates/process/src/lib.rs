@@ -16,7 +16,8 @@
 //! - [`children`] tells the daemon's own children from orphans, and reaps those;
 //! - `sys` is the only module of the project with `unsafe` code: the few system calls no safe library offers.
 //!
-//! Nothing here knows logs or the protocol of daemon and keeper. Functions that the keeper's loop calls wait for no
+//! The crate may use `model` only: nothing here knows logs, the state folder, or the protocol of daemon and keeper, and
+//! there is no asynchronous runtime. Functions that the keeper's loop calls wait for no
 //! process: they return at once, and the loop calls again. Only file systems can hold them up: a start lasts until the
 //! kernel has entered the working folder and loaded the program (docs/operate/operation.md, a file system that hangs).
 

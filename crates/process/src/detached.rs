@@ -16,7 +16,7 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use super::sweep::Process;
 use super::{close_on_exec_from, host};
-pub use crate::model::ProcessInfo;
+pub use step_runner_model::ProcessInfo;
 
 /// A started process that waits for its release. If this is dropped, it ends without having done anything.
 #[derive(Debug)]

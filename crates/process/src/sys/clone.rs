@@ -12,7 +12,7 @@ use super::wait::reap;
 
 /// Failure of a [`clone_exec`].
 #[derive(Debug)]
-pub(in crate::process) enum CloneError {
+pub(crate) enum CloneError {
     /// No child was made.
     Clone(io::Error),
     /// The child failed before its program; it has been reaped.
@@ -24,7 +24,7 @@ pub(in crate::process) enum CloneError {
 ///
 /// The child leads a process group of its own, dies with the *thread* that called this, and has the descriptors 0, 1, 2
 /// of the plan; all our others must be close-on-exec.
-pub(in crate::process) fn clone_exec(
+pub(crate) fn clone_exec(
     plan: &ChildPlan<'_>,
     stack: &mut ChildStack,
 ) -> Result<(libc::pid_t, OwnedFd), CloneError> {

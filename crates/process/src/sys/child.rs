@@ -11,7 +11,7 @@ use super::errno;
 use super::signal::{KernelAction, LAST_SIGNAL, empty_signal_set, signal_action};
 
 /// Dispositions and limits for started processes: as they were before we changed ours.
-pub(in crate::process) struct Inheritance {
+pub(crate) struct Inheritance {
     /// Signals whose disposition is not the default.
     signals: Vec<c_int>,
     /// Limits to set, as they were.
@@ -22,7 +22,7 @@ pub(in crate::process) struct Inheritance {
 
 impl Inheritance {
     /// Reads the present limits; call before they are changed.
-    pub(in crate::process) fn read() -> Self {
+    pub(crate) fn read() -> Self {
         let limits = [libc::RLIMIT_NOFILE as c_int, libc::RLIMIT_CORE as c_int]
             .into_iter()
             .filter_map(|resource| {
@@ -40,7 +40,7 @@ impl Inheritance {
     }
 
     /// Notes which signals are ignored or handled now; call again after changing one.
-    pub(in crate::process) fn read_signals(&mut self) {
+    pub(crate) fn read_signals(&mut self) {
         self.signals = (1..=LAST_SIGNAL)
             .filter(|&signal| {
                 let mut action: KernelAction = [0; 8];
@@ -53,28 +53,28 @@ impl Inheritance {
 }
 
 /// Plan of the child between `clone` and `execve`. The parent prepares everything: the child may not allocate.
-pub(in crate::process) struct ChildPlan<'a> {
-    pub(in crate::process) program: &'a CStr,
+pub(crate) struct ChildPlan<'a> {
+    pub(crate) program: &'a CStr,
     /// Null-terminated array of C strings.
-    pub(in crate::process) argv: *const *const libc::c_char,
+    pub(crate) argv: *const *const libc::c_char,
     /// Null-terminated array of C strings.
-    pub(in crate::process) envp: *const *const libc::c_char,
-    pub(in crate::process) work_dir: &'a CStr,
-    pub(in crate::process) stdin: BorrowedFd<'a>,
-    pub(in crate::process) stdout: BorrowedFd<'a>,
-    pub(in crate::process) stderr: BorrowedFd<'a>,
+    pub(crate) envp: *const *const libc::c_char,
+    pub(crate) work_dir: &'a CStr,
+    pub(crate) stdin: BorrowedFd<'a>,
+    pub(crate) stdout: BorrowedFd<'a>,
+    pub(crate) stderr: BorrowedFd<'a>,
     /// Directory of the control group to start in.
-    pub(in crate::process) cgroup: Option<BorrowedFd<'a>>,
+    pub(crate) cgroup: Option<BorrowedFd<'a>>,
     /// `cgroup.procs` of the groups of version 1 to join.
-    pub(in crate::process) join: &'a [BorrowedFd<'a>],
+    pub(crate) join: &'a [BorrowedFd<'a>],
     /// Limits to set last: the program's own.
-    pub(in crate::process) limits: &'a [ProcessLimit],
-    pub(in crate::process) inheritance: &'a Inheritance,
+    pub(crate) limits: &'a [ProcessLimit],
+    pub(crate) inheritance: &'a Inheritance,
 }
 
 /// A limit of one process, for its soft and its hard value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::process) enum ProcessLimit {
+pub(crate) enum ProcessLimit {
     /// Open files.
     OpenFiles(u64),
     /// Processes of the user.
@@ -103,7 +103,7 @@ impl ProcessLimit {
 
 /// Stage at which the child failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::process) enum ChildStage {
+pub(crate) enum ChildStage {
     /// Group, parent-death signal, dispositions, limits.
     Prepare = 1,
     /// Joining its control group.

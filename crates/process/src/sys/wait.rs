@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use super::errno;
-use crate::model::{ExitStatus, StepUsage};
+use step_runner_model::{ExitStatus, StepUsage};
 
 /// Reaps a child that has exited.
 pub(super) fn reap(pid: libc::pid_t) {
@@ -22,7 +22,7 @@ pub(super) fn reap(pid: libc::pid_t) {
 
 /// State of the children of this process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::process) enum Children {
+pub(crate) enum Children {
     /// This child has ended; it stays unreaped.
     Ended(u32),
     /// There are children, and none has ended.
@@ -32,7 +32,7 @@ pub(in crate::process) enum Children {
 }
 
 /// Looks for an ended child, whatever signal its end sends.
-pub(in crate::process) fn look_at_children() -> Children {
+pub(crate) fn look_at_children() -> Children {
     // SAFETY: an all-zero siginfo is a valid value; the call writes only to it.
     let (waited, pid) = unsafe {
         let mut info: libc::siginfo_t = std::mem::zeroed();
@@ -57,7 +57,7 @@ pub fn peek_exited_child() -> Option<u32> {
 
 /// The child to wait for.
 #[derive(Clone, Copy)]
-pub(in crate::process) enum Child<'a> {
+pub(crate) enum Child<'a> {
     /// The child behind this descriptor.
     Pidfd(BorrowedFd<'a>),
     /// The child with this process id.
@@ -66,7 +66,7 @@ pub(in crate::process) enum Child<'a> {
 
 /// Reaps a child if it has ended. Returns its exit code or the signal that ended it. Unlike the library's call, it also
 /// returns the usage of the child and the children it had reaped.
-pub(in crate::process) fn reap_ended(child: Child<'_>) -> Option<(ExitStatus, StepUsage)> {
+pub(crate) fn reap_ended(child: Child<'_>) -> Option<(ExitStatus, StepUsage)> {
     let (kind, id) = match child {
         Child::Pidfd(fd) => (libc::P_PIDFD, fd.as_raw_fd() as libc::id_t),
         Child::Pid(pid) => (libc::P_PID, pid),

@@ -15,7 +15,7 @@ use std::time::Duration;
 use rustix::fs::{Access, AtFlags, Mode, OFlags};
 use rustix::io::Errno;
 
-use crate::model::{LimitName, ResourceLimits};
+use step_runner_model::{LimitName, ResourceLimits};
 
 /// Room for one read of a group's file; most are shorter.
 const READ_BYTES: usize = 1024;

@@ -11,13 +11,13 @@ pub(super) const CHILD_STACK: usize = 64 << 10;
 const STACK_GUARD: usize = 64 << 10;
 
 /// Stack for the child of one [`clone_exec`](super::clone::clone_exec) at a time.
-pub(in crate::process) struct ChildStack {
+pub(crate) struct ChildStack {
     base: *mut c_void,
 }
 
 impl ChildStack {
     /// Maps the stack. Its pages cost memory only once they are used.
-    pub(in crate::process) fn new() -> io::Result<Self> {
+    pub(crate) fn new() -> io::Result<Self> {
         // SAFETY: a new private anonymous mapping touches no memory that exists.
         let base = unsafe {
             libc::mmap(

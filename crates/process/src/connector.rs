@@ -23,7 +23,7 @@ use super::command::{LookupError, lookup};
 use super::spawn::{SpawnError, Stage, StringArray};
 use super::sys::{self, ChildPlan, ChildStack, CloneError, Inheritance};
 use super::{children, group};
-use crate::model::ExitStatus;
+use step_runner_model::ExitStatus;
 
 /// Bytes kept of the end of standard error (connectors.md §4).
 const KEPT: usize = 32 << 10;
