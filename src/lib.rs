@@ -5,7 +5,6 @@ pub mod app;
 pub mod bootstrap;
 pub mod builtin;
 pub mod cli;
-pub mod client;
 pub mod clock;
 pub mod config;
 pub mod custom_executor;
@@ -16,7 +15,6 @@ pub mod grpc;
 pub mod job;
 pub mod keeper;
 pub mod logging;
-pub mod net;
 pub mod oci;
 pub mod plan;
 pub mod proxy;
@@ -29,6 +27,8 @@ pub mod variables;
 pub mod web;
 
 // Crates of their own, under their short names (docs/internals/architecture.md, "Crates").
+pub use step_runner_client as client;
+pub use step_runner_client::net;
 pub use step_runner_lang as lang;
 pub use step_runner_log as log;
 pub use step_runner_log::journal;

@@ -13,9 +13,9 @@ use indexmap::IndexMap;
 use serde::{Deserialize, Serialize};
 
 pub use base::{Base, BaseWarning, EnvBase, RECOVERY_VARIABLE};
-pub use expand::escape;
 pub use prepare::prepare;
 
+pub use crate::model::escape;
 use crate::model::{Reason, Variable};
 
 /// Most variables and environment entries of a request together (service.md §3.7).

@@ -1,11 +1,5 @@
 //! Expands one value in a single pass from left to right. Inserted text is not expanded again (variables.md §4).
 
-/// Doubles every `$`, so that expansion returns `text`. For clients whose values are expanded already or must stay raw
-/// (variables.md §1).
-pub fn escape(text: &str) -> String {
-    text.replace('$', "$$")
-}
-
 /// The output exceeds the budget.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct OverBudget;
@@ -80,6 +74,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::variables::escape;
 
     fn expanded(value: &str) -> String {
         let mut out = String::new();

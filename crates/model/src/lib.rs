@@ -23,4 +23,4 @@ pub use refusal::{Reason, Refusal, Violation};
 pub use result::{
     ExecResult, FinishedProcess, ReferenceInfo, StepFacts, StepInfo, StepResult, StepStatus, StepUsage,
 };
-pub use variable::Variable;
+pub use variable::{Variable, escape};

@@ -17,6 +17,12 @@ pub struct Variable {
     pub masked: bool,
 }
 
+/// Doubles every `$`, so that expansion returns `text`. For clients whose values are expanded already or must stay raw
+/// (variables.md §1).
+pub fn escape(text: &str) -> String {
+    text.replace('$', "$$")
+}
+
 impl fmt::Debug for Variable {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Variable")

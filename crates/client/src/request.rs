@@ -3,16 +3,15 @@
 use std::fmt;
 use std::time::Duration;
 
-use crate::model::{JobId, Variable};
-use crate::pb::v1;
-use crate::variables;
+use step_runner_model::{JobId, Variable, escape};
+use step_runner_proto::v1;
 
 /// A job to run (service.md §2, §3.1). Its steps, environment, variables and phrases may hold secrets, so `Debug` shows
 /// only the id.
 ///
 /// ```
-/// use step_runner::client::Request;
-/// use step_runner::model::JobId;
+/// use step_runner_client::model::JobId;
+/// use step_runner_client::Request;
 ///
 /// let id = JobId::parse("42").expect("a literal");
 /// let request = Request::new(id, "- {name: hello, script: echo hello}")
@@ -167,14 +166,14 @@ impl Request {
         if let Some(job) = &mut message.job {
             let env = std::mem::take(&mut message.env);
             let declared: Vec<_> = job.variables.iter().map(|variable| variable.key.clone()).collect();
-            job.variables.extend(env.into_iter().filter(|(key, _)| !declared.contains(key)).map(
-                |(key, value)| v1::Variable {
+            job.variables.extend(
+                env.into_iter().filter(|(key, _)| !declared.contains(key)).map(|(key, value)| v1::Variable {
                     key,
-                    value: variables::escape(&value),
+                    value: escape(&value),
                     file: false,
                     masked: false,
-                },
-            ));
+                }),
+            );
         }
         message
     }

@@ -6,14 +6,14 @@ use tonic::Streaming;
 use super::follow::STEADY;
 use super::retry::{Attempts, Call, CallFailure};
 use super::{Client, Error};
-use crate::model::JobId;
-use crate::pb::v1;
+use step_runner_model::JobId;
+use step_runner_proto::v1;
 
 /// Follows the results of one job. Dropping it does not affect the job.
 ///
 /// ```no_run
-/// # async fn example(client: step_runner::client::Client) -> Result<(), Box<dyn std::error::Error>> {
-/// let id = step_runner::model::JobId::parse("42")?;
+/// # async fn example(client: step_runner_client::Client) -> Result<(), Box<dyn std::error::Error>> {
+/// let id = step_runner_client::model::JobId::parse("42")?;
 /// let mut results = client.follow_steps(&id);
 /// while let Some(result) = results.next().await? {
 ///     match result.step {

@@ -9,8 +9,8 @@ use tonic::Streaming;
 
 use super::retry::{Attempts, Call, CallFailure};
 use super::{Absence, Client, Error, Loss};
-use crate::model::JobId;
-use crate::pb::v1;
+use step_runner_model::JobId;
+use step_runner_proto::v1;
 
 /// Age from which a stream counts as a success even without data: when it breaks, the time limit for reconnecting
 /// starts again.
@@ -32,10 +32,10 @@ pub enum Event {
 /// Follows one log. Dropping it does not affect the job.
 ///
 /// ```no_run
-/// # async fn example(client: step_runner::client::Client) -> Result<(), Box<dyn std::error::Error>> {
-/// use step_runner::client::Event;
+/// # async fn example(client: step_runner_client::Client) -> Result<(), Box<dyn std::error::Error>> {
+/// use step_runner_client::Event;
 ///
-/// let id = step_runner::model::JobId::parse("42")?;
+/// let id = step_runner_client::model::JobId::parse("42")?;
 /// // 1000 bytes are on disk already, from an earlier run of this program.
 /// let mut log = client.follow(&id, 1000);
 /// while let Event::Log(bytes) = log.next().await? {

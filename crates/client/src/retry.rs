@@ -10,9 +10,9 @@ use tonic_types::ErrorInfo;
 
 use super::diagnosis::{Meaning, Repeats};
 use super::{Address, DialError, Error, Loss};
-use crate::error::Chain;
-use crate::model::JobId;
-use crate::pb::details;
+use step_runner_model::JobId;
+use step_runner_model::error::Chain;
+use step_runner_proto::details;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Call {
@@ -281,10 +281,10 @@ fn random_fraction() -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::client::ConnectorKind;
-    use crate::client::diagnosis::{Diagnosis, Seen};
-    use crate::model::ExitStatus;
-    use crate::pb::details::Details;
+    use crate::ConnectorKind;
+    use crate::diagnosis::{Diagnosis, Seen};
+    use step_runner_model::ExitStatus;
+    use step_runner_proto::details::Details;
 
     const CALLS: [Call; 7] = [
         Call::Connect,

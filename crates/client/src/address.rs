@@ -25,12 +25,12 @@ pub use connector::{Connector, ConnectorKind};
 /// instead of `step-runner`.
 ///
 /// ```
-/// use step_runner::client::Address;
+/// use step_runner_client::Address;
 ///
 /// let address: Address = "ssh://ci@build7:2222/run/step-runner.sock".parse()?;
 /// assert_eq!(address.to_string(), "ssh://ci@build7:2222/run/step-runner.sock");
 /// assert!("ssh://-oProxyCommand=x".parse::<Address>().is_err());
-/// # Ok::<(), step_runner::client::AddressError>(())
+/// # Ok::<(), step_runner_client::AddressError>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Address {
@@ -91,11 +91,11 @@ impl Address {
     /// without one. The program must end in a `step-runner proxy`.
     ///
     /// ```
-    /// use step_runner::client::Address;
+    /// use step_runner_client::Address;
     ///
     /// let address = Address::via("ssh build7 step-runner proxy")?;
     /// assert_eq!(address, "cmd:ssh build7 step-runner proxy".parse()?);
-    /// # Ok::<(), step_runner::client::AddressError>(())
+    /// # Ok::<(), step_runner_client::AddressError>(())
     /// ```
     pub fn via(words: &str) -> Result<Self, AddressError> {
         Connector::command(words).map(Self::Process)

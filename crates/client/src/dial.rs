@@ -18,9 +18,9 @@ use tower::service_fn;
 use super::diagnosis::{Diagnosis, Meaning, Repeats, Seen};
 use super::stream::{First, Stream, Transport};
 use super::{Address, Connector, ConnectorKind};
-use crate::model::ExitStatus;
 use crate::net::{Socket, SocketError};
-use crate::process::connector::{self, StartError, StderrTail};
+use step_runner_model::ExitStatus;
+use step_runner_process::connector::{self, StartError, StderrTail};
 
 /// Time without a byte after which a ping is sent, while a call is open (connectors.md §6).
 const PING_INTERVAL: Duration = Duration::from_secs(30);

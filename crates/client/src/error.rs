@@ -3,8 +3,8 @@
 use tonic_types::ErrorInfo;
 
 use super::{Address, AddressError, DialError};
-use crate::error::{Exit, Failure};
-use crate::model::JobId;
+use step_runner_model::JobId;
+use step_runner_model::error::{Exit, Failure};
 
 /// Reasons why a call failed after all repeats. Never holds a value of the request.
 #[derive(Debug, thiserror::Error)]
@@ -196,7 +196,7 @@ mod tests {
     use std::collections::HashMap;
 
     use super::*;
-    use crate::pb::details;
+    use step_runner_proto::details;
 
     #[test]
     fn a_lost_job_is_told_in_words_and_other_words_are_quoted() {

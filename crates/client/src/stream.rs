@@ -15,7 +15,7 @@ use tokio::sync::oneshot;
 use tokio::time::Sleep;
 
 use super::diagnosis::SHOWN;
-use crate::process::connector;
+use step_runner_process::connector;
 
 /// Length of a frame's header.
 const HEADER: usize = 9;

@@ -1,13 +1,17 @@
 //! A client of the daemon: starts jobs, follows them through broken connections, and finishes them.
 //!
-//! The client repeats every call by one policy (`client/retry.rs`): within the limits of [`Options`] it waits out a
+//! Owns addresses, connections, and the policy of repeats; [`net`] is beside that: where the socket is, and who listens
+//! on it. The crate may use `model`, `proto` and `process` of the project. It has no part of the daemon, so a program
+//! that depends on it compiles neither actors nor fetching.
+//!
+//! The client repeats every call by one policy (`retry.rs`): within the limits of [`Options`] it waits out a
 //! broken connection and a restarting or full daemon. A call ends with the answer or with an [`Error`], which says if
 //! the job is lost, refused, or only out of reach.
 //!
 //! ```no_run
 //! # async fn example() -> Result<(), Box<dyn std::error::Error>> {
-//! use step_runner::client::{Client, Event, Request};
-//! use step_runner::model::JobId;
+//! use step_runner_client::model::JobId;
+//! use step_runner_client::{Client, Event, Request};
 //!
 //! let client = Client::connect("ssh://ci@build7/run/step-runner.sock".parse()?).await?;
 //! let id = JobId::parse("42")?;
@@ -31,7 +35,7 @@
 
 /// Includes the page about clients, so that its example is compiled.
 #[cfg(doctest)]
-#[doc = include_str!("../docs/integrate/client.md")]
+#[doc = include_str!("../../../docs/integrate/client.md")]
 struct Page;
 
 mod address;
@@ -39,6 +43,7 @@ mod diagnosis;
 mod dial;
 mod error;
 mod follow;
+pub mod net;
 mod request;
 mod retry;
 mod run;
@@ -54,17 +59,20 @@ pub use request::{Request, RequestLimits};
 pub use retry::Absence;
 pub use steps::FollowSteps;
 
+// Types in the interface of the client: ids, and the messages of the service.
+pub use step_runner_model as model;
+pub use step_runner_proto::v1;
+
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::Mutex;
 use tonic::transport::Channel;
 
-use crate::model::JobId;
-use crate::pb::v1;
-use crate::pb::v1::step_runner_client::StepRunnerClient;
 use dial::Dialed;
 use retry::{Attempts, Call, CallFailure};
+use step_runner_model::JobId;
+use step_runner_proto::v1::step_runner_client::StepRunnerClient;
 
 /// Deadline of one attempt of a call that answers at once (service.md §7.1).
 const CALL_DEADLINE: Duration = Duration::from_secs(30);
@@ -124,8 +132,8 @@ impl Client {
     /// Connects to the daemon at `address`. Waits for a daemon that is not there yet.
     ///
     /// ```no_run
-    /// # async fn example() -> Result<(), step_runner::client::Error> {
-    /// let client = step_runner::client::Client::connect("/tmp/step-runner.sock".parse()?).await?;
+    /// # async fn example() -> Result<(), step_runner_client::Error> {
+    /// let client = step_runner_client::Client::connect("/tmp/step-runner.sock".parse()?).await?;
     /// for job in client.jobs().await? {
     ///     println!("{} finished: {}", job.id, job.finished);
     /// }
@@ -208,7 +216,7 @@ impl Client {
 
     /// Removes a job whose end the caller knows. Waits less long than [`Client::finish`] for a daemon that is out of
     /// reach.
-    pub(crate) async fn remove_ended(&self, id: &JobId) -> Result<(), Error> {
+    pub async fn remove_ended(&self, id: &JobId) -> Result<(), Error> {
         self.finish_within(id, self.patience(Call::Finish).min(REMOVAL_PATIENCE)).await
     }
 

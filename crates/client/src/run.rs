@@ -5,9 +5,9 @@ use std::io;
 use tokio::io::{AsyncWrite, AsyncWriteExt};
 
 use super::{Client, Error, Event, Request};
-use crate::error::Chain;
-use crate::model::JobId;
-use crate::pb::v1;
+use step_runner_model::JobId;
+use step_runner_model::error::Chain;
+use step_runner_proto::v1;
 
 impl Client {
     /// Runs a job to its end and removes it from the daemon. Writes its log to `logs` and passes the results of its
@@ -21,8 +21,8 @@ impl Client {
     ///
     /// ```no_run
     /// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
-    /// use step_runner::client::{Client, Request};
-    /// use step_runner::model::JobId;
+    /// use step_runner_client::model::JobId;
+    /// use step_runner_client::{Client, Request};
     ///
     /// let client = Client::connect("ssh://ci@build7".parse()?).await?;
     /// let request = Request::new(JobId::parse("42")?, "- {name: hello, script: echo hello}");
