@@ -1,0 +1,105 @@
+use std::os::unix::fs::symlink;
+
+use actix::AsyncContext;
+use rustix::fs::{CWD, FileType, Mode, mknodat};
+
+use super::*;
+use crate::model::JobId;
+use crate::process::host::this_process;
+use crate::store::StateDir;
+
+struct Place {
+    _dir: tempfile::TempDir,
+    folder: JobFolder,
+    files: StepFiles,
+}
+
+fn place() -> Place {
+    let dir = tempfile::tempdir().unwrap();
+    let state = StateDir::open(&dir.path().join("state"), &this_process()).unwrap();
+    let folder = state.folder(JobId::parse("1").unwrap().key());
+    folder.make().unwrap();
+    folder.make_dir("tmp").unwrap();
+    let path = |name: &str| folder.path("tmp/7").join(name).to_str().unwrap().to_owned();
+    let files = StepFiles { output: path("output"), export: path("export") };
+    Place { _dir: dir, files, folder }
+}
+
+#[test]
+fn what_an_earlier_process_planted_is_neither_waited_for_nor_followed() {
+    let Place { folder, files, _dir } = place();
+    fs::create_dir(folder.path("tmp/7")).unwrap();
+    let victim = folder.path("victim");
+    fs::write(&victim, "kept").unwrap();
+    mknodat(CWD, &files.output, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
+    symlink(&victim, &files.export).unwrap();
+    assert!(make_files(&folder, &files).is_err());
+    make_new_files(&folder, &files).unwrap();
+    let script = folder.path("tmp/7/script");
+    symlink(&victim, &script).unwrap();
+    write_private(&folder, &script, "text").unwrap();
+    assert_eq!(fs::read(&victim).unwrap(), b"kept");
+    assert_eq!(fs::read(&script).unwrap(), b"text");
+    for path in [&files.output, &files.export] {
+        let found = fs::symlink_metadata(path).unwrap();
+        assert!(found.is_file() && found.len() == 0, "{path}");
+    }
+}
+
+#[tokio::test]
+async fn what_is_too_large_for_a_process_is_not_started_and_says_so() {
+    let Place { folder, files, _dir } = place();
+    let (ours, _theirs) = std::os::unix::net::UnixStream::pair().unwrap();
+    let spawn = Spawn {
+        call: 1,
+        name: "big".into(),
+        program: Program::Command(vec!["/bin/true".into(), "x".repeat(MOST_GIVEN)]),
+        env: vec![(b"A".to_vec(), b"b".to_vec())],
+        work_dir: "/".into(),
+        files: Some(files),
+        success: crate::job::effect::Success::ExitCode,
+    };
+    let local = tokio::task::LocalSet::new();
+    let begun = local.run_until(async move {
+        let link = KeeperLink::new(crate::keeper::link::KeeperWire::Socket(ours), |_| {}, || {}).unwrap();
+        let task = StepTask {
+            job: Context::new().address(),
+            link,
+            key: folder.key(),
+            tag: 1,
+            socket: Path::new("/run/s").into(),
+            folder,
+            daemon_path: None,
+            spawn: Box::new(spawn),
+            limits: JobLimits::default(),
+            op: Some(1),
+            watch_unfinished: false,
+        };
+        let mut step = StepActor::prepare(task);
+        step.done = true;
+        step.begin.take()
+    });
+    let message = begun.await.unwrap().err().unwrap();
+    let arguments = MOST_GIVEN + "/bin/true".len();
+    assert!(message.starts_with(&format!("the arguments have {arguments} bytes")), "{message}");
+    assert!(message.ends_with("hand large values over in a file"), "{message}");
+}
+
+#[test]
+fn a_link_in_place_of_the_folder_is_refused() {
+    let Place { folder, files, _dir } = place();
+    let elsewhere = folder.make_dir("work").unwrap();
+    symlink(&elsewhere, folder.path("tmp/7")).unwrap();
+    assert!(make_files(&folder, &files).is_err());
+    assert!(make_new_files(&folder, &files).is_err());
+    assert_eq!(fs::read_dir(elsewhere).unwrap().count(), 0);
+}
+
+#[test]
+fn files_of_a_replayed_function_keep_what_is_in_them() {
+    let Place { folder, files, _dir } = place();
+    make_files(&folder, &files).unwrap();
+    fs::write(&files.output, "written").unwrap();
+    make_files(&folder, &files).unwrap();
+    assert_eq!(fs::read(&files.output).unwrap(), b"written");
+}
