@@ -316,6 +316,20 @@ mod tests {
     use crate::process::host::this_process;
     use crate::store::StateDir;
 
+    /// The results `first` and `root` of a job that has ended.
+    fn ended() -> (tempfile::TempDir, JobFolder, Arc<TraceFeed>) {
+        let dir = tempfile::tempdir().unwrap();
+        let state = StateDir::open(&dir.path().join("state"), &this_process()).unwrap();
+        let folder = state.folder(JobId::parse("1").unwrap().key());
+        folder.make().unwrap();
+        let feed = TraceFeed::new(0, false);
+        for result in ["first", "root"] {
+            feed.grow(folder.append_step(result.as_bytes()).unwrap());
+        }
+        feed.end();
+        (dir, folder, feed)
+    }
+
     #[test]
     fn what_the_disk_refused_goes_before_the_next_result() {
         let dir = tempfile::tempdir().unwrap();
@@ -399,15 +413,7 @@ mod tests {
 
     #[tokio::test]
     async fn fault_83_a_follower_that_comes_while_a_job_is_removed_reads_to_the_end() {
-        let dir = tempfile::tempdir().unwrap();
-        let state = StateDir::open(&dir.path().join("state"), &this_process()).unwrap();
-        let folder = state.folder(JobId::parse("1").unwrap().key());
-        folder.make().unwrap();
-        let feed = TraceFeed::new(0, false);
-        for result in ["first", "root"] {
-            feed.grow(folder.append_step(result.as_bytes()).unwrap());
-        }
-        feed.end();
+        let (_dir, folder, feed) = ended();
         let held = feed.hold(&folder).unwrap();
         feed.expire();
         folder.begin_removal().unwrap().unwrap().delete().unwrap();
@@ -423,15 +429,7 @@ mod tests {
     #[cfg(feature = "failpoints")] // which brings virtual time
     #[tokio::test(start_paused = true)]
     async fn a_follower_that_rests_after_finish_is_dropped() {
-        let dir = tempfile::tempdir().unwrap();
-        let state = StateDir::open(&dir.path().join("state"), &this_process()).unwrap();
-        let folder = state.folder(JobId::parse("1").unwrap().key());
-        folder.make().unwrap();
-        let feed = TraceFeed::new(0, false);
-        for result in ["first", "root"] {
-            feed.grow(folder.append_step(result.as_bytes()).unwrap());
-        }
-        feed.end();
+        let (_dir, folder, feed) = ended();
         let mut resting = feed.follow(&folder, 1).unwrap();
         assert_eq!(
             feed.follow(&folder, 1).err().map(|refusal| refusal.reason),

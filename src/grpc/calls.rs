@@ -145,33 +145,20 @@ impl JobCalls {
         self.jobs.kept().await
     }
 
-    /// Streams the log of the job `id` from byte `offset` on.
+    /// Streams the log of the job `id` from byte `offset` on, with its unfinished lines if they are asked for.
     pub(super) fn follow_logs(
         &self,
         id: &str,
         offset: i64,
+        unfinished: bool,
         Terms { deadline, share }: Terms,
     ) -> Result<Messages<v1::FollowLogsResponse>, Refusal> {
-        let id = validate::job_id(id)?;
-        let cursor = self.jobs.follow_logs(&id, validate::offset(offset)?)?;
-        let messages =
-            futures_util::stream::try_unfold((cursor, share.clone()), |(mut cursor, share)| async {
-                let next = cursor.next(|| share.piece()).await?;
-                Ok(next.map(|data| (encode::log_piece(data), (cursor, share))))
-            });
-        let messages = apart(messages, share);
-        Ok(Box::pin(Deadlined::new(messages, id, deadline, self.stopping.clone())))
-    }
-
-    /// Streams the log of the job `id` from byte `offset` on, together with its unfinished lines.
-    pub(super) fn follow_live_logs(
-        &self,
-        id: &str,
-        offset: i64,
-        Terms { deadline, share }: Terms,
-    ) -> Result<Messages<v1::FollowLogsResponse>, Refusal> {
-        let id = validate::job_id(id)?;
-        let cursor = self.jobs.follow_live_logs(&id, validate::offset(offset)?)?;
+        let (id, offset) = (validate::job_id(id)?, validate::offset(offset)?);
+        let cursor = if unfinished {
+            self.jobs.follow_live_logs(&id, offset)?
+        } else {
+            self.jobs.follow_logs(&id, offset)?
+        };
         let messages =
             futures_util::stream::try_unfold((cursor, share.clone()), |(mut cursor, share)| async {
                 let next = cursor.next_part(|| share.piece()).await?;
@@ -190,7 +177,7 @@ impl JobCalls {
     ) -> Result<Messages<v1::FollowLogsResponse>, Refusal> {
         let job = validate::job_id(id)?;
         if !plain_log::is_plain(self.jobs.origin(&job)?, self.jobs.job_log_format()) {
-            return self.follow_logs(id, offset, terms);
+            return self.follow_logs(id, offset, false, terms);
         }
         let Terms { deadline, share } = terms;
         let offset = validate::offset(offset)?;

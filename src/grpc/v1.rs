@@ -61,11 +61,7 @@ impl StepRunner for Service {
         let FollowLogsRequest { id, offset, unfinished } = request.into_inner();
         call(deadline, &id, async {
             failpoint::hit("grpc::follow_logs");
-            if unfinished {
-                self.0.follow_live_logs(&id, offset.into(), terms)
-            } else {
-                self.0.follow_logs(&id, offset.into(), terms)
-            }
+            self.0.follow_logs(&id, offset.into(), unfinished, terms)
         })
         .await
     }
