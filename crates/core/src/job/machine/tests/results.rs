@@ -1,0 +1,109 @@
+//! The tree of results (language.md §16).
+
+use super::world::{World, request, text};
+use serde_json::json;
+use step_runner_model::StepStatus;
+
+const LEAF: &str = "spec:\n  inputs: {a: {type: string}, b: {type: number, default: 2}}\n---\nenv: {D: '${{ inputs.a }}'}\nexec: {command: [run, '${{ inputs.a }}', 1.50]}\n";
+
+fn world() -> World {
+    World::new([
+        ("/job/leaf/func.yml", LEAF),
+        (
+            "/job/seq/step.yml",
+            "{}\n---\nenv: {Q: q}\nrun: [{name: in, func: ../leaf, inputs: {a: x}, env: {S: s}}, {name: bad, script: exit 9}]\n",
+        ),
+    ])
+}
+
+#[test]
+fn the_tree_mirrors_the_calls_down_to_the_failing_step() {
+    let trace = world().run_steps(
+        "[{name: one, func: ./leaf, inputs: {a: y}}, {name: two, func: ./seq}, {name: three, script: x}]",
+    );
+    let root = trace.root();
+    assert_eq!(trace.outcome().message, "step \"two\": step \"bad\": exec: exit status 9");
+    assert!(root.step.is_none());
+    let [one, two] = &root.sub_steps[..] else { panic!("{} steps", root.sub_steps.len()) };
+    assert_eq!(
+        (root.status, one.status, two.status),
+        (StepStatus::Failure, StepStatus::Success, StepStatus::Failure)
+    );
+    let names: Vec<_> = two.sub_steps.iter().map(|step| step.step.as_ref().unwrap().name.as_str()).collect();
+    assert_eq!(names, ["in", "bad"]);
+    assert_eq!(two.sub_steps[1].exec.as_ref().unwrap().exit_code, 9);
+    assert!(trace.emitted().into_iter().zip(&root.sub_steps).all(|(emitted, step)| emitted == step));
+    assert_eq!(trace.emitted().len(), 2);
+}
+
+#[test]
+fn a_result_shows_the_step_as_evaluated_and_the_function_as_read() {
+    let mut spec =
+        request("[{name: one, func: ./leaf, inputs: {a: '${{ vars.V }}'}, env: {S: '${{ vars.V }}'}}]");
+    spec.vars.insert("V".into(), text("v"));
+    spec.env.insert("REQ".into(), "r".into());
+    let trace = world().run(&spec);
+    let one = &trace.root().sub_steps[0];
+    let step = one.step.as_ref().unwrap();
+    assert_eq!(
+        step.inputs.iter().map(|(name, value)| (name.as_str(), value.clone())).collect::<Vec<_>>(),
+        [("a", json!("v"))]
+    );
+    assert_eq!(step.env["S"], "v");
+    assert_eq!(step.reference.protocol, "local");
+    assert_eq!(step.reference.path, ["job", "leaf"]);
+    assert_eq!(step.reference.filename, "func.yml");
+    assert_eq!(one.exec.as_ref().unwrap().command, ["run", "v", "1.50"]);
+    assert_eq!(one.exec.as_ref().unwrap().work_dir, "/job");
+    let env: Vec<_> = one.env.iter().map(|(key, value)| format!("{key}={value}")).collect();
+    assert_eq!(env, ["REQ=r", "S=v", "D=v"]);
+    assert_eq!(
+        **one.definition.as_ref().unwrap(),
+        json!({
+            "spec": {"inputs": {"a": {"type": "string"}, "b": {"type": "number", "default": 2}}},
+            "definition": {"env": {"D": "${{ inputs.a }}"}, "exec": {"command": ["run", "${{ inputs.a }}", "1.50"]}},
+        })
+    );
+}
+
+#[test]
+fn the_definition_of_the_root_is_the_request() {
+    for steps in [
+        "[{name: one, script: x}]",
+        "{run: [{name: one, script: x}]}",
+        "{}\n---\nrun: [{name: one, script: x}]\n",
+    ] {
+        let trace = world().run_steps(steps);
+        let expected = json!({"spec": {}, "definition": {"run": [{"name": "one", "script": "x"}]}});
+        assert_eq!(**trace.root().definition.as_ref().unwrap(), expected, "{steps}");
+    }
+}
+
+#[test]
+fn a_builtin_shows_its_interface_and_its_script() {
+    let trace = world().run_steps("[{name: one, script: hello}]");
+    let one = &trace.root().sub_steps[0];
+    assert_eq!(one.step.as_ref().unwrap().inputs["script"], "hello");
+    assert_eq!(one.step.as_ref().unwrap().reference.protocol, "dist");
+    assert_eq!(one.step.as_ref().unwrap().reference.path, ["script"]);
+    assert_eq!(one.exec.as_ref().unwrap().command.last().unwrap(), "hello");
+}
+
+#[test]
+fn what_a_job_keeps_has_bounded_size() {
+    use crate::job::machine::frame::{FunctionFrame, Leaf};
+    use std::mem::size_of;
+    // A queued job of one step takes some 2.4 KiB in all, a running one 5.1 KiB, most of it its result.
+    assert!(size_of::<crate::job::machine::Machine>() <= 712);
+    assert!(size_of::<FunctionFrame>() <= 608);
+    assert!(size_of::<Leaf>() <= 928);
+}
+
+#[test]
+fn a_function_whose_process_cannot_be_described_is_in_the_tree_as_read() {
+    let world = World::new([("/job/none/func.yml", "{}\n---\nexec: {command: ['${{ env.NOPE }}']}\n")]);
+    let trace = world.run_steps("[{name: a, func: ./none}]");
+    let [step] = &trace.root().sub_steps[..] else { panic!("not one step") };
+    assert_eq!(step.status, StepStatus::Failure);
+    assert!(step.definition.is_some() && step.exec.is_none());
+}

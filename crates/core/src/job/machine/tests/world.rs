@@ -1,0 +1,269 @@
+//! A simulated world for a machine under test.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use indexmap::IndexMap;
+
+use crate::job::effect::{Effect, Program, Spawn};
+use crate::job::event::{CallId, Event, FetchFailure, Fetched, FileContent, JobSpec, ProcessEnd};
+use crate::job::machine::Machine;
+use step_runner_lang::ast::Reference;
+use step_runner_lang::diagnostic::Class;
+use step_runner_lang::value::{Data, Value};
+use step_runner_model::{ExitStatus, LogChannel, Outcome, StepResult};
+
+/// A request that contains only `steps`.
+pub(super) fn request(steps: &str) -> JobSpec {
+    JobSpec {
+        id: "1".into(),
+        steps: steps.into(),
+        file: None,
+        inputs: IndexMap::new(),
+        vars: IndexMap::new(),
+        base_env: Arc::new(vec![(b"PATH".to_vec(), b"/bin".to_vec())]),
+        env: IndexMap::new(),
+        work_dir: "/job".into(),
+        tmp_dir: "/state/tmp".into(),
+        timeout: None,
+        cancel_grace: None,
+        default_grace: Duration::from_secs(5),
+    }
+}
+
+pub(super) fn text(text: &str) -> Value {
+    Value::text(text)
+}
+
+pub(super) fn masked(text: &str) -> Value {
+    Value { data: Data::String(text.into()), sensitive: true }
+}
+
+pub(super) type End = (Outcome, StepResult, Vec<(LogChannel, String)>);
+
+/// Everything that a job did.
+#[derive(Default)]
+pub(super) struct Trace {
+    /// Every effect but the last, in order.
+    pub(super) effects: Vec<Effect>,
+    pub(super) finish: Option<End>,
+}
+
+impl Trace {
+    /// Lines of the log, with their kind.
+    pub(super) fn log(&self) -> Vec<String> {
+        let early = self.effects.iter().filter_map(|effect| match effect {
+            Effect::Log { kind, text } => Some((*kind, text.clone())),
+            _ => None,
+        });
+        let last = self.finish.iter().flat_map(|(_, _, lines)| lines.clone());
+        early
+            .chain(last)
+            .map(|(kind, text)| format!("{}{text}", if kind == LogChannel::Out { "O " } else { "E " }))
+            .collect()
+    }
+
+    pub(super) fn spawns(&self) -> Vec<&Spawn> {
+        self.effects
+            .iter()
+            .filter_map(|effect| match effect {
+                Effect::Spawn(spawn) => Some(&**spawn),
+                _ => None,
+            })
+            .collect()
+    }
+
+    /// Names of the processes started, in order.
+    pub(super) fn started(&self) -> Vec<&str> {
+        self.spawns().into_iter().map(|spawn| spawn.name.as_str()).collect()
+    }
+
+    pub(super) fn phrases(&self) -> Vec<String> {
+        let phrases = self.effects.iter().filter_map(|effect| match effect {
+            Effect::Phrases(phrases) => Some(phrases),
+            _ => None,
+        });
+        phrases.flatten().map(|phrase| String::from_utf8(phrase.clone()).unwrap()).collect()
+    }
+
+    pub(super) fn emitted(&self) -> Vec<&StepResult> {
+        self.effects
+            .iter()
+            .filter_map(|effect| match effect {
+                Effect::Emit(result) => Some(&**result),
+                _ => None,
+            })
+            .collect()
+    }
+
+    pub(super) fn outcome(&self) -> &Outcome {
+        &self.finish.as_ref().unwrap().0
+    }
+
+    pub(super) fn root(&self) -> &StepResult {
+        &self.finish.as_ref().unwrap().1
+    }
+}
+
+/// Files that a fetch finds.
+#[derive(Clone, Default)]
+pub(super) struct World {
+    files: BTreeMap<String, String>,
+}
+
+impl World {
+    pub(super) fn new<'a>(files: impl IntoIterator<Item = (&'a str, &'a str)>) -> Self {
+        Self { files: files.into_iter().map(|(path, text)| (path.to_owned(), text.to_owned())).collect() }
+    }
+
+    pub(super) fn run(&self, spec: &JobSpec) -> Trace {
+        let mut machine = Machine::new(spec).unwrap_or_else(|findings| panic!("{findings:?}"));
+        let mut trace = Trace::default();
+        let mut event = Some(Event::Admitted { at: 0 });
+        while let Some(next) = event.take() {
+            for effect in machine.handle(&next, 0) {
+                assert!(trace.finish.is_none(), "an effect after the last");
+                if let Some(answer) = self.answer(&effect) {
+                    assert!(event.replace(answer).is_none(), "two things at a time");
+                }
+                trace.add(effect);
+            }
+        }
+        assert!(machine.is_over(), "the job hangs");
+        trace
+    }
+
+    pub(super) fn run_steps(&self, steps: &str) -> Trace {
+        self.run(&request(steps))
+    }
+
+    pub(super) fn answer(&self, effect: &Effect) -> Option<Event> {
+        match effect {
+            Effect::Fetch { call, reference, .. } => {
+                Some(Event::Fetched { call: *call, result: self.find(reference) })
+            }
+            Effect::Spawn(spawn) => Some(Self::exit(spawn)),
+            _ => None,
+        }
+    }
+
+    fn find(&self, reference: &Reference) -> Result<Fetched, FetchFailure> {
+        let Reference::Local { path, files } = reference else {
+            return Err(FetchFailure { class: Class::Fetch, message: "not supported".into() });
+        };
+        assert!(path.starts_with('/'), "{path}");
+        let dir = normal(path);
+        let found = files.iter().find_map(|file| {
+            let path = format!("{dir}/{file}");
+            let text = self.files.get(&path)?.clone();
+            Some(Fetched { dir: dir.clone(), path, text, tree: None, version: None })
+        });
+        found.ok_or_else(|| FetchFailure {
+            class: Class::NotFound,
+            message: format!("no {} in {dir}", files.join(" or ")),
+        })
+    }
+
+    /// Ends a process as its command line says: `exit N`, `signal N`, `missing`, `write FILE TEXT …`; anything else
+    /// succeeds.
+    fn exit(spawn: &Spawn) -> Event {
+        let words: Vec<String> = match &spawn.program {
+            Program::Command(command) => command.clone(),
+            Program::Script(text) => text.split(' ').map(str::to_owned).collect(),
+            Program::ScriptFile(_) | Program::Builtin(_) => Vec::new(),
+            Program::LegacyScript(file) => {
+                file.text.lines().last().unwrap().split(' ').map(str::to_owned).collect()
+            }
+        };
+        let number = || words.get(1).and_then(|word| word.parse().ok()).unwrap();
+        let end = match words.first().map(String::as_str) {
+            Some("exit") => ProcessEnd::Exited(ExitStatus::Code(number())),
+            Some("signal") => ProcessEnd::Exited(ExitStatus::Signal(number())),
+            Some("missing") => ProcessEnd::NotStarted("\"missing\" was not found in PATH".into()),
+            _ => ProcessEnd::Exited(ExitStatus::Code(0)),
+        };
+        let (mut outputs, mut exports) = (None, None);
+        if let (Some("write"), Some(files)) = (words.first().map(String::as_str), &spawn.files) {
+            for pair in words[1..].chunks(2) {
+                let content = Some(FileContent::Bytes(pair[1].clone().into_bytes()));
+                match &pair[0] {
+                    path if *path == files.output => outputs = content,
+                    path if *path == files.export => exports = content,
+                    path => panic!("{path} is no file of {}", spawn.name),
+                }
+            }
+        }
+        Event::Exited { call: spawn.call, end, shell: None, outputs, exports, ran: None }
+    }
+}
+
+impl Trace {
+    pub(super) fn add(&mut self, effect: Effect) {
+        match effect {
+            Effect::Finish { outcome, root, lines } => self.finish = Some((outcome, *root, lines)),
+            effect => self.effects.push(effect),
+        }
+    }
+}
+
+/// A machine driven by hand.
+pub(super) struct Driven {
+    pub(super) machine: Machine,
+    pub(super) trace: Trace,
+    pub(super) pending: Option<Event>,
+    world: World,
+}
+
+impl Driven {
+    pub(super) fn new(world: &World, spec: &JobSpec) -> Self {
+        let machine = Machine::new(spec).unwrap_or_else(|findings| panic!("{findings:?}"));
+        Self {
+            machine,
+            trace: Trace::default(),
+            pending: Some(Event::Admitted { at: 0 }),
+            world: world.clone(),
+        }
+    }
+
+    pub(super) fn tell(&mut self, event: &Event) {
+        for effect in self.machine.handle(event, 0) {
+            assert!(self.trace.finish.is_none(), "an effect after the last");
+            if let Some(answer) = self.world.answer(&effect) {
+                self.pending = Some(answer);
+            }
+            self.trace.add(effect);
+        }
+    }
+
+    pub(super) fn go_on(&mut self) -> bool {
+        match self.pending.take() {
+            Some(event) => {
+                self.tell(&event);
+                true
+            }
+            None => false,
+        }
+    }
+
+    /// Feeds events until the machine waits for `call`.
+    pub(super) fn go_on_to(&mut self, call: CallId) {
+        while !matches!(&self.pending, Some(Event::Exited { call: id, .. } | Event::Fetched { call: id, .. }) if *id == call)
+        {
+            assert!(self.go_on(), "call {call} never began");
+        }
+    }
+}
+
+/// Returns `path` without `.`, `..` and empty segments.
+fn normal(path: &str) -> String {
+    let mut parts = Vec::new();
+    for part in path.split('/') {
+        match part {
+            "" | "." => {}
+            ".." => drop(parts.pop()),
+            part => parts.push(part),
+        }
+    }
+    format!("/{}", parts.join("/"))
+}
