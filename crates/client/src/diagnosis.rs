@@ -1,7 +1,8 @@
 //! Diagnoses connectors that do not reach a daemon (connectors.md §5). Pure: maps observations to a meaning.
 
-use super::ConnectorKind;
 use step_runner_model::ExitStatus;
+
+use super::ConnectorKind;
 
 /// Most bytes shown of what came instead of HTTP/2 (connectors.md §4).
 pub(super) const SHOWN: usize = 200;

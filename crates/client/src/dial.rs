@@ -9,6 +9,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use hyper_util::rt::TokioIo;
+use step_runner_model::ExitStatus;
+use step_runner_process::connector::{self, StartError, StderrTail};
 use tokio::net::UnixStream;
 use tokio::net::unix::pipe;
 use tokio::sync::oneshot;
@@ -19,8 +21,6 @@ use super::diagnosis::{Diagnosis, Meaning, Repeats, Seen};
 use super::stream::{First, Stream, Transport};
 use super::{Address, Connector, ConnectorKind};
 use crate::net::{Socket, SocketError};
-use step_runner_model::ExitStatus;
-use step_runner_process::connector::{self, StartError, StderrTail};
 
 /// Time without a byte after which a ping is sent, while a call is open (connectors.md §6).
 const PING_INTERVAL: Duration = Duration::from_secs(30);

@@ -1,10 +1,10 @@
 //! Errors of calls.
 
+use step_runner_model::JobId;
+use step_runner_model::error::{Exit, Failure};
 use tonic_types::ErrorInfo;
 
 use super::{Address, AddressError, DialError};
-use step_runner_model::JobId;
-use step_runner_model::error::{Exit, Failure};
 
 /// Reasons why a call failed after all repeats. Never holds a value of the request.
 #[derive(Debug, thiserror::Error)]
@@ -195,8 +195,9 @@ impl From<Error> for Failure {
 mod tests {
     use std::collections::HashMap;
 
-    use super::*;
     use step_runner_proto::details;
+
+    use super::*;
 
     #[test]
     fn a_lost_job_is_told_in_words_and_other_words_are_quoted() {

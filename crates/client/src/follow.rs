@@ -3,14 +3,14 @@
 use std::time::Duration;
 
 use bytes::Bytes;
+use step_runner_model::JobId;
+use step_runner_proto::v1;
 use tokio::sync::watch;
 use tokio::time::Instant;
 use tonic::Streaming;
 
 use super::retry::{Attempts, Call, CallFailure};
 use super::{Absence, Client, Error, Loss};
-use step_runner_model::JobId;
-use step_runner_proto::v1;
 
 /// Age from which a stream counts as a success even without data: when it breaks, the time limit for reconnecting
 /// starts again.

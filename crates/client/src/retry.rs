@@ -4,15 +4,15 @@
 use std::error::Error as _;
 use std::time::Duration;
 
+use step_runner_model::JobId;
+use step_runner_model::error::Chain;
+use step_runner_proto::details;
 use tokio::time::Instant;
 use tonic::{Code, Status};
 use tonic_types::ErrorInfo;
 
 use super::diagnosis::{Meaning, Repeats};
 use super::{Address, DialError, Error, Loss};
-use step_runner_model::JobId;
-use step_runner_model::error::Chain;
-use step_runner_proto::details;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Call {
@@ -280,11 +280,12 @@ fn random_fraction() -> f64 {
 
 #[cfg(test)]
 mod tests {
+    use step_runner_model::ExitStatus;
+    use step_runner_proto::details::Details;
+
     use super::*;
     use crate::ConnectorKind;
     use crate::diagnosis::{Diagnosis, Seen};
-    use step_runner_model::ExitStatus;
-    use step_runner_proto::details::Details;
 
     const CALLS: [Call; 7] = [
         Call::Connect,

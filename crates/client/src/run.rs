@@ -2,12 +2,12 @@
 
 use std::io;
 
-use tokio::io::{AsyncWrite, AsyncWriteExt};
-
-use super::{Client, Error, Event, Request};
 use step_runner_model::JobId;
 use step_runner_model::error::Chain;
 use step_runner_proto::v1;
+use tokio::io::{AsyncWrite, AsyncWriteExt};
+
+use super::{Client, Error, Event, Request};
 
 impl Client {
     /// Runs a job to its end and removes it from the daemon. Writes its log to `logs` and passes the results of its

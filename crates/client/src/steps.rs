@@ -1,13 +1,13 @@
 //! Follows step results through broken connections: each exactly once (connectors.md §6.4).
 
+use step_runner_model::JobId;
+use step_runner_proto::v1;
 use tokio::time::Instant;
 use tonic::Streaming;
 
 use super::follow::STEADY;
 use super::retry::{Attempts, Call, CallFailure};
 use super::{Client, Error};
-use step_runner_model::JobId;
-use step_runner_proto::v1;
 
 /// Follows the results of one job. Dropping it does not affect the job.
 ///

@@ -8,6 +8,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
+use step_runner_process::connector;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::UnixStream;
 use tokio::net::unix::pipe;
@@ -15,7 +16,6 @@ use tokio::sync::oneshot;
 use tokio::time::Sleep;
 
 use super::diagnosis::SHOWN;
-use step_runner_process::connector;
 
 /// Length of a frame's header.
 const HEADER: usize = 9;

@@ -4,7 +4,6 @@ use std::fmt;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
-
 use step_runner_model::{Violation, text};
 
 /// A place in a document. Lines and columns count from 1; columns count characters.

@@ -2,6 +2,7 @@
 
 use indexmap::IndexMap;
 use serde::{Deserialize, Serialize};
+use step_runner_model::text;
 use thiserror::Error;
 
 use super::ast::Declaration;
@@ -10,7 +11,6 @@ use super::convert::json::{self, JsonError, MemoryBudget};
 use super::convert::number_to_plain;
 use super::diagnostic::Class;
 use super::value::{Data, Value};
-use step_runner_model::text;
 
 /// Largest output or export file in bytes (language.md §6).
 pub const FILE_LIMIT: usize = 16 * 1024 * 1024;

@@ -20,6 +20,7 @@ use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal};
 use serde::{Deserialize, Serialize};
+use step_runner_model::ResourceLimits;
 
 use super::controllers::{
     Controller, LimitCounts, Version, available, cpu_time, hand_on, may_make_groups, open_directory,
@@ -28,7 +29,6 @@ use super::controllers::{
 use super::freezer::{thaw, thaw_tree};
 use super::sweep::Process;
 use settings::Settings;
-use step_runner_model::ResourceLimits;
 use tree::{groups_below, remove_tree};
 
 /// Start of the name of a keeper's group; its process id follows.

@@ -18,12 +18,12 @@ use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::pipe::PipeFlags;
 use rustix::process::Pid;
+use step_runner_model::ExitStatus;
 
 use super::command::{LookupError, lookup};
 use super::spawn::{SpawnError, Stage, StringArray};
 use super::sys::{self, ChildPlan, ChildStack, CloneError, Inheritance};
 use super::{children, group};
-use step_runner_model::ExitStatus;
 
 /// Bytes kept of the end of standard error (connectors.md §4).
 const KEPT: usize = 32 << 10;

@@ -14,7 +14,6 @@ use std::time::Duration;
 
 use rustix::fs::{Access, AtFlags, Mode, OFlags};
 use rustix::io::Errno;
-
 use step_runner_model::{LimitName, ResourceLimits};
 
 /// Room for one read of a group's file; most are shorter.

@@ -7,10 +7,10 @@ use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
 use rustix::process::{Pid, PidfdFlags, Signal};
+use step_runner_model::{ExitStatus, StepUsage};
 
 use super::sweep::Process;
 use super::sys::{Child, reap_ended};
-use step_runner_model::{ExitStatus, StepUsage};
 
 /// Reaps the child behind `pidfd` if it has ended. Returns its status, and the usage of it and the children it had
 /// reaped.

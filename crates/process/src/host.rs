@@ -3,9 +3,9 @@
 use std::io;
 
 use rustix::process::{DumpableBehavior, Resource, Rlimit};
+use step_runner_model::ProcessInfo;
 
 use super::sweep::Process;
-use step_runner_model::ProcessInfo;
 
 /// Returns the identity of this process, unique across boots.
 pub fn this_process() -> ProcessInfo {

@@ -12,13 +12,13 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{AtFlags, Mode, OFlags};
 use rustix::io::Errno;
+use step_runner_model::{LimitName, ResourceLimits, Unenforceable};
 
 use super::cgroup::{CgroupMode, KeeperGroup, MAX_TAKEN, Pool, Usage, remove_stale};
 use super::controllers::{
     Controller, Hierarchy, LimitCounts, MIN_CPU_MICROS, Version, cpu_time, open_directory, peak_memory,
     read_counts, write_limits,
 };
-use step_runner_model::{LimitName, ResourceLimits, Unenforceable};
 
 /// A keeper's means to enforce limits besides the [`Pool`].
 #[derive(Debug)]

@@ -28,11 +28,11 @@ use rustix::net::{
 };
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use serde::{Deserialize, Serialize};
+use step_runner_model::{ExitStatus, StepUsage};
 
 use super::host::SoftLimits;
 use super::spawn::{Command, Confinement, SpawnError, Stage, output_pipe};
 pub use serve::serve;
-use step_runner_model::{ExitStatus, StepUsage};
 
 /// Words on the command line that make this program a reaper; the job's tag follows. By the tag a daemon finds the
 /// job's processes below a reaper whose keeper is dead (`sweep`): the rest of a reaper's `/proc` belongs to root.

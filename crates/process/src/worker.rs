@@ -14,9 +14,9 @@ use std::time::Duration;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::Mode;
 use rustix::process::{Pid, PidfdFlags, Resource, Rlimit, Signal, pidfd_open, pidfd_send_signal};
+use step_runner_model::ExitStatus;
 
 use super::children;
-use step_runner_model::ExitStatus;
 
 /// Most memory of a worker in bytes: twice the largest tree, so that a pack can be held while it is read.
 pub const MAX_MEMORY: u64 = 2 << 30;

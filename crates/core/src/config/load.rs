@@ -4,11 +4,11 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 
+use step_runner_lang::name;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
 use super::{Config, SETTINGS, Setting, TomlType};
-use step_runner_lang::name;
 
 /// The settings as given, before any check.
 #[derive(Clone, Debug, Default)]

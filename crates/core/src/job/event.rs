@@ -6,11 +6,11 @@ use std::time::Duration;
 
 use indexmap::IndexMap;
 use serde::{Deserialize, Serialize};
-
-use crate::plan::returned::ProcessOutputs;
 use step_runner_lang::output_file::OutputFileError;
 use step_runner_lang::value::Value;
 use step_runner_model::{CancelCause, ExitStatus, FinishedProcess};
+
+use crate::plan::returned::ProcessOutputs;
 
 /// Number of an invocation within its job, counted from 1 in order of creation.
 pub type CallId = u32;

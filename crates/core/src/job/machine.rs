@@ -26,15 +26,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use indexmap::IndexMap;
-
-use crate::plan::library::{Library, Loaded};
-use crate::plan::secrets::Secrets;
 use step_runner_lang::convert::contract;
 use step_runner_lang::diagnostic::{Diagnostic, Position};
 use step_runner_lang::environment::{Environment, LOG_LEVEL};
 use step_runner_lang::eval::Steps;
 use step_runner_lang::value::Value;
 use step_runner_model::LogChannel;
+
+use crate::plan::library::{Library, Loaded};
+use crate::plan::secrets::Secrets;
 
 use super::effect::{Effect, StepFiles};
 use super::event::{CallId, Event, JobSpec, ProcessEnd};

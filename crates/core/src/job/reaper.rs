@@ -5,8 +5,9 @@
 
 use std::time::Duration;
 
-use crate::config::Config;
 use step_runner_model::CancelCause;
+
+use crate::config::Config;
 
 /// Time limits of the rules. Zero switches a rule off.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

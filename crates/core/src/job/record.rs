@@ -4,10 +4,10 @@
 use std::collections::HashMap;
 
 use sha2::{Digest, Sha256};
-
-use super::event::{Event, FetchFailure, Fetched, Unusable};
 use step_runner_lang::diagnostic::Class;
 use step_runner_lang::output_file::{FileKind, OutputFileError};
+
+use super::event::{Event, FetchFailure, Fetched, Unusable};
 
 /// First byte of every record. Raise it whenever [`Event`] or a type inside it changes shape. A new event at the end of
 /// the enum changes no other.
@@ -167,12 +167,12 @@ mod tests {
 
     use indexmap::IndexMap;
     use proptest::prelude::*;
+    use step_runner_lang::value::{Data, Value};
+    use step_runner_model::{CancelCause, ExitStatus, FinishedProcess, StepUsage};
 
     use super::*;
     use crate::job::event::{FileContent, JobSpec, ProcessEnd};
     use crate::plan::returned::ProcessOutputs;
-    use step_runner_lang::value::{Data, Value};
-    use step_runner_model::{CancelCause, ExitStatus, FinishedProcess, StepUsage};
 
     fn values() -> impl Strategy<Value = Value> {
         let leaf = prop_oneof![

@@ -2,7 +2,6 @@
 //! function's interface (language.md §5, §10, §11.3, §14.2).
 
 use indexmap::IndexMap;
-
 use step_runner_lang::ast::{Declaration, Function, Invocation, Run, Step};
 use step_runner_lang::convert::contract;
 use step_runner_lang::diagnostic::Diagnostic;

@@ -180,8 +180,9 @@ pub fn info(name: &str) -> ReferenceInfo {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use step_runner_lang::ast::Outputs;
+
+    use super::*;
 
     fn outputs(loaded: &Loaded) -> Vec<&str> {
         match &loaded.function.spec.outputs {

@@ -9,15 +9,15 @@ mod expression;
 use std::sync::Arc;
 
 use indexmap::IndexMap;
-
-use super::builtin;
-use expression::{Expressions, KnownType, Names};
 use step_runner_lang::ast::{
     Body, Declaration, Exec, Function, Invocation, Outputs, Reference, Run, Step, Template,
 };
 use step_runner_lang::convert::contract::{self, ContractError};
 use step_runner_lang::diagnostic::{Diagnostic, Position, Severity};
 use step_runner_lang::value::{Data, Value, ValueType};
+
+use super::builtin;
+use expression::{Expressions, KnownType, Names};
 
 /// The part of a function that its caller sees.
 #[derive(Debug, Default)]

@@ -4,7 +4,6 @@
 use std::sync::Arc;
 
 use serde_json::{Map, Value as Json};
-
 use step_runner_lang::convert::to_json;
 use step_runner_lang::value::{Data, Value};
 use step_runner_lang::yaml::scalar::{Resolved, resolve};

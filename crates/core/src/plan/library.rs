@@ -6,7 +6,6 @@ use std::sync::{Arc, OnceLock};
 use indexmap::IndexMap;
 use serde_json::Value as Json;
 use sha2::{Digest, Sha256};
-
 use step_runner_lang::ast::Function;
 use step_runner_lang::diagnostic::Diagnostic;
 use step_runner_lang::document;

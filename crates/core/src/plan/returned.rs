@@ -2,7 +2,6 @@
 
 use indexmap::IndexMap;
 use serde::{Deserialize, Serialize};
-
 use step_runner_lang::ast::{Body, Declaration, Function, Outputs, TemplateValue};
 use step_runner_lang::convert::contract;
 use step_runner_lang::diagnostic::{Class, Diagnostic, Position};

@@ -8,7 +8,6 @@ use std::collections::{BTreeSet, HashSet};
 
 use aho_corasick::{AhoCorasick, AhoCorasickKind};
 use indexmap::{IndexMap, IndexSet};
-
 use step_runner_lang::ast::{Body, Function, Invocation};
 use step_runner_lang::convert::{number_to_plain, number_to_text};
 use step_runner_lang::reference;

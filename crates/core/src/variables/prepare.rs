@@ -4,13 +4,13 @@ use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
 
 use indexmap::{IndexMap, IndexSet};
+use step_runner_model::Variable;
 
 use super::expand::expand;
 use super::{
     Base, FileVariable, JobPart, LogLevel, MAX_ENTRIES, MAX_ENTRY, MAX_EXPANDED, MAX_FILE_KEY, MAX_TOTAL,
     Prepared, Request, RequestList, Service, VariableError,
 };
-use step_runner_model::Variable;
 
 /// Prepares a request. `vars_dir` is the folder for file variables if the request names none (variables.md §3).
 pub fn prepare(

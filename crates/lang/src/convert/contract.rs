@@ -2,6 +2,7 @@
 //! ended (language.md §4, §12).
 
 use indexmap::IndexMap;
+use step_runner_model::text;
 use thiserror::Error;
 
 use crate::ast::Declaration;
@@ -9,7 +10,6 @@ use crate::convert::to_text;
 use crate::diagnostic::Class;
 use crate::name;
 use crate::value::{Data, Value, ValueType};
-use step_runner_model::text;
 
 /// A breach of an interface. It names types and inputs, never a value.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]

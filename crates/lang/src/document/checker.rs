@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use step_runner_model::text;
+
 use crate::ast::Template;
 use crate::diagnostic::{Class, Diagnostic, Position, Severity};
 use crate::name;
@@ -11,7 +13,6 @@ use crate::value::{Data, Value};
 use crate::yaml::places::Places;
 use crate::yaml::scalar::{Resolved, resolve};
 use crate::yaml::{NodeKind, Source, YamlEntry, YamlKey, YamlNode};
-use step_runner_model::text;
 
 /// Collects every mistake in a document, so that one never hides another.
 pub(super) struct Checker<'t> {

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use indexmap::IndexMap;
+use step_runner_model::text;
 
 use super::STEP_LIMIT;
 use super::checker::{Checker, UnknownKey, at_index, join};
@@ -12,7 +13,6 @@ use crate::convert::contract;
 use crate::diagnostic::{Class, Position};
 use crate::name;
 use crate::yaml::{NodeKind, YamlEntry, YamlKey, YamlNode};
-use step_runner_model::text;
 
 pub(crate) const KEYS: [&str; 6] = ["env", "exec", "run", "outputs", "delegate", "description"];
 pub(crate) const EXEC_KEYS: [&str; 3] = ["command", "work_dir", "cancel_timeout"];

@@ -1,6 +1,7 @@
 //! The first document: the interface (language.md §3).
 
 use indexmap::IndexMap;
+use step_runner_model::text;
 
 use super::checker::{Checker, UnknownKey, join};
 use crate::ast::{Declaration, Outputs, Spec};
@@ -8,7 +9,6 @@ use crate::diagnostic::Class;
 use crate::template::OPEN;
 use crate::value::{Data, Value, ValueType};
 use crate::yaml::{NodeKind, YamlKey, YamlNode};
-use step_runner_model::text;
 
 pub(crate) const DECLARATION_KEYS: [&str; 4] = ["type", "default", "sensitive", "description"];
 

@@ -9,6 +9,7 @@ use std::fmt::Display;
 use std::sync::Arc;
 
 use indexmap::IndexMap;
+use step_runner_model::text;
 
 use super::budget::{Budget, Exhausted, VALUE_DEPTH, fits_depth};
 use super::functions::Function;
@@ -19,7 +20,6 @@ use crate::convert::to_text;
 use crate::diagnostic::{Class, Diagnostic, Position};
 use crate::name;
 use crate::value::{Data, EvaluatedText, Value};
-use step_runner_model::text;
 
 /// Most names that an error lists. Beyond that it lists the most similar ones.
 const LISTED_NAMES: usize = 20;

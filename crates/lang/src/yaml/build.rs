@@ -3,13 +3,13 @@
 use std::collections::{HashMap, HashSet};
 
 use granit_parser::{Event, Parser, ScalarStyle, ScanError, Span, StrInput, Tag as RawTag};
+use step_runner_model::text;
 
 use super::{
     DEPTH_LIMIT, NodeKind, Scalar, Source, Style, Tag, YamlEntry, YamlKey, YamlNode, position, scalar,
     syntax_error,
 };
 use crate::diagnostic::{Class, Diagnostic, Position};
-use step_runner_model::text;
 
 /// Largest weight of all nodes of a document, copies by aliases included. It bounds the memory for a short text that
 /// unfolds and for a long one of many small values.

@@ -3,7 +3,6 @@
 //! writes the rest.
 
 use serde::{Deserialize, Serialize};
-
 use step_runner_model::{CancelCause, ExitStatus, Outcome, StepUsage};
 
 /// One line of a journal. Times are microseconds since the epoch.

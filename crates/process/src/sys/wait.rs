@@ -5,8 +5,9 @@ use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use super::errno;
 use step_runner_model::{ExitStatus, StepUsage};
+
+use super::errno;
 
 /// Reaps a child that has exited.
 pub(super) fn reap(pid: libc::pid_t) {

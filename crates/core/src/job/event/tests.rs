@@ -1,6 +1,7 @@
+use step_runner_model::LogChannel;
+
 use super::*;
 use crate::job::effect::Effect;
-use step_runner_model::LogChannel;
 
 /// Placeholder for a job's own texts and values.
 const SECRET: &str = "swordfish";

@@ -4,17 +4,17 @@
 use std::sync::Arc;
 
 use indexmap::IndexMap;
-
-use crate::job::effect::{BuiltinProgram, Effect, Program, ScriptFile, StepFiles, Success};
-use crate::job::event::{CallId, FetchFailure, Fetched};
-use crate::plan::builtin::{self, BuiltinKind};
-use crate::plan::{bind, script_legacy};
 use step_runner_lang::ast::{Reference, Step, Template};
 use step_runner_lang::convert::contract::ContractError;
 use step_runner_lang::convert::to_json;
 use step_runner_lang::diagnostic::{Class, Diagnostic};
 use step_runner_lang::value::{Data, Value};
 use step_runner_model::{LogChannel as LogKind, StepStatus};
+
+use crate::job::effect::{BuiltinProgram, Effect, Program, ScriptFile, StepFiles, Success};
+use crate::job::event::{CallId, FetchFailure, Fetched};
+use crate::plan::builtin::{self, BuiltinKind};
+use crate::plan::{bind, script_legacy};
 
 use super::ends::{Failure, to_json_map};
 use super::start::{Call, Process, pin};

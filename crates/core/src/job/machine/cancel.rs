@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
-use crate::job::effect::Effect;
 use step_runner_model::{CancelCause, LogChannel, Outcome, StepResult, StepStatus};
+
+use crate::job::effect::Effect;
 
 use super::frame::Leaf;
 use super::{Constants, Machine, MachineState, Root};

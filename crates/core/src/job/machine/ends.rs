@@ -3,11 +3,6 @@
 
 use indexmap::IndexMap;
 use serde_json::Value as Json;
-
-use crate::job::effect::Effect;
-use crate::job::event::{FileContent, ProcessEnd, Unusable};
-use crate::plan::bind;
-use crate::plan::returned::{self, ProcessOutputs};
 use step_runner_lang::ast::{Body, Function, Outputs};
 use step_runner_lang::convert::to_json;
 use step_runner_lang::diagnostic::Diagnostic;
@@ -15,6 +10,11 @@ use step_runner_lang::output_file::{FileKind, OutputFileError};
 use step_runner_lang::value::{Data, Value};
 use step_runner_log::mask::MASK_TEXT;
 use step_runner_model::{ExecResult, ExitStatus, LogChannel, Outcome, StepResult, StepStatus};
+
+use crate::job::effect::Effect;
+use crate::job::event::{FileContent, ProcessEnd, Unusable};
+use crate::plan::bind;
+use crate::plan::returned::{self, ProcessOutputs};
 
 use super::frame::Leaf;
 use super::{Machine, MachineState, located};

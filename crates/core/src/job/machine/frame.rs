@@ -4,14 +4,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use indexmap::IndexMap;
-
-use crate::job::effect::{StepFiles, Success};
-use crate::job::event::CallId;
-use crate::plan::library::Loaded;
 use step_runner_lang::ast::{Body, Reference, Step};
 use step_runner_lang::eval::Steps;
 use step_runner_lang::value::Value;
 use step_runner_model::{CancelCause, FinishedProcess, StepFacts, StepInfo, StepResult, StepStatus};
+
+use crate::job::effect::{StepFiles, Success};
+use crate::job::event::CallId;
+use crate::plan::library::Loaded;
 
 use super::times::used_by;
 

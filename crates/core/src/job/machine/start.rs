@@ -5,12 +5,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use indexmap::IndexMap;
-
-use crate::job::effect::{Effect, Program, Spawn, StepFiles, Success};
-use crate::job::event::{CallId, FetchFailure, Fetched};
-use crate::plan::library::Loaded;
-use crate::plan::locate::{self, Target};
-use crate::plan::{bind, builtin};
 use step_runner_lang::ast::{Body, Exec, Function, Reference, Step};
 use step_runner_lang::diagnostic::{Class, Diagnostic};
 use step_runner_lang::document::CALL_LIMIT;
@@ -18,6 +12,12 @@ use step_runner_lang::eval::{self, Context, Steps};
 use step_runner_lang::reference;
 use step_runner_lang::value::{EvaluatedText, Value};
 use step_runner_model::{ExecResult, LogChannel, ReferenceInfo, StepFacts, StepInfo, StepResult};
+
+use crate::job::effect::{Effect, Program, Spawn, StepFiles, Success};
+use crate::job::event::{CallId, FetchFailure, Fetched};
+use crate::plan::library::Loaded;
+use crate::plan::locate::{self, Target};
+use crate::plan::{bind, builtin};
 
 use super::ends::{Failure, to_shown};
 use super::frame::{FunctionFrame, Leaf, Loading, started, step_before};

@@ -4,10 +4,11 @@
 //! wall clock changes no duration. Replayed events carry the time at which they were handled, so every daemon reports
 //! the same times.
 
-use crate::job::effect::Effect;
-use crate::plan::library::Loaded;
 use step_runner_lang::ast::{Body, Step};
 use step_runner_model::{FinishedProcess, StepFacts, StepInfo, StepResult, StepStatus, StepUsage};
+
+use crate::job::effect::Effect;
+use crate::plan::library::Loaded;
 
 use super::Machine;
 

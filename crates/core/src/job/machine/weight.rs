@@ -2,12 +2,12 @@
 //! on another thread.
 
 use indexmap::IndexMap;
-
-use crate::job::event::{Event, FetchFailure, Fetched, FileContent};
-use crate::plan::library::Loaded;
 use step_runner_lang::template::OPEN;
 use step_runner_lang::value::Value;
 use step_runner_model::StepResult;
+
+use crate::job::event::{Event, FetchFailure, Fetched, FileContent};
+use crate::plan::library::Loaded;
 
 use super::{Machine, MachineState};
 

@@ -8,14 +8,14 @@ mod access;
 use std::sync::Arc;
 
 use indexmap::IndexMap;
-
-use super::Interface;
 use step_runner_lang::ast::{
     BinaryOperator, Declaration, Expression, ExpressionKind, Part, Template, TemplateValue, UnaryOperator,
 };
 use step_runner_lang::diagnostic::{Class, Diagnostic, Position, Severity};
 use step_runner_lang::eval::{self, Function, meant};
 use step_runner_lang::value::{Data, Value, ValueType};
+
+use super::Interface;
 
 /// Knowledge about the type of a value.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -1,7 +1,8 @@
 //! Findings that a check makes beyond the text, and false alarms that it must avoid.
 
-use super::*;
 use step_runner_lang::document::{check_function, parse_function};
+
+use super::*;
 
 fn findings_with(text: &str, callee: Option<&str>) -> Vec<String> {
     let checked = check_function(text, "f.yml");

@@ -1,7 +1,6 @@
 //! Limits at their edges and rules without a vector of their own.
 
 use proptest::prelude::*;
-
 use step_runner_model::Reason;
 
 use super::super::EnvBase;

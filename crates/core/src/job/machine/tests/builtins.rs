@@ -1,12 +1,13 @@
 //! Builtins (language.md §17).
 
-use super::world::{Driven, World, masked, request, text};
-use crate::job::effect::{Effect, Program, Spawn, Success};
-use crate::job::event::{Event, FetchFailure, Fetched};
 use step_runner_lang::ast::Reference;
 use step_runner_lang::diagnostic::Class;
 use step_runner_lang::value::Value;
 use step_runner_model::{CancelCause, EndClass, StepStatus};
+
+use super::world::{Driven, World, masked, request, text};
+use crate::job::effect::{Effect, Program, Spawn, Success};
+use crate::job::event::{Event, FetchFailure, Fetched};
 
 fn env<'s>(spawn: &'s Spawn, name: &str) -> Option<&'s str> {
     let mut found = spawn.env.iter().filter(|(key, _)| key == name.as_bytes());

@@ -2,10 +2,11 @@
 
 use std::time::Duration;
 
+use step_runner_model::{CancelCause, EndClass, StepStatus};
+
 use super::world::{Driven, World, request};
 use crate::job::effect::Effect;
 use crate::job::event::{Event, JobSpec};
-use step_runner_model::{CancelCause, EndClass, StepStatus};
 
 fn cancel(cause: CancelCause) -> Event {
     Event::CancelAsked { cause, grace_limit: None }

@@ -2,12 +2,13 @@
 
 use std::sync::Arc;
 
-use super::world::{Driven, World, request, text};
-use crate::job::event::{Event, ProcessEnd};
-use crate::job::machine::Machine;
 use step_runner_lang::diagnostic::Class;
 use step_runner_lang::value::{Data, Value};
 use step_runner_model::{ExitStatus, StepStatus, text};
+
+use super::world::{Driven, World, request, text};
+use crate::job::event::{Event, ProcessEnd};
+use crate::job::machine::Machine;
 
 const FILES: [(&str, &str); 9] = [
     (

@@ -1,11 +1,12 @@
 //! Functions that come over the network: the parameters of their fetch, and the log lines about it (language.md §7.7).
 
+use step_runner_lang::diagnostic::Class;
+use step_runner_model::ExitStatus;
+
 use super::world::{World, request};
 use crate::job::effect::Effect;
 use crate::job::event::{Event, FetchFailure, Fetched, FileContent, ProcessEnd};
 use crate::job::machine::Machine;
-use step_runner_lang::diagnostic::Class;
-use step_runner_model::ExitStatus;
 
 const LEAF: &str = "{}\n---\nexec: {command: [leaf]}\n";
 

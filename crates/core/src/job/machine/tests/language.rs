@@ -1,8 +1,9 @@
 //! Order, contexts and data flow (language.md §10–§14).
 
+use step_runner_model::{EndClass, StepStatus};
+
 use super::world::{World, masked, request, text};
 use crate::job::effect::{Effect, Program, Spawn};
-use step_runner_model::{EndClass, StepStatus};
 
 fn env<'s>(spawn: &'s Spawn, name: &str) -> Option<&'s str> {
     let found = spawn.env.iter().find(|(key, _)| key == name.as_bytes())?;

@@ -4,6 +4,8 @@
 use std::time::Duration;
 
 use proptest::prelude::*;
+use step_runner_lang::diagnostic::Class;
+use step_runner_model::{CancelCause, ExitStatus, StepStatus};
 
 use super::world::{Driven, World, request, text};
 use crate::job::effect::Effect;
@@ -11,8 +13,6 @@ use crate::job::event::{Event, FetchFailure, FileContent, JobSpec, ProcessEnd};
 use crate::job::machine::Machine;
 use crate::job::record::{Recorder, decode, encode};
 use crate::job::replay::Replayed;
-use step_runner_lang::diagnostic::Class;
-use step_runner_model::{CancelCause, ExitStatus, StepStatus};
 
 /// Functions that random programs call: a leaf that may export and return, sequences, broken ones.
 const FILES: [(&str, &str); 6] = [

@@ -1,8 +1,9 @@
 //! The tree of results (language.md §16).
 
+use step_runner_model::StepStatus;
+
 use super::world::{World, request, text};
 use serde_json::json;
-use step_runner_model::StepStatus;
 
 const LEAF: &str = "spec:\n  inputs: {a: {type: string}, b: {type: number, default: 2}}\n---\nenv: {D: '${{ inputs.a }}'}\nexec: {command: [run, '${{ inputs.a }}', 1.50]}\n";
 

@@ -2,11 +2,12 @@
 
 use std::time::Duration;
 
+use step_runner_model::{FinishedProcess, StepResult, StepStatus, StepUsage};
+
 use super::world::{World, request};
 use crate::job::effect::Effect;
 use crate::job::event::Event;
 use crate::job::machine::Machine;
-use step_runner_model::{FinishedProcess, StepResult, StepStatus, StepUsage};
 
 /// Time of the admission by the wall clock, and since boot.
 const WALL: i64 = 1_700_000_000_000_000;

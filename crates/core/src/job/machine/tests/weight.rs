@@ -1,8 +1,9 @@
 //! The estimated work of events, and the limit on the data that a job keeps.
 
+use step_runner_model::ExitStatus;
+
 use super::world::{Driven, World, request, text};
 use crate::job::event::{Event, FileContent, ProcessEnd};
-use step_runner_model::ExitStatus;
 
 const ADMITTED: Event = Event::Admitted { at: 0 };
 

@@ -5,14 +5,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use indexmap::IndexMap;
-
-use crate::job::effect::{Effect, Program, Spawn};
-use crate::job::event::{CallId, Event, FetchFailure, Fetched, FileContent, JobSpec, ProcessEnd};
-use crate::job::machine::Machine;
 use step_runner_lang::ast::Reference;
 use step_runner_lang::diagnostic::Class;
 use step_runner_lang::value::{Data, Value};
 use step_runner_model::{ExitStatus, LogChannel, Outcome, StepResult};
+
+use crate::job::effect::{Effect, Program, Spawn};
+use crate::job::event::{CallId, Event, FetchFailure, Fetched, FileContent, JobSpec, ProcessEnd};
+use crate::job::machine::Machine;
 
 /// A request that contains only `steps`.
 pub(super) fn request(steps: &str) -> JobSpec {

@@ -1,10 +1,11 @@
 //! Access to members and indexes, and calls of functions: `a.b`, `a[b]`, `f(a)` (language.md §9.4, §9.5).
 
-use super::{Expressions, KnownType, Names, Reach, Shape, unlike};
 use step_runner_lang::ast::{Access, Expression, ExpressionKind};
 use step_runner_lang::diagnostic::{Class, Diagnostic, Position};
 use step_runner_lang::eval::{self, Function, render};
 use step_runner_lang::value::{Data, Value, ValueType};
+
+use super::{Expressions, KnownType, Names, Reach, Shape, unlike};
 
 impl<'a> Expressions<'a> {
     pub(super) fn access(
