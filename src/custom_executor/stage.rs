@@ -4,9 +4,11 @@ use std::cell::RefCell;
 use std::io;
 use std::path::Path;
 use std::pin::pin;
+use std::time::Duration;
 
 use tokio::io::AsyncWriteExt as _;
-use tokio::time::{Instant, sleep_until, timeout};
+use tokio::sync::Notify;
+use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use super::job_response::JobResponse;
 use super::relay::{Relay, RelayedBytes};
@@ -21,6 +23,9 @@ use crate::pb::v1;
 
 /// Exit codes by which shells say that there is no such script.
 const NO_SCRIPT: [u8; 3] = [2, 126, 127];
+
+/// Longest wait for the daemon's answer to a Run, once the stage is to end.
+const ANSWER_TIME: Duration = Duration::from_secs(1);
 
 pub(super) async fn run(driver: &Driver, script: &Path, name: &str) -> Result<Verdict, Failure> {
     let mut runner = Runner::watch()?;
@@ -40,8 +45,15 @@ pub(super) async fn run(driver: &Driver, script: &Path, name: &str) -> Result<Ve
         (driver.say)(&format!("warning: cannot note the stage for cleanup: {error}"));
     }
     let relay = RefCell::new(Relay::new(driver.options.merge_streams));
-    let work =
-        Work { driver, daemon: &daemon, id: &id, request: &request, client: RefCell::default(), relay };
+    let work = Work {
+        driver,
+        daemon: &daemon,
+        id: &id,
+        request: &request,
+        client: RefCell::default(),
+        accepted: Notify::new(),
+        relay,
+    };
     let verdict = if daemon.private {
         let guardian = guardian::watch(state, driver.options.start_timeout);
         tokio::select! {
@@ -122,6 +134,8 @@ struct Work<'a> {
     request: &'a Request,
     /// Connection, once there is one: from then on the daemon may know the job. The flag tells that it has accepted it.
     client: RefCell<Option<(Client, bool)>>,
+    /// Notified when the daemon has accepted the job.
+    accepted: Notify,
     /// Kept when following has ended in any way, because it holds back the end of a line that may go on.
     relay: RefCell<Relay>,
 }
@@ -144,8 +158,14 @@ impl Work<'_> {
         };
         let Some(client) = self.client() else { return Verdict::Cancelled };
         if !self.is_accepted() {
-            // The caller finishes the job, whether the daemon has it or not.
-            return Verdict::Cancelled;
+            // The job may run already, and what it says is to be heard. Otherwise the caller finishes it, whether the
+            // daemon has it or not.
+            tokio::select! {
+                end = &mut stage => return Self::verdict(end, true),
+                () = self.accepted.notified() => {}
+                _ = runner.tells_to_end() => return Verdict::Cancelled,
+                () = sleep(ANSWER_TIME) => return Verdict::Cancelled,
+            }
         }
         let force = Instant::now() + self.driver.options.cancel_grace;
         let mut cancel = pin!(client.cancel(self.id));
@@ -192,6 +212,7 @@ impl Work<'_> {
         *self.client.borrow_mut() = Some((client.clone(), false));
         submit(&client, self.request, options.admission_timeout).await?;
         *self.client.borrow_mut() = Some((client.clone(), true));
+        self.accepted.notify_one();
         let mut log = client.follow(self.id, 0);
         let mut out = RelayedBytes::default();
         loop {
