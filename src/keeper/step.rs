@@ -364,7 +364,8 @@ impl Job {
         }
         let survivors = self.containment.survivors(shared);
         let new = self.leftovers.of_step(&survivors);
-        if !new.is_empty() {
+        // Once an end was asked for, its processes are ending, one after the other.
+        if !new.is_empty() && self.ending.is_none() {
             self.line(LogChannel::Out, &leftover::line(&step.name, &new, &self.masking), shared);
         }
         let left = survivors.len() as u32;
