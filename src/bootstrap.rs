@@ -84,11 +84,11 @@ fn is_same(found: &std::fs::Metadata, path: &Path) -> bool {
 
 /// Creates a folder and its missing parents, all readable by everybody.
 fn make_folders(folder: &Path) -> Result<(), BootstrapError> {
-    if folder.is_dir() {
-        return Ok(());
-    }
-    if folder.exists() {
-        return Err(BootstrapError::NoFolder { path: folder.to_owned() });
+    // One look: between two, another copy may make the folder.
+    match std::fs::metadata(folder) {
+        Ok(found) if found.is_dir() => return Ok(()),
+        Ok(_) => return Err(BootstrapError::NoFolder { path: folder.to_owned() }),
+        Err(_) => {}
     }
     if let Some(parent) = folder.parent().filter(|parent| !parent.as_os_str().is_empty()) {
         make_folders(parent)?;
