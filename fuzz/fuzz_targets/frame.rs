@@ -1,4 +1,4 @@
-//! Any writes of two sources, framed and read again, give back the bytes written.
+//! Frames arbitrary writes of two sources. Reading the frames gives back the bytes written.
 
 #![no_main]
 
