@@ -224,7 +224,7 @@ async fn submit(scene: &Scene, id: &str, event: &Value, result: &str) {
     }
 }
 
-/// Q5.
+/// Q5 in queue.md §9.
 #[tokio::test]
 async fn a_follower_that_came_before_the_start_sees_the_whole_log() {
     let scene = Scene::new(&[("max_running", "1")]).await;
@@ -241,7 +241,7 @@ async fn a_follower_that_came_before_the_start_sees_the_whole_log() {
         .await;
 }
 
-/// Q5.
+/// Q5 in queue.md §9.
 #[tokio::test]
 async fn a_waiting_job_that_is_finished_is_forgotten_and_never_runs() {
     let scene = Scene::new(&[("max_running", "1")]).await;
@@ -255,7 +255,7 @@ async fn a_waiting_job_that_is_finished_is_forgotten_and_never_runs() {
     assert!(scene.waiting().await.is_empty() && scene.running().await.is_empty());
 }
 
-/// Q6.
+/// Q6 in queue.md §9.
 #[tokio::test]
 async fn a_waiting_job_has_no_file_variable_on_disk() {
     let scene = Scene::new(&[("max_running", "1")]).await;
@@ -278,7 +278,7 @@ async fn a_waiting_job_has_no_file_variable_on_disk() {
     scene.let_go("first").await;
 }
 
-/// Q6.
+/// Q6 in queue.md §9.
 #[tokio::test]
 async fn waiting_jobs_keep_their_order_when_the_daemon_is_killed() {
     let mut scene = Scene::new(&[("max_running", "1")]).await;
@@ -341,7 +341,7 @@ async fn a_pause_can_be_ended_while_the_daemon_drains() {
     assert_eq!(scene.daemon.wait(), Some(0));
 }
 
-/// Q7.
+/// Q7 in queue.md §9.
 #[tokio::test]
 async fn a_cancelled_job_keeps_its_slot_until_it_is_gone() {
     let scene = Scene::new(&[("max_running", "1"), ("cancel_grace", "\"1h\"")]).await;
@@ -357,7 +357,7 @@ async fn a_cancelled_job_keeps_its_slot_until_it_is_gone() {
     scene.let_go("next").await;
 }
 
-/// Q8.
+/// Q8 in queue.md §9.
 #[tokio::test]
 async fn many_runs_of_one_id_start_one_job() {
     let scene = Scene::new(&[("max_running", "2"), ("max_queued", "0")]).await;
