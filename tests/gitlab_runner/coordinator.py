@@ -22,7 +22,7 @@ class Job:
         self.trace = b""
         self.state = "pending"
         self.failure_reason = None
-        # Somebody has pressed the button.
+        # True once a user has cancelled the job in the web interface.
         self.canceled = False
 
     def ended(self):
@@ -37,11 +37,11 @@ class Coordinator(http.server.ThreadingHTTPServer):
     def __init__(self):
         super().__init__(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self.server_port}"
-        # Held for what follows; told of every change.
+        # Lock for the fields below. It is notified of every change.
         self.changed = threading.Condition()
         self.waiting = []
         self.jobs = {}
-        # Calls that no Runner makes, or not so.
+        # Calls that a real Runner never makes.
         self.wrong = []
         threading.Thread(target=self.serve_forever, daemon=True).start()
 
@@ -99,7 +99,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         with self.server.changed:
             fits = int(start[1]) <= len(job.trace)
             if fits:
-                # A Runner that learns here that the job is canceled sends the same once more.
+                # A Runner that learns here of the cancel sends the same part of the trace again.
                 job.trace = job.trace[: int(start[1])] + body
                 self.server.changed.notify_all()
             told = "canceled" if job.canceled else job.state

@@ -18,7 +18,7 @@ from unittest.mock import ANY
 
 from coordinator import TOKEN, Coordinator
 
-# Longest wait for anything; a Runner tells its news every 3 s, and a job ends within its graces.
+# Longest wait for anything. A Runner sends updates every 3 s, and a job ends within its grace times.
 PATIENCE = 180
 SECRET = "never-shown-8f2c61"
 LINES = 20_000
@@ -56,10 +56,10 @@ class Proof:
         for name in ("tmp", "builds", "cache"):
             (self.folder / name).mkdir()
         (self.folder / "config.toml").write_text(self.config(program), encoding="utf-8")
-        # Nothing of ours reaches Runner and driver.
+        # Variables of our own environment do not reach Runner and driver.
         self.environment = {"PATH": os.environ["PATH"], "HOME": folder, "TMPDIR": f"{folder}/tmp"}
         said = self.call(runner, "verify").communicate(timeout=PATIENCE)[0]
-        # Newer ones say that the token is valid.
+        # Newer Runners say that the token is valid.
         expect(b"is alive" in said or b"is valid" in said, f"verify: {said}")
         self.runner = self.call(runner, "run", self.log.open("wb"))
 
@@ -141,7 +141,7 @@ force_kill_timeout = 10
         end = (job.state, job.failure_reason or None)
         expect(end == (state, reason), f"it ended as {end}, not as {(state, reason)}")
         expect(SECRET.encode() not in job.trace, "the trace shows the secret")
-        # The Runner cleans up after it has told the end.
+        # The Runner cleans up after it has reported the end.
         eventually(lambda: not self.left(), lambda: f"nothing left after the job: {self.left()}")
 
     def left(self):
@@ -192,7 +192,7 @@ force_kill_timeout = 10
     def cancel(self):
         job, background = self.endless()
         job.canceled = True
-        # GitLab has its own state and reason for such a job.
+        # GitLab sets its own state and reason for such a job.
         self.ended(job, "failed", ANY)
         told = job.trace + self.log.read_bytes()
         expect(b"Job failed: canceled" in told, "the Runner does not say that the job was canceled")
@@ -222,7 +222,7 @@ force_kill_timeout = 10
             expect(job.trace.count(text) == 1, f"{text} stands {job.trace.count(text)} times in the trace")
 
     def killed_runner(self):
-        # A job that prints meets a closed pipe.
+        # A job that prints would end by a broken pipe, so this one is silent.
         job, background = self.endless(silent=True)
         self.runner.kill()
         self.runner.wait()
@@ -252,7 +252,7 @@ force_kill_timeout = 10
             except subprocess.TimeoutExpired:
                 self.runner.kill()
                 self.runner.wait()
-            # A killed Runner leaves the private daemon, and a miss anything.
+            # A killed Runner leaves the private daemon running, and a failed test can leave any process.
             for process in self.left():
                 if process.startswith("/proc/"):
                     os.kill(int(process.removeprefix("/proc/")), signal.SIGKILL)
