@@ -19,10 +19,10 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 )
 
-// key names one thing that the client sees.
+// key names one fact about one case.
 type key struct{ name, fact string }
 
-// values are what a server showed, or what the list says of both.
+// values are the values of a fact on both servers, as observed or as listed.
 type values struct{ theirs, ours string }
 
 func main() {
@@ -117,7 +117,7 @@ func readList(path string) (map[key]values, error) {
 	return listed, nil
 }
 
-// shown is a value as a cell of a table.
+// shown returns a value as a table cell.
 func shown(seen map[key]string, key key) string {
 	value, found := seen[key]
 	if !found {
@@ -126,7 +126,7 @@ func shown(seen map[key]string, key key) string {
 	return "`" + strings.NewReplacer("|", "¦", "`", "'", "\n", "⏎", "\r", "␍").Replace(value) + "`"
 }
 
-// server is one of the two servers and what was seen of it.
+// server is one of the two servers, with the facts observed about it.
 type server struct {
 	folder string
 	conn   *grpc.ClientConn
@@ -161,7 +161,7 @@ var (
 	logTime     = regexp.MustCompile(`^\d{4}/\d\d/\d\d \d\d:\d\d:\d\d `)
 )
 
-// note keeps a fact with what differs by nature, folders and ids, replaced.
+// note records a fact. It replaces folders, ids and other parts that always differ.
 func (s *server) note(name, fact, value string) {
 	value = strings.ReplaceAll(value, filepath.Join(s.folder, "tmp"), "TMPDIR")
 	value = strings.ReplaceAll(value, s.folder, "FOLDER")
