@@ -38,7 +38,7 @@ const SKIPPED: [&str; 4] = ["target", "node_modules", "corpus", "artifacts"];
 /// The page with numbered rows.
 const FAULTS: &str = "faults.md";
 
-/// Words between two references to one page: `queue.md §9 items 2 and 5, §7`.
+/// Words that can stand between two references to one page: `queue.md §9 items 2 and 5, §7`.
 const CONNECTORS: [&str; 6] = ["and", "or", "to", "item", "items", "with"];
 
 /// The part of a page that a text names.
@@ -72,7 +72,7 @@ impl fmt::Display for Reference {
     }
 }
 
-/// Words that are read together, each with its line: a comment, a paragraph, a row of a table, or a line of code.
+/// Words that belong together, each with its line: a comment, a paragraph, a row of a table, or a line of code.
 type Block<'t> = Vec<(usize, &'t str)>;
 
 /// Returns the text of a comment line.
@@ -232,7 +232,7 @@ fn links(text: &str) -> Vec<(usize, String)> {
         if is_code {
             continue;
         }
-        // What stands between backticks is every second part. The text of a link may hold some, its target holds none.
+        // Drops code between backticks, which is every second part. Targets of links contain no backticks.
         let parts: Vec<&str> = line.split('`').step_by(2).collect();
         let line = parts.join("`");
         let targets = line.split("](").skip(1).filter_map(|rest| rest.split([')', ' ']).next());
@@ -348,11 +348,11 @@ fn every_page_section_and_row_that_is_named_is_there() {
     let repository = Repository::new();
     let (mut problems, mut count) = (Vec::new(), 0);
     for (path, text) in repository.texts() {
-        // The samples below are no references.
+        // The samples in this file are no references.
         if path.ends_with("tests/references.rs") {
             continue;
         }
-        // Its whole path: another page may have its name.
+        // The whole path, because another page can have the same name.
         let own = Path::new(".").join(&path).to_string_lossy().into_owned();
         for reference in references(&text, is_page(&path).then_some(own.as_str())) {
             count += 1;

@@ -1,6 +1,6 @@
 """Compares the outcome of the reference's own tests with the list of those that are known to fail: tests.py LIST EVENTS
 
-LIST is the page with the list, EVENTS what `go test -json` printed. Ends with 1 if they differ.
+LIST is the page with the list, EVENTS a file with the output of `go test -json`. The exit code is 1 if they differ.
 """
 
 import json
