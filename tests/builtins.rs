@@ -1,4 +1,4 @@
-//! The functions that ship with the program, in real jobs (language.md §17).
+//! Builtin functions in real jobs (language.md §17).
 #![expect(clippy::unwrap_used, reason = "a broken scene fails the test")]
 
 mod support;

@@ -1,5 +1,5 @@
-//! The wall clock jumps by a year under a running daemon (faults.md row 63). tests/simulate does so with virtual clocks
-//! in random schedules.
+//! Moves the wall clock by a year under a running daemon (faults.md row 63). tests/simulate does the same with virtual
+//! clocks in random schedules.
 #![allow(clippy::unwrap_used, clippy::allow_attributes, reason = "a test")]
 
 mod support;

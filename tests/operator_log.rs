@@ -1,4 +1,4 @@
-//! The operator's log when nobody reads it (docs/internals/faults.md, row 75).
+//! The operator's log while nobody reads it (docs/internals/faults.md, row 75).
 #![expect(clippy::unwrap_used, reason = "a broken scene fails the test")]
 
 mod support;

@@ -289,7 +289,7 @@ async fn fault_38_after_finish_no_copy_of_a_secret_is_in_memory() {
         client.run_to_end(id, &script("echo x; echo y >&2")).await;
         client.finish(id).await;
     }
-    // Connections and threads end a little later.
+    // Connections and threads end a little later, so this waits.
     until("no copy is left in daemon and keeper", || held() == [0, 0]).await;
     client.finish("beside").await;
 }

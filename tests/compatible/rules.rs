@@ -1,4 +1,4 @@
-//! The differences of the compatible service (service.md §4.1).
+//! The differences between the compatible service and the canonical one (service.md §4.1).
 
 use std::os::unix::fs::PermissionsExt;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! The Runner ends a stage (custom-executor.md §7.5).
+//! A Runner that ends a stage (custom-executor.md §7.5).
 
 use rustix::process::Signal;
 

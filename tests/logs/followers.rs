@@ -156,7 +156,7 @@ async fn unfinished_line(stream: &mut Streaming<v1::FollowLogsResponse>) -> (Str
     }
 }
 
-/// The body of an entry.
+/// Returns the body of an entry.
 fn body(entry: &str) -> &str {
     entry.get(32..).unwrap()
 }

@@ -1,4 +1,4 @@
-//! Followers see no secret.
+//! Secrets never reach followers.
 
 use super::masking;
 use crate::support::{Client, Daemon, contains, request, script};

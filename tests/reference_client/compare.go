@@ -1,10 +1,10 @@
-// Command reference-client runs the same jobs through the reference's client on two servers, its own and ours, prints where
-// what the client sees differs, and compares that with the list of differences that are kept:
+// Command reference-client runs the same jobs on two servers, the reference's and ours, through the reference's client.
+// It prints the differences that the client sees, and compares them with the list of known differences:
 //
 //	reference-client LIST THEIRS OURS
 //
-// LIST is the page with the list. THEIRS and OURS are folders: the socket step-runner.sock, the server's working directory
-// work, its temporary directory tmp. It ends with 1 if the list and what was seen differ.
+// LIST is the page with the list. THEIRS and OURS are folders with the socket step-runner.sock, the server's working
+// directory work, and its temporary directory tmp. The exit code is 1 if the list and the observed differences differ.
 package main
 
 import (

@@ -1,7 +1,8 @@
 //! Injects one fault at one system call: strace kills a process before its Nth call of a kind, or makes that call fail.
 //!
-//! A traced process keeps its parent and its pid (`-D`). Programs that it executes are not traced (`-b execve`), so a
-//! fault hits the daemon or the keeper, and their children only up to `execve`. strace counts the calls of each thread.
+//! The process under test keeps its parent and its pid (`-DDD`). Programs that it executes are not traced (`-b
+//! execve`). So a fault hits the daemon or the keeper, and their children only up to `execve`. strace counts the calls
+//! of each thread.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;

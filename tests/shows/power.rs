@@ -1,6 +1,6 @@
 //! `power [--cuts N] [--parallel N] [--seed N] [--untimed]`: daemons with `durability = power` on file systems whose
 //! power is cut at random moments (service.md §6.4 item 4, §6.6; faults.md rows 27 and 43). Everything that a client
-//! was told before the cut holds after it.
+//! was told before the cut must still be true after it.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -1,4 +1,4 @@
-//! State folders of every format (faults.md row 46).
+//! State folders in every released format (faults.md row 46).
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;

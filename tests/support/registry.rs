@@ -32,7 +32,7 @@ const HTPASSWD: &str = "user:$2y$05$/aai2uTYY2q9L7m6u7ZP8eQS6kM5CDyb9zgq8uTzuVhp
 /// A running `docker-registry` on the loopback with its own store.
 pub(crate) struct DockerRegistry {
     child: Child,
-    /// `127.0.0.1:port`.
+    /// The registry's address, `127.0.0.1:port`.
     pub(crate) address: String,
     docker_config: Option<String>,
     _dir: tempfile::TempDir,
@@ -177,7 +177,7 @@ pub(crate) fn docker_config(key: &str, user: &str, password: &str) -> String {
 
 /// A server that answers each request with the bytes that `script` returns for its head, then closes the connection.
 pub(crate) struct Scripted {
-    /// `127.0.0.1:port`.
+    /// The server's address, `127.0.0.1:port`.
     pub(crate) address: String,
     heads: Arc<Mutex<Vec<String>>>,
 }

@@ -1,4 +1,4 @@
-//! The attacks. Each uses connections in a loop until it is told to stop.
+//! The attacks. Each uses connections in a loop until it must stop.
 
 mod calls;
 mod connections;
@@ -20,10 +20,10 @@ use messages::{giant_messages, held_messages, huge_metadata, length_prefixes, ne
 /// Longest time that a write blocks before the attacker checks if it must stop.
 const PATIENCE: Duration = Duration::from_millis(200);
 
-/// Frames written at once.
+/// Number of frames written at once.
 const BATCH: usize = 256;
 
-/// Large requests on one connection.
+/// Number of large requests on one connection.
 const STREAMS: u32 = 100;
 
 /// Total size of requests that the daemon receives at a time, in KiB (service.md §1.1).

@@ -15,7 +15,7 @@ use crate::daemon::{Daemon, Scene};
 use crate::random::Random;
 use crate::verdict::{Check, Misses};
 
-/// Jobs at a time.
+/// Number of concurrent jobs.
 const AT_A_TIME: usize = 10;
 /// Longest time from a Run to the end of a hostile job: the job's time limit plus the time for masking.
 const LONGEST: Duration = Duration::from_mins(5);

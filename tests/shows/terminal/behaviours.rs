@@ -87,7 +87,7 @@ fn fault_93_a_second_ctrl_c_leaves_a_terminal_that_hangs() -> Check {
 /// Script that prints more than all buffers before a terminal hold.
 const FLOOD: &str = "trap 'touch cancelled; exit 1' TERM; seq 400000; touch ran; while :; do sleep 0.1; done";
 
-/// Neither the job nor a signal waits for a terminal program that reads nothing, whatever the format.
+/// A terminal program that reads nothing delays neither the job nor a signal, in any format.
 fn fault_93_a_signal_ends_run_though_nobody_reads_its_output() -> Check {
     for format in ["pretty", "plain", "raw", "json"] {
         let session = Session::open(80, 24)?;
@@ -108,7 +108,7 @@ fn fault_93_a_signal_ends_run_though_nobody_reads_its_output() -> Check {
     Ok(())
 }
 
-/// `follow` ends with the first signal and leaves the job alone.
+/// `follow` ends with the first signal. The job goes on.
 fn fault_93_a_signal_ends_follow_though_nobody_reads_its_output() -> Check {
     for format in ["--output pretty", "--output plain", "--output raw", "--output json"] {
         let session = Session::open(80, 24)?;
@@ -135,7 +135,7 @@ fn fault_93_a_signal_ends_follow_though_nobody_reads_its_output() -> Check {
     Ok(())
 }
 
-/// Sends the signal of Ctrl-C to the process whose id the command has written.
+/// Sends SIGINT, as Ctrl-C does, to the process whose id the command has written.
 fn interrupt(session: &Session) -> Check {
     let started = session.path("started");
     appears(&started)?;
@@ -149,7 +149,7 @@ fn signal(id: &str, signal: rustix::process::Signal) -> Check {
     rustix::process::kill_process(id, signal).map_err(|error| error.to_string())
 }
 
-/// The terminal program of a session, stopped. It goes on when this value is dropped.
+/// Stops the terminal program of a session. It continues when this value is dropped.
 struct Stopped(String);
 
 impl Stopped {
@@ -166,10 +166,10 @@ impl Drop for Stopped {
     }
 }
 
-/// Output that is printed while the size of the terminal changes so many times is there once and in order, and nothing
-/// else is left on the screen. Returns figures.
+/// Checks that output which is printed during many changes of the terminal's size is there once and in order, and that
+/// nothing else is left on the screen. Returns figures.
 pub(super) fn sizes_that_change(seed: u64, changes: u32) -> Check<String> {
-    // Lines of 1 to 25 words, in two parts: some frames show a line that is not complete.
+    // Prints lines of 1 to 25 words in two parts, so that some frames show an incomplete line.
     const SCRIPT: &str = "until [ -e go ]; do sleep 0.05; done; n=0; \
         until [ -e stop ]; do n=$((n + 1)); printf '%s ' w$n.0; w=0; line=; \
         until [ $w = $((n % 25)) ]; do w=$((w + 1)); line=\"$line w$n.$w\"; done; \
