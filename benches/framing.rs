@@ -20,7 +20,7 @@ fn stamp() -> Stamp {
     Stamp::from_unix_micros(1_609_459_200_000_000)
 }
 
-/// One read, full of lines of `len` bytes, the last one incomplete.
+/// Returns the bytes of one read: lines of `len` bytes, of which the last one is incomplete.
 fn read_of(len: usize) -> Vec<u8> {
     let line: Vec<u8> =
         (0..len).map(|at| if at + 1 == len { b'\n' } else { b'a' + (at % 26) as u8 }).collect();

@@ -115,10 +115,10 @@ struct Common {
         env = "STEP_RUNNER_COLOR"
     )]
     color: Color,
-    /// Say only what was asked for, and errors
+    /// Print only requested output and errors
     #[arg(short, long, global = true, env = "STEP_RUNNER_QUIET")]
     quiet: bool,
-    /// Say more; repeat for still more
+    /// Print more; repeat for still more
     #[arg(short, long, global = true, action = ArgAction::Count, env = "STEP_RUNNER_VERBOSE")]
     verbose: u8,
 }
@@ -146,7 +146,7 @@ enum Command {
     Bootstrap(bootstrap::Arguments),
     Ci(ci::Arguments),
     CustomExecutor(custom_executor::Arguments),
-    /// The same commands as CI runners spell them
+    /// Commands for CI runners, in their spelling
     #[command(subcommand, after_long_help = STEPS_EXAMPLES)]
     Steps(Steps),
     Completions(completions::Arguments),

@@ -23,7 +23,7 @@ impl Scene {
     }
 
     fn run(&self, words: &[&str], to: &str) -> Output {
-        // Paths as given: the end of one may be a slash.
+        // Not `join`: the path given can end in a slash, which `join` would change.
         let to = format!("{}/{to}", self.0.path().display());
         Command::new(PROGRAM).args(words).arg(to).stdin(Stdio::null()).output().unwrap()
     }
@@ -37,7 +37,7 @@ impl Scene {
         assert_eq!((copy.mode() & 0o7777, copy.len()), (0o755, std::fs::metadata(PROGRAM).unwrap().len()));
     }
 
-    /// Exit code 1, one line that names `path`, and nothing left behind.
+    /// Asserts exit code 1, one line that names `path`, and that nothing was left behind.
     #[track_caller]
     fn refused(&self, words: &[&str], to: &str, path: &Path) {
         let before = support::tree(self.0.path());
@@ -100,7 +100,7 @@ async fn a_copy_that_runs_is_replaced_and_runs_on() {
     let scene = Scene::new();
     scene.copied(&PLAIN, "bin", "bin/step-runner");
     let copy = scene.path("bin/step-runner");
-    // Another content, so that it has to be replaced; a program still.
+    // Changes the copy so that it has to be replaced. It can still be executed.
     let mut content = std::fs::read(&copy).unwrap();
     content.push(0);
     std::fs::write(&copy, content).unwrap();
@@ -110,7 +110,7 @@ async fn a_copy_that_runs_is_replaced_and_runs_on() {
     client.run("1", "echo on").await;
     client.ended("1").await;
     assert_eq!(client.output("1").await, "on\n");
-    // A copy copies itself onto itself.
+    // The copy copies itself onto itself.
     let again = Command::new(&copy).arg("bootstrap").arg(scene.path("bin")).status().unwrap();
     assert!(again.success());
     assert_eq!(names(&scene.path("bin")), ["step-runner"]);
@@ -146,7 +146,7 @@ fn what_is_in_the_way_is_named_and_nothing_is_left_behind() {
 fn a_place_that_cannot_be_written_is_named() {
     const TEST: &str = "a_place_that_cannot_be_written_is_named";
     if !is_root(TEST) {
-        // Permissions are enough for everybody else.
+        // Permissions keep everybody but root from writing.
         let scene = Scene::new();
         std::fs::create_dir(scene.path("locked")).unwrap();
         std::fs::set_permissions(scene.path("locked"), PermissionsExt::from_mode(0o555)).unwrap();

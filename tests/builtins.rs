@@ -1,4 +1,4 @@
-//! The functions that ship with the program, in real jobs (language.md §17).
+//! Builtin functions in real jobs (language.md §17).
 #![expect(clippy::unwrap_used, reason = "a broken scene fails the test")]
 
 mod support;
@@ -16,7 +16,7 @@ use support::{
 use tokio::io::AsyncReadExt;
 use tokio::net::TcpListener;
 
-/// A job with a directory of its own.
+/// A job with its own directory.
 struct Project {
     dir: tempfile::TempDir,
     variables: Vec<v1::Variable>,
@@ -55,7 +55,7 @@ impl Project {
     }
 }
 
-/// How the job must have ended; else its log is shown.
+/// Asserts how the job ended. Shows its log otherwise.
 async fn expect(client: &Client, status: &Status, expected: State, message: &str) {
     let log = client.log(&status.id).await;
     assert!(
@@ -69,7 +69,7 @@ fn legacy(inputs: &Value) -> Value {
     json!([{"name": "s", "step": "builtin://script_legacy", "inputs": inputs}])
 }
 
-/// Lines of the steps' own output.
+/// Returns the lines that the steps printed.
 async fn lines(client: &Client, id: &str) -> Vec<String> {
     client.output(id).await.lines().map(str::to_owned).collect()
 }
@@ -161,7 +161,7 @@ async fn what_cannot_be_called_is_refused_with_the_remedy() {
     }
 }
 
-/// Steps that build and publish the project's function as `version`.
+/// Returns steps that build and publish the project's function as `version`.
 fn release(registry: &str, version: &str) -> Vec<Value> {
     vec![
         json!({"name": "build", "func": "builtin://function/oci/build", "inputs": {
@@ -349,7 +349,7 @@ async fn a_cancel_ends_a_transfer_to_a_server_that_never_answers_and_secrets_sta
     client.try_run(project.request("1", &json!(steps))).await.unwrap();
     let (mut connection, _) = patiently("a connection", silent.accept()).await.unwrap();
     connection.read_u8().await.unwrap();
-    // Its arguments name the file of its inputs.
+    // The arguments of the process name the file with its inputs.
     let inputs = format!("{}/tmp/", daemon.folder("1").canonicalize().unwrap().display());
     assert_eq!(processes_with(&inputs).len(), 1);
     assert_eq!(processes_with("secret-group-name"), [0_i32; 0], "an input is an argument");
@@ -388,7 +388,7 @@ async fn a_builtin_runs_for_an_ordinary_user_after_its_program_was_replaced() {
     let place = Place::of(ORDINARY);
     let daemon = place.setup().start_in(place.path());
     let client = daemon.client().await;
-    // The keeper lives from the first job on.
+    // Starts the keeper, which comes with the first job.
     client.run_to_end("1", &script("true")).await;
     std::fs::remove_file(&place.program).unwrap();
     let project = tool();

@@ -1,7 +1,7 @@
-//! `step-runner check` as users meet it: its findings in broken files, in all formats, and its silence about good ones.
+//! Tests `step-runner check`: its findings in broken files, in all formats, and that it finds nothing in good files.
 //!
-//! `tests/broken` has the files, `tests/snapshots` the expected output. After a wanted change run `INSTA_UPDATE=always
-//! cargo test --test check` and read the diff.
+//! The files are in `tests/broken`, the expected output in `tests/snapshots`. After an intended change run
+//! `INSTA_UPDATE=always cargo test --test check` and review the diff.
 #![expect(clippy::unwrap_used, reason = "a broken scene fails the test")]
 
 use std::fs;
@@ -26,7 +26,7 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8(bytes.to_vec()).unwrap()
 }
 
-/// A folder with these files.
+/// Makes a folder with these files.
 fn folder(files: &[(&str, &str)]) -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     for (name, content) in files {
@@ -301,7 +301,7 @@ fn a_run_shows_the_errors_of_its_document_as_a_check_does() {
     assert!(text(&run.stderr).starts_with(&text(&check.stdout)), "{run:?}");
 }
 
-/// `run` in a folder, without colour.
+/// Runs `run` in a folder, without colour.
 fn run(folder: &Path, words: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_step-runner"));
     command.args(["run", "--color", "never"]).args(words).current_dir(folder).stdin(Stdio::null());

@@ -1,4 +1,4 @@
-//! `ci`, with the real program (language.md §13, restricted mode).
+//! Tests `ci` with the real program (language.md §13, restricted mode).
 #![expect(clippy::unwrap_used, reason = "a broken scene fails the test")]
 
 mod support;
@@ -7,7 +7,7 @@ use std::process::{Command, Output, Stdio};
 
 use support::names;
 
-/// Runs these steps in a folder of their own, with these variables and nothing else but `PATH`.
+/// Runs these steps in `folder`, with only these variables and `PATH` in the environment.
 fn ci(folder: &std::path::Path, steps: Option<&str>, variables: &[(&str, &str)]) -> Output {
     ci_with(&[], folder, steps, variables)
 }

@@ -83,7 +83,7 @@ async fn step_results_come_once_and_in_order_though_they_are_replayed() {
     let daemon = Daemon::with_job("42", Job { results: results(&names, 0), ..Job::default() });
     let scene = Scene::new();
     let _server = daemon.serve(&scene.path("daemon"));
-    // Each connection lets a little more of the replay pass.
+    // Each connection passes a little more of the replay than the one before.
     let mut limit = 300;
     let relay = scene.relay(&daemon, move || {
         limit = limit * 3 / 2;
@@ -261,7 +261,7 @@ async fn a_file_that_is_no_socket_is_refused_at_once() {
     assert_eq!(error.exit(), Exit::Unreachable);
 }
 
-/// A sink that takes so many bytes.
+/// A sink that takes `room` bytes, then fails as a full disk does.
 struct Sink {
     taken: Vec<u8>,
     room: usize,
@@ -306,7 +306,7 @@ async fn a_job_is_run_followed_and_finished_though_the_line_is_cut() {
     let scene = Scene::new();
     let _server = daemon.serve(&scene.path("daemon"));
     let mut next = numbers(3);
-    // More than one frame of HTTP/2: less brings nothing on.
+    // More than one HTTP/2 frame passes each time: with less there is no progress.
     let _relay = scene.relay(&daemon, move || 20_000 + (next() % 40_000) as usize);
     let mut sink = Sink { taken: Vec::new(), room: usize::MAX };
     let mut names = Vec::new();
@@ -380,7 +380,8 @@ async fn a_job_that_is_not_waited_for_any_more_is_finished() {
     assert_eq!(daemon.script.lock().unwrap().finished, ["42"]);
 }
 
-/// A line that passes `bytes` bytes of the daemon, then none either way, and stays open. Later lines are whole.
+/// Relays one connection until `bytes` bytes of the daemon have passed. Then nothing passes either way, but the
+/// connection stays open. Later connections are relayed without limit.
 #[cfg(feature = "failpoints")]
 async fn freezing_line(listener: tokio::net::UnixListener, daemon: PathBuf, bytes: u64) {
     use tokio::io::{AsyncReadExt, copy, copy_bidirectional};
@@ -399,7 +400,7 @@ async fn freezing_line(listener: tokio::net::UnixListener, daemon: PathBuf, byte
     }
 }
 
-// Needs a clock that stands still: a minute passes in it.
+// Needs tokio's paused clock, because a minute passes in the test.
 #[cfg(feature = "failpoints")]
 #[tokio::test(start_paused = true)]
 async fn fault_20_a_line_that_falls_silent_is_lost_within_a_minute_and_followed_on() {

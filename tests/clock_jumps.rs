@@ -1,5 +1,5 @@
-//! The wall clock jumps by a year under a running daemon (faults.md row 63). tests/simulate does so with virtual clocks
-//! in random schedules.
+//! Moves the wall clock by a year under a running daemon (faults.md row 63). tests/simulate does the same with virtual
+//! clocks in random schedules.
 #![allow(clippy::unwrap_used, clippy::allow_attributes, reason = "a test")]
 
 mod support;
@@ -73,10 +73,10 @@ fn setup(library: &Path, file: &Path) -> Setup {
     setup.env("LD_PRELOAD", library.to_str().unwrap()).env("JUMP_FILE", file.to_str().unwrap())
 }
 
-/// All three are what they were, and stay so while the reaper passes more than once.
+/// Asserts that the three jobs keep their states while the reaper runs more than once.
 async fn nothing_happens(daemon: &Daemon, client: &Client, when: &str) {
     let lines = counted(daemon);
-    // A line a tenth of a second: three passes.
+    // The job prints a line each tenth of a second, so 30 lines take three runs of the reaper.
     support::until("the reaper has passed", || counted(daemon) >= lines + 30).await;
     assert_eq!(client.status("runs").await.state(), State::Running, "{when}");
     assert_eq!(client.status("waits").await.state(), State::Queued, "{when}");
@@ -107,7 +107,7 @@ async fn fault_63_a_wall_clock_that_jumps_by_a_year_ends_and_removes_nothing() {
         jump(years);
         nothing_happens(&daemon, &client, "after a jump").await;
     }
-    // A follower gets what is written meanwhile.
+    // A follower gets the lines printed after the jumps.
     client.follow("runs", 0).await.until("on").await;
     jump(1);
     daemon.kill();

@@ -11,7 +11,7 @@ use step_runner::pb::v1::State;
 use support::frames::{END_HEADERS, END_STREAM, Wire, frame, header, kind, message};
 use support::{Daemon, PATIENCE, SOON, Setup, at_rest, is_root, patiently, script, until};
 
-/// Whether the daemon has closed its end.
+/// True if the daemon has closed its end.
 fn is_closed(stream: &UnixStream) -> bool {
     stream.set_nonblocking(true).unwrap();
     let mut stream = stream;
@@ -31,9 +31,9 @@ async fn fault_55_silent_callers_make_room_for_those_that_speak() {
     let early = daemon.client().await;
     early.run("1", "echo on; exec sleep 600").await;
     early.prints("1", "on").await;
-    // If one had to wait until those before it were silent for too long, it would wait for minutes.
+    // If a new connection had to wait for silent ones to time out, this test would take minutes.
     let silent: Vec<UnixStream> = (0..400).map(|_| UnixStream::connect(&daemon.socket).unwrap()).collect();
-    // A new caller is served at once, and the old one still.
+    // A new caller is served at once, and the old one is still served.
     let start = Instant::now();
     let late = daemon.client().await;
     assert_eq!(late.status("1").await.state(), State::Running);
@@ -48,7 +48,7 @@ async fn fault_55_a_caller_that_stays_silent_is_dropped() {
     let daemon = Daemon::start();
     let client = daemon.client().await;
     let silent = UnixStream::connect(&daemon.socket).unwrap();
-    // Part of a preface is as good as none.
+    // Part of the HTTP/2 preface counts as silence.
     let mut half = UnixStream::connect(&daemon.socket).unwrap();
     half.write_all(b"PRI * HTTP").unwrap();
     let mut other = UnixStream::connect(&daemon.socket).unwrap();
@@ -82,7 +82,7 @@ async fn fault_64_clients_that_come_and_go_leave_nothing() {
     let daemon = Daemon::start();
     let client = daemon.client().await;
     client.run("1", "echo on; exec sleep 600").await;
-    // Asked, not followed: the end of a stream would come later than this knows.
+    // Uses Status: the end of a stream would be processed at an unknown time later.
     client.reaches("1", "it prints", |status| status.log_bytes > 0).await;
     let open = || std::fs::read_dir(format!("/proc/{}/fd", daemon.pid())).unwrap().count();
     let before = at_rest(daemon.pid(), open);
@@ -106,7 +106,7 @@ async fn fault_88_a_client_may_send_any_authority_or_none() {
             .into_iter()
             .flat_map(|value| [insert(value), header(b":authority", value)])
             .collect();
-    // None, the static entry, the one that was inserted first, and Host instead.
+    // The authority is absent, the static table entry, the first dynamic table entry, or replaced by Host.
     blocks.extend([vec![], vec![0x81], vec![0x80 | (61 + 7)], header(b"host", b"run%2Fs.sock")]);
     let mut wire = Wire::open(&daemon.socket).unwrap();
     wire.patience(PATIENCE).unwrap();

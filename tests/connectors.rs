@@ -1,5 +1,5 @@
-//! The client's commands through process connectors: the real program at both ends, with doubles of `ssh`, `docker`,
-//! `podman` and `kubectl` between (connectors.md §4, §5).
+//! Runs the client's commands through process connectors. The program is real at both ends; `ssh`, `docker`, `podman`
+//! and `kubectl` are fakes (connectors.md §4, §5).
 #![expect(clippy::unwrap_used, reason = "a broken scene fails the test")]
 
 mod support;
@@ -11,11 +11,11 @@ use std::process::{Command, Output, Stdio};
 
 use support::{Daemon, processes_with, wait_for};
 
-/// Treatment of the far side's command line by a double: `ssh` hands it to a shell, the others execute it.
+/// Scripts of the fakes. `ssh` passes the remote command line to a shell, the others execute it.
 const SSH: &str = r#"while [ "$1" != "--" ]; do shift; done; shift 2; exec sh -c "$*""#;
 const EXEC: &str = r#"while [ "$1" != "step-runner" ]; do shift; done; exec "$@""#;
 
-/// A daemon, and a folder of programs that lead to it.
+/// A daemon, and a folder with the fake programs that connect to it.
 struct Scene {
     daemon: Daemon,
     bin: PathBuf,
@@ -35,7 +35,7 @@ impl Scene {
         scene
     }
 
-    /// A program of this name, which writes down its arguments first.
+    /// Writes a program of this name that first records its arguments.
     fn program(&self, name: &str, script: &str) {
         let path = self.bin.join(name);
         let noted = self.bin.join("arguments");
@@ -44,7 +44,7 @@ impl Scene {
         fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
     }
 
-    /// Command lines of the programs so far.
+    /// Returns the command lines of the fake programs so far.
     fn arguments(&self) -> Vec<String> {
         let text = fs::read_to_string(self.bin.join("arguments")).unwrap_or_default();
         text.lines().map(str::to_owned).collect()
@@ -57,7 +57,7 @@ impl Scene {
         command
     }
 
-    /// Calls the client, which has to end so.
+    /// Runs the client and asserts its exit code. Returns stdout and stderr.
     fn call(&self, words: &[&str], code: i32) -> (String, String) {
         said(&self.command(words).output().unwrap(), words, code)
     }
@@ -114,7 +114,7 @@ fn every_command_works_through_every_connector() {
         assert!(noted.len() >= 7 && noted.iter().all(|noted| *noted == line), "{noted:?}");
         fs::remove_file(scene.bin.join("arguments")).unwrap();
     }
-    // Ended with the client that started them.
+    // The proxies ended with the client that started them.
     let left = || processes_with(&format!("proxy\0--socket\0{socket}")).is_empty();
     wait_for("the end of all proxies", || left().then_some(()));
 }
@@ -212,7 +212,7 @@ fn what_may_pass_is_tried_again_and_its_last_lines_are_told() {
         assert_eq!(scene.arguments().len(), 2, "{script}");
         fs::remove_file(scene.bin.join("arguments")).unwrap();
     }
-    // The third attempt comes through.
+    // The third attempt succeeds.
     let count = scene.bin.join("arguments");
     let flaky = format!("[ $(wc -l < '{}') -ge 3 ] || exit 255\n{SSH}", count.display());
     scene.program("ssh", &flaky);
@@ -271,7 +271,7 @@ fn a_container_that_is_started_again_is_waited_for_and_one_that_is_gone_is_not()
     let script =
         format!("echo begun; until [ -e '{}' ]; do sleep 0.05; done; echo over; exit 3", go.display());
     let job = scene.write("job.yml", &format!("spec: {{}}\n---\nrun: [{{name: s, script: \"{script}\"}}]\n"));
-    // Says once what the engine says meanwhile, then works again, or never.
+    // Makes `docker` fail with this message, once or always.
     let refusing = |said: &str, once: bool| {
         fs::write(&state, said).unwrap();
         let then = if once { format!("rm '{}'; ", state.display()) } else { String::new() };
@@ -296,7 +296,7 @@ fn a_container_that_is_started_again_is_waited_for_and_one_that_is_gone_is_not()
         fs::write(&go, "").unwrap();
         assert_eq!(wait_for("its end", || follower.try_wait().unwrap()).code(), Some(code), "{said}");
     }
-    // To a client that never had a line it is final too.
+    // A client that never had a connection does not retry.
     refusing("Error response from daemon: container 1f is not running", true);
     let (_, stderr) = scene.call(&["status", "--address", &address], 69);
     assert!(stderr.contains("the container does not run") && stderr.contains("start it"), "{stderr}");

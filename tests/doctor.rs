@@ -1,4 +1,4 @@
-//! `step-runner doctor` on a machine where everything works, and on one where things are missing.
+//! Tests `step-runner doctor` on a machine where everything works, and on one where parts are missing.
 #![expect(clippy::unwrap_used, reason = "a broken scene fails the test")]
 
 use std::os::unix::fs::PermissionsExt as _;
@@ -8,7 +8,7 @@ use std::process::{Command, Output};
 
 use serde_json::Value;
 
-/// The program in an environment of its own, below `folder`.
+/// Runs the program in a clean environment, below `folder`.
 fn doctor(folder: &Path, words: &[&str], environment: &[(&str, &str)]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_step-runner"));
     command.args(["doctor"]).args(words).env_clear().current_dir(folder);
@@ -17,7 +17,7 @@ fn doctor(folder: &Path, words: &[&str], environment: &[(&str, &str)]) -> Output
     command.envs(environment.iter().copied()).output().unwrap()
 }
 
-/// The answer as JSON, which says the same as the exit code.
+/// Returns the answer as JSON. Asserts that it agrees with the exit code.
 fn checks(output: &Output) -> Value {
     let answer: Value = serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{output:?}"));
     assert_eq!(answer["format"], 1);
@@ -158,7 +158,7 @@ fn a_socket_is_told_by_what_is_behind_it() {
     assert!(said(&look("none")).starts_with("no daemon listens on "));
     std::fs::create_dir(folder.path().join("closed")).unwrap();
     std::fs::set_permissions(folder.path().join("closed"), std::fs::Permissions::from_mode(0o500)).unwrap();
-    // Root may write everywhere.
+    // Root can write everywhere.
     let expected = if rustix::process::geteuid().is_root() { "ok" } else { "error" };
     assert_eq!(look("closed/s")["state"], expected);
 }

@@ -1,5 +1,5 @@
-//! Times of steps, and a job as JSON objects (`--output json`): real jobs, followed early, late and while the daemon
-//! dies.
+//! Step times, and jobs printed as JSON objects (`--output json`). The jobs are real; they are followed early, late,
+//! and while the daemon is killed.
 #![expect(clippy::unwrap_used, reason = "a broken scene fails the test")]
 
 mod support;
@@ -11,7 +11,7 @@ use serde_json::Value;
 use step_runner::pb::v1::{self, StepResult};
 use support::{Daemon, patiently, scripts, wait_for};
 
-/// A function of two steps, and one that calls it between two of its own.
+/// A function with two steps, and a function that calls it between two steps of its own.
 const INNER: &str =
     "spec: {}\n---\nrun:\n- {name: one, script: echo one}\n- {name: two, script: 'echo two; WAIT'}\n";
 const OUTER: &str = "spec: {}\n---\nrun:\n- {name: first, script: echo first}\n- {name: nested, func: ./inner}\n- \
@@ -30,7 +30,7 @@ fn functions(folder: &Path, wait: &str, code: i32) {
     std::fs::write(folder.join("func.yml"), OUTER.replace("CODE", &code.to_string())).unwrap();
 }
 
-/// Events, each valid by the schema that the program prints.
+/// Parses the events and checks each against the schema that the program prints.
 fn events(printed: &[u8]) -> Vec<Value> {
     let schema = program(&["schema", "events"]).output().unwrap().stdout;
     let schema = jsonschema::draft202012::new(&serde_json::from_slice(&schema).unwrap()).unwrap();
@@ -44,7 +44,7 @@ fn events(printed: &[u8]) -> Vec<Value> {
     printed.lines().map(read).collect()
 }
 
-/// Each event in short: kind, step, text or status.
+/// Shortens each event to kind, step, and text or status.
 fn short(events: &[Value]) -> Vec<String> {
     let show = |event: &Value| {
         let what = ["text", "status"].iter().find_map(|name| event[name].as_str()).unwrap_or("");
@@ -159,14 +159,14 @@ async fn a_cancel_ends_the_steps_under_way() {
     assert_eq!(told[7..], expected[7..]);
 }
 
-/// A follower of job 1.
+/// Returns a command that follows job 1.
 fn follow(daemon: &Daemon, options: &[&str]) -> Command {
     let mut command = program(&["follow", "1"]);
     command.args(options).arg("--address").arg(format!("unix://{}", daemon.socket.display()));
     command
 }
 
-/// A job that waits in a nested step for `go`.
+/// Starts a job that waits for the file `go` in a nested step.
 async fn nested_job(daemon: &Daemon, go: &Path) {
     let folder = daemon.file("functions");
     functions(&folder, &format!("until [ -e {} ]; do sleep 0.01; done; echo went on", go.display()), 3);
@@ -192,7 +192,7 @@ async fn followers_print_the_same_early_late_and_over_the_death_of_the_daemon() 
     daemon.restart();
     assert_eq!(starts(&daemon).await, news, "a start is told otherwise than before");
     daemon.kill();
-    // The step ends while there is no daemon.
+    // The step ends while no daemon runs.
     std::fs::write(&go, "").unwrap();
     let log = daemon.folder("1").join("log");
     wait_for("the end of the step", || {
@@ -214,13 +214,13 @@ async fn followers_print_the_same_early_late_and_over_the_death_of_the_daemon() 
     assert_eq!(events.iter().filter(|event| event["event"] == "step_end").count(), 6, "{}", text(&late));
 }
 
-/// News of a job so far, in the middle of its nested step.
+/// Returns the events of a job so far, in the middle of its nested step.
 async fn starts(daemon: &Daemon) -> Vec<StepResult> {
     let request = v1::FollowStepsRequest { id: "1".into(), starts: true };
     let mut calls = daemon.client().await.calls;
     let mut stream = patiently("FollowSteps", calls.follow_steps(request)).await.unwrap().into_inner();
     let mut news = Vec::new();
-    // root, first, its end, nested, one, its end, two
+    // The seven events: root, first, its end, nested, one, its end, two.
     for _ in 0..7 {
         news.push(patiently("news", stream.message()).await.unwrap().unwrap().result.unwrap());
     }

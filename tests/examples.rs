@@ -37,7 +37,7 @@ fn examples() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("examples")
 }
 
-/// Sorted names of the entries of a folder.
+/// Returns the sorted names of a folder's entries.
 fn names(folder: &Path) -> Vec<String> {
     let entries = fs::read_dir(folder).unwrap().flatten();
     let mut names: Vec<_> = entries.map(|entry| entry.file_name().into_string().unwrap()).collect();
@@ -60,7 +60,7 @@ fn as_expected(name: &str) -> Result<(), Failed> {
     shown(&readme, &printed)
 }
 
-/// The same with nothing but busybox.
+/// Runs the example with only busybox as shell and tools.
 fn in_busybox(name: &str) -> Result<(), Failed> {
     let Some(busybox) = find("busybox") else {
         parts::skipped(&format!("example {name} with busybox"), "busybox");
@@ -82,8 +82,8 @@ fn in_busybox(name: &str) -> Result<(), Failed> {
     compare(&printed, &fs::read_to_string(examples().join(name).join("expected.txt"))?)
 }
 
-/// The commands of the README's tour, but for what builds the program: they succeed, or fail as it says, and each line
-/// that it shows is printed. The daemon's folder is the trial's own.
+/// Runs the commands of the README's tour, except those that build the program. They succeed, or fail as the README
+/// says, and print each line that it shows. The daemon uses a folder of this test.
 fn tour() -> Result<(), Failed> {
     let scene = Scene::new();
     fs::create_dir(scene.root.path().join("tests"))?;
@@ -115,7 +115,7 @@ fn tour() -> Result<(), Failed> {
     Ok(())
 }
 
-/// The checker has nothing to say about any example.
+/// The checker finds nothing in any example.
 fn all_pass_check() -> Result<(), Failed> {
     let Output { status, stdout, stderr } =
         Command::new(PROGRAM).arg("check").arg(examples()).stdin(Stdio::null()).output()?;
@@ -126,17 +126,17 @@ fn all_pass_check() -> Result<(), Failed> {
     Err(format!("{status}\n{}", String::from_utf8_lossy(&said)).into())
 }
 
-/// A program on `PATH`.
+/// Returns the path of a program on `PATH`.
 fn find(program: &str) -> Option<PathBuf> {
     env::split_paths(&env::var_os("PATH")?).map(|folder| folder.join(program)).find(|path| path.is_file())
 }
 
-/// The commands of the `console` blocks: what follows `$ ` at the start of a line.
+/// Returns the commands of the `console` blocks: the text behind `$ ` at the start of a line.
 fn commands(readme: &str) -> Vec<&str> {
     console(readme).into_iter().filter_map(|line| line.strip_prefix("$ ")).collect()
 }
 
-/// The lines of the `console` blocks.
+/// Returns the lines of the `console` blocks.
 fn console(readme: &str) -> Vec<&str> {
     let mut inside = false;
     let mut lines = Vec::new();
@@ -151,7 +151,7 @@ fn console(readme: &str) -> Vec<&str> {
     lines
 }
 
-/// Each line of the README's blocks is among the printed ones, in this order: it may leave lines out, not invent any.
+/// Checks that each line of the README's blocks was printed, in this order. The README can leave lines out.
 fn shown(readme: &str, printed: &str) -> Result<(), Failed> {
     let mut printed = printed.lines();
     match console(readme).into_iter().find(|line| !printed.any(|other| other == *line)) {
@@ -168,7 +168,7 @@ fn compare(printed: &str, expected: &str) -> Result<(), Failed> {
     Err(format!("line {} differs; printed:\n{printed}\nexpected:\n{expected}", first + 1).into())
 }
 
-/// A copy of the examples in a folder of its own.
+/// A copy of the examples in a new folder.
 struct Scene {
     root: tempfile::TempDir,
     path: std::ffi::OsString,
@@ -182,8 +182,8 @@ impl Scene {
         Self { root, path: env::var_os("PATH").unwrap(), hosts: None }
     }
 
-    /// Starts the hosts that the example names, with what its folder `published` holds, and names them in its files;
-    /// false, said by name, if there is no program for one.
+    /// Starts the servers that the example uses, filled from its folder `published`, and puts their addresses into its
+    /// files. Returns false and reports a skipped test if a server's program is missing.
     fn serve(&mut self, example: &str) -> bool {
         let folder = self.root.path().join("examples").join(example);
         let published = folder.join("published");
@@ -197,7 +197,7 @@ impl Scene {
                 .replace("https://git.example.com", "git.example.com")
                 .replace("git.example.com", &format!("http://{}", git.host()))
                 .replace("registry.example.com", &registry.address);
-            // As it is written, so that permissions stay.
+            // Overwrites the file, so that it keeps its permissions.
             fs::write(folder.join(path), text).unwrap();
         }
         let repository = git.repository("ci/functions");
@@ -211,7 +211,7 @@ impl Scene {
         true
     }
 
-    /// Types `commands` into one shell: what a terminal shows, with the code of each command that fails.
+    /// Runs `commands` in one shell. Returns what a terminal would show, with the exit code of each command that fails.
     fn transcript(&self, commands: &[&str], shell: &str) -> String {
         let program = Path::new(PROGRAM).parent().unwrap();
         let path = env::join_paths([program.to_owned()].into_iter().chain(env::split_paths(&self.path)));
@@ -238,7 +238,8 @@ impl Scene {
         self.as_written(text).lines().map(|line| without_processes(&without_time(line)) + "\n").collect()
     }
 
-    /// With the hosts' names, and without the hashes of what they hold: it differs by the hosts' addresses.
+    /// Replaces the addresses of the servers by their names, and removes hashes of their content, which depend on these
+    /// addresses.
     fn as_written(&self, text: String) -> String {
         let Some((git, registry)) = &self.hosts else { return text };
         let text =
@@ -253,7 +254,7 @@ impl Scene {
     }
 }
 
-/// A time of day at the start of a line, behind blanks, differs with every run.
+/// Replaces a time of day at the start of a line, behind blanks: it differs with every run.
 fn without_time(line: &str) -> String {
     let text = line.trim_start();
     let shape: String = text.chars().take(13).map(|c| if c.is_ascii_digit() { '0' } else { c }).collect();
@@ -264,7 +265,7 @@ fn without_time(line: &str) -> String {
     }
 }
 
-/// Numbers of processes differ with every run, and commands by the folder of the examples.
+/// Replaces process ids, which differ with every run, and commands, which contain the folder of the examples.
 fn without_processes(line: &str) -> String {
     let running = [" process running: ", " processes running: "].into_iter().find(|text| line.contains(text));
     match running.and_then(|text| Some((text, line.split_once(text)?.0))) {
@@ -273,7 +274,7 @@ fn without_processes(line: &str) -> String {
     }
 }
 
-/// Every file below `folder`, by its path from there.
+/// Returns every file below `folder`, by its path from there.
 fn files(folder: &Path) -> Vec<(String, String)> {
     let all = support::tree(folder).into_keys().filter(|path| path.is_file());
     let named = |path: PathBuf| {
@@ -283,7 +284,7 @@ fn files(folder: &Path) -> Vec<(String, String)> {
     all.map(named).collect()
 }
 
-/// A layer with what `folder` holds.
+/// Makes a layer of the content of `folder`.
 fn layer(folder: &Path) -> Vec<u8> {
     let mut archive =
         tar::Builder::new(flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast()));

@@ -8,14 +8,14 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 
-/// What names a failpoint in the source.
+/// Starts of calls that name a failpoint in the source.
 const CALLS: [&str; 5] = ["io(", "hit(", "amount(", "late(", "retry("];
 
 fn of_source(root: &Path) -> BTreeSet<String> {
     let mut names = BTreeSet::new();
     for path in ["src", "crates"].map(|folder| source::files(&root.join(folder), "rs")).concat() {
         let text = fs::read_to_string(path).unwrap();
-        // In every string of a statement that may name one.
+        // Looks at every string of a statement that contains such a call.
         for statement in text.split(';').filter(|text| CALLS.iter().any(|call| text.contains(call))) {
             names.extend(statement.split('"').filter(|text| is_name(text)).map(str::to_owned));
         }
@@ -23,7 +23,7 @@ fn of_source(root: &Path) -> BTreeSet<String> {
     names
 }
 
-/// `module::what`, in lower case.
+/// True for names such as `module::what`, in lower case.
 fn is_name(text: &str) -> bool {
     let is_word = |word: &str| !word.is_empty() && word.bytes().all(|c| c.is_ascii_lowercase() || c == b'_');
     text.contains("::") && text.split("::").all(is_word)

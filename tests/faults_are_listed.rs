@@ -1,4 +1,4 @@
-//! docs/internals/faults.md has every row once and names exactly the existing tests, each with its file.
+//! docs/internals/faults.md has every row once. It names exactly the existing tests, each with its file.
 #![allow(clippy::unwrap_used, clippy::allow_attributes, reason = "a test")]
 
 #[path = "support/source.rs"]
@@ -9,10 +9,10 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 
-/// Rows of the list of faults.
+/// Number of rows in the list of faults.
 const ROWS: u32 = 93;
 
-/// Names of tests, `fault_NN_…`, in `text` wherever `before` stands in front of one.
+/// Returns the names of tests, `fault_NN_…`, that follow `before` in `text`.
 fn names(text: &str, before: &str) -> BTreeSet<String> {
     let starts = text.split(before).skip(1);
     let name = |rest: &str| -> String {
@@ -21,12 +21,12 @@ fn names(text: &str, before: &str) -> BTreeSet<String> {
     starts.map(name).filter(|name| name.starts_with("fault_")).collect()
 }
 
-/// Tests of the source, each behind its file: `tests/x.rs: fault_NN_…`.
+/// Returns the tests in the source, each with its file: `tests/x.rs: fault_NN_…`.
 fn of_source(root: &Path) -> BTreeSet<String> {
     let mut found = BTreeSet::new();
     for path in ["src", "crates", "tests"].map(|folder| source::files(&root.join(folder), "rs")).concat() {
         let text = fs::read_to_string(&path).unwrap();
-        // The simulator names its tests as values.
+        // The simulator's tests are values, not functions.
         let tests = names(&text, "fn ").into_iter().chain(names(&text, "trial(\""));
         let file = path.strip_prefix(root).unwrap().display();
         found.extend(tests.map(|test| format!("{file}: {test}")));
@@ -34,7 +34,7 @@ fn of_source(root: &Path) -> BTreeSet<String> {
     found
 }
 
-/// The same of a row: `FILE: TEST, TEST; FILE: TEST`.
+/// Returns the tests that a row names, in the same form. The row has them as `FILE: TEST, TEST; FILE: TEST`.
 fn of_row(line: &str) -> BTreeSet<String> {
     let shown_by = line.trim_end_matches(" |").rsplit("| ").next().unwrap();
     let files = shown_by.split("; ").filter_map(|part| part.split_once(": "));

@@ -11,17 +11,17 @@ use serde_json::json;
 use step_runner::pb::v1::{State, Status};
 use support::{Client, Daemon, Setup, logs, parts, request, state, tree};
 
-/// A function that prints `text`.
+/// Returns a function that prints `text`.
 fn prints(text: &str) -> String {
     format!("spec: {{}}\n---\nexec: {{command: [echo, {text}]}}\n")
 }
 
-/// Steps with one step that uses `func`.
+/// Returns a list with one step that uses `func`.
 fn uses(func: &str) -> String {
     json!([{"name": "s", "func": func}]).to_string()
 }
 
-/// A daemon that knows of no proxy and no user's files.
+/// Starts a daemon without proxies and without Git configuration of the user.
 fn daemon() -> Daemon {
     let home = tempfile::tempdir().unwrap();
     Setup::new().env("HOME", home.path().to_str().unwrap()).env("NO_PROXY", "*").env("no_proxy", "*").start()
@@ -32,7 +32,7 @@ fn succeeded(status: &Status) {
     assert_eq!(state(status), State::Success, "{}", status.message);
 }
 
-/// The error of a job that must fail.
+/// Runs a job that must fail. Returns its message.
 async fn failure(client: &Client, id: &str, func: &str) -> String {
     let status = client.run_to_end(id, &uses(func)).await;
     assert_eq!(state(&status), State::Failure, "{}", status.message);
@@ -43,7 +43,7 @@ async fn failure(client: &Client, id: &str, func: &str) -> String {
 async fn two_revisions_of_a_repository_run_at_the_same_time() {
     let Some(server) = GitServer::start("two_revisions_of_a_repository") else { return };
     let repository = server.repository("g/p");
-    // Each waits for the other, then prints what is beside it.
+    // Each function waits until the other one runs, then prints the file beside it.
     let meets = |own: &str, other: &str| {
         let script =
             format!("touch \"$0/{own}\"; until test -e \"$0/{other}\"; do sleep 0.01; done; cat \"$1/text\"");
@@ -195,7 +195,8 @@ async fn an_earlier_step_can_leave_credentials_for_a_later_one() {
     assert_eq!(String::from_utf8(logs::source(&log, "01O")).unwrap(), "let in\n");
 }
 
-/// What makes a program of Git's family run a command, read a file or ask, with `CANARY` for a file that it would make.
+/// Texts that could make Git or its helpers run a command, read a file, or prompt. `CANARY` stands for a file that a
+/// command would make.
 const PAYLOADS: [&str; 60] = [
     "-",
     "--",
@@ -281,7 +282,7 @@ async fn fault_68_no_reference_makes_anything_run_or_be_read() {
             json!(format!("{payload}@main")),
             json!({"git": {"url": payload, "rev": "main"}}),
         ];
-        // What could be taken for an option, where the server is asked.
+        // Payloads that look like options, passed where the server's references are listed.
         if payload.starts_with("-u") || payload.starts_with("--o") {
             funcs.extend([
                 json!({"git": {"url": url, "rev": payload}}),
@@ -307,6 +308,6 @@ async fn fault_68_no_reference_makes_anything_run_or_be_read() {
         }
     }
     assert_eq!(tree(&work_dir), before);
-    // The server itself is well.
+    // The same server still works.
     succeeded(&client.run_to_end("good", &uses(&format!("{url}@main"))).await);
 }

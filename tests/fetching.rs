@@ -1,4 +1,4 @@
-//! Fetching of functions, through the whole program: caching, sharing, cancelling, recovering (language.md §7.7).
+//! Fetching of functions through the whole program: caching, sharing, cancelling, recovery (language.md §7.7).
 #![expect(clippy::unwrap_used, reason = "a broken scene fails the test")]
 
 #[path = "support/git_server.rs"]
@@ -19,19 +19,19 @@ fn end(status: &Status) -> (State, i32) {
     (status.state(), status.exit_code)
 }
 
-/// A daemon that knows of no proxy and no user's files.
+/// Returns a setup without proxies and without Git configuration of the user.
 fn setup() -> Setup {
     Setup::new().env("HOME", "/nonexistent").env("NO_PROXY", "*").env("no_proxy", "*")
 }
 
-/// A function that prints a file beside it.
+/// A function that prints a file in its folder.
 const PRINTS: &str = "spec: {}\n---\nexec: {command: [cat, '${{ func_dir }}/text']}\n";
 
-/// A function that prints its folder, waits for a file `go` in the job's directory, then prints the file beside it.
+/// A function that prints a line, waits for a file `go` in the job's directory, then prints a file in its own folder.
 const WAITS: &str = "spec: {}\n---\nexec: {command: [sh, -c, 'echo in; until [ -e \"$0\" ]; do sleep 0.02; done; cat \
                      ${{ func_dir }}/text', '${{ env.GO }}']}\n";
 
-/// The repository `g/p` with the function `name`, tagged `v1`; its commit.
+/// Makes the repository `g/p` with the function `name`, tagged `v1`. Returns it and the commit.
 fn publish(server: &GitServer, name: &str, function: &str) -> (Repository, String) {
     let repository = server.repository("g/p");
     repository.file(&format!("steps/{name}/func.yml"), function);
@@ -40,12 +40,12 @@ fn publish(server: &GitServer, name: &str, function: &str) -> (Repository, Strin
     (repository, commit)
 }
 
-/// Steps with one step `s`.
+/// Returns a list with one step `s`.
 fn step(server: &GitServer, name: &str, revision: &str) -> String {
     format!("[{{name: s, func: 'http://{}/g/p/-/{name}@{revision}'}}]", server.host())
 }
 
-/// Processes that fetch for the daemon `pid`.
+/// Returns the fetching processes of the daemon `pid`.
 fn workers_of(pid: i32) -> Vec<i32> {
     let is_child = |worker: &i32| {
         let stat = fs::read_to_string(format!("/proc/{worker}/stat")).unwrap_or_default();
@@ -54,13 +54,13 @@ fn workers_of(pid: i32) -> Vec<i32> {
     support::processes_with("step-runner\0fetch").into_iter().filter(is_child).collect()
 }
 
-/// Names of whole trees, and of what is on its way.
+/// Returns the names of complete trees and of unfinished ones.
 fn cached(daemon: &Daemon) -> (Vec<String>, Vec<String>) {
     let cache = daemon.state_dir().join("cache");
     (names(&cache.join("git")), names(&cache.join("tmp")))
 }
 
-/// Waits until a pack is under way that never comes: the third request of a fetch of a tag.
+/// Waits for the third request of a fetch of a tag: it asks for the pack, which the server never completes.
 fn pack_is_under_way(server: &GitServer) {
     let mut requests = 0;
     wait_for("a pack under way", || {
@@ -69,7 +69,7 @@ fn pack_is_under_way(server: &GitServer) {
     });
 }
 
-/// Starts a job whose fetch the server never answers; its worker.
+/// Starts a job whose fetch the server never completes. Returns the pid of its worker.
 async fn hanging(daemon: &Daemon, client: &Client, server: &GitServer, id: &str) -> i32 {
     server.seen();
     server.trouble(Trouble::SilentPack);
@@ -167,7 +167,7 @@ async fn twenty_jobs_at_once_share_one_transfer() {
     assert_eq!(cached(&daemon).0.len(), 1);
 }
 
-/// A registry with the image `g/p:1`, and its digest.
+/// Starts a registry with the image `g/p:1`. Returns it and the digest.
 async fn registry() -> Option<(DockerRegistry, String)> {
     let start = || {
         let registry = DockerRegistry::start()?;
@@ -202,7 +202,7 @@ async fn an_image_runs_and_only_its_digest_does_without_the_registry() {
     drop(registry);
     assert_eq!(end(&client.run_to_end("again", &by_digest).await), (State::Success, 0));
     assert_eq!(end(&client.run_to_end("stale", &by_tag).await), (State::Failure, -1));
-    // Who may read what is known to this daemon alone.
+    // The daemon keeps in memory only who can read what, so it asks the registry again after a restart.
     daemon.kill();
     daemon.restart();
     let status = daemon.client().await.run_to_end("restarted", &by_digest).await;
@@ -262,7 +262,7 @@ async fn a_tree_is_evicted_when_no_job_uses_it_and_no_earlier() {
         assert_eq!(end(&client.run_to_end(&format!("other-{round}"), &other).await), (State::Success, 0));
         until("the other tree is evicted", || cached(&daemon).0.len() == 1).await;
     }
-    // The next daemon knows what the job uses.
+    // A restarted daemon knows which tree the job uses.
     daemon.kill();
     daemon.restart();
     let client = daemon.client().await;
@@ -295,7 +295,7 @@ fn a_run_without_daemon_fetches_and_leaves_nothing_behind() {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     assert!(String::from_utf8_lossy(&output.stdout).contains("one"));
     wait_for("an empty folder", || names(&temporary).is_empty().then_some(()));
-    // Killed in the middle of a fetch.
+    // `run` is killed during a fetch.
     server.trouble(Trouble::SilentPack);
     server.seen();
     let mut killed = run(&document).spawn().unwrap();
@@ -360,13 +360,13 @@ async fn fault_72_nothing_that_a_step_exports_reaches_what_fetches() {
     let func = format!("http://{}/g/p/-/hello@v1", server.host());
     let steps = serde_json::json!([{"name": "a", "script": export}, {"name": "b", "func": func}]).to_string();
 
-    // A worker in the middle of its work.
+    // Starts a fetch that hangs, so that its worker keeps running.
     server.seen();
     server.trouble(Trouble::SilentPack);
     client.run_steps("hangs", &steps).await;
     pack_is_under_way(&server);
     let [worker] = workers_of(daemon.pid())[..] else { panic!("one worker") };
-    // Nobody else reads what a worker is made of.
+    // Other processes of the user cannot read the worker's environment or memory.
     if is_root(test) {
         assert_eq!(fs::read(format!("/proc/{worker}/environ")).unwrap(), b"", "its environment");
         let maps = fs::read_to_string(format!("/proc/{worker}/maps")).unwrap();
@@ -375,7 +375,7 @@ async fn fault_72_nothing_that_a_step_exports_reaches_what_fetches() {
     client.cancel("hangs").await;
     client.ended("hangs").await;
     server.trouble(Trouble::None);
-    // The whole of it.
+    // Now the pack arrives whole.
     assert_eq!(end(&client.run_to_end("works", &steps).await), (State::Success, 0));
     assert_eq!(client.output("works").await, "fetched\n");
     assert!(!canary.exists(), "{:?}", fs::read_to_string(&canary));

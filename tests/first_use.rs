@@ -1,4 +1,4 @@
-//! The first ten minutes with the program: a folder, a function, mistakes (cli.md, language.md §18).
+//! The first ten minutes with the program: a folder, a function, and typical mistakes (cli.md, language.md §18).
 #![expect(clippy::unwrap_used, reason = "a broken scene fails the test")]
 
 use std::fs::{self, File};
@@ -6,7 +6,7 @@ use std::io::{BufRead, BufReader, Read as _};
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
-/// A function that wants a name, and takes a number.
+/// A function that requires a name and accepts a number.
 const GREET: &str = r#"spec:
   inputs:
     name: {type: string}
@@ -26,7 +26,7 @@ exec:
     - ${{ output_file }}
 "#;
 
-/// A folder with the function in `greet`.
+/// A folder that holds the function in `greet`.
 struct Folder(tempfile::TempDir);
 
 impl Folder {
@@ -56,7 +56,7 @@ impl Folder {
         self.command(&[&["run"], words].concat()).output().unwrap()
     }
 
-    /// What a run that must fail with `code` says on stderr.
+    /// Runs the program, which must fail with `code`. Returns its stderr.
     #[track_caller]
     fn fails(&self, words: &[&str], code: i32) -> String {
         let output = self.run(words);
@@ -65,7 +65,7 @@ impl Folder {
         String::from_utf8(output.stderr).unwrap()
     }
 
-    /// What a run that must succeed prints.
+    /// Runs the program, which must succeed. Returns its stdout.
     #[track_caller]
     fn prints(&self, words: &[&str]) -> String {
         let output = self.run(words);
@@ -214,10 +214,10 @@ fn results_that_cannot_be_written_are_refused_before_the_job_starts() {
         assert!(text.contains(said), "{file}: {text}");
     }
     assert!(!folder.path().join("-").exists());
-    // What a look leaves behind: nothing.
+    // A run that fails early leaves no results file, although the path was checked.
     folder.fails(&["nope", "--results", "r.json"], 65);
     assert!(!folder.path().join("r.json").exists());
-    // A link to what is to come stays one.
+    // A symlink to a file that does not exist yet stays a symlink.
     std::os::unix::fs::symlink("real.json", folder.path().join("link.json")).unwrap();
     folder.prints(&["greet", "--input", "name=Ada", "--results", "link.json"]);
     assert!(folder.path().join("link.json").is_symlink() && folder.path().join("real.json").is_file());
@@ -272,7 +272,7 @@ fn the_command_of_a_script_names_the_shell_that_ran_it() {
         let shell = command[0].as_str().unwrap();
         assert!(said.contains(&format!("command    {shell} ")), "{said}");
         let printed = String::from_utf8(output.stdout).unwrap();
-        // `$0` is the script's path where it came in a file.
+        // For a script that is passed as a file, `$0` is the path of that file.
         let zero = if script == long { &command[1] } else { &command[0] };
         assert!(
             printed.lines().any(|line| line.ends_with(&format!("O {}", zero.as_str().unwrap()))),
@@ -325,7 +325,7 @@ fn an_interpreter_that_is_not_there_is_named() {
     let said = || String::from_utf8(folder.run(&["x.yml", "--output", "raw"]).stderr).unwrap();
     let first = said();
     assert!(first.contains("cannot execute ./x.sh: its interpreter /no/such/shell is not there"), "{first}");
-    // Line ends of another system belong to the name.
+    // The carriage return of a Windows line end is part of the interpreter's name.
     folder.file("x.sh", "#!/bin/sh\r\necho\r\n");
     let second = said();
     assert!(second.contains(r"its interpreter /bin/sh\r is not there"), "{second}");

@@ -1,5 +1,5 @@
-//! Hostile clients, one at a time: the answers they get, and that nobody else notices them (faults.md rows 18, 54, 56,
-//! 57). `scripts/hostile` runs all of them at once and measures.
+//! Hostile clients, one at a time: the answers they get, and that other clients are not affected (faults.md rows 18,
+//! 54, 56, 57). `scripts/hostile` runs all of them at once and measures.
 #![expect(clippy::unwrap_used, reason = "a broken scene fails the test")]
 
 mod support;
@@ -16,17 +16,17 @@ use support::{
 };
 use tonic::Code;
 
-/// Largest resident memory of the daemon so far, in KiB.
+/// Returns the peak resident memory of the daemon in KiB.
 fn peak(daemon: &Daemon) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{}/status", daemon.pid())).unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
     line.split_whitespace().next().unwrap().parse().unwrap()
 }
 
-/// What a hostile client may cost (faults.md row 56).
+/// Memory in KiB that a hostile client can cost (faults.md row 56).
 const GROWTH: u64 = 16 << 10;
 
-/// Sends `first`, then `again` until the daemon ends the connection: the code of its GOAWAY.
+/// Sends `first`, then `again` until the daemon ends the connection. Returns the code of its GOAWAY.
 fn flood(daemon: &Daemon, first: &[u8], again: &[u8]) -> Option<u32> {
     let mut wire = Wire::open(&daemon.socket).unwrap();
     wire.patience(PATIENCE).unwrap();
@@ -79,7 +79,7 @@ async fn fault_56_floods_end_their_connection_and_nothing_else() {
     assert!(grown < GROWTH, "{grown} KiB");
 }
 
-/// Whether the daemon has closed its end.
+/// True if the daemon has closed its end.
 fn is_closed(stream: &UnixStream) -> bool {
     stream.set_nonblocking(true).unwrap();
     let mut bytes = [0; 1 << 10];
@@ -92,7 +92,8 @@ fn is_closed(stream: &UnixStream) -> bool {
     }
 }
 
-/// A call of Run that says no more than this of its body: status and message, if they come before the rest.
+/// Makes a call of Run with this body, which can be incomplete. Returns status and message if they come before the rest
+/// is sent.
 async fn answered(daemon: &Daemon, body: Vec<u8>, ends: bool) -> Option<(String, String)> {
     let stream = tokio::net::UnixStream::connect(&daemon.socket).await.unwrap();
     let (mut sender, connection) = h2::client::handshake(stream).await.unwrap();
@@ -156,7 +157,7 @@ async fn fault_57_large_requests_have_room_for_some_at_a_time() {
         wire.send(&frame(kind::DATA, 0, 1, &prefix(0, 32 << 20))).unwrap();
         wire.send(&frame(kind::PING, 0, 0, b"received")).unwrap();
         while wire.receive().unwrap().unwrap().kind != kind::PING {}
-        // The call has had its turn when one that came later is answered.
+        // When a later call is answered, the call above has been processed.
         assert!(client.jobs().await.is_empty());
         held.push(wire);
     }
@@ -166,7 +167,7 @@ async fn fault_57_large_requests_have_room_for_some_at_a_time() {
         run
     };
     refused(client.try_run(large()).await, Code::ResourceExhausted, "queue_full");
-    // Small ones need no room, and what is given up gives its room back.
+    // Small requests need no reserved memory. A call that is given up releases its own.
     assert_eq!(client.run_to_end("small", &script("true")).await.exit_code, 0);
     drop(held);
     loop {
@@ -214,7 +215,7 @@ async fn fault_54_without_descriptors_running_jobs_and_their_followers_go_on() {
     follow.until("on").await;
     let limit = Rlimit { current: Some(64), maximum: Some(64) };
     rustix::process::prlimit(Pid::from_raw(daemon.pid()), Resource::Nofile, limit).unwrap();
-    // These speak, so that none may be dropped for its silence.
+    // These clients send bytes, so that none is dropped as silent.
     let callers: Vec<_> = (0..120).map(|_| Wire::open(&daemon.socket).unwrap()).collect();
     until("some are turned away", || callers.iter().filter(|wire| is_closed(&wire.stream)).count() >= 60)
         .await;
@@ -234,14 +235,15 @@ async fn fault_54_without_descriptors_running_jobs_and_their_followers_go_on() {
 async fn fault_18_a_line_a_millisecond_to_a_follower_that_rests_costs_it_nothing() {
     let daemon = Daemon::start();
     let client = daemon.client().await;
-    // 3,000 lines, each with a frame of its own if they were not joined; the client's own limit is 14,000.
+    // The step prints 3,000 lines. Unless the daemon joined them, each would need a frame of its own. The client's own
+    // limit is 14,000 frames.
     let text = "i=0; while [ $i -lt 3000 ]; do echo line $i; i=$((i+1)); sleep 0.001; done; echo end";
     client.run("1", text).await;
     let resting = daemon.client().await;
     let mut follow = resting.follow("1", 0).await;
     follow.until("line 0").await;
     client.reaches("1", "it has ended", |status| status.finished).await;
-    // The same connection is there for other calls, and the stream goes on.
+    // Other calls on the same connection still work, and the stream goes on.
     assert_eq!(resting.status("1").await.exit_code, 0);
     let log = follow.rest().await.unwrap();
     assert!(contains(&log, "line 2999") && log == client.log("1").await);
@@ -252,7 +254,7 @@ fn ask(wire: &mut Wire, stream: u32) {
     wire.send(&frames::call(stream, "Status", b"")).unwrap();
 }
 
-/// Reads until `stream` has its answer.
+/// Reads until `stream` has been answered.
 fn answer(wire: &mut Wire, stream: u32) {
     loop {
         let frame = wire.receive().unwrap().unwrap_or_else(|| panic!("no answer on {stream}"));
@@ -284,7 +286,7 @@ async fn fault_89_a_flood_is_told_the_last_call_and_loses_none_before_it() {
     let mut wire = Wire::open(&daemon.socket).unwrap();
     wire.patience(PATIENCE).unwrap();
     ask(&mut wire, 1);
-    // This call begins before the flood; its request comes behind it.
+    // The headers of this call are sent before the flood, its request after the flood.
     wire.send(&frame(kind::HEADERS, END_HEADERS, 3, &call_headers("Status"))).unwrap();
     wire.send(&frame(kind::PING, 0, 0, b"12345678").repeat(2_000)).unwrap();
     wire.send(&frame(kind::DATA, END_STREAM, 3, &frames::message(b""))).unwrap();
@@ -292,7 +294,7 @@ async fn fault_89_a_flood_is_told_the_last_call_and_loses_none_before_it() {
     while let Some(frame) = wire.receive().unwrap() {
         if frame.kind == kind::GOAWAY {
             farewells.push(frame.payload);
-            // The client may not know it yet.
+            // A real client could still send a call that crosses the GOAWAY.
             late.push(wire.send(&frames::call(5, "Status", b"")));
         } else if frame.is_last && [kind::HEADERS, kind::DATA].contains(&frame.kind) {
             answered.push(frame.stream);
@@ -311,7 +313,7 @@ async fn fault_89_connections_without_a_call_make_room_for_others() {
         ask(wire, 1);
         answer(wire, 1);
     }
-    // They speak, but make no call.
+    // These clients send the preface but make no call.
     let idle: Vec<Wire> = (0..100).map(|_| Wire::open(&daemon.socket).unwrap()).collect();
     until("the older ones are dropped", || idle.iter().filter(|wire| is_closed(&wire.stream)).count() == 99)
         .await;
@@ -324,7 +326,7 @@ async fn fault_89_connections_without_a_call_make_room_for_others() {
     last.stream.set_nonblocking(false).unwrap();
     ask(&mut last, 1);
     answer(&mut last, 1);
-    // All places are taken by connections with calls.
+    // All connections that are left have made calls.
     let refused = Wire::silent(&daemon.socket).unwrap();
     until("one more is refused", || is_closed(&refused.stream)).await;
     until("the operator is told of those", || daemon.said().contains("no call was made on them")).await;
@@ -342,7 +344,7 @@ async fn fault_89_a_thousand_stalled_followers_leave_room_on_their_connection() 
     let before = peak(&daemon);
     let mut wire = Wire::open(&daemon.socket).unwrap();
     wire.patience(PATIENCE).unwrap();
-    // The connection has room; no stream gets more than its first 64 KiB.
+    // The connection's window is large, but no stream gets more than its first 64 KiB.
     wire.send(&frame(kind::WINDOW_UPDATE, 0, 0, &0x7000_0000_u32.to_be_bytes())).unwrap();
     let mut come = 0;
     for follower in 0..1_000 {
@@ -356,6 +358,7 @@ async fn fault_89_a_thousand_stalled_followers_leave_room_on_their_connection() 
     ask(&mut wire, 2_001);
     answer(&mut wire, 2_001);
     let grown = peak(&daemon) - before;
-    // The first 64 get the largest pieces, later ones smaller ones. The library holds up to two for each.
+    // The first 64 followers get the largest pieces, later ones smaller ones. The HTTP/2 library holds up to two pieces
+    // for each.
     assert!(grown < 3 * GROWTH, "{grown} KiB");
 }

@@ -1,4 +1,5 @@
-//! Steps that attack the daemon, its keeper or the machine (faults.md §1): what resists them, and what users are told.
+//! Steps that attack the daemon, its keeper or the machine (faults.md §1): how they are contained, and the messages for
+//! users.
 #![expect(clippy::unwrap_used, reason = "a broken scene fails the test")]
 
 mod support;
@@ -16,7 +17,7 @@ use support::{
     wait_for,
 };
 
-/// A program that becomes root and then runs what follows it, as `sudo` does.
+/// Makes a setuid program that becomes root and runs a command, as `sudo` does. Returns the start of its command line.
 fn root_maker(folder: &Path) -> String {
     let path = folder.join("become-root");
     copy_program("/usr/bin/setpriv".as_ref(), &path);
@@ -24,7 +25,7 @@ fn root_maker(folder: &Path) -> String {
     format!("{} --reuid=0 --regid=0 --clear-groups", path.display())
 }
 
-/// Processes `sleep MARK` that have become root's in every respect: before, their own user may end them.
+/// Returns the processes `sleep MARK` all of whose user ids are root's. Until then their own user can kill them.
 fn of_root(mark: &str) -> Vec<i32> {
     let mut found = processes_with(&format!("sleep\0{mark}"));
     found.retain(|pid| {
@@ -51,8 +52,8 @@ async fn fault_11_processes_of_another_user_are_told_and_finish_answers() {
         .start_in(place.path());
     let client = daemon.client().await;
     let mark = format!("60{}", std::process::id());
-    // One that its step leaves: the job keeps its success.
-    // Until all of its user ids are root's, its own user may end it.
+    // The step leaves one such process, and the job still succeeds. The step waits until all user ids of the process
+    // are root's: until then the daemon could kill it.
     let leaves = format!(
         "setsid {become_root} sleep {mark} >/dev/null 2>&1 &
         until grep -q '^Uid:.0.0.0' /proc/$!/status; do :; done"
@@ -62,7 +63,7 @@ async fn fault_11_processes_of_another_user_are_told_and_finish_answers() {
     assert_eq!(status.message, "1 processes could not be killed");
     assert!(contains(&client.log("left").await, "00E 1 processes could not be killed"));
     client.finish("left").await;
-    // The step itself, and one of its children: a cancelled job ends all the same.
+    // The step itself and one of its children are such processes. The cancelled job ends all the same.
     let is = format!("{become_root} sleep {mark} & echo on; exec {become_root} sleep {mark}");
     client.run("is", &is).await;
     client.prints("is", "on").await;
@@ -72,7 +73,7 @@ async fn fault_11_processes_of_another_user_are_told_and_finish_answers() {
     assert_eq!((status.state(), status.exit_code), (State::Cancelled, -2), "{status:?}");
     assert!(status.message.ends_with("; 2 processes could not be killed"), "{}", status.message);
     client.finish("is").await;
-    // A Finish of a running one answers, too.
+    // Finish of a running job is answered, too.
     client.run("running", &is).await;
     client.prints("running", "on").await;
     until("both are root's", || of_root(&mark).len() == 5).await;
@@ -86,7 +87,7 @@ async fn fault_11_processes_of_another_user_are_told_and_finish_answers() {
     }
 }
 
-/// A control group that user 1000 may use, removed in the end.
+/// A cgroup that user 1000 can use. Removed when this value is dropped.
 struct Delegated(PathBuf);
 
 impl Delegated {
@@ -150,7 +151,7 @@ async fn fault_11_a_control_group_ends_processes_of_another_user() {
     drop(daemon);
 }
 
-/// Kernels whose `pid_max` is that of the pid namespace; before, it was the machine's.
+/// True for kernels that have a `pid_max` for each pid namespace. In older ones it is the machine's.
 fn has_own_pid_max() -> bool {
     let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
     let mut numbers = release.split(['.', '-']).map_while(|number| number.trim().parse::<u32>().ok());
@@ -168,8 +169,8 @@ async fn fault_08_a_process_id_used_again_is_never_signalled() {
     }
     let dir = tempfile::tempdir().unwrap();
     let (hit, made) = (dir.path().join("hit"), dir.path().join("made"));
-    // Process ids come round after a hundred. Beside the daemon short-lived processes of nobody's take those that its
-    // jobs leave; each tells how it ended.
+    // Process ids are reused after a hundred. Beside the daemon run short-lived processes that belong to no job. They
+    // get the ids of ended processes of jobs, and record if a signal hits them.
     let canaries = format!(
         "echo 400 > /proc/sys/kernel/pid_max || exit 1\n\
          for canary in 1 2 3; do\n\
@@ -186,11 +187,12 @@ async fn fault_08_a_process_id_used_again_is_never_signalled() {
         .option("cancel-grace", "50ms")
         .start_in(dir.path());
     let client = daemon.client().await;
-    // Orphans in sessions of their own, which end and are made anew all the time, and what must be killed by force.
+    // The job makes short-lived orphans in their own sessions all the time, and ignores SIGTERM, so it has to be
+    // killed.
     let churn = "trap '' TERM; echo on; while :; do (exit 0 &); setsid sleep 0.01 & wait $!; done";
     let canaries = || fs::read(&made).unwrap_or_default().len();
     let start = Instant::now();
-    // As many rounds as it takes until enough processes came and went beside the jobs.
+    // Repeats rounds until enough of these processes came and went beside the jobs.
     for round in 0.. {
         if round >= 12 && canaries() > 100 {
             break;
@@ -241,7 +243,7 @@ async fn fault_14_a_removed_socket_costs_no_connection_and_comes_back_with_the_n
     client.run("1", text).await;
     client.prints("1", "removed").await;
     assert!(!daemon.socket.exists());
-    // Whoever is connected is served on.
+    // Connected clients are still served.
     assert_eq!(client.run_to_end("2", &script("echo x")).await.exit_code, 0);
     daemon.kill();
     daemon.restart();
@@ -276,7 +278,7 @@ async fn fault_14_overwritten_state_costs_no_other_job() {
     let client = daemon.client().await;
     assert_eq!(client.status("before").await, before);
     assert_eq!(client.log("before").await, log);
-    // What ran goes on: the keeper knows it, and its process.
+    // Running jobs go on: keeper and processes are the same.
     for id in ["0", "1"] {
         assert_eq!(client.status(id).await.state(), State::Running, "{id}");
         client.finish(id).await;

@@ -1,5 +1,5 @@
-//! The real `kubectl` under the `kube://` connector. A double of the API server's exec endpoint speaks WebSocket and
-//! starts the real proxy (connectors.md §9).
+//! Tests the real `kubectl` under the `kube://` connector. A fake of the API server's exec endpoint speaks WebSocket
+//! and starts the real proxy (connectors.md §9).
 #![expect(clippy::unwrap_used, reason = "a broken scene fails the test")]
 #![expect(clippy::print_stderr, reason = "says why a test was skipped")]
 
@@ -19,12 +19,12 @@ use base64::engine::general_purpose::STANDARD;
 use serde_json::{Value, json};
 use support::{Daemon, wait_for};
 
-/// Channels of the protocol: the first byte of every message.
+/// Channels of the exec protocol: the first byte of every message.
 const STDIN: u8 = 0;
 const STDOUT: u8 = 1;
 const STDERR: u8 = 2;
 const STATUS: u8 = 3;
-/// Version 5: the channel named by the next byte is closed.
+/// In version 5 of the protocol: closes the channel named by the next byte.
 const CLOSE: u8 = 255;
 
 /// Kinds of frames (RFC 6455 §5.2).
@@ -34,26 +34,27 @@ const BYE: u8 = 8;
 const PING: u8 = 9;
 const PONG: u8 = 10;
 
-/// What the API server does.
+/// Behaviour of the fake API server, and a record of its requests.
 #[derive(Default)]
 struct Cluster {
     socket: PathBuf,
-    /// Bytes of standard output after which the next connections are dropped without a word, the last one first.
+    /// Bytes of standard output after which the next connections are cut without a message. The last entry is used
+    /// first.
     cuts: Mutex<Vec<usize>>,
-    /// What is run instead of the proxy.
+    /// Command to run instead of the proxy.
     instead: Mutex<Option<[&'static str; 3]>>,
-    /// Queries of exec, in order, and protocols that were agreed on.
+    /// Queries of exec requests, in order, and the protocols agreed on.
     queries: Mutex<Vec<String>>,
     protocols: Mutex<Vec<String>>,
-    /// Refused requests for SPDY.
+    /// Number of refused requests for SPDY.
     refused: AtomicUsize,
-    /// Requests about pods to come that are forbidden, as by a server that has not read its rules yet.
+    /// Number of next requests to answer with Forbidden, as a server does that has not loaded its rules yet.
     forbids: AtomicUsize,
-    /// Number of such requests to forbid from the next cut on.
+    /// Number of requests to forbid after the next cut.
     forbids_then: AtomicUsize,
 }
 
-/// The double on a port of the loopback, and what `kubectl` needs to find it.
+/// The fake API server on a loopback port, and the configuration by which `kubectl` finds it.
 struct Scene {
     daemon: Daemon,
     cluster: Arc<Cluster>,
@@ -61,7 +62,7 @@ struct Scene {
 }
 
 impl Scene {
-    /// `None` without a `kubectl` that speaks WebSocket.
+    /// Returns `None` if there is no `kubectl` that uses WebSocket.
     fn new(test: &str) -> Option<Self> {
         let version = Command::new("kubectl").args(["version", "--client", "--output=json"]).output();
         let minor = version.ok().and_then(|output| {
@@ -69,9 +70,9 @@ impl Scene {
             let digits = version["clientVersion"]["minor"].as_str()?.trim_end_matches('+').to_owned();
             digits.parse::<u32>().ok()
         });
-        // Before 1.31 exec spoke SPDY alone unless it was told otherwise.
+        // Before 1.31, `kubectl exec` used only SPDY by default.
         if minor.is_none_or(|minor| minor < 31) {
-            // Not one that the gate installs: Debian's is older.
+            // Not reported as a missing part: the gate cannot install it, since Debian's version is older.
             eprintln!("{test}: skipped: no kubectl of 1.31 or later");
             return None;
         }
@@ -80,7 +81,7 @@ impl Scene {
         let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
         let port = listener.local_addr().unwrap().port();
         let server = Arc::clone(&cluster);
-        // Ends with the test's process.
+        // Ends with the test process.
         thread::spawn(move || {
             for connection in listener.incoming().flatten() {
                 let cluster = Arc::clone(&server);
@@ -118,7 +119,7 @@ impl Scene {
 
 const ADDRESS: &str = "kube://lab@ci/runner-0/build";
 
-/// The head of a request.
+/// Head of an HTTP request.
 struct Head {
     method: String,
     path: String,
@@ -147,7 +148,7 @@ impl Head {
     }
 }
 
-/// One request: about a pod, or for a command in it.
+/// Answers one request: about a pod, or to run a command in it.
 fn answer(mut connection: TcpStream, cluster: &Cluster) -> io::Result<()> {
     let mut from = BufReader::new(connection.try_clone()?);
     let head = Head::read(&mut from)?;
@@ -228,8 +229,8 @@ fn exec(
     let head = "HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n";
     write!(out, "{head}Sec-WebSocket-Accept: {accept}\r\nSec-WebSocket-Protocol: {agreed}\r\n\r\n")?;
 
-    // `kubectl` drops bytes on a channel before it has made its streams ("Unknown stream id"). It makes them before it
-    // sends its first bytes, and well before a container has started the program.
+    // `kubectl` drops bytes that arrive before it has made its streams ("Unknown stream id"). It makes them before it
+    // sends its first bytes. A real container starts its program well after that, so wait for the first bytes.
     from.fill_buf()?;
     let mut child = start(cluster);
     let line = Arc::new(Mutex::new(out));
@@ -244,7 +245,7 @@ fn exec(
     let whole = give(stdout, STDOUT, &line, left);
     if !matches!(whole, Ok(true)) {
         cluster.forbids.fetch_add(cluster.forbids_then.swap(0, Ordering::Relaxed), Ordering::Relaxed);
-        // Dropped without a word.
+        // Cuts the connection without a message.
         connection.shutdown(Shutdown::Both).ok();
         child.kill().ok();
     }
@@ -280,7 +281,7 @@ fn start(cluster: &Cluster) -> Child {
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
 }
 
-/// What the client sends: standard input, until it or the connection ends.
+/// Reads messages of the client and passes on standard input, until that or the connection ends.
 fn take(mut from: impl Read, mut stdin: Option<impl Write>, line: &Mutex<TcpStream>) -> io::Result<()> {
     let mut message = Vec::new();
     loop {
@@ -303,7 +304,7 @@ fn take(mut from: impl Read, mut stdin: Option<impl Write>, line: &Mutex<TcpStre
             continue;
         }
         match std::mem::take(&mut message).split_first() {
-            // What has ended takes no more.
+            // A process that has ended takes no more input.
             Some((&STDIN, data)) => drop(stdin.as_mut().map(|stdin| stdin.write_all(data))),
             Some((&CLOSE, [STDIN])) => stdin = None,
             other => panic!("a message {other:?}"),
@@ -317,7 +318,7 @@ fn read<const N: usize>(from: &mut impl Read) -> io::Result<[u8; N]> {
     Ok(bytes)
 }
 
-/// Sends what comes on a channel; `false` if that was to be cut off.
+/// Sends the output on a channel. Returns `false` if the connection is to be cut here.
 fn give(mut from: impl Read, channel: u8, line: &Mutex<TcpStream>, mut left: usize) -> io::Result<bool> {
     let mut piece = [0; 4096];
     loop {
@@ -331,7 +332,7 @@ fn give(mut from: impl Read, channel: u8, line: &Mutex<TcpStream>, mut left: usi
     }
 }
 
-/// Sends one frame, as servers do without a mask.
+/// Sends one frame, unmasked as servers do.
 fn send(line: &Mutex<TcpStream>, kind: u8, data: &[u8]) -> io::Result<()> {
     let mut frame = vec![0x80 | kind];
     match data.len() {
@@ -386,14 +387,14 @@ fn an_api_server_that_forbids_everything_just_after_its_start_costs_a_follower_n
     let script = "i=0; while [ $i -lt 2000 ]; do echo line $i; i=$((i+1)); done; exit 3";
     fs::write(&file, format!("spec: {{}}\n---\nrun: [{{name: s, script: \"{script}\"}}]\n")).unwrap();
     assert!(scene.call(&["submit", "--id", "j", "job.yml"], ADDRESS).status.success());
-    // The first connection is cut, and what is asked next is forbidden.
+    // The first connection is cut, and the next requests are forbidden.
     *scene.cluster.cuts.lock().unwrap() = vec![20_000];
     scene.cluster.forbids_then.store(2, Ordering::Relaxed);
     let follower = scene.call(&["follow", "j", "--output", "plain"], ADDRESS);
     assert_eq!(follower.status.code(), Some(3), "{}", String::from_utf8_lossy(&follower.stderr));
     assert_eq!(String::from_utf8_lossy(&follower.stdout).matches("line ").count(), 2000);
     assert_eq!(scene.cluster.forbids.load(Ordering::Relaxed), 0);
-    // To a client that never had a line it is final.
+    // A client that never had a connection does not retry.
     scene.cluster.forbids.store(usize::MAX, Ordering::Relaxed);
     scene.fails(&["status"], ADDRESS, &["access is refused", "(Forbidden)"]);
 }

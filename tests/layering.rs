@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 
 use imports::Imports;
 
-/// What the root crate exports from the crates below it, as modules of its own.
+/// Modules that the root crate re-exports from the crates below it.
 const CRATES: [&str; 14] = [
     "model",
     "error",
@@ -31,8 +31,8 @@ const CRATES: [&str; 14] = [
     "variables",
 ];
 
-/// What modules of one crate may name of each other: the crate's folder, the module, the others. The rest of a crate is
-/// called `*`.
+/// Allowed imports between modules of one crate: the crate's folder, the module, the modules that it can name. `*` is
+/// the rest of the crate.
 const INSIDE: [(&str, &str, &[&str]); 11] = [
     ("model", "error", &[]),
     ("model", "*", &[]),
@@ -47,7 +47,7 @@ const INSIDE: [(&str, &str, &[&str]); 11] = [
     ("core", "job", &["config", "plan"]),
 ];
 
-/// What a module of the root crate may name of it, besides itself.
+/// Returns which other modules each module of the root crate can name.
 fn table() -> BTreeMap<&'static str, Vec<&'static str>> {
     let pure = ["model", "lang", "log", "journal", "queue", "variables", "config", "plan", "job", "clock"];
     let io = [
@@ -92,13 +92,13 @@ fn table() -> BTreeMap<&'static str, Vec<&'static str>> {
     ])
 }
 
-/// A file of the program that is compiled without tests, too.
+/// A source file of the program, outside of test code.
 struct SourceFile {
     /// Path below the repository.
     path: PathBuf,
-    /// Folder of its crate below `crates/`. `None`: the root crate.
+    /// Folder of its crate below `crates/`. `None` for the root crate.
     part: Option<String>,
-    /// Its module, from the root of its crate.
+    /// Path of its module from the root of its crate.
     module: Vec<String>,
     text: String,
 }
@@ -118,12 +118,12 @@ impl SourceFile {
         Some(Self { path: path.to_owned(), part, module, text })
     }
 
-    /// The module of the root crate, or the crate, that holds the file.
+    /// Returns the crate that holds the file, or its top module in the root crate.
     fn top(&self) -> &str {
         self.part.as_ref().or(self.module.first()).map_or("lib", String::as_str)
     }
 
-    /// The text without tests and comments.
+    /// Returns the text without tests and comments.
     fn code(&self) -> String {
         let code = self.text.split("#[cfg(test)]\nmod tests {").next().unwrap();
         let code: Vec<_> = code.lines().filter(|line| !line.trim_start().starts_with("//")).collect();
@@ -136,14 +136,14 @@ impl SourceFile {
     }
 }
 
-/// Every file of the root crate and of those below it.
+/// Returns every file of the root crate and of the crates below it.
 fn files() -> Vec<SourceFile> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let paths = ["src", "crates"].map(|folder| source::files(&root.join(folder), "rs")).concat();
     paths.iter().filter_map(|path| SourceFile::read(root, path)).collect()
 }
 
-/// Imports that break the table: the file's module, and the module it must not name.
+/// Returns the imports that break the table: the file's module, and the module that it must not name.
 fn forbidden(table: &BTreeMap<&str, Vec<&str>>, read: &[(Vec<String>, Imports)]) -> Vec<(String, String)> {
     let exported: BTreeMap<_, _> =
         read.iter().flat_map(|(_, imports)| imports.exported.iter().cloned()).collect();
@@ -310,13 +310,13 @@ fn frameworks_are_named_where_they_may_be() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// Calls in `code` that touch files by another way than the seam.
+/// Returns calls in `code` that access files without going through the seam.
 fn direct_calls(code: &str) -> Vec<String> {
     let mut found = Vec::new();
     for (at, _) in code.match_indices("fs::") {
         let rest = code.get(at + "fs::".len()..).unwrap();
         let name: String = rest.chars().take_while(|c| c.is_ascii_lowercase() || *c == '_').collect();
-        // Permissions of a socket are part of making it.
+        // Setting permissions of a socket is part of making it.
         let is_call = !name.is_empty() && rest.strip_prefix(&*name).is_some_and(|rest| rest.starts_with('('));
         if is_call && !["chmod", "fchmod"].contains(&&*name) {
             found.push(name);
@@ -339,7 +339,7 @@ fn store_and_keeper_touch_files_through_the_seam_only() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// Fields of the operator's log that show an error without its causes.
+/// Returns fields of the operator's log that show an error without its causes.
 fn bare_errors(code: &str) -> Vec<&str> {
     let fields = code.match_indices('%').filter_map(|(at, _)| {
         let (before, value) = (code.get(..at)?.trim_end(), code.get(at + 1..)?);

@@ -1,4 +1,4 @@
-//! The operator's log when nobody reads it (docs/internals/faults.md, row 75).
+//! The operator's log while nobody reads it (docs/internals/faults.md, row 75).
 #![expect(clippy::unwrap_used, reason = "a broken scene fails the test")]
 
 mod support;
@@ -13,17 +13,17 @@ use support::{Client, Daemon, SOON, kill, request, script, until};
 
 const MARKER: &str = "step-runner is listening on socket ";
 
-/// Lines that fill the pipe and the queue behind it several times.
+/// Number of lines. They fill the pipe and the queue behind it several times.
 const FLOOD: usize = 6_000;
 
-/// A daemon whose stderr is read by the test alone.
+/// A daemon whose stderr only the test reads.
 struct Unread {
     child: Child,
     stderr: std::io::PipeReader,
 }
 
 impl Unread {
-    /// Starts it, and reads up to the end of its ready marker.
+    /// Starts the daemon and reads to the end of its ready marker.
     fn start(folder: &Path) -> Self {
         let (mut stderr, writer) = pipe().unwrap();
         rustix::pipe::fcntl_setpipe_size(&writer, 4096).unwrap();
@@ -45,7 +45,7 @@ impl Unread {
         Self { child, stderr }
     }
 
-    /// Has the daemon write a line about each of many calls.
+    /// Makes many calls; the daemon logs a line about each.
     async fn flood(client: &Client, calls: usize) {
         client.try_run(request("1", &script("exec sleep 600"))).await.unwrap();
         for number in 0..calls {
@@ -68,7 +68,7 @@ async fn fault_75_a_log_that_nobody_reads_holds_up_no_call_and_its_lost_lines_ar
     let client = Client::connect(&folder.path().join("s.sock")).await;
     Unread::flood(&client, FLOOD).await;
     client.status("1").await;
-    // Somebody reads again.
+    // The test reads again.
     let mut stderr = daemon.stderr.try_clone().unwrap();
     let (heard, lines) = std::sync::mpsc::channel();
     std::thread::spawn(move || {

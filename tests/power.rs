@@ -1,4 +1,4 @@
-//! `durability = power`: everything that clients see is on the disk, and data that cannot be written to it is reported
+//! `durability = power`: everything that clients see is on the disk. Data that cannot be written to it is reported
 //! (service.md §6.6, faults.md rows 27 and 43).
 #![expect(clippy::unwrap_used, reason = "a broken scene fails the test")]
 
@@ -20,11 +20,11 @@ fn power() -> Setup {
     Setup::new().option("durability", "power").option("state-limit", "1MiB")
 }
 
-/// A `strace` of syncs.
+/// A running `strace` that records syncs.
 struct Strace(Child, #[expect(dead_code, reason = "kept open")] BufReader<ChildStderr>);
 
 impl Strace {
-    /// Attaches to a process. Returns `None`, and `test` is skipped, without strace or the right to trace.
+    /// Attaches to a process. Without strace or permission to trace, returns `None` and reports `test` as skipped.
     fn attach(test: &str, daemon: &Daemon, pid: i32, options: &[&str]) -> Option<Self> {
         if !is_root(test) {
             return None;
@@ -37,7 +37,7 @@ impl Strace {
             return None;
         };
         let mut line = String::new();
-        // Kept open: it says more when threads come.
+        // Stderr is kept open: strace prints more when threads appear.
         let mut said = BufReader::new(child.stderr.take().unwrap());
         said.read_line(&mut line).unwrap();
         assert!(line.contains("attached"), "{line}");
@@ -50,7 +50,7 @@ impl Strace {
     }
 }
 
-/// A script that prints `before`, and `after` when the file is there.
+/// Returns a script that prints `before`, then `after` once the file exists.
 fn in_two_parts(daemon: &Daemon, file: &str) -> String {
     let file = daemon.file(file).to_str().unwrap().to_owned();
     script(&format!("echo before; while [ ! -e {file} ]; do sleep 0.02; done; echo after"))
@@ -87,7 +87,7 @@ async fn fault_27_a_failed_sync_fails_the_jobs_that_live_and_is_not_tried_again(
     support::refused(refused, Code::DataLoss, "data_loss");
     strace.detach();
 
-    // The disk works again. Lost data stays lost, for the next daemon too; other jobs run as if nothing had happened.
+    // The disk works again. Lost data stays lost, also for the next daemon. Other jobs run normally.
     assert_eq!(client.run_to_end("next", &script("echo fine")).await.exit_code, 0);
     for restarted in [false, true] {
         if restarted {
@@ -122,7 +122,7 @@ async fn jobs_that_end_at_the_same_time_share_a_sync() {
     });
     let ended = patiently("all ends", futures_util::future::join_all(jobs)).await;
     assert!(ended.iter().all(|status| status.exit_code == 0));
-    // A round is two syncs; it is rounds that time bounds, not jobs.
+    // A round makes two syncs. The time limits the number of rounds, whatever the number of jobs.
     let rounds = begun.elapsed().as_millis() as u64 / 500 + 2;
     strace.detach();
     let syncs = std::fs::read_to_string(daemon.file("strace")).unwrap().matches("syncfs(").count() as u64;

@@ -1,4 +1,4 @@
-//! The fate of processes: those of steps, left-over ones, and those that resist (service.md §6, faults.md §1).
+//! The fate of processes: those of steps, left-over ones, and those that resist a kill (service.md §6, faults.md §1).
 #![expect(clippy::unwrap_used, reason = "a broken scene fails the test")]
 
 mod support;
@@ -15,7 +15,7 @@ use support::{
 };
 use tonic::Code;
 
-/// The pid a step wrote to `file`.
+/// Waits until a step has written its pid to `file`, and returns it.
 async fn pid_in(file: &Path) -> i32 {
     let read = || std::fs::read_to_string(file).ok()?.trim().parse().ok();
     until("a step wrote its pid", || read().is_some()).await;
@@ -73,7 +73,7 @@ async fn fault_01_leftover_kill_ends_them_with_the_step() {
     assert_eq!(client.output("1").await, "gone\n");
 }
 
-/// A script that starts 400 processes in sessions of their own, which `mark` tells from others.
+/// Returns a script that starts 400 processes in their own sessions. `mark` is in their command lines.
 fn escapes(mark: &str) -> String {
     format!(
         "i=0; while [ $i -lt 400 ]; do setsid -f sh -c 'trap \"\" TERM HUP; sleep 600; : {mark}' >/dev/null 2>&1; i=$((i+1)); done; echo escaped"
@@ -84,11 +84,11 @@ async fn nobody_escapes(daemon: Daemon, mode: &str, in_force: &str) {
     until("the operator is told", || daemon.said().contains(in_force)).await;
     let client = daemon.client().await;
     let mark = format!("mark-{mode}-{}", std::process::id());
-    // At the job's end.
+    // They are killed at the job's end.
     let status = client.run_to_end("1", &script(&escapes(&mark))).await;
     assert_eq!(status.exit_code, 0, "{status:?}");
     assert_eq!(processes_with(&format!(": {mark}")), Vec::<i32>::new());
-    // By Finish, while they run.
+    // They are killed by Finish while they run.
     client.run("2", &format!("{}; exec sleep 600", escapes(&mark))).await;
     client.prints("2", "escaped").await;
     client.finish("2").await;
@@ -195,7 +195,7 @@ async fn fault_10_a_step_has_only_its_three_descriptors() {
     follow.until("on").await;
     let status = client.run_to_end("1", &exec(&daemon, "fds", &["ls", "/proc/self/fd"])).await;
     assert_eq!(status.exit_code, 0);
-    // The fourth is the folder that ls itself has opened.
+    // Descriptor 3 is the folder that `ls` reads.
     assert_eq!(client.output("1").await, "0\n1\n2\n3\n");
     client.run_to_end("2", &exec(&daemon, "stdin", &["readlink", "/proc/self/fd/0"])).await;
     assert_eq!(client.output("2").await, "/dev/null\n");
@@ -207,7 +207,7 @@ async fn fault_10_a_hundred_jobs_share_no_descriptors() {
     let client = daemon.client().await;
     let stop = daemon.file("stop");
     rustix::fs::mknodat(rustix::fs::CWD, &stop, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
-    // All of them run at once: each waits for the FIFO's end.
+    // All jobs run at once: each waits until the FIFO is closed.
     let text = format!("ls /proc/self/fd | tr '\\n' ' '; echo listed; read -r word < {}", stop.display());
     for job in 0..100 {
         client.run(&job.to_string(), &text).await;
@@ -294,7 +294,7 @@ async fn an_ordinary_user_can_run_it() {
     assert_eq!(daemon.folders().len(), 1);
 }
 
-/// The operator has heard of other users once, and hears no more.
+/// Asserts that the operator is told once of calls of other users, and not again.
 async fn told_once(daemon: &Daemon) {
     let told = || daemon.said().matches("calls of another user are refused").count();
     until("the operator is told", || told() > 0).await;
@@ -370,7 +370,7 @@ async fn fault_07_as_the_first_process_it_reaps_all_orphans() {
         let status = client.run_to_end(&id, &script(&format!("(sh -c 'exit 9' &); exit {code}"))).await;
         assert_eq!(status.exit_code, code);
     }
-    // Reaped within a second; on a loaded machine it may take the step as long to look.
+    // Zombies are reaped within a second. On a loaded machine the step itself can take that long to look.
     let count = format!(
         "for i in 1 2 3 4 5 6 7 8 9; do sleep 1; [ $({zombies}) != 0 ] || exit 0; done; ps -e; exit 1"
     );

@@ -1,4 +1,4 @@
-//! `step-runner proxy` against scripted sockets, with the real program (connectors.md §2.2).
+//! Tests `step-runner proxy` against scripted sockets, with the real program (connectors.md §2.2).
 #![expect(clippy::unwrap_used, reason = "a broken scene fails the test")]
 
 use std::io::{Read, Write};
@@ -9,7 +9,7 @@ use std::process::{Child, Command, Output, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Longer than anything takes here, shorter than anyone's patience.
+/// Time limit of all waits.
 const BOUND: Duration = Duration::from_secs(20);
 
 struct Scene {
@@ -61,7 +61,7 @@ fn command(socket: &Path) -> Command {
     command
 }
 
-/// Waits for the end of the program, within a bound.
+/// Waits for the end of the program, within [`BOUND`].
 fn wait(mut child: Child) -> Output {
     let start = Instant::now();
     while child.try_wait().unwrap().is_none() {
@@ -176,7 +176,7 @@ fn fault_22_sixty_four_mebibytes_each_way_pass_a_slow_reader_unchanged_in_little
     let mut buffer = vec![0; 1 << 20];
     let mut most = 0;
     loop {
-        // Slow: the pipe and the socket are full nearly all the time.
+        // Reads slowly, so that the pipe and the socket are full nearly all the time.
         thread::yield_now();
         let length = stdout.read(&mut buffer).unwrap();
         if length == 0 {
@@ -193,7 +193,8 @@ fn fault_22_sixty_four_mebibytes_each_way_pass_a_slow_reader_unchanged_in_little
     assert!(most < 8 << 20, "{most} bytes in memory");
 }
 
-/// Bytes in memory that the process made itself, not those of the program file; 0 where the system does not tell.
+/// Returns the private memory of a process in bytes, without its program file. Returns 0 where the system does not
+/// report it.
 fn allocated(pid: u32) -> usize {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:"));
@@ -283,7 +284,7 @@ fn signals_close_both_sides_and_end_with_1() {
         });
         let mut child = scene.proxy();
         let stdin = child.stdin.take();
-        // A byte that came through shows that the proxy is up.
+        // Once a byte has come through, the proxy is running.
         child.stdout.as_mut().unwrap().read_exact(&mut [0]).unwrap();
         let pid = rustix::process::Pid::from_child(&child);
         rustix::process::kill_process(pid, signal).unwrap();
@@ -293,15 +294,15 @@ fn signals_close_both_sides_and_end_with_1() {
     }
 }
 
-/// Half a minute: the limit is the program's.
+/// Takes half a minute, which is the proxy's own time limit.
 #[test]
 fn fault_91_a_proxy_whose_client_vanished_with_its_pipes_open_ends_after_the_daemon_has_ended_the_connection()
 {
     let scene = Scene::new();
-    // More than a pipe takes, and less than pipe, proxy and socket together.
+    // More than a pipe holds, and less than pipe, proxy and socket together.
     let server = scene.serve(|mut socket| socket.write_all(&vec![0; 200_000]).unwrap());
     let mut child = scene.proxy();
-    // What a dead container engine leaves: nobody reads or writes, nobody closes.
+    // A dead container engine leaves both pipes open, and nobody reads, writes or closes them.
     let held = (child.stdin.take(), child.stdout.take());
     server.join().unwrap();
     let start = Instant::now();

@@ -18,7 +18,7 @@ use step_runner::pb::v1::{Job, RunRequest, State, Status, Variable};
 use support::{Client, Daemon, Setup, contains, kill, names, refused, request, script, until, wait_for};
 use tonic::Code;
 
-/// A daemon with a settings file that a test changes, and jobs that end when they are told.
+/// A daemon with a settings file that the test can change. Its jobs end when the test says so.
 struct Scene {
     folder: tempfile::TempDir,
     daemon: Daemon,
@@ -41,7 +41,7 @@ impl Scene {
         self.folder.path().join(format!("fifo-{id}"))
     }
 
-    /// A job that runs until [`Self::let_go`].
+    /// Returns a job that runs until [`Self::let_go`].
     fn request(&self, id: &str, variables: &[(&str, &str)]) -> RunRequest {
         let fifo = self.fifo(id);
         if !fifo.exists() {
@@ -64,10 +64,10 @@ impl Scene {
         self.client.try_run(self.request(id, &[])).await.unwrap();
     }
 
-    /// Gives a job `text` and lets it end.
+    /// Passes `text` to a job and lets it end.
     async fn feed(&self, id: &str, text: &str) {
         let mut fifo = None;
-        // An open that waits for the job would wait for ever for one that never comes.
+        // A blocking open would wait for ever if the job never came.
         until("the job opens its FIFO", || {
             let mut options = File::options();
             fifo = options.write(true).custom_flags(libc::O_NONBLOCK).open(self.fifo(id)).ok();
@@ -83,7 +83,7 @@ impl Scene {
         self.client.ended(id).await;
     }
 
-    /// Sends a signal and waits for the line by which the daemon says that it has acted.
+    /// Sends a signal and waits for the line in which the daemon confirms that it has acted.
     fn operate(&self, signal: Signal, line: &str) {
         let before = self.daemon.said().matches(line).count();
         self.daemon.signal(signal);
@@ -97,7 +97,7 @@ impl Scene {
         self.operate(Signal::HUP, "settings were read again");
     }
 
-    /// Jobs that have begun and not ended, in the order of their starts.
+    /// Returns the jobs that have started and not ended, in the order of their starts.
     async fn running(&self) -> Vec<String> {
         let mut jobs = self.client.jobs().await;
         jobs.retain(|job| job.start_time.is_some() && !job.finished);
@@ -139,7 +139,7 @@ async fn play(vector: &Value) {
         ("max_running", &vector["max_running"].to_string()),
         ("max_queued", &limit("max_queued")),
         ("max_running_per_project", &limit("max_per_key")),
-        // A vector may submit the same job again.
+        // A vector can submit the same job again.
         ("remember_finished", "\"0\""),
     ])
     .await;
@@ -161,7 +161,7 @@ async fn play(vector: &Value) {
                 );
             }
             ("finish", "released") => {
-                // One that was cancelled has ended by itself.
+                // A job that was cancelled has ended by itself.
                 let status = scene.client.status(id).await;
                 if status.state() == State::Running {
                     scene.let_go(id).await;
@@ -183,7 +183,7 @@ async fn play(vector: &Value) {
         }
         running.extend(starts.iter().map(|id| (*id).to_owned()));
         let mut now = scene.running().await;
-        // Cancelled ones hold their slots until they have ended, which is soon.
+        // Cancelled jobs hold their slots until they have ended, which is soon.
         now.retain(|id| running.contains(id));
         assert!(
             now.ends_with(&starts.iter().map(|id| (*id).to_owned()).collect::<Vec<_>>()),
@@ -224,7 +224,7 @@ async fn submit(scene: &Scene, id: &str, event: &Value, result: &str) {
     }
 }
 
-/// Q5.
+/// Q5 in queue.md §9.
 #[tokio::test]
 async fn a_follower_that_came_before_the_start_sees_the_whole_log() {
     let scene = Scene::new(&[("max_running", "1")]).await;
@@ -241,7 +241,7 @@ async fn a_follower_that_came_before_the_start_sees_the_whole_log() {
         .await;
 }
 
-/// Q5.
+/// Q5 in queue.md §9.
 #[tokio::test]
 async fn a_waiting_job_that_is_finished_is_forgotten_and_never_runs() {
     let scene = Scene::new(&[("max_running", "1")]).await;
@@ -255,7 +255,7 @@ async fn a_waiting_job_that_is_finished_is_forgotten_and_never_runs() {
     assert!(scene.waiting().await.is_empty() && scene.running().await.is_empty());
 }
 
-/// Q6.
+/// Q6 in queue.md §9.
 #[tokio::test]
 async fn a_waiting_job_has_no_file_variable_on_disk() {
     let scene = Scene::new(&[("max_running", "1")]).await;
@@ -278,7 +278,7 @@ async fn a_waiting_job_has_no_file_variable_on_disk() {
     scene.let_go("first").await;
 }
 
-/// Q6.
+/// Q6 in queue.md §9.
 #[tokio::test]
 async fn waiting_jobs_keep_their_order_when_the_daemon_is_killed() {
     let mut scene = Scene::new(&[("max_running", "1")]).await;
@@ -298,7 +298,7 @@ async fn waiting_jobs_keep_their_order_when_the_daemon_is_killed() {
     }
 }
 
-/// A keeper that dies takes the running jobs with it; those that wait have lost nothing.
+/// The death of a keeper ends the running jobs. Waiting jobs lose nothing.
 #[tokio::test]
 async fn waiting_jobs_outlive_their_keeper() {
     let scene = Scene::new(&[("max_running", "1")]).await;
@@ -314,7 +314,7 @@ async fn waiting_jobs_outlive_their_keeper() {
     assert_eq!(scene.client.status("second").await.state(), State::Success);
 }
 
-/// What is asked of a waiting job while it has no keeper is done when it has one.
+/// A cancel of a waiting job that has no keeper is kept until it has one.
 #[tokio::test]
 async fn a_cancel_between_two_keepers_is_kept() {
     let scene = Scene::new(&[("max_running", "1")]).await;
@@ -341,7 +341,7 @@ async fn a_pause_can_be_ended_while_the_daemon_drains() {
     assert_eq!(scene.daemon.wait(), Some(0));
 }
 
-/// Q7.
+/// Q7 in queue.md §9.
 #[tokio::test]
 async fn a_cancelled_job_keeps_its_slot_until_it_is_gone() {
     let scene = Scene::new(&[("max_running", "1"), ("cancel_grace", "\"1h\"")]).await;
@@ -357,7 +357,7 @@ async fn a_cancelled_job_keeps_its_slot_until_it_is_gone() {
     scene.let_go("next").await;
 }
 
-/// Q8.
+/// Q8 in queue.md §9.
 #[tokio::test]
 async fn many_runs_of_one_id_start_one_job() {
     let scene = Scene::new(&[("max_running", "2"), ("max_queued", "0")]).await;
@@ -423,7 +423,7 @@ async fn a_grace_that_was_read_again_reaches_the_keeper() {
     scene.client.try_run(request("stubborn", &script(&stubborn))).await.unwrap();
     until("the job runs", || pid.exists()).await;
     scene.set("cancel_grace", "\"1ms\"");
-    // What the keeper is told comes in order: it knows the grace when it has run this job.
+    // The keeper processes requests in order: when it has run this job, it knows the grace.
     scene.run("next").await;
     scene.let_go("next").await;
     scene.daemon.kill();

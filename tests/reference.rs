@@ -1,5 +1,5 @@
-//! The examples of the language reference (docs/use/step-language.md): expressions have the stated value, files pass
-//! `check`, and marked examples run and print the stated output.
+//! Tests the examples of the language reference (docs/use/step-language.md). Expressions have the stated value, files
+//! pass `check`, and marked examples run and print the stated output.
 #![expect(clippy::unwrap_used, reason = "a broken example fails the test")]
 
 use std::fs;
@@ -16,7 +16,7 @@ use step_runner::lang::template::parse_inline;
 use step_runner::lang::value::Value;
 use step_runner::plan::builtin::find;
 
-/// A fenced block: the words after the fence, its line, its text.
+/// A fenced code block: the words after the fence, its line, its text.
 struct Block {
     info: Vec<String>,
     line: usize,
@@ -58,7 +58,7 @@ fn evaluated(template: &str) -> Result<Json, Diagnostic> {
     evaluate_native(&template, &IndexMap::<String, Value>::new()).map(|value| to_json(&value))
 }
 
-/// Numbers compare as doubles.
+/// True if both are equal. Numbers are compared as doubles.
 fn same(left: &Json, right: &Json) -> bool {
     match (left, right) {
         (Json::Number(a), Json::Number(b)) => a.as_f64() == b.as_f64(),
@@ -135,7 +135,7 @@ fn files_of_the_page_pass_the_check_and_run_as_it_says() {
     assert!(checked > 5 && run > 3, "{checked} {run}");
 }
 
-/// The files of docs/use/functions.md, whose paths stand behind the kind of their blocks, and its commands.
+/// Tests docs/use/functions.md. The path of each file stands behind the kind of its block. The commands must succeed.
 #[test]
 fn the_functions_of_the_guide_pass_the_check_and_its_commands_succeed() {
     let blocks = blocks_of(&document("docs/use/functions.md"));

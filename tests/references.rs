@@ -12,7 +12,7 @@ use std::fmt;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Folders and files whose texts may name pages.
+/// Folders and files whose texts can name pages.
 const TEXTS: [&str; 16] = [
     "src",
     "crates",
@@ -38,13 +38,13 @@ const SKIPPED: [&str; 4] = ["target", "node_modules", "corpus", "artifacts"];
 /// The page with numbered rows.
 const FAULTS: &str = "faults.md";
 
-/// Words between two references to one page: `queue.md §9 items 2 and 5, §7`.
+/// Words that can stand between two references to one page: `queue.md §9 items 2 and 5, §7`.
 const CONNECTORS: [&str; 6] = ["and", "or", "to", "item", "items", "with"];
 
 /// The part of a page that a text names.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Part {
-    /// None: the page as a whole.
+    /// The page as a whole.
     Whole,
     /// A numbered heading.
     Section(String),
@@ -72,7 +72,7 @@ impl fmt::Display for Reference {
     }
 }
 
-/// Words that are read together, each with its line: a comment, a paragraph, a row of a table, or a line of code.
+/// Words that belong together, each with its line: a comment, a paragraph, a row of a table, or a line of code.
 type Block<'t> = Vec<(usize, &'t str)>;
 
 /// Returns the text of a comment line.
@@ -163,7 +163,8 @@ fn references(text: &str, own: Option<&str>) -> Vec<Reference> {
             }
             let sections = sections(word);
             let rows = if in_rows { rows(word) } else { None };
-            // A reference in a page is to the page itself, unless only such words stand behind another page.
+            // In a page, a section belongs to the page itself, unless only words of a list of references stand between
+            // it and another page.
             let connects = named.is_some()
                 || is_rfc
                 || rows.is_some()
@@ -232,7 +233,7 @@ fn links(text: &str) -> Vec<(usize, String)> {
         if is_code {
             continue;
         }
-        // What stands between backticks is every second part. The text of a link may hold some, its target holds none.
+        // Drops code between backticks, which is every second part. Targets of links contain no backticks.
         let parts: Vec<&str> = line.split('`').step_by(2).collect();
         let line = parts.join("`");
         let targets = line.split("](").skip(1).filter_map(|rest| rest.split([')', ' ']).next());
@@ -280,7 +281,7 @@ impl Repository {
         found
     }
 
-    /// Finds the page that a text in `folder` calls `name`. An error says what there is.
+    /// Finds the page that a text in `folder` calls `name`. The error lists the candidates.
     fn page(&self, name: &str, folder: &Path) -> Result<PathBuf, String> {
         let mut places = vec![self.root.clone()];
         if name.contains('/') {
@@ -299,7 +300,7 @@ impl Repository {
         }
     }
 
-    /// Says why a reference in a text of `folder` leads nowhere.
+    /// Returns the reason why a reference in a text of `folder` leads nowhere, if it does.
     fn problem(&self, reference: &Reference, folder: &Path) -> Option<String> {
         let Some(name) = &reference.page else {
             return Some("the page is missing in front of the section".to_owned());
@@ -307,7 +308,7 @@ impl Repository {
         let page = match (self.page(name, folder), &reference.part) {
             (Ok(page), _) => page,
             (Err(problem), Part::Whole) => return Some(problem),
-            // The name of the page is a reference, too.
+            // Not reported here: the name of the page is a reference too, and is reported as such.
             (Err(_), Part::Section(_) | Part::Row(_)) => return None,
         };
         let text = fs::read_to_string(&page).unwrap();
@@ -323,7 +324,7 @@ impl Repository {
         }
     }
 
-    /// Says why a link in the page `from` leads nowhere.
+    /// Returns the reason why a link in the page `from` leads nowhere, if it does.
     fn problem_of_link(&self, from: &Path, target: &str) -> Option<String> {
         let (path, anchor) = target.split_once('#').unwrap_or((target, ""));
         let own = self.root.join(from);
@@ -348,11 +349,11 @@ fn every_page_section_and_row_that_is_named_is_there() {
     let repository = Repository::new();
     let (mut problems, mut count) = (Vec::new(), 0);
     for (path, text) in repository.texts() {
-        // The samples below are no references.
+        // The samples in this file are no references.
         if path.ends_with("tests/references.rs") {
             continue;
         }
-        // Its whole path: another page may have its name.
+        // The whole path, because another page can have the same name.
         let own = Path::new(".").join(&path).to_string_lossy().into_owned();
         for reference in references(&text, is_page(&path).then_some(own.as_str())) {
             count += 1;
@@ -371,7 +372,7 @@ fn every_link_of_a_page_leads_to_a_file_and_a_heading() {
     let repository = Repository::new();
     let (mut problems, mut count) = (Vec::new(), 0);
     for (path, text) in repository.texts().into_iter().filter(|(path, _)| is_page(path)) {
-        // Addresses on the web are not asked for.
+        // Links to the web are not checked.
         for (line, target) in links(&text).into_iter().filter(|(_, target)| !target.contains(':')) {
             count += 1;
             if let Some(problem) = repository.problem_of_link(&path, &target) {

@@ -1,4 +1,5 @@
-//! The JSON Schema of function files accepts the same documents as the reader, as far as a schema can.
+//! The JSON Schema of function files accepts the same documents as the reader, as far as a schema can express the
+//! rules.
 #![expect(clippy::unwrap_used, reason = "a broken scene fails the test")]
 
 #[path = "support/source.rs"]
@@ -33,7 +34,7 @@ impl Schemas {
         Self { whole, interface: part("InterfaceDocument"), implementation: part("Implementation") }
     }
 
-    /// Whether an editor would mark nothing in a function file.
+    /// True if an editor with this schema would show no error in a function file.
     fn take(&self, documents: &[Value]) -> bool {
         match documents {
             [interface, implementation] => {
@@ -47,20 +48,20 @@ impl Schemas {
     }
 }
 
-/// What a schema cannot say.
+/// True for errors that a schema cannot express.
 fn is_beyond_a_schema(finding: &Diagnostic) -> bool {
     let text = &finding.message;
     match finding.class {
-        // Syntax, templates, sizes, and what is somewhere else.
+        // Syntax, templates, sizes, and things outside of the file.
         Class::Yaml | Class::Parse | Class::Limit | Class::NotFound | Class::Missing => true,
-        // The text forms of references are a grammar of their own.
+        // The text form of references has its own grammar.
         Class::Schema => {
             ["func", "step"].contains(&finding.path.rsplit('.').next().unwrap()) && !text.contains("expected a reference")
-            // Both documents together.
+            // Rules about both documents together.
             || text.contains("\"delegate\" is missing")
             || text == "longer than 10m"
         }
-        // A number that no double can hold is no number of JSON.
+        // A number beyond the range of doubles becomes a text here, since JSON has no such number.
         Class::Type => text.contains("range of doubles"),
         _ => false,
     }
@@ -83,7 +84,7 @@ fn json_of(node: &YamlNode) -> Value {
     }
 }
 
-/// The documents of a text; `None` if it is no YAML.
+/// Returns the documents of a text as JSON, or `None` if it is not valid YAML.
 fn documents(text: &str) -> Option<Vec<Value>> {
     let stream = yaml::read(&Source { file: Arc::from(""), text }, 2);
     let whole = stream.diagnostics.is_empty();
@@ -95,7 +96,7 @@ fn documents(text: &str) -> Option<Vec<Value>> {
         .filter(|_| whole)
 }
 
-/// Compares both on one text, which is a function file if it has two documents.
+/// Compares schema and reader on one text. A text with two documents is a function file.
 fn compare(schemas: &Schemas, name: &str, text: &str) -> bool {
     let Some(documents) = documents(text) else { return false };
     let checked = if documents.len() == 2 { check_function(text, name) } else { check_request(text, name) };
@@ -130,7 +131,7 @@ fn schema_and_reader_take_the_same_files() {
     assert!(compared > 50, "{compared}");
 }
 
-/// Steps, each alone in a list.
+/// Steps, each tested alone in a list.
 const STEPS: [&str; 38] = [
     "name: a\nscript: x",
     "name: 1a\nscript: x",
@@ -172,7 +173,7 @@ const STEPS: [&str; 38] = [
     "name: a\nfunc: ./x\nrun: []",
 ];
 
-/// Interfaces, each with an implementation without faults.
+/// Interfaces, each tested with a valid implementation.
 const INTERFACES: [&str; 24] = [
     "{}",
     "spec:",
@@ -200,7 +201,7 @@ const INTERFACES: [&str; 24] = [
     "name: x",
 ];
 
-/// Implementations, each with an empty interface.
+/// Implementations, each tested with an empty interface.
 const IMPLEMENTATIONS: [&str; 26] = [
     "exec: {command: [a, 1, true, '${{ env.A }}']}",
     "exec: {command: []}",

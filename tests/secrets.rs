@@ -1,4 +1,4 @@
-//! The places where a job's secret may be, and no others (threat-model.md §4.3; faults.md rows 38 and 71).
+//! A job's secret is only in the places where it must be (threat-model.md §4.3; faults.md rows 38 and 71).
 #![expect(clippy::unwrap_used, reason = "a broken scene fails the test")]
 
 mod support;
@@ -15,10 +15,10 @@ use step_runner::pb::v1::{self, RunRequest, State};
 use support::user::{ORDINARY, Place, command_as};
 use support::{Client, Daemon, Setup, contains, is_root, kill, request, script, tree, until};
 
-/// 32 bytes that stand nowhere else.
+/// A secret of 32 bytes that occurs nowhere else.
 const CANARY: &str = "c4nary_5d1f0a7b9e36c82f4417d0be9";
 
-/// A request whose secret is the canary: as a variable, as a file, and as a phrase.
+/// Returns a request with the canary as secret: in a variable, in a file, and as a phrase.
 fn secret(id: &str, steps: &str) -> RunRequest {
     let variable =
         |key: &str, file| v1::Variable { key: key.into(), value: CANARY.into(), file, masked: true };
@@ -28,7 +28,7 @@ fn secret(id: &str, steps: &str) -> RunRequest {
     RunRequest { job, masking: Some(masking), ..request(id, steps) }
 }
 
-/// Functions that take a secret, return one, and cannot start for one.
+/// Writes functions that take a secret, return one, and fail to start with an error that contains one.
 fn functions(daemon: &Daemon) -> PathBuf {
     let folder = daemon.file("functions");
     for (name, text) in [
@@ -49,7 +49,7 @@ fn functions(daemon: &Daemon) -> PathBuf {
     folder
 }
 
-/// Steps that bring the canary to every place that tells of a job: name, steps, and how the job ends.
+/// Returns jobs that bring the canary to every place that reports on a job: name, steps, and the expected state.
 fn bad_and_good(folder: &Path) -> Vec<(&'static str, serde_json::Value, State)> {
     let function = |name: &str| folder.join(name);
     let word = "${{ vars.WORD }}";
@@ -103,7 +103,7 @@ fn bad_and_good(folder: &Path) -> Vec<(&'static str, serde_json::Value, State)> 
     ]
 }
 
-/// All that the daemon tells of a job, with every error and its metadata.
+/// Returns everything that the daemon reports on a job, with every error and its metadata.
 async fn told(client: &Client, id: &str) -> String {
     let log = match client.try_follow(id, 0).await {
         Ok(follow) => follow.rest().await.map(|log| String::from_utf8_lossy(&log).into_owned()),
@@ -114,14 +114,14 @@ async fn told(client: &Client, id: &str) -> String {
     format!("{parts:#?}")
 }
 
-/// What anybody can see of a process.
+/// Returns what other processes can read of a process.
 fn seen(pid: i32) -> Vec<(String, Vec<u8>)> {
     ["cmdline", "environ", "comm", "maps"]
         .map(|name| (format!("{name} of {pid}"), fs::read(format!("/proc/{pid}/{name}")).unwrap_or_default()))
         .into()
 }
 
-/// Files below the state folder, but for those that a running job needs by its nature (service.md §6.6).
+/// Returns the files below the state folder, except those that a running job needs (service.md §6.6).
 fn kept(daemon: &Daemon) -> BTreeMap<PathBuf, Vec<u8>> {
     let is_needed = |path: &PathBuf| {
         ["vars", "tmp", "work"].iter().any(|name| path.components().any(|c| c.as_os_str() == *name))
@@ -141,7 +141,7 @@ async fn fault_38_a_secret_is_in_no_answer_no_file_no_log_and_no_argument() {
         let status = client.ended(id).await;
         assert_eq!(status.state(), state, "{id}: {status:?}");
     }
-    // One that runs on, and is cancelled, beside what is looked at.
+    // This job runs during the checks.
     let go = daemon.file("go");
     let waits = format!("echo on $WORD; until [ -e {} ]; do sleep 0.02; done; exit 3", go.display());
     client.try_run(secret("running", &script(&waits))).await.unwrap();
@@ -189,7 +189,7 @@ async fn fault_38_a_secret_is_in_no_answer_no_file_no_log_and_no_argument() {
     }
 }
 
-/// Shorter secrets than 8 bytes have no forms: what the language itself quotes is hidden all the same.
+/// Secrets shorter than 8 bytes have no encoded forms. Where the language quotes one, it is masked all the same.
 #[tokio::test]
 async fn fault_35_a_short_secret_is_hidden_where_an_expression_quotes_it() {
     let daemon = Daemon::start();
@@ -223,7 +223,7 @@ fn look_at_files(daemon: &Daemon, when: &str) {
     }
 }
 
-/// How often `text` stands in the memory that a process can write to.
+/// Counts the copies of `text` in the writable memory of a process.
 fn copies_in_memory(pid: i32, text: &str) -> usize {
     let maps = fs::read_to_string(format!("/proc/{pid}/maps")).unwrap();
     let mut memory = fs::File::open(format!("/proc/{pid}/mem")).unwrap();
@@ -238,7 +238,7 @@ fn copies_in_memory(pid: i32, text: &str) -> usize {
         let [start, end] = [start, end].map(|address| u64::from_str_radix(address, 16).unwrap());
         let mut bytes = vec![0; (end - start) as usize];
         memory.seek(SeekFrom::Start(start)).unwrap();
-        // A part that is not there cannot be read, nor what is behind it.
+        // Pages that are not mapped end the read.
         let mut read = 0;
         while let Ok(more @ 1..) = memory.read(&mut bytes[read..]) {
             read += more;
@@ -256,7 +256,7 @@ async fn fault_38_after_finish_no_copy_of_a_secret_is_in_memory() {
     let mut daemon = Daemon::start();
     let folder = functions(&daemon);
     let client = daemon.client().await;
-    // The processes live on, and what they do once for all is done.
+    // Starts the keeper, and does the work that is done only once.
     client.run("beside", "echo on; exec sleep 600").await;
     client.prints("beside", "on").await;
     let held = || [daemon.pid(), daemon.keeper_pid().unwrap()].map(|pid| copies_in_memory(pid, CANARY));
@@ -275,7 +275,7 @@ async fn fault_38_after_finish_no_copy_of_a_secret_is_in_memory() {
         }
         assert_eq!(client.jobs().await.len(), 2);
     }
-    // The next daemon learns from the keeper what the job is.
+    // The new daemon gets the job from the keeper.
     daemon.kill();
     daemon.restart();
     let client = daemon.client().await;
@@ -284,12 +284,12 @@ async fn fault_38_after_finish_no_copy_of_a_secret_is_in_memory() {
     let [in_daemon, in_keeper] = held();
     assert!(in_daemon > 0 && in_keeper > 0, "{in_daemon}, {in_keeper}");
     client.finish("alive").await;
-    // Other work passes over what is left of stacks and buffers of connections.
+    // Other work overwrites what is left in stacks and in buffers of connections.
     for id in ["x", "y", "z"] {
         client.run_to_end(id, &script("echo x; echo y >&2")).await;
         client.finish(id).await;
     }
-    // Connections and threads end a little later.
+    // Connections and threads end a little later, so this waits.
     until("no copy is left in daemon and keeper", || held() == [0, 0]).await;
     client.finish("beside").await;
 }
@@ -304,7 +304,7 @@ async fn fault_71_the_daemons_environment_reaches_steps_as_the_setting_says() {
             .option("env-base", base);
         let daemon = setup.start();
         let client = daemon.client().await;
-        // A job variable of this name is not the daemon's to give.
+        // A variable of the job reaches the step whatever the setting.
         let variable = v1::Variable { key: "OF_JOB".into(), value: "1".into(), ..v1::Variable::default() };
         let job = Some(v1::Job { variables: vec![variable], ..v1::Job::default() });
         let steps = script("env; tr '\\0' '\\n' < /proc/self/environ");
@@ -315,7 +315,7 @@ async fn fault_71_the_daemons_environment_reaches_steps_as_the_setting_says() {
         assert!(!output.contains("STEP_RUNNER_LOG_LEVEL"), "its own settings: {output}");
         assert_eq!(output.contains("OF_DAEMON="), base == "all", "{base}: {output}");
         assert!(base == "all" || !output.contains(CANARY), "{base}: {output}");
-        // Nobody else reads it.
+        // Only root can read the keeper's environment.
         if is_root("fault_71_the_daemons_environment_reaches_steps_as_the_setting_says") {
             let keeper = daemon.keeper_pid().unwrap();
             let environ = fs::read(format!("/proc/{keeper}/environ")).unwrap();
@@ -345,7 +345,7 @@ async fn fault_71_neither_a_step_of_the_same_user_nor_another_user_reads_what_th
     assert!(output.ends_with("1000\n") && !output.contains("readable"), "{output}");
     assert_eq!(output.matches("lives").count(), 2, "{output}");
     for pid in [daemon.pid(), daemon.keeper_pid().unwrap()] {
-        // What cannot be dumped belongs to root.
+        // The `/proc` files of a process that cannot be dumped belong to root.
         assert_eq!(fs::metadata(format!("/proc/{pid}/environ")).unwrap().uid(), 0, "{pid} can be dumped");
         let limits = fs::read_to_string(format!("/proc/{pid}/limits")).unwrap();
         let core = limits.lines().find_map(|line| line.strip_prefix("Max core file size")).unwrap();

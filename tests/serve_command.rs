@@ -1,4 +1,4 @@
-//! `serve` and `steps serve` as CI runners start them, with the real program (connectors.md §2, §2.1, §2.4).
+//! `serve` and `steps serve`, started as CI runners start them, with the real program (connectors.md §2, §2.1, §2.4).
 #![expect(clippy::unwrap_used, reason = "a broken scene fails the test")]
 
 mod support;
@@ -16,7 +16,7 @@ use support::{Client, is_alive, is_root, kill, parts, wait_for};
 const MARKER: &str = "step-runner is listening on socket ";
 const RECOVERY: &str = "_GITLAB_RUNNER_HELPER_NATIVE_STEPS_ARGV";
 
-/// A folder for a daemon, and how it is called.
+/// A folder for a daemon, and the program that runs it.
 struct Scene {
     folder: tempfile::TempDir,
     program: PathBuf,
@@ -27,11 +27,11 @@ impl Scene {
         Self { folder: tempfile::tempdir().unwrap(), program: env!("CARGO_BIN_EXE_step-runner").into() }
     }
 
-    /// The program under another name.
+    /// Uses the program under another name.
     fn named(name: &str) -> Self {
         let scene = Self::new();
         let program = scene.path(name);
-        // A link: a copy of a debug build takes its time.
+        // A link, because copying a debug build takes time.
         std::os::unix::fs::symlink(&scene.program, &program).unwrap();
         Self { program, ..scene }
     }
@@ -44,7 +44,7 @@ impl Scene {
         self.path("s.sock")
     }
 
-    /// The program with nothing of our own environment that it may go by.
+    /// Returns a command without variables of ours that change where the daemon puts its files.
     fn command(&self, words: &[&str]) -> Command {
         let mut command = Command::new(&self.program);
         command.args(words).env("TMPDIR", self.folder.path()).env_remove("XDG_STATE_HOME");
@@ -66,11 +66,11 @@ impl Scene {
     }
 }
 
-/// A daemon that was started. Dropped, it is told to end, and its keeper with it.
+/// A started daemon. Dropped, it is ended with its keeper.
 struct Serving(Child);
 
 impl Serving {
-    /// Waits for the ready marker, which is the first thing that is said; the path in it.
+    /// Waits for the ready marker, which must be the first output. Returns the path in it.
     fn marked(&mut self) -> PathBuf {
         let mut said = Vec::new();
         let mut byte = [0];
@@ -90,7 +90,7 @@ impl Serving {
         kill(self.0.id() as i32, signal);
     }
 
-    /// Its end, and what it said behind the marker on stdout and stderr.
+    /// Waits for the end. Returns the exit status and what followed the marker on stdout and stderr.
     fn ended(mut self) -> (ExitStatus, String, String) {
         let mut output = [String::new(), String::new()];
         let status = wait_for("its end", || self.0.try_wait().unwrap());
@@ -202,7 +202,7 @@ fn a_command_that_does_not_want_to_end_is_killed() {
     serving.write("x");
     serving.0.stdout.as_mut().unwrap().read_exact(&mut [0; 6]).unwrap();
     serving.signal(Signal::TERM);
-    // After five seconds, no sooner.
+    // The code of SIGKILL, which comes after five seconds.
     assert_eq!(serving.ended().0.code(), Some(128 + 9));
 }
 
@@ -210,7 +210,6 @@ fn a_command_that_does_not_want_to_end_is_killed() {
 fn nothing_is_said_but_the_marker_unless_something_is_wrong() {
     let scene = Scene::new();
     let serving = scene.steps_serve(&[]);
-    // It does not read stdin: this end of the pipe goes, and it goes on.
     serving.signal(Signal::TERM);
     let (status, stdout, stderr) = serving.ended();
     assert_eq!((status.code(), stdout.as_str(), stderr.as_str()), (Some(0), "", ""));
@@ -230,7 +229,7 @@ fn a_warning_of_the_start_comes_behind_the_marker() {
 #[test]
 fn the_marker_is_one_write() {
     const TEST: &str = "the_marker_is_one_write";
-    // The memory of a daemon is closed to its user's strace too.
+    // Only root can trace a daemon, because it closes its memory to its own user.
     if !is_root(TEST) {
         return;
     }
@@ -262,10 +261,10 @@ async fn the_daemon_ends_when_it_was_idle_and_not_before() {
     let client = Client::connect(&socket).await;
     client.run("1", "sleep 3").await;
     drop(client.ended("1").await);
-    // A job that nobody has finished is one that somebody may ask for.
+    // A job that was not finished keeps the daemon alive, since a client could still ask for it.
     client.finish("1").await;
     drop(client);
-    // On another thread: the connection is closed on this one.
+    // On another thread, because the connection is closed on this one.
     let ended = tokio::task::spawn_blocking(|| serving.ended());
     let (status, _, stderr) = ended.await.unwrap();
     assert_eq!((status.code(), stderr.as_str()), (Some(0), ""));
@@ -286,7 +285,7 @@ fn the_daemon_ends_with_its_lifetime_and_its_command() {
     serving.marked();
     serving.write("x");
     let code = serving.ended().0.code();
-    // Its shell may not have come so far as to catch the signal.
+    // Its shell can get the signal before it has set the trap.
     assert!(matches!(code, Some(0 | 4 | 143)), "{code:?}");
 }
 
@@ -294,19 +293,19 @@ fn the_daemon_ends_with_its_lifetime_and_its_command() {
 fn sockets_that_are_left_over_are_taken_and_nothing_else() {
     let scene = Scene::new();
     let socket = scene.socket();
-    // A listener that died.
+    // The listener of this socket is gone.
     drop(UnixListener::bind(&socket).unwrap());
     let mut serving = scene.start(&["steps", "serve", "--socket", socket.to_str().unwrap()]);
     assert_eq!(serving.marked(), socket);
     drop(UnixStream::connect(&socket).unwrap());
-    // A daemon that lives.
+    // A daemon serves this socket.
     let second = scene.start(&["steps", "serve", "--socket", socket.to_str().unwrap()]);
     let (status, stdout, stderr) = second.ended();
     assert_eq!((status.code(), stdout.as_str()), (Some(1), ""));
     assert!(stderr.contains(&format!("already serving on {}", socket.display())), "{stderr}");
     assert_eq!(stderr.lines().count(), 1, "{stderr}");
     drop(serving);
-    // Somebody else who listens.
+    // Another program listens on this socket.
     let other = scene.path("other.sock");
     let _listener = UnixListener::bind(&other).unwrap();
     let refused = scene.start(&["steps", "serve", "--socket", other.to_str().unwrap()]);
@@ -357,7 +356,8 @@ fn what_cannot_be_served_is_told_with_its_place() {
 
 #[tokio::test]
 async fn two_daemons_of_one_user_serve_beside_each_other() {
-    // As a runner starts them on one machine: a folder for each socket, everything else is the user's.
+    // Starts daemons as a runner does on one machine: each socket has its own folder, everything else is shared by the
+    // user.
     let scene = Scene::new();
     let sockets = ["step-runner.a1b2c3d4", "step-runner.e5f6g7h8"].map(|name| {
         let folder = scene.path(name);
@@ -371,12 +371,12 @@ async fn two_daemons_of_one_user_serve_beside_each_other() {
     });
     for (index, socket) in sockets.iter().enumerate() {
         let client = Client::connect(socket).await;
-        // The same id is another job there.
+        // The same id is a different job on each daemon.
         client.run("1", &format!("echo daemon {index}")).await;
         client.ended("1").await;
         assert_eq!(client.output("1").await, format!("daemon {index}\n"));
     }
-    // The end of one is not that of the other.
+    // The end of one daemon does not end the other.
     let client = Client::connect(&sockets[1]).await;
     let go = scene.path("go");
     client.run("2", &format!("until [ -e {} ]; do sleep 0.02; done", go.display())).await;
@@ -430,7 +430,7 @@ fn arguments_that_cannot_be_recovered_are_no_arguments() {
     }
 }
 
-/// The process whose command line is `sleep 61.5`, and its parent.
+/// Returns the pids of the process with the command line `sleep 61.5` and of its parent.
 fn orphan() -> Option<(i32, i32)> {
     let is_sleep = |pid: &i32| {
         std::fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|words| words == b"sleep\x0061.5\0")
@@ -457,7 +457,7 @@ fn as_the_first_process_of_a_container_it_reaps_what_it_inherits() {
     let mut command = Command::new("unshare");
     command.args(["--pid", "--fork", "--mount-proc", "--kill-child"]).arg(&scene.program);
     command.args(["steps", "serve", "--socket"]).arg(scene.socket());
-    // Its child leaves one behind, and that ends when it is told to.
+    // The command leaves an orphan, and ends when its stdin is closed.
     command.args(["sh", "-c", "(sleep 61.5 &); cat > /dev/null"]);
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut serving = Serving(command.spawn().unwrap());

@@ -1,4 +1,4 @@
-//! The daemon under a service manager: passed sockets, readiness, watchdog messages (docs/operate/systemd.md).
+//! The daemon under a service manager: passed sockets, readiness and watchdog messages (docs/operate/systemd.md).
 #![expect(clippy::unwrap_used, reason = "a broken scene fails the test")]
 
 mod support;
@@ -18,8 +18,8 @@ use step_runner::pb::v1::State;
 use support::parts::skipped;
 use support::{Client, PATIENCE, Setup, script, wait_for};
 
-/// Starts the program as a service manager does: descriptor 3 is a copy of standard input, and the variables name the
-/// process itself. `$1` is the number of descriptors; with two, both are the same.
+/// Starts the program as a service manager does: descriptor 3 is a copy of standard input, and the variables name this
+/// process. `$1` is the number of descriptors; with two, both are the same.
 const ACTIVATE: &str = r#"exec 3<&0 4<&0 </dev/null; [ "$1" = 1 ] && exec 4<&-; LISTEN_FDS=$1; shift
 LISTEN_PID=${LISTEN_PID:-$$}; export LISTEN_PID LISTEN_FDS; exec "$@""#;
 
@@ -36,7 +36,7 @@ impl Scene {
         self.folder.path().join(name)
     }
 
-    /// `serve` with `descriptor` passed, `count` times.
+    /// Returns a command that runs `serve` with `descriptor` passed `count` times.
     fn command(&self, descriptor: impl Into<OwnedFd>, count: &str) -> Command {
         let mut command = Command::new("sh");
         command.args([
@@ -62,7 +62,7 @@ impl Scene {
     }
 }
 
-/// A daemon whose stderr we read. Dropped, it is stopped.
+/// A daemon whose stderr the test reads. Dropped, it is ended.
 struct Service {
     child: Child,
     stderr: BufReader<ChildStderr>,
@@ -75,7 +75,7 @@ impl Service {
         Self { child, stderr }
     }
 
-    /// The first line, which is the ready marker.
+    /// Returns the first line, which is the ready marker.
     fn marker(&mut self) -> String {
         let mut line = String::new();
         self.stderr.read_line(&mut line).unwrap();
@@ -105,7 +105,7 @@ async fn a_passed_socket_is_served_and_left_to_who_made_it() {
     let path = scene.path("passed.sock");
     let listener = UnixListener::bind(&path).unwrap();
     let mode = path.metadata().unwrap().permissions();
-    // Whoever comes before the daemon waits in the socket.
+    // A client that connects before the daemon starts waits in the socket's queue.
     let early = UnixStream::connect(&path).unwrap();
     let mut service = Service::start(scene.command(listener.try_clone().unwrap(), "1"));
     assert_eq!(service.marker(), format!("step-runner is listening on socket {}\n", path.display()));
@@ -117,7 +117,7 @@ async fn a_passed_socket_is_served_and_left_to_who_made_it() {
     assert!(!of_the_manager.iter().any(|name| output.contains(name)), "{output}");
     assert!(!output.contains("socket:"), "{output}");
     client.finish("1").await;
-    // The lock is taken as for a socket of its own.
+    // The daemon locks a passed socket like one of its own.
     let second = Setup::new().option("state-dir", scene.path("other").to_str().unwrap()).refused(&path);
     let said = String::from_utf8(second.stderr).unwrap();
     let pid = service.child.id();
@@ -126,7 +126,7 @@ async fn a_passed_socket_is_served_and_left_to_who_made_it() {
     assert_eq!(service.stop(), Some(0));
     assert!(path.metadata().unwrap().file_type().is_socket());
     assert_eq!(path.metadata().unwrap().permissions(), mode);
-    // The next one is served by the next daemon: nobody is refused in between.
+    // A client that connects between two daemons is served by the second one. No client is refused in between.
     let between = UnixStream::connect(&path).unwrap();
     let mut next = Service::start(scene.command(listener, "1"));
     next.marker();
@@ -213,7 +213,7 @@ fn another_socket_cannot_be_named_beside_a_passed_one() {
     assert_eq!(service.stop(), Some(0));
 }
 
-/// A service manager that hears.
+/// A fake service manager that receives messages.
 struct Manager {
     socket: UnixDatagram,
     path: PathBuf,
@@ -237,7 +237,7 @@ impl Manager {
         while !self.hear().contains(part) {}
     }
 
-    /// What has been said and not heard.
+    /// Discards all pending messages. Returns their number.
     fn forget(&self) -> usize {
         self.socket.set_nonblocking(true).unwrap();
         let mut bytes = [0; 4_096];
@@ -284,7 +284,7 @@ fn a_daemon_that_hangs_gives_no_sign_of_life() {
         std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap().contains(") T ").then_some(())
     });
     manager.forget();
-    // Ten signs of a living one.
+    // Ten times the interval in which a running daemon sends messages.
     std::thread::sleep(std::time::Duration::from_millis(100));
     assert_eq!(manager.forget(), 0);
     daemon.signal(Signal::CONT);
@@ -320,7 +320,7 @@ async fn a_manager_that_does_not_read_and_one_that_is_gone_hold_up_nothing() {
     }
 }
 
-/// The units as they are, with this program in the place of the installed one.
+/// Checks the units with this program in place of the installed one.
 #[test]
 fn the_units_are_as_the_manager_wants_them() {
     let test = "the_units_are_as_the_manager_wants_them";
@@ -344,7 +344,7 @@ fn the_units_are_as_the_manager_wants_them() {
         .unwrap();
     let mut said = String::new();
     verify.stderr.take().unwrap().read_to_string(&mut said).unwrap();
-    // It looks at units of the machine too.
+    // systemd-analyze also reports errors of other units on the machine.
     let ours: Vec<_> = said.lines().filter(|line| line.contains("step-runner.")).collect();
     assert!(verify.wait().unwrap().success() && ours.is_empty(), "{said}");
 }

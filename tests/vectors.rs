@@ -19,8 +19,8 @@ mod queue;
 #[path = "vector_suites/variables.rs"]
 mod variables;
 
-/// A suite: its name, which is the name of its file less `-vectors.json`, and how to run one of its vectors, given the
-/// whole file too.
+/// A suite: its name, and a function that runs one of its vectors, which also gets the whole file. The file is named
+/// `NAME-vectors.json`.
 type Suite = (&'static str, fn(&Value, &Value) -> Result<(), Failed>);
 
 const SUITES: &[Suite] = &[
@@ -37,7 +37,7 @@ fn main() -> ExitCode {
     libtest_mimic::run(&arguments, trials).exit_code()
 }
 
-/// The trials of a suite; a file that cannot be used is one failing trial.
+/// Returns the trials of a suite. A file that cannot be used becomes one failing trial.
 fn trials((suite, run): Suite) -> Vec<Trial> {
     match load(suite) {
         Ok((file, vectors)) => {
@@ -53,7 +53,7 @@ fn trials((suite, run): Suite) -> Vec<Trial> {
     }
 }
 
-/// What a vector is called: its `id`, or its `name`.
+/// Returns the name of a vector: its `id`, or else its `name`.
 fn name(vector: &Value) -> Option<&str> {
     vector["id"].as_str().or_else(|| vector["name"].as_str())
 }
@@ -64,7 +64,7 @@ fn load(suite: &str) -> Result<(Value, Vec<Value>), Failed> {
     let path = folder.join(format!("{suite}-vectors.json"));
     let text = fs::read_to_string(&path).map_err(|error| format!("{}: {error}", path.display()))?;
     let file: Value = serde_json::from_str(&text).map_err(|error| format!("{}: {error}", path.display()))?;
-    // A file is a list of vectors, or has one in `vectors`, or has a list for each thing tested (`logs`).
+    // A file is a list of vectors, has one in `vectors`, or has a list for each part tested (`logs`).
     let lists = match &file {
         Value::Array(_) => vec![&file],
         file => file.as_object().into_iter().flat_map(|file| file.values()).collect(),

@@ -1,5 +1,5 @@
-//! Any text is an address or an error; what was read, written again, is read as the same; and nothing that stands for a
-//! place becomes an option of the program that reaches it.
+//! Any text either parses as an address or is an error. A parsed address, printed and parsed again, is the same
+//! address. No host, user or container name from an address is taken for an option of the program that connects to it.
 
 #![no_main]
 
@@ -17,7 +17,7 @@ fuzz_target!(|text: &str| {
     if connector.kind() == ConnectorKind::Command {
         return;
     }
-    // Up to the far side's own command line, which the user may write as he likes.
+    // Only the words before the remote command line count: the user can choose those behind it.
     let far = |word: &&String| ["step-runner", "'step-runner'"].contains(&word.as_str());
     let ours = ["-T", "-o", "-p", "--", "-H", "-i", "--user", "--context", "-n", "-c"];
     let near = words.iter().take_while(|word| !far(word));

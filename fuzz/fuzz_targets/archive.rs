@@ -1,7 +1,8 @@
-//! Layers of any bytes are unpacked without a panic, nothing outside of the tree is touched, and no link of it leads out.
+//! Unpacks layers of arbitrary bytes. This must not panic, touch a file outside of the tree, or make a link that leads
+//! out.
 //!
-//! Input: a byte that says how the layers are packed, how many there are, and whether the rest is an archive as it is or a
-//! list of entries to make one of, with headers whose checksums are right.
+//! Input: one byte, then the archive. The byte selects the compression and the number of layers. It also says if the
+//! rest is a raw archive or a list of entries to build one from, with correct header checksums.
 #![no_main]
 
 use std::fs;
@@ -12,7 +13,7 @@ use libfuzzer_sys::fuzz_target;
 use step_runner::fetch::worker::archive::{Packing, unpack};
 use step_runner::fetch::worker::tree::TreeWriter;
 
-/// A folder in memory: a canary, and a place for the tree.
+/// Folder in memory with a canary file. The tree is unpacked beside the canary.
 static SITE: LazyLock<PathBuf> = LazyLock::new(|| {
     let memory = Path::new("/dev/shm");
     let parent = if memory.is_dir() { memory.to_owned() } else { std::env::temp_dir() };
@@ -54,7 +55,8 @@ fuzz_target!(|input: &[u8]| {
     fs::remove_dir_all(&tree).expect("the tree can be removed");
 });
 
-/// An archive of entries, each: kind, length of name, of link, of content, then these.
+/// Builds an archive from a list of entries. An entry is: kind, length of the name, of the link and of the content,
+/// then these three.
 fn crafted(mut input: &[u8]) -> Vec<u8> {
     let mut archive = Vec::new();
     while let Some((&[kind, name, link, content], rest)) = input.split_first_chunk() {
@@ -91,7 +93,7 @@ fn names(folder: &Path) -> Vec<String> {
     names
 }
 
-/// Only folders, regular files and links that stay inside; counts the files.
+/// Asserts that the tree has only folders, regular files and links that stay inside. Counts the files and their bytes.
 fn check(root: &Path, folder: &Path, counted: &mut (u64, u64)) {
     for entry in fs::read_dir(folder).expect("a folder") {
         let path = entry.expect("an entry").path();

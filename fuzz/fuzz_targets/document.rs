@@ -1,4 +1,4 @@
-//! Any text is a function or errors with places; what was read evaluates or fails without a panic.
+//! Any text is either a function or a list of errors with positions. Evaluating a function can fail but must not panic.
 
 #![no_main]
 

@@ -1,5 +1,5 @@
-//! Any text is an expression or an error with its place; what was read prints as text that reads as the same tree; its
-//! evaluation ends within its limits, the same way each time, and what is quoted is never evaluated.
+//! Any text is either an expression or an error with a position. A parsed expression prints as text that parses to the
+//! same tree. Evaluation stays within its limits and is deterministic. Quoted text is never evaluated.
 
 #![no_main]
 
@@ -14,7 +14,7 @@ use step_runner::lang::expression::{self, EXPRESSION_LIMIT};
 use step_runner::lang::template::{parse_inline, quote};
 use step_runner::lang::value::{Data, Value};
 
-/// Names that expressions may use: one value of each type, a marked one, one that is large.
+/// Values by the names that expressions can use: one of each type, a sensitive one, and a large one.
 static SCOPE: LazyLock<IndexMap<String, Value>> = LazyLock::new(|| {
     let number = |number| Value::plain(Data::Number(number));
     let mut secret = Value::text("hidden");
@@ -65,7 +65,7 @@ fuzz_target!(|text: &str| {
                     assert_eq!(joined.sensitive, value.is_sensitive());
                 }
             }
-            // Text may be refused for being too large where a value is not.
+            // The text form can exceed a size limit that the value itself keeps.
             Err(error) => assert_eq!(joined.err().map(|error| error.class), Some(error.class)),
         }
     }

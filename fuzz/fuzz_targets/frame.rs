@@ -1,4 +1,4 @@
-//! Any writes of two sources, framed and read again, give back the bytes written.
+//! Frames arbitrary writes of two sources. Reading the frames gives back the bytes written.
 
 #![no_main]
 
@@ -11,7 +11,7 @@ fuzz_target!(|writes: Vec<(bool, u8, Vec<u8>)>| {
     let mut written = [Vec::new(), Vec::new()];
     let mut log = Vec::new();
     for (at, (second, repeat, bytes)) in writes.iter().enumerate() {
-        // Repeating makes writes long enough to overflow.
+        // Repeats the bytes, so that some writes are long enough to be cut.
         let bytes = bytes.repeat(usize::from(*repeat) + 1);
         let source = usize::from(*second);
         framers[source].push(&bytes, &Stamp::from_unix_micros(at as i64), &mut log);

@@ -1,4 +1,5 @@
-//! Any bytes of a client pass the filter in front of the HTTP/2 library; however they are cut, the same bytes leave it.
+//! Passes arbitrary client bytes through the filter in front of the HTTP/2 library. The result does not depend on how
+//! the bytes are cut into pieces.
 
 #![no_main]
 

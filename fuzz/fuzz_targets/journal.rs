@@ -1,4 +1,4 @@
-//! Journals of any bytes are read without a panic, and a good start of one is never lost to what follows it.
+//! Reads journals of arbitrary bytes without a panic. A valid first record is read whatever bytes follow it.
 
 #![no_main]
 

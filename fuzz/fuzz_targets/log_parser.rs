@@ -1,4 +1,5 @@
-//! Any bytes in any pieces are read without a panic and to the same result; what is printed is fit for a terminal.
+//! Reads logs of arbitrary bytes without a panic. The result does not depend on how the bytes are cut into pieces, and
+//! printed output is safe for a terminal.
 
 #![no_main]
 
@@ -32,7 +33,7 @@ fn print(log: &[u8], piece: usize, options: Options) -> Vec<u8> {
     out.stdout
 }
 
-/// What a line may begin with; nothing makes it malformed, unless its text happens to be an entry.
+/// Starts of lines. None of them makes a line malformed, unless the text behind it happens to be an entry.
 const PREFIXES: [&str; 7] = [
     "",
     "2021-01-01T00:00:00.000000Z 01O ",
@@ -49,7 +50,7 @@ fuzz_target!(|input: (u8, bool, Vec<(u8, Vec<u8>)>)| {
     let mut log = Vec::new();
     for (prefix, text) in &lines {
         log.extend_from_slice(PREFIXES[usize::from(*prefix) % PREFIXES.len()].as_bytes());
-        // Repeating makes lines that may have been cut by overflow.
+        // Repeats the text so that some lines are long enough to be cut.
         log.extend_from_slice(&text.repeat(1 + usize::from(*prefix >> 3) * 16));
         log.push(b'\n');
     }

@@ -1,4 +1,4 @@
-//! Masking gives the same bytes for every cutting, and none of a phrase.
+//! Masked output does not depend on how the text is cut into writes, and contains no phrase.
 //!
 //! Input: a line of phrases (separated by blanks), a line of token prefixes, a line whose bytes are the lengths of
 //! the writes, and the text.
@@ -37,7 +37,7 @@ fuzz_target!(|input: &[u8]| {
     writes.push(rest);
     assert_eq!(whole, run(&masker, writes), "writes of the given lengths");
 
-    // What stands between two masks stands so in the text: no phrase may be in it.
+    // The text between two masks is copied from the input, so it must not contain a phrase.
     for piece in split(&whole) {
         for phrase in list(phrases).iter().map(|phrase| phrase.trim_ascii()) {
             let found = !phrase.is_empty() && piece.windows(phrase.len()).any(|window| window == phrase);
@@ -55,7 +55,7 @@ fn run<'a>(masker: &Arc<Masker>, writes: impl IntoIterator<Item = &'a [u8]>) -> 
     out
 }
 
-/// The pieces between masks.
+/// Returns the pieces of text between masks.
 fn split(text: &[u8]) -> impl Iterator<Item = &[u8]> {
     let mut rest = Some(text);
     std::iter::from_fn(move || {

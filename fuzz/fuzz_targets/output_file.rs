@@ -1,6 +1,6 @@
-//! Any bytes are outputs and exports or an error that names a line and shows nothing of it. What a file says is a
-//! function of its lines: blank ones, carriage returns and a repetition of the whole change nothing, and a line that is
-//! refused alone is refused in any file.
+//! Any bytes are either outputs and exports, or an error that names a line. Only an error of a wrong type can quote the
+//! line. Blank lines, carriage returns and repeating the whole file change nothing. A line that is refused in a file is
+//! also refused alone.
 
 #![no_main]
 

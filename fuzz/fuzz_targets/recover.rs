@@ -1,4 +1,5 @@
-//! A state folder with any bytes in its files is taken up: the start never fails for them, and what it closes is whole.
+//! Opens a state folder whose files hold arbitrary bytes. The daemon's start does not fail because of them, and after
+//! recovery every remaining job has an end.
 
 #![no_main]
 
@@ -14,7 +15,8 @@ use step_runner::store::{
     Found, JobRecord, OpenError, RequestOrigin, RecordedLimits, StateDir, close_interrupted,
 };
 
-/// What is put into a file: nothing, what belongs there, that with a piece changed or cut, or anything.
+/// Returns the content for a file: none, the valid content, the valid content truncated, overwritten in part or
+/// extended, or arbitrary bytes.
 fn content(good: Vec<u8>, choice: u8, at: u16, bytes: &[u8]) -> Option<Vec<u8>> {
     let mut content = good;
     let at = usize::from(at) % (content.len() + 1);
@@ -80,7 +82,7 @@ fuzz_target!(|input: [(u8, u16, Vec<u8>); 5]| {
     write(&path, "daemon.json", content(br#"{"format":1}"#.to_vec(), *choice, *at, bytes));
 
     let daemon = ProcessInfo { boot_id: String::new(), pid: 1, start_time: 1 };
-    // A number above ours is a newer format, and nothing else is a reason not to start.
+    // A format number above ours means a newer version. That is the only reason to refuse the start.
     if let Err(error) = StateDir::open(&path, &daemon).map(|state| recover(&state)) {
         assert!(matches!(error, OpenError::NewerFormat { .. }), "{error}");
     }

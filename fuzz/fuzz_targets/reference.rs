@@ -1,5 +1,5 @@
-//! Any text is a reference or an error that shows nothing of it; what was read is whole, and the same whether it was
-//! written or computed.
+//! Any text is either a reference or an error that does not quote the text. A parsed reference is complete. A reference
+//! that an expression computes is parsed like a written one.
 
 #![no_main]
 
@@ -35,11 +35,11 @@ fuzz_target!(|text: &str| {
         Err(_) => {}
         Ok(Reference::Local { path, files }) => {
             assert!(text.trim().starts_with(['.', '/']) && !path.contains("//") && !files.is_empty());
-            // What was read, written again, is read as the same.
+            // A parsed reference, written out again, parses to the same reference.
             let file_name = files.first().filter(|_| files.len() == 1).map(|file| format!("/{file}"));
             let written = format!("{path}{}", file_name.unwrap_or_default());
             let again = parse(&written, &file, Position::START);
-            // A name may end in white space where a slash follows it.
+            // Skipped if the name ends in white space, which is possible before a slash: trimming would change it.
             assert!(
                 written.trim() != written
                     || again.is_ok_and(|again| again == Reference::Local { path, files }),

@@ -1,4 +1,4 @@
-//! Any bytes are a request to run a job or are refused with a text, by every service; never a panic.
+//! Every service either accepts arbitrary bytes as a request to run a job or refuses them with a message. None panics.
 
 #![no_main]
 

@@ -35,7 +35,7 @@ pub(super) struct Arguments {
     /// Function files, steps documents, folders, or - for stdin
     #[arg(value_name = "FILE", default_value = ".")]
     files: Vec<String>,
-    /// For people, one JSON object per finding, or a code quality report of GitLab
+    /// Output format: text for people, one JSON object per finding, or a code quality report for GitLab
     #[arg(long, value_enum, default_value = "human", value_name = "FORMAT")]
     output: ReportFormat,
     #[command(flatten)]

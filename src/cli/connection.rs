@@ -36,7 +36,7 @@ pub(super) struct ConnectionOptions {
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = humantime::parse_duration,
           env = "STEP_RUNNER_CONNECT_TIMEOUT")]
     connect_timeout: Duration,
-    /// How long to make a broken connection anew
+    /// How long to try to restore a broken connection
     #[arg(long, value_name = "TIME", default_value = "5m", value_parser = humantime::parse_duration,
           env = "STEP_RUNNER_RECONNECT_TIMEOUT")]
     reconnect_timeout: Duration,

@@ -48,9 +48,9 @@ pub(super) struct Arguments {
 /// How a script gets to the daemon.
 #[derive(Clone, Copy, ValueEnum)]
 enum ScriptDelivery {
-    /// The daemon sees the file under the same path
+    /// As a path, for a daemon that sees the same files
     Path,
-    /// The script goes along
+    /// As text in the request
     Inline,
 }
 
@@ -67,7 +67,7 @@ struct DriverOptions {
     /// Cache directory; fields as above
     #[arg(long, global = true, value_name = "TEMPLATE", env = "STEP_RUNNER_CE_CACHE_DIR")]
     cache_dir: Option<String>,
-    /// No other job shares the environment: the Runner then keeps nothing apart in the builds directory
+    /// Declare that no other job shares the environment, so the Runner does not separate builds of different jobs
     #[arg(long, global = true, env = "STEP_RUNNER_CE_ISOLATED")]
     isolated: bool,
     /// Shell for which the Runner writes its scripts
@@ -76,7 +76,7 @@ struct DriverOptions {
     /// Host name shown in the job's log [default: this host's, with a private daemon]
     #[arg(long, global = true, value_name = "NAME", env = "STEP_RUNNER_CE_HOSTNAME")]
     hostname: Option<String>,
-    /// Where state of jobs lies [default: step-runner-UID/custom in $XDG_RUNTIME_DIR or /tmp]
+    /// Folder for the state of jobs [default: step-runner-UID/custom in $XDG_RUNTIME_DIR or /tmp]
     #[arg(long, global = true, value_name = "DIR", env = "STEP_RUNNER_CE_STATE_DIR")]
     state_dir: Option<PathBuf>,
     /// How scripts get to the daemon [default: path where it sees the same files, else inline]
@@ -86,7 +86,7 @@ struct DriverOptions {
     #[arg(long, global = true, value_name = "TIME", default_value = "30s", value_parser = humantime::parse_duration,
           env = "STEP_RUNNER_CE_CONNECT_TIMEOUT")]
     connect_timeout: Duration,
-    /// How long to make a line anew that broke during a stage
+    /// How long to try to restore a connection that broke during a stage
     #[arg(long, global = true, value_name = "TIME", default_value = "5m", value_parser = humantime::parse_duration,
           env = "STEP_RUNNER_CE_RECONNECT_TIMEOUT")]
     reconnect_timeout: Duration,
@@ -94,7 +94,7 @@ struct DriverOptions {
     #[arg(long, global = true, value_name = "TIME", default_value = "10s", value_parser = humantime::parse_duration,
           env = "STEP_RUNNER_CE_START_TIMEOUT")]
     start_timeout: Duration,
-    /// How long a full queue is waited out
+    /// How long to wait while the queue is full
     #[arg(long, global = true, value_name = "TIME", default_value = "10m", value_parser = humantime::parse_duration,
           env = "STEP_RUNNER_CE_ADMISSION_TIMEOUT")]
     admission_timeout: Duration,
@@ -102,23 +102,23 @@ struct DriverOptions {
     #[arg(long, global = true, value_name = "TIME", default_value = "60s", value_parser = humantime::parse_duration,
           env = "STEP_RUNNER_CE_CANCEL_GRACE")]
     cancel_grace: Duration,
-    /// Everything to stdout, to keep the order of lines
+    /// Write everything to stdout, to keep the order of lines
     #[arg(long, global = true, env = "STEP_RUNNER_CE_MERGE_STREAMS")]
     merge_streams: bool,
-    /// cleanup leaves the job's state and the private daemon's log
+    /// Keep the job's state and the private daemon's log at cleanup
     #[arg(long, global = true, env = "STEP_RUNNER_CE_KEEP")]
     keep: bool,
 }
 
 #[derive(Subcommand)]
 enum Action {
-    /// Print the answer to the Runner's question for its settings
+    /// Print the settings that the Runner asks for
     #[command(after_long_help = "\
 Examples:
   step-runner custom-executor config
   step-runner custom-executor --builds-dir /srv/builds --hostname build7 config")]
     Config,
-    /// Make the job's state, start or reach the daemon, look at its environment
+    /// Create the job's state, start the daemon or connect to it, and check its environment
     #[command(after_long_help = "\
 Examples, as in config.toml:
   prepare_exec = \"/usr/local/bin/step-runner\"

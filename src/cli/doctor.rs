@@ -27,7 +27,7 @@ Examples:
   step-runner doctor --state-dir /var/lib/step-runner --socket /run/step-runner.sock
   step-runner doctor --output json | jq '.checks[] | select(.state != \"ok\")'")]
 pub(super) struct Arguments {
-    /// For people, or as one JSON object
+    /// Output format: text for people or one JSON object
     #[arg(long, value_enum, value_name = "FORMAT", default_value = "pretty")]
     output: DoctorFormat,
     /// The daemon's socket [env: STEP_RUNNER_SOCKET] [default: step-runner.sock in the temporary folder]

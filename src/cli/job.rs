@@ -15,7 +15,7 @@ use crate::error::{Exit, Failure};
 use crate::model::{JobId, Variable};
 use crate::variables::escape;
 
-/// What to run and how. Values may be secrets: no `Debug`.
+/// Options that describe a job. Values can be secrets, so there is no `Debug`.
 #[derive(clap::Args)]
 #[command(next_help_heading = "Job")]
 pub(super) struct JobOptions {

@@ -20,7 +20,7 @@ pub(super) struct Arguments {
     /// Descriptor of the connection to the daemon
     #[arg(long, value_name = "N")]
     connection_fd: Option<RawFd>,
-    /// Whether each job gets a control group: auto, on or off
+    /// Control group for each job: auto, on or off
     #[arg(long, value_name = "MODE", default_value = "auto")]
     cgroup: CgroupMode,
     #[command(flatten)]
@@ -36,7 +36,7 @@ pub(super) struct StepLimits {
     /// Soft limit of core dumps for steps, in bytes; unlimited without it
     #[arg(long, value_name = "N")]
     soft_core: Option<u64>,
-    /// What the daemon was started with: how willingly the kernel ends steps when memory is short
+    /// The oom_score_adj that the daemon was started with, and that steps get
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     oom_score_adj: Option<i32>,
 }

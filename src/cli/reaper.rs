@@ -9,7 +9,7 @@ use crate::process::reaper::serve;
 #[derive(clap::Args)]
 #[command(hide = true)]
 pub(super) struct Arguments {
-    /// Tag of the job, for whoever finds this process without its keeper
+    /// Tag of the job, by which this process is found after the death of its keeper
     #[arg(long, value_name = "TAG")]
     job: String,
     #[command(flatten)]

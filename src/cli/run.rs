@@ -35,14 +35,14 @@ pub(super) struct Arguments {
     /// Print the id and do not follow (needs a daemon)
     #[arg(long, env = "STEP_RUNNER_DETACH", help_heading = "Job")]
     detach: bool,
-    /// Leave log and result with the daemon (needs one)
+    /// Keep the log and the result in the daemon after the end (needs a daemon)
     #[arg(long, env = "STEP_RUNNER_KEEP", help_heading = "Job")]
     keep: bool,
-    /// What steps get of this shell's environment, without a daemon
+    /// Variables of this shell that steps get in a run without a daemon
     #[arg(long, value_name = "all|list", default_value = "all", value_parser = env_base,
           env = "STEP_RUNNER_ENV_BASE", help_heading = "Job")]
     env_base: EnvBase,
-    /// Write the step results there as JSON, for the owner's eyes only; checked before the job starts
+    /// Write the step results to this file as JSON, readable by its owner only; checked before the job starts
     #[arg(
         long,
         alias = "step-results-file",

@@ -27,10 +27,10 @@ pub(super) struct Arguments {
     /// Only this job
     #[arg(value_name = "ID", value_parser = parse_id)]
     id: Option<JobId>,
-    /// As a table or as one JSON object
+    /// Output format: a table or one JSON object
     #[arg(long, value_enum, value_name = "FORMAT", default_value = "table")]
     output: StatusFormat,
-    /// Show it again whenever it changes; with ID until the job has ended
+    /// Show the status again whenever it changes; with ID until the job has ended
     #[arg(long, env = "STEP_RUNNER_WATCH")]
     watch: bool,
     #[command(flatten)]

@@ -1,4 +1,4 @@
-//! Ids and offsets.
+//! Invalid ids and offsets.
 
 use super::Beside;
 use crate::support::{Daemon, refused, request, script, tree};

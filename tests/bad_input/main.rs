@@ -1,4 +1,5 @@
-//! Bad input is refused with the right code and reason. A refusal leaves no trace and disturbs nobody else.
+//! Bad input is refused with the right code and reason. A refusal leaves nothing behind and does not disturb other
+//! jobs.
 #![expect(clippy::unwrap_used, reason = "a broken scene fails the test")]
 
 mod ids;
@@ -15,7 +16,7 @@ use std::time::Instant;
 use step_runner::pb::v1::State;
 use support::{Client, Daemon, SOON, Setup};
 
-/// Another job, which runs while bad things happen beside it.
+/// Another job, which runs while the bad requests are made.
 struct Beside {
     client: Client,
     start_time: Option<prost_types::Timestamp>,
@@ -33,7 +34,7 @@ impl Beside {
         Self { client, start_time }
     }
 
-    /// It runs as before, ends well, and nothing but it was there.
+    /// Asserts that the job still runs and ends well, and that no other job left a folder.
     async fn unaffected(self, daemon: &Daemon) {
         assert_eq!(daemon.folders().len(), 1, "something is left: {:?}", daemon.folders());
         let status = self.client.status("beside").await;
@@ -44,7 +45,7 @@ impl Beside {
     }
 }
 
-/// Asserts a start that was refused with this exit code; what was said.
+/// Asserts that a start is refused with this exit code. Returns its stderr.
 fn refuses_to_start(setup: Setup, socket: &Path, code: i32) -> String {
     let start = Instant::now();
     let output = setup.refused(socket);

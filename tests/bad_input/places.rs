@@ -1,4 +1,4 @@
-//! Places that a daemon must not take: sockets and state folders that are something else or belong to somebody else.
+//! Paths that a daemon must not use: sockets and state folders that are something else or belong to another user.
 
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
@@ -40,13 +40,13 @@ async fn fault_52_of_two_daemons_on_a_path_the_second_ends() {
     let daemon = Daemon::start();
     let beside = Beside::start(&daemon).await;
     let expected = format!("already serving on {} (pid {})", daemon.socket.display(), daemon.pid());
-    // With the same state folder, and with another one.
+    // Starts a second daemon with the same state folder, and one with another state folder.
     let said = refuses_to_start(Setup::new(), &daemon.socket, 1);
     assert!(said.contains(&expected), "{said}");
     let other = daemon.file("other-state");
     let said = refuses_to_start(Setup::new().option("state-dir", other.to_str().unwrap()), &daemon.socket, 1);
     assert!(said.contains(&expected), "{said}");
-    // With the same state folder on another path: nobody serves there.
+    // Starts one with the same state folder and another socket path, which nobody serves.
     let elsewhere = daemon.file("other.sock");
     let setup = Setup::new().option("state-dir", daemon.state_dir().to_str().unwrap());
     let said = refuses_to_start(setup, &elsewhere, 1);
@@ -128,7 +128,7 @@ fn fault_74_a_state_folder_of_another_user_is_refused() {
     assert_eq!(names(&foreign), Vec::<String>::new());
 }
 
-/// A folder in which everybody may make files, as the system's temporary one, and a copy of the program there.
+/// Returns a folder in which every user can make files, like `/tmp`, and a copy of the program in it.
 fn shared_folder() -> (tempfile::TempDir, PathBuf) {
     let dir = tempfile::tempdir().unwrap();
     std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o1777)).unwrap();
@@ -136,17 +136,17 @@ fn shared_folder() -> (tempfile::TempDir, PathBuf) {
     (dir, program)
 }
 
-/// The program as an ordinary user, with `folder` for temporary files.
+/// Returns a command that runs the program as an ordinary user, with `folder` for temporary files.
 fn as_ordinary_user(program: &Path, folder: &Path) -> Command {
     let mut command = command_as(ORDINARY, program);
     command.env("TMPDIR", folder).env_remove("XDG_STATE_HOME").env_remove("STEP_RUNNER_SOCKET");
     command
 }
 
-/// The user who makes traps.
+/// User who makes the traps.
 const ATTACKER: u32 = 1_001;
 
-/// Makes something at a path, perhaps a way to a victim's file.
+/// Makes a trap at the first path; the second path is the victim's file, which a link can point to.
 type Trap = fn(&Path, &Path);
 
 #[test]

@@ -1,4 +1,4 @@
-//! Bad state on disk: damaged records and logs, and no room for more.
+//! Bad state on disk: damaged records and logs, and a full disk.
 
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
@@ -21,7 +21,7 @@ async fn fault_46_a_state_folder_of_a_newer_format_is_not_touched() {
     let said = refuses_to_start(Setup::new(), &daemon.socket, 78);
     assert!(said.contains('2'), "{said}");
     let mut after = tree(&daemon.state_dir());
-    // The lock says who holds it last; it is no part of the state.
+    // The lock file names its last holder, so it differs. It is not part of the state.
     after.insert(daemon.state_dir().join("lock"), before[&daemon.state_dir().join("lock")].clone());
     assert_eq!(before, after);
     std::fs::write(&json, text).unwrap();
@@ -73,7 +73,7 @@ async fn fault_44_damaged_records_cost_only_their_own_job() {
                     lost => drop(refused(lost, Code::DataLoss, "data_loss")),
                 }
             }
-            // Set aside: every call says so, Run starts a new job, Finish takes it away.
+            // The record was set aside: every call reports that, Run starts a new job, and Finish removes it.
             lost => {
                 refused(lost, Code::DataLoss, "data_loss");
                 refused(client.try_follow(&id, 0).await, Code::DataLoss, "data_loss");
@@ -93,15 +93,15 @@ async fn fault_44_damaged_records_cost_only_their_own_job() {
     assert_eq!(names(&daemon.state_dir().join("broken")), Vec::<String>::new());
 }
 
-/// A journal that lost its end record tells of a job that nobody holds any more.
+/// True if the job is reported as interrupted: its journal has no end record and no keeper holds the job.
 fn interrupted(status: &v1::Status) -> bool {
     (status.state(), status.exit_code) == (State::Interrupted, -4)
 }
 
-/// What happens to a file of a job.
+/// Damage to a file of a job.
 #[derive(Debug)]
 enum Damage {
-    /// One bit, at this twelfth of the file.
+    /// Flips one bit, at this twelfth of the file.
     Flip(usize),
     Cut,
     Empty,
@@ -134,7 +134,7 @@ impl Damage {
     }
 }
 
-/// A file system of its own, unmounted in the end.
+/// A small file system, unmounted when this value is dropped.
 struct SmallDisk(PathBuf);
 
 impl SmallDisk {
@@ -146,7 +146,7 @@ impl SmallDisk {
         Self(path.to_owned())
     }
 
-    /// Leaves no block free.
+    /// Fills the file system, so that no block is free.
     fn fill(&self) -> PathBuf {
         let path = self.0.join("filler");
         let mut file = std::fs::File::create(&path).unwrap();
@@ -188,7 +188,7 @@ async fn a_full_disk_refuses_jobs_and_holds_running_ones() {
     assert_eq!(daemon.folders(), before);
     std::fs::write(&go, "").unwrap();
     crate::support::until("the job writes", || daemon.file("gone").exists()).await;
-    // It writes more than a pipe takes, so it has to wait.
+    // It writes more than a pipe holds, so it has to wait.
     assert!(!client.status("1").await.finished);
     std::fs::remove_file(&filler).unwrap();
     assert_eq!(client.ended("1").await.exit_code, 0);
@@ -235,7 +235,7 @@ async fn a_log_that_others_touched_is_data_loss_never_another_files_bytes() {
         refused(client.try_follow(harm, 0).await, Code::DataLoss, "data_loss");
         std::fs::write(&go, "").unwrap();
         match follow.rest().await {
-            // Its open file still holds the bytes, if only the name was harmed.
+            // If only the name was damaged, the open file still has all bytes.
             Ok(bytes) => {
                 assert_ne!(harm, "truncate");
                 assert_eq!(

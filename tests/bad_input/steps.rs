@@ -35,7 +35,7 @@ async fn broken_steps_are_refused_with_all_their_places_and_none_of_their_text()
     let daemon = Daemon::start();
     let beside = Beside::start(&daemon).await;
     let client = daemon.client().await;
-    // Steps, and the places of all errors in them.
+    // Steps, and the positions of all errors in them.
     let cases: &[(&str, &[&str])] = &[
         ("", &["<steps>:1:1"]),
         ("canary", &["<steps>:1:1"]),
@@ -79,7 +79,7 @@ async fn broken_steps_are_refused_with_all_their_places_and_none_of_their_text()
         wrong.extend(missing.map(|place| format!("{steps:?}: no {place} in: {text}")));
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
-    // The text of scripts never comes back.
+    // Messages never quote the text of scripts.
     for (steps, _) in
         cases.iter().filter(|(steps, _)| steps.contains("script: canary") && !steps.contains("if"))
     {
@@ -102,12 +102,12 @@ async fn at_most_twenty_errors_are_told_eight_of_them_in_the_text() {
     assert!(text.contains("and 22 more"), "{text}");
 }
 
-/// `line` of each number, joined.
+/// Joins the lines that `line` returns for the numbers below `count`.
 fn each(count: u32, line: impl Fn(u32) -> String) -> String {
     (0..count).map(line).collect()
 }
 
-/// The most memory the daemon has ever had, in MiB.
+/// Returns the peak memory of the daemon in MiB.
 fn peak_memory(daemon: &Daemon) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{}/status", daemon.pid())).unwrap();
     let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
@@ -159,12 +159,12 @@ async fn fault_66_hostile_steps_are_refused_within_bounded_memory() {
     beside.unaffected(&daemon).await;
 }
 
-/// MiB that the daemon may take for the worst of the texts and values that the language allows.
+/// Memory in MiB that the daemon can use for the worst texts and values that the language allows.
 const MEMORY_BOUND: u64 = 512;
 
-/// Runs steps that must fail with a message that holds each of `words`; nothing of the job stays.
+/// Runs steps that must fail with a message that contains each of `words`. Nothing of the job must be left.
 async fn fails(client: &Client, steps: RunRequest, words: &[&str]) {
-    // The same request again would be a late duplicate.
+    // Each request gets a new id: a repeated request would be taken for a late duplicate.
     static JOBS: AtomicU32 = AtomicU32::new(0);
     let id = format!("bad-{}", JOBS.fetch_add(1, Ordering::Relaxed));
     client.try_run(RunRequest { id: id.clone(), ..steps }).await.unwrap();
@@ -325,7 +325,8 @@ async fn fault_73_output_files_that_are_something_else_fail_their_own_job() {
         define(script);
         fails(&client, request("1", &steps), &["step \"a\": ", words]).await;
     }
-    // Something that is left goes on to replace the file while it is read: any end will do, but there is one.
+    // A left-over process keeps replacing the file while it is read. Success and failure are both fine, but the job
+    // must end.
     define(
         "(for i in $(seq 300); do mkfifo \"$0.f\"; mv \"$0.f\" \"$0\"; cp \"$1\" \"$0.c\"; mv \"$0.c\" \"$0\"; done) >/dev/null 2>&1 &",
     );

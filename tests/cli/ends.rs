@@ -9,7 +9,7 @@ use super::fake::{Daemon, Job, entry, results};
 use super::{Scene, failing_job, stderr};
 use tonic::Status;
 
-/// Starts a run of a job that prints one line and goes on, and waits for the line.
+/// Starts `run` with a job that prints one line and goes on running. Waits for the line.
 fn run_running_job(stubborn: bool) -> (Scene, Child) {
     let daemon = Daemon::default();
     let log = entry("01O", "up");

@@ -1,4 +1,4 @@
-//! The program as users meet it: messages, exit codes, output streams (cli.md).
+//! Tests the program as users call it: messages, exit codes, output streams (cli.md).
 #![expect(clippy::unwrap_used, reason = "a broken scene fails the test")]
 
 mod away;
@@ -43,7 +43,7 @@ fn stderr(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
-/// A daemon on a socket of its own, served by a runtime of its own.
+/// A fake daemon on its own socket and runtime.
 struct Scene {
     folder: tempfile::TempDir,
     daemon: Daemon,
@@ -165,7 +165,7 @@ fn commands_that_people_never_call_are_not_offered() {
     }
 }
 
-/// What bash offers for the last of `words`, by the script that the program prints.
+/// Returns the completions that bash offers for the last of `words`, using the script that the program prints.
 fn completed(words: &str) -> Vec<String> {
     let typist = r#"source "$1"
         COMP_WORDS=($2)
@@ -239,7 +239,7 @@ fn follow_splits_streams_and_ends_as_the_job_with_a_summary_last() {
     {
         assert!(text.contains(part), "{part}: {text}");
     }
-    // Where the log does not say it in front of the summary, the summary does.
+    // With these options the log does not show the failure above the summary, so the summary names it.
     let end = failing_job().log.len().to_string();
     for words in [["--merge"].as_slice(), &["--output", "raw"], &["--offset", &end]] {
         let text = stderr(&scene.run(&[["follow", "42"].as_slice(), words].concat()));
@@ -398,13 +398,13 @@ fn an_option_wins_over_the_variable_of_another_way_to_the_daemon() {
     for (option, way) in ways {
         for variable in ["STEP_RUNNER_ADDRESS", "STEP_RUNNER_VIA", "STEP_RUNNER_SOCKET"] {
             let mut command = program(&["status", "42", option, way]);
-            // The variables of other options count all the same.
+            // Variables of other options still apply.
             command.env(variable, "/nonexistent/s.sock").env("STEP_RUNNER_OUTPUT", "json");
             let output = command.env("STEP_RUNNER_CONNECT_TIMEOUT", "1ms").output().unwrap();
             assert!(output.status.success(), "{option}, {variable}: {}", stderr(&output));
         }
     }
-    // Of two on the command line, or of two variables, none is the better one.
+    // Two on the command line, or two variables, are an error: none has priority.
     let both = run(&["status", "--address", &address, "--via", &via]);
     assert_eq!(both.status.code(), Some(2), "{}", stderr(&both));
     let both = program(&["status"])

@@ -37,7 +37,7 @@ fn follow_says_after_an_interrupt_that_the_job_goes_on_and_how_to_come_back() {
     let scene = Scene::new(Daemon::with_job("42", job));
     let mut command = scene.command(&["follow", "42", "--output", "raw"]);
     let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    // It listens for signals once something has come.
+    // `follow` handles signals once it has printed something.
     child.stdout.as_mut().unwrap().read_exact(&mut [0; 10]).unwrap();
     assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
     let output = child.wait_with_output().unwrap();

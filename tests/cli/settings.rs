@@ -1,4 +1,4 @@
-//! Settings: where they come from, and what is said of wrong ones.
+//! Settings: their sources, and the messages about invalid ones.
 
 use super::*;
 
@@ -71,7 +71,7 @@ fn variables_of_switches_are_1_or_0_and_times_say_how_to_write_them() {
         "{output:?}"
     );
     let mut command = program(&["custom-executor", "config"]);
-    // Of two variables of one option name that of the command counts.
+    // The command's own variable has priority over the general one.
     command.env("STEP_RUNNER_CE_CONNECT_TIMEOUT", "soon").env("STEP_RUNNER_CONNECT_TIMEOUT", "5s");
     let said = stderr(&command.output().unwrap());
     assert!(said.contains("variable STEP_RUNNER_CE_CONNECT_TIMEOUT"), "{said}");
@@ -79,7 +79,7 @@ fn variables_of_switches_are_1_or_0_and_times_say_how_to_write_them() {
     assert!(stderr(&output).contains("write a time such as 90s or 1h 30m"), "{output:?}");
 }
 
-/// A value that fits a setting: its default, else one of the kind that the help names.
+/// Returns a valid value for a setting: its default, or else one of the kind that the help names.
 fn fitting(help: &str, folder: &Path) -> String {
     let between = |from: &str| Some(help.split_once(from)?.1.split_once(']')?.0.to_owned());
     if let Some(default) = between("[default: ") {
@@ -124,7 +124,7 @@ fn serve_takes_every_setting_that_its_help_offers() {
             "{name}: {shown}"
         );
     }
-    // With a command it ends by itself.
+    // With a command the daemon ends when the command ends.
     words.extend(["--", "true"]);
     let mut daemon =
         program(&words).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();

@@ -1,4 +1,4 @@
-//! Options as GitLab's first step runner spells them (cli.md).
+//! Options in the spelling of GitLab's first step runner (cli.md).
 
 use std::path::Path;
 
@@ -56,7 +56,7 @@ fn results_go_to_the_named_file_or_the_usual_one() {
         assert!(run_in(folder.path(), &[&words, more].concat()).status.success());
         let result = json(read(file).unwrap());
         assert_eq!(result["status"], "success", "{file}");
-        // Readers of the reference's results refuse keys that they do not know.
+        // Readers of the reference's results refuse unknown keys.
         for result in std::iter::once(&result).chain(result["sub_step_results"].as_array().unwrap()) {
             let has_own_keys = result.get("number").is_some() && result.get("usage").is_some();
             assert_eq!(has_own_keys, file == "r.json", "{file}: {result}");
@@ -64,7 +64,7 @@ fn results_go_to_the_named_file_or_the_usual_one() {
     }
     let asked = program(&words).current_dir(folder.path()).env("CI_STEPS_DEBUG", "true").output().unwrap();
     assert!(asked.status.success());
-    // A file that is named for other readers keeps all keys.
+    // With `--results` the file keeps all keys.
     let mut own = program(&[&words[..], &["--results", "own.json"]].concat());
     assert!(own.current_dir(folder.path()).env("CI_STEPS_DEBUG", "true").status().unwrap().success());
     assert!(json(read("own.json").unwrap()).get("usage").is_some());

@@ -1,4 +1,4 @@
-//! Bad requests get the codes and reasons that all services share (service.md §3.6).
+//! Bad requests are refused with the codes and reasons that all services share (service.md §3.6).
 
 use prost::Message;
 use step_runner::pb::compatible::messages::{Job, RunRequest, RunResponse};

@@ -71,7 +71,7 @@ async fn a_ci_job_may_be_a_list_of_steps() {
 async fn steps_may_be_given_as_messages() {
     let daemon = Daemon::start();
     let (draft, client) = (Draft::of(&daemon).await, daemon.client().await);
-    // Its folder is what counts.
+    // Only the function's folder is used.
     exec(&daemon, "function", &["sh", "-c", "echo $FROM"]);
     let local = Reference {
         protocol: StepReferenceProtocol::Local.into(),

@@ -25,10 +25,11 @@ use tonic::transport::Channel;
 use tonic::{Request, Status, Streaming};
 use tonic_prost::ProstCodec;
 
-/// Names of the compatible service.
+/// Package names of the compatible service.
 const NAMES: [&str; 2] = ["proto", "step"];
 
-/// What GitLab Runner makes of a `run` list: an empty interface, and a definition that has nothing else.
+/// Returns the request that GitLab Runner makes of a `run` list: an empty interface, and a definition with only that
+/// list.
 fn from_runner(id: &str, run: &str) -> RunRequest {
     RunRequest { id: id.into(), steps: format!("{{}}\n---\nrun: {run}\n"), ..RunRequest::default() }
 }
@@ -94,9 +95,9 @@ impl Peer {
         self.call::<_, RunResponse>("Run", request).await.map(drop)
     }
 
-    /// Runs a request whose guessed fields are these.
+    /// Runs a request with these bytes as the fields whose numbers we have guessed.
     async fn run_with(&self, request: RunRequest, guessed: &[u8]) {
-        // On the wire messages that follow each other are one.
+        // Concatenated protobuf messages are read as one merged message.
         let bytes = [&request.encode_to_vec(), guessed].concat();
         self.call::<_, RunResponse>("Run", Whole(bytes)).await.unwrap();
     }
@@ -139,12 +140,12 @@ impl Peer {
         Ok(log)
     }
 
-    /// The whole log, at the job's end.
+    /// Returns the whole log, once the job has ended.
     async fn log(&self, id: &str) -> Vec<u8> {
         self.try_log(id, 0).await.unwrap()
     }
 
-    /// Follows the job to its end: state, kind of error, message.
+    /// Follows the job to its end. Returns its state, kind of error, and message.
     async fn ended(&self, id: &str) -> (StepStatus, Option<ErrorKind>, String) {
         self.log(id).await;
         let status = self.status(id).await;
@@ -166,7 +167,7 @@ impl Peer {
     }
 }
 
-/// A message that is written already.
+/// A message that is already encoded.
 #[derive(Clone, Debug, Default)]
 struct Whole(Vec<u8>);
 

@@ -1,4 +1,4 @@
-//! Logs without headers, for Runners that add their own (service.md §4.2).
+//! Logs without headers, for Runners that add headers themselves (service.md §4.2).
 
 use step_runner::pb::compatible::messages::RunRequest;
 use tonic::Code;
@@ -6,7 +6,8 @@ use tonic::Code;
 use crate::support::{Daemon, Setup, contains, logs};
 use crate::{Peer, from_runner, variable, with_job};
 
-/// A job as a Runner of this version sends it. It prints to both channels, lines that are continued and one without end.
+/// Returns a job as a Runner of this version sends it. It prints to both streams, lines that continue, and a last line
+/// without end.
 fn job(id: &str, runner: &str) -> RunRequest {
     let run = serde_json::json!([
         {"name": "a", "script": "echo one"},
@@ -32,7 +33,7 @@ async fn a_runner_before_19_reads_no_headers_and_everybody_else_does() {
     {
         peer.try_run(job(id, runner)).await.unwrap();
         let log = peer.log(id).await;
-        // The canonical service sends headers to everybody.
+        // The canonical service always sends headers.
         let framed = client.log(id).await;
         assert!(contains(&logs::source(&framed, "01O"), "20%"));
         if plain {

@@ -1,4 +1,4 @@
-//! The calls of the Runner's client, in their order, through `steps proxy` (service.md §4.2, connectors.md §1).
+//! Makes the calls of the Runner's client, in their order, through `steps proxy` (service.md §4.2, connectors.md §1).
 
 use std::process::{Child, Command, Stdio};
 
@@ -12,7 +12,7 @@ use tonic::transport::Endpoint;
 use crate::support::{Daemon, contains, until};
 use crate::{Peer, from_runner};
 
-/// A client behind a proxy of its own, as a runner starts it.
+/// A client behind its own proxy, as a runner starts it.
 struct Proxied {
     peer: Peer,
     proxy: Child,
@@ -25,14 +25,14 @@ impl Proxied {
             .arg(&daemon.socket)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
-            // Nobody reads it in some executors.
+            // In some executors nobody reads stderr.
             .stderr(Stdio::null())
             .spawn()
             .unwrap();
         let from = Receiver::from_owned_fd(proxy.stdout.take().unwrap().into()).unwrap();
         let to = Sender::from_owned_fd(proxy.stdin.take().unwrap().into()).unwrap();
         let mut pipes = Some(TokioIo::new(tokio::io::join(from, to)));
-        // It dials once and never again.
+        // The connection is made once and never again.
         let connector = tower::service_fn(move |_| {
             let pipes = pipes.take().ok_or_else(|| std::io::Error::other("the line is used up"));
             async move { pipes }
@@ -42,7 +42,7 @@ impl Proxied {
         Self { peer: Peer { channel, package: "proto" }, proxy }
     }
 
-    /// Closes the line: the proxy ends by itself.
+    /// Closes the connection and waits for the proxy to end.
     async fn hang_up(self) {
         let Self { peer, mut proxy } = self;
         drop(peer);

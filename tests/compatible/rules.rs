@@ -1,4 +1,4 @@
-//! The differences of the compatible service (service.md §4.1).
+//! The differences between the compatible service and the canonical one (service.md §4.1).
 
 use std::os::unix::fs::PermissionsExt;
 use std::time::Duration;
@@ -77,7 +77,7 @@ async fn without_directories_a_job_runs_where_the_daemon_does_and_its_files_are_
     let expected = format!("{}\n{temp_dir}/step-runner-output-1/FILE\ncontent\n", here.display());
     assert_eq!(output(&peer.log("1").await), expected);
     assert!(!temp.path().join("step-runner-output-1").exists());
-    // A directory that somebody else may have made there is no place for secrets.
+    // A directory in which other users can make files is no place for secrets.
     let open_to_all = |path: &std::path::Path| {
         std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o1777)).unwrap();
     };
@@ -177,7 +177,7 @@ async fn every_state_has_its_word() {
     assert_eq!((status, kind), (StepStatus::Failure, Some(ErrorKind::Internal)), "{message}");
 }
 
-/// The guessed fields with these times.
+/// Returns the encoded guessed fields with these times.
 fn times(timeout: Duration, grace: Option<Duration>) -> Vec<u8> {
     let time = |time: Duration| time.try_into().unwrap();
     guesses::RunRequest { timeout: Some(time(timeout)), graceful_exit_timeout: grace.map(time) }
@@ -201,7 +201,7 @@ async fn a_field_that_is_no_such_time_is_left_out_and_told_once() {
     let peer = Peer::of(&daemon).await;
     let run = r#"[{"name": "s", "script": "echo hello"}]"#;
     let zero = times(Duration::ZERO, Some(Duration::ZERO));
-    // A number, a text, and a field nobody knows.
+    // A number, a text, an unknown field, and times of zero.
     for (id, other) in
         [("1", &[7 << 3, 9][..]), ("2", b"\x3a\x0310m"), ("3", b"\xfa\x01\x02hi"), ("4", &zero)]
     {
@@ -222,7 +222,7 @@ async fn close_lets_the_grace_pass_unless_the_job_was_cancelled_before() {
     let daemon = Setup::new().option("cancel-grace", "10min").start();
     let (peer, client) = (Peer::of(&daemon).await, daemon.client().await);
     let done = daemon.file("done");
-    // Takes its time to end, but ends.
+    // This job ends on SIGTERM, after a while.
     peer.run(
         "1",
         &format!(
@@ -234,7 +234,7 @@ async fn close_lets_the_grace_pass_unless_the_job_was_cancelled_before() {
     client.prints("1", "on").await;
     peer.close("1").await;
     assert!(done.exists());
-    // Would take ten minutes.
+    // This job would use up the grace of ten minutes.
     peer.run("2", "trap '' TERM; echo on; while :; do sleep 0.01; done").await;
     client.prints("2", "on").await;
     peer.try_cancel("2").await.unwrap();

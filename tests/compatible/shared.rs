@@ -16,7 +16,7 @@ async fn a_job_of_one_service_is_a_job_of_all() {
     let [one, two] = NAMES;
     let (one, two) = (Peer::named(&daemon, one).await, Peer::named(&daemon, two).await);
     let draft = Draft::of(&daemon).await;
-    // Started here, followed there, cancelled elsewhere, ended by somebody else.
+    // The job is started, followed, cancelled and ended through different services.
     one.run("1", LASTING).await;
     client.prints("1", "on").await;
     two.try_cancel("1").await.unwrap();
@@ -83,7 +83,8 @@ async fn health_knows_every_name() {
         "step.StepRunner",
         "steprunner.v0.StepRunner",
     ] {
-        // Requests and answers that have one field of the same kind are the same on the wire.
+        // Other message types work here: each request and answer has one field of the same type, so the encoding is the
+        // same.
         let answer: Result<i32, _> = health.check(service).await;
         assert_eq!(answer.unwrap(), 1, "{service}");
     }

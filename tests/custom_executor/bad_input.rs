@@ -21,7 +21,7 @@ fn a_command_line_that_means_nothing_is_a_failure_of_the_system() {
         assert!(call.stderr().contains("Usage: step-runner custom-executor"), "{words:?}: {}", call.stderr());
         assert_eq!(call.stdout(), "", "{words:?}");
     }
-    // Where the Runner does not say which code that is.
+    // The exit code is 2 if the Runner does not name one for system failures.
     let mut command = runner.command(&["resume"]);
     let output = command.env_remove("SYSTEM_FAILURE_EXIT_CODE").output().unwrap();
     assert_eq!(output.status.code(), Some(2));
@@ -160,7 +160,7 @@ fn without_prepare_a_named_daemon_is_needed() {
 #[test]
 fn a_daemon_that_does_not_start_shows_why() {
     let runner = Runner::new();
-    // The daemon takes settings of its own from the Runner's environment.
+    // The daemon reads its own settings from the Runner's environment.
     let runner = runner.env("STEP_RUNNER_MAX_CONNECTIONS", "none at all");
     let call = runner.call(&["prepare"]).fails_with(&["did not start", "it has ended", "max_connections"]);
     assert!(call.stderr().lines().count() > 1, "{}", call.stderr());

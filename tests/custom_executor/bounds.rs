@@ -1,4 +1,4 @@
-//! The driver removes and ends only its own things, whatever variables, command line and files say.
+//! The driver removes and kills only what it made itself, whatever variables, command line and files say.
 
 use std::os::unix::fs::{PermissionsExt as _, symlink};
 use std::path::{Path, PathBuf};
@@ -7,7 +7,7 @@ use std::process::{Child, Command, Stdio};
 use crate::runner::{Runner, Seen};
 use crate::support::is_alive;
 
-/// A folder that only its owner uses, with a file.
+/// Makes a folder with a file that the driver must not touch.
 fn bystander(runner: &Runner, name: &str) -> PathBuf {
     let folder = runner.file(name);
     std::fs::create_dir_all(&folder).unwrap();
@@ -22,7 +22,7 @@ fn is_untouched(folder: &Path) {
     assert_eq!(crate::support::names(folder), ["file"]);
 }
 
-/// A process that has nothing to do with the driver; ended with the test.
+/// An unrelated process. Dropped, it is killed.
 struct Stranger(Child);
 
 impl Stranger {
@@ -87,7 +87,7 @@ fn what_a_script_writes_into_the_state_ends_no_stranger_and_removes_nothing_else
         state = state.display(),
     );
     runner.stage("build_script", script);
-    // The daemon that is no longer known is found by nobody; all else goes.
+    // Cleanup cannot find the daemon, whose record was forged. It removes everything else.
     runner.call(&["cleanup"]);
     is_untouched(&folder);
     assert!(is_alive(pid as i32));
@@ -127,7 +127,7 @@ fn only_a_file_in_the_private_directory_takes_the_exit_code() {
         }
         is_untouched(&folder);
     }
-    // A link in its place goes, what it points to stays.
+    // A link in place of the file is replaced; its target is not changed.
     let mut runner = runner.prepared();
     symlink(&file, runner.code_file()).unwrap();
     runner.stage("build_script", "exit 9").is(&Seen::BuildFailure(9));

@@ -1,4 +1,4 @@
-//! `cleanup` in every situation (custom-executor.md §9).
+//! Tests `cleanup` in every situation (custom-executor.md §9).
 
 use std::os::unix::fs::symlink;
 
@@ -7,7 +7,7 @@ use rustix::process::Signal;
 use crate::runner::{Runner, Seen};
 use crate::support::{Daemon, kill, wait_for};
 
-/// A stage that runs until it is ended, once it has begun.
+/// Starts a stage that runs until it is ended, and waits for its begin.
 fn endless(runner: &mut Runner) -> crate::runner::Running {
     let begun = runner.file("begun");
     let running = runner.start_stage(
@@ -22,7 +22,7 @@ fn endless(runner: &mut Runner) -> crate::runner::Running {
     running
 }
 
-/// T7.
+/// T7 in custom-executor.md §15.
 #[test]
 fn cleanup_ends_a_stage_that_is_still_running() {
     let daemon = Daemon::start();
@@ -37,7 +37,7 @@ fn cleanup_ends_a_stage_that_is_still_running() {
     assert_eq!(daemon.folders(), [""; 0]);
 }
 
-/// T7.
+/// T7 in custom-executor.md §15.
 #[test]
 fn cleanup_has_nothing_to_say_where_nothing_is_left() {
     let mut runner = Runner::new();
@@ -45,7 +45,7 @@ fn cleanup_has_nothing_to_say_where_nothing_is_left() {
         let call = runner.call(&["cleanup"]).is(&Seen::Success);
         assert_eq!((call.stdout(), call.stderr()), (String::new(), String::new()));
     };
-    // Without prepare, also without its state root.
+    // There was no prepare, and the state root need not exist.
     nothing(&runner);
     runner.config().is(&Seen::Success);
     nothing(&runner);
@@ -53,21 +53,21 @@ fn cleanup_has_nothing_to_say_where_nothing_is_left() {
     nothing(&runner);
     nothing(&runner);
     runner.left_nothing();
-    // The state folder was removed by somebody else: what is recorded there is out of reach.
+    // Somebody else removed the state folder, so cleanup cannot know the processes recorded there.
     let runner = Runner::new().prepared();
     let (daemon, keeper) = (runner.daemon_pid(), runner.keeper_pid());
     std::fs::remove_dir_all(runner.state()).unwrap();
     nothing(&runner);
     kill(daemon, Signal::KILL);
     kill(keeper, Signal::KILL);
-    // Without a private directory nothing is touched.
+    // Without a private directory cleanup touches nothing.
     let runner = Runner::new().prepared();
     let mut command = runner.command(&["cleanup"]);
     runner.started(command.env("TMPDIR", "")).end().is(&Seen::Success);
     assert!(runner.state().join("meta.json").exists());
 }
 
-/// T7: the loser waits.
+/// T7: one of them cleans up, the others wait.
 #[test]
 fn many_cleanups_at_once_are_one() {
     let mut runner = Runner::new().prepared();
@@ -93,7 +93,7 @@ fn cleanup_after_a_killed_preparation_leaves_no_daemon() {
     }
 }
 
-/// T6.
+/// T6 in custom-executor.md §15.
 #[test]
 fn cleanup_after_a_killed_driver_ends_the_stage() {
     let daemon = Daemon::start();
@@ -108,7 +108,7 @@ fn cleanup_after_a_killed_driver_ends_the_stage() {
     assert_eq!(daemon.folders(), [""; 0]);
 }
 
-/// A private job under way whose driver was killed; its daemon and keeper.
+/// Starts a job with a private daemon and kills its driver. Returns the pids of daemon and keeper.
 fn abandoned() -> (Runner, i32, i32) {
     let mut runner = Runner::new().prepared();
     let running = endless(&mut runner);
@@ -118,7 +118,7 @@ fn abandoned() -> (Runner, i32, i32) {
     (runner, daemon, keeper)
 }
 
-/// T8.
+/// T8 in custom-executor.md §15.
 #[test]
 fn cleanup_after_a_killed_daemon_leaves_no_process() {
     let (runner, daemon, _) = abandoned();
@@ -127,7 +127,7 @@ fn cleanup_after_a_killed_daemon_leaves_no_process() {
     runner.left_nothing();
 }
 
-/// T8.
+/// T8 in custom-executor.md §15.
 #[test]
 fn cleanup_after_a_killed_keeper_leaves_no_process() {
     let (runner, _, keeper) = abandoned();
@@ -136,7 +136,7 @@ fn cleanup_after_a_killed_keeper_leaves_no_process() {
     runner.left_nothing();
 }
 
-/// T8.
+/// T8 in custom-executor.md §15.
 #[test]
 fn cleanup_after_a_killed_daemon_and_keeper_leaves_no_process() {
     let (runner, daemon, keeper) = abandoned();
@@ -146,7 +146,7 @@ fn cleanup_after_a_killed_daemon_and_keeper_leaves_no_process() {
     runner.left_nothing();
 }
 
-/// T8: whoever listens on the socket by now, the recorded process is ended.
+/// T8: cleanup ends the recorded process, whoever listens on the socket now.
 #[test]
 fn cleanup_after_the_socket_was_replaced_leaves_no_process() {
     let runner = Runner::new().prepared();
@@ -159,7 +159,7 @@ fn cleanup_after_the_socket_was_replaced_leaves_no_process() {
     assert!(crate::support::is_alive(other.pid()));
 }
 
-/// Only ids under the prefix of the attempt.
+/// Cleanup ends only jobs whose ids have the prefix of the attempt.
 #[tokio::test]
 async fn cleanup_touches_no_other_job_of_a_shared_daemon() {
     let daemon = Daemon::start();

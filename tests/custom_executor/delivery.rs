@@ -1,15 +1,15 @@
-//! The path of a script to the daemon (custom-executor.md §7.3).
+//! The ways in which a script reaches the daemon (custom-executor.md §7.3).
 
 use crate::runner::{Runner, Seen};
 use crate::support::user::{ORDINARY, Place};
 use crate::support::{Daemon, is_root};
 
-/// T13.
+/// T13 in custom-executor.md §15.
 #[test]
 fn inline_scripts_arrive_as_they_are() {
     let daemon = Daemon::start();
     let mut runner = Runner::shared(&daemon.socket).option("--script-delivery=inline").prepared();
-    // Nothing of it may be expanded on the way: not by the daemon, not by a shell.
+    // Neither the daemon nor a shell on the way must expand any of this.
     let script = b"printf '%s\\n' '$HOME ${CI_JOB_ID} $$ ${{ job.id }}' \"it's \\\"so\\\"\" '\xff\xfe\x01\t`id`'\nexit 9\n";
     let call = runner.stage("build_script", script).is(&Seen::BuildFailure(9));
     let expected = b"$HOME ${CI_JOB_ID} $$ ${{ job.id }}\nit's \"so\"\n\xff\xfe\x01\t`id`\n";
@@ -35,12 +35,12 @@ fn a_script_that_is_too_large_is_refused_with_both_sizes() {
     let mut runner = Runner::shared(&daemon.socket).option("--script-delivery=inline").prepared();
     let call = runner.stage("build_script", "#".repeat(7_000_000));
     call.fails_with(&["7000000 bytes", "8388608 bytes"]);
-    // As a file it is no problem.
+    // Delivered as a file, the same script is accepted.
     let mut runner = Runner::shared(&daemon.socket).prepared();
     runner.stage("build_script", "#".repeat(7_000_000)).is(&Seen::Success);
 }
 
-/// A daemon of another user cannot read the script.
+/// A daemon of another user cannot read the script file.
 #[test]
 fn a_script_that_the_daemon_cannot_read_is_no_failure_of_the_build() {
     if !is_root("a_script_that_the_daemon_cannot_read_is_no_failure_of_the_build") {
@@ -56,7 +56,7 @@ fn a_script_that_the_daemon_cannot_read_is_no_failure_of_the_build() {
         own.contains("cannot read") && own.contains("--script-delivery inline"),
         "beside the shell's: {said}"
     );
-    // The shell's own code for "not found" stays what it is.
+    // The shell's own exit code for "not found" is passed on.
     let mut inline = Runner::shared(&daemon.socket)
         .variable("CI_BUILDS_DIR", "")
         .option("--script-delivery=inline")
@@ -68,7 +68,7 @@ fn a_script_that_the_daemon_cannot_read_is_no_failure_of_the_build() {
 #[test]
 fn merged_streams_come_in_the_order_of_lines() {
     let mut runner = Runner::new().option("--merge-streams").prepared();
-    // Two pipes have no common order: each line waits until the one before it is in the log.
+    // Two pipes have no common order, so each line waits until the one before it is in the log.
     let script = format!(
         "logged() {{ until grep -qs \"$1\\$\" {}/d/jobs/*/log; do sleep 0.01; done; }}\n\
          for i in 1 2 3; do echo o$i; logged o$i; echo e$i >&2; logged e$i; done",

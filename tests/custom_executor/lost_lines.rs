@@ -1,4 +1,4 @@
-//! A connection that breaks again and again (custom-executor.md §15, T9).
+//! A connection that breaks repeatedly (custom-executor.md §15, T9).
 
 use std::io::{Read, Write};
 use std::net::Shutdown;
@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use crate::runner::{Runner, Seen};
 use crate::support::Daemon;
 
-/// Passes bytes between a socket and the daemon's, and cuts each connection after some bytes from the daemon.
+/// Relays between a socket and the daemon's. Cuts each connection after some bytes from the daemon.
 fn relay(path: &Path, daemon: PathBuf, mut after: impl FnMut() -> usize + Send + 'static) {
     let listener = UnixListener::bind(path).unwrap();
     std::thread::spawn(move || {
@@ -38,7 +38,7 @@ fn pass(mut near: UnixStream, mut far: UnixStream, mut left: usize) {
     far.shutdown(Shutdown::Both).ok();
 }
 
-/// Bytes of every value, lines of all lengths, carriage returns.
+/// Returns bytes of every value, in lines of all lengths, with carriage returns.
 fn binary(length: usize) -> Vec<u8> {
     let mut state = 0x2545_f491_4f6c_dd1d_u64;
     let mut bytes: Vec<u8> = std::iter::repeat_with(|| {
@@ -49,13 +49,13 @@ fn binary(length: usize) -> Vec<u8> {
     })
     .take(length)
     .collect();
-    // A line of more than a mebibyte, one that only returns, and empty ones.
+    // Adds a line of more than a mebibyte, a line of carriage returns only, and empty lines.
     bytes.iter_mut().take(1_200_000).filter(|byte| **byte == b'\n').for_each(|byte| *byte = b'x');
     bytes.extend_from_slice(b"\rprogress 1\rprogress 2\rdone\r\n\n\n\r\n");
     bytes
 }
 
-/// T9. `STEP_RUNNER_T9_BYTES`: how much output, 50 MB in the gate.
+/// T9. `STEP_RUNNER_T9_BYTES` is the size of the output; the gate sets 50 MB.
 #[test]
 fn every_byte_arrives_once_over_a_line_that_is_cut_again_and_again() {
     let length = std::env::var("STEP_RUNNER_T9_BYTES").map_or(2_000_000, |text| text.parse().unwrap());
@@ -64,7 +64,7 @@ fn every_byte_arrives_once_over_a_line_that_is_cut_again_and_again() {
     let expected = binary(length);
     std::fs::write(&output, &expected).unwrap();
     let mut cuts = 0;
-    // From within the handshake to a few messages.
+    // Cuts during the handshake, or after a few messages.
     relay(&socket, daemon.socket.clone(), move || {
         cuts += 1;
         [300_000, 70, 1_000_000, 9_000, 150_000][cuts % 5]

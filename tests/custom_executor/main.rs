@@ -1,4 +1,4 @@
-//! The driver for GitLab Runner's Custom executor. A double of the Runner calls the real program, which uses the real
+//! Tests the driver for GitLab Runner's Custom executor. A fake Runner calls the real program, which uses the real
 //! daemon (custom-executor.md §15).
 #![expect(clippy::unwrap_used, clippy::expect_used, reason = "a broken scene fails the test")]
 

@@ -1,5 +1,5 @@
-//! A double of GitLab Runner: calls the driver in the Custom executor's order and judges exit codes by its rules
-//! (custom-executor.md §2). Only the pauses between attempts are left out.
+//! A fake GitLab Runner. It calls the driver in the Custom executor's order and interprets exit codes by the executor's
+//! rules (custom-executor.md §2). It only leaves out the pauses between attempts.
 
 use std::collections::BTreeMap;
 use std::io::Read;
@@ -13,21 +13,21 @@ use rustix::process::{Pid, Signal};
 
 use crate::support::{PATIENCE, processes_with, wait_for};
 
-/// Not those of today's Runners: they must be read.
+/// Exit codes that differ from those of today's Runners, so that the driver has to read them from the environment.
 pub(crate) const BUILD_FAILURE: i32 = 31;
 pub(crate) const SYSTEM_FAILURE: i32 = 32;
 
-/// Attempts to prepare a job.
+/// Number of attempts to prepare a job.
 const ATTEMPTS: usize = 3;
 
-/// How the Runner sees the end of a call.
+/// The Runner's view of the end of a call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Seen {
     Success,
-    /// With the exit code that it shows.
+    /// The build failed with this exit code.
     BuildFailure(i32),
     SystemFailure,
-    /// The driver ended with a code that means nothing, or by a signal.
+    /// The driver ended with an undefined code or by a signal.
     Unknown(ExitStatus),
 }
 
@@ -48,14 +48,14 @@ impl Call {
         String::from_utf8_lossy(&self.stdout).into_owned()
     }
 
-    /// Asserts how the Runner saw it.
+    /// Asserts the Runner's view of this call.
     #[track_caller]
     pub(crate) fn is(self, seen: &Seen) -> Self {
         assert_eq!(self.seen, *seen, "stdout: {}\nstderr: {}", self.stdout(), self.stderr());
         self
     }
 
-    /// Asserts a system failure whose message has these parts, and that each line of the driver is marked as its own.
+    /// Asserts a system failure whose message has these parts. Each line of the driver must carry its mark.
     #[track_caller]
     pub(crate) fn fails_with(self, parts: &[&str]) -> Self {
         let call = self.is(&Seen::SystemFailure);
@@ -68,7 +68,7 @@ impl Call {
     }
 }
 
-/// A call under way.
+/// A call that is still running.
 pub(crate) struct Running {
     child: Child,
     output: mpsc::Receiver<(bool, Vec<u8>)>,
@@ -80,12 +80,12 @@ impl Running {
         self.child.id() as i32
     }
 
-    /// To the whole group, as the Runner does.
+    /// Sends a signal to the whole process group, as the Runner does.
     pub(crate) fn signal(&self, signal: Signal) {
         rustix::process::kill_process_group(Pid::from_raw(self.pid()).unwrap(), signal).unwrap();
     }
 
-    /// The end: both pipes are read to their ends, or the Runner would wait for ever.
+    /// Waits for the call to end. Both pipes must reach their ends, or a real Runner would wait for ever.
     pub(crate) fn end(mut self) -> Call {
         let (mut stdout, mut stderr) = (Vec::new(), Vec::new());
         for _ in 0..2 {
@@ -120,23 +120,23 @@ fn seen(status: ExitStatus, code_file: &Path) -> Seen {
     }
 }
 
-/// What became of a job.
+/// Result of a whole job.
 #[derive(Debug)]
 pub(crate) struct Played {
     pub(crate) seen: Seen,
-    /// What stands in the job's log, apart.
+    /// Output of all calls, stdout and stderr apart.
     pub(crate) stdout: Vec<u8>,
     pub(crate) stderr: Vec<u8>,
     /// Calls in their order: `config`, `prepare`, `cleanup`, or the name of a stage.
     pub(crate) calls: Vec<String>,
 }
 
-/// A Runner with one job. Dropped, it leaves nothing behind.
+/// A fake Runner with one job. Dropped, it kills all processes that are left.
 pub(crate) struct Runner {
     folder: tempfile::TempDir,
     options: Vec<String>,
     env: BTreeMap<String, String>,
-    /// What `config` put there; none with a Runner that is too old.
+    /// Variables that `config` returned as `job_env`. Empty for a Runner that is too old to know them.
     job_env: BTreeMap<String, String>,
     pub(crate) knows_job_env: bool,
     attempts: usize,
@@ -144,7 +144,7 @@ pub(crate) struct Runner {
 }
 
 impl Runner {
-    /// With a private daemon.
+    /// Makes a Runner that uses a private daemon.
     pub(crate) fn new() -> Self {
         let folder = tempfile::tempdir().unwrap();
         let path = std::env::var("PATH").unwrap();
@@ -174,12 +174,12 @@ impl Runner {
         runner
     }
 
-    /// With a daemon that is there.
+    /// Makes a Runner that uses the daemon on this socket.
     pub(crate) fn shared(socket: &Path) -> Self {
         Self::new().option(&format!("--address=unix:{}", socket.display()))
     }
 
-    /// With the state somewhere else.
+    /// Sets another state root.
     pub(crate) fn root(mut self, root: &str) -> Self {
         self.options.remove(0);
         self.options.insert(0, format!("--state-dir={root}"));
@@ -191,12 +191,12 @@ impl Runner {
         self
     }
 
-    /// A variable of the job.
+    /// Sets a job variable.
     pub(crate) fn variable(self, name: &str, value: &str) -> Self {
         self.env(&format!("CUSTOM_ENV_{name}"), value)
     }
 
-    /// A variable of the Runner's own environment, or what it gives every call.
+    /// Sets a variable of the Runner's own environment, which every call gets.
     pub(crate) fn env(mut self, name: &str, value: &str) -> Self {
         self.env.insert(name.to_owned(), value.to_owned());
         self
@@ -211,7 +211,7 @@ impl Runner {
         self.folder.path().join(name)
     }
 
-    /// The driver's folder for this attempt.
+    /// Returns the driver's folder for this attempt.
     pub(crate) fn state(&self) -> PathBuf {
         self.file("state").join(self.tmpdir().file_name().unwrap())
     }
@@ -224,7 +224,7 @@ impl Runner {
         self.tmpdir().join("build_exit_code")
     }
 
-    /// A pid that the driver or the daemon has noted.
+    /// Returns the pid in a file that the driver or the daemon wrote.
     pub(crate) fn pid(&self, file: &str) -> i32 {
         let json: serde_json::Value =
             serde_json::from_slice(&std::fs::read(self.state().join(file)).unwrap()).unwrap();
@@ -239,12 +239,12 @@ impl Runner {
         self.pid("d/keeper.json")
     }
 
-    /// Processes that have to do with this Runner.
+    /// Returns the processes whose command line names this Runner's folder.
     pub(crate) fn processes(&self) -> Vec<i32> {
         processes_with(self.folder.path().to_str().unwrap())
     }
 
-    /// Nothing that the driver makes is left.
+    /// Asserts that no process and no state of the driver is left.
     #[track_caller]
     pub(crate) fn left_nothing(&self) {
         let start = std::time::Instant::now();
@@ -257,7 +257,7 @@ impl Runner {
         assert!(left.is_empty(), "{left:?}");
     }
 
-    /// A new private directory.
+    /// Begins a new attempt with a new private directory.
     fn attempt(&mut self) {
         std::fs::remove_dir_all(self.tmpdir()).ok();
         self.attempts += 1;
@@ -265,7 +265,7 @@ impl Runner {
         std::fs::create_dir(self.tmpdir()).unwrap();
     }
 
-    /// A command as the Runner starts it, with these words after the options.
+    /// Returns a command as the Runner starts it, with these words after the options.
     pub(crate) fn command(&self, words: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_step-runner"));
         command
@@ -287,7 +287,7 @@ impl Runner {
         command
     }
 
-    /// The same, started by a process of its own, which stands for the Runner and can be killed.
+    /// Returns the same command behind a shell that stands for the Runner and can be killed.
     pub(crate) fn command_of_another(&self, words: &[&str]) -> Command {
         let driver = self.command(words);
         let mut command = Command::new("sh");
@@ -323,7 +323,7 @@ impl Runner {
         self.start(words).end()
     }
 
-    /// `config`, and what follows from its answer.
+    /// Calls `config` and keeps the variables that it returns.
     pub(crate) fn config(&mut self) -> Call {
         let call = self.call(&["config"]);
         if call.seen == Seen::Success && self.knows_job_env {
@@ -335,14 +335,14 @@ impl Runner {
         call
     }
 
-    /// `config` and `prepare`, which succeed.
+    /// Calls `config` and `prepare`, which must succeed.
     pub(crate) fn prepared(mut self) -> Self {
         self.config().is(&Seen::Success);
         self.call(&["prepare"]).is(&Seen::Success);
         self
     }
 
-    /// A new script, as the Runner writes it for one call.
+    /// Writes a new script, as the Runner does for each call.
     pub(crate) fn script(&mut self, content: &[u8]) -> PathBuf {
         self.scripts += 1;
         let folder = self.tmpdir().join(format!("script{}", self.scripts));
@@ -362,7 +362,7 @@ impl Runner {
         self.start_stage(name, content).end()
     }
 
-    /// A whole job with these scripts by stage, in the Runner's order.
+    /// Plays a whole job with these scripts by stage, in the Runner's order.
     pub(crate) fn play(&mut self, scripts: &[(&str, &str)]) -> Played {
         let mut played =
             Played { seen: Seen::SystemFailure, stdout: Vec::new(), stderr: Vec::new(), calls: Vec::new() };
@@ -400,7 +400,8 @@ impl Runner {
         prepare.seen
     }
 
-    /// Stages in their order; what is skipped after which failure is the Runner's rule (custom-executor.md §2.4).
+    /// Runs the stages in order. Which stages are skipped after a failure is the Runner's rule (custom-executor.md
+    /// §2.4).
     fn stages(&mut self, scripts: &[(&str, &str)], played: &mut Played) -> Seen {
         let mut job = Seen::Success;
         for (name, script) in scripts {
@@ -435,7 +436,7 @@ impl Runner {
 
 impl Drop for Runner {
     fn drop(&mut self) {
-        // A test that failed may have left a daemon.
+        // A failed test can leave a daemon running.
         for pid in self.processes() {
             crate::support::kill(pid, Signal::KILL);
         }

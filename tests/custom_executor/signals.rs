@@ -1,11 +1,11 @@
-//! The Runner ends a stage (custom-executor.md §7.5).
+//! A Runner that ends a stage (custom-executor.md §7.5).
 
 use rustix::process::Signal;
 
 use crate::runner::{Runner, Running, Seen};
 use crate::support::{Daemon, Setup, wait_for};
 
-/// A stage whose script has said `ready`.
+/// Starts a stage and waits until its script has made the file `ready`.
 fn ready(runner: &mut Runner, script: &str) -> Running {
     let ready = runner.file("ready");
     std::fs::remove_file(&ready).ok();
@@ -15,7 +15,7 @@ fn ready(runner: &mut Runner, script: &str) -> Running {
     running
 }
 
-/// T6.
+/// T6 in custom-executor.md §15.
 #[test]
 fn a_signal_cancels_gently_and_the_last_words_are_heard() {
     let daemon = Daemon::start();
@@ -30,16 +30,16 @@ fn a_signal_cancels_gently_and_the_last_words_are_heard() {
         running.signal(signal);
         let call = running.end().is(&Seen::SystemFailure);
         assert_eq!(call.stdout(), "begun\nlast words\n");
-        // bash tells of the `sleep` that the signal has ended.
+        // bash can report the `sleep` that the signal ended.
         assert!(["", "Terminated\n"].contains(&&*call.stderr()), "{}", call.stderr());
-        // The next stages run: the Runner has an after_script.
+        // Later stages run: a Runner goes on with after_script.
         runner.stage("after_script", "echo after").is(&Seen::Success);
         runner.call(&["cleanup"]).is(&Seen::Success);
         runner.left_nothing();
     }
 }
 
-/// T6: the signal to the group does not cut the line over which the cancel goes.
+/// T6: a signal to the process group does not end the connector, which carries the cancel.
 #[test]
 fn a_signal_leaves_the_connector_alone_until_the_end() {
     let daemon = Daemon::start();
@@ -51,7 +51,7 @@ fn a_signal_leaves_the_connector_alone_until_the_end() {
     running.signal(Signal::TERM);
     let call = running.end().is(&Seen::SystemFailure);
     assert_eq!(call.stdout(), "begun\nlast words\n", "{}", call.stderr());
-    // A killed driver leaves no connector, and the stage to cleanup.
+    // A killed driver leaves no connector running. Its stage is left to cleanup.
     let running = ready(&mut runner, "READY; sleep 600");
     running.signal(Signal::KILL);
     drop(running.end());
@@ -60,7 +60,7 @@ fn a_signal_leaves_the_connector_alone_until_the_end() {
     assert_eq!(daemon.folders(), [""; 0]);
 }
 
-/// T6: during output that nobody but the driver reads.
+/// T6: a signal comes during output that only the driver reads.
 #[test]
 fn a_signal_during_output_ends_all_processes() {
     let mut runner = Runner::new().prepared();
@@ -96,13 +96,13 @@ fn force_follows_the_grace_and_the_second_signal() {
 #[test]
 fn a_stage_that_ends_by_itself_meanwhile_keeps_its_result() {
     let mut runner = Runner::new().prepared();
-    // The driver alone gets the signal when the stage has ended but is still followed.
+    // The signal can reach the driver when the stage has ended but is still being followed.
     let running = ready(&mut runner, "trap 'exit 5' TERM; READY; sleep 0.2; exit 4");
     running.signal(Signal::TERM);
     assert!([Seen::SystemFailure, Seen::BuildFailure(4)].contains(&running.end().seen));
 }
 
-/// The Runner is gone: nobody reads.
+/// The Runner is gone, so nobody reads the driver's output.
 #[test]
 fn a_closed_reader_ends_the_stage() {
     let mut runner = Runner::new().prepared();
@@ -121,7 +121,8 @@ fn a_closed_reader_ends_the_stage() {
     });
 }
 
-/// Nobody sends a signal, nobody calls `cleanup`, and a script without output meets no closed pipe.
+/// The driver must notice by itself that the Runner died: there is no signal and no `cleanup`, and a script without
+/// output causes no broken pipe.
 #[test]
 fn the_death_of_the_runner_cancels_the_stage_gently() {
     let daemon = Daemon::start();
@@ -139,7 +140,7 @@ fn the_death_of_the_runner_cancels_the_stage_gently() {
         let running = runner.started(&mut command);
         wait_for("the script", || ready.exists().then_some(()));
         crate::support::kill(running.pid(), Signal::KILL);
-        // The driver holds the pipes until it ends.
+        // Only the driver still holds the pipes, so they close when it ends.
         assert_eq!(running.end().stdout(), "begun\nlast words\n");
         wait_for("the end of the script", || {
             crate::support::processes_with(script.to_str().unwrap()).is_empty().then_some(())
@@ -150,7 +151,7 @@ fn the_death_of_the_runner_cancels_the_stage_gently() {
     assert_eq!(daemon.folders(), [""; 0]);
 }
 
-/// A wrapper dies of the signal that the driver gets too: that is one wish, not two.
+/// A wrapper dies of the signal that the driver gets too. Together they count as one request to cancel, not two.
 #[test]
 fn the_death_of_a_wrapper_beside_a_signal_is_no_second_signal() {
     let mut runner = Runner::new().option("--cancel-grace=1h").prepared();

@@ -5,7 +5,7 @@ use std::process::Command;
 use crate::runner::{Runner, Seen};
 use crate::support::{Daemon, is_alive, is_root};
 
-/// Every stage that a Runner knows, and one that it may learn (custom-executor.md §2.5).
+/// Every stage that a Runner knows, and one that it could learn (custom-executor.md §2.5).
 const STAGES: [&str; 16] = [
     "prepare_script",
     "get_sources",
@@ -25,7 +25,7 @@ const STAGES: [&str; 16] = [
     "prepare_executor",
 ];
 
-/// What a direct run of the scripts prints.
+/// Runs the scripts without the driver. Returns their output.
 fn direct(scripts: &[(&str, &str)]) -> (String, String) {
     let (mut stdout, mut stderr) = (String::new(), String::new());
     for (_, script) in scripts {
@@ -65,7 +65,7 @@ fn pass(mut runner: Runner) {
     runner.left_nothing();
 }
 
-/// T1, T15.
+/// T1, T15 in custom-executor.md §15.
 #[test]
 fn a_full_pass_runs_each_stage_once_and_prints_what_its_script_prints() {
     pass(Runner::new());
@@ -74,7 +74,7 @@ fn a_full_pass_runs_each_stage_once_and_prints_what_its_script_prints() {
     pass(old);
 }
 
-/// T1.
+/// T1 in custom-executor.md §15.
 #[test]
 fn a_full_pass_over_a_shared_daemon_leaves_it_as_it_was() {
     let daemon = Daemon::start();
@@ -82,7 +82,7 @@ fn a_full_pass_over_a_shared_daemon_leaves_it_as_it_was() {
     assert_eq!(daemon.folders(), [""; 0]);
 }
 
-/// T2.
+/// T2 in custom-executor.md §15.
 #[test]
 fn exit_codes_reach_the_runner() {
     let mut runner = Runner::new().prepared();
@@ -98,13 +98,13 @@ fn exit_codes_reach_the_runner() {
     missing.fails_with(&["failed without an exit code", "no-such-shell"]);
     runner.stage("build_script", "").is(&Seen::Success);
     assert!(!runner.code_file().exists());
-    // Bytes that are no text are a script all the same.
+    // A script need not be valid UTF-8.
     assert_eq!(runner.stage("build_script", b"printf '%s' '\xff\xfe'\n").stdout, b"\xff\xfe\n");
     runner.call(&["cleanup"]).is(&Seen::Success);
     runner.left_nothing();
 }
 
-/// T3.
+/// T3 in custom-executor.md §15.
 #[test]
 fn a_code_that_an_earlier_stage_has_left_is_not_read_again() {
     let mut runner = Runner::new().prepared();
@@ -118,7 +118,7 @@ fn a_code_that_an_earlier_stage_has_left_is_not_read_again() {
     assert!(!runner.code_file().exists());
 }
 
-/// T4.
+/// T4 in custom-executor.md §15.
 #[test]
 fn attempts_that_fail_are_cleaned_up_each() {
     let mut runner = Runner::new().option("--shell=no-such-shell");
@@ -130,7 +130,7 @@ fn attempts_that_fail_are_cleaned_up_each() {
     runner.left_nothing();
 }
 
-/// A mistake of the operator.
+/// A mistake of the operator cannot be fixed by a retry.
 #[test]
 fn what_no_repetition_heals_ends_the_job_at_once() {
     for option in ["--address=gopher://x", "--address="] {
@@ -148,26 +148,26 @@ fn what_no_repetition_heals_ends_the_job_at_once() {
     runner.call(&["cleanup"]).is(&Seen::SystemFailure);
 }
 
-/// T5: every call of the double reads both pipes to their ends.
+/// T5: every call of the fake Runner reads both pipes to their ends.
 #[test]
 fn pipes_of_the_calls_end_while_the_private_daemon_lives() {
     let runner = Runner::new().prepared();
     let daemon = runner.daemon_pid();
     assert!(is_alive(daemon));
-    // It hides its descriptors from others of its user.
+    // The daemon hides its descriptors from other processes of its user, so only root can read them.
     let is_root = is_root("pipes_of_the_calls_end_while_the_private_daemon_lives");
     for fd in ["0", "1", "2"].into_iter().filter(|_| is_root) {
         let target = std::fs::read_link(format!("/proc/{daemon}/fd/{fd}")).unwrap();
         let expected = if fd == "0" { "/dev/null".into() } else { runner.state().join("daemon.log") };
         assert_eq!(target, expected);
     }
-    // Neither the group nor the session is the driver's.
+    // The daemon has its own process group and session.
     let stat = std::fs::read_to_string(format!("/proc/{daemon}/stat")).unwrap();
     let fields: Vec<_> = stat.rsplit(") ").next().unwrap().split(' ').collect();
     assert_eq!([fields[2], fields[3]], [daemon.to_string(), daemon.to_string()], "{stat}");
 }
 
-/// What concerns the calls does not reach the scripts.
+/// Variables for the driver's calls do not reach the scripts.
 #[test]
 fn a_private_daemon_has_a_clean_environment() {
     let mut runner = Runner::new()
@@ -200,7 +200,7 @@ fn preparing_again_takes_the_daemon_that_runs() {
     assert_eq!(again.stdout(), format!("step-runner: {line}"));
     assert_eq!(runner.daemon_pid(), daemon);
     runner.stage("build_script", "true").is(&Seen::Success);
-    // One that has died is replaced.
+    // A daemon that has died is replaced.
     crate::support::kill(daemon, rustix::process::Signal::KILL);
     crate::support::wait_for("the daemon's end", || (!is_alive(daemon)).then_some(()));
     runner.call(&["prepare"]).is(&Seen::Success);
@@ -218,7 +218,7 @@ fn images_and_services_are_not_silently_ignored() {
     assert!(!said.contains("alpine"), "{said}");
 }
 
-/// T10.
+/// T10 in custom-executor.md §15.
 #[test]
 fn twenty_jobs_at_once_do_not_meet() {
     let daemon = Daemon::start();
@@ -244,7 +244,7 @@ fn twenty_jobs_at_once_do_not_meet() {
     assert_eq!(daemon.folders(), [""; 0]);
 }
 
-/// T11.
+/// T11 in custom-executor.md §15.
 #[test]
 fn every_stage_runs_its_script_known_or_not() {
     let mut runner = Runner::new().prepared();
@@ -255,13 +255,13 @@ fn every_stage_runs_its_script_known_or_not() {
     }
 }
 
-/// T12.
+/// T12 in custom-executor.md §15.
 #[test]
 fn the_program_of_run_jobs_is_at_hand() {
     let mut runner = Runner::new().prepared();
     let call = runner.stage("build_script", "step-runner --version").is(&Seen::Success);
     assert!(call.stdout().starts_with(concat!("step-runner ", env!("CARGO_PKG_VERSION"), "\n")));
-    // As the Runner writes the script of a job with `run:`.
+    // Writes the script as the Runner does for a job with `run:`.
     let script = |steps: &str| format!("export STEPS='{steps}'\nstep-runner ci");
     let call = runner.stage("step_script", script(r#"[{"name": "s", "script": "echo from run"}]"#));
     assert!(call.stdout().contains("from run\n"), "{}{}", call.stdout(), call.stderr());
@@ -272,7 +272,7 @@ fn the_program_of_run_jobs_is_at_hand() {
     runner.left_nothing();
 }
 
-/// T14.
+/// T14 in custom-executor.md §15.
 #[test]
 fn secrets_of_the_job_are_in_no_file_of_the_daemon() {
     let daemon = Daemon::start();

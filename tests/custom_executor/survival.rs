@@ -1,11 +1,11 @@
-//! The faults that a stage survives, and those that it does not (custom-executor.md §8, §12).
+//! The faults that a stage survives, and the faults that end it (custom-executor.md §8, §12).
 
 use rustix::process::Signal;
 
 use crate::runner::{Runner, Running, Seen};
 use crate::support::{Daemon, Setup, contains, kill, names, wait_for};
 
-/// A stage that prints, waits until `go` exists, prints again and ends with 6.
+/// Starts a stage that prints, waits until `go` exists, prints again and exits with 6.
 fn waiting(runner: &mut Runner) -> Running {
     let (begun, go) = (runner.file("begun"), runner.file("go"));
     for file in [&begun, &go] {
@@ -27,7 +27,7 @@ fn numbers(to: u32) -> String {
     crate::support::numbered(to, "")
 }
 
-/// T8.
+/// T8 in custom-executor.md §15.
 #[test]
 fn a_private_daemon_that_dies_is_brought_back_and_the_stage_goes_on() {
     let mut runner = Runner::new().prepared();
@@ -41,7 +41,7 @@ fn a_private_daemon_that_dies_is_brought_back_and_the_stage_goes_on() {
     let call = running.end().is(&Seen::BuildFailure(6));
     assert_eq!(call.stdout(), numbers(4000));
     assert_eq!(call.stderr(), "");
-    // Between two stages as well.
+    // The daemon is also restarted if it dies between two stages.
     kill(runner.daemon_pid(), Signal::KILL);
     runner.stage("after_script", "true").is(&Seen::Success);
     runner.call(&["cleanup"]).is(&Seen::Success);
@@ -64,7 +64,7 @@ fn a_private_daemon_is_not_brought_back_for_ever() {
     runner.left_nothing();
 }
 
-/// T8.
+/// T8 in custom-executor.md §15.
 #[test]
 fn a_shared_daemon_that_comes_back_goes_on_with_the_stage() {
     let mut daemon = Daemon::start();
@@ -78,7 +78,7 @@ fn a_shared_daemon_that_comes_back_goes_on_with_the_stage() {
     runner.call(&["cleanup"]).is(&Seen::Success);
 }
 
-/// T8: the effect of the stage is not known, so it is a failure of the system and never run again.
+/// T8: the effect of the stage is unknown, so this is a system failure and the stage is never run again.
 #[test]
 fn a_stage_whose_keeper_dies_is_a_failure_of_the_system() {
     for shared in [false, true] {
@@ -87,7 +87,7 @@ fn a_stage_whose_keeper_dies_is_a_failure_of_the_system() {
         let mut runner = runner.prepared();
         let running = waiting(&mut runner);
         let keeper = if shared { daemon.keeper_pid().unwrap() } else { runner.keeper_pid() };
-        // What is still in a pipe dies with the keeper.
+        // Bytes still in a pipe are lost with the keeper.
         let jobs = if shared { daemon.state_dir() } else { runner.state().join("d") }.join("jobs");
         let log = |key: &String| std::fs::read(jobs.join(key).join("log")).unwrap_or_default();
         let is_logged = || names(&jobs).iter().any(|key| contains(&log(key), " 01O 2000\n"));
@@ -95,7 +95,7 @@ fn a_stage_whose_keeper_dies_is_a_failure_of_the_system() {
         kill(keeper, Signal::KILL);
         let call = running.end().fails_with(&["interrupted", "effect is unknown"]);
         assert_eq!(call.stdout(), numbers(2000));
-        // A new keeper serves the next stage.
+        // The next stage gets a new keeper.
         runner.stage("after_script", "true").is(&Seen::Success);
         runner.call(&["cleanup"]).is(&Seen::Success);
         runner.left_nothing();
@@ -111,7 +111,7 @@ fn a_shared_daemon_that_stays_away_is_named() {
     running.end().fails_with(&["out of reach", daemon.socket.to_str().unwrap()]);
 }
 
-/// The same call again joins the stage instead of running it twice.
+/// A repeated call joins the running stage instead of running it twice.
 #[test]
 fn a_second_run_of_the_same_stage_joins_the_first() {
     let daemon = Daemon::start();
@@ -126,7 +126,7 @@ fn a_second_run_of_the_same_stage_joins_the_first() {
     let words = ["run", script.to_str().unwrap(), "build_script"];
     let (one, two) = (runner.start(&words), runner.start(&words));
     wait_for("the script", || begun.exists().then_some(()));
-    // Both follow.
+    // Both calls follow the stage.
     let socket = daemon.socket.clone();
     wait_for("two followers", || (connections(&socket) >= 2).then_some(()));
     std::fs::write(go, "").unwrap();
@@ -135,7 +135,7 @@ fn a_second_run_of_the_same_stage_joins_the_first() {
     assert_eq!(std::fs::read_to_string(begun).unwrap(), "run\n");
 }
 
-/// Open connections to a socket, by the kernel's list.
+/// Returns the number of open connections to a socket, from the kernel's list.
 fn connections(socket: &std::path::Path) -> usize {
     let list = std::fs::read_to_string("/proc/net/unix").unwrap();
     // State 03: connected.

@@ -1,4 +1,4 @@
-//! A scripted daemon and an unreliable connection to it.
+//! A scripted daemon, and a relay that breaks connections to it.
 #![expect(dead_code, reason = "each test program uses its own part")]
 #![expect(clippy::unwrap_used, reason = "a broken scene fails the test")]
 
@@ -23,53 +23,53 @@ use tonic::{Code, Request, Response, Status};
 /// Bytes per message of a followed log.
 const PIECE: usize = 4096;
 
-/// What the daemon does and has seen.
+/// Script of the daemon, and a record of its calls.
 #[derive(Default)]
 pub(crate) struct Script {
     /// Jobs by id.
     pub jobs: HashMap<String, Job>,
-    /// Jobs that a Run registers, with whatever id.
+    /// Jobs that the next Runs register, whatever their ids.
     pub next: Option<Job>,
-    /// Answers of the next Runs, before any success.
+    /// Errors that the next Runs are answered with before any Run succeeds.
     pub run_failures: VecDeque<Status>,
-    /// The answer of the next Run is cut off after it is registered.
+    /// The next Run registers its job, but its answer is cut off.
     pub cut_run: bool,
-    /// The next log streams end well this many bytes early.
+    /// The next log streams end without an error this many bytes early.
     pub early_ends: VecDeque<usize>,
-    /// Requests of Run, in order.
+    /// Run requests, in order.
     pub runs: Vec<v1::RunRequest>,
-    /// Jobs started: Runs of ids that were not registered.
+    /// Number of jobs started: Runs of ids that were not registered.
     pub starts: usize,
-    /// Offsets asked for.
+    /// Offsets that followers asked for.
     pub offsets: Vec<i32>,
-    /// The answer to every Finish, instead of a removal.
+    /// Error that every Finish is answered with; it then removes nothing.
     pub finish_failure: Option<Status>,
     /// Ids given to Cancel and Finish.
     pub cancelled: Vec<String>,
     pub finished: Vec<String>,
-    /// Jobs that are over and forgotten, and since when.
+    /// Jobs that ended and were forgotten, and since when.
     pub remembered: HashMap<String, String>,
 }
 
-/// An ended job.
+/// A job. It has ended unless `running` is set.
 #[derive(Clone, Default)]
 pub(crate) struct Job {
     pub log: Vec<u8>,
     pub results: Vec<v1::StepResult>,
     pub exit_code: i32,
     pub message: String,
-    /// It has not ended yet; a cancel ends it.
+    /// The job has not ended yet; a cancel ends it.
     pub running: bool,
-    /// A cancel does not end it.
+    /// A cancel does not end the job.
     pub stubborn: bool,
 }
 
 #[derive(Clone, Default)]
 pub(crate) struct Daemon {
     pub script: Arc<Mutex<Script>>,
-    /// Cuts all lines of the relay.
+    /// Cuts all connections of the relay.
     pub cut: Arc<Notify>,
-    /// A running job has ended.
+    /// Notified when a running job has ended.
     ended: Arc<Notify>,
 }
 
@@ -100,7 +100,7 @@ impl Daemon {
     }
 }
 
-/// The refusal of a daemon, with its details.
+/// Makes the refusal of a daemon, with its details.
 pub(crate) fn refusal(code: Code, reason: &str, text: &str, facts: &[(&str, &str)]) -> Status {
     let metadata = facts.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
     details::status(code, reason, text, Details { metadata, ..Details::default() })
@@ -116,7 +116,7 @@ impl StepRunner for Daemon {
             if let Some(failure) = script.run_failures.pop_front() {
                 return Err(failure);
             }
-            // As if it were the same request again.
+            // A Run of such an id is treated as a repetition of the same request.
             let is_over = script.remembered.contains_key(&request.id);
             if !is_over && !script.jobs.contains_key(&request.id) {
                 script.starts += 1;
@@ -217,7 +217,7 @@ impl StepRunner for Daemon {
     }
 }
 
-/// A line that breaks: each connection ends after the next number of bytes from the daemon, without a word.
+/// A relay whose connections break: each ends without a message after the next number of bytes from the daemon.
 pub(crate) struct Relay {
     pub path: PathBuf,
     pub connections: Arc<AtomicUsize>,
@@ -226,7 +226,7 @@ pub(crate) struct Relay {
 }
 
 impl Relay {
-    /// Listens on `path`; `limits` give the bytes that pass before each cut.
+    /// Listens on `path`. `limits` returns the number of bytes to pass before each cut.
     pub(crate) fn start(
         path: PathBuf,
         daemon_path: PathBuf,
@@ -255,7 +255,7 @@ impl Relay {
 }
 
 impl Relay {
-    /// Ends the line and everything on it, and takes the socket away.
+    /// Ends the relay and all its connections, and removes the socket.
     pub(crate) async fn stop(self) {
         self.task.abort();
         drop(self.task.await);
@@ -279,7 +279,7 @@ async fn pass(near: UnixStream, far: UnixStream, limit: usize) {
             }
             left -= length;
         }
-        // Let what passed arrive before the line is cut.
+        // Lets the bytes that passed arrive before the connection is cut.
         tokio::time::sleep(Duration::from_millis(1)).await;
     };
     tokio::select! {
@@ -288,7 +288,7 @@ async fn pass(near: UnixStream, far: UnixStream, limit: usize) {
     }
 }
 
-/// A sequence of numbers that looks random and is the same every time.
+/// Returns a pseudo-random sequence that is the same every time.
 pub(crate) fn numbers(mut state: u64) -> impl FnMut() -> u64 + Send {
     move || {
         state ^= state << 13;
@@ -298,12 +298,12 @@ pub(crate) fn numbers(mut state: u64) -> impl FnMut() -> u64 + Send {
     }
 }
 
-/// One entry of a log.
+/// Returns one entry of a log.
 pub(crate) fn entry(source: &str, body: &str) -> Vec<u8> {
     format!("2026-11-20T10:00:00.123456Z {source} {body}\n").into_bytes()
 }
 
-/// Results of a job with `names` in its list; the last one failed if `code` is not 0.
+/// Returns the results of a job with the steps `names`. The last one failed if `code` is not 0.
 pub(crate) fn results(names: &[&str], code: i32) -> Vec<v1::StepResult> {
     use v1::step_result::{ExecResult, Status};
     let last = names.len().saturating_sub(1);

@@ -7,10 +7,10 @@ use tonic::Code;
 
 use crate::support::{Client, Daemon, OwnSleep, SOON, Setup, contains, request, script, until};
 
-/// A word that no client may read.
+/// Text of the injected panic. No client must see it.
 const PAYLOAD: &str = "failpoint";
 
-/// A daemon in which one thing goes wrong, once, after it has shown that it works.
+/// Starts a daemon with one failpoint that panics once, after `passing` passes. First shows that the daemon works.
 async fn broken_at(point: &str, passing: u32) -> (Daemon, Client) {
     let daemon = Setup::new()
         .env("FAILPOINTS", &format!("{point}={passing}*off->1*panic(payload)->off"))
@@ -20,7 +20,7 @@ async fn broken_at(point: &str, passing: u32) -> (Daemon, Client) {
     (daemon, client)
 }
 
-/// Other jobs go on, new ones are taken, nothing stays behind.
+/// Asserts that other jobs continue, new ones are accepted, and nothing is left behind.
 async fn goes_on(daemon: &Daemon, client: &Client, ids: &[&str]) {
     assert_eq!(client.run_to_end("after", &script("echo after")).await.state(), State::Success);
     assert_eq!(client.output("after").await, "after\n");
@@ -53,7 +53,7 @@ async fn fault_59_a_panic_in_a_call_answers_internal_and_ends_that_call_alone() 
         };
         assert_eq!(failed.code(), Code::Internal, "{name}: {failed}");
         assert!(!failed.message().contains(PAYLOAD) && !failed.message().contains("payload"), "{failed}");
-        // The same once more.
+        // Runs the same job again.
         client.try_run(request("1", &script("echo x"))).await.unwrap();
         assert_eq!(client.ended("1").await.state(), State::Success, "{name}");
         assert_eq!(client.output("1").await, "x\n");
@@ -61,7 +61,7 @@ async fn fault_59_a_panic_in_a_call_answers_internal_and_ends_that_call_alone() 
     }
 }
 
-/// Where a job's own parts break, and whether it is known by then how it ends.
+/// Failpoints in the parts of a job: name, passes before the panic, and true if the job's end is known by then.
 const PARTS: [(&str, u32, bool); 9] = [
     ("actors::job::begin", 0, false),
     ("actors::job::step_done", 0, false),
@@ -122,7 +122,7 @@ async fn fault_59_a_panic_in_a_cancel_still_ends_the_job() {
     goes_on(&daemon, &client, &["1"]).await;
 }
 
-/// Parts of the supervisor, and the call that meets them.
+/// Parts of the supervisor, named by the call that reaches them.
 const SUPERVISOR: [&str; 6] = ["admit", "cancel", "finish", "job_over", "operate", "reap"];
 
 #[tokio::test]
@@ -140,7 +140,7 @@ async fn fault_59_without_its_supervisor_the_daemon_ends_and_the_next_one_takes_
         client.prints("1", "on").await;
         for round in 0..2 {
             let id = format!("x{round}");
-            // What comes of these does not matter: one of them, or time, meets the defect.
+            // The results do not matter: one of these calls, or a timer, reaches the failpoint.
             drop(client.try_run(request(&id, &script("echo x"))).await);
             drop(client.try_cancel(&id).await);
             drop(client.try_finish(&id).await);

@@ -20,7 +20,7 @@ mod terminal;
 #[expect(dead_code, reason = "the proof `terminal` uses the rest")]
 mod session;
 
-/// Names that the session expects of its program.
+/// Module that the included `session` expects in its test program.
 mod verdict {
     /// A check that failed.
     pub(crate) type Check<T = ()> = Result<T, String>;

@@ -1,10 +1,10 @@
-//! A secret that becomes known and cannot be masked ends its job: nothing more of the job runs (masking.md §7).
+//! A new secret that cannot be masked ends its job: nothing more of the job runs (masking.md §7).
 
 use step_runner::pb::v1::State;
 
 use crate::support::{Daemon, Setup, contains};
 
-/// A function that returns a secret, and a step that shows it.
+/// Returns steps that call a function which returns a secret, and then print it.
 fn steps(daemon: &Daemon) -> String {
     let function = daemon.file("secret");
     std::fs::create_dir(&function).unwrap();
@@ -27,7 +27,7 @@ fn refusing(daemon: &str) -> Daemon {
     Setup::new().env("FAILPOINTS", daemon).env("KEEPER_FAILPOINTS", add).start()
 }
 
-/// The job has failed, and the secret is nowhere.
+/// Asserts that the job has failed and that the secret is nowhere.
 async fn is_kept_secret(daemon: &Daemon) {
     let client = daemon.client().await;
     let status = client.ended("1").await;
@@ -54,7 +54,7 @@ async fn fault_38_a_job_whose_keeper_cannot_mask_a_secret_ends_before_its_next_s
 
 #[tokio::test]
 async fn fault_38_who_takes_up_a_job_that_could_not_be_masked_ends_it_too() {
-    // Its actor dies at its end, or the daemon.
+    // The job's actor dies at the end of the job, or the daemon dies.
     let daemon = refusing("actors::job::end=1*panic->off");
     let steps_of = steps(&daemon);
     daemon.client().await.run_steps("1", &steps_of).await;

@@ -1,4 +1,4 @@
-//! Faults of the state folder, at exactly the system call that should fail (faults.md rows 25–28).
+//! Faults of the state folder, injected at the exact system call that fails (faults.md rows 25–28).
 
 use std::time::Instant;
 
@@ -7,7 +7,7 @@ use tonic::Code;
 
 use crate::support::{Daemon, OwnSleep, SOON, Setup, logs, numbered, patiently, refused, request, script};
 
-/// A daemon with failpoints of its own and of its keeper.
+/// Starts a daemon with failpoints for itself and for its keeper.
 fn failing(daemon: &str, keeper: &str) -> Daemon {
     Setup::new().env("FAILPOINTS", daemon).env("KEEPER_FAILPOINTS", keeper).start()
 }
@@ -24,7 +24,7 @@ async fn fault_26_a_job_whose_record_finds_no_space_is_refused_and_leaves_nothin
             refused(answer, Code::ResourceExhausted, "disk_full");
             assert_eq!(daemon.folders(), folders, "{point}: something was left");
             assert!(client.try_status("1").await.is_err());
-            // The same Run again, with space.
+            // Runs the same request again, now with space.
             assert_eq!(client.run_to_end("1", &script("echo two")).await.state(), State::Success);
             assert_eq!(client.output("before").await, "served\n");
         }
@@ -51,7 +51,7 @@ async fn fault_28_writes_that_take_one_byte_or_are_interrupted_lose_and_double_n
     }
 }
 
-/// Bytes that the log says were lost.
+/// Returns the number of bytes that the log reports as lost.
 fn lost(log: &[u8]) -> usize {
     let lines = logs::daemon_lines(log);
     let losses = lines.iter().filter_map(|line| {
@@ -62,7 +62,7 @@ fn lost(log: &[u8]) -> usize {
 
 #[tokio::test]
 async fn fault_25_what_a_full_disk_never_took_is_a_hole_with_its_size() {
-    // The first refusal begins the wait, the next one is a minute later; four more and there is space.
+    // The first failed write begins the wait, and the next one is a minute later. Four more fail, then there is space.
     let write = "keeper::log::write=5*off->6*return(ENOSPC)->off";
     let daemon = failing("", &format!("{write};keeper::log::clock=1*off->return(61)"));
     let client = daemon.client().await;
@@ -82,7 +82,7 @@ async fn fault_25_what_a_full_disk_never_took_is_a_hole_with_its_size() {
 
 #[tokio::test]
 async fn fault_25_a_job_that_was_given_up_while_the_disk_was_full_ends_when_there_is_space() {
-    // The second line of the log, about what the step has left, waits for a second.
+    // The second line of the log, about the step's left-over processes, waits for a second.
     let daemon = Setup::new()
         .env("KEEPER_FAILPOINTS", "keeper::log::write=1*off->1*return(ENOSPC)->off")
         .option("kill-wait", "1ms")
@@ -112,7 +112,7 @@ async fn fault_27_a_job_whose_log_the_disk_refuses_to_the_end_has_failed() {
     let log = std::fs::read(daemon.folder("1").join("log")).unwrap();
     assert_eq!(status.log_bytes, log.len() as i64);
     assert!(numbered(100_000, "").as_bytes().starts_with(&logs::source(&log, "01O")));
-    // Followers get what there is, and are told that it is not all; by the next daemon, too.
+    // Followers get the bytes there are, and the message that some are missing; also from the next daemon.
     let mut follow = client.follow("1", 0).await;
     while follow.bytes.len() < log.len() {
         follow.next().await.unwrap();

@@ -1,4 +1,4 @@
-//! Defects of the live view: how they leave the terminal.
+//! Defects of the live view, and the state in which they leave the terminal.
 
 use std::process::Command;
 
@@ -19,7 +19,8 @@ fn a_panic_of_the_live_view_leaves_a_terminal_in_order() {
     }
     let session = Session::open(80, 24).unwrap();
     session.write("job.yml", JOB).unwrap();
-    // The twentieth frame of a job that runs: the region and its colours are on the screen.
+    // The failpoint panics in the twentieth frame of a running job, when the live region and its colours are on the
+    // screen.
     let failpoint = "FAILPOINTS='cli::view::frame=20*off->1*panic(payload)->off'";
     session.start(failpoint, "step-runner run job.yml --times none --id example").unwrap();
     session.over().unwrap();

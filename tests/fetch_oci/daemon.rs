@@ -9,7 +9,7 @@ use super::support::registry::{
 use super::support::{Client, Daemon, Setup, contains};
 use super::{image, tar, zstd};
 
-/// A function that runs its own program, which says `word`.
+/// Returns the files of a function that runs its own program, which prints `word`.
 fn function(folder: &str, word: &str) -> Vec<(&'static str, Vec<u8>)> {
     let definition = "spec:\n---\nexec: {command: ['${{ func_dir }}/run']}\n";
     let program = format!("#!/bin/sh\necho {word} $(dirname \"$0\" | grep -c /cache/oci/)\n");
@@ -19,12 +19,12 @@ fn function(folder: &str, word: &str) -> Vec<(&'static str, Vec<u8>)> {
     vec![(STEP_LAYER, zstd(&tar(&files)))]
 }
 
-/// A daemon whose state is of no use to others.
+/// Starts a daemon with a new state folder, so that its cache is empty.
 fn daemon() -> Daemon {
     Setup::new().env("NO_PROXY", "*").start()
 }
 
-/// Runs one step to its failure: the job's message.
+/// Runs a job with one step, which must fail. Returns the job's message.
 async fn failure(client: &Client, id: &str, func: &str) -> String {
     let status = client.run_to_end(id, &json!([{"name": "a", "func": func}]).to_string()).await;
     assert_eq!(State::try_from(status.state), Ok(State::Failure), "{status:?}");
@@ -81,7 +81,7 @@ async fn an_earlier_step_may_export_the_credentials() {
     assert_eq!(State::try_from(status.state), Ok(State::Success), "{status:?}");
     assert_eq!(client.output("good").await, "in 1\n");
 
-    // The same image again, which is on the disk by now: without leave it is nobody's.
+    // The image is now in the cache, but a job without valid credentials still cannot use it.
     let status = client.run_to_end("wrong", &steps("hunter2")).await;
     assert!(status.message.contains("refuses the credentials"), "{}", status.message);
     assert!(!contains(&client.log("wrong").await, "hunter2"));

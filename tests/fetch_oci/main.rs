@@ -11,7 +11,7 @@ use std::io::Write;
 
 use support::registry::STEP_LAYER;
 
-/// A tar archive of files: path, mode, content.
+/// Makes a tar archive of files, each with path, mode and content.
 fn tar(files: &[(&str, u32, &str)]) -> Vec<u8> {
     let mut builder = tar::Builder::new(Vec::new());
     for (path, mode, content) in files {
@@ -33,7 +33,7 @@ fn gzip(bytes: &[u8]) -> Vec<u8> {
     encoder.finish().unwrap()
 }
 
-/// An image with one file.
+/// Returns the layers of an image with one file.
 fn image(text: &str) -> Vec<(&'static str, Vec<u8>)> {
     vec![(STEP_LAYER, zstd(&tar(&[("func.yml", 0o644, text)])))]
 }

@@ -1,4 +1,4 @@
-//! The fetching process, given one order.
+//! The fetching process, with one request each.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
@@ -21,7 +21,7 @@ use super::support::registry::{
 };
 use super::{gzip, image, tar, zstd};
 
-/// A place to fetch into, beside which nothing may appear.
+/// A folder to fetch into, with a canary. Nothing must appear outside of its `tree` and `scratch`.
 struct Site {
     dir: tempfile::TempDir,
     docker_config: Option<String>,
@@ -47,7 +47,7 @@ impl Site {
         std::fs::read_to_string(self.tree().join(path)).unwrap()
     }
 
-    /// Fetches an image with a process of its own: digest and size.
+    /// Fetches an image in a new process. Returns digest and size.
     fn fetch(
         &self,
         registry: &str,
@@ -111,7 +111,7 @@ fn ordered(order: &Order, into: &Path) -> Result<(String, Stats), FetchFailure> 
 #[test]
 fn a_worker_is_held_to_what_a_transfer_needs() {
     let (asked, was_asked) = mpsc::channel();
-    // Whoever asks waits until the end of the test.
+    // No request is answered before the end of the test.
     let registry = Scripted::start(move |_| {
         asked.send(()).ok();
         std::thread::park();
@@ -264,7 +264,7 @@ fn fault_69_hostile_images_touch_nothing_outside() {
     let Some(registry) = DockerRegistry::start() else { return };
     let mut escape = tar(&[("xx/canary", 0o644, "bad")]);
     escape[..2].copy_from_slice(b"..");
-    // The checksum of the changed header.
+    // Computes the checksum of the changed header.
     let sum: u32 =
         escape[..148].iter().chain(&escape[156..512]).map(|&byte| u32::from(byte)).sum::<u32>() + 256;
     escape[148..156].copy_from_slice(format!("{sum:06o}\0 ").as_bytes());
@@ -306,14 +306,14 @@ fn a_registry_on_this_machine_is_reached_without_a_proxy() {
     site.fetch(&registry.address, "g/echo", "1").unwrap();
 }
 
-/// A registry whose answers to questions for manifests and blobs are given.
+/// Starts a registry that answers requests for manifests and blobs with the result of `answer`.
 fn scripted(answer: impl Fn(&str) -> Vec<u8> + Send + Sync + 'static) -> Scripted {
     Scripted::start(
         move |head| if head.starts_with("GET /v2/ ") { response("200 OK", "", b"{}") } else { answer(head) },
     )
 }
 
-/// A manifest with one layer, as a registry sends it.
+/// Returns a manifest with one layer, as a registry sends it.
 fn manifest(digest: &str, size: usize) -> Vec<u8> {
     let manifest = json!({
         "schemaVersion": 2,
@@ -381,7 +381,7 @@ fn every_fault_of_a_registry_has_its_own_words() {
     assert!(error.message.contains("cannot be reached"), "{}", error.message);
 }
 
-/// A registry that asks for a token of the token server at `realm`.
+/// Starts a registry that asks for a token of the token server at `realm`.
 fn asking_for_token(realm: String) -> Scripted {
     Scripted::start(move |head| {
         if head.contains("\r\nauthorization: Bearer good-token\r\n") {
@@ -403,7 +403,7 @@ fn asking_for_token(realm: String) -> Scripted {
 #[test]
 fn a_token_is_fetched_where_the_registry_says_and_credentials_go_no_further() {
     let tokens = Scripted::start(|head| {
-        // user:secret
+        // Base64 of user:secret.
         if head.contains("\r\nauthorization: Basic dXNlcjpzZWNyZXQ=\r\n") {
             response("200 OK", "", br#"{"token": "good-token"}"#)
         } else {

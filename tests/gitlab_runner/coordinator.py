@@ -1,7 +1,7 @@
-"""For scripts/gitlab-runner: a double of what a GitLab Runner talks to, on the loopback.
+"""A fake GitLab server for scripts/gitlab-runner. It serves one GitLab Runner on the loopback.
 
-It hands out one job at a time and keeps what the Runner tells of it: the trace, its state and the reason of a failure.
-Started by hand (`coordinator.py JOB.json`) it prints its address and shows what came of that one job."""
+It hands out one job at a time and keeps the Runner's reports about it: the trace, the state, and the reason of a failure.
+Started by hand (`coordinator.py JOB.json`) it prints its address, waits for the end of that one job, and prints the reports."""
 
 import http.server
 import json
@@ -14,7 +14,7 @@ TOKEN = "token-of-the-runner"
 
 
 class Job:
-    """A job that a Runner is to be given, and what it told of it."""
+    """A job for a Runner, and the Runner's reports about it."""
 
     def __init__(self, number, answer):
         self.number = number
@@ -22,7 +22,7 @@ class Job:
         self.trace = b""
         self.state = "pending"
         self.failure_reason = None
-        # Somebody has pressed the button.
+        # True once a user has cancelled the job in the web interface.
         self.canceled = False
 
     def ended(self):
@@ -30,28 +30,28 @@ class Job:
 
 
 class Coordinator(http.server.ThreadingHTTPServer):
-    """The server: runs in a thread of its own from the beginning."""
+    """The server. It runs in its own thread from the beginning."""
 
     daemon_threads = True
 
     def __init__(self):
         super().__init__(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self.server_port}"
-        # Held for what follows; told of every change.
+        # Lock for the fields below. It is notified of every change.
         self.changed = threading.Condition()
         self.waiting = []
         self.jobs = {}
-        # Calls that no Runner makes, or not so.
+        # Calls that a real Runner never makes.
         self.wrong = []
         threading.Thread(target=self.serve_forever, daemon=True).start()
 
     def handle_error(self, request, client_address):
-        """A Runner that is killed hangs up in the middle of a call."""
+        """Ignores connection errors: a killed Runner disconnects in the middle of a call."""
         if not isinstance(sys.exc_info()[1], ConnectionError):
             super().handle_error(request, client_address)
 
     def put(self, number, answer):
-        """Makes a job that the next request is given."""
+        """Adds a job, which a later request for a job gets."""
         job = Job(number, {"id": number, "token": f"token-of-job-{number}", **answer})
         with self.changed:
             self.jobs[number] = job
@@ -59,7 +59,7 @@ class Coordinator(http.server.ThreadingHTTPServer):
         return job
 
     def wait(self, holds, seconds, what):
-        """Waits for a change after which it `holds`."""
+        """Waits until `holds()` is true; checks it after each change."""
         with self.changed:
             if not self.changed.wait_for(holds, seconds):
                 raise TimeoutError(f"not within {seconds} s: {what}")
@@ -99,7 +99,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         with self.server.changed:
             fits = int(start[1]) <= len(job.trace)
             if fits:
-                # A Runner that learns here that the job is canceled sends the same once more.
+                # A Runner that learns here of the cancel sends the same part of the trace again.
                 job.trace = job.trace[: int(start[1])] + body
                 self.server.changed.notify_all()
             told = "canceled" if job.canceled else job.state
@@ -117,7 +117,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
             return self.answer(200, {}, "canceled" if job.canceled else None)
 
     def body(self):
-        """All of it, also where the Runner does not know its length before."""
+        """Returns the body of the request, whether it has a length or comes in chunks."""
         if self.headers.get("Transfer-Encoding", "").lower() != "chunked":
             return self.rfile.read(int(self.headers.get("Content-Length") or 0))
         body = b""
@@ -128,11 +128,11 @@ class Handler(http.server.BaseHTTPRequestHandler):
         return body
 
     def route(self):
-        """The path alone: newer Runners send `?debug_trace=false` with a trace."""
+        """Returns the path without the query: newer Runners send `?debug_trace=false` with a trace."""
         return urllib.parse.urlsplit(self.path).path
 
     def job(self, rest, token):
-        """The job of this path, if the token is its own."""
+        """Returns the job that the path names, or None if the token is not the job's."""
         found = re.fullmatch(r"/api/v4/jobs/(\d+)" + rest, self.route())
         job = found and self.server.jobs.get(int(found[1]))
         return job if job and job.answer["token"] == token else None
@@ -156,7 +156,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, *_):
-        """Nothing: what was wrong is kept."""
+        """Prints nothing: wrong calls are recorded."""
 
 
 def main(path):

@@ -1,8 +1,9 @@
-"""For scripts/gitlab-runner: RUNNER PROGRAM, jobs of a real GitLab Runner whose Custom executor is driven by PROGRAM.
+"""Runs jobs with a real GitLab Runner whose Custom executor uses PROGRAM, for scripts/gitlab-runner: proof.py RUNNER PROGRAM
 
-Success, failure, cancel, time limit, a daemon killed during a stage: after each the Runner has told the coordinator the right end
-and the whole trace, and neither a process nor a state of the job is left (docs/integrate/gitlab-custom-executor.md). At last the
-Runner is killed during a stage: the driver ends the processes of the job, though nobody tells it to."""
+The jobs succeed, fail, are cancelled, reach their time limit, or have their daemon killed during a stage. After each the Runner
+must have reported the right end and the whole trace, and no process and no state of the job may be left
+(docs/integrate/gitlab-custom-executor.md). At last the Runner is killed during a stage: the driver must end the job's
+processes by itself."""
 
 import glob
 import json
@@ -18,7 +19,7 @@ from unittest.mock import ANY
 
 from coordinator import TOKEN, Coordinator
 
-# Longest wait for anything; a Runner tells its news every 3 s, and a job ends within its graces.
+# Longest wait for anything. A Runner sends updates every 3 s, and a job ends within its grace times.
 PATIENCE = 180
 SECRET = "never-shown-8f2c61"
 LINES = 20_000
@@ -30,7 +31,7 @@ def expect(holds, what):
 
 
 def eventually(holds, what):
-    """Waits until it `holds`; `what` says at the end what did not."""
+    """Waits until `holds()` is true. After a timeout `what()` describes what was missing."""
     until = time.monotonic() + PATIENCE
     while not holds():
         if time.monotonic() > until:
@@ -39,7 +40,7 @@ def eventually(holds, what):
 
 
 def words_of(process):
-    """Command line of a process, as long as it lives."""
+    """Returns the command line of a process, or nothing if it has ended."""
     try:
         return pathlib.Path(process, "cmdline").read_bytes()
     except OSError:
@@ -56,10 +57,10 @@ class Proof:
         for name in ("tmp", "builds", "cache"):
             (self.folder / name).mkdir()
         (self.folder / "config.toml").write_text(self.config(program), encoding="utf-8")
-        # Nothing of ours reaches Runner and driver.
+        # Variables of our own environment do not reach Runner and driver.
         self.environment = {"PATH": os.environ["PATH"], "HOME": folder, "TMPDIR": f"{folder}/tmp"}
         said = self.call(runner, "verify").communicate(timeout=PATIENCE)[0]
-        # Newer ones say that the token is valid.
+        # Newer Runners say that the token is valid.
         expect(b"is alive" in said or b"is valid" in said, f"verify: {said}")
         self.runner = self.call(runner, "run", self.log.open("wb"))
 
@@ -92,7 +93,7 @@ force_kill_timeout = 10
 """
 
     def start(self, *script, timeout=3600):
-        """A job with this script, without sources, as GitLab describes it."""
+        """Starts a job with this script and without sources, in GitLab's format."""
         self.number += 1
         variables = {
             "CI_JOB_ID": str(self.number),
@@ -136,16 +137,16 @@ force_kill_timeout = 10
         return self.coordinator.put(self.number, answer)
 
     def ended(self, job, state, reason=None):
-        """The end of the job, which has to be this."""
+        """Waits for the end of the job and checks its state and reason."""
         self.coordinator.wait(job.ended, PATIENCE, f"the end of job {job.number}")
         end = (job.state, job.failure_reason or None)
         expect(end == (state, reason), f"it ended as {end}, not as {(state, reason)}")
         expect(SECRET.encode() not in job.trace, "the trace shows the secret")
-        # The Runner cleans up after it has told the end.
+        # The Runner cleans up after it has reported the end.
         eventually(lambda: not self.left(), lambda: f"nothing left after the job: {self.left()}")
 
     def left(self):
-        """Folders and processes of the driver, its daemon and its jobs."""
+        """Returns the folders and processes of the driver, its daemon and its jobs."""
         left = glob.glob(f"{self.state}/*/meta.json")
         for process in glob.glob("/proc/[0-9]*"):
             try:
@@ -180,7 +181,7 @@ force_kill_timeout = 10
         expect(b"Job failed: exit" in job.trace, "the Runner does not say that the job has failed")
 
     def endless(self, timeout=3600, silent=False):
-        """A job that only somebody else ends, once it runs; its process in the background."""
+        """Starts a job that does not end by itself, and waits until it runs. Returns it and the pid of its background process."""
         number = self.number + 1
         file = self.folder / f"{number}.pid"
         more = "[ $n -lt 2 ]" if silent else ":"
@@ -192,7 +193,7 @@ force_kill_timeout = 10
     def cancel(self):
         job, background = self.endless()
         job.canceled = True
-        # GitLab has its own state and reason for such a job.
+        # GitLab sets its own state and reason for such a job.
         self.ended(job, "failed", ANY)
         told = job.trace + self.log.read_bytes()
         expect(b"Job failed: canceled" in told, "the Runner does not say that the job was canceled")
@@ -222,7 +223,7 @@ force_kill_timeout = 10
             expect(job.trace.count(text) == 1, f"{text} stands {job.trace.count(text)} times in the trace")
 
     def killed_runner(self):
-        # A job that prints meets a closed pipe.
+        # A job that prints would end by a broken pipe, so this one is silent.
         job, background = self.endless(silent=True)
         self.runner.kill()
         self.runner.wait()
@@ -231,7 +232,7 @@ force_kill_timeout = 10
         print(f"gitlab-runner: killed_runner: the job's processes and the driver have ended, {job.state}", flush=True)
 
     def drivers(self):
-        """Processes of the driver, without the private daemon."""
+        """Returns the processes of the driver, without the private daemon."""
         return [process for process in self.left() if b"custom-executor" in words_of(process).split(b"\0")]
 
     def run(self):
@@ -252,7 +253,7 @@ force_kill_timeout = 10
             except subprocess.TimeoutExpired:
                 self.runner.kill()
                 self.runner.wait()
-            # A killed Runner leaves the private daemon, and a miss anything.
+            # A killed Runner leaves the private daemon running, and a failed test can leave any process.
             for process in self.left():
                 if process.startswith("/proc/"):
                     os.kill(int(process.removeprefix("/proc/")), signal.SIGKILL)

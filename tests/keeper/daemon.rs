@@ -1,4 +1,4 @@
-//! Daemons that connect to the keeper and go away (service.md §6.4).
+//! Daemons that connect to the keeper and disconnect (service.md §6.4).
 
 use std::time::Duration;
 
@@ -35,7 +35,7 @@ fn a_step_goes_on_without_a_daemon_and_the_next_one_learns_all() {
     assert_eq!(job.record(&mut keeper.client), [b"first".to_vec(), b"second".to_vec()]);
     assert_eq!(held.log_len, job.log().len() as u64);
 
-    // The new daemon replays the job: what was done is not done again.
+    // The new daemon replays the job. Operations that were done are not done again.
     let mut again = job.command(&["/bin/echo", "again"]);
     again.op = 2;
     keeper.client.ask(Request::Spawn(Box::new(again))).unwrap();

@@ -1,4 +1,4 @@
-//! The end of processes: left-over ones of steps, stop, close (service.md §6.1, §6.2; faults.md rows 1–5).
+//! The end of processes: left-over processes of steps, stop, close (service.md §6.1, §6.2; faults.md rows 1–5).
 
 use std::fs::File;
 use std::io::Read;
@@ -22,10 +22,10 @@ fn fault_01_what_a_step_left_lives_until_the_job_ends() {
         let lines = job.lines();
         assert_eq!((lines.len(), lines[0].as_str()), (2, "01O x"));
         assert!(lines[1].starts_with("00O step s1 left 1 process running: "), "{lines:?}");
-        // One without the pipes costs no time at all.
+        // A left-over process that does not hold the pipes causes no wait.
         let over = job.run(&mut keeper.client, "sleep 600 >/dev/null 2>&1 & :");
         assert_eq!(over.left, 2);
-        // While a process becomes another program its environment reads empty.
+        // The environment of a process reads empty during its `execve`.
         wait_until(|| job.living().len() == 2);
         assert!(job.close(&mut keeper.client).unkilled.is_empty());
         assert!(job.living().is_empty());
@@ -41,7 +41,7 @@ fn fault_87_the_line_about_leftovers_names_the_right_step_and_masked_commands() 
         let started = keeper.dir.path().join("started");
         let never = keeper.dir.path().join("never");
         rustix::fs::mknodat(rustix::fs::CWD, &never, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
-        // The left-over process is what it will be before its step ends, and has no child then.
+        // The left-over process has executed its final program and has no child before its step ends.
         let leaves = format!(
             "setsid sh -c ': hunter2-the-secret; : > {0}; read word < {1}' >/dev/null 2>&1 & \
              while ! test -e {0}; do :; done; echo $! >&2; rm {0}",
@@ -168,7 +168,7 @@ fn fault_05_a_stopped_process_can_be_cancelled() {
     keeper.end();
 }
 
-/// A FIFO that the processes of a job hold open: whoever reads it knows when the last of them is gone.
+/// A FIFO that the processes of a job hold open. Its reader sees the end of the file when the last of them is gone.
 struct Witness {
     path: PathBuf,
     reader: File,
@@ -182,12 +182,12 @@ impl Witness {
         Self { path, reader }
     }
 
-    /// In front of a script: opens it and says so.
+    /// Returns the start of a script: it opens the FIFO and prints a line.
     fn attach(&self) -> String {
         format!("exec 9> {}; echo held >&9; ", self.path.display())
     }
 
-    /// To be asked once the processes have attached themselves.
+    /// True if no process holds the FIFO. Valid only once the processes have opened it.
     fn is_alone(&mut self) -> bool {
         let mut rest = [0; 64];
         loop {
@@ -203,7 +203,7 @@ impl Witness {
     }
 }
 
-/// A script that goes on for ever: each process starts the next in a session of its own and exits, so that no list of
+/// Returns a script that forks for ever: each process starts the next one in a new session and exits. No list of its
 /// processes is ever complete.
 fn chain(folder: &Path) -> String {
     let link = folder.join("link");
@@ -275,7 +275,7 @@ fn a_dropped_job_says_and_records_nothing_of_a_later_one_with_its_id() {
     for cgroup in ["auto", "off"] {
         let mut keeper = Keeper::start(cgroup);
         let mut old = keeper.hold("again");
-        // Its number tells its journal entries from those of the later job.
+        // An unusual step number tells the journal entries of this job from those of the later one.
         old.step = 76;
         let started = keeper.dir.path().join("started");
         old.spawn(
@@ -294,13 +294,13 @@ fn a_dropped_job_says_and_records_nothing_of_a_later_one_with_its_id() {
             lines: vec![],
         };
         keeper.client.tell(close);
-        // A daemon removes the folder of a job once the keeper has forgotten the job.
+        // A daemon removes a job's folder once the keeper has dropped the job.
         keeper.client.ask(Request::Drop { key: old.key }).unwrap();
         std::fs::rename(&old.folder, keeper.dir.path().join("removed")).unwrap();
         let mut new = keeper.hold_with("again", |hold| hold.tag ^= 1);
         assert_eq!(new.run(&mut keeper.client, "echo new").end, exited(0));
         wait_until(|| old.living().is_empty());
-        // An answer comes behind whatever the end of the old job has brought.
+        // An answer comes after all events of the old job, so this reads them first.
         assert_eq!(new.resume(&mut keeper.client).over.len(), 1);
         let closed = new.close(&mut keeper.client);
         assert_eq!((closed.log_len, new.lines()), (new.log().len() as u64, vec!["01O new".to_owned()]));

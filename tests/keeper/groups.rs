@@ -1,4 +1,4 @@
-//! Control groups that steps have changed (faults.md row 84).
+//! Cgroups that steps have changed (faults.md row 84).
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -8,7 +8,8 @@ use std::time::Duration;
 use crate::parts;
 use crate::support::{Job, Keeper, exited, wait_for_file, wait_until};
 
-/// A keeper with control groups, and the directory of the group in which its leaves are.
+/// Starts a keeper that uses cgroups. Returns it and the parent of its jobs' groups. Skips the test without a writable
+/// cgroup v2.
 fn with_groups(test: &str) -> Option<(Keeper, PathBuf)> {
     let keeper = Keeper::start("auto");
     match keeper.client.cgroup.clone() {
@@ -20,7 +21,7 @@ fn with_groups(test: &str) -> Option<(Keeper, PathBuf)> {
     }
 }
 
-/// The leaf that a step of `job` runs in.
+/// Returns the cgroup that steps of `job` run in.
 fn leaf_of(job: &mut Job, keeper: &mut Keeper) -> PathBuf {
     let file = keeper.dir.path().join("cgroup");
     let over = job.run(&mut keeper.client, &format!("grep ^0:: /proc/self/cgroup > {}", file.display()));
@@ -68,7 +69,7 @@ fn fault_84_a_leaf_that_is_frozen_again_and_again_stops_no_start() {
             }
             fs::write(leaf.join("cgroup.freeze"), "0").unwrap();
         });
-        // That the keeper answers shows that the start is over; the process may be frozen again.
+        // The keeper answers again only after it has started the step. The step can be frozen again by then.
         let step = job.spawn(&mut keeper.client, "exit 3");
         let mut other = keeper.hold("other");
         assert_eq!(other.run(&mut keeper.client, "exit 4").end, exited(4));
@@ -137,7 +138,7 @@ fn fault_84_a_step_that_froze_itself_hears_that_it_is_to_end() {
 fn fault_84_a_job_whose_leaf_was_removed_gets_another_and_ends() {
     let test = "fault_84_a_job_whose_leaf_was_removed_gets_another_and_ends";
     let Some((mut keeper, group)) = with_groups(test) else { return };
-    // A name that the keeper would take next.
+    // Takes a name that the keeper would use next.
     fs::create_dir(group.join("2")).unwrap();
     let mut job = keeper.hold("removed");
     let leaf = leaf_of(&mut job, &mut keeper);

@@ -1,4 +1,4 @@
-//! Logs that another process has changed (faults.md row 85), and lines that have no end yet.
+//! Logs that another process has changed (faults.md row 85), and lines that have no line feed yet.
 
 use std::io::Write;
 use std::path::Path;
@@ -72,7 +72,7 @@ fn fault_85_a_job_that_is_held_anew_has_the_log_that_was_told() {
     keeper.end();
 }
 
-/// The text of the next report of an unfinished line; empty if the line has ended.
+/// Returns the text of the next report of an unfinished line. Empty if the line has ended.
 fn unfinished(client: &mut Client) -> String {
     client.event(|event| match event {
         FromKeeper::Unfinished { entry, .. } => {
@@ -92,7 +92,7 @@ fn lines_without_an_end_are_told_to_a_daemon_that_asks() {
     let first = job.spawn(&mut keeper.client, &format!("printf one; {wait}; echo; printf two >&2; {wait}"));
     keeper.client.ask(Request::WatchUnfinished { key: job.key }).unwrap();
     assert_eq!(unfinished(&mut keeper.client), "one");
-    // Another daemon asks anew.
+    // A new daemon has to ask for the reports again.
     keeper.client.hang_up();
     keeper.reconnect(crate::support::settings());
     keeper.client.ask(Request::WatchUnfinished { key: job.key }).unwrap();
@@ -103,7 +103,7 @@ fn lines_without_an_end_are_told_to_a_daemon_that_asks() {
     std::fs::write(&go, "").unwrap();
     keeper.client.step_over(job.key, first);
     assert_eq!(unfinished(&mut keeper.client), "", "the end of the step ends its lines");
-    // The job's later steps are watched too.
+    // The reports also cover later steps of the job.
     let last = job.spawn(&mut keeper.client, &format!("printf three; {wait}"));
     assert_eq!(unfinished(&mut keeper.client), "three");
     std::fs::write(&go, "").unwrap();
@@ -119,7 +119,7 @@ fn lines_without_an_end_that_the_log_would_not_have_are_not_told() {
     keeper.client.ask(Request::WatchUnfinished { key: job.key }).unwrap();
     let go = keeper.dir.path().join("go");
     assert!(std::process::Command::new("mkfifo").arg(&go).status().unwrap().success());
-    // Ten times as long as a report takes.
+    // The step sleeps ten times as long as a report takes.
     let script = format!("printf seen; cat {}; seq 1 3000; printf unseen; sleep 1", go.display());
     let step = job.spawn(&mut keeper.client, &script);
     assert_eq!(unfinished(&mut keeper.client), "seen");

@@ -76,7 +76,7 @@ fn fault_39_phrases_are_masked_in_output_and_lines_and_from_the_moment_they_are_
     let mut job = keeper.hold_with("masked", |hold| hold.phrases = vec![b"hunter2!".to_vec()]);
     job.run(&mut keeper.client, "printf 'a hunt'; printf 'er2! b\\n'; echo later-secret");
     let op = job.next_op();
-    // Enough to be prepared beside the loop.
+    // So many phrases that the keeper prepares their masker outside of its event loop.
     let mut phrases: Vec<Vec<u8>> = (0..500).map(|n| format!("filler-phrase-{n:06}").into_bytes()).collect();
     phrases.push(b"later-secret".to_vec());
     let reply = keeper.client.ask(Request::Phrases { key: job.key, op, phrases });
@@ -103,12 +103,12 @@ fn fault_39_phrases_are_masked_in_output_and_lines_and_from_the_moment_they_are_
 fn fault_16_a_quarter_gibibyte_without_a_line_end_arrives_byte_for_byte() {
     let mut keeper = Keeper::start("auto");
     let mut job = keeper.hold("big");
-    // Without line feeds in rows, with all byte values but those that masking looks for.
+    // One line of a quarter gibibyte, without line feeds.
     let over = job.run(&mut keeper.client, "head -c 268435456 /dev/zero | tr '\\0' '\\377'");
     assert_eq!(over.end, exited(0));
     job.close(&mut keeper.client);
     let mut out = job.stdout();
-    // The end of a process adds one line feed.
+    // The keeper adds one line feed when the process ends.
     assert_eq!(out.pop(), Some(b'\n'));
     assert_eq!(out.len(), 268_435_456);
     assert_eq!(Sha256::digest(&out), Sha256::digest(vec![0xff; 268_435_456]));
@@ -195,7 +195,7 @@ fn fault_25_a_full_disk_holds_the_process_up_and_loses_nothing() {
     });
     std::fs::write(small.join("ballast"), vec![1; 3 << 20]).unwrap();
     let step = full.spawn(&mut keeper.client, "head -c 2000000 /dev/zero | tr '\\0' '\\377'; exit 6");
-    // The log has taken what the disk had room for, and another job is served meanwhile.
+    // The log file has filled the disk. Another job is still served.
     wait_until(|| rustix::fs::statvfs(&small).unwrap().f_bfree == 0);
     assert_eq!(job.run(&mut keeper.client, "echo fine").end, exited(0));
     assert_eq!(full.resume(&mut keeper.client).over, [], "its step runs");
@@ -211,7 +211,7 @@ fn fault_25_a_full_disk_holds_the_process_up_and_loses_nothing() {
     drop(unmount);
 }
 
-/// A folder for a job on a small file system.
+/// Makes a folder for a job on a small file system.
 fn keeper_folder(small: &std::path::Path) -> std::path::PathBuf {
     let folder = small.join("job");
     std::fs::create_dir(&folder).unwrap();

@@ -1,4 +1,4 @@
-//! Peers of the keeper's socket: a daemon is let in, a process of a job is not (docs/operate/threat-model.md).
+//! Peers of the keeper's socket: a daemon is accepted, a process of a job is not (docs/operate/threat-model.md).
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -10,13 +10,13 @@ use step_runner::model::JobId;
 
 use crate::support::{Job, Keeper, exited, settings};
 
-/// Environment of [`attacker`]: path of the socket. Without it the function does nothing.
+/// Variable for [`attacker`]: path of the socket. Without it the function does nothing.
 const SOCKET: &str = "ATTACKED_KEEPER_SOCKET";
 
-/// Environment of [`attacker`]: where to leave the socket to a child and exit at once.
+/// Variable for [`attacker`]: if set, it leaves the connection to a child process and exits at once.
 const LEAVES: &str = "ATTACKER_LEAVES";
 
-/// Name of the job whose record is wanted.
+/// Name of the job whose record the attacker asks for.
 const VICTIM: &str = "victim";
 
 /// Record of the victim.
@@ -27,7 +27,7 @@ fn frame(id: u64, request: Request) -> Vec<u8> {
     [&(body.len() as u32).to_le_bytes()[..], &body].concat()
 }
 
-/// Runs as a step when the variable is set: asks the keeper for the record of another job, and prints the answer's kind.
+/// Runs as a step when the variable is set: asks the keeper for the record of another job and prints the answer.
 #[test]
 #[expect(clippy::zombie_processes, reason = "the child shall outlive this process")]
 fn attacker() {
@@ -36,7 +36,7 @@ fn attacker() {
     let hello = Request::Hello { version: PROTOCOL_VERSION, settings: settings(), digest_key: [9; 16] };
     let mut stream = UnixStream::connect(socket).unwrap();
     if std::env::var_os(LEAVES).is_some() {
-        // The process that connected is gone when the keeper looks at it; its child has the connection.
+        // The process that connected has exited when the keeper looks at it. Its child holds the connection.
         let request = [frame(1, hello), frame(2, Request::ReadRecord { key, offset: 0 })].concat();
         stream.write_all(&request).ok();
         let mut child = Command::new("timeout");
@@ -53,7 +53,7 @@ fn attacker() {
     std::io::stdout().write_all(told.as_bytes()).unwrap();
 }
 
-/// A step that runs [`attacker`] behind the words of `before`.
+/// Starts a step that runs [`attacker`] behind the words of `before`.
 fn attack(keeper: &mut Keeper, job: &mut Job, before: &str, leaves: bool) {
     let program = std::env::current_exe().unwrap();
     let script = format!("{before} {} --exact peers::attacker --nocapture", program.display());
@@ -67,7 +67,7 @@ fn attack(keeper: &mut Keeper, job: &mut Job, before: &str, leaves: bool) {
     assert_eq!(keeper.client.step_over(job.key, step).end, exited(0));
 }
 
-/// Waits for the operator's line about refused peers.
+/// Waits for the notice to the operator about refused peers, and returns it.
 fn refusal(keeper: &mut Keeper) -> String {
     keeper.client.event(|event| match event {
         FromKeeper::Notice(text) if text.contains("keeper.sock") => Some(text.clone()),
@@ -85,7 +85,7 @@ fn fault_79_a_step_that_asks_the_keeper_for_another_jobs_record_is_refused() {
             attack(&mut keeper, &mut job, before, leaves);
             let text = refusal(&mut keeper);
             assert!(text.contains("refused"), "{text}");
-            // Nothing was answered, and the daemon's connection is the one it was.
+            // The attacker got no answer, and the daemon is still connected.
             assert_eq!(victim.record(&mut keeper.client), [SECRET.to_vec()]);
             job.close(&mut keeper.client);
             let said = job.lines().join("\n");
@@ -103,7 +103,7 @@ fn fault_79_an_orphan_of_a_step_is_refused_and_the_operator_hears_it_once() {
         keeper.hold_with(VICTIM, |hold| hold.record = SECRET.to_vec());
         let mut job = keeper.hold("attacker");
         let done = keeper.dir.path().join("done");
-        // Its parents have ended, its environment tells no job, its session is its own.
+        // The attacker's parents have ended, its environment does not name the job, and it has its own session.
         let path = keeper.dir.path().join("keeper.sock");
         let program = std::env::current_exe().unwrap();
         let script = format!(
@@ -120,7 +120,7 @@ fn fault_79_an_orphan_of_a_step_is_refused_and_the_operator_hears_it_once() {
         let said = job.lines().join("\n");
         assert_eq!(said.matches("answered with 0 bytes").count(), 3, "{cgroup}: {said}");
         assert!(!said.contains("the-record"), "{cgroup}: {said}");
-        // A daemon gets in as before.
+        // A daemon is still accepted.
         keeper.client.hang_up();
         keeper.reconnect(settings());
         keeper.end();

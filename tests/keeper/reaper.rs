@@ -1,4 +1,4 @@
-//! Jobs without a control group: the reaper of each job inherits all its orphans (docs/operate/recovery.md).
+//! Jobs without a cgroup: the reaper of each job inherits all its orphans (docs/operate/recovery.md).
 
 use std::path::{Path, PathBuf};
 
@@ -7,8 +7,8 @@ use step_runner::keeper::protocol::{FromKeeper, KeeperSettings, StepEnd};
 
 use crate::support::{Keeper, exited, settings, signalled, wait_for_file, wait_until};
 
-/// A script that leaves a process whose environment, parents, group and session do not show its job. Writes its pid to
-/// `file`.
+/// Returns a script that leaves a process whose job cannot be seen from its environment, parents, group or session. The
+/// script writes the pid to `file`.
 fn hides(file: &Path) -> String {
     format!(
         "(env -i setsid sh -c 'env -i setsid sh -c \"echo \\$\\$ > {0}.new; mv {0}.new {0}; exec sleep 600\" \
@@ -22,7 +22,7 @@ fn number_in(file: &Path) -> u32 {
     std::fs::read_to_string(file).unwrap().trim().parse().unwrap()
 }
 
-/// The process is there, and no zombie.
+/// True if the process exists and is no zombie.
 fn lives(pid: u32) -> bool {
     std::fs::read_to_string(format!("/proc/{pid}/stat"))
         .is_ok_and(|stat| !stat.contains(") Z ") && !stat.contains(") X "))
@@ -59,7 +59,7 @@ fn fault_78_a_process_that_nothing_attributes_ends_with_its_own_job_and_no_other
         assert!(first.close(&mut keeper.client).unkilled.is_empty());
         assert!(!lives(hidden[0]), "{cgroup}: it outlives its job");
         assert!(lives(hidden[1]), "{cgroup}: it ends with another job");
-        // It lives to the end of its job, past further steps.
+        // The hidden process lives until the end of its job, past further steps.
         assert_eq!(second.run(&mut keeper.client, "exit 3").end, exited(3));
         assert!(lives(hidden[1]), "{cgroup}");
         assert!(second.close(&mut keeper.client).unkilled.is_empty());

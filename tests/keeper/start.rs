@@ -21,7 +21,7 @@ fn fault_09_every_exit_code_is_reported_as_it_is() {
 fn fault_09_death_by_a_signal_is_told_from_an_exit_code() {
     let mut keeper = Keeper::start("off");
     let mut job = keeper.hold("signals");
-    // What these do by default is not an end: to go on, to be ignored, to stop.
+    // By default these signals do not end a process: they continue it, stop it, or are ignored.
     let harmless = [17, 18, 19, 20, 21, 22, 23, 28];
     for signal in (1..=31).filter(|signal| !harmless.contains(signal)).chain([34, 64]) {
         let end = job.run(&mut keeper.client, &format!("ulimit -c 0; kill -{signal} $$")).end;
@@ -73,10 +73,10 @@ fn fault_10_a_step_has_three_descriptors_its_own_group_and_default_signals() {
     let mut job = keeper.hold("clean");
     let script = "ls /proc/self/fd | tr '\\n' ' '; echo; cut -d' ' -f1,5 /proc/self/stat; \
                   sed -n '/^Sig[BIC]/p' /proc/self/status; readlink /proc/self/fd/0";
-    // Without a shell in between: `sh` is the leader, `cut` a member of its group.
+    // Nothing is between the keeper and `sh`, which is the group leader; `cut` is a member of its group.
     assert_eq!(job.run(&mut keeper.client, script).end, exited(0));
     let lines = job.lines();
-    // The fourth is `ls` reading the folder.
+    // Descriptor 3 is the folder that `ls` reads.
     assert_eq!(lines[0], "01O 0 1 2 3 ");
     assert_eq!(
         &lines[2..],
@@ -102,11 +102,11 @@ fn soft_files() -> u64 {
 fn fault_07_orphans_are_reaped_and_no_status_is_stolen() {
     let mut keeper = Keeper::start("off");
     let mut job = keeper.hold("orphans");
-    // One job makes orphans as fast as it can while another ends with every code there is.
+    // One job makes orphans as fast as it can while steps of another job exit with every possible code.
     let (mut codes, stop) = (keeper.hold("codes"), keeper.dir.path().join("stop"));
     let storm = format!("until test -e {}; do (exit 9 &); echo; done; exit 9", stop.display());
     let storm = job.spawn(&mut keeper.client, &storm);
-    // The keeper may be writing a line while this reads.
+    // Counts line feeds, because the last line can still be incomplete.
     let orphans = || memchr::memchr_iter(b'\n', &job.log()).count();
     wait_until(|| orphans() > 0);
     for code in 0..=255 {
@@ -116,7 +116,7 @@ fn fault_07_orphans_are_reaped_and_no_status_is_stolen() {
     std::fs::write(&stop, "").unwrap();
     assert_eq!(keeper.client.step_over(job.key, storm).end, exited(9));
     let keeper_pid = keeper.process.id();
-    // The reapers go with their jobs.
+    // The reapers end with their jobs.
     for job in [&mut job, &mut codes] {
         job.close(&mut keeper.client);
     }
@@ -135,7 +135,7 @@ fn steps_die_with_a_killed_keeper() {
     let ready = keeper.dir.path().join("ready");
     job.spawn(&mut keeper.client, &format!("touch {}; exec sleep 60", ready.display()));
     wait_for_file(&ready);
-    // `touch` itself may live a moment longer than its file is new.
+    // `touch` can live a moment longer than it takes to make the file.
     wait_until(|| job.living().len() == 1);
     keeper.process.kill().unwrap();
     keeper.process.wait().unwrap();
@@ -147,7 +147,8 @@ fn a_program_still_open_for_writing_is_tried_again() {
     let mut keeper = Keeper::start("auto");
     let mut job = keeper.hold("busy");
     let program = keeper.dir.path().join("true");
-    // Not in this process: what another test starts meanwhile would hold the file open for writing, too.
+    // Copied by another process: a child that another test forks meanwhile would inherit our descriptor and keep the
+    // file open for writing.
     assert!(Command::new("cp").arg("/bin/true").arg(&program).status().unwrap().success());
     let writer = std::fs::OpenOptions::new().append(true).open(&program).unwrap();
     let spawn = job.command(&[program.to_str().unwrap()]);

@@ -1,4 +1,4 @@
-//! A keeper process under test, and the daemon's end of its connection.
+//! A keeper process under test, and the daemon's side of its connection.
 
 use std::collections::VecDeque;
 use std::io::{Read, Write};
@@ -15,10 +15,10 @@ use step_runner::keeper::protocol::{
 use step_runner::log::line::{Entry, Joiner};
 use step_runner::model::{ExitStatus, JobId, JobKey, LogChannel, ResourceLimits};
 
-/// No answer of a keeper takes so long, however loaded the machine is.
+/// Longest wait for an answer of the keeper. It is never needed, even on a loaded machine.
 const PATIENCE: Duration = Duration::from_mins(1);
 
-/// What does not wait for something else is over by then; what it must not wait for takes ten minutes in these tests.
+/// Bound for things that must not wait for something else. In these tests that something takes ten minutes.
 pub(crate) const SOON: Duration = Duration::from_secs(20);
 
 pub(crate) fn settings() -> KeeperSettings {
@@ -58,7 +58,7 @@ impl Keeper {
         Self { dir, process, client }
     }
 
-    /// A second daemon.
+    /// Connects as a second daemon.
     pub(crate) fn reconnect(&mut self, settings: KeeperSettings) {
         self.client = Client::greet(self.connect(), settings);
     }
@@ -67,7 +67,7 @@ impl Keeper {
         UnixStream::connect(self.dir.path().join("keeper.sock")).unwrap()
     }
 
-    /// Takes a job without phrases.
+    /// Gives the keeper a job without phrases.
     pub(crate) fn hold(&mut self, name: &str) -> Job {
         self.hold_with(name, |_| {})
     }
@@ -78,7 +78,7 @@ impl Keeper {
         std::fs::create_dir_all(&folder).unwrap();
         let mut hold = HoldJob {
             key,
-            // What another run of the tests left behind is not ours.
+            // Includes the process id: left-over processes of an earlier test run have other tags.
             tag: u128::from_le_bytes(key.0) ^ u128::from(std::process::id()),
             record: b"first".to_vec(),
             brief: b"brief".to_vec(),
@@ -98,7 +98,7 @@ impl Keeper {
         Job { key, tag, folder, op: 0, step: 0 }
     }
 
-    /// Takes a job again of whose log `len` bytes were told.
+    /// Gives the keeper a job again, with the log length that it has reported before.
     pub(crate) fn hold_with_log(&mut self, name: &str, len: u64) -> Job {
         self.hold_with(name, |hold| hold.log_len = len)
     }
@@ -119,7 +119,7 @@ impl Drop for Keeper {
     }
 }
 
-/// A job as a daemon sees it.
+/// A job, as a daemon knows it.
 pub(crate) struct Job {
     pub(crate) key: JobKey,
     pub(crate) tag: u128,
@@ -134,7 +134,7 @@ impl Job {
         self.op
     }
 
-    /// A request to run `argv`.
+    /// Returns a request to run `argv`.
     pub(crate) fn command(&mut self, argv: &[&str]) -> SpawnStep {
         self.step += 1;
         SpawnStep {
@@ -200,7 +200,7 @@ impl Job {
         }
     }
 
-    /// The record, read in pieces.
+    /// Returns the events of the record, which is read in pieces.
     pub(crate) fn record(&self, client: &mut Client) -> Vec<Vec<u8>> {
         let len = self.resume(client).record_len;
         let mut stream = Vec::new();
@@ -224,7 +224,7 @@ impl Job {
         std::fs::read(self.folder.join("log")).unwrap()
     }
 
-    /// Bodies of the log, `KIND text` each, the time left out.
+    /// Returns the lines of the log without their times, each as `KIND text`.
     pub(crate) fn lines(&self) -> Vec<String> {
         let log = self.log();
         let lines = log.split_inclusive(|&byte| byte == b'\n').map(|line| {
@@ -234,7 +234,7 @@ impl Job {
         lines.collect()
     }
 
-    /// The bytes that steps wrote to standard output.
+    /// Returns the bytes that steps wrote to standard output.
     pub(crate) fn stdout(&self) -> Vec<u8> {
         let (log, mut joiner, mut out) = (self.log(), Joiner::new(), Vec::new());
         let mut give = |key: step_runner::log::line::SourceKey, bytes: &[u8]| {
@@ -249,7 +249,7 @@ impl Job {
         out
     }
 
-    /// Living processes with the job's tag in their environment.
+    /// Returns the processes with the job's tag in their environment.
     pub(crate) fn living(&self) -> Vec<u32> {
         let tag = format!("STEP_RUNNER_JOB={:032x}", self.tag);
         let pids = std::fs::read_dir("/proc").unwrap().flatten().filter_map(|entry| {
@@ -283,7 +283,7 @@ pub(crate) fn wait_until(mut holds: impl FnMut() -> bool) {
     }
 }
 
-/// A daemon's end of the connection.
+/// The daemon's end of the connection.
 pub(crate) struct Client {
     stream: UnixStream,
     next_id: u64,
@@ -305,7 +305,7 @@ impl Client {
         client
     }
 
-    /// A daemon that speaks `version`, and what it is answered.
+    /// Greets the keeper with protocol `version`. Returns the client and the answer.
     pub(crate) fn speaking(version: u32, stream: UnixStream, settings: KeeperSettings) -> (Self, Reply) {
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
         let mut client = Self { stream, next_id: 1, events: VecDeque::new(), jobs: vec![], cgroup: None };
@@ -313,7 +313,7 @@ impl Client {
         (client, hello)
     }
 
-    /// As if the daemon had died.
+    /// Closes the connection, as the death of the daemon would.
     pub(crate) fn hang_up(&self) {
         self.stream.shutdown(std::net::Shutdown::Both).unwrap();
     }
@@ -343,7 +343,7 @@ impl Client {
         self.stream.write_all(&body).unwrap();
     }
 
-    /// The next frame; `None` at the end of the connection.
+    /// Reads the next frame. Returns `None` at the end of the connection.
     pub(crate) fn read(&mut self) -> Option<FromKeeper> {
         let mut header = [0; 4];
         if let Err(error) = self.stream.read_exact(&mut header) {
@@ -355,7 +355,7 @@ impl Client {
         Some(postcard::from_bytes(&body).unwrap())
     }
 
-    /// The first event for which `pick` gives something; others stay for later.
+    /// Returns the first event for which `pick` returns a value. Other events are kept for later.
     pub(crate) fn event<T>(&mut self, mut pick: impl FnMut(&FromKeeper) -> Option<T>) -> T {
         if let Some(at) = self.events.iter().position(|event| pick(event).is_some()) {
             return pick(&self.events.remove(at).unwrap()).unwrap();
@@ -369,7 +369,7 @@ impl Client {
         }
     }
 
-    /// The first event that came already for which `pick` gives something.
+    /// Like [`Self::event`], but looks only at events that were already received.
     pub(crate) fn heard<T>(&mut self, pick: impl Fn(&FromKeeper) -> Option<T>) -> Option<T> {
         let at = self.events.iter().position(|event| pick(event).is_some())?;
         pick(&self.events.remove(at)?)

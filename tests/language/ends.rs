@@ -118,7 +118,7 @@ async fn a_cancel_reaches_every_enclosing_result_and_nothing_is_returned() {
     scene.client.prints("1", "on").await;
     scene.client.cancel("1").await;
     scene.client.reaches("1", "it is cancelling", |status| status.state() == State::Cancelling).await;
-    // Its function allows ten minutes; a closing call leaves none.
+    // The function's grace is ten minutes, but Finish leaves no grace.
     scene.client.finish("1").await;
 
     scene.start("2", &steps("soft")).await;

@@ -7,7 +7,7 @@ use step_runner::pb::v1::RunRequest;
 use crate::Scene;
 use crate::support::Setup;
 
-/// The worked example of language.md §13.
+/// The example of language.md §13.
 #[tokio::test]
 async fn the_environment_is_built_from_its_layers() {
     let leaf = "{}\n---\nenv: {E: f}\nexec: {command: [sh, -c, 'env | grep -E \"^[ABCDER]=\" | sort | tr \"\\n\" \" \"; echo']}\n";
@@ -31,7 +31,7 @@ run:
     let ended = scene.run_request(RunRequest { env: env.clone(), ..scene.request(steps) }).await;
     assert_eq!(ended.output(), "A=d B=r C=s-x D=x E=f R=r \nA=d B=r C=x D=x E=f R=r \n");
 
-    // A step's own `env` is not visible to its inputs.
+    // The `env` of a step is not visible to its own inputs.
     let steps = steps.replace("env: {C: \"s", "inputs: {v: '${{ env.E }}'}\n    env: {C: \"s");
     let message = scene.run_request(RunRequest { env, ..scene.request(&steps) }).await.failure();
     assert!(message.starts_with("step \"two\": failed to load: <steps>:8:"), "{message}");

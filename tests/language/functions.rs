@@ -1,4 +1,4 @@
-//! Functions: what they see, call, start and return.
+//! Functions: their scope, calls, processes and results.
 
 use crate::{SHOW, Scene};
 

@@ -20,14 +20,14 @@ struct Scene {
     client: Client,
 }
 
-/// How a job ended.
+/// End of a job.
 struct Ended {
     state: State,
     exit_code: i32,
     message: String,
-    /// What its processes wrote to stdout.
+    /// Output of its processes on stdout.
     output: String,
-    /// The daemon's own lines.
+    /// The daemon's own lines of the log.
     said: Vec<String>,
     root: v1::StepResult,
 }
@@ -48,7 +48,7 @@ impl Scene {
         Self { daemon, client }
     }
 
-    /// A request in the folder of the scene.
+    /// Returns a request with the scene's folder as working directory.
     fn request(&self, steps: &str) -> RunRequest {
         RunRequest { work_dir: self.daemon.path.to_str().unwrap().to_owned(), ..request("1", steps) }
     }
@@ -62,14 +62,14 @@ impl Scene {
     }
 
     async fn run_request(&self, request: RunRequest) -> Ended {
-        // The same request again would be a late duplicate.
+        // Each request gets a new id: a repeated request would be taken for a late duplicate.
         static JOBS: AtomicU32 = AtomicU32::new(10);
         let id = JOBS.fetch_add(1, Ordering::Relaxed).to_string();
         self.client.try_run(RunRequest { id: id.clone(), ..request }).await.unwrap();
         self.ended(&id).await
     }
 
-    /// The end of the job, which is forgotten then.
+    /// Waits for the job's end, then removes the job.
     async fn ended(&self, id: &str) -> Ended {
         let status = self.client.ended(id).await;
         let log = self.client.log(id).await;
@@ -87,14 +87,14 @@ impl Scene {
 }
 
 impl Ended {
-    /// What a job that went well printed.
+    /// Returns the output of a job that must have succeeded.
     #[track_caller]
     fn output(self) -> String {
         assert_eq!(self.state, State::Success, "{}\n{:?}", self.message, self.said);
         self.output
     }
 
-    /// Why a job failed.
+    /// Returns the message of a job that must have failed.
     #[track_caller]
     fn failure(self) -> String {
         assert_eq!(self.state, State::Failure, "{}", self.output);
@@ -102,6 +102,6 @@ impl Ended {
     }
 }
 
-/// Prints its input `text`.
+/// A function that prints its input `text`.
 const SHOW: &str =
     "spec: {inputs: {text: {type: string}}}\n---\nexec: {command: [printf, '%s\\n', '${{ inputs.text }}']}\n";

@@ -1,4 +1,4 @@
-//! The log has every byte that steps wrote, in its line.
+//! The log has every byte that steps wrote, in the right line.
 
 use std::path::PathBuf;
 
@@ -6,7 +6,7 @@ use crate::support::{Daemon, Setup, logs, numbered, script, scripts};
 use futures_util::future::join_all;
 use step_runner::pb::v1::State;
 
-/// A daemon with a file that holds these bytes.
+/// Starts a daemon and writes a file with these bytes.
 fn with_file(bytes: &[u8]) -> (Daemon, PathBuf) {
     let daemon = Daemon::start();
     let file = daemon.file("bytes");
@@ -45,7 +45,7 @@ async fn fault_17_joined_bodies_are_what_the_process_wrote() {
         let log = client.log(id).await;
         for source in ["01O", "01E"] {
             let mut written = logs::source(&log, source);
-            // At the end of a source the line feed may be the formatter's.
+            // At the end of a source, the last line feed can be added by the formatter.
             if written.len() == bytes.len() + 1 {
                 assert_eq!(written.pop(), Some(b'\n'));
             }
@@ -63,7 +63,7 @@ async fn fault_17_joined_bodies_are_what_the_process_wrote() {
 async fn fault_16_no_line_is_cut_by_a_limit_and_no_byte_is_lost() {
     let (daemon, file) = with_file(b"");
     let client = daemon.client().await;
-    // Around what is held, with and without a header, around one read of a pipe, and far beyond.
+    // Lengths around the limit of a held line (with and without header), around one read of a pipe, and far beyond.
     let lengths = [8_159, 8_160, 8_161, 8_191, 8_192, 8_193, 65_535, 65_536, 65_537, 3 << 20];
     for (id, end) in [("lines", "\n"), ("returns", "\r\n")] {
         let lines: Vec<String> = lengths
@@ -76,7 +76,7 @@ async fn fault_16_no_line_is_cut_by_a_limit_and_no_byte_is_lost() {
         client.run_to_end(id, &script(&format!("cat {}", file.display()))).await;
         let log = client.log(id).await;
         assert!(logs::source(&log, "01O") == written.as_bytes(), "{id}");
-        // A line that came in one read is one entry, however long.
+        // A line that came in one read is one entry, whatever its length.
         let entries = logs::entries(&log);
         assert!(entries.iter().any(|(_, body)| body.len() >= 8_193 && body[0] == b'f'), "{id}");
     }
@@ -86,7 +86,7 @@ async fn fault_16_no_line_is_cut_by_a_limit_and_no_byte_is_lost() {
         go.display()
     );
     client.run("shown", &text).await;
-    // More than is held goes out though the line has not ended.
+    // A long line is passed on before it ends.
     let mut follow = client.follow("shown", 0).await;
     follow.until(&"x".repeat(9_000)).await;
     std::fs::write(&go, "").unwrap();
@@ -141,7 +141,7 @@ async fn fault_30_the_last_byte_of_a_short_job_is_there_when_the_job_has_ended()
             for _ in 0..number % 7 {
                 client.status(&id).await;
             }
-            // `ended` compares what came with the length that Status tells.
+            // `ended` compares the received bytes with the length that Status reports.
             assert_eq!(client.ended(&id).await.exit_code, 0);
             assert_eq!(client.output(&id).await, format!("{number}\n"));
             client.finish(&id).await;

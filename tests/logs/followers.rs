@@ -1,4 +1,4 @@
-//! Followers: any offset, any pace, always to the end.
+//! Followers read from any offset, at any speed, always to the end.
 
 use super::masking;
 use crate::support::{Daemon, Setup, contains, logs, patiently, request, script};
@@ -37,7 +37,7 @@ async fn fault_20_a_follower_resumes_anywhere_without_gap_or_repeat() {
                 break;
             }
         }
-        // A cut may fall anywhere in what was received.
+        // The cut can fall anywhere in the received bytes.
         let keep = if ended || follow.bytes.len() < 2 {
             follow.bytes.len()
         } else {
@@ -90,7 +90,7 @@ async fn fault_19_a_follower_that_never_reads_delays_nobody() {
     stalled.until("on").await;
     std::fs::write(go, "").unwrap();
     assert_eq!(client.ended("1").await.exit_code, 0);
-    // When it reads on at last, it gets everything.
+    // Once it reads again, it gets everything.
     assert!(stalled.rest().await.unwrap() == client.log("1").await);
 }
 
@@ -156,7 +156,7 @@ async fn unfinished_line(stream: &mut Streaming<v1::FollowLogsResponse>) -> (Str
     }
 }
 
-/// The body of an entry.
+/// Returns the body of an entry.
 fn body(entry: &str) -> &str {
     entry.get(32..).unwrap()
 }
@@ -186,7 +186,7 @@ async fn a_line_without_an_end_is_shown_to_those_who_ask_and_is_no_part_of_the_l
     std::fs::write(&first, "").unwrap();
     let (line, between) = unfinished_line(&mut stream).await;
     assert_eq!((body(&line), between.len()), ("load [MASKED] more ", 0));
-    // One that comes later gets the line as it is now, and after a reconnection at its offset too.
+    // A later follower gets the current text of the line, also if it resumes at its offset.
     for offset in [0, log.len() as i32] {
         let mut late = client.calls.clone().follow_logs(live(offset)).await.unwrap().into_inner();
         assert_eq!(body(&unfinished_line(&mut late).await.0), "load [MASKED] more ");

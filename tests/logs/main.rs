@@ -1,4 +1,4 @@
-//! Followers get every byte of a log, once, masked, to the end (logs.md, masking.md §7).
+//! Followers get every byte of a log once, masked, to the end (logs.md, masking.md §7).
 #![expect(clippy::unwrap_used, reason = "a broken scene fails the test")]
 
 mod content;

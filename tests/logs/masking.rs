@@ -1,4 +1,4 @@
-//! Followers see no secret.
+//! Secrets never reach followers.
 
 use super::masking;
 use crate::support::{Client, Daemon, contains, request, script};
@@ -73,7 +73,7 @@ async fn fault_82_base64_of_a_long_secret_shows_nothing_over_its_line_ends() {
         ("pem", "echo SECRET | base64 -w 64", "[MASKED]\n"),
         ("returns", "echo SECRET | base64 | sed 's/$/\\r/'", "[MASKED]\r\n"),
         ("bytes", "echo SECRET | base64 | dd bs=1 status=none", "[MASKED]\n"),
-        // What stands before and behind it shows.
+        // Text before and behind the secret stays visible.
         ("within", "echo user:SECRET | base64", "dXNlcjo[MASKED]Ao=\n"),
     ] {
         let output = masked(&client, way, &[&secret], &text.replace("SECRET", &secret)).await;
@@ -105,12 +105,12 @@ async fn fault_37_half_a_secret_waits_for_the_rest_or_the_end_and_for_no_time() 
     );
     let run = RunRequest { masking: Some(masking(&["sesame-open"])), ..request("1", &script(&text)) };
     client.try_run(run).await.unwrap();
-    // Time alone releases nothing.
+    // Held bytes are not released by time alone.
     client.run_to_end("other", &script("sleep 1")).await;
     assert!(!contains(&client.log_so_far("1").await, "sesame"));
     std::fs::write(&go, "").unwrap();
     client.ended("1").await;
-    // What turned out to be no secret comes at the end of its source.
+    // Held bytes that are no secret come at the end of their source.
     assert_eq!(client.output("1").await, "password: [MASKED]\nbye sesame-\n");
 }
 
@@ -128,7 +128,7 @@ async fn fault_40_a_thousand_secrets_are_all_masked_and_delay_no_other_job() {
     let phrases: Vec<&str> = phrases.iter().map(String::as_str).collect();
     let text = format!("cat {}", file.display());
     let mut masks = std::pin::pin!(masked(&client, "1", &phrases, &text));
-    // The other job goes on while the secrets are prepared.
+    // Another job continues while the masker for these secrets is prepared.
     let output = loop {
         tokio::select! {
             output = &mut masks => break output,
@@ -283,7 +283,7 @@ async fn fault_80_texts_are_masked_before_they_are_cut_or_put_on_one_line() {
             ("member", serde_json::json!([{"name": "a", "script": "${{ env[vars.WORD] }}"}])),
             ("local", serde_json::json!([{"name": "a", "func": "./${{vars.WORD}}"}])),
         ] {
-            // YAML has no longer keys.
+            // YAML has no longer keys than that.
             if way == "name" && secret.len() > 1024 {
                 continue;
             }
@@ -348,6 +348,6 @@ exec:
     for secret in ["123456789012345", "73519", "73520", "86420", "97531", "nine"] {
         assert!(!told.contains(secret), "{secret}: {told}");
     }
-    // A truth value has no text to search for: it shows where a step's own document holds it.
+    // A boolean has no text to search for, so it shows where a step's own document contains it.
     assert!(told.contains(r#""flag": Value { kind: Some(StringValue("[MASKED]"))"#), "{told}");
 }

@@ -1,4 +1,4 @@
-//! The daemon dies and is started again.
+//! The daemon is killed and started again.
 
 use std::time::{Duration, Instant};
 
@@ -22,7 +22,7 @@ async fn fault_42_a_job_goes_on_over_the_death_of_the_daemon() {
     let running = client.status("1").await;
     let keeper = daemon.keeper_pid();
     daemon.kill();
-    // Written while nobody listens.
+    // The step writes this while no daemon runs.
     std::fs::write(&go, "").unwrap();
     daemon.restart();
     assert_eq!(daemon.keeper_pid(), keeper);
@@ -127,7 +127,7 @@ async fn ended_jobs_are_served_as_before() {
 async fn fault_61_time_limits_survive_a_restart() {
     let mut daemon = Daemon::start();
     let client = daemon.client().await;
-    // Long enough to die and to come back in, on any machine.
+    // Long enough to kill and restart the daemon, on any machine.
     let timeout = Some(prost_types::Duration { seconds: 6, nanos: 0 });
     let run = RunRequest { timeout, ..request("1", &script("echo on; exec sleep 600")) };
     let start = Instant::now();
@@ -142,7 +142,7 @@ async fn fault_61_time_limits_survive_a_restart() {
 
 #[tokio::test]
 async fn a_cancel_that_was_begun_is_completed_by_the_next_daemon() {
-    // Long enough for the daemon to die in it.
+    // Long enough to kill the daemon within the grace.
     let mut daemon = Setup::new().option("cancel-grace", "4s").start();
     let client = daemon.client().await;
     client
@@ -177,7 +177,7 @@ async fn a_finish_that_was_begun_does_not_bring_the_job_back() {
     daemon.restart();
     std::fs::write(&go, "").unwrap();
     let client = daemon.client().await;
-    // The client repeats what was not answered.
+    // The client repeats the call that was not answered.
     client.finish("1").await;
     refused(client.try_status("1").await, Code::NotFound, "unknown_job");
     assert_eq!(daemon.folders(), Vec::<String>::new());
@@ -217,7 +217,7 @@ async fn fault_47_a_crash_between_many_jobs_leaves_none_behind() {
         daemon.restart();
         let client = daemon.client().await;
         for (id, answered) in runs {
-            // What was answered is there; the rest may be repeated with the same effect.
+            // Jobs whose Run was answered exist. A Run without an answer can be repeated with the same effect.
             if answered {
                 client.try_status(&id).await.unwrap();
             }
@@ -230,7 +230,7 @@ async fn fault_47_a_crash_between_many_jobs_leaves_none_behind() {
     }
 }
 
-/// Reading calls since the daemon's start, and its open descriptors, once it has done all that a start brings with it.
+/// Returns the number of read calls since the daemon's start, and of its open descriptors, once its start is complete.
 fn reads_and_descriptors(daemon: &Daemon) -> (u64, usize) {
     let pid = daemon.pid();
     at_rest(pid, || {
@@ -240,7 +240,7 @@ fn reads_and_descriptors(daemon: &Daemon) -> (u64, usize) {
     })
 }
 
-/// Folders of ended jobs `from..to`, after the folder of job 0.
+/// Copies the folder of job 0 to the folders of ended jobs `from..to`.
 fn copy_job(daemon: &Daemon, from: usize, to: usize) {
     let first = daemon.folder("0");
     let bytes = std::fs::read(first.join("job.json")).unwrap();
@@ -316,7 +316,7 @@ async fn a_job_that_goes_on_is_masked_as_it_was_when_it_was_registered() {
     let mut daemon = Daemon::start();
     let client = daemon.client().await;
     let go = daemon.file("go");
-    // The phrase in base64, which is one of its forms.
+    // The second `echo` prints the phrase in base64, which is one of its masked forms.
     let text = format!("echo on; {}; echo YSBzZWNyZXQgcGhyYXNl", wait_until_exists(&go));
     let masking = Some(v1::Masking { phrases: vec!["a secret phrase".into()], token_prefixes: vec![] });
     client.try_run(RunRequest { masking, ..request("1", &script(&text)) }).await.unwrap();

@@ -11,7 +11,7 @@ use step_runner::pb::v1::step_result::Status as StepStatus;
 use step_runner::pb::v1::{self, RunRequest, State};
 use tonic::Code;
 
-/// Children of process `pid` that have ended and are not reaped.
+/// Returns the number of unreaped child processes of `pid`.
 fn zombies_of(pid: i32) -> usize {
     let stats = std::fs::read_dir("/proc").unwrap().flatten();
     let stats = stats.filter_map(|entry| std::fs::read_to_string(entry.path().join("stat")).ok());
@@ -83,7 +83,7 @@ async fn fault_48_a_late_duplicate_starts_nothing_after_a_restart_or_the_death_o
     client.run_to_end("2", &once).await;
     client.finish("2").await;
     kill(daemon.keeper_pid().unwrap(), Signal::KILL);
-    // Who meets the dying keeper is refused for now.
+    // A Run that reaches the dying keeper is refused for now.
     let taken = async {
         while let Err(refusal) = client.try_run(request("3", &script("true"))).await {
             assert_eq!(refusal.code(), Code::ResourceExhausted, "{refusal:?}");
@@ -128,7 +128,7 @@ async fn fault_42_the_death_of_both_interrupts_at_the_next_start() {
     let steps = client.steps("1").await;
     assert_eq!((steps.len(), steps[1].status()), (2, StepStatus::Failure));
     assert_eq!(client.run_to_end("2", &script("echo next")).await.exit_code, 0);
-    // Nothing is added again by a further start.
+    // A further start adds nothing.
     daemon.kill();
     daemon.restart();
     let client = daemon.client().await;
@@ -144,7 +144,7 @@ async fn a_keeper_whose_daemon_does_not_come_back_ends_its_jobs() {
     let variable = v1::Variable { key: "CERT".into(), value: "canary".into(), file: true, masked: true };
     let build_dir = daemon.file("build").to_str().unwrap().to_owned();
     let job = Some(v1::Job { variables: vec![variable], build_dir, ..v1::Job::default() });
-    // Lives on for a while after it was asked, to hear of a second time.
+    // The step continues for a while after SIGTERM, so that a second SIGTERM would be noticed.
     let text = "trap 'asked=1; echo caught' TERM; echo on; until [ $asked ]; do sleep 0.01; done; sleep 0.3";
     let steps = scripts(&[("a", "echo fine"), ("b", text)]);
     client.try_run(RunRequest { job, ..request("1", &steps) }).await.unwrap();
@@ -164,7 +164,7 @@ async fn a_keeper_whose_daemon_does_not_come_back_ends_its_jobs() {
     assert_eq!((steps.len(), steps[1].status()), (2, StepStatus::Failure));
 }
 
-/// strace on a living process until that dies: kills it before its first call on `path`.
+/// Attaches strace to a process, until that ends. strace kills it before its first call on `path`.
 fn kill_at(pid: i32, call: &str, path: &str) -> std::process::Child {
     let inject = format!("inject={call}:signal=KILL:when=1");
     let pid = pid.to_string();

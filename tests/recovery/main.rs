@@ -15,12 +15,12 @@ fn end(status: &Status) -> (State, i32) {
     (status.state(), status.exit_code)
 }
 
-/// A loop that ends when `file` is there.
+/// Returns a shell loop that ends when `file` exists.
 fn wait_until_exists(file: &std::path::Path) -> String {
     format!("until [ -e {} ]; do sleep 0.02; done", file.display())
 }
 
-/// Stops a process, and waits until it is stopped.
+/// Stops a process with SIGSTOP and waits until it is stopped.
 fn freeze(pid: i32) {
     support::kill(pid, rustix::process::Signal::STOP);
     support::wait_for("the process to stop", || {

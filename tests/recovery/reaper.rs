@@ -39,7 +39,7 @@ async fn after_a_restart_nothing_is_stale_before_the_floor() {
     let setup = setup.option("stale-after", "100ms").option("stale-floor", "1h");
     daemon.restart_with(setup);
     let client = daemon.client().await;
-    // Others show that the reaper has passed.
+    // The ends of these jobs show that the reaper has run.
     for id in ["2", "3"] {
         client.run(id, "exec sleep 600").await;
         assert_eq!(end(&client.ended(id).await), (State::Timeout, -3));

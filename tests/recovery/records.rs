@@ -7,7 +7,7 @@ use crate::support::{Client, Daemon, kill, wait_for};
 use rustix::process::Signal;
 use step_runner::pb::v1::State;
 
-/// A function whose process returns a text of `len` bytes.
+/// Makes a function whose process returns a text of `len` bytes.
 fn returning(daemon: &Daemon, len: usize) -> PathBuf {
     let folder = daemon.file("returning");
     std::fs::create_dir_all(&folder).unwrap();
@@ -20,7 +20,7 @@ fn returning(daemon: &Daemon, len: usize) -> PathBuf {
     folder
 }
 
-/// Steps that return large texts, and then a script.
+/// Returns steps that return large texts, followed by a script.
 fn steps(returning: &Path, count: usize, script: &str) -> String {
     let large =
         (0..count).map(|number| serde_json::json!({"name": format!("large{number}"), "func": returning}));
@@ -51,7 +51,7 @@ async fn fault_77_jobs_with_large_records_go_on_over_the_death_of_the_daemon() {
     daemon.kill();
     daemon.restart();
     let client = daemon.client().await;
-    // Whether its record is replayed or not: what is told is true.
+    // The status is right, whether or not the record has been replayed yet.
     let after = client.status("large").await;
     assert_eq!((after.state(), after.steps_done, after.start_time), (State::Running, 2, before.start_time));
     assert!(after.log_bytes >= before.log_bytes);

@@ -1,4 +1,4 @@
-//! Intended ends of the daemon: by a signal, by drain, for lack of work.
+//! Intended ends of the daemon: by a signal, after a drain, or when idle.
 
 use std::time::Instant;
 
@@ -47,7 +47,7 @@ async fn fault_58_a_gentle_stop_ends_jobs_and_gives_a_hundred_followers_the_rest
     refused(client.try_status("late").await, Code::NotFound, "unknown_job");
 }
 
-/// A client asks how its job ended, and finishes it, when its stream has ended.
+/// When its stream has ended, a client can still ask for the job's status and finish it.
 #[tokio::test]
 async fn fault_90_a_follower_still_finishes_its_job_when_everything_else_of_the_daemon_has_ended() {
     let mut daemon = Daemon::start();
@@ -80,7 +80,7 @@ async fn fault_58_a_second_signal_ends_it_at_once() {
     client.reaches("1", "it is cancelled", |status| status.state() == State::Cancelling).await;
     let start = Instant::now();
     daemon.signal(Signal::INT);
-    // The job's end is the next daemon's to tell.
+    // The next daemon reports the end of the job.
     refused(follow.rest().await, Code::Unavailable, "shutting_down");
     assert_eq!(daemon.wait(), Some(1));
     assert!(start.elapsed() < SOON, "{:?}", start.elapsed());
@@ -88,7 +88,7 @@ async fn fault_58_a_second_signal_ends_it_at_once() {
     wait_for("the job's end", || (!is_alive(pid)).then_some(()));
 }
 
-/// A daemon with one job, whose keeper is stopped: it is told to end, and told again.
+/// Ends a daemon whose job has a stopped keeper. With `again` it gets a second signal.
 async fn stop_with_a_stopped_keeper(grace: &str, again: bool) {
     let mut daemon = Setup::new().option("shutdown-grace", grace).option("kill-wait", "200ms").start();
     let client = daemon.client().await;
@@ -149,7 +149,7 @@ async fn drain_waits_for_jobs() {
     assert_eq!(end(&daemon.client().await.ended("1").await), (State::Success, 0));
 }
 
-// The client's connection ends while this thread waits for the daemon.
+// Needs a second thread: the client's connection is closed while this one waits for the daemon.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_idle_daemon_ends_and_one_that_lived_long_enough() {
     let mut daemon = Setup::new().option("idle-timeout", "2s").start();

@@ -23,16 +23,16 @@ import (
 	"gitlab.com/gitlab-org/step-runner/pkg/api/client/extended"
 )
 
-// patience is how long anything may take; only a server that hangs needs it.
+// patience is the longest wait for anything. Only a server that hangs needs it.
 const patience = 2 * time.Minute
 
-// oneCase is a job, or a few calls, under a name of its own.
+// oneCase is a named test: a job, or a few calls.
 type oneCase struct {
 	name string
 	look func(*server, string) error
 }
 
-// files lie in the working directory of each job.
+// files are put into the working directory of each job.
 var files = map[string]string{
 	"typed/step.yml": `spec:
   inputs:
@@ -150,13 +150,13 @@ func cases() []oneCase {
 	}
 }
 
-// with is what a job needs beside its steps.
+// with holds the environment and variables of a job.
 type with struct {
 	env       map[string]string
 	variables []client.Variable
 }
 
-// request makes a request with a working directory of its own that holds the files.
+// request makes a request with a new working directory that holds the files.
 func request(on *server, name, steps string, with with) (*client.RunRequest, error) {
 	id := strings.Map(func(r rune) rune {
 		if strings.ContainsRune(" ,", r) {
@@ -205,7 +205,7 @@ func expression(text string) func(*server, string) error {
 	return job(fmt.Sprintf("run: [{name: a, step: ./required, inputs: {name: %q}}]\n", text), with{})
 }
 
-// home is a job without a working directory.
+// home makes a case whose job has no working directory.
 func home(steps string) func(*server, string) error {
 	return func(on *server, name string) error {
 		request, err := request(on, name, steps, with{})
@@ -221,14 +221,14 @@ func home(steps string) func(*server, string) error {
 	}
 }
 
-// dial is how the reference's client reaches a server.
+// dial is the address of a server, in the form that the reference's client takes.
 type dial string
 
 func (d dial) Dial() (*grpc.ClientConn, error) {
 	return grpc.NewClient(string(d), grpc.WithTransportCredentials(insecure.NewCredentials()))
 }
 
-// run runs a job to its end as the reference's client does and notes all that the client sees; returned is the log.
+// run runs a job to its end with the reference's client and notes everything that the client sees. It returns the log.
 func run(on *server, name string, request *client.RunRequest) (string, error) {
 	log.SetOutput(io.Discard)
 	runner, err := extended.New(dial(on.conn.Target()))
@@ -266,10 +266,10 @@ func run(on *server, name string, request *client.RunRequest) (string, error) {
 	return text.String(), nil
 }
 
-// runCode is whether Run refused a job: if only one server did, nothing else of the job can be compared.
+// runCode is the fact that says if Run refused a job. If only one server did, nothing else of the job can be compared.
 const runCode = "Run: code"
 
-// ownLines are lines of the server itself in a log.
+// ownLines are the lines that the server itself writes to a log.
 type ownLines struct {
 	announcement string
 	failure      bool
@@ -277,7 +277,7 @@ type ownLines struct {
 
 var announced = regexp.MustCompile(`(?m)^(Running step (?:name=)?"?)([a-z]+)("?)$`)
 
-// parted takes the server's own lines out of a log: what they look like is noted once and not for each job.
+// parted removes the server's own lines from a log. Their form is noted once, not for each job.
 func parted(log, message string) (string, ownLines) {
 	var own ownLines
 	if line := announced.FindString(log); line != "" {
@@ -291,7 +291,7 @@ func parted(log, message string) (string, ownLines) {
 	return log, own
 }
 
-// unwrapped is the answer of the server that the client wrapped.
+// unwrapped returns the server's error, which the client has wrapped.
 func unwrapped(err error) error {
 	if err == nil {
 		return nil
@@ -339,7 +339,7 @@ func fileVariableAtHome(on *server, name string) error {
 	return err
 }
 
-// exists tells whether the first path in a log is there.
+// exists says if the first path in a log exists.
 func exists(text string) string {
 	for _, line := range strings.Split(text, "\n") {
 		if strings.HasPrefix(line, "/") {
@@ -350,7 +350,7 @@ func exists(text string) string {
 	return "no path"
 }
 
-// watched is a log that tells when it holds a text.
+// watched is a log that closes a channel once it contains a text.
 type watched struct {
 	bytes.Buffer
 	text string
@@ -434,7 +434,7 @@ func twice(on *server, name string) error {
 	if _, err := run(on, name, request); err != nil {
 		return err
 	}
-	// A job that was closed may run again.
+	// After Close a job can run again.
 	_, err = run(on, name+", closed in between", request)
 	return err
 }

@@ -1,4 +1,4 @@
-// Package ci stands in for a command of the reference: the same arguments, given to the program under test.
+// Package ci replaces a command of the reference: it passes the same arguments to the program under test.
 package ci
 
 import (
@@ -13,7 +13,7 @@ import (
 	"gitlab.com/gitlab-org/step-runner/pkg/testutil/daemon"
 )
 
-// NewCmd gives the command.
+// NewCmd returns the command.
 func NewCmd() *cobra.Command {
 	return &cobra.Command{
 		Use:                "ci",

@@ -1,10 +1,10 @@
-// Command reference-client runs the same jobs through the reference's client on two servers, its own and ours, prints where
-// what the client sees differs, and compares that with the list of differences that are kept:
+// Command reference-client runs the same jobs on two servers, the reference's and ours, through the reference's client.
+// It prints the differences that the client sees, and compares them with the list of known differences:
 //
 //	reference-client LIST THEIRS OURS
 //
-// LIST is the page with the list. THEIRS and OURS are folders: the socket step-runner.sock, the server's working directory
-// work, its temporary directory tmp. It ends with 1 if the list and what was seen differ.
+// LIST is the page with the list. THEIRS and OURS are folders with the socket step-runner.sock, the server's working
+// directory work, and its temporary directory tmp. The exit code is 1 if the list and the observed differences differ.
 package main
 
 import (
@@ -19,10 +19,10 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 )
 
-// key names one thing that the client sees.
+// key names one fact about one case.
 type key struct{ name, fact string }
 
-// values are what a server showed, or what the list says of both.
+// values are the values of a fact on both servers, as observed or as listed.
 type values struct{ theirs, ours string }
 
 func main() {
@@ -117,7 +117,7 @@ func readList(path string) (map[key]values, error) {
 	return listed, nil
 }
 
-// shown is a value as a cell of a table.
+// shown returns a value as a table cell.
 func shown(seen map[key]string, key key) string {
 	value, found := seen[key]
 	if !found {
@@ -126,7 +126,7 @@ func shown(seen map[key]string, key key) string {
 	return "`" + strings.NewReplacer("|", "¦", "`", "'", "\n", "⏎", "\r", "␍").Replace(value) + "`"
 }
 
-// server is one of the two servers and what was seen of it.
+// server is one of the two servers, with the facts observed about it.
 type server struct {
 	folder string
 	conn   *grpc.ClientConn
@@ -161,7 +161,7 @@ var (
 	logTime     = regexp.MustCompile(`^\d{4}/\d\d/\d\d \d\d:\d\d:\d\d `)
 )
 
-// note keeps a fact with what differs by nature, folders and ids, replaced.
+// note records a fact. It replaces folders, ids and other parts that always differ.
 func (s *server) note(name, fact, value string) {
 	value = strings.ReplaceAll(value, filepath.Join(s.folder, "tmp"), "TMPDIR")
 	value = strings.ReplaceAll(value, s.folder, "FOLDER")

@@ -15,17 +15,17 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 )
 
-// Program is the program under test, named by the environment.
+// Program returns the path of the program under test, from the environment.
 func Program() string { return os.Getenv("STEP_RUNNER_BIN") }
 
-// Daemon is a daemon with a state folder of its own. It ends with its test.
+// Daemon is a daemon with its own state folder. It ends with its test.
 type Daemon struct {
 	t       *testing.T
 	socket  string
 	running *exec.Cmd
 }
 
-// New prepares a daemon that does not run yet. Its environment is this process's, with the entries of env.
+// New prepares a daemon without starting it. Its environment is this process's, with the entries of env added.
 func New(t *testing.T, env ...string) *Daemon {
 	dir, err := os.MkdirTemp("", "d")
 	if err != nil {
@@ -41,7 +41,7 @@ func New(t *testing.T, env ...string) *Daemon {
 	return d
 }
 
-// Start returns when the daemon answers.
+// Start starts the daemon and returns when it answers.
 func (d *Daemon) Start() {
 	stderr, err := d.running.StderrPipe()
 	if err != nil {
@@ -63,7 +63,7 @@ func (d *Daemon) Start() {
 	go func() { _, _ = io.Copy(io.Discard, lines) }()
 }
 
-// Stop ends the daemon and what it runs.
+// Stop ends the daemon and its jobs.
 func (d *Daemon) Stop() {
 	if d.running == nil || d.running.Process == nil {
 		return
@@ -76,7 +76,7 @@ func (d *Daemon) Stop() {
 	_ = ended.Wait()
 }
 
-// Connect gives a connection, which need not be ready.
+// Connect returns a connection, which need not be ready.
 func (d *Daemon) Connect(options ...grpc.DialOption) *grpc.ClientConn {
 	options = append(options, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	conn, err := grpc.NewClient("unix:"+d.socket, options...)

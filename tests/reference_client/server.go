@@ -1,4 +1,4 @@
-// Package server stands in for the reference's own test server: the same calls, with the daemon under test behind them.
+// Package server replaces the reference's own test server: the same calls, with the daemon under test behind them.
 package server
 
 import (
@@ -14,10 +14,10 @@ import (
 	"gitlab.com/gitlab-org/step-runner/proto"
 )
 
-// TestStepRunnerServer is a daemon of one test.
+// TestStepRunnerServer is the daemon of one test.
 type TestStepRunnerServer struct {
 	*daemon.Daemon
-	// The reference's test server runs a job within Run unless a test gives it an executor.
+	// True if Run returns when the job has ended. The reference's test server does so unless a test gives it an executor.
 	waits bool
 }
 
@@ -36,7 +36,7 @@ func (s *TestStepRunnerServer) Serve() *TestStepRunnerServer {
 	return s
 }
 
-// NewConnection gives a connection on which Run answers when the job has ended, as with the reference's test server.
+// NewConnection returns a connection. On it, Run returns when the job has ended, as with the reference's test server.
 func (s *TestStepRunnerServer) NewConnection() *grpc.ClientConn {
 	if !s.waits {
 		return s.Connect()
@@ -60,12 +60,12 @@ func untilEnd(ctx context.Context, method string, request, answer any, conn *grp
 	return err
 }
 
-// WithExecutor is asked for by tests whose jobs run beside Run.
+// WithExecutor is used by tests in which Run returns before the job has ended.
 func WithExecutor(func(delegate func())) func(*TestStepRunnerServer) {
 	return func(server *TestStepRunnerServer) { server.waits = false }
 }
 
-// WithJobRunExitWaitTime has no counterpart: Close waits as long as the job takes to end.
+// WithJobRunExitWaitTime does nothing: Close always waits until the job has ended.
 func WithJobRunExitWaitTime(time.Duration) func(*TestStepRunnerServer) {
 	return func(*TestStepRunnerServer) {}
 }

@@ -1,5 +1,5 @@
-// Package testutil stands in for the part of the reference that its integration tests run steps with: the same calls, with
-// the daemon under test behind them.
+// Package testutil replaces the reference's helpers for integration tests: the same calls, with the daemon under test
+// behind them.
 package testutil
 
 import (
@@ -21,14 +21,14 @@ import (
 	"gitlab.com/gitlab-org/step-runner/proto"
 )
 
-// StepRunnerBuilder collects what a job needs.
+// StepRunnerBuilder collects the parameters of a job.
 type StepRunnerBuilder struct {
 	t   *testing.T
 	env map[string]string
 	job map[string]string
 }
 
-// StepRunner begins a job.
+// StepRunner returns a new builder.
 func StepRunner(t *testing.T) *StepRunnerBuilder {
 	return &StepRunnerBuilder{t: t, env: map[string]string{}, job: map[string]string{}}
 }
@@ -51,12 +51,12 @@ func (b *StepRunnerBuilder) WithGlobalCtxJob(key, value string) *StepRunnerBuild
 	return b
 }
 
-// WithDebugLogs asks for more lines in the log.
+// WithDebugLogs enables debug lines in the log.
 func (b *StepRunnerBuilder) WithDebugLogs() *StepRunnerBuilder {
 	return b.WithGlobalCtxJob("CI_STEPS_LOG_LEVEL", "debug")
 }
 
-// Run runs the steps; returned are the whole result, the log, and an error if the job failed.
+// Run runs the steps. It returns the whole result, the log, and an error if the job failed.
 func (b *StepRunnerBuilder) Run(steps string) (*proto.StepResult, string, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
@@ -94,7 +94,7 @@ func (b *StepRunnerBuilder) Run(steps string) (*proto.StepResult, string, error)
 	return root, log.String(), nil
 }
 
-// raw passes the bytes of messages through: FollowSteps is not in the reference's own definition.
+// raw passes the bytes of messages through, because the reference's own definition does not have FollowSteps.
 type raw struct{}
 
 func (raw) Name() string { return "proto" }

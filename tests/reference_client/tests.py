@@ -1,6 +1,6 @@
 """Compares the outcome of the reference's own tests with the list of those that are known to fail: tests.py LIST EVENTS
 
-LIST is the page with the list, EVENTS what `go test -json` printed. Ends with 1 if they differ.
+LIST is the page with the list, EVENTS a file with the output of `go test -json`. The exit code is 1 if they differ.
 """
 
 import json
@@ -24,7 +24,7 @@ with open(events, encoding="utf-8") as lines:
         elif event["Action"] in ("pass", "fail", "skip"):
             outcomes[name] = event["Action"]
 
-# A test with parts fails with them.
+# Only leaves are counted: a test with subtests fails if one of them does.
 whole = {name for name in outcomes if not any(other.startswith(name + "/") for other in outcomes)}
 failed = {name for name in whole if outcomes[name] == "fail"}
 with open(page, encoding="utf-8") as text:

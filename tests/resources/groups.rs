@@ -1,4 +1,4 @@
-//! Control groups: none outlives its job, and limits outlive the daemon.
+//! Cgroups: none outlives its job, and limits outlive the daemon.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,7 +9,7 @@ use rustix::process::Signal;
 use step_runner::model::LimitName;
 use step_runner::pb::v1::{Limits, State};
 
-/// Directories of the control groups of the daemon's keeper.
+/// Returns the directories of the cgroups of the daemon's keeper.
 pub(super) fn groups(daemon: &Daemon) -> Vec<PathBuf> {
     let json = fs::read(daemon.state_dir().join("keeper.json")).unwrap();
     let json: serde_json::Value = serde_json::from_slice(&json).unwrap();
@@ -17,7 +17,7 @@ pub(super) fn groups(daemon: &Daemon) -> Vec<PathBuf> {
     groups.iter().map(|group| group.as_str().unwrap().into()).collect()
 }
 
-/// Groups of version 1 that jobs have now.
+/// Returns the names of the version 1 cgroups of all current jobs.
 fn groups_of_jobs(groups: &[PathBuf]) -> Vec<String> {
     let is_group = |group: &Path, name: &str| group.join(name).is_dir();
     let below = |group: &PathBuf| {

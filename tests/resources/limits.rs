@@ -7,7 +7,7 @@ use step_runner::model::LimitName;
 use step_runner::pb::v1::{Limits, State};
 use tonic::Code;
 
-/// Prints the quota of the processors of the step's group, in microseconds, in either version.
+/// Script that prints the processor quota of the step's cgroup in microseconds, for version 1 or 2.
 const SHOW_CPUS: &str = "v1=$(sed -n 's/^[0-9]*:\\(cpu\\|cpu,cpuacct\\)://p' /proc/self/cgroup); \
      v2=$(sed -n 's/^0:://p' /proc/self/cgroup); \
      cat /sys/fs/cgroup/cpu$v1/cpu.cfs_quota_us 2>/dev/null || cat /sys/fs/cgroup$v2/cpu.max";
@@ -29,7 +29,7 @@ async fn the_limits_of_a_request_hold() {
         let status = run_limited(&client, "memory", HOG, memory(32 * MIB)).await;
         assert_eq!((status.state(), status.exit_code), (State::Failure, 137), "{status:?}");
     }
-    // A job beside them has none.
+    // A job beside the limited ones has no limit.
     client.run("free", "ulimit -Sn; ulimit -Hn").await;
     let soft = rustix::process::getrlimit(Resource::Nofile).current;
     let first = client.output("free").await.lines().next().map(str::to_owned);
@@ -83,7 +83,7 @@ async fn a_limit_that_cannot_be_enforced_refuses_the_request_and_names_itself() 
         ("cpus", Limits { cpus: 1e-9, ..Limits::default() }),
     ];
     if rustix::process::geteuid().is_root() {
-        // The kernel binds nobody else by the user's own limit.
+        // Without a cgroup, the kernel enforces a user's process limit on everybody but root.
         asked.push(("processes", processes(10)));
     }
     for (name, limits) in asked {
@@ -124,7 +124,7 @@ async fn values_that_are_no_limits_are_refused() {
         let answer = client.try_run(limited("1", &script("true"), limits)).await;
         refused(answer, Code::InvalidArgument, "malformed_request");
     }
-    // More than there is of anything is no limit, but none that cannot be kept either.
+    // Limits above all resources of the machine limit nothing, but they are accepted.
     if holds("values_that_are_no_limits_are_refused", &LimitName::ALL) {
         let huge = Limits { processes: i64::MAX, memory: i64::MAX, cpus: 1e18, open_files: i64::MAX };
         assert_eq!(run_limited(&client, "huge", "true", huge).await.exit_code, 0);

@@ -1,4 +1,4 @@
-//! Resources of jobs: limits, usage, and the behaviour when the machine runs short of something (service.md §3.1,
+//! Resources of jobs: limits, usage, and the behaviour when the machine runs out of something (service.md §3.1,
 //! faults.md rows 6, 12, 15).
 #![expect(clippy::unwrap_used, clippy::panic, reason = "a broken scene fails the test")]
 
@@ -22,15 +22,15 @@ use support::{Client, request, script};
 
 const MIB: i64 = 1 << 20;
 
-/// Fills its memory until it is ended.
+/// Script that allocates memory until it is killed.
 const HOG: &str = "exec tail /dev/zero";
 
-/// Starts more processes than any limit here allows; a shell that gives up at the first one that is refused.
+/// Script that starts more processes than any limit here allows. The inner shell gives up at the first fork that fails.
 const CROWD: &str = "exec sh -c 'i=0; while [ $i -lt 100 ]; do sleep 600 & i=$((i+1)); done; echo all'";
 
-/// Whether this host can hold jobs to these limits; else says that `test` is skipped.
+/// True if this host can enforce these limits on jobs. Otherwise reports `test` as skipped.
 fn holds(test: &str, limits: &[LimitName]) -> bool {
-    // Asked once: all tests of this process would make the same group.
+    // Determined once, because concurrent tests of this process would make the same group.
     static MISSING: LazyLock<Vec<Unenforceable>> = LazyLock::new(|| {
         let pool = Pool::open().ok();
         Limiter::new(CgroupMode::Auto).unenforceable(pool.as_ref())

@@ -1,4 +1,4 @@
-//! The processes that the kernel kills when memory runs out.
+//! Processes that the kernel kills when memory runs out.
 
 use std::fs;
 
@@ -37,14 +37,14 @@ async fn fault_12_a_step_is_ended_for_want_of_memory_and_the_daemon_lives() {
     let status = run_limited(&client, "copes", "tail /dev/zero; exit 0", memory(64 * MIB)).await;
     assert_eq!(status.exit_code, 0);
     assert!(contains(&client.log("copes").await, "warning: step s: processes were killed"));
-    // Not even room for its own start.
+    // With this limit the process cannot even start.
     let status = run_limited(&client, "none", "true", memory(1)).await;
     assert_eq!(status.state(), State::Failure, "{status:?}");
     assert_eq!(daemon.keeper_pid(), Some(keeper));
     assert_eq!(client.status("beside").await.state(), State::Running);
 }
 
-/// `CAP_SYS_RESOURCE`
+/// True if this process has `CAP_SYS_RESOURCE`.
 fn may_lower_oom_score() -> bool {
     const BIT: u64 = 1 << 24;
     let status = fs::read_to_string("/proc/self/status").unwrap();
@@ -87,7 +87,7 @@ async fn fault_12_a_daemon_without_rights_still_lets_steps_end_first() {
     assert_eq!(oom_score_adj(daemon.keeper_pid().unwrap()), own);
 }
 
-/// KiB of the program's file that are mapped into a process and cannot be written to.
+/// Returns how many KiB of the program file are mapped read-only into a process.
 fn mapped_program(pid: i32) -> u64 {
     let program = fs::read_link(format!("/proc/{pid}/exe")).unwrap();
     let mut is_program = false;
@@ -107,7 +107,7 @@ fn mapped_program(pid: i32) -> u64 {
 
 #[tokio::test]
 async fn a_daemon_and_a_keeper_without_work_give_the_pages_of_the_program_back() {
-    // The daemon hides its memory from others of its user.
+    // Only root can read the daemon's memory maps.
     if !is_root("a_daemon_and_a_keeper_without_work_give_the_pages_of_the_program_back") {
         return;
     }

@@ -28,22 +28,23 @@ async fn fault_06_without_groups_the_limit_of_the_user_bounds_processes() {
     assert_eq!(status.exit_code, 0, "{status:?}");
 }
 
-/// The number at the end of a file of a group, if it has the file.
+/// Returns the number at the end of a cgroup file, or `None` without such a file.
 fn number(group: &Path, file: &str) -> Option<u64> {
     fs::read_to_string(group.join(file)).ok()?.split_whitespace().last()?.parse().ok()
 }
 
-/// The group that counts the processes of the only job with a limit of them; `None` where the limit is the user's.
+/// Returns the cgroup that counts the processes of the only job with a process limit. `None` if the limit is the
+/// user's.
 fn counting(daemon: &Daemon) -> Option<PathBuf> {
     let below = |group: PathBuf| names(&group).into_iter().map(move |name| group.join(name));
     groups(daemon).into_iter().flat_map(below).find(|group| number(group, "pids.max").is_some())
 }
 
-/// Waits until the step with the first process `leader` and the limit `most` of processes has met it; whether anybody
-/// can know that it has.
+/// Waits until the step with the first process `leader` has reached the process limit `most`. Returns false if that
+/// cannot be known.
 fn meets_its_limit(daemon: &Daemon, leader: &str, most: u64) -> bool {
-    // While processes come and go no list of them is true: one that ended and one that came after are both in it. The
-    // kernel counts them, and whoever is born in a group is in it.
+    // A list of processes is never exact while they come and go: it can hold an ended process and its successor. The
+    // count of the cgroup is exact, because every process is born in the cgroup of its parent.
     let Some(group) = counting(daemon) else {
         let limits = fs::read_to_string(format!("/proc/{leader}/limits")).unwrap();
         let limit = limits.lines().find_map(|line| line.strip_prefix("Max processes")).unwrap();
@@ -54,7 +55,7 @@ fn meets_its_limit(daemon: &Daemon, leader: &str, most: u64) -> bool {
     let members = fs::read_to_string(group.join("cgroup.procs")).unwrap();
     assert!(members.lines().any(|member| member == leader), "{leader} is not among {members}");
     wait_for("a process to be refused", || number(&group, "pids.events").filter(|&refused| refused > 0));
-    // Not every kernel remembers how many there were at most.
+    // Not every kernel records the peak.
     let peak = number(&group, "pids.peak");
     assert!(peak.is_none_or(|peak| peak <= most), "{peak:?}");
     true
@@ -85,7 +86,7 @@ async fn fault_06_a_fork_bomb_ends_as_a_failed_job_and_by_finish() {
     assert_eq!(client.run_to_end("other", &script("(echo x)")).await.exit_code, 0);
     client.finish("bomb").await;
     assert_eq!(processes_with(&mark), Vec::<i32>::new());
-    // One that ends by itself says why.
+    // A job that ends by itself because of the limit says so.
     let status = run_limited(&client, "crowd", CROWD, processes(16)).await;
     assert_eq!(status.state(), State::Failure);
     if !is_counted {

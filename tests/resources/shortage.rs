@@ -6,13 +6,13 @@ use rustix::process::{Pid, Resource, Rlimit, Signal};
 use step_runner::pb::v1::{self, RunRequest, State};
 use tonic::Code;
 
-/// Sets the soft limit of the address space of a process.
+/// Sets the soft limit of a process's address space.
 fn limit_memory(pid: i32, bytes: Option<u64>) {
     let limit = Rlimit { current: bytes, maximum: None };
     rustix::process::prlimit(Pid::from_raw(pid), Resource::As, limit).unwrap();
 }
 
-/// Sets the soft limit of processes of a user's process, as that user: root may lack the right.
+/// Sets the soft limit on processes for `pid`. It runs as that process's user, because root can lack the right.
 fn limit_processes(user: u32, pid: i32, soft: Option<u64>) {
     let maximum = rustix::process::getrlimit(Resource::Nproc).maximum;
     let soft = soft.or(maximum).map_or("unlimited".to_owned(), |soft| soft.to_string());
@@ -21,7 +21,7 @@ fn limit_processes(user: u32, pid: i32, soft: Option<u64>) {
     assert!(command.status().unwrap().success());
 }
 
-/// A daemon of a user who has no other processes, so that the system's limit of them can be met.
+/// Starts a daemon as a user without other processes, so that the limit on processes per user can be reached.
 fn lonely() -> (u32, Place, Daemon) {
     lonely_with(|setup| setup)
 }
@@ -50,7 +50,7 @@ async fn fault_15_a_run_without_a_process_for_its_keeper_is_refused_for_now() {
         );
         refused(answer, Code::ResourceExhausted, "keeper_unavailable");
     }
-    // What is checked on a thread of its own needs no new one.
+    // A large request is checked on another thread. That works although no new thread can be made.
     let large = format!("# {}\n{}", "x".repeat(100_000), script("echo x"));
     refused(client.try_run(request("3", &large)).await, Code::ResourceExhausted, "keeper_unavailable");
     assert!(client.jobs().await.is_empty() && daemon.folders().is_empty(), "nothing is left behind");
@@ -74,7 +74,7 @@ async fn fault_15_a_waiting_job_waits_on_while_no_process_can_be_had_for_its_kee
     limit_processes(user, daemon.pid(), Some(1));
     kill(daemon.keeper_pid().unwrap(), Signal::KILL);
     assert_eq!(client.ended("runs").await.state(), State::Interrupted);
-    // Nothing of them has run: no keeper is needed for their ends.
+    // These jobs have not started, so their ends need no keeper.
     client.cancel("unwanted").await;
     let status = client.ended("unwanted").await;
     assert_eq!((status.state(), status.exit_code), (State::Cancelled, -2), "{status:?}");
@@ -117,7 +117,7 @@ async fn fault_15_a_keeper_without_memory_costs_its_own_jobs_only() {
     limit_memory(daemon.keeper_pid().unwrap(), Some(1 << 20));
     for id in ["1", "2"] {
         match client.try_run(request(id, &script("echo x"))).await {
-            // What the step needs is not there, or the keeper found nothing for itself.
+            // Either the step fails for lack of memory, or the keeper itself has none.
             Ok(()) => drop(client.reaches(id, "it ends", |status| status.finished).await),
             answer => drop(refused(answer, Code::ResourceExhausted, "keeper_unavailable")),
         }

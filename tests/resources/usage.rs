@@ -1,4 +1,4 @@
-//! Clients learn the resources that a job has used.
+//! Clients are told the resources that a job has used.
 
 use std::time::{Duration, Instant};
 
@@ -8,7 +8,7 @@ use crate::support::{Daemon, Setup, scripts};
 use step_runner::model::LimitName;
 use step_runner::pb::v1::{self};
 
-/// Keeps a processor busy for a while.
+/// Script that keeps a processor busy for a while.
 const BURN: &str = "i=0; while [ $i -lt 300000 ]; do i=$((i+1)); done";
 
 fn cpu_time(status: &v1::Status) -> Duration {

@@ -58,7 +58,7 @@ async fn a_time_limit_ends_a_job_with_a_result_of_its_own() {
     let status = client.ended("1").await;
     assert_eq!(end(&status), (State::Timeout, -3), "{status:?}");
     assert!(contains(&client.log("1").await, "job ended by time limit: "));
-    // A limit that is not reached changes nothing.
+    // A limit that is not reached has no effect.
     let run = RunRequest { timeout: Some(seconds(300.0)), ..request("2", &script("echo done")) };
     client.try_run(run).await.unwrap();
     assert_eq!(end(&client.ended("2").await), (State::Success, 0));

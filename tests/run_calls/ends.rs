@@ -14,7 +14,7 @@ async fn a_job_runs_to_success_and_its_states_are_told() {
     let daemon = Daemon::start();
     let client = daemon.client().await;
     client.run("1", "echo hello; read x < fifo; echo bye").await;
-    // Without a fifo the shell fails to read and goes on: the job is over at once.
+    // There is no fifo, so `read` fails at once and the shell goes on.
     let status = client.ended("1").await;
     assert_eq!(end(&status), (State::Success, 0), "{status:?}");
     assert_eq!((status.id.as_str(), status.message.as_str(), status.steps_done), ("1", "", 1));
@@ -207,7 +207,7 @@ async fn a_job_runs_in_its_working_directory() {
     assert_eq!(client.output("1").await, format!("{}\n", dir.display()));
     client.finish("1").await;
     assert!(dir.join("made").exists());
-    // Without one it has a directory of its own, which goes with it.
+    // Without a work directory the job gets a private one, which is removed with the job.
     client.run("2", "pwd").await;
     client.ended("2").await;
     let own = client.output("2").await;
@@ -237,7 +237,7 @@ async fn the_end_of_the_stream_is_the_end_of_the_job() {
         async move {
             let id = format!("j{n}");
             client.run_steps(&id, &script("printf x")).await;
-            // Asserts that Status is finished and tells the number of bytes received.
+            // `ended` asserts that Status is finished and reports the number of bytes received.
             client.ended(&id).await;
             assert_eq!(client.output(&id).await, "x\n");
         }

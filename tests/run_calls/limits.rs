@@ -24,7 +24,7 @@ async fn every_limit_has_its_reason() {
     }
     refused(client.try_follow("1", 0).await, Code::ResourceExhausted, "too_many_followers");
     followers.clear();
-    // Those that left count no more.
+    // Followers that disconnected no longer count.
     let room = async { while client.try_follow("1", 0).await.is_err() {} };
     patiently("room for a follower", room).await;
 }

@@ -17,7 +17,7 @@ fn seconds(seconds: f64) -> prost_types::Duration {
     Duration::from_secs_f64(seconds).try_into().unwrap()
 }
 
-/// State, exit code.
+/// Returns state and exit code.
 fn end(status: &Status) -> (State, i32) {
     (status.state(), status.exit_code)
 }

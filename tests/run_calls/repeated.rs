@@ -37,12 +37,12 @@ async fn fault_50_the_first_request_of_an_id_wins_and_only_the_operator_hears_of
     let marks = daemon.file("marks");
     let steps = |word: &str| script(&format!("echo {word} >> {}", marks.display()));
     client.run_steps("1", &steps("first")).await;
-    // The same again is no reason for a warning.
+    // A repetition of the same request causes no warning.
     client.run_steps("1", &steps("first")).await;
     assert!(!daemon.said().contains("WARN"), "{}", daemon.said());
     client.run_steps("1", &steps("other")).await;
     client.ended("1").await;
-    // Also of an ended job.
+    // A different request for an ended job does.
     client.run_steps("1", &steps("other")).await;
     assert_eq!(std::fs::read_to_string(&marks).unwrap(), "first\n");
     crate::support::until("the operator is warned twice", || daemon.said().matches("WARN").count() == 2)
@@ -109,7 +109,7 @@ async fn fault_13_racing_finishes_join() {
 async fn a_finish_is_ordered_after_a_run_that_is_being_admitted() {
     let daemon = Daemon::start();
     let client = daemon.client().await;
-    // A large request takes a while to be admitted.
+    // The large request takes a while to be admitted.
     let padding = "x".repeat(4 << 20);
     let steps = format!("# {padding}\n- {{name: s, script: 'sleep 600'}}");
     for round in 0..5 {
@@ -122,7 +122,7 @@ async fn a_finish_is_ordered_after_a_run_that_is_being_admitted() {
         let (ran, finished) = tokio::join!(run, finish);
         ran.unwrap();
         finished.unwrap();
-        // Whichever was first: a second Finish leaves nothing.
+        // In whatever order they were processed, a second Finish leaves nothing.
         client.finish(&id).await;
         refused(client.try_status(&id).await, Code::NotFound, "unknown_job");
     }
@@ -155,7 +155,7 @@ async fn fault_48_run_after_finish_is_a_late_duplicate_if_it_is_the_same() {
     assert!(text.contains("finished at"), "{text}");
     assert_eq!(daemon.folders(), Vec::<String>::new());
     assert_eq!(std::fs::read_to_string(&marks).unwrap(), "run\n");
-    // Another request is a new job with a new log.
+    // After Finish, a different request is a new job with a new log.
     let status = client.run_to_end("1", &script("echo other")).await;
     assert_eq!(end(&status), (State::Success, 0));
     assert_eq!(client.output("1").await, "other\n");

@@ -30,7 +30,7 @@ async fn deadlines_of_callers_are_honoured() {
     assert_eq!(client.jobs().await.len(), 1);
 }
 
-/// Sends bytes as they are.
+/// Codec that sends and receives plain bytes.
 struct Raw;
 
 impl tonic::codec::Codec for Raw {

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-/// Options of ours that take a number.
+/// Our options that take a number.
 const NUMBERS: &[&str] = &[
     "points",
     "ids",
@@ -20,15 +20,15 @@ const NUMBERS: &[&str] = &[
     "cuts",
     "mib",
 ];
-/// Options of ours that take a number with a fraction.
+/// Our options that take a number with a fraction.
 const FRACTIONS: &[&str] = &["scale", "minutes"];
-/// Options of ours that take a text.
+/// Our options that take a text.
 const TEXTS: &[&str] = &["only", "grace", "cgroup"];
-/// Flags of ours.
+/// Our flags.
 const FLAGS: &[&str] = &["keeper", "both", "run", "all", "syscalls", "untimed", "records", "bless"];
 /// Options of test runners that take a value.
 const FOREIGN: &[&str] = &["test-threads", "skip", "format", "color", "logfile", "shuffle-seed", "Z"];
-/// Options of test runners that take none.
+/// Options of test runners without a value.
 const FOREIGN_FLAGS: &[&str] = &[
     "nocapture",
     "no-capture",
@@ -43,9 +43,9 @@ const FOREIGN_FLAGS: &[&str] = &[
 
 #[derive(Clone, Default)]
 pub(crate) struct Arguments {
-    /// The one proof that is to run with its full counts.
+    /// The proof to run with its full counts.
     pub(crate) proof: Option<String>,
-    /// Parts of names of proofs that are to run with small counts; none: all of them.
+    /// Parts of names of proofs to run with small counts. Empty: all of them.
     filters: Vec<String>,
     pub(crate) list: bool,
     numbers: BTreeMap<String, u64>,
@@ -55,7 +55,8 @@ pub(crate) struct Arguments {
 }
 
 impl Arguments {
-    /// With `--proof` every word must mean something; without it options of ours have no proof to belong to.
+    /// Parses the command line. With `--proof` an unknown word is an error. Without it our own options are an error,
+    /// because they belong to no proof.
     pub(crate) fn parse(words: impl Iterator<Item = String>) -> Result<Self, String> {
         let mut parsed = Self::default();
         let (mut ours, mut unknown) = (None, None);
@@ -96,7 +97,7 @@ impl Arguments {
         }
     }
 
-    /// Takes an option of ours; tells whether it is one.
+    /// Takes an option of ours. Returns true if it is one.
     fn take(
         &mut self,
         name: &str,
@@ -123,7 +124,7 @@ impl Arguments {
         Ok(true)
     }
 
-    /// Whether the proof `name` is to run with small counts.
+    /// True if the proof `name` is to run with small counts.
     pub(crate) fn is_wanted(&self, name: &str) -> bool {
         self.filters.is_empty() || self.filters.iter().any(|filter| name.contains(filter.as_str()))
     }
@@ -150,13 +151,13 @@ impl Arguments {
         with
     }
 
-    /// Bounds of time hold for a machine that does nothing else and a program without checks: `--untimed` and the small
-    /// proofs print what was measured and leave the verdict to who reads it.
+    /// True if bounds on time are checked. They hold only for an idle machine and a release build. With `--untimed` and
+    /// in small proofs the times are printed and not checked.
     pub(crate) fn judges_time(&self, small: bool) -> bool {
         !small && !cfg!(debug_assertions) && !self.flag("untimed")
     }
 
-    /// The given seed, or a new one.
+    /// Returns the given seed, or a new one.
     pub(crate) fn seed(&self) -> u64 {
         self.numbers
             .get("seed")

@@ -1,6 +1,6 @@
 //! `cancel [--trees N] [--grace TIME] [--cgroup on|off] [--parallel N] [--seed N] [--untimed]`: ends jobs at random
 //! moments. Their process trees ignore SIGTERM, leave their group, or fork in a loop (faults.md rows 2 to 4). No
-//! process outlives the answer, which comes within the grace and a tenth of a second.
+//! process outlives the answer, which comes within the grace plus a tenth of a second.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -22,10 +22,10 @@ const SMALL: u64 = 24;
 const PARALLEL: u64 = 8;
 const GRACE: &str = "200ms";
 
-/// How much longer than the grace an end may take: for 99 of 100.
+/// Time beyond the grace that 99 of 100 ends can take.
 const SLACK: Duration = Duration::from_millis(100);
 
-/// A job is ended at latest so long after its start, or after its tree stands, in microseconds.
+/// Longest time from the start of a job, or from the completion of its tree, to its end, in microseconds.
 const LATEST: u64 = 300_000;
 
 struct Proof {
@@ -35,10 +35,10 @@ struct Proof {
     trees: u64,
     next: AtomicU64,
     random: Random,
-    /// Trees that had all of their processes when they were ended.
+    /// Number of trees that were complete when they were ended.
     stood: AtomicU64,
     survivors: AtomicU64,
-    /// From the call to its end.
+    /// Time from the call to the end of the job.
     took: Mutex<Vec<(Duration, Kind)>>,
 }
 
@@ -138,7 +138,7 @@ async fn one_tree(proof: &Proof, id: &str, kind: Kind, random: &mut Random) -> C
     let steps = serde_json::json!([{ "name": "tree", "script": tree.script }]).to_string();
     client.run(&v1::RunRequest { id: id.into(), steps, ..v1::RunRequest::default() }).await?;
     let log = tokio::spawn(follow_log(client.clone(), id.to_owned()));
-    // A quarter of them are ended wherever they are in their start.
+    // One tree in four is ended before it is complete.
     if !random.one_in(4) {
         let until = Instant::now() + PATIENCE;
         while !tree.stands() && Instant::now() < until {

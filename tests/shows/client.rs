@@ -1,5 +1,5 @@
-//! Calls of the service through the generated stub. Like a patient client, it repeats a call with the same content
-//! while the daemon is away.
+//! Calls the service through the generated stub. Like a patient client, it repeats a call with the same content while
+//! no daemon runs.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -14,7 +14,7 @@ use tonic::{Code, Status};
 
 use crate::verdict::Check;
 
-/// How long a call is repeated.
+/// Time for which a call is repeated.
 const PATIENCE: Duration = Duration::from_mins(2);
 
 /// Pause before a repetition.
@@ -25,12 +25,12 @@ const ATTEMPT: Duration = Duration::from_mins(1);
 
 pub(crate) type Stub = StepRunnerClient<Channel>;
 
-/// One connection, never made again by itself.
+/// Makes one connection, which is not re-established.
 pub(crate) async fn dial(socket: &Path) -> Result<Stub, String> {
     dial_with(socket, Endpoint::from_static("http://shows")).await
 }
 
-/// One connection with settings of its own.
+/// Like [`dial`], with other settings.
 pub(crate) async fn dial_with(socket: &Path, endpoint: Endpoint) -> Result<Stub, String> {
     let mut stream =
         Some(TokioIo::new(UnixStream::connect(socket).await.map_err(|error| error.to_string())?));
@@ -42,7 +42,7 @@ pub(crate) async fn dial_with(socket: &Path, endpoint: Endpoint) -> Result<Stub,
     channel.map(StepRunnerClient::new).map_err(|error| error.to_string())
 }
 
-/// Dials until there is a daemon.
+/// Repeats [`dial`] until a daemon answers.
 pub(crate) async fn dial_patiently(socket: &Path) -> Check<Stub> {
     let until = Instant::now() + PATIENCE;
     loop {
@@ -54,7 +54,7 @@ pub(crate) async fn dial_patiently(socket: &Path) -> Check<Stub> {
     }
 }
 
-/// The daemon has answered, rather than the line broken.
+/// True if the status is an answer of the daemon, not a broken connection.
 pub(crate) fn is_answer(status: &Status) -> bool {
     match status.code() {
         Code::InvalidArgument
@@ -70,11 +70,11 @@ pub(crate) fn is_answer(status: &Status) -> bool {
     }
 }
 
-/// Calls for one scene. Clones are cheap.
+/// A client for one scene. Clones are cheap.
 #[derive(Clone)]
 pub(crate) struct Client {
     socket: PathBuf,
-    /// Wakes the killer: a call is about to be made.
+    /// Notified before each call. The killer waits for it.
     pub(crate) calling: std::sync::Arc<tokio::sync::Notify>,
 }
 
@@ -134,7 +134,7 @@ impl Client {
         asked.await.map(drop).map_err(|status| format!("Cancel: {status}"))
     }
 
-    /// `None`: no such job.
+    /// Returns `None` if there is no such job.
     pub(crate) async fn status(&self, id: &str) -> Check<Option<v1::Status>> {
         let asked = self.repeat("Status", |mut stub| async move {
             stub.status(v1::StatusRequest { id: id.into() }).await
@@ -146,7 +146,7 @@ impl Client {
         }
     }
 
-    /// The states of all jobs.
+    /// Returns the states of all jobs.
     pub(crate) async fn all(&self) -> Check<Vec<v1::Status>> {
         let asked =
             self.repeat("Status", |mut stub| async move { stub.status(v1::StatusRequest::default()).await });

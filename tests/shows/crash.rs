@@ -1,5 +1,5 @@
-//! `crash [--keeper | --both | --run | --syscalls | --records] [--points N] [--parallel N] [--seed N]`: runs jobs whose
-//! daemon, keeper, or both are killed with SIGKILL again and again (service.md §6.4, faults.md rows 41 and 42).
+//! `crash [--keeper | --both | --run | --syscalls | --records] [--points N] [--parallel N] [--seed N]`: runs jobs while
+//! their daemon, keeper, or both are killed with SIGKILL repeatedly (service.md §6.4, faults.md rows 41 and 42).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -29,7 +29,7 @@ struct Figures {
     streams: AtomicU64,
 }
 
-/// What the clients of one proof share.
+/// State shared by the clients of one proof.
 struct Proof {
     scene: Arc<Scene>,
     client: Client,
@@ -128,7 +128,7 @@ async fn prove(target: Target, points: u64, parallel: u64, seed: u64) -> Shown {
     verdict
 }
 
-/// One job after another until the killer is done.
+/// Runs one job after another until the killer is done.
 async fn slot(proof: Arc<Proof>) {
     while !proof.stop.load(Ordering::Relaxed) && proof.misses.count() < 20 {
         let number = proof.next.fetch_add(1, Ordering::Relaxed);
@@ -144,7 +144,7 @@ async fn slot(proof: Arc<Proof>) {
     }
 }
 
-/// The log of a job that missed something, for a look at it.
+/// Saves the log of a job that failed a check.
 async fn keep_log(proof: &Proof, id: &str) {
     if let Ok(Ok(followed)) =
         tokio::time::timeout(Duration::from_secs(5), follow_log(proof.client.clone(), id.to_owned())).await
@@ -176,7 +176,7 @@ async fn one_job(proof: &Proof, work: &Work, random: &mut Random) -> Check {
     if followed.gone {
         return Err("unknown before it was finished".into());
     }
-    // The end of a stream is after the end in Status.
+    // The stream ends only after Status reports the end.
     let status = client.status(id).await?.ok_or("unknown before it was finished")?;
     if !status.finished {
         return Err(format!("its log has ended, but Status says {status:?}"));
@@ -206,7 +206,7 @@ async fn one_job(proof: &Proof, work: &Work, random: &mut Random) -> Check {
     Ok(())
 }
 
-/// A job that ended so may do so, and counts.
+/// Checks that the job could end this way, and counts it.
 fn how_it_ended(proof: &Proof, work: &Work, exit_code: i32) -> Check<End> {
     let (end, figure) = match (work.treatment, exit_code) {
         (Treatment::Wait, code) if code == work.code => (End::Natural, &proof.figures.natural),
@@ -218,7 +218,7 @@ fn how_it_ended(proof: &Proof, work: &Work, exit_code: i32) -> Check<End> {
     Ok(end)
 }
 
-/// What was seen of a job that was finished while it ran.
+/// Checks a job that was finished while it ran.
 async fn finished_in_the_middle(
     proof: &Proof,
     work: &Work,
@@ -241,7 +241,7 @@ async fn gone(proof: &Proof, work: &Work) -> Check {
     work.check_files(&proof.scene)
 }
 
-/// No process of a job outlives it.
+/// Checks that no process of the job is left.
 pub(crate) async fn no_process(work: &Work) -> Check {
     let entry = format!("SHOWS_JOB={}", work.request.id);
     let find = move || {

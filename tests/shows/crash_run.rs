@@ -1,5 +1,5 @@
-//! `crash --run`: kills `step-runner run` with SIGKILL while its jobs have child processes. The keeper has no daemon to
-//! wait for: it ends the job, removes the private folder, and exits (service.md §6.4, `keeper_wait` 0).
+//! `crash --run`: kills `step-runner run` with SIGKILL while its jobs have child processes. Its keeper does not wait
+//! for another daemon: it ends the job, removes the private folder, and exits (service.md §6.4, `keeper_wait` 0).
 
 use std::fs;
 use std::process::{Child, Stdio};
@@ -14,7 +14,7 @@ use crate::verdict::{Check, Misses, Shown};
 const POINTS: u64 = 100;
 const SMALL: u64 = 2;
 
-/// Children that end on SIGTERM, that ignore it, and that leave their group.
+/// A job with children that end on SIGTERM, that ignore it, and that leave their process group.
 const JOB: &str = r#"run:
   - name: leaves
     script: |
@@ -53,7 +53,7 @@ pub(crate) fn run(arguments: &Arguments, small: bool) -> Shown {
     ))
 }
 
-/// How long it took until nothing was left, and whether the job had left its children.
+/// Kills one `run`. Returns the time until nothing was left, and true if the first step had ended before the kill.
 fn kill_one(scene: &Scene, random: &mut Random) -> Check<(Duration, bool)> {
     let (file, ready) = (scene.path("job.yml"), scene.path("ready"));
     fs::write(&file, JOB).unwrap();
@@ -67,7 +67,7 @@ fn kill_one(scene: &Scene, random: &mut Random) -> Check<(Duration, bool)> {
         .spawn();
     let mut child: Child = spawned.map_err(|error| error.to_string())?;
     if random.one_in(3) {
-        // Somewhere in its start.
+        // Kills it during its start.
         std::thread::sleep(random.micros(200_000));
     } else {
         if proc::wait_until(PATIENCE, || ready.exists()).is_none() {
@@ -82,11 +82,11 @@ fn kill_one(scene: &Scene, random: &mut Random) -> Check<(Duration, bool)> {
     }
     child.kill().unwrap();
     child.wait().unwrap();
-    // The keeper has an empty environment; its arguments name the private folder.
+    // The keeper's environment is empty, but its arguments name the private folder.
     let folder = scene.path("tmp");
     let tag = folder.to_str().unwrap().to_owned();
     let left = || [proc::with_environment(&scene.tag), proc::with_argument(&tag)].concat();
-    // Killed before there was a keeper, it leaves nobody who could remove its folder.
+    // If it is killed before the keeper starts, nobody can remove its folder.
     let had_keeper = is_ready || !proc::with_argument(&tag).is_empty();
     let gone = || left().is_empty() && (!had_keeper || proc::tree(&folder).is_empty());
     let took = proc::wait_until(PATIENCE, gone);

@@ -1,4 +1,4 @@
-//! A daemon on a folder of its own that can be killed and started again.
+//! A daemon with its own folder that can be killed and started again.
 
 use std::ffi::OsString;
 use std::fs::{self, File};
@@ -11,22 +11,22 @@ use rustix::process::Signal;
 use crate::proc;
 use crate::verdict::Check;
 
-/// No start or end takes so long, however loaded the machine is.
+/// Longest wait for a start or end of a daemon. It is never needed, even on a loaded machine.
 pub(crate) const PATIENCE: Duration = Duration::from_mins(1);
 
 const MARKER: &str = "step-runner is listening on socket ";
 
-/// The program under test.
+/// Returns the path of the program under test.
 pub(crate) fn program() -> PathBuf {
     std::env::var_os("STEP_RUNNER_BIN")
         .map_or_else(|| env!("CARGO_BIN_EXE_step-runner").into(), PathBuf::from)
 }
 
-/// A folder with the socket, the state, and what the jobs of a proof need.
+/// A folder with the socket, the state, and the files of a proof's jobs.
 pub(crate) struct Scene {
     folder: Option<tempfile::TempDir>,
     path: PathBuf,
-    /// In the environment of the daemon and of everything its jobs start.
+    /// A variable in the environment of the daemon and of all processes of its jobs.
     pub(crate) tag: String,
 }
 
@@ -53,12 +53,13 @@ impl Scene {
         self.path("state")
     }
 
-    /// The program with this scene's environment and nothing of ours that could change what it does.
+    /// Returns a command that runs the program with this scene's environment. Variables of ours that could affect it
+    /// are removed.
     pub(crate) fn command(&self, words: &[&str]) -> Command {
         self.command_by(&[], words)
     }
 
-    /// As [`Self::command`], with `tracer` in front.
+    /// Like [`Self::command`], with `tracer` in front.
     pub(crate) fn command_by(&self, tracer: &[OsString], words: &[&str]) -> Command {
         let (name, value) = self.tag.split_once('=').unwrap();
         let program = program();
@@ -79,14 +80,14 @@ impl Scene {
         command
     }
 
-    /// Pid of the keeper, if one has written down that it lives.
+    /// Returns the keeper's pid from `keeper.json`, if there is one.
     pub(crate) fn keeper(&self) -> Option<u32> {
         let text = fs::read_to_string(self.state().join("keeper.json")).ok()?;
         let json: serde_json::Value = serde_json::from_str(&text).ok()?;
         u32::try_from(json["pid"].as_u64()?).ok()
     }
 
-    /// Nothing of any job is left: no process, no record, no temporary file.
+    /// Checks that nothing of any job is left: no process, no record, no temporary file.
     pub(crate) fn check_empty(&self) -> Check {
         let left = |pids: &[u32]| pids.is_empty();
         proc::wait_until(PATIENCE, || left(&proc::with_environment(&self.tag)));
@@ -110,7 +111,7 @@ impl Scene {
         if state.is_empty() { Ok(()) } else { Err(format!("files left in the state folder: {state:?}")) }
     }
 
-    /// Keeps the folder for a look at what went wrong.
+    /// Keeps the folder for later inspection.
     pub(crate) fn keep(&mut self) {
         if let Some(folder) = self.folder.take() {
             eprintln!("kept: {}", folder.keep().display());
@@ -118,7 +119,7 @@ impl Scene {
     }
 }
 
-/// A proof that ends early leaves nothing running.
+/// Kills all processes of the scene, in case a proof ends early.
 impl Drop for Scene {
     fn drop(&mut self) {
         let keepers = proc::with_argument(&self.state().to_string_lossy());
@@ -135,22 +136,22 @@ impl Drop for Scene {
 pub(crate) struct Daemon {
     child: Child,
     log: PathBuf,
-    /// Where its part of the log begins.
+    /// Offset in the log file at which its part begins.
     from: u64,
 }
 
 impl Daemon {
-    /// Starts it; it may not serve yet.
+    /// Starts it without waiting until it serves.
     pub(crate) fn spawn(scene: &Scene) -> Self {
         Self::spawn_by(scene, &[], &[])
     }
 
-    /// With `tracer` in front.
+    /// Like [`Self::spawn`], with `tracer` in front.
     pub(crate) fn spawn_traced(scene: &Scene, tracer: &[OsString]) -> Self {
         Self::spawn_by(scene, tracer, &[])
     }
 
-    /// With options of `serve` besides.
+    /// Like [`Self::spawn`], with more options of `serve`.
     pub(crate) fn spawn_with(scene: &Scene, options: &[&str]) -> Self {
         Self::spawn_by(scene, &[], options)
     }
@@ -179,14 +180,14 @@ impl Daemon {
         Self::start_with(scene, &[])
     }
 
-    /// With options of `serve` besides.
+    /// Like [`Self::start`], with more options of `serve`.
     pub(crate) fn start_with(scene: &Scene, options: &[&str]) -> Check<Self> {
         let mut daemon = Self::spawn_by(scene, &[], options);
         daemon.wait_ready()?;
         Ok(daemon)
     }
 
-    /// Waits for the ready marker; how long it took.
+    /// Waits for the ready marker. Returns how long that took.
     pub(crate) fn wait_ready(&mut self) -> Check<Duration> {
         let start = Instant::now();
         loop {
@@ -203,17 +204,17 @@ impl Daemon {
         }
     }
 
-    /// How it ended, if it has.
+    /// Returns its exit status, if it has ended.
     pub(crate) fn ended(&mut self) -> Option<ExitStatus> {
         self.child.try_wait().unwrap()
     }
 
-    /// It has said that it serves.
+    /// True if it has printed the ready marker.
     pub(crate) fn is_ready(&self) -> bool {
         self.said().contains(MARKER)
     }
 
-    /// What it told its operator.
+    /// Returns its log.
     pub(crate) fn said(&self) -> String {
         let bytes = fs::read(&self.log).unwrap_or_default();
         String::from_utf8_lossy(bytes.get(self.from as usize..).unwrap_or_default()).into_owned()
@@ -223,7 +224,7 @@ impl Daemon {
         self.child.id()
     }
 
-    /// SIGKILL, and reaped.
+    /// Kills it with SIGKILL and reaps it.
     pub(crate) fn kill(mut self) -> Check {
         if let Some(status) = self.child.try_wait().unwrap() {
             return Err(format!("the daemon had ended by itself with {status}: {}", tail(&self.said())));
@@ -233,7 +234,7 @@ impl Daemon {
         Ok(())
     }
 
-    /// SIGTERM; waits for the end.
+    /// Sends SIGTERM and waits for the end.
     pub(crate) fn stop(&mut self) -> Check<ExitStatus> {
         proc::kill(self.pid(), Signal::TERM);
         let mut status = None;
@@ -250,7 +251,7 @@ impl Daemon {
     }
 }
 
-/// Its keeper is the scene's: it outlives a daemon that a proof kills.
+/// Kills the daemon only. The keeper belongs to the scene, because it outlives a killed daemon.
 impl Drop for Daemon {
     fn drop(&mut self) {
         if let Ok(None) = self.child.try_wait() {
@@ -265,7 +266,7 @@ fn tail(text: &str) -> String {
     lines[lines.len().saturating_sub(12)..].join("\n")
 }
 
-/// Stops the daemon gracefully and checks that nothing is left of it and its jobs.
+/// Stops the daemon with SIGTERM and checks that nothing is left of it and its jobs.
 pub(crate) fn check_stop(scene: &Scene, mut daemon: Daemon) -> Check {
     let keeper = scene.keeper();
     let keeper_had_died = keeper.is_some_and(|pid| !proc::lives(pid));
@@ -282,7 +283,7 @@ pub(crate) fn check_stop(scene: &Scene, mut daemon: Daemon) -> Check {
         return Err("the socket file was left".into());
     }
     if keeper_had_died {
-        // Nobody was left to take them away; the next keeper replaces them.
+        // A killed keeper cannot remove these files. The next keeper replaces them.
         for name in ["keeper.json", "keeper.sock"] {
             fs::remove_file(scene.state().join(name)).ok();
         }

@@ -1,8 +1,8 @@
-//! `empty-root`: the static program in a root folder that holds nothing else (connectors.md §2.3).
+//! `empty-root`: runs the static program in an otherwise empty root folder (connectors.md §2.3).
 //!
-//! First without anything else: the program names what it misses. Then with `/proc` and `/dev/null`, which every
-//! container has: it copies itself, and the copy is a daemon, a proxy, and the step of a job. Prints size and start
-//! time.
+//! First nothing else is there: the program names what is missing. Then `/proc` and `/dev/null` are added, which every
+//! container has: the program copies itself, and the copy serves as daemon, as proxy, and as the step of a job. Prints
+//! size and start time.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
@@ -20,20 +20,20 @@ use crate::parts::skipped;
 use crate::proc;
 use crate::verdict::{Check, Misses, Shown};
 
-/// Inside the root.
+/// Path of the program inside the root.
 const PROGRAM: &str = "/step-runner";
 
-/// Where it copies itself to.
+/// Path of its copy inside the root.
 const COPIED: &str = "/opt/bin/step-runner";
 
-/// Starts whose median is told.
+/// Number of starts, of which the median is printed.
 const STARTS: usize = 20;
 
-/// Where the programs are that lead into the root; inside nothing lies there.
+/// Folders of the programs that enter the root. Inside the root they do not exist.
 const PATH: &str = "/usr/sbin:/usr/bin:/sbin:/bin";
 
-/// Mounts exactly what a container engine mounts and the daemon needs, in a mount namespace of its own. The started
-/// process is the first of its pid namespace, as in a container; everything ends with it.
+/// Enters the root in new mount and pid namespaces, with `/proc` and `/dev/null`, which the daemon needs and every
+/// container engine mounts. The started process is the first of its pid namespace, so everything ends with it.
 const ENTER: &str = r#"set -e; root=$1; shift
 mount --make-rprivate /
 mkdir -p "$root/proc" "$root/dev"
@@ -69,8 +69,7 @@ pub(crate) fn run(_: &Arguments, small: bool) -> Shown {
     ))
 }
 
-/// Returns the program as one file without a loader: this build if it is one, else the newest result of
-/// `scripts/static-build`.
+/// Returns the program if it is static, or else the newest result of `scripts/static-build`.
 pub(crate) fn static_program() -> Option<PathBuf> {
     let own = crate::daemon::program();
     let target = own.parent()?.parent()?;
@@ -81,7 +80,7 @@ pub(crate) fn static_program() -> Option<PathBuf> {
     [Some(own), newest].into_iter().flatten().find(|program| is_static(program))
 }
 
-/// Whether a 64-bit ELF program names no interpreter.
+/// True if a 64-bit ELF program names no interpreter.
 fn is_static(program: &Path) -> bool {
     const INTERPRETER: u32 = 3;
     let mut head = vec![0; 64 << 10];
@@ -115,7 +114,7 @@ fn prepare(root: &Path, program: &Path) -> Check {
         .map_err(|error| error.to_string())
 }
 
-/// Nothing is mounted; each command does its work or says what it misses.
+/// Without any mount, each command works or names what is missing.
 fn bare(root: &Path) -> Check {
     expect(&in_root(root, &["--version"])?, 0, "step-runner ")?;
     expect(&in_root(root, &["help", "recovery"])?, 0, "")?;
@@ -135,7 +134,7 @@ fn expect(output: &Output, code: i32, part: &str) -> Check {
     Err(format!("{}, said {said:?}; expected {code} and {part:?}", output.status))
 }
 
-/// A process in the root, with all that it started. Dropped, it is killed, and they with it.
+/// A process in the root. Dropped, it is killed with all its descendants.
 struct Inside(Child);
 
 impl Inside {
@@ -163,7 +162,7 @@ impl Drop for Inside {
     }
 }
 
-/// Both forms of `bootstrap`, over a copy that is there as well.
+/// Runs both forms of `bootstrap`, the second one over an existing copy.
 fn bootstrapped(root: &Path) -> Check {
     let text = |error: std::io::Error| error.to_string();
     for words in [["bootstrap", "/opt/bin"].as_slice(), &["steps", "bootstrap", COPIED]] {
@@ -200,14 +199,15 @@ fn furnished(root: &Path) -> Check {
     Ok(())
 }
 
-/// The program inside, beside the daemon.
+/// Runs the program in the root, beside the daemon.
 fn in_root(root: &Path, words: &[&str]) -> Check<Output> {
     let mut command = Command::new("chroot");
     command.arg(root).arg(PROGRAM).args(words).env_clear().env("PATH", PATH).stdin(Stdio::null());
     command.output().map_err(|error| error.to_string())
 }
 
-/// What a client outside is told of a job of this file, whose daemon is reached by the path that its socket has there.
+/// Runs the job in this file with a client outside of the root, which uses the socket's path outside. Returns the
+/// output.
 fn submitted(root: &Path, name: &str, text: Option<&str>) -> Check<Output> {
     if let Some(text) = text {
         fs::write(root.join(name), text).map_err(|error| error.to_string())?;
@@ -218,7 +218,7 @@ fn submitted(root: &Path, name: &str, text: Option<&str>) -> Check<Output> {
     command.output().map_err(|error| error.to_string())
 }
 
-/// A function whose step is the program.
+/// Makes a function that runs the program itself.
 fn function(root: &Path) -> Check {
     let folder = root.join("own");
     let text = format!("spec: {{}}\n---\nexec: {{command: [{PROGRAM}, --version]}}\n");
@@ -237,7 +237,7 @@ impl Drop for Served {
     }
 }
 
-/// Median of the times from the start of a daemon to its first answer.
+/// Returns the median of the times from the start of a daemon to its first answer.
 fn first_status(scene: &Scene, program: &Path) -> Check<Duration> {
     let text = |error: std::io::Error| error.to_string();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(text)?;

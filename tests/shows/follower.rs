@@ -1,4 +1,4 @@
-//! Followers that continue at their offset whenever the daemon was away.
+//! Followers that resume at their offset whenever the daemon was away.
 
 use std::time::Duration;
 
@@ -9,27 +9,27 @@ use tonic::Code;
 use crate::client::{Client, is_answer};
 use crate::verdict::Check;
 
-/// No job of a proof takes so long.
+/// Longest time of any job in a proof.
 pub(crate) const LONGEST_JOB: Duration = Duration::from_mins(5);
 
-/// What a follower of a log has seen.
+/// Bytes and end that a follower of a log has received.
 #[derive(Default)]
 pub(crate) struct Followed {
     pub(crate) bytes: Vec<u8>,
-    /// Streams it took.
+    /// Number of streams opened.
     pub(crate) streams: usize,
-    /// The job was removed before its end was seen.
+    /// The job was removed before its end was received.
     pub(crate) gone: bool,
 }
 
-/// What a follower does before it reads on.
+/// Action of a follower before it reads on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Mood {
     /// It reads.
     Read,
     /// It reads nothing for a while.
     Stall(Duration),
-    /// It hangs up, and comes again.
+    /// It disconnects and resumes.
     Leave,
 }
 
@@ -38,7 +38,7 @@ pub(crate) async fn follow_log(client: Client, id: String) -> Check<Followed> {
     follow_in_moods(client, id, || Mood::Read).await
 }
 
-/// The same, as `mood` will have it before each message.
+/// Like [`follow_log`]. Calls `mood` before each message.
 pub(crate) async fn follow_in_moods(
     client: Client,
     id: String,
@@ -60,7 +60,7 @@ pub(crate) async fn follow_in_moods(
     }
 }
 
-/// One stream; `true` at the end of the log.
+/// Follows one stream. Returns `true` at the end of the log.
 async fn one_stream(
     client: &Client,
     id: &str,
@@ -102,7 +102,7 @@ fn judge(id: &str, status: &tonic::Status, followed: &mut Followed) -> Check<boo
     Ok(false)
 }
 
-/// Follows the results of `id` to their end; skips after a break what it has.
+/// Follows the results of `id` to their end. After a disconnect it skips the results that it already has.
 pub(crate) async fn follow_steps(client: Client, id: String) -> Check<Vec<v1::StepResult>> {
     let until = Instant::now() + LONGEST_JOB;
     let mut results = Vec::new();

@@ -1,5 +1,5 @@
-//! `followers [--stall SECONDS] [--rounds N] [--untimed]`: followers that stop reading disturb neither the other calls
-//! on their connection nor the job (service.md §3.2; faults.md §3, fact 1).
+//! `followers [--stall SECONDS] [--rounds N] [--untimed]`: followers that stop reading do not slow down other calls on
+//! their connection, or the job (service.md §3.2; faults.md §3, fact 1).
 
 use std::time::{Duration, Instant};
 
@@ -17,14 +17,15 @@ use crate::writer::{Pace, Writing};
 
 const STALL: u64 = 60;
 const SMALL_STALL: u64 = 2;
-/// Enough for messages of one short line to fill a client's budget for them, not the windows of the streams.
+/// Long enough for messages of one short line each to use up a client's message budget, and too short to fill the
+/// windows of the streams.
 const ALL_STALL: Duration = Duration::from_secs(9);
 /// Bytes of a line of the step, its line feed included.
 const WIDTH: usize = 60;
-/// Time between two calls beside the stalled one.
+/// Time between two calls beside the stalled followers.
 const BETWEEN: Duration = Duration::from_secs(1);
 const CALL_DEADLINE: Duration = Duration::from_secs(5);
-/// The least speed of a writer beside a crowd of stalled followers, as a part of its speed without them.
+/// Lowest accepted speed of a writer with stalled followers, relative to its speed without them.
 const LEAST: f64 = 0.9;
 
 pub(crate) fn run(arguments: &Arguments, small: bool) -> Shown {
@@ -42,7 +43,7 @@ pub(crate) fn run(arguments: &Arguments, small: bool) -> Shown {
         every: Duration::from_millis(1),
         time: Duration::from_secs(stall),
     };
-    // As many small messages as there can be on one connection: one each 20 ms for each of its streams but one.
+    // As many small messages as one connection can carry: one each 20 ms on each of its streams but one.
     let all = Stall {
         name: "all",
         followers: 99,
@@ -78,7 +79,7 @@ struct Stall {
     endpoint: Endpoint,
     /// Time between two lines.
     every: Duration,
-    /// How long nothing is read.
+    /// Time for which nothing is read.
     time: Duration,
 }
 
@@ -136,8 +137,8 @@ impl Stall {
         ))
     }
 
-    /// Calls beside the stalled followers until the time is over and the job has ended: nothing of it comes later. How
-    /// many calls, the slowest of them, and the length of the log.
+    /// Calls Status until the time is over and the job has ended, so that no more output comes. Returns the number of
+    /// calls, the slowest one, and the length of the log.
     async fn wait(&self, stub: &mut Stub) -> Check<(u64, Duration, i64)> {
         let begun = Instant::now();
         let (mut calls, mut slowest) = (0, Duration::ZERO);
@@ -163,7 +164,7 @@ impl Stall {
     }
 }
 
-/// The job has printed so much.
+/// Waits until the job's log has this many bytes.
 pub(crate) async fn printed(client: &Client, id: &str, bytes: u64) -> Check {
     let until = Instant::now() + LONGEST_JOB;
     while Instant::now() < until {

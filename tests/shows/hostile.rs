@@ -1,6 +1,6 @@
-//! `hostile [--seconds N] [--minutes N] [--seed N] [--untimed]`: hostile clients, one kind after the other and then all
-//! at once, while a good client asks for Status and follows a job (faults.md rows 54–57, 64). Then hostile jobs, ten at
-//! a time, for the given minutes (row 76). Bounds the memory and the time that they may cost.
+//! `hostile [--seconds N] [--minutes N] [--seed N] [--untimed]`: runs hostile clients, one kind after the other and
+//! then all at once. Meanwhile a good client asks for Status and follows a job (faults.md rows 54–57, 64). Then runs
+//! hostile jobs, ten at a time, for the given minutes (row 76). Memory and time that they cost are bounded.
 
 mod attack;
 #[path = "../support/frames.rs"]
@@ -27,21 +27,21 @@ use attack::{ATTACKS, Attack, Field, Tally};
 use good::{Asker, Reader, script};
 
 const SECONDS: u64 = 10;
-/// Minutes of jobs that a seed makes up.
+/// Minutes of random jobs.
 const MINUTES: f64 = 1.0;
-/// An attack in the small proof.
+/// Duration of an attack in the small proof.
 const SMALL: Duration = Duration::from_millis(200);
-/// What an attack may leave in memory, and take while it lasts, in KiB (faults.md row 56).
+/// Memory in KiB that an attack can leave behind, and use while it lasts (faults.md row 56).
 const GROWTH: u64 = 16 << 10;
-/// Status beside any attack (faults.md row 55).
+/// Bound on the time of a Status call beside any attack (faults.md row 55).
 const P99: Duration = Duration::from_millis(100);
-/// How much of a processor an idle daemon takes that has no descriptor left, in percent (faults.md row 54).
+/// Most processor time, in percent, that an idle daemon without free descriptors can use (faults.md row 54).
 const IDLE_CPU: f64 = 5.0;
-/// Ticks of the kernel in a second.
+/// Kernel clock ticks per second.
 const TICKS: f64 = 100.0;
-/// After an attack, until memory is counted.
+/// Longest time after an attack until its memory must be released.
 const CALM: Duration = Duration::from_secs(10);
-/// Log of the job that deaf followers follow.
+/// Size of the log that the deaf followers follow.
 const DEEP: u64 = 4 << 20;
 
 pub(crate) fn run(arguments: &Arguments, small: bool) -> Shown {
@@ -61,7 +61,7 @@ pub(crate) fn run(arguments: &Arguments, small: bool) -> Shown {
     println!("hostile: seed {}", war.seed);
     let misses = Misses::default();
     let proofs = [("attacks", attacks as Proof), ("descriptors", descriptors), ("jobs", jobs)];
-    // A seed of rounds repeats them alone.
+    // With a seed for random jobs, `--only` repeats just these.
     let wanted = |name: &str| arguments.text("only").is_none_or(|only| only == name);
     for (name, proof) in proofs.into_iter().filter(|(name, _)| wanted(name)) {
         let mut scene = Scene::new("hostile");
@@ -88,7 +88,7 @@ type Proof = for<'a> fn(&'a War, &'a Scene, &'a Daemon, &'a Misses) -> Running<'
 
 struct War {
     time: Duration,
-    /// How long to go on with jobs that a seed makes up.
+    /// Time for random jobs.
     made_up: Duration,
     is_small: bool,
     judges_time: bool,
@@ -125,13 +125,13 @@ fn jobs<'a>(war: &'a War, scene: &'a Scene, daemon: &'a Daemon, misses: &'a Miss
     Box::pin(rounds::run(war, scene, daemon, misses))
 }
 
-/// Memory of the daemon and its keeper in KiB.
+/// Returns the memory of the daemon and its keeper in KiB.
 fn memory(scene: &Scene, daemon: &Daemon) -> [u64; 2] {
     [Some(daemon.pid()), scene.keeper()].map(|pid| pid.map_or(0, |pid| proc::memory(pid).0))
 }
 
 impl War {
-    /// One attack, or several at a time, and what they cost.
+    /// Runs one attack, or several at a time, and checks what they cost.
     async fn wage(
         &self,
         scene: &Scene,
@@ -165,7 +165,7 @@ impl War {
                 *peak = now.max(*peak);
             }
         }
-        // A client that comes now is served too.
+        // A client that connects now is served too.
         misses.check(name, crate::client::dial_patiently(&scene.socket()).await.map(drop));
         field.stop.store(true, Ordering::Relaxed);
         let mut tally = Tally::default();
@@ -181,7 +181,7 @@ impl War {
                 client.finish(&id).await?;
             }
         }
-        // Attacks that draw on the same allowance share it; different ones add up.
+        // Attacks with the same allowance share it. Different allowances add up.
         let held: BTreeSet<u64> = attacks.iter().map(|attack| attack.may_hold).collect();
         let allowed = held.into_iter().sum::<u64>() + GROWTH;
         let after = self.calm(scene, daemon, before).await;
@@ -210,12 +210,12 @@ impl War {
         Ok(())
     }
 
-    /// Memory when the daemon has had time to give back what the attack took.
+    /// Returns the memory once the daemon has released what the attack used.
     async fn calm(&self, scene: &Scene, daemon: &Daemon, before: [u64; 2]) -> [u64; 2] {
         self.calm_within(scene, daemon, before, GROWTH).await
     }
 
-    /// The same, if so many KiB may stay.
+    /// Like [`Self::calm`], with another bound on the growth in KiB.
     async fn calm_within(&self, scene: &Scene, daemon: &Daemon, before: [u64; 2], growth: u64) -> [u64; 2] {
         let until = Instant::now() + CALM;
         loop {
@@ -229,14 +229,14 @@ impl War {
     }
 }
 
-/// More callers than descriptors, and each of them speaks, so that none may be dropped for its silence.
+/// Opens more connections than there are descriptors. Each sends bytes, so that none is dropped as silent.
 fn descriptors<'a>(war: &'a War, scene: &'a Scene, daemon: &'a Daemon, misses: &'a Misses) -> Running<'a> {
     Box::pin(async move {
         const LIMIT: u64 = 64;
         let client = Client::new(&scene.socket());
         let reader = Reader::start(scene, &client, "good").await?;
         let asker = Asker::start(scene).await?;
-        // The keeper was started by the job above; only the daemon runs out.
+        // The job above has started the keeper, so only the daemon runs out of descriptors.
         let pid = i32::try_from(daemon.pid()).ok().and_then(Pid::from_raw);
         let limit = Rlimit { current: Some(LIMIT), maximum: Some(LIMIT) };
         rustix::process::prlimit(pid, Resource::Nofile, limit).map_err(|error| error.to_string())?;
@@ -247,7 +247,7 @@ fn descriptors<'a>(war: &'a War, scene: &'a Scene, daemon: &'a Daemon, misses: &
             callers.push(wire);
         }
         let refused = || callers.iter().filter(|wire| is_closed(&wire.stream)).count();
-        // It turns one away after the other.
+        // The daemon closes the excess connections one after the other.
         let turned = proc::wait_until(crate::daemon::PATIENCE, || refused() >= 120 - LIMIT as usize);
         if turned.is_none() {
             misses.add(format!("only {} of 120 callers were turned away at {LIMIT} descriptors", refused()));

@@ -1,7 +1,8 @@
-//! One fault at one system call: strace kills a process before its Nth call of a kind, or makes that call fail.
+//! Injects one fault at one system call: strace kills a process before its Nth call of a kind, or makes that call fail.
 //!
-//! A traced process keeps its parent and its pid (`-D`). Programs that it executes are not traced (`-b execve`), so a
-//! fault hits the daemon or the keeper, and their children only up to `execve`. strace counts the calls of each thread.
+//! The process under test keeps its parent and its pid (`-DDD`). Programs that it executes are not traced (`-b
+//! execve`). So a fault hits the daemon or the keeper, and their children only up to `execve`. strace counts the calls
+//! of each thread.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -10,7 +11,7 @@ use std::fs;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-/// Calls that change something others see: files, processes, connections.
+/// System calls with effects that others see: on files, processes, connections.
 const CALLS: &[&str] = &[
     "write",
     "pwrite64",
@@ -37,22 +38,22 @@ const CALLS: &[&str] = &[
     "execve",
 ];
 
-/// Those that write to files. A socket that loses bytes is none.
+/// System calls that write to files. A socket cannot lose bytes silently.
 const WRITES: &[&str] = &["write", "pwrite64"];
 
-/// What becomes of the call.
+/// Effect of the fault on the call.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Fault {
     /// The process is killed before the call has an effect.
     Kill,
-    /// The call has no effect, and fails so.
+    /// The call has no effect and fails with this error.
     Error(&'static str),
-    /// The call has no effect, but tells that it wrote one byte: a device that loses it.
+    /// The call has no effect, but returns that it wrote one byte, as a device does that loses data.
     Lie,
 }
 
 impl Fault {
-    /// All but the kill.
+    /// All faults except the kill.
     pub(crate) const ERRORS: [Self; 7] = [
         Self::Error("ENOSPC"),
         Self::Error("EDQUOT"),
@@ -68,19 +69,19 @@ impl Fault {
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) struct Injection {
     pub(crate) call: &'static str,
-    /// Counted from 1.
+    /// Number of the call, from 1.
     pub(crate) when: u32,
     pub(crate) fault: Fault,
 }
 
 impl Injection {
-    /// Whether such a call can end so.
+    /// True if this fault is possible for this call.
     pub(crate) fn is_possible(&self) -> bool {
         self.fault != Fault::Lie || WRITES.contains(&self.call)
     }
 }
 
-/// As strace spells it.
+/// Formats the injection in strace's syntax.
 impl fmt::Display for Injection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { call, when, fault } = self;
@@ -93,13 +94,13 @@ impl fmt::Display for Injection {
 }
 
 impl Injection {
-    /// Each child meets it at its own first call, so every repetition fails too.
+    /// True if all repetitions fail too, because each child process meets the fault at its own first call.
     pub(crate) fn is_for_good(&self) -> bool {
         self.call == "execve"
     }
 }
 
-/// strace is there and may trace.
+/// True if strace is installed and permitted.
 pub(crate) fn is_possible() -> bool {
     let mut command = Command::new("strace");
     command.args([
@@ -117,7 +118,7 @@ pub(crate) fn is_possible() -> bool {
     command.status().is_ok_and(|status| status.success())
 }
 
-/// The words in front of a program that is to be traced into the file `trace`, with a fault or without.
+/// Returns the start of a command line that traces a program into the file `trace`, with or without a fault.
 pub(crate) fn tracer(trace: &Path, injection: Option<&Injection>) -> Vec<OsString> {
     let mut words: Vec<OsString> = ["strace", "-DDD", "-f", "-b", "execve", "-o"].map(Into::into).into();
     words.push(trace.into());
@@ -128,7 +129,8 @@ pub(crate) fn tracer(trace: &Path, injection: Option<&Injection>) -> Vec<OsStrin
     words
 }
 
-/// The calls of a trace: how many each thread made at most, and what the Nth was about.
+/// Returns the calls of a trace. A list's length is the largest number of calls by one thread; entry N holds the
+/// arguments of an Nth call.
 pub(crate) fn calls(trace: &Path) -> BTreeMap<&'static str, Vec<String>> {
     let mut calls = BTreeMap::<_, Vec<String>>::new();
     let mut counts = BTreeMap::<(String, &str), usize>::new();
@@ -136,7 +138,7 @@ pub(crate) fn calls(trace: &Path) -> BTreeMap<&'static str, Vec<String>> {
         let Some((pid, rest)) = line.split_once(' ') else { continue };
         let Some((name, arguments)) = rest.trim_start().split_once('(') else { continue };
         let Some(call) = CALLS.iter().copied().find(|call| *call == name) else { continue };
-        // The first, the program's own, is hidden from the injection.
+        // The first `execve` starts the program itself. The injection does not count it.
         if call == "execve" && counts.is_empty() {
             continue;
         }
@@ -150,21 +152,21 @@ pub(crate) fn calls(trace: &Path) -> BTreeMap<&'static str, Vec<String>> {
     calls
 }
 
-/// The call is made by the loader of shared libraries, before the program's first instruction.
+/// True if the loader of shared libraries makes the call, before the program's first instruction.
 pub(crate) fn is_loader(arguments: &str) -> bool {
     arguments.contains("\"/etc/ld.so") || arguments.contains(".so.") || arguments.contains(".so\"")
 }
 
-/// The call wakes a loop of this very process, by an event descriptor: no kernel lets that fail.
+/// Arguments of a write that wakes an event loop of the same process. A real kernel never fails this call.
 pub(crate) const WAKE_UP: &str = r#", "\1\0\0\0\0\0\0\0", 8)"#;
 
-/// A fault met a call whose arguments hold `part`.
+/// True if the fault met a call whose arguments contain `part`.
 pub(crate) fn has_met(trace: &Path, part: &str) -> bool {
     let text = fs::read_to_string(trace).unwrap_or_default();
     text.lines().any(|line| line.contains("(INJECTED)") && line.contains(part))
 }
 
-/// The line of the call that a fault met.
+/// Returns the trace line of the call that the fault met.
 pub(crate) fn met(trace: &Path) -> Option<String> {
     let text = fs::read_to_string(trace).unwrap_or_default();
     text.lines().find(|line| line.contains("(INJECTED)")).map(str::to_owned)

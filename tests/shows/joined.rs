@@ -1,5 +1,5 @@
-//! Extracts the output of a step from its log, piece by piece, in little memory however long the log and its lines are.
-//! An independent reader: it does not use the program's parser.
+//! Extracts the output of a step from its log piece by piece. Needs little memory, however long the log and its lines
+//! are. It is an independent reader and does not use the program's parser.
 
 use sha2::{Digest, Sha256};
 
@@ -8,25 +8,25 @@ use crate::writer::hex;
 
 const HEADER: usize = 32;
 
-/// Bytes given to the digest at once.
+/// Number of bytes passed to the digest at once.
 const GATHERED: usize = 32 << 10;
 
-/// The standard output of the steps of one log, as far as it was read.
+/// Standard output of all steps in one log, as far as it was read.
 pub(crate) struct Joined {
     digest: Sha256,
     gathered: Vec<u8>,
     header: [u8; HEADER],
-    /// Bytes of the present entry's header that have come.
+    /// Bytes of the current entry's header received so far.
     have: usize,
-    /// The present entry is the daemon's.
+    /// True if the daemon wrote the current entry.
     is_said: bool,
-    /// The line feed of the last entry, of which the next one tells whether it was written.
+    /// True if the last entry ended with a line feed. Only the next entry shows if a step wrote it.
     due: bool,
-    /// Bytes of the log.
+    /// Bytes of the log read.
     pub(crate) read: u64,
-    /// Entries of steps.
+    /// Number of entries of steps.
     pub(crate) entries: u64,
-    /// Bytes of entries of the daemon.
+    /// Bytes in entries of the daemon.
     pub(crate) said: u64,
 }
 
@@ -103,8 +103,8 @@ impl Joined {
         }
     }
 
-    /// The digest of all output. `line_feed`: the last line feed was written and not added at the end of the process,
-    /// which the log does not tell.
+    /// Returns the digest of all output. `line_feed` says if a step wrote the last line feed; otherwise it was added at
+    /// the end of the process. The log does not show which.
     pub(crate) fn finish(mut self, line_feed: bool) -> Check<String> {
         if self.have > 0 || !self.due {
             return Err("the log does not end with a whole entry".into());

@@ -1,4 +1,4 @@
-//! Kills at random moments: in between, right after the begin of a call, and while a daemon starts.
+//! Kills at random moments: between calls, right after the start of a call, and while a daemon starts.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -11,7 +11,7 @@ use crate::proc;
 use crate::random::Random;
 use crate::verdict::Check;
 
-/// What is killed.
+/// Processes to kill.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Target {
     Daemon,
@@ -19,7 +19,7 @@ pub(crate) enum Target {
     Both,
 }
 
-/// How often each was killed, and how long the daemon took to serve again at most.
+/// Numbers of kills, and the longest time until the daemon served again.
 #[derive(Default)]
 pub(crate) struct Kills {
     pub(crate) daemons: u64,
@@ -29,7 +29,7 @@ pub(crate) struct Kills {
     pub(crate) slowest_start: Duration,
 }
 
-/// Kills `points` times; gives back the daemon that serves in the end.
+/// Kills `points` times. Returns the daemon that serves in the end.
 pub(crate) async fn kill(
     scene: Arc<Scene>,
     client: Client,
@@ -41,7 +41,7 @@ pub(crate) async fn kill(
     let mut kills = Kills::default();
     while kills.daemons.max(kills.keepers) < points {
         if random.one_in(3) {
-            // At a call, a moment after it went out.
+            // Kills shortly after a call was sent.
             let called = tokio::time::timeout(Duration::from_millis(400), client.calling.notified()).await;
             kills.in_calls += u64::from(called.is_ok());
             tokio::time::sleep(random.micros(4_000)).await;
@@ -49,7 +49,7 @@ pub(crate) async fn kill(
             tokio::time::sleep(random.micros(300_000)).await;
         }
         if target != Target::Daemon {
-            // Interrupted jobs end soon: leave the next ones time to get somewhere.
+            // Interrupted jobs end soon, so give the next ones time to make progress.
             tokio::time::sleep(random.micros(600_000)).await;
         }
         let keeper_first = random.one_in(2);
@@ -79,7 +79,7 @@ pub(crate) async fn kill(
     Ok((daemon, kills))
 }
 
-/// `false` if there is none at the moment.
+/// Returns `false` if no keeper runs.
 fn kill_keeper(scene: &Scene) -> bool {
     match scene.keeper().filter(|&pid| proc::lives(pid)) {
         Some(pid) => {

@@ -1,4 +1,4 @@
-//! The life of a daemon and two jobs with one fault, and the conditions that must hold in the end.
+//! The life of a daemon and two jobs with one injected fault, and the conditions that must hold in the end.
 
 use std::error::Error as _;
 use std::fs::{self, DirBuilder, File};
@@ -24,48 +24,48 @@ use crate::proc;
 use crate::reference::{self, Ended, Job};
 use crate::verdict::Check;
 
-/// A life without a hang takes a second or two, and one in which the log waits for the disk some more.
+/// Bound on a life. Without a hang it takes a second or two, or a little more if the log waits for the disk.
 const LONGEST: Duration = Duration::from_mins(2);
 
-/// A daemon whose jobs have ended ends within this.
+/// Bound on the time in which a daemon without running jobs ends.
 const STOP: Duration = Duration::from_secs(5);
 
-/// Between two looks at the daemon.
+/// Time between two checks of the daemon.
 const LOOK: Duration = Duration::from_millis(3);
 
-/// One fault refuses a Run at most so often.
+/// Most refusals of a Run that one fault can cause.
 const REFUSALS: u32 = 3;
 
-/// One fault breaks a stream at most so often for good.
+/// Most streams that one fault can break with an error.
 const ATTEMPTS: u32 = 3;
 
-/// Whose calls are counted.
+/// Process in which the fault is injected.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Target {
     Daemon,
-    /// The daemon that comes after one that was killed, with a job that runs and one that has ended.
+    /// The daemon that replaces a killed one, with a running and an ended job.
     Recovery,
     Keeper,
 }
 
-/// What came of a fault.
+/// Consequences of a fault.
 #[derive(Default)]
 pub(crate) struct Met {
-    /// Where it was, as strace saw it.
+    /// The call that the fault met, as in strace's output.
     pub(crate) at: Option<String>,
-    /// The process died of it, or ended itself.
+    /// The process died of the fault or ended itself.
     pub(crate) ended: bool,
-    /// Starts of a daemon after one that was gone.
+    /// Number of times that the daemon was restarted after it had ended.
     pub(crate) restarts: u32,
     pub(crate) refused: u32,
     pub(crate) failed: u32,
     pub(crate) interrupted: u32,
-    /// Logs that were named as damaged.
+    /// Number of logs reported as damaged.
     pub(crate) damaged: u32,
     pub(crate) slowest_start: Duration,
 }
 
-/// A life, its jobs seen by followers from the beginning, to the end of the daemon.
+/// Runs one life: both jobs, followed from the beginning, until the daemon has ended.
 pub(crate) async fn live(scene: &Scene, target: Target, injection: Option<&Injection>) -> Check<Met> {
     let strike = Strike::default();
     let mut guard = Guard::start(scene, target, injection, strike.clone())?;
@@ -90,14 +90,14 @@ pub(crate) async fn live(scene: &Scene, target: Target, injection: Option<&Injec
     Ok(met)
 }
 
-/// When the jobs have come so far that the first daemon is to be killed.
+/// Requests the kill of the first daemon, once the jobs have come far enough, and reports that it is done.
 #[derive(Clone, Default)]
 struct Strike {
     now: Arc<AtomicBool>,
     done: Arc<AtomicBool>,
 }
 
-/// Starts what is traced and starts the daemon again when it is gone.
+/// Starts the traced process, and restarts the daemon when it has ended.
 struct Guard<'a> {
     scene: &'a Scene,
     injection: Option<&'a Injection>,
@@ -145,7 +145,7 @@ impl<'a> Guard<'a> {
         })
     }
 
-    /// Ends with a miss only.
+    /// Watches the daemon. Returns only when a check fails.
     async fn watch(&mut self) -> String {
         loop {
             if let Err(miss) = self.look() {
@@ -178,7 +178,7 @@ impl<'a> Guard<'a> {
         Ok(())
     }
 
-    /// Whether the daemon may have ended so, before it was told to.
+    /// Checks that the daemon had a reason to end this way before it was told to.
     fn judge(&mut self, status: ExitStatus) -> Check {
         let said = self.daemon.said();
         let fault = self.injection.filter(|_| self.is_traced).map(|injection| injection.fault);
@@ -194,7 +194,7 @@ impl<'a> Guard<'a> {
         if allowed { Ok(()) } else { Err(format!("the daemon ended by itself with {status}: {said}")) }
     }
 
-    /// SIGTERM. One whose note to the daemon's own loop meets the fault is sent again, as service managers do.
+    /// Sends SIGTERM and waits for the end. If the fault lost the first signal, sends it again, as service managers do.
     fn stop(&mut self) -> Check<ExitStatus> {
         if self.is_traced && self.injection.is_some_and(|injection| injection.call == "sendto") {
             proc::kill(self.daemon.pid(), Signal::TERM);
@@ -203,7 +203,8 @@ impl<'a> Guard<'a> {
                 ended = self.daemon.ended();
                 ended.is_some()
             });
-            // Each thread meets it at its own first call, and the signal may come to any.
+            // The signal is passed on to the daemon's loop by a `sendto`. Any thread can do that, and each meets the
+            // fault at its own first call.
             let is_signal = inject::has_met(&self.scene.path("trace"), r#", "\1", 1, MSG_NOSIGNAL"#);
             match ended {
                 Some(status) => return Ok(status),
@@ -216,7 +217,7 @@ impl<'a> Guard<'a> {
         self.daemon.stop()
     }
 
-    /// Stops the daemon; then one that meets no fault starts and stops and leaves nothing.
+    /// Stops the daemon. Then starts and stops one without a fault, which must leave nothing behind.
     fn end(&mut self) -> Check {
         let status = self.stop()?;
         if !status.success() {
@@ -238,7 +239,7 @@ impl<'a> Guard<'a> {
         let mut last = Daemon::spawn(self.scene);
         self.slowest_start = self.slowest_start.max(last.wait_ready()?);
         if self.injection.is_some() && self.target == Target::Keeper {
-            // Nobody was left to take them away; the next keeper replaces them.
+            // A killed keeper cannot remove these files. The next keeper replaces them.
             for name in ["keeper.json", "keeper.sock"] {
                 fs::remove_file(self.scene.state().join(name)).ok();
             }
@@ -265,7 +266,7 @@ impl Drop for Guard<'_> {
     }
 }
 
-/// Starts a keeper before the daemon, which then finds it as it would find that of a daemon before.
+/// Starts a keeper before the daemon. The daemon finds it like the keeper of an earlier daemon.
 fn start_keeper(scene: &Scene, tracer: &[std::ffi::OsString]) -> Check<Child> {
     DirBuilder::new().mode(0o700).create(scene.state()).unwrap();
     let mut command = scene.command_by(tracer, &["keeper", "--state-dir"]);
@@ -279,7 +280,7 @@ fn start_keeper(scene: &Scene, tracer: &[std::ffi::OsString]) -> Check<Child> {
     }
 }
 
-/// No file of the scene holds the secret. What strace wrote is none of the program's.
+/// Checks that no file of the scene contains the secret. The trace is not a file of the program.
 fn check_secret(scene: &Scene) -> Check {
     let secret = reference::secret(scene);
     for folder in ["state", "tmp", "work", "daemon.log", "keeper.log"] {
@@ -295,7 +296,7 @@ fn check_secret(scene: &Scene) -> Check {
     Ok(())
 }
 
-/// The clients.
+/// The clients of one life.
 struct Life<'a> {
     scene: &'a Scene,
     client: Client,
@@ -308,7 +309,7 @@ impl Life<'_> {
     async fn jobs(&self) -> Check<Met> {
         let mut met = Met::default();
         let (bystander, subject) = (Job::bystander(self.scene), Job::subject(self.scene));
-        // Held open, so that the step's open of it does not wait.
+        // Held open, so that the step's open does not block.
         let mut go = File::options().read(true).write(true).open(self.scene.path("go")).unwrap();
         let Some(watched) = self.begin(&bystander, &mut met).await? else { return Ok(met) };
         while !bystander.has_begun() && !watched.steps.is_finished() {
@@ -325,7 +326,7 @@ impl Life<'_> {
             while !self.strike.done.load(Relaxed) {
                 tokio::time::sleep(LOOK).await;
             }
-            // As it was, though another daemon tells of it now.
+            // The next daemon must report the same.
             let log = followed(self.client.clone(), subject.id().to_owned()).await?;
             let results = stepped(self.client.clone(), subject.id().to_owned()).await?;
             let status = self.client.ended(subject.id(), PATIENCE).await?;
@@ -357,7 +358,7 @@ impl Life<'_> {
         self.injection.is_some_and(Injection::is_for_good)
     }
 
-    /// Runs a job. A refusal leaves nothing, so the next attempt is as good as the first. Returns `None` if a permanent
+    /// Runs a job. A refusal leaves nothing behind, so the next attempt starts afresh. Returns `None` if a permanent
     /// fault causes all attempts to be refused.
     async fn begin(&self, job: &Job, met: &mut Met) -> Check<Option<Watched>> {
         let until = Instant::now() + PATIENCE;
@@ -377,7 +378,7 @@ impl Life<'_> {
                         let log = tokio::spawn(followed(client.clone(), id.clone()));
                         return Ok(Some(Watched { log, steps: tokio::spawn(stepped(client, id)) }));
                     }
-                    // A line that broke, whatever code the client gives that: the daemon that took it has ended.
+                    // The connection broke, whatever the client's code for that: the daemon that accepted it has ended.
                     Err(status)
                         if status.source().is_some()
                             || matches!(status.code(), Code::Unavailable | Code::Unknown) =>
@@ -407,7 +408,7 @@ impl Life<'_> {
         Err("no attempt".into())
     }
 
-    /// Waits for its end, and compares all that tells of it.
+    /// Waits for the job's end. Checks that log, results and Status agree.
     async fn end(&self, job: &Job, watched: Watched, met: &mut Met) -> Check<Ended> {
         let log = watched.log.await.map_err(|error| error.to_string())?;
         let results = watched.steps.await.map_err(|error| error.to_string())?;
@@ -428,7 +429,7 @@ impl Life<'_> {
         let again = followed(self.client.clone(), job.id().to_owned()).await?;
         crate::log::check_equal("the log read again", &again, log)?;
         let ended = match job.check(&status, log, results) {
-            // What a device loses of a job's own file nobody can know.
+            // Nobody can know what a device loses of a job's own file.
             Err(_) if inject::has_met(&self.scene.path("trace"), reference::FILE) => Ended::Failed,
             checked => checked.map_err(|miss| format!("{} {:?}: {miss}", job.id(), status.message))?,
         };
@@ -438,7 +439,7 @@ impl Life<'_> {
             return Err(format!("{} was interrupted: {:?}", job.id(), status.message));
         }
         let left = proc::wait_until(PATIENCE, || {
-            // While the bystander runs, its processes are among those of the scene.
+            // While the bystander runs, its processes have the scene's tag too, so this is checked only after its end.
             job.id() == "subject" || proc::with_environment(&self.scene.tag).iter().all(|pid| is_ours(*pid))
         });
         left.map(|_| ended).ok_or_else(|| format!("processes of {} are left", job.id()))
@@ -451,26 +452,26 @@ impl Life<'_> {
         }
     }
 
-    /// A device that loses what tells of the files loses the files.
+    /// Checks that the job's files are gone. Skipped for a device that loses the list of these files.
     fn check_gone(&self, job: &Job) -> Check {
         let lied = self.injection.is_some_and(|injection| injection.fault == Fault::Lie);
         if lied { Ok(()) } else { job.check_gone() }
     }
 }
 
-/// The daemon itself, and its tracer, have the tag too.
+/// True for the daemon and its tracer, which have the scene's tag too.
 fn is_ours(pid: u32) -> bool {
     let words = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
     memchr::memmem::find(&words, b"--state-dir").is_some()
 }
 
-/// What follows a job from its beginning.
+/// Followers of a job from its beginning.
 struct Watched {
     log: tokio::task::JoinHandle<Check<Vec<u8>>>,
     steps: tokio::task::JoinHandle<Check<Vec<v1::StepResult>>>,
 }
 
-/// The whole log. A stream that a fault broke is opened again.
+/// Returns the whole log. Opens the stream again if a fault broke it.
 async fn followed(client: Client, id: String) -> Check<Vec<u8>> {
     let mut attempt = 0;
     loop {

@@ -19,13 +19,13 @@ use crate::verdict::{Check, Misses, Shown};
 const JOBS: u64 = 5000;
 const CONCURRENCY: u64 = 1000;
 const SMALL: u64 = 100;
-/// Each takes at most 100 calls at a time whose answers are no streams (service.md §1.1).
+/// Number of connections. Each carries at most 100 unary calls at a time (service.md §1.1).
 const CONNECTIONS: usize = 32;
-/// Jobs at once before the counting begins.
+/// Number of concurrent jobs before the counting begins.
 const WARM: u64 = 64;
-/// Descriptors are closed some time after the work.
+/// Longest time until descriptors are closed after the work.
 const SETTLE: Duration = Duration::from_mins(1);
-/// Threads that a daemon may have: those for work that may block, the one that serves, and some of its own.
+/// Most threads of a daemon: the pool for blocking work, the one that serves, and a few others.
 const MOST_THREADS: usize = threads::ALL + 4;
 
 struct Proof {
@@ -57,7 +57,7 @@ async fn prove(jobs: u64, concurrency: u64) -> Shown {
         most: AtomicU64::new(0),
         unfinished: AtomicU64::new(0),
     });
-    // Every thread, connection and spare control group that stays is there after these.
+    // Creates the threads, connections and spare cgroups that stay.
     let mut warm = tokio::task::JoinSet::new();
     for number in 0..WARM {
         let proof = Arc::clone(&proof);
@@ -91,7 +91,7 @@ async fn prove(jobs: u64, concurrency: u64) -> Shown {
     let mut figures = Vec::new();
     for ((name, pid), (holdings, memory)) in pids.into_iter().zip(before) {
         let settled = tokio::task::block_in_place(|| {
-            // Threads for work that may block stay once they are there.
+            // Threads for blocking work stay once they exist.
             let allowed = Holdings { threads: holdings.threads.max(MOST_THREADS), ..holdings };
             proc::wait_until(SETTLE, || Holdings::of(pid).is_at_most(allowed))
         });

@@ -1,4 +1,4 @@
-//! Reads a log as a client does, independently: it does not use the program's parser.
+//! Reads a log as a client does. It is independent and does not use the program's parser.
 
 use std::collections::BTreeMap;
 
@@ -6,11 +6,11 @@ use crate::verdict::Check;
 
 const HEADER: usize = 32;
 
-/// The output of each source, cuts undone.
+/// The output of each source, with cut lines joined.
 #[derive(Default)]
 pub(crate) struct Sources {
     bytes: BTreeMap<[u8; 3], Vec<u8>>,
-    /// Lines that are no entries.
+    /// Number of lines that are no entries.
     pub(crate) malformed: usize,
 }
 
@@ -51,7 +51,7 @@ impl Sources {
     }
 }
 
-/// Equal, or where they part.
+/// Checks that both are equal. The error names the place of the first difference.
 pub(crate) fn check_equal(what: &str, found: &[u8], expected: &[u8]) -> Check {
     if found == expected {
         return Ok(());
@@ -66,7 +66,7 @@ pub(crate) fn check_equal(what: &str, found: &[u8], expected: &[u8]) -> Check {
     ))
 }
 
-/// The beginning of what was expected; the last line may be cut, with its line feed added.
+/// Checks that `found` is a prefix of `expected`. Its last line can be cut, with a line feed added.
 pub(crate) fn check_prefix(what: &str, found: &[u8], expected: &[u8]) -> Check {
     let cut = found.strip_suffix(b"\n").unwrap_or(found);
     if expected.starts_with(cut) {

@@ -1,9 +1,9 @@
-//! Proofs that nothing is lost: the real program under kills, races and load.
+//! Proofs that nothing is lost: they run the real program under kills, races and load.
 //!
 //! `shows --proof NAME [--option VALUE]…`, as the scripts call it, runs one proof and prints its figures. Without
-//! `--proof` it runs all proofs with small counts, or those whose names contain a given word, as test runners do
-//! (`cargo test WORD`). A failed proof is printed, keeps its folder, and makes the exit code 1. Seeds are printed:
-//! `--seed` repeats the choices, not the interleaving of the processes.
+//! `--proof` it acts as a test runner (`cargo test WORD`): it runs all proofs with small counts, or those whose names
+//! contain a given word. A failed proof is printed and keeps its folder; the exit code is then 1. Seeds are printed:
+//! `--seed` repeats the random choices, but not the interleaving of the processes.
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "the figures are what this program is for")]
 #![expect(clippy::unwrap_used, reason = "a proof that cannot set itself up ends at once")]
 
@@ -58,7 +58,7 @@ use std::process::ExitCode;
 use arguments::Arguments;
 use verdict::Shown;
 
-/// A proof: its name, and its run; the flag asks for small counts.
+/// A proof: its name and its function. The flag selects small counts.
 type Proof = (&'static str, fn(&Arguments, bool) -> Shown);
 
 const PROOFS: &[Proof] = &[
@@ -116,7 +116,7 @@ fn main() -> ExitCode {
     if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// No script runs a proof with small counts because it does not say `--proof`.
+/// Checks that every script that runs a proof uses `--proof`, which selects full counts.
 fn scripts_name_their_proofs() -> bool {
     let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("scripts");
     let texts =
@@ -129,7 +129,7 @@ fn scripts_name_their_proofs() -> bool {
     careless.is_empty()
 }
 
-/// Every proof that is wanted with small counts, the variants of `crash` too.
+/// Runs every wanted proof with small counts, including the variants of `crash`.
 fn small(arguments: &Arguments) -> Vec<bool> {
     let mut passed = vec![scripts_name_their_proofs()];
     for proof in PROOFS.iter().filter(|(name, _)| arguments.is_wanted(name)) {

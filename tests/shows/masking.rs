@@ -1,12 +1,12 @@
-//! `masking [--cases N] [--seed N]`: the output depends on the bytes alone, never on how they were cut, and holds no
+//! `masking [--cases N] [--seed N]`: the output depends only on the bytes, never on how they were cut, and contains no
 //! secret (faults.md rows 32 and 33). A case is a set of secrets and a text. The text is fed whole, byte by byte, cut
-//! in two at every place, in random pieces, and, if it is short, in every possible way. The second implementation sees
-//! the whole text.
+//! in two at every place, in random pieces, and, if it is short, in every possible way. A second implementation that
+//! sees the whole text gives the expected output.
 //!
 //! One set in four has a secret inside base64 that is broken into lines ([`lines`]).
 //!
-//! These cases also go to a masker that looks at each write by itself. It must leak, or the cases would prove nothing.
-//! The full count adds a case with the maximum number of secrets (row 40).
+//! The same cases also go to a naive masker that looks at each write alone. It must leak; otherwise the cases would
+//! prove nothing. The full count adds a case with the maximum number of secrets (row 40).
 
 mod lines;
 
@@ -27,21 +27,21 @@ use crate::verdict::{Misses, Shown};
 
 const CASES: u64 = 1_000_000;
 const SMALL: u64 = 40_000;
-/// Texts for each set of secrets.
+/// Number of texts for each set of secrets.
 const TEXTS: u64 = 40;
-/// Up to this length a text is cut in every way: at each place or not.
+/// Longest text that is cut in every possible way.
 const CUT_IN_EVERY_WAY: usize = 8;
-/// Random cuttings of a longer text.
+/// Number of random cuttings of a longer text.
 const RANDOM_CUTTINGS: usize = 4;
-/// A proof that misses so often stops.
+/// Number of misses after which a proof stops.
 const ENOUGH: usize = 20;
-/// Secrets at the limits of masking.md §8, in number and in bytes together.
+/// Limits of masking.md §8: number of secrets, and their bytes in total.
 const MOST: usize = 4096;
 const MOST_BYTES: usize = 4 << 20;
 /// Maximum memory for everything, in MiB (faults.md row 40). The speed, 100 MiB a second there, is printed but not
 /// judged, since it depends on the load of the machine.
 const MEMORY: u64 = 1 << 10;
-/// What the masker of the proof knows as token prefixes, in every fourth set.
+/// Token prefixes of the masker, used in one set of four.
 const PREFIXES: [&str; 2] = ["b-", "ab-"];
 
 #[derive(Default)]
@@ -49,9 +49,9 @@ struct Counts {
     cases: AtomicU64,
     cuttings: AtomicU64,
     masked: AtomicU64,
-    /// Cases in which the masker that looks at each write by itself lets a secret through.
+    /// Number of cases in which the naive masker leaks a secret.
     naive_leaks: AtomicU64,
-    /// Cases in which a secret's base64 has a line end in it.
+    /// Number of cases in which a line end breaks a secret's base64.
     broken: AtomicU64,
 }
 
@@ -98,7 +98,7 @@ pub(crate) fn run(arguments: &Arguments, small: bool) -> Shown {
     ))
 }
 
-/// As many secrets as there may be, and a text in which one of them begins at every tenth byte or so.
+/// Masks a text with the maximum number of secrets. About every tenth byte begins like a secret.
 fn at_limits(misses: &Misses) -> String {
     let mut random = Random::new(1);
     let mut word = |length: usize| -> Vec<u8> {
@@ -124,7 +124,7 @@ fn at_limits(misses: &Misses) -> String {
     let begun = Instant::now();
     let masked = masker.mask_bytes(&text);
     let speed = text.len() as f64 / f64::from(1 << 20) / begun.elapsed().as_secs_f64();
-    // Looking for all of them would take longer than masking them.
+    // Checks only some secrets: searching for all would take longer than masking them.
     if secrets.iter().step_by(64).any(|secret| memmem::find(&masked, secret).is_some()) {
         misses.add("a secret of many is visible".into());
     }
@@ -137,7 +137,7 @@ fn at_limits(misses: &Misses) -> String {
     )
 }
 
-/// One set of secrets with its texts.
+/// Checks one set of secrets with its texts.
 fn prove(mut random: Random, texts: u64, counts: &Counts, misses: &Misses) {
     let secrets = secrets(&mut random);
     let prefixes = if random.one_in(4) { &PREFIXES[..] } else { &[] };
@@ -177,7 +177,7 @@ struct Case {
 }
 
 impl Case {
-    /// Whether a secret is visible in what the masker makes of the text that looks at each write by itself.
+    /// True if a secret is visible in the output of the naive masker.
     fn naive_leaks(&self, text: &[u8], cuts: u64) -> bool {
         let out: Vec<u8> = writes(text, cuts).flat_map(|write| mask_alone(&self.secrets, write)).collect();
         shows(&self.secrets, &out)
@@ -208,13 +208,13 @@ impl Case {
     }
 }
 
-/// One to four secrets over two or three letters: they overlap, lie in each other, and overlap themselves.
+/// Returns one to four secrets over two or three letters. They overlap, contain each other, and overlap themselves.
 fn secrets(random: &mut Random) -> Vec<Vec<u8>> {
     let letters = 2 + random.below(2);
     let mut secrets: Vec<Vec<u8>> = Vec::new();
     for _ in 0..=random.below(4) {
         let mut secret = match secrets.last() {
-            // The end of another, and on; or a part of it.
+            // Starts with a part of the previous secret, which can be its end.
             Some(last) if random.one_in(2) => part(random, last).to_vec(),
             _ => Vec::new(),
         };
@@ -246,7 +246,7 @@ fn part<'a>(random: &mut Random, of: &'a [u8]) -> &'a [u8] {
     &of[start..start + length]
 }
 
-/// Secrets, parts of them, and what else is looked for.
+/// Returns a text of secrets, parts of secrets, random letters, and other texts that the masker detects.
 fn text(random: &mut Random, secrets: &[Vec<u8>]) -> Vec<u8> {
     let mut text = Vec::new();
     for _ in 0..=random.below(5) {
@@ -264,7 +264,7 @@ fn text(random: &mut Random, secrets: &[Vec<u8>]) -> Vec<u8> {
     text
 }
 
-/// Where to cut a text of this length, a bit for each place: bit 0 is behind the first byte.
+/// Returns cuttings of a text of this length. Each has one bit for each place; bit 0 is behind the first byte.
 fn cuttings(random: &mut Random, length: usize) -> Vec<u64> {
     let places = length.saturating_sub(1);
     if length <= CUT_IN_EVERY_WAY {
@@ -277,7 +277,7 @@ fn cuttings(random: &mut Random, length: usize) -> Vec<u64> {
     all
 }
 
-/// The pieces of a text between the cuts.
+/// Returns the pieces of a text between the cuts.
 fn writes(text: &[u8], cuts: u64) -> impl Iterator<Item = &[u8]> {
     let mut start = 0;
     (0..text.len()).filter_map(move |last| {
@@ -286,7 +286,7 @@ fn writes(text: &[u8], cuts: u64) -> impl Iterator<Item = &[u8]> {
     })
 }
 
-/// The masker that looks at a write alone: longer secrets first, one after the other.
+/// The naive masker: replaces the secrets in one write, longer secrets first.
 fn mask_alone(secrets: &[Vec<u8>], write: &[u8]) -> Vec<u8> {
     let mut by_length: Vec<&[u8]> = secrets.iter().map(Vec::as_slice).collect();
     by_length.sort_unstable_by_key(|secret| std::cmp::Reverse(secret.len()));
@@ -299,7 +299,7 @@ fn mask_alone(secrets: &[Vec<u8>], write: &[u8]) -> Vec<u8> {
     out
 }
 
-/// Whether a secret stands in an output, between its masks.
+/// True if a secret is visible in an output, between its masks.
 fn shows(secrets: &[Vec<u8>], out: &[u8]) -> bool {
     let mut rest = out;
     loop {

@@ -1,6 +1,6 @@
 //! `power [--cuts N] [--parallel N] [--seed N] [--untimed]`: daemons with `durability = power` on file systems whose
 //! power is cut at random moments (service.md §6.4 item 4, §6.6; faults.md rows 27 and 43). Everything that a client
-//! was told before the cut holds after it.
+//! was told before the cut must still be true after it.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -22,16 +22,16 @@ const CUTS: u64 = 300;
 const SMALL: u64 = 3;
 const PARALLEL: u64 = 6;
 
-/// Jobs begun between two cuts.
+/// Number of jobs started between two cuts.
 const JOBS: u64 = 4;
 
-/// Time between two cuts.
+/// Longest time between two cuts, in microseconds.
 const LONGEST_RUN: u64 = 2_500_000;
 
-/// More of a job's output than this may not be lost.
+/// Longest part of a job's output that can be lost.
 const LONGEST_TAIL: Duration = Duration::from_secs(1);
 
-/// The same where other programs keep the disk busy: their syncs come on top.
+/// The bound where other programs keep the disk busy: their syncs add to the time.
 const LONGEST_TAIL_BUSY: Duration = Duration::from_secs(5);
 
 const OPTIONS: &[&str] = &["--durability=power", "--state-limit=1MiB"];
@@ -44,11 +44,10 @@ struct Figures {
     ended: AtomicU64,
     gone: AtomicU64,
     seen: AtomicU64,
-    /// Of jobs that printed all the time: how long before the cut the last line that is left was printed, and how many
-    /// bytes of what was written are left out.
+    /// For jobs that printed all the time: the time from the last kept line to the cut, and the number of bytes lost.
     tails: Mutex<Vec<(Duration, u64)>>,
     interrupted: AtomicU64,
-    /// How long Runs took to be answered.
+    /// Times until Runs were answered.
     answers: Mutex<Vec<Duration>>,
     slowest_start: Mutex<Duration>,
 }
@@ -113,9 +112,9 @@ pub(crate) fn run(arguments: &Arguments, small: bool) -> Shown {
     ))
 }
 
-/// A file system, its daemon, its jobs.
+/// A file system, its daemon, and its jobs.
 struct Lane {
-    // Before the scene, whose folder it is mounted in.
+    // Dropped before the scene, in whose folder it is mounted.
     disk: LoopDisk,
     scene: Scene,
     client: Client,
@@ -174,7 +173,7 @@ impl Lane {
         let cut_at = self.cut(daemon, false)?;
         let mut daemon = self.start(proof)?;
         if self.random.one_in(4) {
-            // Once more, in the middle of the recovery.
+            // Cuts again in the middle of the recovery.
             self.cut(daemon, false)?;
             let starting = Daemon::spawn_with(&self.scene, OPTIONS);
             tokio::time::sleep(self.random.micros(20_000)).await;
@@ -207,7 +206,7 @@ impl Lane {
                     }
                 }
             }
-            // Some are there for the next cut too.
+            // Keeps some jobs for the next cut.
             if self.random.one_in(4) && self.jobs.len() < 20 {
                 kept.push(job);
             } else {
@@ -225,8 +224,9 @@ impl Lane {
         std::fs::metadata(self.scene.state().join("jobs").join(key).join("log")).map_or(0, |log| log.len())
     }
 
-    /// The power is cut and the processes with it; or they meet a dead disk for a moment first. When that was, in
-    /// microseconds since the epoch. A daemon does not start on a dead disk, but one that serves goes on.
+    /// Cuts the power and kills the processes; in half of the cases the processes run on the dead disk for a moment
+    /// first. Returns the time of the cut in microseconds since the epoch. A daemon cannot start on a dead disk, but a
+    /// running one goes on.
     fn cut(&mut self, daemon: Daemon, may_have_ended: bool) -> Check<i64> {
         let disk_first = self.random.one_in(2);
         if disk_first {
@@ -257,7 +257,7 @@ impl Lane {
         Ok(daemon)
     }
 
-    /// A miss in the middle: nothing of this lane lives on.
+    /// Kills all processes of this lane after a miss.
     fn end_processes(&self) {
         for pid in proc::with_environment(&self.scene.tag) {
             proc::kill(pid, Signal::KILL);
@@ -265,7 +265,7 @@ impl Lane {
         self.kill_keepers();
     }
 
-    /// The keeper of this scene, one that is just starting too.
+    /// Kills the keepers of this scene, including one that is just starting.
     fn kill_keepers(&self) {
         for pid in proc::with_argument(&self.scene.state().to_string_lossy()) {
             if proc::describe(&[pid]).contains("step-runner keeper") {

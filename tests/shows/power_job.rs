@@ -1,4 +1,4 @@
-//! A job whose clients record what they were told, to compare it after the power cut.
+//! A job whose clients record the answers they get, to compare them after the power cut.
 
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -13,25 +13,25 @@ use crate::log::{Sources, check_equal, check_prefix};
 use crate::random::Random;
 use crate::verdict::Check;
 
-/// Between two Status calls.
+/// Time between two Status calls.
 const POLL: Duration = Duration::from_millis(15);
 
-/// What clients were told of a job.
+/// Answers that clients got about a job.
 #[derive(Clone, Debug, Default)]
 #[expect(clippy::struct_excessive_bools, reason = "each is an answer that one client had or had not")]
 struct Told {
     /// Run was answered.
     registered: bool,
-    /// How long that took.
+    /// Time until Run was answered.
     run_took: Option<Duration>,
     /// Finish was answered.
     removed: bool,
-    /// Finish was asked for.
+    /// Finish was sent.
     removing: bool,
     /// The last Status.
     status: Option<v1::Status>,
     log: Vec<u8>,
-    /// The stream of the log ended by itself.
+    /// The stream of the log ended without an error.
     log_ended: bool,
     steps: Vec<v1::StepResult>,
     steps_ended: bool,
@@ -41,7 +41,7 @@ struct Told {
 pub(crate) struct PowerJob {
     pub(crate) id: String,
     lines: u64,
-    /// Lines between pauses of a hundredth of a second.
+    /// Number of lines between pauses of a hundredth of a second.
     burst: u64,
     code: i32,
     finish: bool,
@@ -49,19 +49,20 @@ pub(crate) struct PowerJob {
     clients: Vec<JoinHandle<()>>,
 }
 
-/// What became of a job.
+/// State of a job after the cut.
 pub(crate) enum Found {
-    /// It is gone, as it may be.
+    /// It is gone, which is allowed.
     Gone,
     /// It had ended before the cut.
     Ended,
-    /// The cut ended it; the last line that it printed, as microseconds since the epoch, if it printed all the time.
+    /// The cut interrupted it. `last` is the time of its last line in microseconds since the epoch, if it printed all
+    /// the time.
     Interrupted { last: Option<i64>, seen: usize, bytes: usize },
 }
 
 impl PowerJob {
     pub(crate) fn new(id: String, random: &mut Random) -> Self {
-        // Some end soon, some never do; some print a line at a time, some much.
+        // Some jobs end soon, some never. Some print a line at a time, some much.
         let (lines, burst) = match random.below(5) {
             0 => (1 + random.below(20), 1),
             1 => (random.below(3000), 100),
@@ -88,7 +89,7 @@ impl PowerJob {
         v1::RunRequest { id: id.clone(), steps, ..v1::RunRequest::default() }
     }
 
-    /// Its clients begin.
+    /// Starts the job's clients.
     pub(crate) fn begin(&mut self, client: &Client) {
         let (socket, request, finish) = (client.socket().to_owned(), self.request(), self.finish);
         let told = Arc::clone(&self.told);
@@ -108,7 +109,7 @@ impl PowerJob {
         }));
     }
 
-    /// Its clients are no more: what they hear from now on was said after the cut.
+    /// Ends the clients, so that they record no answer from after the cut.
     pub(crate) async fn leave(&mut self) {
         for client in self.clients.drain(..) {
             client.abort();
@@ -116,12 +117,12 @@ impl PowerJob {
         }
     }
 
-    /// How long Run took to be answered, if it was; told once.
+    /// Returns how long Run took to be answered, if it was. Returns it only once.
     pub(crate) fn run_took(&self) -> Option<Duration> {
         self.told.lock().unwrap().run_took.take()
     }
 
-    /// Asks a daemon that came after the cut for everything again.
+    /// Asks the daemon for everything again after the cut, and compares.
     pub(crate) async fn check(&mut self, client: &Client) -> Check<Found> {
         let told = self.told.lock().unwrap().clone();
         let id = &self.id;
@@ -160,7 +161,7 @@ impl PowerJob {
         past_the_end(client, id, log.len()).await?;
         let interrupted = status.exit_code == -4;
         self.check_log(&log, interrupted, status.exit_code, told.removing)?;
-        // The next cut may change nothing of it.
+        // The next cut must not change any of this.
         let seen = told.log.len();
         note(&self.told, |told| {
             told.registered = true;
@@ -222,7 +223,7 @@ fn note(told: &Mutex<Told>, change: impl FnOnce(&mut Told)) {
     change(&mut told.lock().unwrap());
 }
 
-/// Asks for the state again and again; finishes the job when it has ended, if it is to be.
+/// Calls Status repeatedly. Finishes the job when it has ended, if `finish` is set.
 async fn poll(mut stub: Stub, id: &str, told: &Mutex<Told>, finish: bool) {
     loop {
         let Ok(answer) = stub.status(v1::StatusRequest { id: id.into() }).await else { return };
@@ -266,7 +267,7 @@ async fn steps(mut stub: Stub, id: &str, told: &Mutex<Told>) {
     }
 }
 
-/// An offset that no log of ours can have given is refused, never met with silence.
+/// Checks that an offset beyond the end of the log is refused.
 async fn past_the_end(client: &Client, id: &str, len: usize) -> Check {
     let mut stub = dial(client.socket()).await?;
     let offset = i32::try_from(len + 1).map_err(|error| error.to_string())?;
@@ -283,7 +284,7 @@ async fn past_the_end(client: &Client, id: &str, len: usize) -> Check {
     }
 }
 
-/// When the last line of the job's own was printed.
+/// Returns the time at which the last line of the job itself was printed.
 fn last_printed(log: &[u8]) -> Option<i64> {
     let mut lines = log.split(|&byte| byte == b'\n').rev();
     let line = lines.find(|line| line.get(28..31) == Some(b"01O"))?;

@@ -1,4 +1,4 @@
-//! Processes as `/proc` shows them.
+//! Processes, as seen in `/proc`.
 
 use std::fs;
 use std::path::PathBuf;
@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal};
 
-/// Living processes (no zombies) whose environment has the entry `NAME=VALUE`.
+/// Returns living processes (no zombies) whose environment has the entry `NAME=VALUE`.
 pub(crate) fn with_environment(entry: &str) -> Vec<u32> {
     let has = |pid: &u32| {
         fs::read(format!("/proc/{pid}/environ"))
@@ -15,7 +15,7 @@ pub(crate) fn with_environment(entry: &str) -> Vec<u32> {
     all().filter(has).filter(|&pid| lives(pid)).collect()
 }
 
-/// Living processes whose arguments hold `part`.
+/// Returns living processes with an argument that contains `part`.
 pub(crate) fn with_argument(part: &str) -> Vec<u32> {
     let has = |pid: &u32| {
         fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|words| {
@@ -25,7 +25,7 @@ pub(crate) fn with_argument(part: &str) -> Vec<u32> {
     all().filter(has).filter(|&pid| pid != std::process::id() && lives(pid)).collect()
 }
 
-/// Living descendants of a process.
+/// Returns the living descendants of a process.
 pub(crate) fn children_of(pid: u32) -> Vec<u32> {
     let parent = |pid: u32| {
         let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
@@ -45,14 +45,14 @@ fn all() -> impl Iterator<Item = u32> {
     fs::read_dir("/proc").unwrap().flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok())
 }
 
-/// There is such a process, and it has not ended.
+/// True if the process exists and is no zombie.
 pub(crate) fn lives(pid: u32) -> bool {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     let state = stat.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next());
     state.is_some_and(|state| state != 'Z' && state != 'X')
 }
 
-/// For people: pid and arguments.
+/// Describes processes by pid and arguments, for messages.
 pub(crate) fn describe(pids: &[u32]) -> String {
     let words = |pid: &u32| {
         let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
@@ -66,19 +66,19 @@ pub(crate) fn describe(pids: &[u32]) -> String {
 
 pub(crate) fn kill(pid: u32, signal: Signal) {
     if let Some(pid) = i32::try_from(pid).ok().and_then(Pid::from_raw) {
-        // It may have ended by itself.
+        // It can have ended by itself.
         rustix::process::kill_process(pid, signal).ok();
     }
 }
 
-/// Says by name that the descriptors of daemon and keeper stay uncounted in `proof`, where they are closed to this user.
+/// Reports that `proof` cannot count the descriptors of daemon and keeper, if this user cannot read them.
 pub(crate) fn say_if_uncounted(proof: &str, pid: u32) {
     if fs::read_dir(format!("/proc/{pid}/fd")).is_err() {
         crate::parts::skipped(&format!("{proof}: descriptors"), "root");
     }
 }
 
-/// What a process holds.
+/// Numbers of resources that a process holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Holdings {
     pub(crate) threads: usize,
@@ -96,31 +96,31 @@ impl Holdings {
     }
 }
 
-/// RSS and PSS in KiB. Who is not root reads of the daemon's memory its RSS only, and not as exactly.
+/// Returns RSS and PSS in KiB. Only root can read both of the daemon; others read a less exact RSS.
 pub(crate) fn memory(pid: u32) -> (u64, u64) {
     let rollup = field(pid, "smaps_rollup", "Rss:").zip(field(pid, "smaps_rollup", "Pss:"));
     rollup.unwrap_or_else(|| (field(pid, "status", "VmRSS:").unwrap_or(0), 0))
 }
 
-/// A number of a file of `/proc/PID`.
+/// Returns a number from a file of `/proc/PID`.
 fn field(pid: u32, file: &str, name: &str) -> Option<u64> {
     let text = fs::read_to_string(format!("/proc/{pid}/{file}")).ok()?;
     text.lines().find_map(|line| line.strip_prefix(name))?.split_whitespace().next()?.parse().ok()
 }
 
-/// Largest resident memory so far, in KiB.
+/// Returns the peak resident memory in KiB.
 pub(crate) fn peak_memory(pid: u32) -> u64 {
     field(pid, "status", "VmHWM:").unwrap_or(0)
 }
 
-/// Processor time so far, in ticks of the kernel.
+/// Returns the processor time in kernel clock ticks.
 pub(crate) fn ticks(pid: u32) -> u64 {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     let fields = stat.rsplit_once(") ").map_or("", |(_, rest)| rest).split_whitespace();
     fields.skip(11).take(2).filter_map(|field| field.parse::<u64>().ok()).sum()
 }
 
-/// Polls until `holds` or the time is over; how long it took.
+/// Polls until `holds` or the limit is over. Returns how long it took.
 pub(crate) fn wait_until(limit: Duration, mut holds: impl FnMut() -> bool) -> Option<Duration> {
     let start = Instant::now();
     while !holds() {
@@ -132,7 +132,7 @@ pub(crate) fn wait_until(limit: Duration, mut holds: impl FnMut() -> bool) -> Op
     Some(start.elapsed())
 }
 
-/// All paths below `folder`.
+/// Returns all paths below `folder`.
 pub(crate) fn tree(folder: &std::path::Path) -> Vec<PathBuf> {
     let mut found = Vec::new();
     for entry in fs::read_dir(folder).into_iter().flatten().flatten() {

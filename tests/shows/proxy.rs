@@ -1,5 +1,5 @@
-//! `proxy [--mib N] [--parallel N] [--rounds N] [--untimed]`: the proxy between a client and a daemon, against sockets
-//! that echo or follow a script and against daemons that are killed (connectors.md §2.2; faults.md row 22).
+//! `proxy [--mib N] [--parallel N] [--rounds N] [--untimed]`: tests the proxy between a client and a daemon. The other
+//! side are sockets that echo or follow a script, and daemons that are killed (connectors.md §2.2; faults.md row 22).
 
 mod ends;
 mod far;
@@ -17,25 +17,25 @@ use crate::proc;
 use crate::verdict::{Check, Misses, Shown};
 use far::{Content, Far};
 
-/// Each way.
+/// MiB in each direction.
 const MIB: u64 = 1_024;
 const SMALL_MIB: u64 = 8;
-/// At once.
+/// Number of concurrent proxies.
 const PARALLEL: u64 = 200;
 const SMALL_PARALLEL: u64 = 24;
 const ROUNDS: u64 = 20;
 const SMALL_ROUNDS: u64 = 1;
-/// What a proxy may have in memory at any time, its program included, in KiB (connectors.md §9).
+/// Peak memory that a proxy can have, its program included, in KiB (connectors.md §9).
 const MEMORY: u64 = 16 << 10;
-/// What one of many at once moves at most, each way.
+/// Most bytes that one of many concurrent proxies moves in each direction.
 const SHARE: u64 = 1 << 20;
-/// The slow reader waits after each so many bytes.
+/// Number of bytes after which the slow reader pauses.
 const SIP: u64 = 256 << 10;
 const PAUSE: Duration = Duration::from_millis(1);
-/// The slow reader begins when the writer has got no further for so long: all between them is full.
+/// Time without progress of the writer after which the slow reader begins: all buffers between them are full.
 const FULL: Duration = Duration::from_millis(100);
 
-/// What makes programs talk on standard output and error, and says what a proxy is to write to neither.
+/// Variables that make programs write more to standard output and error. The proxy must ignore them.
 const LOUD: &[(&str, &str)] = &[
     ("RUST_LOG", "trace"),
     ("RUST_BACKTRACE", "full"),
@@ -89,10 +89,10 @@ pub(crate) fn run(arguments: &Arguments, small: bool) -> Shown {
     misses.verdict(figures.join("; "))
 }
 
-/// A far side that serves one connection.
+/// Starts a server that serves one connection.
 type Serve = fn(&Path, &Arc<Content>, u64) -> Check<Far>;
 
-/// A proxy with all three streams in hand. Dropped, it is killed.
+/// A proxy and its streams. Dropped, it is killed.
 struct Proxy {
     child: Child,
     stdin: Option<ChildStdin>,
@@ -122,7 +122,7 @@ impl Proxy {
         self.stdout.take().ok_or_else(|| "stdout is gone".to_owned())
     }
 
-    /// Waits for its end. Streams that were not taken stay open.
+    /// Waits for the proxy to end. Streams that were not taken stay open until then.
     fn end(mut self) -> Check<Output> {
         let held = self.stdin.take();
         let mut status = None;
@@ -138,7 +138,7 @@ impl Proxy {
         Ok(Output { status, stdout, stderr })
     }
 
-    /// As [`Self::end`]: code 0 and not a word.
+    /// Like [`Self::end`]. Asserts exit code 0 and no message.
     fn end_well(self) -> Check {
         expect(&self.end()?, 0)
     }
@@ -176,7 +176,7 @@ fn scene() -> (Scene, PathBuf) {
     (scene, socket)
 }
 
-/// `size` bytes each way past a slow reader; the most memory that the proxy had.
+/// Moves `size` bytes in each direction past a slow reader. Returns the peak memory of the proxy.
 fn volume(name: &str, serve: Serve, content: &Arc<Content>, size: u64) -> Check<u64> {
     let (_scene, socket) = scene();
     let far = serve(&socket, content, size)?;
@@ -206,14 +206,14 @@ fn volume(name: &str, serve: Serve, content: &Arc<Content>, size: u64) -> Check<
         "  {name}: the writer got {} KiB ahead of a reader that reads nothing; {memory} KiB of memory at most",
         stuck >> 10
     );
-    // What a program without optimisation is made of takes more.
+    // A program without optimisation needs more memory.
     if memory >= MEMORY && !cfg!(debug_assertions) {
         return Err(format!("{memory} KiB in memory, at most {MEMORY} are allowed"));
     }
     Ok(memory)
 }
 
-/// Many proxies on one socket that echoes, each with a size of its own; the most memory that one of them had.
+/// Runs many proxies on one socket that echoes, each with another size. Returns the largest peak memory of one.
 fn many(content: &Arc<Content>, count: u64, seed: u64) -> Check<u64> {
     let (_scene, socket) = scene();
     let far = Far::echo_all(&socket, count)?;

@@ -1,5 +1,5 @@
-//! `race [--ids N] [--seed N]`: many simultaneous calls with one id start one job (faults.md rows 48 to 50); of many
-//! daemons on one socket one serves (rows 51 and 52).
+//! `race [--ids N] [--seed N]`: many simultaneous calls with one id start one job (faults.md rows 48 to 50). Of many
+//! daemons on one socket only one serves (rows 51 and 52).
 
 use std::path::Path;
 use std::sync::Arc;
@@ -20,10 +20,10 @@ const IDS: u64 = 1000;
 const SMALL: u64 = 20;
 const RUNS: usize = 50;
 const FINISHES: usize = 10;
-/// Calls that follow the job or ask for its state, before, during and after its life.
+/// Number of calls that follow the job or ask for its state before, during and after its life.
 const WATCHERS: usize = 9;
 const CONNECTIONS: usize = 25;
-/// Ids at a time.
+/// Number of ids at a time.
 const PARALLEL: u64 = 4;
 
 struct Proof {
@@ -93,7 +93,7 @@ async fn slot(proof: Arc<Proof>) {
     }
 }
 
-/// A job that notes that it ran.
+/// Returns a job that records that it ran.
 fn request(id: &str, ran: &Path, word: &str) -> v1::RunRequest {
     let script = format!("echo {word} >> {}", ran.display());
     let steps = serde_json::json!([{ "name": "note", "script": script }]).to_string();
@@ -138,7 +138,7 @@ async fn one_id(proof: &Proof, number: u64) -> Check {
         return Err(format!("the job ran {} times", so_far.len()));
     }
     if !all_at_once {
-        // Late duplicates of a job that has had its turn.
+        // Late duplicates of a job that has already been finished.
         join(race(proof, 3, |mut stub| {
             let request = first.clone();
             async move { stub.run(request).await.map(drop) }
@@ -182,8 +182,8 @@ where
     (0..count).map(|at| tokio::spawn(call(proof.stubs[at % proof.stubs.len()].clone()))).collect()
 }
 
-/// A call that may come before the job, during it, during its removal, or after it. `which` selects log, results or
-/// state.
+/// Follows the job's log or results, or asks for its state, as `which` selects. The call can come before the job,
+/// during it, during its removal, or after it.
 async fn watch(mut stub: Stub, id: String, which: u64) -> Result<(), tonic::Status> {
     let seen = match which {
         0 => match stub

@@ -1,14 +1,14 @@
-//! Random choices that are repeatable by their seed.
+//! Random choices that can be repeated by their seed.
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::time::Duration;
 
-/// A number that is different each time.
+/// Returns a different number each time.
 pub(crate) fn fresh() -> u64 {
     RandomState::new().build_hasher().finish() >> 32
 }
 
-/// SplitMix64.
+/// The SplitMix64 generator.
 #[derive(Clone)]
 pub(crate) struct Random(u64);
 
@@ -17,7 +17,7 @@ impl Random {
         Self(seed)
     }
 
-    /// An independent sequence, named by `salt`.
+    /// Returns an independent sequence, selected by `salt`.
     pub(crate) fn fork(&self, salt: u64) -> Self {
         let mut fork = Self(self.0 ^ salt.wrapping_mul(0xA24B_AED4_963E_E407));
         fork.next();
@@ -32,7 +32,7 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    /// Below `end`.
+    /// Returns a number below `end`.
     pub(crate) fn below(&mut self, end: u64) -> u64 {
         self.next() % end.max(1)
     }

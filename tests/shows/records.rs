@@ -1,5 +1,5 @@
-//! `crash --records [--mib N]`: kills the daemon while the keeper holds N MiB of records (1024) and starts it again. It
-//! answers Status within 2 s and at any time after that, and every job runs to its end (faults.md row 77).
+//! `crash --records [--mib N]`: kills the daemon while the keeper holds N MiB of records (1024), then restarts it. It
+//! must answer Status within 2 s and at any time after that, and every job must run to its end (faults.md row 77).
 
 use std::time::{Duration, Instant};
 
@@ -14,21 +14,21 @@ use crate::verdict::Shown;
 const MIB: u64 = 1 << 10;
 const SMALL: u64 = 48;
 
-/// A job returns so many texts …
+/// Number of texts that a job returns.
 const TEXTS: u64 = 4;
 
-/// … of so many MiB each: together they stay below the limit of a record.
+/// Size of each text in MiB. Together they stay below the limit of a record.
 const TEXT_MIB: u64 = 12;
 
-/// Longest time from the start to the first answer.
+/// Bound on the time from the start to the first answer.
 const FIRST_ANSWER: Duration = Duration::from_secs(2);
 
-/// Longest time of every later answer.
+/// Bound on the time of every later answer.
 const LATER_ANSWER: Duration = Duration::from_secs(1);
 
 const PATIENCE: Duration = Duration::from_mins(20);
 
-/// Writes one text in the form of a step result.
+/// A function that writes one text in the form of a step result.
 const FUNCTION: &str = r#"spec: {outputs: delegate}
 ---
 exec:
@@ -112,7 +112,7 @@ async fn prove(scene: &Scene, mib: u64, is_timed: bool) -> Shown {
     if is_timed && is_late { Err(figures) } else { Ok(figures) }
 }
 
-/// Steps that return texts, and one that waits.
+/// Returns steps that return texts, and a last one that waits.
 fn steps(scene: &Scene) -> String {
     let folder = scene.path("return");
     std::fs::create_dir(&folder).unwrap();

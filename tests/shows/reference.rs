@@ -1,4 +1,4 @@
-//! Two jobs whose every byte is known: the subject uses everything that a job can use; the bystander runs beside it,
+//! Two jobs whose output is known byte for byte. The subject uses all features of a job. The bystander runs beside it,
 //! from before its start until after its end.
 
 use std::fs;
@@ -11,7 +11,7 @@ use crate::daemon::Scene;
 use crate::log::{Sources, check_equal, check_prefix};
 use crate::verdict::Check;
 
-/// Gives an output, as a function from a folder.
+/// A function that returns an output.
 const GIVE: &str = r#"spec:
   outputs:
     sum: {type: string}
@@ -42,21 +42,21 @@ echo "after $go"
 echo "an error" >&2
 "#;
 
-/// A write of the file variable, as strace shows it.
+/// Arguments of the write of the file variable, as strace prints them.
 pub(crate) const FILE: &str = r#", "a file\n", "#;
 
-/// How a job came to its end, as Status tells.
+/// How a job ended, according to Status.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Ended {
-    /// All its steps succeeded.
+    /// All steps succeeded.
     Whole,
-    /// Something failed.
+    /// A step failed, or something else.
     Failed,
-    /// Its keeper died.
+    /// The keeper died.
     Interrupted,
 }
 
-/// A job and what is to come of it.
+/// A job and its expected output.
 pub(crate) struct Job {
     pub(crate) request: v1::RunRequest,
     secret: String,
@@ -67,13 +67,13 @@ pub(crate) struct Job {
     build: PathBuf,
 }
 
-/// The secret of a scene's jobs.
+/// Returns the secret of a scene's jobs.
 pub(crate) fn secret(scene: &Scene) -> String {
     format!("canary-{}", scene.tag.rsplit('=').next().unwrap_or_default())
 }
 
 impl Job {
-    /// The job that meets the fault.
+    /// Returns the job that meets the fault.
     pub(crate) fn subject(scene: &Scene) -> Self {
         let give = scene.path("give");
         fs::create_dir(&give).unwrap();
@@ -92,7 +92,7 @@ impl Job {
         )
     }
 
-    /// The job beside it; ends after [`release`].
+    /// Returns the job beside it. It ends after a line is written to the FIFO `go`.
     pub(crate) fn bystander(scene: &Scene) -> Self {
         let go = scene.path("go");
         rustix::fs::mknodat(rustix::fs::CWD, &go, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
@@ -140,12 +140,12 @@ impl Job {
         &self.request.id
     }
 
-    /// A step has begun.
+    /// True if a step has begun.
     pub(crate) fn has_begun(&self) -> bool {
         self.ran.exists()
     }
 
-    /// Status, log, results and the notes of the steps tell the same.
+    /// Checks that Status, log, results and the records of the steps agree.
     pub(crate) fn check(&self, status: &v1::Status, log: &[u8], results: &[v1::StepResult]) -> Check<Ended> {
         let ended = match status.exit_code {
             0 => Ended::Whole,
@@ -171,7 +171,7 @@ impl Job {
             return Err("the log holds the secret".into());
         }
         let sources = Sources::read(log)?;
-        // A writer that was killed may have left one line half written.
+        // A writer that was killed can leave one incomplete line.
         if sources.malformed > usize::from(ended == Ended::Interrupted) {
             return Err(format!(
                 "{} malformed lines in {:?}",
@@ -213,7 +213,7 @@ impl Job {
         Err(format!("{ended:?}, results of {names:?}, root {:?} with status {}", name(root), root.status))
     }
 
-    /// Nothing of it is beside its working directory.
+    /// Checks that the job left nothing beside its working directory.
     pub(crate) fn check_gone(&self) -> Check {
         let around = self.build.parent().unwrap_or(&self.build);
         let left: Vec<_> = crate::proc::tree(around).into_iter().filter(|path| *path != self.build).collect();

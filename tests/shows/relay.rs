@@ -1,7 +1,7 @@
-//! `relay [--cuts N] [--seed N]`: the client's commands over connections that break (connectors.md §6, §9;
-//! faults.md row 20). For each connector a program of its name checks its command line and relays bytes to a real
-//! proxy; it breaks after 1 byte to 64 KiB, is slow, or freezes. Logs must equal the output of their steps; each job
-//! starts once.
+//! `relay [--cuts N] [--seed N]`: runs the client's commands over connections that break (connectors.md §6, §9;
+//! faults.md row 20). For each connector a fake program of its name checks its command line and relays bytes to a real
+//! proxy. It breaks after 1 byte to 64 KiB, is slow, or freezes. Logs must equal the output of their steps, and each
+//! job must start once.
 
 use std::fs::{self, File};
 use std::path::PathBuf;
@@ -17,26 +17,26 @@ use crate::relay_program::{Plan, VARIABLE};
 use crate::verdict::{Check, Misses, Shown};
 use crate::writer::{Pace, Writing, hex};
 
-/// Cuts in all.
+/// Number of cuts in total.
 const CUTS: u64 = 2_000;
 const FEW: u64 = 20;
 
-/// Bytes that steps write for each cut; a connection carries 32 KiB on average.
+/// Number of bytes that steps write for each cut. A connection carries 32 KiB on average.
 const BYTES_PER_CUT: u64 = 25_000;
 
 /// Longest output of one step.
 const LONGEST: u64 = 5_000_000;
 
-/// Widths of lines, one after the other; 0: one line.
+/// Line widths of successive jobs. 0: no line feeds.
 const WIDTHS: [usize; 4] = [0, 997, 80, 16_384];
 
-/// What the job ends with.
+/// Exit code of the job.
 pub(crate) const CODE: i32 = 7;
 
-/// Attempts of a call that meets one broken line after the other take a while.
+/// Long timeouts: a call can meet many broken connections in a row.
 const PATIENT: [&str; 2] = ["--connect-timeout=5m", "--reconnect-timeout=5m"];
 
-/// Name of the program, address, and its arguments for a socket.
+/// A connector: its program, the address for a socket, and the program's arguments for a socket.
 type Kind = (&'static str, fn(&str) -> String, fn(&str) -> Vec<String>);
 
 const KINDS: [Kind; 5] = [
@@ -87,7 +87,7 @@ pub(crate) fn run(arguments: &Arguments, small: bool) -> Shown {
     let lines: Vec<_> = (0_u64..)
         .zip(&KINDS)
         .map(|(number, kind)| {
-            // A frozen line is given up after 50 s: for the full counts only.
+            // The client gives up a frozen connection after 50 s, so only the full counts have one.
             let frozen = if small { 0 } else { 3 };
             Line::new(&scene, &bin, kind, seed ^ number, cuts.div_ceil(KINDS.len() as u64), frozen)
         })
@@ -118,7 +118,7 @@ pub(crate) fn run(arguments: &Arguments, small: bool) -> Shown {
     misses.verdict(figures)
 }
 
-/// A folder with a program of each connector's name.
+/// Makes a folder with a program for each connector.
 fn prepare(scene: &Scene) -> Check<PathBuf> {
     let bin = scene.path("bin");
     fs::create_dir(&bin).map_err(|error| error.to_string())?;
@@ -139,7 +139,7 @@ struct Total {
     log: u64,
 }
 
-/// One connector and what breaks under it.
+/// One connector and the faults of its connections.
 struct Line<'a> {
     scene: &'a Scene,
     name: &'static str,
@@ -173,7 +173,7 @@ impl<'a> Line<'a> {
         Self { scene, name, address: address(&text), path, plan, cuts }
     }
 
-    /// Jobs until there were enough cuts and bytes.
+    /// Runs jobs until there were enough cuts and bytes.
     fn prove(&self, misses: &Misses) -> Total {
         let mut total = Total::default();
         let share = self.cuts * BYTES_PER_CUT;
@@ -197,7 +197,7 @@ impl<'a> Line<'a> {
         total
     }
 
-    /// One job through the line; the length of its log. `whole`: by `run` alone, else by the other commands.
+    /// Runs one job and returns the length of its log. With `whole` it uses `run`, otherwise the other commands.
     fn job(&self, id: &str, width: usize, bytes: u64, whole: bool) -> Check<u64> {
         let writing = Writing {
             width,
@@ -227,7 +227,7 @@ impl<'a> Line<'a> {
         if starts == 1 { Ok(log.len() as u64) } else { Err(format!("{starts} starts")) }
     }
 
-    /// Calls the client, which has to end so.
+    /// Calls the client and checks its exit code.
     fn call(&self, words: &[&str], stdout: Option<&std::path::Path>, code: i32) -> Check {
         let plan = serde_json::to_string(&self.plan).map_err(|error| error.to_string())?;
         let mut command: Command = self.scene.command(words);
@@ -244,7 +244,7 @@ impl<'a> Line<'a> {
     }
 }
 
-/// A job that notes its start, writes, and ends with [`CODE`].
+/// Returns a job that records its start, writes, and exits with [`CODE`].
 pub(crate) fn document(writing: &Writing, starts: &std::path::Path) -> Check<String> {
     let request = writing.job("any")?;
     let steps: serde_json::Value = serde_json::from_str(&request.steps).map_err(|error| error.to_string())?;
@@ -256,14 +256,14 @@ pub(crate) fn document(writing: &Writing, starts: &std::path::Path) -> Check<Str
     Ok(format!("spec: {{}}\n---\n{run}\n"))
 }
 
-/// The log holds what was written.
+/// Checks that the log contains what was written.
 pub(crate) fn check(log: &[u8], writing: &Writing) -> Check {
     let sources = Sources::read(log)?;
     if sources.malformed > 0 {
         return Err(format!("{} malformed lines", sources.malformed));
     }
     let found = sources.of(*b"01O");
-    // The last line feed is the log's, if nothing wrote one.
+    // Without line feeds in the output, the log adds one at the end.
     let found = if writing.width == 0 { found.strip_suffix(b"\n").unwrap_or(found) } else { found };
     let (sum, written) = (hex(&Sha256::digest(found)), writing.report()?.sha256);
     if sum == written { Ok(()) } else { Err(format!("{} of {} bytes differ", found.len(), writing.bytes)) }

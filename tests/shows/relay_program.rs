@@ -1,5 +1,6 @@
-//! The unreliable program in the middle: this binary again, under the name of the program that the client starts. It
-//! checks its command line, then relays bytes between its own streams and a real `step-runner proxy` until it breaks.
+//! The unreliable program between client and daemon: this binary again, under the name of the program that the client
+//! starts. It checks its command line, then relays bytes between its own streams and a real `step-runner proxy` until
+//! it breaks.
 
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
@@ -11,34 +12,34 @@ use serde::{Deserialize, Serialize};
 
 use crate::random::Random;
 
-/// The variable that makes this binary a relay: a [`Plan`] as JSON.
+/// Variable that makes this binary a relay. It holds a [`Plan`] as JSON.
 pub(crate) const VARIABLE: &str = "SHOWS_RELAY";
 
-/// Most bytes of a connection before it breaks.
+/// Most bytes that a connection passes before it breaks.
 const LONGEST: u64 = 64 << 10;
 
-/// What a relay does.
+/// Instructions for a relay.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Plan {
-    /// The step-runner whose proxy it starts.
+    /// Path of the step-runner whose proxy it starts.
     pub(crate) program: PathBuf,
     pub(crate) socket: PathBuf,
-    /// The command line it is to be started with.
+    /// Expected command line of the relay.
     pub(crate) words: Vec<String>,
-    /// Each relay adds a line here at its start and one at its end.
+    /// File to which each relay adds a line at its start and at its end.
     pub(crate) record: PathBuf,
     pub(crate) seed: u64,
-    /// The connection that freezes for ever instead of breaking; 0: none.
+    /// Number of the connection that freezes for ever instead of breaking. 0: none.
     pub(crate) frozen: u64,
 }
 
-/// How a connection goes.
+/// Behaviour of one connection.
 struct Fate {
-    /// Bytes from the daemon before it breaks.
+    /// Number of bytes from the daemon before it breaks.
     bytes: u64,
-    /// A pause before each piece.
+    /// Pause before each piece.
     delay: Duration,
-    /// Nothing moves for so long before it breaks.
+    /// Time without any traffic before it breaks.
     freeze: Duration,
 }
 
@@ -52,12 +53,12 @@ impl Fate {
     }
 }
 
-/// This process is to be a relay.
+/// True if this process is to be a relay.
 pub(crate) fn is_asked() -> bool {
     std::env::var_os(VARIABLE).is_some()
 }
 
-/// The relay's whole life.
+/// Runs the relay.
 pub(crate) fn main() -> ExitCode {
     let plan: Plan = match serde_json::from_str(&std::env::var(VARIABLE).unwrap_or_default()) {
         Ok(plan) => plan,
@@ -85,14 +86,14 @@ pub(crate) fn main() -> ExitCode {
     };
     let whole = number != plan.frozen && pass(&mut proxy, &fate).unwrap_or(true);
     if whole {
-        // The client has closed the line, or the daemon has.
+        // The client or the daemon has closed the connection.
         plan.note("end");
         proxy.wait().ok();
         return ExitCode::SUCCESS;
     }
     if number == plan.frozen {
         plan.note("frozen");
-        // Until the client gives it up and closes the line.
+        // Waits until the client gives up and closes the connection.
         io::copy(&mut io::stdin().lock(), &mut io::sink()).ok();
         proxy.kill().ok();
         proxy.wait().ok();
@@ -105,7 +106,7 @@ pub(crate) fn main() -> ExitCode {
     broken(&plan.words[0])
 }
 
-/// Passes bytes until the fate is reached (`false`) or the line is over.
+/// Relays bytes. Returns `false` when the connection is to break, `true` when one side has ended it.
 fn pass(proxy: &mut Child, fate: &Fate) -> io::Result<bool> {
     let (Some(mut to), Some(mut from)) = (proxy.stdin.take(), proxy.stdout.take()) else { return Ok(true) };
     std::thread::spawn(move || io::copy(&mut io::stdin().lock(), &mut to));
@@ -124,7 +125,7 @@ fn pass(proxy: &mut Child, fate: &Fate) -> io::Result<bool> {
     Ok(false)
 }
 
-/// As the program of this name ends when its line breaks.
+/// Prints the message and returns the exit code that the program of this name has when its connection breaks.
 fn broken(name: &str) -> ExitCode {
     let (said, code) = match name {
         "ssh" => ("Connection to build7 closed by remote host.", 255),
@@ -144,7 +145,7 @@ fn refuse(why: &str) -> ExitCode {
 }
 
 impl Plan {
-    /// Adds this relay to the record: its number, from 1.
+    /// Adds this relay to the record. Returns its number, from 1.
     fn begin(&self) -> u64 {
         self.note("start");
         let text = fs::read_to_string(&self.record).unwrap_or_default();
@@ -158,7 +159,7 @@ impl Plan {
         }
     }
 
-    /// How many relays ended so.
+    /// Returns the number of lines in the record that begin with `what`.
     pub(crate) fn count(&self, what: &str) -> u64 {
         let text = fs::read_to_string(&self.record).unwrap_or_default();
         text.lines().filter(|line| line.starts_with(what)).count() as u64

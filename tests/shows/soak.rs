@@ -1,6 +1,6 @@
-//! `soak [--minutes N] [--parallel N] [--seed N]`: mixed jobs under all faults at once. In the first part daemon and
-//! keeper are killed and the disk runs full. In the second part they are only stopped sometimes, and their memory is
-//! watched. In the end nothing is left that was not there at the beginning.
+//! `soak [--minutes N] [--parallel N] [--seed N]`: runs mixed jobs under all faults at once. In the first part daemon
+//! and keeper are killed and the disk runs full. In the second part they are only stopped sometimes, and their memory
+//! is watched. In the end nothing must be left that was not there at the beginning.
 
 mod weather;
 
@@ -24,16 +24,16 @@ const MINUTES: f64 = 10.0;
 const SMALL: f64 = 0.08;
 const PARALLEL: u64 = 10;
 
-/// The part of the time in which there are kills.
+/// Fraction of the time in which processes are killed.
 const STORMY: f64 = 0.6;
 
-/// From this length on memory is judged: before, caches fill.
+/// Shortest duration for which the growth of memory is checked. In shorter runs caches still fill.
 const JUDGED: Duration = Duration::from_mins(10);
 
-/// Memory in the end, as a part of that after a while without kills.
+/// Most growth of memory in the part without kills: the last quarter relative to the second one.
 const MAX_GROWTH: f64 = 1.1;
 
-/// Bytes by which the state may differ: process ids and times are written as text.
+/// Bytes by which the size of the state can differ, because process ids and times are written as text.
 const STATE_SLACK: u64 = 4096;
 
 const OPTIONS: &[&str] = &[
@@ -95,7 +95,7 @@ async fn prove(time: Duration, parallel: u64, seed: u64) -> Shown {
         next: AtomicU64::new(0),
         random: random.clone(),
     });
-    // What stays for good (threads, spare control groups, remembered ids) is there after these.
+    // These jobs create what stays for good: threads, spare cgroups, remembered ids.
     for _ in 0..3 {
         one(&soak, false).await;
     }
@@ -143,7 +143,7 @@ async fn prove(time: Duration, parallel: u64, seed: u64) -> Shown {
     verdict
 }
 
-/// Runs jobs through both parts; the daemon that serves in the end, and its and the keeper's memory.
+/// Runs jobs through both parts. Returns the daemon that serves in the end, and the memory of daemon and keeper.
 async fn weather(
     soak: &Arc<Soak>,
     disk: Option<&Arc<Disk>>,
@@ -193,7 +193,7 @@ impl Memory {
         samples.iter().sum::<u64>() as f64 / samples.len().max(1) as f64
     }
 
-    /// Of the second and of the last quarter.
+    /// Returns the means of the second and the last quarter.
     fn ends(&self) -> (f64, f64) {
         let quarter = self.samples.len() / 4;
         let part = |from: usize| Self::mean(&self.samples[quarter * from..quarter * (from + 1)]);
@@ -225,7 +225,7 @@ async fn watch(soak: &Soak, daemon: u32, memory: &mut [Memory; 2], until: Instan
     }
 }
 
-/// What a quiet daemon and its keeper hold.
+/// Resources of an idle daemon and its keeper.
 #[derive(Debug)]
 struct Rest {
     descriptors: [usize; 2],
@@ -249,7 +249,7 @@ impl Rest {
     }
 }
 
-/// Waits until the reaper has removed what clients left, and all is as it was.
+/// Waits until the reaper has removed all abandoned jobs, and resources are as at the start.
 async fn settle(soak: &Soak, daemon: &Daemon, before: Rest) -> Check {
     let until = Instant::now() + PATIENCE;
     loop {
@@ -271,14 +271,14 @@ async fn slot(soak: Arc<Soak>) {
     }
 }
 
-/// One job; `any`: also one that nobody comes back for.
+/// Runs one job. With `any` it can be one that its client abandons.
 async fn one(soak: &Soak, any: bool) {
     let number = soak.next.fetch_add(1, Ordering::Relaxed);
     let mut random = soak.random.fork(number);
     let id = format!("job-{number}");
     let vanishes = any && random.one_in(12);
     let treatment = match random.below(10) {
-        // What nobody comes back for must end by itself.
+        // An abandoned job must end by itself.
         0 | 1 if !vanishes => Treatment::Cancel,
         2 if !vanishes => Treatment::Finish,
         3 => Treatment::TimeOut,
@@ -322,7 +322,7 @@ async fn one_job(soak: &Soak, work: &Work, random: &mut Random) -> Check {
     let followed = log.await.map_err(|error| error.to_string())??;
     let seen = if work.treatment == Treatment::Finish {
         soak.figures.cut.fetch_add(1, Ordering::Relaxed);
-        // Its stream of results broke off with it.
+        // Finish ends its stream of results too.
         steps.abort();
         work.check_seen(&followed.bytes, soak.weather.interrupted(mark))
     } else {
@@ -343,7 +343,7 @@ async fn one_job(soak: &Soak, work: &Work, random: &mut Random) -> Check {
     work.check_files(&soak.scene)
 }
 
-/// What a job's end must be like.
+/// Checks the end of a job.
 async fn ended(
     soak: &Soak,
     work: &Work,
@@ -364,7 +364,8 @@ async fn ended(
         ));
     }
     if soak.weather.was_full(mark) {
-        // Its steps could not write either: it may have failed anywhere. What was printed is right as far as it goes.
+        // The steps could not write either, so the job can have failed anywhere. Its output must still be right as far
+        // as it goes.
         soak.figures.on_full_disk.fetch_add(1, Ordering::Relaxed);
         return work.check_seen(&followed.bytes, soak.weather.interrupted(mark));
     }
@@ -380,7 +381,7 @@ async fn ended(
     work.check_ran(&soak.scene, end)
 }
 
-/// A client that follows the job and is killed.
+/// Starts a client that follows the job, and kills it.
 async fn kill_a_client(soak: &Soak, id: &str, random: &mut Random) {
     let address = format!("unix:{}", soak.scene.socket().display());
     let mut command = soak.scene.command(&["follow", id, "--address", &address]);

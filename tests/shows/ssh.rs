@@ -1,5 +1,6 @@
-//! `ssh [--scale F] [--seed N]`: a job over a real sshd while its client, the server's part of the connection, or the
-//! whole server is killed or stopped (connectors.md §9), and the messages for mistakes of users. 50 MB at scale 1.
+//! `ssh [--scale F] [--seed N]`: runs a job over a real sshd while its client, the server's part of the connection, or
+//! the whole server is killed or stopped (connectors.md §9). The output is 50 MB at scale 1. Also checks the messages
+//! for mistakes of users.
 
 use std::fs::{self, File};
 use std::path::Path;
@@ -16,13 +17,13 @@ use crate::sshd::{self, Sshd};
 use crate::verdict::{Check, Misses, Shown};
 use crate::writer::{Pace, Writing};
 
-/// Bytes that the step writes at scale 1, in lines of so many, each so long after the other.
+/// Bytes that the step writes at scale 1, bytes of a line, and time between two lines.
 const BYTES: u64 = 50 << 20;
 const WIDTH: usize = 16 << 10;
 const EVERY: Duration = Duration::from_millis(4);
 const SMALL_SCALE: f64 = 0.04;
 
-/// How long the server is stopped.
+/// Time for which the server is stopped.
 const STOPPED: Duration = Duration::from_secs(5);
 const STOPPED_SHORTLY: Duration = Duration::from_millis(500);
 
@@ -59,7 +60,7 @@ pub(crate) fn run(arguments: &Arguments, small: bool) -> Shown {
     misses.verdict(format!("{figures}; banner, missing command, wrong key, unknown host, closed port, fourth channel; seed {seed}"))
 }
 
-/// At which parts of the log something happens.
+/// Fractions of the log at which a fault happens.
 const PARTS: [f64; 6] = [0.1, 0.25, 0.4, 0.55, 0.7, 0.85];
 
 struct Proof<'a> {
@@ -68,7 +69,7 @@ struct Proof<'a> {
     path: String,
 }
 
-/// A process of ours, killed when it is not waited for.
+/// A child process. Dropped, it is killed.
 struct Running(Child);
 
 impl Drop for Running {
@@ -79,7 +80,7 @@ impl Drop for Running {
 }
 
 impl Proof<'_> {
-    /// Where the daemon is, on this host of the configuration.
+    /// Returns the daemon's address on this host of the SSH configuration.
     fn address(&self, host: &str) -> String {
         let program = daemon::program();
         format!("ssh://{host}{}?command={}", self.scene.socket().display(), program.display())
@@ -91,11 +92,11 @@ impl Proof<'_> {
         command
     }
 
-    /// A job whose line is broken in every way.
+    /// Runs a job while its connection is broken in every way.
     fn job(&self, bytes: u64, seed: u64, stopped: Duration) -> Shown {
         let bytes = bytes.next_multiple_of(WIDTH as u64);
         let report = self.scene.path("ssh.report");
-        // The writer goes on a little while something happens, and waits if it comes late.
+        // The writer goes on for a part of the log after each fault. Then it waits until the fault has happened.
         let part_of = |part: f64| (bytes as f64 * part) as u64;
         let go = |part: f64| self.scene.path(&format!("go-{part}"));
         let gates = PARTS.map(|part| (part_of(part + 0.1), go(part))).to_vec();
@@ -166,9 +167,9 @@ impl Proof<'_> {
         self.sshd.signal(Signal::CONT);
     }
 
-    /// What a user meets who has something wrong.
+    /// Checks the messages for mistakes of users.
     fn wrong(&self) -> Check {
-        // What waiting cannot mend is told at once; a first try over ssh may take its time.
+        // Errors that waiting cannot fix are reported at once. The first attempt over ssh gets time to complete.
         for (host, parts) in [
             ("greets", ["not the daemon, but \"Welcome to build7\\nbe nice\\n", "must print nothing"]),
             ("wrong-key", ["access is refused: ", "Permission denied (publickey"]),
@@ -188,7 +189,7 @@ impl Proof<'_> {
         fails(stale, "a stale address", &["no daemon listens there yet: step-runner proxy: connect"])
     }
 
-    /// Three channels of one connection are taken: the fourth is refused, and comes through once one is free.
+    /// Three channels use one SSH connection, so a fourth is refused. It succeeds once one of them ends.
     fn fourth_channel(&self) -> Check {
         let _master = self.sshd.master()?;
         let (file, go) = (self.scene.path("waits.yml"), self.scene.path("go"));
@@ -236,7 +237,7 @@ fn kill_all(pids: &[u32]) {
     }
 }
 
-/// The command has to end as unreachable, with all this in its message.
+/// Checks that the command ends with the exit code for an unreachable daemon, and a message with all these parts.
 fn fails(mut command: Command, what: &str, parts: &[&str]) -> Check {
     let output = command.output().map_err(|error| error.to_string())?;
     let said = String::from_utf8_lossy(&output.stderr);

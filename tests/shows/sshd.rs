@@ -1,4 +1,4 @@
-//! A real sshd on the loopback with keys and a configuration of its own, and a real ssh that uses only these.
+//! A real sshd on the loopback with its own keys and configuration, and a real ssh that uses only these.
 
 use std::fs;
 use std::net::{TcpListener, TcpStream};
@@ -12,14 +12,14 @@ use crate::daemon::PATIENCE;
 use crate::proc;
 use crate::verdict::Check;
 
-/// Where a program is, also one that is not for everybody's PATH.
+/// Returns the path of a program, also from folders that are on the PATH of root only.
 pub(crate) fn find(name: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let folders = std::env::split_paths(&path).chain(["/usr/sbin".into(), "/sbin".into()]);
     folders.map(|folder| folder.join(name)).find(|file| file.is_file())
 }
 
-/// Whether this user has a shell to log in with: one that runs services only has none.
+/// True if this user can log in with a shell. Users of services cannot.
 pub(crate) fn lets_in() -> bool {
     let uid = rustix::process::geteuid().as_raw().to_string();
     let users = fs::read_to_string("/etc/passwd").unwrap_or_default();
@@ -29,7 +29,7 @@ pub(crate) fn lets_in() -> bool {
     shell.is_none_or(|shell| !shell.ends_with("/nologin") && !shell.ends_with("/false"))
 }
 
-/// A running sshd. Dropped, it is killed with all it serves.
+/// A running sshd. Dropped, it is killed with all connections.
 pub(crate) struct Sshd {
     child: Child,
     folder: PathBuf,
@@ -37,7 +37,7 @@ pub(crate) struct Sshd {
 }
 
 impl Sshd {
-    /// Starts one in a new folder of `parent`; `None` where OpenSSH is not installed.
+    /// Starts an sshd in a new folder of `parent`. Returns `None` if OpenSSH is not installed.
     pub(crate) fn start(parent: &Path) -> Check<Option<Self>> {
         let (Some(sshd), Some(ssh), Some(keygen)) = (find("sshd"), find("ssh"), find("ssh-keygen")) else {
             return Ok(None);
@@ -46,7 +46,7 @@ impl Sshd {
         fs::create_dir(&folder).map_err(|error| error.to_string())?;
         fs::set_permissions(&folder, fs::Permissions::from_mode(0o700)).map_err(|error| error.to_string())?;
         if rustix::process::geteuid().is_root() {
-            // Of the system, made by its own service as well.
+            // sshd needs this folder, which the system's own service would make.
             fs::create_dir_all("/run/sshd").map_err(|error| error.to_string())?;
         }
         for name in ["host", "user", "banner", "stranger"] {
@@ -59,7 +59,7 @@ impl Sshd {
                 return Err(format!("ssh-keygen ended with {made}"));
             }
         }
-        // Another may take the port between its choice and its use.
+        // Another process can take the port before sshd uses it.
         for _ in 0..10 {
             let port = free_port()?;
             configure(&folder, port)?;
@@ -89,7 +89,7 @@ impl Sshd {
         proc::wait_until(PATIENCE, up).is_some() && !ended
     }
 
-    /// A folder whose `ssh` knows the hosts of this configuration.
+    /// Makes a folder whose `ssh` uses this configuration.
     pub(crate) fn bin(&self) -> Check<PathBuf> {
         let bin = self.folder.join("bin");
         fs::create_dir_all(&bin).map_err(|error| error.to_string())?;
@@ -101,12 +101,12 @@ impl Sshd {
         Ok(bin)
     }
 
-    /// Processes of ssh that were started with this configuration.
+    /// Returns the pids of ssh processes that use this configuration.
     pub(crate) fn clients(&self) -> Vec<u32> {
         proc::with_argument(&self.folder.join("ssh_config").to_string_lossy())
     }
 
-    /// Its own processes that serve the connections.
+    /// Returns the pids of the server's processes that serve connections.
     pub(crate) fn children(&self) -> Vec<u32> {
         let is_sshd = |pid: &u32| {
             fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name.starts_with("sshd"))
@@ -114,7 +114,7 @@ impl Sshd {
         proc::children_of(self.child.id()).into_iter().filter(is_sshd).collect()
     }
 
-    /// A master that shares its one connection with clients of the host `shared`.
+    /// Starts an SSH master, whose connection the clients of the host `shared` use.
     pub(crate) fn master(&self) -> Check<Master> {
         let control = self.folder.join("control");
         let child = Command::new(&self.ssh)
@@ -133,7 +133,7 @@ impl Sshd {
         }
     }
 
-    /// Stops all processes of it, or lets them go on.
+    /// Sends a signal to all processes of the server.
     pub(crate) fn signal(&self, signal: Signal) {
         for pid in std::iter::once(self.child.id()).chain(self.children()) {
             proc::kill(pid, signal);
@@ -148,7 +148,7 @@ impl Drop for Sshd {
     }
 }
 
-/// A running master.
+/// A running SSH master.
 pub(crate) struct Master(Child);
 
 impl Drop for Master {
@@ -163,13 +163,13 @@ fn free_port() -> Check<u16> {
     listener.local_addr().map(|address| address.port()).map_err(|error| error.to_string())
 }
 
-/// Writes the configurations of server and client.
+/// Writes the configuration of server and client.
 fn configure(folder: &Path, port: u16) -> Check {
     let read = |name: &str| fs::read_to_string(folder.join(name)).map_err(|error| error.to_string());
     let write =
         |name: &str, text: String| fs::write(folder.join(name), text).map_err(|error| error.to_string());
     let path = folder.display();
-    // As a login profile that greets everybody, also programs.
+    // Stands for a login profile that prints a greeting for every program, too.
     let banner = r#"command="echo Welcome to build7; echo be nice; exec sh -c \"$SSH_ORIGINAL_COMMAND\"""#;
     write("authorized_keys", format!("{}{banner} {}", read("user.pub")?, read("banner.pub")?))?;
     write(
@@ -191,7 +191,7 @@ fn configure(folder: &Path, port: u16) -> Check {
         host("greets", "banner", &known),
         host("wrong-key", "stranger", &known),
         host("unknown", "user", &format!("  UserKnownHostsFile {path}/no_hosts\n")),
-        // Through the master or not at all.
+        // Uses only the master's connection.
         host("shared", "user", &format!("{known}  ControlPath {path}/control\n  ProxyCommand false\n")),
         "Host closed\n  HostName 127.0.0.1\n  Port 1\n".to_owned(),
         "Host *\n  IdentitiesOnly yes\n  IdentityAgent none\n  StrictHostKeyChecking yes\n  GlobalKnownHostsFile /dev/null\n"

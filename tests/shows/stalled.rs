@@ -17,29 +17,29 @@ use crate::proc;
 use crate::verdict::{Check, Shown, percentile};
 use crate::writer::{Pace, Writing};
 
-/// Followers on one connection, which may carry ten times as many streams (service.md §1.1).
+/// Followers on one connection. It could carry ten times as many streams (service.md §1.1).
 const PER_CONNECTION: usize = 100;
-/// What a client takes of one stream before it reads on; beside it the daemon holds a message and a send buffer.
+/// Bytes of one stream that a client buffers before it reads on. The daemon holds a message and a send buffer besides.
 const STREAM_WINDOW: u32 = 64 << 10;
-/// Room for all streams of a connection: none stalls another.
+/// Large enough for all streams of a connection, so that none stalls another.
 const CONNECTION_WINDOW: u32 = 7 << 20;
-/// Written before the clock runs.
+/// Bytes written before the timed part.
 const FIRST: u64 = 1 << 20;
-/// The daemon has come to rest when it used no processor for so long.
+/// The daemon counts as idle when it has used no processor time for this long.
 const REST: Duration = Duration::from_millis(300);
 
-/// How many, and how much they may cost.
+/// The number of stalled followers, and the bound on their cost.
 pub(crate) struct Crowd {
     pub(crate) followers: usize,
     /// Bytes written in each round.
     pub(crate) bytes: u64,
-    /// Pairs of rounds, with and without the followers.
+    /// Number of pairs of rounds, with and without the followers.
     pub(crate) rounds: u64,
-    /// The least speed with them, as a part of the speed without, for the pair in the middle; 0: not judged.
+    /// Lowest accepted speed with followers, relative to the speed without, as the median of the pairs. 0: not checked.
     pub(crate) least: f64,
 }
 
-/// Connections on which stalled followers leave room for other calls.
+/// Returns settings for connections on which stalled followers leave room for other calls.
 pub(crate) fn endpoint() -> Endpoint {
     Endpoint::from_static("http://shows")
         .initial_stream_window_size(STREAM_WINDOW)
@@ -62,7 +62,7 @@ pub(crate) async fn prove(scene: &Scene, daemon: &Daemon, crowd: &Crowd) -> Show
         stubs.push(client::dial_with(&scene.socket(), endpoint()).await?);
     }
     let proof = Proof { scene, pid: daemon.pid(), client: Client::new(&scene.socket()), stubs, crowd };
-    // Files and memory are warm after this one.
+    // This round warms up caches and memory.
     proof.round("warm", 0).await?;
     let before = proc::memory(proof.pid).0;
     let mut ratios = Vec::new();
@@ -96,7 +96,7 @@ pub(crate) async fn prove(scene: &Scene, daemon: &Daemon, crowd: &Crowd) -> Show
 }
 
 impl Proof<'_> {
-    /// Speed of the writer in MB/s beside so many stalled followers.
+    /// Returns the writer's speed in MB/s beside this number of stalled followers.
     async fn round(&self, id: &str, followers: usize) -> Check<f64> {
         let go = self.scene.path(&format!("go-{id}"));
         let writing = Writing {
@@ -126,7 +126,7 @@ impl Proof<'_> {
         Ok(self.crowd.bytes as f64 / 1e6 / writing.report()?.took.as_secs_f64())
     }
 
-    /// A follower that takes its first message, and how long that was.
+    /// Starts a follower and reads its first message. Returns it and the message's length.
     async fn follow(&self, id: &str, number: usize) -> Check<(Follower, u64)> {
         let mut stub = self.stubs[number / PER_CONNECTION].clone();
         let failed = |status: tonic::Status| format!("{id}: follower {number}: {status}");
@@ -152,7 +152,7 @@ impl Proof<'_> {
     }
 }
 
-/// A follower that was stalled gets the rest.
+/// Checks that a stalled follower receives the rest of the log.
 async fn read_on(mut stream: Follower, mut read: u64, log_bytes: u64) -> Check {
     while let Some(message) = stream.message().await.map_err(|status| format!("after the stall: {status}"))? {
         read += message.data.len() as u64;

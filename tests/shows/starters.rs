@@ -30,8 +30,8 @@ pub(crate) fn prove(rounds: u64) -> Shown {
     verdict
 }
 
-/// Odd rounds have a state folder each: then only the socket's own lock is between them. Every second daemon is killed,
-/// so that the next round finds its socket.
+/// Runs one round. In odd rounds each daemon has its own state folder, so only the lock of the socket decides. In half
+/// of the rounds the winner is killed, so that the next round finds its socket.
 fn one_round(scene: &Scene, round: u64) -> Check<Duration> {
     let begun = Instant::now();
     let own_state = round % 2 == 1;

@@ -1,5 +1,5 @@
-//! `crash --syscalls [--every K] [--only TEXT] [--parallel N]`: daemon and keeper, each killed before the Nth call of
-//! every kind that a life of two jobs makes. `faults --syscalls …`: each of these calls fails once in each way
+//! `crash --syscalls [--every K] [--only TEXT] [--parallel N]`: kills daemon and keeper before the Nth call of every
+//! kind that a life of two jobs makes. `faults --syscalls …`: makes each of these calls fail once with each error
 //! (faults.md rows 15, 25–28, 41, 42, 47).
 //!
 //! A dry run counts the calls. Points are sorted by target, call, number and fault. `--every 10` takes every tenth;
@@ -15,16 +15,16 @@ use crate::inject::{self, Fault, Injection};
 use crate::life::{Met, Target, live};
 use crate::verdict::{Misses, Shown};
 
-/// Lives at a time.
+/// Number of concurrent lives.
 const PARALLEL: u64 = 4;
 
-/// Points of a small run.
+/// Number of points in a small run.
 const SMALL: usize = 16;
 
-/// Calls beyond those of the dry run: no two runs are alike.
+/// Calls beyond those of the dry run, because no two runs are alike.
 const BEYOND: u32 = 2;
 
-/// One life with a fault.
+/// A point: one life with a fault.
 struct Point {
     target: Target,
     injection: Injection,
@@ -47,7 +47,7 @@ struct Figures {
     interrupted: u32,
     damaged: u32,
     slowest_start: Duration,
-    /// Faults met, by call.
+    /// Number of faults that met a call, by kind of call.
     calls: BTreeMap<&'static str, u32>,
 }
 
@@ -67,12 +67,12 @@ impl Figures {
     }
 }
 
-/// Kills.
+/// Kills before each system call.
 pub(crate) fn crash(arguments: &Arguments, small: bool) -> Shown {
     prove("kills", &[Fault::Kill], arguments, small)
 }
 
-/// Errors.
+/// Makes each system call fail.
 pub(crate) fn faults(arguments: &Arguments, small: bool) -> Shown {
     prove("errors", &Fault::ERRORS, arguments, small)
 }
@@ -115,7 +115,7 @@ fn prove(what: &str, faults: &[Fault], arguments: &Arguments, small: bool) -> Sh
     ))
 }
 
-/// Takes one point after the other.
+/// Processes points until none is left.
 async fn work(queue: Arc<Mutex<VecDeque<Point>>>, figures: Arc<Mutex<Figures>>, misses: Misses) {
     loop {
         let Some(point) = queue.lock().unwrap().pop_front() else { return };
@@ -135,7 +135,7 @@ fn is_possible(point: &Point, wakes: bool) -> bool {
     point.injection.is_possible() && (!wakes || point.injection.fault == Fault::Kill)
 }
 
-/// All points: what a life without a fault calls, and a little more.
+/// Returns all points: the calls of a life without a fault, and a few more.
 async fn points(faults: &[Fault]) -> Result<Vec<Point>, String> {
     let mut points = Vec::new();
     for target in [Target::Daemon, Target::Recovery, Target::Keeper] {

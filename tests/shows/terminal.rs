@@ -1,4 +1,4 @@
-//! `terminal`: the screens that people see of jobs, in tmux sessions of several widths, compared with golden screens.
+//! `terminal`: compares the screens of jobs, in tmux sessions of several widths, with golden screens.
 //!
 //! A golden screen is `tests/golden/terminal/NAME-COLUMNS[-color].txt`, with placeholders for times, sizes and bars.
 //! `--bless` rewrites these files and the pictures for the documentation. `--only NAME` takes one job or behaviour. The last part

@@ -1,4 +1,4 @@
-//! Process trees that are hard to end, and the way to learn that the last process is gone.
+//! Process trees that are hard to end, and a way to find out if their last process is gone.
 
 use std::fs::{self, File};
 use std::io::Read;
@@ -8,28 +8,28 @@ use std::path::{Path, PathBuf};
 use crate::random::Random;
 use crate::verdict::Check;
 
-/// What a tree does about its end.
+/// Reaction of a tree to its end.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Kind {
-    /// Ends when it is asked to.
+    /// Ends on SIGTERM.
     Obeys,
     /// Ignores SIGTERM.
     Deaf,
-    /// Is in sessions of its own.
+    /// Runs in other sessions.
     Leaves,
-    /// Forks and exits for ever, each in a session of its own.
+    /// Forks and exits for ever, each time in a new session.
     Forks,
 }
 
 pub(crate) const KINDS: [Kind; 4] = [Kind::Obeys, Kind::Deaf, Kind::Leaves, Kind::Forks];
 
 impl Kind {
-    /// Half of them obey.
+    /// Returns a random kind. Half of them obey.
     pub(crate) fn any(random: &mut Random) -> Self {
         if random.one_in(2) { Self::Obeys } else { KINDS[1 + random.below(3) as usize] }
     }
 
-    /// `ready` is what tells that all of it was started.
+    /// Returns the script. It runs `ready` once all processes were started.
     fn script(self, link: &Path, ready: &str) -> String {
         match self {
             Self::Obeys => {
@@ -47,7 +47,7 @@ impl Kind {
     }
 }
 
-/// Writes what [`Kind::Forks`] runs.
+/// Writes the script that [`Kind::Forks`] runs.
 pub(crate) fn prepare(folder: &Path) {
     fs::write(link(folder), "setsid sh $0 & exit 0\n").unwrap();
 }
@@ -56,7 +56,7 @@ fn link(folder: &Path) -> PathBuf {
     folder.join("link")
 }
 
-/// A tree's script, and the FIFO that its processes hold.
+/// A tree's script, and the FIFO that its processes hold open.
 pub(crate) struct Tree {
     pub(crate) script: String,
     path: PathBuf,
@@ -65,7 +65,7 @@ pub(crate) struct Tree {
 }
 
 impl Tree {
-    /// `name` is the tree's alone within `folder`.
+    /// Makes the FIFO. `name` must be unique within `folder`.
     pub(crate) fn new(folder: &Path, name: &str, kind: Kind) -> Self {
         let path = folder.join(name);
         rustix::fs::mknodat(rustix::fs::CWD, &path, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
@@ -76,12 +76,12 @@ impl Tree {
         Self { script, path, stands, reader }
     }
 
-    /// All of its processes were started: until then nobody may hold the FIFO yet.
+    /// True if all processes were started. Until then it is normal that nobody holds the FIFO.
     pub(crate) fn stands(&self) -> bool {
         self.stands.exists()
     }
 
-    /// Nobody holds the FIFO any more.
+    /// True if no process holds the FIFO.
     pub(crate) fn is_gone(&mut self) -> Check<bool> {
         match self.reader.read(&mut [0]) {
             Ok(0) => Ok(true),

@@ -2,24 +2,24 @@
 
 use std::sync::{Arc, Mutex};
 
-/// Figures, or what was missed.
+/// Figures of a proof, or its misses.
 pub(crate) type Shown = Result<String, String>;
 
-/// A check that failed.
+/// Result of a check. The error describes the miss.
 pub(crate) type Check<T = ()> = Result<T, String>;
 
-/// So many percent of `sorted` are not greater: the nearest rank. `None` of nothing.
+/// Returns the percentile by the nearest-rank method, or `None` if `sorted` is empty.
 pub(crate) fn percentile<T: Copy>(sorted: &[T], percent: usize) -> Option<T> {
     let rank = (sorted.len() * percent).div_ceil(100).max(1);
     sorted.get(rank - 1).copied()
 }
 
-/// Misses, from any task.
+/// Collects misses from all tasks.
 #[derive(Clone, Default)]
 pub(crate) struct Misses(Arc<Mutex<Vec<String>>>);
 
 impl Misses {
-    /// Printed at once: a proof that hangs later has said what it saw.
+    /// Adds a miss. It is printed at once, in case the proof hangs later.
     pub(crate) fn add(&self, miss: String) {
         eprintln!("miss: {miss}");
         self.0.lock().unwrap().push(miss);

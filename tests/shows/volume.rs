@@ -1,6 +1,6 @@
 //! `volume [--scale F] [--all] [--seed N]`: large logs, byte for byte. Steps write bytes with a known digest; followers
-//! join the log that they get and compare. Some followers disconnect in the middle, even of lines, and resume at their
-//! offset. `--all`: 64 followers for every shape. The scale multiplies the bytes.
+//! extract the bytes from the log and compare. Some followers disconnect, also within lines, and resume at their
+//! offset. `--all` uses 64 followers for every shape. The scale multiplies the number of bytes.
 
 use std::time::{Duration, Instant};
 
@@ -17,28 +17,28 @@ use crate::random::Random;
 use crate::verdict::{Check, Shown};
 use crate::writer::{Pace, Writing};
 
-/// Enough for the headers of every shape.
+/// Large enough for the headers of every shape.
 const LOG_LIMIT: &str = "2147000000";
 /// Longest message (service.md §3.2).
 const MAX_MESSAGE: usize = 64 << 10;
-/// What daemon and keeper may use each, in KiB, whatever the volume.
+/// Most memory in KiB that daemon and keeper can each use, whatever the volume.
 const MEMORY: u64 = 64 << 10;
 const MANY: usize = 64;
 const SMALL_SCALE: f64 = 1.0 / 256.0;
-/// Times a cut follower leaves, on average.
+/// Average number of disconnects of a follower.
 const CUTS: u64 = 64;
-/// Nothing takes so long.
+/// Longest wait for a job.
 const PATIENCE: Duration = Duration::from_mins(30);
 
 /// A shape of output.
 struct Shape {
     name: &'static str,
-    /// Bytes of a line with its line feed; 0: one line without.
+    /// Bytes of a line with its line feed. 0: one line without line feed.
     width: usize,
     bytes: u64,
 }
 
-/// Headers are 32 bytes: the logs are 544 MiB, 384 MiB, 1.03 GiB and 256.1 MiB long.
+/// Each header has 32 bytes, so the logs are 544 MiB, 384 MiB, 1.03 GiB and 256.1 MiB long.
 const SHAPES: &[Shape] = &[
     Shape { name: "lines of 1 byte and a line feed", width: 2, bytes: 32 << 20 },
     Shape { name: "lines of 64 bytes", width: 64, bytes: 256 << 20 },
@@ -81,7 +81,7 @@ pub(crate) fn run(arguments: &Arguments, small: bool) -> Shown {
     Ok(figures.join("\n  "))
 }
 
-/// A whole number of lines, at least one block.
+/// Returns the scaled size: a whole number of lines, at least one block.
 fn scaled(shape: &Shape, scale: f64) -> u64 {
     let bytes = (shape.bytes as f64 * scale) as u64;
     bytes.next_multiple_of(64 << 10)
@@ -148,7 +148,7 @@ impl Proof<'_> {
         }
     }
 
-    /// Length of the log of a step that wrote lines, without the daemon's entries; a guess where there are none.
+    /// Returns the length of the log without the daemon's entries. Only a guess for output without lines.
     fn log_bytes(&self) -> u64 {
         self.writing.bytes + self.writing.bytes.checked_div(self.writing.width as u64).unwrap_or(0) * 32
     }
@@ -176,7 +176,7 @@ impl Proof<'_> {
     }
 }
 
-/// At its end the log has nothing more, and behind it there is nothing.
+/// Checks that following from the end of the log returns nothing, and from beyond it an error.
 async fn check_ends(client: &Client, id: &str, log_bytes: u64) -> Check {
     let mut stub = client::dial(client.socket()).await?;
     let offset = i32::try_from(log_bytes).map_err(|error| error.to_string())?;
@@ -197,19 +197,19 @@ async fn check_ends(client: &Client, id: &str, log_bytes: u64) -> Check {
     }
 }
 
-/// A follower with a connection of its own.
+/// A follower with its own connection.
 struct Follower {
     client: Client,
     id: &'static str,
-    /// How long the log will be, about.
+    /// Approximate length of the log.
     log_bytes: u64,
     joined: Joined,
-    /// Streams it took.
+    /// Number of streams opened.
     streams: u64,
 }
 
 impl Follower {
-    /// To the end of the log. With `cuts` it leaves and resumes.
+    /// Follows to the end of the log. With `cuts` it disconnects and resumes.
     async fn follow(mut self, mut cuts: Option<Random>) -> Check<Self> {
         let mut stub = client::dial(self.client.socket()).await?;
         loop {
@@ -223,7 +223,7 @@ impl Follower {
         }
     }
 
-    /// One stream; `true` at the end of the log. It is left after `stay` bytes.
+    /// Follows one stream. Returns `true` at the end of the log. Leaves the stream after `stay` bytes.
     async fn stream(&mut self, stub: &mut client::Stub, stay: Option<u64>) -> Check<bool> {
         self.streams += 1;
         let offset = i32::try_from(self.joined.read).map_err(|error| error.to_string())?;
@@ -245,7 +245,7 @@ impl Follower {
     }
 }
 
-/// Never empty, not too long, and whole lines unless a line is longer.
+/// Checks that a message is not empty, not too long, and made of whole lines unless a line is longer.
 fn check_message(data: &[u8]) -> Check {
     if data.is_empty() || data.len() > MAX_MESSAGE {
         return Err(format!("a message of {} bytes", data.len()));

@@ -1,4 +1,4 @@
-//! Jobs with a known log: three steps that print numbered lines, bytes that are no text, and a secret.
+//! Jobs with a known log: three steps that print numbered lines, bytes that are no valid text, and a secret.
 
 use std::fs;
 use std::path::Path;
@@ -10,29 +10,29 @@ use crate::log::{Sources, check_equal, check_prefix};
 use crate::random::Random;
 use crate::verdict::Check;
 
-/// What a client does with the job.
+/// Action of a client on the job.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Treatment {
-    /// Waits for its end.
+    /// Waits for the end of the job.
     Wait,
-    /// Cancels it in the middle; it would not end by itself.
+    /// Cancels it while it runs. It would not end by itself.
     Cancel,
-    /// Finishes it in the middle.
+    /// Finishes it while it runs.
     Finish,
     /// Gives it a time limit; it would not end by itself.
     TimeOut,
 }
 
-/// How a job must have ended.
+/// Expected end of a job.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum End {
     /// By itself.
     Natural,
-    /// In the middle: cancelled or interrupted.
+    /// Cut off: cancelled, timed out or interrupted.
     Cut,
 }
 
-/// A job and what is to come of it.
+/// A job and its expected output.
 pub(crate) struct Work {
     pub(crate) request: v1::RunRequest,
     pub(crate) treatment: Treatment,
@@ -48,7 +48,7 @@ pub(crate) struct Work {
 
 const NAMES: [&str; 3] = ["one", "two", "three"];
 
-/// A function that prints lines and gives an output, for local references.
+/// A function that prints lines and returns an output. Jobs refer to its folder.
 const EMIT: &str = r#"spec:
   inputs:
     id: {type: string}
@@ -77,7 +77,8 @@ pub(crate) fn prepare(scene: &Scene) {
     fs::write(scene.path("emit/func.yml"), EMIT).unwrap();
 }
 
-/// Lines of step `name`, with a pause after every hundred, and what they look like.
+/// Returns a script that prints lines of step `name`, with a pause after every hundred, and the expected stdout and
+/// stderr.
 fn lines(id: &str, name: &str, count: u64, pause: &str) -> (String, Vec<u8>, Vec<u8>) {
     let script = format!(
         "echo {name} >> \"$RAN\"\ni=0\nwhile [ $i -lt {count} ]; do\n  echo \"{id} {name} out $i\"\n  echo \"{id} {name} err $i\" >&2\n  i=$((i+1))\n  [ $((i % 100)) -ne 0 ] || sleep {pause}\ndone\n"
@@ -87,7 +88,7 @@ fn lines(id: &str, name: &str, count: u64, pause: &str) -> (String, Vec<u8>, Vec
 }
 
 impl Work {
-    /// Job `id`. `treatments`: whether some are cancelled or finished in the middle.
+    /// Returns job `id`. With `treatments` some jobs are cancelled or finished while they run.
     pub(crate) fn new(scene: &Scene, id: &str, random: &mut Random, treatments: bool) -> Self {
         let treatment = match random.below(8) {
             0 if treatments => Treatment::Cancel,
@@ -97,7 +98,7 @@ impl Work {
         Self::treated(scene, id, random, treatment)
     }
 
-    /// Job `id`, with which a client does this.
+    /// Returns job `id` for this treatment.
     pub(crate) fn treated(scene: &Scene, id: &str, random: &mut Random, treatment: Treatment) -> Self {
         let endless = matches!(treatment, Treatment::Cancel | Treatment::TimeOut);
         let failing = (random.one_in(4) && !endless).then(|| 1 + random.below(2) as usize);
@@ -188,14 +189,14 @@ impl Work {
         }
     }
 
-    /// The log of a job that ended so, with this exit code.
+    /// Checks the log of a job with this end and exit code.
     pub(crate) fn check_log(&self, log: &[u8], end: End, exit_code: i32) -> Check {
         let has_secret = memchr::memmem::find(log, self.secret.as_bytes()).is_some();
         if has_secret {
             return Err("the log holds the secret".into());
         }
         let sources = Sources::read(log)?;
-        // A writer that was killed may have left one line half written.
+        // A writer that was killed can leave one incomplete line.
         let allowed = usize::from(end == End::Cut && exit_code == -4);
         if sources.malformed > allowed {
             return Err(format!("{} malformed lines", sources.malformed));
@@ -204,7 +205,7 @@ impl Work {
         if let Some(name) = sources.names().iter().find(|name| !known.contains(&name.as_str())) {
             return Err(format!("a source {name}"));
         }
-        // Numbers of processes are no job's own.
+        // Lines about processes have their ids removed, which differ.
         let said = sources.lines(*b"00O").into_iter();
         let said: Vec<String> = said.map(|line| before(&line, ": ").to_owned()).collect();
         let errors = sources.lines(*b"00E");
@@ -240,8 +241,8 @@ impl Work {
         Ok(())
     }
 
-    /// What a follower has seen of a log that went away under it. A writer that was killed may have left one line half
-    /// written.
+    /// Checks the part of a log that a follower received before the job was removed. A writer that was killed can leave
+    /// one incomplete line.
     pub(crate) fn check_seen(&self, log: &[u8], killed: bool) -> Check {
         if memchr::memmem::find(log, self.secret.as_bytes()).is_some() {
             return Err("the log holds the secret".into());
@@ -255,7 +256,7 @@ impl Work {
         check_prefix("stderr", without_complaints(sources.of(*b"01E")), &self.err)
     }
 
-    /// Step results of a job that ended so: each step once, in order, then the root with all of them.
+    /// Checks the step results of a job with this end: each step once, in order, then the root with all of them.
     pub(crate) fn check_steps(&self, results: &[v1::StepResult], end: End) -> Check {
         let (root, steps) = results.split_last().ok_or("no step results")?;
         let name =
@@ -289,7 +290,7 @@ impl Work {
         Ok(())
     }
 
-    /// Which steps ran, as they noted themselves: each at most once, in order.
+    /// Checks which steps ran, from their own records: each at most once, in order.
     pub(crate) fn check_ran(&self, scene: &Scene, end: End) -> Check {
         let ran = fs::read_to_string(scene.path(&format!("ran/{}", self.request.id))).unwrap_or_default();
         let ran: Vec<_> = ran.lines().collect();
@@ -302,7 +303,7 @@ impl Work {
         if fits { Ok(()) } else { Err(format!("steps that ran: {ran:?}, expected {:?}", self.steps)) }
     }
 
-    /// File variables and temporary files are gone.
+    /// Checks that file variables and temporary files are gone.
     pub(crate) fn check_files(&self, scene: &Scene) -> Check {
         let build = scene.path(&format!("work/{}/build", self.request.id));
         let files: Vec<_> = crate::proc::tree(build.parent().unwrap_or(Path::new("/")))
@@ -313,7 +314,7 @@ impl Work {
     }
 }
 
-/// What comes before a shell says that a disk is full.
+/// Returns the lines before a shell reports a full disk.
 fn without_complaints(stderr: &[u8]) -> &[u8] {
     let complains = |line: &&[u8]| {
         let is_in = |text: &str| memchr::memmem::find(line, text.as_bytes()).is_some();
@@ -336,7 +337,7 @@ fn count_of_first(run: &[serde_json::Value]) -> String {
     run[0]["inputs"]["lines"].to_string()
 }
 
-/// The part of a line about processes that stands before `end`.
+/// Returns a line about processes up to `end`. Other lines are returned whole.
 fn before<'a>(line: &'a str, end: &str) -> &'a str {
     line.split_once(end)
         .map(|(text, _)| text)

@@ -14,49 +14,49 @@ use step_runner::pb::v1;
 use crate::random::Random;
 use crate::verdict::Check;
 
-/// The word that makes this binary a writer.
+/// First argument that makes this binary a writer.
 const WORD: &str = "writer";
 
-/// Bytes made at a time, a multiple of every width.
+/// Largest block generated at a time. It is shortened to whole lines.
 const BLOCK: usize = 64 << 10;
 
-/// What is written.
+/// Description of the output.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Writing {
-    /// Bytes of a line with its line feed; 0: no line feed anywhere.
+    /// Bytes of a line with its line feed. 0: no line feed anywhere.
     pub(crate) width: usize,
-    /// Bytes in all, a multiple of the width.
+    /// Total bytes, a multiple of the width.
     pub(crate) bytes: u64,
     pub(crate) seed: u64,
     pub(crate) pace: Pace,
-    /// Where to tell what was written.
+    /// File for the report.
     pub(crate) report: PathBuf,
 }
 
-/// How it is written.
+/// Speed and pattern of the writes.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) enum Pace {
     /// New bytes all the time, in writes of any size up to [`BLOCK`].
     Varied,
-    /// A line whenever `every` has passed. A gate holds back the lines after that many bytes until its file exists, so
-    /// that an event in the middle happens there, however late it comes.
+    /// One line whenever `every` has passed. A gate holds back the lines after that many bytes until its file exists.
+    /// So an event in the middle of the output happens there, however late it comes.
     Lines { every: Duration, gates: Vec<(u64, PathBuf)> },
-    /// The same block over and over: nothing but writing costs time. `first` bytes of it, then a pause until the file
-    /// is there, then the rest, which is timed.
+    /// The same block repeatedly, so that only writing costs time. Writes `first` bytes, waits until the file `go`
+    /// exists, then writes the rest, which is timed.
     Fast { first: u64, go: PathBuf },
 }
 
-/// What was written.
+/// Report of the writer.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Report {
-    /// Of all bytes; empty for [`Pace::Fast`].
+    /// Digest of all bytes. Empty for [`Pace::Fast`].
     pub(crate) sha256: String,
     /// Time of the timed part.
     pub(crate) took: Duration,
 }
 
 impl Writing {
-    /// A job with one step that writes this.
+    /// Returns a job with one step that writes this output.
     pub(crate) fn job(&self, id: &str) -> Check<v1::RunRequest> {
         let this = std::env::current_exe().map_err(|error| error.to_string())?;
         let plan = serde_json::to_string(self).map_err(|error| error.to_string())?;
@@ -64,7 +64,7 @@ impl Writing {
         Ok(v1::RunRequest { id: id.to_owned(), steps, ..v1::RunRequest::default() })
     }
 
-    /// What the writer told.
+    /// Reads the writer's report.
     pub(crate) fn report(&self) -> Check<Report> {
         let text = fs::read_to_string(&self.report).map_err(|error| format!("no report: {error}"))?;
         serde_json::from_str(&text).map_err(|error| format!("report {text:?}: {error}"))
@@ -133,20 +133,20 @@ impl Writing {
     }
 }
 
-/// Random bytes in lines, block after block.
+/// Generates blocks of random bytes in lines.
 struct Blocks {
     width: usize,
     random: Random,
     block: Vec<u8>,
-    /// Which byte stands for a random one.
+    /// Maps a random byte to the byte written.
     table: [u8; 256],
 }
 
 impl Blocks {
     fn new(width: usize, seed: u64) -> Self {
-        // A line ends where it is meant to; CR would cut entries; without `-` and `=` nothing looks like a token.
+        // Line feeds only end lines, CR would cut entries, and without `-` and `=` nothing looks like a token.
         let plain = |byte: u8| if b"\n\r-=".contains(&byte) { byte ^ 0x40 } else { byte };
-        // Whole lines only, so that a block never ends within one.
+        // Whole lines only, so that a block never ends within a line.
         let length = BLOCK - BLOCK.checked_rem(width).unwrap_or(0);
         Self {
             width,
@@ -156,7 +156,7 @@ impl Blocks {
         }
     }
 
-    /// The next block, at most `most` bytes.
+    /// Returns the next block, at most `most` bytes long.
     fn next(&mut self, most: u64) -> &[u8] {
         for bytes in self.block.chunks_mut(8) {
             let random = self.random.next().to_le_bytes();
@@ -181,12 +181,12 @@ pub(crate) fn hex(digest: &[u8]) -> String {
     digest.iter().fold(String::new(), |text, byte| text + &format!("{byte:02x}"))
 }
 
-/// This process is to be the writer.
+/// True if this process is to be the writer.
 pub(crate) fn is_asked() -> bool {
     std::env::args().nth(1).is_some_and(|word| word == WORD)
 }
 
-/// The writer's whole life.
+/// Runs the writer.
 pub(crate) fn main() -> ExitCode {
     let plan = std::env::args().nth(2).unwrap_or_default();
     let written =

@@ -1,4 +1,4 @@
-//! The command line.
+//! The command line of the simulator.
 
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Arguments {
@@ -7,17 +7,17 @@ pub(crate) struct Arguments {
     pub(crate) seed: Option<u64>,
     pub(crate) seconds: Option<u64>,
     pub(crate) jobs: Option<u64>,
-    /// Keep what fails in the file of seeds.
+    /// Adds failing seeds to the file of seeds.
     pub(crate) keep: bool,
-    /// A place at which every run has a fault, as `FAILPOINTS` would name it: the simulator must find it.
+    /// Failpoint to enable in every run, written as in `FAILPOINTS`. The simulator must detect it.
     pub(crate) fault: Option<String>,
-    /// One of several processes that share the seeds.
+    /// True for one of several processes that share the seeds.
     pub(crate) worker: bool,
-    /// Only races of a cancel with an end.
+    /// Runs only the races of a cancel with an end, this many.
     pub(crate) races: Option<u64>,
-    /// Only jobs that nobody finishes.
+    /// Runs only the proof of abandoned jobs, with this many.
     pub(crate) abandoned: Option<u64>,
-    /// Nothing of ours was asked for: the words are the test harness's.
+    /// True if none of our options was given. The arguments then belong to the test harness.
     pub(crate) tests: bool,
 }
 

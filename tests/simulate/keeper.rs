@@ -1,7 +1,7 @@
-//! The simulator's keeper: speaks the real protocol, runs imaginary processes, and records everything that it was told
-//! to run.
+//! The simulator's keeper. It speaks the real protocol, runs simulated processes, and records every order to run
+//! something.
 //!
-//! Like the real keeper it outlives the daemon. Its death ends its processes; the logs that it wrote stay.
+//! Like the real keeper it outlives the daemon. When it dies, its processes end and its logs stay.
 
 mod orders;
 mod processes;
@@ -24,29 +24,29 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep};
 
-/// How long one that writes late waits for more to write with it.
+/// Time for which a keeper with the fault `writes_late` collects frames to write them together.
 const LATE: Duration = Duration::from_millis(1_500);
 
-/// How every entry of a log begins.
+/// Header of every log entry.
 const HEADER: &str = "2026-01-01T00:00:00.000000Z 00O ";
 
-/// What a keeper saw that must not be.
+/// Violations found by the keepers and the oracle.
 pub(crate) type Wrongs = Rc<RefCell<Vec<String>>>;
 
-/// What all keepers of one run were asked to do: it must be once.
+/// Orders to all keepers of one run. Each step must be ordered only once.
 #[derive(Default)]
 pub(crate) struct Account {
     /// Steps started, by job tag.
     pub(crate) started: BTreeSet<(u128, u32)>,
-    /// What each tag was to run: content of the request.
+    /// Content of the request, by job tag.
     pub(crate) content: BTreeMap<u128, u64>,
-    /// Tags in the order of their first process, with the job's key.
+    /// Job tags in the order of their first process, with the job's key.
     pub(crate) order: Vec<(u128, JobKey)>,
-    /// Jobs whose running process was told to end before it ended.
+    /// Jobs with a process that was told to end before it ended.
     pub(crate) stopped: BTreeSet<u128>,
-    /// Jobs that were to be killed at some point.
+    /// Bytes of the logs, by job tag.
     pub(crate) log: BTreeMap<u128, Vec<u8>>,
-    /// Live processes by tag.
+    /// Number of live processes, by job tag.
     pub(crate) alive: BTreeMap<u128, u32>,
 }
 
@@ -57,10 +57,10 @@ pub(crate) struct Keeper {
     jobs: BTreeMap<JobKey, Job>,
     remembered: Vec<Remembered>,
     digest_key: Option<[u8; 16]>,
-    /// Serial of the present connection, and where its frames go.
+    /// Serial number of the current connection, and the sender for its frames.
     connection: (u64, Option<mpsc::UnboundedSender<Vec<u8>>>),
     greeted: bool,
-    /// It was told all that its daemon knew before it got its first job.
+    /// True if the daemon passed on all that it remembered before the keeper's first job.
     pub(crate) is_told: bool,
     pub(crate) account: Rc<RefCell<Account>>,
     wrongs: Wrongs,
@@ -78,7 +78,7 @@ struct Job {
     log: File,
     inode: u64,
     len: u64,
-    /// When what lives is killed; `None`: nobody asked.
+    /// Time at which the remaining processes are killed. `None`: nobody has asked for their end.
     end: watch::Sender<Option<Ending>>,
 }
 
@@ -107,7 +107,7 @@ impl Keeper {
         }))
     }
 
-    /// Takes its processes along and leaves its logs.
+    /// Dies: its processes end, its logs stay.
     pub(crate) fn die(&mut self) {
         self.is_alive = false;
         self.connection.1 = None;
@@ -151,7 +151,7 @@ impl Keeper {
     }
 }
 
-/// Takes a connection of a daemon; it replaces an earlier one.
+/// Accepts a daemon's connection, which replaces an earlier one.
 pub(crate) fn connect(keeper: &Shared, wire: DuplexStream) {
     let (mut read, mut write) = tokio::io::split(wire);
     let (sender, mut frames) = mpsc::unbounded_channel::<Vec<u8>>();
@@ -203,7 +203,7 @@ pub(crate) fn connect(keeper: &Shared, wire: DuplexStream) {
     });
 }
 
-/// A moment in which others go on: mostly none, sometimes milliseconds.
+/// Lets other tasks run for a random time: mostly none, sometimes milliseconds.
 async fn dawdle(random: &mut Random) {
     match random.below(16) {
         0 => sleep(Duration::from_millis(random.below(8))).await,

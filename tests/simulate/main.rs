@@ -1,9 +1,10 @@
-//! Random schedules of calls, ends, deaths, defects and clock jumps against the daemon's own actors.
+//! Random schedules of calls, ends, deaths, defects and clock jumps against the daemon's real actors.
 //!
-//! `simulate [--seeds N] [--from S] [--seed X] [--seconds N] [--jobs N]`: runs the seeds S … S+N-1 on virtual time;
-//! `--seed` runs one and prints what was seen. The schedule of a seed that fails is shortened, printed with the command
-//! that repeats it, and added to `tests/simulate/seeds.txt`, whose seeds come first in every run. The exit code is 1 if
-//! any seed failed. `--races N` and `--abandoned N` run two single proofs with large counts. Else it is a normal test.
+//! `simulate [--seeds N] [--from S] [--seed X] [--seconds N] [--jobs N]`: runs the seeds S … S+N-1 on virtual time.
+//! `--seed` runs one and prints its trace. The schedule of a failing seed is shortened, printed with the command that
+//! repeats it, and added to `tests/simulate/seeds.txt`, whose seeds come first in every run. The exit code is then 1.
+//! `--races N` and `--abandoned N` run two single proofs with large counts. Without these options it acts as a normal
+//! test program.
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "the figures are what this program is for")]
 #![expect(clippy::unwrap_used, reason = "a simulator that cannot set itself up ends at once")]
 #![expect(clippy::needless_pass_by_value, reason = "notes and answers are made to be handed over")]

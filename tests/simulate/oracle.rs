@@ -1,4 +1,4 @@
-//! The conditions on everything that clients see, whatever happens.
+//! Checks conditions that must hold for everything that clients see, whatever happens.
 //!
 //! A *life* is one registration of an id, identified by the time of its registration.
 
@@ -16,7 +16,7 @@ use crate::schedule::Schedule;
 use step_runner::actors::view::JobStatus;
 use tokio::time::Instant;
 
-/// Cancel and kill, with all delays of the simulated keeper.
+/// Longest time of a cancel with its kill, with all delays of the simulated keeper.
 const END_TIME: Duration = Duration::from_mins(1);
 
 #[derive(Default)]
@@ -28,26 +28,26 @@ struct Life {
     log: Vec<u8>,
     results: Vec<Vec<u8>>,
     results_end: bool,
-    /// Finish was asked for it, at least once.
+    /// Finish was called for it at least once.
     finish_asked: bool,
     cancel_asked: bool,
-    /// Cancel was answered before anything of it ran, and its keeper's memory was not lost since.
+    /// Cancel was answered before the job started, and the memory of its keeper was not lost since.
     cancelled_waiting: bool,
-    /// The keeper or host died while it lived.
+    /// The keeper or the host died while the job existed.
     keeper_died: bool,
-    /// A defect was to strike while it lived.
+    /// A panic was injected while the job existed.
     armed: bool,
     gone: bool,
-    /// Keeper and daemon died while it was there: its digest says nothing any more.
+    /// Keeper and daemon both died while the job existed, so its digest can no longer be compared.
     keyless: bool,
-    /// The host started again meanwhile: only the wall clock tells its age.
+    /// The host was restarted while the job existed, so only the wall clock tells its age.
     rebooted: bool,
 }
 
 #[derive(Clone, Copy)]
 pub(crate) struct Asked {
     at: Duration,
-    /// Registration of the life that was there.
+    /// Registration time of the job that existed at the time of the call.
     life: Option<i64>,
     epoch: u64,
 }
@@ -70,28 +70,29 @@ pub(crate) struct Oracle {
     queued_after: Duration,
     runaway_after: Duration,
     limits: Vec<Vec<Option<Duration>>>,
-    /// The setting, and most jobs that may run now: lowering it ends nothing, nor does a restart.
+    /// The configured limit, and the most jobs that can run now. They differ after the limit was lowered or the daemon
+    /// restarted, which ends no job.
     cap: usize,
     slots: usize,
-    /// Runs that are not answered (or were given up): one may have a slot already.
+    /// Number of Runs without an answer (also those given up). Each can already hold a slot.
     running_calls: usize,
-    /// Contents that had their turn: finished at, by id and content.
+    /// Requests that were finished, by id and content, with the time.
     remembered: BTreeMap<(u64, u64), Duration>,
-    /// Contents under way: those that a Run asked for, by id.
+    /// Content of each life: the last one that ran.
     contents: BTreeMap<(String, i64), u64>,
     open: BTreeSet<usize>,
     followers: usize,
-    /// Starts of a daemon.
+    /// Number of daemon starts.
     epoch: u64,
     armed_now: bool,
-    /// When a Finish was asked for an id last.
+    /// Time of the last Finish call for each id.
     finish_at: BTreeMap<u64, Duration>,
-    /// Finish calls that are not answered (or were given up): they wait for a Run under way.
+    /// Number of Finish calls without an answer (also those given up). They can still apply to a Run in progress.
     finishing: BTreeMap<u64, u32>,
     executions: usize,
-    /// The look before this one: what is seen now happened after it.
+    /// Time of the last observation. Changes seen now happened after it.
     looked: Duration,
-    /// When the keeper died last.
+    /// Time of the keeper's last death.
     died_at: Option<Duration>,
 }
 
@@ -160,7 +161,7 @@ impl Oracle {
         self.finishing.clear();
     }
 
-    /// Neither daemon nor keeper lives: nobody knows digests any more.
+    /// Records that neither daemon nor keeper lives, so all digests are lost.
     pub(crate) fn forgotten(&mut self) {
         self.remembered.clear();
         for key in &self.present {
@@ -190,11 +191,11 @@ impl Oracle {
                 life.keeper_died = true;
             }
         }
-        // What was remembered is told to the next keeper by a daemon that lives until then.
+        // What was remembered reaches the next keeper only if the daemon lives until then.
         self.remembered.clear();
     }
 
-    /// A defect is to strike somewhere.
+    /// Records that a panic was injected.
     pub(crate) fn armed(&mut self) {
         self.armed_now = true;
         for key in &self.present {
@@ -226,7 +227,7 @@ impl Oracle {
             .unwrap_or(0)
     }
 
-    /// Every id was finished, and time has passed.
+    /// Checks the state after every id was finished and time has passed.
     pub(crate) fn all_finished(&mut self) {
         if !self.open.is_empty() {
             self.wrong(format!("{} followers wait for ever", self.open.len()));
@@ -234,7 +235,7 @@ impl Oracle {
     }
 }
 
-/// Slots of a setting.
+/// Returns the number of slots for a value of the setting.
 const fn cap_of(max_running: u64) -> usize {
     if max_running == 0 { usize::MAX } else { max_running as usize }
 }

@@ -1,21 +1,21 @@
-//! The behaviour of an imaginary process: written into the text of its script, read by the simulated keeper.
+//! Behaviour of a simulated process. It is encoded in the script's text, which the simulated keeper reads.
 
 use crate::random::Random;
 
 #[derive(Clone, Debug)]
 pub(crate) struct Program {
-    /// Which request it belongs to.
+    /// Content of the request it belongs to.
     pub(crate) content: u64,
-    /// Lines it prints; one a time.
+    /// Number of lines that it prints, one at a time.
     pub(crate) lines: u32,
     /// Time before each line.
     pub(crate) millis: u64,
     pub(crate) exit: u8,
     /// Ignores SIGTERM.
     pub(crate) stubborn: bool,
-    /// Time from SIGTERM to its end.
+    /// Time from SIGTERM to its end, in milliseconds.
     pub(crate) dying: u64,
-    /// Processes it leaves running.
+    /// Number of processes it leaves running.
     pub(crate) left: u32,
 }
 

@@ -1,4 +1,4 @@
-//! The simulator as an ordinary test: small counts, special schedules, and the proof that it detects defects.
+//! The simulator as an ordinary test: small counts, special schedules, and proof that it detects injected faults.
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -11,10 +11,10 @@ use crate::runs;
 use crate::schedule::{CONTENTS, Do, IDS, Schedule, Step};
 use crate::world;
 
-/// Seeds that are played twice to see that they play alike.
+/// Number of seeds that are run twice, to check that both runs are the same.
 const REPEATED: u64 = 25;
 
-/// Faults that are put in, where the simulator must find them, and within how many seeds.
+/// Injected faults that the simulator must detect, each with the number of seeds it can take.
 const FAULTS: [(&str, u64); 5] = [
     ("actors::supervisor::free_slot=return", 60),
     ("simulate::keeper::forgets_a_line=return", 60),
@@ -38,13 +38,13 @@ pub(crate) fn run() -> ExitCode {
         trial("fault_63_a_jump_of_a_year_ends_removes_and_forgets_nothing", jumps),
     ];
     let mut arguments = libtest_mimic::Arguments::from_args();
-    // Defects are named places of the whole process.
+    // Failpoints are global to the process, so only one test runs at a time.
     arguments.test_threads = Some(1);
     runs::quiet();
     libtest_mimic::run(&arguments, trials).exit_code()
 }
 
-/// Prints what a proof says.
+/// Prints the result of a proof. Returns true if it passed.
 pub(crate) fn shown(name: &str, result: Result<String, String>) -> bool {
     match &result {
         Ok(figures) => println!("{name}: {figures}"),
@@ -94,7 +94,7 @@ fn at(millis: u64, turns: u64, what: Do) -> Step {
     Step { after: Duration::from_millis(millis), turns, what }
 }
 
-/// A schedule in which every request is `program`, with a time limit.
+/// Returns a schedule in which every request runs `program`, with a time limit.
 fn plain(seed: u64, program: &Program, limit: Option<Duration>, steps: Vec<Step>) -> Schedule {
     let request =
         |id: u64, content: u64| (vec![Program { content: id * 10 + content, ..program.clone() }], limit);
@@ -116,7 +116,7 @@ const fn quick(millis: u64) -> Program {
     Program { content: 0, lines: 1, millis, exit: 0, stubborn: false, dying: 2, left: 0 }
 }
 
-/// Cancels, finishes and time limits at random moments around the end of a process.
+/// Runs cancels, finishes and time limits at random moments around the end of a process.
 pub(crate) fn races(count: u64) -> Result<String, String> {
     let random = &mut Random::new(13);
     for race in 0..count {
@@ -138,12 +138,12 @@ pub(crate) fn races(count: u64) -> Result<String, String> {
     Ok(format!("{count} races"))
 }
 
-/// The job's actor dies of a cancel at random moments around the close. What the keeper has answered its successor and
-/// what it says next come in one piece.
+/// Kills the job's actor by a panic in a cancel, at random moments around the close of the log. The keeper's answer to
+/// the next actor and its following event arrive together.
 fn closings(count: u64) -> Result<String, String> {
     let random = &mut Random::new(59);
     for closing in 0..count {
-        // What it leaves is given a second before the log is closed.
+        // The left-over processes get a second before the log is closed.
         let program = Program { left: 2, ..quick(random.below(4)) };
         let steps = vec![
             at(0, 0, Do::Run { id: 0, content: 0, leaves: None }),
@@ -160,7 +160,7 @@ fn closings(count: u64) -> Result<String, String> {
     Ok(format!("{count} closings"))
 }
 
-/// Jobs that nobody follows or finishes.
+/// Runs jobs that nobody follows or finishes.
 pub(crate) fn abandoned(count: u64) -> Result<String, String> {
     let folder = runs::place();
     world::abandoned(&plain(1, &quick(1), None, Vec::new()), folder.path(), count)
@@ -172,7 +172,7 @@ fn jump(seconds: i64) -> Do {
 
 const YEAR: i64 = 31_536_000;
 
-/// A job of two hours with a limit of one: it ends at its limit, whatever happens to daemon and clock.
+/// Runs a job of two hours with a limit of one hour. It must end at its limit, whatever happens to daemon and clock.
 fn deadlines() -> Result<String, String> {
     let limit = Duration::from_hours(1);
     let minutes = |count: u64| count * 60_000;
@@ -197,7 +197,7 @@ fn deadlines() -> Result<String, String> {
     Ok("5 tables".into())
 }
 
-/// Jobs that run, wait and have ended, over jumps of a year and restarts between them.
+/// Running, waiting and ended jobs must survive clock jumps of a year with restarts in between.
 fn jumps() -> Result<String, String> {
     let run = |id: u64| at(1_000, 3, Do::Run { id, content: 0, leaves: None });
     let crash = at(1_000, 0, Do::DaemonDies { away: 2_000 });
@@ -209,7 +209,7 @@ fn jumps() -> Result<String, String> {
         }
         steps.push(at(0, 0, Do::Finish { id: 0, leaves: None }));
         steps.extend([at(2_000, 0, jump(first)), run(0), at(2_000, 0, jump(second)), crash.clone(), run(0)]);
-        // One slot: the second and the third job wait for more than half an hour.
+        // There is one slot, so the second and the third job wait for more than half an hour.
         let schedule = Schedule { max_running: 1, ..plain(63, &quick(1_800_000), None, steps) };
         check(&schedule)?;
     }

@@ -1,4 +1,4 @@
-//! Many runs: divided among processes, shortened if they fail, and recorded in the file of seeds.
+//! Runs many seeds: divides them among processes, shortens failing schedules, and records their seeds.
 
 use std::collections::hash_map::DefaultHasher;
 use std::fs;
@@ -12,10 +12,10 @@ use crate::arguments::Arguments;
 use crate::schedule::Schedule;
 use crate::world::{Verdict, play};
 
-/// Seeds of a run without a number.
+/// Default number of seeds.
 pub(crate) const SMALL: u64 = 300;
 
-/// Where seeds that failed once are kept.
+/// Returns the path of the file with seeds that once failed.
 fn kept_file() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/simulate/seeds.txt")
 }
@@ -33,7 +33,7 @@ fn keep(seed: u64, why: &str) {
     }
 }
 
-/// A folder in memory, if there is one.
+/// Makes a temporary folder, in memory if possible.
 pub(crate) fn place() -> tempfile::TempDir {
     let memory = Path::new("/dev/shm");
     let builder = tempfile::Builder::new();
@@ -54,19 +54,19 @@ pub(crate) fn run(schedule: &Schedule, fault: Option<&str>) -> Verdict {
     })
 }
 
-/// What a run looked like, in one number.
+/// Returns a hash of everything that a run showed.
 pub(crate) fn hash(verdict: &Verdict) -> u64 {
     let mut hasher = DefaultHasher::new();
     (&verdict.trace, &verdict.wrongs, verdict.passed).hash(&mut hasher);
     hasher.finish()
 }
 
-/// Defects are part of the play: what they print is not.
+/// Silences the messages of injected panics.
 pub(crate) fn quiet() {
     std::panic::set_hook(Box::new(|_| {}));
 }
 
-/// The shortest schedule found that still fails.
+/// Returns the shortest schedule found that still fails.
 pub(crate) fn shortened(schedule: &Schedule, fault: Option<&str>) -> Schedule {
     let fails = |schedule: &Schedule| !run(schedule, fault).wrongs.is_empty();
     let mut short = schedule.clone();
@@ -91,7 +91,7 @@ pub(crate) fn shortened(schedule: &Schedule, fault: Option<&str>) -> Schedule {
     short
 }
 
-/// Plays one seed and prints what was seen.
+/// Runs one seed and prints its trace.
 pub(crate) fn show(seed: u64, arguments: &Arguments) -> bool {
     quiet();
     let fault = arguments.fault.as_deref();
@@ -119,7 +119,7 @@ pub(crate) fn show(seed: u64, arguments: &Arguments) -> bool {
     verdict.wrongs.is_empty() && same
 }
 
-/// One of the processes: plays every so manieth seed, prints what fails.
+/// Worker process: runs every Nth seed and prints the failing ones.
 pub(crate) fn work(arguments: &Arguments) -> bool {
     quiet();
     let start = Instant::now();
@@ -188,7 +188,7 @@ fn start(arguments: &Arguments, from: u64, seeds: u64, stride: u64) -> Worker {
     Worker { child, reader }
 }
 
-/// All seeds that are asked for, those that failed once first.
+/// Runs all requested seeds, those that once failed first.
 pub(crate) fn all(arguments: &Arguments) -> bool {
     let begin = Instant::now();
     let cores = std::thread::available_parallelism().map_or(1, |n| n.get() as u64);

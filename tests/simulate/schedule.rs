@@ -1,17 +1,17 @@
-//! The schedule of one run: random events and their times, from a seed.
+//! The schedule of one run: random events and their times, derived from a seed.
 
 use std::time::Duration;
 
 use crate::program::Program;
 use crate::random::Random;
 
-/// Ids that the clients of a run use.
+/// Number of ids that the clients of a run use.
 pub(crate) const IDS: u64 = 5;
 
-/// Different requests that come under one id.
+/// Number of different requests for one id.
 pub(crate) const CONTENTS: u64 = 2;
 
-/// Places where a defect may strike, with the part of the daemon that dies of it.
+/// Failpoints at which a panic can be injected. The name tells which part of the daemon dies.
 pub(crate) const PANICS: [&str; 12] = [
     "actors::job::begin",
     "actors::job::cancel",
@@ -29,7 +29,7 @@ pub(crate) const PANICS: [&str; 12] = [
 
 #[derive(Clone, Debug)]
 pub(crate) enum Do {
-    /// A Run; the client leaves after so many turns of the scheduler.
+    /// Calls Run. With `leaves` the client gives up after this many turns of the scheduler.
     Run {
         id: u64,
         content: u64,
@@ -42,7 +42,7 @@ pub(crate) enum Do {
     Cancel {
         id: u64,
     },
-    /// Follows the log from a place in what is known of it; leaves after so many pieces.
+    /// Follows the log from a place in the part known so far. With `leaves` it gives up after this many pieces.
     Follow {
         id: u64,
         from: u64,
@@ -52,25 +52,25 @@ pub(crate) enum Do {
         id: u64,
     },
     KeeperDies,
-    /// `kill -9` of the daemon; the next one comes after this time.
+    /// Kills the daemon. The next one starts after this time in milliseconds.
     DaemonDies {
         away: u64,
     },
     BothDie {
         away: u64,
     },
-    /// The host starts again: another boot.
+    /// Restarts the host, with a new boot id.
     HostDies {
         away: u64,
     },
-    /// The wall clock jumps by so many seconds.
+    /// Moves the wall clock by this many seconds.
     Jump {
         seconds: i64,
     },
     Pause,
     Resume,
     MaxRunning(u64),
-    /// A defect waits at this place.
+    /// Injects a panic at this failpoint.
     Panic {
         at: &'static str,
     },
@@ -78,14 +78,14 @@ pub(crate) enum Do {
 
 #[derive(Clone, Debug)]
 pub(crate) struct Step {
-    /// Time before it.
+    /// Time to wait before the event.
     pub(crate) after: Duration,
-    /// Turns of the scheduler before it.
+    /// Turns of the scheduler to wait before the event.
     pub(crate) turns: u64,
     pub(crate) what: Do,
 }
 
-/// What a run is made of.
+/// Settings, requests and events of one run.
 #[derive(Clone, Debug)]
 pub(crate) struct Schedule {
     pub(crate) seed: u64,
@@ -96,7 +96,7 @@ pub(crate) struct Schedule {
     pub(crate) stale_after: Duration,
     pub(crate) runaway_after: Duration,
     pub(crate) queued_after: Duration,
-    /// What runs, by id and content; the job's time limit.
+    /// Programs and time limit of each request, by id and content.
     pub(crate) requests: Vec<Vec<(Vec<Program>, Option<Duration>)>>,
     pub(crate) steps: Vec<Step>,
 }
@@ -104,7 +104,7 @@ pub(crate) struct Schedule {
 impl Schedule {
     pub(crate) fn new(seed: u64) -> Self {
         let random = &mut Random::new(seed).fork(1);
-        // Some seeds know no deaths and some no defects: what goes wrong there is easier to understand.
+        // Some seeds have no deaths and some no panics. Their failures are easier to understand.
         let (deaths, defects) = (!random.one_in(3), random.one_in(3));
         let mut requests = Vec::new();
         for id in 0..IDS {
@@ -133,14 +133,14 @@ impl Schedule {
         }
     }
 
-    /// The same, cut off.
+    /// Returns the first `len` steps as a schedule.
     pub(crate) fn prefix(&self, len: usize) -> Self {
         let mut cut = self.clone();
         cut.steps.truncate(len);
         cut
     }
 
-    /// The same without one of its steps; the time that it took goes on passing.
+    /// Returns the schedule without one of its steps. The time of that step is kept.
     pub(crate) fn without(&self, at: usize) -> Self {
         let mut cut = self.clone();
         let removed = cut.steps.remove(at);

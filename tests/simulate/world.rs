@@ -1,7 +1,7 @@
-//! One run: the daemon's own actors on virtual time, a simulated keeper, and clients that follow the schedule.
+//! One run: the daemon's real actors on virtual time, a simulated keeper, and clients that follow the schedule.
 //!
-//! Everything runs in one thread; blocking work runs in its turn. A crash drops all tasks of the daemon at once and
-//! leaves the files on disk and the state of the keeper.
+//! Everything runs in one thread, including blocking work. A crash drops all tasks of the daemon at once. Files on disk
+//! and the state of the keeper remain.
 
 mod clients;
 mod closing;
@@ -34,10 +34,10 @@ use tokio::sync::mpsc;
 use tokio::task::{JoinHandle, LocalSet};
 use tokio::time::{Instant, sleep};
 
-/// When every run begins: 2030.
+/// Wall-clock time at which every run begins, in the year 2030.
 const DAWN: u64 = 1_893_456_000;
 
-/// A living daemon.
+/// A running daemon.
 pub(crate) struct Daemon {
     set: Rc<LocalSet>,
     driver: JoinHandle<()>,
@@ -59,21 +59,21 @@ pub(crate) struct World {
     pub(crate) oracle: Rc<RefCell<Oracle>>,
     account: Rc<RefCell<Account>>,
     wrongs: Wrongs,
-    /// A defect was to strike; it may strike later.
+    /// Failpoints with an injected panic, which can still strike.
     armed: Vec<&'static str>,
 }
 
-/// What one run came to.
+/// Result of one run.
 pub(crate) struct Verdict {
-    /// The first things that must not be.
+    /// The first violations.
     pub(crate) wrongs: Vec<String>,
-    /// What was seen, in order.
+    /// Trace of events, in order.
     pub(crate) trace: Vec<String>,
     /// Virtual time that passed.
     pub(crate) passed: Duration,
 }
 
-/// Plays a schedule in `folder`, which is empty.
+/// Runs a schedule in `folder`, which must be empty.
 pub(crate) fn play(schedule: &Schedule, folder: &Path) -> Verdict {
     let verdict = on_stage(schedule, folder, async |world| {
         world.play().await;
@@ -83,7 +83,7 @@ pub(crate) fn play(schedule: &Schedule, folder: &Path) -> Verdict {
     verdict.unwrap()
 }
 
-/// State and age of the first job of a schedule when it has ended by itself.
+/// Runs a schedule until its first job has ended by itself. Returns the job's state and age.
 pub(crate) fn first_end(schedule: &Schedule, folder: &Path) -> Result<(String, Duration), String> {
     on_stage(schedule, folder, async |world| {
         world.start().await;
@@ -106,7 +106,8 @@ pub(crate) fn first_end(schedule: &Schedule, folder: &Path) -> Result<(String, D
     })
 }
 
-/// Jobs that nobody follows or finishes: the reaper removes them, and their ids say when.
+/// Runs jobs that nobody follows or finishes. The reaper removes them, and the ids of finished jobs are remembered with
+/// their time.
 pub(crate) fn abandoned(schedule: &Schedule, folder: &Path, count: u64) -> Result<String, String> {
     on_stage(schedule, folder, async |world| {
         world.start().await;
@@ -119,7 +120,7 @@ pub(crate) fn abandoned(schedule: &Schedule, folder: &Path, count: u64) -> Resul
         for answer in join_all(runs).await {
             answer.map_err(|refusal| refusal.to_string())?;
         }
-        // The keeper takes them up at its own pace.
+        // The keeper needs its own time to run them.
         let begin = Instant::now();
         while daemon.jobs.all().iter().any(|job| job.end_time.is_none()) {
             sleep(Duration::from_secs(1)).await;
@@ -150,7 +151,7 @@ pub(crate) fn abandoned(schedule: &Schedule, folder: &Path, count: u64) -> Resul
     })
 }
 
-/// Does something in a world of its own.
+/// Runs `play` in a new world.
 fn on_stage<T>(
     schedule: &Schedule,
     folder: &Path,
@@ -172,7 +173,7 @@ fn on_stage<T>(
 }
 
 mod fail {
-    /// No place fails any more.
+    /// Disables all failpoints.
     pub(super) fn teardown_all() {
         for (name, _) in ::fail::list() {
             ::fail::remove(name);
@@ -243,7 +244,7 @@ impl World {
         self.wrongs.borrow_mut().push(text.into());
     }
 
-    /// Starts a daemon on what the last one left.
+    /// Starts a daemon on the files that the last one left.
     async fn start(&mut self) {
         let clock = Virtual {
             dawn: self.dawn,
@@ -294,7 +295,7 @@ impl World {
         self.observe();
     }
 
-    /// `kill -9`.
+    /// Kills the daemon, as `kill -9` does.
     async fn crash(&mut self) {
         let Some(Daemon { set, driver, jobs, ended }) = self.daemon.take() else { return };
         driver.abort();
@@ -311,7 +312,7 @@ impl World {
         }
     }
 
-    /// Looks at everything that can be seen without asking.
+    /// Passes the current state of all jobs to the oracle, without a call.
     fn observe(&self) {
         if let Some(daemon) = &self.daemon {
             self.oracle.borrow_mut().observe(&daemon.jobs.all());
@@ -325,7 +326,7 @@ impl World {
         }
     }
 
-    /// Lets time pass, with a look now and then.
+    /// Lets time pass, with an observation now and then.
     async fn pass(&self, mut time: Duration) {
         let mut look = Duration::from_millis(1);
         while !time.is_zero() {
@@ -354,7 +355,7 @@ impl World {
         self.close().await;
     }
 
-    /// The supervisor lives; one that a defect was to strike may have died of it, and the program with it.
+    /// Checks that the supervisor lives. If an injected panic has killed it, the whole daemon ends and is restarted.
     async fn check_alive(&mut self) {
         let Some(daemon) = &mut self.daemon else { return };
         let lives = matches!(daemon.ended.try_recv(), Err(tokio::sync::oneshot::error::TryRecvError::Empty));
@@ -401,7 +402,7 @@ impl World {
                 self.start().await;
             }
             Do::Jump { seconds } => {
-                // At most a year from the truth.
+                // The sum of all jumps is at most a year.
                 let year = 31_536_000;
                 self.jumped.set((self.jumped.get() + seconds).clamp(-year, year));
             }
@@ -440,7 +441,7 @@ pub(crate) fn job_id(id: u64) -> JobId {
     JobId::parse(&format!("job-{id}")).unwrap()
 }
 
-/// An answer in a few words.
+/// Returns a short form of an answer.
 pub(crate) fn words(answer: &Result<(), Refusal>) -> String {
     match answer {
         Ok(()) => "OK".into(),

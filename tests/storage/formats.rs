@@ -1,4 +1,4 @@
-//! State folders of every format (faults.md row 46).
+//! State folders in every released format (faults.md row 46).
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
@@ -9,8 +9,8 @@ use step_runner::journal::Reader;
 use step_runner::journal::event::{End, Event};
 use step_runner::pb::v1::State;
 
-/// The state folders that released versions wrote, as the daemon finds them after an upgrade. A copy has other inodes than
-/// the folder it was made of: those of the logs are put into the journals.
+/// Copies a state folder that a released version wrote, as the daemon finds it after an upgrade. The copied logs have
+/// other inodes than the originals, so the journals are changed to name these.
 fn golden(format: u32, into: &Path) {
     let from = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/golden/state-{format}"));
     copy(&from, into);

@@ -1,4 +1,4 @@
-//! Changes in the state folder by others (faults.md rows 29, 44).
+//! Changes that others make in the state folder (faults.md rows 29, 44).
 
 use std::process::Command;
 
@@ -9,7 +9,7 @@ use rustix::process::Signal;
 use step_runner::pb::v1::State;
 use tonic::Code;
 
-/// A job that prints on when `daemon.file("go")` is there, a follower that has its first line, and a job beside it.
+/// Starts a job that goes on once the file `go` exists, a follower that has received its first line, and another job.
 async fn followed(daemon: &Daemon) -> (Client, support::Follow) {
     let client = daemon.client().await;
     let go = wait_until_exists(&daemon.file("go"));
@@ -59,7 +59,7 @@ async fn fault_29_a_log_removed_or_replaced_is_data_loss_and_nothing_of_another_
         }
         refused(client.try_follow("1", 0).await.map(drop), Code::DataLoss, "data_loss");
         std::fs::write(daemon.file("go"), "").unwrap();
-        // Whoever had it open has the very file that the keeper writes.
+        // A follower that has the file open still reads the file that the keeper writes.
         let bytes = follow.rest().await.unwrap();
         let steps = String::from_utf8(logs::source(&bytes, "01O")).unwrap();
         assert_eq!(steps, format!("{}ready\n{}", numbered(2_000, ""), numbered(3_000, "")));
@@ -114,7 +114,7 @@ async fn fault_85_what_a_step_appends_to_its_log_and_results_reaches_no_follower
     let bytes = client.try_follow("1", 0).await.unwrap().rest().await.unwrap();
     assert!(contains(&bytes, "bytes that another process wrote"));
     assert_eq!(client.try_steps("1").await.unwrap().len(), 3);
-    // The file may grow behind its end, too.
+    // Another process can append to the file after its end, too.
     let mut file = std::fs::File::options().append(true).open(&log).unwrap();
     std::io::Write::write_all(&mut file, b"more\n").unwrap();
     for restarted in [false, true] {
@@ -174,6 +174,6 @@ async fn fault_44_foreign_and_huge_things_in_the_state_folder_never_stop_the_sta
     }
     refused(client.try_steps("steps").await, Code::DataLoss, "data_loss");
     assert!(peak(daemon.pid()) < 256 << 20, "{}", peak(daemon.pid()));
-    // A new job needs a keeper, and so all its names.
+    // A new job needs a new keeper, and with it all files of its name.
     assert_eq!(client.run_to_end("new", &script("echo new")).await.state(), State::Success);
 }

@@ -1,5 +1,5 @@
-//! Faults of the file system below the state folder, on real ones: small, full, without free inodes, and changed by
-//! others (faults.md rows 23–29, 44, 46).
+//! Faults of the file system below the state folder, on real file systems: small, full, without free inodes, and
+//! changed by others (faults.md rows 23–29, 44, 46).
 #![expect(clippy::unwrap_used, reason = "a broken scene fails the test")]
 
 mod formats;
@@ -14,13 +14,13 @@ use std::process::Command;
 
 use support::{Daemon, Setup, is_root, parts};
 
-/// A small file system in memory; unmounted when it is dropped, with what still runs on it.
+/// A small file system in memory. Dropped, it is unmounted, and processes that use it are ended.
 struct Small {
     dir: tempfile::TempDir,
 }
 
 impl Small {
-    /// With these mount options; `None` where nothing can be mounted.
+    /// Mounts it with these options. Returns `None` and skips `test` where that is not possible.
     fn mount(test: &str, options: &str) -> Option<Self> {
         if !is_root(test) {
             return None;
@@ -44,20 +44,20 @@ impl Small {
         assert!(Command::new("mount").args(["-o", &options]).arg(self.path()).status().unwrap().success());
     }
 
-    /// A daemon on it.
+    /// Starts a daemon on it.
     fn daemon(&self, setup: Setup) -> Daemon {
         setup.option("state-limit", "0").start_in(self.path())
     }
 
-    /// Fills it to the last byte.
+    /// Fills all its space.
     fn fill(&self) -> PathBuf {
         let ballast = self.path().join("ballast");
-        // Ends with an error: there is no space left.
+        // The copy ends with an error when there is no space left.
         std::io::copy(&mut std::io::repeat(1), &mut std::fs::File::create(&ballast).unwrap()).unwrap_err();
         ballast
     }
 
-    /// Makes files until there is room for none more.
+    /// Makes files until it has no free inode.
     fn fill_with_files(&self) {
         for number in 0.. {
             if std::fs::File::create(self.path().join(format!("file-{number}"))).is_err() {
@@ -77,12 +77,12 @@ impl Drop for Small {
     }
 }
 
-/// A loop that ends when `file` is there.
+/// Returns a shell loop that ends when `file` exists.
 fn wait_until_exists(file: &Path) -> String {
     format!("until [ -e {} ]; do sleep 0.02; done", file.display())
 }
 
-/// Most memory that a process ever had, in bytes.
+/// Returns the peak memory of a process in bytes.
 fn peak(pid: i32) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();

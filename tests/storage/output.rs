@@ -1,4 +1,4 @@
-//! More output than is allowed, or than the disk can take (faults.md rows 23, 24).
+//! More output than allowed, or than the disk can take (faults.md rows 23, 24).
 
 use crate::support::{Setup, logs, script, until};
 use crate::{Small, peak, wait_until_exists};
@@ -31,7 +31,8 @@ async fn fault_24_output_faster_than_the_disk_waits_in_its_pipe() {
     let daemon = small.daemon(Setup::new());
     let client = daemon.client().await;
     for n in 0..JOBS {
-        // More than the disk takes now, less than it takes later: what is ended then finds room for its end.
+        // More output than the disk takes now and less than after it has grown, so that the ends of the jobs can be
+        // recorded.
         let text =
             format!("echo ready; {}; head -c 4000000 /dev/zero; exec sleep 600", wait_until_exists(&go));
         client.run(&format!("job-{n}"), &text).await;
@@ -43,7 +44,7 @@ async fn fault_24_output_faster_than_the_disk_waits_in_its_pipe() {
         let bound = (32 << 20) + JOBS * (256 << 10);
         assert!(peak(pid) <= bound, "{name}: {} bytes of {bound}", peak(pid));
     }
-    // They wait and live; with space they can be ended as ever.
+    // The jobs wait. Once there is space they can be cancelled.
     assert!(client.jobs().await.iter().all(|job| job.state() == State::Running));
     small.remount("size=200m");
     for n in 0..JOBS {

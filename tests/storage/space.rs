@@ -30,7 +30,7 @@ async fn fault_25_output_waits_for_space_and_goes_on_when_there_is_some() {
     client.prints("silent", "ready").await;
     let ballast = small.fill();
     std::fs::write(&go, "").unwrap();
-    // The pipe is full and nobody reads it: the step cannot go on.
+    // The pipe is full and nobody reads it, so the step is blocked.
     let seen = client.log_so_far("waits").await;
     refused(client.try_run(request("new", &script("true"))).await, Code::ResourceExhausted, "disk_full");
     assert!(!done.exists());
@@ -59,7 +59,7 @@ async fn fault_86_a_full_disk_is_told_by_status_and_to_the_operator() {
     assert_eq!((status.state(), status.message.as_str()), (State::Running, FULL));
     support::until("the operator is told", || daemon.said().contains(FULL)).await;
     assert_eq!(daemon.said().matches(FULL).count(), 1);
-    // A daemon that comes later tells it as well.
+    // The next daemon reports it as well.
     daemon.kill();
     daemon.restart();
     let client = daemon.client().await;
@@ -101,7 +101,7 @@ async fn fault_26_without_room_for_files_a_job_is_refused_and_leaves_nothing() {
     let client = daemon.client().await;
     client.run_to_end("before", &script("echo served")).await;
     let folders = daemon.folders();
-    // Every number of free inodes below what a job needs.
+    // Tries every number of free inodes that is too small for a job.
     let mut files = Vec::new();
     let mut refusals = 0;
     for number in 0.. {
@@ -131,10 +131,10 @@ async fn fault_26_without_room_for_files_a_job_is_refused_and_leaves_nothing() {
     assert_eq!(client.run_to_end("after", &script("echo after")).await.state(), State::Success);
 }
 
-/// The job `1`, which has printed `ready` and ends with 7 once it is told to go on.
+/// The job `1`. It has printed `ready`, and exits with 7 once it is told to go on.
 struct Waiting {
     go: PathBuf,
-    /// On another file system than the one that gets full.
+    /// Not on the file system that gets full.
     _dir: TempDir,
 }
 
@@ -152,7 +152,7 @@ impl Waiting {
     }
 }
 
-/// What a file system has no room for.
+/// Resource that a file system has run out of.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Full {
     Bytes,
@@ -172,7 +172,7 @@ async fn fault_26_a_daemon_starts_again_on_a_full_disk_and_its_jobs_go_on() {
         daemon.kill();
         let reserve = daemon.state_dir().join("reserve");
         if has_reserve {
-            // Somebody has tidied up: it takes a file to listen again.
+            // The socket file was removed, so listening again needs a new file.
             std::fs::remove_file(&daemon.socket).unwrap();
         } else {
             std::fs::remove_file(&reserve).unwrap();
@@ -192,7 +192,7 @@ async fn fault_26_a_daemon_starts_again_on_a_full_disk_and_its_jobs_go_on() {
         let status = client.reaches("1", "its end", |status| status.finished).await;
         assert_eq!((status.state(), status.exit_code), (State::Failure, 7));
         assert_eq!(client.output("1").await, "ready\n");
-        // Nothing but Finish makes room now.
+        // Only Finish frees space now.
         for id in ["1", "old"] {
             client.finish(id).await;
         }
@@ -249,7 +249,7 @@ async fn fault_26_a_daemon_starts_where_its_ready_marker_finds_no_room() {
     assert_eq!(daemon.wait().unwrap().code(), Some(0));
 }
 
-/// Adds an event to a journal that makes it end with a block of the disk, so that the next one takes another.
+/// Appends an event that fills the last disk block of a journal, so that the next event needs a new block.
 fn fill_last_block(journal: &Path) {
     const BLOCK: usize = 4096;
     let mut lines = std::fs::read(journal).unwrap();

@@ -10,7 +10,7 @@ use step_runner::pb::v1::{self, RunRequest, Status};
 use tonic::Streaming;
 use tonic::transport::{Channel, Endpoint};
 
-/// A plain client on a connection of its own.
+/// A plain client with its own connection.
 #[derive(Clone)]
 pub(crate) struct Client {
     pub(crate) calls: StepRunnerClient<Channel>,
@@ -54,7 +54,7 @@ impl Client {
         self.try_status(id).await.unwrap()
     }
 
-    /// All jobs.
+    /// Returns the states of all jobs.
     pub(crate) async fn jobs(&self) -> Vec<Status> {
         let request = v1::StatusRequest { id: String::new() };
         patiently("Status", self.calls.clone().status(request)).await.unwrap().into_inner().jobs
@@ -88,12 +88,12 @@ impl Client {
         self.try_follow(id, offset).await.unwrap()
     }
 
-    /// The whole log, once the job has ended.
+    /// Returns the whole log, once the job has ended.
     pub(crate) async fn log(&self, id: &str) -> Vec<u8> {
         self.follow(id, 0).await.rest().await.unwrap()
     }
 
-    /// What the log of a job holds now, which may run.
+    /// Returns the current log of a job, which can still run.
     pub(crate) async fn log_so_far(&self, id: &str) -> Vec<u8> {
         let len = self.status(id).await.log_bytes as usize;
         let mut follow = self.follow(id, 0).await;
@@ -103,12 +103,12 @@ impl Client {
         follow.bytes
     }
 
-    /// What steps wrote to stdout.
+    /// Returns the stdout of the steps.
     pub(crate) async fn output(&self, id: &str) -> String {
         String::from_utf8(logs::source(&self.log(id).await, "01O")).unwrap()
     }
 
-    /// Follows the job to its end: what the end of the stream promises holds.
+    /// Follows the job to its end. Asserts that Status then agrees with the stream.
     pub(crate) async fn ended(&self, id: &str) -> Status {
         let log = self.log(id).await;
         let status = self.status(id).await;
@@ -124,7 +124,7 @@ impl Client {
         self.ended(id).await
     }
 
-    /// Waits for a state of the job.
+    /// Waits for a state of the job and returns it.
     pub(crate) async fn reaches(&self, id: &str, what: &str, reached: impl Fn(&Status) -> bool) -> Status {
         let start = Instant::now();
         loop {
@@ -153,7 +153,7 @@ impl Client {
         Ok(results)
     }
 
-    /// All results of an ended job; the last is the root.
+    /// Returns all results of an ended job. The last one is the root.
     pub(crate) async fn steps(&self, id: &str) -> Vec<v1::StepResult> {
         self.try_steps(id).await.unwrap()
     }
@@ -162,12 +162,12 @@ impl Client {
 /// A follower of a log.
 pub(crate) struct Follow {
     stream: Streaming<v1::FollowLogsResponse>,
-    /// What it has received.
+    /// Bytes received so far.
     pub(crate) bytes: Vec<u8>,
 }
 
 impl Follow {
-    /// The next piece; `None` at the end.
+    /// Receives the next message. Returns its length, or `None` at the end.
     pub(crate) async fn next(&mut self) -> Result<Option<usize>, tonic::Status> {
         let Some(message) = patiently("a piece of the log", self.stream.message()).await? else {
             return Ok(None);
@@ -190,7 +190,7 @@ impl Follow {
         }
     }
 
-    /// Everything to the end.
+    /// Reads to the end of the log. Returns all bytes.
     pub(crate) async fn rest(mut self) -> Result<Vec<u8>, tonic::Status> {
         while self.next().await?.is_some() {}
         Ok(self.bytes)

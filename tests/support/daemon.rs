@@ -1,4 +1,4 @@
-//! A daemon under test, with a folder of its own.
+//! A daemon under test, with its own folder.
 
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
@@ -11,11 +11,11 @@ use super::{PATIENCE, names, wait_for};
 use rustix::process::Signal;
 use step_runner::model::JobId;
 
-/// How a daemon under test is started.
+/// Settings for starting a daemon under test.
 pub(crate) struct Setup {
     pub(crate) options: Vec<String>,
     pub(crate) env: Vec<(String, String)>,
-    /// Program and arguments in front of the daemon's, such as `setpriv`.
+    /// Program and arguments to put before the daemon's command line, such as `setpriv`.
     pub(crate) wrapper: Vec<String>,
     pub(crate) program: PathBuf,
 }
@@ -45,13 +45,13 @@ impl Setup {
         self
     }
 
-    /// A copy of the program.
+    /// Runs this copy of the program.
     pub(crate) fn program(mut self, program: &Path) -> Self {
         program.clone_into(&mut self.program);
         self
     }
 
-    /// Starts it on a new folder.
+    /// Starts the daemon on a new folder.
     pub(crate) fn start(self) -> Daemon {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().to_owned();
@@ -60,7 +60,7 @@ impl Setup {
         daemon
     }
 
-    /// Starts it on the folder `dir`, which is the caller's.
+    /// Starts the daemon on the caller's folder `dir`.
     pub(crate) fn start_in(self, dir: &Path) -> Daemon {
         let socket = dir.join("s.sock");
         let running = Running::start(&self, &socket).unwrap_or_else(|said| panic!("no daemon: {said}"));
@@ -83,7 +83,7 @@ impl Setup {
         command
     }
 
-    /// Starts a daemon that is expected to refuse: how it ended.
+    /// Runs a daemon that must refuse to start. Returns its output.
     pub(crate) fn refused(self, socket: &Path) -> Output {
         self.command(socket).output().unwrap()
     }
@@ -95,14 +95,14 @@ struct Running {
 }
 
 impl Running {
-    /// Starts the daemon and waits for its ready marker; what it said if it ended before.
+    /// Starts the daemon and waits for its ready marker. The error is its stderr.
     fn start(setup: &Setup, socket: &Path) -> Result<Self, String> {
         let mut child = setup.command(socket).spawn().unwrap();
         let said = Arc::<Mutex<String>>::default();
         let (ready, marker) = mpsc::channel();
         let heard = Arc::clone(&said);
         let mut stderr = BufReader::new(child.stderr.take().unwrap());
-        // Ends when the daemon and its keeper have closed their ends.
+        // The thread ends when the daemon and its keeper have closed their ends of the pipe.
         std::thread::spawn(move || {
             let mut line = Vec::new();
             while stderr.read_until(b'\n', &mut line).is_ok_and(|n| n > 0) {
@@ -123,7 +123,7 @@ impl Running {
     }
 }
 
-/// A running daemon. Dropped, it is killed with everything it started.
+/// A running daemon. Dropped, it is killed with all its processes.
 pub(crate) struct Daemon {
     setup: Setup,
     running: Option<Running>,
@@ -141,17 +141,17 @@ impl Daemon {
         self.path.join("s.sock.state")
     }
 
-    /// Folder of the job `id`.
+    /// Returns the folder of the job `id`.
     pub(crate) fn folder(&self, id: &str) -> PathBuf {
         self.state_dir().join(format!("jobs/{}", JobId::parse(id).unwrap().key()))
     }
 
-    /// Names of the folders of jobs.
+    /// Returns the names of the folders of all jobs.
     pub(crate) fn folders(&self) -> Vec<String> {
         names(&self.state_dir().join("jobs"))
     }
 
-    /// A path for the use of steps.
+    /// Returns a path that steps can use.
     pub(crate) fn file(&self, name: &str) -> PathBuf {
         self.path.join(name)
     }
@@ -164,26 +164,26 @@ impl Daemon {
         keeper_pid(&self.state_dir())
     }
 
-    /// What the operator was told.
+    /// Returns the daemon's stderr so far.
     pub(crate) fn said(&self) -> String {
         self.running.as_ref().unwrap().said.lock().unwrap().clone()
     }
 
-    /// Kills the daemon as a crash would, and waits until it is gone.
+    /// Kills the daemon, as a crash would, and waits until it is gone.
     pub(crate) fn kill(&mut self) {
         let mut running = self.running.take().unwrap();
         running.child.kill().unwrap();
         running.child.wait().unwrap();
     }
 
-    /// Starts it again on the same folder.
+    /// Starts the daemon again on the same folder.
     pub(crate) fn restart(&mut self) {
         assert!(self.running.is_none());
         let running = Running::start(&self.setup, &self.socket);
         self.running = Some(running.unwrap_or_else(|said| panic!("no daemon: {said}")));
     }
 
-    /// The same with other options.
+    /// Starts the daemon again with other options.
     pub(crate) fn restart_with(&mut self, setup: Setup) {
         self.setup = setup;
         self.restart();
@@ -193,13 +193,13 @@ impl Daemon {
         kill(self.pid(), signal);
     }
 
-    /// Its exit code after it was told to end.
+    /// Waits for the daemon to end. Returns its exit code.
     pub(crate) fn wait(&mut self) -> Option<i32> {
         let mut running = self.running.take().unwrap();
         wait_for("the daemon's end", || running.child.try_wait().unwrap()).code()
     }
 
-    /// Ends it gently.
+    /// Ends the daemon with SIGTERM.
     pub(crate) fn stop(&mut self) {
         self.signal(Signal::TERM);
         assert_eq!(self.wait(), Some(0));
@@ -233,7 +233,7 @@ fn keeper_pid(state_dir: &Path) -> Option<i32> {
     let json = std::fs::read(state_dir.join("keeper.json")).ok()?;
     let json: serde_json::Value = serde_json::from_slice(&json).ok()?;
     let pid = find_pid(&json)?;
-    // Its number may be another's by now.
+    // The pid can belong to another process by now.
     let command = std::fs::read(format!("/proc/{pid}/cmdline")).ok()?;
     command.windows(6).any(|word| word == b"keeper").then_some(pid)
 }

@@ -1,4 +1,4 @@
-//! Writes HTTP/2 frame by frame, as no library would: for hostile clients.
+//! Writes single HTTP/2 frames, which no library would do. For hostile clients.
 
 #![allow(dead_code, reason = "each test program uses a part")]
 #![allow(clippy::allow_attributes, reason = "as above: `expect` would fail in a program that uses all")]
@@ -8,7 +8,7 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
 
-/// What a client says first.
+/// The HTTP/2 connection preface.
 pub(crate) const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
 /// Kinds of frames (RFC 9113 §6).
@@ -27,12 +27,12 @@ pub(crate) mod kind {
 pub(crate) const END_STREAM: u8 = 1;
 pub(crate) const END_HEADERS: u8 = 4;
 
-/// Largest payload of a frame that needs no leave.
+/// Largest payload of a frame that is always allowed.
 pub(crate) const MAX_FRAME: usize = 16 << 10;
 
 const HEADER: usize = 9;
 
-/// One frame.
+/// Encodes one frame.
 pub(crate) fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
     let length = u32::try_from(payload.len()).unwrap().to_be_bytes();
     let mut bytes = vec![length[1], length[2], length[3], kind, flags];
@@ -41,12 +41,12 @@ pub(crate) fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8>
     bytes
 }
 
-/// Payload of a SETTINGS frame.
+/// Encodes the payload of a SETTINGS frame.
 pub(crate) fn settings(values: &[(u16, u32)]) -> Vec<u8> {
     values.iter().flat_map(|(id, value)| [&id.to_be_bytes()[..], &value.to_be_bytes()].concat()).collect()
 }
 
-/// A header that no table remembers (RFC 7541 §6.2.2).
+/// Encodes a header field that is not added to a dynamic table (RFC 7541 §6.2.2).
 pub(crate) fn header(name: &[u8], value: &[u8]) -> Vec<u8> {
     let mut bytes = vec![0];
     for text in [name, value] {
@@ -68,7 +68,7 @@ pub(crate) fn header(name: &[u8], value: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// The headers of a call of ours.
+/// Encodes the headers of a call of our service.
 pub(crate) fn call_headers(method: &str) -> Vec<u8> {
     let path = format!("/steprunner.v1.StepRunner/{method}");
     [
@@ -82,7 +82,7 @@ pub(crate) fn call_headers(method: &str) -> Vec<u8> {
     .concat()
 }
 
-/// A message with its length before it.
+/// Encodes a gRPC message: a flag, its length, its bytes.
 pub(crate) fn message(bytes: &[u8]) -> Vec<u8> {
     let mut framed = vec![0];
     framed.extend_from_slice(&u32::try_from(bytes.len()).unwrap().to_be_bytes());
@@ -90,7 +90,7 @@ pub(crate) fn message(bytes: &[u8]) -> Vec<u8> {
     framed
 }
 
-/// HEADERS and DATA of a whole call on `stream`.
+/// Encodes HEADERS and DATA of a complete call on `stream`.
 pub(crate) fn call(stream: u32, method: &str, request: &[u8]) -> Vec<u8> {
     let mut bytes = frame(kind::HEADERS, END_HEADERS, stream, &call_headers(method));
     let message = message(request);
@@ -102,32 +102,32 @@ pub(crate) fn call(stream: u32, method: &str, request: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// A frame that came.
+/// A received frame.
 pub(crate) struct Frame {
     pub(crate) kind: u8,
     pub(crate) stream: u32,
-    /// END_STREAM is set.
+    /// True if END_STREAM is set.
     pub(crate) is_last: bool,
     pub(crate) payload: Vec<u8>,
 }
 
-/// A connection on which nothing happens by itself.
+/// A connection that sends nothing by itself.
 pub(crate) struct Wire {
     pub(crate) stream: UnixStream,
 }
 
 impl Wire {
-    /// Connects and says nothing.
+    /// Connects without sending anything.
     pub(crate) fn silent(socket: &Path) -> io::Result<Self> {
         Ok(Self { stream: UnixStream::connect(socket)? })
     }
 
-    /// Connects, with preface and settings.
+    /// Connects and sends preface and SETTINGS.
     pub(crate) fn open(socket: &Path) -> io::Result<Self> {
         Self::open_with(socket, &[])
     }
 
-    /// Connects, with preface and these settings.
+    /// Connects and sends the preface and these SETTINGS.
     pub(crate) fn open_with(socket: &Path, values: &[(u16, u32)]) -> io::Result<Self> {
         let mut wire = Self::silent(socket)?;
         wire.send(PREFACE)?;
@@ -135,7 +135,7 @@ impl Wire {
         Ok(wire)
     }
 
-    /// No write and no read blocks for longer: it fails with `WouldBlock`.
+    /// Sets timeouts: a longer read or write fails with `WouldBlock`.
     pub(crate) fn patience(&self, limit: Duration) -> io::Result<()> {
         self.stream.set_write_timeout(Some(limit))?;
         self.stream.set_read_timeout(Some(limit))
@@ -145,7 +145,7 @@ impl Wire {
         self.stream.write_all(bytes)
     }
 
-    /// The next frame; `None` when the daemon has closed its end.
+    /// Receives the next frame. Returns `None` when the daemon has closed its end.
     pub(crate) fn receive(&mut self) -> io::Result<Option<Frame>> {
         let mut head = [0; HEADER];
         match self.stream.read_exact(&mut head) {
@@ -160,7 +160,7 @@ impl Wire {
         Ok(Some(Frame { kind: head[3], stream, is_last: head[4] & END_STREAM != 0, payload }))
     }
 
-    /// Reads until the daemon ends the connection: the error code of its GOAWAY, if there was one.
+    /// Reads until the daemon ends the connection. Returns the error code of its GOAWAY, if there was one.
     pub(crate) fn farewell(&mut self) -> io::Result<Option<u32>> {
         let mut code = None;
         while let Some(frame) = self.receive()? {

@@ -1,5 +1,5 @@
-//! A real Git server on the loopback: Git's own `http-backend` behind HTTP, with credentials, counters and faults.
-//! Makes repositories with fixed authors and dates.
+//! A real Git server on the loopback: Git's own `http-backend` behind HTTP, with credentials, a record of requests, and
+//! faults. Makes repositories with fixed authors and dates.
 
 #![allow(dead_code, reason = "each test program uses a part")]
 #![allow(clippy::allow_attributes, reason = "as above: `expect` would fail in a program that uses all")]
@@ -26,52 +26,52 @@ use tokio::runtime::Runtime;
 
 use super::parts::skipped;
 
-/// What is wrong with the server.
+/// Fault of the server.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Trouble {
     /// Nothing.
     #[default]
     None,
-    /// It answers everything with this status.
+    /// Answers everything with this status.
     Status(u16),
-    /// It takes requests and never answers.
+    /// Accepts requests and never answers.
     Silent,
-    /// It stops in the middle of a pack and says nothing more.
+    /// Sends half of a pack, then nothing more.
     SilentPack,
-    /// The connection ends in the middle of a pack.
+    /// Cuts the connection in the middle of a pack.
     CutPack,
-    /// The connection ends in the middle of the list of references.
+    /// Cuts the connection in the middle of the list of references.
     CutList,
-    /// A byte in the middle of a pack is another one.
+    /// Changes a byte in the middle of a pack.
     DamagedPack,
-    /// It gives no pack for a wish for this commit, as servers do that give tips only.
+    /// Refuses a pack for this commit, as servers do that only serve the tips of branches.
     Refuses(String),
-    /// It answers with a page.
+    /// Answers with an HTML page.
     Page,
-    /// It answers with noise, with the content type of Git's protocol.
+    /// Answers with noise that has the content type of Git's protocol.
     Noise,
-    /// It sends everything below `/moved` to this address.
+    /// Redirects everything below `/moved` to this address.
     Redirect(String),
 }
 
-/// What came in.
+/// A received request.
 #[derive(Clone, Debug)]
 pub(crate) struct Seen {
     /// Path and query.
     pub(crate) target: String,
     /// Value of the header `Authorization`.
     pub(crate) authorization: Option<String>,
-    /// Whether a pack was sent.
+    /// True if the answer contained a pack.
     pub(crate) pack: bool,
 }
 
-/// How the server behaves, and what it saw.
+/// Configuration of the server, and its record of requests.
 #[derive(Default)]
 struct Shared {
     root: PathBuf,
-    /// User and password that it wants.
+    /// Required user and password.
     login: Mutex<Option<(String, String)>>,
-    /// Whether it does without version 2 of the protocol.
+    /// True if the server does not use version 2 of the protocol.
     old_protocol: Mutex<bool>,
     trouble: Mutex<Trouble>,
     seen: Mutex<Vec<Seen>>,
@@ -86,7 +86,7 @@ pub(crate) struct GitServer {
 }
 
 impl GitServer {
-    /// Starts one without repositories; `None`, said by name, where there is no `git`.
+    /// Starts a server without repositories. Without `git` it reports `test` as skipped and returns `None`.
     pub(crate) fn start(test: &str) -> Option<Self> {
         if Command::new("git")
             .arg("http-backend")
@@ -123,42 +123,42 @@ impl GitServer {
         Repository::new(self.folder.path().join(name), options)
     }
 
-    /// `127.0.0.1:PORT`.
+    /// Returns `127.0.0.1:PORT`.
     pub(crate) fn host(&self) -> String {
         self.address.to_string()
     }
 
-    /// Address of a repository.
+    /// Returns the address of a repository.
     pub(crate) fn url(&self, name: &str) -> String {
         format!("http://{}/{name}", self.address)
     }
 
-    /// As [`Self::url`], with this before the host.
+    /// Like [`Self::url`], with credentials before the host.
     pub(crate) fn url_as(&self, login: &str, name: &str) -> String {
         format!("http://{login}@{}/{name}", self.address)
     }
 
-    /// From now on only with this user and password.
+    /// Requires this user and password from now on.
     pub(crate) fn require(&self, user: &str, password: &str) {
         *self.shared.login.lock().unwrap() = Some((user.to_owned(), password.to_owned()));
     }
 
-    /// From now on without version 2 of the protocol.
+    /// Does not use version 2 of the protocol from now on.
     pub(crate) fn use_old_protocol(&self) {
         *self.shared.old_protocol.lock().unwrap() = true;
     }
 
-    /// From now on with this trouble.
+    /// Sets the fault of the server from now on.
     pub(crate) fn trouble(&self, trouble: Trouble) {
         *self.shared.trouble.lock().unwrap() = trouble;
     }
 
-    /// What came in since the last call.
+    /// Returns the requests received since the last call.
     pub(crate) fn seen(&self) -> Vec<Seen> {
         std::mem::take(&mut *self.shared.seen.lock().unwrap())
     }
 
-    /// Packs sent since the last call of this or [`Self::seen`].
+    /// Returns the number of packs sent since the last call of this or [`Self::seen`].
     pub(crate) fn packs(&self) -> usize {
         self.seen().iter().filter(|seen| seen.pack).count()
     }
@@ -166,7 +166,7 @@ impl GitServer {
 
 impl Drop for GitServer {
     fn drop(&mut self) {
-        // A request that is never answered must not hold up the end.
+        // A request that is never answered must not delay the end.
         if let Some(runtime) = self.runtime.take() {
             runtime.shutdown_background();
         }
@@ -234,7 +234,7 @@ fn plain(status: StatusCode, text: &'static str) -> Response {
     Response::builder().status(status).header(CONTENT_TYPE, "text/html").body(Body::from(text)).unwrap()
 }
 
-/// An answer's body, spoilt as the trouble says; `pack` is where a pack begins.
+/// Returns the body of an answer, changed as the fault requires. `pack` is the offset of the pack.
 fn troubled(mut body: Vec<u8>, pack: Option<usize>, trouble: &Trouble) -> Body {
     let middle = pack.map(|begin| begin + (body.len() - begin) / 2);
     let begin = |body: Vec<u8>, at: usize| {
@@ -270,7 +270,7 @@ impl Shared {
         })
     }
 
-    /// Runs Git's program for one request: status, content type, body.
+    /// Runs Git's `http-backend` for one request. Returns status, content type and body.
     fn run(
         &self,
         (method, path, query): &(String, String, String),
@@ -304,7 +304,7 @@ impl Shared {
     }
 }
 
-/// `git` in `folder`, the same on every machine.
+/// Returns a `git` command in `folder` that works the same on every machine.
 fn git(folder: &Path) -> Command {
     let mut command = Command::new("git");
     for (name, _) in std::env::vars_os() {
@@ -327,7 +327,7 @@ fn git(folder: &Path) -> Command {
     command
 }
 
-/// What a command says, given `input`.
+/// Runs a command with `input`. Returns its stdout.
 fn run(mut command: Command, input: &[u8]) -> Vec<u8> {
     let mut child =
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
@@ -352,12 +352,12 @@ impl Repository {
         repository
     }
 
-    /// Runs `git`; what it says, without the end of the line.
+    /// Runs `git`. Returns its output without the final line feed.
     pub(crate) fn git(&self, arguments: &[&str]) -> String {
         self.git_with(arguments, "")
     }
 
-    /// As [`Self::git`] with this on standard input.
+    /// Like [`Self::git`], with this standard input.
     pub(crate) fn git_with(&self, arguments: &[&str], input: &str) -> String {
         let mut command = git(&self.folder);
         command.args(arguments).stderr(Stdio::inherit());
@@ -378,7 +378,7 @@ impl Repository {
         self
     }
 
-    /// Makes a link in the work tree.
+    /// Makes a symlink in the work tree.
     pub(crate) fn link(&self, path: &str, target: &str) -> &Self {
         let path = self.folder.join(path);
         fs::create_dir_all(path.parent().unwrap()).unwrap();
@@ -386,24 +386,24 @@ impl Repository {
         self
     }
 
-    /// Commits the work tree; the commit's hash.
+    /// Commits the work tree. Returns the commit's hash.
     pub(crate) fn commit(&self, message: &str) -> String {
         self.git(&["add", "-A"]);
         self.git(&["commit", "-q", "--allow-empty", "-m", message]);
         self.git(&["rev-parse", "HEAD"])
     }
 
-    /// Writes a commit of this tree that no reference names; its hash.
+    /// Writes a commit of this tree without a reference to it. Returns its hash.
     pub(crate) fn commit_of_tree(&self, tree: &str) -> String {
         self.git(&["commit-tree", tree, "-m", "made"])
     }
 
-    /// Writes a tree from lines as `git ls-tree` has them; its hash.
+    /// Writes a tree from lines in the format of `git ls-tree`. Returns its hash.
     pub(crate) fn tree(&self, lines: &str) -> String {
         self.git_with(&["mktree", "--missing"], lines)
     }
 
-    /// Writes a file's content; its hash.
+    /// Writes the content of a file. Returns its hash.
     pub(crate) fn blob(&self, content: &str) -> String {
         self.git_with(&["hash-object", "-w", "--stdin"], content)
     }

@@ -5,16 +5,16 @@ use std::collections::BTreeMap;
 /// A path from the root of the crate, such as `["model", "JobId"]`.
 pub(crate) type CratePath = Vec<String>;
 
-/// Paths of the crate that a file names.
+/// Paths in the crate that a file names.
 #[derive(Debug, Default)]
 pub(crate) struct Imports {
-    /// All of them.
+    /// All paths.
     pub(crate) named: Vec<CratePath>,
-    /// Names that the file exports for others, and what they stand for.
+    /// Names that the file re-exports, with their original paths.
     pub(crate) exported: Vec<(CratePath, CratePath)>,
 }
 
-/// Code without comments, texts, and what is compiled for tests only.
+/// A token of code. Comments, literals and test-only code are skipped.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Token {
     Word(String),
@@ -23,7 +23,7 @@ enum Token {
     Path,
 }
 
-/// Reads a file whose module is `module`.
+/// Returns the imports of a file whose module is `module`.
 pub(crate) fn of(module: &[&str], text: &str) -> Imports {
     let tokens = without_tests(&tokens(text));
     let mut imports = Imports::default();
@@ -91,7 +91,7 @@ pub(crate) fn origin(path: &[String], exported: &BTreeMap<CratePath, CratePath>)
     path
 }
 
-/// `pub` or `pub(…)` stands before the token.
+/// True if `pub` or `pub(…)` stands before the token.
 fn is_public(tokens: &[Token], at: usize) -> bool {
     let before = &tokens[..at];
     let before = if before.last() == Some(&Token::Sign(')')) {
@@ -102,7 +102,7 @@ fn is_public(tokens: &[Token], at: usize) -> bool {
     before.last() == Some(&Token::Word("pub".to_owned()))
 }
 
-/// Reads a `use` tree; each path comes with the name it gets here. Returns where the tree ends.
+/// Reads a `use` tree. Each path comes with its name in this file. Returns the position behind the tree.
 fn tree(
     tokens: &[Token],
     mut at: usize,
@@ -142,7 +142,7 @@ fn tree(
     }
 }
 
-/// A path of the crate; `None` for one of another crate or of a name that was imported.
+/// Resolves a path to one in the crate. Returns `None` for other crates and for imported names.
 fn resolve(here: &[String], path: &[String]) -> Option<CratePath> {
     let (mut base, mut rest) = match path.first()?.as_str() {
         "crate" => (Vec::new(), &path[1..]),
@@ -226,7 +226,7 @@ fn tokens(text: &str) -> Vec<Token> {
     found
 }
 
-/// The text from byte `at` on.
+/// Returns the text from byte `at` on.
 fn from(text: &str, at: usize) -> &str {
     text.get(at..).unwrap()
 }

@@ -2,7 +2,7 @@
 
 use step_runner::log::line::{Entry, Joiner};
 
-/// The entries of a log: header and body, without the line feed. Every line must be one.
+/// Returns the entries of a log, each as header and body without the line feed. Asserts that every line is an entry.
 pub(crate) fn entries(log: &[u8]) -> Vec<(&[u8], &[u8])> {
     assert!(log.is_empty() || log.ends_with(b"\n"), "the log ends within a line");
     let mut lines: Vec<&[u8]> = log.split(|&byte| byte == b'\n').collect();
@@ -18,7 +18,7 @@ pub(crate) fn entries(log: &[u8]) -> Vec<(&[u8], &[u8])> {
         .collect()
 }
 
-/// What the source `01O`, `01E`, `00O` or `00E` wrote. The line feed at its end may be the formatter's.
+/// Returns what the source `01O`, `01E`, `00O` or `00E` wrote. The last line feed can be added by the formatter.
 pub(crate) fn source(log: &[u8], source: &str) -> Vec<u8> {
     let mut joiner = Joiner::new();
     let mut written = Vec::new();
@@ -33,7 +33,7 @@ pub(crate) fn source(log: &[u8], source: &str) -> Vec<u8> {
     written
 }
 
-/// The daemon's own lines, `00O` and `00E`, as text.
+/// Returns the daemon's own lines, `00O` and `00E`, as text.
 pub(crate) fn daemon_lines(log: &[u8]) -> Vec<String> {
     let own = entries(log).into_iter().filter(|(header, _)| header[28..30] == *b"00");
     own.map(|(_, body)| String::from_utf8_lossy(body).into_owned()).collect()

@@ -1,4 +1,4 @@
-//! A file system on a loop device of our own, with a power cut: data that was not on the disk is lost.
+//! A file system on a new loop device, with simulated power cuts: data that was not on the disk is lost.
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Write};
@@ -7,10 +7,11 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::time::Duration;
 
-/// What went wrong, for people.
+/// Result with an error message.
 type Check<T = ()> = Result<T, String>;
 
-/// Attempts to unmount while something still ends that uses the file system; a hundredth of a second each.
+/// Number of attempts to unmount, a hundredth of a second apart. Processes that use the file system can still be
+/// ending.
 const ATTEMPTS: u32 = 3_000;
 
 /// Bytes of the image, which is sparse.
@@ -19,8 +20,8 @@ const SIZE: u64 = 256 << 20;
 /// Major number of loop devices.
 const LOOP: u32 = 7;
 
-/// Calls `FS_IOC_SHUTDOWN` without flushing the journal: unwritten data of the kernel stays unwritten. Waits for a line
-/// first, so that the cut itself takes no time. The device was checked to be ours; it is checked once more.
+/// Script that calls `FS_IOC_SHUTDOWN` without flushing the journal, so that the kernel's unwritten data is lost. It
+/// first waits for a line, so that the cut itself takes no time. It checks again that the device is a loop device.
 const CUTTER: &str = r#"
 import fcntl, os, struct, sys
 folder = os.open(sys.argv[1], os.O_RDONLY | os.O_DIRECTORY)
@@ -31,7 +32,7 @@ if sys.stdin.readline():
     print("cut", flush=True)
 "#;
 
-/// The part of the machine that is missing, if one is.
+/// Returns the name of a part that this machine lacks, if there is one.
 pub(crate) fn missing_part() -> Option<&'static str> {
     if !rustix::process::geteuid().is_root() {
         return Some("root");
@@ -48,7 +49,7 @@ pub(crate) fn missing_part() -> Option<&'static str> {
     if works("losetup", &["--find"]) { None } else { Some("loop device") }
 }
 
-/// The file system. Dropped, it is unmounted and its loop device is freed, whatever still uses it.
+/// The file system. Dropped, it is unmounted and its loop device is freed, even if it is still used.
 pub(crate) struct LoopDisk {
     device: PathBuf,
     at: PathBuf,
@@ -63,7 +64,7 @@ struct Cutter {
 }
 
 impl LoopDisk {
-    /// Makes one and mounts it at the new folder `at`.
+    /// Makes a file system and mounts it at the new folder `at`.
     pub(crate) fn new(at: &Path) -> Check<Self> {
         let folder = Path::new("/dev/shm");
         let mut image = tempfile::Builder::new();
@@ -83,7 +84,7 @@ impl LoopDisk {
         Ok(disk)
     }
 
-    /// Mounts it; after a cut the file system recovers what its journal tells.
+    /// Mounts it. After a cut the file system first replays its journal.
     pub(crate) fn mount(&mut self) -> Check {
         let (device, at) = (text(&self.device), text(&self.at));
         output("mount", &["-t", "ext4", &device, &at])?;
@@ -91,7 +92,7 @@ impl LoopDisk {
             if self.is_alive() {
                 break;
             }
-            // Somebody's mount namespace holds the dead file system still, and we were given it again.
+            // Another mount namespace still holds the dead file system, so the kernel has mounted that one again.
             output("umount", &[&at])?;
             std::thread::sleep(Duration::from_millis(10));
             output("mount", &["-t", "ext4", &device, &at])?;
@@ -120,7 +121,7 @@ impl LoopDisk {
         fs::write(&probe, "").and_then(|()| fs::remove_file(&probe)).is_ok()
     }
 
-    /// The power is cut.
+    /// Cuts the power.
     pub(crate) fn cut(&mut self) -> Check {
         let mut cutter = self.cutter.take().ok_or("not mounted")?;
         cutter.stdin.write_all(b"\n").map_err(|error| error.to_string())?;
@@ -129,7 +130,7 @@ impl LoopDisk {
         Ok(())
     }
 
-    /// Unmounts it when nothing uses it any more.
+    /// Unmounts it once nothing uses it any more.
     pub(crate) fn unmount(&mut self) -> Check {
         self.cutter = None;
         let at = text(&self.at);

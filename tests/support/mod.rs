@@ -1,6 +1,6 @@
-//! A daemon under test, with a folder of its own, and a client that speaks plain gRPC to it, without retries.
+//! A daemon under test with its own folder, and a client that speaks plain gRPC to it, without retries.
 //!
-//! Nothing here sleeps for a fixed time: everything waits for a state, at most for [`PATIENCE`].
+//! Nothing here sleeps for a fixed time. Everything waits for a state, at most for [`PATIENCE`].
 
 #![allow(dead_code, reason = "each test program uses a part")]
 #![allow(unused_imports, reason = "as above")]
@@ -28,13 +28,13 @@ use step_runner::pb::details;
 use step_runner::pb::v1::{RunRequest, State, Status};
 use tonic::Code;
 
-/// Nothing takes so long, however loaded the machine is.
+/// Longest wait for anything. It is never needed, even on a loaded machine.
 pub(crate) const PATIENCE: Duration = Duration::from_mins(1);
 
-/// What does not wait for something else is over by then; what it must not wait for takes ten minutes in these tests.
+/// Bound for things that must not wait for something else. In these tests that something takes ten minutes.
 pub(crate) const SOON: Duration = Duration::from_secs(20);
 
-/// Asks `state` again and again until it gives something.
+/// Calls `state` repeatedly until it returns a value.
 pub(crate) fn wait_for<T>(what: &str, mut state: impl FnMut() -> Option<T>) -> T {
     let start = Instant::now();
     loop {
@@ -46,7 +46,7 @@ pub(crate) fn wait_for<T>(what: &str, mut state: impl FnMut() -> Option<T>) -> T
     }
 }
 
-/// As [`wait_for`] for a condition, inside a runtime.
+/// Like [`wait_for`] for a condition, inside a runtime.
 pub(crate) async fn until(what: &str, mut holds: impl FnMut() -> bool) {
     let start = Instant::now();
     while !holds() {
@@ -55,12 +55,12 @@ pub(crate) async fn until(what: &str, mut holds: impl FnMut() -> bool) {
     }
 }
 
-/// What `work` gives, within [`PATIENCE`].
+/// Returns the result of `work`, which must come within [`PATIENCE`].
 pub(crate) async fn patiently<T>(what: &str, work: impl Future<Output = T>) -> T {
     tokio::time::timeout(PATIENCE, work).await.unwrap_or_else(|_| panic!("waited too long for {what}"))
 }
 
-/// Whether the tests run as root; else says that `test` is skipped.
+/// True if the tests run as root. Otherwise reports `test` as skipped.
 pub(crate) fn is_root(test: &str) -> bool {
     let root = rustix::process::geteuid().is_root();
     if !root {
@@ -69,7 +69,7 @@ pub(crate) fn is_root(test: &str) -> bool {
     root
 }
 
-/// Sorted names in a folder.
+/// Returns the sorted names in a folder.
 pub(crate) fn names(folder: &Path) -> Vec<String> {
     let mut names: Vec<String> = std::fs::read_dir(folder)
         .map(|entries| entries.flatten().map(|e| e.file_name().to_string_lossy().into_owned()).collect())
@@ -78,7 +78,7 @@ pub(crate) fn names(folder: &Path) -> Vec<String> {
     names
 }
 
-/// Every file below `folder` with its content: what must not change. What goes meanwhile is left out.
+/// Returns every file below `folder` with its content, for comparison. Files that vanish meanwhile are left out.
 pub(crate) fn tree(folder: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
     let mut all = BTreeMap::new();
     let mut folders = vec![folder.to_owned()];
@@ -99,7 +99,7 @@ pub(crate) fn tree(folder: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
     all
 }
 
-/// `None` for what is gone.
+/// Returns `None` if the file is gone.
 fn there<T>(found: std::io::Result<T>) -> Option<T> {
     match found {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => None,
@@ -107,24 +107,24 @@ fn there<T>(found: std::io::Result<T>) -> Option<T> {
     }
 }
 
-/// A request with these steps.
+/// Returns a request with these steps.
 pub(crate) fn request(id: &str, steps: &str) -> RunRequest {
     RunRequest { id: id.to_owned(), steps: steps.to_owned(), ..RunRequest::default() }
 }
 
-/// Steps with one script.
+/// Returns a list with one script step.
 pub(crate) fn script(text: &str) -> String {
     scripts(&[("s", text)])
 }
 
-/// Steps with several scripts, each with its name.
+/// Returns steps with several scripts, each with its name.
 pub(crate) fn scripts(scripts: &[(&str, &str)]) -> String {
     let steps: Vec<_> =
         scripts.iter().map(|(name, text)| serde_json::json!({"name": name, "script": text})).collect();
     serde_json::to_string(&steps).unwrap()
 }
 
-/// Steps with one function that runs `command` itself, without a shell.
+/// Returns steps with one function that runs `command` without a shell.
 pub(crate) fn exec(daemon: &Daemon, name: &str, command: &[&str]) -> String {
     let folder = daemon.file(name);
     std::fs::create_dir_all(&folder).unwrap();
@@ -133,7 +133,7 @@ pub(crate) fn exec(daemon: &Daemon, name: &str, command: &[&str]) -> String {
     serde_json::json!([{"name": name, "func": folder}]).to_string()
 }
 
-/// Asserts that a call was refused with this code and reason; the text after the reason.
+/// Asserts that a call was refused with this code and reason. Returns the text after the reason.
 #[track_caller]
 pub(crate) fn refused<T>(result: Result<T, tonic::Status>, code: Code, reason: &str) -> String {
     let Err(status) = result else { panic!("not refused, expected {reason}") };
@@ -146,7 +146,7 @@ pub(crate) fn refused<T>(result: Result<T, tonic::Status>, code: Code, reason: &
     }
 }
 
-/// The numbers from 1 to `last`, each on a line with `after` behind it.
+/// Returns the numbers from 1 to `last`, each on a line with `after` behind it.
 pub(crate) fn numbered(last: u32, after: &str) -> String {
     let mut lines = String::new();
     for number in 1..=last {

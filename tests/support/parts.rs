@@ -6,11 +6,11 @@
     reason = "in a test program that may print everywhere `expect` would fail"
 )]
 
-/// What a machine has or has not: no package brings it.
+/// Parts that cannot be installed as a package.
 const OF_THE_MACHINE: &[&str] = &["loop device", "permission to mount"];
 
-/// Says that `test` was not made for want of a part. With `STEP_RUNNER_REQUIRE_PARTS` in the environment, as in the
-/// gate, it has failed, unless the part cannot be installed.
+/// Reports `test` as skipped because a part is missing. With `STEP_RUNNER_REQUIRE_PARTS` set, as in the gate, it fails
+/// instead, unless the part cannot be installed.
 pub(crate) fn skipped(test: &str, part: &str) {
     let required = std::env::var_os("STEP_RUNNER_REQUIRE_PARTS").is_some() && !OF_THE_MACHINE.contains(&part);
     assert!(!required, "{test}: no {part}, and STEP_RUNNER_REQUIRE_PARTS is set");

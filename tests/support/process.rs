@@ -11,13 +11,14 @@ pub(crate) fn kill(pid: i32, signal: Signal) {
     rustix::process::kill_process(Pid::from_raw(pid).unwrap(), signal).ok();
 }
 
-/// The process exists and is no zombie.
+/// True if the process exists and is no zombie.
 pub(crate) fn is_alive(pid: i32) -> bool {
     std::fs::read_to_string(format!("/proc/{pid}/stat"))
         .is_ok_and(|stat| !stat.rsplit(')').next().is_some_and(|rest| rest.starts_with(" Z")))
 }
 
-/// What `read` gives while the process `pid` does nothing at all: what it began is done, as far as it waits for nobody.
+/// Returns the result of `read`, called while the process `pid` does nothing. The process has then done all it can
+/// without input from others.
 pub(crate) fn at_rest<T>(pid: i32, mut read: impl FnMut() -> T) -> T {
     wait_for(&format!("process {pid} to rest"), || {
         let before = asleep(pid)?;
@@ -26,8 +27,8 @@ pub(crate) fn at_rest<T>(pid: i32, mut read: impl FnMut() -> T) -> T {
     })
 }
 
-/// For each thread how often it has run, if all of them sleep: if two looks give the same, none has run from the end of
-/// the first to the begin of the second.
+/// Returns how often each thread has run, or `None` if one does not sleep. If two calls return the same, no thread has
+/// run between the end of the first call and the begin of the second.
 fn asleep(pid: i32) -> Option<Vec<(OsString, u64)>> {
     let look = |thread: std::fs::DirEntry| {
         let status = std::fs::read_to_string(thread.path().join("status")).ok()?;
@@ -40,7 +41,7 @@ fn asleep(pid: i32) -> Option<Vec<(OsString, u64)>> {
     std::fs::read_dir(format!("/proc/{pid}/task")).unwrap().flatten().map(look).collect()
 }
 
-/// A `sleep` that no test outlasts, of a length of its own: nothing else on the machine has such a process.
+/// A `sleep` of a unique length that outlasts every test, so that its processes can be found.
 #[derive(Clone, Copy)]
 pub(crate) struct OwnSleep(u64);
 
@@ -51,20 +52,20 @@ impl OwnSleep {
         Self((u64::from(std::process::id()) + 1_000) * 1_000 + number)
     }
 
-    /// Those that live.
+    /// Returns its living processes.
     pub(crate) fn processes(self) -> Vec<i32> {
         processes_with(&format!("sleep\0{}\0", self.0))
     }
 }
 
-/// The command.
+/// Formats the command.
 impl fmt::Display for OwnSleep {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "sleep {}", self.0)
     }
 }
 
-/// Processes whose command line holds `mark`; words of it end with NUL.
+/// Returns the processes whose command line contains `mark`. Its words end with NUL.
 pub(crate) fn processes_with(mark: &str) -> Vec<i32> {
     let pids = std::fs::read_dir("/proc").unwrap().flatten();
     pids.filter_map(|entry| entry.file_name().to_str()?.parse().ok())

@@ -22,29 +22,29 @@ pub(crate) const STEP_LAYER: &str = "application/vnd.gitlab.step.layer.v1.tar+zs
 pub(crate) const GZIP_LAYER: &str = "application/vnd.oci.image.layer.v1.tar+gzip";
 pub(crate) const PLAIN_LAYER: &str = "application/vnd.oci.image.layer.v1.tar";
 
-/// User and password of a registry that asks for them.
+/// User and password of the protected registry.
 pub(crate) const USER: &str = "user";
 pub(crate) const PASSWORD: &str = "secret";
 
-/// The line of `htpasswd -nbB user secret`.
+/// Output of `htpasswd -nbB user secret`.
 const HTPASSWD: &str = "user:$2y$05$/aai2uTYY2q9L7m6u7ZP8eQS6kM5CDyb9zgq8uTzuVhpDAqezNwju\n";
 
-/// A running `docker-registry` on loopback with a store of its own.
+/// A running `docker-registry` on the loopback with its own store.
 pub(crate) struct DockerRegistry {
     child: Child,
-    /// `127.0.0.1:port`.
+    /// The registry's address, `127.0.0.1:port`.
     pub(crate) address: String,
     docker_config: Option<String>,
     _dir: tempfile::TempDir,
 }
 
 impl DockerRegistry {
-    /// Starts one; `None`, with a word about it, where the program is absent.
+    /// Starts a registry. Returns `None` and reports that if the program is missing.
     pub(crate) fn start() -> Option<Self> {
         Self::start_as(false)
     }
 
-    /// One that asks for [`USER`] and [`PASSWORD`].
+    /// Starts a registry that requires [`USER`] and [`PASSWORD`].
     pub(crate) fn start_protected() -> Option<Self> {
         Self::start_as(true)
     }
@@ -76,7 +76,7 @@ impl DockerRegistry {
         };
         let said = BufReader::new(child.stderr.take().unwrap());
         let (sender, ready) = mpsc::channel();
-        // Reads on to the end: the registry must not block on what it says.
+        // Reads its output to the end, so that the registry never blocks on a full pipe.
         std::thread::spawn(move || {
             for line in said.lines().map_while(Result::ok) {
                 let Ok(line) = serde_json::from_str::<Value>(&line) else { continue };
@@ -91,7 +91,7 @@ impl DockerRegistry {
         Some(Self { child, address, docker_config, _dir: dir })
     }
 
-    /// Puts an image of these layers, each media type and bytes, there as `repository:tag`: its digest.
+    /// Pushes an image of these layers, each with media type and content, as `repository:tag`. Returns its digest.
     pub(crate) fn push(&self, repository: &str, tag: &str, layers: &[(&str, Vec<u8>)]) -> String {
         self.in_repository(repository, async |registry| {
             let mut descriptors = Vec::new();
@@ -110,7 +110,7 @@ impl DockerRegistry {
         })
     }
 
-    /// Puts an index there that names a manifest for each platform (`os/architecture[/variant]`).
+    /// Pushes an index that names a manifest for each platform (`os/architecture[/variant]`).
     pub(crate) fn push_index(&self, repository: &str, tag: &str, images: &[(&str, String)]) -> String {
         self.in_repository(repository, async |registry| {
             let mut entries = Vec::new();
@@ -150,7 +150,7 @@ impl Drop for DockerRegistry {
     }
 }
 
-/// Puts a blob there unless it is there: its digest.
+/// Pushes a blob unless it exists. Returns its digest.
 async fn push_blob(registry: &mut Registry, content: &[u8]) -> String {
     let (digest, size) = (digest_of(content), content.len() as i64);
     if !registry.has_blob(&digest).await.unwrap() {
@@ -170,15 +170,14 @@ async fn put(registry: &Registry, tag: &str, content: &Value, media_type: &'stat
     digest
 }
 
-/// `DOCKER_AUTH_CONFIG` with one entry.
+/// Returns a `DOCKER_AUTH_CONFIG` with one entry.
 pub(crate) fn docker_config(key: &str, user: &str, password: &str) -> String {
     json!({"auths": {key: {"username": user, "password": password}}}).to_string()
 }
 
-/// A server that answers each request, given as its head, with the bytes that `script` makes, and closes the
-/// connection.
+/// A server that answers each request with the bytes that `script` returns for its head, then closes the connection.
 pub(crate) struct Scripted {
-    /// `127.0.0.1:port`.
+    /// The server's address, `127.0.0.1:port`.
     pub(crate) address: String,
     heads: Arc<Mutex<Vec<String>>>,
 }
@@ -188,7 +187,7 @@ impl Scripted {
         Self::listen(move |connection, seen| answer(connection, &script, seen))
     }
 
-    /// A proxy behind which there is nothing but `registry.example.com`, whose certificate [`authority`] has signed.
+    /// Starts a proxy that connects only to `registry.example.com`, whose certificate is signed by [`authority`].
     pub(crate) fn behind_proxy(script: impl Fn(&str) -> Vec<u8> + Send + Sync + 'static) -> Self {
         let tls = Arc::new(tls());
         Self::listen(move |mut connection, seen| {
@@ -216,13 +215,13 @@ impl Scripted {
         Self { address, heads }
     }
 
-    /// The heads of the requests so far.
+    /// Returns the heads of the requests so far.
     pub(crate) fn heads(&self) -> Vec<String> {
         self.heads.lock().unwrap().clone()
     }
 }
 
-/// The certificate of the authority that has signed that of `registry.example.com`.
+/// Returns the path of the certificate of the authority that signed the one of `registry.example.com`.
 pub(crate) fn authority() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/support/tls/authority.pem")
 }
@@ -246,7 +245,7 @@ fn answer(mut connection: impl Read + Write, script: &dyn Fn(&str) -> Vec<u8>, s
     connection.flush().ok();
 }
 
-/// An answer with a body; `headers` each with its line end.
+/// Returns an answer with a body. Each of `headers` ends with its line end.
 pub(crate) fn response(status: &str, headers: &str, body: &[u8]) -> Vec<u8> {
     let length = body.len();
     let head = format!("HTTP/1.1 {status}\r\n{headers}Content-Length: {length}\r\nConnection: close\r\n\r\n");

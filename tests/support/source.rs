@@ -1,9 +1,9 @@
-//! The files of the project, for tests that compare them with each other.
+//! Lists the project's files, for tests that compare them with each other.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// All files below `folder` whose names end in `.extension`, in order.
+/// Returns all files below `folder` whose names end in `.extension`, in order.
 pub(crate) fn files(folder: &Path, extension: &str) -> Vec<PathBuf> {
     let mut found = Vec::new();
     let mut folders = vec![folder.to_owned()];

@@ -1,4 +1,4 @@
-//! Unprivileged users, as whom a test running as root starts daemons and clients.
+//! Unprivileged users. Tests that run as root start daemons and clients as these users.
 
 use std::ffi::OsStr;
 use std::os::unix::fs::PermissionsExt;
@@ -8,18 +8,17 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::Setup;
 
-/// The user whom most tests mean, and his group.
+/// User id and group id for most tests.
 pub(crate) const ORDINARY: u32 = 1_000;
 
-/// A user of one test alone: what the kernel counts for a user it counts on the whole machine.
+/// Returns a user id that only one test uses: the kernel counts a user's processes on the whole machine.
 pub(crate) fn lonely() -> u32 {
     static MADE: AtomicU32 = AtomicU32::new(0);
-    // Containers may have no users beyond 65,535.
+    // Containers can be limited to user ids up to 65,535.
     20_000 + (std::process::id() * 8 + MADE.fetch_add(1, Ordering::Relaxed)) % 40_000
 }
 
-/// A folder of a user that others may enter, with a copy of the program: the original may lie where that user cannot
-/// read.
+/// A folder of a user that others can enter, with a copy of the program. The user cannot always read the original.
 pub(crate) struct Place {
     pub(crate) dir: tempfile::TempDir,
     pub(crate) program: PathBuf,
@@ -39,20 +38,20 @@ impl Place {
         self.dir.path()
     }
 
-    /// A daemon of the user.
+    /// Returns a setup that runs the daemon as the user.
     pub(crate) fn setup(&self) -> Setup {
         let words = words(self.user);
         Setup::new().program(&self.program).wrapper(&words.each_ref().map(String::as_str))
     }
 }
 
-/// Words in front of a command that is to run as `user`.
+/// Returns the start of a command line that runs a command as `user`.
 pub(crate) fn words(user: u32) -> [String; 4] {
     let (own, group) = (format!("--reuid={user}"), format!("--regid={user}"));
     ["setpriv".to_owned(), own, group, "--clear-groups".to_owned()]
 }
 
-/// `program` as `user`.
+/// Returns a command that runs `program` as `user`.
 pub(crate) fn command_as(user: u32, program: impl AsRef<OsStr>) -> Command {
     let [setpriv, options @ ..] = words(user);
     let mut command = Command::new(setpriv);
@@ -60,14 +59,15 @@ pub(crate) fn command_as(user: u32, program: impl AsRef<OsStr>) -> Command {
     command
 }
 
-/// A copy of the program in `folder`.
+/// Copies the program into `folder` and returns the path.
 pub(crate) fn copy_of_the_program(folder: &Path) -> PathBuf {
     let program = folder.join("step-runner");
     copy_program(env!("CARGO_BIN_EXE_step-runner").as_ref(), &program);
     program
 }
 
-/// Copies a program. Not in this process: what another test starts meanwhile would hold the file open for writing.
+/// Copies a program. It uses another process: a child that another test forks meanwhile would inherit our descriptor
+/// and keep the file open for writing.
 pub(crate) fn copy_program(from: &Path, to: &Path) {
     assert!(Command::new("cp").arg(from).arg(to).status().unwrap().success());
 }

@@ -18,7 +18,7 @@ use step_runner::lang::output_file::{OutputFileError, read_exports, read_outputs
 use step_runner::lang::template::parse_inline;
 use step_runner::lang::value::{Data, EvaluatedText, Value, ValueType};
 
-/// What came of a vector: a value, or the class and line of the first error.
+/// Result of a vector: a value, or the class and line of the first error.
 type Outcome = Result<Json, (Class, Option<u32>)>;
 
 /// Runs one vector of any kind.
@@ -57,7 +57,7 @@ fn failed(error: &Diagnostic) -> (Class, Option<u32>) {
 }
 
 fn evaluate_expression(input: &str, context: &Json) -> Outcome {
-    // The rules of the language apply to free names too, so the expression stands in a template.
+    // Parsed as a template, because the language's rules for free names apply there.
     let file: Arc<str> = Arc::from("vector");
     expression::parse(input, &file).map_err(|error| failed(&error))?;
     let template =
@@ -89,7 +89,7 @@ fn evaluate_template(input: &Json, context: &Json, as_text: bool) -> Result<Outc
     Ok(evaluated.map(|value| to_json(&value)).map_err(|error| failed(&error)))
 }
 
-/// A reference stands in a step; the document is JSON, which is YAML.
+/// Parses a reference inside a step. The document is JSON, which is valid YAML.
 fn parse_reference(input: &Json) -> Result<Outcome, Failed> {
     let document = json!([{"name": "a", "func": input}]).to_string();
     let function = match parse_request(&document, "vector") {
@@ -163,7 +163,7 @@ fn read_export_file(content: &str) -> Outcome {
     read_exports(content.as_bytes()).map(|exports| json!(exports)).map_err(|error| (error.class, error.line))
 }
 
-/// One variable through all layers; job variables are none of them.
+/// Looks up one variable through all layers. Job variables are not among them.
 fn look_up(layers: &Json, name: &str) -> Json {
     let layer = |layer: &str| layers[layer].as_str().map(|value| (name.to_owned(), value.to_owned()));
     let frame = |name: &str| -> EnvironmentFrame {
@@ -204,7 +204,7 @@ fn compare(expect: &Json, outcome: &Outcome) -> Result<(), Failed> {
     }
 }
 
-/// Numbers compare as doubles.
+/// True if both are equal. Numbers are compared as doubles.
 fn same(left: &Json, right: &Json) -> bool {
     match (left, right) {
         (Json::Number(a), Json::Number(b)) => a.as_f64() == b.as_f64(),

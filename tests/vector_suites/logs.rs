@@ -9,7 +9,7 @@ use step_runner::log::frame::{Framer, LogChannel, Stamp};
 use step_runner::log::line::{Check, Joiner, Line, Parser};
 use step_runner::log::pretty::{Format, Options, Output, Printer};
 
-/// A vector of the list `format`, `parse` or `pretty`, told apart by its fields.
+/// A vector of the list `format`, `parse` or `pretty`. Its fields tell which.
 #[derive(Deserialize)]
 #[serde(untagged)]
 enum Case {
@@ -53,7 +53,7 @@ struct PrettyOptions {
     merge: bool,
 }
 
-/// Bytes as the vectors write them (logs.md §9).
+/// Bytes, in one of the forms that the vectors use (logs.md §9).
 #[derive(Deserialize)]
 #[serde(untagged)]
 enum Data {

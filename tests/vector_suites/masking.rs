@@ -1,4 +1,4 @@
-//! Vectors of masking.md §11. Each is fed as written, whole, byte by byte, and in random pieces.
+//! Vectors of masking.md §11. Each is masked in the writes given, whole, byte by byte, and in random pieces.
 
 use std::sync::Arc;
 
@@ -58,7 +58,7 @@ fn check<'a>(
     Err(format!("{how}:\n  expected {expected}\n  got      {out}").into())
 }
 
-/// Pieces of one to eight bytes, by a xorshift generator.
+/// Cuts the input into random pieces of one to eight bytes.
 fn cut(input: &[u8], seed: u64) -> impl Iterator<Item = &[u8]> {
     let mut random = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15);
     let mut rest = input;
@@ -76,7 +76,7 @@ fn list(value: &Value) -> Result<Vec<Vec<u8>>, Failed> {
     value.as_array().ok_or("no list")?.iter().map(data).collect()
 }
 
-/// A string, a list of parts (string or `[text, count]`), or `{"b64": …}`.
+/// Decodes bytes: a string, a list of parts (string or `[text, count]`), or `{"b64": …}`.
 fn data(value: &Value) -> Result<Vec<u8>, Failed> {
     match value {
         Value::String(text) => Ok(text.clone().into_bytes()),

@@ -1,4 +1,4 @@
-//! Vectors of queue.md §9 Q1, compared with the queue event by event.
+//! Vectors of queue.md §9 Q1, run against the queue event by event.
 
 use std::collections::BTreeSet;
 
@@ -6,7 +6,7 @@ use libtest_mimic::Failed;
 use serde_json::{Value, json};
 use step_runner::queue::{Policy, Queue, QueueLimits, ShareKey, Submitted, number};
 
-/// A queue and the jobs that have ended but are not forgotten: outside of the tests the registry knows those.
+/// A queue, and the jobs that have ended but are not forgotten. In the daemon the registry knows these.
 struct Daemon {
     queue: Queue<String>,
     policy: Policy,
@@ -61,7 +61,7 @@ impl Daemon {
         let id = event["id"].as_str().unwrap_or_default().to_owned();
         Ok(match event["op"].as_str().unwrap_or_default() {
             "submit" => self.submit(id, event, starts),
-            // A running one keeps its slot until it has ended.
+            // A running job keeps its slot until it has ended.
             "cancel" if self.queue.is_running(&id) => "signalled",
             "cancel" if self.queue.key(&id).is_some() => {
                 self.queue.remove_job(&id, starts);
@@ -116,7 +116,7 @@ fn size(value: &Value) -> Option<usize> {
     value.as_u64().and_then(|n| usize::try_from(n).ok())
 }
 
-/// 0 is no limit.
+/// Returns the number of slots. 0 means no limit.
 fn slots(value: &Value) -> Option<usize> {
     size(value).filter(|n| *n > 0)
 }

@@ -1,4 +1,4 @@
-//! `variables-vectors.json` (variables.md §8), compared with [`step_runner::variables`].
+//! Vectors of variables.md §8 (`variables-vectors.json`), run against [`step_runner::variables`].
 
 use std::collections::BTreeMap;
 
@@ -8,10 +8,10 @@ use serde_json::Value;
 use step_runner::model::Variable;
 use step_runner::variables::{Base, EnvBase, JobPart, Masking, Prepared, Request, Service, prepare};
 
-/// Stands for the job's own directory of file variables.
+/// Placeholder for the job's own directory of file variables.
 const VARS_DIR: &str = "{vars}";
 
-/// Checks one vector; the daemon's environment is its own, or that of the file.
+/// Checks one vector. The daemon's environment is given in the vector, or else in the file.
 pub(crate) fn run(vector: &Value, file: &Value) -> Result<(), Failed> {
     let vector = Vector::deserialize(vector)?;
     let daemon_env = match &vector.daemon_env {
@@ -81,7 +81,7 @@ struct VectorVariable {
     masked: bool,
 }
 
-/// A text, or a text repeated.
+/// A text, possibly repeated.
 #[derive(Deserialize, Clone)]
 #[serde(untagged)]
 enum Text {
@@ -132,7 +132,7 @@ fn check(vector: &Vector, daemon_env: BTreeMap<String, String>) -> Result<(), Fa
     let (base, _warning) = Base::new(entries, env_base, &[]);
     let service = if vector.service == "proto" { Service::Proto } else { Service::V1 };
     match (prepare(&vector.request.get(), service, &base, VARS_DIR), &vector.error) {
-        // Every error of variables.md §6 that a request alone can cause has this one code.
+        // All errors of variables.md §6 that a request alone can cause have this code.
         (Err(_), Some(code)) => same("code", code, &"INVALID_ARGUMENT".to_owned()),
         (Ok(prepared), None) => check_prepared(vector, &prepared),
         (Err(error), None) => Err(format!("{}: refused: {error}", vector.about).into()),

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""For scripts/kube-test: PROGRAM BUSYBOX OUT, the images of deploy/kubernetes/pod.yaml as one archive for `ctr images import`."""
+"""Writes the images of deploy/kubernetes/pod.yaml as one archive for `ctr images import`: images.py PROGRAM BUSYBOX OUT"""
 
 import hashlib
 import io
@@ -12,7 +12,7 @@ PATH = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 def layer(programs, links):
-    """A root file system with these programs (name to file on this machine), and these links to the last of them."""
+    """Returns a root file system with these programs (name to file on this machine), and these links to the last of them."""
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w") as tar:
         for name in ("bin", "dev", "etc", "opt", "proc", "run", "sys", "tmp", "work"):

@@ -18,11 +18,11 @@ const SHOWN: usize = 100;
 /// Formats of `--output`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(super) enum ReportFormat {
-    /// Each with its line of the source and a pointer
+    /// Each finding with its source line and a pointer
     Human,
     /// One JSON object per finding, one per line
     Json,
-    /// A JSON array as GitLab's code quality reports have it
+    /// A JSON array in the format of GitLab's code quality reports
     Gitlab,
 }
 

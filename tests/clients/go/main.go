@@ -1,7 +1,7 @@
 // A client with the default options of grpc-go: client SOCKET CALLS RUNS FOLLOWERS QUIET
 //
-// Says what it found, a line for each part, and asks the script that started it for what it cannot do itself
-// (scripts/clients).
+// It prints a line for each part of the test. It asks the script that started it (scripts/clients) to restart the
+// daemon and to count connections.
 package main
 
 import (
@@ -35,7 +35,7 @@ var (
 	stdin                         = bufio.NewReader(os.Stdin)
 )
 
-// check ends the program unless what it is told holds.
+// check ends the program with this message unless the condition holds.
 func check(holds bool, what ...any) {
 	if !holds {
 		fmt.Fprintln(os.Stderr, what...)
@@ -48,7 +48,7 @@ func need[T any](value T, err error) T {
 	return value
 }
 
-// ask returns the script's answer.
+// ask sends a request to the script and returns its answer.
 func ask(what string) string {
 	fmt.Println("ask", what)
 	return strings.TrimSpace(need(stdin.ReadString('\n')))
@@ -61,7 +61,7 @@ func connect(options ...grpc.DialOption) pb.StepRunnerClient {
 
 func script(text string) string { return `[{name: work, script: "` + text + `"}]` }
 
-// bodies are the lines that the steps wrote, after time, stream and flag (docs/integrate/protocol.md).
+// bodies returns the lines that the steps wrote, without time, stream and flag (docs/integrate/protocol.md).
 func bodies(log []byte) []string {
 	lines := []string{}
 	for line := range strings.Lines(string(log)) {
@@ -80,7 +80,7 @@ func numbers(last int) string {
 	return strings.Join(text, " ")
 }
 
-// follow appends to what is known of the log, until it ends.
+// follow appends the rest of the log, from the offset len(log) to its end.
 func follow(ctx context.Context, c pb.StepRunnerClient, id string, log []byte, seen func([]byte)) ([]byte, error) {
 	stream, err := c.FollowLogs(ctx, &pb.FollowLogsRequest{Id: id, Offset: int32(len(log))}, grpc.WaitForReady(true))
 	for err == nil {
@@ -111,7 +111,7 @@ func state(c pb.StepRunnerClient, id string) *pb.Status {
 	return jobs[0]
 }
 
-// parallel runs work on all numbers below count, some at a time.
+// parallel calls work with all numbers below count, at most `at` at a time.
 func parallel(count, at int, work func(int)) {
 	next := make(chan int)
 	var all sync.WaitGroup
@@ -142,7 +142,7 @@ func manyCalls(c pb.StepRunnerClient) string {
 	return fmt.Sprintf("%d calls, %s connection", calls, connections)
 }
 
-// oneRun is a short job from Run to Finish; five kinds.
+// oneRun runs one of five kinds of short jobs, from Run to Finish.
 func oneRun(c pb.StepRunnerClient, n int) {
 	id, kind := fmt.Sprint("run-", n), n%5
 	text := []string{"echo hello", "exit 3", "seq 200", "echo $TOKEN", "echo started; sleep 600"}[kind]
@@ -223,7 +223,7 @@ func cancelling(c pb.StepRunnerClient) string {
 	return "cancel"
 }
 
-// untilThereIsRoom repeats what is refused for now after the time that the daemon names.
+// untilThereIsRoom follows the log. While that is refused for now, it retries after the time that the daemon names.
 func untilThereIsRoom(c pb.StepRunnerClient, id string) []byte {
 	for {
 		log, err := follow(background, c, id, nil, nil)
@@ -234,7 +234,7 @@ func untilThereIsRoom(c pb.StepRunnerClient, id string) []byte {
 	}
 }
 
-// keepAlive asks for a PING each second; grpc-go makes it one each ten seconds.
+// keepAlive asks for a PING each second; grpc-go raises that to ten seconds.
 func keepAlive() string {
 	c := connect(grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: time.Second, Timeout: 5 * time.Second}))
 	run(c, "quiet", fmt.Sprintf("sleep %d; echo awake", quiet))
@@ -244,7 +244,7 @@ func keepAlive() string {
 	return fmt.Sprintf("keepalive for %d s", quiet)
 }
 
-// detail returns the detail of this type that came with a refusal.
+// detail returns the detail of type T that came with a refusal.
 func detail[T any](err error) T {
 	for _, each := range status.Convert(err).Details() {
 		if found, ok := each.(T); ok {
@@ -280,7 +280,7 @@ func errorsWithDetails(c pb.StepRunnerClient) string {
 	return "errors with details"
 }
 
-// restart follows a job over the death of its daemon, by offset.
+// restart follows a job while its daemon is killed and restarted, and resumes by offset.
 func restart(c pb.StepRunnerClient) string {
 	run(c, "long", "for i in $(seq 30); do echo $i; sleep 0.1; done; exit 7")
 	var log []byte

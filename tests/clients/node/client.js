@@ -1,7 +1,7 @@
 // A client with the default options of @grpc/grpc-js: client.js SOCKET CALLS RUNS FOLLOWERS QUIET
 //
-// Says what it found, a line for each part, and asks the script that started it for what it cannot do itself
-// (scripts/clients). PROTO names the folder of the service's definition.
+// It prints a line for each part of the test. It asks the script that started it (scripts/clients) to restart the
+// daemon and to count connections. PROTO names the folder of the service's definition.
 'use strict';
 const assert = require('node:assert');
 const readline = require('node:readline');
@@ -30,7 +30,7 @@ async function ask(what) {
 const connect = (options = {}) =>
   new steprunner.v1.StepRunner(`unix:${socket}`, grpc.credentials.createInsecure(), options);
 
-// A unary call as a promise.
+// Makes a unary call and returns a promise of the answer.
 const call = (client, method, request, options = {}) =>
   new Promise((resolve, reject) =>
     client[method](request, options, (error, answer) => (error ? reject(error) : resolve(answer))),
@@ -41,7 +41,7 @@ const run = (client, id, text, variables = []) => call(client, 'Run', { id, step
 const finish = (client, id) => call(client, 'Finish', { id });
 const numbers = (last) => Array.from({ length: last }, (_, n) => String(n + 1)).join(' ');
 
-// What the steps wrote: lines after time, stream and flag (docs/integrate/protocol.md).
+// Returns the lines that the steps wrote, without time, stream and flag (docs/integrate/protocol.md).
 const bodies = (log) =>
   log
     .toString()
@@ -50,7 +50,7 @@ const bodies = (log) =>
     .map((line) => line.slice(32))
     .join(' ');
 
-// The log from an offset to its end; each piece is shown to `seen` before the next one is taken.
+// Returns the log from an offset to its end. Calls `seen` with each piece before it takes the next one.
 async function follow(client, id, { offset = 0, seen = () => {}, ...options } = {}) {
   const pieces = [];
   for await (const { data } of client.FollowLogs({ id, offset }, options)) {
@@ -66,7 +66,7 @@ async function status(client, id) {
   return jobs[0];
 }
 
-// Runs `work` on all numbers below `count`, some at a time.
+// Calls `work` with all numbers below `count`, at most `at` at a time.
 async function parallel(count, at, work) {
   let next = 0;
   const worker = async () => {
@@ -84,7 +84,7 @@ async function failure(promise) {
   throw new Error('the call succeeded');
 }
 
-// The detail of this type that came with a refusal.
+// Returns the detail of this type that came with a refusal.
 function detail(error, type) {
   const [bytes] = error.metadata.get('grpc-status-details-bin');
   const found = Status.decode(bytes).details.find(({ typeUrl }) => typeUrl.endsWith(`/google.rpc.${type}`));
@@ -105,7 +105,7 @@ async function calls(client) {
   return `${CALLS} calls, ${connections} connection`;
 }
 
-// One short job from Run to Finish; five kinds.
+// Runs one of five kinds of short jobs, from Run to Finish.
 async function oneRun(client, n) {
   const [id, kind] = [`run-${n}`, n % 5];
   const text = ['echo hello', 'exit 3', 'seq 200', 'echo $TOKEN', 'echo started; sleep 600'][kind];
@@ -164,7 +164,7 @@ async function cancelling(client) {
   return 'cancel';
 }
 
-// Repeats what is refused for now after the time that the daemon names.
+// Follows the log. While that is refused for now, retries after the time that the daemon names.
 async function untilThereIsRoom(client, id) {
   for (;;) {
     try {
@@ -199,7 +199,7 @@ async function errors(client) {
   return 'errors with details';
 }
 
-// Follows a job over the death of its daemon, by offset.
+// Follows a job while its daemon is killed and restarted, and resumes by offset.
 async function restart(client) {
   await run(client, 'long', 'for i in $(seq 30); do echo $i; sleep 0.1; done; exit 7');
   let [log, asked, broken] = [Buffer.alloc(0), false, 0];

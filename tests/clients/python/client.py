@@ -1,6 +1,7 @@
 """A client with the default options of Python's grpcio: client.py SOCKET CALLS RUNS FOLLOWERS QUIET
 
-Says what it found, a line for each part, and asks the script that started it for what it cannot do itself (scripts/clients)."""
+It prints a line for each part of the test. It asks the script that started it (scripts/clients) to restart the daemon
+and to count connections."""
 
 import concurrent.futures as futures
 import sys
@@ -22,7 +23,7 @@ def say(line):
 
 
 def ask(what):
-    """The script's answer."""
+    """Sends a request to the script and returns its answer."""
     say(f"ask {what}")
     return sys.stdin.readline().strip()
 
@@ -42,7 +43,7 @@ def script(text):
 
 
 def bodies(log):
-    """What the steps wrote: lines after time, stream and flag (docs/integrate/protocol.md)."""
+    """Returns the lines that the steps wrote, without time, stream and flag (docs/integrate/protocol.md)."""
     return [line[32:] for line in log.decode().splitlines() if line[28:31] == "01O"]
 
 
@@ -69,7 +70,7 @@ def calls(stub):
 
 
 def one_run(stub, number):
-    """One short job from Run to Finish; five kinds."""
+    """Runs one of five kinds of short jobs, from Run to Finish."""
     job, kind = f"run-{number}", number % 5
     text = ["echo hello", "exit 3", "seq 200", "echo $TOKEN", "echo started; sleep 600"][kind]
     variables = [pb.Variable(key="TOKEN", value=SECRET, masked=True)]
@@ -148,7 +149,7 @@ def cancelling(stub):
 
 
 def until_there_is_room(stub, job):
-    """Repeats what is refused for now after the time that the daemon names."""
+    """Follows the log. While that is refused for now, retries after the time that the daemon names."""
     while True:
         try:
             return follow(stub, job)
@@ -203,7 +204,7 @@ def errors(stub):
 
 
 def restart(stub):
-    """Follows a job over the death of its daemon, by offset."""
+    """Follows a job while its daemon is killed and restarted, and resumes by offset."""
     text = "for i in $(seq 30); do echo $i; sleep 0.1; done; exit 7"
     stub.Run(pb.RunRequest(id="long", steps=script(text)))
     log, asked, broken = b"", False, 0

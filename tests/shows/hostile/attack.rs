@@ -1,4 +1,4 @@
-//! The attacks. Each uses connections in a loop until it is told to stop.
+//! The attacks. Each uses connections in a loop until it must stop.
 
 mod calls;
 mod connections;
@@ -17,25 +17,25 @@ use connections::{half_preface, silent};
 use frames::{continuation, empty_data, headers, pings, rapid_resets, settings, unread_pings};
 use messages::{giant_messages, held_messages, huge_metadata, length_prefixes, nested_messages};
 
-/// Longest time a write of an attacker blocks before it looks whether to stop.
+/// Longest time that a write blocks before the attacker checks if it must stop.
 const PATIENCE: Duration = Duration::from_millis(200);
 
-/// Frames written at once.
+/// Number of frames written at once.
 const BATCH: usize = 256;
 
-/// Large requests on one connection.
+/// Number of large requests on one connection.
 const STREAMS: u32 = 100;
 
-/// Requests that the daemon takes in at a time, in KiB (service.md §1.1).
+/// Total size of requests that the daemon receives at a time, in KiB (service.md §1.1).
 const LARGE: u64 = 64 << 10;
 
-/// 64 KiB for each of 1,000 followers (service.md §3.2).
+/// Memory in KiB for 1,000 followers, at 64 KiB each (service.md §3.2).
 const FOLLOWERS: u64 = 1_000 * 64;
 
-/// For 1,000 followers on one connection: they get small pieces.
+/// Memory in KiB for 1,000 followers on one connection. They get smaller pieces.
 const TOGETHER: u64 = 16 << 10;
 
-/// What an attack works on.
+/// Target of an attack.
 pub(crate) struct Field {
     pub(crate) socket: PathBuf,
     /// A running job with a long log.
@@ -44,7 +44,7 @@ pub(crate) struct Field {
     pub(crate) seed: u64,
 }
 
-/// What an attack has met.
+/// Counts of one attack.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Tally {
     /// Connections made.
@@ -63,18 +63,18 @@ impl Tally {
     }
 }
 
-/// An attack: its name, how many threads make it, and its run.
+/// An attack: its name, its number of threads, and its function.
 pub(crate) struct Attack {
     pub(crate) name: &'static str,
     pub(crate) threads: usize,
     pub(crate) run: fn(&Field, usize) -> Tally,
-    /// Time after which the daemon must have ended connections of it. `None`: it need not.
+    /// Time after which the daemon must have ended connections of this attack. `None`: it need not end any.
     pub(crate) ended_after: Option<Duration>,
-    /// What the daemon may hold for it while it lasts, in KiB.
+    /// Memory in KiB that the daemon can use for this attack while it lasts.
     pub(crate) may_hold: u64,
 }
 
-/// Memory of as many connections as there may be, each of which has said nothing yet, in KiB (`max_connections`).
+/// Memory in KiB of the maximum number of connections (`max_connections`), each before its first request.
 const CONNECTIONS: u64 = 4_096 * 8;
 
 /// The daemon ends a connection without a first call after 5 s (service.md §1.1).
@@ -133,7 +133,8 @@ impl Field {
         !self.stop.load(Ordering::Relaxed)
     }
 
-    /// Connection after connection: `write` gives the bytes of batch N until it gives none or the daemon ends it.
+    /// Opens connection after connection. `write` returns the bytes of batch N. A connection ends when `write` returns
+    /// none or the daemon ends it.
     fn flood(&self, tally: &mut Tally, write: impl Fn(u64) -> Option<Vec<u8>>, reads: bool) {
         while self.goes_on() {
             let Ok(wire) = Wire::open(&self.socket) else { continue };
@@ -165,7 +166,7 @@ impl Field {
         Ok(())
     }
 
-    /// Writes all of it, however slowly it is taken, until it is told to stop.
+    /// Writes all bytes, however slowly they are taken, until the attack must stop.
     #[expect(clippy::disallowed_methods, reason = "the loop goes on where a short write ended")]
     fn send(&self, wire: &mut Wire, mut bytes: &[u8]) -> io::Result<()> {
         while !bytes.is_empty() && self.goes_on() {
@@ -179,7 +180,7 @@ impl Field {
         Ok(())
     }
 
-    /// Keeps what was made until the end, or until the daemon has ended most of it.
+    /// Keeps the connections open until the attack must stop. Returns how many of them the daemon has ended.
     fn hold(&self, wires: &[Wire]) -> u64 {
         while self.goes_on() {
             std::thread::sleep(Duration::from_millis(20));
@@ -188,7 +189,7 @@ impl Field {
     }
 }
 
-/// Reads and forgets, so that the daemon can always write. Ends with the connection.
+/// Reads and discards, so that the daemon can always write. Ends with the connection.
 struct Reader(std::os::unix::net::UnixStream, Option<std::thread::JoinHandle<()>>);
 
 impl Reader {
@@ -217,7 +218,7 @@ impl Drop for Reader {
     }
 }
 
-/// Whether the daemon has closed its end.
+/// True if the daemon has closed its end.
 fn is_ended(wire: &Wire) -> bool {
     wire.stream.set_nonblocking(true).ok();
     let mut bytes = [0; 4 << 10];

@@ -1,4 +1,4 @@
-//! The good client beside the hostile ones: asks for Status all the time and follows a job on one connection.
+//! The good client beside the hostile ones. It asks for Status all the time and follows a job on one connection.
 
 use std::fmt;
 use std::sync::Arc;
@@ -14,17 +14,17 @@ use crate::follower::LONGEST_JOB;
 use crate::log::{Sources, check_equal};
 use crate::verdict::{Check, Misses, percentile};
 
-/// Between two calls of Status.
+/// Time between two calls of Status.
 const BETWEEN: Duration = Duration::from_millis(5);
 const DEADLINE: Duration = Duration::from_secs(30);
 
-/// A request with one script.
+/// Returns a request with one script.
 pub(crate) fn script(id: &str, text: &str) -> v1::RunRequest {
     let steps = serde_json::json!([{"name": "s", "script": text}]).to_string();
     v1::RunRequest { id: id.into(), steps, ..v1::RunRequest::default() }
 }
 
-/// How long calls took.
+/// Times of calls.
 pub(crate) struct Times {
     count: usize,
     pub(crate) p99: Duration,
@@ -37,14 +37,14 @@ impl fmt::Display for Times {
     }
 }
 
-/// Asks for Status again and again.
+/// Calls Status repeatedly.
 pub(crate) struct Asker {
     stop: Arc<AtomicBool>,
     rests: Arc<AtomicBool>,
     task: JoinHandle<Check<Vec<Duration>>>,
 }
 
-/// As long as it lives the asker rests.
+/// Pauses the asker until dropped.
 pub(crate) struct Rest(Arc<AtomicBool>);
 
 impl Drop for Rest {
@@ -53,7 +53,7 @@ impl Drop for Rest {
     }
 }
 
-/// One call of Status, and how long it took.
+/// Calls Status once. Returns how long that took.
 async fn ask(stub: &mut Stub) -> Check<Duration> {
     let begun = Instant::now();
     let asked = stub.status(v1::StatusRequest { id: "good".into() });
@@ -63,7 +63,7 @@ async fn ask(stub: &mut Stub) -> Check<Duration> {
 }
 
 impl Asker {
-    /// Begins when its first call was answered.
+    /// Starts calling. Returns once the first call was answered.
     pub(crate) async fn start(scene: &Scene) -> Check<Self> {
         let mut stub = client::dial_patiently(&scene.socket()).await?;
         ask(&mut stub).await?;
@@ -83,13 +83,13 @@ impl Asker {
         Ok(Self { stop, rests, task })
     }
 
-    /// Asks nothing until the result is dropped.
+    /// Pauses the calls until the result is dropped.
     pub(crate) fn pause(&self) -> Rest {
         self.rests.store(true, Ordering::Relaxed);
         Rest(Arc::clone(&self.rests))
     }
 
-    /// How long its calls took; a call that failed is a miss.
+    /// Ends the calls and returns their times. A failed call is a miss.
     pub(crate) async fn stop(self, misses: &Misses, name: &str) -> Times {
         self.stop.store(true, Ordering::Relaxed);
         let mut took =
@@ -103,14 +103,14 @@ impl Asker {
     }
 }
 
-/// Follows a job that counts, on one connection from its beginning to its end.
+/// Follows a job that prints numbers, on one connection from beginning to end.
 pub(crate) struct Reader {
     id: &'static str,
     task: JoinHandle<Check<Vec<u8>>>,
 }
 
 impl Reader {
-    /// Starts the job, which counts until the file `stop` of the scene is there, and follows it.
+    /// Starts the job and follows it. The job counts until the file `stop` exists in the scene.
     pub(crate) async fn start(scene: &Scene, client: &Client, id: &'static str) -> Check<Self> {
         let text = format!(
             "i=0; until [ -e {} ]; do echo line $i; i=$((i+1)); sleep 0.01; done; echo $i lines",
@@ -133,7 +133,7 @@ impl Reader {
         Ok(Self { id, task })
     }
 
-    /// The job ends well, every line of it is there, and what was followed is the log.
+    /// Checks that the job ended well, that all its lines are there, and that the follower received exactly the log.
     pub(crate) async fn finish(self, client: &Client) -> Check {
         let followed = tokio::time::timeout(LONGEST_JOB, self.task).await;
         let followed =

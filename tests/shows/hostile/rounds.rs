@@ -1,5 +1,5 @@
-//! Hostile jobs, ten at a time: first each known shape by itself, then random rounds from a seed until the time is
-//! over. Meanwhile Status must be answered; in the end every job must have ended and memory must have shrunk again.
+//! Hostile jobs, ten at a time: first each known shape by itself, then random rounds until the time is over. Status
+//! must be answered all the time. In the end every job must have ended, and memory must have shrunk again.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -15,16 +15,16 @@ use crate::daemon::{Daemon, Scene};
 use crate::random::Random;
 use crate::verdict::{Check, Misses};
 
-/// Jobs at a time.
+/// Number of concurrent jobs.
 const AT_A_TIME: usize = 10;
-/// Longest time from a Run to the end of a hostile job: its own limit and what masking takes behind it.
+/// Longest time from a Run to the end of a hostile job: the job's time limit plus the time for masking.
 const LONGEST: Duration = Duration::from_mins(5);
-/// Memory that a round may leave in daemon and keeper, in KiB: what is kept of ended jobs is gone with them.
+/// Memory in KiB that a round can leave in daemon and keeper after its jobs were removed.
 const LEFT: u64 = 64 << 10;
-/// In the small proof sizes are divided by this.
+/// Divisor of sizes in the small proof.
 const SMALL_SCALE: usize = 16;
 
-/// Makes the request of a job of a round, by its number and its id.
+/// Returns the request of a job of a round, from its number and its id.
 type MakeRequest = Box<dyn Fn(usize, &str) -> v1::RunRequest + Send + Sync>;
 
 /// One round of jobs.
@@ -35,14 +35,14 @@ struct Round {
     again: String,
 }
 
-/// All rounds: the shapes, and as many made-up ones as there is time for.
+/// Runs all rounds: the shapes, and as many random ones as there is time for.
 pub(super) async fn run(war: &War, scene: &Scene, daemon: &Daemon, misses: &Misses) -> Check {
     let maker = Maker { scale: if war.is_small { SMALL_SCALE } else { 1 } };
     let folder = scene.path("work");
     shape::write_functions(&folder).map_err(|error| error.to_string())?;
     let client = Client::new(&scene.socket());
     let good = super::good::Reader::start(scene, &client, "good").await?;
-    // What the first large job leaves in pools and caches is no growth.
+    // Baseline for all rounds, taken once the good job has started.
     let before = super::memory(scene, daemon);
     for (at, name) in SHAPES.iter().enumerate() {
         let folder = folder.clone();
@@ -87,7 +87,7 @@ async fn fight(
     let begun = Instant::now();
     let label = name.clone();
     let requests = tokio::task::spawn_blocking(move || {
-        // An id is used once: a request that was finished and comes again starts nothing.
+        // Each id is used once, because a repeated request of a finished job starts nothing.
         let id = |at: usize| format!("hostile-{}-{at}", label.replace(' ', "-"));
         (0..AT_A_TIME).map(|at| requests(at, &id(at))).collect::<Vec<_>>()
     });
@@ -123,7 +123,7 @@ async fn fight(
     Ok(())
 }
 
-/// Runs one job to its end and removes it; `false`: it was refused, for good.
+/// Runs one job to its end and removes it. Returns `false` if it was permanently refused.
 async fn job(client: Client, request: v1::RunRequest) -> Check<bool> {
     let id = request.id.clone();
     let until = Instant::now() + LONGEST;

@@ -1,4 +1,4 @@
-//! Jobs that cost as much as their limits allow: shapes that once blocked the daemon, and random ones from a seed.
+//! Jobs that cost as much as their limits allow: shapes that once blocked the daemon, and random ones.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -14,10 +14,10 @@ use crate::random::Random;
 pub(super) const SHAPES: [&str; 6] =
     ["evaluated secrets", "comparisons", "phrases", "blank lines", "open braces", "doubling"];
 
-/// Calls of `double-N`, each of which doubles its input.
+/// Number of functions `double-N`. Each calls the next one with its input twice.
 const DOUBLINGS: usize = 24;
 
-/// Longest time of a hostile job.
+/// Time limit of a hostile job.
 const LONGEST: Duration = Duration::from_secs(30);
 
 /// Makes requests; `scale` divides their sizes.
@@ -75,7 +75,7 @@ impl Maker {
         (size / self.scale).max(1)
     }
 
-    /// A shape of [`SHAPES`]; `folder` holds the functions.
+    /// Returns a request of a shape in [`SHAPES`]. `folder` holds the functions.
     pub(super) fn shape(self, shape: usize, id: &str, folder: &Path) -> v1::RunRequest {
         match shape {
             0 => self.evaluated_secrets(id),
@@ -107,7 +107,7 @@ impl Maker {
         }
     }
 
-    /// 48 MB of text that 4,000 secrets are searched in.
+    /// Returns a job with 48 MB of text in which 4,000 secrets are searched.
     fn evaluated_secrets(self, id: &str) -> v1::RunRequest {
         let count = self.of(4_000);
         let secrets = (0..count).map(|n| variable(format!("T{n}"), format!("secret-{n:0>20}"), false, true));
@@ -117,7 +117,7 @@ impl Maker {
         v1::RunRequest { job: Some(job), ..request(id, steps) }
     }
 
-    /// 1,000 comparisons of two objects with 20,000 keys each.
+    /// Returns a job that makes 1,000 comparisons of two objects with 20,000 keys each.
     fn comparisons(self, id: &str) -> v1::RunRequest {
         let same = format!("({})", vec!["inputs.a == inputs.b"; 50].join(" && "));
         let steps = format!(
@@ -136,7 +136,7 @@ impl Maker {
         v1::RunRequest { inputs, ..request(id, steps) }
     }
 
-    /// A job that `random` makes up.
+    /// Returns a random job.
     pub(super) fn made_up(self, id: &str, random: &mut Random, folder: &Path) -> v1::RunRequest {
         if random.one_in(8) {
             return self.shape(random.below(SHAPES.len() as u64) as usize, id, folder);
@@ -180,7 +180,7 @@ impl Maker {
         (0..count).map(|n| one(n, random)).collect()
     }
 
-    /// A text of about `length` bytes.
+    /// Returns a text of about `length` bytes.
     fn value(random: &mut Random, length: usize) -> String {
         let length = random.below(length as u64 + 1) as usize;
         let unit =
@@ -188,7 +188,7 @@ impl Maker {
         unit.repeat(length / unit.len())
     }
 
-    /// Steps, and the inputs that their interface wants.
+    /// Returns steps, and the inputs that their interface requires.
     fn steps(self, random: &mut Random) -> (String, std::collections::BTreeMap<String, prost_types::Value>) {
         let mut text = String::from(
             "spec:\n  inputs: {w: {type: struct}, t: {type: string}, n: {type: array}}\n---\nrun:\n",
@@ -221,7 +221,7 @@ impl Maker {
         (text, inputs.into_iter().map(|(name, value)| (name.to_owned(), value)).collect())
     }
 
-    /// A script that evaluates much, or leaves much behind.
+    /// Returns a script that evaluates or prints much.
     fn script(self, random: &mut Random) -> String {
         let operator = *pick(random, &["+", "==", "<", "||", "&&", "!="]);
         let operand = *pick(

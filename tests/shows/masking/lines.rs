@@ -1,5 +1,5 @@
-//! Base64 in lines: a secret of any length somewhere in a text, encoded in one of the usual ways, and fed in many
-//! cuttings. Only characters that also encode neighbouring bytes may be visible of it (masking.md §2).
+//! Base64 in lines: a secret of any length inside a text, encoded in one of the usual ways, and fed in many cuttings.
+//! Only characters that also encode neighbouring bytes can stay visible (masking.md §2).
 
 use std::ops::Range;
 use std::sync::atomic::Ordering;
@@ -12,19 +12,20 @@ use super::{Counts, shown};
 use crate::random::Random;
 use crate::verdict::Misses;
 
-/// After so many characters encoders break lines.
+/// Line lengths after which encoders break lines.
 const COLUMNS: [usize; 5] = [60, 64, 70, 72, 76];
 
-/// Longest secret and longest text on either side of it, in bytes.
+/// Longest secret, and longest text on either side of it, in bytes.
 const LONGEST: u64 = 180;
 
-/// The last character of a secret, one that its neighbour shares, and padding may be hidden with the rest.
+/// Number of characters that can be hidden beyond the range of the secret: its last character, one shared with its
+/// neighbour, and padding.
 const LAST: usize = 4;
 
-/// Random cuttings of each text.
+/// Number of random cuttings of each text.
 const RANDOM_CUTTINGS: usize = 4;
 
-/// One secret with its texts.
+/// Checks one secret with its texts.
 pub(super) fn prove(mut random: Random, texts: u64, counts: &Counts, misses: &Misses) {
     let secret = printable(&mut random, 8, LONGEST);
     let config = MaskConfig { default_prefixes: DefaultPrefixes::None, ..MaskConfig::default() };
@@ -61,12 +62,12 @@ pub(super) fn prove(mut random: Random, texts: u64, counts: &Counts, misses: &Mi
     }
 }
 
-/// Bytes without blanks at either end.
+/// Returns random printable bytes without blanks.
 fn printable(random: &mut Random, least: u64, most: u64) -> Vec<u8> {
     (0..least + random.below(most - least + 1)).map(|_| b'!' + random.below(94) as u8).collect()
 }
 
-/// A text in lines of base64, and where in it the characters stand that depend on the secret alone.
+/// A text in lines of base64, and the range of characters that depend only on the secret.
 struct Encoded {
     text: Vec<u8>,
     secret: Range<usize>,
@@ -94,7 +95,7 @@ impl Encoded {
         Self { text, secret: place(first)..place(last) + 1 }
     }
 
-    /// One mask stands for all of the secret, and for nothing else.
+    /// Checks that one mask replaces all of the secret, and at most [`LAST`] characters behind it.
     fn check(&self, out: &[u8]) -> Result<(), String> {
         let start = &self.text[..self.secret.start];
         let rest = out.strip_prefix(start).and_then(|rest| rest.strip_prefix(MASK));
@@ -109,7 +110,7 @@ impl Encoded {
         }
     }
 
-    /// Byte by byte; cut in two around each line end and at the secret's ends; in random pieces.
+    /// Returns the cuttings: byte by byte, in two around each line end and at the secret's ends, in random pieces.
     fn cuttings(&self, random: &mut Random) -> Vec<Vec<&[u8]>> {
         let text = self.text.as_slice();
         let mut cuttings = vec![text.chunks(1).collect()];

@@ -15,32 +15,32 @@ use crate::daemon::{Daemon, Scene};
 use crate::proc;
 use crate::verdict::Check;
 
-/// Nothing, a byte, and what filled the buffers of a runtime that lost it (faults.md row 22: 192 KiB).
+/// No byte, one byte, and more than the buffers of a runtime that lost them (faults.md row 22: 192 KiB).
 const SIZES: [u64; 3] = [0, 1, 3 << 20 | 1];
 
-/// From the daemon's death to the end of a proxy whose stdin is open (connectors.md §9).
+/// Bound on the time from the daemon's death to the end of a proxy whose stdin is open (connectors.md §9).
 const AT_ONCE: Duration = Duration::from_millis(100);
 
-/// Proxies of one daemon that is killed.
+/// Number of proxies of one daemon that is killed.
 const AT_A_TIME: usize = 4;
 
-/// The HTTP/2 preface and empty settings: the daemon answers with its own.
+/// The HTTP/2 preface and an empty SETTINGS frame. The daemon answers with its own SETTINGS.
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
 
 /// Which side ends first.
 #[derive(Clone, Copy, Debug)]
 enum Order {
-    /// The client has said all, then the daemon answers.
+    /// The client closes its half first, then the daemon answers.
     Client,
-    /// The daemon goes away; the client would go on.
+    /// The daemon closes the connection while the client's half stays open.
     Daemon,
-    /// The daemon has said all but still reads; the client would go on.
+    /// The daemon closes its half but still reads, while the client's half stays open.
     DaemonHalf,
     /// Both send, then both end.
     Both,
 }
 
-/// Every order with every size.
+/// Tests every order with every size.
 pub(super) fn matrix(content: &Arc<Content>) -> Check {
     for order in [Order::Client, Order::Daemon, Order::DaemonHalf, Order::Both] {
         for size in SIZES {
@@ -75,7 +75,7 @@ fn half_close(order: Order, content: &Arc<Content>, size: u64) -> Check {
     let writer = {
         let content = Arc::clone(content);
         let stays = matches!(order, Order::Daemon | Order::DaemonHalf);
-        // A stdin that stays open comes back, to be held until the proxy has ended.
+        // A stdin that is to stay open is returned, and held until the proxy has ended.
         thread::spawn(move || {
             content.send(said, &mut stdin, &Progress::default()).map(|()| stays.then_some(stdin))
         })
@@ -92,7 +92,7 @@ fn both(content: &Arc<Content>, mut connection: UnixStream, size: u64) -> Check 
     let text = Arc::clone(content);
     let sent = thread::spawn(move || {
         text.other().send(size, &mut sending, &Progress::default())?;
-        // The client has ended its half by now or later.
+        // The client has ended its half by now or will do so later.
         Ok::<_, String>(sending)
     });
     content.check_all(size, &mut connection)?;
@@ -105,7 +105,7 @@ pub(super) fn lost(content: &Arc<Content>) -> Check {
         let (_scene, socket) = scene();
         let text = Arc::clone(content);
         let far = Far::serve(&socket, move |mut connection| {
-            // The first byte is read: more has come, or will.
+            // Reads one byte, so that the other one is unread when the connection is closed.
             text.check(1, &mut connection, |_| ())?;
             text.other().send(size, &mut connection, &Progress::default())
         })?;
@@ -125,8 +125,8 @@ pub(super) fn lost(content: &Arc<Content>) -> Check {
     Ok(())
 }
 
-/// Each signal ends the proxy silently with code 1, idle or in the middle of a blocked write, and the daemon sees the
-/// end.
+/// Each signal ends the proxy silently with code 1, while it is idle or in a blocked write. The daemon sees the end of
+/// the connection.
 pub(super) fn signals(content: &Arc<Content>) -> Check {
     for signal in [Signal::TERM, Signal::INT, Signal::HUP] {
         for is_full in [false, true] {
@@ -144,10 +144,10 @@ fn signalled(content: &Arc<Content>, signal: Signal, is_full: bool) -> Check {
     let shared = Arc::clone(&sent);
     let far = Far::serve(&socket, move |mut connection| {
         let size = if is_full { 8 << 20 } else { 1 };
-        // Broken off when the proxy goes.
+        // Fails when the proxy ends.
         let all = text.other().send(size, &mut connection, &shared);
         let mut rest = Vec::new();
-        // Bytes that were on their way to it make this a reset.
+        // Bytes still on their way to the proxy turn the end into a connection reset.
         read_all(Some(connection), &mut rest).ok();
         if is_full == all.is_err() && rest.is_empty() {
             Ok(())
@@ -168,8 +168,8 @@ fn signalled(content: &Arc<Content>, signal: Signal, is_full: bool) -> Check {
     far.end()
 }
 
-/// stdout carries only the bytes of the socket, with every variable set that makes programs print more, also if the
-/// proxy fails. Then stderr has exactly one line.
+/// stdout carries only the bytes of the socket, also if the proxy fails and with every variable set that makes programs
+/// print more. After a failure stderr has exactly one line.
 pub(super) fn pure(content: &Arc<Content>) -> Check {
     let (_scene, socket) = scene();
     let refused = Proxy::start(&socket)?.end()?;
@@ -188,7 +188,7 @@ pub(super) fn pure(content: &Arc<Content>) -> Check {
     far.end()
 }
 
-/// Daemons that are killed while proxies with an open stdin are connected; the longest time until one had ended.
+/// Kills daemons while proxies with an open stdin are connected. Returns the longest time until one of these had ended.
 pub(super) fn deaths(rounds: u64, judges_time: bool) -> Check<Duration> {
     let mut longest = Duration::ZERO;
     for _ in 0..rounds {
@@ -210,18 +210,18 @@ pub(super) fn deaths(rounds: u64, judges_time: bool) -> Check<Duration> {
     Ok(longest)
 }
 
-/// A proxy whose daemon has read all that came through it.
+/// Starts a proxy whose daemon has read everything sent so far.
 fn connected(scene: &Scene) -> Check<(Proxy, std::process::ChildStdin)> {
     let mut proxy = Proxy::start(&scene.socket())?;
     let (mut stdin, mut stdout) = (proxy.stdin()?, proxy.stdout()?);
     stdin.write_all(PREFACE).map_err(|error| error.to_string())?;
     while !is_acknowledgement(&read_frame(&mut stdout)?) {}
-    // What else comes before the end is the daemon's.
+    // The rest of the output comes from the daemon and is ignored.
     thread::spawn(move || read_all(Some(stdout), &mut Vec::new()));
     Ok((proxy, stdin))
 }
 
-/// Header of the next HTTP/2 frame; its content is passed over.
+/// Reads the next HTTP/2 frame. Returns its header.
 fn read_frame(from: &mut impl Read) -> Check<[u8; 9]> {
     let mut header = [0; 9];
     from.read_exact(&mut header).map_err(|error| error.to_string())?;
@@ -230,7 +230,7 @@ fn read_frame(from: &mut impl Read) -> Check<[u8; 9]> {
     Ok(header)
 }
 
-/// The daemon has read our settings.
+/// True if the frame acknowledges our SETTINGS, so the daemon has read them.
 fn is_acknowledgement(header: &[u8; 9]) -> bool {
     header[3] == 4 && header[4] & 1 == 1
 }

@@ -1,4 +1,4 @@
-//! The far side of a proxy: a socket that echoes or follows a script. Both sides know the bytes.
+//! The server behind a proxy: a socket that echoes or follows a script. Both sides know the bytes to expect.
 
 use std::io::{Read, Write};
 use std::net::Shutdown;
@@ -13,13 +13,13 @@ use crate::daemon::PATIENCE;
 use crate::random::Random;
 use crate::verdict::Check;
 
-/// Bytes of one read or write.
+/// Size of one read or write.
 pub(super) const CHUNK: usize = 64 << 10;
 
-/// Prime, so that bytes which moved by any power of two differ.
+/// Length of the repeated block. It is prime, so that bytes displaced by any power of two are noticed.
 const PERIOD: usize = 1_048_573;
 
-/// An endless text that is known everywhere, and another one.
+/// An endless pseudo-random text known to both sides, and another one for the other direction.
 pub(super) struct Content {
     block: Vec<u8>,
     other: Option<Box<Content>>,
@@ -33,7 +33,7 @@ impl Content {
         Self { block, other: Some(Box::new(other)) }
     }
 
-    /// The text of the other direction.
+    /// Returns the text of the other direction.
     pub(super) fn other(&self) -> &Content {
         self.other.as_deref().unwrap_or(self)
     }
@@ -43,7 +43,7 @@ impl Content {
         &part[..part.len().min(CHUNK)]
     }
 
-    /// The first `size` bytes of the text.
+    /// Sends the first `size` bytes of the text.
     pub(super) fn send(&self, size: u64, to: &mut impl Write, progress: &Progress) -> Check {
         let mut position = 0;
         while position < size {
@@ -56,7 +56,7 @@ impl Content {
         Ok(())
     }
 
-    /// Reads `size` bytes and compares them; `pause` is told how far it is after each read.
+    /// Reads `size` bytes and compares them with the text. Calls `pause` with the position after each read.
     pub(super) fn check(&self, size: u64, from: &mut impl Read, mut pause: impl FnMut(u64)) -> Check {
         let mut buffer = vec![0; CHUNK];
         let mut position = 0;
@@ -82,7 +82,7 @@ impl Content {
         Ok(())
     }
 
-    /// As [`Self::check`], and then the end.
+    /// Like [`Self::check`]. Then expects the end of the stream.
     pub(super) fn check_all(&self, size: u64, from: &mut impl Read) -> Check {
         self.check(size, from, |_| ())?;
         let mut rest = Vec::new();
@@ -95,12 +95,12 @@ pub(super) fn read_all(from: Option<impl Read>, into: &mut Vec<u8>) -> Check {
     from.map_or(Ok(0), |mut from| from.read_to_end(into)).map(drop).map_err(|error| error.to_string())
 }
 
-/// How much was written.
+/// Number of bytes written.
 #[derive(Default)]
 pub(super) struct Progress(AtomicU64);
 
 impl Progress {
-    /// Waits until all is written or nothing was for `still`; how much it is.
+    /// Waits until all is written, or nothing more for `still`. Returns the number of bytes written.
     pub(super) fn wait_until_full(&self, size: u64, still: Duration) -> u64 {
         let (mut last, mut since) = (self.0.load(Ordering::Relaxed), Instant::now());
         while last < size && (last == 0 || since.elapsed() < still) && since.elapsed() < PATIENCE {
@@ -114,7 +114,7 @@ impl Progress {
     }
 }
 
-/// A far side at work.
+/// A running server.
 pub(super) struct Far(JoinHandle<Check>);
 
 impl Far {
@@ -127,12 +127,12 @@ impl Far {
         Ok(Self(thread::spawn(move || script(accept(&listener)?))))
     }
 
-    /// Sends back what comes, on one connection.
+    /// Echoes on one connection.
     pub(super) fn echo(socket: &Path, _content: &Arc<Content>, _size: u64) -> Check<Self> {
         Self::serve(socket, echo)
     }
 
-    /// Sends back what comes, on each of `count` connections.
+    /// Echoes on each of `count` connections.
     pub(super) fn echo_all(socket: &Path, count: u64) -> Check<Self> {
         let listener = listen(socket)?;
         Ok(Self(thread::spawn(move || {
@@ -145,7 +145,7 @@ impl Far {
         })))
     }
 
-    /// Takes one text and sends the other at the same time; ends its half when it has sent it and all has come.
+    /// Reads one text and sends the other at the same time. Ends when both are complete.
     pub(super) fn two_streams(socket: &Path, content: &Arc<Content>, size: u64) -> Check<Self> {
         let content = Arc::clone(content);
         Self::serve(socket, move |mut connection| {
@@ -176,7 +176,7 @@ fn listen(socket: &Path) -> Check<UnixListener> {
     Ok(listener)
 }
 
-/// The next connection; a proxy that never comes is a miss and no hang.
+/// Accepts the next connection. Fails if none comes, so that the test does not hang.
 fn accept(listener: &UnixListener) -> Check<UnixStream> {
     let start = Instant::now();
     let connection = loop {

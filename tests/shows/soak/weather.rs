@@ -15,10 +15,10 @@ use crate::proc;
 use crate::random::Random;
 use crate::verdict::Check;
 
-/// Room for the state: what a daemon keeps free, and the logs of the jobs.
+/// Size of the disk: the space that a daemon keeps free, and the logs of the jobs.
 const DISK: &str = "size=160m,mode=0700";
 
-/// Something that begins and ends; odd while it lasts.
+/// A counter for a condition that begins and ends. It is odd while the condition lasts.
 #[derive(Default)]
 struct Spell(AtomicU64);
 
@@ -31,13 +31,13 @@ impl Spell {
         self.0.load(Ordering::SeqCst)
     }
 
-    /// Whether it lasted at any time since it was `then`.
+    /// True if the condition was present at any time since the counter was `then`.
     fn since(&self, then: u64) -> bool {
         then % 2 == 1 || self.now() != then
     }
 }
 
-/// What a job may blame, at its beginning.
+/// State of the counters when a job begins. It tells later which faults the job can have met.
 #[derive(Clone, Copy)]
 pub(crate) struct Mark {
     keeper: u64,
@@ -59,22 +59,22 @@ impl Weather {
         Mark { keeper: self.keeper.now(), disk: self.disk.now() }
     }
 
-    /// A keeper was killed since.
+    /// True if a keeper was killed since `mark`.
     pub(crate) fn interrupted(&self, mark: Mark) -> bool {
         self.keeper.since(mark.keeper)
     }
 
-    /// The disk was full since.
+    /// True if the disk was full at some time since `mark`.
     pub(crate) fn was_full(&self, mark: Mark) -> bool {
         self.disk.since(mark.disk)
     }
 }
 
-/// A small disk of its own for the state.
+/// A small file system for the state.
 pub(crate) struct Disk(PathBuf);
 
 impl Disk {
-    /// `None` where none can be mounted.
+    /// Mounts it. Returns `None` if that is not possible.
     pub(crate) fn mount(scene: &Scene) -> Option<Self> {
         let path = scene.state();
         fs::create_dir(&path).unwrap();
@@ -94,7 +94,7 @@ impl Disk {
         let mut file = File::create(self.filler()).unwrap();
         let chunk = vec![1; 1 << 20];
         while file.write_all(&chunk).is_ok() {}
-        // The rest of the last page.
+        // Fills the rest of the last page.
         while file.write_all(&[1; 64]).is_ok() {}
     }
 
@@ -109,7 +109,7 @@ impl Drop for Disk {
     }
 }
 
-/// Fills the disk now and then until `until`.
+/// Fills the disk at random times until `until`.
 pub(crate) async fn floods(disk: Arc<Disk>, weather: Arc<Weather>, mut random: Random, until: Instant) {
     while Instant::now() < until {
         tokio::time::sleep(Duration::from_millis(300) + random.micros(6_000_000)).await;
@@ -126,8 +126,8 @@ pub(crate) async fn floods(disk: Arc<Disk>, weather: Arc<Weather>, mut random: R
     }
 }
 
-/// Kills and stops daemon and keeper until `until`; without `kills` it only stops them. Gives back the daemon that
-/// serves in the end.
+/// Kills and stops daemon and keeper until `until`. Without `kills` it only stops them. Returns the daemon that serves
+/// in the end.
 pub(crate) async fn storm(
     scene: &Scene,
     options: &[&str],
@@ -160,7 +160,7 @@ pub(crate) async fn storm(
     Ok(daemon)
 }
 
-/// A daemon that serves. While the disk is full it may refuse to.
+/// Starts a daemon and waits until it serves. While the disk is full it can refuse to start, so this retries.
 async fn restart(scene: &Scene, options: &[&str], weather: &Weather) -> Check<Daemon> {
     let begun = Instant::now();
     loop {
@@ -177,7 +177,8 @@ async fn restart(scene: &Scene, options: &[&str], weather: &Weather) -> Check<Da
     }
 }
 
-/// The living keeper of the scene; its number may be another's when it is dead.
+/// Returns the pid of the scene's living keeper. The pid in its file can belong to another process if the keeper is
+/// dead.
 fn keeper(scene: &Scene) -> Option<u32> {
     let folder = scene.state();
     let is_ours = |pid: &u32| proc::with_argument(folder.to_str().unwrap()).contains(pid);

@@ -23,12 +23,12 @@ pub(super) const ALL: [(&str, Behaviour); 6] = [
 
 pub(super) const SIZES: &str = "sizes that change";
 
-/// Frames of the spinner: on a screen that is given back there is none.
+/// True if the screen shows a frame of the spinner. A screen returned to the shell must have none.
 fn has_spinner(screen: &str) -> bool {
     screen.contains(|c: char| ('\u{2800}'..='\u{28ff}').contains(&c))
 }
 
-/// The region is removed before the shell has the terminal, and is back with `fg`.
+/// Ctrl-Z removes the live region before the shell gets the terminal. `fg` brings it back.
 fn suspended() -> Check {
     let session = Session::open(80, 24)?;
     session.write("job.yml", &job("echo waiting; until [ -e go ]; do sleep 0.05; done; echo on"))?;
@@ -47,7 +47,7 @@ fn suspended() -> Check {
     Ok(())
 }
 
-/// A job with much output ends while its terminal takes nothing, and all of it is there afterwards.
+/// A job with much output ends while its terminal accepts nothing. All output is there afterwards.
 fn fault_93_a_terminal_that_hangs_holds_up_printing_alone() -> Check {
     const LINES: u32 = 20_000;
     let session = Session::open(80, 24)?;
@@ -72,7 +72,7 @@ fn fault_93_a_terminal_that_hangs_holds_up_printing_alone() -> Check {
     }
 }
 
-/// Nobody has to bring a terminal back to life to leave a job.
+/// The user can leave a job without first resuming the terminal.
 fn fault_93_a_second_ctrl_c_leaves_a_terminal_that_hangs() -> Check {
     let session = Session::open(80, 24)?;
     session.write("job.yml", &job("trap '' TERM; echo waiting; while :; do sleep 0.1; done"))?;
@@ -84,10 +84,10 @@ fn fault_93_a_second_ctrl_c_leaves_a_terminal_that_hangs() -> Check {
     appears(&session.path("left"))
 }
 
-/// Script that prints more than all buffers on the way to a terminal hold.
+/// Script that prints more than all buffers before a terminal hold.
 const FLOOD: &str = "trap 'touch cancelled; exit 1' TERM; seq 400000; touch ran; while :; do sleep 0.1; done";
 
-/// Neither the job nor a signal waits for a terminal program that reads nothing, whatever the format.
+/// A terminal program that reads nothing delays neither the job nor a signal, in any format.
 fn fault_93_a_signal_ends_run_though_nobody_reads_its_output() -> Check {
     for format in ["pretty", "plain", "raw", "json"] {
         let session = Session::open(80, 24)?;
@@ -108,7 +108,7 @@ fn fault_93_a_signal_ends_run_though_nobody_reads_its_output() -> Check {
     Ok(())
 }
 
-/// `follow` ends with the first signal and leaves the job alone.
+/// `follow` ends with the first signal. The job goes on.
 fn fault_93_a_signal_ends_follow_though_nobody_reads_its_output() -> Check {
     for format in ["--output pretty", "--output plain", "--output raw", "--output json"] {
         let session = Session::open(80, 24)?;
@@ -121,7 +121,7 @@ fn fault_93_a_signal_ends_follow_though_nobody_reads_its_output() -> Check {
              step-runner finish example; kill $daemon; wait"
         );
         session.start("", &line)?;
-        // Some of the output is on the terminal, and more is to come.
+        // Some of the output is on the terminal, and more is pending.
         session.shows("the first lines", |screen| {
             screen.lines().filter(|line| line.contains("11")).count() > 1
         })?;
@@ -129,13 +129,13 @@ fn fault_93_a_signal_ends_follow_though_nobody_reads_its_output() -> Check {
         let check = interrupt(&session).and_then(|()| appears(&session.path("left")));
         drop(reader);
         check.map_err(|miss| format!("follow {format}: {miss}"))?;
-        // The daemon ends before its folder does.
+        // Waits until the daemon has ended, before its folder is removed.
         session.over()?;
     }
     Ok(())
 }
 
-/// Sends the signal of Ctrl-C to the process whose id the command has written.
+/// Sends SIGINT, as Ctrl-C does, to the process whose id the command has written.
 fn interrupt(session: &Session) -> Check {
     let started = session.path("started");
     appears(&started)?;
@@ -149,7 +149,7 @@ fn signal(id: &str, signal: rustix::process::Signal) -> Check {
     rustix::process::kill_process(id, signal).map_err(|error| error.to_string())
 }
 
-/// The terminal program of a session, stopped. It goes on when this value is dropped.
+/// Stops the terminal program of a session. It continues when this value is dropped.
 struct Stopped(String);
 
 impl Stopped {
@@ -166,10 +166,10 @@ impl Drop for Stopped {
     }
 }
 
-/// Output that is printed while the size of the terminal changes so many times is there once and in order, and nothing
-/// else is left on the screen. Returns figures.
+/// Checks that output which is printed during many changes of the terminal's size is there once and in order, and that
+/// nothing else is left on the screen. Returns figures.
 pub(super) fn sizes_that_change(seed: u64, changes: u32) -> Check<String> {
-    // Lines of 1 to 25 words, in two parts: some frames show a line that is not complete.
+    // Prints lines of 1 to 25 words in two parts, so that some frames show an incomplete line.
     const SCRIPT: &str = "until [ -e go ]; do sleep 0.05; done; n=0; \
         until [ -e stop ]; do n=$((n + 1)); printf '%s ' w$n.0; w=0; line=; \
         until [ $w = $((n % 25)) ]; do w=$((w + 1)); line=\"$line w$n.$w\"; done; \
@@ -223,7 +223,7 @@ fn is_numbered(word: &str) -> bool {
         .is_some_and(|(line, word)| is_number(line) && is_number(word))
 }
 
-/// The end of a terminal cancels the job, as it always has.
+/// Closing the terminal cancels the job.
 fn closed() -> Check {
     let session = Session::open(80, 24)?;
     session.write(

@@ -6,10 +6,10 @@ use crate::verdict::{Check, percentile};
 /// Rounds of a job without and a job with a viewer.
 const ROUNDS: usize = 5;
 
-/// Most that a viewer may cost, in percent.
+/// Most that a viewer can cost, in percent.
 const MOST: u64 = 3;
 
-/// Compares the time of a step that prints so many lines, without and with a viewer; figures for people.
+/// Compares the time of a step that prints this many lines, without and with a viewer. Returns figures.
 pub(super) fn measured(lines: u64, judges: bool) -> Check<String> {
     let session = Session::open(100, 40)?;
     let script = format!(

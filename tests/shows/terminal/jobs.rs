@@ -3,24 +3,24 @@
 use super::session::Session;
 use crate::verdict::Check;
 
-/// Deed of a user while a job runs. It returns the screen, or `None` for the one at the end.
+/// Action of a user while a job runs. It returns the screen to compare, or `None` for the screen at the end.
 type Act = fn(&Session) -> Check<Option<String>>;
 
-/// A job, and the way to the screen that is compared.
+/// A job, and the actions that lead to the compared screen.
 pub(super) struct Job {
     pub(super) name: &'static str,
     /// Documents by file name.
     files: &'static [(&'static str, &'static str)],
     line: &'static str,
     act: Option<Act>,
-    /// It stands in the documentation.
+    /// True if the documentation shows its picture.
     pub(super) has_picture: bool,
 }
 
 const RUN: &str = "step-runner run job.yml --id example";
 
 impl Job {
-    /// Returns the screen in a terminal of so many columns.
+    /// Returns the screen in a terminal of this width.
     pub(super) fn screen(&self, columns: u16, color: bool) -> Check<String> {
         let session = Session::open(columns, 40)?;
         for (name, text) in self.files {
@@ -71,7 +71,7 @@ pub(super) fn all() -> Vec<Job> {
             ..job("cancel", &[("job.yml", WAITS)])
         },
         Job {
-            // The keeper soon ends what its daemon leaves.
+            // A short wait, so that the keeper soon ends what its daemon leaves.
             line: "step-runner serve --socket d.sock --state-dir state --keeper-wait 10s 2>/dev/null & \
                    until [ -S d.sock ]; do sleep 0.1; done; \
                    step-runner submit job.yml --socket d.sock --id example >/dev/null; \

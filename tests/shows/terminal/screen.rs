@@ -1,10 +1,10 @@
-//! Removes from screens what differs from run to run.
+//! Replaces parts of screens that differ from run to run.
 
 use std::fmt::Write as _;
 
 use super::pen;
 
-/// Returns a screen in which times, sizes and bars stand for themselves, and escape sequences can be read.
+/// Returns a screen in which placeholders replace times, sizes and bars, and escape sequences are readable.
 pub(super) fn normal(screen: &str) -> String {
     let mut lines: Vec<String> = Vec::new();
     let mut in_totals = false;
@@ -14,7 +14,7 @@ pub(super) fn normal(screen: &str) -> String {
             && plain.starts_with(|c: char| c.is_ascii_digit() || c.is_ascii_lowercase())
             && !is_own(&plain)
         {
-            // Where the totals are wrapped depends on the figures.
+            // The place where the totals wrap depends on the figures.
             continue;
         }
         in_totals = plain.starts_with("job succeeded");
@@ -29,17 +29,17 @@ pub(super) fn normal(screen: &str) -> String {
     lines.join("\n") + "\n"
 }
 
-/// True once the step of a job has printed that it waits.
+/// True once the step of a job has printed `waiting`.
 pub(super) fn waits(screen: &str) -> bool {
     screen.lines().any(|line| without_colors(line).trim_end().ends_with(" waiting"))
 }
 
-/// True for lines that follow the totals and are none.
+/// True for lines behind the totals that do not belong to them.
 fn is_own(line: &str) -> bool {
     line.starts_with("exit code") || line.contains(" = ")
 }
 
-/// Replaces the number of a step beside a bar: which of many took longest differs.
+/// Replaces the step's number beside a bar, since any of several equal steps can take longest.
 fn without_numbers(line: &str) -> String {
     let Some((before, after)) = line.split_once("step").filter(|_| line.contains("BAR")) else {
         return line.to_owned();
@@ -77,7 +77,7 @@ fn figures(line: &str) -> String {
             while characters.get(at).is_some_and(|c| is_bar(*c)) {
                 at += 1;
             }
-            // Blanks fill the bar up, perhaps behind the end of its colour.
+            // Blanks fill up the bar, possibly behind the end of its colour.
             let color: String = characters[at..].iter().take_while(|c| **c != ' ').collect();
             at += color.chars().count();
             while characters.get(at) == Some(&' ') {
@@ -99,7 +99,7 @@ fn is_bar(character: char) -> bool {
     ('\u{2588}'..='\u{258f}').contains(&character)
 }
 
-/// True if what is behind `before` follows an escape sequence.
+/// True if the text `before` ends with an escape sequence.
 fn follows_color(before: &[char]) -> bool {
     before.last() == Some(&'m') && before.iter().rev().take(8).any(|c| *c == '\x1b')
 }
@@ -109,7 +109,7 @@ fn time_of_day(text: &[char]) -> Option<usize> {
     (shape == "00:00:00").then_some(8)
 }
 
-/// `1.2s`.
+/// Returns the length of a duration such as `1.2s` at the start of the text.
 fn duration(text: &[char]) -> Option<usize> {
     let digits = text.iter().take_while(|c| c.is_ascii_digit()).count();
     let rest: String = text.get(digits..)?.iter().take(3).collect();

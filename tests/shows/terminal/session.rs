@@ -1,4 +1,4 @@
-//! A tmux server of its own with one session.
+//! A tmux server with one session.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -8,16 +8,16 @@ use crate::verdict::Check;
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_step-runner");
 
-/// How long a screen may take to show what is waited for.
+/// Longest time until a screen shows the expected content.
 const PATIENCE: Duration = Duration::from_mins(1);
 
-/// How long a command line may take: some print a million lines several times.
+/// Longest time of a command line. Some print a million lines several times.
 const ALL_OF_IT: Duration = Duration::from_mins(15);
 
-/// Sentence in front of what a shell prints when the command line is over.
+/// Text that the shell prints before the exit code when the command line has ended.
 pub(super) const OVER: &str = "exit code of the command: ";
 
-/// Terminal of some size, in which a command runs. It ends with this value.
+/// A terminal of a given size in which a command runs. Dropped, it is closed.
 pub(super) struct Session {
     pub(super) folder: tempfile::TempDir,
 }
@@ -29,14 +29,14 @@ impl Session {
         let session = Self { folder };
         let shell = "exec env -i PS1= PATH=\"$PATH\" TERM=\"$TERM\" HOME=/ LC_ALL=C.UTF-8 sh";
         let (columns, rows) = (columns.to_string(), rows.to_string());
-        // A limit holds for windows made after it.
+        // The history limit applies only to windows made after it is set.
         session.tmux(&[
             "-f",
             "/dev/null",
             "set-option",
             "-g",
             "history-limit",
-            // The tests count lines, so none may leave the history.
+            // The tests count lines, so the history must hold all of them.
             "1000000",
             ";",
             "new-session",
@@ -55,7 +55,7 @@ impl Session {
         Ok(session)
     }
 
-    /// Path of a file that steps can wait for or make.
+    /// Returns the path of a file that steps can wait for or make.
     pub(super) fn path(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }
@@ -79,7 +79,7 @@ impl Session {
         self.tmux(&["send-keys", key]).map(drop)
     }
 
-    /// Starts a command line in the folder, with the program's folder in front of the path; `over` waits for its end.
+    /// Starts a command line in the folder, with the program's folder first on the PATH. `over` waits for its end.
     pub(super) fn start(&self, environment: &str, line: &str) -> Check {
         let script = format!(
             "trap : INT; {} {environment}\n{line}\n{}\n",
@@ -90,14 +90,14 @@ impl Session {
         self.types(&format!("sh {}", self.path("command.sh").display()))
     }
 
-    /// Types a command line into the shell itself, which can stop it and go on with it: a script between them would be
-    /// stopped before its command has tidied up. `over` waits for the end of [`Session::go_on`].
+    /// Types a command line directly into the shell, which can suspend and resume it. A script in between would be
+    /// suspended before its command has cleaned up. `over` waits for the end of [`Session::go_on`].
     pub(super) fn start_in_shell(&self, line: &str) -> Check {
         self.types(&self.go_to_folder())?;
         self.types(line)
     }
 
-    /// Goes on with the stopped command.
+    /// Resumes the suspended command.
     pub(super) fn go_on(&self) -> Check {
         self.types(&format!("fg; {}", self.report_exit_code()))
     }
@@ -111,7 +111,7 @@ impl Session {
         format!("echo \"{OVER}$?\"; tmux -S {} wait-for -S over", self.socket().display())
     }
 
-    /// Waits until the command line is over and the terminal shows all of it.
+    /// Waits until the command line has ended and the terminal shows all of its output.
     pub(super) fn over(&self) -> Check {
         self.tmux_within(ALL_OF_IT, &["wait-for", "over"])?;
         self.shows("the exit code", |screen| screen.contains(OVER)).map(drop)
@@ -141,13 +141,13 @@ impl Session {
         Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
     }
 
-    /// Returns the lines of the screen and its history without colours. Lines that the terminal has wrapped are whole.
+    /// Returns the lines of the screen and its history without colours. Wrapped lines are joined.
     pub(super) fn whole_lines(&self) -> Check<Vec<String>> {
         let output = self.tmux(&["capture-pane", "-p", "-J", "-S", "-"])?;
         Ok(String::from_utf8_lossy(&output.stdout).lines().map(str::to_owned).collect())
     }
 
-    /// Waits until the screen is as `wanted` says, and returns it.
+    /// Waits until `wanted` holds for the screen, and returns it.
     pub(super) fn shows(&self, what: &str, wanted: impl Fn(&str) -> bool) -> Check<String> {
         let start = Instant::now();
         loop {
@@ -177,7 +177,7 @@ impl Session {
             .arg(self.socket())
             .args(words)
             .env("TERM", "screen-256color")
-            // Without it tmux takes the login shell of the user, who may have none.
+            // Otherwise tmux would start the user's login shell, which can be missing.
             .env("SHELL", "/bin/sh");
         let output = command.env_remove("TMUX").output().map_err(|error| format!("tmux: {error}"))?;
         if output.status.success() {

@@ -13,10 +13,10 @@ use step_runner::model::JobKey;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-/// Most bytes of a record in one answer: so few that each record has several.
+/// Most bytes of a record in one answer. It is so small that a record takes several answers.
 const PIECE: usize = 1_000;
 
-/// A record as it is read.
+/// Returns a record in the form in which it is read.
 fn stream(record: &[Vec<u8>]) -> Vec<u8> {
     record.iter().flat_map(|event| [&(event.len() as u32).to_le_bytes(), event.as_slice()].concat()).collect()
 }
@@ -112,7 +112,7 @@ impl Keeper {
         }
     }
 
-    /// Asks what lives of a job to end; the shorter grace counts.
+    /// Asks the job's processes to end. Of several graces the shorter one counts.
     pub(super) fn stop(&mut self, key: JobKey, grace: Duration) {
         let Some(job) = self.jobs.get_mut(&key) else { return };
         let now = Instant::now();

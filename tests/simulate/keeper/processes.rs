@@ -1,4 +1,4 @@
-//! Imaginary processes, from their start to the end of their job.
+//! Simulated processes, from their start to the end of their job.
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -21,7 +21,8 @@ impl Keeper {
         }
     }
 
-    /// How many processes of the job live, and whether a step is among them; `None`: it is not the one it was.
+    /// Returns how many processes of the job live, and true if a step runs. `None` if the key belongs to another job
+    /// now.
     fn living(&self, key: JobKey, tag: u128) -> Option<(u32, bool)> {
         let job = self.jobs.get(&key).filter(|_| self.has(key, tag))?;
         Some((self.account.borrow().alive.get(&tag).copied().unwrap_or(0), job.running.is_some()))
@@ -33,7 +34,7 @@ impl Keeper {
         }
     }
 
-    /// The job is still the one it was.
+    /// True if the key still belongs to the job with this tag.
     fn has(&self, key: JobKey, tag: u128) -> bool {
         self.is_alive && self.jobs.get(&key).is_some_and(|job| job.tag == tag)
     }
@@ -48,7 +49,7 @@ pub(super) fn start(shared: &Shared, spawn: &SpawnStep) {
     let busy = job.running.is_some() || job.closing;
     let ended = job.end.borrow().is_some();
     if ended {
-        // As the real one does: an end was asked for before.
+        // As in the real keeper, a step is not started after an end was asked for.
         let over = StepOver {
             step,
             end: StepEnd::NotStarted { what: "cancelled".into(), errno: 125 },
@@ -89,7 +90,7 @@ pub(super) fn start(shared: &Shared, spawn: &SpawnStep) {
     tokio::task::spawn_local(async move { run(shared, key, tag, step, program, end).await });
 }
 
-/// One process from its start to its end.
+/// Runs one process from its start to its end.
 async fn run(
     shared: Shared,
     key: JobKey,
@@ -129,7 +130,7 @@ async fn run(
     job.running = None;
     job.over.push(over.clone());
     let mut account = keeper.account.borrow_mut();
-    // What it leaves running lives until the job's end.
+    // Left-over processes live until the end of the job.
     let left = account.alive.get(&tag).copied().unwrap_or(1) - 1 + program.left;
     account.alive.insert(tag, left);
     drop(account);
@@ -138,12 +139,12 @@ async fn run(
     }
 }
 
-/// Whether this keeper has a fault, so that it is seen whether the oracle finds it.
+/// True if this fault is enabled in the keeper. The oracle must detect it.
 pub(super) fn is_put_in(fault: &str) -> bool {
     fail::eval(&format!("simulate::keeper::{fault}"), |_| ()).is_some()
 }
 
-/// Lives until a moment; the signal that ends it before.
+/// Lives until `until`. Returns the signal if one ends it before.
 async fn live(
     end: &mut watch::Receiver<Option<Ending>>,
     until: Instant,
@@ -163,7 +164,7 @@ async fn live(
         }
         let wake = asked.map_or(until, |ending| ending.kill_at.min(until));
         match timeout_at(wake, end.changed()).await {
-            // Its job is dropped: it is killed.
+            // The job was dropped, so the process is killed.
             Ok(Err(_)) => return Some(9),
             Err(_) if wake >= until => return None,
             Ok(Ok(())) | Err(_) => {}
@@ -171,7 +172,7 @@ async fn live(
     }
 }
 
-/// Ends what is left and closes the log.
+/// Ends all remaining processes and closes the log.
 pub(super) fn close(shared: &Shared, key: JobKey, grace: Duration, lines: Vec<String>) {
     let (tag, end) = {
         let mut keeper = shared.borrow_mut();
@@ -191,7 +192,7 @@ pub(super) fn close(shared: &Shared, key: JobKey, grace: Duration, lines: Vec<St
                 sleep(Duration::from_millis(1)).await;
                 continue;
             }
-            // Left-over processes: half of them end when asked, the others are killed.
+            // Left-over processes: some end when asked, the others are killed after the grace.
             if alive.is_multiple_of(2) {
                 sleep_until(kill_at).await;
             } else {

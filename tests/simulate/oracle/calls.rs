@@ -47,7 +47,7 @@ impl Oracle {
         self.finish_at.insert(id, now);
         *self.finishing.entry(id).or_default() += 1;
         let name = format!("job-{id}");
-        // A Run under way is ordered before it: its job too is finished.
+        // A Run in progress is ordered before this Finish, so its job is finished too.
         for (_, life) in self.lives.iter_mut().filter(|((known, _), life)| *known == name && !life.gone) {
             life.finish_asked = true;
         }

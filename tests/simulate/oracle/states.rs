@@ -8,7 +8,7 @@ use step_runner::actors::view::JobStatus;
 use step_runner::model::{EndClass, JobState};
 
 impl Oracle {
-    /// All jobs as Status shows them now.
+    /// Checks all jobs as Status shows them now.
     pub(crate) fn observe(&mut self, jobs: &[JobStatus]) {
         let now = self.now();
         let mut present = BTreeSet::new();
@@ -43,7 +43,7 @@ impl Oracle {
         }
     }
 
-    /// A job of this content ran its first step.
+    /// Records that a job of this content has run its first step.
     fn executed(&mut self, content: u64) {
         let (id, content) = (content / 10, content % 10);
         if let Some(life) = self.present.iter().find(|(name, _)| *name == format!("job-{id}")).cloned() {
@@ -59,11 +59,11 @@ impl Oracle {
     fn observe_one(&mut self, key: (String, i64), status: &JobStatus, now: Duration) {
         let (armed_now, looked) = (self.armed_now, self.looked);
         let life = self.lives.entry(key.clone()).or_insert_with(|| {
-            // Those of the last round are finished by the simulator itself.
+            // The simulator itself finishes the jobs of the last round.
             let id = key.0.strip_prefix("job-").and_then(|id| id.parse().ok());
             let finish_asked =
                 id.is_none_or(|id: u64| self.finishing.get(&id).is_some_and(|count| *count > 0));
-            // Its keeper may have died while it was being registered.
+            // The keeper can have died while the job was being registered.
             let keeper_died = self.died_at.is_some_and(|at| at + Duration::from_secs(2) >= now);
             Life { armed: armed_now, finish_asked, keeper_died, ..Life::default() }
         });
@@ -112,7 +112,7 @@ impl Oracle {
         }
     }
 
-    /// Whether a job may end as it did.
+    /// Checks that the job had a reason to end this way.
     fn judge_end(&self, key: &(String, i64), class: EndClass, status: &JobStatus, now: Duration) {
         let Some(life) = self.lives.get(key) else { return };
         let internal = status.message.starts_with("internal");
@@ -141,7 +141,7 @@ impl Oracle {
         }
     }
 
-    /// The shortest time limit among the requests of an id.
+    /// Returns the shortest time limit among the requests of an id.
     fn shortest_limit(&self, key: &(String, i64)) -> Duration {
         let id = key.0.strip_prefix("job-").and_then(|id| id.parse::<usize>().ok());
         let limits = id.and_then(|id| self.limits.get(id));
@@ -159,7 +159,7 @@ impl Oracle {
             let text = format!("{} vanished: nobody finished it; ended {:?}", key.0, life.ended);
             self.wrong(text);
         }
-        // The last request of an id is remembered, whoever removed its job.
+        // The last request of an id is remembered, whoever removed the job.
         let content = self.contents.get(key).copied();
         if let Some(id) = key.0.strip_prefix("job-").and_then(|id| id.parse::<u64>().ok()) {
             self.remembered.retain(|(known, _), _| *known != id);
@@ -170,7 +170,7 @@ impl Oracle {
     }
 }
 
-/// A state never goes back.
+/// Returns the order of states. A job never goes back to an earlier one.
 const fn rank(state: JobState) -> u8 {
     match state {
         JobState::Queued => 0,

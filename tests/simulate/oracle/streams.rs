@@ -1,4 +1,4 @@
-//! Checks what followers of logs and of steps read.
+//! Checks the data that followers of logs and steps receive.
 
 use super::{Follower, Oracle};
 use step_runner::actors::trace_sink::StoredKind;
@@ -7,7 +7,7 @@ use step_runner::grpc::stored_kind;
 use step_runner::model::{Reason, Refusal};
 
 impl Oracle {
-    /// Longest part of a log that anybody has seen.
+    /// Returns the length of the longest part of a log that a follower has received.
     pub(crate) fn seen(&self, id: u64, life: i64) -> u64 {
         self.lives.get(&(format!("job-{id}"), life)).map_or(0, |life| life.log.len() as u64)
     }

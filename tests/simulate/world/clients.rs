@@ -1,4 +1,4 @@
-//! Calls of clients. Each call is a task of its own that may give up.
+//! Calls of clients. Each call is a task that can be given up.
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -19,7 +19,7 @@ impl World {
         }
     }
 
-    /// A call, which may be given up; it ends with the daemon.
+    /// Starts a call, which can be given up. It ends with the daemon.
     fn call(&self, leaves: Option<u64>, work: impl Future<Output = ()> + 'static) {
         let Some(daemon) = &self.daemon else { return };
         let call = daemon.set.spawn_local(work);

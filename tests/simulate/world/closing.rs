@@ -1,4 +1,4 @@
-//! The end of a run: the conditions that must hold once everything has ended.
+//! The end of a run: conditions that must hold once everything has ended.
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use step_runner::actors::handle::JobsHandle;
 use step_runner::model::JobId;
 
 impl World {
-    /// Everything comes to its end: all jobs are finished, nothing of them is left, all slots are free.
+    /// Finishes all jobs and checks that nothing of them is left and all slots are free.
     pub(super) async fn close(&mut self) {
         self.armed.iter().for_each(::fail::remove);
         if self.is_paused {
@@ -50,7 +50,7 @@ impl World {
         self.check_disk();
     }
 
-    /// As many jobs as there are slots run at once, and no more.
+    /// Checks that as many jobs as there are slots run at once, and no more.
     async fn slots(&self, jobs: &JobsHandle) {
         let slots = match (self.max_running, self.schedule.per_project) {
             (0, Some(most)) => most,

@@ -1,4 +1,4 @@
-//! The host as the daemon sees it: simulated keepers, and clocks that the run sets.
+//! The simulated host of the daemon: simulated keepers, and clocks that the run sets.
 
 use std::cell::{Cell, RefCell};
 use std::path::PathBuf;
@@ -18,15 +18,15 @@ use tokio::io::DuplexStream;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
-/// Room between daemon and keeper.
+/// Buffer size of the connection between daemon and keeper.
 const WIRE: usize = 1 << 16;
 
 thread_local! {
-    /// The keeper of this thread's run, and how one is started.
+    /// State of this thread's run: its keeper, and the data to start one.
     pub(super) static PLAYED: RefCell<Option<Played>> = const { RefCell::new(None) };
 }
 
-/// What the host is asked, which has no room for what belongs to a thread.
+/// State behind [`Stage`], which cannot hold thread-local data itself.
 pub(super) struct Played {
     pub(super) keeper: Option<keeper::Shared>,
     pub(super) state: PathBuf,
@@ -34,7 +34,8 @@ pub(super) struct Played {
     pub(super) account: Rc<RefCell<Account>>,
     pub(super) wrongs: Wrongs,
     pub(super) started: u64,
-    /// Connections for the keeper. It takes them among its own tasks: those of the daemon die with the daemon.
+    /// Passes connections to the keeper, which serves them among its own tasks. Tasks of the daemon would die with the
+    /// daemon.
     pub(super) door: mpsc::UnboundedSender<(keeper::Shared, DuplexStream)>,
 }
 
@@ -77,7 +78,7 @@ impl Host for Stage {
     }
 
     fn kill(&self, _: &Remains, _: Duration) -> Vec<u32> {
-        // What a keeper ran died with it.
+        // The processes of a keeper died with it.
         Vec::new()
     }
 }
@@ -90,13 +91,13 @@ pub(super) fn living() -> Option<keeper::Shared> {
 
 /// Virtual clocks.
 pub(super) struct Virtual {
-    /// Start of the run.
+    /// Time at which the run started.
     pub(super) dawn: Instant,
-    /// Start of the daemon.
+    /// Time at which the daemon started.
     pub(super) start: Instant,
-    /// How far the wall clock has jumped.
+    /// Seconds by which the wall clock has jumped.
     pub(super) jumped: Rc<Cell<i64>>,
-    /// The wall clock never says the same twice.
+    /// Number of reads of the wall clock. It makes each reading different.
     pub(super) asked: Rc<Cell<u64>>,
     pub(super) boot: Rc<Cell<u64>>,
 }

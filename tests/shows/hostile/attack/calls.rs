@@ -1,4 +1,4 @@
-//! Calls that are each valid, but too many, never read, or abandoned.
+//! Valid calls that are too many, never read, or abandoned.
 
 use std::io;
 
@@ -45,7 +45,7 @@ fn run_request(id: String) -> Vec<u8> {
     v1::RunRequest { id, steps, ..v1::RunRequest::default() }.encode_to_vec()
 }
 
-/// Clients that go away between, and within, any two calls.
+/// Clients that disconnect between or within calls.
 pub(super) fn vanishing(field: &Field, thread: usize) -> Tally {
     let mut random = Random::new(field.seed + thread as u64);
     let mut tally = Tally::default();
@@ -75,13 +75,13 @@ pub(super) fn vanishing(field: &Field, thread: usize) -> Tally {
     tally
 }
 
-/// Ids of the jobs that [`vanishing`] and [`run_storm`] may leave.
+/// Returns the ids of jobs that [`vanishing`] and [`run_storm`] can leave behind.
 pub(crate) fn leftovers() -> impl Iterator<Item = String> {
     let vanish = (0..8).flat_map(|thread| (0..4).map(move |n| format!("vanish-{thread}-{n}")));
     vanish.chain((0..8).flat_map(|thread| (0..25).map(move |n| format!("storm-{thread}-{n}"))))
 }
 
-/// Runs of new jobs, of the same ones, and of what is none, as fast as they are answered.
+/// Calls Run with new jobs, with repeated ones and with invalid ones, as fast as they are answered.
 pub(super) fn run_storm(field: &Field, thread: usize) -> Tally {
     let mut tally = Tally::default();
     while field.goes_on() {
@@ -120,7 +120,7 @@ pub(super) fn storm(field: &Field, thread: usize, wire: &mut Wire, tally: &mut T
     Ok(())
 }
 
-/// Reads until so many calls have ended.
+/// Reads until `count` calls have been answered.
 fn answered(field: &Field, wire: &mut Wire, mut count: usize) -> io::Result<()> {
     while count > 0 && field.goes_on() {
         match wire.receive() {

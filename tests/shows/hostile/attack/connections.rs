@@ -5,7 +5,7 @@ use std::io;
 use super::{Field, PATIENCE, Tally};
 use crate::hostile::frames::{self, Wire};
 
-/// 1,000 that connect and say nothing, and again.
+/// Opens 1,000 connections that send nothing, repeatedly.
 pub(super) fn silent(field: &Field, _: usize) -> Tally {
     crowd(field, |wire| wire.patience(PATIENCE))
 }

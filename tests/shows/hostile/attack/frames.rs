@@ -3,7 +3,7 @@
 use super::{BATCH, Field, Tally, flooded};
 use crate::hostile::frames::{self, END_HEADERS, frame, kind};
 
-/// Odd numbers of streams: batch N has its own.
+/// Returns the number of a client stream; each batch has its own.
 fn stream_of(batch: u64, at: usize) -> u32 {
     (batch as u32 * BATCH as u32 + at as u32) * 2 + 1
 }
@@ -21,7 +21,7 @@ pub(super) fn rapid_resets(field: &Field, _: usize) -> Tally {
     flooded(field, write)
 }
 
-/// Calls without end and without a body, more than a connection may carry.
+/// Starts more calls than a connection can carry. They have no body and do not end.
 pub(super) fn headers(field: &Field, _: usize) -> Tally {
     let headers = frames::call_headers("Status");
     let write = |batch| {
@@ -31,7 +31,7 @@ pub(super) fn headers(field: &Field, _: usize) -> Tally {
     flooded(field, write)
 }
 
-/// One list of headers that does not end.
+/// Sends a list of headers that does not end.
 pub(super) fn continuation(field: &Field, _: usize) -> Tally {
     let piece = frames::header(b"x-more", &[b'x'; 1_000]);
     let write = |batch| {

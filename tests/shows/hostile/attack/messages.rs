@@ -26,7 +26,7 @@ pub(super) fn huge_metadata(field: &Field, _: usize) -> Tally {
     flooded(field, write)
 }
 
-/// 33 MiB in one message.
+/// Sends messages of 33 MiB.
 pub(super) fn giant_messages(field: &Field, _: usize) -> Tally {
     let piece = frame(kind::DATA, 0, 1, &[0; MAX_FRAME]);
     let mut start = frame(kind::HEADERS, END_HEADERS, 1, &frames::call_headers("Run"));
@@ -40,7 +40,7 @@ pub(super) fn giant_messages(field: &Field, _: usize) -> Tally {
     flooded(field, write)
 }
 
-/// As many requests as a connection may carry, each almost as long as one may be, none of them ended.
+/// Sends as many requests as a connection can carry. Each is almost as long as allowed, and none ends.
 pub(super) fn held_messages(field: &Field, _: usize) -> Tally {
     let mut tally = Tally::default();
     let Ok(mut wire) = Wire::open(&field.socket) else { return tally };
@@ -59,7 +59,7 @@ fn fill(field: &Field, wire: &mut Wire, tally: &mut Tally) -> io::Result<()> {
         field.send(wire, &frame(kind::HEADERS, END_HEADERS, stream, &frames::call_headers("Run")))?;
         field.send(wire, &frame(kind::DATA, 0, stream, &prefix))?;
     }
-    // Four MiB of each: more than enough to see whether they are kept.
+    // Sends four MiB of each, which is more than enough to see if the daemon keeps them.
     for _ in 0..256 {
         for stream in (0..STREAMS).map(|number| number * 2 + 1) {
             if !credit.take(stream, MAX_FRAME as i64, || field.goes_on()) {
@@ -72,7 +72,7 @@ fn fill(field: &Field, wire: &mut Wire, tally: &mut Tally) -> io::Result<()> {
     Ok(())
 }
 
-/// The windows of a connection, kept by a thread that reads.
+/// The flow-control windows of a connection, updated by a thread that reads.
 struct Credit(std::sync::Arc<std::sync::Mutex<Windows>>);
 
 #[derive(Default)]
@@ -102,7 +102,7 @@ impl Credit {
                         let more = u32::from_be_bytes(frame.payload[..4].try_into().unwrap());
                         *windows.used.entry(frame.stream).or_default() -= i64::from(more);
                     }
-                    // A call that was answered takes no more.
+                    // Nothing more can be sent for a call that was answered.
                     kind::RST_STREAM | kind::HEADERS => {
                         windows.used.insert(frame.stream, i64::MAX / 2);
                     }
@@ -114,7 +114,7 @@ impl Credit {
         Ok(Self(windows))
     }
 
-    /// Waits for room on the stream and on the connection; `false` if there will be none soon.
+    /// Waits for room on the stream and the connection. Returns `false` if there is none for too long.
     fn take(&self, stream: u32, bytes: i64, goes_on: impl Fn() -> bool) -> bool {
         for _ in 0..100 {
             let mut windows = self.0.lock().unwrap();
@@ -138,7 +138,7 @@ impl Credit {
     }
 }
 
-/// Lengths that no message has.
+/// Sends message lengths that are not valid.
 pub(super) fn length_prefixes(field: &Field, _: usize) -> Tally {
     let headers = frames::call_headers("Run");
     let write = |batch: u64| {
@@ -155,7 +155,7 @@ pub(super) fn length_prefixes(field: &Field, _: usize) -> Tally {
 }
 
 pub(super) fn nested_messages(field: &Field, _: usize) -> Tally {
-    // Field 18, a map entry whose value is a list of lists; and a group within a group.
+    // Field 18: a map entry whose value is a list nested in lists. Field 902: nested groups.
     let groups: Vec<u8> = (0..20_000).flat_map(|_| [0xb3_u8, 0x38]).collect();
     let mut list = Vec::new();
     for _ in 0..400 {

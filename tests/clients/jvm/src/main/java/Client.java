@@ -43,8 +43,8 @@ import steprunner.v1.StepRunnerOuterClass.Variable;
 /**
  * A client with the default options of grpc-java: Client SOCKET CALLS RUNS FOLLOWERS QUIET
  *
- * <p>Says what it found, a line for each part, and asks the script that started it for what it cannot do itself
- * (scripts/clients).
+ * <p>It prints a line for each part of the test. It asks the script that started it (scripts/clients) to restart the
+ * daemon and to count connections.
  */
 public final class Client {
     private static final BufferedReader STDIN =
@@ -72,7 +72,7 @@ public final class Client {
         }
     }
 
-    /** Returns the script's answer. */
+    /** Sends a request to the script and returns its answer. */
     private static String ask(String what) throws IOException {
         System.out.println("ask " + what);
         return STDIN.readLine().strip();
@@ -107,7 +107,7 @@ public final class Client {
         return ByteString.copyFrom(pieces);
     }
 
-    /** Returns what the steps wrote: lines after time, stream and flag (docs/integrate/protocol.md). */
+    /** Returns the lines that the steps wrote, without time, stream and flag (docs/integrate/protocol.md). */
     private static String bodies(ByteString log) {
         return log.toStringUtf8().lines()
                 .filter(line -> line.startsWith("01O", 28))
@@ -119,7 +119,7 @@ public final class Client {
         return IntStream.rangeClosed(1, last).mapToObj(Integer::toString).collect(Collectors.joining(" "));
     }
 
-    /** Runs work on all numbers below count, some at a time. */
+    /** Calls work with all numbers below count, at most `at` at a time. */
     private static void parallel(int count, int at, Consumer<Integer> work) throws Exception {
         AtomicInteger next = new AtomicInteger();
         Callable<Void> worker = () -> {
@@ -145,7 +145,7 @@ public final class Client {
         return calls + " calls, " + connections + " connection";
     }
 
-    /** Takes a short job from Run to Finish; five kinds. */
+    /** Runs one of five kinds of short jobs, from Run to Finish. */
     private void oneRun(int n) {
         String id = "run-" + n;
         int kind = n % 5;
@@ -224,7 +224,7 @@ public final class Client {
         return "cancel";
     }
 
-    /** Repeats what is refused for now after the time that the daemon names. */
+    /** Follows the log. While that is refused for now, retries after the time that the daemon names. */
     private ByteString untilThereIsRoom(String id) throws Exception {
         while (true) {
             try {
@@ -238,7 +238,7 @@ public final class Client {
         }
     }
 
-    /** Asks for a PING each second; grpc-java makes it one each ten seconds. */
+    /** Asks for a PING each second; grpc-java raises that to ten seconds. */
     private static String keepAlive() {
         Client client = new Client(channel().keepAliveTime(1, TimeUnit.SECONDS).keepAliveTimeout(5, TimeUnit.SECONDS));
         client.run("quiet", "sleep " + quiet + "; echo awake");
@@ -292,7 +292,7 @@ public final class Client {
         return "errors with details";
     }
 
-    /** Follows a job over the death of its daemon, by offset. */
+    /** Follows a job while its daemon is killed and restarted, and resumes by offset. */
     private String restart() throws Exception {
         run("long", "for i in $(seq 30); do echo $i; sleep 0.1; done; exit 7");
         ByteString log = ByteString.EMPTY;
