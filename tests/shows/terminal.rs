@@ -3,7 +3,7 @@
 //! A golden screen is `tests/golden/terminal/NAME-COLUMNS[-color].txt`, with placeholders for times, sizes and bars.
 //! `--bless` rewrites these files and the pictures for the documentation. `--only NAME` takes one job or behaviour. The last part
 //! tests what no golden screen can show: Ctrl-Z, and a terminal that hangs, is closed or changes its size. `--seed N` repeats
-//! the sizes.
+//! the sizes. `--untimed` measures what a viewer costs a job, but does not judge it.
 
 mod behaviours;
 mod cost;
