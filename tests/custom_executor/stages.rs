@@ -65,7 +65,7 @@ fn pass(mut runner: Runner) {
     runner.left_nothing();
 }
 
-/// T1, T15 in custom-executor.md §15.
+/// T1 in custom-executor.md §15.
 #[test]
 fn a_full_pass_runs_each_stage_once_and_prints_what_its_script_prints() {
     pass(Runner::new());
