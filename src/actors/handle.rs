@@ -170,7 +170,7 @@ impl JobsHandle {
             .iter()
             .filter(is_due)
             .filter_map(|job| self.registry.view(&job.id))
-            .filter(|view| view.usage_is_older_than(USAGE_EVERY, now))
+            .filter(|view| view.may_ask_for_usage(USAGE_EVERY, now))
             .take(MOST_USAGES)
             .collect();
         if due.is_empty() {
@@ -181,7 +181,7 @@ impl JobsHandle {
         let Ok(usages) = self.supervisor.send(ReadUsages(keys)).await else { return };
         for (key, usage) in usages {
             let Some(view) = due.iter().find(|view| view.key == key) else { continue };
-            view.update(|state| state.uses(usage, now));
+            view.update(|state| state.uses(usage));
             if let Some(job) = jobs.iter_mut().find(|job| job.id == view.id) {
                 (job.cpu_time, job.peak_memory) = (usage.cpu_time, usage.peak_memory);
             }

@@ -60,8 +60,8 @@ pub struct JobViewState {
     pub cpu_time: Option<Duration>,
     /// Peak memory in bytes.
     pub peak_memory: Option<u64>,
-    /// When the two were read last, as [`clock::uptime`].
-    pub(super) usage_read: Duration,
+    /// When Status asked for the two last, as [`clock::uptime`].
+    pub(super) usage_asked: Duration,
     /// The running step.
     pub current: CurrentStep,
     /// Use of resources by the steps that have ended.
@@ -118,7 +118,7 @@ impl Default for JobViewState {
             steps_done: 0,
             cpu_time: None,
             peak_memory: None,
-            usage_read: Duration::ZERO,
+            usage_asked: Duration::ZERO,
             current: CurrentStep::default(),
             usage: None,
             since: Moment::AfterStart(clock::uptime()),
@@ -152,11 +152,10 @@ impl JobViewState {
         self.usage = [self.usage, usage].into_iter().flatten().reduce(StepUsage::and);
     }
 
-    /// Notes what the job's processes have used up to `now`, unless it has ended: its end tells more.
-    pub(super) fn uses(&mut self, usage: Usage, now: Duration) {
+    /// Notes what the job's processes have used so far, unless it has ended: its end tells more.
+    pub(super) fn uses(&mut self, usage: Usage) {
         if !matches!(self.state, JobState::Ended(_)) {
             (self.cpu_time, self.peak_memory) = (usage.cpu_time, usage.peak_memory);
-            self.usage_read = now;
         }
     }
 
@@ -244,9 +243,14 @@ impl JobView {
         (state.state, state.since)
     }
 
-    /// True if the use of resources was read longer ago than `age`.
-    pub(super) fn usage_is_older_than(&self, age: Duration, now: Duration) -> bool {
-        now.saturating_sub(self.state.lock().usage_read) >= age
+    /// True if the use of resources was asked for longer ago than `pause`; then it counts as asked for at `now`.
+    pub(super) fn may_ask_for_usage(&self, pause: Duration, now: Duration) -> bool {
+        let mut state = self.state.lock();
+        let is_due = now.saturating_sub(state.usage_asked) >= pause;
+        if is_due {
+            state.usage_asked = now;
+        }
+        is_due
     }
 
     /// True while the disk refuses the log of this running job.

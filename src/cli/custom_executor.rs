@@ -48,9 +48,9 @@ pub(super) struct Arguments {
 /// How a script gets to the daemon.
 #[derive(Clone, Copy, ValueEnum)]
 enum ScriptDelivery {
-    /// As a path, for a daemon that sees the same files
+    /// Sends the path; the daemon must see the same files
     Path,
-    /// As text in the request
+    /// Sends the text in the request
     Inline,
 }
 

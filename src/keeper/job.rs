@@ -16,7 +16,7 @@ use super::protocol::{
 use super::record::Record;
 use super::shared::{KeeperShared, Serial};
 use super::step::Step;
-use super::unfinished::UnfinishedLines;
+use super::unfinished::UnfinishedReports;
 use crate::journal::event::Event;
 use crate::model::{JobKey, LogChannel, text};
 
@@ -62,7 +62,7 @@ pub(super) struct Job {
     pub(super) is_synced: bool,
     /// Set while phrases are being prepared: requests for the job wait.
     pub(super) blocked: Option<Box<Blocked>>,
-    pub(super) unfinished: UnfinishedLines,
+    pub(super) unfinished: UnfinishedReports,
     /// Length of the log that the daemon was told last.
     told_len: u64,
     told_pending: bool,
@@ -109,7 +109,7 @@ impl Job {
             secret_files: std::mem::take(&mut hold.secret_files),
             is_synced: shared.state.is_synced(hold.key),
             blocked: None,
-            unfinished: UnfinishedLines::default(),
+            unfinished: UnfinishedReports::default(),
             told_pending: false,
             timer: None,
         })

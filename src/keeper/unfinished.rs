@@ -15,13 +15,13 @@ pub const UNFINISHED_EVERY: Duration = Duration::from_millis(100);
 
 /// Timer of the reports.
 #[derive(Default)]
-pub(super) struct UnfinishedLines {
+pub(super) struct UnfinishedReports {
     is_watched: bool,
     /// When the next report is due; `None` if there is nothing to report.
     due: Option<Instant>,
 }
 
-impl UnfinishedLines {
+impl UnfinishedReports {
     pub(super) const fn due(&self) -> Option<Instant> {
         self.due
     }

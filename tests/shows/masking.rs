@@ -5,7 +5,7 @@
 //!
 //! One set in four has a secret inside base64 that is broken into lines ([`lines`]).
 //!
-//! The same cases also go to a naive masker that looks at each write alone. It must leak; otherwise the cases would
+//! A naive masker, which looks at each write alone, gets the same cases. It must leak; otherwise the cases would
 //! prove nothing. The full count adds a case with the maximum number of secrets (row 40).
 
 mod lines;

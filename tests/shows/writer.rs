@@ -41,7 +41,7 @@ pub(crate) enum Pace {
     /// One line whenever `every` has passed. A gate holds back the lines after that many bytes until its file exists.
     /// So an event in the middle of the output happens there, however late it comes.
     Lines { every: Duration, gates: Vec<(u64, PathBuf)> },
-    /// The same block repeatedly, so that only writing costs time. Writes `first` bytes, waits until the file `go`
+    /// Repeats one block, so that only writing costs time. Writes `first` bytes, waits until the file `go`
     /// exists, then writes the rest, which is timed.
     Fast { first: u64, go: PathBuf },
 }

@@ -117,8 +117,8 @@ settings! {
     /// Logs of jobs in the service for GitLab Runner: with headers, without, or by the Runner's version
     /// (service.md §4.2).
     job_log_format: JobLogFormat = JobLogFormat::Auto;
-    /// Who may read the definitions of the services by gRPC reflection: the daemon's own user and root, all who may
-    /// call, or nobody (service.md §1).
+    /// Users that may read the definitions of the services by gRPC reflection: the daemon's own user and root, all who
+    /// may call, or nobody (service.md §1).
     reflection: Reflection = Reflection::Owner;
     /// Least level of the daemon's own log; by default `info`, under `steps serve` `warn` (connectors.md §2.1).
     log_level: Option<OperatorLevel> = None;
