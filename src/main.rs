@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use step_runner::process::WipingAllocator;
+use step_runner::process::{self, WipingAllocator};
 
 #[cfg(not(target_env = "musl"))]
 use std::alloc::System as Allocator;
@@ -17,6 +17,7 @@ use mimalloc::MiMalloc as Allocator;
 static MEMORY: WipingAllocator<Allocator> = WipingAllocator(Allocator);
 
 fn main() -> ExitCode {
+    process::bound_free_memory();
     step_runner::failpoint::set_up();
     step_runner::cli::main()
 }

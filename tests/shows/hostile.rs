@@ -125,9 +125,14 @@ fn jobs<'a>(war: &'a War, scene: &'a Scene, daemon: &'a Daemon, misses: &'a Miss
     Box::pin(rounds::run(war, scene, daemon, misses))
 }
 
+/// Returns the process ids of the daemon and its keeper.
+fn processes(scene: &Scene, daemon: &Daemon) -> [Option<u32>; 2] {
+    [Some(daemon.pid()), scene.keeper()]
+}
+
 /// Returns the memory of the daemon and its keeper in KiB.
 fn memory(scene: &Scene, daemon: &Daemon) -> [u64; 2] {
-    [Some(daemon.pid()), scene.keeper()].map(|pid| pid.map_or(0, |pid| proc::memory(pid).0))
+    processes(scene, daemon).map(|pid| pid.map_or(0, |pid| proc::memory(pid).0))
 }
 
 impl War {

@@ -29,7 +29,7 @@ pub(super) use child::{ChildPlan, ChildStage, Inheritance, ProcessLimit};
 pub(super) use clone::{CloneError, clone_exec};
 pub use descriptor::{close_on_exec_from, inherited_descriptor, quieten_standard_streams};
 pub(super) use memory::ChildStack;
-pub use memory::{give_back_idle_memory, give_back_memory};
+pub use memory::{bound_free_memory, give_back_idle_memory, give_back_memory};
 pub use peer::{PeerHandle, peer_handle};
 pub use queue::unread_bytes;
 pub use signal::{Signals, ignore_file_size_signal, ignore_signals, is_signal_ignored};

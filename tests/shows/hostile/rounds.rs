@@ -115,9 +115,19 @@ async fn fight(
     if war.judges_time && times.p99 >= P99 {
         misses.add(format!("{name}: Status took {times}; again: {again}"));
     }
-    for (who, left) in [("daemon", left[0]), ("keeper", left[1])] {
+    let processes = super::processes(scene, daemon);
+    for ((who, pid), left) in ["daemon", "keeper"].into_iter().zip(processes).zip(left) {
         if !war.is_small && left >= LEFT {
-            misses.add(format!("{name}: the {who} kept {left} KiB; again: {again}"));
+            // What the memory is used for, to find the cause.
+            let map = scene.path(&format!("{}-{who}.smaps", name.replace(' ', "-")));
+            std::fs::copy(format!("/proc/{}/smaps", pid.unwrap_or_default()), &map).ok();
+            let begun = Instant::now();
+            let later = war.calm_within(scene, daemon, before, LEFT).await;
+            misses.add(format!(
+                "{name}: the {who} kept {left} KiB ({later:?} KiB {:.1?} later, see {}); again: {again}",
+                begun.elapsed(),
+                map.display()
+            ));
         }
     }
     Ok(())

@@ -1,4 +1,5 @@
-//! Memory: `mmap`, `mprotect` and `munmap` for the stack of a new process; `malloc_trim` and `madvise` when idle.
+//! Memory: `mmap`, `mprotect` and `munmap` for the stack of a new process; `mallopt` at the start; `malloc_trim` and
+//! `madvise` when idle.
 
 use std::ffi::{c_int, c_void};
 use std::{io, ptr, slice};
@@ -61,6 +62,23 @@ impl Drop for ChildStack {
 // SAFETY: the mapping is plain memory without ties to the thread that made it.
 unsafe impl Send for ChildStack {}
 
+/// Bounds the free memory that each thread's heap keeps at its end to 1 MiB, and maps blocks of this size one by one.
+/// Call it once, at the start of the program.
+///
+/// The C library raises both bounds with each larger block that is freed, to 64 MiB, and [`give_back_memory`] cannot
+/// take the end of a heap from a thread that has become idle: a few large jobs would leave their memory behind for ever.
+pub fn bound_free_memory() {
+    #[cfg(target_env = "gnu")]
+    {
+        const BOUND: c_int = 1 << 20;
+        // SAFETY: sets two numbers of the allocator, which locks them.
+        unsafe {
+            libc::mallopt(libc::M_MMAP_THRESHOLD, BOUND);
+            libc::mallopt(libc::M_TRIM_THRESHOLD, BOUND);
+        }
+    }
+}
+
 /// Gives free memory of the heap back to the system, also that between blocks in use. The C library by itself gives
 /// back only the heap's end, where after a burst of jobs something always lives on.
 pub fn give_back_memory() {
@@ -113,6 +131,32 @@ unsafe extern "C" fn unmap_program(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[cfg(target_env = "gnu")]
+    #[test]
+    fn a_thread_that_has_freed_its_blocks_keeps_no_large_end_of_its_heap() {
+        const COUNT: usize = 500;
+        const SIZE: usize = 100_000;
+        bound_free_memory();
+        // Without the bound, this block would raise those of the C library.
+        drop(vec![1_u8; 30 << 20]);
+        let is_resident = |address: usize| {
+            let mut state = 0_u8;
+            let page = ptr::without_provenance_mut::<c_void>(address.next_multiple_of(64 << 10));
+            // SAFETY: the kernel writes one byte for one page, and says ENOMEM where nothing is mapped.
+            unsafe { libc::mincore(page, 1, &raw mut state) == 0 && state & 1 != 0 }
+        };
+        let resident = std::thread::spawn(move || {
+            // No block of this thread lies behind these: what is free then is the end of its heap.
+            let mut addresses = Vec::with_capacity(COUNT);
+            let blocks: Vec<_> = (0..COUNT).map(|_| vec![1_u8; SIZE]).collect();
+            addresses.extend(blocks.iter().map(|block| block.as_ptr() as usize));
+            drop(blocks);
+            addresses.into_iter().filter(|&address| is_resident(address)).count()
+        });
+        let resident = resident.join().unwrap();
+        assert!(resident * SIZE < 4 << 20, "{resident} of {COUNT} blocks");
+    }
 
     #[test]
     fn the_program_goes_on_after_its_pages_were_given_back() {
