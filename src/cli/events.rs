@@ -34,7 +34,7 @@ pub(super) struct EventStream {
     /// Number of announcements in `lines`.
     announced: usize,
     /// Step events that wait for lines.
-    news: VecDeque<News>,
+    boundaries: VecDeque<StepBoundary>,
     /// Running steps, the root first.
     open: Vec<Open>,
     /// Log offset where reading began.
@@ -43,8 +43,8 @@ pub(super) struct EventStream {
     ran_at_first: Option<String>,
     /// True until the first step event comes.
     is_first: bool,
-    /// True if no more step events come.
-    is_news_over: bool,
+    /// True once no more step events come.
+    is_every_boundary_told: bool,
 }
 
 /// A running step.
@@ -72,7 +72,7 @@ enum LineKind {
 }
 
 /// The start or end of a step.
-struct News {
+struct StepBoundary {
     id: String,
     name: String,
     is_root: bool,
@@ -93,12 +93,12 @@ impl EventStream {
             offset,
             lines: VecDeque::new(),
             announced: 0,
-            news: VecDeque::new(),
+            boundaries: VecDeque::new(),
             open: Vec::new(),
             first: offset,
             ran_at_first: None,
             is_first: true,
-            is_news_over: false,
+            is_every_boundary_told: false,
         }
     }
 
@@ -123,24 +123,24 @@ impl EventStream {
         let is_running = result.status() == v1::step_result::Status::Running;
         // A daemon that sends no starts begins with a result. Then no line waits: nothing tells which step it belongs
         // to.
-        self.is_news_over |= self.is_first && !is_running;
+        self.is_every_boundary_told |= self.is_first && !is_running;
         self.is_first = false;
-        let news = News::of(result);
-        self.news.push_back(news);
+        let boundary = StepBoundary::of(result);
+        self.boundaries.push_back(boundary);
         self.advance(out);
     }
 
     /// Takes note that no more results come.
     pub(super) fn steps_end(&mut self, out: &mut Vec<u8>) {
-        self.is_news_over = true;
+        self.is_every_boundary_told = true;
         self.advance(out);
     }
 
     /// Prints all that waits, then the job's final status.
     pub(super) fn end(&mut self, status: &v1::Status, out: &mut Vec<u8>) {
         self.steps_end(out);
-        while let Some(news) = self.news.pop_front() {
-            self.tell(news, out);
+        while let Some(boundary) = self.boundaries.pop_front() {
+            self.tell(boundary, out);
         }
         write(out, json!({"event": "end", "job": states::to_json(status)}));
     }
@@ -155,18 +155,18 @@ impl EventStream {
     fn advance(&mut self, out: &mut Vec<u8>) {
         loop {
             if self.next_news_is_due() {
-                let Some(news) = self.news.pop_front() else { return };
-                if news.is_process && news.end.is_none() {
-                    self.ran_at_first = Some(news.name.clone());
+                let Some(boundary) = self.boundaries.pop_front() else { return };
+                if boundary.is_process && boundary.end.is_none() {
+                    self.ran_at_first = Some(boundary.name.clone());
                 }
-                self.tell(news, out);
+                self.tell(boundary, out);
                 continue;
             }
             let Some(line) = self.lines.front() else { return };
             let is_certain = match &line.kind {
                 LineKind::Announcement(name) => {
                     let is_known = self.ran_at_first.take().is_some_and(|ran| ran == *name);
-                    is_known || self.start_process(out) || self.is_news_over
+                    is_known || self.start_process(out) || self.is_every_boundary_told
                 }
                 LineKind::Daemon | LineKind::Output => self.is_certain(),
             };
@@ -184,31 +184,33 @@ impl EventStream {
 
     /// True if the next step event belongs before the next line, or behind the last one that has come.
     fn next_news_is_due(&self) -> bool {
-        let Some(news) = self.news.front() else { return false };
+        let Some(boundary) = self.boundaries.front() else { return false };
         let at = self.lines.front().map_or(self.offset, |line| line.at);
-        match news.end {
+        match boundary.end {
             // [`Self::end`] prints the root's end last.
-            Some(end) => !news.is_root && end <= at,
+            Some(end) => !boundary.is_root && end <= at,
             // The root starts before its log begins. Other starts wait for the announcement of a process, unless it
             // lies before the part of the log that is read.
-            None => news.start < self.first || news.is_root && !news.is_process,
+            None => boundary.start < self.first || boundary.is_root && !boundary.is_process,
         }
     }
 
     /// Prints the step events up to the next start of a process. Returns false if that has not come yet.
     fn start_process(&mut self, out: &mut Vec<u8>) -> bool {
-        let Some(start) = self.news.iter().position(|news| news.is_process && news.end.is_none()) else {
+        let Some(start) =
+            self.boundaries.iter().position(|boundary| boundary.is_process && boundary.end.is_none())
+        else {
             return false;
         };
-        for news in self.news.drain(..=start).collect::<Vec<_>>() {
-            self.tell(news, out);
+        for boundary in self.boundaries.drain(..=start).collect::<Vec<_>>() {
+            self.tell(boundary, out);
         }
         true
     }
 
     /// True if the step of the next line is known. The line announces no step.
     fn is_certain(&self) -> bool {
-        if self.is_news_over || !self.news.is_empty() {
+        if self.is_every_boundary_told || !self.boundaries.is_empty() {
             return true;
         }
         // Before an announcement comes the end of the running step, and it may belong before this line.
@@ -218,22 +220,22 @@ impl EventStream {
         is_running && !(is_last && self.lines.front().is_some_and(|line| line.kind == LineKind::Daemon))
     }
 
-    fn tell(&mut self, news: News, out: &mut Vec<u8>) {
-        match news.end {
-            None => self.open.push(Open { id: news.id, is_process: news.is_process }),
+    fn tell(&mut self, boundary: StepBoundary, out: &mut Vec<u8>) {
+        match boundary.end {
+            None => self.open.push(Open { id: boundary.id, is_process: boundary.is_process }),
             Some(_) => {
-                if let Some(at) = self.open.iter().rposition(|step| step.id == news.id) {
+                if let Some(at) = self.open.iter().rposition(|step| step.id == boundary.id) {
                     self.open.truncate(at);
                 }
             }
         }
-        for event in news.events {
+        for event in boundary.events {
             write(out, event);
         }
     }
 }
 
-impl News {
+impl StepBoundary {
     fn of(result: &v1::StepResult) -> Self {
         let (mut inner, mut names, mut id) = (result, Vec::new(), String::new());
         loop {

@@ -28,12 +28,12 @@ or by a setting:
 pub(super) struct Arguments {
     /// Schema to print
     #[arg(value_enum, value_name = "WHAT", default_value = "function")]
-    what: What,
+    name: SchemaName,
 }
 
 /// A schema.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum What {
+enum SchemaName {
     /// Function files and lists of steps
     Function,
     /// The objects that `run` and `follow` print with --output json
@@ -41,7 +41,7 @@ enum What {
 }
 
 pub(super) fn execute(arguments: &Arguments) -> CommandResult {
-    if arguments.what == What::Events {
+    if arguments.name == SchemaName::Events {
         terminal::print(EVENTS.as_bytes())?;
         return Ok(0);
     }

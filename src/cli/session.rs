@@ -326,8 +326,8 @@ async fn follow_with(
     }
     // Every message is a complete subtree, but only the root's is the whole tree.
     let root = root.filter(|result: &v1::StepResult| {
-        let is_news = result.status() == v1::step_result::Status::Running;
-        !is_news && result.step.as_ref().is_none_or(|step| step.name.is_empty())
+        let is_start = result.status() == v1::step_result::Status::Running;
+        !is_start && result.step.as_ref().is_none_or(|step| step.name.is_empty())
     });
     let shows_output = display.shows_output_of_failed();
     // Such a message only repeats the exit code in the summary.

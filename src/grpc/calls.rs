@@ -52,12 +52,12 @@ fn apart<S: Stream>(messages: S, share: MemoryShare) -> impl Stream<Item = S::It
 }
 
 /// Deadline and memory share of a call that returns a stream.
-pub(super) struct Terms {
+pub(super) struct StreamTerms {
     deadline: Deadline,
     share: MemoryShare,
 }
 
-impl Terms {
+impl StreamTerms {
     /// Reads the terms of a request.
     pub(super) fn of<T>(request: &Request<T>) -> Self {
         let share = request.extensions().get().cloned().unwrap_or_default();
@@ -151,7 +151,7 @@ impl JobCalls {
         id: &str,
         offset: i64,
         unfinished: bool,
-        Terms { deadline, share }: Terms,
+        StreamTerms { deadline, share }: StreamTerms,
     ) -> Result<Messages<v1::FollowLogsResponse>, Refusal> {
         let (id, offset) = (validate::job_id(id)?, validate::offset(offset)?);
         let cursor = if unfinished {
@@ -173,13 +173,13 @@ impl JobCalls {
         &self,
         id: &str,
         offset: i64,
-        terms: Terms,
+        terms: StreamTerms,
     ) -> Result<Messages<v1::FollowLogsResponse>, Refusal> {
         let job = validate::job_id(id)?;
         if !plain_log::is_plain(self.jobs.origin(&job)?, self.jobs.job_log_format()) {
             return self.follow_logs(id, offset, false, terms);
         }
-        let Terms { deadline, share } = terms;
+        let StreamTerms { deadline, share } = terms;
         let offset = validate::offset(offset)?;
         let log = PlainLog::new(self.jobs.follow_logs(&job, 0)?, offset);
         let messages = futures_util::stream::try_unfold((log, share.clone()), |(mut log, share)| async {

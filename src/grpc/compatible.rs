@@ -6,7 +6,7 @@ use indexmap::IndexMap;
 use prost::Message;
 use tonic::{Request, Response, Status};
 
-use super::calls::{Digested, JobCalls, Messages, Terms, call, digested};
+use super::calls::{Digested, JobCalls, Messages, StreamTerms, call, digested};
 use super::deadline::Deadline;
 use super::encode::{shorten_messages, timestamp};
 use super::peer::Caller;
@@ -58,7 +58,7 @@ impl StepRunner for Service {
         &self,
         request: Request<FollowLogsRequest>,
     ) -> Result<Response<Self::FollowLogsStream>, Status> {
-        let (deadline, terms) = (Deadline::of(&request), Terms::of(&request));
+        let (deadline, terms) = (Deadline::of(&request), StreamTerms::of(&request));
         let FollowLogsRequest { id, offset } = request.into_inner();
         call(deadline, &id, async {
             failpoint::hit("grpc::follow_logs");

@@ -2,7 +2,7 @@
 
 use tonic::{Request, Response, Status};
 
-use super::calls::{Digested, JobCalls, Messages, Terms, call, digested};
+use super::calls::{Digested, JobCalls, Messages, StreamTerms, call, digested};
 use super::deadline::Deadline;
 use super::peer::Caller;
 use super::{encode, validate};
@@ -57,7 +57,7 @@ impl StepRunner for Service {
         &self,
         request: Request<FollowLogsRequest>,
     ) -> Result<Response<Self::FollowLogsStream>, Status> {
-        let (deadline, terms) = (Deadline::of(&request), Terms::of(&request));
+        let (deadline, terms) = (Deadline::of(&request), StreamTerms::of(&request));
         let FollowLogsRequest { id, offset, unfinished } = request.into_inner();
         call(deadline, &id, async {
             failpoint::hit("grpc::follow_logs");

@@ -99,16 +99,16 @@ impl Rows {
             (RowOrigin::Daemon | RowOrigin::Own, true) => self.paint("·", AnsiColor::Cyan.on_default()),
             (RowOrigin::Daemon | RowOrigin::Own, false) => self.paint("*", AnsiColor::Cyan.on_default()),
         };
-        let lead = Lead { at: line.at, depth, sign: &gutter, repeats: true };
-        self.hanging(&lead, &line.text, base, row);
+        let prefix = Prefix { at: line.at, depth, sign: &gutter, repeats: true };
+        self.hanging(&prefix, &line.text, base, row);
     }
 
     pub(super) fn start(&self, name: &str, at: Option<i64>, depth: usize, row: impl FnMut(&str)) {
         let mark = if self.style.unicode { "▸" } else { ">" };
         let text = self.paint(&clean(name), BOLD);
         let mark = self.paint(mark, AnsiColor::Cyan.on_default());
-        let lead = Lead { at, depth, sign: &mark, repeats: false };
-        self.hanging(&lead, &text, "", row);
+        let prefix = Prefix { at, depth, sign: &mark, repeats: false };
+        self.hanging(&prefix, &text, "", row);
     }
 
     pub(super) fn end(&self, end: &End<'_>, at: Option<i64>, depth: usize, row: impl FnMut(&str)) {
@@ -130,8 +130,8 @@ impl Rows {
             // Writing to memory does not fail.
             write!(text, ", exit code {}", end.exit_code).ok();
         }
-        let lead = Lead { at, depth, sign: &mark, repeats: false };
-        self.hanging(&lead, &text, "", row);
+        let prefix = Prefix { at, depth, sign: &mark, repeats: false };
+        self.hanging(&prefix, &text, "", row);
     }
 
     pub(super) fn running(&self, step: &RunningStep<'_>, now: i64) -> String {
@@ -182,9 +182,9 @@ impl Rows {
         if self.style.unicode { FRAMES[frame % FRAMES.len()] } else { ASCII[frame % ASCII.len()] }
     }
 
-    /// Passes `text` to `row` in rows that hang behind its lead.
-    fn hanging(&self, lead: &Lead<'_>, text: &str, base: &str, mut row: impl FnMut(&str)) {
-        let Lead { at, depth, sign, repeats } = *lead;
+    /// Passes `text` to `row` in rows that hang behind its prefix.
+    fn hanging(&self, prefix: &Prefix<'_>, text: &str, base: &str, mut row: impl FnMut(&str)) {
+        let Prefix { at, depth, sign, repeats } = *prefix;
         let time_width = self.time_width();
         let indent = self.indent(depth);
         let limit = self.width();
@@ -238,8 +238,8 @@ impl Rows {
 const DIM: Color = Color::new().dimmed();
 const BOLD: Color = Color::new().bold();
 
-/// Lead of a text: time, indentation and sign.
-struct Lead<'a> {
+/// What stands before a text: time, indentation and sign.
+struct Prefix<'a> {
     at: Option<i64>,
     depth: usize,
     /// Sign of one column.

@@ -92,7 +92,7 @@ enum FrameState {
     /// This many bytes of a frame are still to be passed on.
     Passing(usize),
     /// The payload of a HEADERS or CONTINUATION frame is being read.
-    Block(Cut),
+    Block(PartialHeaders),
     /// The next frame must be a CONTINUATION.
     BetweenBlocks(FrameHeader),
     /// Nothing more is passed on; the library ends the connection.
@@ -101,7 +101,7 @@ enum FrameState {
 
 /// An incomplete header block.
 #[derive(Clone, Copy, Debug)]
-struct Cut {
+struct PartialHeaders {
     /// Header of its HEADERS frame.
     first: FrameHeader,
     /// Bytes of the current frame that are still to be read.
@@ -224,7 +224,7 @@ impl IncomingFrames {
                 self.state =
                     if count == left { FrameState::Header } else { FrameState::Passing(left - count) };
             }
-            FrameState::Block(cut) => return self.collect(cut, chunk),
+            FrameState::Block(partial) => return self.collect(partial, chunk),
             FrameState::BetweenBlocks(first) => {
                 if let Some(header) = self.next_header(chunk) {
                     seen(header);
@@ -264,7 +264,7 @@ impl IncomingFrames {
         } else {
             self.block.clear();
             let is_last = header.has(flag::END_HEADERS);
-            self.state = FrameState::Block(Cut { first: header, left: header.length, is_last });
+            self.state = FrameState::Block(PartialHeaders { first: header, left: header.length, is_last });
             self.end_of_frame(chunk);
         }
     }
@@ -294,22 +294,22 @@ impl IncomingFrames {
     }
 
     /// Collects more of an incomplete block.
-    fn collect(&mut self, cut: Cut, chunk: &mut Chunk) -> Result<(), OversizedBlock> {
-        let count = cut.left.min(chunk.left());
+    fn collect(&mut self, partial: PartialHeaders, chunk: &mut Chunk) -> Result<(), OversizedBlock> {
+        let count = partial.left.min(chunk.left());
         if self.block.len() + count > MAX_BLOCK {
             self.state = FrameState::Failed;
             return Err(OversizedBlock);
         }
         self.block.extend_from_slice(chunk.next(count));
         chunk.read += count;
-        self.state = FrameState::Block(Cut { left: cut.left - count, ..cut });
+        self.state = FrameState::Block(PartialHeaders { left: partial.left - count, ..partial });
         self.end_of_frame(chunk);
         Ok(())
     }
 
     /// Continues after the payload of a HEADERS or CONTINUATION frame, if it is complete.
     fn end_of_frame(&mut self, chunk: &mut Chunk) {
-        let FrameState::Block(Cut { first, left: 0, is_last }) = self.state else { return };
+        let FrameState::Block(PartialHeaders { first, left: 0, is_last }) = self.state else { return };
         // Only a HEADERS frame has padding. Until the first CONTINUATION, `block` is exactly its payload.
         if first.has(flag::PADDED) {
             let Some((skipped, kept)) = without_padding(first, &self.block) else {
@@ -331,7 +331,7 @@ impl IncomingFrames {
             return self.fail(misplaced(first.stream), chunk);
         }
         let is_last = header.has(flag::END_HEADERS);
-        self.state = FrameState::Block(Cut { first, left: header.length, is_last });
+        self.state = FrameState::Block(PartialHeaders { first, left: header.length, is_last });
         self.end_of_frame(chunk);
     }
 
