@@ -126,43 +126,28 @@ impl SettingValue for Mode {
     }
 }
 
-impl SettingValue for u64 {
-    const EXPECTED: &'static str = "a whole number";
-    const KINDS: &'static [TomlType] = &[TomlType::Integer];
+/// Implements [`SettingValue`] for types that TOML writes as Rust does.
+macro_rules! written_alike {
+    ($( $type:ty: $expected:literal, [$( $kind:ident ),+]; )+) => { $(
+        impl SettingValue for $type {
+            const EXPECTED: &'static str = $expected;
+            const KINDS: &'static [TomlType] = &[$( TomlType::$kind ),+];
 
-    fn parse(items: &[String]) -> Option<Self> {
-        items.last()?.parse().ok()
-    }
+            fn parse(items: &[String]) -> Option<Self> {
+                items.last()?.parse().ok()
+            }
 
-    fn show(&self) -> Option<String> {
-        Some(self.to_string())
-    }
+            fn show(&self) -> Option<String> {
+                Some(self.to_string())
+            }
+        }
+    )+ };
 }
 
-impl SettingValue for f64 {
-    const EXPECTED: &'static str = "a number such as `1.5`";
-    const KINDS: &'static [TomlType] = &[TomlType::Float, TomlType::Integer];
-
-    fn parse(items: &[String]) -> Option<Self> {
-        items.last()?.parse().ok()
-    }
-
-    fn show(&self) -> Option<String> {
-        Some(self.to_string())
-    }
-}
-
-impl SettingValue for bool {
-    const EXPECTED: &'static str = "`true` or `false`";
-    const KINDS: &'static [TomlType] = &[TomlType::Boolean];
-
-    fn parse(items: &[String]) -> Option<Self> {
-        items.last()?.parse().ok()
-    }
-
-    fn show(&self) -> Option<String> {
-        Some(self.to_string())
-    }
+written_alike! {
+    u64: "a whole number", [Integer];
+    f64: "a number such as `1.5`", [Float, Integer];
+    bool: "`true` or `false`", [Boolean];
 }
 
 impl SettingValue for Duration {

@@ -29,8 +29,12 @@ impl Checker<'_> {
         let (found, all_known) = self.step_keys(entries, path);
         let name = self.step_name(node, entries, found.name, path);
         let invokes = self.invocation(node, entries, &found, path);
-        let inputs = found.inputs.map(|inputs| self.step_inputs(&inputs.value, &join(path, "inputs")));
-        let env = found.env.map(|env| self.step_env(env, &join(path, "env")));
+        let inputs = found
+            .inputs
+            .map(|inputs| self.step_pairs(&inputs.value, &join(path, "inputs"), "input", Self::input_value));
+        let env = found
+            .env
+            .map(|env| self.step_pairs(env, &join(path, "env"), "environment variable", Self::env_value));
         let (inputs, env) =
             (inputs.unwrap_or_else(|| Some(Vec::new()))?, env.unwrap_or_else(|| Some(Vec::new()))?);
         let (name, invokes) = (name?, invokes?);
@@ -160,32 +164,25 @@ impl Checker<'_> {
         Some(template)
     }
 
-    fn step_inputs(&mut self, node: &YamlNode, path: &str) -> Option<Vec<(Template, TemplateValue)>> {
+    /// Reads the pairs of a mapping in a step. Returns `None` if one is broken, after reading the others.
+    fn step_pairs<T>(
+        &mut self,
+        node: &YamlNode,
+        path: &str,
+        what: &str,
+        mut read: impl FnMut(&mut Self, &YamlNode, &str) -> Option<T>,
+    ) -> Option<Vec<(Template, T)>> {
         let entries = self.mapping_or_null(node, path);
-        let inputs: Vec<Option<(Template, TemplateValue)>> = entries
+        let pairs: Vec<Option<(Template, T)>> = entries
             .iter()
             .map(|entry| {
                 let path = join(path, &entry.key.text);
-                let key = self.key_template(&entry.key, "input", &path);
-                let value = self.input_value(&entry.value, &path);
+                let key = self.key_template(&entry.key, what, &path);
+                let value = read(self, &entry.value, &path);
                 key.zip(value)
             })
             .collect();
-        inputs.into_iter().collect()
-    }
-
-    fn step_env(&mut self, node: &YamlNode, path: &str) -> Option<Vec<(Template, Template)>> {
-        let entries = self.mapping_or_null(node, path);
-        let env: Vec<Option<(Template, Template)>> = entries
-            .iter()
-            .map(|entry| {
-                let path = join(path, &entry.key.text);
-                let key = self.key_template(&entry.key, "environment variable", &path);
-                let value = self.env_value(&entry.value, &path);
-                key.zip(value)
-            })
-            .collect();
-        env.into_iter().collect()
+        pairs.into_iter().collect()
     }
 
     /// Reads the value of an input. Keeps the source text of a boolean or number: the called function may want text.
