@@ -36,7 +36,7 @@ pub(super) struct Seen<'a> {
 /// Reason why a connector does not reach the daemon.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
-pub enum Meaning {
+pub(crate) enum Meaning {
     /// The host refuses or does not answer, or takes no more sessions.
     Network,
     /// The name of the host is unknown.
@@ -105,7 +105,7 @@ impl Meaning {
     }
 
     /// Returns advice for the user.
-    pub const fn remedy(self) -> Option<&'static str> {
+    pub(crate) const fn remedy(self) -> Option<&'static str> {
         match self {
             Self::Denied => {
                 Some("check user, key and known host, or the rights, by running the connector by hand")
@@ -137,7 +137,7 @@ pub struct Diagnosis {
 
 impl Diagnosis {
     /// Meaning of the failure.
-    pub const fn meaning(&self) -> Meaning {
+    pub(crate) const fn meaning(&self) -> Meaning {
         self.meaning
     }
 

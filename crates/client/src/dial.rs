@@ -97,7 +97,7 @@ impl DialError {
     }
 
     /// Returns the diagnosis of a connector.
-    pub fn meaning(&self) -> Option<Meaning> {
+    pub(crate) fn meaning(&self) -> Option<Meaning> {
         match self {
             Self::Connector(diagnosis) => Some(diagnosis.meaning()),
             _ => None,

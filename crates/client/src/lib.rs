@@ -51,7 +51,7 @@ mod steps;
 mod stream;
 
 pub use address::{Address, AddressError, Connector, ConnectorKind};
-pub use diagnosis::{Diagnosis, Meaning};
+pub use diagnosis::Diagnosis;
 pub use dial::DialError;
 pub use error::{Error, Loss};
 pub use follow::{Event, Follow};

@@ -12,7 +12,7 @@ mod value;
 use std::path::PathBuf;
 use std::time::Duration;
 
-pub use load::{ConfigError, ConfigErrors, Layers, Loaded, Source, misspelt_variables};
+pub use load::{ConfigErrors, Layers, Loaded, misspelt_variables};
 pub use table::Setting;
 pub use value::{
     Bytes, CgroupUse, Durability, JobLogFormat, Leftover, Limit, LogFormat, Mode, OnStop, OperatorLevel,

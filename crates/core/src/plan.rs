@@ -3,12 +3,12 @@
 //!
 //! Pure functions on top of [`step_runner_lang`]. [`crate::job::machine`] calls them in order and owns all lasting state.
 
-pub mod bind;
+pub(crate) mod bind;
 pub mod builtin;
 pub mod check;
 pub mod definition;
-pub mod library;
+pub(crate) mod library;
 pub mod locate;
-pub mod returned;
-pub mod script_legacy;
-pub mod secrets;
+pub(crate) mod returned;
+pub(crate) mod script_legacy;
+pub(crate) mod secrets;

@@ -68,13 +68,13 @@ pub fn number(text: &str) -> Option<u64> {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Place {
     /// Order number.
-    pub order: u64,
+    pub(crate) order: u64,
     /// Serial number of its arrival.
-    pub arrival: u64,
+    pub(crate) arrival: u64,
     /// Server whose numbers were comparable when the place was assigned.
-    pub reference: Option<Arc<str>>,
+    pub(crate) reference: Option<Arc<str>>,
     /// Highest order number assigned up to then, including this one.
-    pub highest: u64,
+    pub(crate) highest: u64,
 }
 
 /// Outcome of [`Queue::submit`].

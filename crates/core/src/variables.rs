@@ -19,19 +19,19 @@ pub use step_runner_model::escape;
 use step_runner_model::{Reason, Variable};
 
 /// Most variables and environment entries of a request together (service.md §3.7).
-pub const MAX_ENTRIES: usize = 4_096;
+pub(crate) const MAX_ENTRIES: usize = 4_096;
 
 /// Most bytes of all their keys and values together (service.md §3.7).
-pub const MAX_TOTAL: usize = 8 << 20;
+pub(crate) const MAX_TOTAL: usize = 8 << 20;
 
 /// Most bytes of one environment entry: key, `=` and value. Linux refuses more at exec (service.md §3.7).
-pub const MAX_ENTRY: usize = 131_071;
+pub(crate) const MAX_ENTRY: usize = 131_071;
 
 /// Most bytes of all expanded values together (variables.md §6).
-pub const MAX_EXPANDED: usize = 16 << 20;
+pub(crate) const MAX_EXPANDED: usize = 16 << 20;
 
 /// Longest key of a file variable in bytes, which is the longest file name (variables.md §6).
-pub const MAX_FILE_KEY: usize = 255;
+pub(crate) const MAX_FILE_KEY: usize = 255;
 
 /// The service whose rules a request follows (variables.md §1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -184,7 +184,7 @@ pub struct Template {
     /// Text and expressions in order. Adjacent texts are joined; the empty text has no part.
     pub parts: Vec<Part>,
     /// Name of the document, for errors at run time.
-    pub file: Arc<str>,
+    pub(crate) file: Arc<str>,
     /// Place of the scalar.
     pub at: Position,
 }
@@ -342,7 +342,7 @@ impl PartialEq for Access {
 
 impl BinaryOperator {
     /// Returns the operator as written.
-    pub const fn symbol(self) -> &'static str {
+    pub(crate) const fn symbol(self) -> &'static str {
         match self {
             Self::Or => "||",
             Self::And => "&&",
@@ -361,7 +361,7 @@ impl BinaryOperator {
     }
 
     /// Returns the precedence level. A higher one binds more strongly (language.md §9.3).
-    pub const fn level(self) -> u8 {
+    pub(crate) const fn level(self) -> u8 {
         match self {
             Self::Or => 1,
             Self::And => 2,
@@ -379,7 +379,7 @@ impl BinaryOperator {
 
 impl UnaryOperator {
     /// Returns the operator as written.
-    pub const fn symbol(self) -> char {
+    pub(crate) const fn symbol(self) -> char {
         match self {
             Self::Plus => '+',
             Self::Minus => '-',
@@ -406,7 +406,7 @@ impl Template {
     }
 
     /// Returns the expression if it is the whole template.
-    pub fn as_expression(&self) -> Option<&Expression> {
+    pub(crate) fn as_expression(&self) -> Option<&Expression> {
         match self.parts.as_slice() {
             [Part::Expression(expression)] => Some(expression),
             _ => None,

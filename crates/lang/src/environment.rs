@@ -57,11 +57,6 @@ impl Environment {
         self.frames.pop();
     }
 
-    /// Returns the number of frames.
-    pub fn depth(&self) -> usize {
-        self.frames.len()
-    }
-
     /// Returns the value of a variable. Replaces bytes of the daemon's environment that are not UTF-8.
     pub fn get(&self, name: &str) -> Option<Value> {
         if let Some(text) = self.frames.iter().rev().find_map(|frame| frame.get(name)) {
@@ -112,7 +107,7 @@ impl Environment {
     }
 
     /// Returns all variables as the object `env` (language.md §10).
-    pub fn to_object(&self) -> IndexMap<String, Value> {
+    pub(crate) fn to_object(&self) -> IndexMap<String, Value> {
         self.names()
             .into_iter()
             .filter_map(|name| self.get(&name).map(|value| (name.into_owned(), value)))
@@ -120,7 +115,7 @@ impl Environment {
     }
 
     /// Returns all names, each once.
-    pub fn names(&self) -> Vec<Cow<'_, str>> {
+    pub(crate) fn names(&self) -> Vec<Cow<'_, str>> {
         let mut names: IndexMap<Cow<'_, str>, ()> = IndexMap::new();
         names.extend(self.base.iter().map(|(key, _)| (String::from_utf8_lossy(key), ())));
         names.extend(self.request.keys().chain(self.exports.keys()).map(|key| (Cow::from(key), ())));

@@ -5,7 +5,7 @@ mod budget;
 mod expression;
 mod functions;
 mod operators;
-pub mod scope;
+mod scope;
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use indexmap::IndexMap;
 
 pub use expression::{meant, render};
 pub use functions::Function;
-pub use scope::{Context, Item, Scope, Steps};
+pub use scope::{Context, Item, NAMES, Scope, Steps};
 
 use super::ast::{Expression, Part, Template, TemplateValue};
 use super::diagnostic::{Class, Diagnostic};

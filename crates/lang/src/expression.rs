@@ -15,7 +15,7 @@ use parser::Parser;
 /// Longest expression in bytes (language.md §6).
 pub const EXPRESSION_LIMIT: usize = 64 * 1024;
 /// Deepest nesting of an expression (language.md §6).
-pub const NESTING_LIMIT: usize = 128;
+pub(crate) const NESTING_LIMIT: usize = 128;
 
 /// Words that cannot be names, besides `null`, `true` and `false` (language.md §9.1).
 const RESERVED: [&str; 34] = [

@@ -3,14 +3,14 @@
 use step_runner_model::text::quote;
 
 /// True for a valid name of a step, input, output or environment variable (language.md §6): `[A-Za-z_][A-Za-z0-9_]*`.
-pub fn is_valid(name: &str) -> bool {
+pub(crate) fn is_valid(name: &str) -> bool {
     let mut bytes = name.bytes();
     bytes.next().is_some_and(|first| first.is_ascii_alphabetic() || first == b'_')
         && bytes.all(|byte| byte.is_ascii_alphanumeric() || byte == b'_')
 }
 
 /// Returns the message for an invalid name (language.md §18 `name`). `what` is `step`, `input`, ….
-pub fn complaint(what: &str, name: &str) -> String {
+pub(crate) fn complaint(what: &str, name: &str) -> String {
     format!(
         "\"{}\" is not a valid {what} name: letters, digits and _, not starting with a digit",
         quote(name)
@@ -36,7 +36,11 @@ pub fn suggest<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> Opti
 }
 
 /// Returns the `count` known names most similar to `name`, ordered by distance and then by name.
-pub fn nearest<'a>(name: &str, known: impl IntoIterator<Item = &'a str>, count: usize) -> Vec<&'a str> {
+pub(crate) fn nearest<'a>(
+    name: &str,
+    known: impl IntoIterator<Item = &'a str>,
+    count: usize,
+) -> Vec<&'a str> {
     let mut all = measured(name, known);
     all.sort_unstable();
     all.into_iter().take(count).map(|(_, name)| name).collect()

@@ -13,7 +13,7 @@ use super::diagnostic::Class;
 use super::value::{Data, Value};
 
 /// Largest output or export file in bytes (language.md §6).
-pub const FILE_LIMIT: usize = 16 * 1024 * 1024;
+pub(crate) const FILE_LIMIT: usize = 16 * 1024 * 1024;
 /// Longest line of such a file in bytes (language.md §6).
 pub const LINE_LIMIT: usize = 1024 * 1024;
 

@@ -11,11 +11,11 @@ use super::yaml::places::Places;
 pub const OPEN: &str = "${{";
 
 /// Most bytes of all expressions in one file or request. Their trees take much more memory than their text.
-pub const EXPRESSIONS_LIMIT: usize = 1024 * 1024;
+pub(crate) const EXPRESSIONS_LIMIT: usize = 1024 * 1024;
 
 /// Parses a template. `at` is the place of the scalar. `places` computes the places of its characters and is called
 /// only for expressions. `left` counts the bytes of expressions still allowed in the file or request.
-pub fn parse(
+pub(crate) fn parse(
     text: &str,
     file: &Arc<str>,
     at: Position,

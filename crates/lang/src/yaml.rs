@@ -4,7 +4,7 @@
 
 mod build;
 mod indentation;
-pub mod places;
+pub(crate) mod places;
 pub mod scalar;
 
 use std::ops::Range;
@@ -16,7 +16,7 @@ use indentation::Indentation;
 use super::diagnostic::{Class, Diagnostic, Position};
 
 /// Deepest nesting of collections. All recursive walks over trees rely on it.
-pub const DEPTH_LIMIT: usize = 128;
+pub(crate) const DEPTH_LIMIT: usize = 128;
 
 /// A text and its name in messages.
 #[derive(Clone, Debug)]
@@ -53,16 +53,16 @@ pub struct Scalar {
     /// Text with escapes resolved.
     pub text: String,
     /// Notation in the source.
-    pub style: Style,
+    pub(crate) style: Style,
     /// Type forced by a tag.
-    pub tag: Option<Tag>,
+    pub(crate) tag: Option<Tag>,
     /// Bytes of the source that hold the scalar.
-    pub raw: Range<usize>,
+    pub(crate) raw: Range<usize>,
 }
 
 /// Notation of a scalar.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Style {
+pub(crate) enum Style {
     /// Without quotes.
     Plain,
     /// `'…'`
@@ -75,7 +75,7 @@ pub enum Style {
 
 /// Tags of scalars.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Tag {
+pub(crate) enum Tag {
     /// `!!str` or `!`
     String,
     /// `!!int` or `!!float`
@@ -103,9 +103,9 @@ pub struct YamlKey {
     /// Place of its first character.
     pub at: Position,
     /// Notation in the source, needed for places of templates inside.
-    pub style: Style,
+    pub(crate) style: Style,
     /// Bytes of the source that hold the key.
-    pub raw: Range<usize>,
+    pub(crate) raw: Range<usize>,
 }
 
 /// Content of a text.
@@ -116,7 +116,7 @@ pub struct Stream {
     /// All YAML errors in them.
     pub diagnostics: Vec<Diagnostic>,
     /// Start of the next document after them, if it is not empty.
-    pub next: Option<Position>,
+    pub(crate) next: Option<Position>,
     /// Place after the last character.
     pub end: Position,
 }
@@ -229,7 +229,7 @@ fn end_of(text: &str) -> Position {
 
 impl YamlNode {
     /// Returns the kind of node for messages.
-    pub fn describe(&self) -> &'static str {
+    pub(crate) fn describe(&self) -> &'static str {
         match &self.kind {
             NodeKind::Sequence(_) => "a list",
             NodeKind::Mapping(_) => "a mapping",
@@ -243,7 +243,7 @@ impl YamlNode {
     }
 
     /// True if it is null or not written at all.
-    pub fn is_null(&self) -> bool {
+    pub(crate) fn is_null(&self) -> bool {
         matches!(&self.kind, NodeKind::Scalar(scalar) if scalar::resolve(scalar) == scalar::Resolved::Null)
     }
 }

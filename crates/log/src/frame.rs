@@ -15,10 +15,10 @@ use memchr::{memchr, memchr_iter, memrchr};
 pub const HEADER_LEN: usize = 32;
 
 /// A write is added to a held entry only if the entry, header included, stays within this many bytes (logs.md §3).
-pub const HOLD_MAX: usize = 8192;
+pub(crate) const HOLD_MAX: usize = 8192;
 
 /// The stream number of the daemon's own lines (logs.md §2).
-pub const DAEMON: u8 = 0;
+pub(crate) const DAEMON: u8 = 0;
 
 /// The stream number of a step's output (logs.md §2).
 pub const STEP: u8 = 1;
@@ -82,7 +82,7 @@ impl Framer {
     }
 
     /// Returns the entry that waits for the end of its line, so far and without a line feed; empty if there is none.
-    pub fn unfinished(&self) -> &[u8] {
+    pub(crate) fn unfinished(&self) -> &[u8] {
         &self.held
     }
 

@@ -25,7 +25,7 @@ const CHECKED_LEN: usize = 28;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SourceKey {
     /// The two bytes of the stream number as written in the header, `01` for a step.
-    pub number: [u8; 2],
+    pub(crate) number: [u8; 2],
     /// Standard error for `E`, standard output for any other byte.
     pub kind: LogChannel,
 }
@@ -69,7 +69,7 @@ impl<'a> Entry<'a> {
 
     /// True if the source wrote the entry's line feed, or has ended. The formatter ends an entry before its line does
     /// only if the body contains a carriage return or is longer than 8,160 bytes (logs.md §3, rules 2 and 3).
-    pub fn ends_line(&self) -> bool {
+    pub(crate) fn ends_line(&self) -> bool {
         self.key().is_daemon()
             || self.body.len() <= HOLD_MAX - HEADER_LEN && memchr(b'\r', self.body).is_none()
     }
@@ -152,11 +152,6 @@ impl Parser {
         }
         self.partial.extend_from_slice(bytes);
         Ok(())
-    }
-
-    /// Returns the bytes of the last line while its line feed is missing.
-    pub fn incomplete(&self) -> &[u8] {
-        &self.partial
     }
 
     fn give(&mut self, line: &[u8], give: &mut impl FnMut(Line<'_>)) -> Result<(), NotALog> {

@@ -80,7 +80,7 @@ impl Masker {
     }
 
     /// Returns the masker of jobs without phrases and without prefixes of their own. All of them share it.
-    pub fn without_phrases(prefixes: DefaultPrefixes) -> Arc<Self> {
+    pub(crate) fn without_phrases(prefixes: DefaultPrefixes) -> Arc<Self> {
         static NONE: LazyLock<Arc<Masker>> = LazyLock::new(|| build(DefaultPrefixes::None));
         static GLPAT: LazyLock<Arc<Masker>> = LazyLock::new(|| build(DefaultPrefixes::Glpat));
         static ALL: LazyLock<Arc<Masker>> = LazyLock::new(|| build(DefaultPrefixes::All));

@@ -10,7 +10,9 @@ mod budget;
 mod tests;
 
 pub use backlog::{Backlog, GIVE_UP_AFTER, RETRY_EVERY, WriterState};
-pub use budget::{LogBudget, LogOrigin, OWN_RESERVE};
+#[cfg(test)]
+use budget::OWN_RESERVE;
+pub use budget::{LogBudget, LogOrigin};
 
 use std::sync::Arc;
 

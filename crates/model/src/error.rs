@@ -67,7 +67,7 @@ impl Exit {
     }
 
     /// Returns the party at fault for this exit code.
-    pub const fn blame(self) -> Blame {
+    pub(crate) const fn blame(self) -> Blame {
         match self {
             Self::Usage | Self::Refused | Self::Interrupted | Self::Terminated | Self::HungUp => Blame::User,
             Self::Failure | Self::Unreachable | Self::Lost | Self::TryLater | Self::NewerState => {

@@ -23,7 +23,7 @@ const READ_BYTES: usize = 1024;
 const CPU_PERIOD: u64 = 100_000;
 
 /// Smallest limit of processors: the kernel takes no quota under 1 ms.
-pub const MIN_CPU_MICROS: u64 = 10_000;
+pub(crate) const MIN_CPU_MICROS: u64 = 10_000;
 
 /// The kernel's largest number of processes; a limit from here on is none.
 const MAX_PIDS: u64 = 4 << 20;
@@ -33,7 +33,7 @@ const SECOND: u64 = 1_000_000;
 
 /// The versions of control groups.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Version {
+pub(crate) enum Version {
     /// One hierarchy for each controller.
     One,
     /// One hierarchy for all.
@@ -55,7 +55,7 @@ pub enum Controller {
 
 impl Controller {
     /// The controllers of version 2.
-    pub const UNIFIED: [Self; 3] = [Self::Pids, Self::Memory, Self::Cpu];
+    pub(crate) const UNIFIED: [Self; 3] = [Self::Pids, Self::Memory, Self::Cpu];
 
     /// Returns the kernel's name for it.
     pub const fn name(self) -> &'static str {
@@ -136,7 +136,7 @@ impl LimitCounts {
 }
 
 /// Limits the group behind `directory` as far as `controllers` can.
-pub fn write_limits(
+pub(crate) fn write_limits(
     directory: impl AsFd,
     version: Version,
     controllers: &[Controller],
@@ -152,7 +152,7 @@ pub fn write_limits(
 }
 
 /// Reads the counts of the group behind `directory`; 0 for what it does not count.
-pub fn read_counts(directory: impl AsFd, version: Version, controllers: &[Controller]) -> LimitCounts {
+pub(crate) fn read_counts(directory: impl AsFd, version: Version, controllers: &[Controller]) -> LimitCounts {
     let memory_file = match version {
         Version::One => "memory.oom_control",
         Version::Two => "memory.events",
@@ -167,7 +167,7 @@ pub fn read_counts(directory: impl AsFd, version: Version, controllers: &[Contro
 }
 
 /// Peak of the memory of a group, in bytes.
-pub fn peak_memory(directory: impl AsFd, version: Version) -> Option<u64> {
+pub(crate) fn peak_memory(directory: impl AsFd, version: Version) -> Option<u64> {
     let file = match version {
         Version::One => "memory.max_usage_in_bytes",
         Version::Two => "memory.peak",
@@ -176,7 +176,7 @@ pub fn peak_memory(directory: impl AsFd, version: Version) -> Option<u64> {
 }
 
 /// CPU time of the processes of a group.
-pub fn cpu_time(directory: impl AsFd, version: Version) -> Option<Duration> {
+pub(crate) fn cpu_time(directory: impl AsFd, version: Version) -> Option<Duration> {
     match version {
         Version::One => {
             Some(Duration::from_nanos(read_file(directory, "cpuacct.usage")?.trim().parse().ok()?))
@@ -194,7 +194,7 @@ fn keyed(text: &str, key: &str) -> Option<u64> {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hierarchy {
     /// Directory of the group this process is in.
-    pub own: PathBuf,
+    pub(crate) own: PathBuf,
     /// Its controllers.
     pub controllers: Vec<Controller>,
 }
@@ -210,7 +210,7 @@ impl Hierarchy {
 }
 
 /// True if this process may make groups below `directory` and put processes into them.
-pub fn may_make_groups(directory: &Path) -> bool {
+pub(crate) fn may_make_groups(directory: &Path) -> bool {
     let writable =
         |path: &Path, access| rustix::fs::accessat(rustix::fs::CWD, path, access, AtFlags::EACCESS).is_ok();
     writable(directory, Access::WRITE_OK | Access::EXEC_OK)
@@ -218,7 +218,7 @@ pub fn may_make_groups(directory: &Path) -> bool {
 }
 
 /// Returns the directory of the version 2 group that holds this process.
-pub fn own_group() -> Option<PathBuf> {
+pub(crate) fn own_group() -> Option<PathBuf> {
     let (mounts, groups) = own_texts();
     find_group(&mounts, &groups)
 }
@@ -291,7 +291,7 @@ fn may_hand_on(directory: &Path) -> bool {
 }
 
 /// Returns the controllers that the group at `directory` can hand on to groups below it.
-pub fn available(directory: &Path) -> Vec<Controller> {
+pub(crate) fn available(directory: &Path) -> Vec<Controller> {
     if may_hand_on(directory) { listed(&directory.join("cgroup.controllers")) } else { Vec::new() }
 }
 
@@ -302,7 +302,7 @@ fn listed(file: &Path) -> Vec<Controller> {
 
 /// Hands on all controllers that the group at `directory` may, and returns those that groups below it have. A group
 /// that holds processes hands on none, unless it is the root.
-pub fn hand_on(directory: &Path) -> Vec<Controller> {
+pub(crate) fn hand_on(directory: &Path) -> Vec<Controller> {
     if !may_hand_on(directory) {
         return Vec::new();
     }

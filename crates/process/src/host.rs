@@ -70,7 +70,7 @@ fn oom_score_adj() -> Option<i32> {
 }
 
 /// Gives child `pid` the value that this process was started with. Children inherit the one we set for ourselves.
-pub fn give_oom_score_adj(pid: u32, started_with: Option<i32>) {
+pub(crate) fn give_oom_score_adj(pid: u32, started_with: Option<i32>) {
     if let Some(value) = started_with {
         // A child that has ended needs none; another user's keeps its own.
         std::fs::write(format!("/proc/{pid}/oom_score_adj"), value.to_string()).ok();

@@ -36,7 +36,7 @@ pub use serve::serve;
 
 /// Words on the command line that make this program a reaper; the job's tag follows. By the tag a daemon finds the
 /// job's processes below a reaper whose keeper is dead (`sweep`): the rest of a reaper's `/proc` belongs to root.
-pub const WORDS: [&str; 2] = ["reaper", "--job"];
+pub(crate) const WORDS: [&str; 2] = ["reaper", "--job"];
 
 /// Longest message in bytes. Commands of steps go by descriptor.
 const MAX_MESSAGE: usize = 256;

@@ -14,7 +14,7 @@ use rustix::fs::{Mode, OFlags};
 use super::reaper;
 
 /// Name of the environment variable that holds the job's tag as 32 hex digits (service.md §6.5).
-pub const TAG_VARIABLE: &str = "STEP_RUNNER_JOB";
+pub(crate) const TAG_VARIABLE: &str = "STEP_RUNNER_JOB";
 
 /// Most of an environment that is searched for the tag, in bytes. The tag is in its last layer, but a process of the
 /// job may have started programs with more variables.
@@ -68,16 +68,16 @@ impl Process {
 
 /// Marks by which processes of jobs are found.
 #[derive(Clone, Debug, Default)]
-pub struct Marks {
+pub(crate) struct Marks {
     /// Tags of all jobs. Any other tag comes from a step-runner inside a job and means nothing.
-    pub tags: HashSet<u128>,
+    pub(crate) tags: HashSet<u128>,
     /// Tags by groups that steps of the jobs led.
-    pub groups: HashMap<u32, u128>,
+    pub(crate) groups: HashMap<u32, u128>,
 }
 
 /// Job of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Owner {
+pub(crate) enum Owner {
     /// It is unknown.
     Unknown,
     /// The job with this tag.
@@ -87,14 +87,14 @@ pub enum Owner {
 /// Finds processes of jobs. Remembers their jobs: a process that clears its environment and loses its parent keeps its
 /// job.
 #[derive(Debug, Default)]
-pub struct Sweeper {
+pub(crate) struct Sweeper {
     /// Tag of the job by pid and start time.
     known: HashMap<(u32, u64), u128>,
 }
 
 impl Sweeper {
     /// Reads `/proc` once. Returns the living processes of all jobs in `marks`, with their tags.
-    pub fn find(&mut self, marks: &Marks) -> io::Result<Vec<(Process, u128)>> {
+    pub(crate) fn find(&mut self, marks: &Marks) -> io::Result<Vec<(Process, u128)>> {
         let table = read_table()?;
         let mut found = Vec::new();
         let mut owners: HashMap<u32, Owner> = HashMap::with_capacity(table.len());
@@ -207,7 +207,7 @@ pub fn command_line(pid: u32) -> Option<Vec<Vec<u8>>> {
 }
 
 /// Returns the tag of the job whose reaper process `pid` is, by its command line.
-pub fn tag_of_reaper(pid: u32) -> Option<u128> {
+pub(crate) fn tag_of_reaper(pid: u32) -> Option<u128> {
     let line = command_line(pid)?;
     let [_, reaper, job, tag, ..] = line.as_slice() else { return None };
     let is_reaper = [reaper, job].into_iter().zip(reaper::WORDS).all(|(word, ours)| word == ours.as_bytes());
@@ -243,7 +243,7 @@ fn read_tag(pid: u32) -> Option<u128> {
 /// The list is complete. While the file is read, children are only added, at its end: a child goes when it is reaped,
 /// and only the calling thread reaps. So if a subreaper that has reaped all it started sees none, nothing lives below
 /// it: every descendant hangs below a child until that is reaped.
-pub fn unknown_children(mut known: impl FnMut(u32) -> bool) -> io::Result<Vec<u32>> {
+pub(crate) fn unknown_children(mut known: impl FnMut(u32) -> bool) -> io::Result<Vec<u32>> {
     let pid = std::process::id();
     let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"))?;
     let children = children.split_ascii_whitespace().filter_map(|pid| pid.parse().ok());

@@ -19,7 +19,7 @@ use step_runner_model::ExitStatus;
 use super::children;
 
 /// Most memory of a worker in bytes: twice the largest tree, so that a pack can be held while it is read.
-pub const MAX_MEMORY: u64 = 2 << 30;
+pub(crate) const MAX_MEMORY: u64 = 2 << 30;
 
 /// Most memory in bytes of a process that handles images: the largest window of an archive's compression, 128 MiB, a
 /// few manifests, and room. Everything a registry sends but layers is held in memory whole.

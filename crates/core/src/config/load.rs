@@ -23,7 +23,7 @@ pub struct Layers {
 
 /// Source of a value.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Source {
+pub(crate) enum Source {
     /// The default: no layer gives a value.
     Default,
     /// A line of the settings file.
@@ -56,22 +56,22 @@ pub struct Loaded {
     /// The settings.
     pub config: Config,
     /// Their sources, in the order of [`SETTINGS`].
-    pub sources: Vec<Source>,
+    pub(crate) sources: Vec<Source>,
 }
 
 /// One mistake in the settings: its source, the setting, and the remedy.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{source_name}: {message}")]
-pub struct ConfigError {
+pub(crate) struct ConfigError {
     /// `FILE:LINE`, the variable or the option.
-    pub source_name: String,
+    pub(crate) source_name: String,
     /// The mistake and the remedy. Values are not quoted.
-    pub message: String,
+    pub(crate) message: String,
 }
 
 /// All mistakes in the settings (exit code 2, cli.md).
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ConfigErrors(pub Vec<ConfigError>);
+pub struct ConfigErrors(Vec<ConfigError>);
 
 impl fmt::Display for ConfigErrors {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

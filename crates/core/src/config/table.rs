@@ -7,13 +7,13 @@ pub struct Setting {
     /// Key of the settings file and field of [`Config`].
     pub name: &'static str,
     /// One sentence, with a reference to the specification in parentheses.
-    pub doc: &'static str,
+    pub(crate) doc: &'static str,
     /// Form of a value.
-    pub expected: &'static str,
+    pub(crate) expected: &'static str,
     /// Further rule for values, or empty.
-    pub rule: &'static str,
+    pub(crate) rule: &'static str,
     /// TOML types a value may have.
-    pub kinds: &'static [TomlType],
+    pub(crate) kinds: &'static [TomlType],
     pub(super) set: fn(&mut Config, &[String]) -> bool,
     pub(super) show: fn(&Config) -> Option<String>,
     /// Copies the value from another configuration.
@@ -27,7 +27,7 @@ impl Setting {
     }
 
     /// Returns the name of the environment variable: `STEP_RUNNER_MAX_JOBS`.
-    pub fn variable(&self) -> String {
+    pub(crate) fn variable(&self) -> String {
         format!("STEP_RUNNER_{}", self.name.to_ascii_uppercase())
     }
 
@@ -42,7 +42,7 @@ impl Setting {
     }
 
     /// Returns the value in `config` as written in a settings file, or `None` if it is not set.
-    pub fn show(&self, config: &Config) -> Option<String> {
+    pub(crate) fn show(&self, config: &Config) -> Option<String> {
         (self.show)(config)
     }
 

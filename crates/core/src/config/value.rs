@@ -56,7 +56,7 @@ const UNITS: [(&str, u64); 10] = [
 
 impl Bytes {
     /// Parses a size such as `64MiB`. A number without a suffix counts bytes.
-    pub fn from_text(text: &str) -> Option<Self> {
+    pub(crate) fn from_text(text: &str) -> Option<Self> {
         let (digits, unit) = UNITS
             .iter()
             .find_map(|(name, worth)| Some((text.strip_suffix(name)?, *worth)))

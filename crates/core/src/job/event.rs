@@ -132,9 +132,9 @@ pub enum Event {
 #[derive(Clone, PartialEq, Serialize, Deserialize)]
 pub struct Unusable {
     /// The error.
-    pub error: OutputFileError,
+    pub(crate) error: OutputFileError,
     /// The bad line, if the job's log level is `debug`. It may hold a secret.
-    pub line: Option<Vec<u8>>,
+    pub(crate) line: Option<Vec<u8>>,
 }
 
 /// A function that was found.

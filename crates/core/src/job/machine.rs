@@ -212,7 +212,7 @@ impl Machine {
 
     /// True if the job is over and ignores all further events.
     #[cfg(test)]
-    pub const fn is_over(&self) -> bool {
+    pub(crate) const fn is_over(&self) -> bool {
         matches!(self.state, MachineState::Over)
     }
 

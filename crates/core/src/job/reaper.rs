@@ -13,15 +13,15 @@ use crate::config::Config;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rules {
     /// Limit for an ended job that no client finishes.
-    pub stale_after: Duration,
+    pub(crate) stale_after: Duration,
     /// Earliest removal, after the start, of a job that ended before the start.
-    pub stale_floor: Duration,
+    pub(crate) stale_floor: Duration,
     /// Limit for a running job.
-    pub runaway_after: Duration,
+    pub(crate) runaway_after: Duration,
     /// Limit for a running job without output.
-    pub silent_after: Duration,
+    pub(crate) silent_after: Duration,
     /// Limit for a job that waits for a slot.
-    pub queued_after: Duration,
+    pub(crate) queued_after: Duration,
 }
 
 impl Rules {

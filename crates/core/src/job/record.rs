@@ -58,7 +58,7 @@ pub fn decode(record: &[u8]) -> Result<(Event, u64), RecordError> {
 }
 
 /// Maximum size of a job's record after the request: outputs, exports and fetched functions.
-pub const MAX_RECORD: u64 = 64 << 20;
+pub(crate) const MAX_RECORD: u64 = 64 << 20;
 
 /// Minimum length in bytes of a function's text that is recorded only once.
 const LONG_TEXT: usize = 1 << 10;
@@ -82,7 +82,7 @@ impl Default for Recorder {
 
 impl Recorder {
     /// Creates the recorder of a job whose request is recorded, with room for `max` further bytes.
-    pub fn limited(max: u64) -> Self {
+    pub(crate) fn limited(max: u64) -> Self {
         Self { count: 1, bytes: 0, max, texts: HashMap::new() }
     }
 

@@ -10,18 +10,18 @@ use step_runner_lang::eval::{self, Scope};
 use step_runner_lang::value::{Data, Value};
 
 /// Inputs and environment that a step passes to its function.
-pub struct Given {
+pub(crate) struct Given {
     /// Inputs as the function gets them: checked and with defaults filled in.
-    pub inputs: IndexMap<String, Value>,
+    pub(crate) inputs: IndexMap<String, Value>,
     /// Names of the inputs that the step itself sets, for results.
-    pub named: Vec<String>,
+    pub(crate) named: Vec<String>,
     /// The step's `env`.
-    pub env: EnvironmentFrame,
+    pub(crate) env: EnvironmentFrame,
 }
 
 /// Evaluates inputs and environment of `step`, a step of `caller`, for a function with the inputs `declared`. For
 /// scripts, `inputs_scope` differs from `scope`: they name their own output and export files.
-pub fn given(
+pub(crate) fn given(
     step: &Step,
     declared: &IndexMap<String, Declaration>,
     caller: &Function,
@@ -68,7 +68,7 @@ fn step_inputs(
 }
 
 /// Evaluates `outputs` of the run function `run`, before the check against `declared`.
-pub fn outputs(
+pub(crate) fn outputs(
     run: &Run,
     declared: &IndexMap<String, Declaration>,
     scope: &dyn Scope,
@@ -77,7 +77,7 @@ pub fn outputs(
 }
 
 /// Makes the diagnostic for a breach of the function's interface, at the input's key in the step or else at the step.
-pub fn refused(step: &Step, caller: &Function, error: contract::ContractError) -> Diagnostic {
+pub(crate) fn refused(step: &Step, caller: &Function, error: contract::ContractError) -> Diagnostic {
     let key = step.inputs.iter().map(|(key, _)| key).find(|key| key.as_literal() == Some(&error.name));
     let at = key.map_or(step.at, |key| key.at);
     let path = format!("{}.inputs.{}", step.path, error.name);

@@ -13,11 +13,11 @@ use step_runner_model::text;
 use super::library::Loaded;
 
 /// Longest script passed as an argument. Linux allows 128 KiB, including the NUL at its end.
-pub const LONGEST_ARGUMENT: usize = 128 * 1024 - 1;
+pub(crate) const LONGEST_ARGUMENT: usize = 128 * 1024 - 1;
 
 /// Implementation of a builtin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum BuiltinKind {
+pub(crate) enum BuiltinKind {
     /// A shell that runs the text of the input `script`.
     Script,
     /// A shell that runs the text that [`super::script_legacy`] makes of the inputs.
@@ -30,7 +30,7 @@ pub enum BuiltinKind {
 
 impl BuiltinKind {
     /// True if its inputs may name the invocation's own files (language.md §10): a script has no other way to export.
-    pub const fn is_script(self) -> bool {
+    pub(crate) const fn is_script(self) -> bool {
         matches!(self, Self::Script | Self::ScriptLegacy)
     }
 }
@@ -161,7 +161,7 @@ pub fn find(name: &str) -> Result<Arc<Loaded>, (Class, String)> {
 }
 
 /// Returns the implementation of the builtin `name`, if it exists.
-pub fn kind(name: &str) -> Option<BuiltinKind> {
+pub(crate) fn kind(name: &str) -> Option<BuiltinKind> {
     entry(name).map(|builtin| builtin.kind)
 }
 
@@ -170,7 +170,7 @@ fn entry(name: &str) -> Option<&'static Builtin> {
 }
 
 /// Returns the reference to a builtin as results show it.
-pub fn info(name: &str) -> ReferenceInfo {
+pub(crate) fn info(name: &str) -> ReferenceInfo {
     ReferenceInfo {
         protocol: "dist".to_owned(),
         path: name.split('/').map(str::to_owned).collect(),

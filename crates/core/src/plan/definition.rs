@@ -10,7 +10,7 @@ use step_runner_lang::yaml::scalar::{Resolved, resolve};
 use step_runner_lang::yaml::{self, NodeKind, Source, YamlEntry, YamlNode};
 
 /// Returns the definition in a definition file that has passed the check.
-pub fn of_file(text: &str) -> Json {
+pub(crate) fn of_file(text: &str) -> Json {
     let mut documents = documents(text).into_iter();
     whole(documents.next(), documents.next())
 }

@@ -23,7 +23,7 @@ const DEEPEST_TEXT: usize = 100;
 /// A function and its definition for results.
 pub struct Loaded {
     /// Syntax tree.
-    pub function: Function,
+    pub(crate) function: Function,
     /// The definition as JSON text, or empty if `definition` holds it from the start. A tree takes some twenty times as
     /// much memory and is needed only at the end.
     written: Box<str>,
@@ -33,13 +33,13 @@ pub struct Loaded {
 
 impl Loaded {
     /// Reads the document of a request. `file` is its name in messages (service.md §3.1).
-    pub fn request(text: &str, file: Option<&str>) -> Result<Self, Vec<Diagnostic>> {
+    pub(crate) fn request(text: &str, file: Option<&str>) -> Result<Self, Vec<Diagnostic>> {
         let function = document::parse_request(text, file.unwrap_or_default())?;
         Ok(Self::new(function, definition::of_request(text), text.len()))
     }
 
     /// Reads a definition file.
-    pub fn file(path: &str, text: &str) -> Result<Self, Vec<Diagnostic>> {
+    pub(crate) fn file(path: &str, text: &str) -> Result<Self, Vec<Diagnostic>> {
         let function = document::parse_function(text, path)?;
         Ok(Self::new(function, definition::of_file(text), text.len()))
     }
@@ -57,12 +57,12 @@ impl Loaded {
     }
 
     /// Returns the length of the text it was read from, in bytes.
-    pub const fn text_len(&self) -> usize {
+    pub(crate) const fn text_len(&self) -> usize {
         self.text_len
     }
 
     /// Returns interface and implementation as read: `{"spec": …, "definition": …}`. All results share one copy.
-    pub fn definition(&self) -> Arc<Json> {
+    pub(crate) fn definition(&self) -> Arc<Json> {
         Arc::clone(
             self.definition.get_or_init(|| Arc::new(serde_json::from_str(&self.written).unwrap_or_default())),
         )
@@ -80,13 +80,13 @@ fn depth(value: &Json) -> usize {
 
 /// The functions of one job.
 #[derive(Default)]
-pub struct Library {
+pub(crate) struct Library {
     files: IndexMap<[u8; 32], Arc<Loaded>>,
 }
 
 impl Library {
     /// Returns the function in `text`, found at `path`, and true if it was just read: its warnings are shown once.
-    pub fn load(&mut self, path: &str, text: &str) -> Result<(Arc<Loaded>, bool), Vec<Diagnostic>> {
+    pub(crate) fn load(&mut self, path: &str, text: &str) -> Result<(Arc<Loaded>, bool), Vec<Diagnostic>> {
         let key = Sha256::new().chain_update(path).chain_update([0]).chain_update(text).finalize().into();
         if let Some(known) = self.files.get(&key) {
             return Ok((Arc::clone(known), false));

@@ -11,7 +11,7 @@ use step_runner_model::ReferenceInfo;
 use super::builtin;
 
 /// Location of a function.
-pub enum Target {
+pub(crate) enum Target {
     /// Ships with the program, so nothing is fetched.
     Builtin(String),
     /// Must be fetched. Everything in it is evaluated; a local path is absolute.
@@ -19,7 +19,7 @@ pub enum Target {
 }
 
 /// Locates the function that `step` of `caller` invokes. Relative paths start at `func_dir`, the caller's folder.
-pub fn target(
+pub(crate) fn target(
     step: &Step,
     caller: &Function,
     func_dir: &str,
@@ -42,7 +42,7 @@ pub fn target(
 }
 
 /// Removes `.`, `..` and empty segments from a path, to compare it with others. Ignores symbolic links.
-pub fn tidy(path: &str) -> String {
+pub(crate) fn tidy(path: &str) -> String {
     let mut kept = Vec::new();
     for segment in path.split('/') {
         match segment {
@@ -55,7 +55,7 @@ pub fn tidy(path: &str) -> String {
 }
 
 /// Returns the reference to a function found as `filename`, as results show it.
-pub fn info(reference: &Reference, filename: Option<&str>) -> ReferenceInfo {
+pub(crate) fn info(reference: &Reference, filename: Option<&str>) -> ReferenceInfo {
     let text = |template: &Template| template.as_literal().unwrap_or_default().to_owned();
     let named = |first: Option<&str>| filename.or(first).unwrap_or(DEFINITION_FILES[0]).to_owned();
     let parts = |path: &str| path.split('/').filter(|part| !part.is_empty()).map(str::to_owned).collect();

@@ -14,18 +14,18 @@ use super::secrets;
 #[derive(Clone, PartialEq, Serialize, Deserialize)]
 pub struct ProcessOutputs {
     /// Outputs, checked and with defaults filled in.
-    pub outputs: IndexMap<String, Value>,
+    pub(crate) outputs: IndexMap<String, Value>,
     /// Exports, as texts for an environment.
-    pub exports: IndexMap<String, String>,
+    pub(crate) exports: IndexMap<String, String>,
     /// Numbers in sensitive outputs, as the process wrote them.
-    pub written: Vec<String>,
+    pub(crate) written: Vec<String>,
 }
 
 /// Content of a file, or the reason why it could not be read. A missing file counts as empty.
-pub type Content<'a> = Result<&'a [u8], &'a str>;
+pub(crate) type Content<'a> = Result<&'a [u8], &'a str>;
 
 /// Reads the two files of a process, outputs first.
-pub fn of_process(
+pub(crate) fn of_process(
     declared: &Outputs,
     outputs: Content<'_>,
     exports: Content<'_>,
@@ -60,7 +60,7 @@ fn bytes(content: Content<'_>, file: FileKind) -> Result<&[u8], OutputFileError>
 
 /// Checks the outputs of a run function against its interface. Undeclared ones are kept without a warning: reading the
 /// file has given it already (language.md §4).
-pub fn of_sequence(
+pub(crate) fn of_sequence(
     evaluated: IndexMap<String, Value>,
     declared: &IndexMap<String, Declaration>,
     function: &Function,

@@ -30,19 +30,19 @@ if [ \"$step_runner_status\" -ne 0 ]; then exit \"$step_runner_status\"; fi
 
 /// Options of the script. `posix_escape` is not one of them: the quoting used here works in every POSIX shell.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Options<'a> {
+pub(crate) struct Options<'a> {
     /// True if the shell prints every command that it runs.
-    pub debug_trace: bool,
+    pub(crate) debug_trace: bool,
     /// True if a test of its status follows each command.
-    pub check_for_errors: bool,
+    pub(crate) check_for_errors: bool,
     /// True if commands of several lines become sections that a log viewer can fold.
-    pub trace_sections: bool,
+    pub(crate) trace_sections: bool,
     /// The job variable `RUNNER_TEMP_PROJECT_DIR`.
-    pub project_dir: Option<&'a str>,
+    pub(crate) project_dir: Option<&'a str>,
 }
 
 /// Returns the commands in the input `script`, or the mistake in it.
-pub fn commands(script: &Value) -> Result<Vec<String>, String> {
+pub(crate) fn commands(script: &Value) -> Result<Vec<String>, String> {
     let Data::Array(items) = &script.data else { return Err("expected an array of strings".to_owned()) };
     if items.is_empty() {
         return Err("expected at least one command, got an empty array".to_owned());
@@ -61,7 +61,7 @@ pub fn commands(script: &Value) -> Result<Vec<String>, String> {
 }
 
 /// Returns the script without its first line, which names the shell.
-pub fn text(commands: &[String], options: Options<'_>) -> String {
+pub(crate) fn text(commands: &[String], options: Options<'_>) -> String {
     let mut script = head(options);
     for (number, command) in commands.iter().enumerate() {
         add_command(&mut script, number, command.trim(), options);

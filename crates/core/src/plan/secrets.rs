@@ -32,7 +32,7 @@ const SEARCH_BEGINS: usize = 32;
 
 /// The known sensitive texts of a job, and those not yet passed to the masking.
 #[derive(Default)]
-pub struct Secrets {
+pub(crate) struct Secrets {
     known: BTreeSet<String>,
     fresh: Vec<Vec<u8>>,
     search: Option<Box<Search>>,
@@ -91,33 +91,33 @@ impl SecretAutomaton {
 
 impl Secrets {
     /// Adds a value that is declared sensitive: all of its texts and numbers.
-    pub fn note_declared(&mut self, value: &Value) {
+    pub(crate) fn note_declared(&mut self, value: &Value) {
         for_each_leaf(value, true, &mut |text| self.insert(text));
     }
 
     /// Adds the numbers that [`numbers_written`] has found.
-    pub fn note_written(&mut self, numbers: &[String]) {
+    pub(crate) fn note_written(&mut self, numbers: &[String]) {
         for number in numbers {
             self.insert(number);
         }
     }
 
     /// Adds the sensitive parts of an evaluated value. `vars` are the job's variables; masked ones are phrases already.
-    pub fn note_derived(&mut self, value: &Value, vars: &IndexMap<String, Value>) {
+    pub(crate) fn note_derived(&mut self, value: &Value, vars: &IndexMap<String, Value>) {
         if value.is_sensitive() {
             for_each_leaf(value, false, &mut |text| self.insert_unless_covered(text, vars));
         }
     }
 
     /// Adds an evaluated text if it is sensitive.
-    pub fn note_text(&mut self, text: &EvaluatedText, vars: &IndexMap<String, Value>) {
+    pub(crate) fn note_text(&mut self, text: &EvaluatedText, vars: &IndexMap<String, Value>) {
         if text.sensitive {
             self.insert_unless_covered(&text.text, vars);
         }
     }
 
     /// Adds the credentials in a function's references: results show its definition with all steps (language.md §16).
-    pub fn note_references(&mut self, function: &Function) {
+    pub(crate) fn note_references(&mut self, function: &Function) {
         let Body::Run(run) = &function.definition.body else { return };
         for step in &run.steps {
             if let Invocation::Reference(reference, _) = &step.invokes
@@ -129,7 +129,7 @@ impl Secrets {
     }
 
     /// Adds a part of a URL, which may be percent-encoded.
-    pub fn note_url_part(&mut self, part: &str) {
+    pub(crate) fn note_url_part(&mut self, part: &str) {
         self.insert(part);
         if let Ok(decoded) = percent_encoding::percent_decode_str(part).decode_utf8() {
             self.insert(&decoded);
@@ -137,17 +137,17 @@ impl Secrets {
     }
 
     /// Takes the secrets not yet passed to the masking.
-    pub fn take_fresh(&mut self) -> Vec<Vec<u8>> {
+    pub(crate) fn take_fresh(&mut self) -> Vec<Vec<u8>> {
         std::mem::take(&mut self.fresh)
     }
 
     /// Frees the memory of the search.
-    pub fn rest(&mut self) {
+    pub(crate) fn rest(&mut self) {
         self.search = None;
     }
 
     /// Returns the number of secrets found so far.
-    pub fn count(&self) -> usize {
+    pub(crate) fn count(&self) -> usize {
         self.known.len()
     }
 
@@ -209,7 +209,7 @@ impl Secrets {
 
 /// Returns the numbers in sensitive `values` as a process wrote them into the JSON text `content`. Digits that a double
 /// cannot hold are secret too. Leaves out the forms that [`Secrets::note_declared`] adds.
-pub fn numbers_written<'v>(values: impl Iterator<Item = &'v Value>, content: &[u8]) -> Vec<String> {
+pub(crate) fn numbers_written<'v>(values: impl Iterator<Item = &'v Value>, content: &[u8]) -> Vec<String> {
     let mut numbers = HashSet::new();
     for value in values {
         for_each_number(value, &mut |number| {

@@ -62,7 +62,7 @@ pub fn bind_inputs(
 }
 
 /// Checks one input. Converts a number or boolean to text if declared so; null fits any type (language.md §11.3).
-pub fn check_input(name: &str, value: Value, expected: ValueType) -> Result<Value, ContractError> {
+pub(crate) fn check_input(name: &str, value: Value, expected: ValueType) -> Result<Value, ContractError> {
     match (expected, &value.data) {
         (_, Data::Null) => Ok(value),
         (ValueType::String, Data::Number(_) | Data::Bool(_)) => {
@@ -75,7 +75,7 @@ pub fn check_input(name: &str, value: Value, expected: ValueType) -> Result<Valu
 
 /// Returns the outputs of an exec function in the order of the declarations. Refuses undeclared names, requires equal
 /// types, fills in defaults and marks values of sensitive outputs. Returns all errors at once.
-pub fn bind_outputs(
+pub(crate) fn bind_outputs(
     written: NamedValues,
     declared: &IndexMap<String, Declaration>,
 ) -> Result<NamedValues, Vec<ContractError>> {

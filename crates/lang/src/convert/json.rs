@@ -56,7 +56,11 @@ pub fn parse(text: &str, budget: &MemoryBudget) -> Result<Value, JsonError> {
 
 /// Returns two members of an object by name and skips the others. A key as written in `names` wins over one in another
 /// letter case. Of several such keys the last one counts (language.md §12).
-pub fn members(text: &str, names: [&str; 2], budget: &MemoryBudget) -> Result<[Option<Value>; 2], JsonError> {
+pub(crate) fn members(
+    text: &str,
+    names: [&str; 2],
+    budget: &MemoryBudget,
+) -> Result<[Option<Value>; 2], JsonError> {
     read(text, Members { names, budget })
 }
 

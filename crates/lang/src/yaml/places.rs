@@ -10,14 +10,14 @@ const RUN_LENGTH: usize = 64;
 
 /// Places of the characters of one scalar.
 #[derive(Debug)]
-pub struct Places {
+pub(crate) struct Places {
     /// Byte offset in the text at which each run starts, and its place in the file. Columns count up within a run.
     runs: Vec<(usize, Position)>,
 }
 
 impl Places {
     /// Makes places for a `text` that the file holds verbatim from `at` on.
-    pub fn inline(text: &str, at: Position) -> Self {
+    pub(crate) fn inline(text: &str, at: Position) -> Self {
         let mut places = Self { runs: Vec::new() };
         let mut cursor = at;
         for (count, (offset, character)) in text.char_indices().enumerate() {
@@ -32,7 +32,7 @@ impl Places {
 
     /// Makes places for the text of a scalar that starts at `at` and is written as the bytes `raw`. From the first
     /// difference between text and source on, columns count up from the scalar's own place.
-    pub fn of_scalar(
+    pub(crate) fn of_scalar(
         source: &Source<'_>,
         raw: &Range<usize>,
         style: Style,
@@ -61,7 +61,7 @@ impl Places {
     }
 
     /// Returns the place of the character at a byte offset of `text`, from which this was made.
-    pub fn at(&self, text: &str, offset: usize) -> Position {
+    pub(crate) fn at(&self, text: &str, offset: usize) -> Position {
         let next = self.runs.partition_point(|(start, _)| *start <= offset);
         let Some((start, at)) = next.checked_sub(1).and_then(|index| self.runs.get(index)) else {
             return Position::START;

@@ -14,7 +14,7 @@ pub struct Stamp([u8; Stamp::LEN]);
 
 impl Stamp {
     /// Length in bytes.
-    pub const LEN: usize = 27;
+    pub(crate) const LEN: usize = 27;
 
     /// Makes the stamp of a time in microseconds since 1970-01-01T00:00:00Z.
     ///
@@ -25,7 +25,7 @@ impl Stamp {
     }
 
     /// Returns the 27 bytes.
-    pub const fn as_bytes(&self) -> &[u8; Self::LEN] {
+    pub(crate) const fn as_bytes(&self) -> &[u8; Self::LEN] {
         &self.0
     }
 }

@@ -19,7 +19,7 @@ pub const MAX_FRAMED: usize = HEAD + MAX_RECORD;
 #[error("a record of {len} bytes is longer than the {MAX_RECORD} bytes allowed")]
 pub struct RecordTooLong {
     /// Length of the payload in bytes.
-    pub len: usize,
+    pub(crate) len: usize,
 }
 
 /// Appends the record of `payload` to `out`; it goes to the file with one write.

@@ -131,7 +131,7 @@ fn a_strict_parser_checks_the_first_line_only() {
 fn an_incomplete_line_is_kept_and_not_shown() {
     let mut parser = Parser::new(Check::Lenient);
     parser.push(b"2021", |line| panic!("{line:?}")).unwrap();
-    assert_eq!(parser.incomplete(), b"2021");
+    assert_eq!(parser.partial, b"2021");
 }
 
 /// Bytes with many line ends, in short and long runs.

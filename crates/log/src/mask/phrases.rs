@@ -40,17 +40,17 @@ pub enum DefaultPrefixes {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MaskLimits {
     /// Number of phrases after preparation.
-    pub phrases: usize,
+    pub(crate) phrases: usize,
     /// Length of one phrase, in bytes.
-    pub phrase_bytes: usize,
+    pub(crate) phrase_bytes: usize,
     /// Length of all phrases together, in bytes.
-    pub all_phrase_bytes: usize,
+    pub(crate) all_phrase_bytes: usize,
     /// Number of token prefixes, with the default ones.
-    pub prefixes: usize,
+    pub(crate) prefixes: usize,
     /// Length of one prefix, in bytes.
-    pub prefix_bytes: usize,
+    pub(crate) prefix_bytes: usize,
     /// Length of all forms together, in bytes. Beyond it, encoded forms of the longest phrases are left out.
-    pub all_form_bytes: usize,
+    pub(crate) all_form_bytes: usize,
 }
 
 impl Default for MaskLimits {
@@ -189,8 +189,8 @@ impl PhraseSet {
         Self::build(Vec::new(), phrases, prefixes, config)
     }
 
-    /// Adds phrases that became known during the job (masking.md §7). If none of them is new, the result [is the same
-    /// set](PhraseSet::is_same) and nothing need be compiled again.
+    /// Adds phrases that became known during the job (masking.md §7). If none of them is new, the result is a
+    /// clone of this set, and nothing need be compiled again.
     pub fn with_added(
         &self,
         more: impl IntoIterator<Item = impl AsRef<[u8]>>,
@@ -203,19 +203,9 @@ impl PhraseSet {
         Ok((set, warnings))
     }
 
-    /// True if both are clones of one set.
-    pub fn is_same(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.inner, &other.inner)
-    }
-
     /// Returns the number of phrases.
-    pub fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.inner.phrases.len()
-    }
-
-    /// True if there is no phrase. There may be prefixes nevertheless.
-    pub fn is_empty(&self) -> bool {
-        self.inner.phrases.is_empty()
     }
 
     /// Returns the length of all forms in bytes. A masker's cost is proportional to it.

@@ -60,7 +60,7 @@ impl MaskStream {
 
     /// Searches undecided bytes again with `masker`, because further phrases became known (masking.md §7). `masker`
     /// must know all earlier phrases. Appends the output that is decided now to `out`.
-    pub fn replace_masker(&mut self, masker: Arc<Masker>, out: &mut Vec<u8>) {
+    pub(crate) fn replace_masker(&mut self, masker: Arc<Masker>, out: &mut Vec<u8>) {
         if Arc::ptr_eq(&self.masker, &masker) {
             return;
         }
@@ -77,7 +77,7 @@ impl MaskStream {
     }
 
     /// Returns the number of bytes held back.
-    pub fn held(&self) -> usize {
+    pub(crate) fn held(&self) -> usize {
         self.search.held.as_slice().len()
     }
 

@@ -28,7 +28,7 @@ pub enum WriterState {
 /// with [`Backlog::accepted`] or [`Backlog::refused`]. The file then has only whole entries, in their order and below
 /// the limit, with a mark wherever output was lost.
 pub struct Backlog {
-    budget: LogBudget,
+    pub(super) budget: LogBudget,
     /// Bytes not yet in the file. If `torn`, they begin inside an entry whose first part the file has accepted.
     pending: Vec<u8>,
     torn: bool,
@@ -127,11 +127,6 @@ impl Backlog {
     /// Returns what to do with the pipes.
     pub const fn state(&self) -> WriterState {
         self.state
-    }
-
-    /// Returns the budget, which counts bytes written and dropped.
-    pub const fn budget(&self) -> &LogBudget {
-        &self.budget
     }
 
     /// True if output was lost and no mark for it is pending yet.

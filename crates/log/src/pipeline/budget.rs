@@ -4,7 +4,7 @@ use super::output_bytes;
 use crate::frame::{LogChannel, Stamp, daemon_lines};
 
 /// Bytes at the end of the limit that are reserved for the daemon's own lines (logs.md §6).
-pub const OWN_RESERVE: u64 = 4096;
+pub(crate) const OWN_RESERVE: u64 = 4096;
 
 /// Bytes of [`OWN_RESERVE`] that are reserved for the two lines about the limit itself.
 const NOTICE_RESERVE: u64 = 256;
@@ -22,8 +22,8 @@ pub enum LogOrigin {
 #[derive(Debug)]
 pub struct LogBudget {
     limit: u64,
-    written: u64,
-    dropped: u64,
+    pub(super) written: u64,
+    pub(super) dropped: u64,
     reached: bool,
 }
 
@@ -34,7 +34,7 @@ impl LogBudget {
     }
 
     /// True once output of a step was cut off: no more is admitted.
-    pub const fn is_reached(&self) -> bool {
+    pub(crate) const fn is_reached(&self) -> bool {
         self.reached
     }
 
@@ -42,7 +42,7 @@ impl LogBudget {
     ///
     /// The first entry of a step that does not fit is replaced by a `log limit reached` entry with the time `now`.
     /// After it no entry of a step is admitted, however short.
-    pub fn admit(&mut self, origin: LogOrigin, out: &mut Vec<u8>, from: usize, now: &Stamp) {
+    pub(crate) fn admit(&mut self, origin: LogOrigin, out: &mut Vec<u8>, from: usize, now: &Stamp) {
         let entries = out.get(from..).unwrap_or_default();
         let room = match origin {
             LogOrigin::Step if self.reached => 0,
@@ -66,7 +66,7 @@ impl LogBudget {
     /// Appends the final line about the limit to `out`, once, at the job's end: `warning: N bytes of output dropped`.
     ///
     /// N counts the bodies with their line feeds. Nothing is appended if nothing was dropped.
-    pub fn close(&mut self, now: &Stamp, out: &mut Vec<u8>) {
+    pub(crate) fn close(&mut self, now: &Stamp, out: &mut Vec<u8>) {
         let dropped = std::mem::take(&mut self.dropped);
         if dropped > 0 {
             self.add_notice(&format!("warning: {dropped} bytes of output dropped"), now, out);
@@ -74,28 +74,13 @@ impl LogBudget {
     }
 
     /// Frees the room of `bytes` that were admitted but never written to the file.
-    pub const fn give_back(&mut self, bytes: u64) {
+    pub(crate) const fn give_back(&mut self, bytes: u64) {
         self.written = self.written.saturating_sub(bytes);
     }
 
     /// Counts `bytes` that are written without [`LogBudget::admit`]: the daemon's notices.
     pub(super) const fn charge(&mut self, bytes: u64) {
         self.written += bytes;
-    }
-
-    /// True if the limit was reached: output of steps need not be formatted any more.
-    pub const fn reached(&self) -> bool {
-        self.reached
-    }
-
-    /// Returns the bytes of output dropped so far and not yet reported by [`LogBudget::close`].
-    pub const fn dropped(&self) -> u64 {
-        self.dropped
-    }
-
-    /// Returns the bytes that are in the file or admitted to it.
-    pub const fn written(&self) -> u64 {
-        self.written
     }
 
     fn room(&self, reserve: u64) -> u64 {

@@ -65,7 +65,7 @@ fn fault_23_the_entry_that_crosses_the_limit_is_replaced_by_a_notice() {
     let mut out = line.repeat(2).into_bytes();
     budget.admit(LogOrigin::Step, &mut out, 0, &now());
     assert_eq!(text(&out), line.repeat(2), "exactly the limit fits");
-    assert!(!budget.reached());
+    assert!(!budget.is_reached());
 
     let mut out = b"kept".to_vec();
     out.extend_from_slice(line.repeat(3).as_bytes());
@@ -97,7 +97,7 @@ fn fault_23_once_the_limit_is_reached_no_entry_follows_however_short() {
     let mut budget = LogBudget::new(OWN_RESERVE + 1_000, 0);
     let mut out = entry("01O", &"x".repeat(1_000)).into_bytes();
     budget.admit(LogOrigin::Step, &mut out, 0, &now());
-    assert!(budget.reached() && out.len() < 200, "the notice leaves room");
+    assert!(budget.is_reached() && out.len() < 200, "the notice leaves room");
     let mut out = entry("01O", "short").into_bytes();
     budget.admit(LogOrigin::Step, &mut out, 0, &now());
     assert_eq!(text(&out), "");
@@ -110,7 +110,7 @@ fn a_batch_is_cut_between_entries() {
     let mut out = line.repeat(4).into_bytes();
     budget.admit(LogOrigin::Step, &mut out, 0, &now());
     assert!(text(&out).starts_with(&(line.repeat(2) + &format!("{HEADER} 00E log limit reached: "))));
-    assert_eq!(budget.dropped(), 16);
+    assert_eq!(budget.dropped, 16);
 }
 
 #[test]
@@ -129,7 +129,7 @@ fn fault_23_the_log_never_exceeds_the_limit() {
     backlog.close(&now());
     file.extend_from_slice(backlog.pending());
     assert!(file.len() as u64 <= limit, "{} bytes", file.len());
-    assert_eq!(file.len() as u64, backlog.budget().written());
+    assert_eq!(file.len() as u64, backlog.budget.written);
     assert!(text(&file).contains("log limit reached"));
     assert!(text(&file).trim_end().ends_with("bytes of output dropped"));
 }
@@ -182,7 +182,7 @@ fn fault_25_a_hole_is_marked_where_output_is_missing() {
     assert_eq!(backlog.state(), WriterState::Flowing);
     let mark = entry("00E", "warning: 14 bytes of output lost");
     assert_eq!(text(&file), entry("01O", "torn") + &mark + &entry("01O", "kept"));
-    assert_eq!(backlog.budget().written(), file.len() as u64, "the budget counts what is in the file");
+    assert_eq!(backlog.budget.written, file.len() as u64, "the budget counts what is in the file");
 }
 
 #[test]
@@ -298,7 +298,7 @@ proptest! {
         }
         backlog.close(&now());
         file.extend_from_slice(backlog.pending());
-        prop_assert_eq!(backlog.budget().written(), file.len() as u64);
+        prop_assert_eq!(backlog.budget.written, file.len() as u64);
 
         let (mut next, mut marked) = (0, 0);
         for line in text(&file).lines() {

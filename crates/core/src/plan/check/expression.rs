@@ -238,7 +238,7 @@ impl<'a> Expressions<'a> {
                 if let Some(function) = Function::named(name) {
                     return Shape::Function(function);
                 }
-                self.not_found("", name, at, eval::scope::NAMES, reach);
+                self.not_found("", name, at, eval::NAMES, reach);
                 Shape::Value(KnownType::Any)
             }
         }

@@ -18,9 +18,7 @@ impl<'a> Expressions<'a> {
         let called = matches!(path.first(), Some(Access::Call(..)));
         let mut shape = match &root.kind {
             ExpressionKind::Name(name)
-                if called
-                    && Function::named(name).is_none()
-                    && !eval::scope::NAMES.contains(&name.as_str()) =>
+                if called && Function::named(name).is_none() && !eval::NAMES.contains(&name.as_str()) =>
             {
                 self.not_found("function ", name, root.at, Function::NAMES, reach);
                 Shape::Value(KnownType::Any)
