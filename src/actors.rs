@@ -14,10 +14,10 @@
 
 pub mod handle;
 pub mod host;
-pub mod job;
+pub(crate) mod job;
 pub mod log_sink;
-pub mod registry;
-pub mod step;
+pub(crate) mod registry;
+pub(crate) mod step;
 pub mod supervisor;
 pub mod trace_sink;
 pub mod view;

@@ -31,8 +31,8 @@ use crate::systemd::{self, Manager, PassedSocket};
 use crate::threads;
 use crate::variables::RECOVERY_VARIABLE;
 
-pub use daemon::defaults;
-pub use private::PrivateDaemon;
+pub(crate) use daemon::defaults;
+pub(crate) use private::PrivateDaemon;
 
 /// Time after which an idle thread for blocking work ends: never. The first is started with the daemon, so one always
 /// exists. If none existed, work that meets the system's limit of threads would panic instead of wait (faults.md row
@@ -46,12 +46,12 @@ const REAP_AGAIN: Duration = Duration::from_millis(10);
 const MARKER_TIME: Duration = Duration::from_secs(1);
 
 /// Reads the settings again, from the same sources as at the start.
-pub type Reload = Box<dyn Fn() -> Result<Config, Failure>>;
+pub(crate) type Reload = Box<dyn Fn() -> Result<Config, Failure>>;
 
 /// Runs the daemon until it is told to end. If `command` is not empty, runs it beside the daemon, which ends with it.
 /// Returns the exit code. Calls `reload` on SIGHUP. Writes `warnings` to the daemon's log, because nothing may come
 /// before the ready marker on standard error.
-pub fn serve(
+pub(crate) fn serve(
     mut config: Config,
     reload: Reload,
     command: Vec<OsString>,

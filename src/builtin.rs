@@ -17,28 +17,28 @@ use std::path::PathBuf;
 
 use serde_json::{Map, Value as Json};
 
-pub use error::BuiltinError;
+pub(crate) use error::BuiltinError;
 
 /// File in the job's directory that `function/oci/build` writes, and that `function/oci/publish` reads by default.
-pub const ARCHIVE: &str = "function-image.tar";
+pub(crate) const ARCHIVE: &str = "function-image.tar";
 
 /// Values by name.
-pub type BuiltinValues = Map<String, Json>;
+pub(crate) type BuiltinValues = Map<String, Json>;
 
 /// Environment of a builtin.
-pub struct BuiltinEnvironment<'a> {
+pub(crate) struct BuiltinEnvironment<'a> {
     /// The job's directory, absolute.
-    pub work_dir: PathBuf,
+    pub(crate) work_dir: PathBuf,
     /// Folder for temporary files, private to the invocation.
-    pub scratch: PathBuf,
+    pub(crate) scratch: PathBuf,
     /// Looks up an environment variable.
-    pub variable: &'a dyn Fn(&str) -> Option<String>,
+    pub(crate) variable: &'a dyn Fn(&str) -> Option<String>,
     /// Writes a line to the job's log.
-    pub say: &'a dyn Fn(&str),
+    pub(crate) say: &'a dyn Fn(&str),
 }
 
 /// Runs the builtin `name` with `inputs`, which its interface has accepted. Returns its outputs.
-pub async fn run(
+pub(crate) async fn run(
     name: &str,
     inputs: &BuiltinValues,
     environment: &BuiltinEnvironment<'_>,

@@ -10,7 +10,7 @@ use rustix::time::{ClockId, clock_gettime};
 static START: LazyLock<Instant> = LazyLock::new(Instant::now);
 
 /// Monotonic time since the first call, which the daemon makes when it starts. Never jumps (faults.md row 63).
-pub fn uptime() -> Duration {
+pub(crate) fn uptime() -> Duration {
     #[cfg(feature = "failpoints")]
     if let Some(time) = steered::ask(|clock| clock.uptime()) {
         return time;
@@ -31,7 +31,7 @@ pub fn boot_micros() -> u64 {
 
 /// The wall clock, now.
 #[expect(clippy::disallowed_methods, reason = "the one place")]
-pub fn now() -> SystemTime {
+pub(crate) fn now() -> SystemTime {
     #[cfg(feature = "failpoints")]
     if let Some(now) = steered::ask(|clock| clock.now()) {
         return now;
@@ -48,7 +48,9 @@ pub fn now_micros() -> i64 {
 }
 
 #[cfg(feature = "failpoints")]
-pub use steered::{Clock, is_steered, steer};
+pub(crate) use steered::is_steered;
+#[cfg(feature = "failpoints")]
+pub use steered::{Clock, steer};
 
 #[cfg(feature = "failpoints")]
 mod steered {
@@ -77,7 +79,7 @@ mod steered {
 
     /// True if a test steers this thread's clocks. All work runs in this thread then, so that nothing depends on
     /// scheduling.
-    pub fn is_steered() -> bool {
+    pub(crate) fn is_steered() -> bool {
         CLOCK.with_borrow(Option::is_some)
     }
 

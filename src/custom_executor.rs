@@ -32,10 +32,9 @@ mod templates;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-pub use environment::{Codes, Environment, JobVariables};
-pub use private::LAUNCH;
-pub use request::Delivery;
-pub use result::{Verdict, write_code};
+pub(crate) use environment::Environment;
+pub(crate) use request::Delivery;
+pub(crate) use result::{Verdict, write_code};
 
 use crate::client::{self, Address, Client};
 use crate::error::{Exit, Failure};
@@ -55,50 +54,50 @@ const LOOK_TIME: Duration = Duration::from_mins(1);
 
 /// Options that an operator chooses (custom-executor.md §1).
 #[derive(Clone, Debug)]
-pub struct Options {
+pub(crate) struct Options {
     /// Address of the daemon; `None` for a private one for each job.
-    pub address: Option<String>,
+    pub(crate) address: Option<String>,
     /// Template of the builds directory.
-    pub builds_dir: Option<String>,
+    pub(crate) builds_dir: Option<String>,
     /// Template of the cache directory.
-    pub cache_dir: Option<String>,
+    pub(crate) cache_dir: Option<String>,
     /// True if no other job shares the environment.
-    pub isolated: bool,
+    pub(crate) isolated: bool,
     /// Shell of the scripts that the Runner writes.
-    pub shell: Option<String>,
+    pub(crate) shell: Option<String>,
     /// Host name of the daemon's environment.
-    pub hostname: Option<String>,
+    pub(crate) hostname: Option<String>,
     /// Root of the folders of attempts.
-    pub state_dir: Option<PathBuf>,
+    pub(crate) state_dir: Option<PathBuf>,
     /// Way in which scripts get to the daemon.
-    pub delivery: Option<Delivery>,
+    pub(crate) delivery: Option<Delivery>,
     /// Time to reach the daemon.
-    pub connect_timeout: Duration,
+    pub(crate) connect_timeout: Duration,
     /// Time to reach it again after a connection was lost during a stage.
-    pub reconnect_timeout: Duration,
+    pub(crate) reconnect_timeout: Duration,
     /// Time in which a private daemon must listen.
-    pub start_timeout: Duration,
+    pub(crate) start_timeout: Duration,
     /// Longest wait for a place in a full queue.
-    pub admission_timeout: Duration,
+    pub(crate) admission_timeout: Duration,
     /// Time between the first signal and the forced end.
-    pub cancel_grace: Duration,
+    pub(crate) cancel_grace: Duration,
     /// True to send everything to standard output.
-    pub merge_streams: bool,
+    pub(crate) merge_streams: bool,
     /// True to keep the folder of the attempt.
-    pub keep: bool,
+    pub(crate) keep: bool,
 }
 
 /// One call of the Runner.
 #[derive(Clone, Debug)]
-pub struct Driver {
+pub(crate) struct Driver {
     /// Options of the operator.
-    pub options: Options,
+    pub(crate) options: Options,
     /// Environment that the Runner gives.
-    pub environment: Environment,
+    pub(crate) environment: Environment,
     /// `XDG_RUNTIME_DIR` of the Runner.
-    pub runtime_dir: Option<PathBuf>,
+    pub(crate) runtime_dir: Option<PathBuf>,
     /// Prints a message.
-    pub say: fn(&str),
+    pub(crate) say: fn(&str),
 }
 
 /// The daemon of an attempt.
@@ -110,25 +109,25 @@ struct AttemptDaemon {
 
 impl Driver {
     /// Returns the answer to `config`, one JSON object (custom-executor.md §5).
-    pub fn config(&self) -> Result<String, Failure> {
+    pub(crate) fn config(&self) -> Result<String, Failure> {
         answer::answer(self)
     }
 
     /// Makes the folder, starts or reaches the daemon, and looks at its environment. Returns a line about the daemon
     /// (custom-executor.md §6).
-    pub async fn prepare(&self) -> Result<String, Failure> {
+    pub(crate) async fn prepare(&self) -> Result<String, Failure> {
         prepare::prepare(self).await
     }
 
     /// Lets the daemon run a stage, and passes its output on (custom-executor.md §7). After [`Exit::Usage`] a
     /// repetition is useless.
-    pub async fn run(&self, script: &Path, stage: &str) -> Result<Verdict, Failure> {
+    pub(crate) async fn run(&self, script: &Path, stage: &str) -> Result<Verdict, Failure> {
         stage::run(self, script, stage).await
     }
 
     /// Ends everything that is left of the attempt. Returns a text for each thing that could not be ended
     /// (custom-executor.md §9).
-    pub async fn cleanup(&self) -> Result<Vec<String>, Failure> {
+    pub(crate) async fn cleanup(&self) -> Result<Vec<String>, Failure> {
         cleanup::cleanup(self).await
     }
 

@@ -21,7 +21,7 @@ pub const fn set_up() {}
 
 /// Fails if a test wants `name` to fail.
 #[cfg(feature = "failpoints")]
-pub fn io(name: &str) -> io::Result<()> {
+pub(crate) fn io(name: &str) -> io::Result<()> {
     fail::eval(name, |error| errno(error.as_deref().unwrap_or("EIO"))).map_or(Ok(()), Err)
 }
 
@@ -29,25 +29,26 @@ pub fn io(name: &str) -> io::Result<()> {
 #[cfg(not(feature = "failpoints"))]
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "stands for the function with the feature, at no cost")]
-pub const fn io(_name: &str) -> io::Result<()> {
+#[expect(clippy::unnecessary_wraps, reason = "with the feature the function can fail")]
+pub(crate) const fn io(_name: &str) -> io::Result<()> {
     Ok(())
 }
 
 /// Returns the `FAILPOINTS` for a keeper.
 #[cfg(feature = "failpoints")]
-pub fn of_keeper() -> Option<std::ffi::OsString> {
+pub(crate) fn of_keeper() -> Option<std::ffi::OsString> {
     std::env::var_os("KEEPER_FAILPOINTS")
 }
 
 /// Returns `None`: this program has no failpoints.
 #[cfg(not(feature = "failpoints"))]
-pub const fn of_keeper() -> Option<std::ffi::OsString> {
+pub(crate) const fn of_keeper() -> Option<std::ffi::OsString> {
     None
 }
 
 /// Returns the part of `all` that passes: the number that a test gave `name` (`return(3)`), if that is less.
 #[cfg(feature = "failpoints")]
-pub fn amount(name: &str, all: usize) -> usize {
+pub(crate) fn amount(name: &str, all: usize) -> usize {
     let wanted = fail::eval(name, |number| number.and_then(|number| number.parse().ok())).flatten();
     wanted.map_or(all, |wanted: usize| wanted.min(all))
 }
@@ -56,13 +57,13 @@ pub fn amount(name: &str, all: usize) -> usize {
 #[cfg(not(feature = "failpoints"))]
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "stands for the function with the feature, at no cost")]
-pub const fn amount(_name: &str, all: usize) -> usize {
+pub(crate) const fn amount(_name: &str, all: usize) -> usize {
     all
 }
 
 /// Returns the time by which a test sets the clock at `name` forward.
 #[cfg(feature = "failpoints")]
-pub fn late(name: &str) -> Duration {
+pub(crate) fn late(name: &str) -> Duration {
     let wanted = fail::eval(name, |number| number.and_then(|number| number.parse().ok())).flatten();
     wanted.map_or(Duration::ZERO, Duration::from_secs)
 }
@@ -71,13 +72,13 @@ pub fn late(name: &str) -> Duration {
 #[cfg(not(feature = "failpoints"))]
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "stands for the function with the feature, at no cost")]
-pub const fn late(_name: &str) -> Duration {
+pub(crate) const fn late(_name: &str) -> Duration {
     Duration::ZERO
 }
 
 /// Panics, holds the thread, or kills the process (`return(KILL)`), if a test wants it at `name`.
 #[cfg(feature = "failpoints")]
-pub fn hit(name: &str) {
+pub(crate) fn hit(name: &str) {
     if fail::eval(name, |what| what.as_deref() == Some("KILL")) == Some(true) {
         rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL).ok();
     }
@@ -85,7 +86,7 @@ pub fn hit(name: &str) {
 
 /// Does nothing: this program has no failpoints.
 #[cfg(not(feature = "failpoints"))]
-pub const fn hit(_name: &str) {}
+pub(crate) const fn hit(_name: &str) {}
 
 #[cfg(feature = "failpoints")]
 fn errno(name: &str) -> io::Error {

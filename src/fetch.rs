@@ -129,7 +129,7 @@ impl Fetcher {
     /// into.
     ///
     /// Poll it on the thread of the daemon's actors (see `process::worker`). Dropping it ends the transfer at once.
-    pub async fn find(
+    pub(crate) async fn find(
         &self,
         job: JobKey,
         reference: Reference,
@@ -158,12 +158,12 @@ impl Fetcher {
     }
 
     /// Leases the tree at `path` to `job`, which an earlier daemon began.
-    pub fn hold(&self, job: JobKey, path: &str) {
+    pub(crate) fn hold(&self, job: JobKey, path: &str) {
         self.cache.hold(job, Path::new(path));
     }
 
     /// Allows eviction. Call it after [`Self::hold`] for all jobs of earlier daemons.
-    pub async fn recovered(&self) {
+    pub(crate) async fn recovered(&self) {
         self.cache.recovered();
         if !self.cache.exists() {
             return;
@@ -175,7 +175,7 @@ impl Fetcher {
     }
 
     /// Ends the leases of `job`, which has no process left.
-    pub fn release(&self, job: JobKey) {
+    pub(crate) fn release(&self, job: JobKey) {
         self.cache.release(job);
         self.cache.evict();
     }

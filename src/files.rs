@@ -5,8 +5,8 @@
 //! calls that a signal interrupted. New descriptors are never inherited. Operations are failpoints; a test can record
 //! those that change something (`files/recorder.rs`).
 
-#[cfg(any(test, feature = "failpoints"))]
-pub mod recorder;
+#[cfg(test)]
+pub(crate) mod recorder;
 mod tree;
 
 use std::error::Error;
@@ -20,8 +20,8 @@ use std::time::Duration;
 use rustix::fs::{AtFlags, Dir, FileType, FlockOperation, Mode, OFlags, Stat};
 use rustix::path::Arg;
 
-pub use rustix::fs::CWD;
-pub use tree::{remove_tree, remove_tree_while};
+pub(crate) use rustix::fs::CWD;
+pub(crate) use tree::{remove_tree, remove_tree_while};
 
 use crate::failpoint;
 
@@ -29,7 +29,7 @@ use crate::failpoint;
 const FILE_MODE: Mode = Mode::RUSR.union(Mode::WUSR);
 
 /// Permissions of every directory of ours.
-pub const DIR_MODE: Mode = Mode::RWXU;
+pub(crate) const DIR_MODE: Mode = Mode::RWXU;
 
 /// Flags of every open: not inherited, no link, no waiting for the other end of a FIFO.
 const CAREFUL: OFlags = OFlags::CLOEXEC.union(OFlags::NOFOLLOW).union(OFlags::NONBLOCK).union(OFlags::NOCTTY);
@@ -54,48 +54,48 @@ fn retry<T>(place: &str, mut call: impl FnMut() -> rustix::io::Result<T>) -> io:
 /// Tells the recorder, if there is one, of a change that was made.
 macro_rules! record {
     ($what:ident($($fact:expr),*)) => {
-        #[cfg(any(test, feature = "failpoints"))]
+        #[cfg(test)]
         recorder::$what($($fact),*);
     };
 }
 
 /// Makes a directory with mode 0700.
-pub fn make_dir(at: impl AsFd, name: impl Arg + Copy) -> io::Result<()> {
+pub(crate) fn make_dir(at: impl AsFd, name: impl Arg + Copy) -> io::Result<()> {
     retry("files::mkdir", || rustix::fs::mkdirat(at.as_fd(), name, DIR_MODE))?;
     record!(made(at.as_fd(), name));
     Ok(())
 }
 
 /// Makes a directory and those above it that are missing, 0700. Existing ones are kept as they are.
-pub fn make_dirs(path: &Path) -> io::Result<()> {
+pub(crate) fn make_dirs(path: &Path) -> io::Result<()> {
     failpoint::io("files::mkdir")?;
     std::fs::DirBuilder::new().recursive(true).mode(DIR_MODE.bits()).create(path)
 }
 
 /// True if `stat` is that of a directory.
-pub fn is_dir(stat: &Stat) -> bool {
+pub(crate) fn is_dir(stat: &Stat) -> bool {
     FileType::from_raw_mode(stat.st_mode).is_dir()
 }
 
 /// True if there is a symbolic link at `path`.
-pub fn is_link(path: &Path) -> bool {
+pub(crate) fn is_link(path: &Path) -> bool {
     std::fs::symlink_metadata(path).is_ok_and(|found| found.is_symlink())
 }
 
 /// Returns the absolute path without links, or `path` itself if it cannot be resolved.
-pub fn resolved(path: &Path) -> PathBuf {
+pub(crate) fn resolved(path: &Path) -> PathBuf {
     std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned())
 }
 
 /// Opens a directory to work in.
-pub fn open_dir(at: impl AsFd, name: impl Arg + Copy) -> io::Result<OwnedFd> {
+pub(crate) fn open_dir(at: impl AsFd, name: impl Arg + Copy) -> io::Result<OwnedFd> {
     retry("files::open_dir", || {
         rustix::fs::openat(at.as_fd(), name, CAREFUL | OFlags::DIRECTORY | OFlags::RDONLY, Mode::empty())
     })
 }
 
 /// Makes a file that must not exist, 0600, for writing.
-pub fn create_new(at: impl AsFd, name: impl Arg + Copy) -> io::Result<OwnedFd> {
+pub(crate) fn create_new(at: impl AsFd, name: impl Arg + Copy) -> io::Result<OwnedFd> {
     let flags = CAREFUL | OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL;
     let file = retry("files::create", || rustix::fs::openat(at.as_fd(), name, flags, FILE_MODE))?;
     record!(opened(at.as_fd(), name, &file));
@@ -103,7 +103,7 @@ pub fn create_new(at: impl AsFd, name: impl Arg + Copy) -> io::Result<OwnedFd> {
 }
 
 /// Opens or makes a file, 0600, for reading and appending.
-pub fn open_append(at: impl AsFd, name: impl Arg + Copy) -> io::Result<OwnedFd> {
+pub(crate) fn open_append(at: impl AsFd, name: impl Arg + Copy) -> io::Result<OwnedFd> {
     let flags = CAREFUL | OFlags::RDWR | OFlags::CREATE | OFlags::APPEND;
     let file = retry("files::open", || rustix::fs::openat(at.as_fd(), name, flags, FILE_MODE))?;
     record!(opened(at.as_fd(), name, &file));
@@ -111,7 +111,7 @@ pub fn open_append(at: impl AsFd, name: impl Arg + Copy) -> io::Result<OwnedFd> 
 }
 
 /// Opens or makes a file, 0600, for reading and writing anywhere.
-pub fn open_write(at: impl AsFd, name: impl Arg + Copy) -> io::Result<OwnedFd> {
+pub(crate) fn open_write(at: impl AsFd, name: impl Arg + Copy) -> io::Result<OwnedFd> {
     let flags = CAREFUL | OFlags::RDWR | OFlags::CREATE;
     let file = retry("files::open", || rustix::fs::openat(at.as_fd(), name, flags, FILE_MODE))?;
     record!(opened(at.as_fd(), name, &file));
@@ -119,7 +119,7 @@ pub fn open_write(at: impl AsFd, name: impl Arg + Copy) -> io::Result<OwnedFd> {
 }
 
 /// Opens a file for reading; anything but a regular file is an error.
-pub fn open_read(at: impl AsFd, name: impl Arg + Copy) -> io::Result<(OwnedFd, Stat)> {
+pub(crate) fn open_read(at: impl AsFd, name: impl Arg + Copy) -> io::Result<(OwnedFd, Stat)> {
     let fd = retry("files::open_read", || {
         rustix::fs::openat(at.as_fd(), name, CAREFUL | OFlags::RDONLY, Mode::empty())
     })?;
@@ -132,23 +132,23 @@ pub fn open_read(at: impl AsFd, name: impl Arg + Copy) -> io::Result<(OwnedFd, S
 }
 
 /// Returns the metadata of an open file.
-pub fn stat_of(fd: impl AsFd) -> io::Result<Stat> {
+pub(crate) fn stat_of(fd: impl AsFd) -> io::Result<Stat> {
     retry("files::stat", || rustix::fs::fstat(fd.as_fd()))
 }
 
 /// Returns the metadata of a name; for a link its own, not its target's.
-pub fn stat_at(at: impl AsFd, name: impl Arg + Copy) -> io::Result<Stat> {
+pub(crate) fn stat_at(at: impl AsFd, name: impl Arg + Copy) -> io::Result<Stat> {
     retry("files::stat", || rustix::fs::statat(at.as_fd(), name, AtFlags::SYMLINK_NOFOLLOW))
 }
 
 /// Writes all of `bytes` at the file's position.
-pub fn write_all(fd: impl AsFd, bytes: &[u8]) -> io::Result<()> {
+pub(crate) fn write_all(fd: impl AsFd, bytes: &[u8]) -> io::Result<()> {
     write_some(fd, bytes).map_err(|(_, error)| error)
 }
 
 /// Appends all of `bytes` to a file opened for appending. If that fails in the middle, the written part is cut off, so
 /// that the next record does not follow half of one.
-pub fn append(fd: impl AsFd, bytes: &[u8]) -> io::Result<()> {
+pub(crate) fn append(fd: impl AsFd, bytes: &[u8]) -> io::Result<()> {
     write_some(fd.as_fd(), bytes).map_err(|(written, error)| {
         if written > 0 {
             // Only if nobody else has appended since; else the half record stays, and the reader reports it.
@@ -163,13 +163,13 @@ pub fn append(fd: impl AsFd, bytes: &[u8]) -> io::Result<()> {
 }
 
 /// Sets a file's position.
-pub fn seek(fd: impl AsFd, at: u64) -> io::Result<()> {
+pub(crate) fn seek(fd: impl AsFd, at: u64) -> io::Result<()> {
     retry("files::seek", || rustix::fs::seek(fd.as_fd(), rustix::fs::SeekFrom::Start(at))).map(drop)
 }
 
 /// Writes once, at the file's position, or at its end if it was opened for appending. Returns the number of bytes
 /// written.
-pub fn write(fd: impl AsFd, bytes: &[u8]) -> io::Result<usize> {
+pub(crate) fn write(fd: impl AsFd, bytes: &[u8]) -> io::Result<usize> {
     let part = bytes.get(..failpoint::amount("files::write_part", bytes.len())).unwrap_or(bytes);
     let count = retry("files::write", || rustix::io::write(fd.as_fd(), part))?;
     record!(written(fd.as_fd(), part.get(..count).unwrap_or(part)));
@@ -195,7 +195,7 @@ fn write_some(fd: impl AsFd, bytes: &[u8]) -> Result<(), (usize, io::Error)> {
 }
 
 /// Writes a file under a temporary name and renames it, so that a reader sees the old content or the new.
-pub fn replace(at: impl AsFd, name: &str, content: &[u8]) -> io::Result<()> {
+pub(crate) fn replace(at: impl AsFd, name: &str, content: &[u8]) -> io::Result<()> {
     let at = at.as_fd();
     let temporary = format!("{name}.tmp");
     let file = match create_new(at, temporary.as_str()) {
@@ -213,7 +213,7 @@ pub fn replace(at: impl AsFd, name: &str, content: &[u8]) -> io::Result<()> {
 }
 
 /// Reads up to `want` bytes at `offset` into a new buffer; less only at the end of the file.
-pub fn read_piece(fd: impl AsFd, offset: u64, want: usize) -> io::Result<Vec<u8>> {
+pub(crate) fn read_piece(fd: impl AsFd, offset: u64, want: usize) -> io::Result<Vec<u8>> {
     let mut piece = Vec::with_capacity(want);
     while piece.len() < want {
         let at = offset + piece.len() as u64;
@@ -229,7 +229,7 @@ pub fn read_piece(fd: impl AsFd, offset: u64, want: usize) -> io::Result<Vec<u8>
 }
 
 /// Reads at an offset; fewer bytes than asked for only at the end of the file.
-pub fn read_at(fd: impl AsFd, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
+pub(crate) fn read_at(fd: impl AsFd, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
     let mut filled = 0;
     while let Some(rest) = buffer.get_mut(filled..).filter(|rest| !rest.is_empty()) {
         let at = offset + filled as u64;
@@ -242,7 +242,7 @@ pub fn read_at(fd: impl AsFd, buffer: &mut [u8], offset: u64) -> io::Result<usiz
 }
 
 /// Reads a whole regular file of at most `max` bytes.
-pub fn read_file(at: impl AsFd, name: impl Arg + Copy, max: u64) -> io::Result<Vec<u8>> {
+pub(crate) fn read_file(at: impl AsFd, name: impl Arg + Copy, max: u64) -> io::Result<Vec<u8>> {
     let (fd, stat) = open_read(at, name)?;
     let size = u64::try_from(stat.st_size).unwrap_or(u64::MAX);
     if size > max {
@@ -258,45 +258,50 @@ pub fn read_file(at: impl AsFd, name: impl Arg + Copy, max: u64) -> io::Result<V
 }
 
 /// Gives a file another name in the same or another directory, replacing what has it.
-pub fn rename(from: impl AsFd, old: impl Arg + Copy, to: impl AsFd, new: impl Arg + Copy) -> io::Result<()> {
+pub(crate) fn rename(
+    from: impl AsFd,
+    old: impl Arg + Copy,
+    to: impl AsFd,
+    new: impl Arg + Copy,
+) -> io::Result<()> {
     retry("files::rename", || rustix::fs::renameat(from.as_fd(), old, to.as_fd(), new))?;
     record!(renamed(from.as_fd(), old, to.as_fd(), new));
     Ok(())
 }
 
 /// Removes a name that is no directory.
-pub fn unlink(at: impl AsFd, name: impl Arg + Copy) -> io::Result<()> {
+pub(crate) fn unlink(at: impl AsFd, name: impl Arg + Copy) -> io::Result<()> {
     retry("files::unlink", || rustix::fs::unlinkat(at.as_fd(), name, AtFlags::empty()))?;
     record!(removed(at.as_fd(), name));
     Ok(())
 }
 
 /// Removes an empty directory.
-pub fn remove_dir(at: impl AsFd, name: impl Arg + Copy) -> io::Result<()> {
+pub(crate) fn remove_dir(at: impl AsFd, name: impl Arg + Copy) -> io::Result<()> {
     retry("files::rmdir", || rustix::fs::unlinkat(at.as_fd(), name, AtFlags::REMOVEDIR))?;
     record!(removed(at.as_fd(), name));
     Ok(())
 }
 
 /// Sets the mode of a name to 0700: for a directory that its owner may not enter.
-pub fn allow_owner(at: impl AsFd, name: impl Arg + Copy) -> io::Result<()> {
+pub(crate) fn allow_owner(at: impl AsFd, name: impl Arg + Copy) -> io::Result<()> {
     retry("files::chmod", || rustix::fs::chmodat(at.as_fd(), name, DIR_MODE, AtFlags::empty()))
 }
 
 /// Cuts a file to `len` bytes.
-pub fn cut(fd: impl AsFd, len: u64) -> io::Result<()> {
+pub(crate) fn cut(fd: impl AsFd, len: u64) -> io::Result<()> {
     retry("files::cut", || rustix::fs::ftruncate(fd.as_fd(), len))?;
     record!(cut_to(fd.as_fd(), len));
     Ok(())
 }
 
 /// Takes the exclusive lock of a file; `false` if somebody else has it.
-pub fn try_lock(fd: impl AsFd) -> io::Result<bool> {
+pub(crate) fn try_lock(fd: impl AsFd) -> io::Result<bool> {
     lock(fd, FlockOperation::NonBlockingLockExclusive)
 }
 
 /// True if somebody has the exclusive lock of a file.
-pub fn is_locked(fd: impl AsFd) -> io::Result<bool> {
+pub(crate) fn is_locked(fd: impl AsFd) -> io::Result<bool> {
     lock(fd, FlockOperation::NonBlockingLockShared).map(|free| !free)
 }
 
@@ -310,7 +315,7 @@ fn lock(fd: impl AsFd, operation: FlockOperation) -> io::Result<bool> {
 
 /// Syncs a file's content, or a directory's names. For tests only: the program syncs all jobs together.
 #[cfg(test)]
-pub fn sync(fd: impl AsFd) -> io::Result<()> {
+pub(crate) fn sync(fd: impl AsFd) -> io::Result<()> {
     retry("files::sync", || rustix::fs::fsync(fd.as_fd()))?;
     record!(synced(fd.as_fd()));
     Ok(())
@@ -318,19 +323,19 @@ pub fn sync(fd: impl AsFd) -> io::Result<()> {
 
 /// Syncs everything that was written to the file system of `fd`: contents, lengths, names. An error is reported once,
 /// to the first call after it. The failed writes are not tried again.
-pub fn sync_all(fd: impl AsFd) -> io::Result<()> {
+pub(crate) fn sync_all(fd: impl AsFd) -> io::Result<()> {
     retry("files::sync_all", || rustix::fs::syncfs(fd.as_fd()))?;
     record!(synced_all());
     Ok(())
 }
 
 /// True if something foreign has the name: a directory in place of a file, the reverse, or a link.
-pub fn is_foreign(error: &io::Error) -> bool {
+pub(crate) fn is_foreign(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::ENOTDIR | libc::ELOOP | libc::EISDIR))
 }
 
 /// True if `error` comes from a file system that has no room: for bytes, for files, or for this user.
-pub fn is_full(error: &(dyn Error + 'static)) -> bool {
+pub(crate) fn is_full(error: &(dyn Error + 'static)) -> bool {
     let mut causes = std::iter::successors(Some(error), |&error| error.source());
     let has_no_room =
         |error: &io::Error| matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded);
@@ -339,7 +344,7 @@ pub fn is_full(error: &(dyn Error + 'static)) -> bool {
 
 /// Does `work` on a name. If something foreign has the name, moves it to `NAME.foreign` and does `work` again
 /// (faults.md row 44).
-pub fn make_way<T>(at: impl AsFd, name: &str, work: impl Fn() -> io::Result<T>) -> io::Result<T> {
+pub(crate) fn make_way<T>(at: impl AsFd, name: &str, work: impl Fn() -> io::Result<T>) -> io::Result<T> {
     match work() {
         Err(error) if is_foreign(&error) => {
             let aside = format!("{name}.foreign");
@@ -352,20 +357,20 @@ pub fn make_way<T>(at: impl AsFd, name: &str, work: impl Fn() -> io::Result<T>) 
 }
 
 /// An entry of a directory.
-pub struct Entry {
+pub(crate) struct Entry {
     /// Its name.
-    pub name: CString,
+    pub(crate) name: CString,
     /// Its type, if the file system tells.
-    pub kind: FileType,
+    pub(crate) kind: FileType,
 }
 
 /// Returns all entries of a directory but `.` and `..`.
-pub fn entries(dir: impl AsFd) -> io::Result<Vec<Entry>> {
+pub(crate) fn entries(dir: impl AsFd) -> io::Result<Vec<Entry>> {
     some_entries(dir, usize::MAX)
 }
 
 /// Returns the first `most` entries of a directory.
-pub fn some_entries(dir: impl AsFd, most: usize) -> io::Result<Vec<Entry>> {
+pub(crate) fn some_entries(dir: impl AsFd, most: usize) -> io::Result<Vec<Entry>> {
     failpoint::io("files::entries")?;
     let mut list = Vec::new();
     for entry in Dir::read_from(dir.as_fd())? {
@@ -382,15 +387,15 @@ pub fn some_entries(dir: impl AsFd, most: usize) -> io::Result<Vec<Entry>> {
 
 /// Free space for us on a file system.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Free {
+pub(crate) struct Free {
     /// Bytes.
-    pub bytes: u64,
+    pub(crate) bytes: u64,
     /// Files, if their number is limited.
-    pub files: Option<u64>,
+    pub(crate) files: Option<u64>,
 }
 
 /// Returns the free space for us on the file system of `fd`.
-pub fn free_space(fd: impl AsFd) -> io::Result<Free> {
+pub(crate) fn free_space(fd: impl AsFd) -> io::Result<Free> {
     let stat = retry("files::free_space", || rustix::fs::fstatvfs(fd.as_fd()))?;
     Ok(Free {
         bytes: stat.f_bavail.saturating_mul(stat.f_frsize),
@@ -399,7 +404,7 @@ pub fn free_space(fd: impl AsFd) -> io::Result<Free> {
 }
 
 /// Reserves `len` bytes of a file on the disk.
-pub fn reserve(fd: impl AsFd, len: u64) -> io::Result<()> {
+pub(crate) fn reserve(fd: impl AsFd, len: u64) -> io::Result<()> {
     retry("files::reserve", || {
         rustix::fs::fallocate(fd.as_fd(), rustix::fs::FallocateFlags::empty(), 0, len)
     })?;

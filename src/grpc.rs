@@ -1,6 +1,6 @@
 //! The services on the socket: validate, call the [`crate::actors::handle::JobsHandle`], encode. They keep no state.
 
-pub mod accept;
+pub(crate) mod accept;
 mod calls;
 mod check;
 mod compatible;
@@ -13,11 +13,11 @@ mod length_headers;
 mod peer;
 mod plain_log;
 mod reflection;
-pub mod server;
+pub(crate) mod server;
 mod status;
 mod v1;
 mod validate;
 
 pub use check::{check_frames, check_run};
 pub use encode::{step_result_bytes, stored_kind};
-pub use peer::AllowedUsers;
+pub(crate) use peer::AllowedUsers;

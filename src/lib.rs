@@ -5,23 +5,23 @@
 //! [`client`], the crate `step-runner-client`, alone.
 
 pub mod actors;
-pub mod app;
-pub mod bootstrap;
-pub mod builtin;
+mod app;
+mod bootstrap;
+mod builtin;
 pub mod cli;
 pub mod clock;
-pub mod custom_executor;
+mod custom_executor;
 pub mod failpoint;
 pub mod fetch;
-pub mod files;
+mod files;
 pub mod grpc;
 pub mod keeper;
-pub mod logging;
+mod logging;
 pub mod oci;
-pub mod proxy;
-pub mod signal;
+mod proxy;
+mod signal;
 pub mod store;
-pub mod systemd;
+mod systemd;
 pub mod threads;
 pub mod web;
 

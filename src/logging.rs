@@ -28,11 +28,11 @@ static STDERR: OnceLock<LineQueue> = OnceLock::new();
 /// Destination of the log. Nothing may come on stderr before the ready marker (service.md §1.2), so lines are kept
 /// until [`OperatorLog::open`].
 #[derive(Clone)]
-pub struct OperatorLog(LineQueue);
+pub(crate) struct OperatorLog(LineQueue);
 
 impl OperatorLog {
     /// Starts logging as `config` says. Call it once per process.
-    pub fn start(config: &Config) -> io::Result<Self> {
+    pub(crate) fn start(config: &Config) -> io::Result<Self> {
         let stderr = LineQueue::start(io::stderr(), false)?;
         let (lines, unopened) = match config.log_file.as_deref().map(append_to) {
             Some(Ok(file)) => (LineQueue::start(file, true)?, None),
@@ -60,7 +60,7 @@ impl OperatorLog {
     }
 
     /// Writes the lines kept for stderr: the ready marker is out.
-    pub fn open(&self) {
+    pub(crate) fn open(&self) {
         if let Some(stderr) = STDERR.get() {
             stderr.open();
         }
@@ -68,21 +68,21 @@ impl OperatorLog {
     }
 
     /// Waits until all lines are written, but not for long. Call it at the end of the process.
-    pub fn flush(&self) {
+    pub(crate) fn flush(&self) {
         self.0.flush(LAST_LINES);
     }
 }
 
 /// Queues bytes for stderr with the lines of the operator's log, so that they neither wait nor overtake those. False if
 /// there is no log, or its ready marker is not out yet: then the caller writes by itself.
-pub fn take_for_stderr(bytes: &[u8]) -> bool {
+pub(crate) fn take_for_stderr(bytes: &[u8]) -> bool {
     let Some(stderr) = STDERR.get().filter(|stderr| stderr.is_open()) else { return false };
     stderr.push(bytes);
     true
 }
 
 /// Waits until the bytes given to [`take_for_stderr`] are written, but not for long.
-pub fn flush_stderr() {
+pub(crate) fn flush_stderr() {
     if let Some(stderr) = STDERR.get().filter(|stderr| stderr.is_open()) {
         stderr.flush(LAST_LINES);
     }

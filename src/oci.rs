@@ -28,15 +28,16 @@ use oci_client::{Client, Reference, RegistryOperation};
 use rustls::RootCertStore;
 use sha2::{Digest, Sha256};
 
-pub use credentials::DOCKER_AUTH_CONFIG;
-pub use error::{OciError, Problem};
+pub(crate) use credentials::DOCKER_AUTH_CONFIG;
+pub use error::OciError;
+pub(crate) use error::Problem;
 pub use name::{ImageName, ImageVersion};
-pub use platform::Platform;
+pub(crate) use platform::Platform;
 
 use crate::web::{self, Network, TransferRate};
 
 /// Largest manifest or index in bytes: the size that every registry must accept.
-pub const MAX_MANIFEST_BYTES: usize = 4 << 20;
+pub(crate) const MAX_MANIFEST_BYTES: usize = 4 << 20;
 
 /// Access to a repository, which the registry must grant beforehand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,7 +56,7 @@ pub struct Manifest {
     /// Its bytes, whose digest is [`Self::digest`].
     pub bytes: Vec<u8>,
     /// `sha256:` and 64 hexadecimal digits, even if it was requested by a digest of another algorithm.
-    pub digest: String,
+    pub(crate) digest: String,
 }
 
 /// A repository in a registry, with credentials. Holds secrets, so there is no `Debug`.
@@ -102,7 +103,7 @@ impl Registry {
     }
 
     /// Returns the name given to [`Self::open`].
-    pub fn name(&self) -> &ImageName {
+    pub(crate) fn name(&self) -> &ImageName {
         &self.name
     }
 
@@ -132,7 +133,7 @@ impl Registry {
 
     /// Fetches the manifest of the image that [`Self::name`] names now. If that is an index, fetches the image that it
     /// lists for `platform`; otherwise ignores `platform`.
-    pub async fn image(&self, platform: &Platform) -> Result<Manifest, OciError> {
+    pub(crate) async fn image(&self, platform: &Platform) -> Result<Manifest, OciError> {
         let found = self.manifest(self.name.version()).await?;
         let OciManifest::ImageIndex(index) = &found.content else { return Ok(found) };
         let entry = platform.choose(&index.manifests).map_err(|problem| problem.of(&self.name))?;
@@ -149,7 +150,7 @@ impl Registry {
 
     /// Writes a blob into `out` and checks its size and digest. Passes the number of new bytes to `received`. Do not
     /// trust the written data unless this succeeds.
-    pub async fn blob(
+    pub(crate) async fn blob(
         &mut self,
         blob: &OciDescriptor,
         out: &mut dyn Write,
@@ -188,7 +189,7 @@ impl Registry {
     }
 
     /// Lists the repository's tags after `last`, as many as the registry gives at once.
-    pub async fn tags(&self, last: Option<&str>) -> Result<Vec<String>, OciError> {
+    pub(crate) async fn tags(&self, last: Option<&str>) -> Result<Vec<String>, OciError> {
         let listed = self.client.list_tags(&self.reference, &self.credentials, None, last).await;
         Ok(listed.map_err(|error| self.failed(error))?.tags)
     }
@@ -254,7 +255,7 @@ pub fn digest_of(bytes: &[u8]) -> String {
 }
 
 /// Returns the digest of a content whose SHA-256 is known.
-pub fn digest_of_hash(hash: &[u8]) -> String {
+pub(crate) fn digest_of_hash(hash: &[u8]) -> String {
     let hex: Vec<String> = hash.iter().map(|byte| format!("{byte:02x}")).collect();
     format!("sha256:{}", hex.concat())
 }

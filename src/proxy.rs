@@ -33,7 +33,7 @@ const CONNECT_INTERVAL: Duration = Duration::from_millis(100);
 
 /// End of the proxy without a clean end of the socket. Displays as `what: reason`.
 #[derive(Debug, thiserror::Error)]
-pub enum ProxyError {
+pub(crate) enum ProxyError {
     /// Nobody listens there, or it is no socket.
     #[error("connect {path}: {source}")]
     Connect {
@@ -75,7 +75,7 @@ pub enum ProxyError {
 
 impl ProxyError {
     /// Returns advice for the user. It follows the message, whose beginning clients read.
-    pub fn remedy(&self) -> Option<String> {
+    pub(crate) fn remedy(&self) -> Option<String> {
         match self {
             Self::Connect { path, source }
                 if matches!(source.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused)
@@ -96,7 +96,7 @@ impl ProxyError {
     }
 
     /// True if nothing should be printed: nobody is there to read it, or whoever stopped us knows why.
-    pub fn is_silent(&self) -> bool {
+    pub(crate) fn is_silent(&self) -> bool {
         match self {
             Self::Output(error) => error.kind() == io::ErrorKind::BrokenPipe,
             Self::Signal => true,
@@ -118,7 +118,7 @@ enum ProxyEvent {
 
 /// Connects stdin and stdout to `socket` until the socket ends. Waits at most `wait` for a daemon that is not there
 /// yet. `Ok` is the clean end of the socket. In any case the process must exit right after.
-pub fn run(socket: Socket, wait: Duration) -> Result<(), ProxyError> {
+pub(crate) fn run(socket: Socket, wait: Duration) -> Result<(), ProxyError> {
     let internal = |error: io::Error| ProxyError::Internal(error.to_string());
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(internal)?;
     let (events, mut reports) = mpsc::unbounded_channel();

@@ -4,19 +4,19 @@
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 /// SIGTERM and SIGINT.
-pub struct StopSignals {
+pub(crate) struct StopSignals {
     terminate: Signal,
     interrupt: Signal,
 }
 
 impl StopSignals {
     /// Listens from now on.
-    pub fn listen() -> std::io::Result<Self> {
+    pub(crate) fn listen() -> std::io::Result<Self> {
         Ok(Self { terminate: signal(SignalKind::terminate())?, interrupt: signal(SignalKind::interrupt())? })
     }
 
     /// The next one.
-    pub async fn next(&mut self) {
+    pub(crate) async fn next(&mut self) {
         tokio::select! {
             _ = self.terminate.recv() => {}
             _ = self.interrupt.recv() => {}
@@ -26,7 +26,7 @@ impl StopSignals {
 
 /// A request of the operator by a signal (queue.md §2, §6).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ask {
+pub(crate) enum Ask {
     /// SIGHUP: read the settings again.
     Reload,
     /// SIGUSR1: start no waiting job.
@@ -36,7 +36,7 @@ pub enum Ask {
 }
 
 /// SIGHUP, SIGUSR1 and SIGUSR2.
-pub struct OperatorSignals {
+pub(crate) struct OperatorSignals {
     reload: Signal,
     pause: Signal,
     resume: Signal,
@@ -44,7 +44,7 @@ pub struct OperatorSignals {
 
 impl OperatorSignals {
     /// Listens from now on.
-    pub fn listen() -> std::io::Result<Self> {
+    pub(crate) fn listen() -> std::io::Result<Self> {
         Ok(Self {
             reload: signal(SignalKind::hangup())?,
             pause: signal(SignalKind::user_defined1())?,
@@ -53,7 +53,7 @@ impl OperatorSignals {
     }
 
     /// The next one.
-    pub async fn next(&mut self) -> Ask {
+    pub(crate) async fn next(&mut self) -> Ask {
         tokio::select! {
             _ = self.reload.recv() => Ask::Reload,
             _ = self.pause.recv() => Ask::Pause,
@@ -63,16 +63,16 @@ impl OperatorSignals {
 }
 
 /// SIGCHLD.
-pub struct ChildSignals(Signal);
+pub(crate) struct ChildSignals(Signal);
 
 impl ChildSignals {
     /// Listens from now on.
-    pub fn listen() -> std::io::Result<Self> {
+    pub(crate) fn listen() -> std::io::Result<Self> {
         Ok(Self(signal(SignalKind::child())?))
     }
 
     /// The next one; several at once may come as one.
-    pub async fn next(&mut self) {
+    pub(crate) async fn next(&mut self) {
         self.0.recv().await;
     }
 }

@@ -1,16 +1,16 @@
 //! The state folder (service.md §6.6): locks, job records, journals, logs for reading, file variables, recovery.
 //!
 //! This module owns every name inside the state folder and the lock beside the socket. It may not know of actors, gRPC
-//! or processes: processes left after a crash are returned as data ([`Leftover`]). Calls block, each for a few system
+//! or processes: processes left after a crash are returned as data ([`scan::Leftover`]). Calls block, each for a few system
 //! calls. No descriptor is kept per job.
 
 mod close;
-pub mod file_vars;
+pub(crate) mod file_vars;
 mod folder;
 mod lock;
 mod record;
 mod scan;
-pub mod socket;
+pub(crate) mod socket;
 mod state_dir;
 mod steps;
 mod synced;
@@ -21,13 +21,16 @@ use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-pub use close::{Closing, Death, close_interrupted};
+pub use close::close_interrupted;
+pub(crate) use close::{Closing, Death};
 pub use folder::{JobFolder, LogFile, LogLost, Removed};
-pub use lock::{Lock, LockError};
+pub(crate) use lock::{Lock, LockError};
 pub use record::{JobRecord, MadeDirectory, RecordedLimits, RequestOrigin};
-pub use scan::{Found, Journal, Leftover, ScannedJob};
-pub use state_dir::{FORMAT, OpenError, StateDir, StatePathInputs, default_path};
-pub use steps::{StepLost, Steps, StepsFile};
+pub use scan::{Found, Journal, ScannedJob};
+pub use state_dir::{FORMAT, OpenError, StateDir};
+pub(crate) use state_dir::{StatePathInputs, default_path};
+pub use steps::Steps;
+pub(crate) use steps::StepsFile;
 
 use crate::files;
 use crate::model::Reason;
@@ -37,11 +40,11 @@ use crate::model::Reason;
 #[error("cannot {action} {}", path.display())]
 pub struct StoreError {
     /// The action: `write`, `create`, …
-    pub action: &'static str,
+    pub(crate) action: &'static str,
     /// The path; inside the state folder it is relative to the folder.
-    pub path: PathBuf,
+    pub(crate) path: PathBuf,
     /// The system's error.
-    pub source: io::Error,
+    pub(crate) source: io::Error,
 }
 
 impl StoreError {
@@ -51,19 +54,19 @@ impl StoreError {
     }
 
     /// Returns the reason for a client; see [`reason_of`] (service.md §3.6).
-    pub fn reason(&self) -> Reason {
+    pub(crate) fn reason(&self) -> Reason {
         reason_of(&self.source)
     }
 }
 
 /// Makes a job's working directory and its parents if missing, with mode 0700 (service.md §3.1). An existing directory
 /// stays as it is. Anything else at the path is an error.
-pub fn make_work_dir(path: &Path) -> Result<(), StoreError> {
+pub(crate) fn make_work_dir(path: &Path) -> Result<(), StoreError> {
     files::make_dirs(path).map_err(StoreError::new("make the directory", path))
 }
 
 /// Removes a folder of ours beside the jobs (the cache of fetched trees) with all its contents, however deep.
-pub fn remove_all(path: &Path) -> Result<(), StoreError> {
+pub(crate) fn remove_all(path: &Path) -> Result<(), StoreError> {
     let removed = match (path.parent(), path.file_name().map(|name| CString::new(name.as_bytes()))) {
         (Some(parent), Some(Ok(name))) => {
             files::open_dir(files::CWD, parent).and_then(|parent| files::remove_tree(parent, &name))
@@ -100,7 +103,7 @@ fn is_of_file(error: &io::Error) -> bool {
 }
 
 /// Returns the reason for a client of an error in the state folder's file system (service.md §3.6, faults.md row 15).
-pub fn reason_of(error: &io::Error) -> Reason {
+pub(crate) fn reason_of(error: &io::Error) -> Reason {
     match error.raw_os_error() {
         _ if files::is_full(error) => Reason::DiskFull,
         Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM | libc::EAGAIN) => Reason::KeeperUnavailable,

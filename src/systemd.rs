@@ -30,16 +30,16 @@ const WAITING: usize = 16;
 
 /// A socket that the service manager made and holds.
 #[derive(Debug)]
-pub struct PassedSocket {
+pub(crate) struct PassedSocket {
     /// Listens already; children do not inherit it.
-    pub listener: UnixListener,
+    pub(crate) listener: UnixListener,
     /// Path where clients find it.
-    pub path: PathBuf,
+    pub(crate) path: PathBuf,
 }
 
 /// Reason not to listen on what the service manager passed.
 #[derive(Debug, thiserror::Error)]
-pub enum PassedError {
+pub(crate) enum PassedError {
     /// The variables or descriptors break the protocol.
     #[error("the service manager passed no usable descriptors (LISTEN_FDS): {0}")]
     Protocol(io::Error),
@@ -62,7 +62,7 @@ pub enum PassedError {
 }
 
 /// Returns the socket that this process was started with, if any. Call it once, before anything else is opened.
-pub fn passed_socket() -> Result<Option<PassedSocket>, PassedError> {
+pub(crate) fn passed_socket() -> Result<Option<PassedSocket>, PassedError> {
     let passed: Vec<_> = sd_notify::listen_fds_with_names().map_err(PassedError::Protocol)?.collect();
     let named: Vec<_> = passed.iter().filter(|(_, name)| name == NAME).collect();
     let number = match (&*passed, &*named) {
@@ -109,18 +109,18 @@ enum Message {
 }
 
 /// The message that the daemon has begun to end, on its way to the manager.
-pub struct StoppingNotice(oneshot::Receiver<()>);
+pub(crate) struct StoppingNotice(oneshot::Receiver<()>);
 
 impl StoppingNotice {
     /// Waits until the message was sent, for at most a second: a process that ends sends nothing more.
-    pub async fn sent(self) {
+    pub(crate) async fn sent(self) {
         drop(tokio::time::timeout(LAST_WORD, self.0).await);
     }
 }
 
 /// The service manager, if there is one. Sending to it never blocks and never fails, because the daemon does not depend
 /// on it.
-pub struct Manager {
+pub(crate) struct Manager {
     messages: Option<SyncSender<Message>>,
     watchdog: Option<Duration>,
     stopping: Cell<bool>,
@@ -128,7 +128,7 @@ pub struct Manager {
 
 impl Manager {
     /// Returns the manager named by `NOTIFY_SOCKET`, with the interval of its watchdog if it has one (`WATCHDOG_USEC`).
-    pub fn of_this_process() -> io::Result<Self> {
+    pub(crate) fn of_this_process() -> io::Result<Self> {
         let is_there = std::env::var_os("NOTIFY_SOCKET").is_some_and(|path| !path.is_empty());
         let messages = if is_there {
             let (messages, waiting) = sync_channel(WAITING);
@@ -143,13 +143,13 @@ impl Manager {
     }
 
     /// Reports that the daemon serves. `state` is a short text for people.
-    pub fn ready(&self, state: String) {
+    pub(crate) fn ready(&self, state: String) {
         self.tell(Message::Ready(state));
     }
 
     /// Reports that the daemon has begun to end.
     #[must_use]
-    pub fn stopping(&self) -> StoppingNotice {
+    pub(crate) fn stopping(&self) -> StoppingNotice {
         self.stopping.set(true);
         let (sent, notice) = oneshot::channel();
         self.tell(Message::Stopping(sent));
@@ -159,7 +159,7 @@ impl Manager {
     /// Calls `answers` in a loop until it returns false. After each call, pings the manager's watchdog and reports
     /// `state` if it has changed. The loop runs at least twice per interval of the watchdog. A daemon that hangs in
     /// `answers` sends no ping. Returns at once if there is no manager.
-    pub async fn watch(&self, answers: impl AsyncFn() -> bool, state: impl Fn() -> String) {
+    pub(crate) async fn watch(&self, answers: impl AsyncFn() -> bool, state: impl Fn() -> String) {
         if self.messages.is_none() {
             return;
         }

@@ -13,7 +13,7 @@ use tokio::task::{JoinHandle, spawn_blocking};
 
 /// Kinds of work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Work {
+pub(crate) enum Work {
     /// Checks of requests, and answers to calls.
     Requests,
     /// Evaluation and masking for jobs.
@@ -74,13 +74,13 @@ impl Work {
 }
 
 /// Lowers the priority of the calling thread. The thread that serves calls comes first when all processors are busy.
-pub fn come_second() {
+pub(crate) fn come_second() {
     // It is only the latency of calls that suffers without.
     rustix::process::nice(NICENESS).ok();
 }
 
 /// Runs `work` on a thread of its kind. It runs also if the result is dropped.
-pub fn run<T: Send + 'static>(kind: Work, work: impl FnOnce() -> T + Send + 'static) -> JoinHandle<T> {
+pub(crate) fn run<T: Send + 'static>(kind: Work, work: impl FnOnce() -> T + Send + 'static) -> JoinHandle<T> {
     #[cfg(feature = "failpoints")]
     if crate::clock::is_steered() {
         return tokio::task::spawn_local(async move { work() });
@@ -104,7 +104,7 @@ pub fn run<T: Send + 'static>(kind: Work, work: impl FnOnce() -> T + Send + 'sta
 
 /// Runs `work` again and again until it has a result, other work of the kind between. It ends a slice when its argument
 /// says no more.
-pub async fn in_slices<T: Send + 'static>(
+pub(crate) async fn in_slices<T: Send + 'static>(
     kind: Work,
     work: impl FnMut(&dyn Fn() -> bool) -> Option<T> + Send + 'static,
 ) -> T {

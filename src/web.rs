@@ -13,22 +13,22 @@ use serde::{Deserialize, Serialize};
 use url::{Host, Url};
 
 /// Longest time to connect to a server.
-pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(20);
+pub(crate) const CONNECT_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Longest silence of a server. One that is silent for longer is considered dead.
-pub const READ_TIMEOUT: Duration = Duration::from_mins(1);
+pub(crate) const READ_TIMEOUT: Duration = Duration::from_mins(1);
 
 /// Least bytes a second of a transfer; a slower one fails.
-pub const LEAST_RATE: u64 = 1 << 10;
+pub(crate) const LEAST_RATE: u64 = 1 << 10;
 
 /// Waiting time over which [`LEAST_RATE`] is measured.
 const RATE_TIME: Duration = Duration::from_mins(1);
 
 /// Name of this program in requests.
-pub const USER_AGENT: &str = concat!("step-runner/", env!("CARGO_PKG_VERSION"));
+pub(crate) const USER_AGENT: &str = concat!("step-runner/", env!("CARGO_PKG_VERSION"));
 
 /// Variables for reaching servers, taken from the step's environment, or else from the daemon's.
-pub const VARIABLES: [&str; 10] = [
+pub(crate) const VARIABLES: [&str; 10] = [
     "HTTPS_PROXY",
     "https_proxy",
     "HTTP_PROXY",
@@ -54,18 +54,18 @@ const THIS_MACHINE: &str = "localhost,127.0.0.0/8,::1";
 const EVERY_HOST: &str = "*,0.0.0.0/0,::/0";
 
 /// Checked addresses of proxies. They may hold passwords, so there is no `Debug`.
-pub struct ProxyAddresses {
+pub(crate) struct ProxyAddresses {
     /// For `https://`.
-    pub https: Option<String>,
+    pub(crate) https: Option<String>,
     /// For `http://`.
-    pub http: Option<String>,
+    pub(crate) http: Option<String>,
     /// Hosts reached without a proxy, in the form of the variable `no_proxy`. This machine is always included.
-    pub exempt: String,
+    pub(crate) exempt: String,
 }
 
 /// Reasons why there is no client. Never quotes the value of a variable, which may hold a password.
 #[derive(Debug, thiserror::Error)]
-pub enum WebError {
+pub(crate) enum WebError {
     /// A proxy variable holds no usable address.
     #[error("the value of {0} is no proxy address: expected a URL such as http://proxy:3128")]
     Proxy(&'static str),
@@ -82,7 +82,7 @@ pub enum WebError {
 /// Measures the speed of a transfer. Counts only the time spent waiting, not processing. The wait before the first byte
 /// does not count.
 #[derive(Debug, Default)]
-pub struct TransferRate {
+pub(crate) struct TransferRate {
     begun: bool,
     waited: Duration,
     bytes: u64,
@@ -90,7 +90,7 @@ pub struct TransferRate {
 
 impl TransferRate {
     /// Records bytes that came after a wait. True if the transfer was below [`LEAST_RATE`] for a minute of waiting.
-    pub fn is_too_slow(&mut self, waited: Duration, bytes: u64) -> bool {
+    pub(crate) fn is_too_slow(&mut self, waited: Duration, bytes: u64) -> bool {
         if !self.begun {
             self.begun = bytes > 0;
             return false;
@@ -139,7 +139,7 @@ impl Network {
     ///
     /// # Errors
     /// A proxy variable holds no usable address.
-    pub fn proxy_addresses(&self) -> Result<ProxyAddresses, WebError> {
+    pub(crate) fn proxy_addresses(&self) -> Result<ProxyAddresses, WebError> {
         self.proxies()?;
         let value = |names| self.first(names).map(|(_, value)| value.to_owned());
         let all = value(["all_proxy", "ALL_PROXY"]);
@@ -161,7 +161,7 @@ impl Network {
     ///
     /// # Errors
     /// A variable names a path without certificates.
-    pub fn certificates(&self) -> Result<Vec<CertificateDer<'static>>, WebError> {
+    pub(crate) fn certificates(&self) -> Result<Vec<CertificateDer<'static>>, WebError> {
         let mut found = Vec::new();
         for name in ["SSL_CERT_FILE", "SSL_CERT_DIR"] {
             let Some(path) = self.values.get(name).map(Path::new) else { continue };
@@ -183,12 +183,12 @@ impl Network {
     }
 
     /// True if the system has certificates of its own.
-    pub fn system_has_certificates() -> bool {
+    pub(crate) fn system_has_certificates() -> bool {
         !rustls_native_certs::load_native_certs().certs.is_empty()
     }
 
     /// Creates TLS settings that trust [`Self::certificates`].
-    pub fn tls(&self) -> Result<rustls::ClientConfig, WebError> {
+    pub(crate) fn tls(&self) -> Result<rustls::ClientConfig, WebError> {
         use_ring();
         let mut roots = RootCertStore::empty();
         roots.add_parsable_certificates(self.certificates()?);
@@ -197,7 +197,7 @@ impl Network {
 
     /// Creates a client for a thread that may block. It follows no redirects and sends no header of its own but
     /// [`USER_AGENT`]. A server may be silent for [`READ_TIMEOUT`], before and within its answer.
-    pub fn blocking_client(&self) -> Result<reqwest::blocking::Client, WebError> {
+    pub(crate) fn blocking_client(&self) -> Result<reqwest::blocking::Client, WebError> {
         let mut client = reqwest::blocking::Client::builder()
             .tls_backend_preconfigured(self.tls()?)
             .no_proxy()
@@ -223,7 +223,7 @@ pub fn use_ring() {
 }
 
 /// True if `url` names this machine by a loopback name or address (language.md §7.4).
-pub fn is_loopback(url: &Url) -> bool {
+pub(crate) fn is_loopback(url: &Url) -> bool {
     match url.host() {
         Some(Host::Domain(name)) => name.eq_ignore_ascii_case("localhost"),
         Some(Host::Ipv4(address)) => address.is_loopback(),

@@ -26,7 +26,7 @@ use crate::threads::{self, Work};
 use crate::variables;
 
 /// Larger requests, in bytes, are decoded on another thread.
-pub const LARGE_REQUEST: usize = 64 << 10;
+pub(crate) const LARGE_REQUEST: usize = 64 << 10;
 
 /// Largest request, in bytes, that the actors' thread itself checks, in about a millisecond …
 const SMALL_REQUEST: usize = 16 << 10;
@@ -88,7 +88,7 @@ pub struct JobsHandle {
 
 impl JobsHandle {
     /// True if `id` is registered, so that a Run has nothing to do. Warns of another digest.
-    pub fn is_registered(&self, id: &JobId, digest: &[u8; 32]) -> bool {
+    pub(crate) fn is_registered(&self, id: &JobId, digest: &[u8; 32]) -> bool {
         let registered = self.registry.present(id);
         if let Some(view) = &registered {
             warn_of_other(view, digest);
@@ -129,7 +129,7 @@ impl JobsHandle {
     }
 
     /// Resolves when the job of an answered Run is on the disk, if required (`durability = power`).
-    pub async fn kept(&self) -> Result<(), Refusal> {
+    pub(crate) async fn kept(&self) -> Result<(), Refusal> {
         match &self.context.sync_group {
             Some(group) => group.synced().await.map_err(|e| Refusal::new(Reason::DataLoss, e.to_string())),
             None => Ok(()),
@@ -149,7 +149,7 @@ impl JobsHandle {
     }
 
     /// Fills in the queue positions of waiting jobs.
-    pub async fn place(&self, jobs: &mut [JobStatus]) {
+    pub(crate) async fn place(&self, jobs: &mut [JobStatus]) {
         if jobs.iter().all(|job| job.state != JobState::Queued) {
             return;
         }
@@ -163,7 +163,7 @@ impl JobsHandle {
 
     /// Brings the use of resources of running jobs up to date, of at most [`MOST_USAGES`] and not more often than every
     /// [`USAGE_EVERY`].
-    pub async fn read_usages(&self, jobs: &mut [JobStatus]) {
+    pub(crate) async fn read_usages(&self, jobs: &mut [JobStatus]) {
         let now = clock::uptime();
         let is_due = |job: &&JobStatus| matches!(job.state, JobState::Running | JobState::Cancelling);
         let due: Vec<_> = jobs
@@ -189,7 +189,7 @@ impl JobsHandle {
     }
 
     /// Follows a job's log from `offset` on, together with its unfinished lines.
-    pub fn follow_live_logs(&self, id: &JobId, offset: u64) -> Result<LogCursor, Refusal> {
+    pub(crate) fn follow_live_logs(&self, id: &JobId, offset: u64) -> Result<LogCursor, Refusal> {
         let cursor = self.follow_logs(id, offset)?.with_unfinished();
         let view = self.registry.known(id)?;
         if view.log.watch_unfinished()
@@ -223,12 +223,12 @@ impl JobsHandle {
     }
 
     /// Returns the setting `job_log_format`.
-    pub fn job_log_format(&self) -> JobLogFormat {
+    pub(crate) fn job_log_format(&self) -> JobLogFormat {
         self.context.config().job_log_format
     }
 
     /// Returns the service through which a job came.
-    pub fn origin(&self, id: &JobId) -> Result<RequestOrigin, Refusal> {
+    pub(crate) fn origin(&self, id: &JobId) -> Result<RequestOrigin, Refusal> {
         self.registry.known(id).map(|view| view.origin)
     }
 
@@ -259,12 +259,12 @@ impl JobsHandle {
 
     /// Stops: takes no more jobs, ends all jobs and the keeper. Resolves when no job lives or the time is up. Returns
     /// the rest of `shutdown_grace`.
-    pub async fn shut_down(&self) -> Duration {
+    pub(crate) async fn shut_down(&self) -> Duration {
         self.supervisor.send(Shutdown { at_once: false }).await.unwrap_or_default()
     }
 
     /// Kills all processes of all jobs.
-    pub async fn kill_all(&self) {
+    pub(crate) async fn kill_all(&self) {
         self.supervisor.send(Shutdown { at_once: true }).await.ok();
     }
 
@@ -279,7 +279,7 @@ impl JobsHandle {
     }
 
     /// Returns true if the supervisor lives, after it has had a turn.
-    pub async fn answers(&self) -> bool {
+    pub(crate) async fn answers(&self) -> bool {
         self.supervisor.send(Operate::Answer).await.is_ok()
     }
 

@@ -63,13 +63,13 @@ pub trait Host: Send + Sync {
 }
 
 /// A host with real processes.
-pub struct Processes {
+pub(crate) struct Processes {
     limits: SoftLimits,
 }
 
 impl Processes {
     /// Creates the host. Steps get `limits`.
-    pub const fn new(limits: SoftLimits) -> Self {
+    pub(crate) const fn new(limits: SoftLimits) -> Self {
         Self { limits }
     }
 }

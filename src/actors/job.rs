@@ -93,7 +93,7 @@ pub(super) struct Replay {
 
 /// The actor of one job; see the module.
 #[expect(clippy::struct_excessive_bools, reason = "each is a fact of its own, not a state of one machine")]
-pub struct JobActor {
+pub(crate) struct JobActor {
     view: Arc<JobView>,
     context: Arc<DaemonContext>,
     folder: JobFolder,

@@ -40,20 +40,20 @@ const JOIN_TIME: Duration = Duration::from_millis(20);
 
 /// Length and state of a log.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct LogProgress {
+pub(crate) struct LogProgress {
     /// Number of bytes written; with `durability = power`, of those on the disk.
-    pub len: u64,
+    pub(crate) len: u64,
     /// True if the storage failed: data after `len` may differ from what was written (faults.md row 27).
-    pub lost: bool,
+    pub(crate) lost: bool,
     /// True if the job has ended, as Status shows: the log is complete.
-    pub ended: bool,
+    pub(crate) ended: bool,
     /// Number of reports of unfinished lines so far.
     unfinished: u64,
 }
 
 /// Next part of a log for a follower.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum LogPart {
+pub(crate) enum LogPart {
     /// The next bytes.
     Bytes(Bytes),
     /// The entry of a line that has no end yet, so far and without a line feed. It is no part of the log, and void
@@ -81,7 +81,7 @@ struct UnfinishedLines {
 }
 
 /// State shared by all followers of one log.
-pub struct LogFeed {
+pub(crate) struct LogFeed {
     progress: watch::Sender<LogProgress>,
     followers: Arc<Followers<LogFile>>,
     /// Largest announced length; the sink may not have handled it yet.
@@ -102,7 +102,7 @@ struct Disk {
 
 impl LogFeed {
     /// Creates a feed of a log that is `len` bytes long.
-    pub fn new(len: u64, ended: bool) -> Arc<Self> {
+    pub(crate) fn new(len: u64, ended: bool) -> Arc<Self> {
         Self::with(len, ended, None)
     }
 
@@ -128,7 +128,7 @@ impl LogFeed {
 
     /// Notes the length that the keeper reports and wakes the sink. If the mailbox is full, a wake-up is already under
     /// way and will find this length.
-    pub fn announce(self: &Arc<Self>, len: u64) {
+    pub(crate) fn announce(self: &Arc<Self>, len: u64) {
         self.announced.fetch_max(len, Ordering::AcqRel);
         self.grown_at.store(clock::uptime().as_millis() as u64, Ordering::Relaxed);
         if let Some(disk) = &self.disk {
@@ -178,18 +178,13 @@ impl LogFeed {
     }
 
     /// Length that followers may read.
-    pub fn len(&self) -> u64 {
+    pub(crate) fn len(&self) -> u64 {
         self.progress.borrow().len
     }
 
     /// Largest length that the keeper reported.
-    pub fn reported_len(&self) -> u64 {
+    pub(crate) fn reported_len(&self) -> u64 {
         self.announced.load(Ordering::Acquire)
-    }
-
-    /// True if followers may read nothing yet.
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
     }
 
     /// Raises the readable length to `len`. It never shrinks.
@@ -204,12 +199,12 @@ impl LogFeed {
     }
 
     /// Notes that the storage failed: the readable length is final, and reading on is an error.
-    pub fn lose(&self) {
+    pub(crate) fn lose(&self) {
         self.progress.send_modify(|p| p.lost = true);
     }
 
     /// Notes that the log is complete with `len` bytes.
-    pub fn end(&self, len: u64) {
+    pub(crate) fn end(&self, len: u64) {
         *self.sink.lock() = None;
         self.progress.send_modify(|p| {
             p.ended = true;
@@ -220,30 +215,35 @@ impl LogFeed {
     }
 
     /// Notes that the log has ended, but its data from `len` on is lost: reading on is an error.
-    pub fn end_early(&self, len: u64) {
+    pub(crate) fn end_early(&self, len: u64) {
         self.grow(len);
         *self.sink.lock() = None;
         self.progress.send_modify(|p| (p.lost, p.ended) = (true, true));
     }
 
     /// Resolves when the job has ended.
-    pub async fn ended(&self) {
+    pub(crate) async fn ended(&self) {
         self.progress.subscribe().wait_for(|p| p.ended).await.ok();
     }
 
     /// Time of the last growth, as [`clock::uptime`].
-    pub fn grown_at(&self) -> Duration {
+    pub(crate) fn grown_at(&self) -> Duration {
         Duration::from_millis(self.grown_at.load(Ordering::Relaxed))
     }
 
     /// Sets followers a deadline, because the job is being removed ([`Followers::expire`]).
-    pub fn expire(&self) {
+    pub(crate) fn expire(&self) {
         self.progress.send_modify(|p| p.ended = true);
         self.followers.expire();
     }
 
     /// Adds a follower at `offset` of the open log `file`.
-    pub fn follow(self: &Arc<Self>, file: LogFile, offset: u64, max: usize) -> Result<LogCursor, Refusal> {
+    pub(crate) fn follow(
+        self: &Arc<Self>,
+        file: LogFile,
+        offset: u64,
+        max: usize,
+    ) -> Result<LogCursor, Refusal> {
         let LogProgress { len, lost, .. } = *self.progress.borrow();
         if offset > len && lost {
             return Err(storage_failed(len));
@@ -291,18 +291,18 @@ pub struct LogCursor {
 
 impl LogCursor {
     /// Offset of the next byte.
-    pub const fn offset(&self) -> u64 {
+    pub(crate) const fn offset(&self) -> u64 {
         self.offset
     }
 
     /// Current length and state of the log.
-    pub fn progress(&self) -> LogProgress {
+    pub(crate) fn progress(&self) -> LogProgress {
         *self.progress.borrow()
     }
 
     /// Makes [`Self::next_part`] return unfinished lines too.
     #[must_use]
-    pub fn with_unfinished(self) -> Self {
+    pub(crate) fn with_unfinished(self) -> Self {
         Self { unfinished_seen: Some(0), ..self }
     }
 
@@ -320,7 +320,7 @@ impl LogCursor {
     }
 
     /// Waits for the next bytes like [`Self::next`], or for an unfinished line after the bytes returned so far.
-    pub async fn next_part(&mut self, most: impl Fn() -> usize) -> Result<Option<LogPart>, Refusal> {
+    pub(crate) async fn next_part(&mut self, most: impl Fn() -> usize) -> Result<Option<LogPart>, Refusal> {
         loop {
             let now = *self.progress.borrow_and_update();
             let ready = now.len.saturating_sub(self.offset);
@@ -382,7 +382,7 @@ impl LogCursor {
 }
 
 /// Builds the refusal of an `offset` past the end of a log of `len` bytes.
-pub fn past_end(offset: u64, len: u64) -> Refusal {
+pub(crate) fn past_end(offset: u64, len: u64) -> Refusal {
     Refusal::new(
         Reason::OffsetPastEnd,
         format!(
@@ -418,13 +418,13 @@ impl Growing for LogFeed {
 }
 
 /// The actor that advances a [`LogFeed`] while its job runs.
-pub struct LogSink {
+pub(crate) struct LogSink {
     feed: Arc<LogFeed>,
 }
 
 impl LogSink {
     /// Starts the sink of `feed`, unless a group advances it.
-    pub fn begin(feed: &Arc<LogFeed>) {
+    pub(crate) fn begin(feed: &Arc<LogFeed>) {
         if feed.disk.is_some() {
             return; // the group does
         }

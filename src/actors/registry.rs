@@ -20,7 +20,7 @@ use crate::model::{JobId, JobKey, Reason, Refusal};
 /// A change of a slot that callers wait for. Closing the semaphore, which has no permits, wakes them in the order in
 /// which they began to wait. So of several Runs that wait for an id, the first reserves it.
 #[derive(Clone)]
-pub struct Change(Arc<Semaphore>);
+pub(crate) struct Change(Arc<Semaphore>);
 
 impl Change {
     /// Returns the change and the guard that triggers it when dropped.
@@ -30,7 +30,7 @@ impl Change {
     }
 
     /// Resolves when the slot has changed.
-    pub async fn wait(&self) {
+    pub(crate) async fn wait(&self) {
         drop(self.0.acquire().await);
     }
 }
@@ -56,7 +56,7 @@ enum Slot {
 
 /// The map from ids to jobs; see the module.
 #[derive(Default)]
-pub struct Registry {
+pub(crate) struct Registry {
     /// Ordered, so that an operation on all jobs is deterministic.
     slots: RwLock<BTreeMap<JobId, Slot>>,
     keys: RwLock<HashMap<JobKey, JobId>>,
@@ -69,7 +69,7 @@ pub struct Registry {
 }
 
 /// Answer to [`Registry::reserve`].
-pub enum Reserve {
+pub(crate) enum Reserve {
     /// The id is registered: the Run has nothing to do.
     Registered(Arc<JobView>),
     /// Another call works on the id; ask again when the change resolves.
@@ -79,7 +79,7 @@ pub enum Reserve {
 }
 
 /// An id held for a Run. Dropping it lets the next Run try.
-pub struct Reservation {
+pub(crate) struct Reservation {
     registry: Arc<Registry>,
     id: JobId,
     registered: bool,
@@ -88,7 +88,7 @@ pub struct Reservation {
 
 impl Reservation {
     /// Turns the reservation into a registered job.
-    pub fn register(mut self, view: Arc<JobView>, job: Addr<JobActor>) {
+    pub(crate) fn register(mut self, view: Arc<JobView>, job: Addr<JobActor>) {
         self.registered = true;
         self.registry.insert(view, Some(job));
     }
@@ -103,12 +103,12 @@ impl Drop for Reservation {
 }
 
 /// A removal in progress. Dropping it frees the id.
-pub struct Removal {
+pub(crate) struct Removal {
     registry: Arc<Registry>,
     /// The job.
-    pub view: Arc<JobView>,
+    pub(crate) view: Arc<JobView>,
     /// Its actor, unless it has ended.
-    pub job: Option<Addr<JobActor>>,
+    pub(crate) job: Option<Addr<JobActor>>,
     _pending: Pending,
 }
 
@@ -120,7 +120,7 @@ impl Drop for Removal {
 }
 
 /// Answer to [`Registry::remove`].
-pub enum Remove {
+pub(crate) enum Remove {
     /// No such id.
     Unknown,
     /// Another call removes it already; done when the change resolves.
@@ -131,7 +131,7 @@ pub enum Remove {
 
 impl Registry {
     /// Reserves `id` for a Run.
-    pub fn reserve(self: &Arc<Self>, id: &JobId) -> Reserve {
+    pub(crate) fn reserve(self: &Arc<Self>, id: &JobId) -> Reserve {
         let mut slots = self.slots.write();
         match slots.get(id) {
             Some(Slot::Present(view, _)) => Reserve::Registered(Arc::clone(view)),
@@ -151,13 +151,13 @@ impl Registry {
     }
 
     /// Inserts a job. Recovery does so without a reservation.
-    pub fn insert(&self, view: Arc<JobView>, job: Option<Addr<JobActor>>) {
+    pub(crate) fn insert(&self, view: Arc<JobView>, job: Option<Addr<JobActor>>) {
         self.keys.write().insert(view.key, view.id.clone());
         self.slots.write().insert(view.id.clone(), Slot::Present(view, job));
     }
 
     /// Begins or joins the removal of `id`.
-    pub fn remove(self: &Arc<Self>, id: &JobId) -> Remove {
+    pub(crate) fn remove(self: &Arc<Self>, id: &JobId) -> Remove {
         let mut slots = self.slots.write();
         match slots.get(id) {
             // Reserved: a Run that came after this call.
@@ -174,7 +174,7 @@ impl Registry {
     }
 
     /// Forgets the actor of a job that has ended.
-    pub fn ended(&self, id: &JobId) {
+    pub(crate) fn ended(&self, id: &JobId) {
         if let Some(Slot::Present(_, job) | Slot::Removing(_, job, _)) = self.slots.write().get_mut(id) {
             *job = None;
         }
@@ -200,14 +200,14 @@ impl Registry {
     }
 
     /// Replaces the actor of a registered job.
-    pub fn replace(&self, id: &JobId, addr: Addr<JobActor>) {
+    pub(crate) fn replace(&self, id: &JobId, addr: Addr<JobActor>) {
         if let Some(Slot::Present(_, job) | Slot::Removing(_, job, _)) = self.slots.write().get_mut(id) {
             *job = Some(addr);
         }
     }
 
     /// Returns the registered job `id`.
-    pub fn view(&self, id: &JobId) -> Option<Arc<JobView>> {
+    pub(crate) fn view(&self, id: &JobId) -> Option<Arc<JobView>> {
         match self.slots.read().get(id)? {
             Slot::Present(view, _) | Slot::Removing(view, ..) => Some(Arc::clone(view)),
             Slot::Reserved(_) => None,
@@ -215,7 +215,7 @@ impl Registry {
     }
 
     /// Returns the registered job `id`, unless it is being removed.
-    pub fn present(&self, id: &JobId) -> Option<Arc<JobView>> {
+    pub(crate) fn present(&self, id: &JobId) -> Option<Arc<JobView>> {
         match self.slots.read().get(id)? {
             Slot::Present(view, _) => Some(Arc::clone(view)),
             Slot::Removing(..) | Slot::Reserved(_) => None,
@@ -223,7 +223,7 @@ impl Registry {
     }
 
     /// Resolves when the Run that is being checked under `id` has its answer. `None` if there is no such Run.
-    pub fn reserved(&self, id: &JobId) -> Option<Change> {
+    pub(crate) fn reserved(&self, id: &JobId) -> Option<Change> {
         match self.slots.read().get(id)? {
             Slot::Reserved(change) => Some(change.clone()),
             Slot::Present(..) | Slot::Removing(..) => None,
@@ -231,7 +231,7 @@ impl Registry {
     }
 
     /// Returns the registered job `id`, or a refusal that says why there is none.
-    pub fn known(&self, id: &JobId) -> Result<Arc<JobView>, Refusal> {
+    pub(crate) fn known(&self, id: &JobId) -> Result<Arc<JobView>, Refusal> {
         if let Some(view) = self.view(id) {
             return Ok(view);
         }
@@ -252,7 +252,7 @@ impl Registry {
     }
 
     /// Returns the actor of a job that has not ended.
-    pub fn job(&self, id: &JobId) -> Option<Addr<JobActor>> {
+    pub(crate) fn job(&self, id: &JobId) -> Option<Addr<JobActor>> {
         match self.slots.read().get(id)? {
             Slot::Present(_, job) | Slot::Removing(_, job, _) => job.clone(),
             Slot::Reserved(_) => None,
@@ -260,7 +260,7 @@ impl Registry {
     }
 
     /// Returns view and actor of the job with this key.
-    pub fn by_key(&self, key: JobKey) -> Option<(Arc<JobView>, Option<Addr<JobActor>>)> {
+    pub(crate) fn by_key(&self, key: JobKey) -> Option<(Arc<JobView>, Option<Addr<JobActor>>)> {
         let id = self.keys.read().get(&key)?.clone();
         match self.slots.read().get(&id)? {
             Slot::Present(view, job) | Slot::Removing(view, job, _) => Some((Arc::clone(view), job.clone())),
@@ -269,7 +269,7 @@ impl Registry {
     }
 
     /// Returns all registered jobs with their actors, ordered by id.
-    pub fn all(&self) -> Vec<(Arc<JobView>, Option<Addr<JobActor>>)> {
+    pub(crate) fn all(&self) -> Vec<(Arc<JobView>, Option<Addr<JobActor>>)> {
         let slots = self.slots.read();
         slots
             .values()
@@ -283,32 +283,27 @@ impl Registry {
     }
 
     /// Returns the number of registered jobs and reservations.
-    pub fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.slots.read().len()
     }
 
-    /// True if there is neither a job nor a reservation.
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-
     /// True if a Run has reserved an id with this key: its folder may exist already.
-    pub fn is_reserved(&self, key: JobKey) -> bool {
+    pub(crate) fn is_reserved(&self, key: JobKey) -> bool {
         self.slots.read().iter().any(|(id, slot)| matches!(slot, Slot::Reserved(_)) && id.key() == key)
     }
 
     /// Notes that the record of `key` was set aside.
-    pub fn set_broken(&self, key: JobKey) {
+    pub(crate) fn set_broken(&self, key: JobKey) {
         self.broken.lock().insert(key);
     }
 
     /// True if the record of `key` was set aside.
-    pub fn is_broken(&self, key: JobKey) -> bool {
+    pub(crate) fn is_broken(&self, key: JobKey) -> bool {
         self.broken.lock().contains(&key)
     }
 
     /// Notes that the record set aside for `key` is gone. Returns false if none was noted as set aside.
-    pub fn mend(&self, key: JobKey) -> bool {
+    pub(crate) fn mend(&self, key: JobKey) -> bool {
         self.broken.lock().remove(&key)
     }
 }

@@ -67,7 +67,7 @@ pub(super) struct StepTask {
 }
 
 /// The actor of one process; see the module.
-pub struct StepActor {
+pub(crate) struct StepActor {
     task: StepTask,
     /// Name of the shell of a script.
     shell: Option<String>,

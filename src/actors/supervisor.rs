@@ -50,7 +50,7 @@ use crate::variables::Base;
 
 use loading::PendingReplays;
 pub use recover::RecoveryError;
-pub use shutdown::Shutdown;
+pub(crate) use shutdown::Shutdown;
 pub(super) use slots::{HoldAgain, NotHeld, Operate, QueueOrder};
 pub(super) use usages::ReadUsages;
 

@@ -19,7 +19,7 @@ use crate::model::{Reason, Refusal, StepResult};
 use crate::store::{JobFolder, StepsFile, StoreError};
 
 /// Encodes a masked result to the bytes that are stored and sent.
-pub type EncodeResult = fn(&StepResult) -> Vec<u8>;
+pub(crate) type EncodeResult = fn(&StepResult) -> Vec<u8>;
 
 /// Kind of a stored message of FollowSteps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,7 +41,7 @@ struct Progress {
 }
 
 /// State shared by all followers of one job's results.
-pub struct TraceFeed {
+pub(crate) struct TraceFeed {
     progress: watch::Sender<Progress>,
     /// Length of the file. Followers may see less, while the rest is not on the disk.
     written: AtomicU64,
@@ -55,7 +55,7 @@ pub struct TraceFeed {
 
 impl TraceFeed {
     /// Creates a feed of a file that is `len` bytes long.
-    pub fn new(len: u64, ended: bool) -> Arc<Self> {
+    pub(crate) fn new(len: u64, ended: bool) -> Arc<Self> {
         Self::with(len, ended, None)
     }
 
@@ -72,16 +72,6 @@ impl TraceFeed {
         Arc::new(Self { progress, written: AtomicU64::new(len), group, followers, is_watched, sink })
     }
 
-    /// Length of the file so far.
-    pub fn len(&self) -> u64 {
-        self.progress.borrow().len
-    }
-
-    /// True if there is no result yet.
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-
     /// Notes that the file grew by this number of bytes.
     pub(super) fn grow(self: &Arc<Self>, by: u64) {
         let len = self.written.fetch_add(by, Ordering::AcqRel) + by;
@@ -92,7 +82,7 @@ impl TraceFeed {
     }
 
     /// Notes that a client wants news of steps at once.
-    pub fn watch(&self) {
+    pub(crate) fn watch(&self) {
         self.is_watched.store(true, Ordering::Release);
         let sink = self.sink.lock().as_ref().and_then(WeakAddr::upgrade);
         if let Some(sink) = sink {
@@ -109,12 +99,12 @@ impl TraceFeed {
 
     /// Notes that results are lost: a sync failed or the disk refused them to the end. Followers hear of it after the
     /// results that exist.
-    pub fn lose(&self) {
+    pub(crate) fn lose(&self) {
         self.progress.send_modify(|p| p.lost = true);
     }
 
     /// Notes that the file is complete, and synced if it has to be.
-    pub fn end(&self) {
+    pub(crate) fn end(&self) {
         let len = self.written.load(Ordering::Acquire);
         self.progress.send_modify(|p| {
             p.ended = true;
@@ -137,7 +127,7 @@ impl TraceFeed {
 
     /// Adds a follower of the results in `folder`, if there are fewer than `max`. It can read to the end even if the
     /// folder is removed meanwhile, unless it takes too long.
-    pub fn follow(self: &Arc<Self>, folder: &JobFolder, max: usize) -> Result<TraceCursor, Refusal> {
+    pub(crate) fn follow(self: &Arc<Self>, folder: &JobFolder, max: usize) -> Result<TraceCursor, Refusal> {
         let progress = self.progress.subscribe();
         let Progress { len, ended, .. } = *progress.borrow();
         if let Some(joined) = self.followers.join_open(max) {
@@ -222,7 +212,7 @@ fn lost(what: &str) -> Refusal {
 }
 
 /// The actor that appends results to the `steps` file.
-pub struct TraceSink {
+pub(crate) struct TraceSink {
     feed: Arc<TraceFeed>,
     folder: JobFolder,
     /// Framed results that the disk refused and news that nobody has asked for. They are written before the next
@@ -232,7 +222,7 @@ pub struct TraceSink {
 
 impl TraceSink {
     /// Creates the sink of `feed`.
-    pub const fn new(feed: Arc<TraceFeed>, folder: JobFolder) -> Self {
+    pub(crate) const fn new(feed: Arc<TraceFeed>, folder: JobFolder) -> Self {
         Self { feed, folder, waiting: Vec::new() }
     }
 
@@ -263,7 +253,7 @@ impl Actor for TraceSink {
 /// the result waits; the next result or [`Flush`] tries again.
 #[derive(Message)]
 #[rtype(result = "Result<(), StoreError>")]
-pub struct Append(pub(super) MaskedResult);
+pub(crate) struct Append(pub(super) MaskedResult);
 
 impl Handler<Append> for TraceSink {
     type Result = Result<(), StoreError>;
@@ -278,7 +268,7 @@ impl Handler<Append> for TraceSink {
 /// Stores masked and encoded news: at once if a client follows them, else with the next result, to save a write.
 #[derive(Message)]
 #[rtype(result = "Result<(), StoreError>")]
-pub struct AppendNews(pub(super) MaskedResult);
+pub(crate) struct AppendNews(pub(super) MaskedResult);
 
 impl Handler<AppendNews> for TraceSink {
     type Result = Result<(), StoreError>;
@@ -292,9 +282,9 @@ impl Handler<AppendNews> for TraceSink {
 /// Tries again to store waiting results.
 #[derive(Message)]
 #[rtype(result = "Result<(), StoreError>")]
-pub struct Flush {
+pub(crate) struct Flush {
     /// The last attempt: results that cannot be stored now are lost.
-    pub last: bool,
+    pub(crate) last: bool,
 }
 
 impl Handler<Flush> for TraceSink {
@@ -343,11 +333,11 @@ mod tests {
         let result = |status| Append(MaskedResult::of(vec![status as u8]));
         let mut ctx = Context::new();
         sink.handle(result(StepStatus::Success), &mut ctx).unwrap_err();
-        assert!(feed.is_empty());
+        assert_eq!(feed.progress.borrow().len, 0);
         std::fs::remove_dir(folder.path("steps")).unwrap();
         sink.handle(result(StepStatus::Failure), &mut ctx).unwrap();
         assert_eq!(folder.step_records(), [[StepStatus::Success as u8], [StepStatus::Failure as u8]]);
-        assert_eq!(feed.len(), folder.steps_len());
+        assert_eq!(feed.progress.borrow().len, folder.steps_len());
     }
 
     #[test]
@@ -361,7 +351,7 @@ mod tests {
         let mut ctx = Context::new();
         let news = |what: u8| AppendNews(MaskedResult::of(vec![what]));
         sink.handle(news(1), &mut ctx).unwrap();
-        assert!(feed.is_empty());
+        assert_eq!(feed.progress.borrow().len, 0);
         sink.handle(Append(MaskedResult::of(vec![2])), &mut ctx).unwrap();
         sink.handle(news(3), &mut ctx).unwrap();
         assert_eq!(folder.step_records(), [[1], [2]]);
@@ -370,7 +360,7 @@ mod tests {
         assert_eq!(folder.step_records(), [[1], [2], [3]]);
         sink.handle(news(4), &mut ctx).unwrap();
         assert_eq!(folder.step_records(), [[1], [2], [3], [4]]);
-        assert_eq!(feed.len(), folder.steps_len());
+        assert_eq!(feed.progress.borrow().len, folder.steps_len());
     }
 
     #[tokio::test]

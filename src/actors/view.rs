@@ -17,25 +17,25 @@ use crate::store::RequestOrigin;
 
 /// A job as every call sees it: written by its actor, read by any call. It takes a few hundred bytes. Of an ended job
 /// nothing else stays in memory.
-pub struct JobView {
+pub(crate) struct JobView {
     /// The id.
-    pub id: JobId,
+    pub(crate) id: JobId,
     /// Its key.
-    pub key: JobKey,
+    pub(crate) key: JobKey,
     /// Time of registration, microseconds since the epoch.
-    pub registered: i64,
+    pub(crate) registered: i64,
     /// Inode of its log: another file at that path is never served as the log (faults.md row 29).
-    pub log_inode: u64,
+    pub(crate) log_inode: u64,
     /// The service through which it came.
-    pub origin: RequestOrigin,
+    pub(crate) origin: RequestOrigin,
     /// Digest of the request. It is not on disk, so a later daemon does not have it for an ended job.
-    pub digest: Option<[u8; 32]>,
+    pub(crate) digest: Option<[u8; 32]>,
     /// Keyed digest of the request, from the disk, for a job that ended before this daemon started.
-    pub keyed_digest: Option<[u8; 16]>,
+    pub(crate) keyed_digest: Option<[u8; 16]>,
     /// Its log.
-    pub log: Arc<LogFeed>,
+    pub(crate) log: Arc<LogFeed>,
     /// Its step results.
-    pub trace: Arc<TraceFeed>,
+    pub(crate) trace: Arc<TraceFeed>,
     state: Mutex<JobViewState>,
     /// Number of its actors that died of a defect.
     broken: AtomicU32,
@@ -45,48 +45,48 @@ pub struct JobView {
 
 /// The changing part of a job's view.
 #[derive(Clone, Debug)]
-pub struct JobViewState {
+pub(crate) struct JobViewState {
     /// Phase of the job's life.
-    pub state: JobState,
+    pub(crate) state: JobState,
     /// Outcome of an ended job.
-    pub outcome: Option<Outcome>,
+    pub(crate) outcome: Option<Outcome>,
     /// Time of the start, microseconds since the epoch.
-    pub start_time: Option<i64>,
+    pub(crate) start_time: Option<i64>,
     /// Time of the end, microseconds since the epoch.
-    pub end_time: Option<i64>,
+    pub(crate) end_time: Option<i64>,
     /// Number of steps of its own list that have ended.
-    pub steps_done: u32,
+    pub(crate) steps_done: u32,
     /// CPU time of all its processes.
-    pub cpu_time: Option<Duration>,
+    pub(crate) cpu_time: Option<Duration>,
     /// Peak memory in bytes.
-    pub peak_memory: Option<u64>,
+    pub(crate) peak_memory: Option<u64>,
     /// When Status asked for the two last, as [`clock::uptime`].
     pub(super) usage_asked: Duration,
     /// The running step.
-    pub current: CurrentStep,
+    pub(crate) current: CurrentStep,
     /// Use of resources by the steps that have ended.
-    pub usage: Option<StepUsage>,
+    pub(crate) usage: Option<StepUsage>,
     /// Time of the last change of `state`, for the reaper.
-    pub since: Moment,
+    pub(crate) since: Moment,
     /// Message while the disk refuses the log of a running job, for people.
-    pub paused: Option<String>,
+    pub(crate) paused: Option<String>,
     /// Output waits until the disk takes it.
-    pub output_waits: bool,
+    pub(crate) output_waits: bool,
     /// Some processes of the job could not be killed.
-    pub unkilled: bool,
+    pub(crate) unkilled: bool,
     /// File variables of the job may still exist.
-    pub files_left: bool,
+    pub(crate) files_left: bool,
 }
 
 /// The running step, masked.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct CurrentStep {
+pub(crate) struct CurrentStep {
     /// Names, the outermost first; empty between two steps.
-    pub names: Arc<Vec<String>>,
+    pub(crate) names: Arc<Vec<String>>,
     /// Position of the outermost step in the job's own list, counted from 1.
-    pub number: u32,
+    pub(crate) number: u32,
     /// Length of that list.
-    pub total: u32,
+    pub(crate) total: u32,
 }
 
 impl CurrentStep {
@@ -160,7 +160,7 @@ impl JobViewState {
     }
 
     /// Marks a running job as being cancelled.
-    pub fn cancel(&mut self) {
+    pub(crate) fn cancel(&mut self) {
         if self.state == JobState::Running {
             self.state = JobState::Cancelling;
         }
@@ -169,7 +169,7 @@ impl JobViewState {
 
 impl JobView {
     /// Creates a view of a job whose request is not known.
-    pub fn new(
+    pub(crate) fn new(
         id: JobId,
         registered: i64,
         log_inode: u64,
@@ -214,27 +214,27 @@ impl JobView {
     }
 
     /// Returns a copy of the changing part.
-    pub fn state(&self) -> JobViewState {
+    pub(crate) fn state(&self) -> JobViewState {
         self.state.lock().clone()
     }
 
     /// Counts one more dead actor. Returns the new count.
-    pub fn breaks(&self) -> u32 {
+    pub(crate) fn breaks(&self) -> u32 {
         self.broken.fetch_add(1, Ordering::Relaxed) + 1
     }
 
     /// Returns the phase of the job's life.
-    pub fn life(&self) -> JobState {
+    pub(crate) fn life(&self) -> JobState {
         self.state.lock().state
     }
 
     /// True if the job has ended.
-    pub fn is_ended(&self) -> bool {
+    pub(crate) fn is_ended(&self) -> bool {
         matches!(self.life(), JobState::Ended(_))
     }
 
     /// Applies `change` to the changing part.
-    pub fn update(&self, change: impl FnOnce(&mut JobViewState)) {
+    pub(crate) fn update(&self, change: impl FnOnce(&mut JobViewState)) {
         change(&mut self.state.lock());
     }
 
@@ -254,22 +254,22 @@ impl JobView {
     }
 
     /// True while the disk refuses the log of this running job.
-    pub fn is_paused(&self) -> bool {
+    pub(crate) fn is_paused(&self) -> bool {
         self.state.lock().is_paused()
     }
 
     /// True if some processes of the job could not be killed.
-    pub fn is_unkilled(&self) -> bool {
+    pub(crate) fn is_unkilled(&self) -> bool {
         self.state.lock().unkilled
     }
 
     /// True if file variables of the job may still exist after its end.
-    pub fn has_files_left(&self) -> bool {
+    pub(crate) fn has_files_left(&self) -> bool {
         self.state.lock().files_left
     }
 
     /// Returns the facts that the reaper needs.
-    pub fn reaper_facts(&self) -> Facts<JobId> {
+    pub(crate) fn reaper_facts(&self) -> Facts<JobId> {
         let (state, since) = self.life_since();
         let phase = match state {
             JobState::Queued => Phase::Queued { since },
@@ -281,7 +281,7 @@ impl JobView {
     }
 
     /// Returns the answer of the Status call.
-    pub fn status(&self) -> JobStatus {
+    pub(crate) fn status(&self) -> JobStatus {
         let now = self.state();
         let is_paused = now.output_waits && !matches!(now.state, JobState::Ended(_));
         let JobViewState { state, outcome, start_time, end_time, steps_done, cpu_time, peak_memory, .. } =
@@ -323,7 +323,7 @@ pub struct JobStatus {
     /// Exit code of an ended job, else 0.
     pub exit_code: i32,
     /// True if a defect of this program ended the job.
-    pub is_defect: bool,
+    pub(crate) is_defect: bool,
     /// Reason of a failure, masked; for a running job a message while the disk refuses its log.
     pub message: String,
     /// Microseconds since the epoch.
@@ -333,17 +333,17 @@ pub struct JobStatus {
     /// Length of the log.
     pub log_bytes: u64,
     /// Number of steps of the job's own list that have ended.
-    pub steps_done: u32,
+    pub(crate) steps_done: u32,
     /// CPU time of all processes.
-    pub cpu_time: Option<Duration>,
+    pub(crate) cpu_time: Option<Duration>,
     /// Peak memory in bytes.
-    pub peak_memory: Option<u64>,
+    pub(crate) peak_memory: Option<u64>,
     /// The running step.
-    pub current: CurrentStep,
+    pub(crate) current: CurrentStep,
     /// Position of a waiting job in the queue, counted from 1; 0 if the job does not wait.
-    pub queue_position: u32,
+    pub(crate) queue_position: u32,
     /// True while output waits because the disk refuses the log.
-    pub is_paused: bool,
+    pub(crate) is_paused: bool,
     /// Use of resources so far.
-    pub usage: Option<StepUsage>,
+    pub(crate) usage: Option<StepUsage>,
 }

@@ -170,7 +170,7 @@ impl Daemon {
 }
 
 /// Returns the values in force where `config` has none: the paths of the socket and of the state folder.
-pub fn defaults(config: &Config) -> Config {
+pub(crate) fn defaults(config: &Config) -> Config {
     let socket = net::default_socket(|name| std::env::var_os(name));
     Config { socket: Some(socket), state_dir: Some(state_dir(config)), ..Config::default() }
 }

@@ -16,9 +16,9 @@ use crate::model::Refusal;
 use crate::process::host::{self, SoftLimits};
 
 /// A daemon inside this process.
-pub struct PrivateDaemon {
+pub(crate) struct PrivateDaemon {
     /// Path of its socket.
-    pub socket: PathBuf,
+    pub(crate) socket: PathBuf,
     jobs: JobsHandle,
     stop: CancellationToken,
     kill: CancellationToken,
@@ -28,7 +28,7 @@ pub struct PrivateDaemon {
 
 impl PrivateDaemon {
     /// Starts the daemon on the new folder `folder`, mode 0700, which the daemon owns.
-    pub fn start(mut config: Config, folder: PathBuf) -> Result<Self, Failure> {
+    pub(crate) fn start(mut config: Config, folder: PathBuf) -> Result<Self, Failure> {
         let socket = folder.join("step-runner.sock");
         config.socket = Some(socket.clone());
         // One folder for everything: the keeper removes it if this process is killed.
@@ -76,12 +76,12 @@ impl PrivateDaemon {
     }
 
     /// Registers a job directly, with rules other than those of the service on its socket.
-    pub async fn run(&self, request: RunRequest) -> Result<(), Refusal> {
+    pub(crate) async fn run(&self, request: RunRequest) -> Result<(), Refusal> {
         self.jobs.run(request).await
     }
 
     /// Ends the daemon: its jobs get their grace, or are killed if `at_once`. Blocks, then removes the folder.
-    pub fn end(mut self, at_once: bool) {
+    pub(crate) fn end(mut self, at_once: bool) {
         if at_once {
             self.kill.cancel();
         }

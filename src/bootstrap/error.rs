@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 /// Reasons why the copy failed. Each file at the destination is the old one or the complete new one.
 #[derive(Debug, thiserror::Error)]
-pub enum BootstrapError {
+pub(crate) enum BootstrapError {
     /// The program would have to replace a folder.
     #[error("{} is a folder, and the program shall be there: remove it, or name another place", path.display())]
     FolderInTheWay {

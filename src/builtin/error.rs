@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 /// An error for people, on one line. Says what to do unless that is obvious.
 #[derive(Debug, thiserror::Error)]
-pub enum BuiltinError {
+pub(crate) enum BuiltinError {
     /// No builtin program has this name.
     #[error("no builtin program is called {0:?}")]
     Unknown(String),

@@ -12,60 +12,60 @@ const MAX_TIMEOUT: Duration = Duration::from_hours(31 * 24);
 
 /// The environment of a call.
 #[derive(Clone, Debug, Default)]
-pub struct Environment {
+pub(crate) struct Environment {
     /// The job's private directory; `None` if unset or empty.
-    pub tmpdir: Option<PathBuf>,
+    pub(crate) tmpdir: Option<PathBuf>,
     /// Exit codes by which the Runner tells failures apart.
-    pub codes: Codes,
+    pub(crate) codes: Codes,
     /// File from which the Runner reads the exit code of a failed build, if it does. It is removed and written, so it
     /// always lies below `tmpdir`.
-    pub code_file: Option<PathBuf>,
+    pub(crate) code_file: Option<PathBuf>,
     /// File for the exit code that is not below `tmpdir`. It is left alone.
-    pub foreign_code_file: Option<PathBuf>,
+    pub(crate) foreign_code_file: Option<PathBuf>,
     /// File with the job as GitLab sent it, if the Runner names one.
-    pub job_response: Option<PathBuf>,
+    pub(crate) job_response: Option<PathBuf>,
     /// Variables of the job.
-    pub job: JobVariables,
+    pub(crate) job: JobVariables,
     /// True if no variable of a job is set, so no Runner has started this.
-    pub by_hand: bool,
+    pub(crate) by_hand: bool,
 }
 
 /// Variables of the job. Its author can set them, so they are never trusted. Absent ones are empty.
 #[derive(Clone, Debug, Default)]
-pub struct JobVariables {
+pub(crate) struct JobVariables {
     /// `CI_JOB_ID`.
-    pub id: String,
+    pub(crate) id: String,
     /// `CI_PIPELINE_ID`.
-    pub pipeline_id: String,
+    pub(crate) pipeline_id: String,
     /// `CI_PROJECT_ID`.
-    pub project_id: String,
+    pub(crate) project_id: String,
     /// `CI_PROJECT_PATH_SLUG`.
-    pub project_slug: String,
+    pub(crate) project_slug: String,
     /// `CI_CONCURRENT_ID`.
-    pub concurrent_id: String,
+    pub(crate) concurrent_id: String,
     /// `CI_CONCURRENT_PROJECT_ID`.
-    pub concurrent_project_id: String,
+    pub(crate) concurrent_project_id: String,
     /// `CI_RUNNER_SHORT_TOKEN`.
-    pub runner_short: String,
+    pub(crate) runner_short: String,
     /// `CI_SERVER_URL`.
-    pub server_url: String,
+    pub(crate) server_url: String,
     /// `CI_BUILDS_DIR`: known after `config`.
-    pub builds_dir: String,
+    pub(crate) builds_dir: String,
     /// `CI_JOB_TIMEOUT`, at most a month; `None` if unknown.
-    pub timeout: Option<Duration>,
+    pub(crate) timeout: Option<Duration>,
     /// True if it names an image or services, which this executor does not provide.
-    pub wants_containers: bool,
+    pub(crate) wants_containers: bool,
 }
 
 /// Exit codes by which the Runner tells failures apart (custom-executor.md §2.3).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Codes {
+pub(crate) struct Codes {
     /// Code of a failure of the build.
-    pub build: u8,
+    pub(crate) build: u8,
     /// Code of a failure of the system.
-    pub system: u8,
+    pub(crate) system: u8,
     /// True if the Runner did not give two numbers in 1..=255. Then both codes are today's defaults.
-    pub assumed: bool,
+    pub(crate) assumed: bool,
 }
 
 impl Default for Codes {
@@ -86,7 +86,7 @@ impl Codes {
 
 impl Environment {
     /// Reads `variables`, the whole environment.
-    pub fn read(variables: impl IntoIterator<Item = (OsString, OsString)>) -> Self {
+    pub(crate) fn read(variables: impl IntoIterator<Item = (OsString, OsString)>) -> Self {
         let mut found = Self { by_hand: true, ..Self::default() };
         let (mut build, mut system) = (None, None);
         for (name, value) in variables {

@@ -17,7 +17,7 @@ use crate::process::detached::{self, Detached, ProcessInfo, Started};
 use crate::process::group;
 
 /// Arguments that lead to [`detached::become_serve`].
-pub const LAUNCH: [&str; 2] = ["custom-executor", "launch"];
+pub(crate) const LAUNCH: [&str; 2] = ["custom-executor", "launch"];
 
 /// Variables of `job_env`: the folder of the attempt, and the prefix of all its ids.
 pub(super) const STATE_VARIABLE: &str = "STEP_RUNNER_CE_STATE";

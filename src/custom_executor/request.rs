@@ -51,7 +51,7 @@ const LOOK: &str = r#"[ -r "$1" ]"#;
 
 /// Way in which a script gets to the daemon.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Delivery {
+pub(crate) enum Delivery {
     /// The daemon sees the file under the same path.
     Path,
     /// The script is a part of the request.

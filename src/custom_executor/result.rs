@@ -8,7 +8,7 @@ use crate::pb::v1;
 
 /// End of a stage.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Verdict {
+pub(crate) enum Verdict {
     /// It has succeeded.
     Success,
     /// Its script has failed, with this exit code (128 + signal).
@@ -21,7 +21,7 @@ pub enum Verdict {
 
 impl Verdict {
     /// Returns the verdict on a job that has ended. `asked` is true if the Runner has told us to end it.
-    pub fn of(status: &v1::Status, asked: bool) -> Self {
+    pub(crate) fn of(status: &v1::Status, asked: bool) -> Self {
         let with_message = |what: &str| {
             let why = if status.message.is_empty() { "" } else { ": " };
             Self::System(format!("{what}{why}{}", status.message))
@@ -38,7 +38,7 @@ impl Verdict {
     }
 
     /// Returns the verdict on a job whose end is not known.
-    pub fn unknown(error: &Error) -> Self {
+    pub(crate) fn unknown(error: &Error) -> Self {
         Self::System(match error {
             Error::Lost { loss: Loss::Finished { .. }, .. } => {
                 "the stage was finished by someone else".to_owned()
@@ -57,7 +57,7 @@ pub(super) fn chain(error: &(dyn std::error::Error + 'static)) -> String {
 }
 
 /// Writes the exit code for the Runner, whole or not at all. After a failure the Runner takes the code for 1.
-pub fn write_code(file: &Path, code: u8) -> std::io::Result<()> {
+pub(crate) fn write_code(file: &Path, code: u8) -> std::io::Result<()> {
     let folder = file.parent().unwrap_or(Path::new("."));
     let temporary = folder.join(format!(".step-runner-code-{}", std::process::id()));
     // An earlier process with our pid may have left one.

@@ -9,10 +9,10 @@ use crate::job::event::FetchFailure;
 use crate::web::Network;
 
 /// Largest tree in bytes (faults.md row 69).
-pub const MAX_TREE_BYTES: u64 = 1 << 30;
+pub(crate) const MAX_TREE_BYTES: u64 = 1 << 30;
 
 /// Most files, folders and links of a tree (faults.md row 69).
-pub const MAX_TREE_ENTRIES: u64 = 100_000;
+pub(crate) const MAX_TREE_ENTRIES: u64 = 100_000;
 
 /// Location of a function. May hold credentials, so there is no `Debug`.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]

@@ -4,8 +4,8 @@
 //! The process ends when its input is closed, even in the middle of a transfer: nobody needs its result then.
 
 pub mod archive;
-pub mod git;
-pub mod oci;
+pub(crate) mod git;
+pub(crate) mod oci;
 #[cfg(test)]
 mod site;
 pub mod tree;
@@ -27,7 +27,7 @@ use crate::process;
 const REPORT_INTERVAL: Duration = Duration::from_millis(250);
 
 /// A remote that functions come from. One object serves one order.
-pub trait Remote {
+pub(crate) trait Remote {
     /// Finds on the remote the version that the order names: a full commit hash, or the digest of the manifest for this
     /// platform. Always asks the remote, so a network failure is a failure of the fetch (language.md §7.7).
     fn resolve(&mut self, report: &mut dyn FnMut(Progress)) -> Result<String, FetchFailure>;
@@ -40,7 +40,7 @@ pub trait Remote {
 ///
 /// # Errors
 /// The process cannot be confined, the input is not understood, or nobody reads the output.
-pub fn run() -> io::Result<()> {
+pub(crate) fn run() -> io::Result<()> {
     process::worker::confine()?;
     std::panic::set_hook(Box::new(note_panic));
     serve(&listen()?, &mut io::stdout(), open)

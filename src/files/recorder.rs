@@ -19,12 +19,12 @@ use std::path::Path;
 use rustix::fs::{AtFlags, OFlags, Stat};
 use rustix::path::Arg;
 
-pub use crash::{Choices, History, Piece};
-pub use image::{Id, Image, ROOT};
+pub(crate) use crash::{Choices, History, Piece};
+pub(crate) use image::{Id, Image};
 
 /// One change. Numbers identify files and directories; unlike inodes, they are never used twice.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Op {
+pub(crate) enum Op {
     /// A file was made.
     Create {
         /// Its directory.
@@ -103,11 +103,11 @@ struct Recorder {
 }
 
 /// A recording of this thread. Ends when it is dropped.
-pub struct Recording(());
+pub(crate) struct Recording(());
 
 impl Recording {
     /// Begins with the content of `root`. A thread has one recording: a second one replaces the first.
-    pub fn start(root: &Path) -> io::Result<Self> {
+    pub(crate) fn start(root: &Path) -> io::Result<Self> {
         let mut ids = HashMap::new();
         let base = Image::read(root, |stat, id| {
             ids.insert((stat.st_dev, stat.st_ino), id);
@@ -118,12 +118,14 @@ impl Recording {
     }
 
     /// Returns the number of changes so far. What was promised by then must survive each later crash.
-    pub fn position(&self) -> usize {
+    #[expect(clippy::unused_self, reason = "only a recording that runs has it")]
+    pub(crate) fn position(&self) -> usize {
         RECORDER.with_borrow(|recorder| recorder.as_ref().map_or(0, |recorder| recorder.ops.len()))
     }
 
     /// Ends the recording.
-    pub fn finish(self) -> History {
+    #[expect(clippy::unused_self, reason = "only a recording that runs has it")]
+    pub(crate) fn finish(self) -> History {
         let Recorder { base, ops, .. } = RECORDER.take().unwrap_or_else(|| Recorder {
             base: Image::default(),
             now: Image::default(),

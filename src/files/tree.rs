@@ -16,12 +16,16 @@ use crate::files;
 const AT_A_TIME: usize = 4096;
 
 /// Removes `name` in `at` and everything below. What cannot be removed stays; the first error is returned.
-pub fn remove_tree(at: impl AsFd, name: &CStr) -> io::Result<()> {
+pub(crate) fn remove_tree(at: impl AsFd, name: &CStr) -> io::Result<()> {
     remove_tree_while(at, name, &|| true).map(|_| ())
 }
 
 /// Like [`remove_tree`], while `goes_on` is true. `None` if there is more to remove.
-pub fn remove_tree_while(at: impl AsFd, name: &CStr, goes_on: &dyn Fn() -> bool) -> io::Result<Option<()>> {
+pub(crate) fn remove_tree_while(
+    at: impl AsFd,
+    name: &CStr,
+    goes_on: &dyn Fn() -> bool,
+) -> io::Result<Option<()>> {
     let top = match open(at.as_fd(), name) {
         Ok(top) => top,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Some(())),

@@ -31,10 +31,10 @@ use tokio_util::task::TaskTracker;
 use tonic::service::Routes;
 
 pub(in crate::grpc) use self::calls::MemoryShare;
-pub use self::calls::{CallCounters, READ_TIME};
+pub(crate) use self::calls::{CallCounters, READ_TIME};
 pub(in crate::grpc) use self::incoming::filtered;
 use self::metered::{Events, MeteredStream};
-pub use self::progress::Patience;
+pub(crate) use self::progress::Patience;
 use self::report::{DropReason, DropReport};
 use self::unused::Unused;
 use super::peer::{AllowedUsers, Caller, CallerRights};
@@ -44,20 +44,20 @@ use crate::process;
 
 /// Limits of the transport (service.md §1.1).
 #[derive(Clone, Debug)]
-pub struct TransportLimits {
+pub(crate) struct TransportLimits {
     /// Maximum number of open connections.
-    pub max_connections: usize,
+    pub(crate) max_connections: usize,
     /// Time within which a connection's first bytes must come.
-    pub preface_deadline: Duration,
+    pub(crate) preface_deadline: Duration,
     /// Time without a request after which a PING is sent.
-    pub ping_after: Duration,
+    pub(crate) ping_after: Duration,
     /// Times after which a client without progress is dropped.
-    pub patience: Patience,
+    pub(crate) patience: Patience,
 }
 
 impl TransportLimits {
     /// Returns the default limits for `max_connections`, fewer if only `descriptors` may be open (`None`: any number).
-    pub fn new(max_connections: u64, descriptors: Option<u64>) -> Self {
+    pub(crate) fn new(max_connections: u64, descriptors: Option<u64>) -> Self {
         let max_connections = max_connections.min(for_connections(descriptors)).max(1);
         Self {
             max_connections: usize::try_from(max_connections).unwrap_or(usize::MAX),
@@ -92,7 +92,7 @@ const MEMORY_AFTER: Duration = Duration::from_secs(1);
 const BACK_OFF: (Duration, Duration) = (Duration::from_millis(10), Duration::from_millis(100));
 
 /// The accept loop and its state.
-pub struct AcceptLoop {
+pub(crate) struct AcceptLoop {
     listener: UnixListener,
     answers: ServicesByRights,
     users: AllowedUsers,
@@ -106,7 +106,7 @@ pub struct AcceptLoop {
 
 impl AcceptLoop {
     /// Makes a loop for `listener` that serves each of `users` what `answers` has for them.
-    pub fn new(
+    pub(crate) fn new(
         listener: StdListener,
         answers: ServicesByRights,
         users: AllowedUsers,
@@ -127,12 +127,12 @@ impl AcceptLoop {
     }
 
     /// Returns the counters of calls, shared by all connections.
-    pub fn calls(&self) -> CallCounters {
+    pub(crate) fn calls(&self) -> CallCounters {
         self.calls.clone()
     }
 
     /// Accepts until `stop`. Then closes the listener and lets each connection finish its calls until `abort`.
-    pub async fn run(mut self, stop: CancellationToken, abort: CancellationToken) {
+    pub(crate) async fn run(mut self, stop: CancellationToken, abort: CancellationToken) {
         let tasks = TaskTracker::new();
         let mut pause = BACK_OFF.0;
         let mut number = 0;

@@ -51,7 +51,7 @@ impl fmt::Display for Caller {
 
 /// The users who may call.
 #[derive(Clone, Debug)]
-pub struct AllowedUsers {
+pub(crate) struct AllowedUsers {
     own: u32,
     others: Arc<[u32]>,
     warned: Arc<AtomicBool>,
@@ -59,7 +59,7 @@ pub struct AllowedUsers {
 
 impl AllowedUsers {
     /// Allows the daemon's own user, root and `others`.
-    pub fn new(others: &[u32]) -> Self {
+    pub(crate) fn new(others: &[u32]) -> Self {
         Self { own: rustix::process::geteuid().as_raw(), others: others.into(), warned: Arc::default() }
     }
 

@@ -58,7 +58,7 @@ const NO_READER: &str = "reflection is for the daemon's own user and root: see s
 
 /// The services for each kind of caller. Clones share them.
 #[derive(Clone)]
-pub struct ServicesByRights {
+pub(crate) struct ServicesByRights {
     owner: Routes,
     allowed: Routes,
     refused: Routes,
@@ -92,16 +92,16 @@ impl ServicesByRights {
 }
 
 /// All services and their health.
-pub struct Services {
+pub(crate) struct Services {
     /// All services.
-    pub answers: ServicesByRights,
+    pub(crate) answers: ServicesByRights,
     health: HealthReporter,
     end_streams: CancellationToken,
 }
 
 impl Services {
     /// Makes the services of `jobs`.
-    pub async fn new(jobs: JobsHandle, reflection: Reflection) -> Result<Self, ReflectionError> {
+    pub(crate) async fn new(jobs: JobsHandle, reflection: Reflection) -> Result<Self, ReflectionError> {
         let (health, health_service) = tonic_health::server::health_reporter();
         let end_streams = CancellationToken::new();
         let calls = JobCalls::new(jobs, end_streams.clone());
@@ -129,12 +129,12 @@ impl Services {
     }
 
     /// Reports to health checks that the daemon takes no new jobs.
-    pub async fn stopping(&self) {
+    pub(crate) async fn stopping(&self) {
         self.serving(ServingStatus::NotServing).await;
     }
 
     /// Ends the open streams with `UNAVAILABLE` (service.md §3.6).
-    pub fn end_streams(&self) {
+    pub(crate) fn end_streams(&self) {
         self.end_streams.cancel();
     }
 

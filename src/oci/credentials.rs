@@ -12,7 +12,7 @@ use super::error::Problem;
 use super::name::ImageName;
 
 /// Variable of the step's environment with credentials: the JSON text of a Docker configuration file.
-pub const DOCKER_AUTH_CONFIG: &str = "DOCKER_AUTH_CONFIG";
+pub(crate) const DOCKER_AUTH_CONFIG: &str = "DOCKER_AUTH_CONFIG";
 
 /// Names of the registry `docker.io` in configurations.
 const DOCKER_HUB: [&str; 3] = ["docker.io", "index.docker.io", "registry-1.docker.io"];

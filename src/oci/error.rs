@@ -13,14 +13,14 @@ use crate::web::{LEAST_RATE, READ_TIMEOUT, WebError};
 #[error("{image}: {problem}")]
 pub struct OciError {
     /// `registry/repository:tag`.
-    pub image: String,
+    pub(crate) image: String,
     /// The problem.
-    pub problem: Problem,
+    pub(crate) problem: Problem,
 }
 
 /// A problem: what failed, why, and what to do.
 #[derive(Debug, thiserror::Error)]
-pub enum Problem {
+pub(crate) enum Problem {
     /// A part of the image's name is invalid.
     #[error("\"{text}\" is not a valid {what}: {remedy}")]
     Name {

@@ -92,28 +92,28 @@ impl ImageName {
     }
 
     /// Returns `host[:port]` in lower case.
-    pub fn registry(&self) -> &str {
+    pub(crate) fn registry(&self) -> &str {
         &self.registry
     }
 
     /// Returns the repository there.
-    pub fn repository(&self) -> &str {
+    pub(crate) fn repository(&self) -> &str {
         &self.repository
     }
 
     /// Returns the tag or digest.
-    pub fn version(&self) -> &ImageVersion {
+    pub(crate) fn version(&self) -> &ImageVersion {
         &self.version
     }
 
     /// True if the registry is on this machine. It is then contacted without TLS (language.md §7.4).
-    pub fn is_loopback(&self) -> bool {
+    pub(crate) fn is_loopback(&self) -> bool {
         self.loopback
     }
 
     /// Returns another version of this repository.
     #[must_use]
-    pub fn with(&self, version: ImageVersion) -> Self {
+    pub(crate) fn with(&self, version: ImageVersion) -> Self {
         Self { version, ..self.clone() }
     }
 

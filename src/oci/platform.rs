@@ -15,7 +15,7 @@ const GENERIC: &str = "generic";
 
 /// The platform that an image must be made for, in terms of the OCI specification.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Platform {
+pub(crate) struct Platform {
     os: String,
     architecture: String,
     /// Processor variants that run here, best first. An empty text stands for no variant.
@@ -31,7 +31,7 @@ impl fmt::Display for Platform {
 
 impl Platform {
     /// Returns the platform that this program was built for.
-    pub fn here() -> Self {
+    pub(crate) fn here() -> Self {
         let little = cfg!(target_endian = "little");
         let (architecture, variants): (_, &[&str]) = match consts::ARCH {
             "x86_64" => ("amd64", &["", "v1"]),

@@ -28,7 +28,7 @@ const PIECE: usize = 256 << 10;
 
 /// Extent of the death that interrupted a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Death {
+pub(crate) enum Death {
     /// Only processes died: everything they wrote is in the files.
     Processes {
         /// Log length that the dead keeper had reported. Entries that it could not report any more, and bytes of other
@@ -42,7 +42,7 @@ pub enum Death {
 /// A job with a closed log whose end must still be recorded. A sync can come in between: then an end on the disk
 /// implies that the log is on the disk.
 #[derive(Debug)]
-pub struct Closing {
+pub(crate) struct Closing {
     folder: JobFolder,
     outcome: Outcome,
     now: i64,
@@ -66,7 +66,7 @@ impl Closing {
     /// A log that cannot be written stays as it is: the end record counts. Only bytes that no client can have seen are
     /// cut off. After a death of the host with `durability = power` these are torn entries behind the synced length;
     /// after a death of processes, foreign bytes behind the reported length.
-    pub fn begin(
+    pub(crate) fn begin(
         job: &ScannedJob,
         outcome: Outcome,
         death: Death,
@@ -84,7 +84,7 @@ impl Closing {
     }
 
     /// Returns the end to record.
-    pub fn end(&self) -> End {
+    pub(crate) fn end(&self) -> End {
         End {
             end_boot: Some(self.boot),
             steps_done: self.steps_done,
@@ -94,7 +94,7 @@ impl Closing {
     }
 
     /// Writes the end record.
-    pub fn record(&self) -> Result<(), StoreError> {
+    pub(crate) fn record(&self) -> Result<(), StoreError> {
         self.folder.record_end(&self.end())
     }
 }

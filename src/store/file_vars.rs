@@ -17,7 +17,7 @@ use crate::variables::FileVariable;
 
 /// Reason why file variables cannot be placed.
 #[derive(Debug, thiserror::Error)]
-pub enum FileError {
+pub(crate) enum FileError {
     /// The directory is a link or no directory.
     #[error("{path} is {what}: file variables are not written through it")]
     NotADirectory {
@@ -50,7 +50,7 @@ pub enum FileError {
 
 impl FileError {
     /// Returns the reason for a client (variables.md §6); see [`reason_of`].
-    pub fn reason(&self) -> Reason {
+    pub(crate) fn reason(&self) -> Reason {
         match self {
             Self::NotADirectory { .. } | Self::NotOurs { .. } => Reason::NotWritable,
             Self::Io { source, .. } => reason_of(source),
@@ -66,7 +66,7 @@ impl FileError {
 
 /// Makes the directory at Run, if missing, and tests with an empty file that it can be written (service.md §3.1).
 /// Returns the directory if it was made, for [`JobRecord::made_directory`].
-pub fn probe(key: JobKey, directory: &str) -> Result<Option<MadeDirectory>, FileError> {
+pub(crate) fn probe(key: JobKey, directory: &str) -> Result<Option<MadeDirectory>, FileError> {
     let (dir, made) = open_or_make(directory)?;
     let name = temporary(key, 0);
     let probed = create(dir.as_fd(), &name).and_then(|_| files::unlink(&dir, name.as_str()));
@@ -91,7 +91,7 @@ pub(super) fn undo_probe(key: JobKey, directory: &str) {
 
 /// Writes all files or none, at the start of the job. The journal gets their identities before the files get their
 /// names. The call can be repeated after a crash.
-pub fn write_all(folder: &JobFolder, list: &[FileVariable]) -> Result<(), FileError> {
+pub(crate) fn write_all(folder: &JobFolder, list: &[FileVariable]) -> Result<(), FileError> {
     let Some(first) = list.first() else { return Ok(()) };
     // All files are in one directory (variables.md §3).
     let (dir, _) = open_or_make(&first.directory)?;
@@ -160,7 +160,7 @@ fn if_gone(error: io::Error) -> io::Result<()> {
 impl JobFolder {
     /// Removes the job's file variables at its end, as record and journal name them. After an error some may be left,
     /// and the caller must try again.
-    pub fn remove_file_variables(&self) -> Result<(), String> {
+    pub(crate) fn remove_file_variables(&self) -> Result<(), String> {
         let job = self.read_job()?;
         match remove(self.key(), &job.record, &job.journal.files) {
             0 => Ok(()),
@@ -172,7 +172,7 @@ impl JobFolder {
 /// Removes a job's files at its end or in recovery: those in `written` (path, device, inode) that are still the same,
 /// unfinished ones, and the directory if made for the job and empty. Returns the number of failures; if not 0, the
 /// caller must try again.
-pub fn remove(key: JobKey, record: &JobRecord, written: &[(String, u64, u64)]) -> usize {
+pub(crate) fn remove(key: JobKey, record: &JobRecord, written: &[(String, u64, u64)]) -> usize {
     let mut failed = 0;
     for (path, device, inode) in written {
         failed += usize::from(remove_file(Path::new(path), *device, *inode).is_err());
@@ -209,7 +209,7 @@ fn open_parent(path: &Path) -> io::Result<OwnedFd> {
 }
 
 /// Removes a directory made for a job, if it is still the same one and empty.
-pub fn remove_directory(made: &MadeDirectory) -> io::Result<()> {
+pub(crate) fn remove_directory(made: &MadeDirectory) -> io::Result<()> {
     let path = Path::new(&made.path);
     match files::stat_at(CWD, path) {
         Ok(stat) if (stat.st_dev, stat.st_ino) == (made.device, made.inode) => {

@@ -52,7 +52,7 @@ impl Removed {
     }
 
     /// Deletes parts of the folder as long as `goes_on` returns true. `None` if more is left.
-    pub fn delete_while(&self, goes_on: &dyn Fn() -> bool) -> Result<Option<()>, StoreError> {
+    pub(crate) fn delete_while(&self, goes_on: &dyn Fn() -> bool) -> Result<Option<()>, StoreError> {
         let deleted = failpoint::io("store::folder::delete")
             .and_then(|()| files::remove_tree_while(&self.shared.jobs, &self.name, goes_on));
         deleted.map_err(StoreError::new("delete", format!("jobs/{}", self.name.to_string_lossy())))
@@ -70,7 +70,7 @@ impl JobFolder {
     }
 
     /// Returns the path of a name in the folder, based on the state folder's path.
-    pub fn path(&self, name: &str) -> PathBuf {
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.shared.path.join("jobs").join(&*self.name).join(name)
     }
 
@@ -88,7 +88,7 @@ impl JobFolder {
     }
 
     /// Makes the folder. Fails with `AlreadyExists` if it exists. Without a record it belongs to no job.
-    pub fn make(&self) -> Result<(), StoreError> {
+    pub(crate) fn make(&self) -> Result<(), StoreError> {
         failpoint::io("store::folder::make")
             .and_then(|()| files::make_dir(&self.shared.jobs, &*self.name))
             .map_err(self.error("make", ""))
@@ -96,7 +96,7 @@ impl JobFolder {
 
     /// Notes that `directory`, outside of the folder, is about to be made for this job. If the daemon dies before the
     /// record says so, the next daemon removes the directory.
-    pub fn note_making(&self, directory: &str) -> Result<(), StoreError> {
+    pub(crate) fn note_making(&self, directory: &str) -> Result<(), StoreError> {
         files::replace(&self.shared.jobs, &self.inside(MAKING), directory.as_bytes())
             .map_err(self.error("write", MAKING))
     }
@@ -114,7 +114,7 @@ impl JobFolder {
     }
 
     /// Replaces `job.json`, by temporary name and rename.
-    pub fn write_record(&self, record: &JobRecord) -> Result<(), StoreError> {
+    pub(crate) fn write_record(&self, record: &JobRecord) -> Result<(), StoreError> {
         let json = journal::encode(record)
             .map_err(|error| self.error("write", "job.json")(io::Error::other(error)))?;
         failpoint::io("store::record::write")
@@ -123,19 +123,19 @@ impl JobFolder {
     }
 
     /// Deletes a folder whose Run was not answered. No client knows of it, so no journal line announces the removal.
-    pub fn discard(&self) {
+    pub(crate) fn discard(&self) {
         if let Ok(name) = CString::new(&*self.name) {
             drop(files::remove_tree(&self.shared.jobs, &name));
         }
     }
 
     /// Appends one event to the journal. An end can use the reserve on a full disk (faults.md row 26).
-    pub fn append(&self, event: &Event) -> Result<(), StoreError> {
+    pub(crate) fn append(&self, event: &Event) -> Result<(), StoreError> {
         self.append_all(std::slice::from_ref(event))
     }
 
     /// Appends events with one write.
-    pub fn append_all(&self, events: &[Event]) -> Result<(), StoreError> {
+    pub(crate) fn append_all(&self, events: &[Event]) -> Result<(), StoreError> {
         let mut lines = Vec::new();
         for event in events {
             let line = journal::encode(event)
@@ -165,7 +165,7 @@ impl JobFolder {
     }
 
     /// Cuts the torn last line off a journal that others append to, if it is still the last.
-    pub fn mend_journal(&self) -> Result<(), StoreError> {
+    pub(crate) fn mend_journal(&self) -> Result<(), StoreError> {
         match self.read_journal().ok().and_then(|journal| journal.torn) {
             Some(len) => self.cut("journal", len),
             None => Ok(()),
@@ -185,7 +185,7 @@ impl JobFolder {
     }
 
     /// Makes one of the folder's own directories (`tmp`, `work`, `vars`) if missing. Returns its path.
-    pub fn make_dir(&self, name: &str) -> Result<PathBuf, StoreError> {
+    pub(crate) fn make_dir(&self, name: &str) -> Result<PathBuf, StoreError> {
         match files::make_dir(&self.shared.jobs, self.inside(name).as_str()) {
             Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
                 Err(self.error("make", name)(error))
@@ -196,14 +196,14 @@ impl JobFolder {
 
     /// Moves the directory `name` of the folder out of the way at once, whatever the job has put into it. The result
     /// must be deleted. `None` if there is no such directory.
-    pub fn set_dir_gone(&self, name: &str) -> Result<Option<Removed>, StoreError> {
+    pub(crate) fn set_dir_gone(&self, name: &str) -> Result<Option<Removed>, StoreError> {
         let inside =
             CString::new(self.inside(name)).map_err(|error| self.error("remove", name)(error.into()))?;
         self.shared.set_gone(&self.shared.jobs, &inside, &self.name).map_err(self.error("remove", name))
     }
 
     /// Records the end of the job, whose log is complete. With `durability = power` also notes the synced length.
-    pub fn record_end(&self, end: &End) -> Result<(), StoreError> {
+    pub(crate) fn record_end(&self, end: &End) -> Result<(), StoreError> {
         if self.synced().is_some() {
             self.shared.with_reserve(|| self.note_synced(end.log_len))?;
         }
@@ -212,7 +212,7 @@ impl JobFolder {
 
     /// Removes the folder: journal line and rename (service.md §6.6). From then on the job is gone and its id is free.
     /// The result must be deleted; else the next start does it. `None` if there is no folder.
-    pub fn begin_removal(&self) -> Result<Option<Removed>, StoreError> {
+    pub(crate) fn begin_removal(&self) -> Result<Option<Removed>, StoreError> {
         match self.append(&Event::Removing) {
             Err(error) if error.source.kind() == io::ErrorKind::NotFound => return Ok(None),
             // The rename decides: on a full disk the removal itself frees space.
@@ -238,7 +238,7 @@ impl JobFolder {
 
     /// Removes the folder that was set aside under this id, or that a full disk kept from it: for Finish, or a new Run
     /// of the id (service.md §3.6). `None` if there is none. It creates nothing, so it needs no space.
-    pub fn remove_set_aside(&self) -> Result<Option<Removed>, StoreError> {
+    pub(crate) fn remove_set_aside(&self) -> Result<Option<Removed>, StoreError> {
         let own = CString::new(&*self.name).map_err(|error| self.error("remove", "")(error.into()))?;
         let removed = match self.shared.open_broken()? {
             Some(broken) => {
@@ -307,12 +307,12 @@ pub struct LogFile {
 
 impl LogFile {
     /// Inode, for the record.
-    pub const fn inode(&self) -> u64 {
+    pub(crate) const fn inode(&self) -> u64 {
         self.inode
     }
 
     /// Checks that the file has at least the reported length.
-    pub fn check_reaches(&self, known: u64) -> Result<(), LogLost> {
+    pub(crate) fn check_reaches(&self, known: u64) -> Result<(), LogLost> {
         let actual = self.length()?;
         if actual < known { Err(LogLost::Cut { actual, expected: known }) } else { Ok(()) }
     }
@@ -323,7 +323,7 @@ impl LogFile {
     }
 
     /// Reads at most `max` bytes at `offset`, up to the reported length `known`. Fails if the file ends before.
-    pub fn read_piece(&self, offset: u64, known: u64, max: usize) -> Result<Vec<u8>, LogLost> {
+    pub(crate) fn read_piece(&self, offset: u64, known: u64, max: usize) -> Result<Vec<u8>, LogLost> {
         // A file that was cut and has grown again holds other bytes at this offset.
         self.check_reaches(known)?;
         let want = usize::try_from(known.saturating_sub(offset)).unwrap_or(usize::MAX).min(max);

@@ -14,13 +14,13 @@ const MAX_PID_TEXT: usize = 16;
 
 /// A lock held until this value is dropped.
 #[derive(Debug)]
-pub struct Lock {
+pub(crate) struct Lock {
     file: OwnedFd,
 }
 
 /// Reason why a lock was not taken.
 #[derive(Debug, thiserror::Error)]
-pub enum LockError {
+pub(crate) enum LockError {
     /// Another process holds it. The pid is missing for a moment until it is written, or if there was no room for it.
     #[error("the lock is held by {}", holder(*.0))]
     Held(Option<u32>),

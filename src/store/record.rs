@@ -40,11 +40,11 @@ pub struct JobRecord {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MadeDirectory {
     /// Its path.
-    pub path: String,
+    pub(crate) path: String,
     /// Its device.
-    pub device: u64,
+    pub(crate) device: u64,
     /// Its inode.
-    pub inode: u64,
+    pub(crate) inode: u64,
 }
 
 /// The service through which a job came.
@@ -66,10 +66,10 @@ pub enum RequestOrigin {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RecordedLimits {
     /// `timeout` of the request, in microseconds.
-    pub timeout: Option<u64>,
+    pub(crate) timeout: Option<u64>,
     /// `cancel_grace` of the request, in microseconds.
-    pub cancel_grace: Option<u64>,
+    pub(crate) cancel_grace: Option<u64>,
     /// Resource limits, by request and settings.
     #[serde(default)]
-    pub resources: ResourceLimits,
+    pub(crate) resources: ResourceLimits,
 }

@@ -48,7 +48,7 @@ pub struct ScannedJob {
     /// Its folder.
     pub folder: JobFolder,
     /// `job.json`.
-    pub record: JobRecord,
+    pub(crate) record: JobRecord,
     /// Its journal.
     pub journal: Journal,
 }
@@ -57,42 +57,42 @@ pub struct ScannedJob {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Journal {
     /// Time of the start, microseconds since the epoch; `None` if the job was waiting.
-    pub started: Option<i64>,
+    pub(crate) started: Option<i64>,
     /// Time of the start, microseconds since the host's boot.
-    pub started_boot: Option<u64>,
+    pub(crate) started_boot: Option<u64>,
     /// File variables written: path, device, inode.
-    pub files: Vec<(String, u64, u64)>,
+    pub(crate) files: Vec<(String, u64, u64)>,
     /// Processes of steps.
-    pub processes: Vec<Leftover>,
+    pub(crate) processes: Vec<Leftover>,
     /// Cause of the cancel, if the job was being cancelled.
-    pub cancel: Option<crate::model::CancelCause>,
+    pub(crate) cancel: Option<crate::model::CancelCause>,
     /// The end, if the job had ended.
     pub end: Option<End>,
     /// True if a removal had begun and must be completed.
-    pub removing: bool,
+    pub(crate) removing: bool,
     /// Length of the good part, if a crash cut off the last record.
-    pub torn: Option<u64>,
+    pub(crate) torn: Option<u64>,
 }
 
 /// A process group that may have survived its keeper. It counts only if boot id, pid and start time match (service.md
 /// §6.5).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Leftover {
+pub(crate) struct Leftover {
     /// The step.
-    pub step: u32,
+    pub(crate) step: u32,
     /// Process group.
-    pub pgid: u32,
+    pub(crate) pgid: u32,
     /// Its leader.
-    pub pid: u32,
+    pub(crate) pid: u32,
     /// Start time of the leader in clock ticks since boot.
-    pub start_time: u64,
+    pub(crate) start_time: u64,
     /// True if the leader has ended; other processes of the group may live.
-    pub ended: bool,
+    pub(crate) ended: bool,
 }
 
 impl Journal {
     /// Parses a journal. An error is the reason, for the operator. A torn tail is not an error.
-    pub fn read(bytes: &[u8]) -> Result<Self, String> {
+    pub(crate) fn read(bytes: &[u8]) -> Result<Self, String> {
         let mut journal = Self::default();
         for record in Reader::<Event>::new(bytes) {
             match record {
@@ -129,7 +129,7 @@ impl Journal {
 
 impl ScannedJob {
     /// Process groups to look for if no keeper holds the job. None after a reboot: the pids belong to others.
-    pub fn leftovers(&self, boot_id: &str) -> &[Leftover] {
+    pub(crate) fn leftovers(&self, boot_id: &str) -> &[Leftover] {
         if self.record.boot_id == boot_id { &self.journal.processes } else { &[] }
     }
 }
@@ -157,7 +157,10 @@ impl StateDir {
     }
 
     /// Returns the names of folders without a record and the time of their last change. Does not read any record.
-    pub fn orphans(&self, known: impl Fn(JobKey) -> bool) -> Result<Vec<(CString, SystemTime)>, StoreError> {
+    pub(crate) fn orphans(
+        &self,
+        known: impl Fn(JobKey) -> bool,
+    ) -> Result<Vec<(CString, SystemTime)>, StoreError> {
         let entries = files::entries(&self.shared.jobs).map_err(StoreError::new("read", "jobs"))?;
         let is_orphan = |name: &CStr| !name.to_str().ok().and_then(JobKey::parse).is_some_and(&known);
         let names = entries.into_iter().map(|entry| entry.name).filter(|name| is_orphan(name));
@@ -205,13 +208,13 @@ impl JobFolder {
     }
 
     /// Reads record and journal, as [`StateDir::scan`] does.
-    pub fn read_job(&self) -> Result<ScannedJob, String> {
+    pub(crate) fn read_job(&self) -> Result<ScannedJob, String> {
         Ok(ScannedJob { folder: self.clone(), record: self.read_record()?, journal: self.read_journal()? })
     }
 
     /// Rewrites a damaged record from the keeper's copy, and cuts a damaged journal after its last good event
     /// (service.md §6.4 item 5).
-    pub fn renew(&self, record: &JobRecord) -> Result<(), StoreError> {
+    pub(crate) fn renew(&self, record: &JobRecord) -> Result<(), StoreError> {
         // A full disk must not cost a running job its record.
         self.shared.with_reserve(|| self.write_record(record))?;
         let name = self.inside("journal");
@@ -247,7 +250,7 @@ impl JobFolder {
     }
 
     /// Reads the journal; a missing file counts as empty. An error is the reason, for the operator.
-    pub fn read_journal(&self) -> Result<Journal, String> {
+    pub(crate) fn read_journal(&self) -> Result<Journal, String> {
         match super::read_record(&self.shared.jobs, &self.inside("journal"), MAX_FILE) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Journal::default()),
             Err(error) => Err(format!("journal: {error}")),

@@ -27,22 +27,22 @@ const RESERVE: u64 = 64 << 10;
 
 /// Inputs of [`default_path`].
 #[derive(Clone, Debug, Default)]
-pub struct StatePathInputs {
+pub(crate) struct StatePathInputs {
     /// Setting `state_dir`.
-    pub state_dir: Option<PathBuf>,
+    pub(crate) state_dir: Option<PathBuf>,
     /// Socket, if one was named by option, variable or directory.
-    pub socket: Option<PathBuf>,
+    pub(crate) socket: Option<PathBuf>,
     /// `XDG_STATE_HOME`.
-    pub xdg_state_home: Option<PathBuf>,
+    pub(crate) xdg_state_home: Option<PathBuf>,
     /// The system's directory for temporary files.
-    pub temp_dir: PathBuf,
+    pub(crate) temp_dir: PathBuf,
     /// Own user id.
-    pub uid: u32,
+    pub(crate) uid: u32,
 }
 
 /// Returns the path of the state folder (service.md §6.6). A relative `XDG_STATE_HOME` is ignored, as that variable's
 /// definition requires.
-pub fn default_path(inputs: &StatePathInputs) -> PathBuf {
+pub(crate) fn default_path(inputs: &StatePathInputs) -> PathBuf {
     if let Some(path) = &inputs.state_dir {
         return path.clone();
     }
@@ -128,12 +128,12 @@ pub struct StateDir {
 /// State shared by the folder and every [`JobFolder`].
 #[derive(Debug)]
 pub(super) struct Shared {
-    pub path: PathBuf,
-    pub root: OwnedFd,
-    pub jobs: OwnedFd,
-    pub has_reserve: AtomicBool,
+    pub(crate) path: PathBuf,
+    pub(crate) root: OwnedFd,
+    pub(crate) jobs: OwnedFd,
+    pub(crate) has_reserve: AtomicBool,
     /// Serial number for names of removed folders.
-    pub serial: AtomicU64,
+    pub(crate) serial: AtomicU64,
     _lock: Lock,
 }
 
@@ -182,22 +182,22 @@ impl StateDir {
     }
 
     /// Descriptor of the folder: it reaches the contents whatever the path's length.
-    pub fn dir(&self) -> BorrowedFd<'_> {
+    pub(crate) fn dir(&self) -> BorrowedFd<'_> {
         self.shared.root.as_fd()
     }
 
     /// Returns the folder of a job, existing or not.
-    pub fn folder(&self, key: JobKey) -> JobFolder {
+    pub(crate) fn folder(&self, key: JobKey) -> JobFolder {
         JobFolder::new(Arc::clone(&self.shared), key)
     }
 
     /// Returns the free space on the folder's file system, for comparison with `state_limit` (service.md §3.7).
-    pub fn free_space(&self) -> Result<files::Free, StoreError> {
+    pub(crate) fn free_space(&self) -> Result<files::Free, StoreError> {
         files::free_space(&self.shared.root).map_err(StoreError::new("measure", &self.shared.path))
     }
 
     /// Makes the reserve again after its use, if there is space.
-    pub fn replenish_reserve(&self) {
+    pub(crate) fn replenish_reserve(&self) {
         let Shared { root, has_reserve, .. } = &*self.shared;
         if has_reserve.load(Ordering::Relaxed) {
             return;
@@ -217,17 +217,20 @@ impl StateDir {
 
     /// Does `work`. If the disk is full, releases the reserve and does `work` once more. It does not make a new
     /// reserve: see [`Self::replenish_reserve`].
-    pub fn with_reserve<T, E: Error + 'static>(&self, work: impl Fn() -> Result<T, E>) -> Result<T, E> {
+    pub(crate) fn with_reserve<T, E: Error + 'static>(
+        &self,
+        work: impl Fn() -> Result<T, E>,
+    ) -> Result<T, E> {
         self.shared.with_reserve(work)
     }
 
     /// Brings everything written so far to the disk, for all jobs at once (`durability = power`, service.md §6.6).
-    pub fn sync_all(&self) -> Result<(), StoreError> {
+    pub(crate) fn sync_all(&self) -> Result<(), StoreError> {
         files::sync_all(&self.shared.root).map_err(StoreError::new("sync", &self.shared.path))
     }
 
     /// Writes a file of the folder itself by temporary name and rename (`daemon.json`, `keeper.json`).
-    pub fn write_root(&self, name: &str, content: &[u8]) -> Result<(), StoreError> {
+    pub(crate) fn write_root(&self, name: &str, content: &[u8]) -> Result<(), StoreError> {
         let root = &self.shared.root;
         files::make_way(root, name, || files::replace(root, name, content))
             .map_err(StoreError::new("write", name))

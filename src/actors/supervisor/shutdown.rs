@@ -16,9 +16,9 @@ use crate::model::CancelCause;
 /// unused part of `shutdown_grace`.
 #[derive(Message)]
 #[rtype(result = "Duration")]
-pub struct Shutdown {
+pub(crate) struct Shutdown {
     /// Kill everything now.
-    pub at_once: bool,
+    pub(crate) at_once: bool,
 }
 
 impl Handler<Shutdown> for Supervisor {

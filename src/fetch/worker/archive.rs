@@ -46,7 +46,7 @@ pub enum Packing {
 
 impl Packing {
     /// Returns the packing for a layer's media type; `None` if it cannot be unpacked.
-    pub fn of_media_type(media_type: &str) -> Option<Self> {
+    pub(crate) fn of_media_type(media_type: &str) -> Option<Self> {
         match media_type {
             "application/vnd.oci.image.layer.v1.tar" | "application/vnd.docker.image.rootfs.diff.tar" => {
                 Some(Self::Plain)

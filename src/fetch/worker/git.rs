@@ -32,7 +32,7 @@ mod store;
 mod tests;
 
 /// A revision of a repository. Holds credentials, so there is no `Debug`.
-pub struct Git {
+pub(crate) struct Git {
     location: Location,
     revision: String,
     web: Web,
@@ -50,7 +50,7 @@ impl Git {
     ///
     /// # Errors
     /// Class `fetch`: the URL is not supported, or the variables for proxies and certificates are invalid.
-    pub fn new(order: &Order) -> Result<Self, FetchFailure> {
+    pub(crate) fn new(order: &Order) -> Result<Self, FetchFailure> {
         let client = order.network.blocking_client().map_err(|error| fault::no_client(&error))?;
         Self::with_client(order, client)
     }

@@ -26,7 +26,7 @@ const MAX_LAYER_BYTES: u64 = MAX_TREE_BYTES + MAX_TREE_BYTES / 4;
 const MAX_LAYERS: usize = 500;
 
 /// An image in a registry. Holds credentials, so there is no `Debug`.
-pub struct Image {
+pub(crate) struct Image {
     runtime: Runtime,
     network: Network,
     name: ImageName,
@@ -45,7 +45,7 @@ impl Image {
     ///
     /// # Errors
     /// Class `fetch`: it is no name of an image, or the network cannot be set up.
-    pub fn new(order: &Order) -> Result<Self, FetchFailure> {
+    pub(crate) fn new(order: &Order) -> Result<Self, FetchFailure> {
         let Source::Oci { registry, repository, version } = &order.source else {
             return Err(failure(Class::Fetch, "the order names no image in a registry".to_owned()));
         };

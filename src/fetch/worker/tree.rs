@@ -21,10 +21,10 @@ use crate::lang::diagnostic::Class;
 use crate::model::text;
 
 /// Deepest nesting of folders. It bounds the descriptors that removing a tree needs.
-pub const MAX_DEPTH: usize = 255;
+pub(crate) const MAX_DEPTH: usize = 255;
 
 /// Longest path in bytes. With the tree's own folder it stays below the system's limit.
-pub const MAX_PATH_BYTES: usize = 2048;
+pub(crate) const MAX_PATH_BYTES: usize = 2048;
 
 /// Longest name of a file or folder in bytes, the file systems' limit.
 const MAX_NAME_BYTES: usize = 255;
@@ -39,7 +39,7 @@ const CAREFUL: OFlags = OFlags::CLOEXEC.union(OFlags::NOFOLLOW);
 const FOLDER: OFlags = CAREFUL.union(OFlags::PATH).union(OFlags::DIRECTORY);
 
 /// Returns true for paths that [`TreeWriter::remove`] and [`TreeWriter::empty`] must keep.
-pub type Keep<'a> = &'a dyn Fn(&[u8]) -> bool;
+pub(crate) type Keep<'a> = &'a dyn Fn(&[u8]) -> bool;
 
 /// A tree being written. Paths are relative to its root, with `/` between names. A name that could mean another place
 /// (`..`, empty, with NUL, an absolute path) is an error; it is never repaired. An entry replaces an earlier one at its
@@ -73,7 +73,7 @@ impl TreeWriter {
     }
 
     /// Creates the folder `path` and its parents; existing ones stay as they are. `.` is the root.
-    pub fn folder(&mut self, path: &[u8]) -> Result<(), FetchFailure> {
+    pub(crate) fn folder(&mut self, path: &[u8]) -> Result<(), FetchFailure> {
         let names = names(path)?;
         let before = self.entries;
         self.walk(path, &names)?;
@@ -82,7 +82,7 @@ impl TreeWriter {
 
     /// Writes the regular file `path` with mode 0555 if `executable`, else 0444: jobs share the tree, so none may
     /// change it. Folders stay writable for their owner, so that any program can remove a tree.
-    pub fn file(
+    pub(crate) fn file(
         &mut self,
         path: &[u8],
         executable: bool,
@@ -103,7 +103,7 @@ impl TreeWriter {
     /// Creates the symbolic link `path`. Its target must be relative and stay inside: every `..` must be at its
     /// beginning, and there may be no more of them than folders above the link. Under this rule no chain of links in
     /// the tree leads out.
-    pub fn link(&mut self, path: &[u8], target: &[u8]) -> Result<(), FetchFailure> {
+    pub(crate) fn link(&mut self, path: &[u8], target: &[u8]) -> Result<(), FetchFailure> {
         let depth = names(path)?.len().saturating_sub(1);
         check_target(path, target, depth)?;
         let (parent, name) = self.place(path)?;
@@ -115,7 +115,7 @@ impl TreeWriter {
 
     /// Copies the regular file `original` of the tree, with its mode, to `path`; used for an archive's hard links. The
     /// two are separate files, so a step that changes one does not change the other.
-    pub fn copy_of(&mut self, path: &[u8], original: &[u8]) -> Result<(), FetchFailure> {
+    pub(crate) fn copy_of(&mut self, path: &[u8], original: &[u8]) -> Result<(), FetchFailure> {
         let Some((mut file, executable)) = self.regular_file(original) else {
             return Err(refused(path, "it is a hard link to what is no regular file of the tree"));
         };
@@ -123,14 +123,14 @@ impl TreeWriter {
     }
 
     /// Counts the entry `path`, which does not change the tree: looking at it has cost time.
-    pub fn pass_over(&mut self, path: &[u8]) -> Result<(), FetchFailure> {
+    pub(crate) fn pass_over(&mut self, path: &[u8]) -> Result<(), FetchFailure> {
         names(path)?;
         self.count_entry()
     }
 
     /// Removes `path` and all below it, except for paths that `keep` selects and their parent folders. A missing path
     /// is no error.
-    pub fn remove(&mut self, path: &[u8], keep: Keep<'_>) -> Result<(), FetchFailure> {
+    pub(crate) fn remove(&mut self, path: &[u8], keep: Keep<'_>) -> Result<(), FetchFailure> {
         let names = names(path)?;
         let Some((name, parents)) = names.split_last() else {
             return Err(refused(path, "it names the root of the tree"));
@@ -144,7 +144,7 @@ impl TreeWriter {
 
     /// Empties the folder `path`, except for paths that `keep` selects and their parent folders. A missing folder is no
     /// error.
-    pub fn empty(&mut self, path: &[u8], keep: Keep<'_>) -> Result<(), FetchFailure> {
+    pub(crate) fn empty(&mut self, path: &[u8], keep: Keep<'_>) -> Result<(), FetchFailure> {
         let names = names(path)?;
         self.count_entry()?;
         let Some(folder) = self.find(path, &names)? else { return Ok(()) };
@@ -374,7 +374,7 @@ fn names(path: &[u8]) -> Result<Vec<&[u8]>, FetchFailure> {
 }
 
 /// True if [`TreeWriter::link`] accepts this target for a link at `path`.
-pub fn takes_target(path: &[u8], target: &[u8]) -> bool {
+pub(crate) fn takes_target(path: &[u8], target: &[u8]) -> bool {
     names(path).is_ok_and(|names| check_target(path, target, names.len().saturating_sub(1)).is_ok())
 }
 

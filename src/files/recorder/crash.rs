@@ -9,16 +9,16 @@ const SECTOR: usize = 512;
 
 /// A finished recording.
 #[derive(Clone, Debug)]
-pub struct History {
+pub(crate) struct History {
     /// The folder at its beginning.
-    pub base: Image,
+    pub(crate) base: Image,
     /// The changes, in order.
-    pub ops: Vec<Op>,
+    pub(crate) ops: Vec<Op>,
 }
 
 /// A part of a change that no sync has covered. It may have reached the disk or not, whatever other parts did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Piece {
+pub(crate) enum Piece {
     /// The names changed by the operation with this number.
     Names(usize),
     /// The length that it gave a file. Without its bytes, a longer file has zeros.
@@ -29,7 +29,7 @@ pub enum Piece {
 
 /// Choice of the unsynced pieces that reached the disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Choices {
+pub(crate) enum Choices {
     /// None.
     None,
     /// All.
@@ -47,7 +47,7 @@ pub enum Choices {
 impl Choices {
     /// Returns the choices to try for this number of `pieces`. These are all possible ones for up to `exhaustive`
     /// pieces. For more pieces: none, all, each piece alone, each piece missing, and `random` choices by chance.
-    pub fn list(pieces: usize, exhaustive: u32, random: u64) -> Vec<Self> {
+    pub(crate) fn list(pieces: usize, exhaustive: u32, random: u64) -> Vec<Self> {
         if pieces <= exhaustive as usize {
             return (0..1_u64 << pieces).map(Self::Bits).collect();
         }
@@ -77,7 +77,7 @@ impl Choices {
 impl History {
     /// Returns the folder after the process was killed after its first `count` changes. All of them are there. If the
     /// next change is a write, its first `part` bytes are there too.
-    pub fn killed(&self, count: usize, part: usize) -> Image {
+    pub(crate) fn killed(&self, count: usize, part: usize) -> Image {
         let mut image = self.base.clone();
         for op in self.ops.iter().take(count) {
             image.apply(op);
@@ -90,7 +90,7 @@ impl History {
 
     /// Returns every state that a kill can leave, each with its number of complete changes: between any two changes,
     /// and after each byte of a write. A write of more than `bytes` bytes gives at most `bytes` states.
-    pub fn kills(&self, bytes: usize) -> impl Iterator<Item = (usize, Image)> {
+    pub(crate) fn kills(&self, bytes: usize) -> impl Iterator<Item = (usize, Image)> {
         (0..=self.ops.len()).flat_map(move |count| {
             let len = match self.ops.get(count) {
                 Some(Op::Write { bytes, .. }) => bytes.len(),
@@ -102,7 +102,7 @@ impl History {
     }
 
     /// Returns the unsynced pieces of the first `count` changes. A power cut after these changes can lose any of them.
-    pub fn unsynced(&self, count: usize) -> Vec<Piece> {
+    pub(crate) fn unsynced(&self, count: usize) -> Vec<Piece> {
         let durable = self.durable(count);
         let mut pieces = Vec::new();
         for (at, op) in self.ops.iter().enumerate().take(count).filter(|(at, _)| !durable.contains(at)) {
@@ -125,7 +125,7 @@ impl History {
     /// Returns the folder after a power cut that follows the first `count` changes. Synced changes are there. Of the
     /// other pieces, in the order of [`History::unsynced`], those are there that `choices` takes. Assumes only what
     /// POSIX promises: a synced file has no name unless its folder was synced too.
-    pub fn power_cut(&self, count: usize, choices: Choices) -> Image {
+    pub(crate) fn power_cut(&self, count: usize, choices: Choices) -> Image {
         let durable = self.durable(count);
         let mut image = self.base.clone();
         let mut number = 0;

@@ -13,10 +13,10 @@ use super::Op;
 use crate::files;
 
 /// Number of a file or directory within a recording.
-pub type Id = u64;
+pub(crate) type Id = u64;
 
 /// Number of the folder itself.
-pub const ROOT: Id = 0;
+pub(crate) const ROOT: Id = 0;
 
 /// A file's bytes or a directory's names.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -27,7 +27,7 @@ enum Node {
 
 /// A folder with everything in it. Entries without a name are kept: they may get one later.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Image {
+pub(crate) struct Image {
     nodes: HashMap<Id, Node>,
     next: Id,
 }
@@ -40,7 +40,7 @@ impl Default for Image {
 
 impl Image {
     /// Reads a folder. Calls `found` for everything that gets a number. Only files and directories are taken.
-    pub fn read(root: &Path, mut found: impl FnMut(&Stat, Id)) -> io::Result<Self> {
+    pub(crate) fn read(root: &Path, mut found: impl FnMut(&Stat, Id)) -> io::Result<Self> {
         let mut image = Self::default();
         let mut todo = vec![(root.to_owned(), ROOT)];
         found(&files::stat_at(files::CWD, root)?, ROOT);
@@ -67,7 +67,7 @@ impl Image {
     }
 
     /// Writes the folder to `path`, which must not exist.
-    pub fn write_to(&self, path: &Path) -> io::Result<()> {
+    pub(crate) fn write_to(&self, path: &Path) -> io::Result<()> {
         self.write_node(ROOT, path)
     }
 
@@ -89,7 +89,7 @@ impl Image {
     }
 
     /// Returns the bytes of the file at `path`.
-    pub fn file(&self, path: &str) -> Option<&[u8]> {
+    pub(crate) fn file(&self, path: &str) -> Option<&[u8]> {
         let mut id = ROOT;
         for name in path.split('/') {
             id = self.entry(id, name.as_bytes())?;
@@ -101,7 +101,7 @@ impl Image {
     }
 
     /// Returns all paths in order, with the bytes of files; directories have none.
-    pub fn listing(&self) -> BTreeMap<String, Option<Vec<u8>>> {
+    pub(crate) fn listing(&self) -> BTreeMap<String, Option<Vec<u8>>> {
         let mut list = BTreeMap::new();
         let mut todo = vec![(String::new(), ROOT)];
         while let Some((path, id)) = todo.pop() {

@@ -53,11 +53,11 @@ impl MemoryShare {
 }
 
 /// Time for a client to ask how a job ended and to finish it, counted from the end of its stream.
-pub const READ_TIME: Duration = Duration::from_secs(2);
+pub(crate) const READ_TIME: Duration = Duration::from_secs(2);
 
 /// Counters of calls begun and ended, and the followers of each connection. Clones share them.
 #[derive(Clone, Default)]
-pub struct CallCounters(Arc<Counts>);
+pub(crate) struct CallCounters(Arc<Counts>);
 
 #[derive(Default)]
 struct Counts {
@@ -89,12 +89,12 @@ impl Reading {
 
 impl CallCounters {
     /// Returns the number of calls begun so far.
-    pub fn begun(&self) -> u64 {
+    pub(crate) fn begun(&self) -> u64 {
         self.0.begun.load(Ordering::Relaxed)
     }
 
     /// True if a call is open.
-    pub fn is_one_open(&self) -> bool {
+    pub(crate) fn is_one_open(&self) -> bool {
         self.0.over.load(Ordering::Relaxed) < self.begun()
     }
 
@@ -110,7 +110,7 @@ impl CallCounters {
 
     /// Waits until each client that follows a job has read its stream to the end and finished the job, has
     /// disconnected, or has let [`READ_TIME`] pass after the end of its stream. Returns false if `limit` came first.
-    pub async fn read_to_the_end(&self, limit: Instant) -> bool {
+    pub(crate) async fn read_to_the_end(&self, limit: Instant) -> bool {
         let read = async {
             loop {
                 let mut changed = std::pin::pin!(self.0.read.notified());

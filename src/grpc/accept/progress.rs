@@ -13,11 +13,11 @@ use crate::process;
 
 /// Times after which a client counts as dead.
 #[derive(Clone, Copy, Debug)]
-pub struct Patience {
+pub(crate) struct Patience {
     /// Time in which bytes wait and the client reads none.
-    pub stalled: Duration,
+    pub(crate) stalled: Duration,
     /// Time without an answer to a PING while nothing else waits.
-    pub ping: Duration,
+    pub(crate) ping: Duration,
 }
 
 impl Patience {

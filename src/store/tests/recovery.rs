@@ -21,7 +21,7 @@ fn jobs_are_found_as_they_were() {
     assert_eq!(job.record, record("1"));
     assert_eq!((job.journal.started, job.journal.cancel), (Some(3), Some(CancelCause::Runaway)));
     assert_eq!(job.journal.end, None);
-    let left = Leftover { step: 1, pgid: 10, pid: 10, start_time: 99, ended: false };
+    let left = crate::store::scan::Leftover { step: 1, pgid: 10, pid: 10, start_time: 99, ended: false };
     assert_eq!(job.leftovers(BOOT), [left]);
     assert!(job.leftovers("another boot").is_empty());
     job.folder.append(&Event::StepEnded { step: 1, status: Some(ExitStatus::Signal(9)) }).unwrap();

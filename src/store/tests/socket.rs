@@ -17,7 +17,6 @@ fn socket_is_private_serves_and_is_removed_at_the_end() {
     let path = temp.path().join("made/s.sock");
     let (listener, claim) = claim(&path, 0o600).unwrap();
     assert_eq!((mode(&path), mode(path.parent().unwrap())), (0o600, 0o700));
-    assert_eq!(claim.path(), path);
     let mut client = UnixStream::connect(&path).unwrap();
     client.write_all(b"x").unwrap();
     let mut byte = [0];

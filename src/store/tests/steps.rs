@@ -19,7 +19,7 @@ fn fault_43_results_behind_a_torn_one_can_be_read_once_it_is_cut() {
     }
     change(&folder, |bytes| bytes.truncate(bytes.len() - 2));
     let len = folder.steps_len();
-    let steps = folder.mend_steps().unwrap();
+    let steps = folder.mend_steps_of(|_| true).unwrap();
     assert_eq!((steps.count, steps.last.as_deref(), steps.damage), (2, Some(&b"second"[..]), None));
     assert!(folder.steps_len() < len);
     folder.append_step(b"third again").unwrap();
@@ -36,7 +36,7 @@ fn fault_44_a_changed_result_is_not_cut_away() {
     folder.append_step(b"third").unwrap();
     change(&folder, |bytes| bytes[30_000] ^= 1);
     let len = folder.steps_len();
-    let steps = folder.mend_steps().unwrap();
+    let steps = folder.mend_steps_of(|_| true).unwrap();
     assert_eq!((steps.count, steps.damage), (1, Some(Damage { at, kind: DamageKind::Corrupt })));
     assert_eq!(folder.steps_len(), len);
     folder.open_steps().unwrap().record_at(at, len).unwrap_err();
