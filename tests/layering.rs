@@ -339,6 +339,51 @@ fn store_and_keeper_touch_files_through_the_seam_only() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
+/// Names that code without descriptors, processes, threads and clock has no use for.
+const OF_THE_SYSTEM: [&str; 19] = [
+    "std::{",
+    "rustix",
+    "libc",
+    "tokio",
+    "std::fs",
+    "std::io",
+    "std::net",
+    "std::os",
+    "std::process",
+    "std::thread",
+    "std::env",
+    "crate::clock",
+    "crate::failpoint",
+    "crate::files",
+    "crate::process",
+    "keeper::shell",
+    "Instant::now(",
+    "SystemTime",
+    ".elapsed()",
+];
+
+#[test]
+fn the_core_of_the_keeper_names_nothing_of_the_system() {
+    let mut wrong = Vec::new();
+    let mut count = 0;
+    for file in files().iter().filter(|file| file.part.is_none()) {
+        if !file.module.starts_with(&["keeper".to_owned(), "core".to_owned()]) {
+            continue;
+        }
+        count += 1;
+        let code = file.code();
+        let named: BTreeSet<String> =
+            file.imports().named.iter().map(|path| format!("crate::{}", path.join("::"))).collect();
+        for name in OF_THE_SYSTEM {
+            if code.contains(name) || named.iter().any(|path| path.contains(name)) {
+                wrong.push(format!("{}: names {name}", file.path.display()));
+            }
+        }
+    }
+    assert!(count > 5, "{count}");
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
 /// Returns fields of the operator's log that show an error without its causes.
 fn bare_errors(code: &str) -> Vec<&str> {
     let fields = code.match_indices('%').filter_map(|(at, _)| {

@@ -6,7 +6,7 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
-use super::setup::{IDENTITY, KeeperIdentity};
+use super::shell::setup::{IDENTITY, KeeperIdentity};
 use crate::error::Chain;
 use crate::process::cgroup::CgroupMode;
 use crate::process::host::{self, SoftLimits};

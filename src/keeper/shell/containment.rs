@@ -1,14 +1,14 @@
 //! The processes of one job: finds those that are left, and ends them (service.md §6.5).
 
-use std::collections::HashSet;
 use std::io;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal};
 
-use super::closing::{FIRST_PAUSE, LAST_PAUSE};
-use super::shared::{KeeperShared, Serial, Token};
+use super::shared::{KeeperShared, Token};
+use super::strays::{has_strays, kill_strays, strays};
+use crate::keeper::core::Serial;
 use crate::model::{LimitName, ResourceLimits, Shortage};
 use crate::process::cgroup::{Leaf, Pool, Usage};
 use crate::process::controllers::{Controller, LimitCounts};
@@ -17,16 +17,13 @@ use crate::process::group;
 use crate::process::limiter::{LegacyGroups, user_limit};
 use crate::process::reaper::{OrderedPipes, ReaperHandle, Received};
 use crate::process::spawn::{Command, Confinement, SpawnError, Spawned, Stage};
-use crate::process::sweep::{Process, descendants, own_children};
-
-/// Longest time that one call chases processes that fork faster than it finds them.
-const CHASE: Duration = Duration::from_millis(10);
+use crate::process::sweep::{Process, descendants};
 
 /// Holds the processes of a job together: in a control group, or else below a reaper.
 #[derive(Default)]
 pub(super) struct Containment {
     /// Value of `STEP_RUNNER_JOB`.
-    pub(super) tag: u128,
+    tag: u128,
     limits: ResourceLimits,
     /// Its control group, from the first step on, if there are groups.
     leaf: Option<Leaf>,
@@ -307,11 +304,9 @@ impl Containment {
         }
     }
 
-    /// Sends SIGKILL to all processes of the job. Repeat it until none is left.
-    pub(super) fn kill(&mut self, leader: Option<Pid>, shared: &mut KeeperShared) {
-        if let Some(leader) = leader.filter(|_| self.reaper.is_none()) {
-            group::kill(leader);
-        }
+    /// Sends SIGKILL to all processes of the job: those in its control group, or below its reaper. Repeat it until none
+    /// is left.
+    pub(super) fn kill(&mut self, shared: &mut KeeperShared) {
         if let Some(leaf) = &self.leaf {
             return leaf.kill();
         }
@@ -368,99 +363,4 @@ fn start_reaper(tag: u128, serial: Serial, shared: &mut KeeperShared) -> io::Res
     shared.readiness.watch(reaper.socket(), Token::Reaper(serial), false)?;
     shared.readiness.watch(reaper.pidfd(), Token::Reaper(serial), false)?;
     Ok(reaper)
-}
-
-/// Returns our children, zombies included, that are no steps, reapers or members of control groups: they come from
-/// killed reapers. Orphans of jobs with control groups come to us as well, and are excluded.
-fn stray_children(shared: &KeeperShared) -> Vec<Process> {
-    let is_stray = |process: &Process| {
-        let pid = process.pid;
-        !shared.leaders.contains_key(&pid)
-            && !shared.reapers.contains(&pid)
-            && !shared.pool.as_ref().is_some_and(|pool| pool.holds(pid))
-    };
-    own_children().into_iter().filter(is_stray).collect()
-}
-
-/// True if there is a stray. A zombie counts until it is reaped: its children became ours after we looked.
-fn has_strays(shared: &KeeperShared) -> bool {
-    !stray_children(shared).is_empty()
-}
-
-/// Returns the living strays and all their descendants.
-fn strays(shared: &KeeperShared) -> Vec<Process> {
-    let children = stray_children(shared);
-    let below = children.iter().flat_map(|child| descendants(child.pid)).collect::<Vec<_>>();
-    children.into_iter().filter(|child| !child.zombie).chain(below).collect()
-}
-
-/// Kills strays for a bounded time. One that forks and ends in a loop is caught right after it becomes our child.
-fn kill_strays(shared: &mut KeeperShared) {
-    let until = Instant::now() + CHASE;
-    loop {
-        for child in stray_children(shared) {
-            if child.zombie {
-                shared.reap_orphan(child.pid);
-            } else {
-                group::signal_process(&child, &[Signal::KILL]);
-            }
-        }
-        let found = strays(shared);
-        if found.is_empty() || Instant::now() >= until {
-            return;
-        }
-        for process in found {
-            group::signal_process(&process, &[Signal::KILL]);
-        }
-    }
-}
-
-/// Reaps ended children. Calls `leader` for those that were started as steps.
-pub(super) fn reap_orphans(shared: &mut KeeperShared, mut leader: impl FnMut(&mut KeeperShared, u32)) {
-    while let Some(pid) = crate::process::peek_exited_child() {
-        if shared.leaders.contains_key(&pid) {
-            leader(shared, pid);
-            // If `leader` did not reap it, do it here, or it would be found for ever.
-            if shared.leaders.remove(&pid).is_none() {
-                continue;
-            }
-        }
-        shared.reap_orphan(pid);
-    }
-}
-
-/// Kills all descendants of this process, as the keeper ends. Chases processes that fork without a pause; gives killed
-/// ones time to end.
-pub(super) fn kill_all(shared: &mut KeeperShared) {
-    if own_children().is_empty() {
-        return;
-    }
-    for pid in shared.leaders.keys() {
-        if let Some(pid) = Pid::from_raw(*pid as i32) {
-            group::kill(pid);
-        }
-    }
-    let until = Instant::now() + shared.settings.kill_wait;
-    let (mut killed, mut pause) = (HashSet::new(), FIRST_PAUSE);
-    while Instant::now() < until {
-        let mut is_new = false;
-        for process in descendants(std::process::id()) {
-            group::signal_process(&process, &[Signal::KILL]);
-            if killed.insert((process.pid, process.start_time)) {
-                is_new = true;
-            } else {
-                thaw_process(process.pid);
-            }
-        }
-        reap_orphans(shared, |_, _| {});
-        if own_children().is_empty() {
-            return;
-        }
-        if is_new {
-            pause = FIRST_PAUSE;
-        } else {
-            std::thread::sleep(pause);
-            pause = (pause * 2).min(LAST_PAUSE);
-        }
-    }
 }

@@ -9,10 +9,9 @@ use std::thread;
 
 use rustix::event::EventfdFlags;
 
-use super::output::{Masking, MaskingSource};
-use super::protocol::Request;
-use super::shared::{ReplyTo, Serial};
+use super::masking::{Masking, MaskingSource};
 use crate::failpoint;
+use crate::keeper::core::Serial;
 use crate::log::mask::{MaskLimitError, MaskWarning};
 
 /// Phrases up to this many bytes are prepared on the main thread, in some hundred microseconds.
@@ -30,16 +29,6 @@ pub(super) enum PhraseWork {
     New(MaskingSource),
     /// Further phrases of a job.
     Add(Masking, Vec<Vec<u8>>),
-}
-
-/// A job whose phrases are being prepared.
-pub(super) struct Blocked {
-    /// Receiver of the reply.
-    pub(super) asker: ReplyTo,
-    /// True for a new job, which is dropped if its phrases cannot be used.
-    pub(super) is_new: bool,
-    /// Later requests for the job, in order.
-    pub(super) requests: VecDeque<(ReplyTo, Request)>,
 }
 
 /// Queue of large phrase sets. Each is prepared on a thread of its own, one at a time.

@@ -7,7 +7,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::time::Instant;
 
-use super::protocol::LogStorage;
+use crate::keeper::protocol::LogStorage;
 use crate::log::frame::{Stamp, daemon_lines};
 use crate::log::mask::Masked;
 use crate::log::pipeline::{Backlog, LogBudget, LogOrigin, RETRY_EVERY, WriterState};

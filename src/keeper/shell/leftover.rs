@@ -4,7 +4,7 @@
 use std::collections::{HashMap, HashSet};
 use std::fmt::Write as _;
 
-use super::output::Masking;
+use super::masking::Masking;
 use crate::process::sweep::{Process, command_line};
 
 /// Most processes that one line names.

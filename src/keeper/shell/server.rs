@@ -1,7 +1,6 @@
 //! The keeper's event loop, on one thread. It blocks only for events, the start of a process, and the sync at a job's
 //! end.
 
-use std::collections::{HashMap, VecDeque};
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
@@ -11,25 +10,21 @@ use rustix::net::SocketFlags;
 
 use super::compile::Compiler;
 use super::connection::Connection;
-use super::containment::reap_orphans;
 use super::disk::Disk;
 use super::farewell::{NOBODY, STORAGE_FAILED};
-use super::job::{Job, Presence};
+use super::job::JobBody;
 use super::peer::{Refusals, is_trusted};
-use super::protocol::{FromKeeper, Remembered};
 use super::setup::{KeeperFailure, KeeperOptions, Prepared, prepare};
-use super::shared::{KeeperShared, Readiness, ReplyTo, Serial, Token, first_settings};
-use crate::model::JobKey;
+use super::shared::{KeeperShared, Readiness, Token};
+use crate::keeper::core::{Core, ReplyTo};
+use crate::keeper::protocol::Request;
 use crate::process::{self, Signals};
 
 /// Events taken from the kernel at a time.
 const EVENTS: usize = 256;
 
-/// Least time between two reports of log lengths: followers do not notice, and the daemon wakes up far less.
-const LENGTHS_EVERY: Duration = Duration::from_millis(5);
-
 /// Time from the end of the last job until memory is given back.
-const REST_AFTER: Duration = Duration::from_secs(1);
+pub(super) const REST_AFTER: Duration = Duration::from_secs(1);
 
 /// Least time between two rounds of reaping orphans: nobody waits for their exit.
 const REAP_EVERY: Duration = Duration::from_millis(100);
@@ -37,32 +32,21 @@ const REAP_EVERY: Duration = Duration::from_millis(100);
 /// State of the keeper's process.
 pub(super) struct Keeper {
     pub(super) shared: KeeperShared,
-    pub(super) jobs: HashMap<Serial, Box<Job>>,
-    /// Jobs that a daemon can name: all but dropped ones.
-    pub(super) by_key: HashMap<JobKey, Serial>,
-    pub(super) next_serial: Serial,
+    pub(super) core: Core<JobBody>,
     pub(super) compiler: Compiler,
     pub(super) listener: OwnedFd,
     children: Signals,
-    /// Finished ids, and when we were told of each; the oldest first.
-    pub(super) remembered: VecDeque<(Remembered, Instant)>,
-    pub(super) digest_key: Option<[u8; 16]>,
     connections: u32,
     refusals: Refusals,
     /// Closed for a moment when no other descriptor is left: a daemon must always get in.
     reserve: Option<OwnedFd>,
-    /// Since when no daemon has greeted us; `None` while one is connected.
-    pub(super) alone_since: Option<Instant>,
-    /// True once the keeper ends its jobs without a daemon.
-    pub(super) farewell: bool,
     /// True once the daemon said Bye.
     pub(super) leaving: bool,
     disk: Disk,
-    lengths_told: Instant,
     reaped: Instant,
     reap_at: Option<Instant>,
     /// When to give memory back, if no job is left.
-    rest_at: Option<Instant>,
+    pub(super) rest_at: Option<Instant>,
 }
 
 /// Runs a keeper until its daemon says Bye, or no daemon came back. Call it on the main thread of a dedicated process:
@@ -92,23 +76,16 @@ impl Keeper {
         let now = Instant::now();
         let Prepared { state, listener, spawner, pool, limiter, limits } = prepared;
         Ok(Self {
-            shared: KeeperShared::new(readiness, state, spawner, pool, limiter, limits, first_settings()),
-            jobs: HashMap::new(),
-            by_key: HashMap::new(),
-            next_serial: 1,
+            shared: KeeperShared::new(readiness, state, spawner, pool, limiter, limits),
+            core: Core::new(now),
             compiler,
             listener,
             children,
-            remembered: VecDeque::new(),
-            digest_key: None,
             connections: 0,
             refusals: Refusals::default(),
             reserve,
-            alone_since: Some(now),
-            farewell: false,
             leaving: false,
             disk: Disk::default(),
-            lengths_told: now,
             reaped: now,
             reap_at: None,
             rest_at: Some(now + REST_AFTER),
@@ -118,10 +95,10 @@ impl Keeper {
     fn serve(mut self) -> Result<(), KeeperFailure> {
         let mut events = Vec::with_capacity(EVENTS);
         loop {
-            let timeout = if self.shared.starts.is_empty() {
-                self.next_deadline().map(|at| timespec(at.saturating_duration_since(Instant::now())))
-            } else {
+            let timeout = if self.core.has_starts() {
                 Some(Timespec { tv_sec: 0, tv_nsec: 0 })
+            } else {
+                self.next_deadline().map(|at| timespec(at.saturating_duration_since(Instant::now())))
             };
             match epoll::wait(
                 &self.shared.readiness.0,
@@ -140,7 +117,7 @@ impl Keeper {
             // After the start: the daemon that we tell wakes up and takes a processor.
             self.tell_lengths();
             self.send();
-            if self.leaving || self.farewell && self.is_farewell_over() {
+            if self.leaving || self.core.is_farewell() && self.core.is_farewell_over() {
                 self.shut_down();
                 return Ok(());
             }
@@ -150,9 +127,8 @@ impl Keeper {
     /// Starts one step. A start blocks until the system has executed the program, so the loop looks for requests
     /// between two starts.
     fn start_next(&mut self) {
-        let Some(serial) = self.shared.starts.pop_front() else { return };
-        if let Some(job) = self.jobs.get_mut(&serial) {
-            job.start_queued(&mut self.shared);
+        if let Some(serial) = self.core.start_next(Instant::now()) {
+            self.drive();
             self.settle(serial);
         }
     }
@@ -168,54 +144,23 @@ impl Keeper {
             Token::Compiled => {
                 while let Some((serial, prepared)) = self.compiler.finished() {
                     self.prepared(serial, prepared);
+                    self.drive();
                 }
             }
-            Token::Process(serial, step) => {
-                if let Some(job) = self.jobs.get_mut(&serial)
-                    && job.step.as_ref().is_some_and(|running| running.number == step)
-                {
-                    job.on_process(&mut self.shared);
-                    self.settle(serial);
-                }
-            }
-            Token::Reaper(serial) => {
-                if let Some(job) = self.jobs.get_mut(&serial) {
-                    job.on_reaper(&mut self.shared);
-                    self.settle(serial);
-                }
-            }
-            Token::Pipe(serial, pipe) => {
-                if let Some(job) = self.jobs.get_mut(&serial) {
-                    job.on_pipe(pipe, &mut self.shared);
-                    self.settle(serial);
-                }
-            }
-        }
-    }
-
-    /// Call it after any change to job `serial`. Removes the job if it is gone.
-    pub(super) fn settle(&mut self, serial: Serial) {
-        let Some(job) = self.jobs.get_mut(&serial) else { return };
-        job.settle(&mut self.shared);
-        if job.presence == Presence::Gone
-            && let Some(mut job) = self.jobs.remove(&serial)
-        {
-            job.forget(&mut self.shared);
-            self.shared.scratch.wipe();
-            let at = Instant::now() + REST_AFTER;
-            self.rest_at = Some(if self.jobs.is_empty() { at } else { self.rest_at.unwrap_or(at) });
+            Token::Process(serial, step) => self.on_process(serial, |of, _| of == step),
+            Token::Reaper(serial) => self.on_reaper(serial),
+            Token::Pipe(serial, pipe) => self.on_pipe(serial, pipe),
         }
     }
 
     fn next_deadline(&self) -> Option<Instant> {
-        let lengths =
-            (self.shared.has_grown() && self.shared.may_tell()).then_some(self.lengths_told + LENGTHS_EVERY);
+        let lengths = self.core.lengths_due().filter(|_| self.shared.may_tell());
         let all = [
-            self.shared.next_timer(),
+            self.core.next_timer(),
             lengths,
             self.reap_at,
             self.rest_at,
-            self.farewell_at(),
+            self.core.farewell_due(),
             self.sync_at(),
         ];
         all.into_iter().flatten().min()
@@ -223,8 +168,8 @@ impl Keeper {
 
     /// When to sync, while no daemon does.
     fn sync_at(&self) -> Option<Instant> {
-        let since = self.alone_since.filter(|_| !self.farewell)?;
-        self.jobs.values().any(|job| job.is_synced).then(|| self.disk.due(since))
+        let since = self.core.alone_since().filter(|_| !self.core.is_farewell())?;
+        self.core.all().any(|held| held.body.is_synced).then(|| self.disk.due(since))
     }
 
     fn on_time(&mut self) {
@@ -232,29 +177,20 @@ impl Keeper {
         if self.reap_at.is_some_and(|at| at <= now) {
             self.reap_at = None;
             self.reaped = now;
-            let jobs = &mut self.jobs;
-            reap_orphans(&mut self.shared, |shared, pid| {
-                if let Some(job) = shared.leaders.get(&pid).and_then(|serial| jobs.get_mut(serial)) {
-                    job.on_process(shared);
-                    job.settle(shared);
-                }
-            });
+            self.reap();
         }
-        for serial in self.shared.due(now) {
-            if let Some(job) = self.jobs.get_mut(&serial) {
-                job.tick(now, &mut self.shared);
-                self.settle(serial);
-            }
+        for serial in self.core.due(now) {
+            self.tick(serial, now);
         }
         if self.sync_at().is_some_and(|at| at <= now) && !self.disk.sync(&self.shared.state.directory, now) {
             self.begin_farewell(STORAGE_FAILED);
         }
-        if self.farewell_at().is_some_and(|at| at <= now) {
+        if self.core.farewell_due().is_some_and(|at| at <= now) {
             self.begin_farewell(NOBODY);
         }
         if self.rest_at.is_some_and(|at| at <= now) {
             self.rest_at = None;
-            if self.jobs.is_empty() {
+            if self.core.is_empty() {
                 process::give_back_idle_memory();
             } else {
                 process::give_back_memory();
@@ -303,7 +239,7 @@ impl Keeper {
 
     fn disconnect(&mut self) {
         self.shared.connection = None;
-        self.alone_since.get_or_insert_with(Instant::now);
+        self.core.disconnected(Instant::now());
     }
 
     fn on_connection(&mut self, number: u32) {
@@ -316,12 +252,13 @@ impl Keeper {
         let frames = connection.frames();
         let mut over = received.is_err() || frames.is_err();
         for frame in frames.unwrap_or_default() {
-            if self.leaving
-                || self.perform(ReplyTo { connection: number, id: frame.id }, frame.request).is_err()
-            {
+            // The first frame is Hello: what comes before it breaks the protocol.
+            let greeted = self.shared.connection.as_ref().is_some_and(|connection| connection.greeted);
+            if self.leaving || !greeted && !matches!(frame.request, Request::Hello { .. }) {
                 over = true;
                 break;
             }
+            self.request(ReplyTo { connection: number, id: frame.id }, frame.request);
         }
         if over && !self.leaving {
             self.disconnect();
@@ -330,22 +267,12 @@ impl Keeper {
 
     /// Reports grown logs: the first growth after a quiet time at once, the others together after a short while.
     fn tell_lengths(&mut self) {
-        if !self.shared.has_grown() || self.shared.connection.is_some() && !self.shared.may_tell() {
-            return;
-        }
         let now = Instant::now();
-        if now < self.lengths_told + LENGTHS_EVERY {
-            return;
+        let is_busy = self.shared.connection.is_some() && !self.shared.may_tell();
+        if !is_busy && self.core.lengths_due().is_some_and(|due| due <= now) {
+            let lengths = self.core.take_lengths(now);
+            self.shared.tell(&lengths);
         }
-        self.lengths_told = now;
-        let grown = self.shared.take_grown();
-        let jobs = &mut self.jobs;
-        let len = |(serial, key)| {
-            let job = jobs.get_mut(&serial).filter(|job| !job.is_dropped())?;
-            Some((key, job.tell_len()))
-        };
-        let lengths: Vec<_> = grown.into_iter().filter_map(len).collect();
-        self.shared.tell(&FromKeeper::Lengths(lengths));
     }
 
     fn send(&mut self) {

@@ -6,8 +6,8 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
-use super::link::is_final;
-use super::protocol::{FromKeeper, MAX_FRAME, ToKeeper};
+use crate::keeper::link::is_final;
+use crate::keeper::protocol::{FromKeeper, MAX_FRAME, ToKeeper};
 
 const READ_CHUNK: usize = 64 << 10;
 

@@ -4,10 +4,11 @@
 
 use std::time::{Duration, Instant};
 
-use super::job::Job;
+use super::output::Output;
 use super::pipe::Pipe;
-use super::protocol::{FromKeeper, SecretBytes};
 use super::shared::KeeperShared;
+use crate::keeper::core::Job;
+use crate::keeper::protocol::{FromKeeper, SecretBytes};
 use crate::model::LogChannel;
 
 /// Shortest time between two reports of one job, so that a step that writes byte by byte costs little.
@@ -27,7 +28,7 @@ impl UnfinishedReports {
     }
 }
 
-impl Job {
+impl Output {
     /// Begins the reports, with the present lines: this daemon may be another one than before.
     pub(super) fn watch_unfinished(&mut self) {
         self.unfinished.is_watched = true;
@@ -37,7 +38,7 @@ impl Job {
     }
 
     /// Reports lines that have ended, and sets the timer for those that have grown.
-    pub(super) fn settle_unfinished(&mut self, shared: &mut KeeperShared) {
+    pub(super) fn settle_unfinished(&mut self, job: &Job, shared: &mut KeeperShared) {
         if !self.unfinished.is_watched {
             return;
         }
@@ -48,7 +49,7 @@ impl Job {
             let line = unfinished(pipe, takes_output);
             has_grown |= !line.is_empty() && line != pipe.told_unfinished;
             if !line.starts_with(&pipe.told_unfinished) {
-                self.end_unfinished(pipe, shared);
+                self.end_unfinished(pipe, job, shared);
             }
         }
         self.pipes = pipes;
@@ -57,7 +58,7 @@ impl Job {
     }
 
     /// Reports lines that have grown, if it is time and the daemon reads what it gets.
-    pub(super) fn unfinished_tick(&mut self, now: Instant, shared: &mut KeeperShared) {
+    pub(super) fn unfinished_tick(&mut self, now: Instant, job: &Job, shared: &mut KeeperShared) {
         if self.unfinished.due.is_none_or(|due| due > now) {
             return;
         }
@@ -71,26 +72,29 @@ impl Job {
             let line = unfinished(pipe, takes_output);
             if !line.is_empty() && line != pipe.told_unfinished {
                 pipe.told_unfinished = line.to_vec();
-                self.tell_unfinished(pipe.kind, pipe.told_unfinished.clone(), shared);
+                self.tell_unfinished(pipe.kind, pipe.told_unfinished.clone(), job, shared);
             }
         }
         self.pipes = pipes;
     }
 
     /// Reports that the line reported last has ended, if there is one.
-    pub(super) fn end_unfinished(&self, pipe: &mut Pipe, shared: &mut KeeperShared) {
+    pub(super) fn end_unfinished(&self, pipe: &mut Pipe, job: &Job, shared: &mut KeeperShared) {
         if !std::mem::take(&mut pipe.told_unfinished).is_empty() {
-            self.tell_unfinished(pipe.kind, Vec::new(), shared);
+            self.tell_unfinished(pipe.kind, Vec::new(), job, shared);
         }
     }
 
-    fn tell_unfinished(&self, channel: LogChannel, entry: Vec<u8>, shared: &mut KeeperShared) {
-        let (key, log_len, entry) = (self.key, self.log.len(), SecretBytes(entry));
-        self.tell(&FromKeeper::Unfinished { key, channel, log_len, entry }, shared);
+    fn tell_unfinished(&self, channel: LogChannel, entry: Vec<u8>, job: &Job, shared: &mut KeeperShared) {
+        // A dropped job is forgotten there: a new one may have its key.
+        if !job.is_dropped() {
+            let (key, log_len, entry) = (job.key(), self.log.len(), SecretBytes(entry));
+            shared.tell(&FromKeeper::Unfinished { key, channel, log_len, entry });
+        }
     }
 }
 
 /// Returns the unfinished line of a pipe, if the log will have it.
 fn unfinished(pipe: &Pipe, takes_output: bool) -> &[u8] {
-    if pipe.of_step && takes_output { pipe.source.unfinished() } else { &[] }
+    if pipe.step.is_some() && takes_output { pipe.source.unfinished() } else { &[] }
 }

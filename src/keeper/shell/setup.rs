@@ -10,7 +10,7 @@ use rustix::fs::Mode;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use serde::{Deserialize, Serialize};
 
-use super::protocol::PROTOCOL_VERSION;
+use crate::keeper::protocol::PROTOCOL_VERSION;
 use crate::model::{JobKey, ProcessInfo};
 use crate::process::cgroup::{CgroupError, CgroupMode, Pool};
 use crate::process::host::{SoftLimits, hide_memory, take_descriptors, this_process};
@@ -22,7 +22,7 @@ use crate::{files, journal};
 /// Name of the lock of the living keeper.
 const LOCK: &str = "keeper.lock";
 /// Name of the file that describes the keeper.
-pub(super) const IDENTITY: &str = "keeper.json";
+pub(in crate::keeper) const IDENTITY: &str = "keeper.json";
 /// Name of its socket.
 const SOCKET: &str = "keeper.sock";
 /// Most connections that wait to be accepted; there is one daemon.

@@ -2,7 +2,8 @@
 
 use std::os::fd::OwnedFd;
 
-use super::shared::{KeeperShared, Serial, Token};
+use super::shared::{KeeperShared, Token};
+use crate::keeper::core::Serial;
 use crate::log::pipeline::Pipeline;
 use crate::model::LogChannel;
 
@@ -12,16 +13,16 @@ pub(super) struct Pipe {
     pub(super) fd: OwnedFd,
     pub(super) kind: LogChannel,
     pub(super) source: Pipeline,
-    /// True while the pipe belongs to the running step. Later, it was left to a process that lives on.
-    pub(super) of_step: bool,
+    /// The running step that the pipe belongs to. Later, it was left to a process that lives on.
+    pub(super) step: Option<u32>,
     /// The unfinished line that the daemon was told last; empty if it has ended.
     pub(super) told_unfinished: Vec<u8>,
 }
 
 impl Pipe {
     /// The pipe of a step that starts.
-    pub(super) const fn new(id: u32, fd: OwnedFd, kind: LogChannel, source: Pipeline) -> Self {
-        Self { id, fd, kind, source, of_step: true, told_unfinished: Vec::new() }
+    pub(super) const fn new(id: u32, step: u32, fd: OwnedFd, kind: LogChannel, source: Pipeline) -> Self {
+        Self { id, fd, kind, source, step: Some(step), told_unfinished: Vec::new() }
     }
 
     pub(super) fn watch(&self, serial: Serial, shared: &KeeperShared) {
@@ -32,6 +33,6 @@ impl Pipe {
     /// The step of the pipe is over and its source has ended: a process that lives on writes to `source` from now on.
     pub(super) fn become_leftover(&mut self, source: Pipeline) {
         self.source = source;
-        self.of_step = false;
+        self.step = None;
     }
 }

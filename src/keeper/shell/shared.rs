@@ -1,16 +1,16 @@
-//! State shared by all jobs of a keeper: epoll, process starter, groups, clock, buffers, connection.
+//! Parts shared by the jobs of a keeper: epoll, process starter, groups, clock, buffers, connection.
 
-use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
+use std::collections::{HashMap, HashSet};
 use std::os::fd::AsFd;
-use std::time::{Duration, Instant};
 
 use rustix::event::epoll::{self, EventData, EventFlags};
 
 use super::connection::Connection;
-use super::output::{Clock, READ_BYTES};
-use super::protocol::{FromKeeper, KeeperError, KeeperSettings, Reply};
+use super::masking::{Clock, READ_BYTES};
 use super::setup::StateDir;
 use crate::journal::{self, event::Event};
+use crate::keeper::core::{ReplyTo, Serial};
+use crate::keeper::protocol::{FromKeeper, KeeperError, Reply};
 use crate::log::frame::Stamp;
 use crate::model::JobKey;
 use crate::process::cgroup::Pool;
@@ -20,9 +20,6 @@ use crate::process::host::SoftLimits;
 use crate::process::limiter::Limiter;
 use crate::process::spawn::Spawner;
 use crate::{failpoint, files};
-
-/// A job's number within this keeper. It is never reused, so a late event of a removed job finds no job.
-pub(super) type Serial = u32;
 
 /// Event source that became ready.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -125,19 +122,13 @@ pub(super) struct KeeperShared {
     pub(super) thawer: Thawer,
     /// Limits for steps.
     pub(super) limits: SoftLimits,
-    pub(super) settings: KeeperSettings,
     pub(super) scratch: Scratch,
     pub(super) clock: Clock,
     pub(super) connection: Option<Connection>,
-    /// Jobs whose steps wait to be started, in the order asked for.
-    pub(super) starts: VecDeque<Serial>,
     /// Processes of steps that are our children and not yet reaped, by process id.
     pub(super) leaders: HashMap<u32, Serial>,
     /// Reapers not yet reaped, by process id.
     pub(super) reapers: HashSet<u32>,
-    /// Jobs whose logs grew since the daemon was told.
-    grown: Vec<(Serial, JobKey)>,
-    timers: BTreeSet<(Instant, Serial)>,
 }
 
 impl KeeperShared {
@@ -148,7 +139,6 @@ impl KeeperShared {
         pool: Option<Pool>,
         limiter: Limiter,
         limits: SoftLimits,
-        settings: KeeperSettings,
     ) -> Self {
         Self {
             readiness,
@@ -158,7 +148,6 @@ impl KeeperShared {
             limiter,
             thawer: Thawer::default(),
             limits,
-            settings,
             scratch: Scratch {
                 read: vec![0; READ_BYTES].into_boxed_slice(),
                 most_read: 0,
@@ -166,11 +155,8 @@ impl KeeperShared {
             },
             clock: Clock::default(),
             connection: None,
-            starts: VecDeque::new(),
             leaders: HashMap::new(),
             reapers: HashSet::new(),
-            grown: Vec::new(),
-            timers: BTreeSet::new(),
         }
     }
 
@@ -218,35 +204,6 @@ impl KeeperShared {
         self.clock.now()
     }
 
-    pub(super) fn grew(&mut self, serial: Serial, key: JobKey) {
-        self.grown.push((serial, key));
-    }
-
-    pub(super) fn has_grown(&self) -> bool {
-        !self.grown.is_empty()
-    }
-
-    pub(super) fn take_grown(&mut self) -> Vec<(Serial, JobKey)> {
-        std::mem::take(&mut self.grown)
-    }
-
-    pub(super) fn move_timer(&mut self, serial: Serial, from: Option<Instant>, to: Option<Instant>) {
-        if let Some(at) = from {
-            self.timers.remove(&(at, serial));
-        }
-        if let Some(at) = to {
-            self.timers.insert((at, serial));
-        }
-    }
-
-    pub(super) fn next_timer(&self) -> Option<Instant> {
-        self.timers.first().map(|(at, _)| *at)
-    }
-
-    pub(super) fn due(&self, now: Instant) -> Vec<Serial> {
-        self.timers.iter().take_while(|(at, _)| *at <= now).map(|(_, serial)| *serial).collect()
-    }
-
     /// Syncs the file system of the state folder. Blocks. False if it failed.
     pub(super) fn sync(&self) -> bool {
         crate::files::sync_all(&self.state.directory).is_ok()
@@ -261,26 +218,5 @@ impl KeeperShared {
         if let Err(error) = written {
             self.notice(format!("journal of job {key}: an event could not be written: {error}"));
         }
-    }
-}
-
-/// Address of a reply.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct ReplyTo {
-    pub(super) connection: u32,
-    /// The request's id; 0 if no reply is wanted.
-    pub(super) id: u64,
-}
-
-/// Settings before the first Hello.
-pub(super) const fn first_settings() -> KeeperSettings {
-    KeeperSettings {
-        keeper_wait: Duration::from_secs(10),
-        kill_wait: Duration::from_secs(2),
-        cancel_grace: Duration::from_secs(5),
-        leftover_keep: true,
-        max_remembered: 0,
-        remember_for: Duration::ZERO,
-        remove_state: false,
     }
 }

@@ -1,0 +1,84 @@
+//! What the core is told about a job: by the shell's own observation, or as the answer to an action.
+
+use std::time::Instant;
+
+use super::action::{Look, StartFailure};
+use crate::keeper::protocol::{Closed, KeeperSettings, LogStorage, StepOver};
+use crate::model::{ExitStatus, StepUsage};
+
+/// Something that has happened to a job. Steps are named by their number.
+pub enum Event {
+    /// It is the step's turn to be started.
+    Turn(u32),
+    /// The step's process runs.
+    Started(u32),
+    /// The job's reaper was told to start the step's process.
+    Ordered(u32),
+    /// The step's process could not be started.
+    StartFailed(u32, StartFailure),
+    /// The step's process has ended, and its reaper has to say how.
+    ExitSeen(u32),
+    /// The step's process has ended, and its pipes were read as far as that goes.
+    Exited {
+        /// The step.
+        step: u32,
+        /// How it ended.
+        status: ExitStatus,
+        /// What it used, if it was waited for.
+        usage: Option<StepUsage>,
+        /// True if no process holds its pipes any more.
+        is_drained: bool,
+    },
+    /// A pipe of the step was read.
+    Read {
+        /// The step.
+        step: u32,
+        /// True if bytes came.
+        came: bool,
+        /// True if no process holds its pipes any more.
+        is_drained: bool,
+    },
+    /// Answer to `NotStarted` and `FinishStep`.
+    Over(StepOver),
+    /// Answer to `Look`: true if no process of the job is left.
+    Looked(Look, bool),
+    /// Processes of the job have ended: an end that waits for them goes on at once.
+    Fewer,
+    /// The job's reaper is dead, and so are the processes that it was to report.
+    ReaperLost,
+    /// The disk takes the log again.
+    DiskTakes,
+    /// Answer to `WriteEnd`.
+    EndWritten(Closed),
+    /// Answer to `CloseLog`.
+    LogClosed(Closed),
+    /// It may be time for something to do about a step.
+    StepsDue,
+    /// It may be time for something to do about the job's end.
+    EndDue,
+}
+
+/// The job's log as the shell sees it.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct LogView {
+    /// Inode of the file.
+    pub inode: u64,
+    /// Bytes written.
+    pub len: u64,
+    /// What the disk says.
+    pub storage: LogStorage,
+}
+
+impl LogView {
+    /// True while the disk refuses bytes.
+    pub const fn is_waiting(&self) -> bool {
+        matches!(self.storage, LogStorage::Waiting { .. })
+    }
+}
+
+/// What a decision depends on besides the state and the event.
+pub(super) struct Moment<'a> {
+    pub(super) now: Instant,
+    pub(super) log: LogView,
+    pub(super) settings: &'a KeeperSettings,
+}

@@ -1,0 +1,262 @@
+//! The steps of a job: their processes are started, waited for, drained, and reported.
+
+use super::action::{Action, Actions, FinishStep, JobAction, Look, NotStarted, StartFailure};
+use super::event::Moment;
+use super::job::Job;
+use super::process::{BUSY_PAUSE, BUSY_TRIES, CLEAR_PAUSE, Process, Stage, WAKE_PAUSE};
+use crate::journal::event::Event as JournalEvent;
+use crate::keeper::protocol::{FromKeeper, SpawnStep, StepEnd, StepOver};
+use crate::model::{ExitStatus, LogChannel, StepUsage};
+
+/// Status of a process that nobody could wait for.
+const KILLED: ExitStatus = ExitStatus::Signal(9);
+
+impl Job {
+    /// Takes a step to start: true if it waits for its turn, as requests are answered first. `StepOver` reports the
+    /// result in any case.
+    pub(super) fn spawn(&mut self, request: Box<SpawnStep>, out: &mut Actions) -> bool {
+        if request.watch_unfinished {
+            out.job(self.serial, JobAction::WatchUnfinished);
+        }
+        let is_ended = self.ending.is_some() || self.closing.is_some() || self.closed.is_some();
+        // No new step starts once an end was asked for (service.md §6.2), and the daemon asks for one at a time.
+        if is_ended || !self.processes.is_empty() {
+            self.not_started(request.step, NotStarted::Cancelled, out);
+            return false;
+        }
+        self.processes.push(Process::new(request));
+        true
+    }
+
+    /// Starts the step: it is its turn.
+    pub(super) fn turn(&mut self, step: u32, out: &mut Actions) {
+        let Some(index) = self.index(step) else { return };
+        if self.processes.get(index).is_some_and(|process| matches!(process.stage, Stage::Starting { .. })) {
+            self.start(index, out);
+        }
+    }
+
+    fn start(&mut self, index: usize, out: &mut Actions) {
+        if self.ending.is_some() {
+            let process = self.processes.remove(index);
+            self.not_started(process.step, NotStarted::Cancelled, out);
+        } else if let Some(process) = self.processes.get_mut(index) {
+            if let Stage::Starting { at, .. } = &mut process.stage {
+                *at = None;
+            }
+            out.job(self.serial, JobAction::Start(process.step));
+        }
+    }
+
+    pub(super) fn started(&mut self, step: u32) {
+        if let Some(process) = self.process(step) {
+            process.stage = Stage::Running { wake_at: None };
+        }
+    }
+
+    pub(super) fn ordered(&mut self, step: u32, at: &Moment<'_>) {
+        let Some(index) = self.index(step) else { return };
+        let Process { step, name, stage } = self.processes.swap_remove(index);
+        let stage = match stage {
+            Stage::Starting { request, tries, .. } => {
+                Stage::Launching { request, tries, wake_at: at.now + WAKE_PAUSE }
+            }
+            other => other,
+        };
+        self.processes.push(Process { step, name, stage });
+    }
+
+    pub(super) fn start_failed(
+        &mut self,
+        step: u32,
+        failure: StartFailure,
+        at: &Moment<'_>,
+        out: &mut Actions,
+    ) {
+        let Some(index) = self.index(step) else { return };
+        let Process { step, name, stage } = self.processes.swap_remove(index);
+        match stage {
+            Stage::Starting { request, tries, .. } | Stage::Launching { request, tries, .. }
+                if failure.is_busy && tries < BUSY_TRIES =>
+            {
+                let stage = Stage::Starting { request, tries: tries + 1, at: Some(at.now + BUSY_PAUSE) };
+                self.processes.push(Process { step, name, stage });
+            }
+            _ => self.not_started(step, NotStarted::Failed(failure), out),
+        }
+    }
+
+    fn not_started(&self, step: u32, why: NotStarted, out: &mut Actions) {
+        out.job(self.serial, JobAction::NotStarted(step, why));
+    }
+
+    /// Continues a reaper that owes news of the step, now and from time to time.
+    pub(super) fn wake(&mut self, step: u32, at: &Moment<'_>, out: &mut Actions) {
+        let next = at.now + WAKE_PAUSE;
+        match self.process(step).map(|process| &mut process.stage) {
+            Some(Stage::Launching { wake_at, .. }) => *wake_at = next,
+            Some(Stage::Running { wake_at, .. }) => *wake_at = Some(next),
+            _ => return,
+        }
+        out.job(self.serial, JobAction::WakeReaper);
+    }
+
+    pub(super) fn exited(
+        &mut self,
+        step: u32,
+        status: ExitStatus,
+        usage: Option<StepUsage>,
+        at: &Moment<'_>,
+    ) {
+        if let Some(process) = self.process(step)
+            && matches!(process.stage, Stage::Running { .. })
+        {
+            process.drain(status, usage, at.now);
+        }
+    }
+
+    /// A pipe of the step was read. The step is over once its process has ended and its pipes are drained.
+    pub(super) fn read(
+        &mut self,
+        step: u32,
+        came: bool,
+        is_drained: bool,
+        at: &Moment<'_>,
+        out: &mut Actions,
+    ) {
+        let Some(index) = self.index(step) else { return };
+        let Some(process) = self.processes.get_mut(index) else { return };
+        let Stage::Draining { last_byte, .. } = &mut process.stage else { return };
+        if came {
+            *last_byte = at.now;
+        }
+        if is_drained {
+            self.finish(index, out);
+        }
+    }
+
+    /// Ends the output of a step and asks for its report.
+    fn finish(&mut self, index: usize, out: &mut Actions) {
+        // Once an end was asked for, its processes are ending, one after the other.
+        let names_left = self.ending.is_none();
+        let Some(process) = self.processes.get_mut(index) else { return };
+        let (status, usage) = match &process.stage {
+            Stage::Draining { status, usage, .. } => (*status, *usage),
+            _ => (KILLED, None),
+        };
+        let (step, name) = (process.step, std::mem::take(&mut process.name));
+        let finish = FinishStep { step, name, status, usage, names_left };
+        out.job(self.serial, JobAction::FinishStep(finish));
+    }
+
+    /// Takes the description of a step's end, and reports it; or first kills what the step left.
+    pub(super) fn step_over(&mut self, over: StepOver, at: &Moment<'_>, out: &mut Actions) {
+        let StepEnd::Exited(status) = over.end else {
+            self.tell_over(over, out);
+            return;
+        };
+        let ended = JournalEvent::StepEnded { step: over.step, status: Some(status) };
+        if over.left > 0 && !at.settings.leftover_keep {
+            self.journal(ended, out);
+            out.job(self.serial, JobAction::Kill);
+            let give_up_at = at.now + at.settings.kill_wait;
+            if let Some(process) = self.process(over.step) {
+                process.stage = Stage::Clearing { over: Box::new(over), give_up_at, at: at.now };
+            }
+        } else {
+            // Report first, then write the journal line: it is read only if this process dies.
+            self.forget_process(over.step);
+            self.tell_over(over, out);
+            out.push(Action::Flush);
+            self.journal(ended, out);
+        }
+    }
+
+    fn tell_over(&mut self, over: StepOver, out: &mut Actions) {
+        self.over.push(over.clone());
+        self.tell(FromKeeper::StepOver { key: self.key(), over }, out);
+    }
+
+    /// Does what is due for each step.
+    pub(super) fn steps_due(&mut self, at: &Moment<'_>, out: &mut Actions) {
+        let mut index = 0;
+        while let Some(process) = self.processes.get(index) {
+            let step = process.step;
+            if process.due(at.log.is_waiting()).is_some_and(|due| due <= at.now) {
+                match process.stage {
+                    Stage::Starting { .. } => self.start(index, out),
+                    Stage::Launching { .. } | Stage::Running { .. } => self.wake(step, at, out),
+                    Stage::Draining { .. } => self.finish(index, out),
+                    Stage::Clearing { .. } => out.job(self.serial, JobAction::Look(Look::Clear(step))),
+                }
+            }
+            // A step that could not be started has left its place to the next one.
+            index += usize::from(self.processes.get(index).is_some_and(|process| process.step == step));
+        }
+    }
+
+    /// Reports a step whose left-over processes are gone or cannot be killed, or kills them again.
+    pub(super) fn looked_at_left(&mut self, step: u32, is_empty: bool, at: &Moment<'_>, out: &mut Actions) {
+        let Some(index) = self.index(step) else { return };
+        let Some(process) = self.processes.get_mut(index) else { return };
+        let Stage::Clearing { give_up_at, at: next, .. } = &mut process.stage else { return };
+        if !is_empty && at.now < *give_up_at {
+            *next = at.now + CLEAR_PAUSE;
+            out.job(self.serial, JobAction::Kill);
+        } else if let Stage::Clearing { over, .. } = self.processes.swap_remove(index).stage {
+            self.tell_over(*over, out);
+        }
+    }
+
+    /// Ends the steps whose process cannot be killed (service.md §6.2). False if there is none.
+    pub(super) fn give_up_steps(&mut self, out: &mut Actions) -> bool {
+        let mut is_any = false;
+        let mut index = 0;
+        while let Some(process) = self.processes.get(index) {
+            match process.stage {
+                Stage::Running { .. } | Stage::Draining { .. } => {
+                    self.finish(index, out);
+                    index += 1;
+                }
+                Stage::Launching { .. } => {
+                    let process = self.processes.remove(index);
+                    self.not_started(process.step, NotStarted::GivenUp, out);
+                }
+                Stage::Starting { .. } | Stage::Clearing { .. } => {
+                    index += 1;
+                    continue;
+                }
+            }
+            is_any = true;
+        }
+        is_any
+    }
+
+    /// Handles the death of the job's reaper: the kernel has killed the running process with it, whose end the shell
+    /// reports. The job's other processes cannot be told from those of other killed reapers, so all are killed.
+    pub(super) fn reaper_lost(&mut self, out: &mut Actions) {
+        const WHAT: &str = "the process that holds this job's processes together was killed; they are ended";
+        out.push(Action::Notice(format!("job {}: {WHAT}", self.key())));
+        if self.closed.is_none() {
+            self.line(LogChannel::Err, WHAT.to_owned(), out);
+        }
+        out.job(self.serial, JobAction::Kill);
+        let launching = |process: &Process| matches!(process.stage, Stage::Launching { .. });
+        while let Some(index) = self.processes.iter().position(launching) {
+            let process = self.processes.remove(index);
+            self.not_started(process.step, NotStarted::ReaperKilled, out);
+        }
+    }
+
+    fn index(&self, step: u32) -> Option<usize> {
+        self.processes.iter().position(|process| process.step == step)
+    }
+
+    fn process(&mut self, step: u32) -> Option<&mut Process> {
+        self.processes.iter_mut().find(|process| process.step == step)
+    }
+
+    fn forget_process(&mut self, step: u32) {
+        self.processes.retain(|process| process.step != step);
+    }
+}

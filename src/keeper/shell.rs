@@ -1,0 +1,37 @@
+//! What acts for the keeper: one thread and one epoll, its connection, the processes, pipes and logs of its jobs.
+//!
+//! The shell decides nothing about jobs: it tells the [core](super::core) what it observed, and performs what that
+//! asks for.
+//!
+//! - `server` is the event loop; `observe` and `perform` are the border to the core; `connection` is the socket, and
+//!   `peer` decides who may connect;
+//! - `job` is what is kept beside each job: `processes` with their `containment`, and `leftover` for those that steps
+//!   leave; `output` with its `pipe`s, `masking`, `log_file` and the `unfinished` lines;
+//! - `shared` is what all jobs use; `strays` are processes that no job holds; `compile` prepares large sets of phrases
+//!   on other threads;
+//! - `disk` syncs while no daemon does;
+//! - `setup` prepares the process; `farewell` ends it when no daemon came back.
+
+mod compile;
+mod connection;
+mod containment;
+mod disk;
+mod farewell;
+mod job;
+mod leftover;
+mod log_file;
+mod masking;
+mod observe;
+mod output;
+mod peer;
+mod perform;
+mod pipe;
+mod processes;
+mod server;
+pub(in crate::keeper) mod setup;
+mod shared;
+mod strays;
+mod unfinished;
+
+pub use server::run;
+pub use unfinished::UNFINISHED_EVERY;

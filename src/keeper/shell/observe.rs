@@ -1,0 +1,138 @@
+//! Tells the core what was observed: processes that have ended, pipes that were read, reapers, time.
+
+use std::os::fd::OwnedFd;
+use std::time::Instant;
+
+use rustix::process::Pid;
+
+use super::processes::{Seen, StartedProcess, reported_failure};
+use super::server::Keeper;
+use crate::keeper::core::{Event, Held, Serial};
+use crate::model::{ExitStatus, StepUsage};
+use crate::process::reaper::{OrderedPipes, ReaperEvent, Received};
+
+/// Status of a process that nobody could wait for.
+const KILLED: ExitStatus = ExitStatus::Signal(9);
+
+impl Keeper {
+    /// Tells the core of an event of job `serial`, and does what follows.
+    fn tell(&mut self, serial: Serial, event: Event) {
+        self.core.on(serial, event, Instant::now());
+        self.drive();
+    }
+
+    /// Reaps ended children: processes of steps, and orphans that came to us.
+    pub(super) fn reap(&mut self) {
+        while let Some(pid) = crate::process::peek_exited_child() {
+            if let Some(serial) = self.shared.leaders.get(&pid).copied() {
+                self.on_process(serial, |_, process| process == pid);
+                // If that did not reap it, do it here, or it would be found for ever.
+                if self.shared.leaders.remove(&pid).is_none() {
+                    continue;
+                }
+            }
+            self.shared.reap_orphan(pid);
+        }
+    }
+
+    /// Looks at the process of a step, given by step and process id.
+    pub(super) fn on_process(&mut self, serial: Serial, is_it: impl Fn(u32, u32) -> bool) {
+        let Some(Held { body, .. }) = self.core.get_mut(serial) else { return };
+        match body.processes.look_at(is_it, &mut self.shared) {
+            Seen::Nothing => {}
+            Seen::Reported(step) => self.tell(serial, Event::ExitSeen(step)),
+            Seen::Reaped(step, status, usage) => {
+                self.exited(serial, step, status, Some(usage));
+            }
+        }
+        self.settle(serial);
+    }
+
+    /// Reads the pipes of a step whose process has ended, and tells the core.
+    fn exited(&mut self, serial: Serial, step: u32, status: ExitStatus, usage: Option<StepUsage>) {
+        let Some(Held { job, body }) = self.core.get_mut(serial) else { return };
+        let is_drained = body.output.read_at_end(step, job, &mut self.shared);
+        self.tell(serial, Event::Exited { step, status, usage, is_drained });
+    }
+
+    /// Reads a pipe of a job.
+    pub(super) fn on_pipe(&mut self, serial: Serial, pipe: u32) {
+        let Some(Held { job, body }) = self.core.get_mut(serial) else { return };
+        let read = body.output.on_pipe(pipe, job, &mut self.shared);
+        if let Some(read) = read.filter(|read| job.is_draining(read.step)) {
+            self.tell(serial, Event::Read { step: read.step, came: read.came, is_drained: read.is_drained });
+        }
+        self.settle(serial);
+    }
+
+    /// Reads the messages of a job's reaper, and handles its end.
+    pub(super) fn on_reaper(&mut self, serial: Serial) {
+        while let Some(Held { body, .. }) = self.core.get_mut(serial)
+            && let Received::Event(event, pidfd) = body.processes.containment.receive(&self.shared)
+        {
+            self.on_reaper_event(serial, event, pidfd);
+        }
+        if let Some(Held { body, .. }) = self.core.get_mut(serial)
+            && body.processes.containment.has_lost_reaper()
+        {
+            self.reaper_lost(serial);
+        }
+        self.settle(serial);
+    }
+
+    fn on_reaper_event(&mut self, serial: Serial, event: ReaperEvent, pidfd: Option<OwnedFd>) {
+        let Some(Held { job, body }) = self.core.get_mut(serial) else { return };
+        match event {
+            ReaperEvent::Started { pid, start_time } => {
+                // The number of a process is always valid.
+                if let Some(pid) = Pid::from_raw(pid as i32)
+                    && let Some((step, OrderedPipes { stdout, stderr })) = body.processes.take_launched()
+                {
+                    let started = StartedProcess { pid, pidfd, is_ours: false, start_time, stdout, stderr };
+                    let event = body.started(step, started, job, &mut self.shared);
+                    self.tell(serial, event);
+                }
+            }
+            ReaperEvent::NotStarted { stage, errno } => {
+                if let Some((step, _)) = body.processes.take_launched() {
+                    self.tell(serial, Event::StartFailed(step, reported_failure(stage, errno)));
+                }
+            }
+            ReaperEvent::Exited(status, usage) => {
+                if let Some(step) = body.processes.take_reported() {
+                    self.exited(serial, step, status, Some(usage));
+                }
+            }
+            ReaperEvent::Deserted => {}
+        }
+        if let Some(Held { body, .. }) = self.core.get_mut(serial)
+            && body.processes.containment.is_empty(&self.shared)
+        {
+            self.tell(serial, Event::Fewer);
+        }
+    }
+
+    /// Handles the death of a job's reaper: the kernel has killed the running step's process with it.
+    fn reaper_lost(&mut self, serial: Serial) {
+        self.tell(serial, Event::ReaperLost);
+        let Some(Held { body, .. }) = self.core.get_mut(serial) else { return };
+        if let Some(step) = body.processes.take_reported() {
+            self.exited(serial, step, KILLED, None);
+        }
+        self.tell(serial, Event::Fewer);
+    }
+
+    /// Runs the timers of a job: log, steps, end.
+    pub(super) fn tick(&mut self, serial: Serial, now: Instant) {
+        let Some(Held { body, .. }) = self.core.get_mut(serial) else { return };
+        if body.output.retry(now, &mut self.shared) {
+            self.tell(serial, Event::DiskTakes);
+        }
+        self.tell(serial, Event::StepsDue);
+        self.tell(serial, Event::EndDue);
+        if let Some(Held { job, body }) = self.core.get_mut(serial) {
+            body.output.unfinished_tick(now, job, &mut self.shared);
+        }
+        self.settle(serial);
+    }
+}

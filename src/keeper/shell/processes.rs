@@ -1,0 +1,218 @@
+//! The processes of a job: started, watched, reaped, and described when their step is over (service.md §6.1, "Step").
+
+use std::os::fd::{AsFd, OwnedFd};
+
+use rustix::io::Errno;
+use rustix::process::Pid;
+
+use super::containment::{Containment, StartOutcome};
+use super::leftover::Leftovers;
+use super::shared::{KeeperShared, Token};
+use crate::keeper::core::{NotStarted, Serial, StartFailure};
+use crate::keeper::protocol::{HoldJob, SpawnStep};
+use crate::model::{ExitStatus, StepUsage};
+use crate::process::group;
+use crate::process::reaper::{OrderedPipes, ReaperEvent};
+use crate::process::spawn::{Command, SpawnError, Spawned, Stage};
+
+/// The process of a running step, not yet reaped.
+struct Running {
+    step: u32,
+    pid: Pid,
+    pidfd: Option<OwnedFd>,
+    /// True if it is our child, and not the reaper's.
+    is_ours: bool,
+}
+
+/// A process that has just been started.
+pub(super) struct StartedProcess {
+    pub(super) pid: Pid,
+    pub(super) pidfd: Option<OwnedFd>,
+    pub(super) is_ours: bool,
+    pub(super) start_time: u64,
+    pub(super) stdout: OwnedFd,
+    pub(super) stderr: OwnedFd,
+}
+
+impl From<Spawned> for StartedProcess {
+    fn from(spawned: Spawned) -> Self {
+        let Spawned { pid, pidfd, start_time, stdout, stderr } = spawned;
+        Self { pid, pidfd: Some(pidfd), is_ours: true, start_time, stdout, stderr }
+    }
+}
+
+/// What became of a process that may have ended.
+pub(super) enum Seen {
+    /// It lives, or it is no process of a running step.
+    Nothing,
+    /// It has ended, and its reaper has to report how.
+    Reported(u32),
+    /// It has ended and was reaped.
+    Reaped(u32, ExitStatus, StepUsage),
+}
+
+/// Processes of one job.
+pub(super) struct Processes {
+    pub(super) containment: Containment,
+    pub(super) leftovers: Leftovers,
+    running: Vec<Running>,
+    /// The step that the reaper was ordered to start, and its pipes.
+    launching: Option<(u32, OrderedPipes)>,
+}
+
+impl Processes {
+    pub(super) fn new(hold: &HoldJob) -> Self {
+        Self {
+            containment: Containment::new(hold.tag, hold.limits),
+            leftovers: Leftovers::default(),
+            running: Vec::new(),
+            launching: None,
+        }
+    }
+
+    /// Starts the process of a step. `None`: the job's reaper was ordered to do it.
+    pub(super) fn start(
+        &mut self,
+        request: &SpawnStep,
+        serial: Serial,
+        shared: &mut KeeperShared,
+    ) -> Result<Option<StartedProcess>, StartFailure> {
+        match self.start_contained(request, serial, shared) {
+            Ok(StartOutcome::Running(spawned)) => Ok(Some(spawned.into())),
+            Ok(StartOutcome::Ordered(pipes)) => {
+                self.launching = Some((request.step, pipes));
+                Ok(None)
+            }
+            Err(error) => Err(failure(error)),
+        }
+    }
+
+    fn start_contained(
+        &mut self,
+        request: &SpawnStep,
+        serial: Serial,
+        shared: &mut KeeperShared,
+    ) -> Result<StartOutcome, SpawnError> {
+        let command = Command {
+            program: &request.program,
+            argv: &request.argv,
+            env: &request.env,
+            work_dir: &request.work_dir,
+        };
+        let begun = self.containment.start(&command, serial, shared);
+        let Err(error) = &begun else { return begun };
+        let exhausted = matches!(error.errno, Errno::AGAIN | Errno::NOMEM);
+        let by_group = matches!(error.stage, Stage::Fork | Stage::Cgroup);
+        if exhausted || !by_group || !self.containment.do_without_leaf(shared) {
+            return begun;
+        }
+        // The group cannot take the process (removed from outside, threaded): the job goes on without one.
+        shared.notice(format!(
+            "control group refused a process ({}): a reaper holds the job's processes together",
+            error.errno
+        ));
+        self.containment.start(&command, serial, shared)
+    }
+
+    /// Takes the step that the reaper was ordered to start, as it has answered or died.
+    pub(super) const fn take_launched(&mut self) -> Option<(u32, OrderedPipes)> {
+        self.launching.take()
+    }
+
+    /// Watches a process that runs.
+    pub(super) fn watch(
+        &mut self,
+        step: u32,
+        pid: Pid,
+        pidfd: Option<OwnedFd>,
+        is_ours: bool,
+        serial: Serial,
+        shared: &mut KeeperShared,
+    ) {
+        let number = pid.as_raw_nonzero().get() as u32;
+        if is_ours {
+            shared.leaders.insert(number, serial);
+        }
+        self.leftovers.begin(number);
+        let token = Token::Process(serial, step);
+        if pidfd.as_ref().is_some_and(|pidfd| shared.readiness.watch(pidfd, token, false).is_err()) {
+            // Out of memory for the registration: SIGCHLD still reports the end.
+            shared.notice("a process could not be watched".to_owned());
+        }
+        self.running.push(Running { step, pid, pidfd, is_ours });
+    }
+
+    /// Looks at the process of a running step, given by step and process id, and reaps it if it has ended.
+    pub(super) fn look_at(&mut self, is_it: impl Fn(u32, u32) -> bool, shared: &mut KeeperShared) -> Seen {
+        let found = self.running.iter().position(|run| is_it(run.step, number(run.pid)));
+        let Some((index, run)) = found.and_then(|index| Some((index, self.running.get(index)?))) else {
+            return Seen::Nothing;
+        };
+        let Some(pidfd) = &run.pidfd else { return Seen::Nothing };
+        if !run.is_ours {
+            shared.readiness.forget(pidfd);
+            return Seen::Reported(run.step);
+        }
+        let Some((status, usage)) = group::reap(pidfd.as_fd()) else { return Seen::Nothing };
+        let run = self.running.swap_remove(index);
+        shared.leaders.remove(&number(run.pid));
+        self.containment.add_reaped(usage.time());
+        Seen::Reaped(run.step, status, usage)
+    }
+
+    /// Forgets the running process of a reaper, as the reaper has reported its end or died. Returns its step.
+    pub(super) fn take_reported(&mut self) -> Option<u32> {
+        let index = self.running.iter().position(|run| !run.is_ours)?;
+        Some(self.running.swap_remove(index).step)
+    }
+
+    /// Forgets the process of a step that is over, dead or not.
+    pub(super) fn forget(&mut self, step: u32) {
+        self.running.retain(|run| run.step != step);
+        self.launching.take_if(|(launching, _)| *launching == step);
+    }
+
+    /// Sends SIGTERM to the processes of a running step.
+    pub(super) fn terminate(&self, step: u32) {
+        let run = self.running.iter().find(|run| run.step == step);
+        self.containment.terminate_step(run.map(|run| run.pid));
+    }
+
+    /// Sends SIGTERM to all processes that belong to no running step.
+    pub(super) fn terminate_rest(&self, shared: &KeeperShared) {
+        self.containment.terminate_rest(self.running.first().map(|run| run.pid), shared);
+    }
+
+    /// Sends SIGKILL to all processes.
+    pub(super) fn kill(&mut self, shared: &mut KeeperShared) {
+        for run in self.running.iter().filter(|run| run.is_ours) {
+            group::kill(run.pid);
+        }
+        self.containment.kill(shared);
+    }
+}
+
+fn number(pid: Pid) -> u32 {
+    pid.as_raw_nonzero().get() as u32
+}
+
+/// Describes a failed start to the core.
+fn failure(error: SpawnError) -> StartFailure {
+    StartFailure { what: error.stage.name(), errno: error.errno.raw_os_error(), is_busy: error.is_busy() }
+}
+
+/// Returns the failed part of a start and the system's error number, for the daemon.
+pub(super) fn words(why: NotStarted) -> (&'static str, i32) {
+    let fork = Stage::Fork.name();
+    match why {
+        NotStarted::Cancelled => ("cancelled", Errno::CANCELED.raw_os_error()),
+        NotStarted::ReaperKilled => (fork, Errno::CHILD.raw_os_error()),
+        NotStarted::GivenUp => (fork, Errno::TIMEDOUT.raw_os_error()),
+        NotStarted::Failed(failure) => (failure.what, failure.errno),
+    }
+}
+
+/// Makes the failure of a start that the reaper reports.
+pub(super) fn reported_failure(stage: u8, errno: i32) -> StartFailure {
+    failure(ReaperEvent::error(stage, errno))
+}
