@@ -34,3 +34,6 @@ pub(in crate::keeper) use ending::{FIRST_PAUSE, LAST_PAUSE};
 pub use event::{Event, LogView};
 pub use job::Job;
 pub use state::{Body, Core, Held};
+
+#[cfg(test)]
+mod tests;

@@ -46,6 +46,11 @@ impl Ending {
         self.check_at
     }
 
+    /// True if SIGKILL had its time: what lives is not waited for.
+    pub(super) fn has_given_up(&self, now: Instant) -> bool {
+        self.give_up_at.is_some_and(|at| at <= now)
+    }
+
     /// Takes the shorter one of two graces.
     pub(super) fn shorten(&mut self, grace: Duration) {
         self.kill_at = self.kill_at.min(self.first + grace);
@@ -69,7 +74,7 @@ impl Ending {
 
     /// Climbs on, as it is time to check. `is_empty`: no process is left. `kill_wait`: time for SIGKILL to work.
     pub(super) fn check(&mut self, now: Instant, is_empty: bool, kill_wait: Duration) -> Rung {
-        let given_up = self.give_up_at.is_some_and(|at| at <= now);
+        let given_up = self.has_given_up(now);
         let kill = !is_empty && now >= self.kill_at;
         let again = kill && self.give_up_at.is_some();
         if kill {

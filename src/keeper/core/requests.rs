@@ -134,6 +134,13 @@ impl<B: Body> Core<B> {
             Request::Stop { grace, .. } => job.stop(grace, now, out),
             Request::Drop { key } => {
                 self.by_key.remove(&key);
+                // Nobody opens the gate of a job that is gone: what waits behind it is answered here.
+                if let Some(blocked) = job.gate.take() {
+                    for to in std::iter::once(blocked.asker).chain(blocked.requests.iter().map(|(to, _)| *to))
+                    {
+                        out.push(Action::Reply { to, reply: Err(KeeperError::UnknownJob) });
+                    }
+                }
                 job.drop_job(&Moment { now, log, settings: &self.settings }, out);
             }
             Request::Line { op, kind, text, .. } => {

@@ -156,7 +156,9 @@ impl Job {
             return;
         };
         let ended = JournalEvent::StepEnded { step: over.step, status: Some(status) };
-        if over.left > 0 && !at.settings.leftover_keep {
+        // What was given up for the whole job is not killed once more for its step.
+        let is_given_up = self.ending.as_ref().is_some_and(|ending| ending.has_given_up(at.now));
+        if over.left > 0 && !at.settings.leftover_keep && !is_given_up {
             self.journal(ended, out);
             out.job(self.serial, JobAction::Kill);
             let give_up_at = at.now + at.settings.kill_wait;
@@ -222,7 +224,12 @@ impl Job {
                     let process = self.processes.remove(index);
                     self.not_started(process.step, NotStarted::GivenUp, out);
                 }
-                Stage::Starting { .. } | Stage::Clearing { .. } => {
+                Stage::Clearing { .. } => {
+                    if let Stage::Clearing { over, .. } = self.processes.remove(index).stage {
+                        self.tell_over(*over, out);
+                    }
+                }
+                Stage::Starting { .. } => {
                     index += 1;
                     continue;
                 }

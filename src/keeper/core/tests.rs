@@ -1,0 +1,79 @@
+//! Properties of the core over random requests, exits and times, with a shell that only keeps count.
+
+mod stage;
+
+use proptest::prelude::*;
+
+use stage::{Happening, Stage};
+
+fn happening() -> impl Strategy<Value = Happening> {
+    let job = 0_u8..3;
+    prop_oneof![
+        3 => job.clone().prop_map(Happening::Hold),
+        8 => (job.clone(), any::<bool>()).prop_map(|(job, is_deaf)| Happening::Spawn { job, is_deaf }),
+        8 => (job.clone(), 0_u8..4, any::<bool>())
+            .prop_map(|(job, left, is_drained)| Happening::Exit { job, left, is_drained }),
+        3 => (job.clone(), 0_u64..4_000).prop_map(|(job, grace)| Happening::Stop { job, grace }),
+        3 => (job.clone(), 0_u64..2_000).prop_map(|(job, grace)| Happening::Close { job, grace }),
+        1 => job.clone().prop_map(Happening::Drop),
+        2 => job.clone().prop_map(Happening::Resume),
+        2 => job.clone().prop_map(Happening::Repeat),
+        2 => (job.clone(), any::<bool>()).prop_map(|(job, later)| Happening::Phrases { job, later }),
+        2 => job.clone().prop_map(Happening::Line),
+        1 => job.clone().prop_map(Happening::Stick),
+        1 => job.clone().prop_map(Happening::Disk),
+        1 => job.prop_map(Happening::Busy),
+        6 => (0_u64..3_000).prop_map(Happening::Pass),
+        1 => Just(Happening::Prepared),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 512, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn every_step_and_every_job_has_one_end_and_nothing_is_left(
+        leftover_keep in any::<bool>(),
+        happenings in proptest::collection::vec(happening(), 1..60),
+    ) {
+        let mut stage = Stage::new(leftover_keep);
+        for happening in happenings {
+            stage.play(&happening);
+        }
+        stage.end();
+        prop_assert!(stage.wrongs.is_empty(), "{:#?}", stage.wrongs);
+    }
+}
+
+/// A process that nothing ends is given up once, not first as that of its step and then as what the step left.
+#[test]
+fn a_step_whose_process_cannot_be_killed_is_over_before_its_job_if_leftovers_are_killed() {
+    let mut stage = Stage::new(false);
+    for happening in [
+        Happening::Hold(0),
+        Happening::Stick(0),
+        Happening::Spawn { job: 0, is_deaf: false },
+        Happening::Close { job: 0, grace: 1_000 },
+        Happening::Pass(5_000),
+    ] {
+        stage.play(&happening);
+    }
+    stage.end();
+    assert!(stage.wrongs.is_empty(), "{:#?}", stage.wrongs);
+}
+
+/// A keeper that has forgotten a job owes nobody an answer.
+#[test]
+fn requests_that_wait_for_phrases_are_answered_when_their_job_is_dropped() {
+    let mut stage = Stage::new(true);
+    for happening in [
+        Happening::Hold(0),
+        Happening::Phrases { job: 0, later: true },
+        Happening::Line(0),
+        Happening::Drop(0),
+    ] {
+        stage.play(&happening);
+    }
+    stage.end();
+    assert!(stage.wrongs.is_empty(), "{:#?}", stage.wrongs);
+}

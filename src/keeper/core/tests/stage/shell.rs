@@ -1,0 +1,150 @@
+//! What the shell of the properties answers, and what it finds wrong.
+
+use super::{Running, Stage};
+use crate::keeper::core::{Action, Event, FinishStep, JobAction, Serial, StartFailure};
+use crate::keeper::protocol::{Closed, FromKeeper, Reply, StepEnd, StepOver};
+use crate::model::{ExitStatus, FinishedProcess};
+use crate::process::cgroup::Usage;
+
+impl Stage {
+    pub(super) fn act(&mut self, action: Action) {
+        match action {
+            Action::Job(serial, action) => {
+                if let Some(answer) = self.perform(serial, action) {
+                    self.core.on(serial, answer, self.now);
+                }
+            }
+            Action::Reply { to, reply } => {
+                *self.replies.entry(to.id).or_default() += 1;
+                if let Ok(Reply::Resumed(held)) = reply
+                    && held.events != 1
+                {
+                    self.wrongs.push("the record has grown".to_owned());
+                }
+            }
+            Action::Greet { to, .. } | Action::ReadUsages { to, .. } => {
+                *self.replies.entry(to.id).or_default() += 1;
+            }
+            Action::Perform { to, request } => self.core.perform(to, request, self.now),
+            Action::Tell(told) => self.hear(told),
+            Action::Hold { serial, to, hold } => {
+                self.serials.insert(serial, hold.key.0[0]);
+                self.core.held(serial, to, hold, super::Count::default(), Some(&[]));
+            }
+            Action::Prepare(serial, _) if self.prepares_later => self.preparing.push(serial),
+            Action::Prepare(serial, _) => self.core.prepared(serial, Ok(&[]), self.now),
+            Action::Settle(serial) => drop(self.core.settle(serial)),
+            Action::Notice(_) | Action::Flush | Action::Leave => {}
+        }
+    }
+
+    /// Hears what the daemon is told. It has forgotten dropped jobs.
+    fn hear(&mut self, told: FromKeeper) {
+        let (FromKeeper::StepOver { key, .. }
+        | FromKeeper::Closed { key, .. }
+        | FromKeeper::Storage { key, .. }) = &told
+        else {
+            return;
+        };
+        let Some(daemon) = self.jobs.get_mut(&key.0[0]) else {
+            return self.wrongs.push(format!("{told:?} of a job that was dropped"));
+        };
+        match told {
+            FromKeeper::StepOver { over, .. } => {
+                *daemon.over.entry(over.step).or_default() += 1;
+                if daemon.closed > 0 && !matches!(over.end, StepEnd::NotStarted { .. }) {
+                    self.wrongs.push(format!("{over:?} behind the end of its job"));
+                }
+            }
+            FromKeeper::Closed { .. } => {
+                daemon.closed += 1;
+                let open = daemon.steps.iter().find(|step| !daemon.over.contains_key(step));
+                if let Some(step) = open {
+                    self.wrongs.push(format!("the job is closed before step {step} is over"));
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn perform(&mut self, serial: Serial, action: JobAction) -> Option<Event> {
+        let (now, leftover_keep) = (self.now, self.core.settings().leftover_keep);
+        let body = &mut self.core.get_mut(serial)?.body;
+        let is_alive = !body.running.is_empty() || body.left > 0;
+        let wrong = match &action {
+            JobAction::Start(_) if body.is_ended => Some("a start behind the request to end"),
+            JobAction::Start(_) if !body.running.is_empty() => Some("two processes at a time"),
+            JobAction::Kill if leftover_keep && body.kill_at.is_none_or(|at| now < at) => {
+                Some("SIGKILL within the grace")
+            }
+            JobAction::Line(..) | JobAction::WriteEnd { .. } if body.is_closed => {
+                Some("a line in a closed log")
+            }
+            JobAction::WriteEnd { has_survivors, .. } if *has_survivors != is_alive => {
+                Some("survivors are not what is said of them")
+            }
+            _ => None,
+        };
+        self.wrongs.extend(wrong.map(str::to_owned));
+        match action {
+            JobAction::Line(..) => body.log.len += 10,
+            JobAction::Start(step) if body.whims.is_busy => {
+                body.whims.is_busy = false;
+                let failure = StartFailure { what: "exec", errno: 26, is_busy: true };
+                return Some(Event::StartFailed(step, failure));
+            }
+            JobAction::Start(step) => {
+                body.running.push(Running { step, is_deaf: body.whims.is_deaf });
+                return Some(Event::Started(step));
+            }
+            JobAction::NotStarted(step, _) => return Some(Event::Over(not_started(step))),
+            JobAction::FinishStep(finish) => {
+                // A process that nothing ends lives on.
+                let before = body.running.len();
+                body.running.retain(|run| run.step != finish.step);
+                body.left += (before - body.running.len()) as u8;
+                return Some(Event::Over(exited(&finish, body.left)));
+            }
+            JobAction::Look(look) => {
+                // Signals have worked when somebody looks.
+                return Some(Event::Looked(look, !is_alive));
+            }
+            JobAction::Terminate(step) => {
+                let obeys =
+                    body.running.iter().any(|run| run.step == step && !run.is_deaf && !body.whims.is_stuck);
+                if obeys {
+                    body.running.retain(|run| run.step != step);
+                    self.dead.push((serial, step, ExitStatus::Signal(15)));
+                }
+            }
+            JobAction::Kill if !body.whims.is_stuck => {
+                body.left = 0;
+                let killed = std::mem::take(&mut body.running);
+                self.dead.extend(killed.into_iter().map(|run| (serial, run.step, ExitStatus::Signal(9))));
+            }
+            JobAction::WriteEnd { .. } => {
+                body.log.len += 100;
+                return Some(Event::EndWritten(Closed::default()));
+            }
+            JobAction::CloseLog { closed, .. } => {
+                body.is_closed = true;
+                return Some(Event::LogClosed(closed));
+            }
+            _ => {}
+        }
+        None
+    }
+}
+
+fn not_started(step: u32) -> StepOver {
+    over(step, StepEnd::NotStarted { what: "cancelled".to_owned(), errno: 125 }, 0)
+}
+
+fn exited(finish: &FinishStep, left: u8) -> StepOver {
+    over(finish.step, StepEnd::Exited(finish.status), u32::from(left))
+}
+
+fn over(step: u32, end: StepEnd, left: u32) -> StepOver {
+    let ran = FinishedProcess { ended: 0, log_len: 0, usage: None };
+    StepOver { step, end, left, shortage: None, usage: Usage::default(), ran }
+}
