@@ -1,34 +1,28 @@
-//! The simulator's keeper. It speaks the real protocol, runs simulated processes, and records every order to run
-//! something.
+//! The simulator's keeper: the real core (`keeper::core`), on virtual time, with simulated processes.
 //!
-//! Like the real keeper it outlives the daemon. When it dies, its processes end and its logs stay.
+//! Like the real keeper it outlives the daemon. When it dies, its processes end and its logs stay. It checks that the
+//! daemon orders each thing once.
 
-mod orders;
-mod processes;
+mod job;
+mod wire;
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::File;
-use std::io::Write;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::time::Duration;
 
 use crate::random::Random;
-use orders::perform;
-use processes::is_put_in;
-use step_runner::keeper::protocol::{Closed, FromKeeper, Remembered, StepOver, ToKeeper};
+use job::{SimulatedJob, prepare_later};
+use step_runner::keeper::core::{Action, Core, Event, Held, ReplyTo, Serial};
+use step_runner::keeper::protocol::{FromKeeper, KeeperError, PROTOCOL_VERSION, Reply, Request};
 use step_runner::model::JobKey;
-use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
-use tokio::sync::{mpsc, watch};
-use tokio::time::{Instant, sleep};
+use tokio::sync::{Notify, mpsc};
+use tokio::time::{Instant, sleep_until};
+pub(crate) use wire::connect;
 
-/// Time for which a keeper with the fault `writes_late` collects frames to write them together.
-const LATE: Duration = Duration::from_millis(1_500);
-
-/// Header of every log entry.
-const HEADER: &str = "2026-01-01T00:00:00.000000Z 00O ";
+/// Most bytes of a record in one answer. It is so small that a record takes several answers.
+const PIECE: usize = 1_000;
 
 /// Violations found by the keepers and the oracle.
 pub(crate) type Wrongs = Rc<RefCell<Vec<String>>>;
@@ -42,10 +36,6 @@ pub(crate) struct Account {
     pub(crate) content: BTreeMap<u128, u64>,
     /// Job tags in the order of their first process, with the job's key.
     pub(crate) order: Vec<(u128, JobKey)>,
-    /// Jobs with a process that was told to end before it ended.
-    pub(crate) stopped: BTreeSet<u128>,
-    /// Bytes of the logs, by job tag.
-    pub(crate) log: BTreeMap<u128, Vec<u8>>,
     /// Number of live processes, by job tag.
     pub(crate) alive: BTreeMap<u128, u32>,
 }
@@ -54,38 +44,16 @@ pub(crate) struct Keeper {
     pub(crate) is_alive: bool,
     state: PathBuf,
     random: Random,
-    jobs: BTreeMap<JobKey, Job>,
-    remembered: Vec<Remembered>,
-    digest_key: Option<[u8; 16]>,
+    core: Core<SimulatedJob>,
     /// Serial number of the current connection, and the sender for its frames.
-    connection: (u64, Option<mpsc::UnboundedSender<Vec<u8>>>),
+    connection: (u32, Option<mpsc::UnboundedSender<Vec<u8>>>),
     greeted: bool,
     /// True if the daemon passed on all that it remembered before the keeper's first job.
     pub(crate) is_told: bool,
+    /// Wakes the timer, as the next deadline may have changed.
+    changed: Rc<Notify>,
     pub(crate) account: Rc<RefCell<Account>>,
     wrongs: Wrongs,
-}
-
-struct Job {
-    tag: u128,
-    record: Vec<Vec<u8>>,
-    brief: Vec<u8>,
-    last_op: u32,
-    over: Vec<StepOver>,
-    running: Option<u32>,
-    closing: bool,
-    closed: Option<Closed>,
-    log: File,
-    inode: u64,
-    len: u64,
-    /// Time at which the remaining processes are killed. `None`: nobody has asked for their end.
-    end: watch::Sender<Option<Ending>>,
-}
-
-#[derive(Clone, Copy)]
-struct Ending {
-    first: Instant,
-    kill_at: Instant,
 }
 
 pub(crate) type Shared = Rc<RefCell<Keeper>>;
@@ -96,12 +64,11 @@ impl Keeper {
             is_alive: true,
             state: state.to_owned(),
             random: seed,
-            jobs: BTreeMap::new(),
-            remembered: Vec::new(),
-            digest_key: None,
+            core: Core::new(now()),
             connection: (0, None),
             greeted: false,
             is_told: false,
+            changed: Rc::default(),
             account,
             wrongs,
         }))
@@ -111,115 +78,211 @@ impl Keeper {
     pub(crate) fn die(&mut self) {
         self.is_alive = false;
         self.connection.1 = None;
-        for job in self.jobs.values() {
-            self.account.borrow_mut().alive.remove(&job.tag);
+        for held in self.core.all() {
+            self.account.borrow_mut().alive.remove(&held.job.tag());
         }
-        self.jobs.clear();
+        self.core = Core::new(now());
+        self.changed.notify_one();
     }
 
     pub(crate) fn holds(&self) -> usize {
-        self.jobs.len()
+        self.core.all().count()
     }
 
     fn wrong(&self, text: String) {
         self.wrongs.borrow_mut().push(text);
     }
 
-    fn tell(&self, frame: &FromKeeper) {
-        if let (true, Some(to)) = (self.greeted, &self.connection.1) {
-            drop(to.send(encode(frame)));
+    fn send(&self, frame: &FromKeeper) {
+        if let Some(to) = &self.connection.1 {
+            drop(to.send(wire::encode(frame)));
         }
     }
 
-    fn append(&mut self, key: JobKey, text: &str) {
-        let text = &[HEADER, text].concat();
-        let Some(job) = self.jobs.get_mut(&key) else { return };
-        let path = self.state.join(format!("jobs/{key}/log"));
-        let inode = std::fs::metadata(&path).map(|found| found.ino()).ok();
-        if !is_put_in("forgets_a_line") || job.len == 0 {
-            job.log.write_all(text.as_bytes()).unwrap();
+    fn tell(&self, frame: &FromKeeper) {
+        let is_lost = matches!(frame, FromKeeper::StepOver { .. }) && is_put_in("loses_an_end");
+        if self.greeted && !is_lost {
+            self.send(frame);
         }
-        job.len += text.len() as u64;
-        let (tag, held, len) = (job.tag, job.inode, job.len);
-        self.account.borrow_mut().log.entry(tag).or_default().extend_from_slice(text.as_bytes());
-        if inode != Some(held) {
-            self.wrong(format!(
-                "the folder of {key} was touched while its job lives: log {inode:?}, held {held}"
-            ));
+    }
+
+    fn reply(&self, to: ReplyTo, mut reply: Result<Reply, KeeperError>) {
+        if let Ok(Reply::Piece(piece)) = &mut reply {
+            piece.0.truncate(PIECE);
         }
-        self.tell(&FromKeeper::Lengths(vec![(key, len)]));
+        if to.id != 0 && to.connection == self.connection.0 {
+            self.send(&FromKeeper::Reply { id: to.id, reply });
+        }
+    }
+
+    /// Notes what the daemon may order only once, and what it has ordered.
+    fn check(&mut self, request: &Request) {
+        let key = match request {
+            Request::Hold(hold) => hold.key,
+            Request::Stop { key, .. } | Request::Close { key, .. } => *key,
+            _ => return,
+        };
+        let known = self.core.all().find(|held| held.job.key() == key && !held.job.is_dropped());
+        let Some(serial) = known.map(|held| held.body.serial) else { return };
+        let Some(Held { job, body }) = self.core.get_mut(serial) else { return };
+        let wrong = match request {
+            Request::Hold(hold) if hold.tag != job.tag() => Some("held a second time"),
+            Request::Close { op, .. } => {
+                body.is_to_end = true;
+                let is_another = body.close.replace(*op).is_some_and(|before| before != *op);
+                is_another.then_some("closed twice")
+            }
+            Request::Stop { .. } => {
+                body.is_to_end = true;
+                None
+            }
+            _ => None,
+        };
+        if let Some(what) = wrong {
+            self.wrong(format!("{key} is {what}"));
+        }
     }
 }
 
-/// Accepts a daemon's connection, which replaces an earlier one.
-pub(crate) fn connect(keeper: &Shared, wire: DuplexStream) {
-    let (mut read, mut write) = tokio::io::split(wire);
-    let (sender, mut frames) = mpsc::unbounded_channel::<Vec<u8>>();
-    let (serial, mut random) = {
-        let mut keeper = keeper.borrow_mut();
-        let serial = keeper.connection.0 + 1;
-        keeper.connection = (serial, Some(sender));
-        keeper.greeted = false;
-        (serial, keeper.random.fork(serial))
-    };
-    let mut slow = random.fork(1);
-    tokio::task::spawn_local(async move {
-        while let Some(mut frame) = frames.recv().await {
-            dawdle(&mut slow).await;
-            if is_put_in("writes_late") {
-                sleep(LATE).await;
-                while let Ok(next) = frames.try_recv() {
-                    frame.extend(next);
+/// Performs a request of the present connection.
+fn perform(shared: &Shared, id: u64, request: Request) {
+    {
+        let mut keeper = shared.borrow_mut();
+        keeper.is_told |= matches!(request, Request::Hold(_));
+        keeper.check(&request);
+        let connection = keeper.connection.0;
+        keeper.core.perform(ReplyTo { connection, id }, request, now());
+    }
+    drive(shared);
+}
+
+/// Tells the core of an event of a job.
+fn happened(shared: &Shared, serial: Serial, event: Event) {
+    shared.borrow_mut().core.on(serial, event, now());
+    drive(shared);
+    settle(&mut shared.borrow_mut(), serial);
+    drive(shared);
+}
+
+/// Performs what the core asks for, until nothing is left.
+fn drive(shared: &Shared) {
+    loop {
+        let mut keeper = shared.borrow_mut();
+        let next = keeper.core.next_action();
+        drop(keeper);
+        if let Some(action) = next {
+            act(shared, action);
+            continue;
+        }
+        keeper = shared.borrow_mut();
+        let Some(serial) = keeper.core.start_next(now()) else { break };
+        drop(keeper);
+        drive(shared);
+        settle(&mut shared.borrow_mut(), serial);
+    }
+    let mut keeper = shared.borrow_mut();
+    tell_lengths(&mut keeper);
+    keeper.changed.notify_one();
+}
+
+fn act(shared: &Shared, action: Action) {
+    let mut keeper = shared.borrow_mut();
+    match action {
+        Action::Job(serial, action) => {
+            drop(keeper);
+            if let Some(answer) = job::perform(shared, serial, action) {
+                shared.borrow_mut().core.on(serial, answer, now());
+            }
+        }
+        Action::Reply { to, reply } => keeper.reply(to, reply),
+        Action::Perform { to, request } => keeper.core.perform(to, request, now()),
+        Action::Tell(frame) => keeper.tell(&frame),
+        Action::Notice(_) | Action::Flush => {}
+        Action::Greet { to, jobs, remembered, digest_key, .. } => {
+            keeper.greeted = true;
+            let hello = Reply::Hello {
+                version: PROTOCOL_VERSION,
+                pid: 1,
+                cgroup: None,
+                jobs,
+                remembered,
+                digest_key,
+                unenforceable: Vec::new(),
+            };
+            keeper.reply(to, Ok(hello));
+        }
+        Action::ReadUsages { to, .. } => keeper.reply(to, Ok(Reply::Usages(Vec::new()))),
+        Action::Hold { serial, to, mut hold } => match SimulatedJob::open(&keeper.state, serial, &mut hold) {
+            Ok(body) => {
+                // Large sets of phrases are prepared later, and requests wait for it.
+                let is_small = !keeper.random.one_in(4);
+                keeper.core.held(serial, to, hold, body, is_small.then_some(&[]));
+                drop(keeper);
+                if !is_small {
+                    prepare_later(shared, serial);
                 }
             }
-            if write.write_all(&frame).await.is_err() {
-                return;
-            }
+            Err(error) => keeper.reply(to, Err(error)),
+        },
+        Action::Prepare(serial, _) => {
+            drop(keeper);
+            prepare_later(shared, serial);
         }
-        drop(write.shutdown().await);
-    });
-    let keeper = Rc::clone(keeper);
-    tokio::task::spawn_local(async move {
-        loop {
-            let frame = async {
-                let len = read.read_u32_le().await?;
-                let mut bytes = vec![0; len as usize];
-                read.read_exact(&mut bytes).await?;
-                std::io::Result::Ok(bytes)
-            };
-            let Ok(bytes) = frame.await else { break };
-            dawdle(&mut random).await;
-            let current = { keeper.borrow().is_alive && keeper.borrow().connection.0 == serial };
-            if !current {
-                return;
-            }
-            let ToKeeper { id, request } = postcard::from_bytes(&bytes).unwrap();
-            perform(&keeper, id, request);
-        }
-        let mut keeper = keeper.borrow_mut();
-        if keeper.connection.0 == serial {
-            keeper.connection.1 = None;
-        }
-    });
-}
-
-/// Lets other tasks run for a random time: mostly none, sometimes milliseconds.
-async fn dawdle(random: &mut Random) {
-    match random.below(16) {
-        0 => sleep(Duration::from_millis(random.below(8))).await,
-        1 if random.one_in(8) => sleep(Duration::from_millis(random.below(400))).await,
-        2..=5 => {
-            for _ in 0..random.below(12) {
-                tokio::task::yield_now().await;
-            }
-        }
-        _ => {}
+        Action::Settle(serial) => settle(&mut keeper, serial),
+        Action::Leave => keeper.die(),
     }
 }
 
-fn encode(frame: &FromKeeper) -> Vec<u8> {
-    let mut bytes = postcard::to_extend(frame, vec![0; 4]).unwrap();
-    let len = bytes.len() as u32 - 4;
-    bytes[..4].copy_from_slice(&len.to_le_bytes());
-    bytes
+fn settle(keeper: &mut Keeper, serial: Serial) {
+    let tag = keeper.core.get(serial).map(|held| held.job.tag());
+    if let (Some(_), Some(tag)) = (keeper.core.settle(serial), tag) {
+        keeper.account.borrow_mut().alive.remove(&tag);
+    }
+}
+
+fn tell_lengths(keeper: &mut Keeper) {
+    if keeper.core.lengths_due().is_some_and(|due| due <= now()) {
+        let lengths = keeper.core.take_lengths(now());
+        keeper.tell(&lengths);
+    }
+}
+
+/// Runs the core's timers until the keeper dies.
+async fn run_timers(shared: Shared) {
+    let changed = Rc::clone(&shared.borrow().changed);
+    while shared.borrow().is_alive {
+        let next = {
+            let core = &shared.borrow().core;
+            core.next_timer().into_iter().chain(core.lengths_due()).min()
+        };
+        let Some(next) = next else {
+            changed.notified().await;
+            continue;
+        };
+        tokio::select! {
+            biased;
+            () = sleep_until(Instant::from_std(next)) => {}
+            () = changed.notified() => continue,
+        }
+        let due = shared.borrow().core.due(now());
+        for serial in due {
+            happened(&shared, serial, Event::StepsDue);
+            happened(&shared, serial, Event::EndDue);
+        }
+        tell_lengths(&mut shared.borrow_mut());
+    }
+}
+
+fn now() -> std::time::Instant {
+    Instant::now().into_std()
+}
+
+/// True if this fault is enabled in the keeper. The oracle must detect it.
+fn is_put_in(fault: &str) -> bool {
+    fail::eval(&format!("simulate::keeper::{fault}"), |_| ()).is_some()
+}
+
+/// A short random time.
+fn moment(random: &mut Random) -> Duration {
+    Duration::from_millis(random.below(8))
 }

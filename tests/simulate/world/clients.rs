@@ -119,7 +119,7 @@ impl World {
         let Ok(status) = jobs.status(&job) else { return };
         let registered = status.registered;
         self.call(None, async move {
-            let mut cursor = match jobs.follow_steps(&job, id % 2 == 0) {
+            let mut cursor = match jobs.follow_steps(&job, id.is_multiple_of(2)) {
                 Ok(cursor) => cursor,
                 Err(refusal) => return oracle.borrow_mut().steps_refused(id, registered, &refusal),
             };
