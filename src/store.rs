@@ -28,7 +28,7 @@ pub(crate) use lock::{Lock, LockError};
 pub use record::{JobRecord, MadeDirectory, RecordedLimits, RequestOrigin};
 pub use scan::{Found, Journal, ScannedJob};
 pub use state_dir::{FORMAT, OpenError, StateDir};
-pub(crate) use state_dir::{StatePathInputs, default_path};
+pub(crate) use state_dir::{StatePathInputs, check as check_state_dir, default_path};
 pub use steps::Steps;
 pub(crate) use steps::StepsFile;
 

@@ -70,6 +70,23 @@ fn every_part_of_the_machine_is_looked_at_and_nothing_is_changed() {
 }
 
 #[test]
+fn a_state_folder_that_serve_refuses_is_an_error() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::create_dir(folder.path().join("open")).unwrap();
+    std::fs::set_permissions(folder.path().join("open"), std::fs::Permissions::from_mode(0o755)).unwrap();
+    std::os::unix::fs::symlink("open", folder.path().join("link")).unwrap();
+    for (name, found) in
+        [("open", "open to others (mode 0755)"), ("link", "a symbolic link"), ("link/", "a symbolic link")]
+    {
+        let output = doctor(folder.path(), &["--output", "json", "--state-dir", name], &[]);
+        let answer = checks(&output);
+        let check = check(&answer, "state_folder");
+        assert_eq!(check["state"], "error", "{check:#}");
+        assert!(said(check).contains(found), "{check:#}");
+    }
+}
+
+#[test]
 fn what_is_missing_is_an_error_with_its_remedy() {
     let folder = tempfile::tempdir().unwrap();
     std::fs::write(folder.path().join("file"), "").unwrap();
@@ -92,7 +109,7 @@ fn what_is_missing_is_an_error_with_its_remedy() {
         ("certificates", "SSL_CERT_FILE", "unset the variable"),
         ("proxy", "https_proxy", "unset the variable"),
         ("socket", "101 bytes", "--socket"),
-        ("state_folder", "no folder", "--state-dir"),
+        ("state_folder", "not a directory", "--state-dir"),
         ("temporary_folder", "/nonexistent/s is no folder", "TMPDIR"),
     ] {
         let check = check(&answer, name);

@@ -275,8 +275,7 @@ pub(super) fn ensure_dir(root: &OwnedFd, name: &str) -> Result<OwnedFd, StoreErr
 
 /// Makes the checks of service.md §6.6 on the open folder, so that nothing can change between check and use.
 fn open_checked(path: &Path) -> Result<(PathBuf, OwnedFd), OpenError> {
-    // Remove a slash at the end: with it the kernel would follow a link.
-    let path: PathBuf = std::path::absolute(path).unwrap_or_else(|_| path.to_owned()).components().collect();
+    let path = without_slash(path);
     files::make_dirs(&path).map_err(|source| {
         if files::stat_at(files::CWD, path.as_path()).is_ok_and(|stat| !files::is_dir(&stat)) {
             not_a_directory(&path)
@@ -284,6 +283,24 @@ fn open_checked(path: &Path) -> Result<(PathBuf, OwnedFd), OpenError> {
             StoreError { action: "make the state folder", path: path.clone(), source }.into()
         }
     })?;
+    open_existing(path)
+}
+
+/// Makes the checks of [`StateDir::open`] on a folder that may be missing. Changes nothing.
+pub(crate) fn check(path: &Path) -> Result<(), OpenError> {
+    let path = without_slash(path);
+    match files::stat_at(files::CWD, path.as_path()) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        _ => open_existing(path).map(drop),
+    }
+}
+
+/// Returns an absolute path without a slash at its end: with one the kernel would follow a link.
+fn without_slash(path: &Path) -> PathBuf {
+    std::path::absolute(path).unwrap_or_else(|_| path.to_owned()).components().collect()
+}
+
+fn open_existing(path: PathBuf) -> Result<(PathBuf, OwnedFd), OpenError> {
     let root = files::open_dir(files::CWD, path.as_path()).map_err(|source| match source.raw_os_error() {
         Some(libc::ELOOP | libc::ENOTDIR) => not_a_directory(&path),
         _ => StoreError { action: "open the state folder", path: path.clone(), source }.into(),

@@ -1,7 +1,7 @@
 //! Checks of the daemon's folders and of its socket.
 
 use std::io;
-use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
+use std::os::unix::fs::FileTypeExt as _;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
@@ -115,14 +115,13 @@ fn folder(name: &'static str, folder: &Path) -> Finding {
     };
     let shown = folder.display();
     let there = existing(folder);
-    // The daemon creates a missing state folder.
-    let is_state = name == "state_folder";
-    let fits = match std::fs::metadata(folder) {
-        Ok(found) => found.is_dir() && (!is_state || found.uid() == rustix::process::geteuid().as_raw()),
-        Err(_) => is_state,
-    };
-    if !fits {
-        return Finding::broken(name, format!("{shown} is no folder of this user"), option);
+    if name == "state_folder" {
+        // The daemon makes a missing one. Its error says what to do.
+        if let Err(error) = store::check_state_dir(folder) {
+            return Finding::broken(name, error.to_string(), option);
+        }
+    } else if !folder.is_dir() {
+        return Finding::broken(name, format!("{shown} is no folder"), option);
     }
     if let Err(error) = may_write(there) {
         return Finding::broken(name, format!("{shown} cannot be written: {error}"), option);
