@@ -37,6 +37,7 @@ mod reaper;
 mod results;
 mod run;
 mod schema;
+mod secrets;
 mod serve;
 mod session;
 mod states;

@@ -383,6 +383,32 @@ fn fault_38_a_run_without_daemon_shows_no_secret_and_leaves_none() {
     support::wait_for("an empty folder", || support::names(&temporary).is_empty().then_some(()));
 }
 
+#[test]
+fn fault_38_what_a_command_says_of_a_local_document_shows_no_secret() {
+    let dir = tempfile::tempdir().unwrap();
+    let wrong = format!("- name: a\n  {CANARY}: 1\n  script: x\n");
+    let fails = format!("[{{name: a, func: './x${{{{ \\\"y\\\" }}}}', env: {{T: {CANARY}}}}}]\n");
+    let named = format!("- name: {CANARY}\n  script: exit 3\n");
+    for (text, words) in [
+        (&wrong, ["run", "-"].as_slice()),
+        (&wrong, &["run", "-", "--no-check"]),
+        (&wrong, &["run", "-", "--no-check", "--color", "always"]),
+        (&fails, &["run", "-", "--no-check"]),
+        (&named, &["run", "-", "--id", CANARY]),
+        (&named, &["run", "-", "--output", "pretty", "--color", "always"]),
+    ] {
+        fs::write(dir.path().join("steps"), text).unwrap();
+        let mut command = Command::new(env!("CARGO_BIN_EXE_step-runner"));
+        command.args(words).args(["--masked-var", "TOKEN"]).current_dir(dir.path()).env("TOKEN", CANARY);
+        command.stdin(fs::File::open(dir.path().join("steps")).unwrap());
+        let output = command.output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success() && said.contains("[MASKED]"), "{words:?}: {said}");
+        assert!(!said.contains(CANARY), "{words:?}: {said}");
+        assert!(!String::from_utf8_lossy(&output.stdout).contains(CANARY), "{words:?}: {output:?}");
+    }
+}
+
 #[tokio::test]
 async fn fault_38_a_crash_leaves_no_core_dump() {
     let mut daemon = Daemon::start();

@@ -9,7 +9,7 @@ use super::check::{Allowed, Precheck};
 use super::connection::parse_id;
 use super::document::{self, Document, split_pair};
 use super::limits::{self, Limit};
-use super::pairs;
+use super::{pairs, secrets};
 use crate::client::Request;
 use crate::error::{Exit, Failure};
 use crate::model::{JobId, Variable};
@@ -120,6 +120,10 @@ impl JobOptions {
             Some(id) => id.clone(),
             None => new_id()?,
         };
+        let phrases = self.phrases(&lookup)?;
+        // Before the document is read: what is wrong with it is shown with its lines.
+        secrets::register(&phrases, &self.token_prefix)
+            .map_err(|error| Failure::new(Exit::Refused, format!("cannot start the job: {error}")))?;
         let given = [self.input.clone(), pairs::read(&self.inputs, "inputs")?].concat();
         let (work_dir, allowed) = (self.work_dir.as_deref(), &self.allowed);
         let check = Precheck { work_dir, shares_files, is_own_daemon, allowed, verbosity };
@@ -138,7 +142,8 @@ impl JobOptions {
         }
         request = self.environment(request, &lookup)?;
         request = self.variables(request, &lookup)?;
-        request = self.masking(request, &lookup)?;
+        request = phrases.into_iter().fold(request, Request::phrase);
+        request = self.token_prefix.iter().fold(request, Request::token_prefix);
         if let Some(limit) = self.timeout {
             request = request.timeout(limit);
         }
@@ -204,34 +209,29 @@ impl JobOptions {
         }
         for name in &self.masked_var {
             let value = own_value(name, "masked-var", lookup)?;
-            // The phrase is the plain value. The variable's value is escaped for its one expansion.
-            let escaped = escape(&value);
-            request = request.phrase(value).variable(variable(name, escaped, false, true));
+            // Its phrase is the plain value. The variable's value is escaped for its one expansion.
+            request = request.variable(variable(name, escape(&value), false, true));
         }
         Ok(request)
     }
 
-    fn masking(
-        &self,
-        mut request: Request,
-        lookup: &impl Fn(&str) -> Option<OsString>,
-    ) -> Result<Request, Failure> {
+    /// Returns the phrases to mask.
+    fn phrases(&self, lookup: &impl Fn(&str) -> Option<OsString>) -> Result<Vec<String>, Failure> {
+        let mut phrases = Vec::new();
+        for name in &self.masked_var {
+            phrases.push(own_value(name, "masked-var", lookup)?);
+        }
         for name in &self.mask_env {
-            request = request.phrase(own_value(name, "mask-env", lookup)?);
+            phrases.push(own_value(name, "mask-env", lookup)?);
         }
         for path in &self.mask_file {
             let text = read_text(path, "mask-file")?;
-            for line in text.lines().filter(|line| !line.trim().is_empty()) {
-                request = request.phrase(line);
-            }
+            phrases.extend(text.lines().filter(|line| !line.trim().is_empty()).map(str::to_owned));
             if text.trim_end().contains('\n') {
-                request = request.phrase(text.trim_end());
+                phrases.push(text.trim_end().to_owned());
             }
         }
-        for prefix in &self.token_prefix {
-            request = request.token_prefix(prefix);
-        }
-        Ok(request)
+        Ok(phrases)
     }
 }
 

@@ -6,6 +6,7 @@ use std::io::{self, Write};
 use anstream::AutoStream;
 use clap::ValueEnum;
 
+use super::secrets;
 use crate::error::{Exit, Failure};
 use crate::logging;
 
@@ -134,8 +135,9 @@ pub(super) fn say(line: &str) {
     write_stderr(&line_for_stderr(line));
 }
 
-/// Returns a line with its end, and with colours only if stderr shows them.
+/// Returns a line with its end, without secrets of the submitted job, and with colours only if stderr shows them.
 pub(super) fn line_for_stderr(line: &str) -> Vec<u8> {
+    let line = secrets::hide(line);
     let mut text = AutoStream::new(Vec::new(), AutoStream::choice(&io::stderr()));
     // Writing to memory does not fail.
     text.write_all(format!("{line}\n").as_bytes()).ok();
