@@ -87,13 +87,9 @@ pub struct JobsHandle {
 }
 
 impl JobsHandle {
-    /// True if `id` is registered, so that a Run has nothing to do. Warns of another digest.
-    pub(crate) fn is_registered(&self, id: &JobId, digest: &[u8; 32]) -> bool {
-        let registered = self.registry.present(id);
-        if let Some(view) = &registered {
-            warn_of_other(view, digest);
-        }
-        registered.is_some()
+    /// Compares a request with the job that has its id; `None` if there is none. Warns of other content.
+    pub(crate) fn registered(&self, id: &JobId, digest: &[u8; 32]) -> Option<Registered> {
+        self.registry.present(id).map(|view| compare(&view, digest))
     }
 
     /// Registers a job. Idempotent by id; concurrent calls are serialised.
@@ -101,7 +97,7 @@ impl JobsHandle {
         let reservation = loop {
             match self.registry.reserve(&request.id) {
                 Reserve::Registered(view) => {
-                    warn_of_other(&view, &request.digest);
+                    compare(&view, &request.digest);
                     return Ok(());
                 }
                 Reserve::Wait(change) => change.wait().await,
@@ -295,10 +291,21 @@ impl JobsHandle {
     }
 }
 
-/// Warns if a later request for the same id differs: the first one counts (service.md §3.1). A job that ended before
-/// this daemon started has only a keyed digest, which is not compared.
-fn warn_of_other(registered: &JobView, digest: &[u8; 32]) {
-    if registered.digest.is_some_and(|first| first != *digest) {
-        tracing::warn!(job = %registered.id, "a job with this id is registered with another content; it stays as it is");
+/// A registered job, as the request of a Run with its id sees it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Registered {
+    /// The job of this request.
+    Same,
+    /// The job of another request.
+    OtherContent,
+}
+
+/// Compares a request with the registered job, and warns if they differ: the first request counts (service.md §3.1). A
+/// job that ended before this daemon started has only a keyed digest, which is not compared.
+fn compare(registered: &JobView, digest: &[u8; 32]) -> Registered {
+    if registered.digest.is_none_or(|first| first == *digest) {
+        return Registered::Same;
     }
+    tracing::warn!(job = %registered.id, "a job with this id is registered with another content; it stays as it is");
+    Registered::OtherContent
 }

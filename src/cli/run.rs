@@ -145,23 +145,20 @@ async fn start(
     verbosity: Verbosity,
 ) -> Result<(), Failure> {
     let id = request.id();
-    if named {
-        match client.status(id).await {
-            Ok(status) if !verbosity.quiet => {
-                let state = states::name(&status);
-                terminal::say(&format!(
-                    "step-runner: job {id} was started before ({state}); nothing new is started"
-                ));
-            }
-            // Run would wait as long again.
-            Err(error @ (Error::Unreachable { .. } | Error::NoAnswer { .. })) => return Err(refused(error)),
-            // Run reports any other error.
-            Ok(_) | Err(_) => {}
-        }
+    let earlier = if named { client.status(id).await.map(Some) } else { Ok(None) };
+    if let Err(error @ (Error::Unreachable { .. } | Error::NoAnswer { .. })) = earlier {
+        // Run would wait as long again. It reports any other error.
+        return Err(refused(error));
     }
     accepted(client.run(request).await, request, refused)?;
     if !named {
         return Ok(());
+    }
+    if let Ok(Some(status)) = earlier
+        && !verbosity.quiet
+    {
+        let state = states::name(&status);
+        terminal::say(&format!("step-runner: job {id} was started before ({state}); nothing new is started"));
     }
     match client.status(id).await {
         Err(error) if error.is_finished_job() => Err(Failure::new(Exit::Refused, error)
@@ -198,7 +195,13 @@ async fn with_daemon(
     verbosity: Verbosity,
 ) -> CommandResult {
     let mut interrupts = Interrupts::new(OnInterrupt::Cancel)?;
-    match to_the_end(arguments, client, request, Failure::from, &mut interrupts, verbosity).await {
+    let ended = match begin(arguments, client, request, Failure::from, &mut interrupts, verbosity).await {
+        Ok(()) => to_the_end(arguments, client, request, &mut interrupts, verbosity).await,
+        // Nothing was started. A job with this id belongs to someone else.
+        Err(failure) if matches!(failure.exit(), Exit::Refused | Exit::TryLater) => return Err(failure),
+        Err(failure) => Err(failure),
+    };
+    match ended {
         Ok(ended) => {
             ended.explain(verbosity, Some(request), &interrupts);
             if !arguments.keep {
@@ -244,8 +247,9 @@ fn keep_known_end(request: &Request, what: &str, tidied: Result<(), Failure>) ->
 
 /// Runs the job with a daemon inside this process.
 async fn alone(arguments: &Arguments, verbosity: Verbosity) -> CommandResult {
-    let mut interrupts = Interrupts::new(OnInterrupt::Cancel)?;
+    // Reading can wait for someone who writes. Until then, a signal ends the command as it ends any other.
     let request = arguments.job.own_request(verbosity)?;
+    let mut interrupts = Interrupts::new(OnInterrupt::Cancel)?;
     let daemon = interrupts.unless_interrupted(private::start(arguments.env_base)).await?;
     let ended = alone_with(&daemon, arguments, &request, &mut interrupts, verbosity).await;
     let at_once = matches!(&ended, Err(failure) if failure.exit().is_by_signal());
@@ -265,7 +269,8 @@ async fn alone_with(
 ) -> Result<FinishedJob, Failure> {
     let socket = Socket::named(&daemon.socket).map_err(AddressError::from).map_err(Error::from)?;
     let client = arguments.connection.connect_to(Address::Unix(socket), verbosity).await?;
-    to_the_end(arguments, &client, request, cannot_start, interrupts, verbosity).await
+    begin(arguments, &client, request, cannot_start, interrupts, verbosity).await?;
+    to_the_end(arguments, &client, request, interrupts, verbosity).await
 }
 
 /// Makes the failure for a job that the daemon in this process refuses. The code of the refusal is dropped.
@@ -279,19 +284,31 @@ fn cannot_start(error: Error) -> Failure {
     Failure::new(exit, format!("cannot start the job: {text}"))
 }
 
-async fn to_the_end(
+/// Starts the job, or finds it started.
+async fn begin(
     arguments: &Arguments,
     client: &Client,
     request: &Request,
     refused: fn(Error) -> Failure,
     interrupts: &mut Interrupts,
     verbosity: Verbosity,
-) -> Result<FinishedJob, Failure> {
+) -> Result<(), Failure> {
     let named = arguments.job.names_its_id();
     interrupts.while_submitting(start(client, request, named, refused, verbosity)).await?;
     if verbosity.verbose > 0 {
         terminal::say(&format!("step-runner: job {} at {}", request.id(), client.address()));
     }
+    Ok(())
+}
+
+/// Follows the job to its end.
+async fn to_the_end(
+    arguments: &Arguments,
+    client: &Client,
+    request: &Request,
+    interrupts: &mut Interrupts,
+    verbosity: Verbosity,
+) -> Result<FinishedJob, Failure> {
     let display = arguments.output.display(0, verbosity)?;
     let ended = Box::pin(session::follow(client, request.id(), 0, display, interrupts, verbosity)).await?;
     if let Some(path) = arguments.results_file() {

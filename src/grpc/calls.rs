@@ -18,7 +18,7 @@ use super::deadline::{Deadline, Deadlined};
 use super::peer::Caller;
 use super::plain_log::{self, PlainLog};
 use super::{encode, status, validate};
-use crate::actors::handle::{JobsHandle, LARGE_REQUEST, RunRequest};
+use crate::actors::handle::{JobsHandle, LARGE_REQUEST, Registered, RunRequest};
 use crate::actors::trace_sink::StoredKind;
 use crate::actors::view::JobStatus;
 use crate::config::JobLogFormat;
@@ -123,8 +123,9 @@ impl JobCalls {
         digest: &[u8; 32],
         size: usize,
         request: impl FnOnce() -> Result<RunRequest, Refusal> + Send + 'static,
-    ) -> Result<(), Refusal> {
-        if !self.jobs.is_registered(id, digest) {
+    ) -> Result<Registered, Refusal> {
+        let mut registered = self.jobs.registered(id, digest);
+        if registered.is_none() {
             let begun = Instant::now();
             let request = if size > LARGE_REQUEST {
                 let read = threads::run(Work::Requests, request).await;
@@ -136,13 +137,15 @@ impl JobCalls {
             let (ci_job, pipeline) = request.labels.clone();
             self.jobs.run(request).await?;
             // A repeated request of a job that was already finished starts nothing.
-            if self.jobs.is_registered(id, digest) {
+            registered = self.jobs.registered(id, digest);
+            if registered.is_some() {
                 let (ci_job, pipeline) = (filled(&ci_job), filled(&pipeline));
                 let peer = caller.map(tracing::field::display);
                 tracing::info!(job = %id, peer, ci_job, pipeline, took = ?begun.elapsed(), "job registered");
             }
         }
-        self.jobs.kept().await
+        self.jobs.kept().await?;
+        Ok(registered.unwrap_or(Registered::Same))
     }
 
     /// Streams the log of the job `id` from byte `offset` on, with its unfinished lines if they are asked for.

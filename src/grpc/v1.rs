@@ -6,6 +6,7 @@ use super::calls::{Digested, JobCalls, Messages, StreamTerms, call, digested};
 use super::deadline::Deadline;
 use super::peer::Caller;
 use super::{encode, validate};
+use crate::actors::handle::Registered;
 use crate::failpoint;
 use crate::pb::v1::step_runner_server::StepRunner;
 use crate::pb::v1::{
@@ -31,10 +32,11 @@ impl StepRunner for Service {
             let id = validate::job_id(&id)?;
             let Digested { digest, size, request } = digested(request).await?;
             let own = id.clone();
-            self.0
+            let registered = self
+                .0
                 .run(caller, &id, &digest, size, move || validate::run_request(own, digest, request))
                 .await?;
-            Ok(RunResponse {})
+            Ok(RunResponse { other_content: registered == Registered::OtherContent })
         })
         .await
     }

@@ -6,7 +6,7 @@ use std::process::{Child, Command, Stdio};
 use rustix::process::Signal;
 
 use super::fake::{Daemon, Job, entry, results};
-use super::{Scene, failing_job, stderr};
+use super::{Scene, failing_job, program, stderr};
 use tonic::Status;
 
 /// Starts `run` with a job that prints one line and goes on running. Waits for the line.
@@ -45,6 +45,22 @@ fn send(child: &Child, signal: Signal) {
 
 fn interrupt(child: &Child) {
     send(child, Signal::INT);
+}
+
+#[test]
+fn a_signal_ends_a_run_that_waits_for_its_document() {
+    use std::os::unix::process::ExitStatusExt as _;
+    for signal in [Signal::INT, Signal::TERM, Signal::HUP] {
+        let folder = tempfile::tempdir().unwrap();
+        let fifo = folder.path().join("steps.yml");
+        rustix::fs::mknodat(rustix::fs::CWD, &fifo, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
+        let mut child = program(&["run", fifo.to_str().unwrap()]).spawn().unwrap();
+        // This open returns once the program has opened the FIFO to read it.
+        let writer = std::fs::File::options().write(true).open(&fifo).unwrap();
+        send(&child, signal);
+        assert_eq!(child.wait().unwrap().signal(), Some(signal.as_raw()));
+        drop(writer);
+    }
 }
 
 #[test]

@@ -21,6 +21,21 @@ fn an_id_that_is_taken_starts_nothing_new_and_that_is_said() {
 }
 
 #[test]
+fn fault_50_a_job_of_another_request_is_neither_followed_nor_removed() {
+    let job = Job { running: true, ..Job::default() };
+    let scene = Scene::new(Daemon::with_job("43", job));
+    scene.daemon.script.lock().unwrap().other_content = true;
+    for words in [["submit"].as_slice(), &["run"], &["run", "--detach"]] {
+        let output = scene.run(&[words, &["builtin://x", "--id", "43"]].concat());
+        assert_eq!((output.status.code(), stdout(&output).as_str()), (Some(65), ""));
+        let expected = "step-runner: job 43 was started before, with other content: nothing is started; choose another --id, or \
+                        see what that job does with `step-runner follow 43`\n";
+        assert_eq!(stderr(&output), expected);
+    }
+    assert!(scene.daemon.script.lock().unwrap().finished.is_empty());
+}
+
+#[test]
 fn a_job_that_has_had_its_turn_is_not_passed_off_as_started() {
     let scene = Scene::new(Daemon::default());
     let at = "2026-11-20T10:00:00Z".to_owned();

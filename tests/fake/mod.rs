@@ -34,6 +34,8 @@ pub(crate) struct Script {
     pub run_failures: VecDeque<Status>,
     /// The next Run registers its job, but its answer is cut off.
     pub cut_run: bool,
+    /// The registered jobs were started by other requests.
+    pub other_content: bool,
     /// The next log streams end without an error this many bytes early.
     pub early_ends: VecDeque<usize>,
     /// Run requests, in order.
@@ -110,7 +112,7 @@ pub(crate) fn refusal(code: Code, reason: &str, text: &str, facts: &[(&str, &str
 impl StepRunner for Daemon {
     async fn run(&self, request: Request<v1::RunRequest>) -> Answer<v1::RunResponse> {
         let request = request.into_inner();
-        let cut = {
+        let (cut, other_content) = {
             let mut script = self.script.lock().unwrap();
             script.runs.push(request.clone());
             if let Some(failure) = script.run_failures.pop_front() {
@@ -124,13 +126,13 @@ impl StepRunner for Daemon {
                     script.jobs.insert(request.id, job);
                 }
             }
-            std::mem::take(&mut script.cut_run)
+            (std::mem::take(&mut script.cut_run), script.other_content)
         };
         if cut {
             self.cut.notify_waiters();
             std::future::pending::<()>().await;
         }
-        Ok(Response::new(v1::RunResponse {}))
+        Ok(Response::new(v1::RunResponse { other_content }))
     }
 
     type FollowStepsStream = Stream<v1::FollowStepsResponse>;

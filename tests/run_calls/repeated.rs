@@ -31,19 +31,21 @@ async fn fault_49_fifty_concurrent_runs_of_one_id_are_one_execution() {
 }
 
 #[tokio::test]
-async fn fault_50_the_first_request_of_an_id_wins_and_only_the_operator_hears_of_another() {
+async fn fault_50_the_first_request_of_an_id_wins_and_the_caller_and_the_operator_hear_of_another() {
     let daemon = Daemon::start();
     let client = daemon.client().await;
     let marks = daemon.file("marks");
     let steps = |word: &str| script(&format!("echo {word} >> {}", marks.display()));
     client.run_steps("1", &steps("first")).await;
     // A repetition of the same request causes no warning.
-    client.run_steps("1", &steps("first")).await;
+    assert!(!client.answer_to_run(request("1", &steps("first"))).await.other_content);
     assert!(!daemon.said().contains("WARN"), "{}", daemon.said());
-    client.run_steps("1", &steps("other")).await;
+    let other = client.answer_to_run(request("1", &steps("other"))).await;
+    assert!(other.other_content);
     client.ended("1").await;
     // A different request for an ended job does.
-    client.run_steps("1", &steps("other")).await;
+    assert!(client.answer_to_run(request("1", &steps("other"))).await.other_content);
+    assert!(!client.answer_to_run(request("1", &steps("first"))).await.other_content);
     assert_eq!(std::fs::read_to_string(&marks).unwrap(), "first\n");
     crate::support::until("the operator is warned twice", || daemon.said().matches("WARN").count() == 2)
         .await;

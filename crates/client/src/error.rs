@@ -45,6 +45,12 @@ pub enum Error {
     /// Refused permanently: the same request can never succeed.
     #[error("the daemon refused: {0}")]
     Refused(String),
+    /// Another request has registered a job with this id before, so nothing was started.
+    #[error("job {id} was started before, with other content: nothing is started")]
+    OtherContent {
+        /// The id.
+        id: JobId,
+    },
     /// Refused for now, even after all repeats.
     #[error("the daemon refused for now: {0}")]
     TryLater(String),
@@ -139,7 +145,7 @@ impl Error {
         match self {
             Self::Address(_) => Exit::Usage,
             Self::Unreachable { .. } | Self::NoAnswer { .. } | Self::OutOfReach { .. } => Exit::Unreachable,
-            Self::Refused(_) => Exit::Refused,
+            Self::Refused(_) | Self::OtherContent { .. } => Exit::Refused,
             Self::TryLater(_) => Exit::TryLater,
             Self::Lost { .. } => Exit::Lost,
             Self::Output { .. } => Exit::Failure,
@@ -167,6 +173,9 @@ impl Error {
             }
             Self::Lost { loss: Loss::PastEnd { .. }, .. } => "leave out --offset to see all of it".to_owned(),
             Self::Lost { .. } => "list the jobs the daemon knows with `step-runner status`".to_owned(),
+            Self::OtherContent { id } => {
+                format!("choose another --id, or see what that job does with `step-runner follow {id}`")
+            }
             Self::TryLater(_) => "try again later, or give --connect-timeout more time".to_owned(),
             Self::Defect(_) => "report it, with the daemon's own log".to_owned(),
             Self::Address(_)

@@ -163,7 +163,7 @@ impl Client {
     }
 
     /// Registers a job. The call is repeated until the daemon answers; the same id starts the job only once (service.md
-    /// §3.1).
+    /// §3.1). [`Error::OtherContent`] if another request has registered this id before.
     pub async fn run(&self, request: &Request) -> Result<(), Error> {
         let id = request.id();
         self.call(Call::Run, Some(id), || {
@@ -171,7 +171,9 @@ impl Client {
             move |mut stub: StepRunnerClient<Channel>| async move { stub.run(message).await }
         })
         .await
-        .map(drop)
+        .and_then(|answer| {
+            if answer.other_content { Err(Error::OtherContent { id: id.clone() }) } else { Ok(()) }
+        })
     }
 
     /// Returns the state of one job; [`Error::Lost`] for an unknown id.
