@@ -7,7 +7,7 @@ use crate::model::JobId;
 
 /// Stop jobs and forget them: processes, log, result, files
 ///
-/// Returns when nothing of the jobs is left. An id the daemon does not know is fine, and said.
+/// Returns when nothing of the jobs is left. An id that the daemon does not know is no error; a message says so.
 #[derive(clap::Args)]
 #[command(after_long_help = "Examples:\n  step-runner finish 42 43")]
 pub(super) struct Arguments {

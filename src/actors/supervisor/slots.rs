@@ -143,13 +143,13 @@ impl Handler<Operate> for Supervisor {
         failpoint::hit("actors::supervisor::operate");
         match operate {
             Operate::Pause => {
-                tracing::info!("admission is paused; {} jobs wait", self.queue.waiting());
+                tracing::info!("admission is paused; jobs waiting: {}", self.queue.waiting());
                 self.pause_queue();
             }
             // The queue stays paused after a stop.
             Operate::Resume if self.stop >= Stop::Ending => {}
             Operate::Resume => {
-                tracing::info!("admission goes on; {} jobs wait", self.queue.waiting());
+                tracing::info!("admission goes on; jobs waiting: {}", self.queue.waiting());
                 self.resume_queue();
             }
             Operate::Configure(config) => self.configure(&config),
