@@ -7,7 +7,19 @@
 )]
 
 /// Parts that cannot be installed as a package.
-const OF_THE_MACHINE: &[&str] = &["loop device", "permission to mount"];
+const OF_THE_MACHINE: &[&str] = &["loop device", "permission to mount", "namespaces of mounts and processes"];
+
+/// Returns false, and reports `test` as skipped, where root cannot make namespaces of mounts and processes: in many
+/// containers, and in a root folder that is no mount.
+#[allow(dead_code, reason = "not every test program makes namespaces")]
+pub(crate) fn has_namespaces(test: &str) -> bool {
+    let made = std::process::Command::new("unshare").args(["--mount", "--pid", "--fork", "true"]).output();
+    let has = made.is_ok_and(|output| output.status.success());
+    if !has {
+        skipped(test, "namespaces of mounts and processes");
+    }
+    has
+}
 
 /// Reports `test` as skipped because a part is missing. With `STEP_RUNNER_REQUIRE_PARTS` set, as in the gate, it fails
 /// instead, unless the part cannot be installed.
