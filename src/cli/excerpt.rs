@@ -1,11 +1,13 @@
 //! Shows findings to people: header, place, the line of the source, a pointer, and what to do.
 
+use std::borrow::Cow;
 use std::cell::Cell;
 use std::ops::Range;
 
 use annotate_snippets::renderer::DecorStyle;
 use annotate_snippets::{Annotation, AnnotationKind, Group, Level, Origin, Renderer, Snippet};
 
+use super::secrets;
 use super::states::printable;
 use crate::lang::diagnostic::{Diagnostic, Position, Severity};
 use crate::lang::extent::extent;
@@ -94,8 +96,12 @@ fn snippet<'s>(
     file: &'s str,
     label: Option<&'s str>,
 ) -> Snippet<'s, Annotation<'s>> {
-    let pointer = AnnotationKind::Primary.span(lines.extent(at)).label(label);
-    let source = Snippet::source(lines.line(at.line)).line_start(at.line as usize).path(file);
+    // Hidden before the renderer cuts a long line, maybe within a secret. The pointer then shows the whole line, whose
+    // columns have changed.
+    let line = secrets::hide(lines.line(at.line));
+    let extent = if matches!(line, Cow::Borrowed(_)) { lines.extent(at) } else { 0..line.len() };
+    let pointer = AnnotationKind::Primary.span(extent).label(label);
+    let source = Snippet::source(line).line_start(at.line as usize).path(file);
     source.fold(false).annotation(pointer)
 }
 

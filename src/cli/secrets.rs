@@ -2,7 +2,7 @@
 //!
 //! The daemon masks the log, the results and its refusals. Findings in a local document, lines of it and the id of the
 //! job are written without the daemon, so they are masked here (masking.md §7). This module owns the masker of the
-//! process; [`super::terminal`] passes every line through it.
+//! process. Whoever cuts, wraps or escapes a text hides them first; [`super::terminal`] does so for every line.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -34,12 +34,14 @@ pub(super) fn register(phrases: &[String], prefixes: &[String]) -> Result<(), Ma
     Ok(())
 }
 
-/// Returns the text without the registered secrets.
+/// Returns the text without the registered secrets: the same one if it holds none. Call it before a text is cut,
+/// wrapped or escaped.
 pub(super) fn hide(text: &str) -> Cow<'_, str> {
     let mut secrets = SECRETS.lock();
     let Some(Secrets { phrases, masker }) = &mut *secrets else { return text.into() };
     let masker = masker.get_or_insert_with(|| Masker::compile(phrases));
-    masker.mask(text).into_data().into()
+    let masked = masker.mask(text).into_data();
+    if masked == text { text.into() } else { masked.into() }
 }
 
 #[cfg(test)]

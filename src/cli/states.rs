@@ -6,7 +6,7 @@ use anstyle::{AnsiColor, Style};
 use chrono::{DateTime, SecondsFormat, Utc};
 use serde_json::{Value, json};
 
-use super::end;
+use super::{end, secrets};
 use crate::model::text;
 use crate::pb::v1;
 
@@ -187,9 +187,10 @@ fn said(job: &v1::Status) -> Cow<'_, str> {
     format!("step {}", job.current_step.join("/")).into()
 }
 
-/// Replaces control characters: a message may hold output of a step, which must not control the terminal.
+/// Replaces control characters: a message may hold output of a step, which must not control the terminal. Secrets are
+/// hidden before that, as nothing finds a shortened or changed one.
 pub(super) fn printable(text: &str) -> String {
-    text::for_people(text).chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
+    text::for_people(&secrets::hide(text)).chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
 }
 
 /// Formats a number of bytes for people.

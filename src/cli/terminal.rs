@@ -147,6 +147,7 @@ pub(super) fn line_for_stderr(line: &str) -> Vec<u8> {
 /// Like [`say`], but a line that is too long for the terminal is wrapped between words, under the text behind its
 /// label.
 pub(super) fn say_wrapped(line: &str) {
+    let line = &*secrets::hide(line);
     let columns = rustix::termios::tcgetwinsize(io::stderr()).map_or(0, |size| usize::from(size.ws_col));
     if columns == 0 {
         return say(line);

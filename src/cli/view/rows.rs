@@ -238,7 +238,7 @@ impl Rows {
 const DIM: Color = Color::new().dimmed();
 const BOLD: Color = Color::new().bold();
 
-/// What stands before a text: time, indentation and sign.
+/// Time, indentation and sign before a text.
 struct Prefix<'a> {
     at: Option<i64>,
     depth: usize,

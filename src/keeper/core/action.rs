@@ -1,4 +1,4 @@
-//! What the core asks its shell to do.
+//! The actions that the core asks its shell to perform.
 //!
 //! Actions are performed in the order in which [`Core::next_action`](super::Core::next_action) gives them. Some are
 //! questions: their answer is an [`Event`](super::Event), and what follows from it comes before what was asked for
@@ -24,14 +24,14 @@ pub struct ReplyTo {
 pub enum Action {
     /// Answer a request.
     Reply {
-        /// Who asked.
+        /// Receiver of the reply.
         to: ReplyTo,
         /// The answer.
         reply: Result<Reply, KeeperError>,
     },
     /// Answer Hello: the shell adds what it knows of the host.
     Greet {
-        /// Who asked.
+        /// Receiver of the reply.
         to: ReplyTo,
         /// True if the daemon speaks our version: only then may it ask for more, and is told of events.
         is_understood: bool,
@@ -44,14 +44,14 @@ pub enum Action {
     },
     /// Answer `ReadUsages`.
     ReadUsages {
-        /// Who asked.
+        /// Receiver of the reply.
         to: ReplyTo,
         /// The held ones of the jobs in question.
         jobs: Vec<(JobKey, Serial)>,
     },
     /// Perform a request that waited: call [`Core::perform`](super::Core::perform).
     Perform {
-        /// Who asked.
+        /// Receiver of the reply.
         to: ReplyTo,
         /// The request.
         request: Request,
@@ -67,7 +67,7 @@ pub enum Action {
     Hold {
         /// Number of the new job.
         serial: Serial,
-        /// Who asked.
+        /// Receiver of the reply.
         to: ReplyTo,
         /// The job.
         hold: Box<HoldJob>,
@@ -142,7 +142,7 @@ pub struct FinishStep {
     pub name: String,
     /// How the process ended.
     pub status: ExitStatus,
-    /// What it used, if it was waited for.
+    /// Use of resources, if the process was waited for.
     pub usage: Option<StepUsage>,
     /// True if the log is to name the processes that it left.
     pub names_left: bool,

@@ -25,7 +25,7 @@ pub(super) struct Ending {
     pause: Duration,
 }
 
-/// What a check asks for.
+/// Result of a check: the next things to do.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Rung {
     /// SIGKILL for all that lives.

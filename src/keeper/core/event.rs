@@ -1,4 +1,4 @@
-//! What the core is told about a job: by the shell's own observation, or as the answer to an action.
+//! The events of a job that the core is told: by the shell's own observation, or as the answer to an action.
 
 use std::time::Instant;
 
@@ -24,7 +24,7 @@ pub enum Event {
         step: u32,
         /// How it ended.
         status: ExitStatus,
-        /// What it used, if it was waited for.
+        /// Use of resources, if the process was waited for.
         usage: Option<StepUsage>,
         /// True if no process holds its pipes any more.
         is_drained: bool,
@@ -65,7 +65,7 @@ pub struct LogView {
     pub inode: u64,
     /// Bytes written.
     pub len: u64,
-    /// What the disk says.
+    /// Whether the disk takes bytes.
     pub storage: LogStorage,
 }
 
@@ -76,7 +76,7 @@ impl LogView {
     }
 }
 
-/// What a decision depends on besides the state and the event.
+/// The facts beside the state and the event on which a decision depends.
 pub(super) struct Moment<'a> {
     pub(super) now: Instant,
     pub(super) log: LogView,

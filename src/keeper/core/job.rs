@@ -26,7 +26,7 @@ pub(super) enum Presence {
     Gone,
 }
 
-/// What the daemon may ask for again: the events of the job, and which operations were done.
+/// The events of the job, and the operations done: the daemon may ask for both again.
 struct Ledger {
     record: Record,
     /// See [`HoldJob::brief`].
@@ -35,7 +35,7 @@ struct Ledger {
     last_op: u32,
 }
 
-/// What the daemon was told last.
+/// Facts that the daemon was told last.
 struct Told {
     /// State of the log's storage.
     storage: LogStorage,
@@ -122,7 +122,7 @@ impl Job {
         self.processes.iter().any(|process| process.step == step && draining(process))
     }
 
-    /// What to start as the process of a step, while it is not started.
+    /// The request to start the process of a step, while it is not started.
     pub fn request(&self, step: u32) -> Option<&SpawnStep> {
         self.processes.iter().find(|process| process.step == step)?.request()
     }

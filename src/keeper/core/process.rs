@@ -41,7 +41,7 @@ pub(super) enum Stage {
     Running { wake_at: Option<Instant> },
     /// It has ended; others still hold its pipes.
     Draining { status: ExitStatus, usage: Option<StepUsage>, last_byte: Instant, until: Instant },
-    /// What it left is being killed (`leftover = kill`).
+    /// The processes that it left are being killed (`leftover = kill`).
     Clearing { over: Box<StepOver>, give_up_at: Instant, at: Instant },
 }
 
@@ -56,7 +56,7 @@ impl Process {
         matches!(self.stage, Stage::Running { .. } | Stage::Launching { .. })
     }
 
-    /// What to start, while it is not started.
+    /// The request to start it, while it is not started.
     pub(super) fn request(&self) -> Option<&SpawnStep> {
         match &self.stage {
             Stage::Starting { request, .. } | Stage::Launching { request, .. } => Some(request),

@@ -12,7 +12,7 @@ use crate::model::{JobKey, Outcome};
 /// Least time between two reports of log lengths: followers do not notice, and the daemon wakes up far less.
 const LENGTHS_EVERY: Duration = Duration::from_millis(5);
 
-/// What a shell keeps beside each job: descriptors, processes, the log.
+/// The shell's part of a job: descriptors, processes, the log.
 pub trait Body {
     /// The job's log at this moment.
     fn log(&self) -> LogView;

@@ -1,4 +1,4 @@
-//! What the shell keeps beside each job, and how it performs what the core asks for.
+//! The shell's part of each job, and the actions of the core on it.
 
 use std::path::PathBuf;
 use std::time::Instant;

@@ -1,4 +1,4 @@
-//! What turns the output of a job's steps into entries: the search for its phrases, sources, clock (logs.md §2, §3).
+//! Turns the output of a job's steps into entries: search for its phrases, sources, clock (logs.md §2, §3).
 
 use std::sync::Arc;
 

@@ -41,7 +41,7 @@ impl From<Spawned> for StartedProcess {
     }
 }
 
-/// What became of a process that may have ended.
+/// Result of a look at a process that may have ended.
 pub(super) enum Seen {
     /// It lives, or it is no process of a running step.
     Nothing,

@@ -66,7 +66,7 @@ fn escape(lexer: &mut Lexer<'_>, escaped: char, at: usize) -> Result<char, Parse
     })
 }
 
-/// Reads the digits of `\uXXXX`, or of a surrogate pair of two such escapes.
+/// Reads the four digits of a `u` escape, or of a surrogate pair of two such escapes.
 fn unicode(lexer: &mut Lexer<'_>, at: usize) -> Result<char, ParseError> {
     let high = hex(lexer, at)?;
     let code = if (0xd800..0xdc00).contains(&high) {

@@ -6,7 +6,7 @@ use proptest::prelude::*;
 
 use super::{Ending, FIRST_PAUSE, LAST_PAUSE, Rung, STUBBORN_PAUSE};
 
-/// What can happen to a job whose end was requested.
+/// An event of a job whose end was requested.
 #[derive(Clone, Debug)]
 enum Happening {
     /// Time passes, and the ladder is checked as often as it asks for.

@@ -57,7 +57,7 @@ struct Running {
     is_deaf: bool,
 }
 
-/// What the processes of a job are up to.
+/// Plan of the processes of a job.
 #[derive(Default)]
 struct Whims {
     /// No signal ends them.
@@ -68,7 +68,7 @@ struct Whims {
     is_deaf: bool,
 }
 
-/// What this shell keeps beside a job.
+/// This shell's part of a job.
 #[derive(Default)]
 struct Count {
     running: Vec<Running>,

@@ -1,4 +1,4 @@
-//! What the shell of the properties answers, and what it finds wrong.
+//! The answers of the shell in the property tests, and its complaints.
 
 use super::{Running, Stage};
 use crate::keeper::core::{Action, Event, FinishStep, JobAction, Serial, StartFailure};
