@@ -90,9 +90,13 @@ fn fault_84_a_leaf_whose_settings_a_step_changed_is_not_used_again() {
     let mut job = keeper.hold("clean-again");
     let mut leaf = leaf_of(&mut job, &mut keeper);
     assert_eq!(leaf, first, "an untouched leaf is used again");
-    for (name, value) in
-        [("cgroup.freeze", "1"), ("cgroup.max.descendants", "0"), ("cgroup.type", "threaded"), ("below", "")]
-    {
+    for (name, value) in [
+        ("cgroup.freeze", "1"),
+        ("cgroup.kill", "1"),
+        ("cgroup.max.descendants", "0"),
+        ("cgroup.type", "threaded"),
+        ("below", ""),
+    ] {
         job.close(&mut keeper.client);
         if name == "below" {
             fs::create_dir(leaf.join(name)).unwrap();

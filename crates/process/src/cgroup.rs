@@ -3,9 +3,9 @@
 //!
 //! The keeper makes one group `step-runner-PID` below its own, and leaves in it. A job takes a leaf at its first step
 //! and gives it back when it is empty: making a leaf for each job would cost more than starting its process. Steps of
-//! the keeper's own user can write to all of these groups, so a leaf is reused only if it is as it was made.
+//! the keeper's own user can write to all of these groups, so a leaf is reused only if nobody has changed it.
 
-mod settings;
+mod changes;
 mod tree;
 
 use std::fs;
@@ -28,7 +28,7 @@ use super::controllers::{
 };
 use super::freezer::{thaw, thaw_tree};
 use super::sweep::Process;
-use settings::Settings;
+use changes::{LeafChanges, WatchId};
 use tree::{groups_below, remove_tree};
 
 /// Start of the name of a keeper's group; its process id follows.
@@ -105,10 +105,16 @@ pub struct Pool {
     group: KeeperGroup,
     /// Controllers that can limit the leaves.
     controllers: Vec<Controller>,
-    free: Vec<String>,
+    free: Vec<FreeLeaf>,
     made: u32,
-    /// Settings of the first leaf when it was made; the others are made alike.
-    as_made: Option<Settings>,
+    changes: LeafChanges,
+}
+
+/// A leaf that no job uses.
+#[derive(Debug)]
+struct FreeLeaf {
+    name: String,
+    watch: WatchId,
 }
 
 /// A keeper's group in one hierarchy. Dropping it removes it, as far as it is empty.
@@ -127,6 +133,8 @@ pub struct Leaf {
     /// End of its path as `/proc/PID/cgroup` shows it.
     suffix: String,
     name: String,
+    /// `None` if nobody can say whether it is unchanged.
+    watch: Option<WatchId>,
     /// CPU time of earlier jobs in this leaf.
     used_before: Duration,
     /// CPU time of this job in its earlier leaf.
@@ -181,7 +189,7 @@ impl Pool {
         let group =
             KeeperGroup::make(&parent).map_err(|source| CgroupError::NotWritable { path: parent, source })?;
         let controllers = hand_on(&group.path);
-        Ok(Self { group, controllers, free: Vec::new(), made: 0, as_made: None })
+        Ok(Self { group, controllers, free: Vec::new(), made: 0, changes: LeafChanges::new() })
     }
 
     /// Directory of the keeper's group.
@@ -204,18 +212,16 @@ impl Pool {
 
     /// Returns an empty leaf for a job, thawed and without settings of another one.
     pub fn take(&mut self) -> io::Result<Leaf> {
-        while let Some(name) = self.free.pop() {
-            let Ok(mut leaf) = self.open_leaf(name) else { continue };
-            if !leaf.is_populated() && self.is_as_made(&leaf) {
+        while let Some(FreeLeaf { name, watch }) = self.free.pop() {
+            let Ok(mut leaf) = self.open_leaf(name, Some(watch)) else { continue };
+            if !leaf.is_populated() && self.changes.is_unchanged(watch) {
                 leaf.used_before = leaf.cpu_time().unwrap_or_default();
                 return Ok(leaf);
             }
             remove_tree(&leaf.path);
         }
-        let leaf = self.make_leaf()?;
-        if self.as_made.is_none() {
-            self.as_made = Some(Settings::read(&leaf.directory, &leaf.path));
-        }
+        let mut leaf = self.make_leaf()?;
+        leaf.watch = self.changes.watch(&leaf.directory);
         Ok(leaf)
     }
 
@@ -229,14 +235,10 @@ impl Pool {
                 Err(Errno::EXIST) if taken < MAX_TAKEN => taken += 1,
                 made => {
                     made?;
-                    return self.open_leaf(name);
+                    return self.open_leaf(name, None);
                 }
             }
         }
-    }
-
-    fn is_as_made(&self, leaf: &Leaf) -> bool {
-        self.as_made.as_ref().is_some_and(|settings| settings.are_those_of(&leaf.directory))
     }
 
     /// Thaws the keeper's group, in which all leaves are.
@@ -244,7 +246,7 @@ impl Pool {
         thaw(&self.group.directory);
     }
 
-    fn open_leaf(&self, name: String) -> io::Result<Leaf> {
+    fn open_leaf(&self, name: String, watch: Option<WatchId>) -> io::Result<Leaf> {
         let directory = open_directory(&self.group.directory, Path::new(&name))?;
         let group = self.group.path.file_name().unwrap_or_default().to_string_lossy();
         Ok(Leaf {
@@ -252,6 +254,7 @@ impl Pool {
             path: self.group.path.join(&name),
             suffix: format!("/{group}/{name}"),
             name,
+            watch,
             used_before: Duration::ZERO,
             used_elsewhere: Duration::ZERO,
             spent: AtomicBool::new(false),
@@ -270,17 +273,14 @@ impl Pool {
         Ok(leaf)
     }
 
-    /// Takes a leaf back. It is not reused if it holds processes, has had limits, has a peak that cannot be reset, or
-    /// is spent. [`Self::take`] checks the settings of the others.
+    /// Takes a leaf back. It is not reused if it has had limits, has a peak that cannot be reset, or is spent.
+    /// [`Self::take`] checks whether the others are empty and unchanged.
     pub fn give_back(&mut self, leaf: Leaf) {
-        if leaf.is_populated() {
-            return;
-        }
         let is_used_up = leaf.counts_peak() || leaf.is_limited || leaf.is_spent();
-        if is_used_up || self.free.len() >= MAX_FREE {
-            remove_tree(&leaf.path);
-        } else {
-            self.free.push(leaf.name);
+        match leaf.watch.filter(|_| !is_used_up && self.free.len() < MAX_FREE) {
+            Some(watch) => self.free.push(FreeLeaf { name: leaf.name, watch }),
+            None if leaf.is_populated() => {}
+            None => remove_tree(&leaf.path),
         }
     }
 }

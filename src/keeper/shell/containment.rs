@@ -1,5 +1,6 @@
 //! The processes of one job: finds those that are left, and ends them (service.md §6.5).
 
+use std::cell::Cell;
 use std::io;
 use std::time::Duration;
 
@@ -43,6 +44,8 @@ pub(super) struct Containment {
     has_strays: bool,
     /// True once the job was found empty: no process can appear before the next start.
     deserted: bool,
+    /// Usage as read once the job was found empty. Its groups need not be read again before the next start.
+    settled: Cell<Option<Usage>>,
     /// Number of kills since the last start.
     kills: u32,
 }
@@ -91,6 +94,7 @@ impl Containment {
         }
         self.counts = self.count();
         self.deserted = false;
+        self.settled.take();
         self.kills = 0;
         if let Some(reaper) = reaper {
             return reaper.order(command, &self.confinement()).map(StartOutcome::Ordered);
@@ -111,7 +115,6 @@ impl Containment {
             None if self.leaf.is_none() => self.take_leaf(pool.take(), pool)?,
             None => {}
         }
-        pool.thaw();
         Ok(())
     }
 
@@ -331,6 +334,17 @@ impl Containment {
 
     /// Returns the usage of the job: as counted by groups, else the processor time of reaped processes.
     pub(super) fn usage(&self) -> Usage {
+        if let Some(settled) = self.settled.get() {
+            return settled;
+        }
+        let usage = self.read_usage();
+        if self.deserted && self.leaf.is_some() {
+            self.settled.set(Some(usage));
+        }
+        usage
+    }
+
+    fn read_usage(&self) -> Usage {
         let by_leaf = self.leaf.as_ref().map(Leaf::usage).unwrap_or_default();
         let by_legacy_groups = self.legacy_groups.as_ref().map(LegacyGroups::usage).unwrap_or_default();
         let by_reaper = self.reaper.as_ref().map(ReaperHandle::used).unwrap_or_default();
