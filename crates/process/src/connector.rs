@@ -154,6 +154,7 @@ fn spawn(
         stdin: stdin.as_fd(),
         stdout: stdout.as_fd(),
         stderr: stderr.as_fd(),
+        first_left_out: None,
         cgroup: None,
         join: &[],
         limits: &[],

@@ -2,13 +2,13 @@
 
 use std::ffi::{CString, c_char};
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::ptr;
 
 use rustix::fs::{Mode, OFlags};
-use rustix::io::Errno;
+use rustix::io::{DupFlags, Errno};
 use rustix::pipe::PipeFlags;
 use rustix::process::Pid;
 use rustix::time::ClockId;
@@ -132,6 +132,7 @@ pub struct Spawner {
     stack: ChildStack,
     inheritance: Inheritance,
     null: OwnedFd,
+    streams: LowStreams,
     oom_score: Option<OomScore>,
 }
 
@@ -141,7 +142,8 @@ impl Spawner {
     pub fn new(oom_score_adj: Option<i32>) -> io::Result<Self> {
         let null = rustix::fs::open("/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
         let oom_score = OomScore::open(oom_score_adj);
-        Ok(Self { stack: ChildStack::new()?, inheritance: Inheritance::read(), null, oom_score })
+        let streams = LowStreams::new(&null)?;
+        Ok(Self { stack: ChildStack::new()?, inheritance: Inheritance::read(), null, streams, oom_score })
     }
 
     /// Call after changing dispositions of signals, so that steps get the default ones.
@@ -180,14 +182,17 @@ impl Spawner {
         let limits =
             [open_files.map(ProcessLimit::OpenFiles), user_processes.map(ProcessLimit::UserProcesses)];
         let limits: Vec<_> = limits.into_iter().flatten().collect();
+        let pipe = |errno| SpawnError { stage: Stage::Pipe, errno };
+        let streams = self.streams.hold(stdout, stderr, &self.null).map_err(pipe)?;
         let plan = ChildPlan {
             program: &program,
             argv: argv.as_ptr(),
             envp: env.as_ptr(),
             work_dir: &work_dir,
             stdin: self.null.as_fd(),
-            stdout,
-            stderr,
+            stdout: streams.stdout(),
+            stderr: streams.stderr(),
+            first_left_out: Some(streams.first_after(&self.null)),
             cgroup: *cgroup,
             join,
             limits: &limits,
@@ -198,6 +203,7 @@ impl Spawner {
             score.as_a_step();
         }
         let cloned = sys::clone_exec(&plan, &mut self.stack);
+        drop(streams);
         if let Some(score) = &self.oom_score {
             score.as_ourselves();
         }
@@ -211,6 +217,66 @@ impl Spawner {
             .filter(|&before| before == ticks())
             .or_else(|| Process::read(pid.as_raw_nonzero().get() as u32).map(|process| process.start_time));
         Ok((pid, pidfd, start_time.unwrap_or(0)))
+    }
+}
+
+/// The smallest descriptor that is no standard stream.
+const FIRST_AFTER_STREAMS: RawFd = 3;
+
+/// Two descriptors with small numbers, for the output streams of the process that is started. They were opened before
+/// any job, so a table with all descriptors up to theirs is small.
+struct LowStreams {
+    stdout: OwnedFd,
+    stderr: OwnedFd,
+}
+
+/// The streams of a start under way. Dropping it closes them.
+struct HeldStreams<'a> {
+    streams: &'a mut LowStreams,
+    null: &'a OwnedFd,
+}
+
+impl LowStreams {
+    fn new(null: &OwnedFd) -> io::Result<Self> {
+        let low = || rustix::io::fcntl_dupfd_cloexec(null, FIRST_AFTER_STREAMS);
+        Ok(Self { stdout: low()?, stderr: low()? })
+    }
+
+    /// Makes them name `stdout` and `stderr` until the result is dropped.
+    fn hold<'a>(
+        &'a mut self,
+        stdout: BorrowedFd<'_>,
+        stderr: BorrowedFd<'_>,
+        null: &'a OwnedFd,
+    ) -> rustix::io::Result<HeldStreams<'a>> {
+        let held = HeldStreams { streams: self, null };
+        rustix::io::dup3(stdout, &mut held.streams.stdout, DupFlags::CLOEXEC)?;
+        rustix::io::dup3(stderr, &mut held.streams.stderr, DupFlags::CLOEXEC)?;
+        Ok(held)
+    }
+}
+
+impl HeldStreams<'_> {
+    fn stdout(&self) -> BorrowedFd<'_> {
+        self.streams.stdout.as_fd()
+    }
+
+    fn stderr(&self) -> BorrowedFd<'_> {
+        self.streams.stderr.as_fd()
+    }
+
+    /// Number after theirs and that of `stdin`.
+    fn first_after(&self, stdin: &OwnedFd) -> RawFd {
+        self.stdout().as_raw_fd().max(self.stderr().as_raw_fd()).max(stdin.as_raw_fd()) + 1
+    }
+}
+
+impl Drop for HeldStreams<'_> {
+    fn drop(&mut self) {
+        // As long as they named the pipes, these would not end with the process.
+        for stream in [&mut self.streams.stdout, &mut self.streams.stderr] {
+            rustix::io::dup3(self.null, stream, DupFlags::CLOEXEC).ok();
+        }
     }
 }
 
@@ -344,6 +410,30 @@ mod tests {
             rustix::process::waitpid(Some(spawned.pid), rustix::process::WaitOptions::empty()).unwrap();
         }
     }
+
+    #[test]
+    fn the_streams_of_a_process_are_its_own_however_many_files_we_have_open_and_end_with_it() {
+        let mut spawner = Spawner::new(None).unwrap();
+        let _many: Vec<_> = (0..200).map(|_| std::fs::File::open("/dev/null").unwrap()).collect();
+        let script = "readlink /proc/$$/fd/0; echo error >&2";
+        let argv = ["sh", "-c", script].map(str::to_owned);
+        let env = [b"PATH=/usr/bin:/bin".to_vec()];
+        let command =
+            Command { program: Path::new("/bin/sh"), argv: &argv, env: &env, work_dir: Path::new("/") };
+        for _ in 0..2 {
+            let spawned = spawner.spawn(&command, &Confinement::default()).unwrap();
+            assert_eq!(read_to_end(spawned.stdout), "/dev/null\n");
+            assert_eq!(read_to_end(spawned.stderr), "error\n");
+            rustix::process::waitpid(Some(spawned.pid), rustix::process::WaitOptions::empty()).unwrap();
+        }
+    }
+
+    /// Reads a pipe until nobody has its other end.
+    fn read_to_end(pipe: OwnedFd) -> String {
+        rustix::io::ioctl_fionbio(&pipe, false).unwrap();
+        std::io::read_to_string(std::fs::File::from(pipe)).unwrap()
+    }
+
     #[test]
     fn steps_are_ended_before_the_daemon_and_not_later_than_what_started_it() {
         assert_eq!(step_score(-500, Some(0)), 0, "a daemon that may lower its own");

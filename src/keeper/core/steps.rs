@@ -24,6 +24,7 @@ impl Job {
             self.not_started(request.step, NotStarted::Cancelled, out);
             return false;
         }
+        self.processes.reserve_exact(1);
         self.processes.push(Process::new(request));
         true
     }

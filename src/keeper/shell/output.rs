@@ -85,6 +85,8 @@ impl Output {
         serial: Serial,
         shared: &KeeperShared,
     ) {
+        // Most jobs have one step at a time: the memory of a job counts when thousands run.
+        self.pipes.reserve_exact(pipes.len());
         for (fd, kind) in pipes {
             self.next_pipe += 1;
             let pipe = Pipe::new(self.next_pipe, step, fd, kind, self.masking.source(kind));

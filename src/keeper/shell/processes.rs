@@ -139,6 +139,7 @@ impl Processes {
             // Out of memory for the registration: SIGCHLD still reports the end.
             shared.notice("a process could not be watched".to_owned());
         }
+        self.running.reserve_exact(1);
         self.running.push(Running { step, pid, pidfd, is_ours });
     }
 

@@ -1,5 +1,5 @@
-//! Code of a new process between `clone` and `execve`: `prctl`, `prlimit`, `setpgid`, `chdir`, `dup2`, and `execve`
-//! itself. It runs in its parent's memory, so it may neither allocate nor panic.
+//! Code of a new process between `clone` and `execve`: `prctl`, `prlimit`, `setpgid`, `chdir`, `close_range`, `dup2`,
+//! and `execve` itself. It runs in its parent's memory, so it may neither allocate nor panic.
 
 use std::convert::Infallible;
 use std::ffi::{CStr, c_int, c_void};
@@ -63,6 +63,9 @@ pub(crate) struct ChildPlan<'a> {
     pub(crate) stdin: BorrowedFd<'a>,
     pub(crate) stdout: BorrowedFd<'a>,
     pub(crate) stderr: BorrowedFd<'a>,
+    /// If set, the streams above have smaller numbers than this, and the child copies no descriptor from this number
+    /// on: a copy of the whole table costs more than the rest of a start once thousands of jobs run.
+    pub(crate) first_left_out: Option<c_int>,
     /// Directory of the control group to start in.
     pub(crate) cgroup: Option<BorrowedFd<'a>>,
     /// `cgroup.procs` of the groups of version 1 to join.
@@ -137,10 +140,19 @@ pub(super) struct ChildShared<'a> {
     pub(super) plan: &'a ChildPlan<'a>,
     /// True if the child must join its group by itself (no `clone3`).
     pub(super) join_cgroup: bool,
+    /// True if the child was cloned with the parent's table of descriptors, which it must not change.
+    pub(super) has_our_table: bool,
     /// The [`ChildStage`] that failed, 0 for none.
     pub(super) stage: AtomicI32,
     /// Error number of the failure.
     pub(super) errno: AtomicI32,
+}
+
+impl ChildShared<'_> {
+    /// Flag for `clone`: whether the child starts with the parent's table of descriptors or with a copy.
+    pub(super) const fn table_flag(&self) -> c_int {
+        if self.has_our_table { libc::CLONE_FILES } else { 0 }
+    }
 }
 
 /// Runs in the child. Never returns: it executes the program, or notes what failed and exits.
@@ -181,6 +193,9 @@ fn run_child(shared: &ChildShared<'_>) -> Result<Infallible, ChildStage> {
         for (resource, limit) in &plan.inheritance.limits {
             libc::prlimit(0, *resource as _, ptr::from_ref(limit), ptr::null_mut());
         }
+        if shared.has_our_table {
+            ok(leave_table(plan.first_left_out), ChildStage::Pipe)?;
+        }
         ok(libc::dup2(plan.stdin.as_raw_fd(), 0), ChildStage::Pipe)?;
         ok(libc::dup2(plan.stdout.as_raw_fd(), 1), ChildStage::Pipe)?;
         ok(libc::dup2(plan.stderr.as_raw_fd(), 2), ChildStage::Pipe)?;
@@ -193,6 +208,24 @@ fn run_child(shared: &ChildShared<'_>) -> Result<Infallible, ChildStage> {
         libc::execve(plan.program.as_ptr(), plan.argv, plan.envp);
     }
     Err(ChildStage::Exec)
+}
+
+/// Gives the calling child a table of descriptors of its own: a copy of its parent's up to `first_left_out`, or of all
+/// where the kernel (before 5.9) can only copy all. Returns a negative number on failure.
+///
+/// # Safety
+/// Only in the child of [`clone_exec`](super::clone::clone_exec).
+unsafe fn leave_table(first_left_out: Option<c_int>) -> c_int {
+    // SAFETY: system calls without memory.
+    unsafe {
+        if let Some(first) = first_left_out {
+            let (last, flags) = (libc::c_uint::MAX, libc::CLOSE_RANGE_UNSHARE);
+            if libc::syscall(libc::SYS_close_range, first as libc::c_uint, last, flags) == 0 {
+                return 0;
+            }
+        }
+        libc::unshare(libc::CLONE_FILES)
+    }
 }
 
 /// Moves the calling child into its control group.

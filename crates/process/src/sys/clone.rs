@@ -28,8 +28,13 @@ pub(crate) fn clone_exec(
     plan: &ChildPlan<'_>,
     stack: &mut ChildStack,
 ) -> Result<(libc::pid_t, OwnedFd), CloneError> {
-    let mut shared =
-        ChildShared { plan, join_cgroup: false, stage: AtomicI32::new(0), errno: AtomicI32::new(0) };
+    let mut shared = ChildShared {
+        plan,
+        join_cgroup: false,
+        has_our_table: plan.first_left_out.is_some(),
+        stage: AtomicI32::new(0),
+        errno: AtomicI32::new(0),
+    };
     let mut old_mask = empty_signal_set();
     // SAFETY: an all-zero signal set is a valid value of the type.
     let mut all: libc::sigset_t = unsafe { std::mem::zeroed() };
@@ -58,12 +63,14 @@ fn clone_vfork(shared: &mut ChildShared<'_>, stack: &mut ChildStack) -> io::Resu
         match clone3_into(cgroup, shared, stack) {
             Err(error) if matches!(error.raw_os_error(), Some(libc::ENOSYS | libc::EPERM | libc::E2BIG)) => {
                 shared.join_cgroup = true;
+                // It opens a file for that, which the table of ours must not show.
+                shared.has_our_table = false;
             }
             done => return done,
         }
     }
     let mut pidfd: c_int = -1;
-    let flags = libc::CLONE_VM | libc::CLONE_VFORK | libc::CLONE_PIDFD | libc::SIGCHLD;
+    let flags = libc::CLONE_VM | libc::CLONE_VFORK | libc::CLONE_PIDFD | shared.table_flag() | libc::SIGCHLD;
     // SAFETY: with CLONE_VFORK we are suspended until the child has left our memory by `execve` or `_exit`, so
     // `shared`, the plan and the stack outlive its use of them. The child calls only async-signal-safe functions.
     let pid = unsafe {
@@ -107,7 +114,7 @@ fn clone3_into(
     stack: &mut ChildStack,
 ) -> io::Result<(libc::pid_t, OwnedFd)> {
     let mut pidfd: c_int = -1;
-    let flags = (libc::CLONE_VM | libc::CLONE_VFORK | libc::CLONE_PIDFD) as u64;
+    let flags = (libc::CLONE_VM | libc::CLONE_VFORK | libc::CLONE_PIDFD | shared.table_flag()) as u64;
     let args = CloneArgs {
         flags: flags | CLONE_INTO_CGROUP,
         pidfd: ptr::from_mut(&mut pidfd) as u64,
