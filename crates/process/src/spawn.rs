@@ -133,6 +133,7 @@ pub struct Spawner {
     inheritance: Inheritance,
     null: OwnedFd,
     streams: LowStreams,
+    has_close_range: bool,
     oom_score: Option<OomScore>,
 }
 
@@ -143,7 +144,14 @@ impl Spawner {
         let null = rustix::fs::open("/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
         let oom_score = OomScore::open(oom_score_adj);
         let streams = LowStreams::new(&null)?;
-        Ok(Self { stack: ChildStack::new()?, inheritance: Inheritance::read(), null, streams, oom_score })
+        Ok(Self {
+            stack: ChildStack::new()?,
+            inheritance: Inheritance::read(),
+            null,
+            streams,
+            has_close_range: sys::has_close_range(),
+            oom_score,
+        })
     }
 
     /// Call after changing dispositions of signals, so that steps get the default ones.
@@ -192,7 +200,7 @@ impl Spawner {
             stdin: self.null.as_fd(),
             stdout: streams.stdout(),
             stderr: streams.stderr(),
-            first_left_out: Some(streams.first_after(&self.null)),
+            first_left_out: self.has_close_range.then(|| streams.first_after(&self.null)),
             cgroup: *cgroup,
             join,
             limits: &limits,

@@ -64,7 +64,8 @@ pub(crate) struct ChildPlan<'a> {
     pub(crate) stdout: BorrowedFd<'a>,
     pub(crate) stderr: BorrowedFd<'a>,
     /// If set, the streams above have smaller numbers than this, and the child copies no descriptor from this number
-    /// on: a copy of the whole table costs more than the rest of a start once thousands of jobs run.
+    /// on: a copy of the whole table costs more than the rest of a start once thousands of jobs run. Needs
+    /// [`has_close_range`](super::has_close_range).
     pub(crate) first_left_out: Option<c_int>,
     /// Directory of the control group to start in.
     pub(crate) cgroup: Option<BorrowedFd<'a>>,
@@ -193,8 +194,10 @@ fn run_child(shared: &ChildShared<'_>) -> Result<Infallible, ChildStage> {
         for (resource, limit) in &plan.inheritance.limits {
             libc::prlimit(0, *resource as _, ptr::from_ref(limit), ptr::null_mut());
         }
-        if shared.has_our_table {
-            ok(leave_table(plan.first_left_out), ChildStage::Pipe)?;
+        if let Some(first) = plan.first_left_out.filter(|_| shared.has_our_table) {
+            let (last, flags) = (libc::c_uint::MAX, libc::CLOSE_RANGE_UNSHARE);
+            let left = libc::syscall(libc::SYS_close_range, first as libc::c_uint, last, flags);
+            ok(left as c_int, ChildStage::Pipe)?;
         }
         ok(libc::dup2(plan.stdin.as_raw_fd(), 0), ChildStage::Pipe)?;
         ok(libc::dup2(plan.stdout.as_raw_fd(), 1), ChildStage::Pipe)?;
@@ -208,24 +211,6 @@ fn run_child(shared: &ChildShared<'_>) -> Result<Infallible, ChildStage> {
         libc::execve(plan.program.as_ptr(), plan.argv, plan.envp);
     }
     Err(ChildStage::Exec)
-}
-
-/// Gives the calling child a table of descriptors of its own: a copy of its parent's up to `first_left_out`, or of all
-/// where the kernel (before 5.9) can only copy all. Returns a negative number on failure.
-///
-/// # Safety
-/// Only in the child of [`clone_exec`](super::clone::clone_exec).
-unsafe fn leave_table(first_left_out: Option<c_int>) -> c_int {
-    // SAFETY: system calls without memory.
-    unsafe {
-        if let Some(first) = first_left_out {
-            let (last, flags) = (libc::c_uint::MAX, libc::CLOSE_RANGE_UNSHARE);
-            if libc::syscall(libc::SYS_close_range, first as libc::c_uint, last, flags) == 0 {
-                return 0;
-            }
-        }
-        libc::unshare(libc::CLONE_FILES)
-    }
 }
 
 /// Moves the calling child into its control group.

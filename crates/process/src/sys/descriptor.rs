@@ -36,6 +36,12 @@ pub fn close_on_exec_from(first: RawFd) -> io::Result<()> {
     if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
+/// True if the kernel (5.9) has `close_range` and no filter of a container forbids it.
+pub(crate) fn has_close_range() -> bool {
+    // SAFETY: there is no descriptor of this number.
+    unsafe { libc::syscall(libc::SYS_close_range, libc::c_uint::MAX, libc::c_uint::MAX, 0) == 0 }
+}
+
 /// Redirects descriptors 0, 1 and 2 to `/dev/null`, so that we hold no pipe or terminal of our starter open.
 pub fn quieten_standard_streams() -> io::Result<()> {
     let null = std::fs::OpenOptions::new().read(true).write(true).open("/dev/null")?;
