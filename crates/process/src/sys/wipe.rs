@@ -1,7 +1,6 @@
 //! The allocator that wipes memory before it gives it back (threat-model.md §4.3).
 
 use std::alloc::{GlobalAlloc, Layout};
-use std::ffi::c_void;
 
 /// Blocks from this size on lose their pages instead of being overwritten. Else a block that was reserved and hardly
 /// used would be mapped and overwritten whole, such as one for a message of which only the length came.
@@ -40,16 +39,40 @@ unsafe impl<A: GlobalAlloc> GlobalAlloc for WipingAllocator<A> {
 /// The bytes are valid for writes, nobody else uses them, and they lie in private anonymous memory, as all of an
 /// allocator does.
 unsafe fn wipe(block: *mut u8, len: usize) {
-    let (before, pages) = if len < LARGE { (len, 0) } else { whole_pages(block, len) };
-    // SAFETY: both parts lie in the block. Dropped pages of such memory read as zeros. `explicit_bzero` is never
-    // optimised away.
+    // SAFETY: the bytes are ours to write.
     unsafe {
-        libc::explicit_bzero(block.cast::<c_void>(), before);
+        if len < LARGE {
+            overwrite(block, len);
+        } else {
+            drop_pages(block, len);
+        }
+    }
+}
+
+/// Overwrites `len` bytes. That is never optimised away.
+///
+/// # Safety
+/// As of [`wipe`].
+unsafe fn overwrite(block: *mut u8, len: usize) {
+    // SAFETY: the bytes are ours to write.
+    unsafe { libc::explicit_bzero(block.cast(), len) }
+}
+
+/// Drops the pages that lie in a block, and overwrites the rest: dropped pages of private memory read as zeros.
+///
+/// # Safety
+/// As of [`wipe`].
+#[cold]
+unsafe fn drop_pages(block: *mut u8, len: usize) {
+    let (before, pages) = whole_pages(block, len);
+    // SAFETY: all parts lie in the block.
+    unsafe {
+        overwrite(block, before);
         let (first, behind) = (block.add(before), before + pages);
         if pages > 0 && libc::madvise(first.cast(), pages, libc::MADV_DONTNEED) != 0 {
-            libc::explicit_bzero(first.cast(), pages);
+            overwrite(first, pages);
         }
-        libc::explicit_bzero(block.add(behind).cast(), len - behind);
+        overwrite(block.add(behind), len - behind);
     }
 }
 
