@@ -33,11 +33,8 @@ impl Daemon {
     }
 
     fn launch(stderr: Stdio) -> Result<Self, Failure> {
-        let program = std::env::var_os("STEP_RUNNER_BIN").unwrap_or_else(|| {
-            Path::new(env!("CARGO_MANIFEST_DIR")).join("target/release/step-runner").into()
-        });
         let folder = tempfile::tempdir()?;
-        let mut child = Command::new(program)
+        let mut child = Command::new(program())
             .arg("serve")
             .arg("--socket")
             .arg(folder.path().join("s"))
@@ -109,17 +106,40 @@ impl Daemon {
 
 impl Drop for Daemon {
     fn drop(&mut self) {
-        if let Some(pid) = rustix::process::Pid::from_raw(self.child.id() as i32) {
-            rustix::process::kill_process(pid, rustix::process::Signal::TERM).ok();
-        }
-        let until = Instant::now() + END_TIME;
-        while matches!(self.child.try_wait(), Ok(None)) {
-            if Instant::now() > until {
-                self.child.kill().ok();
-            }
-            std::thread::sleep(Duration::from_millis(5));
-        }
+        end(&mut self.child);
     }
+}
+
+/// Returns the program to measure.
+pub(crate) fn program() -> PathBuf {
+    std::env::var_os("STEP_RUNNER_BIN").map_or_else(
+        || Path::new(env!("CARGO_MANIFEST_DIR")).join("target/release/step-runner"),
+        PathBuf::from,
+    )
+}
+
+/// Asks a server to end, and waits until it has.
+pub(crate) fn end(server: &mut Child) {
+    if let Some(pid) = rustix::process::Pid::from_raw(server.id() as i32) {
+        rustix::process::kill_process(pid, rustix::process::Signal::TERM).ok();
+    }
+    let until = Instant::now() + END_TIME;
+    while matches!(server.try_wait(), Ok(None)) {
+        if Instant::now() > until {
+            server.kill().ok();
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Connects to the socket of a server.
+pub(crate) async fn connect(socket: &Path) -> Result<Channel, Failure> {
+    let socket = socket.to_owned();
+    let connector = tower::service_fn(move |_| {
+        let socket = socket.clone();
+        async move { UnixStream::connect(socket).await.map(TokioIo::new) }
+    });
+    Ok(Endpoint::from_static("http://bench").connect_with_connector(connector).await?)
 }
 
 /// A client with one connection.
@@ -128,13 +148,7 @@ pub(crate) struct Client(StepRunnerClient<Channel>);
 
 impl Client {
     pub(crate) async fn connect(socket: &Path) -> Result<Self, Failure> {
-        let socket = socket.to_owned();
-        let connector = tower::service_fn(move |_| {
-            let socket = socket.clone();
-            async move { UnixStream::connect(socket).await.map(TokioIo::new) }
-        });
-        let channel = Endpoint::from_static("http://bench").connect_with_connector(connector).await?;
-        Ok(Self(StepRunnerClient::new(channel)))
+        Ok(Self(StepRunnerClient::new(connect(socket).await?)))
     }
 
     pub(crate) async fn run(&mut self, id: &str, steps: &str, phrases: Vec<String>) -> Result<(), Failure> {

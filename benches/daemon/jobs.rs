@@ -11,7 +11,7 @@ use super::report::{Aim, Report};
 use super::{Failure, Size};
 
 /// Numbers of jobs under way at once.
-const AT_ONCE: [usize; 4] = [1, 16, 256, 1_000];
+pub(crate) const AT_ONCE: [usize; 4] = [1, 16, 256, 1_000];
 
 /// Number of Runs that must be accepted within a second.
 const BURST: usize = 5_000;

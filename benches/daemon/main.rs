@@ -2,15 +2,17 @@
 //!
 //! Drives the release binary named by `STEP_RUNNER_BIN` over a unix socket in a temporary folder. Run it with
 //! `scripts/bench`, which builds the binary. `--quick` takes seconds, `--json` prints one object, and any other word
-//! selects the groups of figures whose names contain it (`jobs`, `language`, `log`, `memory`, `start`, `steps`).
+//! selects the groups of figures whose names contain it (`jobs`, `language`, `log`, `memory`, `peer`, `start`, `steps`).
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "it is a program that prints figures")]
 
 mod daemon;
+mod dressed;
 mod jobs;
 mod language;
 mod log;
 mod machine;
 mod memory;
+mod peer;
 mod report;
 mod start;
 mod steps;
@@ -77,13 +79,14 @@ fn main() -> ExitCode {
 /// A group of figures.
 type Group = fn(&mut Report, Size) -> Result<(), Failure>;
 
-const GROUPS: [(&str, Group); 6] = [
+const GROUPS: [(&str, Group); 7] = [
     ("start", start::measure),
     ("language", language::measure),
     ("memory", memory::measure),
     ("steps", steps::measure),
     ("jobs", jobs::measure),
     ("log", log::measure),
+    ("peer", peer::measure),
 ];
 
 fn measure(report: &mut Report, size: Size, wanted: &[String]) -> Result<(), Failure> {

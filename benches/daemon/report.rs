@@ -60,6 +60,20 @@ impl Report {
         self.figures.insert(name.to_owned(), figure);
     }
 
+    /// Adds the median of repeated measurements, with the least and the largest.
+    pub(crate) fn samples(&mut self, name: &str, values: Vec<f64>, unit: &str, aim: Aim) {
+        let least = values.iter().copied().fold(f64::INFINITY, f64::min);
+        let largest = values.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        self.figure(name, median(values), unit, aim);
+        if self.print {
+            println!("{:<44} {least:>12.2} to {largest:.2}", "");
+        }
+        if let Some(figure) = self.figures.get_mut(name).and_then(Value::as_object_mut) {
+            figure.insert("least".into(), least.into());
+            figure.insert("largest".into(), largest.into());
+        }
+    }
+
     /// Returns all figures as one object.
     pub(crate) fn json(self) -> Value {
         Value::Object(self.figures)

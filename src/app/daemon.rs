@@ -192,13 +192,21 @@ fn listen(
     passed: Option<PassedSocket>,
     state: &StateDir,
 ) -> Result<(UnixListener, socket::Claim), Failure> {
-    match passed {
-        Some(PassedSocket { listener, .. }) => {
-            let claim = state.with_reserve(|| socket::claim_passed(socket)).map_err(claim_failure)?;
-            Ok((listener, claim))
-        }
-        None => state.with_reserve(|| socket::claim(socket, config.socket_mode.0)).map_err(claim_failure),
+    if let Some(PassedSocket { listener, .. }) = passed {
+        let claim = state.with_reserve(|| socket::claim_passed(socket)).map_err(claim_failure)?;
+        return Ok((listener, claim));
     }
+    if shuts_out_allowed_users(config, rustix::process::getuid().as_raw()) {
+        tracing::warn!("users of allow_uids cannot connect: socket_mode gives them no right to write");
+    }
+    state.with_reserve(|| socket::claim(socket, config.socket_mode.0)).map_err(claim_failure)
+}
+
+/// True if users may call, but the mode of the socket lets only the daemon's own user and root connect.
+fn shuts_out_allowed_users(config: &Config, own: u32) -> bool {
+    const OTHERS_WRITE: u32 = 0o022;
+    let names_others = config.allow_uids.iter().any(|&user| user != own && user != 0);
+    names_others && config.socket_mode.0 & OTHERS_WRITE == 0
 }
 
 fn fetcher(config: &Config, state: &StateDir) -> Result<Fetcher, Failure> {
@@ -217,6 +225,20 @@ fn accept_loop(config: &Config, listener: UnixListener, services: &Services) -> 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::Mode;
+
+    #[test]
+    fn users_who_may_call_need_a_socket_that_they_can_open() {
+        let config = |allow_uids: &[u32], mode| Config {
+            allow_uids: allow_uids.to_vec(),
+            socket_mode: Mode(mode),
+            ..Config::default()
+        };
+        assert!(shuts_out_allowed_users(&config(&[7], 0o600), 5));
+        assert!(shuts_out_allowed_users(&config(&[5, 7], 0o644), 5));
+        assert!(!shuts_out_allowed_users(&config(&[7], 0o660), 5));
+        assert!(!shuts_out_allowed_users(&config(&[0, 5], 0o600), 5));
+    }
 
     #[tokio::test]
     async fn a_part_that_ends_by_itself_is_a_defect() {

@@ -96,10 +96,15 @@ fn fault_84_a_leaf_whose_settings_a_step_changed_is_not_used_again() {
         ("cgroup.max.descendants", "0"),
         ("cgroup.type", "threaded"),
         ("below", ""),
+        ("again", ""),
     ] {
         job.close(&mut keeper.client);
         if name == "below" {
             fs::create_dir(leaf.join(name)).unwrap();
+        } else if name == "again" {
+            fs::remove_dir(&leaf).unwrap();
+            fs::create_dir(&leaf).unwrap();
+            fs::write(leaf.join("cgroup.kill"), "1").unwrap();
         } else {
             fs::write(leaf.join(name), value).unwrap();
         }

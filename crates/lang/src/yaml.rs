@@ -185,6 +185,19 @@ fn syntax_error(error: &ScanError, source: &Source<'_>) -> Diagnostic {
         }
         ErrorKind::MappingValueNotAllowed => diagnostic(Class::Yaml, error.info())
             .with_help("quote a text that holds \": \", and check the indentation"),
+        ErrorKind::UnclosedQuotedScalar | ErrorKind::DocumentIndicatorInQuotedScalar => {
+            diagnostic(Class::Yaml, "a quote before this place is not closed".to_owned())
+                .with_help("close it")
+        }
+        ErrorKind::InvalidQuotedScalarIndent => {
+            let message = "a quote before this place is not closed, or its text is indented too little";
+            diagnostic(Class::Yaml, message.to_owned())
+                .with_help("close it, or indent each line of its text more than its key")
+        }
+        ErrorKind::UnexpectedCharacter { character: '\0' } => {
+            diagnostic(Class::Yaml, "a NUL byte".to_owned())
+                .with_help("remove it: neither YAML nor a command can hold one")
+        }
         ErrorKind::UnexpectedCharacter { .. } => {
             diagnostic(Class::Yaml, error.info()).with_help("quote a text that starts with this character")
         }
@@ -207,7 +220,6 @@ const fn is_about_structure(error: &ErrorKind) -> bool {
             | ErrorKind::InvalidSimpleKey
             | ErrorKind::BlockSequenceEntryNotAllowed
             | ErrorKind::InvalidBlockScalarIndent
-            | ErrorKind::InvalidQuotedScalarIndent
             | ErrorKind::InvalidFlowScalarIndent
             | ErrorKind::MappingKeyNotAllowed
             | ErrorKind::MappingValueNotAllowed

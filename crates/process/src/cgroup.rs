@@ -28,7 +28,7 @@ use super::controllers::{
 };
 use super::freezer::{thaw, thaw_tree};
 use super::sweep::Process;
-use changes::{LeafChanges, WatchId};
+use changes::{LeafChanges, LeafWatch};
 use tree::{groups_below, remove_tree};
 
 /// Start of the name of a keeper's group; its process id follows.
@@ -114,7 +114,7 @@ pub struct Pool {
 #[derive(Debug)]
 struct FreeLeaf {
     name: String,
-    watch: WatchId,
+    watch: LeafWatch,
 }
 
 /// A keeper's group in one hierarchy. Dropping it removes it, as far as it is empty.
@@ -134,7 +134,7 @@ pub struct Leaf {
     suffix: String,
     name: String,
     /// `None` if nobody can say whether it is unchanged.
-    watch: Option<WatchId>,
+    watch: Option<LeafWatch>,
     /// CPU time of earlier jobs in this leaf.
     used_before: Duration,
     /// CPU time of this job in its earlier leaf.
@@ -189,7 +189,7 @@ impl Pool {
         let group =
             KeeperGroup::make(&parent).map_err(|source| CgroupError::NotWritable { path: parent, source })?;
         let controllers = hand_on(&group.path);
-        Ok(Self { group, controllers, free: Vec::new(), made: 0, changes: LeafChanges::new() })
+        Ok(Self { group, controllers, free: Vec::new(), made: 0, changes: LeafChanges::default() })
     }
 
     /// Directory of the keeper's group.
@@ -213,15 +213,19 @@ impl Pool {
     /// Returns an empty leaf for a job, thawed and without settings of another one.
     pub fn take(&mut self) -> io::Result<Leaf> {
         while let Some(FreeLeaf { name, watch }) = self.free.pop() {
-            let Ok(mut leaf) = self.open_leaf(name, Some(watch)) else { continue };
-            if !leaf.is_populated() && self.changes.is_unchanged(watch) {
+            let Ok(mut leaf) = self.open_leaf(name) else { continue };
+            if !leaf.is_populated() && self.changes.is_unchanged(&watch, &leaf.directory) {
+                leaf.watch = Some(watch);
                 leaf.used_before = leaf.cpu_time().unwrap_or_default();
                 return Ok(leaf);
             }
             remove_tree(&leaf.path);
         }
         let mut leaf = self.make_leaf()?;
-        leaf.watch = self.changes.watch(&leaf.directory);
+        // One with a peak is used once.
+        if !leaf.counts_peak() {
+            leaf.watch = self.changes.watch(&leaf.directory);
+        }
         Ok(leaf)
     }
 
@@ -235,7 +239,7 @@ impl Pool {
                 Err(Errno::EXIST) if taken < MAX_TAKEN => taken += 1,
                 made => {
                     made?;
-                    return self.open_leaf(name, None);
+                    return self.open_leaf(name);
                 }
             }
         }
@@ -246,7 +250,7 @@ impl Pool {
         thaw(&self.group.directory);
     }
 
-    fn open_leaf(&self, name: String, watch: Option<WatchId>) -> io::Result<Leaf> {
+    fn open_leaf(&self, name: String) -> io::Result<Leaf> {
         let directory = open_directory(&self.group.directory, Path::new(&name))?;
         let group = self.group.path.file_name().unwrap_or_default().to_string_lossy();
         Ok(Leaf {
@@ -254,7 +258,7 @@ impl Pool {
             path: self.group.path.join(&name),
             suffix: format!("/{group}/{name}"),
             name,
-            watch,
+            watch: None,
             used_before: Duration::ZERO,
             used_elsewhere: Duration::ZERO,
             spent: AtomicBool::new(false),
@@ -275,9 +279,9 @@ impl Pool {
 
     /// Takes a leaf back. It is not reused if it has had limits, has a peak that cannot be reset, or is spent.
     /// [`Self::take`] checks whether the others are empty and unchanged.
-    pub fn give_back(&mut self, leaf: Leaf) {
+    pub fn give_back(&mut self, mut leaf: Leaf) {
         let is_used_up = leaf.counts_peak() || leaf.is_limited || leaf.is_spent();
-        match leaf.watch.filter(|_| !is_used_up && self.free.len() < MAX_FREE) {
+        match leaf.watch.take().filter(|_| !is_used_up && self.free.len() < MAX_FREE) {
             Some(watch) => self.free.push(FreeLeaf { name: leaf.name, watch }),
             None if leaf.is_populated() => {}
             None => remove_tree(&leaf.path),

@@ -118,12 +118,17 @@ struct Turn {
 pub struct Watched(Arc<FreezerShared>);
 
 impl Thawer {
-    /// Keeps `groups` thawed until the result is dropped. Does nothing if no thread can be started.
+    /// Keeps `groups` thawed until the result is dropped. Thaws them once if no thread can be started.
     pub fn watch(&mut self, groups: [PathBuf; 2]) -> Watched {
         if !self.has_thread {
             let shared = Arc::clone(&self.shared);
             let builder = std::thread::Builder::new().name("thaw".into()).stack_size(STACK);
             self.has_thread = builder.spawn(move || shared.serve()).is_ok();
+        }
+        if !self.has_thread {
+            for group in &groups {
+                thaw_path(group);
+            }
         }
         let mut turn = self.shared.turn.lock();
         turn.groups = Some(groups);

@@ -133,7 +133,7 @@ pub struct Spawner {
     inheritance: Inheritance,
     null: OwnedFd,
     streams: LowStreams,
-    has_close_range: bool,
+    can_leave_table: bool,
     oom_score: Option<OomScore>,
 }
 
@@ -149,7 +149,7 @@ impl Spawner {
             inheritance: Inheritance::read(),
             null,
             streams,
-            has_close_range: sys::has_close_range(),
+            can_leave_table: sys::can_leave_table(),
             oom_score,
         })
     }
@@ -200,7 +200,7 @@ impl Spawner {
             stdin: self.null.as_fd(),
             stdout: streams.stdout(),
             stderr: streams.stderr(),
-            first_left_out: self.has_close_range.then(|| streams.first_after(&self.null)),
+            first_left_out: self.can_leave_table.then(|| streams.first_after(&self.null)),
             cgroup: *cgroup,
             join,
             limits: &limits,

@@ -27,7 +27,7 @@ use std::ffi::c_int;
 
 pub(super) use child::{ChildPlan, ChildStage, Inheritance, ProcessLimit};
 pub(super) use clone::{CloneError, clone_exec};
-pub(super) use descriptor::has_close_range;
+pub(super) use descriptor::can_leave_table;
 pub use descriptor::{close_on_exec_from, inherited_descriptor, quieten_standard_streams};
 pub(super) use memory::ChildStack;
 pub use memory::{bound_free_memory, give_back_idle_memory, give_back_memory};

@@ -205,6 +205,7 @@ impl CheckedFile {
         let (line, column) = (valid.matches('\n').count() + 1, last.chars().count() + 1);
         let at = Position { line: line as u32, column: column as u32 };
         Diagnostic::error(Class::Yaml, &Arc::from(self.shown.as_str()), at, "the text is not UTF-8")
+            .with_help("save the file in this encoding")
     }
 
     /// Checks the text as a function or as a request.

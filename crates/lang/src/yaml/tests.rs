@@ -155,6 +155,22 @@ fn what_a_tag_says_must_be_so() {
 }
 
 #[test]
+fn an_open_quote_and_a_nul_byte_are_named() {
+    for (text, message, help) in [
+        (
+            "a:\n  b: \"hi\nc: d\n",
+            "a quote before this place is not closed, or its text is indented too little",
+            "close it, or indent",
+        ),
+        ("a: b\0c\n", "a NUL byte", "remove it"),
+    ] {
+        let error = read_text(text).diagnostics.into_iter().next().unwrap();
+        assert_eq!(error.message, message, "{text:?}");
+        assert!(error.help.is_some_and(|shown| shown.starts_with(help)), "{text:?}");
+    }
+}
+
+#[test]
 fn a_byte_order_mark_is_no_text() {
     assert_eq!(shown("\u{feff}a: b\n"), "{a@1:1=b@1:4}");
 }

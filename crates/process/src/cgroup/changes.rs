@@ -1,13 +1,15 @@
 //! Tells which leaves were changed by others: a step can write to the files of any leaf that its user may write to.
 //!
-//! The kernel reports the writes through one inotify descriptor. Reading all settings before each reuse of a leaf costs
-//! more than the rest of the reuse, and does not show a `cgroup.kill`. Owns no leaf, and reads none.
+//! The kernel reports writes through one inotify descriptor. Reading all settings before each reuse of a leaf costs more
+//! than the rest of the reuse, and does not show a `cgroup.kill`. A write by `io_submit` is not reported. Owns no leaf, and
+//! reads none.
 
 use std::collections::HashSet;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::sync::Arc;
 
-use rustix::fs::inotify::{self, CreateFlags, ReadFlags, Reader, WatchFlags};
+use rustix::fs::inotify::{self, CreateFlags, Event, ReadFlags, Reader, WatchFlags};
 use rustix::io::Errno;
 
 /// Files that say nothing of how the next process will fare in a group: processes are moved by two of them.
@@ -16,39 +18,46 @@ const NO_SETTINGS: [&str; 2] = ["cgroup.procs", "cgroup.threads"];
 /// Room for the events of one read.
 const READ_BYTES: usize = 4 << 10;
 
-/// A leaf that is watched: the number that the kernel gave it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) struct WatchId(i32);
+/// A leaf that is watched. Dropping it ends the watch: the kernel does not end it with the group.
+#[derive(Debug)]
+pub(super) struct LeafWatch {
+    inotify: Arc<OwnedFd>,
+    /// Number that the kernel gave the watch.
+    id: i32,
+    inode: u64,
+}
 
 /// The watched leaves that nobody has changed.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct LeafChanges {
-    /// `None` if the user has too many of them.
-    inotify: Option<OwnedFd>,
-    unchanged: HashSet<WatchId>,
+    /// `None` before the first watch, or if the user has too many of them.
+    inotify: Option<Arc<OwnedFd>>,
+    /// Numbers of the watches.
+    unchanged: HashSet<i32>,
 }
 
 impl LeafChanges {
-    /// Watches nothing yet.
-    pub(super) fn new() -> Self {
-        let inotify = inotify::init(CreateFlags::NONBLOCK | CreateFlags::CLOEXEC).ok();
-        Self { inotify, unchanged: HashSet::new() }
-    }
-
     /// Watches the new leaf behind `directory`. `None` if that is not possible, so that nobody can say whether the leaf
     /// is unchanged.
-    pub(super) fn watch(&mut self, directory: impl AsFd) -> Option<WatchId> {
+    pub(super) fn watch(&mut self, directory: impl AsFd) -> Option<LeafWatch> {
+        if self.inotify.is_none() {
+            self.inotify = inotify::init(CreateFlags::NONBLOCK | CreateFlags::CLOEXEC).ok().map(Arc::new);
+        }
+        let inotify = Arc::clone(self.inotify.as_ref()?);
+        let inode = rustix::fs::fstat(&directory).ok()?.st_ino;
         let path = format!("/proc/self/fd/{}", directory.as_fd().as_raw_fd());
         let events = WatchFlags::MODIFY | WatchFlags::ATTRIB | WatchFlags::CREATE | WatchFlags::ONLYDIR;
-        let id = WatchId(inotify::add_watch(self.inotify.as_ref()?, path, events).ok()?);
+        let id = inotify::add_watch(&inotify, path, events).ok()?;
         self.unchanged.insert(id);
-        Some(id)
+        Some(LeafWatch { inotify, id, inode })
     }
 
-    /// True if nobody has changed a setting of the leaf, or made a group in it, since it is watched.
-    pub(super) fn is_unchanged(&mut self, id: WatchId) -> bool {
+    /// True if `directory` is that of the leaf, and nobody has changed a setting of it, or made a group in it, since it
+    /// is watched.
+    pub(super) fn is_unchanged(&mut self, watch: &LeafWatch, directory: impl AsFd) -> bool {
         self.take_events();
-        self.unchanged.contains(&id)
+        self.unchanged.contains(&watch.id)
+            && rustix::fs::fstat(directory).is_ok_and(|stat| stat.st_ino == watch.inode)
     }
 
     fn take_events(&mut self) {
@@ -58,9 +67,9 @@ impl LeafChanges {
         loop {
             match events.next() {
                 Ok(event) if event.events().contains(ReadFlags::QUEUE_OVERFLOW) => self.unchanged.clear(),
-                Ok(event) if event.file_name().is_some_and(|name| !is_setting(name.to_bytes())) => {}
+                Ok(event) if is_usual(&event) => {}
                 Ok(event) => {
-                    self.unchanged.remove(&WatchId(event.wd()));
+                    self.unchanged.remove(&event.wd());
                 }
                 Err(Errno::INTR) => {}
                 Err(Errno::WOULDBLOCK) => return,
@@ -69,6 +78,18 @@ impl LeafChanges {
             }
         }
     }
+}
+
+impl Drop for LeafWatch {
+    fn drop(&mut self) {
+        inotify::remove_watch(&*self.inotify, self.id).ok();
+    }
+}
+
+/// True for writes that happen to every leaf.
+fn is_usual(event: &Event<'_>) -> bool {
+    let is_write = event.events().contains(ReadFlags::MODIFY);
+    is_write && event.file_name().is_some_and(|name| !is_setting(name.to_bytes()))
 }
 
 /// False for files that the kernel changes by itself, or whose content does not matter to the next process.
@@ -80,48 +101,68 @@ fn is_setting(name: &[u8]) -> bool {
 #[cfg(test)]
 mod tests {
     use std::fs;
+    use std::os::unix::fs::PermissionsExt;
+    use std::path::Path;
 
     use super::*;
 
-    #[test]
-    fn fault_84_a_written_file_or_a_group_below_makes_another_group_of_it() {
-        for (change, is_change) in [
-            ("cgroup.freeze", true),
-            ("cgroup.kill", true),
-            ("pids.max", true),
-            ("below", true),
-            ("cgroup.procs", false),
-            ("cgroup.events", false),
-            ("memory.events.local", false),
-        ] {
-            let folder = tempfile::tempdir().unwrap();
-            let file = folder.path().join(change);
-            if change != "below" {
-                fs::write(&file, "0\n").unwrap();
-            }
-            let directory = fs::File::open(folder.path()).unwrap();
-            let mut changes = LeafChanges::new();
-            let id = changes.watch(&directory).unwrap();
-            assert!(changes.is_unchanged(id), "{change}");
-            if change == "below" {
-                fs::create_dir(&file).unwrap();
-            } else {
-                fs::write(&file, "1\n").unwrap();
-                fs::write(&file, "0\n").unwrap();
-            }
-            assert_eq!(changes.is_unchanged(id), !is_change, "{change}");
+    /// Makes a folder with some files of a group, lets `change` change it, and returns whether it counts as unchanged.
+    fn is_unchanged_after(change: impl FnOnce(&Path)) -> bool {
+        let folder = tempfile::tempdir().unwrap();
+        for name in ["cgroup.freeze", "cgroup.kill", "cgroup.procs", "cgroup.events", "memory.events.local"] {
+            fs::write(folder.path().join(name), "0\n").unwrap();
         }
+        let directory = fs::File::open(folder.path()).unwrap();
+        let mut changes = LeafChanges::default();
+        let watch = changes.watch(&directory).unwrap();
+        assert!(changes.is_unchanged(&watch, &directory));
+        change(folder.path());
+        changes.is_unchanged(&watch, &directory)
     }
 
     #[test]
-    fn a_leaf_that_is_gone_is_forgotten() {
+    fn fault_84_a_written_file_or_a_group_below_makes_another_group_of_it() {
+        for (name, is_unchanged) in [
+            ("cgroup.freeze", false),
+            ("cgroup.kill", false),
+            ("cgroup.procs", true),
+            ("cgroup.events", true),
+            ("memory.events.local", true),
+        ] {
+            let written = is_unchanged_after(|folder| {
+                fs::write(folder.join(name), "1\n").unwrap();
+                fs::write(folder.join(name), "0\n").unwrap();
+            });
+            assert_eq!(written, is_unchanged, "{name}");
+        }
+        assert!(!is_unchanged_after(|folder| fs::create_dir(folder.join("below")).unwrap()));
+        let no_rights = fs::Permissions::from_mode(0o000);
+        assert!(!is_unchanged_after(
+            |folder| fs::set_permissions(folder.join("cgroup.procs"), no_rights).unwrap()
+        ));
+    }
+
+    #[test]
+    fn fault_84_another_group_of_the_same_name_is_another_group() {
+        let folder = tempfile::tempdir().unwrap();
+        let open = |name: &str| {
+            fs::create_dir(folder.path().join(name)).unwrap();
+            fs::File::open(folder.path().join(name)).unwrap()
+        };
+        let (first, second) = (open("1"), open("2"));
+        let mut changes = LeafChanges::default();
+        let watch = changes.watch(&first).unwrap();
+        assert!(changes.is_unchanged(&watch, &first));
+        assert!(!changes.is_unchanged(&watch, &second));
+    }
+
+    #[test]
+    fn a_leaf_that_is_given_up_is_forgotten() {
         let folder = tempfile::tempdir().unwrap();
         let directory = fs::File::open(folder.path()).unwrap();
-        let mut changes = LeafChanges::new();
-        let id = changes.watch(&directory).unwrap();
-        drop(directory);
-        folder.close().unwrap();
-        assert!(!changes.is_unchanged(id));
+        let mut changes = LeafChanges::default();
+        drop(changes.watch(&directory).unwrap());
+        changes.take_events();
         assert!(changes.unchanged.is_empty());
     }
 }

@@ -65,7 +65,7 @@ pub(crate) struct ChildPlan<'a> {
     pub(crate) stderr: BorrowedFd<'a>,
     /// If set, the streams above have smaller numbers than this, and the child copies no descriptor from this number
     /// on: a copy of the whole table costs more than the rest of a start once thousands of jobs run. Needs
-    /// [`has_close_range`](super::has_close_range).
+    /// [`can_leave_table`](super::can_leave_table).
     pub(crate) first_left_out: Option<c_int>,
     /// Directory of the control group to start in.
     pub(crate) cgroup: Option<BorrowedFd<'a>>,

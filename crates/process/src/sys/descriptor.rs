@@ -36,10 +36,20 @@ pub fn close_on_exec_from(first: RawFd) -> io::Result<()> {
     if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// True if the kernel (5.9) has `close_range` and no filter of a container forbids it.
-pub(crate) fn has_close_range() -> bool {
+/// True if a process can leave a shared table of descriptors by `close_range` without harm. Some kernels from 5.9 to 6.10
+/// leave marks of the left descriptors in its new table, which then has no number for a new file (CVE-2024-45025). Filters
+/// of containers may forbid the call.
+pub(crate) fn can_leave_table() -> bool {
+    let is_sound = version_of(rustix::system::uname().release().to_bytes()) >= Some((6, 11));
     // SAFETY: there is no descriptor of this number.
-    unsafe { libc::syscall(libc::SYS_close_range, libc::c_uint::MAX, libc::c_uint::MAX, 0) == 0 }
+    is_sound && unsafe { libc::syscall(libc::SYS_close_range, libc::c_uint::MAX, libc::c_uint::MAX, 0) == 0 }
+}
+
+/// Returns the first two numbers of a kernel's release.
+fn version_of(release: &[u8]) -> Option<(u32, u32)> {
+    let mut numbers = release.split(|byte| !byte.is_ascii_digit());
+    let mut number = || str::from_utf8(numbers.next()?).ok()?.parse().ok();
+    Some((number()?, number()?))
 }
 
 /// Redirects descriptors 0, 1 and 2 to `/dev/null`, so that we hold no pipe or terminal of our starter open.
@@ -52,4 +62,18 @@ pub fn quieten_standard_streams() -> io::Result<()> {
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_version_of_a_kernel_is_read_from_its_release() {
+        assert_eq!(version_of(b"6.18.5"), Some((6, 18)));
+        assert_eq!(version_of(b"5.15.0-131-generic"), Some((5, 15)));
+        assert_eq!(version_of(b"6.11+"), Some((6, 11)));
+        assert_eq!(version_of(b"7"), None);
+        assert!(Some((6, 2)) < Some((6, 11)) && None < Some((6, 11)));
+    }
 }
