@@ -1,7 +1,7 @@
 //! Messages to users besides the job's output: errors with `-q`, closed pipes, Ctrl-C in `follow`, unseen local files.
 
 use std::io::Read as _;
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 
 use super::fake::{Daemon, Job};
 use super::{Scene, failing_job, program, stderr, stdout};
@@ -39,7 +39,8 @@ fn follow_says_after_an_interrupt_that_the_job_goes_on_and_how_to_come_back() {
     let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     // `follow` handles signals once it has printed something.
     child.stdout.as_mut().unwrap().read_exact(&mut [0; 10]).unwrap();
-    assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
+    rustix::process::kill_process(rustix::process::Pid::from_child(&child), rustix::process::Signal::INT)
+        .unwrap();
     let output = child.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(130));
     let expected = format!(

@@ -71,7 +71,7 @@ async fn a_computed_reference_is_evaluated_once() {
 
 #[tokio::test]
 async fn a_process_is_started_as_its_definition_says() {
-    let tool = "#!/bin/sh\necho \"tool in $(pwd) with $# arguments\"; cat; ps -o pgid= -p $$ | tr -d ' ' | grep -qx $$ && echo own group\n";
+    let tool = "#!/bin/sh\necho \"tool in $(pwd) with $# arguments\"; cat; cut -d' ' -f5 /proc/$$/stat | grep -qx $$ && echo own group\n";
     let exec = |command: &str| format!("{{}}\n---\nexec: {{command: {command}, work_dir: sub/dir}}\n");
     let scene = Scene::new(&[
         ("bin/tool-of-mine", tool),
