@@ -238,7 +238,7 @@ struct LowStreams {
     stderr: OwnedFd,
 }
 
-/// The streams of a start under way. Dropping it closes them.
+/// The streams of a start under way. Dropping it makes both descriptors name `/dev/null` again.
 struct HeldStreams<'a> {
     streams: &'a mut LowStreams,
     null: &'a OwnedFd,
@@ -428,7 +428,8 @@ mod tests {
         let env = [b"PATH=/usr/bin:/bin".to_vec()];
         let command =
             Command { program: Path::new("/bin/sh"), argv: &argv, env: &env, work_dir: Path::new("/") };
-        for _ in 0..2 {
+        for can_leave_table in [spawner.can_leave_table, false] {
+            spawner.can_leave_table = can_leave_table;
             let spawned = spawner.spawn(&command, &Confinement::default()).unwrap();
             assert_eq!(read_to_end(spawned.stdout), "/dev/null\n");
             assert_eq!(read_to_end(spawned.stderr), "error\n");

@@ -65,7 +65,7 @@ pub struct LogView {
     pub inode: u64,
     /// Bytes written.
     pub len: u64,
-    /// Whether the disk takes bytes.
+    /// State of the disk for this log.
     pub storage: LogStorage,
 }
 

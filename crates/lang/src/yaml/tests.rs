@@ -162,6 +162,8 @@ fn an_open_quote_and_a_nul_byte_are_named() {
             "a quote before this place is not closed, or its text is indented too little",
             "close it, or indent",
         ),
+        ("'hi\n", "a quote before this place is not closed", "close it"),
+        ("'hi\n---\nb: c\n", "a quote before this place is not closed", "close it"),
         ("a: b\0c\n", "a NUL byte", "remove it"),
     ] {
         let error = read_text(text).diagnostics.into_iter().next().unwrap();

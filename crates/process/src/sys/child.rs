@@ -150,7 +150,7 @@ pub(super) struct ChildShared<'a> {
 }
 
 impl ChildShared<'_> {
-    /// Flag for `clone`: whether the child starts with the parent's table of descriptors or with a copy.
+    /// Flag for `clone`: with it the child starts with the parent's table of descriptors, without it with a copy.
     pub(super) const fn table_flag(&self) -> c_int {
         if self.has_our_table { libc::CLONE_FILES } else { 0 }
     }

@@ -63,7 +63,7 @@ fn clone_vfork(shared: &mut ChildShared<'_>, stack: &mut ChildStack) -> io::Resu
         match clone3_into(cgroup, shared, stack) {
             Err(error) if matches!(error.raw_os_error(), Some(libc::ENOSYS | libc::EPERM | libc::E2BIG)) => {
                 shared.join_cgroup = true;
-                // It opens a file for that, which the table of ours must not show.
+                // It opens a file for that, which must not take a place in our table.
                 shared.has_our_table = false;
             }
             done => return done,

@@ -52,7 +52,7 @@ unsafe fn wipe(block: *mut u8, len: usize) {
 /// Overwrites `len` bytes. That is never optimised away.
 ///
 /// # Safety
-/// As of [`wipe`].
+/// The conditions of [`wipe`] hold.
 unsafe fn overwrite(block: *mut u8, len: usize) {
     // SAFETY: the bytes are ours to write.
     unsafe { libc::explicit_bzero(block.cast(), len) }
@@ -61,7 +61,7 @@ unsafe fn overwrite(block: *mut u8, len: usize) {
 /// Drops the pages that lie in a block, and overwrites the rest: dropped pages of private memory read as zeros.
 ///
 /// # Safety
-/// As of [`wipe`].
+/// The conditions of [`wipe`] hold.
 #[cold]
 unsafe fn drop_pages(block: *mut u8, len: usize) {
     let (before, pages) = whole_pages(block, len);
