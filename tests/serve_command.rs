@@ -4,11 +4,15 @@
 mod support;
 
 use std::io::{Read, Write};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 
 use base64::Engine as _;
+use rustix::fs::FlockOperation;
+use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
 use rustix::process::Signal;
 use step_runner::pb::v1::State;
 use support::{Client, is_alive, is_root, kill, parts, wait_for};
@@ -311,6 +315,41 @@ fn sockets_that_are_left_over_are_taken_and_nothing_else() {
     let refused = scene.start(&["steps", "serve", "--socket", other.to_str().unwrap()]);
     let (status, _, stderr) = refused.ended();
     assert!(status.code() == Some(1) && stderr.contains("already serving on"), "{stderr}");
+}
+
+/// Returns a descriptor that can be read as soon as somebody opens the file at `path` again.
+fn opened(path: &Path) -> OwnedFd {
+    let watches = inotify::init(CreateFlags::NONBLOCK | CreateFlags::CLOEXEC).unwrap();
+    inotify::add_watch(&watches, path, WatchFlags::OPEN).unwrap();
+    watches
+}
+
+/// A daemon killed while it starts a program leaves a copy of itself that holds its locks until it executes the program.
+#[test]
+fn locks_that_a_killed_daemon_has_left_to_its_child_are_waited_for() {
+    let scene = Scene::new();
+    let (socket, state) = (scene.socket(), scene.path("state"));
+    std::fs::create_dir(&state).unwrap();
+    // The folder is used by nobody else, as the daemon requires.
+    std::fs::set_permissions(&state, std::fs::Permissions::from_mode(0o700)).unwrap();
+    let mut killed = Command::new("true").spawn().unwrap();
+    killed.wait().unwrap();
+    let leave = |path: &Path| {
+        let file = std::fs::File::create(path).unwrap();
+        rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive).unwrap();
+        std::fs::write(path, format!("{}\n", killed.id())).unwrap();
+        file
+    };
+    let locks = [socket.with_extension("sock.lock"), state.join("lock")];
+    let [of_socket, of_state] = locks.each_ref().map(|path| leave(path));
+    let [socket_opened, state_opened] = locks.each_ref().map(|path| opened(path));
+    let (socket, state) = (socket.to_str().unwrap(), state.to_str().unwrap());
+    let mut serving = scene.start(&["serve", "--socket", socket, "--state-dir", state]);
+    for (opened, left) in [(state_opened, of_state), (socket_opened, of_socket)] {
+        wait_for("the daemon's look at the lock", || rustix::io::read(&opened, &mut [0; 256]).ok());
+        drop(left);
+    }
+    assert_eq!(serving.marked(), Path::new(socket));
 }
 
 #[test]

@@ -1,13 +1,23 @@
 //! Exclusive locks: of the state folder, of the keeper, of a socket.
 //!
-//! The lock is the kernel's (flock): it ends with its holder, however the holder ends, and no child inherits it. The
-//! file stays, because after a removal two processes could lock two files of one name. It holds the pid of the holder,
-//! for messages.
+//! The lock is the kernel's (flock): it ends with its holder, however the holder ends, and no program that the holder
+//! starts inherits it. Only the holder's copy that is about to execute such a program has it a moment longer than a
+//! holder killed meanwhile, and is waited for. The file stays, because after a removal two processes could lock two
+//! files of one name. It holds the pid of the holder.
 
 use std::io;
 use std::os::fd::OwnedFd;
+use std::time::{Duration, Instant};
+
+use rustix::process::Pid;
 
 use crate::files;
+
+/// Longest wait for what a dead process left open: its copy may need that long to execute its program on a busy machine.
+const REMAINS_TIME: Duration = Duration::from_secs(5);
+
+/// Time between two looks at what a dead process left open. The kernel does not tell of it.
+const LOOK_INTERVAL: Duration = Duration::from_millis(1);
 
 /// Longest content of a lock file: a pid and a line feed.
 const MAX_PID_TEXT: usize = 16;
@@ -34,11 +44,13 @@ fn holder(pid: Option<u32>) -> String {
 }
 
 impl Lock {
-    /// Takes the lock of an open file. Fails at once if it is held.
+    /// Takes the lock of an open file. Fails if it is held: at once if its holder lives, after [`REMAINS_TIME`] if not.
     pub(super) fn take(file: OwnedFd) -> Result<Self, LockError> {
-        if !files::try_lock(&file)? {
-            return Err(LockError::Held(read_pid(&file)));
-        }
+        let taken = outwait_the_dead(
+            || if files::try_lock(&file)? { Ok(()) } else { Err(LockError::Held(read_pid(&file))) },
+            |error| if let LockError::Held(pid) = error { *pid } else { None },
+        );
+        taken?;
         let lock = Self { file };
         lock.write_pid();
         Ok(lock)
@@ -62,4 +74,28 @@ fn read_pid(file: &OwnedFd) -> Option<u32> {
     let count = files::read_at(file, &mut text, 0).ok()?;
     // For a moment the rest of a longer pid may follow.
     std::str::from_utf8(text.get(..count)?).ok()?.lines().next()?.parse().ok()
+}
+
+/// Calls `attempt` until it succeeds, or fails for another reason than a process that is dead but left something open.
+/// `holder` returns the pid of the process that an error names. Gives up after [`REMAINS_TIME`].
+pub(super) fn outwait_the_dead<T, E>(
+    mut attempt: impl FnMut() -> Result<T, E>,
+    holder: impl Fn(&E) -> Option<u32>,
+) -> Result<T, E> {
+    let start = Instant::now();
+    loop {
+        match attempt() {
+            Err(error) if holder(&error).is_some_and(is_dead) && start.elapsed() < REMAINS_TIME => {
+                std::thread::sleep(LOOK_INTERVAL);
+            }
+            result => return result,
+        }
+    }
+}
+
+fn is_dead(pid: u32) -> bool {
+    i32::try_from(pid)
+        .ok()
+        .and_then(Pid::from_raw)
+        .is_some_and(|pid| rustix::process::test_kill_process(pid) == Err(rustix::io::Errno::SRCH))
 }

@@ -10,6 +10,7 @@ use rustix::fs::{FileType, Mode, Stat};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
+use super::lock::outwait_the_dead;
 use super::{Lock, LockError};
 use crate::files::{self, CWD};
 
@@ -104,7 +105,10 @@ pub(crate) fn claim(path: &Path, mode: u32) -> Result<(UnixListener, Claim), Cla
         files::make_dirs(parent).map_err(io_error("make", parent))?;
     }
     let lock = take_lock(path)?;
-    clear(path)?;
+    let holder = |error: &ClaimError| {
+        if let ClaimError::AlreadyServing { pid, .. } = error { *pid } else { None }
+    };
+    outwait_the_dead(|| clear(path), holder)?;
     let socket = bind(path, mode)?;
     let stat = files::stat_at(CWD, path).map_err(io_error("find", path))?;
     let claim = Claim { path: path.to_owned(), identity: Some(identity(&stat)), _lock: lock };

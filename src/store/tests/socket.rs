@@ -5,6 +5,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 
 use super::*;
+use crate::store::lock::outwait_the_dead;
 use crate::store::socket::{Claim, ClaimError, MAX_PATH, claim};
 
 fn mode(path: &Path) -> u32 {
@@ -101,6 +102,21 @@ fn path_is_limited() {
     }
     let error = claim(&path_of(MAX_PATH + 1), 0o600).unwrap_err();
     assert!(error.to_string().contains("is 101 bytes long, at most 100 are possible"), "{error}");
+}
+
+#[test]
+fn what_a_dead_process_left_open_is_waited_for_and_a_living_holder_is_not() {
+    let mut dead = std::process::Command::new("true").spawn().unwrap();
+    dead.wait().unwrap();
+    for (holder, attempts_made) in [(Some(dead.id()), 3), (Some(std::process::id()), 1), (None, 1)] {
+        let mut attempts = 0;
+        let attempt = || {
+            attempts += 1;
+            if attempts < 3 { Err(holder) } else { Ok(()) }
+        };
+        let taken = outwait_the_dead(attempt, |&holder| holder);
+        assert_eq!((attempts, taken), (attempts_made, if attempts_made == 3 { Ok(()) } else { Err(holder) }));
+    }
 }
 
 #[test]
