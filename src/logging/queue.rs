@@ -11,6 +11,12 @@ use parking_lot::{Condvar, Mutex};
 /// Most bytes that wait; beyond it lines are dropped.
 const MAX_BYTES: usize = 256 << 10;
 
+/// Most bytes written at once: a pipe that has room for any takes so many without a wait in their midst.
+const MAX_WRITE: usize = 4 << 10;
+
+/// Pause between two rounds of writing: a line that follows another one soon wakes nobody.
+const PAUSE: Duration = Duration::from_millis(10);
+
 /// Lines are taken again once so few bytes wait, after a report of the number dropped.
 const RESUME_BYTES: usize = MAX_BYTES / 2;
 
@@ -35,10 +41,21 @@ struct QueueState {
     is_full: bool,
     /// True once writing may begin.
     is_open: bool,
-    /// True while a line is written.
-    is_writing: bool,
+    stage: WritingStage,
+    /// True while somebody waits for the end of the writing.
+    is_hurried: bool,
     /// The writer's thread: its line about dropped ones always finds room.
     writer: Option<ThreadId>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum WritingStage {
+    /// The writer waits to be woken.
+    Waiting,
+    /// Lines are written.
+    Writing,
+    /// The writer pauses. It looks for lines by itself, unless somebody is in a hurry.
+    Pausing,
 }
 
 impl LineQueue {
@@ -50,7 +67,8 @@ impl LineQueue {
             dropped: 0,
             is_full: false,
             is_open,
-            is_writing: false,
+            stage: WritingStage::Waiting,
+            is_hurried: false,
             writer: None,
         };
         let shared = QueueShared { state: Mutex::new(state), work: Condvar::new(), idle: Condvar::new() };
@@ -71,7 +89,9 @@ impl LineQueue {
         }
         state.bytes += line.len();
         state.lines.push_back(line.to_vec());
-        self.0.work.notify_one();
+        if state.stage != WritingStage::Pausing || state.bytes > RESUME_BYTES {
+            self.0.work.notify_one();
+        }
     }
 
     /// Begins the writing.
@@ -88,19 +108,24 @@ impl LineQueue {
     pub(super) fn flush(&self, limit: Duration) {
         let until = Instant::now() + limit;
         let mut state = self.0.state.lock();
-        while state.is_open && (!state.lines.is_empty() || state.is_writing || state.dropped > 0) {
+        state.is_hurried = true;
+        self.0.work.notify_one();
+        while state.is_open
+            && (!state.lines.is_empty() || state.stage == WritingStage::Writing || state.dropped > 0)
+        {
             if self.0.idle.wait_until(&mut state, until).timed_out() {
-                return;
+                break;
             }
         }
+        state.is_hurried = false;
     }
 
     fn write_lines(&self, mut target: impl Write) {
         self.0.state.lock().writer = Some(std::thread::current().id());
         loop {
             match self.next() {
-                // Nobody is left to tell of a line that cannot be written.
-                LogWork::Line(line) => drop(target.write_all(&line)),
+                // Nobody is left to tell of lines that cannot be written.
+                LogWork::Lines(lines) => drop(target.write_all(&lines)),
                 LogWork::Dropped(lines) => {
                     tracing::error!("{lines} lines of this log were dropped: they were not read in time");
                 }
@@ -111,31 +136,55 @@ impl LineQueue {
     /// Waits for the next thing to write.
     fn next(&self) -> LogWork {
         let mut state = self.0.state.lock();
-        state.is_writing = false;
+        let until = Instant::now() + PAUSE;
+        if state.stage == WritingStage::Writing {
+            state.stage = WritingStage::Pausing;
+        }
         loop {
+            let may_rest = !state.is_hurried && state.bytes <= RESUME_BYTES;
+            let is_resting = may_rest && state.stage == WritingStage::Pausing;
             // The report goes behind the lines taken before, and in front of later ones.
             if state.is_full && state.bytes <= RESUME_BYTES && state.is_open {
                 state.is_full = false;
-                state.is_writing = true;
+                state.stage = WritingStage::Writing;
                 return LogWork::Dropped(std::mem::take(&mut state.dropped));
             }
-            if state.is_open
-                && let Some(line) = state.lines.pop_front()
-            {
-                state.bytes -= line.len();
-                state.is_writing = true;
-                return LogWork::Line(line);
+            if state.is_open && !is_resting && !state.lines.is_empty() {
+                return LogWork::Lines(state.take());
             }
             if state.lines.is_empty() {
                 self.0.idle.notify_all();
             }
-            self.0.work.wait(&mut state);
+            if is_resting {
+                if self.0.work.wait_until(&mut state, until).timed_out() {
+                    state.stage = WritingStage::Waiting;
+                }
+            } else {
+                state.stage = WritingStage::Waiting;
+                self.0.work.wait(&mut state);
+            }
         }
     }
 }
 
+impl QueueState {
+    /// Takes the lines to write next, at least one.
+    fn take(&mut self) -> Vec<u8> {
+        let mut taken = self.lines.pop_front().unwrap_or_default();
+        while let Some(line) = self.lines.front()
+            && taken.len() + line.len() <= MAX_WRITE
+        {
+            taken.extend_from_slice(line);
+            self.lines.pop_front();
+        }
+        self.bytes -= taken.len();
+        self.stage = WritingStage::Writing;
+        taken
+    }
+}
+
 enum LogWork {
-    Line(Vec<u8>),
+    Lines(Vec<u8>),
     /// Number of dropped lines.
     Dropped(u64),
 }
