@@ -12,6 +12,7 @@ mod metered;
 mod outgoing;
 mod progress;
 mod report;
+mod socket;
 mod unused;
 
 use std::fs::File;
@@ -36,6 +37,7 @@ pub(in crate::grpc) use self::incoming::filtered;
 use self::metered::{Events, MeteredStream};
 pub(crate) use self::progress::Patience;
 use self::report::{DropReason, DropReport};
+use self::socket::ClientSocket;
 use self::unused::Unused;
 use super::peer::{AllowedUsers, Caller, CallerRights};
 use super::server::ServicesByRights;
@@ -292,6 +294,10 @@ impl Connection {
         abort: CancellationToken,
     ) {
         let (events, caller) = (Events::default(), Caller::of(&stream));
+        let stream = match ClientSocket::new(stream) {
+            Ok(stream) => stream,
+            Err(error) => return tracing::warn!(error = %Chain(&error), "a connection cannot be served"),
+        };
         let stream = MeteredStream::new(stream, self.limits.patience, events.clone());
         let service = TowerToHyperService::new(self.calls.count(routes.prepare()).of(caller));
         let mut served = std::pin::pin!(self.http2_server().serve_connection(TokioIo::new(stream), service));

@@ -8,7 +8,6 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::UnixStream;
 use tokio::time::{Instant, Sleep};
 use tokio_util::sync::CancellationToken;
 
@@ -16,6 +15,7 @@ use super::budget::{FrameBudget, Pressure};
 use super::incoming::{IncomingFrames, flag, kind};
 use super::outgoing::OutgoingFrames;
 use super::progress::{Patience, Progress};
+use super::socket::ClientSocket;
 
 /// Bytes read from one connection before others get their turn. All share a thread, and the HTTP/2 library reads as
 /// long as there is input: a stream of PINGs would occupy it for tens of milliseconds.
@@ -51,7 +51,7 @@ pub(super) struct Events {
 
 /// The stream of one connection between the socket and the HTTP/2 library.
 pub(super) struct MeteredStream {
-    stream: UnixStream,
+    stream: ClientSocket,
     incoming: IncomingFrames,
     outgoing: OutgoingFrames,
     budget: FrameBudget,
@@ -75,7 +75,7 @@ struct Ending {
 }
 
 impl MeteredStream {
-    pub(super) fn new(stream: UnixStream, patience: Patience, events: Events) -> Self {
+    pub(super) fn new(stream: ClientSocket, patience: Patience, events: Events) -> Self {
         Self {
             stream,
             incoming: IncomingFrames::default(),
