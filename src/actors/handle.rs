@@ -204,7 +204,7 @@ impl JobsHandle {
             (LogLost::Removed, Some(unknown)) => unknown,
             (e, _) => out_of_descriptors(&e).unwrap_or_else(|| Refusal::new(Reason::DataLoss, e.to_string())),
         };
-        let file = self.state.folder(view.key).open_log(Some(view.log_inode)).map_err(lost)?;
+        let file = self.state.folder(view.key).open_log(Some(view.log_inode())).map_err(lost)?;
         file.check_reaches(view.log.len()).map_err(lost)?;
         view.log.follow(file, offset, self.context.config().max_followers as usize)
     }

@@ -216,6 +216,21 @@ impl KeeperPort {
         }
         // A new keeper gets its full time to die, however long the last one took.
         self.ending.set(None);
+        let new = match self.start(supervisor).await {
+            Err(problem) if problem.is_passing() && self.host.has_keeper(&self.state)? => {
+                self.end_ungreeted().await?;
+                self.start(supervisor).await?
+            }
+            started => started?,
+        };
+        for entry in self.registry.remembered.lock().all() {
+            new.link.tell_short(Request::Remember(entry));
+        }
+        *keeper = Some(new.clone());
+        Ok(new)
+    }
+
+    async fn start(&self, supervisor: &Addr<Supervisor>) -> Result<Keeper, KeeperProblem> {
         let Started { wire, process } =
             self.host.start_keeper(&self.state, cgroup_mode(self.config().cgroup))?;
         self.starting.set(process);
@@ -225,10 +240,6 @@ impl KeeperPort {
         }
         let (new, _) = greeted?;
         self.starting.set(None);
-        for entry in self.registry.remembered.lock().all() {
-            new.link.tell_short(Request::Remember(entry));
-        }
-        *keeper = Some(new.clone());
         Ok(new)
     }
 

@@ -6,6 +6,7 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use actix::Addr;
 use chrono::SecondsFormat;
@@ -46,8 +47,8 @@ impl Drop for Pending {
 
 /// State of an id in the map.
 enum Slot {
-    /// A Run is being checked.
-    Reserved(Change),
+    /// A Run is being checked. If its job has begun, the keeper's events reach it, but no call sees it.
+    Reserved(Change, Option<(Arc<JobView>, Addr<JobActor>)>),
     /// A registered job, with its actor until it has ended.
     Present(Arc<JobView>, Option<Addr<JobActor>>),
     /// A job during its removal. Readers see it as before until it is gone.
@@ -62,10 +63,12 @@ pub(crate) struct Registry {
     keys: RwLock<HashMap<JobKey, JobId>>,
     /// Records that could not be read: their ids answer `data_loss` (service.md §6.4, 5).
     broken: Mutex<HashSet<JobKey>>,
-    /// Keeper events of jobs whose actors died, kept for their next actors.
+    /// Keeper events of jobs whose actors died, kept for their next actors, and of jobs that are not registered yet.
     held_back: Mutex<HashMap<JobKey, Vec<KeeperEvent>>>,
     /// Ids of finished jobs.
     pub(super) remembered: Mutex<Remembered>,
+    /// Number of reservations.
+    reserved: AtomicUsize,
 }
 
 /// Answer to [`Registry::reserve`].
@@ -87,17 +90,32 @@ pub(crate) struct Reservation {
 }
 
 impl Reservation {
-    /// Turns the reservation into a registered job.
-    pub(crate) fn register(mut self, view: Arc<JobView>, job: Addr<JobActor>) {
+    /// Makes the job known to the keeper's events. Its ends of steps and of the job are kept until it is registered.
+    pub(super) fn begin(&self, view: &Arc<JobView>, job: &Addr<JobActor>) {
+        if let Some(Slot::Reserved(_, begun)) = self.registry.slots.write().get_mut(&self.id) {
+            *begun = Some((Arc::clone(view), job.clone()));
+        }
+        self.registry.keys.write().insert(view.key, self.id.clone());
+        self.registry.hold_back(view.key);
+    }
+
+    /// Turns the reservation into a registered job. Returns what the keeper has told of it.
+    pub(super) fn register(mut self, view: Arc<JobView>, job: Addr<JobActor>) -> Vec<KeeperEvent> {
         self.registered = true;
+        let key = view.key;
         self.registry.insert(view, Some(job));
+        self.registry.hand_out(key)
     }
 }
 
 impl Drop for Reservation {
     fn drop(&mut self) {
+        self.registry.reserved.fetch_sub(1, Ordering::Relaxed);
         if !self.registered {
+            let key = self.id.key();
             self.registry.slots.write().remove(&self.id);
+            self.registry.keys.write().remove(&key);
+            drop(self.registry.hand_out(key));
         }
     }
 }
@@ -135,10 +153,11 @@ impl Registry {
         let mut slots = self.slots.write();
         match slots.get(id) {
             Some(Slot::Present(view, _)) => Reserve::Registered(Arc::clone(view)),
-            Some(Slot::Reserved(change) | Slot::Removing(_, _, change)) => Reserve::Wait(change.clone()),
+            Some(Slot::Reserved(change, _) | Slot::Removing(_, _, change)) => Reserve::Wait(change.clone()),
             None => {
                 let (pending, change) = Change::new();
-                slots.insert(id.clone(), Slot::Reserved(change));
+                slots.insert(id.clone(), Slot::Reserved(change, None));
+                self.reserved.fetch_add(1, Ordering::Relaxed);
                 let registry = Arc::clone(self);
                 Reserve::Granted(Reservation {
                     registry,
@@ -161,7 +180,7 @@ impl Registry {
         let mut slots = self.slots.write();
         match slots.get(id) {
             // Reserved: a Run that came after this call.
-            None | Some(Slot::Reserved(_)) => Remove::Unknown,
+            None | Some(Slot::Reserved(..)) => Remove::Unknown,
             Some(Slot::Removing(_, _, change)) => Remove::Joined(change.clone()),
             Some(Slot::Present(view, job)) => {
                 let (pending, change) = Change::new();
@@ -180,7 +199,7 @@ impl Registry {
         }
     }
 
-    /// Holds back keeper events of a job whose actor died, until [`Self::hand_out`].
+    /// Holds back keeper events of a job whose actor died, or that is not registered yet, until [`Self::hand_out`].
     pub(super) fn hold_back(&self, key: JobKey) {
         self.held_back.lock().entry(key).or_default();
     }
@@ -210,7 +229,7 @@ impl Registry {
     pub(crate) fn view(&self, id: &JobId) -> Option<Arc<JobView>> {
         match self.slots.read().get(id)? {
             Slot::Present(view, _) | Slot::Removing(view, ..) => Some(Arc::clone(view)),
-            Slot::Reserved(_) => None,
+            Slot::Reserved(..) => None,
         }
     }
 
@@ -218,14 +237,14 @@ impl Registry {
     pub(crate) fn present(&self, id: &JobId) -> Option<Arc<JobView>> {
         match self.slots.read().get(id)? {
             Slot::Present(view, _) => Some(Arc::clone(view)),
-            Slot::Removing(..) | Slot::Reserved(_) => None,
+            Slot::Removing(..) | Slot::Reserved(..) => None,
         }
     }
 
     /// Resolves when the Run that is being checked under `id` has its answer. `None` if there is no such Run.
     pub(crate) fn reserved(&self, id: &JobId) -> Option<Change> {
         match self.slots.read().get(id)? {
-            Slot::Reserved(change) => Some(change.clone()),
+            Slot::Reserved(change, _) => Some(change.clone()),
             Slot::Present(..) | Slot::Removing(..) => None,
         }
     }
@@ -255,16 +274,16 @@ impl Registry {
     pub(crate) fn job(&self, id: &JobId) -> Option<Addr<JobActor>> {
         match self.slots.read().get(id)? {
             Slot::Present(_, job) | Slot::Removing(_, job, _) => job.clone(),
-            Slot::Reserved(_) => None,
+            Slot::Reserved(..) => None,
         }
     }
 
-    /// Returns view and actor of the job with this key.
+    /// Returns view and actor of the job with this key, for the keeper's events: also of one that is not registered yet.
     pub(crate) fn by_key(&self, key: JobKey) -> Option<(Arc<JobView>, Option<Addr<JobActor>>)> {
         let id = self.keys.read().get(&key)?.clone();
         match self.slots.read().get(&id)? {
             Slot::Present(view, job) | Slot::Removing(view, job, _) => Some((Arc::clone(view), job.clone())),
-            Slot::Reserved(_) => None,
+            Slot::Reserved(_, begun) => begun.clone().map(|(view, job)| (view, Some(job))),
         }
     }
 
@@ -277,9 +296,19 @@ impl Registry {
                 Slot::Present(view, job) | Slot::Removing(view, job, _) => {
                     Some((Arc::clone(view), job.clone()))
                 }
-                Slot::Reserved(_) => None,
+                Slot::Reserved(..) => None,
             })
             .collect()
+    }
+
+    /// Returns the jobs that have begun and are not registered yet.
+    pub(super) fn begun(&self) -> Vec<(Arc<JobView>, Addr<JobActor>)> {
+        let slots = self.slots.read();
+        let begun = slots.values().filter_map(|slot| match slot {
+            Slot::Reserved(_, begun) => begun.clone(),
+            Slot::Present(..) | Slot::Removing(..) => None,
+        });
+        begun.collect()
     }
 
     /// Returns the number of registered jobs and reservations.
@@ -287,9 +316,14 @@ impl Registry {
         self.slots.read().len()
     }
 
+    /// Returns the number of Runs that have no answer yet.
+    pub(super) fn unanswered_runs(&self) -> usize {
+        self.reserved.load(Ordering::Relaxed)
+    }
+
     /// True if a Run has reserved an id with this key: its folder may exist already.
     pub(crate) fn is_reserved(&self, key: JobKey) -> bool {
-        self.slots.read().iter().any(|(id, slot)| matches!(slot, Slot::Reserved(_)) && id.key() == key)
+        self.slots.read().iter().any(|(id, slot)| matches!(slot, Slot::Reserved(..)) && id.key() == key)
     }
 
     /// Notes that the record of `key` was set aside.

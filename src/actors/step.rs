@@ -9,11 +9,12 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use actix::{Actor, ActorContext, ActorFutureExt, Addr, AsyncContext, Context, Handler, Message, WrapFuture};
 
 use super::deliver;
-use super::job::{Defect, JobActor, StepDone};
+use super::job::{Defect, EndedStep, JobActor, StepDone};
 use super::limits::JobLimits;
 use crate::error::Chain;
 use crate::failpoint;
@@ -64,6 +65,8 @@ pub(super) struct StepTask {
     pub(super) op: Option<u32>,
     /// True if a follower wants to see unfinished lines.
     pub(super) watch_unfinished: bool,
+    /// Grace for the end of the job, if success of this process ends it.
+    pub(super) closes: Option<Duration>,
 }
 
 /// The actor of one process; see the module.
@@ -74,30 +77,57 @@ pub(crate) struct StepActor {
     program: Option<PathBuf>,
     /// The request for the keeper, or the reason why the process cannot be started. `None` if it runs already.
     begin: Option<Result<KeeperFrame, String>>,
+    /// The reason why no process is asked for.
+    refused: Option<String>,
     /// Its run, as the keeper saw it.
     ran: Option<FinishedProcess>,
+    /// True if the keeper closes the job with it.
+    closes: bool,
     done: bool,
 }
 
 impl StepActor {
     /// Prepares the start of the process, unless it runs already. Callable on any thread.
     pub(super) fn prepare(task: StepTask) -> Self {
-        let mut step = Self { task, shell: None, program: None, begin: None, ran: None, done: false };
-        step.shell = step.name_of_shell();
-        step.begin = step.task.op.map(|op| step.request(op));
+        let mut step = Self {
+            task,
+            shell: None,
+            program: None,
+            begin: None,
+            refused: None,
+            ran: None,
+            closes: false,
+            done: false,
+        };
+        match step.task.op {
+            Some(op) => step.begin = Some(step.request(op)),
+            None => step.shell = step.name_of_shell(),
+        }
         // The request holds the environment now. A step may run for hours, so free this copy.
         step.task.spawn.env = Vec::new();
         step
     }
 
+    /// Asks the keeper to start the process, together with all else that the job tells it now.
+    pub(super) fn send(&mut self) {
+        match self.begin.take() {
+            Some(Ok(request)) => self.task.link.send(request),
+            Some(Err(message)) => self.refused = Some(message),
+            None => {}
+        }
+    }
+
     fn request(&mut self, op: u32) -> Result<KeeperFrame, String> {
         let env = environment(&self.task.spawn.env, self.task.tag, &self.task.socket);
-        let StepTask { key, spawn, folder, watch_unfinished, .. } = &self.task;
+        let StepTask { key, spawn, folder, watch_unfinished, closes, .. } = &self.task;
         if let Some(files) = &spawn.files {
             make_new_files(folder, files).map_err(|e| format!("cannot make the files of the step: {e}"))?;
         }
         let (program, argv) = self.resolve()?;
         self.program = Some(program.clone());
+        if matches!(spawn.program, Program::Script(_) | Program::ScriptFile(_) | Program::LegacyScript(_)) {
+            self.shell = argv.first().cloned();
+        }
         let sizes = [argv.iter().map(String::len).sum(), env.iter().map(Vec::len).sum()];
         if sizes.iter().sum::<usize>() > MOST_GIVEN {
             return Err(too_large(sizes));
@@ -112,6 +142,7 @@ impl StepActor {
             env,
             work_dir: PathBuf::from(&spawn.work_dir),
             watch_unfinished: *watch_unfinished,
+            closes: *closes,
         })));
         request.map_err(|error| match error {
             LinkError::TooLarge(_) => too_large(sizes),
@@ -170,7 +201,7 @@ impl StepActor {
         self.shell_in_path().or_else(|| self.shell_in_folders()).ok_or_else(no_shell)
     }
 
-    /// Returns the name of the shell that runs a script, even if an earlier daemon started it.
+    /// Returns the name of the shell that runs a script which an earlier daemon has started.
     fn name_of_shell(&self) -> Option<String> {
         let shell = match &self.task.spawn.program {
             Program::Script(_) | Program::ScriptFile(_) => self.shell(),
@@ -215,7 +246,8 @@ impl StepActor {
         let (outputs, exports) = contents.map(|[outputs, exports]| (outputs, exports)).unzip();
         let (call, shell) = (self.task.spawn.call, self.shell.take());
         self.done = true;
-        deliver(&self.task.job, StepDone { call, end, shell, outputs, exports, ran: self.ran });
+        let ended = EndedStep { call, end, shell, outputs, exports, ran: self.ran, closes: self.closes };
+        deliver(&self.task.job, StepDone(ended));
         ctx.stop();
     }
 }
@@ -250,10 +282,8 @@ impl Actor for StepActor {
 
     fn started(&mut self, ctx: &mut Self::Context) {
         failpoint::hit("actors::step::started");
-        match self.begin.take() {
-            Some(Ok(request)) => self.task.link.send(request),
-            Some(Err(message)) => self.done(ProcessEnd::NotStarted(message), ctx),
-            None => {}
+        if let Some(message) = self.refused.take() {
+            self.done(ProcessEnd::NotStarted(message), ctx);
         }
     }
 }
@@ -268,7 +298,7 @@ impl Handler<Over> for StepActor {
 
     fn handle(&mut self, Over(over): Over, ctx: &mut Self::Context) {
         failpoint::hit("actors::step::over");
-        self.ran = Some(over.ran);
+        (self.ran, self.closes) = (Some(over.ran), over.closes);
         let end = match over.end {
             StepEnd::Exited(status) => match over.shortage {
                 Some(shortage) if !self.task.spawn.success.includes(status) => {

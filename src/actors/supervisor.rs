@@ -1,6 +1,7 @@
 //! The supervisor: the only actor that admits and removes jobs.
 //!
-//! It reacts to [`Admit`], [`CancelJob`] and [`FinishJob`] from calls, [`JobOver`] and [`JobBroken`] from jobs,
+//! It reacts to [`Admit`], [`CancelJob`] and [`FinishJob`] from calls, `AdmitWith`, `AdmitHeld` and `BeginNext` from its own
+//! admissions, [`JobOver`] and [`JobBroken`] from jobs,
 //! [`KeeperGone`] from the keeper's connection, [`Shutdown`] from the program, and its own reaper tick. It keeps no
 //! state of a job: that is in the [`Registry`] and in the job's actor. Long work runs outside its mailbox, so a slow
 //! job delays no other.
@@ -14,14 +15,13 @@ mod shutdown;
 mod slots;
 mod usages;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::ffi::CString;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use actix::{
-    Actor, ActorFutureExt, AsyncContext, Context, Handler, Message, ResponseActFuture, ResponseFuture,
-    WrapFuture,
+    Actor, ActorFutureExt, Addr, AsyncContext, Context, Handler, Message, ResponseFuture, WrapFuture,
 };
 
 use tokio::sync::oneshot;
@@ -30,7 +30,7 @@ use super::admission::{DaemonContext, Prepared};
 use super::deliver;
 use super::handle::JobsHandle;
 use super::host::Host;
-use super::job::{CancelAsk, KeeperLost, StorageLost};
+use super::job::{CancelAsk, JobActor, KeeperLost, StorageLost};
 use super::keeper_port::{KeeperPort, cgroup_mode};
 use super::limits;
 use super::registry::{Registry, Reservation};
@@ -51,7 +51,7 @@ use crate::variables::Base;
 use loading::PendingReplays;
 pub use recover::RecoveryError;
 pub(crate) use shutdown::Shutdown;
-pub(super) use slots::{HoldAgain, NotHeld, Operate, QueueOrder};
+pub(super) use slots::{HoldAgain, Operate, QueueOrder};
 pub(super) use usages::ReadUsages;
 
 /// Capacity of the supervisor's mailbox; further callers wait for room. It is larger than a job's, to take a burst of
@@ -116,6 +116,8 @@ pub struct Supervisor {
     boot_id: Arc<str>,
     stop: Stop,
     queue: Queue<JobId>,
+    /// Registered jobs that have a slot and are to begin, the next one first.
+    begins: VecDeque<Addr<JobActor>>,
     pending_replays: PendingReplays,
     /// The keeper died while a record was being read: that record's job must be interrupted.
     is_keeper_forgotten: bool,
@@ -166,6 +168,7 @@ impl Supervisor {
             boot_id: boot_id.into(),
             stop: Stop::No,
             queue: Queue::new(policy, limits_of_queue),
+            begins: VecDeque::new(),
             pending_replays: PendingReplays::default(),
             is_keeper_forgotten: false,
             _ended: sender,
@@ -220,7 +223,7 @@ pub(super) struct Admit {
 }
 
 impl Handler<Admit> for Supervisor {
-    type Result = ResponseActFuture<Self, Result<(), Refusal>>;
+    type Result = ResponseFuture<Result<(), Refusal>>;
 
     fn handle(
         &mut self,
@@ -259,11 +262,11 @@ impl Handler<CancelJob> for Supervisor {
 pub(super) struct FinishJob(pub(super) JobId);
 
 impl Handler<FinishJob> for Supervisor {
-    type Result = ResponseActFuture<Self, Result<(), Refusal>>;
+    type Result = ResponseFuture<Result<(), Refusal>>;
 
     fn handle(&mut self, FinishJob(id): FinishJob, _: &mut Self::Context) -> Self::Result {
         failpoint::hit("actors::supervisor::finish");
-        Box::pin(self.remove(&id).into_actor(self))
+        Box::pin(self.remove(&id))
     }
 }
 
@@ -295,6 +298,10 @@ impl Handler<JobBroken> for Supervisor {
         if self.stop == Stop::AtOnce {
             return;
         }
+        // The Run of a job that is not registered yet finds out by itself.
+        if self.registry.view(&id).is_none() {
+            return;
+        }
         tracing::error!(job = %id, "a defect ended the actor of this job; the job is ended too");
         let revived = self.revive(id);
         ctx.spawn(revived);
@@ -319,9 +326,13 @@ impl Handler<KeeperGone> for Supervisor {
         if self.port.now().is_some_and(|keeper| !keeper.link.is_over()) {
             return;
         }
-        tracing::error!("the keeper is gone; the jobs it ran are interrupted");
         let port = self.port.clone();
         let keys = begun(&self.living());
+        if keys.is_empty() && self.registry.begun().is_empty() {
+            tracing::warn!("the keeper is gone; it ran no job");
+        } else {
+            tracing::error!("the keeper is gone; the jobs it ran are interrupted");
+        }
         let (host, groups) = (Arc::clone(&self.host), self.host.groups(&self.state));
         let dead = async move { port.forget().await };
         // A dying keeper ends its own children. Kill whatever survives its death.
@@ -340,6 +351,9 @@ impl Handler<KeeperGone> for Supervisor {
                     deliver(&job, KeeperLost);
                 }
             }
+            for (_, job) in supervisor.registry.begun() {
+                deliver(&job, KeeperLost);
+            }
         }));
     }
 }
@@ -347,7 +361,7 @@ impl Handler<KeeperGone> for Supervisor {
 /// Keys of the jobs that may have started processes. Waiting jobs are excluded: none of their steps has run, and by the
 /// time the dead keeper's remains are killed, the next keeper may have started them.
 fn begun(jobs: &[Arc<JobView>]) -> Vec<JobKey> {
-    jobs.iter().filter(|view| view.state().start_time.is_some()).map(|view| view.key).collect()
+    jobs.iter().filter(|view| view.read(|state| state.start_time).is_some()).map(|view| view.key).collect()
 }
 
 /// Deletes folders that are already out of the way, in the background: there may be many files.
@@ -406,10 +420,13 @@ impl Supervisor {
                 deliver(&job, StorageLost(error.clone()));
             }
         }
+        for (_, job) in self.registry.begun() {
+            deliver(&job, StorageLost(error.clone()));
+        }
     }
 
     fn cancel(&self, id: &JobId, cause: CancelCause, grace_limit: Option<Duration>) {
-        if let Some(job) = self.registry.job(id) {
+        if let Some((_, Some(job))) = self.registry.by_key(id.key()) {
             deliver(&job, CancelAsk { cause, grace_limit });
         }
     }

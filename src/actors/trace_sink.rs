@@ -14,6 +14,7 @@ use super::followers::{Follower, Followers, OpenFileGuard};
 use super::log_sink::out_of_descriptors;
 use super::redact::MaskedResult;
 use super::sync_group::{Growing, SyncGroup};
+use crate::error::Chain;
 use crate::failpoint;
 use crate::model::{Reason, Refusal, StepResult};
 use crate::store::{JobFolder, StepsFile, StoreError};
@@ -267,15 +268,20 @@ impl Handler<Append> for TraceSink {
 
 /// Stores masked and encoded news: at once if a client follows them, else with the next result, to save a write.
 #[derive(Message)]
-#[rtype(result = "Result<(), StoreError>")]
+#[rtype(result = "()")]
 pub(crate) struct AppendNews(pub(super) MaskedResult);
 
 impl Handler<AppendNews> for TraceSink {
-    type Result = Result<(), StoreError>;
+    type Result = ();
 
-    fn handle(&mut self, AppendNews(news): AppendNews, _: &mut Self::Context) -> Self::Result {
-        self.folder.frame_step(news.bytes(), &mut self.waiting)?;
-        if self.feed.is_watched.load(Ordering::Acquire) { self.write() } else { Ok(()) }
+    fn handle(&mut self, AppendNews(news): AppendNews, _: &mut Self::Context) {
+        let framed = self.folder.frame_step(news.bytes(), &mut self.waiting);
+        let is_watched = self.feed.is_watched.load(Ordering::Acquire);
+        let stored = framed.and_then(|()| if is_watched { self.write() } else { Ok(()) });
+        if let Err(error) = stored {
+            let key = self.folder.key();
+            tracing::warn!(error = %Chain(&error), %key, "news of a step are not stored yet");
+        }
     }
 }
 
@@ -350,15 +356,15 @@ mod tests {
         let mut sink = TraceSink::new(Arc::clone(&feed), folder.clone());
         let mut ctx = Context::new();
         let news = |what: u8| AppendNews(MaskedResult::of(vec![what]));
-        sink.handle(news(1), &mut ctx).unwrap();
+        sink.handle(news(1), &mut ctx);
         assert_eq!(feed.progress.borrow().len, 0);
         sink.handle(Append(MaskedResult::of(vec![2])), &mut ctx).unwrap();
-        sink.handle(news(3), &mut ctx).unwrap();
+        sink.handle(news(3), &mut ctx);
         assert_eq!(folder.step_records(), [[1], [2]]);
         feed.watch();
         sink.handle(Flush { last: false }, &mut ctx).unwrap();
         assert_eq!(folder.step_records(), [[1], [2], [3]]);
-        sink.handle(news(4), &mut ctx).unwrap();
+        sink.handle(news(4), &mut ctx);
         assert_eq!(folder.step_records(), [[1], [2], [3], [4]]);
         assert_eq!(feed.progress.borrow().len, folder.steps_len());
     }

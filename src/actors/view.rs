@@ -1,7 +1,7 @@
 //! The part of a job's state that the daemon reads without asking the job's actor.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -24,8 +24,8 @@ pub(crate) struct JobView {
     pub(crate) key: JobKey,
     /// Time of registration, microseconds since the epoch.
     pub(crate) registered: i64,
-    /// Inode of its log: another file at that path is never served as the log (faults.md row 29).
-    pub(crate) log_inode: u64,
+    /// Inode of its log, 0 until the keeper has opened it.
+    log_inode: AtomicU64,
     /// The service through which it came.
     pub(crate) origin: RequestOrigin,
     /// Digest of the request. It is not on disk, so a later daemon does not have it for an ended job.
@@ -181,7 +181,7 @@ impl JobView {
             key: id.key(),
             id,
             registered,
-            log_inode,
+            log_inode: AtomicU64::new(log_inode),
             origin: RequestOrigin::V1,
             digest: None,
             keyed_digest: None,
@@ -202,6 +202,17 @@ impl JobView {
         Self { origin, keyed_digest, ..self }
     }
 
+    /// Inode of its log: another file at that path is never served as the log (faults.md row 29).
+    pub(crate) fn log_inode(&self) -> u64 {
+        self.log_inode.load(Ordering::Acquire)
+    }
+
+    /// Notes that the keeper has opened the log, and its length.
+    pub(super) fn opened_log(&self, inode: u64, len: u64) {
+        self.log_inode.store(inode, Ordering::Release);
+        self.log.announce(len);
+    }
+
     /// Publishes the end, in the order of service.md §6.1: first in Status, then to the followers.
     pub(super) fn end(&self, end: End) {
         let (log_len, lost_from) = (end.log_len, end.lost_from);
@@ -211,6 +222,11 @@ impl JobView {
             Some(from) => self.log.end_early(from),
             None => self.log.end(log_len),
         }
+    }
+
+    /// Returns facts of the changing part, without a copy of all of it.
+    pub(super) fn read<T>(&self, facts: impl FnOnce(&JobViewState) -> T) -> T {
+        facts(&self.state.lock())
     }
 
     /// Returns a copy of the changing part.

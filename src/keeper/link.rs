@@ -1,13 +1,14 @@
 //! The daemon's end of the connection to the keeper: sends frames, receives replies and events.
 //!
-//! Owns one writer and one reader task. Frames are written in the order of the calls. All frames that are queued before
-//! the thread would sleep go out in one write. The reader passes every event to one callback and every reply to its
+//! Owns one writer and one reader task. Frames are written in the order of the calls. Frames of many
+//! jobs go out in one write. The reader passes every event to one callback and every reply to its
 //! asker.
 
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -19,6 +20,7 @@ use rustix::net::{SendFlags, Shutdown};
 use tokio::io::{AsyncRead, AsyncReadExt};
 use tokio::net::unix::pipe::{Receiver, Sender};
 use tokio::sync::{mpsc, oneshot};
+use tokio::time::{Instant, Sleep};
 
 use super::protocol::{FromKeeper, KeeperError, MAX_FRAME, Reply, Request, ToKeeper};
 use crate::error::Chain;
@@ -53,6 +55,8 @@ pub enum LinkError {
     Protocol,
 }
 
+type ReplyToCome = oneshot::Receiver<Result<Reply, KeeperError>>;
+
 /// Receivers of replies by request id. `None` once the connection is over: no request may wait then.
 type Waiting = Arc<Mutex<Option<HashMap<u64, oneshot::Sender<Result<Reply, KeeperError>>>>>>;
 
@@ -68,6 +72,16 @@ pub enum KeeperWire {
 /// Requests with more bytes than this are encoded on another thread: other calls must not wait that long.
 const LARGE: usize = 256 << 10;
 
+/// Longest time that a request waits for company ([`KeeperLink::tell_later`]).
+const LATER: Duration = Duration::from_millis(50);
+
+/// A frame in the queue. Frames are sent in the order of the queue, whether they may wait or not.
+struct Queued {
+    bytes: Vec<u8>,
+    /// True if it may wait for the next frame that may not: each write wakes the keeper.
+    may_wait: bool,
+}
+
 /// An encoded request that wants no reply. Any thread can make it.
 pub struct KeeperFrame(Vec<u8>);
 
@@ -77,12 +91,18 @@ impl KeeperFrame {
     pub fn of(request: Request) -> Result<Self, LinkError> {
         encode(&ToKeeper { id: 0, request }).map(Self)
     }
+
+    /// Returns the request, as the keeper reads it.
+    #[cfg(test)]
+    pub(crate) fn request(&self) -> Request {
+        postcard::from_bytes::<ToKeeper>(&self.0[4..]).unwrap().request
+    }
 }
 
 /// A connection to the keeper. Clones share it.
 #[derive(Clone)]
 pub struct KeeperLink {
-    frames: mpsc::UnboundedSender<Vec<u8>>,
+    frames: mpsc::UnboundedSender<Queued>,
     waiting: Waiting,
     next_id: Arc<AtomicU64>,
 }
@@ -123,7 +143,22 @@ impl KeeperLink {
 
     /// Sends an encoded request as [`Self::tell`] does.
     pub fn send(&self, KeeperFrame(bytes): KeeperFrame) {
-        drop(self.frames.send(bytes));
+        drop(self.frames.send(Queued { bytes, may_wait: false }));
+    }
+
+    /// Sends an encoded request that nobody waits for: with the next other request, or a little later.
+    pub fn send_later(&self, KeeperFrame(bytes): KeeperFrame) {
+        drop(self.frames.send(Queued { bytes, may_wait: true }));
+    }
+
+    /// Sends a request without data of the job as [`Self::send_later`] does.
+    pub fn tell_later(&self, request: Request) {
+        match KeeperFrame::of(request) {
+            Ok(frame) => self.send_later(frame),
+            Err(error) => {
+                tracing::error!(error = %Chain(&error), "request to the keeper was not sent");
+            }
+        }
     }
 
     /// Sends a request without data of the job: it is never too large.
@@ -135,20 +170,38 @@ impl KeeperLink {
 
     /// Sends a request and waits for its reply.
     pub async fn ask(&self, request: Request) -> Result<Reply, LinkError> {
-        let id = self.next_id.fetch_add(1, Ordering::Relaxed);
+        let id = self.next_id();
         let frame = ToKeeper { id, request };
-        let frame = if held_bytes(&frame.request) > LARGE {
+        let frame = if is_large(&frame.request) {
             threads::run(Work::Requests, move || encode(&frame)).await.map_err(|_| LinkError::Protocol)?
         } else {
             encode(&frame)
         }?;
+        answered(self.queue(id, frame)?).await
+    }
+
+    /// Sends a request and returns its reply to come. Requests sent later follow it.
+    pub fn ask_first(
+        &self,
+        request: Request,
+    ) -> Result<impl Future<Output = Result<Reply, LinkError>> + use<>, LinkError> {
+        let id = self.next_id();
+        let frame = encode(&ToKeeper { id, request })?;
+        self.queue(id, frame).map(answered)
+    }
+
+    fn next_id(&self) -> u64 {
+        self.next_id.fetch_add(1, Ordering::Relaxed)
+    }
+
+    fn queue(&self, id: u64, bytes: Vec<u8>) -> Result<ReplyToCome, LinkError> {
         let (answer, reply) = oneshot::channel();
         self.waiting.lock().as_mut().ok_or(LinkError::Gone)?.insert(id, answer);
-        if self.frames.send(frame).is_err() {
+        if self.frames.send(Queued { bytes, may_wait: false }).is_err() {
             self.forget(id);
             return Err(LinkError::Gone);
         }
-        Ok(reply.await.map_err(|_| LinkError::Gone)??)
+        Ok(reply)
     }
 
     /// True if the connection has ended: requests are lost, and none is answered.
@@ -161,6 +214,15 @@ impl KeeperLink {
             waiting.remove(&id);
         }
     }
+}
+
+async fn answered(reply: ReplyToCome) -> Result<Reply, LinkError> {
+    Ok(reply.await.map_err(|_| LinkError::Gone)??)
+}
+
+/// True if a request takes too long to encode on the actors' thread.
+pub fn is_large(request: &Request) -> bool {
+    held_bytes(request) > LARGE
 }
 
 /// Returns the size of a request's record and phrases, in bytes.
@@ -233,22 +295,82 @@ impl Writer {
     }
 }
 
-async fn write_frames(mut to: Writer, mut queue: mpsc::UnboundedReceiver<Vec<u8>>) {
-    while let Some(mut batch) = queue.recv().await {
-        // Every write may wake the keeper: let the other tasks queue their frames, so that they go with it.
-        tokio::task::yield_now().await;
-        while batch.len() < READ_CHUNK {
-            match queue.try_recv() {
-                Ok(frame) => batch.extend_from_slice(&frame),
-                Err(_) => break,
-            }
-        }
+async fn write_frames(mut to: Writer, frames: mpsc::UnboundedReceiver<Queued>) {
+    let mut queue = FrameQueue::new(frames);
+    while let Some(batch) = queue.next_batch().await {
         if to.write_all(&batch).await.is_err() {
             break; // the reader sees the same end and reports it
         }
     }
     // Usually the last link was dropped: the keeper sees the end and closes its side, which ends the reader.
     to.end().await;
+}
+
+/// Batches in a row that no frame of another task joined. From then on only some batches wait for company …
+const ALONE: u32 = 4;
+
+/// … one in so many.
+const LOOK_FOR_COMPANY: u32 = 16;
+
+/// Puts frames together: every write wakes the keeper.
+struct FrameQueue {
+    frames: mpsc::UnboundedReceiver<Queued>,
+    /// End of the wait for company, at most [`LATER`] away. It runs on when company came earlier: each setting of a
+    /// timer wakes this thread.
+    late: Pin<Box<Sleep>>,
+    is_late_set: bool,
+    /// Number of batches in a row that waited in vain, or did not wait.
+    alone: u32,
+}
+
+impl FrameQueue {
+    fn new(frames: mpsc::UnboundedReceiver<Queued>) -> Self {
+        Self { frames, late: Box::pin(tokio::time::sleep(LATER)), is_late_set: false, alone: 0 }
+    }
+
+    /// Returns the frames to write next, in order; `None` once there are no more.
+    async fn next_batch(&mut self) -> Option<Vec<u8>> {
+        let Queued { bytes: mut batch, mut may_wait } = self.frames.recv().await?;
+        while may_wait && batch.len() < READ_CHUNK {
+            let Some(frame) = self.next_unless_late().await else { break };
+            batch.extend_from_slice(&frame.bytes);
+            may_wait = frame.may_wait;
+        }
+        self.add_queued(&mut batch);
+        // With many jobs the other tasks queue frames that can go with this write. A job alone has no such tasks, and
+        // its next process would start only after whatever its followers are sent.
+        if self.alone < ALONE || self.alone.is_multiple_of(LOOK_FOR_COMPANY) {
+            tokio::task::yield_now().await;
+            self.alone = if self.add_queued(&mut batch) { 0 } else { self.alone.wrapping_add(1) };
+        } else {
+            self.alone = self.alone.wrapping_add(1);
+        }
+        Some(batch)
+    }
+
+    /// Adds the frames that are queued. True if there were any.
+    fn add_queued(&mut self, batch: &mut Vec<u8>) -> bool {
+        let before = batch.len();
+        while batch.len() < READ_CHUNK
+            && let Ok(frame) = self.frames.try_recv()
+        {
+            batch.extend_from_slice(&frame.bytes);
+        }
+        batch.len() > before
+    }
+
+    /// Returns the next frame; `None` if none comes in time, or none will come any more.
+    async fn next_unless_late(&mut self) -> Option<Queued> {
+        if !self.is_late_set || self.late.is_elapsed() {
+            self.late.as_mut().reset(Instant::now() + LATER);
+            self.is_late_set = true;
+        }
+        tokio::select! {
+            biased;
+            frame = self.frames.recv() => frame,
+            () = self.late.as_mut() => None,
+        }
+    }
 }
 
 /// The sending end of a socket.

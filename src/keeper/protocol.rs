@@ -28,7 +28,7 @@ use crate::process::cgroup::Usage;
 /// Version of this protocol and of the records that a keeper holds; raised when the format of either changes. A daemon
 /// does not start while a keeper of another version lives. That keeper ends its jobs if no daemon of its own version
 /// comes.
-pub const PROTOCOL_VERSION: u32 = 6;
+pub const PROTOCOL_VERSION: u32 = 7;
 
 /// Largest frame in bytes: the largest request of a client (32 MiB) as a record, with its values once more.
 pub const MAX_FRAME: usize = 80 << 20;
@@ -212,6 +212,9 @@ pub struct SpawnStep {
     pub work_dir: PathBuf,
     /// True if a follower wants to see unfinished lines ([`Request::WatchUnfinished`]).
     pub watch_unfinished: bool,
+    /// Set if exit code 0 ends the job: the keeper then closes it, without lines, as if [`Request::Close`] had come
+    /// with this grace. It does not if an end of the job was requested before.
+    pub closes: Option<Duration>,
 }
 
 /// A finished id and the digest of its request.
@@ -403,6 +406,8 @@ pub struct StepOver {
     pub usage: Usage,
     /// When it was over, and what its process used.
     pub ran: FinishedProcess,
+    /// True if the job is being closed with it ([`SpawnStep::closes`]).
+    pub closes: bool,
 }
 
 /// End of a step's process.

@@ -122,6 +122,11 @@ impl JobFolder {
             .map_err(self.error("write", "job.json"))
     }
 
+    /// Returns the inode of the job's log; `None` if no keeper has opened it.
+    pub(crate) fn log_inode(&self) -> Option<u64> {
+        files::stat_at(&self.shared.jobs, self.inside("log").as_str()).ok().map(|stat| stat.st_ino)
+    }
+
     /// Deletes a folder whose Run was not answered. No client knows of it, so no journal line announces the removal.
     pub(crate) fn discard(&self) {
         if let Ok(name) = CString::new(&*self.name) {

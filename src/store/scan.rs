@@ -12,6 +12,7 @@ use rustix::fs::FileType;
 use super::folder::{GONE, MAX_JOB_JSON};
 use super::state_dir::Shared;
 use super::{JobFolder, JobRecord, Removed, StateDir, StoreError};
+use crate::error::Chain;
 use crate::files;
 use crate::journal::event::{End, Event};
 use crate::journal::{DamageKind, MAX_FILE, Reader};
@@ -128,6 +129,25 @@ impl Journal {
 }
 
 impl ScannedJob {
+    /// False if no keeper has ever taken the job: then its log was never opened, and its Run was never answered.
+    pub(crate) fn was_held(&self) -> bool {
+        !self.journal.processes.is_empty() || self.folder.log_inode().is_some()
+    }
+
+    /// Removes a job whose Run was never answered, with the directory that was made for it. The result must be deleted.
+    pub(crate) fn discard(&self) -> Option<Removed> {
+        let failed = super::file_vars::remove(self.folder.key(), &self.record, &self.journal.files);
+        if failed > 0 {
+            let job = &self.record.id;
+            tracing::warn!(job, failed, "file variables of a job that was never answered were not removed");
+        }
+        self.folder.begin_removal().unwrap_or_else(|error| {
+            let job = &self.record.id;
+            tracing::warn!(error = %Chain(&error), job, "a job that was never answered was not removed");
+            None
+        })
+    }
+
     /// Process groups to look for if no keeper holds the job. None after a reboot: the pids belong to others.
     pub(crate) fn leftovers(&self, boot_id: &str) -> &[Leftover] {
         if self.record.boot_id == boot_id { &self.journal.processes } else { &[] }

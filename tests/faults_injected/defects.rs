@@ -65,7 +65,7 @@ async fn fault_59_a_panic_in_a_call_answers_internal_and_ends_that_call_alone() 
 const PARTS: [(&str, u32, bool); 9] = [
     ("actors::job::begin", 0, false),
     ("actors::job::step_done", 0, false),
-    ("actors::job::step_done", 1, false),
+    ("actors::job::step_done", 1, true),
     ("actors::job::keeper_said", 0, false),
     ("actors::job::end", 0, true),
     ("actors::step::started", 0, false),

@@ -41,17 +41,25 @@ fn is_frozen(group: &Path) -> bool {
 
 #[test]
 fn fault_84_a_step_starts_in_a_leaf_that_was_frozen() {
-    let Some((mut keeper, group)) = with_groups("fault_84_a_step_starts_in_a_leaf_that_was_frozen") else {
-        return;
-    };
-    let mut job = keeper.hold("frozen");
-    let leaf = leaf_of(&mut job, &mut keeper);
-    for frozen in [&leaf, &group] {
-        freeze(frozen);
-        assert_eq!(job.run(&mut keeper.client, "exit 3").end, exited(3), "{}", frozen.display());
+    for is_leaf_of_an_earlier_job in [false, true] {
+        let Some((mut keeper, group)) = with_groups("fault_84_a_step_starts_in_a_leaf_that_was_frozen")
+        else {
+            return;
+        };
+        if is_leaf_of_an_earlier_job {
+            let mut earlier = keeper.hold("earlier");
+            assert_eq!(earlier.run(&mut keeper.client, "exit 3").end, exited(3));
+            earlier.close(&mut keeper.client);
+        }
+        let mut job = keeper.hold("frozen");
+        let leaf = leaf_of(&mut job, &mut keeper);
+        for frozen in [&leaf, &group] {
+            freeze(frozen);
+            assert_eq!(job.run(&mut keeper.client, "exit 3").end, exited(3), "{}", frozen.display());
+        }
+        job.close(&mut keeper.client);
+        keeper.end();
     }
-    job.close(&mut keeper.client);
-    keeper.end();
 }
 
 #[test]

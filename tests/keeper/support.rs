@@ -150,6 +150,7 @@ impl Job {
             ],
             work_dir: "/".into(),
             watch_unfinished: false,
+            closes: None,
         }
     }
 

@@ -2,8 +2,10 @@
 
 use std::time::{Duration, Instant};
 
-use super::{end, wait_until_exists};
-use crate::support::{Daemon, Setup, at_rest, contains, is_root, kill, refused, request, script, scripts};
+use super::{end, freeze, wait_until_exists};
+use crate::support::{
+    Daemon, Setup, at_rest, contains, is_root, kill, patiently, refused, request, script, scripts,
+};
 use futures_util::future::join_all;
 use rustix::process::Signal;
 use step_runner::journal::{self, Reader};
@@ -351,4 +353,52 @@ async fn fault_43_results_behind_one_that_was_cut_off_are_served() {
     let names: Vec<_> =
         client.steps("1").await.into_iter().map(|step| step.step.unwrap_or_default().name).collect();
     assert_eq!(names, ["a", "b", "c", ""]);
+}
+
+/// Sends a Run to a daemon whose keeper is stopped, and kills the daemon before it can answer.
+async fn die_with_an_unanswered_run(daemon: &mut Daemon, id: &str, steps: &str) {
+    let client = daemon.client().await;
+    client.run_to_end("first", &script("true")).await;
+    freeze(daemon.keeper_pid().unwrap());
+    let asked = {
+        let run = request(id, steps);
+        tokio::spawn(async move { client.try_run(run).await })
+    };
+    let record = daemon.folder(id).join("journal");
+    patiently("the job to begin", async {
+        while !record.exists() {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
+    daemon.kill();
+    assert!(asked.await.unwrap().is_err(), "it was answered");
+}
+
+#[tokio::test]
+async fn a_run_that_its_daemon_could_not_answer_goes_on_and_runs_once() {
+    let mut daemon = Daemon::start();
+    let ran = daemon.file("ran");
+    let once = script(&format!("echo ran >> {}", ran.display()));
+    die_with_an_unanswered_run(&mut daemon, "1", &once).await;
+    kill(daemon.keeper_pid().unwrap(), Signal::CONT);
+    daemon.restart();
+    let client = daemon.client().await;
+    client.try_run(request("1", &once)).await.unwrap();
+    assert_eq!(end(&client.ended("1").await), (State::Success, 0));
+    assert_eq!(std::fs::read_to_string(&ran).unwrap(), "ran\n");
+}
+
+#[tokio::test]
+async fn a_run_that_reached_no_keeper_leaves_nothing_and_may_come_again() {
+    let mut daemon = Daemon::start();
+    let ran = daemon.file("ran");
+    let once = script(&format!("echo ran >> {}", ran.display()));
+    die_with_an_unanswered_run(&mut daemon, "1", &once).await;
+    kill(daemon.keeper_pid().unwrap(), Signal::KILL);
+    daemon.restart();
+    let client = daemon.client().await;
+    assert!(client.try_status("1").await.is_err());
+    assert_eq!(client.run_to_end("1", &once).await.state(), State::Success);
+    assert_eq!(std::fs::read_to_string(&ran).unwrap(), "ran\n");
 }

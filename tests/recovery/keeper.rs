@@ -3,7 +3,7 @@
 use super::{end, freeze, wait_until_exists};
 use crate::support::{
     Daemon, OwnSleep, Setup, is_alive, is_root, kill, logs, patiently, refused, request, script, scripts,
-    wait_for,
+    until, wait_for,
 };
 use rustix::process::Signal;
 use step_runner::model::JobId;
@@ -166,12 +166,16 @@ async fn a_keeper_whose_daemon_does_not_come_back_ends_its_jobs() {
 
 /// Attaches strace to a process, until that ends. strace kills it before its first call on `path`.
 fn kill_at(pid: i32, call: &str, path: &str) -> std::process::Child {
-    let inject = format!("inject={call}:signal=KILL:when=1");
+    trace(pid, &["-P", path, "-e", &format!("inject={call}:signal=KILL:when=1")])
+}
+
+/// Attaches strace with these options to a process, until that ends.
+fn trace(pid: i32, options: &[&str]) -> std::process::Child {
     let pid = pid.to_string();
     let mut strace = std::process::Command::new("strace");
-    strace.args(["-q", "-o", "/dev/null", "-P", path, "-e", &inject, "-p", &pid]);
+    strace.args(["-q", "-o", "/dev/null"]).args(options).args(["-p", &pid]);
     let strace = strace.spawn().unwrap();
-    wait_for("strace to trace the keeper", || {
+    wait_for("strace to trace the process", || {
         let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
         (!status.contains("TracerPid:\t0")).then_some(())
     });
@@ -203,4 +207,31 @@ async fn fault_47_a_process_that_was_started_and_not_recorded_is_found_and_kille
     }
     strace.wait().unwrap();
     assert_eq!(client.run_to_end("2", &script("echo next")).await.exit_code, 0);
+}
+
+#[tokio::test]
+async fn a_daemon_killed_while_it_starts_its_keeper_leaves_room_for_the_next() {
+    if !is_root("a_daemon_killed_while_it_starts_its_keeper_leaves_room_for_the_next") {
+        return;
+    }
+    if std::process::Command::new("strace").arg("-V").output().is_err() {
+        return crate::support::parts::skipped("a_daemon_killed_while_it_starts_its_keeper", "strace");
+    }
+    let mut daemon = Daemon::start();
+    let client = daemon.client().await;
+    // The keeper is a copy of the daemon, with its locks, until it has executed its program.
+    let mut strace =
+        trace(daemon.pid(), &["-f", "-e", "trace=execve", "-e", "inject=execve:delay_enter=500000:when=1"]);
+    let asked = tokio::spawn(async move { client.try_run(request("1", &script("echo lost"))).await });
+    let children = format!("/proc/{0}/task/{0}/children", daemon.pid());
+    until("the start of the keeper", || !std::fs::read_to_string(&children).unwrap().is_empty()).await;
+    daemon.kill();
+    assert!(asked.await.unwrap().is_err(), "it was answered");
+    daemon.restart();
+    let client = daemon.client().await;
+    assert_eq!(client.run_to_end("1", &script("echo ran")).await.exit_code, 0);
+    assert_eq!(client.output("1").await, "ran\n");
+    // Whichever keeper ran it ends with its daemon.
+    daemon.stop();
+    strace.wait().unwrap();
 }

@@ -23,6 +23,8 @@ const END_TIME: Duration = Duration::from_mins(1);
 #[expect(clippy::struct_excessive_bools, reason = "each is a fact of its own")]
 struct Life {
     last: Option<JobStatus>,
+    /// Time of the Run that made it.
+    asked: Option<Duration>,
     began: Option<Duration>,
     ended: Option<Duration>,
     log: Vec<u8>,
@@ -52,6 +54,13 @@ pub(crate) struct Asked {
     epoch: u64,
 }
 
+#[derive(Default)]
+struct AskedRuns {
+    count: u32,
+    /// Time of the first one.
+    since: Duration,
+}
+
 #[derive(Clone, Copy)]
 pub(crate) struct Follower {
     number: usize,
@@ -76,6 +85,12 @@ pub(crate) struct Oracle {
     slots: usize,
     /// Number of Runs without an answer (also those given up). Each can already hold a slot.
     running_calls: usize,
+    /// Runs without an answer, by id.
+    asked_runs: BTreeMap<u64, AskedRuns>,
+    /// Ids with such a Run when the keeper died: it may have taken the job.
+    cut_runs: BTreeSet<u64>,
+    /// Ids that were finished while a Run had no answer: its job may have come and gone between two observations.
+    finished_unseen: BTreeSet<u64>,
     /// Requests that were finished, by id and content, with the time.
     remembered: BTreeMap<(u64, u64), Duration>,
     /// Content of each life: the last one that ran.
@@ -117,6 +132,9 @@ impl Oracle {
             cap: usize::MAX,
             slots: usize::MAX,
             running_calls: 0,
+            asked_runs: BTreeMap::new(),
+            cut_runs: BTreeSet::new(),
+            finished_unseen: BTreeSet::new(),
             remembered: BTreeMap::new(),
             contents: BTreeMap::new(),
             open: BTreeSet::new(),
@@ -153,6 +171,7 @@ impl Oracle {
         self.cap = cap_of(max_running);
         self.slots = usize::MAX;
         self.running_calls = 0;
+        self.asked_runs.clear();
     }
 
     pub(crate) fn crashed(&mut self) {
@@ -183,6 +202,7 @@ impl Oracle {
     pub(crate) fn keeper_died(&mut self, has_daemon: bool) {
         self.died_at = Some(self.now());
         self.note("the keeper is gone".into());
+        self.cut_runs.extend(self.asked_runs.iter().filter(|(_, runs)| runs.count > 0).map(|(id, _)| *id));
         if !has_daemon {
             self.forgotten();
         }

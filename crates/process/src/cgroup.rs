@@ -6,8 +6,10 @@
 //! the keeper's own user can write to all of these groups, so a leaf is reused only if nobody has changed it.
 
 mod changes;
+mod pool;
 mod tree;
 
+use std::cell::{Cell, OnceCell};
 use std::fs;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -23,12 +25,14 @@ use serde::{Deserialize, Serialize};
 use step_runner_model::ResourceLimits;
 
 use super::controllers::{
-    Controller, LimitCounts, Version, available, cpu_time, hand_on, may_make_groups, open_directory,
-    own_group, peak_memory, read_counts, read_file, write_limits,
+    CPU_FILE, Controller, LimitCounts, Version, available, cpu_time_of, may_make_groups, open_directory,
+    open_file, own_group, peak_memory, read_counts, read_file, read_from_start, write_limits,
 };
 use super::freezer::{thaw, thaw_tree};
 use super::sweep::Process;
-use changes::{LeafChanges, LeafWatch};
+pub use pool::Pool;
+
+use changes::LeafWatch;
 use tree::{groups_below, remove_tree};
 
 /// Start of the name of a keeper's group; its process id follows.
@@ -92,30 +96,8 @@ pub enum CgroupError {
     },
 }
 
-/// Most leaves kept for the next jobs: making one costs more than its job's other preparations. They are kept by name,
-/// so that a burst of jobs leaves no descriptor open; each costs the kernel a few KiB.
-const MAX_FREE: usize = 256;
-
 /// Most names to try for a new leaf: so many in a row are not taken by accident.
 pub(super) const MAX_TAKEN: u32 = 100;
-
-/// The keeper's group and the leaves that are not in use.
-#[derive(Debug)]
-pub struct Pool {
-    group: KeeperGroup,
-    /// Controllers that can limit the leaves.
-    controllers: Vec<Controller>,
-    free: Vec<FreeLeaf>,
-    made: u32,
-    changes: LeafChanges,
-}
-
-/// A leaf that no job uses.
-#[derive(Debug)]
-struct FreeLeaf {
-    name: String,
-    watch: LeafWatch,
-}
 
 /// A keeper's group in one hierarchy. Dropping it removes it, as far as it is empty.
 #[derive(Debug)]
@@ -135,6 +117,14 @@ pub struct Leaf {
     name: String,
     /// `None` if nobody can say whether it is unchanged.
     watch: Option<LeafWatch>,
+    /// Its file `cgroup.events`.
+    events: KeptFile,
+    /// Its file `cpu.stat`.
+    statistics: KeptFile,
+    /// True once it has been kept open between two jobs: then its files stay open, too.
+    is_kept_open: bool,
+    /// CPU time of all jobs in this leaf, as read last.
+    used: Cell<Option<Duration>>,
     /// CPU time of earlier jobs in this leaf.
     used_before: Duration,
     /// CPU time of this job in its earlier leaf.
@@ -178,115 +168,6 @@ pub fn available_controllers() -> Vec<Controller> {
 /// holds this process, so only a root hands on controllers; the one above may hold none.
 fn parents(own: &Path) -> impl Iterator<Item = &Path> {
     [Some(own), own.parent().filter(|above| is_delegated(above))].into_iter().flatten()
-}
-
-impl Pool {
-    /// Makes the keeper's group, and removes those of dead keepers beside it.
-    pub fn open() -> Result<Self, CgroupError> {
-        let own = own_group().ok_or(CgroupError::NotMounted)?;
-        let parent = parents(&own).find(|parent| !hand_on(parent).is_empty()).unwrap_or(&own).to_owned();
-        remove_stale(&parent);
-        let group =
-            KeeperGroup::make(&parent).map_err(|source| CgroupError::NotWritable { path: parent, source })?;
-        let controllers = hand_on(&group.path);
-        Ok(Self { group, controllers, free: Vec::new(), made: 0, changes: LeafChanges::default() })
-    }
-
-    /// Directory of the keeper's group.
-    pub fn path(&self) -> &Path {
-        &self.group.path
-    }
-
-    /// True if process `pid` is in one of the leaves.
-    pub fn holds(&self, pid: u32) -> bool {
-        let group = self.group.path.file_name().unwrap_or_default().to_string_lossy();
-        let inside = format!("/{group}/");
-        fs::read_to_string(format!("/proc/{pid}/cgroup"))
-            .is_ok_and(|groups| groups.lines().any(|line| line.starts_with("0::") && line.contains(&inside)))
-    }
-
-    /// Returns the controllers that can limit its leaves.
-    pub fn controllers(&self) -> &[Controller] {
-        &self.controllers
-    }
-
-    /// Returns an empty leaf for a job, thawed and without settings of another one.
-    pub fn take(&mut self) -> io::Result<Leaf> {
-        while let Some(FreeLeaf { name, watch }) = self.free.pop() {
-            let Ok(mut leaf) = self.open_leaf(name) else { continue };
-            if !leaf.is_populated() && self.changes.is_unchanged(&watch, &leaf.directory) {
-                leaf.watch = Some(watch);
-                leaf.used_before = leaf.cpu_time().unwrap_or_default();
-                return Ok(leaf);
-            }
-            remove_tree(&leaf.path);
-        }
-        let mut leaf = self.make_leaf()?;
-        // One with a peak is used once.
-        if !leaf.counts_peak() {
-            leaf.watch = self.changes.watch(&leaf.directory);
-        }
-        Ok(leaf)
-    }
-
-    fn make_leaf(&mut self) -> io::Result<Leaf> {
-        let mut taken = 0;
-        loop {
-            self.made += 1;
-            let name = self.made.to_string();
-            match rustix::fs::mkdirat(&self.group.directory, &name, Mode::from_raw_mode(0o755)) {
-                // A step has made it.
-                Err(Errno::EXIST) if taken < MAX_TAKEN => taken += 1,
-                made => {
-                    made?;
-                    return self.open_leaf(name);
-                }
-            }
-        }
-    }
-
-    /// Thaws the keeper's group, in which all leaves are.
-    pub fn thaw(&self) {
-        thaw(&self.group.directory);
-    }
-
-    fn open_leaf(&self, name: String) -> io::Result<Leaf> {
-        let directory = open_directory(&self.group.directory, Path::new(&name))?;
-        let group = self.group.path.file_name().unwrap_or_default().to_string_lossy();
-        Ok(Leaf {
-            directory,
-            path: self.group.path.join(&name),
-            suffix: format!("/{group}/{name}"),
-            name,
-            watch: None,
-            used_before: Duration::ZERO,
-            used_elsewhere: Duration::ZERO,
-            spent: AtomicBool::new(false),
-            controllers: self.controllers.clone(),
-            is_limited: false,
-            counted_elsewhere: LimitCounts::default(),
-        })
-    }
-
-    /// Returns a leaf for a job that goes on after its processes were killed.
-    pub fn replace(&mut self, spent: Leaf) -> io::Result<Leaf> {
-        let mut leaf = self.take()?;
-        leaf.used_elsewhere = spent.usage().cpu_time.unwrap_or_default();
-        leaf.counted_elsewhere = spent.counts();
-        self.give_back(spent);
-        Ok(leaf)
-    }
-
-    /// Takes a leaf back. It is not reused if it has had limits, has a peak that cannot be reset, or is spent.
-    /// [`Self::take`] checks whether the others are empty and unchanged.
-    pub fn give_back(&mut self, mut leaf: Leaf) {
-        let is_used_up = leaf.counts_peak() || leaf.is_limited || leaf.is_spent();
-        match leaf.watch.take().filter(|_| !is_used_up && self.free.len() < MAX_FREE) {
-            Some(watch) => self.free.push(FreeLeaf { name: leaf.name, watch }),
-            None if leaf.is_populated() => {}
-            None => remove_tree(&leaf.path),
-        }
-    }
 }
 
 impl KeeperGroup {
@@ -349,7 +230,7 @@ impl Leaf {
     /// True if it or a group below it holds a living process. True if that cannot be read; false if the leaf was
     /// removed.
     pub fn is_populated(&self) -> bool {
-        match read_file(&self.directory, "cgroup.events") {
+        match self.events.read(&self.directory, "cgroup.events", self.is_kept_open) {
             Some(events) => !events.lines().any(|line| line == "populated 0"),
             None => !self.is_gone(),
         }
@@ -357,7 +238,12 @@ impl Leaf {
 
     /// Thaws it for a start. False if it was removed.
     pub fn thaw(&self) -> bool {
-        thaw(&self.directory)
+        // An empty group is frozen from the moment in which it is told to freeze.
+        let is_thawed = |events: String| {
+            ["populated 0", "frozen 0"].iter().all(|state| events.lines().any(|line| line == *state))
+        };
+        let events = self.is_kept_open.then(|| self.events.read(&self.directory, "cgroup.events", true));
+        events.flatten().is_some_and(is_thawed) || thaw(&self.directory)
     }
 
     /// Thaws it and the groups below it: frozen processes handle no SIGTERM.
@@ -460,7 +346,31 @@ impl Leaf {
     }
 
     fn cpu_time(&self) -> Option<Duration> {
-        cpu_time(&self.directory, Version::Two)
+        let statistics = self.statistics.read(&self.directory, CPU_FILE, self.is_kept_open)?;
+        self.used.set(cpu_time_of(&statistics));
+        self.used.get()
+    }
+
+    /// True if no other job may use it: it has had limits, has a peak that cannot be reset, or is spent.
+    fn is_used_up(&self) -> bool {
+        self.counts_peak() || self.is_limited || self.is_spent()
+    }
+}
+
+/// A file of a leaf that may stay open.
+#[derive(Debug, Default)]
+struct KeptFile(OnceCell<OwnedFd>);
+
+impl KeptFile {
+    /// Reads the file `name` of the group behind `directory`; `None` if it is not there. Keeps it open if `keep`.
+    fn read(&self, directory: impl AsFd, name: &str, keep: bool) -> Option<String> {
+        if !keep {
+            return read_file(directory, name);
+        }
+        if self.0.get().is_none() {
+            drop(self.0.set(open_file(directory, name)?));
+        }
+        read_from_start(self.0.get()?)
     }
 }
 

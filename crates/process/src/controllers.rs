@@ -181,8 +181,16 @@ pub(crate) fn cpu_time(directory: impl AsFd, version: Version) -> Option<Duratio
         Version::One => {
             Some(Duration::from_nanos(read_file(directory, "cpuacct.usage")?.trim().parse().ok()?))
         }
-        Version::Two => keyed(&read_file(directory, "cpu.stat")?, "usage_usec").map(Duration::from_micros),
+        Version::Two => cpu_time_of(&read_file(directory, CPU_FILE)?),
     }
+}
+
+/// File of a group of version 2 that has the CPU time of its processes.
+pub(super) const CPU_FILE: &str = "cpu.stat";
+
+/// CPU time in the text of [`CPU_FILE`].
+pub(super) fn cpu_time_of(statistics: &str) -> Option<Duration> {
+    keyed(statistics, "usage_usec").map(Duration::from_micros)
 }
 
 /// Value of `key` in lines of `KEY VALUE`.
@@ -334,13 +342,23 @@ pub(super) fn write_file(directory: impl AsFd, name: &str, value: &str) -> rusti
 
 /// Reads a file of a group; `None` if it is not there.
 pub(super) fn read_file(directory: impl AsFd, name: &str) -> Option<String> {
-    let file = rustix::fs::openat(directory, name, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).ok()?;
+    read_from_start(open_file(directory, name)?)
+}
+
+/// Opens a file of a group for reading; `None` if it is not there.
+pub(super) fn open_file(directory: impl AsFd, name: &str) -> Option<OwnedFd> {
+    rustix::fs::openat(directory, name, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).ok()
+}
+
+/// Reads a file of a group as it is now; `None` if the group is gone.
+pub(super) fn read_from_start(file: impl AsFd) -> Option<String> {
     // The kernel returns a short file whole, so mostly one read is enough; a generic reader makes five calls.
     let mut text = Vec::with_capacity(READ_BYTES);
     loop {
         text.reserve(READ_BYTES);
         let room = text.capacity() - text.len();
-        let read = rustix::io::read(&file, rustix::buffer::spare_capacity(&mut text)).ok()?;
+        let offset = text.len() as u64;
+        let read = rustix::io::pread(&file, rustix::buffer::spare_capacity(&mut text), offset).ok()?;
         if read < room {
             return String::from_utf8(text).ok();
         }

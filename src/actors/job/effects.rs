@@ -1,28 +1,26 @@
-//! Performs the effects of a job's machine: one after another, in the order given.
-//!
-//! Effects for the keeper are numbered (`op`). A replayed job counts the same way and skips the effects that an earlier
-//! daemon has performed.
+//! Performs the actions of a job's driver: one after another, in the order given.
 
-use std::collections::VecDeque;
 use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
 use actix::{Actor, ActorFutureExt, AsyncContext, Context, Handler, Message, WrapFuture};
 
+use super::driver::{Action, CloseRequest, EndedStep};
 use super::handled_event::again_panic;
 use super::{JobActor, deliver};
 use crate::actors::redact::{MaskedResult, Redactor};
 use crate::actors::step::{Over, StepActor, StepTask};
 use crate::actors::trace_sink::{Append, AppendNews, Flush, TraceSink};
+use crate::actors::view::CurrentStep;
 use crate::clock;
 use crate::error::Chain;
 use crate::failpoint;
-use crate::job::effect::{Effect, Program, Spawn};
-use crate::job::event::{CallId, Event, FileContent, ProcessEnd};
+use crate::job::effect::{Program, Spawn};
+use crate::job::event::{CallId, Event};
 use crate::keeper::link::LinkError;
-use crate::keeper::protocol::Request;
-use crate::model::{FinishedProcess, LogChannel, Outcome, StepResult, StepStatus};
+use crate::keeper::protocol::{KeeperError, Request};
+use crate::model::{LogChannel, Outcome, StepResult};
 use crate::store::Removed;
 use crate::threads::{self, Work};
 
@@ -39,84 +37,65 @@ const SMALL_ENVIRONMENT: usize = 256 << 10;
 const SMALL_RESULT: usize = 64 << 10;
 
 impl JobActor {
-    /// Performs queued effects until one must be awaited.
+    /// Performs actions until one must be awaited.
     pub(super) fn drain(&mut self, ctx: &mut Context<Self>) {
-        while self.awaited == 0
-            && let Some(effect) = self.queue.pop_front()
-        {
-            self.perform(effect, ctx);
-        }
-        if self.queue.is_empty() {
-            // A step may run for hours. Even a small idle buffer is a tenth of the memory of its job.
-            self.queue = VecDeque::new();
+        while let Some(action) = self.driver.next_action() {
+            self.perform(action, ctx);
         }
     }
 
-    fn perform(&mut self, effect: Effect, ctx: &mut Context<Self>) {
-        match effect {
-            Effect::Log { kind, text } => {
-                if let Some(op) = self.next_op() {
-                    let line = |text| Request::Line { key: self.key(), op, kind, text };
-                    if let Err(error) = self.link.tell(line(text)) {
-                        self.link.tell_short(line(left_out(&error)));
-                    }
+    fn perform(&mut self, action: Action, ctx: &mut Context<Self>) {
+        match action {
+            Action::Line { op, kind, text } => {
+                let line = |text| Request::Line { key: self.key(), op, kind, text };
+                if let Err(error) = self.link.tell(line(text)) {
+                    self.link.tell_short(line(left_out(&error)));
                 }
             }
-            Effect::Phrases(phrases) => self.add_phrases(phrases, ctx),
-            Effect::MakeFiles(files) => {
+            Action::AddPhrases { op, phrases } => self.add_phrases(op, phrases, ctx),
+            Action::MakeFiles(files) => {
                 if let Err(error) = crate::actors::step::make_files(&self.folder, &files) {
                     tracing::warn!(error = %Chain(&error), job = %self.view.id, "files of a function were not made");
                 }
             }
-            Effect::Fetch { call, reference, inside, environment } => {
-                if !self.performed.fetched.contains(&call) {
-                    let (fetcher, job) = (Arc::clone(&self.context.fetcher), self.key());
-                    let found = async move { fetcher.find(job, *reference, inside, environment).await };
-                    self.fetch(call, found, ctx);
-                }
+            Action::Fetch { call, reference, inside, environment } => {
+                let (fetcher, job) = (Arc::clone(&self.context.fetcher), self.key());
+                let found = async move { fetcher.find(job, *reference, inside, environment).await };
+                self.fetch(call, found, ctx);
             }
-            Effect::Spawn(spawn) => self.spawn(spawn, ctx),
-            Effect::Stop { grace } => self.link.tell_short(Request::Stop { key: self.key(), grace }),
-            Effect::News(news) => self.news(news, ctx),
-            Effect::Emit(result) => {
+            Action::Spawn { op, spawn } => self.spawn(op, spawn, ctx),
+            Action::Stop(grace) => self.link.tell_short(Request::Stop { key: self.key(), grace }),
+            Action::News { news, is_new } => self.news(news, is_new, ctx),
+            Action::StepEnded(result) => {
                 self.view.update(|state| state.current.end());
-                // Results that an earlier daemon stored are counted already.
-                if self.emits() {
+                if let Some(result) = result {
                     self.store(result, ctx);
                 }
             }
-            Effect::Finish { outcome, root, lines } => self.finish(outcome, root, lines, ctx),
+            Action::Finish(close) => self.finish(close, ctx),
         }
     }
 
-    /// Returns the number of the next effect for the keeper, or `None` if an earlier daemon has performed it.
-    pub(super) fn next_op(&mut self) -> Option<u32> {
-        self.op += 1;
-        (self.op > self.performed.last_op).then_some(self.op)
-    }
-
-    /// Awaits `work` before the next effect.
+    /// Awaits `work` before the next action.
     pub(super) fn pause<T: 'static>(
         &mut self,
         ctx: &mut Context<Self>,
         work: impl Future<Output = T> + 'static,
         then: impl FnOnce(&mut Self, T, &mut Context<Self>) + 'static,
     ) {
-        self.awaited += 1;
+        self.driver.begin_await();
         ctx.spawn(work.into_actor(self).map(move |done, job, ctx| {
-            job.awaited -= 1;
+            job.driver.end_await();
             then(job, done, ctx);
-            if job.awaited == 0 && !job.keeper_was_lost(ctx) {
+            if job.driver.take_deferred_loss() && job.link.is_over() {
+                job.keeper_lost(ctx);
+            } else {
                 job.drain(ctx);
             }
         }));
     }
 
-    fn add_phrases(&mut self, phrases: Vec<Vec<u8>>, ctx: &mut Context<Self>) {
-        let op = self.next_op();
-        if let Some((_, message)) = self.performed.unmasked.take_if(|(op, _)| *op == self.op) {
-            return self.end_unmasked(message, ctx);
-        }
+    fn add_phrases(&mut self, op: Option<u32>, phrases: Vec<Vec<u8>>, ctx: &mut Context<Self>) {
         if self.redactor.adds_at_once(&phrases) {
             return match self.redactor.add(&phrases) {
                 Ok(()) => self.tell_phrases(op, phrases, ctx),
@@ -147,48 +126,27 @@ impl JobActor {
             ctx,
             async move { link.ask(Request::Phrases { key, op, phrases }).await },
             |job, done, ctx| match done {
-                // If the keeper is gone, no process runs and the job is interrupted.
-                Ok(_) | Err(LinkError::Gone) => {}
+                // If the keeper is gone or has not taken the job, no process runs.
+                Ok(_) | Err(LinkError::Gone | LinkError::Refused(KeeperError::UnknownJob)) => {}
                 Err(error) => job.cannot_mask(&error, ctx),
             },
         );
     }
 
-    /// Ends the job: masking would be incomplete, so no process may start and no output may leave. The event is
-    /// recorded, so that no later daemon goes on here.
+    /// Ends the job: masking would be incomplete, so no process may start and no output may leave.
     fn cannot_mask(&mut self, error: &(dyn std::error::Error + 'static), ctx: &mut Context<Self>) {
         let message = format!("a value marked sensitive cannot be masked: {}", Chain(error));
         tracing::error!(message, job = %self.view.id, "the job is ended");
-        let op = self.op;
-        // The machine may be away. Perform no effect before it has handled this.
-        self.awaited += 1;
-        self.with_machine(ctx, move |job, ctx| {
-            job.awaited -= 1;
-            job.record(Event::Unmasked { op, message: message.clone() });
-            job.end_unmasked(message, ctx);
-        });
+        if let Some(frame) = self.driver.cannot_mask(message, clock::boot_micros()) {
+            self.send_unmasked(frame);
+            self.drain(ctx);
+        }
     }
 
-    fn end_unmasked(&mut self, message: String, ctx: &mut Context<Self>) {
-        self.queue.clear();
-        if let Some(machine) = &mut self.machine {
-            drop(
-                machine
-                    .handle(&Event::Unmasked { op: self.op, message: message.clone() }, clock::boot_micros()),
-            );
-        }
-        let root = StepResult { status: StepStatus::Failure, ..StepResult::default() };
-        let lines = vec![(LogChannel::Err, format!("job failed: {message}"))];
-        self.finish(Outcome::failed(message), Box::new(root), lines, ctx);
-    }
-
-    fn spawn(&mut self, spawn: Box<Spawn>, ctx: &mut Context<Self>) {
-        let op = self.next_op();
-        if self.performed.exited.contains(&spawn.call) {
-            return;
-        }
+    fn spawn(&mut self, op: Option<u32>, spawn: Box<Spawn>, ctx: &mut Context<Self>) {
         let is_small = op.is_none() || given_bytes(&spawn) <= SMALL_ENVIRONMENT;
         let call = spawn.call;
+        let closes = spawn.ends_job.then(|| self.context.config().leftover_grace);
         let task = StepTask {
             job: ctx.address(),
             link: self.link.clone(),
@@ -201,6 +159,7 @@ impl JobActor {
             limits: self.shell.limits,
             op,
             watch_unfinished: self.view.log.is_unfinished_watched(),
+            closes,
         };
         if is_small {
             return self.launch(call, StepActor::prepare(task));
@@ -212,44 +171,37 @@ impl JobActor {
         });
     }
 
-    fn launch(&mut self, call: CallId, step: StepActor) {
+    fn launch(&mut self, call: CallId, mut step: StepActor) {
+        step.send();
         let step = step.start();
-        if let Some(at) = self.performed.over.iter().position(|over| over.step == call) {
-            deliver(&step, Over(self.performed.over.swap_remove(at)));
+        if let Some(over) = self.driver.launched(call) {
+            deliver(&step, Over(over));
         }
-        self.step = Some((call, step));
+        self.step = Some(step);
     }
 
-    /// Counts a message of FollowSteps. `false` if an earlier daemon has stored it.
-    pub(super) fn emits(&mut self) -> bool {
-        self.emitted += 1;
-        self.emitted > self.performed.stored
-    }
-
-    fn news(&mut self, news: Box<StepResult>, ctx: &mut Context<Self>) {
-        let is_new = self.emits();
+    fn news(&mut self, news: Box<StepResult>, is_new: bool, ctx: &mut Context<Self>) {
         if !is_new && !self.redactor.is_ready() {
             // Masking with many secrets takes too long for a line in Status.
             return;
         }
         let encode = self.encode;
+        if self.redactor.is_ready() {
+            let (news, current) = self.redactor.news(*news, encode);
+            return self.show_news(is_new.then_some(news), current);
+        }
         let masked = self.masked(true, move |redactor| redactor.news(*news, encode));
-        let sink = self.trace_sink.clone();
-        let stored = async move {
-            let (news, current) = masked.await;
-            let stored = if is_new { sink.send(AppendNews(news)).await } else { Ok(Ok(())) };
-            (stored, current)
-        };
-        self.pause(ctx, stored, |job, (stored, current), ctx| {
-            job.view.update(|state| state.current = current);
-            match stored {
-                Ok(Ok(())) => {}
-                Ok(Err(error)) => {
-                    tracing::warn!(error = %Chain(&error), job = %job.view.id, "news of a step are not stored yet");
-                }
-                Err(_) => job.sink_broke(ctx),
-            }
+        self.pause(ctx, masked, move |job, (news, current), _| {
+            job.show_news(is_new.then_some(news), current);
         });
+    }
+
+    fn show_news(&mut self, news: Option<MaskedResult>, current: CurrentStep) {
+        self.view.update(|state| state.current = current);
+        if let Some(news) = news {
+            // No answer is waited for: the sink stores the next result after it, and tells its own failures.
+            deliver(&self.trace_sink, AppendNews(news));
+        }
     }
 
     /// Stores a result. Followers see it before the job's next effect.
@@ -279,27 +231,17 @@ impl JobActor {
         self.handle_event(Event::Broken { message }, ctx);
     }
 
-    fn finish(
-        &mut self,
-        outcome: Outcome,
-        root: Box<StepResult>,
-        lines: Vec<(LogChannel, String)>,
-        ctx: &mut Context<Self>,
-    ) {
-        self.ending = Some(outcome);
+    fn finish(&mut self, close: Option<CloseRequest>, ctx: &mut Context<Self>) {
         self.stop_fetching(ctx);
-        if self.emitted >= self.performed.stored {
-            self.root = Some(root);
-        }
-        if let Some(op) = self.next_op() {
+        if let Some(CloseRequest { op, lines }) = close {
             let leftover_grace = self.context.config().leftover_grace;
             let close = |lines| Request::Close { key: self.key(), op, leftover_grace, lines };
             if let Err(error) = self.link.tell(close(lines)) {
                 self.link.tell_short(close(vec![(LogChannel::Err, left_out(&error))]));
             }
         }
-        if let Some(closed) = self.performed.closed.take() {
-            self.end(closed, ctx);
+        if let Some(job) = self.driver.take_reported_close() {
+            self.end(job, ctx);
         }
     }
 
@@ -356,23 +298,16 @@ fn left_out(error: &LinkError) -> String {
 /// Reports that a step is over and its files are read.
 #[derive(Message)]
 #[rtype(result = "()")]
-pub(in crate::actors) struct StepDone {
-    pub(in crate::actors) call: CallId,
-    pub(in crate::actors) end: ProcessEnd,
-    pub(in crate::actors) shell: Option<String>,
-    pub(in crate::actors) outputs: Option<FileContent>,
-    pub(in crate::actors) exports: Option<FileContent>,
-    pub(in crate::actors) ran: Option<FinishedProcess>,
-}
+pub(in crate::actors) struct StepDone(pub(in crate::actors) EndedStep);
 
 impl Handler<StepDone> for JobActor {
     type Result = ();
 
-    fn handle(&mut self, done: StepDone, ctx: &mut Self::Context) {
+    fn handle(&mut self, StepDone(step): StepDone, ctx: &mut Self::Context) {
         failpoint::hit("actors::job::step_done");
         self.step = None;
-        let StepDone { call, end, shell, outputs, exports, ran } = done;
-        self.handle_event(Event::Exited { call, end, shell, outputs, exports, ran }, ctx);
+        let event = self.driver.step_done(step);
+        self.handle_event(event, ctx);
     }
 }
 

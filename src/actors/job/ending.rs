@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use actix::{ActorContext, ActorFutureExt, AsyncContext, Context, Handler, Message, WrapFuture};
 
-use super::{CancelAsk, FEW_FILES, JobActor};
+use super::driver::{ClosedJob, InterruptedJob, end_at_loss, outcome_at_close};
+use super::{FEW_FILES, JobActor};
 use crate::actors::deliver;
 use crate::actors::supervisor::{JobOver, delete};
 use crate::actors::sync_group::NotSynced;
@@ -14,11 +15,9 @@ use crate::actors::trace_sink::Flush;
 use crate::clock;
 use crate::error::Chain;
 use crate::failpoint;
-use crate::job::effect::Effect;
-use crate::job::event::Event;
 use crate::journal::event::End;
 use crate::keeper::protocol::{Closed, Request};
-use crate::model::{EndClass, Outcome, StepResult, StepStatus};
+use crate::model::Outcome;
 use crate::store::{Closing, Death, StoreError};
 use crate::threads::{self, Work};
 
@@ -26,14 +25,11 @@ use crate::threads::{self, Work};
 const MAX_MESSAGE: usize = 1 << 10;
 
 impl JobActor {
-    /// Ends the job after the keeper closed its log: no process of it is left. The job's own result is stored only now.
-    /// If the keeper had died earlier, the result would be another one.
-    pub(super) fn end(&mut self, closed: Closed, ctx: &mut Context<Self>) {
-        if self.over || self.is_closed {
-            return;
-        }
+    /// Stores the results and the end of a job whose log the keeper closed: no process of it is left. The job's own
+    /// result is stored only now. If the keeper had died earlier, the result would be another one.
+    pub(super) fn end(&mut self, job: ClosedJob, ctx: &mut Context<Self>) {
         failpoint::hit("actors::job::end");
-        self.is_closed = true;
+        let ClosedJob { outcome, root, closed } = job;
         // Deleting the steps' temporary files makes room on the disk for the results.
         if let (Some(removed), Ok(left)) =
             (self.remove_tmp(), Arc::clone(&self.view.leftovers).try_lock_owned())
@@ -45,63 +41,46 @@ impl JobActor {
         }
         let view = Arc::clone(&self.view);
         let room = async move { drop(view.leftovers.lock().await) };
-        let stored = self.root.take().map(|mut root| {
-            // The job's log includes what the daemon writes about its end.
-            root.facts.log_end = root.facts.end.map(|_| closed.log_len);
-            self.store_root(*root, room)
-        });
-        let message = self.ending.clone().map(|outcome| self.masked_line(outcome, MAX_MESSAGE));
+        let stored = root.map(|root| self.store_root(*root, room));
+        let message = self.masked_line(outcome.clone(), MAX_MESSAGE);
         let files_removed = self.remove_files();
         let done = async move {
             let stored = match stored {
                 Some(stored) => stored.await,
                 None => true,
             };
-            let message = match message {
-                Some(message) => message.await,
-                None => String::new(),
-            };
-            (stored, message, files_removed.await)
+            (stored, message.await, files_removed.await)
         };
         self.pause(ctx, done, move |job, (stored, message, files_removed), ctx| {
             if !stored {
                 tracing::warn!(job = %job.view.id, "the job's results were not stored");
             }
-            job.end_stored(closed, message, !files_removed, ctx);
+            job.end_stored(Outcome { message, ..outcome }, closed, !files_removed, ctx);
         });
     }
 
-    /// `message` is the outcome's message, masked and then put on one line.
-    fn end_stored(&mut self, closed: Closed, message: String, files_left: bool, ctx: &mut Context<Self>) {
+    /// Writes the end of a job whose results are stored. `outcome` has its message masked and on one line.
+    fn end_stored(&mut self, outcome: Outcome, closed: Closed, files_left: bool, ctx: &mut Context<Self>) {
+        let outcome = outcome_at_close(outcome, &closed);
         let Closed { log_len, unkilled, cpu_time, peak_memory, log_damaged } = closed;
         if !unkilled.is_empty() {
             tracing::warn!(job = %self.view.id, ?unkilled, "processes could not be killed");
         }
-        let mut outcome = match self.ending.take() {
-            Some(outcome) => Outcome { message, ..outcome },
-            None => Outcome::defect("the log was closed before the job's end"),
-        };
         if log_damaged {
-            // The log itself does not show that its end is missing.
             tracing::error!(job = %self.view.id, "the log could not be written to its end");
-            outcome = Outcome::failed("storage error: the log could not be written to its end");
-        }
-        if !unkilled.is_empty() {
-            outcome.message = and_unkilled(&outcome.message, unkilled.len());
         }
         let end = End {
             end_boot: Some(clock::boot_micros()),
-            steps_done: self.view.state().steps_done,
+            steps_done: self.view.read(|state| state.steps_done),
             cpu_time: cpu_time.and_then(|t| u64::try_from(t.as_micros()).ok()),
             peak_memory,
-            usage: self.view.state().usage,
+            usage: self.view.read(|state| state.usage),
             lost_from: log_damaged.then_some(log_len),
-            ..End::new(outcome, clock::now_micros(), log_len, self.view.log_inode)
+            ..End::new(outcome, clock::now_micros(), log_len, self.view.log_inode())
         };
         self.view.update(|state| {
             (state.unkilled, state.files_left) = (!unkilled.is_empty(), files_left);
         });
-        self.over = true;
         let (folder, recorded) = (self.folder.clone(), end.clone());
         self.end_when(move || folder.record_end(&recorded), end, ctx);
     }
@@ -122,12 +101,12 @@ impl JobActor {
             // A keeper that still holds the job tells the next daemon of its end.
             return self.publish_and_release(end, written.is_ok(), ctx);
         };
-        if let Some(lost) = self.storage_lost.take() {
+        if let Some(lost) = self.driver.take_storage_loss() {
             return self.publish_and_release_lost(end, &lost, ctx);
         }
         let recorded = group.commit(Box::new(record));
         ctx.spawn(recorded.into_actor(self).map(move |recorded, job, ctx| {
-            match recorded.err().or_else(|| job.storage_lost.take()) {
+            match recorded.err().or_else(|| job.driver.take_storage_loss()) {
                 None => job.publish_and_release(end, true, ctx),
                 Some(lost) => job.publish_and_release_lost(end, &lost, ctx),
             }
@@ -135,13 +114,11 @@ impl JobActor {
     }
 
     /// Turns an end that may not have reached the disk into a failure (faults.md row 27).
-    fn publish_and_release_lost(&mut self, mut end: End, lost: &NotSynced, ctx: &mut Context<Self>) {
+    fn publish_and_release_lost(&mut self, end: End, lost: &NotSynced, ctx: &mut Context<Self>) {
         tracing::error!(error = %Chain(lost), job = %self.view.id, "the end of a job could not be made durable");
         self.view.log.lose();
         self.view.trace.lose();
-        let shown = self.view.log.len();
-        end.lost_from = Some(end.lost_from.map_or(shown, |from| from.min(shown)));
-        end.outcome = Outcome::failed(lost.to_string());
+        let end = end_at_loss(end, lost, self.view.log.len());
         let written = self.folder.record_end(&end);
         self.publish_and_release(end, written.is_ok(), ctx);
     }
@@ -149,38 +126,30 @@ impl JobActor {
     fn publish_and_release(&mut self, end: End, forget: bool, ctx: &mut Context<Self>) {
         self.publish(end, ctx);
         if forget {
-            self.link.tell_short(Request::Drop { key: self.key() });
+            self.link.tell_later(Request::Drop { key: self.key() });
         }
     }
 
-    /// Interrupts the job, because its keeper died (service.md §6.4). The job's processes were killed before.
+    /// Ends a job that the driver has interrupted, because its keeper died (service.md §6.4). The job's processes were
+    /// killed before.
     pub(super) fn interrupt(&mut self, ctx: &mut Context<Self>) {
-        // A job whose log is closed has ended by itself.
-        if self.over || self.is_closed {
-            return;
-        }
-        self.over = true;
+        self.stop_retrying(ctx);
         let removed = self.remove_tmp();
         let deleted = async move {
             if let Some(removed) = removed {
                 drop(delete(removed).await);
             }
         };
-        self.pause(ctx, deleted, |job, (), ctx| job.with_machine(ctx, Self::interrupt_cleared));
+        self.pause(ctx, deleted, |job, (), ctx| job.collect_results(ctx));
     }
 
-    fn interrupt_cleared(&mut self, ctx: &mut Context<Self>) {
-        if let Some(CancelAsk { cause, grace_limit }) = self.take_deferred_cancel() {
-            self.ending = Some(Outcome::stopped(cause));
-            let asked = Event::CancelAsked { cause, grace_limit };
-            self.queue.extend(
-                self.machine
-                    .as_mut()
-                    .map(|machine| machine.handle(&asked, clock::boot_micros()))
-                    .unwrap_or_default(),
-            );
-        }
-        let results: Vec<_> = self.results_left().into_iter().map(|result| self.encoded(result)).collect();
+    /// Stores the results of an interrupted job, then its end.
+    pub(super) fn collect_results(&mut self, ctx: &mut Context<Self>) {
+        let has_started = self.view.read(|state| state.start_time).is_some();
+        let Some(left) = self.driver.collect_results(has_started, clock::boot_micros()) else { return };
+        let InterruptedJob { results, steps, outcome } = left;
+        self.view.update(|state| state.steps_done += steps);
+        let results: Vec<_> = results.into_iter().map(|result| self.encoded(result)).collect();
         let sink = self.trace_sink.clone();
         let encoded = async move {
             // Waiting news come first.
@@ -197,23 +166,18 @@ impl JobActor {
                     job.view.trace.grow(len);
                 }
             }
-            job.interrupted(ctx);
+            job.interrupted(outcome, ctx);
         });
     }
 
     /// Writes the end of an interrupted job whose results are stored.
-    fn interrupted(&mut self, ctx: &mut Context<Self>) {
-        // No step of it ran, so the job ends the way its canceller asked for.
-        let cancelled = self.ending.take().filter(|_| self.view.state().start_time.is_none());
-        let outcome = cancelled
-            .filter(|outcome| outcome.class == EndClass::Cancelled)
-            .unwrap_or_else(|| Outcome::interrupted("the process that ran it died"));
+    fn interrupted(&mut self, outcome: Outcome, ctx: &mut Context<Self>) {
         let (now, boot) = (clock::now_micros(), clock::boot_micros());
         let begun = self.folder.read_job().and_then(|job| {
             let death = Death::Processes { log_len: Some(self.view.log.reported_len()) };
             Closing::begin(&job, outcome.clone(), death, now, boot).map_err(|e| Chain(&e).to_string())
         });
-        let steps_done = self.view.state().steps_done;
+        let steps_done = self.view.read(|state| state.steps_done);
         // Closing tries to remove the files. If that fails, the reaper tries again.
         self.view.update(|state| state.files_left = !self.shell.files.is_empty());
         match begun {
@@ -223,47 +187,10 @@ impl JobActor {
             }
             Err(error) => {
                 tracing::error!(error, job = %self.view.id, "the end of a job whose keeper died was not written");
-                let end = End::new(outcome, now, self.view.log.len(), self.view.log_inode);
+                let end = End::new(outcome, now, self.view.log.len(), self.view.log_inode());
                 self.publish(End { steps_done, ..end }, ctx);
             }
         }
-    }
-
-    /// Returns the results of an interrupted job that were not stored: of steps that had ended, then the root's.
-    fn results_left(&mut self) -> Vec<StepResult> {
-        let status = match &self.ending {
-            Some(outcome) if outcome.class == EndClass::Cancelled => StepStatus::Cancelled,
-            _ => StepStatus::Failure,
-        };
-        let mut results = Vec::new();
-        for effect in std::mem::take(&mut self.queue) {
-            match effect {
-                Effect::News(news) => results.extend(self.emits().then_some(*news)),
-                Effect::Emit(result) => {
-                    let is_new = self.emits();
-                    self.view.update(|state| state.steps_done += u32::from(is_new));
-                    results.extend(is_new.then_some(*result));
-                }
-                Effect::Finish { root, .. } => self.root = Some(root),
-                _ => {}
-            }
-        }
-        // All its steps were over, but not the job itself.
-        if let Some(root) = self.root.take() {
-            results.push(StepResult { status, ..*root });
-            return results;
-        }
-        let broken = Event::Broken { message: "interrupted".into() };
-        let effects = self
-            .machine
-            .as_mut()
-            .map(|machine| machine.handle(&broken, clock::boot_micros()))
-            .unwrap_or_default();
-        results.extend(effects.into_iter().filter_map(|effect| match effect {
-            Effect::Finish { root, .. } => Some(*root),
-            _ => None,
-        }));
-        results
     }
 
     /// Removes the file variables. `false` if some are left: the reaper and Finish try again.
@@ -288,7 +215,7 @@ impl JobActor {
     /// Frees large memory on another thread: it is overwritten first, which takes long.
     fn free_elsewhere(&mut self) {
         if self.is_large {
-            let kept = (self.machine.take(), std::mem::take(&mut self.shell.phrases));
+            let kept = (self.driver.take_machine(), std::mem::take(&mut self.shell.phrases));
             let kept = (kept, std::mem::take(&mut self.shell.files), self.redactor.take());
             drop(threads::run(Work::Jobs, move || drop(kept)));
         }
@@ -296,24 +223,20 @@ impl JobActor {
 
     /// Publishes the end: first in Status, then to the followers, then to the supervisor.
     fn publish(&mut self, end: End, ctx: &mut Context<Self>) {
-        self.over = true;
+        // Followers must not see an end before the log is complete.
+        if !self.driver.publish() {
+            return;
+        }
         let Outcome { class, exit_code, .. } = &end.outcome;
-        let micros = self.view.state().start_time.map(|start| end.end_time.saturating_sub(start));
+        let micros = self.view.read(|state| state.start_time).map(|start| end.end_time.saturating_sub(start));
         let took = micros.map(|micros| Duration::from_micros(u64::try_from(micros).unwrap_or(0)));
         let took = took.map(tracing::field::debug);
         tracing::info!(job = %self.view.id, ?class, exit_code, took, "job ended");
         self.view.end(end);
-        self.published = true;
         self.free_elsewhere();
         deliver(&self.supervisor, JobOver(self.view.id.clone()));
         ctx.stop();
     }
-}
-
-/// Appends the number of surviving processes to a message.
-fn and_unkilled(message: &str, unkilled: usize) -> String {
-    let separator = if message.is_empty() { "" } else { "; " };
-    format!("{message}{separator}{unkilled} processes could not be killed")
 }
 
 /// Reports that a sync failed while the job lived (faults.md row 27).
@@ -325,20 +248,7 @@ impl Handler<StorageLost> for JobActor {
     type Result = ();
 
     fn handle(&mut self, StorageLost(error): StorageLost, ctx: &mut Self::Context) {
-        let message = error.to_string();
-        if self.storage_lost.replace(error).is_none() && !self.over && self.ending.is_none() {
-            self.handle_event(Event::Broken { message }, ctx);
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_end_tells_of_processes_that_live_on() {
-        assert_eq!(and_unkilled("cancelled", 2), "cancelled; 2 processes could not be killed");
-        assert_eq!(and_unkilled("", 1), "1 processes could not be killed");
+        let reaction = self.driver.storage_lost(error, self.link.is_over());
+        self.react(reaction, ctx);
     }
 }

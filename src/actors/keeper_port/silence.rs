@@ -117,6 +117,14 @@ impl KeeperPort {
         Ok(())
     }
 
+    /// Ends a keeper that took the lock after this daemon had looked for one. The daemon that started it was killed
+    /// before it could greet it, so it holds no job.
+    pub(super) async fn end_ungreeted(&self) -> Result<(), KeeperProblem> {
+        let pid = self.end_living().await?;
+        tracing::warn!(?pid, "a keeper of a daemon that died while it started it was ended: it had no job");
+        Ok(())
+    }
+
     /// Ends a keeper whose connection is over, and forgets it once it is dead. Retries until then, because jobs of a
     /// living keeper must not be interrupted. Does nothing if a new keeper has replaced it.
     pub(in crate::actors) async fn forget(&self) {

@@ -90,6 +90,10 @@ mod silent {
         fn start_keeper(&self, state: &StateDir, _: CgroupMode) -> Result<Started> {
             let pid = {
                 let mut life = self.0.lock();
+                if life.alive {
+                    // The lock is held: a second keeper ends at once.
+                    return Ok(Started { wire: KeeperWire::Socket(UnixStream::pair()?.0), process: None });
+                }
                 life.alive = !life.hangs;
                 life.hanging = life.hangs.then_some(STARTED);
                 STARTED
@@ -218,6 +222,16 @@ mod silent {
     }
 
     #[tokio::test(start_paused = true)]
+    async fn a_keeper_that_a_killed_daemon_had_just_started_makes_way_for_another() {
+        play(async |scene| {
+            scene.host.0.lock().answers = true;
+            let keeper = scene.port.get(&scene.supervisor).await.unwrap();
+            assert!(!keeper.link.is_over() && scene.host.0.lock().killed.is_some());
+        })
+        .await;
+    }
+
+    #[tokio::test(start_paused = true)]
     async fn a_new_keeper_that_hangs_before_it_has_its_lock_is_killed() {
         play(async |scene| {
             {
@@ -258,7 +272,10 @@ mod silent {
             }
             let Err(problem) = scene.port.get(&scene.supervisor).await else { panic!("no keeper") };
             assert!(matches!(problem, KeeperProblem::Lasting { .. }), "{problem}");
-            scene.host.0.lock().answers = true;
+            {
+                let mut life = scene.host.0.lock();
+                (life.alive, life.answers) = (false, true);
+            }
             let link = scene.port.get(&scene.supervisor).await.unwrap().link;
             {
                 let mut life = scene.host.0.lock();

@@ -51,6 +51,7 @@ async fn what_is_too_large_for_a_process_is_not_started_and_says_so() {
     let Place { folder, files, _dir } = place();
     let (ours, _theirs) = std::os::unix::net::UnixStream::pair().unwrap();
     let spawn = Spawn {
+        ends_job: false,
         call: 1,
         name: "big".into(),
         program: Program::Command(vec!["/bin/true".into(), "x".repeat(MOST_GIVEN)]),
@@ -63,6 +64,7 @@ async fn what_is_too_large_for_a_process_is_not_started_and_says_so() {
     let begun = local.run_until(async move {
         let link = KeeperLink::new(crate::keeper::link::KeeperWire::Socket(ours), |_| {}, || {}).unwrap();
         let task = StepTask {
+            closes: None,
             job: Context::new().address(),
             link,
             key: folder.key(),

@@ -1,17 +1,20 @@
 //! Admission: from a checked request to a registered job (service.md §3.1, order of work).
 
 use std::path::Path;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use actix::{ActorFutureExt, Addr, ResponseActFuture, WrapFuture};
+use actix::{Addr, AsyncContext, Context, Handler, Message, ResponseFuture};
 
 use super::remove::request_digest;
-use super::{Stop, Supervisor, delete_later};
+use super::{JobBroken, Stop, Supervisor, delete_later};
 use crate::actors::admission::{Brief, JobActorSpec, Prepared};
 use crate::actors::deliver;
-use crate::actors::job::{Begin, HeldRequest, JobActor, JobParts};
-use crate::actors::keeper_port::{Keeper, KeeperProblem};
+use crate::actors::job::{
+    Abandon, Begin, HeldRequest, JobActor, JobParts, KeeperEventArrived, are_few_files,
+};
+use crate::actors::keeper_port::Keeper;
 use crate::actors::log_sink::LogFeed;
 use crate::actors::redact::Redactor;
 use crate::actors::registry::Reservation;
@@ -19,7 +22,7 @@ use crate::actors::trace_sink::TraceFeed;
 use crate::actors::view::{JobView, JobViewState};
 use crate::clock;
 use crate::error::Chain;
-use crate::keeper::link::LinkError;
+use crate::keeper::link::{LinkError, is_large};
 use crate::keeper::protocol::{HoldJob, KeeperError, Reply, Request};
 use crate::model::{JobKey, Reason, Refusal};
 use crate::store::{
@@ -32,10 +35,13 @@ pub(in crate::actors) type Caller = std::sync::Weak<()>;
 /// Minimum number of files and directories that a job and its keeper need.
 const FILES_OF_A_JOB: u64 = 8;
 
+/// Most Runs without an answer at which a job begins with its admission. With more, all are answered before jobs begin.
+const FEW_RUNS: usize = 64;
+
 /// Suggested delay before a client retries a temporary refusal.
 pub(super) const RETRY: Duration = Duration::from_secs(1);
 
-/// A job during its registration.
+/// A request during its admission, and the keeper that is to take its job.
 struct Admission {
     keeper: Keeper,
     prepared: Prepared,
@@ -44,27 +50,99 @@ struct Admission {
     me: Addr<Supervisor>,
 }
 
+/// A job that the keeper was asked to take.
+struct AskedJob {
+    keeper: Keeper,
+    folder: JobFolder,
+    reservation: Reservation,
+    caller: Caller,
+    me: Addr<Supervisor>,
+    view: Arc<JobView>,
+    job: Addr<JobActor>,
+    /// True if it begins with the keeper's yes, without another question.
+    has_begun: bool,
+}
+
+/// Goes on with an admission that had to wait for a keeper.
+#[derive(Message)]
+#[rtype(result = "Result<(), Refusal>")]
+pub(super) struct AdmitWith(Box<Admission>);
+
+impl Handler<AdmitWith> for Supervisor {
+    type Result = ResponseFuture<Result<(), Refusal>>;
+
+    fn handle(&mut self, AdmitWith(admission): AdmitWith, _: &mut Context<Self>) -> Self::Result {
+        // The start of a keeper may have taken long.
+        match self.goes_on(&admission.caller) {
+            Ok(()) => self.admit_with(*admission),
+            Err(refusal) => Box::pin(std::future::ready(Err(refusal))),
+        }
+    }
+}
+
+/// The keeper has answered whether it takes a job.
+#[derive(Message)]
+#[rtype(result = "Result<(), Refusal>")]
+pub(super) struct AdmitHeld {
+    held: Result<Reply, LinkError>,
+    asked: Box<AskedJob>,
+}
+
+impl Handler<AdmitHeld> for Supervisor {
+    type Result = Result<(), Refusal>;
+
+    fn handle(&mut self, AdmitHeld { held, asked }: AdmitHeld, _: &mut Context<Self>) -> Self::Result {
+        self.admit_held(held, *asked)
+    }
+}
+
+/// Begins one of the jobs that are registered and have a slot. In a burst of Runs there is one between two looks at all
+/// that has come in: answers come first.
+#[derive(Message)]
+#[rtype(result = "()")]
+pub(super) struct BeginNext;
+
+impl Handler<BeginNext> for Supervisor {
+    type Result = ();
+
+    fn handle(&mut self, _: BeginNext, ctx: &mut Context<Self>) {
+        if let Some(job) = self.begins.pop_front() {
+            deliver(&job, Begin);
+        }
+        if !self.begins.is_empty() {
+            begin_next_later(ctx.address());
+        }
+    }
+}
+
+fn begin_next_later(supervisor: Addr<Supervisor>) {
+    actix::spawn(async move {
+        tokio::task::yield_now().await;
+        deliver(&supervisor, BeginNext);
+    });
+}
+
 impl Supervisor {
+    /// Admits a job. No future of a call may live in this actor's context: with each message it polls all of them.
     pub(super) fn admit(
         &mut self,
         prepared: Prepared,
         reservation: Reservation,
         caller: Caller,
         me: Addr<Self>,
-    ) -> ResponseActFuture<Self, Result<(), Refusal>> {
+    ) -> ResponseFuture<Result<(), Refusal>> {
         if let Err(refusal) = self.has_room().and_then(|()| self.goes_on(&caller)) {
-            return Box::pin(actix::fut::ready(Err(refusal)));
+            return Box::pin(std::future::ready(Err(refusal)));
+        }
+        if let Some(keeper) = self.port.now().filter(|keeper| !keeper.link.is_over()) {
+            return self.admit_with(Admission { keeper, prepared, reservation, caller, me });
         }
         let port = self.port.clone();
-        let asked = me.clone();
-        let keeper = async move { port.get(&asked).await };
-        Box::pin(keeper.into_actor(self).then(move |keeper: Result<Keeper, KeeperProblem>, supervisor, _| {
-            let boxed: ResponseActFuture<Self, Result<(), Refusal>> = match keeper {
-                Ok(keeper) => supervisor.admit_with(Admission { keeper, prepared, reservation, caller, me }),
-                Err(problem) => Box::pin(actix::fut::ready(Err(problem.into()))),
-            };
-            boxed
-        }))
+        Box::pin(async move {
+            let keeper = port.get(&me).await?;
+            let admission = Box::new(Admission { keeper, prepared, reservation, caller, me: me.clone() });
+            me.send(AdmitWith(admission)).await.map_err(|_| Refusal::stopping())?
+        })
     }
 
     /// Checks that the job may still be registered: not if its caller has given up or a stop has begun.
@@ -106,7 +184,7 @@ impl Supervisor {
         }
     }
 
-    fn admit_with(&mut self, mut admission: Admission) -> ResponseActFuture<Self, Result<(), Refusal>> {
+    fn admit_with(&mut self, mut admission: Admission) -> ResponseFuture<Result<(), Refusal>> {
         let Admission { keeper, prepared, .. } = &mut admission;
         let digest = request_digest(&keeper.digest_key, &prepared.shell.digest);
         // Through the compatible service a closed job runs again (service.md §3.1).
@@ -119,59 +197,115 @@ impl Supervisor {
             )
         {
             // A late duplicate of a finished job.
-            return Box::pin(actix::fut::ready(Ok(())));
+            return Box::pin(std::future::ready(Ok(())));
         }
         let enforceable = prepared.shell.limits.check(&keeper.unenforceable);
         if let Err(refusal) = enforceable.and_then(|()| self.enqueue(prepared)) {
-            return Box::pin(actix::fut::ready(Err(refusal)));
+            return Box::pin(std::future::ready(Err(refusal)));
         }
         let id = prepared.id.clone();
         let placed = match self.make_places(prepared) {
             Ok(placed) => placed,
             Err(refusal) => {
                 self.leave_queue(&id);
-                return Box::pin(actix::fut::ready(Err(refusal)));
+                return Box::pin(std::future::ready(Err(refusal)));
             }
         };
-        let hold = hold_request(&prepared.shell, id.key(), keeper, &placed.request, placed.tag, 0);
-        let link = keeper.link.clone();
-        let held = async move { link.ask(hold).await };
-        Box::pin(held.into_actor(self).map(move |held, supervisor, _| {
-            let admitted = supervisor.admit_held(held, admission, &placed);
-            if admitted.is_err() {
-                supervisor.leave_queue(&id);
+        let (asked, held) = self.ask_keeper(admission, placed);
+        let me = asked.me.clone();
+        Box::pin(async move {
+            let held = held.await;
+            me.send(AdmitHeld { held, asked: Box::new(asked) }).await.map_err(|_| Refusal::stopping())?
+        })
+    }
+
+    /// Makes the actor of a job and asks the keeper to take the job. A job with a slot begins at once: what it asks for
+    /// goes to the keeper together with that question. It is registered only once the keeper has it.
+    fn ask_keeper(&mut self, admission: Admission, placed: Placed) -> (AskedJob, Held) {
+        let Admission { keeper, prepared, reservation, caller, me } = admission;
+        let key = prepared.id.key();
+        let hold = hold_request(&prepared.shell, key, &keeper, &placed.request, placed.tag, 0);
+        let has_slot = self.queue.is_running(&prepared.id);
+        let is_prompt = are_few_files(&prepared.shell.files);
+        let (link, folder) = (keeper.link.clone(), prepared.folder.clone());
+        let (view, job) = self.start_job(&keeper, prepared, placed, me.clone(), has_slot);
+        // What follows a large request must wait until another thread has encoded it. Files that another thread writes
+        // could not be taken back. In a burst all Runs are answered before the jobs begin.
+        let has_begun =
+            is_prompt && has_slot && !is_large(&hold) && self.registry.unanswered_runs() <= FEW_RUNS;
+        let held: Held = if has_begun {
+            reservation.begin(&view, &job);
+            deliver(&job, Begin);
+            match link.ask_first(hold) {
+                Ok(held) => Box::pin(held),
+                Err(error) => Box::pin(std::future::ready(Err(error))),
             }
-            admitted
-        }))
+        } else {
+            Box::pin(async move { link.ask(hold).await })
+        };
+        (AskedJob { keeper, folder, reservation, caller, me, view, job, has_begun }, held)
     }
 
     /// Handles the keeper's answer: registers the job or undoes everything.
-    fn admit_held(
-        &mut self,
-        held: Result<Reply, LinkError>,
-        admission: Admission,
-        placed: &Placed,
-    ) -> Result<(), Refusal> {
-        let Admission { keeper, prepared, caller, .. } = &admission;
-        match held {
-            Ok(Reply::Held { .. }) if keeper.link.is_over() => {
-                Err(placed.undo(&prepared.folder, not_held(&LinkError::Gone)))
+    fn admit_held(&mut self, held: Result<Reply, LinkError>, asked: AskedJob) -> Result<(), Refusal> {
+        let AskedJob { keeper, folder, view, has_begun, .. } = &asked;
+        let is_over = keeper.link.is_over();
+        let taken = match held {
+            Ok(Reply::Held { log_inode, log_len }) if *has_begun || !is_over => {
+                view.opened_log(log_inode, log_len);
+                // A job that has begun goes on even if its caller has given up: the next Run of its id finds it.
+                let goes_on = if *has_begun { Ok(()) } else { self.goes_on(&asked.caller) };
+                goes_on.inspect_err(|_| keeper.link.tell_short(Request::Drop { key: view.key }))
             }
-            Ok(Reply::Held { log_inode, log_len }) => {
-                if let Err(refusal) = self.goes_on(caller) {
-                    keeper.link.tell_short(Request::Drop { key: prepared.id.key() });
-                    return Err(placed.undo(&prepared.folder, refusal));
+            Ok(Reply::Held { .. }) => Err(not_held(&LinkError::Gone)),
+            Ok(_) => Err(not_held(&LinkError::Protocol)),
+            // If the keeper had taken it before it died, a process may have run: the job is interrupted.
+            Err(LinkError::Gone) if *has_begun => match folder.log_inode() {
+                Some(inode) => {
+                    view.opened_log(inode, 0);
+                    Ok(())
                 }
-                // Only now: a record without a keeper means that its keeper died (service.md §3.1).
-                if let Err(error) = prepared.folder.write_record(&placed.record) {
-                    keeper.link.tell_short(Request::Drop { key: prepared.id.key() });
-                    return Err(placed.undo(&prepared.folder, store_refusal(&error)));
-                }
-                self.register(admission, placed, log_inode, log_len);
+                None => Err(not_held(&LinkError::Gone)),
+            },
+            Err(error) => Err(not_held(&error)),
+        };
+        match taken {
+            Ok(()) => {
+                self.register(asked);
                 Ok(())
             }
-            Ok(_) => Err(placed.undo(&prepared.folder, not_held(&LinkError::Protocol))),
-            Err(error) => Err(placed.undo(&prepared.folder, not_held(&error))),
+            Err(refusal) => {
+                deliver(&asked.job, Abandon);
+                // A stop may wait for the end of a job that has begun.
+                asked.view.log.end(0);
+                if let Err(error) = asked.folder.remove_file_variables() {
+                    tracing::warn!(error, job = %asked.view.id, "file variables of a refused job were not removed");
+                }
+                asked.folder.discard();
+                self.leave_queue(&asked.view.id);
+                Err(refusal)
+            }
+        }
+    }
+
+    fn register(&mut self, asked: AskedJob) {
+        let AskedJob { reservation, me, view, job, has_begun, .. } = asked;
+        let id = view.id.clone();
+        let is_ended = view.is_ended();
+        for event in reservation.register(view, job.clone()) {
+            deliver(&job, KeeperEventArrived(event));
+        }
+        if is_ended {
+            // Its keeper has died meanwhile.
+            self.ended(&id);
+        } else if !job.connected() {
+            // A defect ended it before anyone could know of it.
+            deliver(&me, JobBroken(id));
+        } else if !has_begun && self.queue.is_running(&id) {
+            self.begins.push_back(job);
+            if self.begins.len() == 1 {
+                begin_next_later(me);
+            }
         }
     }
 
@@ -200,43 +334,50 @@ impl Supervisor {
             make_work_dir(&prepared.folder, work_dir, *own_work_dir)?;
             let brief = Brief::new(&prepared.shell, prepared.place.clone(), &placed.record).encode()?;
             placed.request.brief = brief.into();
-            Ok(())
+            // Before the keeper has the job: its processes may run when the daemon dies next.
+            prepared.folder.write_record(&placed.record).map_err(|e| store_refusal(&e))
         });
         placed.request.head = std::mem::take(&mut prepared.head).into();
         match made {
             Ok(()) => Ok(placed),
-            Err(refusal) => Err(placed.undo(&prepared.folder, refusal)),
+            Err(refusal) => {
+                if let Some(made) = &placed.record.made_directory {
+                    drop(file_vars::remove_directory(made));
+                }
+                prepared.folder.discard();
+                Err(refusal)
+            }
         }
     }
 
-    fn register(&mut self, admission: Admission, placed: &Placed, log_inode: u64, log_len: u64) {
-        let Admission { keeper, prepared, reservation, me, .. } = admission;
+    fn start_job(
+        &self,
+        keeper: &Keeper,
+        prepared: Prepared,
+        placed: Placed,
+        me: Addr<Self>,
+        has_slot: bool,
+    ) -> (Arc<JobView>, Addr<JobActor>) {
         let Prepared { id, folder, shell, phrase_set, machine, .. } = prepared;
-        let has_slot = self.queue.is_running(&id);
         let group = self.context.sync_group.clone();
-        let seen = if group.is_some() { 0 } else { log_len };
-        let log = LogFeed::growing(seen, group.clone(), &folder);
-        log.announce(log_len);
+        let log = LogFeed::growing(0, group.clone(), &folder);
         let trace = TraceFeed::growing(0, group);
-        let view = JobView::new(id.clone(), shell.registered, log_inode, log, trace, JobViewState::default());
+        let view = JobView::new(id, shell.registered, 0, log, trace, JobViewState::default());
         let view = Arc::new(view.of_request(shell.digest, shell.origin));
         let job = JobActor::start_new(JobParts {
             view: Arc::clone(&view),
             context: Arc::clone(&self.context),
             folder,
-            link: keeper.link,
+            link: keeper.link.clone(),
             supervisor: me,
             machine,
             redactor: Redactor::new(phrase_set),
             shell,
             tag: placed.tag,
             encode: self.encode,
-            waits_with: (!has_slot).then(|| placed.request.clone()),
+            waits_with: (!has_slot).then_some(placed.request),
         });
-        reservation.register(view, job.clone());
-        if has_slot {
-            deliver(&job, Begin);
-        }
+        (view, job)
     }
 }
 
@@ -267,21 +408,13 @@ impl Supervisor {
 /// Folder and directories made for a job that is not registered yet.
 struct Placed {
     tag: u128,
-    /// Written once the keeper holds the job.
+    /// The content of `job.json`.
     record: JobRecord,
     request: HeldRequest,
 }
 
-impl Placed {
-    /// Removes everything that was made. Returns `refusal` unchanged.
-    fn undo(&self, folder: &JobFolder, refusal: Refusal) -> Refusal {
-        if let Some(made) = &self.record.made_directory {
-            drop(file_vars::remove_directory(made));
-        }
-        folder.discard();
-        refusal
-    }
-}
+/// Answer of the keeper to come.
+type Held = Pin<Box<dyn Future<Output = Result<Reply, LinkError>>>>;
 
 /// Makes the folder. One that is in the way is removed: it was left by a crash before its Run was answered.
 fn make_folder(folder: &JobFolder) -> Result<(), StoreError> {

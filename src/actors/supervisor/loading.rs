@@ -15,7 +15,7 @@ use tokio::sync::oneshot;
 use super::Supervisor;
 use super::revive::Start;
 use crate::actors::admission::{Head, JobActorSpec, read_head};
-use crate::actors::job::{HeldRequest, JobActor, JobParts, Replay};
+use crate::actors::job::{HeldRequest, JobActor, JobParts, PerformedEffects, Replay, Reports, ResumedState};
 use crate::actors::keeper_port::{Keeper, KeeperPort};
 use crate::actors::redact::Redactor;
 use crate::actors::view::JobView;
@@ -191,13 +191,13 @@ impl Supervisor {
         let LoadedRecord { shell, redactor, replayed, head } = loaded;
         let Replayed { machine, effects, recorder, fetched, exited, trees, unmasked, .. } = replayed;
         // The journal's line may be missing because the disk was full; the record has the time.
-        if let (None, Some(at)) = (view.state().start_time, replayed.admitted) {
+        if let (None, Some(at)) = (view.read(|state| state.start_time), replayed.admitted) {
             view.update(|state| {
                 (state.state, state.start_time) = (JobState::Running, Some(at));
                 state.since = Start::by_wall(at).since;
             });
         }
-        let waits = view.state().start_time.is_none();
+        let waits = view.read(|state| state.start_time).is_none();
         let brief = held.brief.0.into();
         let waits_with = head.filter(|_| waits).map(|head| HeldRequest { head: head.into(), brief });
         let parts = JobParts {
@@ -213,20 +213,11 @@ impl Supervisor {
             encode: self.encode,
             waits_with,
         };
-        let replay = Replay {
-            effects,
-            recorder,
-            fetched,
-            exited,
-            unmasked,
-            trees,
-            is_cancelled: replayed.is_cancelled,
-            cancel,
-            last_op: held.last_op,
-            over: held.over,
-            closed: held.closed,
-            stored,
-        };
+        let performed = PerformedEffects { last_op: held.last_op, stored, fetched, exited, unmasked };
+        let reports = Reports { over: held.over, closed: held.closed };
+        let is_cancelled = replayed.is_cancelled;
+        let resumed = ResumedState { effects, performed, reports, is_cancelled };
+        let replay = Replay { resumed, recorder, trees, cancel };
         let start = || JobActor::start_replayed(ctx, parts, replay);
         std::panic::catch_unwind(AssertUnwindSafe(start))
             .map_err(|_| "a defect ended the replay of its record".to_owned())

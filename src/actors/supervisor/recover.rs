@@ -126,6 +126,8 @@ impl Supervisor {
                             }
                         }
                         (None, Some(keeper), Some(holding)) => self.go_on(keeper, *job, holding),
+                        // Its Run was not answered: an answer follows the keeper's.
+                        (None, ..) if !job.was_held() => gone.extend(job.discard()),
                         (None, ..) => orphaned.push(job),
                     }
                 }
@@ -142,7 +144,7 @@ impl Supervisor {
                 }
             }
         }
-        // Jobs whose Run was never answered are dropped (service.md §6.4 item 3).
+        // The keeper holds them, and they have no record: their Runs were never answered (service.md §6.4 item 3).
         for (key, _) in held {
             if let Some(keeper) = keeper {
                 keeper.link.tell_short(Request::Drop { key });

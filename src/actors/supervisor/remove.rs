@@ -5,7 +5,7 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
-use actix::{ActorFutureExt, AsyncContext, Context, WrapFuture};
+use actix::Context;
 use sha2::{Digest, Sha256};
 
 use super::{Supervisor, delete, delete_later};
@@ -95,7 +95,7 @@ impl Supervisor {
     }
 
     /// One pass of the reaper (service.md §6.3).
-    pub(super) fn reap(&mut self, ctx: &mut Context<Self>) {
+    pub(super) fn reap(&mut self, _: &mut Context<Self>) {
         failpoint::hit("actors::supervisor::reap");
         let jobs = self.registry.all();
         let facts: Vec<_> = jobs.iter().map(|(view, _)| view.reaper_facts()).collect();
@@ -104,7 +104,7 @@ impl Supervisor {
                 Action::Remove(id) => {
                     tracing::info!(job = %id, "nobody finished this job; it is removed");
                     let removed = self.remove(&id);
-                    ctx.spawn(removed.into_actor(self).map(|_, _, _| ()));
+                    actix::spawn(removed);
                 }
                 Action::Cancel(id, cause) => self.cancel(&id, cause, None),
             }
@@ -112,7 +112,7 @@ impl Supervisor {
         let unkilled: Vec<_> =
             jobs.iter().filter(|(view, _)| view.is_unkilled()).map(|(view, _)| view.key).collect();
         if !unkilled.is_empty() {
-            ctx.spawn(self.kill_remains(unkilled).into_actor(self));
+            actix::spawn(self.kill_remains(unkilled));
         }
         self.remove_files_left(jobs.iter().map(|(view, _)| view));
         self.remove_orphans();

@@ -180,8 +180,8 @@ impl Supervisor {
         let end = closed.unwrap_or_else(|reason| {
             tracing::error!(job = %view.id, reason, "its end was not written");
             let outcome = Outcome::interrupted(cause);
-            let end = End::new(outcome, clock::now_micros(), view.log.len(), view.log_inode);
-            End { steps_done: view.state().steps_done, ..end }
+            let end = End::new(outcome, clock::now_micros(), view.log.len(), view.log_inode());
+            End { steps_done: view.read(|state| state.steps_done), ..end }
         });
         self.sync_now();
         view.trace.reach(self.state.folder(view.key).steps_len());
@@ -200,6 +200,6 @@ mod tests {
     fn fault_46_records_of_another_format_are_of_another_protocol() {
         // Raise the protocol version together with any format: then every record of a keeper with our version can be
         // read, and jobs of other keepers are interrupted.
-        assert_eq!((PROTOCOL_VERSION, HEAD_FORMAT, record::FORMAT), (6, 3, 5));
+        assert_eq!((PROTOCOL_VERSION, HEAD_FORMAT, record::FORMAT), (7, 3, 5));
     }
 }

@@ -42,8 +42,11 @@ impl Handler<Shutdown> for Supervisor {
 }
 
 impl Supervisor {
+    /// Returns the jobs that have not ended, also those that have begun and are not registered yet.
     pub(super) fn living(&self) -> Vec<Arc<JobView>> {
-        self.registry.all().into_iter().map(|(view, _)| view).filter(|view| !view.is_ended()).collect()
+        let begun = self.registry.begun().into_iter().map(|(view, _)| view);
+        let all = self.registry.all().into_iter().map(|(view, _)| view).chain(begun);
+        all.filter(|view| !view.is_ended()).collect()
     }
 
     fn end_all(&mut self) -> ResponseActFuture<Self, Duration> {

@@ -8,7 +8,7 @@ use super::admit::RETRY;
 use super::{Stop, Supervisor};
 use crate::actors::admission::{JobActorSpec, Prepared, Share};
 use crate::actors::deliver;
-use crate::actors::job::{Begin, HeldRequest};
+use crate::actors::job::{Begin, HeldRequest, NotHeld};
 use crate::actors::keeper_port::KeeperProblem;
 use crate::clock;
 use crate::config::{Config, QueuePolicy};
@@ -185,15 +185,6 @@ pub(in crate::actors) struct HoldAgain {
     pub(in crate::actors) tag: u128,
     /// Length of its log, as its last keeper reported.
     pub(in crate::actors) log_len: u64,
-}
-
-pub(in crate::actors) enum NotHeld {
-    /// The next keeper died too; `KeeperGone` is under way.
-    Died,
-    /// Temporary: processes, memory or descriptors are used up, or the keeper is silent.
-    NotNow,
-    /// Permanent: no keeper can be started, or the keeper refuses the job.
-    Impossible,
 }
 
 impl From<KeeperProblem> for NotHeld {

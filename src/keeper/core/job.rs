@@ -1,6 +1,6 @@
 //! One job as the keeper holds it: its record, its steps' processes, its end, and what the daemon was told of it.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::action::{Action, Actions, JobAction, Look, Serial};
 use super::closing::Closing;
@@ -55,6 +55,8 @@ pub struct Job {
     /// Steps whose end was not reported yet.
     pub(super) processes: Vec<Process>,
     pub(super) over: Vec<StepOver>,
+    /// The step whose success closes the job, and the grace for what it leaves ([`SpawnStep::closes`]).
+    pub(super) last_step: Option<(u32, Duration)>,
     /// Set once an end of the job was requested.
     pub(super) ending: Option<Ending>,
     pub(super) closing: Option<Closing>,
@@ -81,6 +83,7 @@ impl Job {
             told: Told { storage: LogStorage::default(), len: log.len, is_pending: false },
             processes: Vec::new(),
             over: Vec::new(),
+            last_step: None,
             ending: None,
             closing: None,
             closed: None,

@@ -1,5 +1,7 @@
 //! The steps of a job: their processes are started, waited for, drained, and reported.
 
+use std::time::Duration;
+
 use super::action::{Action, Actions, FinishStep, JobAction, Look, NotStarted, StartFailure};
 use super::event::Moment;
 use super::job::Job;
@@ -24,6 +26,7 @@ impl Job {
             self.not_started(request.step, NotStarted::Cancelled, out);
             return false;
         }
+        self.last_step = request.closes.map(|grace| (request.step, grace));
         self.processes.reserve_exact(1);
         self.processes.push(Process::new(request));
         true
@@ -151,11 +154,20 @@ impl Job {
     }
 
     /// Takes the description of a step's end, and reports it; or first kills what the step left.
-    pub(super) fn step_over(&mut self, over: StepOver, at: &Moment<'_>, out: &mut Actions) {
+    pub(super) fn step_over(&mut self, mut over: StepOver, at: &Moment<'_>, out: &mut Actions) {
         let StepEnd::Exited(status) = over.end else {
             self.tell_over(over, out);
             return;
         };
+        if over.left == 0
+            && let Some(grace) = self.closes_with(&over)
+        {
+            // Both ends are told with one message. No line for the journal: no process is left to be looked for.
+            over.closes = true;
+            self.forget_process(over.step);
+            self.tell_over(over, out);
+            return self.close(grace, Vec::new(), None, at.now, out);
+        }
         let ended = JournalEvent::StepEnded { step: over.step, status: Some(status) };
         // What was given up for the whole job is not killed once more for its step.
         let is_given_up = self.ending.as_ref().is_some_and(|ending| ending.has_given_up(at.now));
@@ -173,6 +185,13 @@ impl Job {
             out.push(Action::Flush);
             self.journal(ended, out);
         }
+    }
+
+    /// The grace for the end of the job, if the end of this step closes it.
+    fn closes_with(&self, over: &StepOver) -> Option<Duration> {
+        let (_, grace) = self.last_step.filter(|(step, _)| *step == over.step)?;
+        let is_free = self.ending.is_none() && self.closing.is_none() && self.closed.is_none();
+        (is_free && matches!(over.end, StepEnd::Exited(status) if status.is_success())).then_some(grace)
     }
 
     fn tell_over(&mut self, over: StepOver, out: &mut Actions) {

@@ -10,7 +10,8 @@ fn happening() -> impl Strategy<Value = Happening> {
     let job = 0_u8..3;
     prop_oneof![
         3 => job.clone().prop_map(Happening::Hold),
-        8 => (job.clone(), any::<bool>()).prop_map(|(job, is_deaf)| Happening::Spawn { job, is_deaf }),
+        8 => (job.clone(), any::<bool>(), any::<bool>())
+            .prop_map(|(job, is_deaf, closes)| Happening::Spawn { job, is_deaf, closes }),
         8 => (job.clone(), 0_u8..4, any::<bool>())
             .prop_map(|(job, left, is_drained)| Happening::Exit { job, left, is_drained }),
         3 => (job.clone(), 0_u64..4_000).prop_map(|(job, grace)| Happening::Stop { job, grace }),
@@ -52,7 +53,7 @@ fn a_step_whose_process_cannot_be_killed_is_over_before_its_job_if_leftovers_are
     for happening in [
         Happening::Hold(0),
         Happening::Stick(0),
-        Happening::Spawn { job: 0, is_deaf: false },
+        Happening::Spawn { job: 0, is_deaf: false, closes: false },
         Happening::Close { job: 0, grace: 1_000 },
         Happening::Pass(5_000),
     ] {
@@ -60,6 +61,28 @@ fn a_step_whose_process_cannot_be_killed_is_over_before_its_job_if_leftovers_are
     }
     stage.end();
     assert!(stage.wrongs.is_empty(), "{:#?}", stage.wrongs);
+}
+
+/// A job whose last step has succeeded is closed without a question: both ends are told together.
+#[test]
+fn the_success_of_its_last_step_closes_a_job_unless_an_end_was_asked_for() {
+    let last = Happening::Spawn { job: 0, is_deaf: false, closes: true };
+    let exit = |left| Happening::Exit { job: 0, left, is_drained: true };
+    let stop = Happening::Stop { job: 0, grace: 1_000 };
+    for (happenings, closes) in [
+        (vec![last.clone(), exit(0)], true),
+        (vec![last.clone(), exit(1)], false),
+        (vec![last.clone(), stop, exit(0)], false),
+    ] {
+        let mut stage = Stage::new(true);
+        stage.play(&Happening::Hold(0));
+        for happening in happenings {
+            stage.play(&happening);
+        }
+        assert_eq!(stage.is_closed(0), closes);
+        stage.end();
+        assert!(stage.wrongs.is_empty(), "{:#?}", stage.wrongs);
+    }
 }
 
 /// A keeper that has forgotten a job owes nobody an answer.

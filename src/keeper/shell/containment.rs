@@ -365,7 +365,11 @@ impl Containment {
             shared.limiter.give_back(legacy_groups);
         }
         if let (Some(leaf), Some(pool)) = (self.leaf.take(), shared.pool.as_mut()) {
-            pool.give_back(leaf);
+            if self.deserted && self.settled.get().is_some() {
+                pool.give_back_empty(leaf);
+            } else {
+                pool.give_back(leaf);
+            }
         }
     }
 }

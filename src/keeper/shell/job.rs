@@ -129,7 +129,7 @@ impl JobBody {
         let (what, errno) = words(why);
         let end = StepEnd::NotStarted { what: what.to_owned(), errno };
         let usage = self.processes.containment.usage();
-        StepOver { step, end, left: 0, shortage: None, usage, ran: self.ran(None) }
+        StepOver { step, end, left: 0, shortage: None, usage, ran: self.ran(None), closes: false }
     }
 
     /// Ends the output of a step, and counts and names the processes it left.
@@ -153,7 +153,8 @@ impl JobBody {
             self.output.line(LogChannel::Err, &format!("warning: step {name}: {what}"), shared);
         }
         let (end, usage) = (StepEnd::Exited(*status), self.processes.containment.usage());
-        StepOver { step: *step, end, left: survivors.len() as u32, shortage, usage, ran: self.ran(*used) }
+        let (left, ran) = (survivors.len() as u32, self.ran(*used));
+        StepOver { step: *step, end, left, shortage, usage, ran, closes: false }
     }
 
     /// Describes the run of the step that has just ended. `usage` came with the wait for its process; control groups

@@ -18,6 +18,7 @@ use super::setup::{KeeperFailure, KeeperOptions, Prepared, prepare};
 use super::shared::{KeeperShared, Readiness, Token};
 use crate::keeper::core::{Core, ReplyTo};
 use crate::keeper::protocol::Request;
+use crate::process::cgroup::Pool;
 use crate::process::{self, Signals};
 
 /// Events taken from the kernel at a time.
@@ -191,6 +192,7 @@ impl Keeper {
         if self.rest_at.is_some_and(|at| at <= now) {
             self.rest_at = None;
             if self.core.is_empty() {
+                self.shared.pool.iter_mut().for_each(Pool::rest);
                 process::give_back_idle_memory();
             } else {
                 process::give_back_memory();

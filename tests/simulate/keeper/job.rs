@@ -82,7 +82,8 @@ impl SimulatedJob {
 
     fn over(&self, step: u32, end: StepEnd, usage: Option<StepUsage>) -> Event {
         let ran = FinishedProcess { ended: clock::boot_micros(), log_len: self.len, usage };
-        Event::Over(StepOver { step, end, left: self.left, shortage: None, usage: Usage::default(), ran })
+        let usage = Usage::default();
+        Event::Over(StepOver { step, end, left: self.left, shortage: None, usage, ran, closes: false })
     }
 
     fn alive(&self) -> u32 {

@@ -6,8 +6,14 @@ use step_runner::actors::view::JobStatus;
 use step_runner::model::{JobState, Reason, Refusal};
 
 impl Oracle {
-    pub(crate) fn run_asked(&mut self) -> Asked {
+    pub(crate) fn run_asked(&mut self, id: u64) -> Asked {
         self.running_calls += 1;
+        let now = self.now();
+        let runs = self.asked_runs.entry(id).or_default();
+        if runs.count == 0 {
+            runs.since = now;
+        }
+        runs.count += 1;
         Asked { at: self.now(), life: None, epoch: self.epoch }
     }
 
@@ -21,12 +27,16 @@ impl Oracle {
     ) {
         self.note(format!("Run job-{id} {content}: {}", words(answer)));
         self.running_calls = self.running_calls.saturating_sub(1);
+        if let Some(runs) = self.asked_runs.get_mut(&id) {
+            runs.count = runs.count.saturating_sub(1);
+        }
         match answer {
             Ok(()) => {
                 let finished = self.finish_at.get(&id).is_some_and(|at| *at >= asked.at);
                 let late =
                     self.lives.iter().any(|((name, _), life)| *name == format!("job-{id}") && life.gone);
-                if there.is_none() && !finished && !late {
+                let is_unseen = self.finished_unseen.contains(&id);
+                if there.is_none() && !finished && !late && !is_unseen {
                     self.wrong(format!("Run of job-{id} is answered and there is no job"));
                 }
             }
@@ -45,6 +55,9 @@ impl Oracle {
         self.note(format!("Finish job-{id} is asked for"));
         let now = self.now();
         self.finish_at.insert(id, now);
+        if self.asked_runs.get(&id).is_some_and(|runs| runs.count > 0) {
+            self.finished_unseen.insert(id);
+        }
         *self.finishing.entry(id).or_default() += 1;
         let name = format!("job-{id}");
         // A Run in progress is ordered before this Finish, so its job is finished too.

@@ -64,8 +64,13 @@ impl Oracle {
             let finish_asked =
                 id.is_none_or(|id: u64| self.finishing.get(&id).is_some_and(|count| *count > 0));
             // The keeper can have died while the job was being registered.
-            let keeper_died = self.died_at.is_some_and(|at| at + Duration::from_secs(2) >= now);
-            Life { armed: armed_now, finish_asked, keeper_died, ..Life::default() }
+            let is_cut = id.is_some_and(|id| self.cut_runs.remove(&id));
+            let keeper_died = is_cut || self.died_at.is_some_and(|at| at + Duration::from_secs(2) >= now);
+            // What died with the keeper when the Run was cut is not known here: perhaps the daemon, or the host.
+            let (keyless, rebooted) = (is_cut, is_cut);
+            // A job may begin before its Run is answered.
+            let asked = id.and_then(|id| self.asked_runs.get(&id)).map(|runs| runs.since);
+            Life { armed: armed_now, finish_asked, keeper_died, keyless, rebooted, asked, ..Life::default() }
         });
         let mut wrongs = Vec::new();
         if life.gone {
@@ -89,7 +94,7 @@ impl Oracle {
             }
         }
         if status.start_time.is_some() {
-            life.began.get_or_insert(looked);
+            life.began.get_or_insert(life.asked.unwrap_or(looked).min(looked));
         }
         let mut ended = None;
         if let (JobState::Ended(class), None) = (status.state, life.ended) {

@@ -40,7 +40,7 @@ impl World {
         let Some(daemon) = &self.daemon else { return };
         let (jobs, oracle) = (daemon.jobs.clone(), Rc::clone(&self.oracle));
         let request = request(&self.schedule, id, content);
-        let asked = oracle.borrow_mut().run_asked();
+        let asked = oracle.borrow_mut().run_asked(id);
         self.call(leaves, async move {
             let job = request.id.clone();
             let answer = jobs.run(request).await;

@@ -77,6 +77,9 @@ pub struct Spawn {
     pub success: Success,
     /// Output and export files, made before the start and read after a success; `None` if nothing refers to them.
     pub files: Option<StepFiles>,
+    /// True if exit code 0 of this process ends the job: no step follows, no value is read, no line is written. So
+    /// whoever sees that exit may close the log, without a question in between.
+    pub ends_job: bool,
 }
 
 /// The program of a process.

@@ -128,6 +128,18 @@ pub enum Event {
     },
 }
 
+impl Event {
+    /// A process has succeeded that had no files to return values in.
+    pub fn returned_nothing(
+        call: CallId,
+        status: ExitStatus,
+        shell: Option<String>,
+        ran: Option<FinishedProcess>,
+    ) -> Self {
+        Self::Returned { call, status, shell, returned: Box::new(Ok(ProcessOutputs::none())), ran }
+    }
+}
+
 /// Returned files that cannot be used.
 #[derive(Clone, PartialEq, Serialize, Deserialize)]
 pub struct Unusable {

@@ -21,6 +21,13 @@ pub struct ProcessOutputs {
     pub(crate) written: Vec<String>,
 }
 
+impl ProcessOutputs {
+    /// Values of a process that returned none.
+    pub(crate) fn none() -> Self {
+        Self { outputs: IndexMap::new(), exports: IndexMap::new(), written: Vec::new() }
+    }
+}
+
 /// Content of a file, or the reason why it could not be read. A missing file counts as empty.
 pub(crate) type Content<'a> = Result<&'a [u8], &'a str>;
 

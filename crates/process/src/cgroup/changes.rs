@@ -9,6 +9,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
 
+use rustix::fs::AtFlags;
 use rustix::fs::inotify::{self, CreateFlags, Event, ReadFlags, Reader, WatchFlags};
 use rustix::io::Errno;
 
@@ -52,12 +53,10 @@ impl LeafChanges {
         Some(LeafWatch { inotify, id, inode })
     }
 
-    /// True if `directory` is that of the leaf, and nobody has changed a setting of it, or made a group in it, since it
-    /// is watched.
-    pub(super) fn is_unchanged(&mut self, watch: &LeafWatch, directory: impl AsFd) -> bool {
+    /// True if nobody has changed a setting of the leaf, or made a group in it, since it is watched.
+    pub(super) fn is_unchanged(&mut self, watch: &LeafWatch) -> bool {
         self.take_events();
         self.unchanged.contains(&watch.id)
-            && rustix::fs::fstat(directory).is_ok_and(|stat| stat.st_ino == watch.inode)
     }
 
     fn take_events(&mut self) {
@@ -77,6 +76,19 @@ impl LeafChanges {
                 Err(_) => return self.unchanged.clear(),
             }
         }
+    }
+}
+
+impl LeafWatch {
+    /// True if `directory` is that of the leaf, and not of another group with its name.
+    pub(super) fn is_of(&self, directory: impl AsFd) -> bool {
+        rustix::fs::fstat(directory).is_ok_and(|stat| stat.st_ino == self.inode)
+    }
+
+    /// True if the leaf is `name` in the group behind `parent`. While it is open, no event tells of its removal.
+    pub(super) fn is_at(&self, parent: impl AsFd, name: &str) -> bool {
+        let there = rustix::fs::statat(parent, name, AtFlags::SYMLINK_NOFOLLOW);
+        there.is_ok_and(|stat| stat.st_ino == self.inode)
     }
 }
 
@@ -115,9 +127,9 @@ mod tests {
         let directory = fs::File::open(folder.path()).unwrap();
         let mut changes = LeafChanges::default();
         let watch = changes.watch(&directory).unwrap();
-        assert!(changes.is_unchanged(&watch, &directory));
+        assert!(changes.is_unchanged(&watch));
         change(folder.path());
-        changes.is_unchanged(&watch, &directory)
+        changes.is_unchanged(&watch)
     }
 
     #[test]
@@ -152,8 +164,8 @@ mod tests {
         let (first, second) = (open("1"), open("2"));
         let mut changes = LeafChanges::default();
         let watch = changes.watch(&first).unwrap();
-        assert!(changes.is_unchanged(&watch, &first));
-        assert!(!changes.is_unchanged(&watch, &second));
+        assert!(watch.is_of(&first));
+        assert!(!watch.is_of(&second));
     }
 
     #[test]

@@ -17,6 +17,8 @@ pub(super) enum Happening {
         job: u8,
         /// SIGTERM does not end its process.
         is_deaf: bool,
+        /// Its success closes the job.
+        closes: bool,
     },
     Exit {
         job: u8,
@@ -100,6 +102,8 @@ struct Daemon {
     last: Option<fn(JobKey, u32, u32) -> Request>,
     steps: BTreeSet<u32>,
     over: BTreeMap<u32, u32>,
+    /// The step whose success closes the job, while it is not over.
+    last_step: Option<u32>,
     closes: bool,
     closed: u32,
     /// When the end was asked for first.
@@ -130,6 +134,14 @@ fn millis(count: u64) -> Duration {
 }
 
 fn spawn(key: JobKey, op: u32, step: u32) -> Request {
+    spawn_with(key, op, step, None)
+}
+
+fn spawn_last(key: JobKey, op: u32, step: u32) -> Request {
+    spawn_with(key, op, step, Some(millis(1_000)))
+}
+
+fn spawn_with(key: JobKey, op: u32, step: u32, closes: Option<Duration>) -> Request {
     Request::Spawn(Box::new(SpawnStep {
         key,
         op,
@@ -140,6 +152,7 @@ fn spawn(key: JobKey, op: u32, step: u32) -> Request {
         env: Vec::new(),
         work_dir: "/".into(),
         watch_unfinished: false,
+        closes,
     }))
 }
 
@@ -191,7 +204,12 @@ impl Stage {
     }
 
     fn is_closing(&self, job: u8) -> bool {
-        self.jobs.get(&job).is_some_and(|daemon| daemon.closes)
+        self.jobs.get(&job).is_some_and(|daemon| daemon.closes || daemon.last_step.is_some())
+    }
+
+    /// True if the daemon was told of the end of the job.
+    pub(super) fn is_closed(&self, job: u8) -> bool {
+        self.jobs.get(&job).is_some_and(|daemon| daemon.closed > 0)
     }
 
     fn serial(&self, job: u8) -> Option<Serial> {
@@ -206,14 +224,17 @@ impl Stage {
     pub(super) fn play(&mut self, happening: &Happening) {
         match *happening {
             Happening::Hold(job) => self.hold(job),
-            Happening::Spawn { job, is_deaf } => {
+            // Behind its last step, a daemon asks for nothing more before that is over.
+            Happening::Spawn { job, .. } if self.is_closing(job) => {}
+            Happening::Spawn { job, is_deaf, closes } => {
                 if let Some(body) = self.body(job) {
                     body.whims.is_deaf = is_deaf;
                 }
-                if let Some(daemon) = self.jobs.get_mut(&job).filter(|daemon| !daemon.closes) {
+                if let Some(daemon) = self.jobs.get_mut(&job) {
                     daemon.step += 1;
                     daemon.steps.insert(daemon.step);
-                    self.order(job, spawn);
+                    daemon.last_step = closes.then_some(daemon.step);
+                    self.order(job, if closes { spawn_last } else { spawn });
                 }
             }
             Happening::Exit { job, left, is_drained } => self.exit(job, left, is_drained),

@@ -16,7 +16,7 @@ use crate::job::event::{FileContent, ProcessEnd, Unusable};
 use crate::plan::bind;
 use crate::plan::returned::{self, ProcessOutputs};
 
-use super::frame::Leaf;
+use super::frame::{FunctionFrame, Leaf};
 use super::{Machine, MachineState, located};
 
 /// Maximum number of findings of one file in a message, as in an answer to Run (service.md §3.1).
@@ -25,6 +25,10 @@ const MAX_FINDINGS: usize = 20;
 /// Longest bad line in bytes that debug mode shows. Longer ones are left out: cutting before masking could split a
 /// secret.
 const MAX_SHOWN_LINE: usize = 64 << 10;
+
+/// Room in bytes that must be left in the results beside a command, so that its success cannot fail for want of room:
+/// more than the name of a shell, which becomes known when the process runs.
+const SPARE_ROOM: usize = 1 << 20;
 
 pub(super) struct Failure {
     /// Name of a step that was not loaded: it has no result, so its name is in no frame (language.md §14.2).
@@ -139,6 +143,24 @@ impl Machine {
         Ok(outputs)
     }
 
+    /// True if the job is over once a process of `function` that writes no file has succeeded. Its result so far is
+    /// `result`. Nothing that a success evaluates or weighs may fail then: the log is closed before it happens.
+    pub(super) fn ends_with(&self, function: &Function, result: &StepResult) -> bool {
+        let returns_nothing =
+            |outputs: &Outputs| matches!(outputs, Outputs::Declared(declared) if declared.is_empty());
+        let is_last = |frame: &FunctionFrame| match &frame.loaded.function.definition.body {
+            Body::Run(run) => frame.next >= run.steps.len() && run.outputs.is_empty(),
+            Body::Exec(_) => false,
+        };
+        let has_room = self.room.checked_sub(SPARE_ROOM).and_then(|room| result.take_returned_from(room));
+        returns_nothing(&function.spec.outputs)
+            && has_room.is_some()
+            && self
+                .frames
+                .iter()
+                .all(|frame| is_last(frame) && returns_nothing(&frame.loaded.function.spec.outputs))
+    }
+
     pub(super) fn exited(
         &mut self,
         mut leaf: Leaf,
@@ -155,6 +177,10 @@ impl Machine {
             ProcessEnd::Short { status, of } => Failure::short(of, *status),
             ProcessEnd::Exited(status) if !leaf.success.includes(*status) => Failure::process(*status),
             ProcessEnd::Exited(status) => {
+                if let Some((cause, _)) = leaf.stopping {
+                    set_exit_code(&mut leaf, Some(*status));
+                    return self.stopped(cause, Some(leaf.into_result()));
+                }
                 let returned = self.returned(&leaf, outputs, exports);
                 return self.returned_by(leaf, *status, returned);
             }
@@ -181,6 +207,7 @@ impl Machine {
         })
     }
 
+    /// Takes the values of a process that has succeeded, even if a cancel came after its end.
     pub(super) fn returned_by(
         &mut self,
         mut leaf: Leaf,
@@ -188,9 +215,6 @@ impl Machine {
         returned: Result<ProcessOutputs, Unusable>,
     ) {
         set_exit_code(&mut leaf, Some(status));
-        if let Some((cause, _)) = leaf.stopping {
-            return self.stopped(cause, Some(leaf.into_result()));
-        }
         match returned {
             Ok(returned) => self.leaf_succeeded(leaf, returned),
             Err(Unusable { error, line }) => {

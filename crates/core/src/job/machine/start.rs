@@ -326,6 +326,7 @@ impl Machine {
         let name = self.announce(&call);
         let mut result = started(call.step, call.facts, self.environment.above_base());
         result.exec = Some(ExecResult { command, work_dir: work_dir.clone(), exit_code: 0 });
+        let ends_job = !files_used && self.ends_with(&call.loaded.function, &result);
         self.push(Effect::Spawn(Box::new(Spawn {
             call: call.id,
             name,
@@ -334,6 +335,7 @@ impl Machine {
             work_dir,
             success,
             files: files_used.then_some(call.files),
+            ends_job,
         })));
         self.state = MachineState::Running(Box::new(Leaf {
             call: call.id,

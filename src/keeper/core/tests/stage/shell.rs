@@ -52,6 +52,13 @@ impl Stage {
         match told {
             FromKeeper::StepOver { over, .. } => {
                 *daemon.over.entry(over.step).or_default() += 1;
+                let is_success = matches!(over.end, StepEnd::Exited(status) if status.is_success());
+                let is_last = daemon.last_step.take_if(|step| *step == over.step).is_some();
+                let should = is_last && is_success && over.left == 0 && daemon.first_end.is_none();
+                if over.closes != should {
+                    self.wrongs.push(format!("{over:?} closes its job: {}", over.closes));
+                }
+                daemon.closes |= over.closes;
                 if daemon.closed > 0 && !matches!(over.end, StepEnd::NotStarted { .. }) {
                     self.wrongs.push(format!("{over:?} behind the end of its job"));
                 }
@@ -146,5 +153,5 @@ fn exited(finish: &FinishStep, left: u8) -> StepOver {
 
 fn over(step: u32, end: StepEnd, left: u32) -> StepOver {
     let ran = FinishedProcess { ended: 0, log_len: 0, usage: None };
-    StepOver { step, end, left, shortage: None, usage: Usage::default(), ran }
+    StepOver { step, end, left, shortage: None, usage: Usage::default(), ran, closes: false }
 }

@@ -6,7 +6,7 @@ use step_runner_model::{CancelCause, EndClass, StepStatus};
 
 use super::world::{Driven, World, request};
 use crate::job::effect::Effect;
-use crate::job::event::{Event, JobSpec};
+use crate::job::event::{Event, JobSpec, ProcessEnd};
 
 fn cancel(cause: CancelCause) -> Event {
     Event::CancelAsked { cause, grace_limit: None }
@@ -82,6 +82,20 @@ fn a_running_process_is_stopped_and_everything_around_it_is_cancelled_even_if_it
         driven.trace.log().last().unwrap(),
         "E job cancelled: a client finished the job before its end"
     );
+}
+
+/// The keeper has closed the log by then, so the job's log says nothing of the cancel.
+#[test]
+fn a_cancel_behind_the_process_that_ended_the_job_changes_nothing() {
+    let mut driven = Driven::new(&World::default(), &request("[{name: a, script: x}]"));
+    driven.go_on();
+    driven.tell(&cancel(CancelCause::Cancel));
+    let Some(Event::Exited { call, end: ProcessEnd::Exited(status), .. }) = driven.pending.take() else {
+        panic!("nothing runs")
+    };
+    driven.tell(&Event::returned_nothing(call, status, None, None));
+    assert_eq!(driven.trace.outcome().class, EndClass::Success);
+    assert_eq!(driven.trace.root().sub_steps[0].status, StepStatus::Success);
 }
 
 #[test]

@@ -277,6 +277,12 @@ fn end_of(world: &World, steps: &str, exit: u8, first: (usize, CancelCause), sec
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(512))]
 
+    /// [`World::run`] checks what each start promises.
+    #[test]
+    fn a_process_that_is_said_to_end_its_job_ends_it_without_a_word(spec in programs()) {
+        World::new(FILES).run(&spec);
+    }
+
     #[test]
     fn a_job_ends_once_and_nothing_starts_after_a_cancel(spec in programs(), moves in moves()) {
         let played = play(&spec, &moves);

@@ -108,3 +108,34 @@ fn a_function_whose_process_cannot_be_described_is_in_the_tree_as_read() {
     assert_eq!(step.status, StepStatus::Failure);
     assert!(step.definition.is_some() && step.exec.is_none());
 }
+
+#[test]
+fn the_start_of_a_process_tells_whether_its_success_ends_the_job() {
+    let world = World::new([
+        ("/job/leaf/func.yml", "{}\n---\nexec: {command: [leaf]}\n"),
+        ("/job/seq/func.yml", "{}\n---\nrun: [{name: a, func: ../leaf}, {name: b, script: b}]\n"),
+        (
+            "/job/gives/func.yml",
+            "spec: {outputs: {o: {type: string, default: d}}}\n---\nexec: {command: [leaf]}\n",
+        ),
+        (
+            "/job/passes/func.yml",
+            "spec: {outputs: {o: {type: string}}}\n---\nrun: [{name: a, script: a}]\noutputs: {o: x}\n",
+        ),
+        (
+            "/job/hands/func.yml",
+            "spec: {outputs: delegate}\n---\nrun: [{name: a, func: ../leaf}]\ndelegate: a\n",
+        ),
+    ]);
+    let ends = |steps: &str| -> Vec<bool> {
+        world.run_steps(steps).spawns().into_iter().map(|spawn| spawn.ends_job).collect()
+    };
+    assert_eq!(ends("[{name: one, script: x}]"), [true]);
+    assert_eq!(ends("[{name: one, script: x}, {name: two, func: ./seq}]"), [false, false, true]);
+    assert_eq!(ends("[{name: one, func: ./seq}, {name: two, script: x}]"), [false, false, true]);
+    // Values may be unusable, and are read before the end.
+    assert_eq!(ends("[{name: one, func: ./gives}]"), [false]);
+    assert_eq!(ends("[{name: one, func: ./passes}]"), [false]);
+    assert_eq!(ends("[{name: one, func: ./hands}]"), [false]);
+    assert_eq!(ends("[{name: one, script: 'x ${{ output_file }}'}]"), [false]);
+}

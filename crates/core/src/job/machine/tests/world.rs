@@ -106,6 +106,20 @@ impl Trace {
     }
 }
 
+/// True if the process under way has succeeded, and its start said that this would end the job.
+fn is_promised_end(trace: &Trace, event: &Event) -> bool {
+    let is_success = matches!(event, Event::Exited { end: ProcessEnd::Exited(ExitStatus::Code(0)), .. });
+    is_success && trace.spawns().last().is_some_and(|spawn| spawn.ends_job)
+}
+
+/// True if the job is over and its log holds nothing new.
+fn is_quiet_end(effects: &[Effect]) -> bool {
+    let (last, others) = effects.split_last().unwrap();
+    let is_success = matches!(last, Effect::Finish { outcome, lines, .. }
+        if *outcome == Outcome::success() && lines.is_empty());
+    is_success && others.iter().all(|effect| matches!(effect, Effect::News(_) | Effect::Emit(_)))
+}
+
 /// Files that a fetch finds.
 #[derive(Clone, Default)]
 pub(super) struct World {
@@ -122,7 +136,11 @@ impl World {
         let mut trace = Trace::default();
         let mut event = Some(Event::Admitted { at: 0 });
         while let Some(next) = event.take() {
-            for effect in machine.handle(&next, 0) {
+            let effects = machine.handle(&next, 0);
+            if is_promised_end(&trace, &next) {
+                assert!(is_quiet_end(&effects), "the job's end was promised: {effects:?}");
+            }
+            for effect in effects {
                 assert!(trace.finish.is_none(), "an effect after the last");
                 if let Some(answer) = self.answer(&effect) {
                     assert!(event.replace(answer).is_none(), "two things at a time");

@@ -1,0 +1,313 @@
+//! All decisions about one job, as a value: each input gives the actor something to do.
+//!
+//! ```text
+//!  Begin, CancelAsk, reports of the keeper, … ──► Driver ──► Action, Reaction, … ──► JobActor: keeper, step, sinks, timers
+//!                                                   ▲                               │
+//!                                                   └── answers, ends of awaits ◄───┘
+//!
+//!  Waiting ──begin, cancel, defect──▶ Running ──Finish──▶ Ending ──log closed──▶ Closed ──end stored──▶ Published
+//!     │                                  │                   │                     ▲
+//!     └─no keeper can be had─────────────┴─keeper died───────┴─────────────────────┘
+//! ```
+//!
+//! The driver owns the job's phase, the job's machine with the encoder of its record, the queue of effects, and the
+//! numbers of the keeper's requests and of the step results. It starts nothing, sends nothing, writes nothing and reads
+//! no clock (`tests/layering.rs`); a time is a parameter.
+//!
+//! - [`Driver`] is one job, and its phase says what can still happen to it (`phase`);
+//! - `events` hands events to the machine, here or on another thread; `actions` turns effects into [`Action`]s;
+//! - `numbering` skips what an earlier daemon has performed;
+//! - `waiting` is a job without a slot; `ending` is the end of a job.
+
+mod actions;
+mod ending;
+mod events;
+mod numbering;
+mod phase;
+#[cfg(test)]
+mod tests;
+mod waiting;
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+pub(super) use actions::{Action, CloseRequest};
+pub(super) use ending::{ClosedJob, InterruptedJob, end_at_loss, outcome_at_close};
+pub(in crate::actors) use events::EndedStep;
+pub(super) use events::{DeferredInput, EventReaction, RecordToSend, RecordedMachine};
+pub(in crate::actors) use numbering::PerformedEffects;
+pub(in crate::actors) use waiting::{HeldRequest, NotHeld};
+pub(super) use waiting::{NextAttempt, WaitingRequests};
+
+use crate::actors::sync_group::NotSynced;
+use crate::job::effect::Effect;
+use crate::job::event::{CallId, Event};
+use crate::keeper::protocol::{Closed, StepOver};
+use crate::model::CancelCause;
+use numbering::Numbering;
+use phase::{Phase, Running};
+use waiting::Waiting;
+
+/// The decisions about one job; see the module.
+pub(super) struct Driver {
+    phase: Phase,
+    /// `None` while another thread handles an event that takes long.
+    machine: Option<RecordedMachine>,
+    /// Inputs that wait until the machine is back.
+    deferred: VecDeque<DeferredInput>,
+    /// Effects to perform, in order.
+    queue: VecDeque<Effect>,
+    /// Number of awaits under way. The next effect is performed when it is 0.
+    awaits: usize,
+    /// True if the keeper died during an await.
+    is_loss_deferred: bool,
+    numbering: Numbering,
+    reports: Reports,
+    /// The invocation whose process a step's actor watches.
+    process: Option<CallId>,
+    /// Set if the job's data may not be on the disk.
+    storage_loss: Option<NotSynced>,
+}
+
+/// Reports of the keeper that came before the job performed the effects they belong to.
+#[derive(Default)]
+pub(in crate::actors) struct Reports {
+    /// Ends of processes.
+    pub(in crate::actors) over: Vec<StepOver>,
+    /// The end of the job.
+    pub(in crate::actors) closed: Option<Closed>,
+}
+
+/// State, besides the machine, of a job that ran on without a daemon.
+pub(in crate::actors) struct ResumedState {
+    /// Effects of the whole record, in order.
+    pub(in crate::actors) effects: VecDeque<Effect>,
+    /// Those that earlier daemons performed.
+    pub(in crate::actors) performed: PerformedEffects,
+    /// What the keeper has reported.
+    pub(in crate::actors) reports: Reports,
+    /// True if the record has a cancel.
+    pub(in crate::actors) is_cancelled: bool,
+}
+
+/// A request to end the job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::actors) struct CancelAsk {
+    /// Its cause.
+    pub(in crate::actors) cause: CancelCause,
+    /// Upper bound of the grace, if this cancel has one (docs/spec/service.md §6.2).
+    pub(in crate::actors) grace_limit: Option<Duration>,
+}
+
+/// Next act of the actor after an input that can end the job.
+#[derive(PartialEq)]
+pub(super) enum Reaction {
+    /// None: the input has no effect any more, or the driver keeps it until a keeper holds the job.
+    Nothing,
+    /// Give this event to [`Driver::event`].
+    Handle(Box<Event>),
+    /// End the job without a keeper ([`Driver::collect_results`]).
+    Interrupt,
+}
+
+/// Next act of the actor after a cancel.
+#[derive(PartialEq)]
+pub(super) struct CancelReaction {
+    /// True if the cancel is to be journalled and shown.
+    pub(super) is_accepted: bool,
+    /// What follows.
+    pub(super) reaction: Reaction,
+}
+
+/// Next act of the actor after the keeper's death.
+pub(super) enum KeeperLoss {
+    /// None: the job's log is closed.
+    Nothing,
+    /// Hand the job to the next keeper: no step of it has run.
+    HoldAgain(HeldRequest),
+    /// End the job without a keeper ([`Driver::collect_results`]).
+    Interrupt,
+}
+
+impl Driver {
+    /// Creates the driver of a new job. It waits for its slot if `waits_with` has its request.
+    pub(super) fn new(machine: RecordedMachine, waits_with: Option<HeldRequest>) -> Self {
+        let phase = match waits_with {
+            Some(request) => Phase::Waiting(Waiting::new(request)),
+            None => Phase::Running(Running::default()),
+        };
+        Self {
+            phase,
+            machine: Some(machine),
+            deferred: VecDeque::new(),
+            queue: VecDeque::new(),
+            awaits: 0,
+            is_loss_deferred: false,
+            numbering: Numbering::default(),
+            reports: Reports::default(),
+            process: None,
+            storage_loss: None,
+        }
+    }
+
+    /// Creates the driver of a job that ran on without a daemon (docs/spec/service.md §6.4).
+    pub(super) fn resume(
+        machine: RecordedMachine,
+        waits_with: Option<HeldRequest>,
+        resumed: ResumedState,
+    ) -> Self {
+        let ResumedState { effects, performed, reports, is_cancelled } = resumed;
+        let mut driver = Self::new(machine, waits_with);
+        if is_cancelled {
+            driver.phase = Phase::Running(Running { is_cancelled, last_step: None });
+        }
+        Self { queue: effects, numbering: Numbering::behind(performed), reports, ..driver }
+    }
+
+    /// Takes the job's slot. True if the job is to begin now. False if no keeper holds it: it begins once one does.
+    /// Also false if it has begun, or has been cancelled.
+    pub(super) fn begin(&mut self, is_keeper_gone: bool) -> bool {
+        let is_deferred = match &mut self.phase {
+            Phase::Waiting(waiting) => waiting.defer_begin(is_keeper_gone),
+            Phase::Running(_) => false,
+            Phase::Ending(_) | Phase::Closed(_) | Phase::Published => return false,
+        };
+        // With only the request in the record and no event under way, nothing has happened to the job.
+        let begins = !is_deferred && self.machine.as_ref().is_some_and(RecordedMachine::is_new);
+        if begins {
+            self.start_running();
+        }
+        begins
+    }
+
+    /// Takes a request to end the job. Only the first one counts, and later ones that leave less time
+    /// (docs/spec/service.md §6.2).
+    pub(super) fn cancel(&mut self, ask: CancelAsk, is_keeper_gone: bool) -> CancelReaction {
+        if let Phase::Waiting(waiting) = &mut self.phase {
+            if let Some(is_first) = waiting.defer_cancel(ask, is_keeper_gone) {
+                return CancelReaction { is_accepted: is_first, reaction: self.end_without_keeper() };
+            }
+            self.start_running();
+        }
+        let Phase::Running(running) = &mut self.phase else {
+            return CancelReaction { is_accepted: self.phase.defer_cancel(ask), reaction: Reaction::Nothing };
+        };
+        let CancelAsk { cause, mut grace_limit } = ask;
+        // A closing call ends the grace of an earlier cancel at once (docs/spec/language.md §15).
+        if cause == CancelCause::Finish && running.is_cancelled {
+            grace_limit = Some(Duration::ZERO);
+        }
+        // A repeated cancel must not grow the record.
+        if running.is_cancelled && grace_limit.is_none() {
+            return CancelReaction { is_accepted: false, reaction: Reaction::Nothing };
+        }
+        running.is_cancelled = true;
+        CancelReaction {
+            is_accepted: true,
+            reaction: Reaction::Handle(Box::new(Event::CancelAsked { cause, grace_limit })),
+        }
+    }
+
+    /// Ends the job after a defect of the daemon. If its last step has succeeded and so closed it, its end is known and
+    /// in the log: then it succeeds, whoever was to handle that step.
+    pub(super) fn defect(&mut self, message: String, is_keeper_gone: bool) -> Reaction {
+        let message = match &mut self.phase {
+            Phase::Waiting(waiting) => match waiting.defer_defect(message, is_keeper_gone) {
+                Some(message) => message,
+                None => return self.end_without_keeper(),
+            },
+            Phase::Running(_) | Phase::Ending(_) => message,
+            Phase::Closed(_) | Phase::Published => return Reaction::Nothing,
+        };
+        self.start_running();
+        let event = match self.phase.last_step() {
+            Some((call, status, ran)) => Event::returned_nothing(call, status, None, Some(ran)),
+            None => Event::Broken { message },
+        };
+        Reaction::Handle(Box::new(event))
+    }
+
+    /// Notes that the job's data may not be on the disk. Fails the job unless its end is decided: that end then becomes
+    /// a failure ([`Self::take_storage_loss`]).
+    pub(super) fn storage_lost(&mut self, error: NotSynced, is_keeper_gone: bool) -> Reaction {
+        let message = error.to_string();
+        let is_first = self.storage_loss.replace(error).is_none();
+        match &self.phase {
+            Phase::Waiting(_) if is_first => self.defect(message, is_keeper_gone),
+            Phase::Running(_) if is_first => Reaction::Handle(Box::new(Event::Broken { message })),
+            _ => Reaction::Nothing,
+        }
+    }
+
+    /// Returns the loss of storage that turns the job's end into a failure, once.
+    pub(super) fn take_storage_loss(&mut self) -> Option<NotSynced> {
+        self.storage_loss.take()
+    }
+
+    /// Counts an await. The next action waits for its end.
+    pub(super) const fn begin_await(&mut self) {
+        self.awaits += 1;
+    }
+
+    /// Counts the end of an await.
+    pub(super) const fn end_await(&mut self) {
+        self.awaits -= 1;
+    }
+
+    /// Defers the keeper's death to the end of the awaits under way. False if there is none. An await ends without a
+    /// keeper, too, and a result that is being stored is stored first.
+    pub(super) const fn defer_keeper_loss(&mut self) -> bool {
+        let is_awaiting = self.awaits > 0;
+        self.is_loss_deferred |= is_awaiting;
+        is_awaiting
+    }
+
+    /// True once, after the last await during which the keeper died.
+    pub(super) const fn take_deferred_loss(&mut self) -> bool {
+        let is_due = self.awaits == 0 && self.is_loss_deferred;
+        self.is_loss_deferred &= !is_due;
+        is_due
+    }
+
+    /// Handles the keeper's death (docs/spec/service.md §6.4): a waiting job goes to the next keeper, a begun one is
+    /// interrupted, and one whose log is closed has ended by itself.
+    pub(super) fn keeper_lost(&mut self) -> KeeperLoss {
+        match &mut self.phase {
+            Phase::Waiting(waiting) => KeeperLoss::HoldAgain(waiting.lose_keeper()),
+            Phase::Running(_) | Phase::Ending(_) => {
+                self.interrupt();
+                KeeperLoss::Interrupt
+            }
+            Phase::Closed(_) | Phase::Published => KeeperLoss::Nothing,
+        }
+    }
+
+    /// Takes the keeper's report of a process. Returns it if the step's actor is to have it now.
+    pub(super) fn step_over(&mut self, over: StepOver) -> Option<StepOver> {
+        self.phase.note_last_step(&over);
+        if self.process == Some(over.step) {
+            return Some(over);
+        }
+        // The replay has not reached this start yet, because the disk refuses an earlier result.
+        if self.queue.iter().any(|effect| matches!(effect, Effect::Spawn(spawn) if spawn.call == over.step)) {
+            self.reports.over.push(over);
+        }
+        None
+    }
+
+    /// Notes that a step's actor watches this process. Returns the report of its end, if that came before.
+    pub(super) fn launched(&mut self, call: CallId) -> Option<StepOver> {
+        self.process = Some(call);
+        let at = self.reports.over.iter().position(|over| over.step == call)?;
+        let over = self.reports.over.swap_remove(at);
+        self.phase.note_last_step(&over);
+        Some(over)
+    }
+
+    /// Leaves the phase `Waiting`.
+    fn start_running(&mut self) {
+        if matches!(self.phase, Phase::Waiting(_)) {
+            self.phase = Phase::Running(Running::default());
+        }
+    }
+}

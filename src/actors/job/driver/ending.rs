@@ -1,0 +1,249 @@
+//! The end of a job: decided by its machine, or by the keeper's death. Nothing is published before the log is closed
+//! (docs/spec/service.md §6.1).
+
+use super::events::DeferredInput;
+use super::phase::{AfterClose, Ending, Interrupted, Phase};
+use super::{CancelAsk, Driver};
+use crate::actors::sync_group::NotSynced;
+use crate::job::effect::Effect;
+use crate::job::event::Event;
+use crate::journal::event::End;
+use crate::keeper::link::KeeperFrame;
+use crate::keeper::protocol::Closed;
+use crate::model::{EndClass, LogChannel, Outcome, StepResult, StepStatus};
+
+/// A job whose log the keeper has closed: store its result, then its end.
+pub(in crate::actors::job) struct ClosedJob {
+    /// How it ends; the message is not masked yet.
+    pub(in crate::actors::job) outcome: Outcome,
+    /// Its own result; `None` if an earlier daemon stored it.
+    pub(in crate::actors::job) root: Option<Box<StepResult>>,
+    /// The keeper's report.
+    pub(in crate::actors::job) closed: Closed,
+}
+
+/// Results and end of a job whose keeper died.
+pub(in crate::actors::job) struct InterruptedJob {
+    /// Results that were not stored: of steps that had ended, then the job's own.
+    pub(in crate::actors::job) results: Vec<StepResult>,
+    /// Number of results of steps of the job's own list.
+    pub(in crate::actors::job) steps: u32,
+    /// How the job ends.
+    pub(in crate::actors::job) outcome: Outcome,
+}
+
+/// Returns the outcome to store for a closed job. `outcome` has its message masked and on one line.
+pub(in crate::actors::job) fn outcome_at_close(outcome: Outcome, closed: &Closed) -> Outcome {
+    let mut outcome = if closed.log_damaged {
+        // The log itself does not show that its end is missing.
+        Outcome::failed("storage error: the log could not be written to its end")
+    } else {
+        outcome
+    };
+    if !closed.unkilled.is_empty() {
+        let separator = if outcome.message.is_empty() { "" } else { "; " };
+        let count = closed.unkilled.len();
+        outcome.message = format!("{}{separator}{count} processes could not be killed", outcome.message);
+    }
+    outcome
+}
+
+/// Returns the end of a closed job whose data may not have reached the disk: a failure (faults.md row 27). `shown` is the
+/// length of the log that followers have seen, in bytes.
+pub(in crate::actors::job) fn end_at_loss(mut end: End, lost: &NotSynced, shown: u64) -> End {
+    end.lost_from = Some(end.lost_from.map_or(shown, |from| from.min(shown)));
+    end.outcome = Outcome::failed(lost.to_string());
+    end
+}
+
+impl Driver {
+    /// Notes how the job ends. Returns the number of the request that closes it. `None` if no request is needed: an
+    /// earlier daemon made it, or the keeper closes the job with its last step.
+    pub(super) fn decide_end(&mut self, outcome: Outcome, root: Box<StepResult>) -> Option<u32> {
+        let is_closed_by_step = self.phase.is_closed_by_step();
+        let root = self.numbering.is_root_left().then_some(root);
+        self.phase = Phase::Ending(Ending { outcome, root });
+        self.numbering.next_op().filter(|_| !is_closed_by_step)
+    }
+
+    /// Takes the keeper's report that the log is closed and no process is left. Returns the job to store, once: before
+    /// the job's own end the report waits for that, and after the close it has no effect.
+    pub(in crate::actors::job) fn closed(&mut self, closed: Closed) -> Option<ClosedJob> {
+        match std::mem::replace(&mut self.phase, Phase::Closed(AfterClose::Store)) {
+            Phase::Ending(Ending { outcome, mut root }) => {
+                if let Some(root) = &mut root {
+                    // The job's log includes what the daemon writes about its end.
+                    root.facts.log_end = root.facts.end.map(|_| closed.log_len);
+                }
+                Some(ClosedJob { outcome, root, closed })
+            }
+            phase => {
+                if matches!(phase, Phase::Waiting(_) | Phase::Running(_)) {
+                    self.reports.closed = Some(closed);
+                }
+                self.phase = phase;
+                None
+            }
+        }
+    }
+
+    /// Returns the job to store if the keeper reported its close before the job's own end.
+    pub(in crate::actors::job) fn take_reported_close(&mut self) -> Option<ClosedJob> {
+        let closed = self.reports.closed.take()?;
+        self.closed(closed)
+    }
+
+    /// Ends the job because masking would be incomplete: no process may start and no output may leave. Returns the
+    /// frame that records this, so that no later daemon goes on here. `None` if the machine is away: then no effect is
+    /// performed before [`DeferredInput::Unmasked`].
+    pub(in crate::actors::job) fn cannot_mask(
+        &mut self,
+        message: String,
+        at: u64,
+    ) -> Option<Result<KeeperFrame, String>> {
+        let op = self.numbering.op();
+        if self.machine.is_none() {
+            self.awaits += 1;
+            self.deferred.push_back(DeferredInput::Unmasked { op, message });
+            return None;
+        }
+        Some(self.end_unmasked(op, message, at))
+    }
+
+    /// Ends the job whose request `op` could not be masked. Returns the frame that records this, or why there is none.
+    pub(in crate::actors::job) fn end_unmasked(
+        &mut self,
+        op: u32,
+        message: String,
+        at: u64,
+    ) -> Result<KeeperFrame, String> {
+        let event = Event::Unmasked { op, message: message.clone() };
+        let frame = match &mut self.machine {
+            Some(machine) => {
+                let framed = machine.framed(event.clone(), at);
+                drop(machine.handle_unrecorded(&event, at));
+                framed.map(|(_, frame)| frame)
+            }
+            None => Err("its machine is away".into()),
+        };
+        self.queue_unmasked_end(message);
+        frame
+    }
+
+    /// Replaces all effects that are left by the end of the job.
+    pub(super) fn queue_unmasked_end(&mut self, message: String) {
+        let root = StepResult { status: StepStatus::Failure, ..StepResult::default() };
+        let lines = vec![(LogChannel::Err, format!("job failed: {message}"))];
+        self.queue.clear();
+        self.queue.push_back(Effect::Finish {
+            outcome: Outcome::failed(message),
+            root: Box::new(root),
+            lines,
+        });
+    }
+
+    /// Ends the job without a keeper. No effect of it is performed any more.
+    pub(super) fn interrupt(&mut self) {
+        let (ending, requests) = match std::mem::replace(&mut self.phase, Phase::Published) {
+            Phase::Waiting(waiting) => (None, Some(waiting.into_requests())),
+            Phase::Running(_) => (None, None),
+            Phase::Ending(ending) => (Some(ending), None),
+            phase => return self.phase = phase,
+        };
+        self.phase = Phase::Closed(AfterClose::Collect(Interrupted { ending, requests }));
+    }
+
+    /// Collects results and end of an interrupted job. `has_started`: the job had its slot. `at` is the time in
+    /// microseconds since the host's boot. `None` if the machine is away: then [`DeferredInput::CollectResults`] follows.
+    pub(in crate::actors::job) fn collect_results(
+        &mut self,
+        has_started: bool,
+        at: u64,
+    ) -> Option<InterruptedJob> {
+        if self.machine.is_none() {
+            self.deferred.push_back(DeferredInput::CollectResults);
+            return None;
+        }
+        let interrupted = match std::mem::replace(&mut self.phase, Phase::Closed(AfterClose::Store)) {
+            Phase::Closed(AfterClose::Collect(interrupted)) => interrupted,
+            phase => {
+                self.phase = phase;
+                return None;
+            }
+        };
+        let (mut outcome, root) = interrupted.ending.map(|Ending { outcome, root }| (outcome, root)).unzip();
+        if let Some(CancelAsk { cause, grace_limit }) =
+            interrupted.requests.and_then(|requests| requests.cancel)
+        {
+            outcome = Some(Outcome::stopped(cause));
+            let effects = self.handle_unrecorded(&Event::CancelAsked { cause, grace_limit }, at);
+            self.queue.extend(effects);
+        }
+        let cancelled = outcome.filter(|outcome| outcome.class == EndClass::Cancelled);
+        let status = if cancelled.is_some() { StepStatus::Cancelled } else { StepStatus::Failure };
+        let (results, steps) = self.unstored_results(root.flatten(), status, at);
+        // No step of it ran, so the job ends the way its canceller asked for.
+        let outcome = cancelled
+            .filter(|_| !has_started)
+            .unwrap_or_else(|| Outcome::interrupted("the process that ran it died"));
+        Some(InterruptedJob { results, steps, outcome })
+    }
+
+    /// Returns the results that were not stored, and how many of them are of steps of the job's own list. `root` is the
+    /// job's own result, if its end was decided; `status` is the status that it gets.
+    fn unstored_results(
+        &mut self,
+        mut root: Option<Box<StepResult>>,
+        status: StepStatus,
+        at: u64,
+    ) -> (Vec<StepResult>, u32) {
+        let (mut results, mut steps) = (Vec::new(), 0);
+        for effect in std::mem::take(&mut self.queue) {
+            match effect {
+                Effect::News(news) => results.extend(self.numbering.next_result().then_some(*news)),
+                Effect::Emit(result) => {
+                    let is_new = self.numbering.next_result();
+                    steps += u32::from(is_new);
+                    results.extend(is_new.then_some(*result));
+                }
+                Effect::Finish { root: last, .. } => root = Some(last),
+                _ => {}
+            }
+        }
+        if let Some(root) = root {
+            // All its steps were over, but not the job itself.
+            results.push(StepResult { status, ..*root });
+            return (results, steps);
+        }
+        let effects = self.handle_unrecorded(&Event::Broken { message: "interrupted".into() }, at);
+        results.extend(effects.into_iter().filter_map(|effect| match effect {
+            Effect::Finish { root, .. } => Some(*root),
+            _ => None,
+        }));
+        (results, steps)
+    }
+
+    fn handle_unrecorded(&mut self, event: &Event, at: u64) -> Vec<Effect> {
+        self.machine.as_mut().map(|machine| machine.handle_unrecorded(event, at)).unwrap_or_default()
+    }
+
+    /// Notes that Status is to show the end now. False if it must not: the log is not closed, or results are left to
+    /// collect, or the end is published already.
+    pub(in crate::actors::job) fn publish(&mut self) -> bool {
+        let is_due = matches!(self.phase, Phase::Closed(AfterClose::Store));
+        if is_due {
+            self.phase = Phase::Published;
+        }
+        is_due
+    }
+
+    /// Drops a job that the keeper did not take: nobody hears of its end.
+    pub(in crate::actors::job) fn abandon(&mut self) {
+        self.phase = Phase::Published;
+    }
+
+    /// True if nothing of the job is left to do.
+    pub(in crate::actors::job) const fn is_published(&self) -> bool {
+        matches!(self.phase, Phase::Published)
+    }
+}

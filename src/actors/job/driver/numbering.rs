@@ -1,0 +1,77 @@
+//! Numbers of the requests to the keeper and of the step results. A replayed job counts the same way, so that it skips
+//! exactly what an earlier daemon has performed (docs/internals/architecture.md, "The way of a job").
+
+use std::collections::HashSet;
+
+use crate::job::event::CallId;
+
+/// Effects that earlier daemons have performed; none for a new job.
+#[derive(Clone, Debug, Default)]
+pub(in crate::actors) struct PerformedEffects {
+    /// Number of the last request that the keeper has performed (`keeper/protocol.rs`, `op`).
+    pub(in crate::actors) last_op: u32,
+    /// Number of stored messages of FollowSteps.
+    pub(in crate::actors) stored: u32,
+    /// Invocations whose fetch is over. Separate from `exited`, because an invocation's fetch and process have the same
+    /// number.
+    pub(in crate::actors) fetched: HashSet<CallId>,
+    /// Invocations whose process is over.
+    pub(in crate::actors) exited: HashSet<CallId>,
+    /// Number of the request whose phrases could not be masked, and the reason.
+    pub(in crate::actors) unmasked: Option<(u32, String)>,
+}
+
+/// The counters of one job.
+#[derive(Default)]
+pub(super) struct Numbering {
+    /// Number of the last request to the keeper.
+    op: u32,
+    /// Number of messages of FollowSteps so far.
+    results: u32,
+    performed: PerformedEffects,
+}
+
+impl Numbering {
+    /// Starts to count a job whose earlier daemons have performed these effects.
+    pub(super) fn behind(performed: PerformedEffects) -> Self {
+        Self { op: 0, results: 0, performed }
+    }
+
+    /// Number of the last request to the keeper.
+    pub(super) const fn op(&self) -> u32 {
+        self.op
+    }
+
+    /// Returns the number of the next request to the keeper, or `None` if an earlier daemon has made it.
+    pub(super) fn next_op(&mut self) -> Option<u32> {
+        self.op += 1;
+        (self.op > self.performed.last_op).then_some(self.op)
+    }
+
+    /// Counts a message of FollowSteps. False if an earlier daemon has stored it.
+    pub(super) const fn next_result(&mut self) -> bool {
+        self.results += 1;
+        self.results > self.performed.stored
+    }
+
+    /// True if no message of FollowSteps is stored beyond those counted: the job's own result is the next one.
+    pub(super) const fn is_root_left(&self) -> bool {
+        self.results >= self.performed.stored
+    }
+
+    /// True if an earlier daemon has handled the end of this fetch.
+    pub(super) fn has_fetched(&self, call: CallId) -> bool {
+        self.performed.fetched.contains(&call)
+    }
+
+    /// True if an earlier daemon has handled the end of this process.
+    pub(super) fn has_exited(&self, call: CallId) -> bool {
+        self.performed.exited.contains(&call)
+    }
+
+    /// Returns why an earlier daemon could not mask the phrases of the last request, once.
+    pub(super) fn take_unmasked(&mut self) -> Option<String> {
+        let op = self.op;
+        self.performed.unmasked.take_if(|(failed, _)| *failed == op).map(|(_, message)| message)
+    }
+}

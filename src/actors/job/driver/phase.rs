@@ -1,0 +1,103 @@
+//! The phases of a job. Each has only what can still matter in it.
+
+use super::waiting::{Waiting, WaitingRequests};
+use super::{CancelAsk, StepOver};
+use crate::job::event::CallId;
+use crate::keeper::protocol::StepEnd;
+use crate::model::{ExitStatus, FinishedProcess, Outcome, StepResult};
+
+/// Phase of a job's life. The order of the variants is the only one in which a job passes them; it can leave some out.
+pub(super) enum Phase {
+    /// It waits for its slot. No step of it has run, so it survives its keeper.
+    Waiting(Waiting),
+    /// It has its slot, or is ended before it got one. Its effects are performed.
+    Running(Running),
+    /// Its end is decided. The keeper ends its processes and closes its log.
+    Ending(Ending),
+    /// No process of it is left and its log is complete. No effect is performed any more.
+    Closed(AfterClose),
+    /// Status shows its end.
+    Published,
+}
+
+/// State of a job whose effects are performed.
+#[derive(Default)]
+pub(super) struct Running {
+    /// True if it was asked to end.
+    pub(super) is_cancelled: bool,
+    /// The step whose success closes the job ([`StepOver::closes`]).
+    pub(super) last_step: Option<LastStep>,
+}
+
+/// The step with which the keeper closes a job.
+pub(super) struct LastStep {
+    call: CallId,
+    /// `None` for a process that did not start.
+    status: Option<ExitStatus>,
+    ran: FinishedProcess,
+}
+
+/// A decided end.
+pub(super) struct Ending {
+    /// How the job ends; its message is not masked yet.
+    pub(super) outcome: Outcome,
+    /// The job's own result; `None` if an earlier daemon stored it.
+    pub(super) root: Option<Box<StepResult>>,
+}
+
+/// What follows the close of the log.
+pub(super) enum AfterClose {
+    /// The keeper died: collect the results that are left.
+    Collect(Interrupted),
+    /// Store results and end, then publish.
+    Store,
+}
+
+/// State of a job whose keeper died.
+pub(super) struct Interrupted {
+    /// Its end, if that was decided.
+    pub(super) ending: Option<Ending>,
+    /// Requests to a job that waited for its slot; `None` for one that had begun.
+    pub(super) requests: Option<WaitingRequests>,
+}
+
+impl Phase {
+    /// Keeps a cancel for a job that ends while no keeper holds it. True if it is the first one.
+    pub(super) fn defer_cancel(&mut self, ask: CancelAsk) -> bool {
+        match self {
+            Self::Closed(AfterClose::Collect(Interrupted { requests: Some(requests), .. })) => {
+                requests.cancel.replace(ask).is_none()
+            }
+            _ => false,
+        }
+    }
+
+    /// Notes the step with which the keeper closes the job.
+    pub(super) fn note_last_step(&mut self, over: &StepOver) {
+        let Self::Running(running) = self else { return };
+        if over.closes {
+            let status = match over.end {
+                StepEnd::Exited(status) => Some(status),
+                StepEnd::NotStarted { .. } => None,
+            };
+            running.last_step = Some(LastStep { call: over.step, status, ran: over.ran });
+        }
+    }
+
+    /// Returns the step that has succeeded and so closed the job.
+    pub(super) fn last_step(&self) -> Option<(CallId, ExitStatus, FinishedProcess)> {
+        let Self::Running(running) = self else { return None };
+        let LastStep { call, status, ran } = running.last_step.as_ref()?;
+        Some((*call, (*status)?, *ran))
+    }
+
+    /// True if the keeper closes the job without being asked.
+    pub(super) const fn is_closed_by_step(&self) -> bool {
+        matches!(self, Self::Running(Running { last_step: Some(_), .. }))
+    }
+
+    /// True while effects are performed.
+    pub(super) const fn is_running(&self) -> bool {
+        matches!(self, Self::Running(_))
+    }
+}

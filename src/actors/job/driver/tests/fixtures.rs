@@ -1,0 +1,59 @@
+//! A job, its machine, and reports about it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use indexmap::IndexMap;
+
+use crate::actors::job::driver::RecordedMachine;
+use crate::actors::sync_group::NotSynced;
+use crate::job::event::{CallId, JobSpec};
+use crate::job::machine::Machine;
+use crate::job::record::Recorder;
+use crate::keeper::protocol::{StepEnd, StepOver};
+use crate::model::{ExitStatus, FinishedProcess, JobId, JobKey};
+use crate::process::cgroup::Usage;
+
+/// Time of all events.
+pub(super) const AT: u64 = 7;
+
+pub(super) fn key() -> JobKey {
+    JobId::parse("1").unwrap().key()
+}
+
+pub(super) fn spec(steps: &str) -> JobSpec {
+    JobSpec {
+        id: "1".into(),
+        steps: steps.into(),
+        file: None,
+        inputs: IndexMap::new(),
+        vars: IndexMap::new(),
+        base_env: Arc::default(),
+        env: IndexMap::new(),
+        work_dir: "/job".into(),
+        tmp_dir: "/state/tmp".into(),
+        timeout: None,
+        cancel_grace: None,
+        default_grace: Duration::from_secs(5),
+    }
+}
+
+pub(super) fn machine(steps: &str) -> RecordedMachine {
+    RecordedMachine::new(key(), Machine::new(&spec(steps)).unwrap(), Recorder::default())
+}
+
+pub(super) fn over(step: CallId, code: u8, closes: bool) -> StepOver {
+    StepOver {
+        step,
+        end: StepEnd::Exited(ExitStatus::Code(code)),
+        left: 0,
+        shortage: None,
+        usage: Usage::default(),
+        ran: FinishedProcess { ended: AT, log_len: 0, usage: None },
+        closes,
+    }
+}
+
+pub(super) fn storage_error() -> NotSynced {
+    NotSynced::new(&std::io::Error::other("sync"))
+}

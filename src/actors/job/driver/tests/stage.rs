@@ -1,0 +1,487 @@
+//! A keeper, a disk and daemons that can be killed, around the driver of one job. The keeper checks what it is asked.
+
+use std::collections::BTreeMap;
+
+use super::fixtures::{AT, key, machine, over, spec, storage_error};
+use crate::actors::job::driver::{
+    Action, CancelAsk, CloseRequest, ClosedJob, Driver, EndedStep, EventReaction, HeldRequest, KeeperLoss,
+    NextAttempt, NotHeld, PerformedEffects, Reaction, RecordToSend, RecordedMachine, Reports, ResumedState,
+    WaitingRequests,
+};
+use crate::job::event::{CallId, Event, Fetched, ProcessEnd};
+use crate::job::machine::Machine;
+use crate::job::record;
+use crate::job::replay::Replayed;
+use crate::keeper::protocol::{Closed, Request, StepEnd, StepOver};
+use crate::model::{CancelCause, Outcome, StepResult, StepStatus};
+
+/// A function that a fetch finds. Its steps return nothing.
+const FUNCTION: &str = "{}\n---\nrun:\n  - {name: x, script: x}\n  - {name: y, script: y}\n";
+
+/// The keeper's part of the job.
+#[derive(Default)]
+struct Keeper {
+    /// Events after the request.
+    record: Vec<Vec<u8>>,
+    last_op: u32,
+    /// Running processes; true for one whose success closes the job.
+    running: BTreeMap<CallId, bool>,
+    over: Vec<StepOver>,
+    closed: Option<Closed>,
+}
+
+/// Everything that remains of a job.
+#[derive(Default, PartialEq)]
+pub(super) struct Story {
+    /// Requests with a number, in the order in which the keeper performed them.
+    pub(super) requests: Vec<String>,
+    /// Stored messages of FollowSteps.
+    pub(super) results: Vec<StepResult>,
+    /// Published ends.
+    pub(super) ends: Vec<Outcome>,
+}
+
+/// Something that happens to a job.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Happening {
+    Begin,
+    Cancel(CancelCause, Option<u64>),
+    /// The answer to what the job waits for comes.
+    Answer,
+    Defect,
+    StorageLost,
+    KeeperDies,
+    /// An answer about the next keeper of a waiting job.
+    Held(Option<NotHeld>),
+    /// The daemon is killed after this many further sends to the keeper or writes to the disk.
+    DaemonDies(u8),
+}
+
+pub(super) struct Stage {
+    steps: &'static str,
+    /// The request of a job that waits for its slot.
+    request: Option<HeldRequest>,
+    /// Exit codes of the invocations; further ones exit with 0.
+    codes: Vec<u8>,
+    keeper: Option<Keeper>,
+    pub(super) story: Story,
+    pub(super) wrongs: Vec<String>,
+    pub(super) driver: Driver,
+    fetching: Option<CallId>,
+    /// A process whose end the step's actor has been told.
+    ended: Option<StepOver>,
+    is_storing: bool,
+    /// The job is closed and its end is to be stored.
+    end: Option<Outcome>,
+    is_collected: bool,
+    /// True once the job has begun: then the journal says so.
+    has_begun: bool,
+    /// Sends and writes until the daemon dies.
+    budget: usize,
+}
+
+impl Stage {
+    pub(super) fn new(steps: &'static str, waits: bool, codes: &[u8]) -> Self {
+        Self {
+            steps,
+            request: waits.then(HeldRequest::default),
+            codes: codes.to_vec(),
+            keeper: Some(Keeper::default()),
+            story: Story::default(),
+            wrongs: Vec::new(),
+            driver: Driver::new(machine(steps), waits.then(HeldRequest::default)),
+            fetching: None,
+            ended: None,
+            is_storing: false,
+            end: None,
+            is_collected: false,
+            has_begun: false,
+            budget: usize::MAX,
+        }
+    }
+
+    fn is_gone(&self) -> bool {
+        self.keeper.is_none()
+    }
+
+    pub(super) fn is_over(&self) -> bool {
+        !self.story.ends.is_empty()
+    }
+
+    fn check(&mut self, is_right: bool, what: &str) {
+        if !is_right {
+            self.wrongs.push(what.to_owned());
+        }
+    }
+
+    /// True if the daemon will be killed.
+    pub(super) const fn is_doomed(&self) -> bool {
+        self.budget < usize::MAX
+    }
+
+    /// False once the daemon is dead: then it sends and writes nothing.
+    fn lives(&mut self) -> bool {
+        let lives = self.budget > 0;
+        self.budget = self.budget.saturating_sub(1);
+        lives
+    }
+
+    /// Makes what happens happen, and starts the next daemon if that killed this one.
+    pub(super) fn play(&mut self, happening: Happening) {
+        if self.is_over() {
+            return;
+        }
+        match happening {
+            Happening::DaemonDies(after) => self.budget = self.budget.min(usize::from(after)),
+            Happening::Begin => self.begin(),
+            Happening::Cancel(cause, limit) => {
+                let grace_limit = limit.map(std::time::Duration::from_secs);
+                self.cancel(CancelAsk { cause, grace_limit });
+            }
+            Happening::Answer => self.answer(),
+            Happening::Defect => {
+                let reaction = self.driver.defect("a defect".into(), self.is_gone());
+                self.take(reaction);
+            }
+            Happening::StorageLost => {
+                let reaction = self.driver.storage_lost(storage_error(), self.is_gone());
+                self.take(reaction);
+            }
+            Happening::KeeperDies => {
+                self.keeper = None;
+                if !self.driver.defer_keeper_loss() {
+                    self.keeper_lost();
+                }
+            }
+            Happening::Held(answer) => self.held(answer),
+        }
+        if self.budget == 0 && !self.is_over() {
+            self.next_daemon();
+        }
+    }
+
+    fn begin(&mut self) {
+        let was_begun = self.has_begun;
+        if self.driver.begin(self.is_gone()) {
+            self.check(
+                !was_begun || self.keeper.as_ref().is_none_or(|keeper| keeper.record.is_empty()),
+                "begun twice",
+            );
+            self.has_begun = true;
+            self.event(Event::Admitted { at: 0 });
+        }
+    }
+
+    fn cancel(&mut self, ask: CancelAsk) {
+        let reaction = self.driver.cancel(ask, self.is_gone()).reaction;
+        self.take(reaction);
+    }
+
+    fn take(&mut self, reaction: Reaction) {
+        match reaction {
+            Reaction::Nothing => {}
+            Reaction::Handle(event) => self.event(*event),
+            Reaction::Interrupt => self.collect(),
+        }
+    }
+
+    fn keeper_lost(&mut self) {
+        match self.driver.keeper_lost() {
+            KeeperLoss::Nothing => {
+                self.check(self.end.is_some() || self.is_collected, "a death without effect");
+            }
+            KeeperLoss::HoldAgain(_) => self.check(!self.has_begun, "a begun job goes to the next keeper"),
+            KeeperLoss::Interrupt => self.collect(),
+        }
+    }
+
+    fn held(&mut self, answer: Option<NotHeld>) {
+        if !self.is_gone() {
+            return;
+        }
+        if let Some(reason) = answer {
+            if self.driver.not_held(reason) == NextAttempt::Interrupt {
+                self.collect();
+            }
+            return;
+        }
+        let Some(WaitingRequests { begin, cancel, defect }) = self.driver.held_again() else { return };
+        self.keeper = Some(Keeper::default());
+        if let Some(ask) = cancel {
+            self.cancel(ask);
+        }
+        if let Some(message) = defect {
+            let reaction = self.driver.defect(message, false);
+            self.take(reaction);
+        }
+        if begin {
+            self.begin();
+        }
+    }
+
+    /// Answers the first thing that the job waits for.
+    fn answer(&mut self) {
+        if self.is_storing {
+            self.is_storing = false;
+            self.driver.end_await();
+            if self.driver.take_deferred_loss() && self.is_gone() {
+                self.keeper_lost();
+            } else {
+                self.drain();
+            }
+        } else if let Some(outcome) = self.end.take() {
+            if self.lives() {
+                let is_due = self.driver.publish();
+                self.check(is_due, "the end is not due");
+                self.story.ends.push(outcome);
+            }
+        } else if let Some(call) = self.fetching.take() {
+            let (dir, path) = ("/job/f".to_owned(), "/job/f/func.yml".to_owned());
+            let fetched = Fetched { dir, path, text: FUNCTION.into(), tree: None, version: None };
+            self.event(Event::Fetched { call, result: Ok(fetched) });
+        } else if let Some(over) = self.ended.take() {
+            let StepEnd::Exited(status) = over.end else { unreachable!() };
+            let ended = EndedStep {
+                call: over.step,
+                end: ProcessEnd::Exited(status),
+                shell: None,
+                outputs: None,
+                exports: None,
+                ran: Some(over.ran),
+                closes: over.closes,
+            };
+            let event = self.driver.step_done(ended);
+            self.event(event);
+        } else if let Some(keeper) = &mut self.keeper {
+            if let Some((call, closes)) = keeper.running.pop_first() {
+                let code = self.codes.get(call as usize - 1).copied().unwrap_or_default();
+                let over = over(call, code, closes && code == 0);
+                keeper.over.push(over.clone());
+                if over.closes {
+                    keeper.closed = Some(Closed::default());
+                }
+                self.ended = self.driver.step_over(over);
+            } else if let Some(closed) = keeper.closed.clone()
+                && let Some(job) = self.driver.closed(closed)
+            {
+                self.closed(job);
+            }
+        }
+    }
+
+    fn event(&mut self, event: Event) {
+        match self.driver.event(event, AT) {
+            EventReaction::Deferred => self.check(false, "the machine is away"),
+            EventReaction::Handled(record) => self.send(record),
+            EventReaction::Elsewhere(mut machine, event) => {
+                let handled = machine.handle(event, AT);
+                let record = self.driver.came_back(*machine, handled);
+                self.send(record);
+            }
+        }
+        self.drain();
+    }
+
+    fn send(&mut self, record: RecordToSend) {
+        let frame = record.frame.unwrap();
+        if !self.lives() {
+            return;
+        }
+        let Some(keeper) = &mut self.keeper else { return };
+        let Request::Record { seq, event, .. } = frame.request() else { panic!("no record") };
+        let is_next = seq as usize == keeper.record.len() + 1;
+        keeper.record.push(event);
+        self.check(is_next, "the record has a hole");
+    }
+
+    fn ask(&mut self, op: u32, what: String) -> Option<&mut Keeper> {
+        if !self.lives() {
+            return None;
+        }
+        let keeper = self.keeper.as_mut()?;
+        let is_next = op == keeper.last_op + 1;
+        keeper.last_op = op;
+        self.story.requests.push(what);
+        self.check(is_next, "a request was repeated or left out");
+        self.keeper.as_mut()
+    }
+
+    fn store(&mut self, result: StepResult) {
+        if self.lives() {
+            self.story.results.push(result);
+        }
+    }
+
+    fn drain(&mut self) {
+        while self.budget > 0
+            && let Some(action) = self.driver.next_action()
+        {
+            let is_early = self.end.is_none() && !self.is_collected && !self.is_storing;
+            self.check(is_early, "an action after the close or during an await");
+            self.perform(action);
+        }
+    }
+
+    fn perform(&mut self, action: Action) {
+        match action {
+            Action::Line { op, text, .. } => drop(self.ask(op, text)),
+            Action::AddPhrases { op, .. } => {
+                if let Some(op) = op {
+                    self.ask(op, "phrases".into());
+                }
+            }
+            Action::MakeFiles(_) | Action::Stop(_) | Action::StepEnded(None) => {}
+            Action::Fetch { call, .. } => {
+                let is_known = self.recorded().any(|event| match event {
+                    Event::Fetched { call: fetched, .. } | Event::FetchedAgain { call: fetched, .. } => {
+                        fetched == call
+                    }
+                    _ => false,
+                });
+                self.check(!is_known, "fetched again");
+                self.fetching = Some(call);
+            }
+            Action::Spawn { op, spawn } => {
+                let is_known = self.recorded().any(|event| match event {
+                    Event::Exited { call, .. } | Event::Returned { call, .. } => call == spawn.call,
+                    _ => false,
+                });
+                self.check(!is_known, "an ended process has an actor");
+                if let Some(op) = op
+                    && let Some(keeper) = self.ask(op, format!("spawn {} {}", spawn.call, spawn.name))
+                {
+                    keeper.running.insert(spawn.call, spawn.ends_job);
+                }
+                self.ended = self.driver.launched(spawn.call);
+            }
+            Action::News { news, is_new } => {
+                if is_new {
+                    self.store(*news);
+                }
+            }
+            Action::StepEnded(Some(result)) => {
+                self.store(*result);
+                self.driver.begin_await();
+                self.is_storing = true;
+            }
+            Action::Finish(close) => {
+                self.fetching = None;
+                if let Some(close) = close {
+                    self.close(&close);
+                }
+                if let Some(job) = self.driver.take_reported_close() {
+                    self.closed(job);
+                }
+            }
+        }
+    }
+
+    fn close(&mut self, close: &CloseRequest) {
+        // A keeper whose last step has closed the job ignores the request of a daemon that did not see that.
+        let was_closed = self.keeper.as_ref().is_some_and(|keeper| keeper.closed.is_some());
+        if let Some(keeper) = self.ask(close.op, format!("close {:?}", close.lines)) {
+            keeper.closed = Some(Closed::default());
+            keeper.running.clear();
+            if was_closed {
+                self.story.requests.pop();
+            }
+        }
+    }
+
+    fn closed(&mut self, job: ClosedJob) {
+        let is_first = self.end.is_none() && !self.is_collected;
+        self.check(is_first, "closed twice");
+        if let Some(root) = job.root {
+            self.store(*root);
+        }
+        self.end = Some(match self.driver.take_storage_loss() {
+            Some(lost) => Outcome::failed(lost.to_string()),
+            None => job.outcome,
+        });
+    }
+
+    fn collect(&mut self) {
+        let is_first = self.end.is_none() && !self.is_collected;
+        self.check(is_first, "interrupted twice or after the close");
+        let is_early = !self.driver.publish();
+        self.check(is_early, "published before the results are collected");
+        let job = self.driver.collect_results(self.has_begun, AT).unwrap();
+        self.is_collected = true;
+        for result in job.results {
+            self.store(result);
+        }
+        self.end = Some(job.outcome);
+    }
+
+    /// Starts the next daemon after a kill of the last one.
+    fn next_daemon(&mut self) {
+        self.budget = usize::MAX;
+        let steps = self.steps;
+        (self.fetching, self.ended, self.is_storing, self.end) = (None, None, false, None);
+        let Some(keeper) = &self.keeper else {
+            // Without a keeper the next daemon ends the job (docs/spec/service.md §6.4).
+            return self.story.ends.push(Outcome::interrupted("the host died"));
+        };
+        let replayed = Replayed::new(Machine::new(&spec(steps)).unwrap());
+        let replayed = replayed.play(keeper.record.iter().map(Vec::as_slice)).unwrap();
+        let resumed = ResumedState {
+            effects: replayed.effects,
+            performed: PerformedEffects {
+                last_op: keeper.last_op,
+                stored: u32::try_from(self.story.results.len()).unwrap(),
+                fetched: replayed.fetched,
+                exited: replayed.exited,
+                unmasked: replayed.unmasked,
+            },
+            reports: Reports { over: keeper.over.clone(), closed: keeper.closed.clone() },
+            is_cancelled: replayed.is_cancelled,
+        };
+        let waits_with = self.request.clone().filter(|_| !self.has_begun && keeper.record.is_empty());
+        let machine = RecordedMachine::new(key(), replayed.machine, replayed.recorder);
+        self.driver = Driver::resume(machine, waits_with, resumed);
+        self.drain();
+        // A begun job without a record of it begins again (docs/spec/service.md §6.4).
+        if self.has_begun {
+            self.begin();
+        }
+    }
+
+    /// Lets the job go on until it is published.
+    pub(super) fn end(&mut self) {
+        self.budget = usize::MAX;
+        for _ in 0..1_000 {
+            if self.is_over() {
+                return self.check_end();
+            }
+            self.held(None);
+            self.begin();
+            self.answer();
+        }
+        self.check(false, "the job has no end");
+    }
+
+    fn check_end(&mut self) {
+        let is_alone = self.story.ends.len() == 1;
+        self.check(is_alone, "more than one end");
+        let is_nothing_left = self.driver.next_action().is_none() && self.driver.next_deferred().is_none();
+        self.check(is_nothing_left, "something is left to do");
+        let roots = self
+            .story
+            .results
+            .iter()
+            .filter(|result| result.step.is_none() && result.status != StepStatus::Running);
+        let has_few_roots = roots.count() <= 1;
+        self.check(has_few_roots, "more than one result of the job");
+    }
+
+    /// Returns the recorded events after the request.
+    fn recorded(&self) -> impl Iterator<Item = Event> {
+        let record = self.keeper.iter().flat_map(|keeper| &keeper.record);
+        record.map(|event| record::decode(event).unwrap().0)
+    }
+
+    /// Number of recorded cancels whose grace has no limit.
+    pub(super) fn plain_cancels(&self) -> usize {
+        self.recorded().filter(|event| matches!(event, Event::CancelAsked { grace_limit: None, .. })).count()
+    }
+}

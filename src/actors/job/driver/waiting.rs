@@ -1,0 +1,208 @@
+//! A job that waits for its slot (docs/spec/queue.md §5). No step of it has run, so it survives its keeper: the next
+//! one takes it. Requests to a job that no keeper holds wait here.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::phase::Phase;
+use super::{CancelAsk, Driver, Reaction};
+
+/// Limit on keepers that die in a row: that many do not die by chance.
+pub(super) const MAX_DIED: u32 = 5;
+
+/// Limit on attempts in a row (some ten minutes): resources for a keeper come back by then, or never.
+pub(super) const MAX_REFUSED: u32 = 24;
+
+/// Pause before the second attempt; each further pause is twice as long …
+const FIRST_PAUSE: Duration = Duration::from_secs(1);
+
+/// … up to this limit.
+const LONGEST_PAUSE: Duration = Duration::from_secs(30);
+
+/// A job's request, in the form that the keeper holds.
+#[derive(Clone, Default)]
+pub(in crate::actors) struct HeldRequest {
+    /// First event of the record.
+    pub(in crate::actors) head: Arc<[u8]>,
+    /// See [`Brief`](crate::actors::admission::Brief).
+    pub(in crate::actors) brief: Arc<[u8]>,
+}
+
+/// Reason why no keeper has taken a waiting job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::actors) enum NotHeld {
+    /// The next keeper died too; the report of that is under way.
+    Died,
+    /// Temporary: processes, memory or descriptors are used up, or the keeper is silent.
+    NotNow,
+    /// Permanent: no keeper can be started, or the keeper refuses the job.
+    Impossible,
+}
+
+/// Next act of the actor after a keeper did not take the job.
+#[derive(Debug, PartialEq, Eq)]
+pub(in crate::actors::job) enum NextAttempt {
+    /// None: [`Driver::keeper_lost`] will start the next attempt, or the job ends already.
+    Nothing,
+    /// Call [`Driver::keeper_lost`] after this pause. The job stays in the queue (docs/spec/service.md §6.4).
+    After(Duration),
+    /// End the job without a keeper ([`Driver::collect_results`]).
+    Interrupt,
+}
+
+/// State of a job that waits for its slot.
+pub(super) struct Waiting {
+    request: HeldRequest,
+    keeper: Holder,
+    /// Keepers in a row that died before they took the job.
+    died: u32,
+    /// Attempts in a row that found no keeper.
+    refused: u32,
+}
+
+/// The keeper's hold on a waiting job.
+enum Holder {
+    /// A keeper holds the job.
+    Held,
+    /// The last keeper died, and the next one has not taken the job.
+    Lost {
+        requests: WaitingRequests,
+        /// True while a pause precedes the next attempt.
+        is_paused: bool,
+    },
+}
+
+/// Requests to a job that no keeper holds.
+#[derive(Default)]
+pub(in crate::actors::job) struct WaitingRequests {
+    /// Its slot is free.
+    pub(in crate::actors::job) begin: bool,
+    /// The last cancel.
+    pub(in crate::actors::job) cancel: Option<CancelAsk>,
+    /// Message of a defect that ends it.
+    pub(in crate::actors::job) defect: Option<String>,
+}
+
+impl Waiting {
+    pub(super) const fn new(request: HeldRequest) -> Self {
+        Self { request, keeper: Holder::Held, died: 0, refused: 0 }
+    }
+
+    /// Returns the waiting requests if no keeper holds the job. `is_keeper_gone`: the report of the keeper's death may
+    /// still be under way.
+    fn requests(&mut self, is_keeper_gone: bool) -> Option<&mut WaitingRequests> {
+        if is_keeper_gone && matches!(self.keeper, Holder::Held) {
+            self.keeper = Holder::Lost { requests: WaitingRequests::default(), is_paused: false };
+        }
+        match &mut self.keeper {
+            Holder::Held => None,
+            Holder::Lost { requests, .. } => Some(requests),
+        }
+    }
+
+    /// Defers the start if no keeper holds the job. False if one does.
+    pub(super) fn defer_begin(&mut self, is_keeper_gone: bool) -> bool {
+        self.requests(is_keeper_gone).map(|requests| requests.begin = true).is_some()
+    }
+
+    /// Defers a cancel if no keeper holds the job: then returns true for the first one.
+    pub(super) fn defer_cancel(&mut self, ask: CancelAsk, is_keeper_gone: bool) -> Option<bool> {
+        self.requests(is_keeper_gone).map(|requests| requests.cancel.replace(ask).is_none())
+    }
+
+    /// Defers the end after a defect if no keeper holds the job. Returns the message if one does.
+    pub(super) fn defer_defect(&mut self, message: String, is_keeper_gone: bool) -> Option<String> {
+        match self.requests(is_keeper_gone) {
+            Some(requests) => {
+                requests.defect = Some(message);
+                None
+            }
+            None => Some(message),
+        }
+    }
+
+    /// Notes the keeper's death, and that the next attempt begins. Returns the request for the next keeper.
+    pub(super) fn lose_keeper(&mut self) -> HeldRequest {
+        self.requests(true);
+        if let Holder::Lost { is_paused, .. } = &mut self.keeper {
+            *is_paused = false;
+        }
+        self.request.clone()
+    }
+
+    pub(super) fn into_requests(self) -> WaitingRequests {
+        match self.keeper {
+            Holder::Held => WaitingRequests::default(),
+            Holder::Lost { requests, .. } => requests,
+        }
+    }
+
+    fn is_paused(&self) -> bool {
+        matches!(self.keeper, Holder::Lost { is_paused: true, .. })
+    }
+
+    /// Decides about the next attempt. There is none if the job is to end anyway: that needs no keeper, because no step
+    /// has run.
+    fn next_attempt(&mut self, reason: NotHeld) -> NextAttempt {
+        match reason {
+            NotHeld::Died => {
+                self.died += 1;
+                if self.died < MAX_DIED { NextAttempt::Nothing } else { NextAttempt::Interrupt }
+            }
+            NotHeld::NotNow => {
+                let pause = FIRST_PAUSE.saturating_mul(1 << self.refused.min(5)).min(LONGEST_PAUSE);
+                self.refused += 1;
+                match &mut self.keeper {
+                    Holder::Lost { requests, is_paused }
+                        if !requests.end_the_job() && self.refused < MAX_REFUSED =>
+                    {
+                        *is_paused = true;
+                        NextAttempt::After(pause)
+                    }
+                    _ => NextAttempt::Interrupt,
+                }
+            }
+            NotHeld::Impossible => NextAttempt::Interrupt,
+        }
+    }
+}
+
+impl WaitingRequests {
+    const fn end_the_job(&self) -> bool {
+        self.cancel.is_some() || self.defect.is_some()
+    }
+}
+
+impl Driver {
+    /// Takes the answer that no keeper holds the waiting job.
+    pub(in crate::actors::job) fn not_held(&mut self, reason: NotHeld) -> NextAttempt {
+        let Phase::Waiting(waiting) = &mut self.phase else { return NextAttempt::Nothing };
+        let next = waiting.next_attempt(reason);
+        if next == NextAttempt::Interrupt {
+            self.interrupt();
+        }
+        next
+    }
+
+    /// Takes the answer that a keeper holds the waiting job again. Returns the requests that have waited for it; `None`
+    /// if the job does not wait any more.
+    pub(in crate::actors::job) fn held_again(&mut self) -> Option<WaitingRequests> {
+        let Phase::Waiting(waiting) = &mut self.phase else { return None };
+        (waiting.died, waiting.refused) = (0, 0);
+        match std::mem::replace(&mut waiting.keeper, Holder::Held) {
+            Holder::Held => Some(WaitingRequests::default()),
+            Holder::Lost { requests, .. } => Some(requests),
+        }
+    }
+
+    /// Ends the job now if it is to end and no keeper is available. During an attempt its answer decides.
+    pub(super) fn end_without_keeper(&mut self) -> Reaction {
+        match &self.phase {
+            Phase::Waiting(waiting) if waiting.is_paused() => {
+                self.interrupt();
+                Reaction::Interrupt
+            }
+            _ => Reaction::Nothing,
+        }
+    }
+}
