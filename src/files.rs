@@ -21,7 +21,7 @@ use rustix::fs::{AtFlags, Dir, FileType, FlockOperation, Mode, OFlags, Stat};
 use rustix::path::Arg;
 
 pub(crate) use rustix::fs::CWD;
-pub(crate) use tree::{remove_tree, remove_tree_while};
+pub(crate) use tree::{remove_small_tree, remove_tree, remove_tree_while};
 
 use crate::failpoint;
 

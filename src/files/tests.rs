@@ -26,3 +26,27 @@ fn fault_28_half_a_record_is_taken_back() {
     append(open(), b"next\n").unwrap();
     assert_eq!(std::fs::read_to_string(&path).unwrap(), "whole\nnext\n");
 }
+
+#[test]
+fn a_tree_of_a_few_small_files_is_removed_and_a_larger_one_is_left_to_others() {
+    let folder = tempfile::tempdir().unwrap();
+    let dir = std::fs::File::open(&folder).unwrap();
+    let tree = folder.path().join("tree");
+    let file = |path: &str, len: u64| {
+        let path = tree.join(path);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::File::create(path).unwrap().set_len(len).unwrap();
+    };
+    assert_eq!(remove_small_tree(&dir, c"tree").unwrap(), Some(()));
+    file("0/output", 100);
+    file("1/export", 1 << 20);
+    assert_eq!(remove_small_tree(&dir, c"tree").unwrap(), Some(()));
+    assert!(!tree.exists());
+    file("0/output", (1 << 20) + 1);
+    assert_eq!(remove_small_tree(&dir, c"tree").unwrap(), None);
+    assert!(tree.join("0/output").exists());
+    (0..64).for_each(|n| file(&format!("{n}/output"), 0));
+    assert_eq!(remove_small_tree(&dir, c"tree").unwrap(), None);
+    remove_tree(&dir, c"tree").unwrap();
+    assert!(!tree.exists());
+}

@@ -3,6 +3,7 @@
 //! Links are removed, never followed; another file system mounted inside is left alone. Depth costs neither stack nor
 //! descriptors: a directory that is not empty is moved up to the top and emptied there.
 
+use std::cell::Cell;
 use std::ffi::{CStr, CString};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -15,6 +16,12 @@ use crate::files;
 /// Most entries of a directory that are read at a time: one may have millions.
 const AT_A_TIME: usize = 4096;
 
+/// Most entries of a small tree.
+const FEW_ENTRIES: usize = 64;
+
+/// Most bytes of a file in a small tree. Removing large files takes long.
+const SMALL_FILE: u64 = 1 << 20;
+
 /// Removes `name` in `at` and everything below. What cannot be removed stays; the first error is returned.
 pub(crate) fn remove_tree(at: impl AsFd, name: &CStr) -> io::Result<()> {
     remove_tree_while(at, name, &|| true).map(|_| ())
@@ -26,6 +33,26 @@ pub(crate) fn remove_tree_while(
     name: &CStr,
     goes_on: &dyn Fn() -> bool,
 ) -> io::Result<Option<()>> {
+    remove_tree_if(at, name, &|_, _| goes_on())
+}
+
+/// Like [`remove_tree`], for a tree of a few small files. `None` if there is more to remove.
+pub(crate) fn remove_small_tree(at: impl AsFd, name: &CStr) -> io::Result<Option<()>> {
+    let left = Cell::new(FEW_ENTRIES);
+    remove_tree_if(at, name, &|dir, entry| {
+        let Some(rest) = left.get().checked_sub(1) else { return false };
+        left.set(rest);
+        let is_small = |stat: files::Stat| u64::try_from(stat.st_size).is_ok_and(|len| len <= SMALL_FILE);
+        files::stat_at(dir, entry.name.as_c_str()).is_ok_and(is_small)
+    })
+}
+
+/// Like [`remove_tree`], while `may_go` is true of the next entry and its directory. `None` if there is more to remove.
+fn remove_tree_if(
+    at: impl AsFd,
+    name: &CStr,
+    may_go: &dyn Fn(BorrowedFd<'_>, &Entry) -> bool,
+) -> io::Result<Option<()>> {
     let top = match open(at.as_fd(), name) {
         Ok(top) => top,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Some(())),
@@ -36,7 +63,7 @@ pub(crate) fn remove_tree_while(
         Err(error) => return Err(error),
     };
     let device = files::stat_of(&top)?.st_dev;
-    if !(Removal { device, top: top.as_fd(), moved: 0, goes_on }.run()?) {
+    if !(Removal { device, top: top.as_fd(), moved: 0, may_go }.run()?) {
         return Ok(None);
     }
     drop(top);
@@ -58,11 +85,11 @@ struct Removal<'a> {
     top: BorrowedFd<'a>,
     /// Number of directories moved up so far; it names them.
     moved: u64,
-    goes_on: &'a dyn Fn() -> bool,
+    may_go: &'a dyn Fn(BorrowedFd<'_>, &Entry) -> bool,
 }
 
 impl Removal<'_> {
-    /// Empties the top in passes; a pass that removes nothing has failed. False if `goes_on` ended it.
+    /// Empties the top in passes; a pass that removes nothing has failed. False if `may_go` ended it.
     fn run(&mut self) -> io::Result<bool> {
         let mut most = AT_A_TIME;
         loop {
@@ -87,9 +114,9 @@ impl Removal<'_> {
         }
     }
 
-    /// False if `goes_on` ended the removal.
+    /// False if `may_go` ended the removal.
     fn remove_entry(&mut self, entry: &Entry) -> io::Result<bool> {
-        if !(self.goes_on)() {
+        if !(self.may_go)(self.top, entry) {
             return Ok(false);
         }
         if !matches!(entry.kind, FileType::Directory | FileType::Unknown) {
@@ -112,7 +139,7 @@ impl Removal<'_> {
                 break;
             }
             for child in children {
-                if !(self.goes_on)() {
+                if !(self.may_go)(dir.as_fd(), &child) {
                     return Ok(false);
                 }
                 self.empty(dir.as_fd(), &child)?;

@@ -51,6 +51,14 @@ impl Removed {
         self.delete_while(&|| true).map(|_| ())
     }
 
+    /// Deletes a folder of a few small files, which takes no time worth another thread. False if more is left, or an
+    /// entry could not be deleted.
+    pub(crate) fn delete_if_small(&self) -> bool {
+        let deleted = failpoint::io("store::folder::delete")
+            .and_then(|()| files::remove_small_tree(&self.shared.jobs, &self.name));
+        matches!(deleted, Ok(Some(())))
+    }
+
     /// Deletes parts of the folder as long as `goes_on` returns true. `None` if more is left.
     pub(crate) fn delete_while(&self, goes_on: &dyn Fn() -> bool) -> Result<Option<()>, StoreError> {
         let deleted = failpoint::io("store::folder::delete")

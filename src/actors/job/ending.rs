@@ -30,13 +30,13 @@ impl JobActor {
     pub(super) fn end(&mut self, job: ClosedJob, ctx: &mut Context<Self>) {
         failpoint::hit("actors::job::end");
         let ClosedJob { outcome, root, closed } = job;
-        // Deleting the steps' temporary files makes room on the disk for the results.
-        if let (Some(removed), Ok(left)) =
-            (self.remove_tmp(), Arc::clone(&self.view.leftovers).try_lock_owned())
-        {
+        // A step may have written a secret to its files: they go before Status says finished. Files that take long to
+        // delete go beside the job. It also makes room on the disk for the results.
+        let left = self.remove_tmp().filter(|removed| !removed.delete_if_small());
+        if let (Some(removed), Ok(guard)) = (left, Arc::clone(&self.view.leftovers).try_lock_owned()) {
             actix::spawn(async move {
                 drop(delete(removed).await);
-                drop(left);
+                drop(guard);
             });
         }
         let view = Arc::clone(&self.view);

@@ -114,7 +114,9 @@ impl Session {
     /// Waits until the command line has ended and the terminal shows all of its output.
     pub(super) fn over(&self) -> Check {
         self.tmux_within(ALL_OF_IT, &["wait-for", "over"])?;
-        self.shows("the exit code", |screen| screen.contains(OVER)).map(drop)
+        // A narrow terminal wraps the text.
+        let is_over = || Ok(self.whole_lines()?.iter().any(|line| line.contains(OVER)));
+        self.waits("the exit code", is_over)
     }
 
     /// Runs a short command line to its end.
@@ -149,17 +151,23 @@ impl Session {
 
     /// Waits until `wanted` holds for the screen, and returns it.
     pub(super) fn shows(&self, what: &str, wanted: impl Fn(&str) -> bool) -> Check<String> {
+        let mut last = String::new();
+        self.waits(what, || {
+            last = self.screen()?;
+            Ok(wanted(&last))
+        })?;
+        Ok(last)
+    }
+
+    fn waits(&self, what: &str, mut is_shown: impl FnMut() -> Check<bool>) -> Check {
         let start = Instant::now();
-        loop {
-            let screen = self.screen()?;
-            if wanted(&screen) {
-                return Ok(screen);
-            }
+        while !is_shown()? {
             if start.elapsed() > PATIENCE {
-                return Err(format!("the screen never showed {what}:\n{screen}"));
+                return Err(format!("the screen never showed {what}:\n{}", self.screen()?));
             }
             std::thread::sleep(Duration::from_millis(20));
         }
+        Ok(())
     }
 
     fn socket(&self) -> PathBuf {
