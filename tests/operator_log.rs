@@ -111,7 +111,7 @@ async fn fault_75_a_log_that_nobody_reads_holds_up_no_stop() {
 }
 
 #[tokio::test]
-async fn lines_name_the_caller_and_the_duration_and_have_no_field_without_a_value() {
+async fn lines_name_the_caller_and_the_duration_in_order_and_have_no_field_without_a_value() {
     let daemon = Daemon::start();
     let client = daemon.client().await;
     client.try_run(request("1", &script("true"))).await.unwrap();
@@ -122,6 +122,8 @@ async fn lines_name_the_caller_and_the_duration_and_have_no_field_without_a_valu
     let (uid, pid) = (rustix::process::geteuid().as_raw(), std::process::id());
     let registered = line("job registered");
     assert!(registered.contains(&format!("peer=uid {uid} pid {pid}")), "{said}");
+    let at = |text: &str| said.lines().position(|line| line.contains(text)).unwrap();
+    assert!(at("job registered") < at("job ended"), "{said}");
     assert!(registered.contains(" took=") && line("job ended").contains(" took="), "{said}");
     assert!(!said.contains("=\"\""), "{said}");
 }

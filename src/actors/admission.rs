@@ -10,7 +10,7 @@ use std::sync::Arc;
 use parking_lot::RwLock;
 use serde::{Deserialize, Serialize};
 
-use super::handle::RunRequest;
+use super::handle::{RequestLabels, RunRequest};
 use super::limits::JobLimits;
 use super::redact::JobMasking;
 use super::sync_group::SyncGroup;
@@ -171,6 +171,7 @@ struct RecordHead {
 pub(super) struct Prepared {
     pub(super) id: JobId,
     pub(super) folder: JobFolder,
+    pub(super) labels: RequestLabels,
     pub(super) shell: JobActorSpec,
     pub(super) phrase_set: PhraseSet,
     pub(super) machine: Machine,
@@ -210,7 +211,7 @@ pub(super) fn prepare(
         )
         .about(format!("limits.{limit}")));
     }
-    let share = Share::new(&variables, &labels.0, size);
+    let share = Share::new(&variables, &labels.ci_job, size);
     let own = |name| folder.path(name).to_string_lossy().into_owned();
     let service = rules(origin);
     let vars_dir = match service {
@@ -269,7 +270,7 @@ pub(super) fn prepare(
     };
     let head = RecordHead { shell: shell.clone(), accepted };
     let head = postcard::to_extend(&head, vec![HEAD_FORMAT]).map_err(defect)?;
-    Ok(Prepared { id, folder, shell, phrase_set, machine, head, place: None })
+    Ok(Prepared { id, folder, labels, shell, phrase_set, machine, head, place: None })
 }
 
 /// Returns the rules for variables of requests from this service (variables.md §1).

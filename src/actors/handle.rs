@@ -4,7 +4,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use actix::Addr;
 use indexmap::IndexMap;
@@ -50,8 +50,8 @@ pub struct RunRequest {
     pub size: usize,
     /// The service through which it came; its rules apply.
     pub origin: RequestOrigin,
-    /// `job_id` and `pipeline_id`: labels for the operator's log.
-    pub labels: (String, String),
+    /// Facts for the operator's log.
+    pub labels: RequestLabels,
     /// Environment, variables, directories, masking.
     pub variables: variables::Request,
     /// Text of the steps.
@@ -66,6 +66,19 @@ pub struct RunRequest {
     pub cancel_grace: Option<Duration>,
     /// Resource limits of the job.
     pub limits: ResourceLimits,
+}
+
+/// Facts about a request for the line `job registered` of the operator's log.
+#[derive(Debug, Default)]
+pub struct RequestLabels {
+    /// `job_id` of the request.
+    pub ci_job: String,
+    /// `pipeline_id` of the request.
+    pub pipeline: String,
+    /// The process that sent it, if known.
+    pub peer: Option<String>,
+    /// Time of its arrival.
+    pub received: Option<Instant>,
 }
 
 impl RunRequest {

@@ -8,6 +8,7 @@
 
 mod admit;
 mod loading;
+mod places;
 mod recover;
 mod remove;
 mod revive;

@@ -11,7 +11,7 @@ use super::output::OutputOptions;
 use super::results::{self, Readers, ResultsFormat};
 use super::session::{self, FinishedJob, Interrupts, OnInterrupt};
 use super::{CommandResult, Verbosity, private, run};
-use crate::actors::handle::RunRequest;
+use crate::actors::handle::{RequestLabels, RunRequest};
 use crate::app::PrivateDaemon;
 use crate::client::{Address, AddressError, Client, Request};
 use crate::config::EnvBase;
@@ -140,7 +140,7 @@ impl CiJob {
             digest: [0; 32],
             size: self.steps.len(),
             origin: RequestOrigin::Proto,
-            labels: <(String, String)>::default(),
+            labels: RequestLabels::default(),
             variables: variables::Request { work_dir, job: Some(job), ..Default::default() },
             steps: self.steps.clone(),
             file: Some(STEPS.to_owned()),

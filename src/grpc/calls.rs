@@ -104,11 +104,6 @@ pub(super) async fn digested<M: Message + 'static>(request: M) -> Result<Digeste
         .map_err(|error| Refusal::new(Reason::Internal, error.to_string()))
 }
 
-/// A field for the operator's log, or `None` if it is empty.
-fn filled(text: &str) -> Option<&str> {
-    Some(text).filter(|text| !text.is_empty())
-}
-
 impl JobCalls {
     /// Makes the calls on `jobs`. Cancelling `stopping` ends open streams.
     pub(super) const fn new(jobs: JobsHandle, stopping: CancellationToken) -> Self {
@@ -133,16 +128,12 @@ impl JobCalls {
             } else {
                 request()
             };
-            let request = request?;
-            let (ci_job, pipeline) = request.labels.clone();
+            let mut request = request?;
+            request.labels.peer = caller.map(|caller| caller.to_string());
+            request.labels.received = Some(begun);
             self.jobs.run(request).await?;
             // A repeated request of a job that was already finished starts nothing.
             registered = self.jobs.registered(id, digest);
-            if registered.is_some() {
-                let (ci_job, pipeline) = (filled(&ci_job), filled(&pipeline));
-                let peer = caller.map(tracing::field::display);
-                tracing::info!(job = %id, peer, ci_job, pipeline, took = ?begun.elapsed(), "job registered");
-            }
         }
         self.jobs.kept().await?;
         Ok(registered.unwrap_or(Registered::Same))

@@ -139,7 +139,7 @@ pub(super) fn run_request(
         digest,
         size,
         origin,
-        labels: Default::default(),
+        labels: handle::RequestLabels::default(),
         variables: variables::Request {
             work_dir,
             env: env.into_iter().collect(),

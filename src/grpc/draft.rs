@@ -95,7 +95,7 @@ pub(super) fn run_request(
         digest,
         size,
         origin: RequestOrigin::V0,
-        labels: Default::default(),
+        labels: handle::RequestLabels::default(),
         variables: variables::Request { job, ..Default::default() },
         steps: validate::steps(steps)?,
         file,

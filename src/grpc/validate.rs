@@ -7,7 +7,7 @@ use indexmap::IndexMap;
 use prost::Message;
 use prost_types::value::Kind as PbKind;
 
-use crate::actors::handle::RunRequest;
+use crate::actors::handle::{RequestLabels, RunRequest};
 use crate::lang::value::{Data, Value};
 use crate::model::{JobId, Reason, Refusal, ResourceLimits, Variable};
 use crate::pb::v1;
@@ -87,10 +87,11 @@ pub(super) fn steps(steps: String) -> Result<String, Refusal> {
     Ok(steps)
 }
 
-fn job_part(job: v1::Job) -> ((String, String), variables::JobPart) {
+fn job_part(job: v1::Job) -> (RequestLabels, variables::JobPart) {
     let v1::Job { variables, job_id, pipeline_id, build_dir, token_prefixes } = job;
     let variables = variables.into_iter().map(variable).collect();
-    ((job_id, pipeline_id), variables::JobPart { variables, build_dir, token_prefixes })
+    let labels = RequestLabels { ci_job: job_id, pipeline: pipeline_id, ..RequestLabels::default() };
+    (labels, variables::JobPart { variables, build_dir, token_prefixes })
 }
 
 pub(super) fn variable(variable: v1::Variable) -> Variable {

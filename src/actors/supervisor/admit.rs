@@ -1,16 +1,17 @@
 //! Admission: from a checked request to a registered job (service.md §3.1, order of work).
 
-use std::path::Path;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use actix::{Addr, AsyncContext, Context, Handler, Message, ResponseFuture};
 
+use super::places::Placed;
 use super::remove::request_digest;
-use super::{JobBroken, Stop, Supervisor, delete_later};
-use crate::actors::admission::{Brief, JobActorSpec, Prepared};
+use super::{JobBroken, Stop, Supervisor};
+use crate::actors::admission::{JobActorSpec, Prepared};
 use crate::actors::deliver;
+use crate::actors::handle::RequestLabels;
 use crate::actors::job::{
     Abandon, Begin, HeldRequest, JobActor, JobParts, KeeperEventArrived, are_few_files,
 };
@@ -20,14 +21,11 @@ use crate::actors::redact::Redactor;
 use crate::actors::registry::Reservation;
 use crate::actors::trace_sink::TraceFeed;
 use crate::actors::view::{JobView, JobViewState};
-use crate::clock;
 use crate::error::Chain;
 use crate::keeper::link::{LinkError, is_large};
 use crate::keeper::protocol::{HoldJob, KeeperError, Reply, Request};
-use crate::model::{JobKey, Reason, Refusal};
-use crate::store::{
-    self, JobFolder, JobRecord, MadeDirectory, RecordedLimits, RequestOrigin, StoreError, file_vars,
-};
+use crate::model::{JobId, JobKey, Reason, Refusal};
+use crate::store::{self, JobFolder, RequestOrigin, StoreError};
 
 /// Liveness of the call that asked: dead when the call is over.
 pub(in crate::actors) type Caller = std::sync::Weak<()>;
@@ -54,6 +52,7 @@ struct Admission {
 struct AskedJob {
     keeper: Keeper,
     folder: JobFolder,
+    labels: RequestLabels,
     reservation: Reservation,
     caller: Caller,
     me: Addr<Supervisor>,
@@ -113,6 +112,15 @@ impl Handler<BeginNext> for Supervisor {
             begin_next_later(ctx.address());
         }
     }
+}
+
+/// Writes the first line of a job to the operator's log. The lines about its events follow.
+fn tell_operator(id: &JobId, labels: &RequestLabels) {
+    let RequestLabels { ci_job, pipeline, peer, received } = labels;
+    let filled = |text: &String| Some(text.clone()).filter(|text| !text.is_empty());
+    let took = received.map(|received| tracing::field::debug(received.elapsed()));
+    let peer = peer.as_ref().map(tracing::field::display);
+    tracing::info!(job = %id, peer, ci_job = filled(ci_job), pipeline = filled(pipeline), took, "job registered");
 }
 
 fn begin_next_later(supervisor: Addr<Supervisor>) {
@@ -222,12 +230,13 @@ impl Supervisor {
     /// Makes the actor of a job and asks the keeper to take the job. A job with a slot begins at once: what it asks for
     /// goes to the keeper together with that question. It is registered only once the keeper has it.
     fn ask_keeper(&mut self, admission: Admission, placed: Placed) -> (AskedJob, Held) {
-        let Admission { keeper, prepared, reservation, caller, me } = admission;
+        let Admission { keeper, mut prepared, reservation, caller, me } = admission;
         let key = prepared.id.key();
         let hold = hold_request(&prepared.shell, key, &keeper, &placed.request, placed.tag, 0);
         let has_slot = self.queue.is_running(&prepared.id);
         let is_prompt = are_few_files(&prepared.shell.files);
         let (link, folder) = (keeper.link.clone(), prepared.folder.clone());
+        let labels = std::mem::take(&mut prepared.labels);
         let (view, job) = self.start_job(&keeper, prepared, placed, me.clone(), has_slot);
         // What follows a large request must wait until another thread has encoded it. Files that another thread writes
         // could not be taken back. In a burst all Runs are answered before the jobs begin.
@@ -243,7 +252,7 @@ impl Supervisor {
         } else {
             Box::pin(async move { link.ask(hold).await })
         };
-        (AskedJob { keeper, folder, reservation, caller, me, view, job, has_begun }, held)
+        (AskedJob { keeper, folder, labels, reservation, caller, me, view, job, has_begun }, held)
     }
 
     /// Handles the keeper's answer: registers the job or undoes everything.
@@ -289,9 +298,10 @@ impl Supervisor {
     }
 
     fn register(&mut self, asked: AskedJob) {
-        let AskedJob { reservation, me, view, job, has_begun, .. } = asked;
+        let AskedJob { labels, reservation, me, view, job, has_begun, .. } = asked;
         let id = view.id.clone();
         let is_ended = view.is_ended();
+        tell_operator(&id, &labels);
         for event in reservation.register(view, job.clone()) {
             deliver(&job, KeeperEventArrived(event));
         }
@@ -305,47 +315,6 @@ impl Supervisor {
             self.begins.push_back(job);
             if self.begins.len() == 1 {
                 begin_next_later(me);
-            }
-        }
-    }
-
-    /// Makes the job's folder and its directories. On failure nothing is left behind.
-    fn make_places(&self, prepared: &mut Prepared) -> Result<Placed, Refusal> {
-        let JobActorSpec { work_dir, own_work_dir, files, .. } = &prepared.shell;
-        if self.registry.is_broken(prepared.id.key()) {
-            delete_later(prepared.folder.remove_set_aside().map_err(|e| store_refusal(&e))?);
-            self.registry.mend(prepared.id.key());
-        }
-        let mut tag = [0; 16];
-        getrandom::fill(&mut tag).map_err(|e| Refusal::new(Reason::Internal, e.to_string()))?;
-        let tag = u128::from_le_bytes(tag);
-        let directory = files.first().map(|file| file.directory.as_str());
-        let own_vars = directory.is_some_and(|dir| Path::new(dir) == prepared.folder.path("vars"));
-        let (record, request) = (self.recorded(&prepared.shell, tag), HeldRequest::default());
-        let mut placed = Placed { tag, record, request };
-        let folder = make_folder(&prepared.folder).and_then(|()| match self.context.sync_group {
-            Some(_) => prepared.folder.begin_synced(),
-            None => Ok(()),
-        });
-        let made = folder.map_err(|e| store_refusal(&e)).and_then(|()| {
-            if let Some(directory) = directory.filter(|_| !own_vars) {
-                placed.record.made_directory = probe(&prepared.folder, directory)?;
-            }
-            make_work_dir(&prepared.folder, work_dir, *own_work_dir)?;
-            let brief = Brief::new(&prepared.shell, prepared.place.clone(), &placed.record).encode()?;
-            placed.request.brief = brief.into();
-            // Before the keeper has the job: its processes may run when the daemon dies next.
-            prepared.folder.write_record(&placed.record).map_err(|e| store_refusal(&e))
-        });
-        placed.request.head = std::mem::take(&mut prepared.head).into();
-        match made {
-            Ok(()) => Ok(placed),
-            Err(refusal) => {
-                if let Some(made) = &placed.record.made_directory {
-                    drop(file_vars::remove_directory(made));
-                }
-                prepared.folder.discard();
-                Err(refusal)
             }
         }
     }
@@ -381,67 +350,8 @@ impl Supervisor {
     }
 }
 
-impl Supervisor {
-    /// The contents of `job.json`, except for a directory that was made for the job.
-    pub(super) fn recorded(&self, shell: &JobActorSpec, tag: u128) -> JobRecord {
-        let digest = u128::from_be_bytes(request_digest(&self.port.digest_key(), &shell.digest));
-        JobRecord {
-            id: shell.id.clone(),
-            registered: shell.registered,
-            registered_boot: Some(clock::boot_micros()),
-            origin: shell.origin,
-            work_dir: shell.work_dir.clone(),
-            files: shell.files.iter().map(|file| file.path.clone()).collect(),
-            made_directory: None,
-            tag: format!("{tag:032x}"),
-            boot_id: self.boot_id.to_string(),
-            digest: Some(format!("{digest:032x}")),
-            limits: RecordedLimits {
-                timeout: shell.timeout.and_then(|t| u64::try_from(t.as_micros()).ok()),
-                cancel_grace: None,
-                resources: shell.limits.all(),
-            },
-        }
-    }
-}
-
-/// Folder and directories made for a job that is not registered yet.
-struct Placed {
-    tag: u128,
-    /// The content of `job.json`.
-    record: JobRecord,
-    request: HeldRequest,
-}
-
 /// Answer of the keeper to come.
 type Held = Pin<Box<dyn Future<Output = Result<Reply, LinkError>>>>;
-
-/// Makes the folder. One that is in the way is removed: it was left by a crash before its Run was answered.
-fn make_folder(folder: &JobFolder) -> Result<(), StoreError> {
-    match folder.make() {
-        Err(error) if error.source.kind() == std::io::ErrorKind::AlreadyExists => {
-            delete_later(folder.begin_removal()?);
-            folder.make()
-        }
-        made => made,
-    }
-}
-
-/// Makes and probes the directory of file variables; `Some` if it did not exist.
-fn probe(folder: &JobFolder, directory: &str) -> Result<Option<MadeDirectory>, Refusal> {
-    if !Path::new(directory).exists() {
-        folder.note_making(directory).map_err(|e| store_refusal(&e))?;
-    }
-    file_vars::probe(folder.key(), directory).map_err(|e| refusal(e.reason(), Chain(&e).to_string()))
-}
-
-fn make_work_dir(folder: &JobFolder, work_dir: &str, own: bool) -> Result<(), Refusal> {
-    if own {
-        return folder.make_dir("work").map(drop).map_err(|e| store_refusal(&e));
-    }
-    crate::store::make_work_dir(Path::new(work_dir))
-        .map_err(|e| refusal(e.reason(), format!("work_dir: {}", Chain(&e))))
-}
 
 pub(super) fn hold_request(
     shell: &JobActorSpec,
@@ -482,11 +392,11 @@ fn not_held(error: &LinkError) -> Refusal {
     refusal(reason, format!("the keeper did not take the job: {}", Chain(error)))
 }
 
-fn store_refusal(error: &StoreError) -> Refusal {
+pub(super) fn store_refusal(error: &StoreError) -> Refusal {
     refusal(error.reason(), Chain(error).to_string())
 }
 
 /// Builds a refusal, with a retry delay if a retry may help.
-fn refusal(reason: Reason, text: String) -> Refusal {
+pub(super) fn refusal(reason: Reason, text: String) -> Refusal {
     Refusal { retry_after: reason.may_pass().then_some(RETRY), ..Refusal::new(reason, text) }
 }

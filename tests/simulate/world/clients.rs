@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::{World, job_id};
 use crate::schedule::Schedule;
 use indexmap::IndexMap;
-use step_runner::actors::handle::{JobsHandle, RunRequest};
+use step_runner::actors::handle::{JobsHandle, RequestLabels, RunRequest};
 use step_runner::actors::log_sink::MAX_MESSAGE;
 use step_runner::model::JobId;
 use step_runner::variables::{self};
@@ -156,7 +156,7 @@ pub(super) fn new_request(id: JobId, steps: String, content: u64, timeout: Optio
         id,
         digest: [content as u8 + 1; 32],
         size: steps.len(),
-        labels: (String::new(), String::new()),
+        labels: RequestLabels::default(),
         variables: variables::Request::default(),
         steps,
         file: None,
