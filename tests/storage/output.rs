@@ -30,6 +30,12 @@ async fn fault_24_output_faster_than_the_disk_waits_in_its_pipe() {
     let go = elsewhere.path().join("go");
     let daemon = small.daemon(Setup::new());
     let client = daemon.client().await;
+    // Starts the keeper. Most of an idle process is its own program, whose size depends on how it was built.
+    client.run("first", "true").await;
+    client.ended("first").await;
+    client.finish("first").await;
+    let processes = [("daemon", daemon.pid()), ("keeper", daemon.keeper_pid().unwrap())];
+    let idle = processes.map(|(_, pid)| peak(pid));
     for n in 0..JOBS {
         // More output than the disk takes now and less than after it has grown, so that the ends of the jobs can be
         // recorded.
@@ -40,9 +46,9 @@ async fn fault_24_output_faster_than_the_disk_waits_in_its_pipe() {
     }
     std::fs::write(&go, "").unwrap();
     until("the disk is full", || small.free() == 0).await;
-    for (name, pid) in [("daemon", daemon.pid()), ("keeper", daemon.keeper_pid().unwrap())] {
-        let bound = (32 << 20) + JOBS * (256 << 10);
-        assert!(peak(pid) <= bound, "{name}: {} bytes of {bound}", peak(pid));
+    for ((name, pid), idle) in processes.into_iter().zip(idle) {
+        let bound = idle + (16 << 20) + JOBS * (256 << 10);
+        assert!(peak(pid) <= bound, "{name}: {} bytes of {bound}, {idle} of them idle", peak(pid));
     }
     // The jobs wait. Once there is space they can be cancelled.
     assert!(client.jobs().await.iter().all(|job| job.state() == State::Running));
