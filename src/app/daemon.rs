@@ -102,9 +102,7 @@ impl Daemon {
         };
         let (jobs, supervisor) =
             Supervisor::start_recovered(parts).await.map_err(|e| Failure::new(Exit::Failure, e))?;
-        let services = Services::new(jobs.clone(), config.reflection)
-            .await
-            .map_err(|e| Failure::new(Exit::Defect, format!("cannot describe the services: {e}")))?;
+        let services = Services::new(jobs.clone(), config.reflection).await;
         let accept = accept_loop(&config, listener, &services)?;
         let calls = accept.calls();
         let (stop_accepting, abort) = (CancellationToken::new(), CancellationToken::new());

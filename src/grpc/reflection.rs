@@ -1,10 +1,22 @@
-//! Server reflection, v1 and v1alpha: describes all services under all names that answer.
+//! Server reflection, v1 and v1alpha: describes all services under all names that answer. The descriptions are made at the
+//! first call: few daemons are ever asked, and making them is a tenth of a start.
 
+use std::convert::Infallible;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::{Arc, OnceLock};
+use std::task::{Context, Poll};
+
+use http::{Request, Response};
 use prost::Message;
 use prost_types::{FileDescriptorProto, FileDescriptorSet};
+use tonic::Status;
+use tonic::body::Body;
+use tonic::server::NamedService;
 use tonic::service::Routes;
 use tonic_reflection::server::{Builder, Error};
 
+use super::server::{NAMES, REFLECTION, REFLECTION_ALPHA};
 use crate::pb;
 
 /// An additional name of a service, with the file that describes the service under it.
@@ -21,8 +33,48 @@ const ALIASES: [Alias; 2] = [
     Alias { file: "aliases/step.proto", package: "step", of: "compatible/step_runner.proto" },
 ];
 
+/// Both versions of the reflection service, made at the first call of either.
+type Descriptions = Arc<OnceLock<Result<Routes, Error>>>;
+
+/// One version of the reflection service, under the name at this index of [`NAMES`].
+#[derive(Clone)]
+struct OnFirstCall<const NAME: usize>(Descriptions);
+
+impl<const NAME: usize> NamedService for OnFirstCall<NAME> {
+    const NAME: &'static str = NAMES[NAME];
+}
+
+impl<const NAME: usize> tower::Service<Request<Body>> for OnFirstCall<NAME> {
+    type Response = Response<Body>;
+    type Error = Infallible;
+    type Future = Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>> + Send>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Request<Body>) -> Self::Future {
+        match self.0.get_or_init(describe) {
+            Ok(routes) => Box::pin(tower::Service::call(&mut routes.clone(), request)),
+            // Believed unreachable: what is described is compiled in, and a test makes it.
+            Err(error) => {
+                let status = Status::internal(format!("the services cannot be described: {error}"));
+                Box::pin(std::future::ready(Ok(status.into_http())))
+            }
+        }
+    }
+}
+
 /// Adds both versions of the reflection service to `routes`.
-pub(super) fn add(routes: Routes) -> Result<Routes, Error> {
+pub(super) fn add(routes: Routes) -> Routes {
+    let descriptions = Descriptions::default();
+    routes
+        .add_service(OnFirstCall::<REFLECTION>(Arc::clone(&descriptions)))
+        .add_service(OnFirstCall::<REFLECTION_ALPHA>(descriptions))
+}
+
+/// Makes both versions of the reflection service.
+fn describe() -> Result<Routes, Error> {
     let definitions = FileDescriptorSet::decode(pb::DEFINITIONS)?;
     let aliases =
         FileDescriptorSet { file: ALIASES.iter().filter_map(|alias| alias.file(&definitions)).collect() };
@@ -36,7 +88,7 @@ pub(super) fn add(routes: Routes) -> Result<Routes, Error> {
             .register_encoded_file_descriptor_set(tonic_reflection::pb::v1alpha::FILE_DESCRIPTOR_SET)
             .register_file_descriptor_set(aliases.clone())
     };
-    Ok(routes.add_service(builder().build_v1()?).add_service(builder().build_v1alpha()?))
+    Ok(Routes::new(builder().build_v1()?).add_service(builder().build_v1alpha()?))
 }
 
 impl Alias {
@@ -68,6 +120,6 @@ mod tests {
             assert_eq!(service.name(), "StepRunner");
             assert!(service.method.iter().all(|method| method.input_type().starts_with('.')), "{service:?}");
         }
-        assert!(add(Routes::default()).is_ok());
+        assert!(describe().is_ok());
     }
 }

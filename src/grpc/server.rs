@@ -10,7 +10,6 @@ use tonic::server::NamedService;
 use tonic::service::Routes;
 use tonic_health::ServingStatus;
 use tonic_health::server::HealthReporter;
-use tonic_reflection::server::Error as ReflectionError;
 
 use super::calls::JobCalls;
 use super::intake::Intake;
@@ -31,7 +30,7 @@ pub(super) const MAX_REQUEST: usize = 32 << 20;
 const MAX_RESPONSE: usize = 64 << 20;
 
 /// Names of all services.
-const NAMES: [&str; 8] = [
+pub(super) const NAMES: [&str; 8] = [
     "steprunner.v1.StepRunner",
     // The published definition of the canonical service has no package.
     "StepRunner",
@@ -49,8 +48,8 @@ const COMPATIBLE: usize = 2;
 const COMPATIBLE_TOO: usize = 3;
 const DRAFT: usize = 4;
 const HEALTH: usize = 5;
-const REFLECTION: usize = 6;
-const REFLECTION_ALPHA: usize = 7;
+pub(super) const REFLECTION: usize = 6;
+pub(super) const REFLECTION_ALPHA: usize = 7;
 
 /// Messages of `PERMISSION_DENIED`.
 const NO_CALLER: &str = "this user may not call: the daemon's own user, root and those of allow_uids may";
@@ -66,10 +65,10 @@ pub(crate) struct ServicesByRights {
 
 impl ServicesByRights {
     /// Combines `routes` with reflection as the setting says. Refused callers get `PERMISSION_DENIED` under every name.
-    pub(super) fn new(routes: Routes, reflection: Reflection) -> Result<Self, ReflectionError> {
+    pub(super) fn new(routes: Routes, reflection: Reflection) -> Self {
         let owner = match reflection {
             Reflection::Off => routes.clone(),
-            Reflection::Owner | Reflection::On => reflection::add(routes.clone())?,
+            Reflection::Owner | Reflection::On => reflection::add(routes.clone()),
         };
         let allowed =
             match reflection {
@@ -78,7 +77,7 @@ impl ServicesByRights {
                     .add_service(Refuse::<REFLECTION>(NO_READER))
                     .add_service(Refuse::<REFLECTION_ALPHA>(NO_READER)),
             };
-        Ok(Self { owner, allowed, refused: refused() })
+        Self { owner, allowed, refused: refused() }
     }
 
     /// Returns the services for callers with these rights.
@@ -101,7 +100,7 @@ pub(crate) struct Services {
 
 impl Services {
     /// Makes the services of `jobs`.
-    pub(crate) async fn new(jobs: JobsHandle, reflection: Reflection) -> Result<Self, ReflectionError> {
+    pub(crate) async fn new(jobs: JobsHandle, reflection: Reflection) -> Self {
         let (health, health_service) = tonic_health::server::health_reporter();
         let end_streams = CancellationToken::new();
         let calls = JobCalls::new(jobs, end_streams.clone());
@@ -123,9 +122,9 @@ impl Services {
             .add_service(compatible)
             .add_service(draft)
             .add_service(health_service);
-        let services = Self { answers: ServicesByRights::new(routes, reflection)?, health, end_streams };
+        let services = Self { answers: ServicesByRights::new(routes, reflection), health, end_streams };
         services.serving(ServingStatus::Serving).await;
-        Ok(services)
+        services
     }
 
     /// Reports to health checks that the daemon takes no new jobs.
@@ -217,7 +216,7 @@ mod tests {
 
     /// Returns the code of the answer to a caller who asks for reflection; `None` if the call is let through.
     async fn asked(setting: Reflection, rights: CallerRights, version: usize) -> Option<String> {
-        let answers = ServicesByRights::new(Routes::default(), setting).unwrap();
+        let answers = ServicesByRights::new(Routes::default(), setting);
         let path = format!("/{}/ServerReflectionInfo", NAMES[version]);
         let request = Request::post(&path).header("content-type", "application/grpc");
         let answer = answers.of(rights).oneshot(request.body(Body::empty()).unwrap()).await.unwrap();
