@@ -60,7 +60,7 @@ pub(crate) fn run(arguments: &Arguments, small: bool) -> Shown {
         }
     }
     if only.is_none() {
-        match cost::measured(if small { 20_000 } else { 1_000_000 }, arguments.judges_time(small)) {
+        match cost::measured(if small { 2 } else { 20 }, arguments.judges_time(small)) {
             Ok(figures) => cost = format!("; {figures}"),
             Err(miss) => misses.add(miss),
         }
