@@ -33,12 +33,14 @@ use indexmap::IndexMap;
 use parking_lot::Mutex;
 use tokio::sync::OnceCell;
 
+use crate::clock;
 use crate::error::Chain;
 use crate::job::event::{FetchFailure, Fetched};
 use crate::lang::ast::Reference;
 use crate::lang::diagnostic::Class;
 use crate::model::JobKey;
 use crate::process::host;
+use crate::process::premise::FileStamp;
 use crate::process::worker::Program;
 use crate::threads::{self, Work};
 use crate::web;
@@ -139,7 +141,7 @@ impl Fetcher {
         match reference {
             Reference::Local { path, files } => {
                 if inside.is_none()
-                    && let Some(found) = at_hand::find(&path, &files)
+                    && let Some((found, _)) = at_hand::find(&path, &files)
                 {
                     return Ok(found);
                 }
@@ -155,6 +157,15 @@ impl Fetcher {
             }
             Reference::Dynamic(_) => Err(failure(Class::Fetch, "the reference was not evaluated".into())),
         }
+    }
+
+    /// Reads a definition file of the job's environment before its step begins. `None` if that could block, or if a change
+    /// after this could go unnoticed.
+    pub(crate) fn at_hand(dir: &str, files: &[String]) -> Option<(Fetched, FileStamp)> {
+        let now = clock::now_micros();
+        let (fetched, stat) = at_hand::find(dir, files)?;
+        let stamp = FileStamp::of(Path::new(&fetched.path), &stat, now)?;
+        Some((fetched, stamp))
     }
 
     /// Leases the tree at `path` to `job`, which an earlier daemon began.

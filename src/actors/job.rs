@@ -13,6 +13,7 @@ mod effects;
 mod ending;
 mod fetch;
 mod handled_event;
+mod next_step;
 mod waiting;
 
 pub(super) use driver::{

@@ -3,6 +3,8 @@
 //! A [`StepActor`] lives from the start of one process to the event that reports its end. The process itself is a child
 //! of the keeper.
 
+mod offer;
+
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
 use std::os::unix::ffi::OsStrExt;
@@ -81,15 +83,16 @@ pub(crate) struct StepActor {
     refused: Option<String>,
     /// Its run, as the keeper saw it.
     ran: Option<FinishedProcess>,
-    /// True if the keeper closes the job with it.
+    /// True if the keeper closes the job with it …
     closes: bool,
+    /// … or starts the next step.
+    went_on: bool,
     done: bool,
 }
 
 impl StepActor {
-    /// Prepares the start of the process, unless it runs already. Callable on any thread.
-    pub(super) fn prepare(task: StepTask) -> Self {
-        let mut step = Self {
+    const fn new(task: StepTask) -> Self {
+        Self {
             task,
             shell: None,
             program: None,
@@ -97,8 +100,14 @@ impl StepActor {
             refused: None,
             ran: None,
             closes: false,
+            went_on: false,
             done: false,
-        };
+        }
+    }
+
+    /// Prepares the start of the process, unless it runs already. Callable on any thread.
+    pub(super) fn prepare(task: StepTask) -> Self {
+        let mut step = Self::new(task);
         match step.task.op {
             Some(op) => step.begin = Some(step.request(op)),
             None => step.shell = step.name_of_shell(),
@@ -118,6 +127,16 @@ impl StepActor {
     }
 
     fn request(&mut self, op: u32) -> Result<KeeperFrame, String> {
+        let step = self.step(op)?;
+        let sizes = sizes_of(&step);
+        KeeperFrame::of(Request::Spawn(Box::new(step))).map_err(|error| match error {
+            LinkError::TooLarge(_) => too_large(sizes),
+            error => Chain(&error).to_string(),
+        })
+    }
+
+    /// Describes the start for the keeper.
+    fn step(&mut self, op: u32) -> Result<SpawnStep, String> {
         let env = environment(&self.task.spawn.env, self.task.tag, &self.task.socket);
         let StepTask { key, spawn, folder, watch_unfinished, closes, .. } = &self.task;
         if let Some(files) = &spawn.files {
@@ -128,11 +147,7 @@ impl StepActor {
         if matches!(spawn.program, Program::Script(_) | Program::ScriptFile(_) | Program::LegacyScript(_)) {
             self.shell = argv.first().cloned();
         }
-        let sizes = [argv.iter().map(String::len).sum(), env.iter().map(Vec::len).sum()];
-        if sizes.iter().sum::<usize>() > MOST_GIVEN {
-            return Err(too_large(sizes));
-        }
-        let request = KeeperFrame::of(Request::Spawn(Box::new(SpawnStep {
+        let step = SpawnStep {
             key: *key,
             op,
             step: spawn.call,
@@ -143,11 +158,9 @@ impl StepActor {
             work_dir: PathBuf::from(&spawn.work_dir),
             watch_unfinished: *watch_unfinished,
             closes: *closes,
-        })));
-        request.map_err(|error| match error {
-            LinkError::TooLarge(_) => too_large(sizes),
-            error => Chain(&error).to_string(),
-        })
+        };
+        let sizes = sizes_of(&step);
+        if sizes.iter().sum::<usize>() > MOST_GIVEN { Err(too_large(sizes)) } else { Ok(step) }
     }
 
     fn resolve(&self) -> Result<(PathBuf, Vec<String>), String> {
@@ -246,7 +259,8 @@ impl StepActor {
         let (outputs, exports) = contents.map(|[outputs, exports]| (outputs, exports)).unzip();
         let (call, shell) = (self.task.spawn.call, self.shell.take());
         self.done = true;
-        let ended = EndedStep { call, end, shell, outputs, exports, ran: self.ran, closes: self.closes };
+        let (ran, closes, went_on) = (self.ran, self.closes, self.went_on);
+        let ended = EndedStep { call, end, shell, outputs, exports, ran, closes, went_on };
         deliver(&self.task.job, StepDone(ended));
         ctx.stop();
     }
@@ -298,7 +312,7 @@ impl Handler<Over> for StepActor {
 
     fn handle(&mut self, Over(over): Over, ctx: &mut Self::Context) {
         failpoint::hit("actors::step::over");
-        (self.ran, self.closes) = (Some(over.ran), over.closes);
+        (self.ran, self.closes, self.went_on) = (Some(over.ran), over.closes, over.went_on);
         let end = match over.end {
             StepEnd::Exited(status) => match over.shortage {
                 Some(shortage) if !self.task.spawn.success.includes(status) => {
@@ -358,6 +372,11 @@ fn interpreter(program: &Path) -> Option<String> {
     // Split as the kernel does: a carriage return is part of the name.
     let named = line.split(|byte| matches!(byte, b' ' | b'\t')).find(|word| !word.is_empty())?;
     Some(text::quote(&String::from_utf8_lossy(named)).into_owned())
+}
+
+/// Bytes of the arguments and of the environment.
+fn sizes_of(step: &SpawnStep) -> [usize; 2] {
+    [step.argv.iter().map(String::len).sum(), step.env.iter().map(Vec::len).sum()]
 }
 
 /// True if there are too many processes or too little memory (faults.md row 6).

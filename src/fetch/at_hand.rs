@@ -5,7 +5,7 @@ use std::io::IoSliceMut;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 
-use rustix::fs::{CWD, FileType, Mode, OFlags, ResolveFlags};
+use rustix::fs::{CWD, FileType, Mode, OFlags, ResolveFlags, Stat};
 use rustix::io::{Errno, ReadWriteFlags};
 
 use super::local::MAX_FILE;
@@ -18,10 +18,10 @@ const LOCAL_FILE_SYSTEMS: [u64; 3] =
 /// `libc` lacks it.
 const RAMFS_MAGIC: u64 = 0x8584_58f6;
 
-/// Reads the first of `files` in the folder `dir`, if the kernel has it cached. `None` says nothing about the file: a
+/// Reads the first of `files` in the folder `dir`, if the kernel has it cached. Returns its state before that, too. `None` says nothing about the file: a
 /// caller that may block must look itself. It must do so for files of size 0 too, because some file systems (`/proc`,
 /// FUSE) report 0 for files with content.
-pub(super) fn find(dir: &str, files: &[String]) -> Option<Fetched> {
+pub(super) fn find(dir: &str, files: &[String]) -> Option<(Fetched, Stat)> {
     let path = Path::new(dir).join(files.first()?);
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let file = rustix::fs::openat2(CWD, &path, flags, Mode::empty(), ResolveFlags::CACHED).ok()?;
@@ -31,13 +31,8 @@ pub(super) fn find(dir: &str, files: &[String]) -> Option<Fetched> {
         return None;
     }
     let text = String::from_utf8(read_at_hand(&file, size as usize)?).ok()?;
-    Some(Fetched {
-        dir: dir.to_owned(),
-        path: path.to_string_lossy().into_owned(),
-        text,
-        tree: None,
-        version: None,
-    })
+    let path = path.to_string_lossy().into_owned();
+    Some((Fetched { dir: dir.to_owned(), path, text, tree: None, version: None }, stat))
 }
 
 /// Reads all `size` bytes of `file`. `None` if that would wait for a disk or the size is not `size`.
@@ -104,7 +99,7 @@ mod tests {
             let looked = local::find(name, &files, None).ok().unwrap();
             assert_eq!(looked.text, text);
             // `find` may give up, but never returns another text.
-            assert!(find(name, &files).is_none_or(|found| found == looked));
+            assert!(find(name, &files).is_none_or(|(found, _)| found == looked));
         }
         std::fs::write(dir.path().join("func.yml"), [0xff]).unwrap();
         assert!(find(name, &files).is_none());

@@ -3,6 +3,7 @@
 
 mod daemon;
 mod keeper;
+mod next_step;
 mod reaper;
 mod records;
 mod stop;

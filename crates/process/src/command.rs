@@ -54,18 +54,32 @@ pub fn lookup(
         return check(&path).map(|()| path);
     }
     let mut refused = None;
-    for paths in [step_path, daemon_path].into_iter().flatten() {
-        for folder in std::env::split_paths(paths).filter(|folder| !folder.as_os_str().is_empty()) {
-            let path = work_dir.join(folder).join(name);
-            match check(&path) {
-                Ok(()) => return Ok(path),
-                // This says more than `not found`, if no later folder has the program.
-                Err(error @ LookupError::NotExecutable(_)) => drop(refused.get_or_insert(error)),
-                Err(_) => {}
-            }
+    for path in candidates(name, work_dir, step_path, daemon_path) {
+        match check(&path) {
+            Ok(()) => return Ok(path),
+            // This says more than `not found`, if no later folder has the program.
+            Err(error @ LookupError::NotExecutable(_)) => drop(refused.get_or_insert(error)),
+            Err(_) => {}
         }
     }
     Err(refused.unwrap_or_else(|| LookupError::NotInPath(name.to_owned())))
+}
+
+/// Returns the files that a `name` without `/` can stand for, the preferred one first.
+pub fn candidates<'a>(
+    name: &'a str,
+    work_dir: &'a Path,
+    step_path: Option<&'a OsStr>,
+    daemon_path: Option<&'a OsStr>,
+) -> impl Iterator<Item = PathBuf> + use<'a> {
+    let folders = [step_path, daemon_path].into_iter().flatten().flat_map(std::env::split_paths);
+    let folders = folders.filter(|folder| !folder.as_os_str().is_empty());
+    folders.map(move |folder| work_dir.join(folder).join(name))
+}
+
+/// True if the file at `path` can be executed.
+pub(crate) fn is_executable(path: &Path) -> bool {
+    check(path).is_ok()
 }
 
 /// Checks that the file at `path` can be executed.

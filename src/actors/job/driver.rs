@@ -65,6 +65,8 @@ pub(super) struct Driver {
     reports: Reports,
     /// The invocation whose process a step's actor watches.
     process: Option<CallId>,
+    /// The latest one that had an actor.
+    launched: CallId,
     /// Set if the job's data may not be on the disk.
     storage_loss: Option<NotSynced>,
 }
@@ -146,6 +148,7 @@ impl Driver {
             numbering: Numbering::default(),
             reports: Reports::default(),
             process: None,
+            launched: 0,
             storage_loss: None,
         }
     }
@@ -284,12 +287,17 @@ impl Driver {
 
     /// Takes the keeper's report of a process. Returns it if the step's actor is to have it now.
     pub(super) fn step_over(&mut self, over: StepOver) -> Option<StepOver> {
-        self.phase.note_last_step(&over);
         if self.process == Some(over.step) {
+            self.phase.note_last_step(&over);
             return Some(over);
         }
-        // The replay has not reached this start yet, because the disk refuses an earlier result.
-        if self.queue.iter().any(|effect| matches!(effect, Effect::Spawn(spawn) if spawn.call == over.step)) {
+        if over.step > self.launched {
+            // The replay has not reached this start yet, because the disk refuses an earlier result …
+            let is_start = |effect: &Effect| matches!(effect, Effect::Spawn(spawn) | Effect::Watch(spawn) if spawn.call == over.step);
+            if self.queue.iter().any(is_start) {
+                self.phase.note_last_step(&over);
+            }
+            // … or the keeper went on by itself, and the end of the step before is not handled yet.
             self.reports.over.push(over);
         }
         None
@@ -298,6 +306,7 @@ impl Driver {
     /// Notes that a step's actor watches this process. Returns the report of its end, if that came before.
     pub(super) fn launched(&mut self, call: CallId) -> Option<StepOver> {
         self.process = Some(call);
+        self.launched = call;
         let at = self.reports.over.iter().position(|over| over.step == call)?;
         let over = self.reports.over.swap_remove(at);
         self.phase.note_last_step(&over);

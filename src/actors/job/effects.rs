@@ -144,10 +144,22 @@ impl JobActor {
     }
 
     fn spawn(&mut self, op: Option<u32>, spawn: Box<Spawn>, ctx: &mut Context<Self>) {
-        let is_small = op.is_none() || given_bytes(&spawn) <= SMALL_ENVIRONMENT;
-        let call = spawn.call;
-        let closes = spawn.ends_job.then(|| self.context.config().leftover_grace);
-        let task = StepTask {
+        let (call, runs) = (spawn.call, op.is_none());
+        let is_small = runs || is_small(&spawn);
+        let task = self.task(op, spawn, ctx);
+        if is_small {
+            return self.launch(call, runs, StepActor::prepare(task), ctx);
+        }
+        self.is_large = true;
+        let prepared = threads::run(Work::Files, move || StepActor::prepare(task));
+        self.pause(ctx, prepared, move |job, prepared, ctx| {
+            job.launch(call, runs, prepared.unwrap_or_else(|error| again_panic(error)), ctx);
+        });
+    }
+
+    /// Collects what a start needs.
+    pub(super) fn task(&self, op: Option<u32>, spawn: Box<Spawn>, ctx: &Context<Self>) -> StepTask {
+        StepTask {
             job: ctx.address(),
             link: self.link.clone(),
             key: self.key(),
@@ -155,27 +167,24 @@ impl JobActor {
             socket: self.context.socket.clone(),
             folder: self.folder.clone(),
             daemon_path: self.context.daemon_path.clone(),
+            closes: spawn.ends_job.then(|| self.context.config().leftover_grace),
             spawn,
             limits: self.shell.limits,
             op,
             watch_unfinished: self.view.log.is_unfinished_watched(),
-            closes,
-        };
-        if is_small {
-            return self.launch(call, StepActor::prepare(task));
         }
-        self.is_large = true;
-        let prepared = threads::run(Work::Files, move || StepActor::prepare(task));
-        self.pause(ctx, prepared, move |job, prepared, _| {
-            job.launch(call, prepared.unwrap_or_else(|error| again_panic(error)));
-        });
     }
 
-    fn launch(&mut self, call: CallId, mut step: StepActor) {
+    /// Starts the actor of a process, and thinks of the next one.
+    fn launch(&mut self, call: CallId, runs: bool, mut step: StepActor, ctx: &mut Context<Self>) {
         step.send();
         let step = step.start();
         if let Some(over) = self.driver.launched(call) {
             deliver(&step, Over(over));
+        } else if runs {
+            self.arm(call, ctx);
+        } else {
+            self.arm_soon(call, ctx);
         }
         self.step = Some(step);
     }
@@ -277,6 +286,11 @@ impl JobActor {
             is_stored
         }
     }
+}
+
+/// True if the actors' thread itself prepares this start.
+pub(super) fn is_small(spawn: &Spawn) -> bool {
+    given_bytes(spawn) <= SMALL_ENVIRONMENT
 }
 
 fn given_bytes(spawn: &Spawn) -> usize {

@@ -53,7 +53,7 @@ impl JobActor {
         }
     }
 
-    fn send_record(&self, record: RecordToSend) {
+    pub(super) fn send_record(&self, record: RecordToSend) {
         let RecordToSend { frame, may_wait, errors } = record;
         for error in errors {
             tracing::error!(job = %self.view.id, "{error}");

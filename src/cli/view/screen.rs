@@ -164,8 +164,8 @@ pub(super) fn size() -> Size {
 
 /// True if this process may draw: it is in the foreground of its terminal.
 pub(super) fn is_foreground() -> bool {
-    let group = rustix::process::getpgrp();
-    rustix::termios::tcgetpgrp(io::stdout()).map_or(true, |foreground| foreground == group)
+    rustix::termios::tcgetpgrp(io::stdout())
+        .map_or(true, |foreground| foreground == rustix::process::getpgrp())
 }
 
 /// Stops this process until it is continued.

@@ -11,7 +11,7 @@ use super::process::{Process, Stage};
 use super::record::Record;
 use crate::journal::event::Event as JournalEvent;
 use crate::keeper::protocol::{
-    Closed, FromKeeper, HeldJob, HoldJob, LogStorage, Reply, SecretBytes, SpawnStep, StepOver,
+    Closed, FromKeeper, HeldJob, HoldJob, LogStorage, Reply, SecretBytes, SpawnAfter, SpawnStep, StepOver,
 };
 use crate::model::{JobKey, LogChannel};
 
@@ -57,6 +57,8 @@ pub struct Job {
     pub(super) over: Vec<StepOver>,
     /// The step whose success closes the job, and the grace for what it leaves ([`SpawnStep::closes`]).
     pub(super) last_step: Option<(u32, Duration)>,
+    /// The step to start after the running one.
+    pub(super) next_step: Option<Box<SpawnAfter>>,
     /// Set once an end of the job was requested.
     pub(super) ending: Option<Ending>,
     pub(super) closing: Option<Closing>,
@@ -84,6 +86,7 @@ impl Job {
             processes: Vec::new(),
             over: Vec::new(),
             last_step: None,
+            next_step: None,
             ending: None,
             closing: None,
             closed: None,
@@ -128,6 +131,11 @@ impl Job {
     /// The request to start the process of a step, while it is not started.
     pub fn request(&self, step: u32) -> Option<&SpawnStep> {
         self.processes.iter().find(|process| process.step == step)?.request()
+    }
+
+    /// The step to start after this one, if it succeeds.
+    pub fn next_step(&self, step: u32) -> Option<&SpawnAfter> {
+        self.next_step.as_deref().filter(|next| next.after == step)
     }
 
     /// Takes an event.

@@ -154,6 +154,7 @@ impl<B: Body> Core<B> {
                     self.starts.push_back((serial, step));
                 }
             }
+            Request::SpawnAfter(next) => job.spawn_after(next),
             Request::Close { op, leftover_grace, lines, .. } => {
                 if job.is_new(op) {
                     job.close(leftover_grace, lines, None, now, out);
@@ -255,6 +256,7 @@ const fn key_of(request: &Request) -> Option<JobKey> {
         | Request::ReadRecord { key, .. } => Some(*key),
         Request::Hold(hold) => Some(hold.key),
         Request::Spawn(spawn) => Some(spawn.key),
+        Request::SpawnAfter(next) => Some(next.spawn.key),
         Request::Hello { .. } | Request::Remember(_) | Request::ReadUsages { .. } | Request::Bye => None,
     }
 }

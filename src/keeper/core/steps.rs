@@ -7,7 +7,7 @@ use super::event::Moment;
 use super::job::Job;
 use super::process::{BUSY_PAUSE, BUSY_TRIES, CLEAR_PAUSE, Process, Stage, WAKE_PAUSE};
 use crate::journal::event::Event as JournalEvent;
-use crate::keeper::protocol::{FromKeeper, SpawnStep, StepEnd, StepOver};
+use crate::keeper::protocol::{FromKeeper, SpawnAfter, SpawnStep, StepEnd, StepOver};
 use crate::model::{ExitStatus, LogChannel, StepUsage};
 
 /// Status of a process that nobody could wait for.
@@ -30,6 +30,13 @@ impl Job {
         self.processes.reserve_exact(1);
         self.processes.push(Process::new(request));
         true
+    }
+
+    /// Takes the step to start after the running one.
+    pub(super) fn spawn_after(&mut self, next: Box<SpawnAfter>) {
+        if self.index(next.after).is_some() {
+            self.next_step = Some(next);
+        }
     }
 
     /// Starts the step: it is its turn.
@@ -155,6 +162,8 @@ impl Job {
 
     /// Takes the description of a step's end, and reports it; or first kills what the step left.
     pub(super) fn step_over(&mut self, mut over: StepOver, at: &Moment<'_>, out: &mut Actions) {
+        let next = self.next_step.take_if(|next| next.after == over.step);
+        over.went_on &= over.left == 0 && self.ending.is_none() && self.closing.is_none();
         let StepEnd::Exited(status) = over.end else {
             self.tell_over(over, out);
             return;
@@ -168,6 +177,10 @@ impl Job {
             self.tell_over(over, out);
             return self.close(grace, Vec::new(), None, at.now, out);
         }
+        if let Some(next) = next.filter(|_| over.went_on) {
+            return self.go_on(over, status, *next, out);
+        }
+        over.went_on = false;
         let ended = JournalEvent::StepEnded { step: over.step, status: Some(status) };
         // What was given up for the whole job is not killed once more for its step.
         let is_given_up = self.ending.as_ref().is_some_and(|ending| ending.has_given_up(at.now));
@@ -185,6 +198,21 @@ impl Job {
             out.push(Action::Flush);
             self.journal(ended, out);
         }
+    }
+
+    /// Reports a step that has succeeded, and starts the next one.
+    fn go_on(&mut self, over: StepOver, status: ExitStatus, next: SpawnAfter, out: &mut Actions) {
+        let SpawnAfter { lines, spawn, .. } = next;
+        let (ended, step) = (over.step, spawn.step);
+        self.forget_process(ended);
+        self.tell_over(over, out);
+        for (kind, text) in lines {
+            self.line(kind, text, out);
+        }
+        if self.spawn(Box::new(spawn), out) {
+            self.turn(step, out);
+        }
+        self.journal(JournalEvent::StepEnded { step: ended, status: Some(status) }, out);
     }
 
     /// The grace for the end of the job, if the end of this step closes it.

@@ -12,6 +12,7 @@ fn happening() -> impl Strategy<Value = Happening> {
         3 => job.clone().prop_map(Happening::Hold),
         8 => (job.clone(), any::<bool>(), any::<bool>())
             .prop_map(|(job, is_deaf, closes)| Happening::Spawn { job, is_deaf, closes }),
+        6 => (job.clone(), any::<bool>()).prop_map(|(job, is_void)| Happening::Offer { job, is_void }),
         8 => (job.clone(), 0_u8..4, any::<bool>())
             .prop_map(|(job, left, is_drained)| Happening::Exit { job, left, is_drained }),
         3 => (job.clone(), 0_u64..4_000).prop_map(|(job, grace)| Happening::Stop { job, grace }),
@@ -80,6 +81,33 @@ fn the_success_of_its_last_step_closes_a_job_unless_an_end_was_asked_for() {
             stage.play(&happening);
         }
         assert_eq!(stage.is_closed(0), closes);
+        stage.end();
+        assert!(stage.wrongs.is_empty(), "{:#?}", stage.wrongs);
+    }
+}
+
+/// A step that was offered is started with the end of the one before, unless something speaks against it.
+#[test]
+fn the_success_of_a_step_starts_the_next_one_unless_an_end_was_asked_for() {
+    let step = Happening::Spawn { job: 0, is_deaf: false, closes: false };
+    let offer = |is_void| Happening::Offer { job: 0, is_void };
+    let exit = |left| Happening::Exit { job: 0, left, is_drained: true };
+    let stop = Happening::Stop { job: 0, grace: 1_000 };
+    for (happenings, runs) in [
+        (vec![step.clone(), offer(false), exit(0)], true),
+        (vec![step.clone(), exit(0)], false),
+        (vec![step.clone(), exit(0), offer(false)], false),
+        (vec![step.clone(), offer(true), exit(0)], false),
+        (vec![step.clone(), offer(false), exit(1)], false),
+        (vec![step.clone(), offer(false), stop.clone(), exit(0)], false),
+        (vec![step, stop, offer(false), exit(0)], false),
+    ] {
+        let mut stage = Stage::new(true);
+        stage.play(&Happening::Hold(0));
+        for happening in &happenings {
+            stage.play(happening);
+        }
+        assert_eq!(stage.is_running(0), runs, "{happenings:?}");
         stage.end();
         assert!(stage.wrongs.is_empty(), "{:#?}", stage.wrongs);
     }

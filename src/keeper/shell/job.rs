@@ -13,7 +13,7 @@ use super::processes::{Processes, StartedProcess, words};
 use super::shared::KeeperShared;
 use crate::journal::{Reader, event::End, event::Event as JournalEvent};
 use crate::keeper::core::{Body, Event, FinishStep, Job, JobAction, LogView, NotStarted, Serial};
-use crate::keeper::protocol::{Closed, HoldJob, KeeperError, StepEnd, StepOver};
+use crate::keeper::protocol::{Closed, HoldJob, KeeperError, SpawnAfter, StepEnd, StepOver};
 use crate::model::{FinishedProcess, LogChannel, Outcome, Shortage, StepUsage};
 use crate::{failpoint, files};
 
@@ -75,7 +75,15 @@ impl JobBody {
             JobAction::Start(step) => return self.start(step, job, shared),
             JobAction::WakeReaper => self.processes.containment.wake_reaper(),
             JobAction::NotStarted(step, why) => return Some(Event::Over(self.not_started(step, why))),
-            JobAction::FinishStep(finish) => return Some(Event::Over(self.finish_step(&finish, shared))),
+            JobAction::FinishStep(finish) => {
+                let over = self.finish_step(&finish, shared);
+                // Looked at last: until here the step's processes can change the files.
+                let may_go_on = |next: &SpawnAfter| next.premises.hold(&next.spawn.program);
+                let went_on = finish.status.is_success()
+                    && over.left == 0
+                    && job.next_step(finish.step).is_some_and(may_go_on);
+                return Some(Event::Over(StepOver { went_on, ..over }));
+            }
             JobAction::Look(look) => {
                 return Some(Event::Looked(look, self.processes.containment.is_empty(shared)));
             }
@@ -129,7 +137,16 @@ impl JobBody {
         let (what, errno) = words(why);
         let end = StepEnd::NotStarted { what: what.to_owned(), errno };
         let usage = self.processes.containment.usage();
-        StepOver { step, end, left: 0, shortage: None, usage, ran: self.ran(None), closes: false }
+        StepOver {
+            step,
+            end,
+            left: 0,
+            shortage: None,
+            usage,
+            ran: self.ran(None),
+            closes: false,
+            went_on: false,
+        }
     }
 
     /// Ends the output of a step, and counts and names the processes it left.
@@ -154,7 +171,7 @@ impl JobBody {
         }
         let (end, usage) = (StepEnd::Exited(*status), self.processes.containment.usage());
         let (left, ran) = (survivors.len() as u32, self.ran(*used));
-        StepOver { step: *step, end, left, shortage, usage, ran, closes: false }
+        StepOver { step: *step, end, left, shortage, usage, ran, closes: false, went_on: false }
     }
 
     /// Describes the run of the step that has just ended. `usage` came with the wait for its process; control groups

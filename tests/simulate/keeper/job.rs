@@ -83,7 +83,16 @@ impl SimulatedJob {
     fn over(&self, step: u32, end: StepEnd, usage: Option<StepUsage>) -> Event {
         let ran = FinishedProcess { ended: clock::boot_micros(), log_len: self.len, usage };
         let usage = Usage::default();
-        Event::Over(StepOver { step, end, left: self.left, shortage: None, usage, ran, closes: false })
+        Event::Over(StepOver {
+            step,
+            end,
+            left: self.left,
+            shortage: None,
+            usage,
+            ran,
+            closes: false,
+            went_on: false,
+        })
     }
 
     fn alive(&self) -> u32 {
@@ -160,7 +169,11 @@ pub(super) fn perform(shared: &Shared, serial: Serial, action: JobAction) -> Opt
             Some(over)
         }
         JobAction::FinishStep(FinishStep { step, status, usage, .. }) => {
-            Some(body.over(step, StepEnd::Exited(status), usage))
+            let Event::Over(over) = body.over(step, StepEnd::Exited(status), usage) else { return None };
+            let is_offered = status.is_success() && over.left == 0 && job.next_step(step).is_some();
+            // Sometimes the step has changed what the next one rests on.
+            let went_on = is_offered && !keeper.random.one_in(8);
+            Some(Event::Over(StepOver { went_on, ..over }))
         }
         JobAction::Terminate(step) => {
             for run in body.running.iter().filter(|run| run.step == step) {

@@ -15,6 +15,7 @@
 mod builtin;
 mod cancel;
 mod ends;
+mod foresight;
 mod frame;
 mod start;
 #[cfg(test)]
@@ -37,14 +38,16 @@ use crate::plan::library::{Library, Loaded};
 use crate::plan::secrets::Secrets;
 
 use super::effect::{Effect, StepFiles};
-use super::event::{CallId, Event, JobSpec, ProcessEnd};
+use super::event::{CallId, Event, FORESEEN, JobSpec, ProcessEnd};
 use builtin::Fetching;
 use frame::{FunctionFrame, Leaf, Loading};
 use times::Timeline;
 
+pub use foresight::{Foresight, NextStart};
+
 /// One job's machine.
 pub struct Machine {
-    constants: Constants,
+    constants: Arc<Constants>,
     state: MachineState,
     /// Functions with `run` under way, outermost first.
     #[expect(
@@ -119,7 +122,7 @@ impl Machine {
         let root = Root { loaded, func_dir: func_dir.into(), inputs };
         let masked = spec.vars.iter().filter(|(_, value)| value.sensitive).map(|(name, _)| name.clone());
         Ok(Self {
-            constants: Constants {
+            constants: Arc::new(Constants {
                 vars: spec.vars.clone(),
                 work_dir: spec.work_dir.as_str().into(),
                 tmp_dir: spec.tmp_dir.as_str().into(),
@@ -130,7 +133,7 @@ impl Machine {
                     .any(|(name, level)| name == LOG_LEVEL.as_bytes() && level == b"debug"),
                 cancel_grace: spec.cancel_grace,
                 default_grace: spec.default_grace,
-            },
+            }),
             state: MachineState::Queued(Box::new(root)),
             frames: Vec::new(),
             environment: Environment::new(Arc::clone(&spec.base_env), spec.env.clone())
@@ -194,6 +197,15 @@ impl Machine {
                 self.times.ran(ran.as_ref());
                 leaf.ran(ran.as_ref(), shell.as_deref());
                 self.returned_by(*leaf, *status, (**returned).clone());
+            }
+            (Event::WentOn { call, shell, ran }, MachineState::Running(mut leaf)) if *call == leaf.call => {
+                self.times.ran(Some(ran));
+                leaf.ran(Some(ran), shell.as_deref());
+                self.went_on(*leaf);
+            }
+            (Event::Fetched { call: FORESEEN, result: Ok(fetched) }, MachineState::Running(mut leaf)) => {
+                leaf.foreseen = Some(Box::new(fetched.clone()));
+                self.state = MachineState::Running(leaf);
             }
             (Event::CancelAsked { cause, grace_limit }, state) => self.cancel(state, *cause, *grace_limit),
             (Event::Unprepared { message }, MachineState::Queued(root)) => self.cannot_begin(&root, message),

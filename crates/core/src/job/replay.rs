@@ -87,7 +87,9 @@ impl Replayed {
                 self.fetched.insert(*call);
                 self.trees.extend(result.as_ref().ok().and_then(|fetched| fetched.tree.clone()));
             }
-            Event::Exited { call, .. } | Event::Returned { call, .. } => drop(self.exited.insert(*call)),
+            Event::Exited { call, .. } | Event::Returned { call, .. } | Event::WentOn { call, .. } => {
+                self.exited.insert(*call);
+            }
             Event::CancelAsked { .. } => self.is_cancelled = true,
             Event::Unmasked { op, message } => self.unmasked = Some((*op, message.clone())),
             Event::Accepted(_)

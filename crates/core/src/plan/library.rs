@@ -78,8 +78,8 @@ fn depth(value: &Json) -> usize {
     }
 }
 
-/// The functions of one job.
-#[derive(Default)]
+/// The functions of one job. A copy shares them.
+#[derive(Clone, Default)]
 pub(crate) struct Library {
     files: IndexMap<[u8; 32], Arc<Loaded>>,
 }

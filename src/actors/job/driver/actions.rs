@@ -113,6 +113,9 @@ impl Driver {
                 let op = numbering.next_op();
                 (!numbering.has_exited(spawn.call)).then_some(Action::Spawn { op, spawn })
             }
+            Effect::Watch(spawn) => {
+                (!numbering.has_exited(spawn.call)).then_some(Action::Spawn { op: None, spawn })
+            }
             Effect::Stop { grace } => Some(Action::Stop(grace)),
             Effect::News(news) => Some(Action::News { news, is_new: numbering.next_result() }),
             Effect::Emit(result) => {

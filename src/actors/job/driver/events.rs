@@ -4,8 +4,8 @@
 use super::Driver;
 use crate::error::Chain;
 use crate::job::effect::Effect;
-use crate::job::event::{CallId, Event, FileContent, ProcessEnd};
-use crate::job::machine::Machine;
+use crate::job::event::{CallId, Event, FORESEEN, Fetched, FileContent, ProcessEnd};
+use crate::job::machine::{Foresight, Machine};
 use crate::job::record::Recorder;
 use crate::keeper::link::KeeperFrame;
 use crate::keeper::protocol::Request;
@@ -79,6 +79,8 @@ pub(in crate::actors) struct EndedStep {
     pub(in crate::actors) ran: Option<FinishedProcess>,
     /// True if the keeper closes the job with it.
     pub(in crate::actors) closes: bool,
+    /// True if the keeper has started the next step.
+    pub(in crate::actors) went_on: bool,
 }
 
 impl RecordedMachine {
@@ -148,6 +150,31 @@ impl Driver {
         }
     }
 
+    /// True if it can be worked out what follows the process of `call`.
+    pub(in crate::actors::job) fn may_foresee(&self, call: CallId) -> bool {
+        let is_watched = self.process == Some(call) && self.phase.is_running() && self.queue.is_empty();
+        is_watched && self.machine.as_ref().is_some_and(|machine| machine.machine.may_foresee())
+    }
+
+    /// Works out what follows if the process of `call` succeeds and returns nothing.
+    pub(in crate::actors::job) fn foresee(&self, call: CallId) -> Option<Foresight> {
+        self.machine.as_ref().filter(|_| self.may_foresee(call))?.machine.foresee()
+    }
+
+    /// Notes the function that was read for the next step. Returns its record, and true if it is noted: else the next step
+    /// must not begin by itself.
+    pub(in crate::actors::job) fn note_foreseen(
+        &mut self,
+        fetched: Fetched,
+        at: u64,
+    ) -> Option<(RecordToSend, bool)> {
+        let mut machine = self.machine.take()?;
+        let handled = machine.handle(Event::Fetched { call: FORESEEN, result: Ok(fetched) }, at);
+        let is_noted = handled.frame.is_some() && machine.machine.has_foreseen();
+        self.machine = Some(machine);
+        Some((self.take_effects(handled), is_noted))
+    }
+
     /// Takes the machine back from another thread.
     pub(in crate::actors::job) fn came_back(
         &mut self,
@@ -176,8 +203,9 @@ impl Driver {
     /// Returns the event for a process that is over.
     pub(in crate::actors::job) fn step_done(&mut self, step: EndedStep) -> Event {
         self.process = None;
-        let EndedStep { call, end, shell, outputs, exports, ran, closes } = step;
+        let EndedStep { call, end, shell, outputs, exports, ran, closes, went_on } = step;
         match end {
+            ProcessEnd::Exited(_) if went_on && let Some(ran) = ran => Event::WentOn { call, shell, ran },
             // The job's log ends here, so a cancel that came meanwhile came too late.
             ProcessEnd::Exited(status) if closes => Event::returned_nothing(call, status, shell, ran),
             end => Event::Exited { call, end, shell, outputs, exports, ran },

@@ -146,8 +146,6 @@ impl Machine {
     /// True if the job is over once a process of `function` that writes no file has succeeded. Its result so far is
     /// `result`. Nothing that a success evaluates or weighs may fail then: the log is closed before it happens.
     pub(super) fn ends_with(&self, function: &Function, result: &StepResult) -> bool {
-        let returns_nothing =
-            |outputs: &Outputs| matches!(outputs, Outputs::Declared(declared) if declared.is_empty());
         let is_last = |frame: &FunctionFrame| match &frame.loaded.function.definition.body {
             Body::Run(run) => frame.next >= run.steps.len() && run.outputs.is_empty(),
             Body::Exec(_) => false,
@@ -348,6 +346,11 @@ impl Machine {
             self.secrets.note_derived(value, &self.constants.vars);
         }
     }
+}
+
+/// True if a function declares no outputs.
+pub(super) fn returns_nothing(outputs: &Outputs) -> bool {
+    matches!(outputs, Outputs::Declared(declared) if declared.is_empty())
 }
 
 fn set_exit_code(leaf: &mut Leaf, status: Option<ExitStatus>) {

@@ -10,7 +10,7 @@ use step_runner_lang::value::Value;
 use step_runner_model::{CancelCause, FinishedProcess, StepFacts, StepInfo, StepResult, StepStatus};
 
 use crate::job::effect::{StepFiles, Success};
-use crate::job::event::CallId;
+use crate::job::event::{CallId, Fetched};
 use crate::plan::library::Loaded;
 
 use super::times::used_by;
@@ -56,6 +56,14 @@ impl FunctionFrame {
         step_before(&self.loaded, self.next)
     }
 
+    /// True if its last step has begun.
+    pub(super) fn has_begun_all(&self) -> bool {
+        match &self.loaded.function.definition.body {
+            Body::Run(run) => self.next >= run.steps.len(),
+            Body::Exec(_) => true,
+        }
+    }
+
     /// Name of the calling step; `None` for the root.
     pub(super) fn name(&self) -> Option<&str> {
         self.step.as_ref().map(|step| step.name.as_str())
@@ -71,8 +79,12 @@ pub(super) struct Leaf {
     pub(super) cancel_timeout: Option<Duration>,
     /// The exits that count as success.
     pub(super) success: Success,
+    /// True if it can return values in files.
+    pub(super) has_files: bool,
     /// The cancel under way: the first cause, and the latest grace.
     pub(super) stopping: Option<(CancelCause, Duration)>,
+    /// The function of the next step, read in advance ([`FORESEEN`](crate::job::event::FORESEEN)).
+    pub(super) foreseen: Option<Box<Fetched>>,
     /// The result, complete except for its end.
     pub(super) result: StepResult,
 }

@@ -343,7 +343,9 @@ impl Machine {
             layers,
             cancel_timeout,
             success,
+            has_files: files_used,
             stopping: None,
+            foreseen: None,
             result,
         }));
     }

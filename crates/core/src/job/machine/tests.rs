@@ -4,6 +4,7 @@ mod builtins;
 mod cancel;
 mod errors;
 mod fetching;
+mod foresight;
 mod language;
 mod races;
 mod results;

@@ -51,6 +51,7 @@ pub(super) fn over(step: CallId, code: u8, closes: bool) -> StepOver {
         usage: Usage::default(),
         ran: FinishedProcess { ended: AT, log_len: 0, usage: None },
         closes,
+        went_on: false,
     }
 }
 

@@ -9,7 +9,7 @@ use crate::actors::job::driver::{
     WaitingRequests,
 };
 use crate::job::event::{CallId, Event, Fetched, ProcessEnd};
-use crate::job::machine::Machine;
+use crate::job::machine::{Foresight, Machine, NextStart};
 use crate::job::record;
 use crate::job::replay::Replayed;
 use crate::keeper::protocol::{Closed, Request, StepEnd, StepOver};
@@ -17,6 +17,11 @@ use crate::model::{CancelCause, Outcome, StepResult, StepStatus};
 
 /// A function that a fetch finds. Its steps return nothing.
 const FUNCTION: &str = "{}\n---\nrun:\n  - {name: x, script: x}\n  - {name: y, script: y}\n";
+
+fn function() -> Fetched {
+    let (dir, path) = ("/job/f".to_owned(), "/job/f/func.yml".to_owned());
+    Fetched { dir, path, text: FUNCTION.into(), tree: None, version: None }
+}
 
 /// The keeper's part of the job.
 #[derive(Default)]
@@ -27,6 +32,8 @@ struct Keeper {
     /// Running processes; true for one whose success closes the job.
     running: BTreeMap<CallId, bool>,
     over: Vec<StepOver>,
+    /// The step after which it starts the next one by itself, that one's lines, and the process.
+    offer: Option<(CallId, NextStart)>,
     closed: Option<Closed>,
 }
 
@@ -48,6 +55,10 @@ pub(super) enum Happening {
     Cancel(CancelCause, Option<u64>),
     /// The answer to what the job waits for comes.
     Answer,
+    /// The running process ends, whatever else there is to do.
+    Exit,
+    /// What the offer of the next step rests on changes.
+    Change,
     Defect,
     StorageLost,
     KeeperDies,
@@ -57,6 +68,7 @@ pub(super) enum Happening {
     DaemonDies(u8),
 }
 
+#[expect(clippy::struct_excessive_bools, reason = "each is a fact of its own")]
 pub(super) struct Stage {
     steps: &'static str,
     /// The request of a job that waits for its slot.
@@ -70,6 +82,8 @@ pub(super) struct Stage {
     fetching: Option<CallId>,
     /// A process whose end the step's actor has been told.
     ended: Option<StepOver>,
+    /// True if the keeper is offered the next step.
+    offers: bool,
     is_storing: bool,
     /// The job is closed and its end is to be stored.
     end: Option<Outcome>,
@@ -92,12 +106,18 @@ impl Stage {
             driver: Driver::new(machine(steps), waits.then(HeldRequest::default)),
             fetching: None,
             ended: None,
+            offers: true,
             is_storing: false,
             end: None,
             is_collected: false,
             has_begun: false,
             budget: usize::MAX,
         }
+    }
+
+    /// Makes a daemon that offers no steps.
+    pub(super) fn without_offers(self) -> Self {
+        Self { offers: false, ..self }
     }
 
     fn is_gone(&self) -> bool {
@@ -139,6 +159,12 @@ impl Stage {
                 self.cancel(CancelAsk { cause, grace_limit });
             }
             Happening::Answer => self.answer(),
+            Happening::Exit => drop(self.exit()),
+            Happening::Change => {
+                if let Some(keeper) = &mut self.keeper {
+                    keeper.offer = None;
+                }
+            }
             Happening::Defect => {
                 let reaction = self.driver.defect("a defect".into(), self.is_gone());
                 self.take(reaction);
@@ -236,9 +262,7 @@ impl Stage {
                 self.story.ends.push(outcome);
             }
         } else if let Some(call) = self.fetching.take() {
-            let (dir, path) = ("/job/f".to_owned(), "/job/f/func.yml".to_owned());
-            let fetched = Fetched { dir, path, text: FUNCTION.into(), tree: None, version: None };
-            self.event(Event::Fetched { call, result: Ok(fetched) });
+            self.event(Event::Fetched { call, result: Ok(function()) });
         } else if let Some(over) = self.ended.take() {
             let StepEnd::Exited(status) = over.end else { unreachable!() };
             let ended = EndedStep {
@@ -249,23 +273,59 @@ impl Stage {
                 exports: None,
                 ran: Some(over.ran),
                 closes: over.closes,
+                went_on: over.went_on,
             };
             let event = self.driver.step_done(ended);
             self.event(event);
-        } else if let Some(keeper) = &mut self.keeper {
-            if let Some((call, closes)) = keeper.running.pop_first() {
-                let code = self.codes.get(call as usize - 1).copied().unwrap_or_default();
-                let over = over(call, code, closes && code == 0);
-                keeper.over.push(over.clone());
-                if over.closes {
-                    keeper.closed = Some(Closed::default());
-                }
-                self.ended = self.driver.step_over(over);
-            } else if let Some(closed) = keeper.closed.clone()
-                && let Some(job) = self.driver.closed(closed)
-            {
-                self.closed(job);
-            }
+        } else if !self.exit()
+            && let Some(closed) = self.keeper.as_ref().and_then(|keeper| keeper.closed.clone())
+            && let Some(job) = self.driver.closed(closed)
+        {
+            self.closed(job);
+        }
+    }
+
+    /// Ends the running process, and starts the next one if that was offered. False if none runs.
+    fn exit(&mut self) -> bool {
+        let Some(keeper) = &mut self.keeper else { return false };
+        let Some((call, closes)) = keeper.running.pop_first() else { return false };
+        let code = self.codes.get(call as usize - 1).copied().unwrap_or_default();
+        let mut over = over(call, code, closes && code == 0);
+        if let Some((_, NextStart { lines, spawn })) = keeper.offer.take_if(|(after, _)| *after == call)
+            && code == 0
+        {
+            over.went_on = true;
+            self.story.requests.extend(lines.into_iter().map(|(_, text)| text));
+            self.story.requests.push(format!("spawn {} {}", spawn.call, spawn.name));
+            keeper.running.insert(spawn.call, spawn.ends_job);
+        }
+        keeper.over.push(over.clone());
+        if over.closes {
+            keeper.closed = Some(Closed::default());
+        }
+        if let Some(over) = self.driver.step_over(over) {
+            self.ended = Some(over);
+        }
+        true
+    }
+
+    /// Offers the step after `call`, as the actor does.
+    fn offer(&mut self, call: CallId) {
+        let Some(foresight) = self.driver.foresee(call).filter(|_| self.offers) else { return };
+        let (start, read) = match foresight.wanted() {
+            None => (foresight.start(), None),
+            Some(_) => (foresight.with(function()).and_then(Foresight::start), Some(function())),
+        };
+        let Some(start) = start else { return };
+        if let Some(fetched) = read {
+            let (record, is_noted) = self.driver.note_foreseen(fetched, AT).unwrap();
+            self.check(is_noted, "a small function is not noted");
+            self.send(record);
+        }
+        if self.lives()
+            && let Some(keeper) = self.keeper.as_mut().filter(|keeper| keeper.running.contains_key(&call))
+        {
+            keeper.offer = Some((call, start));
         }
     }
 
@@ -330,7 +390,14 @@ impl Stage {
                     self.ask(op, "phrases".into());
                 }
             }
-            Action::MakeFiles(_) | Action::Stop(_) | Action::StepEnded(None) => {}
+            Action::MakeFiles(_) | Action::StepEnded(None) => {}
+            Action::Stop(_) => {
+                if self.lives()
+                    && let Some(keeper) = &mut self.keeper
+                {
+                    keeper.offer = None;
+                }
+            }
             Action::Fetch { call, .. } => {
                 let is_known = self.recorded().any(|event| match event {
                     Event::Fetched { call: fetched, .. } | Event::FetchedAgain { call: fetched, .. } => {
@@ -343,7 +410,9 @@ impl Stage {
             }
             Action::Spawn { op, spawn } => {
                 let is_known = self.recorded().any(|event| match event {
-                    Event::Exited { call, .. } | Event::Returned { call, .. } => call == spawn.call,
+                    Event::Exited { call, .. }
+                    | Event::Returned { call, .. }
+                    | Event::WentOn { call, .. } => call == spawn.call,
                     _ => false,
                 });
                 self.check(!is_known, "an ended process has an actor");
@@ -353,6 +422,9 @@ impl Stage {
                     keeper.running.insert(spawn.call, spawn.ends_job);
                 }
                 self.ended = self.driver.launched(spawn.call);
+                if self.ended.is_none() {
+                    self.offer(spawn.call);
+                }
             }
             Action::News { news, is_new } => {
                 if is_new {
@@ -382,6 +454,7 @@ impl Stage {
         if let Some(keeper) = self.ask(close.op, format!("close {:?}", close.lines)) {
             keeper.closed = Some(Closed::default());
             keeper.running.clear();
+            keeper.offer = None;
             if was_closed {
                 self.story.requests.pop();
             }

@@ -1,0 +1,55 @@
+//! The next step in advance: while a process runs, the keeper is told what to start if it succeeds
+//! (docs/internals/architecture.md).
+//!
+//! It is only an offer. If the step fails, returns something, is cancelled, or changes what the offer rests on, the keeper
+//! drops it, and the job goes on as ever.
+
+use actix::{ActorFutureExt, AsyncContext, Context, WrapFuture};
+
+use super::JobActor;
+use super::effects::is_small;
+use crate::actors::step::StepActor;
+use crate::clock;
+use crate::fetch::Fetcher;
+use crate::job::event::CallId;
+use crate::job::machine::{Foresight, NextStart};
+use crate::lang::ast::Reference;
+
+impl JobActor {
+    /// Offers the step after `call`, once the request to start `call` itself is on its way.
+    pub(super) fn arm_soon(&mut self, call: CallId, ctx: &mut Context<Self>) {
+        if self.driver.may_foresee(call) {
+            let sent = tokio::task::yield_now().into_actor(self);
+            ctx.spawn(sent.map(move |(), job, ctx| job.arm(call, ctx)));
+        }
+    }
+
+    /// Offers the step after `call` to the keeper, if it is certain what that is.
+    pub(super) fn arm(&mut self, call: CallId, ctx: &mut Context<Self>) {
+        let Some(foresight) = self.driver.foresee(call) else { return };
+        let (start, read) = match foresight.wanted() {
+            None => (foresight.start(), None),
+            Some(Reference::Local { path, files }) => {
+                let Some((fetched, stamp)) = Fetcher::at_hand(path, files) else { return };
+                let start = foresight.with(fetched.clone()).and_then(Foresight::start);
+                (start, Some((fetched, stamp)))
+            }
+            Some(_) => return,
+        };
+        let Some(NextStart { lines, spawn }) = start.filter(|start| is_small(&start.spawn)) else { return };
+        let task = self.task(None, spawn, ctx);
+        let (fetched, stamp) = read.unzip();
+        let Some(offer) = StepActor::offer(task, call, lines, stamp) else { return };
+        if let Some(fetched) = fetched {
+            // Recorded first: a next daemon must know it, too.
+            let Some((record, is_noted)) = self.driver.note_foreseen(fetched, clock::boot_micros()) else {
+                return;
+            };
+            self.send_record(record);
+            if !is_noted {
+                return self.drain(ctx);
+            }
+        }
+        self.link.send(offer);
+    }
+}
