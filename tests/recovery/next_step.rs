@@ -5,7 +5,7 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
 
 use super::{end, freeze, wait_until_exists};
-use crate::support::{Daemon, scripts, wait_for};
+use crate::support::{Daemon, Setup, scripts, wait_for};
 use rustix::process::Signal;
 use step_runner::pb::v1::State;
 
@@ -29,10 +29,17 @@ fn function(daemon: &Daemon, name: &str, text: &str) -> String {
 
 #[tokio::test]
 async fn the_next_step_begins_while_the_daemon_hangs() {
-    let daemon = Daemon::start();
+    // With control groups where there are any, and with a reaper.
+    for cgroup in ["auto", "off"] {
+        let daemon = Setup::new().option("cgroup", cgroup).start();
+        begins_while_it_hangs(&daemon).await;
+    }
+}
+
+async fn begins_while_it_hangs(daemon: &Daemon) {
     let client = daemon.client().await;
     let (go, second, third) = (daemon.file("go"), daemon.file("second"), daemon.file("third"));
-    let b = function(&daemon, "b", &format!("touch {}", second.display()));
+    let b = function(daemon, "b", &format!("touch {}", second.display()));
     settle(&Path::new(&b).join("func.yml"));
     let a = format!("echo on; {}", wait_until_exists(&go));
     let steps = format!(
