@@ -193,6 +193,7 @@ impl JobActor {
         if let (Some(_), Some(timeout)) = (start_time, self.shell.timeout) {
             Self::limit_time(timeout.saturating_sub(since.age(clock::uptime())), ctx);
         }
+        self.offer(ctx);
         self.drain(ctx);
     }
 

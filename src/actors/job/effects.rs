@@ -175,16 +175,14 @@ impl JobActor {
         }
     }
 
-    /// Starts the actor of a process, and thinks of the next one.
+    /// Starts the actor of a process, and prepares the next step. `runs`: it has been started before.
     fn launch(&mut self, call: CallId, runs: bool, mut step: StepActor, ctx: &mut Context<Self>) {
         step.send();
         let step = step.start();
         if let Some(over) = self.driver.launched(call) {
             deliver(&step, Over(over));
-        } else if runs {
-            self.arm(call, ctx);
-        } else {
-            self.arm_soon(call, ctx);
+        } else if !runs {
+            self.offer_soon(ctx);
         }
         self.step = Some(step);
     }

@@ -11,22 +11,22 @@ use super::effects::is_small;
 use crate::actors::step::StepActor;
 use crate::clock;
 use crate::fetch::Fetcher;
-use crate::job::event::CallId;
 use crate::job::machine::{Foresight, NextStart};
 use crate::lang::ast::Reference;
 
 impl JobActor {
-    /// Offers the step after `call`, once the request to start `call` itself is on its way.
-    pub(super) fn arm_soon(&mut self, call: CallId, ctx: &mut Context<Self>) {
-        if self.driver.may_foresee(call) {
+    /// Offers the next step once the request to start the running one is on its way.
+    pub(super) fn offer_soon(&mut self, ctx: &mut Context<Self>) {
+        if self.driver.may_foresee() {
             let sent = tokio::task::yield_now().into_actor(self);
-            ctx.spawn(sent.map(move |(), job, ctx| job.arm(call, ctx)));
+            ctx.spawn(sent.map(|(), job, ctx| job.offer(ctx)));
         }
     }
 
-    /// Offers the step after `call` to the keeper, if it is certain what that is.
-    pub(super) fn arm(&mut self, call: CallId, ctx: &mut Context<Self>) {
-        let Some(foresight) = self.driver.foresee(call) else { return };
+    /// Offers the next step to the keeper, if it is certain what that is.
+    pub(super) fn offer(&mut self, ctx: &mut Context<Self>) {
+        let Some(foresight) = self.driver.foresee() else { return };
+        let after = foresight.after();
         let (start, read) = match foresight.wanted() {
             None => (foresight.start(), None),
             Some(Reference::Local { path, files }) => {
@@ -39,7 +39,7 @@ impl JobActor {
         let Some(NextStart { lines, spawn }) = start.filter(|start| is_small(&start.spawn)) else { return };
         let task = self.task(None, spawn, ctx);
         let (fetched, stamp) = read.unzip();
-        let Some(offer) = StepActor::offer(task, call, lines, stamp) else { return };
+        let Some(offer) = StepActor::offer(task, after, lines, stamp) else { return };
         if let Some(fetched) = fetched {
             // Recorded first: a next daemon must know it, too.
             let Some((record, is_noted)) = self.driver.note_foreseen(fetched, clock::boot_micros()) else {

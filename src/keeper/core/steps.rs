@@ -206,6 +206,8 @@ impl Job {
         let (ended, step) = (over.step, spawn.step);
         self.forget_process(ended);
         self.tell_over(over, out);
+        // The daemon prepares the step after this one meanwhile.
+        out.push(Action::Flush);
         for (kind, text) in lines {
             self.line(kind, text, out);
         }

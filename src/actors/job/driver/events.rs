@@ -150,15 +150,14 @@ impl Driver {
         }
     }
 
-    /// True if it can be worked out what follows the process of `call`.
-    pub(in crate::actors::job) fn may_foresee(&self, call: CallId) -> bool {
-        let is_watched = self.process == Some(call) && self.phase.is_running() && self.queue.is_empty();
-        is_watched && self.machine.as_ref().is_some_and(|machine| machine.machine.may_foresee())
+    /// True if it can be worked out what follows the running process.
+    pub(in crate::actors::job) fn may_foresee(&self) -> bool {
+        self.phase.is_running() && self.machine.as_ref().is_some_and(|machine| machine.machine.may_foresee())
     }
 
-    /// Works out what follows if the process of `call` succeeds and returns nothing.
-    pub(in crate::actors::job) fn foresee(&self, call: CallId) -> Option<Foresight> {
-        self.machine.as_ref().filter(|_| self.may_foresee(call))?.machine.foresee()
+    /// Works out what follows if the running process succeeds and returns nothing. It need not have an actor yet.
+    pub(in crate::actors::job) fn foresee(&self) -> Option<Foresight> {
+        self.machine.as_ref().filter(|_| self.phase.is_running())?.machine.foresee()
     }
 
     /// Notes the function that was read for the next step. Returns its record, and true if it is noted: else the next step

@@ -11,7 +11,7 @@ use step_runner_lang::ast::Reference;
 use step_runner_model::{ExitStatus, LogChannel};
 
 use crate::job::effect::{Effect, Program, Spawn};
-use crate::job::event::{Event, Fetched};
+use crate::job::event::{CallId, Event, Fetched};
 use crate::plan::returned::ProcessOutputs;
 
 use super::ends::returns_nothing;
@@ -23,6 +23,7 @@ const MOST_COPIED: usize = 256;
 
 /// A machine after the success of the process under way.
 pub struct Foresight {
+    after: CallId,
     machine: Machine,
     effects: Vec<Effect>,
 }
@@ -58,7 +59,7 @@ impl Machine {
         }
         let mut machine = self.copy(leaf);
         let effects = machine.handle(&success, self.times.latest());
-        let foresight = Foresight { machine, effects };
+        let foresight = Foresight { after: leaf.call, machine, effects };
         foresight.is_usable().then_some(foresight)
     }
 
@@ -126,6 +127,11 @@ impl Foresight {
         let is_passing =
             |effect: &Effect| matches!(effect, Effect::News(_) | Effect::Emit(_) | Effect::Log { .. });
         matches!(last, Effect::Spawn(_) | Effect::Fetch { .. }) && others.iter().all(is_passing)
+    }
+
+    /// The invocation whose process is under way.
+    pub const fn after(&self) -> CallId {
+        self.after
     }
 
     /// The function that is to be read first, if it is a file of the job's environment.

@@ -309,9 +309,10 @@ impl Stage {
         true
     }
 
-    /// Offers the step after `call`, as the actor does.
-    fn offer(&mut self, call: CallId) {
-        let Some(foresight) = self.driver.foresee(call).filter(|_| self.offers) else { return };
+    /// Offers the next step, as the actor does.
+    fn offer(&mut self) {
+        let Some(foresight) = self.driver.foresee().filter(|_| self.offers) else { return };
+        let after = foresight.after();
         let (start, read) = match foresight.wanted() {
             None => (foresight.start(), None),
             Some(_) => (foresight.with(function()).and_then(Foresight::start), Some(function())),
@@ -323,16 +324,22 @@ impl Stage {
             self.send(record);
         }
         if self.lives()
-            && let Some(keeper) = self.keeper.as_mut().filter(|keeper| keeper.running.contains_key(&call))
+            && let Some(keeper) = self.keeper.as_mut().filter(|keeper| keeper.running.contains_key(&after))
         {
-            keeper.offer = Some((call, start));
+            keeper.offer = Some((after, start));
         }
     }
 
     fn event(&mut self, event: Event) {
+        let went_on = matches!(event, Event::WentOn { .. });
         match self.driver.event(event, AT) {
             EventReaction::Deferred => self.check(false, "the machine is away"),
-            EventReaction::Handled(record) => self.send(record),
+            EventReaction::Handled(record) => {
+                self.send(record);
+                if went_on {
+                    self.offer();
+                }
+            }
             EventReaction::Elsewhere(mut machine, event) => {
                 let handled = machine.handle(event, AT);
                 let record = self.driver.came_back(*machine, handled);
@@ -422,8 +429,8 @@ impl Stage {
                     keeper.running.insert(spawn.call, spawn.ends_job);
                 }
                 self.ended = self.driver.launched(spawn.call);
-                if self.ended.is_none() {
-                    self.offer(spawn.call);
+                if self.ended.is_none() && op.is_some() {
+                    self.offer();
                 }
             }
             Action::News { news, is_new } => {
@@ -512,6 +519,7 @@ impl Stage {
         let waits_with = self.request.clone().filter(|_| !self.has_begun && keeper.record.is_empty());
         let machine = RecordedMachine::new(key(), replayed.machine, replayed.recorder);
         self.driver = Driver::resume(machine, waits_with, resumed);
+        self.offer();
         self.drain();
         // A begun job without a record of it begins again (docs/spec/service.md §6.4).
         if self.has_begun {
