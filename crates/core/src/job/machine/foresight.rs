@@ -19,7 +19,7 @@ use super::frame::{FunctionFrame, Leaf};
 use super::{Machine, MachineState};
 
 /// Most secrets and results of steps that are copied for one start. Beyond that a copy costs more than it saves.
-const MOST_COPIED: usize = 256;
+const MOST_COPIED: usize = 1_024;
 
 /// A machine after the success of the process under way.
 pub struct Foresight {
