@@ -93,6 +93,8 @@ pub(crate) struct Oracle {
     finished_unseen: BTreeSet<u64>,
     /// Requests that were finished, by id and content, with the time.
     remembered: BTreeMap<(u64, u64), Duration>,
+    /// Jobs whose first step ran before anyone saw them: when, and what content, by id.
+    unseen: BTreeMap<u64, (Duration, u64)>,
     /// Content of each life: the last one that ran.
     contents: BTreeMap<(String, i64), u64>,
     open: BTreeSet<usize>,
@@ -136,6 +138,7 @@ impl Oracle {
             cut_runs: BTreeSet::new(),
             finished_unseen: BTreeSet::new(),
             remembered: BTreeMap::new(),
+            unseen: BTreeMap::new(),
             contents: BTreeMap::new(),
             open: BTreeSet::new(),
             followers: 0,

@@ -46,18 +46,31 @@ impl Oracle {
     /// Records that a job of this content has run its first step.
     fn executed(&mut self, content: u64) {
         let (id, content) = (content / 10, content % 10);
-        if let Some(life) = self.present.iter().find(|(name, _)| *name == format!("job-{id}")).cloned() {
-            self.contents.insert(life, content);
+        let life = self.present.iter().find(|(name, _)| *name == format!("job-{id}")).cloned();
+        let is_unseen = life.is_none();
+        match life {
+            Some(life) => drop(self.contents.insert(life, content)),
+            None => drop(self.unseen.insert(id, (self.now(), content))),
         }
         self.note(format!("content {content} of job-{id} runs"));
         let since = self.remembered.get(&(id, content)).copied();
         if since.is_some_and(|at| self.now().saturating_sub(at) < Duration::from_mins(59)) {
             self.wrong(format!("content {content} of job-{id} runs again after its Finish"));
         }
+        if is_unseen {
+            // If it is finished before anyone sees it, it is this request that is remembered.
+            self.remembered.retain(|(known, _), _| *known != id);
+        }
     }
 
     fn observe_one(&mut self, key: (String, i64), status: &JobStatus, now: Duration) {
         let (armed_now, looked) = (self.armed_now, self.looked);
+        let number = key.0.strip_prefix("job-").and_then(|id| id.parse::<u64>().ok());
+        let is_new = !self.lives.contains_key(&key);
+        let unseen = number.filter(|_| is_new).and_then(|id| self.unseen.remove(&id));
+        if let Some((_, content)) = unseen {
+            self.contents.insert(key.clone(), content);
+        }
         let life = self.lives.entry(key.clone()).or_insert_with(|| {
             // The simulator itself finishes the jobs of the last round.
             let id = key.0.strip_prefix("job-").and_then(|id| id.parse().ok());
@@ -70,6 +83,8 @@ impl Oracle {
             let (keyless, rebooted) = (is_cut, is_cut);
             // A job may begin before its Run is answered.
             let asked = id.and_then(|id| self.asked_runs.get(&id)).map(|runs| runs.since);
+            // It may even begin and lose its daemon, which alone knew of the Run.
+            let asked = asked.into_iter().chain(unseen.map(|(at, _)| at)).min();
             Life { armed: armed_now, finish_asked, keeper_died, keyless, rebooted, asked, ..Life::default() }
         });
         let mut wrongs = Vec::new();
@@ -137,8 +152,12 @@ impl Oracle {
         };
         if !fine {
             self.wrong(format!(
-                "{} ends as {class:?} ({}: {:?}) without a reason",
-                key.0, status.exit_code, status.message
+                "{} ends as {class:?} ({}: {:?}) without a reason; began {:?}, shortest limit {:?}",
+                key.0,
+                status.exit_code,
+                status.message,
+                life.began,
+                self.shortest_limit(key)
             ));
         }
         if life.cancelled_waiting && class != EndClass::Cancelled && !(internal && life.armed) {
