@@ -14,7 +14,7 @@ use super::event::{Event, FetchFailure, Fetched, Unusable};
 ///
 /// Raise the protocol's version together with it. A daemon that can greet a keeper gets that keeper's records, and a
 /// job whose record cannot be read is interrupted.
-pub const FORMAT: u8 = 5;
+pub const FORMAT: u8 = 6;
 
 /// Reason why a record could not be written or read.
 #[derive(Debug, thiserror::Error)]
