@@ -176,8 +176,10 @@ pub fn main() -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
-    let program = help::layout::compact(command()).color(terminal::early_choice(&words));
-    let matches = match precedence::parse(program, words.clone()) {
+    // The layout of help is made only for who reads it: each process of the program starts here.
+    let shown = || help::layout::compact(command()).color(terminal::early_choice(&words));
+    let parsed = precedence::parse(command, &words).or_else(|_| precedence::parse(shown, &words));
+    let matches = match parsed {
         Ok(matches) => matches,
         Err(error) => {
             let code = usage(&error);
@@ -211,7 +213,6 @@ pub fn main() -> ExitCode {
 /// which may be secrets.
 fn command() -> clap::Command {
     fn hide_values(command: clap::Command) -> clap::Command {
-        let names: Vec<_> = command.get_subcommands().map(|sub| sub.get_name().to_owned()).collect();
         let command = command.mut_args(|argument| {
             let argument = argument.hide_env_values(true);
             // Variables of flags hold 1, yes and the like.
@@ -221,7 +222,7 @@ fn command() -> clap::Command {
                 argument
             }
         });
-        names.into_iter().fold(command, |command, name| command.mut_subcommand(name, hide_values))
+        command.mut_subcommands(hide_values)
     }
     hide_values(Arguments::command()).long_version(LONG_VERSION.as_str())
 }

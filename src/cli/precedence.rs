@@ -8,16 +8,17 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::parser::ValueSource;
 use clap::{ArgMatches, Command, Id};
 
-/// Parses the command line and the variables.
-pub(super) fn parse(command: Command, words: Vec<OsString>) -> Result<ArgMatches, clap::Error> {
-    match command.clone().try_get_matches_from(&words) {
+/// Parses the command line and the variables. `command` makes the whole command line: a copy would cost as much, and each
+/// process of the program starts here.
+pub(super) fn parse(command: impl Fn() -> Command, words: &[OsString]) -> Result<ArgMatches, clap::Error> {
+    match command().try_get_matches_from(words) {
         // A variable may cause the conflict: see below.
         Err(error) if error.kind() == ErrorKind::ArgumentConflict => {}
         parsed => return parsed,
     }
-    let given = without_variables(command.clone(), &|_| true).try_get_matches_from(&words)?;
-    let excluded = excluded(&command, &given);
-    without_variables(command, &|id| excluded.contains(id)).try_get_matches_from(words)
+    let given = without_variables(command(), &|_| true).try_get_matches_from(words)?;
+    let excluded = excluded(&command(), &given);
+    without_variables(command(), &|id| excluded.contains(id)).try_get_matches_from(words)
 }
 
 /// Returns the variable whose value caused the error, if the option itself is not on the command line.

@@ -7,7 +7,6 @@ use clap::{Arg, ArgAction, Command};
 /// Returns the command, and all below it, with the short layout for `-h` and `--help`. Examples stay. Variables are named
 /// in one line instead of one for each option.
 pub(in crate::cli) fn compact(command: Command) -> Command {
-    let names: Vec<_> = command.get_subcommands().map(|sub| sub.get_name().to_owned()).collect();
     let about = command.get_long_about().or_else(|| command.get_about()).cloned();
     let after = below(&command);
     let mut command = command
@@ -19,7 +18,7 @@ pub(in crate::cli) fn compact(command: Command) -> Command {
     if let Some(about) = about {
         command = command.about(about.clone()).long_about(about);
     }
-    names.into_iter().fold(command, |command, name| command.mut_subcommand(name, compact))
+    command.mut_subcommands(compact)
 }
 
 fn help_flag() -> Arg {
