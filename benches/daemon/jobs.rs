@@ -116,7 +116,7 @@ fn burst(report: &mut Report, size: Size, runtime: &tokio::runtime::Runtime) -> 
         }
         Ok::<_, Failure>(began.elapsed().as_secs_f64())
     })?;
-    let aim = size.pick(Aim::Open, Aim::AtMost(1.0));
+    let aim = size.pick(Aim::Open, Aim::AtMost(0.6));
     report.figure(&format!("{count} Runs at once accepted"), seconds, "s", aim);
     Ok(())
 }
