@@ -74,11 +74,30 @@ const PARTS: [(&str, u32, bool); 9] = [
     ("actors::log_sink::grew", 0, true),
 ];
 
+const STEPS: &str = "[{name: a, script: 'echo one # ${{ output_file }}'}, {name: b, script: echo two}]";
+
+#[tokio::test]
+async fn fault_59_a_step_that_the_keeper_started_ends_with_the_job_whose_actor_panicked() {
+    let (daemon, client) = broken_at("actors::job::step_done", 0).await;
+    let go = daemon.file("go");
+    let first = format!("until [ -e {} ]; do sleep 0.02; done; echo one", go.display());
+    client
+        .run_steps("1", &format!("[{{name: a, script: '{first}'}}, {{name: b, script: exec sleep 600}}]"))
+        .await;
+    std::fs::write(&go, "").unwrap();
+    let status = client.ended("1").await;
+    assert!(is_internal(&status), "{status:?}");
+    assert!(contains(&client.log("1").await, "job failed: internal: "));
+    assert_eq!(client.output("1").await, "one\n");
+    goes_on(&daemon, &client, &["1"]).await;
+}
+
 #[tokio::test]
 async fn fault_59_a_job_whose_actor_panics_fails_as_internal_with_its_log() {
     for (point, passing, ends_well) in PARTS {
         let (daemon, client) = broken_at(point, passing).await;
-        client.run_steps("1", "[{name: a, script: echo one}, {name: b, script: echo two}]").await;
+        // The first step could return values, so the keeper does not start the second one by itself.
+        client.run_steps("1", STEPS).await;
         client.run("other", "echo other; sleep 0.2; echo end").await;
         let ids = ["1", "other"];
         let mut broken = 0;

@@ -43,7 +43,7 @@ use crate::actors::sync_group::NotSynced;
 use crate::job::effect::Effect;
 use crate::job::event::{CallId, Event};
 use crate::keeper::protocol::{Closed, StepOver};
-use crate::model::CancelCause;
+use crate::model::{CancelCause, FinishedProcess};
 use numbering::Numbering;
 use phase::{Phase, Running};
 use waiting::Waiting;
@@ -67,6 +67,8 @@ pub(super) struct Driver {
     process: Option<CallId>,
     /// The latest one that had an actor.
     launched: CallId,
+    /// The invocation after which the keeper went on by itself, until that is handled.
+    passed: Option<(CallId, FinishedProcess)>,
     /// Set if the job's data may not be on the disk.
     storage_loss: Option<NotSynced>,
 }
@@ -149,6 +151,7 @@ impl Driver {
             reports: Reports::default(),
             process: None,
             launched: 0,
+            passed: None,
             storage_loss: None,
         }
     }
@@ -212,7 +215,7 @@ impl Driver {
     }
 
     /// Ends the job after a defect of the daemon. If its last step has succeeded and so closed it, its end is known and
-    /// in the log: then it succeeds, whoever was to handle that step.
+    /// in the log: then it succeeds, whoever was to handle that step or the one before.
     pub(super) fn defect(&mut self, message: String, is_keeper_gone: bool) -> Reaction {
         let message = match &mut self.phase {
             Phase::Waiting(waiting) => match waiting.defer_defect(message, is_keeper_gone) {
@@ -223,11 +226,26 @@ impl Driver {
             Phase::Closed(_) | Phase::Published => return Reaction::Nothing,
         };
         self.start_running();
-        let event = match self.phase.last_step() {
-            Some((call, status, ran)) => Event::returned_nothing(call, status, None, Some(ran)),
-            None => Event::Broken { message },
+        let event = match (self.phase.last_step(), self.take_passed()) {
+            (Some((call, status, ran)), _) => Event::returned_nothing(call, status, None, Some(ran)),
+            (None, Some((call, ran))) => Event::WentOn { call, shell: None, ran },
+            (None, None) => Event::Broken { message },
         };
         Reaction::Handle(Box::new(event))
+    }
+
+    /// Returns the step behind which the keeper went on, if the step after it has closed the job.
+    fn take_passed(&mut self) -> Option<(CallId, FinishedProcess)> {
+        let reports = &self.reports.over;
+        self.passed.take_if(|(call, _)| reports.iter().any(|over| over.step > *call && over.closes))
+    }
+
+    /// Notes a report of the process that a step's actor watches.
+    fn note(&mut self, over: &StepOver) {
+        self.phase.note_last_step(over);
+        if over.went_on {
+            self.passed = Some((over.step, over.ran));
+        }
     }
 
     /// Notes that the job's data may not be on the disk. Fails the job unless its end is decided: that end then becomes
@@ -288,7 +306,7 @@ impl Driver {
     /// Takes the keeper's report of a process. Returns it if the step's actor is to have it now.
     pub(super) fn step_over(&mut self, over: StepOver) -> Option<StepOver> {
         if self.process == Some(over.step) {
-            self.phase.note_last_step(&over);
+            self.note(&over);
             return Some(over);
         }
         if over.step > self.launched {
@@ -309,7 +327,7 @@ impl Driver {
         self.launched = call;
         let at = self.reports.over.iter().position(|over| over.step == call)?;
         let over = self.reports.over.swap_remove(at);
-        self.phase.note_last_step(&over);
+        self.note(&over);
         Some(over)
     }
 

@@ -317,8 +317,10 @@ impl Handler<StepDone> for JobActor {
 
     fn handle(&mut self, StepDone(step): StepDone, ctx: &mut Self::Context) {
         failpoint::hit("actors::job::step_done");
-        self.step = None;
         let event = self.driver.step_done(step);
+        if !self.driver.is_watching() {
+            self.step = None;
+        }
         self.handle_event(event, ctx);
     }
 }

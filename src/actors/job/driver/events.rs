@@ -150,6 +150,11 @@ impl Driver {
         }
     }
 
+    /// True if a step's actor watches a process.
+    pub(in crate::actors::job) const fn is_watching(&self) -> bool {
+        self.process.is_some()
+    }
+
     /// True if it can be worked out what follows the running process.
     pub(in crate::actors::job) fn may_foresee(&self) -> bool {
         self.phase.is_running() && self.machine.as_ref().is_some_and(|machine| machine.machine.may_foresee())
@@ -201,7 +206,9 @@ impl Driver {
 
     /// Returns the event for a process that is over.
     pub(in crate::actors::job) fn step_done(&mut self, step: EndedStep) -> Event {
-        self.process = None;
+        // After a defect the job may have gone on without the step's actor.
+        self.process.take_if(|process| *process == step.call);
+        self.passed.take_if(|(passed, _)| *passed == step.call);
         let EndedStep { call, end, shell, outputs, exports, ran, closes, went_on } = step;
         match end {
             ProcessEnd::Exited(_) if went_on && let Some(ran) = ran => Event::WentOn { call, shell, ran },

@@ -9,7 +9,7 @@ use proptest::prelude::*;
 
 use super::waiting::{MAX_DIED, MAX_REFUSED};
 use super::*;
-use crate::job::event::FetchFailure;
+use crate::job::event::{FetchFailure, ProcessEnd};
 use crate::journal::event::End;
 use crate::lang::diagnostic::Class;
 use crate::model::{EndClass, ExitStatus, Outcome};
@@ -263,6 +263,60 @@ fn a_defect_after_the_last_step_has_closed_the_job_does_not_fail_it() {
     let end = actions(&mut driver).pop();
     assert!(matches!(end, Some(Action::Finish(None))), "no request closes what is closed");
     assert!(driver.closed(Closed::default()).unwrap().outcome == Outcome::success());
+}
+
+#[test]
+fn a_defect_does_not_fail_a_job_whose_last_step_the_keeper_started_and_closed_by_itself() {
+    for (is_known, closes) in [(true, true), (true, false), (false, false)] {
+        let mut driver = running();
+        // The steps a and b are behind it; c is the last one.
+        let next = |driver: &mut Driver| match actions(driver).pop() {
+            Some(Action::Spawn { spawn, .. }) => spawn.call,
+            _ => panic!("a process is to be started or watched"),
+        };
+        let a = next(&mut driver);
+        assert!(driver.launched(a).is_none());
+        let passed = |call| StepOver { went_on: true, ..over(call, 0, false) };
+        let done = |driver: &mut Driver, over: StepOver| {
+            let ended = EndedStep {
+                call: over.step,
+                end: ProcessEnd::Exited(ExitStatus::Code(0)),
+                shell: None,
+                outputs: None,
+                exports: None,
+                ran: Some(over.ran),
+                closes: over.closes,
+                went_on: over.went_on,
+            };
+            let event = driver.step_done(ended);
+            handle(driver, event);
+        };
+        assert!(driver.step_over(passed(a)).is_some());
+        done(&mut driver, passed(a));
+        let b = next(&mut driver);
+        assert!(driver.launched(b).is_none());
+        assert!(driver.step_over(passed(b)).is_some());
+        if is_known {
+            assert!(driver.step_over(over(b + 1, 0, closes)).is_none(), "it is not watched yet");
+        }
+        let reaction = driver.defect("a defect".into(), false);
+        let goes_on = matches!(&reaction, Reaction::Handle(event) if matches!(**event, Event::WentOn { call, .. } if call == b));
+        assert_eq!(goes_on, closes);
+        take(&mut driver, reaction);
+        let last = actions(&mut driver).pop();
+        if !closes {
+            assert!(matches!(last, Some(Action::Finish(Some(_)))), "the log tells of the defect");
+            continue;
+        }
+        assert!(matches!(last, Some(Action::Spawn { op: None, .. })));
+        let last = driver.launched(b + 1).unwrap();
+        // What the actor of the step before had to say comes too late.
+        done(&mut driver, passed(b));
+        assert!(driver.is_watching());
+        done(&mut driver, last);
+        assert!(matches!(actions(&mut driver).pop(), Some(Action::Finish(None))));
+        assert!(driver.closed(Closed::default()).unwrap().outcome == Outcome::success());
+    }
 }
 
 #[test]
