@@ -6,7 +6,7 @@
 
 mod queue;
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
@@ -59,7 +59,8 @@ pub enum LinkError {
 type ReplyToCome = oneshot::Receiver<Result<Reply, KeeperError>>;
 
 /// Receivers of replies by request id. `None` once the connection is over: no request may wait then.
-type Waiting = Arc<Mutex<Option<HashMap<u64, oneshot::Sender<Result<Reply, KeeperError>>>>>>;
+/// They are told of the end of the connection in the order in which they asked.
+type Waiting = Arc<Mutex<Option<BTreeMap<u64, oneshot::Sender<Result<Reply, KeeperError>>>>>>;
 
 /// One end of a new connection to a keeper.
 pub enum KeeperWire {
@@ -109,7 +110,7 @@ impl KeeperLink {
     ) -> io::Result<Self> {
         let (mut read, write) = wire.split()?;
         let (frames, queue) = mpsc::unbounded_channel();
-        let waiting: Waiting = Arc::new(Mutex::new(Some(HashMap::new())));
+        let waiting: Waiting = Arc::new(Mutex::new(Some(BTreeMap::new())));
         let link = Self { frames, waiting: Arc::clone(&waiting), next_id: Arc::new(AtomicU64::new(1)) };
         tokio::task::spawn_local(write_frames(write, queue));
         tokio::task::spawn_local(async move {
