@@ -381,7 +381,7 @@ mod tests {
         record[0] = 9;
         assert_eq!(
             decode(&record).err().unwrap().to_string(),
-            "the record has format 9, this daemon reads format 5"
+            "the record has format 9, this daemon reads format 6"
         );
         assert!(matches!(decode(&[]), Err(RecordError::Empty)));
     }
