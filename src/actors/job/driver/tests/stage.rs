@@ -1,5 +1,7 @@
 //! A keeper, a disk and daemons that can be killed, around the driver of one job. The keeper checks what it is asked.
 
+mod keeper;
+
 use std::collections::BTreeMap;
 
 use super::fixtures::{AT, key, machine, over, spec, storage_error};
@@ -285,51 +287,6 @@ impl Stage {
         }
     }
 
-    /// Ends the running process, and starts the next one if that was offered. False if none runs.
-    fn exit(&mut self) -> bool {
-        let Some(keeper) = &mut self.keeper else { return false };
-        let Some((call, closes)) = keeper.running.pop_first() else { return false };
-        let code = self.codes.get(call as usize - 1).copied().unwrap_or_default();
-        let mut over = over(call, code, closes && code == 0);
-        if let Some((_, NextStart { lines, spawn })) = keeper.offer.take_if(|(after, _)| *after == call)
-            && code == 0
-        {
-            over.went_on = true;
-            self.story.requests.extend(lines.into_iter().map(|(_, text)| text));
-            self.story.requests.push(format!("spawn {} {}", spawn.call, spawn.name));
-            keeper.running.insert(spawn.call, spawn.ends_job);
-        }
-        keeper.over.push(over.clone());
-        if over.closes {
-            keeper.closed = Some(Closed::default());
-        }
-        if let Some(over) = self.driver.step_over(over) {
-            self.ended = Some(over);
-        }
-        true
-    }
-
-    /// Offers the next step, as the actor does.
-    fn offer(&mut self) {
-        let Some(foresight) = self.driver.foresee().filter(|_| self.offers) else { return };
-        let after = foresight.after();
-        let (start, read) = match foresight.wanted() {
-            None => (foresight.start(), None),
-            Some(_) => (foresight.with(function()).and_then(Foresight::start), Some(function())),
-        };
-        let Some(start) = start else { return };
-        if let Some(fetched) = read {
-            let (record, is_noted) = self.driver.note_foreseen(fetched, AT).unwrap();
-            self.check(is_noted, "a small function is not noted");
-            self.send(record);
-        }
-        if self.lives()
-            && let Some(keeper) = self.keeper.as_mut().filter(|keeper| keeper.running.contains_key(&after))
-        {
-            keeper.offer = Some((after, start));
-        }
-    }
-
     fn event(&mut self, event: Event) {
         let went_on = matches!(event, Event::WentOn { .. });
         match self.driver.event(event, AT) {
@@ -359,18 +316,6 @@ impl Stage {
         let is_next = seq as usize == keeper.record.len() + 1;
         keeper.record.push(event);
         self.check(is_next, "the record has a hole");
-    }
-
-    fn ask(&mut self, op: u32, what: String) -> Option<&mut Keeper> {
-        if !self.lives() {
-            return None;
-        }
-        let keeper = self.keeper.as_mut()?;
-        let is_next = op == keeper.last_op + 1;
-        keeper.last_op = op;
-        self.story.requests.push(what);
-        self.check(is_next, "a request was repeated or left out");
-        self.keeper.as_mut()
     }
 
     fn store(&mut self, result: StepResult) {
@@ -451,19 +396,6 @@ impl Stage {
                 if let Some(job) = self.driver.take_reported_close() {
                     self.closed(job);
                 }
-            }
-        }
-    }
-
-    fn close(&mut self, close: &CloseRequest) {
-        // A keeper whose last step has closed the job ignores the request of a daemon that did not see that.
-        let was_closed = self.keeper.as_ref().is_some_and(|keeper| keeper.closed.is_some());
-        if let Some(keeper) = self.ask(close.op, format!("close {:?}", close.lines)) {
-            keeper.closed = Some(Closed::default());
-            keeper.running.clear();
-            keeper.offer = None;
-            if was_closed {
-                self.story.requests.pop();
             }
         }
     }
