@@ -127,7 +127,7 @@ impl StepActor {
     }
 
     fn request(&mut self, op: u32) -> Result<KeeperFrame, String> {
-        let step = self.step(op)?;
+        let step = self.spawn_step(op)?;
         let sizes = sizes_of(&step);
         KeeperFrame::of(Request::Spawn(Box::new(step))).map_err(|error| match error {
             LinkError::TooLarge(_) => too_large(sizes),
@@ -136,7 +136,7 @@ impl StepActor {
     }
 
     /// Describes the start for the keeper.
-    fn step(&mut self, op: u32) -> Result<SpawnStep, String> {
+    fn spawn_step(&mut self, op: u32) -> Result<SpawnStep, String> {
         let env = environment(&self.task.spawn.env, self.task.tag, &self.task.socket);
         let StepTask { key, spawn, folder, watch_unfinished, closes, .. } = &self.task;
         if let Some(files) = &spawn.files {

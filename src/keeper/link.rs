@@ -58,8 +58,8 @@ pub enum LinkError {
 
 type ReplyToCome = oneshot::Receiver<Result<Reply, KeeperError>>;
 
-/// Receivers of replies by request id. `None` once the connection is over: no request may wait then.
-/// They are told of the end of the connection in the order in which they asked.
+/// Receivers of replies by request id. `None` once the connection is over: no request may wait then. The map is ordered,
+/// so the end of the connection fails the requests in the order in which they were made.
 type Waiting = Arc<Mutex<Option<BTreeMap<u64, oneshot::Sender<Result<Reply, KeeperError>>>>>>;
 
 /// One end of a new connection to a keeper.

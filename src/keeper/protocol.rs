@@ -232,7 +232,7 @@ pub struct SpawnAfter {
     pub lines: Vec<(LogChannel, String)>,
     /// The step to start. Its `op` counts for nothing.
     pub spawn: SpawnStep,
-    /// What must hold then. Else the daemon is asked, as ever.
+    /// Premises to check before the start. If one fails, the step is not started, and the daemon decides.
     pub premises: Premises,
 }
 

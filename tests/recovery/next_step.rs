@@ -1,4 +1,4 @@
-//! The keeper starts the next step by itself, without the daemon, unless the step before has changed what that rests on.
+//! The keeper starts the next step without the daemon, unless the step before has changed a premise of that start.
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};

@@ -1,6 +1,6 @@
-//! Facts about files on which a start that was prepared in advance depends, checked when it is due.
+//! Premises of a start that was prepared in advance, checked when the start is due.
 //!
-//! Whoever prepares the start has looked up its program and read its function. The process that runs meanwhile can change
+//! The daemon looks up the program and reads the function while another process of the job runs. That process can change
 //! both.
 
 use std::path::{Path, PathBuf};
@@ -11,21 +11,21 @@ use serde::{Deserialize, Serialize};
 
 use crate::command;
 
-/// Age that a change must have before a look at the file can count: file systems stamp changes with the time of the last
-/// tick, so a later change within a few milliseconds can have the same stamp.
+/// Minimum age of a file's last change for a stamp. File systems stamp changes with the time of the last clock tick, so
+/// two changes within a few milliseconds can have the same stamp.
 const SETTLED: Duration = Duration::from_millis(50);
 
-/// What must hold when the start is due.
+/// State of files that a prepared start relies on.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Premises {
-    /// Files that would have been preferred to the program if they had been there.
+    /// Paths that the lookup tries before the program's own. No file may be there.
     pub absent: Vec<PathBuf>,
-    /// The file that the function was read from, if it was.
+    /// The file that the function was read from. `None` for a builtin function.
     pub function: Option<FileStamp>,
 }
 
 impl Premises {
-    /// True if they hold, and `program` can be executed. Does not wait for a file to be read.
+    /// True if the premises hold and `program` can be executed. Reads no file's content.
     pub fn hold(&self, program: &Path) -> bool {
         command::is_executable(program)
             && self.absent.iter().all(|path| rustix::fs::stat(path).is_err())

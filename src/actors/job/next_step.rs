@@ -1,8 +1,7 @@
-//! The next step in advance: while a process runs, the keeper is told what to start if it succeeds
-//! (docs/internals/architecture.md).
+//! Offers the next step to the keeper while a process runs (docs/internals/architecture.md, "The next step in advance").
 //!
-//! It is only an offer. If the step fails, returns something, is cancelled, or changes what the offer rests on, the keeper
-//! drops it, and the job goes on as ever.
+//! The keeper drops the offer if the running step fails, is cancelled, leaves a process, or changes a premise of the next
+//! start. Then the daemon starts the next step itself.
 
 use actix::{ActorFutureExt, AsyncContext, Context, WrapFuture};
 

@@ -1,4 +1,4 @@
-//! The start of a step before its turn: an offer to the keeper, and what it rests on.
+//! Prepares the start of a step before its turn: the offer to the keeper, with its premises.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -25,7 +25,7 @@ impl StepActor {
         let mut step = Self::new(task);
         // There is no process yet whose end anyone waits for.
         step.done = true;
-        let spawn = step.step(0).ok()?;
+        let spawn = step.spawn_step(0).ok()?;
         let premises = Premises { absent: step.preferred_to(&spawn.program)?, function };
         KeeperFrame::of(Request::SpawnAfter(Box::new(SpawnAfter { after, lines, spawn, premises }))).ok()
     }

@@ -162,8 +162,7 @@ impl Job {
 
     /// Takes the description of a step's end, and reports it; or first kills what the step left.
     pub(super) fn step_over(&mut self, mut over: StepOver, at: &Moment<'_>, out: &mut Actions) {
-        let next = self.next_step.take_if(|next| next.after == over.step);
-        over.went_on &= over.left == 0 && self.ending.is_none() && self.closing.is_none();
+        let offer = self.next_step.take_if(|next| next.after == over.step);
         let StepEnd::Exited(status) = over.end else {
             self.tell_over(over, out);
             return;
@@ -172,15 +171,17 @@ impl Job {
             && let Some(grace) = self.closes_with(&over)
         {
             // Both ends are told with one message. No line for the journal: no process is left to be looked for.
-            over.closes = true;
+            (over.closes, over.went_on) = (true, false);
             self.forget_process(over.step);
             self.tell_over(over, out);
             return self.close(grace, Vec::new(), None, at.now, out);
         }
-        if let Some(next) = next.filter(|_| over.went_on) {
+        let is_free = self.ending.is_none() && self.closing.is_none();
+        let goes_on = over.went_on && status.is_success() && over.left == 0 && is_free;
+        over.went_on = goes_on && offer.is_some();
+        if let Some(next) = offer.filter(|_| goes_on) {
             return self.go_on(over, status, *next, out);
         }
-        over.went_on = false;
         let ended = JournalEvent::StepEnded { step: over.step, status: Some(status) };
         // What was given up for the whole job is not killed once more for its step.
         let is_given_up = self.ending.as_ref().is_some_and(|ending| ending.has_given_up(at.now));

@@ -78,10 +78,8 @@ impl JobBody {
             JobAction::FinishStep(finish) => {
                 let over = self.finish_step(&finish, shared);
                 // Looked at last: until here the step's processes can change the files.
-                let may_go_on = |next: &SpawnAfter| next.premises.hold(&next.spawn.program);
-                let went_on = finish.status.is_success()
-                    && over.left == 0
-                    && job.next_step(finish.step).is_some_and(may_go_on);
+                let holds = |next: &SpawnAfter| next.premises.hold(&next.spawn.program);
+                let went_on = job.next_step(finish.step).is_some_and(holds);
                 return Some(Event::Over(StepOver { went_on, ..over }));
             }
             JobAction::Look(look) => {

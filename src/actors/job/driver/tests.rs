@@ -9,11 +9,11 @@ use proptest::prelude::*;
 
 use super::waiting::{MAX_DIED, MAX_REFUSED};
 use super::*;
-use crate::job::event::{FetchFailure, ProcessEnd};
+use crate::job::event::FetchFailure;
 use crate::journal::event::End;
 use crate::lang::diagnostic::Class;
 use crate::model::{EndClass, ExitStatus, Outcome};
-use fixtures::{AT, machine, over, storage_error};
+use fixtures::{AT, ended, machine, over, storage_error};
 use stage::{Happening, Stage, Story};
 
 /// Lists of steps: simple ones, one with a nested list that is fetched, one whose failure is not the last step.
@@ -278,17 +278,7 @@ fn a_defect_does_not_fail_a_job_whose_last_step_the_keeper_started_and_closed_by
         assert!(driver.launched(a).is_none());
         let passed = |call| StepOver { went_on: true, ..over(call, 0, false) };
         let done = |driver: &mut Driver, over: StepOver| {
-            let ended = EndedStep {
-                call: over.step,
-                end: ProcessEnd::Exited(ExitStatus::Code(0)),
-                shell: None,
-                outputs: None,
-                exports: None,
-                ran: Some(over.ran),
-                closes: over.closes,
-                went_on: over.went_on,
-            };
-            let event = driver.step_done(ended);
+            let event = driver.step_done(ended(&over));
             handle(driver, event);
         };
         assert!(driver.step_over(passed(a)).is_some());
@@ -368,8 +358,7 @@ fn an_end_that_is_not_on_the_disk_is_a_failure_from_what_was_shown() {
 }
 
 /// Runs a job to its end. A daemon is killed after each of these numbers of sends and writes.
-fn run(stage: Stage, deaths: &[u8]) -> (Story, Vec<String>) {
-    let mut stage = stage;
+fn run(mut stage: Stage, deaths: &[u8]) -> (Story, Vec<String>) {
     for after in deaths {
         stage.play(Happening::DaemonDies(*after));
         while stage.is_doomed() && !stage.is_over() {

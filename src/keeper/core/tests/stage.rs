@@ -26,7 +26,7 @@ pub(super) enum Happening {
     /// The daemon offers the step after the latest one.
     Offer {
         job: u8,
-        /// What the offer rests on will not hold.
+        /// True if a premise of the offer will not hold.
         is_void: bool,
     },
     Exit {
@@ -78,7 +78,7 @@ struct Whims {
     is_busy: bool,
     /// The next one ignores SIGTERM.
     is_deaf: bool,
-    /// What the offer of a step rests on does not hold.
+    /// True if a premise of the offered step does not hold.
     is_void: bool,
 }
 

@@ -147,7 +147,7 @@ impl Machine {
     /// `result`. Nothing that a success evaluates or weighs may fail then: the log is closed before it happens.
     pub(super) fn ends_with(&self, function: &Function, result: &StepResult) -> bool {
         let is_last = |frame: &FunctionFrame| match &frame.loaded.function.definition.body {
-            Body::Run(run) => frame.next >= run.steps.len() && run.outputs.is_empty(),
+            Body::Run(run) => frame.has_begun_all() && run.outputs.is_empty(),
             Body::Exec(_) => false,
         };
         let has_room = self.room.checked_sub(SPARE_ROOM).and_then(|room| result.take_returned_from(room));

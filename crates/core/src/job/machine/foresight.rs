@@ -1,9 +1,9 @@
-//! What follows if the process under way succeeds and returns nothing, worked out in advance: the keeper can then start
-//! the next process by itself, without a question in between (docs/internals/architecture.md, "The next step in advance").
+//! Works out the next start before the running process has ended, so that the keeper can start it without asking the
+//! daemon (docs/internals/architecture.md, "The next step in advance").
 //!
-//! A copy of the machine handles that success. What it asks for is usable if it is lines for the log, messages for
-//! clients and one process. So the copy never has to be undone, and the machine itself comes to the same effects once it
-//! hears [`Event::WentOn`].
+//! A copy of the machine handles the success of the running process. Its effects are usable if they are log lines,
+//! messages for clients and one process. The machine itself comes to the same effects when it handles
+//! [`Event::WentOn`].
 
 use std::sync::Arc;
 
@@ -18,10 +18,10 @@ use super::ends::returns_nothing;
 use super::frame::{FunctionFrame, Leaf};
 use super::{Machine, MachineState};
 
-/// Most secrets and results of steps that are copied for one start. Beyond that a copy costs more than it saves.
+/// Largest number of secrets and step results that are copied for one start. A larger copy costs more than it saves.
 const MOST_COPIED: usize = 1_024;
 
-/// A machine after the success of the process under way.
+/// A copy of a machine after the assumed success of the running process.
 pub struct Foresight {
     after: CallId,
     machine: Machine,
@@ -37,8 +37,7 @@ pub struct NextStart {
 }
 
 impl Machine {
-    /// True if a process is under way that returns nothing if it succeeds, a step follows, and a copy of the machine costs
-    /// little.
+    /// True if the running process cannot return values, a step follows it, and a copy of the machine is cheap.
     pub fn may_foresee(&self) -> bool {
         let MachineState::Running(leaf) = &self.state else { return false };
         let is_certain = !leaf.has_files && returns_nothing(&leaf.loaded.function.spec.outputs);
@@ -46,8 +45,8 @@ impl Machine {
         is_certain && leaf.stopping.is_none() && copied <= MOST_COPIED && !self.is_last()
     }
 
-    /// Works out what follows if the process under way succeeds and returns nothing. `None` unless
-    /// [`Self::may_foresee`], and if what follows is no single process.
+    /// Handles the success of the running process in a copy of the machine. `None` unless [`Self::may_foresee`], and if
+    /// the copy asks for anything but log lines, messages and one process or function.
     pub fn foresee(&self) -> Option<Foresight> {
         let MachineState::Running(leaf) = &self.state else { return None };
         if !self.may_foresee() {
@@ -73,7 +72,7 @@ impl Machine {
         self.frames.iter().all(|frame| frame.has_begun_all())
     }
 
-    /// Copies what handling a success needs, and no ended results.
+    /// Copies the machine without its ended results, which handling a success does not read.
     fn copy(&self, leaf: &Leaf) -> Self {
         Self {
             constants: Arc::clone(&self.constants),
@@ -89,8 +88,8 @@ impl Machine {
         }
     }
 
-    /// Takes the success of a process after which the keeper has started the next one. A cancel that came meanwhile is
-    /// for that one.
+    /// Handles the success of a process after which the keeper has started the next one. Applies a cancel that came
+    /// meanwhile to the new process.
     pub(super) fn went_on(&mut self, mut leaf: Leaf) {
         let (stopping, foreseen) = (leaf.stopping, leaf.foreseen.take());
         self.times.went_on();
@@ -176,7 +175,7 @@ impl Foresight {
 }
 
 impl Leaf {
-    /// Copies all but what only a client sees.
+    /// Copies the process without its cancel and its foreseen function: the copy's process has ended.
     fn copy(&self) -> Self {
         Self {
             call: self.call,

@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use indexmap::IndexMap;
 
-use crate::actors::job::driver::RecordedMachine;
+use crate::actors::job::driver::{EndedStep, RecordedMachine};
 use crate::actors::sync_group::NotSynced;
-use crate::job::event::{CallId, JobSpec};
+use crate::job::event::{CallId, JobSpec, ProcessEnd};
 use crate::job::machine::Machine;
 use crate::job::record::Recorder;
 use crate::keeper::protocol::{StepEnd, StepOver};
@@ -52,6 +52,21 @@ pub(super) fn over(step: CallId, code: u8, closes: bool) -> StepOver {
         ran: FinishedProcess { ended: AT, log_len: 0, usage: None },
         closes,
         went_on: false,
+    }
+}
+
+/// The end of a process, as its step's actor tells it.
+pub(super) fn ended(over: &StepOver) -> EndedStep {
+    let StepEnd::Exited(status) = over.end else { panic!("it was not started") };
+    EndedStep {
+        call: over.step,
+        end: ProcessEnd::Exited(status),
+        shell: None,
+        outputs: None,
+        exports: None,
+        ran: Some(over.ran),
+        closes: over.closes,
+        went_on: over.went_on,
     }
 }
 

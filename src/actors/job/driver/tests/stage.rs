@@ -4,17 +4,17 @@ mod keeper;
 
 use std::collections::BTreeMap;
 
-use super::fixtures::{AT, key, machine, over, spec, storage_error};
+use super::fixtures::{AT, ended, key, machine, over, spec, storage_error};
 use crate::actors::job::driver::{
-    Action, CancelAsk, CloseRequest, ClosedJob, Driver, EndedStep, EventReaction, HeldRequest, KeeperLoss,
-    NextAttempt, NotHeld, PerformedEffects, Reaction, RecordToSend, RecordedMachine, Reports, ResumedState,
+    Action, CancelAsk, CloseRequest, ClosedJob, Driver, EventReaction, HeldRequest, KeeperLoss, NextAttempt,
+    NotHeld, PerformedEffects, Reaction, RecordToSend, RecordedMachine, Reports, ResumedState,
     WaitingRequests,
 };
-use crate::job::event::{CallId, Event, Fetched, ProcessEnd};
+use crate::job::event::{CallId, Event, Fetched};
 use crate::job::machine::{Foresight, Machine, NextStart};
 use crate::job::record;
 use crate::job::replay::Replayed;
-use crate::keeper::protocol::{Closed, Request, StepEnd, StepOver};
+use crate::keeper::protocol::{Closed, Request, StepOver};
 use crate::model::{CancelCause, Outcome, StepResult, StepStatus};
 
 /// A function that a fetch finds. Its steps return nothing.
@@ -59,7 +59,7 @@ pub(super) enum Happening {
     Answer,
     /// The running process ends, whatever else there is to do.
     Exit,
-    /// What the offer of the next step rests on changes.
+    /// A premise of the offered step changes.
     Change,
     Defect,
     StorageLost,
@@ -266,18 +266,7 @@ impl Stage {
         } else if let Some(call) = self.fetching.take() {
             self.event(Event::Fetched { call, result: Ok(function()) });
         } else if let Some(over) = self.ended.take() {
-            let StepEnd::Exited(status) = over.end else { unreachable!() };
-            let ended = EndedStep {
-                call: over.step,
-                end: ProcessEnd::Exited(status),
-                shell: None,
-                outputs: None,
-                exports: None,
-                ran: Some(over.ran),
-                closes: over.closes,
-                went_on: over.went_on,
-            };
-            let event = self.driver.step_done(ended);
+            let event = self.driver.step_done(ended(&over));
             self.event(event);
         } else if !self.exit()
             && let Some(closed) = self.keeper.as_ref().and_then(|keeper| keeper.closed.clone())

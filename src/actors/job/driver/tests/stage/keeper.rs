@@ -1,4 +1,4 @@
-//! What the keeper of the stage does: it performs requests, ends processes, and goes on by itself.
+//! The stage's keeper: performs requests, ends processes, and starts offered steps.
 
 use super::{AT, CloseRequest, Closed, Foresight, Keeper, NextStart, Stage, function, over};
 
