@@ -77,17 +77,10 @@ impl Daemon {
         Ok(nanoseconds / 1e9)
     }
 
-    /// Returns how often threads of daemon and keeper have slept: each time, something had to wake them.
-    pub(crate) fn wakes(&self) -> Result<u64, Failure> {
-        let mut wakes = 0;
-        for pid in [Some(self.pid()), self.keeper_pid()].into_iter().flatten() {
-            for task in std::fs::read_dir(format!("/proc/{pid}/task"))? {
-                let status = std::fs::read_to_string(task?.path().join("status"))?;
-                let line = status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
-                wakes += line.ok_or("no such line")?.trim().parse::<u64>()?;
-            }
-        }
-        Ok(wakes)
+    /// Returns how often threads of the daemon, and of the keeper, have slept: each time, something had to wake them.
+    pub(crate) fn wakes(&self) -> Result<[f64; 2], Failure> {
+        let keeper = self.keeper_pid().ok_or("no keeper")?;
+        Ok([wakes_of(self.pid())?, wakes_of(keeper)?])
     }
 
     fn socket(&self) -> PathBuf {
@@ -108,6 +101,16 @@ impl Drop for Daemon {
     fn drop(&mut self) {
         end(&mut self.child);
     }
+}
+
+fn wakes_of(pid: u32) -> Result<f64, Failure> {
+    let mut wakes = 0.0;
+    for task in std::fs::read_dir(format!("/proc/{pid}/task"))? {
+        let status = std::fs::read_to_string(task?.path().join("status"))?;
+        let line = status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
+        wakes += line.ok_or("no such line")?.trim().parse::<f64>()?;
+    }
+    Ok(wakes)
 }
 
 /// Returns the program to measure.

@@ -31,10 +31,10 @@ pub(crate) fn measure(report: &mut Report, size: Size) -> Result<(), Failure> {
         one_job(&mut client, "first", &one_step()).await?;
         let one = timed(&mut client, "one", &one_step(), rounds).await?;
         let listed = timed(&mut client, "listed", &steps(1, folder.path())?, rounds / 2).await?;
-        let wakes = daemon.wakes()?;
+        let before = daemon.wakes()?;
         let count = rounds / 10;
         let many = timed(&mut client, "many", &steps(1 + FURTHER, folder.path())?, count).await?;
-        let wakes = (daemon.wakes()? - wakes) as f64 / (count * (1 + FURTHER)) as f64;
+        let wakes = wakes_since(&daemon, before)?.iter().sum::<f64>() / (count * (1 + FURTHER)) as f64;
         check(&[client]).await?;
         Ok::<_, Failure>((one, listed, many, wakes))
     })?;
@@ -54,7 +54,33 @@ pub(crate) fn measure(report: &mut Report, size: Size) -> Result<(), Failure> {
     report.figure("each further step / dressed spawn", further / dressed, "×", Aim::AtMost(1.25));
     // On a busy machine this figure is more reliable than a time.
     report.figure("each further step, daemon and keeper", wakes, "wake-ups", Aim::Open);
+    let [daemon, keeper] = whole_jobs(rounds)?;
+    report.figure("one-step job, daemon", daemon, "wake-ups", Aim::AtMost(5.0));
+    report.figure("one-step job, keeper", keeper, "wake-ups", Aim::AtMost(2.0));
     Ok(())
+}
+
+/// Returns the wake-ups of daemon and keeper for one of `count` jobs, one after the other: Run, FollowLogs to its end,
+/// Status, Finish.
+fn whole_jobs(count: usize) -> Result<[f64; 2], Failure> {
+    let daemon = Daemon::start()?;
+    runtime()?.block_on(async {
+        let mut client = daemon.connect(1).await?.pop().ok_or("no client")?;
+        one_job(&mut client, "first", &one_step()).await?;
+        let before = daemon.wakes()?;
+        for number in 0..count {
+            let id = format!("whole-{number}");
+            one_job(&mut client, &id, &one_step()).await?;
+            client.status(&id).await?;
+            client.finish(&id).await?;
+        }
+        Ok(wakes_since(&daemon, before)?.map(|wakes| wakes / count as f64))
+    })
+}
+
+fn wakes_since(daemon: &Daemon, before: [f64; 2]) -> Result<[f64; 2], Failure> {
+    let [of_daemon, of_keeper] = daemon.wakes()?;
+    Ok([of_daemon - before[0], of_keeper - before[1]])
 }
 
 /// Returns the median time of a job in microseconds, of `count`.

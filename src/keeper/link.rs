@@ -135,12 +135,12 @@ impl KeeperLink {
 
     /// Sends an encoded request as [`Self::tell`] does.
     pub fn send(&self, KeeperFrame(bytes): KeeperFrame) {
-        drop(self.frames.send(Queued { bytes, may_wait: false }));
+        drop(self.frames.send(Queued { bytes, may_wait: false, sent: None }));
     }
 
     /// Sends an encoded request that nobody waits for: with the next other request, or a little later.
     pub fn send_later(&self, KeeperFrame(bytes): KeeperFrame) {
-        drop(self.frames.send(Queued { bytes, may_wait: true }));
+        drop(self.frames.send(Queued { bytes, may_wait: true, sent: None }));
     }
 
     /// Sends a request without data of the job as [`Self::send_later`] does.
@@ -158,6 +158,15 @@ impl KeeperLink {
         if let Err(error) = self.tell(request) {
             tracing::error!(error = %Chain(&error), "request to the keeper was not sent");
         }
+    }
+
+    /// Sends a request without data of the job, and waits until it is in the socket. From then on the keeper learns of
+    /// it even if this process dies: it handles what a daemon has sent before it listens to the next one.
+    pub async fn hand_over(&self, request: Request) -> Result<(), LinkError> {
+        let KeeperFrame(bytes) = KeeperFrame::of(request)?;
+        let (told, sent) = oneshot::channel();
+        drop(self.frames.send(Queued { bytes, may_wait: false, sent: Some(told) }));
+        sent.await.map_err(|_| LinkError::Gone)
     }
 
     /// Sends a request and waits for its reply.
@@ -189,7 +198,7 @@ impl KeeperLink {
     fn queue(&self, id: u64, bytes: Vec<u8>) -> Result<ReplyToCome, LinkError> {
         let (answer, reply) = oneshot::channel();
         self.waiting.lock().as_mut().ok_or(LinkError::Gone)?.insert(id, answer);
-        if self.frames.send(Queued { bytes, may_wait: false }).is_err() {
+        if self.frames.send(Queued { bytes, may_wait: false, sent: None }).is_err() {
             self.forget(id);
             return Err(LinkError::Gone);
         }
@@ -290,8 +299,11 @@ impl Writer {
 async fn write_frames(mut to: Writer, frames: mpsc::UnboundedReceiver<Queued>) {
     let mut queue = FrameQueue::new(frames);
     while let Some(batch) = queue.next_batch().await {
-        if to.write_all(&batch).await.is_err() {
+        if to.write_all(&batch.bytes).await.is_err() {
             break; // the reader sees the same end and reports it
+        }
+        for told in batch.sent {
+            told.send(()).ok();
         }
     }
     // Usually the last link was dropped: the keeper sees the end and closes its side, which ends the reader.
@@ -385,64 +397,4 @@ fn next_frame(buffer: &mut BytesMut) -> io::Result<Option<FromKeeper>> {
 }
 
 #[cfg(test)]
-mod tests {
-    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-
-    use super::*;
-    use crate::model::{JobId, LogChannel};
-
-    #[tokio::test]
-    async fn a_request_that_is_too_large_is_an_error_and_those_after_it_are_sent() {
-        let (ours, theirs) = UnixStream::pair().unwrap();
-        theirs.set_nonblocking(true).unwrap();
-        let mut theirs = tokio::net::UnixStream::from_std(theirs).unwrap();
-        let mut bytes = Vec::new();
-        let sent = async {
-            let link = KeeperLink::new(KeeperWire::Socket(ours), |_| {}, || {}).unwrap();
-            let key = JobId::parse("1").unwrap().key();
-            let line = |text| Request::Line { key, op: 1, kind: LogChannel::Out, text };
-            let error = link.tell(line("x".repeat(MAX_FRAME))).unwrap_err();
-            assert!(matches!(error, LinkError::TooLarge(len) if len > MAX_FRAME), "{error}");
-            link.tell(line("short".into())).unwrap();
-            drop(link);
-            theirs.read_to_end(&mut bytes).await.unwrap();
-        };
-        tokio::task::LocalSet::new().run_until(sent).await;
-        assert!(bytes.len() < 100 && bytes.ends_with(b"short"), "{} bytes", bytes.len());
-    }
-
-    #[test]
-    fn fault_54_a_frame_that_has_to_wait_for_room_needs_no_further_descriptor() {
-        // In a process of its own: the limit on descriptors applies to all threads.
-        if std::env::var_os("NO_DESCRIPTORS").is_none() {
-            let test = std::env::current_exe().unwrap();
-            let name =
-                "keeper::link::tests::fault_54_a_frame_that_has_to_wait_for_room_needs_no_further_descriptor";
-            let mut command = std::process::Command::new(test);
-            command.args(["--exact", name]).env("NO_DESCRIPTORS", "1").stdout(std::process::Stdio::null());
-            assert!(command.status().unwrap().success());
-            return;
-        }
-        let sent = async {
-            let (ours, theirs) = UnixStream::pair().unwrap();
-            theirs.set_nonblocking(true).unwrap();
-            let mut theirs = tokio::net::UnixStream::from_std(theirs).unwrap();
-            let link = KeeperLink::new(KeeperWire::Socket(ours), |_| {}, || {}).unwrap();
-            let next = std::fs::File::open("/dev/null").unwrap();
-            let limit = std::os::fd::AsRawFd::as_raw_fd(&next) as u64;
-            drop(next);
-            let all = getrlimit(Resource::Nofile);
-            setrlimit(Resource::Nofile, Rlimit { current: Some(limit), ..all }).unwrap();
-            std::fs::File::open("/dev/null").unwrap_err();
-            let key = JobId::parse("1").unwrap().key();
-            let text = "x".repeat(4 << 20);
-            link.tell(Request::Line { key, op: 1, kind: LogChannel::Out, text: text.clone() }).unwrap();
-            drop(link);
-            let mut bytes = Vec::new();
-            theirs.read_to_end(&mut bytes).await.unwrap();
-            assert!(bytes.ends_with(text.as_bytes()), "{} bytes came through", bytes.len());
-        };
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_io().enable_time().build();
-        tokio::task::LocalSet::new().block_on(&runtime.unwrap(), sent);
-    }
-}
+mod tests;

@@ -9,7 +9,7 @@
 //!   leave; `output` with its `pipe`s, `masking`, `log_file` and the `unfinished` lines;
 //! - `shared` is what all jobs use; `strays` are processes that no job holds; `compile` prepares large sets of phrases
 //!   on other threads;
-//! - `disk` syncs while no daemon does;
+//! - `disk` syncs while no daemon does; `rest` says when memory is given back;
 //! - `setup` prepares the process; `farewell` ends it when no daemon came back.
 
 mod compile;
@@ -27,6 +27,7 @@ mod peer;
 mod perform;
 mod pipe;
 mod processes;
+mod rest;
 mod server;
 pub(in crate::keeper) mod setup;
 mod shared;

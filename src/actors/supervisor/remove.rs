@@ -207,9 +207,9 @@ async fn remove_ended(
     removal.view.log.ended().await;
     if let Some(keeper) = port.living().await {
         keeper.link.tell_short(Request::Drop { key: removal.view.key });
-        // Later daemons learn the id from the keeper, so it must know it before the Finish is answered; a dying one
-        // need not.
-        keeper.link.ask(Request::Remember(entry)).await.ok();
+        // Later daemons learn the id from the keeper, so it must be on its way to it before the Finish is answered; a
+        // dying keeper need not know it.
+        keeper.link.hand_over(Request::Remember(entry)).await.ok();
     }
     removal.view.log.expire();
     removal.view.trace.expire();
@@ -233,6 +233,7 @@ async fn remove_ended(
         tracing::warn!(error = %Chain(&error), job = %removal.view.id, "the removal may come undone with a power cut");
     }
     let removed = match begun {
+        Ok(Some(removed)) if removed.delete_if_small() => Ok(()),
         Ok(Some(removed)) => delete(removed).await,
         Ok(None) => Ok(()),
         Err(error) => Err(error),

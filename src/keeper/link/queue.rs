@@ -3,7 +3,7 @@
 use std::pin::Pin;
 use std::time::Duration;
 
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, Sleep};
 
 use super::READ_CHUNK;
@@ -16,6 +16,29 @@ pub(super) struct Queued {
     pub(super) bytes: Vec<u8>,
     /// True if it may wait for the next frame that may not: each write wakes the keeper.
     pub(super) may_wait: bool,
+    /// Told once the frame is in the socket.
+    pub(super) sent: Option<oneshot::Sender<()>>,
+}
+
+/// Frames to write at once.
+#[derive(Default)]
+pub(super) struct Batch {
+    pub(super) bytes: Vec<u8>,
+    /// Told once all of `bytes` are in the socket.
+    pub(super) sent: Vec<oneshot::Sender<()>>,
+}
+
+impl Batch {
+    /// Adds a frame. Returns false if it must not wait for others.
+    fn add(&mut self, Queued { bytes, may_wait, sent }: Queued) -> bool {
+        if self.bytes.is_empty() {
+            self.bytes = bytes;
+        } else {
+            self.bytes.extend_from_slice(&bytes);
+        }
+        self.sent.extend(sent);
+        may_wait
+    }
 }
 
 /// Batches in a row that no frame of another task joined. From then on only some batches wait for company …
@@ -41,12 +64,12 @@ impl FrameQueue {
     }
 
     /// Returns the frames to write next, in order; `None` once there are no more.
-    pub(super) async fn next_batch(&mut self) -> Option<Vec<u8>> {
-        let Queued { bytes: mut batch, mut may_wait } = self.frames.recv().await?;
-        while may_wait && batch.len() < READ_CHUNK {
+    pub(super) async fn next_batch(&mut self) -> Option<Batch> {
+        let mut batch = Batch::default();
+        let mut may_wait = batch.add(self.frames.recv().await?);
+        while may_wait && batch.bytes.len() < READ_CHUNK {
             let Some(frame) = self.next_unless_late().await else { break };
-            batch.extend_from_slice(&frame.bytes);
-            may_wait = frame.may_wait;
+            may_wait = batch.add(frame);
         }
         self.add_queued(&mut batch);
         // With many jobs the other tasks queue frames that can go with this write. A job alone has no such tasks, and
@@ -61,14 +84,14 @@ impl FrameQueue {
     }
 
     /// Adds the frames that are queued. True if there were any.
-    fn add_queued(&mut self, batch: &mut Vec<u8>) -> bool {
-        let before = batch.len();
-        while batch.len() < READ_CHUNK
+    fn add_queued(&mut self, batch: &mut Batch) -> bool {
+        let before = batch.bytes.len();
+        while batch.bytes.len() < READ_CHUNK
             && let Ok(frame) = self.frames.try_recv()
         {
-            batch.extend_from_slice(&frame.bytes);
+            batch.add(frame);
         }
-        batch.len() > before
+        batch.bytes.len() > before
     }
 
     /// Returns the next frame; `None` if none comes in time, or none will come any more.

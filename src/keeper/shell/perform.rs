@@ -5,7 +5,7 @@ use std::time::Instant;
 use super::compile::{PhraseWork, Prepared};
 use super::job::JobBody;
 use super::masking::{Masking, MaskingSource};
-use super::server::{Keeper, REST_AFTER};
+use super::server::Keeper;
 use crate::keeper::core::{Action, Held, ReplyTo, Serial};
 use crate::keeper::protocol::{HoldJob, KeeperError, PROTOCOL_VERSION, Reply, Request};
 use crate::model::JobKey;
@@ -14,7 +14,9 @@ use crate::process::cgroup::Usage;
 impl Keeper {
     /// Performs a request of the present connection.
     pub(super) fn request(&mut self, to: ReplyTo, request: Request) {
-        self.core.perform(to, request, Instant::now());
+        let now = Instant::now();
+        self.rest.busy(now);
+        self.core.perform(to, request, now);
         self.drive();
     }
 
@@ -138,8 +140,7 @@ impl Keeper {
         if let Some(mut body) = self.core.settle(serial) {
             body.processes.containment.release(shared);
             shared.scratch.wipe();
-            let at = Instant::now() + REST_AFTER;
-            self.rest_at = Some(if self.core.is_empty() { at } else { self.rest_at.unwrap_or(at) });
+            self.rest.busy(Instant::now());
         }
     }
 }

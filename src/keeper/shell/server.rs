@@ -14,6 +14,7 @@ use super::disk::Disk;
 use super::farewell::{NOBODY, STORAGE_FAILED};
 use super::job::JobBody;
 use super::peer::{Refusals, is_trusted};
+use super::rest::{GiveBack, Rest};
 use super::setup::{KeeperFailure, KeeperOptions, Prepared, prepare};
 use super::shared::{KeeperShared, Readiness, Token};
 use crate::keeper::core::{Core, ReplyTo};
@@ -23,9 +24,6 @@ use crate::process::{self, Signals};
 
 /// Events taken from the kernel at a time.
 const EVENTS: usize = 256;
-
-/// Time from the end of the last job until memory is given back.
-pub(super) const REST_AFTER: Duration = Duration::from_secs(1);
 
 /// Least time between two rounds of reaping orphans: nobody waits for their exit.
 const REAP_EVERY: Duration = Duration::from_millis(100);
@@ -46,8 +44,7 @@ pub(super) struct Keeper {
     disk: Disk,
     reaped: Instant,
     reap_at: Option<Instant>,
-    /// When to give memory back, if no job is left.
-    pub(super) rest_at: Option<Instant>,
+    pub(super) rest: Rest,
 }
 
 /// Runs a keeper until its daemon says Bye, or no daemon came back. Call it on the main thread of a dedicated process:
@@ -89,7 +86,7 @@ impl Keeper {
             disk: Disk::default(),
             reaped: now,
             reap_at: None,
-            rest_at: Some(now + REST_AFTER),
+            rest: Rest::new(now),
         })
     }
 
@@ -160,7 +157,7 @@ impl Keeper {
             self.core.next_timer(),
             lengths,
             self.reap_at,
-            self.rest_at,
+            self.rest.at(),
             self.core.farewell_due(),
             self.sync_at(),
         ];
@@ -189,13 +186,14 @@ impl Keeper {
         if self.core.farewell_due().is_some_and(|at| at <= now) {
             self.begin_farewell(NOBODY);
         }
-        if self.rest_at.is_some_and(|at| at <= now) {
-            self.rest_at = None;
-            if self.core.is_empty() {
-                self.shared.pool.iter_mut().for_each(Pool::rest);
+        match self.rest.due(now) {
+            None => {}
+            Some(GiveBack::Heap) => process::give_back_memory(),
+            Some(GiveBack::Program) => {
+                if self.core.is_empty() {
+                    self.shared.pool.iter_mut().for_each(Pool::rest);
+                }
                 process::give_back_idle_memory();
-            } else {
-                process::give_back_memory();
             }
         }
     }
