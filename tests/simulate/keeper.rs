@@ -47,6 +47,7 @@ pub(crate) struct Keeper {
     core: Core<SimulatedJob>,
     /// Serial number of the current connection, and the sender for its frames.
     connection: (u32, Option<mpsc::UnboundedSender<Vec<u8>>>),
+    reader: Option<wire::Reader>,
     greeted: bool,
     /// True if the daemon passed on all that it remembered before the keeper's first job.
     pub(crate) is_told: bool,
@@ -66,6 +67,7 @@ impl Keeper {
             random: seed,
             core: Core::new(now()),
             connection: (0, None),
+            reader: None,
             greeted: false,
             is_told: false,
             changed: Rc::default(),

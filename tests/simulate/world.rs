@@ -190,7 +190,7 @@ impl World {
         let (door, mut comes) = mpsc::unbounded_channel::<(keeper::Shared, DuplexStream)>();
         tokio::task::spawn_local(async move {
             while let Some((keeper, wire)) = comes.recv().await {
-                keeper::connect(&keeper, wire);
+                keeper::connect(&keeper, wire).await;
             }
         });
         PLAYED.set(Some(Played {

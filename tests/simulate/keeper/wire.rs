@@ -1,20 +1,36 @@
 //! The connection between daemon and keeper, with random delays.
 
+use std::future::poll_fn;
+use std::pin::pin;
 use std::rc::Rc;
+use std::task::Poll;
 use std::time::Duration;
 
 use super::{Shared, is_put_in, moment, perform, run_timers};
 use crate::random::Random;
 use step_runner::keeper::protocol::{FromKeeper, ToKeeper};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
-use tokio::sync::mpsc;
+use tokio::sync::{Notify, mpsc};
+use tokio::task::JoinHandle;
 use tokio::time::sleep;
 
 /// Time for which a keeper with the fault `writes_late` collects frames to write them together.
 const LATE: Duration = Duration::from_millis(1_500);
 
-/// Accepts a daemon's connection, which replaces an earlier one.
-pub(crate) fn connect(keeper: &Shared, wire: DuplexStream) {
+/// The task that reads from a connection.
+pub(crate) struct Reader {
+    /// Tells it that another connection has come.
+    replaced: Rc<Notify>,
+    task: JoinHandle<()>,
+}
+
+/// Accepts a daemon's connection, which replaces an earlier one. What has come on that one is performed before.
+pub(crate) async fn connect(keeper: &Shared, wire: DuplexStream) {
+    let earlier = keeper.borrow_mut().reader.take();
+    if let Some(Reader { replaced, task }) = earlier {
+        replaced.notify_one();
+        drop(task.await);
+    }
     let (mut read, mut write) = tokio::io::split(wire);
     let (sender, mut frames) = mpsc::unbounded_channel::<Vec<u8>>();
     let (serial, mut random) = {
@@ -43,29 +59,48 @@ pub(crate) fn connect(keeper: &Shared, wire: DuplexStream) {
         }
         drop(write.shutdown().await);
     });
-    let keeper = Rc::clone(keeper);
-    tokio::task::spawn_local(async move {
+    let (shared, replaced) = (Rc::clone(keeper), Rc::new(Notify::new()));
+    let hurry = Rc::clone(&replaced);
+    let task = tokio::task::spawn_local(async move {
+        let mut is_replaced = false;
         loop {
-            let frame = async {
+            let mut frame = pin!(async {
                 let len = read.read_u32_le().await?;
                 let mut bytes = vec![0; len as usize];
                 read.read_exact(&mut bytes).await?;
                 std::io::Result::Ok(bytes)
-            };
-            let Ok(bytes) = frame.await else { break };
-            dawdle(&mut random).await;
-            let current = { keeper.borrow().is_alive && keeper.borrow().connection.0 == serial };
-            if !current {
-                return;
+            });
+            if !is_replaced {
+                tokio::select! {
+                    biased;
+                    () = hurry.notified() => is_replaced = true,
+                    frame = &mut frame => {
+                        let Ok(bytes) = frame else { break };
+                        dawdle(&mut random).await;
+                        receive(&shared, serial, &bytes);
+                        continue;
+                    }
+                }
             }
-            let ToKeeper { id, request } = postcard::from_bytes(&bytes).unwrap();
-            perform(&keeper, id, request);
+            // Only what is there already.
+            let there = poll_fn(|context| Poll::Ready(frame.as_mut().poll(context))).await;
+            let Poll::Ready(Ok(bytes)) = there else { break };
+            receive(&shared, serial, &bytes);
         }
-        let mut keeper = keeper.borrow_mut();
+        let mut keeper = shared.borrow_mut();
         if keeper.connection.0 == serial {
             keeper.connection.1 = None;
         }
     });
+    keeper.borrow_mut().reader = Some(Reader { replaced, task });
+}
+
+fn receive(keeper: &Shared, serial: u32, frame: &[u8]) {
+    let is_current = keeper.borrow().is_alive && keeper.borrow().connection.0 == serial;
+    if is_current {
+        let ToKeeper { id, request } = postcard::from_bytes(frame).unwrap();
+        perform(keeper, id, request);
+    }
 }
 
 /// Lets other tasks run for a random time: mostly none, sometimes milliseconds.
