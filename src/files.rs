@@ -5,8 +5,17 @@
 //! calls that a signal interrupted. New descriptors are never inherited. Operations are failpoints; a test can record
 //! those that change something (`files/recorder.rs`).
 
+/// Tells the recorder, if there is one, of a change that was made.
+macro_rules! record {
+    ($what:ident($($fact:expr),*)) => {
+        #[cfg(test)]
+        $crate::files::recorder::$what($($fact),*);
+    };
+}
+
 #[cfg(test)]
 pub(crate) mod recorder;
+mod spare;
 mod tree;
 
 use std::error::Error;
@@ -21,6 +30,7 @@ use rustix::fs::{AtFlags, Dir, FileType, FlockOperation, Mode, OFlags, Stat};
 use rustix::path::Arg;
 
 pub(crate) use rustix::fs::CWD;
+pub(crate) use spare::{empty, open_sole, replace_with_spare, spare_name, use_spare};
 pub(crate) use tree::{remove_small_tree, remove_tree, remove_tree_while};
 
 use crate::failpoint;
@@ -49,14 +59,6 @@ fn retry<T>(place: &str, mut call: impl FnMut() -> rustix::io::Result<T>) -> io:
             result => return result,
         }
     }
-}
-
-/// Tells the recorder, if there is one, of a change that was made.
-macro_rules! record {
-    ($what:ident($($fact:expr),*)) => {
-        #[cfg(test)]
-        recorder::$what($($fact),*);
-    };
 }
 
 /// Makes a directory with mode 0700.

@@ -11,6 +11,7 @@ mod lock;
 mod record;
 mod scan;
 pub(crate) mod socket;
+mod spare;
 mod state_dir;
 mod steps;
 mod synced;

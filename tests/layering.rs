@@ -64,7 +64,7 @@ fn table() -> BTreeMap<&'static str, Vec<&'static str>> {
         ("signal", vec![]),
         ("systemd", vec!["process", "error"]),
         ("failpoint", vec![]),
-        ("files", vec!["failpoint"]),
+        ("files", vec!["failpoint", "process"]),
         ("logging", vec!["config", "files", "error"]),
         ("store", vec!["model", "journal", "log", "variables", "files", "failpoint", "error"]),
         (

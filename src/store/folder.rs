@@ -29,7 +29,7 @@ pub struct JobFolder {
     pub(super) shared: Arc<Shared>,
     key: JobKey,
     /// `KEY`, formatted once.
-    name: Arc<str>,
+    pub(super) name: Arc<str>,
 }
 
 /// A removed folder that still has to be deleted. With `durability = power` delete it only once its new name is on the
@@ -37,8 +37,8 @@ pub struct JobFolder {
 #[derive(Debug)]
 #[must_use]
 pub struct Removed {
-    shared: Arc<Shared>,
-    name: CString,
+    pub(super) shared: Arc<Shared>,
+    pub(super) name: CString,
 }
 
 impl Removed {
@@ -95,11 +95,16 @@ impl JobFolder {
         StoreError::new(action, format!("jobs/{}/{name}", self.name))
     }
 
-    /// Makes the folder. Fails with `AlreadyExists` if it exists. Without a record it belongs to no job.
+    /// Makes the folder, or takes a spare one. Fails with `AlreadyExists` if it exists. Without a record it belongs to no
+    /// job.
     pub(crate) fn make(&self) -> Result<(), StoreError> {
-        failpoint::io("store::folder::make")
-            .and_then(|()| files::make_dir(&self.shared.jobs, &*self.name))
-            .map_err(self.error("make", ""))
+        let make = || {
+            if self.shared.use_spare(&self.name) {
+                return Ok(());
+            }
+            files::make_dir(&self.shared.jobs, &*self.name)
+        };
+        failpoint::io("store::folder::make").and_then(|()| make()).map_err(self.error("make", ""))
     }
 
     /// Notes that `directory`, outside of the folder, is about to be made for this job. If the daemon dies before the
@@ -125,9 +130,14 @@ impl JobFolder {
     pub(crate) fn write_record(&self, record: &JobRecord) -> Result<(), StoreError> {
         let json = journal::encode(record)
             .map_err(|error| self.error("write", "job.json")(io::Error::other(error)))?;
-        failpoint::io("store::record::write")
-            .and_then(|()| files::replace(&self.shared.jobs, &self.inside("job.json"), &json))
-            .map_err(self.error("write", "job.json"))
+        let (jobs, name) = (&self.shared.jobs, self.inside("job.json"));
+        let write = || {
+            if files::replace_with_spare(jobs, &name, &json)? {
+                return Ok(());
+            }
+            files::replace(jobs, &name, &json)
+        };
+        failpoint::io("store::record::write").and_then(|()| write()).map_err(self.error("write", "job.json"))
     }
 
     /// Returns the inode of the job's log; `None` if no keeper has opened it.

@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use serde::{Deserialize, Serialize};
 
 use super::folder::JobFolder;
+use super::spare::SpareFolders;
 use super::{Lock, LockError, StoreError};
 use crate::error::Chain;
 use crate::files;
@@ -134,6 +135,7 @@ pub(super) struct Shared {
     pub(crate) has_reserve: AtomicBool,
     /// Serial number for names of removed folders.
     pub(crate) serial: AtomicU64,
+    pub(super) spare: SpareFolders,
     _lock: Lock,
 }
 
@@ -153,8 +155,12 @@ impl StateDir {
         check_format(&root, &path)?;
         let jobs = ensure_dir(&root, "jobs")?;
         let (has_reserve, serial) = (AtomicBool::new(false), AtomicU64::new(0));
-        let shared = Shared { path, root, jobs, has_reserve, serial, _lock: lock };
+        let spare = SpareFolders::default();
+        let shared = Shared { path, root, jobs, has_reserve, serial, spare, _lock: lock };
         let opened = Self { shared: Arc::new(shared) };
+        if let Err(error) = SpareFolders::clear(&opened.shared) {
+            tracing::warn!(error = %Chain(&error), "spare folders of an earlier daemon were not removed");
+        }
         // An earlier daemon may have used up the reserve, and even the first write may need it.
         opened.replenish_reserve();
         opened.tell_who_serves(daemon)?;

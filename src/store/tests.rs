@@ -7,6 +7,7 @@ mod power;
 mod recovery;
 mod removal;
 mod socket;
+mod spare;
 mod state_dir;
 mod steps;
 

@@ -224,8 +224,10 @@ async fn remove_ended(
         let (view, state) = (Arc::clone(&removal.view), state.clone());
         threads::run(Work::Ends, move || remove_file_variables(&view, &state)).await.ok();
     }
-    // As long as the id is registered, new followers can read to the end.
-    let _held = removal.view.trace.hold(&folder);
+    // After a power cut a used folder could hold parts of two jobs.
+    let plain = if sync_group.is_none() { folder.open_plain() } else { None };
+    // As long as the id is registered, new followers can read to the end. A plain folder is gone at once.
+    let _held = plain.is_none().then(|| removal.view.trace.hold(&folder));
     let begun = folder.begin_removal();
     if let Some(group) = sync_group
         && let Err(error) = group.synced().await
@@ -233,6 +235,7 @@ async fn remove_ended(
         tracing::warn!(error = %Chain(&error), job = %removal.view.id, "the removal may come undone with a power cut");
     }
     let removed = match begun {
+        Ok(Some(removed)) if plain.is_some_and(|plain| removed.keep_as_spare(&plain)) => Ok(()),
         Ok(Some(removed)) if removed.delete_if_small() => Ok(()),
         Ok(Some(removed)) => delete(removed).await,
         Ok(None) => Ok(()),

@@ -225,8 +225,11 @@ impl StateDir {
         files::open_append(&self.directory, format!("jobs/{key}/journal").as_str())
     }
 
-    /// Opens the log of a job for writing, and makes it if need be.
+    /// Opens the log of a job for writing, and makes it if need be. A folder that an earlier job had has a spare file for
+    /// it, which gets its name only now: a log shows that a keeper has taken the job.
     pub(super) fn open_log(&self, key: JobKey) -> io::Result<OwnedFd> {
-        files::open_write(&self.directory, format!("jobs/{key}/log").as_str())
+        let log = format!("jobs/{key}/log");
+        files::use_spare(&self.directory, &log).ok();
+        files::open_write(&self.directory, log.as_str())
     }
 }

@@ -31,6 +31,7 @@ impl Teller<'_> {
     }
 
     fn print(&mut self, id: &'static str, job: &JobFolder, text: &str) {
+        files::use_spare(&job.shared.jobs, &job.inside("log")).ok();
         let log = files::open_append(&job.shared.jobs, job.inside("log").as_str()).unwrap();
         let entry = format!("2026-01-01T00:00:00.000000Z 01O {text}\n");
         assert_eq!(files::write(log, entry.as_bytes()).unwrap(), entry.len());
@@ -90,8 +91,33 @@ fn story(sync: bool) -> Story {
     teller.promise("running", Promise::Steps(2));
     teller.print("running", &running, "last");
 
+    if !sync {
+        again(&mut teller, &state);
+    }
     let Teller { promises, logs, .. } = teller;
     Story { history: recording.finish(), promises, logs }
+}
+
+/// A job whose folder the next job gets.
+fn again(teller: &mut Teller<'_>, state: &StateDir) {
+    for id in ["removed_first", "again"] {
+        let job = create(state, id);
+        teller.promise(id, Promise::Registered);
+        job.append(&Event::Started { at: 5, boot: None }).unwrap();
+        teller.print(id, &job, id);
+        job.append_step(b"result").unwrap();
+        teller.promise(id, Promise::Steps(1));
+        teller.end(id, &job, 1);
+        if id == "again" {
+            return;
+        }
+        let plain = job.open_plain().unwrap();
+        let removed = job.begin_removal().unwrap().unwrap();
+        if !removed.keep_as_spare(&plain) {
+            removed.delete().unwrap();
+        }
+        teller.promise(id, Promise::Removed);
+    }
 }
 
 /// Recovers a folder as a start does. Returns every job with its end, and the ids that answer `data_loss`.
@@ -125,7 +151,7 @@ fn check(story: &Story, count: usize, path: &Path) {
     let (jobs, broken) = recover(path);
     assert_eq!(broken, [], "after {count} operations a record could not be read");
     for (_, id, promise) in story.promises.iter().filter(|(at, ..)| *at <= count) {
-        let removing = *id == "removed";
+        let removing = id.starts_with("removed");
         let Some((folder, end)) = jobs.get(*id) else {
             // After the start of its removal a job may be gone at any time.
             assert!(removing, "after {count} operations {id} is gone");
@@ -297,7 +323,7 @@ fn fault_44_any_truncation_costs_at_most_its_own_job() {
 fn fault_44_a_foreign_thing_under_any_name_of_ours_never_stops_the_start() {
     let origin = temp();
     let image = folder_of_three(&origin);
-    for name in ["broken", "jobs", "daemon.json", "reserve", "lock"] {
+    for name in ["broken", "jobs", "daemon.json", "reserve", "lock", "spare"] {
         for is_folder in [true, false] {
             if is_folder && name == "jobs" {
                 continue;

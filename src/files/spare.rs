@@ -1,0 +1,72 @@
+//! Spare files: empty files that wait under a name of their own, `NAME.spare`, until they are used as `NAME`. To use a
+//! file again is much cheaper than to delete it and make another one, on a disk above all.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::fs::{FileType, Mode, OFlags, RenameFlags};
+use rustix::path::Arg;
+
+use super::{CAREFUL, FILE_MODE, cut, rename, retry, stat_of, unlink, write_all};
+use crate::{failpoint, process};
+
+/// Ending of the name of a spare file.
+const ENDING: &str = ".spare";
+
+/// Returns the name of the spare file for `name`.
+pub(crate) fn spare_name(name: &str) -> String {
+    format!("{name}{ENDING}")
+}
+
+/// Opens an existing file for writing if it is an ordinary file as we make them, with no other name, that nobody else
+/// has open. `None` if it is not. Until it is closed, nobody else can open it.
+pub(crate) fn open_sole(at: impl AsFd, name: impl Arg + Copy) -> io::Result<Option<OwnedFd>> {
+    let file = open_existing(at.as_fd(), name)?;
+    let stat = stat_of(&file)?;
+    let is_ours = stat.st_uid == rustix::process::geteuid().as_raw()
+        && FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile
+        && Mode::from_raw_mode(stat.st_mode) == FILE_MODE
+        && stat.st_nlink == 1;
+    let is_sole = is_ours && failpoint::io("files::lease").and_then(|()| process::lease_if_sole(&file))?;
+    Ok(is_sole.then_some(file))
+}
+
+/// Gives the spare file for `name`, if there is one, its name. Fails with `AlreadyExists` if something has that name,
+/// and on a file system that cannot tell.
+pub(crate) fn use_spare(at: impl AsFd, name: &str) -> io::Result<()> {
+    let (at, spare) = (at.as_fd(), spare_name(name));
+    retry("files::rename", || {
+        rustix::fs::renameat_with(at, spare.as_str(), at, name, RenameFlags::NOREPLACE)
+    })?;
+    record!(renamed(at, spare.as_str(), at, name));
+    Ok(())
+}
+
+/// Like [`super::replace`], with the spare file for `name` in place of a new temporary one. `false` if there is no empty
+/// spare file; then nothing is written.
+pub(crate) fn replace_with_spare(at: impl AsFd, name: &str, content: &[u8]) -> io::Result<bool> {
+    let (at, spare) = (at.as_fd(), spare_name(name));
+    let file = match open_existing(at, spare.as_str()) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
+        opened => opened?,
+    };
+    if stat_of(&file)?.st_size != 0 {
+        return Ok(false);
+    }
+    record!(opened(at, spare.as_str(), &file));
+    let written = write_all(file, content).and_then(|()| rename(at, spare.as_str(), at, name));
+    if written.is_err() {
+        drop(unlink(at, spare.as_str()));
+    }
+    written.map(|()| true)
+}
+
+/// Empties a file that [`open_sole`] opened.
+pub(crate) fn empty(file: OwnedFd) -> io::Result<()> {
+    // Closed at once: ext4 writes a file that was emptied to the disk when it is closed next.
+    cut(file, 0)
+}
+
+fn open_existing(at: BorrowedFd<'_>, name: impl Arg + Copy) -> io::Result<OwnedFd> {
+    retry("files::open", || rustix::fs::openat(at, name, CAREFUL | OFlags::WRONLY, Mode::empty()))
+}
