@@ -33,14 +33,13 @@ use indexmap::IndexMap;
 use parking_lot::Mutex;
 use tokio::sync::OnceCell;
 
-use crate::clock;
 use crate::error::Chain;
 use crate::job::event::{FetchFailure, Fetched};
 use crate::lang::ast::Reference;
 use crate::lang::diagnostic::Class;
 use crate::model::JobKey;
 use crate::process::host;
-use crate::process::premise::FileStamp;
+use crate::process::premise::FunctionStamp;
 use crate::process::worker::Program;
 use crate::threads::{self, Work};
 use crate::web;
@@ -159,12 +158,11 @@ impl Fetcher {
         }
     }
 
-    /// Reads a definition file of the job's environment before its step begins. `None` if that could block, or if a change
-    /// after this could go unnoticed.
-    pub(crate) fn at_hand(dir: &str, files: &[String]) -> Option<(Fetched, FileStamp)> {
-        let now = clock::now_micros();
-        let (fetched, stat) = at_hand::find(dir, files)?;
-        let stamp = FileStamp::of(Path::new(&fetched.path), &stat, now)?;
+    /// Reads a definition file of the job's environment before its step begins. `None` if that could block, or if the file
+    /// is too large for a start in advance.
+    pub(crate) fn at_hand(dir: &str, files: &[String]) -> Option<(Fetched, FunctionStamp)> {
+        let (fetched, device) = at_hand::find(dir, files)?;
+        let stamp = FunctionStamp::of(Path::new(&fetched.path), fetched.text.as_bytes(), device)?;
         Some((fetched, stamp))
     }
 

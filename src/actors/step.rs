@@ -108,9 +108,14 @@ impl StepActor {
     /// Prepares the start of the process, unless it runs already. Callable on any thread.
     pub(super) fn prepare(task: StepTask) -> Self {
         let mut step = Self::new(task);
-        match step.task.op {
-            Some(op) => step.begin = Some(step.request(op)),
-            None => step.shell = step.name_of_shell(),
+        if let Some(op) = step.task.op {
+            step.begin = Some(step.request(op));
+        } else {
+            step.shell = step.name_of_shell();
+            // For the message if it could not be started.
+            if let Program::Command(argv) = &step.task.spawn.program {
+                step.program = argv.first().and_then(|name| step.look_up(name).ok());
+            }
         }
         // The request holds the environment now. A step may run for hours, so free this copy.
         step.task.spawn.env = Vec::new();

@@ -1,5 +1,5 @@
-//! Spare files: empty files that wait under a name of their own, `NAME.spare`, until they are used as `NAME`. To use a
-//! file again is much cheaper than to delete it and make another one, on a disk above all.
+//! Spare files: empty files `NAME.spare` that are renamed to `NAME` when it is needed. Reuse costs much less than
+//! deleting a file and making another one, above all on a disk.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

@@ -29,7 +29,7 @@ use crate::process::premise::Premises;
 /// Version of this protocol and of the records that a keeper holds; raised when the format of either changes. A daemon
 /// does not start while a keeper of another version lives. That keeper ends its jobs if no daemon of its own version
 /// comes.
-pub const PROTOCOL_VERSION: u32 = 8;
+pub const PROTOCOL_VERSION: u32 = 9;
 
 /// Largest frame in bytes: the largest request of a client (32 MiB) as a record, with its values once more.
 pub const MAX_FRAME: usize = 80 << 20;
@@ -94,10 +94,14 @@ pub enum Request {
     /// and in [`Request::Resume`] the next one, if the step was started.
     SpawnAfter(Box<SpawnAfter>),
     /// Cancel (service.md §6.2): send SIGTERM and SIGCONT to the running step's group, and after `grace` SIGKILL to
-    /// every process of the job. If repeated with a shorter grace, the shorter one counts.
+    /// every process of the job. If repeated with a shorter grace, the shorter one counts. Ignored if a later step runs,
+    /// started after this one by [`Request::SpawnAfter`]: the daemon stops that one, with its own grace, once it hears of
+    /// it.
     Stop {
         /// The job.
         key: JobKey,
+        /// The step that the daemon believes to run.
+        step: u32,
         /// Time until SIGKILL, counted from the first request to end the job.
         grace: Duration,
     },

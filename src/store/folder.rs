@@ -95,11 +95,11 @@ impl JobFolder {
         StoreError::new(action, format!("jobs/{}/{name}", self.name))
     }
 
-    /// Makes the folder, or takes a spare one. Fails with `AlreadyExists` if it exists. Without a record it belongs to no
-    /// job.
+    /// Makes the folder, or takes a spare one. Fails with `AlreadyExists` if the name is taken. Without a record the folder
+    /// belongs to no job.
     pub(crate) fn make(&self) -> Result<(), StoreError> {
         let make = || {
-            if self.shared.use_spare(&self.name) {
+            if self.shared.take_spare_folder(&self.name) {
                 return Ok(());
             }
             files::make_dir(&self.shared.jobs, &*self.name)

@@ -1,11 +1,11 @@
-//! Folders that are used again. To make and delete the five inodes of a short job is most of what its files cost, and
-//! on ext4, which does not reuse inodes that were deleted lately, more than everything else of the job. So the folder
-//! of a removed job, if it is plain, is emptied, kept under a number in `spare/`, and given to a later job.
+//! Spare folders: emptied folders of removed jobs, which later jobs use again (docs/spec/service.md §6.6).
 //!
-//! A folder in `spare/` is as good as a new one: its files are empty, and two of them have other names, because
-//! `job.json` and `log` say by their names that a Run was accepted and that a keeper has taken the job.
+//! A short job makes and deletes five inodes. On ext4, which does not reuse inodes that were deleted lately, the search
+//! for free ones can take longer than the rest of the job. A spare folder needs no search.
 //!
-//! Nothing is trusted over a restart: [`SpareFolders::clear`] gives up what an earlier daemon left.
+//! The files of a spare folder are empty. Two of them have other names, because recovery relies on these names:
+//! `job.json` shows that a Run was accepted, `log` that a keeper has taken the job. Spare folders of an earlier daemon
+//! are never used: [`SpareFolders::clear`] has them deleted.
 
 use std::ffi::{CStr, CString};
 use std::io;
@@ -26,37 +26,44 @@ const SPARE: &str = "spare";
 const FILES: [(&CStr, bool); 4] =
     [(c"job.json", true), (c"log", true), (c"journal", false), (c"steps", false)];
 
-/// Most bytes of a file that is emptied: a longer one takes more time than a new one.
+/// The default working directory of a job.
+const WORK: &CStr = c"work";
+
+/// Largest file that is emptied, in bytes. Emptying a larger one takes longer than making a new one.
 const MOST_BYTES: i64 = 256 << 10;
 
-/// Most spare folders. A disk sees them as so many directories with four empty files.
+/// Largest number of spare folders. Each costs the disk a directory and four empty files.
 const MOST_FOLDERS: usize = 256;
 
 /// The spare folders of a state folder.
 #[derive(Debug, Default)]
 pub(super) struct SpareFolders {
-    /// The directory; `None` if it could not be made. Made when it is needed first.
+    /// The directory `spare`, made for the first spare folder. `None` if it could not be made.
     dir: OnceLock<Option<OwnedFd>>,
     list: Mutex<List>,
 }
 
 #[derive(Debug, Default)]
 struct List {
-    /// Number of the next folder.
-    next: u64,
-    /// Numbers of the folders, the latest last: its inodes are in the caches.
+    /// Number of the latest folder.
+    latest: u64,
+    /// Numbers of the folders. The last one is used first, because its inodes are in the caches.
     kept: Vec<u64>,
 }
 
-/// A job's folder that holds nothing but its record, journal, log and results, all of them short: it may become a spare
-/// one, or be deleted at once.
+/// A job's folder with short files and nothing else: record, journal, log and results. It can become a spare folder or
+/// be deleted without waiting.
 #[derive(Debug)]
 pub(crate) struct PlainFolder(OwnedFd);
 
 impl JobFolder {
-    /// Opens the folder if it is plain.
+    /// Opens the folder if it is plain. Removes its working directory if that is empty.
     pub(crate) fn open_plain(&self) -> Option<PlainFolder> {
         let dir = files::open_dir(&self.shared.jobs, &*self.name).ok()?;
+        match files::remove_dir(&dir, WORK) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return None,
+            _ => {}
+        }
         let entries = files::some_entries(&dir, FILES.len() + 1).ok()?;
         let is_short = |name: &CStr| files::stat_at(&dir, name).is_ok_and(|stat| stat.st_size <= MOST_BYTES);
         let is_plain = |name: &CStr| FILES.iter().any(|(file, _)| *file == name) && is_short(name);
@@ -65,15 +72,15 @@ impl JobFolder {
 }
 
 impl Removed {
-    /// Makes the folder, which is `plain`, a spare one. False if it may not become one, for example because a follower
-    /// still reads the log, or if there are enough; then it must be deleted.
+    /// Empties the folder, which is `plain`, and adds it to the spare folders. False if the caller must delete it: for
+    /// example, a follower still reads the log, or there are enough spare folders.
     pub(crate) fn keep_as_spare(&self, plain: &PlainFolder) -> bool {
-        matches!(self.shared.keep_spare(&self.name, plain), Ok(true))
+        matches!(self.shared.add_spare_folder(&self.name, plain), Ok(true))
     }
 }
 
 impl Shared {
-    fn keep_spare(&self, gone: &CStr, plain: &PlainFolder) -> io::Result<bool> {
+    fn add_spare_folder(&self, gone: &CStr, plain: &PlainFolder) -> io::Result<bool> {
         if self.spare.list.lock().kept.len() >= MOST_FOLDERS {
             return Ok(false);
         }
@@ -84,16 +91,27 @@ impl Shared {
             return Ok(false);
         }
         let mut list = self.spare.list.lock();
-        list.next += 1;
-        let number = list.next;
+        list.latest += 1;
+        let number = list.latest;
         files::rename(&self.jobs, gone, spare, number.to_string().as_str())?;
         list.kept.push(number);
         Ok(true)
     }
 
-    /// Gives a spare folder the name `name` in `jobs/`. False if there is none, or if that name is taken by anything but
-    /// an empty folder.
-    pub(super) fn use_spare(&self, name: &str) -> bool {
+    /// Deletes all spare folders, to make room. False if there are none.
+    pub(super) fn delete_spare_folders(&self) -> bool {
+        let kept = std::mem::take(&mut self.spare.list.lock().kept);
+        let Some(Some(spare)) = self.spare.dir.get() else { return false };
+        for number in &kept {
+            // What stays is deleted by the next start.
+            drop(files::remove_tree(spare, &CString::new(number.to_string()).unwrap_or_default()));
+        }
+        !kept.is_empty()
+    }
+
+    /// Moves a spare folder to `jobs/`, under the name `name`. It may replace an empty folder there. False if there is no
+    /// spare folder, or if the name is taken.
+    pub(super) fn take_spare_folder(&self, name: &str) -> bool {
         let Some(Some(spare)) = self.spare.dir.get() else { return false };
         let mut list = self.spare.list.lock();
         let Some(number) = list.kept.pop() else { return false };
@@ -106,16 +124,15 @@ impl Shared {
 }
 
 impl SpareFolders {
-    /// Gives up the spare folders of an earlier daemon: moves them to `jobs/`, as a removed folder.
+    /// Moves the spare folders of an earlier daemon to `jobs/` as one removed folder. The scan reports it, to be deleted.
     pub(super) fn clear(shared: &Arc<Shared>) -> Result<(), StoreError> {
         let name = CString::new(SPARE).unwrap_or_default();
-        // The scan finds it there and has it deleted.
         shared.set_gone(&shared.root, &name, SPARE).map(drop).map_err(StoreError::new("remove", SPARE))
     }
 }
 
 impl PlainFolder {
-    /// Empties the files. False, with nothing changed, if one of them is open elsewhere or no ordinary file.
+    /// Empties the files. False if one of them is open elsewhere or no ordinary file; then nothing is changed.
     fn empty(&self) -> io::Result<bool> {
         let mut opened = Vec::with_capacity(FILES.len());
         for (name, has_spare_name) in FILES {
@@ -137,7 +154,7 @@ impl PlainFolder {
     }
 }
 
-/// True if the new name of a renamed directory is taken.
+/// True if a rename of a directory failed because the new name is taken.
 fn is_taken(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EEXIST | libc::ENOTEMPTY | libc::ENOTDIR))
 }

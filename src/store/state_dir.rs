@@ -202,6 +202,11 @@ impl StateDir {
         files::free_space(&self.shared.root).map_err(StoreError::new("measure", &self.shared.path))
     }
 
+    /// Deletes the spare folders of removed jobs, to make room. False if there are none.
+    pub(crate) fn delete_spare_folders(&self) -> bool {
+        self.shared.delete_spare_folders()
+    }
+
     /// Makes the reserve again after its use, if there is space.
     pub(crate) fn replenish_reserve(&self) {
         let Shared { root, has_reserve, .. } = &*self.shared;
@@ -221,8 +226,8 @@ impl StateDir {
         has_reserve.store(has, Ordering::Relaxed);
     }
 
-    /// Does `work`. If the disk is full, releases the reserve and does `work` once more. It does not make a new
-    /// reserve: see [`Self::replenish_reserve`].
+    /// Does `work`. If the disk is full, deletes the spare folders and does `work` again; if that was not enough, releases
+    /// the reserve and does it once more. It does not make a new reserve: see [`Self::replenish_reserve`].
     pub(crate) fn with_reserve<T, E: Error + 'static>(
         &self,
         work: impl Fn() -> Result<T, E>,
@@ -249,10 +254,12 @@ impl Shared {
         &self,
         work: impl Fn() -> Result<T, E>,
     ) -> Result<T, E> {
-        match work() {
-            Err(error) if files::is_full(&error) && self.release_reserve() => work(),
+        let again = |result: Result<T, E>, made_room: &dyn Fn() -> bool| match result {
+            Err(error) if files::is_full(&error) && made_room() => work(),
             result => result,
-        }
+        };
+        let result = again(work(), &|| self.delete_spare_folders());
+        again(result, &|| self.release_reserve())
     }
 
     /// Opens the folder of records that were set aside. `None` if there is none yet, or if a foreign file has its name:

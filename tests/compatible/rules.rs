@@ -259,6 +259,25 @@ async fn a_closed_job_runs_again_when_it_is_asked_for_again() {
     }
 }
 
+/// Frames about the job before could still be on their way when its id is used again.
+#[tokio::test]
+async fn an_id_that_is_used_again_at_once_gets_its_own_log() {
+    let daemon = Daemon::start();
+    let peer = Peer::of(&daemon).await;
+    for round in 0..150 {
+        let count = [20, 1][round % 2];
+        peer.run(
+            "1",
+            &format!("i=0; while [ $i -lt {count} ]; do echo line $i of {round}; i=$((i + 1)); done"),
+        )
+        .await;
+        let log = String::from_utf8(peer.log("1").await).unwrap();
+        let own = log.matches(&format!(" of {round}\n")).count();
+        assert_eq!((own, log.matches(" of ").count()), (count, count), "{log}");
+        peer.close("1").await;
+    }
+}
+
 #[tokio::test]
 async fn a_job_keeps_its_rules_when_the_daemon_is_killed() {
     let mut daemon = Daemon::start();

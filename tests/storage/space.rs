@@ -202,6 +202,26 @@ async fn fault_26_a_daemon_starts_again_on_a_full_disk_and_its_jobs_go_on() {
 }
 
 #[tokio::test]
+async fn fault_26_folders_kept_for_later_jobs_take_no_room_from_a_job() {
+    let Some(small) = Small::mount("fault_26", "size=8m,nr_inodes=400") else { return };
+    let daemon = small.daemon(Setup::new());
+    let client = daemon.client().await;
+    for round in 0..2 {
+        let ids: Vec<_> = (0..50).map(|number| format!("{round}-{number}")).collect();
+        for id in &ids {
+            client.run_to_end(id, &script("true")).await;
+        }
+        for id in &ids {
+            client.finish(id).await;
+        }
+    }
+    assert!(daemon.state_dir().join("spare").is_dir());
+    small.fill_with_files();
+    std::fs::remove_file(small.path().join("file-0")).unwrap();
+    assert_eq!(client.run_to_end("new", &script("true")).await.state(), State::Success);
+}
+
+#[tokio::test]
 async fn fault_26_a_daemon_that_finds_no_room_to_listen_says_so_and_its_jobs_go_on() {
     let Some(small) = Small::mount("fault_26", "size=3m,nr_inodes=60") else { return };
     let mut daemon = small.daemon(Setup::new());

@@ -77,11 +77,6 @@ pub fn candidates<'a>(
     folders.map(move |folder| work_dir.join(folder).join(name))
 }
 
-/// True if the file at `path` can be executed.
-pub(crate) fn is_executable(path: &Path) -> bool {
-    check(path).is_ok()
-}
-
 /// Checks that the file at `path` can be executed.
 fn check(path: &Path) -> Result<(), LookupError> {
     let metadata = fs::metadata(path).map_err(|error| match rustix::io::Errno::from_io_error(&error) {

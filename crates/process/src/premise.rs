@@ -1,73 +1,92 @@
 //! Premises of a start that was prepared in advance, checked when the start is due.
 //!
 //! The daemon looks up the program and reads the function while another process of the job runs. That process can change
-//! both.
+//! both. The check never waits: the keeper makes it, and serves all jobs on one thread. A premise that the kernel could
+//! confirm only with a disk, a server or another program does not hold.
 
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
-use rustix::fs::Stat;
+use rustix::fs::FileType;
 use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
 
-use crate::command;
+use crate::at_hand::{self, Device, Look};
 
-/// Minimum age of a file's last change for a stamp. File systems stamp changes with the time of the last clock tick, so
-/// two changes within a few milliseconds can have the same stamp.
-const SETTLED: Duration = Duration::from_millis(50);
+/// Largest function that a start in advance relies on, in bytes: the check reads all of it.
+const LARGEST_FUNCTION: u64 = 64 << 10;
 
-/// State of files that a prepared start relies on.
+/// Facts that a prepared start relies on.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Premises {
+    /// The program, which can be executed.
+    pub program: ProgramStamp,
     /// Paths that the lookup tries before the program's own. No file may be there.
     pub absent: Vec<PathBuf>,
     /// The file that the function was read from. `None` for a builtin function.
-    pub function: Option<FileStamp>,
+    pub function: Option<FunctionStamp>,
 }
 
 impl Premises {
-    /// True if the premises hold and `program` can be executed. Reads no file's content.
+    /// True if the premises hold of `program`.
     pub fn hold(&self, program: &Path) -> bool {
-        command::is_executable(program)
-            && self.absent.iter().all(|path| rustix::fs::stat(path).is_err())
-            && self.function.as_ref().is_none_or(FileStamp::is_current)
+        ProgramStamp::of(program).is_some_and(|stamp| stamp == self.program)
+            && self.absent.iter().all(|path| is_absent(path))
+            && self.function.as_ref().is_none_or(FunctionStamp::is_current)
     }
 }
 
-/// A file as it was when it was read.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct FileStamp {
-    path: PathBuf,
-    device: u64,
+/// True if the kernel knows that there is nothing at `path`.
+pub fn is_absent(path: &Path) -> bool {
+    matches!(at_hand::look(path), Look::Absent)
+}
+
+/// A program: which file it is, and who may execute it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ProgramStamp {
+    device: Device,
     inode: u64,
-    size: i64,
-    modified: (i64, i64),
-    changed: (i64, i64),
+    mode: u16,
+    owner: (u32, u32),
 }
 
-impl FileStamp {
-    /// Describes the file at `path`, looked at before it was read. `now` is the time before that, in microseconds since
-    /// the epoch. `None` if a change after the look could leave no trace.
-    pub fn of(path: &Path, stat: &Stat, now: i64) -> Option<Self> {
-        let settled = now - SETTLED.as_micros() as i64;
-        let settled = (settled.div_euclid(1_000_000), settled.rem_euclid(1_000_000) * 1_000);
-        let stamp = Self::from_stat(path, stat);
-        (stamp.modified < settled && stamp.changed < settled).then_some(stamp)
+impl ProgramStamp {
+    /// Describes the file at `path`. `None` if there is none, or if that cannot be told without waiting.
+    pub fn of(path: &Path) -> Option<Self> {
+        let Look::Present(stat) = at_hand::look(path) else { return None };
+        let is_file = FileType::from_raw_mode(stat.stx_mode.into()) == FileType::RegularFile;
+        is_file.then_some(Self {
+            device: at_hand::device(&stat),
+            inode: stat.stx_ino,
+            mode: stat.stx_mode,
+            owner: (stat.stx_uid, stat.stx_gid),
+        })
+    }
+}
+
+/// A function's file as it was read. Its content counts, not its times: file systems stamp changes within a tick, or
+/// within two seconds, alike, and some do not stamp changes through a mapping.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FunctionStamp {
+    path: PathBuf,
+    device: Device,
+    content: [u8; 32],
+}
+
+impl FunctionStamp {
+    /// Describes the file at `path` of the file system `device`, read as `content`. `None` if it is too large.
+    pub fn of(path: &Path, content: &[u8], device: Device) -> Option<Self> {
+        let is_small = content.len() as u64 <= LARGEST_FUNCTION;
+        is_small.then(|| Self { path: path.to_owned(), device, content: Sha256::digest(content).into() })
     }
 
-    fn from_stat(path: &Path, stat: &Stat) -> Self {
-        Self {
-            path: path.to_owned(),
-            device: stat.st_dev,
-            inode: stat.st_ino,
-            size: stat.st_size,
-            modified: (stat.st_mtime, stat.st_mtime_nsec as i64),
-            changed: (stat.st_ctime, stat.st_ctime_nsec as i64),
-        }
-    }
-
-    /// True if the path leads to the same file, and nothing has changed it.
+    /// True if the path leads to the same content, on the same file system.
     fn is_current(&self) -> bool {
-        rustix::fs::stat(&self.path).is_ok_and(|stat| Self::from_stat(&self.path, &stat) == *self)
+        // First without opening: to open a file of another file system may mean to wait for a server.
+        let Look::Present(stat) = at_hand::look(&self.path) else { return false };
+        at_hand::device(&stat) == self.device
+            && at_hand::read(&self.path, LARGEST_FUNCTION).is_some_and(|file| {
+                file.device == self.device && self.content[..] == Sha256::digest(&file.content)[..]
+            })
     }
 }
 
@@ -78,15 +97,9 @@ mod tests {
 
     use super::*;
 
-    #[test]
-    fn a_file_that_has_just_changed_has_no_stamp() {
-        let folder = tempfile::tempdir().unwrap();
-        let stat = rustix::fs::stat(folder.path()).unwrap();
-        let changed = stat.st_ctime * 1_000_000 + stat.st_ctime_nsec as i64 / 1_000;
-        for (later, expected) in [(-1_000_000, false), (0, false), (49_999, false), (50_002, true)] {
-            let stamp = FileStamp::of(folder.path(), &stat, changed + later);
-            assert_eq!(stamp.is_some(), expected, "{later}");
-        }
+    /// Opens a path so that the kernel has it cached.
+    fn warm(path: &Path) {
+        drop(fs::read(path));
     }
 
     #[test]
@@ -94,32 +107,51 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let [program, other] = ["program", "other"].map(|name| folder.path().join(name));
         fs::write(&program, "").unwrap();
-        let premises = Premises { absent: vec![other.clone()], function: None };
+        fs::set_permissions(&program, fs::Permissions::from_mode(0o700)).unwrap();
+        let stamp = ProgramStamp::of(&program).unwrap();
+        let premises = Premises { program: stamp, absent: Vec::new(), function: None };
+        assert!(premises.hold(&program));
+        fs::set_permissions(&program, fs::Permissions::from_mode(0o600)).unwrap();
         assert!(!premises.hold(&program), "it cannot be executed");
         fs::set_permissions(&program, fs::Permissions::from_mode(0o700)).unwrap();
         assert!(premises.hold(&program));
         fs::write(&other, "").unwrap();
-        assert!(!premises.hold(&program), "another one is preferred now");
-        fs::remove_file(&other).unwrap();
+        warm(&other);
+        assert!(
+            !Premises { absent: vec![other], ..premises.clone() }.hold(&program),
+            "another one is preferred"
+        );
         fs::remove_file(&program).unwrap();
         assert!(!premises.hold(&program));
+        assert!(ProgramStamp::of(folder.path()).is_none(), "a folder is no program");
     }
 
     #[test]
-    fn a_stamp_is_of_one_file_in_one_state() {
-        // A file that nobody changes: this test itself.
-        let program = std::env::current_exe().unwrap();
-        let stamp = FileStamp::from_stat(&program, &rustix::fs::stat(&program).unwrap());
-        let with = |stamp| Premises { absent: Vec::new(), function: Some(stamp) };
-        assert!(with(stamp.clone()).hold(&program));
-        for other in [
-            FileStamp { inode: stamp.inode + 1, ..stamp.clone() },
-            FileStamp { size: stamp.size + 1, ..stamp.clone() },
-            FileStamp { changed: (stamp.changed.0, stamp.changed.1 + 1), ..stamp.clone() },
-            FileStamp { modified: (stamp.modified.0 - 1, 0), ..stamp.clone() },
-            FileStamp { path: "/nowhere".into(), ..stamp },
-        ] {
-            assert!(!with(other).hold(&program));
-        }
+    fn a_function_is_current_as_long_as_its_content_is_the_same() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("func.yml");
+        fs::write(&path, "one").unwrap();
+        let Some(file) = at_hand::read(&path, LARGEST_FUNCTION) else {
+            return eprintln!("skipped: {} is on no local file system", path.display());
+        };
+        let stamp = FunctionStamp::of(&path, &file.content, file.device).unwrap();
+        assert!(stamp.is_current());
+        // The same size and time: only the content tells.
+        let times = fs::FileTimes::new().set_modified(fs::metadata(&path).unwrap().modified().unwrap());
+        fs::write(&path, "two").unwrap();
+        fs::File::options().write(true).open(&path).unwrap().set_times(times).unwrap();
+        assert!(!stamp.is_current());
+        fs::remove_file(&path).unwrap();
+        assert!(!stamp.is_current());
+        fs::write(&path, "one").unwrap();
+        warm(&path);
+        assert!(stamp.is_current(), "another file with the same content");
+        assert!(!FunctionStamp { device: (0, 0), ..stamp }.is_current(), "on another file system");
+    }
+
+    #[test]
+    fn a_large_function_has_no_stamp() {
+        let content = vec![b' '; LARGEST_FUNCTION as usize + 1];
+        assert!(FunctionStamp::of(Path::new("func.yml"), &content, (0, 0)).is_none());
     }
 }

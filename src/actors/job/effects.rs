@@ -64,7 +64,9 @@ impl JobActor {
                 self.fetch(call, found, ctx);
             }
             Action::Spawn { op, spawn } => self.spawn(op, spawn, ctx),
-            Action::Stop(grace) => self.link.tell_short(Request::Stop { key: self.key(), grace }),
+            Action::Stop { step, grace } => {
+                self.link.tell_short(Request::Stop { key: self.key(), step, grace });
+            }
             Action::News { news, is_new } => self.news(news, is_new, ctx),
             Action::StepEnded(result) => {
                 self.view.update(|state| state.current.end());

@@ -11,7 +11,7 @@ use crate::keeper::link::KeeperFrame;
 use crate::keeper::protocol::{Request, SpawnAfter};
 use crate::model::LogChannel;
 use crate::process::command;
-use crate::process::premise::{FileStamp, Premises};
+use crate::process::premise::{self, FunctionStamp, Premises, ProgramStamp};
 
 impl StepActor {
     /// Returns the request to start the process once that of `after` has succeeded. `function` is the file that describes
@@ -20,13 +20,17 @@ impl StepActor {
         task: StepTask,
         after: CallId,
         lines: Vec<(LogChannel, String)>,
-        function: Option<FileStamp>,
+        function: Option<FunctionStamp>,
     ) -> Option<KeeperFrame> {
         let mut step = Self::new(task);
         // There is no process yet whose end anyone waits for.
         step.done = true;
         let spawn = step.spawn_step(0).ok()?;
-        let premises = Premises { absent: step.preferred_to(&spawn.program)?, function };
+        let (program, absent) = (ProgramStamp::of(&spawn.program)?, step.preferred_to(&spawn.program)?);
+        if !absent.iter().all(|path| premise::is_absent(path)) {
+            return None;
+        }
+        let premises = Premises { program, absent, function };
         KeeperFrame::of(Request::SpawnAfter(Box::new(SpawnAfter { after, lines, spawn, premises }))).ok()
     }
 

@@ -171,6 +171,15 @@ impl Supervisor {
             let text = format!("{max} jobs are registered: finish some, or raise max_jobs");
             return Err(Refusal::for_now(Reason::TooManyJobs, text, RETRY));
         }
+        match self.has_disk_space() {
+            Err(refusal) if refusal.reason == Reason::DiskFull && self.state.delete_spare_folders() => {
+                self.has_disk_space()
+            }
+            result => result,
+        }
+    }
+
+    fn has_disk_space(&self) -> Result<(), Refusal> {
         // The first job needs a keeper, which cannot start on a full disk.
         let needed = self.config().state_limit.0.max(1);
         match self.state.free_space() {

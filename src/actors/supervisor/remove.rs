@@ -224,9 +224,11 @@ async fn remove_ended(
         let (view, state) = (Arc::clone(&removal.view), state.clone());
         threads::run(Work::Ends, move || remove_file_variables(&view, &state)).await.ok();
     }
+    // Files of its steps may still be deleted.
+    drop(removal.view.leftovers.lock().await);
     // After a power cut a used folder could hold parts of two jobs.
     let plain = if sync_group.is_none() { folder.open_plain() } else { None };
-    // As long as the id is registered, new followers can read to the end. A plain folder is gone at once.
+    // While the id is registered, new followers can read to the end. With a plain folder nothing is awaited until it is free.
     let _held = plain.is_none().then(|| removal.view.trace.hold(&folder));
     let begun = folder.begin_removal();
     if let Some(group) = sync_group
@@ -244,6 +246,5 @@ async fn remove_ended(
     if let Err(error) = removed {
         tracing::warn!(error = %Chain(&error), job = %removal.view.id, "not everything of the job was removed");
     }
-    drop(removal.view.leftovers.lock().await);
     drop(removal);
 }

@@ -133,9 +133,10 @@ impl Job {
         self.processes.iter().find(|process| process.step == step)?.request()
     }
 
-    /// The step to start after this one, if it succeeds.
+    /// The step to start after this one, if it succeeds. `None` once an end of the job was requested.
     pub fn next_step(&self, step: u32) -> Option<&SpawnAfter> {
-        self.next_step.as_deref().filter(|next| next.after == step)
+        let goes_on = self.ending.is_none() && self.closing.is_none();
+        self.next_step.as_deref().filter(|next| goes_on && next.after == step)
     }
 
     /// Takes an event.

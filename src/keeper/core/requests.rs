@@ -131,7 +131,7 @@ impl<B: Body> Core<B> {
             Request::Resume { .. } => reply = job.resumed(log, out),
             Request::ReadRecord { offset, .. } => reply = job.record_piece(offset),
             Request::WatchUnfinished { .. } => out.job(serial, JobAction::WatchUnfinished),
-            Request::Stop { grace, .. } => job.stop(grace, now, out),
+            Request::Stop { step, grace, .. } => job.stop(step, grace, now, out),
             Request::Drop { key } => {
                 self.by_key.remove(&key);
                 // Nobody opens the gate of a job that is gone: what waits behind it is answered here.

@@ -156,12 +156,14 @@ impl<B: Body> Core<B> {
         (!self.grown.is_empty()).then(|| self.lengths_told + LENGTHS_EVERY)
     }
 
-    /// Returns the lengths of grown logs, for the daemon.
+    /// Returns the lengths of grown logs, for the daemon. The end of a closed job has told its length: a later frame could
+    /// reach a new job with its key.
     pub fn take_lengths(&mut self, now: Instant) -> FromKeeper {
         self.lengths_told = now;
         let jobs = &mut self.jobs;
         let len = |serial| {
-            let held = jobs.get_mut(&serial).filter(|held| !held.job.is_dropped())?;
+            let held =
+                jobs.get_mut(&serial).filter(|held| !held.job.is_dropped() && !held.job.is_closed())?;
             Some((held.job.key(), held.job.tell_len(held.body.log().len)))
         };
         FromKeeper::Lengths(self.grown.drain(..).filter_map(len).collect())

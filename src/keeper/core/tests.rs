@@ -16,6 +16,7 @@ fn happening() -> impl Strategy<Value = Happening> {
         8 => (job.clone(), 0_u8..4, any::<bool>())
             .prop_map(|(job, left, is_drained)| Happening::Exit { job, left, is_drained }),
         3 => (job.clone(), 0_u64..4_000).prop_map(|(job, grace)| Happening::Stop { job, grace }),
+        2 => job.clone().prop_map(Happening::LateStop),
         3 => (job.clone(), 0_u64..2_000).prop_map(|(job, grace)| Happening::Close { job, grace }),
         1 => job.clone().prop_map(Happening::Drop),
         2 => job.clone().prop_map(Happening::Resume),
@@ -111,6 +112,45 @@ fn the_success_of_a_step_starts_the_next_one_unless_an_end_was_asked_for() {
         stage.end();
         assert!(stage.wrongs.is_empty(), "{:#?}", stage.wrongs);
     }
+}
+
+/// The step that the keeper has started by itself has a grace of its own: the daemon asks again.
+#[test]
+fn a_request_to_stop_the_step_before_does_not_end_the_step_that_was_started_by_itself() {
+    let mut stage = Stage::new(true);
+    for happening in [
+        Happening::Hold(0),
+        Happening::Spawn { job: 0, is_deaf: false, closes: false },
+        Happening::Offer { job: 0, is_void: false },
+        Happening::Exit { job: 0, left: 0, is_drained: true },
+        Happening::LateStop(0),
+        Happening::Pass(5_000),
+    ] {
+        stage.play(&happening);
+    }
+    assert!(stage.is_running(0));
+    stage.play(&Happening::Stop { job: 0, grace: 1_000 });
+    stage.play(&Happening::Pass(5_000));
+    assert!(!stage.is_running(0));
+    stage.end();
+    assert!(stage.wrongs.is_empty(), "{:#?}", stage.wrongs);
+}
+
+/// A frame behind the end of a job could reach a new job with its key.
+#[test]
+fn no_length_is_told_of_a_job_behind_its_end() {
+    let mut stage = Stage::new(true);
+    for happening in [
+        Happening::Hold(0),
+        Happening::Line(0),
+        Happening::Close { job: 0, grace: 0 },
+        Happening::Pass(1_000),
+    ] {
+        stage.play(&happening);
+    }
+    assert!(stage.is_closed(0));
+    stage.end();
+    assert!(stage.wrongs.is_empty(), "{:#?}", stage.wrongs);
 }
 
 /// A keeper that has forgotten a job owes nobody an answer.

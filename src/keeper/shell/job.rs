@@ -79,7 +79,8 @@ impl JobBody {
                 let over = self.finish_step(&finish, shared);
                 // Looked at last: until here the step's processes can change the files.
                 let holds = |next: &SpawnAfter| next.premises.hold(&next.spawn.program);
-                let went_on = job.next_step(finish.step).is_some_and(holds);
+                let may_go_on = finish.status.is_success() && over.left == 0;
+                let went_on = may_go_on && job.next_step(finish.step).is_some_and(holds);
                 return Some(Event::Over(StepOver { went_on, ..over }));
             }
             JobAction::Look(look) => {

@@ -67,6 +67,7 @@ fn state() -> Option<(TempDir, StateDir)> {
 fn a_later_job_has_the_inodes_of_a_removed_one_and_nothing_of_its_contents() {
     let Some((_temp, state)) = state() else { return };
     let first = used(&state, "1");
+    first.make_dir("work").unwrap();
     let before = inodes(&first);
     assert!(remove(&first));
     assert_eq!((names(&state, "jobs"), names(&state, "spare")), (vec![], vec!["1".to_owned()]));
@@ -92,8 +93,12 @@ fn a_later_job_has_the_inodes_of_a_removed_one_and_nothing_of_its_contents() {
 #[test]
 fn a_folder_with_anything_but_short_files_of_ours_is_no_spare_one() {
     let Some((temp, state)) = state() else { return };
-    let changes: [(&str, Change); 7] = [
-        ("a directory", |at, _| fs::create_dir(at("work")).unwrap()),
+    let changes: [(&str, Change); 8] = [
+        ("a directory", |at, _| fs::create_dir(at("tmp")).unwrap()),
+        ("files of its steps", |at, _| {
+            fs::create_dir(at("work")).unwrap();
+            fs::write(at("work").join("file"), "").unwrap();
+        }),
         ("a foreign file", |at, _| fs::write(at("foreign"), "").unwrap()),
         ("a long log", |at, _| fs::write(at("log"), vec![b'x'; 300 << 10]).unwrap()),
         ("a file with another name", |at, temp| fs::hard_link(at("log"), temp.path().join("name")).unwrap()),
@@ -138,6 +143,25 @@ fn what_somebody_still_reads_or_writes_is_not_emptied() {
     assert!(!remove(&folder), "a writer has the journal open");
     drop(writer);
     assert!(remove(&used(&state, "1")));
+}
+
+#[test]
+fn a_full_disk_costs_the_spare_folders_first() {
+    let Some((_temp, state)) = state() else { return };
+    assert!(!state.delete_spare_folders());
+    assert!(remove(&used(&state, "1")));
+    let tries = std::cell::Cell::new(0);
+    let work = || {
+        tries.set(tries.get() + 1);
+        if names(&state, "spare").is_empty() {
+            Ok(())
+        } else {
+            Err(io::Error::from(io::ErrorKind::StorageFull))
+        }
+    };
+    state.with_reserve(work).unwrap();
+    assert_eq!((tries.get(), state.path().join("reserve").exists()), (2, true));
+    create(&state, "2");
 }
 
 #[test]

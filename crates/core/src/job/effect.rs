@@ -43,6 +43,8 @@ pub enum Effect {
     Watch(Box<Spawn>),
     /// Stop the running process: SIGTERM, SIGCONT, and SIGKILL after `grace`. The job still waits for its exit.
     Stop {
+        /// Its call.
+        call: CallId,
         /// The grace in force (service.md §6.2).
         grace: Duration,
     },
@@ -163,7 +165,7 @@ impl fmt::Debug for Effect {
             Self::Phrases(phrases) => write!(f, "Phrases([{}])", phrases.len()),
             Self::Spawn(spawn) => write!(f, "Spawn({}, {})", spawn.call, spawn.name),
             Self::Watch(spawn) => write!(f, "Watch({}, {})", spawn.call, spawn.name),
-            Self::Stop { grace } => write!(f, "Stop({grace:?})"),
+            Self::Stop { grace, .. } => write!(f, "Stop({grace:?})"),
             Self::News(result) => write!(f, "News({})", result.step.as_ref().map_or("", |step| &step.name)),
             Self::Emit(result) => write!(f, "Emit({:?})", result.status),
             Self::Finish { outcome, .. } => write!(f, "Finish({:?}, {})", outcome.class, outcome.exit_code),

@@ -10,7 +10,8 @@ const F_SETSIG: c_int = 10;
 /// Takes a write lease of `file`, which must be open for writing. `false` if the file is open anywhere else, in this
 /// process or another. The lease ends when `file` is closed. Until then the kernel holds up others that open the file.
 ///
-/// Fails on file systems without leases, such as network and overlay file systems, and for files of other users.
+/// Fails on file systems without leases, such as NFS, and for files of other users. On overlayfs it does not see files
+/// that were opened through the upper directory itself.
 pub fn lease_if_sole(file: impl AsFd) -> io::Result<bool> {
     let fd = file.as_fd().as_raw_fd();
     // An opener causes a signal for the lease's holder. The one that is set by default, SIGIO, would end this process.

@@ -49,8 +49,13 @@ pub(in crate::actors::job) enum Action {
         /// The process.
         spawn: Box<Spawn>,
     },
-    /// Ask the keeper to stop the running process after this grace.
-    Stop(Duration),
+    /// Ask the keeper to stop the running process.
+    Stop {
+        /// Its number.
+        step: u32,
+        /// Time until SIGKILL.
+        grace: Duration,
+    },
     /// Show the running step.
     News {
         /// The path of results down to the step.
@@ -116,7 +121,7 @@ impl Driver {
             Effect::Watch(spawn) => {
                 (!numbering.has_exited(spawn.call)).then_some(Action::Spawn { op: None, spawn })
             }
-            Effect::Stop { grace } => Some(Action::Stop(grace)),
+            Effect::Stop { call, grace } => Some(Action::Stop { step: call, grace }),
             Effect::News(news) => Some(Action::News { news, is_new: numbering.next_result() }),
             Effect::Emit(result) => {
                 let is_new = numbering.next_result();

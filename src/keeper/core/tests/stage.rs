@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use crate::keeper::core::{Body, Core, Event, LogView, ReplyTo, Serial};
 use crate::keeper::protocol::{
-    HoldJob, KeeperSettings, LogStorage, PROTOCOL_VERSION, Request, SpawnAfter, SpawnStep,
+    FromKeeper, HoldJob, KeeperSettings, LogStorage, PROTOCOL_VERSION, Request, SpawnAfter, SpawnStep,
 };
 use crate::model::{ExitStatus, JobKey, LogChannel, ResourceLimits, StepUsage};
 use crate::process::premise::Premises;
@@ -39,6 +39,8 @@ pub(super) enum Happening {
         job: u8,
         grace: u64,
     },
+    /// A Stop without grace of the step before the running one, which the keeper ignores.
+    LateStop(u8),
     Close {
         job: u8,
         grace: u64,
@@ -265,7 +267,13 @@ impl Stage {
             Happening::Stop { job, grace } => {
                 self.note_end(job, grace);
                 self.note_last_start(job);
-                self.ask(Request::Stop { key: key(job), grace: millis(grace) });
+                self.ask(Request::Stop { key: key(job), step: u32::MAX, grace: millis(grace) });
+            }
+            Happening::LateStop(job) => {
+                let running = self.body(job).and_then(|body| body.running.last().map(|run| run.step));
+                if let Some(step) = running.and_then(|step| step.checked_sub(1)) {
+                    self.ask(Request::Stop { key: key(job), step, grace: Duration::ZERO });
+                }
             }
             Happening::Close { job, grace } => self.close(job, grace),
             Happening::Drop(job) => {
@@ -426,7 +434,12 @@ impl Stage {
             }
         }
         self.now = self.now.max(until);
-        self.core.take_lengths(self.now);
+        let FromKeeper::Lengths(told) = self.core.take_lengths(self.now) else { return };
+        for closed in self.core.all().filter(|held| held.job.is_closed()) {
+            if told.iter().any(|(key, _)| *key == closed.job.key()) {
+                self.wrongs.push("a length is told of a job that is closed".to_owned());
+            }
+        }
     }
 
     fn drive(&mut self) {

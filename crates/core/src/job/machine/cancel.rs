@@ -6,7 +6,7 @@ use step_runner_model::{CancelCause, LogChannel, Outcome, StepResult, StepStatus
 
 use crate::job::effect::Effect;
 
-use super::frame::Leaf;
+use super::frame::{Leaf, Stopping};
 use super::{Constants, Machine, MachineState, Root};
 
 impl Machine {
@@ -31,11 +31,12 @@ impl Machine {
 
     /// Stops the process. Stops it again only if the grace is shorter than before.
     fn stop(&mut self, mut leaf: Box<Leaf>, cause: CancelCause, limit: Option<Duration>) {
-        let grace = self.constants.grace(leaf.cancel_timeout, limit);
         let told = leaf.stopping;
-        if told.is_none_or(|(_, before)| grace < before) {
-            leaf.stopping = Some((told.map_or(cause, |(first, _)| first), grace));
-            self.push(Effect::Stop { grace });
+        let limit = told.and_then(|told| told.limit).into_iter().chain(limit).min();
+        let grace = self.constants.grace(leaf.cancel_timeout, limit);
+        leaf.stopping = Some(Stopping { cause: told.map_or(cause, |told| told.cause), limit, grace });
+        if told.is_none_or(|told| grace < told.grace) {
+            self.push(Effect::Stop { call: leaf.call, grace });
         }
         self.state = MachineState::Running(leaf);
     }
@@ -53,7 +54,7 @@ impl Machine {
         self.effects.retain(|effect| matches!(effect, Effect::Phrases(_)));
         match state {
             MachineState::Running(leaf) => match leaf.stopping {
-                Some((cause, _)) => self.stopped(cause, Some(leaf.into_result())),
+                Some(Stopping { cause, .. }) => self.stopped(cause, Some(leaf.into_result())),
                 None => self.internal(message, Some(leaf.into_result())),
             },
             MachineState::Queued(root) => self.internal(message, Some(unstarted(&root))),

@@ -16,7 +16,7 @@ use crate::job::event::{FileContent, ProcessEnd, Unusable};
 use crate::plan::bind;
 use crate::plan::returned::{self, ProcessOutputs};
 
-use super::frame::{FunctionFrame, Leaf};
+use super::frame::{FunctionFrame, Leaf, Stopping};
 use super::{Machine, MachineState, located};
 
 /// Maximum number of findings of one file in a message, as in an answer to Run (service.md §3.1).
@@ -175,7 +175,7 @@ impl Machine {
             ProcessEnd::Short { status, of } => Failure::short(of, *status),
             ProcessEnd::Exited(status) if !leaf.success.includes(*status) => Failure::process(*status),
             ProcessEnd::Exited(status) => {
-                if let Some((cause, _)) = leaf.stopping {
+                if let Some(Stopping { cause, .. }) = leaf.stopping {
                     set_exit_code(&mut leaf, Some(*status));
                     return self.stopped(cause, Some(leaf.into_result()));
                 }
@@ -184,7 +184,7 @@ impl Machine {
             }
         };
         set_exit_code(&mut leaf, status);
-        if let Some((cause, _)) = leaf.stopping {
+        if let Some(Stopping { cause, .. }) = leaf.stopping {
             return self.stopped(cause, Some(leaf.into_result()));
         }
         self.fail(Some(leaf.into_result()), failure);

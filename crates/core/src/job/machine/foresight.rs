@@ -15,7 +15,7 @@ use crate::job::event::{CallId, Event, Fetched};
 use crate::plan::returned::ProcessOutputs;
 
 use super::ends::returns_nothing;
-use super::frame::{FunctionFrame, Leaf};
+use super::frame::{FunctionFrame, Leaf, Stopping};
 use super::{Machine, MachineState};
 
 /// Largest number of secrets and step results that are copied for one start. A larger copy costs more than it saves.
@@ -110,7 +110,7 @@ impl Machine {
         }
         match std::mem::replace(&mut self.state, MachineState::Handling) {
             MachineState::Running(leaf) => match stopping {
-                Some((cause, grace)) => self.cancel(MachineState::Running(leaf), cause, Some(grace)),
+                Some(Stopping { cause, limit, .. }) => self.cancel(MachineState::Running(leaf), cause, limit),
                 None => self.state = MachineState::Running(leaf),
             },
             MachineState::Over => self.state = MachineState::Over,

@@ -70,6 +70,17 @@ impl FunctionFrame {
     }
 }
 
+/// A cancel of a process.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Stopping {
+    /// The first cause.
+    pub(super) cause: CancelCause,
+    /// The smallest limit that a cancel set for the grace of any process.
+    pub(super) limit: Option<Duration>,
+    /// The grace in force for this process.
+    pub(super) grace: Duration,
+}
+
 /// A process under way.
 pub(super) struct Leaf {
     pub(super) call: CallId,
@@ -81,8 +92,8 @@ pub(super) struct Leaf {
     pub(super) success: Success,
     /// True if it can return values in files.
     pub(super) has_files: bool,
-    /// The cancel under way: the first cause, and the latest grace.
-    pub(super) stopping: Option<(CancelCause, Duration)>,
+    /// The cancel under way.
+    pub(super) stopping: Option<Stopping>,
     /// The function of the next step, read in advance ([`FORESEEN`](crate::job::event::FORESEEN)).
     pub(super) foreseen: Option<Box<Fetched>>,
     /// The result, complete except for its end.

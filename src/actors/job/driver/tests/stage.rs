@@ -332,7 +332,7 @@ impl Stage {
                 }
             }
             Action::MakeFiles(_) | Action::StepEnded(None) => {}
-            Action::Stop(_) => {
+            Action::Stop { .. } => {
                 if self.lives()
                     && let Some(keeper) = &mut self.keeper
                 {

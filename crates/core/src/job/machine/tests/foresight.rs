@@ -1,5 +1,7 @@
 //! Starts in advance: what the keeper does by itself is what the machine would have asked for.
 
+use std::time::Duration;
+
 use step_runner_model::{CancelCause, ExitStatus, FinishedProcess, StepStatus};
 
 use super::world::{Trace, World, request};
@@ -127,7 +129,7 @@ fn a_cancel_that_comes_after_the_start_ends_the_step_that_was_started() {
         effects.iter().any(|effect| matches!(effect, Effect::Watch(spawn) if spawn.call == 3)),
         "{effects:?}"
     );
-    assert!(again.is_some_and(|effect| stop.contains(effect)), "{effects:?}");
+    assert!(matches!(again, Some(Effect::Stop { call: 3, .. })), "{effects:?}");
     assert!(machine.foresee().is_none());
     let end = ProcessEnd::Exited(ExitStatus::Signal(15));
     let exited = Event::Exited { call: 3, end, shell: None, outputs: None, exports: None, ran: None };
@@ -135,6 +137,32 @@ fn a_cancel_that_comes_after_the_start_ends_the_step_that_was_started() {
     let Some(Effect::Finish { root, .. }) = effects.last() else { panic!("{effects:?}") };
     let statuses: Vec<_> = root.sub_steps.iter().map(|step| step.status).collect();
     assert_eq!(statuses, [StepStatus::Success, StepStatus::Cancelled]);
+}
+
+#[test]
+fn a_cancel_at_the_boundary_gives_each_step_the_grace_of_its_own_function() {
+    let world = World::new([
+        ("/job/short/func.yml", "{}\n---\nexec: {command: [a], cancel_timeout: 100ms}\n"),
+        ("/job/long/func.yml", "{}\n---\nexec: {command: [b], cancel_timeout: 3s}\n"),
+    ]);
+    for (limit, expected) in [(None, [100, 3_000]), (Some(2_000), [100, 2_000]), (Some(50), [50, 50])] {
+        let spec = request("[{name: a, func: ./short}, {name: b, func: ./long}]");
+        let mut machine = Machine::new(&spec).unwrap_or_else(|findings| panic!("{findings:?}"));
+        let effects = machine.handle(&Event::Admitted { at: 0 }, 0);
+        let fetched = effects.last().and_then(|effect| world.answer(effect)).unwrap();
+        machine.handle(&fetched, 0);
+        assert!(world.arm(&mut machine).is_some());
+        let grace_limit = limit.map(Duration::from_millis);
+        let mut graces = Vec::new();
+        for event in [Event::CancelAsked { cause: CancelCause::Cancel, grace_limit }, went_on(2)] {
+            let effects = machine.handle(&event, 0);
+            graces.extend(effects.iter().filter_map(|effect| match effect {
+                Effect::Stop { call, grace } => Some((*call, grace.as_millis())),
+                _ => None,
+            }));
+        }
+        assert_eq!(graces, [(2, expected[0]), (3, expected[1])], "{limit:?}");
+    }
 }
 
 #[test]

@@ -1,0 +1,147 @@
+//! Files that the kernel has cached, looked at and read without waiting for a disk, a server or another program.
+
+use std::io::IoSliceMut;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+
+use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags, Statx, StatxFlags};
+use rustix::io::{Errno, ReadWriteFlags};
+
+/// File systems whose files no server and no other program stands behind: ext2 to ext4, XFS, Btrfs, F2FS, ZFS, bcachefs,
+/// overlayfs, tmpfs, ramfs. The last three do not support `RWF_NOWAIT`: they keep their files in memory, or pass reads on
+/// to a lower one.
+const LOCAL_FILE_SYSTEMS: [u64; 9] = [
+    libc::EXT4_SUPER_MAGIC as u64,
+    libc::XFS_SUPER_MAGIC as u64,
+    libc::BTRFS_SUPER_MAGIC as u64,
+    libc::F2FS_SUPER_MAGIC as u64,
+    0x2fc1_2fc1,
+    0xca45_1a4e,
+    libc::OVERLAYFS_SUPER_MAGIC as u64,
+    libc::TMPFS_MAGIC as u64,
+    0x8584_58f6,
+];
+
+/// Number of a file system: its device.
+pub type Device = (u32, u32);
+
+/// Result of a look at a path.
+#[derive(Debug)]
+pub enum Look {
+    /// A file, or another thing.
+    Present(Box<Statx>),
+    /// There is nothing.
+    Absent,
+    /// The kernel would have to wait for the answer, or refuses it.
+    Unknown,
+}
+
+/// A file that was read.
+#[derive(Debug)]
+pub struct ReadFile {
+    /// All of its bytes.
+    pub content: Vec<u8>,
+    /// Its file system.
+    pub device: Device,
+}
+
+/// Looks at `path`, through links.
+pub fn look(path: &Path) -> Look {
+    match open(path, OFlags::PATH) {
+        Ok(file) => stat(&file).map_or(Look::Unknown, |stat| Look::Present(Box::new(stat))),
+        Err(Errno::NOENT | Errno::NOTDIR) => Look::Absent,
+        Err(_) => Look::Unknown,
+    }
+}
+
+/// Returns the file system of a file.
+pub const fn device(stat: &Statx) -> Device {
+    (stat.stx_dev_major, stat.stx_dev_minor)
+}
+
+/// Reads a regular file of at most `max` bytes on a local file system. `None` says nothing about the file: a caller that
+/// may wait must look itself. It must do so for files of size 0 too, because some file systems (`/proc`) report 0 for
+/// files with content.
+pub fn read(path: &Path, max: u64) -> Option<ReadFile> {
+    let file = open(path, OFlags::RDONLY | OFlags::NONBLOCK).ok()?;
+    let stat = stat(&file)?;
+    if FileType::from_raw_mode(stat.stx_mode.into()) != FileType::RegularFile || !is_local(&file) {
+        return None;
+    }
+    let size = Some(stat.stx_size).filter(|size| (1..=max).contains(size))?;
+    Some(ReadFile { content: read_all(&file, usize::try_from(size).ok()?)?, device: device(&stat) })
+}
+
+fn open(path: &Path, flags: OFlags) -> Result<OwnedFd, Errno> {
+    rustix::fs::openat2(CWD, path, flags | OFlags::CLOEXEC, Mode::empty(), ResolveFlags::CACHED)
+}
+
+/// Returns what the kernel knows of an open file. Asks no server.
+fn stat(file: &OwnedFd) -> Option<Statx> {
+    let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
+    rustix::fs::statx(file, c"", flags, StatxFlags::BASIC_STATS).ok()
+}
+
+fn is_local(file: &OwnedFd) -> bool {
+    rustix::fs::fstatfs(file).is_ok_and(|found| LOCAL_FILE_SYSTEMS.contains(&(found.f_type as u64)))
+}
+
+/// Reads all `size` bytes of a local file. `None` if that would wait for a disk or the size is not `size`.
+fn read_all(file: &OwnedFd, size: usize) -> Option<Vec<u8>> {
+    let mut bytes = vec![0; size + 1];
+    let mut filled = 0;
+    while let Some(room) = bytes.get_mut(filled..).filter(|room| !room.is_empty()) {
+        let at = filled as u64;
+        let mut slices = [IoSliceMut::new(room)];
+        let read = match rustix::io::preadv2(file, &mut slices, at, ReadWriteFlags::NOWAIT) {
+            Err(Errno::OPNOTSUPP) => rustix::io::preadv(file, &mut slices, at),
+            read => read,
+        };
+        match read.ok()? {
+            0 if filled == size => {
+                bytes.truncate(size);
+                return Some(bytes);
+            }
+            0 => return None,
+            read => filled += read,
+        }
+    }
+    // The file has grown meanwhile.
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    #[test]
+    fn a_file_that_grows_or_shrinks_is_left_to_others() {
+        let file = tempfile::tempfile().unwrap();
+        std::io::Write::write_all(&mut &file, b"text").unwrap();
+        let file = OwnedFd::from(file);
+        for (size, there) in [(3, false), (4, true), (5, false)] {
+            // The file system decides if a read without waiting succeeds.
+            let read = read_all(&file, size);
+            assert!(read.is_none_or(|bytes| there && bytes == b"text"), "{size}");
+        }
+    }
+
+    #[test]
+    fn a_file_without_a_size_or_of_no_local_file_system_is_left_to_others() {
+        assert!(read(Path::new("/proc/self/status"), 1 << 20).is_none());
+        assert!(read(Path::new("/sys/kernel/mm/transparent_hugepage/enabled"), 1 << 20).is_none());
+    }
+
+    #[test]
+    fn a_look_tells_a_file_from_nothing() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("file");
+        assert!(!matches!(look(&path), Look::Present(_)));
+        fs::write(&path, "x").unwrap();
+        assert!(!matches!(look(&path), Look::Absent));
+        let Look::Present(stat) = look(Path::new("/proc/self")) else { return };
+        assert!(FileType::from_raw_mode(stat.stx_mode.into()).is_dir());
+    }
+}
