@@ -43,7 +43,7 @@ use crate::error::Chain;
 use crate::failpoint;
 use crate::fetch::Fetcher;
 use crate::job::reaper::Moment;
-use crate::model::{CancelCause, JobId, JobKey, Refusal, ResourceLimits};
+use crate::model::{CancelCause, JobId, Refusal, ResourceLimits};
 use crate::queue::Queue;
 use crate::store::{Removed, StateDir, StoreError};
 use crate::threads::{self, Work};
@@ -328,8 +328,8 @@ impl Handler<KeeperGone> for Supervisor {
             return;
         }
         let port = self.port.clone();
-        let keys = begun(&self.living());
-        if keys.is_empty() && self.registry.begun().is_empty() {
+        let jobs = begun(&self.living());
+        if jobs.is_empty() && self.registry.begun().is_empty() {
             tracing::warn!("the keeper is gone; it ran no job");
         } else {
             tracing::error!("the keeper is gone; the jobs it ran are interrupted");
@@ -338,7 +338,7 @@ impl Handler<KeeperGone> for Supervisor {
         let dead = async move { port.forget().await };
         // A dying keeper ends its own children. Kill whatever survives its death.
         let cleared = dead.into_actor(self).then(move |(), supervisor, _| {
-            let killed = supervisor.kill_remains(keys);
+            let killed = supervisor.kill_remains(jobs);
             let cleared = async move {
                 killed.await;
                 host.remove_groups(&groups);
@@ -359,10 +359,10 @@ impl Handler<KeeperGone> for Supervisor {
     }
 }
 
-/// Keys of the jobs that may have started processes. Waiting jobs are excluded: none of their steps has run, and by the
-/// time the dead keeper's remains are killed, the next keeper may have started them.
-fn begun(jobs: &[Arc<JobView>]) -> Vec<JobKey> {
-    jobs.iter().filter(|view| view.read(|state| state.start_time).is_some()).map(|view| view.key).collect()
+/// Jobs that may have started processes. Waiting jobs are excluded: none of their steps has run, and by the time the dead
+/// keeper's remains are killed, the next keeper may have started them.
+fn begun(jobs: &[Arc<JobView>]) -> Vec<Arc<JobView>> {
+    jobs.iter().filter(|view| view.read(|state| state.start_time).is_some()).map(Arc::clone).collect()
 }
 
 /// Deletes folders that are already out of the way, in the background: there may be many files.
@@ -448,6 +448,7 @@ mod tests {
             Arc::new(JobView::new(JobId::parse(id).unwrap(), 0, 1, log, trace, state))
         };
         let (waits, runs) = (view("waits", None), view("runs", Some(1)));
-        assert_eq!(begun(&[waits, Arc::clone(&runs)]), [runs.key]);
+        let begun: Vec<_> = begun(&[waits, Arc::clone(&runs)]).iter().map(|view| view.key).collect();
+        assert_eq!(begun, [runs.key]);
     }
 }

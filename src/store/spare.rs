@@ -10,7 +10,7 @@
 use std::ffi::{CStr, CString};
 use std::io;
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use parking_lot::Mutex;
 
@@ -20,7 +20,7 @@ use super::{JobFolder, StoreError};
 use crate::files;
 
 /// Name of the directory.
-const SPARE: &str = "spare";
+const DIRECTORY: &str = "spare";
 
 /// Files of a plain folder. `true`: a spare one has another name.
 const FILES: [(&CStr, bool); 4] =
@@ -35,13 +35,9 @@ const MOST_BYTES: i64 = 256 << 10;
 /// Largest number of spare folders. Each costs the disk a directory and four empty files.
 const MOST_FOLDERS: usize = 256;
 
-/// The spare folders of a state folder.
+/// The spare folders of a state folder. No descriptor is kept for them.
 #[derive(Debug, Default)]
-pub(super) struct SpareFolders {
-    /// The directory `spare`, made for the first spare folder. `None` if it could not be made.
-    dir: OnceLock<Option<OwnedFd>>,
-    list: Mutex<List>,
-}
+pub(super) struct SpareFolders(Mutex<List>);
 
 #[derive(Debug, Default)]
 struct List {
@@ -49,6 +45,10 @@ struct List {
     latest: u64,
     /// Numbers of the folders. The last one is used first, because its inodes are in the caches.
     kept: Vec<u64>,
+    /// True once the directory was made.
+    is_made: bool,
+    /// True once the daemon ends: no folder is added.
+    is_closed: bool,
 }
 
 /// A job's folder with short files and nothing else: record, journal, log and results. It can become a spare folder or
@@ -81,41 +81,48 @@ impl Removed {
 
 impl Shared {
     fn add_spare_folder(&self, gone: &CStr, plain: &PlainFolder) -> io::Result<bool> {
-        if self.spare.list.lock().kept.len() >= MOST_FOLDERS {
+        let mut list = self.spare.0.lock();
+        if list.is_closed || list.kept.len() >= MOST_FOLDERS {
             return Ok(false);
         }
-        let Some(spare) = self.spare.dir.get_or_init(|| ensure_dir(&self.root, SPARE).ok()) else {
-            return Ok(false);
-        };
+        if !list.is_made {
+            drop(ensure_dir(&self.root, DIRECTORY).map_err(|error| error.source)?);
+            list.is_made = true;
+        }
         if !plain.empty()? {
             return Ok(false);
         }
-        let mut list = self.spare.list.lock();
         list.latest += 1;
         let number = list.latest;
-        files::rename(&self.jobs, gone, spare, number.to_string().as_str())?;
+        files::rename(&self.jobs, gone, &self.root, path(number).as_str())?;
         list.kept.push(number);
         Ok(true)
     }
 
     /// Deletes all spare folders, to make room. False if there are none.
     pub(super) fn delete_spare_folders(&self) -> bool {
-        let kept = std::mem::take(&mut self.spare.list.lock().kept);
-        let Some(Some(spare)) = self.spare.dir.get() else { return false };
+        let kept = std::mem::take(&mut self.spare.0.lock().kept);
         for number in &kept {
             // What stays is deleted by the next start.
-            drop(files::remove_tree(spare, &CString::new(number.to_string()).unwrap_or_default()));
+            drop(files::remove_tree(&self.root, &CString::new(path(*number)).unwrap_or_default()));
         }
         !kept.is_empty()
+    }
+
+    /// Deletes all spare folders and their directory. None are added from now on.
+    pub(super) fn close_spare_folders(&self) {
+        self.spare.0.lock().is_closed = true;
+        self.delete_spare_folders();
+        // It is not there, or a folder stays in it: then the next start removes it.
+        drop(files::remove_dir(&self.root, DIRECTORY));
     }
 
     /// Moves a spare folder to `jobs/`, under the name `name`. It may replace an empty folder there. False if there is no
     /// spare folder, or if the name is taken.
     pub(super) fn take_spare_folder(&self, name: &str) -> bool {
-        let Some(Some(spare)) = self.spare.dir.get() else { return false };
-        let mut list = self.spare.list.lock();
+        let mut list = self.spare.0.lock();
         let Some(number) = list.kept.pop() else { return false };
-        let renamed = files::rename(spare, number.to_string().as_str(), &self.jobs, name);
+        let renamed = files::rename(&self.root, path(number).as_str(), &self.jobs, name);
         if matches!(&renamed, Err(error) if is_taken(error)) {
             list.kept.push(number);
         }
@@ -123,11 +130,19 @@ impl Shared {
     }
 }
 
+/// Path of a spare folder, from the state folder.
+fn path(number: u64) -> String {
+    format!("{DIRECTORY}/{number}")
+}
+
 impl SpareFolders {
     /// Moves the spare folders of an earlier daemon to `jobs/` as one removed folder. The scan reports it, to be deleted.
     pub(super) fn clear(shared: &Arc<Shared>) -> Result<(), StoreError> {
-        let name = CString::new(SPARE).unwrap_or_default();
-        shared.set_gone(&shared.root, &name, SPARE).map(drop).map_err(StoreError::new("remove", SPARE))
+        let name = CString::new(DIRECTORY).unwrap_or_default();
+        shared
+            .set_gone(&shared.root, &name, DIRECTORY)
+            .map(drop)
+            .map_err(StoreError::new("remove", DIRECTORY))
     }
 }
 

@@ -207,6 +207,11 @@ impl StateDir {
         self.shared.delete_spare_folders()
     }
 
+    /// Deletes the spare folders as the daemon ends: none are added from now on.
+    pub(crate) fn close_spare_folders(&self) {
+        self.shared.close_spare_folders();
+    }
+
     /// Makes the reserve again after its use, if there is space.
     pub(crate) fn replenish_reserve(&self) {
         let Shared { root, has_reserve, .. } = &*self.shared;

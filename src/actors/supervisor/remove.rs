@@ -20,7 +20,7 @@ use crate::error::Chain;
 use crate::failpoint;
 use crate::job::reaper::{self, Action, Moment, Rules};
 use crate::keeper::protocol::{Remembered as Entry, Request};
-use crate::model::{CancelCause, JobId, JobKey, Refusal};
+use crate::model::{CancelCause, JobId, Refusal};
 use crate::process;
 use crate::store::StateDir;
 use crate::threads::{self, Work};
@@ -110,7 +110,7 @@ impl Supervisor {
             }
         }
         let unkilled: Vec<_> =
-            jobs.iter().filter(|(view, _)| view.is_unkilled()).map(|(view, _)| view.key).collect();
+            jobs.iter().filter(|(view, _)| view.is_unkilled()).map(|(view, _)| Arc::clone(view)).collect();
         if !unkilled.is_empty() {
             actix::spawn(self.kill_remains(unkilled));
         }
@@ -164,13 +164,17 @@ impl Supervisor {
         delete_later(gone);
     }
 
-    /// Kills processes left by these jobs, on a thread that may block.
-    pub(super) fn kill_remains(&self, keys: Vec<JobKey>) -> impl Future<Output = ()> + use<> {
+    /// Kills processes left by these jobs, on a thread that may block. By then the id of one may be another job's, whose
+    /// processes are none of them.
+    pub(super) fn kill_remains(&self, jobs: Vec<Arc<JobView>>) -> impl Future<Output = ()> + use<> {
         let (state, boot_id) = (self.state.clone(), Arc::clone(&self.boot_id));
         let kill_wait = self.config().kill_wait;
         let host = Arc::clone(&self.host);
         let killed = threads::run(Work::Remains, move || {
-            let jobs = keys.into_iter().filter_map(|key| state.folder(key).read_job().ok());
+            let jobs = jobs.iter().filter_map(|view| {
+                let job = state.folder(view.key).read_job().ok()?;
+                (job.record.registered == view.registered).then_some(job)
+            });
             super::recover::kill_remains(&*host, jobs, &boot_id, kill_wait)
         });
         async move {

@@ -80,13 +80,12 @@ impl Supervisor {
     }
 
     /// Tells the keeper to kill the remaining jobs and to end. If it does not answer, kills it and the processes of its
-    /// jobs, and returns `false`.
+    /// jobs, and returns `false`. No job is admitted any more, so the spare folders go, too.
     fn end_keeper(&self) -> ResponseActFuture<Self, bool> {
         let port = self.port.clone();
         let said = async move { port.say_bye().await };
         Box::pin(said.into_actor(self).then(|was_heard, supervisor, _| {
-            let keys = supervisor.living().iter().map(|view| view.key).collect();
-            let killed = (!was_heard).then(|| supervisor.kill_remains(keys));
+            let killed = (!was_heard).then(|| supervisor.kill_remains(supervisor.living()));
             async move {
                 if let Some(killed) = killed {
                     killed.await;
@@ -94,6 +93,10 @@ impl Supervisor {
                 was_heard
             }
             .into_actor(supervisor)
+            .map(|was_heard, supervisor, _| {
+                supervisor.state.close_spare_folders();
+                was_heard
+            })
         }))
     }
 }

@@ -161,7 +161,11 @@ fn a_full_disk_costs_the_spare_folders_first() {
     };
     state.with_reserve(work).unwrap();
     assert_eq!((tries.get(), state.path().join("reserve").exists()), (2, true));
-    create(&state, "2");
+    assert!(remove(&used(&state, "2")));
+    state.close_spare_folders();
+    assert!(!state.path().join("spare").exists());
+    assert!(!remove(&used(&state, "3")), "the daemon ends");
+    create(&state, "4");
 }
 
 #[test]
