@@ -227,11 +227,22 @@ impl Driver {
         };
         self.start_running();
         let event = match (self.phase.last_step(), self.take_passed()) {
-            (Some((call, status, ran)), _) => Event::returned_nothing(call, status, None, Some(ran)),
-            (None, Some((call, ran))) => Event::WentOn { call, shell: None, ran },
+            (Some((call, status, ran)), _) => {
+                self.watch_no_more(call);
+                Event::returned_nothing(call, status, None, Some(ran))
+            }
+            (None, Some((call, ran))) => {
+                self.watch_no_more(call);
+                Event::WentOn { call, shell: None, ran }
+            }
             (None, None) => Event::Broken { message },
         };
         Reaction::Handle(Box::new(event))
+    }
+
+    /// Drops the queued start of the actor that would tell of the end of `call`, which is known.
+    fn watch_no_more(&mut self, call: CallId) {
+        self.queue.retain(|effect| !matches!(effect, Effect::Watch(spawn) if spawn.call == call));
     }
 
     /// Returns the step behind which the keeper went on, if the step after it has closed the job.

@@ -202,4 +202,10 @@ mod tests {
         // read, and jobs of other keepers are interrupted.
         assert_eq!((PROTOCOL_VERSION, HEAD_FORMAT, record::FORMAT), (9, 3, 6));
     }
+
+    #[test]
+    fn the_guide_to_upgrades_names_the_version_of_the_protocol() {
+        let guide = include_str!("../../../docs/operate/upgrade.md");
+        assert!(guide.contains(&format!("\"Keeper protocol: {PROTOCOL_VERSION}\"")), "{PROTOCOL_VERSION}");
+    }
 }

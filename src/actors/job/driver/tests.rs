@@ -432,3 +432,19 @@ proptest! {
         prop_assert!(stage.wrongs.is_empty(), "{:#?}", stage.wrongs);
     }
 }
+
+/// The last step has closed the job while the result of the one before it is stored.
+#[test]
+fn a_defect_during_an_await_tells_the_end_of_the_last_step_once() {
+    use Happening::{Answer, Begin, Defect, Exit};
+    let steps = "[{name: a, script: x}, {name: b, script: y}, {name: c, script: z}]";
+    for answers in 0..8 {
+        let mut stage = Stage::new(steps, false, &[]);
+        stage.play(Begin);
+        for happening in std::iter::repeat_n(Answer, answers).chain([Exit, Defect]) {
+            stage.play(happening);
+        }
+        stage.end();
+        assert!(stage.wrongs.is_empty(), "{answers}: {:#?}", stage.wrongs);
+    }
+}
