@@ -15,11 +15,11 @@ const LOCAL_FILE_SYSTEMS: [u64; 9] = [
     libc::XFS_SUPER_MAGIC as u64,
     libc::BTRFS_SUPER_MAGIC as u64,
     libc::F2FS_SUPER_MAGIC as u64,
-    0x2fc1_2fc1,
-    0xca45_1a4e,
+    0x2fc1_2fc1, // ZFS
+    0xca45_1a4e, // bcachefs
     libc::OVERLAYFS_SUPER_MAGIC as u64,
     libc::TMPFS_MAGIC as u64,
-    0x8584_58f6,
+    0x8584_58f6, // ramfs
 ];
 
 /// Number of a file system: its device.

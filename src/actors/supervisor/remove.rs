@@ -164,8 +164,8 @@ impl Supervisor {
         delete_later(gone);
     }
 
-    /// Kills processes left by these jobs, on a thread that may block. By then the id of one may be another job's, whose
-    /// processes are none of them.
+    /// Kills processes left by these jobs, on a thread that may block. A new job can have the id of one by then; its
+    /// processes are not killed.
     pub(super) fn kill_remains(&self, jobs: Vec<Arc<JobView>>) -> impl Future<Output = ()> + use<> {
         let (state, boot_id) = (self.state.clone(), Arc::clone(&self.boot_id));
         let kill_wait = self.config().kill_wait;
@@ -232,7 +232,8 @@ async fn remove_ended(
     drop(removal.view.leftovers.lock().await);
     // After a power cut a used folder could hold parts of two jobs.
     let plain = if sync_group.is_none() { folder.open_plain() } else { None };
-    // While the id is registered, new followers can read to the end. With a plain folder nothing is awaited until it is free.
+    // While the id is registered, new followers can read to the end. Removing a plain folder awaits nothing, so none can
+    // come in between.
     let _held = plain.is_none().then(|| removal.view.trace.hold(&folder));
     let begun = folder.begin_removal();
     if let Some(group) = sync_group

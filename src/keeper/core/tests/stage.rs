@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use crate::keeper::core::{Body, Core, Event, LogView, ReplyTo, Serial};
 use crate::keeper::protocol::{
-    FromKeeper, HoldJob, KeeperSettings, LogStorage, PROTOCOL_VERSION, Request, SpawnAfter, SpawnStep,
+    HoldJob, KeeperSettings, LogStorage, PROTOCOL_VERSION, Request, SpawnAfter, SpawnStep,
 };
 use crate::model::{ExitStatus, JobKey, LogChannel, ResourceLimits, StepUsage};
 use crate::process::premise::Premises;
@@ -236,6 +236,11 @@ impl Stage {
         self.body(job).is_some_and(|body| !body.running.is_empty())
     }
 
+    /// Number of the step that was started last, if its process runs.
+    fn running_step(&mut self, job: u8) -> Option<u32> {
+        self.body(job)?.running.last().map(|run| run.step)
+    }
+
     fn serial(&self, job: u8) -> Option<Serial> {
         self.serials.iter().rev().find(|(_, of)| **of == job).map(|(serial, _)| *serial)
     }
@@ -270,9 +275,8 @@ impl Stage {
                 self.ask(Request::Stop { key: key(job), step: u32::MAX, grace: millis(grace) });
             }
             Happening::LateStop(job) => {
-                let running = self.body(job).and_then(|body| body.running.last().map(|run| run.step));
-                if let Some(step) = running.and_then(|step| step.checked_sub(1)) {
-                    self.ask(Request::Stop { key: key(job), step, grace: Duration::ZERO });
+                if let Some(step) = self.running_step(job) {
+                    self.ask(Request::Stop { key: key(job), step: step - 1, grace: Duration::ZERO });
                 }
             }
             Happening::Close { job, grace } => self.close(job, grace),
@@ -319,7 +323,7 @@ impl Stage {
         if let Some(body) = self.body(job) {
             body.whims.is_void = is_void;
         }
-        let running = self.body(job).and_then(|body| body.running.last().map(|run| run.step));
+        let running = self.running_step(job);
         let (Some(daemon), Some(after)) = (self.jobs.get_mut(&job), running) else { return };
         daemon.offered = Some(after);
         let Request::Spawn(spawn) = spawn(key(job), 0, after + OFFERED) else { return };
@@ -416,29 +420,6 @@ impl Stage {
         while let Some(serial) = self.preparing.pop() {
             self.core.prepared(serial, Ok(&[]), self.now);
             self.drive();
-        }
-    }
-
-    fn pass(&mut self, until: Instant) {
-        let mut turns = 0;
-        while let Some(next) = self.core.next_timer().filter(|next| *next <= until) {
-            self.now = self.now.max(next);
-            for serial in self.core.due(self.now) {
-                self.tell(serial, Event::StepsDue);
-                self.tell(serial, Event::EndDue);
-            }
-            turns += 1;
-            if turns > 20_000 {
-                self.wrongs.push("the timers do not come to rest".to_owned());
-                return;
-            }
-        }
-        self.now = self.now.max(until);
-        let FromKeeper::Lengths(told) = self.core.take_lengths(self.now) else { return };
-        for closed in self.core.all().filter(|held| held.job.is_closed()) {
-            if told.iter().any(|(key, _)| *key == closed.job.key()) {
-                self.wrongs.push("a length is told of a job that is closed".to_owned());
-            }
         }
     }
 

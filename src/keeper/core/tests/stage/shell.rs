@@ -1,4 +1,6 @@
-//! The answers of the shell in the property tests, and its complaints.
+//! The shell in the property tests: its answers, its complaints, and the time that passes.
+
+use std::time::Instant;
 
 use super::{OFFERED, Running, Stage};
 use crate::keeper::core::{Action, Event, FinishStep, JobAction, Serial, StartFailure};
@@ -7,6 +9,30 @@ use crate::model::{ExitStatus, FinishedProcess};
 use crate::process::cgroup::Usage;
 
 impl Stage {
+    /// Lets the time pass until `until`, with all timers on the way.
+    pub(super) fn pass(&mut self, until: Instant) {
+        let mut turns = 0;
+        while let Some(next) = self.core.next_timer().filter(|next| *next <= until) {
+            self.now = self.now.max(next);
+            for serial in self.core.due(self.now) {
+                self.tell(serial, Event::StepsDue);
+                self.tell(serial, Event::EndDue);
+            }
+            turns += 1;
+            if turns > 20_000 {
+                self.wrongs.push("the timers do not come to rest".to_owned());
+                return;
+            }
+        }
+        self.now = self.now.max(until);
+        let FromKeeper::Lengths(told) = self.core.take_lengths(self.now) else { return };
+        for closed in self.core.all().filter(|held| held.job.is_closed()) {
+            if told.iter().any(|(key, _)| *key == closed.job.key()) {
+                self.wrongs.push("a length is told of a job that is closed".to_owned());
+            }
+        }
+    }
+
     pub(super) fn act(&mut self, action: Action) {
         match action {
             Action::Job(serial, action) => {
