@@ -72,6 +72,32 @@ pub fn read(path: &Path, max: u64) -> Option<ReadFile> {
     Some(ReadFile { content: read_all(&file, usize::try_from(size).ok()?)?, device: device(&stat) })
 }
 
+/// Returns the file system of the folder on the way to `path` that this process may not search, if it is a local one. No
+/// file can be found at `path` then. May wait for the folder's file system.
+pub fn barrier(path: &Path) -> Option<Device> {
+    let folder = last_known_folder(path).filter(|folder| is_local(folder) && is_closed(folder))?;
+    Some(device(&stat(&folder)?))
+}
+
+/// True if this process may not search a folder on the way to `path`, on the local file system `expected`.
+pub fn is_barred(path: &Path, expected: Device) -> bool {
+    last_known_folder(path).is_some_and(|folder| {
+        stat(&folder).is_some_and(|stat| device(&stat) == expected) && is_closed(&folder)
+    })
+}
+
+/// Opens the last folder on the way to `path` that the kernel can name without waiting. Below a folder that this process
+/// may not search, it can name none.
+fn last_known_folder(path: &Path) -> Option<OwnedFd> {
+    path.ancestors().skip(1).find_map(|folder| open(folder, OFlags::PATH).ok())
+}
+
+/// True if this process may not search `folder`. Its file system decides that.
+fn is_closed(folder: &OwnedFd) -> bool {
+    let searched = rustix::fs::openat(folder, c".", OFlags::PATH | OFlags::CLOEXEC, Mode::empty());
+    matches!(searched, Err(Errno::ACCESS))
+}
+
 fn open(path: &Path, flags: OFlags) -> Result<OwnedFd, Errno> {
     rustix::fs::openat2(CWD, path, flags | OFlags::CLOEXEC, Mode::empty(), ResolveFlags::CACHED)
 }

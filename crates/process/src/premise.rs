@@ -20,8 +20,8 @@ const LARGEST_FUNCTION: u64 = 64 << 10;
 pub struct Premises {
     /// The program, which can be executed.
     pub program: ProgramStamp,
-    /// Paths that the lookup tries before the program's own. No file may be there.
-    pub absent: Vec<PathBuf>,
+    /// Paths that the lookup tries before the program's own. No file may be found there.
+    pub absent: Vec<Absence>,
     /// The file that the function was read from. `None` for a builtin function.
     pub function: Option<FunctionStamp>,
 }
@@ -30,14 +30,38 @@ impl Premises {
     /// True if the premises hold of `program`.
     pub fn hold(&self, program: &Path) -> bool {
         ProgramStamp::of(program).is_some_and(|stamp| stamp == self.program)
-            && self.absent.iter().all(|path| is_absent(path))
+            && self.absent.iter().all(Absence::holds)
             && self.function.as_ref().is_none_or(FunctionStamp::is_current)
     }
 }
 
-/// True if the kernel knows that there is nothing at `path`.
-pub fn is_absent(path: &Path) -> bool {
-    matches!(at_hand::look(path), Look::Absent)
+/// A path at which no file can be found.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Absence {
+    /// There is nothing.
+    Nothing(PathBuf),
+    /// This process may not search a folder on the way, on this local file system. Search paths often lead to the home of
+    /// another user.
+    Barred(PathBuf, Device),
+}
+
+impl Absence {
+    /// Explains why no file can be found at `path`. `None` if one may be there. May wait for a file system.
+    pub fn of(path: PathBuf) -> Option<Self> {
+        match at_hand::look(&path) {
+            Look::Present(_) => None,
+            Look::Absent => Some(Self::Nothing(path)),
+            Look::Unknown => at_hand::barrier(&path).map(|device| Self::Barred(path, device)),
+        }
+    }
+
+    /// True if the reason is still there.
+    fn holds(&self) -> bool {
+        match self {
+            Self::Nothing(path) => matches!(at_hand::look(path), Look::Absent),
+            Self::Barred(path, device) => at_hand::is_barred(path, *device),
+        }
+    }
 }
 
 /// A program: which file it is, and who may execute it.
@@ -94,6 +118,9 @@ impl FunctionStamp {
 mod tests {
     use std::fs;
     use std::os::unix::fs::PermissionsExt;
+    use std::thread;
+
+    use rustix::thread::{CapabilitySet, CapabilitySets};
 
     use super::*;
 
@@ -115,15 +142,53 @@ mod tests {
         assert!(!premises.hold(&program), "it cannot be executed");
         fs::set_permissions(&program, fs::Permissions::from_mode(0o700)).unwrap();
         assert!(premises.hold(&program));
+        fs::File::open(&other).unwrap_err();
+        let premises = Premises { absent: vec![Absence::of(other.clone()).unwrap()], ..premises };
+        assert!(premises.hold(&program));
         fs::write(&other, "").unwrap();
         warm(&other);
-        assert!(
-            !Premises { absent: vec![other], ..premises.clone() }.hold(&program),
-            "another one is preferred"
-        );
+        assert!(!premises.hold(&program), "another one is preferred");
+        fs::remove_file(&other).unwrap();
         fs::remove_file(&program).unwrap();
         assert!(!premises.hold(&program));
         assert!(ProgramStamp::of(folder.path()).is_none(), "a folder is no program");
+    }
+
+    /// Search paths of ordinary users lead to folders of root.
+    #[test]
+    fn nothing_is_found_behind_a_folder_that_may_not_be_searched() {
+        let folder = tempfile::tempdir().unwrap();
+        let home = folder.path().join("home");
+        let program = home.join("bin/program");
+        fs::create_dir_all(home.join("bin")).unwrap();
+        fs::write(&program, "").unwrap();
+        warm(&program);
+        let set_mode = |mode| fs::set_permissions(&home, fs::Permissions::from_mode(mode)).unwrap();
+        set_mode(0o600);
+        // Of this thread alone. A user without rights has none to give up.
+        let none = CapabilitySet::empty();
+        let sets = CapabilitySets { effective: none, permitted: none, inheritable: none };
+        thread::scope(|scope| {
+            let ordinary = scope.spawn(|| {
+                rustix::thread::set_capabilities(None, sets).unwrap();
+                for path in [program.clone(), home.join("bin/../none"), home.join("none")] {
+                    let absence = Absence::of(path.clone()).unwrap();
+                    let Absence::Barred(_, device) = absence else { panic!("{absence:?}") };
+                    assert!(absence.holds());
+                    assert!(
+                        !Absence::Barred(path, (device.0, device.1 + 1)).holds(),
+                        "on another file system"
+                    );
+                    set_mode(0o700);
+                    assert!(!absence.holds(), "it may be searched");
+                    set_mode(0o600);
+                    assert!(absence.holds());
+                }
+                set_mode(0o700);
+                assert!(Absence::of(program.clone()).is_none());
+            });
+            ordinary.join().unwrap();
+        });
     }
 
     #[test]

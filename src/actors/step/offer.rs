@@ -11,7 +11,7 @@ use crate::keeper::link::KeeperFrame;
 use crate::keeper::protocol::{Request, SpawnAfter};
 use crate::model::LogChannel;
 use crate::process::command;
-use crate::process::premise::{self, FunctionStamp, Premises, ProgramStamp};
+use crate::process::premise::{Absence, FunctionStamp, Premises, ProgramStamp};
 
 impl StepActor {
     /// Returns the request to start the process once that of `after` has succeeded. `function` is the file that describes
@@ -27,9 +27,7 @@ impl StepActor {
         step.done = true;
         let spawn = step.spawn_step(0).ok()?;
         let (program, absent) = (ProgramStamp::of(&spawn.program)?, step.preferred_to(&spawn.program)?);
-        if !absent.iter().all(|path| premise::is_absent(path)) {
-            return None;
-        }
+        let absent = absent.into_iter().map(Absence::of).collect::<Option<_>>()?;
         let premises = Premises { program, absent, function };
         KeeperFrame::of(Request::SpawnAfter(Box::new(SpawnAfter { after, lines, spawn, premises }))).ok()
     }
