@@ -4,6 +4,7 @@
 mod command;
 mod daemon;
 mod lifetime;
+mod pace;
 mod private;
 mod start_failure;
 
@@ -21,6 +22,7 @@ use crate::actors::handle::JobsHandle;
 use crate::config::Config;
 use crate::error::{Exit, Failure};
 use crate::files;
+use crate::grpc::accept::CallCounters;
 use crate::logging::OperatorLog;
 use crate::model::JobState;
 use crate::net::SOCKET_VARIABLE;
@@ -67,6 +69,8 @@ pub(crate) fn serve(
     let limits = SoftLimits::now();
     host::harden().map_err(|e| failure("cannot protect the memory and descriptors of this process", &e))?;
     let group = CommandGroup::default();
+    let calls = CallCounters::default();
+    let counters = calls.clone();
     let run = async move {
         let mut signals = StopSignals::listen().map_err(|e| failure("cannot listen for signals", &e))?;
         let children = ChildSignals::listen().map_err(|e| failure("cannot listen for signals", &e))?;
@@ -74,7 +78,7 @@ pub(crate) fn serve(
         tokio::spawn(reap_orphans(children));
         let manager = Manager::of_this_process().map_err(|e| failure("cannot start a thread", &e))?;
         let manager = Rc::new(manager);
-        let mut daemon = Daemon::start(Arc::new(config), false, passed, limits).await?;
+        let mut daemon = Daemon::start(Arc::new(config), false, passed, limits, counters).await?;
         tokio::task::spawn_local(operate(asks, daemon.jobs(), reload));
         announce(daemon.socket(), &log).await.map_err(|e| failure("cannot write the ready marker", &e))?;
         manager.ready(in_words(&daemon.jobs()));
@@ -107,7 +111,7 @@ pub(crate) fn serve(
         stopping_notice.sent().await;
         code
     };
-    let ended = run_system(run);
+    let ended = run_system(&calls, run);
     lines.flush();
     ended?
 }
@@ -180,12 +184,13 @@ async fn announce(socket: &Path, log: &OperatorLog) -> io::Result<()> {
 
 /// Runs `work` on a runtime with an actor system. Actors, the keeper's connection and clients' connections share this
 /// one thread: a message between them is a queue entry. Waking another thread would cost more than all work on a small
-/// job.
-fn run_system<T>(work: impl Future<Output = T>) -> Result<T, Failure> {
+/// job. `calls` are those that this system answers.
+fn run_system<T>(calls: &CallCounters, work: impl Future<Output = T>) -> Result<T, Failure> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .max_blocking_threads(threads::ALL)
         .thread_keep_alive(BLOCKING_IDLE)
         .on_thread_start(threads::come_second)
+        .on_thread_park(pace::before_waiting(calls.clone()))
         .enable_all()
         .build()
         .map_err(|e| failure("cannot start a runtime", &e))?;

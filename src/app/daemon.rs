@@ -67,12 +67,13 @@ pub(super) struct Daemon {
 }
 
 impl Daemon {
-    /// Locks, listens and recovers, then starts to serve.
+    /// Locks, listens and recovers, then starts to serve. Counts its calls in `calls`.
     pub(super) async fn start(
         config: Arc<Config>,
         private: bool,
         passed: Option<PassedSocket>,
         limits: SoftLimits,
+        calls: CallCounters,
     ) -> Result<Self, Failure> {
         let environment: Vec<(OsString, OsString)> = std::env::vars_os().collect();
         let socket =
@@ -103,8 +104,7 @@ impl Daemon {
         let (jobs, supervisor) =
             Supervisor::start_recovered(parts).await.map_err(|e| Failure::new(Exit::Failure, e))?;
         let services = Services::new(jobs.clone(), config.reflection).await;
-        let accept = accept_loop(&config, listener, &services)?;
-        let calls = accept.calls();
+        let accept = accept_loop(&config, listener, &services, calls.clone())?;
         let (stop_accepting, abort) = (CancellationToken::new(), CancellationToken::new());
         let accepting = tokio::spawn(accept.run(stop_accepting.clone(), abort.clone()));
         let essential_tasks = EssentialTasks { supervisor, accepting };
@@ -213,10 +213,15 @@ fn fetcher(config: &Config, state: &StateDir) -> Result<Fetcher, Failure> {
         .map_err(|e| Failure::new(Exit::Failure, Chain(&e).to_string()))
 }
 
-fn accept_loop(config: &Config, listener: UnixListener, services: &Services) -> Result<AcceptLoop, Failure> {
+fn accept_loop(
+    config: &Config,
+    listener: UnixListener,
+    services: &Services,
+    calls: CallCounters,
+) -> Result<AcceptLoop, Failure> {
     let limits = TransportLimits::new(config.max_connections, SoftLimits::now().nofile);
     let users = AllowedUsers::new(&config.allow_uids);
-    AcceptLoop::new(listener, services.answers.clone(), users, limits)
+    AcceptLoop::new(listener, services.answers.clone(), users, limits, calls)
         .map_err(|e| failure("cannot listen", &e))
 }
 

@@ -12,6 +12,7 @@ use crate::actors::handle::{JobsHandle, RunRequest};
 use crate::config::Config;
 use crate::error::Chain;
 use crate::error::{Exit, Failure};
+use crate::grpc::accept::CallCounters;
 use crate::model::Refusal;
 use crate::process::host::{self, SoftLimits};
 
@@ -37,13 +38,14 @@ impl PrivateDaemon {
         let limits = SoftLimits::now();
         host::harden()
             .map_err(|e| failure("cannot protect the memory and descriptors of this process", &e))?;
+        let calls = CallCounters::default();
         let (stop, kill) = (CancellationToken::new(), CancellationToken::new());
         let (ready, started) = std::sync::mpsc::channel();
         let (stopped, killed) = (stop.clone(), kill.clone());
         let run = move || {
-            let failed = ready.clone();
+            let (failed, counters) = (ready.clone(), calls.clone());
             let daemon = async move {
-                match Daemon::start(Arc::new(config), true, None, limits).await {
+                match Daemon::start(Arc::new(config), true, None, limits, counters).await {
                     Ok(mut daemon) => {
                         ready.send(Ok(daemon.jobs())).ok();
                         tokio::select! {
@@ -56,7 +58,7 @@ impl PrivateDaemon {
                     Err(failure) => drop(ready.send(Err(failure))),
                 }
             };
-            if let Err(failure) = run_system(daemon) {
+            if let Err(failure) = run_system(&calls, daemon) {
                 failed.send(Err(failure)).ok();
             }
         };

@@ -107,12 +107,13 @@ pub(crate) struct AcceptLoop {
 }
 
 impl AcceptLoop {
-    /// Makes a loop for `listener` that serves each of `users` what `answers` has for them.
+    /// Makes a loop for `listener` that serves each of `users` what `answers` has for them, and counts their `calls`.
     pub(crate) fn new(
         listener: StdListener,
         answers: ServicesByRights,
         users: AllowedUsers,
         limits: TransportLimits,
+        calls: CallCounters,
     ) -> io::Result<Self> {
         listener.set_nonblocking(true)?;
         Ok(Self {
@@ -122,15 +123,10 @@ impl AcceptLoop {
             limits,
             unused: Unused::default(),
             report: DropReport::default(),
-            calls: CallCounters::default(),
+            calls,
             open: Arc::default(),
             reserve: File::open("/dev/null").ok(),
         })
-    }
-
-    /// Returns the counters of calls, shared by all connections.
-    pub(crate) fn calls(&self) -> CallCounters {
-        self.calls.clone()
     }
 
     /// Accepts until `stop`. Then closes the listener and lets each connection finish its calls until `abort`.

@@ -33,7 +33,7 @@ const WORK: &CStr = c"work";
 const MOST_BYTES: i64 = 256 << 10;
 
 /// Largest number of spare folders. Each costs the disk a directory and four empty files.
-const MOST_FOLDERS: usize = 256;
+const MOST_FOLDERS: usize = 1_024;
 
 /// The spare folders of a state folder. No descriptor is kept for them.
 #[derive(Debug, Default)]

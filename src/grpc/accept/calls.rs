@@ -93,9 +93,15 @@ impl CallCounters {
         self.0.begun.load(Ordering::Relaxed)
     }
 
+    /// Returns the number of calls whose answer is not sent yet.
+    pub(crate) fn open(&self) -> u64 {
+        let over = self.0.over.load(Ordering::Relaxed);
+        self.begun().saturating_sub(over)
+    }
+
     /// True if a call is open.
     pub(crate) fn is_one_open(&self) -> bool {
-        self.0.over.load(Ordering::Relaxed) < self.begun()
+        self.open() > 0
     }
 
     /// Wakes [`Self::quiet`]: a connection has ended.

@@ -35,7 +35,7 @@ async fn fault_91_the_connection_of_a_client_that_is_stopped_ends() {
         let listener = StdListener::bind(&path).unwrap();
         let users = AllowedUsers::new(&[]);
         let answers = ServicesByRights::new(routes.clone(), Reflection::Off);
-        let accepting = AcceptLoop::new(listener, answers, users, limits).unwrap();
+        let accepting = AcceptLoop::new(listener, answers, users, limits, CallCounters::default()).unwrap();
         let open = Arc::clone(&accepting.open);
         tokio::spawn(accepting.run(CancellationToken::new(), CancellationToken::new()));
         let mut client = Client::connect(&path).unwrap();
