@@ -204,9 +204,9 @@ fn a_name_that_is_taken_costs_no_spare_folder() {
 }
 
 #[test]
-fn there_are_never_more_than_256_spare_folders() {
+fn there_are_never_more_than_1024_spare_folders() {
     let Some((_temp, state)) = state() else { return };
-    let jobs: Vec<_> = (0..270).map(|number| used(&state, &number.to_string())).collect();
+    let jobs: Vec<_> = (0..1_030).map(|number| used(&state, &number.to_string())).collect();
     let kept = jobs.iter().filter(|folder| remove(folder)).count();
-    assert_eq!((kept, names(&state, "spare").len(), names(&state, "jobs").len()), (256, 256, 0));
+    assert_eq!((kept, names(&state, "spare").len(), names(&state, "jobs").len()), (1_024, 1_024, 0));
 }
