@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 use crate::grpc::accept::CallCounters;
 
 /// Number of open calls up to which turns are not paced.
-const FEW_CALLS: u64 = 16;
+const FEW_CALLS: u64 = 8;
 
 /// Calls a second from which on turns are paced. Followers of quiet jobs are open calls too, and a stream of log lines
 /// takes many turns, but neither brings many new calls.
@@ -113,7 +113,7 @@ mod tests {
     #[test]
     fn turns_are_the_further_apart_the_more_calls_are_open() {
         for (open, apart) in
-            [(FEW_CALLS + 1, 544), (64, 2_048), (125, 4_000), (5_000, 4_000), (u64::MAX, 4_000)]
+            [(FEW_CALLS + 1, 288), (64, 2_048), (125, 4_000), (5_000, 4_000), (u64::MAX, 4_000)]
         {
             let pauses = pauses(open, 6, WORK);
             let longest = pauses.iter().max().unwrap();
@@ -134,7 +134,7 @@ mod tests {
         let mut turns = Turns::new(begin);
         assert!(turns.pause(begin + COUNTED, 1_000, 500).is_zero(), "the turn began long ago");
         turns.latest = begin + COUNTED;
-        assert_eq!(turns.pause(begin + COUNTED + WORK, 1_000, 500), LONGEST - WORK);
+        assert_eq!(turns.pause(begin + COUNTED + WORK, 1_000, 500) + WORK, LONGEST);
         let later = begin + 2 * COUNTED;
         turns.latest = later;
         assert!(turns.pause(later, 1_000, 500).is_zero());
