@@ -52,6 +52,10 @@ impl MemoryShare {
     }
 }
 
+/// Longest part of a call's duration that [`CallCounters::spent`] includes. A follower of a long job says little about
+/// how many calls are under way now.
+const SPENT_AT_MOST: Duration = Duration::from_secs(1);
+
 /// Time for a client to ask how a job ended and to finish it, counted from the end of its stream.
 pub(crate) const READ_TIME: Duration = Duration::from_secs(2);
 
@@ -63,6 +67,8 @@ pub(crate) struct CallCounters(Arc<Counts>);
 struct Counts {
     begun: AtomicU64,
     over: AtomicU64,
+    /// Durations of the calls that have ended, in microseconds.
+    spent: AtomicU64,
     lines: Mutex<HashMap<u64, Arc<Mutex<Reading>>>>,
     next_line: AtomicU64,
     /// Notified when a follower's stream, the Finish after it, or a connection has ended.
@@ -93,15 +99,15 @@ impl CallCounters {
         self.0.begun.load(Ordering::Relaxed)
     }
 
-    /// Returns the number of calls whose answer is not sent yet.
-    pub(crate) fn open(&self) -> u64 {
-        let over = self.0.over.load(Ordering::Relaxed);
-        self.begun().saturating_sub(over)
+    /// Returns the durations of all calls that have ended, added up, each at most a second. Divided by the time in which
+    /// they ended, that is the mean number of calls under way (Little's law).
+    pub(crate) fn spent(&self) -> Duration {
+        Duration::from_micros(self.0.spent.load(Ordering::Relaxed))
     }
 
     /// True if a call is open.
     pub(crate) fn is_one_open(&self) -> bool {
-        self.open() > 0
+        self.0.over.load(Ordering::Relaxed) < self.begun()
     }
 
     /// Wakes [`Self::quiet`]: a connection has ended.
@@ -189,7 +195,7 @@ impl CountedConnection {
         };
         reading.streams += u32::from(matches!(kind, CallKind::Stream));
         drop(reading);
-        CountedCall { kind, line: Arc::clone(self) }
+        CountedCall { kind, begun: Instant::now(), line: Arc::clone(self) }
     }
 }
 
@@ -206,11 +212,14 @@ enum CallKind {
 /// One call, until its answer is sent or abandoned.
 struct CountedCall {
     kind: CallKind,
+    begun: Instant,
     line: Arc<CountedConnection>,
 }
 
 impl Drop for CountedCall {
     fn drop(&mut self) {
+        let spent = self.begun.elapsed().min(SPENT_AT_MOST).as_micros();
+        self.line.counts.spent.fetch_add(u64::try_from(spent).unwrap_or(u64::MAX), Ordering::Relaxed);
         let over = self.line.counts.over.fetch_add(1, Ordering::Relaxed) + 1;
         if over == self.line.counts.begun.load(Ordering::Relaxed) {
             self.line.counts.quiet.notify_one();
