@@ -93,7 +93,7 @@ fn a_later_job_has_the_inodes_of_a_removed_one_and_nothing_of_its_contents() {
 #[test]
 fn a_folder_with_anything_but_short_files_of_ours_is_no_spare_one() {
     let Some((temp, state)) = state() else { return };
-    let changes: [(&str, Change); 8] = [
+    let changes: [(&str, Change); 9] = [
         ("a directory", |at, _| fs::create_dir(at("tmp")).unwrap()),
         ("files of its steps", |at, _| {
             fs::create_dir(at("work")).unwrap();
@@ -110,6 +110,10 @@ fn a_folder_with_anything_but_short_files_of_ours_is_no_spare_one() {
         ("a file that others can read", |at, _| {
             let mode = std::os::unix::fs::PermissionsExt::from_mode(0o644);
             fs::set_permissions(at("journal"), mode).unwrap();
+        }),
+        ("a folder that others can enter", |at, _| {
+            let mode = std::os::unix::fs::PermissionsExt::from_mode(0o711);
+            fs::set_permissions(at("log").parent().unwrap(), mode).unwrap();
         }),
         ("a log that is a directory", |at, _| {
             fs::remove_file(at("log")).unwrap();
