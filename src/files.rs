@@ -30,7 +30,7 @@ use rustix::fs::{AtFlags, Dir, FileType, FlockOperation, Mode, OFlags, Stat};
 use rustix::path::Arg;
 
 pub(crate) use rustix::fs::CWD;
-pub(crate) use spare::{empty, open_sole, replace_with_spare, spare_name, use_spare};
+pub(crate) use spare::{empty, is_as_made, open_sole, replace_with_spare, spare_name, use_spare};
 pub(crate) use tree::{remove_small_tree, remove_tree, remove_tree_while};
 
 use crate::failpoint;

@@ -1,8 +1,10 @@
-//! The pace of the event loop: while very many calls come, what a short time brings is handled in one turn.
+//! Paces the event loop: while very many calls come, the loop handles all events of a few milliseconds in one turn.
 //!
-//! With hundreds of short jobs under way something happens every 100 µs: a call, the end of a step, a line of a log.
-//! Handled at once, each wakes this process, and each answer wakes its client, which calls again. Handled together they
-//! cost less on both sides (docs/internals/performance.md). The price is latency, little beside what such a load has.
+//! With hundreds of short jobs at once, an event comes every 100 µs: a call, the end of a step, a line of a log. A loop that
+//! handles each at once wakes up for each, and each answer wakes its client, which calls again. Batches cost both sides
+//! less (docs/internals/performance.md, "Many jobs at once"). They add latency, which is small beside that of such a load.
+//!
+//! The pause is a sleep of the thread, not a timer: it must also hold back the wake-ups of sockets.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -11,11 +13,11 @@ use parking_lot::Mutex;
 
 use crate::grpc::accept::CallCounters;
 
-/// Number of calls under way up to which turns are not paced. Followers of quiet jobs are not among them: only calls that
-/// end count, for as long as they took.
+/// Largest number of calls under way at which turns are not paced. Followers of quiet jobs do not count as under way: the
+/// number is computed from calls that have ended.
 const FEW_CALLS: u128 = 8;
 
-/// Calls a second from which on turns are paced.
+/// Least rate of new calls, in calls a second, at which turns are paced.
 const MANY_CALLS: u128 = 2_000;
 
 /// Shortest time over which calls are counted.
@@ -27,7 +29,7 @@ const FOR_A_CALL: Duration = Duration::from_micros(32);
 /// … up to this limit.
 const LONGEST: Duration = Duration::from_millis(4);
 
-/// Returns what the event loop is to call before it waits for events. It sleeps as long as the next turn is too early.
+/// Returns a hook that the event loop calls before it waits for events. The hook sleeps until the next turn may begin.
 pub(super) fn before_waiting(calls: CallCounters) -> impl Fn() + Send + Sync + 'static {
     let turns = Mutex::new(Turns::new(Instant::now()));
     move || {
@@ -46,11 +48,11 @@ pub(super) fn before_waiting(calls: CallCounters) -> impl Fn() + Send + Sync + '
 /// The turns of the event loop.
 #[derive(Debug)]
 struct Turns {
-    /// Beginning of the latest turn. It may have begun later, if there was nothing to do.
+    /// End of the latest pause. The turn after it begins then, or later if no event has come.
     latest: Instant,
-    /// Least time between the beginnings of two turns.
+    /// Least time from [`Self::latest`] to the next turn.
     apart: Duration,
-    /// When counting began, with the number of calls and what they had spent at that time.
+    /// Start of the period in which calls are counted, with the arguments of [`Self::pause`] at that time.
     counted_from: (Instant, u64, Duration),
 }
 
@@ -59,8 +61,8 @@ impl Turns {
         Self { latest: now, apart: Duration::ZERO, counted_from: (now, 0, Duration::ZERO) }
     }
 
-    /// Returns how long the next turn must wait. `begun`: the number of calls so far; `spent`: the durations of those that
-    /// have ended, added up.
+    /// Returns the pause before the next turn. `begun` is the number of calls so far, `spent` the total duration of those
+    /// that have ended.
     fn pause(&mut self, now: Instant, begun: u64, spent: Duration) -> Duration {
         let (from, begun_before, spent_before) = self.counted_from;
         let time = now.saturating_duration_since(from);
@@ -73,7 +75,8 @@ impl Turns {
     }
 }
 
-/// Returns how far turns are to be apart if in `time` so many calls `came`, and those that ended had `spent` so much.
+/// Returns the least time between two turns. In `time`, `came` calls have begun, and calls with a total duration of `spent`
+/// have ended. By Little's law, `spent / time` calls are under way.
 fn apart(time: Duration, came: u128, spent: Duration) -> Duration {
     let under_way = spent.as_micros() / time.as_micros().max(1);
     if came * 1_000_000 < MANY_CALLS * time.as_micros() || under_way <= FEW_CALLS {
@@ -86,8 +89,8 @@ fn apart(time: Duration, came: u128, spent: Duration) -> Duration {
 mod tests {
     use super::*;
 
-    /// An event loop whose turns take `work` each, with `under_way` calls under way and `calls` new ones in each
-    /// millisecond. Returns its pauses over a second.
+    /// Returns the pauses of one second. Each turn takes `work`; `under_way` calls are under way, and `calls` begin in each
+    /// millisecond.
     fn pauses(under_way: u32, calls: u64, work: Duration) -> Vec<Duration> {
         let begin = Instant::now();
         let (mut turns, mut now, mut pauses) = (Turns::new(begin), begin, Vec::new());

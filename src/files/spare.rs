@@ -4,7 +4,7 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use rustix::fs::{FileType, Mode, OFlags, RenameFlags};
+use rustix::fs::{FileType, Mode, OFlags, RenameFlags, Stat};
 use rustix::path::Arg;
 
 use super::{CAREFUL, FILE_MODE, cut, rename, retry, stat_of, unlink, write_all};
@@ -23,12 +23,16 @@ pub(crate) fn spare_name(name: &str) -> String {
 pub(crate) fn open_sole(at: impl AsFd, name: impl Arg + Copy) -> io::Result<Option<OwnedFd>> {
     let file = open_existing(at.as_fd(), name)?;
     let stat = stat_of(&file)?;
-    let is_ours = stat.st_uid == rustix::process::geteuid().as_raw()
-        && FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile
-        && Mode::from_raw_mode(stat.st_mode) == FILE_MODE
+    let is_ours = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile
+        && is_as_made(&stat, FILE_MODE)
         && stat.st_nlink == 1;
     let is_sole = is_ours && failpoint::io("files::lease").and_then(|()| process::lease_if_sole(&file))?;
     Ok(is_sole.then_some(file))
+}
+
+/// True if the file or directory still has our owner and `mode`. A step can change both.
+pub(crate) fn is_as_made(stat: &Stat, mode: Mode) -> bool {
+    stat.st_uid == rustix::process::geteuid().as_raw() && Mode::from_raw_mode(stat.st_mode) == mode
 }
 
 /// Gives the spare file for `name`, if there is one, its name. Fails with `AlreadyExists` if something has that name,

@@ -60,11 +60,8 @@ impl JobFolder {
     /// Opens the folder if it is plain. Removes its working directory if that is empty.
     pub(crate) fn open_plain(&self) -> Option<PlainFolder> {
         let dir = files::open_dir(&self.shared.jobs, &*self.name).ok()?;
-        // A step can change these, and a later job would inherit them.
-        let stat = files::stat_of(&dir).ok()?;
-        if stat.st_mode & 0o7777 != files::DIR_MODE.bits()
-            || stat.st_uid != rustix::process::geteuid().as_raw()
-        {
+        // A later job would inherit what a step has changed.
+        if !files::is_as_made(&files::stat_of(&dir).ok()?, files::DIR_MODE) {
             return None;
         }
         match files::remove_dir(&dir, WORK) {

@@ -1,4 +1,5 @@
-//! Files that the kernel has cached, looked at and read without waiting for a disk, a server or another program.
+//! Files that the kernel has cached, looked at and read without waiting for a disk, a server or another program. Only
+//! [`barrier`] can wait: the keeper must not call it.
 
 use std::io::IoSliceMut;
 use std::os::fd::OwnedFd;
@@ -72,14 +73,14 @@ pub fn read(path: &Path, max: u64) -> Option<ReadFile> {
     Some(ReadFile { content: read_all(&file, usize::try_from(size).ok()?)?, device: device(&stat) })
 }
 
-/// Returns the file system of the folder on the way to `path` that this process may not search, if it is a local one. No
-/// file can be found at `path` then. May wait for the folder's file system.
+/// Returns the file system of the folder that keeps this process from reaching `path`: the process may not search it, so no
+/// file can be found there. `None` if there is no such folder on a local file system. Can wait for another file system.
 pub fn barrier(path: &Path) -> Option<Device> {
     let folder = last_known_folder(path).filter(|folder| is_local(folder) && is_closed(folder))?;
     Some(device(&stat(&folder)?))
 }
 
-/// True if this process may not search a folder on the way to `path`, on the local file system `expected`.
+/// True if a folder of the file system `expected`, which [`barrier`] has returned, keeps this process from reaching `path`.
 pub fn is_barred(path: &Path, expected: Device) -> bool {
     last_known_folder(path).is_some_and(|folder| {
         stat(&folder).is_some_and(|stat| device(&stat) == expected) && is_closed(&folder)

@@ -40,13 +40,13 @@ impl Premises {
 pub enum Absence {
     /// There is nothing.
     Nothing(PathBuf),
-    /// This process may not search a folder on the way, on this local file system. Search paths often lead to the home of
-    /// another user.
+    /// This process may not search a folder on the way, which lies on this local file system. Search paths often lead to
+    /// the home of another user.
     Barred(PathBuf, Device),
 }
 
 impl Absence {
-    /// Explains why no file can be found at `path`. `None` if one may be there. May wait for a file system.
+    /// Explains why no file can be found at `path`. `None` if one can be there. Can wait for a file system.
     pub fn of(path: PathBuf) -> Option<Self> {
         match at_hand::look(&path) {
             Look::Present(_) => None,
