@@ -290,6 +290,11 @@ pub(crate) fn allow_owner(at: impl AsFd, name: impl Arg + Copy) -> io::Result<()
     retry("files::chmod", || rustix::fs::chmodat(at.as_fd(), name, DIR_MODE, AtFlags::empty()))
 }
 
+/// Sets the mode of an open directory to 0700: its owner may then remove what is in it.
+pub(crate) fn allow_owner_of(dir: impl AsFd) -> io::Result<()> {
+    retry("files::chmod", || rustix::fs::fchmod(dir.as_fd(), DIR_MODE))
+}
+
 /// Cuts a file to `len` bytes.
 pub(crate) fn cut(fd: impl AsFd, len: u64) -> io::Result<()> {
     retry("files::cut", || rustix::fs::ftruncate(fd.as_fd(), len))?;

@@ -1,6 +1,8 @@
-use std::os::unix::fs::OpenOptionsExt;
+use std::fs::Permissions;
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use rustix::thread::{CapabilitySet, CapabilitySets};
 
 use super::*;
 
@@ -25,6 +27,34 @@ fn fault_28_half_a_record_is_taken_back() {
     setrlimit(Resource::Fsize, all).unwrap();
     append(open(), b"next\n").unwrap();
     assert_eq!(std::fs::read_to_string(&path).unwrap(), "whole\nnext\n");
+}
+
+/// Build tools make such trees: a cache of Go modules, for example, is read-only.
+#[test]
+fn a_tree_that_its_owner_may_not_write_to_is_removed() {
+    let folder = tempfile::tempdir().unwrap();
+    let dir = std::fs::File::open(&folder).unwrap();
+    let tree = folder.path().join("tree");
+    for mode in [0o500, 0o400, 0o300, 0o000] {
+        let directories = [tree.join("one/two/three"), tree.join("one/two"), tree.join("one"), tree.clone()];
+        std::fs::create_dir_all(&directories[0]).unwrap();
+        std::fs::create_dir(tree.join("one/empty")).unwrap();
+        for directory in &directories {
+            std::fs::write(directory.join("file"), "").unwrap();
+            std::fs::set_permissions(directory, Permissions::from_mode(mode)).unwrap();
+        }
+        // Of this thread alone. A user without rights has none to give up.
+        let none = CapabilitySet::empty();
+        let sets = CapabilitySets { effective: none, permitted: none, inheritable: none };
+        std::thread::scope(|scope| {
+            let ordinary = scope.spawn(|| {
+                rustix::thread::set_capabilities(None, sets).unwrap();
+                remove_tree(&dir, c"tree").unwrap_or_else(|error| panic!("{mode:o}: {error}"));
+            });
+            ordinary.join().unwrap();
+        });
+        assert!(!tree.exists(), "{mode:o}");
+    }
 }
 
 #[test]

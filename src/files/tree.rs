@@ -70,6 +70,17 @@ fn remove_tree_if(
     files::remove_dir(at, name).map(Some)
 }
 
+/// Performs `operation` in the directory `dir`, which its owner may have no access to.
+fn with_access<T>(dir: BorrowedFd<'_>, operation: impl Fn() -> io::Result<T>) -> io::Result<T> {
+    match operation() {
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+            files::allow_owner_of(dir)?;
+            operation()
+        }
+        result => result,
+    }
+}
+
 fn open(at: BorrowedFd<'_>, name: &CStr) -> io::Result<OwnedFd> {
     match files::open_dir(at, name) {
         Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
@@ -93,7 +104,7 @@ impl Removal<'_> {
     fn run(&mut self) -> io::Result<bool> {
         let mut most = AT_A_TIME;
         loop {
-            let list = files::some_entries(self.top, most)?;
+            let list = with_access(self.top, || files::some_entries(self.top, most))?;
             if list.is_empty() {
                 return Ok(true);
             }
@@ -119,22 +130,16 @@ impl Removal<'_> {
         if !(self.may_go)(self.top, entry) {
             return Ok(false);
         }
-        if !matches!(entry.kind, FileType::Directory | FileType::Unknown) {
-            return files::unlink(self.top, entry.name.as_c_str()).map(|()| true);
+        let name = entry.name.as_c_str();
+        if remove_unless_full(self.top, entry)? {
+            return Ok(true);
         }
-        match files::remove_dir(self.top, entry.name.as_c_str()) {
-            Err(error) if error.kind() == io::ErrorKind::DirectoryNotEmpty => {}
-            Err(error) if error.raw_os_error() == Some(libc::ENOTDIR) => {
-                return files::unlink(self.top, entry.name.as_c_str()).map(|()| true);
-            }
-            result => return result.map(|()| true),
-        }
-        let dir = open(self.top, &entry.name)?;
+        let dir = open(self.top, name)?;
         if files::stat_of(&dir)?.st_dev != self.device {
             return Err(io::Error::new(io::ErrorKind::ResourceBusy, "another file system is mounted inside"));
         }
         loop {
-            let children = files::some_entries(&dir, AT_A_TIME)?;
+            let children = with_access(dir.as_fd(), || files::some_entries(&dir, AT_A_TIME))?;
             if children.is_empty() {
                 break;
             }
@@ -142,33 +147,13 @@ impl Removal<'_> {
                 if !(self.may_go)(dir.as_fd(), &child) {
                     return Ok(false);
                 }
-                self.empty(dir.as_fd(), &child)?;
+                if !remove_unless_full(dir.as_fd(), &child)? {
+                    self.move_up(dir.as_fd(), &child.name)?;
+                }
             }
         }
         drop(dir);
-        files::remove_dir(self.top, entry.name.as_c_str()).map(|()| true)
-    }
-
-    /// Removes a child of a directory, or moves it to the top.
-    fn empty(&mut self, dir: BorrowedFd<'_>, child: &Entry) -> io::Result<()> {
-        let name = child.name.as_c_str();
-        if matches!(child.kind, FileType::Directory | FileType::Unknown) {
-            match files::remove_dir(dir, name) {
-                Err(error) if error.kind() == io::ErrorKind::DirectoryNotEmpty => {
-                    return self.move_up(dir, name);
-                }
-                Err(error) if error.raw_os_error() == Some(libc::ENOTDIR) => {}
-                result => return result,
-            }
-        }
-        match files::unlink(dir, name) {
-            // The directory itself may be read-only for its owner.
-            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
-                files::allow_owner(dir, c".")?;
-                files::unlink(dir, name)
-            }
-            result => result,
-        }
+        with_access(self.top, || files::remove_dir(self.top, name)).map(|()| true)
     }
 
     fn move_up(&mut self, dir: BorrowedFd<'_>, name: &CStr) -> io::Result<()> {
@@ -176,19 +161,32 @@ impl Removal<'_> {
             self.moved += 1;
             let new = CString::new(format!(".{}", self.moved)).unwrap_or_default();
             match files::rename(dir, name, self.top, new.as_c_str()) {
-                // The job has made this name; or a directory must become ours to write before it may move.
+                // The job has made this name.
                 Err(error)
                     if matches!(
                         error.raw_os_error(),
                         Some(libc::ENOTEMPTY | libc::EEXIST | libc::ENOTDIR)
                     ) => {}
+                // A directory moves only if its owner may write to it: its `..` changes.
                 Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
-                    files::allow_owner(dir, c".")?;
                     files::allow_owner(dir, name)?;
-                    return files::rename(dir, name, self.top, new.as_c_str());
+                    return with_access(self.top, || files::rename(dir, name, self.top, new.as_c_str()));
                 }
                 result => return result,
             }
         }
     }
+}
+
+/// Removes an entry of `dir`. False if it is a directory that is not empty.
+fn remove_unless_full(dir: BorrowedFd<'_>, entry: &Entry) -> io::Result<bool> {
+    let name = entry.name.as_c_str();
+    if matches!(entry.kind, FileType::Directory | FileType::Unknown) {
+        match with_access(dir, || files::remove_dir(dir, name)) {
+            Err(error) if error.kind() == io::ErrorKind::DirectoryNotEmpty => return Ok(false),
+            Err(error) if error.raw_os_error() == Some(libc::ENOTDIR) => {}
+            result => return result.map(|()| true),
+        }
+    }
+    with_access(dir, || files::unlink(dir, name)).map(|()| true)
 }
