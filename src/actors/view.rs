@@ -60,7 +60,7 @@ pub(crate) struct JobViewState {
     pub(crate) cpu_time: Option<Duration>,
     /// Peak memory in bytes.
     pub(crate) peak_memory: Option<u64>,
-    /// When Status asked for the two last, as [`clock::uptime`].
+    /// Time at which Status last asked for the two, as [`clock::uptime`].
     pub(super) usage_asked: Duration,
     /// The running step.
     pub(crate) current: CurrentStep,

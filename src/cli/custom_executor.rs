@@ -45,7 +45,7 @@ pub(super) struct Arguments {
     action: Action,
 }
 
-/// How a script gets to the daemon.
+/// Way of a script to the daemon.
 #[derive(Clone, Copy, ValueEnum)]
 enum ScriptDelivery {
     /// Sends the path; the daemon must see the same files

@@ -20,7 +20,7 @@ use crate::pb::v1;
 /// Start of the daemon's line that announces a step (logs.md §2).
 pub(super) const STEP_START: &[u8] = b"Running step name=";
 
-/// How a job is shown.
+/// Form in which a job is shown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(super) enum OutputFormat {
     /// For people: on a terminal the live view; else time and channel before each line, a line per step

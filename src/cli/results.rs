@@ -181,7 +181,7 @@ pub(super) fn check(path: &Path) -> Result<(), Failure> {
     }
 }
 
-/// How results are written.
+/// Form of written results.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(super) enum ResultsFormat {
     /// JSON

@@ -427,7 +427,7 @@ pub struct StepOver {
     pub shortage: Option<Shortage>,
     /// Usage of the job so far.
     pub usage: Usage,
-    /// When it was over, and what its process used.
+    /// End and usage of its process.
     pub ran: FinishedProcess,
     /// True if the job is being closed with it ([`SpawnStep::closes`]).
     pub closes: bool,

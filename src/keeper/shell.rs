@@ -1,4 +1,4 @@
-//! What acts for the keeper: one thread and one epoll, its connection, the processes, pipes and logs of its jobs.
+//! The part of the keeper that acts: one thread and one epoll, its connection, the processes, pipes and logs of its jobs.
 //!
 //! The shell decides nothing about jobs: it tells the [core](super::core) what it observed, and performs what that
 //! asks for.

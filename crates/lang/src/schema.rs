@@ -138,7 +138,7 @@ struct Implementation {
     /// What the function does; not used by a run.
     #[schemars(default)]
     description: Comment,
-    /// Of an old form; ignored.
+    /// Ignored. It belongs to an old form.
     #[schemars(default, rename = "type")]
     old_type: Any,
 }

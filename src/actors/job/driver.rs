@@ -86,9 +86,9 @@ pub(in crate::actors) struct Reports {
 pub(in crate::actors) struct ResumedState {
     /// Effects of the whole record, in order.
     pub(in crate::actors) effects: VecDeque<Effect>,
-    /// Those that earlier daemons performed.
+    /// Effects that earlier daemons performed.
     pub(in crate::actors) performed: PerformedEffects,
-    /// What the keeper has reported.
+    /// Reports of the keeper so far.
     pub(in crate::actors) reports: Reports,
     /// True if the record has a cancel.
     pub(in crate::actors) is_cancelled: bool,
@@ -119,7 +119,7 @@ pub(super) enum Reaction {
 pub(super) struct CancelReaction {
     /// True if the cancel is to be journalled and shown.
     pub(super) is_accepted: bool,
-    /// What follows.
+    /// Next act of the actor.
     pub(super) reaction: Reaction,
 }
 

@@ -196,7 +196,7 @@ impl Output {
         waited && !self.log.is_waiting()
     }
 
-    /// When there is something to do.
+    /// Time at which there is something to do.
     pub(super) fn due(&self) -> Option<Instant> {
         self.log.retry_at().into_iter().chain(self.unfinished.due()).min()
     }

@@ -1,11 +1,11 @@
-//! When the keeper gives memory back. A value without a clock: [`Keeper`](super::server::Keeper) does the giving.
+//! Decides when the keeper gives memory back. It has no clock; [`Keeper`](super::server::Keeper) gives the memory back.
 
 use std::time::{Duration, Instant};
 
 /// Time without a request or an end until the keeper counts as quiet, and between two rounds while it is busy.
 const REST_AFTER: Duration = Duration::from_secs(1);
 
-/// What can be given back.
+/// Memory that can be given back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum GiveBack {
     /// Free memory of the heap: there is more to do.

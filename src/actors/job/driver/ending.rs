@@ -14,7 +14,7 @@ use crate::model::{EndClass, LogChannel, Outcome, StepResult, StepStatus};
 
 /// A job whose log the keeper has closed: store its result, then its end.
 pub(in crate::actors::job) struct ClosedJob {
-    /// How it ends; the message is not masked yet.
+    /// Its end. The message is not masked yet.
     pub(in crate::actors::job) outcome: Outcome,
     /// Its own result; `None` if an earlier daemon stored it.
     pub(in crate::actors::job) root: Option<Box<StepResult>>,
@@ -28,7 +28,7 @@ pub(in crate::actors::job) struct InterruptedJob {
     pub(in crate::actors::job) results: Vec<StepResult>,
     /// Number of results of steps of the job's own list.
     pub(in crate::actors::job) steps: u32,
-    /// How the job ends.
+    /// End of the job.
     pub(in crate::actors::job) outcome: Outcome,
 }
 

@@ -67,7 +67,7 @@ pub(in crate::actors::job) enum DeferredInput {
 pub(in crate::actors) struct EndedStep {
     /// The invocation.
     pub(in crate::actors) call: CallId,
-    /// How it ended.
+    /// End of its process.
     pub(in crate::actors) end: ProcessEnd,
     /// Name of the shell that ran the script, for a script.
     pub(in crate::actors) shell: Option<String>,

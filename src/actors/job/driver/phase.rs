@@ -39,13 +39,13 @@ pub(super) struct LastStep {
 
 /// A decided end.
 pub(super) struct Ending {
-    /// How the job ends; its message is not masked yet.
+    /// End of the job. Its message is not masked yet.
     pub(super) outcome: Outcome,
     /// The job's own result; `None` if an earlier daemon stored it.
     pub(super) root: Option<Box<StepResult>>,
 }
 
-/// What follows the close of the log.
+/// Work that is left once the log is closed.
 pub(super) enum AfterClose {
     /// The keeper died: collect the results that are left.
     Collect(Interrupted),
