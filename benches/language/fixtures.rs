@@ -121,6 +121,7 @@ pub(crate) struct World {
     vars: IndexMap<String, Value>,
     inputs: IndexMap<String, Value>,
     steps: Steps,
+    numbers: std::cell::RefCell<Vec<f64>>,
 }
 
 impl World {
@@ -136,6 +137,7 @@ impl World {
             vars: spec.vars,
             inputs: variables(8).into_iter().map(|(name, text)| (name, Value::text(text))).collect(),
             steps: ["a", "b", "build", "test"].map(outputs).into_iter().collect(),
+            numbers: std::cell::RefCell::default(),
         }
     }
 
@@ -163,6 +165,7 @@ impl World {
             output_file: "/var/lib/step-runner/jobs/1/tmp/2/output",
             export_file: "/var/lib/step-runner/jobs/1/tmp/2/export",
             files_used: std::cell::Cell::new(false),
+            numbers: &self.numbers,
         }
     }
 }

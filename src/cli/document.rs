@@ -2,6 +2,8 @@
 
 use std::io::Read as _;
 use std::path::Path;
+use std::string::FromUtf8Error;
+use std::sync::Arc;
 
 use serde_json::{Value, json};
 
@@ -10,7 +12,7 @@ use super::excerpt::{self, Lines};
 use super::{inputs, terminal, text_proto};
 use crate::error::{Exit, Failure};
 use crate::lang::ast::{Body, Invocation, Reference, Step};
-use crate::lang::diagnostic::{Diagnostic, Severity};
+use crate::lang::diagnostic::{Class, Diagnostic, Position, Severity};
 use crate::lang::document::{REQUEST_LIMIT, parse_function, parse_request};
 use crate::lang::reference::DEFINITION_FILES;
 use crate::lang::template;
@@ -64,6 +66,9 @@ pub(super) fn read(
                 check.reference(target, &document.text)?;
             }
             Ok(document)
+        }
+        Err(_) if target.is_empty() => {
+            Err(refuse("the name of the file is empty".into()).with_remedy(TARGETS))
         }
         Err(error) => Err(refuse(format!("cannot read {target}: {error}")).with_remedy(TARGETS)),
     }
@@ -125,15 +130,26 @@ fn text_and_name(file: &Path, absolute: bool) -> Result<(String, String), Failur
 }
 
 fn read_all(source: impl std::io::Read, name: &str) -> Result<String, Failure> {
-    let mut text = String::new();
+    let mut bytes = Vec::new();
     source
         .take(REQUEST_LIMIT as u64 + 1)
-        .read_to_string(&mut text)
+        .read_to_end(&mut bytes)
         .map_err(|error| refuse(format!("cannot read {name}: {error}")))?;
-    if text.len() > REQUEST_LIMIT {
+    if bytes.len() > REQUEST_LIMIT {
         return Err(refuse(format!("{name} is longer than {} MiB", REQUEST_LIMIT >> 20)));
     }
-    Ok(text)
+    String::from_utf8(bytes).map_err(|error| refused(&[(&[not_utf8(name, &error)], None)]))
+}
+
+/// Makes the finding for a text that is not UTF-8, at its first wrong byte.
+pub(super) fn not_utf8(file: &str, error: &FromUtf8Error) -> Diagnostic {
+    let valid = error.as_bytes().get(..error.utf8_error().valid_up_to()).unwrap_or_default();
+    let valid = String::from_utf8_lossy(valid);
+    let last = valid.rsplit('\n').next().unwrap_or_default();
+    let (line, column) = (valid.matches('\n').count() + 1, last.chars().count() + 1);
+    let at = Position { line: line as u32, column: column as u32 };
+    Diagnostic::error(Class::Yaml, &Arc::from(file), at, "the text is not UTF-8")
+        .with_help("save the file as UTF-8")
 }
 
 /// True if `target` can only be a reference, by its scheme, revision, or registry (language.md §7).

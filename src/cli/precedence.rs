@@ -6,11 +6,18 @@ use std::ffi::{OsStr, OsString};
 use clap::builder::Resettable;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::parser::ValueSource;
-use clap::{ArgMatches, Command, Id};
+use clap::{Arg, ArgMatches, Command, Id};
 
 /// Parses the command line and the variables. `command` makes the whole command line: a copy would cost as much, and each
 /// process of the program starts here.
 pub(super) fn parse(command: impl Fn() -> Command, words: &[OsString]) -> Result<ArgMatches, clap::Error> {
+    let empty = empty_variables();
+    let command = || match empty.as_slice() {
+        [] => command(),
+        empty => without_variables(command(), &|argument| {
+            argument.get_env().is_some_and(|name| empty.iter().any(|empty| empty == name))
+        }),
+    };
     match command().try_get_matches_from(words) {
         // A variable may cause the conflict: see below.
         Err(error) if error.kind() == ErrorKind::ArgumentConflict => {}
@@ -18,7 +25,16 @@ pub(super) fn parse(command: impl Fn() -> Command, words: &[OsString]) -> Result
     }
     let given = without_variables(command(), &|_| true).try_get_matches_from(words)?;
     let excluded = excluded(&command(), &given);
-    without_variables(command(), &|id| excluded.contains(id)).try_get_matches_from(words)
+    without_variables(command(), &|argument| excluded.contains(argument.get_id())).try_get_matches_from(words)
+}
+
+/// Returns the names of our variables that are empty. They count as unset: CI systems export empty variables.
+fn empty_variables() -> Vec<OsString> {
+    let is_ours = |name: &OsString| name.as_encoded_bytes().starts_with(b"STEP_RUNNER_");
+    std::env::vars_os()
+        .filter(|(name, value)| value.is_empty() && is_ours(name))
+        .map(|(name, _)| name)
+        .collect()
 }
 
 /// Returns the variable whose value caused the error, if the option itself is not on the command line.
@@ -41,7 +57,7 @@ pub(super) fn blamed(error: &clap::Error, command: &Command, words: &[OsString])
 /// Returns the variable of an option of this command, if it is set.
 fn variable(option: &str, command: &Command) -> Option<String> {
     let mut options = command.get_arguments().filter(|argument| argument.get_long() == Some(option));
-    let is_set = |name: &&OsStr| std::env::var_os(name).is_some();
+    let is_set = |name: &&OsStr| std::env::var_os(name).is_some_and(|value| !value.is_empty());
     options.find_map(|argument| argument.get_env().filter(is_set)?.to_str().map(str::to_owned))
 }
 
@@ -70,8 +86,8 @@ fn excluded(command: &Command, given: &ArgMatches) -> Vec<Id> {
     excluded
 }
 
-fn without_variables(command: Command, of: &dyn Fn(&Id) -> bool) -> Command {
-    let command = command
-        .mut_args(|argument| if of(argument.get_id()) { argument.env(Resettable::Reset) } else { argument });
+fn without_variables(command: Command, of: &dyn Fn(&Arg) -> bool) -> Command {
+    let command =
+        command.mut_args(|argument| if of(&argument) { argument.env(Resettable::Reset) } else { argument });
     command.mut_subcommands(|command| without_variables(command, of))
 }

@@ -169,6 +169,13 @@ impl KeeperLink {
         sent.await.map_err(|_| LinkError::Gone)
     }
 
+    /// Resolves once all that was queued so far is in the socket. That may take a little, as for [`Self::send_later`].
+    pub fn sent(&self) -> impl Future<Output = Result<(), LinkError>> + use<> {
+        let (told, sent) = oneshot::channel();
+        drop(self.frames.send(Queued { bytes: Vec::new(), may_wait: true, sent: Some(told) }));
+        async move { sent.await.map_err(|_| LinkError::Gone) }
+    }
+
     /// Sends a request and waits for its reply.
     pub async fn ask(&self, request: Request) -> Result<Reply, LinkError> {
         let id = self.next_id();

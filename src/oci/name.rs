@@ -47,6 +47,11 @@ impl ImageVersion {
     }
 }
 
+/// Returns `text` without what people may have written as a login: messages show no credentials (language.md §7).
+fn without_login(text: &str) -> &str {
+    text.rsplit_once('@').map_or(text, |(_, rest)| rest)
+}
+
 /// The checked name of an image; it can be used in a URL unchanged. Displays as `registry/repository:tag` or
 /// `registry/repository@digest`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -61,8 +66,9 @@ impl ImageName {
     /// Checks a name. `registry` is `host[:port]`; `version` a tag, a digest in either case, or empty for `latest`.
     pub fn new(registry: &str, repository: &str, version: &str) -> Result<Self, OciError> {
         let wrong = |what, text: &str, remedy| {
-            let problem = Problem::Name { what, text: text.escape_debug().to_string(), remedy };
-            Err(OciError { image: format!("{registry}/{repository}").escape_debug().to_string(), problem })
+            let shown = |text: &str| without_login(text).escape_debug().to_string();
+            let problem = Problem::Name { what, text: shown(text), remedy };
+            Err(OciError { image: format!("{}/{}", shown(registry), shown(repository)), problem })
         };
         let registry_lower = registry.to_ascii_lowercase();
         let Some(url) = registry_url(&registry_lower) else {

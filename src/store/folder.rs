@@ -217,6 +217,15 @@ impl JobFolder {
         }
     }
 
+    /// Removes the files of an invocation, `tmp/CALL`. If a step has put many or large files there, some of them stay until
+    /// the job's end.
+    pub(crate) fn remove_step_files(&self, call: u32) -> Result<(), StoreError> {
+        let name = format!("tmp/{call}");
+        let inside =
+            CString::new(self.inside(&name)).map_err(|error| self.error("remove", &name)(error.into()))?;
+        files::remove_small_tree(&self.shared.jobs, &inside).map(drop).map_err(self.error("remove", &name))
+    }
+
     /// Moves the directory `name` of the folder out of the way at once, whatever the job has put into it. The result
     /// must be deleted. `None` if there is no such directory.
     pub(crate) fn set_dir_gone(&self, name: &str) -> Result<Option<Removed>, StoreError> {

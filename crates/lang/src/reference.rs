@@ -96,22 +96,49 @@ pub fn origin(reference: &Reference) -> Option<String> {
             let (registry, repository) = (registry.as_literal()?, repository.as_literal()?);
             let tag = tag.as_literal()?;
             let mark = if is_digest(tag) { '@' } else { ':' };
-            Some(format!("{}/{repository}{mark}{tag}", registry.to_lowercase()))
+            let registry = registry.rsplit_once('@').map_or(registry, |(_, host)| host).to_lowercase();
+            Some(format!("{registry}/{repository}{mark}{tag}"))
         }
         Reference::Local { .. } | Reference::Builtin { .. } | Reference::Dynamic(_) => None,
     }
 }
 
-/// Returns the secret written in a Git URL, perhaps percent-encoded: the password, or the user if there is no password
-/// (a token). Computed parts are not searched.
-pub fn credential(reference: &Reference) -> Option<&str> {
-    let (Reference::Git { url, .. } | Reference::Dynamic(url)) = reference else { return None };
-    let Some(Part::Text(written)) = url.parts.first() else { return None };
+/// Returns the secrets written in a Git or OCI reference, perhaps percent-encoded: the password, or the user if there is
+/// no password (a token). A registry takes none, but people write them. Computed parts are not searched.
+pub fn credentials(reference: &Reference) -> impl Iterator<Item = &str> {
+    let texts = match reference {
+        Reference::Git { url, .. } | Reference::Dynamic(url) => [Some(url), None, None],
+        Reference::Oci { registry, repository, tag, .. } => [Some(registry), Some(repository), Some(tag)],
+        Reference::Local { .. } | Reference::Builtin { .. } => [None; 3],
+    };
+    let is_open = matches!(reference, Reference::Dynamic(_));
+    let logins = texts.into_iter().flatten().flat_map(move |url| logins(url, is_open)).flatten();
+    logins.map(password).filter(|password| !password.is_empty())
+}
+
+/// Returns the password of a login, or the user if there is no password.
+fn password(login: &str) -> &str {
+    login.split_once(':').map_or(login, |(_, password)| password)
+}
+
+/// Returns user and password of a template that begins with a URL; two readings of a password that was not encoded.
+/// `is_open`: the text can end in a part of the host.
+fn logins(url: &Template, is_open: bool) -> [Option<&str>; 2] {
+    let Some(Part::Text(written)) = url.parts.first() else { return [None; 2] };
     let location = written.split_once("://").map_or(written.as_str(), |(_, location)| location);
-    // If the authority continues in an expression, its end is unknown: the text must hold the `/` after it.
-    let (authority, _) = location.split_once('/')?;
-    let (login, _) = authority.split(['?', '#']).next()?.rsplit_once('@')?;
-    Some(login.split_once(':').map_or(login, |(_, password)| password)).filter(|secret| !secret.is_empty())
+    let (authority, rest) = location.split_at(location.find(['/', '?', '#']).unwrap_or(location.len()));
+    if let Some((login, _)) = authority.rsplit_once('@') {
+        // If the authority continues in an expression, its end is unknown.
+        let is_whole = !rest.is_empty() || (url.parts.len() == 1 && !is_open);
+        return [is_whole.then_some(login), None];
+    }
+    // A password with `/`, `?` or `#` seems to end the authority, like a port before a path.
+    let port = authority.split_once(':').map(|(_, port)| port);
+    let is_port = |port: &str| port.bytes().all(|byte| byte.is_ascii_digit()) && rest.starts_with('/');
+    if port.is_none_or(is_port) {
+        return [None; 2];
+    }
+    [location.split_once('@'), location.rsplit_once('@')].map(|split| split.map(|(login, _)| login))
 }
 
 /// Adds `https://` to a URL without a scheme. A template with expressions stays as it is (language.md §7.5).
@@ -325,6 +352,44 @@ mod tests {
         assert_eq!(parsed("https://h/p").unwrap_err(), "revision missing, expected URL@REV");
         assert!(parsed("https://h:8443/p@v1").is_ok());
         assert!(parsed("https://[::1]:80/p@v1").is_ok());
+    }
+
+    #[test]
+    fn fault_68_credentials_are_found_in_references_of_all_kinds() {
+        let of = |text: &str| {
+            let reference = parsed(text).unwrap();
+            credentials(&reference).map(str::to_owned).collect::<Vec<_>>()
+        };
+        for (text, expected) in [
+            ("https://u:pw@h/p@v1", &["pw"][..]),
+            ("token@h/p@v1", &["token"]),
+            ("u:p%40w@h:8443/p@v1", &["p%40w"]),
+            ("u:pw#x@h/p@v1", &["pw#x", "pw#x"]),
+            ("u:pw?x@h/p@v1", &["pw?x", "pw?x"]),
+            ("u:123#4@h/p@v1", &["123#4", "123#4"]),
+            ("h:8443/p/a@b@v1", &[]),
+            ("[::1]:80/p@v1", &[]),
+            ("h/p@v1", &[]),
+            ("r.example.com:5000/p:v1", &[]),
+        ] {
+            assert_eq!(of(text), expected, "{text}");
+        }
+        let part = |text: &str| Template::literal(text, &file(), Position::START);
+        let image = |registry, repository, tag| Reference::Oci {
+            registry: part(registry),
+            repository: part(repository),
+            tag: part(tag),
+            dir: part(""),
+            files: Vec::new(),
+        };
+        let found = |reference: &Reference| credentials(reference).map(str::to_owned).collect::<Vec<_>>();
+        assert_eq!(found(&image("https://u:pw@h:9", "p", "v")), ["pw"]);
+        assert_eq!(found(&image("u:pw@h", "t@p", "x@v")), ["pw", "t", "x"]);
+        let digest = format!("sha256:{}", "0f".repeat(32));
+        assert_eq!(found(&image("h:5000", "p", &digest)), [""; 0]);
+        let url = part("https://u:pw/x@h/p");
+        let git = Reference::Git { url, rev: part("v1"), dir: part(""), files: Vec::new() };
+        assert_eq!(found(&git), ["pw/x", "pw/x"]);
     }
 
     #[test]

@@ -81,6 +81,23 @@ impl Value {
             }
     }
 
+    /// Visits the marked numbers in it.
+    pub fn for_each_marked_number(&self, visit: &mut impl FnMut(f64)) {
+        self.visit_numbers(false, visit);
+    }
+
+    fn visit_numbers(&self, is_marked: bool, visit: &mut impl FnMut(f64)) {
+        let is_marked = is_marked || self.sensitive;
+        match &self.data {
+            Data::Number(number) if is_marked => visit(*number),
+            Data::Array(items) => items.iter().for_each(|item| item.visit_numbers(is_marked, visit)),
+            Data::Object(members) => {
+                members.values().for_each(|member| member.visit_numbers(is_marked, visit));
+            }
+            Data::Null | Data::Bool(_) | Data::Number(_) | Data::String(_) => {}
+        }
+    }
+
     /// Marks it and everything inside (language.md §11.5).
     pub fn mark_sensitive(&mut self) {
         self.sensitive = true;

@@ -25,7 +25,7 @@ pub enum InvalidId {
     TooLong(usize),
     /// A byte outside the set, or a first byte that is neither letter nor digit.
     #[error(
-        "byte {0} of the id is not allowed: use letters, digits and any of `._-:@+`, starting with a letter or digit"
+        "character {} of the id is not allowed: use letters, digits and any of `._-:@+`, starting with a letter or digit", .0 + 1
     )]
     BadByte(usize),
 }

@@ -58,6 +58,7 @@ impl JobActor {
                     tracing::warn!(error = %Chain(&error), job = %self.view.id, "files of a function were not made");
                 }
             }
+            Action::RemoveFiles(call) => self.remove_files_of(call),
             Action::Fetch { call, reference, inside, environment } => {
                 let (fetcher, job) = (Arc::clone(&self.context.fetcher), self.key());
                 let found = async move { fetcher.find(job, *reference, inside, environment).await };
@@ -76,6 +77,19 @@ impl JobActor {
             }
             Action::Finish(close) => self.finish(close, ctx),
         }
+    }
+
+    /// Removes the files of an invocation once its record is in the keeper's socket: a daemon that comes after this one
+    /// reads them again if it finds no record.
+    fn remove_files_of(&self, call: CallId) {
+        let (recorded, folder) = (self.link.sent(), self.folder.clone());
+        actix::spawn(async move {
+            if recorded.await.is_ok()
+                && let Err(error) = folder.remove_step_files(call)
+            {
+                tracing::debug!(error = %Chain(&error), "files of a step stay until the job's end");
+            }
+        });
     }
 
     /// Awaits `work` before the next action.

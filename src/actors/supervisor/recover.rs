@@ -28,7 +28,7 @@ use crate::keeper::link::LinkError;
 use crate::keeper::protocol::Request;
 use crate::model::{EndClass, JobId, JobKey, Outcome, StepResult, StepStatus};
 use crate::process::remains::Remains;
-use crate::store::{Closing, Death, Found, JobFolder, JobRecord, ScannedJob, StoreError};
+use crate::store::{Closing, Death, Found, JobFolder, JobRecord, Removed, ScannedJob, StoreError};
 
 /// Cause in the outcome of jobs that no keeper holds any more.
 const HOST_DIED: &str = "the processes that ran it died, or their host did";
@@ -119,6 +119,7 @@ impl Supervisor {
                     let holding = held.remove(&job.folder.key());
                     match (&job.journal.end, keeper, holding) {
                         (Some(end), keeper, holding) => {
+                            gone.extend(step_files(&job.folder));
                             let end = self.complete(&job.folder, end.clone());
                             self.serve_ended(&job, end);
                             if let (Some(keeper), Some(_)) = (keeper, holding) {
@@ -157,6 +158,7 @@ impl Supervisor {
             }
         }
         self.interrupt_all(&orphaned);
+        gone.extend(orphaned.iter().filter_map(|job| step_files(&job.folder)));
         if keeper.is_none() {
             self.host.remove_groups(&self.host.groups(&self.state));
         }
@@ -189,12 +191,15 @@ impl Supervisor {
         for (job, begun) in begun {
             match begun {
                 Ok(closing) => {
+                    let end = closing.end();
+                    let (id, class, cause) = (&job.record.id, end.outcome.class, &end.outcome.message);
+                    tracing::warn!(job = %id, ?class, cause, "job ended with the processes that ran it");
                     if let Err(error) = closing.record() {
                         // The disk is full, for example. Serve the job with the data that exists.
                         let job = &job.record.id;
                         tracing::error!(error = %Chain(&error), job, "the end was not written; the next start does it");
                     }
-                    self.serve_ended(job, self.complete(&job.folder, closing.end()));
+                    self.serve_ended(job, self.complete(&job.folder, end));
                 }
                 Err(error) => self.set_aside(&job.folder, &Chain(&error).to_string()),
             }
@@ -364,6 +369,14 @@ impl Supervisor {
             }
         }
     }
+}
+
+/// Moves the files of the steps of a job that has ended out of the way. The result must be deleted.
+fn step_files(folder: &JobFolder) -> Option<Removed> {
+    folder.set_dir_gone("tmp").unwrap_or_else(|error| {
+        tracing::warn!(error = %Chain(&error), job = %folder.key(), "files of steps were not removed");
+        None
+    })
 }
 
 /// Kills processes left by `jobs`, which no keeper holds. Returns the pids that survive `limit`. Blocks. Skips jobs of

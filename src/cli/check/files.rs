@@ -5,7 +5,7 @@ use std::io::Read as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::super::document::{misnamed, rename};
+use super::super::document::{misnamed, not_utf8, rename};
 use crate::lang::ast::{Function, Reference};
 use crate::lang::diagnostic::{Class, Diagnostic, Position};
 use crate::lang::document::{self, Checked, REQUEST_LIMIT};
@@ -194,18 +194,8 @@ impl CheckedFile {
             Err(error) if error.as_bytes().len() > REQUEST_LIMIT => {
                 Ok(String::from_utf8_lossy(error.as_bytes()).into())
             }
-            Err(error) => Err(self.not_utf8(&error)),
+            Err(error) => Err(not_utf8(&self.shown, &error)),
         }
-    }
-
-    fn not_utf8(&self, error: &std::string::FromUtf8Error) -> Diagnostic {
-        let valid = error.as_bytes().get(..error.utf8_error().valid_up_to()).unwrap_or_default();
-        let valid = String::from_utf8_lossy(valid);
-        let last = valid.rsplit('\n').next().unwrap_or_default();
-        let (line, column) = (valid.matches('\n').count() + 1, last.chars().count() + 1);
-        let at = Position { line: line as u32, column: column as u32 };
-        Diagnostic::error(Class::Yaml, &Arc::from(self.shown.as_str()), at, "the text is not UTF-8")
-            .with_help("save the file in this encoding")
     }
 
     /// Checks the text as a function or as a request.

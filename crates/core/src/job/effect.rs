@@ -28,6 +28,8 @@ pub enum Effect {
     /// Make two empty files before any later effect, because an expression of a run function named its own files
     /// (language.md §10). Nobody reads them.
     MakeFiles(StepFiles),
+    /// Remove the files of an invocation that has ended, once the event that ended it is recorded: they can hold secrets.
+    RemoveFiles(CallId),
     /// Write a line to the job's log.
     Log {
         /// `00O` or `00E`.
@@ -112,6 +114,16 @@ pub enum Success {
     ExitCodeOrSignal,
 }
 
+impl Program {
+    /// True if it is written to a file before it starts.
+    pub const fn has_file(&self) -> bool {
+        match self {
+            Self::Command(_) | Self::Script(_) => false,
+            Self::ScriptFile(_) | Self::LegacyScript(_) | Self::Builtin(_) => true,
+        }
+    }
+}
+
 impl Success {
     /// True if `status` counts as success.
     pub const fn includes(self, status: ExitStatus) -> bool {
@@ -161,6 +173,7 @@ impl fmt::Debug for Effect {
         match self {
             Self::Fetch { call, .. } => write!(f, "Fetch({call})"),
             Self::MakeFiles(_) => f.write_str("MakeFiles"),
+            Self::RemoveFiles(call) => write!(f, "RemoveFiles({call})"),
             Self::Log { kind, text } => write!(f, "Log({kind:?}, [{} bytes])", text.len()),
             Self::Phrases(phrases) => write!(f, "Phrases([{}])", phrases.len()),
             Self::Spawn(spawn) => write!(f, "Spawn({}, {})", spawn.call, spawn.name),

@@ -7,7 +7,7 @@ use step_runner_lang::convert::contract;
 use step_runner_lang::diagnostic::Diagnostic;
 use step_runner_lang::environment::EnvironmentFrame;
 use step_runner_lang::eval::{self, Scope};
-use step_runner_lang::value::{Data, Value};
+use step_runner_lang::value::{Data, Value, ValueType};
 
 /// Inputs and environment that a step passes to its function.
 pub(crate) struct Given {
@@ -37,6 +37,11 @@ pub(crate) fn given(
             (Ok(inputs), Ok(env)) => (inputs, env),
             (inputs, env) => return Err(inputs.err().into_iter().chain(env.err()).map(in_step).collect()),
         };
+    for (name, value) in &inputs {
+        if declared.get(name).is_some_and(|input| input.value_type == ValueType::String) {
+            value.for_each_marked_number(&mut |number| scope.note_number(number));
+        }
+    }
     let named = inputs.keys().cloned().collect();
     match contract::bind_inputs(inputs, declared) {
         Ok(inputs) => Ok(Given { inputs, named, env }),

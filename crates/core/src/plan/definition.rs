@@ -8,6 +8,7 @@ use step_runner_lang::convert::to_json;
 use step_runner_lang::value::{Data, Value};
 use step_runner_lang::yaml::scalar::{Resolved, resolve};
 use step_runner_lang::yaml::{self, NodeKind, Source, YamlEntry, YamlNode};
+use step_runner_log::mask::MASK_TEXT;
 
 /// Returns the definition in a definition file that has passed the check.
 pub(crate) fn of_file(text: &str) -> Json {
@@ -87,7 +88,20 @@ fn member(entry: &YamlEntry, part: Part) -> (String, Json) {
         | (Part::Interface | Part::Declaration | Part::Implementation, "description") => Part::Texts,
         _ => part,
     };
-    (key.clone(), json(&entry.value, inside))
+    let mut value = json(&entry.value, inside);
+    if inside == Part::Declaration {
+        hide_default(&mut value);
+    }
+    (key.clone(), value)
+}
+
+/// Hides the default of a sensitive input or output (language.md §16). Masking does not know it unless it is used.
+fn hide_default(declaration: &mut Json) {
+    if declaration.get("sensitive") == Some(&Json::Bool(true))
+        && let Some(default) = declaration.get_mut("default").filter(|default| !default.is_null())
+    {
+        *default = Json::from(MASK_TEXT);
+    }
 }
 
 #[cfg(test)]
@@ -122,7 +136,7 @@ mod tests {
                 "spec": {
                     "description": "1.0",
                     "inputs": {
-                        "description": {"type": "number", "default": 1, "description": "2.0", "sensitive": true},
+                        "description": {"type": "number", "default": "[MASKED]", "description": "2.0", "sensitive": true},
                     },
                 },
                 "definition": {

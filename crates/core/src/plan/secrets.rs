@@ -1,9 +1,11 @@
 //! Finds the texts to mask because the language declares them sensitive (language.md §9.6, §11.5).
 //!
-//! The language cannot take a text apart, so a text derived from a secret contains it, unchanged or quoted as JSON.
+//! The language cannot take a text apart, so a text derived from a secret text contains it, unchanged or quoted as JSON.
 //! Masking the secret is enough, and derived texts are left out. Otherwise a script with one secret would be masked as
-//! a whole, and each of its lines wherever it is printed (masking.md §2, "lines").
+//! a whole, and each of its lines wherever it is printed (masking.md §2, "lines"). A number derived from a secret contains
+//! nothing of it: each one that becomes text is a secret of its own.
 
+use std::cell::RefCell;
 use std::collections::{BTreeSet, HashSet};
 
 use aho_corasick::{AhoCorasick, AhoCorasickKind};
@@ -36,6 +38,8 @@ pub(crate) struct Secrets {
     known: BTreeSet<String>,
     fresh: Vec<Vec<u8>>,
     search: Option<Box<Search>>,
+    /// Marked numbers that have become text since the last look.
+    numbers: RefCell<Vec<f64>>,
 }
 
 /// State of the search for known secrets in sensitive texts. Lives until the next [`Secrets::rest`].
@@ -90,9 +94,24 @@ impl SecretAutomaton {
 }
 
 impl Secrets {
+    /// Returns the list to which evaluations add marked numbers that become text.
+    pub(crate) const fn numbers(&self) -> &RefCell<Vec<f64>> {
+        &self.numbers
+    }
+
+    /// Adds the marked numbers that have become text.
+    fn note_numbers(&mut self) {
+        for number in self.numbers.take() {
+            self.insert(&number_to_text(number));
+            self.insert(&number_to_plain(number));
+        }
+    }
+
     /// Adds a value that is declared sensitive: all of its texts and numbers.
     pub(crate) fn note_declared(&mut self, value: &Value) {
-        for_each_leaf(value, true, &mut |text| self.insert(text));
+        for_each_leaf(value, true, &mut |leaf| match leaf {
+            Leaf::Text(text) | Leaf::Number(text) => self.insert(text),
+        });
     }
 
     /// Adds the numbers that [`numbers_written`] has found.
@@ -104,13 +123,18 @@ impl Secrets {
 
     /// Adds the sensitive parts of an evaluated value. `vars` are the job's variables; masked ones are phrases already.
     pub(crate) fn note_derived(&mut self, value: &Value, vars: &IndexMap<String, Value>) {
+        self.note_numbers();
         if value.is_sensitive() {
-            for_each_leaf(value, false, &mut |text| self.insert_unless_covered(text, vars));
+            for_each_leaf(value, false, &mut |leaf| match leaf {
+                Leaf::Text(text) => self.insert_unless_covered(text, vars),
+                Leaf::Number(text) => self.insert(text),
+            });
         }
     }
 
     /// Adds an evaluated text if it is sensitive.
     pub(crate) fn note_text(&mut self, text: &EvaluatedText, vars: &IndexMap<String, Value>) {
+        self.note_numbers();
         if text.sensitive {
             self.insert_unless_covered(&text.text, vars);
         }
@@ -120,10 +144,8 @@ impl Secrets {
     pub(crate) fn note_references(&mut self, function: &Function) {
         let Body::Run(run) = &function.definition.body else { return };
         for step in &run.steps {
-            if let Invocation::Reference(reference, _) = &step.invokes
-                && let Some(secret) = reference::credential(reference)
-            {
-                self.note_url_part(secret);
+            if let Invocation::Reference(reference, _) = &step.invokes {
+                reference::credentials(reference).for_each(|secret| self.note_url_part(secret));
             }
         }
     }
@@ -138,6 +160,7 @@ impl Secrets {
 
     /// Takes the secrets not yet passed to the masking.
     pub(crate) fn take_fresh(&mut self) -> Vec<Vec<u8>> {
+        self.note_numbers();
         std::mem::take(&mut self.fresh)
     }
 
@@ -148,7 +171,7 @@ impl Secrets {
 
     /// Copies the secrets, for a machine that looks ahead.
     pub(crate) fn copy(&self) -> Self {
-        Self { known: self.known.clone(), fresh: self.fresh.clone(), search: None }
+        Self { known: self.known.clone(), fresh: self.fresh.clone(), ..Self::default() }
     }
 
     /// Returns the number of secrets found so far.
@@ -245,14 +268,21 @@ fn masked(vars: &IndexMap<String, Value>) -> impl Iterator<Item = &str> {
     })
 }
 
+/// A text or number in a value.
+enum Leaf<'v> {
+    Text(&'v str),
+    /// A number, in one of the forms in which the language writes it.
+    Number(&'v str),
+}
+
 /// Visits the sensitive texts and numbers in `value`. Booleans and null cannot be masked.
-fn for_each_leaf(value: &Value, all: bool, visit: &mut impl FnMut(&str)) {
+fn for_each_leaf(value: &Value, all: bool, visit: &mut impl FnMut(Leaf<'_>)) {
     let sensitive = all || value.sensitive;
     match &value.data {
-        Data::String(text) if sensitive => visit(text),
+        Data::String(text) if sensitive => visit(Leaf::Text(text)),
         Data::Number(number) if sensitive => {
-            visit(&number_to_text(*number));
-            visit(&number_to_plain(*number));
+            visit(Leaf::Number(&number_to_text(*number)));
+            visit(Leaf::Number(&number_to_plain(*number)));
         }
         Data::Array(items) => items.iter().for_each(|item| for_each_leaf(item, sensitive, visit)),
         Data::Object(members) => members.values().for_each(|member| for_each_leaf(member, sensitive, visit)),
@@ -367,6 +397,23 @@ mod tests {
         assert_eq!(taken(&mut secrets), [r#"to\"ken"#], "only what is inside of the quotes");
         secrets.note_derived(&secret("7 of another"), &vars);
         assert_eq!(taken(&mut secrets), ["7 of another"]);
+    }
+
+    #[test]
+    fn fault_81_numbers_derived_from_a_secret_are_phrases_whatever_they_contain() {
+        let vars: IndexMap<_, _> = [("T".to_owned(), secret("3"))].into_iter().collect();
+        let mut secrets = Secrets::default();
+        secrets.numbers().borrow_mut().extend([37_037_034.0, 1e-7]);
+        secrets.note_text(&EvaluatedText { text: "total 37037034".into(), sensitive: true }, &vars);
+        assert_eq!(
+            taken(&mut secrets),
+            ["37037034", "1e-7", "0.0000001"],
+            "the text has nothing else to hide"
+        );
+        secrets.note_derived(&Value { data: Data::Number(13.0), sensitive: true }, &vars);
+        assert_eq!(taken(&mut secrets), ["13"]);
+        secrets.numbers().borrow_mut().push(5.0);
+        assert_eq!(taken(&mut secrets), ["5"], "also if nothing else is noted");
     }
 
     /// One search per secret would take minutes.

@@ -181,7 +181,7 @@ fn known(name: &str, declared: &IndexMap<String, Declaration>) -> String {
 pub fn wrong_input(name: &str, expected: ValueType, got: Option<ValueType>) -> ContractError {
     let remedy = match (expected, got) {
         (ValueType::Number, Some(ValueType::String)) => "; num() converts",
-        (ValueType::Boolean, Some(ValueType::String)) => "; bool() converts",
+        (ValueType::Boolean, Some(ValueType::String)) => "; write true or false without quotes",
         _ => "",
     };
     mismatch("input", name, expected, got, remedy)

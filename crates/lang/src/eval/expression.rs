@@ -67,7 +67,7 @@ impl<'s> Evaluator<'s> {
                     let value = self.borrowed(expression)?;
                     let text = self.text_of(&value, expression.at)?;
                     joined.text.push_str(&text);
-                    joined.sensitive |= self.look(&value, expression.at)?;
+                    joined.sensitive |= self.becomes_text(&value, expression.at)?;
                 }
             }
         }
@@ -81,6 +81,15 @@ impl<'s> Evaluator<'s> {
             Data::String(text) => Cow::Borrowed(text),
             _ => Cow::Owned(to_text(value)),
         })
+    }
+
+    /// Returns the mark of a value that becomes text, and notes its marked numbers.
+    fn becomes_text(&self, value: &Value, at: Position) -> Result<bool> {
+        let is_marked = self.look(value, at)?;
+        if is_marked {
+            value.for_each_marked_number(&mut |number| self.scope.note_number(number));
+        }
+        Ok(is_marked)
     }
 
     fn evaluate(&self, expression: &'s Expression) -> Result<Item<'s>> {

@@ -1,7 +1,7 @@
 //! Names that an expression can see (language.md §10). Their values are built only on demand.
 
 use std::borrow::Cow;
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 
 use indexmap::IndexMap;
 
@@ -21,6 +21,9 @@ pub trait Scope {
 
     /// Returns all names, for messages.
     fn names(&self) -> Vec<String>;
+
+    /// Notes that a marked number becomes text: the text need not contain any secret that is known so far.
+    fn note_number(&self, _number: f64) {}
 }
 
 /// The names of language.md §10 for one invocation.
@@ -43,6 +46,8 @@ pub struct Context<'a> {
     pub export_file: &'a str,
     /// Set when `output_file` or `export_file` was used. The files are created only then.
     pub files_used: Cell<bool>,
+    /// Marked numbers that became text.
+    pub numbers: &'a RefCell<Vec<f64>>,
 }
 
 /// The names of language.md §10.
@@ -79,6 +84,10 @@ impl Scope for Context<'_> {
 
     fn names(&self) -> Vec<String> {
         NAMES.into_iter().map(str::to_owned).collect()
+    }
+
+    fn note_number(&self, number: f64) {
+        self.numbers.borrow_mut().push(number);
     }
 }
 

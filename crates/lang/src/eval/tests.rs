@@ -1,4 +1,4 @@
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::sync::Arc;
 
 use super::*;
@@ -301,12 +301,53 @@ fn computed_keys_are_names_and_differ() {
 }
 
 #[test]
+fn marked_numbers_that_become_text_are_noted() {
+    let environment = Environment::new(Arc::new(Vec::new()), IndexMap::new());
+    let marked = |data| Value { data, sensitive: true };
+    let vars = IndexMap::from([
+        ("PIN".to_owned(), marked(Data::String("007".to_owned()))),
+        ("n".to_owned(), marked(Data::Number(3.0))),
+        ("list".to_owned(), marked(Data::Array(vec![number(4.0), Value::text("x")]))),
+        ("plain".to_owned(), number(5.0)),
+    ]);
+    let noted = |text: &str| {
+        let numbers = RefCell::default();
+        let (none, steps) = (IndexMap::new(), Steps::new());
+        let context = Context {
+            env: &environment,
+            vars: &vars,
+            inputs: &none,
+            steps: &steps,
+            func_dir: "",
+            work_dir: "",
+            output_file: "",
+            export_file: "",
+            files_used: Cell::new(false),
+            numbers: &numbers,
+        };
+        evaluate_native(&template(text), &context).unwrap();
+        numbers.take()
+    };
+    for (text, expected) in [
+        ("pin=${{ num(vars.PIN) }}", &[7.0][..]),
+        ("${{ str(vars.n * 2) + \"x\" }}", &[6.0]),
+        ("${{ {a: [str([vars.n, vars.plain])]} }}", &[3.0]),
+        ("${{ \"v=${{ vars.list }}\" }}", &[4.0]),
+        ("${{ vars.n * 2 }}", &[]),
+        ("${{ vars.PIN }} ${{ vars.plain }} ${{ bool(vars.n) }}", &[]),
+    ] {
+        assert_eq!(noted(text), expected, "{text}");
+    }
+}
+
+#[test]
 fn the_context_shows_the_names_of_an_invocation_and_nothing_else() {
     let environment =
         Environment::new(Arc::new(Vec::new()), IndexMap::from([("HOME".to_owned(), "/h".to_owned())]));
     let vars = IndexMap::from([("V".to_owned(), Value::text("v"))]);
     let inputs = IndexMap::from([("n".to_owned(), number(3.0))]);
     let steps = Steps::from([("one".to_owned(), IndexMap::from([("o".to_owned(), number(42.0))]))]);
+    let numbers = RefCell::default();
     let context = Context {
         env: &environment,
         vars: &vars,
@@ -317,6 +358,7 @@ fn the_context_shows_the_names_of_an_invocation_and_nothing_else() {
         output_file: "/o",
         export_file: "/e",
         files_used: Cell::new(false),
+        numbers: &numbers,
     };
     let text =
         |text: &str| evaluate_text(&template(text), &context).map_or_else(|e| e.to_string(), |t| t.text);

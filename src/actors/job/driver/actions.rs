@@ -31,6 +31,8 @@ pub(in crate::actors::job) enum Action {
     },
     /// Make two empty files.
     MakeFiles(StepFiles),
+    /// Remove the files of an invocation, once all records so far are in the keeper's socket.
+    RemoveFiles(CallId),
     /// Fetch a function. See [`Effect::Fetch`].
     Fetch {
         /// The invocation.
@@ -112,6 +114,7 @@ impl Driver {
                 }
             }
             Effect::MakeFiles(files) => Some(Action::MakeFiles(files)),
+            Effect::RemoveFiles(call) => Some(Action::RemoveFiles(call)),
             Effect::Fetch { call, reference, inside, environment } => (!numbering.has_fetched(call))
                 .then_some(Action::Fetch { call, reference, inside, environment }),
             Effect::Spawn(spawn) => {

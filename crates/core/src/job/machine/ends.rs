@@ -237,6 +237,7 @@ impl Machine {
     fn leaf_succeeded(&mut self, leaf: Leaf, returned: ProcessOutputs) {
         self.note_outputs(&returned.outputs, &leaf.loaded.function.spec.outputs);
         self.secrets.note_written(&returned.written);
+        let (call, has_files) = (leaf.call, leaf.has_files || leaf.has_program_file);
         let layers = leaf.layers;
         let mut result = leaf.into_result();
         result.outputs = to_json_map(&returned.outputs);
@@ -244,7 +245,12 @@ impl Machine {
         result.status = StepStatus::Success;
         self.environment.export(returned.exports);
         if self.succeeded(result, layers, returned.outputs) {
+            let before = self.effects.len();
             self.proceed();
+            // At the job's end the files of all steps are removed.
+            if has_files && !matches!(self.state, MachineState::Over) {
+                self.effects.insert(before, Effect::RemoveFiles(call));
+            }
         }
     }
 

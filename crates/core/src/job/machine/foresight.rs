@@ -123,8 +123,9 @@ impl Foresight {
     /// True if the effects are messages, lines and one last thing to wait for.
     fn is_usable(&self) -> bool {
         let Some((last, others)) = self.effects.split_last() else { return false };
-        let is_passing =
-            |effect: &Effect| matches!(effect, Effect::News(_) | Effect::Emit(_) | Effect::Log { .. });
+        let is_passing = |effect: &Effect| {
+            matches!(effect, Effect::News(_) | Effect::Emit(_) | Effect::Log { .. } | Effect::RemoveFiles(_))
+        };
         matches!(last, Effect::Spawn(_) | Effect::Fetch { .. }) && others.iter().all(is_passing)
     }
 
@@ -184,6 +185,7 @@ impl Leaf {
             cancel_timeout: self.cancel_timeout,
             success: self.success,
             has_files: self.has_files,
+            has_program_file: self.has_program_file,
             stopping: None,
             foreseen: None,
             result: self.result.clone(),

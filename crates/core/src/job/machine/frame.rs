@@ -92,6 +92,8 @@ pub(super) struct Leaf {
     pub(super) success: Success,
     /// True if it can return values in files.
     pub(super) has_files: bool,
+    /// True if its program was written to a file.
+    pub(super) has_program_file: bool,
     /// The cancel under way.
     pub(super) stopping: Option<Stopping>,
     /// The function of the next step, read in advance ([`FORESEEN`](crate::job::event::FORESEEN)).

@@ -96,7 +96,7 @@ impl Machine {
             Target::Fetch(reference) => {
                 let is_remote = matches!(reference, Reference::Git { .. } | Reference::Oci { .. });
                 let environment = if is_remote { self.environment.to_process() } else { Vec::new() };
-                if let Some(secret) = reference::credential(&reference) {
+                for secret in reference::credentials(&reference) {
                     // Results hold the reference, and a server may echo it (language.md §16).
                     self.secrets.note_url_part(secret);
                 }
@@ -327,6 +327,7 @@ impl Machine {
         let mut result = started(call.step, call.facts, self.environment.above_base());
         result.exec = Some(ExecResult { command, work_dir: work_dir.clone(), exit_code: 0 });
         let ends_job = !files_used && self.ends_with(&call.loaded.function, &result);
+        let has_program_file = program.has_file();
         self.push(Effect::Spawn(Box::new(Spawn {
             call: call.id,
             name,
@@ -344,6 +345,7 @@ impl Machine {
             cancel_timeout,
             success,
             has_files: files_used,
+            has_program_file,
             stopping: None,
             foreseen: None,
             result,
@@ -383,6 +385,7 @@ impl Machine {
             output_file: &files.output,
             export_file: &files.export,
             files_used: Cell::new(false),
+            numbers: self.secrets.numbers(),
         }
     }
 

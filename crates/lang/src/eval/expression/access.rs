@@ -169,6 +169,10 @@ impl<'s> Evaluator<'s> {
         let value = self.borrowed(argument)?;
         self.budget.take_value(&value).map_err(|limit| self.exhausted(limit, at))?;
         let data = function.call(&value).map_err(|text| self.error(Class::Type, argument.at, text))?;
-        Ok(Item::Value(Cow::Owned(Value { data, sensitive: self.look(&value, argument.at)? })))
+        let sensitive = match function {
+            Function::Str => self.becomes_text(&value, argument.at)?,
+            Function::Num | Function::Bool => self.look(&value, argument.at)?,
+        };
+        Ok(Item::Value(Cow::Owned(Value { data, sensitive })))
     }
 }

@@ -331,7 +331,7 @@ impl Stage {
                     self.ask(op, "phrases".into());
                 }
             }
-            Action::MakeFiles(_) | Action::StepEnded(None) => {}
+            Action::MakeFiles(_) | Action::RemoveFiles(_) | Action::StepEnded(None) => {}
             Action::Stop { .. } => {
                 if self.lives()
                     && let Some(keeper) = &mut self.keeper

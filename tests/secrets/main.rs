@@ -1,6 +1,8 @@
 //! A job's secret is only in the places where it must be (threat-model.md §4.3; faults.md rows 38 and 71).
 #![expect(clippy::unwrap_used, reason = "a broken scene fails the test")]
 
+mod derived;
+#[path = "../support/mod.rs"]
 mod support;
 
 use std::collections::BTreeMap;
