@@ -166,6 +166,12 @@ impl JobOptions {
         let path = path.map_err(|error| {
             Failure::new(Exit::Failure, format!("cannot find the working directory: {error}"))
         })?;
+        if shares_files && std::fs::metadata(&path).is_ok_and(|found| !found.is_dir()) {
+            return Err(Failure::new(
+                Exit::Usage,
+                format!("the working directory {} is a file, not a folder", path.display()),
+            ));
+        }
         path.into_os_string().into_string().map(Some).map_err(|path| {
             Failure::new(Exit::Usage, format!("the working directory {} is not UTF-8", path.display()))
         })

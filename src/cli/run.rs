@@ -310,7 +310,14 @@ async fn to_the_end(
     verbosity: Verbosity,
 ) -> Result<FinishedJob, Failure> {
     let display = arguments.output.display(0, verbosity)?;
-    let ended = Box::pin(session::follow(client, request.id(), 0, display, interrupts, verbosity)).await?;
+    let followed = Box::pin(session::follow(client, request.id(), 0, display, interrupts, verbosity)).await;
+    let ended = followed.inspect_err(|failure| {
+        if failure.is_quiet() && !verbosity.quiet {
+            let what = if arguments.keep { "goes on" } else { "is ended" };
+            let id = request.id();
+            terminal::say(&format!("step-runner: nobody reads the output any more; job {id} {what}"));
+        }
+    })?;
     if let Some(path) = arguments.results_file() {
         let readers = Readers::of(arguments.write_steps_results || arguments.results.is_none());
         results::write_root(&path, ended.root.as_ref(), arguments.step_results_format, readers)?;

@@ -132,10 +132,12 @@ fn a_reader_of_stdout_that_goes_away_ends_the_job_of_run() {
     let log = entry("01O", "much").repeat(100_000);
     daemon.script.lock().unwrap().next = Some(Job { log, results: results(&[], 0), ..Job::default() });
     let scene = Scene::new(daemon);
-    let mut child =
-        scene.command(&["run", "builtin://x", "--id", "9"]).stdout(Stdio::piped()).spawn().unwrap();
+    let mut command = scene.command(&["run", "builtin://x", "--id", "9"]);
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     drop(child.stdout.take());
-    assert_eq!(child.wait().unwrap().code(), Some(1));
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    assert!(stderr(&output).contains("nobody reads the output any more; job 9 is ended"), "{output:?}");
     assert_eq!(scene.daemon.script.lock().unwrap().finished, ["9"]);
 }
 

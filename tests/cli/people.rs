@@ -81,3 +81,35 @@ fn a_script_of_several_lines_is_shown_as_written_with_the_line_where_it_stopped(
         assert!(text.contains(part), "{part}: {text}");
     }
 }
+
+#[test]
+fn empty_variables_count_as_unset() {
+    let scene = Scene::new(Daemon::with_job("42", failing_job()));
+    let plain = scene.run(&["follow", "42"]);
+    let mut command = scene.command(&["follow", "42"]);
+    for name in ["OFFSET", "OUTPUT", "QUIET", "COLOR", "TIMES", "STEPS", "CONNECT_TIMEOUT", "ADDRESS"] {
+        command.env(format!("STEP_RUNNER_{name}"), "");
+    }
+    let output = command.output().unwrap();
+    assert_eq!(output.status.code(), plain.status.code(), "{}", stderr(&output));
+    assert_eq!(stdout(&output), stdout(&plain));
+}
+
+#[test]
+fn what_cannot_be_read_or_used_is_named_with_its_remedy() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("latin1.yml"), b"- {name: a,\n   script: caf\xe9}\n").unwrap();
+    std::fs::write(folder.path().join("job.yml"), "- {name: a, script: 'true'}\n").unwrap();
+    for (words, expected) in [
+        (["run", "latin1.yml"].as_slice(), ["latin1.yml:2:15", "save the file as UTF-8"].as_slice()),
+        (&["run", ""], &["the name of the file is empty"]),
+        (&["run", "--work-dir", "job.yml", "job.yml"], &["job.yml is a file, not a folder"]),
+        (&["follow", "a/b"], &["character 2 of the id is not allowed"]),
+    ] {
+        let output = program(words).current_dir(folder.path()).output().unwrap();
+        assert!(!output.status.success(), "{words:?}");
+        for part in expected {
+            assert!(stderr(&output).contains(part), "{words:?}: {}", stderr(&output));
+        }
+    }
+}

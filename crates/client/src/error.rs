@@ -1,5 +1,7 @@
 //! Errors of calls.
 
+use std::io;
+
 use step_runner_model::JobId;
 use step_runner_model::error::{Exit, Failure};
 use tonic_types::ErrorInfo;
@@ -161,6 +163,12 @@ impl Error {
                     "start a daemon with `step-runner serve --socket {}`, or name another with --address",
                     path.display()
                 )
+            }
+            Self::Unreachable { source: DialError::Connect { source, .. }, .. }
+                if source.kind() == io::ErrorKind::PermissionDenied =>
+            {
+                "use the daemon's user, or have the daemon let yours in with its settings socket_mode and allow_uids"
+                    .to_owned()
             }
             Self::Unreachable { source: DialError::Connector(diagnosis), .. } => {
                 return diagnosis.meaning().remedy().map(str::to_owned);
