@@ -2,8 +2,8 @@
 
 use super::{end, freeze, wait_until_exists};
 use crate::support::{
-    Daemon, OwnSleep, Setup, is_alive, is_root, kill, logs, patiently, refused, request, script, scripts,
-    until, wait_for,
+    Daemon, OwnSleep, Setup, contains, is_alive, is_root, kill, logs, patiently, refused, request, script,
+    scripts, tree, until, wait_for,
 };
 use rustix::process::Signal;
 use step_runner::model::JobId;
@@ -145,7 +145,7 @@ async fn a_keeper_whose_daemon_does_not_come_back_ends_its_jobs() {
     let build_dir = daemon.file("build").to_str().unwrap().to_owned();
     let job = Some(v1::Job { variables: vec![variable], build_dir, ..v1::Job::default() });
     // The step continues for a while after SIGTERM, so that a second SIGTERM would be noticed.
-    let text = "trap 'asked=1; echo caught' TERM; echo on; until [ $asked ]; do sleep 0.01; done; sleep 0.3";
+    let text = "trap 'asked=1; echo caught' TERM; cp $CERT ${{ export_file }}; echo on; until [ $asked ]; do sleep 0.01; done; sleep 0.3";
     let steps = scripts(&[("a", "echo fine"), ("b", text)]);
     client.try_run(RunRequest { job, ..request("1", &steps) }).await.unwrap();
     client.prints("1", " on\n").await;
@@ -153,6 +153,9 @@ async fn a_keeper_whose_daemon_does_not_come_back_ends_its_jobs() {
     daemon.kill();
     wait_for("the keeper's end", || (!is_alive(keeper)).then_some(()));
     assert!(!daemon.file("build.tmp/CERT").exists(), "the secret stays on disk");
+    for (path, bytes) in tree(&daemon.state_dir()) {
+        assert!(!contains(&bytes, "canary"), "the secret stays in {}", path.display());
+    }
     daemon.restart();
     let client = daemon.client().await;
     let status = client.ended("1").await;

@@ -217,7 +217,7 @@ impl JobBody {
         closed.log_len = self.output.log.len();
         self.processes.containment.release(shared);
         if let Some(outcome) = outcome {
-            self.remove_secrets();
+            self.remove_secrets(job, shared);
             self.record(outcome, job, shared);
         }
         closed
@@ -225,16 +225,19 @@ impl JobBody {
 
     /// Records the end of a job that was closed for a daemon, unless that did.
     fn record_end(&mut self, outcome: Outcome, job: &Job, shared: &mut KeeperShared) {
-        self.remove_secrets();
+        self.remove_secrets(job, shared);
         if !has_end(job, shared) {
             self.record(outcome, job, shared);
         }
     }
 
-    fn remove_secrets(&mut self) {
+    /// Removes the files that can hold secrets. If a step has put many or large files beside its own, some of them stay
+    /// until the next start of a daemon.
+    fn remove_secrets(&mut self, job: &Job, shared: &KeeperShared) {
         for path in self.secret_files.drain(..) {
             files::unlink(files::CWD, path.as_path()).ok();
         }
+        shared.state.remove_step_files(job.key());
     }
 
     /// Records the end of a job that no daemon came back for. A later start counts its ended steps.

@@ -211,6 +211,12 @@ impl StateDir {
         files::open_dir(files::CWD, parent).and_then(|parent| files::remove_tree(parent, &name)).ok();
     }
 
+    /// Removes the files of a job's steps, unless they are many or large.
+    pub(super) fn remove_step_files(&self, key: JobKey) {
+        let name = CString::new(format!("jobs/{key}/tmp")).unwrap_or_default();
+        files::remove_small_tree(&self.directory, &name).ok();
+    }
+
     pub(super) fn read_journal(&self, key: JobKey) -> io::Result<Vec<u8>> {
         files::read_file(&self.directory, format!("jobs/{key}/journal").as_str(), journal::MAX_FILE)
     }
