@@ -67,6 +67,9 @@ impl Removed {
     }
 }
 
+/// Files of an invocation in which secrets can be: what it returns, its script, the inputs of a builtin.
+const STEP_FILES: [&CStr; 4] = [c"output", c"export", c"script", c"inputs"];
+
 impl JobFolder {
     pub(super) fn new(shared: Arc<Shared>, key: JobKey) -> Self {
         Self { shared, key, name: key.to_string().into() }
@@ -217,21 +220,51 @@ impl JobFolder {
         }
     }
 
-    /// Removes the files of an invocation, `tmp/CALL`. If a step has put many or large files there, some of them stay until
-    /// the job's end.
+    /// Removes the files of an invocation, `tmp/CALL`. If a step has put many or large files beside them, some of these stay
+    /// until the job's end. A step may have replaced any of the folders by a link: none is followed.
     pub(crate) fn remove_step_files(&self, call: u32) -> Result<(), StoreError> {
-        let name = format!("tmp/{call}");
-        let inside =
-            CString::new(self.inside(&name)).map_err(|error| self.error("remove", &name)(error.into()))?;
-        files::remove_small_tree(&self.shared.jobs, &inside).map(drop).map_err(self.error("remove", &name))
+        let remove = || {
+            let tmp = files::open_dir(self.open()?, "tmp")?;
+            let name = CString::new(call.to_string())?;
+            let own = files::open_dir(&tmp, name.as_c_str())?;
+            // First, because they can hold secrets, and what else is there may be too much for now.
+            for file in STEP_FILES {
+                files::unlink(&own, file).ok();
+            }
+            files::remove_small_tree(&tmp, &name).map(drop)
+        };
+        match remove() {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                Err(self.error("remove", &format!("tmp/{call}"))(error))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Opens the folder itself, not one that a link in its place leads to.
+    fn open(&self) -> io::Result<OwnedFd> {
+        files::open_dir(&self.shared.jobs, &*self.name)
     }
 
     /// Moves the directory `name` of the folder out of the way at once, whatever the job has put into it. The result
     /// must be deleted. `None` if there is no such directory.
-    pub(crate) fn set_dir_gone(&self, name: &str) -> Result<Option<Removed>, StoreError> {
-        let inside =
-            CString::new(self.inside(name)).map_err(|error| self.error("remove", name)(error.into()))?;
-        self.shared.set_gone(&self.shared.jobs, &inside, &self.name).map_err(self.error("remove", name))
+    pub(crate) fn set_dir_gone(&self, name: &CStr) -> Result<Option<Removed>, StoreError> {
+        let set_gone = || match self.open() {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            folder => {
+                let folder = folder?;
+                match self.shared.set_gone(&folder, name, &self.name) {
+                    // A directory moves only if its owner may write to it: its `..` changes.
+                    Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+                        files::allow_owner_of(&folder)?;
+                        files::open_dir(&folder, name).and_then(files::allow_owner_of)?;
+                        self.shared.set_gone(&folder, name, &self.name)
+                    }
+                    gone => gone,
+                }
+            }
+        };
+        set_gone().map_err(self.error("remove", &name.to_string_lossy()))
     }
 
     /// Records the end of the job, whose log is complete. With `durability = power` also notes the synced length.

@@ -229,6 +229,33 @@ pub enum ExpressionKind {
     Access(Box<Expression>, Vec<Access>),
 }
 
+impl Expression {
+    /// True if `number` is written in it.
+    pub(crate) fn has_number(&self, number: f64) -> bool {
+        let has = |expression: &Self| expression.has_number(number);
+        match &self.kind {
+            ExpressionKind::Literal(literal) => literal.has_number(number),
+            ExpressionKind::Name(_) => false,
+            ExpressionKind::Interpolation(parts) => parts.iter().any(|part| match part {
+                Part::Text(_) => false,
+                Part::Expression(expression) => has(expression),
+            }),
+            ExpressionKind::Array(items) => items.iter().any(has),
+            ExpressionKind::Object(pairs) => pairs.iter().any(|(key, member)| has(key) || has(member)),
+            ExpressionKind::Unary(_, operand) => has(operand),
+            ExpressionKind::Binary(first, rest) => has(first) || rest.iter().any(|(_, operand)| has(operand)),
+            ExpressionKind::Access(root, path) => {
+                has(root)
+                    || path.iter().any(|access| match access {
+                        Access::Member(..) => false,
+                        Access::Index(index, _) => has(index),
+                        Access::Call(arguments, _) => arguments.iter().any(has),
+                    })
+            }
+        }
+    }
+}
+
 /// One step of an access path and the place of its first character, which does not count for equality.
 #[derive(Clone, Debug)]
 pub enum Access {

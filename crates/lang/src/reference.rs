@@ -3,6 +3,8 @@
 
 use std::sync::Arc;
 
+use indexmap::IndexSet;
+
 use super::ast::{Part, Reference, Template};
 use super::diagnostic::{Class, Diagnostic, Position};
 use super::eval::{Scope, evaluate_text};
@@ -85,12 +87,12 @@ pub fn resolve(reference: &Reference, scope: &dyn Scope) -> Result<Reference, Di
 pub fn origin(reference: &Reference) -> Option<String> {
     match reference {
         Reference::Git { url, rev, .. } => {
-            let url = url.as_literal()?;
-            let location = url.split_once("://").map_or(url, |(_, location)| location);
+            let location = without_scheme(url.as_literal()?);
+            let login = logins(location).last();
+            let location = login.and_then(|login| location.get(login.len() + 1..)).unwrap_or(location);
             let location = location.split(['?', '#']).next().unwrap_or_default();
-            let (authority, path) = location.split_once('/').unwrap_or((location, ""));
-            let host = authority.rsplit_once('@').map_or(authority, |(_, host)| host).to_lowercase();
-            Some(format!("{host}/{path}@{}", rev.as_literal()?))
+            let (host, path) = location.split_once('/').unwrap_or((location, ""));
+            Some(format!("{}/{path}@{}", host.to_lowercase(), rev.as_literal()?))
         }
         Reference::Oci { registry, repository, tag, .. } => {
             let (registry, repository) = (registry.as_literal()?, repository.as_literal()?);
@@ -104,50 +106,81 @@ pub fn origin(reference: &Reference) -> Option<String> {
 }
 
 /// Returns the secrets written in a Git or OCI reference, perhaps percent-encoded: the password, or the user if there is
-/// no password (a token). A registry takes none, but people write them. Computed parts are not searched.
-pub fn credentials(reference: &Reference) -> impl Iterator<Item = &str> {
+/// no password (a token). A registry takes none, but people write them. Computed secrets are not found.
+pub fn credentials(reference: &Reference) -> Vec<String> {
     let texts = match reference {
         Reference::Git { url, .. } | Reference::Dynamic(url) => [Some(url), None, None],
         Reference::Oci { registry, repository, tag, .. } => [Some(registry), Some(repository), Some(tag)],
         Reference::Local { .. } | Reference::Builtin { .. } => [None; 3],
     };
-    let is_open = matches!(reference, Reference::Dynamic(_));
-    let logins = texts.into_iter().flatten().flat_map(move |url| logins(url, is_open)).flatten();
-    logins.map(password).filter(|password| !password.is_empty())
-}
-
-/// Returns the password of a login, or the user if there is no password.
-fn password(login: &str) -> &str {
-    login.split_once(':').map_or(login, |(_, password)| password)
-}
-
-/// Returns user and password of a template that begins with a URL; two readings of a password that was not encoded.
-/// `is_open`: the text can end in a part of the host.
-fn logins(url: &Template, is_open: bool) -> [Option<&str>; 2] {
-    let Some(Part::Text(written)) = url.parts.first() else { return [None; 2] };
-    let location = written.split_once("://").map_or(written.as_str(), |(_, location)| location);
-    let (authority, rest) = location.split_at(location.find(['/', '?', '#']).unwrap_or(location.len()));
-    if let Some((login, _)) = authority.rsplit_once('@') {
-        // If the authority continues in an expression, its end is unknown.
-        let is_whole = !rest.is_empty() || (url.parts.len() == 1 && !is_open);
-        return [is_whole.then_some(login), None];
-    }
-    // A password with `/`, `?` or `#` seems to end the authority, like a port before a path.
-    let port = authority.split_once(':').map(|(_, port)| port);
-    let is_port = |port: &str| port.bytes().all(|byte| byte.is_ascii_digit()) && rest.starts_with('/');
-    if port.is_none_or(is_port) {
-        return [None; 2];
-    }
-    [location.split_once('@'), location.rsplit_once('@')].map(|split| split.map(|(login, _)| login))
-}
-
-/// Adds `https://` to a URL without a scheme. A template with expressions stays as it is (language.md §7.5).
-pub(crate) fn with_scheme(url: Template) -> Template {
-    match url.as_literal() {
-        Some(text) if !text.starts_with("http://") && !text.starts_with("https://") => {
-            Template::literal(format!("https://{text}"), &url.file, url.at)
+    let mut found = IndexSet::new();
+    for template in texts.into_iter().flatten() {
+        let parts = template.parts.iter().map(|part| match part {
+            Part::Text(text) => text,
+            Part::Expression(_) => COMPUTED,
+        });
+        let written: String = parts.collect();
+        let location = without_scheme(&written);
+        let is_open = matches!(reference, Reference::Dynamic(_));
+        let mut last = None;
+        for login in logins(location) {
+            // The last `@` of a text that was not split yet stands before a revision, not before a host and a path.
+            if is_open && !location.get(login.len()..).unwrap_or_default().contains('/') {
+                break;
+            }
+            let password = login.split_once(':').map_or(login, |(_, password)| password);
+            // A message about the URL can quote its part behind the first `@`, as a host and a path.
+            let tail = last.filter(|_| !is_open).and_then(|last: &str| login.get(last.len() + 1..));
+            let is_known = |part: &&str| !part.is_empty() && !part.contains(COMPUTED);
+            found.extend([Some(password), tail].into_iter().flatten().filter(is_known).map(str::to_owned));
+            last = Some(login);
         }
-        _ => url,
+    }
+    found.into_iter().collect()
+}
+
+/// Stands for an expression in a text; no document holds it.
+const COMPUTED: &str = "\0";
+
+/// Returns what follows the scheme of a URL, however it is written.
+fn without_scheme(url: &str) -> &str {
+    let mut location = url.trim_start();
+    loop {
+        location = location.trim_start_matches('/');
+        let is_scheme = |scheme: &str| {
+            scheme.starts_with(|first: char| first.is_ascii_alphabetic())
+                && scheme.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"+.-".contains(&byte))
+        };
+        match location.split_once(":/") {
+            Some((scheme, rest)) if is_scheme(scheme) => location = rest,
+            _ => return location,
+        }
+    }
+}
+
+/// Returns what can be user and password in a location, each up to another `@`. A password with `/`, `?` or `#`, which
+/// should have been encoded, seems to end the host, as a port does.
+fn logins(location: &str) -> impl Iterator<Item = &str> {
+    let (host, rest) = location.split_at(location.find(['/', '?', '#']).unwrap_or(location.len()));
+    let is_port = |port: &str| !port.is_empty() && port.bytes().all(|byte| byte.is_ascii_digit());
+    let from = match (host.rfind('@'), host.split_once(':')) {
+        (Some(at), _) => at,
+        (None, _) if host.starts_with('[') => location.len(),
+        (None, Some((_, port))) if !(is_port(port) && rest.starts_with('/')) => 0,
+        (None, None) if rest.starts_with(['?', '#']) => 0,
+        (None, _) => location.len(),
+    };
+    location.match_indices('@').filter(move |(at, _)| *at >= from).filter_map(|(at, _)| location.get(..at))
+}
+
+/// Adds `https://` to a URL without the scheme `https` or `http`, in any case of letters. A template with expressions
+/// stays as it is (language.md §7.5).
+pub(crate) fn with_scheme(url: Template) -> Template {
+    let Some(text) = url.as_literal() else { return url };
+    let scheme = text.split_once("://").map(|(scheme, _)| scheme.to_ascii_lowercase());
+    match scheme.as_deref() {
+        Some("http" | "https") => url,
+        _ => Template::literal(format!("https://{text}"), &url.file, url.at),
     }
 }
 
@@ -356,24 +389,54 @@ mod tests {
 
     #[test]
     fn fault_68_credentials_are_found_in_references_of_all_kinds() {
-        let of = |text: &str| {
-            let reference = parsed(text).unwrap();
-            credentials(&reference).map(str::to_owned).collect::<Vec<_>>()
-        };
+        let of = |text: &str| credentials(&parsed(text).unwrap());
         for (text, expected) in [
             ("https://u:pw@h/p@v1", &["pw"][..]),
             ("token@h/p@v1", &["token"]),
             ("u:p%40w@h:8443/p@v1", &["p%40w"]),
-            ("u:pw#x@h/p@v1", &["pw#x", "pw#x"]),
-            ("u:pw?x@h/p@v1", &["pw?x", "pw?x"]),
-            ("u:123#4@h/p@v1", &["123#4", "123#4"]),
+            ("u:pw#x@h/p@v1", &["pw#x"]),
+            ("u:pw?x@h/p@v1", &["pw?x"]),
+            ("token?x@h/p@v1", &["token?x"]),
+            ("u:123#4@h/p@v1", &["123#4"]),
+            ("u:a@b/pw@h/p@v1", &["a", "a@b/pw", "b/pw"]),
             ("h:8443/p/a@b@v1", &[]),
-            ("[::1]:80/p@v1", &[]),
+            ("[::1]:80/p/@x/y@v1", &[]),
             ("h/p@v1", &[]),
             ("r.example.com:5000/p:v1", &[]),
         ] {
             assert_eq!(of(text), expected, "{text}");
         }
+        let git = |url: &str| {
+            let url = parse_inline(url, &file(), Position::START).unwrap();
+            let part = |text: &str| Template::literal(text, &file(), Position::START);
+            credentials(&Reference::Git { url, rev: part("v1"), dir: part(""), files: Vec::new() })
+        };
+        for url in [
+            "HTTPS://u:pw@h/p",
+            "ssh://u:pw@h/p",
+            "git+https://u:pw@h/p",
+            "https:/u:pw@h/p",
+            " https:///u:pw@h/p",
+            "//u:pw@h/p",
+            "https://https://u:pw@h/p",
+            "https://u:pw@${{ x }}/p",
+            "https://${{ x }}:pw@h/p",
+        ] {
+            assert_eq!(git(url), ["pw"], "{url}");
+        }
+        assert_eq!(git("https://u:/pw@h/p"), ["pw"]);
+        let dynamic = |text: &str| {
+            credentials(&Reference::Dynamic(parse_inline(text, &file(), Position::START).unwrap()))
+        };
+        assert_eq!(dynamic("u:pw@${{ x }}/p@v1"), ["pw"]);
+        assert_eq!(dynamic("u:pw@h/p@${{ x }}"), ["pw"]);
+        for text in
+            ["echo@${{ x }}", "h/p@${{ x }}", "[::1]:9/p@${{ x }}", "h:${{ x }}/p@v1", "./d@${{ x }}/y"]
+        {
+            assert_eq!(dynamic(text), [""; 0], "{text}");
+        }
+        assert_eq!(git("https://u:pw/x@h/p"), ["pw/x"]);
+        assert_eq!(git("https://u:${{ x }}@h/p"), [""; 0]);
         let part = |text: &str| Template::literal(text, &file(), Position::START);
         let image = |registry, repository, tag| Reference::Oci {
             registry: part(registry),
@@ -382,14 +445,10 @@ mod tests {
             dir: part(""),
             files: Vec::new(),
         };
-        let found = |reference: &Reference| credentials(reference).map(str::to_owned).collect::<Vec<_>>();
-        assert_eq!(found(&image("https://u:pw@h:9", "p", "v")), ["pw"]);
-        assert_eq!(found(&image("u:pw@h", "t@p", "x@v")), ["pw", "t", "x"]);
+        assert_eq!(credentials(&image("https://u:pw@h:9", "p", "v")), ["pw"]);
+        assert_eq!(credentials(&image("u:pw@h", "t@p", "x@v")), ["pw", "t", "x"]);
         let digest = format!("sha256:{}", "0f".repeat(32));
-        assert_eq!(found(&image("h:5000", "p", &digest)), [""; 0]);
-        let url = part("https://u:pw/x@h/p");
-        let git = Reference::Git { url, rev: part("v1"), dir: part(""), files: Vec::new() };
-        assert_eq!(found(&git), ["pw/x", "pw/x"]);
+        assert_eq!(credentials(&image("h:5000", "p", &digest)), [""; 0]);
     }
 
     #[test]

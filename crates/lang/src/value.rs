@@ -81,6 +81,16 @@ impl Value {
             }
     }
 
+    /// True if `number` is in it.
+    pub(crate) fn has_number(&self, number: f64) -> bool {
+        match &self.data {
+            Data::Number(own) => own.to_bits() == number.to_bits(),
+            Data::Array(items) => items.iter().any(|item| item.has_number(number)),
+            Data::Object(members) => members.values().any(|member| member.has_number(number)),
+            Data::Null | Data::Bool(_) | Data::String(_) => false,
+        }
+    }
+
     /// Visits the marked numbers in it.
     pub fn for_each_marked_number(&self, visit: &mut impl FnMut(f64)) {
         self.visit_numbers(false, visit);

@@ -384,7 +384,7 @@ impl JobActor {
     /// Moves the job's own temporary folder out of the way, at the job's end. It may hold many files, so the caller
     /// deletes it in the background.
     pub(super) fn remove_tmp(&self) -> Option<Removed> {
-        let removed = self.folder.set_dir_gone("tmp");
+        let removed = self.folder.set_dir_gone(c"tmp");
         removed.unwrap_or_else(|error| {
             tracing::warn!(error = %Chain(&error), job = %self.view.id, "files of steps were not removed");
             None

@@ -373,7 +373,7 @@ impl Supervisor {
 
 /// Moves the files of the steps of a job that has ended out of the way. The result must be deleted.
 fn step_files(folder: &JobFolder) -> Option<Removed> {
-    folder.set_dir_gone("tmp").unwrap_or_else(|error| {
+    folder.set_dir_gone(c"tmp").unwrap_or_else(|error| {
         tracing::warn!(error = %Chain(&error), job = %folder.key(), "files of steps were not removed");
         None
     })

@@ -213,8 +213,9 @@ impl StateDir {
 
     /// Removes the files of a job's steps, unless they are many or large.
     pub(super) fn remove_step_files(&self, key: JobKey) {
-        let name = CString::new(format!("jobs/{key}/tmp")).unwrap_or_default();
-        files::remove_small_tree(&self.directory, &name).ok();
+        let folder = files::open_dir(&self.directory, "jobs")
+            .and_then(|jobs| files::open_dir(jobs, key.to_string().as_str()));
+        folder.and_then(|folder| files::remove_small_tree(folder, c"tmp")).ok();
     }
 
     pub(super) fn read_journal(&self, key: JobKey) -> io::Result<Vec<u8>> {

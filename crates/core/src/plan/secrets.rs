@@ -145,7 +145,9 @@ impl Secrets {
         let Body::Run(run) = &function.definition.body else { return };
         for step in &run.steps {
             if let Invocation::Reference(reference, _) = &step.invokes {
-                reference::credentials(reference).for_each(|secret| self.note_url_part(secret));
+                for secret in reference::credentials(reference) {
+                    self.note_url_part(&secret);
+                }
             }
         }
     }

@@ -67,7 +67,7 @@ impl<'s> Evaluator<'s> {
                     let value = self.borrowed(expression)?;
                     let text = self.text_of(&value, expression.at)?;
                     joined.text.push_str(&text);
-                    joined.sensitive |= self.becomes_text(&value, expression.at)?;
+                    joined.sensitive |= self.becomes_text(&value, expression)?;
                 }
             }
         }
@@ -83,11 +83,16 @@ impl<'s> Evaluator<'s> {
         })
     }
 
-    /// Returns the mark of a value that becomes text, and notes its marked numbers.
-    fn becomes_text(&self, value: &Value, at: Position) -> Result<bool> {
-        let is_marked = self.look(value, at)?;
+    /// Returns the mark of the value of `expression`, which becomes text, and notes its marked numbers. One that is written
+    /// in the expression is no secret, though it may be marked: `${{ secret == "x" && 8080 || 80 }}`.
+    fn becomes_text(&self, value: &Value, expression: &Expression) -> Result<bool> {
+        let is_marked = self.look(value, expression.at)?;
         if is_marked {
-            value.for_each_marked_number(&mut |number| self.scope.note_number(number));
+            value.for_each_marked_number(&mut |number| {
+                if !expression.has_number(number) {
+                    self.scope.note_number(number);
+                }
+            });
         }
         Ok(is_marked)
     }

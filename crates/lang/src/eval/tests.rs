@@ -334,6 +334,7 @@ fn marked_numbers_that_become_text_are_noted() {
         ("${{ {a: [str([vars.n, vars.plain])]} }}", &[3.0]),
         ("${{ \"v=${{ vars.list }}\" }}", &[4.0]),
         ("${{ vars.n * 2 }}", &[]),
+        ("port=${{ vars.n == 3 && 8080 || 80 }} ${{ {(vars.PIN): [1], port: 2} }}", &[]),
         ("${{ vars.PIN }} ${{ vars.plain }} ${{ bool(vars.n) }}", &[]),
     ] {
         assert_eq!(noted(text), expected, "{text}");

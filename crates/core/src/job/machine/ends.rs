@@ -111,11 +111,15 @@ impl Machine {
     fn end_sequence(&mut self) -> Result<bool, Failure> {
         let outputs = self.sequence_outputs()?;
         let Some(frame) = self.frames.pop() else { return Ok(false) };
-        let layers = frame.layers;
+        let (layers, made_files) = (frame.layers, frame.files_made.then_some(frame.call));
         let mut result = frame.into_result();
         result.outputs = to_json_map(&outputs);
         result.status = StepStatus::Success;
-        Ok(self.succeeded(result, layers, outputs))
+        let goes_on = self.succeeded(result, layers, outputs);
+        if let Some(call) = made_files.filter(|_| goes_on) {
+            self.push(Effect::RemoveFiles(call));
+        }
+        Ok(goes_on)
     }
 
     /// Returns the outputs of the innermost function (language.md §4).
@@ -245,12 +249,10 @@ impl Machine {
         result.status = StepStatus::Success;
         self.environment.export(returned.exports);
         if self.succeeded(result, layers, returned.outputs) {
-            let before = self.effects.len();
-            self.proceed();
-            // At the job's end the files of all steps are removed.
-            if has_files && !matches!(self.state, MachineState::Over) {
-                self.effects.insert(before, Effect::RemoveFiles(call));
+            if has_files {
+                self.push(Effect::RemoveFiles(call));
             }
+            self.proceed();
         }
     }
 
@@ -326,6 +328,8 @@ impl Machine {
     }
 
     pub(super) fn over(&mut self, outcome: Outcome, lines: Vec<(LogChannel, String)>, root: StepResult) {
+        // The files of all steps are removed at the job's end.
+        self.effects.retain(|effect| !matches!(effect, Effect::RemoveFiles(_)));
         self.push(Effect::Finish { outcome, root: Box::new(root), lines });
         self.state = MachineState::Over;
         self.frames.clear();

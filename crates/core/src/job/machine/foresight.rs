@@ -198,6 +198,7 @@ impl FunctionFrame {
     fn copy(&self) -> Self {
         Self {
             loaded: Arc::clone(&self.loaded),
+            call: self.call,
             func_dir: Arc::clone(&self.func_dir),
             tree: self.tree.clone(),
             inputs: self.inputs.clone(),

@@ -35,6 +35,7 @@ pub(super) struct FunctionFrame {
     /// Number of environment layers that end with it.
     pub(super) layers: usize,
     pub(super) files: StepFiles,
+    pub(super) call: CallId,
     /// True once its files are made, because an expression has named them.
     pub(super) files_made: bool,
     /// The invocation; `None` for the root.

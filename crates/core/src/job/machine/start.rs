@@ -98,7 +98,7 @@ impl Machine {
                 let environment = if is_remote { self.environment.to_process() } else { Vec::new() };
                 for secret in reference::credentials(&reference) {
                     // Results hold the reference, and a server may echo it (language.md §16).
-                    self.secrets.note_url_part(secret);
+                    self.secrets.note_url_part(&secret);
                 }
                 let wanted = Box::new(reference.clone());
                 self.push(Effect::Fetch { call: id, reference: wanted, inside, environment });
@@ -261,6 +261,7 @@ impl Machine {
             next: 0,
             layers: call.layers + 1,
             files: call.files,
+            call: call.id,
             files_made: false,
             step: call.step.map(Box::new),
             env: self.environment.above_base(),

@@ -170,7 +170,7 @@ impl<'s> Evaluator<'s> {
         self.budget.take_value(&value).map_err(|limit| self.exhausted(limit, at))?;
         let data = function.call(&value).map_err(|text| self.error(Class::Type, argument.at, text))?;
         let sensitive = match function {
-            Function::Str => self.becomes_text(&value, argument.at)?,
+            Function::Str => self.becomes_text(&value, argument)?,
             Function::Num | Function::Bool => self.look(&value, argument.at)?,
         };
         Ok(Item::Value(Cow::Owned(Value { data, sensitive })))
