@@ -230,27 +230,43 @@ pub enum ExpressionKind {
 }
 
 impl Expression {
-    /// True if `number` is written in it.
-    pub(crate) fn has_number(&self, number: f64) -> bool {
-        let has = |expression: &Self| expression.has_number(number);
+    /// Visits the numbers that are written in it.
+    pub(crate) fn for_each_number(&self, visit: &mut dyn FnMut(f64)) {
         match &self.kind {
-            ExpressionKind::Literal(literal) => literal.has_number(number),
-            ExpressionKind::Name(_) => false,
-            ExpressionKind::Interpolation(parts) => parts.iter().any(|part| match part {
-                Part::Text(_) => false,
-                Part::Expression(expression) => has(expression),
+            ExpressionKind::Literal(literal) => literal.for_each_number(&mut |number| visit(number)),
+            ExpressionKind::Name(_) => {}
+            ExpressionKind::Interpolation(parts) => {
+                for part in parts {
+                    if let Part::Expression(expression) = part {
+                        expression.for_each_number(visit);
+                    }
+                }
+            }
+            ExpressionKind::Array(items) => items.iter().for_each(|item| item.for_each_number(visit)),
+            ExpressionKind::Object(pairs) => pairs.iter().for_each(|(key, member)| {
+                key.for_each_number(visit);
+                member.for_each_number(visit);
             }),
-            ExpressionKind::Array(items) => items.iter().any(has),
-            ExpressionKind::Object(pairs) => pairs.iter().any(|(key, member)| has(key) || has(member)),
-            ExpressionKind::Unary(_, operand) => has(operand),
-            ExpressionKind::Binary(first, rest) => has(first) || rest.iter().any(|(_, operand)| has(operand)),
+            ExpressionKind::Unary(_, operand) => operand.for_each_number(visit),
+            ExpressionKind::Binary(first, rest) => {
+                first.for_each_number(visit);
+                for (_, operand) in rest {
+                    operand.for_each_number(visit);
+                }
+            }
             ExpressionKind::Access(root, path) => {
-                has(root)
-                    || path.iter().any(|access| match access {
-                        Access::Member(..) => false,
-                        Access::Index(index, _) => has(index),
-                        Access::Call(arguments, _) => arguments.iter().any(has),
-                    })
+                root.for_each_number(visit);
+                for access in path {
+                    match access {
+                        Access::Member(..) => {}
+                        Access::Index(index, _) => index.for_each_number(visit),
+                        Access::Call(arguments, _) => {
+                            for argument in arguments {
+                                argument.for_each_number(visit);
+                            }
+                        }
+                    }
+                }
             }
         }
     }

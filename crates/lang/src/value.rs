@@ -81,14 +81,9 @@ impl Value {
             }
     }
 
-    /// True if `number` is in it.
-    pub(crate) fn has_number(&self, number: f64) -> bool {
-        match &self.data {
-            Data::Number(own) => own.to_bits() == number.to_bits(),
-            Data::Array(items) => items.iter().any(|item| item.has_number(number)),
-            Data::Object(members) => members.values().any(|member| member.has_number(number)),
-            Data::Null | Data::Bool(_) | Data::String(_) => false,
-        }
+    /// Visits all numbers in it.
+    pub fn for_each_number(&self, visit: &mut impl FnMut(f64)) {
+        self.visit_numbers(true, visit);
     }
 
     /// Visits the marked numbers in it.
@@ -96,6 +91,7 @@ impl Value {
         self.visit_numbers(false, visit);
     }
 
+    /// Visits the marked numbers in it, all if `is_marked`.
     fn visit_numbers(&self, is_marked: bool, visit: &mut impl FnMut(f64)) {
         let is_marked = is_marked || self.sensitive;
         match &self.data {

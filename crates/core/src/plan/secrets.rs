@@ -242,7 +242,7 @@ impl Secrets {
 pub(crate) fn numbers_written<'v>(values: impl Iterator<Item = &'v Value>, content: &[u8]) -> Vec<String> {
     let mut numbers = HashSet::new();
     for value in values {
-        for_each_number(value, &mut |number| {
+        value.for_each_number(&mut |number| {
             numbers.insert(number.to_bits());
         });
     }
@@ -289,15 +289,6 @@ fn for_each_leaf(value: &Value, all: bool, visit: &mut impl FnMut(Leaf<'_>)) {
         Data::Array(items) => items.iter().for_each(|item| for_each_leaf(item, sensitive, visit)),
         Data::Object(members) => members.values().for_each(|member| for_each_leaf(member, sensitive, visit)),
         Data::Null | Data::Bool(_) | Data::Number(_) | Data::String(_) => {}
-    }
-}
-
-fn for_each_number(value: &Value, visit: &mut impl FnMut(f64)) {
-    match &value.data {
-        Data::Number(number) => visit(*number),
-        Data::Array(items) => items.iter().for_each(|item| for_each_number(item, visit)),
-        Data::Object(members) => members.values().for_each(|member| for_each_number(member, visit)),
-        Data::Null | Data::Bool(_) | Data::String(_) => {}
     }
 }
 

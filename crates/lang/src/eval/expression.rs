@@ -5,6 +5,7 @@ mod operation;
 
 use std::borrow::Cow;
 use std::cell::Cell;
+use std::collections::HashSet;
 use std::fmt::Display;
 use std::sync::Arc;
 
@@ -88,8 +89,13 @@ impl<'s> Evaluator<'s> {
     fn becomes_text(&self, value: &Value, expression: &Expression) -> Result<bool> {
         let is_marked = self.look(value, expression.at)?;
         if is_marked {
+            // Collected once: the value can have a million numbers, the expression ten thousand.
+            let mut written = HashSet::new();
+            expression.for_each_number(&mut |number| {
+                written.insert(number.to_bits());
+            });
             value.for_each_marked_number(&mut |number| {
-                if !expression.has_number(number) {
+                if !written.contains(&number.to_bits()) {
                     self.scope.note_number(number);
                 }
             });
