@@ -29,6 +29,7 @@ mod limits;
 mod redact;
 mod remembered;
 mod sync_group;
+mod watched;
 
 use actix::dev::ToEnvelope;
 use actix::prelude::SendError;

@@ -1,5 +1,6 @@
 //! Starts a daemon for the benchmark and calls it.
 
+use std::ffi::OsString;
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -35,6 +36,8 @@ impl Daemon {
     fn launch(stderr: Stdio) -> Result<Self, Failure> {
         let folder = tempfile::tempdir()?;
         let mut child = Command::new(program())
+            .env_clear()
+            .envs(environment())
             .arg("serve")
             .arg("--socket")
             .arg(folder.path().join("s"))
@@ -111,6 +114,12 @@ fn wakes_of(pid: u32) -> Result<f64, Failure> {
         wakes += line.ok_or("no such line")?.trim().parse::<f64>()?;
     }
     Ok(wakes)
+}
+
+/// Returns the environment of a server that is measured. Each job holds a copy of it, so the figures must not depend on
+/// the shell.
+pub(crate) fn environment() -> impl Iterator<Item = (&'static str, OsString)> {
+    ["HOME", "LANG", "PATH", "TMPDIR"].into_iter().filter_map(|name| Some((name, std::env::var_os(name)?)))
 }
 
 /// Returns the program to measure.

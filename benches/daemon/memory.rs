@@ -1,8 +1,13 @@
 //! Memory of daemon and keeper, as proportional set size: pages that both map count once.
 
+use std::time::Duration;
+
 use super::daemon::{CALLS_PER_CONNECTION, Daemon, finish_all, runtime};
 use super::report::{Aim, Report};
 use super::{Failure, Size};
+
+/// Until then, daemon and keeper have given back what they do not need.
+const REST: Duration = Duration::from_secs(8);
 
 pub(crate) fn measure(report: &mut Report, size: Size) -> Result<(), Failure> {
     let count = size.pick(100, 1_000);
@@ -23,15 +28,22 @@ pub(crate) fn measure(report: &mut Report, size: Size) -> Result<(), Failure> {
         run_all(&clients, &sleeping, &steps("/bin/sleep\", \"1000")).await?;
         let running = (pss(&pids)? - idle) / count as f64;
         report.figure(&format!("a running job ({count} of them)"), running, "KiB", Aim::AtMost(12.0));
+        tokio::time::sleep(REST).await;
+        let rested = pss(&pids)?;
+        report.figure("idle, with those jobs", rested / 1024.0, "MiB", Aim::Open);
         report.figure("threads, with those jobs", threads(&pids)?, "", Aim::AtMost(idle_threads));
         finish_all(&clients, &sleeping).await?;
+        tokio::time::sleep(REST).await;
         let before = pss(&pids)?;
         report.figure("idle again, after those jobs", before / 1024.0, "MiB", Aim::Open);
+        let held = (rested - before) / count as f64;
+        report.figure("a running job, both times idle", held, "KiB", Aim::Open);
         let ended = ids("ended", count);
         run_all(&clients, &ended, &steps("/bin/true")).await?;
         for (id, client) in ended.iter().zip(clients.iter().cycle()) {
             client.clone().follow(id).await?;
         }
+        tokio::time::sleep(REST).await;
         let kept = (pss(&pids)? - before) / count as f64;
         report.figure(&format!("a job that has ended ({count} of them)"), kept, "KiB", Aim::Open);
         Ok(())
@@ -57,7 +69,7 @@ async fn run_all(clients: &[super::daemon::Client], ids: &[String], steps: &str)
         done??;
     }
     // Waits for starts that are still under way.
-    tokio::time::sleep(std::time::Duration::from_secs(2)).await;
+    tokio::time::sleep(Duration::from_secs(2)).await;
     Ok(())
 }
 

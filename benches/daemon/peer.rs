@@ -19,7 +19,7 @@ use tonic::client::Grpc;
 use tonic::transport::Channel;
 use tonic_prost::ProstCodec;
 
-use super::daemon::{CALLS_PER_CONNECTION, connect, end, program, runtime};
+use super::daemon::{CALLS_PER_CONNECTION, connect, end, environment, program, runtime};
 use super::jobs::AT_ONCE;
 use super::machine::PROGRAM;
 use super::report::{Aim, Report, median};
@@ -123,6 +123,8 @@ impl Server {
         let mut words = command.iter().map(|word| word.replace("{dir}", place));
         let child = Command::new(words.next().ok_or("STEP_RUNNER_PEER is empty")?)
             .args(words)
+            .env_clear()
+            .envs(environment())
             .env("TMPDIR", folder.path())
             .stdin(Stdio::null())
             .stdout(Stdio::null())

@@ -45,7 +45,7 @@ pub(super) struct DaemonContext {
     log_level: LogLevel,
     /// Path of the socket as steps see it.
     pub(super) socket: Arc<Path>,
-    pub(super) daemon_path: Option<OsString>,
+    pub(super) daemon_path: Option<Arc<OsStr>>,
     /// Working directory of the daemon if its path is UTF-8. Jobs of the compatible service that name none run there.
     work_dir: Option<String>,
     pub(super) fetcher: Arc<Fetcher>,
@@ -71,7 +71,7 @@ impl DaemonContext {
             base_env,
             log_level,
             socket,
-            daemon_path,
+            daemon_path: daemon_path.map(Arc::from),
             work_dir: std::env::current_dir().ok().and_then(|dir| dir.into_os_string().into_string().ok()),
             fetcher,
             sync_group,
@@ -129,7 +129,7 @@ pub(super) struct JobActorSpec {
     pub(super) work_dir: String,
     pub(super) file_base: Option<String>,
     pub(super) share: Share,
-    pub(super) limits: JobLimits,
+    pub(super) limits: Arc<JobLimits>,
 }
 
 /// Facts that decide when a job starts (queue.md §3).
@@ -266,7 +266,7 @@ pub(super) fn prepare(
         work_dir,
         file_base: file,
         share,
-        limits: JobLimits::new(limits, &config),
+        limits: Arc::new(JobLimits::new(limits, &config)),
     };
     let head = RecordHead { shell: shell.clone(), accepted };
     let head = postcard::to_extend(&head, vec![HEAD_FORMAT]).map_err(defect)?;

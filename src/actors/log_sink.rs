@@ -14,11 +14,11 @@ use actix::prelude::SendError;
 use actix::{Actor, Addr, Context, Handler, Message};
 use bytes::Bytes;
 use parking_lot::Mutex;
-use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
 
 use super::followers::{Follower, Followers};
 use super::sync_group::{Growing, SyncGroup};
+use super::watched::{Seen, Watched};
 use crate::clock;
 use crate::failpoint;
 use crate::model::{LogChannel, Reason, Refusal};
@@ -82,7 +82,7 @@ struct UnfinishedLines {
 
 /// State shared by all followers of one log.
 pub(crate) struct LogFeed {
-    progress: watch::Sender<LogProgress>,
+    progress: Watched<LogProgress>,
     followers: Arc<Followers<LogFile>>,
     /// Largest announced length; the sink may not have handled it yet.
     announced: AtomicU64,
@@ -114,9 +114,8 @@ impl LogFeed {
     }
 
     fn with(len: u64, ended: bool, disk: Option<Disk>) -> Arc<Self> {
-        let (progress, _) = watch::channel(LogProgress { len, ended, ..LogProgress::default() });
         Arc::new(Self {
-            progress,
+            progress: Watched::new(LogProgress { len, ended, ..LogProgress::default() }),
             followers: Followers::new("this log"),
             announced: AtomicU64::new(len),
             grown_at: AtomicU64::new(clock::uptime().as_millis() as u64),
@@ -145,7 +144,7 @@ impl LogFeed {
 
     /// Notes that a follower wants to see unfinished lines. True if it is the first one: the keeper must be asked.
     pub(super) fn watch_unfinished(&self) -> bool {
-        !self.progress.borrow().ended && !std::mem::replace(&mut self.unfinished.lock().are_watched, true)
+        !self.progress.get().ended && !std::mem::replace(&mut self.unfinished.lock().are_watched, true)
     }
 
     /// True if a follower wants to see unfinished lines.
@@ -159,14 +158,14 @@ impl LogFeed {
         if !lines.are_watched {
             return;
         }
-        let report = self.progress.borrow().unfinished + 1;
+        let report = self.progress.get().unfinished + 1;
         let line = match channel {
             LogChannel::Out => &mut lines.stdout,
             LogChannel::Err => &mut lines.stderr,
         };
         *line = UnfinishedLine { report, log_len, entry: Bytes::from(entry) };
         drop(lines);
-        self.progress.send_modify(|p| p.unfinished = report);
+        self.progress.change(|p| p.unfinished = report);
     }
 
     /// Returns the first unfinished line with a report after `seen` for a follower that has `offset` bytes.
@@ -179,7 +178,7 @@ impl LogFeed {
 
     /// Length that followers may read.
     pub(crate) fn len(&self) -> u64 {
-        self.progress.borrow().len
+        self.progress.get().len
     }
 
     /// Largest length that the keeper reported.
@@ -189,7 +188,7 @@ impl LogFeed {
 
     /// Raises the readable length to `len`. It never shrinks.
     fn grow(&self, len: u64) {
-        self.progress.send_if_modified(|p| {
+        self.progress.change_if(|p| {
             let grows = len > p.len && !p.lost;
             if grows {
                 p.len = len;
@@ -200,13 +199,13 @@ impl LogFeed {
 
     /// Notes that the storage failed: the readable length is final, and reading on is an error.
     pub(crate) fn lose(&self) {
-        self.progress.send_modify(|p| p.lost = true);
+        self.progress.change(|p| p.lost = true);
     }
 
     /// Notes that the log is complete with `len` bytes.
     pub(crate) fn end(&self, len: u64) {
         *self.sink.lock() = None;
-        self.progress.send_modify(|p| {
+        self.progress.change(|p| {
             p.ended = true;
             if !p.lost {
                 p.len = len;
@@ -218,12 +217,12 @@ impl LogFeed {
     pub(crate) fn end_early(&self, len: u64) {
         self.grow(len);
         *self.sink.lock() = None;
-        self.progress.send_modify(|p| (p.lost, p.ended) = (true, true));
+        self.progress.change(|p| (p.lost, p.ended) = (true, true));
     }
 
     /// Resolves when the job has ended.
     pub(crate) async fn ended(&self) {
-        self.progress.subscribe().wait_for(|p| p.ended).await.ok();
+        self.progress.until(|p| p.ended).await;
     }
 
     /// Time of the last growth, as [`clock::uptime`].
@@ -233,7 +232,7 @@ impl LogFeed {
 
     /// Sets followers a deadline, because the job is being removed ([`Followers::expire`]).
     pub(crate) fn expire(&self) {
-        self.progress.send_modify(|p| p.ended = true);
+        self.progress.change(|p| p.ended = true);
         self.followers.expire();
     }
 
@@ -244,7 +243,7 @@ impl LogFeed {
         offset: u64,
         max: usize,
     ) -> Result<LogCursor, Refusal> {
-        let LogProgress { len, lost, .. } = *self.progress.borrow();
+        let LogProgress { len, lost, .. } = self.progress.get();
         if offset > len && lost {
             return Err(storage_failed(len));
         }
@@ -253,8 +252,8 @@ impl LogFeed {
         }
         let follower = self.followers.join(file, max)?;
         Ok(LogCursor {
-            progress: self.progress.subscribe(),
             feed: Arc::clone(self),
+            seen: Seen::default(),
             follower,
             offset,
             last: None,
@@ -277,9 +276,9 @@ pub(super) fn out_of_descriptors(error: &(dyn Error + 'static)) -> Option<Refusa
 
 /// Position of one follower in a log. Dropping it ends the following.
 pub struct LogCursor {
-    progress: watch::Receiver<LogProgress>,
-    /// Keeps the sender of `progress` alive.
     feed: Arc<LogFeed>,
+    /// The progress of `feed` that was looked at last.
+    seen: Seen,
     follower: Follower<LogFile>,
     offset: u64,
     last: Option<Instant>,
@@ -297,7 +296,7 @@ impl LogCursor {
 
     /// Current length and state of the log.
     pub(crate) fn progress(&self) -> LogProgress {
-        *self.progress.borrow()
+        self.feed.progress.get()
     }
 
     /// Makes [`Self::next_part`] return unfinished lines too.
@@ -322,7 +321,7 @@ impl LogCursor {
     /// Waits for the next bytes like [`Self::next`], or for an unfinished line after the bytes returned so far.
     pub(crate) async fn next_part(&mut self, most: impl Fn() -> usize) -> Result<Option<LogPart>, Refusal> {
         loop {
-            let now = *self.progress.borrow_and_update();
+            let now = self.feed.progress.see(&mut self.seen);
             let ready = now.len.saturating_sub(self.offset);
             if ready == 0 {
                 if now.lost {
@@ -355,14 +354,13 @@ impl LogCursor {
 
     async fn wait(&mut self, holding: bool) {
         let deadline = self.last.filter(|_| holding).map(|at| at + JOIN_TIME);
-        let changed = self.progress.changed();
-        debug_assert!(Arc::strong_count(&self.feed) > 0, "`changed` cannot fail");
+        let changed = self.feed.progress.newer(self.seen);
         match deadline {
             Some(at) => tokio::select! {
-                _ = changed => {}
+                () = changed => {}
                 () = sleep_until(at) => {}
             },
-            None => drop(changed.await),
+            None => changed.await,
         }
     }
 

@@ -5,6 +5,7 @@
 
 mod offer;
 
+use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
 use std::os::unix::ffi::OsStrExt;
@@ -60,9 +61,9 @@ pub(super) struct StepTask {
     pub(super) tag: u128,
     pub(super) socket: Arc<Path>,
     pub(super) folder: JobFolder,
-    pub(super) daemon_path: Option<std::ffi::OsString>,
+    pub(super) daemon_path: Option<Arc<OsStr>>,
     pub(super) spawn: Box<Spawn>,
-    pub(super) limits: JobLimits,
+    pub(super) limits: Arc<JobLimits>,
     /// `None` if an earlier daemon started the process.
     pub(super) op: Option<u32>,
     /// True if a follower wants to see unfinished lines.

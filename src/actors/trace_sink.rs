@@ -8,12 +8,12 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use actix::{Actor, AsyncContext, Context, Handler, Message, WeakAddr};
 use parking_lot::Mutex;
-use tokio::sync::watch;
 
 use super::followers::{Follower, Followers, OpenFileGuard};
 use super::log_sink::out_of_descriptors;
 use super::redact::MaskedResult;
 use super::sync_group::{Growing, SyncGroup};
+use super::watched::{Seen, Watched};
 use crate::error::Chain;
 use crate::failpoint;
 use crate::model::{Reason, Refusal, StepResult};
@@ -43,7 +43,7 @@ struct Progress {
 
 /// State shared by all followers of one job's results.
 pub(crate) struct TraceFeed {
-    progress: watch::Sender<Progress>,
+    progress: Watched<Progress>,
     /// Length of the file. Followers may see less, while the rest is not on the disk.
     written: AtomicU64,
     group: Option<Arc<SyncGroup>>,
@@ -67,7 +67,7 @@ impl TraceFeed {
     }
 
     fn with(len: u64, ended: bool, group: Option<Arc<SyncGroup>>) -> Arc<Self> {
-        let progress = watch::channel(Progress { len, lost: false, ended }).0;
+        let progress = Watched::new(Progress { len, lost: false, ended });
         let followers = Followers::new("these step results");
         let (is_watched, sink) = (AtomicBool::new(false), Mutex::new(None));
         Arc::new(Self { progress, written: AtomicU64::new(len), group, followers, is_watched, sink })
@@ -101,13 +101,13 @@ impl TraceFeed {
     /// Notes that results are lost: a sync failed or the disk refused them to the end. Followers hear of it after the
     /// results that exist.
     pub(crate) fn lose(&self) {
-        self.progress.send_modify(|p| p.lost = true);
+        self.progress.change(|p| p.lost = true);
     }
 
     /// Notes that the file is complete, and synced if it has to be.
     pub(crate) fn end(&self) {
         let len = self.written.load(Ordering::Acquire);
-        self.progress.send_modify(|p| {
+        self.progress.change(|p| {
             p.ended = true;
             if !p.lost {
                 p.len = len;
@@ -129,10 +129,11 @@ impl TraceFeed {
     /// Adds a follower of the results in `folder`, if there are fewer than `max`. It can read to the end even if the
     /// folder is removed meanwhile, unless it takes too long.
     pub(crate) fn follow(self: &Arc<Self>, folder: &JobFolder, max: usize) -> Result<TraceCursor, Refusal> {
-        let progress = self.progress.subscribe();
-        let Progress { len, ended, .. } = *progress.borrow();
+        let Progress { len, ended, .. } = self.progress.get();
+        let cursor =
+            |follower| TraceCursor { feed: Arc::clone(self), seen: Seen::default(), follower, offset: 0 };
         if let Some(joined) = self.followers.join_open(max) {
-            return Ok(TraceCursor { progress, feed: Arc::clone(self), follower: Some(joined?), offset: 0 });
+            return Ok(cursor(Some(joined?)));
         }
         let file = if ended && len == 0 {
             None
@@ -144,7 +145,7 @@ impl TraceFeed {
         let file =
             file.transpose().map_err(|e| out_of_descriptors(&e).unwrap_or_else(|| lost(&e.to_string())))?;
         let follower = file.map(|file| self.followers.join(file, max)).transpose()?;
-        Ok(TraceCursor { progress, feed: Arc::clone(self), follower, offset: 0 })
+        Ok(cursor(follower))
     }
 }
 
@@ -159,7 +160,7 @@ impl Growing for TraceFeed {
     }
 
     fn synced(&self, len: u64) {
-        self.progress.send_modify(|p| {
+        self.progress.change(|p| {
             if !p.lost {
                 p.len = p.len.max(len);
             }
@@ -169,9 +170,9 @@ impl Growing for TraceFeed {
 
 /// Position of one follower in the results.
 pub struct TraceCursor {
-    progress: watch::Receiver<Progress>,
-    /// Keeps the sender of `progress` alive.
     feed: Arc<TraceFeed>,
+    /// The progress of `feed` that was looked at last.
+    seen: Seen,
     /// `None` if the job has ended without any result.
     follower: Option<Follower<StepsFile>>,
     offset: u64,
@@ -181,7 +182,7 @@ impl TraceCursor {
     /// Returns the next result as stored, or `None` after the last one of an ended job.
     pub async fn next(&mut self) -> Result<Option<Vec<u8>>, Refusal> {
         loop {
-            let now = *self.progress.borrow_and_update();
+            let now = self.feed.progress.see(&mut self.seen);
             if self.offset < now.len {
                 return self.read(now.len).map(Some);
             }
@@ -195,8 +196,7 @@ impl TraceCursor {
             if now.ended {
                 return Ok(None);
             }
-            debug_assert!(Arc::strong_count(&self.feed) > 0, "`changed` cannot fail");
-            drop(self.progress.changed().await);
+            self.feed.progress.newer(self.seen).await;
         }
     }
 
@@ -339,11 +339,11 @@ mod tests {
         let result = |status| Append(MaskedResult::of(vec![status as u8]));
         let mut ctx = Context::new();
         sink.handle(result(StepStatus::Success), &mut ctx).unwrap_err();
-        assert_eq!(feed.progress.borrow().len, 0);
+        assert_eq!(feed.progress.get().len, 0);
         std::fs::remove_dir(folder.path("steps")).unwrap();
         sink.handle(result(StepStatus::Failure), &mut ctx).unwrap();
         assert_eq!(folder.step_records(), [[StepStatus::Success as u8], [StepStatus::Failure as u8]]);
-        assert_eq!(feed.progress.borrow().len, folder.steps_len());
+        assert_eq!(feed.progress.get().len, folder.steps_len());
     }
 
     #[test]
@@ -357,7 +357,7 @@ mod tests {
         let mut ctx = Context::new();
         let news = |what: u8| AppendNews(MaskedResult::of(vec![what]));
         sink.handle(news(1), &mut ctx);
-        assert_eq!(feed.progress.borrow().len, 0);
+        assert_eq!(feed.progress.get().len, 0);
         sink.handle(Append(MaskedResult::of(vec![2])), &mut ctx).unwrap();
         sink.handle(news(3), &mut ctx);
         assert_eq!(folder.step_records(), [[1], [2]]);
@@ -366,7 +366,7 @@ mod tests {
         assert_eq!(folder.step_records(), [[1], [2], [3]]);
         sink.handle(news(4), &mut ctx);
         assert_eq!(folder.step_records(), [[1], [2], [3], [4]]);
-        assert_eq!(feed.progress.borrow().len, folder.steps_len());
+        assert_eq!(feed.progress.get().len, folder.steps_len());
     }
 
     #[tokio::test]

@@ -68,7 +68,7 @@ pub(super) struct Driver {
     /// The latest one that had an actor.
     launched: CallId,
     /// The invocation after which the keeper went on by itself, until that is handled.
-    passed: Option<(CallId, FinishedProcess)>,
+    passed: Option<Box<(CallId, FinishedProcess)>>,
     /// Set if the job's data may not be on the disk.
     storage_loss: Option<NotSynced>,
 }
@@ -79,7 +79,7 @@ pub(in crate::actors) struct Reports {
     /// Ends of processes.
     pub(in crate::actors) over: Vec<StepOver>,
     /// The end of the job.
-    pub(in crate::actors) closed: Option<Closed>,
+    pub(in crate::actors) closed: Option<Box<Closed>>,
 }
 
 /// State, besides the machine, of a job that ran on without a daemon.
@@ -137,7 +137,7 @@ impl Driver {
     /// Creates the driver of a new job. It waits for its slot if `waits_with` has its request.
     pub(super) fn new(machine: RecordedMachine, waits_with: Option<HeldRequest>) -> Self {
         let phase = match waits_with {
-            Some(request) => Phase::Waiting(Waiting::new(request)),
+            Some(request) => Phase::Waiting(Box::new(Waiting::new(request))),
             None => Phase::Running(Running::default()),
         };
         Self {
@@ -248,14 +248,16 @@ impl Driver {
     /// Returns the step behind which the keeper went on, if the step after it has closed the job.
     fn take_passed(&mut self) -> Option<(CallId, FinishedProcess)> {
         let reports = &self.reports.over;
-        self.passed.take_if(|(call, _)| reports.iter().any(|over| over.step > *call && over.closes))
+        let is_due =
+            |passed: &mut Box<(CallId, _)>| reports.iter().any(|over| over.step > passed.0 && over.closes);
+        self.passed.take_if(is_due).map(|passed| *passed)
     }
 
     /// Notes a report of the process that a step's actor watches.
     fn note(&mut self, over: &StepOver) {
         self.phase.note_last_step(over);
         if over.went_on {
-            self.passed = Some((over.step, over.ran));
+            self.passed = Some(Box::new((over.step, over.ran)));
         }
     }
 

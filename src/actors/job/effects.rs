@@ -185,7 +185,7 @@ impl JobActor {
             daemon_path: self.context.daemon_path.clone(),
             closes: spawn.ends_job.then(|| self.context.config().leftover_grace),
             spawn,
-            limits: self.shell.limits,
+            limits: Arc::clone(&self.shell.limits),
             op,
             watch_unfinished: self.view.log.is_unfinished_watched(),
         }

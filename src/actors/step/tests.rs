@@ -73,7 +73,7 @@ async fn what_is_too_large_for_a_process_is_not_started_and_says_so() {
             folder,
             daemon_path: None,
             spawn: Box::new(spawn),
-            limits: JobLimits::default(),
+            limits: Arc::default(),
             op: Some(1),
             watch_unfinished: false,
         };

@@ -214,7 +214,7 @@ impl Supervisor {
             waits_with,
         };
         let performed = PerformedEffects { last_op: held.last_op, stored, fetched, exited, unmasked };
-        let reports = Reports { over: held.over, closed: held.closed };
+        let reports = Reports { over: held.over, closed: held.closed.map(Box::new) };
         let is_cancelled = replayed.is_cancelled;
         let resumed = ResumedState { effects, performed, reports, is_cancelled };
         let replay = Replay { resumed, recorder, trees, cancel };

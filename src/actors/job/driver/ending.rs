@@ -79,7 +79,7 @@ impl Driver {
             }
             phase => {
                 if matches!(phase, Phase::Waiting(_) | Phase::Running(_)) {
-                    self.reports.closed = Some(closed);
+                    self.reports.closed = Some(Box::new(closed));
                 }
                 self.phase = phase;
                 None
@@ -90,7 +90,7 @@ impl Driver {
     /// Returns the job to store if the keeper reported its close before the job's own end.
     pub(in crate::actors::job) fn take_reported_close(&mut self) -> Option<ClosedJob> {
         let closed = self.reports.closed.take()?;
-        self.closed(closed)
+        self.closed(*closed)
     }
 
     /// Ends the job because masking would be incomplete: no process may start and no output may leave. Returns the
@@ -150,7 +150,7 @@ impl Driver {
             Phase::Ending(ending) => (Some(ending), None),
             phase => return self.phase = phase,
         };
-        self.phase = Phase::Closed(AfterClose::Collect(Interrupted { ending, requests }));
+        self.phase = Phase::Closed(AfterClose::Collect(Box::new(Interrupted { ending, requests })));
     }
 
     /// Collects results and end of an interrupted job. `has_started`: the job had its slot. `at` is the time in
@@ -165,7 +165,7 @@ impl Driver {
             return None;
         }
         let interrupted = match std::mem::replace(&mut self.phase, Phase::Closed(AfterClose::Store)) {
-            Phase::Closed(AfterClose::Collect(interrupted)) => interrupted,
+            Phase::Closed(AfterClose::Collect(interrupted)) => *interrupted,
             phase => {
                 self.phase = phase;
                 return None;

@@ -208,7 +208,7 @@ impl Driver {
     pub(in crate::actors::job) fn step_done(&mut self, step: EndedStep) -> Event {
         // After a defect the job may have gone on without the step's actor.
         self.process.take_if(|process| *process == step.call);
-        self.passed.take_if(|(passed, _)| *passed == step.call);
+        self.passed.take_if(|passed| passed.0 == step.call);
         let EndedStep { call, end, shell, outputs, exports, ran, closes, went_on } = step;
         match end {
             ProcessEnd::Exited(_) if went_on && let Some(ran) = ran => Event::WentOn { call, shell, ran },

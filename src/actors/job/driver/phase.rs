@@ -9,7 +9,7 @@ use crate::model::{ExitStatus, FinishedProcess, Outcome, StepResult};
 /// Phase of a job's life. The order of the variants is the only one in which a job passes them; it can leave some out.
 pub(super) enum Phase {
     /// It waits for its slot. No step of it has run, so it survives its keeper.
-    Waiting(Waiting),
+    Waiting(Box<Waiting>),
     /// It has its slot, or is ended before it got one. Its effects are performed.
     Running(Running),
     /// Its end is decided. The keeper ends its processes and closes its log.
@@ -26,7 +26,7 @@ pub(super) struct Running {
     /// True if it was asked to end.
     pub(super) is_cancelled: bool,
     /// The step whose success closes the job ([`StepOver::closes`]).
-    pub(super) last_step: Option<LastStep>,
+    pub(super) last_step: Option<Box<LastStep>>,
 }
 
 /// The step with which the keeper closes a job.
@@ -48,7 +48,7 @@ pub(super) struct Ending {
 /// Work that is left once the log is closed.
 pub(super) enum AfterClose {
     /// The keeper died: collect the results that are left.
-    Collect(Interrupted),
+    Collect(Box<Interrupted>),
     /// Store results and end, then publish.
     Store,
 }
@@ -65,8 +65,8 @@ impl Phase {
     /// Keeps a cancel for a job that ends while no keeper holds it. True if it is the first one.
     pub(super) fn defer_cancel(&mut self, ask: CancelAsk) -> bool {
         match self {
-            Self::Closed(AfterClose::Collect(Interrupted { requests: Some(requests), .. })) => {
-                requests.cancel.replace(ask).is_none()
+            Self::Closed(AfterClose::Collect(interrupted)) => {
+                interrupted.requests.as_mut().is_some_and(|requests| requests.cancel.replace(ask).is_none())
             }
             _ => false,
         }
@@ -80,14 +80,14 @@ impl Phase {
                 StepEnd::Exited(status) => Some(status),
                 StepEnd::NotStarted { .. } => None,
             };
-            running.last_step = Some(LastStep { call: over.step, status, ran: over.ran });
+            running.last_step = Some(Box::new(LastStep { call: over.step, status, ran: over.ran }));
         }
     }
 
     /// Returns the step that has succeeded and so closed the job.
     pub(super) fn last_step(&self) -> Option<(CallId, ExitStatus, FinishedProcess)> {
         let Self::Running(running) = self else { return None };
-        let LastStep { call, status, ran } = running.last_step.as_ref()?;
+        let LastStep { call, status, ran } = running.last_step.as_deref()?;
         Some((*call, (*status)?, *ran))
     }
 

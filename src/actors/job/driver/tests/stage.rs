@@ -434,7 +434,7 @@ impl Stage {
                 exited: replayed.exited,
                 unmasked: replayed.unmasked,
             },
-            reports: Reports { over: keeper.over.clone(), closed: keeper.closed.clone() },
+            reports: Reports { over: keeper.over.clone(), closed: keeper.closed.clone().map(Box::new) },
             is_cancelled: replayed.is_cancelled,
         };
         let waits_with = self.request.clone().filter(|_| !self.has_begun && keeper.record.is_empty());
