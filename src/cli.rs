@@ -119,7 +119,7 @@ struct Common {
     /// Print only requested output and errors
     #[arg(short, long, global = true, env = "STEP_RUNNER_QUIET")]
     quiet: bool,
-    /// Print more; repeat for still more
+    /// Print more
     #[arg(short, long, global = true, action = ArgAction::Count, env = "STEP_RUNNER_VERBOSE")]
     verbose: u8,
 }

@@ -136,6 +136,8 @@ fn help_completions_and_manual_come_on_stdout() {
         (&["completions", "fish"], "complete -c step-runner"),
         (&["man"], ".TH step-runner"),
         (&["man", "run"], "masked"),
+        (&["man", "finish"], ".nf\nstep\\-runner finish 42 43\n.fi"),
+        (&["man", "steps", "serve"], ".TH step-runner-steps-serve"),
         (&["man", "doctor"], "control groups"),
         (&["doctor", "--help"], "shows no secret"),
     ] {
