@@ -23,7 +23,7 @@ pub(super) struct Arguments {
     #[arg(value_name = "ID", value_parser = parse_id)]
     id: JobId,
     /// Start after this many bytes of the log
-    #[arg(long, value_name = "N", default_value_t = 0, env = "STEP_RUNNER_OFFSET")]
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = parse_offset, env = "STEP_RUNNER_OFFSET")]
     offset: u64,
     /// Step results instead of the log, each as JSON on a line; the last one is the whole tree
     #[arg(long, env = "STEP_RUNNER_STEPS", conflicts_with_all = ["offset", "output"])]
@@ -32,6 +32,10 @@ pub(super) struct Arguments {
     output: OutputOptions,
     #[command(flatten)]
     connection: ConnectionOptions,
+}
+
+fn parse_offset(text: &str) -> Result<u64, &'static str> {
+    text.parse().map_err(|_| "write a number of bytes, such as 4096")
 }
 
 pub(super) async fn execute(arguments: Arguments, verbosity: Verbosity) -> CommandResult {

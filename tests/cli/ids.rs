@@ -78,6 +78,8 @@ fn a_job_that_is_not_there_is_named_as_what_it_is() {
     let length = failing_job().log.len();
     let said = format!("offset 100000 is past the end of the log of job 1 ({length} bytes)");
     assert!(output.status.code() == Some(70) && stderr(&output).contains(&said), "{output:?}");
+    let output = scene.run(&["follow", "1", "--offset", "1k"]);
+    assert!(stderr(&output).contains("write a number of bytes"), "{output:?}");
 }
 
 #[test]
