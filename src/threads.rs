@@ -30,6 +30,8 @@ pub(crate) enum Work {
     Syncs,
     /// Look-ups of functions.
     Functions,
+    /// Looks at paths that jobs name, where a file system may not answer.
+    Looks,
 }
 
 /// Threads of a kind that computes: hosts with one processor have two kinds of such work at a time, too.
@@ -39,7 +41,7 @@ const COMPUTING: usize = 2;
 const WAITING: usize = 4;
 
 /// Threads of all kinds together, and some for work of libraries.
-pub const ALL: usize = 2 * COMPUTING + 4 * WAITING + 2 + WAITING;
+pub const ALL: usize = 2 * COMPUTING + 5 * WAITING + 2 + WAITING;
 
 /// Niceness of these threads, added to that of the daemon: a third of the processor time of the thread that serves, when both
 /// want the same processor. Processes of jobs are no nicer than the daemon.
@@ -60,6 +62,7 @@ impl Work {
         static REMAINS: Places = LazyLock::new(|| Arc::new(Semaphore::new(1)));
         static SYNCS: Places = LazyLock::new(|| Arc::new(Semaphore::new(1)));
         static FUNCTIONS: Places = LazyLock::new(|| Arc::new(Semaphore::new(WAITING)));
+        static LOOKS: Places = LazyLock::new(|| Arc::new(Semaphore::new(WAITING)));
         match self {
             Self::Requests => &REQUESTS,
             Self::Jobs => &JOBS,
@@ -69,6 +72,7 @@ impl Work {
             Self::Remains => &REMAINS,
             Self::Syncs => &SYNCS,
             Self::Functions => &FUNCTIONS,
+            Self::Looks => &LOOKS,
         }
     }
 }

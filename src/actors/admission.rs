@@ -4,7 +4,7 @@
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use parking_lot::RwLock;
@@ -20,6 +20,7 @@ use crate::job::event::{Event, JobSpec};
 use crate::job::machine::Machine;
 use crate::job::record;
 use crate::lang::diagnostic::{Diagnostic, Severity};
+use crate::lang::document;
 use crate::lang::value::Value;
 use crate::log::mask::{Masker, PhraseSet};
 use crate::model::{JobId, Reason, Refusal};
@@ -137,7 +138,7 @@ pub(super) struct JobActorSpec {
 pub(super) struct Share {
     pub(super) key: queue::ShareKey,
     pub(super) number: Option<u64>,
-    /// Length of the request.
+    /// Length of the request, or of its document with aliases unfolded if that is more.
     pub(super) bytes: u64,
 }
 
@@ -181,6 +182,18 @@ pub(super) struct Prepared {
     pub(super) place: Option<queue::Place>,
 }
 
+impl Prepared {
+    /// Returns the directories that the request names and that are made if they are missing. Their file system may be one
+    /// that does not answer.
+    pub(super) fn given_places(&self) -> impl Iterator<Item = PathBuf> {
+        let JobActorSpec { work_dir, own_work_dir, files, .. } = &self.shell;
+        let work_dir = Some(work_dir).filter(|_| !own_work_dir);
+        let vars_dir = files.first().map(|file| &file.directory);
+        let own = |place: &PathBuf| *place == self.folder.path("vars");
+        work_dir.into_iter().chain(vars_dir).map(PathBuf::from).filter(move |place| !own(place))
+    }
+}
+
 /// Checks a request as far as possible without the disk.
 pub(super) fn prepare(
     request: RunRequest,
@@ -211,7 +224,7 @@ pub(super) fn prepare(
         )
         .about(format!("limits.{limit}")));
     }
-    let share = Share::new(&variables, &labels.ci_job, size);
+    let mut share = Share::new(&variables, &labels.ci_job, size);
     let own = |name| folder.path(name).to_string_lossy().into_owned();
     let service = rules(origin);
     let vars_dir = match service {
@@ -250,6 +263,9 @@ pub(super) fn prepare(
         default_grace: config.cancel_grace,
     };
     let machine = Machine::new(&spec).map_err(|findings| malformed(&findings, &phrase_set))?;
+    if document::may_unfold(&spec.steps) {
+        share.bytes = share.bytes.max(machine.document_size() as u64);
+    }
     let accepted = record::encode(&Event::Accepted(Box::new(spec)), 0).map_err(defect)?;
     let shell = JobActorSpec {
         id: id.to_string(),

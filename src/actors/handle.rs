@@ -14,11 +14,13 @@ use super::deliver;
 use super::job::WatchUnfinished;
 use super::log_sink::{LogCursor, out_of_descriptors};
 use super::registry::{Registry, Reserve};
+use super::step::is_known;
 use super::supervisor::{Admit, CancelJob, FinishJob, Operate, QueueOrder, ReadUsages, Shutdown, Supervisor};
 use super::trace_sink::TraceCursor;
 use super::view::{JobStatus, JobView};
 use crate::clock;
 use crate::config::{Config, JobLogFormat};
+use crate::lang::document;
 use crate::lang::value::Value;
 use crate::model::{JobId, JobState, Reason, Refusal, ResourceLimits};
 use crate::store::{LogLost, RequestOrigin, StateDir};
@@ -119,7 +121,9 @@ impl JobsHandle {
         };
         let folder = self.state.folder(request.id.key());
         let context = Arc::clone(&self.context);
-        let is_large = request.size > SMALL_REQUEST || request.phrase_bytes() > SMALL_PHRASES;
+        let is_large = request.size > SMALL_REQUEST
+            || request.phrase_bytes() > SMALL_PHRASES
+            || document::may_unfold(&request.steps);
         let check = move || admission::prepare(request, &context, folder, clock::now_micros());
         let prepared = if is_large {
             threads::run(Work::Requests, check)
@@ -128,6 +132,12 @@ impl JobsHandle {
         } else {
             check()
         }?;
+        let unknown: Vec<_> = prepared.given_places().filter(|place| !is_known(place)).collect();
+        if !unknown.is_empty() {
+            // What is wrong with them is told where they are made.
+            let look = move || unknown.iter().for_each(|place| drop(std::fs::metadata(place)));
+            threads::run(Work::Looks, look).await.ok();
+        }
         // Dropped with this call, whether it ends or is cancelled.
         let call = Arc::new(());
         let caller = Arc::downgrade(&call);

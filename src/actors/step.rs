@@ -3,7 +3,10 @@
 //! A [`StepActor`] lives from the start of one process to the event that reports its end. The process itself is a child
 //! of the keeper.
 
+mod at_hand;
 mod offer;
+
+pub(super) use at_hand::is_known;
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
@@ -204,9 +207,7 @@ impl StepActor {
 
     fn look_up(&self, name: &str) -> Result<PathBuf, String> {
         let StepTask { spawn, daemon_path, .. } = &self.task;
-        let step_path =
-            spawn.env.iter().find(|(name, _)| name == b"PATH").map(|(_, v)| std::ffi::OsStr::from_bytes(v));
-        command::lookup(name, Path::new(&spawn.work_dir), step_path, daemon_path.as_deref())
+        command::lookup(name, Path::new(&spawn.work_dir), self.task.step_path(), daemon_path.as_deref())
             .map_err(|e| Chain(&e).to_string())
     }
 

@@ -24,6 +24,8 @@ pub struct Function {
     pub warnings: Vec<Diagnostic>,
     /// Total bytes of all expressions.
     pub expressions: usize,
+    /// Most calls of `str` that stand in one another.
+    pub nested_str: u32,
 }
 
 /// Interface (language.md §3).
@@ -234,37 +236,49 @@ impl Expression {
     pub(crate) fn for_each_number(&self, visit: &mut dyn FnMut(f64)) {
         match &self.kind {
             ExpressionKind::Literal(literal) => literal.for_each_number(&mut |number| visit(number)),
-            ExpressionKind::Name(_) => {}
+            _ => self.for_each_operand(&mut |operand| operand.for_each_number(visit)),
+        }
+    }
+
+    /// Returns how many calls of `str` stand in one another. Each can double a text: it writes the quotes and backslashes
+    /// of an array's texts with a backslash before them.
+    pub(crate) fn nested_str(&self) -> u32 {
+        let mut inside = 0;
+        self.for_each_operand(&mut |operand| inside = inside.max(operand.nested_str()));
+        let is_str = |root: &Expression| matches!(&root.kind, ExpressionKind::Name(name) if name == "str");
+        inside + u32::from(matches!(&self.kind, ExpressionKind::Access(root, _) if is_str(root)))
+    }
+
+    /// Visits the expressions of which it is made.
+    fn for_each_operand(&self, visit: &mut dyn FnMut(&Self)) {
+        match &self.kind {
+            ExpressionKind::Literal(_) | ExpressionKind::Name(_) => {}
             ExpressionKind::Interpolation(parts) => {
                 for part in parts {
                     if let Part::Expression(expression) = part {
-                        expression.for_each_number(visit);
+                        visit(expression);
                     }
                 }
             }
-            ExpressionKind::Array(items) => items.iter().for_each(|item| item.for_each_number(visit)),
+            ExpressionKind::Array(items) => items.iter().for_each(visit),
             ExpressionKind::Object(pairs) => pairs.iter().for_each(|(key, member)| {
-                key.for_each_number(visit);
-                member.for_each_number(visit);
+                visit(key);
+                visit(member);
             }),
-            ExpressionKind::Unary(_, operand) => operand.for_each_number(visit),
+            ExpressionKind::Unary(_, operand) => visit(operand),
             ExpressionKind::Binary(first, rest) => {
-                first.for_each_number(visit);
+                visit(first);
                 for (_, operand) in rest {
-                    operand.for_each_number(visit);
+                    visit(operand);
                 }
             }
             ExpressionKind::Access(root, path) => {
-                root.for_each_number(visit);
+                visit(root);
                 for access in path {
                     match access {
                         Access::Member(..) => {}
-                        Access::Index(index, _) => index.for_each_number(visit),
-                        Access::Call(arguments, _) => {
-                            for argument in arguments {
-                                argument.for_each_number(visit);
-                            }
-                        }
+                        Access::Index(index, _) => visit(index),
+                        Access::Call(arguments, _) => arguments.iter().for_each(&mut *visit),
                     }
                 }
             }
@@ -437,6 +451,15 @@ impl Template {
         let text = text.into();
         let parts = if text.is_empty() { Vec::new() } else { vec![Part::Text(text)] };
         Self { parts, file: Arc::clone(file), at }
+    }
+
+    /// Returns how many calls of `str` stand in one another ([`Expression::nested_str`]).
+    pub(crate) fn nested_str(&self) -> u32 {
+        let nested = |part: &Part| match part {
+            Part::Text(_) => 0,
+            Part::Expression(expression) => expression.nested_str(),
+        };
+        self.parts.iter().map(nested).max().unwrap_or_default()
     }
 
     /// Returns the text if there is no expression.

@@ -131,6 +131,18 @@ fn read_request(text: &str, file: &str, unknown: UnknownKey) -> Checked {
     finish(checker, file, spec, definition)
 }
 
+/// True if `text` may be much shorter than the document that it stands for: aliases repeat parts of it. May be wrong for a
+/// text without them, never for one with.
+pub fn may_unfold(text: &str) -> bool {
+    // An alias is a word that begins with `*`. Words end at blanks and at the marks of collections.
+    let mut before = b' ';
+    text.bytes().any(|byte| {
+        let begins = before.is_ascii_whitespace() || b"[]{},:-?".contains(&before);
+        before = byte;
+        byte == b'*' && begins
+    })
+}
+
 /// Reads one YAML value, such as an input on a command line, without evaluating anything. Empty text is null.
 pub fn parse_value(text: &str) -> Result<Value, Vec<Diagnostic>> {
     let (mut checker, documents, _) = read(text, &Arc::from(UNNAMED), UnknownKey::Warn);
@@ -167,6 +179,7 @@ fn read<'t>(
         diagnostics: stream.diagnostics,
         kept,
         expressions_left: EXPRESSIONS_LIMIT,
+        nested_str: 0,
     };
     if let Some(at) = stream.next {
         // A run ignores a third document, which its author may not know (language.md §2).
@@ -238,7 +251,9 @@ fn finish(checker: Checker<'_>, file: Arc<str>, spec: Spec, definition: Option<D
     // A mistake repeated by an alias is reported once.
     diagnostics.dedup_by(|a, b| a.at == b.at && a.class == b.class && a.message == b.message);
     let warnings = Vec::new();
-    let function = definition.map(|definition| Function { file, spec, definition, warnings, expressions });
+    let nested_str = checker.nested_str;
+    let function =
+        definition.map(|definition| Function { file, spec, definition, warnings, expressions, nested_str });
     Checked { function, diagnostics }
 }
 

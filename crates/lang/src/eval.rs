@@ -77,7 +77,7 @@ pub fn evaluate_inputs(
     let budget = Budget::new();
     let mut evaluated = IndexMap::with_capacity(inputs.len());
     for (key, value) in inputs {
-        let name = evaluate_key(key, "input", scope)?;
+        let name = evaluate_key(key, "input", scope, &budget)?;
         let value = evaluate_nested(value, declared(&name), scope, &budget, VALUE_DEPTH)
             .map_err(|finding| in_input(&name, finding))?;
         if evaluated.insert(name, value).is_some() {
@@ -97,7 +97,7 @@ pub fn evaluate_env(env: &[(Template, Template)], scope: &dyn Scope) -> Result<E
     let budget = Budget::new();
     let mut frame = EnvironmentFrame::with_capacity(env.len());
     for (key, value) in env {
-        let name = evaluate_key(key, "environment variable", scope)?;
+        let name = evaluate_key(key, "environment variable", scope, &budget)?;
         let value = evaluate_part(value, scope, &budget)?;
         if frame.insert(name, value).is_some() {
             return Err(repeated_key(key));
@@ -139,11 +139,16 @@ fn evaluate_part(
     Evaluator::new(scope, &template.file, budget).text(&template.parts, template.at)
 }
 
-fn evaluate_key(key: &Template, what: &str, scope: &dyn Scope) -> Result<String, Diagnostic> {
+fn evaluate_key(
+    key: &Template,
+    what: &str,
+    scope: &dyn Scope,
+    budget: &Budget,
+) -> Result<String, Diagnostic> {
     if let Some(name) = key.as_literal() {
         return Ok(name.to_owned());
     }
-    let value = evaluate_native(key, scope)?;
+    let value = evaluate_template(key, None, &Evaluator::new(scope, &key.file, budget))?;
     match value.data {
         Data::String(name) if name::is_valid(&name) => Ok(name),
         // The text may be a secret, so the message does not show it.

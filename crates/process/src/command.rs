@@ -78,7 +78,10 @@ pub fn candidates<'a>(
 }
 
 /// Checks that the file at `path` can be executed.
-fn check(path: &Path) -> Result<(), LookupError> {
+///
+/// # Errors
+/// Says why not.
+pub fn check(path: &Path) -> Result<(), LookupError> {
     let metadata = fs::metadata(path).map_err(|error| match rustix::io::Errno::from_io_error(&error) {
         Some(rustix::io::Errno::NOENT) | None => LookupError::NoFile(path.to_owned()),
         Some(errno) => LookupError::Unreachable { path: path.to_owned(), errno },

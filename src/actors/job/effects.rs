@@ -163,11 +163,15 @@ impl JobActor {
         let (call, runs) = (spawn.call, op.is_none());
         let is_small = runs || is_small(&spawn);
         let task = self.task(op, spawn, ctx);
-        if is_small {
+        let is_at_hand = task.is_at_hand();
+        if is_small && is_at_hand {
             return self.launch(call, runs, StepActor::prepare(task), ctx);
         }
-        self.is_large = true;
-        let prepared = threads::run(Work::Files, move || StepActor::prepare(task));
+        self.is_large |= !is_small;
+        let prepared = threads::run(if is_at_hand { Work::Files } else { Work::Looks }, move || {
+            task.await_work_dir();
+            StepActor::prepare(task)
+        });
         self.pause(ctx, prepared, move |job, prepared, ctx| {
             job.launch(call, runs, prepared.unwrap_or_else(|error| again_panic(error)), ctx);
         });

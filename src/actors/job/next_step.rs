@@ -37,6 +37,9 @@ impl JobActor {
         };
         let Some(NextStart { lines, spawn }) = start.filter(|start| is_small(&start.spawn)) else { return };
         let task = self.task(None, spawn, ctx);
+        if !task.is_at_hand() {
+            return;
+        }
         let (fetched, stamp) = read.unzip();
         let Some(offer) = StepActor::offer(task, after, lines, stamp) else { return };
         if let Some(fetched) = fetched {

@@ -1,16 +1,14 @@
 //! Prepares the start of a step before its turn: the offer to the keeper, with its premises.
 
-use std::ffi::OsStr;
-use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use super::{SHELL_FOLDERS, SHELLS, StepActor, StepTask};
+use super::at_hand::shells_in_folders;
+use super::{StepActor, StepTask};
 use crate::job::effect::Program;
 use crate::job::event::CallId;
 use crate::keeper::link::KeeperFrame;
 use crate::keeper::protocol::{Request, SpawnAfter};
 use crate::model::LogChannel;
-use crate::process::command;
 use crate::process::premise::{Absence, FunctionStamp, Premises, ProgramStamp};
 
 impl StepActor {
@@ -34,26 +32,15 @@ impl StepActor {
 
     /// Returns the files that would be run instead of `program` if they were there. `None` if that cannot be told.
     fn preferred_to(&self, program: &Path) -> Option<Vec<PathBuf>> {
-        let StepTask { spawn, daemon_path, .. } = &self.task;
-        let candidates: Vec<PathBuf> = match &spawn.program {
+        let candidates: Vec<PathBuf> = match &self.task.spawn.program {
             Program::Command(argv) => {
                 let name = argv.first()?;
                 if name.contains('/') {
                     return Some(Vec::new());
                 }
-                let path = spawn
-                    .env
-                    .iter()
-                    .find(|(name, _)| name == b"PATH")
-                    .map(|(_, path)| OsStr::from_bytes(path));
-                command::candidates(name, Path::new(&spawn.work_dir), path, daemon_path.as_deref()).collect()
+                self.task.in_path(name).collect()
             }
-            Program::Script(_) => {
-                let all = SHELLS
-                    .into_iter()
-                    .flat_map(|name| SHELL_FOLDERS.map(|folder| format!("{folder}/{name}")));
-                all.map(PathBuf::from).collect()
-            }
+            Program::Script(_) => shells_in_folders().collect(),
             Program::ScriptFile(_) | Program::LegacyScript(_) | Program::Builtin(_) => return None,
         };
         let at = candidates.iter().position(|candidate| candidate == program)?;

@@ -46,24 +46,29 @@ fn what_an_earlier_process_planted_is_neither_waited_for_nor_followed() {
     }
 }
 
-#[tokio::test]
-async fn what_is_too_large_for_a_process_is_not_started_and_says_so() {
+/// Returns what `look` makes of a task that starts `argv` in `work_dir` with this `PATH`.
+async fn with_task<T: 'static>(
+    argv: Vec<String>,
+    work_dir: &Path,
+    path: &str,
+    look: impl FnOnce(StepTask) -> T + 'static,
+) -> T {
     let Place { folder, files, _dir } = place();
     let (ours, _theirs) = std::os::unix::net::UnixStream::pair().unwrap();
     let spawn = Spawn {
         ends_job: false,
         call: 1,
         name: "big".into(),
-        program: Program::Command(vec!["/bin/true".into(), "x".repeat(MOST_GIVEN)]),
-        env: vec![(b"A".to_vec(), b"b".to_vec())],
-        work_dir: "/".into(),
+        program: Program::Command(argv),
+        env: vec![(b"PATH".to_vec(), path.into())],
+        work_dir: work_dir.to_str().unwrap().into(),
         files: Some(files),
         success: crate::job::effect::Success::ExitCode,
     };
     let local = tokio::task::LocalSet::new();
-    let begun = local.run_until(async move {
+    let looked = local.run_until(async move {
         let link = KeeperLink::new(crate::keeper::link::KeeperWire::Socket(ours), |_| {}, || {}).unwrap();
-        let task = StepTask {
+        look(StepTask {
             closes: None,
             job: Context::new().address(),
             link,
@@ -76,7 +81,15 @@ async fn what_is_too_large_for_a_process_is_not_started_and_says_so() {
             limits: Arc::default(),
             op: Some(1),
             watch_unfinished: false,
-        };
+        })
+    });
+    looked.await
+}
+
+#[tokio::test]
+async fn what_is_too_large_for_a_process_is_not_started_and_says_so() {
+    let argv = vec!["/bin/true".into(), "x".repeat(MOST_GIVEN)];
+    let begun = with_task(argv, Path::new("/"), "", |task| {
         let mut step = StepActor::prepare(task);
         step.done = true;
         step.begin.take()
@@ -85,6 +98,32 @@ async fn what_is_too_large_for_a_process_is_not_started_and_says_so() {
     let arguments = MOST_GIVEN + "/bin/true".len();
     assert!(message.starts_with(&format!("the arguments have {arguments} bytes")), "{message}");
     assert!(message.ends_with("hand large values over in a file"), "{message}");
+}
+
+#[tokio::test]
+async fn fault_76_many_or_slow_look_ups_for_a_program_are_left_to_another_thread() {
+    let dir = tempfile::tempdir().unwrap();
+    fs::create_dir(dir.path().join("bin")).unwrap();
+    fs::write(dir.path().join("bin/tool"), "x").unwrap();
+    fs::set_permissions(dir.path().join("bin/tool"), std::os::unix::fs::PermissionsExt::from_mode(0o755))
+        .unwrap();
+    // Twice: the kernel caches what the first look has found.
+    let is_at_hand = async |path: &str| {
+        let look = |task: StepTask| {
+            command::lookup("tool", Path::new(&task.spawn.work_dir), task.step_path(), None).unwrap();
+            task.is_at_hand()
+        };
+        with_task(vec!["tool".into()], dir.path(), path, look).await
+    };
+    assert!(!is_at_hand(&format!("{}bin", "none:".repeat(5_000))).await, "5,000 folders");
+    // A chain of links that takes longer than it may: each look follows 40 links of 2,000 folders each.
+    let long = "./".repeat(2_000);
+    symlink("bin", dir.path().join("l0")).unwrap();
+    for number in 1..39 {
+        symlink(format!("{long}l{}", number - 1), dir.path().join(format!("l{number}"))).unwrap();
+    }
+    let slow: String = (0..30).map(|_| "l38/none:").collect();
+    assert!(!is_at_hand(&format!("{slow}bin")).await, "30 chains of links");
 }
 
 #[test]

@@ -17,6 +17,9 @@ const KEPT: usize = 64;
 /// Most bytes of text of the functions kept. Their trees take much more memory than their text.
 const KEPT_TEXT: usize = 4 * 1024 * 1024;
 
+/// Size of a value without its text ([`Loaded::size`]).
+const VALUE_SIZE: usize = 64;
+
 /// Deepest definition kept as text. The JSON reader's own limit is 128.
 const DEEPEST_TEXT: usize = 100;
 
@@ -28,7 +31,7 @@ pub struct Loaded {
     /// much memory and is needed only at the end.
     written: Box<str>,
     definition: OnceLock<Arc<Json>>,
-    text_len: usize,
+    size: usize,
 }
 
 impl Loaded {
@@ -45,20 +48,22 @@ impl Loaded {
     }
 
     fn new(function: Function, definition: Json, text_len: usize) -> Self {
+        let written = definition.to_string();
+        let size = text_len.max(size(&definition));
         if depth(&definition) > DEEPEST_TEXT {
             return Self {
                 function,
                 written: Box::default(),
                 definition: OnceLock::from(Arc::new(definition)),
-                text_len,
+                size,
             };
         }
-        Self { function, written: definition.to_string().into(), definition: OnceLock::new(), text_len }
+        Self { function, written: written.into(), definition: OnceLock::new(), size }
     }
 
-    /// Returns the length of the text it was read from, in bytes.
-    pub(crate) const fn text_len(&self) -> usize {
-        self.text_len
+    /// Returns the length of the text it was read from, in bytes, or more: its values with aliases unfolded.
+    pub(crate) const fn size(&self) -> usize {
+        self.size
     }
 
     /// Returns interface and implementation as read: `{"spec": …, "definition": …}`. All results share one copy.
@@ -76,6 +81,17 @@ fn depth(value: &Json) -> usize {
         Json::Object(members) => 1 + members.values().map(depth).max().unwrap_or(0),
         _ => 0,
     }
+}
+
+/// Returns the size of a value in bytes, in the time of whose copy as much text is copied.
+fn size(value: &Json) -> usize {
+    VALUE_SIZE
+        + match value {
+            Json::String(text) => text.len(),
+            Json::Array(items) => items.iter().map(size).sum(),
+            Json::Object(members) => members.iter().map(|(name, member)| name.len() + size(member)).sum(),
+            Json::Null | Json::Bool(_) | Json::Number(_) => 0,
+        }
 }
 
 /// The functions of one job. A copy shares them.
@@ -100,7 +116,7 @@ impl Library {
     }
 
     fn kept_text(&self) -> usize {
-        self.files.values().map(|loaded| loaded.text_len).sum()
+        self.files.values().map(|loaded| loaded.size).sum()
     }
 }
 

@@ -183,7 +183,7 @@ impl Secrets {
 
     fn insert_unless_covered(&mut self, text: &str, vars: &IndexMap<String, Value>) {
         if self.known.len() > MOST_KNOWN {
-            return self.insert(text);
+            return;
         }
         // Add the JSON form too: masking makes no forms of short secrets, and none at all without `mask_forms`
         // (masking.md §2).
@@ -224,7 +224,13 @@ impl Secrets {
     }
 
     fn insert(&mut self, text: &str) {
-        if !text.trim().is_empty() && self.known.insert(text.to_owned()) {
+        // As the masking counts them: blanks around a secret make no other one.
+        let text = text.trim();
+        // The job is ended with those that are known: more of them only take memory.
+        if self.known.len() > MOST_KNOWN {
+            return;
+        }
+        if !text.is_empty() && self.known.insert(text.to_owned()) {
             self.fresh.push(text.as_bytes().to_vec());
             let Some(search) = &mut self.search else { return };
             if let Some(together) = &mut search.together {
@@ -251,6 +257,9 @@ pub(crate) fn numbers_written<'v>(values: impl Iterator<Item = &'v Value>, conte
     }
     let mut found = IndexSet::new();
     for written in written_numbers(content) {
+        if found.len() > MOST_KNOWN {
+            break; // these alone end the job
+        }
         let Ok(number) = written.parse::<f64>() else { continue };
         if numbers.contains(&number.to_bits())
             && !found.contains(written)
@@ -363,6 +372,23 @@ mod tests {
         assert_eq!(taken(&mut secrets), ["one", "42"]);
         secrets.note_declared(&Value::text("one"));
         assert!(taken(&mut secrets).is_empty());
+    }
+
+    #[test]
+    fn fault_76_secrets_of_a_job_that_is_ended_for_their_number_take_no_memory() {
+        let numbers = |range: std::ops::Range<u32>| {
+            Value::plain(Data::Array(range.map(|n| Value::plain(Data::Number(f64::from(n)))).collect()))
+        };
+        let mut secrets = Secrets::default();
+        // Blanks make no other secret: the last one must still be masked.
+        let blanks = (0..2 * MOST_KNOWN).map(|n| Value::text(format!("{}x", " ".repeat(n))));
+        secrets.note_declared(&Value::plain(Data::Array(blanks.chain([Value::text("last")]).collect())));
+        assert_eq!(taken(&mut secrets), ["x", "last"]);
+        secrets.note_declared(&numbers(0..100_000));
+        assert_eq!(secrets.take_fresh().len(), MOST_KNOWN - 1);
+        let content: Vec<u8> = (0..100_000).flat_map(|n| format!("{n}.0,").into_bytes()).collect();
+        let written = numbers_written(std::iter::once(&numbers(0..100_000)), &content);
+        assert_eq!(written.len(), MOST_KNOWN + 1);
     }
 
     #[test]

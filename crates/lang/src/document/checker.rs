@@ -24,6 +24,8 @@ pub(super) struct Checker<'t> {
     pub(super) kept: [usize; 2],
     /// Bytes of expressions still allowed.
     pub(super) expressions_left: usize,
+    /// Most calls of `str` that stand in one another.
+    pub(super) nested_str: u32,
 }
 
 /// Most errors, and most warnings, kept for one text: a hostile text has any number.
@@ -168,7 +170,9 @@ impl Checker<'_> {
         let places = || Places::of_scalar(source, &scalar.raw, scalar.style, node.at, &scalar.text);
         let left = &mut self.expressions_left;
         let parsed = template::parse(&scalar.text, &source.file, node.at, places, left);
-        self.accept(parsed, path)
+        let template = self.accept(parsed, path)?;
+        self.nested_str = self.nested_str.max(template.nested_str());
+        Some(template)
     }
 
     /// Parses a key that may be a template. Without an expression it must be a valid name.
@@ -178,6 +182,7 @@ impl Checker<'_> {
         let left = &mut self.expressions_left;
         let parsed = template::parse(&key.text, &source.file, key.at, places, left);
         let template = self.accept(parsed, path)?;
+        self.nested_str = self.nested_str.max(template.nested_str());
         match template.as_literal() {
             Some(name) if !name::is_valid(name) => {
                 self.error(Class::Name, key.at, path, name::complaint(what, name));

@@ -390,3 +390,15 @@ proptest! {
         check(&text)?;
     }
 }
+
+#[test]
+fn fault_76_a_document_that_aliases_may_unfold_is_told_before_it_is_read() {
+    for text in
+        ["[&a [1], *a]", "- &a 1\n- *a", "{a: &x 1, b: *x}", "{\"a\":*x}", "[&a 1,*a]", "- ? *a", "*a"]
+    {
+        assert!(may_unfold(text), "{text}");
+    }
+    for text in ["a: 2*3", "script: 'echo \"*\"'", "a && b", "a**b"] {
+        assert!(!may_unfold(text), "{text}");
+    }
+}

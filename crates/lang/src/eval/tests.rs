@@ -168,6 +168,22 @@ fn fault_67_looking_at_values_is_paid_for() {
 }
 
 #[test]
+fn fault_76_all_keys_of_a_step_share_one_limit() {
+    let half = "x".repeat(40 << 20);
+    let names = IndexMap::from([("half".to_owned(), Value::text(half))]);
+    let key = |name: &str| template(&format!("${{{{ half == '' && '' || '{name}' }}}}"));
+    let long = |name: &str| template(&format!("${{{{ half + '' == '' && '' || '{name}' }}}}"));
+    let env = |keys: Vec<Template>| {
+        evaluate_env(&keys.into_iter().map(|key| (key, template("x"))).collect::<Vec<_>>(), &names)
+    };
+    assert_eq!(env(vec![key("a"), long("b")]).unwrap().len(), 2);
+    assert_eq!(env(vec![long("a"), long("b")]).err().map(|error| error.class), Some(Class::Limit));
+    let inputs =
+        [(long("a"), TemplateValue::Text(template("x"))), (long("b"), TemplateValue::Text(template("x")))];
+    assert_eq!(evaluate_inputs(&inputs, |_| None, &names).err().map(|error| error.class), Some(Class::Limit));
+}
+
+#[test]
 fn fault_76_comparing_wide_objects_is_paid_for() {
     let wide = || {
         let members = (0..20_000).map(|n| (format!("key-{n}"), number(f64::from(n))));

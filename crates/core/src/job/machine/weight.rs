@@ -2,6 +2,8 @@
 //! on another thread.
 
 use indexmap::IndexMap;
+use step_runner_lang::ast::Function;
+use step_runner_lang::document;
 use step_runner_lang::template::OPEN;
 use step_runner_lang::value::Value;
 use step_runner_model::StepResult;
@@ -52,14 +54,22 @@ impl Machine {
     /// True if handling `event` takes about a millisecond at most. The check itself takes little more.
     ///
     /// An expression can name every value that its function sees, and its result is visible in the calling function. So
-    /// the values count once for each name in the expressions of each function under way.
+    /// the values count once for each name in the expressions of each function under way, and double with each call of
+    /// `str` in another. A text in an expression does that, too.
     pub fn is_small(&self, event: &Event) -> bool {
         let Some(left) = self.left_by(event) else { return false };
-        let under_way = self.functions_read().map(|loaded| Some(loaded.function.expressions));
-        let times = under_way
-            .chain([expressions_to_come(event)])
-            .try_fold(self.searches(), |times, bytes| times.checked_mul(1 + bytes? / SHORTEST_NAME));
-        times.and_then(|times| self.take_from(left / times)).is_some()
+        let under_way = self.functions_read().map(|loaded| Some(Expressions::of(&loaded.function)));
+        let (mut left, mut times) = (left, self.searches());
+        for expressions in under_way.chain([Expressions::to_come(event)]) {
+            let Some((factor, texts)) = expressions.and_then(Expressions::factor_and_texts) else {
+                return false;
+            };
+            let (Some(product), Some(rest)) = (times.checked_mul(factor), left.checked_sub(texts)) else {
+                return false;
+            };
+            (times, left) = (product, rest);
+        }
+        self.take_from(left / times).is_some()
     }
 
     /// Returns the part of [`SMALL`] that is left for the machine's own values.
@@ -85,8 +95,12 @@ impl Machine {
             | Event::Broken { .. }
             | Event::Unmasked { .. } => 0,
         };
-        let texts = self.functions_read().map(Loaded::text_len).sum::<usize>();
-        SMALL.checked_sub(bytes.saturating_mul(READING))?.checked_sub(texts)
+        SMALL.checked_sub(bytes.saturating_mul(READING))?.checked_sub(self.document_size())
+    }
+
+    /// Returns the size of the documents of all functions under way, in bytes, with aliases unfolded.
+    pub fn document_size(&self) -> usize {
+        self.functions_read().map(Loaded::size).sum()
     }
 
     /// Cost factor of sensitive texts: each is searched for all secrets.
@@ -126,15 +140,41 @@ impl Machine {
     }
 }
 
-/// Number of bytes of expressions in a function that was fetched; `None` if only parsing can tell.
-fn expressions_to_come(event: &Event) -> Option<usize> {
-    let Event::Fetched { result: Ok(Fetched { text, .. }), .. } = event else { return Some(0) };
-    let is_escaped = ["\\x", "\\u", "\\U"].iter().any(|escape| text.contains(escape));
-    if is_escaped || (text.contains('&') && text.contains('*')) {
-        return None; // escapes may spell the begin of an expression, aliases repeat one
+/// All expressions of a function.
+#[derive(Clone, Copy, Default)]
+struct Expressions {
+    bytes: usize,
+    /// Most calls of `str` in one another; more if that was not counted exactly.
+    nested_str: u32,
+}
+
+impl Expressions {
+    const fn of(function: &Function) -> Self {
+        Self { bytes: function.expressions, nested_str: function.nested_str }
     }
-    let behind = text.split(OPEN).skip(1);
-    Some(behind.map(|rest| rest.find("}}").unwrap_or(rest.len())).sum())
+
+    /// Returns the expressions of a function that was fetched; `None` if only parsing can tell.
+    fn to_come(event: &Event) -> Option<Self> {
+        let Event::Fetched { result: Ok(Fetched { text, .. }), .. } = event else {
+            return Some(Self::default());
+        };
+        let is_escaped = ["\\x", "\\u", "\\U"].iter().any(|escape| text.contains(escape));
+        if is_escaped || document::may_unfold(text) {
+            return None; // escapes may spell the begin of an expression, aliases repeat one
+        }
+        let behind = text.split(OPEN).skip(1);
+        let expressions = behind.map(|rest| rest.find("}}").and_then(|end| rest.get(..end)).unwrap_or(rest));
+        Some(expressions.fold(Self::default(), |all, expression| Self {
+            bytes: all.bytes + expression.len(),
+            nested_str: all.nested_str.max(expression.matches("str").count() as u32),
+        }))
+    }
+
+    /// Returns how often and how much the values count that they can name, and the most bytes that their own texts become.
+    fn factor_and_texts(self) -> Option<(usize, usize)> {
+        let growth = 1_usize.checked_shl(self.nested_str)?;
+        Some(((1 + self.bytes / SHORTEST_NAME).checked_mul(growth)?, self.bytes.checked_mul(growth)?))
+    }
 }
 
 fn values<'v>(values: impl IntoIterator<Item = (&'v String, &'v Value)>, left: usize) -> Option<usize> {

@@ -28,6 +28,17 @@ fn fault_76_large_work_is_told_from_small_before_it_is_done() {
     let many = format!("[{{name: a, script: '{}'}}]", "${{ vars.A }}".repeat(1_000));
     assert!(!is_small(&many, 100_000, &ADMITTED), "a value named often");
     assert!(is_small(&many, 100, &ADMITTED));
+    let nested = |depth: usize| format!("{}'\"'{}", "str([".repeat(depth), "])".repeat(depth));
+    let doubled =
+        |depth| format!("[{{name: a, script: 'echo ${{{{ {} }}}}'}}]", nested(depth).replace('\'', "''"));
+    assert!(is_small(&doubled(3), 100, &ADMITTED));
+    assert!(!is_small(&doubled(16), 100, &ADMITTED), "a text that doubles from call to call");
+    assert!(!is_small(&doubled(50), 100, &ADMITTED));
+    let ones = format!("[{}]", "1,".repeat(100));
+    let unfolds =
+        |times| format!("[{{name: a, func: ./f, inputs: {{o: [&a {ones},&b [{}]]}}}}]", "*a,".repeat(times));
+    assert!(is_small(&unfolds(10), 1, &ADMITTED));
+    assert!(!is_small(&unfolds(1_000), 1, &ADMITTED), "aliases");
     let long = format!("[{{name: a, script: '{}'}}]", "x".repeat(2 << 20));
     assert!(!is_small(&long, 1, &ADMITTED), "a long document");
 }

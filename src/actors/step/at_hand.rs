@@ -1,0 +1,99 @@
+//! Tells if the look-ups for a start are few and wait for nothing. A step's `PATH` and working directory can name thousands
+//! of folders, chains of links, or a file system whose server does not answer: then another thread looks
+//! (faults.md row 76). It looks, and changes nothing.
+
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use super::{SHELL_FOLDERS, SHELLS, StepTask};
+use crate::job::effect::Program;
+use crate::process::at_hand::{self, Look};
+use crate::process::command;
+
+/// Most files that are looked for …
+const MOST_LOOKS: usize = 32;
+
+/// … and the longest time until the last look begins: each can follow many links.
+const LOOK_TIME: Duration = Duration::from_millis(1);
+
+impl StepTask {
+    /// True if the actors' thread itself may look for the working directory and the program, and the keeper may go there.
+    pub(in crate::actors) fn is_at_hand(&self) -> bool {
+        is_known(Path::new(&self.spawn.work_dir)) && self.is_program_at_hand()
+    }
+
+    /// Waits until the working directory can be reached: the keeper waits for nothing.
+    pub(in crate::actors) fn await_work_dir(&self) {
+        // Whatever is wrong with it, the keeper says it.
+        std::fs::metadata(&self.spawn.work_dir).ok();
+    }
+
+    fn is_program_at_hand(&self) -> bool {
+        match &self.spawn.program {
+            Program::Command(argv) => match argv.first() {
+                Some(name) if name.contains('/') => is_known(&Path::new(&self.spawn.work_dir).join(name)),
+                Some(name) => is_first_known(self.in_path(name)),
+                None => true,
+            },
+            Program::Script(_) | Program::ScriptFile(_) => is_first_known(shells_in_folders()),
+            Program::LegacyScript(_) => {
+                let in_path = SHELLS.into_iter().flat_map(|name| self.in_path(name));
+                is_first_known(in_path.chain(shells_in_folders()))
+            }
+            Program::Builtin(_) => true,
+        }
+    }
+
+    /// Returns the files that a name without `/` can stand for, the preferred one first.
+    pub(super) fn in_path<'a>(&'a self, name: &'a str) -> impl Iterator<Item = PathBuf> + use<'a> {
+        command::candidates(
+            name,
+            Path::new(&self.spawn.work_dir),
+            self.step_path(),
+            self.daemon_path.as_deref(),
+        )
+    }
+
+    /// Returns the step's own `PATH`.
+    pub(super) fn step_path(&self) -> Option<&OsStr> {
+        let path = self.spawn.env.iter().find(|(name, _)| name == b"PATH");
+        path.map(|(_, path)| OsStr::from_bytes(path))
+    }
+}
+
+/// Returns the usual files of shells, the preferred one first.
+pub(super) fn shells_in_folders() -> impl Iterator<Item = PathBuf> {
+    SHELLS.into_iter().flat_map(|name| SHELL_FOLDERS.map(|folder| Path::new(folder).join(name)))
+}
+
+/// True if the kernel knows what is at `path`, or that there is nothing.
+pub(in crate::actors) fn is_known(path: &Path) -> bool {
+    !matches!(look(path), Look::Unknown)
+}
+
+fn look(path: &Path) -> Look {
+    #[cfg(feature = "failpoints")]
+    if crate::clock::is_steered() {
+        // A schedule must not depend on what the kernel has cached.
+        return Look::Absent;
+    }
+    at_hand::look(path)
+}
+
+/// True if the kernel knows that the first of `files` that are there can be executed, and that there is nothing before it.
+fn is_first_known(files: impl Iterator<Item = PathBuf>) -> bool {
+    let until = Instant::now() + LOOK_TIME;
+    for (number, file) in files.enumerate() {
+        if number >= MOST_LOOKS || Instant::now() >= until {
+            return false;
+        }
+        match look(&file) {
+            Look::Present(_) if command::check(&file).is_ok() => return true,
+            Look::Present(_) | Look::Absent => {}
+            Look::Unknown => return false,
+        }
+    }
+    true
+}
