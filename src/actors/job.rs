@@ -28,6 +28,8 @@ use std::time::Duration;
 
 use actix::{Actor, ActorContext, Addr, AsyncContext, Context, Handler, Message, SpawnHandle};
 
+use tokio::sync::Notify;
+
 use super::admission::{DaemonContext, JobActorSpec};
 use super::deliver;
 use super::log_sink::LogSink;
@@ -109,6 +111,8 @@ pub(crate) struct JobActor {
     fetching: Option<SpawnHandle>,
     /// Timer of the next attempt to find a keeper for a waiting job.
     retry: Option<SpawnHandle>,
+    /// Ends the wait for a file system: the job was cancelled, or its keeper died.
+    look_ends: Arc<Notify>,
     /// True if its memory takes long to free.
     is_large: bool,
 }
@@ -180,6 +184,7 @@ impl JobActor {
             step: None,
             fetching: None,
             retry: None,
+            look_ends: Arc::default(),
             is_large,
         }
     }
@@ -210,6 +215,8 @@ impl JobActor {
     fn cancel(&mut self, ask: CancelAsk, ctx: &mut Context<Self>) {
         let CancelReaction { is_accepted, reaction } = self.driver.cancel(ask, self.link.is_over());
         if is_accepted {
+            // Also for a look that begins later.
+            self.look_ends.notify_one();
             self.show_cancel();
             // A cancel that waits for a keeper is journalled now, too, because its caller is told so.
             if let Err(error) = self.folder.append(&journal::Event::Cancel { cause: ask.cause }) {

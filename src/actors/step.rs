@@ -91,6 +91,7 @@ pub(crate) struct StepActor {
     closes: bool,
     /// … or starts the next step.
     went_on: bool,
+    /// True while nobody waits for its end: before [`Self::send`], and once that is told.
     done: bool,
 }
 
@@ -105,7 +106,7 @@ impl StepActor {
             ran: None,
             closes: false,
             went_on: false,
-            done: false,
+            done: true,
         }
     }
 
@@ -114,7 +115,7 @@ impl StepActor {
         let mut step = Self::new(task);
         if let Some(op) = step.task.op {
             step.begin = Some(step.request(op));
-        } else {
+        } else if step.task.is_at_hand() {
             step.shell = step.name_of_shell();
             // For the message if it could not be started.
             if let Program::Command(argv) = &step.task.spawn.program {
@@ -126,8 +127,16 @@ impl StepActor {
         step
     }
 
+    /// Ends a step whose program or working directory could not be looked at before the job's cancel or its keeper's death.
+    pub(super) fn give_up(task: StepTask) -> Self {
+        let mut step = Self::new(task);
+        step.refused = Some("not started: a file system does not answer, and the job is to end".to_owned());
+        step
+    }
+
     /// Asks the keeper to start the process, together with all else that the job tells it now.
     pub(super) fn send(&mut self) {
+        self.done = false;
         match self.begin.take() {
             Some(Ok(request)) => self.task.link.send(request),
             Some(Err(message)) => self.refused = Some(message),

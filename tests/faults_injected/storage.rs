@@ -2,10 +2,13 @@
 
 use std::time::Instant;
 
-use step_runner::pb::v1::State;
+use rustix::process::Signal;
+use step_runner::pb::v1::{RunRequest, State};
 use tonic::Code;
 
-use crate::support::{Daemon, OwnSleep, SOON, Setup, logs, numbered, patiently, refused, request, script};
+use crate::support::{
+    Daemon, OwnSleep, SOON, Setup, kill, logs, numbered, patiently, refused, request, script,
+};
 
 /// Starts a daemon with failpoints for itself and for its keeper.
 fn failing(daemon: &str, keeper: &str) -> Daemon {
@@ -196,4 +199,27 @@ async fn a_job_whose_files_take_for_ever_to_be_deleted_delays_neither_its_end_no
     let unfinished = async || client.jobs().await.into_iter().filter(|job| !job.finished).count();
     patiently("the end of all", async { while unfinished().await > 0 {} }).await;
     assert_eq!(client.run_to_end("after", &script("echo x")).await.state(), State::Success);
+}
+
+#[tokio::test]
+async fn fault_76_a_step_whose_file_system_does_not_answer_delays_neither_other_jobs_nor_its_cancel() {
+    let daemon = failing("actors::step::look=pause", "");
+    let client = daemon.client().await;
+    // More jobs than threads that look. So many folders are not looked through at once.
+    let ids = ["1", "2", "3", "4", "5", "6"];
+    for id in ids {
+        let exec = request(id, r#"{"exec": {"command": ["no-such-program"]}}"#);
+        let env = [("PATH".to_owned(), "/none:".repeat(1_000))].into();
+        client.try_run(RunRequest { env, ..exec }).await.unwrap();
+    }
+    assert_eq!(client.run_to_end("other", &script("echo x")).await.state(), State::Success);
+    for id in &ids[..5] {
+        assert_eq!(client.status(id).await.state(), State::Running);
+        client.cancel(id).await;
+        let status = client.reaches(id, "its end", |status| status.finished).await;
+        assert_eq!(status.state(), State::Cancelled, "{status:?}");
+    }
+    kill(daemon.keeper_pid().unwrap(), Signal::KILL);
+    let status = client.reaches("6", "its end", |status| status.finished).await;
+    assert_eq!(status.state(), State::Interrupted, "{status:?}");
 }

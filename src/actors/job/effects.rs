@@ -163,17 +163,38 @@ impl JobActor {
         let (call, runs) = (spawn.call, op.is_none());
         let is_small = runs || is_small(&spawn);
         let task = self.task(op, spawn, ctx);
-        let is_at_hand = task.is_at_hand();
-        if is_small && is_at_hand {
+        if !runs && !task.is_at_hand() {
+            return self.spawn_after_looks(task, ctx);
+        }
+        if is_small {
             return self.launch(call, runs, StepActor::prepare(task), ctx);
         }
-        self.is_large |= !is_small;
-        let prepared = threads::run(if is_at_hand { Work::Files } else { Work::Looks }, move || {
+        self.is_large = true;
+        let prepared = threads::run(Work::Files, move || StepActor::prepare(task));
+        self.pause(ctx, prepared, move |job, prepared, ctx| {
+            job.launch(call, runs, prepared.unwrap_or_else(|error| again_panic(error)), ctx);
+        });
+    }
+
+    /// Starts a process whose program or working directory may be on a file system that does not answer. A cancel or
+    /// the keeper's death ends the wait for that.
+    fn spawn_after_looks(&mut self, task: StepTask, ctx: &mut Context<Self>) {
+        let call = task.spawn.call;
+        let given_up = self.task(task.op, Box::new(task.spawn.without_content()), ctx);
+        let prepared = threads::run(Work::Looks, move || {
             task.await_work_dir();
             StepActor::prepare(task)
         });
+        let given_up_at = Arc::clone(&self.look_ends).notified_owned();
+        let prepared = async move {
+            tokio::select! {
+                prepared = prepared => Some(prepared.unwrap_or_else(|error| again_panic(error))),
+                () = given_up_at => None,
+            }
+        };
         self.pause(ctx, prepared, move |job, prepared, ctx| {
-            job.launch(call, runs, prepared.unwrap_or_else(|error| again_panic(error)), ctx);
+            let step = prepared.unwrap_or_else(|| StepActor::give_up(given_up));
+            job.launch(call, false, step, ctx);
         });
     }
 

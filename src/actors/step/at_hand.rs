@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use super::{SHELL_FOLDERS, SHELLS, StepTask};
+use crate::failpoint;
 use crate::job::effect::Program;
 use crate::process::at_hand::{self, Look};
 use crate::process::command;
@@ -26,6 +27,7 @@ impl StepTask {
 
     /// Waits until the working directory can be reached: the keeper waits for nothing.
     pub(in crate::actors) fn await_work_dir(&self) {
+        failpoint::hit("actors::step::look");
         // Whatever is wrong with it, the keeper says it.
         std::fs::metadata(&self.spawn.work_dir).ok();
     }

@@ -21,8 +21,6 @@ impl StepActor {
         function: Option<FunctionStamp>,
     ) -> Option<KeeperFrame> {
         let mut step = Self::new(task);
-        // There is no process yet whose end anyone waits for.
-        step.done = true;
         let spawn = step.spawn_step(0).ok()?;
         let (program, absent) = (ProgramStamp::of(&spawn.program)?, step.preferred_to(&spawn.program)?);
         let absent = absent.into_iter().map(Absence::of).collect::<Option<_>>()?;

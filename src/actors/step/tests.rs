@@ -89,11 +89,7 @@ async fn with_task<T: 'static>(
 #[tokio::test]
 async fn what_is_too_large_for_a_process_is_not_started_and_says_so() {
     let argv = vec!["/bin/true".into(), "x".repeat(MOST_GIVEN)];
-    let begun = with_task(argv, Path::new("/"), "", |task| {
-        let mut step = StepActor::prepare(task);
-        step.done = true;
-        step.begin.take()
-    });
+    let begun = with_task(argv, Path::new("/"), "", |task| StepActor::prepare(task).begin.take());
     let message = begun.await.unwrap().err().unwrap();
     let arguments = MOST_GIVEN + "/bin/true".len();
     assert!(message.starts_with(&format!("the arguments have {arguments} bytes")), "{message}");

@@ -88,6 +88,23 @@ pub struct Spawn {
     pub ends_job: bool,
 }
 
+impl Spawn {
+    /// Returns what identifies the process, without what it is given.
+    #[must_use]
+    pub fn without_content(&self) -> Self {
+        Self {
+            call: self.call,
+            name: self.name.clone(),
+            program: Program::Command(Vec::new()),
+            env: Vec::new(),
+            work_dir: self.work_dir.clone(),
+            success: self.success,
+            files: None,
+            ends_job: false,
+        }
+    }
+}
+
 /// The program of a process.
 #[derive(Clone, PartialEq, Eq)]
 pub enum Program {
