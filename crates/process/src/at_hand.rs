@@ -87,6 +87,28 @@ pub fn is_barred(path: &Path, expected: Device) -> bool {
     })
 }
 
+/// True if a folder on the way to `path` seems closed to this process by its mode: then nothing waits for what is behind it.
+/// Asks no server.
+pub fn seems_barred(path: &Path) -> bool {
+    last_known_folder(path).and_then(|folder| stat(&folder)).is_some_and(|stat| !seems_open(&stat))
+}
+
+/// True if the mode of a folder lets this process search it. Access lists can tell otherwise.
+fn seems_open(folder: &Statx) -> bool {
+    use rustix::process::{getegid, geteuid, getgroups};
+    let group = rustix::process::Gid::from_raw(folder.stx_gid);
+    let allowed = if geteuid().is_root() {
+        return true;
+    } else if folder.stx_uid == geteuid().as_raw() {
+        Mode::XUSR
+    } else if group == getegid() || getgroups().is_ok_and(|groups| groups.contains(&group)) {
+        Mode::XGRP
+    } else {
+        Mode::XOTH
+    };
+    Mode::from_raw_mode(folder.stx_mode.into()).contains(allowed)
+}
+
 /// Opens the last folder on the way to `path` that the kernel can name without waiting. Below a folder that this process
 /// may not search, it can name none.
 fn last_known_folder(path: &Path) -> Option<OwnedFd> {
@@ -159,6 +181,16 @@ mod tests {
     fn a_file_without_a_size_or_of_no_local_file_system_is_left_to_others() {
         assert!(read(Path::new("/proc/self/status"), 1 << 20).is_none());
         assert!(read(Path::new("/sys/kernel/mm/transparent_hugepage/enabled"), 1 << 20).is_none());
+    }
+
+    #[test]
+    fn a_folder_of_mode_0_seems_barred_unless_to_root() {
+        let dir = tempfile::tempdir().unwrap();
+        let folder = dir.path().join("closed");
+        fs::create_dir(&folder).unwrap();
+        assert!(!seems_barred(&folder.join("file")));
+        fs::set_permissions(&folder, std::os::unix::fs::PermissionsExt::from_mode(0)).unwrap();
+        assert_eq!(seems_barred(&folder.join("file")), !rustix::process::geteuid().is_root());
     }
 
     #[test]
