@@ -29,6 +29,11 @@ pub fn boot_micros() -> u64 {
     u64::try_from(time.tv_sec).unwrap_or(0) * 1_000_000 + u64::try_from(time.tv_nsec).unwrap_or(0) / 1_000
 }
 
+/// Processor time of this thread: a thread that waits for a processor uses none.
+pub(crate) fn processor_time() -> Duration {
+    Duration::try_from(clock_gettime(ClockId::ThreadCPUTime)).unwrap_or_default()
+}
+
 /// The wall clock, now.
 #[expect(clippy::disallowed_methods, reason = "the one place")]
 pub(crate) fn now() -> SystemTime {

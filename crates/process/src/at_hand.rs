@@ -122,7 +122,13 @@ fn is_closed(folder: &OwnedFd) -> bool {
 }
 
 fn open(path: &Path, flags: OFlags) -> Result<OwnedFd, Errno> {
-    rustix::fs::openat2(CWD, path, flags | OFlags::CLOEXEC, Mode::empty(), ResolveFlags::CACHED)
+    let open =
+        || rustix::fs::openat2(CWD, path, flags | OFlags::CLOEXEC, Mode::empty(), ResolveFlags::CACHED);
+    // A rename or mount elsewhere at the same time fails the first walk, too.
+    match open() {
+        Err(Errno::AGAIN) => open(),
+        opened => opened,
+    }
 }
 
 /// Returns what the kernel knows of an open file. Asks no server.
@@ -189,7 +195,7 @@ mod tests {
         let folder = dir.path().join("closed");
         fs::create_dir(&folder).unwrap();
         assert!(!seems_barred(&folder.join("file")));
-        fs::set_permissions(&folder, std::os::unix::fs::PermissionsExt::from_mode(0)).unwrap();
+        fs::set_permissions(&folder, std::os::unix::fs::PermissionsExt::from_mode(0o000)).unwrap();
         assert_eq!(seems_barred(&folder.join("file")), !rustix::process::geteuid().is_root());
     }
 

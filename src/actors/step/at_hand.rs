@@ -5,9 +5,10 @@
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use super::{SHELL_FOLDERS, SHELLS, StepTask};
+use crate::clock;
 use crate::failpoint;
 use crate::job::effect::Program;
 use crate::process::at_hand::{self, Look};
@@ -16,7 +17,7 @@ use crate::process::command;
 /// Most files that are looked for …
 const MOST_LOOKS: usize = 32;
 
-/// … and the longest time until the last look begins: each can follow many links.
+/// … and the most processor time until the last look begins: each can follow many links.
 const LOOK_TIME: Duration = Duration::from_millis(1);
 
 impl StepTask {
@@ -77,7 +78,7 @@ pub(in crate::actors) fn is_known(path: &Path) -> bool {
 
 fn look(path: &Path) -> Look {
     #[cfg(feature = "failpoints")]
-    if crate::clock::is_steered() {
+    if clock::is_steered() {
         // A schedule must not depend on what the kernel has cached.
         return Look::Absent;
     }
@@ -86,9 +87,9 @@ fn look(path: &Path) -> Look {
 
 /// True if the kernel knows that the first of `files` that are there can be executed, and that there is nothing before it.
 fn is_first_known(files: impl Iterator<Item = PathBuf>) -> bool {
-    let until = Instant::now() + LOOK_TIME;
+    let until = clock::processor_time() + LOOK_TIME;
     for (number, file) in files.enumerate() {
-        if number >= MOST_LOOKS || Instant::now() >= until {
+        if number >= MOST_LOOKS || clock::processor_time() >= until {
             return false;
         }
         match look(&file) {
