@@ -20,7 +20,8 @@
 //! The crate may use `model` only: nothing here knows logs, the state folder, or the protocol of daemon and keeper, and
 //! there is no asynchronous runtime. Functions that the keeper's loop calls wait for no
 //! process: they return at once, and the loop calls again. Only file systems can hold them up: a start lasts until the
-//! kernel has entered the working folder and loaded the program, at which the daemon has looked before (docs/operate/operation.md, a file system that hangs).
+//! kernel has entered the working folder and loaded the program. The daemon has looked at both before
+//! (docs/operate/operation.md, a file system that hangs).
 
 pub mod ancestry;
 pub mod at_hand;

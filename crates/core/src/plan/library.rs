@@ -14,8 +14,8 @@ use super::definition;
 
 /// Most functions kept. Beyond that the one read first is dropped, and read again at its next call.
 const KEPT: usize = 64;
-/// Most bytes of text of the functions kept. Their trees take much more memory than their text.
-const KEPT_TEXT: usize = 4 * 1024 * 1024;
+/// Largest size of the functions kept, together ([`Loaded::size`]). Their trees take much more memory.
+const KEPT_SIZE: usize = 4 * 1024 * 1024;
 
 /// Size of a value without its text ([`Loaded::size`]).
 const VALUE_SIZE: usize = 64;
@@ -109,13 +109,13 @@ impl Library {
         }
         let loaded = Arc::new(Loaded::file(path, text)?);
         self.files.insert(key, Arc::clone(&loaded));
-        while self.files.len() > KEPT || self.kept_text() > KEPT_TEXT {
+        while self.files.len() > KEPT || self.kept_size() > KEPT_SIZE {
             self.files.shift_remove_index(0);
         }
         Ok((loaded, true))
     }
 
-    fn kept_text(&self) -> usize {
+    fn kept_size(&self) -> usize {
         self.files.values().map(|loaded| loaded.size).sum()
     }
 }
