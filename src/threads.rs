@@ -4,7 +4,7 @@
 //! checked and folders are deleted. Within a kind the order is that of arrival. A job hands over one piece of work at a
 //! time, so jobs take turns; what can be long beyond its limits is done in slices ([`in_slices`]).
 
-use std::panic::resume_unwind;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -40,8 +40,8 @@ const COMPUTING: usize = 2;
 /// Threads of a kind that mostly waits for the disk.
 const WAITING: usize = 4;
 
-/// Threads of all kinds together, and some for work of libraries.
-pub const ALL: usize = 2 * COMPUTING + 5 * WAITING + 2 + WAITING;
+/// Threads of all kinds together, and some for work of libraries. Those that may never end have their own.
+pub const ALL: usize = 2 * COMPUTING + 4 * WAITING + 2 + WAITING;
 
 /// Niceness of these threads, added to that of the daemon: a third of the processor time of the thread that serves, when both
 /// want the same processor. Processes of jobs are no nicer than the daemon.
@@ -51,6 +51,11 @@ const NICENESS: i32 = 5;
 const SLICE: Duration = Duration::from_millis(20);
 
 impl Work {
+    /// True if it may wait for a file system that never answers.
+    const fn may_never_end(self) -> bool {
+        matches!(self, Self::Looks)
+    }
+
     fn places(self) -> &'static Arc<Semaphore> {
         use std::sync::LazyLock;
         type Places = LazyLock<Arc<Semaphore>>;
@@ -90,6 +95,12 @@ pub(crate) fn run<T: Send + 'static>(kind: Work, work: impl FnOnce() -> T + Send
         return tokio::task::spawn_local(async move { work() });
     }
     let places = Arc::clone(kind.places());
+    if kind.may_never_end() {
+        return tokio::spawn(async move {
+            let _place = places.acquire().await.ok();
+            on_own_thread(work).await
+        });
+    }
     match Arc::clone(&places).try_acquire_owned() {
         Ok(place) => spawn_blocking(move || {
             let _place = place;
@@ -103,6 +114,23 @@ pub(crate) fn run<T: Send + 'static>(kind: Work, work: impl FnOnce() -> T + Send
                 Err(error) => resume_unwind(error.try_into_panic().unwrap_or_else(|error| Box::new(error))),
             }
         }),
+    }
+}
+
+/// Runs `work` on a thread that the end of the runtime does not wait for.
+async fn on_own_thread<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
+    let (done, result) = tokio::sync::oneshot::channel();
+    let work = move || {
+        come_second();
+        // Nobody may want the result any more.
+        done.send(catch_unwind(AssertUnwindSafe(work))).ok();
+    };
+    let started = std::thread::Builder::new().name("look".into()).spawn(work);
+    match (started, result.await) {
+        (_, Ok(Ok(done))) => done,
+        (_, Ok(Err(panic))) => resume_unwind(panic),
+        (Err(error), Err(_)) => resume_unwind(Box::new(format!("cannot start a thread: {error}"))),
+        (Ok(_), Err(_)) => resume_unwind(Box::new("a thread has ended without a result")),
     }
 }
 

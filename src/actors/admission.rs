@@ -5,7 +5,7 @@
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use parking_lot::RwLock;
 use serde::{Deserialize, Serialize};
@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 use super::handle::{RequestLabels, RunRequest};
 use super::limits::JobLimits;
 use super::redact::JobMasking;
+use super::step::{Known, what_is_known};
 use super::sync_group::SyncGroup;
 use crate::config::Config;
 use crate::fetch::Fetcher;
@@ -27,6 +28,7 @@ use crate::model::{JobId, Reason, Refusal};
 use crate::process::limiter::refused_value;
 use crate::queue;
 use crate::store::{JobFolder, JobRecord, RequestOrigin};
+use crate::threads::{self, Work};
 use crate::variables::{self, Base, FileVariable, LogLevel, Service, VariableError};
 
 /// Maximum number of findings in the details of an answer (service.md §3.1).
@@ -180,17 +182,34 @@ pub(super) struct Prepared {
     pub(super) head: Vec<u8>,
     /// Its place in the queue, once assigned.
     pub(super) place: Option<queue::Place>,
+    /// True if the working directory that it names is there.
+    pub(super) has_work_dir: bool,
 }
 
 impl Prepared {
-    /// Returns the directories that the request names and that are made if they are missing. Their file system may be one
-    /// that does not answer.
-    pub(super) fn given_places(&self) -> impl Iterator<Item = PathBuf> {
+    /// Looks at the directories that the request names and that are made if they are missing. Their file system may be one
+    /// that does not answer, so this can wait. What is wrong with them is told where they are made.
+    pub(super) async fn look_at_places(&mut self, caller: Weak<()>) {
         let JobActorSpec { work_dir, own_work_dir, files, .. } = &self.shell;
-        let work_dir = Some(work_dir).filter(|_| !own_work_dir);
-        let vars_dir = files.first().map(|file| &file.directory);
-        let own = |place: &PathBuf| *place == self.folder.path("vars");
-        work_dir.into_iter().chain(vars_dir).map(PathBuf::from).filter(move |place| !own(place))
+        if !own_work_dir {
+            self.has_work_dir = is_directory(work_dir.into(), Weak::clone(&caller)).await;
+        }
+        let vars_dir = files.first().map(|file| PathBuf::from(&file.directory));
+        if let Some(vars_dir) = vars_dir.filter(|dir| *dir != self.folder.path("vars")) {
+            is_directory(vars_dir, caller).await;
+        }
+    }
+}
+
+/// True if there is a directory. Another thread looks if the kernel does not know, unless the caller has gone by then.
+async fn is_directory(path: PathBuf, caller: Weak<()>) -> bool {
+    match what_is_known(&path) {
+        Known::Directory => true,
+        Known::Otherwise => false,
+        Known::Nothing => {
+            let look = move || caller.strong_count() > 0 && path.is_dir();
+            threads::run(Work::Looks, look).await.unwrap_or_default()
+        }
     }
 }
 
@@ -286,7 +305,7 @@ pub(super) fn prepare(
     };
     let head = RecordHead { shell: shell.clone(), accepted };
     let head = postcard::to_extend(&head, vec![HEAD_FORMAT]).map_err(defect)?;
-    Ok(Prepared { id, folder, labels, shell, phrase_set, machine, head, place: None })
+    Ok(Prepared { id, folder, labels, shell, phrase_set, machine, head, place: None, has_work_dir: false })
 }
 
 /// Returns the rules for variables of requests from this service (variables.md §1).

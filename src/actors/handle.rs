@@ -3,7 +3,7 @@
 //! Status and the follow calls ask no actor. Run, Cancel and Finish ask the supervisor once.
 
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use actix::Addr;
@@ -14,7 +14,6 @@ use super::deliver;
 use super::job::WatchUnfinished;
 use super::log_sink::{LogCursor, out_of_descriptors};
 use super::registry::{Registry, Reserve};
-use super::step::is_known;
 use super::supervisor::{Admit, CancelJob, FinishJob, Operate, QueueOrder, ReadUsages, Shutdown, Supervisor};
 use super::trace_sink::TraceCursor;
 use super::view::{JobStatus, JobView};
@@ -125,22 +124,17 @@ impl JobsHandle {
             || request.phrase_bytes() > SMALL_PHRASES
             || document::may_unfold(&request.steps);
         let check = move || admission::prepare(request, &context, folder, clock::now_micros());
-        let prepared = if is_large {
+        let mut prepared = if is_large {
             threads::run(Work::Requests, check)
                 .await
                 .map_err(|e| Refusal::new(Reason::Internal, e.to_string()))?
         } else {
             check()
         }?;
-        let unknown: Vec<_> = prepared.given_places().filter(|place| !is_known(place)).collect();
-        if !unknown.is_empty() {
-            // What is wrong with them is told where they are made.
-            let look = move || unknown.iter().for_each(|place| drop(std::fs::metadata(place)));
-            threads::run(Work::Looks, look).await.ok();
-        }
         // Dropped with this call, whether it ends or is cancelled.
         let call = Arc::new(());
         let caller = Arc::downgrade(&call);
+        prepared.look_at_places(Weak::clone(&caller)).await;
         self.supervisor
             .send(Admit { prepared: Box::new(prepared), reservation, caller })
             .await

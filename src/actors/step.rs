@@ -5,8 +5,9 @@
 
 mod at_hand;
 mod offer;
+mod program;
 
-pub(super) use at_hand::is_known;
+pub(super) use at_hand::{Known, what_is_known};
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
@@ -15,6 +16,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use actix::{Actor, ActorContext, ActorFutureExt, Addr, AsyncContext, Context, Handler, Message, WrapFuture};
@@ -24,12 +26,11 @@ use super::job::{Defect, EndedStep, JobActor, StepDone};
 use super::limits::JobLimits;
 use crate::error::Chain;
 use crate::failpoint;
-use crate::job::effect::{BuiltinProgram, Program, ScriptFile, Spawn, StepFiles};
+use crate::job::effect::{Program, Spawn, StepFiles};
 use crate::job::event::{FileContent, ProcessEnd};
 use crate::keeper::link::{KeeperFrame, KeeperLink, LinkError};
 use crate::keeper::protocol::{Request, SpawnStep, StepEnd, StepOver};
 use crate::model::{FinishedProcess, JobKey, text};
-use crate::process::command;
 use crate::store::JobFolder;
 use crate::threads::{self, Work};
 
@@ -45,14 +46,8 @@ const MOST_GIVEN: usize = 6 << 20;
 /// Flags to open a path that a process can guess: they follow no link and do not wait for the other end of a FIFO.
 const CAREFUL: libc::c_int = libc::O_NOFOLLOW | libc::O_NONBLOCK | libc::O_CLOEXEC;
 
-/// Folders that are searched for shells before `PATH` (language.md §17 `script`).
-const SHELL_FOLDERS: [&str; 3] = ["/usr/local/bin", "/usr/bin", "/bin"];
-
-/// Names of shells, the preferred one first.
-const SHELLS: [&str; 2] = ["bash", "sh"];
-
-/// The program that the keeper runs, as its child sees it: correct even if the file was replaced or removed.
-const OURSELVES: &str = "/proc/self/exe";
+/// Message of a step that was not started because a look at its program or working directory did not end in time.
+const GIVEN_UP: &str = "not started: a file system does not answer, and the job is to end";
 
 /// Length in bytes of a script's first line that Linux reads.
 const LONGEST_FIRST_LINE: u64 = 256;
@@ -73,6 +68,8 @@ pub(super) struct StepTask {
     pub(super) watch_unfinished: bool,
     /// Grace for the end of the job, if success of this process ends it.
     pub(super) closes: Option<Duration>,
+    /// Set to true when the job no longer waits for the start.
+    pub(super) given_up: Option<Arc<AtomicBool>>,
 }
 
 /// The actor of one process; see the module.
@@ -127,10 +124,16 @@ impl StepActor {
         step
     }
 
+    /// Prepares the start of a process whose program or working directory may be on a file system that does not answer.
+    /// `None` if the job has given it up.
+    pub(super) fn prepare_after_looks(task: StepTask) -> Option<Self> {
+        task.await_places().then(|| Self::prepare(task))
+    }
+
     /// Ends a step whose program or working directory could not be looked at before the job's cancel or its keeper's death.
     pub(super) fn give_up(task: StepTask) -> Self {
         let mut step = Self::new(task);
-        step.refused = Some("not started: a file system does not answer, and the job is to end".to_owned());
+        step.refused = Some(GIVEN_UP.to_owned());
         step
     }
 
@@ -157,10 +160,15 @@ impl StepActor {
     fn spawn_step(&mut self, op: u32) -> Result<SpawnStep, String> {
         let env = environment(&self.task.spawn.env, self.task.tag, &self.task.socket);
         let StepTask { key, spawn, folder, watch_unfinished, closes, .. } = &self.task;
+        let (program, shell) = self.find()?;
+        if self.task.is_given_up() {
+            return Err(GIVEN_UP.to_owned());
+        }
+        // From here on there is no look that can take long.
         if let Some(files) = &spawn.files {
             make_new_files(folder, files).map_err(|e| format!("cannot make the files of the step: {e}"))?;
         }
-        let (program, argv) = self.resolve()?;
+        let argv = self.arguments(&program, shell)?;
         self.program = Some(program.clone());
         if matches!(spawn.program, Program::Script(_) | Program::ScriptFile(_) | Program::LegacyScript(_)) {
             self.shell = argv.first().cloned();
@@ -179,76 +187,6 @@ impl StepActor {
         };
         let sizes = sizes_of(&step);
         if sizes.iter().sum::<usize>() > MOST_GIVEN { Err(too_large(sizes)) } else { Ok(step) }
-    }
-
-    fn resolve(&self) -> Result<(PathBuf, Vec<String>), String> {
-        match &self.task.spawn.program {
-            Program::Command(argv) => {
-                let name = argv.first().map_or("", String::as_str);
-                Ok((self.look_up(name)?, argv.clone()))
-            }
-            Program::Script(text) => {
-                let (shell, name) = self.shell()?;
-                Ok((shell, vec![name, "-c".into(), text.clone()]))
-            }
-            Program::ScriptFile(ScriptFile { path, text }) => {
-                write_private(&self.task.folder, Path::new(path), text)
-                    .map_err(|e| format!("cannot write the script to {path}: {e}"))?;
-                let (shell, name) = self.shell()?;
-                Ok((shell, vec![name, path.clone()]))
-            }
-            Program::LegacyScript(ScriptFile { path, text }) => {
-                let (shell, name) = self.shell_by_name()?;
-                let text = format!("#!{}\n{text}", shell.display());
-                write_private(&self.task.folder, Path::new(path), &text)
-                    .map_err(|e| format!("cannot write the script to {path}: {e}"))?;
-                Ok((shell, vec![name, path.clone()]))
-            }
-            Program::Builtin(BuiltinProgram { name, path, inputs }) => {
-                write_private(&self.task.folder, Path::new(path), inputs)
-                    .map_err(|e| format!("cannot write the inputs to {path}: {e}"))?;
-                let output = self.task.spawn.files.as_ref().map_or("", |files| files.output.as_str());
-                let argv = ["step-runner", "builtin", name, "--inputs", path, "--output-file", output];
-                Ok((OURSELVES.into(), argv.map(str::to_owned).to_vec()))
-            }
-        }
-    }
-
-    fn look_up(&self, name: &str) -> Result<PathBuf, String> {
-        let StepTask { spawn, daemon_path, .. } = &self.task;
-        command::lookup(name, Path::new(&spawn.work_dir), self.task.step_path(), daemon_path.as_deref())
-            .map_err(|e| Chain(&e).to_string())
-    }
-
-    /// Finds a shell: first in the usual folders, then in `PATH` (language.md §17 `script`).
-    fn shell(&self) -> Result<(PathBuf, String), String> {
-        self.shell_in_folders().or_else(|| self.shell_in_path()).ok_or_else(no_shell)
-    }
-
-    /// Finds a shell: first in `PATH`, then in the usual folders (language.md §17 `script_legacy`).
-    fn shell_by_name(&self) -> Result<(PathBuf, String), String> {
-        self.shell_in_path().or_else(|| self.shell_in_folders()).ok_or_else(no_shell)
-    }
-
-    /// Returns the name of the shell that runs a script which an earlier daemon has started.
-    fn name_of_shell(&self) -> Option<String> {
-        let shell = match &self.task.spawn.program {
-            Program::Script(_) | Program::ScriptFile(_) => self.shell(),
-            Program::LegacyScript(_) => self.shell_by_name(),
-            Program::Command(_) | Program::Builtin(_) => return None,
-        };
-        shell.ok().map(|(_, name)| name)
-    }
-
-    fn shell_in_folders(&self) -> Option<(PathBuf, String)> {
-        let all = SHELLS.into_iter().flat_map(|name| SHELL_FOLDERS.map(|folder| (folder, name)));
-        all.map(|(folder, name)| (format!("{folder}/{name}"), name))
-            .find(|(path, _)| self.look_up(path).is_ok())
-            .map(|(path, name)| (path.into(), name.to_owned()))
-    }
-
-    fn shell_in_path(&self) -> Option<(PathBuf, String)> {
-        SHELLS.into_iter().find_map(|name| Some((self.look_up(name).ok()?, name.to_owned())))
     }
 
     fn done(&mut self, end: ProcessEnd, ctx: &mut Context<Self>) {

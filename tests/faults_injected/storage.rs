@@ -203,7 +203,7 @@ async fn a_job_whose_files_take_for_ever_to_be_deleted_delays_neither_its_end_no
 
 #[tokio::test]
 async fn fault_76_a_step_whose_file_system_does_not_answer_delays_neither_other_jobs_nor_its_cancel() {
-    let daemon = failing("actors::step::look=pause", "");
+    let mut daemon = failing("actors::step::look=pause", "");
     let client = daemon.client().await;
     // More jobs than threads that look. So many folders are not looked through at once.
     let ids = ["1", "2", "3", "4", "5", "6"];
@@ -222,4 +222,7 @@ async fn fault_76_a_step_whose_file_system_does_not_answer_delays_neither_other_
     kill(daemon.keeper_pid().unwrap(), Signal::KILL);
     let status = client.reaches("6", "its end", |status| status.finished).await;
     assert_eq!(status.state(), State::Interrupted, "{status:?}");
+    // The threads that look never end.
+    daemon.signal(Signal::TERM);
+    assert_eq!(daemon.wait(), Some(0));
 }

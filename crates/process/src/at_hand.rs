@@ -55,6 +55,11 @@ pub fn look(path: &Path) -> Look {
     }
 }
 
+/// True if it is a directory.
+pub fn is_dir(stat: &Statx) -> bool {
+    FileType::from_raw_mode(stat.stx_mode.into()).is_dir()
+}
+
 /// Returns the file system of a file.
 pub const fn device(stat: &Statx) -> Device {
     (stat.stx_dev_major, stat.stx_dev_minor)

@@ -2,6 +2,7 @@
 
 use std::future::Future;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use actix::{Actor, ActorFutureExt, AsyncContext, Context, Handler, Message, WrapFuture};
@@ -179,17 +180,18 @@ impl JobActor {
     /// Starts a process whose program or working directory may be on a file system that does not answer. A cancel or
     /// the keeper's death ends the wait for that.
     fn spawn_after_looks(&mut self, task: StepTask, ctx: &mut Context<Self>) {
-        let call = task.spawn.call;
+        let (call, is_given_up) = (task.spawn.call, Arc::new(AtomicBool::new(false)));
         let given_up = self.task(task.op, Box::new(task.spawn.without_content()), ctx);
-        let prepared = threads::run(Work::Looks, move || {
-            task.await_work_dir();
-            StepActor::prepare(task)
-        });
+        let task = StepTask { given_up: Some(Arc::clone(&is_given_up)), ..task };
+        let prepared = threads::run(Work::Looks, move || StepActor::prepare_after_looks(task));
         let given_up_at = Arc::clone(&self.look_ends).notified_owned();
         let prepared = async move {
             tokio::select! {
-                prepared = prepared => Some(prepared.unwrap_or_else(|error| again_panic(error))),
-                () = given_up_at => None,
+                prepared = prepared => prepared.unwrap_or_else(|error| again_panic(error)),
+                () = given_up_at => {
+                    is_given_up.store(true, Ordering::Release);
+                    None
+                }
             }
         };
         self.pause(ctx, prepared, move |job, prepared, ctx| {
@@ -213,6 +215,7 @@ impl JobActor {
             limits: Arc::clone(&self.shell.limits),
             op,
             watch_unfinished: self.view.log.is_unfinished_watched(),
+            given_up: None,
         }
     }
 

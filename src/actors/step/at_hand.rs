@@ -5,9 +5,11 @@
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use super::{SHELL_FOLDERS, SHELLS, StepTask};
+use super::StepTask;
+use super::program::{SHELL_FOLDERS, SHELLS};
 use crate::clock;
 use crate::failpoint;
 use crate::job::effect::Program;
@@ -23,14 +25,28 @@ const LOOK_TIME: Duration = Duration::from_millis(1);
 impl StepTask {
     /// True if the actors' thread itself may look for the working directory and the program, and the keeper may go there.
     pub(in crate::actors) fn is_at_hand(&self) -> bool {
-        is_known(Path::new(&self.spawn.work_dir)) && self.is_program_at_hand()
+        let work_dir = Path::new(&self.spawn.work_dir);
+        // The state folder must be on a file system that answers.
+        let is_own = work_dir.starts_with(self.folder.path(""));
+        (is_own || is_known(work_dir)) && self.is_program_at_hand()
     }
 
-    /// Waits until the working directory can be reached: the keeper waits for nothing.
-    pub(in crate::actors) fn await_work_dir(&self) {
+    /// Waits until working directory and program can be reached: the keeper waits for nothing. False if the job has given
+    /// the start up meanwhile.
+    pub(super) fn await_places(&self) -> bool {
+        if self.is_given_up() {
+            return false;
+        }
         failpoint::hit("actors::step::look");
         // Whatever is wrong with it, the keeper says it.
         std::fs::metadata(&self.spawn.work_dir).ok();
+        !self.is_given_up()
+    }
+
+    /// True if the job does not wait for this start any more. Then it is to write nothing: its folder is cleaned up, and
+    /// may be another job's.
+    pub(super) fn is_given_up(&self) -> bool {
+        self.given_up.as_ref().is_some_and(|given_up| given_up.load(Ordering::Acquire))
     }
 
     fn is_program_at_hand(&self) -> bool {
@@ -71,8 +87,26 @@ pub(super) fn shells_in_folders() -> impl Iterator<Item = PathBuf> {
     SHELLS.into_iter().flat_map(|name| SHELL_FOLDERS.map(|folder| Path::new(folder).join(name)))
 }
 
-/// True if the kernel knows what is at `path`, or that there is nothing.
-pub(in crate::actors) fn is_known(path: &Path) -> bool {
+/// What the kernel knows of a path.
+pub(in crate::actors) enum Known {
+    /// It is a directory.
+    Directory,
+    /// It is something else, or nothing.
+    Otherwise,
+    /// Only a look can tell, which may wait.
+    Nothing,
+}
+
+/// Returns what the kernel knows of `path`.
+pub(in crate::actors) fn what_is_known(path: &Path) -> Known {
+    match look(path) {
+        Look::Present(stat) if at_hand::is_dir(&stat) => Known::Directory,
+        Look::Present(_) | Look::Absent => Known::Otherwise,
+        Look::Unknown => Known::Nothing,
+    }
+}
+
+fn is_known(path: &Path) -> bool {
     !matches!(look(path), Look::Unknown)
 }
 

@@ -5,6 +5,7 @@ use rustix::fs::{CWD, FileType, Mode, mknodat};
 
 use super::*;
 use crate::model::JobId;
+use crate::process::command;
 use crate::process::host::this_process;
 use crate::store::StateDir;
 
@@ -81,6 +82,7 @@ async fn with_task<T: 'static>(
             limits: Arc::default(),
             op: Some(1),
             watch_unfinished: false,
+            given_up: None,
         })
     });
     looked.await

@@ -43,7 +43,9 @@ impl Supervisor {
             if let Some(directory) = directory.filter(|_| !own_vars) {
                 placed.record.made_directory = probe(&prepared.folder, directory)?;
             }
-            make_work_dir(&prepared.folder, work_dir, *own_work_dir)?;
+            if !prepared.has_work_dir {
+                make_work_dir(&prepared.folder, work_dir, *own_work_dir)?;
+            }
             let brief = Brief::new(&prepared.shell, prepared.place.clone(), &placed.record).encode()?;
             placed.request.brief = brief.into();
             // Before the keeper has the job: its processes may run when the daemon dies next.
