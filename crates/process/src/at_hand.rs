@@ -55,6 +55,11 @@ pub fn look(path: &Path) -> Look {
     }
 }
 
+/// True if the kernel knows what is at `path`, or that there is nothing.
+pub fn is_known(path: &Path) -> bool {
+    matches!(open(path, OFlags::PATH), Ok(_) | Err(Errno::NOENT | Errno::NOTDIR))
+}
+
 /// True if it is a directory.
 pub fn is_dir(stat: &Statx) -> bool {
     FileType::from_raw_mode(stat.stx_mode.into()).is_dir()
