@@ -135,8 +135,12 @@ impl Job {
 
     /// The step to start after this one, if it succeeds. `None` once an end of the job was requested.
     pub fn next_step(&self, step: u32) -> Option<&SpawnAfter> {
-        let goes_on = self.ending.is_none() && self.closing.is_none();
-        self.next_step.as_deref().filter(|next| goes_on && next.after == step)
+        self.next_step.as_deref().filter(|next| self.may_go_on() && next.after == step)
+    }
+
+    /// True if no end of the job was requested, and no request waits that may be one.
+    pub(super) const fn may_go_on(&self) -> bool {
+        self.ending.is_none() && self.closing.is_none() && self.gate.is_none()
     }
 
     /// Takes an event.

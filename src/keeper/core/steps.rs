@@ -176,8 +176,7 @@ impl Job {
             self.tell_over(over, out);
             return self.close(grace, Vec::new(), None, at.now, out);
         }
-        let is_free = self.ending.is_none() && self.closing.is_none();
-        let goes_on = over.went_on && status.is_success() && over.left == 0 && is_free;
+        let goes_on = over.went_on && status.is_success() && over.left == 0 && self.may_go_on();
         over.went_on = goes_on && offer.is_some();
         if let Some(next) = offer.filter(|_| goes_on) {
             return self.go_on(over, status, *next, out);

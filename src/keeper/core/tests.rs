@@ -101,7 +101,9 @@ fn the_success_of_a_step_starts_the_next_one_unless_an_end_was_asked_for() {
         (vec![step.clone(), offer(true), exit(0)], false),
         (vec![step.clone(), offer(false), exit(1)], false),
         (vec![step.clone(), offer(false), stop.clone(), exit(0)], false),
-        (vec![step, stop, offer(false), exit(0)], false),
+        (vec![step.clone(), stop.clone(), offer(false), exit(0)], false),
+        // The request for the end waits for the masking.
+        (vec![step, offer(false), Happening::Phrases { job: 0, later: true }, stop, exit(0)], false),
     ] {
         let mut stage = Stage::new(true);
         stage.play(&Happening::Hold(0));
