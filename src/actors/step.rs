@@ -127,7 +127,7 @@ impl StepActor {
     /// Prepares the start of a process whose program or working directory may be on a file system that does not answer.
     /// `None` if the job has given it up.
     pub(super) fn prepare_after_looks(task: StepTask) -> Option<Self> {
-        task.await_places().then(|| Self::prepare(task))
+        task.await_work_dir().then(|| Self::prepare(task))
     }
 
     /// Ends a step whose program or working directory could not be looked at before the job's cancel or its keeper's death.

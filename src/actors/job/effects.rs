@@ -163,6 +163,7 @@ impl JobActor {
     fn spawn(&mut self, op: Option<u32>, spawn: Box<Spawn>, ctx: &mut Context<Self>) {
         let (call, runs) = (spawn.call, op.is_none());
         let is_small = runs || is_small(&spawn);
+        self.is_large |= !is_small;
         let task = self.task(op, spawn, ctx);
         if !runs && !task.is_at_hand() {
             return self.spawn_after_looks(task, ctx);
@@ -170,7 +171,6 @@ impl JobActor {
         if is_small {
             return self.launch(call, runs, StepActor::prepare(task), ctx);
         }
-        self.is_large = true;
         let prepared = threads::run(Work::Files, move || StepActor::prepare(task));
         self.pause(ctx, prepared, move |job, prepared, ctx| {
             job.launch(call, runs, prepared.unwrap_or_else(|error| again_panic(error)), ctx);

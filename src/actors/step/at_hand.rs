@@ -28,9 +28,9 @@ impl StepTask {
         is_known(Path::new(&self.spawn.work_dir)) && self.is_program_at_hand()
     }
 
-    /// Waits until working directory and program can be reached: the keeper waits for nothing. False if the job has given
-    /// the start up meanwhile.
-    pub(super) fn await_places(&self) -> bool {
+    /// Waits until the working directory can be reached, because the keeper's only thread must not wait for it. False if the
+    /// job has given the start up meanwhile.
+    pub(super) fn await_work_dir(&self) -> bool {
         if self.is_given_up() {
             return false;
         }
@@ -84,7 +84,7 @@ pub(super) fn shells_in_folders() -> impl Iterator<Item = PathBuf> {
     SHELLS.into_iter().flat_map(|name| SHELL_FOLDERS.map(|folder| Path::new(folder).join(name)))
 }
 
-/// What the kernel knows of a path.
+/// Kind of a path, as far as the kernel tells it without a look.
 pub(in crate::actors) enum Known {
     /// It is a directory.
     Directory,
@@ -94,7 +94,7 @@ pub(in crate::actors) enum Known {
     Nothing,
 }
 
-/// Returns what the kernel knows of `path`.
+/// Returns the kind of `path` without waiting.
 pub(in crate::actors) fn what_is_known(path: &Path) -> Known {
     match look(path) {
         Look::Present(stat) if at_hand::is_dir(&stat) => Known::Directory,
