@@ -84,6 +84,11 @@ pub(crate) fn is_link(path: &Path) -> bool {
     std::fs::symlink_metadata(path).is_ok_and(|found| found.is_symlink())
 }
 
+/// Returns why the symbolic link at `path` leads nowhere. `None` if it leads somewhere, or is no link.
+pub(crate) fn broken_link(path: &Path) -> Option<io::Error> {
+    std::fs::metadata(path).err().filter(|_| is_link(path))
+}
+
 /// Returns the absolute path without links, or `path` itself if it cannot be resolved.
 pub(crate) fn resolved(path: &Path) -> PathBuf {
     std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned())

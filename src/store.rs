@@ -63,7 +63,11 @@ impl StoreError {
 /// Makes a job's working directory and its parents if missing, with mode 0700 (service.md §3.1). An existing directory
 /// stays as it is. Anything else at the path is an error.
 pub(crate) fn make_work_dir(path: &Path) -> Result<(), StoreError> {
-    files::make_dirs(path).map_err(StoreError::new("make the directory", path))
+    files::make_dirs(path).map_err(|error| match files::broken_link(path) {
+        // The system says "File exists" of a link that leads nowhere.
+        Some(broken) => StoreError::new("follow the symbolic link", path)(broken),
+        None => StoreError::new("make the directory", path)(error),
+    })
 }
 
 /// Removes a folder of ours beside the jobs (the cache of fetched trees) with all its contents, however deep.

@@ -1,5 +1,7 @@
 //! State shared by all followers of one file of a job: their number, one descriptor, and the deadline after Finish.
 
+use std::error::Error;
+use std::io;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -119,6 +121,17 @@ impl<F> Follower<F> {
             Refusal::new(Reason::FollowersDropped, text)
         })
     }
+}
+
+/// Returns a refusal if `error` says that no file descriptor is left. Nothing is lost then, and the follower can try
+/// again.
+pub(super) fn out_of_descriptors(error: &(dyn Error + 'static)) -> Option<Refusal> {
+    let mut chain = std::iter::successors(Some(error), |&error| error.source());
+    let out = |error: &io::Error| matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE));
+    chain.any(|error| error.downcast_ref().is_some_and(out)).then(|| {
+        let text = "the daemon has no descriptor left to read for one more";
+        Refusal::for_now(Reason::TooManyFollowers, text, Duration::from_secs(1))
+    })
 }
 
 #[cfg(test)]

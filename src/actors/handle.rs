@@ -11,8 +11,9 @@ use indexmap::IndexMap;
 
 use super::admission::{self, DaemonContext};
 use super::deliver;
+use super::followers::out_of_descriptors;
 use super::job::WatchUnfinished;
-use super::log_sink::{LogCursor, out_of_descriptors};
+use super::log_sink::LogCursor;
 use super::registry::{Registry, Reserve};
 use super::supervisor::{Admit, CancelJob, FinishJob, Operate, QueueOrder, ReadUsages, Shutdown, Supervisor};
 use super::trace_sink::TraceCursor;
@@ -216,14 +217,20 @@ impl JobsHandle {
     /// Follows a job's log from `offset` on.
     pub fn follow_logs(&self, id: &JobId, offset: u64) -> Result<LogCursor, Refusal> {
         let view = self.registry.known(id)?;
-        let lost = |e: LogLost| match (e, self.gone(id)) {
-            // The job was removed during this call.
-            (LogLost::Removed, Some(unknown)) => unknown,
-            (e, _) => out_of_descriptors(&e).unwrap_or_else(|| Refusal::new(Reason::DataLoss, e.to_string())),
+        let max = self.context.config().max_followers as usize;
+        let opened = self.state.folder(view.key).open_log(Some(view.log_inode()));
+        let lost = match opened.and_then(|file| file.check_reaches(view.log.len()).map(|()| file)) {
+            Ok(file) => return view.log.follow(file, offset, max),
+            Err(lost) => lost,
         };
-        let file = self.state.folder(view.key).open_log(Some(view.log_inode())).map_err(lost)?;
-        file.check_reaches(view.log.len()).map_err(lost)?;
-        view.log.follow(file, offset, self.context.config().max_followers as usize)
+        match (lost, self.gone(id)) {
+            // The job is being removed, or was during this call.
+            (LogLost::Removed, Some(unknown)) => view.log.follow_held(offset, max).unwrap_or(Err(unknown)),
+            (lost, _) => {
+                Err(out_of_descriptors(&lost)
+                    .unwrap_or_else(|| Refusal::new(Reason::DataLoss, lost.to_string())))
+            }
+        }
     }
 
     /// Returns the refusal for calls about a job that is being removed or does not exist; `None` if it is present.

@@ -4,8 +4,8 @@
 //! itself, so a slow follower costs only a cursor (service.md §3.2). The keeper writes the bytes. Under `durability =
 //! power` followers see them only once they are on the disk.
 
-use std::error::Error;
-use std::io;
+mod cursor;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -14,29 +14,16 @@ use actix::prelude::SendError;
 use actix::{Actor, Addr, Context, Handler, Message};
 use bytes::Bytes;
 use parking_lot::Mutex;
-use tokio::time::{Instant, sleep_until};
 
-use super::followers::{Follower, Followers};
+pub(crate) use self::cursor::LogPart;
+pub use self::cursor::{LogCursor, MAX_MESSAGE};
+use super::followers::{Followers, OpenFileGuard};
 use super::sync_group::{Growing, SyncGroup};
-use super::watched::{Seen, Watched};
+use super::watched::Watched;
 use crate::clock;
 use crate::failpoint;
 use crate::model::{LogChannel, Reason, Refusal};
 use crate::store::{JobFolder, LogFile, StoreError};
-
-/// Largest piece of log in one message (service.md §3.2).
-pub const MAX_MESSAGE: usize = 64 << 10;
-
-/// Largest first message of a stream; the limit doubles with each message. A client can use only complete messages: on
-/// a line too slow for the largest ones, small ones still make progress (connectors.md §3).
-const FIRST_MESSAGE: usize = 4 << 10;
-
-/// Messages below this many bytes are joined: thousands of small frames that a reader leaves unread make HTTP/2
-/// implementations close the connection (faults.md §3, fact 1).
-const SMALL_MESSAGE: u64 = 256;
-
-/// Until this long after the last message, a small message waits for more bytes (service.md §3.2).
-const JOIN_TIME: Duration = Duration::from_millis(20);
 
 /// Length and state of a log.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -49,16 +36,6 @@ pub(crate) struct LogProgress {
     pub(crate) ended: bool,
     /// Number of reports of unfinished lines so far.
     unfinished: u64,
-}
-
-/// Next part of a log for a follower.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum LogPart {
-    /// The next bytes.
-    Bytes(Bytes),
-    /// The entry of a line that has no end yet, so far and without a line feed. It is no part of the log, and void
-    /// once an entry of its source follows.
-    Unfinished(Bytes),
 }
 
 /// An unfinished line of a channel, as the keeper reported it last.
@@ -236,146 +213,42 @@ impl LogFeed {
         self.followers.expire();
     }
 
-    /// Adds a follower at `offset` of the open log `file`.
+    /// Keeps the log in `folder` open: while the return value lives, new followers can read it despite a removal.
+    pub(super) fn hold(&self, folder: &JobFolder) -> Option<OpenFileGuard<LogFile>> {
+        // `None` if no descriptor is left or the log is lost.
+        folder.open_log(None).ok().map(|file| self.followers.hold(file))
+    }
+
+    /// Adds a follower at `offset` of the open log `file`, if there are fewer than `max`.
     pub(crate) fn follow(
         self: &Arc<Self>,
         file: LogFile,
         offset: u64,
         max: usize,
     ) -> Result<LogCursor, Refusal> {
+        self.check_offset(offset)?;
+        Ok(LogCursor::new(self, self.followers.join(file, max)?, offset))
+    }
+
+    /// Adds a follower of a log whose name is gone. `None` if nobody has it open.
+    pub(super) fn follow_held(
+        self: &Arc<Self>,
+        offset: u64,
+        max: usize,
+    ) -> Option<Result<LogCursor, Refusal>> {
+        if let Err(refusal) = self.check_offset(offset) {
+            return Some(Err(refusal));
+        }
+        Some(self.followers.join_open(max)?.map(|follower| LogCursor::new(self, follower, offset)))
+    }
+
+    fn check_offset(&self, offset: u64) -> Result<(), Refusal> {
         let LogProgress { len, lost, .. } = self.progress.get();
-        if offset > len && lost {
-            return Err(storage_failed(len));
+        match offset > len {
+            true if lost => Err(storage_failed(len)),
+            true => Err(past_end(offset, len)),
+            false => Ok(()),
         }
-        if offset > len {
-            return Err(past_end(offset, len));
-        }
-        let follower = self.followers.join(file, max)?;
-        Ok(LogCursor {
-            feed: Arc::clone(self),
-            seen: Seen::default(),
-            follower,
-            offset,
-            last: None,
-            largest: FIRST_MESSAGE,
-            unfinished_seen: None,
-        })
-    }
-}
-
-/// Returns a refusal if `error` says that no file descriptor is left. Nothing is lost then, and the follower can try
-/// again.
-pub(super) fn out_of_descriptors(error: &(dyn Error + 'static)) -> Option<Refusal> {
-    let mut chain = std::iter::successors(Some(error), |&error| error.source());
-    let out = |error: &io::Error| matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE));
-    chain.any(|error| error.downcast_ref().is_some_and(out)).then(|| {
-        let text = "the daemon has no descriptor left to read for one more";
-        Refusal::for_now(Reason::TooManyFollowers, text, Duration::from_secs(1))
-    })
-}
-
-/// Position of one follower in a log. Dropping it ends the following.
-pub struct LogCursor {
-    feed: Arc<LogFeed>,
-    /// The progress of `feed` that was looked at last.
-    seen: Seen,
-    follower: Follower<LogFile>,
-    offset: u64,
-    last: Option<Instant>,
-    /// Size limit of the next message.
-    largest: usize,
-    /// Number of the last report of an unfinished line that was returned; `None` if the follower wants none.
-    unfinished_seen: Option<u64>,
-}
-
-impl LogCursor {
-    /// Offset of the next byte.
-    pub(crate) const fn offset(&self) -> u64 {
-        self.offset
-    }
-
-    /// Current length and state of the log.
-    pub(crate) fn progress(&self) -> LogProgress {
-        self.feed.progress.get()
-    }
-
-    /// Makes [`Self::next_part`] return unfinished lines too.
-    #[must_use]
-    pub(crate) fn with_unfinished(self) -> Self {
-        Self { unfinished_seen: Some(0), ..self }
-    }
-
-    /// Waits for the next bytes and returns them; `None` at the end of the log of an ended job. Returns at most
-    /// `most()` bytes, and fewer at the start of a stream (`FIRST_MESSAGE`). Stops after the last line end among them,
-    /// if there is one.
-    pub async fn next(&mut self, most: impl Fn() -> usize) -> Result<Option<Bytes>, Refusal> {
-        loop {
-            match self.next_part(&most).await? {
-                Some(LogPart::Bytes(bytes)) => return Ok(Some(bytes)),
-                Some(LogPart::Unfinished(_)) => {}
-                None => return Ok(None),
-            }
-        }
-    }
-
-    /// Waits for the next bytes like [`Self::next`], or for an unfinished line after the bytes returned so far.
-    pub(crate) async fn next_part(&mut self, most: impl Fn() -> usize) -> Result<Option<LogPart>, Refusal> {
-        loop {
-            let now = self.feed.progress.see(&mut self.seen);
-            let ready = now.len.saturating_sub(self.offset);
-            if ready == 0 {
-                if now.lost {
-                    return Err(storage_failed(now.len));
-                }
-                if now.ended {
-                    return Ok(None);
-                }
-                if let Some(line) = self.unfinished() {
-                    return Ok(Some(LogPart::Unfinished(line)));
-                }
-            } else if now.ended || ready >= SMALL_MESSAGE || self.joined() {
-                return self.read(now.len, most()).map(|bytes| Some(LogPart::Bytes(bytes)));
-            }
-            self.wait(ready > 0).await;
-        }
-    }
-
-    /// Returns the next unfinished line, if there is one and the follower wants it.
-    fn unfinished(&mut self) -> Option<Bytes> {
-        let line = self.feed.unfinished_after(self.unfinished_seen?, self.offset)?;
-        self.unfinished_seen = Some(line.report);
-        Some(line.entry)
-    }
-
-    /// True if the last message is long enough ago to send a small one.
-    fn joined(&self) -> bool {
-        self.last.is_none_or(|at| at.elapsed() >= JOIN_TIME)
-    }
-
-    async fn wait(&mut self, holding: bool) {
-        let deadline = self.last.filter(|_| holding).map(|at| at + JOIN_TIME);
-        let changed = self.feed.progress.newer(self.seen);
-        match deadline {
-            Some(at) => tokio::select! {
-                () = changed => {}
-                () = sleep_until(at) => {}
-            },
-            None => changed.await,
-        }
-    }
-
-    fn read(&mut self, len: u64, most: usize) -> Result<Bytes, Refusal> {
-        let file = self.follower.file()?;
-        let mut piece = file
-            .read_piece(self.offset, len, self.largest.min(most))
-            .map_err(|lost| Refusal::new(Reason::DataLoss, lost.to_string()))?;
-        if let Some(end) = memchr::memrchr(b'\n', &piece) {
-            piece.truncate(end + 1);
-        }
-        self.largest = (2 * self.largest).min(MAX_MESSAGE);
-        self.offset += piece.len() as u64;
-        self.last = Some(Instant::now());
-        Ok(Bytes::from(piece))
     }
 }
 
@@ -448,22 +321,49 @@ impl Handler<Grew> for LogSink {
     }
 }
 
-#[cfg(all(test, feature = "failpoints"))] // which brings virtual time
+#[cfg(test)]
 mod tests {
+    #[cfg(feature = "failpoints")]
+    use std::time::Duration;
+
+    #[cfg(feature = "failpoints")]
+    use super::cursor::FIRST_MESSAGE;
     use super::*;
     use crate::model::JobId;
     use crate::process::host::this_process;
     use crate::store::StateDir;
 
-    #[tokio::test(start_paused = true)]
-    async fn a_follower_that_rests_after_finish_gives_the_log_back_and_is_dropped() {
+    /// Makes a job's folder with this log.
+    fn ended(log: &str) -> (tempfile::TempDir, JobFolder, Arc<LogFeed>) {
         let dir = tempfile::tempdir().unwrap();
         let state = StateDir::open(&dir.path().join("state"), &this_process()).unwrap();
         let folder = state.folder(JobId::parse("1").unwrap().key());
         folder.make().unwrap();
+        std::fs::write(folder.path("log"), log).unwrap();
+        (dir, folder, LogFeed::new(log.len() as u64, true))
+    }
+
+    #[tokio::test]
+    async fn fault_83_a_follower_that_comes_while_a_log_is_removed_reads_to_the_end() {
+        let (_dir, folder, feed) = ended("first\nlast\n");
+        let held = feed.hold(&folder).unwrap();
+        feed.expire();
+        folder.begin_removal().unwrap().unwrap().delete().unwrap();
+        let past_end = feed.follow_held(12, 1).unwrap().err();
+        assert_eq!(past_end.map(|refusal| refusal.reason), Some(Reason::OffsetPastEnd));
+        let mut late = feed.follow_held(6, 1).unwrap().unwrap();
+        drop(held);
+        assert_eq!(late.next(|| MAX_MESSAGE).await.unwrap().unwrap(), "last\n");
+        assert_eq!(late.next(|| MAX_MESSAGE).await.unwrap(), None);
+        drop(late);
+        assert!(feed.follow_held(0, 1).is_none());
+    }
+
+    #[cfg(feature = "failpoints")] // which brings virtual time
+    #[tokio::test(start_paused = true)]
+    async fn a_follower_that_rests_after_finish_gives_the_log_back_and_is_dropped() {
         let log = "x".repeat(FIRST_MESSAGE) + "y\n";
-        std::fs::write(folder.path("log"), &log).unwrap();
-        let feed = LogFeed::new(log.len() as u64, true);
+        let (dir, folder, feed) = ended(&log);
         let mut resting = feed.follow(folder.open_log(None).unwrap(), 0, 9).unwrap();
         let mut reading = feed.follow(folder.open_log(None).unwrap(), 0, 9).unwrap();
         for cursor in [&mut resting, &mut reading] {

@@ -9,8 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use actix::{Actor, AsyncContext, Context, Handler, Message, WeakAddr};
 use parking_lot::Mutex;
 
-use super::followers::{Follower, Followers, OpenFileGuard};
-use super::log_sink::out_of_descriptors;
+use super::followers::{Follower, Followers, OpenFileGuard, out_of_descriptors};
 use super::redact::MaskedResult;
 use super::sync_group::{Growing, SyncGroup};
 use super::watched::{Seen, Watched};

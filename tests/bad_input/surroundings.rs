@@ -69,6 +69,9 @@ async fn working_directories_that_cannot_be_are_refused() {
     let file = daemon.file("file");
     std::fs::write(&file, "content").unwrap();
     let below = file.join("dir");
+    let (dangling, looping) = (daemon.file("dangling"), daemon.file("looping"));
+    symlink("no-such", &dangling).unwrap();
+    symlink("looping", &looping).unwrap();
     let path = |path: &Path| path.to_str().unwrap().to_owned();
     let bad = [
         ("relative".to_owned(), Code::InvalidArgument, "invalid_path"),
@@ -77,10 +80,14 @@ async fn working_directories_that_cannot_be_are_refused() {
         (path(&file), Code::FailedPrecondition, "not_writable"),
         (path(&below), Code::FailedPrecondition, "not_writable"),
         ("/proc/no-such".to_owned(), Code::FailedPrecondition, "not_writable"),
+        (path(&dangling), Code::FailedPrecondition, "not_writable"),
+        (path(&looping), Code::FailedPrecondition, "not_writable"),
     ];
     for (dir, code, reason) in bad {
         let run = RunRequest { work_dir: dir.clone(), ..request("1", &script("true")) };
-        refused(client.try_run(run).await, code, reason);
+        let text = refused(client.try_run(run).await, code, reason);
+        let is_link = dir.ends_with("ing");
+        assert_eq!(text.contains("cannot follow the symbolic link"), is_link, "{text}");
         let variable = v1::Variable { key: "F".into(), value: "v".into(), file: true, masked: false };
         let job = Some(v1::Job { build_dir: dir, variables: vec![variable], ..v1::Job::default() });
         refused(client.try_run(RunRequest { job, ..request("1", &script("true")) }).await, code, reason);
