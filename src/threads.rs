@@ -8,8 +8,12 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 use tokio::task::{JoinHandle, spawn_blocking};
+
+use crate::error::Chain;
+use crate::failpoint;
 
 /// Kinds of work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,6 +50,9 @@ pub const ALL: usize = 2 * COMPUTING + 4 * WAITING + 2 + WAITING;
 /// Niceness of these threads, added to that of the daemon: a third of the processor time of the thread that serves, when both
 /// want the same processor. Processes of jobs are no nicer than the daemon.
 const NICENESS: i32 = 5;
+
+/// Time between two attempts to start a thread.
+const THREAD_PAUSE: Duration = Duration::from_millis(100);
 
 /// One piece of work in slices takes so long at a time.
 const SLICE: Duration = Duration::from_millis(20);
@@ -125,12 +132,37 @@ async fn on_own_thread<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'sta
         // Nobody may want the result any more.
         done.send(catch_unwind(AssertUnwindSafe(work))).ok();
     };
-    let started = std::thread::Builder::new().name("look".into()).spawn(work);
-    match (started, result.await) {
-        (_, Ok(Ok(done))) => done,
-        (_, Ok(Err(panic))) => resume_unwind(panic),
-        (Err(error), Err(_)) => resume_unwind(Box::new(format!("cannot start a thread: {error}"))),
-        (Ok(_), Err(_)) => resume_unwind(Box::new("a thread has ended without a result")),
+    start_thread(work).await;
+    match result.await {
+        Ok(Ok(done)) => done,
+        Ok(Err(panic)) => resume_unwind(panic),
+        Err(_) => resume_unwind(Box::new("a thread has ended without a result")),
+    }
+}
+
+/// Starts a thread, as soon as the system has one: a limit of threads is used up only for now (faults.md row 15).
+async fn start_thread(work: impl FnOnce() + Send + 'static) {
+    // A start that fails drops its closure, so the closure only shares the work.
+    let work = Arc::new(Mutex::new(Some(work)));
+    let mut is_first_try = true;
+    loop {
+        let shared = Arc::clone(&work);
+        let take_and_run = move || {
+            let work = shared.lock().take();
+            if let Some(work) = work {
+                work();
+            }
+        };
+        let started = failpoint::io("threads::start")
+            .and_then(|()| std::thread::Builder::new().name("look".into()).spawn(take_and_run));
+        match started {
+            Ok(_) => return,
+            Err(error) if std::mem::replace(&mut is_first_try, false) => {
+                tracing::warn!(error = %Chain(&error), "cannot start a thread; the job waits until this works");
+            }
+            Err(_) => {}
+        }
+        tokio::time::sleep(THREAD_PAUSE).await;
     }
 }
 

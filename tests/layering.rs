@@ -60,7 +60,7 @@ fn table() -> BTreeMap<&'static str, Vec<&'static str>> {
     let app = [&grpc[..], &["grpc", "logging", "signal", "systemd", "net"]].concat();
     BTreeMap::from([
         ("clock", vec![]),
-        ("threads", vec!["clock"]),
+        ("threads", vec!["clock", "error", "failpoint"]),
         ("signal", vec![]),
         ("systemd", vec!["process", "error"]),
         ("failpoint", vec![]),

@@ -202,6 +202,21 @@ async fn a_job_whose_files_take_for_ever_to_be_deleted_delays_neither_its_end_no
 }
 
 #[tokio::test]
+async fn fault_15_a_job_whose_look_gets_no_thread_waits_for_one() {
+    let daemon = failing("threads::start=3*return(EAGAIN)->off", "");
+    let client = daemon.client().await;
+    // So many folders are looked through on another thread.
+    let path = format!("{}/usr/bin:/bin", "/none:".repeat(1_000));
+    let run = RunRequest {
+        env: [("PATH".to_owned(), path)].into(),
+        ..request("1", r#"{"exec": {"command": ["true"]}}"#)
+    };
+    client.try_run(run).await.unwrap();
+    assert_eq!(client.ended("1").await.state(), State::Success);
+    assert!(daemon.said().contains("cannot start a thread"));
+}
+
+#[tokio::test]
 async fn fault_76_a_step_whose_file_system_does_not_answer_delays_neither_other_jobs_nor_its_cancel() {
     let mut daemon = failing("actors::step::look=pause", "");
     let client = daemon.client().await;
