@@ -181,6 +181,27 @@ fn env_and_var_reach_the_environment_and_vars() {
 }
 
 #[test]
+fn file_variables_of_jobs_in_one_folder_are_apart_and_replace_no_file_beside_it() {
+    let folder = Folder::new();
+    for name in ["project", "project.tmp"] {
+        fs::create_dir(folder.path().join(name)).unwrap();
+    }
+    folder.file("project.tmp/NETRC", "of the user");
+    folder.file("one", "first");
+    folder.file("two", "second");
+    folder.file("inner.yml", "- {name: inner, script: 'cat \"$NETRC\"'}\n");
+    let inner = format!(
+        "{} run -q inner.yml --work-dir project --file-var NETRC=two",
+        env!("CARGO_BIN_EXE_step-runner")
+    );
+    folder.file("outer.yml", &format!("- {{name: outer, script: 'cd .. && {inner} && cat \"$NETRC\"'}}\n"));
+    let words = ["-q", "outer.yml", "--work-dir", "project", "--file-var", "NETRC=one", "--output", "raw"];
+    let printed = folder.prints(&words);
+    assert!(printed.contains("second") && printed.contains("first"), "{printed}");
+    assert_eq!(fs::read_to_string(folder.path().join("project.tmp/NETRC")).unwrap(), "of the user");
+}
+
+#[test]
 fn all_mistakes_of_a_file_are_named_at_once() {
     let folder = Folder::new();
     folder.file(

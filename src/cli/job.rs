@@ -207,6 +207,10 @@ impl JobOptions {
             let (name, value) = split_pair(&pair, "job")?;
             request = request.variable(variable(name, escape(value), false, false));
         }
+        if !self.file_var.is_empty() {
+            // Another job in this folder may have a variable of that name, or its user a file.
+            request = request.private_file_variables();
+        }
         for pair in &self.file_var {
             let (name, path) = split_pair(pair, "file-var")?;
             // Job variables are expanded once, but the content of a file is meant literally.

@@ -128,7 +128,7 @@ pub(super) fn run_request(
     let job = job.map(|Job { variables, build_dir }| variables::JobPart {
         variables: variables.into_iter().map(validate::variable).collect(),
         build_dir,
-        token_prefixes: Vec::new(),
+        ..variables::JobPart::default()
     });
     let origin = plain_log::origin(
         log_format,

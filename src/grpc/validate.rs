@@ -88,10 +88,10 @@ pub(super) fn steps(steps: String) -> Result<String, Refusal> {
 }
 
 fn job_part(job: v1::Job) -> (RequestLabels, variables::JobPart) {
-    let v1::Job { variables, job_id, pipeline_id, build_dir, token_prefixes } = job;
+    let v1::Job { variables, job_id, pipeline_id, build_dir, token_prefixes, private_file_variables } = job;
     let variables = variables.into_iter().map(variable).collect();
     let labels = RequestLabels { ci_job: job_id, pipeline: pipeline_id, ..RequestLabels::default() };
-    (labels, variables::JobPart { variables, build_dir, token_prefixes })
+    (labels, variables::JobPart { variables, build_dir, token_prefixes, private_file_variables })
 }
 
 pub(super) fn variable(variable: v1::Variable) -> Variable {

@@ -111,6 +111,7 @@ impl VectorRequest {
                 variables: job.variables.iter().map(VectorVariable::get).collect(),
                 build_dir: job.build_dir.clone(),
                 token_prefixes: job.token_prefixes.clone(),
+                private_file_variables: false,
             }),
             masking: Masking {
                 phrases: self.masking.phrases.iter().map(Text::get).collect(),

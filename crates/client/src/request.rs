@@ -100,6 +100,14 @@ impl Request {
         self
     }
 
+    /// Puts the file variables into a folder of the job's own. Otherwise they lie beside the working directory, as those of a CI
+    /// runner do, and jobs with the same working directory share them (variables.md §3).
+    #[must_use]
+    pub fn private_file_variables(mut self) -> Self {
+        self.job().private_file_variables = true;
+        self
+    }
+
     /// Sets the number of the CI job, for the queue (queue.md §3).
     #[must_use]
     pub fn job_id(mut self, number: impl Into<String>) -> Self {

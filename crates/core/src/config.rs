@@ -158,20 +158,32 @@ const LIVE: [&str; 26] = [
     "job_log_format",
 ];
 
+/// Outcome of reading the settings again.
+#[derive(Debug)]
+pub struct Reloaded {
+    /// The settings in force now.
+    pub config: Config,
+    /// Names of changed settings that are in force.
+    pub changed: Vec<&'static str>,
+    /// Names of changed settings that wait for the next start.
+    pub waiting: Vec<&'static str>,
+}
+
 impl Config {
-    /// Returns the settings in force after reading `fresh`, and the names of changed settings that wait for the next
-    /// start.
-    pub fn reloaded(&self, fresh: &Self) -> (Self, Vec<&'static str>) {
+    /// Returns the settings in force after reading `fresh` (cli.md §8).
+    pub fn reloaded(&self, fresh: &Self) -> Reloaded {
         let mut config = self.clone();
-        let mut waiting = Vec::new();
+        let (mut changed, mut waiting) = (Vec::new(), Vec::new());
         for setting in SETTINGS {
-            if LIVE.contains(&setting.name) {
+            let is_live = LIVE.contains(&setting.name);
+            if is_live {
                 (setting.take)(&mut config, fresh);
-            } else if setting.show(self) != setting.show(fresh) {
-                waiting.push(setting.name);
+            }
+            if setting.show(self) != setting.show(fresh) {
+                if is_live { changed.push(setting.name) } else { waiting.push(setting.name) }
             }
         }
-        (config, waiting)
+        Reloaded { config, changed, waiting }
     }
 }
 

@@ -64,6 +64,8 @@ pub struct JobPart {
     pub build_dir: String,
     /// Token prefixes of the instance.
     pub token_prefixes: Vec<String>,
+    /// True if file variables go to a folder of the job's own, whatever its working directory.
+    pub private_file_variables: bool,
 }
 
 /// Phrases and prefixes that a request contains directly.

@@ -11,7 +11,7 @@ use crate::actors::deliver;
 use crate::actors::job::{Begin, HeldRequest, NotHeld};
 use crate::actors::keeper_port::KeeperProblem;
 use crate::clock;
-use crate::config::{Config, QueuePolicy};
+use crate::config::{Config, QueuePolicy, Reloaded};
 use crate::failpoint;
 use crate::keeper::link::{KeeperLink, LinkError};
 use crate::keeper::protocol::{KeeperError, Reply};
@@ -160,7 +160,7 @@ impl Handler<Operate> for Supervisor {
 
 impl Supervisor {
     fn configure(&mut self, fresh: &Config) {
-        let (config, waiting) = self.config().reloaded(fresh);
+        let Reloaded { config, changed, waiting } = self.config().reloaded(fresh);
         let (policy, limits) = rules(&config);
         self.warn_of_limits(&config);
         self.context.set_config(config);
@@ -168,7 +168,7 @@ impl Supervisor {
         let mut starts = Vec::new();
         self.queue.configure(policy, limits, &mut starts);
         self.begin_all(&starts);
-        tracing::info!("settings were read again");
+        tracing::info!(changed = changed.join(", "), "settings were read again");
         if !waiting.is_empty() {
             tracing::warn!(settings = waiting.join(", "), "these settings take effect at the next start");
         }

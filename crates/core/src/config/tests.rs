@@ -203,8 +203,9 @@ fn a_reload_takes_what_a_running_daemon_can_change_and_names_the_rest() {
         reap_interval: Duration::from_secs(1),
         ..Config::default()
     };
-    let (config, waiting) = old.reloaded(&fresh);
+    let Reloaded { config, changed, waiting } = old.reloaded(&fresh);
     assert_eq!((config.max_running, config.max_connections), (3, 7));
+    assert_eq!(changed, ["max_running"]);
     assert_eq!(waiting, ["max_connections", "reap_interval"]);
 }
 

@@ -12,7 +12,7 @@ use super::{
     Prepared, Request, RequestList, Service, VariableError,
 };
 
-/// Prepares a request. `vars_dir` is the folder for file variables if the request names none (variables.md §3).
+/// Prepares a request. `vars_dir` is the job's own folder for file variables (variables.md §3).
 pub fn prepare(
     request: &Request,
     service: Service,
@@ -24,7 +24,10 @@ pub fn prepare(
     check_shape(request, job, service)?;
 
     let root = [&job.build_dir, &request.work_dir].into_iter().find(|dir| !dir.is_empty());
-    let directory = root.map_or_else(|| vars_dir.to_owned(), |root| format!("{}.tmp", trim_slashes(root)));
+    let directory = match root {
+        Some(root) if !job.private_file_variables => format!("{}.tmp", trim_slashes(root)),
+        _ => vars_dir.to_owned(),
+    };
     let definitions = Definitions::new(&job.variables, &directory, base, service);
     let values = definitions.values()?;
 

@@ -109,6 +109,14 @@ fn root_directory_keeps_its_files_below_it() {
 }
 
 #[test]
+fn private_file_variables_are_not_beside_the_working_directory() {
+    let mut request = with_job(vec![file("F", "x")]);
+    request.job.as_mut().unwrap().private_file_variables = true;
+    let prepared = v1(&request).unwrap();
+    assert_eq!((prepared.work_dir.as_deref(), prepared.vars["F"].as_str()), (Some("/b"), "/jobs/1/vars/F"));
+}
+
+#[test]
 fn log_level_comes_from_variable_then_base_then_default() {
     let level = |job: &[Variable], base: &Base| {
         prepare(&with_job(job.to_vec()), Service::V1, base, "/v").map(|prepared| prepared.log_level)
