@@ -57,7 +57,7 @@ pub(super) async fn execute(arguments: Arguments, verbosity: Verbosity) -> Comma
     if let Some(path) = arguments.results_file() {
         results::check(&path)?;
     }
-    let daemon = interrupts.unless_interrupted(private::start(EnvBase::List)).await?;
+    let daemon = private::start(EnvBase::List, &mut interrupts).await?;
     let ended = run_with(&daemon, &arguments, &job, &mut interrupts, verbosity).await;
     let at_once = matches!(&ended, Err(failure) if failure.exit().is_by_signal());
     let gone = private::end(daemon, at_once).await;
@@ -88,7 +88,8 @@ async fn run_with(
     let display = arguments.output.display(0, verbosity)?;
     let ended = Box::pin(session::follow(&client, &job.id, 0, display, interrupts, verbosity)).await?;
     if let Some(path) = arguments.results_file() {
-        results::write_root(&path, ended.root.as_ref(), ResultsFormat::Json, Readers::OfFirstStepRunner)?;
+        let readers = Readers::OfFirstStepRunner;
+        results::write_root(path, &ended, ResultsFormat::Json, readers, interrupts).await?;
     }
     Ok(ended)
 }

@@ -158,7 +158,9 @@ fn is_reference(target: &str) -> bool {
     !local
         && (target.contains("://")
             || target.contains('@')
-            || (target.contains('/') && target.contains(['.', ':'])))
+            || target
+                .split_once('/')
+                .is_some_and(|(registry, _)| registry == "localhost" || registry.contains(['.', ':'])))
 }
 
 /// Makes a list of one step named `run`, which gets the inputs.

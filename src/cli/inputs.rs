@@ -45,8 +45,10 @@ fn parse(input: &str, type_of: impl Fn(&str) -> Option<ValueType>) -> Result<(St
         Value::text(text)
     } else {
         document::parse_value(text).map_err(|_| {
-            let failure = Failure::new(Exit::Usage, format!("the value of --input {name} is not YAML"));
-            failure.with_remedy("put text with special characters in quotes")
+            let failure = Failure::new(Exit::Usage, format!("the value of --input {name} is no YAML value for an input"));
+            failure.with_remedy(
+                "put text with special characters in quotes; numbers are finite, and keys are text and stand there once",
+            )
         })?
     };
     Ok((name.to_owned(), value))

@@ -1,6 +1,7 @@
 //! Options of `run` and `submit` that describe the job, and the request made from them.
 
 use std::ffi::OsString;
+use std::io::Read as _;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -13,7 +14,7 @@ use super::{pairs, secrets};
 use crate::client::Request;
 use crate::error::{Exit, Failure};
 use crate::model::{JobId, Variable};
-use crate::variables::escape;
+use crate::variables::{MAX_TOTAL, escape};
 
 /// Options that describe a job. Values can be secrets, so there is no `Debug`.
 #[derive(clap::Args)]
@@ -266,7 +267,13 @@ fn own_value(
 
 fn read_text(path: &std::path::Path, option: &str) -> Result<String, Failure> {
     let fail = |what: String| Failure::new(Exit::Usage, format!("--{option}: {}: {what}", path.display()));
-    let bytes = std::fs::read(path).map_err(|error| fail(error.to_string()))?;
+    let mut bytes = Vec::new();
+    std::fs::File::open(path)
+        .and_then(|file| file.take(MAX_TOTAL as u64 + 1).read_to_end(&mut bytes))
+        .map_err(|error| fail(error.to_string()))?;
+    if bytes.len() > MAX_TOTAL {
+        return Err(fail(format!("it is longer than {} MiB", MAX_TOTAL >> 20)));
+    }
     String::from_utf8(bytes).map_err(|_| fail("it is not UTF-8".to_owned()))
 }
 

@@ -5,6 +5,7 @@ use std::io;
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 
+use super::session::Interrupts;
 use crate::app::PrivateDaemon;
 use crate::config::{Config, EnvBase};
 use crate::error::{Exit, Failure};
@@ -13,8 +14,21 @@ use crate::net::MAX_SOCKET_PATH;
 /// Bytes that the socket's name adds to the folder's path.
 const SOCKET_ROOM: usize = "/step-runner.sock".len();
 
-/// Starts a daemon on a new folder.
-pub(super) async fn start(env_base: EnvBase) -> Result<PrivateDaemon, Failure> {
+/// Starts a daemon on a new folder. After a signal the daemon is ended as soon as it has started: a start that is given up
+/// would leave its folder.
+pub(super) async fn start(env_base: EnvBase, interrupts: &mut Interrupts) -> Result<PrivateDaemon, Failure> {
+    let starting = start_at_once(env_base);
+    tokio::pin!(starting);
+    let started = interrupts.unless_interrupted(&mut starting).await;
+    if started.as_ref().is_err_and(|failure| failure.exit().is_by_signal()) {
+        let tidy = async { end(starting.await?, true).await };
+        // A second signal ends the wait.
+        interrupts.unless_interrupted(tidy).await.ok();
+    }
+    started
+}
+
+async fn start_at_once(env_base: EnvBase) -> Result<PrivateDaemon, Failure> {
     let config = Config { env_base, ..Config::default() };
     blocking(move || {
         let folder = make_folder(&std::env::temp_dir()).map_err(|error| {

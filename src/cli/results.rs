@@ -8,7 +8,9 @@ use std::time::Duration;
 
 use serde_json::{Map, Value, json};
 
+use super::session::{FinishedJob, Interrupts};
 use super::states::printable;
+use super::terminal;
 use super::{states, text_proto};
 use crate::error::{Exit, Failure};
 use crate::pb::{self, v1};
@@ -249,14 +251,30 @@ pub(super) fn is_debugged() -> bool {
         .is_ok_and(|text| matches!(&*text, "1" | "t" | "T" | "true" | "TRUE" | "True"))
 }
 
-pub(super) fn write_root(
-    path: &Path,
-    root: Option<&v1::StepResult>,
+/// Writes the results of `ended` to `path`, unless a signal comes first: a pipe may have no reader. If the job has failed, a file
+/// that cannot be written is only reported, because the exit code tells how the job ended.
+pub(super) async fn write_root(
+    path: PathBuf,
+    ended: &FinishedJob,
     format: ResultsFormat,
     readers: Readers,
+    interrupts: &mut Interrupts,
 ) -> Result<(), Failure> {
-    let root = root.ok_or_else(|| Failure::new(Exit::Failure, "the daemon sent no step results"))?;
-    write(path, root, format, readers)
+    let root = ended.root.clone();
+    let writing = tokio::task::spawn_blocking(move || {
+        let root = root.ok_or_else(|| Failure::new(Exit::Failure, "the daemon sent no step results"))?;
+        write(&path, &root, format, readers)
+    });
+    let written = async {
+        writing.await.unwrap_or_else(|_| Err(Failure::new(Exit::Defect, "writing the results failed")))
+    };
+    match interrupts.unless_interrupted(written).await {
+        Err(failure) if !failure.exit().is_by_signal() && ended.code(interrupts) != 0 => {
+            terminal::say(&format!("step-runner: {failure}"));
+            Ok(())
+        }
+        written => written,
+    }
 }
 
 /// Writes `--results FILE`, readable by its owner only: results may hold secrets that masking does not know.

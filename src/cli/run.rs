@@ -250,7 +250,7 @@ async fn alone(arguments: &Arguments, verbosity: Verbosity) -> CommandResult {
     // Reading can wait for someone who writes. Until then, a signal ends the command as it ends any other.
     let request = arguments.job.own_request(verbosity)?;
     let mut interrupts = Interrupts::new(OnInterrupt::Cancel)?;
-    let daemon = interrupts.unless_interrupted(private::start(arguments.env_base)).await?;
+    let daemon = private::start(arguments.env_base, &mut interrupts).await?;
     let ended = alone_with(&daemon, arguments, &request, &mut interrupts, verbosity).await;
     let at_once = matches!(&ended, Err(failure) if failure.exit().is_by_signal());
     let gone = private::end(daemon, at_once).await;
@@ -320,7 +320,7 @@ async fn to_the_end(
     })?;
     if let Some(path) = arguments.results_file() {
         let readers = Readers::of(arguments.write_steps_results || arguments.results.is_none());
-        results::write_root(&path, ended.root.as_ref(), arguments.step_results_format, readers)?;
+        results::write_root(path, &ended, arguments.step_results_format, readers, interrupts).await?;
     }
     Ok(ended)
 }

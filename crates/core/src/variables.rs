@@ -22,7 +22,7 @@ use step_runner_model::{Reason, Variable};
 pub(crate) const MAX_ENTRIES: usize = 4_096;
 
 /// Most bytes of all their keys and values together (service.md §3.7).
-pub(crate) const MAX_TOTAL: usize = 8 << 20;
+pub const MAX_TOTAL: usize = 8 << 20;
 
 /// Most bytes of one environment entry: key, `=` and value. Linux refuses more at exec (service.md §3.7).
 pub(crate) const MAX_ENTRY: usize = 131_071;

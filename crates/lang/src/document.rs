@@ -143,12 +143,14 @@ pub fn may_unfold(text: &str) -> bool {
     })
 }
 
-/// Reads one YAML value, such as an input on a command line, without evaluating anything. Empty text is null.
+/// Reads one YAML value, such as an input on a command line, without evaluating anything. Empty text is null, and a second
+/// document is an error.
 pub fn parse_value(text: &str) -> Result<Value, Vec<Diagnostic>> {
     let (mut checker, documents, _) = read(text, &Arc::from(UNNAMED), UnknownKey::Warn);
-    let value = match documents.first() {
-        Some(node) => node.as_ref().and_then(|node| checker.value(node, "")),
-        None => Some(Value::plain(Data::Null)),
+    let value = match documents.as_slice() {
+        [node] => node.as_ref().and_then(|node| checker.value(node, "")),
+        [] => Some(Value::plain(Data::Null)),
+        _ => None,
     };
     match value {
         Some(value) if !checker.has_errors() => Ok(value),
