@@ -281,6 +281,24 @@ async fn fault_89_what_clients_send_with_their_calls_is_no_flood() {
 }
 
 #[tokio::test]
+async fn fault_89_data_after_the_cancel_of_a_call_ends_no_connection() {
+    // As netty sends it for a call that is cancelled at once.
+    let daemon = Daemon::start();
+    let mut wire = Wire::open(&daemon.socket).unwrap();
+    wire.patience(PATIENCE).unwrap();
+    for stream in (1..6_000).step_by(4) {
+        let cancelled = [
+            frame(kind::HEADERS, END_HEADERS, stream, &call_headers("Status")),
+            frame(kind::RST_STREAM, 0, stream, &8_u32.to_be_bytes()),
+            frame(kind::DATA, END_STREAM, stream, &frames::message(b"")),
+        ];
+        wire.send(&cancelled.concat()).unwrap();
+        ask(&mut wire, stream + 2);
+        answer(&mut wire, stream + 2);
+    }
+}
+
+#[tokio::test]
 async fn fault_89_a_flood_is_told_the_last_call_and_loses_none_before_it() {
     let daemon = Daemon::start();
     let mut wire = Wire::open(&daemon.socket).unwrap();

@@ -20,6 +20,7 @@ use tokio::time::{Instant, sleep_until, timeout_at};
 use tonic::body::Body;
 use tower::ServiceExt;
 
+use super::message::unescape_message;
 use crate::grpc::peer::Caller;
 
 /// Maximum memory of a connection for answers to followers. A client with many of them gets smaller pieces.
@@ -298,7 +299,7 @@ where
                 let answer = self.service.call(request);
                 Box::pin(async move {
                     let answer = begin(beginnings, answer).await?;
-                    Ok(answer.map(|body| Answer::boxed(body, call, turn)))
+                    Ok(Answer::counted(answer, call, turn))
                 })
             }
             Err(turns) => {
@@ -307,7 +308,7 @@ where
                     // The semaphore is never closed.
                     let turn = turns.acquire_owned().await.ok();
                     let answer = begin(beginnings, service.oneshot(request)).await?;
-                    Ok(answer.map(|body| Answer::boxed(body, call, turn)))
+                    Ok(Answer::counted(answer, call, turn))
                 })
             }
         }
@@ -337,8 +338,13 @@ struct Answer {
 }
 
 impl Answer {
-    fn boxed(body: Body, call: CountedCall, turn: Option<OwnedSemaphorePermit>) -> Body {
-        Body::new(Self { body, _call: call, _turn: turn })
+    fn counted(
+        mut answer: Response<Body>,
+        call: CountedCall,
+        turn: Option<OwnedSemaphorePermit>,
+    ) -> Response<Body> {
+        unescape_message(answer.headers_mut());
+        answer.map(|body| Body::new(Self { body, _call: call, _turn: turn }))
     }
 }
 
@@ -350,7 +356,13 @@ impl HttpBody for Answer {
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, tonic::Status>>> {
-        Pin::new(&mut self.body).poll_frame(cx)
+        let mut polled = Pin::new(&mut self.body).poll_frame(cx);
+        if let Poll::Ready(Some(Ok(frame))) = &mut polled
+            && let Some(trailers) = frame.trailers_mut()
+        {
+            unescape_message(trailers);
+        }
+        polled
     }
 
     fn is_end_stream(&self) -> bool {
