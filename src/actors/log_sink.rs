@@ -213,10 +213,11 @@ impl LogFeed {
         self.followers.expire();
     }
 
-    /// Keeps the log in `folder` open: while the return value lives, new followers can read it despite a removal.
-    pub(super) fn hold(&self, folder: &JobFolder) -> Option<OpenFileGuard<LogFile>> {
+    /// Keeps the log in `folder` open, if it has the recorded `inode`: while the return value lives, new followers can read it
+    /// despite a removal.
+    pub(super) fn hold(&self, folder: &JobFolder, inode: u64) -> Option<OpenFileGuard<LogFile>> {
         // `None` if no descriptor is left or the log is lost.
-        folder.open_log(None).ok().map(|file| self.followers.hold(file))
+        folder.open_log(Some(inode)).ok().map(|file| self.followers.hold(file))
     }
 
     /// Adds a follower at `offset` of the open log `file`, if there are fewer than `max`.
@@ -323,6 +324,7 @@ impl Handler<Grew> for LogSink {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::MetadataExt as _;
     #[cfg(feature = "failpoints")]
     use std::time::Duration;
 
@@ -346,7 +348,9 @@ mod tests {
     #[tokio::test]
     async fn fault_83_a_follower_that_comes_while_a_log_is_removed_reads_to_the_end() {
         let (_dir, folder, feed) = ended("first\nlast\n");
-        let held = feed.hold(&folder).unwrap();
+        let inode = std::fs::metadata(folder.path("log")).unwrap().ino();
+        assert!(feed.hold(&folder, inode + 1).is_none(), "another file");
+        let held = feed.hold(&folder, inode).unwrap();
         feed.expire();
         folder.begin_removal().unwrap().unwrap().delete().unwrap();
         let past_end = feed.follow_held(12, 1).unwrap().err();

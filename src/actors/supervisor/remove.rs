@@ -234,7 +234,8 @@ async fn remove_ended(
     let plain = if sync_group.is_none() { folder.open_plain() } else { None };
     // While the id is registered, new followers can read to the end. Removing a plain folder awaits nothing, so none can
     // come in between.
-    let _held = plain.is_none().then(|| (removal.view.log.hold(&folder), removal.view.trace.hold(&folder)));
+    let hold = |view: &JobView| (view.log.hold(&folder, view.log_inode()), view.trace.hold(&folder));
+    let _held = plain.is_none().then(|| hold(&removal.view));
     let begun = folder.begin_removal();
     if let Some(group) = sync_group
         && let Err(error) = group.synced().await
