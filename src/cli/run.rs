@@ -268,7 +268,9 @@ async fn alone_with(
     verbosity: Verbosity,
 ) -> Result<FinishedJob, Failure> {
     let socket = Socket::named(&daemon.socket).map_err(AddressError::from).map_err(Error::from)?;
-    let client = arguments.connection.connect_to(Address::Unix(socket), verbosity).await?;
+    // Without descriptors the daemon cannot answer.
+    let connecting = arguments.connection.connect_to(Address::Unix(socket), verbosity);
+    let client = interrupts.unless_interrupted(connecting).await?;
     begin(arguments, &client, request, cannot_start, interrupts, verbosity).await?;
     to_the_end(arguments, &client, request, interrupts, verbosity).await
 }
