@@ -271,6 +271,26 @@ fn a_run_that_is_told_to_end_gives_the_job_its_grace_and_leaves_nothing() {
 }
 
 #[test]
+fn a_run_that_is_told_to_end_at_any_moment_of_its_start_leaves_no_folder() {
+    let folder = Folder::new();
+    let temporary = folder.path().join("tmp");
+    fs::create_dir(&temporary).unwrap();
+    folder.file("nap.yml", "[{name: a, script: exec sleep 60}]");
+    // The start takes some 20 ms.
+    for moment in 0..40 {
+        let mut command = folder.command(&["run", "nap.yml"]);
+        command.env("TMPDIR", &temporary).stdout(Stdio::null()).stderr(Stdio::null());
+        let mut child = command.spawn().unwrap();
+        std::thread::sleep(std::time::Duration::from_millis(moment));
+        let pid = rustix::process::Pid::from_child(&child);
+        rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+        let status = child.wait().unwrap();
+        assert!(!status.success(), "after {moment} ms: {status}");
+        assert_eq!(fs::read_dir(&temporary).unwrap().count(), 0, "after {moment} ms: {status}");
+    }
+}
+
+#[test]
 fn without_a_daemon_nobody_is_said_to_have_refused_the_job() {
     let folder = Folder::new();
     folder.file("file", "");
