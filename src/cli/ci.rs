@@ -84,7 +84,8 @@ async fn run_with(
         .await?;
     let socket =
         Socket::named(&daemon.socket).map_err(AddressError::from).map_err(crate::client::Error::from)?;
-    let client = Client::connect(Address::Unix(socket)).await?;
+    let connecting = async { Ok(Client::connect(Address::Unix(socket)).await?) };
+    let client = interrupts.unless_interrupted(connecting).await?;
     let display = arguments.output.display(0, verbosity)?;
     let ended = Box::pin(session::follow(&client, &job.id, 0, display, interrupts, verbosity)).await?;
     if let Some(path) = arguments.results_file() {

@@ -374,7 +374,8 @@ impl Connection {
             .max_concurrent_streams(MAX_STREAMS)
             // The frame budget counts calls that are reset at once; it slows the client down first.
             .max_pending_accept_reset_streams(MAX_STREAMS as usize)
-            // Clients make the daemon reset streams by mistake: netty sends DATA after it has cancelled a call.
+            // Clients make the daemon reset streams by mistake: netty sends DATA after it has cancelled a call. The frame
+            // budget ends floods of such calls.
             .max_local_error_reset_streams(None)
             .max_header_list_size(MAX_HEADERS)
             .max_send_buf_size(SEND_BUFFER)

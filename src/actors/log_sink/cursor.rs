@@ -1,4 +1,4 @@
-//! Reading of a log by one follower, at its own offset and in messages of its own size.
+//! Reads a log for one follower: from its own offset, in messages of a size that suits it.
 
 use std::sync::Arc;
 use std::time::Duration;
