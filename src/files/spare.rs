@@ -3,6 +3,7 @@
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::LazyLock;
 
 use rustix::fs::{FileType, Mode, OFlags, RenameFlags, Stat};
 use rustix::path::Arg;
@@ -32,7 +33,8 @@ pub(crate) fn open_sole(at: impl AsFd, name: impl Arg + Copy) -> io::Result<Opti
 
 /// True if the file or directory still has our owner and `mode`. A step can change both.
 pub(crate) fn is_as_made(stat: &Stat, mode: Mode) -> bool {
-    stat.st_uid == rustix::process::geteuid().as_raw() && Mode::from_raw_mode(stat.st_mode) == mode
+    static OWN: LazyLock<u32> = LazyLock::new(|| rustix::process::geteuid().as_raw());
+    stat.st_uid == *OWN && Mode::from_raw_mode(stat.st_mode) == mode
 }
 
 /// Gives the spare file for `name`, if there is one, its name. Fails with `AlreadyExists` if something has that name,

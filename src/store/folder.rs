@@ -1,8 +1,9 @@
 //! The folder of one job: makes it, appends to it, reads from it and removes it.
 
+use std::borrow::Cow;
 use std::ffi::{CStr, CString};
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -38,12 +39,31 @@ pub struct JobFolder {
 #[must_use]
 pub struct Removed {
     pub(super) shared: Arc<Shared>,
-    pub(super) name: CString,
+    pub(super) place: RemovedPlace,
+}
+
+/// Place of a removed folder.
+#[derive(Debug)]
+pub(super) enum RemovedPlace {
+    /// Among the jobs, under this name.
+    Jobs(CString),
+    /// Among the spare folders, under this number. It was plain, and is not empty yet.
+    Spare(u64),
 }
 
 impl Removed {
     pub(super) fn left(shared: &Arc<Shared>, name: &CStr) -> Self {
-        Self { shared: Arc::clone(shared), name: name.to_owned() }
+        Self { shared: Arc::clone(shared), place: RemovedPlace::Jobs(name.to_owned()) }
+    }
+
+    /// Returns the folder's directory and its name in there.
+    fn at(&self) -> (BorrowedFd<'_>, Cow<'_, CStr>) {
+        match &self.place {
+            RemovedPlace::Jobs(name) => (self.shared.jobs.as_fd(), Cow::Borrowed(name)),
+            RemovedPlace::Spare(number) => {
+                (self.shared.root.as_fd(), Cow::Owned(super::spare::name(*number)))
+            }
+        }
     }
 
     /// Deletes the folder.
@@ -54,16 +74,19 @@ impl Removed {
     /// Deletes a folder of a few small files, which takes no time worth another thread. False if more is left, or an
     /// entry could not be deleted.
     pub(crate) fn delete_if_small(&self) -> bool {
-        let deleted = failpoint::io("store::folder::delete")
-            .and_then(|()| files::remove_small_tree(&self.shared.jobs, &self.name));
+        let (directory, name) = self.at();
+        let deleted =
+            failpoint::io("store::folder::delete").and_then(|()| files::remove_small_tree(directory, &name));
         matches!(deleted, Ok(Some(())))
     }
 
     /// Deletes parts of the folder as long as `goes_on` returns true. `None` if more is left.
     pub(crate) fn delete_while(&self, goes_on: &dyn Fn() -> bool) -> Result<Option<()>, StoreError> {
+        let (directory, name) = self.at();
         let deleted = failpoint::io("store::folder::delete")
-            .and_then(|()| files::remove_tree_while(&self.shared.jobs, &self.name, goes_on));
-        deleted.map_err(StoreError::new("delete", format!("jobs/{}", self.name.to_string_lossy())))
+            .and_then(|()| files::remove_tree_while(directory, &name, goes_on));
+        let parent = if matches!(self.place, RemovedPlace::Jobs(_)) { "jobs/" } else { "" };
+        deleted.map_err(StoreError::new("delete", format!("{parent}{}", name.to_string_lossy())))
     }
 }
 
@@ -249,6 +272,13 @@ impl JobFolder {
     /// Moves the directory `name` of the folder out of the way at once, whatever the job has put into it. The result
     /// must be deleted. `None` if there is no such directory.
     pub(crate) fn set_dir_gone(&self, name: &CStr) -> Result<Option<Removed>, StoreError> {
+        // Most jobs have none, and nothing needs to be opened for that.
+        let inside = [self.name.as_bytes(), b"/", name.to_bytes()].concat();
+        if files::stat_at(&self.shared.jobs, inside.as_slice())
+            .is_err_and(|e| e.kind() == io::ErrorKind::NotFound)
+        {
+            return Ok(None);
+        }
         let set_gone = || match self.open() {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
             folder => {
@@ -278,12 +308,13 @@ impl JobFolder {
     /// Removes the folder: journal line and rename (service.md §6.6). From then on the job is gone and its id is free.
     /// The result must be deleted; else the next start does it. `None` if there is no folder.
     pub(crate) fn begin_removal(&self) -> Result<Option<Removed>, StoreError> {
-        match self.append(&Event::Removing) {
-            Err(error) if error.source.kind() == io::ErrorKind::NotFound => return Ok(None),
-            // The rename decides: on a full disk the removal itself frees space.
-            _ => {}
-        }
-        self.set_gone()
+        if self.announce_removal() { self.set_gone() } else { Ok(None) }
+    }
+
+    /// Writes the journal line of a removal. False if there is no folder.
+    pub(super) fn announce_removal(&self) -> bool {
+        // The rename decides: on a full disk the removal itself frees space.
+        !self.append(&Event::Removing).is_err_and(|error| error.source.kind() == io::ErrorKind::NotFound)
     }
 
     /// Renames the folder so that it belongs to no job. `None` if there is no folder.
@@ -329,8 +360,8 @@ impl Shared {
             let gone = format!("{GONE}{label}-{}-{serial}", std::process::id());
             match files::rename(from.as_fd(), name, &self.jobs, gone.as_str()) {
                 Ok(()) => {
-                    let name = CString::new(gone)?;
-                    return Ok(Some(Removed { shared: Arc::clone(self), name }));
+                    let place = RemovedPlace::Jobs(CString::new(gone)?);
+                    return Ok(Some(Removed { shared: Arc::clone(self), place }));
                 }
                 Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
                 // The name is taken: an earlier daemon with the same pid left it.

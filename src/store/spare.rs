@@ -3,9 +3,9 @@
 //! A short job makes and deletes five inodes. On ext4, which does not reuse inodes that were deleted lately, the search
 //! for free ones can take longer than the rest of the job. A spare folder needs no search.
 //!
-//! The files of a spare folder are empty. Two of them have other names, because recovery relies on these names:
-//! `job.json` shows that a Run was accepted, `log` that a keeper has taken the job. Spare folders of an earlier daemon
-//! are never used: [`SpareFolders::clear`] has them deleted.
+//! A removed job's folder moves to the spare ones at once, and is emptied there. Then its files are empty, and two of them
+//! have other names, because recovery relies on these names: `job.json` shows that a Run was accepted, `log` that a keeper
+//! has taken the job. Spare folders of an earlier daemon are never used: [`SpareFolders::clear`] has them deleted.
 
 use std::ffi::{CStr, CString};
 use std::io;
@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-use super::folder::Removed;
+use super::folder::{Removed, RemovedPlace};
 use super::state_dir::{Shared, ensure_dir};
 use super::{JobFolder, StoreError};
 use crate::files;
@@ -51,54 +51,78 @@ struct List {
     is_closed: bool,
 }
 
-/// A job's folder with short files and nothing else: record, journal, log and results. It can become a spare folder or
-/// be deleted without waiting.
-#[derive(Debug)]
-pub(crate) struct PlainFolder(OwnedFd);
-
 impl JobFolder {
-    /// Opens the folder if it is plain. Removes its working directory if that is empty.
-    pub(crate) fn open_plain(&self) -> Option<PlainFolder> {
-        let dir = files::open_dir(&self.shared.jobs, &*self.name).ok()?;
+    /// True if the folder has short files and nothing else: record, journal, log and results. Such a folder can become a
+    /// spare one, or be deleted without waiting. Removes the working directory if that is empty.
+    pub(crate) fn is_plain(&self) -> bool {
+        self.look_if_plain().unwrap_or(false)
+    }
+
+    fn look_if_plain(&self) -> io::Result<bool> {
+        let dir = files::open_dir(&self.shared.jobs, &*self.name)?;
         // A later job would inherit what a step has changed.
-        if !files::is_as_made(&files::stat_of(&dir).ok()?, files::DIR_MODE) {
-            return None;
+        if !files::is_as_made(&files::stat_of(&dir)?, files::DIR_MODE) {
+            return Ok(false);
         }
         match files::remove_dir(&dir, WORK) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return None,
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Ok(false),
             _ => {}
         }
-        let entries = files::some_entries(&dir, FILES.len() + 1).ok()?;
+        let entries = files::first_entries(&dir, FILES.len() + 1)?;
         let is_short = |name: &CStr| files::stat_at(&dir, name).is_ok_and(|stat| stat.st_size <= MOST_BYTES);
         let is_plain = |name: &CStr| FILES.iter().any(|(file, _)| *file == name) && is_short(name);
-        entries.iter().all(|entry| is_plain(entry.name.as_c_str())).then_some(PlainFolder(dir))
+        Ok(entries.iter().all(|entry| is_plain(entry.name.as_c_str())))
+    }
+}
+
+impl JobFolder {
+    /// Like [`Self::begin_removal`], for a plain folder. If there are not enough spare folders, it moves to them.
+    pub(crate) fn begin_reuse(&self) -> Result<Option<Removed>, StoreError> {
+        if !self.announce_removal() {
+            return Ok(None);
+        }
+        match self.shared.move_to_spare(&self.name) {
+            Ok(Some(number)) => {
+                Ok(Some(Removed { shared: Arc::clone(&self.shared), place: RemovedPlace::Spare(number) }))
+            }
+            // It can still be removed.
+            Ok(None) | Err(_) => self.set_gone(),
+        }
     }
 }
 
 impl Removed {
-    /// Empties the folder, which is `plain`, and adds it to the spare folders. False if the caller must delete it: for
-    /// example, a follower still reads the log, or there are enough spare folders.
-    pub(crate) fn keep_as_spare(&self, plain: &PlainFolder) -> bool {
-        matches!(self.shared.add_spare_folder(&self.name, plain), Ok(true))
+    /// Makes a spare folder of one that [`JobFolder::begin_reuse`] has moved. False if the caller must delete it: for example,
+    /// a follower still reads the log.
+    pub(crate) fn keep_as_spare(&self) -> bool {
+        let RemovedPlace::Spare(number) = self.place else { return false };
+        matches!(self.shared.add_spare_folder(number), Ok(true))
     }
 }
 
 impl Shared {
-    fn add_spare_folder(&self, gone: &CStr, plain: &PlainFolder) -> io::Result<bool> {
+    /// Moves a job's folder to the spare ones. Returns its number there; `None` if no more are wanted.
+    fn move_to_spare(&self, job: &str) -> io::Result<Option<u64>> {
         let mut list = self.spare.0.lock();
         if list.is_closed || list.kept.len() >= MOST_FOLDERS {
-            return Ok(false);
+            return Ok(None);
         }
         if !list.is_made {
             drop(ensure_dir(&self.root, DIRECTORY).map_err(|error| error.source)?);
             list.is_made = true;
         }
-        if !plain.empty()? {
+        let number = list.latest + 1;
+        files::rename(&self.jobs, job, &self.root, path(number).as_str())?;
+        list.latest = number;
+        Ok(Some(number))
+    }
+
+    /// Empties the folder and adds it to the list.
+    fn add_spare_folder(&self, number: u64) -> io::Result<bool> {
+        let mut list = self.spare.0.lock();
+        if list.is_closed || !empty(&files::open_dir(&self.root, path(number).as_str())?)? {
             return Ok(false);
         }
-        list.latest += 1;
-        let number = list.latest;
-        files::rename(&self.jobs, gone, &self.root, path(number).as_str())?;
         list.kept.push(number);
         Ok(true)
     }
@@ -108,7 +132,7 @@ impl Shared {
         let kept = std::mem::take(&mut self.spare.0.lock().kept);
         for number in &kept {
             // What stays is deleted by the next start.
-            drop(files::remove_tree(&self.root, &CString::new(path(*number)).unwrap_or_default()));
+            drop(files::remove_tree(&self.root, &name(*number)));
         }
         !kept.is_empty()
     }
@@ -139,6 +163,11 @@ fn path(number: u64) -> String {
     format!("{DIRECTORY}/{number}")
 }
 
+/// The same for the C library.
+pub(super) fn name(number: u64) -> CString {
+    CString::new(path(number)).unwrap_or_default()
+}
+
 impl SpareFolders {
     /// Moves the spare folders of an earlier daemon to `jobs/` as one removed folder. The scan reports it, to be deleted.
     pub(super) fn clear(shared: &Arc<Shared>) -> Result<(), StoreError> {
@@ -150,27 +179,25 @@ impl SpareFolders {
     }
 }
 
-impl PlainFolder {
-    /// Empties the files. False if one of them is open elsewhere or no ordinary file; then nothing is changed.
-    fn empty(&self) -> io::Result<bool> {
-        let mut opened = Vec::with_capacity(FILES.len());
-        for (name, has_spare_name) in FILES {
-            match files::open_sole(&self.0, name) {
-                Ok(Some(file)) => opened.push((file, name, has_spare_name)),
-                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-                Ok(None) => return Ok(false),
-                Err(error) => return Err(error),
-            }
+/// Empties the files of a folder. False if one of them is open elsewhere or no ordinary file; then nothing is changed.
+fn empty(dir: &OwnedFd) -> io::Result<bool> {
+    let mut opened = Vec::with_capacity(FILES.len());
+    for (name, has_spare_name) in FILES {
+        match files::open_sole(dir, name) {
+            Ok(Some(file)) => opened.push((file, name, has_spare_name)),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Ok(None) => return Ok(false),
+            Err(error) => return Err(error),
         }
-        for (file, name, has_spare_name) in opened {
-            if has_spare_name {
-                let spare = files::spare_name(&name.to_string_lossy());
-                files::rename(&self.0, name, &self.0, spare.as_str())?;
-            }
-            files::empty(file)?;
-        }
-        Ok(true)
     }
+    for (file, name, has_spare_name) in opened {
+        if has_spare_name {
+            let spare = files::spare_name(&name.to_string_lossy());
+            files::rename(dir, name, dir, spare.as_str())?;
+        }
+        files::empty(file)?;
+    }
+    Ok(true)
 }
 
 /// True if a rename of a directory failed because the new name is taken.

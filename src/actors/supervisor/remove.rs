@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::future::Future;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use actix::Context;
@@ -22,7 +23,7 @@ use crate::job::reaper::{self, Action, Moment, Rules};
 use crate::keeper::protocol::{Remembered as Entry, Request};
 use crate::model::{CancelCause, JobId, Refusal};
 use crate::process;
-use crate::store::StateDir;
+use crate::store::{Removed, StateDir, StoreError};
 use crate::threads::{self, Work};
 
 /// Folders without a readable record are removed after this time without a change (service.md §6.3).
@@ -210,10 +211,14 @@ async fn remove_ended(
 ) {
     removal.view.log.ended().await;
     if let Some(keeper) = port.living().await {
-        keeper.link.tell_short(Request::Drop { key: removal.view.key });
+        let key = removal.view.key;
+        if removal.view.is_kept_by_keeper.load(Ordering::Relaxed) {
+            // It holds secrets of the job, so it must wake up for this.
+            keeper.link.tell_short(Request::Drop { key });
+        }
         // Later daemons learn the id from the keeper, so it must be on its way to it before the Finish is answered; a
         // dying keeper need not know it.
-        keeper.link.hand_over(Request::Remember(entry)).await.ok();
+        keeper.link.hand_over([Request::Drop { key }, Request::Remember(entry)]).await.ok();
     }
     removal.view.log.expire();
     removal.view.trace.expire();
@@ -231,26 +236,43 @@ async fn remove_ended(
     // Files of its steps may still be deleted.
     drop(removal.view.leftovers.lock().await);
     // After a power cut a used folder could hold parts of two jobs.
-    let plain = if sync_group.is_none() { folder.open_plain() } else { None };
-    // While the id is registered, new followers can read to the end. Removing a plain folder awaits nothing, so none can
-    // come in between.
+    let is_plain = sync_group.is_none() && folder.is_plain();
+    // While the id is registered, new followers can read to the end. A plain folder is removed at once, so none can come in
+    // between.
     let hold = |view: &JobView| (view.log.hold(&folder, view.log_inode()), view.trace.hold(&folder));
-    let _held = plain.is_none().then(|| hold(&removal.view));
-    let begun = folder.begin_removal();
+    let _held = (!is_plain).then(|| hold(&removal.view));
+    let begun = if is_plain { folder.begin_reuse() } else { folder.begin_removal() };
     if let Some(group) = sync_group
         && let Err(error) = group.synced().await
     {
         tracing::warn!(error = %Chain(&error), job = %removal.view.id, "the removal may come undone with a power cut");
     }
     let removed = match begun {
-        Ok(Some(removed)) if plain.is_some_and(|plain| removed.keep_as_spare(&plain)) => Ok(()),
+        Ok(Some(removed)) if is_plain => {
+            let view = Arc::clone(&removal.view);
+            drop(removal);
+            return empty_or_delete(removed, &view).await;
+        }
         Ok(Some(removed)) if removed.delete_if_small() => Ok(()),
         Ok(Some(removed)) => delete(removed).await,
         Ok(None) => Ok(()),
         Err(error) => Err(error),
     };
-    if let Err(error) = removed {
-        tracing::warn!(error = %Chain(&error), job = %removal.view.id, "not everything of the job was removed");
-    }
+    warn_of_rest(&removed, &removal.view);
     drop(removal);
+}
+
+/// Makes a spare folder of a plain one that is out of the way. The client does not wait for it.
+async fn empty_or_delete(removed: Removed, view: &JobView) {
+    // The answer to Finish goes out first.
+    tokio::task::yield_now().await;
+    if !removed.keep_as_spare() && !removed.delete_if_small() {
+        warn_of_rest(&delete(removed).await, view);
+    }
+}
+
+fn warn_of_rest(removed: &Result<(), StoreError>, view: &JobView) {
+    if let Err(error) = removed {
+        tracing::warn!(error = %Chain(error), job = %view.id, "not everything of the job was removed");
+    }
 }

@@ -1,15 +1,21 @@
 //! The keeper's end of the connection: reads and writes frames, and never blocks.
 
-use std::io;
+use std::io::{self, IoSliceMut};
+use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags};
 
+use super::quiet::QuietPipe;
 use crate::keeper::link::is_final;
 use crate::keeper::protocol::{FromKeeper, MAX_FRAME, ToKeeper};
 
 const READ_CHUNK: usize = 64 << 10;
+
+/// Bytes read at a time before the greeting.
+const FIRST_CHUNK: usize = 4 << 10;
 
 /// Most chunks to read before the pipes of jobs get their turn.
 const CHUNKS_PER_TURN: usize = 16;
@@ -35,6 +41,10 @@ pub(super) struct Connection {
     sent: usize,
     /// True once sending has failed for good. Frames that the daemon sent before are still read.
     deaf: bool,
+    /// `None` until the first bytes have come, and if the daemon has none.
+    quiet: Option<QuietPipe>,
+    /// Number of frames of the socket that were taken.
+    taken: u64,
 }
 
 /// The connection is over: the daemon closed its end or broke the protocol.
@@ -52,6 +62,8 @@ impl Connection {
             output: Vec::new(),
             sent: 0,
             deaf: false,
+            quiet: None,
+            taken: 0,
         })
     }
 
@@ -61,10 +73,24 @@ impl Connection {
 
     /// Reads the available bytes. After `ConnectionClosed`, the frames read before must still be taken.
     pub(super) fn receive(&mut self) -> Result<(), ConnectionClosed> {
+        let received = self.receive_socket();
+        // After the socket: an entry of the pipe comes behind frames that were sent before it.
+        if let Some(quiet) = &mut self.quiet {
+            quiet.read();
+        }
+        received
+    }
+
+    fn receive_socket(&mut self) -> Result<(), ConnectionClosed> {
         for _ in 0..CHUNKS_PER_TURN {
             self.input.reserve(READ_CHUNK);
             let room = self.input.capacity() - self.input.len();
-            match rustix::io::read(&self.socket, rustix::buffer::spare_capacity(&mut self.input)) {
+            let read = if self.greeted {
+                rustix::io::read(&self.socket, rustix::buffer::spare_capacity(&mut self.input))
+            } else {
+                self.read_first()
+            };
+            match read {
                 Ok(0) => return Err(ConnectionClosed),
                 Ok(read) if read < room => break,
                 Ok(_) | Err(Errno::INTR) => {}
@@ -75,7 +101,24 @@ impl Connection {
         Ok(())
     }
 
-    /// Takes the complete frames read so far.
+    /// Reads bytes that may bring the quiet pipe along. Before the greeting they are few.
+    fn read_first(&mut self) -> rustix::io::Result<usize> {
+        let mut bytes = [0; FIRST_CHUNK];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+        let mut pieces = [IoSliceMut::new(&mut bytes)];
+        let read =
+            rustix::net::recvmsg(&self.socket, &mut pieces, &mut ancillary, RecvFlags::CMSG_CLOEXEC)?.bytes;
+        for message in ancillary.drain() {
+            if let RecvAncillaryMessage::ScmRights(descriptors) = message {
+                self.quiet = descriptors.last().map(QuietPipe::new);
+            }
+        }
+        self.input.extend_from_slice(bytes.get(..read).unwrap_or_default());
+        Ok(read)
+    }
+
+    /// Takes the complete frames read so far, in the order in which the daemon made them.
     pub(super) fn frames(&mut self) -> Result<Vec<ToKeeper>, ConnectionClosed> {
         let mut frames = Vec::new();
         let mut rest = self.input.as_slice();
@@ -85,9 +128,12 @@ impl Connection {
                 return Err(ConnectionClosed);
             }
             let Some((frame, behind)) = body.split_at_checked(len) else { break };
+            frames.extend(self.quiet.iter_mut().flat_map(|quiet| quiet.take(self.taken)));
             frames.push(postcard::from_bytes(frame).map_err(|_| ConnectionClosed)?);
+            self.taken += 1;
             rest = behind;
         }
+        frames.extend(self.quiet.iter_mut().flat_map(|quiet| quiet.take(self.taken)));
         let (taken, left) = (self.input.len() - rest.len(), rest.len());
         self.input.copy_within(taken.., 0);
         // Wipe them: requests hold the secrets of jobs, and the buffer lives on.
@@ -97,6 +143,13 @@ impl Connection {
             self.input = Vec::new();
         }
         Ok(frames)
+    }
+
+    /// Ends the connection. Returns what the daemon has handed over behind frames that it could not send any more.
+    pub(super) fn end(self) -> Vec<ToKeeper> {
+        let Some(mut quiet) = self.quiet else { return Vec::new() };
+        quiet.read();
+        quiet.take(u64::MAX).collect()
     }
 
     /// Queues a frame; [`Connection::send`] sends it.

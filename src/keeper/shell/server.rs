@@ -238,7 +238,14 @@ impl Keeper {
     }
 
     fn disconnect(&mut self) {
-        self.shared.connection = None;
+        if let Some(connection) = self.shared.connection.take()
+            && connection.greeted
+        {
+            let number = connection.number;
+            for frame in connection.end() {
+                self.request(ReplyTo { connection: number, id: frame.id }, frame.request);
+            }
+        }
         self.core.disconnected(Instant::now());
     }
 

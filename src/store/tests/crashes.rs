@@ -111,9 +111,9 @@ fn again(teller: &mut Teller<'_>, state: &StateDir) {
         if id == "again" {
             return;
         }
-        let plain = job.open_plain().unwrap();
-        let removed = job.begin_removal().unwrap().unwrap();
-        if !removed.keep_as_spare(&plain) {
+        assert!(job.is_plain());
+        let removed = job.begin_reuse().unwrap().unwrap();
+        if !removed.keep_as_spare() {
             removed.delete().unwrap();
         }
         teller.promise(id, Promise::Removed);

@@ -22,9 +22,9 @@ fn used(state: &StateDir, id: &str) -> JobFolder {
 
 /// Removes a job as Finish does. True if its folder was kept as a spare one.
 fn remove(folder: &JobFolder) -> bool {
-    let plain = folder.open_plain();
-    let removed = folder.begin_removal().unwrap().unwrap();
-    let is_kept = plain.is_some_and(|plain| removed.keep_as_spare(&plain));
+    let begun = if folder.is_plain() { folder.begin_reuse() } else { folder.begin_removal() };
+    let removed = begun.unwrap().unwrap();
+    let is_kept = removed.keep_as_spare();
     if !is_kept {
         removed.delete().unwrap();
     }
