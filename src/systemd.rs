@@ -25,7 +25,7 @@ const NAME: &str = "step-runner";
 /// Longest time between two checks of the state.
 const TELL_STATE: Duration = Duration::from_secs(10);
 
-/// Most messages that wait for the manager; further ones are dropped.
+/// Maximum number of messages that wait for the manager. Further ones are dropped.
 const WAITING: usize = 16;
 
 /// A socket that the service manager made and holds.

@@ -18,7 +18,7 @@ pub(crate) const CONNECT_TIMEOUT: Duration = Duration::from_secs(20);
 /// Longest silence of a server. One that is silent for longer is considered dead.
 pub(crate) const READ_TIMEOUT: Duration = Duration::from_mins(1);
 
-/// Least bytes a second of a transfer; a slower one fails.
+/// Minimum rate of a transfer in bytes per second. A slower one fails.
 pub(crate) const LEAST_RATE: u64 = 1 << 10;
 
 /// Waiting time over which [`LEAST_RATE`] is measured.

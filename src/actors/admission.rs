@@ -187,8 +187,8 @@ pub(super) struct Prepared {
 }
 
 impl Prepared {
-    /// Looks at the directories that the request names and that are made if they are missing. Their file system may be one
-    /// that does not answer, so this can wait. What is wrong with them is told where they are made.
+    /// Checks which of the directories that the request names exist. Missing ones are made later. The check can take
+    /// long, because a file system may not respond. Errors are reported where the directories are made.
     pub(super) async fn look_at_places(&mut self, caller: Weak<()>) {
         let JobActorSpec { work_dir, own_work_dir, files, .. } = &self.shell;
         if !own_work_dir {
@@ -201,7 +201,8 @@ impl Prepared {
     }
 }
 
-/// True if there is a directory. Another thread looks if the kernel does not know, unless the caller has gone by then.
+/// True if `path` is a directory. If only a lookup that may block can tell, another thread does it, unless the caller
+/// has gone by then.
 async fn is_directory(path: PathBuf, caller: Weak<()>) -> bool {
     match what_is_known(&path) {
         Known::Directory => true,

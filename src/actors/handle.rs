@@ -27,7 +27,7 @@ use crate::store::{LogLost, RequestOrigin, StateDir};
 use crate::threads::{self, Work};
 use crate::variables;
 
-/// Larger requests, in bytes, are decoded on another thread.
+/// Size in bytes above which a request is decoded on another thread.
 pub(crate) const LARGE_REQUEST: usize = 64 << 10;
 
 /// Largest request, in bytes, that the actors' thread itself checks, in about a millisecond …
@@ -36,10 +36,11 @@ const SMALL_REQUEST: usize = 16 << 10;
 /// … if its phrases to mask have at most this many bytes.
 const SMALL_PHRASES: usize = 2 << 10;
 
-/// Shortest time between two readings of what a job has used: each reads files of its control group.
+/// Minimum interval between two readings of a job's resource use. Each reading reads files of the job's control
+/// group.
 const USAGE_EVERY: Duration = Duration::from_millis(500);
 
-/// Most jobs whose use is read for one Status.
+/// Maximum number of jobs whose resource use is read for one Status call.
 const MOST_USAGES: usize = 64;
 
 /// A request to run a job, with its shape checked. It holds secrets, so it has no `Debug`.
@@ -175,7 +176,7 @@ impl JobsHandle {
         }
     }
 
-    /// Brings the use of resources of running jobs up to date, of at most [`MOST_USAGES`] and not more often than every
+    /// Updates the resource use of running jobs: of at most [`MOST_USAGES`] jobs, and of each at most once every
     /// [`USAGE_EVERY`].
     pub(crate) async fn read_usages(&self, jobs: &mut [JobStatus]) {
         let now = clock::uptime();
@@ -298,7 +299,7 @@ impl JobsHandle {
         self.supervisor.send(Operate::Resume).await.ok();
     }
 
-    /// Returns true if the supervisor lives, after it has had a turn.
+    /// True if the supervisor answers a message, that is, if it is alive and has had a turn.
     pub(crate) async fn answers(&self) -> bool {
         self.supervisor.send(Operate::Answer).await.is_ok()
     }

@@ -1,5 +1,5 @@
-//! The actor of one job: passes each message to the job's [`Driver`], which decides, and does what that returns
-//! (docs/internals/architecture.md).
+//! The actor of one job. It passes each message to the job's [`Driver`], which decides, and performs what the driver
+//! returns (docs/internals/architecture.md).
 //!
 //! It owns the job's connections to others: the link to the keeper, the step's actor, the sinks, the view, the folder and
 //! the timers. It decides nothing about the job itself. It gets [`Begin`], [`CancelAsk`], [`KeeperEventArrived`] and [`KeeperLost`] from the supervisor and the keeper's
@@ -111,9 +111,10 @@ pub(crate) struct JobActor {
     fetching: Option<SpawnHandle>,
     /// Timer of the next attempt to find a keeper for a waiting job.
     retry: Option<SpawnHandle>,
-    /// Ends the wait for a file system: the job was cancelled, or its keeper died.
+    /// Notified when the job is cancelled or its keeper dies. It ends the wait for a file system that does not
+    /// respond.
     look_ends: Arc<Notify>,
-    /// True if its memory takes long to free.
+    /// True if freeing the job's memory takes long.
     is_large: bool,
 }
 
@@ -215,10 +216,10 @@ impl JobActor {
     fn cancel(&mut self, ask: CancelAsk, ctx: &mut Context<Self>) {
         let CancelReaction { is_accepted, reaction } = self.driver.cancel(ask, self.link.is_over());
         if is_accepted {
-            // Also for a look that begins later.
+            // This also ends a lookup that begins later.
             self.look_ends.notify_one();
             self.show_cancel();
-            // A cancel that waits for a keeper is journalled now, too, because its caller is told so.
+            // Journal the cancel now even if it waits for a keeper, because the caller is told that it is recorded.
             if let Err(error) = self.folder.append(&journal::Event::Cancel { cause: ask.cause }) {
                 tracing::warn!(error = %Chain(&error), job = %self.view.id, "the cancel was not written to the journal");
             }
@@ -236,12 +237,13 @@ impl JobActor {
         self.react(reaction, ctx);
     }
 
-    /// Begins the job, if that is what its slot is for.
+    /// Begins the job if the driver agrees: not if the job has begun, is cancelled, or has no keeper yet.
     fn begin(&mut self, ctx: &mut Context<Self>) {
         if !self.driver.begin(self.link.is_over()) {
             return;
         }
-        // If an earlier daemon died between journal and record, the job has started, but none of its steps.
+        // An earlier daemon may have died after it wrote the journal line and before it recorded the event. The job
+        // has a start time then, but none of its steps has begun.
         let started = self.view.read(|state| state.start_time);
         let at = started.unwrap_or_else(clock::now_micros);
         self.view.update(|state| {
@@ -312,7 +314,7 @@ impl Handler<Begin> for JobActor {
     }
 }
 
-/// Ends the actor of a job that the keeper did not take: nobody hears of it.
+/// Ends the actor of a job that the keeper did not take. No client learns of such a job.
 #[derive(Message)]
 #[rtype(result = "()")]
 pub(super) struct Abandon;
@@ -374,8 +376,8 @@ impl Handler<KeeperEventArrived> for JobActor {
     }
 }
 
-/// Makes the keeper report unfinished lines. It forgets this if it does not hold the job yet; each start of a step says
-/// it again.
+/// Makes the keeper report unfinished lines. A keeper that does not hold the job yet ignores this, so each start of a
+/// step repeats it.
 #[derive(Message)]
 #[rtype(result = "()")]
 pub(super) struct WatchUnfinished;

@@ -30,11 +30,11 @@ use crate::process::sweep::Process;
 use crate::store::StateDir;
 use silence::Ending;
 
-/// Time to look for a keeper that has its lock but does not answer: it is starting or dying. [`find_time`] adds the
-/// time that its jobs need to end.
+/// Time limit for reaching a keeper that holds its lock but does not answer, because it is starting or dying.
+/// [`find_time`] adds the time that its jobs need to end.
 const FIND_TIME: Duration = Duration::from_secs(10);
 
-/// Time after which the operator hears that we wait.
+/// Delay after which the operator is told that the daemon waits for a keeper.
 const FIND_QUIETLY: Duration = Duration::from_secs(1);
 
 /// Pause between two attempts to reach the keeper.
@@ -263,7 +263,7 @@ impl KeeperPort {
                     *self.keeper.lock().await = Some(found.clone());
                     return Ok(Some((found, holdings)));
                 }
-                // The next turn then finds no keeper, and its jobs are treated as those of a dead one.
+                // The next iteration then finds no keeper, and the jobs are treated as those of a dead one.
                 Err(KeeperProblem::Link(LinkError::Silent)) => self.end_silent().await?,
                 Err(problem) if problem.is_passing() && Instant::now() < until => {
                     if !was_told && begun.elapsed() >= FIND_QUIETLY {
@@ -347,8 +347,9 @@ impl KeeperPort {
     }
 }
 
-/// Time to look for a keeper that has its lock. While it ends its jobs, because no daemon came back in time, it accepts
-/// no connection. That takes the grace, the kill, and the retries of a full disk (service.md §6.4).
+/// Returns the time limit for reaching a keeper that holds its lock. A keeper that ends its jobs, because no daemon
+/// came back in time, accepts no connection meanwhile. That takes the grace, the kill, and the retries of a full disk
+/// (service.md §6.4).
 fn find_time(config: &Config) -> Duration {
     FIND_TIME + config.cancel_grace + config.kill_wait + GIVE_UP_AFTER
 }

@@ -90,7 +90,8 @@ pub(crate) struct Reservation {
 }
 
 impl Reservation {
-    /// Makes the job known to the keeper's events. Its ends of steps and of the job are kept until it is registered.
+    /// Makes the keeper's events reach the job. Events about ends of steps and of the job are held back until it is
+    /// registered.
     pub(super) fn begin(&self, view: &Arc<JobView>, job: &Addr<JobActor>) {
         if let Some(Slot::Reserved(_, begun)) = self.registry.slots.write().get_mut(&self.id) {
             *begun = Some((Arc::clone(view), job.clone()));
@@ -99,7 +100,7 @@ impl Reservation {
         self.registry.hold_back(view.key);
     }
 
-    /// Turns the reservation into a registered job. Returns what the keeper has told of it.
+    /// Turns the reservation into a registered job. Returns the keeper's events about it that were held back.
     pub(super) fn register(mut self, view: Arc<JobView>, job: Addr<JobActor>) -> Vec<KeeperEvent> {
         self.registered = true;
         let key = view.key;
@@ -278,7 +279,8 @@ impl Registry {
         }
     }
 
-    /// Returns view and actor of the job with this key, for the keeper's events: also of one that is not registered yet.
+    /// Returns view and actor of the job with this key, for the keeper's events. Also finds a job that is not
+    /// registered yet.
     pub(crate) fn by_key(&self, key: JobKey) -> Option<(Arc<JobView>, Option<Addr<JobActor>>)> {
         let id = self.keys.read().get(&key)?.clone();
         match self.slots.read().get(&id)? {

@@ -80,15 +80,15 @@ pub(crate) struct StepActor {
     program: Option<PathBuf>,
     /// The request for the keeper, or the reason why the process cannot be started. `None` if it runs already.
     begin: Option<Result<KeeperFrame, String>>,
-    /// The reason why no process is asked for.
+    /// The reason why the keeper is not asked for a process.
     refused: Option<String>,
     /// Its run, as the keeper saw it.
     ran: Option<FinishedProcess>,
-    /// True if the keeper closes the job with it …
+    /// True if the keeper closes the job with the end of this process.
     closes: bool,
-    /// … or starts the next step.
+    /// True if the keeper has started the next step by itself.
     went_on: bool,
-    /// True while nobody waits for its end: before [`Self::send`], and once that is told.
+    /// True while nobody waits for the end of the process: before [`Self::send`], and after the end was reported.
     done: bool,
 }
 
@@ -130,7 +130,8 @@ impl StepActor {
         task.await_work_dir().then(|| Self::prepare(task))
     }
 
-    /// Ends a step whose program or working directory could not be looked at before the job's cancel or its keeper's death.
+    /// Ends a step whose program or working directory could not be looked up before the job's cancel or its keeper's
+    /// death.
     pub(super) fn give_up(task: StepTask) -> Self {
         let mut step = Self::new(task);
         step.refused = Some(GIVEN_UP.to_owned());
@@ -256,7 +257,7 @@ impl Actor for StepActor {
     }
 }
 
-/// The keeper reports that the process is over.
+/// Delivers the keeper's report that the process is over.
 #[derive(Message)]
 #[rtype(result = "()")]
 pub(super) struct Over(pub(super) StepOver);
@@ -328,7 +329,7 @@ fn interpreter(program: &Path) -> Option<String> {
     Some(text::quote(&String::from_utf8_lossy(named)).into_owned())
 }
 
-/// Bytes of the arguments and of the environment.
+/// Returns the sizes of the arguments and of the environment, in bytes.
 fn sizes_of(step: &SpawnStep) -> [usize; 2] {
     [step.argv.iter().map(String::len).sum(), step.env.iter().map(Vec::len).sum()]
 }
@@ -338,7 +339,7 @@ fn is_shortage(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::ENOMEM))
 }
 
-/// Message for arguments and environment that exceed [`MOST_GIVEN`].
+/// Returns the message for arguments and environment that exceed [`MOST_GIVEN`].
 fn too_large([arguments, environment]: [usize; 2]) -> String {
     let most = MOST_GIVEN >> 20;
     format!(

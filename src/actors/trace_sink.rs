@@ -59,8 +59,8 @@ impl TraceFeed {
         Self::with(len, ended, None)
     }
 
-    /// Creates a feed of a growing file. Followers may see the first `len` bytes, and with a group also what it has
-    /// synced.
+    /// Creates a feed of a growing file. Followers can read the first `len` bytes at once. With a `group`, they can
+    /// read further bytes only after it has synced them.
     pub(super) fn growing(len: u64, group: Option<Arc<SyncGroup>>) -> Arc<Self> {
         Self::with(len, false, group)
     }
@@ -170,7 +170,7 @@ impl Growing for TraceFeed {
 /// Position of one follower in the results.
 pub struct TraceCursor {
     feed: Arc<TraceFeed>,
-    /// The progress of `feed` that was looked at last.
+    /// The progress of `feed` that this cursor has seen last.
     seen: Seen,
     /// `None` if the job has ended without any result.
     follower: Option<Follower<StepsFile>>,

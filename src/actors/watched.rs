@@ -61,14 +61,14 @@ impl<T: Copy> Watched<T> {
         self.when(|current| current.version != seen.0).await;
     }
 
-    /// Waits until the value is as asked for.
+    /// Waits until `is_reached` is true of the value.
     pub(super) async fn until(&self, is_reached: impl Fn(&T) -> bool) {
         self.when(|current| is_reached(&current.value)).await;
     }
 
     async fn when(&self, is_due: impl Fn(&Current<T>) -> bool) {
         loop {
-            // Made before the look: it is woken by each change from here on.
+            // Create the waiter before checking the value, so that it is woken by each change from here on.
             let changed = self.changed.notified();
             if is_due(&self.current.lock()) {
                 return;

@@ -17,7 +17,7 @@ use crate::grpc::accept::CallCounters;
 /// number is computed from calls that have ended.
 const FEW_CALLS: u128 = 8;
 
-/// Least rate of new calls, in calls a second, at which turns are paced.
+/// Minimum rate of new calls, in calls per second, at which turns are paced.
 const MANY_CALLS: u128 = 2_000;
 
 /// Shortest time over which calls are counted.
@@ -50,7 +50,7 @@ pub(super) fn before_waiting(calls: CallCounters) -> impl Fn() + Send + Sync + '
 struct Turns {
     /// End of the latest pause. The turn after it begins then, or later if no event has come.
     latest: Instant,
-    /// Least time from [`Self::latest`] to the next turn.
+    /// Minimum time from [`Self::latest`] to the next turn.
     apart: Duration,
     /// Start of the period in which calls are counted, with the arguments of [`Self::pause`] at that time.
     counted_from: (Instant, u64, Duration),

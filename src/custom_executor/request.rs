@@ -14,7 +14,7 @@ use super::shell;
 use crate::client::Request;
 use crate::model::{JobId, Variable};
 
-/// Most bytes of all variables of a request (service.md §3.7).
+/// Maximum number of bytes of all variables of a request (service.md §3.7).
 const MAX_VARIABLES: usize = 8 << 20;
 
 /// Added to the Runner's own limit, so that the daemon's ends only jobs whose driver was lost.

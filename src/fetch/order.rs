@@ -11,7 +11,7 @@ use crate::web::Network;
 /// Largest tree in bytes (faults.md row 69).
 pub(crate) const MAX_TREE_BYTES: u64 = 1 << 30;
 
-/// Most files, folders and links of a tree (faults.md row 69).
+/// Maximum number of files, folders and links of a tree (faults.md row 69).
 pub(crate) const MAX_TREE_ENTRIES: u64 = 100_000;
 
 /// Location of a function. May hold credentials, so there is no `Debug`.

@@ -23,7 +23,7 @@ use crate::job::event::FetchFailure;
 use crate::lang::diagnostic::Class;
 use crate::process;
 
-/// Least time between two reports of progress.
+/// Minimum time between two reports of progress.
 const REPORT_INTERVAL: Duration = Duration::from_millis(250);
 
 /// A remote that functions come from. One object serves one order.

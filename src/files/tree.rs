@@ -13,13 +13,13 @@ use rustix::fs::FileType;
 use super::Entry;
 use crate::files;
 
-/// Most entries of a directory that are read at a time: one may have millions.
+/// Maximum number of entries of a directory that are read at a time: a directory may have millions.
 const AT_A_TIME: usize = 4096;
 
-/// Most entries of a small tree.
+/// Maximum number of entries of a small tree.
 const FEW_ENTRIES: usize = 64;
 
-/// Most bytes of a file in a small tree. Removing large files takes long.
+/// Maximum size in bytes of a file in a small tree. Removing large files takes long.
 const SMALL_FILE: u64 = 1 << 20;
 
 /// Removes `name` in `at` and everything below. What cannot be removed stays; the first error is returned.

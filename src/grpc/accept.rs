@@ -108,7 +108,8 @@ pub(crate) struct AcceptLoop {
 }
 
 impl AcceptLoop {
-    /// Makes a loop for `listener` that serves each of `users` what `answers` has for them, and counts their `calls`.
+    /// Creates a loop that accepts from `listener`, serves each of `users` its services from `answers`, and counts
+    /// their `calls`.
     pub(crate) fn new(
         listener: StdListener,
         answers: ServicesByRights,
@@ -233,7 +234,7 @@ async fn give_back_memory(calls: CallCounters) {
     loop {
         calls.quiet().await;
         let begun = calls.begun();
-        // What jobs held is freed by threads of their own, perhaps behind the first time.
+        // Separate threads free the memory of jobs, perhaps only after the first round.
         for pause in [MEMORY_AFTER, 4 * MEMORY_AFTER] {
             tokio::time::sleep(pause).await;
             if calls.is_one_open() || calls.begun() != begun {

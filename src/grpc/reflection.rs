@@ -56,7 +56,7 @@ impl<const NAME: usize> tower::Service<Request<Body>> for OnFirstCall<NAME> {
     fn call(&mut self, request: Request<Body>) -> Self::Future {
         match self.0.get_or_init(describe) {
             Ok(routes) => Box::pin(tower::Service::call(&mut routes.clone(), request)),
-            // Believed unreachable: what is described is compiled in, and a test makes it.
+            // Believed unreachable: the descriptions are compiled in, and a test makes them.
             Err(error) => {
                 let status = Status::internal(format!("the services cannot be described: {error}"));
                 Box::pin(std::future::ready(Ok(status.into_http())))

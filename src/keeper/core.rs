@@ -1,4 +1,4 @@
-//! The keeper's decisions, as a value: what is told to it, with the time, becomes a list of actions.
+//! The keeper's decisions, as a value: requests, events and the current time become a list of actions.
 //!
 //! ```text
 //!  request, event, now ──► Core ──► Action, Action, … ──► shell: processes, pipes, log files, connection

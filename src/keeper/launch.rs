@@ -1,4 +1,4 @@
-//! Gets a daemon its keeper: the living one of the state folder, or a new one.
+//! Connects a daemon to its keeper: to the living one of the state folder, or to a new one.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -17,7 +17,7 @@ use crate::{failpoint, files};
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use rustix::process::Signal;
 
-/// Most of `keeper.json` that is read, in bytes.
+/// Maximum number of bytes of `keeper.json` that are read.
 const MAX_IDENTITY: u64 = 64 << 10;
 
 /// True if a keeper lives in the state folder `directory`: it holds `keeper.lock`.
@@ -44,7 +44,7 @@ pub fn kill(directory: BorrowedFd<'_>) -> Option<u32> {
     signal(directory, Signal::KILL)
 }
 
-/// Continues that keeper, if it was stopped (SIGSTOP). Returns its pid.
+/// Continues the keeper named in `keeper.json` if it was stopped (SIGSTOP). Returns its pid.
 pub fn wake(directory: BorrowedFd<'_>) -> Option<u32> {
     signal(directory, Signal::CONT)
 }
@@ -104,8 +104,8 @@ pub fn remove_groups(groups: &[PathBuf]) {
     }
 }
 
-/// Waits for a keeper that this daemon started, so that it does not stay a zombie. The thread is not the runtime's: a
-/// daemon that ends waits for those, but must not wait for its keeper.
+/// Reaps a keeper that this daemon started once it ends, so that it does not stay a zombie. Uses a thread outside of
+/// the runtime: a daemon that ends waits for the runtime's threads, but must not wait for its keeper.
 pub fn reap(keeper: Child) {
     let pid = keeper.id();
     let wait = || {

@@ -238,7 +238,7 @@ pub struct SpawnAfter {
     pub after: u32,
     /// Lines to write to the log before the start.
     pub lines: Vec<(LogChannel, String)>,
-    /// The step to start. Its `op` counts for nothing.
+    /// The step to start. Its `op` is ignored.
     pub spawn: SpawnStep,
     /// Premises to check before the start. If one fails, the step is not started, and the daemon decides.
     pub premises: Premises,
@@ -291,8 +291,8 @@ pub enum FromKeeper {
         /// The present state.
         storage: LogStorage,
     },
-    /// The last line of a step's output has no end yet, or the one reported before has ended. At most one of the
-    /// former for a channel every [`super::UNFINISHED_EVERY`].
+    /// The last line of a step's output is unfinished, or the unfinished line reported before has ended. Unfinished
+    /// lines of a channel are reported at most once every [`super::UNFINISHED_EVERY`].
     Unfinished {
         /// The job.
         key: JobKey,
@@ -393,7 +393,7 @@ impl std::fmt::Debug for SecretBytes {
     }
 }
 
-/// Serialises as one block: byte by byte, a mebibyte takes milliseconds.
+/// Serialises the bytes as one block, because a mebibyte takes milliseconds byte by byte.
 impl Serialize for SecretBytes {
     fn serialize<S: serde::Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
         to.serialize_bytes(&self.0)

@@ -8,10 +8,11 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 
-/// Most bytes that wait; beyond it lines are dropped.
+/// Maximum number of bytes that wait. Beyond it, lines are dropped.
 const MAX_BYTES: usize = 256 << 10;
 
-/// Most bytes written at once: a pipe that has room for any takes so many without a wait in their midst.
+/// Maximum number of bytes written at once. A pipe that has room for any bytes takes this many without a wait in
+/// between.
 const MAX_WRITE: usize = 4 << 10;
 
 /// Pause between two rounds of writing: a line that follows another one soon wakes nobody.

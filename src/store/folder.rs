@@ -18,7 +18,7 @@ use crate::{failpoint, files};
 /// Largest `job.json` that is read. The id is short; number and length of the file variables' paths are bounded.
 pub(super) const MAX_JOB_JSON: u64 = 64 << 20;
 
-/// File that notes a directory outside the folder that is being made for the job.
+/// Name of the file that notes which directory outside of the folder is being made for the job.
 const MAKING: &str = "making";
 
 /// Name prefix of removed folders that are not deleted yet (service.md §6.6).
@@ -250,7 +250,7 @@ impl JobFolder {
             let tmp = files::open_dir(self.open()?, "tmp")?;
             let name = CString::new(call.to_string())?;
             let own = files::open_dir(&tmp, name.as_c_str())?;
-            // First, because they can hold secrets, and what else is there may be too much for now.
+            // Remove these first: they can hold secrets, and there may be too much else to remove now.
             for file in STEP_FILES {
                 files::unlink(&own, file).ok();
             }
@@ -332,8 +332,9 @@ impl JobFolder {
             .map_err(self.error("set aside", ""))
     }
 
-    /// Removes the folder that was set aside under this id, or that a full disk kept from it: for Finish, or a new Run
-    /// of the id (service.md §3.6). `None` if there is none. It creates nothing, so it needs no space.
+    /// Removes the folder that was set aside under this id, or that a full disk kept from being set aside. For
+    /// Finish, or a new Run of the id (service.md §3.6). `None` if there is none. It creates nothing, so it needs no
+    /// space.
     pub(crate) fn remove_set_aside(&self) -> Result<Option<Removed>, StoreError> {
         let own = CString::new(&*self.name).map_err(|error| self.error("remove", "")(error.into()))?;
         let removed = match self.shared.open_broken()? {
@@ -402,7 +403,7 @@ pub struct LogFile {
 }
 
 impl LogFile {
-    /// Inode, for the record.
+    /// Returns the inode, for the record.
     pub(crate) const fn inode(&self) -> u64 {
         self.inode
     }
@@ -413,7 +414,7 @@ impl LogFile {
         if actual < known { Err(LogLost::Cut { actual, expected: known }) } else { Ok(()) }
     }
 
-    /// Current length.
+    /// Returns the current length.
     pub fn length(&self) -> io::Result<u64> {
         Ok(u64::try_from(files::stat_of(&self.file)?.st_size).unwrap_or_default())
     }

@@ -1,9 +1,9 @@
 //! Exclusive locks: of the state folder, of the keeper, of a socket.
 //!
-//! The lock is the kernel's (flock): it ends with its holder, however the holder ends, and no program that the holder
-//! starts inherits it. Only the holder's copy that is about to execute such a program has it a moment longer than a
-//! holder killed meanwhile, and is waited for. The file stays, because after a removal two processes could lock two
-//! files of one name. It holds the pid of the holder.
+//! The lock is the kernel's (flock). It ends with its holder, however the holder ends, and programs that the holder
+//! starts do not inherit it. A forked copy of the holder keeps it only until the copy executes such a program. If the
+//! holder is killed in that moment, the lock outlives it briefly, and we wait. The file stays, because after a
+//! removal two processes could lock two files of one name. It holds the pid of the holder.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -13,10 +13,11 @@ use rustix::process::Pid;
 
 use crate::files;
 
-/// Longest wait for what a dead process left open: its copy may need that long to execute its program on a busy machine.
+/// Longest wait for something that a dead process left open. On a busy machine, its forked copy may need that long to
+/// execute its program.
 const REMAINS_TIME: Duration = Duration::from_secs(5);
 
-/// Time between two looks at what a dead process left open. The kernel does not tell of it.
+/// Time between two checks of something that a dead process left open. The kernel gives no notice of its end.
 const LOOK_INTERVAL: Duration = Duration::from_millis(1);
 
 /// Longest content of a lock file: a pid and a line feed.
@@ -76,8 +77,8 @@ fn read_pid(file: &OwnedFd) -> Option<u32> {
     std::str::from_utf8(text.get(..count)?).ok()?.lines().next()?.parse().ok()
 }
 
-/// Calls `attempt` until it succeeds, or fails for another reason than a process that is dead but left something open.
-/// `holder` returns the pid of the process that an error names. Gives up after [`REMAINS_TIME`].
+/// Calls `attempt` until it succeeds, or until it fails for a reason other than a dead process that left something
+/// open. `holder` returns the pid of the process that an error names. Gives up after [`REMAINS_TIME`].
 pub(super) fn outwait_the_dead<T, E>(
     mut attempt: impl FnMut() -> Result<T, E>,
     holder: impl Fn(&E) -> Option<u32>,

@@ -148,7 +148,8 @@ impl ScannedJob {
         })
     }
 
-    /// Process groups to look for if no keeper holds the job. None after a reboot: the pids belong to others.
+    /// Returns the process groups to look for if no keeper holds the job. Empty after a reboot, because the pids then
+    /// belong to other processes.
     pub(crate) fn leftovers(&self, boot_id: &str) -> &[Leftover] {
         if self.record.boot_id == boot_id { &self.journal.processes } else { &[] }
     }
@@ -191,7 +192,8 @@ impl StateDir {
         Ok(names.map(dated).collect())
     }
 
-    /// Ids whose records were set aside, also by earlier daemons: they answer `data_loss` (service.md §3.6).
+    /// Returns the keys of the jobs whose records were set aside, also by earlier daemons. Calls about them get
+    /// `data_loss` (service.md §3.6).
     pub fn set_aside_keys(&self) -> Result<Vec<JobKey>, StoreError> {
         let Some(broken) = self.shared.open_broken()? else { return Ok(Vec::new()) };
         let entries = files::entries(&broken).map_err(StoreError::new("read", "broken"))?;

@@ -182,7 +182,7 @@ impl StateDir {
         }
     }
 
-    /// Its absolute path.
+    /// Returns the folder's absolute path.
     pub fn path(&self) -> &Path {
         &self.shared.path
     }

@@ -4,7 +4,7 @@ use step_runner_model::ExitStatus;
 
 use super::ConnectorKind;
 
-/// Most bytes shown of what came instead of HTTP/2 (connectors.md §4).
+/// Maximum number of bytes shown of a reply that is not HTTP/2 (connectors.md §4).
 pub(super) const SHOWN: usize = 200;
 
 /// Most lines of standard error in a message, and most characters of them.

@@ -18,16 +18,16 @@ pub use prepare::prepare;
 pub use step_runner_model::escape;
 use step_runner_model::{Reason, Variable};
 
-/// Most variables and environment entries of a request together (service.md §3.7).
+/// Maximum number of variables and environment entries of a request together (service.md §3.7).
 pub(crate) const MAX_ENTRIES: usize = 4_096;
 
-/// Most bytes of all their keys and values together (service.md §3.7).
+/// Maximum number of bytes of all their keys and values together (service.md §3.7).
 pub const MAX_TOTAL: usize = 8 << 20;
 
-/// Most bytes of one environment entry: key, `=` and value. Linux refuses more at exec (service.md §3.7).
+/// Maximum size in bytes of one environment entry: key, `=` and value. Linux refuses more at exec (service.md §3.7).
 pub(crate) const MAX_ENTRY: usize = 131_071;
 
-/// Most bytes of all expanded values together (variables.md §6).
+/// Maximum number of bytes of all expanded values together (variables.md §6).
 pub(crate) const MAX_EXPANDED: usize = 16 << 20;
 
 /// Longest key of a file variable in bytes, which is the longest file name (variables.md §6).

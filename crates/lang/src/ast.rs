@@ -24,7 +24,7 @@ pub struct Function {
     pub warnings: Vec<Diagnostic>,
     /// Total bytes of all expressions.
     pub expressions: usize,
-    /// Most calls of `str` that stand in one another.
+    /// Deepest nesting of calls of `str` in its expressions.
     pub nested_str: u32,
 }
 
@@ -232,7 +232,7 @@ pub enum ExpressionKind {
 }
 
 impl Expression {
-    /// Visits the numbers that are written in it.
+    /// Visits the numbers in its literals.
     pub(crate) fn for_each_number(&self, visit: &mut dyn FnMut(f64)) {
         match &self.kind {
             ExpressionKind::Literal(literal) => literal.for_each_number(&mut |number| visit(number)),
@@ -240,8 +240,8 @@ impl Expression {
         }
     }
 
-    /// Returns how many calls of `str` stand in one another. Each can double a text: it writes the quotes and backslashes
-    /// of an array's texts with a backslash before them.
+    /// Returns the deepest nesting of calls of `str`. Each call can double a text, because it writes a backslash
+    /// before the quotes and backslashes of an array's texts.
     pub(crate) fn nested_str(&self) -> u32 {
         let mut inside = 0;
         self.for_each_operand(&mut |operand| inside = inside.max(operand.nested_str()));
@@ -249,7 +249,7 @@ impl Expression {
         inside + u32::from(matches!(&self.kind, ExpressionKind::Access(root, _) if is_str(root)))
     }
 
-    /// Visits the expressions of which it is made.
+    /// Visits the expressions that it directly consists of.
     fn for_each_operand(&self, visit: &mut dyn FnMut(&Self)) {
         match &self.kind {
             ExpressionKind::Literal(_) | ExpressionKind::Name(_) => {}
@@ -453,7 +453,7 @@ impl Template {
         Self { parts, file: Arc::clone(file), at }
     }
 
-    /// Returns how many calls of `str` stand in one another ([`Expression::nested_str`]).
+    /// Returns the deepest nesting of calls of `str` ([`Expression::nested_str`]).
     pub(crate) fn nested_str(&self) -> u32 {
         let nested = |part: &Part| match part {
             Part::Text(_) => 0,

@@ -48,7 +48,7 @@ pub enum Class {
     Fetch,
     /// A process failed.
     Exec,
-    /// A script that ends green although a command in it failed; always a warning.
+    /// A script that can succeed although a command in it failed; always a warning.
     Shell,
     /// A limit of language.md §6.
     Limit,

@@ -20,7 +20,7 @@ pub(crate) fn complaint(what: &str, name: &str) -> String {
 /// Longest name for which a similar one is searched. The search costs the product of the lengths.
 const LONGEST: usize = 64;
 
-/// Most names searched for a similar one.
+/// Maximum number of names among which a similar one is searched.
 const SEARCHED: usize = 1_000;
 
 /// Returns the known name most similar to `name`, if it is similar enough to be a typing error.

@@ -17,7 +17,7 @@ pub(crate) const FILE_LIMIT: usize = 16 * 1024 * 1024;
 /// Longest line of such a file in bytes (language.md §6).
 pub const LINE_LIMIT: usize = 1024 * 1024;
 
-/// Most bytes that the parsed values of one file may take (language.md §6).
+/// Maximum number of bytes that the parsed values of one file may take (language.md §6).
 const VALUES_LIMIT: usize = 64 * 1024 * 1024;
 
 /// One of the two files.

@@ -158,8 +158,8 @@ fn without_scheme(url: &str) -> &str {
     }
 }
 
-/// Returns what can be user and password in a location, each up to another `@`. A password with `/`, `?` or `#`, which
-/// should have been encoded, seems to end the host, as a port does.
+/// Returns the texts in a location that can be user and password, each up to another `@`. A password with `/`, `?` or
+/// `#`, which should have been encoded, seems to end the host, as a port does.
 fn logins(location: &str) -> impl Iterator<Item = &str> {
     let (host, rest) = location.split_at(location.find(['/', '?', '#']).unwrap_or(location.len()));
     let is_port = |port: &str| !port.is_empty() && port.bytes().all(|byte| byte.is_ascii_digit());

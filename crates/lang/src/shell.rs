@@ -1,4 +1,4 @@
-//! Finds scripts that can end green although a command in them failed (language.md §17, `script`).
+//! Finds scripts that can succeed although a command in them failed (language.md §17, `script`).
 //!
 //! A shell ends with the status of its last command. Without `set -e`, the failure of any command before it is lost.
 //! This module finds the first such command. It reads only as much shell as that needs and reports nothing when in
@@ -357,7 +357,7 @@ impl<'t> Parser<'t> {
             ["export" | "local" | "readonly" | "declare" | "typeset", ..] => substitutes,
             [name, rest @ ..] => !is_harmless(name, rest),
         };
-        // No command runs after an explicit end. With `exit 0` the author wants the script to end green.
+        // No command runs after an explicit end. With `exit 0` the author wants the script to succeed.
         let resets = resets || plain.starts_with(&["exit", "0"]);
         Some(CommandList { resets, lost: None, last: can_fail.then_some(at) })
     }

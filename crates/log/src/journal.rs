@@ -1,7 +1,8 @@
 //! Records in an append-only file, each with a check sum. A record that was not written whole is found and reported.
 //!
-//! Two framings. [`encode`] and [`Reader`]: one JSON line per event, for people and tools too (the `journal` of a job,
-//! service.md §6.6). [`append_record`] and [`Records`]: bytes behind their length (the `steps` of a job).
+//! There are two framings. [`encode`] and [`Reader`] use one JSON line per event, for people and tools too (the
+//! `journal` of a job, service.md §6.6). [`append_record`] and [`Records`] use bytes with their length in front (the
+//! `steps` of a job).
 //!
 //! Both readers yield records up to the first damage and stop there: behind it nothing can be trusted. A write that a
 //! crash cut off ([`DamageKind::Torn`]) may be cut from the file at [`Damage::at`]; any other damage needs a person.

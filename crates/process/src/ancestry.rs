@@ -2,7 +2,7 @@
 
 use super::sweep::Process;
 
-/// Most reads of the chain of parents until two agree.
+/// Maximum number of reads of the chain of parents until two agree.
 const TRIES: u32 = 64;
 
 /// Longest chain of parents that is followed. A process further down does not count as a descendant.

@@ -8,9 +8,9 @@ use std::path::Path;
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags, Statx, StatxFlags};
 use rustix::io::{Errno, ReadWriteFlags};
 
-/// File systems whose files no server and no other program stands behind: ext2 to ext4, XFS, Btrfs, F2FS, ZFS, bcachefs,
-/// overlayfs, tmpfs, ramfs. The last three do not support `RWF_NOWAIT`: they keep their files in memory, or pass reads on
-/// to a lower one.
+/// File systems that depend on no server and no other program: ext2 to ext4, XFS, Btrfs, F2FS, ZFS, bcachefs,
+/// overlayfs, tmpfs, ramfs. The last three do not support `RWF_NOWAIT`, because they keep their files in memory or
+/// pass reads on to a lower file system.
 const LOCAL_FILE_SYSTEMS: [u64; 9] = [
     libc::EXT4_SUPER_MAGIC as u64,
     libc::XFS_SUPER_MAGIC as u64,
@@ -26,12 +26,12 @@ const LOCAL_FILE_SYSTEMS: [u64; 9] = [
 /// Number of a file system: its device.
 pub type Device = (u32, u32);
 
-/// Result of a look at a path.
+/// Result of a lookup of a path.
 #[derive(Debug)]
 pub enum Look {
-    /// A file, or another thing.
+    /// A file, or another entry, exists there.
     Present(Box<Statx>),
-    /// There is nothing.
+    /// Nothing exists there.
     Absent,
     /// The kernel would have to wait for the answer, or refuses it.
     Unknown,
@@ -55,7 +55,7 @@ pub fn look(path: &Path) -> Look {
     }
 }
 
-/// True if the kernel knows what is at `path`, or that there is nothing.
+/// True if the kernel knows what exists at `path`, or that nothing does.
 pub fn is_known(path: &Path) -> bool {
     matches!(open(path, OFlags::PATH), Ok(_) | Err(Errno::NOENT | Errno::NOTDIR))
 }
@@ -70,9 +70,9 @@ pub const fn device(stat: &Statx) -> Device {
     (stat.stx_dev_major, stat.stx_dev_minor)
 }
 
-/// Reads a regular file of at most `max` bytes on a local file system. `None` says nothing about the file: a caller that
-/// may wait must look itself. It must do so for files of size 0 too, because some file systems (`/proc`) report 0 for
-/// files with content.
+/// Reads a regular file of at most `max` bytes on a local file system. `None` says nothing about the file: a caller
+/// that may block must read it by other means. This includes files of size 0, because some file systems (`/proc`)
+/// report 0 for files with content.
 pub fn read(path: &Path, max: u64) -> Option<ReadFile> {
     let file = open(path, OFlags::RDONLY | OFlags::NONBLOCK).ok()?;
     let stat = stat(&file)?;

@@ -1,9 +1,10 @@
-//! Control groups of version 2. They surely hold every process of a job (service.md §6.5, setting `cgroup`). They limit
-//! and count what it uses, as far as [`controllers`](super::controllers) are handed on to us.
+//! Control groups of version 2. They reliably hold every process of a job (service.md §6.5, setting `cgroup`). They
+//! limit and count its resource use, as far as [`controllers`](super::controllers) are handed on to us.
 //!
-//! The keeper makes one group `step-runner-PID` below its own, and leaves in it. A job takes a leaf at its first step
-//! and gives it back when it is empty: making a leaf for each job would cost more than starting its process. Steps of
-//! the keeper's own user can write to all of these groups, so a leaf is reused only if nobody has changed it.
+//! The keeper makes one group `step-runner-PID` below its own group, and in it the leaf groups of jobs. A job takes a
+//! leaf at its first step and gives it back when it is empty, because making a leaf for each job would cost more than
+//! starting its process. Steps of the keeper's own user can write to all of these groups, so a leaf is reused only if
+//! nobody has changed it.
 
 mod changes;
 mod pool;
@@ -96,7 +97,7 @@ pub enum CgroupError {
     },
 }
 
-/// Most names to try for a new leaf: so many in a row are not taken by accident.
+/// Maximum number of names to try for a new leaf. So many in a row are not taken by accident.
 pub(super) const MAX_TAKEN: u32 = 100;
 
 /// A keeper's group in one hierarchy. Dropping it removes it, as far as it is empty.
@@ -222,7 +223,7 @@ impl Leaf {
         self.directory.as_fd()
     }
 
-    /// Path of its directory.
+    /// Returns the path of its directory.
     pub fn path(&self) -> &Path {
         &self.path
     }

@@ -63,7 +63,7 @@ impl Companion {
         Ok(Self { child, group })
     }
 
-    /// Its group.
+    /// Returns the process group of the command.
     pub fn group(&self) -> CompanionGroup {
         self.group.clone()
     }

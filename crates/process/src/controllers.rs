@@ -25,7 +25,7 @@ const CPU_PERIOD: u64 = 100_000;
 /// Smallest limit of processors: the kernel takes no quota under 1 ms.
 pub(crate) const MIN_CPU_MICROS: u64 = 10_000;
 
-/// The kernel's largest number of processes; a limit from here on is none.
+/// The kernel's largest number of processes. A limit of this size or more is no limit.
 const MAX_PIDS: u64 = 4 << 20;
 
 /// Microseconds in a second, so of one processor.
@@ -166,7 +166,7 @@ pub(crate) fn read_counts(directory: impl AsFd, version: Version, controllers: &
     }
 }
 
-/// Peak of the memory of a group, in bytes.
+/// Returns the peak of the memory of a group, in bytes.
 pub(crate) fn peak_memory(directory: impl AsFd, version: Version) -> Option<u64> {
     let file = match version {
         Version::One => "memory.max_usage_in_bytes",
@@ -175,7 +175,7 @@ pub(crate) fn peak_memory(directory: impl AsFd, version: Version) -> Option<u64>
     read_file(directory, file)?.trim().parse().ok()
 }
 
-/// CPU time of the processes of a group.
+/// Returns the CPU time of the processes of a group.
 pub(crate) fn cpu_time(directory: impl AsFd, version: Version) -> Option<Duration> {
     match version {
         Version::One => {
@@ -188,12 +188,12 @@ pub(crate) fn cpu_time(directory: impl AsFd, version: Version) -> Option<Duratio
 /// File of a group of version 2 that has the CPU time of its processes.
 pub(super) const CPU_FILE: &str = "cpu.stat";
 
-/// CPU time in the text of [`CPU_FILE`].
+/// Returns the CPU time in the text of [`CPU_FILE`].
 pub(super) fn cpu_time_of(statistics: &str) -> Option<Duration> {
     keyed(statistics, "usage_usec").map(Duration::from_micros)
 }
 
-/// Value of `key` in lines of `KEY VALUE`.
+/// Returns the value of `key` in lines of `KEY VALUE`.
 fn keyed(text: &str, key: &str) -> Option<u64> {
     text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(' ')?.parse().ok())
 }

@@ -96,7 +96,7 @@ pub fn become_serve(options: &[OsString]) -> io::Error {
     }
 }
 
-/// Path of this program, valid after its file was replaced.
+/// Returns the path of this program, valid after its file was replaced.
 fn own_program() -> &'static Path {
     Path::new("/proc/self/exe")
 }

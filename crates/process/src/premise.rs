@@ -105,7 +105,7 @@ impl FunctionStamp {
 
     /// True if the path leads to the same content, on the same file system.
     fn is_current(&self) -> bool {
-        // First without opening: to open a file of another file system may mean to wait for a server.
+        // First check without opening, because opening a file of another file system may wait for a server.
         let Look::Present(stat) = at_hand::look(&self.path) else { return false };
         at_hand::device(&stat) == self.device
             && at_hand::read(&self.path, LARGEST_FUNCTION).is_some_and(|file| {

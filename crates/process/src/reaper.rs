@@ -41,7 +41,7 @@ pub(crate) const WORDS: [&str; 2] = ["reaper", "--job"];
 /// Longest message in bytes. Commands of steps go by descriptor.
 const MAX_MESSAGE: usize = 256;
 
-/// Most descriptors with a message: command, two pipes, and the groups of version 1 to join.
+/// Maximum number of descriptors sent with a message: command, two pipes, and the groups of version 1 to join.
 const MAX_DESCRIPTORS: usize = 32;
 
 /// A message to a reaper.

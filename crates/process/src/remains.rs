@@ -1,4 +1,4 @@
-//! Finds and kills what a dead keeper's jobs left running, before the next daemon serves (service.md §6.4).
+//! Finds and kills processes that a dead keeper's jobs left running, before the next daemon serves (service.md §6.4).
 
 use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};

@@ -35,9 +35,9 @@ pub struct Confinement<'a> {
     pub cgroup: Option<BorrowedFd<'a>>,
     /// `cgroup.procs` of the groups of version 1 that it joins.
     pub join: Vec<BorrowedFd<'a>>,
-    /// Most open files.
+    /// Limit on open files.
     pub open_files: Option<u64>,
-    /// Most processes of its user ([`super::limiter::user_limit`]).
+    /// Limit on processes of its user ([`super::limiter::user_limit`]).
     pub user_processes: Option<u64>,
 }
 
@@ -273,7 +273,7 @@ impl HeldStreams<'_> {
         self.streams.stderr.as_fd()
     }
 
-    /// Number after theirs and that of `stdin`.
+    /// Returns the number after both of theirs and that of `stdin`.
     fn first_after(&self, stdin: &OwnedFd) -> RawFd {
         self.stdout().as_raw_fd().max(self.stderr().as_raw_fd()).max(stdin.as_raw_fd()) + 1
     }
@@ -281,7 +281,7 @@ impl HeldStreams<'_> {
 
 impl Drop for HeldStreams<'_> {
     fn drop(&mut self) {
-        // As long as they named the pipes, these would not end with the process.
+        // As long as these descriptors named the pipes, the pipes would not end with the process.
         for stream in [&mut self.streams.stdout, &mut self.streams.stderr] {
             rustix::io::dup3(self.null, stream, DupFlags::CLOEXEC).ok();
         }
@@ -306,7 +306,7 @@ const STEPS_FIRST: i32 = 500;
 const MAX_OOM_SCORE_ADJ: i32 = 1000;
 
 impl OomScore {
-    /// `None` if the kernel or our rights do not allow it.
+    /// Opens the file. `None` if the kernel or our rights do not allow it.
     fn open(started_with: Option<i32>) -> Option<Self> {
         let file =
             rustix::fs::open("/proc/self/oom_score_adj", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())

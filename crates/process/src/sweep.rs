@@ -16,8 +16,8 @@ use super::reaper;
 /// Name of the environment variable that holds the job's tag as 32 hex digits (service.md §6.5).
 pub(crate) const TAG_VARIABLE: &str = "STEP_RUNNER_JOB";
 
-/// Most of an environment that is searched for the tag, in bytes. The tag is in its last layer, but a process of the
-/// job may have started programs with more variables.
+/// Maximum number of bytes of an environment that are searched for the tag. The tag is in its last layer, but a
+/// process of the job may have started programs with more variables.
 const MAX_ENVIRONMENT: u64 = 4 << 20;
 
 /// Longest line of `/proc/PID/stat` in bytes: 52 numbers and a name.

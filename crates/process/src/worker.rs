@@ -18,14 +18,14 @@ use step_runner_model::ExitStatus;
 
 use super::children;
 
-/// Most memory of a worker in bytes: twice the largest tree, so that a pack can be held while it is read.
+/// Maximum memory of a worker in bytes: twice the largest tree, so that a pack can be held while it is read.
 pub(crate) const MAX_MEMORY: u64 = 2 << 30;
 
 /// Most memory in bytes of a process that handles images: the largest window of an archive's compression, 128 MiB, a
 /// few manifests, and room. Everything a registry sends but layers is held in memory whole.
 pub const MAX_IMAGE_MEMORY: u64 = 512 << 20;
 
-/// Most processor time of a worker in seconds: unpacking what is within the other limits takes a small part of it.
+/// Maximum processor time of a worker in seconds. Unpacking what is within the other limits takes a small part of it.
 pub const MAX_CPU_SECONDS: u64 = 600;
 
 /// Niceness of a worker: steps get the processor first.

@@ -65,9 +65,9 @@ pub(super) struct Driver {
     reports: Reports,
     /// The invocation whose process a step's actor watches.
     process: Option<CallId>,
-    /// The latest one that had an actor.
+    /// The latest invocation whose process had an actor.
     launched: CallId,
-    /// The invocation after which the keeper went on by itself, until that is handled.
+    /// The invocation after which the keeper started the next step by itself. `None` once that is handled.
     passed: Option<Box<(CallId, FinishedProcess)>>,
     /// Set if the job's data may not be on the disk.
     storage_loss: Option<NotSynced>,
@@ -170,8 +170,8 @@ impl Driver {
         Self { queue: effects, numbering: Numbering::behind(performed), reports, ..driver }
     }
 
-    /// Takes the job's slot. True if the job is to begin now. False if no keeper holds it: it begins once one does.
-    /// Also false if it has begun, or has been cancelled.
+    /// Takes the job's slot. True if the job must begin now. False if it has begun, is cancelled, or no keeper holds
+    /// it. In the last case it begins once a keeper does.
     pub(super) fn begin(&mut self, is_keeper_gone: bool) -> bool {
         let is_deferred = match &mut self.phase {
             Phase::Waiting(waiting) => waiting.defer_begin(is_keeper_gone),
@@ -186,7 +186,7 @@ impl Driver {
         begins
     }
 
-    /// Takes a request to end the job. Only the first one counts, and later ones that leave less time
+    /// Takes a request to end the job. After the first request, only those count that leave less time
     /// (docs/spec/service.md §6.2).
     pub(super) fn cancel(&mut self, ask: CancelAsk, is_keeper_gone: bool) -> CancelReaction {
         if let Phase::Waiting(waiting) = &mut self.phase {
@@ -214,8 +214,9 @@ impl Driver {
         }
     }
 
-    /// Ends the job after a defect of the daemon. If its last step has succeeded and so closed it, its end is known and
-    /// in the log: then it succeeds, whoever was to handle that step or the one before.
+    /// Ends the job after a defect of the daemon. If the job's last step has succeeded and so closed the job, the end
+    /// is known and in the log. The job then succeeds, whichever actor should have handled that step or the one
+    /// before.
     pub(super) fn defect(&mut self, message: String, is_keeper_gone: bool) -> Reaction {
         let message = match &mut self.phase {
             Phase::Waiting(waiting) => match waiting.defer_defect(message, is_keeper_gone) {
@@ -240,12 +241,12 @@ impl Driver {
         Reaction::Handle(Box::new(event))
     }
 
-    /// Drops the queued start of the actor that would tell of the end of `call`, which is known.
+    /// Removes the queued start of an actor that would report the end of `call`, because that end is known.
     fn watch_no_more(&mut self, call: CallId) {
         self.queue.retain(|effect| !matches!(effect, Effect::Watch(spawn) if spawn.call == call));
     }
 
-    /// Returns the step behind which the keeper went on, if the step after it has closed the job.
+    /// Returns the step after which the keeper started the next one by itself, if that next step has closed the job.
     fn take_passed(&mut self) -> Option<(CallId, FinishedProcess)> {
         let reports = &self.reports.over;
         let is_due =
@@ -316,7 +317,7 @@ impl Driver {
         }
     }
 
-    /// Takes the keeper's report of a process. Returns it if the step's actor is to have it now.
+    /// Takes the keeper's report of a process. Returns it if it must go to the step's actor now.
     pub(super) fn step_over(&mut self, over: StepOver) -> Option<StepOver> {
         if self.process == Some(over.step) {
             self.note(&over);
@@ -328,13 +329,13 @@ impl Driver {
             if self.queue.iter().any(is_start) {
                 self.phase.note_last_step(&over);
             }
-            // … or the keeper went on by itself, and the end of the step before is not handled yet.
+            // … or the keeper started this step by itself, and the end of the step before is not handled yet.
             self.reports.over.push(over);
         }
         None
     }
 
-    /// Notes that a step's actor watches this process. Returns the report of its end, if that came before.
+    /// Notes that a step's actor watches this process. Returns the report of its end if that came earlier.
     pub(super) fn launched(&mut self, call: CallId) -> Option<StepOver> {
         self.process = Some(call);
         self.launched = call;

@@ -80,8 +80,8 @@ impl JobActor {
         }
     }
 
-    /// Removes the files of an invocation once its record is in the keeper's socket: a daemon that comes after this one
-    /// reads them again if it finds no record.
+    /// Removes the files of an invocation once its record is in the keeper's socket. Without that record, a later
+    /// daemon would have to read the files again.
     fn remove_files_of(&self, call: CallId) {
         let (recorded, folder) = (self.link.sent(), self.folder.clone());
         actix::spawn(async move {
@@ -200,7 +200,7 @@ impl JobActor {
         });
     }
 
-    /// Collects what a start needs.
+    /// Collects everything that the start of a process needs.
     pub(super) fn task(&self, op: Option<u32>, spawn: Box<Spawn>, ctx: &Context<Self>) -> StepTask {
         StepTask {
             job: ctx.address(),
@@ -219,7 +219,7 @@ impl JobActor {
         }
     }
 
-    /// Starts the actor of a process, and prepares the next step. `runs`: it has been started before.
+    /// Starts the actor of a process, and prepares the next step. `runs` is true if the process was started before.
     fn launch(&mut self, call: CallId, runs: bool, mut step: StepActor, ctx: &mut Context<Self>) {
         step.send();
         let step = step.start();
@@ -250,7 +250,7 @@ impl JobActor {
     fn show_news(&mut self, news: Option<MaskedResult>, current: CurrentStep) {
         self.view.update(|state| state.current = current);
         if let Some(news) = news {
-            // No answer is waited for: the sink stores the next result after it, and tells its own failures.
+            // Do not wait for an answer: the sink stores the next result after this one and logs its own failures.
             deliver(&self.trace_sink, AppendNews(news));
         }
     }

@@ -18,7 +18,7 @@ pub(super) fn again_panic(error: JoinError) -> ! {
 }
 
 impl JobActor {
-    /// Does what follows an input that can end the job.
+    /// Performs the reaction to an input that can end the job.
     pub(super) fn react(&mut self, reaction: Reaction, ctx: &mut Context<Self>) {
         match reaction {
             Reaction::Nothing => {}
@@ -36,7 +36,8 @@ impl JobActor {
             EventReaction::Handled(record) => {
                 self.send_record(record);
                 if went_on {
-                    // Before the result is stored: the next process may be short, too.
+                    // Offer the next step before the result is stored, because the process that runs now may be
+                    // short, too.
                     self.offer(ctx);
                 }
                 self.drain(ctx);
@@ -78,7 +79,7 @@ impl JobActor {
         }
     }
 
-    /// Does what has waited for the machine, until the machine is away again.
+    /// Handles the inputs that waited for the machine, until the machine is away again.
     fn catch_up(&mut self, ctx: &mut Context<Self>) {
         while let Some(input) = self.driver.next_deferred() {
             match input {

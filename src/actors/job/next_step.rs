@@ -22,7 +22,7 @@ impl JobActor {
         }
     }
 
-    /// Offers the next step to the keeper, if it is certain what that is.
+    /// Offers the next step to the keeper, if it is certain which step comes next.
     pub(super) fn offer(&mut self, ctx: &mut Context<Self>) {
         let Some(foresight) = self.driver.foresee() else { return };
         let after = foresight.after();
@@ -43,7 +43,7 @@ impl JobActor {
         let (fetched, stamp) = read.unzip();
         let Some(offer) = StepActor::offer(task, after, lines, stamp) else { return };
         if let Some(fetched) = fetched {
-            // Recorded first: a next daemon must know it, too.
+            // Record the function before the offer: a later daemon must know it, too.
             let Some((record, is_noted)) = self.driver.note_foreseen(fetched, clock::boot_micros()) else {
                 return;
             };

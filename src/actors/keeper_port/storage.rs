@@ -6,8 +6,8 @@ use crate::actors::registry::Registry;
 use crate::actors::view::JobView;
 use crate::keeper::protocol::LogStorage;
 
-/// Notes whether the disk takes the log of a job. The operator hears of the first refused log, and when none is refused
-/// any more.
+/// Notes whether the disk accepts the log of a job. Tells the operator of the first refused log, and when no log is
+/// refused any more.
 pub(super) fn note(registry: &Registry, view: &JobView, storage: LogStorage) {
     let text = in_words(storage);
     let others =

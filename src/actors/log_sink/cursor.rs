@@ -31,15 +31,15 @@ const JOIN_TIME: Duration = Duration::from_millis(20);
 pub(crate) enum LogPart {
     /// The next bytes.
     Bytes(Bytes),
-    /// The entry of a line that has no end yet, so far and without a line feed. It is no part of the log, and void
-    /// once an entry of its source follows.
+    /// The entry of an unfinished line, as far as it is known and without a line feed. It is not part of the log, and
+    /// it becomes void once an entry of the same source follows.
     Unfinished(Bytes),
 }
 
 /// Position of one follower in a log. Dropping it ends the following.
 pub struct LogCursor {
     feed: Arc<LogFeed>,
-    /// The progress of `feed` that was looked at last.
+    /// The progress of `feed` that this cursor has seen last.
     seen: Seen,
     follower: Follower<LogFile>,
     offset: u64,
@@ -121,7 +121,7 @@ impl LogCursor {
         Some(line.entry)
     }
 
-    /// True if the last message is long enough ago to send a small one.
+    /// True if enough time has passed since the last message to send a small one.
     fn joined(&self) -> bool {
         self.last.is_none_or(|at| at.elapsed() >= JOIN_TIME)
     }

@@ -1,6 +1,6 @@
-//! Tells if the look-ups for a start are few and wait for nothing. A step's `PATH` and working directory can name thousands
-//! of folders, chains of links, or a file system whose server does not answer: then another thread looks
-//! (faults.md row 76). It looks, and changes nothing.
+//! Tells if the lookups for a start are few and cannot block. A step's `PATH` and working directory can name
+//! thousands of folders, chains of links, or a file system whose server does not respond. Another thread does such
+//! lookups (faults.md row 76). Nothing here changes a file.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -16,14 +16,15 @@ use crate::job::effect::Program;
 use crate::process::at_hand::{self, Look};
 use crate::process::command;
 
-/// Most files that are looked for …
+/// Maximum number of files to look up …
 const MOST_LOOKS: usize = 32;
 
-/// … and the most processor time until the last look begins: each can follow many links.
+/// … and the processor time after which no further lookup begins: each can follow many links.
 const LOOK_TIME: Duration = Duration::from_millis(1);
 
 impl StepTask {
-    /// True if the actors' thread itself may look for the working directory and the program, and the keeper may go there.
+    /// True if the working directory and the program can be looked up without blocking. Then the actors' thread does
+    /// it itself, and the keeper can enter the directory.
     pub(in crate::actors) fn is_at_hand(&self) -> bool {
         is_known(Path::new(&self.spawn.work_dir)) && self.is_program_at_hand()
     }
@@ -35,13 +36,13 @@ impl StepTask {
             return false;
         }
         failpoint::hit("actors::step::look");
-        // Whatever is wrong with it, the keeper says it.
+        // If something is wrong with the directory, the keeper reports it.
         std::fs::metadata(&self.spawn.work_dir).ok();
         !self.is_given_up()
     }
 
-    /// True if the job does not wait for this start any more. Then it is to write nothing: its folder is cleaned up, and
-    /// may be another job's.
+    /// True if the job no longer waits for this start. The start must write nothing then: the job's folder is being
+    /// cleaned up and may belong to another job.
     pub(super) fn is_given_up(&self) -> bool {
         self.given_up.as_ref().is_some_and(|given_up| given_up.load(Ordering::Acquire))
     }
@@ -84,17 +85,17 @@ pub(super) fn shells_in_folders() -> impl Iterator<Item = PathBuf> {
     SHELLS.into_iter().flat_map(|name| SHELL_FOLDERS.map(|folder| Path::new(folder).join(name)))
 }
 
-/// Kind of a path, as far as the kernel tells it without a look.
+/// Kind of a path, as far as the kernel knows it without blocking.
 pub(in crate::actors) enum Known {
     /// It is a directory.
     Directory,
-    /// It is something else, or nothing.
+    /// It is something else, or does not exist.
     Otherwise,
-    /// Only a look can tell, which may wait.
+    /// Unknown: only a lookup that may block can tell.
     Nothing,
 }
 
-/// Returns the kind of `path` without waiting.
+/// Returns the kind of `path` without blocking.
 pub(in crate::actors) fn what_is_known(path: &Path) -> Known {
     match look(path) {
         Look::Present(stat) if at_hand::is_dir(&stat) => Known::Directory,
@@ -120,7 +121,8 @@ fn look(path: &Path) -> Look {
     at_hand::look(path)
 }
 
-/// True if the kernel knows that the first of `files` that are there can be executed, and that there is nothing before it.
+/// True if the kernel knows without blocking that the first existing one of `files` can be executed, and that none
+/// before it exists.
 fn is_first_known(files: impl Iterator<Item = PathBuf>) -> bool {
     let until = clock::processor_time() + LOOK_TIME;
     for (number, file) in files.enumerate() {

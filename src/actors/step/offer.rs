@@ -12,8 +12,8 @@ use crate::model::LogChannel;
 use crate::process::premise::{Absence, FunctionStamp, Premises, ProgramStamp};
 
 impl StepActor {
-    /// Returns the request to start the process once that of `after` has succeeded. `function` is the file that describes
-    /// it. `None` if the start has to be prepared anew when it is due.
+    /// Returns the request to start the process once that of `after` has succeeded. `function` identifies the file
+    /// that the step's function was read from. `None` if the start must be prepared when it is due.
     pub(in crate::actors) fn offer(
         task: StepTask,
         after: CallId,
@@ -28,7 +28,7 @@ impl StepActor {
         KeeperFrame::of(Request::SpawnAfter(Box::new(SpawnAfter { after, lines, spawn, premises }))).ok()
     }
 
-    /// Returns the files that would be run instead of `program` if they were there. `None` if that cannot be told.
+    /// Returns the files that would be run instead of `program` if they existed. `None` if that is unknown.
     fn preferred_to(&self, program: &Path) -> Option<Vec<PathBuf>> {
         let candidates: Vec<PathBuf> = match &self.task.spawn.program {
             Program::Command(argv) => {

@@ -33,7 +33,8 @@ pub(in crate::actors) type Caller = std::sync::Weak<()>;
 /// Minimum number of files and directories that a job and its keeper need.
 const FILES_OF_A_JOB: u64 = 8;
 
-/// Most Runs without an answer at which a job begins with its admission. With more, all are answered before jobs begin.
+/// Maximum number of unanswered Runs at which a job begins with its admission. With more, all are answered before
+/// jobs begin.
 const FEW_RUNS: usize = 64;
 
 /// Suggested delay before a client retries a temporary refusal.
@@ -58,11 +59,11 @@ struct AskedJob {
     me: Addr<Supervisor>,
     view: Arc<JobView>,
     job: Addr<JobActor>,
-    /// True if it begins with the keeper's yes, without another question.
+    /// True if the job has begun already, with its first requests sent together with the question to the keeper.
     has_begun: bool,
 }
 
-/// Goes on with an admission that had to wait for a keeper.
+/// Continues an admission that had to wait for a keeper.
 #[derive(Message)]
 #[rtype(result = "Result<(), Refusal>")]
 pub(super) struct AdmitWith(Box<Admission>);
@@ -79,7 +80,7 @@ impl Handler<AdmitWith> for Supervisor {
     }
 }
 
-/// The keeper has answered whether it takes a job.
+/// Delivers the keeper's answer whether it takes a job.
 #[derive(Message)]
 #[rtype(result = "Result<(), Refusal>")]
 pub(super) struct AdmitHeld {
@@ -95,8 +96,8 @@ impl Handler<AdmitHeld> for Supervisor {
     }
 }
 
-/// Begins one of the jobs that are registered and have a slot. In a burst of Runs there is one between two looks at all
-/// that has come in: answers come first.
+/// Begins one of the registered jobs that have a slot. In a burst of Runs, incoming messages are handled between two
+/// such begins, so that answers come first.
 #[derive(Message)]
 #[rtype(result = "()")]
 pub(super) struct BeginNext;
@@ -131,7 +132,8 @@ fn begin_next_later(supervisor: Addr<Supervisor>) {
 }
 
 impl Supervisor {
-    /// Admits a job. No future of a call may live in this actor's context: with each message it polls all of them.
+    /// Admits a job. The futures of calls must not live in this actor's context, because it polls all of them with
+    /// each message.
     pub(super) fn admit(
         &mut self,
         prepared: Prepared,
@@ -236,8 +238,8 @@ impl Supervisor {
         })
     }
 
-    /// Makes the actor of a job and asks the keeper to take the job. A job with a slot begins at once: what it asks for
-    /// goes to the keeper together with that question. It is registered only once the keeper has it.
+    /// Makes the actor of a job and asks the keeper to take the job. A job with a slot begins at once: its first
+    /// requests go to the keeper together with that question. The job is registered only once the keeper has it.
     fn ask_keeper(&mut self, admission: Admission, placed: Placed) -> (AskedJob, Held) {
         let Admission { keeper, mut prepared, reservation, caller, me } = admission;
         let key = prepared.id.key();
@@ -247,8 +249,9 @@ impl Supervisor {
         let (link, folder) = (keeper.link.clone(), prepared.folder.clone());
         let labels = std::mem::take(&mut prepared.labels);
         let (view, job) = self.start_job(&keeper, prepared, placed, me.clone(), has_slot);
-        // What follows a large request must wait until another thread has encoded it. Files that another thread writes
-        // could not be taken back. In a burst all Runs are answered before the jobs begin.
+        // A job with a slot does not begin now in three cases. Requests that follow a large one must wait until
+        // another thread has encoded it. Files that another thread writes could not be taken back. In a burst, all
+        // Runs are answered before the jobs begin.
         let has_begun =
             is_prompt && has_slot && !is_large(&hold) && self.registry.unanswered_runs() <= FEW_RUNS;
         let held: Held = if has_begun {
@@ -315,10 +318,10 @@ impl Supervisor {
             deliver(&job, KeeperEventArrived(event));
         }
         if is_ended {
-            // Its keeper has died meanwhile.
+            // The job's keeper has died meanwhile.
             self.ended(&id);
         } else if !job.connected() {
-            // A defect ended it before anyone could know of it.
+            // A defect ended the job before anyone could know of it.
             deliver(&me, JobBroken(id));
         } else if !has_begun && self.queue.is_running(&id) {
             self.begins.push_back(job);
@@ -359,7 +362,7 @@ impl Supervisor {
     }
 }
 
-/// Answer of the keeper to come.
+/// The keeper's answer to a request to take a job, as a future.
 type Held = Pin<Box<dyn Future<Output = Result<Reply, LinkError>>>>;
 
 pub(super) fn hold_request(

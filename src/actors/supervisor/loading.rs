@@ -157,7 +157,8 @@ impl Supervisor {
         }
     }
 
-    /// Interrupts the jobs whose records were not read, after the keeper's death and the kill of what it left.
+    /// Interrupts the jobs whose records were not read. Called after the keeper's death, once its remaining processes
+    /// are killed.
     pub(super) fn interrupt_unloaded(&mut self, ctx: &mut Context<Self>) {
         self.is_keeper_forgotten = self.pending_replays.is_busy;
         let jobs = std::mem::take(&mut self.pending_replays.jobs).into_iter();

@@ -48,7 +48,8 @@ impl Supervisor {
             }
             let brief = Brief::new(&prepared.shell, prepared.place.clone(), &placed.record).encode()?;
             placed.request.brief = brief.into();
-            // Before the keeper has the job: its processes may run when the daemon dies next.
+            // Write the record before the keeper has the job: from then on, processes of the job may run when the
+            // daemon dies.
             prepared.folder.write_record(&placed.record).map_err(|e| store_refusal(&e))
         });
         placed.request.head = std::mem::take(&mut prepared.head).into();
@@ -64,7 +65,7 @@ impl Supervisor {
         }
     }
 
-    /// The contents of `job.json`, except for a directory that was made for the job.
+    /// Returns the contents of `job.json`, except for a directory that was made for the job.
     pub(super) fn recorded(&self, shell: &JobActorSpec, tag: u128) -> JobRecord {
         let digest = u128::from_be_bytes(request_digest(&self.port.digest_key(), &shell.digest));
         JobRecord {
@@ -87,7 +88,7 @@ impl Supervisor {
     }
 }
 
-/// Makes the folder. One that is in the way is removed: it was left by a crash before its Run was answered.
+/// Makes the folder. Removes an existing one first: a crash left it before its Run was answered.
 fn make_folder(folder: &JobFolder) -> Result<(), StoreError> {
     match folder.make() {
         Err(error) if error.source.kind() == std::io::ErrorKind::AlreadyExists => {

@@ -105,7 +105,7 @@ impl Handler<Recover> for Supervisor {
 
 impl Supervisor {
     fn take_up(&mut self, keeper: Option<&Keeper>, mut held: ResumedJobs) -> Result<(), RecoveryError> {
-        // A dead keeper holds no job. If it dies after this check, the jobs are registered and will be told.
+        // A dead keeper holds no job. If it dies after this check, the jobs are registered and learn of it.
         let keeper = keeper.filter(|keeper| !keeper.link.is_over());
         if keeper.is_none() {
             held.clear();
@@ -127,7 +127,7 @@ impl Supervisor {
                             }
                         }
                         (None, Some(keeper), Some(holding)) => self.go_on(keeper, *job, holding),
-                        // Its Run was not answered: an answer follows the keeper's.
+                        // Its Run was not answered: the daemon answers only after the keeper has.
                         (None, ..) if !job.was_held() => gone.extend(job.discard()),
                         (None, ..) => orphaned.push(job),
                     }

@@ -13,7 +13,8 @@ use crate::process::cgroup::Usage;
 /// Longest wait for the keeper: Status does not wait for one that is busy.
 const USAGE_WAIT: Duration = Duration::from_millis(50);
 
-/// Asks the keeper, if it lives, what these jobs have used. The answer lacks those that it does not know.
+/// Asks the keeper, if it lives, for the resource use of these jobs. Jobs that it does not know are missing from the
+/// answer.
 #[derive(Message)]
 #[rtype(result = "Vec<(JobKey, Usage)>")]
 pub(in crate::actors) struct ReadUsages(pub(in crate::actors) Vec<JobKey>);

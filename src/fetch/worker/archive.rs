@@ -21,7 +21,7 @@ use meter::{Meter, Metered};
 /// Largest zstd window as a power of two: 128 MiB, the most that a decoder keeps. No compression level needs more.
 const MAX_WINDOW_LOG: u32 = 27;
 
-/// Most bytes of headers (long names and extensions) before one entry.
+/// Maximum number of bytes of headers (long names and extensions) before one entry.
 const MAX_HEADER_BYTES: u64 = 1 << 20;
 
 /// Keys whose meaning readers disagree on if an extension is global or names them twice.

@@ -88,7 +88,7 @@ struct Reading {
 }
 
 impl Reading {
-    /// Returns until when to wait for the client.
+    /// Returns the time until which to wait for the client.
     fn until(&self) -> Option<Instant> {
         if self.streams > 0 { Some(Instant::now() + READ_TIME) } else { self.ended.map(|at| at + READ_TIME) }
     }
@@ -159,7 +159,7 @@ impl CallCounters {
 }
 
 impl Counts {
-    /// Returns until when to wait for clients that may not know the end; `None` if there are none.
+    /// Returns the time until which to wait for clients that may not know the end; `None` if there are none.
     fn awaited_until(&self) -> Option<Instant> {
         let now = Instant::now();
         let lines = self.lines.lock();

@@ -1,7 +1,8 @@
 //! The socket of one client.
 //!
-//! Usually only bytes to read wake its task. A runtime's own stream also wakes for the room that each read of the client
-//! makes, several times a call, and nobody waits for it. Room is watched only while writes have to wait for it.
+//! Usually only incoming bytes wake its task. The runtime's own stream also wakes the task whenever the client reads
+//! and so makes room. That happens several times a call, and nobody waits for it. This module watches for room only
+//! while a write has to wait.
 
 use std::io::{self, IoSlice};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -16,7 +17,7 @@ use tokio::net::UnixStream;
 use tokio::net::unix::pipe::{Receiver, Sender};
 use tokio::time::Sleep;
 
-/// Writes in a row that found room, after which room is watched no more.
+/// Number of consecutive writes that found room, after which room is watched no more.
 const CALM: u32 = 64;
 
 /// Pause between two writes while no descriptor is left to watch room with.

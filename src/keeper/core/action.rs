@@ -1,8 +1,8 @@
 //! The actions that the core asks its shell to perform.
 //!
-//! Actions are performed in the order in which [`Core::next_action`](super::Core::next_action) gives them. Some are
-//! questions: their answer is an [`Event`](super::Event), and what follows from it comes before what was asked for
-//! behind the question.
+//! The shell performs actions in the order in which [`Core::next_action`](super::Core::next_action) returns them.
+//! Some actions are questions, which an [`Event`](super::Event) answers. The actions that follow from an answer come
+//! before those that were requested after the question.
 
 use crate::journal::event::Event as JournalEvent;
 use crate::keeper::protocol::{Closed, FromKeeper, HoldJob, KeeperError, Remembered, Reply, Request};
@@ -20,7 +20,7 @@ pub struct ReplyTo {
     pub id: u64,
 }
 
-/// Something to do.
+/// An action for the shell.
 pub enum Action {
     /// Answer a request.
     Reply {
@@ -33,7 +33,7 @@ pub enum Action {
     Greet {
         /// Receiver of the reply.
         to: ReplyTo,
-        /// True if the daemon speaks our version: only then may it ask for more, and is told of events.
+        /// True if the daemon speaks our version. Only then can it make further requests and receive events.
         is_understood: bool,
         /// Jobs that a daemon can name.
         jobs: Vec<JobKey>,
@@ -46,7 +46,7 @@ pub enum Action {
     ReadUsages {
         /// Receiver of the reply.
         to: ReplyTo,
-        /// The held ones of the jobs in question.
+        /// Those of the requested jobs that the keeper holds.
         jobs: Vec<(JobKey, Serial)>,
     },
     /// Perform a request that waited: call [`Core::perform`](super::Core::perform).
@@ -60,7 +60,7 @@ pub enum Action {
     Tell(FromKeeper),
     /// Send a line for the operator's log.
     Notice(String),
-    /// Send what was told now: what follows may take time.
+    /// Send all queued frames now, because what follows may take time.
     Flush,
     /// Open the log of a new job and prepare its phrases. The answer is a call of [`Core::held`](super::Core::held),
     /// unless that fails: then the shell replies.
@@ -79,11 +79,11 @@ pub enum Action {
     Settle(Serial),
     /// The daemon said Bye: end all processes and this one.
     Leave,
-    /// Something to do for a job.
+    /// Perform an action for a job.
     Job(Serial, JobAction),
 }
 
-/// Something to do for a job.
+/// An action for the shell that concerns one job.
 pub enum JobAction {
     /// Write a line of the daemon or the keeper to the log.
     Line(LogChannel, String),
@@ -98,7 +98,7 @@ pub enum JobAction {
     /// [`Event::Ordered`]: super::Event::Ordered
     /// [`Event::StartFailed`]: super::Event::StartFailed
     Start(u32),
-    /// Continue whoever owes news of a process: a process of the job may have stopped it.
+    /// Continue the job's reaper, which owes news of a process: a process of the job may have stopped it.
     WakeReaper,
     /// Describe the end of a step that has no process. Answer: [`Event::Over`](super::Event::Over).
     NotStarted(u32, NotStarted),
@@ -107,7 +107,7 @@ pub enum JobAction {
     ///
     /// [`StepOver::went_on`]: crate::keeper::protocol::StepOver::went_on
     FinishStep(FinishStep),
-    /// Look if any process of the job is left. Answer: [`Event::Looked`](super::Event::Looked).
+    /// Check if any process of the job is left. Answer: [`Event::Looked`](super::Event::Looked).
     Look(Look),
     /// Thaw the job's processes, so that they can handle signals.
     Thaw,
@@ -137,7 +137,7 @@ pub enum JobAction {
     RecordEnd(Outcome),
 }
 
-/// A step that is over: what is known of its process.
+/// Facts about the process of a step that is over.
 pub struct FinishStep {
     /// Number of the step.
     pub step: u32,
@@ -151,7 +151,7 @@ pub struct FinishStep {
     pub names_left: bool,
 }
 
-/// Why a step has no process.
+/// Reason why a step has no process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NotStarted {
     /// An end of the job was requested before.
@@ -175,12 +175,12 @@ pub struct StartFailure {
     pub is_busy: bool,
 }
 
-/// Why the core wants to know if any process of a job is left.
+/// Reason why the core asks if any process of a job is left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Look {
     /// The close begins; `true` if the job's processes were asked to end before.
     Close(bool),
-    /// It is time to climb on.
+    /// The next stage of the job's end is due.
     End,
     /// The running steps were given up.
     GivenUp,
@@ -188,12 +188,12 @@ pub enum Look {
     Clear(u32),
 }
 
-/// Actions in the order in which they are to be performed.
+/// The queue of actions, in the order in which they must be performed.
 #[derive(Default)]
 pub(super) struct Actions {
-    /// Asked for since the last action was taken.
+    /// Actions added since the last one was taken.
     fresh: Vec<Action>,
-    /// Asked for before, the next one last.
+    /// Actions added before, in reverse order: the next one is last.
     waiting: Vec<Action>,
 }
 

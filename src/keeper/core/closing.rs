@@ -74,7 +74,7 @@ impl Job {
         self.check_end(at, out);
     }
 
-    /// Ends the job without a daemon, first gently, and records `outcome`. `line` is its last one.
+    /// Ends the job without a daemon, first gently, and records `outcome`. `line` is the last line of the log.
     pub(super) fn interrupt(
         &mut self,
         grace: Duration,
@@ -84,7 +84,7 @@ impl Job {
         out: &mut Actions,
     ) {
         if self.closed.is_some() {
-            // Closed for a daemon that may have died before it recorded the end.
+            // The log was closed for a daemon, which may have died before it recorded the end.
             return out.job(self.serial, JobAction::RecordEnd(outcome));
         }
         match &mut self.closing {
@@ -93,7 +93,7 @@ impl Job {
         }
     }
 
-    /// Continues at once what waited for the disk, even a close that pauses because of survivors.
+    /// Continues at once everything that waited for the disk, even a close that pauses because of survivors.
     pub(super) fn disk_takes(&mut self, at: &Moment<'_>) {
         for process in &mut self.processes {
             process.drain_anew(at.now);
@@ -111,14 +111,14 @@ impl Job {
         }
     }
 
-    /// When [`Job::check_end`] has something to do.
+    /// Returns when [`Job::check_end`] next has something to do.
     pub(super) fn end_due(&self) -> Option<Instant> {
         let ending = self.ending.as_ref()?;
         let has_work = self.closing.is_some() || !self.processes.is_empty();
         (has_work && self.closed.is_none() || self.is_dropped()).then_some(ending.check_at())
     }
 
-    /// Climbs on, if it is time.
+    /// Performs the next stage of the job's end, if it is due.
     pub(super) fn check_end(&mut self, at: &Moment<'_>, out: &mut Actions) {
         if self.end_due().is_none_or(|due| due > at.now) {
             return;
@@ -149,7 +149,8 @@ impl Job {
         }
     }
 
-    /// Does what the ladder asks for. `is_empty`: neither a step nor a process is left.
+    /// Performs what the next check of the ladder asks for. `is_empty` is true if neither a step nor a process is
+    /// left.
     fn climb(&mut self, is_empty: bool, at: &Moment<'_>, out: &mut Actions) {
         if is_empty && self.is_dropped() {
             self.presence = Presence::Gone;
@@ -163,7 +164,7 @@ impl Job {
             out.job(self.serial, JobAction::Kill);
         }
         if rung.given_up && self.give_up_steps(out) {
-            // Their ends are told before that of the job.
+            // Report the ends of these steps before the end of the job.
             out.job(self.serial, JobAction::Look(Look::GivenUp));
         } else if is_empty || rung.given_up {
             self.finish_close(!is_empty, at, out);

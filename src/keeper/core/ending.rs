@@ -1,5 +1,5 @@
-//! The ladder that ends the processes of a job: SIGTERM, the grace, SIGKILL again and again, and at last giving up
-//! (service.md §6.2). It says when to do what; it knows no process.
+//! The ladder that ends the processes of a job: SIGTERM, the grace, repeated SIGKILL, and finally giving up
+//! (service.md §6.2). It decides only what to do at which time, and knows no process.
 
 use std::time::{Duration, Instant};
 
@@ -12,20 +12,20 @@ pub(in crate::keeper) const LAST_PAUSE: Duration = Duration::from_millis(20);
 /// Pause between attempts to kill processes that outlived `kill_wait` (service.md §6.3, "processes of ended jobs").
 const STUBBORN_PAUSE: Duration = Duration::from_secs(30);
 
-/// A requested end. Whoever makes it has asked the processes to end; a check tells what is to follow.
+/// A requested end. The caller that creates it asks the processes to end; [`Self::check`] tells what must follow.
 #[derive(Clone, Debug)]
 pub(super) struct Ending {
-    /// When the end was first requested; each grace counts from here.
+    /// Time of the first request. Each grace counts from here.
     first: Instant,
     /// From this time on, survivors get SIGKILL.
     kill_at: Instant,
-    /// When to give up on survivors; set with the first SIGKILL.
+    /// Time to give up on survivors. Set with the first SIGKILL.
     give_up_at: Option<Instant>,
     check_at: Instant,
     pause: Duration,
 }
 
-/// Result of a check: the next things to do.
+/// Result of a check: the actions that are due.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Rung {
     /// SIGKILL for all that lives.
@@ -41,12 +41,12 @@ impl Ending {
         Self { first: now, kill_at: now + grace, give_up_at: None, check_at: now, pause: FIRST_PAUSE }
     }
 
-    /// When to check next.
+    /// Returns the time of the next check.
     pub(super) const fn check_at(&self) -> Instant {
         self.check_at
     }
 
-    /// True if SIGKILL had its time: what lives is not waited for.
+    /// True if the time for SIGKILL is over, so that nobody waits for survivors any more.
     pub(super) fn has_given_up(&self, now: Instant) -> bool {
         self.give_up_at.is_some_and(|at| at <= now)
     }
@@ -61,18 +61,20 @@ impl Ending {
         self.kill_at = self.kill_at.min(now);
     }
 
-    /// Checks at once, and then with short pauses: nothing waits for the processes' own time any more.
+    /// Makes a check due at once, and lets further ones follow after short pauses: the processes need no time of
+    /// their own any more.
     pub(super) const fn hurry(&mut self, now: Instant) {
         self.check_at = now;
         self.pause = FIRST_PAUSE;
     }
 
-    /// Checks when the grace is over. Before that nobody waits for the last process.
+    /// Makes the next check due at the end of the grace. Before that, nobody waits for the last process.
     pub(super) const fn rest(&mut self) {
         self.check_at = self.kill_at;
     }
 
-    /// Climbs on, as it is time to check. `is_empty`: no process is left. `kill_wait`: time for SIGKILL to work.
+    /// Returns the actions that are due, and sets the time of the next check. `is_empty` is true if no process is
+    /// left. `kill_wait` is the time for SIGKILL to work.
     pub(super) fn check(&mut self, now: Instant, is_empty: bool, kill_wait: Duration) -> Rung {
         let given_up = self.has_given_up(now);
         let kill = !is_empty && now >= self.kill_at;

@@ -1,4 +1,4 @@
-//! The events of a job that the core is told: by the shell's own observation, or as the answer to an action.
+//! The events of a job. The shell passes them to the core, as its own observations or as answers to actions.
 
 use std::time::Instant;
 
@@ -42,19 +42,19 @@ pub enum Event {
     Over(StepOver),
     /// Answer to `Look`: true if no process of the job is left.
     Looked(Look, bool),
-    /// Processes of the job have ended: an end that waits for them goes on at once.
+    /// Processes of the job have ended, so an end that waits for them continues at once.
     Fewer,
     /// The job's reaper is dead, and so are the processes that it was to report.
     ReaperLost,
-    /// The disk takes the log again.
+    /// The disk accepts the log again.
     DiskTakes,
     /// Answer to `WriteEnd`.
     EndWritten(Closed),
     /// Answer to `CloseLog`.
     LogClosed(Closed),
-    /// It may be time for something to do about a step.
+    /// Work for a step may be due.
     StepsDue,
-    /// It may be time for something to do about the job's end.
+    /// Work for the job's end may be due.
     EndDue,
 }
 

@@ -35,13 +35,13 @@ struct Ledger {
     last_op: u32,
 }
 
-/// Facts that the daemon was told last.
+/// State that was last reported to the daemon.
 struct Told {
     /// State of the log's storage.
     storage: LogStorage,
     /// Length of the log.
     len: u64,
-    /// True if a longer one is about to be told.
+    /// True if a greater length is about to be reported.
     is_pending: bool,
 }
 
@@ -66,14 +66,14 @@ pub struct Job {
     pub(super) presence: Presence,
     /// Set while phrases are being prepared: requests for the job wait.
     pub(super) gate: Option<Box<Blocked>>,
-    /// True if nothing of the job is in its log from a dead keeper.
+    /// True if the log was empty when the keeper took the job, so that no dead keeper has written to it.
     pub(super) is_log_new: bool,
-    /// When the job's timer is due.
+    /// Time at which the job's timer is due.
     pub(super) timer: Option<Instant>,
 }
 
 impl Job {
-    /// Takes a job whose log is as in `log`.
+    /// Creates a job whose log is in the state `log`.
     pub(super) fn new(serial: Serial, hold: &mut HoldJob, log: LogView) -> Self {
         let mut record = Record::default();
         record.push(std::mem::take(&mut hold.record));
@@ -97,17 +97,17 @@ impl Job {
         }
     }
 
-    /// Its key: the daemon's name for it.
+    /// Returns the key by which the daemon names the job.
     pub const fn key(&self) -> JobKey {
         self.key
     }
 
-    /// Value of `STEP_RUNNER_JOB` in its processes.
+    /// Returns the value of `STEP_RUNNER_JOB` in the job's processes.
     pub const fn tag(&self) -> u128 {
         self.tag
     }
 
-    /// True if the daemon has forgotten the job: its key may be a new job's.
+    /// True if the daemon has forgotten the job. The key may then belong to a new job.
     pub fn is_dropped(&self) -> bool {
         self.presence != Presence::Held
     }
@@ -128,12 +128,12 @@ impl Job {
         self.processes.iter().any(|process| process.step == step && draining(process))
     }
 
-    /// The request to start the process of a step, while it is not started.
+    /// Returns the request to start the process of a step. `None` once the process runs.
     pub fn request(&self, step: u32) -> Option<&SpawnStep> {
         self.processes.iter().find(|process| process.step == step)?.request()
     }
 
-    /// The step to start after this one, if it succeeds. `None` once an end of the job was requested.
+    /// Returns the step to start after `step` if that succeeds. `None` once an end of the job was requested.
     pub fn next_step(&self, step: u32) -> Option<&SpawnAfter> {
         self.next_step.as_deref().filter(|next| self.may_go_on() && next.after == step)
     }
@@ -143,7 +143,7 @@ impl Job {
         self.ending.is_none() && self.closing.is_none() && self.gate.is_none()
     }
 
-    /// Takes an event.
+    /// Handles an event.
     pub(super) fn on(&mut self, event: Event, at: &Moment<'_>, out: &mut Actions) {
         match event {
             Event::Turn(step) => self.turn(step, out),
@@ -169,12 +169,12 @@ impl Job {
         }
     }
 
-    /// Answer to Hold.
+    /// Returns the reply to Hold.
     pub(super) const fn held(log: LogView) -> Reply {
         Reply::Held { log_inode: log.inode, log_len: log.len }
     }
 
-    /// Answer to Resume. Tells the daemon as well if the disk refuses the log.
+    /// Returns the reply to Resume. Also tells the daemon if the disk refuses the log.
     pub(super) fn resumed(&self, log: LogView, out: &mut Actions) -> Reply {
         if self.told.storage != LogStorage::Fine {
             self.tell_storage(out);
@@ -192,19 +192,19 @@ impl Job {
         }))
     }
 
-    /// Appends an event to the record, unless it is there.
+    /// Appends an event to the record, unless the record holds it already.
     pub(super) fn record(&mut self, seq: u32, event: Vec<u8>) {
         if seq == self.ledger.record.count() {
             self.ledger.record.push(event);
         }
     }
 
-    /// Answer to `ReadRecord`.
+    /// Returns the reply to `ReadRecord`.
     pub(super) fn record_piece(&self, offset: u64) -> Reply {
         Reply::Piece(SecretBytes(self.ledger.record.piece(offset)))
     }
 
-    /// `true` once for each `op`.
+    /// True if `op` is new. The operation counts as done from then on.
     pub(super) const fn is_new(&mut self, op: u32) -> bool {
         let new = op > self.ledger.last_op;
         if new {
@@ -218,7 +218,7 @@ impl Job {
         self.ledger.last_op = self.ledger.last_op.saturating_sub(1);
     }
 
-    /// Tells what has changed for the daemon. True if the log has grown and its length is to be told soon.
+    /// Reports changes to the daemon. True if the log has grown and its new length must be reported soon.
     pub(super) fn settle(&mut self, log: LogView, out: &mut Actions) -> bool {
         if self.closed.is_some() {
             return false;
@@ -232,7 +232,7 @@ impl Job {
         has_grown
     }
 
-    /// Notes that the daemon is told this length of the log.
+    /// Notes that this length of the log is reported to the daemon, and returns it.
     pub(super) const fn tell_len(&mut self, len: u64) -> u64 {
         self.told.is_pending = false;
         self.told.len = len;
@@ -243,14 +243,16 @@ impl Job {
         self.tell(FromKeeper::Storage { key: self.key, storage: self.told.storage }, out);
     }
 
-    /// Tells the daemon something of this job. A dropped one is forgotten there: a new job may have its key.
+    /// Sends the daemon a message about this job, unless the job is dropped. The daemon has forgotten a dropped job,
+    /// and a new job may have its key.
     pub(super) fn tell(&self, message: FromKeeper, out: &mut Actions) {
         if !self.is_dropped() {
             out.push(Action::Tell(message));
         }
     }
 
-    /// Appends an event to the job's journal, unless the job is dropped: its journal is removed, or a new job's.
+    /// Appends an event to the job's journal, unless the job is dropped. The journal of a dropped job is removed, or
+    /// belongs to a new job.
     pub(super) fn journal(&self, event: JournalEvent, out: &mut Actions) {
         if !self.is_dropped() {
             out.job(self.serial, JobAction::Journal(event));
@@ -261,7 +263,7 @@ impl Job {
         out.job(self.serial, JobAction::Line(kind, text));
     }
 
-    /// When the job has something to do.
+    /// Returns when the job next has something to do.
     pub(super) fn due(&self, log: LogView) -> Option<Instant> {
         let steps = self.processes.iter().filter_map(|process| process.due(log.is_waiting())).min();
         steps.into_iter().chain(self.end_due()).min()

@@ -11,7 +11,7 @@ const QUIET: Duration = Duration::from_millis(200);
 /// Longest time to drain the pipes of a step, however much still comes.
 const DRAIN_LIMIT: Duration = Duration::from_secs(2);
 
-/// Most retries to start a program that is open for writing.
+/// Maximum number of retries to start a program whose file is open for writing.
 pub(super) const BUSY_TRIES: u32 = 20;
 
 /// Pause between two such retries.
@@ -20,7 +20,7 @@ pub(super) const BUSY_PAUSE: Duration = Duration::from_millis(25);
 /// Pause between attempts to continue a reaper that owes news: a process of the job may have stopped it.
 pub(super) const WAKE_PAUSE: Duration = Duration::from_millis(100);
 
-/// Pause between attempts to kill what a step has left (`leftover = kill`).
+/// Pause between attempts to kill the processes that a step has left (`leftover = kill`).
 pub(super) const CLEAR_PAUSE: Duration = Duration::from_millis(5);
 
 /// A step whose end was not reported yet.
@@ -33,7 +33,7 @@ pub(super) struct Process {
 }
 
 pub(super) enum Stage {
-    /// It is to be started: at `at`, or else when it is its turn.
+    /// It waits to be started: at the time `at`, or else when its turn comes.
     Starting { request: Box<SpawnStep>, tries: u32, at: Option<Instant> },
     /// The job's reaper was ordered to start it.
     Launching { request: Box<SpawnStep>, tries: u32, wake_at: Instant },
@@ -56,7 +56,7 @@ impl Process {
         matches!(self.stage, Stage::Running { .. } | Stage::Launching { .. })
     }
 
-    /// The request to start it, while it is not started.
+    /// Returns the request to start the process. `None` once the process runs.
     pub(super) fn request(&self) -> Option<&SpawnStep> {
         match &self.stage {
             Stage::Starting { request, .. } | Stage::Launching { request, .. } => Some(request),
@@ -64,7 +64,7 @@ impl Process {
         }
     }
 
-    /// Takes the exit status. The pipes get a limited time, from now on.
+    /// Takes the exit status. From now on, the time to drain the pipes is limited.
     pub(super) fn drain(&mut self, status: ExitStatus, usage: Option<StepUsage>, now: Instant) {
         self.stage = Stage::Draining { status, usage, last_byte: now, until: now + DRAIN_LIMIT };
     }
@@ -77,7 +77,8 @@ impl Process {
         }
     }
 
-    /// When there is something to do. A draining step has nothing while the disk is full: bytes wait in the pipes.
+    /// Returns when something is due. Nothing is due for a draining step while the disk is full, because bytes wait
+    /// in the pipes.
     pub(super) fn due(&self, disk_is_full: bool) -> Option<Instant> {
         match &self.stage {
             Stage::Starting { at, .. } => *at,

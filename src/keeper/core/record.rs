@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-/// Most bytes of a record in one reply. The jobs' pipes get their turn between two replies.
+/// Maximum number of bytes of a record in one reply. The jobs' pipes get their turn between two replies.
 pub(super) const PIECE: usize = 1 << 20;
 
 /// Bytes of the length in front of each event.
@@ -12,7 +12,7 @@ const LENGTH: usize = 4;
 #[derive(Default)]
 pub(super) struct Record {
     events: Vec<Vec<u8>>,
-    /// Offset in the stream behind each event.
+    /// Offset of the end of each event in the stream.
     ends: Vec<u64>,
 }
 
@@ -21,7 +21,7 @@ impl Record {
         self.events.len() as u32
     }
 
-    /// Length of the stream.
+    /// Returns the length of the stream.
     pub(super) fn len(&self) -> u64 {
         self.ends.last().copied().unwrap_or_default()
     }
@@ -31,7 +31,7 @@ impl Record {
         self.events.push(event);
     }
 
-    /// Bytes of the stream from `offset` on, at most [`PIECE`].
+    /// Returns the bytes of the stream from `offset` on, at most [`PIECE`].
     pub(super) fn piece(&self, offset: u64) -> Vec<u8> {
         let mut piece = Vec::new();
         let first = self.ends.partition_point(|end| *end <= offset);
@@ -53,7 +53,7 @@ impl Record {
     }
 }
 
-/// Returns the range of `len` bytes behind the first `skip`, at most `room` long.
+/// Returns the range of `len` bytes that remains after the first `skip` bytes, at most `room` long.
 fn within(skip: usize, len: usize, room: usize) -> Range<usize> {
     let start = skip.min(len);
     start..len.min(start + room)

@@ -83,8 +83,8 @@ impl<B: Body> Core<B> {
         }
     }
 
-    /// Takes the job `serial`, whose log is open. `prepared` are the warnings about its phrases; without them, they
-    /// are still being prepared, and requests about the job wait for [`Core::prepared`].
+    /// Takes the job `serial`, whose log is open. `prepared` has the warnings about its phrases. `None` means that
+    /// the phrases are still being prepared, and requests about the job wait for [`Core::prepared`].
     pub fn held(
         &mut self,
         serial: Serial,
@@ -134,7 +134,7 @@ impl<B: Body> Core<B> {
             Request::Stop { step, grace, .. } => job.stop(step, grace, now, out),
             Request::Drop { key } => {
                 self.by_key.remove(&key);
-                // Nobody opens the gate of a job that is gone: what waits behind it is answered here.
+                // Nobody opens the gate of a job that is gone, so answer the requests that wait behind it here.
                 if let Some(blocked) = job.gate.take() {
                     for to in std::iter::once(blocked.asker).chain(blocked.requests.iter().map(|(to, _)| *to))
                     {

@@ -1,4 +1,4 @@
-//! All jobs of a keeper, their timers, and what the daemon is told of their logs.
+//! All jobs of a keeper, their timers, and the reports about their logs.
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::time::{Duration, Instant};
@@ -9,19 +9,20 @@ use super::job::{Job, Presence};
 use crate::keeper::protocol::{FromKeeper, KeeperSettings, Remembered};
 use crate::model::{JobKey, Outcome};
 
-/// Least time between two reports of log lengths: followers do not notice, and the daemon wakes up far less.
+/// Minimum time between two reports of log lengths. Followers do not notice it, and the daemon wakes up far less
+/// often.
 const LENGTHS_EVERY: Duration = Duration::from_millis(5);
 
 /// The shell's part of a job: descriptors, processes, the log.
 pub trait Body {
-    /// The job's log at this moment.
+    /// Returns the state of the job's log at this moment.
     fn log(&self) -> LogView;
 
-    /// When the body has something to do on its own.
+    /// Returns when the body has something to do on its own.
     fn due(&self) -> Option<Instant>;
 }
 
-/// A job and what the shell keeps beside it.
+/// A job and the shell's part of it.
 pub struct Held<B> {
     /// The job.
     pub job: Job,
@@ -36,7 +37,7 @@ pub struct Core<B> {
     /// Jobs that a daemon can name: all but dropped ones.
     pub(super) by_key: HashMap<JobKey, Serial>,
     pub(super) last_serial: Serial,
-    /// Finished ids, and when we were told of each; the oldest first.
+    /// Finished ids, each with the time at which the daemon reported it; the oldest first.
     pub(super) remembered: VecDeque<(Remembered, Instant)>,
     pub(super) digest_key: Option<[u8; 16]>,
     pub(super) actions: Actions,
@@ -46,14 +47,14 @@ pub struct Core<B> {
     /// Jobs whose logs grew since the daemon was told.
     grown: Vec<Serial>,
     lengths_told: Instant,
-    /// Since when no daemon has greeted us; `None` while one is connected.
+    /// Time since which no daemon has greeted us. `None` while one is connected.
     pub(super) alone_since: Option<Instant>,
-    /// True once the jobs are ended without a daemon.
+    /// True once the keeper has begun to end its jobs without a daemon.
     is_farewell: bool,
 }
 
 impl<B: Body> Core<B> {
-    /// The state of a keeper that starts now.
+    /// Creates the state of a keeper that starts now.
     pub fn new(now: Instant) -> Self {
         Self {
             settings: first_settings(),
@@ -72,22 +73,22 @@ impl<B: Body> Core<B> {
         }
     }
 
-    /// Settings in force.
+    /// Returns the settings in force.
     pub const fn settings(&self) -> &KeeperSettings {
         &self.settings
     }
 
-    /// A job by its number.
+    /// Returns a job by its number.
     pub fn get(&self, serial: Serial) -> Option<&Held<B>> {
         self.jobs.get(&serial).map(Box::as_ref)
     }
 
-    /// A job by its number, for its shell.
+    /// Returns a job by its number, for its shell.
     pub fn get_mut(&mut self, serial: Serial) -> Option<&mut Held<B>> {
         self.jobs.get_mut(&serial).map(Box::as_mut)
     }
 
-    /// All jobs, dropped ones included.
+    /// Returns all jobs, dropped ones included.
     pub fn all(&self) -> impl Iterator<Item = &Held<B>> {
         self.jobs.values().map(Box::as_ref)
     }
@@ -97,19 +98,19 @@ impl<B: Body> Core<B> {
         self.jobs.is_empty()
     }
 
-    /// The next action, if there is one. Take all of them after each call that changes the state.
+    /// Returns the next action, if there is one. Take all of them after each call that changes the state.
     pub fn next_action(&mut self) -> Option<Action> {
         self.actions.next()
     }
 
-    /// Tells a job of an event.
+    /// Passes an event to a job.
     pub fn on(&mut self, serial: Serial, event: Event, now: Instant) {
         let Some(held) = self.jobs.get_mut(&serial) else { return };
         let at = Moment { now, log: held.body.log(), settings: &self.settings };
         held.job.on(event, &at, &mut self.actions);
     }
 
-    /// Ends a change of a job: tells what is new, and sets its timer. Returns the body of a job that is gone.
+    /// Completes a change of a job: reports what is new and sets the timer. Returns the body if the job is gone.
     pub fn settle(&mut self, serial: Serial) -> Option<B> {
         let held = self.jobs.get_mut(&serial)?;
         let (job, log) = (&mut held.job, held.body.log());
@@ -128,12 +129,13 @@ impl<B: Body> Core<B> {
         is_gone.then(|| self.jobs.remove(&serial)).flatten().map(|held| held.body)
     }
 
-    /// When the first job has something to do.
+    /// Returns when the first job has something to do.
     pub fn next_timer(&self) -> Option<Instant> {
         self.timers.first().map(|(at, _)| *at)
     }
 
-    /// Jobs that have something to do: their bodies, then [`Event::StepsDue`] and [`Event::EndDue`].
+    /// Returns the jobs that have something to do: first for their bodies, then for [`Event::StepsDue`] and
+    /// [`Event::EndDue`].
     pub fn due(&self, now: Instant) -> Vec<Serial> {
         self.timers.iter().take_while(|(at, _)| *at <= now).map(|(_, serial)| *serial).collect()
     }
@@ -143,21 +145,22 @@ impl<B: Body> Core<B> {
         !self.starts.is_empty()
     }
 
-    /// Starts one step, and returns its job. A start may take long, so requests are looked for between two.
+    /// Starts one step and returns its job. A start may take long, so the caller looks for requests between two
+    /// starts.
     pub fn start_next(&mut self, now: Instant) -> Option<Serial> {
         let (serial, step) = self.starts.pop_front()?;
         self.on(serial, Event::Turn(step), now);
         Some(serial)
     }
 
-    /// When the daemon is to be told that logs grew, if they did: the first growth after a quiet time at once, the
-    /// others together after a short while.
+    /// Returns when the daemon must be told that logs grew, if they did. The first growth after a quiet time is due
+    /// at once, the others together after a short while.
     pub fn lengths_due(&self) -> Option<Instant> {
         (!self.grown.is_empty()).then(|| self.lengths_told + LENGTHS_EVERY)
     }
 
-    /// Returns the lengths of grown logs, for the daemon. The end of a closed job has told its length: a later frame could
-    /// reach a new job with its key.
+    /// Returns the lengths of grown logs, for the daemon. Leaves out closed jobs: their ends have reported the
+    /// lengths, and a later frame could reach a new job with the same key.
     pub fn take_lengths(&mut self, now: Instant) -> FromKeeper {
         self.lengths_told = now;
         let jobs = &mut self.jobs;
@@ -174,12 +177,12 @@ impl<B: Body> Core<B> {
         self.alone_since.get_or_insert(now);
     }
 
-    /// Since when no daemon has greeted us.
+    /// Returns the time since which no daemon has greeted us.
     pub const fn alone_since(&self) -> Option<Instant> {
         self.alone_since
     }
 
-    /// When to give up waiting for a daemon.
+    /// Returns when to give up waiting for a daemon.
     pub fn farewell_due(&self) -> Option<Instant> {
         let since = self.alone_since.filter(|_| !self.is_farewell)?;
         Some(since + self.settings.keeper_wait)
@@ -200,7 +203,7 @@ impl<B: Body> Core<B> {
         }
     }
 
-    /// True once the jobs are ended without a daemon.
+    /// True once the keeper has begun to end its jobs without a daemon.
     pub const fn is_farewell(&self) -> bool {
         self.is_farewell
     }
@@ -211,7 +214,7 @@ impl<B: Body> Core<B> {
     }
 }
 
-/// Settings before the first Hello.
+/// Returns the settings that apply before the first Hello.
 const fn first_settings() -> KeeperSettings {
     KeeperSettings {
         keeper_wait: Duration::from_secs(10),

@@ -1,4 +1,4 @@
-//! The steps of a job: their processes are started, waited for, drained, and reported.
+//! The steps of a job: starts their processes, waits for them, drains their pipes, and reports their ends.
 
 use std::time::Duration;
 
@@ -14,8 +14,8 @@ use crate::model::{ExitStatus, LogChannel, StepUsage};
 const KILLED: ExitStatus = ExitStatus::Signal(9);
 
 impl Job {
-    /// Takes a step to start: true if it waits for its turn, as requests are answered first. `StepOver` reports the
-    /// result in any case.
+    /// Takes a step to start. True if it waits for its turn, because requests are answered first. `StepOver` reports
+    /// the result in any case.
     pub(super) fn spawn(&mut self, request: Box<SpawnStep>, out: &mut Actions) -> bool {
         if request.watch_unfinished {
             out.job(self.serial, JobAction::WatchUnfinished);
@@ -39,7 +39,7 @@ impl Job {
         }
     }
 
-    /// Starts the step: it is its turn.
+    /// Starts the step, because its turn has come.
     pub(super) fn turn(&mut self, step: u32, out: &mut Actions) {
         let Some(index) = self.index(step) else { return };
         if self.processes.get(index).is_some_and(|process| matches!(process.stage, Stage::Starting { .. })) {
@@ -126,7 +126,8 @@ impl Job {
         }
     }
 
-    /// A pipe of the step was read. The step is over once its process has ended and its pipes are drained.
+    /// Handles a read of one of the step's pipes. The step is over once its process has ended and its pipes are
+    /// drained.
     pub(super) fn read(
         &mut self,
         step: u32,
@@ -148,7 +149,7 @@ impl Job {
 
     /// Ends the output of a step and asks for its report.
     fn finish(&mut self, index: usize, out: &mut Actions) {
-        // Once an end was asked for, its processes are ending, one after the other.
+        // Once an end of the job was requested, its processes end one after the other. The log does not name those.
         let names_left = self.ending.is_none();
         let Some(process) = self.processes.get_mut(index) else { return };
         let (status, usage) = match &process.stage {
@@ -160,7 +161,8 @@ impl Job {
         out.job(self.serial, JobAction::FinishStep(finish));
     }
 
-    /// Takes the description of a step's end, and reports it; or first kills what the step left.
+    /// Takes the description of a step's end and reports it. Kills the processes that the step left first, if it
+    /// must.
     pub(super) fn step_over(&mut self, mut over: StepOver, at: &Moment<'_>, out: &mut Actions) {
         let offer = self.next_step.take_if(|next| next.after == over.step);
         let StepEnd::Exited(status) = over.end else {
@@ -170,7 +172,7 @@ impl Job {
         if over.left == 0
             && let Some(grace) = self.closes_with(&over)
         {
-            // Both ends are told with one message. No line for the journal: no process is left to be looked for.
+            // One message reports both ends. The journal needs no line, because no process is left to look for.
             (over.closes, over.went_on) = (true, false);
             self.forget_process(over.step);
             self.tell_over(over, out);
@@ -182,7 +184,7 @@ impl Job {
             return self.go_on(over, status, *next, out);
         }
         let ended = JournalEvent::StepEnded { step: over.step, status: Some(status) };
-        // What was given up for the whole job is not killed once more for its step.
+        // Processes that were given up for the whole job are not killed once more for their step.
         let is_given_up = self.ending.as_ref().is_some_and(|ending| ending.has_given_up(at.now));
         if over.left > 0 && !at.settings.leftover_keep && !is_given_up {
             self.journal(ended, out);
@@ -217,7 +219,7 @@ impl Job {
         self.journal(JournalEvent::StepEnded { step: ended, status: Some(status) }, out);
     }
 
-    /// The grace for the end of the job, if the end of this step closes it.
+    /// Returns the grace for the end of the job, if the end of this step closes the job.
     fn closes_with(&self, over: &StepOver) -> Option<Duration> {
         let (_, grace) = self.last_step.filter(|(step, _)| *step == over.step)?;
         let is_free = self.ending.is_none() && self.closing.is_none() && self.closed.is_none();
@@ -229,7 +231,7 @@ impl Job {
         self.tell(FromKeeper::StepOver { key: self.key(), over }, out);
     }
 
-    /// Does what is due for each step.
+    /// Performs the work that is due for each step.
     pub(super) fn steps_due(&mut self, at: &Moment<'_>, out: &mut Actions) {
         let mut index = 0;
         while let Some(process) = self.processes.get(index) {
@@ -242,7 +244,7 @@ impl Job {
                     Stage::Clearing { .. } => out.job(self.serial, JobAction::Look(Look::Clear(step))),
                 }
             }
-            // A step that could not be started has left its place to the next one.
+            // A step that could not be started was removed, and the next one has its index now.
             index += usize::from(self.processes.get(index).is_some_and(|process| process.step == step));
         }
     }

@@ -71,7 +71,7 @@ impl Compiler {
         Ok(Self { wake: Arc::new(wake), to_us, done, waiting: VecDeque::new(), busy: false })
     }
 
-    /// Readable when [`Compiler::finished`] has something.
+    /// Returns a descriptor that is readable when [`Compiler::finished`] has a result.
     pub(super) fn fd(&self) -> BorrowedFd<'_> {
         self.wake.as_fd()
     }

@@ -278,7 +278,7 @@ impl Containment {
         }
     }
 
-    /// Thaws processes that outlived a SIGKILL: it does not reach those in a frozen group of version 1.
+    /// Thaws processes that outlived a SIGKILL: a SIGKILL does not reach those in a frozen group of version 1.
     pub(super) fn thaw_survivors(&mut self, shared: &mut KeeperShared) {
         self.survivors(shared).into_iter().for_each(|process| thaw_process(process.pid));
     }
@@ -315,7 +315,7 @@ impl Containment {
         }
         if let Some(reaper) = &self.reaper {
             reaper.kill();
-            // The reaper may be kept from killing: from the second time on, help it.
+            // Something may keep the reaper from killing, so help it from the second time on.
             if self.kills > 0 {
                 for process in descendants(reaper.pid()) {
                     group::signal_process(&process, &[Signal::KILL]);

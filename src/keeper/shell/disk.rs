@@ -22,7 +22,7 @@ pub(super) struct Disk {
 }
 
 impl Disk {
-    /// When to call [`Disk::sync`], if there has been something to sync since `since`.
+    /// Returns when to call [`Disk::sync`], if there has been something to sync since `since`.
     pub(super) fn due(&self, since: Instant) -> Instant {
         self.asked.map_or(since, |asked| asked.max(since)) + INTERVAL
     }

@@ -24,7 +24,7 @@ pub(super) struct JobBody {
     pub(super) processes: Processes,
     /// Files to remove when no daemon comes back.
     secret_files: Vec<PathBuf>,
-    /// True if the job tracks what of its log is on the disk (`durability = power`).
+    /// True if the job tracks how much of its log is on the disk (`durability = power`).
     pub(super) is_synced: bool,
 }
 
@@ -77,7 +77,7 @@ impl JobBody {
             JobAction::NotStarted(step, why) => return Some(Event::Over(self.not_started(step, why))),
             JobAction::FinishStep(finish) => {
                 let over = self.finish_step(&finish, shared);
-                // Looked at last: until here the step's processes can change the files.
+                // Check the premises last, because the step's processes can change the files until here.
                 let holds = |next: &SpawnAfter| next.premises.hold(&next.spawn.program);
                 let may_go_on = finish.status.is_success() && over.left == 0;
                 let went_on = may_go_on && job.next_step(finish.step).is_some_and(holds);
@@ -110,7 +110,7 @@ impl JobBody {
         })
     }
 
-    /// Takes a process that runs.
+    /// Takes a process that has started: records it in the journal, and watches its pipes and its end.
     pub(super) fn started(
         &mut self,
         step: u32,
@@ -223,7 +223,7 @@ impl JobBody {
         closed
     }
 
-    /// Records the end of a job that was closed for a daemon, unless that did.
+    /// Records the end of a job that was closed for a daemon, unless the daemon has recorded it.
     fn record_end(&mut self, outcome: Outcome, job: &Job, shared: &mut KeeperShared) {
         self.remove_secrets(job, shared);
         if !has_end(job, shared) {

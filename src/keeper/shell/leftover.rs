@@ -7,10 +7,10 @@ use std::fmt::Write as _;
 use super::masking::Masking;
 use crate::process::sweep::{Process, command_line};
 
-/// Most processes that one line names.
+/// Maximum number of processes that one line names.
 const MAX_NAMED: usize = 5;
 
-/// Most characters of a command that one line shows.
+/// Maximum number of characters of a command that one line shows.
 const MAX_COMMAND: usize = 80;
 
 /// Left-over processes of one job.

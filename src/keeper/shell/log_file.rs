@@ -80,7 +80,7 @@ impl LogFile {
         })
     }
 
-    /// Bytes written. The file has as many, unless another process has changed it.
+    /// Returns the number of bytes written. The file has as many, unless another process has changed it.
     pub(super) const fn len(&self) -> u64 {
         self.len
     }
@@ -99,7 +99,7 @@ impl LogFile {
         self.file.is_some() && self.backlog.takes_output()
     }
 
-    /// State of the disk for this log.
+    /// Returns the state of the disk for this log.
     pub(super) fn storage(&self) -> LogStorage {
         let errno = self.refusal;
         match self.backlog.state() {
@@ -109,7 +109,7 @@ impl LogFile {
         }
     }
 
-    /// When to call [`LogFile::retry`].
+    /// Returns when to call [`LogFile::retry`].
     pub(super) const fn retry_at(&self) -> Option<Instant> {
         self.retry_at
     }

@@ -8,7 +8,7 @@ use crate::log::mask::{DefaultPrefixes, MaskConfig, MaskLimitError, MaskWarning,
 use crate::log::pipeline::Pipeline;
 use crate::model::LogChannel;
 
-/// Most bytes of one read of a pipe, which is one write in the sense of logs.md §3.
+/// Maximum number of bytes in one read of a pipe. One read is one write in the sense of logs.md §3.
 pub(super) const READ_BYTES: usize = 64 << 10;
 
 /// Real-time clock that stamps entries.

@@ -15,7 +15,7 @@ use crate::process::reaper::{OrderedPipes, ReaperEvent, Received};
 const KILLED: ExitStatus = ExitStatus::Signal(9);
 
 impl Keeper {
-    /// Tells the core of an event of job `serial`, and does what follows.
+    /// Passes an event of job `serial` to the core, and performs the actions that follow.
     fn tell(&mut self, serial: Serial, event: Event) {
         self.core.on(serial, event, Instant::now());
         self.drive();
@@ -26,7 +26,7 @@ impl Keeper {
         while let Some(pid) = crate::process::peek_exited_child() {
             if let Some(serial) = self.shared.leaders.get(&pid).copied() {
                 self.on_process(serial, |_, process| process == pid);
-                // If that did not reap it, do it here, or it would be found for ever.
+                // If that did not reap the child, reap it here. Otherwise it would be found again for ever.
                 if self.shared.leaders.remove(&pid).is_none() {
                     continue;
                 }
@@ -35,7 +35,7 @@ impl Keeper {
         }
     }
 
-    /// Looks at the process of a step, given by step and process id.
+    /// Checks if a process of a running step has ended. `is_it` selects the process by step and process id.
     pub(super) fn on_process(&mut self, serial: Serial, is_it: impl Fn(u32, u32) -> bool) {
         let Some(Held { body, .. }) = self.core.get_mut(serial) else { return };
         match body.processes.look_at(is_it, &mut self.shared) {

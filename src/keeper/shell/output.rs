@@ -112,7 +112,7 @@ impl Output {
         }
     }
 
-    /// Reads pipe `id`, which has bytes or was closed. Returns what that means for the step that it belongs to.
+    /// Reads pipe `id`, which has bytes or was closed. Returns the result for the step that the pipe belongs to.
     pub(super) fn on_pipe(&mut self, id: u32, job: &Job, shared: &mut KeeperShared) -> Option<StepRead> {
         let index = self.pipes.iter().position(|pipe| pipe.id == id)?;
         let step = self.pipes.get(index).and_then(|pipe| pipe.step);
@@ -171,7 +171,7 @@ impl Output {
         Reading::Ended
     }
 
-    /// Ends the output of a step: what still comes is left to processes that live on.
+    /// Ends the output of a step. Further bytes from its pipes come from processes that outlive the step.
     pub(super) fn finish_step(&mut self, step: u32, shared: &mut KeeperShared) {
         let now = shared.stamp();
         for pipe in self.pipes.iter_mut().filter(|pipe| pipe.step == Some(step)) {
@@ -189,14 +189,14 @@ impl Output {
         }
     }
 
-    /// Writes what the disk refused, if it is time. True if the disk takes the log again.
+    /// Retries the bytes that the disk refused, if a retry is due. True if the disk accepts the log again.
     pub(super) fn retry(&mut self, now: Instant, shared: &mut KeeperShared) -> bool {
         let waited = self.log.is_waiting();
         self.log.retry(now, &shared.stamp());
         waited && !self.log.is_waiting()
     }
 
-    /// Time at which there is something to do.
+    /// Returns when the output next has something to do.
     pub(super) fn due(&self) -> Option<Instant> {
         self.log.retry_at().into_iter().chain(self.unfinished.due()).min()
     }

@@ -14,11 +14,11 @@ use crate::process::cgroup::Pool;
 use crate::process::sweep::Process;
 use crate::process::{PeerHandle, peer_handle};
 
-/// Least time between two reports of refused peers.
+/// Minimum time between two reports of refused peers.
 const TOLD_EVERY: Duration = Duration::from_mins(1);
 
-/// Least age, in clock ticks (10 ms), of a peer without a handle of its process. A younger process may have got the
-/// number of the one that connected and has ended.
+/// Minimum age, in clock ticks (10 ms), of a peer for whose process the kernel gives no handle. A younger process may
+/// have got the number of the one that connected and has ended.
 const MIN_AGE_TICKS: u64 = 2;
 
 /// Refused peers, for the operator's log.

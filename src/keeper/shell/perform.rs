@@ -1,4 +1,4 @@
-//! Performs what the core asks for.
+//! Performs the actions that the core asks for.
 
 use std::time::Instant;
 
@@ -123,7 +123,7 @@ impl Keeper {
         }
     }
 
-    /// Call it after any change to job `serial`. Removes the job if it is gone.
+    /// Completes a change of job `serial`, and removes the job if it is gone. Call it after any change.
     pub(super) fn settle(&mut self, serial: Serial) {
         self.settle_job(serial);
         self.drive();

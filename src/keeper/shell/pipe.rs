@@ -13,14 +13,15 @@ pub(super) struct Pipe {
     pub(super) fd: OwnedFd,
     pub(super) kind: LogChannel,
     pub(super) source: Pipeline,
-    /// The running step that the pipe belongs to. Later, it was left to a process that lives on.
+    /// The running step that the pipe belongs to. `None` once the step is over and a process that outlives it holds
+    /// the pipe.
     pub(super) step: Option<u32>,
     /// The unfinished line that the daemon was told last; empty if it has ended.
     pub(super) told_unfinished: Vec<u8>,
 }
 
 impl Pipe {
-    /// The pipe of a step that starts.
+    /// Creates the pipe of a step that starts.
     pub(super) const fn new(id: u32, step: u32, fd: OwnedFd, kind: LogChannel, source: Pipeline) -> Self {
         Self { id, fd, kind, source, step: Some(step), told_unfinished: Vec::new() }
     }
@@ -30,7 +31,8 @@ impl Pipe {
         shared.readiness.watch(&self.fd, Token::Pipe(serial, self.id), false).ok();
     }
 
-    /// The step of the pipe is over and its source has ended: a process that lives on writes to `source` from now on.
+    /// Leaves the pipe to a process that outlives the step, after the step is over and its source has ended. Further
+    /// bytes go to `source`.
     pub(super) fn become_leftover(&mut self, source: Pipeline) {
         self.source = source;
         self.step = None;

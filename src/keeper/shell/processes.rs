@@ -114,7 +114,8 @@ impl Processes {
         self.containment.start(&command, serial, shared)
     }
 
-    /// Takes the step that the reaper was ordered to start, as it has answered or died.
+    /// Returns the step that the reaper was ordered to start, and forgets it, because the reaper has answered or
+    /// died.
     pub(super) const fn take_launched(&mut self) -> Option<(u32, OrderedPipes)> {
         self.launching.take()
     }

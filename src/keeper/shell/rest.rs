@@ -14,7 +14,7 @@ pub(super) enum GiveBack {
     Program,
 }
 
-/// The next time to give memory back.
+/// Schedule for giving memory back.
 #[derive(Debug)]
 pub(super) struct Rest {
     at: Option<Instant>,
@@ -32,7 +32,7 @@ impl Rest {
         self.at.get_or_insert(now + REST_AFTER);
     }
 
-    /// When to call [`Self::due`] next.
+    /// Returns when to call [`Self::due`] next.
     pub(super) const fn at(&self) -> Option<Instant> {
         self.at
     }

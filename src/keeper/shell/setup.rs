@@ -25,7 +25,7 @@ const LOCK: &str = "keeper.lock";
 pub(in crate::keeper) const IDENTITY: &str = "keeper.json";
 /// Name of its socket.
 const SOCKET: &str = "keeper.sock";
-/// Most connections that wait to be accepted; there is one daemon.
+/// Maximum number of connections that wait to be accepted. There is one daemon.
 const BACKLOG: i32 = 8;
 
 /// Options of a keeper.
@@ -121,7 +121,7 @@ pub(super) fn prepare(options: &KeeperOptions) -> Result<Prepared, KeeperFailure
     };
     let limiter = Limiter::new(options.cgroup);
     let listener = state.listen().map_err(|source| state.failure("make the socket", source))?;
-    // Last, as from here on nobody reads our standard error.
+    // Do this last, because nobody reads our standard error from here on.
     isolate()?;
     spawner.dispositions_changed();
     let cgroups = pool.iter().map(|pool| pool.path().to_owned()).chain(limiter.paths()).collect();

@@ -18,7 +18,7 @@ pub const UNFINISHED_EVERY: Duration = Duration::from_millis(100);
 #[derive(Default)]
 pub(super) struct UnfinishedReports {
     is_watched: bool,
-    /// When the next report is due; `None` if there is nothing to report.
+    /// Time at which the next report is due; `None` if there is nothing to report.
     due: Option<Instant>,
 }
 
@@ -29,7 +29,7 @@ impl UnfinishedReports {
 }
 
 impl Output {
-    /// Begins the reports, with the present lines: this daemon may be another one than before.
+    /// Begins the reports with the present lines, because this daemon may be another one than before.
     pub(super) fn watch_unfinished(&mut self) {
         self.unfinished.is_watched = true;
         for pipe in &mut self.pipes {
@@ -86,7 +86,7 @@ impl Output {
     }
 
     fn tell_unfinished(&self, channel: LogChannel, entry: Vec<u8>, job: &Job, shared: &mut KeeperShared) {
-        // A dropped job is forgotten there: a new one may have its key.
+        // The daemon has forgotten a dropped job, and a new job may have its key.
         if !job.is_dropped() {
             let (key, log_len, entry) = (job.key(), self.log.len(), SecretBytes(entry));
             shared.tell(&FromKeeper::Unfinished { key, channel, log_len, entry });

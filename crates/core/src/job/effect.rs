@@ -89,7 +89,7 @@ pub struct Spawn {
 }
 
 impl Spawn {
-    /// Returns what identifies the process, without what it is given.
+    /// Returns a copy that still identifies the process, without the data that the process is given.
     #[must_use]
     pub fn without_content(&self) -> Self {
         Self {

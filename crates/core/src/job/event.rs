@@ -15,7 +15,7 @@ use crate::plan::returned::ProcessOutputs;
 /// Number of an invocation within its job, counted from 1 in order of creation.
 pub type CallId = u32;
 
-/// In place of an invocation: the function was read before its step began, for [`Event::WentOn`].
+/// Stands in place of an invocation for a function that was read before its step began, for [`Event::WentOn`].
 pub const FORESEEN: CallId = 0;
 
 /// The prepared request of a job: variables expanded, directories chosen. It is the first event of every record. It

@@ -12,7 +12,7 @@ use step_runner_lang::document;
 
 use super::definition;
 
-/// Most functions kept. Beyond that the one read first is dropped, and read again at its next call.
+/// Maximum number of functions kept. Beyond that, the one read first is dropped, and read again at its next call.
 const KEPT: usize = 64;
 /// Largest size of the functions kept, together ([`Loaded::size`]). Their trees take much more memory.
 const KEPT_SIZE: usize = 4 * 1024 * 1024;

@@ -19,10 +19,12 @@ use step_runner_lang::value::{Data, EvaluatedText, Value};
 /// secrets at once until the next [`Secrets::rest`].
 const SINGLE_SEARCHES: usize = 64 << 20;
 
-/// Most bytes of secrets in one automaton. A job with more is ended, because they cannot all be masked (masking.md §8).
+/// Maximum number of bytes of secrets in one automaton. A job with more is ended, because they cannot all be masked
+/// (masking.md §8).
 const AUTOMATON_BYTES: usize = 8 << 20;
 
-/// Most secrets that are searched. A job with more is ended, because they cannot all be masked (masking.md §8).
+/// Maximum number of secrets that are searched. A job with more is ended, because they cannot all be masked
+/// (masking.md §8).
 const MOST_KNOWN: usize = 8_192;
 
 /// Bytes that are searched in the time of building an automaton for one byte of secrets. New secrets are searched one by one

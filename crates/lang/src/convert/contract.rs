@@ -23,7 +23,7 @@ pub struct ContractError {
     pub message: String,
 }
 
-/// Most unknown names reported at once. Each costs a search for a similar name.
+/// Maximum number of unknown names reported at once. Each costs a search for a similar name.
 const REPORTED_NAMES: usize = 100;
 
 /// Values by name of input or output.

@@ -24,11 +24,11 @@ pub(super) struct Checker<'t> {
     pub(super) kept: [usize; 2],
     /// Bytes of expressions still allowed.
     pub(super) expressions_left: usize,
-    /// Most calls of `str` that stand in one another.
+    /// Deepest nesting of calls of `str` in the expressions so far.
     pub(super) nested_str: u32,
 }
 
-/// Most errors, and most warnings, kept for one text: a hostile text has any number.
+/// Maximum number of errors, and of warnings, kept for one text: a hostile text has any number.
 const FINDINGS_LIMIT: usize = 1_000;
 
 /// Policy for an unknown key (language.md §2 "Unknown keys").

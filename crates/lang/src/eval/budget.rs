@@ -6,11 +6,11 @@ use std::mem::size_of;
 
 use crate::value::{Data, Value};
 
-/// Most bytes that one evaluation can allocate.
+/// Maximum number of bytes that one evaluation can allocate.
 pub(super) const VALUE_LIMIT: usize = 64 * 1024 * 1024;
-/// Deepest value that an evaluation can return. All recursive walks over values rely on it.
+/// Maximum nesting of a value that an evaluation can return. All recursive walks over values rely on it.
 pub(super) const VALUE_DEPTH: usize = 128;
-/// Most values that one evaluation can visit in comparisons and the like: about half a second.
+/// Maximum number of values that one evaluation can visit in comparisons and the like: about half a second.
 const WORK_LIMIT: usize = 64 * 1024 * 1024;
 /// Extra cost of an object's member: the search by its key.
 const MEMBER: usize = 8;

@@ -22,11 +22,11 @@ use crate::diagnostic::{Class, Diagnostic, Position};
 use crate::name;
 use crate::value::{Data, EvaluatedText, Value};
 
-/// Most names that an error lists. Beyond that it lists the most similar ones.
+/// Maximum number of names that an error lists. Beyond that it lists the most similar ones.
 const LISTED_NAMES: usize = 20;
-/// Most of these similar names.
+/// Maximum number of these similar names.
 const SIMILAR_NAMES: usize = 5;
-/// Most characters of an expression that an error shows.
+/// Maximum number of characters of an expression that an error shows.
 const SHOWN_TEXT: usize = 200;
 
 /// Evaluates the expressions of one document.
@@ -84,8 +84,8 @@ impl<'s> Evaluator<'s> {
         })
     }
 
-    /// Returns the mark of the value of `expression`, which becomes text, and notes its marked numbers. One that is written
-    /// in the expression is no secret, though it may be marked: `${{ secret == "x" && 8080 || 80 }}`.
+    /// Returns the mark of the value of `expression`, which becomes text, and notes its marked numbers. A number that
+    /// is written in the expression is no secret, though it may be marked: `${{ secret == "x" && 8080 || 80 }}`.
     fn becomes_text(&self, value: &Value, expression: &Expression) -> Result<bool> {
         let is_marked = self.look(value, expression.at)?;
         if is_marked {

@@ -16,7 +16,7 @@ use crate::diagnostic::{Class, Diagnostic, Position};
 const WEIGHT_LIMIT: usize = 64 * 1024 * 1024;
 /// Weight of a node without its text. It includes everything made from the node later.
 const NODE_WEIGHT: usize = 256;
-/// Most errors kept of one text, over all its documents.
+/// Maximum number of errors kept of one text, over all its documents.
 const FINDINGS_LIMIT: usize = 1_000;
 
 /// Reads the next document; `None` at the end of the text. An `Err` ends the document, a diagnostic does not.

@@ -104,7 +104,7 @@ fn checked_json(line: &[u8]) -> Option<&[u8]> {
     (*sum == check_sum(json)).then_some(json)
 }
 
-/// The CRC-32 of `bytes` in lower-case hexadecimal digits.
+/// Returns the CRC-32 of `bytes` in lower-case hexadecimal digits.
 fn check_sum(bytes: &[u8]) -> [u8; DIGITS] {
     const HEX: &[u8; 16] = b"0123456789abcdef";
     let sum = crc32fast::hash(bytes);

@@ -1,4 +1,4 @@
-//! Bytes behind their length, with a CRC-32 (service.md §6.6, `steps`).
+//! Records of bytes, each with its length and a CRC-32 in front (service.md §6.6, `steps`).
 //!
 //! A record is: length (4 bytes), check sum of the length's bytes and the payload (4 bytes), payload; numbers are
 //! little-endian. The check sum covers the length too, so a run of zero bytes is no record.

@@ -201,7 +201,7 @@ impl Automaton {
         self.step(ROOT, byte) != ROOT
     }
 
-    /// Memory on the heap, in bytes.
+    /// Returns the memory on the heap, in bytes.
     #[cfg(test)]
     fn heap_bytes(&self) -> usize {
         size_of_val(&*self.nodes)

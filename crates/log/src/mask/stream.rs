@@ -81,7 +81,7 @@ impl MaskStream {
         self.search.held.as_slice().len()
     }
 
-    /// Memory on the heap, in bytes.
+    /// Returns the memory on the heap, in bytes.
     #[cfg(test)]
     pub(super) fn heap_bytes(&self) -> usize {
         let Search { held, spans, wrapped, .. } = &self.search;

@@ -199,7 +199,7 @@ impl Wrapped {
         while self.breaks.len() > 1 && self.breaks.pop_front_if(|first| first.end <= start).is_some() {}
     }
 
-    /// Memory on the heap, in bytes.
+    /// Returns the memory on the heap, in bytes.
     #[cfg(test)]
     pub(super) fn heap_bytes(&self) -> usize {
         size_of::<Self>() + self.breaks.capacity() * size_of::<Break>()

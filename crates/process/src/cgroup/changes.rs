@@ -13,7 +13,7 @@ use rustix::fs::AtFlags;
 use rustix::fs::inotify::{self, CreateFlags, Event, ReadFlags, Reader, WatchFlags};
 use rustix::io::Errno;
 
-/// Files that say nothing of how the next process will fare in a group: processes are moved by two of them.
+/// Files that say nothing about the next process in a group: a write to one of them only moves a process or thread.
 const NO_SETTINGS: [&str; 2] = ["cgroup.procs", "cgroup.threads"];
 
 /// Room for the events of one read.
@@ -53,7 +53,7 @@ impl LeafChanges {
         Some(LeafWatch { inotify, id, inode })
     }
 
-    /// True if nobody has changed a setting of the leaf, or made a group in it, since it is watched.
+    /// True if nobody has changed a setting of the leaf, or made a group in it, since the watch began.
     pub(super) fn is_unchanged(&mut self, watch: &LeafWatch) -> bool {
         self.take_events();
         self.unchanged.contains(&watch.id)
@@ -72,7 +72,7 @@ impl LeafChanges {
                 }
                 Err(Errno::INTR) => {}
                 Err(Errno::WOULDBLOCK) => return,
-                // What was changed is unknown now.
+                // From here on it is unknown which leaves were changed.
                 Err(_) => return self.unchanged.clear(),
             }
         }

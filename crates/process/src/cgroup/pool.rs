@@ -17,14 +17,15 @@ use super::{CgroupError, KeeperGroup, KeptFile, Leaf, MAX_TAKEN, parents, remove
 use crate::controllers::{Controller, LimitCounts, hand_on, open_directory, own_group};
 use crate::freezer::thaw;
 
-/// Most leaves kept for the next jobs by their names: making one costs more than its job's other preparations. Each costs
-/// the kernel a few KiB.
+/// Maximum number of unused leaves that are kept by name for the next jobs. Making a leaf costs more than all other
+/// preparations of its job. Each costs the kernel a few KiB.
 const MAX_FREE: usize = 256;
 
-/// Most leaves kept open: to open one and its files costs as much as half a start …
+/// Maximum number of leaves that are kept open, because opening one and its files costs as much as half a start …
 const MAX_OPEN: usize = 128;
 
-/// … but not more than fit, with their three descriptors each, this part of all that the keeper may have.
+/// … but not more than fit, with three descriptors each, into this fraction of all descriptors that the keeper may
+/// have.
 const SHARE_OF_DESCRIPTORS: u64 = 16;
 
 /// The keeper's group and the leaves that are not in use.
@@ -63,7 +64,7 @@ impl Pool {
         Ok(Self { group, controllers, open, max_open, free, made: 0, changes })
     }
 
-    /// Directory of the keeper's group.
+    /// Returns the directory of the keeper's group.
     pub fn path(&self) -> &Path {
         &self.group.path
     }
@@ -102,7 +103,7 @@ impl Pool {
             remove_tree(&leaf.path);
         }
         let mut leaf = self.make_leaf()?;
-        // One with a peak is used once.
+        // A leaf that counts a peak is used only once.
         if !leaf.counts_peak() {
             leaf.watch = self.changes.watch(&leaf.directory);
         }

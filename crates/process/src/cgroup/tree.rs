@@ -11,7 +11,7 @@ pub(super) fn remove_tree(path: &Path) {
     fs::remove_dir(path).ok();
 }
 
-/// Groups directly in a group.
+/// Returns the groups directly in a group.
 fn groups_in(path: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(path).into_iter().flatten().flatten();
     entries
@@ -20,7 +20,7 @@ fn groups_in(path: &Path) -> Vec<PathBuf> {
         .collect()
 }
 
-/// All groups below a group.
+/// Returns all groups below a group.
 pub(super) fn groups_below(path: &Path) -> Vec<PathBuf> {
     let mut found = groups_in(path);
     let mut next = 0;

@@ -33,7 +33,7 @@ const STUBBORN_PAUSE: Duration = Duration::from_secs(30);
 /// Longest time that one round chases processes that fork faster than they are found.
 const CHASE: Duration = Duration::from_millis(10);
 
-/// Most ended children to reap before the end of the step's own process is reported.
+/// Maximum number of ended children to reap before the end of the step's own process is reported.
 const REAPS: u32 = 64;
 
 /// A kill that goes on until nothing is left.

@@ -1,5 +1,5 @@
-//! Turns the effects of the machine into the actions of this daemon: one after another, in the order given, each with
-//! its number, without those that an earlier daemon has performed.
+//! Turns the machine's effects into actions, in the same order. Numbers each one, and skips those that an earlier
+//! daemon has performed.
 
 use std::collections::VecDeque;
 use std::time::Duration;

@@ -66,8 +66,8 @@ impl Driver {
         self.numbering.next_op().filter(|_| !is_closed_by_step)
     }
 
-    /// Takes the keeper's report that the log is closed and no process is left. Returns the job to store, once: before
-    /// the job's own end the report waits for that, and after the close it has no effect.
+    /// Takes the keeper's report that the log is closed and no process is left. Returns the job to store. `None` if
+    /// the job's own end is not decided yet, so that the report must wait, or if the close is handled already.
     pub(in crate::actors::job) fn closed(&mut self, closed: Closed) -> Option<ClosedJob> {
         match std::mem::replace(&mut self.phase, Phase::Closed(AfterClose::Store)) {
             Phase::Ending(Ending { outcome, mut root }) => {
@@ -110,7 +110,8 @@ impl Driver {
         Some(self.end_unmasked(op, message, at))
     }
 
-    /// Ends the job whose request `op` could not be masked. Returns the frame that records this, or why there is none.
+    /// Ends the job because the phrases of request `op` could not be masked. Returns the frame that records this, or
+    /// the reason why there is none.
     pub(in crate::actors::job) fn end_unmasked(
         &mut self,
         op: u32,
@@ -130,7 +131,7 @@ impl Driver {
         frame
     }
 
-    /// Replaces all effects that are left by the end of the job.
+    /// Replaces all remaining effects with the end of the job.
     pub(super) fn queue_unmasked_end(&mut self, message: String) {
         let root = StepResult { status: StepStatus::Failure, ..StepResult::default() };
         let lines = vec![(LogChannel::Err, format!("job failed: {message}"))];

@@ -128,7 +128,7 @@ impl RecordedMachine {
     }
 }
 
-/// True if performing an effect ends in a request to the keeper, without waiting for anyone else.
+/// True if performing the effect sends a request to the keeper without waiting for anyone else.
 const fn asks_keeper(effect: &Effect) -> bool {
     matches!(effect, Effect::Log { .. } | Effect::Spawn(_) | Effect::Finish { .. })
 }
@@ -155,18 +155,19 @@ impl Driver {
         self.process.is_some()
     }
 
-    /// True if it can be worked out what follows the running process.
+    /// True if the machine can predict what follows the running process.
     pub(in crate::actors::job) fn may_foresee(&self) -> bool {
         self.phase.is_running() && self.machine.as_ref().is_some_and(|machine| machine.machine.may_foresee())
     }
 
-    /// Works out what follows if the running process succeeds and returns nothing. It need not have an actor yet.
+    /// Predicts what follows if the running process succeeds and returns nothing. The process need not have an actor
+    /// yet.
     pub(in crate::actors::job) fn foresee(&self) -> Option<Foresight> {
         self.machine.as_ref().filter(|_| self.phase.is_running())?.machine.foresee()
     }
 
-    /// Notes the function that was read for the next step. Returns its record, and true if it is noted: else the next step
-    /// must not begin by itself.
+    /// Notes the function that was read for the next step. Returns the record, and true if the function is noted. If
+    /// it is not, the keeper must not start the next step by itself.
     pub(in crate::actors::job) fn note_foreseen(
         &mut self,
         fetched: Fetched,
@@ -220,8 +221,8 @@ impl Driver {
 
     fn take_effects(&mut self, handled: HandledEvent) -> RecordToSend {
         let HandledEvent { frame, effects, errors } = handled;
-        // Either the keeper has closed the job, and its report of the last step tells a next daemon as much as this
-        // record. Or a request that cannot wait follows, and the record goes with it.
+        // The record can wait in two cases. The keeper has closed the job: its report of the last step tells the next
+        // daemon as much. Or a request that cannot wait follows and takes the record along.
         let may_wait = self.phase.is_closed_by_step() || effects.iter().any(asks_keeper);
         self.queue.extend(effects);
         RecordToSend { frame, may_wait, errors }

@@ -1,4 +1,4 @@
-//! The phases of a job. Each has only what can still matter in it.
+//! The phases of a job. Each phase holds only the state that can still matter in it.
 
 use super::waiting::{Waiting, WaitingRequests};
 use super::{CancelAsk, StepOver};
@@ -6,7 +6,7 @@ use crate::job::event::CallId;
 use crate::keeper::protocol::StepEnd;
 use crate::model::{ExitStatus, FinishedProcess, Outcome, StepResult};
 
-/// Phase of a job's life. The order of the variants is the only one in which a job passes them; it can leave some out.
+/// Phase of a job's life. A job passes the phases in the order of the variants and can skip some.
 pub(super) enum Phase {
     /// It waits for its slot. No step of it has run, so it survives its keeper.
     Waiting(Box<Waiting>),

@@ -7,10 +7,11 @@ use std::time::Duration;
 use super::phase::Phase;
 use super::{CancelAsk, Driver, Reaction};
 
-/// Limit on keepers that die in a row: that many do not die by chance.
+/// Limit on keepers that die in a row. So many deaths are no coincidence.
 pub(super) const MAX_DIED: u32 = 5;
 
-/// Limit on attempts in a row (some ten minutes): resources for a keeper come back by then, or never.
+/// Limit on attempts in a row, which take some ten minutes. If the resources for a keeper are not back by then, they
+/// never will be.
 pub(super) const MAX_REFUSED: u32 = 24;
 
 /// Pause before the second attempt; each further pause is twice as long …
@@ -195,7 +196,8 @@ impl Driver {
         }
     }
 
-    /// Ends the job now if it is to end and no keeper is available. During an attempt its answer decides.
+    /// Ends the job now if it should end and no keeper is available. While an attempt is under way, its answer
+    /// decides.
     pub(super) fn end_without_keeper(&mut self) -> Reaction {
         match &self.phase {
             Phase::Waiting(waiting) if waiting.is_paused() => {

@@ -7,7 +7,7 @@ use crate::fetch::worker::tree::failure;
 use crate::job::event::FetchFailure;
 use crate::lang::diagnostic::Class;
 
-/// Most unpacked bytes for each packed byte. Text shrinks to a hundredth at best.
+/// Maximum number of unpacked bytes for each packed byte. Text shrinks to a hundredth at best.
 const MAX_RATIO: u64 = 200;
 
 /// Unpacked bytes that are allowed at any ratio: small files of one repeated line are harmless.

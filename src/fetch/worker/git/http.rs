@@ -20,7 +20,7 @@ use super::location::{Location, without_login};
 use super::login::Login;
 use crate::web::TransferRate;
 
-/// Most redirects followed, one after the other.
+/// Maximum number of redirects followed, one after the other.
 const MAX_REDIRECTS: usize = 5;
 
 /// Bytes read from an answer at a time.

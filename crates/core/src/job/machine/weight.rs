@@ -144,7 +144,7 @@ impl Machine {
 #[derive(Clone, Copy, Default)]
 struct Expressions {
     bytes: usize,
-    /// Most calls of `str` in one another; more if that was not counted exactly.
+    /// Deepest nesting of calls of `str`; more if that was not counted exactly.
     nested_str: u32,
 }
 
