@@ -24,7 +24,7 @@ const MAX_IDENTITY: u64 = 64 << 10;
 pub fn is_alive(directory: BorrowedFd<'_>) -> io::Result<bool> {
     match files::open_read(directory, "keeper.lock") {
         Ok((lock, _)) => files::is_locked(lock),
-        // This is no lock file: the next keeper moves it away.
+        // Nothing is there, or a foreign file, which the next keeper moves away.
         Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::InvalidData) => {
             Ok(false)
         }

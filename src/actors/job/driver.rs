@@ -186,8 +186,8 @@ impl Driver {
         begins
     }
 
-    /// Takes a request to end the job. After the first request, only those count that leave less time
-    /// (docs/spec/service.md §6.2).
+    /// Takes a request to end the job. After the first request, only those with a grace of their own are passed on. The keeper
+    /// shortens the grace if theirs is shorter (docs/spec/service.md §6.2).
     pub(super) fn cancel(&mut self, ask: CancelAsk, is_keeper_gone: bool) -> CancelReaction {
         if let Phase::Waiting(waiting) = &mut self.phase {
             if let Some(is_first) = waiting.defer_cancel(ask, is_keeper_gone) {

@@ -144,7 +144,8 @@ impl Processes {
         self.running.push(Running { step, pid, pidfd, is_ours });
     }
 
-    /// Looks at the process of a running step, given by step and process id, and reaps it if it has ended.
+    /// Reaps the process of a running step, given by step and process id, if it has ended. A reaper's process is only
+    /// watched no more: its reaper reports the exit status.
     pub(super) fn look_at(&mut self, is_it: impl Fn(u32, u32) -> bool, shared: &mut KeeperShared) -> Seen {
         let found = self.running.iter().position(|run| is_it(run.step, number(run.pid)));
         let Some((index, run)) = found.and_then(|index| Some((index, self.running.get(index)?))) else {

@@ -184,7 +184,7 @@ impl KeeperShared {
         self.tell(&FromKeeper::Notice(text));
     }
 
-    /// Answers request `id` of connection `to`, if that still is the connection.
+    /// Answers a request, if its connection still is the present one and the daemon wants a reply.
     pub(super) fn reply(&mut self, to: ReplyTo, reply: Result<Reply, KeeperError>) {
         if let Some(connection) =
             self.connection.as_mut().filter(|connection| connection.number == to.connection)
