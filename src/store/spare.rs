@@ -22,9 +22,10 @@ use crate::files;
 /// Name of the directory.
 const DIRECTORY: &str = "spare";
 
-/// Files of a plain folder. `true`: a spare one has another name.
+/// Files of a plain folder, in the order in which they are emptied. `true`: a spare one has another name. The log is last:
+/// while there is one by this name, a keeper whose daemon died takes the folder for one that is not empty.
 const FILES: [(&CStr, bool); 4] =
-    [(c"job.json", true), (c"log", true), (c"journal", false), (c"steps", false)];
+    [(c"job.json", true), (c"journal", false), (c"steps", false), (c"log", true)];
 
 /// The default working directory of a job.
 const WORK: &CStr = c"work";
@@ -191,11 +192,11 @@ fn empty(dir: &OwnedFd) -> io::Result<bool> {
         }
     }
     for (file, name, has_spare_name) in opened {
+        files::empty(file)?;
         if has_spare_name {
             let spare = files::spare_name(&name.to_string_lossy());
             files::rename(dir, name, dir, spare.as_str())?;
         }
-        files::empty(file)?;
     }
     Ok(true)
 }

@@ -232,6 +232,40 @@ async fn fault_47_a_crash_between_many_jobs_leaves_none_behind() {
     }
 }
 
+#[tokio::test]
+async fn a_daemon_killed_after_a_finish_leaves_nothing_that_the_job_wrote() {
+    let mut found = 0;
+    for _ in 0..5 {
+        let mut daemon = Daemon::start();
+        let client = daemon.client().await;
+        let jobs = (0..20).map(|id| {
+            let client = client.clone();
+            async move {
+                let id = id.to_string();
+                client.run(&id, "echo a line").await;
+                assert_eq!(client.ended(&id).await.exit_code, 0);
+                client
+            }
+        });
+        let clients = join_all(jobs).await;
+        let finished = clients.iter().zip(0..).map(|(client, id)| {
+            let id: u32 = id;
+            async move { client.finish(&id.to_string()).await }
+        });
+        join_all(finished).await;
+        daemon.kill();
+        let spare = daemon.state_dir().join("spare");
+        let logs = || {
+            crate::support::names(&spare).into_iter().filter(|folder| spare.join(folder).join("log").exists())
+        };
+        found += logs().count();
+        crate::support::until("the keeper has removed what the daemon had not", || logs().count() == 0).await;
+        assert_eq!(daemon.folders(), Vec::<String>::new());
+        assert!(daemon.keeper_pid().is_some(), "no daemon came back yet");
+    }
+    eprintln!("folders that were not empty at the kill: {found}");
+}
+
 /// Returns the number of read calls since the daemon's start, and of its open descriptors, once its start is complete.
 fn reads_and_descriptors(daemon: &Daemon) -> (u64, usize) {
     let pid = daemon.pid();

@@ -110,6 +110,10 @@ impl Keeper {
                 self.dispatch(Token::decode(event.data.u64()));
             }
             self.on_time();
+            if self.shared.connection.as_ref().is_some_and(Connection::wants_write) {
+                // One write wakes the daemon once.
+                self.tell_lengths();
+            }
             self.send();
             self.start_next();
             // After the start: the daemon that we tell wakes up and takes a processor.
@@ -245,6 +249,7 @@ impl Keeper {
             for frame in connection.end() {
                 self.request(ReplyTo { connection: number, id: frame.id }, frame.request);
             }
+            self.shared.state.remove_finished();
         }
         self.core.disconnected(Instant::now());
     }

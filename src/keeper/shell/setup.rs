@@ -211,6 +211,23 @@ impl StateDir {
         files::open_dir(files::CWD, parent).and_then(|parent| files::remove_tree(parent, &name)).ok();
     }
 
+    /// Removes the folders of finished jobs that a dead daemon has not emptied any more (docs/spec/service.md §6.6).
+    pub(super) fn remove_finished(&self) {
+        let removed = files::open_dir(&self.directory, "spare").and_then(|spare| {
+            for folder in files::first_entries(&spare, usize::MAX)? {
+                let is_empty = match files::open_dir(&spare, folder.name.as_c_str()) {
+                    Ok(folder) => files::stat_at(folder, "log").is_err(),
+                    Err(_) => true,
+                };
+                if !is_empty {
+                    files::remove_small_tree(&spare, &folder.name)?;
+                }
+            }
+            Ok(())
+        });
+        removed.ok();
+    }
+
     /// Removes the files of a job's steps, unless they are many or large.
     pub(super) fn remove_step_files(&self, key: JobKey) {
         let folder = files::open_dir(&self.directory, "jobs")
