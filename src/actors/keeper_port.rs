@@ -223,7 +223,7 @@ impl KeeperPort {
             }
             started => started?,
         };
-        for entry in self.registry.remembered.lock().all() {
+        for entry in self.registry.remembered.lock().all(self.config().remember_finished) {
             new.link.tell_short(Request::Remember(entry));
         }
         *keeper = Some(new.clone());

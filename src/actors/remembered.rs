@@ -47,9 +47,11 @@ impl Remembered {
         }
     }
 
-    /// Returns all entries for a new keeper, the oldest first.
-    pub(super) fn all(&self) -> impl Iterator<Item = Entry> {
-        self.order.iter().filter_map(|key| self.entries.get(key).map(|(entry, _)| *entry))
+    /// Returns the entries for a new keeper that were added within `remember_for`, the oldest first.
+    pub(super) fn all(&self, remember_for: Duration) -> impl Iterator<Item = Entry> {
+        let now = clock::uptime();
+        let young = move |(entry, since): &(Entry, Moment)| (since.age(now) < remember_for).then_some(*entry);
+        self.order.iter().filter_map(move |key| self.entries.get(key).and_then(young))
     }
 
     /// True if the same request was finished under this id within `remember_for`.

@@ -406,8 +406,13 @@ impl Sending {
         ancillary.push(SendAncillaryMessage::ScmRights(&descriptors));
         let bytes = [io::IoSlice::new(bytes)];
         let sent = rustix::net::sendmsg(&self.to, &bytes, &mut ancillary, SendFlags::NOSIGNAL);
-        if sent.is_err() {
-            self.to_hand_over = Some(descriptor);
+        match sent {
+            Err(Errno::AGAIN | Errno::INTR) => self.to_hand_over = Some(descriptor),
+            // It works without the pipe, too.
+            Err(error) if !is_final(error) => {
+                return rustix::net::send(&self.to, bytes[0].as_ref(), SendFlags::NOSIGNAL);
+            }
+            _ => {}
         }
         sent
     }

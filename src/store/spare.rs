@@ -22,10 +22,10 @@ use crate::files;
 /// Name of the directory.
 const DIRECTORY: &str = "spare";
 
-/// Files of a plain folder, in the order in which they are emptied. `true`: a spare one has another name. The log is last:
-/// while there is one by this name, a keeper whose daemon died takes the folder for one that is not empty.
+/// Files of a plain folder, in the order in which they are emptied. `true`: a spare one has another name. While one of these
+/// has its own name, a keeper whose daemon died takes the folder for one that is not empty.
 const FILES: [(&CStr, bool); 4] =
-    [(c"job.json", true), (c"journal", false), (c"steps", false), (c"log", true)];
+    [(c"journal", false), (c"steps", false), (c"job.json", true), (c"log", true)];
 
 /// The default working directory of a job.
 const WORK: &CStr = c"work";
@@ -53,13 +53,13 @@ struct List {
 }
 
 impl JobFolder {
-    /// True if the folder has short files and nothing else: record, journal, log and results. Such a folder can become a
-    /// spare one, or be deleted without waiting. Removes the working directory if that is empty.
-    pub(crate) fn is_plain(&self) -> bool {
-        self.look_if_plain().unwrap_or(false)
+    /// Removes the working directory if that is empty. True if the folder then has short files and nothing else: record,
+    /// journal, log and results. Such a folder can become a spare one, or be deleted without waiting.
+    pub(crate) fn make_plain(&self) -> bool {
+        self.try_make_plain().unwrap_or(false)
     }
 
-    fn look_if_plain(&self) -> io::Result<bool> {
+    fn try_make_plain(&self) -> io::Result<bool> {
         let dir = files::open_dir(&self.shared.jobs, &*self.name)?;
         // A later job would inherit what a step has changed.
         if !files::is_as_made(&files::stat_of(&dir)?, files::DIR_MODE) {
@@ -70,13 +70,15 @@ impl JobFolder {
             _ => {}
         }
         let entries = files::first_entries(&dir, FILES.len() + 1)?;
-        let is_short = |name: &CStr| files::stat_at(&dir, name).is_ok_and(|stat| stat.st_size <= MOST_BYTES);
+        let is_short = |name: &CStr| {
+            files::stat_at(&dir, name).is_ok_and(|stat| {
+                files::is_regular(&stat) && stat.st_nlink == 1 && stat.st_size <= MOST_BYTES
+            })
+        };
         let is_plain = |name: &CStr| FILES.iter().any(|(file, _)| *file == name) && is_short(name);
         Ok(entries.iter().all(|entry| is_plain(entry.name.as_c_str())))
     }
-}
 
-impl JobFolder {
     /// Like [`Self::begin_removal`], for a plain folder. If there are not enough spare folders, it moves to them.
     pub(crate) fn begin_reuse(&self) -> Result<Option<Removed>, StoreError> {
         if !self.announce_removal() {
@@ -121,7 +123,11 @@ impl Shared {
     /// Empties the folder and adds it to the list.
     fn add_spare_folder(&self, number: u64) -> io::Result<bool> {
         let mut list = self.spare.0.lock();
-        if list.is_closed || !empty(&files::open_dir(&self.root, path(number).as_str())?)? {
+        // Many folders can be on their way at a time.
+        if list.is_closed
+            || list.kept.len() >= MOST_FOLDERS
+            || !empty(&files::open_dir(&self.root, path(number).as_str())?)?
+        {
             return Ok(false);
         }
         list.kept.push(number);

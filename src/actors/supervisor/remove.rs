@@ -236,9 +236,9 @@ async fn remove_ended(
     // Files of its steps may still be deleted.
     drop(removal.view.leftovers.lock().await);
     // After a power cut a used folder could hold parts of two jobs.
-    let is_plain = sync_group.is_none() && folder.is_plain();
-    // While the id is registered, new followers can read to the end. A plain folder is removed at once, so none can come in
-    // between.
+    let is_plain = sync_group.is_none() && folder.make_plain();
+    // While the id is registered, new followers can read to the end. A plain folder is moved away at once, so none can
+    // come in between.
     let hold = |view: &JobView| (view.log.hold(&folder, view.log_inode()), view.trace.hold(&folder));
     let _held = (!is_plain).then(|| hold(&removal.view));
     let begun = if is_plain { folder.begin_reuse() } else { folder.begin_removal() };

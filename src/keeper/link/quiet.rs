@@ -10,7 +10,7 @@ use rustix::io::Errno;
 use rustix::pipe::{PipeFlags, pipe_with};
 
 use super::KeeperFrame;
-use crate::failpoint;
+use crate::{clock, failpoint};
 
 /// Largest write that a pipe takes as a whole or not at all (`PIPE_BUF`, pipe(7)).
 const MOST_BYTES: usize = 4096;
@@ -29,8 +29,10 @@ impl QuietPipe {
     /// full, or nobody reads it.
     pub(super) fn write(&self, after: u64, frames: &[KeeperFrame]) -> bool {
         let mut entries = Vec::new();
+        let written = clock::boot_micros();
         for KeeperFrame(frame) in frames {
             entries.extend_from_slice(&after.to_le_bytes());
+            entries.extend_from_slice(&written.to_le_bytes());
             entries.extend_from_slice(frame);
         }
         if entries.len() > MOST_BYTES || failpoint::io("keeper::quiet::write").is_err() {

@@ -3,6 +3,7 @@
 use std::io::{self, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -47,6 +48,13 @@ pub(super) struct Connection {
     taken: u64,
 }
 
+/// A request that has arrived.
+pub(super) struct Arrived {
+    pub(super) frame: ToKeeper,
+    /// Time since the daemon handed it over; zero for one of the socket.
+    pub(super) age: Duration,
+}
+
 /// The connection is over: the daemon closed its end or broke the protocol.
 pub(super) struct ConnectionClosed;
 
@@ -75,10 +83,8 @@ impl Connection {
     pub(super) fn receive(&mut self) -> Result<(), ConnectionClosed> {
         let received = self.receive_socket();
         // After the socket: an entry of the pipe comes behind frames that were sent before it.
-        if let Some(quiet) = &mut self.quiet {
-            quiet.read();
-        }
-        received
+        let quiet = self.quiet.as_mut().map_or(Ok(()), QuietPipe::read);
+        received.and(quiet)
     }
 
     fn receive_socket(&mut self) -> Result<(), ConnectionClosed> {
@@ -111,7 +117,7 @@ impl Connection {
             rustix::net::recvmsg(&self.socket, &mut pieces, &mut ancillary, RecvFlags::CMSG_CLOEXEC)?.bytes;
         for message in ancillary.drain() {
             if let RecvAncillaryMessage::ScmRights(descriptors) = message {
-                self.quiet = descriptors.last().map(QuietPipe::new);
+                self.quiet = descriptors.last().and_then(|pipe| QuietPipe::new(pipe).ok());
             }
         }
         self.input.extend_from_slice(bytes.get(..read).unwrap_or_default());
@@ -119,7 +125,7 @@ impl Connection {
     }
 
     /// Takes the complete frames read so far, in the order in which the daemon made them.
-    pub(super) fn frames(&mut self) -> Result<Vec<ToKeeper>, ConnectionClosed> {
+    pub(super) fn frames(&mut self) -> Result<Vec<Arrived>, ConnectionClosed> {
         let mut frames = Vec::new();
         let mut rest = self.input.as_slice();
         while let Some((header, body)) = rest.split_first_chunk::<4>() {
@@ -129,7 +135,8 @@ impl Connection {
             }
             let Some((frame, behind)) = body.split_at_checked(len) else { break };
             frames.extend(self.quiet.iter_mut().flat_map(|quiet| quiet.take(self.taken)));
-            frames.push(postcard::from_bytes(frame).map_err(|_| ConnectionClosed)?);
+            let frame = postcard::from_bytes(frame).map_err(|_| ConnectionClosed)?;
+            frames.push(Arrived { frame, age: Duration::ZERO });
             self.taken += 1;
             rest = behind;
         }
@@ -146,9 +153,10 @@ impl Connection {
     }
 
     /// Ends the connection. Returns what the daemon has handed over behind frames that it could not send any more.
-    pub(super) fn end(self) -> Vec<ToKeeper> {
+    pub(super) fn end(self) -> Vec<Arrived> {
         let Some(mut quiet) = self.quiet else { return Vec::new() };
-        quiet.read();
+        // What is readable before broken bytes still counts.
+        quiet.read().ok();
         quiet.take(u64::MAX).collect()
     }
 

@@ -1,5 +1,5 @@
-//! The keeper's event loop, on one thread. It blocks only for events, the start of a process, and the sync at a job's
-//! end.
+//! The keeper's event loop, on one thread. It blocks only for events, the start of a process, the sync at a job's end, and
+//! at the death of a daemon for the few folders that the daemon had not emptied.
 
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
@@ -17,7 +17,7 @@ use super::peer::{Refusals, is_trusted};
 use super::rest::{GiveBack, Rest};
 use super::setup::{KeeperFailure, KeeperOptions, Prepared, prepare};
 use super::shared::{KeeperShared, Readiness, Token};
-use crate::keeper::core::{Core, ReplyTo};
+use crate::keeper::core::Core;
 use crate::keeper::protocol::Request;
 use crate::process::cgroup::Pool;
 use crate::process::{self, Signals};
@@ -246,10 +246,10 @@ impl Keeper {
             && connection.greeted
         {
             let number = connection.number;
-            for frame in connection.end() {
-                self.request(ReplyTo { connection: number, id: frame.id }, frame.request);
+            for arrived in connection.end() {
+                self.request(number, arrived);
             }
-            self.shared.state.remove_finished();
+            self.shared.state.remove_unemptied();
         }
         self.core.disconnected(Instant::now());
     }
@@ -263,14 +263,14 @@ impl Keeper {
         let received = connection.receive();
         let frames = connection.frames();
         let mut over = received.is_err() || frames.is_err();
-        for frame in frames.unwrap_or_default() {
+        for arrived in frames.unwrap_or_default() {
             // The first frame is Hello: what comes before it breaks the protocol.
             let greeted = self.shared.connection.as_ref().is_some_and(|connection| connection.greeted);
-            if self.leaving || !greeted && !matches!(frame.request, Request::Hello { .. }) {
+            if self.leaving || !greeted && !matches!(arrived.frame.request, Request::Hello { .. }) {
                 over = true;
                 break;
             }
-            self.request(ReplyTo { connection: number, id: frame.id }, frame.request);
+            self.request(number, arrived);
         }
         if over && !self.leaving {
             self.disconnect();

@@ -111,7 +111,7 @@ fn again(teller: &mut Teller<'_>, state: &StateDir) {
         if id == "again" {
             return;
         }
-        assert!(job.is_plain());
+        assert!(job.make_plain());
         let removed = job.begin_reuse().unwrap().unwrap();
         if !removed.keep_as_spare() {
             removed.delete().unwrap();
