@@ -266,6 +266,28 @@ async fn a_daemon_killed_after_a_finish_leaves_nothing_that_the_job_wrote() {
     eprintln!("folders that were not empty at the kill: {found}");
 }
 
+#[tokio::test]
+async fn an_id_that_was_finished_too_long_ago_starts_a_job_though_the_keeper_slept_meanwhile() {
+    let remembered = Duration::from_secs(2);
+    let mut daemon = Setup::new().option("remember-finished", "2s").start();
+    let count = daemon.file("count");
+    let counted = script(&format!("echo x >> {}", count.display()));
+    let client = daemon.client().await;
+    client.run_to_end("1", &counted).await;
+    // The keeper hears that the job has ended, and then of nothing any more.
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    client.finish("1").await;
+    let finished = Instant::now();
+    client.try_run(request("1", &counted)).await.unwrap();
+    let is_repeat = client.try_status("1").await.is_err();
+    assert!(is_repeat || finished.elapsed() > remembered);
+    tokio::time::sleep(remembered + Duration::from_millis(500)).await;
+    daemon.kill();
+    daemon.restart();
+    daemon.client().await.run_to_end("1", &counted).await;
+    assert!(!is_repeat || std::fs::read_to_string(count).unwrap() == "x\nx\n");
+}
+
 /// Returns the number of read calls since the daemon's start, and of its open descriptors, once its start is complete.
 fn reads_and_descriptors(daemon: &Daemon) -> (u64, usize) {
     let pid = daemon.pid();
