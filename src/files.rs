@@ -137,7 +137,7 @@ pub(crate) fn open_read(at: impl AsFd, name: impl Arg + Copy) -> io::Result<(Own
         rustix::fs::openat(at.as_fd(), name, CAREFUL | OFlags::RDONLY, Mode::empty())
     })?;
     let stat = stat_of(&fd)?;
-    if FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile {
+    if is_regular(&stat) {
         Ok((fd, stat))
     } else {
         Err(io::Error::new(io::ErrorKind::InvalidData, "not a regular file"))

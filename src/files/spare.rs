@@ -5,10 +5,10 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::LazyLock;
 
-use rustix::fs::{FileType, Mode, OFlags, RenameFlags, Stat};
+use rustix::fs::{Mode, OFlags, RenameFlags, Stat};
 use rustix::path::Arg;
 
-use super::{CAREFUL, FILE_MODE, cut, rename, retry, stat_of, unlink, write_all};
+use super::{CAREFUL, FILE_MODE, cut, is_regular, rename, retry, stat_of, unlink, write_all};
 use crate::{failpoint, process};
 
 /// Ending of the name of a spare file.
@@ -24,9 +24,7 @@ pub(crate) fn spare_name(name: &str) -> String {
 pub(crate) fn open_sole(at: impl AsFd, name: impl Arg + Copy) -> io::Result<Option<OwnedFd>> {
     let file = open_existing(at.as_fd(), name)?;
     let stat = stat_of(&file)?;
-    let is_ours = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile
-        && is_as_made(&stat, FILE_MODE)
-        && stat.st_nlink == 1;
+    let is_ours = is_regular(&stat) && is_as_made(&stat, FILE_MODE) && stat.st_nlink == 1;
     let is_sole = is_ours && failpoint::io("files::lease").and_then(|()| process::lease_if_sole(&file))?;
     Ok(is_sole.then_some(file))
 }

@@ -404,13 +404,13 @@ impl Sending {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut ancillary = SendAncillaryBuffer::new(&mut space);
         ancillary.push(SendAncillaryMessage::ScmRights(&descriptors));
-        let bytes = [io::IoSlice::new(bytes)];
-        let sent = rustix::net::sendmsg(&self.to, &bytes, &mut ancillary, SendFlags::NOSIGNAL);
+        let pieces = [io::IoSlice::new(bytes)];
+        let sent = rustix::net::sendmsg(&self.to, &pieces, &mut ancillary, SendFlags::NOSIGNAL);
         match sent {
             Err(Errno::AGAIN | Errno::INTR) => self.to_hand_over = Some(descriptor),
-            // It works without the pipe, too.
+            // The connection works without the pipe, too: later writes to the pipe fail and use the socket.
             Err(error) if !is_final(error) => {
-                return rustix::net::send(&self.to, bytes[0].as_ref(), SendFlags::NOSIGNAL);
+                return rustix::net::send(&self.to, bytes, SendFlags::NOSIGNAL);
             }
             _ => {}
         }

@@ -170,7 +170,7 @@ fn path(number: u64) -> String {
     format!("{DIRECTORY}/{number}")
 }
 
-/// The same for the C library.
+/// Returns [`path`] as a C string.
 pub(super) fn name(number: u64) -> CString {
     CString::new(path(number)).unwrap_or_default()
 }

@@ -46,7 +46,7 @@ pub enum Action {
     ReadUsages {
         /// Receiver of the reply.
         to: ReplyTo,
-        /// Those of the requested jobs that the keeper holds.
+        /// The requested jobs that the keeper holds.
         jobs: Vec<(JobKey, Serial)>,
     },
     /// Perform a request that waited: call [`Core::perform`](super::Core::perform).

@@ -1,7 +1,7 @@
 //! The daemon's end of the quiet pipe: requests that reach the keeper without waking it.
 //!
-//! What is in the pipe is the keeper's even if this process dies. The keeper reads the pipe when it is awake for another
-//! reason (`keeper/shell/quiet.rs`).
+//! The bytes in the pipe outlive this process, because the keeper has the reading end. The keeper reads the pipe when it is
+//! awake for another reason (`keeper/shell/quiet.rs`).
 
 use std::io;
 use std::os::fd::OwnedFd;

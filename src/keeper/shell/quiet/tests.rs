@@ -14,7 +14,7 @@ use crate::keeper::protocol::Request;
 use crate::keeper::shell::connection::{Arrived, Connection};
 use crate::model::{JobId, LogChannel};
 
-/// What a daemon and a keeper do, one after another.
+/// One act of a daemon or a keeper.
 #[derive(Clone, Copy, Debug)]
 enum Act {
     /// The daemon queues a request.
