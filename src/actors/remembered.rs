@@ -1,6 +1,5 @@
 //! Finished ids, remembered so that a late duplicate of a Run starts nothing (service.md §3.1, "Run after Finish").
 
-use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
 
 use chrono::{DateTime, Utc};
@@ -8,7 +7,7 @@ use chrono::{DateTime, Utc};
 use crate::clock;
 use crate::job::reaper::Moment;
 use crate::keeper::protocol::Remembered as Entry;
-use crate::model::JobKey;
+use crate::model::{JobKey, Recent};
 
 /// Maximum number of finished ids that are remembered (service.md §3.1).
 pub(super) const MAX_REMEMBERED: u32 = 10_000;
@@ -17,8 +16,7 @@ pub(super) const MAX_REMEMBERED: u32 = 10_000;
 #[derive(Default)]
 pub(super) struct Remembered {
     /// Each with the moment of its finish by our own clock: the wall clock may jump (faults.md row 63).
-    entries: HashMap<JobKey, (Entry, Moment)>,
-    order: VecDeque<JobKey>,
+    entries: Recent<(Entry, Moment)>,
 }
 
 impl Remembered {
@@ -35,15 +33,9 @@ impl Remembered {
     }
 
     fn insert(&mut self, entry: Entry, since: Moment) {
-        if self.entries.insert(entry.key, (entry, since)).is_some() {
-            // Finished again: now it is the youngest.
-            self.order.retain(|key| *key != entry.key);
-        }
-        self.order.push_back(entry.key);
-        while self.order.len() > MAX_REMEMBERED as usize {
-            if let Some(oldest) = self.order.pop_front() {
-                self.entries.remove(&oldest);
-            }
+        self.entries.add(entry.key, (entry, since));
+        if self.entries.len() > MAX_REMEMBERED as usize {
+            self.entries.forget_oldest();
         }
     }
 
@@ -51,17 +43,17 @@ impl Remembered {
     pub(super) fn all(&self, remember_for: Duration) -> impl Iterator<Item = Entry> {
         let now = clock::uptime();
         let young = move |(entry, since): &(Entry, Moment)| (since.age(now) < remember_for).then_some(*entry);
-        self.order.iter().filter_map(move |key| self.entries.get(key).and_then(young))
+        self.entries.iter().filter_map(young)
     }
 
     /// True if the same request was finished under this id within `remember_for`.
     pub(super) fn is_repeat(&self, key: JobKey, digest: [u8; 16], remember_for: Duration) -> bool {
         self.entries
-            .get(&key)
+            .get(key)
             .is_some_and(|(entry, since)| entry.digest == digest && since.age(clock::uptime()) < remember_for)
     }
 
     pub(super) fn finished_at(&self, key: JobKey) -> Option<DateTime<Utc>> {
-        DateTime::from_timestamp_micros(self.entries.get(&key)?.0.at)
+        DateTime::from_timestamp_micros(self.entries.get(key)?.0.at)
     }
 }

@@ -1,5 +1,5 @@
-//! Spare files: empty files `NAME.spare` that are renamed to `NAME` when it is needed. Reuse costs much less than
-//! deleting a file and making another one, above all on a disk.
+//! Spare files: empty files `NAME.spare` that are renamed to `NAME` when it is needed. On a disk, reuse costs much less
+//! than deleting a file and making another one.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -13,6 +13,14 @@ use crate::{failpoint, process};
 
 /// Ending of the name of a spare file.
 const ENDING: &str = ".spare";
+
+/// `f_type` of file systems that keep their files in memory: tmpfs and ramfs.
+const IN_MEMORY: [rustix::fs::FsWord; 2] = [libc::TMPFS_MAGIC, 0x8584_58F6];
+
+/// True if the file system of `fd` keeps its files in memory. There a new file costs less than a used one.
+pub(crate) fn is_in_memory(fd: impl AsFd) -> bool {
+    rustix::fs::fstatfs(fd).is_ok_and(|stat| IN_MEMORY.contains(&stat.f_type))
+}
 
 /// Returns the name of the spare file for `name`.
 pub(crate) fn spare_name(name: &str) -> String {

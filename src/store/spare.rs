@@ -1,9 +1,10 @@
 //! Spare folders: emptied folders of removed jobs, which later jobs use again (docs/spec/service.md §6.6).
 //!
 //! A short job makes and deletes five inodes. On ext4, which does not reuse inodes that were deleted lately, the search
-//! for free ones can take longer than the rest of the job. A spare folder needs no search.
+//! for free ones can take longer than the rest of the job. A spare folder needs no search. In memory there is nothing to
+//! search, and a new folder costs less than a used one, so there are no spare ones.
 //!
-//! A removed job's folder moves to the spare ones at once, and is emptied there. Then its files are empty, and two of them
+//! A removed job's folder moves to the spare ones at once, and is emptied or deleted there. In an emptied one, two files
 //! have other names, because recovery relies on these names: `job.json` shows that a Run was accepted, `log` that a keeper
 //! has taken the job. Spare folders of an earlier daemon are never used: [`SpareFolders::clear`] has them deleted.
 
@@ -22,8 +23,8 @@ use crate::files;
 /// Name of the directory.
 const DIRECTORY: &str = "spare";
 
-/// Files of a plain folder, in the order in which they are emptied. `true`: a spare one has another name. While one of these
-/// has its own name, a keeper whose daemon died takes the folder for one that is not empty.
+/// Files of a plain folder, in the order in which they are emptied. `true`: a spare one has another name. From the names a
+/// keeper whose daemon died sees whether the last one is empty.
 const FILES: [(&CStr, bool); 4] =
     [(c"journal", false), (c"steps", false), (c"job.json", true), (c"log", true)];
 
@@ -37,8 +38,12 @@ const MOST_BYTES: i64 = 256 << 10;
 const MOST_FOLDERS: usize = 1_024;
 
 /// The spare folders of a state folder. No descriptor is kept for them.
-#[derive(Debug, Default)]
-pub(super) struct SpareFolders(Mutex<List>);
+#[derive(Debug)]
+pub(super) struct SpareFolders {
+    list: Mutex<List>,
+    /// Largest number of them.
+    most: usize,
+}
 
 #[derive(Debug, Default)]
 struct List {
@@ -79,24 +84,22 @@ impl JobFolder {
         Ok(entries.iter().all(|entry| is_plain(entry.name.as_c_str())))
     }
 
-    /// Like [`Self::begin_removal`], for a plain folder. If there are not enough spare folders, it moves to them.
+    /// Like [`Self::begin_removal`], for a plain folder. It moves to the spare ones. One rename is all that this takes, so
+    /// no journal line announces it.
     pub(crate) fn begin_reuse(&self) -> Result<Option<Removed>, StoreError> {
-        if !self.announce_removal() {
-            return Ok(None);
-        }
         match self.shared.move_to_spare(&self.name) {
             Ok(Some(number)) => {
                 Ok(Some(Removed { shared: Arc::clone(&self.shared), place: RemovedPlace::Spare(number) }))
             }
             // It can still be removed.
-            Ok(None) | Err(_) => self.set_gone(),
+            Ok(None) | Err(_) => self.begin_removal(),
         }
     }
 }
 
 impl Removed {
     /// Makes a spare folder of one that [`JobFolder::begin_reuse`] has moved. False if the caller must delete it: for example,
-    /// a follower still reads the log.
+    /// there are enough, or a follower still reads the log.
     pub(crate) fn keep_as_spare(&self) -> bool {
         let RemovedPlace::Spare(number) = self.place else { return false };
         matches!(self.shared.add_spare_folder(number), Ok(true))
@@ -104,10 +107,10 @@ impl Removed {
 }
 
 impl Shared {
-    /// Moves a job's folder to the spare ones. Returns its number there; `None` if no more are wanted.
+    /// Moves a job's folder to the spare ones. Returns its number there; `None` once the daemon ends.
     fn move_to_spare(&self, job: &str) -> io::Result<Option<u64>> {
-        let mut list = self.spare.0.lock();
-        if list.is_closed || list.kept.len() >= MOST_FOLDERS {
+        let mut list = self.spare.list.lock();
+        if list.is_closed {
             return Ok(None);
         }
         if !list.is_made {
@@ -122,10 +125,10 @@ impl Shared {
 
     /// Empties the folder and adds it to the list.
     fn add_spare_folder(&self, number: u64) -> io::Result<bool> {
-        let mut list = self.spare.0.lock();
+        let mut list = self.spare.list.lock();
         // Many folders can be on their way at a time.
         if list.is_closed
-            || list.kept.len() >= MOST_FOLDERS
+            || list.kept.len() >= self.spare.most
             || !empty(&files::open_dir(&self.root, path(number).as_str())?)?
         {
             return Ok(false);
@@ -136,7 +139,7 @@ impl Shared {
 
     /// Deletes all spare folders, to make room. False if there are none.
     pub(super) fn delete_spare_folders(&self) -> bool {
-        let kept = std::mem::take(&mut self.spare.0.lock().kept);
+        let kept = std::mem::take(&mut self.spare.list.lock().kept);
         for number in &kept {
             // What stays is deleted by the next start.
             drop(files::remove_tree(&self.root, &name(*number)));
@@ -146,7 +149,7 @@ impl Shared {
 
     /// Deletes all spare folders and their directory. None are added from now on.
     pub(super) fn close_spare_folders(&self) {
-        self.spare.0.lock().is_closed = true;
+        self.spare.list.lock().is_closed = true;
         self.delete_spare_folders();
         // It is not there, or a folder stays in it: then the next start removes it.
         drop(files::remove_dir(&self.root, DIRECTORY));
@@ -155,7 +158,7 @@ impl Shared {
     /// Moves a spare folder to `jobs/`, under the name `name`. It may replace an empty folder there. False if there is no
     /// spare folder, or if the name is taken.
     pub(super) fn take_spare_folder(&self, name: &str) -> bool {
-        let mut list = self.spare.0.lock();
+        let mut list = self.spare.list.lock();
         let Some(number) = list.kept.pop() else { return false };
         let renamed = files::rename(&self.root, path(number).as_str(), &self.jobs, name);
         if matches!(&renamed, Err(error) if is_taken(error)) {
@@ -176,6 +179,12 @@ pub(super) fn name(number: u64) -> CString {
 }
 
 impl SpareFolders {
+    /// Returns the spare folders of the state folder `root`: none yet.
+    pub(super) fn new(root: &OwnedFd) -> Self {
+        let most = if files::is_in_memory(root) { 0 } else { MOST_FOLDERS };
+        Self { list: Mutex::default(), most }
+    }
+
     /// Moves the spare folders of an earlier daemon to `jobs/` as one removed folder. The scan reports it, to be deleted.
     pub(super) fn clear(shared: &Arc<Shared>) -> Result<(), StoreError> {
         let name = CString::new(DIRECTORY).unwrap_or_default();

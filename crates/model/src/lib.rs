@@ -9,6 +9,7 @@ mod id;
 mod limits;
 mod outcome;
 mod process;
+mod recent;
 mod refusal;
 mod result;
 pub mod text;
@@ -19,6 +20,7 @@ pub use id::{InvalidId, JobId, JobKey};
 pub use limits::{LimitName, ResourceLimits, Shortage, Unenforceable};
 pub use outcome::{CancelCause, EndClass, JobState, LogChannel, Outcome};
 pub use process::ProcessInfo;
+pub use recent::Recent;
 pub use refusal::{Reason, Refusal, Violation};
 pub use result::{
     ExecResult, FinishedProcess, ReferenceInfo, StepFacts, StepInfo, StepResult, StepStatus, StepUsage,

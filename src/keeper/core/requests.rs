@@ -226,8 +226,7 @@ impl<B: Body> Core<B> {
     }
 
     fn remember(&mut self, remembered: Remembered, now: Instant) {
-        self.remembered.retain(|(known, _)| known.key != remembered.key);
-        self.remembered.push_back((remembered, now));
+        self.remembered.add(remembered.key, (remembered, now));
         self.forget_remembered(now);
     }
 
@@ -236,8 +235,8 @@ impl<B: Body> Core<B> {
         let (max, limit) = (self.settings.max_remembered as usize, self.settings.remember_for);
         // Age since we were told, as the wall clock may jump (faults.md row 63).
         let is_old = |(_, told): &(Remembered, Instant)| now.saturating_duration_since(*told) > limit;
-        while self.remembered.front().is_some_and(is_old) || self.remembered.len() > max {
-            self.remembered.pop_front();
+        while self.remembered.oldest().is_some_and(is_old) || self.remembered.len() > max {
+            self.remembered.forget_oldest();
         }
     }
 }

@@ -7,7 +7,7 @@ use super::action::{Action, Actions, Serial};
 use super::event::{Event, LogView, Moment};
 use super::job::{Job, Presence};
 use crate::keeper::protocol::{FromKeeper, KeeperSettings, Remembered};
-use crate::model::{JobKey, Outcome};
+use crate::model::{JobKey, Outcome, Recent};
 
 /// Minimum time between two reports of log lengths. Followers do not notice it, and the daemon wakes up far less
 /// often.
@@ -38,7 +38,7 @@ pub struct Core<B> {
     pub(super) by_key: HashMap<JobKey, Serial>,
     pub(super) last_serial: Serial,
     /// Finished ids, each with the time at which the daemon reported it; the oldest first.
-    pub(super) remembered: VecDeque<(Remembered, Instant)>,
+    pub(super) remembered: Recent<(Remembered, Instant)>,
     pub(super) digest_key: Option<[u8; 16]>,
     pub(super) actions: Actions,
     /// Steps that wait to be started, in the order asked for.
@@ -61,7 +61,7 @@ impl<B: Body> Core<B> {
             jobs: HashMap::new(),
             by_key: HashMap::new(),
             last_serial: 0,
-            remembered: VecDeque::new(),
+            remembered: Recent::default(),
             digest_key: None,
             actions: Actions::default(),
             starts: VecDeque::new(),

@@ -211,12 +211,14 @@ impl StateDir {
         files::open_dir(files::CWD, parent).and_then(|parent| files::remove_tree(parent, &name)).ok();
     }
 
-    /// Removes the spare folders that a dead daemon has not emptied any more (docs/spec/service.md §6.6).
+    /// Removes the spare folders that a dead daemon has not emptied, or not deleted to the end (docs/spec/service.md §6.6).
     pub(super) fn remove_unemptied(&self) {
         let Ok(spare) = files::open_dir(&self.directory, "spare") else { return };
         for folder in files::first_entries(&spare, usize::MAX).unwrap_or_default() {
+            // Emptying ends with the log.
             let is_unemptied = files::open_dir(&spare, folder.name.as_c_str()).is_ok_and(|folder| {
-                ["job.json", "log"].iter().any(|name| files::stat_at(&folder, *name).is_ok())
+                let has = |name: &str| files::stat_at(&folder, name).is_ok();
+                !has("job.json.spare") || has("log")
             });
             // A daemon that only lost its connection does not know the new name, so it cannot give the folder to a job.
             let gone = [b".gone-", folder.name.as_bytes()].concat();
@@ -273,9 +275,12 @@ mod tests {
             fs::create_dir_all(spare.join(name)).unwrap();
             fs::write(spare.join(name).join(file), "x").unwrap();
         };
-        place("1", "log.spare");
+        place("1", "job.json.spare");
+        place("2", "job.json.spare");
         place("2", "log");
         place("3", "job.json");
+        // A daemon was deleting it.
+        place("8", "steps");
         // Too many entries to be deleted without waiting: it stays out of the way, and the others go on.
         place("4", "log");
         (0..100).for_each(|number| place("4", &number.to_string()));

@@ -45,7 +45,7 @@ fn inodes(folder: &JobFolder) -> Vec<u64> {
     ["job.json", "journal", "log", "steps"].iter().map(inode).collect()
 }
 
-/// A state folder, or `None` on a file system that has no leases.
+/// A state folder, or `None` on a file system where no folder is used again.
 fn state() -> Option<(TempDir, StateDir)> {
     let temp = temp();
     let state = open(&temp);
@@ -59,7 +59,7 @@ fn state() -> Option<(TempDir, StateDir)> {
         });
         return Some((temp, state));
     }
-    eprintln!("skipped: no leases on the file system of {}", temp.path().display());
+    eprintln!("skipped: in memory, or without leases: {}", temp.path().display());
     None
 }
 
@@ -128,6 +128,23 @@ fn a_folder_with_anything_but_short_files_of_ours_is_no_spare_one() {
     }
     assert_eq!(fs::read_to_string(temp.path().join("victim")).unwrap(), "stays");
     assert_eq!(fs::read_to_string(temp.path().join("name")).unwrap(), "a line\n");
+}
+
+#[test]
+fn in_memory_a_plain_folder_leaves_nothing_behind() {
+    let temp = match tempfile::tempdir_in("/dev/shm") {
+        Ok(temp) if files::is_in_memory(files::open_dir(files::CWD, temp.path()).unwrap()) => temp,
+        _ => return eprintln!("skipped: no memory file system at /dev/shm"),
+    };
+    let state = open(&temp);
+    let folder = used(&state, "1");
+    assert!(folder.make_plain());
+    let removed = folder.begin_reuse().unwrap().unwrap();
+    assert_eq!((names(&state, "jobs"), names(&state, "spare")), (vec![], vec!["1".to_owned()]));
+    assert!(!removed.keep_as_spare());
+    assert!(removed.delete_if_small());
+    assert_eq!(names(&state, "spare"), [""; 0]);
+    assert!(folder.begin_reuse().unwrap().is_none(), "it is gone already");
 }
 
 #[test]
