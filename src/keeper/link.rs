@@ -273,8 +273,13 @@ fn held_bytes(request: &Request) -> usize {
     }
 }
 
+/// Length in bytes that most frames do not exceed.
+const USUAL_FRAME: usize = 256;
+
 fn encode(frame: &ToKeeper) -> Result<Vec<u8>, LinkError> {
-    let mut bytes = postcard::to_extend(frame, vec![0; 4]).map_err(|_| LinkError::Protocol)?;
+    let mut bytes = Vec::with_capacity(USUAL_FRAME);
+    bytes.extend_from_slice(&[0; 4]);
+    let mut bytes = postcard::to_extend(frame, bytes).map_err(|_| LinkError::Protocol)?;
     let len = bytes.len() - 4;
     if len > MAX_FRAME {
         return Err(LinkError::TooLarge(len));

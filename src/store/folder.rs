@@ -105,20 +105,25 @@ impl JobFolder {
 
     /// Returns the path of a name in the folder, based on the state folder's path.
     pub(crate) fn path(&self, name: &str) -> PathBuf {
-        self.shared.path.join("jobs").join(&*self.name).join(name)
+        let parts = [self.shared.path.as_path(), "jobs".as_ref(), (*self.name).as_ref(), name.as_ref()];
+        let length = parts.iter().map(|part| part.as_os_str().len() + 1).sum();
+        let mut path = PathBuf::with_capacity(length);
+        path.extend(parts);
+        path
     }
 
     /// `KEY/NAME`, relative to `jobs`.
     pub(super) fn inside(&self, name: &str) -> String {
-        format!("{}/{name}", self.name)
+        [&self.name, "/", name].concat()
     }
 
-    pub(super) fn error(
-        &self,
+    /// Returns what makes an error about the name `name` of the folder.
+    pub(super) fn error<'a>(
+        &'a self,
         action: &'static str,
-        name: &str,
-    ) -> impl FnOnce(io::Error) -> StoreError + use<> {
-        StoreError::new(action, format!("jobs/{}/{name}", self.name))
+        name: &'a str,
+    ) -> impl FnOnce(io::Error) -> StoreError + use<'a> {
+        move |source| StoreError::new(action, format!("jobs/{}/{name}", self.name))(source)
     }
 
     /// Makes the folder, or takes a spare one. Fails with `AlreadyExists` if the name is taken. Without a record the folder

@@ -39,10 +39,15 @@ pub enum RecordError {
     Unwritable(#[source] postcard::Error),
 }
 
+/// Length in bytes that most events do not exceed.
+const USUAL_BYTES: usize = 256;
+
 /// Encodes an event with the time at which it was handled, in microseconds since the host's boot. The bytes hold
 /// secrets: keep them in memory files only.
 pub fn encode(event: &Event, at: u64) -> Result<Vec<u8>, RecordError> {
-    postcard::to_extend(&(at, event), vec![FORMAT]).map_err(RecordError::Unwritable)
+    let mut bytes = Vec::with_capacity(USUAL_BYTES);
+    bytes.extend([FORMAT]);
+    postcard::to_extend(&(at, event), bytes).map_err(RecordError::Unwritable)
 }
 
 /// Decodes an event and the time at which it was handled.

@@ -69,8 +69,8 @@ impl Checker<'_> {
         let is_ours = |entry: &YamlEntry| {
             let key = entry.key.text.as_str();
             ["spec", "name", "func", "step", "steps", "script", "action"].contains(&key)
-                || name::suggest(key, KEYS).is_some()
                 || KEYS.contains(&key)
+                || name::suggest(key, KEYS).is_some()
         };
         if entries.iter().any(is_ours) {
             return false;

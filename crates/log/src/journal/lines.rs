@@ -17,6 +17,9 @@ const CLOSE: &[u8] = b"}\n";
 /// Hexadecimal digits of a check sum.
 const DIGITS: usize = 8;
 
+/// Length in bytes that most lines do not exceed.
+const USUAL_BYTES: usize = 512;
+
 /// The event cannot be written as JSON.
 #[derive(Debug, thiserror::Error)]
 #[error("the event cannot be written as a line of JSON")]
@@ -24,12 +27,14 @@ pub struct EncodeError(#[from] serde_json::Error);
 
 /// Returns the line of `event`, line feed included. Append it with one write.
 pub fn encode<T: Serialize + ?Sized>(event: &T) -> Result<Vec<u8>, EncodeError> {
-    let json = serde_json::to_vec(event)?;
-    let mut line = Vec::with_capacity(OPEN.len() + DIGITS + MIDDLE.len() + json.len() + CLOSE.len());
+    let mut line = Vec::with_capacity(USUAL_BYTES);
     line.extend_from_slice(OPEN);
-    line.extend_from_slice(&check_sum(&json));
+    line.extend_from_slice(&[b'0'; DIGITS]);
     line.extend_from_slice(MIDDLE);
-    line.extend_from_slice(&json);
+    let start = line.len();
+    serde_json::to_writer(&mut line, event)?;
+    let sum = check_sum(&line[start..]);
+    line[OPEN.len()..][..DIGITS].copy_from_slice(&sum);
     line.extend_from_slice(CLOSE);
     Ok(line)
 }

@@ -130,8 +130,7 @@ pub(super) fn prepare(
     more: impl IntoIterator<Item = impl AsRef<[u8]>>,
     config: &MaskConfig,
 ) -> Result<Arc<TokenPrefixes>, MaskLimitError> {
-    let defaults = default_list(config.default_prefixes);
-    let mut prefixes: Vec<Vec<u8>> = defaults.iter().map(|prefix| prefix.to_vec()).collect();
+    let mut added = Vec::new();
     for (index, prefix) in more.into_iter().enumerate() {
         let prefix = forms::trim(prefix.as_ref());
         let (length, limit) = (prefix.len(), config.limits.prefix_bytes);
@@ -139,9 +138,14 @@ pub(super) fn prepare(
             return Err(MaskLimitError::PrefixTooLong { number: index + 1, length, limit });
         }
         if length > 0 {
-            prefixes.push(prefix.to_vec());
+            added.push(prefix.to_vec());
         }
     }
+    let defaults = default_list(config.default_prefixes);
+    if added.is_empty() && defaults.len() <= config.limits.prefixes {
+        return Ok(Arc::clone(TokenPrefixes::defaults(config.default_prefixes)));
+    }
+    let mut prefixes: Vec<Vec<u8>> = defaults.iter().map(|prefix| prefix.to_vec()).chain(added).collect();
     prefixes.sort_unstable();
     prefixes.dedup();
     let (count, limit) = (prefixes.len(), config.limits.prefixes);
