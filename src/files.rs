@@ -32,7 +32,7 @@ use rustix::path::Arg;
 
 pub(crate) use rustix::fs::CWD;
 pub(crate) use spare::{
-    empty, is_as_made, is_in_memory, open_sole, replace_with_spare, spare_name, use_spare,
+    avoids_used_inodes, empty, is_as_made, open_sole, replace_with_spare, spare_name, use_spare,
 };
 pub(crate) use tree::{remove_small_tree, remove_tree, remove_tree_while};
 

@@ -432,9 +432,6 @@ fn a_definition_file_with_a_slip_in_its_name_is_named() {
         "{output:?}"
     );
     let output = check(folder.path(), &["two"]);
-    assert!(
-        text(&output.stdout).contains("step.yaml stands beside this file and is never read"),
-        "{output:?}"
-    );
+    assert!(text(&output.stdout).contains("step.yaml is in the same folder and is never read"), "{output:?}");
     assert!(run(folder.path(), &["one/func.yaml"]).status.success());
 }

@@ -159,7 +159,10 @@ fn what_cannot_be_mended_is_told_at_once_with_its_remedy() {
     for (script, parts) in [
         (
             format!("echo 'Welcome to build7'; echo 'be nice'; {proxy}"),
-            ["not the daemon, but \"Welcome to build7\\nbe nice", "must print nothing"],
+            [
+                "not from a step-runner daemon; the output was \"Welcome to build7\\nbe nice",
+                "must print nothing",
+            ],
         ),
         (
             "echo 'sh: step-runner: not found' >&2; exit 127".to_owned(),
@@ -201,9 +204,9 @@ fn what_may_pass_is_tried_again_and_its_last_lines_are_told() {
             format!("exec step-runner proxy --socket {socket}").as_str(),
             format!("no daemon listens there yet: step-runner proxy: connect {socket}").as_str(),
         ),
-        ("kill -9 $$", "the line ended"),
-        (r"printf '\000\000\030'; kill -9 $$", "the line ended"),
-        ("exec >&-; exec sleep 1", "the line ended"),
+        ("kill -9 $$", "the connection ended"),
+        (r"printf '\000\000\030'; kill -9 $$", "the connection ended"),
+        ("exec >&-; exec sleep 1", "the connection ended"),
     ] {
         scene.program("ssh", script);
         let words = ["status", "--address", "ssh://h", "--connect-timeout", "1ms"];

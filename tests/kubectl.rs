@@ -412,8 +412,11 @@ fn what_a_cluster_says_is_told_as_what_it_means() {
             ["sh", "-c", "echo 'sh: step-runner: not found' >&2; exit 127"],
             ["step-runner: not found", "bootstrap"],
         ),
-        (["sh", "-c", "echo Welcome"], ["not the daemon, but \"Welcome\\n", "must print nothing"]),
-        (["sh", "-c", "exit 137"], ["exit status 137", "the line ended"]),
+        (
+            ["sh", "-c", "echo Welcome"],
+            ["not from a step-runner daemon; the output was \"Welcome\\n", "must print nothing"],
+        ),
+        (["sh", "-c", "exit 137"], ["exit status 137", "the connection ended"]),
         (
             ["sh", "-c", "echo 'step-runner proxy: connect /s: No such file or directory' >&2; exit 1"],
             ["no daemon listens there yet", "step-runner proxy: connect /s"],

@@ -80,7 +80,10 @@ pub(super) fn warn_of_settings(config: &Config, unenforceable: &[Unenforceable])
         .map(|Unenforceable { limit, why }| format!("limit_{limit}: {why}"))
         .collect();
     if !broken.is_empty() {
-        tracing::warn!("limits that cannot be enforced here are not kept: {}", broken.join("; "));
+        tracing::warn!(
+            "jobs run without these limits, because this host cannot enforce them: {}",
+            broken.join("; ")
+        );
     }
 }
 

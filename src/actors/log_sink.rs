@@ -270,7 +270,7 @@ fn storage_failed(len: u64) -> Refusal {
     Refusal::new(
         Reason::DataLoss,
         format!(
-            "storage error: after byte {len} the log may not be what was written; the daemon's own log says more"
+            "storage error: the log may be missing or damaged after byte {len}; see the daemon's own log"
         ),
     )
 }

@@ -410,7 +410,7 @@ impl Supervisor {
 
     /// Fails every living job: a failed sync does not tell whose bytes were lost.
     fn lose_storage(&self, error: &NotSynced) {
-        tracing::error!(error = %Chain(error), "what was written could not be brought to the disk; the jobs that live have failed");
+        tracing::error!(error = %Chain(error), "a sync to the disk failed, so all unfinished jobs have failed: check the disk of the state folder, then run the jobs again");
         for (view, job) in self.registry.all() {
             if view.is_ended() {
                 continue;

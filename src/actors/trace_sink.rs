@@ -186,7 +186,9 @@ impl TraceCursor {
                 return self.read(now.len).map(Some);
             }
             if now.lost {
-                return Err(lost("storage error: the rest of them was not written, or may not be what was"));
+                return Err(lost(
+                    "storage error: the remaining results are missing or may be damaged; see the daemon's own log",
+                ));
             }
             if now.ended && now.len == 0 {
                 // Every ended job has at least the root's result.

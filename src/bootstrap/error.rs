@@ -7,13 +7,13 @@ use std::path::{Path, PathBuf};
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum BootstrapError {
     /// The program would have to replace a folder.
-    #[error("{} is a folder, and the program shall be there: remove it, or name another place", path.display())]
+    #[error("{} is a folder, but the program must be a file at this path: name another place, or remove the folder", path.display())]
     FolderInTheWay {
         /// The folder.
         path: PathBuf,
     },
     /// The path of a needed folder is taken by something else.
-    #[error("{} is no folder, and one shall be there: remove it, or name another place", path.display())]
+    #[error("{} is no folder, but DEST needs a folder there: name another place, or remove that file", path.display())]
     NoFolder {
         /// The path.
         path: PathBuf,

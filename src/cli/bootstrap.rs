@@ -8,8 +8,8 @@ use crate::error::{Exit, Failure};
 
 /// Copy this program into the folder DEST
 ///
-/// Nothing is written if it is there already, and a copy that runs is replaced. What a helper image brings along in its
-/// root, `ca-certs.pem` and `git`, is copied beside it.
+/// Writes nothing if an identical copy is there already, and replaces any other file, even a copy that is running. Also
+/// copies `ca-certs.pem` and `git` from the root folder, where a helper image has them, to the same place.
 #[derive(clap::Args)]
 #[command(after_long_help = "\
 Examples:
@@ -23,9 +23,9 @@ pub(super) struct Arguments {
 
 /// Copy this program to DEST
 ///
-/// DEST is the file; if it is a folder or ends in `/`, the file is `step-runner` in it. Nothing is written if it is there
-/// already, and a copy that runs is replaced. What a helper image brings along in its root, `ca-certs.pem` and `git`, is
-/// copied beside it.
+/// DEST is the file; if it is a folder or ends in `/`, the file is `step-runner` in it. Writes nothing if an identical copy
+/// is there already, and replaces any other file, even a copy that is running. Also copies `ca-certs.pem` and `git` from
+/// the root folder, where a helper image has them, to the same place.
 #[derive(clap::Args)]
 #[command(after_long_help = "\
 Examples:

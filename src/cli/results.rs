@@ -146,7 +146,7 @@ pub(super) fn check(path: &Path) -> Result<(), Failure> {
         Err(Failure::new(Exit::Usage, format!("cannot write the results: {what}")).with_remedy(remedy))
     };
     if path.as_os_str() == "-" {
-        let remedy = "name a file (./- if it is called so), or take them from --output json";
+        let remedy = "name a file (./- for a file named -), or use --output json, which has the results too";
         return refuse("stdout carries the log".to_owned(), remedy);
     }
     match path.metadata() {

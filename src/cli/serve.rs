@@ -132,7 +132,7 @@ fn meant(name: &'static str, values: &[String]) -> &'static str {
 fn command_argument() -> Arg {
     Arg::new("command")
         .value_name("CMD")
-        .help("Run this command when stdin has a byte; the daemon ends with it")
+        .help("Command to start when the first byte arrives on stdin; when it ends, the daemon ends with the same exit code")
         .num_args(1..)
         .allow_hyphen_values(true)
         .value_parser(clap::value_parser!(OsString))
@@ -181,7 +181,7 @@ pub(super) fn execute(arguments: Arguments) -> CommandResult {
     let unknown = unknown_variables();
     let warnings: Vec<_> = misspelt_variables(unknown.iter().map(String::as_str))
         .into_iter()
-        .map(|(name, meant)| format!("the variable {name} means nothing; did you mean {meant}?"))
+        .map(|(name, meant)| format!("the variable {name} is unknown and is ignored; did you mean {meant}?"))
         .collect();
     if arguments.print_config {
         for warning in warnings {

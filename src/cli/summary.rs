@@ -352,9 +352,9 @@ fn advice(status: &v1::Status, of_reference: bool) -> Option<&'static str> {
             "print something now and then, or raise the daemon's setting silent_after (serve --silent-after TIME)"
         }
         -3 if is_by(CancelCause::Runaway) => {
-            "raise the daemon's setting runaway_after (serve --runaway-after TIME), or find out what it waited for"
+            "raise the daemon's setting runaway_after (serve --runaway-after TIME), or find out what the job waited for"
         }
-        -3 => "give it more time with --timeout, or find out what it waited for",
+        -3 => "give the job more time with --timeout, or find out what the job waited for",
         -4 => "run it again; the daemon's own log tells what died",
         _ => "look at the output above; --output raw shows the log as it is, --results FILE all results",
     })

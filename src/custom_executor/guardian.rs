@@ -16,7 +16,7 @@ pub(super) async fn watch(state: AttemptFolder, start_timeout: Duration) -> Fail
     let mut last: Option<Failure> = None;
     loop {
         let Some(daemon) = state.meta().and_then(|meta| meta.daemon) else {
-            return Failure::new(Exit::Lost, "the stage was finished by someone else");
+            return Failure::new(Exit::Lost, "the stage was ended and removed by someone else");
         };
         let process = daemon.process.clone();
         let ended = tokio::task::spawn_blocking(move || detached::wait(&process)).await;
@@ -49,7 +49,7 @@ fn bring_back(state: &AttemptFolder, died: &ProcessInfo, start_timeout: Duration
     let Some(meta) = state.meta() else {
         // The attempt is over, and so the lock has no use.
         lock.remove().ok();
-        return Err(Failure::new(Exit::Lost, "the stage was finished by someone else"));
+        return Err(Failure::new(Exit::Lost, "the stage was ended and removed by someone else"));
     };
     if meta.daemon.as_ref().is_some_and(|daemon| daemon.process != *died && detached::lives(&daemon.process))
     {

@@ -84,7 +84,8 @@ async fn own(
 fn drop_leftover(state: &AttemptFolder, _lock: &Lock, is: impl Fn(&Meta) -> bool) -> Result<(), Failure> {
     let Some(meta) = state.meta().filter(is) else { return Ok(()) };
     if let Some(left) = private::end(state, &meta).first() {
-        return Err(Failure::new(Exit::Failure, format!("of an earlier preparation {left}")));
+        let what = format!("{left}; an earlier prepare of this job started it");
+        return Err(Failure::new(Exit::Failure, what).with_remedy("end that process, then retry the job"));
     }
     let removed = state.remove();
     removed.map_err(|error| {
@@ -115,7 +116,9 @@ async fn look(
     };
     relay.finish(&mut out);
     if let Err(error) = finish(client, &id).await {
-        (driver.say)(&format!("warning: cannot finish the look at the environment: {error}"));
+        (driver.say)(&format!(
+            "warning: the daemon did not remove the job that checked the environment; cleanup will try again: {error}"
+        ));
     }
     if status.exit_code == -1 {
         return Err(Failure::new(

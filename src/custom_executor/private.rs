@@ -107,7 +107,12 @@ fn wait_until_ready(
         }
         match started.ended() {
             Ok(None) if start.elapsed() < limit => std::thread::sleep(PAUSE),
-            Ok(None) => break format!("it does not listen after {}", humantime::format_duration(limit)),
+            Ok(None) => {
+                break format!(
+                    "it did not accept connections within {} (--start-timeout)",
+                    humantime::format_duration(limit)
+                );
+            }
             Ok(Some(status)) => break format!("it has ended ({status})"),
             Err(error) => break chain(&error),
         }

@@ -29,7 +29,7 @@ impl Verdict {
         match status.exit_code {
             0 => Self::Success,
             -2 if asked => Self::Cancelled,
-            -2 => Self::System("the stage was cancelled by someone else".to_owned()),
+            -2 => with_message("the stage was cancelled, but not by the Runner"),
             -3 => with_message("the stage ran into a time limit of the daemon"),
             -4 => with_message("the stage was interrupted, so its effect is unknown"),
             code => u8::try_from(code)
@@ -41,7 +41,7 @@ impl Verdict {
     pub(crate) fn unknown(error: &Error) -> Self {
         Self::System(match error {
             Error::Lost { loss: Loss::Finished { .. }, .. } => {
-                "the stage was finished by someone else".to_owned()
+                "the stage was ended and removed by someone else: by cleanup, or by a client that called finish".to_owned()
             }
             Error::Lost { .. } => format!("the stage is lost, so its effect is unknown: {}", chain(error)),
             Error::OutOfReach { address, message, .. } => {
@@ -88,7 +88,7 @@ mod tests {
         assert_eq!(Verdict::of(&status(-2), true), Verdict::Cancelled);
         for (code, part) in [
             (-1, "exit code: why"),
-            (-2, "someone else"),
+            (-2, "not by the Runner: why"),
             (-3, "time limit"),
             (-4, "interrupted"),
             (256, "why"),
@@ -104,7 +104,7 @@ mod tests {
         let lost = |loss| Verdict::unknown(&Error::Lost { id: id.clone(), loss });
         assert_eq!(
             lost(Loss::Finished { at: "T".into() }),
-            Verdict::System("the stage was finished by someone else".into())
+            Verdict::System("the stage was ended and removed by someone else: by cleanup, or by a client that called finish".into())
         );
         assert!(matches!(lost(Loss::Unknown), Verdict::System(text) if text.contains("effect is unknown")));
     }

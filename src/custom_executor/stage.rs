@@ -79,7 +79,9 @@ pub(super) async fn run(driver: &Driver, script: &Path, name: &str) -> Result<Ve
     if let Some(client) = work.client()
         && let Err(error) = finish(&client, &id).await
     {
-        (driver.say)(&format!("warning: cannot finish the stage, cleanup will: {error}"));
+        (driver.say)(&format!(
+            "warning: the daemon did not remove the job of this stage; cleanup will try again: {error}"
+        ));
     }
     Ok(verdict)
 }

@@ -143,9 +143,12 @@ impl AttemptFolder {
                 Ok(true) => {}
                 Ok(false) => {
                     if start.elapsed() >= LOCK_TIME {
-                        let what =
-                            format!("another call is at work on {} for {LOCK_TIME:?}", self.path.display());
-                        return Err(Failure::new(Exit::TryLater, what));
+                        let what = format!(
+                            "another custom-executor process has not released {} within {LOCK_TIME:?}",
+                            self.path.display()
+                        );
+                        let remedy = "wait until it has ended, then retry the job";
+                        return Err(Failure::new(Exit::TryLater, what).with_remedy(remedy));
                     }
                     std::thread::sleep(LOCK_PAUSE);
                 }

@@ -184,7 +184,9 @@ impl Session {
                 format!("the server did not say within {minutes} minutes which version it is: try again");
             return self.failure(Class::Fetch, &why);
         }
-        let why = format!("it took longer than {minutes} minutes: try again, or use a smaller one");
+        let why = format!(
+            "the transfer took longer than {minutes} minutes: try again, or make the function smaller"
+        );
         self.failure(Class::Limit, &why)
     }
 
@@ -210,15 +212,15 @@ fn in_time(limit: Duration) -> (Instant, Duration) {
 fn cause(status: ExitStatus) -> (Class, String) {
     match status {
         ExitStatus::Signal(signal) if i32::from(signal) == libc::SIGXFSZ => {
-            (Class::Limit, format!("it has a file of more than {} MiB: use a smaller one", MAX_FILE >> 20))
+            (Class::Limit, format!("it has a file of more than {} MiB: make that file smaller", MAX_FILE >> 20))
         }
         ExitStatus::Signal(signal) if i32::from(signal) == libc::SIGABRT => (
             Class::Limit,
-            "it took more memory to read than a transfer may have: use a smaller one".to_owned(),
+            "reading it took more memory than a transfer may have: make the function smaller".to_owned(),
         ),
         ExitStatus::Signal(signal) if i32::from(signal) == libc::SIGXCPU => (
             Class::Limit,
-            format!("it took more than {MAX_CPU_SECONDS} s of processor time to read: use a smaller one"),
+            format!("reading it took more than {MAX_CPU_SECONDS} s of processor time: make the function smaller"),
         ),
         ExitStatus::Signal(signal) if i32::from(signal) == libc::SIGKILL => (
             Class::Limit,

@@ -1,8 +1,9 @@
-//! Spare files: empty files `NAME.spare` that are renamed to `NAME` when it is needed. On a disk, reuse costs much less
-//! than deleting a file and making another one.
+//! Spare files: empty files `NAME.spare` that are renamed to `NAME` when it is needed. Where inodes of deleted files are
+//! not used again at once, this costs much less than deleting a file and making another one.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
 use std::sync::LazyLock;
 
 use rustix::fs::{Mode, OFlags, RenameFlags, Stat};
@@ -14,12 +15,17 @@ use crate::{failpoint, process};
 /// Ending of the name of a spare file.
 const ENDING: &str = ".spare";
 
-/// `f_type` of file systems that keep their files in memory: tmpfs and ramfs.
-const IN_MEMORY: [rustix::fs::FsWord; 2] = [libc::TMPFS_MAGIC, 0x8584_58F6];
-
-/// True if the file system of `fd` keeps its files in memory. There a new file costs less than a used one.
-pub(crate) fn is_in_memory(fd: impl AsFd) -> bool {
-    rustix::fs::fstatfs(fd).is_ok_and(|stat| IN_MEMORY.contains(&stat.f_type))
+/// True if the file system of `fd` is ext4 without a journal. It does not use inodes again that were deleted within the last
+/// minutes, so each new file costs a search for another one. False if the system does not tell.
+pub(crate) fn avoids_used_inodes(fd: impl AsFd) -> bool {
+    let journal_task = || {
+        let device = stat_of(fd).ok()?.st_dev;
+        let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
+        let device = std::fs::read_link(format!("/sys/dev/block/{major}:{minor}")).ok()?;
+        let name = device.file_name()?;
+        std::fs::read_to_string(Path::new("/sys/fs/ext4").join(name).join("journal_task")).ok()
+    };
+    journal_task().is_some_and(|task| task.trim_end() == "<none>")
 }
 
 /// Returns the name of the spare file for `name`.

@@ -75,9 +75,12 @@ impl Removed {
     /// entry could not be deleted.
     pub(crate) fn delete_if_small(&self) -> bool {
         let (directory, name) = self.at();
-        let deleted =
-            failpoint::io("store::folder::delete").and_then(|()| files::remove_small_tree(directory, &name));
-        matches!(deleted, Ok(Some(())))
+        let delete = || match self.place {
+            // Its files are known, so it need not be read once more.
+            RemovedPlace::Spare(_) if super::spare::delete_plain(directory, &name).is_ok() => Ok(Some(())),
+            _ => files::remove_small_tree(directory, &name),
+        };
+        matches!(failpoint::io("store::folder::delete").and_then(|()| delete()), Ok(Some(())))
     }
 
     /// Deletes parts of the folder as long as `goes_on` returns true. `None` if more is left.

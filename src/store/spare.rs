@@ -1,8 +1,8 @@
 //! Spare folders: emptied folders of removed jobs, which later jobs use again (docs/spec/service.md §6.6).
 //!
-//! A short job makes and deletes five inodes. On ext4, which does not reuse inodes that were deleted lately, the search
-//! for free ones can take longer than the rest of the job. A spare folder needs no search. In memory there is nothing to
-//! search, and a new folder costs less than a used one, so there are no spare ones.
+//! A short job makes and deletes five inodes. ext4 without a journal does not use inodes again that were deleted lately, and
+//! the search for others can take longer than the rest of the job. A spare folder needs no search. On other file systems
+//! new files cost less than used ones, so there are no spare folders.
 //!
 //! A removed job's folder moves to the spare ones at once, and is emptied or deleted there. In an emptied one, two files
 //! have other names, because recovery relies on these names: `job.json` shows that a Run was accepted, `log` that a keeper
@@ -10,7 +10,7 @@
 
 use std::ffi::{CStr, CString};
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use parking_lot::Mutex;
@@ -18,7 +18,7 @@ use parking_lot::Mutex;
 use super::folder::{Removed, RemovedPlace};
 use super::state_dir::{Shared, ensure_dir};
 use super::{JobFolder, StoreError};
-use crate::files;
+use crate::{failpoint, files};
 
 /// Name of the directory.
 const DIRECTORY: &str = "spare";
@@ -38,12 +38,8 @@ const MOST_BYTES: i64 = 256 << 10;
 const MOST_FOLDERS: usize = 1_024;
 
 /// The spare folders of a state folder. No descriptor is kept for them.
-#[derive(Debug)]
-pub(super) struct SpareFolders {
-    list: Mutex<List>,
-    /// Largest number of them.
-    most: usize,
-}
+#[derive(Debug, Default)]
+pub(super) struct SpareFolders(Mutex<List>);
 
 #[derive(Debug, Default)]
 struct List {
@@ -51,6 +47,8 @@ struct List {
     latest: u64,
     /// Numbers of the folders. The last one is used first, because its inodes are in the caches.
     kept: Vec<u64>,
+    /// Largest number of folders. `None` until the first was removed.
+    most: Option<usize>,
     /// True once the directory was made.
     is_made: bool,
     /// True once the daemon ends: no folder is added.
@@ -109,7 +107,7 @@ impl Removed {
 impl Shared {
     /// Moves a job's folder to the spare ones. Returns its number there; `None` once the daemon ends.
     fn move_to_spare(&self, job: &str) -> io::Result<Option<u64>> {
-        let mut list = self.spare.list.lock();
+        let mut list = self.spare.0.lock();
         if list.is_closed {
             return Ok(None);
         }
@@ -125,10 +123,11 @@ impl Shared {
 
     /// Empties the folder and adds it to the list.
     fn add_spare_folder(&self, number: u64) -> io::Result<bool> {
-        let mut list = self.spare.list.lock();
+        let mut list = self.spare.0.lock();
+        let most = *list.most.get_or_insert_with(|| if is_worthwhile(&self.root) { MOST_FOLDERS } else { 0 });
         // Many folders can be on their way at a time.
         if list.is_closed
-            || list.kept.len() >= self.spare.most
+            || list.kept.len() >= most
             || !empty(&files::open_dir(&self.root, path(number).as_str())?)?
         {
             return Ok(false);
@@ -139,7 +138,7 @@ impl Shared {
 
     /// Deletes all spare folders, to make room. False if there are none.
     pub(super) fn delete_spare_folders(&self) -> bool {
-        let kept = std::mem::take(&mut self.spare.list.lock().kept);
+        let kept = std::mem::take(&mut self.spare.0.lock().kept);
         for number in &kept {
             // What stays is deleted by the next start.
             drop(files::remove_tree(&self.root, &name(*number)));
@@ -147,18 +146,21 @@ impl Shared {
         !kept.is_empty()
     }
 
-    /// Deletes all spare folders and their directory. None are added from now on.
+    /// Deletes all spare folders and their directory, with folders in it whose deletion failed before. None are added from
+    /// now on.
     pub(super) fn close_spare_folders(&self) {
-        self.spare.list.lock().is_closed = true;
-        self.delete_spare_folders();
-        // It is not there, or a folder stays in it: then the next start removes it.
-        drop(files::remove_dir(&self.root, DIRECTORY));
+        let mut list = self.spare.0.lock();
+        list.is_closed = true;
+        list.kept.clear();
+        let name = CString::new(DIRECTORY).unwrap_or_default();
+        // What stays is deleted by the next start.
+        drop(files::remove_tree(&self.root, &name));
     }
 
     /// Moves a spare folder to `jobs/`, under the name `name`. It may replace an empty folder there. False if there is no
     /// spare folder, or if the name is taken.
     pub(super) fn take_spare_folder(&self, name: &str) -> bool {
-        let mut list = self.spare.list.lock();
+        let mut list = self.spare.0.lock();
         let Some(number) = list.kept.pop() else { return false };
         let renamed = files::rename(&self.root, path(number).as_str(), &self.jobs, name);
         if matches!(&renamed, Err(error) if is_taken(error)) {
@@ -179,10 +181,10 @@ pub(super) fn name(number: u64) -> CString {
 }
 
 impl SpareFolders {
-    /// Returns the spare folders of the state folder `root`: none yet.
-    pub(super) fn new(root: &OwnedFd) -> Self {
-        let most = if files::is_in_memory(root) { 0 } else { MOST_FOLDERS };
-        Self { list: Mutex::default(), most }
+    /// Wants spare folders on every file system.
+    #[cfg(test)]
+    pub(super) fn want(&self) {
+        self.0.lock().most = Some(MOST_FOLDERS);
     }
 
     /// Moves the spare folders of an earlier daemon to `jobs/` as one removed folder. The scan reports it, to be deleted.
@@ -193,6 +195,24 @@ impl SpareFolders {
             .map(drop)
             .map_err(StoreError::new("remove", DIRECTORY))
     }
+}
+
+/// Deletes a plain folder. Fails if anything else is in it.
+pub(super) fn delete_plain(at: BorrowedFd<'_>, name: &CStr) -> io::Result<()> {
+    let dir = files::open_dir(at, name)?;
+    for (file, _) in FILES {
+        match files::unlink(&dir, file) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+    }
+    drop(dir);
+    files::remove_dir(at, name)
+}
+
+/// True if used folders cost less than new ones in the state folder `root`.
+fn is_worthwhile(root: &OwnedFd) -> bool {
+    failpoint::io("store::spare::worth").is_err() || files::avoids_used_inodes(root)
 }
 
 /// Empties the files of a folder. False if one of them is open elsewhere or no ordinary file; then nothing is changed.

@@ -155,7 +155,7 @@ impl StateDir {
         check_format(&root, &path)?;
         let jobs = ensure_dir(&root, "jobs")?;
         let (has_reserve, serial) = (AtomicBool::new(false), AtomicU64::new(0));
-        let spare = SpareFolders::new(&root);
+        let spare = SpareFolders::default();
         let shared = Shared { path, root, jobs, has_reserve, serial, spare, _lock: lock };
         let opened = Self { shared: Arc::new(shared) };
         if let Err(error) = SpareFolders::clear(&opened.shared) {

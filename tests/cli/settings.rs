@@ -53,7 +53,9 @@ fn a_misspelt_variable_of_a_setting_is_named_and_others_are_not() {
     command.env("STEP_RUNNER_MAX_RUNING", "4").env("STEP_RUNNER_OUTPUT", "plain").env("STEP_RUNNER_JOB", "1");
     let said = stderr(&command.output().unwrap());
     assert!(
-        said.contains("STEP_RUNNER_MAX_RUNING means nothing; did you mean STEP_RUNNER_MAX_RUNNING?"),
+        said.contains(
+            "STEP_RUNNER_MAX_RUNING is unknown and is ignored; did you mean STEP_RUNNER_MAX_RUNNING?"
+        ),
         "{said}"
     );
     assert_eq!(said.lines().count(), 1, "{said}");

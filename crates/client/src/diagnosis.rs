@@ -97,10 +97,10 @@ impl Meaning {
             Self::Engine => "the container engine or API server does not answer",
             Self::NoDaemon => "no daemon listens there yet",
             Self::BadSocket => "the daemon's socket cannot be used",
-            Self::Usage => "it does not understand its arguments",
-            Self::Lost => "the line ended before the daemon answered",
-            Self::Silent => "nothing came in time",
-            Self::Foreign => "what came is not the daemon",
+            Self::Usage => "it rejected its command line",
+            Self::Lost => "the connection ended before the daemon answered",
+            Self::Silent => "no answer came in time",
+            Self::Foreign => "the answer is not from a step-runner daemon",
         }
     }
 
@@ -120,9 +120,12 @@ impl Meaning {
             Self::Foreign => Some(
                 "let the proxy alone write to standard output: login profiles and wrappers must print nothing there",
             ),
-            Self::Silent => Some("see whether the far side is stopped or frozen"),
+            Self::Silent => {
+                Some("check whether the daemon, its container or its machine is stopped or frozen")
+            }
             Self::UnknownHost => Some("correct the host in the address"),
-            Self::Network | Self::Engine | Self::BadSocket | Self::Usage | Self::Lost => None,
+            Self::Usage => Some("correct the address, or run the connector by hand to see what it rejects"),
+            Self::Network | Self::Engine | Self::BadSocket | Self::Lost => None,
         }
     }
 }
@@ -150,7 +153,7 @@ impl Diagnosis {
         };
         if !seen.stdout.is_empty() {
             let shown = seen.stdout.get(..SHOWN).unwrap_or(seen.stdout);
-            text = format!("{text}, but \"{}\"", shown.escape_ascii());
+            text = format!("{text}; the output was \"{}\"", shown.escape_ascii());
         }
         text.push_str(&last_lines(seen.stderr));
         Self { meaning, text }

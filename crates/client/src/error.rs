@@ -33,7 +33,7 @@ pub enum Error {
         message: String,
     },
     /// The connection to a job broke and could not be restored. The job goes on.
-    #[error("lost the line to job {id} at {address}, which goes on: {message}")]
+    #[error("lost the connection to job {id} at {address}: {message}; the job goes on")]
     OutOfReach {
         /// The job.
         id: JobId,

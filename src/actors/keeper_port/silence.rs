@@ -54,7 +54,7 @@ impl KeeperPort {
             tracing::warn!(
                 pid,
                 ?limit,
-                "the keeper does not answer; it is waited for, and continued if it was stopped"
+                "the keeper does not answer; the daemon waits for it, and has sent it SIGCONT in case it was stopped"
             );
         }
         timeout(ANSWER_TIME.saturating_sub(WAKE_AFTER), reply).await.unwrap_or(Err(LinkError::Silent))
@@ -121,7 +121,7 @@ impl KeeperPort {
     /// before it could greet it, so it holds no job.
     pub(super) async fn end_ungreeted(&self) -> Result<(), KeeperProblem> {
         let pid = self.end_living().await?;
-        tracing::warn!(?pid, "a keeper of a daemon that died while it started it was ended: it had no job");
+        tracing::warn!(?pid, "ended a keeper that had no job: its daemon had died while starting it");
         Ok(())
     }
 

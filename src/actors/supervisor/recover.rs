@@ -264,7 +264,7 @@ impl Supervisor {
     fn set_aside(&self, folder: &JobFolder, reason: &str) {
         tracing::error!(job = %folder.key(), reason, "a job's record cannot be read; it is set aside in broken/");
         if let Err(error) = folder.set_aside() {
-            tracing::error!(error = %Chain(&error), "it could not be set aside");
+            tracing::error!(error = %Chain(&error), job = %folder.key(), "the unreadable record could not be moved to broken/");
         }
         self.registry.set_broken(folder.key());
     }

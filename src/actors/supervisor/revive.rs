@@ -71,7 +71,8 @@ impl Supervisor {
         // them back.
         self.registry.hold_back(key);
         async move {
-            let not_held = || "the keeper does not hold it, or it broke too often".to_owned();
+            let not_held =
+                || "the keeper no longer holds the job, or the job's actor failed too often".to_owned();
             if !again {
                 return Err(not_held());
             }
@@ -178,7 +179,7 @@ impl Supervisor {
             end.map(|end| self.complete(&job.folder, end)).map_err(|e| Chain(&e).to_string())
         });
         let end = closed.unwrap_or_else(|reason| {
-            tracing::error!(job = %view.id, reason, "its end was not written");
+            tracing::error!(job = %view.id, reason, "the end of the job was not written");
             let outcome = Outcome::interrupted(cause);
             let end = End::new(outcome, clock::now_micros(), view.log.len(), view.log_inode());
             End { steps_done: view.read(|state| state.steps_done), ..end }

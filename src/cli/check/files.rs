@@ -212,8 +212,9 @@ impl CheckedFile {
         let folder = self.path.parent().filter(|_| is_definition_name(&self.path))?;
         let (found, _) = misnamed(folder)?;
         let file = Arc::from(self.shown.as_str());
-        let message = format!("{found} stands beside this file and is never read");
-        Some(Diagnostic::warning(Class::Name, &file, Position::START, message).with_help("remove it"))
+        let message = format!("{found} is in the same folder and is never read");
+        let help = format!("move what you need from {found} into this file, then remove {found}");
+        Some(Diagnostic::warning(Class::Name, &file, Position::START, message).with_help(help))
     }
 
     /// Parses the text as a run does, which is less strict than a check.

@@ -294,7 +294,8 @@ impl Job {
     /// Handles the death of the job's reaper: the kernel has killed the running process with it, whose end the shell
     /// reports. The job's other processes cannot be told from those of other killed reapers, so all are killed.
     pub(super) fn reaper_lost(&mut self, out: &mut Actions) {
-        const WHAT: &str = "the process that holds this job's processes together was killed; they are ended";
+        const WHAT: &str =
+            "the reaper process of this job was killed, so all processes of the job are killed too";
         out.push(Action::Notice(format!("job {}: {WHAT}", self.key())));
         if self.closed.is_none() {
             self.line(LogChannel::Err, WHAT.to_owned(), out);

@@ -9,7 +9,7 @@ use super::strays::{kill_all, reap_all};
 pub(super) const NOBODY: &str = "no daemon came back";
 
 /// Cause of their end when a sync failed before.
-pub(super) const STORAGE_FAILED: &str = "what it wrote could not be brought to the disk";
+pub(super) const STORAGE_FAILED: &str = "a sync of its data to the disk failed";
 
 impl Keeper {
     /// Ends all jobs without a daemon, first gently, then by force, and lets no daemon in. `cause` follows

@@ -45,13 +45,15 @@ fn inodes(folder: &JobFolder) -> Vec<u64> {
     ["job.json", "journal", "log", "steps"].iter().map(inode).collect()
 }
 
-/// A state folder, or `None` on a file system where no folder is used again.
+/// A state folder with spare folders, or `None` on a file system that has no leases.
 fn state() -> Option<(TempDir, StateDir)> {
     let temp = temp();
     let state = open(&temp);
+    state.shared.spare.want();
     if remove(&used(&state, "probe")) {
         drop(state);
         let state = open(&temp);
+        state.shared.spare.want();
         state.scan().unwrap().into_iter().for_each(|found| {
             if let Found::Gone(removed) = found {
                 removed.delete().unwrap();
@@ -59,7 +61,7 @@ fn state() -> Option<(TempDir, StateDir)> {
         });
         return Some((temp, state));
     }
-    eprintln!("skipped: in memory, or without leases: {}", temp.path().display());
+    eprintln!("skipped: no leases on the file system of {}", temp.path().display());
     None
 }
 
@@ -131,9 +133,9 @@ fn a_folder_with_anything_but_short_files_of_ours_is_no_spare_one() {
 }
 
 #[test]
-fn in_memory_a_plain_folder_leaves_nothing_behind() {
+fn where_new_files_cost_less_a_plain_folder_leaves_nothing_behind() {
     let temp = match tempfile::tempdir_in("/dev/shm") {
-        Ok(temp) if files::is_in_memory(files::open_dir(files::CWD, temp.path()).unwrap()) => temp,
+        Ok(temp) if !files::avoids_used_inodes(files::open_dir(files::CWD, temp.path()).unwrap()) => temp,
         _ => return eprintln!("skipped: no memory file system at /dev/shm"),
     };
     let state = open(&temp);
@@ -145,6 +147,29 @@ fn in_memory_a_plain_folder_leaves_nothing_behind() {
     assert!(removed.delete_if_small());
     assert_eq!(names(&state, "spare"), [""; 0]);
     assert!(folder.begin_reuse().unwrap().is_none(), "it is gone already");
+}
+
+#[test]
+fn a_plain_folder_that_has_got_another_file_meanwhile_is_deleted_too() {
+    let temp = temp();
+    let state = open(&temp);
+    let folder = used(&state, "1");
+    assert!(folder.make_plain());
+    let removed = folder.begin_reuse().unwrap().unwrap();
+    fs::write(state.path().join("spare/1/foreign"), "").unwrap();
+    assert!(removed.delete_if_small());
+    assert_eq!(names(&state, "spare"), [""; 0]);
+}
+
+#[test]
+fn a_daemon_that_stops_deletes_what_it_could_not_delete_before() {
+    let temp = temp();
+    let state = open(&temp);
+    let folder = used(&state, "1");
+    assert!(folder.make_plain());
+    drop(folder.begin_reuse().unwrap().unwrap());
+    state.close_spare_folders();
+    assert!(!state.path().join("spare").exists());
 }
 
 #[test]

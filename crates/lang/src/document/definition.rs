@@ -48,7 +48,12 @@ impl Checker<'_> {
             (None, Some(run)) => self.run(run, &found, spec).map(Body::Run),
             (Some(exec), Some(run)) => {
                 let second = if exec.key.at > run.key.at { &exec.key } else { &run.key };
-                self.error(Class::Schema, second.at, &second.text, "only one of exec, run");
+                self.error(
+                    Class::Schema,
+                    second.at,
+                    &second.text,
+                    "only one of exec, run is allowed: remove the other",
+                );
                 self.exec(exec);
                 self.run(run, &found, spec);
                 None

@@ -39,7 +39,7 @@ impl Checker<'_> {
                         Class::Schema,
                         entry.key.at,
                         &join(path, &entry.key.text),
-                        "only one of git, oci",
+                        "only one of git, oci is allowed: remove the other",
                     );
                     known = false;
                 }

@@ -115,7 +115,10 @@ impl Checker<'_> {
                 return None;
             }
             (Some(first), Some(second)) => {
-                let message = format!("only one of {}, {}", first.key.text, second.key.text);
+                let message = format!(
+                    "only one of {}, {} is allowed: remove the other",
+                    first.key.text, second.key.text
+                );
                 self.error(Class::Schema, second.key.at, &join(path, &second.key.text), message);
                 return None;
             }

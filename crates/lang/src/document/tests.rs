@@ -222,7 +222,7 @@ fn odd_but_usable_files_give_warnings() {
 fn old_and_new_names_work_and_exclude_each_other() {
     assert_eq!(
         errors("{}\n---\nrun:\n- {name: a, step: ./x, func: ./y}\n"),
-        ["func.yml:4:24: run[0].func: only one of step, func"]
+        ["func.yml:4:24: run[0].func: only one of step, func is allowed: remove the other"]
     );
     assert_eq!(errors("{}\n---\nsteps: []\n"), ["func.yml:3:1: steps: \"steps\" was renamed: use run"]);
 }

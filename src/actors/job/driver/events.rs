@@ -102,9 +102,10 @@ impl RecordedMachine {
             Ok((event, frame)) => (event, Some(frame)),
             Err(reason) => {
                 errors.push(format!("an event was not recorded: {reason}"));
-                let broken = Event::Broken { message: format!("what happened cannot be recorded: {reason}") };
+                let broken =
+                    Event::Broken { message: format!("an event of the job cannot be recorded: {reason}") };
                 let frame = self.framed(broken.clone(), at).map(|(_, frame)| frame).map_err(|reason| {
-                    errors.push(format!("the end for want of it was not recorded: {reason}"));
+                    errors.push(format!("the failure of the job was not recorded either: {reason}"));
                 });
                 (broken, frame.ok())
             }
