@@ -192,7 +192,9 @@ fn fault_84_processes_frozen_by_version_1_are_killed() {
         fs::write(freezer.join("freezer.state"), "FROZEN").unwrap();
         job.stop(&mut keeper.client, Duration::ZERO);
         keeper.client.step_over(job.key, step);
-        assert!(job.close(&mut keeper.client).unkilled.is_empty(), "{cgroup}");
+        let unkilled = job.close(&mut keeper.client).unkilled;
+        let state = fs::read_to_string(freezer.join("freezer.state")).unwrap();
+        assert!(unkilled.is_empty(), "{cgroup}: {unkilled:?}, the group is {state}");
         assert!(job.living().is_empty(), "{cgroup}");
         keeper.end();
     }

@@ -117,7 +117,7 @@ fn fault_78_a_killed_reaper_ends_its_own_job_and_no_other() {
     assert!(job.close(&mut keeper.client).unkilled.is_empty());
     assert!(!lives(number_in(&path)), "what was below the reaper came to the keeper and was killed");
     assert!(
-        job.lines().iter().any(|line| line.starts_with("00E the process that holds")),
+        job.lines().iter().any(|line| line.starts_with("00E the reaper process of this job was killed")),
         "{:?}",
         job.lines()
     );
