@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::io::{Read, Write};
 use std::os::fd::OwnedFd;
+use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -78,8 +79,7 @@ impl Keeper {
         std::fs::create_dir_all(&folder).unwrap();
         let mut hold = HoldJob {
             key,
-            // Includes the process id: left-over processes of an earlier test run have other tags.
-            tag: u128::from_le_bytes(key.0) ^ u128::from(std::process::id()),
+            tag: self.tag(key),
             record: b"first".to_vec(),
             brief: b"brief".to_vec(),
             phrases: Vec::new(),
@@ -96,6 +96,12 @@ impl Keeper {
         let reply = self.client.ask(Request::Hold(Box::new(hold))).unwrap();
         assert!(matches!(reply, Reply::Held { log_len, .. } if log_len == told));
         Job { key, tag, folder, op: 0, step: 0 }
+    }
+
+    /// Returns the tag of a job. Jobs of other tests and left-over processes of an earlier run have other tags.
+    fn tag(&self, key: JobKey) -> u128 {
+        let folder = self.dir.path().metadata().unwrap().ino();
+        u128::from_le_bytes(key.0) ^ u128::from(std::process::id()) ^ u128::from(folder) << 64
     }
 
     /// Gives the keeper a job again, with the log length that it has reported before.
