@@ -56,14 +56,19 @@ impl Removed {
         Self { shared: Arc::clone(shared), place: RemovedPlace::Jobs(name.to_owned()) }
     }
 
+    /// True if the folder is among the spare ones, where a keeper deletes it if the daemon dies.
+    pub(crate) const fn is_among_spare(&self) -> bool {
+        matches!(self.place, RemovedPlace::Spare(_))
+    }
+
     /// Returns the folder's directory and its name in there.
-    fn at(&self) -> (BorrowedFd<'_>, Cow<'_, CStr>) {
-        match &self.place {
+    fn at(&self) -> io::Result<(BorrowedFd<'_>, Cow<'_, CStr>)> {
+        Ok(match &self.place {
             RemovedPlace::Jobs(name) => (self.shared.jobs.as_fd(), Cow::Borrowed(name)),
             RemovedPlace::Spare(number) => {
-                (self.shared.root.as_fd(), Cow::Owned(super::spare::name(*number)))
+                (self.shared.spare_dir()?, Cow::Owned(super::spare::name(*number)))
             }
-        }
+        })
     }
 
     /// Deletes the folder.
@@ -74,22 +79,29 @@ impl Removed {
     /// Deletes a folder of a few small files, which takes no time worth another thread. False if more is left, or an
     /// entry could not be deleted.
     pub(crate) fn delete_if_small(&self) -> bool {
-        let (directory, name) = self.at();
-        let delete = || match self.place {
-            // Its files are known, so it need not be read once more.
-            RemovedPlace::Spare(_) if super::spare::delete_plain(directory, &name).is_ok() => Ok(Some(())),
-            _ => files::remove_small_tree(directory, &name),
+        let delete = || {
+            let (directory, name) = self.at()?;
+            // The files of a plain folder are known, so it need not be read once more.
+            if self.is_among_spare() && super::spare::delete_plain(directory, &name).is_ok() {
+                return Ok(Some(()));
+            }
+            files::remove_small_tree(directory, &name)
         };
         matches!(failpoint::io("store::folder::delete").and_then(|()| delete()), Ok(Some(())))
     }
 
     /// Deletes parts of the folder as long as `goes_on` returns true. `None` if more is left.
     pub(crate) fn delete_while(&self, goes_on: &dyn Fn() -> bool) -> Result<Option<()>, StoreError> {
-        let (directory, name) = self.at();
-        let deleted = failpoint::io("store::folder::delete")
-            .and_then(|()| files::remove_tree_while(directory, &name, goes_on));
-        let parent = if matches!(self.place, RemovedPlace::Jobs(_)) { "jobs/" } else { "" };
-        deleted.map_err(StoreError::new("delete", format!("{parent}{}", name.to_string_lossy())))
+        let delete = || {
+            let (directory, name) = self.at()?;
+            files::remove_tree_while(directory, &name, goes_on)
+        };
+        let deleted = failpoint::io("store::folder::delete").and_then(|()| delete());
+        let path = || match &self.place {
+            RemovedPlace::Jobs(name) => format!("jobs/{}", name.to_string_lossy()),
+            RemovedPlace::Spare(number) => format!("spare/{number}"),
+        };
+        deleted.map_err(|error| StoreError::new("delete", path())(error))
     }
 }
 

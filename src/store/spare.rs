@@ -10,8 +10,8 @@
 
 use std::ffi::{CStr, CString};
 use std::io;
-use std::os::fd::{BorrowedFd, OwnedFd};
-use std::sync::Arc;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Arc, OnceLock};
 
 use parking_lot::Mutex;
 
@@ -37,9 +37,14 @@ const MOST_BYTES: i64 = 256 << 10;
 /// Largest number of spare folders. Each costs the disk a directory and four empty files.
 const MOST_FOLDERS: usize = 1_024;
 
-/// The spare folders of a state folder. No descriptor is kept for them.
+/// The spare folders of a state folder. No descriptor is kept for them, only one for their directory: else a link in its
+/// place would lead elsewhere.
 #[derive(Debug, Default)]
-pub(super) struct SpareFolders(Mutex<List>);
+pub(super) struct SpareFolders {
+    /// The directory, once the first folder has moved there.
+    dir: OnceLock<OwnedFd>,
+    list: Mutex<List>,
+}
 
 #[derive(Debug, Default)]
 struct List {
@@ -49,8 +54,6 @@ struct List {
     kept: Vec<u64>,
     /// Largest number of folders. `None` until the first was removed.
     most: Option<usize>,
-    /// True once the directory was made.
-    is_made: bool,
     /// True once the daemon ends: no folder is added.
     is_closed: bool,
 }
@@ -107,28 +110,30 @@ impl Removed {
 impl Shared {
     /// Moves a job's folder to the spare ones. Returns its number there; `None` once the daemon ends.
     fn move_to_spare(&self, job: &str) -> io::Result<Option<u64>> {
-        let mut list = self.spare.0.lock();
+        let mut list = self.spare.list.lock();
         if list.is_closed {
             return Ok(None);
         }
-        if !list.is_made {
-            drop(ensure_dir(&self.root, DIRECTORY).map_err(|error| error.source)?);
-            list.is_made = true;
-        }
+        let dir = if let Some(dir) = self.spare.dir.get() {
+            dir
+        } else {
+            let dir = ensure_dir(&self.root, DIRECTORY).map_err(|error| error.source)?;
+            self.spare.dir.get_or_init(|| dir)
+        };
         let number = list.latest + 1;
-        files::rename(&self.jobs, job, &self.root, path(number).as_str())?;
+        files::rename(&self.jobs, job, dir, name(number).as_c_str())?;
         list.latest = number;
         Ok(Some(number))
     }
 
     /// Empties the folder and adds it to the list.
     fn add_spare_folder(&self, number: u64) -> io::Result<bool> {
-        let mut list = self.spare.0.lock();
+        let mut list = self.spare.list.lock();
         let most = *list.most.get_or_insert_with(|| if is_worthwhile(&self.root) { MOST_FOLDERS } else { 0 });
         // Many folders can be on their way at a time.
         if list.is_closed
             || list.kept.len() >= most
-            || !empty(&files::open_dir(&self.root, path(number).as_str())?)?
+            || !empty(&files::open_dir(self.spare_dir()?, name(number).as_c_str())?)?
         {
             return Ok(false);
         }
@@ -136,12 +141,17 @@ impl Shared {
         Ok(true)
     }
 
+    /// Returns the directory of the spare folders. Fails if it was not made yet.
+    pub(super) fn spare_dir(&self) -> io::Result<BorrowedFd<'_>> {
+        self.spare.dir.get().map(AsFd::as_fd).ok_or_else(|| io::ErrorKind::NotFound.into())
+    }
+
     /// Deletes all spare folders, to make room. False if there are none.
     pub(super) fn delete_spare_folders(&self) -> bool {
-        let kept = std::mem::take(&mut self.spare.0.lock().kept);
+        let kept = std::mem::take(&mut self.spare.list.lock().kept);
         for number in &kept {
             // What stays is deleted by the next start.
-            drop(files::remove_tree(&self.root, &name(*number)));
+            drop(self.spare_dir().and_then(|dir| files::remove_tree(dir, &name(*number))));
         }
         !kept.is_empty()
     }
@@ -149,7 +159,7 @@ impl Shared {
     /// Deletes all spare folders and their directory, with folders in it whose deletion failed before. None are added from
     /// now on.
     pub(super) fn close_spare_folders(&self) {
-        let mut list = self.spare.0.lock();
+        let mut list = self.spare.list.lock();
         list.is_closed = true;
         list.kept.clear();
         let name = CString::new(DIRECTORY).unwrap_or_default();
@@ -160,9 +170,11 @@ impl Shared {
     /// Moves a spare folder to `jobs/`, under the name `name`. It may replace an empty folder there. False if there is no
     /// spare folder, or if the name is taken.
     pub(super) fn take_spare_folder(&self, name: &str) -> bool {
-        let mut list = self.spare.0.lock();
+        let mut list = self.spare.list.lock();
         let Some(number) = list.kept.pop() else { return false };
-        let renamed = files::rename(&self.root, path(number).as_str(), &self.jobs, name);
+        let renamed = self
+            .spare_dir()
+            .and_then(|dir| files::rename(dir, self::name(number).as_c_str(), &self.jobs, name));
         if matches!(&renamed, Err(error) if is_taken(error)) {
             list.kept.push(number);
         }
@@ -170,21 +182,16 @@ impl Shared {
     }
 }
 
-/// Path of a spare folder, from the state folder.
-fn path(number: u64) -> String {
-    format!("{DIRECTORY}/{number}")
-}
-
-/// Returns [`path`] as a C string.
+/// Returns the name of a spare folder in its directory.
 pub(super) fn name(number: u64) -> CString {
-    CString::new(path(number)).unwrap_or_default()
+    CString::new(number.to_string()).unwrap_or_default()
 }
 
 impl SpareFolders {
     /// Wants spare folders on every file system.
     #[cfg(test)]
     pub(super) fn want(&self) {
-        self.0.lock().most = Some(MOST_FOLDERS);
+        self.list.lock().most = Some(MOST_FOLDERS);
     }
 
     /// Moves the spare folders of an earlier daemon to `jobs/` as one removed folder. The scan reports it, to be deleted.

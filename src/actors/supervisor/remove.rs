@@ -248,7 +248,7 @@ async fn remove_ended(
         tracing::warn!(error = %Chain(&error), job = %removal.view.id, "the removal may come undone with a power cut");
     }
     let removed = match begun {
-        Ok(Some(removed)) if is_plain => {
+        Ok(Some(removed)) if removed.is_among_spare() => {
             let view = Arc::clone(&removal.view);
             drop(removal);
             return empty_or_delete(removed, &view).await;

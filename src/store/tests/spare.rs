@@ -162,6 +162,38 @@ fn a_plain_folder_that_has_got_another_file_meanwhile_is_deleted_too() {
 }
 
 #[test]
+fn a_link_in_the_place_of_their_directory_leads_nowhere() {
+    let Some((temp, state)) = state() else { return };
+    assert!(remove(&used(&state, "1")));
+    let victim = temp.path().join("victim");
+    for number in 1..4 {
+        fs::create_dir_all(victim.join(number.to_string())).unwrap();
+        fs::write(victim.join(number.to_string()).join("job.json"), "stays").unwrap();
+    }
+    fs::rename(state.path().join("spare"), state.path().join("moved")).unwrap();
+    symlink(&victim, state.path().join("spare")).unwrap();
+    for id in ["2", "3"] {
+        remove(&used(&state, id));
+    }
+    state.close_spare_folders();
+    let victims: Vec<_> =
+        (1..4).map(|number| fs::read(victim.join(number.to_string()).join("job.json")).unwrap()).collect();
+    assert_eq!(victims, [b"stays"; 3]);
+}
+
+#[test]
+fn a_folder_that_cannot_move_there_is_among_the_jobs() {
+    let Some((_temp, state)) = state() else { return };
+    state.close_spare_folders();
+    let folder = used(&state, "1");
+    assert!(folder.make_plain());
+    let removed = folder.begin_reuse().unwrap().unwrap();
+    assert!(!removed.is_among_spare(), "the caller must delete it before it answers");
+    removed.delete().unwrap();
+    assert_eq!(names(&state, "jobs"), [""; 0]);
+}
+
+#[test]
 fn a_daemon_that_stops_deletes_what_it_could_not_delete_before() {
     let temp = temp();
     let state = open(&temp);
