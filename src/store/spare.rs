@@ -1,8 +1,8 @@
 //! Spare folders: emptied folders of removed jobs, which later jobs use again (docs/spec/service.md §6.6).
 //!
 //! A short job makes and deletes five inodes. ext4 without a journal does not use inodes again that were deleted lately, and
-//! the search for others can take longer than the rest of the job. A spare folder needs no search. On other file systems
-//! new files cost less than used ones, so there are no spare folders.
+//! the search for others can take longer than the rest of the job. A spare folder needs no search. Where there is no such
+//! search, new files cost less than used ones (docs/internals/performance.md), so there are no spare folders.
 //!
 //! A removed job's folder moves to the spare ones at once, and is emptied or deleted there. In an emptied one, two files
 //! have other names, because recovery relies on these names: `job.json` shows that a Run was accepted, `log` that a keeper
