@@ -328,13 +328,11 @@ impl JobFolder {
     /// Removes the folder: journal line and rename (service.md §6.6). From then on the job is gone and its id is free.
     /// The result must be deleted; else the next start does it. `None` if there is no folder.
     pub(crate) fn begin_removal(&self) -> Result<Option<Removed>, StoreError> {
-        if self.announce_removal() { self.set_gone() } else { Ok(None) }
-    }
-
-    /// Writes the journal line of a removal. False if there is no folder.
-    pub(super) fn announce_removal(&self) -> bool {
-        // The rename decides: on a full disk the removal itself frees space.
-        !self.append(&Event::Removing).is_err_and(|error| error.source.kind() == io::ErrorKind::NotFound)
+        // The rename decides, not other errors: on a full disk the removal itself frees space.
+        match self.append(&Event::Removing) {
+            Err(error) if error.source.kind() == io::ErrorKind::NotFound => Ok(None),
+            _ => self.set_gone(),
+        }
     }
 
     /// Renames the folder so that it belongs to no job. `None` if there is no folder.

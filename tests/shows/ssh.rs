@@ -171,7 +171,13 @@ impl Proof<'_> {
     fn wrong(&self) -> Check {
         // Errors that waiting cannot fix are reported at once. The first attempt over ssh gets time to complete.
         for (host, parts) in [
-            ("greets", ["not the daemon, but \"Welcome to build7\\nbe nice\\n", "must print nothing"]),
+            (
+                "greets",
+                [
+                    "not from a step-runner daemon; the output was \"Welcome to build7\\nbe nice\\n",
+                    "must print nothing",
+                ],
+            ),
             ("wrong-key", ["access is refused: ", "Permission denied (publickey"]),
             ("unknown", ["access is refused: ", "Host key verification failed."]),
             ("closed", ["the host does not answer", "Connection refused"]),

@@ -54,7 +54,7 @@ impl KeeperPort {
             tracing::warn!(
                 pid,
                 ?limit,
-                "the keeper does not answer; the daemon waits for it, and has sent it SIGCONT in case it was stopped"
+                "the keeper does not answer; the daemon waits for it, and sends SIGCONT to its pid in case it was stopped"
             );
         }
         timeout(ANSWER_TIME.saturating_sub(WAKE_AFTER), reply).await.unwrap_or(Err(LinkError::Silent))

@@ -20,6 +20,12 @@ fn used(state: &StateDir, id: &str) -> JobFolder {
     folder
 }
 
+/// Begins to remove a plain folder as Finish does.
+fn begin(folder: &JobFolder) -> Removed {
+    assert!(folder.make_plain());
+    folder.begin_reuse().unwrap().unwrap()
+}
+
 /// Removes a job as Finish does. True if its folder was kept as a spare one.
 fn remove(folder: &JobFolder) -> bool {
     let begun = if folder.make_plain() { folder.begin_reuse() } else { folder.begin_removal() };
@@ -140,8 +146,7 @@ fn where_new_files_cost_less_a_plain_folder_leaves_nothing_behind() {
     };
     let state = open(&temp);
     let folder = used(&state, "1");
-    assert!(folder.make_plain());
-    let removed = folder.begin_reuse().unwrap().unwrap();
+    let removed = begin(&folder);
     assert_eq!((names(&state, "jobs"), names(&state, "spare")), (vec![], vec!["1".to_owned()]));
     assert!(!removed.keep_as_spare());
     assert!(removed.delete_if_small());
@@ -154,8 +159,7 @@ fn a_plain_folder_that_has_got_another_file_meanwhile_is_deleted_too() {
     let temp = temp();
     let state = open(&temp);
     let folder = used(&state, "1");
-    assert!(folder.make_plain());
-    let removed = folder.begin_reuse().unwrap().unwrap();
+    let removed = begin(&folder);
     fs::write(state.path().join("spare/1/foreign"), "").unwrap();
     assert!(removed.delete_if_small());
     assert_eq!(names(&state, "spare"), [""; 0]);
@@ -186,8 +190,7 @@ fn a_folder_that_cannot_move_there_is_among_the_jobs() {
     let Some((_temp, state)) = state() else { return };
     state.close_spare_folders();
     let folder = used(&state, "1");
-    assert!(folder.make_plain());
-    let removed = folder.begin_reuse().unwrap().unwrap();
+    let removed = begin(&folder);
     assert!(!removed.is_among_spare(), "the caller must delete it before it answers");
     removed.delete().unwrap();
     assert_eq!(names(&state, "jobs"), [""; 0]);
@@ -198,8 +201,7 @@ fn a_daemon_that_stops_deletes_what_it_could_not_delete_before() {
     let temp = temp();
     let state = open(&temp);
     let folder = used(&state, "1");
-    assert!(folder.make_plain());
-    drop(folder.begin_reuse().unwrap().unwrap());
+    drop(begin(&folder));
     state.close_spare_folders();
     assert!(!state.path().join("spare").exists());
 }
@@ -288,13 +290,7 @@ fn there_are_never_more_than_1024_spare_folders() {
     let (first, others) = jobs.split_at(500);
     assert!(first.iter().all(remove));
     // All of these are on their way at a time.
-    let removed: Vec<_> = others
-        .iter()
-        .map(|folder| {
-            assert!(folder.make_plain());
-            folder.begin_reuse().unwrap().unwrap()
-        })
-        .collect();
+    let removed: Vec<_> = others.iter().map(begin).collect();
     let left: Vec<_> = removed.into_iter().filter(|removed| !removed.keep_as_spare()).collect();
     assert_eq!(left.len(), 6);
     assert!(left.iter().all(Removed::delete_if_small));
