@@ -245,12 +245,16 @@ func run(on *server, name string, request *client.RunRequest) (string, error) {
 		on.note(name, "Run: message", status.Convert(unwrapped(err)).Message())
 		return "", nil
 	}
-	ended, err := runner.Follow(ctx, request.Id, &extended.FollowOutput{Logs: &text})
+	_, err = runner.Follow(ctx, request.Id, &extended.FollowOutput{Logs: &text})
 	noted := "none"
 	if err != nil {
 		noted = err.Error()
 	}
 	on.note(name, "error of Follow", noted)
+	ended, err := end(ctx, runner.StepRunnerClient, request.Id)
+	if err != nil {
+		return "", err
+	}
 	on.note(name, "state", ended.State.String())
 	on.note(name, "message", ended.Message)
 	output, own := parted(text.String(), ended.Message)
@@ -264,6 +268,24 @@ func run(on *server, name string, request *client.RunRequest) (string, error) {
 	on.note(name, "times are in order", fmt.Sprint(!ended.StartTime.IsZero() && !ended.EndTime.Before(ended.StartTime)))
 	on.note(name, "Close", fmt.Sprint(runner.Close(ctx, request.Id)))
 	return text.String(), nil
+}
+
+// statusEvery is the time between two looks at the state of a job.
+const statusEvery = 10 * time.Millisecond
+
+// end waits until a job has ended. A follower that fails leaves before that, and then the state is a matter of luck.
+func end(ctx context.Context, runner *basic.StepRunnerClient, id string) (client.Status, error) {
+	for {
+		seen, err := runner.Status(ctx, id)
+		if err != nil || seen.State != client.StateRunning {
+			return seen, err
+		}
+		select {
+		case <-ctx.Done():
+			return seen, fmt.Errorf("job %s has not ended: %w", id, ctx.Err())
+		case <-time.After(statusEvery):
+		}
+	}
 }
 
 // runCode is the fact that says if Run refused a job. If only one server did, nothing else of the job can be compared.
@@ -492,6 +514,9 @@ func list(on *server, name string) error {
 			return err
 		}
 		if _, err := runner.FollowLogs(ctx, id, 0, io.Discard); err != nil {
+			return err
+		}
+		if _, err := end(ctx, runner, id); err != nil {
 			return err
 		}
 	}
