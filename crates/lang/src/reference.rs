@@ -29,12 +29,14 @@ pub fn parse(text: &str, file: &Arc<str>, at: Position) -> Result<Reference, Dia
     {
         return parser.builtin(name, scheme == "dist");
     }
-    if let Some((scheme, _)) = text.split_once("://") {
-        match scheme {
-            "file" => return Err(parser.superfluous("a path starts with \"./\", \"../\" or \"/\"")),
-            "docker" | "oci" => return Err(parser.superfluous("an image is REGISTRY/REPOSITORY:TAG")),
-            _ => {}
-        }
+    if let Some((scheme, _)) = text.split_once("://")
+        && matches!(scheme, "docker" | "oci")
+    {
+        let message = "this scheme is not known in a reference";
+        return Err(parser.error(message).with_help("drop it: an image is REGISTRY/REPOSITORY:TAG"));
+    }
+    if let Some(unsupported) = UnsupportedLocation::of(text) {
+        return Err(unsupported.diagnostic(file, at));
     }
     if text.split_whitespace().next().is_some_and(has_digest) {
         return parser.oci(text);
@@ -42,7 +44,7 @@ pub fn parse(text: &str, file: &Arc<str>, at: Position) -> Result<Reference, Dia
     if let Some((location, revision)) = text.rsplit_once('@') {
         return parser.git(location, revision);
     }
-    if text.starts_with("http://") || text.starts_with("https://") {
+    if text.contains("://") {
         return Err(parser.error("revision missing, expected URL@REV"));
     }
     parser.oci(text)
@@ -58,7 +60,7 @@ pub fn resolve(reference: &Reference, scope: &dyn Scope) -> Result<Reference, Di
     match reference {
         Reference::Local { .. } | Reference::Builtin { .. } => Ok(reference.clone()),
         Reference::Git { url, rev, dir, files } => Ok(Reference::Git {
-            url: with_scheme(evaluate(url)?),
+            url: with_scheme(evaluate(url)?)?,
             rev: not_empty(evaluate(rev)?, "rev")?,
             dir: evaluate(dir)?,
             files: evaluate_all(files)?,
@@ -105,8 +107,8 @@ pub fn origin(reference: &Reference) -> Option<String> {
     }
 }
 
-/// Returns the secrets written in a Git or OCI reference, perhaps percent-encoded: the password, or the user if there is
-/// no password (a token). A registry takes none, but people write them. Computed secrets are not found.
+/// Returns the secrets written in a Git or OCI reference, perhaps percent-encoded: the password. A registry takes none,
+/// but people write them. A user without a password is no secret: it is usually `git`. Computed secrets are not found.
 pub fn credentials(reference: &Reference) -> Vec<String> {
     let texts = match reference {
         Reference::Git { url, .. } | Reference::Dynamic(url) => [Some(url), None, None],
@@ -121,6 +123,9 @@ pub fn credentials(reference: &Reference) -> Vec<String> {
         });
         let written: String = parts.collect();
         let location = without_scheme(&written);
+        // `u:/pw@h` looks like a scheme `u` with a single slash, but can be a user and a password that starts with `/`.
+        let before = written.strip_suffix(location).unwrap_or_default();
+        let is_odd = before.ends_with(":/");
         let is_open = matches!(reference, Reference::Dynamic(_));
         let mut last = None;
         for login in logins(location) {
@@ -128,7 +133,11 @@ pub fn credentials(reference: &Reference) -> Vec<String> {
             if is_open && !location.get(login.len()..).unwrap_or_default().contains('/') {
                 break;
             }
-            let password = login.split_once(':').map_or(login, |(_, password)| password);
+            let password = match login.split_once(':') {
+                Some((_, password)) => password,
+                None if is_odd => login,
+                None => continue,
+            };
             // A message about the URL can quote its part behind the first `@`, as a host and a path.
             let tail = last.filter(|_| !is_open).and_then(|last: &str| login.get(last.len() + 1..));
             let is_known = |part: &&str| !part.is_empty() && !part.contains(COMPUTED);
@@ -147,15 +156,17 @@ fn without_scheme(url: &str) -> &str {
     let mut location = url.trim_start();
     loop {
         location = location.trim_start_matches('/');
-        let is_scheme = |scheme: &str| {
-            scheme.starts_with(|first: char| first.is_ascii_alphabetic())
-                && scheme.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"+.-".contains(&byte))
-        };
         match location.split_once(":/") {
             Some((scheme, rest)) if is_scheme(scheme) => location = rest,
             _ => return location,
         }
     }
+}
+
+/// True if a text can be the scheme of a URL.
+fn is_scheme(text: &str) -> bool {
+    text.starts_with(|first: char| first.is_ascii_alphabetic())
+        && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"+.-".contains(&byte))
 }
 
 /// Returns the texts in a location that can be user and password, each up to another `@`. A password with `/`, `?` or
@@ -173,14 +184,73 @@ fn logins(location: &str) -> impl Iterator<Item = &str> {
     location.match_indices('@').filter(move |(at, _)| *at >= from).filter_map(|(at, _)| location.get(..at))
 }
 
-/// Adds `https://` to a URL without the scheme `https` or `http`, in any case of letters. A template with expressions
-/// stays as it is (language.md §7.5).
-pub(crate) fn with_scheme(url: Template) -> Template {
-    let Some(text) = url.as_literal() else { return url };
-    let scheme = text.split_once("://").map(|(scheme, _)| scheme.to_ascii_lowercase());
-    match scheme.as_deref() {
-        Some("http" | "https") => url,
-        _ => Template::literal(format!("https://{text}"), &url.file, url.at),
+/// Adds `https://` to a URL without the scheme `https` or `http`, whose letters may have any case. A template with
+/// expressions stays as it is (language.md §7.5).
+///
+/// # Errors
+/// The URL has another scheme or the form `USER@HOST:PATH`.
+pub(crate) fn with_scheme(url: Template) -> Result<Template, Diagnostic> {
+    let Some(text) = url.as_literal() else { return Ok(url) };
+    if let Some(unsupported) = UnsupportedLocation::of(text) {
+        return Err(unsupported.diagnostic(&url.file, url.at));
+    }
+    Ok(Template::literal(with_lower_case_scheme(text), &url.file, url.at))
+}
+
+/// Returns the URL with its scheme in lower case, or with `https://` if it has none.
+fn with_lower_case_scheme(url: &str) -> String {
+    match url.split_once("://").filter(|(scheme, _)| is_scheme(scheme)) {
+        Some((scheme, rest)) => format!("{}://{rest}", scheme.to_ascii_lowercase()),
+        None => format!("https://{url}"),
+    }
+}
+
+/// Forms of a location that other programs know and this one does not.
+#[derive(Clone, Copy)]
+enum UnsupportedLocation {
+    /// `file://PATH`.
+    File,
+    /// Another scheme than `http` and `https`.
+    Scheme,
+    /// `USER@HOST:PATH`, the form of `scp`.
+    Scp,
+}
+
+impl UnsupportedLocation {
+    /// Recognises a location, also one with a revision behind it. `None` if it may be a supported one.
+    fn of(text: &str) -> Option<Self> {
+        if let Some((scheme, _)) = text.split_once("://").filter(|(scheme, _)| is_scheme(scheme)) {
+            return match scheme.to_ascii_lowercase().as_str() {
+                "http" | "https" => None,
+                "file" => Some(Self::File),
+                _ => Some(Self::Scheme),
+            };
+        }
+        let (_, host) = text.split_once('@')?;
+        let (host, path) = host.split_once(':')?;
+        // A password can hold `@`, a port is followed by a path, and a digest follows its algorithm.
+        let is_user = !text.starts_with(['.', '/']) && !text.split('@').next()?.contains([':', '/']);
+        let is_port = path.starts_with(|first: char| first.is_ascii_digit());
+        (is_user && !is_port && !host.contains(['/', '@', '[']) && !host.is_empty()).then_some(Self::Scp)
+    }
+
+    fn diagnostic(self, file: &Arc<str>, at: Position) -> Diagnostic {
+        let (message, help) = match self {
+            Self::File => (
+                "file:// is not supported in a reference",
+                "write the path alone: a local function starts with \"./\", \"../\" or \"/\"",
+            ),
+            Self::Scheme => (
+                "only http:// and https:// are supported for Git",
+                "write https://HOST/PATH@REV; for a private repository put user and token before the host, or into \
+                 ~/.netrc",
+            ),
+            Self::Scp => (
+                "the form USER@HOST:PATH is not supported for Git, only http:// and https://",
+                "write https://HOST/PATH@REV",
+            ),
+        };
+        Diagnostic::error(Class::Schema, file, at, message).with_help(help)
     }
 }
 
@@ -235,11 +305,6 @@ impl Parser<'_> {
         Diagnostic::error(Class::Schema, self.file, self.at, message)
     }
 
-    /// Makes the error for a scheme that does not belong into a reference.
-    fn superfluous(&self, instead: &str) -> Diagnostic {
-        self.error("this scheme is not known in a reference").with_help(format!("drop it: {instead}"))
-    }
-
     fn literal(&self, text: impl Into<String>) -> Template {
         Template::literal(text, self.file, self.at)
     }
@@ -272,16 +337,13 @@ impl Parser<'_> {
             return Err(self.error(format!("white space in a Git reference, {EXPECTED}")));
         }
         let (url, inside) = location.split_once("/-/").unwrap_or((location, ""));
-        let (scheme, rest) = match url.split_once("://") {
-            Some(("http" | "https", rest)) => ("", rest),
-            Some(_) => return Err(self.error("only http:// and https:// are supported for Git")),
-            None => ("https://", url),
-        };
+        let url = with_lower_case_scheme(url);
+        let rest = url.split_once("://").map_or("", |(_, rest)| rest);
         let (authority, path) = rest.split_once('/').unwrap_or((rest, ""));
         let host = authority.rsplit_once('@').map_or(authority, |(_, host)| host);
         let port = host.rsplit_once(':').map_or("", |(_, port)| port);
         if !host.ends_with(']') && !port.bytes().all(|byte| byte.is_ascii_digit()) {
-            return Err(self.error("the form git@HOST:PATH is not supported, use https://HOST/PATH@REV"));
+            return Err(UnsupportedLocation::Scp.diagnostic(self.file, self.at));
         }
         if host.is_empty() || path.trim_matches('/').is_empty() {
             return Err(self.error(EXPECTED));
@@ -289,7 +351,7 @@ impl Parser<'_> {
         let (dir, files) = split_file(inside.trim_start_matches('/'));
         let dir = if dir.is_empty() { "steps".to_owned() } else { format!("steps/{dir}") };
         Ok(Reference::Git {
-            url: self.literal(format!("{scheme}{url}")),
+            url: self.literal(url),
             rev: self.literal(revision),
             dir: self.literal(dir),
             files: self.literals(files),
@@ -339,147 +401,4 @@ impl Parser<'_> {
 }
 
 #[cfg(test)]
-mod tests {
-    use indexmap::IndexMap;
-    use proptest::prelude::*;
-
-    use super::*;
-    use crate::template::parse_inline;
-    use crate::value::Value;
-
-    fn file() -> Arc<str> {
-        Arc::from("f.yml")
-    }
-
-    fn parsed(text: &str) -> Result<Reference, String> {
-        parse(text, &file(), Position::START).map_err(|error| error.message)
-    }
-
-    fn dynamic(text: &str, value: &str) -> Result<Reference, Diagnostic> {
-        let scope = IndexMap::from([("x".to_owned(), Value::text(value))]);
-        resolve(&Reference::Dynamic(parse_inline(text, &file(), Position::START).unwrap()), &scope)
-    }
-
-    #[test]
-    fn hidden_files_and_odd_paths_are_local() {
-        let local = |text| match parsed(text).unwrap() {
-            Reference::Local { path, files } => (path, files.join(" ")),
-            other => panic!("{other:?}"),
-        };
-        let default = "func.yml step.yml".to_owned();
-        assert_eq!(local(".hidden"), (".hidden".to_owned(), default.clone()));
-        assert_eq!(local("../a/"), ("../a".to_owned(), default.clone()));
-        assert_eq!(local("./x.yml"), (".".to_owned(), "x.yml".to_owned()));
-        assert_eq!(local(".x.yml"), (".".to_owned(), ".x.yml".to_owned()));
-        assert_eq!(local("//"), ("/".to_owned(), default));
-    }
-
-    #[test]
-    fn fault_68_other_schemes_and_forms_of_git_are_refused_without_credentials_in_the_message() {
-        for text in
-            ["ssh://git:pw@h/p@v1", "git@host:group/p@v1", "git@host:group/p", "https://u:pw@h/p@", "h@v1"]
-        {
-            let message = parsed(text).unwrap_err();
-            assert!(!message.contains("pw"), "{message}");
-        }
-        assert_eq!(parsed("https://h/p").unwrap_err(), "revision missing, expected URL@REV");
-        assert!(parsed("https://h:8443/p@v1").is_ok());
-        assert!(parsed("https://[::1]:80/p@v1").is_ok());
-    }
-
-    #[test]
-    fn fault_68_credentials_are_found_in_references_of_all_kinds() {
-        let of = |text: &str| credentials(&parsed(text).unwrap());
-        for (text, expected) in [
-            ("https://u:pw@h/p@v1", &["pw"][..]),
-            ("token@h/p@v1", &["token"]),
-            ("u:p%40w@h:8443/p@v1", &["p%40w"]),
-            ("u:pw#x@h/p@v1", &["pw#x"]),
-            ("u:pw?x@h/p@v1", &["pw?x"]),
-            ("token?x@h/p@v1", &["token?x"]),
-            ("u:123#4@h/p@v1", &["123#4"]),
-            ("u:a@b/pw@h/p@v1", &["a", "a@b/pw", "b/pw"]),
-            ("h:8443/p/a@b@v1", &[]),
-            ("[::1]:80/p/@x/y@v1", &[]),
-            ("h/p@v1", &[]),
-            ("r.example.com:5000/p:v1", &[]),
-        ] {
-            assert_eq!(of(text), expected, "{text}");
-        }
-        let git = |url: &str| {
-            let url = parse_inline(url, &file(), Position::START).unwrap();
-            let part = |text: &str| Template::literal(text, &file(), Position::START);
-            credentials(&Reference::Git { url, rev: part("v1"), dir: part(""), files: Vec::new() })
-        };
-        for url in [
-            "HTTPS://u:pw@h/p",
-            "ssh://u:pw@h/p",
-            "git+https://u:pw@h/p",
-            "https:/u:pw@h/p",
-            " https:///u:pw@h/p",
-            "//u:pw@h/p",
-            "https://https://u:pw@h/p",
-            "https://u:pw@${{ x }}/p",
-            "https://${{ x }}:pw@h/p",
-        ] {
-            assert_eq!(git(url), ["pw"], "{url}");
-        }
-        assert_eq!(git("https://u:/pw@h/p"), ["pw"]);
-        let dynamic = |text: &str| {
-            credentials(&Reference::Dynamic(parse_inline(text, &file(), Position::START).unwrap()))
-        };
-        assert_eq!(dynamic("u:pw@${{ x }}/p@v1"), ["pw"]);
-        assert_eq!(dynamic("u:pw@h/p@${{ x }}"), ["pw"]);
-        for text in
-            ["echo@${{ x }}", "h/p@${{ x }}", "[::1]:9/p@${{ x }}", "h:${{ x }}/p@v1", "./d@${{ x }}/y"]
-        {
-            assert_eq!(dynamic(text), [""; 0], "{text}");
-        }
-        assert_eq!(git("https://u:pw/x@h/p"), ["pw/x"]);
-        assert_eq!(git("https://u:${{ x }}@h/p"), [""; 0]);
-        let part = |text: &str| Template::literal(text, &file(), Position::START);
-        let image = |registry, repository, tag| Reference::Oci {
-            registry: part(registry),
-            repository: part(repository),
-            tag: part(tag),
-            dir: part(""),
-            files: Vec::new(),
-        };
-        assert_eq!(credentials(&image("https://u:pw@h:9", "p", "v")), ["pw"]);
-        assert_eq!(credentials(&image("u:pw@h", "t@p", "x@v")), ["pw", "t", "x"]);
-        let digest = format!("sha256:{}", "0f".repeat(32));
-        assert_eq!(credentials(&image("h:5000", "p", &digest)), [""; 0]);
-    }
-
-    #[test]
-    fn images_need_a_registry_and_may_have_a_digest() {
-        for text in ["word", "a/b:1", "alpine:3", "r.example.com", "r.example.com/:1", "func.yml"] {
-            assert!(parsed(text).is_err(), "{text}");
-        }
-        let digest = format!("sha256:{}", "0f".repeat(32));
-        let Reference::Oci { registry, repository, tag, dir, .. } =
-            parsed(&format!("localhost/a:1@{digest}  sub//dir")).unwrap()
-        else {
-            panic!("an image")
-        };
-        assert_eq!(registry.as_literal(), Some("localhost"));
-        assert_eq!(repository.as_literal(), Some("a"));
-        assert_eq!(tag.as_literal(), Some(digest.as_str()));
-        assert_eq!(dir.as_literal(), Some("sub/dir"));
-    }
-
-    #[test]
-    fn a_computed_reference_is_parsed_once_and_never_evaluated_again() {
-        assert!(matches!(dynamic("./${{ x }}", "a"), Ok(Reference::Local { path, .. }) if path == "./a"));
-        let error = dynamic("./${{ x }}", "${{ x }}").unwrap_err();
-        assert_eq!(error.class, Class::Schema);
-        assert_eq!(dynamic("${{ x }}", " ").unwrap_err().message, "the reference is empty");
-    }
-
-    proptest! {
-        #[test]
-        fn any_text_is_parsed_or_refused(text in "([a-z./:@ -]|sha256:|https://|/-/|builtin://){0,20}") {
-            drop(parsed(&text));
-        }
-    }
-}
+mod tests;

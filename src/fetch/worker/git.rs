@@ -181,7 +181,6 @@ impl Remote for Git {
         let id = match revision.meaning(&references) {
             RevisionMeaning::Commit(id) => id,
             RevisionMeaning::Search(prefix) => self.search(prefix, report)?,
-            RevisionMeaning::Ambiguous => return Err(fault::ambiguous(&self.revision, &self.location)),
             RevisionMeaning::Unknown => return Err(self.unknown()),
         };
         self.found = Some(id);

@@ -65,7 +65,8 @@ impl Checker<'_> {
         let [url, rev, dir, file] = self.fields(&entry.value, path, GIT_KEYS)?;
         let (url, rev) = (self.required(url, entry, path, "url"), self.required(rev, entry, path, "rev"));
         let (dir, files) = (self.optional(dir, entry), self.files(file, entry));
-        Some(Reference::Git { url: with_scheme(url?), rev: rev?, dir, files })
+        let url = self.accept(with_scheme(url?), &join(path, "url"));
+        Some(Reference::Git { url: url?, rev: rev?, dir, files })
     }
 
     fn oci(&mut self, entry: &YamlEntry, path: &str) -> Option<Reference> {

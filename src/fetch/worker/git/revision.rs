@@ -1,19 +1,22 @@
 //! Resolves a revision on a remote: tag, branch, commit hash, prefix of one, in this order (language.md §7.3).
 
-use std::collections::BTreeSet;
-
 use gix::ObjectId;
 use gix::hash::Prefix;
 use gix::protocol::handshake::Ref;
 
-/// Fewest digits of a commit hash's prefix.
-const MIN_DIGITS: usize = 8;
+/// Fewest digits of a commit hash's prefix: as many as Git prints for a small repository.
+const MIN_DIGITS: usize = 7;
+
+/// Beginning of the full name of every reference but `HEAD`.
+const FULL_NAME: &str = "refs/";
 
 /// A revision as written, sorted by what it can mean.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Revision {
     /// A full commit hash. It never means a tag or branch of this name: a pinned commit must be that commit.
     Commit(ObjectId),
+    /// A reference by its full name, such as `refs/heads/main`.
+    Reference(String),
     /// A tag or branch, or else a prefix of a commit hash.
     Name(String, Option<Prefix>),
 }
@@ -23,10 +26,9 @@ pub(super) enum Revision {
 pub(super) enum RevisionMeaning {
     /// This commit.
     Commit(ObjectId),
-    /// No reference matches, but it may be the hash prefix of a commit that no reference names.
+    /// No reference matches, but it may be the hash prefix of a commit. The whole history must be searched, even if a
+    /// reference names such a commit: whoever may push can make another one whose hash begins alike.
     Search(Prefix),
-    /// A hash prefix of several commits.
-    Ambiguous,
     /// Nothing.
     Unknown,
 }
@@ -41,6 +43,9 @@ impl Revision {
         if text.starts_with('-') || gix::validate::reference::name_partial(text.into()).is_err() {
             return None;
         }
+        if text.starts_with(FULL_NAME) {
+            return Some(Self::Reference(text.to_owned()));
+        }
         let prefix = if is_hex && text.len() >= MIN_DIGITS { Prefix::from_hex(text).ok() } else { None };
         Some(Self::Name(text.to_owned(), prefix))
     }
@@ -49,6 +54,7 @@ impl Revision {
     pub(super) fn wanted_references(&self) -> Vec<String> {
         match self {
             Self::Commit(_) => Vec::new(),
+            Self::Reference(name) => vec![name.clone()],
             Self::Name(_, Some(_)) => ["refs/tags/", "refs/heads/"].map(str::to_owned).into(),
             Self::Name(name, None) => {
                 let mut wanted = vec![format!("refs/tags/{name}"), format!("refs/heads/{name}")];
@@ -61,25 +67,21 @@ impl Revision {
     /// Resolves the revision among `references`. `HEAD` is the remote's default branch, unless a tag or branch has that
     /// name.
     pub(super) fn meaning(&self, references: &[Ref]) -> RevisionMeaning {
-        let (name, prefix) = match self {
+        let (names, prefix) = match self {
             Self::Commit(id) => return RevisionMeaning::Commit(*id),
-            Self::Name(name, prefix) => (name, prefix),
+            Self::Reference(name) => (vec![name.clone()], None),
+            Self::Name(name, prefix) => {
+                let mut names = vec![format!("refs/tags/{name}"), format!("refs/heads/{name}")];
+                names.extend((name == "HEAD").then(|| name.clone()));
+                (names, *prefix)
+            }
         };
-        let head = (name == "HEAD").then(|| name.clone());
-        let names = [Some(format!("refs/tags/{name}")), Some(format!("refs/heads/{name}")), head];
-        for wanted in names.into_iter().flatten() {
+        for wanted in names {
             if let Some((_, id)) = tips(references).find(|(name, _)| *name == wanted.as_bytes()) {
                 return RevisionMeaning::Commit(id);
             }
         }
-        let Some(prefix) = *prefix else { return RevisionMeaning::Unknown };
-        let begins = |id: &ObjectId| prefix.cmp_oid(id).is_eq();
-        let found: BTreeSet<_> = tips(references).map(|(_, id)| id).filter(begins).collect();
-        match (found.first(), found.len()) {
-            (None, _) => RevisionMeaning::Search(prefix),
-            (Some(id), 1) => RevisionMeaning::Commit(*id),
-            _ => RevisionMeaning::Ambiguous,
-        }
+        prefix.map_or(RevisionMeaning::Unknown, RevisionMeaning::Search)
     }
 }
 
@@ -130,18 +132,28 @@ mod tests {
         assert_eq!(meaning("HEAD"), RevisionMeaning::Commit(id("a1")));
         assert_eq!(meaning("deadbeef"), RevisionMeaning::Commit(id("c3")));
         assert_eq!(meaning("mai"), RevisionMeaning::Unknown);
-        assert_eq!(meaning("refs/heads/main"), RevisionMeaning::Unknown);
     }
 
     #[test]
-    fn a_hash_needs_all_or_at_least_eight_digits() {
+    fn a_full_name_means_this_reference_alone() {
+        assert_eq!(meaning("refs/heads/v1"), RevisionMeaning::Commit(id("b2")));
+        assert_eq!(meaning("refs/tags/v1"), RevisionMeaning::Commit(id("d4")));
+        assert_eq!(meaning("refs/heads/deadbeef"), RevisionMeaning::Commit(id("c3")));
+        for text in ["refs/tags/main", "refs/heads/0123456", "refs/heads", "heads/main", "refs/main"] {
+            assert_eq!(meaning(text), RevisionMeaning::Unknown, "{text}");
+        }
+        assert_eq!(Revision::parse("refs/heads/v1").unwrap().wanted_references(), ["refs/heads/v1"]);
+    }
+
+    #[test]
+    fn a_hash_needs_all_or_at_least_seven_digits() {
         let full = id("0123456789ab").to_string();
         assert_eq!(meaning(&full), RevisionMeaning::Commit(id("0123456789ab")));
         assert_eq!(meaning(&full.to_uppercase()), RevisionMeaning::Commit(id("0123456789ab")));
-        assert_eq!(meaning("0123456789A"), RevisionMeaning::Commit(id("0123456789ab")));
-        assert_eq!(meaning("01234567"), RevisionMeaning::Ambiguous);
-        assert_eq!(meaning("0123456"), RevisionMeaning::Unknown);
-        assert!(matches!(meaning("76543210"), RevisionMeaning::Search(_)));
+        for searched in ["0123456789A", "01234567", "0123456", "7654321"] {
+            assert!(matches!(meaning(searched), RevisionMeaning::Search(_)), "{searched}");
+        }
+        assert_eq!(meaning("012345"), RevisionMeaning::Unknown);
     }
 
     #[test]

@@ -139,7 +139,11 @@ fn tags_branches_and_hashes_are_found_in_every_version_of_the_protocol() {
             ("feature/x", &two, "two"),
             (three.as_str(), &three, "three"),
             (one.as_str(), &one, "one"),
-            (three.get(..8).unwrap(), &three, "three"),
+            ("refs/heads/main", &three, "three"),
+            ("refs/heads/feature/x", &two, "two"),
+            ("refs/tags/v2-again", &two, "two"),
+            (three.get(..7).unwrap(), &three, "three"),
+            (one.get(..7).unwrap(), &one, "one"),
             (two.get(..12).unwrap(), &two, "two"),
             (one.get(..39).unwrap(), &one, "one"),
         ] {
@@ -206,9 +210,16 @@ fn what_the_repository_does_not_have_is_said_by_name() {
         if old {
             server.use_old_protocol();
         }
-        for revision in
-            ["v9", "deadbeef", "deadbee", "deadbeefdeadbeefdeadbeefdeadbeefdeadbeef", "main~1", "-x"]
-        {
+        for revision in [
+            "v9",
+            "deadbeef",
+            "deadbee",
+            "deadbe",
+            "refs/tags/main",
+            "deadbeefdeadbeefdeadbeefdeadbeefdeadbeef",
+            "main~1",
+            "-x",
+        ] {
             let expected = format!("cannot find revision \"{revision}\" in {}/g/p", server.host());
             assert_eq!(error(&server.url("g/p"), revision), expected);
         }
@@ -257,6 +268,11 @@ fn several_commits_whose_hashes_begin_alike_are_ambiguous() {
     }
     let ambiguous = format!("revision \"{prefix}\" in {}/p is ambiguous", server.host());
     assert!(error(&server.url("p"), prefix).starts_with(&ambiguous));
+    let shorter = hashes[0].get(..7).unwrap();
+    assert!(error(&server.url("p"), shorter).contains("is ambiguous"));
+    let next = repository.git(&["commit-tree", &tree, "-p", &hashes[0], "-m", "next"]);
+    repository.git(&["update-ref", "refs/heads/a", &next]);
+    assert!(error(&server.url("p"), prefix).starts_with(&ambiguous), "one at a tip, one below");
     for (branch, hash) in ["a", "b"].iter().zip(&hashes) {
         let next = repository.git(&["commit-tree", &tree, "-p", hash, "-m", "next"]);
         repository.git(&["update-ref", &format!("refs/heads/{branch}"), &next]);
