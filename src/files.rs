@@ -15,25 +15,20 @@ macro_rules! record {
 
 #[cfg(test)]
 pub(crate) mod recorder;
-mod spare;
 mod tree;
 
 use std::error::Error;
 use std::ffi::{CStr, CString};
 use std::io;
-use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use rustix::fs::{AtFlags, Dir, FileType, FlockOperation, Mode, OFlags, RawDir, Stat};
+use rustix::fs::{AtFlags, Dir, FileType, FlockOperation, Mode, OFlags, Stat};
 use rustix::path::Arg;
 
 pub(crate) use rustix::fs::CWD;
-pub(crate) use spare::{
-    avoids_used_inodes, empty, is_as_made, open_sole, replace_with_spare, spare_name, use_spare,
-};
 pub(crate) use tree::{remove_small_tree, remove_tree, remove_tree_while};
 
 use crate::failpoint;
@@ -398,21 +393,6 @@ pub(crate) fn some_entries(dir: impl AsFd, most: usize) -> io::Result<Vec<Entry>
         if list.len() == most {
             break;
         }
-        list.extend(named_entry(entry.file_name(), entry.file_type()));
-    }
-    Ok(list)
-}
-
-/// Like [`some_entries`], with fewer system calls, for a descriptor that nobody has read from.
-pub(crate) fn first_entries(dir: impl AsFd, most: usize) -> io::Result<Vec<Entry>> {
-    failpoint::io("files::entries")?;
-    let mut buffer = [MaybeUninit::uninit(); 1024];
-    let mut found = RawDir::new(dir, &mut buffer);
-    let mut list = Vec::new();
-    while list.len() < most
-        && let Some(entry) = found.next()
-    {
-        let entry = entry?;
         list.extend(named_entry(entry.file_name(), entry.file_type()));
     }
     Ok(list)

@@ -11,7 +11,6 @@ mod lock;
 mod record;
 mod scan;
 pub(crate) mod socket;
-mod spare;
 mod state_dir;
 mod steps;
 mod synced;

@@ -13,7 +13,7 @@ use std::time::Instant;
 use rustix::process::Signal;
 use tonic::Code;
 
-use loop_disk::{Form, LoopDisk, missing_part};
+use loop_disk::{LoopDisk, missing_part};
 use support::{Daemon, Setup, contains, is_root, parts, patiently, script, wait_for};
 
 fn power() -> Setup {
@@ -156,7 +156,7 @@ async fn fault_43_what_clients_were_told_holds_after_a_power_cut() {
         return parts::skipped("fault_43_what_clients_were_told_holds_after_a_power_cut", part);
     }
     let scene = tempfile::tempdir().unwrap();
-    let mut disk = LoopDisk::new(&scene.path().join("disk"), Form::USUAL).unwrap();
+    let mut disk = LoopDisk::new(&scene.path().join("disk")).unwrap();
     let state = scene.path().join("disk").to_str().unwrap().to_owned();
     let setup = || power().option("state-dir", &state);
     let mut daemon = setup().start_in(scene.path());

@@ -1,9 +1,8 @@
 //! The folder of one job: makes it, appends to it, reads from it and removes it.
 
-use std::borrow::Cow;
 use std::ffi::{CStr, CString};
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -39,36 +38,13 @@ pub struct JobFolder {
 #[must_use]
 pub struct Removed {
     pub(super) shared: Arc<Shared>,
-    pub(super) place: RemovedPlace,
-}
-
-/// Place of a removed folder.
-#[derive(Debug)]
-pub(super) enum RemovedPlace {
-    /// Among the jobs, under this name.
-    Jobs(CString),
-    /// Among the spare folders, under this number. It was plain, and is not empty yet.
-    Spare(u64),
+    /// Its name among the jobs.
+    pub(super) name: CString,
 }
 
 impl Removed {
     pub(super) fn left(shared: &Arc<Shared>, name: &CStr) -> Self {
-        Self { shared: Arc::clone(shared), place: RemovedPlace::Jobs(name.to_owned()) }
-    }
-
-    /// True if the folder is among the spare ones, where a keeper deletes it if the daemon dies.
-    pub(crate) const fn is_among_spare(&self) -> bool {
-        matches!(self.place, RemovedPlace::Spare(_))
-    }
-
-    /// Returns the folder's directory and its name in there.
-    fn at(&self) -> io::Result<(BorrowedFd<'_>, Cow<'_, CStr>)> {
-        Ok(match &self.place {
-            RemovedPlace::Jobs(name) => (self.shared.jobs.as_fd(), Cow::Borrowed(name)),
-            RemovedPlace::Spare(number) => {
-                (self.shared.spare_dir()?, Cow::Owned(super::spare::name(*number)))
-            }
-        })
+        Self { shared: Arc::clone(shared), name: name.to_owned() }
     }
 
     /// Deletes the folder.
@@ -79,29 +55,17 @@ impl Removed {
     /// Deletes a folder of a few small files, which takes no time worth another thread. False if more is left, or an
     /// entry could not be deleted.
     pub(crate) fn delete_if_small(&self) -> bool {
-        let delete = || {
-            let (directory, name) = self.at()?;
-            // The files of a plain folder are known, so it need not be read once more.
-            if self.is_among_spare() && super::spare::delete_plain(directory, &name).is_ok() {
-                return Ok(Some(()));
-            }
-            files::remove_small_tree(directory, &name)
-        };
+        let delete = || files::remove_small_tree(&self.shared.jobs, &self.name);
         matches!(failpoint::io("store::folder::delete").and_then(|()| delete()), Ok(Some(())))
     }
 
     /// Deletes parts of the folder as long as `goes_on` returns true. `None` if more is left.
     pub(crate) fn delete_while(&self, goes_on: &dyn Fn() -> bool) -> Result<Option<()>, StoreError> {
-        let delete = || {
-            let (directory, name) = self.at()?;
-            files::remove_tree_while(directory, &name, goes_on)
-        };
+        let delete = || files::remove_tree_while(&self.shared.jobs, &self.name, goes_on);
         let deleted = failpoint::io("store::folder::delete").and_then(|()| delete());
-        let path = || match &self.place {
-            RemovedPlace::Jobs(name) => format!("jobs/{}", name.to_string_lossy()),
-            RemovedPlace::Spare(number) => format!("spare/{number}"),
-        };
-        deleted.map_err(|error| StoreError::new("delete", path())(error))
+        deleted.map_err(|error| {
+            StoreError::new("delete", format!("jobs/{}", self.name.to_string_lossy()))(error)
+        })
     }
 }
 
@@ -141,15 +105,10 @@ impl JobFolder {
         move |source| StoreError::new(action, format!("jobs/{}/{name}", self.name))(source)
     }
 
-    /// Makes the folder, or takes a spare one. Fails with `AlreadyExists` if the name is taken. Without a record the folder
+    /// Makes the folder. Fails with `AlreadyExists` if the name is taken. Without a record the folder
     /// belongs to no job.
     pub(crate) fn make(&self) -> Result<(), StoreError> {
-        let make = || {
-            if self.shared.take_spare_folder(&self.name) {
-                return Ok(());
-            }
-            files::make_dir(&self.shared.jobs, &*self.name)
-        };
+        let make = || files::make_dir(&self.shared.jobs, &*self.name);
         failpoint::io("store::folder::make").and_then(|()| make()).map_err(self.error("make", ""))
     }
 
@@ -176,13 +135,7 @@ impl JobFolder {
     pub(crate) fn write_record(&self, record: &JobRecord) -> Result<(), StoreError> {
         let json = journal::encode(record)
             .map_err(|error| self.error("write", "job.json")(io::Error::other(error)))?;
-        let (jobs, name) = (&self.shared.jobs, self.inside("job.json"));
-        let write = || {
-            if files::replace_with_spare(jobs, &name, &json)? {
-                return Ok(());
-            }
-            files::replace(jobs, &name, &json)
-        };
+        let write = || files::replace(&self.shared.jobs, &self.inside("job.json"), &json);
         failpoint::io("store::record::write").and_then(|()| write()).map_err(self.error("write", "job.json"))
     }
 
@@ -379,8 +332,7 @@ impl Shared {
             let gone = format!("{GONE}{label}-{}-{serial}", std::process::id());
             match files::rename(from.as_fd(), name, &self.jobs, gone.as_str()) {
                 Ok(()) => {
-                    let place = RemovedPlace::Jobs(CString::new(gone)?);
-                    return Ok(Some(Removed { shared: Arc::clone(self), place }));
+                    return Ok(Some(Removed { shared: Arc::clone(self), name: CString::new(gone)? }));
                 }
                 Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
                 // The name is taken: an earlier daemon with the same pid left it.

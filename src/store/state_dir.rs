@@ -1,7 +1,7 @@
 //! The state folder itself: its path, its checks and its lock.
 
 use std::error::Error;
-use std::ffi::OsString;
+use std::ffi::{CStr, OsString};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -11,7 +11,6 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use serde::{Deserialize, Serialize};
 
 use super::folder::JobFolder;
-use super::spare::SpareFolders;
 use super::{Lock, LockError, StoreError};
 use crate::error::Chain;
 use crate::files;
@@ -22,6 +21,9 @@ pub const FORMAT: u64 = 1;
 
 /// Largest `daemon.json` that is read.
 const MAX_DAEMON_JSON: u64 = 64 << 10;
+
+/// Folder in which earlier versions kept folders of removed jobs. The scan finds it among the removed folders.
+const SPARE: &CStr = c"spare";
 
 /// Space kept for end records, and for the start of a daemon, when the disk is full (faults.md row 26).
 const RESERVE: u64 = 64 << 10;
@@ -135,7 +137,6 @@ pub(super) struct Shared {
     pub(crate) has_reserve: AtomicBool,
     /// Serial number for names of removed folders.
     pub(crate) serial: AtomicU64,
-    pub(super) spare: SpareFolders,
     _lock: Lock,
 }
 
@@ -155,11 +156,10 @@ impl StateDir {
         check_format(&root, &path)?;
         let jobs = ensure_dir(&root, "jobs")?;
         let (has_reserve, serial) = (AtomicBool::new(false), AtomicU64::new(0));
-        let spare = SpareFolders::default();
-        let shared = Shared { path, root, jobs, has_reserve, serial, spare, _lock: lock };
+        let shared = Shared { path, root, jobs, has_reserve, serial, _lock: lock };
         let opened = Self { shared: Arc::new(shared) };
-        if let Err(error) = SpareFolders::clear(&opened.shared) {
-            tracing::warn!(error = %Chain(&error), "spare folders of an earlier daemon were not removed");
+        if let Err(error) = opened.shared.set_gone(&opened.shared.root, SPARE, "spare") {
+            tracing::warn!(error = %Chain(&error), "the folder spare/ of an earlier version was not removed");
         }
         // An earlier daemon may have used up the reserve, and even the first write may need it.
         opened.replenish_reserve();
@@ -202,16 +202,6 @@ impl StateDir {
         files::free_space(&self.shared.root).map_err(StoreError::new("measure", &self.shared.path))
     }
 
-    /// Deletes the spare folders of removed jobs, to make room. False if there are none.
-    pub(crate) fn delete_spare_folders(&self) -> bool {
-        self.shared.delete_spare_folders()
-    }
-
-    /// Deletes the spare folders as the daemon ends: none are added from now on.
-    pub(crate) fn close_spare_folders(&self) {
-        self.shared.close_spare_folders();
-    }
-
     /// Makes the reserve again after its use, if there is space.
     pub(crate) fn replenish_reserve(&self) {
         let Shared { root, has_reserve, .. } = &*self.shared;
@@ -231,8 +221,8 @@ impl StateDir {
         has_reserve.store(has, Ordering::Relaxed);
     }
 
-    /// Does `work`. If the disk is full, deletes the spare folders and does `work` again; if that was not enough, releases
-    /// the reserve and does it once more. It does not make a new reserve: see [`Self::replenish_reserve`].
+    /// Does `work`. If the disk is full, releases the reserve and does `work` again. It does not make a new reserve: see
+    /// [`Self::replenish_reserve`].
     pub(crate) fn with_reserve<T, E: Error + 'static>(
         &self,
         work: impl Fn() -> Result<T, E>,
@@ -259,12 +249,10 @@ impl Shared {
         &self,
         work: impl Fn() -> Result<T, E>,
     ) -> Result<T, E> {
-        let again = |result: Result<T, E>, made_room: &dyn Fn() -> bool| match result {
-            Err(error) if files::is_full(&error) && made_room() => work(),
+        match work() {
+            Err(error) if files::is_full(&error) && self.release_reserve() => work(),
             result => result,
-        };
-        let result = again(work(), &|| self.delete_spare_folders());
-        again(result, &|| self.release_reserve())
+        }
     }
 
     /// Opens the folder of records that were set aside. `None` if there is none yet, or if a foreign file has its name:

@@ -7,7 +7,6 @@ mod power;
 mod recovery;
 mod removal;
 mod socket;
-mod spare;
 mod state_dir;
 mod steps;
 

@@ -12,7 +12,7 @@ use step_runner::model::JobId;
 use crate::arguments::Arguments;
 use crate::client::Client;
 use crate::daemon::{Daemon, Scene};
-use crate::loop_disk::{Form, LoopDisk, missing_part};
+use crate::loop_disk::{LoopDisk, missing_part};
 use crate::power_job::{Found, PowerJob};
 use crate::proc;
 use crate::random::Random;
@@ -127,7 +127,7 @@ struct Lane {
 impl Lane {
     fn new(random: Random, number: u64) -> Check<Self> {
         let scene = Scene::new("power");
-        let disk = LoopDisk::new(&scene.state(), Form::USUAL)?;
+        let disk = LoopDisk::new(&scene.state())?;
         let client = Client::new(&scene.socket());
         Ok(Self { disk, scene, client, random, number, jobs: Vec::new(), begun: 0 })
     }

@@ -254,10 +254,6 @@ impl World {
             boot: Rc::clone(&self.boot),
         };
         clock::steer(Some(Rc::new(clock)));
-        if self.schedule.seed.is_multiple_of(2) {
-            // Folders are used again, on whatever file system.
-            ::fail::cfg("store::spare::worth", "return").unwrap();
-        }
         let process = ProcessInfo { boot_id: format!("boot {}", self.boots), pid: 1, start_time: 1 };
         let state = match StateDir::open(&self.folder.join("state"), &process) {
             Ok(state) => state,

@@ -4,9 +4,6 @@
 
 mod formats;
 mod hands;
-#[path = "../support/loop_disk.rs"]
-#[expect(dead_code, reason = "no test here cuts the power")]
-mod loop_disk;
 mod output;
 mod space;
 #[path = "../support/mod.rs"]
@@ -62,7 +59,11 @@ impl Small {
 
     /// Makes files until it has no free inode.
     fn fill_with_files(&self) {
-        fill_with_files(self.path());
+        for number in 0.. {
+            if std::fs::File::create(self.path().join(format!("file-{number}"))).is_err() {
+                break;
+            }
+        }
     }
 
     fn free(&self) -> u64 {
@@ -73,15 +74,6 @@ impl Small {
 impl Drop for Small {
     fn drop(&mut self) {
         Command::new("umount").arg("-l").arg(self.path()).status().ok();
-    }
-}
-
-/// Makes files in `folder` until its file system has no free inode.
-fn fill_with_files(folder: &Path) {
-    for number in 0.. {
-        if std::fs::File::create(folder.join(format!("file-{number}"))).is_err() {
-            break;
-        }
     }
 }
 

@@ -3,10 +3,9 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::loop_disk::{Form, LoopDisk, missing_part};
 use crate::support;
-use crate::support::{Client, Setup, numbered, parts, refused, request, script, wait_for};
-use crate::{Small, fill_with_files, wait_until_exists};
+use crate::support::{Client, Setup, numbered, refused, request, script, wait_for};
+use crate::{Small, wait_until_exists};
 use step_runner::journal;
 use step_runner::journal::event::Event;
 use step_runner::pb::v1::State;
@@ -200,33 +199,6 @@ async fn fault_26_a_daemon_starts_again_on_a_full_disk_and_its_jobs_go_on() {
         assert_eq!(client.run_to_end("new", &script("echo new")).await.state(), State::Success);
         assert_eq!(daemon.said().contains("daemon.json"), !has_reserve, "{full:?}: {}", daemon.said());
     }
-}
-
-#[tokio::test]
-async fn fault_26_folders_kept_for_later_jobs_take_no_room_from_a_job() {
-    if let Some(part) = missing_part() {
-        return parts::skipped("fault_26", part);
-    }
-    let scene = tempfile::tempdir().unwrap();
-    let folder = scene.path().join("disk");
-    // Only there folders are kept.
-    let form = Form { size: 16 << 20, options: &["-O", "^has_journal", "-N", "400"] };
-    let _disk = LoopDisk::new(&folder, form).unwrap();
-    let daemon = Setup::new().option("state-limit", "0").start_in(&folder);
-    let client = daemon.client().await;
-    for round in 0..2 {
-        let ids: Vec<_> = (0..50).map(|number| format!("{round}-{number}")).collect();
-        for id in &ids {
-            client.run_to_end(id, &script("true")).await;
-        }
-        for id in &ids {
-            client.finish(id).await;
-        }
-    }
-    assert!(std::fs::read_dir(daemon.state_dir().join("spare")).unwrap().count() > 40);
-    fill_with_files(&folder);
-    std::fs::remove_file(folder.join("file-0")).unwrap();
-    assert_eq!(client.run_to_end("new", &script("true")).await.state(), State::Success);
 }
 
 #[tokio::test]

@@ -14,19 +14,8 @@ type Check<T = ()> = Result<T, String>;
 /// ending.
 const ATTEMPTS: u32 = 3_000;
 
-/// A file system to make.
-#[derive(Clone, Copy)]
-pub(crate) struct Form {
-    /// Bytes of the image, which is sparse.
-    pub(crate) size: u64,
-    /// Further arguments of mkfs.ext4.
-    pub(crate) options: &'static [&'static str],
-}
-
-impl Form {
-    /// The usual one, with room for a daemon and its jobs.
-    pub(crate) const USUAL: Self = Self { size: 256 << 20, options: &[] };
-}
+/// Bytes of the image, which is sparse: room for a daemon and its jobs.
+const SIZE: u64 = 256 << 20;
 
 /// Major number of loop devices.
 const LOOP: u32 = 7;
@@ -76,15 +65,15 @@ struct Cutter {
 
 impl LoopDisk {
     /// Makes a file system and mounts it at the new folder `at`.
-    pub(crate) fn new(at: &Path, form: Form) -> Check<Self> {
+    pub(crate) fn new(at: &Path) -> Check<Self> {
         let folder = Path::new("/dev/shm");
         let mut image = tempfile::Builder::new();
         let image = image.prefix("sr-power-");
         let image = if folder.is_dir() { image.tempfile_in(folder) } else { image.tempfile() };
         let image = image.map_err(|error| error.to_string())?;
-        image.as_file().set_len(form.size).map_err(|error| error.to_string())?;
+        image.as_file().set_len(SIZE).map_err(|error| error.to_string())?;
         let path = image.path().to_str().unwrap_or_default();
-        output("mkfs.ext4", &[&["-q", "-F"], form.options, &[path]].concat())?;
+        output("mkfs.ext4", &["-q", "-F", path])?;
         fs::create_dir(at).map_err(|error| error.to_string())?;
         let device = PathBuf::from(output("losetup", &["--find", "--show", path])?.trim());
         let mut disk = Self { device, at: at.to_owned(), cutter: None, _image: image };

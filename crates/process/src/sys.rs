@@ -2,7 +2,6 @@
 //!
 //! - `clone` starts a process without a copy of our memory; `child` runs in it until its program does;
 //! - `memory` maps that process's stack, and gives free memory back;
-//! - `lease` tells whether anybody else has a file open;
 //! - `queue` counts the unread bytes of a socket;
 //! - `signal` ignores signals, tells which are ignored, and reads them from a descriptor;
 //! - `wipe` is the allocator that leaves nothing in free memory;
@@ -17,7 +16,6 @@
 mod child;
 mod clone;
 mod descriptor;
-mod lease;
 mod memory;
 mod peer;
 mod queue;
@@ -31,7 +29,6 @@ pub(super) use child::{ChildPlan, ChildStage, Inheritance, ProcessLimit};
 pub(super) use clone::{CloneError, clone_exec};
 pub(super) use descriptor::can_leave_table;
 pub use descriptor::{close_on_exec_from, inherited_descriptor, quieten_standard_streams};
-pub use lease::lease_if_sole;
 pub(super) use memory::ChildStack;
 pub use memory::{bound_free_memory, give_back_idle_memory, give_back_memory};
 pub use peer::{PeerHandle, peer_handle};

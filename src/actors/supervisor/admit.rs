@@ -173,12 +173,7 @@ impl Supervisor {
             let text = format!("{max} jobs are registered: finish some, or raise max_jobs");
             return Err(Refusal::for_now(Reason::TooManyJobs, text, RETRY));
         }
-        match self.has_disk_space() {
-            Err(refusal) if refusal.reason == Reason::DiskFull && self.state.delete_spare_folders() => {
-                self.has_disk_space()
-            }
-            result => result,
-        }
+        self.has_disk_space()
     }
 
     fn has_disk_space(&self) -> Result<(), Refusal> {

@@ -23,7 +23,7 @@ use crate::job::reaper::{self, Action, Moment, Rules};
 use crate::keeper::protocol::{Remembered as Entry, Request};
 use crate::model::{CancelCause, JobId, Refusal};
 use crate::process;
-use crate::store::{Removed, StateDir, StoreError};
+use crate::store::StateDir;
 use crate::threads::{self, Work};
 
 /// Folders without a readable record are removed after this time without a change (service.md §6.3).
@@ -235,44 +235,22 @@ async fn remove_ended(
     }
     // Files of its steps may still be deleted.
     drop(removal.view.leftovers.lock().await);
-    // After a power cut a used folder could hold parts of two jobs.
-    let is_plain = sync_group.is_none() && folder.make_plain();
-    // While the id is registered, new followers can read to the end. A plain folder is moved away at once, so none can
-    // come in between.
-    let hold = |view: &JobView| (view.log.hold(&folder, view.log_inode()), view.trace.hold(&folder));
-    let _held = (!is_plain).then(|| hold(&removal.view));
-    let begun = if is_plain { folder.begin_reuse() } else { folder.begin_removal() };
+    // While the id is registered, new followers can read to the end.
+    let _held = (removal.view.log.hold(&folder, removal.view.log_inode()), removal.view.trace.hold(&folder));
+    let begun = folder.begin_removal();
     if let Some(group) = sync_group
         && let Err(error) = group.synced().await
     {
         tracing::warn!(error = %Chain(&error), job = %removal.view.id, "the removal may come undone with a power cut");
     }
     let removed = match begun {
-        Ok(Some(removed)) if removed.is_among_spare() => {
-            let view = Arc::clone(&removal.view);
-            drop(removal);
-            return empty_or_delete(removed, &view).await;
-        }
         Ok(Some(removed)) if removed.delete_if_small() => Ok(()),
         Ok(Some(removed)) => delete(removed).await,
         Ok(None) => Ok(()),
         Err(error) => Err(error),
     };
-    warn_of_rest(&removed, &removal.view);
-    drop(removal);
-}
-
-/// Makes a spare folder of a plain one that is out of the way. The client does not wait for it.
-async fn empty_or_delete(removed: Removed, view: &JobView) {
-    // The answer to Finish goes out first.
-    tokio::task::yield_now().await;
-    if !removed.keep_as_spare() && !removed.delete_if_small() {
-        warn_of_rest(&delete(removed).await, view);
-    }
-}
-
-fn warn_of_rest(removed: &Result<(), StoreError>, view: &JobView) {
     if let Err(error) = removed {
-        tracing::warn!(error = %Chain(error), job = %view.id, "not everything of the job was removed");
+        tracing::warn!(error = %Chain(&error), job = %removal.view.id, "not everything of the job was removed");
     }
+    drop(removal);
 }

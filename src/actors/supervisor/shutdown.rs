@@ -80,7 +80,7 @@ impl Supervisor {
     }
 
     /// Tells the keeper to kill the remaining jobs and to end. If it does not answer, kills it and the processes of its
-    /// jobs, and returns `false`. No job is admitted any more, so the spare folders go, too.
+    /// jobs, and returns `false`.
     fn end_keeper(&self) -> ResponseActFuture<Self, bool> {
         let port = self.port.clone();
         let said = async move { port.say_bye().await };
@@ -93,10 +93,6 @@ impl Supervisor {
                 was_heard
             }
             .into_actor(supervisor)
-            .map(|was_heard, supervisor, _| {
-                supervisor.state.close_spare_folders();
-                was_heard
-            })
         }))
     }
 }

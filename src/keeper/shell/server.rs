@@ -1,5 +1,4 @@
-//! The keeper's event loop, on one thread. It blocks only for events, the start of a process, the sync at a job's end, and
-//! at the death of a daemon for the few folders that the daemon had not emptied.
+//! The keeper's event loop, on one thread. It blocks only for events, the start of a process, and the sync at a job's end.
 
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
@@ -249,7 +248,6 @@ impl Keeper {
             for arrived in connection.end() {
                 self.request(number, arrived);
             }
-            self.shared.state.remove_unemptied();
         }
         self.core.disconnected(Instant::now());
     }

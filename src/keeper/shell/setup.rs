@@ -211,26 +211,6 @@ impl StateDir {
         files::open_dir(files::CWD, parent).and_then(|parent| files::remove_tree(parent, &name)).ok();
     }
 
-    /// Removes the spare folders that a dead daemon has not emptied, or not deleted to the end (docs/spec/service.md §6.6).
-    pub(super) fn remove_unemptied(&self) {
-        let Ok(spare) = files::open_dir(&self.directory, "spare") else { return };
-        for folder in files::first_entries(&spare, usize::MAX).unwrap_or_default() {
-            // Emptying ends with the log.
-            let is_unemptied = files::open_dir(&spare, folder.name.as_c_str()).is_ok_and(|folder| {
-                let has = |name: &str| files::stat_at(&folder, name).is_ok();
-                !has("job.json.spare") || has("log")
-            });
-            // A daemon that only lost its connection does not know the new name, so it cannot give the folder to a job.
-            let gone = [b".gone-", folder.name.as_bytes()].concat();
-            if is_unemptied
-                && let Ok(gone) = CString::new(gone)
-                && files::rename(&spare, folder.name.as_c_str(), &spare, gone.as_c_str()).is_ok()
-            {
-                files::remove_small_tree(&spare, &gone).ok();
-            }
-        }
-    }
-
     /// Removes the files of a job's steps, unless they are many or large.
     pub(super) fn remove_step_files(&self, key: JobKey) {
         let folder = files::open_dir(&self.directory, "jobs")
@@ -252,52 +232,8 @@ impl StateDir {
         files::open_append(&self.directory, format!("jobs/{key}/journal").as_str())
     }
 
-    /// Opens the log of a job for writing, and makes it if need be. A folder that an earlier job had has a spare file for
-    /// it, which gets its name only now: a log shows that a keeper has taken the job.
+    /// Opens the log of a job for writing, and makes it if need be.
     pub(super) fn open_log(&self, key: JobKey) -> io::Result<OwnedFd> {
-        let log = format!("jobs/{key}/log");
-        files::use_spare(&self.directory, &log).ok();
-        files::open_write(&self.directory, log.as_str())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::fs;
-
-    use super::*;
-
-    #[test]
-    fn spare_folders_that_are_not_empty_are_removed_whatever_stands_beside_them() {
-        let temp = tempfile::tempdir().unwrap();
-        let spare = temp.path().join("spare");
-        let place = |name: &str, file: &str| {
-            fs::create_dir_all(spare.join(name)).unwrap();
-            fs::write(spare.join(name).join(file), "x").unwrap();
-        };
-        place("1", "job.json.spare");
-        place("2", "job.json.spare");
-        place("2", "log");
-        place("3", "job.json");
-        // A daemon was deleting it.
-        place("8", "steps");
-        // Too many entries to be deleted without waiting: it stays out of the way, and the others go on.
-        place("4", "log");
-        (0..100).for_each(|number| place("4", &number.to_string()));
-        place("5", "log");
-        fs::create_dir(temp.path().join("elsewhere")).unwrap();
-        fs::write(temp.path().join("elsewhere/log"), "stays").unwrap();
-        std::os::unix::fs::symlink(temp.path().join("elsewhere"), spare.join("6")).unwrap();
-        fs::write(spare.join("7"), "a file").unwrap();
-        let directory = || files::open_dir(files::CWD, temp.path()).unwrap();
-        let state = StateDir { path: temp.path().to_owned(), directory: directory(), _lock: directory() };
-
-        state.remove_unemptied();
-
-        let mut left: Vec<_> =
-            fs::read_dir(&spare).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
-        left.sort();
-        assert_eq!(left, [".gone-4", "1", "6", "7"]);
-        assert_eq!(fs::read(temp.path().join("elsewhere/log")).unwrap(), b"stays");
+        files::open_write(&self.directory, format!("jobs/{key}/log").as_str())
     }
 }

@@ -31,7 +31,6 @@ impl Teller<'_> {
     }
 
     fn print(&mut self, id: &'static str, job: &JobFolder, text: &str) {
-        files::use_spare(&job.shared.jobs, &job.inside("log")).ok();
         let log = files::open_append(&job.shared.jobs, job.inside("log").as_str()).unwrap();
         let entry = format!("2026-01-01T00:00:00.000000Z 01O {text}\n");
         assert_eq!(files::write(log, entry.as_bytes()).unwrap(), entry.len());
@@ -91,33 +90,8 @@ fn story(sync: bool) -> Story {
     teller.promise("running", Promise::Steps(2));
     teller.print("running", &running, "last");
 
-    if !sync {
-        again(&mut teller, &state);
-    }
     let Teller { promises, logs, .. } = teller;
     Story { history: recording.finish(), promises, logs }
-}
-
-/// A job whose folder the next job gets.
-fn again(teller: &mut Teller<'_>, state: &StateDir) {
-    for id in ["removed_first", "again"] {
-        let job = create(state, id);
-        teller.promise(id, Promise::Registered);
-        job.append(&Event::Started { at: 5, boot: None }).unwrap();
-        teller.print(id, &job, id);
-        job.append_step(b"result").unwrap();
-        teller.promise(id, Promise::Steps(1));
-        teller.end(id, &job, 1);
-        if id == "again" {
-            return;
-        }
-        assert!(job.make_plain());
-        let removed = job.begin_reuse().unwrap().unwrap();
-        if !removed.keep_as_spare() {
-            removed.delete().unwrap();
-        }
-        teller.promise(id, Promise::Removed);
-    }
 }
 
 /// Recovers a folder as a start does. Returns every job with its end, and the ids that answer `data_loss`.

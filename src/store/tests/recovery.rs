@@ -138,6 +138,23 @@ fn removal_begun_is_gone_with_the_next_scan() {
     assert!(!begun.path("").exists());
 }
 
+#[test]
+fn the_spare_folders_of_an_earlier_version_are_removed_by_the_next_start() {
+    let temp = temp();
+    drop(open(&temp));
+    let spare = temp.path().join("state/spare");
+    for folder in ["1", "2"] {
+        fs::create_dir_all(spare.join(folder)).unwrap();
+        fs::write(spare.join(folder).join("log.spare"), "").unwrap();
+    }
+    let state = open(&temp);
+    match scan_one(&state) {
+        Some(Found::Gone(removed)) => removed.delete().unwrap(),
+        other => panic!("{other:?}"),
+    }
+    assert!(!spare.exists() && scan_one(&state).is_none());
+}
+
 fn log_of(folder: &JobFolder) -> String {
     fs::read_to_string(folder.path("log")).unwrap()
 }
