@@ -1,7 +1,7 @@
 //! The part of a job's state that the daemon reads without asking the job's actor.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -39,8 +39,6 @@ pub(crate) struct JobView {
     state: Mutex<JobViewState>,
     /// Number of its actors that died of a defect.
     broken: AtomicU32,
-    /// True if the keeper was not told to forget the ended job, because its end is not on the disk.
-    pub(super) is_kept_by_keeper: AtomicBool,
     /// Held while files that the job left behind are deleted.
     pub(super) leftovers: Arc<tokio::sync::Mutex<()>>,
 }
@@ -191,7 +189,6 @@ impl JobView {
             trace,
             state: Mutex::new(state),
             broken: AtomicU32::new(0),
-            is_kept_by_keeper: AtomicBool::new(false),
             leftovers: Arc::default(),
         }
     }

@@ -2,15 +2,13 @@
 //!
 //! Owns one writer and one reader task. Frames are written in the order of the calls. Frames of many
 //! jobs go out in one write. The reader passes every event to one callback and every reply to its
-//! asker. Requests for which the keeper need not wake up go through a pipe of their own (`quiet.rs`).
+//! asker.
 
 mod queue;
-mod quiet;
 
 use std::collections::BTreeMap;
 use std::io;
-use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -19,7 +17,7 @@ use std::time::Duration;
 use bytes::{Buf, BytesMut};
 use parking_lot::Mutex;
 use rustix::io::Errno;
-use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, Shutdown};
+use rustix::net::{SendFlags, Shutdown};
 use tokio::io::{AsyncRead, AsyncReadExt};
 use tokio::net::unix::pipe::{Receiver, Sender};
 use tokio::sync::{mpsc, oneshot};
@@ -28,7 +26,6 @@ use super::protocol::{FromKeeper, KeeperError, MAX_FRAME, Reply, Request, ToKeep
 use crate::error::Chain;
 use crate::threads::{self, Work};
 use queue::{FrameQueue, Queued};
-use quiet::QuietPipe;
 
 /// Bytes read from the socket at a time; frames of the keeper are small.
 const READ_CHUNK: usize = 32 << 10;
@@ -98,10 +95,6 @@ impl KeeperFrame {
 #[derive(Clone)]
 pub struct KeeperLink {
     frames: mpsc::UnboundedSender<Queued>,
-    /// Number of frames that were queued.
-    queued: Arc<AtomicU64>,
-    /// `None` if no pipe could be made: then all requests go through the socket.
-    quiet: Option<Arc<QuietPipe>>,
     waiting: Waiting,
     next_id: Arc<AtomicU64>,
 }
@@ -115,16 +108,10 @@ impl KeeperLink {
         mut on_event: impl FnMut(FromKeeper) + 'static,
         on_end: impl FnOnce() + 'static,
     ) -> io::Result<Self> {
-        let (mut read, mut write) = wire.split()?;
+        let (mut read, write) = wire.split()?;
         let (frames, queue) = mpsc::unbounded_channel();
         let waiting: Waiting = Arc::new(Mutex::new(Some(BTreeMap::new())));
-        let link = Self {
-            frames,
-            queued: Arc::default(),
-            quiet: write.quiet_pipe().map(Arc::new),
-            waiting: Arc::clone(&waiting),
-            next_id: Arc::new(AtomicU64::new(1)),
-        };
+        let link = Self { frames, waiting: Arc::clone(&waiting), next_id: Arc::new(AtomicU64::new(1)) };
         tokio::task::spawn_local(write_frames(write, queue));
         tokio::task::spawn_local(async move {
             if let Err(error) = read_frames(&mut *read, &waiting, &mut on_event).await {
@@ -173,18 +160,14 @@ impl KeeperLink {
         }
     }
 
-    /// Sends requests without data of a job that the keeper handles when it is next awake. Returns once they are in the
-    /// pipe, or in the socket. From then on the keeper learns of them even if this process dies: it handles what a daemon
-    /// has sent before it listens to the next one.
+    /// Sends requests without data of a job. Returns once they are in the socket. From then on the keeper learns of them
+    /// even if this process dies: it handles what a daemon has sent before it listens to the next one. Requests of several
+    /// callers go out in one write.
     pub async fn hand_over<const N: usize>(&self, requests: [Request; N]) -> Result<(), LinkError> {
         if self.is_over() {
             return Err(LinkError::Gone);
         }
         let frames = requests.into_iter().map(KeeperFrame::of).collect::<Result<Vec<_>, _>>()?;
-        let after = self.queued.load(Ordering::Relaxed);
-        if self.quiet.as_ref().is_some_and(|quiet| quiet.write(after, &frames)) {
-            return Ok(());
-        }
         for frame in frames {
             self.send(frame);
         }
@@ -238,7 +221,6 @@ impl KeeperLink {
 
     /// Queues a frame, or a mark without bytes. False if the connection is over.
     fn enqueue(&self, frame: Queued) -> bool {
-        self.queued.fetch_add(u64::from(!frame.bytes.is_empty()), Ordering::Relaxed);
         self.frames.send(frame).is_ok()
     }
 
@@ -297,7 +279,7 @@ impl KeeperWire {
                 // `Receiver` is meant for pipes and waits for bytes only. The type for sockets would also wake up for
                 // the room that each read of the keeper makes.
                 let read = Receiver::from_owned_fd_unchecked(stream.into())?;
-                Ok((Box::new(read), Writer::Socket(Sending { to, spare, to_hand_over: None })))
+                Ok((Box::new(read), Writer::Socket(Sending { to, spare })))
             }
             #[cfg(feature = "failpoints")]
             Self::Memory(stream) => {
@@ -316,19 +298,6 @@ enum Writer {
 }
 
 impl Writer {
-    /// Makes a quiet pipe, whose reading end goes with the first bytes. A played keeper has none.
-    fn quiet_pipe(&mut self) -> Option<QuietPipe> {
-        match self {
-            Self::Socket(sending) => {
-                let (quiet, read) = QuietPipe::new().ok()?;
-                sending.to_hand_over = Some(read);
-                Some(quiet)
-            }
-            #[cfg(feature = "failpoints")]
-            Self::Memory(_) => None,
-        }
-    }
-
     async fn write_all(&mut self, bytes: &[u8]) -> io::Result<()> {
         match self {
             Self::Socket(sending) => sending.send_all(bytes).await,
@@ -370,15 +339,13 @@ struct Sending {
     to: UnixStream,
     /// Second descriptor of the socket, for waiting: so a wait works without a free descriptor (faults.md row 54).
     spare: Option<OwnedFd>,
-    /// Descriptor that goes with the first bytes.
-    to_hand_over: Option<OwnedFd>,
 }
 
 impl Sending {
     async fn send_all(&mut self, mut bytes: &[u8]) -> io::Result<()> {
         let mut tries = 0;
         while !bytes.is_empty() {
-            let failed = match self.send(bytes) {
+            let failed = match rustix::net::send(&self.to, bytes, SendFlags::NOSIGNAL) {
                 Ok(sent) => {
                     bytes = bytes.get(sent..).unwrap_or_default();
                     continue;
@@ -399,27 +366,6 @@ impl Sending {
             tokio::time::sleep(PAUSE).await;
         }
         Ok(())
-    }
-
-    fn send(&mut self, bytes: &[u8]) -> rustix::io::Result<usize> {
-        let Some(descriptor) = self.to_hand_over.take() else {
-            return rustix::net::send(&self.to, bytes, SendFlags::NOSIGNAL);
-        };
-        let descriptors = [descriptor.as_fd()];
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-        let mut ancillary = SendAncillaryBuffer::new(&mut space);
-        ancillary.push(SendAncillaryMessage::ScmRights(&descriptors));
-        let pieces = [io::IoSlice::new(bytes)];
-        let sent = rustix::net::sendmsg(&self.to, &pieces, &mut ancillary, SendFlags::NOSIGNAL);
-        match sent {
-            Err(Errno::AGAIN | Errno::INTR) => self.to_hand_over = Some(descriptor),
-            // The connection works without the pipe, too: later writes to the pipe fail and use the socket.
-            Err(error) if !is_final(error) => {
-                return rustix::net::send(&self.to, bytes, SendFlags::NOSIGNAL);
-            }
-            _ => {}
-        }
-        sent
     }
 
     /// Waits for room. Registers for this wait only: see [`KeeperWire::split`].

@@ -9,10 +9,6 @@
 //! later daemon replays the job. The keeper ignores an `op` it has already done, so nothing is spawned or written
 //! twice. Requests of one connection are performed in order; a request with id 0 gets no reply.
 //!
-//! **The quiet pipe.** The first bytes of a connection bring the reading end of a pipe. A request in it waits until the
-//! keeper is awake for another reason. It has its place in the same order (`shell/quiet.rs`). A keeper or a daemon that
-//! does not know of the pipe does without.
-//!
 //! Ends of steps and jobs are *state*, not only messages. The keeper keeps them until [`Request::Drop`] and repeats
 //! them in [`Request::Resume`], so nothing is lost if a daemon dies between an exit and hearing of it.
 //!

@@ -3,8 +3,8 @@
 //! The shell decides nothing about jobs: it tells the [core](super::core) what it observed, and performs what that
 //! asks for.
 //!
-//! - `server` is the event loop; `observe` and `perform` are the border to the core; `connection` is the socket and
-//!   `quiet` the pipe beside it; `peer` decides who may connect;
+//! - `server` is the event loop; `observe` and `perform` are the border to the core; `connection` is the socket; `peer`
+//!   decides who may connect;
 //! - `job` is what is kept beside each job: `processes` with their `containment`, and `leftover` for those that steps
 //!   leave; `output` with its `pipe`s, `masking`, `log_file` and the `unfinished` lines;
 //! - `shared` is what all jobs use; `strays` are processes that no job holds; `compile` prepares large sets of phrases
@@ -27,7 +27,6 @@ mod peer;
 mod perform;
 mod pipe;
 mod processes;
-mod quiet;
 mod rest;
 mod server;
 pub(in crate::keeper) mod setup;

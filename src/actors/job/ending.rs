@@ -2,7 +2,6 @@
 //! stream has ended, Status says finished (service.md §6.1).
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use actix::{ActorContext, ActorFutureExt, AsyncContext, Context, Handler, Message, WrapFuture};
@@ -125,7 +124,6 @@ impl JobActor {
     }
 
     fn publish_and_release(&mut self, end: End, forget: bool, ctx: &mut Context<Self>) {
-        self.view.is_kept_by_keeper.store(!forget, Ordering::Relaxed);
         self.publish(end, ctx);
         if forget {
             self.link.tell_later(Request::Drop { key: self.key() });

@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 use std::future::Future;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use actix::Context;
@@ -212,10 +211,6 @@ async fn remove_ended(
     removal.view.log.ended().await;
     if let Some(keeper) = port.living().await {
         let key = removal.view.key;
-        if removal.view.is_kept_by_keeper.load(Ordering::Relaxed) {
-            // It holds secrets of the job, so it must wake up for this.
-            keeper.link.tell_short(Request::Drop { key });
-        }
         // Later daemons learn the id from the keeper, so it must be on its way to it before the Finish is answered; a
         // dying keeper need not know it.
         keeper.link.hand_over([Request::Drop { key }, Request::Remember(entry)]).await.ok();

@@ -57,3 +57,26 @@ fn fault_54_a_frame_that_has_to_wait_for_room_needs_no_further_descriptor() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_io().enable_time().build();
     tokio::task::LocalSet::new().block_on(&runtime.unwrap(), sent);
 }
+
+#[tokio::test]
+async fn what_is_handed_over_is_in_the_socket_then_and_several_go_in_one_write() {
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    let handed_over = async {
+        let link = KeeperLink::new(KeeperWire::Socket(ours), |_| {}, || {}).unwrap();
+        let key = JobId::parse("1").unwrap().key();
+        // All of them are queued before the writer's turn.
+        let all = (0..50).map(|_| link.hand_over([Request::Drop { key }, Request::Drop { key }]));
+        for result in futures_util::future::join_all(all).await {
+            result.unwrap();
+        }
+        let mut bytes = vec![0; READ_CHUNK];
+        let frame = KeeperFrame::of(Request::Drop { key }).unwrap().0;
+        assert_eq!(rustix::io::read(&theirs, &mut bytes).unwrap(), 100 * frame.len());
+        drop(theirs);
+        while link.hand_over([Request::Drop { key }]).await.is_ok() {
+            tokio::task::yield_now().await;
+        }
+        assert!(matches!(link.hand_over([Request::Drop { key }]).await, Err(LinkError::Gone)));
+    };
+    tokio::task::LocalSet::new().run_until(handed_over).await;
+}

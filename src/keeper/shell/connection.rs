@@ -1,22 +1,15 @@
 //! The keeper's end of the connection: reads and writes frames, and never blocks.
 
-use std::io::{self, IoSliceMut};
-use std::mem::MaybeUninit;
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags};
 
-use super::quiet::QuietPipe;
 use crate::keeper::link::is_final;
 use crate::keeper::protocol::{FromKeeper, MAX_FRAME, ToKeeper};
 
 const READ_CHUNK: usize = 64 << 10;
-
-/// Bytes read at a time before the greeting.
-const FIRST_CHUNK: usize = 4 << 10;
 
 /// Most chunks to read before the pipes of jobs get their turn.
 const CHUNKS_PER_TURN: usize = 16;
@@ -42,17 +35,6 @@ pub(super) struct Connection {
     sent: usize,
     /// True once sending has failed for good. Frames that the daemon sent before are still read.
     deaf: bool,
-    /// `None` until the first bytes have come, and if the daemon has none.
-    quiet: Option<QuietPipe>,
-    /// Number of frames of the socket that were taken.
-    taken: u64,
-}
-
-/// A request that has arrived.
-pub(super) struct Arrived {
-    pub(super) frame: ToKeeper,
-    /// Time since the daemon handed it over; zero for one of the socket.
-    pub(super) age: Duration,
 }
 
 /// The connection is over: the daemon closed its end or broke the protocol.
@@ -70,8 +52,6 @@ impl Connection {
             output: Vec::new(),
             sent: 0,
             deaf: false,
-            quiet: None,
-            taken: 0,
         })
     }
 
@@ -81,22 +61,10 @@ impl Connection {
 
     /// Reads the available bytes. After `ConnectionClosed`, the frames read before must still be taken.
     pub(super) fn receive(&mut self) -> Result<(), ConnectionClosed> {
-        let received = self.receive_socket();
-        // After the socket: an entry of the pipe comes behind frames that were sent before it.
-        let quiet = self.quiet.as_mut().map_or(Ok(()), QuietPipe::read);
-        received.and(quiet)
-    }
-
-    fn receive_socket(&mut self) -> Result<(), ConnectionClosed> {
         for _ in 0..CHUNKS_PER_TURN {
             self.input.reserve(READ_CHUNK);
             let room = self.input.capacity() - self.input.len();
-            let read = if self.greeted {
-                rustix::io::read(&self.socket, rustix::buffer::spare_capacity(&mut self.input))
-            } else {
-                self.read_first()
-            };
-            match read {
+            match rustix::io::read(&self.socket, rustix::buffer::spare_capacity(&mut self.input)) {
                 Ok(0) => return Err(ConnectionClosed),
                 Ok(read) if read < room => break,
                 Ok(_) | Err(Errno::INTR) => {}
@@ -107,25 +75,8 @@ impl Connection {
         Ok(())
     }
 
-    /// Reads bytes that may bring the quiet pipe along. Before the greeting they are few.
-    fn read_first(&mut self) -> rustix::io::Result<usize> {
-        let mut bytes = [0; FIRST_CHUNK];
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-        let mut ancillary = RecvAncillaryBuffer::new(&mut space);
-        let mut pieces = [IoSliceMut::new(&mut bytes)];
-        let read =
-            rustix::net::recvmsg(&self.socket, &mut pieces, &mut ancillary, RecvFlags::CMSG_CLOEXEC)?.bytes;
-        for message in ancillary.drain() {
-            if let RecvAncillaryMessage::ScmRights(descriptors) = message {
-                self.quiet = descriptors.last().and_then(|pipe| QuietPipe::new(pipe).ok());
-            }
-        }
-        self.input.extend_from_slice(bytes.get(..read).unwrap_or_default());
-        Ok(read)
-    }
-
-    /// Takes the complete frames read so far, in the order in which the daemon made them.
-    pub(super) fn frames(&mut self) -> Result<Vec<Arrived>, ConnectionClosed> {
+    /// Takes the complete frames read so far.
+    pub(super) fn frames(&mut self) -> Result<Vec<ToKeeper>, ConnectionClosed> {
         let mut frames = Vec::new();
         let mut rest = self.input.as_slice();
         while let Some((header, body)) = rest.split_first_chunk::<4>() {
@@ -134,13 +85,9 @@ impl Connection {
                 return Err(ConnectionClosed);
             }
             let Some((frame, behind)) = body.split_at_checked(len) else { break };
-            frames.extend(self.quiet.iter_mut().flat_map(|quiet| quiet.take(self.taken)));
-            let frame = postcard::from_bytes(frame).map_err(|_| ConnectionClosed)?;
-            frames.push(Arrived { frame, age: Duration::ZERO });
-            self.taken += 1;
+            frames.push(postcard::from_bytes(frame).map_err(|_| ConnectionClosed)?);
             rest = behind;
         }
-        frames.extend(self.quiet.iter_mut().flat_map(|quiet| quiet.take(self.taken)));
         let (taken, left) = (self.input.len() - rest.len(), rest.len());
         self.input.copy_within(taken.., 0);
         // Wipe them: requests hold the secrets of jobs, and the buffer lives on.
@@ -150,14 +97,6 @@ impl Connection {
             self.input = Vec::new();
         }
         Ok(frames)
-    }
-
-    /// Ends the connection. Returns what the daemon has handed over behind frames that it could not send any more.
-    pub(super) fn end(self) -> Vec<Arrived> {
-        let Some(mut quiet) = self.quiet else { return Vec::new() };
-        // What is readable before broken bytes still counts.
-        quiet.read().ok();
-        quiet.take(u64::MAX).collect()
     }
 
     /// Queues a frame; [`Connection::send`] sends it.

@@ -3,27 +3,21 @@
 use std::time::Instant;
 
 use super::compile::{PhraseWork, Prepared};
-use super::connection::Arrived;
 use super::job::JobBody;
 use super::masking::{Masking, MaskingSource};
 use super::server::Keeper;
 use crate::keeper::core::{Action, Held, ReplyTo, Serial};
-use crate::keeper::protocol::{HoldJob, KeeperError, PROTOCOL_VERSION, Reply, Request};
+use crate::keeper::protocol::{HoldJob, KeeperError, PROTOCOL_VERSION, Reply, ToKeeper};
 use crate::model::JobKey;
 use crate::process::cgroup::Usage;
 
 impl Keeper {
     /// Performs a request of connection `number`.
-    pub(super) fn request(&mut self, number: u32, Arrived { frame, age }: Arrived) {
+    pub(super) fn request(&mut self, number: u32, frame: ToKeeper) {
         let now = Instant::now();
         self.rest.busy(now);
         let to = ReplyTo { connection: number, id: frame.id };
-        // An id is remembered for a time from its Finish on, not from when the keeper woke up.
-        let told = match frame.request {
-            Request::Remember(_) => now.checked_sub(age).unwrap_or(now),
-            _ => now,
-        };
-        self.core.perform(to, frame.request, told);
+        self.core.perform(to, frame.request, now);
         self.drive();
     }
 

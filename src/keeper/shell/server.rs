@@ -241,14 +241,7 @@ impl Keeper {
     }
 
     fn disconnect(&mut self) {
-        if let Some(connection) = self.shared.connection.take()
-            && connection.greeted
-        {
-            let number = connection.number;
-            for arrived in connection.end() {
-                self.request(number, arrived);
-            }
-        }
+        self.shared.connection = None;
         self.core.disconnected(Instant::now());
     }
 
@@ -261,14 +254,14 @@ impl Keeper {
         let received = connection.receive();
         let frames = connection.frames();
         let mut over = received.is_err() || frames.is_err();
-        for arrived in frames.unwrap_or_default() {
+        for frame in frames.unwrap_or_default() {
             // The first frame is Hello: what comes before it breaks the protocol.
             let greeted = self.shared.connection.as_ref().is_some_and(|connection| connection.greeted);
-            if self.leaving || !greeted && !matches!(arrived.frame.request, Request::Hello { .. }) {
+            if self.leaving || !greeted && !matches!(frame.request, Request::Hello { .. }) {
                 over = true;
                 break;
             }
-            self.request(number, arrived);
+            self.request(number, frame);
         }
         if over && !self.leaving {
             self.disconnect();
