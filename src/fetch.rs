@@ -39,7 +39,6 @@ use crate::lang::ast::Reference;
 use crate::lang::diagnostic::Class;
 use crate::model::JobKey;
 use crate::process::host;
-use crate::process::premise::FunctionStamp;
 use crate::process::worker::Program;
 use crate::threads::{self, Work};
 use crate::web;
@@ -140,7 +139,7 @@ impl Fetcher {
         match reference {
             Reference::Local { path, files } => {
                 if inside.is_none()
-                    && let Some((found, _)) = at_hand::find(&path, &files)
+                    && let Some(found) = at_hand::find(&path, &files)
                 {
                     return Ok(found);
                 }
@@ -156,14 +155,6 @@ impl Fetcher {
             }
             Reference::Dynamic(_) => Err(failure(Class::Fetch, "the reference was not evaluated".into())),
         }
-    }
-
-    /// Reads a definition file of the job's environment before its step begins. `None` if that could block, or if the file
-    /// is too large for a start in advance.
-    pub(crate) fn at_hand(dir: &str, files: &[String]) -> Option<(Fetched, FunctionStamp)> {
-        let (fetched, device) = at_hand::find(dir, files)?;
-        let stamp = FunctionStamp::of(Path::new(&fetched.path), fetched.text.as_bytes(), device)?;
-        Some((fetched, stamp))
     }
 
     /// Leases the tree at `path` to `job`, which an earlier daemon began.

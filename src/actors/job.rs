@@ -13,7 +13,6 @@ mod effects;
 mod ending;
 mod fetch;
 mod handled_event;
-mod next_step;
 mod waiting;
 
 pub(super) use driver::{
@@ -199,7 +198,6 @@ impl JobActor {
         if let (Some(_), Some(timeout)) = (start_time, self.shell.timeout) {
             Self::limit_time(timeout.saturating_sub(since.age(clock::uptime())), ctx);
         }
-        self.offer(ctx);
         self.drain(ctx);
     }
 

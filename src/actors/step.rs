@@ -4,7 +4,6 @@
 //! of the keeper.
 
 mod at_hand;
-mod offer;
 mod program;
 
 pub(super) use at_hand::{Known, what_is_known};
@@ -86,8 +85,6 @@ pub(crate) struct StepActor {
     ran: Option<FinishedProcess>,
     /// True if the keeper closes the job with the end of this process.
     closes: bool,
-    /// True if the keeper has started the next step by itself.
-    went_on: bool,
     /// True while nobody waits for the end of the process: before [`Self::send`], and after the end was reported.
     done: bool,
 }
@@ -102,7 +99,6 @@ impl StepActor {
             refused: None,
             ran: None,
             closes: false,
-            went_on: false,
             done: true,
         }
     }
@@ -214,8 +210,8 @@ impl StepActor {
         let (outputs, exports) = contents.map(|[outputs, exports]| (outputs, exports)).unzip();
         let (call, shell) = (self.task.spawn.call, self.shell.take());
         self.done = true;
-        let (ran, closes, went_on) = (self.ran, self.closes, self.went_on);
-        let ended = EndedStep { call, end, shell, outputs, exports, ran, closes, went_on };
+        let (ran, closes) = (self.ran, self.closes);
+        let ended = EndedStep { call, end, shell, outputs, exports, ran, closes };
         deliver(&self.task.job, StepDone(ended));
         ctx.stop();
     }
@@ -267,7 +263,7 @@ impl Handler<Over> for StepActor {
 
     fn handle(&mut self, Over(over): Over, ctx: &mut Self::Context) {
         failpoint::hit("actors::step::over");
-        (self.ran, self.closes, self.went_on) = (Some(over.ran), over.closes, over.went_on);
+        (self.ran, self.closes) = (Some(over.ran), over.closes);
         let end = match over.end {
             StepEnd::Exited(status) => match over.shortage {
                 Some(shortage) if !self.task.spawn.success.includes(status) => {

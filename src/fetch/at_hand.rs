@@ -5,16 +5,15 @@ use std::path::Path;
 
 use super::local::MAX_FILE;
 use crate::job::event::Fetched;
-use crate::process::at_hand::{self, Device};
+use crate::process::at_hand;
 
-/// Reads the first of `files` in the folder `dir`, if the kernel has it cached. Returns the file's file system, too. `None`
-/// says nothing about the file ([`at_hand::read`]).
-pub(super) fn find(dir: &str, files: &[String]) -> Option<(Fetched, Device)> {
+/// Reads the first of `files` in the folder `dir`, if the kernel has it cached. `None` says nothing about the file
+/// ([`at_hand::read`]).
+pub(super) fn find(dir: &str, files: &[String]) -> Option<Fetched> {
     let path = Path::new(dir).join(files.first()?);
-    let file = at_hand::read(&path, MAX_FILE)?;
-    let text = String::from_utf8(file.content).ok()?;
+    let text = String::from_utf8(at_hand::read(&path, MAX_FILE)?).ok()?;
     let path = path.to_string_lossy().into_owned();
-    Some((Fetched { dir: dir.to_owned(), path, text, tree: None, version: None }, file.device))
+    Some(Fetched { dir: dir.to_owned(), path, text, tree: None, version: None })
 }
 
 #[cfg(test)]
@@ -41,7 +40,7 @@ mod tests {
             let looked = local::find(name, &files, None).ok().unwrap();
             assert_eq!(looked.text, text);
             // `find` may give up, but never returns another text.
-            assert!(find(name, &files).is_none_or(|(found, _)| found == looked));
+            assert!(find(name, &files).is_none_or(|found| found == looked));
         }
         std::fs::write(dir.path().join("func.yml"), [0xff]).unwrap();
         assert!(find(name, &files).is_none());

@@ -24,12 +24,11 @@ use crate::model::{
     ExitStatus, FinishedProcess, JobKey, LogChannel, ResourceLimits, Shortage, Unenforceable,
 };
 use crate::process::cgroup::Usage;
-use crate::process::premise::Premises;
 
 /// Version of this protocol and of the records that a keeper holds; raised when the format of either changes. A daemon
 /// does not start while a keeper of another version lives. That keeper ends its jobs if no daemon of its own version
 /// comes.
-pub const PROTOCOL_VERSION: u32 = 9;
+pub const PROTOCOL_VERSION: u32 = 10;
 
 /// Largest frame in bytes: the largest request of a client (32 MiB) as a record, with its values once more.
 pub const MAX_FRAME: usize = 80 << 20;
@@ -89,19 +88,11 @@ pub enum Request {
     },
     /// Start a step. [`FromKeeper::StepOver`] reports the result, also if it could not start.
     Spawn(Box<SpawnStep>),
-    /// Start a step as soon as the one before it has succeeded, without a question in between. Replaces an earlier such
-    /// request; ignored if the step before is over. Like a cancel it has no `op`: [`StepOver::went_on`] tells the daemon,
-    /// and in [`Request::Resume`] the next one, if the step was started.
-    SpawnAfter(Box<SpawnAfter>),
     /// Cancel (service.md §6.2): send SIGTERM and SIGCONT to the running step's group, and after `grace` SIGKILL to
-    /// every process of the job. If repeated with a shorter grace, the shorter one counts. Ignored if a later step runs,
-    /// started after this one by [`Request::SpawnAfter`]: the daemon stops that one, with its own grace, once it hears of
-    /// it.
+    /// every process of the job. If repeated with a shorter grace, the shorter one counts.
     Stop {
         /// The job.
         key: JobKey,
-        /// The step that the daemon believes to run.
-        step: u32,
         /// Time until SIGKILL, counted from the first request to end the job.
         grace: Duration,
     },
@@ -224,20 +215,6 @@ pub struct SpawnStep {
     /// Set if exit code 0 ends the job: the keeper then closes it, without lines, as if [`Request::Close`] had come
     /// with this grace. It does not if an end of the job was requested before.
     pub closes: Option<Duration>,
-}
-
-/// A step to start after another one.
-#[derive(Serialize, Deserialize)]
-pub struct SpawnAfter {
-    /// The running step. This one is started if it ends with exit code 0, leaves no process, and no end of the job was
-    /// requested.
-    pub after: u32,
-    /// Lines to write to the log before the start.
-    pub lines: Vec<(LogChannel, String)>,
-    /// The step to start. Its `op` is ignored.
-    pub spawn: SpawnStep,
-    /// Premises to check before the start. If one fails, the step is not started, and the daemon decides.
-    pub premises: Premises,
 }
 
 /// A finished id and the digest of its request.
@@ -431,8 +408,6 @@ pub struct StepOver {
     pub ran: FinishedProcess,
     /// True if the job is being closed with it ([`SpawnStep::closes`]).
     pub closes: bool,
-    /// True if the next step was started ([`Request::SpawnAfter`]).
-    pub went_on: bool,
 }
 
 /// End of a step's process.

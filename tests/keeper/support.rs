@@ -182,7 +182,7 @@ impl Job {
     }
 
     pub(crate) fn stop(&self, client: &mut Client, grace: Duration) {
-        client.tell(Request::Stop { key: self.key, step: u32::MAX, grace });
+        client.tell(Request::Stop { key: self.key, grace });
     }
 
     pub(crate) fn close(&mut self, client: &mut Client) -> Closed {

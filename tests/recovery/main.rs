@@ -3,7 +3,6 @@
 
 mod daemon;
 mod keeper;
-mod next_step;
 mod reaper;
 mod records;
 mod stop;

@@ -43,7 +43,7 @@ use crate::actors::sync_group::NotSynced;
 use crate::job::effect::Effect;
 use crate::job::event::{CallId, Event};
 use crate::keeper::protocol::{Closed, StepOver};
-use crate::model::{CancelCause, FinishedProcess};
+use crate::model::CancelCause;
 use numbering::Numbering;
 use phase::{Phase, Running};
 use waiting::Waiting;
@@ -67,8 +67,6 @@ pub(super) struct Driver {
     process: Option<CallId>,
     /// The latest invocation whose process had an actor.
     launched: CallId,
-    /// The invocation after which the keeper started the next step by itself. `None` once that is handled.
-    passed: Option<Box<(CallId, FinishedProcess)>>,
     /// Set if the job's data may not be on the disk.
     storage_loss: Option<NotSynced>,
 }
@@ -151,7 +149,6 @@ impl Driver {
             reports: Reports::default(),
             process: None,
             launched: 0,
-            passed: None,
             storage_loss: None,
         }
     }
@@ -215,8 +212,7 @@ impl Driver {
     }
 
     /// Ends the job after a defect of the daemon. If the job's last step has succeeded and so closed the job, the end
-    /// is known and in the log. The job then succeeds, whichever actor should have handled that step or the one
-    /// before.
+    /// is known and in the log, and the job succeeds.
     pub(super) fn defect(&mut self, message: String, is_keeper_gone: bool) -> Reaction {
         let message = match &mut self.phase {
             Phase::Waiting(waiting) => match waiting.defer_defect(message, is_keeper_gone) {
@@ -227,39 +223,11 @@ impl Driver {
             Phase::Closed(_) | Phase::Published => return Reaction::Nothing,
         };
         self.start_running();
-        let event = match (self.phase.last_step(), self.take_passed()) {
-            (Some((call, status, ran)), _) => {
-                self.watch_no_more(call);
-                Event::returned_nothing(call, status, None, Some(ran))
-            }
-            (None, Some((call, ran))) => {
-                self.watch_no_more(call);
-                Event::WentOn { call, shell: None, ran }
-            }
-            (None, None) => Event::Broken { message },
+        let event = match self.phase.last_step() {
+            Some((call, status, ran)) => Event::returned_nothing(call, status, None, Some(ran)),
+            None => Event::Broken { message },
         };
         Reaction::Handle(Box::new(event))
-    }
-
-    /// Removes the queued start of an actor that would report the end of `call`, because that end is known.
-    fn watch_no_more(&mut self, call: CallId) {
-        self.queue.retain(|effect| !matches!(effect, Effect::Watch(spawn) if spawn.call == call));
-    }
-
-    /// Returns the step after which the keeper started the next one by itself, if that next step has closed the job.
-    fn take_passed(&mut self) -> Option<(CallId, FinishedProcess)> {
-        let reports = &self.reports.over;
-        let is_due =
-            |passed: &mut Box<(CallId, _)>| reports.iter().any(|over| over.step > passed.0 && over.closes);
-        self.passed.take_if(is_due).map(|passed| *passed)
-    }
-
-    /// Notes a report of the process that a step's actor watches.
-    fn note(&mut self, over: &StepOver) {
-        self.phase.note_last_step(over);
-        if over.went_on {
-            self.passed = Some(Box::new((over.step, over.ran)));
-        }
     }
 
     /// Notes that the job's data may not be on the disk. Fails the job unless its end is decided: that end then becomes
@@ -320,16 +288,12 @@ impl Driver {
     /// Takes the keeper's report of a process. Returns it if it must go to the step's actor now.
     pub(super) fn step_over(&mut self, over: StepOver) -> Option<StepOver> {
         if self.process == Some(over.step) {
-            self.note(&over);
+            self.phase.note_last_step(&over);
             return Some(over);
         }
         if over.step > self.launched {
-            // The replay has not reached this start yet, because the disk refuses an earlier result …
-            let is_start = |effect: &Effect| matches!(effect, Effect::Spawn(spawn) | Effect::Watch(spawn) if spawn.call == over.step);
-            if self.queue.iter().any(is_start) {
-                self.phase.note_last_step(&over);
-            }
-            // … or the keeper started this step by itself, and the end of the step before is not handled yet.
+            // The replay has not reached this start yet, because the disk refuses an earlier result.
+            self.phase.note_last_step(&over);
             self.reports.over.push(over);
         }
         None
@@ -341,7 +305,7 @@ impl Driver {
         self.launched = call;
         let at = self.reports.over.iter().position(|over| over.step == call)?;
         let over = self.reports.over.swap_remove(at);
-        self.note(&over);
+        self.phase.note_last_step(&over);
         Some(over)
     }
 

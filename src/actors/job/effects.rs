@@ -66,9 +66,7 @@ impl JobActor {
                 self.fetch(call, found, ctx);
             }
             Action::Spawn { op, spawn } => self.spawn(op, spawn, ctx),
-            Action::Stop { step, grace } => {
-                self.link.tell_short(Request::Stop { key: self.key(), step, grace });
-            }
+            Action::Stop { grace } => self.link.tell_short(Request::Stop { key: self.key(), grace }),
             Action::News { news, is_new } => self.news(news, is_new, ctx),
             Action::StepEnded(result) => {
                 self.view.update(|state| state.current.end());
@@ -169,11 +167,11 @@ impl JobActor {
             return self.spawn_after_looks(task, ctx);
         }
         if is_small {
-            return self.launch(call, runs, StepActor::prepare(task), ctx);
+            return self.launch(call, StepActor::prepare(task));
         }
         let prepared = threads::run(Work::Files, move || StepActor::prepare(task));
-        self.pause(ctx, prepared, move |job, prepared, ctx| {
-            job.launch(call, runs, prepared.unwrap_or_else(|error| again_panic(error)), ctx);
+        self.pause(ctx, prepared, move |job, prepared, _| {
+            job.launch(call, prepared.unwrap_or_else(|error| again_panic(error)));
         });
     }
 
@@ -194,14 +192,14 @@ impl JobActor {
                 }
             }
         };
-        self.pause(ctx, prepared, move |job, prepared, ctx| {
+        self.pause(ctx, prepared, move |job, prepared, _| {
             let step = prepared.unwrap_or_else(|| StepActor::give_up(given_up));
-            job.launch(call, false, step, ctx);
+            job.launch(call, step);
         });
     }
 
     /// Collects everything that the start of a process needs.
-    pub(super) fn task(&self, op: Option<u32>, spawn: Box<Spawn>, ctx: &Context<Self>) -> StepTask {
+    fn task(&self, op: Option<u32>, spawn: Box<Spawn>, ctx: &Context<Self>) -> StepTask {
         StepTask {
             job: ctx.address(),
             link: self.link.clone(),
@@ -219,14 +217,12 @@ impl JobActor {
         }
     }
 
-    /// Starts the actor of a process, and prepares the next step. `runs` is true if the process was started before.
-    fn launch(&mut self, call: CallId, runs: bool, mut step: StepActor, ctx: &mut Context<Self>) {
+    /// Starts the actor of a process.
+    fn launch(&mut self, call: CallId, mut step: StepActor) {
         step.send();
         let step = step.start();
         if let Some(over) = self.driver.launched(call) {
             deliver(&step, Over(over));
-        } else if !runs {
-            self.offer_soon(ctx);
         }
         self.step = Some(step);
     }
@@ -331,7 +327,7 @@ impl JobActor {
 }
 
 /// True if the actors' thread itself prepares this start.
-pub(super) fn is_small(spawn: &Spawn) -> bool {
+fn is_small(spawn: &Spawn) -> bool {
     given_bytes(spawn) <= SMALL_ENVIRONMENT
 }
 

@@ -30,16 +30,10 @@ impl JobActor {
     /// Records an event and performs what follows from it.
     pub(super) fn handle_event(&mut self, event: Event, ctx: &mut Context<Self>) {
         let at = clock::boot_micros();
-        let went_on = matches!(event, Event::WentOn { .. });
         match self.driver.event(event, at) {
             EventReaction::Deferred => {}
             EventReaction::Handled(record) => {
                 self.send_record(record);
-                if went_on {
-                    // Offer the next step before the result is stored, because the process that runs now may be
-                    // short, too.
-                    self.offer(ctx);
-                }
                 self.drain(ctx);
             }
             EventReaction::Elsewhere(mut machine, event) => {

@@ -81,7 +81,7 @@ impl StepTask {
 }
 
 /// Returns the usual files of shells, the preferred one first.
-pub(super) fn shells_in_folders() -> impl Iterator<Item = PathBuf> {
+fn shells_in_folders() -> impl Iterator<Item = PathBuf> {
     SHELLS.into_iter().flat_map(|name| SHELL_FOLDERS.map(|folder| Path::new(folder).join(name)))
 }
 

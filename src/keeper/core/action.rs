@@ -102,10 +102,7 @@ pub enum JobAction {
     WakeReaper,
     /// Describe the end of a step that has no process. Answer: [`Event::Over`](super::Event::Over).
     NotStarted(u32, NotStarted),
-    /// End the output of a step, and describe its end. Answer: [`Event::Over`](super::Event::Over), with
-    /// [`StepOver::went_on`] if the premises of the next step hold ([`Job::next_step`](super::Job::next_step)).
-    ///
-    /// [`StepOver::went_on`]: crate::keeper::protocol::StepOver::went_on
+    /// End the output of a step, and describe its end. Answer: [`Event::Over`](super::Event::Over).
     FinishStep(FinishStep),
     /// Check if any process of the job is left. Answer: [`Event::Looked`](super::Event::Looked).
     Look(Look),

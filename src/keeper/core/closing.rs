@@ -21,10 +21,9 @@ pub(super) struct Closing {
 
 impl Job {
     /// Cancels the job: asks its running steps to end, and kills everything after `grace`. A shorter grace wins, a
-    /// longer one is ignored. Does nothing if a step behind `step` runs: its function may have another grace, and the
-    /// daemon asks again once it knows of that step.
-    pub(super) fn stop(&mut self, step: u32, grace: Duration, now: Instant, out: &mut Actions) {
-        if self.closed.is_some() || self.processes.iter().any(|process| process.step > step) {
+    /// longer one is ignored.
+    pub(super) fn stop(&mut self, grace: Duration, now: Instant, out: &mut Actions) {
+        if self.closed.is_some() {
             return;
         }
         let is_first = self.ending.is_none();

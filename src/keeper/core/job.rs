@@ -11,7 +11,7 @@ use super::process::{Process, Stage};
 use super::record::Record;
 use crate::journal::event::Event as JournalEvent;
 use crate::keeper::protocol::{
-    Closed, FromKeeper, HeldJob, HoldJob, LogStorage, Reply, SecretBytes, SpawnAfter, SpawnStep, StepOver,
+    Closed, FromKeeper, HeldJob, HoldJob, LogStorage, Reply, SecretBytes, SpawnStep, StepOver,
 };
 use crate::model::{JobKey, LogChannel};
 
@@ -57,8 +57,6 @@ pub struct Job {
     pub(super) over: Vec<StepOver>,
     /// The step whose success closes the job, and the grace for what it leaves ([`SpawnStep::closes`]).
     pub(super) last_step: Option<(u32, Duration)>,
-    /// The step to start after the running one.
-    pub(super) next_step: Option<Box<SpawnAfter>>,
     /// Set once an end of the job was requested.
     pub(super) ending: Option<Ending>,
     pub(super) closing: Option<Closing>,
@@ -86,7 +84,6 @@ impl Job {
             processes: Vec::new(),
             over: Vec::new(),
             last_step: None,
-            next_step: None,
             ending: None,
             closing: None,
             closed: None,
@@ -131,16 +128,6 @@ impl Job {
     /// Returns the request to start the process of a step. `None` once the process runs.
     pub fn request(&self, step: u32) -> Option<&SpawnStep> {
         self.processes.iter().find(|process| process.step == step)?.request()
-    }
-
-    /// Returns the step to start after `step` if that succeeds. `None` once an end of the job was requested.
-    pub fn next_step(&self, step: u32) -> Option<&SpawnAfter> {
-        self.next_step.as_deref().filter(|next| self.may_go_on() && next.after == step)
-    }
-
-    /// True if no end of the job was requested, and no request waits that may be one.
-    pub(super) const fn may_go_on(&self) -> bool {
-        self.ending.is_none() && self.closing.is_none() && self.gate.is_none()
     }
 
     /// Handles an event.

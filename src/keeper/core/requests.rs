@@ -131,7 +131,7 @@ impl<B: Body> Core<B> {
             Request::Resume { .. } => reply = job.resumed(log, out),
             Request::ReadRecord { offset, .. } => reply = job.record_piece(offset),
             Request::WatchUnfinished { .. } => out.job(serial, JobAction::WatchUnfinished),
-            Request::Stop { step, grace, .. } => job.stop(step, grace, now, out),
+            Request::Stop { grace, .. } => job.stop(grace, now, out),
             Request::Drop { key } => {
                 self.by_key.remove(&key);
                 // Nobody opens the gate of a job that is gone, so answer the requests that wait behind it here.
@@ -154,7 +154,6 @@ impl<B: Body> Core<B> {
                     self.starts.push_back((serial, step));
                 }
             }
-            Request::SpawnAfter(next) => job.spawn_after(next),
             Request::Close { op, leftover_grace, lines, .. } => {
                 if job.is_new(op) {
                     job.close(leftover_grace, lines, None, now, out);
@@ -255,7 +254,6 @@ const fn key_of(request: &Request) -> Option<JobKey> {
         | Request::ReadRecord { key, .. } => Some(*key),
         Request::Hold(hold) => Some(hold.key),
         Request::Spawn(spawn) => Some(spawn.key),
-        Request::SpawnAfter(next) => Some(next.spawn.key),
         Request::Hello { .. } | Request::Remember(_) | Request::ReadUsages { .. } | Request::Bye => None,
     }
 }

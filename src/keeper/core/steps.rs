@@ -7,7 +7,7 @@ use super::event::Moment;
 use super::job::Job;
 use super::process::{BUSY_PAUSE, BUSY_TRIES, CLEAR_PAUSE, Process, Stage, WAKE_PAUSE};
 use crate::journal::event::Event as JournalEvent;
-use crate::keeper::protocol::{FromKeeper, SpawnAfter, SpawnStep, StepEnd, StepOver};
+use crate::keeper::protocol::{FromKeeper, SpawnStep, StepEnd, StepOver};
 use crate::model::{ExitStatus, LogChannel, StepUsage};
 
 /// Status of a process that nobody could wait for.
@@ -30,13 +30,6 @@ impl Job {
         self.processes.reserve_exact(1);
         self.processes.push(Process::new(request));
         true
-    }
-
-    /// Takes the step to start after the running one.
-    pub(super) fn spawn_after(&mut self, next: Box<SpawnAfter>) {
-        if self.index(next.after).is_some() {
-            self.next_step = Some(next);
-        }
     }
 
     /// Starts the step, because its turn has come.
@@ -164,7 +157,6 @@ impl Job {
     /// Takes the description of a step's end and reports it. Kills the processes that the step left first, if it
     /// must.
     pub(super) fn step_over(&mut self, mut over: StepOver, at: &Moment<'_>, out: &mut Actions) {
-        let offer = self.next_step.take_if(|next| next.after == over.step);
         let StepEnd::Exited(status) = over.end else {
             self.tell_over(over, out);
             return;
@@ -173,15 +165,10 @@ impl Job {
             && let Some(grace) = self.closes_with(&over)
         {
             // One message reports both ends. The journal needs no line, because no process is left to look for.
-            (over.closes, over.went_on) = (true, false);
+            over.closes = true;
             self.forget_process(over.step);
             self.tell_over(over, out);
             return self.close(grace, Vec::new(), None, at.now, out);
-        }
-        let goes_on = over.went_on && status.is_success() && over.left == 0 && self.may_go_on();
-        over.went_on = goes_on && offer.is_some();
-        if let Some(next) = offer.filter(|_| goes_on) {
-            return self.go_on(over, status, *next, out);
         }
         let ended = JournalEvent::StepEnded { step: over.step, status: Some(status) };
         // Processes that were given up for the whole job are not killed once more for their step.
@@ -200,23 +187,6 @@ impl Job {
             out.push(Action::Flush);
             self.journal(ended, out);
         }
-    }
-
-    /// Reports a step that has succeeded, and starts the next one.
-    fn go_on(&mut self, over: StepOver, status: ExitStatus, next: SpawnAfter, out: &mut Actions) {
-        let SpawnAfter { lines, spawn, .. } = next;
-        let (ended, step) = (over.step, spawn.step);
-        self.forget_process(ended);
-        self.tell_over(over, out);
-        // The daemon prepares the step after this one meanwhile.
-        out.push(Action::Flush);
-        for (kind, text) in lines {
-            self.line(kind, text, out);
-        }
-        if self.spawn(Box::new(spawn), out) {
-            self.turn(step, out);
-        }
-        self.journal(JournalEvent::StepEnded { step: ended, status: Some(status) }, out);
     }
 
     /// Returns the grace for the end of the job, if the end of this step closes the job.

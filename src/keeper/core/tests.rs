@@ -12,11 +12,9 @@ fn happening() -> impl Strategy<Value = Happening> {
         3 => job.clone().prop_map(Happening::Hold),
         8 => (job.clone(), any::<bool>(), any::<bool>())
             .prop_map(|(job, is_deaf, closes)| Happening::Spawn { job, is_deaf, closes }),
-        6 => (job.clone(), any::<bool>()).prop_map(|(job, is_void)| Happening::Offer { job, is_void }),
         8 => (job.clone(), 0_u8..4, any::<bool>())
             .prop_map(|(job, left, is_drained)| Happening::Exit { job, left, is_drained }),
         3 => (job.clone(), 0_u64..4_000).prop_map(|(job, grace)| Happening::Stop { job, grace }),
-        2 => job.clone().prop_map(Happening::LateStop),
         3 => (job.clone(), 0_u64..2_000).prop_map(|(job, grace)| Happening::Close { job, grace }),
         1 => job.clone().prop_map(Happening::Drop),
         2 => job.clone().prop_map(Happening::Resume),
@@ -85,57 +83,6 @@ fn the_success_of_its_last_step_closes_a_job_unless_an_end_was_asked_for() {
         stage.end();
         assert!(stage.wrongs.is_empty(), "{:#?}", stage.wrongs);
     }
-}
-
-/// A step that was offered is started with the end of the one before, unless something speaks against it.
-#[test]
-fn the_success_of_a_step_starts_the_next_one_unless_an_end_was_asked_for() {
-    let step = Happening::Spawn { job: 0, is_deaf: false, closes: false };
-    let offer = |is_void| Happening::Offer { job: 0, is_void };
-    let exit = |left| Happening::Exit { job: 0, left, is_drained: true };
-    let stop = Happening::Stop { job: 0, grace: 1_000 };
-    for (happenings, runs) in [
-        (vec![step.clone(), offer(false), exit(0)], true),
-        (vec![step.clone(), exit(0)], false),
-        (vec![step.clone(), exit(0), offer(false)], false),
-        (vec![step.clone(), offer(true), exit(0)], false),
-        (vec![step.clone(), offer(false), exit(1)], false),
-        (vec![step.clone(), offer(false), stop.clone(), exit(0)], false),
-        (vec![step.clone(), stop.clone(), offer(false), exit(0)], false),
-        // The request for the end waits for the masking.
-        (vec![step, offer(false), Happening::Phrases { job: 0, later: true }, stop, exit(0)], false),
-    ] {
-        let mut stage = Stage::new(true);
-        stage.play(&Happening::Hold(0));
-        for happening in &happenings {
-            stage.play(happening);
-        }
-        assert_eq!(stage.is_running(0), runs, "{happenings:?}");
-        stage.end();
-        assert!(stage.wrongs.is_empty(), "{:#?}", stage.wrongs);
-    }
-}
-
-/// The step that the keeper has started by itself has a grace of its own: the daemon asks again.
-#[test]
-fn a_request_to_stop_the_step_before_does_not_end_the_step_that_was_started_by_itself() {
-    let mut stage = Stage::new(true);
-    for happening in [
-        Happening::Hold(0),
-        Happening::Spawn { job: 0, is_deaf: false, closes: false },
-        Happening::Offer { job: 0, is_void: false },
-        Happening::Exit { job: 0, left: 0, is_drained: true },
-        Happening::LateStop(0),
-        Happening::Pass(5_000),
-    ] {
-        stage.play(&happening);
-    }
-    assert!(stage.is_running(0));
-    stage.play(&Happening::Stop { job: 0, grace: 1_000 });
-    stage.play(&Happening::Pass(5_000));
-    assert!(!stage.is_running(0));
-    stage.end();
-    assert!(stage.wrongs.is_empty(), "{:#?}", stage.wrongs);
 }
 
 /// A frame behind the end of a job could reach a new job with its key.

@@ -13,7 +13,7 @@ use super::processes::{Processes, StartedProcess, words};
 use super::shared::KeeperShared;
 use crate::journal::{Reader, event::End, event::Event as JournalEvent};
 use crate::keeper::core::{Body, Event, FinishStep, Job, JobAction, LogView, NotStarted, Serial};
-use crate::keeper::protocol::{Closed, HoldJob, KeeperError, SpawnAfter, StepEnd, StepOver};
+use crate::keeper::protocol::{Closed, HoldJob, KeeperError, StepEnd, StepOver};
 use crate::model::{FinishedProcess, LogChannel, Outcome, Shortage, StepUsage};
 use crate::{failpoint, files};
 
@@ -76,12 +76,7 @@ impl JobBody {
             JobAction::WakeReaper => self.processes.containment.wake_reaper(),
             JobAction::NotStarted(step, why) => return Some(Event::Over(self.not_started(step, why))),
             JobAction::FinishStep(finish) => {
-                let over = self.finish_step(&finish, shared);
-                // Check the premises last, because the step's processes can change the files until here.
-                let holds = |next: &SpawnAfter| next.premises.hold(&next.spawn.program);
-                let may_go_on = finish.status.is_success() && over.left == 0;
-                let went_on = may_go_on && job.next_step(finish.step).is_some_and(holds);
-                return Some(Event::Over(StepOver { went_on, ..over }));
+                return Some(Event::Over(self.finish_step(&finish, shared)));
             }
             JobAction::Look(look) => {
                 return Some(Event::Looked(look, self.processes.containment.is_empty(shared)));
@@ -136,16 +131,7 @@ impl JobBody {
         let (what, errno) = words(why);
         let end = StepEnd::NotStarted { what: what.to_owned(), errno };
         let usage = self.processes.containment.usage();
-        StepOver {
-            step,
-            end,
-            left: 0,
-            shortage: None,
-            usage,
-            ran: self.ran(None),
-            closes: false,
-            went_on: false,
-        }
+        StepOver { step, end, left: 0, shortage: None, usage, ran: self.ran(None), closes: false }
     }
 
     /// Ends the output of a step, and counts and names the processes it left.
@@ -170,7 +156,7 @@ impl JobBody {
         }
         let (end, usage) = (StepEnd::Exited(*status), self.processes.containment.usage());
         let (left, ran) = (survivors.len() as u32, self.ran(*used));
-        StepOver { step: *step, end, left, shortage, usage, ran, closes: false, went_on: false }
+        StepOver { step: *step, end, left, shortage, usage, ran, closes: false }
     }
 
     /// Describes the run of the step that has just ended. `usage` came with the wait for its process; control groups

@@ -83,16 +83,7 @@ impl SimulatedJob {
     fn over(&self, step: u32, end: StepEnd, usage: Option<StepUsage>) -> Event {
         let ran = FinishedProcess { ended: clock::boot_micros(), log_len: self.len, usage };
         let usage = Usage::default();
-        Event::Over(StepOver {
-            step,
-            end,
-            left: self.left,
-            shortage: None,
-            usage,
-            ran,
-            closes: false,
-            went_on: false,
-        })
+        Event::Over(StepOver { step, end, left: self.left, shortage: None, usage, ran, closes: false })
     }
 
     fn alive(&self) -> u32 {
@@ -169,11 +160,7 @@ pub(super) fn perform(shared: &Shared, serial: Serial, action: JobAction) -> Opt
             Some(over)
         }
         JobAction::FinishStep(FinishStep { step, status, usage, .. }) => {
-            let Event::Over(over) = body.over(step, StepEnd::Exited(status), usage) else { return None };
-            let is_offered = job.next_step(step).is_some();
-            // Sometimes the step has changed a premise of the next one.
-            let went_on = is_offered && !keeper.random.one_in(8);
-            Some(Event::Over(StepOver { went_on, ..over }))
+            Some(body.over(step, StepEnd::Exited(status), usage))
         }
         JobAction::Terminate(step) => {
             for run in body.running.iter().filter(|run| run.step == step) {

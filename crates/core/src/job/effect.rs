@@ -41,12 +41,8 @@ pub enum Effect {
     Phrases(Vec<Vec<u8>>),
     /// Start a process. The answer is [`super::event::Event::Exited`].
     Spawn(Box<Spawn>),
-    /// The keeper has started this process by itself ([`super::event::Event::WentOn`]). The answer is as for a start.
-    Watch(Box<Spawn>),
     /// Stop the running process: SIGTERM, SIGCONT, and SIGKILL after `grace`. The job still waits for its exit.
     Stop {
-        /// Its call.
-        call: CallId,
         /// The grace in force (service.md §6.2).
         grace: Duration,
     },
@@ -194,8 +190,7 @@ impl fmt::Debug for Effect {
             Self::Log { kind, text } => write!(f, "Log({kind:?}, [{} bytes])", text.len()),
             Self::Phrases(phrases) => write!(f, "Phrases([{}])", phrases.len()),
             Self::Spawn(spawn) => write!(f, "Spawn({}, {})", spawn.call, spawn.name),
-            Self::Watch(spawn) => write!(f, "Watch({}, {})", spawn.call, spawn.name),
-            Self::Stop { grace, .. } => write!(f, "Stop({grace:?})"),
+            Self::Stop { grace } => write!(f, "Stop({grace:?})"),
             Self::News(result) => write!(f, "News({})", result.step.as_ref().map_or("", |step| &step.name)),
             Self::Emit(result) => write!(f, "Emit({:?})", result.status),
             Self::Finish { outcome, .. } => write!(f, "Finish({:?}, {})", outcome.class, outcome.exit_code),

@@ -15,9 +15,6 @@ use crate::plan::returned::ProcessOutputs;
 /// Number of an invocation within its job, counted from 1 in order of creation.
 pub type CallId = u32;
 
-/// Stands in place of an invocation for a function that was read before its step began, for [`Event::WentOn`].
-pub const FORESEEN: CallId = 0;
-
 /// The prepared request of a job: variables expanded, directories chosen. It is the first event of every record. It
 /// holds secrets; `Debug` shows only the id.
 #[derive(Clone, PartialEq, Serialize, Deserialize)]
@@ -61,7 +58,7 @@ pub enum Event {
     },
     /// A function was fetched, or the fetch failed.
     Fetched {
-        /// The invocation, or [`FORESEEN`].
+        /// The invocation.
         call: CallId,
         /// The function or the failure.
         result: Result<Fetched, FetchFailure>,
@@ -128,16 +125,6 @@ pub enum Event {
         text_of: u32,
         /// The function with an empty text.
         fetched: Fetched,
-    },
-    /// A process has succeeded that had no files to return values in, and the keeper has started the process of the
-    /// next step by itself, as [`super::machine::Machine::foresee`] had described it.
-    WentOn {
-        /// The invocation whose process is over.
-        call: CallId,
-        /// Name of the shell that ran its script, for a script.
-        shell: Option<String>,
-        /// Measurements of its run by the keeper.
-        ran: FinishedProcess,
     },
 }
 
@@ -232,7 +219,6 @@ impl fmt::Debug for Event {
                 write!(f, "Returned({call}, {status:?}, {what})")
             }
             Self::FetchedAgain { call, text_of, .. } => write!(f, "FetchedAgain({call}, {text_of})"),
-            Self::WentOn { call, .. } => write!(f, "WentOn({call})"),
         }
     }
 }

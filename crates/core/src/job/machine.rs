@@ -15,7 +15,6 @@
 mod builtin;
 mod cancel;
 mod ends;
-mod foresight;
 mod frame;
 mod start;
 #[cfg(test)]
@@ -38,12 +37,10 @@ use crate::plan::library::{Library, Loaded};
 use crate::plan::secrets::Secrets;
 
 use super::effect::{Effect, StepFiles};
-use super::event::{CallId, Event, FORESEEN, JobSpec, ProcessEnd};
+use super::event::{CallId, Event, JobSpec, ProcessEnd};
 use builtin::Fetching;
 use frame::{FunctionFrame, Leaf, Loading};
 use times::Timeline;
-
-pub use foresight::{Foresight, NextStart};
 
 /// One job's machine.
 pub struct Machine {
@@ -197,15 +194,6 @@ impl Machine {
                 self.times.ran(ran.as_ref());
                 leaf.ran(ran.as_ref(), shell.as_deref());
                 self.returned_by(*leaf, *status, (**returned).clone());
-            }
-            (Event::WentOn { call, shell, ran }, MachineState::Running(mut leaf)) if *call == leaf.call => {
-                self.times.ran(Some(ran));
-                leaf.ran(Some(ran), shell.as_deref());
-                self.went_on(*leaf);
-            }
-            (Event::Fetched { call: FORESEEN, result: Ok(fetched) }, MachineState::Running(mut leaf)) => {
-                leaf.foreseen = Some(Box::new(fetched.clone()));
-                self.state = MachineState::Running(leaf);
             }
             (Event::CancelAsked { cause, grace_limit }, state) => self.cancel(state, *cause, *grace_limit),
             (Event::Unprepared { message }, MachineState::Queued(root)) => self.cannot_begin(&root, message),

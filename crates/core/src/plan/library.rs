@@ -94,8 +94,8 @@ fn size(value: &Json) -> usize {
         }
 }
 
-/// The functions of one job. A copy shares them.
-#[derive(Clone, Default)]
+/// The functions of one job.
+#[derive(Default)]
 pub(crate) struct Library {
     files: IndexMap<[u8; 32], Arc<Loaded>>,
 }

@@ -173,11 +173,6 @@ impl Secrets {
         self.search = None;
     }
 
-    /// Copies the secrets, for a machine that looks ahead.
-    pub(crate) fn copy(&self) -> Self {
-        Self { known: self.known.clone(), fresh: self.fresh.clone(), ..Self::default() }
-    }
-
     /// Returns the number of secrets found so far.
     pub(crate) fn count(&self) -> usize {
         self.known.len()

@@ -53,8 +53,6 @@ pub(in crate::actors::job) enum Action {
     },
     /// Ask the keeper to stop the running process.
     Stop {
-        /// Its number.
-        step: u32,
         /// Time until SIGKILL.
         grace: Duration,
     },
@@ -121,10 +119,7 @@ impl Driver {
                 let op = numbering.next_op();
                 (!numbering.has_exited(spawn.call)).then_some(Action::Spawn { op, spawn })
             }
-            Effect::Watch(spawn) => {
-                (!numbering.has_exited(spawn.call)).then_some(Action::Spawn { op: None, spawn })
-            }
-            Effect::Stop { call, grace } => Some(Action::Stop { step: call, grace }),
+            Effect::Stop { grace } => Some(Action::Stop { grace }),
             Effect::News(news) => Some(Action::News { news, is_new: numbering.next_result() }),
             Effect::Emit(result) => {
                 let is_new = numbering.next_result();

@@ -4,8 +4,8 @@
 use super::Driver;
 use crate::error::Chain;
 use crate::job::effect::Effect;
-use crate::job::event::{CallId, Event, FORESEEN, Fetched, FileContent, ProcessEnd};
-use crate::job::machine::{Foresight, Machine};
+use crate::job::event::{CallId, Event, FileContent, ProcessEnd};
+use crate::job::machine::Machine;
 use crate::job::record::Recorder;
 use crate::keeper::link::KeeperFrame;
 use crate::keeper::protocol::Request;
@@ -79,8 +79,6 @@ pub(in crate::actors) struct EndedStep {
     pub(in crate::actors) ran: Option<FinishedProcess>,
     /// True if the keeper closes the job with it.
     pub(in crate::actors) closes: bool,
-    /// True if the keeper has started the next step.
-    pub(in crate::actors) went_on: bool,
 }
 
 impl RecordedMachine {
@@ -156,31 +154,6 @@ impl Driver {
         self.process.is_some()
     }
 
-    /// True if the machine can predict what follows the running process.
-    pub(in crate::actors::job) fn may_foresee(&self) -> bool {
-        self.phase.is_running() && self.machine.as_ref().is_some_and(|machine| machine.machine.may_foresee())
-    }
-
-    /// Predicts what follows if the running process succeeds and returns nothing. The process need not have an actor
-    /// yet.
-    pub(in crate::actors::job) fn foresee(&self) -> Option<Foresight> {
-        self.machine.as_ref().filter(|_| self.phase.is_running())?.machine.foresee()
-    }
-
-    /// Notes the function that was read for the next step. Returns the record, and true if the function is noted. If
-    /// it is not, the keeper must not start the next step by itself.
-    pub(in crate::actors::job) fn note_foreseen(
-        &mut self,
-        fetched: Fetched,
-        at: u64,
-    ) -> Option<(RecordToSend, bool)> {
-        let mut machine = self.machine.take()?;
-        let handled = machine.handle(Event::Fetched { call: FORESEEN, result: Ok(fetched) }, at);
-        let is_noted = handled.frame.is_some() && machine.machine.has_foreseen();
-        self.machine = Some(machine);
-        Some((self.take_effects(handled), is_noted))
-    }
-
     /// Takes the machine back from another thread.
     pub(in crate::actors::job) fn came_back(
         &mut self,
@@ -210,10 +183,8 @@ impl Driver {
     pub(in crate::actors::job) fn step_done(&mut self, step: EndedStep) -> Event {
         // After a defect the job may have gone on without the step's actor.
         self.process.take_if(|process| *process == step.call);
-        self.passed.take_if(|passed| passed.0 == step.call);
-        let EndedStep { call, end, shell, outputs, exports, ran, closes, went_on } = step;
+        let EndedStep { call, end, shell, outputs, exports, ran, closes } = step;
         match end {
-            ProcessEnd::Exited(_) if went_on && let Some(ran) = ran => Event::WentOn { call, shell, ran },
             // The job's log ends here, so a cancel that came meanwhile came too late.
             ProcessEnd::Exited(status) if closes => Event::returned_nothing(call, status, shell, ran),
             end => Event::Exited { call, end, shell, outputs, exports, ran },

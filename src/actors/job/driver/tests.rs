@@ -13,7 +13,7 @@ use crate::job::event::FetchFailure;
 use crate::journal::event::End;
 use crate::lang::diagnostic::Class;
 use crate::model::{EndClass, ExitStatus, Outcome};
-use fixtures::{AT, ended, machine, over, storage_error};
+use fixtures::{AT, machine, over, storage_error};
 use stage::{Happening, Stage, Story};
 
 /// Lists of steps: simple ones, one with a nested list that is fetched, one whose failure is not the last step.
@@ -266,50 +266,6 @@ fn a_defect_after_the_last_step_has_closed_the_job_does_not_fail_it() {
 }
 
 #[test]
-fn a_defect_does_not_fail_a_job_whose_last_step_the_keeper_started_and_closed_by_itself() {
-    for (is_known, closes) in [(true, true), (true, false), (false, false)] {
-        let mut driver = running();
-        // The steps a and b are behind it; c is the last one.
-        let next = |driver: &mut Driver| match actions(driver).pop() {
-            Some(Action::Spawn { spawn, .. }) => spawn.call,
-            _ => panic!("a process is to be started or watched"),
-        };
-        let a = next(&mut driver);
-        assert!(driver.launched(a).is_none());
-        let passed = |call| StepOver { went_on: true, ..over(call, 0, false) };
-        let done = |driver: &mut Driver, over: StepOver| {
-            let event = driver.step_done(ended(&over));
-            handle(driver, event);
-        };
-        assert!(driver.step_over(passed(a)).is_some());
-        done(&mut driver, passed(a));
-        let b = next(&mut driver);
-        assert!(driver.launched(b).is_none());
-        assert!(driver.step_over(passed(b)).is_some());
-        if is_known {
-            assert!(driver.step_over(over(b + 1, 0, closes)).is_none(), "it is not watched yet");
-        }
-        let reaction = driver.defect("a defect".into(), false);
-        let goes_on = matches!(&reaction, Reaction::Handle(event) if matches!(**event, Event::WentOn { call, .. } if call == b));
-        assert_eq!(goes_on, closes);
-        take(&mut driver, reaction);
-        let last = actions(&mut driver).pop();
-        if !closes {
-            assert!(matches!(last, Some(Action::Finish(Some(_)))), "the log tells of the defect");
-            continue;
-        }
-        assert!(matches!(last, Some(Action::Spawn { op: None, .. })));
-        let last = driver.launched(b + 1).unwrap();
-        // What the actor of the step before had to say comes too late.
-        done(&mut driver, passed(b));
-        assert!(driver.is_watching());
-        done(&mut driver, last);
-        assert!(matches!(actions(&mut driver).pop(), Some(Action::Finish(None))));
-        assert!(driver.closed(Closed::default()).unwrap().outcome == Outcome::success());
-    }
-}
-
-#[test]
 fn inputs_wait_in_order_while_the_machine_is_away() {
     let mut driver = running();
     let message = "x".repeat(8 << 20);
@@ -383,7 +339,6 @@ fn happening() -> impl Strategy<Value = Happening> {
         2 => (cause, proptest::option::of(0_u64..9)).prop_map(|(cause, limit)| Happening::Cancel(cause, limit)),
         20 => Just(Happening::Answer),
         3 => Just(Happening::Exit),
-        2 => Just(Happening::Change),
         1 => Just(Happening::Defect),
         1 => Just(Happening::StorageLost),
         1 => Just(Happening::KeeperDies),
@@ -395,8 +350,7 @@ fn happening() -> impl Strategy<Value = Happening> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 512, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// An effect that an earlier daemon performed is never performed again, and the numbers go on without a hole. It makes
-    /// no difference whether the keeper starts steps by itself.
+    /// An effect that an earlier daemon performed is never performed again, and the numbers go on without a hole.
     #[test]
     fn many_daemons_do_what_one_does(
         steps in prop::sample::select(STEPS.to_vec()),
@@ -404,15 +358,13 @@ proptest! {
         deaths in proptest::collection::vec(0_u8..12, 1..8),
     ) {
         let stage = || Stage::new(steps, false, &codes);
-        let (alone, wrongs) = run(stage().without_offers(), &[]);
+        let (alone, wrongs) = run(stage(), &[]);
         prop_assert!(wrongs.is_empty(), "{wrongs:#?}");
-        for (stage, deaths) in [(stage(), &[][..]), (stage().without_offers(), &deaths), (stage(), &deaths)] {
-            let (story, wrongs) = run(stage, deaths);
-            prop_assert!(wrongs.is_empty(), "{wrongs:#?}");
-            prop_assert_eq!(&story.requests, &alone.requests);
-            prop_assert!(story.results == alone.results, "other results");
-            prop_assert!(story.ends == alone.ends, "another end");
-        }
+        let (story, wrongs) = run(stage(), &deaths);
+        prop_assert!(wrongs.is_empty(), "{wrongs:#?}");
+        prop_assert_eq!(&story.requests, &alone.requests);
+        prop_assert!(story.results == alone.results, "other results");
+        prop_assert!(story.ends == alone.ends, "another end");
     }
 
     #[test]

@@ -6,11 +6,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use crate::keeper::core::{Body, Core, Event, LogView, ReplyTo, Serial};
-use crate::keeper::protocol::{
-    HoldJob, KeeperSettings, LogStorage, PROTOCOL_VERSION, Request, SpawnAfter, SpawnStep,
-};
+use crate::keeper::protocol::{HoldJob, KeeperSettings, LogStorage, PROTOCOL_VERSION, Request, SpawnStep};
 use crate::model::{ExitStatus, JobKey, LogChannel, ResourceLimits, StepUsage};
-use crate::process::premise::Premises;
 
 /// Something that happens, mostly to the job of this number.
 #[derive(Clone, Debug)]
@@ -23,12 +20,6 @@ pub(super) enum Happening {
         /// Its success closes the job.
         closes: bool,
     },
-    /// The daemon offers the step after the latest one.
-    Offer {
-        job: u8,
-        /// True if a premise of the offer will not hold.
-        is_void: bool,
-    },
     Exit {
         job: u8,
         /// Number of processes it leaves.
@@ -39,8 +30,6 @@ pub(super) enum Happening {
         job: u8,
         grace: u64,
     },
-    /// A Stop without grace of the step before the running one, which the keeper ignores.
-    LateStop(u8),
     Close {
         job: u8,
         grace: u64,
@@ -72,7 +61,6 @@ struct Running {
 
 /// Plan of the processes of a job.
 #[derive(Default)]
-#[expect(clippy::struct_excessive_bools, reason = "each is a whim of its own")]
 struct Whims {
     /// No signal ends them.
     is_stuck: bool,
@@ -80,8 +68,6 @@ struct Whims {
     is_busy: bool,
     /// The next one ignores SIGTERM.
     is_deaf: bool,
-    /// True if a premise of the offered step does not hold.
-    is_void: bool,
 }
 
 /// This shell's part of a job.
@@ -118,8 +104,6 @@ struct Daemon {
     over: BTreeMap<u32, u32>,
     /// The step whose success closes the job, while it is not over.
     last_step: Option<u32>,
-    /// The step after which another one was offered.
-    offered: Option<u32>,
     closes: bool,
     closed: u32,
     /// When the end was asked for first.
@@ -148,9 +132,6 @@ fn key(job: u8) -> JobKey {
 fn millis(count: u64) -> Duration {
     Duration::from_millis(count)
 }
-
-/// Numbers of offered steps begin behind those of others.
-pub(super) const OFFERED: u32 = 1_000;
 
 fn spawn(key: JobKey, op: u32, step: u32) -> Request {
     spawn_with(key, op, step, None)
@@ -231,16 +212,6 @@ impl Stage {
         self.jobs.get(&job).is_some_and(|daemon| daemon.closed > 0)
     }
 
-    /// True if a process of a step of the job runs.
-    pub(super) fn is_running(&mut self, job: u8) -> bool {
-        self.body(job).is_some_and(|body| !body.running.is_empty())
-    }
-
-    /// Number of the step that was started last, if its process runs.
-    fn running_step(&mut self, job: u8) -> Option<u32> {
-        self.body(job)?.running.last().map(|run| run.step)
-    }
-
     fn serial(&self, job: u8) -> Option<Serial> {
         self.serials.iter().rev().find(|(_, of)| **of == job).map(|(serial, _)| *serial)
     }
@@ -266,18 +237,11 @@ impl Stage {
                     self.order(job, if closes { spawn_last } else { spawn });
                 }
             }
-            Happening::Offer { job, .. } if self.is_closing(job) => {}
-            Happening::Offer { job, is_void } => self.offer(job, is_void),
             Happening::Exit { job, left, is_drained } => self.exit(job, left, is_drained),
             Happening::Stop { job, grace } => {
                 self.note_end(job, grace);
                 self.note_last_start(job);
-                self.ask(Request::Stop { key: key(job), step: u32::MAX, grace: millis(grace) });
-            }
-            Happening::LateStop(job) => {
-                if let Some(step) = self.running_step(job) {
-                    self.ask(Request::Stop { key: key(job), step: step - 1, grace: Duration::ZERO });
-                }
+                self.ask(Request::Stop { key: key(job), grace: millis(grace) });
             }
             Happening::Close { job, grace } => self.close(job, grace),
             Happening::Drop(job) => {
@@ -317,18 +281,6 @@ impl Stage {
             Happening::Prepared => self.prepare(),
             Happening::Pass(time) => self.pass(self.now + millis(time)),
         }
-    }
-
-    fn offer(&mut self, job: u8, is_void: bool) {
-        if let Some(body) = self.body(job) {
-            body.whims.is_void = is_void;
-        }
-        let running = self.running_step(job);
-        let (Some(daemon), Some(after)) = (self.jobs.get_mut(&job), running) else { return };
-        daemon.offered = Some(after);
-        let Request::Spawn(spawn) = spawn(key(job), 0, after + OFFERED) else { return };
-        let (lines, premises) = (vec![(LogChannel::Out, "line".to_owned())], Premises::default());
-        self.ask(Request::SpawnAfter(Box::new(SpawnAfter { after, lines, spawn: *spawn, premises })));
     }
 
     fn hold(&mut self, job: u8) {

@@ -36,7 +36,7 @@ impl Machine {
         let grace = self.constants.grace(leaf.cancel_timeout, limit);
         leaf.stopping = Some(Stopping { cause: told.map_or(cause, |told| told.cause), limit, grace });
         if told.is_none_or(|told| grace < told.grace) {
-            self.push(Effect::Stop { call: leaf.call, grace });
+            self.push(Effect::Stop { grace });
         }
         self.state = MachineState::Running(leaf);
     }

@@ -10,7 +10,7 @@ use step_runner_lang::value::Value;
 use step_runner_model::{CancelCause, FinishedProcess, StepFacts, StepInfo, StepResult, StepStatus};
 
 use crate::job::effect::{StepFiles, Success};
-use crate::job::event::{CallId, Fetched};
+use crate::job::event::CallId;
 use crate::plan::library::Loaded;
 
 use super::times::used_by;
@@ -97,8 +97,6 @@ pub(super) struct Leaf {
     pub(super) has_program_file: bool,
     /// The cancel under way.
     pub(super) stopping: Option<Stopping>,
-    /// The function of the next step, read in advance ([`FORESEEN`](crate::job::event::FORESEEN)).
-    pub(super) foreseen: Option<Box<Fetched>>,
     /// The result, complete except for its end.
     pub(super) result: StepResult,
 }

@@ -348,7 +348,6 @@ impl Machine {
             has_files: files_used,
             has_program_file,
             stopping: None,
-            foreseen: None,
             result,
         }));
     }

@@ -13,7 +13,7 @@ use crate::plan::library::Loaded;
 use super::Machine;
 
 /// Times of the event that is being handled.
-#[derive(Clone, Copy, Default)]
+#[derive(Default)]
 pub(super) struct Timeline {
     /// Microseconds since the epoch and since boot when the job started.
     start: Option<(i64, u64)>,
@@ -28,11 +28,6 @@ pub(super) struct Timeline {
 }
 
 impl Timeline {
-    /// The latest time at which an event was handled.
-    pub(super) const fn latest(&self) -> u64 {
-        self.now
-    }
-
     /// Starts the handling of an event at `now`, in microseconds since boot.
     pub(super) fn at(&mut self, now: u64) {
         self.now = self.now.max(now);
@@ -52,11 +47,6 @@ impl Timeline {
             self.ended = ran.ended.clamp(self.begun, self.now);
             self.log = self.log.max(ran.log_len);
         }
-    }
-
-    /// Steps that the event starts started with the end that it reports.
-    pub(super) const fn went_on(&mut self) {
-        self.now = self.ended;
     }
 
     /// Converts a time since boot to microseconds since the epoch.

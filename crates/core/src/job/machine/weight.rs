@@ -87,7 +87,6 @@ impl Machine {
             // The first two occur only in records: the actor hands over the fetch and the files.
             Event::FetchedAgain { .. }
             | Event::Returned { .. }
-            | Event::WentOn { .. }
             | Event::Accepted(_)
             | Event::Admitted { .. }
             | Event::CancelAsked { .. }

@@ -51,7 +51,6 @@ pub(super) fn over(step: CallId, code: u8, closes: bool) -> StepOver {
         usage: Usage::default(),
         ran: FinishedProcess { ended: AT, log_len: 0, usage: None },
         closes,
-        went_on: false,
     }
 }
 
@@ -66,7 +65,6 @@ pub(super) fn ended(over: &StepOver) -> EndedStep {
         exports: None,
         ran: Some(over.ran),
         closes: over.closes,
-        went_on: over.went_on,
     }
 }
 

@@ -11,7 +11,7 @@ use crate::actors::job::driver::{
     WaitingRequests,
 };
 use crate::job::event::{CallId, Event, Fetched};
-use crate::job::machine::{Foresight, Machine, NextStart};
+use crate::job::machine::Machine;
 use crate::job::record;
 use crate::job::replay::Replayed;
 use crate::keeper::protocol::{Closed, Request, StepOver};
@@ -34,8 +34,6 @@ struct Keeper {
     /// Running processes; true for one whose success closes the job.
     running: BTreeMap<CallId, bool>,
     over: Vec<StepOver>,
-    /// The step after which it starts the next one by itself, that one's lines, and the process.
-    offer: Option<(CallId, NextStart)>,
     closed: Option<Closed>,
 }
 
@@ -59,8 +57,6 @@ pub(super) enum Happening {
     Answer,
     /// The running process ends, whatever else there is to do.
     Exit,
-    /// A premise of the offered step changes.
-    Change,
     Defect,
     StorageLost,
     KeeperDies,
@@ -70,7 +66,6 @@ pub(super) enum Happening {
     DaemonDies(u8),
 }
 
-#[expect(clippy::struct_excessive_bools, reason = "each is a fact of its own")]
 pub(super) struct Stage {
     steps: &'static str,
     /// The request of a job that waits for its slot.
@@ -84,8 +79,6 @@ pub(super) struct Stage {
     fetching: Option<CallId>,
     /// A process whose end the step's actor has been told.
     ended: Option<StepOver>,
-    /// True if the keeper is offered the next step.
-    offers: bool,
     is_storing: bool,
     /// The job is closed and its end is to be stored.
     end: Option<Outcome>,
@@ -108,18 +101,12 @@ impl Stage {
             driver: Driver::new(machine(steps), waits.then(HeldRequest::default)),
             fetching: None,
             ended: None,
-            offers: true,
             is_storing: false,
             end: None,
             is_collected: false,
             has_begun: false,
             budget: usize::MAX,
         }
-    }
-
-    /// Makes a daemon that offers no steps.
-    pub(super) fn without_offers(self) -> Self {
-        Self { offers: false, ..self }
     }
 
     fn is_gone(&self) -> bool {
@@ -162,11 +149,6 @@ impl Stage {
             }
             Happening::Answer => self.answer(),
             Happening::Exit => drop(self.exit()),
-            Happening::Change => {
-                if let Some(keeper) = &mut self.keeper {
-                    keeper.offer = None;
-                }
-            }
             Happening::Defect => {
                 let reaction = self.driver.defect("a defect".into(), self.is_gone());
                 self.take(reaction);
@@ -277,15 +259,9 @@ impl Stage {
     }
 
     fn event(&mut self, event: Event) {
-        let went_on = matches!(event, Event::WentOn { .. });
         match self.driver.event(event, AT) {
             EventReaction::Deferred => self.check(false, "the machine is away"),
-            EventReaction::Handled(record) => {
-                self.send(record);
-                if went_on {
-                    self.offer();
-                }
-            }
+            EventReaction::Handled(record) => self.send(record),
             EventReaction::Elsewhere(mut machine, event) => {
                 let handled = machine.handle(event, AT);
                 let record = self.driver.came_back(*machine, handled);
@@ -332,13 +308,7 @@ impl Stage {
                 }
             }
             Action::MakeFiles(_) | Action::RemoveFiles(_) | Action::StepEnded(None) => {}
-            Action::Stop { .. } => {
-                if self.lives()
-                    && let Some(keeper) = &mut self.keeper
-                {
-                    keeper.offer = None;
-                }
-            }
+            Action::Stop { .. } => drop(self.lives()),
             Action::Fetch { call, .. } => {
                 let is_known = self.recorded().any(|event| match event {
                     Event::Fetched { call: fetched, .. } | Event::FetchedAgain { call: fetched, .. } => {
@@ -351,9 +321,7 @@ impl Stage {
             }
             Action::Spawn { op, spawn } => {
                 let is_known = self.recorded().any(|event| match event {
-                    Event::Exited { call, .. }
-                    | Event::Returned { call, .. }
-                    | Event::WentOn { call, .. } => call == spawn.call,
+                    Event::Exited { call, .. } | Event::Returned { call, .. } => call == spawn.call,
                     _ => false,
                 });
                 self.check(!is_known, "an ended process has an actor");
@@ -363,9 +331,6 @@ impl Stage {
                     keeper.running.insert(spawn.call, spawn.ends_job);
                 }
                 self.ended = self.driver.launched(spawn.call);
-                if self.ended.is_none() && op.is_some() {
-                    self.offer();
-                }
             }
             Action::News { news, is_new } => {
                 if is_new {
@@ -440,7 +405,6 @@ impl Stage {
         let waits_with = self.request.clone().filter(|_| !self.has_begun && keeper.record.is_empty());
         let machine = RecordedMachine::new(key(), replayed.machine, replayed.recorder);
         self.driver = Driver::resume(machine, waits_with, resumed);
-        self.offer();
         self.drain();
         // A begun job without a record of it begins again (docs/spec/service.md §6.4).
         if self.has_begun {

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use super::{OFFERED, Running, Stage};
+use super::{Running, Stage};
 use crate::keeper::core::{Action, Event, FinishStep, JobAction, Serial, StartFailure};
 use crate::keeper::protocol::{Closed, FromKeeper, Reply, StepEnd, StepOver};
 use crate::model::{ExitStatus, FinishedProcess};
@@ -84,14 +84,6 @@ impl Stage {
                 if over.closes != should {
                     self.wrongs.push(format!("{over:?} closes its job: {}", over.closes));
                 }
-                let is_offered = daemon.offered.take_if(|step| *step == over.step).is_some();
-                if over.went_on && !(is_offered && is_success && over.left == 0 && daemon.first_end.is_none())
-                {
-                    self.wrongs.push(format!("the keeper went on behind {over:?}"));
-                }
-                if over.went_on {
-                    daemon.steps.insert(over.step + OFFERED);
-                }
                 daemon.closes |= over.closes;
                 if daemon.closed > 0 && !matches!(over.end, StepEnd::NotStarted { .. }) {
                     self.wrongs.push(format!("{over:?} behind the end of its job"));
@@ -144,10 +136,7 @@ impl Stage {
                 let before = body.running.len();
                 body.running.retain(|run| run.step != finish.step);
                 body.left += (before - body.running.len()) as u8;
-                let went_on = !body.whims.is_void;
-                let may_go_on = self.core.get(serial)?.job.next_step(finish.step).is_some() && went_on;
-                let left = self.core.get(serial)?.body.left;
-                return Some(Event::Over(StepOver { went_on: may_go_on, ..exited(&finish, left) }));
+                return Some(Event::Over(exited(&finish, body.left)));
             }
             JobAction::Look(look) => {
                 // Signals have worked when somebody looks.
@@ -190,5 +179,5 @@ fn exited(finish: &FinishStep, left: u8) -> StepOver {
 
 fn over(step: u32, end: StepEnd, left: u32) -> StepOver {
     let ran = FinishedProcess { ended: 0, log_len: 0, usage: None };
-    StepOver { step, end, left, shortage: None, usage: Usage::default(), ran, closes: false, went_on: false }
+    StepOver { step, end, left, shortage: None, usage: Usage::default(), ran, closes: false }
 }

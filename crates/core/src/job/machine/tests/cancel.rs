@@ -30,7 +30,7 @@ fn nested() -> JobSpec {
 
 fn stops(driven: &Driven) -> Vec<u64> {
     let stops = driven.trace.effects.iter().filter_map(|effect| match effect {
-        Effect::Stop { grace, .. } => Some(grace.as_secs()),
+        Effect::Stop { grace } => Some(grace.as_secs()),
         _ => None,
     });
     stops.collect()
@@ -202,7 +202,7 @@ fn phrases_of_an_event_that_panicked_are_not_lost() {
     let mut machine = crate::job::machine::Machine::new(&request("[{name: a, script: x}]")).unwrap();
     machine.state = crate::job::machine::MachineState::Handling;
     machine.effects.push(Effect::Phrases(vec![b"secret".to_vec()]));
-    machine.effects.push(Effect::Stop { call: 2, grace: Duration::ZERO });
+    machine.effects.push(Effect::Stop { grace: Duration::ZERO });
     let effects = machine.handle(&Event::Broken { message: "panic".into() }, 0);
     assert!(matches!(effects[..], [Effect::Phrases(_), Effect::Finish { .. }]), "{effects:?}");
 }

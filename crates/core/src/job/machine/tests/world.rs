@@ -14,8 +14,6 @@ use crate::job::effect::{Effect, Program, Spawn};
 use crate::job::event::{CallId, Event, FetchFailure, Fetched, FileContent, JobSpec, ProcessEnd};
 use crate::job::machine::Machine;
 
-use super::foresight::assert_same;
-
 /// A request that contains only `steps`.
 pub(super) fn request(steps: &str) -> JobSpec {
     JobSpec {
@@ -133,15 +131,8 @@ impl World {
         Self { files: files.into_iter().map(|(path, text)| (path.to_owned(), text.to_owned())).collect() }
     }
 
-    /// Runs a job to its end, once step by step and once with each start in advance that is possible. Both come to the
-    /// same.
+    /// Runs a job to its end.
     pub(super) fn run(&self, spec: &JobSpec) -> Trace {
-        let trace = self.run_step_by_step(spec);
-        assert_same(&trace, &self.run_ahead(spec).0);
-        trace
-    }
-
-    fn run_step_by_step(&self, spec: &JobSpec) -> Trace {
         let mut machine = Machine::new(spec).unwrap_or_else(|findings| panic!("{findings:?}"));
         let mut trace = Trace::default();
         let mut event = Some(Event::Admitted { at: 0 });
@@ -176,7 +167,7 @@ impl World {
         }
     }
 
-    pub(super) fn find(&self, reference: &Reference) -> Result<Fetched, FetchFailure> {
+    fn find(&self, reference: &Reference) -> Result<Fetched, FetchFailure> {
         let Reference::Local { path, files } = reference else {
             return Err(FetchFailure { class: Class::Fetch, message: "not supported".into() });
         };
