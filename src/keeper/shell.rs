@@ -32,6 +32,7 @@ mod server;
 pub(in crate::keeper) mod setup;
 mod shared;
 mod strays;
+mod thaws;
 mod unfinished;
 
 pub use server::run;

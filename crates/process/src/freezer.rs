@@ -4,7 +4,9 @@
 //! a frozen group never gets to its program, and its starter waits as long.
 
 use std::fs;
+use std::io;
 use std::os::fd::AsFd;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -50,36 +52,61 @@ pub(super) fn thaw_tree(path: &Path) {
     }
 }
 
-fn thaw_path(path: &Path) {
+/// Thaws the group of version 2 at `path`. True if it was told to freeze.
+pub(super) fn thaw_path(path: &Path) -> bool {
     let file = path.join(FREEZE);
-    if fs::read_to_string(&file).is_ok_and(|state| state.trim_end() != "0") {
+    match fs::read_to_string(&file) {
+        Ok(state) if state.trim_end() == "0" => return false,
+        // Whoever froze it may have taken the rights away as well.
+        Err(error) if error.kind() != io::ErrorKind::PermissionDenied => return false,
+        Ok(_) | Err(_) => {}
+    }
+    if fs::write(&file, "0").is_err() {
+        fs::set_permissions(&file, fs::Permissions::from_mode(0o644)).ok();
         fs::write(file, "0").ok();
     }
+    true
 }
 
-/// Thaws the groups of version 1 in which process `pid` may be frozen. A group that holds this process is left alone:
-/// whoever froze it meant more than a step.
+/// Thaws the groups in which process `pid` may be frozen. A group that holds this process is left alone: whoever froze it
+/// meant more than that process.
 pub fn thaw_process(pid: u32) {
-    for group in freezer_groups(pid) {
+    let (mounts, own) = own_texts();
+    let theirs = fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();
+    for group in find_freezer_groups(&mounts, &own, &theirs) {
         fs::write(group.join("freezer.state"), "THAWED").ok();
+    }
+    for group in find_groups(&mounts, &own, &theirs) {
+        thaw_path(&group);
     }
 }
 
-/// Returns the group of version 1 of process `pid` and those above it, up to the first that holds this process.
-fn freezer_groups(pid: u32) -> Vec<PathBuf> {
-    let (mounts, own) = own_texts();
-    let theirs = fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();
-    find_freezer_groups(&mounts, &own, &theirs)
+/// Returns the group of version 1 of a process and those above it, up to the first that holds this process.
+fn find_freezer_groups(mounts: &str, own: &str, theirs: &str) -> Vec<PathBuf> {
+    groups_between(mounts, own, theirs, "freezer", |file_system| {
+        let options = file_system.strip_prefix("cgroup ").and_then(|rest| rest.split(' ').nth(1));
+        options.is_some_and(|options| options.split(',').any(|option| option == "freezer"))
+    })
 }
 
-fn find_freezer_groups(mounts: &str, own: &str, theirs: &str) -> Vec<PathBuf> {
-    let (Some(own), Some(theirs)) = (group_of(own, "freezer"), group_of(theirs, "freezer")) else {
+/// Returns the group of version 2 of a process and those above it, up to the first that holds this process.
+fn find_groups(mounts: &str, own: &str, theirs: &str) -> Vec<PathBuf> {
+    groups_between(mounts, own, theirs, "", |file_system| file_system.starts_with("cgroup2 "))
+}
+
+fn groups_between(
+    mounts: &str,
+    own: &str,
+    theirs: &str,
+    controller: &str,
+    is_mounted_as: impl Fn(&str) -> bool,
+) -> Vec<PathBuf> {
+    let (Some(own), Some(theirs)) = (group_of(own, controller), group_of(theirs, controller)) else {
         return Vec::new();
     };
     let mount = mounts.lines().find_map(|line| {
         let (mount, file_system) = line.split_once(" - ")?;
-        let options = file_system.strip_prefix("cgroup ")?.split(' ').nth(1)?;
-        options.split(',').any(|option| option == "freezer").then_some(mount)
+        is_mounted_as(file_system).then_some(mount)
     });
     let Some(mount) = mount else { return Vec::new() };
     let holds_us = |group: &Path| Path::new(own).starts_with(group);
@@ -222,5 +249,10 @@ mod tests {
         assert_eq!(groups("7:freezer:/a\n", "7:freezer:/a/b/c\n"), [below("a/b/c"), below("a/b")]);
         assert_eq!(groups("7:freezer:/a\n", "7:freezer:/d\n"), [below("d")]);
         assert_eq!(groups("0::/a\n", "0::/b\n"), Vec::<PathBuf>::new());
+        let mounts = "40 31 0:37 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw\n";
+        let groups = |own, theirs| find_groups(mounts, own, theirs);
+        assert_eq!(groups("0::/a\n", "0::/a\n"), Vec::<PathBuf>::new());
+        assert_eq!(groups("0::/a\n", "0::/a/b\n"), [Path::new("/sys/fs/cgroup/unified/a/b")]);
+        assert_eq!(groups("0::/a\n", "0::/d\n"), [Path::new("/sys/fs/cgroup/unified/d")]);
     }
 }

@@ -16,6 +16,7 @@ use super::peer::{Refusals, is_trusted};
 use super::rest::{GiveBack, Rest};
 use super::setup::{KeeperFailure, KeeperOptions, Prepared, prepare};
 use super::shared::{KeeperShared, Readiness, Token};
+use super::thaws::Thaws;
 use crate::keeper::core::Core;
 use crate::keeper::protocol::Request;
 use crate::process::cgroup::Pool;
@@ -36,6 +37,7 @@ pub(super) struct Keeper {
     children: Signals,
     connections: u32,
     refusals: Refusals,
+    thaws: Thaws,
     /// Closed for a moment when no other descriptor is left: a daemon must always get in.
     reserve: Option<OwnedFd>,
     /// True once the daemon said Bye.
@@ -69,6 +71,11 @@ impl Keeper {
             .and_then(|()| readiness.watch(&children, Token::Children, false))
             .and_then(|()| readiness.watch(compiler.fd(), Token::Compiled, false))
             .map_err(KeeperFailure::system("wait for events"))?;
+        if let Some(events) = prepared.pool.as_ref().and_then(Pool::events) {
+            readiness
+                .watch(events, Token::Groups, false)
+                .map_err(KeeperFailure::system("wait for events"))?;
+        }
         let reserve = rustix::io::fcntl_dupfd_cloexec(&prepared.listener, 3).ok();
         let now = Instant::now();
         let Prepared { state, listener, spawner, pool, limiter, limits } = prepared;
@@ -80,6 +87,7 @@ impl Keeper {
             children,
             connections: 0,
             refusals: Refusals::default(),
+            thaws: Thaws::default(),
             reserve,
             leaving: false,
             disk: Disk::default(),
@@ -108,6 +116,7 @@ impl Keeper {
             for event in events.drain(..) {
                 self.dispatch(Token::decode(event.data.u64()));
             }
+            self.thaw_groups();
             self.on_time();
             if self.shared.connection.as_ref().is_some_and(Connection::wants_write) {
                 // One write wakes the daemon once.
@@ -148,9 +157,18 @@ impl Keeper {
                     self.drive();
                 }
             }
+            Token::Groups => self.shared.pool.iter_mut().for_each(Pool::take_events),
             Token::Process(serial, step) => self.on_process(serial, |of, _| of == step),
             Token::Reaper(serial) => self.on_reaper(serial),
             Token::Pipe(serial, pipe) => self.on_pipe(serial, pipe),
+        }
+    }
+
+    /// Thaws the groups of jobs that somebody has frozen. Called in each turn, because the start of a job takes events, too.
+    fn thaw_groups(&mut self) {
+        let thawed = self.shared.pool.as_mut().map(Pool::thaw_frozen).unwrap_or_default();
+        if let Some(text) = self.thaws.add(thawed, Instant::now()) {
+            self.shared.notice(text);
         }
     }
 

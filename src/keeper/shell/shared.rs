@@ -28,6 +28,8 @@ pub(super) enum Token {
     Connection(u32),
     Children,
     Compiled,
+    /// A control group may have been frozen.
+    Groups,
     /// Process of the job's step with this number.
     Process(Serial, u32),
     /// A pipe of the job.
@@ -45,6 +47,7 @@ impl Token {
             Self::Listener => (0, 0),
             Self::Children => (0, 1),
             Self::Compiled => (0, 2),
+            Self::Groups => (0, 3),
             Self::Connection(number) => (0, PROCESS_BIT | number),
             Self::Process(serial, step) => (serial, PROCESS_BIT | step),
             Self::Pipe(serial, pipe) => (serial, pipe),
@@ -59,6 +62,7 @@ impl Token {
             (0, 0) => Self::Listener,
             (0, 1) => Self::Children,
             (0, 2) => Self::Compiled,
+            (0, 3) => Self::Groups,
             (0, number) => Self::Connection(number & !PROCESS_BIT),
             (serial, low) if low & PROCESS_BIT != 0 => Self::Process(serial, low & !PROCESS_BIT),
             (serial, 0) => Self::Reaper(serial),

@@ -1,12 +1,14 @@
-//! Tells which leaves were changed by others: a step can write to the files of any leaf that its user may write to.
+//! Tells which groups were changed or frozen by others: a step can write to the files of any group that its user may write
+//! to.
 //!
-//! The kernel reports writes through one inotify descriptor. Reading all settings before each reuse of a leaf costs more
-//! than the rest of the reuse, and does not show a `cgroup.kill`. A write by `io_submit` is not reported. Owns no leaf, and
-//! reads none.
+//! The kernel reports writes, and changes of `cgroup.events`, through one inotify descriptor. Reading all settings before
+//! each reuse of a leaf costs more than the rest of the reuse, and does not show a `cgroup.kill`. A write by `io_submit` is
+//! not reported. Owns no leaf, and reads none.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use rustix::fs::AtFlags;
@@ -15,6 +17,9 @@ use rustix::io::Errno;
 
 /// Files that say nothing about the next process in a group: a write to one of them only moves a process or thread.
 const NO_SETTINGS: [&str; 2] = ["cgroup.procs", "cgroup.threads"];
+
+/// Files whose change can mean that the group was frozen.
+const FREEZES: [&[u8]; 2] = [b"cgroup.freeze", b"cgroup.events"];
 
 /// Room for the events of one read.
 const READ_BYTES: usize = 4 << 10;
@@ -28,28 +33,40 @@ pub(super) struct LeafWatch {
     inode: u64,
 }
 
-/// The watched leaves that nobody has changed.
-#[derive(Debug, Default)]
+/// The watched groups.
+#[derive(Debug)]
 pub(super) struct LeafChanges {
-    /// `None` before the first watch, or if the user has too many of them.
+    /// `None` if the user has too many of them.
     inotify: Option<Arc<OwnedFd>>,
     /// Numbers of the watches.
     unchanged: HashSet<i32>,
+    /// Paths of the groups by the numbers of their watches.
+    paths: HashMap<i32, PathBuf>,
+    /// Watched groups that may be frozen.
+    suspects: HashSet<i32>,
 }
 
 impl LeafChanges {
-    /// Watches the new leaf behind `directory`. `None` if that is not possible, so that nobody can say whether the leaf
-    /// is unchanged.
-    pub(super) fn watch(&mut self, directory: impl AsFd) -> Option<LeafWatch> {
-        if self.inotify.is_none() {
-            self.inotify = inotify::init(CreateFlags::NONBLOCK | CreateFlags::CLOEXEC).ok().map(Arc::new);
-        }
+    pub(super) fn new() -> Self {
+        let inotify = inotify::init(CreateFlags::NONBLOCK | CreateFlags::CLOEXEC).ok().map(Arc::new);
+        Self { inotify, unchanged: HashSet::new(), paths: HashMap::new(), suspects: HashSet::new() }
+    }
+
+    /// Becomes readable when there may be suspects.
+    pub(super) fn events(&self) -> Option<BorrowedFd<'_>> {
+        self.inotify.as_deref().map(AsFd::as_fd)
+    }
+
+    /// Watches the new group behind `directory`, which is at `path`. `None` if that is not possible, so that nobody can say
+    /// whether the group is unchanged.
+    pub(super) fn watch(&mut self, directory: impl AsFd, path: &Path) -> Option<LeafWatch> {
         let inotify = Arc::clone(self.inotify.as_ref()?);
         let inode = rustix::fs::fstat(&directory).ok()?.st_ino;
-        let path = format!("/proc/self/fd/{}", directory.as_fd().as_raw_fd());
+        let opened = format!("/proc/self/fd/{}", directory.as_fd().as_raw_fd());
         let events = WatchFlags::MODIFY | WatchFlags::ATTRIB | WatchFlags::CREATE | WatchFlags::ONLYDIR;
-        let id = inotify::add_watch(&inotify, path, events).ok()?;
+        let id = inotify::add_watch(&inotify, opened, events).ok()?;
         self.unchanged.insert(id);
+        self.paths.insert(id, path.to_owned());
         Some(LeafWatch { inotify, id, inode })
     }
 
@@ -59,16 +76,33 @@ impl LeafChanges {
         self.unchanged.contains(&watch.id)
     }
 
-    fn take_events(&mut self) {
+    /// Returns the paths of the groups that may have been frozen, by the events taken since the last call.
+    pub(super) fn suspects(&mut self) -> Vec<PathBuf> {
+        self.suspects.drain().filter_map(|id| self.paths.get(&id).cloned()).collect()
+    }
+
+    /// Takes the events that the kernel has reported.
+    pub(super) fn take_events(&mut self) {
         let Some(inotify) = &self.inotify else { return };
         let mut buffer = [MaybeUninit::uninit(); READ_BYTES];
         let mut events = Reader::new(inotify, &mut buffer);
         loop {
             match events.next() {
-                Ok(event) if event.events().contains(ReadFlags::QUEUE_OVERFLOW) => self.unchanged.clear(),
-                Ok(event) if is_usual(&event) => {}
-                Ok(event) => {
+                Ok(event) if event.events().contains(ReadFlags::QUEUE_OVERFLOW) => {
+                    self.unchanged.clear();
+                    self.suspects.extend(self.paths.keys());
+                }
+                Ok(event) if event.events().contains(ReadFlags::IGNORED) => {
                     self.unchanged.remove(&event.wd());
+                    self.paths.remove(&event.wd());
+                }
+                Ok(event) => {
+                    if event.file_name().is_some_and(|name| FREEZES.contains(&name.to_bytes())) {
+                        self.suspects.insert(event.wd());
+                    }
+                    if !is_usual(&event) {
+                        self.unchanged.remove(&event.wd());
+                    }
                 }
                 Err(Errno::INTR) => {}
                 Err(Errno::WOULDBLOCK) => return,
@@ -114,7 +148,6 @@ fn is_setting(name: &[u8]) -> bool {
 mod tests {
     use std::fs;
     use std::os::unix::fs::PermissionsExt;
-    use std::path::Path;
 
     use super::*;
 
@@ -125,8 +158,8 @@ mod tests {
             fs::write(folder.path().join(name), "0\n").unwrap();
         }
         let directory = fs::File::open(folder.path()).unwrap();
-        let mut changes = LeafChanges::default();
-        let watch = changes.watch(&directory).unwrap();
+        let mut changes = LeafChanges::new();
+        let watch = changes.watch(&directory, Path::new("")).unwrap();
         assert!(changes.is_unchanged(&watch));
         change(folder.path());
         changes.is_unchanged(&watch)
@@ -162,8 +195,8 @@ mod tests {
             fs::File::open(folder.path().join(name)).unwrap()
         };
         let (first, second) = (open("1"), open("2"));
-        let mut changes = LeafChanges::default();
-        let watch = changes.watch(&first).unwrap();
+        let mut changes = LeafChanges::new();
+        let watch = changes.watch(&first, Path::new("")).unwrap();
         assert!(watch.is_of(&first));
         assert!(!watch.is_of(&second));
     }
@@ -172,9 +205,24 @@ mod tests {
     fn a_leaf_that_is_given_up_is_forgotten() {
         let folder = tempfile::tempdir().unwrap();
         let directory = fs::File::open(folder.path()).unwrap();
-        let mut changes = LeafChanges::default();
-        drop(changes.watch(&directory).unwrap());
+        let mut changes = LeafChanges::new();
+        drop(changes.watch(&directory, Path::new("")).unwrap());
         changes.take_events();
-        assert!(changes.unchanged.is_empty());
+        assert!(changes.unchanged.is_empty() && changes.paths.is_empty());
+    }
+
+    #[test]
+    fn fault_95_a_write_that_freezes_and_a_change_of_the_events_make_a_group_a_suspect() {
+        let folder = tempfile::tempdir().unwrap();
+        let directory = fs::File::open(folder.path()).unwrap();
+        let mut changes = LeafChanges::new();
+        let _watch = changes.watch(&directory, folder.path()).unwrap();
+        for (name, is_suspect) in [("cgroup.freeze", true), ("cgroup.events", true), ("cgroup.procs", false)]
+        {
+            fs::write(folder.path().join(name), "1\n").unwrap();
+            changes.take_events();
+            assert_eq!(!changes.suspects().is_empty(), is_suspect, "{name}");
+            assert!(changes.suspects().is_empty(), "{name}");
+        }
     }
 }

@@ -3,6 +3,7 @@
 use std::cell::Cell;
 use std::fs;
 use std::io;
+use std::os::fd::BorrowedFd;
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
@@ -15,7 +16,7 @@ use super::changes::{LeafChanges, LeafWatch};
 use super::tree::remove_tree;
 use super::{CgroupError, KeeperGroup, KeptFile, Leaf, MAX_TAKEN, parents, remove_stale};
 use crate::controllers::{Controller, LimitCounts, hand_on, open_directory, own_group};
-use crate::freezer::thaw;
+use crate::freezer::{thaw, thaw_path};
 
 /// Maximum number of unused leaves that are kept by name for the next jobs. Making a leaf costs more than all other
 /// preparations of its job. Each costs the kernel a few KiB.
@@ -40,6 +41,8 @@ pub struct Pool {
     free: Vec<FreeLeaf>,
     made: u32,
     changes: LeafChanges,
+    /// Watch of the keeper's group.
+    _watch: Option<LeafWatch>,
 }
 
 /// A leaf that no job uses, by its name.
@@ -60,8 +63,9 @@ impl Pool {
         let controllers = hand_on(&group.path);
         let descriptors = rustix::process::getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
         let max_open = (descriptors / (3 * SHARE_OF_DESCRIPTORS)).min(MAX_OPEN as u64) as usize;
-        let (open, free, changes) = (Vec::new(), Vec::new(), LeafChanges::default());
-        Ok(Self { group, controllers, open, max_open, free, made: 0, changes })
+        let (open, free, mut changes) = (Vec::new(), Vec::new(), LeafChanges::new());
+        let watch = changes.watch(&group.directory, &group.path);
+        Ok(Self { group, controllers, open, max_open, free, made: 0, changes, _watch: watch })
     }
 
     /// Returns the directory of the keeper's group.
@@ -103,10 +107,7 @@ impl Pool {
             remove_tree(&leaf.path);
         }
         let mut leaf = self.make_leaf()?;
-        // A leaf that counts a peak is used only once.
-        if !leaf.counts_peak() {
-            leaf.watch = self.changes.watch(&leaf.directory);
-        }
+        leaf.watch = self.changes.watch(&leaf.directory, &leaf.path);
         Ok(leaf)
     }
 
@@ -129,6 +130,22 @@ impl Pool {
     /// Thaws the keeper's group, in which all leaves are.
     pub fn thaw(&self) {
         thaw(&self.group.directory);
+    }
+
+    /// Becomes readable when a group may have been frozen. `None` if the kernel cannot tell.
+    pub fn events(&self) -> Option<BorrowedFd<'_>> {
+        self.changes.events()
+    }
+
+    /// Takes what [`Self::events`] has to tell.
+    pub fn take_events(&mut self) {
+        self.changes.take_events();
+    }
+
+    /// Thaws the keeper's group and leaves that somebody has frozen, by the events taken since the last call. Returns their
+    /// number.
+    pub fn thaw_frozen(&mut self) -> u32 {
+        self.changes.suspects().iter().map(|group| u32::from(thaw_path(group))).sum()
     }
 
     fn open_leaf(&self, name: String) -> io::Result<Leaf> {
