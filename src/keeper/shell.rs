@@ -16,6 +16,7 @@ mod compile;
 mod connection;
 mod containment;
 mod disk;
+mod escaped;
 mod farewell;
 mod job;
 mod leftover;

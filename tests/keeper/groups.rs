@@ -1,9 +1,11 @@
-//! Cgroups that steps have changed (faults.md row 84).
+//! Cgroups that steps have changed, frozen or left (faults.md rows 84, 94, 95).
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
+
+use step_runner::keeper::protocol::FromKeeper;
 
 use crate::parts;
 use crate::support::{Job, Keeper, exited, wait_for_file, wait_until};
@@ -130,23 +132,22 @@ fn fault_84_a_leaf_whose_settings_a_step_changed_is_not_used_again() {
 fn fault_84_a_step_that_froze_itself_hears_that_it_is_to_end() {
     let test = "fault_84_a_step_that_froze_itself_hears_that_it_is_to_end";
     let Some((mut keeper, group)) = with_groups(test) else { return };
-    for inner in ["", "/inner"] {
-        let mut job = keeper.hold(&format!("self{}", inner.len()));
-        let leaf = leaf_of(&mut job, &mut keeper);
-        let frozen = leaf.display().to_string() + inner;
-        let step = job.spawn(
-            &mut keeper.client,
-            &format!(
-                "trap 'exit 4' TERM; mkdir -p {frozen}; echo $$ > {frozen}/cgroup.procs; \
-                 echo 1 > {frozen}/cgroup.freeze; while :; do sleep 0.01; done"
-            ),
-        );
-        wait_until(|| Path::new(&frozen).exists() && is_frozen(Path::new(&frozen)));
-        job.stop(&mut keeper.client, Duration::from_mins(10));
-        assert_eq!(keeper.client.step_over(job.key, step).end, exited(4), "{frozen}");
-        assert!(job.close(&mut keeper.client).unkilled.is_empty());
-        assert!(job.living().is_empty());
-    }
+    let mut job = keeper.hold("self");
+    // A group of its own below the leaf is the step's business until the step is to end.
+    let frozen = leaf_of(&mut job, &mut keeper).join("inner");
+    let step = job.spawn(
+        &mut keeper.client,
+        &format!(
+            "trap 'exit 4' TERM; mkdir -p {0}; echo $$ > {0}/cgroup.procs; \
+             echo 1 > {0}/cgroup.freeze; while :; do sleep 0.01; done",
+            frozen.display()
+        ),
+    );
+    wait_until(|| frozen.exists() && is_frozen(&frozen));
+    job.stop(&mut keeper.client, Duration::from_mins(10));
+    assert_eq!(keeper.client.step_over(job.key, step).end, exited(4));
+    assert!(job.close(&mut keeper.client).unkilled.is_empty());
+    assert!(job.living().is_empty());
     assert!(group.exists());
     keeper.end();
 }
@@ -199,4 +200,142 @@ fn fault_84_processes_frozen_by_version_1_are_killed() {
         keeper.end();
     }
     fs::remove_dir(freezer).unwrap();
+}
+
+/// One write freezes the jobs of a keeper in which nothing starts or ends.
+#[test]
+fn fault_95_a_group_that_is_frozen_is_thawed_at_once_and_the_operator_is_told() {
+    let test = "fault_95_a_group_that_is_frozen_is_thawed_at_once_and_the_operator_is_told";
+    let Some((mut keeper, group)) = with_groups(test) else { return };
+    let mut jobs = ["one", "two"].map(|name| keeper.hold(name));
+    let leaves = jobs.each_mut().map(|job| leaf_of(job, &mut keeper));
+    let beats = ["one", "two"].map(|name| keeper.dir.path().join(name));
+    for (job, beat) in jobs.iter_mut().zip(&beats) {
+        job.spawn(&mut keeper.client, &format!("while :; do echo x >> {}; sleep 0.01; done", beat.display()));
+    }
+    let beaten = |beat: &PathBuf| fs::metadata(beat).map_or(0, |file| file.len());
+    for (round, frozen) in [&group, &leaves[0], &leaves[1], &group].into_iter().enumerate() {
+        freeze(frozen);
+        wait_until(|| fs::read_to_string(frozen.join("cgroup.freeze")).unwrap() == "0\n");
+        for beat in &beats {
+            let before = beaten(beat);
+            wait_until(|| beaten(beat) > before);
+        }
+        if round == 0 {
+            keeper.client.event(|event| match event {
+                FromKeeper::Notice(text) => text.contains("froze control groups").then_some(()),
+                _ => None,
+            });
+        }
+    }
+    for job in &mut jobs {
+        assert!(job.close(&mut keeper.client).unkilled.is_empty());
+    }
+    keeper.end();
+}
+
+/// Returns a script that starts `sleep SECONDS`, which leaves its group for the one at `to`. Its pid is then in `file`.
+/// The sleep is in a session of its own, has no environment if `hides`, and its parents have ended when the script has.
+fn escapes(file: &Path, to: &Path, seconds: &str, hides: bool) -> String {
+    let env = if hides { "env -i" } else { "env" };
+    format!(
+        "({env} setsid sh -c '{env} setsid sh -c \"echo \\$\\$ > {to}/cgroup.procs && echo \\$\\$ > {file}.new; \
+         mv {file}.new {file}; exec sleep {seconds}\" >/dev/null 2>&1 & exit 0' &); \
+         until test -e {file}; do sleep 0.01; done",
+        to = to.display(),
+        file = file.display()
+    )
+}
+
+fn lives(pid: u32) -> bool {
+    fs::read_to_string(format!("/proc/{pid}/stat"))
+        .is_ok_and(|stat| !stat.contains(") Z ") && !stat.contains(") X "))
+}
+
+/// A process ends with its own job and with no other, wherever it moves to.
+#[test]
+fn fault_94_a_process_that_leaves_its_group_ends_with_its_job_and_no_other() {
+    let test = "fault_94_a_process_that_leaves_its_group_ends_with_its_job_and_no_other";
+    let Some((mut keeper, group)) = with_groups(test) else { return };
+    let outside = group.parent().unwrap().to_owned();
+    let mut other = keeper.hold("other");
+    let leaf = leaf_of(&mut other, &mut keeper);
+    let mut own = 0;
+    for (round, (to, hides, ends_first)) in [
+        (&outside, false, 0),
+        (&outside, false, 1),
+        (&outside, true, 0),
+        (&outside, true, 1),
+        (&leaf, false, 0),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let mut jobs = [0, 1].map(|number| keeper.hold(&format!("escape-{round}-{number}")));
+        let mut escaped = Vec::new();
+        for job in &mut jobs {
+            own += 1;
+            let file = keeper.dir.path().join(format!("escaped-{own}"));
+            let over = job.run(&mut keeper.client, &escapes(&file, to, "600", hides));
+            assert_eq!((over.end, over.left), (exited(0), 1), "round {round}");
+            escaped.push(fs::read_to_string(&file).unwrap().trim().parse::<u32>().unwrap());
+        }
+        let last = 1 - ends_first;
+        assert!(jobs[ends_first].close(&mut keeper.client).unkilled.is_empty());
+        assert!(!lives(escaped[ends_first]), "round {round}: it outlives its job");
+        assert!(lives(escaped[last]), "round {round}: it ends with another job");
+        assert!(jobs[last].close(&mut keeper.client).unkilled.is_empty());
+        assert!(!lives(escaped[last]), "round {round}: it outlives its job");
+    }
+    other.close(&mut keeper.client);
+    keeper.end();
+}
+
+/// The process of a step itself leaves the group while it runs, and ends when it is asked.
+#[test]
+fn fault_94_a_step_that_leaves_its_group_is_stopped_with_everything_below() {
+    let test = "fault_94_a_step_that_leaves_its_group_is_stopped_with_everything_below";
+    let Some((mut keeper, group)) = with_groups(test) else { return };
+    let outside = group.parent().unwrap().join("cgroup.procs");
+    let ready = keeper.dir.path().join("ready");
+    let mut job = keeper.hold("leaves");
+    let step = job.spawn(
+        &mut keeper.client,
+        &format!(
+            "trap 'exit 4' TERM; setsid sleep 600 >/dev/null 2>&1 & echo $$ > {}; setsid sleep 600 >/dev/null 2>&1 & \
+             touch {}; while :; do sleep 0.01; done",
+            outside.display(),
+            ready.display()
+        ),
+    );
+    wait_for_file(&ready);
+    job.stop(&mut keeper.client, Duration::from_mins(10));
+    assert_eq!(keeper.client.step_over(job.key, step).end, exited(4));
+    assert!(job.close(&mut keeper.client).unkilled.is_empty());
+    assert!(job.living().is_empty());
+    keeper.end();
+}
+
+/// The log of a job shows no command of a process that has moved into its group.
+#[test]
+fn fault_94_the_command_of_another_jobs_process_is_not_shown() {
+    let test = "fault_94_the_command_of_another_jobs_process_is_not_shown";
+    let Some((mut keeper, _)) = with_groups(test) else { return };
+    for hides in [false, true] {
+        let mut other = keeper.hold(&format!("other-{hides}"));
+        let leaf = leaf_of(&mut other, &mut keeper);
+        let mut job = keeper.hold(&format!("mover-{hides}"));
+        let file = keeper.dir.path().join(format!("moved-{hides}"));
+        assert_eq!(job.run(&mut keeper.client, &escapes(&file, &leaf, "607.5", hides)).end, exited(0));
+        let own = "setsid sleep 608.5 >/dev/null 2>&1 & exit 0";
+        assert_eq!(other.run(&mut keeper.client, own).end, exited(0));
+        for job in [&mut job, &mut other] {
+            job.close(&mut keeper.client);
+        }
+        let lines = other.lines();
+        assert!(lines.iter().any(|line| line.contains("sleep 608.5)")), "{lines:?}");
+        assert!(!lines.iter().any(|line| line.contains("607.5")), "{lines:?}");
+        assert!(!lives(fs::read_to_string(&file).unwrap().trim().parse().unwrap()));
+    }
+    keeper.end();
 }

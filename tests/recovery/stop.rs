@@ -8,7 +8,7 @@ use crate::support::{
 };
 use futures_util::future::join_all;
 use rustix::process::Signal;
-use step_runner::pb::v1::State;
+use step_runner::pb::v1::{RunRequest, State};
 use tonic::Code;
 
 #[tokio::test]
@@ -103,8 +103,10 @@ async fn stop_with_a_stopped_keeper(grace: &str, again: bool) {
         daemon.signal(Signal::TERM);
         refused(follow.rest().await, Code::Unavailable, "shutting_down");
     } else {
+        // The daemon continues it. Either the keeper hears the cancel then, or it is killed before.
         let rest = follow.rest().await.unwrap();
-        assert!(contains(&rest, "job interrupted: "), "{}", String::from_utf8_lossy(&rest));
+        let is_ended = ["job interrupted: ", "job cancelled: "].iter().any(|end| contains(&rest, end));
+        assert!(is_ended, "{}", String::from_utf8_lossy(&rest));
     }
     assert_eq!(daemon.wait(), Some(i32::from(again)));
     for started in [runs, left] {
@@ -112,7 +114,8 @@ async fn stop_with_a_stopped_keeper(grace: &str, again: bool) {
     }
     assert_eq!(daemon.keeper_pid(), None);
     daemon.restart();
-    assert_eq!(end(&daemon.client().await.ended("1").await), (State::Interrupted, -4));
+    let ended = end(&daemon.client().await.ended("1").await);
+    assert!([(State::Interrupted, -4), (State::Cancelled, -2)].contains(&ended), "{ended:?}");
 }
 
 #[tokio::test]
@@ -162,4 +165,58 @@ async fn an_idle_daemon_ends_and_one_that_lived_long_enough() {
     let client = daemon.client().await;
     client.run("1", "exec sleep 600").await;
     assert_eq!(daemon.wait(), Some(0));
+}
+
+/// A way to end a job.
+#[derive(Clone, Copy, Debug)]
+enum Way {
+    Cancel,
+    TimeLimit,
+    Finish,
+    Stop,
+}
+
+/// Many programs take a second SIGTERM as "abort now". The process of the script dies of the first one; the process that it
+/// leaves must not get another one when the job is closed.
+#[tokio::test]
+async fn fault_96_bug_cancel_signals_once_each_process_in_every_way_to_end_a_job() {
+    for cgroup in ["auto", "off"] {
+        for way in [Way::Cancel, Way::TimeLimit, Way::Finish, Way::Stop] {
+            let mut daemon = Setup::new().option("cgroup", cgroup).option("cancel-grace", "1s").start();
+            let client = daemon.client().await;
+            let (asked, in_session) = (daemon.file("asked"), daemon.file("in-session"));
+            let child = |file: &std::path::Path, then: &str| {
+                format!(
+                    "bash -c 'trap \"echo asked >> {}\" TERM; {then} while :; do sleep 0.02; done' >/dev/null 2>&1",
+                    file.display()
+                )
+            };
+            let ready = daemon.file("ready");
+            let text = format!(
+                "setsid {} & {}; echo after",
+                child(&in_session, &format!("touch {0}.1;", ready.display())),
+                child(&asked, &format!("touch {0}.2;", ready.display()))
+            );
+            let timeout =
+                matches!(way, Way::TimeLimit).then_some(prost_types::Duration { seconds: 2, nanos: 0 });
+            client.try_run(RunRequest { timeout, ..request("1", &script(&text)) }).await.unwrap();
+            let are_ready = || [".1", ".2"].iter().all(|end| daemon.file(&format!("ready{end}")).exists());
+            wait_for("both processes", || are_ready().then_some(()));
+            match way {
+                Way::Cancel => client.cancel("1").await,
+                Way::TimeLimit => {}
+                Way::Finish => client.finish("1").await,
+                Way::Stop => daemon.signal(Signal::TERM),
+            }
+            match way {
+                Way::Cancel | Way::TimeLimit => drop(client.ended("1").await),
+                Way::Finish => {}
+                Way::Stop => drop(daemon.wait()),
+            }
+            for file in [asked, in_session] {
+                let text = std::fs::read_to_string(&file).unwrap_or_default();
+                assert_eq!(text, "asked\n", "{way:?}, cgroup {cgroup}, {}", file.display());
+            }
+        }
+    }
 }

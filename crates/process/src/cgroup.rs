@@ -257,8 +257,25 @@ impl Leaf {
         matches!(there, Err(Errno::NOENT | Errno::NODEV))
     }
 
-    /// Returns the processes in it and in groups below it.
-    pub fn processes(&self) -> Vec<u32> {
+    /// Returns the living processes in it and in groups below it.
+    pub fn members(&self) -> Vec<Process> {
+        let member = |pid| {
+            let process = Process::read(pid).filter(|process| !process.zombie)?;
+            // The number may have been reused since the list was read.
+            self.holds(pid).then_some(process)
+        };
+        self.processes().into_iter().filter_map(member).collect()
+    }
+
+    /// True if process `pid` is in it or in a group below it.
+    pub fn holds(&self, pid: u32) -> bool {
+        fs::read_to_string(format!("/proc/{pid}/cgroup")).is_ok_and(|groups| {
+            groups.lines().any(|line| line.starts_with("0::") && self.names_it_or_below(line))
+        })
+    }
+
+    /// Returns the ids of the processes in it and in groups below it.
+    fn processes(&self) -> Vec<u32> {
         let procs = read_file(&self.directory, "cgroup.procs").unwrap_or_default();
         let below = groups_below(&self.path);
         let procs_below = below.iter().filter_map(|path| fs::read_to_string(path.join("cgroup.procs")).ok());
@@ -279,7 +296,7 @@ impl Leaf {
         };
         match kill() {
             Ok(_) => self.spent.store(true, Ordering::Relaxed),
-            Err(_) => self.signal(&[Signal::KILL], None),
+            Err(_) => self.kill_members(),
         }
     }
 
@@ -288,26 +305,13 @@ impl Leaf {
         self.spent.load(Ordering::Relaxed)
     }
 
-    /// Sends `signals` to each process in it that is not in process group `spared`.
-    pub fn signal(&self, signals: &[Signal], spared: Option<u32>) {
-        let is_spared = |pid| spared.is_some() && Process::read(pid).map(|process| process.group) == spared;
+    fn kill_members(&self) {
         for pid in self.processes() {
-            if !is_spared(pid) {
-                self.signal_member(pid, signals);
-            }
-        }
-    }
-
-    fn signal_member(&self, pid: u32, signals: &[Signal]) {
-        let Some(handle) = Pid::from_raw(pid as i32) else { return };
-        let Ok(pidfd) = rustix::process::pidfd_open(handle, PidfdFlags::empty()) else { return };
-        // While the descriptor is open, the number is not reused: the membership read now is this process's.
-        let member = fs::read_to_string(format!("/proc/{pid}/cgroup")).is_ok_and(|groups| {
-            groups.lines().any(|line| line.starts_with("0::") && self.names_it_or_below(line))
-        });
-        if member {
-            for &signal in signals {
-                rustix::process::pidfd_send_signal(&pidfd, signal).ok();
+            let Some(handle) = Pid::from_raw(pid as i32) else { continue };
+            let Ok(pidfd) = rustix::process::pidfd_open(handle, PidfdFlags::empty()) else { continue };
+            // While the descriptor is open, the number is not reused: the membership read now is this process's.
+            if self.holds(pid) {
+                rustix::process::pidfd_send_signal(&pidfd, Signal::KILL).ok();
             }
         }
     }

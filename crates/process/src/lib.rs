@@ -3,7 +3,7 @@
 //! - [`command`] looks a program up, as the daemon does before it asks for a spawn; [`at_hand`] looks at files without
 //!   waiting;
 //! - [`spawn`] starts a process in a group of its own, with two pipes and nothing else;
-//! - [`group`] sends signals to processes that are certainly ours;
+//! - [`group`] sends signals to processes that are certainly ours, [`terminated`] asks each of them once to end;
 //! - [`cgroup`] makes a control group for each job if possible, [`freezer`] thaws what a step has frozen;
 //! - [`limiter`] holds a job to its limits, by the [`controllers`] of control groups and process by process;
 //! - [`reaper`] holds the processes of a job together where no control group can be made;
@@ -42,6 +42,7 @@ pub mod remains;
 pub mod spawn;
 pub mod sweep;
 mod sys;
+pub mod terminated;
 pub mod worker;
 
 pub use sys::{

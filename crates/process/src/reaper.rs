@@ -50,9 +50,9 @@ enum Order {
     /// Start a step. Its descriptors are the command in a memory file, standard output and error, and files of groups
     /// to join.
     Start,
-    /// Send SIGTERM and SIGCONT to the group of the running step.
+    /// Send SIGTERM and SIGCONT to the group of the running step: once to each process.
     TerminateStep,
-    /// Send SIGTERM and SIGCONT to everything outside of that group.
+    /// Send SIGTERM and SIGCONT to everything that has not got them yet.
     TerminateRest,
     /// Send SIGKILL to everything, until nothing is left or a step is started.
     Kill,
@@ -216,7 +216,7 @@ impl ReaperHandle {
         self.try_send(&Order::TerminateStep);
     }
 
-    /// Orders SIGTERM and SIGCONT for everything outside of that group.
+    /// Orders SIGTERM and SIGCONT for everything that has not got them yet.
     pub fn terminate_rest(&self) {
         self.try_send(&Order::TerminateRest);
     }

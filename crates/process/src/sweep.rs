@@ -155,7 +155,7 @@ impl Sweeper {
         if let Some(&tag) = self.known.get(&key) {
             return Some(tag);
         }
-        let tag = read_tag(process.pid).or_else(|| tag_of_reaper(process.pid));
+        let tag = tag_of(process.pid).or_else(|| tag_of_reaper(process.pid));
         let tag = tag.filter(|tag| marks.tags.contains(tag))?;
         self.known.insert(key, tag);
         Some(tag)
@@ -184,12 +184,45 @@ pub fn descendants(ancestor: u32) -> Vec<Process> {
     found
 }
 
+/// Returns the living descendants of the processes `roots`, found from parent to child: the cost grows with their number,
+/// not with that of all processes. One that forks meanwhile can be missed, and its descendants too. Returns nothing on a
+/// kernel built without lists of children.
+pub fn family(roots: &[u32]) -> Vec<Process> {
+    let (mut found, mut at) = (Vec::new(), roots.to_vec());
+    let mut seen: HashSet<u32> = roots.iter().copied().collect();
+    while let Some(pid) = at.pop() {
+        for child in children_of(pid).into_iter().filter(|child| seen.insert(*child)) {
+            at.push(child);
+            found.extend(Process::read(child).filter(|process| !process.zombie));
+        }
+    }
+    found
+}
+
+/// Returns the ids of the children of all threads of process `pid`.
+fn children_of(pid: u32) -> Vec<u32> {
+    let threads = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    let lists = threads.filter_map(|thread| fs::read_to_string(thread.path().join("children")).ok());
+    lists
+        .flat_map(|list| list.split_ascii_whitespace().filter_map(|pid| pid.parse().ok()).collect::<Vec<_>>())
+        .collect()
+}
+
 /// Returns the children of this process, zombies included, from one file. On a kernel built without that file, reads
 /// all processes and returns the living descendants instead.
 pub fn own_children() -> Vec<Process> {
-    match unknown_children(|_| false) {
+    own_children_except(|_| false)
+}
+
+/// Like [`own_children`], without those whose id is known.
+pub fn own_children_except(is_known: impl Fn(u32) -> bool) -> Vec<Process> {
+    match unknown_children(&is_known) {
         Ok(children) => children.into_iter().filter_map(Process::read).collect(),
-        Err(_) => descendants(std::process::id()),
+        Err(_) => {
+            let mut found = descendants(std::process::id());
+            found.retain(|process| !is_known(process.pid));
+            found
+        }
     }
 }
 
@@ -227,7 +260,7 @@ fn read_table() -> io::Result<HashMap<u32, Process>> {
 }
 
 /// Returns the tag in the environment of process `pid`, if it can be read.
-fn read_tag(pid: u32) -> Option<u128> {
+pub fn tag_of(pid: u32) -> Option<u128> {
     let mut environment = Vec::new();
     let file = fs::File::open(format!("/proc/{pid}/environ")).ok()?;
     file.take(MAX_ENVIRONMENT).read_to_end(&mut environment).ok()?;
@@ -287,7 +320,7 @@ mod tests {
         let mut inner = start(Some(8));
         // Right after a process became its program, its environment reads empty for a moment.
         let until = std::time::Instant::now() + std::time::Duration::from_mins(1);
-        while read_tag(tagged.id()).is_none() && std::time::Instant::now() < until {
+        while tag_of(tagged.id()).is_none() && std::time::Instant::now() < until {
             std::thread::yield_now();
         }
         let find = |marks: &Marks| Sweeper::default().find(marks).unwrap();

@@ -5,24 +5,27 @@ use std::io;
 use std::time::Duration;
 
 use rustix::io::Errno;
-use rustix::process::{Pid, Signal};
+use rustix::process::Signal;
 
+use super::escaped::Signs;
 use super::shared::{KeeperShared, Token};
 use super::strays::{has_strays, kill_strays, strays};
 use crate::keeper::core::Serial;
 use crate::model::{LimitName, ResourceLimits, Shortage};
 use crate::process::cgroup::{Leaf, Pool, Usage};
 use crate::process::controllers::{Controller, LimitCounts};
-use crate::process::freezer::{Watched, thaw_process};
+use crate::process::freezer::Watched;
 use crate::process::group;
 use crate::process::limiter::{LegacyGroups, user_limit};
 use crate::process::reaper::{OrderedPipes, ReaperHandle, Received};
 use crate::process::spawn::{Command, Confinement, SpawnError, Spawned, Stage};
 use crate::process::sweep::{Process, descendants};
+use crate::process::terminated::Terminated;
 
 /// Holds the processes of a job together: in a control group, or else below a reaper.
 #[derive(Default)]
 pub(super) struct Containment {
+    serial: Serial,
     /// Value of `STEP_RUNNER_JOB`.
     tag: u128,
     limits: ResourceLimits,
@@ -38,6 +41,8 @@ pub(super) struct Containment {
     counts: LimitCounts,
     /// Processor time of its processes that we reaped, or that a former reaper reaped.
     reaped: Duration,
+    /// Processes that were asked to end. Those below a reaper are counted there.
+    terminated: Terminated,
     /// True if control groups were tried and do not work here.
     refused: bool,
     /// True once a reaper of the job was killed: its descendants are ours now.
@@ -59,8 +64,8 @@ pub(super) enum StartOutcome {
 }
 
 impl Containment {
-    pub(super) fn new(tag: u128, limits: ResourceLimits) -> Self {
-        Self { tag, limits, deserted: true, ..Self::default() }
+    pub(super) fn new(serial: Serial, tag: u128, limits: ResourceLimits) -> Self {
+        Self { serial, tag, limits, deserted: true, ..Self::default() }
     }
 
     /// Starts a step of the job `serial`, or orders its reaper to start it.
@@ -233,17 +238,12 @@ impl Containment {
     }
 
     /// Returns the living processes of the job, a running step's too. Cheap if there are none.
-    pub(super) fn survivors(&mut self, shared: &KeeperShared) -> Vec<Process> {
-        if self.deserted {
+    pub(super) fn survivors(&mut self, signs: &Signs<'_>, shared: &KeeperShared) -> Vec<Process> {
+        if self.is_empty(signs, shared) {
             return Vec::new();
         }
         if let Some(leaf) = &self.leaf {
-            if !leaf.is_populated() {
-                self.deserted = true;
-                return Vec::new();
-            }
-            let living = |pid| Process::read(pid).filter(|process| !process.zombie);
-            return leaf.processes().into_iter().filter_map(living).collect();
+            return everywhere(leaf, signs, shared);
         }
         let held = self.reaper.as_ref().filter(|reaper| !reaper.is_empty());
         let mut found = held.map(|reaper| descendants(reaper.pid())).unwrap_or_default();
@@ -253,16 +253,20 @@ impl Containment {
         found
     }
 
-    /// True if no process of the job is left. The kernel tells us about a control group; a reaper without children
-    /// reports it. If the reaper was killed, our own children prove it.
-    pub(super) fn is_empty(&mut self, shared: &KeeperShared) -> bool {
-        self.deserted = self.deserted || self.looks_empty(shared);
+    /// True if no process of the job is left. The kernel tells us about a control group, and our own children show who
+    /// has left it; a reaper without children reports it. If the reaper was killed, our own children prove it.
+    pub(super) fn is_empty(&mut self, signs: &Signs<'_>, shared: &KeeperShared) -> bool {
+        self.deserted = self.deserted || self.looks_empty(signs, shared);
         self.deserted
     }
 
-    fn looks_empty(&self, shared: &KeeperShared) -> bool {
+    fn looks_empty(&self, signs: &Signs<'_>, shared: &KeeperShared) -> bool {
         match &self.leaf {
-            Some(leaf) => !leaf.is_populated(),
+            Some(leaf) => {
+                !leaf.is_populated()
+                    && signs.leader.is_none()
+                    && signs.children_outside(leaf, shared).is_empty()
+            }
             None => {
                 self.reaper.as_ref().is_none_or(ReaperHandle::is_empty)
                     && !(self.has_strays && has_strays(shared))
@@ -278,39 +282,47 @@ impl Containment {
         }
     }
 
-    /// Thaws processes that outlived a SIGKILL: a SIGKILL does not reach those in a frozen group of version 1.
-    pub(super) fn thaw_survivors(&mut self, shared: &mut KeeperShared) {
-        self.survivors(shared).into_iter().for_each(|process| thaw_process(process.pid));
-    }
-
-    /// Sends SIGTERM and SIGCONT to the group of the running step, whose process is `leader`.
-    pub(super) fn terminate_step(&self, leader: Option<Pid>) {
-        match (&self.reaper, leader) {
+    /// Sends SIGTERM and SIGCONT to the process group of the running step, whose process is `leader`: once to each
+    /// process.
+    pub(super) fn terminate_step(&mut self, leader: Option<u32>, signs: &Signs<'_>, shared: &KeeperShared) {
+        match (&self.reaper, &self.leaf, leader) {
             // Also reaches a step that the reaper is about to start.
-            (Some(reaper), _) => reaper.terminate_step(),
-            (None, Some(leader)) => group::terminate(leader),
-            (None, None) => {}
+            (Some(reaper), ..) => reaper.terminate_step(),
+            (None, Some(leaf), Some(leader)) => self.terminated.terminate(|| {
+                let mut found = everywhere(leaf, signs, shared);
+                found.retain(|process| process.group == leader);
+                found
+            }),
+            (None, ..) => {}
         }
     }
 
-    /// Sends SIGTERM and SIGCONT to all other processes of the job.
-    pub(super) fn terminate_rest(&self, leader: Option<Pid>, shared: &KeeperShared) {
-        const GENTLY: [Signal; 2] = [Signal::TERM, Signal::CONT];
+    /// Sends SIGTERM and SIGCONT to all processes of the job that have not got them yet.
+    pub(super) fn terminate_rest(&mut self, signs: &Signs<'_>, shared: &KeeperShared) {
         if let Some(leaf) = &self.leaf {
-            return leaf.signal(&GENTLY, leader.map(|leader| leader.as_raw_nonzero().get() as u32));
+            return self.terminated.terminate(|| everywhere(leaf, signs, shared));
         }
         if let Some(reaper) = &self.reaper {
             reaper.terminate_rest();
         }
-        for process in self.strays(shared) {
-            group::signal_process(&process, &GENTLY);
+        if self.has_strays {
+            self.terminated.terminate(|| strays(shared));
         }
     }
 
-    /// Sends SIGKILL to all processes of the job: those in its control group, or below its reaper. Repeat it until none
-    /// is left.
-    pub(super) fn kill(&mut self, shared: &mut KeeperShared) {
+    /// Returns the living processes of the job that have left its control group.
+    pub(super) fn outside(&self, signs: &Signs<'_>, shared: &KeeperShared) -> Vec<Process> {
+        let leaf = self.leaf.as_ref().filter(|_| !self.deserted);
+        leaf.map(|leaf| signs.outside(leaf, &leaf.members(), shared)).unwrap_or_default()
+    }
+
+    /// Sends SIGKILL to all processes of the job: those in its control group and those that have left it (`outside`), or
+    /// those below its reaper. Repeat it until none is left.
+    pub(super) fn kill(&mut self, outside: &[Process], shared: &mut KeeperShared) {
         if let Some(leaf) = &self.leaf {
+            for process in outside {
+                group::signal_process(process, &[Signal::KILL]);
+            }
             return leaf.kill();
         }
         if let Some(reaper) = &self.reaper {
@@ -326,10 +338,6 @@ impl Containment {
         if self.has_strays {
             kill_strays(shared);
         }
-    }
-
-    fn strays(&self, shared: &KeeperShared) -> Vec<Process> {
-        if self.has_strays { strays(shared) } else { Vec::new() }
     }
 
     /// Returns the usage of the job: as counted by groups, else the processor time of reaped processes.
@@ -364,6 +372,8 @@ impl Containment {
         if let Some(legacy_groups) = self.legacy_groups.take() {
             shared.limiter.give_back(legacy_groups);
         }
+        self.terminated = Terminated::default();
+        shared.spans.forget(self.serial);
         if let (Some(leaf), Some(pool)) = (self.leaf.take(), shared.pool.as_mut()) {
             if self.deserted && self.settled.get().is_some() {
                 pool.give_back_empty(leaf);
@@ -372,6 +382,13 @@ impl Containment {
             }
         }
     }
+}
+
+/// Returns the living processes of a job in its control group and outside of it.
+fn everywhere(leaf: &Leaf, signs: &Signs<'_>, shared: &KeeperShared) -> Vec<Process> {
+    let mut found = leaf.members();
+    found.extend(signs.outside(leaf, &found, shared));
+    found
 }
 
 /// Starts a reaper, and watches it for the job `serial`.

@@ -15,6 +15,7 @@ use crate::journal::{Reader, event::End, event::Event as JournalEvent};
 use crate::keeper::core::{Body, Event, FinishStep, Job, JobAction, LogView, NotStarted, Serial};
 use crate::keeper::protocol::{Closed, HoldJob, KeeperError, StepEnd, StepOver};
 use crate::model::{FinishedProcess, LogChannel, Outcome, Shortage, StepUsage};
+use crate::process::sweep::Process;
 use crate::{failpoint, files};
 
 /// Descriptors, processes and log of a job.
@@ -55,7 +56,7 @@ impl JobBody {
         Ok(Self {
             serial,
             output: Output::new(masking, log),
-            processes: Processes::new(hold),
+            processes: Processes::new(serial, hold),
             secret_files: std::mem::take(&mut hold.secret_files),
             is_synced: shared.state.is_synced(hold.key),
         })
@@ -79,11 +80,11 @@ impl JobBody {
                 return Some(Event::Over(self.finish_step(&finish, shared)));
             }
             JobAction::Look(look) => {
-                return Some(Event::Looked(look, self.processes.containment.is_empty(shared)));
+                return Some(Event::Looked(look, self.processes.is_empty(shared)));
             }
             JobAction::Thaw => self.processes.containment.thaw(shared),
-            JobAction::ThawSurvivors => self.processes.containment.thaw_survivors(shared),
-            JobAction::Terminate(step) => self.processes.terminate(step),
+            JobAction::ThawSurvivors => self.processes.thaw_survivors(shared),
+            JobAction::Terminate(step) => self.processes.terminate(step, shared),
             JobAction::TerminateRest => self.processes.terminate_rest(shared),
             JobAction::Kill => self.processes.kill(shared),
             JobAction::WriteEnd { lines, has_survivors } => {
@@ -122,7 +123,7 @@ impl JobBody {
         }
         let pipes = [(stdout, LogChannel::Out), (stderr, LogChannel::Err)];
         self.output.add_pipes(step, pipes, self.serial, shared);
-        self.processes.watch(step, pid, pidfd, is_ours, self.serial, shared);
+        self.processes.watch(step, pid, pidfd, is_ours, start_time, self.serial, shared);
         Event::Started(step)
     }
 
@@ -139,10 +140,12 @@ impl JobBody {
         let FinishStep { step, name, status, usage: used, names_left } = finish;
         self.processes.forget(*step);
         self.output.finish_step(*step, shared);
-        let survivors = self.processes.containment.survivors(shared);
+        let survivors = self.processes.survivors(shared);
         let new = self.processes.leftovers.of_step(&survivors);
         if !new.is_empty() && *names_left {
-            let line = leftover::line(name, &new, &self.output.masking);
+            let signs = self.processes.signs();
+            let is_proven = |process: &Process| signs.prove(process, shared);
+            let line = leftover::line(name, &new, is_proven, &self.output.masking);
             self.output.line(LogChannel::Out, &line, shared);
         }
         let shortage = self.processes.containment.shortage();
@@ -172,10 +175,9 @@ impl JobBody {
         job: &Job,
         shared: &mut KeeperShared,
     ) -> Closed {
-        let containment = &mut self.processes.containment;
-        let unkilled = if has_survivors { containment.survivors(shared) } else { Vec::new() };
+        let unkilled = if has_survivors { self.processes.survivors(shared) } else { Vec::new() };
         let unkilled: Vec<u32> = unkilled.iter().map(|process| process.pid).collect();
-        let usage = containment.usage();
+        let usage = self.processes.containment.usage();
         let output = &mut self.output;
         output.close_pipes(job, shared);
         for (kind, text) in lines {

@@ -36,6 +36,14 @@ impl Leftovers {
         self.sessions.remove(&group);
     }
 
+    /// True if the process was left by an earlier step, or is in a group or session of a step.
+    pub(super) fn has(&self, process: &Process) -> bool {
+        process.group == self.group
+            || self.groups.contains(&process.group)
+            || self.sessions.contains(&process.session)
+            || self.known.contains(&(process.pid, process.start_time))
+    }
+
     /// Ends the step. `survivors` are all living processes of the job. Returns those that this step left, by pid.
     pub(super) fn of_step(&mut self, survivors: &[Process]) -> Vec<Process> {
         let by_pid: HashMap<u32, &Process> = survivors.iter().map(|process| (process.pid, process)).collect();
@@ -72,15 +80,23 @@ impl Leftovers {
     }
 }
 
-/// Returns the line about processes that a step left. Commands are masked whole, then shortened.
-pub(super) fn line(step: &str, left: &[Process], masking: &Masking) -> String {
+/// Returns the line about processes that a step left. Commands are masked whole, then shortened. Only those of processes for
+/// which `is_proven` holds are shown: the command of another job's process may hold secrets that `masking` does not know.
+pub(super) fn line(
+    step: &str,
+    left: &[Process],
+    is_proven: impl Fn(&Process) -> bool,
+    masking: &Masking,
+) -> String {
     let noun = if left.len() == 1 { "process" } else { "processes" };
     let mut text = format!("step {step} left {} {noun} running: ", left.len());
     for (index, process) in left.iter().take(MAX_NAMED).enumerate() {
         let separator = if index == 0 { "" } else { ", " };
         // Writing to a string does not fail.
         write!(text, "{separator}{}", process.pid).ok();
-        if let Some(command) = shown_command(process.pid, masking) {
+        if is_proven(process)
+            && let Some(command) = shown_command(process.pid, masking)
+        {
             write!(text, " ({command})").ok();
         }
     }

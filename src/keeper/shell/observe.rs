@@ -106,7 +106,7 @@ impl Keeper {
             ReaperEvent::Deserted => {}
         }
         if let Some(Held { body, .. }) = self.core.get_mut(serial)
-            && body.processes.containment.is_empty(&self.shared)
+            && body.processes.is_empty(&self.shared)
         {
             self.tell(serial, Event::Fewer);
         }

@@ -6,14 +6,17 @@ use rustix::io::Errno;
 use rustix::process::Pid;
 
 use super::containment::{Containment, StartOutcome};
+use super::escaped::Signs;
 use super::leftover::Leftovers;
 use super::shared::{KeeperShared, Token};
 use crate::keeper::core::{NotStarted, Serial, StartFailure};
 use crate::keeper::protocol::{HoldJob, SpawnStep};
 use crate::model::{ExitStatus, StepUsage};
+use crate::process::freezer::thaw_process;
 use crate::process::group;
 use crate::process::reaper::{OrderedPipes, ReaperEvent};
 use crate::process::spawn::{Command, SpawnError, Spawned, Stage};
+use crate::process::sweep::Process;
 
 /// The process of a running step, not yet reaped.
 struct Running {
@@ -53,6 +56,8 @@ pub(super) enum Seen {
 
 /// Processes of one job.
 pub(super) struct Processes {
+    serial: Serial,
+    tag: u128,
     pub(super) containment: Containment,
     pub(super) leftovers: Leftovers,
     running: Vec<Running>,
@@ -61,9 +66,11 @@ pub(super) struct Processes {
 }
 
 impl Processes {
-    pub(super) fn new(hold: &HoldJob) -> Self {
+    pub(super) fn new(serial: Serial, hold: &HoldJob) -> Self {
         Self {
-            containment: Containment::new(hold.tag, hold.limits),
+            serial,
+            tag: hold.tag,
+            containment: Containment::new(serial, hold.tag, hold.limits),
             leftovers: Leftovers::default(),
             running: Vec::new(),
             launching: None,
@@ -127,12 +134,14 @@ impl Processes {
         pid: Pid,
         pidfd: Option<OwnedFd>,
         is_ours: bool,
+        start_time: u64,
         serial: Serial,
         shared: &mut KeeperShared,
     ) {
         let number = pid.as_raw_nonzero().get() as u32;
         if is_ours {
             shared.leaders.insert(number, serial);
+            shared.spans.begin(serial, self.tag, start_time);
         }
         self.leftovers.begin(number);
         let token = Token::Process(serial, step);
@@ -159,6 +168,7 @@ impl Processes {
         let Some((status, usage)) = group::reap(pidfd.as_fd()) else { return Seen::Nothing };
         let run = self.running.swap_remove(index);
         shared.leaders.remove(&number(run.pid));
+        shared.spans.end(self.serial);
         self.containment.add_reaped(usage.time());
         Seen::Reaped(run.step, status, usage)
     }
@@ -175,24 +185,57 @@ impl Processes {
         self.launching.take_if(|(launching, _)| *launching == step);
     }
 
-    /// Sends SIGTERM to the processes of a running step.
-    pub(super) fn terminate(&self, step: u32) {
-        let run = self.running.iter().find(|run| run.step == step);
-        self.containment.terminate_step(run.map(|run| run.pid));
+    /// Returns what tells the job's processes from those of other jobs.
+    pub(super) fn signs(&self) -> Signs<'_> {
+        let (serial, tag, leftovers) = (self.serial, self.tag, &self.leftovers);
+        Signs { serial, tag, leftovers, leader: leader_of(&self.running) }
     }
 
-    /// Sends SIGTERM to all processes that belong to no running step.
-    pub(super) fn terminate_rest(&self, shared: &KeeperShared) {
-        self.containment.terminate_rest(self.running.first().map(|run| run.pid), shared);
+    /// Returns the living processes of the job, a running step's too. Cheap if there are none.
+    pub(super) fn survivors(&mut self, shared: &KeeperShared) -> Vec<Process> {
+        self.with_signs(|containment, signs| containment.survivors(signs, shared))
+    }
+
+    /// True if no process of the job is left.
+    pub(super) fn is_empty(&mut self, shared: &KeeperShared) -> bool {
+        self.with_signs(|containment, signs| containment.is_empty(signs, shared))
+    }
+
+    /// Thaws processes that outlived a SIGKILL: a SIGKILL does not reach those in a frozen group of version 1.
+    pub(super) fn thaw_survivors(&mut self, shared: &KeeperShared) {
+        self.survivors(shared).into_iter().for_each(|process| thaw_process(process.pid));
+    }
+
+    /// Sends SIGTERM to the processes of a running step.
+    pub(super) fn terminate(&mut self, step: u32, shared: &KeeperShared) {
+        let leader = self.running.iter().find(|run| run.step == step).map(|run| number(run.pid));
+        self.with_signs(|containment, signs| containment.terminate_step(leader, signs, shared));
+    }
+
+    /// Sends SIGTERM to all processes of the job that have not got it yet.
+    pub(super) fn terminate_rest(&mut self, shared: &KeeperShared) {
+        self.with_signs(|containment, signs| containment.terminate_rest(signs, shared));
     }
 
     /// Sends SIGKILL to all processes.
     pub(super) fn kill(&mut self, shared: &mut KeeperShared) {
+        let outside = self.with_signs(|containment, signs| containment.outside(signs, shared));
         for run in self.running.iter().filter(|run| run.is_ours) {
             group::kill(run.pid);
         }
-        self.containment.kill(shared);
+        self.containment.kill(&outside, shared);
     }
+
+    fn with_signs<T>(&mut self, act: impl FnOnce(&mut Containment, &Signs<'_>) -> T) -> T {
+        let (serial, tag, leftovers) = (self.serial, self.tag, &self.leftovers);
+        let signs = Signs { serial, tag, leftovers, leader: leader_of(&self.running) };
+        act(&mut self.containment, &signs)
+    }
+}
+
+/// Returns the running step's process that is our child.
+fn leader_of(running: &[Running]) -> Option<u32> {
+    running.iter().find(|run| run.is_ours).map(|run| number(run.pid))
 }
 
 fn number(pid: Pid) -> u32 {

@@ -6,6 +6,7 @@ use std::os::fd::AsFd;
 use rustix::event::epoll::{self, EventData, EventFlags};
 
 use super::connection::Connection;
+use super::escaped::Spans;
 use super::masking::{Clock, READ_BYTES};
 use super::setup::StateDir;
 use crate::journal::{self, event::Event};
@@ -133,6 +134,8 @@ pub(super) struct KeeperShared {
     pub(super) leaders: HashMap<u32, Serial>,
     /// Reapers not yet reaped, by process id.
     pub(super) reapers: HashSet<u32>,
+    /// Times of the jobs in control groups.
+    pub(super) spans: Spans,
 }
 
 impl KeeperShared {
@@ -161,6 +164,7 @@ impl KeeperShared {
             connection: None,
             leaders: HashMap::new(),
             reapers: HashSet::new(),
+            spans: Spans::default(),
         }
     }
 

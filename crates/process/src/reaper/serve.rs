@@ -15,8 +15,9 @@ use super::{Order, OrderedCommand, ReaperEvent, ReaperReport, receive, send};
 use crate::group;
 use crate::host::hide_memory;
 use crate::spawn::{Command, Confinement, SpawnError, Spawner, Stage};
-use crate::sweep::{descendants, own_children};
+use crate::sweep::{Process, descendants, own_children};
 use crate::sys::{Child, Children, Signals, inherited_descriptor, look_at_children, reap_ended};
+use crate::terminated::Terminated;
 
 /// First pause between two rounds of killing; it doubles each time.
 const FIRST_PAUSE: Duration = Duration::from_millis(1);
@@ -52,6 +53,7 @@ struct ReaperLoop {
     starts: u32,
     is_empty: bool,
     used: Duration,
+    terminated: Terminated,
     killing: Option<Killing>,
     /// True once the keeper is gone.
     is_alone: bool,
@@ -76,6 +78,7 @@ pub fn serve(oom_score_adj: Option<i32>) -> io::Result<()> {
         starts: 0,
         is_empty: true,
         used: Duration::ZERO,
+        terminated: Terminated::default(),
         killing: None,
         is_alone: false,
     };
@@ -150,10 +153,11 @@ impl ReaperLoop {
             Ok(Some((Order::Start, descriptors))) => self.start(descriptors),
             Ok(Some((Order::TerminateStep, _))) => {
                 if let Some(leader) = self.leader {
-                    group::terminate(leader);
+                    let group = leader.as_raw_nonzero().get() as u32;
+                    self.terminate(|process| process.group == group);
                 }
             }
-            Ok(Some((Order::TerminateRest, _))) => self.terminate_rest(),
+            Ok(Some((Order::TerminateRest, _))) => self.terminate(|_| true),
             Ok(Some((Order::Kill, _))) => self.begin_killing(),
             // The keeper has dropped the job, is dead, or sent nonsense.
             Ok(None) | Err(_) => {
@@ -205,13 +209,13 @@ impl ReaperLoop {
         self.spawner.spawn_with(&command, &confinement, stdout.as_fd(), stderr.as_fd())
     }
 
-    /// Sends SIGTERM and SIGCONT to everything outside of the running step's group.
-    fn terminate_rest(&self) {
-        let spared = self.leader.map(|leader| leader.as_raw_nonzero().get() as u32);
-        for process in descendants(std::process::id()).iter().filter(|process| Some(process.group) != spared)
-        {
-            group::signal_process(process, &[Signal::TERM, Signal::CONT]);
-        }
+    /// Sends SIGTERM and SIGCONT to each process below for which `is_meant` holds and that has not got them yet.
+    fn terminate(&mut self, is_meant: impl Fn(&Process) -> bool) {
+        self.terminated.terminate(|| {
+            let mut found = descendants(std::process::id());
+            found.retain(&is_meant);
+            found
+        });
     }
 
     fn begin_killing(&mut self) {
