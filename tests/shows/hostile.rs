@@ -6,6 +6,7 @@ mod attack;
 #[path = "../support/frames.rs"]
 mod frames;
 mod good;
+mod groups;
 mod rounds;
 mod shape;
 

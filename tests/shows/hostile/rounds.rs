@@ -8,6 +8,7 @@ use step_runner::pb::v1;
 use tonic::Code;
 
 use super::good::Asker;
+use super::groups;
 use super::shape::{self, Maker, SHAPES};
 use super::{P99, War};
 use crate::client::{Client, dial_patiently};
@@ -104,6 +105,10 @@ async fn fight(
         }
     }
     let times = asker.stop(misses, &name).await;
+    let escaped = groups::escaped();
+    if !escaped.is_empty() {
+        misses.add(format!("{name}: processes {escaped:?} have outlived their jobs; again: {again}"));
+    }
     let after = war.calm_within(scene, daemon, before, LEFT).await;
     let left = [after[0].saturating_sub(before[0]), after[1].saturating_sub(before[1])];
     println!(

@@ -8,11 +8,19 @@ use std::time::Duration;
 use prost_types::value::Kind;
 use step_runner::pb::v1;
 
+use super::groups;
 use crate::random::Random;
 
 /// Names of the shapes that are always tried.
-pub(super) const SHAPES: [&str; 6] =
-    ["evaluated secrets", "comparisons", "phrases", "blank lines", "open braces", "doubling"];
+pub(super) const SHAPES: [&str; 7] = [
+    "evaluated secrets",
+    "comparisons",
+    "phrases",
+    "blank lines",
+    "open braces",
+    "doubling",
+    "control groups",
+];
 
 /// Number of functions `double-N`. Each calls the next one with its input twice.
 const DOUBLINGS: usize = 24;
@@ -97,6 +105,11 @@ impl Maker {
                     ..v1::Job::default()
                 };
                 v1::RunRequest { job: Some(job), ..request(id, script("exit 0")) }
+            }
+            6 => {
+                let seed =
+                    id.bytes().fold(0, |seed: u64, byte| seed.wrapping_mul(31).wrapping_add(byte.into()));
+                request(id, script(groups::script(&mut Random::new(seed))))
             }
             _ => {
                 let depth = DOUBLINGS.saturating_sub(self.scale.ilog2() as usize).max(2);
@@ -245,7 +258,7 @@ impl Maker {
         };
         let lines = self.of(*pick(random, &[1, 1_000, 300_000]));
         let bytes = self.of(*pick(random, &[1, 1 << 20, 16 << 20]));
-        let behind = match random.below(7) {
+        let behind = match random.below(8) {
             0 => format!("head -c {bytes} /dev/zero | tr '\\0' '\\n' > ${{{{ export_file }}}}"),
             1 => format!(
                 "seq {lines} | sed 's/.*/{{\"name\": \"N&\", \"value\": \"v&\"}}/' > ${{{{ export_file }}}}"
@@ -261,6 +274,7 @@ impl Maker {
                 lines.min(5_000)
             ),
             5 => format!("head -c {bytes} /dev/zero | tr '\\0' y; exit 3"),
+            6 => groups::script(random),
             _ => String::new(),
         };
         format!("{behind}\nexit\n# {expression}")
