@@ -40,10 +40,16 @@ pub trait Host: Send + Sync {
     fn kill_started(&self, _started: &Process) -> Option<u32> {
         None
     }
-    /// Kills the keeper of the state folder if its process is known. Returns its pid. Does not wait for its end.
-    fn kill_keeper(&self, state: &StateDir) -> Option<u32>;
-    /// Continues the keeper of the state folder if it was stopped. Returns its pid. A played keeper is never stopped.
-    fn wake_keeper(&self, _state: &StateDir) -> Option<u32> {
+    /// Returns the process of a keeper that has named its pid. A played keeper has none.
+    fn process(&self, _pid: u32) -> Option<Process> {
+        None
+    }
+    /// Kills the keeper: the process `known`, or else the one that the state folder names. Returns its pid. Does not wait
+    /// for its end.
+    fn kill_keeper(&self, state: &StateDir, known: Option<Process>) -> Option<u32>;
+    /// Continues the keeper if it was stopped, and thaws it if it was frozen: the process `known`, or else the one that the
+    /// state folder names. Returns its pid. A played keeper is never stopped.
+    fn wake_keeper(&self, _state: &StateDir, _known: Option<Process>) -> Option<u32> {
         None
     }
     /// Returns the directory below which a keeper can make control groups for jobs.
@@ -95,12 +101,16 @@ impl Host for Processes {
         group::signal_process(started, &[Signal::KILL]).then_some(started.pid)
     }
 
-    fn kill_keeper(&self, state: &StateDir) -> Option<u32> {
-        launch::kill(state.dir())
+    fn process(&self, pid: u32) -> Option<Process> {
+        Process::read(pid)
     }
 
-    fn wake_keeper(&self, state: &StateDir) -> Option<u32> {
-        launch::wake(state.dir())
+    fn kill_keeper(&self, state: &StateDir, known: Option<Process>) -> Option<u32> {
+        launch::signal(state.dir(), known, Signal::KILL)
+    }
+
+    fn wake_keeper(&self, state: &StateDir, known: Option<Process>) -> Option<u32> {
+        launch::signal(state.dir(), known, Signal::CONT)
     }
 
     fn control_group(&self) -> Result<PathBuf, CgroupError> {

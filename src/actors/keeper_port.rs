@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use actix::Addr;
-use tokio::sync::Mutex;
+use tokio::sync::{Mutex, Notify};
 use tokio::time::Instant;
 
 use super::deliver;
@@ -132,8 +132,12 @@ pub(super) struct KeeperPort {
     ending: Ending,
     /// Process of a keeper that was started but has not answered yet.
     starting: Rc<Cell<Option<Process>>>,
-    /// True if the operator was told that the keeper of this connection is slow.
-    told_slow: Rc<Cell<bool>>,
+    /// Process of the keeper, as it has named it. What `keeper.json` says can be changed by a job.
+    process: Rc<Cell<Option<Process>>>,
+    /// True while the keeper of this connection does not answer. The operator was told so.
+    is_silent: Rc<Cell<bool>>,
+    /// Notified when `is_silent` has changed.
+    silence_changed: Rc<Notify>,
 }
 
 /// Events held back until their jobs are registered. `None`: events are dispatched at once.
@@ -164,7 +168,9 @@ impl KeeperPort {
             told_groups,
             ending,
             starting: Rc::default(),
-            told_slow: Rc::default(),
+            process: Rc::default(),
+            is_silent: Rc::default(),
+            silence_changed: Rc::default(),
         })
     }
 
@@ -309,7 +315,8 @@ impl KeeperPort {
     ) -> Result<(Keeper, Holdings), KeeperProblem> {
         let (registry, early) = (Arc::clone(&self.registry), Rc::clone(&self.early));
         let supervisor = supervisor.clone();
-        self.told_slow.set(false);
+        self.is_silent.set(false);
+        self.silence_changed.notify_waiters();
         let link = KeeperLink::new(
             wire,
             move |event| match &mut *early.borrow_mut() {
@@ -326,10 +333,12 @@ impl KeeperPort {
                 remembered,
                 digest_key,
                 unenforceable,
-                ..
+                pid,
             } => {
+                self.process.set(self.host.process(pid));
                 self.tell_groups(cgroup.as_deref());
                 self.digest_key.set(digest_key);
+                actix::spawn(self.clone().watch(link.downgrade()));
                 let keeper = Keeper { link, digest_key, unenforceable: unenforceable.into() };
                 Ok((keeper, Holdings { jobs, remembered }))
             }

@@ -313,6 +313,14 @@ impl Registry {
         begun.collect()
     }
 
+    /// True if a job that has begun, or is registered, has not ended.
+    pub(super) fn has_living(&self) -> bool {
+        self.slots.read().values().any(|slot| match slot {
+            Slot::Reserved(_, begun) => begun.is_some(),
+            Slot::Present(view, _) | Slot::Removing(view, ..) => !view.is_ended(),
+        })
+    }
+
     /// Returns the number of registered jobs and reservations.
     pub(crate) fn len(&self) -> usize {
         self.slots.read().len()

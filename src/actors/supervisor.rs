@@ -267,7 +267,9 @@ impl Handler<FinishJob> for Supervisor {
 
     fn handle(&mut self, FinishJob(id): FinishJob, _: &mut Self::Context) -> Self::Result {
         failpoint::hit("actors::supervisor::finish");
-        Box::pin(self.remove(&id))
+        let (port, removed) = (self.port.clone(), self.remove(&id));
+        // The removal goes on if the keeper does not answer. A repeated call joins it.
+        Box::pin(async move { port.unless_silent(removed).await? })
     }
 }
 

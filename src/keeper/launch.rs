@@ -11,7 +11,7 @@ use crate::error::Chain;
 use crate::process::cgroup::CgroupMode;
 use crate::process::host::{self, SoftLimits};
 use crate::process::sweep::Process;
-use crate::process::{cgroup, children, group};
+use crate::process::{cgroup, children, freezer, group};
 use crate::{failpoint, files};
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
@@ -38,24 +38,24 @@ fn identity(directory: BorrowedFd<'_>) -> Option<KeeperIdentity> {
     serde_json::from_slice(&json).ok()
 }
 
-/// Kills the keeper named in `keeper.json` of the state folder `directory`, if that process still matches. Returns its
-/// pid.
-pub fn kill(directory: BorrowedFd<'_>) -> Option<u32> {
-    signal(directory, Signal::KILL)
+/// Sends a signal to a keeper: to the process `known`, or to the one that `keeper.json` of the state folder `directory`
+/// names, if it still matches. Thaws it first, because a frozen process takes no signal. Returns its pid.
+pub fn signal(directory: BorrowedFd<'_>, known: Option<Process>, signal: Signal) -> Option<u32> {
+    // The parent of a keeper changes when the daemon that started it ends.
+    let living =
+        |known: Process| Process::read(known.pid).filter(|found| found.start_time == known.start_time);
+    let process = known.and_then(living).or_else(|| named(directory))?;
+    freezer::thaw_process(process.pid);
+    group::signal_process(&process, &[signal]).then_some(process.pid)
 }
 
-/// Continues the keeper named in `keeper.json` if it was stopped (SIGSTOP). Returns its pid.
-pub fn wake(directory: BorrowedFd<'_>) -> Option<u32> {
-    signal(directory, Signal::CONT)
-}
-
-fn signal(directory: BorrowedFd<'_>, signal: Signal) -> Option<u32> {
+/// Returns the process that `keeper.json` names.
+fn named(directory: BorrowedFd<'_>) -> Option<Process> {
     let named = identity(directory)?.process;
     if named.boot_id != host::boot_id() {
         return None;
     }
-    let process = Process::read(named.pid).filter(|found| found.start_time == named.start_time)?;
-    group::signal_process(&process, &[signal]).then_some(named.pid)
+    Process::read(named.pid).filter(|found| found.start_time == named.start_time)
 }
 
 /// Connects to the living keeper of the state folder `directory`. The path goes through the folder's descriptor, so its

@@ -20,7 +20,7 @@ use rustix::io::Errno;
 use rustix::net::{SendFlags, Shutdown};
 use tokio::io::{AsyncRead, AsyncReadExt};
 use tokio::net::unix::pipe::{Receiver, Sender};
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{Notify, mpsc, oneshot};
 
 use super::protocol::{FromKeeper, KeeperError, MAX_FRAME, Reply, Request, ToKeeper};
 use crate::error::Chain;
@@ -97,6 +97,8 @@ pub struct KeeperLink {
     frames: mpsc::UnboundedSender<Queued>,
     waiting: Waiting,
     next_id: Arc<AtomicU64>,
+    /// Notified of each request.
+    requested: Arc<Notify>,
 }
 
 impl KeeperLink {
@@ -111,13 +113,20 @@ impl KeeperLink {
         let (mut read, write) = wire.split()?;
         let (frames, queue) = mpsc::unbounded_channel();
         let waiting: Waiting = Arc::new(Mutex::new(Some(BTreeMap::new())));
-        let link = Self { frames, waiting: Arc::clone(&waiting), next_id: Arc::new(AtomicU64::new(1)) };
+        let link = Self {
+            frames,
+            waiting: Arc::clone(&waiting),
+            next_id: Arc::new(AtomicU64::new(1)),
+            requested: Arc::default(),
+        };
         tokio::task::spawn_local(write_frames(write, queue));
+        let ended = Arc::clone(&link.requested);
         tokio::task::spawn_local(async move {
             if let Err(error) = read_frames(&mut *read, &waiting, &mut on_event).await {
                 tracing::warn!(error = %Chain(&error), "connection to the keeper broke");
             }
             *waiting.lock() = None;
+            ended.notify_one();
             on_end();
         });
         Ok(link)
@@ -221,7 +230,23 @@ impl KeeperLink {
 
     /// Queues a frame, or a mark without bytes. False if the connection is over.
     fn enqueue(&self, frame: Queued) -> bool {
+        self.requested.notify_one();
         self.frames.send(frame).is_ok()
+    }
+
+    /// True if a request waits for its reply.
+    pub fn is_waiting(&self) -> bool {
+        self.waiting.lock().as_ref().is_some_and(|waiting| !waiting.is_empty())
+    }
+
+    /// Returns a link that does not keep the connection open.
+    pub fn downgrade(&self) -> WeakKeeperLink {
+        WeakKeeperLink {
+            frames: self.frames.downgrade(),
+            waiting: Arc::clone(&self.waiting),
+            next_id: Arc::clone(&self.next_id),
+            requested: Arc::clone(&self.requested),
+        }
     }
 
     /// True if the connection has ended: requests are lost, and none is answered.
@@ -233,6 +258,32 @@ impl KeeperLink {
         if let Some(waiting) = self.waiting.lock().as_mut() {
             waiting.remove(&id);
         }
+    }
+}
+
+/// A link that does not keep the connection open.
+pub struct WeakKeeperLink {
+    frames: mpsc::WeakUnboundedSender<Queued>,
+    waiting: Waiting,
+    next_id: Arc<AtomicU64>,
+    requested: Arc<Notify>,
+}
+
+impl WeakKeeperLink {
+    /// Returns the link, unless all others were dropped.
+    pub fn upgrade(&self) -> Option<KeeperLink> {
+        Some(KeeperLink {
+            frames: self.frames.upgrade()?,
+            waiting: Arc::clone(&self.waiting),
+            next_id: Arc::clone(&self.next_id),
+            requested: Arc::clone(&self.requested),
+        })
+    }
+
+    /// Resolves with the next request, or at once if there was one since the last call, and at the end of the
+    /// connection. For one caller.
+    pub async fn next_request(&self) {
+        self.requested.notified().await;
     }
 }
 

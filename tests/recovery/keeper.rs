@@ -238,3 +238,84 @@ async fn a_daemon_killed_while_it_starts_its_keeper_leaves_room_for_the_next() {
     daemon.stop();
     strace.wait().unwrap();
 }
+
+/// Runs a step that stops the keeper, its parent, once or again and again. Other calls are answered in time, and the job ends
+/// as it is asked to.
+async fn stops_its_keeper(cgroup: &str, steals_keeper_json: bool) {
+    let mut daemon = Setup::new().option("cgroup", cgroup).option("cancel-grace", "100ms").start();
+    let client = daemon.client().await;
+    client.run("first", "true").await;
+    client.ended("first").await;
+    let keeper = daemon.keeper_pid().unwrap();
+    let identity = daemon.state_dir().join("keeper.json");
+    let spoil = if steals_keeper_json { format!("rm {}; ", identity.display()) } else { String::new() };
+    client.run("1", &format!("{spoil}echo on; kill -STOP {keeper}; exec sleep 600")).await;
+    client.prints("1", "on").await;
+    let start = std::time::Instant::now();
+    client.run("2", "echo fine").await;
+    assert_eq!(end(&client.ended("2").await), (State::Success, 0));
+    client.cancel("1").await;
+    assert_eq!(end(&client.ended("1").await), (State::Cancelled, -2));
+    client.finish("1").await;
+    client.finish("2").await;
+    assert!(start.elapsed() < crate::support::SOON, "{:?}", start.elapsed());
+    wait_for("a word to the operator", || daemon.said().contains("the keeper does not answer").then_some(()));
+    daemon.stop();
+}
+
+#[tokio::test]
+async fn fault_97_a_keeper_that_a_step_stops_is_continued() {
+    for cgroup in ["auto", "off"] {
+        stops_its_keeper(cgroup, false).await;
+    }
+    stops_its_keeper("auto", true).await;
+}
+
+#[tokio::test]
+async fn fault_97_a_keeper_that_is_frozen_is_thawed() {
+    let test = "fault_97_a_keeper_that_is_frozen_is_thawed";
+    let daemon = Daemon::start();
+    let client = daemon.client().await;
+    client.run("1", "exec sleep 600").await;
+    client.reaches("1", "it runs", |status| status.state() == State::Running).await;
+    let identity = std::fs::read_to_string(daemon.state_dir().join("keeper.json")).unwrap();
+    let identity: serde_json::Value = serde_json::from_str(&identity).unwrap();
+    let groups = identity["cgroups"].as_array().unwrap().iter().filter_map(|group| group.as_str());
+    let group = groups.map(std::path::Path::new).find(|group| group.join("cgroup.freeze").exists());
+    let Some(group) = group else { return crate::support::parts::skipped(test, "writable cgroup v2") };
+    let frozen = group.parent().unwrap().join(format!("step-runner-test-{}", std::process::id()));
+    std::fs::create_dir(&frozen).unwrap();
+    std::fs::write(frozen.join("cgroup.procs"), daemon.keeper_pid().unwrap().to_string()).unwrap();
+    std::fs::write(frozen.join("cgroup.freeze"), "1").unwrap();
+    client.cancel("1").await;
+    assert_eq!(end(&client.ended("1").await), (State::Cancelled, -2));
+    let status = std::fs::read_to_string(frozen.join("cgroup.freeze")).unwrap();
+    assert_eq!(status, "0\n");
+    drop(daemon);
+    wait_for("the end of the group", || std::fs::remove_dir(&frozen).ok());
+}
+
+/// The keeper gets little time to work. Calls are answered in time all the same, if only with a refusal for now.
+#[tokio::test]
+async fn fault_97_calls_are_answered_while_a_step_stops_the_keeper_again_and_again() {
+    let daemon = Daemon::start();
+    let client = daemon.client().await;
+    client.run("first", "true").await;
+    client.ended("first").await;
+    let keeper = daemon.keeper_pid().unwrap();
+    client.run("1", &format!("echo on; while kill -STOP {keeper}; do :; done; exec sleep 600")).await;
+    client.prints("1", "on").await;
+    for _ in 0..3 {
+        let start = std::time::Instant::now();
+        for answer in [client.try_run(request("2", &script("true"))).await, client.try_finish("2").await] {
+            if let Err(refusal) = answer {
+                assert_eq!(refusal.code(), Code::ResourceExhausted, "{refusal:?}");
+            }
+        }
+        assert!(start.elapsed() < crate::support::SOON, "{:?}", start.elapsed());
+    }
+    client.cancel("1").await;
+    // Either the keeper ends it, or the keeper is ended for its silence.
+    let ended = end(&client.ended("1").await);
+    assert!([(State::Interrupted, -4), (State::Cancelled, -2)].contains(&ended), "{ended:?}");
+}

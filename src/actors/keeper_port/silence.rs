@@ -1,7 +1,8 @@
-//! A silent keeper: how long we wait for it, and how we end it.
+//! A silent keeper: how we notice it, how long we wait for it, and how we end it.
 //!
-//! A job of the same user can stop the keeper (threat-model.md), and a defect can make it hang. Neither may block a
-//! start or a stop of the daemon.
+//! A job of the same user can stop the keeper (threat-model.md), and a defect can make it hang. Neither may block the
+//! daemon, or keep its jobs for longer than [`ANSWER_TIME`]. The keeper is asked for a sign of life while jobs have not
+//! ended; without them the daemon sleeps.
 
 use std::cell::Cell;
 use std::pin::pin;
@@ -12,8 +13,9 @@ use tokio::time::{Instant, sleep, timeout};
 
 use super::{FIND_PAUSE, Keeper, KeeperPort, KeeperProblem};
 use crate::error::Chain;
-use crate::keeper::link::{KeeperLink, LinkError};
+use crate::keeper::link::{KeeperLink, LinkError, WeakKeeperLink};
 use crate::keeper::protocol::{Reply, Request};
+use crate::model::{Reason, Refusal};
 use crate::store;
 
 /// Time after which a keeper counts as silent. A working keeper answers a Hello before all work for jobs. On an
@@ -23,6 +25,13 @@ pub(super) const ANSWER_TIME: Duration = Duration::from_secs(30);
 
 /// Time after which the daemon continues a stopped keeper (SIGCONT) and logs that it waits.
 pub(super) const WAKE_AFTER: Duration = Duration::from_secs(1);
+
+/// Pause between two questions for a sign of life.
+const WATCH_EVERY: Duration = Duration::from_secs(1);
+
+/// Time for which a call waits for a keeper that is known not to answer. A keeper that was only stopped goes on within
+/// that.
+const CALL_TIME: Duration = Duration::from_secs(4);
 
 /// Some answers wait for the preparation of a job's phrases. At this interval we ask the keeper whether it lives.
 const PROBE_EVERY: Duration = Duration::from_secs(5);
@@ -37,27 +46,109 @@ const DEATH_TIME: Duration = Duration::from_secs(2);
 /// Pause between two attempts to end a keeper that survives its kill or cannot be examined.
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
 
+/// The keeper did not answer while a call waited for it.
+#[derive(Debug)]
+pub(in crate::actors) struct Silent;
+
+impl From<Silent> for Refusal {
+    fn from(Silent: Silent) -> Self {
+        let text =
+            "the process that runs steps does not answer; the daemon ends it if that lasts: try again later";
+        Self::for_now(Reason::KeeperUnavailable, text, WATCH_EVERY)
+    }
+}
+
 /// Time of the first attempt to end the keeper. It is kept after a failure, so that the next attempt does not wait
 /// again.
 pub(super) type Ending = Rc<Cell<Option<Instant>>>;
 
 impl KeeperPort {
     /// Like [`KeeperLink::ask`], for requests that are answered at once.
+    ///
+    /// Waits in steps: if this process was stopped meanwhile, that time counts as one step.
     async fn ask_promptly(&self, link: &KeeperLink, request: Request) -> Result<Reply, LinkError> {
         let mut reply = pin!(link.ask(request));
-        if let Ok(reply) = timeout(WAKE_AFTER, &mut reply).await {
-            return reply;
+        let mut waited = Duration::ZERO;
+        while waited < ANSWER_TIME {
+            if let Ok(reply) = timeout(WAKE_AFTER, &mut reply).await {
+                if self.is_silent.replace(false) {
+                    self.silence_changed.notify_waiters();
+                    tracing::info!("the keeper answers again");
+                }
+                return reply;
+            }
+            waited += WAKE_AFTER;
+            // A process of a job can stop it again and again.
+            let pid = self.host.wake_keeper(&self.state, self.process.get());
+            if !self.is_silent.replace(true) {
+                self.silence_changed.notify_waiters();
+                let limit = ANSWER_TIME;
+                tracing::warn!(
+                    pid,
+                    ?limit,
+                    "the keeper does not answer; the daemon waits for it, and sends SIGCONT to its pid in case it was stopped"
+                );
+            }
         }
-        let pid = self.host.wake_keeper(&self.state);
-        if !self.told_slow.replace(true) {
-            let limit = ANSWER_TIME;
-            tracing::warn!(
-                pid,
-                ?limit,
-                "the keeper does not answer; the daemon waits for it, and sends SIGCONT to its pid in case it was stopped"
-            );
+        Err(LinkError::Silent)
+    }
+
+    /// Watches a keeper until its connection is over: asks it for a sign of life while jobs have not ended, and ends it
+    /// if it gives none. A job that ends within [`WATCH_EVERY`] costs no question.
+    pub(super) async fn watch(self, link: WeakKeeperLink) {
+        loop {
+            sleep(WATCH_EVERY).await;
+            let Some(link_now) = link.upgrade().filter(|link| !link.is_over()) else { return };
+            if self.registry.has_living() || link_now.is_waiting() {
+                // Nothing is read: any answer is a sign of life.
+                let asked = self.ask_promptly(&link_now, Request::ReadUsages { keys: Vec::new() }).await;
+                if matches!(asked, Err(LinkError::Silent))
+                    && let Err(problem) = self.end_silent().await
+                {
+                    tracing::error!(problem = %Chain(&problem), "the keeper does not answer, and was not ended");
+                }
+            } else {
+                drop(link_now);
+                link.next_request().await;
+            }
         }
-        timeout(ANSWER_TIME.saturating_sub(WAKE_AFTER), reply).await.unwrap_or(Err(LinkError::Silent))
+    }
+
+    /// True while the keeper is known not to answer.
+    pub(in crate::actors) fn is_silent(&self) -> bool {
+        self.is_silent.get()
+    }
+
+    /// Waits until the keeper answers, if it is known not to.
+    pub(in crate::actors) async fn answers(&self) -> Result<(), Silent> {
+        let answers = async {
+            while self.is_silent.get() {
+                self.silence_changed.notified().await;
+            }
+        };
+        self.unless_silent(answers).await
+    }
+
+    /// Waits for `work` of a call. Refuses the call if the keeper does not answer for [`CALL_TIME`].
+    pub(in crate::actors) async fn unless_silent<T>(
+        &self,
+        work: impl Future<Output = T>,
+    ) -> Result<T, Silent> {
+        let mut work = pin!(work);
+        loop {
+            let changed = self.silence_changed.notified();
+            let is_silent = self.is_silent.get();
+            let passed = async move { if is_silent { sleep(CALL_TIME).await } else { changed.await } };
+            tokio::select! {
+                biased;
+                done = &mut work => return Ok(done),
+                () = passed => {}
+            }
+            // A keeper that answers now and then makes progress.
+            if is_silent && self.is_silent.get() {
+                return Err(Silent);
+            }
+        }
     }
 
     pub(super) async fn hello(&self, link: &KeeperLink) -> Result<Reply, LinkError> {
@@ -177,7 +268,7 @@ impl KeeperPort {
                 Ok(true) | Err(_) => {}
             }
             if killed.is_none() {
-                killed = self.host.kill_keeper(&self.state);
+                killed = self.host.kill_keeper(&self.state, self.process.get());
             }
             if is_late {
                 let lasting = KeeperProblem::Lasting { pid: killed.or(started) };

@@ -107,7 +107,7 @@ mod silent {
             life.hanging.take_if(|hanging| *hanging == started.pid)
         }
 
-        fn kill_keeper(&self, _: &StateDir) -> Option<u32> {
+        fn kill_keeper(&self, _: &StateDir, _: Option<Process>) -> Option<u32> {
             let mut life = self.0.lock();
             if !life.alive || Instant::now() < life.unknown_until {
                 return None;
@@ -118,7 +118,7 @@ mod silent {
             Some(7)
         }
 
-        fn wake_keeper(&self, _: &StateDir) -> Option<u32> {
+        fn wake_keeper(&self, _: &StateDir, _: Option<Process>) -> Option<u32> {
             self.0.lock().woken.get_or_insert_with(Instant::now);
             Some(7)
         }

@@ -144,11 +144,13 @@ impl Supervisor {
         if let Err(refusal) = self.has_room().and_then(|()| self.goes_on(&caller)) {
             return Box::pin(std::future::ready(Err(refusal)));
         }
-        if let Some(keeper) = self.port.now().filter(|keeper| !keeper.link.is_over()) {
+        let keeper = self.port.now().filter(|keeper| !keeper.link.is_over() && !self.port.is_silent());
+        if let Some(keeper) = keeper {
             return self.admit_with(Admission { keeper, prepared, reservation, caller, me });
         }
         let port = self.port.clone();
         Box::pin(async move {
+            port.answers().await?;
             let keeper = port.get(&me).await?;
             let admission = Box::new(Admission { keeper, prepared, reservation, caller, me: me.clone() });
             me.send(AdmitWith(admission)).await.map_err(|_| Refusal::stopping())?
@@ -226,9 +228,9 @@ impl Supervisor {
             }
         };
         let (asked, held) = self.ask_keeper(admission, placed);
-        let me = asked.me.clone();
+        let (me, port) = (asked.me.clone(), self.port.clone());
         Box::pin(async move {
-            let held = held.await;
+            let held = port.unless_silent(held).await.unwrap_or(Err(LinkError::Silent));
             me.send(AdmitHeld { held, asked: Box::new(asked) }).await.map_err(|_| Refusal::stopping())?
         })
     }
@@ -283,7 +285,13 @@ impl Supervisor {
                 }
                 None => Err(not_held(&LinkError::Gone)),
             },
-            Err(error) => Err(not_held(&error)),
+            Err(error) => {
+                if matches!(error, LinkError::Silent) {
+                    // It takes the job when it goes on.
+                    keeper.link.tell_short(Request::Drop { key: view.key });
+                }
+                Err(not_held(&error))
+            }
         };
         match taken {
             Ok(()) => {

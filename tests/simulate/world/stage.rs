@@ -13,6 +13,7 @@ use step_runner::clock::Clock;
 use step_runner::keeper::link::KeeperWire;
 use step_runner::process::cgroup::{CgroupError, CgroupMode};
 use step_runner::process::remains::Remains;
+use step_runner::process::sweep::Process;
 use step_runner::store::StateDir;
 use tokio::io::DuplexStream;
 use tokio::sync::mpsc;
@@ -67,7 +68,7 @@ impl Host for Stage {
         Ok(Started { wire: self.connect(state)?, process: None })
     }
 
-    fn kill_keeper(&self, _: &StateDir) -> Option<u32> {
+    fn kill_keeper(&self, _: &StateDir, _: Option<Process>) -> Option<u32> {
         let keeper = living()?;
         keeper.borrow_mut().die();
         Some(1)
