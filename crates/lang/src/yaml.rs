@@ -34,6 +34,8 @@ pub struct YamlNode {
     pub at: Position,
     /// Kind and content.
     pub kind: NodeKind,
+    /// Tag of a list, if it is one that the caller of [`read_with_tags`] knows.
+    pub tag: Option<&'static str>,
 }
 
 /// Kinds of nodes. Aliases and merge keys are resolved.
@@ -123,6 +125,11 @@ pub struct Stream {
 
 /// Reads the first `limit` documents and the beginning of the next one. Goes on with the next after a syntax error.
 pub fn read(source: &Source<'_>, limit: usize) -> Stream {
+    read_with_tags(source, limit, &[])
+}
+
+/// Reads as [`read`] does, but accepts `tags` at lists and keeps them in [`YamlNode::tag`].
+pub fn read_with_tags(source: &Source<'_>, limit: usize, tags: &[&'static str]) -> Stream {
     let mut stream =
         Stream { documents: Vec::new(), diagnostics: Vec::new(), next: None, end: end_of(source.text) };
     let mut parser = Parser::new_from_str_with_options(
@@ -133,7 +140,7 @@ pub fn read(source: &Source<'_>, limit: usize) -> Stream {
         },
     );
     while stream.documents.len() < limit {
-        match build::document(&mut parser, source, &mut stream.diagnostics) {
+        match build::document(&mut parser, source, tags, &mut stream.diagnostics) {
             Ok(Some(node)) => stream.documents.push(Some(node)),
             Ok(None) => break,
             Err(error) => {
@@ -237,6 +244,13 @@ fn end_of(text: &str) -> Position {
         }
     }
     at
+}
+
+impl Scalar {
+    /// True if quotes, a block or a tag make it text, whatever it looks like.
+    pub fn is_quoted(&self) -> bool {
+        self.tag.map_or(self.style != Style::Plain, |tag| tag == Tag::String)
+    }
 }
 
 impl YamlNode {

@@ -23,10 +23,18 @@ const FINDINGS_LIMIT: usize = 1_000;
 pub(super) fn document<'t>(
     parser: &mut Parser<'t, StrInput<'t>>,
     source: &Source<'_>,
+    tags: &[&'static str],
     diagnostics: &mut Vec<Diagnostic>,
 ) -> Result<Option<YamlNode>, Diagnostic> {
-    let mut builder =
-        Builder { source, diagnostics, stack: Vec::new(), root: None, anchors: HashMap::new(), weight: 0 };
+    let mut builder = Builder {
+        source,
+        tags,
+        diagnostics,
+        stack: Vec::new(),
+        root: None,
+        anchors: HashMap::new(),
+        weight: 0,
+    };
     while let Some(event) = parser.next_event() {
         let (event, span): (Event<'t>, Span) =
             event.map_err(|error: ScanError| syntax_error(&error, source))?;
@@ -57,6 +65,7 @@ enum Open {
         at: Position,
         anchor: usize,
         items: Vec<YamlNode>,
+        tag: Option<&'static str>,
     },
     Mapping {
         at: Position,
@@ -86,6 +95,8 @@ struct Anchor {
 
 struct Builder<'s, 't> {
     source: &'s Source<'t>,
+    /// Tags that lists can have.
+    tags: &'s [&'static str],
     diagnostics: &'s mut Vec<Diagnostic>,
     stack: Vec<Open>,
     root: Option<YamlNode>,
@@ -101,11 +112,14 @@ impl Builder<'_, '_> {
                 let tag = tag.and_then(|tag| self.scalar_tag(&tag, &text, at));
                 let raw = span.byte_range().unwrap_or_default();
                 let scalar = Scalar { text: text.into_owned(), style: style_of(style), tag, raw };
-                self.complete(YamlNode { at, kind: NodeKind::Scalar(scalar) }, anchor)
+                self.complete(YamlNode { at, kind: NodeKind::Scalar(scalar), tag: None }, anchor)
             }
             Event::SequenceStart(_, anchor, tag) => {
-                self.collection_tag(tag.as_deref(), "seq", at);
-                self.open(Open::Sequence { at, anchor, items: Vec::new() })
+                let own = tag.as_deref().and_then(|tag| self.own_tag(tag));
+                if own.is_none() {
+                    self.collection_tag(tag.as_deref(), "seq", at);
+                }
+                self.open(Open::Sequence { at, anchor, items: Vec::new(), tag: own })
             }
             Event::MappingStart(_, anchor, tag) => {
                 self.collection_tag(tag.as_deref(), "map", at);
@@ -131,12 +145,12 @@ impl Builder<'_, '_> {
 
     fn close(&mut self) -> Result<(), Diagnostic> {
         match self.stack.pop() {
-            Some(Open::Sequence { at, anchor, items }) => {
-                self.complete(YamlNode { at, kind: NodeKind::Sequence(items) }, anchor)
+            Some(Open::Sequence { at, anchor, items, tag }) => {
+                self.complete(YamlNode { at, kind: NodeKind::Sequence(items), tag }, anchor)
             }
             Some(Open::Mapping { at, anchor, entries, .. }) => {
                 let entries = self.merge(entries)?;
-                self.complete(YamlNode { at, kind: NodeKind::Mapping(entries) }, anchor)
+                self.complete(YamlNode { at, kind: NodeKind::Mapping(entries), tag: None }, anchor)
             }
             None => Ok(()),
         }
@@ -245,6 +259,10 @@ impl Builder<'_, '_> {
             self.report(error);
         }
         Some(tag)
+    }
+
+    fn own_tag(&self, tag: &RawTag) -> Option<&'static str> {
+        self.tags.iter().copied().find(|known| tag.original() == *known)
     }
 
     fn collection_tag(&mut self, tag: Option<&RawTag>, expected: &str, at: Position) {

@@ -96,6 +96,30 @@ fn unknown_tags_are_refused() {
 }
 
 #[test]
+fn tags_that_the_caller_knows_are_kept_at_lists() {
+    let read_tagged = |text| {
+        let source = Source { file: Arc::from("f.yml"), text };
+        read_with_tags(&source, 2, &["!reference"])
+    };
+    let stream = read_tagged("- &a !reference [b]\n- *a\n- [c]\n");
+    assert!(stream.diagnostics.is_empty(), "{:?}", stream.diagnostics);
+    let Some(YamlNode { kind: NodeKind::Sequence(items), .. }) = &stream.documents[0] else { panic!() };
+    let tags: Vec<_> = items.iter().map(|item| item.tag).collect();
+    assert_eq!(tags, [Some("!reference"), Some("!reference"), None]);
+    for text in ["!reference b", "!reference {b: c}", "!other [b]"] {
+        assert_eq!(read_tagged(text).diagnostics.len(), 1, "{text}");
+    }
+}
+
+#[test]
+fn a_scalar_tells_if_it_is_text_whatever_it_looks_like() {
+    let stream = read_text("[yes, 'yes', \"1\", !!str 1, !!int 1, 1]");
+    let Some(YamlNode { kind: NodeKind::Sequence(items), .. }) = &stream.documents[0] else { panic!() };
+    let quoted = items.iter().map(|item| matches!(&item.kind, NodeKind::Scalar(s) if s.is_quoted()));
+    assert_eq!(quoted.collect::<Vec<_>>(), [false, true, true, true, false, false]);
+}
+
+#[test]
 fn deep_nesting_is_an_error_and_fast() {
     for (open, between) in [("[", ""), ("{a: ", ""), ("- ", ""), ("? ", ""), ("&a [", "")] {
         let text = open.repeat(100_000) + between;
