@@ -1,0 +1,65 @@
+//! Durations of CI files: `3h 30m`, `1 hour`, `90` (ci.md §2, row `timeout`).
+
+use std::time::Duration;
+
+/// Units by their names.
+const UNITS: [(&[&str], u64); 7] = [
+    (&["s", "sec", "secs", "second", "seconds"], 1),
+    (&["m", "min", "mins", "minute", "minutes"], 60),
+    (&["h", "hr", "hrs", "hour", "hours"], 3_600),
+    (&["d", "day", "days"], 86_400),
+    (&["w", "wk", "wks", "week", "weeks"], 7 * 86_400),
+    (&["mo", "mos", "month", "months"], 30 * 86_400),
+    (&["y", "yr", "yrs", "year", "years"], 365 * 86_400),
+];
+
+/// Longest duration. Longer ones are mistakes.
+const LONGEST: u64 = 10 * 365 * 86_400;
+
+/// Parses a duration of at least one second. A number without a unit is one of seconds.
+pub(crate) fn parse(text: &str) -> Option<Duration> {
+    let mut seconds = 0_f64;
+    let mut rest = text.trim();
+    let mut found = false;
+    while !rest.is_empty() {
+        let digits = rest.find(|c: char| !(c.is_ascii_digit() || c == '.')).unwrap_or(rest.len());
+        let number: f64 = rest.get(..digits)?.parse().ok()?;
+        let behind = rest.get(digits..)?.trim_start();
+        let letters = behind.find(|c: char| !c.is_ascii_alphabetic()).unwrap_or(behind.len());
+        let unit = behind.get(..letters)?.to_ascii_lowercase();
+        let factor = if unit.is_empty() {
+            1
+        } else {
+            UNITS.iter().find(|(names, _)| names.contains(&unit.as_str()))?.1
+        };
+        seconds += number * factor as f64;
+        found = true;
+        rest = behind.get(letters..)?.trim_start_matches(|c: char| c == ',' || c.is_whitespace());
+        rest = rest.strip_prefix("and ").unwrap_or(rest).trim_start();
+    }
+    (found && seconds >= 1.0 && seconds <= LONGEST as f64).then(|| Duration::from_secs(seconds as u64))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durations_have_many_forms() {
+        for (text, seconds) in [
+            ("3h 30m", 12_600),
+            ("3h30m", 12_600),
+            ("1 hour", 3_600),
+            ("1 hour and 20 minutes", 4_800),
+            ("90", 90),
+            ("1.5h", 5_400),
+            ("2 days, 3 hrs", 183_600),
+            ("1mo", 30 * 86_400),
+        ] {
+            assert_eq!(parse(text), Some(Duration::from_secs(seconds)), "{text}");
+        }
+        for text in ["", "h", "1 fortnight", "-1h", "0", "1e9y", "100000y", "1..5h", "never"] {
+            assert_eq!(parse(text), None, "{text}");
+        }
+    }
+}
