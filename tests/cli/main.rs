@@ -5,6 +5,7 @@ mod away;
 mod ends;
 #[path = "../fake/mod.rs"]
 mod fake;
+mod here;
 mod ids;
 #[path = "../support/parts.rs"]
 mod parts;

@@ -11,6 +11,9 @@ use super::value::{Data, EvaluatedText, Value};
 /// Variable of layer 2.
 pub const LOG_LEVEL: &str = "CI_STEPS_LOG_LEVEL";
 
+/// Variables that tell where a process is and was (variables.md §7). Those of layers 1 to 4 tell it of another process.
+const PLACES: [&str; 2] = ["PWD", "OLDPWD"];
+
 /// Evaluated `env` of one step or of one function's definition.
 pub type EnvironmentFrame = IndexMap<String, EvaluatedText>;
 
@@ -104,6 +107,20 @@ impl Environment {
             merged.extend(frame.iter().map(|(key, value)| (key.as_bytes(), value.text.as_bytes())));
         }
         merged.into_iter().map(|(key, value)| (key.to_vec(), value.to_vec())).collect()
+    }
+
+    /// Gives `entries`, the variables of a process, the place where it starts: `PWD` is `work_dir`, and `OLDPWD` is not
+    /// set. An `env` of a step or of a definition that sets one of them counts.
+    #[must_use]
+    pub fn placed(&self, mut entries: Vec<(Vec<u8>, Vec<u8>)>, work_dir: &str) -> Vec<(Vec<u8>, Vec<u8>)> {
+        let meant = |name: &str| self.frames.iter().rev().find_map(|frame| frame.get(name));
+        entries.retain(|(key, _)| !PLACES.iter().any(|name| key == name.as_bytes()));
+        for name in PLACES {
+            let here = (name == "PWD").then_some(work_dir);
+            let value = meant(name).map(|text| text.text.as_str()).or(here);
+            entries.extend(value.map(|value| (name.as_bytes().to_vec(), value.as_bytes().to_vec())));
+        }
+        entries
     }
 
     /// Returns all variables as the object `env` (language.md §10).

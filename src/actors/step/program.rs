@@ -37,7 +37,8 @@ impl StepActor {
         let shell = shell.unwrap_or_default();
         Ok(match &self.task.spawn.program {
             Program::Command(argv) => argv.clone(),
-            Program::Script(text) => vec![shell, "-c".into(), text.clone()],
+            // `--` ends the options of a shell: no text of a script is one.
+            Program::Script(text) => vec![shell, "-c".into(), "--".into(), text.clone()],
             Program::ScriptFile(ScriptFile { path, text }) => {
                 write("script", path, text)?;
                 vec![shell, path.clone()]

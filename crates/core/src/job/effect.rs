@@ -106,7 +106,7 @@ impl Spawn {
 pub enum Program {
     /// A command line, at least one element, the first not empty (language.md §14.3).
     Command(Vec<String>),
-    /// `SHELL -c TEXT`. SHELL is the first existing shell of language.md §17 `script`; without any, the process cannot
+    /// `SHELL -c -- TEXT`. SHELL is the first existing shell of language.md §17 `script`; without any, the process cannot
     /// start.
     Script(String),
     /// A script that is too long for one argument: written to the file, then run as `SHELL FILE`.

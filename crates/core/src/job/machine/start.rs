@@ -325,6 +325,7 @@ impl Machine {
     ) {
         let Process { program, command, work_dir, cancel_timeout, success, files_used } = process;
         let name = self.announce(&call);
+        let env = self.environment.placed(env, &work_dir);
         let mut result = started(call.step, call.facts, self.environment.above_base());
         result.exec = Some(ExecResult { command, work_dir: work_dir.clone(), exit_code: 0 });
         let ends_job = !files_used && self.ends_with(&call.loaded.function, &result);

@@ -1,0 +1,127 @@
+//! Jobs of a `run` without a daemon, in a folder with a document.
+
+use std::path::{Path, PathBuf};
+use std::process::Output;
+
+use super::{program, stderr, stdout};
+
+/// A folder with the job `job.yml`.
+pub(super) struct Here(tempfile::TempDir);
+
+impl Here {
+    pub(super) fn new(job: &str) -> Self {
+        let here = Self(tempfile::tempdir().unwrap());
+        here.write("job.yml", job);
+        here
+    }
+
+    pub(super) fn write(&self, name: &str, text: &str) {
+        let path = self.path(name);
+        std::fs::create_dir_all(path.parent().unwrap_or(Path::new("/"))).unwrap();
+        std::fs::write(path, text).unwrap();
+    }
+
+    pub(super) fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    /// Runs the program with these arguments there.
+    pub(super) fn program(&self, words: &[&str]) -> Output {
+        program(words).current_dir(self.0.path()).output().unwrap()
+    }
+
+    /// Runs the job.
+    pub(super) fn run(&self) -> Output {
+        self.program(&["run", "job.yml"])
+    }
+
+    /// Runs the job, which must succeed. Returns its output.
+    #[track_caller]
+    pub(super) fn output(&self) -> String {
+        let output = self.run();
+        assert!(output.status.success(), "{}", stderr(&output));
+        stdout(&output)
+    }
+}
+
+#[test]
+fn bug_script_that_begins_with_a_dash() {
+    let shown = |text: &str| serde_json::to_string(text).unwrap();
+    for (text, code) in [
+        ("- echo hi", 127),
+        ("-x", 127),
+        ("+e", 127),
+        ("--version", 127),
+        ("--", 127),
+        ("-c 'echo no'", 127),
+        ("-", 127),
+        ("-() { echo of the function; }; -", 0),
+        ("+ || echo on", 0),
+    ] {
+        let here = Here::new(&format!("- name: a\n  script: {}\n", shown(text)));
+        let output = here.run();
+        let said = stderr(&output);
+        assert!(!said.contains("option") && !said.contains("Usage"), "{text}: {said}");
+        assert!(!stdout(&output).contains("GNU bash"), "{text}: {output:?}");
+        assert_eq!(output.status.code() == Some(0), code == 0, "{text}: {output:?}");
+        assert!(code == 0 || said.contains(&format!("exit code  {code}")), "{text}: {said}");
+    }
+}
+
+/// Each shell that a script can get takes the same arguments.
+#[test]
+fn every_shell_takes_a_script_behind_its_options() {
+    let shells: [&[&str]; 5] = [&["bash"], &["dash"], &["sh"], &["busybox", "ash"], &["ksh"]];
+    for words in shells {
+        let (shell, rest) = words.split_first().unwrap();
+        let mut command = std::process::Command::new(shell);
+        command.args(rest).args(["-c", "--", "-x || echo $0 on", "name"]);
+        // A shell that is not installed is of no use to a job either.
+        let Ok(output) = command.output() else { continue };
+        assert_eq!(stdout(&output), "name on\n", "{words:?}: {output:?}");
+    }
+}
+
+#[test]
+fn bug_pwd_of_the_caller() {
+    let here = Here::new("");
+    std::fs::create_dir(here.path("sub")).unwrap();
+    std::os::unix::fs::symlink("sub", here.path("link")).unwrap();
+    // As the program sees it.
+    let folder = here.path("").canonicalize().unwrap();
+    let at = |name: &str| folder.join(name).to_str().unwrap().to_owned();
+    let root = |lines: &str| format!("spec: {{}}\n---\nexec:\n  command: [env]\n{lines}");
+    let step = |lines: &str| format!("- {{name: a, func: ./f.yml, {lines}}}\n");
+    let function = root("  work_dir: sub\n");
+    for (job, pwd, oldpwd) in [
+        (root("  work_dir: sub\n"), at("sub"), None),
+        (root("  work_dir: ./link\n"), at("link"), None),
+        (root("  work_dir: /\n"), "/".to_owned(), None),
+        (root(""), folder.to_str().unwrap().to_owned(), None),
+        (step("inputs: {}"), at("sub"), None),
+        (step("env: {PWD: mine}"), "mine".to_owned(), None),
+        (step("env: {OLDPWD: /before}"), at("sub"), Some("/before")),
+        (
+            "{}\n---\nenv: {PWD: of the root}\nrun:\n- {name: a, func: ./f.yml}\n".to_owned(),
+            "of the root".to_owned(),
+            None,
+        ),
+        ("- {name: a, script: env}\n".to_owned(), folder.to_str().unwrap().to_owned(), None),
+    ] {
+        here.write("job.yml", &job);
+        here.write("f.yml", &function);
+        // What a shell would tell of where it is.
+        let words = ["run", "job.yml", "--env", "OLDPWD=/of/the/request", "--env", "PWD=/of/the/request"];
+        for words in [&words[..2], &words] {
+            let mut command = program(words);
+            command.current_dir(&folder).env("PWD", "/of/the/caller").env("OLDPWD", "/of/the/caller/before");
+            let output = command.output().unwrap();
+            assert!(output.status.success(), "{job}: {}", stderr(&output));
+            let shown = stdout(&output);
+            let value =
+                |name: &str| shown.lines().find_map(|line| line.strip_prefix(name)).map(str::to_owned);
+            assert_eq!(value("PWD="), Some(pwd.clone()), "{job}: {words:?}");
+            assert_eq!(value("OLDPWD=").as_deref(), oldpwd, "{job}: {words:?}");
+        }
+    }
+}
