@@ -194,10 +194,8 @@ fn run_system<T>(calls: &CallCounters, work: impl Future<Output = T>) -> Result<
         .enable_all()
         .build()
         .map_err(|e| failure("cannot start a runtime", &e))?;
-    // Try a thread first: without one the runtime would panic.
-    let thread =
-        std::thread::Builder::new().spawn(|| ()).map_err(|e| failure("cannot start a thread", &e))?;
-    thread.join().ok();
+    // Without a thread the runtime would panic.
+    threads::probe()?;
     // The runtime can still fail to start one, and then it panics.
     let first = std::panic::AssertUnwindSafe(|| drop(runtime.spawn_blocking(|| ())));
     std::panic::catch_unwind(first)

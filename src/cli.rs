@@ -65,6 +65,7 @@ use crate::logging;
 use crate::oci::Platform;
 use terminal::Color;
 
+use crate::threads;
 /// Result of a command: its exit code, or the reason why it could not do its task.
 type CommandResult = Result<u8, Failure>;
 
@@ -285,6 +286,8 @@ fn in_runtime(command: impl Future<Output = CommandResult>) -> CommandResult {
     runtime.shutdown_background();
     ending
 }
+    // Without a thread the runtime would panic.
+    threads::probe()?;
 
 /// Prints a failure on stderr, each line with our name. The last one adds the remedy.
 fn report(failure: &Failure) {

@@ -4,6 +4,7 @@
 //! checked and folders are deleted. Within a kind the order is that of arrival. A job hands over one piece of work at a
 //! time, so jobs take turns; what can be long beyond its limits is done in slices ([`in_slices`]).
 
+use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -12,7 +13,7 @@ use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 use tokio::task::{JoinHandle, spawn_blocking};
 
-use crate::error::Chain;
+use crate::error::{Chain, Exit, Failure};
 use crate::failpoint;
 
 /// Kinds of work.
@@ -87,6 +88,34 @@ impl Work {
             Self::Looks => &LOOKS,
         }
     }
+}
+
+/// Starts a thread and waits for its end, to see that the system lets us: a runtime panics without one.
+///
+/// # Errors
+/// Says why there is no thread, and what to do.
+pub(crate) fn probe() -> Result<(), Failure> {
+    match std::thread::Builder::new().spawn(|| ()) {
+        Ok(thread) => {
+            thread.join().ok();
+            Ok(())
+        }
+        Err(error) => Err(refused(&error)),
+    }
+}
+
+/// Returns the failure of a start of a thread.
+fn refused(error: &io::Error) -> Failure {
+    let failure = Failure::new(Exit::Failure, format!("cannot start a thread: {error}"));
+    // No limit of the system is told with this error. C libraries start threads by `clone3`, and use an older call only
+    // if it is missing.
+    if error.kind() != io::ErrorKind::PermissionDenied {
+        return failure;
+    }
+    failure.with_remedy(
+        "the container's filter of system calls (seccomp) refuses clone3: update the container engine, or use the \
+         static program, which needs no clone3",
+    )
 }
 
 /// Lowers the priority of the calling thread. The thread that serves calls comes first when all processors are busy.

@@ -3,6 +3,7 @@
 
 mod away;
 mod ends;
+mod engines;
 #[path = "../fake/mod.rs"]
 mod fake;
 mod here;

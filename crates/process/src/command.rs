@@ -4,7 +4,9 @@ use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{Access, AtFlags, CWD};
+use rustix::fs::Access;
+
+use super::access;
 
 /// Failure to find the program of a command.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -89,8 +91,10 @@ pub fn check(path: &Path) -> Result<(), LookupError> {
     if metadata.is_dir() {
         return Err(LookupError::Directory(path.to_owned()));
     }
-    rustix::fs::accessat(CWD, path, Access::EXEC_OK, AtFlags::EACCESS)
-        .map_err(|_| LookupError::NotExecutable(path.to_owned()))
+    access::check(path, Access::EXEC_OK).map_err(|errno| match errno {
+        rustix::io::Errno::ACCESS => LookupError::NotExecutable(path.to_owned()),
+        errno => LookupError::Unreachable { path: path.to_owned(), errno },
+    })
 }
 
 #[cfg(test)]

@@ -12,9 +12,11 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use rustix::fs::{Access, AtFlags, Mode, OFlags};
+use rustix::fs::{Access, Mode, OFlags};
 use rustix::io::Errno;
 use step_runner_model::{LimitName, ResourceLimits};
+
+use super::access;
 
 /// Room for one read of a group's file; most are shorter.
 const READ_BYTES: usize = 1024;
@@ -219,8 +221,7 @@ impl Hierarchy {
 
 /// True if this process may make groups below `directory` and put processes into them.
 pub(crate) fn may_make_groups(directory: &Path) -> bool {
-    let writable =
-        |path: &Path, access| rustix::fs::accessat(rustix::fs::CWD, path, access, AtFlags::EACCESS).is_ok();
+    let writable = |path: &Path, wanted| access::check(path, wanted).is_ok();
     writable(directory, Access::WRITE_OK | Access::EXEC_OK)
         && writable(&directory.join("cgroup.procs"), Access::WRITE_OK)
 }

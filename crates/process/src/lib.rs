@@ -2,6 +2,7 @@
 //!
 //! - [`command`] looks a program up, as the daemon does before it asks for a spawn; [`at_hand`] looks at files without
 //!   waiting;
+//! - [`access`] tells what this process may do with a file;
 //! - [`spawn`] starts a process in a group of its own, with two pipes and nothing else;
 //! - [`group`] sends signals to processes that are certainly ours, [`terminated`] asks each of them once to end;
 //! - [`cgroup`] makes a control group for each job if possible, [`freezer`] thaws what a step has frozen;
@@ -23,6 +24,7 @@
 //! kernel has entered the working folder and loaded the program. The daemon has looked at both before
 //! (docs/operate/operation.md, a file system that hangs).
 
+pub mod access;
 pub mod ancestry;
 pub mod at_hand;
 pub mod cgroup;

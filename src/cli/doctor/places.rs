@@ -5,11 +5,12 @@ use std::os::unix::fs::FileTypeExt as _;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{Access, AtFlags, StatVfsMountFlags};
+use rustix::fs::{Access, StatVfsMountFlags};
 
 use super::Finding;
 use crate::config::Config;
 use crate::net::{self, Socket};
+use crate::process::access;
 use crate::store::{self, StatePathInputs};
 
 /// Free space below which a daemon is near to refusing jobs.
@@ -102,8 +103,7 @@ fn existing(folder: &Path) -> &Path {
 }
 
 fn may_write(folder: &Path) -> io::Result<()> {
-    rustix::fs::accessat(rustix::fs::CWD, folder, Access::WRITE_OK | Access::EXEC_OK, AtFlags::EACCESS)?;
-    Ok(())
+    Ok(access::check(folder, Access::WRITE_OK | Access::EXEC_OK)?)
 }
 
 /// Checks that a folder can be written and has space. A missing state folder is fine if it can be made.
