@@ -51,7 +51,9 @@ mod tests;
 mod text_proto;
 mod view;
 mod writer;
+mod written;
 
+use std::io::Write;
 use std::process::ExitCode;
 use std::sync::LazyLock;
 
@@ -63,9 +65,9 @@ use crate::error::{Blame, Exit, Failure};
 use crate::keeper::protocol::PROTOCOL_VERSION;
 use crate::logging;
 use crate::oci::Platform;
+use crate::threads;
 use terminal::Color;
 
-use crate::threads;
 /// Result of a command: its exit code, or the reason why it could not do its task.
 type CommandResult = Result<u8, Failure>;
 
@@ -197,17 +199,20 @@ pub fn main() -> ExitCode {
     arguments.common.color.apply();
     match dispatch(arguments) {
         Ok(code) => ExitCode::from(code),
-        Err(failure) => {
-            // After a signal the failure is printed only if stderr accepts bytes: the sender does not wait for a
-            // terminal that hangs.
-            let is_heard = !failure.exit().is_by_signal() || view::screen::accepts(&std::io::stderr());
-            if !failure.is_quiet() && is_heard {
-                report(&failure);
-                logging::flush_stderr();
-            }
-            ExitCode::from(failure.exit().code())
-        }
+        Err(failure) => fail(&failure),
     }
+}
+
+/// Prints a failure and returns its exit code.
+fn fail(failure: &Failure) -> ExitCode {
+    // After a signal the failure is printed only if stderr accepts bytes: the sender does not wait for a terminal that
+    // hangs.
+    let is_heard = !failure.exit().is_by_signal() || view::screen::accepts(&std::io::stderr());
+    if !failure.is_quiet() && is_heard {
+        report(failure);
+        logging::flush_stderr();
+    }
+    ExitCode::from(failure.exit().code())
 }
 
 /// Returns the whole command line, for parsing, completions and the manual. Help texts never show values of variables,
@@ -236,8 +241,13 @@ static LONG_VERSION: LazyLock<String> = LazyLock::new(|| {
 });
 
 fn usage(error: &clap::Error) -> ExitCode {
-    // If the reader has gone away, nobody needs the help text.
-    drop(error.print());
+    let printed = error.print().and_then(|()| std::io::stdout().flush());
+    // A usage error goes to stderr: there is nowhere to report a failure to.
+    if !error.use_stderr()
+        && let Err(unwritten) = printed
+    {
+        return fail(&terminal::unwritten(&unwritten));
+    }
     if let Some(code) = custom_executor::usage_code(error) {
         return code;
     }
@@ -276,6 +286,8 @@ fn dispatch(arguments: Arguments) -> CommandResult {
 /// Runs a client command. Connections have threads of their own, so pings are answered even if a slow reader of stdout
 /// blocks it.
 fn in_runtime(command: impl Future<Output = CommandResult>) -> CommandResult {
+    // Without a thread the runtime would panic.
+    threads::probe()?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .enable_all()
@@ -286,8 +298,6 @@ fn in_runtime(command: impl Future<Output = CommandResult>) -> CommandResult {
     runtime.shutdown_background();
     ending
 }
-    // Without a thread the runtime would panic.
-    threads::probe()?;
 
 /// Prints a failure on stderr, each line with our name. The last one adds the remedy.
 fn report(failure: &Failure) {

@@ -13,6 +13,7 @@ mod parts;
 mod people;
 mod settings;
 mod spellings;
+mod unwritten;
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
