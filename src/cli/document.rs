@@ -1,14 +1,16 @@
 //! Reads the targets of `run` and `submit`: a file, a folder, a reference, or stdin (cli.md, "How FILE travels").
 
+use std::collections::BTreeMap;
 use std::io::Read as _;
 use std::path::Path;
 use std::string::FromUtf8Error;
 use std::sync::Arc;
 
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use super::check::Precheck;
 use super::excerpt::{self, Lines};
+use super::inputs::Untyped;
 use super::{inputs, terminal, text_proto};
 use crate::error::{Exit, Failure};
 use crate::lang::ast::{Body, Invocation, Reference, Step};
@@ -165,20 +167,35 @@ fn is_reference(target: &str) -> bool {
 
 /// Makes a list of one step named `run`, which gets the inputs.
 fn from_reference(reference: &str, inputs: &[String]) -> Result<Document, Failure> {
-    let mut step = json!({"name": "run", "func": escape(Value::from(reference))});
-    let values: serde_json::Map<_, _> = inputs::untyped(inputs)?.into_iter().collect();
-    if let (Some(step), false) = (step.as_object_mut(), values.is_empty()) {
-        step.insert("inputs".to_owned(), escape(Value::Object(values)));
+    let mut given = BTreeMap::new();
+    for input in inputs {
+        let (name, value) = inputs::untyped(input)?;
+        let text = match value {
+            Untyped::Number(text) => text.to_owned(),
+            Untyped::Value(value) => escape(value).to_string(),
+        };
+        given.insert(Value::from(name).to_string(), text);
     }
-    Ok(Document { text: json!([step]).to_string(), name: reference.to_owned(), inputs: Vec::new() })
+    // Written by hand: JSON alone cannot hold a number as it was given, but YAML can.
+    let given: Vec<String> = given.into_iter().map(|(name, text)| format!("{name}: {text}")).collect();
+    let begin = beginning_of(reference);
+    let text = if given.is_empty() {
+        format!("{begin}}}]")
+    } else {
+        format!("{begin}, \"inputs\": {{{}}}}}]", given.join(", "))
+    };
+    Ok(Document { text, name: reference.to_owned(), inputs: Vec::new() })
+}
+
+/// Returns the beginning of the list of one step that calls `reference`.
+fn beginning_of(reference: &str) -> String {
+    format!("[{{\"name\": \"run\", \"func\": {}", escape(Value::from(reference)))
 }
 
 /// True if the document was made from the reference that is its name. Places and names inside it then mean nothing to
 /// people.
 pub(super) fn is_of_reference(text: &str, name: &str) -> bool {
-    is_reference(name)
-        && serde_json::from_str::<Value>(text)
-            .is_ok_and(|steps| steps[0]["func"] == escape(Value::from(name)))
+    is_reference(name) && text.starts_with(&beginning_of(name))
 }
 
 /// Escapes a literal value: values in a steps document are templates (language.md §8).
@@ -250,11 +267,16 @@ mod tests {
 
     #[test]
     fn a_reference_is_a_list_of_one_step_with_literal_inputs() {
-        let document = read("builtin://no/such", true, &["x=${{ y }}".to_owned()], None).ok().unwrap();
+        let inputs = ["x=${{ y }}", "hash=7e12345", "version= 1.10", "x2=[0x1F]"].map(str::to_owned);
+        let document = read("builtin://no/such", true, &inputs, None).ok().unwrap();
+        assert!(is_of_reference(&document.text, "builtin://no/such"));
+        let literal = ["\"hash\": 7e12345", "\"version\": 1.10", "\"x2\": [31"];
+        assert!(literal.iter().all(|text| document.text.contains(text)), "{}", document.text);
+        let document = read("builtin://no/such", true, &inputs[..1], None).ok().unwrap();
         let steps: Value = serde_json::from_str(&document.text).unwrap();
         assert_eq!(
             steps,
-            json!([{"name": "run", "func": "builtin://no/such", "inputs": {"x": "\\${{ y }}"}}])
+            serde_json::json!([{"name": "run", "func": "builtin://no/such", "inputs": {"x": "\\${{ y }}"}}])
         );
     }
 

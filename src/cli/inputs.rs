@@ -33,9 +33,21 @@ pub(super) fn read(text: &str, file: &str, given: &[String]) -> Result<Vec<(Stri
     }
 }
 
-/// Reads inputs for a function whose declarations are not at hand.
-pub(super) fn untyped(given: &[String]) -> Result<Vec<(String, Json)>, Failure> {
-    given.iter().map(|input| parse(input, |_| None).map(|(name, value)| (name, to_json(&value)))).collect()
+/// An input for a function whose declarations are not at hand.
+pub(super) enum Untyped<'a> {
+    /// A number, as it was given: the function may declare a string.
+    Number(&'a str),
+    /// Any other value.
+    Value(Json),
+}
+
+/// Reads an input for a function whose declarations are not at hand.
+pub(super) fn untyped(input: &str) -> Result<(String, Untyped<'_>), Failure> {
+    let (name, text) = split_pair(input, "input")?;
+    if document::is_number(text.trim()) {
+        return Ok((name.to_owned(), Untyped::Number(text.trim())));
+    }
+    parse(input, |_| None).map(|(name, value)| (name, Untyped::Value(to_json(&value))))
 }
 
 /// Parses `NAME=VALUE`. VALUE is YAML, but text for an input that is declared a `string`. Errors never quote the value.

@@ -123,7 +123,7 @@ async fn fault_39_sensitive_values_are_masked_wherever_they_go() {
 }
 
 #[tokio::test]
-async fn a_number_for_a_text_input_keeps_its_source_text() {
+async fn bug_hash_that_looks_like_a_number() {
     let show = "spec: {inputs: {v: {type: string}, n: {type: number, default: 0}}}\n---\nexec: {command: [echo, '${{ inputs.v }}', '${{ inputs.n }}']}\n";
     let scene = Scene::new(&[("show/func.yml", show)]).await;
     for (inputs, shown) in [
@@ -134,8 +134,31 @@ async fn a_number_for_a_text_input_keeps_its_source_text() {
         ("{\"v\": 1.0}", "1.0 0\n"),
         ("{v: '${{ 3.10 }}'}", "3.1 0\n"),
         ("{v: 12345678901234567890}", "12345678901234567890 0\n"),
+        ("{v: 1234567890123456789012345678901234567890}", "1234567890123456789012345678901234567890 0\n"),
+        ("{v: 1.10}", "1.10 0\n"),
+        ("{v: 0x1F}", "0x1F 0\n"),
+        ("{v: 012}", "012 0\n"),
+        ("{v: +1}", "+1 0\n"),
+        ("{v: 1_000}", "1_000 0\n"),
+        ("{v: .5}", ".5 0\n"),
+        ("{v: 7e12345}", "7e12345 0\n"),
+        ("{v: -7E+12345}", "-7E+12345 0\n"),
+        ("{v: .inf}", ".inf 0\n"),
+        ("{\"v\": 7e12345}", "7e12345 0\n"),
     ] {
         let ended = scene.run(&format!("- {{name: a, func: ./show, inputs: {inputs}}}")).await;
         assert_eq!(ended.output(), shown, "{inputs}");
+    }
+    for (inputs, at, error) in [
+        ("{v: x, n: 7e12345}", "1:45", "number beyond the range of doubles"),
+        ("{v: [7e12345]}", "1:40", "number beyond the range of doubles"),
+    ] {
+        let steps = format!("- {{name: a, func: ./show, inputs: {inputs}}}");
+        let refused = scene.client.try_run(scene.request(&steps)).await;
+        let message = match refused {
+            Err(refused) => refused.message().to_owned(),
+            Ok(()) => scene.ended("1").await.failure(),
+        };
+        assert!(message.contains(&format!("<steps>:{at}")) && message.contains(error), "{inputs}: {message}");
     }
 }

@@ -346,6 +346,9 @@ pub enum TemplateValue {
     Constant(Value),
     /// A boolean or number given to an input, with its source text for an input declared as string (`3.10`, not `3.1`).
     Written(Value, Box<str>),
+    /// A number given to an input that is beyond the range of doubles, as its source text. Only an input declared as
+    /// string takes it: a commit hash such as `7e12345` looks like a number.
+    BeyondRange(Template),
     /// A string.
     Text(Template),
     /// A list.
@@ -359,16 +362,17 @@ impl TemplateValue {
     pub fn written_type(&self) -> Option<Option<ValueType>> {
         match self {
             Self::Constant(value) | Self::Written(value, _) => Some(value.value_type()),
+            Self::BeyondRange(_) => Some(Some(ValueType::Number)),
             Self::Text(template) => template.as_literal().map(|_| Some(ValueType::String)),
             Self::Array(_) => Some(Some(ValueType::Array)),
             Self::Object(_) => Some(Some(ValueType::Struct)),
         }
     }
 
-    /// Returns the place of a text. Other values do not record theirs.
+    /// Returns the place of a text, or of a number beyond the range. Other values do not record theirs.
     pub const fn at(&self) -> Option<Position> {
         match self {
-            Self::Text(template) => Some(template.at),
+            Self::Text(template) | Self::BeyondRange(template) => Some(template.at),
             Self::Constant(_) | Self::Written(..) | Self::Array(_) | Self::Object(_) => None,
         }
     }

@@ -20,6 +20,9 @@ impl Position {
     pub const START: Self = Self { line: 1, column: 1 };
 }
 
+/// Message about a number that no double can hold.
+pub(crate) const BEYOND_RANGE: &str = "number beyond the range of doubles";
+
 /// Classes of errors; tests compare these (language.md §18).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]

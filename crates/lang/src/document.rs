@@ -19,6 +19,7 @@ use super::ast::{Body, Definition, Function, Run, Spec};
 use super::diagnostic::{Class, Diagnostic, Position, Severity};
 use super::template::EXPRESSIONS_LIMIT;
 use super::value::{Data, Value};
+use super::yaml::scalar::{self, Resolved};
 use super::yaml::{self, NodeKind, Source, YamlEntry, YamlNode};
 use checker::{Checker, UnknownKey};
 
@@ -156,6 +157,11 @@ pub fn parse_value(text: &str) -> Result<Value, Vec<Diagnostic>> {
         Some(value) if !checker.has_errors() => Ok(value),
         _ => Err(checker.diagnostics),
     }
+}
+
+/// True if YAML takes a text without quotes for a number, even for one beyond the range of doubles.
+pub fn is_number(text: &str) -> bool {
+    matches!(scalar::plain(text), Resolved::Number(_) | Resolved::OutOfRange)
 }
 
 fn named(file: &str) -> Arc<str> {

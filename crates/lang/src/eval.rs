@@ -16,7 +16,7 @@ pub use functions::Function;
 pub use scope::{Context, Item, NAMES, Scope, Steps};
 
 use super::ast::{Expression, Part, Template, TemplateValue};
-use super::diagnostic::{Class, Diagnostic};
+use super::diagnostic::{BEYOND_RANGE, Class, Diagnostic};
 use super::environment::EnvironmentFrame;
 use super::name;
 use super::value::{Data, EvaluatedText, Value, ValueType};
@@ -190,6 +190,10 @@ fn evaluate_nested(
     match value {
         TemplateValue::Written(_, text) if declared == Some(ValueType::String) => Ok(Value::text(&**text)),
         TemplateValue::Constant(constant) | TemplateValue::Written(constant, _) => Ok(constant.clone()),
+        TemplateValue::BeyondRange(number) if declared == Some(ValueType::String) => {
+            Ok(Value::text(number.as_literal().unwrap_or_default()))
+        }
+        TemplateValue::BeyondRange(number) => Err(beyond_range(number)),
         TemplateValue::Text(template) => {
             let value =
                 evaluate_template(template, declared, &Evaluator::new(scope, &template.file, budget))?;
@@ -212,6 +216,11 @@ fn evaluate_nested(
             Ok(Value::plain(Data::Object(members?)))
         }
     }
+}
+
+/// Returns the error about a number beyond the range of doubles for an input that is not declared as string.
+pub fn beyond_range(number: &Template) -> Diagnostic {
+    Diagnostic::error(Class::Type, &number.file, number.at, BEYOND_RANGE)
 }
 
 /// Returns the native value of a single expression, or the text of any other template.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use step_runner_model::text;
 
 use crate::ast::Template;
-use crate::diagnostic::{Class, Diagnostic, Position, Severity};
+use crate::diagnostic::{BEYOND_RANGE, Class, Diagnostic, Position, Severity};
 use crate::name;
 use crate::shell;
 use crate::template;
@@ -229,7 +229,8 @@ impl Checker<'_> {
                 Resolved::Number(number) => Data::Number(number),
                 Resolved::Text => Data::String(scalar.text.clone()),
                 Resolved::OutOfRange => {
-                    self.error(Class::Type, node.at, path, "number beyond the range of doubles");
+                    let help = "put it in quotes if it is text";
+                    self.error_with_help(Class::Type, node.at, path, BEYOND_RANGE, help);
                     return None;
                 }
             },

@@ -207,6 +207,11 @@ impl Checker<'_> {
             }
             NodeKind::Scalar(_) => self.value(node, path).map(TemplateValue::Constant),
             NodeKind::Sequence(items) => {
+        if let NodeKind::Scalar(scalar) = &node.kind
+            && resolve(scalar) == Resolved::OutOfRange
+        {
+            return Some(TemplateValue::BeyondRange(Template::literal(&scalar.text, self.file(), node.at)));
+        }
                 let items: Vec<Option<TemplateValue>> = items
                     .iter()
                     .enumerate()

@@ -2,6 +2,7 @@
 //! double-quoted string can hold expressions.
 
 use super::{EXPRESSION_LIMIT, ParseError};
+use crate::diagnostic::BEYOND_RANGE;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Token<'t> {
@@ -88,7 +89,7 @@ impl<'t> Lexer<'t> {
             let number: f64 =
                 rest.get(..length).and_then(|digits| digits.parse().ok()).unwrap_or(f64::INFINITY);
             if !number.is_finite() {
-                return Err(ParseError::new(at, "number beyond the range of doubles"));
+                return Err(ParseError::new(at, BEYOND_RANGE));
             }
             Token::Number(number)
         } else if first == '\'' || first == '"' {

@@ -38,7 +38,8 @@ pub(super) fn allows(tag: Tag, text: &str) -> bool {
     }
 }
 
-fn plain(text: &str) -> Resolved {
+/// Returns the meaning of a plain scalar.
+pub(crate) fn plain(text: &str) -> Resolved {
     match text {
         "" | "~" | "null" | "Null" | "NULL" => Resolved::Null,
         "true" | "True" | "TRUE" => Resolved::Bool(true),

@@ -137,6 +137,16 @@ impl<'a> Expressions<'a> {
             }
             TemplateValue::Text(template) => self.native(template, declared, names, path),
             TemplateValue::Array(items) => {
+            TemplateValue::BeyondRange(number) => match declared {
+                // Without a declaration nobody knows; the type of another one is compared later.
+                None => KnownType::Any,
+                Some(ValueType::Number) => {
+                    path.clone_into(&mut self.path);
+                    self.report(eval::beyond_range(number), Reach { certain: true, forgiven: false });
+                    KnownType::Any
+                }
+                Some(_) => KnownType::Is(ValueType::Number),
+            },
                 for (index, item) in items.iter().enumerate() {
                     self.value(item, None, names, &format!("{path}[{index}]"));
                 }
