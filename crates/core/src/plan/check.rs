@@ -99,9 +99,11 @@ impl<'a> Check<'a> {
 
     fn definition_env(&mut self) {
         let names = self.own_names();
+        self.expressions.files_are_unread = matches!(self.subject.function.definition.body, Body::Run(_));
         for (name, value) in &self.subject.function.definition.env {
             self.expressions.text(value, &names, &format!("env.{name}"));
         }
+        self.expressions.files_are_unread = false;
     }
 
     fn exec(&mut self, exec: &'a Exec) {
@@ -150,12 +152,14 @@ impl<'a> Check<'a> {
             Invocation::Action(text) => self.expressions.text(text, names, &path("action")),
             Invocation::Reference(reference, _) => self.reference(reference, names, &path("func")),
         }
+        self.expressions.files_are_unread = true;
         for (key, value) in &step.env {
             let path = path(&format!("env.{}", shown(key)));
             self.expressions.text(key, names, &path);
             self.expressions.text(value, names, &path);
         }
         let declared = callee.map(|callee| &callee.inputs);
+        self.expressions.files_are_unread = !is_script(&step.invokes);
         for (key, value) in &step.inputs {
             let path = path(&format!("inputs.{}", shown(key)));
             self.expressions.native(key, None, names, &path);
@@ -168,6 +172,7 @@ impl<'a> Check<'a> {
                 self.input(name, expected, kind, value.at().unwrap_or(key.at), &path);
             }
         }
+        self.expressions.files_are_unread = false;
         if let (Some(declared), Invocation::Reference(..)) = (declared, &step.invokes) {
             self.given(step, declared);
         }
@@ -274,6 +279,12 @@ impl<'a> Check<'a> {
         let finding = Diagnostic::error(error.class, &self.subject.function.file, at, error.message);
         self.expressions.findings.push(Diagnostic { severity, ..finding }.with_path(path));
     }
+}
+
+/// True if the inputs of what is called are texts of a script: they name its own files (language.md §10).
+fn is_script(invokes: &Invocation) -> bool {
+    matches!(invokes, Invocation::Reference(Reference::Builtin { name, .. }, _)
+        if builtin::kind(name).is_some_and(builtin::BuiltinKind::is_script))
 }
 
 fn shown(key: &Template) -> &str {

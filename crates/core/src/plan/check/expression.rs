@@ -92,12 +92,14 @@ struct Reach {
 pub(super) struct Expressions<'a> {
     file: &'a Arc<str>,
     path: String,
+    /// True where `output_file` and `export_file` are those of a function that runs steps: nobody reads them.
+    pub(super) files_are_unread: bool,
     pub(super) findings: Vec<Diagnostic>,
 }
 
 impl<'a> Expressions<'a> {
     pub(super) const fn new(file: &'a Arc<str>) -> Self {
-        Self { file, path: String::new(), findings: Vec::new() }
+        Self { file, path: String::new(), files_are_unread: false, findings: Vec::new() }
     }
 
     /// Checks a template that becomes text.
@@ -135,8 +137,6 @@ impl<'a> Expressions<'a> {
             TemplateValue::Constant(constant) | TemplateValue::Written(constant, _) => {
                 constant.value_type().map_or(KnownType::Null, KnownType::Is)
             }
-            TemplateValue::Text(template) => self.native(template, declared, names, path),
-            TemplateValue::Array(items) => {
             TemplateValue::BeyondRange(number) => match declared {
                 // Without a declaration nobody knows; the type of another one is compared later.
                 None => KnownType::Any,
@@ -147,6 +147,8 @@ impl<'a> Expressions<'a> {
                 }
                 Some(_) => KnownType::Is(ValueType::Number),
             },
+            TemplateValue::Text(template) => self.native(template, declared, names, path),
+            TemplateValue::Array(items) => {
                 for (index, item) in items.iter().enumerate() {
                     self.value(item, None, names, &format!("{path}[{index}]"));
                 }
@@ -241,7 +243,11 @@ impl<'a> Expressions<'a> {
             "vars" | "job" => Shape::Variables,
             "inputs" => Shape::Inputs,
             "steps" => Shape::Steps,
-            "func_dir" | "step_dir" | "work_dir" | "output_file" | "export_file" => {
+            "func_dir" | "step_dir" | "work_dir" => Shape::of(ValueType::String),
+            "output_file" | "export_file" => {
+                if self.files_are_unread {
+                    self.unread_file(name, at);
+                }
                 Shape::of(ValueType::String)
             }
             _ => {
@@ -252,6 +258,15 @@ impl<'a> Expressions<'a> {
                 Shape::Value(KnownType::Any)
             }
         }
+    }
+
+    fn unread_file(&mut self, name: &str, at: Position) {
+        let message = format!("\"{name}\" is the file of the function around the step here: nobody reads it");
+        let help = format!(
+            "name {name} in the script, or in command or env of the function that the step calls: there it is its own"
+        );
+        let finding = Diagnostic::warning(Class::Schema, self.file, at, message).with_help(help);
+        self.findings.push(finding.with_path(self.path.as_str()));
     }
 
     fn unary(

@@ -49,10 +49,50 @@ fn what_can_be_right_at_run_time_is_not_found() {
         "\"a ${{ inputs.n }} b\"",
         "inputs.n / (inputs.n - 1)",
         "'a' == 1 || inputs.n < 'x'",
-        "func_dir + '/' + work_dir + output_file + export_file + step_dir",
+        "func_dir + '/' + work_dir + step_dir",
     ] {
         assert_eq!(expression(text), Vec::<String>::new(), "{text}");
     }
+}
+
+#[test]
+fn bug_export_file_in_env_of_a_step() {
+    let function = |steps: &str| format!("{{}}\n---\nrun:\n{steps}");
+    let unread = "\"export_file\" is the file of the function around the step here: nobody reads it";
+    for (steps, paths) in [
+        ("- {name: a, script: x, env: {F: '${{ export_file }}'}}\n", &["run[0].env.F"][..]),
+        ("- {name: a, script: x, env: {F: 'to ${{ [1, export_file] }}'}}\n", &["run[0].env.F"]),
+        ("- {name: a, script: x, env: {'${{ export_file }}': x}}\n", &["run[0].env.…"]),
+        ("- {name: a, func: ./x, env: {F: '${{ export_file }}'}}\n", &["run[0].env.F"]),
+        ("- {name: a, func: ./x, inputs: {s: '${{ export_file }}'}}\n", &["run[0].inputs.s"]),
+        ("- {name: a, func: ./x, inputs: {s: x, '${{ export_file }}': x}}\n", &["run[0].inputs.…"]),
+        ("- {name: a, func: h/p@v1, inputs: {s: '${{ export_file }}'}}\n", &["run[0].inputs.s"]),
+        ("- {name: a, action: o/a@v1, inputs: {s: '${{ export_file }}'}}\n", &["run[0].inputs.s"]),
+        (
+            "- {name: a, func: 'builtin://script_legacy', inputs: {script: [x]}, env: {F: '${{ export_file }}'}}\n",
+            &["run[0].env.F"],
+        ),
+        ("- {name: a, script: x}\nenv: {F: '${{ export_file }}'}\n", &["env.F"]),
+        // Its own file, which is read.
+        ("- {name: a, script: 'x ${{ export_file }}'}\n", &[]),
+        ("- {name: a, func: 'builtin://script', inputs: {script: 'x ${{ export_file }}'}}\n", &[]),
+        ("- {name: a, func: 'builtin://script_legacy', inputs: {script: ['x ${{ export_file }}']}}\n", &[]),
+        ("- {name: a, script: x, env: {F: '${{ env.export_file }}'}}\n", &[]),
+    ] {
+        for name in ["export_file", "output_file"] {
+            let text = function(&steps.replace("export_file", name));
+            let callee = "spec: {inputs: {s: {type: string}}}\n---\nexec: {command: [x]}\n";
+            let found = findings_with(&text, Some(callee));
+            let found: Vec<_> = found.iter().filter(|found| !found.contains("env.env")).collect();
+            assert_eq!(found.len(), paths.len(), "{text}: {found:?}");
+            for (found, path) in found.iter().zip(paths) {
+                let unread = unread.replace("export_file", name);
+                assert!(found.contains(&format!("{path}: warning: {unread}")), "{found}");
+            }
+        }
+    }
+    let own = "{}\n---\nenv: {F: '${{ export_file }}'}\nexec: {command: ['x${{ output_file }}']}\n";
+    assert_eq!(findings_with(own, None), Vec::<String>::new());
 }
 
 #[test]
