@@ -4,6 +4,7 @@
 //! of the keeper.
 
 mod at_hand;
+mod given;
 mod program;
 
 pub(super) use at_hand::{Known, what_is_known};
@@ -27,9 +28,10 @@ use crate::error::Chain;
 use crate::failpoint;
 use crate::job::effect::{Program, Spawn, StepFiles};
 use crate::job::event::{FileContent, ProcessEnd};
-use crate::keeper::link::{KeeperFrame, KeeperLink, LinkError};
+use crate::keeper::link::{KeeperFrame, KeeperLink};
 use crate::keeper::protocol::{Request, SpawnStep, StepEnd, StepOver};
 use crate::model::{FinishedProcess, JobKey, text};
+use crate::process::given::Room;
 use crate::store::JobFolder;
 use crate::threads::{self, Work};
 
@@ -38,9 +40,6 @@ const MAX_FILE: u64 = 16 << 20;
 
 /// Largest such file that the actors' thread itself reads.
 const SMALL_FILE: u64 = 64 << 10;
-
-/// Maximum total size of arguments and environment that Linux accepts, in bytes: three quarters of 8 MiB.
-const MOST_GIVEN: usize = 6 << 20;
 
 /// Flags to open a path that a process can guess: they follow no link and do not wait for the other end of a FIFO.
 const CAREFUL: libc::c_int = libc::O_NOFOLLOW | libc::O_NONBLOCK | libc::O_CLOEXEC;
@@ -146,11 +145,7 @@ impl StepActor {
 
     fn request(&mut self, op: u32) -> Result<KeeperFrame, String> {
         let step = self.spawn_step(op)?;
-        let sizes = sizes_of(&step);
-        KeeperFrame::of(Request::Spawn(Box::new(step))).map_err(|error| match error {
-            LinkError::TooLarge(_) => too_large(sizes),
-            error => Chain(&error).to_string(),
-        })
+        KeeperFrame::of(Request::Spawn(Box::new(step))).map_err(|error| Chain(&error).to_string())
     }
 
     /// Describes the start for the keeper.
@@ -182,8 +177,8 @@ impl StepActor {
             watch_unfinished: *watch_unfinished,
             closes: *closes,
         };
-        let sizes = sizes_of(&step);
-        if sizes.iter().sum::<usize>() > MOST_GIVEN { Err(too_large(sizes)) } else { Ok(step) }
+        given::check(&step, &spawn.program)?;
+        Ok(step)
     }
 
     fn done(&mut self, end: ProcessEnd, ctx: &mut Context<Self>) {
@@ -282,6 +277,10 @@ impl Handler<Over> for StepActor {
 impl StepActor {
     fn could_not_start(&self, what: &str, error: &io::Error) -> String {
         let spawn = &self.task.spawn;
+        if error.raw_os_error() == Some(libc::E2BIG) {
+            // The kernel counts more than [`given::check`] knows of, such as the words of an interpreter.
+            return given::too_large(None, Room::here().total);
+        }
         let text = match what {
             "work_dir" => format!("cannot enter the working directory {}: {error}", spawn.work_dir),
             "exec" => match &spawn.program {
@@ -325,23 +324,9 @@ fn interpreter(program: &Path) -> Option<String> {
     Some(text::quote(&String::from_utf8_lossy(named)).into_owned())
 }
 
-/// Returns the sizes of the arguments and of the environment, in bytes.
-fn sizes_of(step: &SpawnStep) -> [usize; 2] {
-    [step.argv.iter().map(String::len).sum(), step.env.iter().map(Vec::len).sum()]
-}
-
 /// True if there are too many processes or too little memory (faults.md row 6).
 fn is_shortage(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::ENOMEM))
-}
-
-/// Returns the message for arguments and environment that exceed [`MOST_GIVEN`].
-fn too_large([arguments, environment]: [usize; 2]) -> String {
-    let most = MOST_GIVEN >> 20;
-    format!(
-        "the arguments have {arguments} bytes and the environment {environment}: a process can be given less than \
-         {most} MiB of both; hand large values over in a file"
-    )
 }
 
 fn no_shell() -> String {

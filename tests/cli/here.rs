@@ -125,3 +125,63 @@ fn bug_pwd_of_the_caller() {
         }
     }
 }
+
+#[test]
+fn bug_too_long_for_a_process() {
+    let export = |name: &str, value: &str| {
+        format!(
+            "- name: a\n  script: |\n    python3 -c 'import json; print(json.dumps({{\"name\": \"{name}\", \"value\": {value}}}))' \
+             >> \"${{{{ export_file }}}}\"\n- name: b\n  script: echo hi\n"
+        )
+    };
+    let big = "x".repeat(131_072);
+    for (job, step, says) in [
+        (export("BIG", "\"z\" * 200000"), "a", &["export \"BIG\"", "200004 bytes", "131071"][..]),
+        (export("EDGE", "\"z\" * (131071 - 4)"), "a", &["export \"EDGE\"", "131072 bytes"]),
+        (export("N", "\"z\\0z\""), "a", &["export \"N\"", "NUL"]),
+        (export("A=B", "\"z\""), "a", &["export \"A…\"", "\"=\""]),
+        (export("A\\0", "\"z\""), "a", &["export", "NUL"]),
+        (
+            format!("- {{name: b, script: echo hi, env: {{BIG: {big}}}}}\n"),
+            "b",
+            &["the variable BIG has 131076 bytes", "131071"],
+        ),
+        (
+            format!("- name: b\n  func: ./f.yml\n  inputs: {{s: {big}}}\n"),
+            "b",
+            &["command[1] has 131072 bytes", "131071"],
+        ),
+        (
+            "- {name: b, script: \"echo hi \\0\"}\n".to_owned(),
+            "b",
+            &["the text of the script holds a NUL byte"],
+        ),
+        (
+            "- {name: b, script: echo, env: {N: \"x\\0y\"}}\n".to_owned(),
+            "b",
+            &["the variable N holds a NUL byte"],
+        ),
+        (
+            "- {name: b, func: ./f.yml, inputs: {s: \"x\\0y\"}}\n".to_owned(),
+            "b",
+            &["command[1] holds a NUL byte"],
+        ),
+    ] {
+        let here = Here::new(&job);
+        here.write(
+            "f.yml",
+            "spec: {inputs: {s: {type: string}}}\n---\nexec: {command: [echo, '${{ inputs.s }}']}\n",
+        );
+        let output = here.program(&["run", "job.yml", "--no-check"]);
+        let said = stderr(&output);
+        let job = job.get(..300).unwrap_or(&job);
+        assert_eq!(output.status.code(), Some(1), "{job}: {said}");
+        assert!(said.contains(&format!("step       {step}\n")), "{job}: {said}");
+        for words in says {
+            assert!(said.contains(words), "{job}: {words}: {said}");
+        }
+    }
+    // The longest value that fits gets through.
+    let job = export("EDGE", "\"z\" * (131071 - 5)").replace("echo hi", "echo ${#EDGE}");
+    assert_eq!(Here::new(&job).output(), "131066\n");
+}

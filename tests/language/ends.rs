@@ -64,7 +64,7 @@ async fn fault_73_what_a_process_returns_is_checked() {
         ),
         (
             r#"echo '{"name":"n","value":1}' > "$0"; echo '{"name":"A=B","value":1}' > "$1""#,
-            "export file line 1: a name must hold neither \"=\" nor NUL",
+            "export file line 1: export \"A…\": a name must hold neither \"=\" nor NUL",
         ),
     ] {
         let ended = run(script).await;

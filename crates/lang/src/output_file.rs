@@ -17,6 +17,10 @@ pub(crate) const FILE_LIMIT: usize = 16 * 1024 * 1024;
 /// Longest line of such a file in bytes (language.md §6).
 pub const LINE_LIMIT: usize = 1024 * 1024;
 
+/// Longest variable that a process can be given on every machine, `NAME=VALUE` in bytes: 32 pages of 4 KiB, less the
+/// NUL at its end.
+const LONGEST_VARIABLE: usize = 128 * 1024 - 1;
+
 /// Maximum number of bytes that the parsed values of one file may take (language.md §6).
 const VALUES_LIMIT: usize = 64 * 1024 * 1024;
 
@@ -107,7 +111,10 @@ pub fn read_exports(content: &[u8]) -> Result<IndexMap<String, String>, OutputFi
     let mut exports = IndexMap::new();
     for_each_line(content, kind, |line, name, value| {
         if name.contains(['=', '\0']) {
-            return Err(OutputFileError::malformed(kind, line, "a name must hold neither \"=\" nor NUL"));
+            // What stands behind the `=` can be a value.
+            let begin = name.split(['=', '\0']).next().unwrap_or_default();
+            let why = format!("export \"{}…\": a name must hold neither \"=\" nor NUL", text::quote(begin));
+            return Err(OutputFileError::malformed(kind, line, &why));
         }
         let text = match value.data {
             Data::String(text) => text,
@@ -125,13 +132,30 @@ pub fn read_exports(content: &[u8]) -> Result<IndexMap<String, String>, OutputFi
                 });
             }
         };
-        if text.contains('\0') {
-            return Err(OutputFileError::malformed(kind, line, "a value must not hold NUL"));
-        }
+        fits_a_process(&name, &text, line)?;
         exports.insert(name, text);
         Ok(())
     })?;
     Ok(exports)
+}
+
+/// Checks that an environment can hold an export.
+fn fits_a_process(name: &str, value: &str, line: usize) -> Result<(), OutputFileError> {
+    let kind = FileKind::Export;
+    let shown = text::quote(name);
+    if value.contains('\0') {
+        let why = format!("export \"{shown}\": the value holds NUL, which no variable of a process can hold");
+        return Err(OutputFileError::malformed(kind, line, &why));
+    }
+    let bytes = name.len() + 1 + value.len();
+    if bytes > LONGEST_VARIABLE {
+        let why = format!(
+            "export \"{shown}\": name and value have {bytes} bytes, and a variable of a process can have \
+             {LONGEST_VARIABLE}: hand it over in a file, or as an output"
+        );
+        return Err(OutputFileError { class: Class::Limit, ..OutputFileError::malformed(kind, line, &why) });
+    }
+    Ok(())
 }
 
 /// Returns the outputs of an exec function with `outputs: delegate`. Its file is one JSON object in the form of a step
@@ -296,10 +320,32 @@ mod tests {
     }
 
     #[test]
-    fn names_and_values_that_no_environment_can_hold_are_refused() {
-        assert!(exports(r#"{"name": "A=B", "value": "1"}"#).is_err());
-        assert!(exports(r#"{"name": "A\u0000", "value": "1"}"#).is_err());
-        assert!(exports(r#"{"name": "A", "value": "\u0000"}"#).is_err());
+    fn fault_114_an_export_that_no_process_can_be_given_is_refused_and_named() {
+        let value = |bytes: usize| "x".repeat(bytes);
+        let line = |name: &str, value: &str| format!("\n{{\"name\": \"{name}\", \"value\": \"{value}\"}}\n");
+        for (name, value, class, says) in [
+            ("A=canary", value(1), Class::Malformed, "export \"A…\""),
+            ("A\\u0000", value(1), Class::Malformed, "export \"A…\""),
+            ("=canary", value(1), Class::Malformed, "export \"…\""),
+            ("A", "canary\\u0000".to_owned(), Class::Malformed, "export \"A\": the value holds NUL"),
+            (
+                "A",
+                value(LONGEST_VARIABLE - 1),
+                Class::Limit,
+                "export \"A\": name and value have 131072 bytes",
+            ),
+            ("A", value(500_000), Class::Limit, "a variable of a process can have 131071"),
+        ] {
+            let error = exports(&line(name, &value)).unwrap_err();
+            assert_eq!((error.class, error.line), (class, Some(2)), "{name}");
+            assert!(
+                error.message.starts_with("export file line 2: ") && error.message.contains(says),
+                "{error}"
+            );
+            assert!(!error.message.contains("canary") && error.message.len() < 300, "{error}");
+        }
+        let longest = value(LONGEST_VARIABLE - 2);
+        assert_eq!(exports(&line("A", &longest)).unwrap()["A"].len(), LONGEST_VARIABLE - 2);
         assert_eq!(exports(r#"{"name": "A", "value": []}"#).unwrap_err().class, Class::Type);
     }
 

@@ -3,6 +3,7 @@
 //! - [`command`] looks a program up, as the daemon does before it asks for a spawn; [`at_hand`] looks at files without
 //!   waiting;
 //! - [`access`] tells what this process may do with a file;
+//! - [`given`] tells what the kernel takes as arguments and environment of a process;
 //! - [`spawn`] starts a process in a group of its own, with two pipes and nothing else;
 //! - [`group`] sends signals to processes that are certainly ours, [`terminated`] asks each of them once to end;
 //! - [`cgroup`] makes a control group for each job if possible, [`freezer`] thaws what a step has frozen;
@@ -35,6 +36,7 @@ pub mod connector;
 pub mod controllers;
 pub mod detached;
 pub mod freezer;
+pub mod given;
 pub mod group;
 pub mod host;
 pub mod limiter;

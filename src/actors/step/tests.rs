@@ -89,13 +89,22 @@ async fn with_task<T: 'static>(
 }
 
 #[tokio::test]
-async fn what_is_too_large_for_a_process_is_not_started_and_says_so() {
-    let argv = vec!["/bin/true".into(), "x".repeat(MOST_GIVEN)];
-    let begun = with_task(argv, Path::new("/"), "", |task| StepActor::prepare(task).begin.take());
-    let message = begun.await.unwrap().err().unwrap();
-    let arguments = MOST_GIVEN + "/bin/true".len();
-    assert!(message.starts_with(&format!("the arguments have {arguments} bytes")), "{message}");
-    assert!(message.ends_with("hand large values over in a file"), "{message}");
+async fn fault_114_what_no_process_can_be_given_is_named_with_its_size_and_the_limit() {
+    let room = Room::here();
+    let refused = async |arguments: Vec<String>| {
+        let argv = [vec!["/bin/true".to_owned()], arguments].concat();
+        let begun = with_task(argv, Path::new("/"), "", |task| StepActor::prepare(task).begin.take());
+        begun.await.unwrap().err().unwrap()
+    };
+    let message = refused(vec!["x".repeat(1000); room.total / 1000]).await;
+    assert!(message.starts_with("the arguments take "), "{message}");
+    assert!(message.contains(&format!(" {} bytes of both", room.total)), "{message}");
+    assert!(message.ends_with("hand large values over in files"), "{message}");
+    let message = refused(vec!["x".into(), "x".repeat(room.entry + 1)]).await;
+    let expected = format!("command[2] has {} bytes, and an argument", room.entry + 1);
+    assert!(message.starts_with(&expected) && message.contains(&room.entry.to_string()), "{message}");
+    let message = refused(vec!["canary\0".into()]).await;
+    assert!(message.starts_with("command[1] holds a NUL byte") && !message.contains("canary"), "{message}");
 }
 
 #[tokio::test]

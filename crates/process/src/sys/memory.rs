@@ -11,6 +11,9 @@ pub(super) const CHILD_STACK: usize = 64 << 10;
 /// Unmapped bytes below the stack, so that an overflow is a fault and not silent damage.
 const STACK_GUARD: usize = 64 << 10;
 
+/// Bytes of a page on processors with the smallest ones.
+const SMALLEST_PAGE: usize = 4096;
+
 /// Stack for the child of one [`clone_exec`](super::clone::clone_exec) at a time.
 pub(crate) struct ChildStack {
     base: *mut c_void,
@@ -61,6 +64,13 @@ impl Drop for ChildStack {
 
 // SAFETY: the mapping is plain memory without ties to the thread that made it.
 unsafe impl Send for ChildStack {}
+
+/// Returns the bytes of a page of memory.
+pub(crate) fn page_size() -> usize {
+    // SAFETY: reads a constant of the system.
+    let size = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+    usize::try_from(size).unwrap_or(SMALLEST_PAGE)
+}
 
 /// Bounds the free memory that each thread's heap keeps at its end to 1 MiB, and maps blocks of this size one by one.
 /// Call it once, at the start of the program.
