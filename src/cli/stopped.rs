@@ -1,6 +1,6 @@
 //! Finds the line of a script where its shell stopped, from the shell's own report.
 
-use crate::lang::ast::Body;
+use crate::lang::ast::{Body, TemplateValue};
 use crate::lang::document::parse_request;
 
 /// A shell's report: `sh: 3: make: not found`, or `deploy.sh: line 3: make: command not found`.
@@ -38,11 +38,12 @@ impl ShellReport {
         (is_name && !what.is_empty()).then(|| Self { name: name.to_owned(), line })
     }
 
-    /// Returns the line of `script` that the report is about, if the script was given to the shell as a text.
-    pub(super) fn line_of<'a>(&self, script: &'a str) -> Option<&'a str> {
+    /// Returns the line of `script` that the report is about, if the shell got the script as a text, or from `file`.
+    pub(super) fn line_of<'a>(&self, script: &'a str, file: Option<&str>) -> Option<&'a str> {
         let shell = self.name.rsplit('/').next().unwrap_or_default();
         let line = script.lines().nth(self.line - 1)?;
-        SHELLS.contains(&shell).then_some(line)
+        let is_of_script = file.map_or_else(|| SHELLS.contains(&shell), |file| file == self.name);
+        is_of_script.then_some(line)
     }
 
     /// Returns `FILE:LINE` if the report is about a file that the command names.
@@ -84,6 +85,16 @@ pub(super) fn line_in_document(document: &str, from: usize, script: &str, number
 /// True if `line` is `script: TEXT`, perhaps in quotes.
 fn ends_with_scalar(line: &str, text: &str) -> bool {
     line.split_once("script:").is_some_and(|(_, value)| value.trim().trim_matches(['"', '\'']) == text.trim())
+}
+
+/// Returns the line of element `index` of the input `script`, in the step that begins at line `from` of a document.
+pub(super) fn command_line_in(document: &str, file: &str, from: usize, index: usize) -> Option<usize> {
+    let function = parse_request(document, file).ok()?;
+    let Body::Run(run) = &function.definition.body else { return None };
+    let step = run.steps.iter().find(|step| usize::try_from(step.at.line) == Ok(from))?;
+    let (_, script) = step.inputs.iter().find(|(name, _)| name.as_literal() == Some("script"))?;
+    let TemplateValue::Array(commands) = script else { return None };
+    usize::try_from(commands.get(index)?.at()?.line).ok()
 }
 
 /// Returns the line of a step of the document's own list, counted from 1.
@@ -142,6 +153,7 @@ mod tests {
         assert_eq!(script(&words(&["sh", "a.sh", "b"])), None);
         let report = ShellReport { name: "a.sh".into(), line: 2 };
         assert_eq!(report.place_in(&words(&["sh", "a.sh"])).as_deref(), Some("a.sh:2"));
-        assert_eq!((report.place_in(&words(&["sh", "b.sh"])), report.line_of("x\ny")), (None, None));
+        assert_eq!((report.place_in(&words(&["sh", "b.sh"])), report.line_of("x\ny", None)), (None, None));
+        assert_eq!(report.line_of("x\ny", Some("a.sh")), Some("y"));
     }
 }

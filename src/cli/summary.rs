@@ -8,11 +8,12 @@ use super::excerpt::{self, Lines};
 use super::output::STEP_START;
 use super::states::printable;
 use super::stopped::{self, ShellReport};
+use super::written::{Program, Written};
 use crate::client::Request;
 use crate::lang::diagnostic::Position;
 use crate::log::line::Entry;
 use crate::log::pretty::{Format, Options, Output, Printer};
-use crate::model::CancelCause;
+use crate::model::{CancelCause, LogChannel};
 use crate::pb::v1;
 
 /// Lines of output shown.
@@ -25,7 +26,7 @@ const KEPT: usize = 64 * 1024;
 const NAMED: usize = 12;
 
 /// Longest line shown, in characters.
-const LINE_LENGTH: usize = 500;
+pub(super) const LINE_LENGTH: usize = 500;
 
 /// Beginnings of the daemon's lines that say why a job did not succeed (logs.md §2).
 pub(super) const ENDS: [&[u8]; 4] =
@@ -68,6 +69,22 @@ impl Tail {
         lines.take(LINES).filter_map(Entry::parse).any(|entry| {
             entry.key().is_daemon() && ENDS.iter().any(|beginning| entry.body.starts_with(beginning))
         })
+    }
+
+    /// Returns the texts of the last step's lines on stdout, as far as they are kept.
+    pub(super) fn bodies_of_last_step(&self) -> Vec<String> {
+        let mut bodies = Vec::new();
+        for line in self.0.split(|byte| *byte == b'\n') {
+            let Some(entry) = Entry::parse(line) else { continue };
+            if entry.key().is_daemon() {
+                if entry.body.starts_with(STEP_START) {
+                    bodies.clear();
+                }
+            } else if entry.key().kind == LogChannel::Out {
+                bodies.push(String::from_utf8_lossy(entry.body).into_owned());
+            }
+        }
+        bodies
     }
 
     /// Returns the texts of the stderr lines among `lines`.
@@ -123,16 +140,27 @@ fn find(root: &v1::StepResult) -> Failed<'_> {
     failed
 }
 
+/// What a failed step ran, and where in it it stopped.
+struct Stopped<'a> {
+    written: Option<Written<'a>>,
+    report: Option<ShellReport>,
+    /// Index of the line of the script, or of the command.
+    at: Option<usize>,
+}
+
 /// Returns the place where the job stopped as `FILE:LINE`: the line of the script that the shell reports, else the
 /// step.
 fn place(
     failed: Option<&v1::StepResult>,
     path: &[&str],
     request: Option<&Request>,
-    report: Option<&ShellReport>,
+    stopped: &Stopped<'_>,
 ) -> Option<String> {
-    let command = failed.and_then(|failed| failed.exec_result.as_ref()).map(|process| &*process.command);
-    if let Some(place) = report.zip(command).and_then(|(report, command)| report.place_in(command)) {
+    let written = stopped.written.as_ref();
+    let is_command = written.is_some_and(|written| matches!(written.program, Program::Command));
+    if let Some((report, written)) = stopped.report.as_ref().zip(written).filter(|_| is_command)
+        && let Some(place) = report.place_in(written.command)
+    {
         return Some(place);
     }
     let told = failed.map(|failed| failed.place.as_str()).filter(|place| !place.is_empty());
@@ -149,9 +177,12 @@ fn place(
         Some((request.file_name(), line, Some(request.steps().to_owned())))
     };
     let (file, line, text) = told.or_else(own)?;
-    let exact = command.and_then(stopped::script).zip(report).and_then(|(script, report)| {
-        report.line_of(script)?;
-        stopped::line_in_document(text.as_deref()?, line, script, report.line)
+    let exact = written.zip(stopped.at).and_then(|(written, at)| match &written.program {
+        Program::Command => None,
+        Program::Script { text: script, .. } => {
+            stopped::line_in_document(text.as_deref()?, line, script, at + 1)
+        }
+        Program::Commands(_) => stopped::command_line_in(text.as_deref()?, file, line, at),
     });
     Some(format!("{}:{}", document::shown(file), exact.unwrap_or(line)))
 }
@@ -248,8 +279,11 @@ pub(super) fn lines(
     }
     let output = tail.lines();
     let report = ShellReport::find(Tail::errors(&output), status.exit_code);
-    if let Some(process) = failed.as_ref().and_then(|failed| failed.result.exec_result.as_ref()) {
-        lines.extend(command_lines(&process.command, report.as_ref()));
+    let written = failed.as_ref().and_then(|failed| Written::of(failed.result));
+    let at = written.as_ref().and_then(|written| written.stopped_at(report.as_ref(), tail));
+    let stopped = Stopped { written, report, at };
+    if let Some(written) = &stopped.written {
+        lines.extend(written.rows(stopped.at));
     }
     if status.exit_code > 0 {
         let meaning = end::meaning(status.exit_code).map(|meaning| format!(" ({meaning})"));
@@ -257,7 +291,7 @@ pub(super) fn lines(
     }
     if reference_step.is_empty() {
         let result = failed.as_ref().map(|failed| failed.result);
-        if let Some(place) = place(result, path, request, report.as_ref()) {
+        if let Some(place) = place(result, path, request, &stopped) {
             lines.push(format!("  at         {}", printable(&place)));
         }
         if let Some(excerpt) = request.and_then(|request| excerpt(request, &status.message)) {
@@ -286,50 +320,6 @@ fn step_path(steps: &[&str]) -> String {
         }
         _ => steps.join("/"),
     }
-}
-
-/// Returns the command as one would type it: words with anything but plain characters are in quotes.
-fn command_line(words: &[String]) -> String {
-    let plain = |c: char| c.is_ascii_alphanumeric() || "_-./=:,@%+".contains(c);
-    let quote = |word: &String| {
-        if !word.is_empty() && word.chars().all(plain) {
-            word.clone()
-        } else {
-            format!("'{}'", word.replace('\'', r"'\''"))
-        }
-    };
-    let line = printable(&words.iter().map(quote).collect::<Vec<_>>().join(" "));
-    if line.chars().count() <= LINE_LENGTH {
-        line
-    } else {
-        line.chars().take(LINE_LENGTH).chain("…".chars()).collect()
-    }
-}
-
-/// Returns the command as written, a script of several lines in as many rows. The row where the shell stopped is
-/// marked.
-fn command_lines(command: &[String], report: Option<&ShellReport>) -> Vec<String> {
-    /// Maximum number of script lines shown.
-    const SHOWN: usize = 15;
-    let script = stopped::script(command).filter(|script| script.trim_end().contains('\n'));
-    let Some((script, start)) = script.zip(command.get(..2)) else {
-        return vec![format!("  command    {}", command_line(command))];
-    };
-    let stopped_at = report.filter(|report| report.line_of(script).is_some()).map(|report| report.line);
-    let all: Vec<&str> = script.trim_end().lines().collect();
-    // The line where the script stopped is near the end of the part shown.
-    let last = stopped_at.map_or(SHOWN, |at| (at + 2).max(SHOWN)).min(all.len());
-    let first = last.saturating_sub(SHOWN);
-    let mut lines = vec![format!("  command    {}", command_line(start))];
-    let omitted = |omitted: bool| omitted.then(|| "               …".to_owned());
-    lines.extend(omitted(first > 0));
-    for (at, line) in all.iter().enumerate().take(last).skip(first) {
-        let mark = if stopped_at == Some(at + 1) { '>' } else { ' ' };
-        let line: String = printable(&line.replace('\t', "    ")).chars().take(LINE_LENGTH).collect();
-        lines.push(format!("             {mark} {line}").trim_end().to_owned());
-    }
-    lines.extend(omitted(last < all.len()));
-    lines
 }
 
 /// Returns advice, if the end suggests any.
@@ -495,6 +485,6 @@ mod tests {
         let status = v1::Status { exit_code: -1, message: "a\x1b]0;x\x07b".into(), ..Default::default() };
         let lines = lines(&status, None, &Tail::default(), None, SummaryReason::Message, Detail::Full);
         assert!(lines[0].ends_with("a ]0;x b"));
-        assert_eq!(command_line(&["a\x1bb".into()]), "'a b'");
+        assert_eq!(super::super::written::command_line(&["a\x1bb".into()]), "'a b'");
     }
 }

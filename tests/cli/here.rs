@@ -185,3 +185,57 @@ fn bug_too_long_for_a_process() {
     let job = export("EDGE", "\"z\" * (131071 - 5)").replace("echo hi", "echo ${#EDGE}");
     assert_eq!(Here::new(&job).output(), "131066\n");
 }
+
+/// Text of the summary behind its labels.
+fn summary(said: &str, label: &str) -> Option<String> {
+    let line = said.lines().find_map(|line| line.strip_prefix("  ")?.strip_prefix(label))?;
+    Some(line.trim().to_owned())
+}
+
+#[test]
+fn bug_report_names_a_file_that_is_gone() {
+    let legacy = |inputs: &str| format!("- name: a\n  func: builtin://script_legacy\n  inputs:\n{inputs}");
+    let long = "x".repeat(131_072);
+    for (job, line, marked) in [
+        (legacy("    script:\n      - echo one\n      - nosuchcommand --flag\n"), 6, "nosuchcommand --flag"),
+        // Without a report of the shell.
+        (legacy("    script:\n      - 'false'\n      - echo never\n"), 5, "false"),
+        (
+            legacy("    script:\n      - echo a\n      - 'true'\n      - echo a; exit 3\n"),
+            7,
+            "echo a; exit 3",
+        ),
+        // Of equal commands it is the second.
+        (legacy("    script:\n      - touch f\n      - rm f\n      - touch g\n      - rm f\n"), 8, "rm f"),
+        (
+            legacy(
+                "    script:\n      - echo one\n      - |\n        echo two\n        nosuchcommand\n        echo never\n",
+            ),
+            7,
+            "echo two",
+        ),
+        (
+            legacy(
+                "    trace_sections: true\n    check_for_errors: true\n    script:\n      - |\n        echo two\n        echo 2\n      - nosuchcommand\n",
+            ),
+            10,
+            "nosuchcommand",
+        ),
+        (
+            format!("- name: a\n  script: |\n    : {long}\n    echo on\n    nosuchcommand\n"),
+            5,
+            "nosuchcommand",
+        ),
+    ] {
+        let here = Here::new(&job);
+        let output = here.run();
+        let said = stderr(&output);
+        let shown: String = job.chars().take(300).collect();
+        assert_ne!(output.status.code(), Some(0), "{shown}");
+        assert_eq!(summary(&said, "at "), Some(format!("job.yml:{line}")), "{shown}: {said}");
+        let command = said.split_once("  command ").unwrap().1.split_once("  exit code ").unwrap().0;
+        assert!(!command.contains("/tmp/"), "{shown}: {command}");
+        let mark: Vec<_> = command.lines().filter_map(|line| line.trim_start().strip_prefix("> ")).collect();
+        assert_eq!(mark, [marked], "{shown}: {command}");
+    }
+}
