@@ -7,6 +7,7 @@ mod indentation;
 pub(crate) mod places;
 pub mod scalar;
 
+use std::borrow::Cow;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -132,8 +133,9 @@ pub fn read(source: &Source<'_>, limit: usize) -> Stream {
 pub fn read_with_tags(source: &Source<'_>, limit: usize, tags: &[&'static str]) -> Stream {
     let mut stream =
         Stream { documents: Vec::new(), diagnostics: Vec::new(), next: None, end: end_of(source.text) };
+    let text = with_marks_aside(source.text);
     let mut parser = Parser::new_from_str_with_options(
-        source.text,
+        &text,
         granit_parser::options! {
             flow_nesting_limit: DEPTH_LIMIT,
             block_nesting_limit: DEPTH_LIMIT,
@@ -160,6 +162,41 @@ pub fn read_with_tags(source: &Source<'_>, limit: usize, tags: &[&'static str]) 
     }
     stream.next = build::next_start(&mut parser);
     stream
+}
+
+/// Puts blanks in place of each byte order mark at the start of a document that is not the first, behind its `---`. Files
+/// that were joined have such marks, and the parser accepts a mark only where no document is open. All other bytes stay
+/// where they are.
+fn with_marks_aside(text: &str) -> Cow<'_, str> {
+    const MARK: char = '\u{feff}';
+    const BLANKS: &str = "   ";
+    const LINE_END: [char; 2] = ['\r', '\n'];
+    const { assert!(BLANKS.len() == MARK.len_utf8()) };
+    if !text.trim_start_matches(MARK).contains(MARK) {
+        return Cow::Borrowed(text);
+    }
+    let mut out = String::with_capacity(text.len());
+    let mut previous = "";
+    for line in text.split_inclusive('\n') {
+        match line.strip_prefix(MARK) {
+            Some(rest) if begins_document(previous) => {
+                out.insert_str(out.trim_end_matches(LINE_END).len(), BLANKS);
+                out.push_str(rest);
+            }
+            Some(rest) if !out.is_empty() && begins_document(rest) => {
+                let (content, end) = rest.split_at(rest.trim_end_matches(LINE_END).len());
+                out.extend([content, BLANKS, end]);
+            }
+            _ => out.push_str(line),
+        }
+        previous = line.trim_start_matches(MARK);
+    }
+    Cow::Owned(out)
+}
+
+/// True if a line is the `---` before a document.
+fn begins_document(line: &str) -> bool {
+    line.strip_prefix("---").is_some_and(|rest| rest.is_empty() || rest.starts_with(char::is_whitespace))
 }
 
 fn position(marker: &Marker) -> Position {

@@ -201,6 +201,33 @@ fn a_byte_order_mark_is_no_text() {
     assert_eq!(shown("\u{feff}a: b\n"), "{a@1:1=b@1:4}");
 }
 
+#[test]
+fn a_mark_of_a_file_that_was_joined_is_no_text() {
+    let second = |text: &str| {
+        let stream = read_text(text);
+        assert!(stream.diagnostics.is_empty(), "{text:?}: {:?}", stream.diagnostics);
+        assert_eq!(stream.documents.len(), 2, "{text:?}");
+        show(stream.documents[1].as_ref().unwrap())
+    };
+    for (text, shown) in [
+        ("s: {}\n---\n\u{feff}a: b\n", "{a@3:1=b@3:4}"),
+        ("s: {}\r\n---\r\n\u{feff}a: b\r\n", "{a@3:1=b@3:4}"),
+        ("s: {}\n---\n\u{feff}# of the second\na: b\n", "{a@4:1=b@4:4}"),
+        ("s: {}\n\u{feff}---\na: b\n", "{a@3:1=b@3:4}"),
+        ("\u{feff}s: {}\n\u{feff}---\n\u{feff}a: b", "{a@3:1=b@3:4}"),
+        ("\u{feff}---\ns: {}\n\u{feff}---\r\na: b", "{a@4:1=b@4:4}"),
+        ("s: {}\n...\n\u{feff}---\na: b\n", "{a@4:1=b@4:4}"),
+        ("s: |\n  text\n\u{feff}---\na: b\n", "{a@4:1=b@4:4}"),
+        ("s: {}\n\u{feff}--- # joined\na: \"\u{feff}b\"\n", "{a@3:1=\u{feff}b@3:4}"),
+    ] {
+        assert_eq!(second(text), shown, "{text:?}");
+    }
+    assert_eq!(shown("a: |\n  text\n\u{feff}---\nb: c\n"), "{a@1:1=text\n@2:3}");
+    for text in ["a:\n\u{feff}b: c\n", "s: {}\n---\na: b\n\u{feff}c: d\n"] {
+        assert!(!read_text(text).diagnostics.is_empty(), "{text:?}");
+    }
+}
+
 proptest! {
     #[test]
     fn any_text_is_read_or_refused_with_places(text in any::<String>()) {
