@@ -21,7 +21,7 @@ or by a setting:
 
 /// Print the JSON Schema of function files, or of events
 ///
-/// For editors and other programs: every document of a function file, and a list of steps, is valid by the first. `check`
+/// For editors and other programs: every document of a function file, a list of steps, and one step are valid by the first. `check`
 /// finds more, such as wrong expressions and inputs.
 #[derive(clap::Args)]
 #[command(after_long_help = EDITORS)]

@@ -239,3 +239,42 @@ fn bug_report_names_a_file_that_is_gone() {
         assert_eq!(mark, [marked], "{shown}: {command}");
     }
 }
+
+#[test]
+fn one_step_alone_is_a_job() {
+    let function = "spec: {inputs: {s: {type: string, default: none}}}\n---\nexec: {command: [echo, '${{ inputs.s }}']}\n";
+    for (job, output) in [
+        ("{\"name\": \"a\", \"script\": \"echo hi\"}", "hi\n"),
+        ("{\"script\": \"echo hi\"}", "hi\n"),
+        ("name: a\nfunc: ./f.yml\ninputs: {s: x}\n", "x\n"),
+        ("name: a\nstep: ./f.yml\n", "none\n"),
+        ("script: echo $A\nenv: {A: b}\ndescription: x\n", "b\n"),
+    ] {
+        let here = Here::new(job);
+        here.write("f.yml", function);
+        assert_eq!(here.output(), output, "{job}");
+        let check = here.program(&["check", "job.yml"]);
+        assert!(check.status.success(), "{job}: {check:?}");
+        let mut piped = program(&["run", "-"]);
+        piped.current_dir(here.path("")).stdin(std::fs::File::open(here.path("job.yml")).unwrap());
+        let piped = piped.output().unwrap();
+        assert_eq!(stdout(&piped), output, "{job}: {}", stderr(&piped));
+    }
+    for (job, says) in [
+        ("name: a\nscript: x\nfunc: ./f.yml\n", "only one of script, func is allowed"),
+        ("name: a b\nscript: x\n", "name"),
+        ("script: x\nif: true\n", "unknown key \"if\""),
+        ("script: x\nrun: [{name: a, script: x}]\n", "\"script\" belongs into a step"),
+        ("name: a\n", "belongs into a step"),
+    ] {
+        let output = Here::new(job).run();
+        let said = stderr(&output);
+        assert_eq!(output.status.code(), Some(65), "{job}: {said}");
+        assert!(said.contains(says), "{job}: {said}");
+    }
+    // A function file needs its interface.
+    let here = Here::new("");
+    here.write("f/func.yml", "script: echo hi\n");
+    let output = here.program(&["run", "f"]);
+    assert_eq!(output.status.code(), Some(65), "{output:?}");
+}

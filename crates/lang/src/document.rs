@@ -70,8 +70,8 @@ pub fn check_function(text: &str, file: &str) -> Checked {
     read_function(text, file, UnknownKey::Refuse)
 }
 
-/// Reads the document of a request: two documents, or one mapping (a definition), or one list (a `run` list), as YAML
-/// or JSON (service.md §3.1). `file` and the result are as for [`parse_function`].
+/// Reads the document of a request: two documents, or one mapping (a definition or a step), or one list (a `run` list),
+/// as YAML or JSON (service.md §3.1). `file` and the result are as for [`parse_function`].
 pub fn parse_request(text: &str, file: &str) -> Result<Function, Vec<Diagnostic>> {
     usable(read_request(text, file, UnknownKey::Warn))
 }
@@ -209,13 +209,15 @@ fn both(
     (spec, definition)
 }
 
-/// Reads the only document of a request: a `run` list or a definition.
+/// Reads the only document of a request: a `run` list, one step, or a definition.
 fn single(checker: &mut Checker<'_>, node: &YamlNode, end: Position) -> Option<Definition> {
+    let list = |steps| Definition {
+        env: IndexMap::new(),
+        body: Body::Run(Run { steps, outputs: IndexMap::new(), delegate: None }),
+    };
     match &node.kind {
-        NodeKind::Sequence(_) => checker.steps(node).map(|steps| Definition {
-            env: IndexMap::new(),
-            body: Body::Run(Run { steps, outputs: IndexMap::new(), delegate: None }),
-        }),
+        NodeKind::Sequence(_) => checker.steps(node).map(list),
+        NodeKind::Mapping(_) if is_step(node) => Some(list(checker.lone_step(node))),
         NodeKind::Mapping(entries) if entries.iter().all(|entry| entry.key.text == "spec") => {
             checker.spec_document(node);
             definition_missing(checker, end);
@@ -223,6 +225,13 @@ fn single(checker: &mut Checker<'_>, node: &YamlNode, end: Position) -> Option<D
         }
         _ => checker.definition(node, &Spec::default()),
     }
+}
+
+/// True if the only document of a request is a step: it names what is called, and has no key of a definition alone.
+pub fn is_step(node: &YamlNode) -> bool {
+    let NodeKind::Mapping(entries) = &node.kind else { return false };
+    let has = |known: &[&str]| entries.iter().any(|entry| known.contains(&entry.key.text.as_str()));
+    has(&step::INVOCATIONS) && !has(&["spec", "exec", "run", "steps", "outputs", "delegate"])
 }
 
 /// True if the only document of a definition file looks like an interface.

@@ -15,7 +15,7 @@ use serde_json::Value;
 #[schemars(transparent)]
 struct Any(Value);
 
-/// The schema, draft 2020-12: every document of a file is an interface, an implementation, or a list of steps.
+/// The schema, draft 2020-12: every document of a file is an interface, an implementation, a list of steps, or one step.
 pub fn schema() -> Schema {
     let mut schema = SchemaGenerator::default().into_root_schema_for::<Document>();
     schema.insert("title".to_owned(), Value::from("step-runner function file"));
@@ -23,13 +23,14 @@ pub fn schema() -> Schema {
 }
 
 /// A function file holds two YAML documents separated by `---`: the interface (`spec`) and the implementation (`exec` or
-/// `run`). A steps document is a list of steps or an implementation alone.
+/// `run`). A steps document is a list of steps, one step, or an implementation alone.
 #[derive(JsonSchema)]
 #[schemars(untagged)]
 enum Document {
     Interface(InterfaceDocument),
     Implementation(Implementation),
     Steps(Steps),
+    Step(LoneStep),
 }
 
 /// First document: the interface of the function.
@@ -199,6 +200,15 @@ struct Step {
     /// What the step is for; not used by a run.
     #[schemars(default)]
     description: Comment,
+}
+
+/// A job of one step. It needs no name.
+#[derive(JsonSchema)]
+#[schemars(transparent, transform = name_is_optional)]
+struct LoneStep(Step);
+
+fn name_is_optional(schema: &mut Schema) {
+    schema.remove("required");
 }
 
 /// Where a function is loaded from.

@@ -3,8 +3,9 @@
 
 use std::sync::Arc;
 
-use serde_json::{Map, Value as Json};
+use serde_json::{Map, Value as Json, json};
 use step_runner_lang::convert::to_json;
+use step_runner_lang::document;
 use step_runner_lang::value::{Data, Value};
 use step_runner_lang::yaml::scalar::{Resolved, resolve};
 use step_runner_lang::yaml::{self, NodeKind, Source, YamlEntry, YamlNode};
@@ -20,7 +21,15 @@ pub(crate) fn of_file(text: &str) -> Json {
 pub fn of_request(text: &str) -> Json {
     let mut documents = documents(text).into_iter();
     match (documents.next(), documents.next()) {
-        (Some(only), None) => whole(None, Some(only)),
+        (Some(only), None) => {
+            let is_step = document::is_step(&only);
+            let mut function = whole(None, Some(only));
+            if is_step {
+                let step = function["definition"].take();
+                function["definition"] = json!({"run": [step]});
+            }
+            function
+        }
         (spec, definition) => whole(spec, definition),
     }
 }
@@ -31,11 +40,11 @@ fn documents(text: &str) -> Vec<YamlNode> {
 }
 
 fn whole(spec: Option<YamlNode>, definition: Option<YamlNode>) -> Json {
-    let spec = spec.and_then(|node| match json(&node, Part::Interface) {
+    let spec = spec.and_then(|node| match json_of(&node, Part::Interface) {
         Json::Object(mut document) => document.remove("spec"),
         _ => None,
     });
-    let definition = match definition.map(|node| json(&node, Part::Implementation)) {
+    let definition = match definition.map(|node| json_of(&node, Part::Implementation)) {
         Some(Json::Array(steps)) => Json::Object(Map::from_iter([("run".to_owned(), Json::Array(steps))])),
         Some(definition) => definition,
         None => Json::Null,
@@ -61,9 +70,9 @@ enum Part {
     Texts,
 }
 
-fn json(node: &YamlNode, part: Part) -> Json {
+fn json_of(node: &YamlNode, part: Part) -> Json {
     match &node.kind {
-        NodeKind::Sequence(items) => items.iter().map(|item| json(item, part)).collect(),
+        NodeKind::Sequence(items) => items.iter().map(|item| json_of(item, part)).collect(),
         NodeKind::Mapping(entries) => entries.iter().map(|entry| member(entry, part)).collect(),
         NodeKind::Scalar(scalar) => match resolve(scalar) {
             Resolved::Null => Json::Null,
@@ -88,7 +97,7 @@ fn member(entry: &YamlEntry, part: Part) -> (String, Json) {
         | (Part::Interface | Part::Declaration | Part::Implementation, "description") => Part::Texts,
         _ => part,
     };
-    let mut value = json(&entry.value, inside);
+    let mut value = json_of(&entry.value, inside);
     if inside == Part::Declaration {
         hide_default(&mut value);
     }
@@ -106,8 +115,6 @@ fn hide_default(declaration: &mut Json) {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
-
     use super::*;
 
     #[test]
@@ -159,5 +166,7 @@ mod tests {
         {
             assert_eq!(of_request(text), expected, "{text}");
         }
+        let expected = json!({"spec": {}, "definition": {"run": [{"name": "a", "script": "1.50"}]}});
+        assert_eq!(of_request("name: a\nscript: 1.50\n"), expected);
     }
 }

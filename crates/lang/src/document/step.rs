@@ -12,6 +12,12 @@ use crate::yaml::{NodeKind, YamlEntry, YamlNode};
 pub(crate) const KEYS: [&str; 8] =
     ["name", "func", "step", "script", "action", "inputs", "env", "description"];
 
+/// Keys that name what a step calls.
+pub(super) const INVOCATIONS: [&str; 4] = ["func", "step", "script", "action"];
+
+/// Name of a lone step without one (service.md §3.1).
+const LONE: &str = "run";
+
 /// Keys of a step as written.
 #[derive(Default)]
 struct StepKeys<'n> {
@@ -23,11 +29,24 @@ struct StepKeys<'n> {
 }
 
 impl Checker<'_> {
-    /// Reads a step. Returns `None` if it is broken.
+    /// Reads the steps of a job that is one step. It needs no name: no other step refers to it.
+    pub(super) fn lone_step(&mut self, node: &YamlNode) -> Vec<Step> {
+        self.named_step(node, "run[0]", Some(LONE)).into_iter().collect()
+    }
+
+    /// Reads a step of a list. Returns `None` if it is broken.
     pub(super) fn step(&mut self, node: &YamlNode, path: &str) -> Option<Step> {
+        self.named_step(node, path, None)
+    }
+
+    /// Reads a step, called `otherwise` if it has no name.
+    fn named_step(&mut self, node: &YamlNode, path: &str, otherwise: Option<&str>) -> Option<Step> {
         let entries = self.mapping(node, path)?;
         let (found, all_known) = self.step_keys(entries, path);
-        let name = self.step_name(node, entries, found.name, path);
+        let name = match (found.name, otherwise) {
+            (None, Some(name)) => Some(name.to_owned()),
+            (entry, _) => self.step_name(node, entries, entry, path),
+        };
         let invokes = self.invocation(node, entries, &found, path);
         let inputs = found
             .inputs
@@ -107,9 +126,7 @@ impl Checker<'_> {
         match (found.invokes.first(), found.invokes.get(1)) {
             (None, _) => {
                 let is_named_otherwise = entries.iter().any(|entry| foreign::is_invocation(&entry.key.text));
-                if !self.is_misspelt(entries, &KEYS, &["func", "step", "script", "action"])
-                    && !is_named_otherwise
-                {
+                if !self.is_misspelt(entries, &KEYS, &INVOCATIONS) && !is_named_otherwise {
                     self.error(Class::Schema, node.at, path, "one of func, script, action is needed");
                 }
                 return None;
@@ -190,6 +207,11 @@ impl Checker<'_> {
 
     /// Reads the value of an input. Keeps the source text of a boolean or number: the called function may want text.
     fn input_value(&mut self, node: &YamlNode, path: &str) -> Option<TemplateValue> {
+        if let NodeKind::Scalar(scalar) = &node.kind
+            && resolve(scalar) == Resolved::OutOfRange
+        {
+            return Some(TemplateValue::BeyondRange(Template::literal(&scalar.text, self.file(), node.at)));
+        }
         let value = self.template_value(node, path)?;
         Some(match (value, &node.kind) {
             (TemplateValue::Constant(value), NodeKind::Scalar(scalar)) if value.data != Data::Null => {
@@ -207,11 +229,6 @@ impl Checker<'_> {
             }
             NodeKind::Scalar(_) => self.value(node, path).map(TemplateValue::Constant),
             NodeKind::Sequence(items) => {
-        if let NodeKind::Scalar(scalar) = &node.kind
-            && resolve(scalar) == Resolved::OutOfRange
-        {
-            return Some(TemplateValue::BeyondRange(Template::literal(&scalar.text, self.file(), node.at)));
-        }
                 let items: Vec<Option<TemplateValue>> = items
                     .iter()
                     .enumerate()
