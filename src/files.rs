@@ -411,6 +411,28 @@ pub(crate) struct Free {
     pub(crate) files: Option<u64>,
 }
 
+/// Too little free space for another job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Shortage {
+    /// Bytes that are free.
+    Bytes(u64),
+    /// No more files can be made.
+    Files,
+}
+
+/// Minimum number of files and directories that a job and its keeper need.
+const FILES_OF_A_JOB: u64 = 8;
+
+impl Free {
+    /// Tells what is too little for a job, if `needed` bytes are to be free.
+    pub(crate) fn shortage(self, needed: u64) -> Option<Shortage> {
+        if self.bytes < needed {
+            return Some(Shortage::Bytes(self.bytes));
+        }
+        self.files.is_some_and(|files| files < FILES_OF_A_JOB).then_some(Shortage::Files)
+    }
+}
+
 /// Returns the free space for us on the file system of `fd`.
 pub(crate) fn free_space(fd: impl AsFd) -> io::Result<Free> {
     let stat = retry("files::free_space", || rustix::fs::fstatvfs(fd.as_fd()))?;

@@ -1,6 +1,6 @@
 //! The private daemon of one `run` (cli.md): in this process, on a thread of its own. It ends with the process.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,8 +12,9 @@ use crate::actors::handle::{JobsHandle, RunRequest};
 use crate::config::Config;
 use crate::error::Chain;
 use crate::error::{Exit, Failure};
+use crate::files::{self, Shortage};
 use crate::grpc::accept::CallCounters;
-use crate::model::Refusal;
+use crate::model::{Refusal, text};
 use crate::process::host::{self, SoftLimits};
 
 /// A daemon inside this process.
@@ -35,6 +36,7 @@ impl PrivateDaemon {
         // One folder for everything: the keeper removes it if this process is killed.
         config.state_dir = Some(folder.clone());
         config.keeper_wait = Duration::ZERO;
+        check_space(&folder, config.state_limit.0).inspect_err(|_| drop(std::fs::remove_dir(&folder)))?;
         let limits = SoftLimits::now();
         host::harden()
             .map_err(|e| failure("cannot protect the memory and descriptors of this process", &e))?;
@@ -97,4 +99,24 @@ impl PrivateDaemon {
             tracing::debug!(error = %Chain(&error), "the private daemon's folder was not removed");
         }
     }
+}
+
+/// Checks that the file system of `folder` has room for a job. A shared daemon lets its clients wait for room, but this one
+/// has no other job whose end could make some.
+fn check_space(folder: &Path, needed: u64) -> Result<(), Failure> {
+    let opened = std::fs::File::open(folder);
+    let free = opened
+        .and_then(files::free_space)
+        .map_err(|error| failure("cannot measure the free space", &error))?;
+    let parent = folder.parent().unwrap_or(folder).display();
+    let message = match free.shortage(needed) {
+        None => return Ok(()),
+        Some(Shortage::Bytes(free)) => {
+            let [free, needed] = [free, needed].map(text::size);
+            format!("{free} are free in {parent}, and {needed} are to be free for its state and its log")
+        }
+        Some(Shortage::Files) => format!("the file system of {parent} has no room for more files"),
+    };
+    Err(Failure::new(Exit::TryLater, format!("cannot start the job: {message}"))
+        .with_remedy("set TMPDIR to a folder with more space"))
 }

@@ -195,16 +195,7 @@ pub(super) fn printable(text: &str) -> String {
 
 /// Formats a number of bytes for people.
 pub(super) fn bytes(count: i64) -> String {
-    let count = count as f64;
-    match ["B", "KiB", "MiB", "GiB"]
-        .iter()
-        .enumerate()
-        .find(|(power, _)| count < 1024_f64.powi(*power as i32 + 1))
-    {
-        Some((0, unit)) => format!("{count} {unit}"),
-        Some((power, unit)) => format!("{:.1} {unit}", count / 1024_f64.powi(power as i32)),
-        None => format!("{:.1} GiB", count / 1024_f64.powi(3)),
-    }
+    text::size(u64::try_from(count).unwrap_or_default())
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Output;
 
-use super::{program, stderr, stdout};
+use super::{parts, program, stderr, stdout};
 
 /// A folder with the job `job.yml`.
 pub(super) struct Here(tempfile::TempDir);
@@ -238,6 +238,46 @@ fn bug_report_names_a_file_that_is_gone() {
         let mark: Vec<_> = command.lines().filter_map(|line| line.trim_start().strip_prefix("> ")).collect();
         assert_eq!(mark, [marked], "{shown}: {command}");
     }
+}
+
+/// Runs the job with its temporary folder on a file system of its own with these options, alone in a namespace.
+fn run_on_a_small_disk(here: &Here, options: &str) -> Output {
+    std::fs::create_dir_all(here.path("small")).unwrap();
+    let script = format!("mount -t tmpfs -o {options} none small && TMPDIR=$PWD/small exec \"$@\"");
+    let plain = program(&["run", "job.yml"]);
+    let mut command = std::process::Command::new("unshare");
+    command.args(["--mount", "sh", "-c", &script, "sh"]).arg(plain.get_program()).args(plain.get_args());
+    command.current_dir(here.path("")).stdin(std::process::Stdio::null());
+    command.output().unwrap()
+}
+
+#[test]
+fn bug_small_temporary_folder() {
+    const TEST: &str = "bug_small_temporary_folder";
+    if !rustix::process::geteuid().is_root() {
+        return parts::skipped(TEST, "root");
+    }
+    if !parts::has_namespaces(TEST) {
+        return;
+    }
+    let here = Here::new("- {name: a, script: echo hi}\n");
+    // A client waits 30 s for room. Nothing else of a start takes seconds.
+    let begun = std::time::Instant::now();
+    for (options, says) in [
+        ("size=50m", &["MiB are free in ", "/small, and 64.0 MiB are to be free"][..]),
+        ("size=64k", &["KiB are free in ", "/small, "]),
+        ("nr_inodes=6", &["/small has no room for more files"]),
+    ] {
+        let output = run_on_a_small_disk(&here, options);
+        let said = stderr(&output);
+        assert_eq!(output.status.code(), Some(75), "{options}: {said}");
+        assert!(says.iter().all(|words| said.contains(words)), "{options}: {said}");
+        assert!(said.contains("set TMPDIR to a folder with more space"), "{options}: {said}");
+        assert_eq!(said.lines().count(), 1, "{options}: {said}");
+    }
+    assert!(begun.elapsed() < std::time::Duration::from_secs(25));
+    let output = run_on_a_small_disk(&here, "size=100m");
+    assert_eq!(stdout(&output), "hi\n", "{}", stderr(&output));
 }
 
 #[test]

@@ -63,6 +63,18 @@ pub fn without_exit_status(message: &str) -> String {
     message.replace(EXIT_STATUS, "exit-status")
 }
 
+/// Formats a number of bytes for people: `49.9 MiB`.
+pub fn size(bytes: u64) -> String {
+    const UNITS: [&str; 4] = ["B", "KiB", "MiB", "GiB"];
+    let power = (bytes.checked_ilog2().unwrap_or_default() / 10).min(3);
+    let unit = UNITS.get(power as usize).copied().unwrap_or_default();
+    if power == 0 {
+        format!("{bytes} {unit}")
+    } else {
+        format!("{:.1} {unit}", bytes as f64 / 1024_f64.powi(power as i32))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -22,16 +22,14 @@ use crate::actors::registry::Reservation;
 use crate::actors::trace_sink::TraceFeed;
 use crate::actors::view::{JobView, JobViewState};
 use crate::error::Chain;
+use crate::files::Shortage;
 use crate::keeper::link::{LinkError, is_large};
 use crate::keeper::protocol::{HoldJob, KeeperError, Reply, Request};
-use crate::model::{JobId, JobKey, Reason, Refusal};
+use crate::model::{JobId, JobKey, Reason, Refusal, text};
 use crate::store::{self, JobFolder, RequestOrigin, StoreError};
 
 /// Liveness of the call that asked: dead when the call is over.
 pub(in crate::actors) type Caller = std::sync::Weak<()>;
-
-/// Minimum number of files and directories that a job and its keeper need.
-const FILES_OF_A_JOB: u64 = 8;
 
 /// Maximum number of unanswered Runs at which a job begins with its admission. With more, all are answered before
 /// jobs begin.
@@ -181,23 +179,18 @@ impl Supervisor {
     fn has_disk_space(&self) -> Result<(), Refusal> {
         // The first job needs a keeper, which cannot start on a full disk.
         let needed = self.config().state_limit.0.max(1);
-        match self.state.free_space() {
-            Ok(free) if free.bytes < needed => Err(Refusal::for_now(
-                Reason::DiskFull,
-                format!(
-                    "{} bytes are free for state, {needed} are to be kept free (state_limit)",
-                    free.bytes
-                ),
-                RETRY,
-            )),
-            Ok(free) if free.files.is_some_and(|files| files < FILES_OF_A_JOB) => Err(Refusal::for_now(
-                Reason::DiskFull,
-                "the file system of the state folder has no room for more files",
-                RETRY,
-            )),
-            Ok(_) => Ok(()),
-            Err(error) => Err(store_refusal(&error)),
-        }
+        let free = self.state.free_space().map_err(|error| store_refusal(&error))?;
+        let message = match free.shortage(needed) {
+            None => return Ok(()),
+            Some(Shortage::Bytes(free)) => {
+                let [free, needed] = [free, needed].map(text::size);
+                format!("{free} are free for state, {needed} are to be kept free (state_limit)")
+            }
+            Some(Shortage::Files) => {
+                "the file system of the state folder has no room for more files".to_owned()
+            }
+        };
+        Err(Refusal::for_now(Reason::DiskFull, message, RETRY))
     }
 
     fn admit_with(&mut self, mut admission: Admission) -> ResponseFuture<Result<(), Refusal>> {
