@@ -391,10 +391,10 @@ fn a_script_that_goes_on_after_a_failure_is_warned_of_at_its_line() {
     let output = check(folder.path(), &["func.yml"]);
     assert_eq!(output.status.code(), Some(0), "{output:?}");
     assert!(
-        text(&output.stdout).starts_with("warning[shell]: the script goes on if this command fails"),
+        text(&output.stdout).starts_with("warning[shell]: the script goes on if this line fails"),
         "{output:?}"
     );
-    for place in ["--> func.yml:8:5", "--> sh/func.yml:8:5"] {
+    for place in ["--> func.yml:7:5", "--> sh/func.yml:8:5"] {
         assert!(text(&output.stdout).contains(place), "{output:?}");
     }
     let output = check(folder.path(), &["--allow", "shell", "func.yml"]);

@@ -200,10 +200,10 @@ impl Checker<'_> {
         }
         let Some(offset) = shell::lost_failure(&scalar.text) else { return };
         let places = Places::of_scalar(&self.source, &scalar.raw, scalar.style, node.at, &scalar.text);
-        let message = "the script goes on if this command fails, and the step can succeed all the same";
+        let message = "the script goes on if this line fails, and the step can succeed all the same";
         let finding =
             Diagnostic::warning(Class::Shell, &self.source.file, places.at(&scalar.text, offset), message);
-        let help = "begin the script with \"set -e\", or end the command with \"|| exit\" or \"|| true\"";
+        let help = "begin the script with \"set -e\", or end the line with \"|| exit\" or \"|| true\"";
         self.report(finding.with_path(path).with_help(help));
     }
 
