@@ -34,7 +34,7 @@ pub(crate) struct BuiltinEnvironment<'a> {
     /// Looks up an environment variable.
     pub(crate) variable: &'a dyn Fn(&str) -> Option<String>,
     /// Writes a line to the job's log.
-    pub(crate) say: &'a dyn Fn(&str),
+    pub(crate) say: &'static dyn Fn(&str),
 }
 
 /// Runs the builtin `name` with `inputs`, which its interface has accepted. Returns its outputs.

@@ -1,16 +1,26 @@
 //! HTTP clients for fetching on behalf of a step. Proxies and certificates come from an environment that the caller
 //! gives, never from this process's own (language.md §7.7).
+//!
+//! All requests to registries and Git servers go through a client of [`Network`]. `proxy` says which way they take, `tls`
+//! which certificates they accept, `redirect` where credentials may go, `retry` when a read is tried again, and `fault`
+//! what was wrong.
+
+pub(crate) mod fault;
+mod proxy;
+pub(crate) mod redirect;
+pub(crate) mod retry;
+pub(crate) mod tls;
 
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::OnceLock;
 use std::time::Duration;
 
-use reqwest::{NoProxy, Proxy};
-use rustls::RootCertStore;
 use rustls::pki_types::CertificateDer;
 use serde::{Deserialize, Serialize};
 use url::{Host, Url};
+
+use self::proxy::Proxies;
 
 /// Longest time to connect to a server.
 pub(crate) const CONNECT_TIMEOUT: Duration = Duration::from_secs(20);
@@ -47,22 +57,6 @@ pub struct Network {
     values: BTreeMap<String, String>,
 }
 
-/// This machine in the form of `no_proxy`: no proxy leads here.
-const THIS_MACHINE: &str = "localhost,127.0.0.0/8,::1";
-
-/// Every host, in the same form.
-const EVERY_HOST: &str = "*,0.0.0.0/0,::/0";
-
-/// Checked addresses of proxies. They may hold passwords, so there is no `Debug`.
-pub(crate) struct ProxyAddresses {
-    /// For `https://`.
-    pub(crate) https: Option<String>,
-    /// For `http://`.
-    pub(crate) http: Option<String>,
-    /// Hosts reached without a proxy, in the form of the variable `no_proxy`. This machine is always included.
-    pub(crate) exempt: String,
-}
-
 /// Reasons why there is no client. Never quotes the value of a variable, which may hold a password.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum WebError {
@@ -74,6 +68,9 @@ pub(crate) enum WebError {
         "cannot read a certificate from the path in {0}: name a PEM file or a folder of such files that this user can read"
     )]
     Certificates(&'static str),
+    /// No certificate is usable to check a server's.
+    #[error("none of the certificates of authorities can be used: check SSL_CERT_FILE and SSL_CERT_DIR")]
+    NoCertificates,
     /// The client could not be created.
     #[error("cannot set up the HTTP client")]
     Client(#[source] reqwest::Error),
@@ -118,44 +115,15 @@ impl Network {
         names.into_iter().find_map(|name| Some((name, self.values.get(name)?.as_str())))
     }
 
-    /// Returns the proxies in force. Of two spellings the lower-case one counts.
-    fn proxies(&self) -> Result<Vec<Proxy>, WebError> {
-        let exempt = self.first(["no_proxy", "NO_PROXY"]).and_then(|(_, list)| NoProxy::from_string(list));
-        let make = |names, kind: fn(&str) -> reqwest::Result<Proxy>| {
-            let Some((name, address)) = self.first(names) else { return Ok(None) };
-            let proxy = kind(address).map_err(|_| WebError::Proxy(name))?;
-            Ok(Some(proxy.no_proxy(exempt.clone())))
-        };
-        let found = [
-            make(["https_proxy", "HTTPS_PROXY"], |address| Proxy::https(address))?,
-            make(["http_proxy", "HTTP_PROXY"], |address| Proxy::http(address))?,
-            make(["all_proxy", "ALL_PROXY"], |address| Proxy::all(address))?,
-        ];
-        Ok(found.into_iter().flatten().collect())
-    }
-
-    /// Returns the proxies for a client that takes addresses as text and, if it gets none, reads this process's
-    /// environment. Therefore, without a proxy, returns one for `http://` from which every host is exempt.
+    /// Checks the proxy variables.
     ///
     /// # Errors
-    /// A proxy variable holds no usable address.
-    pub(crate) fn proxy_addresses(&self) -> Result<ProxyAddresses, WebError> {
-        self.proxies()?;
-        let value = |names| self.first(names).map(|(_, value)| value.to_owned());
-        let all = value(["all_proxy", "ALL_PROXY"]);
-        let https = value(["https_proxy", "HTTPS_PROXY"]).or_else(|| all.clone());
-        let http = value(["http_proxy", "HTTP_PROXY"]).or(all);
-        if https.is_none() && http.is_none() {
-            let nowhere = Some("http://localhost".to_owned());
-            return Ok(ProxyAddresses { https: None, http: nowhere, exempt: EVERY_HOST.to_owned() });
-        }
-        let listed = value(["no_proxy", "NO_PROXY"]);
-        let exempt =
-            [Some(THIS_MACHINE), listed.as_deref()].into_iter().flatten().collect::<Vec<_>>().join(",");
-        Ok(ProxyAddresses { https, http, exempt })
+    /// One of them holds no usable address.
+    pub(crate) fn check_proxies(&self) -> Result<(), WebError> {
+        Proxies::new(self).map(drop)
     }
 
-    /// Returns the certificates of the authorities to trust; never empty. They are those of `SSL_CERT_FILE` and
+    /// Returns the certificates to trust, of authorities and servers; never empty. They are those of `SSL_CERT_FILE` and
     /// `SSL_CERT_DIR` if set, else the system's present ones (an earlier step may have installed some), else those
     /// built into this program.
     ///
@@ -189,26 +157,38 @@ impl Network {
 
     /// Creates TLS settings that trust [`Self::certificates`].
     pub(crate) fn tls(&self) -> Result<rustls::ClientConfig, WebError> {
-        use_ring();
-        let mut roots = RootCertStore::empty();
-        roots.add_parsable_certificates(self.certificates()?);
-        Ok(rustls::ClientConfig::builder().with_root_certificates(roots).with_no_client_auth())
+        tls::config(self.certificates()?)
     }
 
     /// Creates a client for a thread that may block. It follows no redirects and sends no header of its own but
     /// [`USER_AGENT`]. A server may be silent for [`READ_TIMEOUT`], before and within its answer.
     pub(crate) fn blocking_client(&self) -> Result<reqwest::blocking::Client, WebError> {
-        let mut client = reqwest::blocking::Client::builder()
+        let client = reqwest::blocking::Client::builder()
             .tls_backend_preconfigured(self.tls()?)
             .no_proxy()
+            .proxy(Proxies::new(self)?.of_client())
             .redirect(reqwest::redirect::Policy::none())
             .connect_timeout(CONNECT_TIMEOUT)
             // A blocking client applies this limit to each read of an answer, not to the whole.
             .timeout(READ_TIMEOUT)
             .user_agent(USER_AGENT);
-        for proxy in self.proxies()? {
-            client = client.proxy(proxy);
-        }
+        client.build().map_err(WebError::Client)
+    }
+
+    /// Creates a client with these TLS settings, like [`Self::blocking_client`]. A server may be silent for `silence`.
+    pub(crate) fn client(
+        &self,
+        tls: &rustls::ClientConfig,
+        silence: Option<Duration>,
+    ) -> Result<reqwest::Client, WebError> {
+        let client = reqwest::Client::builder()
+            .tls_backend_preconfigured(tls.clone())
+            .no_proxy()
+            .proxy(Proxies::new(self)?.of_client())
+            .redirect(reqwest::redirect::Policy::none())
+            .connect_timeout(CONNECT_TIMEOUT)
+            .user_agent(USER_AGENT);
+        let client = silence.into_iter().fold(client, reqwest::ClientBuilder::read_timeout);
         client.build().map_err(WebError::Client)
     }
 }
@@ -235,24 +215,6 @@ pub(crate) fn is_loopback(url: &Url) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn addresses(variables: &[(&str, &str)]) -> ProxyAddresses {
-        let value = |name: &str| {
-            variables.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).to_owned())
-        };
-        Network::new(value, |_| None).proxy_addresses().unwrap()
-    }
-
-    #[test]
-    fn a_client_is_never_left_to_find_a_proxy_by_itself() {
-        let none = addresses(&[("no_proxy", "x")]);
-        assert!(none.http.is_some(), "else the library looks into the environment");
-        assert_eq!((none.https, none.exempt.as_str()), (None, EVERY_HOST));
-        let one =
-            addresses(&[("all_proxy", "http://p:1"), ("no_proxy", "x,y"), ("https_proxy", "http://q:1")]);
-        assert_eq!((one.https.as_deref(), one.http.as_deref()), (Some("http://q:1"), Some("http://p:1")));
-        assert_eq!(one.exempt, "localhost,127.0.0.0/8,::1,x,y");
-    }
 
     #[test]
     fn a_transfer_may_begin_late_and_pause_but_not_drip() {

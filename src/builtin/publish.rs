@@ -21,7 +21,7 @@ pub(super) async fn publish(
     let (registry, repository) = repository(text(inputs, "to_repository")?)
         .map_err(|message| BuiltinError::input("to_repository", message))?;
     let name = ImageName::new(registry, repository, &version.to_string())?;
-    let mut to = transfer::open(&name, Access::Push, environment).await?;
+    let mut to = transfer::open(&name, Access::Push, environment)?;
     let root = root_of(&archive)?;
     let digest = root.digest.clone();
     let tags =
@@ -46,8 +46,8 @@ pub(super) async fn promote(
     let from = ImageName::new(registry, repository, from_version)?;
     let name =
         ImageName::new(text(inputs, "to_registry")?, text(inputs, "to_repository")?, &version.to_string())?;
-    let mut source = transfer::open(&from, Access::Pull, environment).await?;
-    let mut to = transfer::open(&name, Access::Push, environment).await?;
+    let mut source = transfer::open(&from, Access::Pull, environment)?;
+    let mut to = transfer::open(&name, Access::Push, environment)?;
     let oci::Manifest { content, bytes, digest } = source.manifest(from.version()).await?;
     let root = Root { bytes, media_type: content.content_type().to_owned(), digest };
     let mut origin = ImageOrigin::Registry(&mut source, &environment.scratch);
@@ -67,7 +67,7 @@ pub(super) async fn step_build(
     if !matches!(name.version(), oci::ImageVersion::Tag(_)) {
         return Err(BuiltinError::input("tag", "expected a tag, not a digest"));
     }
-    let mut to = transfer::open(&name, Access::Push, environment).await?;
+    let mut to = transfer::open(&name, Access::Push, environment)?;
     if transfer::tagged(&to, tag).await?.is_some() {
         return Err(BuiltinError::image(&name, "the tag exists: choose another tag"));
     }

@@ -6,13 +6,15 @@ use std::fs::File;
 use std::io::Seek;
 use std::path::Path;
 
-use oci_client::manifest::{OciDescriptor, OciManifest};
+use oci_client::manifest::{OciDescriptor, OciImageManifest, OciManifest};
 
 use super::archive::Archive;
 use super::layer::temporary;
 use super::version::ReleaseVersion as Release;
 use super::{BuiltinEnvironment, BuiltinError};
-use crate::oci::{self, Access, DOCKER_AUTH_CONFIG, ImageName, ImageVersion, Problem, Registry};
+use crate::oci::{
+    self, Access, DOCKER_AUTH_CONFIG, ImageName, ImageVersion, MAX_INDEX_DEPTH, Problem, Registry,
+};
 use crate::web::Network;
 
 /// Most tags of a repository that are read.
@@ -37,14 +39,14 @@ pub(super) struct Root {
 }
 
 /// Opens a repository with the credentials and the network of the step's environment.
-pub(super) async fn open(
+pub(super) fn open(
     name: &ImageName,
     access: Access,
     environment: &BuiltinEnvironment<'_>,
 ) -> Result<Registry, BuiltinError> {
     let network = Network::new(environment.variable, |_| None);
     let credentials = (environment.variable)(DOCKER_AUTH_CONFIG);
-    Ok(Registry::open(&network, name, credentials.as_deref(), access).await?)
+    Ok(Registry::open(&network, name, credentials.as_deref(), access)?.telling(environment.say))
 }
 
 impl ImageOrigin<'_> {
@@ -87,10 +89,24 @@ pub(super) async fn copy(
     to: &mut Registry,
     environment: &BuiltinEnvironment<'_>,
 ) -> Result<(), BuiltinError> {
-    let index = match parse(origin, &root.bytes)? {
+    copy_below(origin, &root.bytes, 0, to, environment).await
+}
+
+/// Copies everything that a manifest or index refers to. `depth` is the number of indexes above it.
+async fn copy_below(
+    origin: &mut ImageOrigin<'_>,
+    bytes: &[u8],
+    depth: usize,
+    to: &mut Registry,
+    environment: &BuiltinEnvironment<'_>,
+) -> Result<(), BuiltinError> {
+    let index = match parse(origin, bytes)? {
+        OciManifest::Image(image) => return copy_blobs(origin, &image, to, environment).await,
         OciManifest::ImageIndex(index) => index,
-        image @ OciManifest::Image(_) => return copy_blobs(origin, &image, to, environment).await,
     };
+    if depth > MAX_INDEX_DEPTH {
+        return Err(origin.bad("its indexes name others, too many below each other"));
+    }
     for entry in index.manifests {
         let descriptor = OciDescriptor {
             media_type: entry.media_type,
@@ -99,8 +115,7 @@ pub(super) async fn copy(
             ..OciDescriptor::default()
         };
         let bytes = origin.manifest(&descriptor).await?;
-        let image = parse(origin, &bytes)?;
-        copy_blobs(origin, &image, to, environment).await?;
+        Box::pin(copy_below(origin, &bytes, depth + 1, to, environment)).await?;
         let version =
             ImageVersion::digest(&descriptor.digest).ok_or_else(|| origin.bad("malformed digest"))?;
         to.push_manifest(&version, bytes, &descriptor.media_type).await?;
@@ -114,11 +129,10 @@ fn parse(origin: &ImageOrigin<'_>, bytes: &[u8]) -> Result<OciManifest, BuiltinE
 
 async fn copy_blobs(
     origin: &mut ImageOrigin<'_>,
-    image: &OciManifest,
+    image: &OciImageManifest,
     to: &mut Registry,
     environment: &BuiltinEnvironment<'_>,
 ) -> Result<(), BuiltinError> {
-    let OciManifest::Image(image) = image else { return Err(origin.bad("its index names another index")) };
     for descriptor in image.layers.iter().chain([&image.config]) {
         let (digest, size) = (&descriptor.digest, descriptor.size);
         if to.has_blob(digest).await? {

@@ -57,6 +57,8 @@ pub enum WorkerMessage {
     Resolved(String),
     /// Progress of the transfer, at most a few times a second.
     Progress(Progress),
+    /// A read failed and is tried again: what went wrong, and when the next try begins.
+    Retry(String),
     /// The tree is complete. Last message.
     Done(Stats),
     /// The tree cannot be fetched. Last message.

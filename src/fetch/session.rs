@@ -20,12 +20,13 @@ use crate::job::event::FetchFailure;
 use crate::lang::diagnostic::Class;
 use crate::model::ExitStatus;
 use crate::process::worker::{MAX_CPU_SECONDS, MAX_FILE, Program, Worker};
-
-/// Longest time to resolve a version: a few small answers of a server, each with a time limit of its own.
-const RESOLVE_LIMIT: Duration = Duration::from_mins(2);
+use crate::web::retry::VERSION_LIMIT;
 
 /// Longest transfer. A silent server ends one much earlier; this limit is for a server that is slow for ever.
 const TRANSFER_LIMIT: Duration = Duration::from_mins(30);
+
+/// Longest reason for another try in the operator's log, in characters.
+const LONGEST_REASON: usize = 300;
 
 /// Longest line of a worker in bytes. A server's data may have taken the worker over.
 const MAX_LINE: u64 = 64 << 10;
@@ -94,7 +95,7 @@ impl Session {
             pipe::Sender::from_owned_fd(input.into())?,
             BufReader::new(pipe::Receiver::from_owned_fd(output.into())?),
         );
-        Ok(Self { running, input, output, deadline: in_time(RESOLVE_LIMIT), disk_space, origin })
+        Ok(Self { running, input, output, deadline: in_time(VERSION_LIMIT), disk_space, origin })
     }
 
     /// Sends the order. Returns the version that the remote names.
@@ -103,7 +104,9 @@ impl Session {
         match self.listen().await? {
             WorkerMessage::Resolved(version) => Ok(version),
             WorkerMessage::Failed(failure) => Err(failure),
-            WorkerMessage::Progress(_) | WorkerMessage::Done(_) => Err(self.nonsense()),
+            WorkerMessage::Progress(_) | WorkerMessage::Retry(_) | WorkerMessage::Done(_) => {
+                Err(self.nonsense())
+            }
         }
     }
 
@@ -116,7 +119,9 @@ impl Session {
         match self.listen().await? {
             WorkerMessage::Done(stats) => Ok(stats),
             WorkerMessage::Failed(failure) => Err(failure),
-            WorkerMessage::Progress(_) | WorkerMessage::Resolved(_) => Err(self.nonsense()),
+            WorkerMessage::Progress(_) | WorkerMessage::Retry(_) | WorkerMessage::Resolved(_) => {
+                Err(self.nonsense())
+            }
         }
     }
 
@@ -138,7 +143,7 @@ impl Session {
         }
     }
 
-    /// Returns the worker's next message. Handles progress itself.
+    /// Returns the worker's next message. Handles progress and further tries itself.
     async fn listen(&mut self) -> Result<WorkerMessage, FetchFailure> {
         loop {
             let mut line = Vec::new();
@@ -153,6 +158,10 @@ impl Session {
                     tracing::debug!(from = self.origin, bytes, total, "fetching");
                     let more = total.unwrap_or(0).saturating_sub(bytes);
                     self.disk_space.make(more).await.map_err(|e| self.no_room(&e))?;
+                }
+                Ok(WorkerMessage::Retry(why)) => {
+                    let why: String = why.chars().take(LONGEST_REASON).collect();
+                    tracing::warn!(from = self.origin, "fetching: {}", why.escape_debug());
                 }
                 Ok(WorkerMessage::Failed(failure)) => return Ok(WorkerMessage::Failed(failure)),
                 Ok(message) => return Ok(message),
@@ -179,7 +188,7 @@ impl Session {
 
     fn late(&self) -> FetchFailure {
         let minutes = self.deadline.1.as_secs() / 60;
-        if self.deadline.1 == RESOLVE_LIMIT {
+        if self.deadline.1 == VERSION_LIMIT {
             let why =
                 format!("the server did not say within {minutes} minutes which version it is: try again");
             return self.failure(Class::Fetch, &why);

@@ -48,7 +48,7 @@ pub(crate) fn run() -> io::Result<()> {
 
 fn open(order: &Order) -> Result<Box<dyn Remote>, FetchFailure> {
     match &order.source {
-        Source::Git { .. } => Ok(Box::new(git::Git::new(order)?)),
+        Source::Git { .. } => Ok(Box::new(git::Git::new(order)?.telling(&tell_retry))),
         Source::Oci { .. } => {
             process::worker::limit_memory(process::worker::MAX_IMAGE_MEMORY).map_err(|error| {
                 FetchFailure {
@@ -56,9 +56,16 @@ fn open(order: &Order) -> Result<Box<dyn Remote>, FetchFailure> {
                     message: format!("cannot limit the memory of the transfer: {error}"),
                 }
             })?;
-            Ok(Box::new(oci::Image::new(order)?))
+            Ok(Box::new(oci::Image::new(order, &tell_retry)?))
         }
     }
+}
+
+/// Tells the daemon that a read failed and is tried again.
+fn tell_retry(why: &str) {
+    let mut output = WorkerOutput { output: &mut io::stdout(), reported: None };
+    // If nobody reads any more, the input has ended too, and that ends this process.
+    output.say(&WorkerMessage::Retry(why.to_owned())).ok();
 }
 
 /// Reads lines from standard input in a thread of its own. The end of the input ends the process, whatever it is doing.

@@ -1,12 +1,16 @@
 //! Errors of a registry, in words that say what to do. They hold no credential.
 
-use std::error::Error;
 use std::io;
+use std::time::Duration;
 
-use oci_client::errors::{DigestError, OciDistributionError, OciErrorCode};
+use http::StatusCode;
+use serde::Deserialize;
 
 use super::name::ImageName;
-use crate::web::{LEAST_RATE, READ_TIMEOUT, WebError};
+use crate::web::fault::RequestFault;
+use crate::web::redirect::RedirectFault;
+use crate::web::tls::TlsFault;
+use crate::web::{LEAST_RATE, READ_TIMEOUT, WebError, retry};
 
 /// A failed action on an image.
 #[derive(Debug, thiserror::Error)]
@@ -37,20 +41,15 @@ pub(crate) enum Problem {
     /// Proxies or certificates cannot be used.
     #[error(transparent)]
     Web(#[from] WebError),
-    /// No certificate is usable to check the registry's.
-    #[error("none of the certificates of authorities can be used: check SSL_CERT_FILE and SSL_CERT_DIR")]
-    NoCertificates,
     /// No connection.
-    #[error("the registry cannot be reached ({0}): check its name, the network and the proxy variables")]
-    Unreachable(String),
+    #[error("the registry cannot be reached: {0}")]
+    Unreachable(RequestFault),
     /// TLS failed.
-    #[error(
-        "the registry's certificate or TLS is refused ({0}): name a file with its authority's certificate in SSL_CERT_FILE"
-    )]
-    Tls(String),
+    #[error("the registry's certificate or TLS is refused: {0}")]
+    Tls(TlsFault),
     /// The registry wants credentials, and there are none.
     #[error(
-        "the registry asks for credentials, or there is no such repository: set DOCKER_AUTH_CONFIG with an entry for the registry or the repository"
+        "the registry asks for credentials, or there is no such repository: set DOCKER_AUTH_CONFIG with an entry for the registry, the repository or a group that it is in"
     )]
     Unknown,
     /// The registry refuses the credentials.
@@ -61,12 +60,12 @@ pub(crate) enum Problem {
     /// No such repository, tag or content.
     #[error("there is no such repository or tag: check the name, and that the image was published")]
     NotFound,
-    /// Too many requests.
-    #[error("the registry is asked too often (status 429): try again later, or with credentials")]
-    Busy,
-    /// The registry failed.
+    /// Too many requests. Holds the time for which the registry asks.
+    #[error("the registry limits requests (status 429): try again later, or with credentials")]
+    Busy(Option<Duration>),
+    /// The registry failed. Holds the status, and the time for which the registry asks.
     #[error("the registry failed (status {0}): try again later")]
-    Server(u16),
+    Server(u16, Option<Duration>),
     /// The answer is not that of a registry.
     #[error("the answer is not a registry's ({0}): check that the address is that of a registry")]
     Nonsense(String),
@@ -102,119 +101,75 @@ pub(crate) enum Problem {
     Scratch(io::Error),
 }
 
+/// The part of a registry's error that is read.
+#[derive(Deserialize)]
+struct Envelope {
+    errors: Vec<Coded>,
+}
+
+#[derive(Deserialize)]
+struct Coded {
+    code: String,
+}
+
 impl Problem {
     pub(super) fn of(self, image: &ImageName) -> OciError {
         OciError { image: image.to_string(), problem: self }
     }
-}
 
-/// True if the library says that access was not granted.
-pub(super) fn is_denied(error: &OciDistributionError) -> bool {
-    match error {
-        OciDistributionError::UnauthorizedError { .. } => true,
-        OciDistributionError::ServerError { code, .. } => matches!(code, 401 | 403),
-        OciDistributionError::RegistryError { envelope, .. } => {
-            let denied =
-                |code: &OciErrorCode| matches!(code, OciErrorCode::Unauthorized | OciErrorCode::Denied);
-            envelope.errors.iter().any(|error| denied(&error.code))
-        }
-        _ => false,
-    }
-}
-
-/// Translates the library's error. `known` is true if we sent credentials.
-pub(super) fn of_library(error: OciDistributionError, known: bool) -> Problem {
-    let denied = || if known { Problem::Denied } else { Problem::Unknown };
-    if is_denied(&error) {
-        return denied();
-    }
-    match error {
-        // The token server answers so.
-        OciDistributionError::AuthenticationFailure(_) => denied(),
-        OciDistributionError::RegistryError { envelope, .. } => {
-            let code = envelope.errors.first().map(|error| &error.code);
-            match code {
-                Some(
-                    OciErrorCode::ManifestUnknown
-                    | OciErrorCode::NameUnknown
-                    | OciErrorCode::BlobUnknown
-                    | OciErrorCode::NotFound,
-                ) => Problem::NotFound,
-                Some(OciErrorCode::Toomanyrequests) => Problem::Busy,
-                Some(code) => Problem::Nonsense(short(&format!("error {code:?}"))),
-                None => Problem::Nonsense("an error without a code".into()),
-            }
-        }
-        OciDistributionError::ServerError { code: 404, .. } => Problem::NotFound,
-        OciDistributionError::ServerError { code: 429, .. } => Problem::Busy,
-        OciDistributionError::ServerError { code: code @ 500.., .. } => Problem::Server(code),
-        OciDistributionError::ServerError { code, .. } => Problem::Nonsense(format!("status {code}")),
-        OciDistributionError::RequestError(error) => of_request(&error),
-        OciDistributionError::DigestError(error) => of_digest(&error),
-        OciDistributionError::IoError(error) => of_stream(error),
-        other => Problem::Nonsense(short(&other.to_string())),
-    }
-}
-
-/// Translates an error in the middle of a blob.
-pub(super) fn of_stream(error: io::Error) -> Problem {
-    let text = short(&error.to_string());
-    let Some(inner) = error.into_inner() else { return Problem::Nonsense(text) };
-    match inner.downcast::<reqwest::Error>() {
-        Ok(error) => of_request(&error),
-        Err(inner) => {
-            inner.downcast::<DigestError>().map_or(Problem::Nonsense(text), |error| of_digest(&error))
+    /// True if the same request may succeed shortly after.
+    pub(super) const fn is_transient(&self) -> bool {
+        match self {
+            Self::Busy(_) | Self::Server(..) | Self::Cut => true,
+            Self::Unreachable(fault) => fault.is_transient(),
+            _ => false,
         }
     }
-}
 
-fn of_digest(error: &DigestError) -> Problem {
-    match error {
-        DigestError::VerificationError { expected, .. } => Problem::Digest(short(expected)),
-        other => Problem::Nonsense(short(&other.to_string())),
-    }
-}
-
-/// Translates an error of the HTTP client. Does not show its text: it holds the URL, which may hold a token.
-fn of_request(error: &reqwest::Error) -> Problem {
-    if has_cause::<rustls::Error>(error) {
-        return Problem::Tls(root_cause(error));
-    }
-    if error.is_connect() {
-        return Problem::Unreachable(if error.is_timeout() { "timed out".into() } else { root_cause(error) });
-    }
-    if error.is_timeout() {
-        return Problem::Silent;
-    }
-    if error.is_builder() || error.is_redirect() {
-        return Problem::Nonsense("a redirection that leads nowhere".into());
-    }
-    Problem::Cut
-}
-
-fn causes(error: &reqwest::Error) -> impl Iterator<Item = &(dyn Error + 'static)> {
-    std::iter::successors(error.source(), |&cause| cause.source())
-}
-
-/// True if an `E` is among the causes, also inside an I/O error.
-fn has_cause<E: Error + 'static>(error: &reqwest::Error) -> bool {
-    causes(error).any(|cause| {
-        let carried = cause.downcast_ref::<io::Error>().and_then(io::Error::get_ref);
-        if let Some(carried) = carried
-            && carried.is::<E>()
-        {
-            return true;
+    /// Returns the time for which the registry asks before the next request.
+    pub(super) const fn retry_after(&self) -> Option<Duration> {
+        match self {
+            Self::Busy(asked) | Self::Server(_, asked) => *asked,
+            _ => None,
         }
-        cause.is::<E>()
-    })
-}
+    }
 
-fn root_cause(error: &reqwest::Error) -> String {
-    causes(error).last().map_or_else(|| "no reason given".to_owned(), |cause| short(&cause.to_string()))
+    /// Translates an answer other than success. `asked` is the time for which it asks, `body` its text.
+    pub(super) fn of_status(status: StatusCode, asked: Option<Duration>, body: &[u8]) -> Self {
+        let envelope = serde_json::from_slice::<Envelope>(body);
+        let code = envelope.ok().and_then(|envelope| Some(envelope.errors.into_iter().next()?.code));
+        match (status, code.as_deref()) {
+            (StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN, _) => Self::Denied,
+            (StatusCode::NOT_FOUND, _) => Self::NotFound,
+            (StatusCode::TOO_MANY_REQUESTS, _) => Self::Busy(asked),
+            (status, _) if retry::is_transient(status) => Self::Server(status.as_u16(), asked),
+            (_, Some(code)) => Self::Nonsense(format!("error {}", short(code))),
+            (status, None) => Self::Nonsense(format!("status {}", status.as_u16())),
+        }
+    }
+
+    /// Translates an error of the HTTP client.
+    pub(super) fn of_request(error: &reqwest::Error) -> Self {
+        match RequestFault::of(error) {
+            RequestFault::Tls(fault) => Self::Tls(fault),
+            RequestFault::Silent => Self::Silent,
+            RequestFault::Cut => Self::Cut,
+            fault => Self::Unreachable(fault),
+        }
+    }
+
+    /// Translates a redirect that is not followed.
+    pub(super) fn of_redirect(fault: RedirectFault) -> Self {
+        let text = match fault {
+            RedirectFault::Elsewhere => "a redirection that leads nowhere",
+            RedirectFault::Insecure => "a redirection from https to http",
+        };
+        Self::Nonsense(text.into())
+    }
 }
 
 /// Makes a text from outside safe to show: short and without control characters.
-fn short(text: &str) -> String {
+pub(super) fn short(text: &str) -> String {
     const LONGEST: usize = 200;
     text.chars().take(LONGEST).collect::<String>().escape_debug().to_string()
 }

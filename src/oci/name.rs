@@ -2,7 +2,6 @@
 
 use std::fmt;
 
-use oci_client::Reference;
 use url::Url;
 
 use super::error::{OciError, Problem};
@@ -13,6 +12,12 @@ const MAX_REPOSITORY: usize = 255;
 
 /// Longest tag.
 const MAX_TAG: usize = 128;
+
+/// Names of the registry `docker.io`.
+pub(super) const DOCKER_HUB: [&str; 3] = ["docker.io", "index.docker.io", DOCKER_HUB_HOST];
+
+/// Host of the registry `docker.io`.
+const DOCKER_HUB_HOST: &str = "registry-1.docker.io";
 
 /// Version of an image: a tag or a digest.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -34,6 +39,12 @@ impl ImageVersion {
         };
         let lower_hex = |byte: u8| matches!(byte, b'0'..=b'9' | b'a'..=b'f');
         (hex.len() == length && hex.bytes().all(lower_hex)).then(|| Self::Digest(text.to_owned()))
+    }
+
+    /// Returns the text that stands for it in a URL.
+    pub(super) fn text(&self) -> &str {
+        let (Self::Tag(text) | Self::Digest(text)) = self;
+        text
     }
 
     /// Parses a well-formed tag.
@@ -59,6 +70,7 @@ pub struct ImageName {
     registry: String,
     repository: String,
     version: ImageVersion,
+    /// True if the registry is on this machine. It is then contacted without TLS (language.md §7.4).
     loopback: bool,
 }
 
@@ -112,30 +124,17 @@ impl ImageName {
         &self.version
     }
 
-    /// True if the registry is on this machine. It is then contacted without TLS (language.md §7.4).
-    pub(crate) fn is_loopback(&self) -> bool {
-        self.loopback
-    }
-
     /// Returns another version of this repository.
     #[must_use]
     pub(crate) fn with(&self, version: ImageVersion) -> Self {
         Self { version, ..self.clone() }
     }
 
-    /// Returns the name with its version as a tag, even a digest: the library assumes that a manifest is pushed to a
-    /// URL that ends with the tag.
-    pub(super) fn as_tag(&self) -> Reference {
-        let (ImageVersion::Tag(version) | ImageVersion::Digest(version)) = &self.version;
-        Reference::with_tag(self.registry.clone(), self.repository.clone(), version.clone())
-    }
-
-    pub(super) fn reference(&self) -> Reference {
-        let (registry, repository) = (self.registry.clone(), self.repository.clone());
-        match &self.version {
-            ImageVersion::Tag(tag) => Reference::with_tag(registry, repository, tag.clone()),
-            ImageVersion::Digest(digest) => Reference::with_digest(registry, repository, digest.clone()),
-        }
+    /// Returns the URL of the registry's interface.
+    pub(super) fn base(&self) -> Option<Url> {
+        let scheme = if self.loopback { "http" } else { "https" };
+        let host = if DOCKER_HUB.contains(&self.registry()) { DOCKER_HUB_HOST } else { &self.registry };
+        Url::parse(&format!("{scheme}://{host}/v2/")).ok()
     }
 }
 
@@ -220,12 +219,13 @@ mod tests {
 
     #[test]
     fn registries_on_this_machine_are_known() {
-        let loopback = |registry| ImageName::new(registry, "e", "1").unwrap().is_loopback();
-        for registry in ["localhost", "localhost:5000", "127.0.0.1:5000", "127.9.9.9", "[::1]:80"] {
-            assert!(loopback(registry), "{registry}");
+        let base = |registry| ImageName::new(registry, "e", "1").unwrap().base().unwrap().to_string();
+        for registry in ["localhost", "localhost:5000", "127.0.0.1:5000", "127.9.9.9", "[::1]:81"] {
+            assert_eq!(base(registry), format!("http://{registry}/v2/"));
         }
         for registry in ["localhost.example.com", "10.0.0.1:5000", "r.example.com", "[2001:db8::1]"] {
-            assert!(!loopback(registry), "{registry}");
+            assert_eq!(base(registry), format!("https://{registry}/v2/"));
         }
+        assert_eq!(base("docker.io"), "https://registry-1.docker.io/v2/");
     }
 }

@@ -47,13 +47,22 @@ impl Platform {
         Self { os: consts::OS.into(), architecture: architecture.into(), variants: variants.to_vec() }
     }
 
-    /// Chooses the entry of an index that suits this platform best, or else one for every operating system.
-    pub(super) fn choose<'a>(&self, entries: &'a [ImageIndexEntry]) -> Result<&'a ImageIndexEntry, Problem> {
-        let exact = entries.iter().filter_map(|entry| Some((self.rank(entry)?, entry)));
-        // Among equals choose the first, as other clients do.
-        let best = exact.min_by_key(|(rank, _)| *rank).map(|(_, entry)| entry);
-        best.or_else(|| self.generic(entries))
-            .ok_or_else(|| Problem::Platform { wanted: self.to_string(), present: list(entries) })
+    /// Returns the entries of an index that may suit this platform, best first: those for it, then those for every
+    /// operating system, then those that name no platform.
+    pub(super) fn candidates<'a>(&self, entries: &'a [ImageIndexEntry]) -> Vec<&'a ImageIndexEntry> {
+        let mut exact: Vec<_> = entries.iter().filter_map(|entry| Some((self.rank(entry)?, entry))).collect();
+        // The sort is stable: among equals the first counts, as for other clients.
+        exact.sort_by_key(|(rank, _)| *rank);
+        let mut generic: Vec<_> = entries.iter().filter(|entry| is_generic(entry)).collect();
+        generic.sort_by_key(|entry| !self.is_architecture_of(entry));
+        // An artifact is attached to an image and is none itself.
+        let open = entries.iter().filter(|entry| entry.platform.is_none() && entry.artifact_type.is_none());
+        exact.into_iter().map(|(_, entry)| entry).chain(generic).chain(open).collect()
+    }
+
+    /// Returns the problem that none of these entries is for this platform.
+    pub(super) fn missing_in(&self, entries: &[ImageIndexEntry]) -> Problem {
+        Problem::Platform { wanted: self.to_string(), present: list(entries) }
     }
 
     /// Ranks an entry, 0 being the best; `None` if it does not run here.
@@ -65,19 +74,14 @@ impl Platform {
         self.variants.iter().position(|known| *known == variant).filter(|_| same)
     }
 
-    fn generic<'a>(&self, entries: &'a [ImageIndexEntry]) -> Option<&'a ImageIndexEntry> {
-        let is_generic = |entry: &&ImageIndexEntry| {
-            entry.platform.as_ref().is_some_and(|platform| platform.os.to_string() == GENERIC)
-        };
-        let is_ours = |entry: &&ImageIndexEntry| {
-            entry
-                .platform
-                .as_ref()
-                .is_some_and(|platform| platform.architecture.to_string() == self.architecture)
-        };
-        let mut generic = entries.iter().filter(is_generic);
-        generic.clone().find(is_ours).or_else(|| generic.next())
+    fn is_architecture_of(&self, entry: &ImageIndexEntry) -> bool {
+        entry.platform.as_ref().is_some_and(|platform| platform.architecture.to_string() == self.architecture)
     }
+}
+
+/// True if an entry is for every operating system.
+fn is_generic(entry: &ImageIndexEntry) -> bool {
+    entry.platform.as_ref().is_some_and(|platform| platform.os.to_string() == GENERIC)
 }
 
 /// Lists the platforms of an index, escaped because a registry sent them.
@@ -115,10 +119,9 @@ mod tests {
     fn chosen(architecture: &str, variants: &[&'static str], platforms: &[&str]) -> Option<String> {
         let platform =
             Platform { os: "linux".into(), architecture: architecture.into(), variants: variants.to_vec() };
-        platform
-            .choose(&entries(platforms))
-            .ok()
-            .map(|entry| platforms[entry.digest.parse::<usize>().unwrap()].into())
+        let entries = entries(platforms);
+        let candidates = platform.candidates(&entries);
+        candidates.first().map(|entry| platforms[entry.digest.parse::<usize>().unwrap()].into())
     }
 
     #[test]
@@ -129,7 +132,9 @@ mod tests {
         assert_eq!(amd(&["generic/amd64", "linux/amd64/v1"]).unwrap(), "linux/amd64/v1");
         assert_eq!(amd(&["generic/arm64", "generic/amd64"]).unwrap(), "generic/amd64");
         assert_eq!(amd(&["linux/arm64", "generic/generic"]).unwrap(), "generic/generic");
-        assert_eq!(amd(&["linux/amd64/v3", "linux/arm64", ""]), None);
+        assert_eq!(amd(&["linux/amd64/v3", "linux/arm64", "unknown/unknown"]), None);
+        assert_eq!(amd(&["", "generic/arm64"]).unwrap(), "generic/arm64");
+        assert_eq!(amd(&["linux/arm64", "unknown/unknown", ""]).unwrap(), "");
         let arm = |platforms: &[&str]| chosen("arm", &["v7", "v6", "v5", ""], platforms);
         assert_eq!(arm(&["linux/arm/v5", "linux/arm/v7", "linux/arm/v6"]).unwrap(), "linux/arm/v7");
         assert_eq!(
@@ -141,7 +146,7 @@ mod tests {
     #[test]
     fn the_error_lists_what_there_is() {
         let here = Platform { os: "linux".into(), architecture: "amd64".into(), variants: vec![""] };
-        let text = here.choose(&entries(&["linux/arm64/v8", "x\u{1b}[2J/arm"])).unwrap_err().to_string();
+        let text = here.missing_in(&entries(&["linux/arm64/v8", "x\u{1b}[2J/arm"])).to_string();
         assert!(text.contains("linux/amd64") && text.contains("linux/arm64/v8"), "{text}");
         assert!(!text.contains('\u{1b}'), "{text:?}");
     }

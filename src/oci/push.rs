@@ -1,70 +1,77 @@
 //! Pushes blobs of any size into a repository.
 //!
-//! The library counts the time from a request's first byte to its answer's first byte as silence. A large blob on a
-//! slow line would look like a dead server. The client for blobs therefore has a limit that none reaches, and we watch
-//! it here: while the connection takes pieces, it is alive.
+//! The HTTP client counts the time from a request's first byte to its answer's first byte as silence. A large blob on a
+//! slow line would look like a dead server. The client for blobs therefore has no such limit, and we watch it here: while
+//! the connection takes pieces, it is alive.
 
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::stream::{self, Stream};
-use oci_client::errors::OciDistributionError;
+use http::header::{CONTENT_LENGTH, CONTENT_TYPE};
+use http::{HeaderMap, HeaderValue, Method, StatusCode};
 use oci_client::manifest::OciDescriptor;
+use reqwest::Body;
 
-use super::error::{self, OciError};
+use super::error::OciError;
+use super::http::Request;
 use super::{ImageVersion, Problem, Registry};
-use crate::web::READ_TIMEOUT;
+use crate::web::{READ_TIMEOUT, redirect};
 
 /// Bytes read from a file at a time.
 const PIECE: usize = 256 << 10;
 
-/// Time limit that no upload of a function reaches.
-pub(super) const LONGEST_UPLOAD: Duration = Duration::from_hours(24);
-
 impl Registry {
     /// True if the repository has the blob.
     pub async fn has_blob(&mut self, digest: &str) -> Result<bool, OciError> {
-        if ImageVersion::digest(digest).is_none() {
-            return Err(Problem::Nonsense("a manifest holds a malformed digest".into()).of(&self.name));
-        }
-        let mut answer = self.client.blob_exists(&self.reference, digest).await;
-        if answer.as_ref().is_err_and(is_refused) {
-            // The authorization is short-lived, and earlier transfers may have taken long.
-            self.log_in().await?;
-            answer = self.client.blob_exists(&self.reference, digest).await;
-        }
-        answer.map_err(|error| self.failed(error))
+        self.session.begin_task();
+        let asked = async || {
+            if ImageVersion::digest(digest).is_none() {
+                return Err(Problem::Nonsense("a manifest holds a malformed digest".into()));
+            }
+            let request = Request::new(Method::HEAD, self.session.url(&format!("blobs/{digest}"))?);
+            match self.session.send(&request).await {
+                Ok(_) => Ok(true),
+                Err(Problem::NotFound) => Ok(false),
+                Err(problem) => Err(problem),
+            }
+        };
+        self.session.retrying(asked).await.map_err(|problem| self.failed(problem))
     }
 
     /// Pushes the blob that begins at byte `start` of `file`. The registry checks its digest.
     pub async fn push_file(&mut self, blob: &OciDescriptor, file: File, start: u64) -> Result<(), OciError> {
-        let again = file.try_clone().map_err(|error| Problem::Scratch(error).of(&self.name))?;
-        let mut pushed = self.upload(blob, file, start).await?;
-        if pushed.as_ref().is_err_and(is_refused) {
-            self.log_in().await?;
-            pushed = self.upload(blob, again, start).await?;
+        let again = file.try_clone().map_err(|error| self.failed(Problem::Scratch(error)))?;
+        let mut pushed = self.upload(blob, file, start).await;
+        if matches!(pushed, Err(Problem::Denied)) {
+            // The authorization is short-lived, and earlier transfers may have taken long.
+            self.session.forget_authorization();
+            pushed = self.upload(blob, again, start).await;
         }
-        pushed.map_err(|error| self.failed(error))
+        pushed.map_err(|problem| self.failed(problem))
     }
 
-    async fn upload(
-        &self,
-        blob: &OciDescriptor,
-        file: File,
-        start: u64,
-    ) -> Result<Result<(), OciDistributionError>, OciError> {
-        let client = self.uploads.as_ref().unwrap_or(&self.client);
+    async fn upload(&self, blob: &OciDescriptor, file: File, start: u64) -> Result<(), Problem> {
+        let begun =
+            self.session.send(&Request::new(Method::POST, self.session.url("blobs/uploads/")?)).await?;
+        if begun.status() != StatusCode::ACCEPTED {
+            return Err(Problem::Nonsense(format!("status {} to an upload", begun.status().as_u16())));
+        }
+        let mut url = redirect::target(begun.url(), begun.headers()).map_err(Problem::of_redirect)?;
+        url.query_pairs_mut().append_pair("digest", &blob.digest);
         let (size, taken) = (u64::try_from(blob.size).unwrap_or(0), Arc::<AtomicU64>::default());
-        let pieces = pieces(file, start, size, Arc::clone(&taken));
-        let upload = client.push_blob_stream(&self.reference, pieces, &blob.digest, Some(size));
+        let headers = HeaderMap::from_iter([
+            (CONTENT_TYPE, HeaderValue::from_static("application/octet-stream")),
+            (CONTENT_LENGTH, HeaderValue::from(size)),
+        ]);
+        let body = Body::wrap_stream(pieces(file, start, size, Arc::clone(&taken)));
         tokio::select! {
-            pushed = upload => Ok(pushed.map(drop)),
-            () = silence(&taken) => Err(Problem::Silent.of(&self.name)),
+            pushed = self.session.upload(url, headers, body) => pushed.map(drop),
+            () = silence(&taken) => Err(Problem::Silent),
         }
     }
 }
@@ -81,32 +88,22 @@ async fn silence(taken: &AtomicU64) {
     }
 }
 
-/// True if authorization is missing or refused, even if the library reports only the status.
-fn is_refused(error: &OciDistributionError) -> bool {
-    let status = match error {
-        OciDistributionError::RequestError(error) => error.status().map(|status| status.as_u16()),
-        _ => None,
-    };
-    error::is_denied(error) || matches!(status, Some(401 | 403))
-}
-
 /// Streams a part of a file. `taken` counts requests for a piece.
 fn pieces(
     file: File,
     start: u64,
     size: u64,
     taken: Arc<AtomicU64>,
-) -> impl Stream<Item = Result<Bytes, OciDistributionError>> + Send + 'static {
+) -> impl Stream<Item = io::Result<Bytes>> + Send + 'static {
     stream::try_unfold((file, start, size, taken), |(file, at, left, taken)| async move {
         taken.fetch_add(1, Ordering::Relaxed);
         if left == 0 {
             return Ok(None);
         }
         let mut piece = vec![0; PIECE.min(usize::try_from(left).unwrap_or(PIECE))];
-        let read = file.read_at(&mut piece, at).map_err(OciDistributionError::IoError)?;
+        let read = file.read_at(&mut piece, at)?;
         if read == 0 {
-            let short = io::Error::new(io::ErrorKind::UnexpectedEof, "the file is shorter than its blob");
-            return Err(OciDistributionError::IoError(short));
+            return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the file is shorter than its blob"));
         }
         piece.truncate(read);
         Ok(Some((Bytes::from(piece), (file, at + read as u64, left - read as u64, taken))))

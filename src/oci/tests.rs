@@ -1,13 +1,7 @@
 use std::net::TcpListener;
+use std::time::Duration;
 
 use super::*;
-
-#[test]
-fn the_digest_of_nothing_is_known() {
-    let empty = "sha256:e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855";
-    assert_eq!(digest_of(b""), empty);
-    assert_eq!(ImageVersion::digest(empty), Some(ImageVersion::Digest(empty.to_owned())));
-}
 
 #[test]
 fn a_silent_registry_is_given_up() {
@@ -19,11 +13,12 @@ fn a_silent_registry_is_given_up() {
     let name = ImageName::new(&address.to_string(), "e", "1").unwrap();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let network = Network::default();
-    let certificates = certificates(&network).unwrap();
-    let client = client(&network, &name, &certificates, Duration::from_millis(50)).unwrap();
-    let reference = name.reference();
-    let asked = client.pull_manifest_raw(&reference, &RegistryAuth::Anonymous, &[]);
-    let error = runtime.block_on(asked).unwrap_err();
-    let problem = error::of_library(error, false);
-    assert!(matches!(problem, Problem::Silent), "{problem}");
+    let client = network.client(&network.tls().unwrap(), Some(Duration::from_millis(50))).unwrap();
+    let clients = [client.clone(), client];
+    let base = name.base().unwrap();
+    let session =
+        Session::with_clients(base, name.repository(), clients, Credentials::Anonymous, Access::Pull);
+    let registry = Registry { name, session };
+    let error = runtime.block_on(registry.manifest(registry.name().version())).unwrap_err();
+    assert!(matches!(error.problem, Problem::Silent), "{error}");
 }

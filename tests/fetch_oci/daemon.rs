@@ -6,7 +6,7 @@ use step_runner::pb::v1::State;
 use super::support::registry::{
     DockerRegistry, PASSWORD, STEP_LAYER, Scripted, USER, docker_config, response,
 };
-use super::support::{Client, Daemon, Setup, contains};
+use super::support::{Client, Daemon, PATIENCE, Setup, contains, until};
 use super::{image, tar, zstd};
 
 /// Returns the files of a function that runs its own program, which prints `word`.
@@ -126,4 +126,36 @@ async fn a_fault_fails_the_step_and_no_other_job() {
     assert_eq!(client.output("other").await, "untouched\n");
     let state = super::support::tree(&daemon.state_dir());
     assert!(!state.keys().any(|path| path.ends_with("canary")), "{:?}", state.keys());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn fault_112_a_cancel_ends_the_wait_for_another_try() {
+    let (asked, was_asked) = std::sync::mpsc::channel();
+    let registry = Scripted::start(move |_| {
+        asked.send(()).ok();
+        response("503 Service Unavailable", "Retry-After: 90\r\n", b"")
+    });
+    let daemon = daemon();
+    let client = daemon.client().await;
+    let steps = json!([{"name": "a", "func": format!("{}/echo:1", registry.address)}]);
+    client.run_steps("1", &steps.to_string()).await;
+    tokio::task::block_in_place(|| was_asked.recv_timeout(PATIENCE)).unwrap();
+    let begin = std::time::Instant::now();
+    client.cancel("1").await;
+    let status = client.ended("1").await;
+    assert_eq!(State::try_from(status.state), Ok(State::Cancelled), "{status:?}");
+    assert!(begin.elapsed() < std::time::Duration::from_secs(45), "it waited for the next try");
+    assert_eq!(registry.heads().len(), 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn fault_112_the_operators_log_says_that_a_read_is_tried_again() {
+    let bad = response("503 Service Unavailable", "", b"");
+    let registry = Scripted::failing_first("/manifests/", vec![bad], |_| response("404 Not Found", "", b""));
+    let daemon = daemon();
+    let client = daemon.client().await;
+    let message = failure(&client, "1", &format!("{}/echo:1", registry.address)).await;
+    assert!(message.contains("no such repository"), "{message}");
+    let line = "fetching: the registry failed (status 503): trying again in 0.5 s";
+    until("the operator's log has the line", || daemon.said().contains(line)).await;
 }

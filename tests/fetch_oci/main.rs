@@ -5,6 +5,8 @@
 mod support;
 
 mod daemon;
+mod own_registry;
+mod site;
 mod worker;
 
 use std::io::Write;

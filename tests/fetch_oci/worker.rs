@@ -1,112 +1,24 @@
 //! The fetching process, with one request each.
 
 use std::collections::BTreeMap;
-use std::io::{BufRead, BufReader, Write};
+use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::mpsc;
 
 use serde_json::json;
-use step_runner::fetch::order::{Answer, Order, Source, Stats, WorkerMessage};
-use step_runner::job::event::FetchFailure;
+use step_runner::fetch::order::{Order, Source, Stats};
 use step_runner::lang::diagnostic::Class;
 use step_runner::oci::digest_of;
 use step_runner::web::Network;
 
+use super::site::{Site, manifest, scripted};
 use super::support::PATIENCE;
 use super::support::registry::{
-    DockerRegistry, GZIP_LAYER, MANIFEST, PASSWORD, PLAIN_LAYER, STEP_LAYER, Scripted, USER, authority,
-    docker_config, response,
+    DockerRegistry, GZIP_LAYER, PASSWORD, PLAIN_LAYER, STEP_LAYER, Scripted, USER, authority, docker_config,
+    response,
 };
 use super::{gzip, image, tar, zstd};
-
-/// A folder to fetch into, with a canary. Nothing must appear outside of its `tree` and `scratch`.
-struct Site {
-    dir: tempfile::TempDir,
-    docker_config: Option<String>,
-    network: Network,
-}
-
-impl Site {
-    fn new() -> Self {
-        let dir = tempfile::tempdir().unwrap();
-        std::fs::write(dir.path().join("canary"), "alive").unwrap();
-        Self { dir, docker_config: None, network: Network::default() }
-    }
-
-    fn with_config(config: &str) -> Self {
-        Self { docker_config: Some(config.to_owned()), ..Self::new() }
-    }
-
-    fn tree(&self) -> PathBuf {
-        self.dir.path().join("tree")
-    }
-
-    fn text(&self, path: &str) -> String {
-        std::fs::read_to_string(self.tree().join(path)).unwrap()
-    }
-
-    /// Fetches an image in a new process. Returns digest and size.
-    fn fetch(
-        &self,
-        registry: &str,
-        repository: &str,
-        version: &str,
-    ) -> Result<(String, Stats), FetchFailure> {
-        for name in ["tree", "scratch"] {
-            std::fs::remove_dir_all(self.dir.path().join(name)).ok();
-            std::fs::create_dir(self.dir.path().join(name)).unwrap();
-        }
-        let order = Order {
-            source: Source::Oci {
-                registry: registry.into(),
-                repository: repository.into(),
-                version: version.into(),
-            },
-            network: self.network.clone(),
-            credentials: BTreeMap::from_iter(
-                self.docker_config.clone().map(|config| ("DOCKER_AUTH_CONFIG".to_owned(), config)),
-            ),
-            scratch: self.dir.path().join("scratch"),
-        };
-        let done = ordered(&order, &self.tree());
-        assert_eq!(super::support::names(self.dir.path()), ["canary", "scratch", "tree"]);
-        assert_eq!(std::fs::read(self.dir.path().join("canary")).unwrap(), b"alive");
-        assert_eq!(
-            super::support::names(&self.dir.path().join("scratch")),
-            [""; 0],
-            "nothing is left behind"
-        );
-        done
-    }
-}
-
-fn ordered(order: &Order, into: &Path) -> Result<(String, Stats), FetchFailure> {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_step-runner"));
-    command.arg("fetch").env_clear().stdin(Stdio::piped()).stdout(Stdio::piped());
-    let mut child = command.spawn().unwrap();
-    let mut input = child.stdin.take().unwrap();
-    let mut say = |line: String| input.write_all((line + "\n").as_bytes()).unwrap();
-    say(serde_json::to_string(order).unwrap());
-    let mut version = None;
-    let mut last = None;
-    for line in BufReader::new(child.stdout.take().unwrap()).lines() {
-        match serde_json::from_str(&line.unwrap()).unwrap() {
-            WorkerMessage::Resolved(found) => {
-                version = Some(found);
-                say(serde_json::to_string(&Answer { into: into.to_owned() }).unwrap());
-            }
-            WorkerMessage::Progress(progress) => {
-                assert!(progress.total.is_some_and(|total| progress.bytes <= total));
-            }
-            WorkerMessage::Done(stats) => last = Some(Ok(stats)),
-            WorkerMessage::Failed(failure) => last = Some(Err(failure)),
-        }
-    }
-    assert!(child.wait().unwrap().success());
-    last.unwrap().map(|stats| (version.unwrap(), stats))
-}
 
 #[test]
 fn a_worker_is_held_to_what_a_transfer_needs() {
@@ -306,24 +218,6 @@ fn a_registry_on_this_machine_is_reached_without_a_proxy() {
     site.fetch(&registry.address, "g/echo", "1").unwrap();
 }
 
-/// Starts a registry that answers requests for manifests and blobs with the result of `answer`.
-fn scripted(answer: impl Fn(&str) -> Vec<u8> + Send + Sync + 'static) -> Scripted {
-    Scripted::start(
-        move |head| if head.starts_with("GET /v2/ ") { response("200 OK", "", b"{}") } else { answer(head) },
-    )
-}
-
-/// Returns a manifest with one layer, as a registry sends it.
-fn manifest(digest: &str, size: usize) -> Vec<u8> {
-    let manifest = json!({
-        "schemaVersion": 2,
-        "mediaType": MANIFEST,
-        "config": {"mediaType": "application/vnd.oci.image.config.v1+json", "digest": digest_of(b"{}"), "size": 2},
-        "layers": [{"mediaType": PLAIN_LAYER, "digest": digest, "size": size}],
-    });
-    response("200 OK", &format!("Content-Type: {MANIFEST}\r\n"), manifest.to_string().as_bytes())
-}
-
 #[test]
 fn every_fault_of_a_registry_has_its_own_words() {
     let plain = |status: &'static str| scripted(move |_| response(status, "", b"<html>"));
@@ -358,19 +252,24 @@ fn every_fault_of_a_registry_has_its_own_words() {
         ("bad digest", scripted(|_| manifest("sha256:../../x", 1)), "malformed digest"),
         ("too large", scripted(|_| manifest(&digest_of(b""), 2 << 30)), "larger than"),
     ];
-    let site = Site::new();
-    for (name, registry, says) in &faults {
-        let error = site.fetch(&registry.address, "g/echo", "1").unwrap_err();
-        let class = if *name == "too large" { Class::Limit } else { Class::Fetch };
-        assert_eq!(error.class, class, "{name}: {}", error.message);
-        assert!(error.message.contains(says), "{name}: {}", error.message);
-        assert!(
-            error.message.starts_with(&format!("cannot fetch {}/g/echo:1: ", registry.address)),
-            "{name}: {}",
-            error.message
-        );
-    }
+    // Some faults are waited for, so all have their turn at once.
+    std::thread::scope(|scope| {
+        for (name, registry, says) in &faults {
+            scope.spawn(move || {
+                let error = Site::new().fetch(&registry.address, "g/echo", "1").unwrap_err();
+                let class = if *name == "too large" { Class::Limit } else { Class::Fetch };
+                assert_eq!(error.class, class, "{name}: {}", error.message);
+                assert!(error.message.contains(says), "{name}: {}", error.message);
+                assert!(
+                    error.message.starts_with(&format!("cannot fetch {}/g/echo:1: ", registry.address)),
+                    "{name}: {}",
+                    error.message
+                );
+            });
+        }
+    });
 
+    let site = Site::new();
     let pinned = format!("sha256:{}", "0".repeat(64));
     let wrong = scripted(move |_| manifest(&digest_of(b""), 0));
     let error = site.fetch(&wrong.address, "g/echo", &pinned).unwrap_err();

@@ -34,6 +34,10 @@ pub(crate) enum Trouble {
     None,
     /// Answers everything with this status.
     Status(u16),
+    /// Answers everything with status 429, and asks to wait so many seconds.
+    Limited(u64),
+    /// Closes the connection before the answer's first byte.
+    Closed,
     /// Accepts requests and never answers.
     Silent,
     /// Sends half of a pack, then nothing more.
@@ -74,6 +78,8 @@ struct Shared {
     /// True if the server does not use version 2 of the protocol.
     old_protocol: Mutex<bool>,
     trouble: Mutex<Trouble>,
+    /// Number of requests that the fault is left for; `None` for all.
+    left: Mutex<Option<usize>>,
     seen: Mutex<Vec<Seen>>,
 }
 
@@ -151,6 +157,13 @@ impl GitServer {
     /// Sets the fault of the server from now on.
     pub(crate) fn trouble(&self, trouble: Trouble) {
         *self.shared.trouble.lock().unwrap() = trouble;
+        *self.shared.left.lock().unwrap() = None;
+    }
+
+    /// Sets the fault of the server for the next requests that it applies to.
+    pub(crate) fn trouble_for(&self, requests: usize, trouble: Trouble) {
+        self.trouble(trouble);
+        *self.shared.left.lock().unwrap() = Some(requests);
     }
 
     /// Returns the requests received since the last call.
@@ -183,8 +196,16 @@ async fn serve(State(shared): State<Arc<Shared>>, request: Request) -> Response 
         seen.push(Seen { target: target.clone(), authorization: authorization.clone(), pack: false });
         seen.len() - 1
     };
-    let trouble = shared.trouble.lock().unwrap().clone();
+    let trouble = shared.trouble_of(&target);
     match &trouble {
+        Trouble::Limited(seconds) => {
+            let answer = Response::builder().status(StatusCode::TOO_MANY_REQUESTS);
+            return answer.header("retry-after", seconds.to_string()).body(Body::empty()).unwrap();
+        }
+        Trouble::Closed => {
+            let cut = stream::iter([Err::<Bytes, _>(io::Error::from(io::ErrorKind::ConnectionReset))]);
+            return Response::builder().header("content-length", "10").body(Body::from_stream(cut)).unwrap();
+        }
         Trouble::Status(status) => return plain(StatusCode::from_u16(*status).unwrap(), "trouble"),
         Trouble::Silent => std::future::pending().await,
         Trouble::Page => return plain(StatusCode::OK, "<html>Sign in</html>"),
@@ -262,6 +283,25 @@ fn troubled(mut body: Vec<u8>, pack: Option<usize>, trouble: &Trouble) -> Body {
 }
 
 impl Shared {
+    /// Returns the fault for a request. Faults of lists and packs leave other requests alone.
+    fn trouble_of(&self, target: &str) -> Trouble {
+        let trouble = self.trouble.lock().unwrap().clone();
+        let is_pack = target.ends_with("/git-upload-pack");
+        let applies = match trouble {
+            Trouble::CutPack | Trouble::SilentPack | Trouble::DamagedPack => is_pack,
+            _ => true,
+        };
+        let mut left = self.left.lock().unwrap();
+        match left.as_mut().filter(|_| applies) {
+            None => trouble,
+            Some(0) => Trouble::None,
+            Some(left) => {
+                *left -= 1;
+                trouble
+            }
+        }
+    }
+
     fn lets_in(&self, authorization: Option<&str>) -> bool {
         let login = self.login.lock().unwrap();
         login.as_ref().is_none_or(|(user, password)| {

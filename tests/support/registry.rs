@@ -137,7 +137,7 @@ impl DockerRegistry {
         runtime.block_on(async {
             let name = ImageName::new(&self.address, repository, "").unwrap();
             let (network, config) = (Network::default(), self.docker_config.as_deref());
-            let mut registry = Registry::open(&network, &name, config, Access::Push).await.unwrap();
+            let mut registry = Registry::open(&network, &name, config, Access::Push).unwrap();
             work(&mut registry).await
         })
     }
@@ -189,7 +189,16 @@ impl Scripted {
 
     /// Starts a proxy that connects only to `registry.example.com`, whose certificate is signed by [`authority`].
     pub(crate) fn behind_proxy(script: impl Fn(&str) -> Vec<u8> + Send + Sync + 'static) -> Self {
-        let tls = Arc::new(tls());
+        Self::behind_proxy_as("registry.pem", "registry.key", script)
+    }
+
+    /// Like [`Self::behind_proxy`], with this certificate and key of `tests/support/tls`.
+    pub(crate) fn behind_proxy_as(
+        certificate: &str,
+        key: &str,
+        script: impl Fn(&str) -> Vec<u8> + Send + Sync + 'static,
+    ) -> Self {
+        let tls = Arc::new(tls(certificate, key));
         Self::listen(move |mut connection, seen| {
             answer(&mut connection, &|_| b"HTTP/1.1 200 OK\r\n\r\n".to_vec(), seen);
             let session = ServerConnection::new(Arc::clone(&tls)).unwrap();
@@ -215,6 +224,20 @@ impl Scripted {
         Self { address, heads }
     }
 
+    /// Starts a registry that gives `faults`, one after the other, to the first requests whose heads hold `to`. An empty
+    /// one closes the connection.
+    pub(crate) fn failing_first(
+        to: &'static str,
+        faults: Vec<Vec<u8>>,
+        script: impl Fn(&str) -> Vec<u8> + Send + Sync + 'static,
+    ) -> Self {
+        let faults = Mutex::new(faults.into_iter());
+        Self::start(move |head| {
+            let fault = if head.contains(to) { faults.lock().unwrap().next() } else { None };
+            fault.unwrap_or_else(|| script(head))
+        })
+    }
+
     /// Returns the heads of the requests so far.
     pub(crate) fn heads(&self) -> Vec<String> {
         self.heads.lock().unwrap().clone()
@@ -223,13 +246,18 @@ impl Scripted {
 
 /// Returns the path of the certificate of the authority that signed the one of `registry.example.com`.
 pub(crate) fn authority() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/support/tls/authority.pem")
+    certificate("authority.pem")
 }
 
-fn tls() -> ServerConfig {
+/// Returns the path of a file of `tests/support/tls`.
+pub(crate) fn certificate(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/support/tls").join(name)
+}
+
+fn tls(certificate_name: &str, key_name: &str) -> ServerConfig {
     step_runner::web::use_ring();
-    let certificate = CertificateDer::from_pem_slice(include_bytes!("tls/registry.pem")).unwrap();
-    let key = PrivateKeyDer::from_pem_slice(include_bytes!("tls/registry.key")).unwrap();
+    let certificate = CertificateDer::from_pem_file(self::certificate(certificate_name)).unwrap();
+    let key = PrivateKeyDer::from_pem_file(self::certificate(key_name)).unwrap();
     ServerConfig::builder().with_no_client_auth().with_single_cert(vec![certificate], key).unwrap()
 }
 

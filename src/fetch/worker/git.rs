@@ -3,8 +3,11 @@
 //! Owns all steps from a repository's URL and a revision to a tree of files. Speaks Git's protocol through a library.
 //! It starts no program, reads no configuration and keeps no work tree. Everything that a server sends may be hostile.
 
+use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
+use std::time::Instant;
 
 use gix::ObjectId;
 use gix::hash::Prefix;
@@ -19,6 +22,7 @@ use self::revision::{Revision, RevisionMeaning};
 use super::Remote;
 use crate::fetch::order::{Order, Progress, Source, Stats};
 use crate::job::event::FetchFailure;
+use crate::web::retry::{self, Notice, Retries};
 
 mod checkout;
 mod connection;
@@ -43,6 +47,9 @@ pub(crate) struct Git {
     found: Option<ObjectId>,
     /// Objects that had to be fetched to find it.
     fetched: Option<FetchedObjects>,
+    /// Begin of the task, for the time in which commands are tried again.
+    begin: Instant,
+    notice: Notice,
 }
 
 impl Git {
@@ -71,21 +78,49 @@ impl Git {
             connection: None,
             found: None,
             fetched: None,
+            begin: Instant::now(),
+            notice: &|_| {},
         })
     }
 
-    fn connection(&mut self) -> Result<&mut Connection, FetchFailure> {
+    /// Has `notice` called with a line for each command that failed and is tried again.
+    #[must_use]
+    pub(crate) fn telling(self, notice: Notice) -> Self {
+        Self { notice, ..self }
+    }
+
+    fn connection(&mut self) -> Result<&mut Connection, Fault> {
         let connection = match self.connection.take() {
             Some(connection) => connection,
-            None => Connection::open(self.web.clone(), Rc::clone(&self.wire), self.location.base().as_str())
-                .map_err(|fault| fault.at(&self.location))?,
+            None => Connection::open(self.web.clone(), Rc::clone(&self.wire), self.location.base().as_str())?,
         };
         Ok(self.connection.insert(connection))
     }
 
+    /// Does `command`, and does it again over a new connection if it fails in a way that may pass. All commands only read.
+    fn retrying<T>(
+        &mut self,
+        mut command: impl FnMut(&mut Self) -> Result<T, FetchError>,
+    ) -> Result<T, FetchError> {
+        let mut retries = Retries::since(self.begin);
+        loop {
+            let fault = match command(self) {
+                Err(FetchError::Fault(fault)) if fault.is_transient() => fault,
+                end => return end,
+            };
+            self.connection = None;
+            let Some(wait) = retries.next_wait(Instant::now(), fault.retry_after()) else {
+                return Err(fault.into());
+            };
+            (self.notice)(&retry::notice(&fault, wait));
+            std::thread::sleep(wait);
+        }
+    }
+
     /// Lists the references whose names begin with one of `prefixes`.
-    fn references(&mut self, prefixes: Vec<String>) -> Result<Vec<Ref>, FetchFailure> {
-        self.connection()?.references(prefixes).map_err(|fault| fault.at(&self.location))
+    fn references(&mut self, prefixes: &[String]) -> Result<Vec<Ref>, FetchFailure> {
+        let listed = self.retrying(|git| Ok(git.connection()?.references(prefixes.to_vec())?));
+        listed.map_err(|error| error.at(&self.location))
     }
 
     /// Fetches into a new folder of the scratch folder. Returns `None` if the server refuses.
@@ -96,13 +131,22 @@ impl Git {
         report: &mut dyn FnMut(Progress),
     ) -> Result<Option<FetchedObjects>, FetchFailure> {
         let into = self.scratch.join(folder);
-        match self.connection()?.fetch(wanted, &into, report) {
+        let fetched = self.retrying(|git| {
+            // What a broken transfer left is of no use.
+            match fs::remove_dir_all(&into) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                    Err(Fault::Storage(error.kind()).into())
+                }
+                _ => git.connection()?.fetch(wanted, &into, report),
+            }
+        });
+        match fetched {
             Ok(fetched) => Ok(Some(fetched)),
             Err(error) => {
                 self.connection = None;
                 match error {
                     FetchError::Refused => Ok(None),
-                    FetchError::Fault(fault) => Err(fault.at(&self.location)),
+                    error @ FetchError::Fault(_) => Err(error.at(&self.location)),
                 }
             }
         }
@@ -115,7 +159,7 @@ impl Git {
         folder: &str,
         report: &mut dyn FnMut(Progress),
     ) -> Result<FetchedObjects, FetchFailure> {
-        let references = self.references(["refs/tags/", "refs/heads/"].map(str::to_owned).into())?;
+        let references = self.references(&["refs/tags/", "refs/heads/"].map(str::to_owned))?;
         let mut ids: Vec<_> = revision::tips(&references).map(|(_, id)| id).collect();
         ids.sort_unstable();
         ids.dedup();
@@ -176,8 +220,12 @@ impl Remote for Git {
     fn resolve(&mut self, report: &mut dyn FnMut(Progress)) -> Result<String, FetchFailure> {
         let revision = Revision::parse(&self.revision).ok_or_else(|| self.unknown())?;
         let wanted = revision.wanted_references();
-        let references =
-            if wanted.is_empty() { self.connection().map(|_| Vec::new()) } else { self.references(wanted) }?;
+        let references = if wanted.is_empty() {
+            let connected = self.retrying(|git| Ok(git.connection().map(drop)?));
+            connected.map(|()| Vec::new()).map_err(|error| error.at(&self.location))?
+        } else {
+            self.references(&wanted)?
+        };
         let id = match revision.meaning(&references) {
             RevisionMeaning::Commit(id) => id,
             RevisionMeaning::Search(prefix) => self.search(prefix, report)?,
@@ -188,6 +236,7 @@ impl Remote for Git {
     }
 
     fn transfer(&mut self, into: &Path, report: &mut dyn FnMut(Progress)) -> Result<Stats, FetchFailure> {
+        self.begin = Instant::now();
         let id = self.found.ok_or_else(|| self.unknown())?;
         let fetched = self.objects_of(id, report)?;
         match fetched.store.kind(&id) {

@@ -18,6 +18,7 @@ use crate::job::event::FetchFailure;
 use crate::lang::diagnostic::Class;
 use crate::oci::{Access, DOCKER_AUTH_CONFIG, ImageName, OciError, Platform, Problem, Registry};
 use crate::web::Network;
+use crate::web::retry::Notice;
 
 /// Most bytes of all layers together: an uncompressed tree of the largest size, with the archive's headers.
 const MAX_LAYER_BYTES: u64 = MAX_TREE_BYTES + MAX_TREE_BYTES / 4;
@@ -32,6 +33,7 @@ pub(crate) struct Image {
     name: ImageName,
     docker_config: Option<String>,
     scratch: PathBuf,
+    notice: Notice,
     found: Option<(Registry, Vec<ImageLayer>)>,
 }
 
@@ -41,11 +43,11 @@ struct ImageLayer {
 }
 
 impl Image {
-    /// Takes an order for an image. Asks no server yet.
+    /// Takes an order for an image. Asks no server yet. Has `notice` called for each read that is tried again.
     ///
     /// # Errors
     /// Class `fetch`: it is no name of an image, or the network cannot be set up.
-    pub(crate) fn new(order: &Order) -> Result<Self, FetchFailure> {
+    pub(crate) fn new(order: &Order, notice: Notice) -> Result<Self, FetchFailure> {
         let Source::Oci { registry, repository, version } = &order.source else {
             return Err(failure(Class::Fetch, "the order names no image in a registry".to_owned()));
         };
@@ -60,6 +62,7 @@ impl Image {
             name,
             docker_config: order.credentials.get(DOCKER_AUTH_CONFIG).cloned(),
             scratch: order.scratch.clone(),
+            notice,
             found: None,
         })
     }
@@ -85,8 +88,9 @@ impl Image {
 impl Remote for Image {
     fn resolve(&mut self, _report: &mut dyn FnMut(Progress)) -> Result<String, FetchFailure> {
         let (network, name, config) = (&self.network, &self.name, self.docker_config.as_deref());
+        let notice = self.notice;
         let found = self.runtime.block_on(async {
-            let registry = Registry::open(network, name, config, Access::Pull).await?;
+            let registry = Registry::open(network, name, config, Access::Pull)?.telling(notice);
             let image = registry.image(&Platform::here()).await?;
             Ok((registry, image))
         });

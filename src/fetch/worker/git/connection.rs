@@ -24,8 +24,10 @@ use gix_transport::{Protocol, Service};
 
 use super::fault::Fault;
 use super::http::{TransferState, Web};
+use super::location::Location;
 use super::store::{MAX_OBJECT_BYTES, Store};
 use crate::fetch::order::{MAX_TREE_BYTES, Progress};
+use crate::job::event::FetchFailure;
 use crate::web::TransferRate;
 
 /// Most bytes of a list of references, enough for some hundred thousand.
@@ -72,6 +74,23 @@ pub(super) enum FetchError {
     Refused,
     /// Any other fault.
     Fault(Fault),
+}
+
+impl From<Fault> for FetchError {
+    fn from(fault: Fault) -> Self {
+        Self::Fault(fault)
+    }
+}
+
+impl FetchError {
+    /// Converts it to the failure that the worker reports.
+    pub(super) fn at(self, location: &Location) -> FetchFailure {
+        let fault = match self {
+            Self::Refused => Fault::Withheld,
+            Self::Fault(fault) => fault,
+        };
+        fault.at(location)
+    }
 }
 
 impl Connection {
@@ -161,7 +180,7 @@ impl Connection {
                 return Err(match known_fault(&wire, &error) {
                     Some(fault) => FetchError::Fault(fault),
                     None if !begun => FetchError::Refused,
-                    None if is_early_end(&error) => FetchError::Fault(Fault::Cut),
+                    None if is_early_end(&error) => FetchError::Fault(Fault::CUT),
                     None => FetchError::Fault(Fault::Damaged),
                 });
             }
@@ -202,7 +221,7 @@ fn shake_hands(transport: &mut Transport<Web>, wire: &TransferState) -> Result<H
 
 /// Translates an error that came while a list was read.
 fn list_fault(wire: &TransferState, error: &gix::Error) -> Fault {
-    let early = is_early_end(error).then_some(Fault::Cut);
+    let early = is_early_end(error).then_some(Fault::CUT);
     known_fault(wire, error).or(early).unwrap_or(Fault::NotGit)
 }
 

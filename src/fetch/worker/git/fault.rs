@@ -1,41 +1,23 @@
 //! Faults of fetching from a repository, in texts for people: what happened and what to do. These texts hold nothing
 //! that a server sent, and no secret.
 
-use std::error::Error;
 use std::io;
+use std::time::Duration;
 
 use reqwest::StatusCode;
-use rustls::CertificateError;
 
 use super::location::{Location, LocationError};
 use crate::fetch::order::MAX_TREE_BYTES;
 use crate::job::event::FetchFailure;
 use crate::lang::diagnostic::Class;
-use crate::web::{LEAST_RATE, READ_TIMEOUT, WebError};
+use crate::web::fault::RequestFault;
+use crate::web::redirect::RedirectFault;
+use crate::web::{LEAST_RATE, WebError, retry};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum Fault {
-    #[error("the name of the host cannot be resolved: check its spelling and this machine's DNS")]
-    Name,
-    #[error("the connection was refused: check host and port")]
-    Refused,
-    #[error("no connection to the server: check the host, and the proxy variables where a proxy is needed")]
-    NoConnection,
-    #[error(
-        "the server's certificate was issued by an authority that is not known: if the server is to be trusted, set \
-         SSL_CERT_FILE to a file with the authority's certificate"
-    )]
-    UnknownAuthority,
-    #[error(
-        "the server's certificate has expired or is not valid yet: check the server, and this machine's clock"
-    )]
-    CertificateTime,
-    #[error("the server's certificate is for another host: check the host's name")]
-    CertificateHost,
-    #[error(
-        "no TLS connection can be made: check that the server speaks HTTPS at this port, and its certificate"
-    )]
-    Tls,
+    #[error("{0}")]
+    Request(RequestFault),
     #[error(
         "credentials are missing or were refused: put them into the URL as https://USER:TOKEN@HOST/PATH or into \
          ~/.netrc, and check that they allow to read the repository"
@@ -43,18 +25,16 @@ pub(super) enum Fault {
     Credentials,
     #[error("the server knows no such repository, or not for these credentials: check the path")]
     NotFound,
-    #[error("the server answered with status {}: this is a trouble of the server, try again later", .0.as_u16())]
-    Server(StatusCode),
-    #[error("the server answered with status {}, which is no answer of a Git server: check the URL", .0.as_u16())]
+    #[error("the server failed with status {}: try again later", .0.as_u16())]
+    Server(StatusCode, Option<Duration>),
+    #[error("the server limits requests (status 429): try again later, or with credentials")]
+    Busy(Option<Duration>),
+    #[error("the server answered with status {}, which no Git server sends: check the URL", .0.as_u16())]
     Status(StatusCode),
     #[error("the answer is not Git's protocol over HTTP: check that the URL is that of a repository")]
     NotGit,
-    #[error("the server sent nothing for {} s: try again later", READ_TIMEOUT.as_secs())]
-    Silent,
     #[error("the server is too slow, it sends less than {LEAST_RATE} bytes a second: try again later")]
     Slow,
-    #[error("the connection broke in the middle of an answer: try again")]
-    Cut,
     #[error("the server redirects too often: use the URL at which the repository is")]
     Redirects,
     #[error(
@@ -84,79 +64,54 @@ impl Fault {
         FetchFailure { class, message: format!("cannot fetch from {location}: {self}") }
     }
 
-    /// Translates a failed request. The error itself is never shown: it holds the URL.
+    /// The connection ended in the middle of an answer.
+    pub(super) const CUT: Self = Self::Request(RequestFault::Cut);
+
+    /// Translates a failed request.
     pub(super) fn of_request(error: &reqwest::Error) -> Self {
-        if error.is_timeout() {
-            return if error.is_connect() { Self::NoConnection } else { Self::Silent };
-        }
-        if error.is_dns() {
-            return Self::Name;
-        }
-        if let Some(tls) = find::<rustls::Error>(error) {
-            return Self::of_tls(tls);
-        }
-        if !error.is_connect() {
-            return Self::Cut;
-        }
-        match find::<io::Error>(error).map(io::Error::kind) {
-            Some(io::ErrorKind::ConnectionRefused) => Self::Refused,
-            Some(io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset) => Self::Tls,
-            _ => Self::NoConnection,
-        }
-    }
-
-    fn of_tls(error: &rustls::Error) -> Self {
-        use CertificateError::{
-            Expired, ExpiredContext, NotValidForName, NotValidForNameContext, NotValidYet,
-            NotValidYetContext, UnknownIssuer,
-        };
-        match error {
-            rustls::Error::InvalidCertificate(UnknownIssuer) => Self::UnknownAuthority,
-            rustls::Error::InvalidCertificate(
-                Expired | ExpiredContext { .. } | NotValidYet | NotValidYetContext { .. },
-            ) => Self::CertificateTime,
-            rustls::Error::InvalidCertificate(NotValidForName | NotValidForNameContext { .. }) => {
-                Self::CertificateHost
-            }
-            _ => Self::Tls,
-        }
-    }
-
-    /// Translates a status other than success.
-    pub(super) fn of_status(status: StatusCode) -> Self {
-        match status {
-            StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => Self::Credentials,
-            StatusCode::NOT_FOUND | StatusCode::GONE => Self::NotFound,
-            status if status.is_server_error() || status == StatusCode::TOO_MANY_REQUESTS => {
-                Self::Server(status)
-            }
-            status => Self::Status(status),
-        }
+        Self::Request(RequestFault::of(error))
     }
 
     /// Translates an error that came while an answer was read.
     pub(super) fn of_read(error: &io::Error) -> Self {
-        let request = error.get_ref().and_then(|inner| inner.downcast_ref::<reqwest::Error>());
-        let silent =
-            error.kind() == io::ErrorKind::TimedOut || request.is_some_and(reqwest::Error::is_timeout);
-        if silent { Self::Silent } else { Self::Cut }
+        Self::Request(RequestFault::of_read(error))
     }
-}
 
-/// Finds the first `E` among the causes of `error`. Looks into I/O errors too: their source skips the error they wrap.
-fn find<'a, E: Error + 'static>(error: &'a (dyn Error + 'static)) -> Option<&'a E> {
-    let mut next = Some(error);
-    while let Some(error) = next {
-        if let Some(found) = error.downcast_ref() {
-            return Some(found);
+    /// Translates a redirect that is not followed.
+    pub(super) const fn of_redirect(fault: RedirectFault) -> Self {
+        match fault {
+            RedirectFault::Elsewhere => Self::RedirectElsewhere,
+            RedirectFault::Insecure => Self::RedirectInsecure,
         }
-        let wrapped = error.downcast_ref::<io::Error>().and_then(io::Error::get_ref);
-        if let Some(found) = wrapped.and_then(|wrapped| find(wrapped)) {
-            return Some(found);
-        }
-        next = error.source();
     }
-    None
+
+    /// Translates a status other than success. `asked` is the time for which the answer asks.
+    pub(super) fn of_status(status: StatusCode, asked: Option<Duration>) -> Self {
+        match status {
+            StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => Self::Credentials,
+            StatusCode::NOT_FOUND | StatusCode::GONE => Self::NotFound,
+            StatusCode::TOO_MANY_REQUESTS => Self::Busy(asked),
+            status if retry::is_transient(status) => Self::Server(status, asked),
+            status => Self::Status(status),
+        }
+    }
+
+    /// True if the same command may succeed shortly after.
+    pub(super) const fn is_transient(self) -> bool {
+        match self {
+            Self::Busy(_) | Self::Server(..) => true,
+            Self::Request(fault) => fault.is_transient(),
+            _ => false,
+        }
+    }
+
+    /// Returns the time for which the server asks before the next request.
+    pub(super) const fn retry_after(self) -> Option<Duration> {
+        match self {
+            Self::Busy(asked) | Self::Server(_, asked) => asked,
+            _ => None,
+        }
+    }
 }
 
 pub(super) fn unknown(revision: &str, location: &Location) -> FetchFailure {

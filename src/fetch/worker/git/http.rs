@@ -9,19 +9,18 @@ use std::mem;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
+use chrono::Utc;
 use gix_transport::client::blocking_io::http::{GetResponse, Http, PostBodyDataKind, PostResponse};
 use reqwest::blocking::{Client, Response};
-use reqwest::header::{AUTHORIZATION, HeaderMap, HeaderName, HeaderValue, LOCATION, USER_AGENT};
+use reqwest::header::{AUTHORIZATION, HeaderMap, HeaderName, HeaderValue, USER_AGENT};
 use reqwest::{Method, StatusCode};
 use url::Url;
 
 use super::fault::Fault;
-use super::location::{Location, without_login};
+use super::location::Location;
 use super::login::Login;
-use crate::web::TransferRate;
-
-/// Maximum number of redirects followed, one after the other.
-const MAX_REDIRECTS: usize = 5;
+use crate::web::redirect::{self, MAX_REDIRECTS, is_same_server};
+use crate::web::{TransferRate, retry};
 
 /// Bytes read from an answer at a time.
 const READ_BYTES: usize = 64 << 10;
@@ -136,9 +135,10 @@ impl Web {
                 }
             }
             if !status.is_redirection() || method != Method::GET {
-                return Err(Fault::of_status(status));
+                let asked = retry::retry_after(answer.headers(), Utc::now());
+                return Err(Fault::of_status(status, asked));
             }
-            url = target(&url, &answer)?;
+            url = redirect::target(&url, answer.headers()).map_err(Fault::of_redirect)?;
             *self.server.base.borrow_mut() = base(&url, tail)?;
         }
         Err(Fault::Redirects)
@@ -194,14 +194,6 @@ impl Server {
     }
 }
 
-/// True if credentials for `first` may be sent to `second`: same host and port, at most with TLS added.
-fn is_same_server(first: &Url, second: &Url) -> bool {
-    let upgraded = (first.scheme(), second.scheme()) == ("http", "https")
-        && first.port_or_known_default() == Some(80)
-        && second.port_or_known_default() == Some(443);
-    first.host() == second.host() && (first.origin() == second.origin() || upgraded)
-}
-
 /// URL of `tail` below a repository.
 fn below(base: &Url, tail: &str) -> Url {
     let (path, query) = tail.split_once('?').map_or((tail, None), |(path, query)| (path, Some(query)));
@@ -209,20 +201,6 @@ fn below(base: &Url, tail: &str) -> Url {
     url.set_path(&format!("{}/{path}", base.path().trim_end_matches('/')));
     url.set_query(query);
     url
-}
-
-/// Returns the target of a redirect, if it may be followed.
-fn target(url: &Url, answer: &Response) -> Result<Url, Fault> {
-    let text = answer.headers().get(LOCATION).and_then(|value| value.to_str().ok());
-    let mut target = text.and_then(|text| url.join(text).ok()).ok_or(Fault::RedirectElsewhere)?;
-    match (url.scheme(), target.scheme()) {
-        ("http", "http" | "https") | ("https", "https") => {}
-        ("https", "http") => return Err(Fault::RedirectInsecure),
-        _ => return Err(Fault::RedirectElsewhere),
-    }
-    without_login(&mut target);
-    target.set_fragment(None);
-    Ok(target)
 }
 
 /// URL of the repository whose `tail` is at `url`.
@@ -355,17 +333,6 @@ mod tests {
 
     fn url(text: &str) -> Url {
         Url::parse(text).unwrap()
-    }
-
-    #[test]
-    fn credentials_are_for_the_server_they_were_given_for() {
-        let same = |first: &str, second: &str| is_same_server(&url(first), &url(second));
-        assert!(same("https://h/a", "https://h:443/b"));
-        assert!(same("http://h/a", "https://h/a"));
-        assert!(!same("https://h/a", "http://h/a"));
-        assert!(!same("http://h:8080/a", "https://h/a"));
-        assert!(!same("https://h/a", "https://h:8443/a"));
-        assert!(!same("https://h/a", "https://h.evil/a"));
     }
 
     #[test]

@@ -5,6 +5,7 @@ use std::fmt;
 use url::Url;
 
 use super::login::Login;
+use crate::web::redirect::without_login;
 
 /// A parsed repository URL. Its `Display`, `HOST[:PORT]/PATH`, is the only form in which a location may appear in a
 /// text; there is no `Debug`.
@@ -69,13 +70,6 @@ impl Location {
     pub(super) fn login(&self) -> Option<&Login> {
         self.login.as_ref()
     }
-}
-
-/// Removes user and password from a URL.
-pub(super) fn without_login(url: &mut Url) {
-    // Fails only for URLs without host, which have no credentials.
-    url.set_username("").ok();
-    url.set_password(None).ok();
 }
 
 impl fmt::Display for Location {

@@ -18,13 +18,17 @@ struct Server {
 }
 
 impl Server {
-    fn start(test: &str, name: &str) -> Option<Self> {
+    /// Starts one whose certificate is signed by itself and, if `authority`, that of an authority, which is what
+    /// `openssl` makes unless it is told otherwise.
+    fn start(test: &str, name: &str, authority: bool) -> Option<Self> {
+        let authority = if authority { "TRUE" } else { "FALSE" };
+        let constraints = format!("basicConstraints=critical,CA:{authority}");
         let folder = tempfile::tempdir().unwrap();
         let path = |name: &str| folder.path().join(name);
         let made = Command::new("openssl")
             .args(["req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"])
             .args(["-subj", "/CN=server", "-addext", &format!("subjectAltName={name}")])
-            .args(["-addext", "basicConstraints=critical,CA:FALSE"])
+            .args(["-addext", &constraints])
             .arg("-keyout")
             .arg(path("key"))
             .arg("-out")
@@ -66,19 +70,26 @@ impl Server {
 }
 
 #[test]
-fn a_server_is_trusted_once_its_authority_is_named() {
-    let Some(server) = Server::start("a_server_is_trusted_once", "IP:127.0.0.1") else { return };
-    let url = format!("https://127.0.0.1:{}/p", server.port);
-    let message = error(&url, "main");
-    assert!(message.contains("authority") && message.contains("SSL_CERT_FILE"), "{message}");
-    let message = server.client().fetch(&url, "main").err().unwrap();
-    assert!(message.contains("no such repository"), "{message}");
+fn a_server_is_trusted_once_it_or_its_authority_is_named() {
+    for authority in [false, true] {
+        let Some(server) = Server::start("a_server_is_trusted_once", "IP:127.0.0.1", authority) else {
+            return;
+        };
+        let url = format!("https://127.0.0.1:{}/p", server.port);
+        let message = error(&url, "main");
+        assert!(message.contains("authority") && message.contains("SSL_CERT_FILE"), "{message}");
+        let message = server.client().fetch(&url, "main").err().unwrap();
+        assert!(message.contains("no such repository"), "{authority}: {message}");
+    }
 }
 
 #[test]
 fn a_certificate_for_another_host_is_not_taken() {
-    let Some(server) = Server::start("a_certificate_for_another_host", "DNS:example.com") else { return };
-    let message =
-        server.client().fetch(&format!("https://127.0.0.1:{}/p", server.port), "main").err().unwrap();
-    assert!(message.contains("for another host"), "{message}");
+    for authority in [false, true] {
+        let name = "DNS:example.com";
+        let Some(server) = Server::start("a_certificate_for_another_host", name, authority) else { return };
+        let message =
+            server.client().fetch(&format!("https://127.0.0.1:{}/p", server.port), "main").err().unwrap();
+        assert!(message.contains("for another host"), "{message}");
+    }
 }
