@@ -6,12 +6,14 @@
 //! So nothing is run twice, and the job of a killed driver is found by its id.
 //!
 //! - pure: `identity`, `environment`, `templates`, `job_response`, `shell`, `request`, `relay`;
-//! - the folder: `state`; the private daemon: `private`, `guardian`;
+//! - the folder: `state`; the private daemon: `private`, `guardian`; processes of an attempt: `processes`; attempts
+//!   without a Runner: `abandoned`;
 //! - the calls: `answer`, `prepare`, `stage`, `cleanup`; their end: `result`.
 //!
 //! A driver prints nothing here but a stage's output. Messages go to [`Driver::say`] and never hold a token, the value
 //! of a variable, or text of a script.
 
+mod abandoned;
 mod answer;
 mod cleanup;
 mod environment;
@@ -20,6 +22,7 @@ mod identity;
 mod job_response;
 mod prepare;
 mod private;
+mod processes;
 mod relay;
 mod request;
 mod result;
@@ -29,6 +32,7 @@ mod stage;
 mod state;
 mod templates;
 
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -38,16 +42,23 @@ pub(crate) use result::{Verdict, write_code};
 
 use crate::client::{self, Address, Client};
 use crate::error::{Exit, Failure};
-use crate::model::JobId;
+use crate::model::{JobId, ProcessInfo};
+use crate::process::parent;
 use identity::Identity;
 use job_response::JobResponse;
-use state::AttemptFolder;
+use state::{AttemptFolder, Owner};
 
 /// Bytes of the Runner's job file that are read at most.
 const MAX_JOB_RESPONSE: u64 = 32 << 20;
 
 /// Time limit of the last call about a job. `cleanup` repeats a failed one.
 const FINISH_TIME: Duration = Duration::from_secs(5);
+
+/// Time that a private daemon may live longer than its job.
+const LIFETIME_MARGIN: Duration = Duration::from_hours(1);
+
+/// Lifetime of a private daemon whose job has no known limit.
+const LIFETIME: Duration = Duration::from_hours(25);
 
 /// Time limit of a job that looks at the daemon's environment.
 const LOOK_TIME: Duration = Duration::from_mins(1);
@@ -83,6 +94,8 @@ pub(crate) struct Options {
     pub(crate) cancel_grace: Duration,
     /// True to send everything to standard output.
     pub(crate) merge_streams: bool,
+    /// Time without a Runner and without a call after which an attempt is ended and removed.
+    pub(crate) abandon_after: Duration,
     /// True to keep the folder of the attempt.
     pub(crate) keep: bool,
 }
@@ -125,6 +138,23 @@ impl Driver {
         stage::run(self, script, stage).await
     }
 
+    /// Runs the private daemon with `options` for `serve` until it ends. Ends and removes the attempt when it has no
+    /// Runner any more (custom-executor.md §6). Returns the daemon's exit code.
+    pub(crate) async fn watch(
+        &self,
+        runner: Option<ProcessInfo>,
+        options: Vec<OsString>,
+    ) -> Result<u8, Failure> {
+        abandoned::watch(self, runner, options).await
+    }
+
+    /// Removes what other attempts have left that have no Runner any more.
+    pub(crate) async fn remove_abandoned(&self) -> Result<(), Failure> {
+        let state = self.state(&self.identity()?)?;
+        abandoned::remove_all(self, &state).await;
+        Ok(())
+    }
+
     /// Ends everything that is left of the attempt. Returns a text for each thing that could not be ended
     /// (custom-executor.md §9).
     pub(crate) async fn cleanup(&self) -> Result<Vec<String>, Failure> {
@@ -136,6 +166,14 @@ impl Driver {
         let tmpdir = self.environment.tmpdir.as_deref();
         let tmpdir = tmpdir.ok_or_else(|| Failure::new(Exit::Failure, "the Runner gives no TMPDIR"))?;
         Ok(Identity::new(tmpdir, &self.environment.job.id))
+    }
+
+    /// Returns those for whom this call works.
+    fn owner(&self) -> Result<Owner, Failure> {
+        let private_dir = self.environment.tmpdir.clone();
+        let private_dir =
+            private_dir.ok_or_else(|| Failure::new(Exit::Failure, "the Runner gives no TMPDIR"))?;
+        Ok(Owner { runner: parent::info(), private_dir })
     }
 
     fn by_runner(&self) -> Result<(), Failure> {
@@ -172,7 +210,7 @@ impl Driver {
         if let Some(address) = self.named_address()? {
             return Ok(AttemptDaemon { address, private: false });
         }
-        state.meta().and_then(|meta| meta.daemon).ok_or_else(|| {
+        state.meta().filter(|meta| meta.private).ok_or_else(|| {
             Failure::new(Exit::Unreachable, format!("no daemon was prepared in {}", state.path().display()))
                 .with_remedy("set prepare_exec, or name a daemon with --address")
         })?;

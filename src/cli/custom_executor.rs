@@ -15,7 +15,8 @@ use clap::{Subcommand, ValueEnum};
 use super::{in_runtime, terminal};
 use crate::custom_executor::{self, Delivery, Driver, Environment, Options, Verdict};
 use crate::error::{Exit, Failure};
-use crate::process::detached;
+use crate::model::ProcessInfo;
+use crate::process::{detached, host};
 
 const NAME: &str = "custom-executor";
 
@@ -105,6 +106,10 @@ struct DriverOptions {
     /// Write everything to stdout, to keep the order of lines
     #[arg(long, global = true, env = "STEP_RUNNER_CE_MERGE_STREAMS")]
     merge_streams: bool,
+    /// Time without a Runner and without a call after which a job is ended and its state removed
+    #[arg(long, global = true, value_name = "TIME", default_value = "10m", value_parser = humantime::parse_duration,
+          env = "STEP_RUNNER_CE_ABANDON_AFTER")]
+    abandon_after: Duration,
     /// Keep the job's state and the private daemon's log at cleanup
     #[arg(long, global = true, env = "STEP_RUNNER_CE_KEEP")]
     keep: bool,
@@ -143,12 +148,35 @@ Examples, as in config.toml:
   cleanup_exec = \"/usr/local/bin/step-runner\"
   cleanup_args = [\"custom-executor\", \"--keep\", \"cleanup\"]")]
     Cleanup,
-    /// The start of a private daemon: waits for a byte on stdin, then becomes `serve`
+    /// The start of a private daemon: waits for a byte on stdin, then becomes `watch`
     #[command(hide = true)]
-    Launch {
-        #[arg(last = true)]
-        options: Vec<OsString>,
-    },
+    Launch(Watched),
+    /// Runs a private daemon, and removes the job's state when no Runner is left
+    #[command(hide = true)]
+    Watch(Watched),
+}
+
+/// What the watcher of a private daemon is told. Its environment is the daemon's, so nothing is there of a call.
+#[derive(clap::Args)]
+struct Watched {
+    /// The job's private directory
+    #[arg(long)]
+    private_dir: PathBuf,
+    /// Number of the job
+    #[arg(long)]
+    job_id: String,
+    /// The Runner: process id and start time
+    #[arg(long, value_parser = parse_runner)]
+    runner: Option<ProcessInfo>,
+    /// Options for `serve`
+    #[arg(last = true)]
+    options: Vec<OsString>,
+}
+
+fn parse_runner(text: &str) -> Result<ProcessInfo, String> {
+    let parsed = text.split_once(':').and_then(|(pid, start)| Some((pid.parse().ok()?, start.parse().ok()?)));
+    let (pid, start_time) = parsed.ok_or("not PID:START")?;
+    Ok(ProcessInfo { boot_id: host::boot_id(), pid, start_time })
 }
 
 impl From<DriverOptions> for Options {
@@ -172,6 +200,7 @@ impl From<DriverOptions> for Options {
             admission_timeout: options.admission_timeout,
             cancel_grace: options.cancel_grace,
             merge_streams: options.merge_streams,
+            abandon_after: options.abandon_after,
             keep: options.keep,
         }
     }
@@ -210,6 +239,9 @@ fn call(driver: &Driver, action: Action) -> u8 {
             Ok(0)
         }),
         Action::Run { script, stage } => in_runtime(async {
+            // Beside the stage: it must not wait for the ends of others. What is not done at its end, a later call does.
+            let others = driver.clone();
+            tokio::spawn(async move { others.remove_abandoned().await });
             Ok(match driver.run(&script, &stage).await? {
                 Verdict::Success => 0,
                 Verdict::Failed(_) => codes.build,
@@ -227,8 +259,19 @@ fn call(driver: &Driver, action: Action) -> u8 {
             }
             Ok(if left.is_empty() { 0 } else { codes.system })
         }),
-        Action::Launch { options } => {
-            Err(Failure::new(Exit::Failure, format!("cannot start: {}", detached::become_serve(&options))))
+        Action::Launch(_) => {
+            let mut words: Vec<_> = std::env::args_os().skip(1).collect();
+            if let Some(word) = words.iter_mut().find(|word| *word == "launch") {
+                *word = "watch".into();
+            }
+            Err(Failure::new(Exit::Failure, format!("cannot start: {}", detached::become_watcher(&words))))
+        }
+        Action::Watch(Watched { private_dir, job_id, runner, options }) => {
+            let mut driver = driver.clone();
+            driver.environment.tmpdir = Some(private_dir);
+            driver.environment.job.id = job_id;
+            driver.environment.by_hand = false;
+            in_runtime(async { driver.watch(runner, options).await })
         }
     };
     ending.unwrap_or_else(|failure| {

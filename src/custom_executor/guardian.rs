@@ -1,25 +1,28 @@
 //! Starts a private daemon again that dies while a stage runs (custom-executor.md §8).
 
-use std::time::Duration;
-
-use super::private;
+use super::processes::Processes;
 use super::state::AttemptFolder;
+use super::{Driver, private};
 use crate::error::{Exit, Failure};
-use crate::process::detached::{self, ProcessInfo};
+use crate::process::detached;
 
 /// Maximum number of restarts of a daemon in one stage.
 const MAX_STARTS: u32 = 3;
 
 /// Watches the private daemon of `state` and starts it again when it dies. Returns only when that cannot be done.
-pub(super) async fn watch(state: AttemptFolder, start_timeout: Duration) -> Failure {
+pub(super) async fn watch(driver: Driver, state: AttemptFolder) -> Failure {
     let mut starts = 0;
     let mut last: Option<Failure> = None;
     loop {
-        let Some(daemon) = state.meta().and_then(|meta| meta.daemon) else {
-            return Failure::new(Exit::Lost, "the stage was ended and removed by someone else");
+        if !state.exists() {
+            return over();
+        }
+        let watched = state.clone();
+        let wait = move || match Processes::of(&watched).daemon() {
+            Some(daemon) => detached::wait(&daemon, None).map(drop),
+            None => Ok(()),
         };
-        let process = daemon.process.clone();
-        let ended = tokio::task::spawn_blocking(move || detached::wait(&process)).await;
+        let ended = tokio::task::spawn_blocking(wait).await;
         if let Err(error) = ended.map_err(std::io::Error::other).flatten() {
             return Failure::new(Exit::Failure, format!("cannot watch the private daemon: {error}"));
         }
@@ -31,8 +34,8 @@ pub(super) async fn watch(state: AttemptFolder, start_timeout: Duration) -> Fail
             );
         }
         starts += 1;
-        let (state, died) = (state.clone(), daemon.process);
-        let started = tokio::task::spawn_blocking(move || bring_back(&state, &died, start_timeout)).await;
+        let (driver, state) = (driver.clone(), state.clone());
+        let started = tokio::task::spawn_blocking(move || bring_back(&driver, &state)).await;
         match started {
             Ok(Ok(())) => last = None,
             // The new daemon has died at once, perhaps of the same cause.
@@ -43,17 +46,20 @@ pub(super) async fn watch(state: AttemptFolder, start_timeout: Duration) -> Fail
     }
 }
 
-fn bring_back(state: &AttemptFolder, died: &ProcessInfo, start_timeout: Duration) -> Result<(), Failure> {
+fn bring_back(driver: &Driver, state: &AttemptFolder) -> Result<(), Failure> {
     // If `cleanup` holds the lock, it has ended the daemon on purpose.
     let lock = state.lock()?;
-    let Some(meta) = state.meta() else {
+    if !state.exists() {
         // The attempt is over, and so the lock has no use.
         lock.remove().ok();
-        return Err(Failure::new(Exit::Lost, "the stage was ended and removed by someone else"));
-    };
-    if meta.daemon.as_ref().is_some_and(|daemon| daemon.process != *died && detached::lives(&daemon.process))
-    {
+        return Err(over());
+    }
+    if Processes::of(state).daemon().is_some() {
         return Ok(());
     }
-    private::start(state, &lock, meta, start_timeout).map(drop)
+    private::start(driver, state, &lock)
+}
+
+fn over() -> Failure {
+    Failure::new(Exit::Lost, "the stage was ended and removed by someone else")
 }

@@ -31,6 +31,21 @@ impl Identity {
         Self { nonce, prefix }
     }
 
+    /// Returns a number of the job that gives the same names, of bounded length.
+    pub(super) fn job(&self) -> &str {
+        let job =
+            self.prefix.strip_prefix("ce-").and_then(|rest| rest.strip_suffix(&format!("-{}-", self.nonce)));
+        job.unwrap_or_default()
+    }
+
+    /// True if `prefix` can be that of the attempt with this nonce.
+    pub(super) fn is_prefix(prefix: &str, nonce: &str) -> bool {
+        prefix
+            .strip_prefix("ce-")
+            .and_then(|rest| rest.strip_suffix(&format!("-{nonce}-")))
+            .is_some_and(|job| (1..=MAX_JOB_NUMBER).contains(&job.len()) && job.bytes().all(is_plain))
+    }
+
     /// Returns a name for files that is unique for each attempt.
     pub(super) fn nonce(&self) -> &str {
         &self.nonce
@@ -61,10 +76,14 @@ impl Identity {
     }
 }
 
+/// True if `name` can be a nonce.
+pub(super) fn is_nonce(name: &str) -> bool {
+    (1..=MAX_COMPONENT).contains(&name.len()) && name.bytes().all(is_plain) && ![".", ".."].contains(&name)
+}
+
 /// Returns the last component of a path if it can serve as a name, else the start of the path's digest.
 fn component(path: &Path) -> String {
-    let fits = |name: &&str| (1..=MAX_COMPONENT).contains(&name.len()) && name.bytes().all(is_plain);
-    let name = path.file_name().and_then(|name| name.to_str()).filter(fits);
+    let name = path.file_name().and_then(|name| name.to_str()).filter(|name| is_nonce(name));
     name.map_or_else(|| digest(path.as_os_str().as_encoded_bytes(), 16), str::to_owned)
 }
 
@@ -117,6 +136,18 @@ mod tests {
     }
 
     #[test]
+    fn a_prefix_belongs_to_one_nonce() {
+        let identity = identity();
+        assert!(Identity::is_prefix(identity.prefix(), identity.nonce()));
+        for (prefix, nonce) in
+            [("", "a"), ("ce-", ""), ("ce--a-", "a"), ("ce-1-b-", "a"), ("ce-1-a", "a"), ("ce-1/2-a-", "a")]
+        {
+            assert!(!Identity::is_prefix(prefix, nonce), "{prefix} {nonce}");
+        }
+        assert!(!Identity::is_prefix(&format!("ce-{}-a-", "1".repeat(21)), "a"));
+    }
+
+    #[test]
     fn what_cannot_be_a_name_is_replaced_by_a_digest() {
         for path in ["/", "/tmp/..", "/tmp/a b", "/tmp/ä", &format!("/tmp/{}", "x".repeat(65))] {
             let nonce = Identity::new(Path::new(path), "1").nonce;
@@ -143,6 +174,7 @@ mod tests {
         ) {
             let identity = Identity::new(Path::new(&tmpdir), &job);
             let id = identity.stage(Path::new(&script), &stage).unwrap();
+            prop_assert_eq!(&identity, &Identity::new(Path::new(&tmpdir), identity.job()));
             prop_assert!(id.as_str().starts_with(identity.prefix()));
             prop_assert_eq!(&id, &Identity::new(Path::new(&tmpdir), &job).stage(Path::new(&script), &stage).unwrap());
         }

@@ -1,31 +1,27 @@
 //! `prepare`: the folder, the daemon, and a look at its environment (custom-executor.md §6).
 
 use std::path::Path;
-use std::time::Duration;
 
 use super::identity::Identity;
+use super::processes::Processes;
 use super::relay::{Relay, RelayedBytes};
 use super::state::{AttemptFolder, Lock, Meta};
-use super::{AttemptDaemon, Delivery, Driver, LOOK_TIME, finish, no_id, private, request, submit};
+use super::{
+    AttemptDaemon, Delivery, Driver, LOOK_TIME, abandoned, cleanup, finish, no_id, private, request, submit,
+};
 use crate::client::{Address, Client, Event};
 use crate::error::{Exit, Failure};
-use crate::process::detached;
-
-/// Time that a private daemon may live longer than its job.
-const LIFETIME_MARGIN: Duration = Duration::from_hours(1);
-
-/// Lifetime of a private daemon whose job has no known limit.
-const LIFETIME: Duration = Duration::from_hours(25);
 
 pub(super) async fn prepare(driver: &Driver) -> Result<String, Failure> {
     let identity = driver.identity()?;
     let named = driver.named_address()?;
     let state = driver.state(&identity)?;
+    abandoned::remove_all(driver, &state).await;
     // Held to the end, so that a `cleanup` waits.
     let lock = state.lock()?;
     state.make()?;
     let (daemon, client) = match named {
-        Some(address) => shared(driver, &identity, &state, &lock, address).await?,
+        Some(address) => shared(driver, &identity, &state, address).await?,
         None => own(driver, &identity, &state, &lock).await?,
     };
     look(driver, &identity, &client, &daemon).await?;
@@ -43,17 +39,10 @@ async fn shared(
     driver: &Driver,
     identity: &Identity,
     state: &AttemptFolder,
-    lock: &Lock,
     address: Address,
 ) -> Result<(AttemptDaemon, Client), Failure> {
-    drop_leftover(state, lock, |meta| meta.daemon.is_some())?;
-    let meta = Meta {
-        version: env!("CARGO_PKG_VERSION").to_owned(),
-        address: address.to_string(),
-        prefix: identity.prefix().to_owned(),
-        daemon: None,
-    };
-    state.write_meta(&meta)?;
+    drop_leftover(state)?;
+    state.write_meta(&meta(driver, identity, &address, false)?)?;
     let client = driver.connect(address.clone()).await?;
     client.jobs().await?;
     Ok((AttemptDaemon { address, private: false }, client))
@@ -66,24 +55,34 @@ async fn own(
     state: &AttemptFolder,
     lock: &Lock,
 ) -> Result<(AttemptDaemon, Client), Failure> {
-    let running = |meta: &Meta| meta.daemon.as_ref().is_some_and(|daemon| detached::lives(&daemon.process));
-    drop_leftover(state, lock, |meta| !running(meta))?;
-    if state.meta().is_none() {
-        let limit = driver.job_response().timeout.or(driver.environment.job.timeout);
-        let lifetime = limit.map_or(LIFETIME, |limit| limit + LIFETIME_MARGIN);
-        let planned = private::planned(identity.prefix(), lifetime);
-        private::start(state, lock, planned, driver.options.start_timeout)?;
-    }
     let address = private::address(state)?;
+    if Processes::of(state).daemon().is_none() {
+        drop_leftover(state)?;
+        // Noted before anything is started.
+        state.write_meta(&meta(driver, identity, &address, true)?)?;
+        private::start(driver, state, lock)?;
+    }
     let client = driver.connect(address.clone()).await?;
     client.jobs().await?;
     Ok((AttemptDaemon { address, private: true }, client))
 }
 
-/// Ends and removes what an earlier `prepare` of the same attempt has left, if `is` finds it of no use.
-fn drop_leftover(state: &AttemptFolder, _lock: &Lock, is: impl Fn(&Meta) -> bool) -> Result<(), Failure> {
-    let Some(meta) = state.meta().filter(is) else { return Ok(()) };
-    if let Some(left) = private::end(state, &meta).first() {
+fn meta(driver: &Driver, identity: &Identity, address: &Address, private: bool) -> Result<Meta, Failure> {
+    Ok(Meta {
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        address: address.to_string(),
+        prefix: identity.prefix().to_owned(),
+        private,
+        owner: driver.owner()?,
+    })
+}
+
+/// Ends and removes what an earlier `prepare` of the same attempt has left. The caller holds the lock.
+fn drop_leftover(state: &AttemptFolder) -> Result<(), Failure> {
+    if !state.daemon_state().exists() && Processes::of(state).is_empty() {
+        return Ok(());
+    }
+    if let Some(left) = cleanup::end_by_force(state).first() {
         let what = format!("{left}; an earlier prepare of this job started it");
         return Err(Failure::new(Exit::Failure, what).with_remedy("end that process, then retry the job"));
     }

@@ -1,30 +1,27 @@
-//! The private daemon: started for one attempt, started again when it dies, ended with the attempt
-//! (custom-executor.md §6, §8, §9).
+//! The private daemon: started for one attempt, started again when it dies (custom-executor.md §6, §8).
 
 use std::ffi::{OsStr, OsString};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use rustix::process::Signal;
-
 use super::environment::reaches_daemon;
+use super::processes::Processes;
 use super::result::chain;
-use super::state::{self, AttemptFolder, Lock, Meta};
+use super::state::{AttemptFolder, Lock};
+use super::{Driver, LIFETIME, LIFETIME_MARGIN};
 use crate::client::Address;
 use crate::error::{Exit, Failure};
 use crate::net::{Socket, is_peer};
-use crate::process::detached::{self, Detached, ProcessInfo, Started};
-use crate::process::group;
-
-/// Arguments that lead to [`detached::become_serve`].
-pub(crate) const LAUNCH: [&str; 2] = ["custom-executor", "launch"];
+use crate::process::detached::{Detached, Started};
+use crate::process::sweep::Process;
 
 /// Variables of `job_env`: the folder of the attempt, and the prefix of all its ids.
 pub(super) const STATE_VARIABLE: &str = "STEP_RUNNER_CE_STATE";
 pub(super) const PREFIX_VARIABLE: &str = "STEP_RUNNER_CE_PREFIX";
 
-/// Time without job and call after which a private daemon ends.
-const IDLE_TIMEOUT: &str = "2h";
+/// Time without job and call after which a private daemon ends. A stage that comes later starts it again, which takes a
+/// fraction of a second. It holds memory until then, also for a Runner that has died.
+const IDLE_TIMEOUT: &str = "10m";
 
 /// Lines shown from the log of a daemon that did not start.
 const LOG_LINES: usize = 20;
@@ -32,51 +29,58 @@ const LOG_LINES: usize = 20;
 /// Time between two looks at the state of a process.
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// Time for a daemon and its keeper to end by themselves, and after SIGKILL.
-const END_TIME: Duration = Duration::from_secs(10);
-const KILL_TIME: Duration = Duration::from_secs(2);
-
-/// Starts the private daemon of `state` for the first time or again, as `meta` tells. The caller holds the lock
+/// Starts the private daemon of `state`, of which none lives, for the first time or again. The caller holds the lock
 /// meanwhile.
-pub(super) fn start(
-    state: &AttemptFolder,
-    _lock: &Lock,
-    mut meta: Meta,
-    limit: Duration,
-) -> Result<Meta, Failure> {
-    let lifetime = meta.daemon.take().map_or(0, |daemon| daemon.lifetime);
+pub(super) fn start(driver: &Driver, state: &AttemptFolder, _lock: &Lock) -> Result<(), Failure> {
     let socket = state.socket();
-    state.make_socket_folder()?;
+    state.make_place_for_socket()?;
     state.trim_log();
     let log = state.open_log()?;
-    let options = options(&socket, &state.daemon_state(), lifetime);
-    let words: Vec<&OsStr> = LAUNCH
-        .iter()
-        .map(OsStr::new)
-        .chain([OsStr::new("--")])
-        .chain(options.iter().map(OsString::as_os_str))
-        .collect();
+    let mut words = watcher(driver, state)?;
+    words.push("--".into());
+    words.extend(options(&socket, &state.daemon_state(), lifetime(driver)));
+    let words: Vec<&OsStr> = words.iter().map(OsString::as_os_str).collect();
     let cannot = |error: std::io::Error| {
         Failure::new(Exit::Unreachable, format!("cannot start a private daemon: {}", chain(&error)))
     };
     let detached = Detached::start(&words, environment(&state.make_bin()?), &log).map_err(cannot)?;
-    // Noted for every later call before the daemon does anything.
-    meta.daemon = Some(state::PrivateDaemonRecord { process: detached.info().clone(), lifetime });
-    meta.address = format!("unix:{}", socket.display());
-    state.write_meta(&meta)?;
     let started = detached.release().map_err(cannot)?;
-    wait_until_ready(state, started, &socket, limit)?;
-    Ok(meta)
+    wait_until_ready(state, started, &socket, driver.options.start_timeout)
 }
 
-fn options(socket: &Path, daemon_state: &Path, lifetime: u64) -> Vec<OsString> {
+/// Returns the longest lifetime of a daemon that is started now.
+fn lifetime(driver: &Driver) -> Duration {
+    let limit = driver.job_response().timeout.or(driver.environment.job.timeout);
+    limit.map_or(LIFETIME, |limit| limit + LIFETIME_MARGIN)
+}
+
+/// Returns the words that lead to [`super::abandoned::watch`], without those for `serve`.
+fn watcher(driver: &Driver, state: &AttemptFolder) -> Result<Vec<OsString>, Failure> {
+    let owner = driver.owner()?;
+    let time = |time: Duration| humantime::format_duration(time).to_string();
+    let mut words: Vec<OsString> = vec!["custom-executor".into(), "--state-dir".into(), state.root().into()];
+    words.extend(["--start-timeout".into(), time(driver.options.start_timeout).into()]);
+    words.extend(["--abandon-after".into(), time(driver.options.abandon_after).into()]);
+    if driver.options.keep {
+        words.push("--keep".into());
+    }
+    words.extend(["launch".into(), "--private-dir".into(), owner.private_dir.into()]);
+    words.push(format!("--job-id={}", driver.identity()?.job()).into());
+    if let Some(runner) = owner.runner {
+        words.push(format!("--runner={}:{}", runner.pid, runner.start_time).into());
+    }
+    Ok(words)
+}
+
+fn options(socket: &Path, daemon_state: &Path, lifetime: Duration) -> Vec<OsString> {
     let pair = |name: &str, value: &OsStr| [OsString::from(name), value.to_owned()];
     let mut options = Vec::new();
+    // These two come first: they tell whose daemon it is (`processes`).
     options.extend(pair("--socket", socket.as_os_str()));
     options.extend(pair("--state-dir", daemon_state.as_os_str()));
     options.extend(pair("--env-base", OsStr::new("all")));
     options.extend(pair("--idle-timeout", OsStr::new(IDLE_TIMEOUT)));
-    options.extend(pair("--max-lifetime", OsStr::new(&format!("{lifetime}s"))));
+    options.extend(pair("--max-lifetime", OsStr::new(&format!("{}s", lifetime.as_secs()))));
     options
 }
 
@@ -102,7 +106,7 @@ fn wait_until_ready(
     let why = loop {
         // A daemon that nobody knows of any more may listen there. Then this one ends, and says why.
         let connection = std::os::unix::net::UnixStream::connect(socket);
-        if connection.is_ok_and(|connection| is_peer(connection, started.pid())) {
+        if connection.is_ok_and(|connection| listens(&connection, state, started.pid())) {
             return Ok(());
         }
         match started.ended() {
@@ -127,46 +131,12 @@ fn wait_until_ready(
     Err(Failure::new(Exit::Unreachable, message))
 }
 
+/// True if the daemon below this watcher listens at the other end.
+fn listens(connection: &std::os::unix::net::UnixStream, state: &AttemptFolder, watcher: u32) -> bool {
+    let is_new = |daemon: &&Process| daemon.parent == watcher;
+    Processes::of(state).daemons.iter().find(is_new).is_some_and(|daemon| is_peer(connection, daemon.pid))
+}
+
 pub(super) fn address(state: &AttemptFolder) -> Result<Address, Failure> {
     Ok(Address::Unix(Socket::named(state.socket()).map_err(|error| Failure::new(Exit::Failure, error))?))
-}
-
-/// Ends daemon and keeper: gently, then by force. Returns a text for each that still lives after that.
-///
-/// Boot, number and start time identify each process, whoever listens on the socket by now.
-pub(super) fn end(state: &AttemptFolder, meta: &Meta) -> Vec<String> {
-    const GENTLY: [(Signal, Duration); 2] = [(Signal::TERM, END_TIME), (Signal::KILL, KILL_TIME)];
-    let daemon = meta.daemon.as_ref().map(|daemon| &daemon.process).filter(|daemon| detached::lives(daemon));
-    // The keeper ends with a daemon that ends well. It takes no signal but SIGKILL, so the first only gives it time.
-    let for_keeper = if daemon.is_some() { &GENTLY[..] } else { &[(Signal::KILL, KILL_TIME)] };
-    let daemon = daemon.and_then(|daemon| end_process(daemon, "the private daemon", &GENTLY));
-    let keeper = state.keeper();
-    let keeper =
-        keeper.and_then(|keeper| end_process(&keeper, "the keeper of the private daemon", for_keeper));
-    daemon.into_iter().chain(keeper).collect()
-}
-
-/// Sends signals in their order, each with its time to act. Returns a text if the process survives.
-fn end_process(info: &ProcessInfo, name: &str, signals: &[(Signal, Duration)]) -> Option<String> {
-    for &(signal, limit) in signals {
-        let process = detached::find(info)?;
-        group::signal_process(&process, &[signal]);
-        let start = Instant::now();
-        while detached::lives(info) && start.elapsed() < limit {
-            std::thread::sleep(PAUSE);
-        }
-    }
-    detached::lives(info).then(|| format!("{name} (process {}) does not end", info.pid))
-}
-
-/// Returns the record of a private daemon that is yet to be started and may live for `lifetime`.
-pub(super) fn planned(prefix: &str, lifetime: Duration) -> Meta {
-    let nobody = ProcessInfo { boot_id: String::new(), pid: 0, start_time: 0 };
-    let daemon = state::PrivateDaemonRecord { process: nobody, lifetime: lifetime.as_secs() };
-    Meta {
-        version: env!("CARGO_PKG_VERSION").to_owned(),
-        address: String::new(),
-        prefix: prefix.to_owned(),
-        daemon: Some(daemon),
-    }
 }

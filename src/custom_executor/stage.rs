@@ -55,7 +55,7 @@ pub(super) async fn run(driver: &Driver, script: &Path, name: &str) -> Result<Ve
         relay,
     };
     let verdict = if daemon.private {
-        let guardian = guardian::watch(state, driver.options.start_timeout);
+        let guardian = guardian::watch(driver.clone(), state);
         tokio::select! {
             verdict = work.until_end(&mut runner) => verdict,
             failure = guardian => {

@@ -1,9 +1,13 @@
 //! Folder that the calls of one preparation attempt share (custom-executor.md §4).
 //!
+//! What its files say is for messages, or harms the attempt alone if a script has written it. Which processes belong to
+//! the attempt is told by the kernel (`processes`).
+//!
 //! This module removes and writes only the state root and names that follow from the attempt. Neither a variable, nor
 //! the command line, nor a file in the folder, which scripts of the job may have written, can name anything else. A
 //! folder is ours if it holds our [`MARKER`]. Links are never followed; other file systems are never entered.
 
+use std::collections::BTreeSet;
 use std::ffi::CString;
 use std::fs::{self, File};
 use std::io;
@@ -16,7 +20,7 @@ use std::time::Duration;
 use rustix::process::geteuid;
 use serde::{Deserialize, Serialize};
 
-use super::identity::{Identity, digest};
+use super::identity::{Identity, digest, is_nonce};
 use super::result::chain;
 use crate::error::{Exit, Failure};
 use crate::files::{self, CWD};
@@ -42,6 +46,10 @@ const LOG: &str = "daemon.log";
 const BIN: &str = "bin";
 const DAEMON_STATE: &str = "d";
 
+/// Ends of names beside the folder. No nonce has a `~`.
+const LOCK_SUFFIX: &str = "~lock";
+const GONE_SUFFIX: &str = "~gone";
+
 /// File by which we know a folder that we have made. Any other folder is left alone, whoever names it.
 const MARKER: &str = "step-runner-custom-executor";
 
@@ -62,16 +70,18 @@ pub(super) struct Meta {
     pub(super) address: String,
     /// Prefix of all ids of the attempt.
     pub(super) prefix: String,
-    /// The daemon, if it is private.
-    pub(super) daemon: Option<PrivateDaemonRecord>,
+    /// True if the daemon is private.
+    pub(super) private: bool,
+    pub(super) owner: Owner,
 }
 
+/// Those for whom an attempt is there.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct PrivateDaemonRecord {
-    #[serde(flatten)]
-    pub(super) process: ProcessInfo,
-    /// Longest lifetime in seconds.
-    pub(super) lifetime: u64,
+pub(super) struct Owner {
+    /// The Runner, if the process that started `prepare` could be seen.
+    pub(super) runner: Option<ProcessInfo>,
+    /// The job's private directory, which the Runner removes after `cleanup`.
+    pub(super) private_dir: PathBuf,
 }
 
 /// The folder of one attempt; it may not exist.
@@ -104,8 +114,42 @@ impl AttemptFolder {
         Self { root: root.to_owned(), path: root.join(&nonce), nonce, short_root: SHORT_ROOT.into() }
     }
 
+    /// Returns the folders of all other attempts below the root, also where only a rest of one is left.
+    pub(super) fn others(&self) -> Vec<Self> {
+        let names = fs::read_dir(&self.root).into_iter().flatten().flatten().map(|entry| entry.file_name());
+        let nonces: BTreeSet<_> = names
+            .filter_map(|name| {
+                let name = name.to_str()?;
+                let nonce = [LOCK_SUFFIX, GONE_SUFFIX].iter().find_map(|suffix| name.strip_suffix(suffix));
+                Some(nonce.unwrap_or(name).to_owned())
+            })
+            .filter(|nonce| *nonce != self.nonce && is_nonce(nonce))
+            .collect();
+        let other = |nonce: String| Self {
+            path: self.root.join(&nonce),
+            nonce,
+            root: self.root.clone(),
+            short_root: self.short_root.clone(),
+        };
+        nonces.into_iter().map(other).collect()
+    }
+
+    /// Returns the name of the folder, which ids of the attempt contain.
+    pub(super) fn nonce(&self) -> &str {
+        &self.nonce
+    }
+
+    pub(super) fn root(&self) -> &Path {
+        &self.root
+    }
+
     pub(super) fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// Returns the path with the links of the root resolved, as a keeper names it.
+    pub(super) fn real_path(&self) -> PathBuf {
+        files::resolved(&self.root).join(&self.nonce)
     }
 
     pub(super) fn exists(&self) -> bool {
@@ -119,39 +163,59 @@ impl AttemptFolder {
         names.iter().any(|name| fs::symlink_metadata(self.root.join(name)).is_ok())
     }
 
-    // No nonce has a `~`.
     fn lock_name(&self) -> String {
-        format!("{}~lock", self.nonce)
+        format!("{}{LOCK_SUFFIX}", self.nonce)
     }
 
     /// Returns the name of the folder while it is removed.
     fn gone(&self) -> String {
-        format!("{}~gone", self.nonce)
+        format!("{}{GONE_SUFFIX}", self.nonce)
+    }
+
+    /// True if the folder holds nothing, or our marker alone: its `prepare` has died at once.
+    pub(super) fn is_bare(&self) -> bool {
+        let entries = self.open().and_then(files::entries);
+        entries.is_ok_and(|list| list.iter().all(|entry| entry.name.as_bytes() == MARKER.as_bytes()))
+    }
+
+    /// Returns the time since a call has last changed the folder; `None` if the clock was set back.
+    pub(super) fn unused_for(&self) -> Option<Duration> {
+        let changed = |path: PathBuf| fs::symlink_metadata(path).and_then(|found| found.modified()).ok();
+        let changes = [self.path.clone(), self.path.join(JOBS), self.path.join(LOG)].map(changed);
+        changes.into_iter().flatten().max()?.elapsed().ok()
     }
 
     /// Makes the root, and takes the attempt's lock there. Waits up to [`LOCK_TIME`] for a call that holds it.
     pub(super) fn lock(&self) -> Result<Lock, Failure> {
+        let start = std::time::Instant::now();
+        loop {
+            if let Some(lock) = self.try_lock()? {
+                return Ok(lock);
+            }
+            if start.elapsed() >= LOCK_TIME {
+                let what = format!(
+                    "another custom-executor process has not released {} within {LOCK_TIME:?}",
+                    self.path.display()
+                );
+                let remedy = "wait until it has ended, then retry the job";
+                return Err(Failure::new(Exit::TryLater, what).with_remedy(remedy));
+            }
+            std::thread::sleep(LOCK_PAUSE);
+        }
+    }
+
+    /// Makes the root, and takes the attempt's lock there; `None` if a call holds it.
+    pub(super) fn try_lock(&self) -> Result<Option<Lock>, Failure> {
         make_root(&self.root)?;
         let path = self.root.join(self.lock_name());
-        let start = std::time::Instant::now();
         loop {
             let lock = files::open_write(CWD, &path).map(File::from);
             let file = lock.map_err(|error| unusable(&path, "open the lock", &error))?;
             match files::try_lock(&file) {
                 // A lock whose file was removed meanwhile locks nothing.
-                Ok(true) if is_at(&file, &path) => return Ok(Lock { file, path }),
+                Ok(true) if is_at(&file, &path) => return Ok(Some(Lock { file, path })),
                 Ok(true) => {}
-                Ok(false) => {
-                    if start.elapsed() >= LOCK_TIME {
-                        let what = format!(
-                            "another custom-executor process has not released {} within {LOCK_TIME:?}",
-                            self.path.display()
-                        );
-                        let remedy = "wait until it has ended, then retry the job";
-                        return Err(Failure::new(Exit::TryLater, what).with_remedy(remedy));
-                    }
-                    std::thread::sleep(LOCK_PAUSE);
-                }
+                Ok(false) => return Ok(None),
                 Err(error) => return Err(unusable(&path, "take the lock", &error)),
             }
         }
@@ -219,12 +283,6 @@ impl AttemptFolder {
         self.path.join(DAEMON_STATE)
     }
 
-    /// Returns the private daemon's keeper, if there was one.
-    pub(super) fn keeper(&self) -> Option<ProcessInfo> {
-        let folder = files::open_dir(self.open().ok()?, DAEMON_STATE).ok()?;
-        serde_json::from_slice(&files::read_file(folder, "keeper.json", MAX_FILE).ok()?).ok()
-    }
-
     /// Returns the path of the private daemon's socket: in the folder, or elsewhere if that would be too long.
     pub(super) fn socket(&self) -> PathBuf {
         let socket = self.path.join("s");
@@ -241,8 +299,16 @@ impl AttemptFolder {
         self.short_root.join(format!("step-runner-{}-{name}", geteuid().as_raw()))
     }
 
-    /// Makes the folder of [`Self::socket`], or checks the one that is there.
-    pub(super) fn make_socket_folder(&self) -> Result<(), Failure> {
+    /// Makes the folder of [`Self::socket`], or checks the one that is there. Removes what a script has put in the place
+    /// of the socket, because a daemon refuses to start then. The caller knows that no daemon listens there.
+    pub(super) fn make_place_for_socket(&self) -> Result<(), Failure> {
+        self.make_socket_folder()?;
+        let socket = self.socket();
+        let removed = unless(io::ErrorKind::NotFound, files::unlink(CWD, &socket));
+        removed.map_err(|error| unusable(&socket, "remove the old socket", &error))
+    }
+
+    fn make_socket_folder(&self) -> Result<(), Failure> {
         let folder = self.short_folder();
         if !self.socket().starts_with(&folder) {
             return Ok(());
@@ -255,6 +321,16 @@ impl AttemptFolder {
         }
     }
 
+    /// Returns the folder that comes first in the `PATH` of a private daemon.
+    pub(super) fn bin(&self) -> PathBuf {
+        self.path.join(BIN)
+    }
+
+    /// Removes the record of the attempt, so that no later call takes a folder that is kept for one without a Runner.
+    pub(super) fn forget_owner(&self) -> io::Result<()> {
+        unless(io::ErrorKind::NotFound, self.open().and_then(|folder| files::unlink(folder, META)))
+    }
+
     /// Makes `bin/`, with a link to this program under the name that scripts know.
     pub(super) fn make_bin(&self) -> Result<PathBuf, Failure> {
         let make = || {
@@ -265,7 +341,7 @@ impl AttemptFolder {
             let linked = rustix::fs::symlinkat(program, bin, "step-runner");
             unless(io::ErrorKind::AlreadyExists, linked.map_err(io::Error::from))
         };
-        let bin = self.path.join(BIN);
+        let bin = self.bin();
         make().map_err(|error| unusable(&bin, "fill the folder", &error))?;
         Ok(bin)
     }

@@ -4,8 +4,10 @@ use std::os::unix::fs::{PermissionsExt as _, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
+use rustix::process::Signal;
+
 use crate::runner::{Runner, Seen};
-use crate::support::is_alive;
+use crate::support::{is_alive, kill, wait_for};
 
 /// Makes a folder with a file that the driver must not touch.
 fn bystander(runner: &Runner, name: &str) -> PathBuf {
@@ -62,39 +64,85 @@ fn a_folder_that_a_variable_and_an_option_name_together_is_left_alone() {
     assert!(runner.processes().is_empty());
 }
 
+/// What a script of the job does to the state of its attempt, in its folder `$STATE`. `$FORGED` has a record of a
+/// stranger in every form that a driver, a daemon and a keeper have ever read.
+const DEEDS: [&str; 7] = [
+    "cp $FORGED meta.json; cp $FORGED d/keeper.json; echo ../bystander >>jobs; ln -s $BYSTANDER bin/link",
+    "rm -f meta.json jobs d/keeper.json",
+    "echo '{' >meta.json; echo '{' >d/keeper.json; head -c 100000 /dev/urandom >jobs",
+    "rm -f s d/keeper.sock; ln -s $BYSTANDER/file s",
+    "rm -rf d; ln -s $BYSTANDER d",
+    "cd /; rm -rf $STATE",
+    "cd /; mv $STATE $STATE-moved; rm -rf $STATE-moved",
+];
+
+/// The files of an attempt say nothing about who is who: the kernel does.
 #[test]
-fn what_a_script_writes_into_the_state_ends_no_stranger_and_removes_nothing_else() {
-    let stranger = Stranger::start();
-    let pid = stranger.0.id();
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
-    let start: u64 = stat.rsplit(") ").next().unwrap().split(' ').nth(19).unwrap().parse().unwrap();
-    let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap();
+fn fault_100_what_a_script_writes_into_the_state_saves_no_process_and_ends_no_stranger() {
+    for deed in DEEDS {
+        let stranger = Stranger::start();
+        let pid = stranger.0.id();
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+        let start: u64 = stat.rsplit(") ").next().unwrap().split(' ').nth(19).unwrap().parse().unwrap();
+        let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap();
+        let mut runner = Runner::new().prepared();
+        let (daemon, keeper) = (runner.daemon_pid(), runner.keeper_pid());
+        let folder = bystander(&runner, "bystander");
+        let forged = serde_json::json!({
+            "version": "1", "prefix": "", "address": format!("unix:{}/file", folder.display()), "private": false,
+            "daemon": {"boot_id": boot.trim(), "pid": pid, "start_time": start, "lifetime": 0},
+            "owner": {"runner": {"boot_id": boot.trim(), "pid": pid, "start_time": start}, "private_dir": "/"},
+            "boot_id": boot.trim(), "pid": pid, "start_time": start, "protocol": 1, "cgroups": [folder],
+        });
+        let file = runner.file("forged");
+        std::fs::write(&file, forged.to_string()).unwrap();
+        let begun = runner.file("begun");
+        let script = format!(
+            "STATE={}; FORGED={}; BYSTANDER={}; cd $STATE; (exec -a {}/child setsid sleep 600) & {deed}; touch {}; sleep 600",
+            runner.state().display(),
+            file.display(),
+            folder.display(),
+            begun.display(),
+            begun.display(),
+        );
+        let running = runner.start_stage("build_script", script);
+        wait_for("the script", || begun.exists().then_some(()));
+        // The driver is killed, so that nothing but `cleanup` ends the stage.
+        running.signal(Signal::KILL);
+        drop(running.end());
+        let call = runner.call(&["cleanup"]);
+        assert_eq!(call.seen, Seen::Success, "{deed}: {}", call.stderr());
+        assert!(is_alive(pid as i32), "{deed}");
+        is_untouched(&folder);
+        assert!(!is_alive(daemon) && !is_alive(keeper), "{deed}");
+        runner.left_nothing();
+    }
+}
+
+/// A process of the job that looks like the private daemon or its keeper is ended like the others.
+#[test]
+fn fault_100_a_process_in_disguise_is_ended_and_saves_none() {
     let mut runner = Runner::new().prepared();
     let (daemon, keeper) = (runner.daemon_pid(), runner.keeper_pid());
-    let folder = bystander(&runner, "bystander");
-    let forged = serde_json::json!({
-        "version": "1", "prefix": "", "address": format!("unix:{}/file", folder.display()),
-        "daemon": {"boot_id": boot.trim(), "pid": pid, "start_time": start + 1, "lifetime": 0,
-                   "socket": folder.join("file")},
-    });
-    let state = runner.state();
-    let file = runner.file("forged");
-    std::fs::write(&file, forged.to_string()).unwrap();
+    let (state, begun) = (runner.state(), runner.file("begun"));
+    // Each has the argument of its namesake; `sleep` sees them as the arguments of a shell.
     let script = format!(
-        "cp {} {state}/meta.json; echo ../bystander >>{state}/jobs; ln -s {} {state}/bin/link",
-        file.display(),
-        folder.display(),
+        "cat >{begun}.sh <<'END'\nsleep 600 & wait\nEND\ncp /bin/sh {begun}.bin\n\
+         printf '#!/bin/sh\nexec sleep 600\n' >serve; cp serve keeper\n\
+         {begun}.bin serve --socket {state}/s --state-dir {state}/d &\n\
+         {begun}.bin keeper --state-dir {state}/d &\n\
+         touch {begun}; wait; sleep 600",
+        begun = begun.display(),
         state = state.display(),
     );
-    runner.stage("build_script", script);
-    // Cleanup cannot find the daemon, whose record was forged. It removes everything else.
-    runner.call(&["cleanup"]);
-    is_untouched(&folder);
-    assert!(is_alive(pid as i32));
-    assert!(!state.exists());
-    for own in [daemon, keeper] {
-        crate::support::kill(own, rustix::process::Signal::KILL);
-    }
+    let running = runner.start_stage("build_script", script);
+    wait_for("the script", || begun.exists().then_some(()));
+    running.signal(Signal::KILL);
+    drop(running.end());
+    kill(daemon, Signal::KILL);
+    runner.call(&["cleanup"]).is(&Seen::Success);
+    assert!(!is_alive(daemon) && !is_alive(keeper));
+    runner.left_nothing();
 }
 
 #[test]

@@ -2,6 +2,7 @@
 //! daemon (custom-executor.md §15).
 #![expect(clippy::unwrap_used, clippy::expect_used, reason = "a broken scene fails the test")]
 
+mod abandoned;
 mod bad_input;
 mod bounds;
 mod cleanup;
@@ -10,6 +11,7 @@ mod lost_lines;
 mod runner;
 mod signals;
 mod stages;
+mod stopped;
 #[path = "../support/mod.rs"]
 mod support;
 mod survival;

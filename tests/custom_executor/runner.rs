@@ -224,19 +224,21 @@ impl Runner {
         self.tmpdir().join("build_exit_code")
     }
 
-    /// Returns the pid in a file that the driver or the daemon wrote.
-    pub(crate) fn pid(&self, file: &str) -> i32 {
-        let json: serde_json::Value =
-            serde_json::from_slice(&std::fs::read(self.state().join(file)).unwrap()).unwrap();
-        json["daemon"].get("pid").or(json.get("pid")).unwrap().as_i64().unwrap() as i32
+    /// Returns the living process of this attempt whose command line has this word, if there is one.
+    pub(crate) fn process(&self, word: &str) -> Option<i32> {
+        let is_it = |pid: &i32| {
+            let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+            line.split(|&byte| byte == 0).any(|found| found == word.as_bytes())
+        };
+        processes_with(self.state().join("d").to_str().unwrap()).into_iter().find(is_it)
     }
 
     pub(crate) fn daemon_pid(&self) -> i32 {
-        self.pid("meta.json")
+        wait_for("the private daemon", || self.process("serve"))
     }
 
     pub(crate) fn keeper_pid(&self) -> i32 {
-        self.pid("d/keeper.json")
+        wait_for("the keeper", || self.process("keeper"))
     }
 
     /// Returns the processes whose command line names this Runner's folder.
@@ -258,7 +260,7 @@ impl Runner {
     }
 
     /// Begins a new attempt with a new private directory.
-    fn attempt(&mut self) {
+    pub(crate) fn attempt(&mut self) {
         std::fs::remove_dir_all(self.tmpdir()).ok();
         self.attempts += 1;
         self.job_env.clear();

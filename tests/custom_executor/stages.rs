@@ -156,15 +156,19 @@ fn pipes_of_the_calls_end_while_the_private_daemon_lives() {
     assert!(is_alive(daemon));
     // The daemon hides its descriptors from other processes of its user, so only root can read them.
     let is_root = is_root("pipes_of_the_calls_end_while_the_private_daemon_lives");
+    let watcher = runner.process("watch").unwrap();
+    let open = |fd: &str| std::fs::read_link(format!("/proc/{watcher}/fd/{fd}")).unwrap();
+    assert_eq!([open("0"), open("1"), open("2")], ["/dev/null".into(), open("1"), open("1")]);
     for fd in ["0", "1", "2"].into_iter().filter(|_| is_root) {
         let target = std::fs::read_link(format!("/proc/{daemon}/fd/{fd}")).unwrap();
         let expected = if fd == "0" { "/dev/null".into() } else { runner.state().join("daemon.log") };
         assert_eq!(target, expected);
     }
-    // The daemon has its own process group and session.
+    // The daemon and its watcher have their own process group and session.
+    let watcher = runner.process("watch").unwrap().to_string();
     let stat = std::fs::read_to_string(format!("/proc/{daemon}/stat")).unwrap();
     let fields: Vec<_> = stat.rsplit(") ").next().unwrap().split(' ').collect();
-    assert_eq!([fields[2], fields[3]], [daemon.to_string(), daemon.to_string()], "{stat}");
+    assert_eq!([fields[1], fields[2], fields[3]], [&watcher; 3], "{stat}");
 }
 
 /// Variables for the driver's calls do not reach the scripts.

@@ -3,7 +3,7 @@
 The jobs succeed, fail, are cancelled, reach their time limit, or have their daemon killed during a stage. After each the Runner
 must have reported the right end and the whole trace, and no process and no state of the job may be left
 (docs/integrate/gitlab-custom-executor.md). At last the Runner is killed during a stage: the driver must end the job's
-processes by itself."""
+processes by itself, and the watcher of its daemon everything else."""
 
 import glob
 import json
@@ -73,7 +73,7 @@ class Proof:
     def config(self, program):
         calls = ""
         for call in ("config", "prepare", "run", "cleanup"):
-            words = ["custom-executor", f"--state-dir={self.state}", "--cancel-grace=20s", call]
+            words = ["custom-executor", f"--state-dir={self.state}", "--cancel-grace=20s", "--abandon-after=5s", call]
             calls += f"{call}_exec = {json.dumps(program)}\n{call}_args = {json.dumps(words)}\n"
         return f"""
 concurrent = 1
@@ -209,14 +209,9 @@ force_kill_timeout = 10
         go = self.folder / "go"
         job = self.start('echo "before: $((6 * 7))"', f"while [ ! -e {go} ]; do sleep 0.1; done", 'echo "behind: $((6 * 7))"')
         self.trace_has(job, b"before: 42\n")
-        (meta,) = glob.glob(f"{self.state}/*/meta.json")
-
-        def daemon():
-            return json.loads(pathlib.Path(meta).read_bytes())["daemon"]["pid"]
-
-        killed = daemon()
+        (killed,) = self.daemons()
         os.kill(killed, signal.SIGKILL)
-        eventually(lambda: daemon() != killed, lambda: "another private daemon")
+        eventually(lambda: self.daemons() not in ([], [killed]), lambda: "another private daemon")
         go.touch()
         self.ended(job, "success")
         for text in (b"before: 42\n", b"behind: 42\n", b"after: 42\n"):
@@ -228,12 +223,14 @@ force_kill_timeout = 10
         self.runner.kill()
         self.runner.wait()
         eventually(lambda: not os.path.exists(f"/proc/{background}"), lambda: "the end of the job's processes")
-        eventually(lambda: not self.drivers(), lambda: f"the end of the driver: {self.drivers()}")
-        print(f"gitlab-runner: killed_runner: the job's processes and the driver have ended, {job.state}", flush=True)
+        eventually(lambda: not self.left(), lambda: f"nothing left after the Runner's death: {self.left()}")
+        print(f"gitlab-runner: killed_runner: nothing is left of job, driver and daemon, {job.state}", flush=True)
 
-    def drivers(self):
-        """Returns the processes of the driver, without the private daemon."""
-        return [process for process in self.left() if b"custom-executor" in words_of(process).split(b"\0")]
+    def daemons(self):
+        """Returns the pids of the private daemons."""
+        processes = [left for left in self.left() if left.startswith("/proc/")]
+        daemons = [process for process in processes if words_of(process).split(b"\0")[1:2] == [b"serve"]]
+        return [int(process.removeprefix("/proc/")) for process in daemons]
 
     def run(self):
         try:

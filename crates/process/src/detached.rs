@@ -1,8 +1,9 @@
-//! A daemon that outlives its starter: `serve` in a session of its own, holding nothing of its starter
-//! (custom-executor.md §6).
+//! A daemon that outlives its starter: `serve` below a watcher, in a session of their own, which hold nothing of the
+//! starter (custom-executor.md §6).
 //!
-//! The starter must know the process before the daemon does anything: if it died in between, nobody would know that
-//! daemon. So the new process waits for a byte on its standard input, and ends if the input ends first.
+//! A process must be known before it does anything: if its starter died in between, nobody would end it. This one is
+//! known by its command line (custom-executor.md §9), which it has once it runs this program. So it waits for a byte on
+//! its standard input, and ends if the input ends first.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -10,8 +11,9 @@ use std::io::{self, Read as _, Write as _};
 use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::Duration;
 
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use super::sweep::Process;
@@ -20,24 +22,21 @@ pub use step_runner_model::ProcessInfo;
 
 /// A started process that waits for its release. If this is dropped, it ends without having done anything.
 #[derive(Debug)]
-pub struct Detached {
-    child: Child,
-    info: ProcessInfo,
-}
+pub struct Detached(Child);
 
 /// A released process.
 #[derive(Debug)]
 pub struct Started(Child);
 
 impl Detached {
-    /// Starts this program with `words`, which must lead to [`become_serve`]. Its environment is `env` alone; both its
-    /// output streams go to `log`.
+    /// Starts this program with `words`, which must lead to [`become_watcher`]. Its environment is `env` alone; both its output
+    /// streams go to `log`.
     pub fn start(
         words: &[&OsStr],
         env: impl IntoIterator<Item = (OsString, OsString)>,
         log: &File,
     ) -> io::Result<Self> {
-        let child = Command::new("/proc/self/exe")
+        let child = Command::new(own_program())
             .arg0("step-runner")
             .args(words)
             .env_clear()
@@ -47,21 +46,14 @@ impl Detached {
             .stdout(log.try_clone()?)
             .stderr(log.try_clone()?)
             .spawn()?;
-        let pid = child.id();
-        let start_time = Process::read(pid).map_or(0, |process| process.start_time);
-        Ok(Self { child, info: ProcessInfo { boot_id: host::boot_id(), pid, start_time } })
-    }
-
-    /// Returns the identity of the process.
-    pub const fn info(&self) -> &ProcessInfo {
-        &self.info
+        Ok(Self(child))
     }
 
     /// Lets the process go on.
     pub fn release(mut self) -> io::Result<Started> {
-        let mut gate = self.child.stdin.take().ok_or(io::ErrorKind::BrokenPipe)?;
+        let mut gate = self.0.stdin.take().ok_or(io::ErrorKind::BrokenPipe)?;
         gate.write_all(b"\n")?;
-        Ok(Started(self.child))
+        Ok(Started(self.0))
     }
 }
 
@@ -77,8 +69,9 @@ impl Started {
     }
 }
 
-/// Turns this process into `step-runner serve` with `options`, once its starter lets it go on. Returns only on failure.
-pub fn become_serve(options: &[OsString]) -> io::Error {
+/// Turns this process into the watcher that `words` lead to, once its starter lets it go on. What it has inherited is
+/// closed by the change of the program. Returns only on failure.
+pub fn become_watcher(words: &[OsString]) -> io::Error {
     let prepare = || {
         let mut byte = [0];
         io::stdin().read_exact(&mut byte)?;
@@ -87,13 +80,13 @@ pub fn become_serve(options: &[OsString]) -> io::Error {
     };
     match prepare() {
         Err(error) => error,
-        Ok(()) => Command::new(own_program())
-            .arg0("step-runner")
-            .arg("serve")
-            .args(options)
-            .stdin(Stdio::null())
-            .exec(),
+        Ok(()) => Command::new(own_program()).arg0("step-runner").args(words).stdin(Stdio::null()).exec(),
     }
+}
+
+/// Starts `step-runner serve` with `options` below this process.
+pub fn serve(options: &[OsString]) -> io::Result<Child> {
+    Command::new(own_program()).arg0("step-runner").arg("serve").args(options).stdin(Stdio::null()).spawn()
 }
 
 /// Returns the path of this program, valid after its file was replaced.
@@ -106,38 +99,40 @@ fn pid(info: &ProcessInfo) -> Option<Pid> {
     i32::try_from(info.pid).ok().and_then(Pid::from_raw)
 }
 
-/// True if the process that `info` names lives. A zombie does not.
+/// True if the process that `info` names lives, and its number was not reused. A zombie does not. False if the kernel
+/// does not tell one boot from the next.
 pub fn lives(info: &ProcessInfo) -> bool {
-    find(info).is_some()
+    pid(info).is_some()
+        && !info.boot_id.is_empty()
+        && info.boot_id == host::boot_id()
+        && Process::read(info.pid)
+            .is_some_and(|process| process.start_time == info.start_time && !process.zombie)
 }
 
-/// Returns the process that `info` names, if it lives and its number was not reused.
-///
-/// Callers send signals to it, and `info` may come from a file that somebody else has written. So it is never the first
-/// process nor this one. Nothing is found if the kernel does not tell one boot from the next.
-pub fn find(info: &ProcessInfo) -> Option<Process> {
-    let number = pid(info)?.as_raw_nonzero().get();
-    if number == 1 || info.pid == std::process::id() || info.boot_id.is_empty() {
-        return None;
-    }
-    let process = Process::read(info.pid)?;
-    let same = info.boot_id == host::boot_id() && process.start_time == info.start_time;
-    (same && !process.zombie).then_some(process)
+/// Returns the identity of a process of this boot.
+pub fn info(process: &Process) -> ProcessInfo {
+    ProcessInfo { boot_id: host::boot_id(), pid: process.pid, start_time: process.start_time }
 }
 
-/// Blocks until the process that `info` names has ended, be it as a zombie that nobody reaps.
-pub fn wait(info: &ProcessInfo) -> io::Result<()> {
-    let Some(pid) = pid(info) else { return Ok(()) };
+/// Blocks until the process that `info` names has ended, be it as a zombie that nobody reaps, or `limit` is over. True
+/// if it has ended.
+pub fn wait(info: &ProcessInfo, limit: Option<Duration>) -> io::Result<bool> {
+    let Some(pid) = pid(info) else { return Ok(true) };
     let pidfd = match pidfd_open(pid, PidfdFlags::empty()) {
         Ok(pidfd) => pidfd,
-        Err(rustix::io::Errno::SRCH) => return Ok(()),
+        Err(rustix::io::Errno::SRCH) => return Ok(true),
         Err(error) => return Err(error.into()),
     };
+    let limit = limit.and_then(|limit| Timespec::try_from(limit).ok());
     // The descriptor keeps the number from being reused: if the process still matches, it is the one behind it.
     while lives(info) {
-        rustix::io::retry_on_intr(|| poll(&mut [PollFd::new(&pidfd, PollFlags::IN)], None))?;
+        let ready =
+            rustix::io::retry_on_intr(|| poll(&mut [PollFd::new(&pidfd, PollFlags::IN)], limit.as_ref()))?;
+        if ready == 0 {
+            return Ok(false);
+        }
     }
-    Ok(())
+    Ok(true)
 }
 
 #[cfg(test)]
@@ -147,42 +142,38 @@ mod tests {
     /// A child, and its identity.
     fn child() -> (Child, ProcessInfo) {
         let child = Command::new("sleep").arg("600").spawn().unwrap();
-        let start_time = Process::read(child.id()).unwrap().start_time;
-        let info = ProcessInfo { pid: child.id(), start_time, boot_id: host::boot_id() };
+        let info = info(&Process::read(child.id()).unwrap());
         (child, info)
     }
 
     #[test]
-    fn a_process_is_found_by_number_start_and_boot() {
+    fn a_process_is_known_by_number_start_and_boot() {
         let (mut child, info) = child();
         assert!(lives(&info));
         assert!(!lives(&ProcessInfo { start_time: info.start_time + 1, ..info.clone() }));
         assert!(!lives(&ProcessInfo { boot_id: "another".into(), ..info.clone() }));
         assert!(!lives(&ProcessInfo { boot_id: String::new(), ..info.clone() }));
+        assert!(!wait(&info, Some(Duration::from_millis(1))).unwrap());
         child.kill().unwrap();
-        wait(&info).unwrap();
+        assert!(wait(&info, None).unwrap());
         assert!(!lives(&info), "a zombie");
         child.wait().unwrap();
-        wait(&info).unwrap();
+        assert!(wait(&info, None).unwrap());
     }
 
     #[test]
-    fn no_record_means_the_first_process_this_one_or_a_group() {
-        let boot_id = host::boot_id();
+    fn no_record_means_a_group() {
         let own = host::this_process();
-        assert!(!lives(&own));
-        let first = Process::read(1).unwrap();
         for (pid, start_time) in [
-            (1, first.start_time),
             (0, 0),
             (0, own.start_time),
             (u32::MAX, own.start_time),
             (u32::MAX >> 1, own.start_time),
             (own.pid.wrapping_neg(), own.start_time),
         ] {
-            let info = ProcessInfo { boot_id: boot_id.clone(), pid, start_time };
-            assert_eq!(find(&info), None, "{pid}");
-            wait(&info).unwrap();
+            let info = ProcessInfo { boot_id: own.boot_id.clone(), pid, start_time };
+            assert!(!lives(&info), "{pid}");
+            assert!(wait(&info, None).unwrap());
         }
     }
 }

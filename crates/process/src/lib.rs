@@ -14,7 +14,7 @@
 //! - [`worker`] starts the process that fetches, and confines it;
 //! - [`connector`] starts the program that connects a client with a daemon elsewhere;
 //! - [`companion`] runs the command beside the daemon, [`host`] protects the daemon's own process;
-//! - [`detached`] starts a daemon that outlives its starter;
+//! - [`detached`] starts a daemon that outlives its starter, below a watcher;
 //! - [`parent`] tells when the process that started this one has ended;
 //! - [`children`] tells the daemon's own children from orphans, and reaps those;
 //! - `sys` is the only module of the project with `unsafe` code: the few system calls no safe library offers.

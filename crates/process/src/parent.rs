@@ -5,6 +5,10 @@ use std::thread;
 
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{Pid, PidfdFlags, getppid, pidfd_open};
+use step_runner_model::ProcessInfo;
+
+use super::detached;
+use super::sweep::Process;
 
 /// Calls `on_end` on a thread of its own when the process that started this one has ended. The end of a parent in
 /// another PID namespace cannot be seen: `on_end` is never called then.
@@ -13,6 +17,14 @@ pub fn watch(on_end: impl FnOnce() + Send + 'static) -> io::Result<()> {
         Some(pid) => watch_process(pid, getppid, on_end),
         None => Ok(()),
     }
+}
+
+/// Returns the identity of the process that started this one; `None` if it is in another PID namespace or has just ended.
+pub fn info() -> Option<ProcessInfo> {
+    let pid = getppid()?;
+    let process = Process::read(pid.as_raw_nonzero().get().unsigned_abs())?;
+    // If it were dead by now, this process would have another parent.
+    (getppid() == Some(pid)).then(|| detached::info(&process))
 }
 
 /// Watches `pid`. It counts as dead if it is not the `parent` any more once its descriptor is open.

@@ -162,6 +162,11 @@ impl Sweeper {
     }
 }
 
+/// Returns all processes that `/proc` shows, zombies included.
+pub fn all() -> Vec<Process> {
+    read_table().unwrap_or_default().into_values().collect()
+}
+
 /// Returns the living descendants of process `ancestor`. One that forks meanwhile can be missed, and its descendants
 /// too.
 pub fn descendants(ancestor: u32) -> Vec<Process> {
@@ -261,13 +266,26 @@ fn read_table() -> io::Result<HashMap<u32, Process>> {
 
 /// Returns the tag in the environment of process `pid`, if it can be read.
 pub fn tag_of(pid: u32) -> Option<u128> {
+    find_variable(pid, TAG_VARIABLE, |value| u128::from_str_radix(std::str::from_utf8(value).ok()?, 16).ok())
+}
+
+/// Returns what `read` makes of a value of variable `name` in the environment that process `pid` was started with, if
+/// that can be read.
+pub fn find_variable<T>(pid: u32, name: &str, read: impl Fn(&[u8]) -> Option<T>) -> Option<T> {
     let mut environment = Vec::new();
     let file = fs::File::open(format!("/proc/{pid}/environ")).ok()?;
     file.take(MAX_ENVIRONMENT).read_to_end(&mut environment).ok()?;
-    environment.split(|&byte| byte == 0).find_map(|entry| {
-        let value = entry.strip_prefix(TAG_VARIABLE.as_bytes())?.strip_prefix(b"=")?;
-        u128::from_str_radix(std::str::from_utf8(value).ok()?, 16).ok()
-    })
+    environment
+        .split(|&byte| byte == 0)
+        .find_map(|entry| read(entry.strip_prefix(name.as_bytes())?.strip_prefix(b"=")?))
+}
+
+/// Returns the effective user id of process `pid`. The owner of its files in `/proc` is another one if its memory is
+/// protected.
+pub fn user(pid: u32) -> Option<u32> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let ids = status.lines().find_map(|line| line.strip_prefix("Uid:"))?;
+    ids.split_ascii_whitespace().nth(1)?.parse().ok()
 }
 
 /// Returns the ids of this process's children whose `known` is false, zombies included. Reads one file, whatever else
@@ -301,6 +319,9 @@ mod tests {
     fn this_process_is_found_with_its_start_time() {
         let own = Process::read(std::process::id()).unwrap();
         assert!(!own.zombie);
+        assert!(all().iter().any(|process| *process == own));
+        assert_eq!(user(own.pid), Some(rustix::process::geteuid().as_raw()));
+        assert_eq!(user(u32::MAX), None);
         assert!(own.start_time > 0);
         assert_eq!(own.parent, std::os::unix::process::parent_id());
     }

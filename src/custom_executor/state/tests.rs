@@ -18,9 +18,9 @@ fn scene_in(root: &str) -> (tempfile::TempDir, AttemptFolder) {
 }
 
 fn meta() -> Meta {
-    let process = ProcessInfo { boot_id: "b".into(), pid: 7, start_time: 8 };
-    let daemon = PrivateDaemonRecord { process, lifetime: 9 };
-    Meta { version: "1".into(), address: "unix:/t/s".into(), prefix: "p-".into(), daemon: Some(daemon) }
+    let runner = Some(ProcessInfo { boot_id: "b".into(), pid: 7, start_time: 8 });
+    let owner = Owner { runner, private_dir: "/t/custom-executor1".into() };
+    Meta { version: "1".into(), address: "unix:/t/s".into(), prefix: "p-".into(), private: true, owner }
 }
 
 /// Makes a folder with a file beside the state, which nothing may touch.
@@ -108,6 +108,26 @@ fn a_lock_whose_file_was_removed_locks_nothing() {
 }
 
 #[test]
+fn other_attempts_are_found_by_any_of_their_names() {
+    let (_folder, state) = scene();
+    let lock = state.lock().unwrap();
+    state.make().unwrap();
+    let root = state.root().to_owned();
+    for name in ["b", "c~gone", "d~lock", "b~lock", ".", "e~other", "f g"] {
+        fs::create_dir_all(root.join(name)).unwrap();
+    }
+    let nonces: Vec<_> = state.others().iter().map(|other| other.nonce().to_owned()).collect();
+    assert_eq!(nonces, ["b", "c", "d"]);
+    assert!(state.is_bare() && state.unused_for().unwrap() < Duration::from_hours(1));
+    state.write_meta(&meta()).unwrap();
+    assert!(!state.is_bare());
+    state.forget_owner().unwrap();
+    state.forget_owner().unwrap();
+    assert!(state.is_bare() && state.meta().is_none());
+    lock.remove().unwrap();
+}
+
+#[test]
 fn a_long_log_keeps_its_newest_lines() {
     let (_folder, state) = scene();
     drop(state.lock().unwrap());
@@ -130,8 +150,8 @@ fn a_socket_with_a_long_path_moves_and_is_removed() {
     let socket = state.socket();
     assert!(socket.as_os_str().len() <= MAX_SOCKET_PATH && !socket.starts_with(state.path()));
     state.remove_socket_folder().unwrap();
-    state.make_socket_folder().unwrap();
-    state.make_socket_folder().unwrap();
+    state.make_place_for_socket().unwrap();
+    state.make_place_for_socket().unwrap();
     fs::write(&socket, "").unwrap();
     state.remove().unwrap();
     assert!(!socket.parent().unwrap().exists());
@@ -140,7 +160,7 @@ fn a_socket_with_a_long_path_moves_and_is_removed() {
     let bystander = bystander(folder.path());
     fs::write(bystander.join("s"), "kept").unwrap();
     symlink(&bystander, socket.parent().unwrap()).unwrap();
-    assert!(state.make_socket_folder().unwrap_err().to_string().contains("symbolic link"));
+    assert!(state.make_place_for_socket().unwrap_err().to_string().contains("symbolic link"));
     assert!(state.remove().unwrap_err().to_string().contains("symbolic link"));
     assert!(bystander.join("s").exists());
 }
@@ -178,10 +198,13 @@ fn whatever_files_in_the_folder_say_only_the_folder_is_removed() {
     let place = bystander.to_str().unwrap();
     for text in [
         String::new(),
-        format!(r#"{{"version":"1","address":"unix:{place}/s","prefix":"","daemon":null}}"#),
         format!(
-            r#"{{"version":"1","address":"unix:{place}/s","prefix":"","socket":"{place}/s","daemon":{{"boot_id":"",
-                "pid":0,"start_time":0,"socket":"{place}/file","lifetime":0}}}}"#
+            r#"{{"version":"1","address":"unix:{place}/s","prefix":"","private":true,
+                "owner":{{"runner":null,"private_dir":"{place}"}}}}"#
+        ),
+        format!(
+            r#"{{"version":"1","address":"unix:{place}/s","prefix":"","socket":"{place}/s","private":false,
+                "owner":{{"runner":{{"boot_id":"","pid":0,"start_time":0}},"private_dir":"{place}"}}}}"#
         ),
     ] {
         state.make().unwrap();
@@ -213,7 +236,7 @@ fn links_in_the_folder_are_not_written_through() {
     state.open_log().unwrap_err();
     state.make_bin().unwrap_err();
     state.trim_log();
-    assert_eq!((state.meta(), state.keeper()), (None, None));
+    assert_eq!(state.meta(), None);
     assert!(state.jobs().is_empty() && state.log_tail(9).is_empty());
     // The file is replaced, whatever its name meant.
     state.write_meta(&meta()).unwrap();
