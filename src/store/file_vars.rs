@@ -15,6 +15,12 @@ use crate::journal::event::Event;
 use crate::model::{JobKey, Reason};
 use crate::variables::FileVariable;
 
+/// Number of attempts to make a file in a directory that other jobs remove when they leave it empty.
+const TRIES: u32 = 8;
+
+/// Extension of a directory that jobs with one `build_dir` share (variables.md §3).
+const SHARED_EXTENSION: &str = "tmp";
+
 /// Reason why file variables cannot be placed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum FileError {
@@ -67,17 +73,39 @@ impl FileError {
 /// Makes the directory at Run, if missing, and tests with an empty file that it can be written (service.md §3.1).
 /// Returns the directory if it was made, for [`JobRecord::made_directory`].
 pub(crate) fn probe(key: JobKey, directory: &str) -> Result<Option<MadeDirectory>, FileError> {
-    let (dir, made) = open_or_make(directory)?;
+    let (dir, made, _) = open_with_file(directory, &temporary(key, 0))?;
     let name = temporary(key, 0);
-    let probed = create(dir.as_fd(), &name).and_then(|_| files::unlink(&dir, name.as_str()));
-    if let Err(error) = probed {
-        drop(files::unlink(&dir, name.as_str()));
+    if let Err(error) = files::unlink(&dir, name.as_str()) {
         if let Some(made) = made {
             drop(remove_directory(&made));
         }
         return Err(FileError::io(directory)(error));
     }
     Ok(made)
+}
+
+/// Opens the directory, or makes it, and makes a temporary file in it. Another job can remove the directory between the
+/// two, because it is empty, which is then tried again.
+fn open_with_file(
+    directory: &str,
+    name: &str,
+) -> Result<(OwnedFd, Option<MadeDirectory>, OwnedFd), FileError> {
+    let mut tries = 0;
+    loop {
+        let (dir, made) = open_or_make(directory)?;
+        tries += 1;
+        match create(dir.as_fd(), name) {
+            Ok(file) => return Ok((dir, made, file)),
+            Err(error) if error.kind() == io::ErrorKind::NotFound && tries < TRIES => {}
+            Err(error) => {
+                drop(files::unlink(&dir, name));
+                if let Some(made) = made {
+                    drop(remove_directory(&made));
+                }
+                return Err(FileError::io(directory)(error));
+            }
+        }
+    }
 }
 
 /// Undoes an interrupted probe: removes its file, and the directory if it is empty.
@@ -93,10 +121,10 @@ pub(super) fn undo_probe(key: JobKey, directory: &str) {
 /// names. The call can be repeated after a crash.
 pub(crate) fn write_all(folder: &JobFolder, list: &[FileVariable]) -> Result<(), FileError> {
     let Some(first) = list.first() else { return Ok(()) };
-    // All files are in one directory (variables.md §3).
-    let (dir, _) = open_or_make(&first.directory)?;
+    // All files are in one directory (variables.md §3). The first file keeps it from being removed meanwhile.
     let key = folder.key();
-    let written = write_temporaries(key, dir.as_fd(), list)
+    let (dir, _, file) = open_with_file(&first.directory, &temporary(key, 0))?;
+    let written = write_temporaries(key, dir.as_fd(), file, list)
         .map_err(FileError::io(&first.directory))
         .and_then(|events| Ok(folder.append_all(&events)?))
         .and_then(|()| give_names(key, dir.as_fd(), list).map_err(FileError::io(&first.directory)));
@@ -106,10 +134,17 @@ pub(crate) fn write_all(folder: &JobFolder, list: &[FileVariable]) -> Result<(),
     written
 }
 
-fn write_temporaries(key: JobKey, dir: BorrowedFd<'_>, list: &[FileVariable]) -> io::Result<Vec<Event>> {
+/// Writes all temporary files, of which `first` is the first and empty.
+fn write_temporaries(
+    key: JobKey,
+    dir: BorrowedFd<'_>,
+    first: OwnedFd,
+    list: &[FileVariable],
+) -> io::Result<Vec<Event>> {
     let mut events = Vec::with_capacity(list.len());
+    let mut first = Some(first);
     for (index, variable) in list.iter().enumerate() {
-        let file = create(dir, &temporary(key, index))?;
+        let file = first.take().map_or_else(|| create(dir, &temporary(key, index)), Ok)?;
         files::write_all(&file, variable.content.as_bytes())?;
         let stat = files::stat_of(&file)?;
         events.push(Event::File { path: variable.path.clone(), device: stat.st_dev, inode: stat.st_ino });
@@ -170,8 +205,8 @@ impl JobFolder {
 }
 
 /// Removes a job's files at its end or in recovery: those in `written` (path, device, inode) that are still the same,
-/// unfinished ones, and the directory if made for the job and empty. Returns the number of failures; if not 0, the
-/// caller must try again.
+/// unfinished ones, and the directory if it is empty. Returns the number of failures; if not 0, the caller must try
+/// again.
 pub(crate) fn remove(key: JobKey, record: &JobRecord, written: &[(String, u64, u64)]) -> usize {
     let mut failed = 0;
     for (path, device, inode) in written {
@@ -185,6 +220,12 @@ pub(crate) fn remove(key: JobKey, record: &JobRecord, written: &[(String, u64, u
     }
     if let Some(made) = &record.made_directory {
         failed += usize::from(remove_directory(made).is_err());
+    }
+    // Whichever job of the directory is the last removes it, also if an earlier one has made it. Nothing of a job is in
+    // an empty directory, so one that cannot be removed is no failure.
+    let shared = record.files.first().and_then(|first| Path::new(first).parent());
+    if let Some(shared) = shared.filter(|path| path.extension().is_some_and(|end| end == SHARED_EXTENSION)) {
+        drop(files::remove_dir(CWD, shared));
     }
     failed
 }

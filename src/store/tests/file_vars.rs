@@ -89,8 +89,31 @@ fn what_is_not_ours_any_more_stays() {
     remove(first.key(), &first_record, &written(&first));
     assert_eq!(case.names(), ["A"]);
     remove(second.key(), &second_record, &written(&second));
-    assert!(case.names().is_empty());
-    assert!(case.directory().exists(), "made for the first job, not for the second");
+    assert!(!case.directory().exists(), "the second was its last job");
+}
+
+#[test]
+fn a_directory_goes_with_its_last_job_whoever_has_made_it() {
+    let case = Case::new();
+    // A job that has not written its files yet finds the directory gone, and makes it again.
+    let (first, first_record) = case.job("1", &["A"]);
+    let (second, second_record) = case.job("2", &["B"]);
+    remove(first.key(), &first_record, &written(&first));
+    assert!(!case.directory().exists());
+    write_all(&second, &case.variables(&["B"])).unwrap();
+    remove(second.key(), &second_record, &written(&second));
+    assert!(!case.directory().exists());
+    // Files of others keep it, and a link in its place is left alone.
+    fs::create_dir(case.directory()).unwrap();
+    fs::write(case.directory().join("masking.db"), "").unwrap();
+    let (third, third_record) = case.job("3", &["C"]);
+    write_all(&third, &case.variables(&["C"])).unwrap();
+    remove(third.key(), &third_record, &written(&third));
+    assert_eq!(case.names(), ["masking.db"]);
+    fs::rename(case.directory(), case.temp.path().join("moved")).unwrap();
+    symlink(case.temp.path().join("moved"), case.directory()).unwrap();
+    remove(third.key(), &third_record, &[]);
+    assert!(case.directory().is_symlink() && case.temp.path().join("moved/masking.db").exists());
 }
 
 #[test]
