@@ -138,8 +138,8 @@ impl Driver {
         stage::run(self, script, stage).await
     }
 
-    /// Runs the private daemon with `options` for `serve` until it ends. Ends and removes the attempt when it has no
-    /// Runner any more (custom-executor.md §6). Returns the daemon's exit code.
+    /// Runs the private daemon with `options` for `serve`. Ends and removes the attempt when it has no
+    /// Runner any more (custom-executor.md §9.1). Returns the exit code of a daemon that has failed.
     pub(crate) async fn watch(
         &self,
         runner: Option<ProcessInfo>,

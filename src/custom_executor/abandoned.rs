@@ -8,6 +8,7 @@ use std::ffi::OsString;
 use std::time::{Duration, Instant};
 
 use super::identity::Identity;
+use super::processes::Processes;
 use super::state::{AttemptFolder, Owner};
 use super::{Driver, cleanup, processes};
 use crate::error::{Exit, Failure};
@@ -30,8 +31,9 @@ fn has_nobody(owner: &Owner) -> bool {
     (runner_is_gone || is_removed) && !processes::has_call(&owner.private_dir)
 }
 
-/// Runs the private daemon with `options` until it ends. Ends and removes the attempt when it has been without Runner
-/// and call for some time. Returns the daemon's exit code.
+/// Runs the private daemon with `options`, and ends and removes the attempt when it has been without Runner and call for
+/// some time. Stays after the daemon's end, because daemon and Runner may be killed together, until a later stage has
+/// started another daemon or nothing is left. Returns the exit code of a daemon that has failed.
 pub(super) async fn watch(
     driver: &Driver,
     runner: Option<ProcessInfo>,
@@ -43,35 +45,44 @@ pub(super) async fn watch(
         return Err(Failure::new(Exit::Failure, "the private daemon has ended at once"));
     };
     let (daemon_info, owner) = (detached::info(&process), Owner { runner, ..driver.owner()? });
+    let identity = driver.identity()?;
+    let state = driver.state(&identity)?;
     let limit = driver.options.abandon_after;
     let interval = (limit / LOOKS).clamp(MIN_LOOK_INTERVAL, LOOK_INTERVAL);
-    let mut code = None;
+    let mut ended = None;
     let mut since: Option<Instant> = None;
     loop {
-        if code.is_none() {
+        if ended.is_none() {
             detached::wait(&daemon_info, Some(interval)).map_err(cannot)?;
-            let ended = daemon.try_wait().map_err(cannot)?;
-            code = ended.map(|status| status.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(1));
+            ended = daemon.try_wait().map_err(cannot)?;
         } else {
             std::thread::sleep(interval);
+        }
+        // A start that has failed is told at once.
+        if let Some(code) = ended.and_then(|status| status.code()).filter(|code| *code != 0) {
+            return Ok(u8::try_from(code).unwrap_or(1));
         }
         if !has_nobody(&owner) {
             since = None;
         } else if since.get_or_insert_with(Instant::now).elapsed() >= limit {
             break;
         }
-        // The next stage starts another daemon, with a watcher of its own.
-        if let (Some(code), None) = (code, since) {
-            return Ok(code);
+        if ended.is_some() && (is_replaced(&state) || !state.is_left()) {
+            return Ok(0);
         }
     }
-    let identity = driver.identity()?;
-    let state = driver.state(&identity)?;
     let lock = state.lock()?;
     for text in cleanup::remove(driver, &state, lock, identity.prefix()).await {
         (driver.say)(&text);
     }
-    Ok(code.unwrap_or_default())
+    Ok(0)
+}
+
+/// True if a later stage has started another daemon, with a watcher of its own.
+fn is_replaced(state: &AttemptFolder) -> bool {
+    let Some(own) = Process::read(std::process::id()) else { return false };
+    let age = |process: &Process| (process.start_time, process.pid);
+    Processes::of(state).watchers.iter().any(|other| age(other) > age(&own))
 }
 
 /// Removes what other attempts below the root have left that have no Runner any more. What cannot be removed stays for a
