@@ -4,7 +4,8 @@
 //! complete and its `:authority` is removed; CONTINUATION frames are joined to their HEADERS. Everything else is left
 //! to the library to judge. For a malformed block the library gets a frame with an error of the same kind.
 
-use super::authority::AuthorityFilter;
+use super::MAX_HEADERS;
+use super::authority::{AuthorityFilter, BlockError, Filtered};
 
 /// Length of the HTTP/2 connection preface in bytes.
 const PREFACE_LEN: usize = 24;
@@ -67,7 +68,7 @@ impl FrameHeader {
     }
 }
 
-/// A header block that needs more than [`MAX_BLOCK`] bytes.
+/// A header block that needs more than [`MAX_BLOCK`] bytes, or whose list is a multiple of what is allowed.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct OversizedBlock;
 
@@ -215,7 +216,7 @@ impl IncomingFrames {
             FrameState::Header => {
                 if let Some(header) = self.next_header(chunk) {
                     seen(header);
-                    self.begin(header, chunk);
+                    return self.begin(header, chunk);
                 }
             }
             FrameState::Passing(left) => {
@@ -228,7 +229,7 @@ impl IncomingFrames {
             FrameState::BetweenBlocks(first) => {
                 if let Some(header) = self.next_header(chunk) {
                     seen(header);
-                    self.go_on(first, header, chunk);
+                    return self.go_on(first, header, chunk);
                 }
             }
             FrameState::Failed => chunk.read = chunk.bytes.len(),
@@ -253,63 +254,74 @@ impl IncomingFrames {
     }
 
     /// Begins a frame outside a header block.
-    fn begin(&mut self, header: FrameHeader, chunk: &mut Chunk) {
+    fn begin(&mut self, header: FrameHeader, chunk: &mut Chunk) -> Result<(), OversizedBlock> {
         if header.kind != kind::HEADERS || header.length > MAX_PAYLOAD {
             chunk.put(&header.bytes());
             self.state =
                 if header.length == 0 { FrameState::Header } else { FrameState::Passing(header.length) };
+            Ok(())
         } else if header.has(flag::END_HEADERS) && header.length <= chunk.left() {
             self.state = FrameState::Header;
-            self.whole(header, chunk);
+            self.whole(header, chunk)
         } else {
             self.block.clear();
             let is_last = header.has(flag::END_HEADERS);
             self.state = FrameState::Block(PartialHeaders { first: header, left: header.length, is_last });
-            self.end_of_frame(chunk);
+            self.end_of_frame(chunk)
         }
     }
 
     /// Filters a complete block in place.
-    fn whole(&mut self, header: FrameHeader, chunk: &mut Chunk) {
+    fn whole(&mut self, header: FrameHeader, chunk: &mut Chunk) -> Result<(), OversizedBlock> {
         let start = chunk.read;
         chunk.read += header.length;
-        let Some(payload) = chunk.bytes.get_mut(start..start + header.length) else { return };
+        let Some(payload) = chunk.bytes.get_mut(start..start + header.length) else { return Ok(()) };
         let Some((skipped, kept)) = without_padding(header, payload) else {
             return self.fail(misplaced(header.stream), chunk);
         };
+        let header = FrameHeader { flags: header.flags & !flag::PADDED, ..header };
         let payload = payload.get_mut(skipped..skipped + kept).unwrap_or_default();
-        let Some(length) = self.filter(header, payload) else {
-            return self.fail(unreadable(header.stream), chunk);
-        };
-        let end = std::mem::replace(&mut chunk.read, start + skipped);
-        chunk.put(&FrameHeader { length, flags: header.flags & !flag::PADDED, ..header }.bytes());
-        chunk.pass(length);
-        chunk.read = end;
+        match self.filter(header, payload) {
+            Err(BlockError::Malformed) => self.fail(unreadable(header.stream), chunk),
+            Err(BlockError::Abusive) => self.refuse(),
+            Ok(Filtered { length, is_too_large: true }) => {
+                let block = payload.get(..length).unwrap_or_default().to_vec();
+                put_block(header, too_large(block), chunk);
+                Ok(())
+            }
+            Ok(Filtered { length, is_too_large: false }) => {
+                let end = std::mem::replace(&mut chunk.read, start + skipped);
+                chunk.put(&FrameHeader { length, ..header }.bytes());
+                chunk.pass(length);
+                chunk.read = end;
+                Ok(())
+            }
+        }
     }
 
-    /// Filters a block behind the fields of PRIORITY, which stay. Returns the new length of both.
-    fn filter(&mut self, header: FrameHeader, payload: &mut [u8]) -> Option<usize> {
+    /// Filters a block behind the fields of PRIORITY, which stay. The result's length is that of both.
+    fn filter(&mut self, header: FrameHeader, payload: &mut [u8]) -> Result<Filtered, BlockError> {
         let fixed = if header.has(flag::PRIORITY) { PRIORITY_LEN } else { 0 };
-        self.authority.filter(payload.get_mut(fixed..)?).ok().map(|length| fixed + length)
+        let block = payload.get_mut(fixed..).ok_or(BlockError::Malformed)?;
+        let filtered = self.authority.filter(block, MAX_HEADERS as usize)?;
+        Ok(Filtered { length: fixed + filtered.length, ..filtered })
     }
 
     /// Collects more of an incomplete block.
     fn collect(&mut self, partial: PartialHeaders, chunk: &mut Chunk) -> Result<(), OversizedBlock> {
         let count = partial.left.min(chunk.left());
         if self.block.len() + count > MAX_BLOCK {
-            self.state = FrameState::Failed;
-            return Err(OversizedBlock);
+            return self.refuse();
         }
         self.block.extend_from_slice(chunk.next(count));
         chunk.read += count;
         self.state = FrameState::Block(PartialHeaders { left: partial.left - count, ..partial });
-        self.end_of_frame(chunk);
-        Ok(())
+        self.end_of_frame(chunk)
     }
 
     /// Continues after the payload of a HEADERS or CONTINUATION frame, if it is complete.
-    fn end_of_frame(&mut self, chunk: &mut Chunk) {
-        let FrameState::Block(PartialHeaders { first, left: 0, is_last }) = self.state else { return };
+    fn end_of_frame(&mut self, chunk: &mut Chunk) -> Result<(), OversizedBlock> {
+        let FrameState::Block(PartialHeaders { first, left: 0, is_last }) = self.state else { return Ok(()) };
         // Only a HEADERS frame has padding. Until the first CONTINUATION, `block` is exactly its payload.
         if first.has(flag::PADDED) {
             let Some((skipped, kept)) = without_padding(first, &self.block) else {
@@ -320,50 +332,86 @@ impl IncomingFrames {
         }
         let first = FrameHeader { flags: first.flags & !flag::PADDED, ..first };
         self.state = if is_last { FrameState::Header } else { FrameState::BetweenBlocks(first) };
-        if is_last {
-            self.emit(first, chunk);
-        }
+        if is_last { self.emit(first, chunk) } else { Ok(()) }
     }
 
     /// Begins a frame within a header block.
-    fn go_on(&mut self, first: FrameHeader, header: FrameHeader, chunk: &mut Chunk) {
+    fn go_on(
+        &mut self,
+        first: FrameHeader,
+        header: FrameHeader,
+        chunk: &mut Chunk,
+    ) -> Result<(), OversizedBlock> {
         if header.kind != kind::CONTINUATION || header.stream != first.stream || header.length > MAX_PAYLOAD {
             return self.fail(misplaced(first.stream), chunk);
         }
         let is_last = header.has(flag::END_HEADERS);
         self.state = FrameState::Block(PartialHeaders { first, left: header.length, is_last });
-        self.end_of_frame(chunk);
+        self.end_of_frame(chunk)
     }
 
-    /// Passes on the collected block, in as few frames as possible.
-    fn emit(&mut self, first: FrameHeader, chunk: &mut Chunk) {
+    /// Passes on the collected block.
+    fn emit(&mut self, first: FrameHeader, chunk: &mut Chunk) -> Result<(), OversizedBlock> {
         let mut block = std::mem::take(&mut self.block);
-        let Some(length) = self.filter(first, &mut block) else {
-            return self.fail(unreadable(first.stream), chunk);
-        };
-        block.truncate(length);
-        let mut pieces = block.chunks(MAX_PAYLOAD).peekable();
-        let mut header = FrameHeader { length: 0, flags: first.flags & !flag::END_HEADERS, ..first };
-        loop {
-            let piece = pieces.next().unwrap_or_default();
-            header.length = piece.len();
-            let is_last = pieces.peek().is_none();
-            header.flags |= if is_last { flag::END_HEADERS } else { 0 };
-            chunk.put(&header.bytes());
-            chunk.put(piece);
-            if is_last {
-                return;
+        match self.filter(first, &mut block) {
+            Err(BlockError::Malformed) => return self.fail(unreadable(first.stream), chunk),
+            Err(BlockError::Abusive) => return self.refuse(),
+            Ok(Filtered { length, is_too_large }) => {
+                block.truncate(length);
+                put_block(first, if is_too_large { too_large(block) } else { block }, chunk);
             }
-            header = FrameHeader { kind: kind::CONTINUATION, flags: 0, ..header };
         }
+        Ok(())
+    }
+
+    /// Passes on nothing more. The caller ends the connection.
+    fn refuse(&mut self) -> Result<(), OversizedBlock> {
+        self.block = Vec::new();
+        self.state = FrameState::Failed;
+        Err(OversizedBlock)
     }
 
     /// Passes on a frame that makes the library end the connection, and nothing after it.
-    fn fail(&mut self, frame: impl AsRef<[u8]>, chunk: &mut Chunk) {
+    fn fail(&mut self, frame: impl AsRef<[u8]>, chunk: &mut Chunk) -> Result<(), OversizedBlock> {
         chunk.put(frame.as_ref());
         self.block = Vec::new();
         self.state = FrameState::Failed;
+        Ok(())
     }
+}
+
+/// Passes on a block in as few frames as possible, the first with the header `first`.
+fn put_block(first: FrameHeader, block: Vec<u8>, chunk: &mut Chunk) {
+    let mut pieces = block.chunks(MAX_PAYLOAD).peekable();
+    let mut header = FrameHeader { length: 0, flags: first.flags & !flag::END_HEADERS, ..first };
+    loop {
+        let piece = pieces.next().unwrap_or_default();
+        header.length = piece.len();
+        let is_last = pieces.peek().is_none();
+        header.flags |= if is_last { flag::END_HEADERS } else { 0 };
+        chunk.put(&header.bytes());
+        chunk.put(piece);
+        if is_last {
+            return;
+        }
+        header = FrameHeader { kind: kind::CONTINUATION, flags: 0, ..header };
+    }
+}
+
+/// Makes the list of a block as long as the limit, so that the library refuses the call as it refuses every list over
+/// the limit: with status 431.
+fn too_large(mut block: Vec<u8>) -> Vec<u8> {
+    /// A field `x` that enters no table (RFC 7541 §6.2.3). Then the value's length, in a prefix of 7 bits (§5.1).
+    const FIELD: &[u8] = &[0x10, 1, b'x', 0x7f];
+    block.extend_from_slice(FIELD);
+    let mut left = MAX_HEADERS - 0x7f;
+    while left >= 0x80 {
+        block.push(left as u8 | 0x80);
+        left >>= 7;
+    }
+    block.push(left as u8);
+    block.resize(block.len() + MAX_HEADERS as usize, b'x');
+    block
 }
 
 /// Filters `bytes` in pieces of this size. Returns the output, or `None` if a header block is too large.

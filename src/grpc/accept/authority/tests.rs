@@ -9,6 +9,14 @@ type Field = (Vec<u8>, Vec<u8>);
 /// Maximum size of the table of either side, in bytes.
 const TABLE: usize = 4_096;
 
+/// The limit of a header list.
+const LIST: usize = 16 << 10;
+
+/// A block of this length whose list is within the limit.
+fn kept(length: usize) -> Filtered {
+    Filtered { length, is_too_large: false }
+}
+
 /// A dynamic table, newest entry first.
 #[derive(Clone, Default)]
 struct Table(Vec<Field>);
@@ -169,7 +177,7 @@ proptest! {
             for (field, style, names_anew) in &fields {
                 client.put(&mut block, field, *style, *names_anew);
             }
-            let length = filter.filter(&mut block).unwrap();
+            let length = filter.filter(&mut block, usize::MAX / ABUSE).unwrap().length;
             let expected: Vec<Field> =
                 fields.into_iter().map(|(field, ..)| field).filter(|(name, _)| name != NAME).collect();
             prop_assert_eq!(library.decode(&block[..length]), expected);
@@ -181,7 +189,7 @@ proptest! {
         let mut filter = AuthorityFilter::default();
         for mut block in blocks {
             let length = block.len();
-            prop_assert!(filter.filter(&mut block).is_ok_and(|kept| kept <= length) || length > 0);
+            prop_assert!(filter.filter(&mut block, LIST).is_ok_and(|kept| kept.length <= length) || length > 0);
         }
     }
 }
@@ -193,7 +201,7 @@ fn fault_88_the_name_is_known_in_every_form() {
     // Indexed in the static table; inserted with an empty value, plain and in the Huffman code; never indexed.
     for form in [&[0x81][..], &[0x41, 0], &[0x41, 0x80], &[0x01, 1, b'%'], &[0x11, 0], &huffman, &literal] {
         let mut block = [form, &[0x83]].concat();
-        let length = AuthorityFilter::default().filter(&mut block).unwrap();
+        let length = AuthorityFilter::default().filter(&mut block, LIST).unwrap().length;
         assert_eq!(block[..length], [0x83], "{form:?}");
     }
 }
@@ -201,7 +209,7 @@ fn fault_88_the_name_is_known_in_every_form() {
 #[test]
 fn changes_of_the_table_stay() {
     let mut block = [0x20, 0x3f, 0xe1, 0x1f, 0x81, 0x83];
-    assert_eq!(AuthorityFilter::default().filter(&mut block), Ok(5));
+    assert_eq!(AuthorityFilter::default().filter(&mut block, LIST), Ok(kept(5)));
     assert_eq!(block[..5], [0x20, 0x3f, 0xe1, 0x1f, 0x83]);
 }
 
@@ -217,7 +225,8 @@ fn broken_blocks_are_refused() {
         &[0x41, 3, b'a'],
         &[0x41],
     ] {
-        assert_eq!(AuthorityFilter::default().filter(&mut block.to_vec()), Err(MalformedBlock), "{block:?}");
+        let filtered = AuthorityFilter::default().filter(&mut block.to_vec(), LIST);
+        assert_eq!(filtered, Err(BlockError::Malformed), "{block:?}");
     }
 }
 
@@ -226,7 +235,38 @@ fn a_thousand_calls_cost_no_memory() {
     let (mut client, mut filter) = (Encoder::default(), AuthorityFilter::default());
     for call in 0..1_000 {
         let mut block = client.block(&[(NAME, format!("run%2F{call}").as_bytes())]);
-        assert_eq!(filter.filter(&mut block), Ok(0));
+        assert_eq!(filter.filter(&mut block, LIST), Ok(kept(0)));
     }
-    assert!(filter.removed.len() <= MAX_ENTRIES, "{}", filter.removed.len());
+    assert!(filter.entries.len() <= MAX_ENTRIES, "{}", filter.entries.len());
+}
+
+#[test]
+fn fault_103_removed_fields_count_towards_the_header_list() {
+    // A reference to an entry of the table that was removed counts as the field itself.
+    let entry = FIELD_OVERHEAD + NAME.len() + 100;
+    let inserted = [&[0x41, 100][..], &[b'v'; 100]].concat();
+    for (block, counted) in [
+        (vec![0xbe], entry),
+        (vec![0x81], FIELD_OVERHEAD + NAME.len()),
+        (vec![0x01, 3, b'a', b'b', b'c'], FIELD_OVERHEAD + NAME.len() + 3),
+        // The name alone is that of the entry.
+        (vec![0x0f, 0x2f, 1, b'a'], FIELD_OVERHEAD + NAME.len() + 1),
+        // A field that stays; the library counts its name and its value.
+        (vec![0x83], FIELD_OVERHEAD),
+    ] {
+        let mut filter = AuthorityFilter::default();
+        assert_eq!(filter.filter(&mut inserted.clone(), LIST), Ok(kept(0)));
+        let mut filtered =
+            |count: usize| filter.filter(&mut [&[0x81][..], &block.repeat(count)].concat(), LIST);
+        let most = (LIST - FIELD_OVERHEAD - NAME.len()) / counted;
+        assert!(!filtered(most).unwrap().is_too_large, "{block:?}");
+        assert!(filtered(most + 1).unwrap().is_too_large, "{block:?}");
+        assert_eq!(filtered(ABUSE * LIST / counted + 1), Err(BlockError::Abusive), "{block:?}");
+    }
+}
+
+#[test]
+fn a_list_without_authority_is_for_the_library_to_count() {
+    let mut block = vec![0x83; 1_000];
+    assert_eq!(AuthorityFilter::default().filter(&mut block, LIST), Ok(kept(1_000)));
 }

@@ -183,3 +183,36 @@ fn broken_blocks_end_what_is_passed_on() {
         }
     }
 }
+
+#[test]
+fn fault_103_a_list_that_removed_fields_make_too_large_is_too_large_for_the_library() {
+    let mut client = Encoder::default();
+    let first = client.block(&[(b":authority", b"run%2Fs.sock"), (b"te", b"trailers")]);
+    let authority = (&b":authority"[..], &b"run%2Fs.sock"[..]);
+    let second = [client.block(&[authority; 400]), client.block(&[(b"te", b"trailers")])];
+    for cuts in [&[][..], &[100]] {
+        let bytes = [call(&first, &[], None, false), call(&second.concat(), cuts, None, true)].concat();
+        for pieces in [4_096, 7] {
+            let (out, _, result) = passed(&bytes, &[pieces]);
+            assert_eq!(result, Ok(()));
+            let mut frames = parsed(&out).into_iter();
+            let mut library = Decoder::default();
+            assert_eq!(library.decode(&frames.next().unwrap().1), [(b"te".to_vec(), b"trailers".to_vec())]);
+            let rest: Vec<u8> = frames.flat_map(|(_, payload)| payload).collect();
+            let list = library.decode(rest.strip_prefix(PRIORITY_FIELDS).unwrap());
+            assert_eq!(list[0].0, b"te");
+            assert_eq!(list[1], (b"x".to_vec(), vec![b'x'; MAX_HEADERS as usize]));
+        }
+    }
+}
+
+#[test]
+fn fault_103_a_block_that_counts_a_multiple_of_the_limit_ends_what_is_passed_on() {
+    // Fields that the library does not count: `:authority`, and a pseudo-header again and again.
+    for field in [0x81, 0x83] {
+        for (length, cuts) in [(16_000, &[][..]), (60_000, &[16_000, 16_000, 16_000])] {
+            let (_, _, result) = passed(&call(&vec![field; length], cuts, None, false), &[4_096]);
+            assert_eq!(result, Err(OversizedBlock));
+        }
+    }
+}

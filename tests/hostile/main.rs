@@ -2,6 +2,8 @@
 //! 54, 56, 57). `scripts/hostile` runs all of them at once and measures.
 #![expect(clippy::unwrap_used, reason = "a broken scene fails the test")]
 
+mod headers;
+#[path = "../support/mod.rs"]
 mod support;
 
 use std::io::ErrorKind;
