@@ -1,11 +1,13 @@
-//! Bounds the memory of incoming requests. A message is checked as soon as its length is known, before memory is
-//! allocated for it (faults.md row 57).
+//! Bounds the memory and the time of incoming requests. A message is checked as soon as its length is known. Memory is
+//! allocated for bytes that have come, never for those that a length announces (faults.md rows 57, 105).
+
+mod pieces;
 
 use std::convert::Infallible;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -17,6 +19,7 @@ use tonic::Status;
 use tonic::body::Body;
 use tonic::server::NamedService;
 
+use self::pieces::Pieces;
 use super::length_headers::LengthHeaders;
 use super::server::MAX_REQUEST;
 use super::status;
@@ -27,8 +30,12 @@ use crate::model::{Reason, Refusal};
 const ROOM: usize = 2 * MAX_REQUEST / KIB;
 const KIB: usize = 1 << 10;
 
-/// Time without a byte after which an incoming request is abandoned: others may need its room.
-const STALL: Duration = Duration::from_secs(30);
+/// Maximum time that a request may fall behind [`LEAST_RATE`], and so the longest pause: others may need its room.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Least number of bytes of a request in a second. A link of half a megabit is faster, also for a client that reaches the
+/// daemon through ssh; the largest request takes nine minutes at this rate.
+const LEAST_RATE: u32 = 64 << 10;
 
 /// Delay after which a client may repeat a request that found no room.
 const AGAIN: Duration = Duration::from_secs(1);
@@ -36,21 +43,41 @@ const AGAIN: Duration = Duration::from_secs(1);
 /// Length of flag and length field before each message of gRPC, in bytes.
 const PREFIX_LEN: usize = 5;
 
-/// A service with bounded requests. Clones share the room.
+/// The room for incoming large requests. Clones share it.
+#[derive(Clone)]
+pub(super) struct Room(Arc<Semaphore>);
+
+impl Default for Room {
+    fn default() -> Self {
+        Self(Arc::new(Semaphore::new(ROOM)))
+    }
+}
+
+/// Number of messages in a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Expected {
+    One,
+    /// One or more, with pauses of any length between them.
+    Several,
+}
+
+/// A service with bounded requests.
 #[derive(Clone)]
 pub(super) struct Intake<S> {
     service: S,
-    room: Arc<Semaphore>,
+    room: Room,
+    expected: Expected,
 }
 
 impl<S> Intake<S> {
-    pub(super) fn new(service: S) -> Self {
-        Self { service, room: Arc::new(Semaphore::new(ROOM)) }
+    /// Wraps a service whose requests have one message each.
+    pub(super) fn new(service: S, room: &Room) -> Self {
+        Self { service, room: room.clone(), expected: Expected::One }
     }
 
-    /// Wraps another service that shares the room of this one.
-    pub(super) fn beside<T>(&self, service: T) -> Intake<T> {
-        Intake { service, room: Arc::clone(&self.room) }
+    /// Wraps a service whose requests are streams.
+    pub(super) fn of_streams(service: S, room: &Room) -> Self {
+        Self { expected: Expected::Several, ..Self::new(service, room) }
     }
 }
 
@@ -72,28 +99,63 @@ where
     }
 
     fn call(&mut self, request: Request<Body>) -> Self::Future {
-        let room = Arc::clone(&self.room);
-        self.service.call(request.map(|body| Body::new(BoundedBody::new(body, room))))
+        let (room, expected) = (self.room.clone(), self.expected);
+        self.service.call(request.map(|body| Body::new(BoundedBody::new(body, room, expected))))
     }
 }
 
 /// The body of an incoming request.
-struct BoundedBody {
-    body: Body,
-    room: Arc<Semaphore>,
+struct BoundedBody<B> {
+    body: B,
     messages: LengthHeaders<PREFIX_LEN>,
-    /// The room reserved for a large message.
+    expected: Expected,
+    /// True if the last message that has begun is a large one.
+    is_large: bool,
+    /// The bytes of a large message, until it is complete: the library allocates memory for the whole message when it
+    /// sees the length.
+    pieces: Pieces,
+    room: Room,
+    /// The part of the room that `pieces` takes.
     held: Option<OwnedSemaphorePermit>,
+    /// Time at which the request is abandoned, unless bytes come.
+    due: Instant,
     /// Timer that runs while no bytes come.
-    stalled: Option<Pin<Box<Sleep>>>,
+    timer: Option<Pin<Box<Sleep>>>,
 }
 
-impl BoundedBody {
-    fn new(body: Body, room: Arc<Semaphore>) -> Self {
-        Self { body, room, messages: LengthHeaders::new(), held: None, stalled: None }
+impl<B> BoundedBody<B> {
+    fn new(body: B, room: Room, expected: Expected) -> Self {
+        Self {
+            body,
+            messages: LengthHeaders::new(),
+            expected,
+            is_large: false,
+            pieces: Pieces::default(),
+            room,
+            held: None,
+            due: Instant::now() + PATIENCE,
+            timer: None,
+        }
     }
 
-    fn take(&mut self, bytes: &[u8]) -> Result<(), Refusal> {
+    /// Checks the bytes that have come. Returns them if they can be passed on at once.
+    fn take(&mut self, bytes: Bytes) -> Result<Option<Bytes>, Refusal> {
+        self.read_lengths(&bytes)?;
+        self.credit(bytes.len());
+        if self.pieces.is_empty() && !self.is_incomplete() {
+            return Ok(Some(bytes));
+        }
+        self.hold(&bytes)?;
+        Ok(None)
+    }
+
+    /// True if a large message has begun and is not complete.
+    const fn is_incomplete(&self) -> bool {
+        self.is_large && self.messages.is_within()
+    }
+
+    fn read_lengths(&mut self, bytes: &[u8]) -> Result<(), Refusal> {
+        let is_large = &mut self.is_large;
         self.messages.read(bytes, |[flag, length @ ..]| {
             if flag != 0 {
                 return Err(malformed("its message is marked as compressed, but no encoding is named"));
@@ -103,25 +165,90 @@ impl BoundedBody {
                 let text = format!("the request has {length} bytes, at most {MAX_REQUEST} are allowed");
                 return Err(Refusal::new(Reason::TooLarge, text));
             }
-            if length > LARGE_REQUEST {
-                let held = Arc::clone(&self.room).try_acquire_many_owned(length.div_ceil(KIB) as u32);
-                self.held = Some(held.map_err(|_| {
-                    let text =
-                        "too many large requests are coming in: send this one again when they are through";
-                    Refusal::for_now(Reason::QueueFull, text, AGAIN)
-                })?);
-            }
+            *is_large = length > LARGE_REQUEST;
             Ok(length)
         })
     }
 
-    /// Called while no bytes come. Ready with the refusal after [`STALL`].
-    fn poll_stall(&mut self, cx: &mut Context<'_>) -> Poll<Refusal> {
-        let stalled = self.stalled.get_or_insert_with(|| Box::pin(tokio::time::sleep(STALL)));
-        stalled.as_mut().poll(cx).map(|()| {
-            let text = format!("nothing of this request came for {STALL:?}: send it again");
+    /// Gives the client time for the bytes that have come. Bytes that come faster than [`LEAST_RATE`] earn no more than
+    /// [`PATIENCE`].
+    fn credit(&mut self, count: usize) {
+        let earned = Duration::from_secs(count as u64) / LEAST_RATE;
+        self.due = (self.due + earned).min(Instant::now() + PATIENCE);
+    }
+
+    /// Keeps bytes of a large message, within the room of all.
+    fn hold(&mut self, bytes: &[u8]) -> Result<(), Refusal> {
+        let held = self.held.as_ref().map_or(0, OwnedSemaphorePermit::num_permits);
+        let missing = (self.pieces.len() + bytes.len()).div_ceil(KIB).saturating_sub(held);
+        let more = Arc::clone(&self.room.0).try_acquire_many_owned(missing as u32).map_err(|_| {
+            let text = "too many large requests are coming in: send this one again when they are through";
+            Refusal::for_now(Reason::QueueFull, text, AGAIN)
+        })?;
+        match &mut self.held {
+            Some(held) => held.merge(more),
+            None => self.held = Some(more),
+        }
+        self.pieces.push(bytes);
+        Ok(())
+    }
+
+    /// Called while no bytes come. Ready with the refusal when the client is too slow.
+    fn poll_late(&mut self, cx: &mut Context<'_>) -> Poll<Refusal> {
+        if self.expected == Expected::Several && !self.messages.is_within() {
+            self.due = Instant::now() + PATIENCE;
+            return Poll::Pending;
+        }
+        let due = self.due;
+        let timer = self.timer.get_or_insert_with(|| Box::pin(tokio::time::sleep_until(due)));
+        if timer.deadline() != due {
+            timer.as_mut().reset(due);
+        }
+        timer.as_mut().poll(cx).map(|()| {
+            let text = format!(
+                "this request came too slowly: after {PATIENCE:?} at least {} KiB must come in a second; send it again",
+                LEAST_RATE as usize / KIB
+            );
             Refusal::new(Reason::DeadlineExceeded, text)
         })
+    }
+
+    /// Checks the end of the body.
+    fn end(&self) -> Result<(), Refusal> {
+        if self.messages.is_within() {
+            return Err(malformed("it ends within its message"));
+        }
+        Ok(())
+    }
+}
+
+impl<B: HttpBody<Data = Bytes, Error = Status> + Unpin> BoundedBody<B> {
+    /// Returns the next bytes or trailers to pass on, or `None` at the end.
+    fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<Frame<Bytes>>, Status>> {
+        loop {
+            if !self.is_incomplete()
+                && let Some(piece) = self.pieces.pop()
+            {
+                return Poll::Ready(Ok(Some(Frame::data(piece))));
+            }
+            let polled = Pin::new(&mut self.body).poll_frame(cx);
+            let Poll::Ready(frame) = polled else {
+                return Poll::Ready(Err(status::status(&ready!(self.poll_late(cx)))));
+            };
+            let Some(frame) = frame.transpose()? else {
+                self.end().map_err(|refusal| status::status(&refusal))?;
+                return Poll::Ready(Ok(None));
+            };
+            match frame.into_data() {
+                Ok(bytes) => {
+                    let bytes = self.take(bytes).map_err(|refusal| status::status(&refusal))?;
+                    if let Some(bytes) = bytes {
+                        return Poll::Ready(Ok(Some(Frame::data(bytes))));
+                    }
+                }
+                Err(trailers) => return Poll::Ready(Ok(Some(trailers))),
+            }
+        }
     }
 }
 
@@ -129,7 +256,7 @@ fn malformed(text: &str) -> Refusal {
     Refusal::new(Reason::MalformedRequest, text)
 }
 
-impl HttpBody for BoundedBody {
+impl<B: HttpBody<Data = Bytes, Error = Status> + Unpin> HttpBody for BoundedBody<B> {
     type Data = Bytes;
     type Error = Status;
 
@@ -137,26 +264,18 @@ impl HttpBody for BoundedBody {
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
-        let checked = match Pin::new(&mut self.body).poll_frame(cx) {
-            Poll::Pending => return self.poll_stall(cx).map(|over| Some(Err(status::status(&over)))),
-            Poll::Ready(Some(Ok(frame))) => {
-                if let Some(stalled) = &mut self.stalled {
-                    stalled.as_mut().reset(Instant::now() + STALL);
-                }
-                self.take(frame.data_ref().map_or(&[], |data| data)).map(|()| Some(Ok(frame)))
-            }
-            Poll::Ready(None) if self.messages.is_within() => Err(malformed("it ends within its message")),
-            Poll::Ready(end) => Ok(end),
-        };
-        Poll::Ready(checked.unwrap_or_else(|refusal| Some(Err(status::status(&refusal)))))
+        self.poll_next(cx).map(Result::transpose)
     }
 
     fn is_end_stream(&self) -> bool {
-        // A body cut short must be polled again to be detected.
-        !self.messages.is_within() && self.body.is_end_stream()
+        // A body that is cut short must be polled again to be detected.
+        self.end().is_ok() && self.pieces.is_empty() && self.body.is_end_stream()
     }
 
     fn size_hint(&self) -> SizeHint {
         self.body.size_hint()
     }
 }
+
+#[cfg(test)]
+mod tests;

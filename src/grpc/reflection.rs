@@ -16,6 +16,7 @@ use tonic::server::NamedService;
 use tonic::service::Routes;
 use tonic_reflection::server::{Builder, Error};
 
+use super::intake::{Intake, Room};
 use super::server::{NAMES, REFLECTION, REFLECTION_ALPHA};
 use crate::pb;
 
@@ -65,12 +66,12 @@ impl<const NAME: usize> tower::Service<Request<Body>> for OnFirstCall<NAME> {
     }
 }
 
-/// Adds both versions of the reflection service to `routes`.
-pub(super) fn add(routes: Routes) -> Routes {
+/// Adds both versions of the reflection service to `routes`. Their large requests share `room`.
+pub(super) fn add(routes: Routes, room: &Room) -> Routes {
     let descriptions = Descriptions::default();
     routes
-        .add_service(OnFirstCall::<REFLECTION>(Arc::clone(&descriptions)))
-        .add_service(OnFirstCall::<REFLECTION_ALPHA>(descriptions))
+        .add_service(Intake::of_streams(OnFirstCall::<REFLECTION>(Arc::clone(&descriptions)), room))
+        .add_service(Intake::of_streams(OnFirstCall::<REFLECTION_ALPHA>(descriptions), room))
 }
 
 /// Makes both versions of the reflection service.

@@ -12,7 +12,7 @@ use tonic_health::ServingStatus;
 use tonic_health::server::HealthReporter;
 
 use super::calls::JobCalls;
-use super::intake::Intake;
+use super::intake::{Intake, Room};
 use super::peer::CallerRights;
 use super::{compatible, draft, reflection, v1};
 use crate::actors::handle::JobsHandle;
@@ -65,10 +65,10 @@ pub(crate) struct ServicesByRights {
 
 impl ServicesByRights {
     /// Combines `routes` with reflection as the setting says. Refused callers get `PERMISSION_DENIED` under every name.
-    pub(super) fn new(routes: Routes, reflection: Reflection) -> Self {
+    pub(super) fn new(routes: Routes, reflection: Reflection, room: &Room) -> Self {
         let owner = match reflection {
             Reflection::Off => routes.clone(),
-            Reflection::Owner | Reflection::On => reflection::add(routes.clone()),
+            Reflection::Owner | Reflection::On => reflection::add(routes.clone(), room),
         };
         let allowed =
             match reflection {
@@ -113,16 +113,18 @@ impl Services {
         let draft = DraftServer::new(draft::Service(calls))
             .max_decoding_message_size(MAX_REQUEST)
             .max_encoding_message_size(MAX_RESPONSE);
-        let canonical = Intake::new(canonical);
-        let compatible = canonical.beside(compatible);
-        let draft = canonical.beside(draft);
+        let room = Room::default();
+        let canonical = Intake::new(canonical, &room);
+        let compatible = Intake::new(compatible, &room);
+        let draft = Intake::new(draft, &room);
         let routes = Routes::new(Renamed::<_, BARE>(canonical.clone()))
             .add_service(canonical)
             .add_service(Renamed::<_, COMPATIBLE_TOO>(compatible.clone()))
             .add_service(compatible)
             .add_service(draft)
             .add_service(health_service);
-        let services = Self { answers: ServicesByRights::new(routes, reflection), health, end_streams };
+        let answers = ServicesByRights::new(routes, reflection, &room);
+        let services = Self { answers, health, end_streams };
         services.serving(ServingStatus::Serving).await;
         services
     }
@@ -216,7 +218,7 @@ mod tests {
 
     /// Returns the code of the answer to a caller who asks for reflection; `None` if the call is let through.
     async fn asked(setting: Reflection, rights: CallerRights, version: usize) -> Option<String> {
-        let answers = ServicesByRights::new(Routes::default(), setting);
+        let answers = ServicesByRights::new(Routes::default(), setting, &Room::default());
         let path = format!("/{}/ServerReflectionInfo", NAMES[version]);
         let request = Request::post(&path).header("content-type", "application/grpc");
         let answer = answers.of(rights).oneshot(request.body(Body::empty()).unwrap()).await.unwrap();

@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "a broken scene fails the test")]
 
 mod headers;
+mod lengths;
 #[path = "../support/mod.rs"]
 mod support;
 
@@ -13,9 +14,7 @@ use bytes::Bytes;
 use rustix::process::{Pid, Resource, Rlimit};
 use step_runner::pb::v1::State;
 use support::frames::{self, END_HEADERS, END_STREAM, Wire, call_headers, frame, header, kind};
-use support::{
-    Daemon, PATIENCE, Setup, contains, is_alive, logs, patiently, refused, request, script, scripts, until,
-};
+use support::{Daemon, PATIENCE, Setup, contains, is_alive, logs, patiently, scripts, until};
 use tonic::Code;
 
 /// Returns the peak resident memory of the daemon in KiB.
@@ -146,39 +145,6 @@ async fn fault_57_what_a_length_promises_is_checked_before_anything_is_set_aside
     let grown = peak(&daemon) - before;
     assert!(grown < GROWTH, "{grown} KiB");
     assert_eq!(client.status("1").await.state(), State::Running);
-}
-
-#[tokio::test]
-async fn fault_57_large_requests_have_room_for_some_at_a_time() {
-    let daemon = Daemon::start();
-    let client = daemon.client().await;
-    let mut held = Vec::new();
-    for _ in 0..2 {
-        let mut wire = Wire::open(&daemon.socket).unwrap();
-        wire.send(&frame(kind::HEADERS, END_HEADERS, 1, &call_headers("Run"))).unwrap();
-        wire.send(&frame(kind::DATA, 0, 1, &prefix(0, 32 << 20))).unwrap();
-        wire.send(&frame(kind::PING, 0, 0, b"received")).unwrap();
-        while wire.receive().unwrap().unwrap().kind != kind::PING {}
-        // When a later call is answered, the call above has been processed.
-        assert!(client.jobs().await.is_empty());
-        held.push(wire);
-    }
-    let large = || {
-        let mut run = request("large", &script("true"));
-        run.env.insert("A".into(), "x".repeat(100 << 10));
-        run
-    };
-    refused(client.try_run(large()).await, Code::ResourceExhausted, "queue_full");
-    // Small requests need no reserved memory. A call that is given up releases its own.
-    assert_eq!(client.run_to_end("small", &script("true")).await.exit_code, 0);
-    drop(held);
-    loop {
-        match client.try_run(large()).await {
-            Ok(()) => break,
-            refusal => drop(refused(refusal, Code::ResourceExhausted, "queue_full")),
-        }
-    }
-    assert_eq!(client.ended("large").await.exit_code, 0);
 }
 
 #[tokio::test]

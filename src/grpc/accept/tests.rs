@@ -6,6 +6,7 @@ use axum::routing::post;
 
 use super::*;
 use crate::config::Reflection;
+use crate::grpc::intake::Room;
 
 /// Preface, and SETTINGS with the largest stream window.
 const HELLO: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\x06\x04\0\0\0\0\0\0\x04\x7f\xff\xff\xff";
@@ -34,7 +35,7 @@ async fn fault_91_the_connection_of_a_client_that_is_stopped_ends() {
         };
         let listener = StdListener::bind(&path).unwrap();
         let users = AllowedUsers::new(&[]);
-        let answers = ServicesByRights::new(routes.clone(), Reflection::Off);
+        let answers = ServicesByRights::new(routes.clone(), Reflection::Off, &Room::default());
         let accepting = AcceptLoop::new(listener, answers, users, limits, CallCounters::default()).unwrap();
         let open = Arc::clone(&accepting.open);
         tokio::spawn(accepting.run(CancellationToken::new(), CancellationToken::new()));
