@@ -109,6 +109,8 @@ struct BoundedBody<B> {
     body: B,
     messages: LengthHeaders<PREFIX_LEN>,
     expected: Expected,
+    /// Number of messages that have begun.
+    begun: usize,
     /// True if the last message that has begun is a large one.
     is_large: bool,
     /// The bytes of a large message, until it is complete: the library allocates memory for the whole message when it
@@ -129,6 +131,7 @@ impl<B> BoundedBody<B> {
             body,
             messages: LengthHeaders::new(),
             expected,
+            begun: 0,
             is_large: false,
             pieces: Pieces::default(),
             room,
@@ -155,8 +158,12 @@ impl<B> BoundedBody<B> {
     }
 
     fn read_lengths(&mut self, bytes: &[u8]) -> Result<(), Refusal> {
-        let is_large = &mut self.is_large;
+        let (expected, begun, is_large) = (self.expected, &mut self.begun, &mut self.is_large);
         self.messages.read(bytes, |[flag, length @ ..]| {
+            *begun += 1;
+            if expected == Expected::One && *begun > 1 {
+                return Err(malformed("it has more than one message"));
+            }
             if flag != 0 {
                 return Err(malformed("its message is marked as compressed, but no encoding is named"));
             }
@@ -218,6 +225,9 @@ impl<B> BoundedBody<B> {
         if self.messages.is_within() {
             return Err(malformed("it ends within its message"));
         }
+        if self.begun == 0 {
+            return Err(malformed("it has no message: an empty message is five bytes of zero"));
+        }
         Ok(())
     }
 }
@@ -268,7 +278,7 @@ impl<B: HttpBody<Data = Bytes, Error = Status> + Unpin> HttpBody for BoundedBody
     }
 
     fn is_end_stream(&self) -> bool {
-        // A body that is cut short must be polled again to be detected.
+        // A body that is cut short, or empty, must be polled again to be detected.
         self.end().is_ok() && self.pieces.is_empty() && self.body.is_end_stream()
     }
 

@@ -122,7 +122,7 @@ impl Services {
             .add_service(Renamed::<_, COMPATIBLE_TOO>(compatible.clone()))
             .add_service(compatible)
             .add_service(draft)
-            .add_service(health_service);
+            .add_service(Intake::new(health_service, &room));
         let answers = ServicesByRights::new(routes, reflection, &room);
         let services = Self { answers, health, end_streams };
         services.serving(ServingStatus::Serving).await;

@@ -1,13 +1,25 @@
-//! Requests that announce much and send little (faults.md row 105).
+//! Requests without a message, and requests that announce much and send little (faults.md rows 104, 105).
 
 use std::path::Path;
 
 use bytes::Bytes;
 use h2::client::SendRequest;
-use tonic::Code;
+use http::HeaderMap;
+use tonic::{Code, Status};
+use tonic_types::StatusExt as _;
 
 use super::prefix;
-use super::support::{Daemon, refused, request, script};
+use super::support::{Daemon, patiently, refused, request, script};
+
+/// All calls that have one message as request.
+const CALLS: [(&str, &[&str]); 6] = [
+    ("steprunner.v1.StepRunner", &["Run", "FollowLogs", "FollowSteps", "Finish", "Cancel", "Status"]),
+    ("StepRunner", &["Run", "FollowLogs", "FollowSteps", "Finish", "Cancel", "Status"]),
+    ("proto.StepRunner", &["Run", "FollowLogs", "FollowSteps", "Close", "Cancel", "Status"]),
+    ("step.StepRunner", &["Run", "FollowLogs", "FollowSteps", "Close", "Cancel", "Status"]),
+    ("steprunner.v0.StepRunner", &["Run", "Follow", "Cancel"]),
+    ("grpc.health.v1.Health", &["Check", "Watch"]),
+];
 
 /// Opens a connection on which calls are made frame by frame.
 async fn connect(socket: &Path) -> SendRequest<Bytes> {
@@ -30,6 +42,49 @@ async fn begin(
         .unwrap();
     let mut sender = sender.clone().ready().await.unwrap();
     sender.send_request(call, is_whole).unwrap()
+}
+
+/// Reads an answer to its end. Returns its status.
+async fn status(answer: h2::client::ResponseFuture) -> Status {
+    let (head, mut body) = answer.await.unwrap().into_parts();
+    while let Some(data) = body.data().await {
+        body.flow_control().release_capacity(data.unwrap().len()).unwrap();
+    }
+    let trailers: HeaderMap = body.trailers().await.unwrap().unwrap_or(head.headers);
+    Status::from_header_map(&trailers).unwrap()
+}
+
+#[tokio::test]
+async fn fault_104_a_call_without_a_message_is_malformed_in_every_service() {
+    let daemon = Daemon::start();
+    let sender = connect(&daemon.socket).await;
+    for (service, methods) in CALLS {
+        for method in methods {
+            for (what, is_whole, body) in [
+                ("headers alone", true, &b""[..]),
+                ("an empty body", false, b""),
+                ("two messages", false, &[0; 10]),
+            ] {
+                let (answer, mut sending) = begin(&sender, &format!("/{service}/{method}"), is_whole).await;
+                if !is_whole {
+                    sending.send_data(Bytes::copy_from_slice(body), true).unwrap();
+                }
+                let status = patiently("an answer", status(answer)).await;
+                let told = format!("{service}/{method}, {what}: {status:?}");
+                assert_eq!(status.code(), Code::InvalidArgument, "{told}");
+                assert!(status.message().starts_with("malformed_request: it has "), "{told}");
+                let info = status.get_details_error_info().unwrap_or_else(|| panic!("{told}"));
+                assert_eq!(
+                    (info.reason.as_str(), info.domain.as_str()),
+                    ("malformed_request", "step-runner")
+                );
+            }
+        }
+    }
+    // An empty message is a request.
+    let (answer, mut sending) = begin(&sender, "/steprunner.v1.StepRunner/Status", false).await;
+    sending.send_data(Bytes::from_static(&[0; 5]), true).unwrap();
+    assert_eq!(patiently("an answer", status(answer)).await.code(), Code::Ok);
 }
 
 #[tokio::test]

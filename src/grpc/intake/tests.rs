@@ -70,6 +70,27 @@ async fn next(body: &mut BoundedBody<SlowBody>) -> Option<Result<Frame<Bytes>, S
 /// A second of the clock, which the test moves where [`SlowBody`] pauses.
 const SECOND: Duration = Duration::from_secs(1);
 
+#[tokio::test]
+async fn fault_104_a_request_has_its_messages() {
+    use Expected::{One, Several};
+    let two = Bytes::from([message(1, 1), message(2, 2)].concat());
+    for (bytes, expected, refused) in [
+        (Bytes::new(), One, Some("no message")),
+        (Bytes::new(), Several, Some("no message")),
+        (Bytes::from_static(&[0, 0]), One, Some("within its message")),
+        (message(0, 0), One, None),
+        (two.clone(), One, Some("more than one")),
+        (two, Several, None),
+    ] {
+        let result = read(at_once(bytes.clone()), expected, &Room::default()).await;
+        match refused {
+            Some(text) => assert!(result.unwrap_err().contains(text), "{bytes:?}"),
+            None => assert_eq!(result, Ok(bytes)),
+        }
+    }
+    assert!(!BoundedBody::new(Body::empty(), Room::default(), One).is_end_stream());
+}
+
 #[cfg(feature = "failpoints")]
 #[tokio::test(start_paused = true)]
 async fn fault_105_a_request_is_as_fast_as_the_least_rate() {
