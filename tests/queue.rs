@@ -386,6 +386,37 @@ async fn too_many_bytes_may_not_wait() {
 }
 
 #[tokio::test]
+async fn fault_106_a_job_waits_until_its_request_has_room_beside_those_that_run() {
+    let mut scene =
+        Scene::new(&[("max_running_bytes", "\"64KiB\""), ("max_queued_bytes", "\"100KiB\"")]).await;
+    let long = |id: &str, kib: usize| {
+        let text = format!(": {}; cat '{}'", "x".repeat(kib << 10), scene.fifo(id).display());
+        RunRequest { steps: script(&text), ..scene.request(id, &[]) }
+    };
+    let set = |ids: &[&str]| ids.iter().map(|id| (*id).to_owned()).collect::<BTreeSet<_>>();
+    // One that is larger than the limit runs alone, and those behind it wait in their order, also a small one.
+    for (id, kib) in [("huge", 70), ("second", 40), ("third", 40), ("small", 1)] {
+        scene.client.try_run(long(id, kib)).await.unwrap();
+    }
+    scene.starts("huge").await;
+    assert_eq!(scene.waiting().await, set(&["second", "third", "small"]));
+    // What neither runs nor waits is refused for now.
+    let text = refused(scene.client.try_run(long("fourth", 40)).await, Code::ResourceExhausted, "queue_full");
+    assert!(text.contains("bytes of jobs waiting (limit 102400)"), "{text}");
+    scene.let_go("huge").await;
+    scene.starts("second").await;
+    assert_eq!(scene.waiting().await, set(&["third", "small"]));
+    // A higher limit holds at once.
+    scene.set("max_running_bytes", "\"90KiB\"");
+    for id in ["third", "small"] {
+        scene.starts(id).await;
+    }
+    for id in ["second", "third", "small"] {
+        scene.let_go(id).await;
+    }
+}
+
+#[tokio::test]
 async fn a_stop_cancels_what_waits() {
     let mut scene = Scene::new(&[("max_running", "1"), ("shutdown_grace", "\"600s\"")]).await;
     scene.run("first").await;

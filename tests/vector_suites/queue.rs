@@ -27,6 +27,7 @@ pub(crate) fn run(vector: &Value) -> Result<(), Failed> {
         running: slots(&vector["max_running"]),
         running_per_key: size(&vector["max_per_key"]),
         queued: size(&vector["max_queued"]),
+        running_bytes: None,
         queued_bytes: None,
     };
     let mut daemon = Daemon {

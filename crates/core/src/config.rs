@@ -49,8 +49,10 @@ settings! {
     max_followers: u64 = 1_024, "at least 1" if |n| *n >= 1;
     /// Registered jobs of all states (service.md §3.7).
     max_jobs: u64 = 10_000, "at least 1" if |n| *n >= 1;
-    /// Jobs running at once; 0: no limit, nothing ever waits (queue.md §2).
+    /// Jobs running at once; 0: no limit (queue.md §2).
     max_running: u64 = 0;
+    /// Requests of running jobs together; a running job takes about three times its request in memory (queue.md §2).
+    max_running_bytes: Bytes = Bytes(128 << 20);
     /// Waiting jobs; 0: none may wait, `none`: no limit (queue.md §2).
     max_queued: Limit = Limit(Some(1_000));
     /// Waiting requests together, as received (queue.md §2).
@@ -129,11 +131,12 @@ settings! {
 }
 
 /// Settings that a running daemon applies on SIGHUP. The others wait for its next start.
-const LIVE: [&str; 26] = [
+const LIVE: [&str; 27] = [
     "state_limit",
     "max_followers",
     "max_jobs",
     "max_running",
+    "max_running_bytes",
     "max_queued",
     "max_queued_bytes",
     "queue_policy",

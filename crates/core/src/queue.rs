@@ -29,6 +29,8 @@ pub struct QueueLimits {
     pub running: Option<usize>,
     /// Jobs running at once of one key.
     pub running_per_key: Option<usize>,
+    /// Sum of the sizes of running jobs in bytes. A job that is larger by itself runs alone.
+    pub running_bytes: Option<u64>,
     /// Jobs waiting.
     pub queued: Option<usize>,
     /// Sum of the sizes of waiting jobs in bytes.
@@ -120,7 +122,7 @@ struct Entry {
 
 enum EntryState {
     Waiting { place: Place, bytes: u64 },
-    Running,
+    Running { bytes: u64 },
 }
 
 /// Jobs of one key.
@@ -146,6 +148,7 @@ pub struct Queue<J> {
     /// Under `fifo` the number of running jobs counts as 0.
     candidates: BTreeSet<(usize, Rank, ShareKey)>,
     running: usize,
+    running_bytes: u64,
     waiting: usize,
     waiting_bytes: u64,
     arrivals: u64,
@@ -166,6 +169,7 @@ impl<J: Clone + Eq + Hash> Queue<J> {
             shares: HashMap::new(),
             candidates: BTreeSet::new(),
             running: 0,
+            running_bytes: 0,
             waiting: 0,
             waiting_bytes: 0,
             arrivals: 0,
@@ -222,11 +226,12 @@ impl<J: Clone + Eq + Hash> Queue<J> {
         self.enqueue(job, key, place, bytes);
     }
 
-    /// Restores a running job of an earlier process. It keeps its slot even if that exceeds the limit.
-    pub fn restore_running(&mut self, job: J, key: ShareKey) {
+    /// Restores a running job of an earlier process. It keeps its slot even if that exceeds the limits.
+    pub fn restore_running(&mut self, job: J, key: ShareKey, bytes: u64) {
         self.change(&key, |share| share.running += 1);
         self.running += 1;
-        self.jobs.insert(job, Entry { key, state: EntryState::Running });
+        self.running_bytes += bytes;
+        self.jobs.insert(job, Entry { key, state: EntryState::Running { bytes } });
     }
 
     /// Removes a cancelled waiting job, or a running job whose last process is gone, and offers the free slots.
@@ -289,7 +294,7 @@ impl<J: Clone + Eq + Hash> Queue<J> {
 
     /// True if `job` holds a slot.
     pub fn is_running(&self, job: &J) -> bool {
-        matches!(self.jobs.get(job), Some(Entry { state: EntryState::Running, .. }))
+        matches!(self.jobs.get(job), Some(Entry { state: EntryState::Running { .. }, .. }))
     }
 
     fn sort_anew(&mut self) {
@@ -346,9 +351,10 @@ impl<J: Clone + Eq + Hash> Queue<J> {
                 self.change(&key, |share| drop(share.waiting.remove(&rank)));
                 self.no_longer_waiting(bytes);
             }
-            EntryState::Running => {
+            EntryState::Running { bytes } => {
                 self.change(&key, |share| share.running -= 1);
                 self.running -= 1;
+                self.running_bytes -= bytes;
             }
         }
     }
@@ -362,11 +368,17 @@ impl<J: Clone + Eq + Hash> Queue<J> {
         }
     }
 
-    /// Starts jobs until no slot or no candidate is left.
+    /// Starts jobs until no slot, no room or no candidate is left. If the best candidate finds no room, those behind it wait
+    /// too: else small jobs could keep a large one out for ever.
     fn offer(&mut self, starts: &mut Vec<J>) {
         while !self.paused
             && self.limits.running.is_none_or(|limit| self.running < limit)
             && let Some((_, rank, key)) = self.candidates.first().cloned()
+            && self
+                .shares
+                .get(&key)
+                .and_then(|share| share.waiting.get(&rank))
+                .is_some_and(|job| self.fits(job))
         {
             let mut chosen = None;
             self.change(&key, |share| {
@@ -375,12 +387,25 @@ impl<J: Clone + Eq + Hash> Queue<J> {
             });
             self.running += 1;
             let Some(job) = chosen else { continue };
-            let state =
-                self.jobs.get_mut(&job).map(|entry| std::mem::replace(&mut entry.state, EntryState::Running));
-            if let Some(EntryState::Waiting { bytes, .. }) = state {
+            if let Some(entry) = self.jobs.get_mut(&job)
+                && let EntryState::Waiting { bytes, .. } = entry.state
+            {
+                entry.state = EntryState::Running { bytes };
+                self.running_bytes += bytes;
                 self.no_longer_waiting(bytes);
             }
             starts.push(job);
+        }
+    }
+
+    /// True if a waiting job has room beside the running ones.
+    fn fits(&self, job: &J) -> bool {
+        let Some(limit) = self.limits.running_bytes.filter(|_| self.running > 0) else { return true };
+        match self.jobs.get(job) {
+            Some(Entry { state: EntryState::Waiting { bytes, .. }, .. }) => {
+                self.running_bytes.saturating_add(*bytes) <= limit
+            }
+            _ => true,
         }
     }
 

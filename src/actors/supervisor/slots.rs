@@ -29,6 +29,7 @@ pub(super) fn rules(config: &Config) -> (Policy, QueueLimits) {
     let limits = QueueLimits {
         running: Some(config.max_running).filter(|limit| *limit > 0).map(size),
         running_per_key: config.max_running_per_project.0.map(size),
+        running_bytes: Some(config.max_running_bytes.0),
         queued: config.max_queued.0.map(size),
         queued_bytes: Some(config.max_queued_bytes.0),
     };
@@ -96,7 +97,7 @@ impl Supervisor {
     ) {
         match waits_at {
             Some(place) => self.queue.restore_waiting(id.clone(), share.key.clone(), place, share.bytes),
-            None => self.queue.restore_running(id.clone(), share.key.clone()),
+            None => self.queue.restore_running(id.clone(), share.key.clone(), share.bytes),
         }
     }
 }

@@ -50,6 +50,33 @@ fn a_request_too_large_for_the_queue_is_refused_and_leaves_no_trace() {
 }
 
 #[test]
+fn fault_106_requests_of_running_jobs_have_room_together() {
+    let limits = QueueLimits { running_bytes: Some(100), ..QueueLimits::default() };
+    let mut queue = Queue::new(Policy::Fair, limits);
+    let mut starts = Vec::new();
+    let key = ShareKey::default;
+    // A job that is larger by itself runs alone.
+    assert!(matches!(queue.submit(&"huge", key(), None, 1_000, &mut starts), Submitted::Started(_)));
+    assert!(matches!(queue.submit(&"a", key(), None, 60, &mut starts), Submitted::Queued(_)));
+    assert!(matches!(queue.submit(&"b", key(), None, 60, &mut starts), Submitted::Queued(_)));
+    // A small one does not pass those that came before it.
+    assert!(matches!(queue.submit(&"small", key(), None, 1, &mut starts), Submitted::Queued(_)));
+    starts.clear();
+    queue.remove_job(&"huge", &mut starts);
+    assert_eq!(starts, ["a"]);
+    starts.clear();
+    queue.remove_job(&"a", &mut starts);
+    assert_eq!(starts, ["b", "small"]);
+    // Jobs of an earlier process take room too; a raised limit is offered at once.
+    let mut later = Queue::new(Policy::Fair, limits);
+    later.restore_running("a", key(), 80);
+    assert!(matches!(later.submit(&"b", key(), None, 40, &mut starts), Submitted::Queued(_)));
+    starts.clear();
+    later.configure(Policy::Fair, QueueLimits { running_bytes: Some(120), ..limits }, &mut starts);
+    assert_eq!(starts, ["b"]);
+}
+
+#[test]
 fn waiting_jobs_keep_their_order_over_a_restart() {
     let limits = QueueLimits { running: Some(1), ..QueueLimits::default() };
     let mut queue = Queue::new(Policy::Fair, limits);
@@ -69,7 +96,7 @@ fn waiting_jobs_keep_their_order_over_a_restart() {
     }
     let mut later = Queue::new(Policy::Fair, limits);
     later.pause();
-    later.restore_running("a", ShareKey::new("s", "1"));
+    later.restore_running("a", ShareKey::new("s", "1"), 0);
     for (job, key, place) in places.iter().rev() {
         later.restore_waiting(*job, key.clone(), place, 1);
     }
@@ -105,7 +132,7 @@ fn a_job_without_number_stands_behind_those_that_have_started_before_a_restart()
     }
     // The second job has started meanwhile, so it is not restored as waiting.
     let mut later = Queue::new(Policy::Fair, limits);
-    later.restore_running("second", key());
+    later.restore_running("second", key(), 0);
     for (job, place) in places.iter().filter(|(job, _)| *job != "second") {
         later.restore_waiting(*job, key(), place, 1);
     }
@@ -128,13 +155,16 @@ enum Happens {
 
 fn limits() -> impl Strategy<Value = QueueLimits> {
     let bound = || prop::option::of(0..4_usize);
-    (prop::option::of(1..5_usize), prop::option::of(1..3_usize), bound(), prop::option::of(0..40_u64))
-        .prop_map(|(running, running_per_key, queued, queued_bytes)| QueueLimits {
+    let bytes = || prop::option::of(0..40_u64);
+    (prop::option::of(1..5_usize), prop::option::of(1..3_usize), bytes(), bound(), bytes()).prop_map(
+        |(running, running_per_key, running_bytes, queued, queued_bytes)| QueueLimits {
             running,
             running_per_key,
+            running_bytes,
             queued,
             queued_bytes,
-        })
+        },
+    )
 }
 
 fn events() -> impl Strategy<Value = Vec<Happens>> {
@@ -161,7 +191,7 @@ struct Slow {
     limits: QueueLimits,
     paused: bool,
     waiting: Vec<(u8, ShareKey, u64, u64, u64)>,
-    running: BTreeMap<u8, ShareKey>,
+    running: BTreeMap<u8, (ShareKey, u64)>,
     arrivals: u64,
     reference: Option<Arc<str>>,
     highest: u64,
@@ -169,7 +199,7 @@ struct Slow {
 
 impl Slow {
     fn count(&self, key: &ShareKey) -> usize {
-        self.running.values().filter(|other| *other == key).count()
+        self.running.values().filter(|other| other.0 == *key).count()
     }
 
     fn offer(&mut self) -> Vec<u8> {
@@ -181,8 +211,13 @@ impl Slow {
                 Policy::Fair => (self.count(&job.1), job.2, job.3),
             });
             let Some(best) = best.cloned() else { break };
+            let taken: u64 = self.running.values().map(|(_, bytes)| bytes).sum();
+            let has_room = self.limits.running_bytes.is_none_or(|limit| taken + best.4 <= limit);
+            if !has_room && !self.running.is_empty() {
+                break;
+            }
             self.waiting.retain(|job| job.0 != best.0);
-            self.running.insert(best.0, best.1);
+            self.running.insert(best.0, (best.1, best.4));
             starts.push(best.0);
         }
         if self.waiting.is_empty() {
@@ -293,6 +328,7 @@ proptest! {
             };
             prop_assert_eq!(starts, expected);
             prop_assert_eq!((queue.running(), queue.waiting()), (slow.running.len(), slow.waiting.len()));
+            prop_assert_eq!(queue.running_bytes, slow.running.values().map(|(_, bytes)| bytes).sum::<u64>());
             prop_assert_eq!(queue.shares.values().map(|share| share.running).sum::<usize>(), queue.running());
             prop_assert!(queue.shares.values().all(|share| share.running > 0 || !share.waiting.is_empty()));
         }
@@ -305,7 +341,7 @@ fn a_restored_running_job_holds_its_slot_until_it_leaves() {
     let mut queue = Queue::new(Policy::Fifo, limits);
     let mut starts = Vec::new();
     let key = ShareKey::new("s", "1");
-    queue.restore_running("a", key.clone());
+    queue.restore_running("a", key.clone(), 0);
     assert_eq!(queue.key(&"a"), Some(&key));
     assert!(matches!(queue.submit(&"b", key.clone(), None, 1, &mut starts), Submitted::Queued(_)));
     assert!(matches!(queue.submit(&"c", key, None, 1, &mut starts), Submitted::Queued(_)));
