@@ -194,8 +194,12 @@ pub fn stored_kind(stored: &[u8]) -> StoredKind {
     }
 }
 
-/// The parts that a result gives up, in this order, until it fits. Outputs keep their names; other parts go completely.
-const SACRIFICES: [fn(&mut v1::StepResult); 7] = [
+/// Maximum length of a single text of a result that is still too large, in bytes. A name is not longer.
+const SHORT_TEXT: usize = 4 << 10;
+
+/// The parts that a result gives up, in this order, until it fits. Values go before their names. What is left at the end
+/// is a fixed number of short texts.
+const SACRIFICES: [fn(&mut v1::StepResult); 9] = [
     |result| result.outputs.values_mut().for_each(|value| *value = null()),
     |result| result.exports.clear(),
     |result| result.env.clear(),
@@ -203,7 +207,27 @@ const SACRIFICES: [fn(&mut v1::StepResult); 7] = [
     |result| result.exec_result.iter_mut().for_each(|exec| exec.command.clear()),
     |result| result.step.iter_mut().for_each(|step| step.env.clear()),
     |result| result.step.iter_mut().for_each(|step| step.inputs.clear()),
+    |result| result.outputs.clear(),
+    shorten_texts,
 ];
+
+/// Shortens the texts that no earlier sacrifice removes.
+fn shorten_texts(result: &mut v1::StepResult) {
+    let v1::StepResult { step, exec_result, place, .. } = result;
+    let mut texts = vec![place];
+    texts.extend(exec_result.as_mut().map(|exec| &mut exec.work_dir));
+    if let Some(v1::Step { name, step: reference, .. }) = step {
+        texts.push(name);
+        if let Some(v1::step::Reference { url, filename, version, step_path, .. }) = reference {
+            *step_path = None;
+            texts.extend([url, filename, version]);
+        }
+    }
+    for text in texts.into_iter().filter(|text| text.len() > SHORT_TEXT) {
+        text.truncate(text.floor_char_boundary(SHORT_TEXT));
+        text.push('…');
+    }
+}
 
 /// Encodes a result, reduced to [`MAX_RESULT`].
 pub fn step_result_bytes(result: &StepResult) -> Vec<u8> {

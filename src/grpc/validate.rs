@@ -17,6 +17,9 @@ use crate::variables;
 /// Maximum size of the `steps` text in bytes (service.md §3.7).
 const MAX_STEPS: usize = 16 << 20;
 
+/// Maximum length of `file` in bytes (service.md §3.7): that of a path.
+const MAX_FILE: usize = 4 << 10;
+
 /// Checks a job id.
 pub(super) fn job_id(id: &str) -> Result<JobId, Refusal> {
     JobId::parse(id).map_err(|e| Refusal::new(Reason::InvalidId, e.to_string()).about("id"))
@@ -67,12 +70,21 @@ pub(super) fn run_request(
             masking: masking.map(masking_part).unwrap_or_default(),
         },
         steps: self::steps(steps)?,
-        file: Some(file).filter(|f| !f.is_empty()),
+        file: file_name(file)?,
         inputs: input_values(inputs)?,
         timeout: positive("timeout", timeout)?,
         cancel_grace: positive("cancel_grace", cancel_grace)?,
         limits: limits.map(job_limits).transpose()?.unwrap_or_default(),
     })
+}
+
+/// Checks the length of the document's name. Messages and results hold it.
+fn file_name(file: String) -> Result<Option<String>, Refusal> {
+    if file.len() > MAX_FILE {
+        let text = format!("file has {} bytes, at most {MAX_FILE} are allowed", file.len());
+        return Err(Refusal::new(Reason::TooLarge, text).about("file"));
+    }
+    Ok(Some(file).filter(|file| !file.is_empty()))
 }
 
 /// Checks the size of the steps' text.

@@ -56,3 +56,27 @@ async fn contents_over_their_limits_are_refused() {
     client.finish("fits").await;
     assert_eq!(daemon.folders(), Vec::<String>::new());
 }
+
+#[tokio::test]
+async fn fault_107_names_that_every_result_holds_are_short() {
+    const MOST: usize = 4 << 10;
+    let daemon = Daemon::start();
+    let client = daemon.client().await;
+    let step = |name: &str| format!("[{{name: {name}, script: 'true'}}]");
+    let text = refused(
+        client.try_run(request("long", &step(&"n".repeat(MOST + 1)))).await,
+        Code::InvalidArgument,
+        "malformed_steps",
+    );
+    assert!(text.contains("a step name of 4097 bytes is too long: at most 4096 are allowed"), "{text}");
+    let file = RunRequest { file: "f".repeat(MOST + 1), ..request("file", &script("true")) };
+    refused(client.try_run(file).await, Code::InvalidArgument, "too_large");
+    // The longest names: a client with default limits gets every result.
+    let steps: Vec<String> =
+        (0..1_000).map(|n| format!("{{name: s{n}_{}, script: 'true'}}", "n".repeat(MOST - 10))).collect();
+    let file = "f".repeat(MOST);
+    let run = RunRequest { file, ..request("many", &format!("[{}]", steps.join(",\n"))) };
+    client.try_run(run).await.unwrap();
+    client.ended("many").await;
+    assert_eq!(client.steps("many").await.len(), 1_001);
+}

@@ -2,15 +2,24 @@
 
 use step_runner_model::text::quote;
 
-/// True for a valid name of a step, input, output or environment variable (language.md §6): `[A-Za-z_][A-Za-z0-9_]*`.
+/// Maximum length of a name in bytes (language.md §6). Results and states hold the names of steps, and must fit into the
+/// messages that clients accept.
+const MAX_NAME: usize = 4 << 10;
+
+/// True for a valid name of a step, input, output or environment variable (language.md §6): `[A-Za-z_][A-Za-z0-9_]*`, at
+/// most [`MAX_NAME`] bytes.
 pub(crate) fn is_valid(name: &str) -> bool {
     let mut bytes = name.bytes();
-    bytes.next().is_some_and(|first| first.is_ascii_alphabetic() || first == b'_')
+    name.len() <= MAX_NAME
+        && bytes.next().is_some_and(|first| first.is_ascii_alphabetic() || first == b'_')
         && bytes.all(|byte| byte.is_ascii_alphanumeric() || byte == b'_')
 }
 
 /// Returns the message for an invalid name (language.md §18 `name`). `what` is `step`, `input`, ….
 pub(crate) fn complaint(what: &str, name: &str) -> String {
+    if name.len() > MAX_NAME {
+        return format!("a {what} name of {} bytes is too long: at most {MAX_NAME} are allowed", name.len());
+    }
     format!(
         "\"{}\" is not a valid {what} name: letters, digits and _, not starting with a digit",
         quote(name)
@@ -84,6 +93,17 @@ fn edit_distance(a: &[char], b: &[char]) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn fault_107_a_name_has_a_greatest_length() {
+        assert!(is_valid(&"a".repeat(MAX_NAME)));
+        let long = "a".repeat(MAX_NAME + 1);
+        assert!(!is_valid(&long));
+        assert_eq!(
+            complaint("step", &long),
+            "a step name of 4097 bytes is too long: at most 4096 are allowed"
+        );
+    }
 
     #[test]
     fn only_ascii_words_are_names() {

@@ -96,6 +96,37 @@ fn whatever_makes_a_result_too_large_it_fits_and_keeps_what_it_can() {
 }
 
 #[test]
+fn fault_107_no_text_of_a_result_keeps_it_from_fitting() {
+    let big = "é".repeat(MAX_RESULT);
+    let reference = |text: &str| ReferenceInfo {
+        protocol: "git".into(),
+        url: text.into(),
+        path: vec![text.into()],
+        filename: text.into(),
+        version: text.into(),
+    };
+    let many = (0..200_000).map(|n| (format!("name_of_an_output_{n}"), json!(1))).collect();
+    let named = |name: &str| Some(StepInfo { name: name.into(), ..StepInfo::default() });
+    let of = |reference| Some(StepInfo { name: "s".into(), reference, ..StepInfo::default() });
+    for result in [
+        StepResult { step: named(&big), ..StepResult::default() },
+        StepResult { step: of(reference(&big)), ..StepResult::default() },
+        StepResult { step: named("s"), outputs: many, ..StepResult::default() },
+        StepResult {
+            step: named("s"),
+            facts: StepFacts { place: big.clone(), ..StepFacts::default() },
+            ..StepResult::default()
+        },
+        StepResult {
+            exec: Some(ExecResult { work_dir: big.clone(), ..ExecResult::default() }),
+            ..StepResult::default()
+        },
+    ] {
+        assert!(decoded(&result).encoded_len() <= MAX_RESULT);
+    }
+}
+
+#[test]
 fn the_states_of_ten_thousand_jobs_fit_into_one_answer() {
     let job = |n: usize| JobStatus {
         registered: 1,
