@@ -30,7 +30,7 @@ use crate::process::children;
 use crate::process::host::{self, SoftLimits};
 use crate::signal::{Ask, ChildSignals, OperatorSignals, StopSignals};
 use crate::systemd::{self, Manager, PassedSocket};
-use crate::threads;
+use crate::threads::{self, Work};
 use crate::variables::RECOVERY_VARIABLE;
 
 pub(crate) use daemon::defaults;
@@ -47,8 +47,11 @@ const REAP_AGAIN: Duration = Duration::from_millis(10);
 /// Time that the start waits for a failure to write the ready marker.
 const MARKER_TIME: Duration = Duration::from_secs(1);
 
-/// Reads the settings again, from the same sources as at the start.
-pub(crate) type Reload = Box<dyn Fn() -> Result<Config, Failure>>;
+/// Reads the settings again, from the same sources as at the start. Another thread calls it.
+pub(crate) type Reload = Arc<dyn Fn() -> Result<Config, Failure> + Send + Sync>;
+
+/// Time to read the settings again. Only a file system that does not answer takes longer.
+const RELOAD_TIME: Duration = Duration::from_secs(10);
 
 /// Runs the daemon until it is told to end. If `command` is not empty, runs it beside the daemon, which ends with it.
 /// Returns the exit code. Calls `reload` on SIGHUP. Writes `warnings` to the daemon's log, because nothing may come
@@ -156,10 +159,25 @@ async fn operate(mut asks: OperatorSignals, jobs: JobsHandle, reload: Reload) {
         match asks.next().await {
             Ask::Pause => jobs.pause().await,
             Ask::Resume => jobs.resume().await,
-            Ask::Reload => match reload() {
+            Ask::Reload => match read_again(Arc::clone(&reload)).await {
                 Ok(config) => jobs.configure(config).await,
                 Err(failure) => tracing::error!("the settings stay as they are: {failure}"),
             },
+        }
+    }
+}
+
+/// Reads the settings on another thread, within [`RELOAD_TIME`].
+async fn read_again(reload: Reload) -> Result<Config, Failure> {
+    let reading = threads::run(Work::Looks, move || reload());
+    match tokio::time::timeout(RELOAD_TIME, reading).await {
+        Ok(Ok(read)) => read,
+        Ok(Err(defect)) => Err(Failure::new(Exit::Failure, defect)),
+        Err(_late) => {
+            let text = format!(
+                "the settings file was not read within {RELOAD_TIME:?}: its file system does not answer"
+            );
+            Err(Failure::new(Exit::Failure, text))
         }
     }
 }

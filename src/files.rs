@@ -13,6 +13,7 @@ macro_rules! record {
     };
 }
 
+pub(crate) mod operators;
 #[cfg(test)]
 pub(crate) mod recorder;
 mod tree;

@@ -5,9 +5,7 @@
 
 mod queue;
 
-use std::fs::File;
 use std::io::{self, Write};
-use std::path::Path;
 use std::sync::OnceLock;
 use std::time::Duration;
 
@@ -34,7 +32,7 @@ impl OperatorLog {
     /// Starts logging as `config` says. Call it once per process.
     pub(crate) fn start(config: &Config) -> io::Result<Self> {
         let stderr = LineQueue::start(io::stderr(), false)?;
-        let (lines, unopened) = match config.log_file.as_deref().map(append_to) {
+        let (lines, unopened) = match config.log_file.as_deref().map(files::operators::open_to_append) {
             Some(Ok(file)) => (LineQueue::start(file, true)?, None),
             // A full disk must not keep the daemon from its jobs: the log goes to stderr.
             Some(Err(error)) if files::is_full(&error) => (stderr.clone(), Some(error)),
@@ -86,11 +84,6 @@ pub(crate) fn flush_stderr() {
     if let Some(stderr) = STDERR.get().filter(|stderr| stderr.is_open()) {
         stderr.flush(LAST_LINES);
     }
-}
-
-fn append_to(path: &Path) -> io::Result<File> {
-    use std::os::unix::fs::OpenOptionsExt;
-    File::options().append(true).create(true).mode(0o600).open(path)
 }
 
 impl<'a> MakeWriter<'a> for OperatorLog {

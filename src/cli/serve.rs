@@ -2,6 +2,7 @@
 
 use std::ffi::OsString;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use clap::error::ErrorKind;
 use clap::{Arg, ArgAction, ArgMatches, FromArgMatches};
@@ -13,6 +14,7 @@ use crate::config::{
     misspelt_variables,
 };
 use crate::error::{Exit, Failure};
+use crate::files;
 use crate::net::{self, Socket};
 
 const EXAMPLES: &str = "\
@@ -193,7 +195,7 @@ pub(super) fn execute(arguments: Arguments) -> CommandResult {
     check_socket(&loaded.config)?;
     let command = arguments.command.clone();
     let reload = move || load(&arguments).map(|loaded| loaded.config);
-    app::serve(loaded.config, Box::new(reload), command, &warnings)
+    app::serve(loaded.config, Arc::new(reload), command, &warnings)
 }
 
 /// Returns the environment's variables that no option has.
@@ -219,12 +221,15 @@ fn check_socket(config: &Config) -> Result<(), Failure> {
     Socket::named(path).map(drop).map_err(|error| Failure::new(Exit::Failure, error))
 }
 
+/// Maximum length of the settings file in bytes: all settings with comments take some KiB.
+const MAX_SETTINGS: u64 = 1 << 20;
+
 fn load(arguments: &Arguments) -> Result<Loaded, Failure> {
     let file = match &arguments.config {
         None => None,
         Some(path) => Some((
             path.clone(),
-            std::fs::read_to_string(path).map_err(|error| {
+            files::operators::read_text(path, MAX_SETTINGS).map_err(|error| {
                 Failure::new(
                     Exit::Usage,
                     format!("cannot read the settings file {}: {error}", path.display()),

@@ -1,6 +1,7 @@
 //! `serve` and `steps serve`, started as CI runners start them, with the real program (connectors.md §2, §2.1, §2.4).
 #![expect(clippy::unwrap_used, reason = "a broken scene fails the test")]
 
+mod operators_files;
 mod sockets;
 #[path = "../support/mod.rs"]
 mod support;
