@@ -25,6 +25,7 @@ pub mod view;
 mod admission;
 mod followers;
 mod keeper_port;
+mod labels;
 mod limits;
 mod redact;
 mod remembered;

@@ -59,6 +59,7 @@ use std::sync::LazyLock;
 
 use clap::builder::BoolishValueParser;
 use clap::builder::styling::{AnsiColor, Styles};
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{ArgAction, CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use crate::error::{Blame, Exit, Failure};
@@ -185,8 +186,9 @@ pub fn main() -> ExitCode {
     let matches = match parsed {
         Ok(matches) => matches,
         Err(error) => {
-            let code = usage(&error);
-            if let Some(variable) = precedence::blamed(&error, &command(), &words) {
+            let blamed = precedence::blamed(&error, &command(), &words);
+            let code = usage(error);
+            if let Some(variable) = blamed {
                 terminal::say(&format!("The value is that of the variable {variable}."));
             }
             return code;
@@ -194,7 +196,7 @@ pub fn main() -> ExitCode {
     };
     let arguments = match Arguments::from_arg_matches(&matches) {
         Ok(arguments) => arguments,
-        Err(error) => return usage(&error),
+        Err(error) => return usage(error),
     };
     arguments.common.color.apply();
     match dispatch(arguments) {
@@ -240,7 +242,8 @@ static LONG_VERSION: LazyLock<String> = LazyLock::new(|| {
     format!("{version}\nKeeper protocol: {PROTOCOL_VERSION}\nVersion:      {version}\nOS/Arch:      {here}")
 });
 
-fn usage(error: &clap::Error) -> ExitCode {
+fn usage(error: clap::Error) -> ExitCode {
+    let error = without_values(error);
     let printed = error.print().and_then(|()| std::io::stdout().flush());
     // A usage error goes to stderr: there is nowhere to report a failure to.
     if !error.use_stderr()
@@ -248,10 +251,30 @@ fn usage(error: &clap::Error) -> ExitCode {
     {
         return fail(&terminal::unwritten(&unwritten));
     }
-    if let Some(code) = custom_executor::usage_code(error) {
+    if let Some(code) = custom_executor::usage_code(&error) {
         return code;
     }
     u8::try_from(error.exit_code()).map_or(ExitCode::FAILURE, ExitCode::from)
+}
+
+/// Removes values from a usage error, because a value can be a secret that was given to the wrong option. Nothing masks it
+/// yet. Names of options and commands stay.
+fn without_values(mut error: clap::Error) -> clap::Error {
+    const HIDDEN: &str = "…";
+    for kind in [ContextKind::InvalidValue, ContextKind::InvalidArg] {
+        let is_value = match error.get(kind) {
+            // Without a value the message says that one is missing.
+            Some(ContextValue::String(text)) if kind == ContextKind::InvalidValue => !text.is_empty(),
+            Some(ContextValue::String(text)) => {
+                error.kind() == ErrorKind::UnknownArgument && !text.starts_with('-')
+            }
+            _ => false,
+        };
+        if is_value {
+            error.insert(kind, ContextValue::String(HIDDEN.to_owned()));
+        }
+    }
+    error
 }
 
 fn dispatch(arguments: Arguments) -> CommandResult {

@@ -10,9 +10,10 @@ use std::sync::{Arc, Weak};
 use parking_lot::RwLock;
 use serde::{Deserialize, Serialize};
 
-use super::handle::{RequestLabels, RunRequest};
+use super::handle::RunRequest;
+use super::labels::MaskedLabels;
 use super::limits::JobLimits;
-use super::redact::JobMasking;
+use super::redact::{JobMasking, Redactor};
 use super::step::{Known, what_is_known};
 use super::sync_group::SyncGroup;
 use crate::config::Config;
@@ -174,9 +175,9 @@ struct RecordHead {
 pub(super) struct Prepared {
     pub(super) id: JobId,
     pub(super) folder: JobFolder,
-    pub(super) labels: RequestLabels,
+    pub(super) labels: MaskedLabels,
     pub(super) shell: JobActorSpec,
-    pub(super) phrase_set: PhraseSet,
+    pub(super) redactor: Redactor,
     pub(super) machine: Machine,
     /// First event of the record.
     pub(super) head: Vec<u8>,
@@ -184,6 +185,8 @@ pub(super) struct Prepared {
     pub(super) place: Option<queue::Place>,
     /// True if the working directory that it names is there.
     pub(super) has_work_dir: bool,
+    /// Field of the request that names the working directory; empty if none does.
+    pub(super) work_dir_field: &'static str,
 }
 
 impl Prepared {
@@ -258,6 +261,9 @@ pub(super) fn prepare(
     // The keeper prepares the same phrases and writes the warnings about them to the job's log.
     let (phrase_set, _warnings) = PhraseSet::prepare(&vars.phrases, &vars.token_prefixes, &masking.config())
         .map_err(|e| Refusal::new(Reason::TooLarge, e.to_string()).about("masking"))?;
+    let mut redactor = Redactor::new(phrase_set.clone());
+    let labels = MaskedLabels::new(labels, &mut redactor);
+    let work_dir_field = work_dir_field(&variables);
     let given = vars.work_dir.or_else(|| context.work_dir.clone().filter(|_| service == Service::Proto));
     let own_work_dir = given.is_none();
     let work_dir = given.unwrap_or_else(|| own("work"));
@@ -306,7 +312,29 @@ pub(super) fn prepare(
     };
     let head = RecordHead { shell: shell.clone(), accepted };
     let head = postcard::to_extend(&head, vec![HEAD_FORMAT]).map_err(defect)?;
-    Ok(Prepared { id, folder, labels, shell, phrase_set, machine, head, place: None, has_work_dir: false })
+    Ok(Prepared {
+        id,
+        folder,
+        labels,
+        shell,
+        redactor,
+        machine,
+        head,
+        place: None,
+        has_work_dir: false,
+        work_dir_field,
+    })
+}
+
+/// Returns the field that names the working directory, as `steprunner.v1` has it; empty if none does.
+fn work_dir_field(variables: &variables::Request) -> &'static str {
+    if variables.job.as_ref().is_some_and(|job| !job.build_dir.is_empty()) {
+        "job.build_dir"
+    } else if variables.work_dir.is_empty() {
+        ""
+    } else {
+        "work_dir"
+    }
 }
 
 /// Returns the rules for variables of requests from this service (variables.md §1).

@@ -14,6 +14,7 @@ use super::deliver;
 use super::followers::out_of_descriptors;
 use super::job::WatchUnfinished;
 use super::log_sink::LogCursor;
+use super::redact::{Redactor, UnmaskedRefusal};
 use super::registry::{Registry, Reserve};
 use super::supervisor::{Admit, CancelJob, FinishJob, Operate, QueueOrder, ReadUsages, Shutdown, Supervisor};
 use super::trace_sink::TraceCursor;
@@ -93,6 +94,15 @@ impl RunRequest {
     }
 }
 
+/// Masks a refusal with the phrases of its request, on another thread if they are many.
+async fn masked(refusal: UnmaskedRefusal, mut redactor: Redactor) -> Refusal {
+    if redactor.is_ready() {
+        return redactor.refusal(refusal);
+    }
+    let masked = threads::run(Work::Requests, move || redactor.refusal(refusal)).await;
+    masked.unwrap_or_else(|error| Refusal::new(Reason::Internal, error.to_string()))
+}
+
 /// Handle to all jobs. Clones share them.
 #[derive(Clone)]
 pub struct JobsHandle {
@@ -137,10 +147,16 @@ impl JobsHandle {
         let call = Arc::new(());
         let caller = Arc::downgrade(&call);
         prepared.look_at_places(Weak::clone(&caller)).await;
-        self.supervisor
+        let redactor = prepared.redactor.clone();
+        let admitted = self
+            .supervisor
             .send(Admit { prepared: Box::new(prepared), reservation, caller })
             .await
-            .map_err(|_| Refusal::stopping())?
+            .map_err(|_| Refusal::stopping())?;
+        match admitted {
+            Ok(()) => Ok(()),
+            Err(refusal) => Err(masked(refusal, redactor).await),
+        }
     }
 
     /// Resolves when the job of an answered Run is on the disk, if required (`durability = power`).

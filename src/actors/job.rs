@@ -31,6 +31,7 @@ use tokio::sync::Notify;
 
 use super::admission::{DaemonContext, JobActorSpec};
 use super::deliver;
+use super::labels;
 use super::log_sink::LogSink;
 use super::redact::Redactor;
 use super::step::{Over, StepActor};
@@ -301,13 +302,20 @@ impl Drop for JobActor {
 /// Starts the job: it has its slot.
 #[derive(Message)]
 #[rtype(result = "()")]
-pub(super) struct Begin;
+pub(super) struct Begin {
+    /// True if it had to wait for the slot.
+    pub(super) has_waited: bool,
+}
 
 impl Handler<Begin> for JobActor {
     type Result = ();
 
-    fn handle(&mut self, _: Begin, ctx: &mut Self::Context) {
+    fn handle(&mut self, Begin { has_waited }: Begin, ctx: &mut Self::Context) {
         failpoint::hit("actors::job::begin");
+        if has_waited {
+            let seconds = clock::now_micros().saturating_sub(self.view.registered) / 1_000_000;
+            labels::tell_waited(&self.view.id, &self.shell.share.key, &mut self.redactor, seconds);
+        }
         self.begin(ctx);
     }
 }

@@ -11,7 +11,7 @@ use super::view::CurrentStep;
 use crate::config::Config;
 use crate::lang::convert::{number_to_plain, number_to_text};
 use crate::log::mask::{DefaultPrefixes, MaskConfig, MaskLimitError, Masked, Masker, PhraseSet};
-use crate::model::{ExecResult, ReferenceInfo, StepFacts, StepInfo, StepResult};
+use crate::model::{ExecResult, ReferenceInfo, Refusal, StepFacts, StepInfo, StepResult, Violation};
 
 /// Limits for work on the actors' thread itself, in bytes: total length of the forms to build an automaton from, and
 /// total length of the phrases to add.
@@ -160,6 +160,31 @@ impl MaskedResult {
     #[cfg(test)]
     pub(super) const fn of(bytes: Vec<u8>) -> Self {
         Self(bytes)
+    }
+}
+
+/// A refusal of a request that may quote texts of it, such as a path. Only a [`Redactor`] makes an answer of it.
+#[derive(Debug)]
+pub(super) struct UnmaskedRefusal(Refusal);
+
+impl From<Refusal> for UnmaskedRefusal {
+    fn from(refusal: Refusal) -> Self {
+        Self(refusal)
+    }
+}
+
+impl Redactor {
+    /// Masks all texts of a refusal.
+    pub(super) fn refusal(&mut self, UnmaskedRefusal(refusal): UnmaskedRefusal) -> Refusal {
+        let Refusal { reason, text, retry_after, facts, violations } = refusal;
+        let masked = |Violation { field, class, description }| Violation {
+            field: self.text(&field),
+            class,
+            description: self.text(&description),
+        };
+        let violations = violations.into_iter().map(masked).collect();
+        let facts = facts.into_iter().map(|(key, value)| (key, self.text(&value))).collect();
+        Refusal { reason, text: self.text(&text), retry_after, facts, violations }
     }
 }
 

@@ -34,6 +34,7 @@ use super::host::Host;
 use super::job::{CancelAsk, JobActor, KeeperLost, StorageLost};
 use super::keeper_port::{KeeperPort, cgroup_mode};
 use super::limits;
+use super::redact::UnmaskedRefusal;
 use super::registry::{Registry, Reservation};
 use super::sync_group::{NotSynced, SyncGroup};
 use super::trace_sink::{EncodeResult, StoredKind};
@@ -216,7 +217,7 @@ impl Handler<SyncFailed> for Supervisor {
 
 /// Registers the job of a checked request.
 #[derive(Message)]
-#[rtype(result = "Result<(), Refusal>")]
+#[rtype(result = "Result<(), UnmaskedRefusal>")]
 pub(super) struct Admit {
     pub(super) prepared: Box<Prepared>,
     pub(super) reservation: Reservation,
@@ -224,7 +225,7 @@ pub(super) struct Admit {
 }
 
 impl Handler<Admit> for Supervisor {
-    type Result = ResponseFuture<Result<(), Refusal>>;
+    type Result = ResponseFuture<Result<(), UnmaskedRefusal>>;
 
     fn handle(
         &mut self,
@@ -232,7 +233,8 @@ impl Handler<Admit> for Supervisor {
         ctx: &mut Self::Context,
     ) -> Self::Result {
         failpoint::hit("actors::supervisor::admit");
-        self.admit(*prepared, reservation, caller, ctx.address())
+        let admitted = self.admit(*prepared, reservation, caller, ctx.address());
+        Box::pin(async { Ok(admitted.await?) })
     }
 }
 

@@ -100,18 +100,42 @@ impl JobOptions {
         self.id.is_some()
     }
 
+    /// Hides the job's secrets in everything that this process writes from now on. Call it before anything else can fail.
+    pub(super) fn hide_secrets(&self) -> Result<Phrases, Failure> {
+        self.hide_secrets_of(|name| std::env::var_os(name))
+    }
+
+    fn hide_secrets_of(&self, lookup: impl Fn(&str) -> Option<OsString>) -> Result<Phrases, Failure> {
+        let register = |phrases: &[String]| {
+            secrets::register(phrases, &self.token_prefix)
+                .map_err(|error| Failure::new(Exit::Refused, format!("cannot start the job: {error}")))
+        };
+        let mut phrases = self.phrases_of_variables(&lookup)?;
+        // A message about the files below must not hold these.
+        register(&phrases)?;
+        phrases.extend(self.phrases_of_files()?);
+        register(&phrases)?;
+        Ok(Phrases(phrases))
+    }
+
     /// Makes the request. `shares_files` is true if the daemon sees the same files as this process.
-    pub(super) fn request(&self, shares_files: bool, verbosity: Verbosity) -> Result<Request, Failure> {
-        self.request_with(shares_files, false, verbosity, |name| std::env::var_os(name))
+    pub(super) fn request(
+        &self,
+        phrases: Phrases,
+        shares_files: bool,
+        verbosity: Verbosity,
+    ) -> Result<Request, Failure> {
+        self.request_with(phrases, shares_files, false, verbosity, |name| std::env::var_os(name))
     }
 
     /// Makes the request for a daemon inside this process.
-    pub(super) fn own_request(&self, verbosity: Verbosity) -> Result<Request, Failure> {
-        self.request_with(true, true, verbosity, |name| std::env::var_os(name))
+    pub(super) fn own_request(&self, phrases: Phrases, verbosity: Verbosity) -> Result<Request, Failure> {
+        self.request_with(phrases, true, true, verbosity, |name| std::env::var_os(name))
     }
 
     fn request_with(
         &self,
+        phrases: Phrases,
         shares_files: bool,
         is_own_daemon: bool,
         verbosity: Verbosity,
@@ -121,10 +145,6 @@ impl JobOptions {
             Some(id) => id.clone(),
             None => new_id()?,
         };
-        let phrases = self.phrases(&lookup)?;
-        // Before the document is read: what is wrong with it is shown with its lines.
-        secrets::register(&phrases, &self.token_prefix)
-            .map_err(|error| Failure::new(Exit::Refused, format!("cannot start the job: {error}")))?;
         let given = [self.input.clone(), pairs::read(&self.inputs, "inputs")?].concat();
         let (work_dir, allowed) = (self.work_dir.as_deref(), &self.allowed);
         let check = Precheck { work_dir, shares_files, is_own_daemon, allowed, verbosity };
@@ -143,7 +163,7 @@ impl JobOptions {
         }
         request = self.environment(request, &lookup)?;
         request = self.variables(request, &lookup)?;
-        request = phrases.into_iter().fold(request, Request::phrase);
+        request = phrases.0.into_iter().fold(request, Request::phrase);
         request = self.token_prefix.iter().fold(request, Request::token_prefix);
         if let Some(limit) = self.timeout {
             request = request.timeout(limit);
@@ -187,7 +207,10 @@ impl JobOptions {
             request = match item.split_once('=') {
                 Some(("", _)) => return Err(Failure::new(Exit::Usage, "--env wants a name before the `=`")),
                 Some((name, value)) => request.env(name, value),
-                None => request.env(item, own_value(item, "env", lookup)?),
+                None => {
+                    let value = own_value(item, lookup);
+                    request.env(item, value.map_err(|what| unusable(&format!("--env {item}"), &what))?)
+                }
             };
         }
         Ok(request)
@@ -215,28 +238,37 @@ impl JobOptions {
         for pair in &self.file_var {
             let (name, path) = split_pair(pair, "file-var")?;
             // Job variables are expanded once, but the content of a file is meant literally.
-            let content = read_text(path.as_ref(), "file-var")?;
+            let content = read_text(path.as_ref(), &format!("--file-var {name}"))?;
             request = request.variable(variable(name, escape(&content), true, false));
         }
         for name in &self.masked_var {
-            let value = own_value(name, "masked-var", lookup)?;
+            let value = own_value(name, lookup).map_err(|what| unusable("--masked-var", &what))?;
             // Its phrase is the plain value. The variable's value is escaped for its one expansion.
             request = request.variable(variable(name, escape(&value), false, true));
         }
         Ok(request)
     }
 
-    /// Returns the phrases to mask.
-    fn phrases(&self, lookup: &impl Fn(&str) -> Option<OsString>) -> Result<Vec<String>, Failure> {
+    /// Returns the values of variables to mask. Errors quote no name: it may be the secret itself.
+    fn phrases_of_variables(
+        &self,
+        lookup: &impl Fn(&str) -> Option<OsString>,
+    ) -> Result<Vec<String>, Failure> {
         let mut phrases = Vec::new();
-        for name in &self.masked_var {
-            phrases.push(own_value(name, "masked-var", lookup)?);
+        for (option, names) in [("--masked-var", &self.masked_var), ("--mask-env", &self.mask_env)] {
+            for (at, name) in names.iter().enumerate() {
+                let value = own_value(name, lookup);
+                phrases.push(value.map_err(|what| unusable(&numbered(option, at, names.len()), &what))?);
+            }
         }
-        for name in &self.mask_env {
-            phrases.push(own_value(name, "mask-env", lookup)?);
-        }
-        for path in &self.mask_file {
-            let text = read_text(path, "mask-file")?;
+        Ok(phrases)
+    }
+
+    /// Returns the contents of files to mask. Errors quote no path, as above.
+    fn phrases_of_files(&self) -> Result<Vec<String>, Failure> {
+        let mut phrases = Vec::new();
+        for (at, path) in self.mask_file.iter().enumerate() {
+            let text = read_text(path, &numbered("--mask-file", at, self.mask_file.len()))?;
             phrases.extend(text.lines().filter(|line| !line.trim().is_empty()).map(str::to_owned));
             if text.trim_end().contains('\n') {
                 phrases.push(text.trim_end().to_owned());
@@ -246,35 +278,39 @@ impl JobOptions {
     }
 }
 
-/// Returns the value of a variable of the caller's environment. Errors never quote it.
-fn own_value(
-    name: &str,
-    option: &str,
-    lookup: &impl Fn(&str) -> Option<OsString>,
-) -> Result<String, Failure> {
-    if name.contains('=') {
-        // The text behind the `=` may be the secret itself, so it is not quoted either.
-        let message = format!("--{option} wants the name of a variable, not a value");
-        return Err(Failure::new(Exit::Usage, message).with_remedy("put the value into the environment"));
-    }
-    let value = lookup(name).ok_or_else(|| {
-        Failure::new(Exit::Usage, format!("--{option} {name}: there is no such variable in the environment"))
-    })?;
-    value
-        .into_string()
-        .map_err(|_| Failure::new(Exit::Usage, format!("--{option} {name}: its value is not UTF-8")))
+/// The phrases of a job, which this process hides in what it writes.
+pub(super) struct Phrases(Vec<String>);
+
+/// Names one of several options: `--mask-file (2 of 3)`.
+fn numbered(option: &str, at: usize, of: usize) -> String {
+    if of == 1 { option.to_owned() } else { format!("{option} ({} of {of})", at + 1) }
 }
 
+fn unusable(option: &str, what: &str) -> Failure {
+    Failure::new(Exit::Usage, format!("{option}: {what}"))
+}
+
+/// Returns the value of a variable of the caller's environment. Errors quote neither the value nor the name.
+fn own_value(name: &str, lookup: &impl Fn(&str) -> Option<OsString>) -> Result<String, String> {
+    if name.contains('=') {
+        return Err(
+            "it wants the name of a variable, not a value: put the value into the environment".to_owned()
+        );
+    }
+    let value = lookup(name).ok_or("there is no variable of this name in the environment")?;
+    value.into_string().map_err(|_| "the value of this variable is not UTF-8".to_owned())
+}
+
+/// Reads a text for an option. Errors do not quote the path: the text itself may stand in its place.
 fn read_text(path: &std::path::Path, option: &str) -> Result<String, Failure> {
-    let fail = |what: String| Failure::new(Exit::Usage, format!("--{option}: {}: {what}", path.display()));
     let mut bytes = Vec::new();
     std::fs::File::open(path)
         .and_then(|file| file.take(MAX_TOTAL as u64 + 1).read_to_end(&mut bytes))
-        .map_err(|error| fail(error.to_string()))?;
+        .map_err(|error| unusable(option, &format!("the file cannot be read: {error}")))?;
     if bytes.len() > MAX_TOTAL {
-        return Err(fail(format!("it is longer than {} MiB", MAX_TOTAL >> 20)));
+        return Err(unusable(option, &format!("the file is longer than {} MiB", MAX_TOTAL >> 20)));
     }
-    String::from_utf8(bytes).map_err(|_| fail("it is not UTF-8".to_owned()))
+    String::from_utf8(bytes).map_err(|_| unusable(option, "the file is not UTF-8"))
 }
 
 /// Makes a new id: `run-<UTC time>-<random>`.
@@ -299,7 +335,8 @@ mod tests {
         let words = ["test", "builtin://x"].iter().chain(arguments);
         let job = Parsed::try_parse_from(words).ok().unwrap().job;
         let verbosity = Verbosity { quiet: true, verbose: 0 };
-        job.request_with(true, false, verbosity, |name| (name == "SECRET").then(|| "hid$den".into()))
+        let lookup = |name: &str| (name == "SECRET").then(|| "hid$den".into());
+        job.request_with(job.hide_secrets_of(lookup)?, true, false, verbosity, lookup)
     }
 
     #[test]
@@ -310,11 +347,15 @@ mod tests {
 
     #[test]
     fn a_secret_given_as_an_argument_is_refused_and_not_repeated() {
-        for option in ["--masked-var", "--mask-env"] {
-            let error = request(&[option, "NAME=topsecret"]).unwrap_err();
-            assert_eq!(error.exit(), Exit::Usage);
-            assert!(!error.to_string().contains("topsecret"), "{error}");
+        for option in ["--masked-var", "--mask-env", "--mask-file"] {
+            for given in ["NAME=topsecret", "topsecret"] {
+                let error = request(&[option, given]).unwrap_err();
+                assert_eq!(error.exit(), Exit::Usage);
+                assert!(!error.to_string().contains("topsecret"), "{error}");
+            }
         }
+        let error = request(&["--masked-var", "SECRET", "--masked-var", "topsecret"]).unwrap_err();
+        assert!(error.to_string().starts_with("--masked-var (2 of 2): "), "{error}");
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use super::connection::ConnectionOptions;
 use super::document;
-use super::job::JobOptions;
+use super::job::{JobOptions, Phrases};
 use super::output::OutputOptions;
 use super::private;
 use super::results::{self, Readers, ResultsFormat};
@@ -86,12 +86,13 @@ fn env_base(text: &str) -> Result<EnvBase, String> {
 }
 
 pub(super) async fn execute(arguments: Arguments, verbosity: Verbosity) -> CommandResult {
+    let phrases = arguments.job.hide_secrets()?;
     if let Some(path) = arguments.results_file() {
         results::check(&path)?;
     }
     if arguments.connection.is_named() {
         let address = arguments.connection.address()?;
-        let request = arguments.job.request(address.shares_files(), verbosity)?;
+        let request = arguments.job.request(phrases, address.shares_files(), verbosity)?;
         warn_of_unseen_files(&request, &address, verbosity);
         let client = arguments.connection.connect_to(address, verbosity).await?;
         if arguments.detach {
@@ -104,7 +105,7 @@ pub(super) async fn execute(arguments: Arguments, verbosity: Verbosity) -> Comma
         return Err(Failure::new(Exit::Usage, format!("{option} needs a daemon"))
             .with_remedy("name one with --address or --socket"));
     }
-    Box::pin(alone(&arguments, verbosity)).await
+    Box::pin(alone(&arguments, phrases, verbosity)).await
 }
 
 /// Warns that a daemon elsewhere looks for the local functions of a job among its own files.
@@ -246,9 +247,9 @@ fn keep_known_end(request: &Request, what: &str, tidied: Result<(), Failure>) ->
 }
 
 /// Runs the job with a daemon inside this process.
-async fn alone(arguments: &Arguments, verbosity: Verbosity) -> CommandResult {
+async fn alone(arguments: &Arguments, phrases: Phrases, verbosity: Verbosity) -> CommandResult {
     // Reading can wait for someone who writes. Until then, a signal ends the command as it ends any other.
-    let request = arguments.job.own_request(verbosity)?;
+    let request = arguments.job.own_request(phrases, verbosity)?;
     let mut interrupts = Interrupts::new(OnInterrupt::Cancel)?;
     let daemon = private::start(arguments.env_base, &mut interrupts).await?;
     let ended = alone_with(&daemon, arguments, &request, &mut interrupts, verbosity).await;

@@ -18,8 +18,9 @@ pub(super) struct Arguments {
 }
 
 pub(super) async fn execute(arguments: Arguments, verbosity: Verbosity) -> CommandResult {
+    let phrases = arguments.job.hide_secrets()?;
     let address = arguments.connection.address()?;
-    let request = arguments.job.request(address.shares_files(), verbosity)?;
+    let request = arguments.job.request(phrases, address.shares_files(), verbosity)?;
     run::warn_of_unseen_files(&request, &address, verbosity);
     let client = arguments.connection.connect_to(address, verbosity).await?;
     run::submit(&client, &request, arguments.job.names_its_id(), verbosity).await

@@ -14,6 +14,7 @@ mod people;
 mod settings;
 mod spellings;
 mod unwritten;
+mod values;
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;

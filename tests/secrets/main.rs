@@ -2,6 +2,7 @@
 #![expect(clippy::unwrap_used, reason = "a broken scene fails the test")]
 
 mod derived;
+mod labels;
 #[path = "../support/mod.rs"]
 mod support;
 
@@ -152,6 +153,7 @@ async fn fault_38_a_secret_is_in_no_answer_no_file_no_log_and_no_argument() {
         RunRequest { steps: format!("- {{name: a, script: '{CANARY}'"), ..secret("bad", "") },
         RunRequest { steps: format!("- {{name: a, script: x, {CANARY}: 1}}"), ..secret("bad", "") },
         RunRequest { work_dir: format!("relative/{CANARY}"), ..secret("bad", &script("true")) },
+        RunRequest { work_dir: format!("/proc/{CANARY}"), ..secret("bad", &script("true")) },
     ] {
         let error = format!("{:#?}", client.try_run(bad).await.unwrap_err());
         assert!(!error.contains(CANARY), "{error}");

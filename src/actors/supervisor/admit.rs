@@ -11,13 +11,12 @@ use super::remove::request_digest;
 use super::{JobBroken, Stop, Supervisor};
 use crate::actors::admission::{JobActorSpec, Prepared};
 use crate::actors::deliver;
-use crate::actors::handle::RequestLabels;
 use crate::actors::job::{
     Abandon, Begin, HeldRequest, JobActor, JobParts, KeeperEventArrived, are_few_files,
 };
 use crate::actors::keeper_port::Keeper;
+use crate::actors::labels::MaskedLabels;
 use crate::actors::log_sink::LogFeed;
-use crate::actors::redact::Redactor;
 use crate::actors::registry::Reservation;
 use crate::actors::trace_sink::TraceFeed;
 use crate::actors::view::{JobView, JobViewState};
@@ -25,7 +24,7 @@ use crate::error::Chain;
 use crate::files::Shortage;
 use crate::keeper::link::{LinkError, is_large};
 use crate::keeper::protocol::{HoldJob, KeeperError, Reply, Request};
-use crate::model::{JobId, JobKey, Reason, Refusal, text};
+use crate::model::{JobKey, Reason, Refusal, text};
 use crate::store::{self, JobFolder, RequestOrigin, StoreError};
 
 /// Liveness of the call that asked: dead when the call is over.
@@ -51,7 +50,7 @@ struct Admission {
 struct AskedJob {
     keeper: Keeper,
     folder: JobFolder,
-    labels: RequestLabels,
+    labels: MaskedLabels,
     reservation: Reservation,
     caller: Caller,
     me: Addr<Supervisor>,
@@ -105,21 +104,12 @@ impl Handler<BeginNext> for Supervisor {
 
     fn handle(&mut self, _: BeginNext, ctx: &mut Context<Self>) {
         if let Some(job) = self.begins.pop_front() {
-            deliver(&job, Begin);
+            deliver(&job, Begin { has_waited: false });
         }
         if !self.begins.is_empty() {
             begin_next_later(ctx.address());
         }
     }
-}
-
-/// Writes the first line of a job to the operator's log. The lines about its events follow.
-fn tell_operator(id: &JobId, labels: &RequestLabels) {
-    let RequestLabels { ci_job, pipeline, peer, received } = labels;
-    let filled = |text: &String| Some(text.clone()).filter(|text| !text.is_empty());
-    let took = received.map(|received| tracing::field::debug(received.elapsed()));
-    let peer = peer.as_ref().map(tracing::field::display);
-    tracing::info!(job = %id, peer, ci_job = filled(ci_job), pipeline = filled(pipeline), took, "job registered");
 }
 
 fn begin_next_later(supervisor: Addr<Supervisor>) {
@@ -246,7 +236,7 @@ impl Supervisor {
             is_prompt && has_slot && !is_large(&hold) && self.registry.unanswered_runs() <= FEW_RUNS;
         let held: Held = if has_begun {
             reservation.begin(&view, &job);
-            deliver(&job, Begin);
+            deliver(&job, Begin { has_waited: false });
             match link.ask_first(hold) {
                 Ok(held) => Box::pin(held),
                 Err(error) => Box::pin(std::future::ready(Err(error))),
@@ -309,7 +299,7 @@ impl Supervisor {
         let AskedJob { labels, reservation, me, view, job, has_begun, .. } = asked;
         let id = view.id.clone();
         let is_ended = view.is_ended();
-        tell_operator(&id, &labels);
+        labels.tell_registered(&id);
         for event in reservation.register(view, job.clone()) {
             deliver(&job, KeeperEventArrived(event));
         }
@@ -335,7 +325,7 @@ impl Supervisor {
         me: Addr<Self>,
         has_slot: bool,
     ) -> (Arc<JobView>, Addr<JobActor>) {
-        let Prepared { id, folder, shell, phrase_set, machine, .. } = prepared;
+        let Prepared { id, folder, shell, redactor, machine, .. } = prepared;
         let group = self.context.sync_group.clone();
         let log = LogFeed::growing(0, group.clone(), &folder);
         let trace = TraceFeed::growing(0, group);
@@ -348,7 +338,7 @@ impl Supervisor {
             link: keeper.link.clone(),
             supervisor: me,
             machine,
-            redactor: Redactor::new(phrase_set),
+            redactor,
             shell,
             tag: placed.tag,
             encode: self.encode,

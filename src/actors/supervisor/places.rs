@@ -41,10 +41,12 @@ impl Supervisor {
         });
         let made = folder.map_err(|e| store_refusal(&e)).and_then(|()| {
             if let Some(directory) = directory.filter(|_| !own_vars) {
-                placed.record.made_directory = probe(&prepared.folder, directory)?;
+                let probed = probe(&prepared.folder, directory);
+                placed.record.made_directory = probed.map_err(|e| e.about(prepared.work_dir_field))?;
             }
             if !prepared.has_work_dir {
-                make_work_dir(&prepared.folder, work_dir, *own_work_dir)?;
+                let made = make_work_dir(&prepared.folder, work_dir, *own_work_dir);
+                made.map_err(|e| e.about(prepared.work_dir_field))?;
             }
             let brief = Brief::new(&prepared.shell, prepared.place.clone(), &placed.record).encode()?;
             placed.request.brief = brief.into();
@@ -111,6 +113,5 @@ fn make_work_dir(folder: &JobFolder, work_dir: &str, own: bool) -> Result<(), Re
     if own {
         return folder.make_dir("work").map(drop).map_err(|e| store_refusal(&e));
     }
-    crate::store::make_work_dir(Path::new(work_dir))
-        .map_err(|e| refusal(e.reason(), format!("work_dir: {}", Chain(&e))))
+    crate::store::make_work_dir(Path::new(work_dir)).map_err(|e| refusal(e.reason(), Chain(&e).to_string()))
 }

@@ -338,7 +338,7 @@ impl Supervisor {
             // Clients must not see it as running again.
             view.update(JobViewState::cancel);
         } else if is_new && place.is_none() {
-            deliver(&actor, Begin);
+            deliver(&actor, Begin { has_waited: false });
         }
         self.pending_replays.add(PendingReplay {
             view,

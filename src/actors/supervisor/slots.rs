@@ -10,7 +10,6 @@ use crate::actors::admission::{JobActorSpec, Prepared, Share};
 use crate::actors::deliver;
 use crate::actors::job::{Begin, HeldRequest, NotHeld};
 use crate::actors::keeper_port::KeeperProblem;
-use crate::clock;
 use crate::config::{Config, QueuePolicy, Reloaded};
 use crate::failpoint;
 use crate::keeper::link::{KeeperLink, LinkError};
@@ -78,13 +77,9 @@ impl Supervisor {
     /// Tells jobs that they have their slots. A job that is still being registered begins after its registration.
     fn begin_all(&self, starts: &[JobId]) {
         for id in starts {
-            let (Some(job), Some(view)) = (self.registry.job(id), self.registry.view(id)) else { continue };
-            let waited = clock::now_micros().saturating_sub(view.registered) / 1_000_000;
-            let key = self.queue.key(id);
-            let server = key.map(|key| &*key.server).filter(|server| !server.is_empty());
-            let project = key.map(|key| &*key.project).filter(|project| !project.is_empty());
-            tracing::info!(job = %id, server, project, seconds = waited, "the job had to wait and starts now");
-            deliver(&job, Begin);
+            if let Some(job) = self.registry.job(id) {
+                deliver(&job, Begin { has_waited: true });
+            }
         }
     }
 
