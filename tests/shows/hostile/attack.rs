@@ -14,8 +14,12 @@ use super::frames::Wire;
 pub(crate) use calls::leftovers;
 use calls::{deaf_followers, deaf_followers_together, run_storm, vanishing};
 use connections::{half_preface, silent};
-use frames::{continuation, empty_data, headers, pings, rapid_resets, settings, unread_pings};
-use messages::{giant_messages, held_messages, huge_metadata, length_prefixes, nested_messages};
+use frames::{
+    continuation, empty_data, headers, pings, rapid_resets, removed_entries, settings, unread_pings,
+};
+use messages::{
+    giant_messages, held_messages, huge_metadata, length_prefixes, nested_messages, trickled_messages,
+};
 
 /// Longest time that a write blocks before the attacker checks if it must stop.
 const PATIENCE: Duration = Duration::from_millis(200);
@@ -100,6 +104,7 @@ pub(crate) const ATTACKS: &[Attack] = &[
     Attack { name: "empty data", threads: 2, run: empty_data, ended_after: FLOOD, may_hold: 0 },
     Attack { name: "pings, answers unread", threads: 2, run: unread_pings, ended_after: FLOOD, may_hold: 0 },
     Attack { name: "huge metadata", threads: 2, run: huge_metadata, ended_after: None, may_hold: 0 },
+    Attack { name: "removed entries", threads: 2, run: removed_entries, ended_after: FLOOD, may_hold: 0 },
     Attack { name: "giant messages", threads: 2, run: giant_messages, ended_after: None, may_hold: LARGE },
     Attack {
         name: "giant messages, held",
@@ -108,6 +113,7 @@ pub(crate) const ATTACKS: &[Attack] = &[
         ended_after: None,
         may_hold: LARGE,
     },
+    Attack { name: "trickled messages", threads: 1, run: trickled_messages, ended_after: None, may_hold: 0 },
     Attack { name: "length prefixes", threads: 2, run: length_prefixes, ended_after: None, may_hold: 0 },
     Attack { name: "nested messages", threads: 2, run: nested_messages, ended_after: None, may_hold: 0 },
     Attack {

@@ -1,7 +1,7 @@
 //! Frames that cost more to read than to send.
 
 use super::{BATCH, Field, Tally, flooded};
-use crate::hostile::frames::{self, END_HEADERS, frame, kind};
+use crate::hostile::frames::{self, END_HEADERS, END_STREAM, MAX_FRAME, frame, kind};
 
 /// Returns the number of a client stream; each batch has its own.
 fn stream_of(batch: u64, at: usize) -> u32 {
@@ -67,4 +67,27 @@ pub(super) fn unread_pings(field: &Field, _: usize) -> Tally {
     let mut tally = Tally::default();
     field.flood(&mut tally, |_| Some(all.clone()), false);
     tally
+}
+
+/// Sends header blocks of references to entries of the table that the daemon takes out of a client's headers: as many as
+/// a header list may hold, more than that, and as many as a block can hold.
+pub(super) fn removed_entries(field: &Field, _: usize) -> Tally {
+    /// `:authority` with a value of one byte, added to the table; and a reference to the newest entry of the table.
+    const ENTRY: &[u8] = &[0x41, 1, b'x'];
+    const REFERENCE: u8 = 0x80 | 62;
+    const COUNTS: [usize; 3] = [300, 1_200, 60_000];
+    let write = |batch: u64| {
+        let count = COUNTS[batch as usize % COUNTS.len()];
+        let block = [&frames::call_headers("Status")[..], ENTRY, &vec![REFERENCE; count]].concat();
+        let mut pieces = block.chunks(MAX_FRAME).enumerate().peekable();
+        let mut bytes = Vec::new();
+        while let Some((at, piece)) = pieces.next() {
+            let last = if pieces.peek().is_none() { END_HEADERS } else { 0 };
+            let (kind, flags) =
+                if at == 0 { (kind::HEADERS, last | END_STREAM) } else { (kind::CONTINUATION, last) };
+            bytes.extend(frame(kind, flags, batch as u32 * 2 + 1, piece));
+        }
+        Some(bytes)
+    };
+    flooded(field, write)
 }

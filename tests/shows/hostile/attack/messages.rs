@@ -51,6 +51,38 @@ pub(super) fn held_messages(field: &Field, _: usize) -> Tally {
     tally
 }
 
+/// Announces as many large requests as a connection can carry, and sends a byte of each now and then.
+pub(super) fn trickled_messages(field: &Field, _: usize) -> Tally {
+    let mut tally = Tally::default();
+    while field.goes_on() {
+        let Ok(mut wire) = Wire::open(&field.socket) else { continue };
+        tally.connections += 1;
+        let trickled = trickle(field, &mut wire, &mut tally);
+        tally.ended += u64::from(trickled.is_err() || is_ended(&wire));
+    }
+    tally
+}
+
+fn trickle(field: &Field, wire: &mut Wire, tally: &mut Tally) -> io::Result<()> {
+    /// Time between two bytes of a request.
+    const PAUSE: Duration = Duration::from_millis(50);
+    wire.patience(PATIENCE)?;
+    let prefix = [&[0][..], &(32_u32 << 20).to_be_bytes()].concat();
+    let streams = || (0..STREAMS).map(|number| number * 2 + 1);
+    for stream in streams() {
+        field.send(wire, &frame(kind::HEADERS, END_HEADERS, stream, &frames::call_headers("Run")))?;
+        field.send(wire, &frame(kind::DATA, 0, stream, &prefix))?;
+    }
+    while field.goes_on() {
+        for stream in streams() {
+            field.send(wire, &frame(kind::DATA, 0, stream, b"x"))?;
+        }
+        tally.batches += 1;
+        std::thread::sleep(PAUSE);
+    }
+    Ok(())
+}
+
 fn fill(field: &Field, wire: &mut Wire, tally: &mut Tally) -> io::Result<()> {
     wire.patience(PATIENCE)?;
     let credit = Credit::start(wire)?;
