@@ -3,7 +3,7 @@
 //!
 //! A process belongs to a job by its group or by descent. This process is a child subreaper: a process of a job becomes
 //! our child when its ancestors have ended. The following signs then tell the job, the first one that says something:
-//! the tag in its environment, a process group or session of the job's steps, and the time of its start. At that time
+//! the tag in its environment, a process group of the job's steps, and the time of its start. At that time
 //! a step of its job ran. If steps of several jobs ran, it belongs to the job that ends last.
 
 use std::collections::{HashMap, HashSet};

@@ -36,12 +36,10 @@ impl Leftovers {
         self.sessions.remove(&group);
     }
 
-    /// True if the process was left by an earlier step, or is in a group or session of a step.
+    /// True if the process is in the process group of a step. That a step left it shows nothing: a process of another job
+    /// that has moved into this job's control group is counted, too.
     pub(super) fn has(&self, process: &Process) -> bool {
-        process.group == self.group
-            || self.groups.contains(&process.group)
-            || self.sessions.contains(&process.session)
-            || self.known.contains(&(process.pid, process.start_time))
+        process.group == self.group || self.groups.contains(&process.group)
     }
 
     /// Ends the step. `survivors` are all living processes of the job. Returns those that this step left, by pid.
