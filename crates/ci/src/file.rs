@@ -26,7 +26,7 @@ use step_runner_lang::diagnostic::Diagnostic;
 
 pub use artifacts::{Artifacts, Cache, CacheKey};
 pub(crate) use configuration::inherited_variables;
-pub use definition::{Definition, Environment, Inherit, Noted, Outside};
+pub use definition::{Definition, Environment, Inherit, Outside};
 pub use image::Image;
 pub use needs::Need;
 pub use parallel::Copy;
@@ -35,6 +35,7 @@ pub(crate) use rule::{Look, first_match};
 
 use crate::files::Files;
 use crate::finding::Findings;
+pub use crate::finding::Noted;
 use crate::node::{Entry, Map, Node};
 use crate::variables::{Facts, Level, Resolved, predefined};
 use crate::yaml;

@@ -15,6 +15,15 @@ const SEARCHES_LIMIT: usize = 50;
 /// Maximum number of known keys that a message lists.
 const LISTED_LIMIT: usize = 12;
 
+/// A keyword without effect here.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Noted {
+    /// Its name, such as `artifacts:expire_in`.
+    pub keyword: String,
+    /// Place in the file.
+    pub place: Place,
+}
+
 /// Findings in their order.
 #[derive(Debug, Default)]
 pub(crate) struct Findings {
@@ -23,6 +32,7 @@ pub(crate) struct Findings {
     warnings: usize,
     searches: usize,
     refused: Vec<Diagnostic>,
+    noted: Vec<Noted>,
 }
 
 impl Findings {
@@ -83,6 +93,16 @@ impl Findings {
     /// Returns the reasons since the last call.
     pub(crate) fn take_refused(&mut self) -> Vec<Diagnostic> {
         std::mem::take(&mut self.refused)
+    }
+
+    /// Notes a keyword without effect.
+    pub(crate) fn note(&mut self, keyword: impl Into<String>, place: &Place) {
+        self.noted.push(Noted { keyword: keyword.into(), place: place.clone() });
+    }
+
+    /// Returns the noted keywords since the last call.
+    pub(crate) fn take_noted(&mut self) -> Vec<Noted> {
+        std::mem::take(&mut self.noted)
     }
 
     /// True if there is an error.

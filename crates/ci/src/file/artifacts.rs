@@ -2,7 +2,6 @@
 
 use step_runner_model::text::quote;
 
-use super::definition::Noted;
 use crate::finding::{Findings, join};
 use crate::node::{Kind, Node, Place};
 
@@ -73,15 +72,10 @@ pub struct Artifacts {
 }
 
 /// Reads `artifacts`.
-pub(super) fn read(
-    node: &Node,
-    path: &str,
-    noted: &mut Vec<Noted>,
-    findings: &mut Findings,
-) -> Option<Artifacts> {
+pub(super) fn read(node: &Node, path: &str, findings: &mut Findings) -> Option<Artifacts> {
     let map = findings.mapping(node, path, &KEYS)?;
     for (name, entry) in map.iter().filter(|(name, _)| NOTED.contains(&name.as_str())) {
-        noted.push(Noted { keyword: format!("artifacts:{name}"), place: entry.key.clone() });
+        findings.note(format!("artifacts:{name}"), &entry.key);
     }
     let globs = |name: &str, findings: &mut Findings| {
         let node = node.get(name);
@@ -93,16 +87,16 @@ pub(super) fn read(
     let name = node.get("name").and_then(|node| findings.text(node, &join(path, "name")));
     let dotenv = node
         .get("reports")
-        .map(|reports| dotenv(reports, &join(path, "reports"), noted, findings))
+        .map(|reports| dotenv(reports, &join(path, "reports"), findings))
         .unwrap_or_default();
     Some(Artifacts { name, paths, exclude, untracked: untracked == Some(true), when, dotenv })
 }
 
 /// Reads `reports`, and returns the globs of `dotenv`.
-fn dotenv(node: &Node, path: &str, noted: &mut Vec<Noted>, findings: &mut Findings) -> Vec<String> {
+fn dotenv(node: &Node, path: &str, findings: &mut Findings) -> Vec<String> {
     let Some(map) = findings.mapping(node, path, &REPORTS) else { return Vec::new() };
     for (name, entry) in map.iter().filter(|(name, _)| *name != "dotenv") {
-        noted.push(Noted { keyword: format!("artifacts:reports:{name}"), place: entry.key.clone() });
+        findings.note(format!("artifacts:reports:{name}"), &entry.key);
     }
     node.get("dotenv").and_then(|node| findings.texts(node, &join(path, "dotenv"))).unwrap_or_default()
 }
@@ -149,7 +143,7 @@ pub enum CacheKey {
 }
 
 /// Reads `cache`: a mapping, or a list of at most four.
-pub(super) fn caches(node: &Node, path: &str, noted: &mut Vec<Noted>, findings: &mut Findings) -> Vec<Cache> {
+pub(super) fn caches(node: &Node, path: &str, findings: &mut Findings) -> Vec<Cache> {
     let items = match &node.kind {
         Kind::List(items) => items.as_slice(),
         _ => std::slice::from_ref(node),
@@ -158,13 +152,13 @@ pub(super) fn caches(node: &Node, path: &str, noted: &mut Vec<Noted>, findings: 
         findings.error(&node.place, path, format!("more than {CACHES_LIMIT} caches"));
         return Vec::new();
     }
-    items.iter().filter_map(|item| cache(item, path, noted, findings)).collect()
+    items.iter().filter_map(|item| cache(item, path, findings)).collect()
 }
 
-fn cache(node: &Node, path: &str, noted: &mut Vec<Noted>, findings: &mut Findings) -> Option<Cache> {
+fn cache(node: &Node, path: &str, findings: &mut Findings) -> Option<Cache> {
     let map = findings.mapping(node, path, &CACHE_KEYS)?;
     if let Some(entry) = map.get("unprotect") {
-        noted.push(Noted { keyword: "cache:unprotect".to_owned(), place: entry.key.clone() });
+        findings.note("cache:unprotect", &entry.key);
     }
     let key = match node.get("key") {
         Some(node) => key(node, &join(path, "key"), findings)?,

@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use step_runner_lang::diagnostic::Class;
 use step_runner_model::text::quote;
 
-use super::definition::{self, Definition, Noted};
+use super::definition::{self, Definition};
 use super::keyword::{DEFAULT, DEPRECATED, TOP};
 use super::needs::Need;
 use super::rule::{self, Rule};
@@ -37,8 +37,8 @@ pub(super) fn read_one(root: &Node, findings: &mut Findings) -> CiFile {
         top.iter().map(|(name, entry)| (name.clone(), entry.clone())).partition(|(name, _)| is_keyword(name));
     let keywords = Node::map(root.place.clone(), keywords);
     let defaults = defaults(&keywords, findings);
-    let mut noted = Vec::new();
-    let workflow = workflow(&keywords, &mut noted, findings);
+    let workflow = workflow(&keywords, findings);
+    let noted = findings.take_noted();
     let variables = keywords
         .get("variables")
         .map(|node| variables::read(node, "variables", variables::Of::Top, findings))
@@ -101,13 +101,13 @@ fn defaults(keywords: &Node, findings: &mut Findings) -> Map {
     defaults
 }
 
-fn workflow(keywords: &Node, noted: &mut Vec<Noted>, findings: &mut Findings) -> Vec<Rule> {
+fn workflow(keywords: &Node, findings: &mut Findings) -> Vec<Rule> {
     let Some(node) = keywords.get("workflow") else { return Vec::new() };
     let Some(map) = findings.mapping(node, "workflow", &["rules", "name", "auto_cancel"]) else {
         return Vec::new();
     };
     for (name, entry) in map.iter().filter(|(name, _)| *name != "rules") {
-        noted.push(Noted { keyword: format!("workflow:{name}"), place: entry.key.clone() });
+        findings.note(format!("workflow:{name}"), &entry.key);
     }
     node.get("rules")
         .map(|rules| rule::read(rules, "workflow", rule::Of::Workflow, findings))

@@ -14,21 +14,12 @@ use super::parallel::{self, Copy};
 use super::rule::{self, Rule};
 use super::{script, variables};
 use crate::duration;
-use crate::finding::{Findings, join};
+use crate::finding::{Findings, Noted, join};
 use crate::node::{Kind, Map, Node, Place};
 use crate::variables::Level;
 
 /// Longest name of a job, as in GitLab.
 const NAME_LIMIT: usize = 255;
-
-/// A keyword without effect here.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Noted {
-    /// Its name, such as `artifacts:expire_in`.
-    pub keyword: String,
-    /// Place in the file.
-    pub place: Place,
-}
 
 /// A variable that comes from outside: of `id_tokens`, `secrets` or `identity`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -134,7 +125,7 @@ pub(super) fn read(
         }
     }
     let job = Node::map(node.place.clone(), map);
-    let mut reader = Reader { job: &job, name, findings, noted: Vec::new(), outside: Vec::new() };
+    let mut reader = Reader { job: &job, name, findings, outside: Vec::new() };
     reader.keywords();
     let definition = reader.definition(key, inherit);
     Some(definition)
@@ -178,7 +169,6 @@ struct Reader<'r> {
     job: &'r Node,
     name: &'r str,
     findings: &'r mut Findings,
-    noted: Vec<Noted>,
     outside: Vec<Outside>,
 }
 
@@ -195,7 +185,7 @@ impl Reader<'_> {
                 None => self.findings.unknown_key(&place, keyword, &quote(self.name), &names()),
                 Some(_) if entry.value.is_null() => {}
                 Some(Effect::Read) => {}
-                Some(Effect::Noted) => self.noted.push(Noted { keyword: keyword.clone(), place }),
+                Some(Effect::Noted) => self.findings.note(keyword.clone(), &place),
                 Some(Effect::Refused(help)) => {
                     let message = format!("\"{keyword}\" cannot be used here");
                     self.findings.refuse(place.error(message).with_path(quote(self.name)).with_help(help));
@@ -237,34 +227,21 @@ impl Reader<'_> {
         let script = self.with("script", script::lines);
         let run = self.with("run", script::steps);
         self.check_work(key, script.as_deref());
-        let rules = self
-            .job
-            .get("rules")
-            .map(|node| rule::read(node, &quote(self.name), rule::Of::Job, self.findings));
-        let path = self.path("variables");
-        let variables = self
-            .job
-            .get("variables")
-            .map(|node| variables::read(node, &path, variables::Of::Job, self.findings));
-        let copies = {
-            let path = self.path("parallel");
-            self.job.get("parallel").and_then(|node| parallel::copies(self.name, node, &path, self.findings))
-        };
-        let path = self.path("artifacts");
-        let artifacts = self
-            .job
-            .get("artifacts")
-            .and_then(|node| artifacts::read(node, &path, &mut self.noted, self.findings));
-        let path = self.path("cache");
-        let caches = self
-            .job
-            .get("cache")
-            .map(|node| artifacts::caches(node, &path, &mut self.noted, self.findings))
-            .unwrap_or_default();
+        let job = quote(self.name).into_owned();
         let stage = self.with("stage", |node, path, findings| {
             findings.text(node, path).map(|stage| (stage, node.place.clone()))
         });
         let (stage, stage_place) = stage.unwrap_or_else(|| ("test".to_owned(), key.clone()));
+        let name = self.name;
+        let copies =
+            self.with("parallel", |node, path, findings| parallel::copies(name, node, path, findings));
+        let rules =
+            self.with("rules", |node, _, findings| Some(rule::read(node, &job, rule::Of::Job, findings)));
+        let variables = self.with("variables", |node, path, findings| {
+            Some(variables::read(node, path, variables::Of::Job, findings))
+        });
+        let artifacts = self.with("artifacts", artifacts::read);
+        let caches = self.with("cache", |node, path, findings| Some(artifacts::caches(node, path, findings)));
         let services =
             self.with("services", |node, path, findings| Some(image::services(node, path, findings)));
         let allow_failure = self.with("allow_failure", allow_failure).unwrap_or(false);
@@ -289,8 +266,8 @@ impl Reader<'_> {
             variables: variables.unwrap_or_default(),
             inherit,
             artifacts,
-            caches,
-            noted: self.noted,
+            caches: caches.unwrap_or_default(),
+            noted: self.findings.take_noted(),
             outside: self.outside,
             refused: self.findings.take_refused(),
         }

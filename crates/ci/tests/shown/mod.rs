@@ -2,9 +2,12 @@
 
 use std::fs;
 use std::path::Path;
+use std::sync::Arc;
 
 use step_runner_ci::job::Job;
 use step_runner_ci::plan::Plan;
+use step_runner_lang::template::parse_inline;
+use step_runner_lang::yaml::{self, NodeKind, Source, YamlNode};
 use step_runner_model::text;
 
 /// Predefined variables that every plan has, and that say nothing about a case.
@@ -14,8 +17,26 @@ const USUAL: [&str; 6] =
 /// Names of the same kind.
 const USUAL_NAMES: [&str; 4] = ["CI", "GITLAB_CI", "CI_JOB_ID", "CI_CONFIG_PATH"];
 
+/// Checks that a document is two YAML documents, and that its templates can be read.
+fn check(document: &str) {
+    let file: Arc<str> = Arc::from("<plan>");
+    let stream = yaml::read(&Source { file: Arc::clone(&file), text: document }, 3);
+    assert!(stream.diagnostics.is_empty(), "{:?}", stream.diagnostics);
+    let documents: Vec<YamlNode> = stream.documents.into_iter().flatten().collect();
+    assert_eq!(documents.len(), 2, "{document}");
+    let mut open: Vec<&YamlNode> = documents.iter().collect();
+    while let Some(node) = open.pop() {
+        match &node.kind {
+            NodeKind::Scalar(scalar) => drop(parse_inline(&scalar.text, &file, node.at).unwrap()),
+            NodeKind::Sequence(items) => open.extend(items),
+            NodeKind::Mapping(entries) => open.extend(entries.iter().map(|entry| &entry.value)),
+        }
+    }
+}
+
 /// Returns a plan.
 pub(crate) fn plan(job: &Job, plan: &Plan) -> String {
+    check(&plan.steps);
     let mut shown = String::new();
     let mut line = |text: String| {
         shown.push_str(&text);
