@@ -277,16 +277,20 @@ impl IncomingFrames {
         chunk.read += header.length;
         let Some(payload) = chunk.bytes.get_mut(start..start + header.length) else { return Ok(()) };
         let Some((skipped, kept)) = without_padding(header, payload) else {
-            return self.fail(misplaced(header.stream), chunk);
+            self.fail(misplaced(header.stream), chunk);
+            return Ok(());
         };
         let header = FrameHeader { flags: header.flags & !flag::PADDED, ..header };
         let payload = payload.get_mut(skipped..skipped + kept).unwrap_or_default();
         match self.filter(header, payload) {
-            Err(BlockError::Malformed) => self.fail(unreadable(header.stream), chunk),
+            Err(BlockError::Malformed) => {
+                self.fail(unreadable(header.stream), chunk);
+                Ok(())
+            }
             Err(BlockError::Abusive) => self.refuse(),
             Ok(Filtered { length, is_too_large: true }) => {
                 let block = payload.get(..length).unwrap_or_default().to_vec();
-                put_block(header, too_large(block), chunk);
+                put_block(header, &too_large(block), chunk);
                 Ok(())
             }
             Ok(Filtered { length, is_too_large: false }) => {
@@ -325,7 +329,8 @@ impl IncomingFrames {
         // Only a HEADERS frame has padding. Until the first CONTINUATION, `block` is exactly its payload.
         if first.has(flag::PADDED) {
             let Some((skipped, kept)) = without_padding(first, &self.block) else {
-                return self.fail(misplaced(first.stream), chunk);
+                self.fail(misplaced(first.stream), chunk);
+                return Ok(());
             };
             self.block.truncate(skipped + kept);
             self.block.drain(..skipped);
@@ -343,7 +348,8 @@ impl IncomingFrames {
         chunk: &mut Chunk,
     ) -> Result<(), OversizedBlock> {
         if header.kind != kind::CONTINUATION || header.stream != first.stream || header.length > MAX_PAYLOAD {
-            return self.fail(misplaced(first.stream), chunk);
+            self.fail(misplaced(first.stream), chunk);
+            return Ok(());
         }
         let is_last = header.has(flag::END_HEADERS);
         self.state = FrameState::Block(PartialHeaders { first, left: header.length, is_last });
@@ -354,11 +360,13 @@ impl IncomingFrames {
     fn emit(&mut self, first: FrameHeader, chunk: &mut Chunk) -> Result<(), OversizedBlock> {
         let mut block = std::mem::take(&mut self.block);
         match self.filter(first, &mut block) {
-            Err(BlockError::Malformed) => return self.fail(unreadable(first.stream), chunk),
+            Err(BlockError::Malformed) => self.fail(unreadable(first.stream), chunk),
             Err(BlockError::Abusive) => return self.refuse(),
             Ok(Filtered { length, is_too_large }) => {
                 block.truncate(length);
-                put_block(first, if is_too_large { too_large(block) } else { block }, chunk);
+                return Ok(());
+                let block = if is_too_large { too_large(block) } else { block };
+                put_block(first, &block, chunk);
             }
         }
         Ok(())
@@ -372,16 +380,15 @@ impl IncomingFrames {
     }
 
     /// Passes on a frame that makes the library end the connection, and nothing after it.
-    fn fail(&mut self, frame: impl AsRef<[u8]>, chunk: &mut Chunk) -> Result<(), OversizedBlock> {
+    fn fail(&mut self, frame: impl AsRef<[u8]>, chunk: &mut Chunk) {
         chunk.put(frame.as_ref());
         self.block = Vec::new();
         self.state = FrameState::Failed;
-        Ok(())
     }
 }
 
 /// Passes on a block in as few frames as possible, the first with the header `first`.
-fn put_block(first: FrameHeader, block: Vec<u8>, chunk: &mut Chunk) {
+fn put_block(first: FrameHeader, block: &[u8], chunk: &mut Chunk) {
     let mut pieces = block.chunks(MAX_PAYLOAD).peekable();
     let mut header = FrameHeader { length: 0, flags: first.flags & !flag::END_HEADERS, ..first };
     loop {
