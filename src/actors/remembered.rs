@@ -9,10 +9,11 @@ use crate::job::reaper::Moment;
 use crate::keeper::protocol::Remembered as Entry;
 use crate::model::{JobKey, Recent};
 
-/// Maximum number of finished ids that are remembered (service.md §3.1).
+/// Maximum number of finished requests that are remembered (service.md §3.1).
 pub(super) const MAX_REMEMBERED: u32 = 10_000;
 
-/// Finished ids with the digests of their requests; the oldest are forgotten first.
+/// Finished ids with the digests of their requests; the oldest are forgotten first. An id can have several requests, one
+/// after the other.
 #[derive(Default)]
 pub(super) struct Remembered {
     /// Each with the moment of its finish by our own clock: the wall clock may jump (faults.md row 63).
@@ -33,7 +34,7 @@ impl Remembered {
     }
 
     fn insert(&mut self, entry: Entry, since: Moment) {
-        self.entries.add(entry.key, (entry, since));
+        self.entries.add(entry.key, entry.digest, (entry, since));
         if self.entries.len() > MAX_REMEMBERED as usize {
             self.entries.forget_oldest();
         }
@@ -48,12 +49,10 @@ impl Remembered {
 
     /// True if the same request was finished under this id within `remember_for`.
     pub(super) fn is_repeat(&self, key: JobKey, digest: [u8; 16], remember_for: Duration) -> bool {
-        self.entries
-            .get(key)
-            .is_some_and(|(entry, since)| entry.digest == digest && since.age(clock::uptime()) < remember_for)
+        self.entries.get(key, digest).is_some_and(|(_, since)| since.age(clock::uptime()) < remember_for)
     }
 
     pub(super) fn finished_at(&self, key: JobKey) -> Option<DateTime<Utc>> {
-        DateTime::from_timestamp_micros(self.entries.get(key)?.0.at)
+        DateTime::from_timestamp_micros(self.entries.youngest(key)?.0.at)
     }
 }

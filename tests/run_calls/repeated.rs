@@ -178,3 +178,27 @@ async fn fault_48_a_duplicate_is_recognised_after_a_restart_too() {
     refused(client.try_status("1").await, Code::NotFound, "unknown_job");
     assert_eq!(std::fs::read_to_string(&marks).unwrap(), "run\n");
 }
+
+#[tokio::test]
+async fn fault_48_a_duplicate_of_an_earlier_request_of_an_id_starts_nothing() {
+    let mut daemon = Daemon::start();
+    let client = daemon.client().await;
+    let marks = daemon.file("marks");
+    let steps = |word: &str| script(&format!("echo {word} >> {}", marks.display()));
+    // More would push the first one out (`MOST_OF_A_JOB`).
+    let words = ["a", "b", "c", "d", "e", "f", "g", "h"];
+    for word in words {
+        client.run_to_end("1", &steps(word)).await;
+        client.finish("1").await;
+    }
+    for _ in 0..2 {
+        let client = daemon.client().await;
+        for word in words {
+            client.run_steps("1", &steps(word)).await;
+            refused(client.try_status("1").await, Code::NotFound, "unknown_job");
+        }
+        daemon.kill();
+        daemon.restart();
+    }
+    assert_eq!(std::fs::read_to_string(&marks).unwrap(), words.map(|word| format!("{word}\n")).concat());
+}

@@ -225,7 +225,7 @@ impl<B: Body> Core<B> {
     }
 
     fn remember(&mut self, remembered: Remembered, now: Instant) {
-        self.remembered.add(remembered.key, (remembered, now));
+        self.remembered.add(remembered.key, remembered.digest, (remembered, now));
         self.forget_remembered(now);
     }
 
