@@ -15,6 +15,7 @@
 pub mod handle;
 pub mod host;
 pub(crate) mod job;
+pub(crate) mod left_over;
 pub mod log_sink;
 pub(crate) mod registry;
 pub(crate) mod step;

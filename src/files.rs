@@ -311,6 +311,35 @@ pub(crate) fn cut(fd: impl AsFd, len: u64) -> io::Result<()> {
     Ok(())
 }
 
+/// Overwrites a file with zeros and cuts it to nothing, if it still has this device and inode: for a secret whose name
+/// cannot be removed.
+pub(crate) fn wipe(at: impl AsFd, name: impl Arg + Copy, identity: (u64, u64)) -> io::Result<()> {
+    const ZEROS: [u8; 4096] = [0; 4096];
+    let open = || {
+        let flags = CAREFUL | OFlags::WRONLY;
+        retry("files::open", || rustix::fs::openat(at.as_fd(), name, flags, Mode::empty()))
+    };
+    let file = match open() {
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+            allow_owner(at.as_fd(), name)?;
+            open()?
+        }
+        opened => opened?,
+    };
+    let stat = stat_of(&file)?;
+    if (stat.st_dev, stat.st_ino) != identity || !is_regular(&stat) {
+        return Err(io::Error::new(io::ErrorKind::InvalidData, "another file has this name"));
+    }
+    let mut left = usize::try_from(stat.st_size).unwrap_or_default();
+    // Without room for the zeros, the cut alone still takes the content out of the file.
+    while left > 0
+        && let Ok(written) = write(&file, ZEROS.get(..left).unwrap_or(&ZEROS))
+    {
+        left = left.saturating_sub(written);
+    }
+    cut(&file, 0)
+}
+
 /// Takes the exclusive lock of a file; `false` if somebody else has it.
 pub(crate) fn try_lock(fd: impl AsFd) -> io::Result<bool> {
     lock(fd, FlockOperation::NonBlockingLockExclusive)

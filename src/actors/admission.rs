@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use super::handle::RunRequest;
 use super::labels::MaskedLabels;
+use super::left_over::LeftOvers;
 use super::limits::JobLimits;
 use super::redact::{JobMasking, Redactor};
 use super::step::{Known, what_is_known};
@@ -55,6 +56,8 @@ pub(super) struct DaemonContext {
     pub(super) fetcher: Arc<Fetcher>,
     /// With `durability = power`: brings all data to the disk before it is shown.
     pub(super) sync_group: Option<Arc<SyncGroup>>,
+    /// What could not be removed of jobs.
+    pub(super) left_over: LeftOvers,
 }
 
 impl DaemonContext {
@@ -79,6 +82,7 @@ impl DaemonContext {
             work_dir: std::env::current_dir().ok().and_then(|dir| dir.into_os_string().into_string().ok()),
             fetcher,
             sync_group,
+            left_over: LeftOvers::default(),
         }
     }
 

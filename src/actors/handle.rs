@@ -13,6 +13,7 @@ use super::admission::{self, DaemonContext};
 use super::deliver;
 use super::followers::out_of_descriptors;
 use super::job::WatchUnfinished;
+use super::left_over::LeftOver;
 use super::log_sink::LogCursor;
 use super::redact::{Redactor, UnmaskedRefusal};
 use super::registry::{Registry, Reserve};
@@ -177,6 +178,11 @@ impl JobsHandle {
         let mut jobs: Vec<Arc<JobView>> = self.registry.all().into_iter().map(|(view, _)| view).collect();
         jobs.sort_by(|a, b| (a.registered, &a.id).cmp(&(b.registered, &b.id)));
         jobs.iter().map(|view| view.status()).collect()
+    }
+
+    /// Returns what could not be removed of jobs, the oldest first, and the number of all such things.
+    pub(crate) fn left_over(&self) -> (Vec<LeftOver>, usize) {
+        self.context.left_over.told()
     }
 
     /// Fills in the queue positions of waiting jobs.

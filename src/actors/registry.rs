@@ -5,8 +5,8 @@
 //! others wait and then see its outcome (service.md §3.1 "Races").
 
 use std::collections::{BTreeMap, HashMap, HashSet};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use actix::Addr;
 use chrono::SecondsFormat;
@@ -36,6 +36,21 @@ impl Change {
     }
 }
 
+/// A removal that callers wait for.
+#[derive(Clone)]
+pub(crate) struct Ongoing {
+    change: Change,
+    refused: Arc<OnceLock<Refusal>>,
+}
+
+impl Ongoing {
+    /// Resolves when the removal is over: the job is gone, or registered as before.
+    pub(crate) async fn done(&self) -> Result<(), Refusal> {
+        self.change.wait().await;
+        self.refused.get().cloned().map_or(Ok(()), Err)
+    }
+}
+
 /// Guard of the task that is going to change a slot.
 struct Pending(Arc<Semaphore>);
 
@@ -52,7 +67,7 @@ enum Slot {
     /// A registered job, with its actor until it has ended.
     Present(Arc<JobView>, Option<Addr<JobActor>>),
     /// A job during its removal. Readers see it as before until it is gone.
-    Removing(Arc<JobView>, Option<Addr<JobActor>>, Change),
+    Removing(Arc<JobView>, Option<Addr<JobActor>>, Ongoing),
 }
 
 /// The map from ids to jobs; see the module.
@@ -121,20 +136,43 @@ impl Drop for Reservation {
     }
 }
 
-/// A removal in progress. Dropping it frees the id.
+/// A removal in progress. [`Self::complete`] frees the id; without it the job is registered as before.
 pub(crate) struct Removal {
     registry: Arc<Registry>,
     /// The job.
     pub(crate) view: Arc<JobView>,
     /// Its actor, unless it has ended.
     pub(crate) job: Option<Addr<JobActor>>,
+    refused: Arc<OnceLock<Refusal>>,
+    is_complete: bool,
     _pending: Pending,
+}
+
+impl Removal {
+    /// Frees the id: the job is gone.
+    pub(crate) fn complete(mut self) {
+        self.is_complete = true;
+    }
+
+    /// Keeps the job registered. All callers get the refusal.
+    pub(crate) fn refuse(self, refusal: Refusal) {
+        self.refused.set(refusal).ok();
+    }
 }
 
 impl Drop for Removal {
     fn drop(&mut self) {
-        self.registry.slots.write().remove(&self.view.id);
-        self.registry.keys.write().remove(&self.view.key);
+        let mut slots = self.registry.slots.write();
+        let slot = slots.remove(&self.view.id);
+        if self.is_complete {
+            self.registry.keys.write().remove(&self.view.key);
+            return;
+        }
+        if let Some(Slot::Removing(view, job, _)) = slot {
+            slots.insert(view.id.clone(), Slot::Present(view, job));
+        }
+        // Only a defect ends a removal without a word.
+        self.refused.get_or_init(|| Refusal::new(Reason::Internal, "a defect ended the removal of this job"));
     }
 }
 
@@ -142,10 +180,10 @@ impl Drop for Removal {
 pub(crate) enum Remove {
     /// No such id.
     Unknown,
-    /// Another call removes it already; done when the change resolves.
-    Joined(Change),
-    /// The caller must remove it; done when the change resolves.
-    Begun(Removal, Change),
+    /// Another call removes it already.
+    Joined(Ongoing),
+    /// The caller must remove it.
+    Begun(Removal, Ongoing),
 }
 
 impl Registry {
@@ -154,7 +192,8 @@ impl Registry {
         let mut slots = self.slots.write();
         match slots.get(id) {
             Some(Slot::Present(view, _)) => Reserve::Registered(Arc::clone(view)),
-            Some(Slot::Reserved(change, _) | Slot::Removing(_, _, change)) => Reserve::Wait(change.clone()),
+            Some(Slot::Reserved(change, _)) => Reserve::Wait(change.clone()),
+            Some(Slot::Removing(_, _, ongoing)) => Reserve::Wait(ongoing.change.clone()),
             None => {
                 let (pending, change) = Change::new();
                 slots.insert(id.clone(), Slot::Reserved(change, None));
@@ -182,13 +221,15 @@ impl Registry {
         match slots.get(id) {
             // Reserved: a Run that came after this call.
             None | Some(Slot::Reserved(..)) => Remove::Unknown,
-            Some(Slot::Removing(_, _, change)) => Remove::Joined(change.clone()),
+            Some(Slot::Removing(_, _, ongoing)) => Remove::Joined(ongoing.clone()),
             Some(Slot::Present(view, job)) => {
                 let (pending, change) = Change::new();
-                let (view, job) = (Arc::clone(view), job.clone());
-                slots.insert(id.clone(), Slot::Removing(Arc::clone(&view), job.clone(), change.clone()));
-                let registry = Arc::clone(self);
-                Remove::Begun(Removal { registry, view, job, _pending: pending }, change)
+                let (view, job, registry) = (Arc::clone(view), job.clone(), Arc::clone(self));
+                let ongoing = Ongoing { change, refused: Arc::default() };
+                let refused = Arc::clone(&ongoing.refused);
+                slots.insert(id.clone(), Slot::Removing(Arc::clone(&view), job.clone(), ongoing.clone()));
+                let removal = Removal { registry, view, job, refused, is_complete: false, _pending: pending };
+                Remove::Begun(removal, ongoing)
             }
         }
     }

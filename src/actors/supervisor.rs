@@ -46,8 +46,7 @@ use crate::fetch::Fetcher;
 use crate::job::reaper::Moment;
 use crate::model::{CancelCause, JobId, Refusal, ResourceLimits};
 use crate::queue::Queue;
-use crate::store::{Removed, StateDir, StoreError};
-use crate::threads::{self, Work};
+use crate::store::StateDir;
 use crate::variables::Base;
 
 use loading::PendingReplays;
@@ -367,26 +366,6 @@ impl Handler<KeeperGone> for Supervisor {
 /// keeper's remains are killed, the next keeper may have started them.
 fn begun(jobs: &[Arc<JobView>]) -> Vec<Arc<JobView>> {
     jobs.iter().filter(|view| view.read(|state| state.start_time).is_some()).map(Arc::clone).collect()
-}
-
-/// Deletes folders that are already out of the way, in the background: there may be many files.
-fn delete_later(removed: impl IntoIterator<Item = Removed>) {
-    let removed: Vec<_> = removed.into_iter().collect();
-    if removed.is_empty() {
-        return;
-    }
-    actix::spawn(async move {
-        for removed in removed {
-            if let Err(error) = delete(removed).await {
-                tracing::warn!(error = %Chain(&error), "not everything of a removed job was deleted");
-            }
-        }
-    });
-}
-
-/// Deletes a folder that is already out of the way, a slice at a time.
-pub(super) async fn delete(removed: Removed) -> Result<(), StoreError> {
-    threads::in_slices(Work::Removals, move |goes_on| removed.delete_while(goes_on).transpose()).await
 }
 
 impl Supervisor {

@@ -13,7 +13,7 @@ use crate::job::reaper::{Facts, Moment, Phase};
 use crate::journal::event::End;
 use crate::model::{JobId, JobKey, JobState, Outcome, StepResult, StepStatus, StepUsage};
 use crate::process::cgroup::Usage;
-use crate::store::RequestOrigin;
+use crate::store::{FilesLeft, RequestOrigin};
 
 /// A job as every call sees it: written by its actor, read by any call. It takes a few hundred bytes. Of an ended job
 /// nothing else stays in memory.
@@ -74,8 +74,36 @@ pub(crate) struct JobViewState {
     pub(crate) output_waits: bool,
     /// Some processes of the job could not be killed.
     pub(crate) unkilled: bool,
-    /// File variables of the job may still exist.
-    pub(crate) files_left: bool,
+    /// Whether file variables of the job may still exist.
+    pub(crate) files_left: FilesState,
+}
+
+/// File variables of a job that has ended.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum FilesState {
+    /// None is left.
+    #[default]
+    Removed,
+    /// Their contents are gone, some of their names are not.
+    Emptied,
+    /// Their contents may still be there.
+    Kept,
+}
+
+impl FilesState {
+    /// Returns the state of files that nobody has tried to remove, unless there are none.
+    pub(super) const fn unless(none: bool) -> Self {
+        if none { Self::Removed } else { Self::Kept }
+    }
+
+    /// Returns the state after an attempt to remove them.
+    pub(super) fn after(removed: &Result<(), FilesLeft>) -> Self {
+        match removed {
+            Ok(()) => Self::Removed,
+            Err(left) if left.has_content => Self::Kept,
+            Err(_) => Self::Emptied,
+        }
+    }
 }
 
 /// The running step, masked.
@@ -125,7 +153,7 @@ impl Default for JobViewState {
             paused: None,
             output_waits: false,
             unkilled: false,
-            files_left: false,
+            files_left: FilesState::Removed,
         }
     }
 }
@@ -279,8 +307,8 @@ impl JobView {
         self.state.lock().unkilled
     }
 
-    /// True if file variables of the job may still exist after its end.
-    pub(crate) fn has_files_left(&self) -> bool {
+    /// Returns whether file variables of the job may still exist after its end.
+    pub(crate) fn files_left(&self) -> FilesState {
         self.state.lock().files_left
     }
 

@@ -1,6 +1,7 @@
 //! States of jobs as JSON and as words (cli.md, "status --output json").
 
 use std::borrow::Cow;
+use std::fmt::Write as _;
 
 use anstyle::{AnsiColor, Style};
 use chrono::{DateTime, SecondsFormat, Utc};
@@ -64,8 +65,38 @@ fn seconds(duration: &prost_types::Duration) -> f64 {
     duration.seconds as f64 + f64::from(duration.nanos) / 1e9
 }
 
-pub(super) fn all_to_json(jobs: &[v1::Status]) -> Value {
-    json!({"jobs": jobs.iter().map(to_json).collect::<Vec<_>>()})
+/// Without left-overs there is no key for them.
+pub(super) fn all_to_json(answer: &v1::StatusResponse) -> Value {
+    let mut object = json!({"jobs": answer.jobs.iter().map(to_json).collect::<Vec<_>>()});
+    if answer.left_over_total > 0 {
+        let left_over = answer.left_over.iter().map(|left| {
+            json!({
+                "id": left.id,
+                "path": left.path,
+                "reason": left.reason,
+                "since": left.since.as_ref().and_then(time).map(rfc3339),
+            })
+        });
+        object["left_over"] = left_over.collect();
+        object["left_over_total"] = answer.left_over_total.into();
+    }
+    object
+}
+
+/// Returns the lines below the table about what could not be removed of jobs.
+pub(super) fn left_over(answer: &v1::StatusResponse) -> String {
+    let mut text = String::new();
+    for v1::LeftOver { id, path, reason, since: _ } in &answer.left_over {
+        let of = if id.is_empty() { String::new() } else { format!(" of job {id}") };
+        text += &printable(&format!("left over{of}: {path}: {reason}"));
+        text.push('\n');
+    }
+    let more = i64::from(answer.left_over_total) - answer.left_over.len() as i64;
+    if more > 0 {
+        // Writing to memory does not fail.
+        writeln!(text, "left over: {more} more").ok();
+    }
+    text
 }
 
 pub(super) fn time(timestamp: &prost_types::Timestamp) -> Option<DateTime<Utc>> {
@@ -221,7 +252,24 @@ mod tests {
     #[test]
     fn json_has_the_keys_of_the_manual() {
         let expected = r#"{"jobs":[{"id":"42","state":"running","finished":false,"exit_code":0,"message":"","start_time":"2025-11-20T10:00:00.123456Z","end_time":null,"log_bytes":1234,"steps_done":2,"cpu_time":null,"peak_memory":null,"current_step":["build","compile"],"step_number":3,"steps_total":5,"queue_position":0,"paused":false,"usage":null,"elapsed":65.9}]}"#;
-        assert_eq!(all_to_json(&[job()]).to_string(), expected);
+        let answer = v1::StatusResponse { jobs: vec![job()], ..Default::default() };
+        assert_eq!(all_to_json(&answer).to_string(), expected);
+    }
+
+    #[test]
+    fn left_overs_are_told_below_the_table_and_in_json() {
+        let left = v1::LeftOver {
+            id: "42".into(),
+            path: "/s/jobs/.gone-1".into(),
+            reason: "cannot delete it: \x1b[0mOperation not permitted".into(),
+            since: None,
+        };
+        let answer = v1::StatusResponse { left_over: vec![left], left_over_total: 3, ..Default::default() };
+        let expected = "left over of job 42: /s/jobs/.gone-1: cannot delete it:  [0mOperation not permitted\n\
+                        left over: 2 more\n";
+        assert_eq!(left_over(&answer), expected);
+        let json = all_to_json(&answer);
+        assert_eq!((&json["left_over"][0]["id"], &json["left_over_total"]), (&json!("42"), &json!(3)));
     }
 
     #[test]

@@ -47,16 +47,19 @@ pub(super) async fn execute(arguments: Arguments, verbosity: Verbosity) -> Comma
     let client = arguments.connection.connect(verbosity).await?;
     let mut shown = String::new();
     loop {
-        let jobs = look(&client, arguments.id.as_ref()).await?;
+        let answer = look(&client, arguments.id.as_ref()).await?;
         let text = match arguments.output {
-            StatusFormat::Table => states::table(&jobs, terminal::width(), terminal::stdout_has_color()),
-            StatusFormat::Json => format!("{}\n", states::all_to_json(&jobs)),
+            StatusFormat::Table => {
+                let table = states::table(&answer.jobs, terminal::width(), terminal::stdout_has_color());
+                table + &states::left_over(&answer)
+            }
+            StatusFormat::Json => format!("{}\n", states::all_to_json(&answer)),
         };
         if text != shown {
             show(&text, arguments.watch && arguments.output == StatusFormat::Table)?;
             shown = text;
         }
-        let over = arguments.id.is_some() && jobs.iter().all(|job| job.finished);
+        let over = arguments.id.is_some() && answer.jobs.iter().all(|job| job.finished);
         if !arguments.watch || over {
             return Ok(0);
         }
@@ -64,10 +67,10 @@ pub(super) async fn execute(arguments: Arguments, verbosity: Verbosity) -> Comma
     }
 }
 
-async fn look(client: &Client, id: Option<&JobId>) -> Result<Vec<v1::Status>, Error> {
+async fn look(client: &Client, id: Option<&JobId>) -> Result<v1::StatusResponse, Error> {
     match id {
-        Some(id) => Ok(vec![client.status(id).await?]),
-        None => client.jobs().await,
+        Some(id) => Ok(v1::StatusResponse { jobs: vec![client.status(id).await?], ..Default::default() }),
+        None => client.overview().await,
     }
 }
 

@@ -138,22 +138,36 @@ impl Removal<'_> {
         if files::stat_of(&dir)?.st_dev != self.device {
             return Err(io::Error::new(io::ErrorKind::ResourceBusy, "another file system is mounted inside"));
         }
-        loop {
-            let children = with_access(dir.as_fd(), || files::some_entries(&dir, AT_A_TIME))?;
-            if children.is_empty() {
-                break;
-            }
-            for child in children {
-                if !(self.may_go)(dir.as_fd(), &child) {
-                    return Ok(false);
-                }
-                if !remove_unless_full(dir.as_fd(), &child)? {
-                    self.move_up(dir.as_fd(), &child.name)?;
-                }
-            }
+        if !self.empty(dir.as_fd())? {
+            return Ok(false);
         }
         drop(dir);
         with_access(self.top, || files::remove_dir(self.top, name)).map(|()| true)
+    }
+
+    /// Empties a directory below the top: a child directory that is not empty is moved up. What cannot go stays, and the
+    /// other children go. False if `may_go` ended the removal.
+    fn empty(&mut self, dir: BorrowedFd<'_>) -> io::Result<bool> {
+        loop {
+            let children = with_access(dir, || files::some_entries(dir, AT_A_TIME))?;
+            let (mut is_smaller, mut first_error) = (false, None);
+            for child in &children {
+                if !(self.may_go)(dir, child) {
+                    return Ok(false);
+                }
+                let gone = remove_unless_full(dir, child)
+                    .and_then(|is_gone| if is_gone { Ok(()) } else { self.move_up(dir, &child.name) });
+                match gone {
+                    Ok(()) => is_smaller = true,
+                    Err(error) => first_error = first_error.or(Some(error)),
+                }
+            }
+            match first_error {
+                _ if children.is_empty() => return Ok(true),
+                Some(error) if !is_smaller => return Err(error),
+                _ => {}
+            }
+        }
     }
 
     fn move_up(&mut self, dir: BorrowedFd<'_>, name: &CStr) -> io::Result<()> {

@@ -19,6 +19,7 @@ use super::peer::Caller;
 use super::plain_log::{self, PlainLog};
 use super::{encode, status, validate};
 use crate::actors::handle::{JobsHandle, LARGE_REQUEST, Registered, RunRequest};
+use crate::actors::left_over::LeftOver;
 use crate::actors::trace_sink::StoredKind;
 use crate::actors::view::JobStatus;
 use crate::config::JobLogFormat;
@@ -232,6 +233,11 @@ impl JobCalls {
         self.jobs.place(&mut jobs).await;
         self.jobs.read_usages(&mut jobs).await;
         Ok(jobs)
+    }
+
+    /// Returns what could not be removed of jobs and the number of all such things, if all jobs are asked for.
+    pub(super) fn left_over(&self, id: &str) -> (Vec<LeftOver>, usize) {
+        if id.is_empty() { self.jobs.left_over() } else { Default::default() }
     }
 
     /// Stops the job `id` and keeps it.

@@ -4,6 +4,7 @@ use bytes::Bytes;
 use prost::Message;
 use prost_types::value::Kind as PbKind;
 
+use crate::actors::left_over::LeftOver;
 use crate::actors::log_sink::LogPart;
 use crate::actors::trace_sink::StoredKind;
 use crate::actors::view::JobStatus;
@@ -32,13 +33,23 @@ pub(super) fn stored_result(bytes: &[u8]) -> Result<v1::StepResult, Refusal> {
 const MAX_STATES: usize = 3 << 20;
 
 /// Makes one answer with the states of jobs.
-pub(super) fn statuses(jobs: Vec<JobStatus>) -> v1::StatusResponse {
-    let mut answer = v1::StatusResponse { jobs: jobs.into_iter().map(status).collect() };
+pub(super) fn statuses(jobs: Vec<JobStatus>, (left, total): (Vec<LeftOver>, usize)) -> v1::StatusResponse {
+    let mut answer = v1::StatusResponse {
+        jobs: jobs.into_iter().map(status).collect(),
+        left_over: left.into_iter().map(left_over).collect(),
+        left_over_total: i32::try_from(total).unwrap_or(i32::MAX),
+    };
     let len = answer.encoded_len();
     shorten_messages(len, &mut answer.jobs, |job| {
         job.current_step.iter_mut().chain([&mut job.message]).collect()
     });
     answer
+}
+
+fn left_over(LeftOver { id, path, reason, since }: LeftOver) -> v1::LeftOver {
+    let id = id.map(|id| id.to_string()).unwrap_or_default();
+    let path = path.to_string_lossy().into_owned();
+    v1::LeftOver { id, path, reason, since: Some(since.into()) }
 }
 
 /// Shortens the messages of `jobs`, all to the same length, if their answer of `len` bytes is too large.

@@ -25,7 +25,7 @@ pub(crate) const fn code(reason: Reason) -> Code {
         | Reason::TooManyFollowers
         | Reason::DiskFull
         | Reason::KeeperUnavailable => Code::ResourceExhausted,
-        Reason::ShuttingDown => Code::Unavailable,
+        Reason::ShuttingDown | Reason::NotRemoved => Code::Unavailable,
         Reason::Forbidden => Code::PermissionDenied,
         Reason::FollowersDropped => Code::Aborted,
         Reason::DataLoss => Code::DataLoss,

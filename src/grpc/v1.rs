@@ -84,7 +84,7 @@ impl StepRunner for Service {
         let StatusRequest { id } = request.into_inner();
         call(deadline, &id, async {
             failpoint::hit("grpc::status");
-            Ok(encode::statuses(self.0.full_states(&id).await?))
+            Ok(encode::statuses(self.0.full_states(&id).await?, self.0.left_over(&id)))
         })
         .await
     }

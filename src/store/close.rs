@@ -77,7 +77,8 @@ impl Closing {
         if let Some(len) = journal.torn {
             folder.cut("journal", len)?;
         }
-        file_vars::remove(folder.key(), record, &journal.files);
+        // If some stay, the reaper and Finish try again.
+        drop(file_vars::remove(folder.key(), record, &journal.files));
         let log = finish_log(folder, &outcome, death, now).unwrap_or_else(|_| measure(folder));
         let steps = folder.cut_torn_steps(folder.read_steps().unwrap_or_default())?;
         Ok(Self { folder: folder.clone(), outcome, now, boot, log, steps_done: steps.count })

@@ -129,7 +129,7 @@ pub(crate) fn write_all(folder: &JobFolder, list: &[FileVariable]) -> Result<(),
         .and_then(|events| Ok(folder.append_all(&events)?))
         .and_then(|()| give_names(key, dir.as_fd(), list).map_err(FileError::io(&first.directory)));
     if written.is_err() {
-        remove_temporaries(key, dir.as_fd(), list.len());
+        drop(remove_temporaries(key, dir.as_fd(), list.len()));
     }
     written
 }
@@ -181,45 +181,125 @@ fn temporary(key: JobKey, index: usize) -> String {
     format!(".step-runner-{key}-{index}")
 }
 
-/// Removes temporary files. Returns the number that could not be removed.
-fn remove_temporaries(key: JobKey, dir: BorrowedFd<'_>, count: usize) -> usize {
+/// Removes temporary files. Returns the first error.
+fn remove_temporaries(key: JobKey, dir: BorrowedFd<'_>, count: usize) -> io::Result<()> {
     let remove = |index| files::unlink(dir, temporary(key, index).as_str()).or_else(if_gone);
-    (0..count).filter(|index| remove(*index).is_err()).count()
+    (0..count).map(remove).fold(Ok(()), io::Result::and)
 }
 
-/// Treats a missing file as removed.
+/// Treats a missing file as removed, and so one whose directory a step has replaced by a link or a file.
 fn if_gone(error: io::Error) -> io::Result<()> {
-    if error.kind() == io::ErrorKind::NotFound { Ok(()) } else { Err(error) }
+    if error.kind() == io::ErrorKind::NotFound || files::is_foreign(&error) { Ok(()) } else { Err(error) }
+}
+
+/// File variables of a job that could not be removed. The caller must try again.
+#[derive(Debug, thiserror::Error)]
+#[error("{}", self.text())]
+pub(crate) struct FilesLeft {
+    /// True if a secret may still be in one of them: it could be neither removed nor overwritten.
+    pub(crate) has_content: bool,
+    /// Number of names that are left.
+    count: usize,
+    /// The first of them.
+    #[source]
+    first: StoreError,
+}
+
+impl FilesLeft {
+    fn text(&self) -> String {
+        let state = if self.has_content { "may still hold secrets" } else { "are emptied, but still there" };
+        format!("file variables {state} ({} names)", self.count)
+    }
+
+    /// Returns the path of the first one.
+    pub(crate) fn path(&self) -> &Path {
+        &self.first.path
+    }
+
+    /// Returns the error of the first one.
+    pub(crate) fn into_first(self) -> StoreError {
+        self.first
+    }
+}
+
+/// Counts what could not be removed.
+#[derive(Default)]
+struct Tally {
+    has_content: bool,
+    count: usize,
+    first: Option<StoreError>,
+}
+
+impl Tally {
+    fn add(&mut self, path: &Path, error: io::Error, has_content: bool) {
+        self.count += 1;
+        self.has_content |= has_content;
+        let error = StoreError { action: "remove", path: path.to_owned(), source: error };
+        self.first.get_or_insert(error);
+    }
+
+    fn result(self) -> Result<(), FilesLeft> {
+        let Self { has_content, count, first } = self;
+        first.map_or(Ok(()), |first| Err(FilesLeft { has_content, count, first }))
+    }
 }
 
 impl JobFolder {
-    /// Removes the job's file variables at its end, as record and journal name them. After an error some may be left,
-    /// and the caller must try again.
-    pub(crate) fn remove_file_variables(&self) -> Result<(), String> {
-        let job = self.read_job()?;
-        match remove(self.key(), &job.record, &job.journal.files) {
-            0 => Ok(()),
-            failed => Err(format!("{failed} of them could not be removed")),
+    /// Removes the job's file variables at its end, as record and journal name them.
+    pub(crate) fn remove_file_variables(&self) -> Result<(), FilesLeft> {
+        match self.read_job() {
+            Ok(job) => remove(self.key(), &job.record, &job.journal.files),
+            Err(reason) => Err(FilesLeft {
+                has_content: true,
+                count: 1,
+                first: self.error("read", "job.json")(io::Error::other(reason)),
+            }),
         }
     }
 }
 
 /// Removes a job's files at its end or in recovery: those in `written` (path, device, inode) that are still the same,
-/// unfinished ones, and the directory if it is empty. Returns the number of failures; if not 0, the caller must try
-/// again.
-pub(crate) fn remove(key: JobKey, record: &JobRecord, written: &[(String, u64, u64)]) -> usize {
-    let mut failed = 0;
-    for (path, device, inode) in written {
-        failed += usize::from(remove_file(Path::new(path), *device, *inode).is_err());
-    }
-    if let Some(first) = record.files.first() {
-        failed += match open_parent(Path::new(first)) {
+/// unfinished ones, and the directory if it is empty.
+pub(crate) fn remove(
+    key: JobKey,
+    record: &JobRecord,
+    written: &[(String, u64, u64)],
+) -> Result<(), FilesLeft> {
+    let mut left = Tally::default();
+    if let Some(first) = record.files.first().map(Path::new) {
+        let removed = match open_parent(first) {
             Ok(dir) => remove_temporaries(key, dir.as_fd(), record.files.len()),
-            Err(error) => usize::from(if_gone(error).is_err()),
+            Err(error) => if_gone(error),
         };
+        if let Err(error) = removed {
+            left.add(first.parent().unwrap_or(first), error, true);
+        }
     }
-    if let Some(made) = &record.made_directory {
-        failed += usize::from(remove_directory(made).is_err());
+    remove_written(record, written, &mut left);
+    left.result()
+}
+
+/// Like [`remove`], for a job whose folder has left its place. Unfinished files stay, because another job with the same
+/// id gives its own the same names.
+pub(super) fn remove_named(record: &JobRecord, written: &[(String, u64, u64)]) -> Result<(), FilesLeft> {
+    let mut left = Tally::default();
+    remove_written(record, written, &mut left);
+    left.result()
+}
+
+fn remove_written(record: &JobRecord, written: &[(String, u64, u64)], left: &mut Tally) {
+    for (path, device, inode) in written {
+        let path = Path::new(path);
+        if let Err((error, has_content)) =
+            remove_file(path, (*device, *inode), record.made_directory.as_ref())
+        {
+            left.add(path, error, has_content);
+        }
+    }
+    if let Some(made) = &record.made_directory
+        && let Err(error) = remove_directory(made)
+    {
+        left.add(Path::new(&made.path), error, false);
     }
     // Whichever job of the directory is the last removes it, also if an earlier one has made it. Nothing of a job is in
     // an empty directory, so one that cannot be removed is no failure.
@@ -227,22 +307,41 @@ pub(crate) fn remove(key: JobKey, record: &JobRecord, written: &[(String, u64, u
     if let Some(shared) = shared.filter(|path| path.extension().is_some_and(|end| end == SHARED_EXTENSION)) {
         drop(files::remove_dir(CWD, shared));
     }
-    failed
 }
 
-fn remove_file(path: &Path, device: u64, inode: u64) -> io::Result<()> {
+/// Removes a file. Overwrites it if its name cannot be removed. An error comes with `true` if the content may be there.
+fn remove_file(
+    path: &Path,
+    identity: (u64, u64),
+    made: Option<&MadeDirectory>,
+) -> Result<(), (io::Error, bool)> {
+    let unseen = |error| if_gone(error).map_err(|error| (error, true));
     let dir = match open_parent(path) {
         Ok(dir) => dir,
-        Err(error) => return if_gone(error),
+        Err(error) => return unseen(error),
     };
     let name = path.file_name().unwrap_or(OsStr::new(""));
     match files::stat_at(&dir, name) {
-        Ok(stat) if (stat.st_dev, stat.st_ino) == (device, inode) => {
-            files::unlink(&dir, name).or_else(if_gone)
-        }
-        Ok(_) => Ok(()),
-        Err(error) => if_gone(error),
+        Ok(stat) if (stat.st_dev, stat.st_ino) == identity => {}
+        Ok(_) => return Ok(()),
+        Err(error) => return unseen(error),
     }
+    let unlinked = match files::unlink(&dir, name) {
+        // A step has taken the directory's write bit.
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied && is_made(&dir, made) => {
+            files::allow_owner_of(&dir).and_then(|()| files::unlink(&dir, name))
+        }
+        unlinked => unlinked,
+    };
+    unlinked.or_else(if_gone).map_err(|error| (error, files::wipe(&dir, name, identity).is_err()))
+}
+
+/// True if `dir` is the directory that was made for the job.
+fn is_made(dir: &OwnedFd, made: Option<&MadeDirectory>) -> bool {
+    let is_same = |made: &MadeDirectory| {
+        files::stat_of(dir).is_ok_and(|stat| (stat.st_dev, stat.st_ino) == (made.device, made.inode))
+    };
+    made.is_some_and(is_same)
 }
 
 fn open_parent(path: &Path) -> io::Result<OwnedFd> {

@@ -2,10 +2,9 @@
 
 use std::ffi::{CStr, CString};
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use super::state_dir::Shared;
 use super::{JobRecord, StoreError};
@@ -20,9 +19,6 @@ pub(super) const MAX_JOB_JSON: u64 = 64 << 20;
 /// Name of the file that notes which directory outside of the folder is being made for the job.
 const MAKING: &str = "making";
 
-/// Name prefix of removed folders that are not deleted yet (service.md §6.6).
-pub(super) const GONE: &str = ".gone-";
-
 /// The folder `jobs/KEY`. Each call resolves names anew; nothing is held open.
 #[derive(Clone, Debug)]
 pub struct JobFolder {
@@ -32,49 +28,18 @@ pub struct JobFolder {
     pub(super) name: Arc<str>,
 }
 
-/// A removed folder that still has to be deleted. With `durability = power` delete it only once its new name is on the
-/// disk: else a power cut could bring half a job back.
-#[derive(Debug)]
-#[must_use]
-pub struct Removed {
-    pub(super) shared: Arc<Shared>,
-    /// Its name among the jobs.
-    pub(super) name: CString,
-}
-
-impl Removed {
-    pub(super) fn left(shared: &Arc<Shared>, name: &CStr) -> Self {
-        Self { shared: Arc::clone(shared), name: name.to_owned() }
-    }
-
-    /// Deletes the folder.
-    pub fn delete(&self) -> Result<(), StoreError> {
-        self.delete_while(&|| true).map(|_| ())
-    }
-
-    /// Deletes a folder of a few small files, which takes no time worth another thread. False if more is left, or an
-    /// entry could not be deleted.
-    pub(crate) fn delete_if_small(&self) -> bool {
-        let delete = || files::remove_small_tree(&self.shared.jobs, &self.name);
-        matches!(failpoint::io("store::folder::delete").and_then(|()| delete()), Ok(Some(())))
-    }
-
-    /// Deletes parts of the folder as long as `goes_on` returns true. `None` if more is left.
-    pub(crate) fn delete_while(&self, goes_on: &dyn Fn() -> bool) -> Result<Option<()>, StoreError> {
-        let delete = || files::remove_tree_while(&self.shared.jobs, &self.name, goes_on);
-        let deleted = failpoint::io("store::folder::delete").and_then(|()| delete());
-        deleted.map_err(|error| {
-            StoreError::new("delete", format!("jobs/{}", self.name.to_string_lossy()))(error)
-        })
-    }
-}
-
 /// Files of an invocation in which secrets can be: what it returns, its script, the inputs of a builtin.
 const STEP_FILES: [&CStr; 4] = [c"output", c"export", c"script", c"inputs"];
 
 impl JobFolder {
     pub(super) fn new(shared: Arc<Shared>, key: JobKey) -> Self {
-        Self { shared, key, name: key.to_string().into() }
+        let name = key.to_string();
+        Self::named(shared, key, &name)
+    }
+
+    /// Returns the folder of a job that has another name.
+    pub(super) fn named(shared: Arc<Shared>, key: JobKey, name: &str) -> Self {
+        Self { shared, key, name: name.into() }
     }
 
     /// The job's key.
@@ -164,7 +129,7 @@ impl JobFolder {
                 .map_err(|error| self.error("write", "journal")(io::Error::other(error)))?;
             lines.extend_from_slice(&line);
         }
-        let is_last = events.iter().any(|event| matches!(event, Event::Ended(_) | Event::Removing));
+        let is_last = events.iter().any(|event| matches!(event, Event::Ended(_)));
         self.append_bytes("journal", &lines, is_last)
     }
 
@@ -238,36 +203,8 @@ impl JobFolder {
     }
 
     /// Opens the folder itself, not one that a link in its place leads to.
-    fn open(&self) -> io::Result<OwnedFd> {
+    pub(super) fn open(&self) -> io::Result<OwnedFd> {
         files::open_dir(&self.shared.jobs, &*self.name)
-    }
-
-    /// Moves the directory `name` of the folder out of the way at once, whatever the job has put into it. The result
-    /// must be deleted. `None` if there is no such directory.
-    pub(crate) fn set_dir_gone(&self, name: &CStr) -> Result<Option<Removed>, StoreError> {
-        // Most jobs have none, and nothing needs to be opened for that.
-        let inside = [self.name.as_bytes(), b"/", name.to_bytes()].concat();
-        if files::stat_at(&self.shared.jobs, inside.as_slice())
-            .is_err_and(|e| e.kind() == io::ErrorKind::NotFound)
-        {
-            return Ok(None);
-        }
-        let set_gone = || match self.open() {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-            folder => {
-                let folder = folder?;
-                match self.shared.set_gone(&folder, name, &self.name) {
-                    // A directory moves only if its owner may write to it: its `..` changes.
-                    Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
-                        files::allow_owner_of(&folder)?;
-                        files::open_dir(&folder, name).and_then(files::allow_owner_of)?;
-                        self.shared.set_gone(&folder, name, &self.name)
-                    }
-                    gone => gone,
-                }
-            }
-        };
-        set_gone().map_err(self.error("remove", &name.to_string_lossy()))
     }
 
     /// Records the end of the job, whose log is complete. With `durability = power` also notes the synced length.
@@ -278,22 +215,6 @@ impl JobFolder {
         self.append(&Event::Ended(end.clone()))
     }
 
-    /// Removes the folder: journal line and rename (service.md §6.6). From then on the job is gone and its id is free.
-    /// The result must be deleted; else the next start does it. `None` if there is no folder.
-    pub(crate) fn begin_removal(&self) -> Result<Option<Removed>, StoreError> {
-        // The rename decides, not other errors: on a full disk the removal itself frees space.
-        match self.append(&Event::Removing) {
-            Err(error) if error.source.kind() == io::ErrorKind::NotFound => Ok(None),
-            _ => self.set_gone(),
-        }
-    }
-
-    /// Renames the folder so that it belongs to no job. `None` if there is no folder.
-    pub(super) fn set_gone(&self) -> Result<Option<Removed>, StoreError> {
-        let own = CString::new(&*self.name).map_err(|error| self.error("remove", "")(error.into()))?;
-        self.shared.set_gone(&self.shared.jobs, &own, &self.name).map_err(self.error("remove", ""))
-    }
-
     /// Moves the folder unread to `broken/`, under the same name (service.md §6.4 item 5). Replaces an earlier one.
     pub fn set_aside(&self) -> Result<(), StoreError> {
         let broken = super::state_dir::ensure_dir(&self.shared.root, "broken")?;
@@ -301,45 +222,6 @@ impl JobFolder {
         files::remove_tree(&broken, &name).map_err(self.error("set aside", ""))?;
         files::rename(&self.shared.jobs, name.as_c_str(), &broken, name.as_c_str())
             .map_err(self.error("set aside", ""))
-    }
-
-    /// Removes the folder that was set aside under this id, or that a full disk kept from being set aside. For
-    /// Finish, or a new Run of the id (service.md §3.6). `None` if there is none. It creates nothing, so it needs no
-    /// space.
-    pub(crate) fn remove_set_aside(&self) -> Result<Option<Removed>, StoreError> {
-        let own = CString::new(&*self.name).map_err(|error| self.error("remove", "")(error.into()))?;
-        let removed = match self.shared.open_broken()? {
-            Some(broken) => {
-                self.shared.set_gone(&broken, &own, &self.name).map_err(self.error("remove", ""))?
-            }
-            None => None,
-        };
-        removed.map_or_else(|| self.set_gone(), |removed| Ok(Some(removed)))
-    }
-}
-
-impl Shared {
-    /// Moves `name` from the directory `from` to `jobs`, under a new name that contains `label` and belongs to no job.
-    /// `None` if there is no such name.
-    pub(super) fn set_gone(
-        self: &Arc<Self>,
-        from: impl AsFd,
-        name: &CStr,
-        label: &str,
-    ) -> io::Result<Option<Removed>> {
-        loop {
-            let serial = self.serial.fetch_add(1, Ordering::Relaxed);
-            let gone = format!("{GONE}{label}-{}-{serial}", std::process::id());
-            match files::rename(from.as_fd(), name, &self.jobs, gone.as_str()) {
-                Ok(()) => {
-                    return Ok(Some(Removed { shared: Arc::clone(self), name: CString::new(gone)? }));
-                }
-                Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-                // The name is taken: an earlier daemon with the same pid left it.
-                Err(error) if matches!(error.raw_os_error(), Some(libc::ENOTEMPTY | libc::EEXIST)) => {}
-                Err(error) => return Err(error),
-            }
-        }
     }
 }
 

@@ -9,7 +9,8 @@ use std::time::{Duration, SystemTime};
 
 use rustix::fs::FileType;
 
-use super::folder::{GONE, MAX_JOB_JSON};
+use super::folder::MAX_JOB_JSON;
+use super::removed::GONE;
 use super::state_dir::Shared;
 use super::{JobFolder, JobRecord, Removed, StateDir, StoreError};
 use crate::error::Chain;
@@ -69,7 +70,7 @@ pub struct Journal {
     pub(crate) cancel: Option<crate::model::CancelCause>,
     /// The end, if the job had ended.
     pub end: Option<End>,
-    /// True if a removal had begun and must be completed.
+    /// True if an earlier version had begun a removal, which must be completed. This version only renames the folder.
     pub(crate) removing: bool,
     /// Length of the good part, if a crash cut off the last record.
     pub(crate) torn: Option<u64>,
@@ -136,10 +137,9 @@ impl ScannedJob {
 
     /// Removes a job whose Run was never answered, with the directory that was made for it. The result must be deleted.
     pub(crate) fn discard(&self) -> Option<Removed> {
-        let failed = super::file_vars::remove(self.folder.key(), &self.record, &self.journal.files);
-        if failed > 0 {
+        if let Err(left) = super::file_vars::remove(self.folder.key(), &self.record, &self.journal.files) {
             let job = &self.record.id;
-            tracing::warn!(job, failed, "file variables of a job that was never answered were not removed");
+            tracing::warn!(error = %Chain(&left), job, "file variables of a job that was never answered were not removed");
         }
         self.folder.begin_removal().unwrap_or_else(|error| {
             let job = &self.record.id;
@@ -177,13 +177,16 @@ impl StateDir {
         Ok(found)
     }
 
-    /// Returns the names of folders without a record and the time of their last change. Does not read any record.
+    /// Returns the names of folders without a record and the time of their last change. Does not read any record. Removed
+    /// folders are none of these.
     pub(crate) fn orphans(
         &self,
         known: impl Fn(JobKey) -> bool,
     ) -> Result<Vec<(CString, SystemTime)>, StoreError> {
         let entries = files::entries(&self.shared.jobs).map_err(StoreError::new("read", "jobs"))?;
-        let is_orphan = |name: &CStr| !name.to_str().ok().and_then(JobKey::parse).is_some_and(&known);
+        let is_gone = |name: &CStr| name.to_bytes().starts_with(GONE.as_bytes());
+        let is_orphan =
+            |name: &CStr| !is_gone(name) && !name.to_str().ok().and_then(JobKey::parse).is_some_and(&known);
         let names = entries.into_iter().map(|entry| entry.name).filter(|name| is_orphan(name));
         let dated = |name: CString| {
             let changed = changed(&self.shared, &name);
@@ -218,7 +221,13 @@ impl JobFolder {
             Err(reason) => return Some(Found::Unreadable { folder: self.clone(), reason }),
         };
         match self.read_journal() {
-            Ok(journal) if journal.removing => self.set_gone().ok().flatten().map(Found::Gone),
+            Ok(journal) if journal.removing => {
+                let gone = self.set_gone().unwrap_or_else(|error| {
+                    tracing::warn!(error = %Chain(&error), "a removed job is still in its place");
+                    None
+                });
+                gone.map(Found::Gone)
+            }
             Ok(journal) => Some(Found::Job(Box::new(ScannedJob { folder: self.clone(), record, journal }))),
             Err(reason) => Some(Found::Unreadable { folder: self.clone(), reason }),
         }

@@ -203,7 +203,7 @@ impl StepRunner for Daemon {
         } else {
             vec![job(&id, &self.job(&id)?)]
         };
-        Ok(Response::new(v1::StatusResponse { jobs }))
+        Ok(Response::new(v1::StatusResponse { jobs, ..Default::default() }))
     }
 
     async fn cancel(&self, request: Request<v1::CancelRequest>) -> Answer<v1::CancelResponse> {

@@ -4,7 +4,11 @@
 
 mod formats;
 mod hands;
+#[path = "../support/loop_disk.rs"]
+#[expect(dead_code, reason = "no test here cuts the power")]
+mod loop_disk;
 mod output;
+mod removal;
 mod space;
 #[path = "../support/mod.rs"]
 mod support;
@@ -80,6 +84,13 @@ impl Drop for Small {
 /// Returns a shell loop that ends when `file` exists.
 fn wait_until_exists(file: &Path) -> String {
     format!("until [ -e {} ]; do sleep 0.02; done", file.display())
+}
+
+/// Returns the keeper's process id, as the state folder says.
+fn keeper_of(state: &Path) -> i32 {
+    let json = std::fs::read(state.join("keeper.json")).unwrap();
+    let json: serde_json::Value = serde_json::from_slice(&json).unwrap();
+    json["pid"].as_i64().unwrap() as i32
 }
 
 /// Returns the peak memory of a process in bytes.

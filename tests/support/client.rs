@@ -65,6 +65,12 @@ impl Client {
         patiently("Status", self.calls.clone().status(request)).await.unwrap().into_inner().jobs
     }
 
+    /// Returns the answer of Status for all jobs.
+    pub(crate) async fn overview(&self) -> v1::StatusResponse {
+        let request = v1::StatusRequest { id: String::new() };
+        patiently("Status", self.calls.clone().status(request)).await.unwrap().into_inner()
+    }
+
     pub(crate) async fn try_cancel(&self, id: &str) -> Result<(), tonic::Status> {
         let request = v1::CancelRequest { id: id.to_owned() };
         patiently("Cancel", self.calls.clone().cancel(request)).await.map(drop)

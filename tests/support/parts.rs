@@ -7,7 +7,8 @@
 )]
 
 /// Parts that cannot be installed as a package.
-const OF_THE_MACHINE: &[&str] = &["loop device", "permission to mount", "namespaces of mounts and processes"];
+const OF_THE_MACHINE: &[&str] =
+    &["loop device", "permission to mount", "namespaces of mounts and processes", "immutable files"];
 
 /// Returns false, and reports `test` as skipped, where root cannot make namespaces of mounts and processes: in many
 /// containers, and in a root folder that is no mount.

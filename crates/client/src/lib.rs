@@ -178,8 +178,8 @@ impl Client {
 
     /// Returns the state of one job; [`Error::Lost`] for an unknown id.
     pub async fn status(&self, id: &JobId) -> Result<v1::Status, Error> {
-        let jobs = self.states(Call::Status, Some(id)).await?;
-        jobs.into_iter().find(|job| job.id == id.as_str()).ok_or_else(|| {
+        let answer = self.states(Call::Status, Some(id)).await?;
+        answer.jobs.into_iter().find(|job| job.id == id.as_str()).ok_or_else(|| {
             let loss = Loss::Other("the daemon does not list it".to_owned());
             Error::Lost { id: id.clone(), loss }
         })
@@ -187,18 +187,21 @@ impl Client {
 
     /// Returns the states of all jobs, ordered by time of registration.
     pub async fn jobs(&self) -> Result<Vec<v1::Status>, Error> {
+        Ok(self.states(Call::Status, None).await?.jobs)
+    }
+
+    /// Returns the states of all jobs as [`Self::jobs`] does, with what could not be removed of jobs.
+    pub async fn overview(&self) -> Result<v1::StatusResponse, Error> {
         self.states(Call::Status, None).await
     }
 
-    async fn states(&self, call: Call, id: Option<&JobId>) -> Result<Vec<v1::Status>, Error> {
+    async fn states(&self, call: Call, id: Option<&JobId>) -> Result<v1::StatusResponse, Error> {
         let name = id.map(ToString::to_string).unwrap_or_default();
-        let response = self
-            .call(call, id, || {
-                let message = with_deadline(v1::StatusRequest { id: name.clone() }, CALL_DEADLINE);
-                move |mut stub: StepRunnerClient<Channel>| async move { stub.status(message).await }
-            })
-            .await?;
-        Ok(response.jobs)
+        self.call(call, id, || {
+            let message = with_deadline(v1::StatusRequest { id: name.clone() }, CALL_DEADLINE);
+            move |mut stub: StepRunnerClient<Channel>| async move { stub.status(message).await }
+        })
+        .await
     }
 
     /// Stops a job gently; its result and log stay (service.md §3.5).

@@ -4,8 +4,8 @@
 use std::error::Error as _;
 use std::time::Duration;
 
-use step_runner_model::JobId;
 use step_runner_model::error::Chain;
+use step_runner_model::{JobId, Reason};
 use step_runner_proto::details;
 use tokio::time::Instant;
 use tonic::{Code, Status};
@@ -100,6 +100,10 @@ pub(super) fn judge(call: Call, failure: &CallFailure) -> Verdict {
             }
         },
         CallFailure::Line(_) => Verdict::Repeat(RetryPace::Calling, CallEnd::NoAnswer),
+        // The daemon is there, and its answer says what to remove.
+        CallFailure::Answer { info: Some(info), .. } if info.reason == Reason::NotRemoved.word() => {
+            Verdict::Repeat(RetryPace::Calling, CallEnd::TryLater)
+        }
         CallFailure::Answer { code, .. } => judge_answer(call, *code),
     }
 }

@@ -28,6 +28,8 @@ pub enum Reason {
     UnknownJob,
     /// A folder or file cannot be created.
     NotWritable,
+    /// A job cannot be removed for good: its state folder refuses it, or a secret would stay.
+    NotRemoved,
     /// A requested limit cannot be enforced.
     LimitUnavailable,
     /// The queue is full.
@@ -64,6 +66,7 @@ impl Reason {
                 | Self::TooManyFollowers
                 | Self::DiskFull
                 | Self::KeeperUnavailable
+                | Self::NotRemoved
         )
     }
 
@@ -81,6 +84,7 @@ impl Reason {
             Self::OffsetPastEnd => "offset_past_end",
             Self::UnknownJob => "unknown_job",
             Self::NotWritable => "not_writable",
+            Self::NotRemoved => "not_removed",
             Self::LimitUnavailable => "limit_unavailable",
             Self::QueueFull => "queue_full",
             Self::TooManyJobs => "too_many_jobs",

@@ -9,9 +9,10 @@ use actix::{ActorContext, ActorFutureExt, AsyncContext, Context, Handler, Messag
 use super::driver::{ClosedJob, InterruptedJob, end_at_loss, outcome_at_close};
 use super::{FEW_FILES, JobActor};
 use crate::actors::deliver;
-use crate::actors::supervisor::{JobOver, delete};
+use crate::actors::supervisor::JobOver;
 use crate::actors::sync_group::NotSynced;
 use crate::actors::trace_sink::Flush;
+use crate::actors::view::FilesState;
 use crate::clock;
 use crate::error::Chain;
 use crate::failpoint;
@@ -34,8 +35,9 @@ impl JobActor {
         // delete go beside the job. It also makes room on the disk for the results.
         let left = self.remove_tmp().filter(|removed| !removed.delete_if_small());
         if let (Some(removed), Ok(guard)) = (left, Arc::clone(&self.view.leftovers).try_lock_owned()) {
+            let (list, id) = (self.context.left_over.clone(), self.view.id.clone());
             actix::spawn(async move {
-                drop(delete(removed).await);
+                list.delete(Some(id), removed).await;
                 drop(guard);
             });
         }
@@ -43,24 +45,30 @@ impl JobActor {
         let room = async move { drop(view.leftovers.lock().await) };
         let stored = root.map(|root| self.store_root(*root, room));
         let message = self.masked_line(outcome.clone(), MAX_MESSAGE);
-        let files_removed = self.remove_files();
+        let files_left = self.remove_files();
         let done = async move {
             let stored = match stored {
                 Some(stored) => stored.await,
                 None => true,
             };
-            (stored, message.await, files_removed.await)
+            (stored, message.await, files_left.await)
         };
-        self.pause(ctx, done, move |job, (stored, message, files_removed), ctx| {
+        self.pause(ctx, done, move |job, (stored, message, files_left), ctx| {
             if !stored {
                 tracing::warn!(job = %job.view.id, "the job's results were not stored");
             }
-            job.end_stored(Outcome { message, ..outcome }, closed, !files_removed, ctx);
+            job.end_stored(Outcome { message, ..outcome }, closed, files_left, ctx);
         });
     }
 
     /// Writes the end of a job whose results are stored. `outcome` has its message masked and on one line.
-    fn end_stored(&mut self, outcome: Outcome, closed: Closed, files_left: bool, ctx: &mut Context<Self>) {
+    fn end_stored(
+        &mut self,
+        outcome: Outcome,
+        closed: Closed,
+        files_left: FilesState,
+        ctx: &mut Context<Self>,
+    ) {
         let outcome = outcome_at_close(outcome, &closed);
         let Closed { log_len, unkilled, cpu_time, peak_memory, log_damaged } = closed;
         if !unkilled.is_empty() {
@@ -135,9 +143,10 @@ impl JobActor {
     pub(super) fn interrupt(&mut self, ctx: &mut Context<Self>) {
         self.stop_retrying(ctx);
         let removed = self.remove_tmp();
+        let (list, id) = (self.context.left_over.clone(), self.view.id.clone());
         let deleted = async move {
             if let Some(removed) = removed {
-                drop(delete(removed).await);
+                list.delete(Some(id), removed).await;
             }
         };
         self.pause(ctx, deleted, |job, (), ctx| job.collect_results(ctx));
@@ -179,7 +188,7 @@ impl JobActor {
         });
         let steps_done = self.view.read(|state| state.steps_done);
         // Closing tries to remove the files. If that fails, the reaper tries again.
-        self.view.update(|state| state.files_left = !self.shell.files.is_empty());
+        self.view.update(|state| state.files_left = FilesState::unless(self.shell.files.is_empty()));
         match begun {
             Ok(closing) => {
                 let end = End { steps_done, ..closing.end() };
@@ -193,22 +202,25 @@ impl JobActor {
         }
     }
 
-    /// Removes the file variables. `false` if some are left: the reaper and Finish try again.
-    fn remove_files(&self) -> impl Future<Output = bool> + use<> {
+    /// Removes the file variables. If some are left, the reaper and Finish try again.
+    fn remove_files(&self) -> impl Future<Output = FilesState> + use<> {
         let (count, folder, view) = (self.shell.files.len(), self.folder.clone(), Arc::clone(&self.view));
+        let list = self.context.left_over.clone();
         async move {
             let removed = match count {
                 0 => Ok(()),
                 1..=FEW_FILES => folder.remove_file_variables(),
                 _ => {
                     let removed = threads::run(Work::Ends, move || folder.remove_file_variables()).await;
-                    removed.unwrap_or_else(|error| Err(error.to_string()))
+                    let Ok(removed) = removed else { return FilesState::Kept };
+                    removed
                 }
             };
-            if let Err(error) = &removed {
-                tracing::warn!(error, job = %view.id, "file variables are not removed yet");
+            if let Err(left) = &removed {
+                tracing::warn!(error = %Chain(left), job = %view.id, "file variables are not removed yet");
+                list.note_files(&view.id, left);
             }
-            removed.is_ok()
+            FilesState::after(&removed)
         }
     }
 

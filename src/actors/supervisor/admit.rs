@@ -285,8 +285,8 @@ impl Supervisor {
                 deliver(&asked.job, Abandon);
                 // A stop may wait for the end of a job that has begun.
                 asked.view.log.end(0);
-                if let Err(error) = asked.folder.remove_file_variables() {
-                    tracing::warn!(error, job = %asked.view.id, "file variables of a refused job were not removed");
+                if let Err(left) = asked.folder.remove_file_variables() {
+                    tracing::warn!(error = %Chain(&left), job = %asked.view.id, "file variables of a refused job were not removed");
                 }
                 asked.folder.discard();
                 self.leave_queue(&asked.view.id);

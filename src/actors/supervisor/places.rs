@@ -2,11 +2,12 @@
 
 use std::path::Path;
 
+use super::Supervisor;
 use super::admit::{refusal, store_refusal};
 use super::remove::request_digest;
-use super::{Supervisor, delete_later};
 use crate::actors::admission::{Brief, JobActorSpec, Prepared};
 use crate::actors::job::HeldRequest;
+use crate::actors::left_over::LeftOvers;
 use crate::clock;
 use crate::error::Chain;
 use crate::model::{Reason, Refusal};
@@ -25,7 +26,8 @@ impl Supervisor {
     pub(super) fn make_places(&self, prepared: &mut Prepared) -> Result<Placed, Refusal> {
         let JobActorSpec { work_dir, own_work_dir, files, .. } = &prepared.shell;
         if self.registry.is_broken(prepared.id.key()) {
-            delete_later(prepared.folder.remove_set_aside().map_err(|e| store_refusal(&e))?);
+            let removed = prepared.folder.remove_set_aside().map_err(|e| store_refusal(&e))?;
+            self.context.left_over.delete_later(removed);
             self.registry.mend(prepared.id.key());
         }
         let mut tag = [0; 16];
@@ -35,9 +37,11 @@ impl Supervisor {
         let own_vars = directory.is_some_and(|dir| Path::new(dir) == prepared.folder.path("vars"));
         let (record, request) = (self.recorded(&prepared.shell, tag), HeldRequest::default());
         let mut placed = Placed { tag, record, request };
-        let folder = make_folder(&prepared.folder).and_then(|()| match self.context.sync_group {
-            Some(_) => prepared.folder.begin_synced(),
-            None => Ok(()),
+        let folder = make_folder(&prepared.folder, &self.context.left_over).and_then(|()| {
+            match self.context.sync_group {
+                Some(_) => prepared.folder.begin_synced(),
+                None => Ok(()),
+            }
         });
         let made = folder.map_err(|e| store_refusal(&e)).and_then(|()| {
             if let Some(directory) = directory.filter(|_| !own_vars) {
@@ -91,10 +95,10 @@ impl Supervisor {
 }
 
 /// Makes the folder. Removes an existing one first: a crash left it before its Run was answered.
-fn make_folder(folder: &JobFolder) -> Result<(), StoreError> {
+fn make_folder(folder: &JobFolder, left_over: &LeftOvers) -> Result<(), StoreError> {
     match folder.make() {
         Err(error) if error.source.kind() == std::io::ErrorKind::AlreadyExists => {
-            delete_later(folder.begin_removal()?);
+            left_over.delete_later(folder.begin_removal()?);
             folder.make()
         }
         made => made,

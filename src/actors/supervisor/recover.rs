@@ -9,9 +9,9 @@ use std::time::Duration;
 use actix::{ActorFutureExt, AsyncContext, Context, Handler, Message, ResponseActFuture, WrapFuture};
 use tokio::time::timeout;
 
+use super::Supervisor;
 use super::loading::{PendingReplay, ResumedJob, START_WAIT, take_all};
 use super::revive::{Start, Times, before_start};
-use super::{Supervisor, delete_later};
 use crate::actors::admission::Brief;
 use crate::actors::deliver;
 use crate::actors::host::Host;
@@ -20,7 +20,7 @@ use crate::actors::keeper_port::{Keeper, KeeperProblem};
 use crate::actors::log_sink::LogFeed;
 use crate::actors::sync_group::NotSynced;
 use crate::actors::trace_sink::{StoredKind, TraceFeed};
-use crate::actors::view::{JobView, JobViewState};
+use crate::actors::view::{FilesState, JobView, JobViewState};
 use crate::clock;
 use crate::error::Chain;
 use crate::journal::event::End;
@@ -163,7 +163,7 @@ impl Supervisor {
             self.host.remove_groups(&self.host.groups(&self.state));
         }
         self.settle_on_disk();
-        delete_later(gone);
+        self.context.left_over.delete_later(gone);
         self.resume_queue();
         Ok(())
     }
@@ -284,7 +284,7 @@ impl Supervisor {
         let mut state = JobViewState {
             start_time: job.journal.started,
             // It is not recorded whether an earlier daemon removed them.
-            files_left: !job.record.files.is_empty(),
+            files_left: FilesState::unless(job.record.files.is_empty()),
             ..JobViewState::default()
         };
         state.end(end, since);

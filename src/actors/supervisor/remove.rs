@@ -8,21 +8,23 @@ use std::time::Duration;
 use actix::Context;
 use sha2::{Digest, Sha256};
 
-use super::{Supervisor, delete, delete_later};
+use super::Supervisor;
+use super::admit::RETRY;
+use crate::actors::admission::DaemonContext;
 use crate::actors::deliver;
 use crate::actors::job::CancelAsk;
 use crate::actors::keeper_port::KeeperPort;
+use crate::actors::left_over::LeftOvers;
 use crate::actors::registry::{Removal, Remove};
-use crate::actors::sync_group::SyncGroup;
-use crate::actors::view::JobView;
+use crate::actors::view::{FilesState, JobView};
 use crate::clock;
 use crate::error::Chain;
 use crate::failpoint;
 use crate::job::reaper::{self, Action, Moment, Rules};
 use crate::keeper::protocol::{Remembered as Entry, Request};
-use crate::model::{CancelCause, JobId, Refusal};
+use crate::model::{CancelCause, JobId, Reason, Refusal};
 use crate::process;
-use crate::store::StateDir;
+use crate::store::{JobFolder, Removed, StateDir};
 use crate::threads::{self, Work};
 
 /// Folders without a readable record are removed after this time without a change (service.md §6.3).
@@ -37,24 +39,21 @@ pub(super) fn request_digest(key: &[u8; 16], request: &[u8; 32]) -> [u8; 16] {
 }
 
 impl Supervisor {
-    /// Cancels and removes a job. Resolves when nothing of it is left. Repeated and concurrent calls join.
+    /// Cancels and removes a job. Resolves when it is gone, or registered as before. Repeated and concurrent calls join.
     pub(super) fn remove(&mut self, id: &JobId) -> impl Future<Output = Result<(), Refusal>> + 'static {
         let begun = match self.registry.remove(id) {
-            Remove::Unknown => {
-                self.remove_broken(id);
-                None
-            }
-            Remove::Joined(change) => Some(change),
-            Remove::Begun(removal, change) => {
+            Remove::Unknown => Err(self.remove_broken(id)),
+            Remove::Joined(ongoing) => Ok(ongoing),
+            Remove::Begun(removal, ongoing) => {
                 self.begin_removal(removal);
-                Some(change)
+                Ok(ongoing)
             }
         };
         async move {
-            if let Some(change) = begun {
-                change.wait().await;
+            match begun {
+                Ok(ongoing) => ongoing.done().await,
+                Err(result) => result,
             }
-            Ok(())
         }
     }
 
@@ -67,7 +66,7 @@ impl Supervisor {
             deliver(job, CancelAsk { cause: CancelCause::Finish, grace_limit: None });
         }
         let entry = self.remember(&view);
-        actix::spawn(remove_ended(removal, entry, port, state, self.context.sync_group.clone()));
+        actix::spawn(remove_ended(removal, entry, port, state, Arc::clone(&self.context)));
     }
 
     fn remember(&mut self, view: &JobView) -> Entry {
@@ -78,20 +77,15 @@ impl Supervisor {
         entry
     }
 
-    fn remove_broken(&self, id: &JobId) {
+    fn remove_broken(&self, id: &JobId) -> Result<(), Refusal> {
         let key = id.key();
         if !self.registry.is_broken(key) {
-            return;
+            return Ok(());
         }
-        match self.state.folder(key).remove_set_aside() {
-            Ok(removed) => {
-                self.registry.mend(key);
-                delete_later(removed);
-            }
-            Err(error) => {
-                tracing::warn!(error = %Chain(&error), job = %id, "what was set aside was not removed");
-            }
-        }
+        let removed = self.state.folder(key).remove_set_aside().map_err(|error| not_removed(id, &error))?;
+        self.registry.mend(key);
+        self.context.left_over.delete_later(removed);
+        Ok(())
     }
 
     /// One pass of the reaper (service.md §6.3).
@@ -116,6 +110,7 @@ impl Supervisor {
         }
         self.remove_files_left(jobs.iter().map(|(view, _)| view));
         self.remove_orphans();
+        self.context.left_over.try_again();
         self.state.replenish_reserve();
         if jobs.len() != self.jobs_at_last_tick {
             self.jobs_at_last_tick = jobs.len();
@@ -125,14 +120,17 @@ impl Supervisor {
 
     /// Tries again to remove the file variables of ended jobs: they may hold secrets.
     fn remove_files_left<'a>(&self, jobs: impl Iterator<Item = &'a Arc<JobView>>) {
-        let left: Vec<_> = jobs.filter(|view| view.is_ended() && view.has_files_left()).cloned().collect();
+        let left: Vec<_> = jobs
+            .filter(|view| view.is_ended() && view.files_left() != FilesState::Removed)
+            .cloned()
+            .collect();
         if left.is_empty() {
             return;
         }
-        let state = self.state.clone();
+        let (state, list) = (self.state.clone(), self.context.left_over.clone());
         drop(threads::run(Work::Ends, move || {
             for view in &left {
-                remove_file_variables(view, &state);
+                remove_file_variables(view, &state, &list);
             }
         }));
     }
@@ -157,11 +155,12 @@ impl Supervisor {
                 Ok(removed) => gone.extend(removed),
                 Err(error) => {
                     tracing::warn!(error = %Chain(&error), "a folder without a record was not removed");
+                    seen.insert(name, (changed, since));
                 }
             }
         }
         self.orphans = seen;
-        delete_later(gone);
+        self.context.left_over.delete_later(gone);
     }
 
     /// Kills processes left by these jobs, on a thread that may block. A new job can have the id of one by then; its
@@ -189,63 +188,124 @@ impl Supervisor {
     }
 }
 
-/// Attempts of a Finish to remove file variables. After it the daemon does not know of them any more.
+/// Attempts of a Finish to remove file variables.
 const FILE_TRIES: u32 = 5;
 
 const FILE_PAUSE: Duration = Duration::from_millis(50);
 
-fn remove_file_variables(view: &JobView, state: &StateDir) {
-    match state.folder(view.key).remove_file_variables() {
-        Ok(()) => view.update(|state| state.files_left = false),
-        Err(error) => tracing::warn!(error, job = %view.id, "file variables are not removed yet"),
+fn remove_file_variables(view: &JobView, state: &StateDir, list: &LeftOvers) {
+    let removed = state.folder(view.key).remove_file_variables();
+    match &removed {
+        Ok(()) => list.forget_files(view.key),
+        Err(left) => {
+            tracing::warn!(error = %Chain(left), job = %view.id, "file variables are not removed yet");
+            list.note_files(&view.id, left);
+        }
     }
+    view.update(|state| state.files_left = FilesState::after(&removed));
 }
 
+/// Removes a job once it has ended. If that does not last, the job stays registered, and Finish is refused.
 async fn remove_ended(
     removal: Removal,
     entry: Entry,
     port: KeeperPort,
     state: StateDir,
-    sync_group: Option<Arc<SyncGroup>>,
+    context: Arc<DaemonContext>,
 ) {
     removal.view.log.ended().await;
-    if let Some(keeper) = port.living().await {
-        let key = removal.view.key;
+    let (view, folder) = (Arc::clone(&removal.view), state.folder(removal.view.key));
+    let keeper = port.living().await;
+    if let Some(keeper) = &keeper {
         // Later daemons learn the id from the keeper, so it must be on its way to it before the Finish is answered; a
         // dying keeper need not know it.
-        keeper.link.hand_over([Request::Drop { key }, Request::Remember(entry)]).await.ok();
+        keeper.link.hand_over([Request::Remember(entry)]).await.ok();
     }
-    removal.view.log.expire();
-    removal.view.trace.expire();
-    let folder = state.folder(removal.view.key);
+    // While the id is registered, new followers can read to the end.
+    let _held = (view.log.hold(&folder, view.log_inode()), view.trace.hold(&folder));
+    let removed = match set_gone(&view, &state, &folder, &context).await {
+        Ok(removed) => removed,
+        Err(refusal) => {
+            tracing::warn!(reason = refusal.text, job = %view.id, "a job that is finished could not be removed");
+            return removal.refuse(refusal);
+        }
+    };
+    if let Some(keeper) = keeper {
+        // Only now: the keeper may hold an end that could not be written.
+        keeper.link.tell_later(Request::Drop { key: view.key });
+    }
+    view.log.expire();
+    view.trace.expire();
+    if let Some(removed) = removed.filter(|removed| !removed.delete_if_small()) {
+        context.left_over.delete(Some(view.id.clone()), removed).await;
+    }
+    removal.complete();
+}
+
+/// Gives the folder of an ended job a name that belongs to no job, for good. Before that no secret may be left in its file
+/// variables. `None` if there is no folder.
+async fn set_gone(
+    view: &Arc<JobView>,
+    state: &StateDir,
+    folder: &JobFolder,
+    context: &DaemonContext,
+) -> Result<Option<Removed>, Refusal> {
+    remove_all_file_variables(view, state, &context.left_over).await?;
+    // Files of its steps may still be deleted.
+    drop(view.leftovers.lock().await);
+    let removed = match (folder.begin_removal(), &context.sync_group) {
+        // That it is not there does not prove that it is not on the disk: an earlier removal may have lost its sync.
+        (Ok(None), Some(_)) => folder.make().and_then(|()| folder.begin_removal()),
+        (removed, _) => removed,
+    };
+    let removed = removed.map_err(|error| not_removed(&view.id, &error))?;
+    if let Some(group) = &context.sync_group
+        && let Err(error) = group.synced().await
+    {
+        // Clients see the job until its removal is on the disk.
+        if let Some(Err(error)) = removed.map(|removed| removed.undo(folder)) {
+            tracing::warn!(error = %Chain(&error), job = %view.id, "a removal could not be undone");
+        }
+        return Err(not_removed(&view.id, &error));
+    }
+    context.left_over.forget_files(view.key);
+    Ok(removed.map(|removed| match view.files_left() {
+        FilesState::Removed => removed.without_files(),
+        FilesState::Emptied | FilesState::Kept => removed,
+    }))
+}
+
+/// Removes the file variables of an ended job, or empties them. Refused if a secret may be left.
+async fn remove_all_file_variables(
+    view: &Arc<JobView>,
+    state: &StateDir,
+    list: &LeftOvers,
+) -> Result<(), Refusal> {
     for attempt in 0..FILE_TRIES {
-        if !removal.view.has_files_left() {
-            break;
+        if view.files_left() == FilesState::Removed {
+            return Ok(());
         }
         if attempt > 0 {
             tokio::time::sleep(FILE_PAUSE).await;
         }
-        let (view, state) = (Arc::clone(&removal.view), state.clone());
-        threads::run(Work::Ends, move || remove_file_variables(&view, &state)).await.ok();
+        let (view, state, list) = (Arc::clone(view), state.clone(), list.clone());
+        threads::run(Work::Ends, move || remove_file_variables(&view, &state, &list)).await.ok();
     }
-    // Files of its steps may still be deleted.
-    drop(removal.view.leftovers.lock().await);
-    // While the id is registered, new followers can read to the end.
-    let _held = (removal.view.log.hold(&folder, removal.view.log_inode()), removal.view.trace.hold(&folder));
-    let begun = folder.begin_removal();
-    if let Some(group) = sync_group
-        && let Err(error) = group.synced().await
-    {
-        tracing::warn!(error = %Chain(&error), job = %removal.view.id, "the removal may come undone with a power cut");
+    if view.files_left() != FilesState::Kept {
+        return Ok(());
     }
-    let removed = match begun {
-        Ok(Some(removed)) if removed.delete_if_small() => Ok(()),
-        Ok(Some(removed)) => delete(removed).await,
-        Ok(None) => Ok(()),
-        Err(error) => Err(error),
-    };
-    if let Err(error) = removed {
-        tracing::warn!(error = %Chain(&error), job = %removal.view.id, "not everything of the job was removed");
-    }
-    drop(removal);
+    let reason = list.reason_of_files(view.key);
+    Err(refusal(&view.id, &format!("a file variable may still hold a secret: {reason}")))
+}
+
+/// Refusal of a Finish whose job could not be removed.
+fn not_removed(id: &JobId, error: &(dyn std::error::Error + 'static)) -> Refusal {
+    refusal(id, &Chain(error).to_string())
+}
+
+fn refusal(id: &JobId, reason: &str) -> Refusal {
+    let text = format!(
+        "job {id} is not removed and still registered: {reason}; remove the cause, then finish it again"
+    );
+    Refusal::for_now(Reason::NotRemoved, text, RETRY)
 }

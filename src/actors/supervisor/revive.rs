@@ -11,7 +11,7 @@ use crate::actors::deliver;
 use crate::actors::job::{Defect, JobActor, KeeperEventArrived, KeeperLost};
 use crate::actors::log_sink::{LogFeed, LogSink};
 use crate::actors::trace_sink::{StoredKind, TraceFeed};
-use crate::actors::view::{JobView, JobViewState};
+use crate::actors::view::{FilesState, JobView, JobViewState};
 use crate::clock;
 use crate::error::Chain;
 use crate::job::reaper::Moment;
@@ -173,7 +173,7 @@ impl Supervisor {
     pub(super) fn end_unrevived(&mut self, view: &JobView, cause: &str) {
         let closed = self.state.folder(view.key).read_job().and_then(|job| {
             // Closing tries to remove the files. If that fails, the reaper tries again.
-            view.update(|state| state.files_left = !job.record.files.is_empty());
+            view.update(|state| state.files_left = FilesState::unless(job.record.files.is_empty()));
             let (now, boot, told) = (clock::now_micros(), clock::boot_micros(), view.log.reported_len());
             let end = close_interrupted(&job, cause, Some(told), now, boot);
             end.map(|end| self.complete(&job.folder, end)).map_err(|e| Chain(&e).to_string())

@@ -45,8 +45,13 @@ impl Places {
         Self { socket: Socket::choose(named.as_deref(), variable), state, temporary }
     }
 
-    pub(super) fn check(&self) -> [Finding; 3] {
-        [folder("state_folder", &self.state), folder("temporary_folder", &self.temporary), self.socket()]
+    pub(super) fn check(&self) -> [Finding; 4] {
+        [
+            folder("state_folder", &self.state),
+            left_over(&self.state),
+            folder("temporary_folder", &self.temporary),
+            self.socket(),
+        ]
     }
 
     fn socket(&self) -> Finding {
@@ -95,6 +100,27 @@ impl Places {
             },
         }
     }
+}
+
+/// Checks that removed jobs have left nothing. A folder that is just being deleted is counted, too.
+fn left_over(state: &Path) -> Finding {
+    const NAME: &str = "left_over";
+    let folders = match store::undeleted(state) {
+        Ok(folders) => folders,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Vec::new(),
+        Err(error) => {
+            let remedy = "run this as the user of the daemon";
+            return Finding::warning(NAME, format!("{}: {error}", state.display()), remedy);
+        }
+    };
+    let Some(first) = folders.first() else {
+        return Finding::good(NAME, "no folder of a removed job is left");
+    };
+    Finding::warning(
+        NAME,
+        format!("{} folders of removed jobs are not deleted yet, such as {}", folders.len(), first.display()),
+        "look at the reasons in `step-runner status`; remove mounts, and immutable flags with `chattr -R -i -a`",
+    )
 }
 
 /// Returns the folder itself, or the nearest one above it that exists.

@@ -146,11 +146,11 @@ fn the_states_of_ten_thousand_jobs_fit_into_one_answer() {
         is_paused: true,
         usage: Some(StepUsage { read: Some(1 << 40), written: Some(1 << 40), ..StepUsage::default() }),
     };
-    let answer = statuses((0..10_000).map(job).collect());
+    let answer = statuses((0..10_000).map(job).collect(), (vec![], 0));
     assert!(answer.encoded_len() < 4 << 20, "{}", answer.encoded_len());
     assert_eq!(answer.jobs.len(), 10_000);
     assert!(answer.jobs[3000].message.ends_with("é…"));
-    let few = statuses((4000..4010).map(job).collect());
+    let few = statuses((4000..4010).map(job).collect(), (vec![], 0));
     assert_eq!(few.jobs[0].message.len(), 8000, "nothing is cut without need");
 }
 

@@ -73,7 +73,7 @@ fn files_are_written_whole_and_private_and_removed_with_the_directory() {
     assert_eq!(fs::metadata(case.directory()).unwrap().mode() & 0o7777, 0o700);
     // A restarted daemon writes the files again.
     write_all(&job_folder, &case.variables(&["A", "B"])).unwrap();
-    assert_eq!(remove(job_folder.key(), &job_record, &written(&job_folder)), 0);
+    remove(job_folder.key(), &job_record, &written(&job_folder)).unwrap();
     assert!(!case.directory().exists());
 }
 
@@ -86,9 +86,9 @@ fn what_is_not_ours_any_more_stays() {
     let (second, second_record) = case.job("2", &["A"]);
     assert_eq!(second_record.made_directory, None);
     write_all(&second, &case.variables(&["A"])).unwrap();
-    remove(first.key(), &first_record, &written(&first));
+    remove(first.key(), &first_record, &written(&first)).unwrap();
     assert_eq!(case.names(), ["A"]);
-    remove(second.key(), &second_record, &written(&second));
+    remove(second.key(), &second_record, &written(&second)).unwrap();
     assert!(!case.directory().exists(), "the second was its last job");
 }
 
@@ -98,21 +98,21 @@ fn a_directory_goes_with_its_last_job_whoever_has_made_it() {
     // A job that has not written its files yet finds the directory gone, and makes it again.
     let (first, first_record) = case.job("1", &["A"]);
     let (second, second_record) = case.job("2", &["B"]);
-    remove(first.key(), &first_record, &written(&first));
+    remove(first.key(), &first_record, &written(&first)).unwrap();
     assert!(!case.directory().exists());
     write_all(&second, &case.variables(&["B"])).unwrap();
-    remove(second.key(), &second_record, &written(&second));
+    remove(second.key(), &second_record, &written(&second)).unwrap();
     assert!(!case.directory().exists());
     // Files of others keep it, and a link in its place is left alone.
     fs::create_dir(case.directory()).unwrap();
     fs::write(case.directory().join("masking.db"), "").unwrap();
     let (third, third_record) = case.job("3", &["C"]);
     write_all(&third, &case.variables(&["C"])).unwrap();
-    remove(third.key(), &third_record, &written(&third));
+    remove(third.key(), &third_record, &written(&third)).unwrap();
     assert_eq!(case.names(), ["masking.db"]);
     fs::rename(case.directory(), case.temp.path().join("moved")).unwrap();
     symlink(case.temp.path().join("moved"), case.directory()).unwrap();
-    remove(third.key(), &third_record, &[]);
+    remove(third.key(), &third_record, &[]).unwrap();
     assert!(case.directory().is_symlink() && case.temp.path().join("moved/masking.db").exists());
 }
 
@@ -171,7 +171,7 @@ fn all_files_or_none() {
     fs::create_dir_all(case.directory().join("B/in the way")).unwrap();
     assert!(write_all(&job_folder, &case.variables(&["A", "B", "C"])).is_err());
     assert_eq!(case.names(), ["B"]);
-    assert_eq!(remove(job_folder.key(), &job_record, &written(&job_folder)), 0);
+    remove(job_folder.key(), &job_record, &written(&job_folder)).unwrap();
     assert_eq!(case.names(), ["B"]);
 }
 

@@ -52,7 +52,7 @@ pub enum Event {
     },
     /// The job is over. Its log is complete and its file variables are removed.
     Ended(End),
-    /// The job's folder is being removed; its id is free.
+    /// The removal of the job has begun. Only earlier versions write this: the rename of the folder says it.
     Removing,
 }
 
