@@ -1,12 +1,14 @@
 //! `hostile [--seconds N] [--minutes N] [--seed N] [--untimed]`: runs hostile clients, one kind after the other and
 //! then all at once. Meanwhile a good client asks for Status and follows a job (faults.md rows 54–57, 64). Then runs
-//! hostile jobs, ten at a time, for the given minutes (row 76). Memory and time that they cost are bounded.
+//! hostile jobs, ten at a time, for the given minutes (row 76). Memory and time that they cost are bounded. Last come jobs
+//! that leave what cannot be removed (row 98), for the same time.
 
 mod attack;
 #[path = "../support/frames.rs"]
 mod frames;
 mod good;
 mod groups;
+mod removal;
 mod rounds;
 mod shape;
 
@@ -61,13 +63,18 @@ pub(crate) fn run(arguments: &Arguments, small: bool) -> Shown {
     let runtime = tokio::runtime::Runtime::new().map_err(|error| error.to_string())?;
     println!("hostile: seed {}", war.seed);
     let misses = Misses::default();
-    let proofs = [("attacks", attacks as Proof), ("descriptors", descriptors), ("jobs", jobs)];
+    let proofs = [
+        ("attacks", attacks as Proof, &[][..]),
+        ("descriptors", descriptors, &[]),
+        ("jobs", jobs, &[]),
+        ("removal", removal, &["--reap-interval=1s"]),
+    ];
     // With a seed for random jobs, `--only` repeats just these.
     let wanted = |name: &str| arguments.text("only").is_none_or(|only| only == name);
-    for (name, proof) in proofs.into_iter().filter(|(name, _)| wanted(name)) {
+    for (name, proof, options) in proofs.into_iter().filter(|(name, ..)| wanted(name)) {
         let mut scene = Scene::new("hostile");
         let before = misses.count();
-        let shown = Daemon::start(&scene).and_then(|daemon| {
+        let shown = Daemon::start_with(&scene, options).and_then(|daemon| {
             runtime.block_on(proof(&war, &scene, &daemon, &misses))?;
             check_stop(&scene, daemon)
         });
@@ -124,6 +131,10 @@ fn attacks<'a>(war: &'a War, scene: &'a Scene, daemon: &'a Daemon, misses: &'a M
 
 fn jobs<'a>(war: &'a War, scene: &'a Scene, daemon: &'a Daemon, misses: &'a Misses) -> Running<'a> {
     Box::pin(rounds::run(war, scene, daemon, misses))
+}
+
+fn removal<'a>(war: &'a War, scene: &'a Scene, _: &'a Daemon, misses: &'a Misses) -> Running<'a> {
+    Box::pin(removal::run(war, scene, misses))
 }
 
 /// Returns the process ids of the daemon and its keeper.
