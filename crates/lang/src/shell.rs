@@ -7,8 +7,9 @@
 /// Signs, anywhere in a script, that its author looks after failures.
 const SIGNS: [&str; 3] = ["&&", "||", "$?"];
 
-/// First words of lines that do not fail in practice.
-const HARMLESS: [&str; 8] = [":", "echo", "export", "printf", "set", "shift", "sleep", "unset"];
+/// First words of lines that do not fail in practice. Loops that wait for something begin with a command that may fail.
+const HARMLESS: [&str; 10] =
+    [":", "echo", "export", "printf", "set", "shift", "sleep", "unset", "until", "while"];
 
 /// Returns the byte offset of the first line of a script whose failure is lost: a line follows it, and nothing in the
 /// script looks after failures.

@@ -39,6 +39,7 @@ fn scripts_that_cannot_lose_a_failure_or_look_after_it_are_left_alone() {
         "echo building\nmake",
         "# only a comment\nmake\n# and another\n",
         "export A=1 B=2\nmake",
+        "until [ -e go ]; do sleep 0.1; done\necho done",
         "echo start\nprintf 'x\\n'\nmake",
         "set -e\nmake\necho done",
         "set -eu\nmake\necho done",
