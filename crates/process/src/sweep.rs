@@ -221,14 +221,12 @@ pub fn own_children() -> Vec<Process> {
 
 /// Like [`own_children`], without those whose id is known.
 pub fn own_children_except(is_known: impl Fn(u32) -> bool) -> Vec<Process> {
-    match unknown_children(&is_known) {
-        Ok(children) => children.into_iter().filter_map(Process::read).collect(),
-        Err(_) => {
-            let mut found = descendants(std::process::id());
-            found.retain(|process| !is_known(process.pid));
-            found
-        }
+    if let Ok(children) = unknown_children(&is_known) {
+        return children.into_iter().filter_map(Process::read).collect();
     }
+    let mut found = descendants(std::process::id());
+    found.retain(|process| !is_known(process.pid));
+    found
 }
 
 /// Longest command line that is read, in bytes.

@@ -14,7 +14,7 @@ use super::event::{Event, FetchFailure, Fetched, Unusable};
 ///
 /// Raise the protocol's version together with it. A daemon that can greet a keeper gets that keeper's records, and a
 /// job whose record cannot be read is interrupted.
-pub const FORMAT: u8 = 6;
+pub const FORMAT: u8 = 7;
 
 /// Reason why a record could not be written or read.
 #[derive(Debug, thiserror::Error)]
@@ -386,7 +386,7 @@ mod tests {
         record[0] = 9;
         assert_eq!(
             decode(&record).err().unwrap().to_string(),
-            "the record has format 9, this daemon reads format 6"
+            "the record has format 9, this daemon reads format 7"
         );
         assert!(matches!(decode(&[]), Err(RecordError::Empty)));
     }
