@@ -117,7 +117,7 @@ mod tests {
             retry_after(&HeaderMap::from_iter([(RETRY_AFTER, HeaderValue::from_static(text))]), now)
         };
         assert_eq!(after("1"), Some(Duration::from_secs(1)));
-        assert_eq!(after(" 120 "), Some(Duration::from_secs(120)));
+        assert_eq!(after(" 120 "), Some(Duration::from_mins(2)));
         assert_eq!(after("Fri, 02 Jan 2026 03:04:15 GMT"), Some(Duration::from_secs(10)));
         assert_eq!(after("Fri, 02 Jan 2026 03:03:15 GMT"), Some(Duration::ZERO));
         for text in ["", "-1", "soon", "1.5"] {

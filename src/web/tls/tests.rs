@@ -1,5 +1,3 @@
-use std::time::{SystemTime, UNIX_EPOCH};
-
 use rustls::pki_types::pem::PemObject;
 
 use super::*;
@@ -22,10 +20,8 @@ fn certificate(pem: &[u8]) -> CertificateDer<'static> {
 fn verified(trusted: &[&[u8]], server: &[u8], name: &str, later: i64) -> Result<(), TlsFault> {
     use_ring();
     let verifier = verifier(trusted.iter().map(|pem| certificate(pem)).collect()).unwrap();
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
-    let now = UnixTime::since_unix_epoch(std::time::Duration::from_secs(
-        now.as_secs().checked_add_signed(later).unwrap(),
-    ));
+    let now = UnixTime::now().as_secs().checked_add_signed(later).unwrap();
+    let now = UnixTime::since_unix_epoch(std::time::Duration::from_secs(now));
     let name = ServerName::try_from(name.to_owned()).unwrap();
     let verified = verifier.verify_server_cert(&certificate(server), &[], &name, &[], now);
     verified.map(drop).map_err(|error| TlsFault::of(&error))
