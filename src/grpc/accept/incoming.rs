@@ -364,7 +364,6 @@ impl IncomingFrames {
             Err(BlockError::Abusive) => return self.refuse(),
             Ok(Filtered { length, is_too_large }) => {
                 block.truncate(length);
-                return Ok(());
                 let block = if is_too_large { too_large(block) } else { block };
                 put_block(first, &block, chunk);
             }
