@@ -135,7 +135,7 @@ impl Driver {
     /// Lets the daemon run a stage, and passes its output on (custom-executor.md §7). After [`Exit::Usage`] a
     /// repetition is useless.
     pub(crate) async fn run(&self, script: &Path, stage: &str) -> Result<Verdict, Failure> {
-        stage::run(self, script, stage).await
+        Box::pin(stage::run(self, script, stage)).await
     }
 
     /// Runs the private daemon with `options` for `serve`. Ends and removes the attempt when it has no

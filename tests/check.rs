@@ -262,7 +262,7 @@ fn what_other_systems_write_is_answered_with_what_to_write_here() {
         (step("uses: ./x"), "write \"func\""),
         (step("script: 'x ${{ env.A ? 1 : 2 }}'"), "\"a ? b : c\" is written \"a && b || c\""),
         (step("script: 'x ${{ env.A and env.B }}'"), "\"and\" is written \"&&\""),
-        (step("func: file:///x"), "drop it: a path starts with"),
+        (step("func: file:///x"), "write the path alone: a local function starts with"),
         (step("func: 'docker://h.example/x:1'"), "drop it: an image is"),
     ] {
         let folder = folder(&[("func.yml", &content)]);

@@ -242,7 +242,7 @@ fn call(driver: &Driver, action: Action) -> u8 {
             // Beside the stage: it must not wait for the ends of others. What is not done at its end, a later call does.
             let others = driver.clone();
             tokio::spawn(async move { others.remove_abandoned().await });
-            Ok(match driver.run(&script, &stage).await? {
+            Ok(match Box::pin(driver.run(&script, &stage)).await? {
                 Verdict::Success => 0,
                 Verdict::Failed(_) => codes.build,
                 Verdict::Cancelled => codes.system,

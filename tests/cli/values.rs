@@ -21,7 +21,6 @@ fn fault_109_usage_errors_show_no_value() {
         &["run", "--mask-file", SECRET],
         &["run", "--masked-var", SECRET],
         &["run", "--mask-env", SECRET],
-        &["run", "builtin://x", "--file-var", &format!("NAME={SECRET}")],
         &["run", "builtin://x", "--var", SECRET],
         &["run", "builtin://x", "--input", SECRET],
         &["serve", "--max-running", secret],

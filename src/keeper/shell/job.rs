@@ -123,7 +123,7 @@ impl JobBody {
         }
         let pipes = [(stdout, LogChannel::Out), (stderr, LogChannel::Err)];
         self.output.add_pipes(step, pipes, self.serial, shared);
-        self.processes.watch(step, pid, pidfd, is_ours, start_time, self.serial, shared);
+        self.processes.watch(step, pid, pidfd, is_ours, start_time, shared);
         Event::Started(step)
     }
 

@@ -135,16 +135,15 @@ impl Processes {
         pidfd: Option<OwnedFd>,
         is_ours: bool,
         start_time: u64,
-        serial: Serial,
         shared: &mut KeeperShared,
     ) {
         let number = pid.as_raw_nonzero().get() as u32;
         if is_ours {
-            shared.leaders.insert(number, serial);
-            shared.spans.begin(serial, self.tag, start_time);
+            shared.leaders.insert(number, self.serial);
+            shared.spans.begin(self.serial, self.tag, start_time);
         }
         self.leftovers.begin(number);
-        let token = Token::Process(serial, step);
+        let token = Token::Process(self.serial, step);
         if pidfd.as_ref().is_some_and(|pidfd| shared.readiness.watch(pidfd, token, false).is_err()) {
             // Out of memory for the registration: SIGCHLD still reports the end.
             shared.notice("a process could not be watched".to_owned());
