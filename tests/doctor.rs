@@ -53,6 +53,7 @@ fn every_part_of_the_machine_is_looked_at_and_nothing_is_changed() {
             "open_files",
             "processes",
             "state_folder",
+            "left_over",
             "temporary_folder",
             "socket",
             "shell",
