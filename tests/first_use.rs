@@ -311,7 +311,7 @@ fn the_command_of_a_script_names_the_shell_that_ran_it() {
         let command = &results["sub_step_results"][0]["exec_result"]["command"];
         let said = String::from_utf8(output.stderr).unwrap();
         let shell = command[0].as_str().unwrap();
-        assert!(said.contains(&format!("command    {shell} ")), "{said}");
+        assert!(said.contains(&format!("command    {shell}")), "{said}");
         let printed = String::from_utf8(output.stdout).unwrap();
         // For a script that is passed as a file, `$0` is the path of that file.
         let zero = if script == long { &command[1] } else { &command[0] };
