@@ -7,7 +7,7 @@ use super::support::frames::{
 use super::support::{Daemon, PATIENCE};
 
 /// A reference to the newest entry of the dynamic table.
-const NEWEST: u8 = 0x80 | 62;
+const NEWEST: u8 = 0x80 | 0x3e;
 /// A reference to `:method` in the static table.
 const METHOD: u8 = 0x83;
 
@@ -81,6 +81,6 @@ async fn fault_103_a_long_header_list_is_refused_whatever_its_fields_are() {
     }
     let mut wire = Wire::open(&daemon.socket).unwrap();
     wire.patience(PATIENCE).unwrap();
-    wire.send(&call(1, &[METHOD; 60_000], false)).unwrap();
+    wire.send(&call(1, &vec![METHOD; 60_000], false)).unwrap();
     assert_eq!(end(&mut wire, 1), CALM, "a pseudo-header again and again");
 }

@@ -93,13 +93,13 @@ async fn round(scene: &Scene, client: &Client, seed: u64, misses: &Misses) -> Ch
 
 /// Returns a script that makes obstacles. The commands that lack rights fail, and the script goes on.
 fn obstacles(random: &mut Random, is_hard: bool) -> String {
-    let mut text = String::new();
-    for number in 0..=random.below(MOST) {
+    let last = random.below(MOST);
+    let obstacle = |number| {
         let all = if is_hard && random.one_in(2) { &HARD } else { &OWN };
         let obstacle = all[random.below(all.len() as u64) as usize];
-        text.push_str(&format!("(mkdir o{number} && cd o{number} && {{ {obstacle}; }}) 2>/dev/null\n"));
-    }
-    text + "exit 0\n"
+        format!("(mkdir o{number} && cd o{number} && {{ {obstacle}; }}) 2>/dev/null\n")
+    };
+    (0..=last).map(obstacle).collect::<String>() + "exit 0\n"
 }
 
 /// Runs a job and finishes it once. False if the Finish was refused and the job is served as before.

@@ -74,7 +74,7 @@ pub(super) fn unread_pings(field: &Field, _: usize) -> Tally {
 pub(super) fn removed_entries(field: &Field, _: usize) -> Tally {
     /// `:authority` with a value of one byte, added to the table; and a reference to the newest entry of the table.
     const ENTRY: &[u8] = &[0x41, 1, b'x'];
-    const REFERENCE: u8 = 0x80 | 62;
+    const REFERENCE: u8 = 0x80 | 0x3e;
     const COUNTS: [usize; 3] = [300, 1_200, 60_000];
     let write = |batch: u64| {
         let count = COUNTS[batch as usize % COUNTS.len()];
