@@ -317,7 +317,7 @@ mod tests {
     fn this_process_is_found_with_its_start_time() {
         let own = Process::read(std::process::id()).unwrap();
         assert!(!own.zombie);
-        assert!(all().iter().any(|process| *process == own));
+        assert!(all().contains(&own));
         assert_eq!(user(own.pid), Some(rustix::process::geteuid().as_raw()));
         assert_eq!(user(u32::MAX), None);
         assert!(own.start_time > 0);
