@@ -155,13 +155,14 @@ impl Session {
             }
             match serde_json::from_slice(&line) {
                 Ok(WorkerMessage::Progress(Progress { bytes, total })) => {
-                    tracing::debug!(from = self.origin, bytes, total, "fetching");
+                    tracing::debug!(bytes, total, "fetching");
                     let more = total.unwrap_or(0).saturating_sub(bytes);
                     self.disk_space.make(more).await.map_err(|e| self.no_room(&e))?;
                 }
                 Ok(WorkerMessage::Retry(why)) => {
                     let why: String = why.chars().take(LONGEST_REASON).collect();
-                    tracing::warn!(from = self.origin, "fetching: {}", why.escape_debug());
+                    // Without the source: an expression may have put a secret into its path.
+                    tracing::warn!("fetching: {}", why.escape_debug());
                 }
                 Ok(WorkerMessage::Failed(failure)) => return Ok(WorkerMessage::Failed(failure)),
                 Ok(message) => return Ok(message),
