@@ -180,6 +180,7 @@ const FETCH: &str = r"spec: {}
 run:
   - name: unpack
     script: |
+      set -e
       echo unpacking
       for part in 10 20 30 40; do printf 'fetching %s%%\r' $part; done
       until [ -e go ]; do sleep 0.05; done
@@ -191,6 +192,7 @@ const PROGRESS: &str = r"spec: {}
 run:
   - name: fetch
     script: |
+      set -e
       for part in 10 20 30 40 50 60 70 80 90 100; do printf '\rfetching %s%%' $part; done
       echo
       echo done
