@@ -63,7 +63,7 @@ fn bug_export_file_in_env_of_a_step() {
         ("- {name: a, script: x, env: {F: '${{ export_file }}'}}\n", &["run[0].env.F"][..]),
         ("- {name: a, script: x, env: {F: 'to ${{ [1, export_file] }}'}}\n", &["run[0].env.F"]),
         ("- {name: a, script: x, env: {'${{ export_file }}': x}}\n", &["run[0].env.…"]),
-        ("- {name: a, func: ./x, env: {F: '${{ export_file }}'}}\n", &["run[0].env.F"]),
+        ("- {name: a, func: ./x, inputs: {s: x}, env: {F: '${{ export_file }}'}}\n", &["run[0].env.F"]),
         ("- {name: a, func: ./x, inputs: {s: '${{ export_file }}'}}\n", &["run[0].inputs.s"]),
         ("- {name: a, func: ./x, inputs: {s: x, '${{ export_file }}': x}}\n", &["run[0].inputs.…"]),
         ("- {name: a, func: h/p@v1, inputs: {s: '${{ export_file }}'}}\n", &["run[0].inputs.s"]),
