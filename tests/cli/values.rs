@@ -21,8 +21,8 @@ fn fault_109_usage_errors_show_no_value() {
         &["run", "--mask-file", SECRET],
         &["run", "--masked-var", SECRET],
         &["run", "--mask-env", SECRET],
-        &["run", "builtin://x", "--var", SECRET],
-        &["run", "builtin://x", "--input", SECRET],
+        &["run", "examples/hello", "--var", SECRET],
+        &["run", "examples/hello", "--input", SECRET],
         &["serve", "--max-running", secret],
     ] {
         let output = program(words).output().unwrap();

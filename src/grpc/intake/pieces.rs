@@ -5,8 +5,9 @@ use std::collections::VecDeque;
 use bytes::{Bytes, BytesMut};
 
 /// Size of a piece in bytes. The parts themselves are not kept: each is a view of a larger buffer of the HTTP/2 library,
-/// and a client decides how small it is.
-const PIECE: usize = 16 << 10;
+/// and a client decides how small it is. Blocks of this size are mapped one by one (`process::bound_free_memory`): memory
+/// is taken as bytes are written, and goes back to the system with the piece.
+const PIECE: usize = 1 << 20;
 
 /// A queue of bytes.
 #[derive(Debug, Default)]
@@ -54,7 +55,7 @@ mod tests {
     #[test]
     fn bytes_leave_in_order_however_they_came() {
         let bytes: Vec<u8> = (0..3 * PIECE + 5).map(|at| (at % 251) as u8).collect();
-        for part in [1, 1_000, PIECE, 2 * PIECE + 1, bytes.len()] {
+        for part in [7, 1_000, PIECE, 2 * PIECE + 1, bytes.len()] {
             let mut pieces = Pieces::default();
             bytes.chunks(part).for_each(|part| pieces.push(part));
             assert_eq!(pieces.len(), bytes.len());
