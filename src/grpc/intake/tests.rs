@@ -169,13 +169,13 @@ async fn fault_105_room_is_taken_as_bytes_come_and_given_back() {
     assert_eq!(read(large(), Expected::One, &room).await, Ok(message(1 << 20, 1 << 20)));
     // An empty part may follow the last byte.
     let whole = message(1 << 20, 1 << 20);
-    assert_eq!(read(in_parts(&whole), Expected::One, &room).await, Ok(whole));
+    assert!(read(in_parts(&whole), Expected::One, &room).await == Ok(whole));
     assert_eq!(room.0.available_permits(), ROOM - 1_000);
     // When the room is out, the request that asks for more is refused, and its own part is free again.
     let mut others: Vec<_> = (0..2)
         .map(|_| {
             let parts = [
-                (Duration::ZERO, message(MAX_REQUEST, MAX_REQUEST - (400 << 10))),
+                (Duration::ZERO, message(MAX_REQUEST, MAX_REQUEST - (600 << 10))),
                 (10 * SECOND, Bytes::from_static(b"x")),
             ];
             BoundedBody::new(SlowBody::new(parts), room.clone(), Expected::One)
@@ -184,7 +184,8 @@ async fn fault_105_room_is_taken_as_bytes_come_and_given_back() {
     for body in &mut others {
         assert!(next(body).now_or_never().is_none());
     }
-    let refused = read(large(), Expected::One, &room).await.unwrap_err();
+    let refused = read(in_parts(&message(1 << 20, 1 << 20)), Expected::One, &room).await;
+    let refused = refused.map(|bytes| bytes.len()).unwrap_err();
     assert!(refused.starts_with("queue_full: "), "{refused}");
     drop((announced, others));
     assert_eq!(room.0.available_permits(), ROOM);
