@@ -134,8 +134,10 @@ pub(super) struct KeeperPort {
     starting: Rc<Cell<Option<Process>>>,
     /// Process of the keeper, as it has named it. What `keeper.json` says can be changed by a job.
     process: Rc<Cell<Option<Process>>>,
-    /// True while the keeper of this connection does not answer. The operator was told so.
+    /// True while the keeper of this connection does not answer.
     is_silent: Rc<Cell<bool>>,
+    /// Time at which the operator was last told so.
+    told_silence: Rc<Cell<Option<Instant>>>,
     /// Notified when `is_silent` has changed.
     silence_changed: Rc<Notify>,
 }
@@ -170,6 +172,7 @@ impl KeeperPort {
             starting: Rc::default(),
             process: Rc::default(),
             is_silent: Rc::default(),
+            told_silence: Rc::default(),
             silence_changed: Rc::default(),
         })
     }

@@ -58,6 +58,9 @@ impl From<Silent> for Refusal {
     }
 }
 
+/// Time between two lines about a keeper that does not answer: one can be slow again and again.
+const TELL_EVERY: Duration = Duration::from_mins(10);
+
 /// Time of the first attempt to end the keeper. It is kept after a failure, so that the next attempt does not wait
 /// again.
 pub(super) type Ending = Rc<Cell<Option<Instant>>>;
@@ -73,7 +76,7 @@ impl KeeperPort {
             if let Ok(reply) = timeout(WAKE_AFTER, &mut reply).await {
                 if self.is_silent.replace(false) {
                     self.silence_changed.notify_waiters();
-                    tracing::info!("the keeper answers again");
+                    tracing::debug!("the keeper answers again");
                 }
                 return reply;
             }
@@ -82,6 +85,9 @@ impl KeeperPort {
             let pid = self.host.wake_keeper(&self.state, self.process.get());
             if !self.is_silent.replace(true) {
                 self.silence_changed.notify_waiters();
+            }
+            if self.told_silence.get().is_none_or(|told| told.elapsed() >= TELL_EVERY) {
+                self.told_silence.set(Some(Instant::now()));
                 let limit = ANSWER_TIME;
                 tracing::warn!(
                     pid,
