@@ -48,6 +48,10 @@ pub enum Class {
     Fetch,
     /// A process failed.
     Exec,
+    /// A step took longer than its `timeout` allows (flow.md §4).
+    Timeout,
+    /// A key that GitLab's own step runner does not know; found only by a check for it (flow.md).
+    Extension,
     /// A script that can succeed although a command in it failed; always a warning.
     Shell,
     /// A limit of language.md §6.
@@ -58,7 +62,7 @@ pub enum Class {
 
 impl Class {
     /// All classes.
-    pub const ALL: [Self; 15] = [
+    pub const ALL: [Self; 17] = [
         Self::Yaml,
         Self::Missing,
         Self::Schema,
@@ -71,6 +75,8 @@ impl Class {
         Self::Malformed,
         Self::Fetch,
         Self::Exec,
+        Self::Timeout,
+        Self::Extension,
         Self::Shell,
         Self::Limit,
         Self::Io,
@@ -91,6 +97,8 @@ impl Class {
             Self::Malformed => "malformed",
             Self::Fetch => "fetch",
             Self::Exec => "exec",
+            Self::Timeout => "timeout",
+            Self::Extension => "extension",
             Self::Shell => "shell",
             Self::Limit => "limit",
             Self::Io => "io",

@@ -1,5 +1,4 @@
-//! Files that the kernel has cached, looked at and read without waiting for a disk, a server or another program. Only
-//! [`barrier`] can wait: the keeper must not call it.
+//! Files that the kernel has cached, looked at and read without waiting for a disk, a server or another program.
 
 use std::io::IoSliceMut;
 use std::os::fd::OwnedFd;
@@ -23,9 +22,6 @@ const LOCAL_FILE_SYSTEMS: [u64; 9] = [
     0x8584_58f6, // ramfs
 ];
 
-/// Number of a file system: its device.
-pub type Device = (u32, u32);
-
 /// Result of a lookup of a path.
 #[derive(Debug)]
 pub enum Look {
@@ -35,15 +31,6 @@ pub enum Look {
     Absent,
     /// The kernel would have to wait for the answer, or refuses it.
     Unknown,
-}
-
-/// A file that was read.
-#[derive(Debug)]
-pub struct ReadFile {
-    /// All of its bytes.
-    pub content: Vec<u8>,
-    /// Its file system.
-    pub device: Device,
 }
 
 /// Looks at `path`, through links.
@@ -65,36 +52,17 @@ pub fn is_dir(stat: &Statx) -> bool {
     FileType::from_raw_mode(stat.stx_mode.into()).is_dir()
 }
 
-/// Returns the file system of a file.
-pub const fn device(stat: &Statx) -> Device {
-    (stat.stx_dev_major, stat.stx_dev_minor)
-}
-
 /// Reads a regular file of at most `max` bytes on a local file system. `None` says nothing about the file: a caller
 /// that may block must read it by other means. This includes files of size 0, because some file systems (`/proc`)
 /// report 0 for files with content.
-pub fn read(path: &Path, max: u64) -> Option<ReadFile> {
+pub fn read(path: &Path, max: u64) -> Option<Vec<u8>> {
     let file = open(path, OFlags::RDONLY | OFlags::NONBLOCK).ok()?;
     let stat = stat(&file)?;
     if FileType::from_raw_mode(stat.stx_mode.into()) != FileType::RegularFile || !is_local(&file) {
         return None;
     }
     let size = Some(stat.stx_size).filter(|size| (1..=max).contains(size))?;
-    Some(ReadFile { content: read_all(&file, usize::try_from(size).ok()?)?, device: device(&stat) })
-}
-
-/// Returns the file system of the folder that keeps this process from reaching `path`: the process may not search it, so no
-/// file can be found there. `None` if there is no such folder on a local file system. Can wait for another file system.
-pub fn barrier(path: &Path) -> Option<Device> {
-    let folder = last_known_folder(path).filter(|folder| is_local(folder) && is_closed(folder))?;
-    Some(device(&stat(&folder)?))
-}
-
-/// True if a folder of the file system `expected`, which [`barrier`] has returned, keeps this process from reaching `path`.
-pub fn is_barred(path: &Path, expected: Device) -> bool {
-    last_known_folder(path).is_some_and(|folder| {
-        stat(&folder).is_some_and(|stat| device(&stat) == expected) && is_closed(&folder)
-    })
+    read_all(&file, usize::try_from(size).ok()?)
 }
 
 /// True if a folder on the way to `path` seems closed to this process by its mode: then nothing waits for what is behind it.
@@ -123,12 +91,6 @@ fn seems_open(folder: &Statx) -> bool {
 /// may not search, it can name none.
 fn last_known_folder(path: &Path) -> Option<OwnedFd> {
     path.ancestors().skip(1).find_map(|folder| open(folder, OFlags::PATH).ok())
-}
-
-/// True if this process may not search `folder`. Its file system decides that.
-fn is_closed(folder: &OwnedFd) -> bool {
-    let searched = rustix::fs::openat(folder, c".", OFlags::PATH | OFlags::CLOEXEC, Mode::empty());
-    matches!(searched, Err(Errno::ACCESS))
 }
 
 fn open(path: &Path, flags: OFlags) -> Result<OwnedFd, Errno> {

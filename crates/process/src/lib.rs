@@ -1,7 +1,7 @@
 //! Processes of the operating system: starts a step, tells its processes from all others, ends them.
 //!
-//! - [`command`] looks a program up, as the daemon does before it asks for a spawn; [`premise`] tells if a start that was
-//!   prepared in advance would still be prepared so; [`at_hand`] looks at files without waiting;
+//! - [`command`] looks a program up, as the daemon does before it asks for a spawn; [`at_hand`] looks at files without
+//!   waiting;
 //! - [`spawn`] starts a process in a group of its own, with two pipes and nothing else;
 //! - [`group`] sends signals to processes that are certainly ours;
 //! - [`cgroup`] makes a control group for each job if possible, [`freezer`] thaws what a step has frozen;
@@ -37,7 +37,6 @@ pub mod group;
 pub mod host;
 pub mod limiter;
 pub mod parent;
-pub mod premise;
 pub mod reaper;
 pub mod remains;
 pub mod spawn;

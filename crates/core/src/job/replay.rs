@@ -87,7 +87,7 @@ impl Replayed {
                 self.fetched.insert(*call);
                 self.trees.extend(result.as_ref().ok().and_then(|fetched| fetched.tree.clone()));
             }
-            Event::Exited { call, .. } | Event::Returned { call, .. } | Event::WentOn { call, .. } => {
+            Event::Exited { call, .. } | Event::Returned { call, .. } => {
                 self.exited.insert(*call);
             }
             Event::CancelAsked { .. } => self.is_cancelled = true,
@@ -95,6 +95,8 @@ impl Replayed {
             Event::Accepted(_)
             | Event::Unprepared { .. }
             | Event::Broken { .. }
+            | Event::Due { .. }
+            | Event::Cleared { .. }
             | Event::FetchedAgain { .. } => {}
         }
     }

@@ -26,6 +26,8 @@ fn spec() -> JobSpec {
         timeout: None,
         cancel_grace: None,
         default_grace: Duration::from_secs(1),
+        cleanup_timeout: Duration::from_mins(1),
+        members_at_a_time: 2,
     }
 }
 

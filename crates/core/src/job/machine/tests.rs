@@ -4,7 +4,6 @@ mod builtins;
 mod cancel;
 mod errors;
 mod fetching;
-mod foresight;
 mod language;
 mod races;
 mod results;
