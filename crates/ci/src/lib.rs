@@ -1,6 +1,6 @@
 //! A GitLab CI job as one steps document (ci.md §1 to §3).
 //!
-//! Three things describe a job: a `.gitlab-ci.yml` ([`file`]), the payload that a server sends to a runner, and a mapping
+//! Three things describe a job: a `.gitlab-ci.yml` ([`mod@file`]), the payload that a server sends to a runner, and a mapping
 //! of keywords. Each becomes a checked [`job::Job`], and [`plan`] makes one request of it. Variables are in
 //! [`variables`].
 //!
