@@ -43,7 +43,7 @@ use crate::yaml;
 /// Name of a job that has none.
 const JOB: &str = "job";
 
-/// What is read, and what the caller knows.
+/// A CI file to read, and the facts that the caller knows.
 pub struct Source<'s> {
     /// Path of the CI file, below the root of the repository.
     pub path: &'s str,

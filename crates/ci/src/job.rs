@@ -28,7 +28,7 @@ pub struct Job {
     pub variables: Vec<Variable>,
     /// Settings in the variables.
     pub settings: Settings,
-    /// What the user wants to run, in order.
+    /// Steps of the user, in order.
     pub work: Vec<Work>,
     /// Commands after it.
     pub after_script: Vec<String>,
@@ -52,7 +52,7 @@ pub struct Job {
     pub phrases: Vec<String>,
     /// Prefixes of tokens to mask.
     pub token_prefixes: Vec<String>,
-    /// What the user should know.
+    /// Notes for the user.
     pub messages: Vec<Message>,
 }
 
@@ -65,7 +65,7 @@ pub struct Work {
     pub content: Content,
 }
 
-/// What a step of the user runs.
+/// Content of a step of the user.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Content {
     /// Commands for one shell.

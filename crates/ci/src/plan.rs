@@ -43,7 +43,7 @@ pub struct Plan {
     pub timeout: Option<Duration>,
     /// Time limit of its cleanup.
     pub cleanup_timeout: Duration,
-    /// What the user should know.
+    /// Notes for the user.
     pub messages: Vec<Message>,
 }
 

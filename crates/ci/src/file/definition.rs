@@ -52,7 +52,7 @@ pub enum Inherit {
     All,
     /// None.
     None,
-    /// Those of these names.
+    /// Only these names.
     Names(Vec<String>),
 }
 

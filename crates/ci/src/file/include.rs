@@ -49,7 +49,7 @@ const KEYS: [&str; 12] = [
 const FULL_CONFIGURATION: &str =
     "copy the full configuration from the pipeline editor of the project, and use that file";
 
-/// What a rule of `include` can look at, and where files come from.
+/// Reads included files, and gives rules of `include` the facts that they look at.
 pub(super) struct Loader<'l> {
     pub(super) files: &'l dyn Files,
     /// Variables before those of the configuration.

@@ -1,6 +1,6 @@
 //! The keywords of a job and what becomes of each (ci.md §2).
 
-/// What becomes of a keyword.
+/// Treatment of a keyword.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Effect {
     /// It is read.

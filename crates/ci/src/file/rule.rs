@@ -38,7 +38,7 @@ pub struct Rule {
     pub(crate) needs: Option<Vec<Need>>,
 }
 
-/// What rules look at.
+/// Facts that rules look at.
 pub(crate) struct Look<'l> {
     pub(crate) variables: &'l Resolved,
     /// Files of the work tree.
