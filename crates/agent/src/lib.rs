@@ -1,0 +1,20 @@
+//! The decisions of an agent that takes CI jobs from a GitLab instance, runs each as one job of a daemon, and reports
+//! trace and result (agent.md).
+//!
+//! The crate is pure: it opens no socket and no file, reads no clock, draws no random number, and starts neither
+//! thread nor process. The time is a parameter ([`time`]), and so is randomness ([`time::Jitter`]). A state machine
+//! takes an event and returns the actions that its caller must perform, in that order.
+//!
+//! | module | owns | may not |
+//! |---|---|---|
+//! | [`time`] | moments, waits and their jitter, dates of HTTP | |
+//! | [`tokens`] | the form of tokens and what a router reads in them | decide anything by a token's content |
+//! | [`routing`] | address, method, path and token header of each call | |
+//! | [`answer`] | what an answer of the server means; waits, redirects and error texts | keep state between calls |
+//! | [`outcome`] | the end of a daemon's job as state, failure reason and exit code | |
+
+pub mod answer;
+pub mod outcome;
+pub mod routing;
+pub mod time;
+pub mod tokens;
