@@ -31,6 +31,17 @@ pub struct SourceKey {
 }
 
 impl SourceKey {
+    /// Makes the key that [`bytes`](Self::bytes) returned.
+    pub const fn from_bytes(bytes: [u8; 3]) -> Self {
+        let kind = if bytes[2] == b'E' { LogChannel::Err } else { LogChannel::Out };
+        Self { number: [bytes[0], bytes[1]], kind }
+    }
+
+    /// Returns stream number and kind as in a header.
+    pub const fn bytes(self) -> [u8; 3] {
+        [self.number[0], self.number[1], self.kind.letter()]
+    }
+
     /// True if the daemon itself wrote the entry (logs.md §2).
     pub fn is_daemon(self) -> bool {
         self.number == *b"00"
@@ -58,8 +69,7 @@ impl<'a> Entry<'a> {
 
     /// Returns the source of the entry.
     pub const fn key(&self) -> SourceKey {
-        let kind = if self.header[KIND_AT] == b'E' { LogChannel::Err } else { LogChannel::Out };
-        SourceKey { number: [self.header[NUMBER_AT], self.header[NUMBER_AT + 1]], kind }
+        SourceKey::from_bytes(self.source())
     }
 
     /// True if the entry continues the previous one of its source. Any flag but `+` counts as a full entry.

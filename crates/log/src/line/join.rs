@@ -70,6 +70,16 @@ impl Live {
         Self { open: None }
     }
 
+    /// Makes a joiner that goes on where another one stopped, whose last line was [open](Self::open).
+    pub const fn resumed(open: Option<SourceKey>) -> Self {
+        Self { open }
+    }
+
+    /// Returns the source of the last line, if its line feed is still missing.
+    pub const fn open(&self) -> Option<SourceKey> {
+        self.open
+    }
+
     /// Takes the next entry of this output and appends its bytes to `out`.
     pub fn push(&mut self, entry: &Entry<'_>, out: &mut Vec<u8>) {
         let continues = entry.continues() && self.open == Some(entry.key());

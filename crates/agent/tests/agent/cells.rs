@@ -1,11 +1,8 @@
 //! Requests of the agent behind a router of several cells.
-#![allow(clippy::unwrap_used, clippy::allow_attributes, reason = "a test")]
 
-mod double;
-
+use crate::double::router::Router;
 use base64::Engine as _;
 use base64::engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD};
-use double::router::Router;
 use proptest::prelude::*;
 use step_runner_agent::routing::{Base, Call};
 use step_runner_agent::tokens::Token;

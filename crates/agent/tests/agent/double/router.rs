@@ -8,18 +8,18 @@ use step_runner_agent::tokens::routable::Routable;
 const GIT_USER: &str = "gitlab-ci-token:";
 
 /// Which cell gets which request.
-pub struct Router {
+pub(crate) struct Router {
     /// Numbers of the cells.
-    pub cells: Vec<u64>,
+    pub(crate) cells: Vec<u64>,
     /// Prefixes of paths, with the cell of each.
-    pub paths: Vec<(&'static str, u64)>,
+    pub(crate) paths: Vec<(&'static str, u64)>,
     /// The cell of everything else.
-    pub default: u64,
+    pub(crate) default: u64,
 }
 
 impl Router {
     /// Returns the cell of a request. Of equal headers the first counts.
-    pub fn cell(&self, path: &str, headers: &[(&str, &str)]) -> u64 {
+    pub(crate) fn cell(&self, path: &str, headers: &[(&str, &str)]) -> u64 {
         let header = |wanted: &str| {
             headers.iter().find(|(name, _)| name.eq_ignore_ascii_case(wanted)).map(|(_, value)| *value)
         };

@@ -1,3 +1,4 @@
 //! Doubles of what the agent talks to, as values: no socket, no clock.
 
-pub mod router;
+pub(crate) mod router;
+pub(crate) mod transcript;
