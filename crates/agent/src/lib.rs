@@ -11,6 +11,7 @@
 //! | [`tokens`] | the form of tokens and what a router reads in them | decide anything by a token's content |
 //! | [`routing`] | address, method, path and token header of each call | |
 //! | [`answer`] | what an answer of the server means; waits, redirects and error texts | keep state between calls |
+//! | [`scheduler`] | slots, who asks for a job next and when, signals | look into jobs |
 //! | [`trace`] | the bytes of a trace, how far they are safe, which of them are sent when | mask, or send what is not safe |
 //! | [`outcome`] | the end of a daemon's job as state, failure reason and exit code | |
 //! | [`final_update`] | the last message about a job, until the server has taken it | send two different ones |
@@ -20,6 +21,7 @@ pub mod answer;
 pub mod final_update;
 pub mod outcome;
 pub mod routing;
+pub mod scheduler;
 pub mod sealed;
 pub mod time;
 pub mod tokens;

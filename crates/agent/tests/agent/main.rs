@@ -3,4 +3,5 @@
 
 mod cells;
 mod double;
+mod polling;
 mod transcripts;
