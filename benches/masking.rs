@@ -91,6 +91,33 @@ fn build_log() -> Vec<u8> {
     text.into_bytes()
 }
 
+/// Lines with an escape in every ten bytes: JSON inside of JSON, URLs, shell traces, XML.
+fn escaped_log() -> Vec<u8> {
+    let mut numbers = Numbers(3);
+    let mut text = String::with_capacity(SIZE + 256);
+    while text.len() < SIZE {
+        let (a, b) = (numbers.below(1000), numbers.below(100));
+        let line = match numbers.below(4) {
+            0 => writeln!(
+                text,
+                r#"{{"msg":"{{\"id\":{a},\"path\":\"C:\\\\tmp\\\\{b}\",\"text\":\"one\\ntwo\"}}"}}"#
+            ),
+            1 => writeln!(
+                text,
+                "GET https://example.com/group%2Fproject{a}/files/src%2Fmain%2Ers?ref=a+{b}&page={b}"
+            ),
+            2 => writeln!(
+                text,
+                r"+ curl -H 'Accept: */*' -d '{{a:'\''{a}'\''}}' 'https://example.com/?a={b}&b=c+d'"
+            ),
+            _ => writeln!(text, r#"<a href="x?a=1&amp;b={a}">&lt;tag&gt; it&#39;s \u00e4\u00f6 {b}%</a>"#),
+        };
+        line.expect("a string takes all");
+    }
+    text.truncate(SIZE);
+    text.into_bytes()
+}
+
 /// Prefixes of phrases, of random length, without gaps.
 fn near_misses(phrases: &[String], least: usize) -> Vec<u8> {
     let mut numbers = Numbers(2);
@@ -139,6 +166,20 @@ fn clean(bencher: Bencher<'_, '_>, phrases: usize) {
 #[divan::bench(args = PHRASES)]
 fn clean_in_writes_of_80_bytes(bencher: Bencher<'_, '_>, phrases: usize) {
     run(bencher, &masker(&secrets(phrases)), &build_log(), 80);
+}
+
+#[divan::bench(args = [1, 100, 1000])]
+fn escapes_of_other_text(bencher: Bencher<'_, '_>, phrases: usize) {
+    run(bencher, &masker(&secrets(phrases)), &escaped_log(), WRITE);
+}
+
+/// Prefixes of phrases, with each byte escaped.
+#[divan::bench]
+fn escaped_near_misses_of_1000_phrases(bencher: Bencher<'_, '_>) {
+    let secrets = secrets(1000);
+    let misses = near_misses(&secrets, 4).into_iter().take(SIZE / 8);
+    let text = misses.map(|byte| format!("%{byte:02X}")).collect::<String>();
+    run(bencher, &masker(&secrets), text.as_bytes(), WRITE);
 }
 
 #[divan::bench(args = [1, 100, 1000])]

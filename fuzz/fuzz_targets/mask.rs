@@ -37,6 +37,17 @@ fuzz_target!(|input: &[u8]| {
     writes.push(rest);
     assert_eq!(whole, run(&masker, writes), "writes of the given lengths");
 
+    // A phrase is found whatever of it is escaped. The lengths choose the bytes.
+    for phrase in list(phrases) {
+        if phrase.len() >= SHORTEST && phrase.iter().all(u8::is_ascii_alphanumeric) {
+            let choices = lengths.iter().copied().chain([1]).cycle();
+            let written: String =
+                phrase.iter().zip(choices).map(|(&byte, choice)| escaped(byte, choice)).collect();
+            let out = run(&masker, [written.as_bytes()]);
+            assert!(split(&out).all(<[u8]>::is_empty), "{written}");
+        }
+    }
+
     // The text between two masks is copied from the input, so it must not contain a phrase.
     for piece in split(&whole) {
         for phrase in list(phrases).iter().map(|phrase| phrase.trim_ascii()) {
@@ -45,6 +56,21 @@ fuzz_target!(|input: &[u8]| {
         }
     }
 });
+
+/// Shorter phrases count without escapes only.
+const SHORTEST: usize = 8;
+
+/// Writes a byte in one of several ways.
+fn escaped(byte: u8, choice: u8) -> String {
+    match choice % 6 {
+        0 => char::from(byte).to_string(),
+        1 => format!("%{byte:02X}"),
+        2 => format!("\\u{byte:04x}"),
+        3 => format!("\\{byte:03o}"),
+        4 => format!("\\x{byte:02x}"),
+        _ => format!("&#{byte};"),
+    }
+}
 
 fn run<'a>(masker: &Arc<Masker>, writes: impl IntoIterator<Item = &'a [u8]>) -> Vec<u8> {
     let (mut stream, mut out) = (MaskStream::new(Arc::clone(masker)), Vec::new());

@@ -2,6 +2,7 @@
 #![expect(clippy::unwrap_used, reason = "a broken scene fails the test")]
 
 mod derived;
+mod encoded;
 mod labels;
 #[path = "../support/mod.rs"]
 mod support;

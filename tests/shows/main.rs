@@ -52,6 +52,10 @@ mod verdict;
 mod volume;
 mod work;
 mod writer;
+#[path = "../../crates/log/src/mask/tests/writers.rs"]
+mod writers;
+#[path = "../../crates/log/src/mask/tests/writings.rs"]
+mod writings;
 
 use std::process::ExitCode;
 

@@ -3,11 +3,13 @@
 //! in two at every place, in random pieces, and, if it is short, in every possible way. A second implementation that
 //! sees the whole text gives the expected output.
 //!
-//! One set in four has a secret inside base64 that is broken into lines ([`lines`]).
+//! One set in four has a secret inside base64 that is broken into lines ([`lines`]), and one in four has secrets whose
+//! characters are written with escapes ([`escapes`]).
 //!
 //! A naive masker, which looks at each write alone, gets the same cases. It must leak; otherwise the cases would
 //! prove nothing. The full count adds a case with the maximum number of secrets (row 40).
 
+mod escapes;
 mod lines;
 
 use std::num::NonZero;
@@ -53,6 +55,8 @@ struct Counts {
     naive_leaks: AtomicU64,
     /// Number of cases in which a line end breaks a secret's base64.
     broken: AtomicU64,
+    /// Number of cases in which a secret is written with escapes.
+    escaped: AtomicU64,
 }
 
 pub(crate) fn run(arguments: &Arguments, small: bool) -> Shown {
@@ -69,18 +73,24 @@ pub(crate) fn run(arguments: &Arguments, small: bool) -> Shown {
                         return;
                     }
                     let random = Random::new(seed).fork(set);
-                    if set % 4 == 3 {
-                        lines::prove(random, left, &counts, &misses);
-                    } else {
-                        prove(random, left, &counts, &misses);
+                    match set % 4 {
+                        3 => lines::prove(random, left, &counts, &misses),
+                        2 => escapes::prove(random, left, &counts, &misses),
+                        _ => prove(random, left, &counts, &misses),
                     }
                 }
             });
         }
     });
-    let [cases, cuttings, masked, leaks, broken] =
-        [&counts.cases, &counts.cuttings, &counts.masked, &counts.naive_leaks, &counts.broken]
-            .map(|count| count.load(Ordering::Relaxed));
+    let [cases, cuttings, masked, leaks, broken, escaped] = [
+        &counts.cases,
+        &counts.cuttings,
+        &counts.masked,
+        &counts.naive_leaks,
+        &counts.broken,
+        &counts.escaped,
+    ]
+    .map(|count| count.load(Ordering::Relaxed));
     if leaks == 0 {
         misses.add(
             "the masker that looks at each write by itself never leaked: the cases prove nothing".into(),
@@ -93,8 +103,8 @@ pub(crate) fn run(arguments: &Arguments, small: bool) -> Shown {
     let percent = leaks as f64 * 100.0 / cases.max(1) as f64;
     misses.verdict(format!(
         "seed {seed}: {cases} cases ({masked} with something to mask) in {cuttings} cuttings: each as the whole, no \
-         secret visible; in {broken} a line end breaks the base64 of the secret; the masker of single writes leaks in \
-         {leaks} cases ({percent:.1} %){at_limits}"
+         secret visible; in {broken} a line end breaks the base64 of the secret, in {escaped} it has escapes; the masker of single \
+         writes leaks in {leaks} cases ({percent:.1} %){at_limits}"
     ))
 }
 
@@ -149,7 +159,7 @@ fn prove(mut random: Random, texts: u64, counts: &Counts, misses: &Misses) {
     let case = Case { masker: Masker::compile(&set), secrets };
     for _ in 0..texts {
         let text = text(&mut random, &case.secrets);
-        let expected = by_definition(&case.secrets, None, |_, _| true, prefixes, &text);
+        let expected = by_definition(&case.secrets, None, false, |_, _| true, prefixes, &text);
         counts.cases.fetch_add(1, Ordering::Relaxed);
         counts.masked.fetch_add(u64::from(expected != text), Ordering::Relaxed);
         if shows(&case.secrets, &expected) {

@@ -14,13 +14,18 @@
 //! nearly all text. Pure: no clock, no files, no environment. Types that hold secrets hide them in `Debug`.
 
 mod automaton;
+mod bitmap;
+mod candidates;
 mod detect;
+mod escape;
 mod filter;
 mod forms;
 mod phrases;
+mod readings;
 mod stream;
 mod token;
 mod url;
+mod view;
 mod wrap;
 
 use std::{
@@ -30,7 +35,7 @@ use std::{
 
 use step_runner_model::text;
 
-use self::{automaton::Automaton, filter::Filter, token::TokenPrefixes};
+use self::{automaton::Automaton, candidates::Escapes, filter::Filter, token::TokenPrefixes};
 pub use self::{
     phrases::{DefaultPrefixes, MaskConfig, MaskLimitError, MaskLimits, MaskWarning, PhraseSet},
     stream::MaskStream,
@@ -56,6 +61,8 @@ pub struct Masker {
 struct Forms {
     automaton: Automaton,
     filter: Filter,
+    /// `None` if escapes count as other text.
+    escapes: Option<Escapes>,
     /// A line end after at least this many characters of base64 may be inside a form. `None`: never.
     columns: Option<usize>,
 }
@@ -75,7 +82,8 @@ impl Masker {
         }
         let automaton = Automaton::new(set.forms());
         let columns = set.has_encoded_forms().then_some(wrap::COLUMNS);
-        let forms = Forms { filter: Filter::new(set.forms(), &automaton), automaton, columns };
+        let escapes = if set.has_encoded_forms() { Escapes::new(set.forms()) } else { None };
+        let forms = Forms { filter: Filter::new(set.forms(), &automaton), automaton, escapes, columns };
         Arc::new(Self { forms: Some(forms), prefixes: Arc::clone(prefixes) })
     }
 

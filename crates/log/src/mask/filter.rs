@@ -11,7 +11,10 @@ use std::{
     hash::{BuildHasherDefault, Hasher},
 };
 
-use super::automaton::{Automaton, AutomatonState, ROOT};
+use super::{
+    automaton::{Automaton, AutomatonState, ROOT},
+    bitmap::{self, Bitmap, FACTOR},
+};
 
 /// Maximum length of the part of a form that is looked at: one load of eight bytes.
 const WINDOW: usize = 8;
@@ -29,12 +32,6 @@ const MAX_RUN: usize = 64;
 /// Number of looks taken at once, without a branch between them, and the text that they need.
 const LOOKS: usize = 8;
 const BLOCK: usize = (LOOKS - 1) * MAX_STEP + WINDOW;
-
-/// Bits of a bitmap for each entry, and the bounds of its size (as powers of two). With 16 bits one look in sixteen is
-/// a false hit. Beyond the upper bound of 1 MiB a bitmap would not fit into the caches anyway.
-const BITS_PER_ENTRY: usize = 16;
-const MIN_BITS: u32 = 12;
-const MAX_BITS: u32 = 23;
 
 /// Data about the starts of all forms.
 pub(super) struct Filter {
@@ -118,10 +115,10 @@ impl Filter {
     fn search_by_size(&self, automaton: &Automaton, text: &[u8], from: usize) -> Start {
         macro_rules! by_size {
             ($($words:literal)*) => {
-                match self.grams.words.len() {
+                match self.grams.words().len() {
                     $($words => {
-                        if let Some(words) = self.grams.words.first_chunk::<$words>() {
-                            let has_gram = |word| contains_in(words, word & self.gram_mask);
+                        if let Some(words) = self.grams.words().first_chunk::<$words>() {
+                            let has_gram = |word| bitmap::contains_in(words, word & self.gram_mask);
                             return self.search::<MAX_STEP>(automaton, text, from, has_gram);
                         }
                     })*
@@ -190,45 +187,6 @@ fn word_at(text: &[u8], at: usize) -> Option<u64> {
 fn low_bytes(count: usize) -> u64 {
     u64::MAX >> (8 * (WINDOW - count))
 }
-
-/// A set of hashes.
-struct Bitmap {
-    words: Box<[u64]>,
-    shift: u32,
-}
-
-impl Bitmap {
-    fn for_entries(count: usize) -> Self {
-        let bits = (count * BITS_PER_ENTRY).next_power_of_two().ilog2().clamp(MIN_BITS, MAX_BITS);
-        Self { words: vec![0; (1 << bits) / 64].into_boxed_slice(), shift: 64 - bits }
-    }
-
-    fn insert(&mut self, value: u64) {
-        let bit = self.hash(value);
-        self.words[bit / 64] |= 1 << (bit % 64);
-    }
-
-    #[inline]
-    fn contains(&self, value: u64) -> bool {
-        let bit = self.hash(value);
-        self.words.get(bit / 64).is_none_or(|word| word >> (bit % 64) & 1 != 0)
-    }
-
-    #[inline]
-    fn hash(&self, value: u64) -> usize {
-        (value.wrapping_mul(FACTOR) >> self.shift) as usize
-    }
-}
-
-/// Does the same as [`Bitmap::contains`] for a bitmap of a known number of words.
-#[inline]
-fn contains_in<const WORDS: usize>(words: &[u64; WORDS], value: u64) -> bool {
-    let bit = (value.wrapping_mul(FACTOR) >> (u64::BITS - WORDS.ilog2() - u64::BITS.ilog2())) as usize;
-    words[bit / 64] >> (bit % 64) & 1 != 0
-}
-
-/// Factor for multiplicative hashing: the upper bits of the product depend on all bytes.
-const FACTOR: u64 = 0x9E37_79B9_7F4A_7C15;
 
 /// Hashes words for a table that also uses the lower bits. The words are the starts of a job's own phrases, so nobody
 /// gains from collisions.

@@ -284,7 +284,8 @@ fn choose_forms(phrases: &[Vec<u8>], config: &MaskConfig) -> (Vec<Vec<u8>>, usiz
         let mut by_length: Vec<&Vec<u8>> = phrases.iter().collect();
         by_length.sort_by_key(|phrase| phrase.len());
         for (index, phrase) in by_length.iter().enumerate() {
-            let more = encodings_of(phrase, &chosen);
+            let mut more: HashSet<Vec<u8>> = forms::encodings(phrase).into_iter().collect();
+            more.retain(|form| !chosen.contains(form));
             size += more.iter().map(Vec::len).sum::<usize>();
             if size > config.limits.all_form_bytes && !more.is_empty() {
                 dropped = by_length.len() - index;
@@ -296,16 +297,6 @@ fn choose_forms(phrases: &[Vec<u8>], config: &MaskConfig) -> (Vec<Vec<u8>>, usiz
     let mut chosen: Vec<Vec<u8>> = chosen.into_iter().collect();
     chosen.sort_unstable();
     (chosen, dropped)
-}
-
-/// Returns the encoded forms of a phrase and of its *lines* forms that are not chosen yet.
-fn encodings_of(phrase: &[u8], chosen: &HashSet<Vec<u8>>) -> HashSet<Vec<u8>> {
-    let mut more: HashSet<Vec<u8>> = forms::encodings(phrase).into_iter().collect();
-    for line in forms::lines(phrase) {
-        more.extend(forms::encodings(&line));
-    }
-    more.retain(|form| !chosen.contains(form));
-    more
 }
 
 #[cfg(test)]

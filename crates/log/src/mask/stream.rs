@@ -5,7 +5,9 @@ use std::{collections::VecDeque, fmt, ops::Range, sync::Arc};
 use super::{
     Forms, Masker,
     automaton::{AutomatonState, ROOT},
+    candidates::Introducers,
     detect::{Cover, Detector},
+    readings::{self, Readings},
     token::TokenPrefixes,
     wrap::{self, Breaks, Wrapped},
 };
@@ -84,10 +86,11 @@ impl MaskStream {
     /// Returns the memory on the heap, in bytes.
     #[cfg(test)]
     pub(super) fn heap_bytes(&self) -> usize {
-        let Search { held, spans, wrapped, .. } = &self.search;
+        let Search { held, spans, wrapped, readings, .. } = &self.search;
         held.bytes.capacity()
             + spans.capacity() * size_of::<Span>()
             + wrapped.as_ref().map_or(0, |wrapped| wrapped.heap_bytes())
+            + readings.as_ref().map_or(0, |readings| readings.heap_bytes())
     }
 }
 
@@ -129,7 +132,10 @@ struct Search {
     state: AutomatonState,
     /// A form that may continue after a break (see [`wrap`]).
     wrapped: Option<Box<Wrapped>>,
-    /// The undecided bytes. Between writes they are the bytes that `state` holds or that begin in `wrapped`.
+    /// Forms with escapes that have begun (see [`super::readings`]). `None` until there is the first.
+    readings: Option<Box<Readings>>,
+    /// The undecided bytes. Between writes they are the bytes that `state` holds or that begin in `wrapped` or in
+    /// `readings`.
     held: Held,
     /// Position of the first held byte.
     held_at: usize,
@@ -161,11 +167,18 @@ impl Search {
     /// Returns the position of the first byte that may belong to a form not complete at `end`, the position of the
     /// search.
     fn undecided_from(&self, forms: &Forms, end: usize) -> usize {
-        let plain = end - forms.automaton.hold(self.state);
-        match &self.wrapped {
-            Some(wrapped) => plain.min(wrapped.start(end, forms.automaton.hold(wrapped.state))),
-            None => plain,
-        }
+        let automaton = &forms.automaton;
+        let plain = end - automaton.hold(self.state);
+        let wrapped =
+            self.wrapped.as_ref().map(|wrapped| wrapped.view.start(end, automaton.hold(wrapped.state)));
+        let read = self.readings.as_ref().and_then(|readings| readings.undecided_from(automaton));
+        [wrapped, read].into_iter().flatten().fold(plain, usize::min)
+    }
+
+    /// True if a form has begun that only [`Self::step`] can find.
+    #[inline]
+    fn steps(&self) -> bool {
+        self.wrapped.is_some() || self.readings.as_ref().is_some_and(|readings| !readings.is_empty())
     }
 
     /// Searches `input`, which follows the held bytes, and adds the phrases found to `spans`. If there is an `output`,
@@ -189,16 +202,39 @@ impl Search {
         range: Range<usize>,
         mut output: Option<&mut Output<'_>>,
     ) {
-        let mut at = range.start;
-        while at < range.end && self.wrapped.is_some() {
+        let (mut at, mut escapes_from) = (range.start, range.start);
+        let mut introducers = Introducers::default();
+        while at < range.end {
+            if !self.steps() {
+                let escape =
+                    self.next_escape(forms, input, escapes_from.max(at)..range.end, &mut introducers);
+                self.find_plain(forms, &input[..escape], at, output.as_deref_mut());
+                at = escape;
+                escapes_from = escape + 1;
+                if escape == range.end || !readings::continues(&forms.automaton, self.state, &input[escape..])
+                {
+                    continue;
+                }
+            }
             self.step_wrapped(forms, input[at], self.input_at() + at + 1);
             at += 1;
             self.release_spans(forms, input, at, output.as_deref_mut());
         }
-        self.find_plain(forms, &input[..range.end], at, output);
     }
 
-    /// Searches from `at` on, where no form continues after a break.
+    /// Returns where in `range` of `input` an escape may be part of a form, or the end of the range.
+    fn next_escape(
+        &self,
+        forms: &Forms,
+        input: &[u8],
+        range: Range<usize>,
+        found: &mut Introducers,
+    ) -> usize {
+        let Some(escapes) = &forms.escapes else { return range.end };
+        escapes.next(self.held.as_slice(), input, range, found)
+    }
+
+    /// Searches from `at` on, where no form continues after a break, for forms without escapes.
     fn find_plain(
         &mut self,
         forms: &Forms,
@@ -243,7 +279,7 @@ impl Search {
         }
     }
 
-    /// Takes a byte outside breaks, while a form may continue after a break. `end` is the position after the byte.
+    /// Takes a byte outside breaks, with all that may have begun. `end` is the position after the byte.
     fn step_wrapped(&mut self, forms: &Forms, byte: u8, end: usize) {
         let automaton = &forms.automaton;
         self.step(forms, byte, end);
@@ -253,22 +289,33 @@ impl Search {
         }
         wrapped.state = automaton.step(wrapped.state, byte);
         let matched = automaton.matched(wrapped.state);
-        if wrapped.spans(end, matched) {
-            self.add_occurrence(end, end - wrapped.start(end, matched));
+        if wrapped.view.spans(end, matched) {
+            self.add_occurrence(end, end - wrapped.view.start(end, matched));
         }
         let hold = automaton.hold(wrapped.state);
-        if wrapped.spans(end, hold) {
-            wrapped.forget_before(wrapped.start(end, hold));
+        if wrapped.view.spans(end, hold) {
+            wrapped.view.forget_before(wrapped.view.start(end, hold));
             self.wrapped = Some(wrapped);
         }
     }
 
-    /// Takes a byte; `end` is the position after it.
+    /// Takes a byte, as itself and as part of escapes; `end` is the position after it.
     fn step(&mut self, forms: &Forms, byte: u8, end: usize) {
-        self.state = forms.automaton.step(self.state, byte);
-        let matched = forms.automaton.matched(self.state);
+        let Forms { automaton, escapes, .. } = forms;
+        let before = self.state;
+        self.state = automaton.step(before, byte);
+        let matched = automaton.matched(self.state);
         if matched > 0 {
             self.add_occurrence(end, matched);
+        }
+        let Some(escapes) = escapes else { return };
+        let readings = match &mut self.readings {
+            Some(readings) if !readings.is_empty() => readings,
+            readings if escapes.begin_with(byte) => readings.get_or_insert_default(),
+            _ => return,
+        };
+        if let Some(start) = readings.step(automaton, escapes, before, byte, end) {
+            self.add_occurrence(end, end - start);
         }
     }
 
@@ -291,7 +338,7 @@ impl Search {
         }
         if forms.automaton.hold(state) > 0 {
             let mut wrapped = wrapped.unwrap_or_else(|| Box::new(Wrapped::new(state)));
-            wrapped.add(start..start + length);
+            wrapped.view.add(start..start + length, 0);
             wrapped.open = open;
             self.wrapped = Some(wrapped);
         }
@@ -353,7 +400,7 @@ impl Search {
     /// Searches the held bytes with another automaton. Keeps the spans found so far.
     fn search_again(&mut self, forms: &Forms, output: &mut Output<'_>) {
         let mut spans = Vec::from(std::mem::take(&mut self.spans));
-        (self.state, self.wrapped) = (ROOT, None);
+        (self.state, self.wrapped, self.readings) = (ROOT, None, None);
         let held = std::mem::take(&mut self.held);
         self.find(forms, held.as_slice(), None);
         self.held = held;

@@ -4,9 +4,7 @@
 //! break at any of its bytes. [`Breaks`] finds breaks, which other text hardly ever has. [`Wrapped`] tracks a form that
 //! has begun before a break.
 
-use std::{collections::VecDeque, ops::Range};
-
-use super::automaton::AutomatonState;
+use super::{automaton::AutomatonState, view::View};
 
 /// Minimum number of base64 characters before a break. Encoders wrap lines after 60 (Ruby), 64 (PEM), 70 (OpenSSH) or
 /// 76 characters. With a smaller number more line ends of other text would be held back.
@@ -138,71 +136,31 @@ impl<'a> Breaks<'a> {
 }
 
 /// A form that may have begun before a break. The search continues as if the breaks were not there.
-///
-/// Positions are those of the source. A *view* is the source without the breaks in [`Self::breaks`].
 pub(super) struct Wrapped {
     /// The automaton's state at the end of the view.
     pub(super) state: AutomatonState,
-    /// The breaks, oldest first. There is at least one.
-    breaks: VecDeque<Break>,
+    /// The source without the breaks, of which there is at least one.
+    pub(super) view: View,
     /// True after a CR at the end of the input. It is a break only if an LF follows.
     pub(super) open: bool,
-}
-
-struct Break {
-    start: usize,
-    end: usize,
-    /// Length of all earlier breaks, including forgotten ones.
-    removed: usize,
 }
 
 impl Wrapped {
     /// Makes an entry with the state before the first break.
     pub(super) fn new(state: AutomatonState) -> Self {
-        Self { state, breaks: VecDeque::new(), open: false }
-    }
-
-    /// Adds a break, which must follow all others.
-    pub(super) fn add(&mut self, Range { start, end }: Range<usize>) {
-        let removed = self.breaks.back().map_or(0, |last| last.removed + last.end - last.start);
-        self.breaks.push_back(Break { start, end, removed });
+        Self { state, view: View::default(), open: false }
     }
 
     /// Completes the break of an open CR with its LF.
     pub(super) fn close(&mut self) {
         self.open = false;
-        if let Some(last) = self.breaks.back_mut() {
-            last.end += 1;
-        }
-    }
-
-    /// True if the last `depth` bytes of the view before `end` contain a break.
-    #[inline]
-    pub(super) fn spans(&self, end: usize, depth: usize) -> bool {
-        self.breaks.back().is_some_and(|last| depth > end - last.end)
-    }
-
-    /// Returns where in the source the last `depth` bytes of the view before `end` start.
-    pub(super) fn start(&self, end: usize, depth: usize) -> usize {
-        let removed = self.breaks.back().map_or(0, |last| last.removed + last.end - last.start);
-        let start = end - removed - depth;
-        let behind = self.breaks.partition_point(|line_end| line_end.start - line_end.removed <= start);
-        start
-            + match behind.checked_sub(1).and_then(|before| self.breaks.get(before)) {
-                Some(before) => before.removed + before.end - before.start,
-                None => self.breaks.front().map_or(0, |first| first.removed),
-            }
-    }
-
-    /// Forgets the breaks before `start`, except the last one.
-    pub(super) fn forget_before(&mut self, start: usize) {
-        while self.breaks.len() > 1 && self.breaks.pop_front_if(|first| first.end <= start).is_some() {}
+        self.view.extend_last();
     }
 
     /// Returns the memory on the heap, in bytes.
     #[cfg(test)]
     pub(super) fn heap_bytes(&self) -> usize {
-        size_of::<Self>() + self.breaks.capacity() * size_of::<Break>()
+        size_of::<Self>() + self.view.heap_bytes()
     }
 }
 
@@ -251,19 +209,5 @@ mod tests {
             let expected = if expected == text.len() { expected + before } else { expected };
             prop_assert_eq!(trailing_run(before, text), expected.min(COLUMNS));
         }
-    }
-
-    #[test]
-    fn places_in_the_view_are_places_in_the_source() {
-        // 0123456789 with breaks at 2..3 and 6..8: the view is 0 1 3 4 5 8 9.
-        let mut wrapped = Wrapped::new(0);
-        wrapped.add(2..3);
-        wrapped.add(6..8);
-        let starts: Vec<usize> = (0..=7).map(|depth| wrapped.start(10, depth)).collect();
-        assert_eq!(starts, [10, 9, 8, 5, 4, 3, 1, 0]);
-        assert!(!wrapped.spans(10, 2) && wrapped.spans(10, 3));
-        wrapped.forget_before(3);
-        let starts: Vec<usize> = (0..=5).map(|depth| wrapped.start(10, depth)).collect();
-        assert_eq!(starts, [10, 9, 8, 5, 4, 3]);
     }
 }

@@ -1,14 +1,17 @@
 //! The second implementation: masking.md §2 to §5 on the whole text, as literally as possible. It uses no streams,
 //! automata or detectors. `tests/shows/masking.rs` includes this file too.
 
+use super::writings::ends;
+
 /// Replacement of hidden bytes (masking.md §1).
 const MASKED: &[u8] = b"[MASKED]";
 
 /// Computes the spans of one text and its output. `counts` decides if a form found at a position is an occurrence.
-/// Forms continue after breaks behind `columns` characters of base64.
+/// Forms continue after breaks behind `columns` characters of base64, and contain `escapes`.
 pub(crate) fn by_definition(
     forms: &[Vec<u8>],
     columns: Option<usize>,
+    escapes: bool,
     counts: impl Fn(&[u8], usize) -> bool,
     prefixes: &[&str],
     text: &[u8],
@@ -26,6 +29,9 @@ pub(crate) fn by_definition(
                 && counts(form, start)
             {
                 spans.push((start, end));
+            }
+            if escapes && counts(form, start) {
+                spans.extend(ends(form, text, start).into_iter().map(|end| (start, end)));
             }
         }
     }

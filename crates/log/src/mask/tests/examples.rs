@@ -4,7 +4,7 @@ use super::*;
 
 /// Masks the text as a whole and cut in two at every place. All outputs must be equal.
 #[track_caller]
-fn masked_in_every_cutting(phrases: &[&str], text: &str) -> String {
+pub(super) fn masked_in_every_cutting(phrases: &[&str], text: &str) -> String {
     let phrases: Vec<String> = phrases.iter().map(|&phrase| phrase.to_owned()).collect();
     let masker = Masker::compile(&set(&phrases, &[], true));
     let whole = stream(&masker, [text.as_bytes()]);
