@@ -258,9 +258,12 @@ pub(super) fn prepare(
         Service::V1 => own("vars"),
         Service::Proto => context.vars_dir(&id),
     };
-    let vars = variables::prepare(&variables, service, &context.base, &vars_dir)
+    let mut vars = variables::prepare(&variables, service, &context.base, &vars_dir)
         .map_err(|e| variable_refusal(&e))?;
     let config = context.config();
+    if config.mask_json_members {
+        vars.add_json_members();
+    }
     let masking = JobMasking::new(&config);
     // The keeper prepares the same phrases and writes the warnings about them to the job's log.
     let (phrase_set, _warnings) = PhraseSet::prepare(&vars.phrases, &vars.token_prefixes, &masking.config())

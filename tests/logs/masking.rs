@@ -1,7 +1,7 @@
 //! Secrets never reach followers.
 
 use super::masking;
-use crate::support::{Client, Daemon, contains, request, script};
+use crate::support::{Client, Daemon, Setup, contains, request, script};
 use step_runner::pb::v1::{self, RunRequest};
 use tonic::Code;
 
@@ -59,6 +59,20 @@ async fn fault_34_no_line_of_a_key_shows_however_it_is_printed() {
             assert!(!output.contains("PRIVATE KEY"), "{id}: {output}");
             assert!(lines.iter().all(|line| !output.contains(line)), "{id}: {output}");
         }
+    }
+}
+
+#[tokio::test]
+async fn fault_35_texts_inside_of_a_json_secret_are_hidden_if_the_setting_says_so() {
+    let secret = r#"{"user":"admin","key":"p/ssw\u00f6rd-123","hosts":["db.example.com"]}"#;
+    let text = "echo admin p/ssw\u{f6}rd-123 p%2Fssw%C3%B6rd-123 db.example.com";
+    for (setting, output) in [
+        ("false", "admin p/ssw\u{f6}rd-123 p%2Fssw%C3%B6rd-123 db.example.com\n"),
+        ("true", "admin [MASKED] [MASKED] [MASKED]\n"),
+    ] {
+        let daemon = Setup::new().option("mask-json-members", setting).start();
+        let client = daemon.client().await;
+        assert_eq!(masked(&client, "1", &[secret], text).await, output, "{setting}");
     }
 }
 

@@ -101,8 +101,10 @@ settings! {
     env_base: EnvBase = EnvBase::All;
     /// Names passed on besides with `env_base = "list"` (variables.md §7).
     env_pass: Vec<String> = Vec::new(), "names without `=`" if |names| names.iter().all(|name| !name.contains('='));
-    /// Hide encoded forms of secrets too: base64, percent, JSON, shell (masking.md §2).
+    /// Hide encoded forms of secrets too: base64, percent, JSON, shell, Python, XML (masking.md §2).
     mask_forms: bool = true;
+    /// Hide each longer text inside of a secret that is a JSON text (variables.md §5).
+    mask_json_members: bool = false;
     /// Hide what follows the known token prefixes, such as `glpat-` (masking.md §3).
     default_token_prefixes: bool = true;
     /// Use of a cgroup per job: where possible, always (else the daemon does not start), never (service.md §6.5).
@@ -131,7 +133,7 @@ settings! {
 }
 
 /// Settings that a running daemon applies on SIGHUP. The others wait for its next start.
-const LIVE: [&str; 27] = [
+const LIVE: [&str; 28] = [
     "state_limit",
     "max_followers",
     "max_jobs",
@@ -157,6 +159,7 @@ const LIVE: [&str; 27] = [
     "drain_timeout",
     "shutdown_grace",
     "mask_forms",
+    "mask_json_members",
     "default_token_prefixes",
     "job_log_format",
 ];

@@ -7,7 +7,7 @@ mod base;
 mod expand;
 mod prepare;
 
-use std::fmt;
+use std::{collections::HashSet, fmt};
 
 use indexmap::IndexMap;
 use serde::{Deserialize, Serialize};
@@ -15,6 +15,7 @@ use serde::{Deserialize, Serialize};
 pub use base::{Base, BaseWarning, EnvBase, RECOVERY_VARIABLE};
 pub use prepare::prepare;
 
+use step_runner_log::mask::json_members;
 pub use step_runner_model::escape;
 use step_runner_model::{Reason, Variable};
 
@@ -97,6 +98,17 @@ pub struct Prepared {
     pub sensitive: Vec<String>,
     /// Layer 2 of language.md §13.
     pub log_level: LogLevel,
+}
+
+impl Prepared {
+    /// Adds the texts inside of phrases that are JSON texts to the phrases (setting `mask_json_members`; variables.md
+    /// §5).
+    pub fn add_json_members(&mut self) {
+        let mut seen: HashSet<Vec<u8>> = self.phrases.iter().cloned().collect();
+        let members = self.phrases.iter().flat_map(|phrase| json_members(phrase)).map(String::into_bytes);
+        let fresh: Vec<Vec<u8>> = members.filter(|member| seen.insert(member.clone())).collect();
+        self.phrases.extend(fresh);
+    }
 }
 
 impl fmt::Debug for Prepared {

@@ -20,6 +20,7 @@ mod detect;
 mod escape;
 mod filter;
 mod forms;
+mod members;
 mod phrases;
 mod readings;
 mod stream;
@@ -37,6 +38,7 @@ use step_runner_model::text;
 
 use self::{automaton::Automaton, candidates::Escapes, filter::Filter, token::TokenPrefixes};
 pub use self::{
+    members::json_members,
     phrases::{DefaultPrefixes, MaskConfig, MaskLimitError, MaskLimits, MaskWarning, PhraseSet},
     stream::MaskStream,
 };

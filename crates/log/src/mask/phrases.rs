@@ -53,11 +53,14 @@ pub struct MaskLimits {
     pub(crate) all_form_bytes: usize,
 }
 
+/// Maximum length of one phrase, in bytes (masking.md §8).
+pub(super) const PHRASE_BYTES: usize = 256 * 1024;
+
 impl Default for MaskLimits {
     fn default() -> Self {
         Self {
             phrases: 4096,
-            phrase_bytes: 256 * 1024,
+            phrase_bytes: PHRASE_BYTES,
             all_phrase_bytes: 4 * 1024 * 1024,
             prefixes: 256,
             prefix_bytes: 256,

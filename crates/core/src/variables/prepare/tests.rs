@@ -130,6 +130,18 @@ fn log_level_comes_from_variable_then_base_then_default() {
 }
 
 #[test]
+fn texts_inside_of_json_phrases_become_phrases_behind_all_others() {
+    let mut request =
+        with_job(vec![masked("KEY", r#"{"a":"correct-horse","b":["correct-horse","battery-1"]}"#)]);
+    request.masking.phrases = vec!["battery-1".to_owned(), "[1]".to_owned()];
+    let mut prepared = v1(&request).unwrap();
+    let before = prepared.phrases.clone();
+    prepared.add_json_members();
+    let (same, added) = prepared.phrases.split_at(before.len());
+    assert_eq!((same, added), (&before[..], &[b"correct-horse".to_vec()][..]));
+}
+
+#[test]
 fn masked_values_are_phrases_as_sent_and_expanded() {
     let mut request =
         with_job(vec![plain("A", "1"), masked("B", "x$A"), masked("B", "$B-2"), plain("B", "open")]);
