@@ -5,6 +5,8 @@
 
 use std::ops::Range;
 
+use memchr::memmem::Finder;
+
 use super::{
     bitmap::Bitmap,
     escape::{self, Stop, Way, ways},
@@ -14,15 +16,18 @@ use super::{
 /// Number of bytes before a byte of a form that are compared, if the form has as many.
 const CONTEXT: u32 = 3;
 
-/// Bytes with which escapes start, in groups of as many as `memchr` takes.
-type Needles = [[u8; 3]; 2];
+/// Number of bytes that one call of `memchr` searches, and of such calls for all [`escape::INTRODUCERS`].
+const GROUP: usize = 3;
+const GROUPS: usize = escape::INTRODUCERS.len().div_ceil(GROUP);
 
 /// Search data for the escapes that can be part of a form.
 pub(super) struct Escapes {
     /// Bytes with which an escape can start that is part of a form.
     begins: Box<[bool; 256]>,
-    /// The same bytes.
-    needles: Needles,
+    /// The same bytes, but for those of `doubled`, in groups.
+    needles: Vec<Vec<u8>>,
+    /// Finds two equal marks. They are rare, where single marks are not.
+    doubled: Vec<Finder<'static>>,
     /// Bytes with which forms start.
     starts: Box<[bool; 256]>,
     /// Every byte of a form but the first, with the bytes before it.
@@ -42,19 +47,22 @@ impl Escapes {
             for &byte in form {
                 if let Some(context) = before.contexts(byte).last() {
                     contexts.insert(context);
-                    used[usize::from(byte)] = true;
                 }
                 before.push(byte);
+                used[usize::from(byte)] = true;
             }
         }
-        let begins = std::array::from_fn(|byte| match byte as u8 {
-            b'+' => used[usize::from(b' ')],
-            b'\r' => used[usize::from(b'\n')],
-            byte => escape::introduces(byte),
-        });
-        let if_used = |byte: u8| if begins[usize::from(byte)] { byte } else { b'\\' };
-        let needles = [[b'%', b'&', b'\''], [b'\\', if_used(b'+'), if_used(b'\r')]];
-        starts.contains(&true).then(|| Self { begins: Box::new(begins), needles, starts, contexts })
+        let is_used = |byte: u8| used[usize::from(byte)];
+        let introducers = escape::INTRODUCERS.iter().filter(|(_, needs)| needs.is_none_or(is_used));
+        let introducers: Vec<u8> = introducers.map(|(introducer, _)| *introducer).collect();
+        let doubled: Vec<u8> = escape::DOUBLED.into_iter().filter(|mark| is_used(*mark)).collect();
+        let mut begins = Box::new([false; 256]);
+        for byte in introducers.iter().chain(&doubled) {
+            begins[usize::from(*byte)] = true;
+        }
+        let needles = introducers.chunks(GROUP).map(<[u8]>::to_vec).collect();
+        let doubled = doubled.into_iter().map(|mark| Finder::new(&[mark, mark]).into_owned()).collect();
+        starts.contains(&true).then_some(Self { begins, needles, doubled, starts, contexts })
     }
 
     /// True if an escape can start with `byte`.
@@ -74,7 +82,7 @@ impl Escapes {
     ) -> usize {
         let mut from = range.start;
         loop {
-            let at = found.next(self.needles, &text[..range.end], from);
+            let at = found.next(self, &text[..range.end], from);
             if at >= range.end || self.may_matter(held, text, at) {
                 return at;
             }
@@ -170,20 +178,37 @@ impl Before {
 /// once.
 #[derive(Default)]
 pub(super) struct Introducers {
-    next: [Option<usize>; 2],
+    single: [Option<usize>; GROUPS],
+    doubled: [Option<usize>; escape::DOUBLED.len()],
 }
 
 impl Introducers {
     /// Returns the first position at or after `from`, or the length of `text`.
     #[inline]
-    fn next(&mut self, needles: Needles, text: &[u8], from: usize) -> usize {
-        for (next, [a, b, c]) in self.next.iter_mut().zip(needles) {
-            if next.is_none_or(|next| next < from) {
-                let found = text.get(from..).and_then(|rest| memchr::memchr3(a, b, c, rest));
-                *next = Some(found.map_or(text.len(), |at| from + at));
-            }
+    fn next(&mut self, escapes: &Escapes, text: &[u8], from: usize) -> usize {
+        for (next, needles) in self.single.iter_mut().zip(&escapes.needles) {
+            look(next, text, from, |rest| match needles[..] {
+                [a] => memchr::memchr(a, rest),
+                [a, b] => memchr::memchr2(a, b, rest),
+                [a, b, c] => memchr::memchr3(a, b, c, rest),
+                _ => None,
+            });
         }
-        self.next.into_iter().flatten().fold(text.len(), usize::min)
+        for (next, finder) in self.doubled.iter_mut().zip(&escapes.doubled) {
+            // The second mark may come with the next write.
+            let last = |rest: &[u8]| (rest.last() == finder.needle().first()).then(|| rest.len() - 1);
+            look(next, text, from, |rest| finder.find(rest).or_else(|| last(rest)));
+        }
+        self.single.into_iter().chain(self.doubled).flatten().fold(text.len(), usize::min)
+    }
+}
+
+/// Searches from `from` on unless `next` is not before it.
+#[inline]
+fn look(next: &mut Option<usize>, text: &[u8], from: usize, search: impl FnOnce(&[u8]) -> Option<usize>) {
+    if next.is_none_or(|next| next < from) {
+        let rest = text.get(from..).filter(|rest| !rest.is_empty());
+        *next = Some(rest.and_then(search).map_or(text.len(), |at| from + at));
     }
 }
 

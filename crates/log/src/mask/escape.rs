@@ -1,12 +1,17 @@
 //! Escapes: other writings of a byte or a character (masking.md §2). Each has a first byte by which it is found, and
 //! at most [`LONGEST`] bytes.
 
-/// Length of the longest escapes: a surrogate pair in JSON, or a reference of XML with eight hexadecimal digits.
-pub(super) const LONGEST: usize = 12;
+use std::ops::Range;
+
+/// Length of the longest escapes: two references of XML with eight hexadecimal digits each, for a surrogate pair.
+pub(super) const LONGEST: usize = 24;
 
 /// Limits of the digits in escapes of variable length. All characters fit, with some leading zeros.
 const HEX_DIGITS: usize = 8;
 const DECIMAL_DIGITS: usize = 9;
+
+/// The first units of the pairs that stand for characters beyond U+FFFF.
+const HIGH_SURROGATES: Range<u32> = 0xD800..0xDC00;
 
 /// Bytes that an escape can stand for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -76,15 +81,25 @@ pub(super) enum Stop {
     Other,
 }
 
-/// True if escapes start with `byte`. A CR is one: it may be part of a line end.
+/// Bytes with which escapes start, and the byte that a form must have for it; `None`: any. A CR is one: it may be part
+/// of a line end.
+pub(super) const INTRODUCERS: [(u8, Option<u8>); 6] =
+    [(b'%', None), (b'&', None), (b'\'', None), (b'\\', None), (b'+', Some(b' ')), (b'\r', Some(b'\n'))];
+
+/// Further bytes with which escapes start: two of them stand for one. They are frequent in other text.
+pub(super) const DOUBLED: [u8; 2] = [b'"', b'$'];
+
+/// True if escapes start with `byte`.
+#[cfg(test)]
 pub(super) fn introduces(byte: u8) -> bool {
-    matches!(byte, b'%' | b'&' | b'\'' | b'\\' | b'+' | b'\r')
+    DOUBLED.contains(&byte) || INTRODUCERS.iter().any(|(introducer, _)| *introducer == byte)
 }
 
 /// Reads the escape at the start of `text`.
 pub(super) fn parse(text: &[u8]) -> Result<Escape, Stop> {
     match text.first().ok_or(Stop::Open)? {
-        b'%' => Ok(Escape::new(3, Decoded::byte(number(&text[1..], 2, 16)? as u8))),
+        b'%' => percent(text),
+        mark @ (b'"' | b'$') => doubled(*mark, text),
         b'+' => Ok(Escape::new(1, Decoded::byte(b' '))),
         b'\r' => Ok(Escape::new(1, Decoded::default())),
         b'&' => reference(text),
@@ -122,30 +137,76 @@ fn word<T: Copy>(text: &[u8], words: &[(&[u8], T)]) -> Result<(usize, T), Stop> 
     Err(if open { Stop::Open } else { Stop::Other })
 }
 
+/// Reads an escape of URLs: of bytes, or the outdated one of JavaScript for units of UTF-16. Or reads `%%`.
+fn percent(text: &[u8]) -> Result<Escape, Stop> {
+    match text.get(1).ok_or(Stop::Open)? {
+        b'%' => doubled(b'%', text),
+        b'u' => utf16(&text[2..], b"%u"),
+        _ => unit(3, number(&text[1..], 2, 16)?),
+    }
+}
+
+/// Reads two equal marks, which stand for one of them.
+fn doubled(mark: u8, text: &[u8]) -> Result<Escape, Stop> {
+    let second = *text.get(1).ok_or(Stop::Open)?;
+    if second == mark { Ok(Escape::new(2, Decoded::byte(mark))) } else { Err(Stop::Other) }
+}
+
 /// Reads a reference of XML and HTML.
 fn reference(text: &[u8]) -> Result<Escape, Stop> {
     const NAMES: [(&[u8], u8); 5] =
         [(b"&amp;", b'&'), (b"&lt;", b'<'), (b"&gt;", b'>'), (b"&quot;", b'"'), (b"&apos;", b'\'')];
+    if !matches!(text, [_, b'#', ..]) {
+        let (length, byte) = word(text, &NAMES)?;
+        return Ok(Escape::new(length, Decoded::byte(byte)));
+    }
+    let (code, length) = numeric_reference(text)?;
+    if !HIGH_SURROGATES.contains(&code) {
+        return Ok(Escape::new(length, Decoded::character(code)?));
+    }
+    // Java writes some XML so.
+    let (low, more) = numeric_reference(&text[length..])?;
+    Ok(Escape::new(length + more, Decoded::character(pair(code, low)?)?))
+}
+
+/// Reads a reference of XML by number. Returns the number and its length.
+fn numeric_reference(text: &[u8]) -> Result<(u32, usize), Stop> {
     let (head, (code, length)) = match text {
-        [_, b'#', b'x' | b'X', rest @ ..] => (3, number_up_to(rest, HEX_DIGITS, 16, b';')?),
-        [_, b'#', rest @ ..] => (2, number_up_to(rest, DECIMAL_DIGITS, 10, b';')?),
-        _ => {
-            let (length, byte) = word(text, &NAMES)?;
-            return Ok(Escape::new(length, Decoded::byte(byte)));
-        }
+        [b'&', b'#', b'x' | b'X', rest @ ..] => (3, number_up_to(rest, HEX_DIGITS, 16, b';')?),
+        [b'&', b'#', rest @ ..] => (2, number_up_to(rest, DECIMAL_DIGITS, 10, b';')?),
+        [] | [b'&'] => return Err(Stop::Open),
+        _ => return Err(Stop::Other),
     };
-    Ok(Escape::new(head + length, Decoded::character(code)?))
+    Ok((code, head + length))
 }
 
 /// Reads quotes of a shell: those between two pieces of one word, and those that stand for a quote.
 fn quotes(text: &[u8]) -> Result<Escape, Stop> {
     const QUOTE: Decoded = Decoded { bytes: [b'\'', 0, 0, 0], length: 1 };
     const NOTHING: Decoded = Decoded { bytes: [0; 4], length: 0 };
+    const LINE_FEED: Decoded = Decoded { bytes: [b'\n', 0, 0, 0], length: 1 };
     const QUOTES: [(&[u8], Decoded); 4] =
-        [(b"''", NOTHING), (b"'$'", NOTHING), (br"'\''", QUOTE), (br#"'"'"'"#, QUOTE)];
+        [(b"''", NOTHING), (b"'$'", NOTHING), (b"'\n'", LINE_FEED), (br"'\''", QUOTE)];
+    if text.starts_with(b"'\"") {
+        return quoted_quotes(text);
+    }
     let (length, meaning) = word(text, &QUOTES)?;
     let other_meaning = (length == 2).then_some(QUOTE);
     Ok(Escape { length, meaning, other_meaning })
+}
+
+/// Reads `'"'"'`, or with up to four single quotes in the middle. They stand for themselves.
+fn quoted_quotes(text: &[u8]) -> Result<Escape, Stop> {
+    const END: &[u8] = b"\"'";
+    let bytes = [b'\''; 4];
+    let middle = &text[2..];
+    let count = middle.iter().take(bytes.len()).take_while(|byte| **byte == b'\'').count();
+    let rest = &middle[count..];
+    if count > 0 && rest.starts_with(END) {
+        return Ok(Escape::new(2 + count + END.len(), Decoded { bytes, length: count as u8 }));
+    }
+    let open = END.starts_with(rest) && (count > 0 || rest.is_empty());
+    Err(if open { Stop::Open } else { Stop::Other })
 }
 
 /// Reads an escape that starts with a backslash: of JSON, Python, C, or a shell.
@@ -161,21 +222,21 @@ fn backslash(text: &[u8]) -> Result<Escape, Stop> {
         b'f' => 0x0C,
         b'r' => b'\r',
         b'e' | b'E' => 0x1B,
-        b'0'..=b'3' => return Ok(Escape::new(4, Decoded::byte(number(&text[1..], 3, 8)? as u8))),
+        b'0'..=b'3' => return unit(4, number(&text[1..], 3, 8)?),
         b'x' | b'u' if rest.first() == Some(&b'{') => return in_braces(rest),
-        b'x' => return hexadecimal(number(rest, 2, 16)?),
-        b'u' => return utf16(rest),
+        b'x' => return unit(4, number(rest, 2, 16)?),
+        b'u' => return utf16(rest, br"\u"),
         b'U' => return Ok(Escape::new(10, Decoded::character(number(rest, 8, 16)?)?)),
-        b' '..=b'~' if !next.is_ascii_alphanumeric() => next,
-        _ => return Err(Stop::Other),
+        _ if next.is_ascii_alphanumeric() => return Err(Stop::Other),
+        _ => next,
     };
     Ok(Escape::new(2, Decoded::byte(letter)))
 }
 
-/// Returns `\xHH`: a byte, and also a character, as Python writes it.
-fn hexadecimal(code: u32) -> Result<Escape, Stop> {
+/// Returns an escape for a number below 256: a byte, and also a character, as Python and JavaScript write it.
+fn unit(length: usize, code: u32) -> Result<Escape, Stop> {
     let other_meaning = if code < 0x80 { None } else { Some(Decoded::character(code)?) };
-    Ok(Escape { length: 4, meaning: Decoded::byte(code as u8), other_meaning })
+    Ok(Escape { length, meaning: Decoded::byte(code as u8), other_meaning })
 }
 
 /// Reads `{H…}` behind `\u` or `\x`, as Rust, JavaScript and Perl write it.
@@ -184,19 +245,24 @@ fn in_braces(text: &[u8]) -> Result<Escape, Stop> {
     Ok(Escape::new(3 + length, Decoded::character(code)?))
 }
 
-/// Reads what follows `\u`: a unit of UTF-16, and a second one behind a surrogate.
-fn utf16(text: &[u8]) -> Result<Escape, Stop> {
+/// Reads what follows `head`, which is `\u` or `%u`: a unit of UTF-16, and a second one behind a surrogate.
+fn utf16(text: &[u8], head: &[u8]) -> Result<Escape, Stop> {
     let unit = number(text, 4, 16)?;
-    if !(0xD800..0xDC00).contains(&unit) {
+    if !HIGH_SURROGATES.contains(&unit) {
         return Ok(Escape::new(6, Decoded::character(unit)?));
     }
     let second = &text[4..];
-    if !second.starts_with(br"\u") {
-        return Err(if br"\u".starts_with(second) { Stop::Open } else { Stop::Other });
+    if !second.starts_with(head) {
+        return Err(if head.starts_with(second) { Stop::Open } else { Stop::Other });
     }
-    let low = number(&second[2..], 4, 16)?.checked_sub(0xDC00).filter(|low| *low < 0x400);
-    let code = 0x1_0000 + (unit - 0xD800) * 0x400 + low.ok_or(Stop::Other)?;
-    Ok(Escape::new(12, Decoded::character(code)?))
+    let low = number(&second[2..], 4, 16)?;
+    Ok(Escape::new(12, Decoded::character(pair(unit, low)?)?))
+}
+
+/// Returns the number of the character that two units of UTF-16 stand for. The first is a high surrogate.
+fn pair(high: u32, low: u32) -> Result<u32, Stop> {
+    let low = low.checked_sub(0xDC00).filter(|low| *low < 0x400).ok_or(Stop::Other)?;
+    Ok(0x1_0000 + (high - HIGH_SURROGATES.start) * 0x400 + low)
 }
 
 #[cfg(test)]
@@ -208,7 +274,12 @@ mod tests {
     fn fault_35_each_escape_has_its_meanings() {
         for (text, meanings) in [
             ("%2f", &["/"][..]),
-            ("%C3", &["\u{c3}"]),
+            ("%C3", &["\u{c3}", "\u{c3}"]),
+            ("%u20AC", &["\u{20ac}"]),
+            ("%uD83D%udd11", &["\u{1f511}"]),
+            ("%%", &["%"]),
+            ("\"\"", &["\""]),
+            ("$$", &["$"]),
             ("+", &[" "]),
             ("\r", &[""]),
             ("&amp;", &["&"]),
@@ -216,15 +287,22 @@ mod tests {
             ("&#x27;", &["'"]),
             ("&#x0001F511;", &["\u{1f511}"]),
             ("&#000128273;", &["\u{1f511}"]),
+            ("&#xd83d;&#xDD11;", &["\u{1f511}"]),
+            ("&#55357;&#x0000dd11;", &["\u{1f511}"]),
             ("''", &["", "'"]),
             ("'$'", &[""]),
             (r"'\''", &["'"]),
             (r#"'"'"'"#, &["'"]),
+            (r#"'"''''"'"#, &["''''"]),
             (r"\n", &["\n"]),
             (r"\E", &["\u{1b}"]),
             (r"\/", &["/"]),
             (r"\ ", &[" "]),
-            (r"\303", &["\u{c3}"]),
+            ("\\\t", &["\t"]),
+            ("\\\r", &["\r"]),
+            ("\\\n", &["\n"]),
+            ("'\n'", &["\n"]),
+            (r"\303", &["\u{c3}", "\u{c3}"]),
             (r"\x0a", &["\n"]),
             (r"\xE4", &["\u{e4}", "\u{e4}"]),
             (r"\u002B", &["+"]),
@@ -265,10 +343,14 @@ mod tests {
             "&am;",
             "&#;",
             "&#x;",
-            "&#xd800;",
+            "&#xd800;a",
+            "&#xd800;&#x41;",
+            "&#xdd11;",
             "&#x110000;",
             "&#x123456789",
             "'a",
+            r#"'""'"#,
+            r#"'"'''''"'"#,
             "'$a",
             r"\z",
             r"\8",
@@ -283,8 +365,11 @@ mod tests {
             r"\U00110000",
             r"\u{}",
             r"\u{110000}",
-            "\\\n",
-            "\\\u{e9}",
+            "%ug",
+            "%ud83d\\udd11",
+            "\"a",
+            "$a",
+            "'\na",
         ] {
             assert_eq!(parse(text.as_bytes()), Err(Stop::Other), "{text}");
         }
@@ -292,7 +377,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_read_depends_on_its_own_bytes_alone(text in r#"[%+&#;'"$\\xuU{}0-9a-fn]{1,14}"#) {
+        fn what_is_read_depends_on_its_own_bytes_alone(text in r#"[%+&#;'"$\\xuU{}0-9a-fn\n]{1,14}"#) {
             let bytes = text.as_bytes();
             let whole = parse(bytes);
             prop_assert!(whole.is_ok() <= introduces(bytes[0]));

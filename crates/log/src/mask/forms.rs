@@ -10,19 +10,25 @@ use base64::{
 pub(super) const MIN_LENGTH: usize = 8;
 
 /// Returns the groups *lines* and *words*, without the phrase itself: the phrase with LF as its line ends, each of its
-/// long lines, and its words with one blank between them if none of several lines is long.
+/// long lines, and the words of these lines, or of the phrase if it has none, with one blank between them.
 pub(super) fn lines(phrase: &[u8]) -> Vec<Vec<u8>> {
     if phrase.len() < MIN_LENGTH {
         return Vec::new();
     }
     let lines: Vec<&[u8]> = phrase.split(|byte| matches!(byte, b'\r' | b'\n')).map(trim).collect();
-    let long = lines.iter().filter(|line| line.len() >= MIN_LENGTH).map(|line| line.to_vec());
-    let mut forms: Vec<Vec<u8>> = if lines.len() > 1 { long.collect() } else { Vec::new() };
+    let long = lines.iter().filter(|line| line.len() >= MIN_LENGTH);
+    let mut forms: Vec<Vec<u8>> =
+        if lines.len() > 1 { long.map(|line| line.to_vec()).collect() } else { Vec::new() };
     let line_feeds = with_line_feeds(phrase);
-    if forms.is_empty() {
-        let words = [words(phrase), words(&line_feeds)];
-        forms.extend(words.into_iter().filter(|words| words != phrase && words.len() >= MIN_LENGTH));
-        forms.dedup();
+    let passed_on: Vec<Vec<u8>> = if forms.is_empty() {
+        vec![words(phrase), words(&line_feeds)]
+    } else {
+        forms.iter().map(|line| words(line)).collect()
+    };
+    for words in passed_on {
+        if words.len() >= MIN_LENGTH && words != phrase && !forms.contains(&words) {
+            forms.push(words);
+        }
     }
     if lines.len() > 1 {
         forms.insert(0, line_feeds);

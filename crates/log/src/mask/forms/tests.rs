@@ -40,6 +40,10 @@ fn fault_34_long_lines_stand_alone_and_line_ends_are_line_feeds() {
 #[test]
 fn fault_35_words_have_one_blank_between_them() {
     assert_eq!(texts(lines(b"two  words\tand more")), ["two words and more"]);
+    assert_eq!(
+        texts(lines(b"short\na line\twith  words"))[1..],
+        ["a line\twith  words", "a line with words"]
+    );
     assert_eq!(lines(b"a      b"), Vec::<Vec<u8>>::new(), "three bytes");
 }
 

@@ -52,6 +52,16 @@ fn fault_35_programs_write_a_secret_in_these_ways() {
         ("p\u{e4}ss\u{1f511}wort", r"p\xc3\xa4ss\xf0\x9f\x94\x91wort"),
         ("p\u{e4}ss\u{1f511}wort", r"p\xe4ss\U0001f511wort"),
         ("p\u{e4}ss\u{1f511}wort", r"p\u{e4}ss\u{1f511}wort"),
+        ("it''s $(x) '''` y", r#"it'"''"'s $(x) '"'''"'` y"#),
+        // Ruby: words for a shell.
+        ("p\u{e4}ss w\tort\n123", "p\\\u{e4}ss\\ w\\\tort'\n'123"),
+        ("ab12cd\r\nef34gh\r\nij56kl", "ab12cd\\\r'\n'ef34gh\\\r'\n'ij56kl"),
+        // JavaScript: the outdated `escape`.
+        ("p\u{e4}ss\u{20ac}wo/rt\u{1f511}", "p%E4ss%u20ACwo/rt%uD83D%uDD11"),
+        // Octal digits of Latin-1 characters.
+        ("p\u{e4}ss\u{fc}wort", r"p\344ss\374wort"),
+        // Marks that count twice: CSV, Compose files, unit files.
+        ("a\"b$c%41d'e\"\"f", "a\"\"b$$c%%41d''e\"\"\"\"f"),
         ("a<b>&\"c\"='d'", "a&lt;b&gt;&amp;&quot;c&quot;=&#x27;d&#39;"),
         // Base64 of a secret, in a URL and in JSON.
         ("k?~>>>secret", "az9%2BPj4%2Bc2VjcmV0"),
@@ -109,10 +119,13 @@ fn fault_37_an_escape_waits_only_for_its_end_and_for_a_form_that_it_continues() 
 
 #[test]
 fn fault_40_escapes_without_end_take_bounded_memory() {
-    let secrets =
-        ["%".repeat(64), r"\".repeat(64), "a b+".repeat(16), "''".repeat(32), "a\nb\n".repeat(16) + "c"];
+    let marks = ["%", r"\", "\"", "$"].map(|mark| mark.repeat(64));
+    let others = ["a b+".repeat(16), "''".repeat(32), "a\nb\n".repeat(16) + "c"];
+    let secrets: Vec<String> = marks.into_iter().chain(others).collect();
     let masker = Masker::compile(&set(&secrets, &[], true));
-    for piece in ["%25", r"\", "+", "'", "'$'", "a\r", "\r", "&#x25;", r"\u0025\x5c"] {
+    for piece in
+        ["%25", r"\", "+", "'", "'$'", "a\r", "\r", "&#x25;", r"\u0025\x5c", "\"", "$", "'\"'\"", "'\n'"]
+    {
         let (mut stream, mut out) = (MaskStream::new(Arc::clone(&masker)), Vec::new());
         let text = format!("a{}", piece.repeat(512));
         for _ in 0..4 {
@@ -131,8 +144,8 @@ proptest! {
         secrets in prop::collection::vec(secret(), 1..4),
         writer in writer(),
         choices in prop::collection::vec(any::<u16>(), 1..40),
-        before in "[a-c%\\\\&'+\r \n;#xu0-9]{0,12}",
-        after in "[a-c%\\\\&'+\r \n;#xu0-9]{0,12}",
+        before in "[a-c%\\\\&'+\"$\r \n;#xu0-9]{0,12}",
+        after in "[a-c%\\\\&'+\"$\r \n;#xu0-9]{0,12}",
         lengths in prop::collection::vec(1_usize..20, 1..10),
     ) {
         let masker = Masker::compile(&set(&secrets, &[], true));
@@ -154,9 +167,9 @@ proptest! {
 
     #[test]
     fn fault_35_every_cutting_of_escapes_gives_what_the_definition_gives(
-        secrets in prop::collection::vec("[ab%25\\\\'+& n\n]{6,12}", 1..4),
+        secrets in prop::collection::vec("[ab%25\\\\'+& n\n\"$]{6,12}", 1..4),
         pieces in prop::collection::vec((0_usize..4, 0_usize..12, 0_usize..12, any::<u16>(), writer()), 1..5),
-        noise in "[ab%25\\\\'+& n\n\r]{0,12}",
+        noise in "[ab%25\\\\'+& n\n\r\"$u]{0,12}",
         lengths in prop::collection::vec(1_usize..20, 1..10),
     ) {
         let set = set(&secrets, &PREFIXES, true);
@@ -178,8 +191,8 @@ proptest! {
 
     #[test]
     fn fault_35_text_without_a_secret_is_left_as_it_is(
-        secrets in prop::collection::vec("[a-c%\\\\&'+ ]{9}X", 1..4),
-        text in "[a-c%\\\\&'+ \r\n;#xu0-9]{0,80}",
+        secrets in prop::collection::vec("[a-c%\\\\&'+\"$ ]{9}X", 1..4),
+        text in "[a-c%\\\\&'+\"$ \r\n;#xu0-9]{0,80}",
     ) {
         let masker = Masker::compile(&set(&secrets, &[], true));
         let text = text.replace("58", "59").replace("88", "89").replace("130", "131"); // no writing of X, nor of base64 with it

@@ -8,12 +8,14 @@ pub(crate) enum Writer {
     Shell,
     Python,
     Xml,
+    /// Marks that are written twice: CSV, SQL, Compose files, unit files.
+    Doubled,
     All,
 }
 
 impl Writer {
-    pub(crate) const EACH: [Self; 6] =
-        [Self::Percent, Self::Json, Self::Shell, Self::Python, Self::Xml, Self::All];
+    pub(crate) const EACH: [Self; 7] =
+        [Self::Percent, Self::Json, Self::Shell, Self::Python, Self::Xml, Self::Doubled, Self::All];
 
     /// Writes a secret, each character in a way that `choose` selects from a number of ways.
     pub(crate) fn written(self, secret: &str, mut choose: impl FnMut(usize) -> usize) -> String {
@@ -32,6 +34,9 @@ fn ways(writer: Writer, character: char, inside: bool) -> Vec<String> {
     let bytes = character.to_string().into_bytes();
     let each = |one: &dyn Fn(&u8) -> String| bytes.iter().map(one).collect::<String>();
     let code = u32::from(character);
+    let units = |one: &dyn Fn(&u16) -> String| {
+        character.encode_utf16(&mut [0; 2]).iter().map(one).collect::<String>()
+    };
     let short = |pairs: &[(char, &str)]| {
         pairs
             .iter()
@@ -42,12 +47,11 @@ fn ways(writer: Writer, character: char, inside: bool) -> Vec<String> {
     match writer {
         Writer::Percent => {
             ways.extend([each(&|byte| format!("%{byte:02x}")), each(&|byte| format!("%{byte:02X}"))]);
+            ways.push(units(&|unit| format!("%u{unit:04X}")));
+            ways.extend((0x80..0x100).contains(&code).then(|| format!("%{code:02X}")));
             ways.extend(short(&[(' ', "+")]));
         }
         Writer::Json => {
-            let units = |one: &dyn Fn(&u16) -> String| {
-                character.encode_utf16(&mut [0; 2]).iter().map(one).collect::<String>()
-            };
             ways.extend([units(&|unit| format!("\\u{unit:04x}")), units(&|unit| format!("\\u{unit:04X}"))]);
             ways.extend(short(&[('"', "\\\""), ('\\', "\\\\"), ('/', "\\/"), ('\n', "\\n"), ('\t', "\\t")]));
             ways.extend(short(&[('\n', "\r\n"), ('\n', "\r\r\r\n"), ('\n', "\\r\\n")]));
@@ -58,14 +62,14 @@ fn ways(writer: Writer, character: char, inside: bool) -> Vec<String> {
                 ('\'', "\\'"),
                 ('\'', r"'\''"),
                 ('\'', r#"'"'"'"#),
-                ('\\', "\\\\"),
                 ('\n', "\\n"),
+                ('\n', "'\n'"),
             ]));
             if inside {
                 let octal = each(&|byte| format!("\\{byte:03o}"));
                 ways.extend([format!("'$'{octal}"), format!("''{octal}")]);
             }
-            if character == ' ' || character.is_ascii_punctuation() {
+            if !character.is_ascii_alphanumeric() {
                 ways.push(format!("\\{character}"));
             }
         }
@@ -77,6 +81,7 @@ fn ways(writer: Writer, character: char, inside: bool) -> Vec<String> {
         }
         Writer::Xml => {
             ways.extend([format!("&#{code};"), format!("&#x{code:x};"), format!("&#x{code:04X};")]);
+            ways.push(units(&|unit| format!("&#x{unit:x};")));
             ways.extend(short(&[
                 ('&', "&amp;"),
                 ('<', "&lt;"),
@@ -84,6 +89,9 @@ fn ways(writer: Writer, character: char, inside: bool) -> Vec<String> {
                 ('"', "&quot;"),
                 ('\'', "&apos;"),
             ]));
+        }
+        Writer::Doubled => {
+            ways.extend("'\"$%".contains(character).then(|| format!("{character}{character}")));
         }
         Writer::All => {
             let others = Writer::EACH.into_iter().filter(|writer| !matches!(writer, Writer::All));

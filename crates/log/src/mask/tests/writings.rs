@@ -1,6 +1,9 @@
 //! Part of the second implementation: masking.md §2 on escapes. It goes from a form to its writings, where the masker
 //! goes from a text to what it stands for. `tests/shows/masking.rs` includes this file too.
 
+/// Escapes of a fixed number of digits, which stand for a byte or a character: head, number of digits, radix.
+const UNITS: [(&str, usize, u32); 3] = [("%", 2, 16), (r"\x", 2, 16), ("\\", 3, 8)];
+
 /// Shorter forms count without escapes only.
 const SHORTEST: usize = 8;
 
@@ -75,10 +78,10 @@ fn writings(form: &[u8], text: &[u8]) -> Vec<(usize, usize)> {
     if text.first() == Some(&byte) {
         all.push((1, 1));
     }
-    if !text.first().is_some_and(|first| b"%\\&'+".contains(first)) {
+    if !text.first().is_some_and(|first| b"%\\&'+\"$".contains(first)) {
         return all;
     }
-    let mut fixed = vec![format!("\\{byte:03o}")];
+    let mut fixed = Vec::new();
     let letter = match byte {
         0x07 => "a",
         0x08 => "b",
@@ -90,14 +93,18 @@ fn writings(form: &[u8], text: &[u8]) -> Vec<(usize, usize)> {
         0x1B => "eE",
         _ => "",
     };
-    fixed.extend(letter.chars().map(|letter| format!("\\{letter}")));
-    if byte == b' ' || byte.is_ascii_punctuation() {
-        fixed.push(format!("\\{}", char::from(byte)));
+    fixed.extend(letter.bytes().map(|letter| vec![b'\\', letter]));
+    if !byte.is_ascii_alphanumeric() {
+        fixed.push(vec![b'\\', byte]);
+    }
+    if b"'\"$%".contains(&byte) {
+        fixed.push(vec![byte, byte]);
     }
     fixed.extend(
         match byte {
             b' ' => &["+"][..],
-            b'\'' => &["''", r"'\''", r#"'"'"'"#, "&apos;"],
+            b'\n' => &["'\n'"],
+            b'\'' => &[r"'\''", "&apos;"],
             b'"' => &["&quot;"],
             b'&' => &["&amp;"],
             b'<' => &["&lt;"],
@@ -105,37 +112,45 @@ fn writings(form: &[u8], text: &[u8]) -> Vec<(usize, usize)> {
             _ => &[],
         }
         .iter()
-        .map(|&writing| writing.to_owned()),
+        .map(|&writing| writing.as_bytes().to_vec()),
     );
-    all.extend(
-        fixed.iter().filter(|writing| text.starts_with(writing.as_bytes())).map(|writing| (1, writing.len())),
-    );
-    for head in ["%", r"\x"] {
-        all.extend(digits(text, head, 2..=2, "", 16, u32::from(byte)).map(|length| (1, length)));
+    all.extend(fixed.iter().filter(|writing| text.starts_with(writing)).map(|writing| (1, writing.len())));
+    for (head, count, radix) in UNITS {
+        all.extend(digits(text, head, count..=count, "", radix, u32::from(byte)).map(|length| (1, length)));
+    }
+
+    let quotes = form.iter().take(4).take_while(|byte| **byte == b'\'').count();
+    for count in 1..=quotes {
+        let writing = format!("'\"{}\"'", "'".repeat(count));
+        all.extend(text.starts_with(writing.as_bytes()).then_some((count, writing.len())));
     }
 
     let Some(character) = character(form) else { return all };
     let (taken, code) = (character.len_utf8(), u32::from(character));
-    let mut units = [0; 2];
-    let lengths = match character.encode_utf16(&mut units) {
-        [unit] => digits(text, r"\u", 4..=4, "", 16, u32::from(*unit)),
-        [high, low] => digits(text, r"\u", 4..=4, "", 16, u32::from(*high)).and_then(|length| {
-            Some(length + digits(&text[length..], r"\u", 4..=4, "", 16, u32::from(*low))?)
-        }),
-        _ => None,
+    let utf16 = |unit: &dyn Fn(&[u8], u32) -> Option<usize>| {
+        let units = character.encode_utf16(&mut [0; 2]).to_vec();
+        units.iter().try_fold(0, |length, one| Some(length + unit(&text[length..], u32::from(*one))?))
     };
     let lengths = [
-        lengths,
+        utf16(&|text, unit| digits(text, r"\u", 4..=4, "", 16, unit)),
+        utf16(&|text, unit| digits(text, "%u", 4..=4, "", 16, unit)),
+        utf16(&reference),
+        reference(text, code),
         digits(text, r"\U", 8..=8, "", 16, code),
         digits(text, r"\u{", 1..=8, "}", 16, code),
         digits(text, r"\x{", 1..=8, "}", 16, code),
-        digits(text, "&#x", 1..=8, ";", 16, code),
-        digits(text, "&#X", 1..=8, ";", 16, code),
-        digits(text, "&#", 1..=9, ";", 10, code),
-        digits(text, r"\x", 2..=2, "", 16, code).filter(|_| taken == 2),
     ];
-    all.extend(lengths.into_iter().flatten().map(|length| (taken, length)));
+    let units = UNITS.map(|(head, count, radix)| {
+        digits(text, head, count..=count, "", radix, code).filter(|_| taken == 2)
+    });
+    all.extend(lengths.into_iter().chain(units).flatten().map(|length| (taken, length)));
     all
+}
+
+/// Returns the length of a reference of XML to a number, if `text` starts with it.
+fn reference(text: &[u8], code: u32) -> Option<usize> {
+    let hexadecimal = ["&#x", "&#X"].into_iter().find_map(|head| digits(text, head, 1..=8, ";", 16, code));
+    hexadecimal.or_else(|| digits(text, "&#", 1..=9, ";", 10, code))
 }
 
 fn character(form: &[u8]) -> Option<char> {
