@@ -108,6 +108,11 @@ impl FinalUpdate {
         now >= self.give_up_at
     }
 
+    /// Returns when it is over.
+    pub const fn too_late_at(&self) -> Moment {
+        self.give_up_at
+    }
+
     /// Takes the answer to an update.
     pub fn answered(&mut self, reply: &Reply, now: Moment, jitter: Jitter) -> Next {
         let next = match reply {

@@ -14,12 +14,20 @@
 //! | [`scheduler`] | slots, who asks for a job next and when, signals | look into jobs |
 //! | [`trace`] | the bytes of a trace, how far they are safe, which of them are sent when | mask, or send what is not safe |
 //! | [`outcome`] | the end of a daemon's job as state, failure reason and exit code | |
+//! | [`payload`] | what the agent needs of a job that the server sent | read what the job does: the crate `ci` does |
+//! | [`record`] | what is on disk about a job | forget anything that was done |
+//! | [`names`] | names that are the same after each restart | |
+//! | [`lifecycle`] | one job, from the server's answer to the end of its record | act before its record allows it |
 //! | [`final_update`] | the last message about a job, until the server has taken it | send two different ones |
 //! | [`sealed`] | files of state that were written whole or are told apart | know what they say |
 
 pub mod answer;
 pub mod final_update;
+pub mod lifecycle;
+pub mod names;
 pub mod outcome;
+pub mod payload;
+pub mod record;
 pub mod routing;
 pub mod scheduler;
 pub mod sealed;

@@ -64,6 +64,17 @@ impl Jitter {
     }
 }
 
+/// What the caller knows of the present: both clocks, and a random part for waits that begin now.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Now {
+    /// The steady clock.
+    pub steady: Moment,
+    /// The wall clock.
+    pub wall: WallTime,
+    /// Random part of waits.
+    pub jitter: Jitter,
+}
+
 /// A wait that doubles from attempt to attempt, up to a limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Doubling {

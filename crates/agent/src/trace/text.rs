@@ -171,6 +171,19 @@ impl Text {
         self.give(lines.as_bytes(), out);
     }
 
+    /// Counts bytes that [`tail`](Self::tail) gave before a restart, or that are all that is left of a damaged trace.
+    pub fn count(&mut self, bytes: &[u8]) {
+        self.give(bytes, &mut Vec::new());
+    }
+
+    /// Forgets what came behind the last border of two entries: the log is followed from there again. Returns its
+    /// offset.
+    pub fn back_to_border(&mut self) -> u64 {
+        self.partial.clear();
+        (self.is_skipping, self.skipped) = (false, 0);
+        self.log_offset
+    }
+
     /// Takes a whole line of the log.
     fn line(&mut self, line: &[u8], out: &mut Vec<u8>) {
         self.log_offset += line.len() as u64;

@@ -4,4 +4,5 @@
 mod cells;
 mod double;
 mod polling;
+mod simulation;
 mod transcripts;
