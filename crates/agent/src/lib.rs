@@ -14,6 +14,7 @@
 //! | [`scheduler`] | slots, who asks for a job next and when, signals | look into jobs |
 //! | [`trace`] | the bytes of a trace, how far they are safe, which of them are sent when | mask, or send what is not safe |
 //! | [`outcome`] | the end of a daemon's job as state, failure reason and exit code | |
+//! | [`environment`] | where a job runs, and what it may choose there | run a program |
 //! | [`payload`] | what the agent needs of a job that the server sent | read what the job does: the crate `ci` does |
 //! | [`record`] | what is on disk about a job | forget anything that was done |
 //! | [`names`] | names that are the same after each restart | |
@@ -22,6 +23,7 @@
 //! | [`sealed`] | files of state that were written whole or are told apart | know what they say |
 
 pub mod answer;
+pub mod environment;
 pub mod final_update;
 pub mod lifecycle;
 pub mod names;
