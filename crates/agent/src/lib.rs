@@ -8,6 +8,7 @@
 //! | module | owns | may not |
 //! |---|---|---|
 //! | [`time`] | moments, waits and their jitter, dates of HTTP | |
+//! | [`config`] | the file of the agent, its mistakes and its changes | read or write it |
 //! | [`tokens`] | the form of tokens and what a router reads in them | decide anything by a token's content |
 //! | [`routing`] | address, method, path and token header of each call | |
 //! | [`answer`] | what an answer of the server means; waits, redirects and error texts | keep state between calls |
@@ -23,6 +24,7 @@
 //! | [`sealed`] | files of state that were written whole or are told apart | know what they say |
 
 pub mod answer;
+pub mod config;
 pub mod environment;
 pub mod final_update;
 pub mod lifecycle;

@@ -3,13 +3,13 @@
 //! Intervals and waits count on the steady clock, which never jumps. Records on disk have times of the wall clock,
 //! because the steady clock begins anew with the machine.
 
-mod http_date;
+mod dates;
 
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-pub use http_date::http_date;
+pub use dates::{date, http_date};
 
 /// A moment of the caller's steady clock, counted from a start of its choice.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -1,4 +1,4 @@
-//! Dates of HTTP headers.
+//! Dates of HTTP headers, and of files and bodies.
 
 use super::WallTime;
 
@@ -13,13 +13,40 @@ pub fn http_date(text: &str) -> Option<WallTime> {
     let words: Vec<&str> = date.split(' ').collect();
     let [day, month, year, time, "GMT"] = words[..] else { return None };
     let month = MONTHS.iter().position(|name| *name == month)? as u64 + 1;
+    let days = days_since_epoch(number(year, 4)?, month, number(day, 2)?)?;
+    Some(WallTime((days * 86_400 + seconds(time)?) * 1_000))
+}
+
+/// Parses a date such as `2026-11-22T22:20:55.159Z`, or with an offset such as `+01:00` instead of `Z`. Parts of a
+/// second are dropped.
+pub fn date(text: &str) -> Option<WallTime> {
+    let (day, time) = text.trim().split_once(['T', 't', ' '])?;
+    let day: Vec<&str> = day.split('-').collect();
+    let [year, month, day] = day[..] else { return None };
+    let zone = time.find(['Z', 'z', '+', '-'])?;
+    let (time, zone) = time.split_at(zone);
+    let time = time.split_once('.').map_or(time, |(whole, _)| whole);
+    let days = days_since_epoch(
+        number(year, 4)?,
+        number(month, 2).filter(|month| (1..=12).contains(month))?,
+        number(day, 2)?,
+    )?;
+    let here = days * 86_400 + seconds(time)?;
+    let offset = |zone: &str| seconds(&format!("{zone}:00"));
+    let there = match zone.split_at_checked(1)? {
+        ("Z" | "z", "") => here,
+        ("+", zone) => here.checked_sub(offset(zone)?)?,
+        ("-", zone) => here.checked_add(offset(zone)?)?,
+        _ => return None,
+    };
+    Some(WallTime(there * 1_000))
+}
+
+/// Returns the seconds of a time of the day.
+fn seconds(time: &str) -> Option<u64> {
     let clock: Vec<u64> = time.split(':').map(|part| number(part, 2)).collect::<Option<_>>()?;
     let [hours, minutes, seconds] = clock[..] else { return None };
-    if hours > 23 || minutes > 59 || seconds > 60 {
-        return None;
-    }
-    let days = days_since_epoch(number(year, 4)?, month, number(day, 2)?)?;
-    Some(WallTime(((days * 24 + hours) * 60 + minutes) * 60_000 + seconds * 1_000))
+    (hours <= 23 && minutes <= 59 && seconds <= 60).then_some((hours * 60 + minutes) * 60 + seconds)
 }
 
 fn number(text: &str, digits: usize) -> Option<u64> {
@@ -61,6 +88,25 @@ mod tests {
             ("Tue, 01 Mar 2072 00:00:00 GMT", 3_224_016_000),
         ] {
             assert_eq!(http_date(text), Some(WallTime(seconds * 1_000)), "{text}");
+        }
+    }
+
+    #[test]
+    fn dates_of_files_have_an_offset() {
+        for (text, seconds) in [
+            ("2026-11-22T22:21:05Z", Some(1_795_386_065)),
+            ("2026-11-22T22:21:05.159150417Z", Some(1_795_386_065)),
+            ("2026-11-22T23:21:05+01:00", Some(1_795_386_065)),
+            ("2026-11-22T20:21:05-02:00", Some(1_795_386_065)),
+            ("2026-11-22 22:21:05Z", Some(1_795_386_065)),
+            ("2026-11-22T22:21:05", None),
+            ("2026-11-22", None),
+            ("2026-13-22T22:21:05Z", None),
+            ("2026-11-22T22:21:05Zx", None),
+            ("1970-01-01T00:00:00+01:00", None),
+            ("", None),
+        ] {
+            assert_eq!(date(text), seconds.map(|seconds| WallTime(seconds * 1_000)), "{text}");
         }
     }
 

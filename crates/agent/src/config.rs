@@ -1,0 +1,110 @@
+//! The configuration of the agent: a TOML file with one table for each entry (agent.md §3).
+//!
+//! All mistakes come at once, each with its line. Keys that are not known stay in the file and are warned about. The file
+//! is changed as a text ([`edit`]), so that comments and order stay.
+
+pub mod edit;
+mod entry;
+mod read;
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::time::Duration;
+
+pub use entry::{Docker, Entry, EntryService, Kubernetes};
+use read::{Problems, Table};
+
+use crate::scheduler::{Limits, OnStop};
+
+/// The configuration, checked.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Config {
+    /// Settings for all entries together.
+    pub limits: Limits,
+    /// Time after which an idle connection ends.
+    pub connection_max_age: Duration,
+    /// Entries, in the order of the file.
+    pub entries: Vec<Entry>,
+    /// What the operator should know, each with its line.
+    pub warnings: Vec<String>,
+}
+
+/// All mistakes in a file, one a line: `FILE:LINE: message`. No value is quoted: it may be a token.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ConfigErrors(Vec<String>);
+
+impl ConfigErrors {
+    /// Returns the mistakes.
+    pub fn messages(&self) -> &[String] {
+        &self.0
+    }
+}
+
+impl fmt::Display for ConfigErrors {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0.join("\n"))
+    }
+}
+
+impl std::error::Error for ConfigErrors {}
+
+impl Config {
+    /// Reads a file. `name` is for messages.
+    pub fn read(name: &str, text: &str) -> Result<Self, ConfigErrors> {
+        let mut problems = Problems::new(name, text);
+        let Some(table) = problems.parse() else { return Err(ConfigErrors(problems.errors())) };
+        let mut top = Table::new(&table, "", 0);
+        let concurrent = top.number(&mut problems, "concurrent", 1, 1_000_000).unwrap_or(1);
+        let limits = Limits {
+            concurrent: usize::try_from(concurrent).unwrap_or(usize::MAX),
+            check_interval: top.duration(&mut problems, "check_interval").unwrap_or(Duration::from_secs(3)),
+            on_stop: top
+                .word(&mut problems, "on_stop", &[("detach", OnStop::Detach), ("fail", OnStop::Fail)])
+                .unwrap_or_default(),
+            shutdown_timeout: top
+                .duration(&mut problems, "shutdown_timeout")
+                .unwrap_or(Duration::from_secs(30)),
+        };
+        // A Runner's file has 0 for its default.
+        let or =
+            |time: Duration, default: u64| if time.is_zero() { Duration::from_secs(default) } else { time };
+        let limits = Limits {
+            check_interval: or(limits.check_interval, 3),
+            shutdown_timeout: or(limits.shutdown_timeout, 30),
+            ..limits
+        };
+        let connection_max_age =
+            top.duration(&mut problems, "connection_max_age").unwrap_or(Duration::from_mins(15));
+        let tables = top.tables(&mut problems, "runners");
+        top.finish(&mut problems);
+        let entries: Vec<_> =
+            tables.into_iter().filter_map(|table| entry::read(table, &mut problems)).collect();
+        find_twins(&entries, &mut problems);
+        if problems.has_errors() {
+            return Err(ConfigErrors(problems.errors()));
+        }
+        let entries = entries.into_iter().map(|(entry, _)| entry).collect();
+        Ok(Self { limits, connection_max_age, entries, warnings: problems.warnings() })
+    }
+}
+
+/// Finds entries that are one runner twice: the server would take their requests for those of one.
+fn find_twins(entries: &[(Entry, usize)], problems: &mut Problems<'_>) {
+    let mut seen = BTreeMap::new();
+    let mut names = BTreeMap::new();
+    for (entry, at) in entries {
+        if let Some(first) = seen.insert((&entry.url, &entry.token), *at) {
+            let first = problems.line(first);
+            problems.error(
+                *at,
+                format!("this entry has the `url` and `token` of line {first}: remove one of them"),
+            );
+        }
+        if let Some(first) = names.insert(&entry.name, *at) {
+            let first = problems.line(first);
+            problems.warn(*at, format!("this entry has the `name` of line {first}: `--name` means both"));
+        }
+    }
+}
