@@ -9,6 +9,7 @@
 //! |---|---|---|
 //! | [`time`] | moments, waits and their jitter, dates of HTTP | |
 //! | [`config`] | the file of the agent, its mistakes and its changes | read or write it |
+//! | [`import`] | a GitLab Runner's file as one of the agent, and what is lost | hide a key |
 //! | [`tokens`] | the form of tokens and what a router reads in them | decide anything by a token's content |
 //! | [`routing`] | address, method, path and token header of each call | |
 //! | [`answer`] | what an answer of the server means; waits, redirects and error texts | keep state between calls |
@@ -27,6 +28,7 @@ pub mod answer;
 pub mod config;
 pub mod environment;
 pub mod final_update;
+pub mod import;
 pub mod lifecycle;
 pub mod names;
 pub mod outcome;

@@ -31,6 +31,8 @@ pub enum Value {
     Date(String),
     /// A list of texts.
     Texts(Vec<String>),
+    /// A list of tables with texts.
+    Tables(Vec<Vec<(&'static str, String)>>),
 }
 
 impl Value {
@@ -43,6 +45,13 @@ impl Value {
             Self::Boolean(value) => value.to_string(),
             Self::Date(value) => value.clone(),
             Self::Texts(values) => format!("[{}]", values.iter().map(text).collect::<Vec<_>>().join(", ")),
+            Self::Tables(tables) => {
+                let pair = |(key, value): &(&str, String)| format!("{key} = {}", text(value));
+                let table = |pairs: &Vec<(&str, String)>| {
+                    format!("{{{}}}", pairs.iter().map(pair).collect::<Vec<_>>().join(", "))
+                };
+                format!("[{}]", tables.iter().map(table).collect::<Vec<_>>().join(", "))
+            }
         }
     }
 }

@@ -3,6 +3,7 @@
 
 mod cells;
 mod double;
+mod imports;
 mod polling;
 mod simulation;
 mod transcripts;
