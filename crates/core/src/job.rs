@@ -6,3 +6,4 @@ pub mod machine;
 pub mod reaper;
 pub mod record;
 pub mod replay;
+pub mod results;

@@ -9,6 +9,8 @@ pub mod check;
 pub mod definition;
 pub(crate) mod library;
 pub mod locate;
+pub(crate) mod matrix;
+pub mod outline;
 pub(crate) mod returned;
 pub(crate) mod script_legacy;
 pub(crate) mod secrets;

@@ -1,6 +1,7 @@
 //! Syntax trees of function files and `run` lists (language.md §2–§8). A tree has passed every check that one file
 //! alone allows: names are valid and combinations are allowed.
 
+pub mod flow;
 pub(crate) mod print;
 
 use std::sync::Arc;
@@ -112,19 +113,39 @@ pub struct Run {
 pub struct Step {
     /// Its name.
     pub name: String,
-    /// The function, script or action that it invokes.
+    /// Place of its name.
+    pub name_at: Position,
+    /// The function, script or action that it invokes, or its members.
     pub invokes: Invocation,
     /// Inputs; keys are templates too.
     pub inputs: Vec<(Template, TemplateValue)>,
     /// Environment; keys are templates too.
     pub env: Vec<(Template, Template)>,
+    /// Control flow; `None` without a key of flow.md.
+    pub flow: Option<Box<flow::Flow>>,
     /// Place of the step.
     pub at: Position,
     /// Path in the document, such as `run[2]`.
     pub path: String,
 }
 
-/// Exactly one of `func`/`step`, `script`, `action`.
+impl Step {
+    /// True if it is a group: `parallel`, or a step with `matrix`.
+    pub fn is_group(&self) -> bool {
+        matches!(self.invokes, Invocation::Group(_))
+            || self.flow.as_ref().is_some_and(|flow| flow.matrix.is_some())
+    }
+
+    /// Returns its members, if it is written as a group.
+    pub fn members(&self) -> &[Self] {
+        match &self.invokes {
+            Invocation::Group(members) => members,
+            Invocation::Reference(..) | Invocation::Script(_) | Invocation::Action(_) => &[],
+        }
+    }
+}
+
+/// Exactly one of `func`/`step`, `script`, `action`, `parallel`.
 #[derive(Clone, Debug)]
 pub enum Invocation {
     /// `func:` or `step:`.
@@ -133,6 +154,8 @@ pub enum Invocation {
     Script(Template),
     /// `action:` (language.md §14.6).
     Action(Template),
+    /// `parallel:` (flow.md §5).
+    Group(Vec<Step>),
 }
 
 /// Source of a function (language.md §7).

@@ -51,6 +51,10 @@ pub enum Class {
     Fetch,
     /// A process failed.
     Exec,
+    /// A step took longer than its `timeout` allows (flow.md §4).
+    Timeout,
+    /// A key that GitLab's own step runner does not know; found only by a check for it (flow.md).
+    Extension,
     /// A script that can succeed although a command in it failed; always a warning.
     Shell,
     /// A limit of language.md §6.
@@ -61,7 +65,7 @@ pub enum Class {
 
 impl Class {
     /// All classes.
-    pub const ALL: [Self; 15] = [
+    pub const ALL: [Self; 17] = [
         Self::Yaml,
         Self::Missing,
         Self::Schema,
@@ -74,6 +78,8 @@ impl Class {
         Self::Malformed,
         Self::Fetch,
         Self::Exec,
+        Self::Timeout,
+        Self::Extension,
         Self::Shell,
         Self::Limit,
         Self::Io,
@@ -94,6 +100,8 @@ impl Class {
             Self::Malformed => "malformed",
             Self::Fetch => "fetch",
             Self::Exec => "exec",
+            Self::Timeout => "timeout",
+            Self::Extension => "extension",
             Self::Shell => "shell",
             Self::Limit => "limit",
             Self::Io => "io",

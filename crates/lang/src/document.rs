@@ -6,6 +6,7 @@
 
 mod checker;
 pub(super) mod definition;
+pub(super) mod flow;
 mod foreign;
 pub(super) mod reference;
 pub(super) mod spec;

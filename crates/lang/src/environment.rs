@@ -17,47 +17,57 @@ const PLACES: [&str; 2] = ["PWD", "OLDPWD"];
 /// Evaluated `env` of one step or of one function's definition.
 pub type EnvironmentFrame = IndexMap<String, EvaluatedText>;
 
-/// The effective environment at one moment of a job. Layers from lowest to highest: base, request, exports, frames.
+/// Exports of steps by name, as texts.
+pub type Exports = Arc<IndexMap<String, String>>;
+
+/// The effective environment at one place of a job. Layers from lowest to highest: base, request, exports, frames. A copy
+/// shares all layers, so that each list of steps can have its own.
 #[derive(Clone)]
 pub struct Environment {
     /// Layers 1 and 2.
     base: Arc<Vec<(Vec<u8>, Vec<u8>)>>,
     /// Layer 3.
-    request: IndexMap<String, String>,
-    /// Layer 4, one per job. Later exports replace earlier ones.
-    exports: IndexMap<String, String>,
+    request: Arc<IndexMap<String, String>>,
+    /// Layer 4. Later exports replace earlier ones.
+    exports: Exports,
     /// Names of masked job variables: sensitive in layers 3 and 4. Frames carry marks of their own.
-    masked: HashSet<String>,
+    masked: Arc<HashSet<String>>,
     /// Layer 5 and above, outermost frame first.
-    frames: Vec<EnvironmentFrame>,
+    frames: Vec<Arc<EnvironmentFrame>>,
 }
 
 impl Environment {
     /// Makes the environment before the first step: layers 1 and 2 are `base` (bytes, because the daemon's own need not
     /// be UTF-8), layer 3 is `request`.
     pub fn new(base: Arc<Vec<(Vec<u8>, Vec<u8>)>>, request: IndexMap<String, String>) -> Self {
-        Self { base, request, exports: IndexMap::new(), masked: HashSet::new(), frames: Vec::new() }
+        Self {
+            base,
+            request: Arc::new(request),
+            exports: Exports::default(),
+            masked: Arc::default(),
+            frames: Vec::new(),
+        }
     }
 
     /// Sets the names of the masked job variables. Their values are sensitive here too (language.md §11.5).
     #[must_use]
     pub fn masking(self, masked: HashSet<String>) -> Self {
-        Self { masked, ..self }
+        Self { masked: Arc::new(masked), ..self }
     }
 
-    /// Applies the exports of a step that has succeeded.
-    pub fn export(&mut self, exports: impl IntoIterator<Item = (String, String)>) {
-        self.exports.extend(exports);
+    /// Returns the same layers with other exports.
+    #[must_use]
+    pub fn with_exports(self, exports: Exports) -> Self {
+        Self { exports, ..self }
     }
 
-    /// Pushes a frame: the `env` of a step, then that of the definition it invokes.
-    pub fn push(&mut self, frame: EnvironmentFrame) {
-        self.frames.push(frame);
-    }
-
-    /// Ends the innermost frame. Exports made since it began stay.
-    pub fn pop(&mut self) {
-        self.frames.pop();
+    /// Adds a frame: the `env` of a step, or that of the definition it invokes.
+    #[must_use]
+    pub fn within(mut self, frame: EnvironmentFrame) -> Self {
+        if !frame.is_empty() {
+            self.frames.push(Arc::new(frame));
+        }
+        self
     }
 
     /// Returns the value of a variable. Replaces bytes of the daemon's environment that are not UTF-8.
@@ -77,7 +87,7 @@ impl Environment {
 
     /// Returns the layers above the base, each name once, as results show them (language.md §16).
     pub fn above_base(&self) -> IndexMap<String, String> {
-        let mut merged = self.request.clone();
+        let mut merged = (*self.request).clone();
         merged.extend(self.exports.iter().map(|(key, value)| (key.clone(), value.clone())));
         for frame in &self.frames {
             merged.extend(frame.iter().map(|(key, value)| (key.clone(), value.text.clone())));
@@ -88,10 +98,10 @@ impl Environment {
     /// Subtracts the size of the layers above the base from `left` bytes. Returns `None` if they exceed it.
     pub fn take_from(&self, left: usize) -> Option<usize> {
         const ENTRY: usize = 64;
-        let texts = [&self.request, &self.exports].into_iter().flatten();
+        let texts = self.request.iter().chain(self.exports.iter());
         let left =
             texts.map(|(key, text)| key.len() + text.len() + ENTRY).try_fold(left, usize::checked_sub)?;
-        let frames = self.frames.iter().flatten();
+        let frames = self.frames.iter().flat_map(|frame| frame.iter());
         frames.map(|(key, text)| key.len() + text.text.len() + ENTRY).try_fold(left, usize::checked_sub)
     }
 
@@ -136,7 +146,7 @@ impl Environment {
         let mut names: IndexMap<Cow<'_, str>, ()> = IndexMap::new();
         names.extend(self.base.iter().map(|(key, _)| (String::from_utf8_lossy(key), ())));
         names.extend(self.request.keys().chain(self.exports.keys()).map(|key| (Cow::from(key), ())));
-        names.extend(self.frames.iter().flat_map(IndexMap::keys).map(|key| (Cow::from(key), ())));
+        names.extend(self.frames.iter().flat_map(|frame| frame.keys()).map(|key| (Cow::from(key), ())));
         names.into_keys().collect()
     }
 }
@@ -180,37 +190,27 @@ mod tests {
     /// The worked example of language.md §13.
     #[test]
     fn layers_of_the_worked_example() {
-        let mut environment =
+        let job =
             Environment::new(base(&[("A", "d"), ("B", "d"), ("C", "d")]), texts(&[("B", "r"), ("C", "r")]));
-        let r = text(&environment, "B").unwrap();
-        environment.push(frame(&[("R", &r)]));
-        environment.push(frame(&[])); // one
-        environment.pop();
-        environment.export(texts(&[("C", "x"), ("D", "x")]));
+        let r = text(&job, "B").unwrap();
+        let list = job.within(frame(&[("R", &r)]));
+        let list = list.with_exports(Arc::new(texts(&[("C", "x"), ("D", "x")]))); // of step one
 
-        let c = format!("s-{}", text(&environment, "C").unwrap());
-        environment.push(frame(&[("C", &c), ("E", "s")])); // two
-        environment.push(frame(&[("E", "f")])); // leaf
-        assert_eq!(shown(&environment), "A=d B=r C=s-x D=x E=f R=r");
-        environment.pop();
-        environment.pop();
+        let c = format!("s-{}", text(&list, "C").unwrap());
+        let two = list.clone().within(frame(&[("C", &c), ("E", "s")]));
+        assert_eq!(shown(&two.within(frame(&[("E", "f")]))), "A=d B=r C=s-x D=x E=f R=r");
 
-        environment.push(frame(&[])); // three
-        environment.push(frame(&[("E", "f")])); // leaf
-        assert_eq!(shown(&environment), "A=d B=r C=x D=x E=f R=r");
-        environment.pop();
-        environment.pop();
-        assert_eq!(text(&environment, "E"), None);
+        let three = list.clone().within(frame(&[]));
+        assert_eq!(shown(&three.within(frame(&[("E", "f")]))), "A=d B=r C=x D=x E=f R=r");
+        assert_eq!(text(&list, "E"), None);
     }
 
     #[test]
-    fn an_export_hidden_by_a_frame_shows_when_the_frame_ends() {
-        let mut environment = Environment::new(base(&[]), IndexMap::new());
-        environment.push(frame(&[("A", "frame")]));
-        environment.export(texts(&[("A", "export")]));
-        assert_eq!(text(&environment, "A").as_deref(), Some("frame"));
-        environment.pop();
-        assert_eq!(text(&environment, "A").as_deref(), Some("export"));
+    fn an_export_hidden_by_a_frame_shows_outside_of_it() {
+        let exports = Arc::new(texts(&[("A", "export")]));
+        let outside = Environment::new(base(&[]), IndexMap::new()).with_exports(exports);
+        assert_eq!(text(&outside.clone().within(frame(&[("A", "frame")])), "A").as_deref(), Some("frame"));
+        assert_eq!(text(&outside, "A").as_deref(), Some("export"));
     }
 
     #[test]
@@ -230,18 +230,16 @@ mod tests {
 
     #[test]
     fn marks_of_a_frame_reach_the_env_object() {
-        let mut environment = Environment::new(base(&[]), IndexMap::new());
-        environment.push(EnvironmentFrame::from([(
-            "A".to_owned(),
-            EvaluatedText { text: "x".to_owned(), sensitive: true },
-        )]));
+        let marked = EvaluatedText { text: "x".to_owned(), sensitive: true };
+        let environment = Environment::new(base(&[]), IndexMap::new())
+            .within(EnvironmentFrame::from([("A".to_owned(), marked)]));
         assert!(environment.to_object()["A"].sensitive);
     }
 
     #[test]
     fn a_masked_name_is_sensitive_whether_the_request_or_a_step_sets_it() {
         let request = texts(&[("T", "secret"), ("U", "open")]);
-        let mut environment = Environment::new(base(&[("B", "d")]), request)
+        let environment = Environment::new(base(&[("B", "d")]), request)
             .masking(HashSet::from(["T".to_owned(), "B".to_owned()]));
         let marks = |environment: &Environment| {
             let object = environment.to_object();
@@ -252,29 +250,14 @@ mod tests {
             })
         };
         assert_eq!(marks(&environment), [true, false, false], "the daemon's own is no job variable");
-        environment.export(texts(&[("T", "another"), ("U", "x")]));
+        let environment = environment.with_exports(Arc::new(texts(&[("T", "another"), ("U", "x")])));
         assert_eq!(marks(&environment), [true, false, false]);
-        environment.push(frame(&[("T", "plain")]));
+        let environment = environment.within(frame(&[("T", "plain")]));
         assert_eq!(marks(&environment), [false, false, false], "a frame says itself what is sensitive");
-    }
-
-    #[derive(Clone, Debug)]
-    enum Change {
-        Export(Vec<(String, String)>),
-        Push(Vec<(String, String)>),
-        Pop,
     }
 
     fn layer_strategy() -> impl Strategy<Value = Vec<(String, String)>> {
         prop::collection::vec(("[A-C]", "[x-z]?"), 0..3)
-    }
-
-    fn change_strategy() -> impl Strategy<Value = Change> {
-        prop_oneof![
-            layer_strategy().prop_map(Change::Export),
-            layer_strategy().prop_map(Change::Push),
-            Just(Change::Pop),
-        ]
     }
 
     proptest! {
@@ -283,30 +266,16 @@ mod tests {
         fn a_name_has_the_value_of_the_highest_layer_that_sets_it(
             bottom in layer_strategy(),
             request in layer_strategy(),
-            changes in prop::collection::vec(change_strategy(), 0..12),
+            exports in layer_strategy(),
+            frames in prop::collection::vec(layer_strategy(), 0..4),
         ) {
             let bytes = |(key, value): &(String, String)| (key.clone().into_bytes(), value.clone().into_bytes());
-            let mut environment =
-                Environment::new(Arc::new(bottom.iter().map(bytes).collect()), request.iter().cloned().collect());
-            let (mut exports, mut frames) = (Vec::new(), Vec::new());
-            for change in changes {
-                match change {
-                    Change::Export(layer) => {
-                        environment.export(layer.clone());
-                        exports.extend(layer);
-                    }
-                    Change::Push(layer) => {
-                        let frame = layer
-                            .iter()
-                            .map(|(key, value)| (key.clone(), EvaluatedText::plain(value.as_str())));
-                        environment.push(frame.collect());
-                        frames.push(layer);
-                    }
-                    Change::Pop => {
-                        environment.pop();
-                        frames.pop();
-                    }
-                }
+            let bottom_layer = Arc::new(bottom.iter().map(bytes).collect());
+            let mut environment = Environment::new(bottom_layer, request.iter().cloned().collect())
+                .with_exports(Arc::new(exports.iter().cloned().collect()));
+            for layer in &frames {
+                let pair = |(key, value): &(String, String)| (key.clone(), EvaluatedText::plain(value.as_str()));
+                environment = environment.within(layer.iter().map(pair).collect());
             }
             let layers: Vec<&Vec<(String, String)>> =
                 [&bottom, &request, &exports].into_iter().chain(&frames).collect();

@@ -13,7 +13,7 @@ use indexmap::IndexMap;
 
 pub use expression::{meant, render};
 pub use functions::Function;
-pub use scope::{Context, Item, NAMES, Scope, Steps};
+pub use scope::{Context, EndedStep, Item, ListState, NAMES, Returned, Scope, Steps};
 
 use super::ast::{Expression, Part, Template, TemplateValue};
 use super::diagnostic::{BEYOND_RANGE, Class, Diagnostic};

@@ -10,6 +10,8 @@ use std::collections::BTreeMap;
 use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde_json::Value;
 
+use crate::ast::flow::{MEMBER_LIMIT, MEMBERS_AT_A_TIME};
+
 /// Any value.
 #[derive(Default, JsonSchema)]
 #[schemars(transparent)]
@@ -162,12 +164,12 @@ struct Exec {
 #[schemars(transparent, extend("minItems" = 1))]
 struct Command(Vec<Text>);
 
-/// Steps, run one after another.
+/// Steps, run one after another unless they have `parallel`.
 #[derive(Default, JsonSchema)]
 #[schemars(transparent, extend("minItems" = 1, "maxItems" = super::document::STEP_LIMIT))]
 struct Steps(Vec<Step>);
 
-/// One step: a name, and exactly one of `func`, `step`, `script` and `action`.
+/// One step: a name, and exactly one of `func`, `step`, `script`, `action` and `parallel`.
 #[derive(JsonSchema)]
 #[schemars(deny_unknown_fields, extend(
     "oneOf" = [
@@ -175,7 +177,12 @@ struct Steps(Vec<Step>);
         {"required": ["step"]},
         {"required": ["script"], "properties": {"inputs": {"type": "null"}}},
         {"required": ["action"]},
+        {"required": ["parallel"], "properties": {"inputs": false, "env": false, "retry": false, "matrix": false}},
     ],
+    "dependentSchemas" = {
+        "max": {"anyOf": [{"required": ["parallel"]}, {"required": ["matrix"]}]},
+        "fail_fast": {"anyOf": [{"required": ["parallel"]}, {"required": ["matrix"]}]},
+    },
 ))]
 struct Step {
     /// Name of the step: letters, digits and `_`. Later steps see its outputs as `steps.NAME.outputs`.
@@ -200,6 +207,32 @@ struct Step {
     /// What the step is for; not used by a run.
     #[schemars(default)]
     description: Comment,
+    /// Run the step only if this is true: a boolean, or one expression and nothing else.
+    #[schemars(default, rename = "if")]
+    condition: Condition,
+    /// When the step runs: while nothing has failed (default), after a failure, or always, also after a cancel.
+    #[schemars(default)]
+    when: When,
+    /// Failures that do not fail the list: all, or those with certain exit codes.
+    #[schemars(default)]
+    continue_on_error: Tolerance,
+    /// Limit of one attempt, such as `90s` or `1h30m`; at most `24h`.
+    #[schemars(default)]
+    timeout: Duration,
+    /// Further attempts after a failure, 0 to 10, or the long form.
+    #[schemars(default)]
+    retry: RetryForm,
+    /// Steps that run side by side.
+    #[schemars(default)]
+    parallel: Members,
+    /// Lists of values. The step runs once for each combination, which expressions see as `matrix.KEY`.
+    matrix: Option<Matrix>,
+    /// Most members at a time; default: the processors of the job, at least 2.
+    #[schemars(default)]
+    max: AtATime,
+    /// True (default): the first failure stops the other members.
+    #[schemars(default)]
+    fail_fast: bool,
 }
 
 /// A job of one step. It needs no name.
@@ -210,6 +243,173 @@ struct LoneStep(Step);
 fn name_is_optional(schema: &mut Schema) {
     schema.remove("required");
 }
+
+#[derive(Default, JsonSchema)]
+#[schemars(transparent, extend("minItems" = 1, "maxItems" = MEMBER_LIMIT, "items" = {
+    "allOf": [{"$ref": "#/$defs/Step"}],
+    "properties": {"when": false, "parallel": false, "matrix": false},
+}))]
+struct Members(Vec<Step>);
+
+#[derive(Default, JsonSchema)]
+#[schemars(transparent, extend("minimum" = 1, "maximum" = MEMBERS_AT_A_TIME))]
+struct AtATime(u8);
+
+#[derive(JsonSchema)]
+#[schemars(untagged)]
+enum Condition {
+    Constant(bool),
+    Expression(ConditionText),
+}
+
+impl Default for Condition {
+    fn default() -> Self {
+        Self::Constant(true)
+    }
+}
+
+#[derive(JsonSchema)]
+#[schemars(transparent, extend("pattern" = r"^\$\{\{[\s\S]*\}\}$"))]
+struct ConditionText(String);
+
+#[derive(Default, JsonSchema)]
+#[schemars(rename_all = "snake_case")]
+enum When {
+    #[default]
+    OnSuccess,
+    OnFailure,
+    Always,
+}
+
+#[derive(JsonSchema)]
+#[schemars(untagged)]
+enum Tolerance {
+    All(bool),
+    Some(TolerableExits),
+}
+
+impl Default for Tolerance {
+    fn default() -> Self {
+        Self::All(false)
+    }
+}
+
+#[derive(JsonSchema)]
+#[schemars(deny_unknown_fields)]
+struct TolerableExits {
+    /// Exit codes of allowed failures.
+    exit_codes: ExitCodes,
+}
+
+/// An exit code, or a list of them. Death by signal S is 128+S, a time limit 124.
+#[derive(JsonSchema)]
+#[schemars(untagged)]
+enum ExitCodes {
+    One(ExitCode),
+    Some(ExitCodeList),
+}
+
+impl Default for ExitCodes {
+    fn default() -> Self {
+        Self::One(ExitCode(1))
+    }
+}
+
+#[derive(JsonSchema)]
+#[schemars(transparent, extend("minimum" = 1, "maximum" = 255))]
+struct ExitCode(u8);
+
+#[derive(JsonSchema)]
+#[schemars(transparent, extend("minItems" = 1))]
+struct ExitCodeList(Vec<ExitCode>);
+
+#[derive(JsonSchema)]
+#[schemars(untagged)]
+enum RetryForm {
+    Number(Attempts),
+    Long(Retry),
+}
+
+impl Default for RetryForm {
+    fn default() -> Self {
+        Self::Number(Attempts(0))
+    }
+}
+
+#[derive(Default, JsonSchema)]
+#[schemars(transparent, extend("minimum" = 0, "maximum" = 10))]
+struct Attempts(u8);
+
+/// Further attempts of a failed step.
+#[derive(JsonSchema)]
+#[schemars(deny_unknown_fields)]
+struct Retry {
+    /// Number of further attempts; default: 2.
+    #[schemars(default)]
+    max: Attempts,
+    /// Delay before the second attempt; default: `1s`.
+    #[schemars(default)]
+    delay: Duration,
+    /// Growth of each later delay, 1 to 10; default: 2.
+    #[schemars(default)]
+    factor: Factor,
+    /// Upper bound of every delay; default: `1m`.
+    #[schemars(default)]
+    max_delay: Duration,
+    /// Kinds of failures that are tried again; default: all, also beside `exit_codes` if neither is given.
+    #[schemars(default)]
+    when: Kinds,
+    /// Exit codes of failures that are tried again.
+    #[schemars(default)]
+    exit_codes: ExitCodes,
+}
+
+#[derive(Default, JsonSchema)]
+#[schemars(transparent, extend("minimum" = 1, "maximum" = 10))]
+struct Factor(f64);
+
+#[derive(JsonSchema)]
+#[schemars(untagged)]
+enum Kinds {
+    One(Kind),
+    Some(KindList),
+}
+
+impl Default for Kinds {
+    fn default() -> Self {
+        Self::One(Kind::Exit)
+    }
+}
+
+#[derive(JsonSchema)]
+#[schemars(transparent, extend("minItems" = 1))]
+struct KindList(Vec<Kind>);
+
+#[derive(JsonSchema)]
+#[schemars(rename_all = "snake_case")]
+enum Kind {
+    Exit,
+    Signal,
+    Timeout,
+    Fetch,
+    Start,
+}
+
+/// Lists by name, and `exclude`.
+#[derive(JsonSchema)]
+#[schemars(extend("propertyNames" = {"pattern": NAME}, "minProperties" = 1))]
+struct Matrix {
+    /// Combinations to leave out: those that agree with all keys of an item.
+    #[schemars(default)]
+    exclude: Vec<Excluded>,
+    /// A list of strings, numbers or booleans, or a template that gives one.
+    #[schemars(flatten)]
+    lists: BTreeMap<String, Any>,
+}
+
+#[derive(JsonSchema)]
+#[schemars(transparent, extend("minProperties" = 1))]
+struct Excluded(BTreeMap<String, Any>);
 
 /// Where a function is loaded from.
 #[derive(JsonSchema)]
@@ -341,7 +541,7 @@ fn default_has_the_type(schema: &mut Schema) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::document::{definition, reference, spec, step};
+    use crate::document::{definition, flow, reference, spec, step};
 
     fn keys(name: &str) -> Vec<String> {
         let schema = schema();
@@ -365,6 +565,7 @@ mod tests {
         assert_eq!(keys("Exec"), sorted(&definition::EXEC_KEYS, &[]));
         assert_eq!(keys("Input"), sorted(&spec::DECLARATION_KEYS, &["additionalProperties"]));
         assert_eq!(keys("Output"), sorted(&spec::DECLARATION_KEYS, &[]));
+        assert_eq!(keys("Retry"), sorted(&flow::RETRY_KEYS, &[]));
         assert_eq!(keys("Git"), sorted(&reference::GIT_KEYS, &[]));
         assert_eq!(keys("Oci"), sorted(&reference::OCI_KEYS, &[]));
     }

@@ -23,6 +23,7 @@ pub use process::ProcessInfo;
 pub use recent::Recent;
 pub use refusal::{Reason, Refusal, Violation};
 pub use result::{
-    ExecResult, FinishedProcess, ReferenceInfo, StepFacts, StepInfo, StepResult, StepStatus, StepUsage,
+    ExecResult, FinishedProcess, ReferenceInfo, StepFacts, StepInfo, StepOutcome, StepResult, StepStatus,
+    StepUsage,
 };
 pub use variable::{Variable, escape};

@@ -30,6 +30,58 @@ pub struct StepResult {
     pub sub_steps: Vec<StepResult>,
     /// Times, place and resource use of its run.
     pub facts: StepFacts,
+    /// How it ended (flow.md §2). Unspecified while it runs.
+    pub outcome: StepOutcome,
+    /// Reason why it is no success; empty for a success.
+    pub reason: String,
+    /// Class of its failure (language.md §18).
+    pub error_class: Option<&'static str>,
+    /// Exit code that decided the outcome, if a process did (flow.md §2).
+    pub exit_code: Option<i32>,
+    /// The attempts before this one, without the results below them.
+    pub attempts: Vec<StepResult>,
+}
+
+/// How a step ended (flow.md §2).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum StepOutcome {
+    /// It has not ended.
+    #[default]
+    Unspecified,
+    /// It ran and succeeded.
+    Success,
+    /// It ran and failed, all attempts included.
+    Failure,
+    /// It failed, and `continue_on_error` applies.
+    AllowedFailure,
+    /// It did not run.
+    Skipped,
+    /// It was stopped.
+    Cancelled,
+}
+
+impl StepOutcome {
+    /// Returns the word that expressions and clients see.
+    pub const fn word(self) -> &'static str {
+        match self {
+            Self::Unspecified => "",
+            Self::Success => "success",
+            Self::Failure => "failure",
+            Self::AllowedFailure => "allowed_failure",
+            Self::Skipped => "skipped",
+            Self::Cancelled => "cancelled",
+        }
+    }
+
+    /// Returns the status in results, which has no word for some outcomes (flow.md §9).
+    pub const fn status(self) -> StepStatus {
+        match self {
+            Self::Unspecified | Self::Skipped => StepStatus::Unspecified,
+            Self::Success => StepStatus::Success,
+            Self::Failure | Self::AllowedFailure => StepStatus::Failure,
+            Self::Cancelled => StepStatus::Cancelled,
+        }
+    }
 }
 
 /// Times, place and resource use of a step's run. Empty for a job that never started.
@@ -108,8 +160,9 @@ const ENTRY: usize = 64;
 impl StepResult {
     /// Subtracts the size of the result from `left` bytes. Stops at the first byte too many and returns `None`.
     pub fn take_from(&self, left: usize) -> Option<usize> {
-        let Self { step, definition, status: _, outputs, exports, env, exec, sub_steps, facts } = self;
-        let mut left = left.checked_sub(ENTRY + facts.place.len())?;
+        let Self { step, definition, status: _, outputs, exports, env, exec, sub_steps, facts, .. } = self;
+        let Self { outcome: _, reason, error_class: _, exit_code: _, attempts, .. } = self;
+        let mut left = left.checked_sub(ENTRY + facts.place.len() + reason.len())?;
         if let Some(StepInfo { name, reference: _, env, inputs }) = step {
             left = values(inputs, texts(env, left.checked_sub(name.len())?)?)?;
         }
@@ -118,7 +171,7 @@ impl StepResult {
         }
         left = texts(env, left)?;
         left = returned(outputs, exports, exec.as_ref(), left)?;
-        sub_steps.iter().try_fold(left, |left, sub| sub.take_from(left))
+        sub_steps.iter().chain(attempts).try_fold(left, |left, sub| sub.take_from(left))
     }
 
     /// Subtracts only the size of the returned values and of the command, without sub-steps and environment.

@@ -6,7 +6,7 @@ use std::time::Duration;
 use step_runner_lang::ast::Reference;
 use step_runner_model::{ExitStatus, LogChannel, Outcome, StepResult};
 
-use super::event::CallId;
+use super::event::{CallId, TimerId};
 
 /// One action to perform. It may hold secrets, which `Debug` hides.
 #[derive(Clone, PartialEq)]
@@ -41,25 +41,62 @@ pub enum Effect {
     Phrases(Vec<Vec<u8>>),
     /// Start a process. The answer is [`super::event::Event::Exited`].
     Spawn(Box<Spawn>),
-    /// Stop the running process: SIGTERM, SIGCONT, and SIGKILL after `grace`. The job still waits for its exit.
+    /// Stop a running process: SIGTERM, SIGCONT, and SIGKILL after `grace`. The step still waits for its exit. A further
+    /// one for the same process shortens the grace, without another SIGTERM.
     Stop {
+        /// Its call.
+        call: CallId,
         /// The grace in force (service.md §6.2).
         grace: Duration,
     },
-    /// A step has started, or a nested step has ended: the next message of FollowSteps for clients that ask for starts.
-    /// It is the path of `running` results down to that step.
-    News(Box<StepResult>),
-    /// A step of the job's own list has ended: the next message of FollowSteps.
-    Emit(Box<StepResult>),
+    /// Give up a fetch. No answer is awaited any more.
+    StopFetch(CallId),
+    /// Write processes to the log, as a tree (flow.md §4).
+    ShowProcesses {
+        /// The step whose limit has passed.
+        step: CallId,
+        /// The calls whose processes they are.
+        calls: Vec<CallId>,
+    },
+    /// End the processes that these calls, which have ended, have left (flow.md §4). The answer is
+    /// [`super::event::Event::Cleared`].
+    Clear {
+        /// The step that waits.
+        step: CallId,
+        /// The calls of its last attempt.
+        calls: Vec<CallId>,
+    },
+    /// Tell the machine when the time has come. The answer is [`super::event::Event::Due`].
+    Wake {
+        /// The timer.
+        timer: TimerId,
+        /// The time, in microseconds since the host's boot.
+        at: u64,
+    },
+    /// A step has started, is tried again, has ended or is skipped: the next event of FollowSteps.
+    Note(Box<StepNote>),
     /// The job is over. Always the last effect.
     Finish {
         /// Outcome of the job.
         outcome: Outcome,
-        /// The whole tree of results.
+        /// The result of the root, without those of its steps.
         root: Box<StepResult>,
         /// Last lines of the log (logs.md §2), unmasked.
         lines: Vec<(LogChannel, String)>,
+        /// Number of failures that `continue_on_error` allowed.
+        allowed_failures: u32,
     },
+}
+
+/// Something that happened to a step.
+#[derive(Clone, PartialEq)]
+pub struct StepNote {
+    /// Number of the step within its job. All attempts of a step have one number; the root's is 0.
+    pub call: CallId,
+    /// Number of the function, group or matrix that it belongs to.
+    pub parent: CallId,
+    /// Its result so far, without the results of its own steps.
+    pub result: StepResult,
 }
 
 /// A process to start. Holds secrets, so it has no `Debug`.
@@ -69,6 +106,8 @@ pub struct Spawn {
     pub call: CallId,
     /// Name of the step.
     pub name: String,
+    /// Number of the stream that it writes, 1 to 14 (flow.md §5).
+    pub slot: u8,
     /// The program to run.
     pub program: Program,
     /// The whole environment, except for the variables that the actor sets above all layers (variables.md §7).
@@ -91,6 +130,7 @@ impl Spawn {
         Self {
             call: self.call,
             name: self.name.clone(),
+            slot: self.slot,
             program: Program::Command(Vec::new()),
             env: Vec::new(),
             work_dir: self.work_dir.clone(),
@@ -190,9 +230,12 @@ impl fmt::Debug for Effect {
             Self::Log { kind, text } => write!(f, "Log({kind:?}, [{} bytes])", text.len()),
             Self::Phrases(phrases) => write!(f, "Phrases([{}])", phrases.len()),
             Self::Spawn(spawn) => write!(f, "Spawn({}, {})", spawn.call, spawn.name),
-            Self::Stop { grace } => write!(f, "Stop({grace:?})"),
-            Self::News(result) => write!(f, "News({})", result.step.as_ref().map_or("", |step| &step.name)),
-            Self::Emit(result) => write!(f, "Emit({:?})", result.status),
+            Self::Stop { grace, .. } => write!(f, "Stop({grace:?})"),
+            Self::StopFetch(call) => write!(f, "StopFetch({call})"),
+            Self::ShowProcesses { step, calls } => write!(f, "ShowProcesses({step}, {calls:?})"),
+            Self::Clear { step, calls } => write!(f, "Clear({step}, {calls:?})"),
+            Self::Wake { timer, at } => write!(f, "Wake({timer}, {at})"),
+            Self::Note(note) => write!(f, "Note({}, {}, {:?})", note.call, note.parent, note.result.outcome),
             Self::Finish { outcome, .. } => write!(f, "Finish({:?}, {})", outcome.class, outcome.exit_code),
         }
     }

@@ -15,6 +15,9 @@ use crate::plan::returned::ProcessOutputs;
 /// Number of an invocation within its job, counted from 1 in order of creation.
 pub type CallId = u32;
 
+/// Number of a timer within its job, counted from 1.
+pub type TimerId = u32;
+
 /// The prepared request of a job: variables expanded, directories chosen. It is the first event of every record. It
 /// holds secrets; `Debug` shows only the id.
 #[derive(Clone, PartialEq, Serialize, Deserialize)]
@@ -44,6 +47,10 @@ pub struct JobSpec {
     pub cancel_grace: Option<Duration>,
     /// The setting `cancel_grace`.
     pub default_grace: Duration,
+    /// Limit of the cleanup after a stop (flow.md §3.1).
+    pub cleanup_timeout: Duration,
+    /// Members of a group that run at the same time, if it has no `max` (flow.md §5).
+    pub members_at_a_time: u8,
 }
 
 /// One event of a job.
@@ -85,6 +92,8 @@ pub enum Event {
         /// Limit of the grace for this cancel: a shutdown leaves at most `shutdown_grace`, a closing call none
         /// (service.md §6.2).
         grace_limit: Option<Duration>,
+        /// True if the job ends at once, without grace and cleanup (flow.md §3.1).
+        force: bool,
     },
     /// File variables, which the job needs before its first step, could not be made (service.md §3.1).
     Unprepared {
@@ -125,6 +134,16 @@ pub enum Event {
         text_of: u32,
         /// The function with an empty text.
         fetched: Fetched,
+    },
+    /// The time of [`super::effect::Effect::Wake`] has come.
+    Due {
+        /// The timer.
+        timer: TimerId,
+    },
+    /// Nothing is left of the calls of [`super::effect::Effect::Clear`].
+    Cleared {
+        /// The step that waits for it.
+        step: CallId,
     },
 }
 
@@ -210,7 +229,9 @@ impl fmt::Debug for Event {
                 write!(f, "Fetched({call}, {})", if result.is_ok() { "found" } else { "failed" })
             }
             Self::Exited { call, end, .. } => write!(f, "Exited({call}, {end:?})"),
-            Self::CancelAsked { cause, grace_limit } => write!(f, "CancelAsked({cause:?}, {grace_limit:?})"),
+            Self::CancelAsked { cause, grace_limit, force } => {
+                write!(f, "CancelAsked({cause:?}, {grace_limit:?}{})", if *force { ", force" } else { "" })
+            }
             Self::Unprepared { .. } => f.write_str("Unprepared"),
             Self::Broken { .. } => f.write_str("Broken"),
             Self::Unmasked { op, .. } => write!(f, "Unmasked({op})"),
@@ -219,6 +240,8 @@ impl fmt::Debug for Event {
                 write!(f, "Returned({call}, {status:?}, {what})")
             }
             Self::FetchedAgain { call, text_of, .. } => write!(f, "FetchedAgain({call}, {text_of})"),
+            Self::Due { timer } => write!(f, "Due({timer})"),
+            Self::Cleared { step } => write!(f, "Cleared({step})"),
         }
     }
 }

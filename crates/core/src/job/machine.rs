@@ -1,27 +1,35 @@
 //! The machine of one job: events in, effects out.
 //!
-//! It owns the order of language.md §14 (which step runs when, and how failures and cancels end the job), the frames of
-//! functions under way, and the tree of results. It reads nothing, starts nothing and has no clock. The same events
-//! always give the same effects, so a job can outlive its daemon (architecture.md).
+//! It owns the order of language.md §14 and flow.md (which step runs when, and what failures, limits and stops do), and the
+//! calls under way. It reads nothing, starts nothing and has no clock. The same events always give the same effects, so a
+//! job can outlive its daemon (architecture.md).
+//!
+//! Calls form a tree: the root, the steps of its list, the steps of the functions that they call, the members of groups.
+//! Each call under way waits for one thing ([`call::Work`]): a fetch, a process, a delay, or the calls below it. An event
+//! ends the wait of one call. What follows from that is done before the next event, list by list and group by group:
 //!
 //! ```text
-//!   new ─▶ Queued ──Admitted──▶ Loading ──Fetched──▶ Running ──Exited──▶ Loading … ─▶ Over
-//!            │                     │                    │
-//!            └─────CancelAsked─────┴───▶ Over           └──CancelAsked──▶ Running (stopping) ──Exited──▶ Over
+//!            ┌─ when, if ─▶ skipped
+//!   step ────┤                                      ┌─ retry ─▶ Delay ─▶ the next attempt
+//!            └─▶ Loading ─▶ Running, List or Group ─┴─▶ success, failure, allowed failure, cancelled
 //! ```
-//!
-//! A job waits for one thing at a time: its slot, the fetch of one function, or one process.
 
+mod attempt;
 mod builtin;
-mod cancel;
+mod call;
 mod ends;
-mod frame;
+mod failure;
+mod group;
+mod list;
+mod matrix;
 mod start;
+mod stop;
 #[cfg(test)]
 mod tests;
 mod times;
 mod weight;
 
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -31,32 +39,44 @@ use step_runner_lang::diagnostic::{Diagnostic, Position};
 use step_runner_lang::environment::{Environment, LOG_LEVEL};
 use step_runner_lang::eval::Steps;
 use step_runner_lang::value::Value;
-use step_runner_model::LogChannel;
+use step_runner_model::{CancelCause, LogChannel};
 
 use crate::plan::library::{Library, Loaded};
 use crate::plan::secrets::Secrets;
 
-use super::effect::{Effect, StepFiles};
-use super::event::{CallId, Event, JobSpec, ProcessEnd};
-use builtin::Fetching;
-use frame::{FunctionFrame, Leaf, Loading};
+use super::effect::Effect;
+use super::event::{CallId, Event, JobSpec, ProcessEnd, TimerId};
+use call::{Call, Work};
+use group::Slots;
+use stop::{Cleanup, Timer};
 use times::Timeline;
+
+/// Number of the root.
+pub const ROOT: CallId = 0;
 
 /// One job's machine.
 pub struct Machine {
     constants: Arc<Constants>,
-    state: MachineState,
-    /// Functions with `run` under way, outermost first.
-    #[expect(
-        clippy::vec_box,
-        reason = "a vector's first four places would cost a small job more than its whole rest"
-    )]
-    frames: Vec<Box<FunctionFrame>>,
-    environment: Environment,
+    phase: Phase,
+    /// Calls under way, by number of the step.
+    calls: BTreeMap<CallId, Call>,
+    /// Lists and groups whose turn it is, in this order.
+    ready: VecDeque<CallId>,
+    /// Number of the latest call.
+    last_call: CallId,
+    /// Timers that are awaited.
+    timers: BTreeMap<TimerId, Timer>,
+    last_timer: TimerId,
+    /// The stops of parts of the job whose cleanup is not over, by the part's root.
+    cleanups: BTreeMap<CallId, Cleanup>,
+    /// Cause of the first stop of the job.
+    stop: Option<CancelCause>,
+    /// Number of allowed failures so far.
+    allowed_failures: u32,
+    /// Slots of members under way.
+    slots: Slots,
     library: Library,
     secrets: Secrets,
-    /// Number of the latest invocation.
-    calls: CallId,
     /// Bytes that results may still occupy.
     room: usize,
     times: Timeline,
@@ -66,6 +86,8 @@ pub struct Machine {
 
 /// Values that the request fixes for the whole job.
 struct Constants {
+    /// Environment before the first step.
+    environment: Environment,
     vars: IndexMap<String, Value>,
     work_dir: Arc<str>,
     tmp_dir: Arc<str>,
@@ -77,21 +99,21 @@ struct Constants {
     cancel_grace: Option<Duration>,
     /// Grace of a process whose function sets none.
     default_grace: Duration,
+    /// Limit of a cleanup.
+    cleanup_timeout: Duration,
+    /// Members of a group at the same time, by default.
+    members_at_a_time: u8,
 }
 
-/// The thing that a job waits for.
-enum MachineState {
-    /// Its slot. Holds the root and its inputs.
+/// Phase of a job.
+enum Phase {
+    /// It waits for its slot. Holds the root and its inputs.
     Queued(Box<Root>),
-    /// A function to be fetched.
-    Loading(Box<Loading>),
-    /// A tree that a builtin fetches.
-    Fetching(Box<Fetching>),
-    /// A process.
-    Running(Box<Leaf>),
-    /// Nothing: an event is being handled. The state stays if that panics.
+    /// Calls are under way.
+    Running,
+    /// An event is being handled. The phase stays if that panics.
     Handling,
-    /// Nothing: its last effect was [`Effect::Finish`].
+    /// Its last effect was [`Effect::Finish`].
     Over,
 }
 
@@ -117,27 +139,20 @@ impl Machine {
         let mut secrets = Secrets::default();
         secrets.note_references(&loaded.function);
         let root = Root { loaded, func_dir: func_dir.into(), inputs };
-        let masked = spec.vars.iter().filter(|(_, value)| value.sensitive).map(|(name, _)| name.clone());
         Ok(Self {
-            constants: Arc::new(Constants {
-                vars: spec.vars.clone(),
-                work_dir: spec.work_dir.as_str().into(),
-                tmp_dir: spec.tmp_dir.as_str().into(),
-                no_steps: Steps::new(),
-                debug: spec
-                    .base_env
-                    .iter()
-                    .any(|(name, level)| name == LOG_LEVEL.as_bytes() && level == b"debug"),
-                cancel_grace: spec.cancel_grace,
-                default_grace: spec.default_grace,
-            }),
-            state: MachineState::Queued(Box::new(root)),
-            frames: Vec::new(),
-            environment: Environment::new(Arc::clone(&spec.base_env), spec.env.clone())
-                .masking(masked.collect()),
+            constants: Arc::new(Constants::of(spec)),
+            phase: Phase::Queued(Box::new(root)),
+            calls: BTreeMap::new(),
+            ready: VecDeque::new(),
+            last_call: ROOT,
+            timers: BTreeMap::new(),
+            last_timer: 0,
+            cleanups: BTreeMap::new(),
+            stop: None,
+            allowed_failures: 0,
+            slots: Slots::default(),
             library: Library::default(),
             secrets,
-            calls: 0,
             room: weight::ROOM,
             times: Timeline::default(),
             effects: Vec::new(),
@@ -148,72 +163,98 @@ impl Machine {
     /// values. For any other exit the files are dropped. Other events stay as they are.
     #[must_use]
     pub fn read_files(&self, event: Event) -> Event {
-        match (event, &self.state) {
-            (
-                Event::Exited { call, end: ProcessEnd::Exited(status), shell, outputs, exports, ran },
-                MachineState::Running(leaf),
-            ) if leaf.call == call && leaf.stopping.is_none() && leaf.success.includes(status) => {
-                let returned = self.returned(leaf, outputs.as_ref(), exports.as_ref());
-                Event::Returned { call, status, shell, returned: Box::new(returned), ran }
-            }
-            (Event::Exited { call, end, shell, ran, .. }, _) => {
+        match event {
+            Event::Exited { call, end, shell, outputs, exports, ran } => {
+                if let ProcessEnd::Exited(status) = end
+                    && let Some((step, leaf)) = self.leaf(call)
+                    && step.stop.is_none()
+                    && leaf.success.includes(status)
+                {
+                    let returned = self.returned(leaf, outputs.as_ref(), exports.as_ref());
+                    return Event::Returned { call, status, shell, returned: Box::new(returned), ran };
+                }
                 Event::Exited { call, end, shell, outputs: None, exports: None, ran }
             }
-            (event, _) => event,
+            event => event,
         }
+    }
+
+    /// True if the machine waits for this timer. The end of a timer that is not awaited need not be recorded.
+    pub fn awaits(&self, timer: TimerId) -> bool {
+        self.timers.contains_key(&timer)
     }
 
     /// Handles `event` and returns the effects, in order. Ignores late answers and everything after the end. `at` is
     /// the time at which the event is or was handled, in microseconds since the host's boot.
     pub fn handle(&mut self, event: &Event, at: u64) -> Vec<Effect> {
         self.times.at(at);
-        match (event, std::mem::replace(&mut self.state, MachineState::Handling)) {
-            (_, MachineState::Over) => self.state = MachineState::Over,
-            (Event::Admitted { at }, MachineState::Queued(root)) => {
-                self.times.start(*at);
-                self.begin(*root);
-            }
-            (Event::Fetched { call, result }, MachineState::Loading(loading)) if *call == loading.call => {
-                self.fetched(*loading, result);
-            }
-            (Event::Fetched { call, result }, MachineState::Fetching(fetching))
-                if *call == fetching.call.id =>
-            {
-                self.tree_fetched(*fetching, result);
-            }
-            (Event::Exited { call, end, shell, outputs, exports, ran }, MachineState::Running(mut leaf))
-                if *call == leaf.call =>
-            {
-                self.times.ran(ran.as_ref());
-                leaf.ran(ran.as_ref(), shell.as_deref());
-                self.exited(*leaf, end, outputs.as_ref(), exports.as_ref());
-            }
-            (Event::Returned { call, status, shell, returned, ran }, MachineState::Running(mut leaf))
-                if *call == leaf.call =>
-            {
-                self.times.ran(ran.as_ref());
-                leaf.ran(ran.as_ref(), shell.as_deref());
-                self.returned_by(*leaf, *status, (**returned).clone());
-            }
-            (Event::CancelAsked { cause, grace_limit }, state) => self.cancel(state, *cause, *grace_limit),
-            (Event::Unprepared { message }, MachineState::Queued(root)) => self.cannot_begin(&root, message),
-            (Event::Broken { message } | Event::Unmasked { message, .. }, state) => {
-                self.broken(state, message);
-            }
-            (_, state) => self.state = state,
+        match std::mem::replace(&mut self.phase, Phase::Handling) {
+            Phase::Over => self.phase = Phase::Over,
+            Phase::Queued(root) => self.handle_queued(root, event),
+            Phase::Running => self.handle_running(event),
+            // The event before this one panicked. Nothing is certain any more but the calls under way.
+            Phase::Handling => self.broken("the machine lost its place"),
         }
-        if matches!(self.state, MachineState::Handling) {
-            // Believed unreachable. A job that waits for nothing would look as if it ran for ever.
-            self.broken(MachineState::Handling, "the machine lost its place");
+        self.go_on();
+        if matches!(self.phase, Phase::Handling) {
+            self.phase = Phase::Running;
         }
         self.secrets.rest();
         std::mem::take(&mut self.effects)
     }
 
+    fn handle_queued(&mut self, root: Box<Root>, event: &Event) {
+        match event {
+            Event::Admitted { at } => {
+                self.times.start(*at);
+                self.begin(*root);
+            }
+            Event::CancelAsked { cause, .. } => self.cancel_queued(&root, *cause),
+            Event::Unprepared { message } => self.cannot_begin(&root, message),
+            Event::Broken { message } | Event::Unmasked { message, .. } => self.broken_queued(&root, message),
+            _ => self.phase = Phase::Queued(root),
+        }
+    }
+
+    fn handle_running(&mut self, event: &Event) {
+        match event {
+            Event::Fetched { call, result } => self.fetched(*call, result),
+            Event::Exited { call, end, shell, outputs, exports, ran } => {
+                if let Some(step) = self.ran(*call, ran.as_ref(), shell.as_deref()) {
+                    self.exited(step, end, outputs.as_ref(), exports.as_ref());
+                }
+            }
+            Event::Returned { call, status, shell, returned, ran } => {
+                if let Some(step) = self.ran(*call, ran.as_ref(), shell.as_deref()) {
+                    self.returned_by(step, *status, (**returned).clone());
+                }
+            }
+            Event::CancelAsked { cause, grace_limit, force } => self.cancel(*cause, *grace_limit, *force),
+            Event::Due { timer } => self.due(*timer),
+            Event::Cleared { step } => self.cleared(*step),
+            Event::Broken { message } | Event::Unmasked { message, .. } => self.broken(message),
+            Event::Accepted(_)
+            | Event::Admitted { .. }
+            | Event::Unprepared { .. }
+            | Event::FetchedAgain { .. } => {}
+        }
+    }
+
+    /// Goes on with lists and groups whose turn it is, until all wait.
+    fn go_on(&mut self) {
+        while let Some(call) = self.ready.pop_front() {
+            match self.calls.get(&call).map(|call| &call.work) {
+                Some(Work::List(_)) => self.next_step(call),
+                Some(Work::Group(_)) => self.next_members(call),
+                _ => {}
+            }
+        }
+    }
+
     /// True if the job is over and ignores all further events.
     #[cfg(test)]
     pub(crate) const fn is_over(&self) -> bool {
-        matches!(self.state, MachineState::Over)
+        matches!(self.phase, Phase::Over)
     }
 
     /// Adds an effect, preceded by phrases that became known (language.md §11.5).
@@ -232,14 +273,33 @@ impl Machine {
     /// Shows the warnings of a file (logs.md §2).
     fn warn(&mut self, warnings: &[Diagnostic]) {
         for warning in warnings {
-            self.log(LogChannel::Err, format!("warning: {}", located(warning)));
+            self.log(LogChannel::Err, format!("warning: {}", failure::located(warning)));
         }
     }
 
-    fn next_call(&mut self) -> (CallId, StepFiles) {
-        self.calls += 1;
-        let folder = format!("{}/{}", self.constants.tmp_dir, self.calls);
-        (self.calls, StepFiles { output: format!("{folder}/output"), export: format!("{folder}/export") })
+    const fn next_call(&mut self) -> CallId {
+        self.last_call += 1;
+        self.last_call
+    }
+}
+
+impl Constants {
+    fn of(spec: &JobSpec) -> Self {
+        let masked = spec.vars.iter().filter(|(_, value)| value.sensitive).map(|(name, _)| name.clone());
+        let is_debug = |(name, level): &(Vec<u8>, Vec<u8>)| name == LOG_LEVEL.as_bytes() && level == b"debug";
+        Self {
+            environment: Environment::new(Arc::clone(&spec.base_env), spec.env.clone())
+                .masking(masked.collect()),
+            vars: spec.vars.clone(),
+            work_dir: spec.work_dir.as_str().into(),
+            tmp_dir: spec.tmp_dir.as_str().into(),
+            no_steps: Steps::new(),
+            debug: spec.base_env.iter().any(is_debug),
+            cancel_grace: spec.cancel_grace,
+            default_grace: spec.default_grace,
+            cleanup_timeout: spec.cleanup_timeout,
+            members_at_a_time: spec.members_at_a_time,
+        }
     }
 }
 
@@ -259,11 +319,4 @@ fn root_input_error(root: &Loaded, error: contract::ContractError) -> Diagnostic
     let at = function.spec.inputs.get(&error.name).map_or(Position::START, |declared| declared.at);
     Diagnostic::error(error.class, &function.file, at, error.message)
         .with_path(format!("inputs.{}", error.name))
-}
-
-/// Returns `FILE:LINE:COLUMN: PATH: message`, without the word `warning`; not yet masked, cut or escaped.
-fn located(diagnostic: &Diagnostic) -> String {
-    let mut plain = diagnostic.clone();
-    plain.severity = step_runner_lang::diagnostic::Severity::Error;
-    plain.unmasked()
 }

@@ -213,6 +213,8 @@ mod tests {
                 timeout: millis.map(Duration::from_millis),
                 cancel_grace: millis.map(Duration::from_nanos),
                 default_grace: Duration::from_secs(5),
+                cleanup_timeout: Duration::from_secs(60),
+                members_at_a_time: 14,
             })
     }
 
@@ -292,7 +294,10 @@ mod tests {
             prop::option::of(any::<u32>()).prop_map(|ms| Event::CancelAsked {
                 cause: CancelCause::Silent,
                 grace_limit: ms.map(|ms| Duration::from_millis(ms.into())),
+                force: ms.is_some(),
             }),
+            any::<u32>().prop_map(|timer| Event::Due { timer }),
+            any::<u32>().prop_map(|step| Event::Cleared { step }),
             ".{0,9}".prop_map(|message| Event::Unprepared { message }),
             ".{0,9}".prop_map(|message| Event::Broken { message }),
             (any::<u32>(), ".{0,9}").prop_map(|(op, message)| Event::Unmasked { op, message }),

@@ -95,6 +95,8 @@ impl Replayed {
             Event::Accepted(_)
             | Event::Unprepared { .. }
             | Event::Broken { .. }
+            | Event::Due { .. }
+            | Event::Cleared { .. }
             | Event::FetchedAgain { .. } => {}
         }
     }

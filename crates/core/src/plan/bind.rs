@@ -56,7 +56,9 @@ fn step_inputs(
 ) -> Result<IndexMap<String, Value>, Diagnostic> {
     let type_of = |name: &str| declared.get(name).map(|declaration| declaration.value_type);
     Ok(match &step.invokes {
-        Invocation::Reference(..) => eval::evaluate_inputs(&step.inputs, type_of, scope)?,
+        Invocation::Reference(..) | Invocation::Group(_) => {
+            eval::evaluate_inputs(&step.inputs, type_of, scope)?
+        }
         Invocation::Script(text) => {
             let text =
                 eval::evaluate_text(text, scope).map_err(|finding| eval::in_input("script", finding))?;

@@ -9,15 +9,16 @@ mod expression;
 use std::sync::Arc;
 
 use indexmap::IndexMap;
+use step_runner_lang::ast::flow::{Condition, MatrixItems};
 use step_runner_lang::ast::{
     Body, Declaration, Exec, Function, Invocation, Outputs, Reference, Run, Step, Template,
 };
 use step_runner_lang::convert::contract::{self, ContractError};
-use step_runner_lang::diagnostic::{Diagnostic, Position, Severity};
+use step_runner_lang::diagnostic::{Class, Diagnostic, Position, Severity};
 use step_runner_lang::value::{Data, Value, ValueType};
 
 use super::builtin;
-use expression::{Expressions, KnownType, Names};
+use expression::{Detail, Ended, Expressions, KnownType, Names};
 
 /// The part of a function that its caller sees.
 #[derive(Debug, Default)]
@@ -65,8 +66,16 @@ pub struct Subject<'a> {
     pub function: &'a Function,
     /// True if no part of the function is missing. Otherwise that part may define unknown names.
     pub whole: bool,
-    /// Interfaces that its steps call, by position in the list, as far as known. Builtins may be left out.
+    /// Interfaces that its steps call, as far as known, in the order of [`calling_steps`]. Builtins may be left out.
     pub callees: &'a [Option<Arc<Interface>>],
+}
+
+/// Returns the steps of a list that can call a function: the members of a group in its place.
+pub fn calling_steps(run: &Run) -> impl Iterator<Item = &Step> {
+    run.steps.iter().flat_map(|step| match step.members() {
+        [] => std::slice::from_ref(step),
+        members => members,
+    })
 }
 
 /// Returns every mistake in a function that its text alone does not show, sorted by place.
@@ -118,13 +127,109 @@ impl<'a> Check<'a> {
 
     fn run(&mut self, run: &'a Run) {
         let mut names = self.own_names();
-        names.coming = run.steps.iter().map(|step| (step.name.as_str(), step.at)).collect();
-        for (index, step) in run.steps.iter().enumerate() {
-            let callee = self.callee(step, index);
-            self.step(step, callee.as_deref(), &names);
-            names.finished.insert(&step.name, callee);
+        names.list = Some(if run.steps.iter().all(|step| step.flow.is_none()) {
+            Detail::Outputs
+        } else {
+            Detail::All
+        });
+        let all = run.steps.iter().flat_map(|step| std::iter::once(step).chain(step.members()));
+        names.coming = all.map(|step| (step.name.as_str(), step.at)).collect();
+        let mut index = 0;
+        for step in &run.steps {
+            let is_matrix = step.flow.as_ref().is_some_and(|flow| flow.matrix.is_some());
+            self.condition(step, &names);
+            let mut ended = Vec::new();
+            if let Invocation::Group(members) = &step.invokes {
+                for member in members {
+                    self.condition(member, &names);
+                    let callee = self.callee(member, index);
+                    index += 1;
+                    self.step(member, callee.as_deref(), &names);
+                    ended.push((member.name.as_str(), Ended::Function(callee)));
+                }
+                ended.push((step.name.as_str(), Ended::Group));
+            } else {
+                let callee = self.callee(step, index);
+                index += 1;
+                self.matrix(step, &names);
+                names.matrix = matrix_keys(step);
+                self.step(step, callee.as_deref(), &names);
+                names.matrix = None;
+                let shape = if is_matrix { Ended::Matrix } else { Ended::Function(callee) };
+                ended.push((step.name.as_str(), shape));
+            }
+            names.finished.extend(ended);
         }
         self.outputs(run, &names);
+    }
+
+    /// Checks `if`: a boolean, which depends on something.
+    fn condition(&mut self, step: &'a Step, names: &Names<'a>) {
+        let Some(Condition::Expression { template, .. }) =
+            step.flow.as_ref().and_then(|flow| flow.condition.as_ref())
+        else {
+            return;
+        };
+        let path = format!("{}.if", step.path);
+        let (kind, is_constant) = self.expressions.condition(template, names, &path);
+        let is_boolean = matches!(
+            kind,
+            KnownType::Is(ValueType::Boolean) | KnownType::Any | KnownType::IsOrNull(ValueType::Boolean)
+        );
+        if !is_boolean {
+            let message = "the condition is no boolean";
+            let finding = Diagnostic::error(Class::Type, &self.subject.function.file, template.at, message);
+            let help = "write a comparison, or bool(…)";
+            self.expressions.findings.push(finding.with_path(path).with_help(help));
+        } else if is_constant {
+            let message = "the condition names no context, so it is always the same";
+            let finding = Diagnostic::warning(Class::Type, &self.subject.function.file, template.at, message);
+            self.expressions.findings.push(finding.with_path(path));
+        }
+    }
+
+    /// Checks the lists of a matrix, which see what the step's list sees.
+    fn matrix(&mut self, step: &'a Step, names: &Names<'a>) {
+        let Some(matrix) = step.flow.as_ref().and_then(|flow| flow.matrix.as_ref()) else { return };
+        for list in &matrix.lists {
+            let path = format!("{}.matrix.{}", step.path, list.name);
+            match &list.items {
+                MatrixItems::Literal(items) => {
+                    for item in items {
+                        let kind = self.expressions.value(&item.value, None, names, &path);
+                        let got = match kind {
+                            KnownType::Null => "null".to_owned(),
+                            KnownType::Is(kind @ (ValueType::Array | ValueType::Struct)) => kind.to_string(),
+                            KnownType::Any | KnownType::Is(_) | KnownType::IsOrNull(_) => continue,
+                        };
+                        let message =
+                            format!("an item of a matrix is a string, a number or a boolean, got {got}");
+                        self.wrong_matrix(item.at, &path, message);
+                    }
+                }
+                MatrixItems::Value(value) => {
+                    let kind = self.expressions.value(value, None, names, &path);
+                    let is_array = matches!(
+                        kind,
+                        KnownType::Any
+                            | KnownType::Is(ValueType::Array)
+                            | KnownType::IsOrNull(ValueType::Array)
+                    );
+                    if !is_array {
+                        self.wrong_matrix(
+                            list.at,
+                            &path,
+                            "expected a list, or an expression that gives one".to_owned(),
+                        );
+                    }
+                }
+            }
+        }
+    }
+
+    fn wrong_matrix(&mut self, at: Position, path: &str, message: String) {
+        let finding = Diagnostic::error(Class::Type, &self.subject.function.file, at, message);
+        self.expressions.findings.push(finding.with_path(path));
     }
 
     fn callee(&mut self, step: &Step, index: usize) -> Option<Arc<Interface>> {
@@ -141,7 +246,7 @@ impl<'a> Check<'a> {
             Invocation::Reference(Reference::Local { .. }, _) => {
                 self.subject.callees.get(index).cloned().flatten()
             }
-            Invocation::Reference(..) | Invocation::Action(_) => None,
+            Invocation::Reference(..) | Invocation::Action(_) | Invocation::Group(_) => None,
         }
     }
 
@@ -151,6 +256,7 @@ impl<'a> Check<'a> {
             Invocation::Script(text) => self.expressions.text(text, names, &path("script")),
             Invocation::Action(text) => self.expressions.text(text, names, &path("action")),
             Invocation::Reference(reference, _) => self.reference(reference, names, &path("func")),
+            Invocation::Group(_) => {}
         }
         self.expressions.files_are_unread = true;
         for (key, value) in &step.env {
@@ -285,6 +391,12 @@ impl<'a> Check<'a> {
 fn is_script(invokes: &Invocation) -> bool {
     matches!(invokes, Invocation::Reference(Reference::Builtin { name, .. }, _)
         if builtin::kind(name).is_some_and(builtin::BuiltinKind::is_script))
+}
+
+/// Returns the keys of a step's matrix.
+fn matrix_keys(step: &Step) -> Option<Vec<&str>> {
+    let matrix = step.flow.as_ref()?.matrix.as_ref()?;
+    Some(matrix.lists.iter().map(|list| list.name.as_str()).collect())
 }
 
 fn shown(key: &Template) -> &str {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use step_runner_lang::ast::{Function, Invocation, Reference, Step, Template};
-use step_runner_lang::diagnostic::{Diagnostic, Position};
+use step_runner_lang::diagnostic::{Class, Diagnostic, Position};
 use step_runner_lang::eval::Scope;
 use step_runner_lang::reference::{self, DEFINITION_FILES};
 use step_runner_model::ReferenceInfo;
@@ -29,6 +29,11 @@ pub(crate) fn target(
         Invocation::Script(_) => return Ok(Target::Builtin("script".to_owned())),
         Invocation::Action(_) => return Ok(Target::Fetch(action_runner(&caller.file, step.at))),
         Invocation::Reference(reference, _) => reference::resolve(reference, scope),
+        Invocation::Group(_) => {
+            let finding =
+                Diagnostic::error(Class::Schema, &caller.file, step.at, "a group calls no function");
+            Err(finding)
+        }
     };
     match resolved {
         Ok(Reference::Builtin { name, .. }) => Ok(Target::Builtin(name)),

@@ -145,7 +145,7 @@ impl Secrets {
     /// Adds the credentials in a function's references: results show its definition with all steps (language.md §16).
     pub(crate) fn note_references(&mut self, function: &Function) {
         let Body::Run(run) = &function.definition.body else { return };
-        for step in &run.steps {
+        for step in run.steps.iter().flat_map(|step| std::iter::once(step).chain(step.members())) {
             if let Invocation::Reference(reference, _) = &step.invokes {
                 for secret in reference::credentials(reference) {
                     self.note_url_part(&secret);

@@ -7,6 +7,7 @@ use step_runner_model::text;
 
 use super::STEP_LIMIT;
 use super::checker::{Checker, UnknownKey, at_index, join};
+use super::flow::Place;
 use super::foreign;
 use crate::ast::{Body, Definition, Exec, Outputs, Run, Spec, Step, Template, TemplateValue};
 use crate::convert::contract;
@@ -241,22 +242,37 @@ impl Checker<'_> {
             return None;
         }
         let mut steps: Vec<Step> = Vec::with_capacity(items.len());
-        let mut places: IndexMap<String, Position> = IndexMap::new();
         for (index, item) in items.iter().enumerate() {
-            let path = at_index(PATH, index);
-            if let Some(step) = self.step(item, &path) {
-                if let Some(first) = places.insert(step.name.clone(), step.at) {
-                    let line = first.line;
+            steps.extend(self.step(item, Place::List, &at_index(PATH, index)));
+        }
+        self.names_once(&steps);
+        self.advise_on_list(items, &steps);
+        Some(steps)
+    }
+
+    /// Reports names that are used twice in a list and its groups. Between plain steps it is a warning: the result of the
+    /// second replaces that of the first.
+    fn names_once(&mut self, steps: &[Step]) {
+        let mut places: IndexMap<&str, (Position, bool)> = IndexMap::new();
+        for step in steps {
+            let own = std::iter::once((step, step.is_group()));
+            for (step, grouped) in own.chain(step.members().iter().map(|member| (member, true))) {
+                let Some((first, with_group)) = places.insert(&step.name, (step.at, grouped)) else {
+                    continue;
+                };
+                let (name, line, path) = (&step.name, first.line, join(&step.path, "name"));
+                if grouped || with_group {
+                    let message = format!("the name \"{name}\" stands already at line {line}");
+                    let help = "names are unique over a list and its groups";
+                    self.error_with_help(Class::Name, step.name_at, &path, &message, help);
+                } else {
                     let message = format!(
-                        "step \"{}\" stands already at line {line}; its result replaces the earlier one",
-                        step.name
+                        "step \"{name}\" stands already at line {line}; its result replaces the earlier one"
                     );
-                    self.warning(Class::Name, step.at, &join(&path, "name"), message);
+                    self.warning(Class::Name, step.at, &path, message);
                 }
-                steps.push(step);
             }
         }
-        Some(steps)
     }
 
     fn run_outputs(&mut self, node: &YamlNode, spec: &Spec) -> IndexMap<String, TemplateValue> {
@@ -329,9 +345,21 @@ impl Checker<'_> {
             return None;
         }
         let steps = steps?;
-        if !steps.iter().any(|step| step.name == name) {
+        if steps.iter().any(|step| step.name == name && step.is_group()) {
+            let message = format!("\"{}\" is a group, which has no outputs", text::quote(name));
+            self.error_with_help(
+                Class::Schema,
+                entry.value.at,
+                PATH,
+                &message,
+                "name a step that calls a function",
+            );
+            return None;
+        }
+        let names = || steps.iter().flat_map(|step| std::iter::once(step).chain(step.members()));
+        if !names().any(|step| step.name == name) {
             let message = format!("step \"{}\" was not found", text::quote(name));
-            let help = match name::suggest(name, steps.iter().map(|step| step.name.as_str())) {
+            let help = match name::suggest(name, names().map(|step| step.name.as_str())) {
                 Some(similar) => format!("did you mean \"{similar}\"?"),
                 None => "name a step of run".to_owned(),
             };
@@ -348,7 +376,7 @@ fn is_shell(program: &str) -> bool {
 }
 
 /// Parses a duration such as `1m30s` or `500ms`. Every number needs a unit.
-fn duration(text: &str) -> Option<Duration> {
+pub(super) fn duration(text: &str) -> Option<Duration> {
     let mut total = Duration::ZERO;
     let mut rest = text;
     while !rest.is_empty() {

@@ -5,17 +5,14 @@ use crate::yaml::{NodeKind, YamlEntry};
 /// Returns the alternative to a key that steps of other systems have.
 pub(super) fn step_key(key: &str) -> Option<&'static str> {
     Some(match key {
-        "if" | "when" | "unless" | "only" | "except" | "rules" => {
-            "there are no conditions: test in a script, or compute the reference in func"
+        "unless" | "only" | "except" | "rules" => "write \"if\" with an expression, or \"when\"",
+        "loop" | "for" | "foreach" | "with_items" | "strategy" => "write \"matrix\"",
+        "needs" | "depends_on" | "dependencies" => {
+            "steps run in the order of the list; \"parallel\" runs some of them side by side"
         }
-        "retry" | "matrix" | "parallel" | "loop" | "for" | "foreach" | "with_items" => {
-            "there are no loops or retries: a script has them"
-        }
-        "timeout" | "timeout-minutes" | "timeout_minutes" => {
-            "a step has no time limit: write \"timeout 5m COMMAND\" in a script; \"run --timeout\" limits the whole job"
-        }
-        "continue-on-error" | "continue_on_error" | "continue_on_err" | "allow_failure" | "ignore_errors" => {
-            "a failed step ends the job: write \"COMMAND || true\" in a script for one that may fail"
+        "timeout-minutes" | "timeout_minutes" => "write \"timeout\" with a unit, such as 5m",
+        "continue-on-error" | "continue_on_err" | "allow_failure" | "ignore_errors" => {
+            "write \"continue_on_error\""
         }
         "uses" => "write \"func\"; an action of another system is no function",
         "with" => "write \"inputs\"",
@@ -25,12 +22,18 @@ pub(super) fn step_key(key: &str) -> Option<&'static str> {
         }
         "environment" | "variables" => "write \"env\"",
         "before_script" => "write a step of its own before this one",
-        "after_script" => {
-            "no step starts after a failed one: write \"trap 'COMMAND' EXIT\" at the beginning of the script"
-        }
+        "after_script" => "write a step of its own after this one, with \"when: always\"",
         "command" | "cmd" | "shell" => "write \"script\", or call a function with exec",
         _ => return None,
     })
+}
+
+/// Returns the alternative to a key in `retry` that other systems have, or that YAML 1.1 reads as something else.
+pub(super) fn retry_key(key: &str) -> Option<&'static str> {
+    match key {
+        "on" => Some("write \"when\": YAML 1.1 reads \"on\" as a boolean"),
+        _ => None,
+    }
 }
 
 /// True if the key names the action of a step in another system.

@@ -1,6 +1,7 @@
 //! A step of a `run` list (language.md §5).
 
 use super::checker::{Checker, UnknownKey, at_index, join};
+use super::flow::{self, Place};
 use super::foreign;
 use crate::ast::{Invocation, Step, Template, TemplateValue};
 use crate::diagnostic::Class;
@@ -9,11 +10,28 @@ use crate::value::Data;
 use crate::yaml::scalar::{Resolved, resolve};
 use crate::yaml::{NodeKind, YamlEntry, YamlNode};
 
-pub(crate) const KEYS: [&str; 8] =
-    ["name", "func", "step", "script", "action", "inputs", "env", "description"];
+pub(crate) const KEYS: [&str; 17] = [
+    "name",
+    "func",
+    "step",
+    "script",
+    "action",
+    "inputs",
+    "env",
+    "description",
+    "if",
+    "when",
+    "continue_on_error",
+    "timeout",
+    "retry",
+    "parallel",
+    "matrix",
+    "max",
+    "fail_fast",
+];
 
 /// Keys that name what a step calls.
-pub(super) const INVOCATIONS: [&str; 4] = ["func", "step", "script", "action"];
+pub(super) const INVOCATIONS: [&str; 5] = ["func", "step", "script", "action", "parallel"];
 
 /// Name of a lone step without one (service.md §3.1).
 const LONE: &str = "run";
@@ -22,42 +40,81 @@ const LONE: &str = "run";
 #[derive(Default)]
 struct StepKeys<'n> {
     name: Option<&'n YamlEntry>,
-    /// `func`, `step`, `script`, `action`, in the order of the text.
+    /// `func`, `step`, `script`, `action`, `parallel`, in the order of the text.
     invokes: Vec<&'n YamlEntry>,
     inputs: Option<&'n YamlEntry>,
-    env: Option<&'n YamlNode>,
+    env: Option<&'n YamlEntry>,
+    /// Keys of control flow, `parallel` among them, in the order of the text.
+    flow: Vec<&'n YamlEntry>,
+}
+
+impl StepKeys<'_> {
+    fn is_group(&self) -> bool {
+        self.invokes.iter().any(|entry| entry.key.text == "parallel")
+    }
 }
 
 impl Checker<'_> {
     /// Reads the steps of a job that is one step. It needs no name: no other step refers to it.
     pub(super) fn lone_step(&mut self, node: &YamlNode) -> Vec<Step> {
-        self.named_step(node, "run[0]", Some(LONE)).into_iter().collect()
+        self.named_step(node, Place::List, "run[0]", Some(LONE)).into_iter().collect()
     }
 
-    /// Reads a step of a list. Returns `None` if it is broken.
-    pub(super) fn step(&mut self, node: &YamlNode, path: &str) -> Option<Step> {
-        self.named_step(node, path, None)
+    /// Reads a step. Returns `None` if it is broken.
+    pub(super) fn step(&mut self, node: &YamlNode, place: Place, path: &str) -> Option<Step> {
+        self.named_step(node, place, path, None)
     }
 
     /// Reads a step, called `otherwise` if it has no name.
-    fn named_step(&mut self, node: &YamlNode, path: &str, otherwise: Option<&str>) -> Option<Step> {
+    fn named_step(
+        &mut self,
+        node: &YamlNode,
+        place: Place,
+        path: &str,
+        otherwise: Option<&str>,
+    ) -> Option<Step> {
         let entries = self.mapping(node, path)?;
         let (found, all_known) = self.step_keys(entries, path);
         let name = match (found.name, otherwise) {
             (None, Some(name)) => Some(name.to_owned()),
             (entry, _) => self.step_name(node, entries, entry, path),
         };
-        let invokes = self.invocation(node, entries, &found, path);
+        let invokes = self.invocation(node, entries, &found, place, path);
+        let flow = self.flow(&found.flow, place, path);
+        if found.is_group() {
+            self.no_inputs_of_a_group(&found, path)?;
+        }
         let inputs = found
             .inputs
             .map(|inputs| self.step_pairs(&inputs.value, &join(path, "inputs"), "input", Self::input_value));
-        let env = found
-            .env
-            .map(|env| self.step_pairs(env, &join(path, "env"), "environment variable", Self::env_value));
+        let env = found.env.map(|env| {
+            self.step_pairs(&env.value, &join(path, "env"), "environment variable", Self::env_value)
+        });
         let (inputs, env) =
             (inputs.unwrap_or_else(|| Some(Vec::new()))?, env.unwrap_or_else(|| Some(Vec::new()))?);
-        let (name, invokes) = (name?, invokes?);
-        all_known.then(|| Step { name, invokes, inputs, env, at: node.at, path: path.to_owned() })
+        let (name, invokes, flow) = (name?, invokes?, flow?);
+        let name_at = found.name.map_or(node.at, |entry| entry.value.at);
+        all_known.then(|| Step {
+            name,
+            name_at,
+            invokes,
+            inputs,
+            env,
+            flow,
+            at: node.at,
+            path: path.to_owned(),
+        })
+    }
+
+    /// Reports `inputs` and `env` of a group, which passes nothing on.
+    fn no_inputs_of_a_group(&mut self, found: &StepKeys<'_>, path: &str) -> Option<()> {
+        for entry in [found.inputs, found.env].into_iter().flatten() {
+            let key = &entry.key;
+            let message = format!("a group cannot have \"{}\"", key.text);
+            let help = "give it to the members";
+            self.error_with_help(Class::Schema, key.at, &join(path, &key.text), &message, help);
+        }
+        (found.inputs.is_none() && found.env.is_none()).then_some(())
     }
 
     fn step_keys<'n>(&mut self, entries: &'n [YamlEntry], path: &str) -> (StepKeys<'n>, bool) {
@@ -69,8 +126,13 @@ impl Checker<'_> {
                 "name" => found.name = Some(entry),
                 "func" | "step" | "script" | "action" => found.invokes.push(entry),
                 "inputs" => found.inputs = Some(entry),
-                "env" => found.env = Some(&entry.value),
+                "env" => found.env = Some(entry),
                 "description" => {}
+                "parallel" => {
+                    found.invokes.push(entry);
+                    found.flow.push(entry);
+                }
+                key if flow::KEYS.contains(&key) => found.flow.push(entry),
                 "exec" | "run" | "outputs" | "delegate" => {
                     all_known = false;
                     let message = format!("\"{}\" cannot be used in a step", key.text);
@@ -111,26 +173,30 @@ impl Checker<'_> {
         None
     }
 
-    /// Reads exactly one of `func`/`step`, `script`, `action`.
+    /// Reads exactly one of `func`/`step`, `script`, `action`, `parallel`.
     fn invocation(
         &mut self,
         node: &YamlNode,
         entries: &[YamlEntry],
         found: &StepKeys<'_>,
+        place: Place,
         path: &str,
     ) -> Option<Invocation> {
         let mut parsed = Vec::new();
         for entry in &found.invokes {
-            parsed.push(self.invoked(entry, &join(path, &entry.key.text)));
+            parsed.push(self.invoked(entry, place, &join(path, &entry.key.text)));
         }
         match (found.invokes.first(), found.invokes.get(1)) {
             (None, _) => {
                 let is_named_otherwise = entries.iter().any(|entry| foreign::is_invocation(&entry.key.text));
                 if !self.is_misspelt(entries, &KEYS, &INVOCATIONS) && !is_named_otherwise {
-                    self.error(Class::Schema, node.at, path, "one of func, script, action is needed");
+                    let text = "one of func, script, action, parallel is needed";
+                    self.error(Class::Schema, node.at, path, text);
                 }
                 return None;
             }
+            // A number or mapping is meant otherwise: the finding about it is the only one about the key.
+            (Some(_), Some(_)) if found.invokes.iter().any(|entry| is_foreign_group(entry)) => return None,
             (Some(first), Some(second)) => {
                 let message = format!(
                     "only one of {}, {} is allowed: remove the other",
@@ -154,8 +220,11 @@ impl Checker<'_> {
         invocation
     }
 
-    fn invoked(&mut self, entry: &YamlEntry, path: &str) -> Option<Invocation> {
+    fn invoked(&mut self, entry: &YamlEntry, place: Place, path: &str) -> Option<Invocation> {
         match entry.key.text.as_str() {
+            // A member's own `parallel` is reported as a key that it cannot have.
+            "parallel" if place == Place::Member => None,
+            "parallel" => self.members(&entry.value, path).map(Invocation::Group),
             "script" => self.script(&entry.value, path).map(Invocation::Script),
             "action" => self.not_empty(&entry.value, path).map(Invocation::Action),
             _ => self
@@ -206,7 +275,7 @@ impl Checker<'_> {
     }
 
     /// Reads the value of an input. Keeps the source text of a boolean or number: the called function may want text.
-    fn input_value(&mut self, node: &YamlNode, path: &str) -> Option<TemplateValue> {
+    pub(super) fn input_value(&mut self, node: &YamlNode, path: &str) -> Option<TemplateValue> {
         if let NodeKind::Scalar(scalar) = &node.kind
             && resolve(scalar) == Resolved::OutOfRange
         {
@@ -248,4 +317,9 @@ impl Checker<'_> {
             }
         }
     }
+}
+
+/// True for `parallel` of another system, which is a number or a mapping.
+fn is_foreign_group(entry: &YamlEntry) -> bool {
+    entry.key.text == "parallel" && !matches!(entry.value.kind, NodeKind::Sequence(_))
 }

@@ -84,7 +84,7 @@ outputs: {o: '${{'}
             "func.yml:10:26: run[0].inputz: unknown key \"inputz\" (did you mean \"inputs\"?)",
             "func.yml:12:21: run[1].script: unexpected \"}}\", expected a value",
             "func.yml:13:3: run[1].exec: \"exec\" cannot be used in a step (put it into a function of its own and name that with func)",
-            "func.yml:14:3: run[2]: one of func, script, action is needed",
+            "func.yml:14:3: run[2]: one of func, script, action, parallel is needed",
             "func.yml:15:28: run[2].inputs.k.d: unexpected character \"$\"",
             "func.yml:16:15: outputs.o: expression not closed, opened here",
             "func.yml:5:3: spec.foo: warning: unknown key \"foo\" (known here: inputs, outputs, description)",

@@ -189,6 +189,15 @@ impl<'s> Evaluator<'s> {
         error.with_help(meant(name, &known()))
     }
 
+    /// Returns the error for a member that is not there for the reason `why`.
+    fn lacking(&self, at: Position, before: impl FnOnce() -> String, name: &str, why: String) -> Diagnostic {
+        if !self.tells() {
+            return self.error(Class::NotFound, at, "");
+        }
+        let message = format!("{}\"{}\" was not found", before(), text::quote(name));
+        self.error(Class::NotFound, at, message).with_help(why)
+    }
+
     fn look(&self, value: &Value, at: Position) -> Result<bool> {
         self.budget.look(value).map_err(|limit| self.exhausted(limit, at))
     }

@@ -2,17 +2,154 @@
 
 use std::borrow::Cow;
 use std::cell::{Cell, RefCell};
+use std::rc::Rc;
 
 use indexmap::IndexMap;
+use step_runner_model::StepOutcome;
 
 use super::budget::{Budget, Exhausted};
 use super::functions::Function;
 use super::operators::is_truthy;
+use crate::diagnostic::Class;
 use crate::environment::Environment;
 use crate::value::{Data, Value};
 
-/// Outputs of the finished steps of one `run` list, by name of the step.
-pub type Steps = IndexMap<String, IndexMap<String, Value>>;
+/// Ended steps of one `run` list, by name of the step.
+pub type Steps = IndexMap<String, EndedStep>;
+
+/// An ended step as expressions see it (flow.md §2).
+#[derive(Clone, Debug, PartialEq)]
+pub struct EndedStep {
+    /// How it ended.
+    pub outcome: StepOutcome,
+    /// Exit code that decided the outcome, if a process did.
+    pub exit_code: Option<i32>,
+    /// Class of its failure.
+    pub error: Option<Class>,
+    /// Attempts begun.
+    pub attempts: u32,
+    /// Values returned.
+    pub returned: Returned,
+    /// True for a step of a plain list, of which only the outputs are visible.
+    pub is_plain: bool,
+}
+
+/// Values that an ended step has returned.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Returned {
+    /// Outputs of a function.
+    Outputs(IndexMap<String, Value>),
+    /// Nothing: a group.
+    Group,
+    /// Results of the members of a matrix, an array.
+    Results(Value),
+}
+
+impl EndedStep {
+    /// A step of a plain list that has succeeded.
+    pub const fn plain(outputs: IndexMap<String, Value>) -> Self {
+        Self {
+            outcome: StepOutcome::Success,
+            exit_code: Some(0),
+            error: None,
+            attempts: 1,
+            returned: Returned::Outputs(outputs),
+            is_plain: true,
+        }
+    }
+
+    /// A step that did not run. `nothing` is what a group that did not run has returned.
+    pub fn skipped(nothing: Option<Returned>) -> Self {
+        Self {
+            outcome: StepOutcome::Skipped,
+            exit_code: None,
+            error: None,
+            attempts: 0,
+            returned: nothing.unwrap_or_else(|| Returned::Outputs(IndexMap::new())),
+            is_plain: false,
+        }
+    }
+
+    /// Returns the outputs of a function.
+    pub const fn outputs(&self) -> Option<&IndexMap<String, Value>> {
+        match &self.returned {
+            Returned::Outputs(outputs) => Some(outputs),
+            Returned::Group | Returned::Results(_) => None,
+        }
+    }
+
+    /// Returns the reason why it has no outputs, if it has none whatever its function returns.
+    pub fn lack(&self, name: &str) -> Option<String> {
+        let what = match self.outcome {
+            StepOutcome::Skipped => "was skipped",
+            StepOutcome::Failure | StepOutcome::AllowedFailure => "failed",
+            StepOutcome::Cancelled => "was cancelled",
+            StepOutcome::Success | StepOutcome::Unspecified => return None,
+        };
+        Some(format!("step \"{name}\" {what}"))
+    }
+
+    /// Returns the names of its members.
+    const fn names(&self) -> &'static [&'static str] {
+        match self.returned {
+            _ if self.is_plain => &["outputs"],
+            Returned::Outputs(_) => &["outputs", "status", "exit_code", "error", "attempts"],
+            Returned::Group => &["status", "exit_code", "error", "attempts"],
+            Returned::Results(_) => &["results", "status", "exit_code", "error", "attempts"],
+        }
+    }
+
+    /// Returns a member other than `outputs`.
+    fn member(&self, key: &str) -> Option<Value> {
+        if self.is_plain {
+            return None;
+        }
+        Some(match (key, &self.returned) {
+            ("status", _) => Value::text(self.outcome.word()),
+            ("exit_code", _) => {
+                Value::plain(self.exit_code.map_or(Data::Null, |code| Data::Number(f64::from(code))))
+            }
+            ("error", _) => self.error.map_or(Value::plain(Data::Null), |class| Value::text(class.word())),
+            ("attempts", _) => Value::plain(Data::Number(f64::from(self.attempts))),
+            ("results", Returned::Results(results)) => results.clone(),
+            _ => return None,
+        })
+    }
+
+    fn to_object(&self) -> IndexMap<String, Value> {
+        let member = |name: &&str| match self.outputs() {
+            Some(outputs) if *name == "outputs" => Some(Value::plain(Data::Object(outputs.clone()))),
+            _ => self.member(name),
+        };
+        self.names().iter().filter_map(|name| Some(((*name).to_owned(), member(name)?))).collect()
+    }
+}
+
+/// State of a list at one moment (`run.status`, flow.md §2).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ListState {
+    /// Nothing has failed.
+    #[default]
+    Success,
+    /// A step has failed.
+    Failure,
+    /// It is cancelled.
+    Cancelled,
+    /// It is cancelled because a time limit passed.
+    Timeout,
+}
+
+impl ListState {
+    /// Returns the word that expressions see.
+    pub const fn word(self) -> &'static str {
+        match self {
+            Self::Success => "success",
+            Self::Failure => "failure",
+            Self::Cancelled => "cancelled",
+            Self::Timeout => "timeout",
+        }
+    }
+}
 
 /// Source of the names that an expression can use.
 pub trait Scope {
@@ -36,6 +173,10 @@ pub struct Context<'a> {
     pub inputs: &'a IndexMap<String, Value>,
     /// `steps`: earlier steps of the same list.
     pub steps: &'a Steps,
+    /// `run`: state of the list. `None` outside of lists.
+    pub run: Option<ListState>,
+    /// `matrix`: values of this member. `None` outside of a step with `matrix`.
+    pub matrix: Option<&'a IndexMap<String, Value>>,
     /// `func_dir` and `step_dir`.
     pub func_dir: &'a str,
     /// `work_dir`.
@@ -50,7 +191,7 @@ pub struct Context<'a> {
     pub numbers: &'a RefCell<Vec<f64>>,
 }
 
-/// The names of language.md §10.
+/// The names of language.md §10 that are visible everywhere. `run` is visible in lists, `matrix` in steps with that key.
 pub const NAMES: [&str; 10] = [
     "env",
     "vars",
@@ -72,6 +213,8 @@ impl Scope for Context<'_> {
             "vars" | "job" => Item::Map(self.vars),
             "inputs" => Item::Map(self.inputs),
             "steps" => Item::Steps(self.steps),
+            "run" => Item::Run(self.run?),
+            "matrix" => Item::Map(self.matrix?),
             "func_dir" | "step_dir" => text(self.func_dir),
             "work_dir" => text(self.work_dir),
             "output_file" | "export_file" => {
@@ -83,7 +226,8 @@ impl Scope for Context<'_> {
     }
 
     fn names(&self) -> Vec<String> {
-        NAMES.into_iter().map(str::to_owned).collect()
+        let (run, matrix) = (self.run.map(|_| "run"), self.matrix.map(|_| "matrix"));
+        NAMES.into_iter().chain(run).chain(matrix).map(str::to_owned).collect()
     }
 
     fn note_number(&self, number: f64) {
@@ -113,8 +257,12 @@ pub enum Item<'a> {
     Env(&'a Environment),
     /// The object `steps`.
     Steps(&'a Steps),
-    /// A step: an object with the member `outputs`.
-    Step(&'a IndexMap<String, Value>),
+    /// An ended step and its name.
+    Step(&'a str, &'a EndedStep),
+    /// Outputs of an ended step, and the reason if it has none.
+    Outputs(&'a IndexMap<String, Value>, Option<Rc<str>>),
+    /// The object `run`.
+    Run(ListState),
     /// A function.
     Function(Function),
 }
@@ -123,6 +271,8 @@ pub enum Item<'a> {
 pub(super) enum NoMember {
     /// The object has no such key. Holds the keys it has.
     Missing(Vec<String>),
+    /// The object has no such key. Holds the reason.
+    Because(String),
     /// The item is not an object. Holds the name of its type.
     NotAnObject(&'static str),
 }
@@ -140,12 +290,18 @@ impl<'a> Item<'a> {
                 Some(value) => Ok(Item::Value(Cow::Owned(value))),
                 None => Err(missing(tell, || env.names().into_iter().map(Cow::into_owned).collect())),
             },
-            Item::Steps(steps) => match steps.get(key) {
-                Some(outputs) => Ok(Item::Step(outputs)),
+            Item::Steps(steps) => match steps.get_key_value(key) {
+                Some((name, step)) => Ok(Item::Step(name, step)),
                 None => Err(missing(tell, || steps.keys().cloned().collect())),
             },
-            Item::Step(outputs) if key == "outputs" => Ok(Item::Map(outputs)),
-            Item::Step(_) => Err(missing(tell, || vec!["outputs".to_owned()])),
+            Item::Step(name, step) => step_member(name, step, key, tell),
+            Item::Outputs(outputs, lack) => match (outputs.get(key), lack) {
+                (Some(value), _) => Ok(Item::Value(Cow::Borrowed(value))),
+                (None, Some(lack)) => Err(NoMember::Because(lack.to_string())),
+                (None, None) => Err(missing(tell, || outputs.keys().cloned().collect())),
+            },
+            Item::Run(state) if key == "status" => Ok(Item::Value(Cow::Owned(Value::text(state.word())))),
+            Item::Run(_) => Err(missing(tell, || vec!["status".to_owned()])),
             Item::Function(_) => Err(NoMember::NotAnObject("function")),
             Item::Value(Cow::Borrowed(Value { data: Data::Object(members), sensitive })) => {
                 match members.get(key) {
@@ -180,6 +336,11 @@ impl<'a> Item<'a> {
         let marked = |members: &IndexMap<String, Value>| {
             members.values().try_fold(false, |marked, member| Ok(budget.look(member)? || marked))
         };
+        let is_marked = |step: &EndedStep| match &step.returned {
+            Returned::Outputs(outputs) => marked(outputs),
+            Returned::Results(results) => budget.look(results),
+            Returned::Group => Ok(false),
+        };
         Ok(match self {
             Item::Value(value) => (is_truthy(&value.data), budget.look(value)?),
             Item::Map(members) => (!members.is_empty(), marked(members)?),
@@ -188,10 +349,12 @@ impl<'a> Item<'a> {
                 (!members.is_empty(), marked(&members)?)
             }
             Item::Steps(steps) => {
-                let any = steps.values().try_fold(false, |any, outputs| Ok(marked(outputs)? || any));
+                let any = steps.values().try_fold(false, |any, step| Ok(is_marked(step)? || any));
                 (!steps.is_empty(), any?)
             }
-            Item::Step(outputs) => (true, marked(outputs)?),
+            Item::Step(_, step) => (true, is_marked(step)?),
+            Item::Outputs(outputs, _) => (!outputs.is_empty(), marked(outputs)?),
+            Item::Run(_) => (true, false),
             Item::Function(_) => (true, false),
         })
     }
@@ -201,15 +364,16 @@ impl<'a> Item<'a> {
         let object = |members| Some(Cow::Owned(Value::plain(Data::Object(members))));
         match self {
             Item::Value(value) => Some(value),
-            Item::Map(members) => object(members.clone()),
+            Item::Map(members) | Item::Outputs(members, _) => object(members.clone()),
             Item::Env(env) => object(env.to_object()),
-            Item::Step(outputs) => object(step_object(outputs)),
+            Item::Step(_, step) => object(step.to_object()),
             Item::Steps(steps) => object(
                 steps
                     .iter()
-                    .map(|(name, outputs)| (name.clone(), Value::plain(Data::Object(step_object(outputs)))))
+                    .map(|(name, step)| (name.clone(), Value::plain(Data::Object(step.to_object()))))
                     .collect(),
             ),
+            Item::Run(state) => object(IndexMap::from([("status".to_owned(), Value::text(state.word()))])),
             Item::Function(_) => None,
         }
     }
@@ -219,6 +383,23 @@ fn missing(tell: bool, names: impl FnOnce() -> Vec<String>) -> NoMember {
     NoMember::Missing(if tell { names() } else { Vec::new() })
 }
 
-fn step_object(outputs: &IndexMap<String, Value>) -> IndexMap<String, Value> {
-    IndexMap::from([("outputs".to_owned(), Value::plain(Data::Object(outputs.clone())))])
+/// Returns a member of an ended step. A step of a list that is no success has no outputs, and the error says why.
+fn step_member<'a>(name: &str, step: &'a EndedStep, key: &str, tell: bool) -> Result<Item<'a>, NoMember> {
+    match (key, &step.returned) {
+        ("outputs", Returned::Outputs(outputs)) => {
+            let lack = step.lack(name).filter(|_| tell);
+            Ok(Item::Outputs(outputs, lack.map(Rc::from)))
+        }
+        ("outputs", Returned::Group) => Err(NoMember::Because(format!(
+            "\"{name}\" is a group: write steps.MEMBER.outputs with the name of a member"
+        ))),
+        ("outputs", Returned::Results(_)) => Err(NoMember::Because(format!(
+            "\"{name}\" has a matrix: its members are in steps.{name}.results"
+        ))),
+        ("results", Returned::Results(results)) => Ok(Item::Value(Cow::Borrowed(results))),
+        _ => match step.member(key) {
+            Some(value) => Ok(Item::Value(Cow::Owned(value))),
+            None => Err(missing(tell, || step.names().iter().map(|name| (*name).to_owned()).collect())),
+        },
+    }
 }

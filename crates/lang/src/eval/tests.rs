@@ -334,6 +334,8 @@ fn marked_numbers_that_become_text_are_noted() {
             vars: &vars,
             inputs: &none,
             steps: &steps,
+            run: None,
+            matrix: None,
             func_dir: "",
             work_dir: "",
             output_file: "",
@@ -363,13 +365,16 @@ fn the_context_shows_the_names_of_an_invocation_and_nothing_else() {
         Environment::new(Arc::new(Vec::new()), IndexMap::from([("HOME".to_owned(), "/h".to_owned())]));
     let vars = IndexMap::from([("V".to_owned(), Value::text("v"))]);
     let inputs = IndexMap::from([("n".to_owned(), number(3.0))]);
-    let steps = Steps::from([("one".to_owned(), IndexMap::from([("o".to_owned(), number(42.0))]))]);
+    let steps =
+        Steps::from([("one".to_owned(), EndedStep::plain(IndexMap::from([("o".to_owned(), number(42.0))])))]);
     let numbers = RefCell::default();
     let context = Context {
         env: &environment,
         vars: &vars,
         inputs: &inputs,
         steps: &steps,
+        run: None,
+        matrix: None,
         func_dir: "/f",
         work_dir: "/w",
         output_file: "/o",

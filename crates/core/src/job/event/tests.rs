@@ -26,6 +26,8 @@ fn spec() -> JobSpec {
         timeout: None,
         cancel_grace: None,
         default_grace: Duration::from_secs(1),
+        cleanup_timeout: Duration::from_mins(1),
+        members_at_a_time: 2,
     }
 }
 
@@ -47,5 +49,5 @@ fn fault_38_debug_output_of_what_happens_to_a_job_names_it_and_hides_its_texts()
 fn fault_38_debug_output_of_what_a_job_wants_done_hides_its_texts() {
     shown(&Effect::Log { kind: LogChannel::Out, text: SECRET.to_owned() }, "Log(Out, [9 bytes])");
     shown(&Effect::Phrases(vec![SECRET.into()]), "Phrases([1])");
-    shown(&Effect::Stop { grace: Duration::from_secs(2) }, "Stop(2s)");
+    shown(&Effect::Stop { call: 2, grace: Duration::from_secs(2) }, "Stop(2s)");
 }

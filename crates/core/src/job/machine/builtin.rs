@@ -4,25 +4,28 @@
 use std::sync::Arc;
 
 use indexmap::IndexMap;
+use step_runner_lang::ast::flow::FailureKind;
 use step_runner_lang::ast::{Reference, Step, Template};
 use step_runner_lang::convert::contract::ContractError;
 use step_runner_lang::convert::to_json;
 use step_runner_lang::diagnostic::{Class, Diagnostic};
 use step_runner_lang::value::{Data, Value};
-use step_runner_model::{LogChannel as LogKind, StepStatus};
+use step_runner_model::LogChannel;
 
 use crate::job::effect::{BuiltinProgram, Effect, Program, ScriptFile, StepFiles, Success};
 use crate::job::event::{CallId, FetchFailure, Fetched};
 use crate::plan::builtin::{self, BuiltinKind};
 use crate::plan::{bind, script_legacy};
 
-use super::ends::{Failure, to_json_map};
-use super::start::{Call, Process, pin};
-use super::{Machine, MachineState};
+use super::Machine;
+use super::attempt::AttemptEnd;
+use super::call::Work;
+use super::failure::Failure;
+use super::start::{Entry, Process, pin};
 
 /// A builtin that waits for a tree to be fetched.
 pub(super) struct Fetching {
-    pub(super) call: Call,
+    pub(super) entry: Entry,
     reference: Reference,
 }
 
@@ -32,18 +35,19 @@ const PROJECT_DIR: &str = "RUNNER_TEMP_PROJECT_DIR";
 impl Machine {
     pub(super) fn begin_builtin(
         &mut self,
+        id: CallId,
         step: &Step,
         name: &str,
-        id: CallId,
         files: StepFiles,
     ) -> Result<(), Failure> {
-        let Some(caller) = self.frames.last() else { return Ok(()) };
+        let Some(caller) = self.caller(id).and_then(|caller| self.list(caller)) else { return Ok(()) };
+        let func_dir = Arc::clone(&caller.func_dir);
         let loaded = builtin::find(name).map_err(|(class, message)| {
             let finding = Diagnostic::error(class, &caller.loaded.function.file, step.at, message);
-            Failure::loading(&step.name, &[finding.with_path(step.path.clone())])
+            Failure::loading(&[finding.with_path(step.path.clone())])
         })?;
-        let call = Call::unbound(id, files, loaded, (Arc::clone(&caller.func_dir), None));
-        self.bind_and_enter(step, builtin::info(name), call, builtin::kind(name))
+        let entry = self.entry(id, files, loaded, (func_dir, None));
+        self.bind_and_enter(step, builtin::info(name), entry, builtin::kind(name))
     }
 
     /// Begins a builtin whose inputs are bound. `files_used` is true if they name its files.
@@ -51,41 +55,41 @@ impl Machine {
         &mut self,
         kind: BuiltinKind,
         step: &Step,
-        call: Call,
+        entry: Entry,
         files_used: bool,
     ) -> Result<(), Failure> {
         if kind != BuiltinKind::ScriptLegacy {
-            self.tell_start(call.step.as_ref(), &call.facts);
+            self.note_start_once(entry.id);
         }
         match kind {
-            BuiltinKind::Script => self.enter_script(call, files_used),
-            BuiltinKind::ScriptLegacy => self.enter_script_legacy(step, call, files_used)?,
-            BuiltinKind::Fetch => self.enter_fetch(step, call),
-            BuiltinKind::Program => self.enter_program(call),
+            BuiltinKind::Script => self.enter_script(entry, files_used),
+            BuiltinKind::ScriptLegacy => self.enter_script_legacy(step, entry, files_used)?,
+            BuiltinKind::Fetch => self.enter_fetch(step, entry),
+            BuiltinKind::Program => self.enter_program(entry),
         }
         Ok(())
     }
 
-    fn enter_script(&mut self, call: Call, files_used: bool) {
-        let text = text_input(&call, "script").to_owned();
+    fn enter_script(&mut self, entry: Entry, files_used: bool) {
+        let text = text_input(&entry, "script").to_owned();
         // Results show `sh`. The actual shell is known only when it runs.
         let (program, arguments) = if text.len() > builtin::LONGEST_ARGUMENT {
-            let path = self.file_of(&call, "script");
+            let path = self.file_of(&entry, "script");
             (Program::ScriptFile(ScriptFile { path: path.clone(), text }), vec![path])
         } else {
             (Program::Script(text.clone()), vec!["-c".to_owned(), text])
         };
         let command = [vec!["sh".to_owned()], arguments].concat();
         let process = self.process(program, command, files_used);
-        let layers = call.layers;
-        self.spawn(call, process, layers);
+        let env = self.environment_at(&entry).to_process();
+        self.spawn(entry, process, env);
     }
 
-    fn enter_script_legacy(&mut self, step: &Step, call: Call, files_used: bool) -> Result<(), Failure> {
+    fn enter_script_legacy(&mut self, step: &Step, entry: Entry, files_used: bool) -> Result<(), Failure> {
         let is_set =
-            |name: &str| matches!(call.inputs.get(name).map(|value| &value.data), Some(Data::Bool(true)));
-        let script = call.inputs.get("script").map_or(Err(String::new()), script_legacy::commands);
-        let commands = script.map_err(|message| self.wrong_input(step, "script", &message))?;
+            |name: &str| matches!(entry.inputs.get(name).map(|value| &value.data), Some(Data::Bool(true)));
+        let script = entry.inputs.get("script").map_or(Err(String::new()), script_legacy::commands);
+        let commands = script.map_err(|message| self.wrong_input(entry.id, step, "script", &message))?;
         let project_dir = self.constants.vars.get(PROJECT_DIR).and_then(as_text);
         let text = script_legacy::text(
             &commands,
@@ -97,22 +101,22 @@ impl Machine {
             },
         );
         // Only now the inputs are known to be valid.
-        self.tell_start(call.step.as_ref(), &call.facts);
-        let path = self.file_of(&call, "script");
+        self.note_start_once(entry.id);
+        let path = self.file_of(&entry, "script");
         let command = vec!["sh".to_owned(), path.clone()];
         let process = Process {
             success: Success::ExitCodeOrSignal,
             ..self.process(Program::LegacyScript(ScriptFile { path, text }), command, files_used)
         };
-        let (env, layers) = (self.environment_with_variables(), call.layers);
-        self.spawn_with(call, process, layers, env);
+        let env = self.environment_with_variables(&entry);
+        self.spawn(entry, process, env);
         Ok(())
     }
 
-    fn enter_fetch(&mut self, step: &Step, call: Call) {
-        let file = &call.loaded.function.file;
-        let text = |name| Template::literal(text_input(&call, name), file, step.at);
-        let tag = match text_input(&call, "tag") {
+    fn enter_fetch(&mut self, step: &Step, entry: Entry) {
+        let file = &entry.loaded.function.file;
+        let text = |name| Template::literal(text_input(&entry, name), file, step.at);
+        let tag = match text_input(&entry, "tag") {
             "" => "latest",
             tag => tag,
         };
@@ -123,53 +127,55 @@ impl Machine {
             dir: text("step_path"),
             files: Vec::new(),
         };
-        self.announce(&call);
-        let environment = self.environment.to_process();
+        self.announce(entry.id);
+        let environment = self.environment_at(&entry).to_process();
         let wanted = Box::new(reference.clone());
-        self.push(Effect::Fetch { call: call.id, reference: wanted, inside: None, environment });
-        self.state = MachineState::Fetching(Box::new(Fetching { call, reference }));
+        self.define(&entry);
+        let Some(call) = self.calls.get_mut(&entry.id) else { return };
+        let process = call.process;
+        call.work = Work::Fetching(Box::new(Fetching { entry, reference }));
+        self.push(Effect::Fetch { call: process, reference: wanted, inside: None, environment });
     }
 
     pub(super) fn tree_fetched(
         &mut self,
-        Fetching { call, reference }: Fetching,
+        id: CallId,
+        Fetching { entry, reference }: Fetching,
         result: &Result<Fetched, FetchFailure>,
     ) {
-        let layers = call.layers;
-        let repository =
-            [text_input(&call, "registry").to_lowercase(), text_input(&call, "repository").to_owned()];
-        let step = call.step.as_ref().map(|step| step.name.clone()).unwrap_or_default();
-        let mut result_of_step = self.result_before_start(call);
         let fetched = match result {
             Ok(fetched) => fetched,
-            Err(failure) => return self.fail(Some(result_of_step), Failure::plain(&failure.message)),
+            Err(failure) => {
+                let failed = Failure::plain(failure.class, &failure.message);
+                let failed =
+                    if failure.class == Class::Fetch { failed.of_kind(FailureKind::Fetch) } else { failed };
+                return self.attempt_failed(id, failed);
+            }
         };
-        if let Some(line) = pin(&step, &reference, fetched) {
-            self.log(LogKind::Out, line);
+        if let Some(line) = pin(&self.name_of(id), &reference, fetched) {
+            self.log(LogChannel::Out, line);
         }
+        let repository =
+            [text_input(&entry, "registry").to_lowercase(), text_input(&entry, "repository").to_owned()];
         let image = format!("{}@{}", repository.join("/"), fetched.version.as_deref().unwrap_or_default());
         let outputs = IndexMap::from([
             ("fetched_step_path".to_owned(), Value::text(&fetched.path)),
             ("ref".to_owned(), Value::text(image)),
         ]);
-        result_of_step.outputs = to_json_map(&outputs);
-        result_of_step.status = StepStatus::Success;
-        if self.succeeded(result_of_step, layers, outputs) {
-            self.proceed();
-        }
+        self.attempt_ended(id, AttemptEnd::Success(outputs));
     }
 
-    fn enter_program(&mut self, call: Call) {
-        let name = call.loaded.function.file.strip_prefix("builtin://").unwrap_or_default().to_owned();
+    fn enter_program(&mut self, entry: Entry) {
+        let name = entry.loaded.function.file.strip_prefix("builtin://").unwrap_or_default().to_owned();
         let command = vec!["step-runner".to_owned(), "builtin".to_owned(), name.clone()];
-        let path = self.file_of(&call, "inputs");
-        let inputs = call.inputs.iter().map(|(name, value)| (name.clone(), to_json(value)));
+        let path = self.file_of(&entry, "inputs");
+        let inputs = entry.inputs.iter().map(|(name, value)| (name.clone(), to_json(value)));
         let inputs = inputs.collect::<serde_json::Value>().to_string();
         let program = Program::Builtin(BuiltinProgram { name, path, inputs });
         // Like every program it returns its outputs through its file.
         let process = self.process(program, command, true);
-        let layers = call.layers;
-        self.spawn(call, process, layers);
+        let env = self.environment_at(&entry).to_process();
+        self.spawn(entry, process, env);
     }
 
     fn process(&self, program: Program, command: Vec<String>, files_used: bool) -> Process {
@@ -178,13 +184,15 @@ impl Machine {
         Process { program, command, work_dir, cancel_timeout: None, success, files_used }
     }
 
-    fn file_of(&self, call: &Call, name: &str) -> String {
-        format!("{}/{}/{name}", self.constants.tmp_dir, call.id)
+    fn file_of(&self, entry: &Entry, name: &str) -> String {
+        let process = self.calls.get(&entry.id).map_or(entry.id, |call| call.process);
+        format!("{}/{process}/{name}", self.constants.tmp_dir)
     }
 
     /// Returns the environment with the job variables above all layers.
-    fn environment_with_variables(&self) -> Vec<(Vec<u8>, Vec<u8>)> {
-        let mut env: IndexMap<Vec<u8>, Vec<u8>> = self.environment.to_process().into_iter().collect();
+    fn environment_with_variables(&self, entry: &Entry) -> Vec<(Vec<u8>, Vec<u8>)> {
+        let mut env: IndexMap<Vec<u8>, Vec<u8>> =
+            self.environment_at(entry).to_process().into_iter().collect();
         let vars = self.constants.vars.iter();
         env.extend(vars.filter_map(|(name, value)| {
             Some((name.as_bytes().to_vec(), as_text(value)?.as_bytes().to_vec()))
@@ -192,22 +200,19 @@ impl Machine {
         env.into_iter().collect()
     }
 
-    /// Describes an input that its type allows but its builtin does not.
-    fn wrong_input(&self, step: &Step, name: &str, message: &str) -> Failure {
+    /// Describes an input of `id` that its type allows but its builtin does not.
+    fn wrong_input(&self, id: CallId, step: &Step, name: &str, message: &str) -> Failure {
         let message = format!("input \"{name}\": {message}");
         let error = ContractError { class: Class::Type, name: name.to_owned(), message };
-        match self.frames.last() {
-            Some(caller) => {
-                let finding = bind::refused(step, &caller.loaded.function, error);
-                Failure::loading(&step.name, &[finding])
-            }
-            None => Failure::plain(error.message),
+        match self.caller(id).and_then(|caller| self.list(caller)) {
+            Some(caller) => Failure::loading(&[bind::refused(step, &caller.loaded.function, error)]),
+            None => Failure::plain(Class::Type, error.message),
         }
     }
 }
 
-fn text_input<'c>(call: &'c Call, name: &str) -> &'c str {
-    call.inputs.get(name).and_then(as_text).unwrap_or_default()
+fn text_input<'e>(entry: &'e Entry, name: &str) -> &'e str {
+    entry.inputs.get(name).and_then(as_text).unwrap_or_default()
 }
 
 const fn as_text(value: &Value) -> Option<&str> {

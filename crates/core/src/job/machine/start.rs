@@ -1,17 +1,18 @@
-//! Starts of steps and functions (language.md §14.2 points 1 to 6).
+//! Starts of functions (language.md §14.2 points 1 to 6).
 
 use std::cell::Cell;
 use std::sync::Arc;
 use std::time::Duration;
 
 use indexmap::IndexMap;
-use step_runner_lang::ast::{Body, Exec, Function, Reference, Step};
+use step_runner_lang::ast::{Body, Exec, Function, Invocation, Reference, Step};
 use step_runner_lang::diagnostic::{Class, Diagnostic};
 use step_runner_lang::document::CALL_LIMIT;
+use step_runner_lang::environment::Environment;
 use step_runner_lang::eval::{self, Context, Steps};
 use step_runner_lang::reference;
 use step_runner_lang::value::{EvaluatedText, Value};
-use step_runner_model::{ExecResult, LogChannel, ReferenceInfo, StepFacts, StepInfo, StepResult};
+use step_runner_model::{ExecResult, LogChannel, ReferenceInfo, StepFacts, StepInfo, StepResult, StepStatus};
 
 use crate::job::effect::{Effect, Program, Spawn, StepFiles, Success};
 use crate::job::event::{CallId, FetchFailure, Fetched};
@@ -19,23 +20,22 @@ use crate::plan::library::Loaded;
 use crate::plan::locate::{self, Target};
 use crate::plan::{bind, builtin};
 
-use super::ends::{Failure, to_shown};
-use super::frame::{FunctionFrame, Leaf, Loading, started, step_before};
-use super::{Machine, MachineState, Root};
+use super::call::{Call, Domain, Leaf, List, Loading, StepAt, Work, steps_of};
+use super::ends::to_shown;
+use super::failure::Failure;
+use super::{Machine, ROOT, Root};
 
-/// A function about to begin.
-pub(super) struct Call {
+/// A function that is about to begin.
+pub(super) struct Entry {
+    /// Its call.
     pub(super) id: CallId,
     pub(super) files: StepFiles,
     pub(super) loaded: Arc<Loaded>,
-    /// `None` for the root.
-    pub(super) step: Option<StepInfo>,
     pub(super) inputs: IndexMap<String, Value>,
     pub(super) func_dir: Arc<str>,
     pub(super) tree: Option<Arc<str>>,
-    /// Number of environment layers that its step has pushed.
-    pub(super) layers: usize,
-    pub(super) facts: StepFacts,
+    /// The caller's environment and that of the step, without the exports.
+    pub(super) environment: Environment,
 }
 
 /// The process of a function.
@@ -50,59 +50,94 @@ pub(super) struct Process {
     pub(super) files_used: bool,
 }
 
-impl Call {
-    /// Creates the call of a loaded function, still without the inputs and facts that its step gives it. The last
-    /// argument is its `func_dir` and, if it was fetched, the tree that it is in.
-    pub(super) fn unbound(
-        id: CallId,
-        files: StepFiles,
-        loaded: Arc<Loaded>,
-        (func_dir, tree): (Arc<str>, Option<Arc<str>>),
-    ) -> Self {
-        let (inputs, facts) = (IndexMap::new(), StepFacts::default());
-        Self { id, files, loaded, step: None, inputs, func_dir, tree, layers: 1, facts }
-    }
-}
-
 impl Machine {
+    /// Begins the job.
     pub(super) fn begin(&mut self, root: Root) {
-        self.times.begin();
         self.warn(&root.loaded.function.warnings);
         self.note_inputs(&root.inputs, &root.loaded);
-        let (id, files) = self.next_call();
-        let call = Call::unbound(id, files, root.loaded, (root.func_dir, None));
-        let facts = self.facts(&call.loaded, None);
-        self.enter(Call { inputs: root.inputs, layers: 0, facts, ..call });
+        let facts = StepFacts { steps: own_steps(&root.loaded), ..self.times.begun_facts() };
+        // A process has a number from 1 on, also that of the root.
+        let process = if facts.steps.is_none() { self.next_call() } else { ROOT };
+        self.calls.insert(
+            ROOT,
+            Call {
+                parent: None,
+                step: None,
+                name: String::new(),
+                member: None,
+                domain: ROOT,
+                exports: Some(Domain::default()),
+                slot: 1,
+                is_inside_member: false,
+                depth: 0,
+                groups: 0,
+                process,
+                attempts: None,
+                stop: None,
+                is_noted: true,
+                usage: None,
+                result: Box::new(StepResult { status: StepStatus::Running, facts, ..StepResult::default() }),
+                work: Work::Nothing,
+            },
+        );
+        self.enter(Entry {
+            id: ROOT,
+            files: self.files_of(process),
+            loaded: root.loaded,
+            inputs: root.inputs,
+            func_dir: root.func_dir,
+            tree: None,
+            environment: self.constants.environment.clone(),
+        });
     }
 
-    /// Begins a step of the innermost function: begins a builtin at once, and requests the fetch of any other function.
-    pub(super) fn begin_step(&mut self, step: &Step) -> Result<(), Failure> {
-        self.times.begin();
-        let (id, files) = self.next_call();
-        let Some(caller) = self.frames.last() else { return Ok(()) };
-        let caller_loaded = Arc::clone(&caller.loaded);
-        let function = &caller_loaded.function;
-        if self.frames.len() > CALL_LIMIT {
-            return Err(self.too_deep(step, function));
-        }
-        let (target, used) = {
-            let view = self.view_of_frame(caller);
-            (locate::target(step, function, &caller.func_dir, &view), view.files_used.get())
+    /// Begins the function of a step: begins a builtin at once, and requests the fetch of any other function.
+    pub(super) fn begin_function(&mut self, id: CallId) {
+        let (Some(at), Some(caller)) =
+            (self.calls.get(&id).and_then(|call| call.step.clone()), self.caller(id))
+        else {
+            return;
         };
-        let inside = caller.tree.as_deref().map(str::to_owned);
-        self.make_files_if(used);
-        match target.map_err(|finding| Failure::loading(&step.name, &[finding]))? {
-            Target::Builtin(name) => self.begin_builtin(step, &name, id, files),
+        if let Some(step) = at.get()
+            && let Err(failure) = self.locate(id, step, caller)
+        {
+            self.attempt_failed(id, failure);
+        }
+    }
+
+    fn locate(&mut self, id: CallId, step: &Step, caller: CallId) -> Result<(), Failure> {
+        let Some(call) = self.calls.get(&id) else { return Ok(()) };
+        let files = self.files_of(call.process);
+        if call.depth > CALL_LIMIT {
+            return Err(self.too_deep(id, step));
+        }
+        let (target, used, inside) = {
+            let environment = self.environment_in(id, caller);
+            let (Some(list), Some(view)) = (self.list(caller), self.view_of_list(caller, id, &environment))
+            else {
+                return Ok(());
+            };
+            let target = locate::target(step, &list.loaded.function, &list.func_dir, &view);
+            (target, view.files_used.get(), list.tree.as_deref().map(str::to_owned))
+        };
+        self.make_files_if(caller, used);
+        match target.map_err(|finding| Failure::loading(&[finding]))? {
+            Target::Builtin(name) => self.begin_builtin(id, step, &name, files),
             Target::Fetch(reference) => {
                 let is_remote = matches!(reference, Reference::Git { .. } | Reference::Oci { .. });
-                let environment = if is_remote { self.environment.to_process() } else { Vec::new() };
+                let environment = match is_remote {
+                    true => self.environment_in(id, caller).to_process(),
+                    false => Vec::new(),
+                };
                 for secret in reference::credentials(&reference) {
                     // Results hold the reference, and a server may echo it (language.md §16).
                     self.secrets.note_url_part(&secret);
                 }
                 let wanted = Box::new(reference.clone());
-                self.push(Effect::Fetch { call: id, reference: wanted, inside, environment });
-                self.state = MachineState::Loading(Box::new(Loading { call: id, files, reference }));
+                let Some(call) = self.calls.get_mut(&id) else { return Ok(()) };
+                call.work = Work::Loading(Box::new(Loading { files, reference }));
+                let call = call.process;
+                self.push(Effect::Fetch { call, reference: wanted, inside, environment });
                 Ok(())
             }
         }
@@ -110,53 +145,74 @@ impl Machine {
 
     /// Returns the failure of the step that exceeds the nesting limit. If the calls form a cycle, it names the step
     /// that closes the cycle, because the deeper calls only repeat it.
-    fn too_deep(&self, step: &Step, function: &Function) -> Failure {
+    fn too_deep(&self, id: CallId, step: &Step) -> Failure {
         let message = format!("functions call each other more than {CALL_LIMIT} levels deep");
-        let closing = self.circle().and_then(|index| {
-            let frame = self.frames.get(index)?;
-            Some((index, &frame.loaded.function, frame.current()?))
-        });
+        // The functions with steps around the step, outermost first, and the step of each that is under way.
+        let mut around: Vec<(&Function, &Step)> = Vec::new();
+        let mut current = Some(step);
+        for (_, call) in self.chain(id) {
+            if let (Some(list), Some(step)) = (call.list(), current) {
+                around.push((&list.loaded.function, step));
+                current = None;
+            }
+            current = call.step.as_ref().and_then(StepAt::get).or(current);
+        }
+        around.reverse();
         let finding = |step: &Step, function: &Function, message: String| {
             Diagnostic::error(Class::Limit, &function.file, step.at, message).with_path(step.path.clone())
         };
-        match closing {
-            Some((index, function, step)) => {
+        let files: Vec<String> = around.iter().map(|(function, _)| locate::tidy(&function.file)).collect();
+        match circle(&files).and_then(|index| Some((index, around.get(index)?))) {
+            Some((index, (function, step))) => {
                 let message =
                     format!("the function calls itself, directly or through others, without end: {message}");
-                Failure::loading_of(index, &step.name, finding(step, function, message))
+                Failure::loading(&[finding(step, function, message)]).unnamed(around.len() - 1 - index)
             }
-            None => Failure::loading(&step.name, &[finding(step, function, message)]),
+            None => {
+                let innermost = around.last().map(|(function, _)| *function);
+                let diagnostics: Vec<Diagnostic> =
+                    innermost.map(|function| finding(step, function, message)).into_iter().collect();
+                Failure::loading(&diagnostics)
+            }
         }
     }
 
-    /// Returns the index of the first function under way whose call closes a cycle: all later calls repeat the cycle.
-    fn circle(&self) -> Option<usize> {
-        let files: Vec<String> =
-            self.frames.iter().map(|frame| locate::tidy(&frame.loaded.function.file)).collect();
-        let count = files.len();
-        let repeats =
-            |length: &usize| files.get(count - length..) == files.get(count - 2 * length..count - length);
-        let length = (1..=count / 2).find(repeats)?;
-        let differs = |index: &usize| files.get(*index) != files.get(index + length);
-        let start = (0..count - length).rev().find(differs).map_or(0, |index| index + 1);
-        Some(start + length - 1)
-    }
-
-    pub(super) fn fetched(&mut self, loading: Loading, result: &Result<Fetched, FetchFailure>) {
-        if let Err(failure) = self.load(loading, result) {
-            self.fail(None, failure);
+    pub(super) fn fetched(&mut self, process: CallId, result: &Result<Fetched, FetchFailure>) {
+        let Some(id) = self.step_of(process) else { return };
+        let Some(call) = self.calls.get_mut(&id) else { return };
+        match std::mem::replace(&mut call.work, Work::Nothing) {
+            Work::Loading(loading) => {
+                if let Err(failure) = self.load(id, *loading, result) {
+                    self.attempt_failed(id, failure);
+                }
+            }
+            Work::Fetching(fetching) => self.tree_fetched(id, *fetching, result),
+            work => call.work = work,
         }
     }
 
-    fn load(&mut self, loading: Loading, result: &Result<Fetched, FetchFailure>) -> Result<(), Failure> {
-        let Some(caller) = self.frames.last() else { return Ok(()) };
+    fn load(
+        &mut self,
+        id: CallId,
+        loading: Loading,
+        result: &Result<Fetched, FetchFailure>,
+    ) -> Result<(), Failure> {
+        let (Some(at), Some(caller)) =
+            (self.calls.get(&id).and_then(|call| call.step.clone()), self.caller(id))
+        else {
+            return Ok(());
+        };
+        let (Some(step), Some(list)) = (at.get(), self.list(caller)) else { return Ok(()) };
         // A local function beside a fetched function belongs to the same tree.
-        let inherited = caller.tree.clone().filter(|_| matches!(loading.reference, Reference::Local { .. }));
-        let caller = Arc::clone(&caller.loaded);
-        let Some(step) = self.current_step(&caller) else { return Ok(()) };
+        let inherited = list.tree.clone().filter(|_| matches!(loading.reference, Reference::Local { .. }));
         let fetched = result.as_ref().map_err(|failure| {
-            let finding = Diagnostic::error(failure.class, &caller.function.file, step.at, &failure.message);
-            Failure::loading(&step.name, &[finding.with_path(step.path.clone())])
+            let file = &at.loaded.function.file;
+            let finding = Diagnostic::error(failure.class, file, step.at, &failure.message);
+            let loading = Failure::loading(&[finding.with_path(step.path.clone())]);
+            match failure.class {
+                Class::Fetch => loading.of_kind(step_runner_lang::ast::flow::FailureKind::Fetch),
+                _ => loading,
+            }
         })?;
         if let Some(line) = pin(&step.name, &loading.reference, fetched) {
             self.log(LogChannel::Out, line);
@@ -164,7 +220,7 @@ impl Machine {
         let (loaded, fresh) = self
             .library
             .load(&fetched.path, &fetched.text)
-            .map_err(|findings| Failure::loading(&step.name, &findings))?;
+            .map_err(|findings| Failure::loading(&findings))?;
         if fresh {
             self.secrets.note_references(&loaded.function);
             self.warn(&loaded.function.warnings);
@@ -172,13 +228,22 @@ impl Machine {
         let filename = fetched.path.rsplit('/').next();
         let info = locate::info(&loading.reference, filename);
         let place = (fetched.dir.as_str().into(), fetched.tree.as_deref().map(Into::into).or(inherited));
-        let call = Call::unbound(loading.call, loading.files, loaded, place);
-        self.bind_and_enter(step, info, call, None)
+        let entry = self.entry(id, loading.files, loaded, place);
+        self.bind_and_enter(step, info, entry, None)
     }
 
-    /// Returns the step of the innermost function, `caller`, that began last.
-    fn current_step<'f>(&self, caller: &'f Loaded) -> Option<&'f Step> {
-        step_before(caller, self.frames.last()?.next)
+    /// Creates the entry of a loaded function, still without its inputs. The last argument is its `func_dir` and, if it
+    /// was fetched, the tree that it is in.
+    pub(super) fn entry(
+        &self,
+        id: CallId,
+        files: StepFiles,
+        loaded: Arc<Loaded>,
+        (func_dir, tree): (Arc<str>, Option<Arc<str>>),
+    ) -> Entry {
+        let caller = self.caller(id).unwrap_or(ROOT);
+        let environment = self.list(caller).map_or(&self.constants.environment, |list| &list.environment);
+        Entry { id, files, loaded, inputs: IndexMap::new(), func_dir, tree, environment: environment.clone() }
     }
 
     /// Evaluates the inputs and variables that `step` passes, in its caller's context, and begins the function. `kind`
@@ -187,94 +252,113 @@ impl Machine {
         &mut self,
         step: &Step,
         reference: ReferenceInfo,
-        mut call: Call,
+        mut entry: Entry,
         kind: Option<builtin::BuiltinKind>,
     ) -> Result<(), Failure> {
-        let Some(caller) = self.frames.last() else { return Ok(()) };
-        let caller_file = Arc::clone(&caller.loaded.function.file);
+        let Some(caller) = self.caller(entry.id) else { return Ok(()) };
+        let Some(list) = self.list(caller) else { return Ok(()) };
+        let caller_file = Arc::clone(&list.loaded.function.file);
+        let environment = self.environment_in(entry.id, caller);
         let (given, used, own_used) = {
-            let view = self.view_of_frame(caller);
+            let (Some(view), Some(mut own)) = (
+                self.view_of_list(caller, entry.id, &environment),
+                self.view_of_list(caller, entry.id, &environment),
+            ) else {
+                return Ok(());
+            };
             // A script may name its own files: it has no other way to export (language.md §10).
-            let own = self.view(&caller.inputs, &caller.steps, &caller.func_dir, &call.files);
+            (own.output_file, own.export_file) = (&entry.files.output, &entry.files.export);
             let inputs_view = if kind.is_some_and(builtin::BuiltinKind::is_script) { &own } else { &view };
-            let declared = &call.loaded.function.spec.inputs;
-            let given = bind::given(step, declared, &caller.loaded.function, inputs_view, &view);
+            let declared = &entry.loaded.function.spec.inputs;
+            let given = bind::given(step, declared, &list.loaded.function, inputs_view, &view);
             (given, view.files_used.get(), own.files_used.get())
         };
-        self.make_files_if(used);
-        let given = given.map_err(|findings| Failure::loading(&step.name, &findings))?;
-        self.note_inputs(&given.inputs, &call.loaded);
+        self.make_files_if(caller, used);
+        let given = given.map_err(|findings| Failure::loading(&findings))?;
+        self.note_inputs(&given.inputs, &entry.loaded);
         given.env.values().for_each(|text| self.note_text(text));
-        let inputs =
-            given.named.iter().filter_map(|name| Some((name.clone(), to_shown(given.inputs.get(name)?))));
-        call.step = Some(StepInfo {
-            name: step.name.clone(),
+        let shown = |name: &String| Some((name.clone(), to_shown(given.inputs.get(name)?)));
+        let info = StepInfo {
             reference,
             env: given.env.iter().map(|(name, text)| (name.clone(), text.text.clone())).collect(),
-            inputs: inputs.collect(),
-        });
-        self.environment.push(given.env);
-        if let Err(message) = self.keep_given(&given.inputs) {
+            inputs: given.named.iter().filter_map(shown).collect(),
+            ..StepInfo::default()
+        };
+        entry.environment = entry.environment.within(given.env);
+        let exports = self.domain(entry.id).all;
+        if let Err(message) = self.keep_given(&given.inputs, &entry.environment.clone().with_exports(exports))
+        {
             let finding = Diagnostic::error(Class::Limit, &caller_file, step.at, message);
-            return Err(Failure::loading(&step.name, &[finding.with_path(step.path.clone())]));
+            return Err(Failure::loading(&[finding.with_path(step.path.clone())]));
         }
-        call.inputs = given.inputs;
-        call.facts = self.facts(&call.loaded, Some(step));
+        entry.inputs = given.inputs;
+        self.loaded(&entry, info);
         if let Some(kind) = kind {
-            return self.enter_builtin(kind, step, call, own_used);
+            return self.enter_builtin(kind, step, entry, own_used);
         }
-        self.enter(call);
+        self.note_start_once(entry.id);
+        self.enter(entry);
         Ok(())
     }
 
+    /// Adds to the result of a step what is known once its function is loaded.
+    fn loaded(&mut self, entry: &Entry, info: StepInfo) {
+        let Some(call) = self.calls.get_mut(&entry.id) else { return };
+        call.result.step = Some(StepInfo { name: call.name.clone(), ..info });
+        call.result.facts.steps = own_steps(&entry.loaded);
+    }
+
     /// Begins a function: first its `env`, then its process or its steps.
-    fn enter(&mut self, call: Call) {
-        self.tell_start(call.step.as_ref(), &call.facts);
-        let loaded = Arc::clone(&call.loaded);
+    fn enter(&mut self, mut entry: Entry) {
+        let loaded = Arc::clone(&entry.loaded);
         let definition = &loaded.function.definition;
         let (env, env_used) = {
-            let view = self.view_of_call(&call);
+            let environment = self.environment_at(&entry);
+            let view = self.view_of_entry(&entry, &environment);
             (eval::evaluate_definition_env(&definition.env, &view), view.files_used.get())
         };
         let env = match env {
             Ok(env) => env,
             Err(finding) => {
-                let result = self.result_before_start(call);
-                return self.fail(Some(result), Failure::at(&[finding]));
+                self.define(&entry);
+                return self.attempt_failed(entry.id, Failure::at(&[finding]));
             }
         };
         env.values().for_each(|text| self.note_text(text));
-        self.environment.push(env);
+        entry.environment = entry.environment.within(env);
         match &definition.body {
-            Body::Exec(exec) => self.enter_exec(call, exec, env_used),
-            Body::Run(_) => self.enter_sequence(call, env_used),
+            Body::Exec(exec) => self.enter_exec(entry, exec, env_used),
+            Body::Run(_) => self.enter_list(entry, env_used),
         }
     }
 
-    fn enter_sequence(&mut self, call: Call, env_used: bool) {
-        self.frames.push(Box::new(FunctionFrame {
-            loaded: call.loaded,
-            func_dir: call.func_dir,
-            tree: call.tree,
-            inputs: call.inputs,
+    fn enter_list(&mut self, entry: Entry, env_used: bool) {
+        self.define(&entry);
+        let id = entry.id;
+        let is_plain = steps_of(&entry.loaded).iter().all(|step| step.flow.is_none());
+        let Some(call) = self.calls.get_mut(&id) else { return };
+        call.work = Work::List(Box::new(List {
+            loaded: entry.loaded,
+            func_dir: entry.func_dir,
+            tree: entry.tree,
+            inputs: entry.inputs,
             steps: Steps::new(),
             next: 0,
-            layers: call.layers + 1,
-            files: call.files,
-            call: call.id,
+            is_plain,
+            failure: None,
+            cancelled: None,
+            files: entry.files,
             files_made: false,
-            step: call.step.map(Box::new),
-            env: self.environment.above_base(),
-            sub_steps: Vec::new(),
-            facts: call.facts,
+            environment: entry.environment,
         }));
-        self.make_files_if(env_used);
-        self.proceed();
+        self.make_files_if(id, env_used);
+        self.ready.push_front(id);
     }
 
-    fn enter_exec(&mut self, call: Call, exec: &Exec, env_used: bool) {
+    fn enter_exec(&mut self, entry: Entry, exec: &Exec, env_used: bool) {
         let (evaluated, used) = {
-            let view = self.view_of_call(&call);
+            let environment = self.environment_at(&entry);
+            let view = self.view_of_entry(&entry, &environment);
             (command_line(exec, &view), view.files_used.get())
         };
         match evaluated {
@@ -293,80 +377,108 @@ impl Machine {
                     success: Success::ExitCode,
                     files_used: used || env_used,
                 };
-                let layers = call.layers + 1;
-                self.spawn(call, process, layers);
+                let env = self.environment_at(&entry).to_process();
+                self.spawn(entry, process, env);
             }
             Err(failure) => {
-                let result = self.result_before_start(call);
-                self.fail(Some(result), failure);
+                self.define(&entry);
+                self.attempt_failed(entry.id, failure);
             }
         }
     }
 
-    /// Returns the result of a function that has no process, or whose process could not be described.
-    pub(super) fn result_before_start(&self, call: Call) -> StepResult {
-        let definition = Some(call.loaded.definition());
-        StepResult { definition, ..started(call.step, call.facts, self.environment.above_base()) }
-    }
-
-    /// Starts the process of a function. `layers` layers of the environment end with it.
-    pub(super) fn spawn(&mut self, call: Call, process: Process, layers: usize) {
-        let env = self.environment.to_process();
-        self.spawn_with(call, process, layers, env);
+    /// Adds definition and environment of a function to its result.
+    pub(super) fn define(&mut self, entry: &Entry) {
+        let env = self.environment_at(entry).above_base();
+        if let Some(call) = self.calls.get_mut(&entry.id) {
+            call.result.definition = Some(entry.loaded.definition());
+            call.result.env = env;
+        }
     }
 
     /// Starts the process of a function with `env` as its whole environment.
-    pub(super) fn spawn_with(
-        &mut self,
-        call: Call,
-        process: Process,
-        layers: usize,
-        env: Vec<(Vec<u8>, Vec<u8>)>,
-    ) {
+    pub(super) fn spawn(&mut self, entry: Entry, process: Process, env: Vec<(Vec<u8>, Vec<u8>)>) {
         let Process { program, command, work_dir, cancel_timeout, success, files_used } = process;
-        let name = self.announce(&call);
-        let env = self.environment.placed(env, &work_dir);
-        let mut result = started(call.step, call.facts, self.environment.above_base());
-        result.exec = Some(ExecResult { command, work_dir: work_dir.clone(), exit_code: 0 });
-        let ends_job = !files_used && self.ends_with(&call.loaded.function, &result);
-        let has_program_file = program.has_file();
+        self.announce(entry.id);
+        self.define(&entry);
+        let Some(call) = self.calls.get_mut(&entry.id) else { return };
+        call.result.exec = Some(ExecResult { command, work_dir: work_dir.clone(), exit_code: 0 });
+        let (process, slot, name) = (call.process, call.slot, name_of(call).to_owned());
+        let ends_job = !files_used && self.ends_with(entry.id, &entry.loaded.function);
+        let has_files = files_used || program.has_file();
+        let env = entry.environment.placed(env, &work_dir);
         self.push(Effect::Spawn(Box::new(Spawn {
-            call: call.id,
+            call: process,
             name,
+            slot,
             program,
             env,
             work_dir,
             success,
-            files: files_used.then_some(call.files),
+            files: files_used.then_some(entry.files),
             ends_job,
         })));
-        self.state = MachineState::Running(Box::new(Leaf {
-            call: call.id,
-            loaded: call.loaded,
-            layers,
-            cancel_timeout,
-            success,
-            has_files: files_used,
-            has_program_file,
-            stopping: None,
-            result,
-        }));
+        self.note_process(entry.id, process);
+        let leaf = Leaf { loaded: entry.loaded, cancel_timeout, success, has_files, ends_job, grace: None };
+        if let Some(call) = self.calls.get_mut(&entry.id) {
+            call.work = Work::Running(Box::new(leaf));
+        }
     }
 
-    /// Logs the start of an exec function or a builtin (language.md §14.2). Returns the name of its step.
-    pub(super) fn announce(&mut self, call: &Call) -> String {
-        let name = call.step.as_ref().map_or(ROOT, |step| step.name.as_str()).to_owned();
-        self.log(LogChannel::Out, format!("Running step name={name}"));
-        name
+    /// Notes a process for the steps around it that may be tried again: what it leaves is ended before that.
+    fn note_process(&mut self, id: CallId, process: CallId) {
+        let around: Vec<CallId> = self.chain(id).map(|(id, _)| id).collect();
+        for id in around {
+            let Some(call) = self.calls.get_mut(&id) else { continue };
+            let can_retry = call.flow().is_some_and(|flow| flow.retry.is_some());
+            if let Some(attempts) = call.attempts.as_mut().filter(|_| can_retry) {
+                attempts.processes.push(process);
+            }
+        }
     }
 
-    pub(super) fn view_of_frame<'m>(&'m self, frame: &'m FunctionFrame) -> Context<'m> {
-        self.view(&frame.inputs, &frame.steps, &frame.func_dir, &frame.files)
+    /// Logs the start of an exec function or a builtin (language.md §14.2).
+    pub(super) fn announce(&mut self, id: CallId) {
+        let Some(call) = self.calls.get(&id) else { return };
+        let stream = if call.is_inside_member { format!(" stream={:02x}", call.slot) } else { String::new() };
+        let line = format!("Running step name={}{stream}", name_of(call));
+        self.log(LogChannel::Out, line);
+    }
+
+    /// Returns the files of an invocation.
+    pub(super) fn files_of(&self, process: CallId) -> StepFiles {
+        let folder = format!("{}/{process}", self.constants.tmp_dir);
+        StepFiles { output: format!("{folder}/output"), export: format!("{folder}/export") }
+    }
+
+    /// Returns the environment in force for the step `id` of the list `caller`.
+    pub(super) fn environment_in(&self, id: CallId, caller: CallId) -> Environment {
+        let environment = self.list(caller).map_or(&self.constants.environment, |list| &list.environment);
+        environment.clone().with_exports(self.domain(id).all)
+    }
+
+    /// Returns the environment in force inside of a function that is about to begin.
+    pub(super) fn environment_at(&self, entry: &Entry) -> Environment {
+        entry.environment.clone().with_exports(self.domain(entry.id).all)
+    }
+
+    /// Returns the context of the list `caller` for its step `id`, which may be a member of a matrix.
+    pub(super) fn view_of_list<'m>(
+        &'m self,
+        caller: CallId,
+        id: CallId,
+        environment: &'m Environment,
+    ) -> Option<Context<'m>> {
+        let list = self.list(caller)?;
+        let member = self.calls.get(&id).filter(|_| id != caller).and_then(|call| call.member.as_ref());
+        let view = self.view(&list.inputs, &list.steps, &list.func_dir, &list.files, environment);
+        let matrix = member.and_then(|member| member.values.as_deref());
+        Some(Context { run: Some(list.state()), matrix, ..view })
     }
 
     /// Returns the context for expressions of a function that is about to begin: none of its steps has run.
-    fn view_of_call<'m>(&'m self, call: &'m Call) -> Context<'m> {
-        self.view(&call.inputs, &self.constants.no_steps, &call.func_dir, &call.files)
+    fn view_of_entry<'m>(&'m self, entry: &'m Entry, environment: &'m Environment) -> Context<'m> {
+        self.view(&entry.inputs, &self.constants.no_steps, &entry.func_dir, &entry.files, environment)
     }
 
     fn view<'m>(
@@ -375,12 +487,15 @@ impl Machine {
         steps: &'m Steps,
         func_dir: &'m str,
         files: &'m StepFiles,
+        env: &'m Environment,
     ) -> Context<'m> {
         Context {
-            env: &self.environment,
+            env,
             vars: &self.constants.vars,
             inputs,
             steps,
+            run: None,
+            matrix: None,
             func_dir,
             work_dir: &self.constants.work_dir,
             output_file: &files.output,
@@ -390,15 +505,15 @@ impl Machine {
         }
     }
 
-    /// Makes the files of the innermost function if an expression has named one.
-    pub(super) fn make_files_if(&mut self, used: bool) {
+    /// Makes the files of a function with steps if an expression has named one.
+    pub(super) fn make_files_if(&mut self, list: CallId, used: bool) {
         if !used {
             return;
         }
-        if let Some(frame) = self.frames.last_mut()
-            && !std::mem::replace(&mut frame.files_made, true)
+        if let Some(list) = self.list_mut(list)
+            && !std::mem::replace(&mut list.files_made, true)
         {
-            let files = frame.files.clone();
+            let files = list.files.clone();
             self.push(Effect::MakeFiles(files));
         }
     }
@@ -415,6 +530,18 @@ impl Machine {
     }
 }
 
+/// Returns the index of the first function whose call closes a cycle, given the files of the functions under way: all
+/// later calls repeat the cycle.
+fn circle(files: &[String]) -> Option<usize> {
+    let count = files.len();
+    let repeats =
+        |length: &usize| files.get(count - length..) == files.get(count - 2 * length..count - length);
+    let length = (1..=count / 2).find(repeats)?;
+    let differs = |index: &usize| files.get(*index) != files.get(index + length);
+    let start = (0..count - length).rev().find(differs).map_or(0, |index| index + 1);
+    Some(start + length - 1)
+}
+
 /// Returns the log line that records the fetched version of a function (threat-model.md §4.6).
 pub(super) fn pin(step: &str, reference: &Reference, fetched: &Fetched) -> Option<String> {
     let version = fetched.version.as_deref()?;
@@ -423,8 +550,23 @@ pub(super) fn pin(step: &str, reference: &Reference, fetched: &Fetched) -> Optio
     Some(format!("Fetched step name={step} from {origin}: {what} {version}"))
 }
 
-/// Name of the root, which has no step (language.md §1).
-const ROOT: &str = "root";
+/// Returns the number of a function's own steps.
+fn own_steps(loaded: &Loaded) -> Option<u32> {
+    match &loaded.function.definition.body {
+        Body::Run(run) => Some(run.steps.len() as u32),
+        Body::Exec(_) => None,
+    }
+}
+
+/// Returns the name of a call in the log. The root has no step (language.md §1).
+fn name_of(call: &Call) -> &str {
+    if call.parent.is_none() { "root" } else { &call.name }
+}
+
+/// True if a step calls a function, which a group does not.
+pub(super) const fn calls_a_function(step: &Step) -> bool {
+    !matches!(step.invokes, Invocation::Group(_))
+}
 
 fn command_line(
     exec: &Exec,
@@ -435,7 +577,7 @@ fn command_line(
     let work_dir =
         exec.work_dir.as_ref().map(|path| eval::evaluate_text(path, view)).transpose().map_err(at)?;
     if command.first().is_none_or(|program| program.text.is_empty()) {
-        return Err(Failure::plain("exec: the command is empty"));
+        return Err(Failure::plain(Class::Exec, "exec: the command is empty"));
     }
     Ok((command, work_dir.filter(|path| !path.text.is_empty())))
 }

@@ -1,19 +1,21 @@
-//! Start and end times of steps, and their news.
+//! Start and end times of steps, and what is told of them.
 //!
 //! Times of events count from the host's boot. The start of the job ties them to the wall clock once, so setting the
 //! wall clock changes no duration. Replayed events carry the time at which they were handled, so every daemon reports
 //! the same times.
 
-use step_runner_lang::ast::{Body, Step};
-use step_runner_model::{FinishedProcess, StepFacts, StepInfo, StepResult, StepStatus, StepUsage};
+use std::time::Duration;
 
-use crate::job::effect::Effect;
-use crate::plan::library::Loaded;
+use step_runner_model::{FinishedProcess, StepFacts, StepInfo, StepResult, StepStatus};
+
+use crate::job::effect::{Effect, StepNote};
+use crate::job::event::CallId;
 
 use super::Machine;
+use super::call::{Call, Member, StepAt, Work, steps_of};
 
 /// Times of the event that is being handled.
-#[derive(Default)]
+#[derive(Clone, Copy, Default)]
 pub(super) struct Timeline {
     /// Microseconds since the epoch and since boot when the job started.
     start: Option<(i64, u64)>,
@@ -21,8 +23,6 @@ pub(super) struct Timeline {
     now: u64,
     /// Time of the end that the event reports. Steps that it ends ended then.
     ended: u64,
-    /// Start of the latest step.
-    begun: u64,
     /// Length of the log at the end of the latest process.
     log: u64,
 }
@@ -38,15 +38,26 @@ impl Timeline {
         self.start = Some((wall, self.now));
     }
 
-    pub(super) fn begin(&mut self) {
-        self.begun = self.now;
-    }
-
     pub(super) fn ran(&mut self, ran: Option<&FinishedProcess>) {
         if let Some(ran) = ran {
-            self.ended = ran.ended.clamp(self.begun, self.now);
+            self.ended = ran.ended.min(self.now);
             self.log = self.log.max(ran.log_len);
         }
+    }
+
+    /// Returns the time `after` from now, in microseconds since boot.
+    pub(super) fn after(&self, after: Duration) -> u64 {
+        self.now.saturating_add(u64::try_from(after.as_micros()).unwrap_or(u64::MAX))
+    }
+
+    /// Returns what is known of a step that begins now.
+    pub(super) fn begun_facts(&self) -> StepFacts {
+        StepFacts { start: self.wall(self.now), log_start: Some(self.log), ..StepFacts::default() }
+    }
+
+    /// Returns what is known of a step that ends now.
+    pub(super) fn end(&self) -> StepEnd {
+        StepEnd { time: self.wall(self.ended), log: self.log }
     }
 
     /// Converts a time since boot to microseconds since the epoch.
@@ -56,70 +67,75 @@ impl Timeline {
     }
 }
 
-impl Machine {
-    /// Facts of a function that begins. `step` is the calling step in the innermost frame, `None` for the root.
-    pub(super) fn facts(&self, loaded: &Loaded, step: Option<&Step>) -> StepFacts {
-        let caller = self.frames.last().zip(step);
-        let place = caller.map(|(caller, step)| format!("{}:{}", caller.loaded.function.file, step.at.line));
-        StepFacts {
-            start: self.times.wall(self.times.begun),
-            number: caller.map_or(0, |(caller, _)| caller.next as u32),
-            total: caller.and_then(|(caller, _)| own_steps(&caller.loaded)).unwrap_or_default(),
-            steps: own_steps(loaded),
-            place: place.unwrap_or_default(),
-            log_start: Some(self.times.log),
-            ..StepFacts::default()
-        }
-    }
+/// Time and place in the log of the end of a step.
+#[derive(Clone, Copy)]
+pub(super) struct StepEnd {
+    time: Option<i64>,
+    log: u64,
+}
 
-    /// Adds the end time to the result of a step.
-    pub(super) fn note_end(&self, result: &mut StepResult) {
-        let facts = &mut result.facts;
+impl StepEnd {
+    /// Adds the end to what is known of a step that had begun.
+    pub(super) fn note(self, facts: &mut StepFacts) {
         if facts.start.is_some() && facts.end.is_none() {
-            facts.end = self.times.wall(self.times.ended);
-            facts.log_end = Some(self.times.log);
+            facts.end = self.time.max(facts.start);
+            facts.log_end = Some(self.log);
+        }
+    }
+}
+
+impl Machine {
+    /// Returns what is known of a step that begins in the list or group `parent`.
+    pub(super) fn facts(&self, parent: CallId, at: &StepAt, member: Option<&Member>) -> StepFacts {
+        let line = at.get().map_or(0, |step| step.at.line);
+        let total = match (self.calls.get(&parent).map(|call| &call.work), member) {
+            (Some(Work::Group(group)), _) => group.members.len(),
+            _ => steps_of(&at.loaded).len(),
+        };
+        let number = member.map_or(at.index, |member| member.index) + 1;
+        StepFacts {
+            number: number as u32,
+            total: total as u32,
+            place: format!("{}:{line}", at.loaded.function.file),
+            ..self.times.begun_facts()
         }
     }
 
-    pub(super) fn tell_start(&mut self, step: Option<&StepInfo>, facts: &StepFacts) {
-        let news = StepResult { status: StepStatus::Running, ..brief(step, facts) };
-        self.tell(news);
-    }
-
-    pub(super) fn tell_end(&mut self, result: &StepResult) {
-        let news = StepResult {
-            status: result.status,
-            exec: result.exec.clone(),
-            ..brief(result.step.as_ref(), &result.facts)
-        };
-        self.tell(news);
-    }
-
-    /// Wraps news of a step in its callers and emits them.
-    fn tell(&mut self, news: StepResult) {
-        let callers = self.frames.iter().skip(1).rev();
-        let news = callers.fold(news, |inner, caller| StepResult {
+    /// Tells that an attempt of a step has begun, with its name, place and times.
+    pub(super) fn note_start(&mut self, id: CallId) {
+        let Some(call) = self.calls.get_mut(&id) else { return };
+        let Some(parent) = call.parent else { return };
+        call.is_noted = true;
+        let result = StepResult {
             status: StepStatus::Running,
-            sub_steps: vec![inner],
-            ..brief(caller.step.as_deref(), &caller.facts)
-        });
-        self.push(Effect::News(Box::new(news)));
+            attempts: call.result.attempts.clone(),
+            ..brief(&call.name, &call.result.facts)
+        };
+        self.note_step(StepNote { call: id, parent, result });
+    }
+
+    /// Tells that a step of a plain list has begun, now that its function is loaded. Other steps are told of before.
+    pub(super) fn note_start_once(&mut self, id: CallId) {
+        if self.calls.get(&id).is_some_and(|call| !call.is_noted) {
+            self.note_start(id);
+        }
+    }
+
+    /// Tells that a step has ended. A step of a plain list that was never loaded has no result (language.md §14.2).
+    pub(super) fn note_ended(&mut self, id: CallId, call: &Call, result: StepResult) {
+        let Some(parent) = call.parent else { return };
+        if call.is_noted || !self.is_in_plain_list(call) {
+            self.note_step(StepNote { call: id, parent, result });
+        }
+    }
+
+    pub(super) fn note_step(&mut self, note: StepNote) {
+        self.push(Effect::Note(Box::new(note)));
     }
 }
 
 /// Returns a result with only name, place and times of a step.
-fn brief(step: Option<&StepInfo>, facts: &StepFacts) -> StepResult {
-    let step = step.map(|step| StepInfo { name: step.name.clone(), ..StepInfo::default() });
-    StepResult { step, facts: facts.clone(), ..StepResult::default() }
-}
-
-fn own_steps(loaded: &Loaded) -> Option<u32> {
-    match &loaded.function.definition.body {
-        Body::Run(run) => Some(run.steps.len() as u32),
-        Body::Exec(_) => None,
-    }
-}
-
-pub(super) fn used_by(steps: &[StepResult]) -> Option<StepUsage> {
-    steps.iter().filter_map(|step| step.facts.usage).reduce(StepUsage::and)
+fn brief(name: &str, facts: &StepFacts) -> StepResult {
+    let step = StepInfo { name: name.to_owned(), ..StepInfo::default() };
+    StepResult { step: Some(step), facts: facts.clone(), ..StepResult::default() }
 }

@@ -4,14 +4,17 @@
 use indexmap::IndexMap;
 use step_runner_lang::ast::Function;
 use step_runner_lang::document;
+use step_runner_lang::environment::Environment;
+use step_runner_lang::eval::EndedStep;
 use step_runner_lang::template::OPEN;
 use step_runner_lang::value::Value;
 use step_runner_model::StepResult;
 
-use crate::job::event::{Event, FetchFailure, Fetched, FileContent};
+use crate::job::event::{CallId, Event, FetchFailure, Fetched, FileContent};
 use crate::plan::library::Loaded;
 
-use super::{Machine, MachineState};
+use super::call::{Call, Work};
+use super::{Machine, Phase, ROOT};
 
 /// Number of bytes that are read, evaluated and copied in about a millisecond.
 const SMALL: usize = 1 << 20;
@@ -30,8 +33,12 @@ pub(super) const ROOM: usize = 128 << 20;
 
 impl Machine {
     /// Reserves room in the results for inputs and environment of a step that begins.
-    pub(super) fn keep_given(&mut self, inputs: &IndexMap<String, Value>) -> Result<(), String> {
-        let left = values(inputs, self.room).and_then(|left| self.environment.take_from(left));
+    pub(super) fn keep_given(
+        &mut self,
+        inputs: &IndexMap<String, Value>,
+        environment: &Environment,
+    ) -> Result<(), String> {
+        let left = values(inputs, self.room).and_then(|left| environment.take_from(left));
         self.keep(left)
     }
 
@@ -58,7 +65,8 @@ impl Machine {
     /// `str` in another. A text in an expression does that, too.
     pub fn is_small(&self, event: &Event) -> bool {
         let Some(left) = self.left_by(event) else { return false };
-        let under_way = self.functions_read().map(|loaded| Some(Expressions::of(&loaded.function)));
+        let around = self.around(event);
+        let under_way = self.functions_read(around).map(|loaded| Some(Expressions::of(&loaded.function)));
         let (mut left, mut times) = (left, self.searches());
         for expressions in under_way.chain([Expressions::to_come(event)]) {
             let Some((factor, texts)) = expressions.and_then(Expressions::factor_and_texts) else {
@@ -69,7 +77,16 @@ impl Machine {
             };
             (times, left) = (product, rest);
         }
-        self.take_from(left / times).is_some()
+        self.take_from(around, left / times).is_some()
+    }
+
+    /// Returns the call that an event concerns: what it does is evaluated in the functions around that one.
+    fn around(&self, event: &Event) -> CallId {
+        let process = match event {
+            Event::Fetched { call, .. } | Event::Exited { call, .. } | Event::Returned { call, .. } => *call,
+            _ => return self.calls.keys().next_back().copied().unwrap_or(ROOT),
+        };
+        self.step_of(process).unwrap_or(ROOT)
     }
 
     /// Returns the part of [`SMALL`] that is left for the machine's own values.
@@ -87,6 +104,8 @@ impl Machine {
             // The first two occur only in records: the actor hands over the fetch and the files.
             Event::FetchedAgain { .. }
             | Event::Returned { .. }
+            | Event::Due { .. }
+            | Event::Cleared { .. }
             | Event::Accepted(_)
             | Event::Admitted { .. }
             | Event::CancelAsked { .. }
@@ -99,7 +118,8 @@ impl Machine {
 
     /// Returns the size of the documents of all functions under way, in bytes, with aliases unfolded.
     pub fn document_size(&self) -> usize {
-        self.functions_read().map(Loaded::size).sum()
+        let lists = self.calls.values().filter_map(|call| Some(loaded_of(call)?.size()));
+        lists.sum::<usize>() + self.root().map_or(0, |loaded| loaded.size())
     }
 
     /// Cost factor of sensitive texts: each is searched for all secrets.
@@ -108,35 +128,58 @@ impl Machine {
         1 + (masked + self.secrets.count()) / SECRETS_A_COPY
     }
 
-    fn functions_read(&self) -> impl Iterator<Item = &Loaded> {
-        let root = match &self.state {
-            MachineState::Queued(root) => Some(&*root.loaded),
-            MachineState::Running(leaf) => Some(&*leaf.loaded),
-            MachineState::Fetching(fetching) => Some(&*fetching.call.loaded),
-            MachineState::Loading(_) | MachineState::Handling | MachineState::Over => None,
-        };
-        root.into_iter().chain(self.frames.iter().map(|frame| &*frame.loaded))
+    /// Returns the functions under way around a call, its own among them.
+    fn functions_read(&self, around: CallId) -> impl Iterator<Item = &Loaded> {
+        self.root().into_iter().chain(self.chain(around).filter_map(|(_, call)| loaded_of(call)))
     }
 
-    /// Subtracts the values that expressions can see, and the results under way, from `left` bytes.
-    fn take_from(&self, left: usize) -> Option<usize> {
-        let mut left = self.environment.take_from(values(&self.constants.vars, left)?)?;
-        left = match &self.state {
-            MachineState::Queued(root) => values(&root.inputs, left),
-            MachineState::Running(leaf) => leaf.result.take_from(left),
-            MachineState::Fetching(fetching) => values(&fetching.call.inputs, left),
-            MachineState::Loading(_) | MachineState::Handling | MachineState::Over => Some(left),
-        }?;
-        for (depth, frame) in self.frames.iter().enumerate() {
-            left = values(&frame.inputs, left)?;
-            left = frame.steps.values().try_fold(left, |left, outputs| values(outputs, left))?;
-            // Results of the job's own list are already sent.
-            if depth > 0 {
-                left = frame.sub_steps.iter().try_fold(left, |left, result| result.take_from(left))?;
+    /// Returns the function of the request while the job waits for its slot.
+    fn root(&self) -> Option<&Loaded> {
+        match &self.phase {
+            Phase::Queued(root) => Some(&root.loaded),
+            Phase::Running | Phase::Handling | Phase::Over => None,
+        }
+    }
+
+    /// Subtracts the values that expressions around a call can see from `left` bytes.
+    fn take_from(&self, around: CallId, left: usize) -> Option<usize> {
+        let mut left = values(&self.constants.vars, left)?;
+        if let Phase::Queued(root) = &self.phase {
+            return values(&root.inputs, self.constants.environment.take_from(left)?);
+        }
+        left = texts(&self.domain(around).all, left)?;
+        for (_, call) in self.chain(around) {
+            left = call.result.take_from(left)?;
+            match &call.work {
+                Work::Fetching(fetching) => left = values(&fetching.entry.inputs, left)?,
+                Work::List(list) => {
+                    left = list.environment.take_from(values(&list.inputs, left)?)?;
+                    left = list
+                        .steps
+                        .values()
+                        .filter_map(EndedStep::outputs)
+                        .try_fold(left, |left, outputs| values(outputs, left))?;
+                }
+                Work::Nothing | Work::Loading(_) | Work::Running(_) | Work::Group(_) | Work::Delay { .. } => {
+                }
             }
         }
         Some(left)
     }
+}
+
+/// Returns the function of a call that is loaded.
+fn loaded_of(call: &Call) -> Option<&Loaded> {
+    match &call.work {
+        Work::List(list) => Some(&list.loaded),
+        Work::Running(leaf) => Some(&leaf.loaded),
+        Work::Fetching(fetching) => Some(&fetching.entry.loaded),
+        Work::Nothing | Work::Loading(_) | Work::Group(_) | Work::Delay { .. } => None,
+    }
+}
+
+fn texts(texts: &IndexMap<String, String>, left: usize) -> Option<usize> {
+    texts.iter().try_fold(left, |left, (name, text)| left.checked_sub(name.len() + text.len()))
 }
 
 /// All expressions of a function.

@@ -35,12 +35,36 @@ pub(super) enum KnownType {
 pub(super) struct Names<'a> {
     /// Declared inputs; `None` if they are unknown.
     pub(super) inputs: Option<&'a IndexMap<String, Declaration>>,
-    /// Steps that have run, and the interfaces they called, if known.
-    pub(super) finished: IndexMap<&'a str, Option<Arc<Interface>>>,
+    /// Steps that have run.
+    pub(super) finished: IndexMap<&'a str, Ended>,
+    /// What is visible of them; `None` outside of a list.
+    pub(super) list: Option<Detail>,
+    /// Keys of the matrix; `None` outside of a step with one.
+    pub(super) matrix: Option<Vec<&'a str>>,
     /// All steps of the list.
     pub(super) coming: IndexMap<&'a str, Position>,
     /// True if there may be more steps.
     pub(super) open: bool,
+}
+
+/// What is visible of an ended step (flow.md §2).
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Detail {
+    /// Its outputs: a step of a plain list.
+    Outputs,
+    /// How it ended, too.
+    All,
+}
+
+/// A step that has run.
+#[derive(Clone)]
+pub(super) enum Ended {
+    /// It calls a function, with this interface if known.
+    Function(Option<Arc<Interface>>),
+    /// A group.
+    Group,
+    /// A step with a matrix.
+    Matrix,
 }
 
 /// Knowledge about an expression.
@@ -54,7 +78,11 @@ enum Shape {
     Variables,
     Inputs,
     Steps,
-    Step(Option<Arc<Interface>>),
+    Step(Ended),
+    /// `run`.
+    List,
+    /// `matrix`.
+    Matrix,
     StepOutputs(Option<Arc<Interface>>),
     Function(Function),
 }
@@ -70,6 +98,8 @@ impl Shape {
             | Self::Inputs
             | Self::Steps
             | Self::Step(_)
+            | Self::List
+            | Self::Matrix
             | Self::StepOutputs(_) => KnownType::Is(ValueType::Struct),
         }
     }
@@ -124,6 +154,23 @@ impl<'a> Expressions<'a> {
             self.parts(&template.parts, names, reach);
             KnownType::Is(ValueType::String)
         }
+    }
+
+    /// Checks a condition. Returns its type, and true if it names no context.
+    pub(super) fn condition(
+        &mut self,
+        template: &Template,
+        names: &Names<'a>,
+        path: &str,
+    ) -> (KnownType, bool) {
+        path.clone_into(&mut self.path);
+        let reach = Reach { certain: true, forgiven: false };
+        let Some(expression) = eval::native_expression(template, None) else {
+            return (KnownType::Any, false);
+        };
+        let shape = self.shape(expression, names, reach);
+        let is_constant = matches!(shape, Shape::Closed);
+        (self.settled(expression, shape, reach).kind(), is_constant)
     }
 
     pub(super) fn value(
@@ -221,7 +268,7 @@ impl<'a> Expressions<'a> {
             ExpressionKind::Interpolation(parts) => {
                 all(ValueType::String)(self.operands(expressions(parts).map(same), names))
             }
-            ExpressionKind::Name(name) => self.name(name, expression.at, reach),
+            ExpressionKind::Name(name) => self.name(name, expression.at, names, reach),
             ExpressionKind::Array(items) => {
                 all(ValueType::Array)(self.operands(items.iter().map(same), names))
             }
@@ -237,8 +284,10 @@ impl<'a> Expressions<'a> {
         }
     }
 
-    fn name(&mut self, name: &str, at: Position, reach: Reach) -> Shape {
+    fn name(&mut self, name: &str, at: Position, names: &Names<'a>, reach: Reach) -> Shape {
         match name {
+            "run" if names.list.is_some() => Shape::List,
+            "matrix" if names.matrix.is_some() => Shape::Matrix,
             "env" => Shape::Environment,
             "vars" | "job" => Shape::Variables,
             "inputs" => Shape::Inputs,
@@ -254,7 +303,9 @@ impl<'a> Expressions<'a> {
                 if let Some(function) = Function::named(name) {
                     return Shape::Function(function);
                 }
-                self.not_found("", name, at, eval::NAMES, reach);
+                let run = names.list.map(|_| "run");
+                let matrix = names.matrix.as_ref().map(|_| "matrix");
+                self.not_found("", name, at, eval::NAMES.into_iter().chain(run).chain(matrix), reach);
                 Shape::Value(KnownType::Any)
             }
         }

@@ -49,6 +49,7 @@ impl<'s> Evaluator<'s> {
     ) -> Result<Item<'s>> {
         item.member(key, self.tells()).map_err(|why| match why {
             NoMember::Missing(known) => self.not_found(at, || format!("{}.{key}: ", before()), key, || known),
+            NoMember::Because(why) => self.lacking(at, || format!("{}.{key}: ", before()), key, why),
             NoMember::NotAnObject(what) => self.error(
                 Class::Type,
                 at,
@@ -92,6 +93,7 @@ impl<'s> Evaluator<'s> {
             // A computed key may be a secret, so the error shows only the names that exist.
             (object, Data::String(key)) => object.member(key, self.tells()).map_err(|why| match why {
                 NoMember::Missing(known) => self.missing_key(index, key, before, known),
+                NoMember::Because(why) => self.error(Class::NotFound, index.at, "").with_help(why),
                 NoMember::NotAnObject(_) => self.error(Class::Type, at, "not an object"),
             })?,
             (_, _) => {

@@ -82,7 +82,7 @@ fn a_search_sees_what_earlier_steps_exported() {
     machine.handle(&Event::Admitted { at: 0 }, 0);
     let exports = Some(FileContent::Bytes(br#"{"name":"DOCKER_AUTH_CONFIG","value":"{}"}"#.to_vec()));
     let end = ProcessEnd::Exited(ExitStatus::Code(0));
-    let call = 2;
+    let call = 1;
     let (_, environment) = search(
         &machine.handle(&Event::Exited { call, end, shell: None, outputs: None, exports, ran: None }, 0),
     );

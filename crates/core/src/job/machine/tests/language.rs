@@ -1,6 +1,6 @@
 //! Order, contexts and data flow (language.md §10–§14).
 
-use step_runner_model::{EndClass, StepStatus};
+use step_runner_model::{EndClass, StepOutcome, StepStatus};
 
 use super::world::{World, masked, request, text};
 use crate::job::effect::{Effect, Program, Spawn};
@@ -221,8 +221,8 @@ fn files_are_made_only_for_invocations_that_name_them() {
     let trace = world.run_steps("[{name: a, func: ./leaf}, {name: b, func: ./names}, {name: c, script: x}]");
     let files: Vec<_> =
         trace.spawns().iter().map(|spawn| spawn.files.clone().map(|files| files.output)).collect();
-    assert_eq!(files, [None, Some("/state/tmp/3/output".into()), None]);
-    assert_eq!(env(trace.spawns()[1], "O"), Some("/state/tmp/3/output"));
+    assert_eq!(files, [None, Some("/state/tmp/2/output".into()), None]);
+    assert_eq!(env(trace.spawns()[1], "O"), Some("/state/tmp/2/output"));
 }
 
 #[test]
@@ -239,9 +239,9 @@ fn files_of_a_sequence_are_made_when_it_hands_them_on() {
             _ => None,
         })
         .collect();
-    assert_eq!(made, ["/state/tmp/1/output"]);
-    assert_eq!(env(trace.spawns()[0], "O"), Some("/state/tmp/1/output"));
-    assert_eq!(env(trace.spawns()[1], "O"), Some("/state/tmp/1/export"));
+    assert_eq!(made, ["/state/tmp/0/output"]);
+    assert_eq!(env(trace.spawns()[0], "O"), Some("/state/tmp/0/output"));
+    assert_eq!(env(trace.spawns()[1], "O"), Some("/state/tmp/0/export"));
     assert_eq!(trace.spawns()[1].files, None);
 }
 
@@ -264,7 +264,7 @@ fn script_and_its_builtin_are_the_same() {
 fn a_script_too_long_for_an_argument_goes_through_a_file() {
     let long = "x".repeat(128 * 1024);
     let trace = World::default().run_steps(&format!("[{{name: a, script: {long}}}]"));
-    assert_eq!(command(trace.spawns()[0])[0], "/state/tmp/2/script");
+    assert_eq!(command(trace.spawns()[0])[0], "/state/tmp/1/script");
     let trace = World::default().run_steps(&format!("[{{name: a, script: {}}}]", "x".repeat(128 * 1024 - 1)));
     assert_eq!(command(trace.spawns()[0]).len(), 1);
 }
@@ -349,7 +349,9 @@ fn sensitive_values_are_phrases_before_anything_shows_them() {
     assert_eq!(trace.phrases(), ["in-secret", "out-secret"]);
     let place = |wanted: fn(&Effect) -> bool| trace.effects.iter().position(wanted).unwrap();
     let spawn = place(|effect| matches!(effect, Effect::Spawn(_)));
-    let emit = place(|effect| matches!(effect, Effect::Emit(_)));
+    let emit = place(
+        |effect| matches!(effect, Effect::Note(note) if note.result.outcome != StepOutcome::Unspecified),
+    );
     let phrases: Vec<_> =
         (0..trace.effects.len()).filter(|&at| matches!(trace.effects[at], Effect::Phrases(_))).collect();
     assert!(phrases[0] < spawn && spawn < phrases[1] && phrases[1] < emit, "{:?}", trace.effects);

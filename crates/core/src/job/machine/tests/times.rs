@@ -1,5 +1,6 @@
-//! Start and end times of steps, and their news.
+//! Start and end times of steps, and what is told of them.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use step_runner_model::{FinishedProcess, StepResult, StepStatus, StepUsage};
@@ -7,7 +8,8 @@ use step_runner_model::{FinishedProcess, StepResult, StepStatus, StepUsage};
 use super::world::{World, request};
 use crate::job::effect::Effect;
 use crate::job::event::Event;
-use crate::job::machine::Machine;
+use crate::job::machine::{Machine, ROOT};
+use crate::job::results::ResultTree;
 
 /// Time of the admission by the wall clock, and since boot.
 const WALL: i64 = 1_700_000_000_000_000;
@@ -37,26 +39,38 @@ fn run(world: &World, steps: &str) -> Vec<Effect> {
     effects
 }
 
-/// Names down to the step of the news, its status, and microseconds since the job's start.
+/// Path of each step that something is told of, its status, and microseconds since the job's start.
 fn told(effects: &[Effect]) -> Vec<(String, StepStatus, i64)> {
-    let shown = |result: &StepResult| {
-        let (mut inner, mut path) = (result, String::new());
-        loop {
-            path = format!("{path}/{}", inner.step.as_ref().map_or("", |step| &step.name));
-            match inner.sub_steps.first() {
-                Some(below) if result.status == StepStatus::Running => inner = below,
-                _ => break,
+    let mut paths = BTreeMap::from([(ROOT, String::new())]);
+    let mut told = Vec::new();
+    for effect in effects {
+        let (path, result) = match effect {
+            Effect::Note(note) => {
+                let name = note.result.step.as_ref().map_or("", |step| step.name.as_str());
+                let path = format!("{}/{name}", paths[&note.parent]);
+                paths.insert(note.call, path.clone());
+                (path, &note.result)
             }
+            Effect::Finish { root, .. } => ("/".to_owned(), &**root),
+            _ => continue,
+        };
+        let at = result.facts.end.or(result.facts.start).unwrap() - WALL;
+        told.push((path, result.status, at));
+    }
+    told
+}
+
+/// Returns the result of the job with those of its steps.
+fn whole(effects: &[Effect]) -> StepResult {
+    let mut tree = ResultTree::default();
+    for effect in effects {
+        match effect {
+            Effect::Note(note) => tree.add((**note).clone()),
+            Effect::Finish { root, .. } => return tree.with_root((**root).clone()),
+            _ => {}
         }
-        let at = inner.facts.end.or(inner.facts.start).unwrap() - WALL;
-        (path, inner.status, at)
-    };
-    let told = effects.iter().filter_map(|effect| match effect {
-        Effect::News(result) | Effect::Emit(result) => Some(shown(result)),
-        Effect::Finish { root, .. } => Some(shown(root)),
-        _ => None,
-    });
-    told.collect()
+    }
+    panic!("no end")
 }
 
 const NESTED: &str = "[{name: a, script: exit 0}, {name: b, func: ./f}]";
@@ -72,7 +86,6 @@ fn starts_and_ends_are_told_in_order_with_times_of_one_clock() {
     use StepStatus::{Running, Success};
     let effects = run(&world("exit 0"), NESTED);
     let expected = [
-        ("/", Running, 0),
         ("/a", Running, 0),
         ("/a", Success, 100),
         // The fetch of its function is part of the step.
@@ -100,7 +113,7 @@ fn a_failure_ends_every_function_around_it_at_the_same_moment() {
 #[test]
 fn a_result_tells_its_place_the_log_and_what_was_used() {
     let effects = run(&world("exit 0"), NESTED);
-    let Some(Effect::Finish { root, .. }) = effects.last() else { panic!("no end") };
+    let root = whole(&effects);
     let (a, b) = (&root.sub_steps[0].facts, &root.sub_steps[1].facts);
     let two = &root.sub_steps[1].sub_steps[1].facts;
     assert_eq!((a.number, a.total, a.steps, a.place.as_str()), (1, 2, None, "<steps>:1"));
@@ -123,7 +136,7 @@ fn a_clock_that_steps_back_makes_no_step_end_before_its_start() {
     machine.handle(&Event::Admitted { at: WALL }, BOOT);
     let end = crate::job::event::ProcessEnd::Exited(step_runner_model::ExitStatus::Code(0));
     let ran = Some(FinishedProcess { ended: 7, log_len: 1, usage: None });
-    let over = Event::Exited { call: 2, end, shell: None, outputs: None, exports: None, ran };
+    let over = Event::Exited { call: 1, end, shell: None, outputs: None, exports: None, ran };
     let effects = machine.handle(&over, BOOT - 1_000);
     let Some(Effect::Finish { root, .. }) = effects.last() else { panic!("no end") };
     assert_eq!((root.facts.start, root.facts.end), (Some(WALL), Some(WALL)));
@@ -132,7 +145,8 @@ fn a_clock_that_steps_back_makes_no_step_end_before_its_start() {
 #[test]
 fn a_job_that_never_started_has_no_times() {
     let mut machine = Machine::new(&request("[{name: a, script: exit 0}]")).unwrap_or_else(|_| panic!());
-    let cancel = Event::CancelAsked { cause: step_runner_model::CancelCause::Finish, grace_limit: None };
+    let cancel =
+        Event::CancelAsked { cause: step_runner_model::CancelCause::Finish, grace_limit: None, force: false };
     let effects = machine.handle(&cancel, BOOT);
     let Some(Effect::Finish { root, .. }) = effects.last() else { panic!("no end") };
     assert_eq!(root.facts, step_runner_model::StepFacts::default());

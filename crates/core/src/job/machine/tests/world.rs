@@ -8,11 +8,12 @@ use indexmap::IndexMap;
 use step_runner_lang::ast::Reference;
 use step_runner_lang::diagnostic::Class;
 use step_runner_lang::value::{Data, Value};
-use step_runner_model::{ExitStatus, LogChannel, Outcome, StepResult};
+use step_runner_model::{ExitStatus, LogChannel, Outcome, StepOutcome, StepResult};
 
-use crate::job::effect::{Effect, Program, Spawn};
+use crate::job::effect::{Effect, Program, Spawn, StepNote};
 use crate::job::event::{CallId, Event, FetchFailure, Fetched, FileContent, JobSpec, ProcessEnd};
-use crate::job::machine::Machine;
+use crate::job::machine::{Machine, ROOT};
+use crate::job::results::ResultTree;
 
 /// A request that contains only `steps`.
 pub(super) fn request(steps: &str) -> JobSpec {
@@ -29,6 +30,8 @@ pub(super) fn request(steps: &str) -> JobSpec {
         timeout: None,
         cancel_grace: None,
         default_grace: Duration::from_secs(5),
+        cleanup_timeout: Duration::from_mins(1),
+        members_at_a_time: 4,
     }
 }
 
@@ -48,6 +51,7 @@ pub(super) struct Trace {
     /// Every effect but the last, in order.
     pub(super) effects: Vec<Effect>,
     pub(super) finish: Option<End>,
+    tree: ResultTree,
 }
 
 impl Trace {
@@ -87,14 +91,22 @@ impl Trace {
         phrases.flatten().map(|phrase| String::from_utf8(phrase.clone()).unwrap()).collect()
     }
 
-    pub(super) fn emitted(&self) -> Vec<&StepResult> {
+    /// What was told of steps, in order.
+    pub(super) fn notes(&self) -> Vec<&StepNote> {
         self.effects
             .iter()
             .filter_map(|effect| match effect {
-                Effect::Emit(result) => Some(&**result),
+                Effect::Note(note) => Some(&**note),
                 _ => None,
             })
             .collect()
+    }
+
+    /// Results of the job's own list.
+    pub(super) fn emitted(&self) -> Vec<&StepResult> {
+        let is_own_end =
+            |note: &&StepNote| note.parent == ROOT && note.result.outcome != StepOutcome::Unspecified;
+        self.notes().into_iter().filter(is_own_end).map(|note| &note.result).collect()
     }
 
     pub(super) fn outcome(&self) -> &Outcome {
@@ -117,7 +129,7 @@ fn is_quiet_end(effects: &[Effect]) -> bool {
     let (last, others) = effects.split_last().unwrap();
     let is_success = matches!(last, Effect::Finish { outcome, lines, .. }
         if *outcome == Outcome::success() && lines.is_empty());
-    is_success && others.iter().all(|effect| matches!(effect, Effect::News(_) | Effect::Emit(_)))
+    is_success && others.iter().all(|effect| matches!(effect, Effect::Note(_)))
 }
 
 /// Files that a fetch finds.
@@ -167,7 +179,7 @@ impl World {
         }
     }
 
-    fn find(&self, reference: &Reference) -> Result<Fetched, FetchFailure> {
+    pub(super) fn find(&self, reference: &Reference) -> Result<Fetched, FetchFailure> {
         let Reference::Local { path, files } = reference else {
             return Err(FetchFailure { class: Class::Fetch, message: "not supported".into() });
         };
@@ -220,8 +232,15 @@ impl World {
 impl Trace {
     pub(super) fn add(&mut self, effect: Effect) {
         match effect {
-            Effect::Finish { outcome, root, lines } => self.finish = Some((outcome, *root, lines)),
-            effect => self.effects.push(effect),
+            Effect::Finish { outcome, root, lines, .. } => {
+                self.finish = Some((outcome, self.tree.with_root(*root), lines));
+            }
+            effect => {
+                if let Effect::Note(note) = &effect {
+                    self.tree.add((**note).clone());
+                }
+                self.effects.push(effect);
+            }
         }
     }
 }

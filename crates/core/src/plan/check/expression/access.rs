@@ -5,7 +5,7 @@ use step_runner_lang::diagnostic::{Class, Diagnostic, Position};
 use step_runner_lang::eval::{self, Function, render};
 use step_runner_lang::value::{Data, Value, ValueType};
 
-use super::{Expressions, KnownType, Names, Reach, Shape, unlike};
+use super::{Detail, Ended, Expressions, KnownType, Names, Reach, Shape, unlike};
 
 impl<'a> Expressions<'a> {
     pub(super) fn access(
@@ -18,7 +18,10 @@ impl<'a> Expressions<'a> {
         let called = matches!(path.first(), Some(Access::Call(..)));
         let mut shape = match &root.kind {
             ExpressionKind::Name(name)
-                if called && Function::named(name).is_none() && !eval::NAMES.contains(&name.as_str()) =>
+                if called
+                    && Function::named(name).is_none()
+                    && !eval::NAMES.contains(&name.as_str())
+                    && !["run", "matrix"].contains(&name.as_str()) =>
             {
                 self.not_found("function ", name, root.at, Function::NAMES, reach);
                 Shape::Value(KnownType::Any)
@@ -76,9 +79,17 @@ impl<'a> Expressions<'a> {
                 Shape::Value(KnownType::Any)
             }
             Shape::Steps => self.step(name, at, shown, names, reach),
-            Shape::Step(callee) if name == "outputs" => Shape::StepOutputs(callee),
-            Shape::Step(_) => {
-                self.not_found(shown, name, at, ["outputs"], reach);
+            Shape::Step(step) => self.step_member(step, name, at, shown, names, reach),
+            Shape::List if name == "status" => Shape::of(ValueType::String),
+            Shape::List => {
+                self.not_found(shown, name, at, ["status"], reach);
+                Shape::Value(KnownType::Any)
+            }
+            Shape::Matrix => {
+                let keys = names.matrix.as_deref().unwrap_or_default();
+                if !keys.contains(&name) {
+                    self.not_found(shown, name, at, keys.iter().copied(), reach);
+                }
                 Shape::Value(KnownType::Any)
             }
             Shape::StepOutputs(callee) => {
@@ -102,10 +113,40 @@ impl<'a> Expressions<'a> {
         }
     }
 
+    /// Looks up a member of an ended step (flow.md §2).
+    fn step_member(
+        &mut self,
+        step: Ended,
+        name: &str,
+        at: Position,
+        shown: &str,
+        names: &Names<'a>,
+        reach: Reach,
+    ) -> Shape {
+        const DETAILS: [&str; 4] = ["status", "exit_code", "error", "attempts"];
+        let details = if names.list == Some(Detail::All) { &DETAILS[..] } else { &[] };
+        let (own, shape) = match step {
+            Ended::Function(callee) => (Some("outputs"), Shape::StepOutputs(callee)),
+            Ended::Matrix => (Some("results"), Shape::of(ValueType::Array)),
+            Ended::Group => (None, Shape::Value(KnownType::Any)),
+        };
+        match name {
+            name if Some(name) == own => shape,
+            "status" if details.contains(&name) => Shape::of(ValueType::String),
+            "attempts" if details.contains(&name) => Shape::of(ValueType::Number),
+            "exit_code" if details.contains(&name) => Shape::Value(KnownType::IsOrNull(ValueType::Number)),
+            "error" if details.contains(&name) => Shape::Value(KnownType::IsOrNull(ValueType::String)),
+            _ => {
+                self.not_found(shown, name, at, own.iter().chain(details).copied(), reach);
+                Shape::Value(KnownType::Any)
+            }
+        }
+    }
+
     /// Looks up a step of the list. Only steps that have run are visible (language.md §10).
     fn step(&mut self, name: &str, at: Position, shown: &str, names: &Names<'a>, reach: Reach) -> Shape {
-        if let Some(callee) = names.finished.get(name) {
-            return Shape::Step(callee.clone());
+        if let Some(step) = names.finished.get(name) {
+            return Shape::Step(step.clone());
         }
         if let Some(place) = names.coming.get(name) {
             let error =
@@ -138,7 +179,9 @@ impl<'a> Expressions<'a> {
                     Shape::Environment => Shape::Environment,
                     Shape::Variables => Shape::Variables,
                     Shape::Inputs => Shape::Inputs,
-                    Shape::Step(callee) => Shape::Step(callee.clone()),
+                    Shape::Step(step) => Shape::Step(step.clone()),
+                    Shape::List => Shape::List,
+                    Shape::Matrix => Shape::Matrix,
                     Shape::StepOutputs(callee) => Shape::StepOutputs(callee.clone()),
                     _ => Shape::Steps,
                 };
