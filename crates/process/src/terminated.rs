@@ -1,6 +1,7 @@
 //! Asks processes to end, each of them once: many programs take a second SIGTERM as "abort now".
 
 use std::collections::HashSet;
+use std::fs;
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
@@ -28,6 +29,8 @@ impl Terminated {
     ///
     /// Parents come before their children: a shell whose child ends first would go on with its script. A signal to the
     /// whole process group is no choice, because it does not tell which processes got it.
+    ///
+    /// What a process that handles SIGTERM starts after it was asked belongs to its cleanup, and is not asked.
     pub fn terminate(&mut self, find: impl Fn() -> Vec<Process>) {
         let begun = Instant::now();
         for _ in 0..LOOKS {
@@ -38,6 +41,11 @@ impl Terminated {
             found.sort_unstable_by_key(|process| (process.start_time, process.pid));
             let mut is_any = false;
             for process in found {
+                // If the parent ends nevertheless, the next look finds the process with another parent.
+                if self.is_for_cleanup(&process) {
+                    is_any = true;
+                    continue;
+                }
                 // One that refuses the signal (set-user-id programs) is tried again with the rest of its job.
                 if signal_process(&process, &[Signal::TERM, Signal::CONT]) {
                     is_any |= self.asked.insert((process.pid, process.start_time));
@@ -48,14 +56,33 @@ impl Terminated {
             }
         }
     }
+
+    /// True if the parent of `process` was asked, and handles that.
+    fn is_for_cleanup(&self, process: &Process) -> bool {
+        let parent = Process::read(process.parent).filter(|parent| !parent.zombie);
+        parent.is_some_and(|parent| {
+            self.asked.contains(&(parent.pid, parent.start_time)) && handles_term(parent.pid)
+        })
+    }
+}
+
+/// True if process `pid` has a handler for SIGTERM.
+fn handles_term(pid: u32) -> bool {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:"));
+    let caught = caught.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+    // Bit 0 is signal 1.
+    caught.is_some_and(|mask| mask >> (Signal::TERM.as_raw() - 1) & 1 == 1)
 }
 
 #[cfg(test)]
 mod tests {
+    use std::cell::{Cell, RefCell};
     use std::io::{BufRead, BufReader, Write};
     use std::process::{Command, Stdio};
 
     use super::*;
+    use crate::sweep::descendants;
 
     #[test]
     fn fault_96_a_process_is_asked_to_end_once_however_often_it_is_found() {
@@ -77,6 +104,40 @@ mod tests {
         let mut input = child.stdin.take().unwrap();
         input.write_all(b"goes on\n").unwrap();
         assert_eq!(lines.next().unwrap().unwrap(), "goes on");
+        drop(input);
+        child.wait().unwrap();
+    }
+
+    #[test]
+    fn fault_96_what_a_handler_of_the_signal_starts_is_not_asked() {
+        let cleanup = "trap 'echo cleanup asked' TERM; echo cleaning; read line; echo $line";
+        let script =
+            "trap 'bash -c \"$CLEANUP\"; exit' TERM; echo ready; while read line; do echo $line; done";
+        let mut child = Command::new("bash")
+            .args(["-c", script])
+            .env("CLEANUP", cleanup)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        assert_eq!(lines.next().unwrap().unwrap(), "ready");
+        let lines = RefCell::new(lines);
+        let looks = Cell::new(0);
+        let family = || {
+            looks.set(looks.get() + 1);
+            if looks.get() == 2 {
+                assert_eq!(lines.borrow_mut().next().unwrap().unwrap(), "cleaning");
+            }
+            let mut family = descendants(child.id());
+            family.extend(Process::read(child.id()));
+            family
+        };
+        Terminated::default().terminate(family);
+        assert!(looks.get() >= 2);
+        let mut input = child.stdin.take().unwrap();
+        input.write_all(b"cleaned\n").unwrap();
+        assert_eq!(lines.borrow_mut().next().unwrap().unwrap(), "cleaned");
         drop(input);
         child.wait().unwrap();
     }
