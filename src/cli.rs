@@ -30,6 +30,7 @@ mod limits;
 mod man;
 mod output;
 mod pairs;
+mod plan;
 mod precedence;
 mod private;
 mod proxy;

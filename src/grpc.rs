@@ -19,5 +19,5 @@ mod v1;
 mod validate;
 
 pub use check::{check_frames, check_run};
-pub use encode::{step_result_bytes, stored_kind};
+pub use encode::{step_event_bytes, step_result_bytes, stored_kind};
 pub(crate) use peer::AllowedUsers;

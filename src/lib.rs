@@ -29,6 +29,7 @@ pub mod web;
 pub use step_runner_client as client;
 pub use step_runner_client::net;
 pub use step_runner_core::{config, job, plan, queue, variables};
+pub use step_runner_insight as insight;
 pub use step_runner_lang as lang;
 pub use step_runner_log as log;
 pub use step_runner_log::journal;

@@ -258,7 +258,7 @@ fn what_other_systems_write_is_answered_with_what_to_write_here() {
         (input("{type: boolean, default: yes}"), "write true"),
         (input("{type: number, default: '3'}"), "write it without quotes"),
         (input("{type: string, default: null}"), "null is no default: the input \"i\" stays required"),
-        (step("script: b, if: true"), "there are no conditions"),
+        (step("script: b, unless: true"), "write \"if\""),
         (step("uses: ./x"), "write \"func\""),
         (step("script: 'x ${{ env.A ? 1 : 2 }}'"), "\"a ? b : c\" is written \"a && b || c\""),
         (step("script: 'x ${{ env.A and env.B }}'"), "\"and\" is written \"&&\""),

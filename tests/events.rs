@@ -187,10 +187,10 @@ async fn followers_print_the_same_early_late_and_over_the_death_of_the_daemon() 
     nested_job(&daemon, &go).await;
     let early = follow(&daemon, &["--output", "json"]).spawn().unwrap();
     daemon.client().await.prints("1", "two").await;
-    let news = starts(&daemon).await;
+    let told = starts(&daemon).await;
     daemon.kill();
     daemon.restart();
-    assert_eq!(starts(&daemon).await, news, "a start is told otherwise than before");
+    assert_eq!(starts(&daemon).await, told, "a start is told otherwise than before");
     daemon.kill();
     // The step ends while no daemon runs.
     std::fs::write(&go, "").unwrap();
@@ -215,16 +215,16 @@ async fn followers_print_the_same_early_late_and_over_the_death_of_the_daemon() 
 }
 
 /// Returns the events of a job so far, in the middle of its nested step.
-async fn starts(daemon: &Daemon) -> Vec<StepResult> {
-    let request = v1::FollowStepsRequest { id: "1".into(), starts: true };
+async fn starts(daemon: &Daemon) -> Vec<v1::StepEvent> {
+    let request = v1::FollowStepsRequest { id: "1".into(), events: true };
     let mut calls = daemon.client().await.calls;
     let mut stream = patiently("FollowSteps", calls.follow_steps(request)).await.unwrap().into_inner();
-    let mut news = Vec::new();
+    let mut told = Vec::new();
     // The seven events: root, first, its end, nested, one, its end, two.
-    for _ in 0..7 {
-        news.push(patiently("news", stream.message()).await.unwrap().unwrap().result.unwrap());
+    while told.len() < 7 {
+        told.extend(patiently("an event", stream.message()).await.unwrap().unwrap().event);
     }
-    news
+    told
 }
 
 #[tokio::test]

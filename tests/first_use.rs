@@ -206,11 +206,11 @@ fn all_mistakes_of_a_file_are_named_at_once() {
     let folder = Folder::new();
     folder.file(
         "many.yml",
-        "spec:\n---\nrun:\n  - {name: b c, func: ./greet}\n  - {name: d, func: ./greet, if: true}\n",
+        "spec:\n---\nrun:\n  - {name: b c, func: ./greet}\n  - {name: d, func: ./greet, iff: true}\n",
     );
     let said = folder.fails(&["many.yml"], 65);
     assert!(said.contains("many.yml:4:12") && said.contains("not a valid step name"), "{said}");
-    assert!(said.contains("many.yml:5:30") && said.contains(r#"unknown key "if""#), "{said}");
+    assert!(said.contains("many.yml:5:30") && said.contains(r#"unknown key "iff""#), "{said}");
 }
 
 #[test]

@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use imports::Imports;
 
 /// Modules that the root crate re-exports from the crates below it.
-const CRATES: [&str; 14] = [
+const CRATES: [&str; 15] = [
     "model",
     "error",
     "lang",
@@ -23,6 +23,7 @@ const CRATES: [&str; 14] = [
     "pb",
     "process",
     "client",
+    "insight",
     "net",
     "config",
     "job",
@@ -33,7 +34,7 @@ const CRATES: [&str; 14] = [
 
 /// Allowed imports between modules of one crate: the crate's folder, the module, the modules that it can name. `*` is
 /// the rest of the crate.
-const INSIDE: [(&str, &str, &[&str]); 41] = [
+const INSIDE: [(&str, &str, &[&str]); 43] = [
     ("model", "error", &[]),
     ("model", "*", &[]),
     ("log", "journal", &[]),
@@ -63,6 +64,8 @@ const INSIDE: [(&str, &str, &[&str]); 41] = [
     ("ci", "job", &["file", "files", "node", "settings", "variables"]),
     ("ci", "plan", &["file", "job", "settings"]),
     ("ci", "*", &["condition", "files", "node", "settings"]),
+    ("insight", "order", &[]),
+    ("insight", "run", &[]),
     ("agent", "time", &[]),
     ("agent", "tokens", &[]),
     ("agent", "routing", &["tokens"]),
@@ -115,13 +118,19 @@ fn table() -> BTreeMap<&'static str, Vec<&'static str>> {
         ("actors", actors.clone()),
         ("grpc", grpc.clone()),
         ("app", app.clone()),
-        ("custom_executor", vec!["client", "model", "pb", "log", "net", "process", "error", "files"]),
+        (
+            "custom_executor",
+            vec!["client", "insight", "model", "pb", "log", "net", "process", "error", "files"],
+        ),
         ("proxy", vec!["net"]),
         ("bootstrap", vec![]),
         (
             "cli",
-            [&app[..], &["app", "builtin", "bootstrap", "client", "custom_executor", "proxy", "net"]]
-                .concat(),
+            [
+                &app[..],
+                &["app", "builtin", "bootstrap", "client", "custom_executor", "insight", "proxy", "net"],
+            ]
+            .concat(),
         ),
     ])
 }

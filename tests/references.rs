@@ -340,6 +340,16 @@ impl Repository {
     }
 }
 
+/// Returns the page whose sections a file names without the page: itself, or the page that vectors belong to.
+fn own_page(path: &Path) -> Option<String> {
+    let name = path.file_name()?.to_str()?;
+    if let Some(subject) = name.strip_suffix("-vectors.json") {
+        return Some(format!("./docs/spec/{subject}.md"));
+    }
+    // The whole path, because another page can have the same name.
+    is_page(path).then(|| Path::new(".").join(path).to_string_lossy().into_owned())
+}
+
 fn is_page(path: &Path) -> bool {
     path.extension().is_some_and(|extension| extension == "md")
 }
@@ -353,9 +363,8 @@ fn every_page_section_and_row_that_is_named_is_there() {
         if path.ends_with("tests/references.rs") {
             continue;
         }
-        // The whole path, because another page can have the same name.
-        let own = Path::new(".").join(&path).to_string_lossy().into_owned();
-        for reference in references(&text, is_page(&path).then_some(own.as_str())) {
+        let own = own_page(&path);
+        for reference in references(&text, own.as_deref()) {
             count += 1;
             if let Some(problem) = repository.problem(&reference, path.parent().unwrap()) {
                 problems.push(format!("{}:{}: {reference}: {problem}", path.display(), reference.line));

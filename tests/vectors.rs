@@ -8,6 +8,8 @@ use std::{fs, path::PathBuf, process::ExitCode, sync::Arc};
 use libtest_mimic::{Arguments, Failed, Trial};
 use serde_json::Value;
 
+#[path = "vector_suites/flow.rs"]
+mod flow;
 #[path = "vector_suites/language.rs"]
 mod language;
 #[path = "vector_suites/logs.rs"]
@@ -24,6 +26,7 @@ mod variables;
 type Suite = (&'static str, fn(&Value, &Value) -> Result<(), Failed>);
 
 const SUITES: &[Suite] = &[
+    ("flow", |vector, _| flow::both(vector)),
     ("language", |vector, _| language::run(vector)),
     ("logs", |vector, _| logs::run(vector)),
     ("masking", |vector, _| masking::run(vector)),

@@ -11,9 +11,9 @@ use step_runner::job::machine::Machine;
 use step_runner::lang::ast::{Reference, Template};
 use step_runner::lang::diagnostic::Position;
 use step_runner::lang::environment::Environment;
-use step_runner::lang::eval::{Context, Steps};
+use step_runner::lang::eval::{Context, EndedStep, Steps};
 use step_runner::lang::template;
-use step_runner::lang::value::Value;
+use step_runner::lang::value::{EvaluatedText, Value};
 use step_runner::model::ExitStatus;
 
 /// The template whose speed has an aim.
@@ -63,6 +63,8 @@ pub(crate) fn request(steps: String) -> JobSpec {
         timeout: None,
         cancel_grace: None,
         default_grace: Duration::from_secs(5),
+        cleanup_timeout: Duration::from_mins(5),
+        members_at_a_time: 4,
     }
 }
 
@@ -111,6 +113,7 @@ fn answer(effect: &Effect) -> Option<Event> {
             exports: None,
             ran: None,
         }),
+        Effect::Clear { step, .. } => Some(Event::Cleared { step: *step }),
         _ => None,
     }
 }
@@ -130,7 +133,7 @@ impl World {
         let outputs = |step: &str| {
             let named = ["c", "path", "digest"]
                 .map(|name| (name.to_owned(), Value::text(format!("{name} of {step}"))));
-            (step.to_owned(), IndexMap::from(named))
+            (step.to_owned(), EndedStep::plain(IndexMap::from(named)))
         };
         Self {
             env: Environment::new(spec.base_env, spec.env),
@@ -143,15 +146,8 @@ impl World {
 
     /// Environment of a step that sets variables of its own.
     pub(crate) fn environment(&self) -> Environment {
-        let mut env = self.env.clone();
-        env.export(variables(10));
-        env.push(
-            variables(5)
-                .into_iter()
-                .map(|(name, text)| (name, step_runner::lang::value::EvaluatedText::plain(text)))
-                .collect(),
-        );
-        env
+        let frame = variables(5).into_iter().map(|(name, text)| (name, EvaluatedText::plain(text))).collect();
+        self.env.clone().with_exports(Arc::new(variables(10))).within(frame)
     }
 
     pub(crate) fn context(&self) -> Context<'_> {
@@ -160,6 +156,8 @@ impl World {
             vars: &self.vars,
             inputs: &self.inputs,
             steps: &self.steps,
+            run: None,
+            matrix: None,
             func_dir: "/builds/group/project/build",
             work_dir: "/builds/group/project",
             output_file: "/var/lib/step-runner/jobs/1/tmp/2/output",

@@ -22,6 +22,7 @@ use crate::fetch::Fetcher;
 use crate::job::event::{Event, JobSpec};
 use crate::job::machine::Machine;
 use crate::job::record;
+use crate::lang::ast::flow::MEMBERS_AT_A_TIME;
 use crate::lang::diagnostic::{Diagnostic, Severity};
 use crate::lang::document;
 use crate::lang::value::Value;
@@ -140,6 +141,14 @@ pub(super) struct JobActorSpec {
     pub(super) limits: Arc<JobLimits>,
 }
 
+/// Returns how many members of a group run at the same time by default: as many as the job has processors, at least 2, at
+/// most what a job has streams for (flow.md §5).
+fn members_at_a_time(cpu_micros: Option<u64>) -> u8 {
+    let here = std::thread::available_parallelism().map_or(1, usize::from) as u64;
+    let of_job = cpu_micros.map_or(here, |micros| micros.div_ceil(1_000_000).min(here));
+    of_job.clamp(2, u64::from(MEMBERS_AT_A_TIME)) as u8
+}
+
 /// Facts that decide when a job starts (queue.md §3).
 #[derive(Clone, Serialize, Deserialize)]
 pub(super) struct Share {
@@ -240,6 +249,7 @@ pub(super) fn prepare(
         inputs,
         timeout,
         cancel_grace,
+        cleanup_timeout,
         limits,
     } = request;
     if let Some((limit, why)) =
@@ -294,6 +304,8 @@ pub(super) fn prepare(
         timeout,
         cancel_grace,
         default_grace: config.cancel_grace,
+        cleanup_timeout: cleanup_timeout.unwrap_or(config.cleanup_timeout),
+        members_at_a_time: members_at_a_time(limits.cpu_micros),
     };
     let machine = Machine::new(&spec).map_err(|findings| malformed(&findings, &phrase_set))?;
     if document::may_unfold(&spec.steps) {

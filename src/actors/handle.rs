@@ -18,7 +18,7 @@ use super::log_sink::LogCursor;
 use super::redact::{Redactor, UnmaskedRefusal};
 use super::registry::{Registry, Reserve};
 use super::supervisor::{Admit, CancelJob, FinishJob, Operate, QueueOrder, ReadUsages, Shutdown, Supervisor};
-use super::trace_sink::TraceCursor;
+use super::trace_sink::{EventCursor, TraceCursor};
 use super::view::{JobStatus, JobView};
 use crate::clock;
 use crate::config::{Config, JobLogFormat};
@@ -69,6 +69,8 @@ pub struct RunRequest {
     pub timeout: Option<Duration>,
     /// Upper bound of the grace of a cancel.
     pub cancel_grace: Option<Duration>,
+    /// Limit of the cleanup after a stop; `None`: the setting.
+    pub cleanup_timeout: Option<Duration>,
     /// Resource limits of the job.
     pub limits: ResourceLimits,
 }
@@ -276,11 +278,20 @@ impl JobsHandle {
     }
 
     /// Follows a job's step results. With `starts`, news of steps are written at once from now on.
-    pub fn follow_steps(&self, id: &JobId, starts: bool) -> Result<TraceCursor, Refusal> {
+    pub fn follow_steps(&self, id: &JobId) -> Result<TraceCursor, Refusal> {
         let view = self.registry.known(id)?;
-        if starts {
-            view.trace.watch();
-        }
+        self.follow_trace(id, &view)
+    }
+
+    /// Follows a job's step results and events, with marks of how far the events are complete.
+    pub fn follow_events(&self, id: &JobId) -> Result<EventCursor, Refusal> {
+        let view = self.registry.known(id)?;
+        view.trace.watch();
+        let cursor = self.follow_trace(id, &view)?;
+        Ok(EventCursor::new(cursor, Arc::clone(&view.log)))
+    }
+
+    fn follow_trace(&self, id: &JobId, view: &JobView) -> Result<TraceCursor, Refusal> {
         let folder = self.state.folder(view.key);
         view.trace.follow(&folder, self.context.config().max_followers as usize).map_err(|refusal| {
             match (refusal.reason, self.gone(id)) {
@@ -331,10 +342,10 @@ impl JobsHandle {
         self.supervisor.send(Operate::Configure(Box::new(config))).await.ok();
     }
 
-    /// Cancels a job but keeps it registered.
-    pub async fn cancel(&self, id: &JobId) -> Result<(), Refusal> {
+    /// Cancels a job but keeps it registered. With `force` it ends at once, without grace and cleanup.
+    pub async fn cancel(&self, id: &JobId, force: bool) -> Result<(), Refusal> {
         self.registry.known(id)?;
-        self.supervisor.send(CancelJob(id.clone())).await.map_err(|_| Refusal::stopping())
+        self.supervisor.send(CancelJob { id: id.clone(), force }).await.map_err(|_| Refusal::stopping())
     }
 }
 

@@ -8,6 +8,7 @@
 //! both go over the same connection, in order. What the actor itself does for an event, such as storing a result, may come
 //! first: the keeper's reports let a next daemon repeat such an event.
 
+mod current;
 mod driver;
 mod effects;
 mod ending;
@@ -22,12 +23,11 @@ pub(super) use effects::StepDone;
 pub(super) use ending::StorageLost;
 pub(super) use waiting::KeeperLost;
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use actix::{Actor, ActorContext, Addr, AsyncContext, Context, Handler, Message, SpawnHandle};
-
-use tokio::sync::Notify;
 
 use super::admission::{DaemonContext, JobActorSpec};
 use super::deliver;
@@ -36,12 +36,12 @@ use super::log_sink::LogSink;
 use super::redact::Redactor;
 use super::step::{Over, StepActor};
 use super::supervisor::{JobBroken, Supervisor};
-use super::trace_sink::{EncodeResult, TraceSink};
+use super::trace_sink::{Encode, TraceSink};
 use super::view::{JobView, JobViewState};
 use crate::clock;
 use crate::error::Chain;
 use crate::failpoint;
-use crate::job::event::Event;
+use crate::job::event::{CallId, Event};
 use crate::job::machine::Machine;
 use crate::job::reaper::Moment;
 use crate::job::record::Recorder;
@@ -52,7 +52,9 @@ use crate::model::{CancelCause, JobKey, JobState};
 use crate::store::{JobFolder, file_vars};
 use crate::threads::{self, Work};
 use crate::variables::FileVariable;
+use current::OpenSteps;
 use driver::{CancelReaction, Driver, RecordedMachine};
+use effects::GivenUp;
 
 /// Capacity of a job's mailbox. A job has only a few messages under way: one each from its step, the keeper and the
 /// supervisor. Further callers wait for room.
@@ -79,7 +81,7 @@ pub(super) struct JobParts {
     pub(super) redactor: Redactor,
     pub(super) shell: JobActorSpec,
     pub(super) tag: u128,
-    pub(super) encode: EncodeResult,
+    pub(super) encode: Encode,
     /// The request as the keeper holds it; set for a job that waits for its slot.
     pub(super) waits_with: Option<HeldRequest>,
 }
@@ -105,15 +107,17 @@ pub(crate) struct JobActor {
     shell: JobActorSpec,
     tag: u128,
     trace_sink: Addr<TraceSink>,
-    encode: EncodeResult,
-    step: Option<Addr<StepActor>>,
-    /// The fetch of a function under way.
-    fetching: Option<SpawnHandle>,
+    encode: Encode,
+    /// The actors of the processes under way.
+    steps: BTreeMap<CallId, Addr<StepActor>>,
+    /// Starts that other threads prepare.
+    starting: BTreeMap<CallId, GivenUp>,
+    /// The fetches of functions under way.
+    fetching: BTreeMap<CallId, SpawnHandle>,
+    /// The steps under way, for Status.
+    open: OpenSteps,
     /// Timer of the next attempt to find a keeper for a waiting job.
     retry: Option<SpawnHandle>,
-    /// Notified when the job is cancelled or its keeper dies. It ends the wait for a file system that does not
-    /// respond.
-    look_ends: Arc<Notify>,
     /// True if freeing the job's memory takes long.
     is_large: bool,
 }
@@ -143,7 +147,7 @@ impl JobActor {
         job.go_on(is_cancelled, &mut ctx);
         // A cancel in the record was handled already. A repeated Finish would end its grace at once.
         if let Some(cause) = cancel.filter(|_| !is_cancelled) {
-            job.cancel(CancelAsk { cause, grace_limit: None }, &mut ctx);
+            job.cancel(CancelAsk { cause, grace_limit: None, force: false }, &mut ctx);
         }
         ctx.run(job);
     }
@@ -182,10 +186,11 @@ impl JobActor {
             tag,
             trace_sink,
             encode,
-            step: None,
-            fetching: None,
+            steps: BTreeMap::new(),
+            starting: BTreeMap::new(),
+            fetching: BTreeMap::new(),
+            open: OpenSteps::default(),
             retry: None,
-            look_ends: Arc::default(),
             is_large,
         }
     }
@@ -207,7 +212,7 @@ impl JobActor {
     }
 
     fn limit_time(timeout: Duration, ctx: &mut Context<Self>) {
-        let ask = CancelAsk { cause: CancelCause::TimeLimit, grace_limit: None };
+        let ask = CancelAsk { cause: CancelCause::TimeLimit, grace_limit: None, force: false };
         ctx.run_later(timeout, move |job, ctx| job.cancel(ask, ctx));
     }
 
@@ -215,8 +220,6 @@ impl JobActor {
     fn cancel(&mut self, ask: CancelAsk, ctx: &mut Context<Self>) {
         let CancelReaction { is_accepted, reaction } = self.driver.cancel(ask, self.link.is_over());
         if is_accepted {
-            // This also ends a lookup that begins later.
-            self.look_ends.notify_one();
             self.show_cancel();
             // Journal the cancel now even if it waits for a keeper, because the caller is told that it is recorded.
             if let Err(error) = self.folder.append(&journal::Event::Cancel { cause: ask.cause }) {
@@ -350,6 +353,8 @@ impl Handler<CancelAsk> for JobActor {
 /// An event that the keeper reports about a job.
 pub(super) enum KeeperEvent {
     StepOver(StepOver),
+    /// Nothing is left of what this step waits for.
+    Cleared(CallId),
     Closed(Closed),
 }
 
@@ -369,10 +374,13 @@ impl Handler<KeeperEventArrived> for JobActor {
                     (state.cpu_time, state.peak_memory) = (over.usage.cpu_time, over.usage.peak_memory);
                     state.used(over.ran.usage);
                 });
-                if let (Some(over), Some(step)) = (self.driver.step_over(over), &self.step) {
+                if let Some(over) = self.driver.step_over(over)
+                    && let Some(step) = self.steps.get(&over.step)
+                {
                     deliver(step, Over(over));
                 }
             }
+            KeeperEvent::Cleared(step) => self.handle_event(Event::Cleared { step }, ctx),
             KeeperEvent::Closed(closed) => {
                 if let Some(job) = self.driver.closed(closed) {
                     self.end(job, ctx);

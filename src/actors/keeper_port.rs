@@ -397,16 +397,22 @@ fn dispatch(registry: &Registry, event: FromKeeper) {
                 }
             }
         }
-        FromKeeper::StepOver { key, over } => tell(registry, key, KeeperEvent::StepOver(over)),
+        FromKeeper::StepOver { key, over } => {
+            if let Some((view, _)) = registry.by_key(key) {
+                view.trace.expect_end(over.step, over.ran.log_len);
+            }
+            tell(registry, key, KeeperEvent::StepOver(over));
+        }
+        FromKeeper::Cleared { key, step } => tell(registry, key, KeeperEvent::Cleared(step)),
         FromKeeper::Closed { key, closed } => tell(registry, key, KeeperEvent::Closed(closed)),
         FromKeeper::Storage { key, storage } => {
             if let Some((view, _)) = registry.by_key(key) {
                 storage::note(registry, &view, storage);
             }
         }
-        FromKeeper::Unfinished { key, channel, log_len, entry } => {
+        FromKeeper::Unfinished { key, slot, channel, log_len, entry } => {
             if let Some((view, _)) = registry.by_key(key) {
-                view.log.report_unfinished(channel, log_len, entry.0);
+                view.log.report_unfinished((slot, channel), log_len, entry.0);
             }
         }
     }

@@ -19,7 +19,7 @@ pub(crate) use self::cursor::LogPart;
 pub use self::cursor::{LogCursor, MAX_MESSAGE};
 use super::followers::{Followers, OpenFileGuard};
 use super::sync_group::{Growing, SyncGroup};
-use super::watched::Watched;
+use super::watched::{Seen, Watched};
 use crate::clock;
 use crate::failpoint;
 use crate::model::{LogChannel, Reason, Refusal};
@@ -38,7 +38,10 @@ pub(crate) struct LogProgress {
     unfinished: u64,
 }
 
-/// An unfinished line of a channel, as the keeper reported it last.
+/// Source of output: number of the stream, and channel.
+type SourceKey = (u8, LogChannel);
+
+/// An unfinished line of a source, as the keeper reported it last.
 #[derive(Clone, Default)]
 struct UnfinishedLine {
     /// Number of the report.
@@ -53,8 +56,8 @@ struct UnfinishedLine {
 struct UnfinishedLines {
     /// True once a follower has asked for them.
     are_watched: bool,
-    stdout: UnfinishedLine,
-    stderr: UnfinishedLine,
+    /// At most one of each source: a job has 14 streams.
+    lines: Vec<(SourceKey, UnfinishedLine)>,
 }
 
 /// State shared by all followers of one log.
@@ -130,17 +133,15 @@ impl LogFeed {
     }
 
     /// Notes an unfinished line that the keeper reports, or its end: then `entry` is empty.
-    pub(super) fn report_unfinished(&self, channel: LogChannel, log_len: u64, entry: Vec<u8>) {
+    pub(super) fn report_unfinished(&self, source: SourceKey, log_len: u64, entry: Vec<u8>) {
         let mut lines = self.unfinished.lock();
         if !lines.are_watched {
             return;
         }
         let report = self.progress.get().unfinished + 1;
-        let line = match channel {
-            LogChannel::Out => &mut lines.stdout,
-            LogChannel::Err => &mut lines.stderr,
-        };
-        *line = UnfinishedLine { report, log_len, entry: Bytes::from(entry) };
+        let line = UnfinishedLine { report, log_len, entry: Bytes::from(entry) };
+        lines.lines.retain(|(other, _)| *other != source);
+        lines.lines.push((source, line));
         drop(lines);
         self.progress.change(|p| p.unfinished = report);
     }
@@ -150,7 +151,17 @@ impl LogFeed {
         let lines = self.unfinished.lock();
         let is_due =
             |line: &&UnfinishedLine| line.report > seen && line.log_len <= offset && !line.entry.is_empty();
-        [&lines.stdout, &lines.stderr].into_iter().filter(is_due).min_by_key(|line| line.report).cloned()
+        lines.lines.iter().map(|(_, line)| line).filter(is_due).min_by_key(|line| line.report).cloned()
+    }
+
+    /// Notes that this state of the log was seen.
+    pub(super) fn see(&self, seen: &mut Seen) {
+        self.progress.see(seen);
+    }
+
+    /// Waits until there is a state that was not seen.
+    pub(super) async fn newer(&self, seen: Seen) {
+        self.progress.newer(seen).await;
     }
 
     /// Length that followers may read.

@@ -6,8 +6,7 @@ use indexmap::IndexMap;
 use serde::{Deserialize, Serialize};
 use serde_json::{Number, Value};
 
-use super::trace_sink::EncodeResult;
-use super::view::CurrentStep;
+use super::trace_sink::{Encode, StepEvent};
 use crate::config::Config;
 use crate::lang::convert::{number_to_plain, number_to_text};
 use crate::log::mask::{DefaultPrefixes, MaskConfig, MaskLimitError, Masked, Masker, PhraseSet};
@@ -70,18 +69,34 @@ impl Redactor {
     }
 
     /// Masks every string of a result, including names, keys and nested values, then encodes it.
-    pub(super) fn result(&mut self, result: StepResult, encode: EncodeResult) -> MaskedResult {
-        MaskedResult(encode(&self.masked(result)))
+    pub(super) fn result(&mut self, result: StepResult, encode: Encode) -> MaskedResult {
+        MaskedResult((encode.result)(&self.masked(result)))
     }
 
-    /// Masks and encodes news of a step. Also returns the running step for Status.
-    pub(super) fn news(&mut self, news: StepResult, encode: EncodeResult) -> (MaskedResult, CurrentStep) {
-        let news = self.masked(news);
-        (MaskedResult(encode(&news)), CurrentStep::of_news(&news))
+    /// Masks and encodes an event of a step. Also returns the step's name.
+    pub(super) fn event(&mut self, event: StepEvent, encode: Encode) -> (MaskedResult, String) {
+        let event = StepEvent { result: self.masked(event.result), ..event };
+        let name = event.result.step.as_ref().map(|step| step.name.clone()).unwrap_or_default();
+        (MaskedResult((encode.event)(&event)), name)
     }
 
     fn masked(&mut self, result: StepResult) -> StepResult {
-        let StepResult { step, definition, status, outputs, exports, env, exec, sub_steps, facts } = result;
+        let StepResult {
+            step,
+            definition,
+            status,
+            outputs,
+            exports,
+            env,
+            exec,
+            sub_steps,
+            facts,
+            outcome,
+            reason,
+            error_class,
+            exit_code,
+            attempts,
+        } = result;
         StepResult {
             step: step.map(|step| self.step(step)),
             definition: definition.map(|d| Arc::new(self.value((*d).clone()))),
@@ -92,6 +107,11 @@ impl Redactor {
             exec: exec.map(|exec| self.exec(exec)),
             sub_steps: sub_steps.into_iter().map(|sub| self.masked(sub)).collect(),
             facts: StepFacts { place: self.text(&facts.place), ..facts },
+            outcome,
+            reason: self.text(&reason),
+            error_class,
+            exit_code,
+            attempts: attempts.into_iter().map(|attempt| self.masked(attempt)).collect(),
         }
     }
 

@@ -60,8 +60,8 @@ pub(super) struct StepTask {
     pub(super) daemon_path: Option<Arc<OsStr>>,
     pub(super) spawn: Box<Spawn>,
     pub(super) limits: Arc<JobLimits>,
-    /// `None` if an earlier daemon started the process.
-    pub(super) op: Option<u32>,
+    /// True if an earlier daemon asked for the process.
+    pub(super) is_asked: bool,
     /// True if a follower wants to see unfinished lines.
     pub(super) watch_unfinished: bool,
     /// Grace for the end of the job, if success of this process ends it.
@@ -105,8 +105,8 @@ impl StepActor {
     /// Prepares the start of the process, unless it runs already. Callable on any thread.
     pub(super) fn prepare(task: StepTask) -> Self {
         let mut step = Self::new(task);
-        if let Some(op) = step.task.op {
-            step.begin = Some(step.request(op));
+        if !step.task.is_asked {
+            step.begin = Some(step.request());
         } else if step.task.is_at_hand() {
             step.shell = step.name_of_shell();
             // For the message if it could not be started.
@@ -143,13 +143,13 @@ impl StepActor {
         }
     }
 
-    fn request(&mut self, op: u32) -> Result<KeeperFrame, String> {
-        let step = self.spawn_step(op)?;
+    fn request(&mut self) -> Result<KeeperFrame, String> {
+        let step = self.spawn_step()?;
         KeeperFrame::of(Request::Spawn(Box::new(step))).map_err(|error| Chain(&error).to_string())
     }
 
     /// Describes the start for the keeper.
-    fn spawn_step(&mut self, op: u32) -> Result<SpawnStep, String> {
+    fn spawn_step(&mut self) -> Result<SpawnStep, String> {
         let env = environment(&self.task.spawn.env, self.task.tag, &self.task.socket);
         let StepTask { key, spawn, folder, watch_unfinished, closes, .. } = &self.task;
         let (program, shell) = self.find()?;
@@ -167,8 +167,8 @@ impl StepActor {
         }
         let step = SpawnStep {
             key: *key,
-            op,
             step: spawn.call,
+            slot: spawn.slot,
             name: spawn.name.clone(),
             program,
             argv,

@@ -37,7 +37,7 @@ use super::limits;
 use super::redact::UnmaskedRefusal;
 use super::registry::{Registry, Reservation};
 use super::sync_group::{NotSynced, SyncGroup};
-use super::trace_sink::{EncodeResult, StoredKind};
+use super::trace_sink::{Encode, StoredKind};
 use super::view::JobView;
 use crate::config::{Config, Durability};
 use crate::error::Chain;
@@ -76,7 +76,7 @@ pub struct SupervisorParts {
     /// Boot id of the host.
     pub boot_id: String,
     /// Encodes results in their stored form.
-    pub encode: EncodeResult,
+    pub encode: Encode,
     /// Classifies a stored message of FollowSteps.
     pub kind: fn(&[u8]) -> StoredKind,
     /// True in the private daemon of one `run`.
@@ -112,7 +112,7 @@ pub struct Supervisor {
     state: StateDir,
     port: KeeperPort,
     host: Arc<dyn Host>,
-    encode: EncodeResult,
+    encode: Encode,
     kind: fn(&[u8]) -> StoredKind,
     boot_id: Arc<str>,
     stop: Stop,
@@ -240,19 +240,23 @@ impl Handler<Admit> for Supervisor {
 /// The Cancel call. It is answered once the job has recorded its cancellation.
 #[derive(Message)]
 #[rtype(result = "()")]
-pub(super) struct CancelJob(pub(super) JobId);
+pub(super) struct CancelJob {
+    pub(super) id: JobId,
+    /// End the job at once.
+    pub(super) force: bool,
+}
 
 impl Handler<CancelJob> for Supervisor {
     type Result = ResponseFuture<()>;
 
-    fn handle(&mut self, CancelJob(id): CancelJob, _: &mut Self::Context) -> Self::Result {
+    fn handle(&mut self, CancelJob { id, force }: CancelJob, _: &mut Self::Context) -> Self::Result {
         failpoint::hit("actors::supervisor::cancel");
         self.pending_replays.prefer(&id);
         let job = self.registry.job(&id);
         Box::pin(async move {
             if let Some(job) = job {
                 // No error: a job whose actor is gone has ended by itself.
-                job.send(CancelAsk { cause: CancelCause::Cancel, grace_limit: None }).await.ok();
+                job.send(CancelAsk { cause: CancelCause::Cancel, grace_limit: None, force }).await.ok();
             }
         })
     }
@@ -411,7 +415,7 @@ impl Supervisor {
 
     fn cancel(&self, id: &JobId, cause: CancelCause, grace_limit: Option<Duration>) {
         if let Some((_, Some(job))) = self.registry.by_key(id.key()) {
-            deliver(&job, CancelAsk { cause, grace_limit });
+            deliver(&job, CancelAsk { cause, grace_limit, force: false });
         }
     }
 }

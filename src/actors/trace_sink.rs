@@ -1,7 +1,12 @@
-//! Delivery of the step results: [`TraceSink`] stores them, [`TraceFeed`] wakes followers, a [`TraceCursor`] reads.
+//! Delivery of the step results and events: [`TraceSink`] stores them, [`TraceFeed`] wakes followers, a [`TraceCursor`] reads.
 //!
 //! The order is fixed: results are appended to the job's `steps` file, and every follower reads it from the start
 //! (service.md §3.3).
+
+mod cursor;
+mod places;
+#[cfg(test)]
+mod tests;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -9,22 +14,49 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use actix::{Actor, AsyncContext, Context, Handler, Message, WeakAddr};
 use parking_lot::Mutex;
 
-use super::followers::{Follower, Followers, OpenFileGuard, out_of_descriptors};
+use super::followers::{Followers, OpenFileGuard, out_of_descriptors};
+use super::log_sink::LogFeed;
 use super::redact::MaskedResult;
 use super::sync_group::{Growing, SyncGroup};
 use super::watched::{Seen, Watched};
 use crate::error::Chain;
 use crate::failpoint;
+use crate::job::event::CallId;
 use crate::model::{Reason, Refusal, StepResult};
 use crate::store::{JobFolder, StepsFile, StoreError};
+pub use cursor::{EventCursor, TraceCursor, TracePart};
+use places::Places;
 
-/// Encodes a masked result to the bytes that are stored and sent.
-pub(crate) type EncodeResult = fn(&StepResult) -> Vec<u8>;
+/// Encodes what is masked to the bytes that are stored and sent.
+#[derive(Clone, Copy)]
+pub struct Encode {
+    /// Encodes a result.
+    pub result: fn(&StepResult) -> Vec<u8>,
+    /// Encodes an event.
+    pub event: fn(&StepEvent) -> Vec<u8>,
+}
+
+/// Something that has happened to a step: it has begun, is tried again, has ended or is skipped.
+#[derive(Clone, PartialEq)]
+pub struct StepEvent {
+    /// Number of the step within its job; the root's is 0.
+    pub call: u32,
+    /// Number of the step that it belongs to.
+    pub parent: u32,
+    /// Number of the stream that its processes write.
+    pub slot: u8,
+    /// Its place: behind so many bytes of the log.
+    pub log_bytes: u64,
+    /// Its result so far, without those of its steps.
+    pub result: StepResult,
+}
 
 /// Kind of a stored message of FollowSteps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StoredKind {
-    /// A step has started, or a nested one has ended.
+    /// Something has happened to a step.
+    Event,
+    /// As an event, in a form that only earlier versions stored.
     News,
     /// Result of a step of the job's own list.
     Step,
@@ -47,9 +79,10 @@ pub(crate) struct TraceFeed {
     written: AtomicU64,
     group: Option<Arc<SyncGroup>>,
     followers: Arc<Followers<StepsFile>>,
-    /// True once a client has asked for news of steps: from then on news are written at once.
+    /// True once a client has asked for events of steps: from then on they are written at once.
     is_watched: AtomicBool,
-    /// The actor, which may hold news that are not written yet.
+    places: Mutex<Places>,
+    /// The actor, which may hold events that are not written yet.
     sink: Mutex<Option<WeakAddr<TraceSink>>>,
 }
 
@@ -68,8 +101,9 @@ impl TraceFeed {
     fn with(len: u64, ended: bool, group: Option<Arc<SyncGroup>>) -> Arc<Self> {
         let progress = Watched::new(Progress { len, lost: false, ended });
         let followers = Followers::new("these step results");
-        let (is_watched, sink) = (AtomicBool::new(false), Mutex::new(None));
-        Arc::new(Self { progress, written: AtomicU64::new(len), group, followers, is_watched, sink })
+        let (is_watched, places, sink) = (AtomicBool::new(false), Mutex::default(), Mutex::new(None));
+        let written = AtomicU64::new(len);
+        Arc::new(Self { progress, written, group, followers, is_watched, places, sink })
     }
 
     /// Notes that the file grew by this number of bytes.
@@ -81,12 +115,12 @@ impl TraceFeed {
         }
     }
 
-    /// Notes that a client wants news of steps at once.
+    /// Notes that a client wants events of steps at once.
     pub(crate) fn watch(&self) {
         self.is_watched.store(true, Ordering::Release);
         let sink = self.sink.lock().as_ref().and_then(WeakAddr::upgrade);
         if let Some(sink) = sink {
-            // If the mailbox is full, a result or news is about to be written, and waiting news go with it.
+            // If the mailbox is full, a result is about to be written, and waiting events go with it.
             drop(sink.try_send(Flush { last: false }));
         }
     }
@@ -112,6 +146,35 @@ impl TraceFeed {
                 p.len = len;
             }
         });
+    }
+
+    /// Returns the place of an event that happens now: behind all that any follower was told to be certain, and behind the
+    /// events before. `known` is the length of the log at the event, if the keeper has told it.
+    pub(super) fn place(&self, log: &LogFeed, known: Option<u64>) -> u64 {
+        self.places.lock().place(known.unwrap_or_else(|| log.reported_len()))
+    }
+
+    /// Notes that the process of a step has ended, by the keeper's report: its end comes at this place.
+    pub(super) fn expect_end(&self, step: CallId, log_len: u64) {
+        self.places.lock().expected.push((step, log_len));
+    }
+
+    /// Forgets expected ends of steps for which `is_told` holds: their events have their places.
+    pub(super) fn forget_ends(&self, is_told: impl Fn(CallId) -> bool) {
+        self.places.lock().expected.retain(|(step, _)| !is_told(*step));
+    }
+
+    /// Notes that all events so far are written.
+    fn placed(&self) {
+        let written = self.written.load(Ordering::Acquire);
+        self.places.lock().written(written);
+    }
+
+    /// Returns the length of the log up to which every event is visible to followers.
+    pub(crate) fn mark(&self, log: &LogFeed) -> u64 {
+        let mut places = self.places.lock();
+        places.visible(self.progress.get().len);
+        places.mark(log.len())
     }
 
     /// Sets followers a deadline, because the job is being removed ([`Followers::expire`]).
@@ -167,48 +230,6 @@ impl Growing for TraceFeed {
     }
 }
 
-/// Position of one follower in the results.
-pub struct TraceCursor {
-    feed: Arc<TraceFeed>,
-    /// The progress of `feed` that this cursor has seen last.
-    seen: Seen,
-    /// `None` if the job has ended without any result.
-    follower: Option<Follower<StepsFile>>,
-    offset: u64,
-}
-
-impl TraceCursor {
-    /// Returns the next result as stored, or `None` after the last one of an ended job.
-    pub async fn next(&mut self) -> Result<Option<Vec<u8>>, Refusal> {
-        loop {
-            let now = self.feed.progress.see(&mut self.seen);
-            if self.offset < now.len {
-                return self.read(now.len).map(Some);
-            }
-            if now.lost {
-                return Err(lost(
-                    "storage error: the remaining results are missing or may be damaged; see the daemon's own log",
-                ));
-            }
-            if now.ended && now.len == 0 {
-                // Every ended job has at least the root's result.
-                return Err(lost("there are none"));
-            }
-            if now.ended {
-                return Ok(None);
-            }
-            self.feed.progress.newer(self.seen).await;
-        }
-    }
-
-    fn read(&mut self, len: u64) -> Result<Vec<u8>, Refusal> {
-        let file = self.follower.as_ref().ok_or_else(|| lost("there are none"))?.file()?;
-        let (record, end) = file.record_at(self.offset, len).map_err(|e| lost(&e.to_string()))?;
-        self.offset = end;
-        Ok(record)
-    }
-}
-
 fn lost(what: &str) -> Refusal {
     Refusal::new(Reason::DataLoss, format!("the step results cannot be read: {what}"))
 }
@@ -217,7 +238,7 @@ fn lost(what: &str) -> Refusal {
 pub(crate) struct TraceSink {
     feed: Arc<TraceFeed>,
     folder: JobFolder,
-    /// Framed results that the disk refused and news that nobody has asked for. They are written before the next
+    /// Framed results that the disk refused and events that nobody has asked for. They are written before the next
     /// result, so that the order has no gap. Bounded by what the steps of one job return.
     waiting: Vec<u8>,
 }
@@ -237,6 +258,7 @@ impl TraceSink {
             }
             self.folder.append_steps(&self.waiting)?;
             self.feed.grow(self.waiting.len() as u64);
+            self.feed.placed();
             self.waiting = Vec::new();
         }
         Ok(())
@@ -251,37 +273,39 @@ impl Actor for TraceSink {
     }
 }
 
-/// Stores a masked and encoded result. The answer comes when the result is written and handed to the feed. On an error
-/// the result waits; the next result or [`Flush`] tries again.
+/// Stores what is masked and encoded. The answer comes when it is written and handed to the feed. On an error it waits; the
+/// next result or [`Flush`] tries again.
 #[derive(Message)]
 #[rtype(result = "Result<(), StoreError>")]
-pub(crate) struct Append(pub(super) MaskedResult);
+pub(crate) struct Append(pub(super) Vec<MaskedResult>);
 
 impl Handler<Append> for TraceSink {
     type Result = Result<(), StoreError>;
 
-    fn handle(&mut self, Append(result): Append, _: &mut Self::Context) -> Self::Result {
+    fn handle(&mut self, Append(all): Append, _: &mut Self::Context) -> Self::Result {
         failpoint::hit("actors::trace_sink::append");
-        self.folder.frame_step(result.bytes(), &mut self.waiting)?;
+        for stored in all {
+            self.folder.frame_step(stored.bytes(), &mut self.waiting)?;
+        }
         self.write()
     }
 }
 
-/// Stores masked and encoded news: at once if a client follows them, else with the next result, to save a write.
+/// Stores a masked and encoded event: at once if a client follows them, else with the next result, to save a write.
 #[derive(Message)]
 #[rtype(result = "()")]
-pub(crate) struct AppendNews(pub(super) MaskedResult);
+pub(crate) struct AppendEvent(pub(super) MaskedResult);
 
-impl Handler<AppendNews> for TraceSink {
+impl Handler<AppendEvent> for TraceSink {
     type Result = ();
 
-    fn handle(&mut self, AppendNews(news): AppendNews, _: &mut Self::Context) {
-        let framed = self.folder.frame_step(news.bytes(), &mut self.waiting);
+    fn handle(&mut self, AppendEvent(event): AppendEvent, _: &mut Self::Context) {
+        let framed = self.folder.frame_step(event.bytes(), &mut self.waiting);
         let is_watched = self.feed.is_watched.load(Ordering::Acquire);
         let stored = framed.and_then(|()| if is_watched { self.write() } else { Ok(()) });
         if let Err(error) = stored {
             let key = self.folder.key();
-            tracing::warn!(error = %Chain(&error), %key, "news of a step are not stored yet");
+            tracing::warn!(error = %Chain(&error), %key, "an event of a step is not stored yet");
         }
     }
 }
@@ -303,138 +327,5 @@ impl Handler<Flush> for TraceSink {
                 self.feed.lose();
             }
         })
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::model::{JobId, StepStatus};
-    use crate::process::host::this_process;
-    use crate::store::StateDir;
-
-    /// The results `first` and `root` of a job that has ended.
-    fn ended() -> (tempfile::TempDir, JobFolder, Arc<TraceFeed>) {
-        let dir = tempfile::tempdir().unwrap();
-        let state = StateDir::open(&dir.path().join("state"), &this_process()).unwrap();
-        let folder = state.folder(JobId::parse("1").unwrap().key());
-        folder.make().unwrap();
-        let feed = TraceFeed::new(0, false);
-        for result in ["first", "root"] {
-            feed.grow(folder.append_step(result.as_bytes()).unwrap());
-        }
-        feed.end();
-        (dir, folder, feed)
-    }
-
-    #[test]
-    fn what_the_disk_refused_goes_before_the_next_result() {
-        let dir = tempfile::tempdir().unwrap();
-        let state = StateDir::open(&dir.path().join("state"), &this_process()).unwrap();
-        let folder = state.folder(JobId::parse("1").unwrap().key());
-        folder.make().unwrap();
-        // A directory cannot be appended to.
-        folder.make_dir("steps").unwrap();
-        let feed = TraceFeed::new(0, false);
-        let mut sink = TraceSink::new(Arc::clone(&feed), folder.clone());
-        let result = |status| Append(MaskedResult::of(vec![status as u8]));
-        let mut ctx = Context::new();
-        sink.handle(result(StepStatus::Success), &mut ctx).unwrap_err();
-        assert_eq!(feed.progress.get().len, 0);
-        std::fs::remove_dir(folder.path("steps")).unwrap();
-        sink.handle(result(StepStatus::Failure), &mut ctx).unwrap();
-        assert_eq!(folder.step_records(), [[StepStatus::Success as u8], [StepStatus::Failure as u8]]);
-        assert_eq!(feed.progress.get().len, folder.steps_len());
-    }
-
-    #[test]
-    fn news_wait_for_a_result_unless_somebody_follows_them() {
-        let dir = tempfile::tempdir().unwrap();
-        let state = StateDir::open(&dir.path().join("state"), &this_process()).unwrap();
-        let folder = state.folder(JobId::parse("1").unwrap().key());
-        folder.make().unwrap();
-        let feed = TraceFeed::new(0, false);
-        let mut sink = TraceSink::new(Arc::clone(&feed), folder.clone());
-        let mut ctx = Context::new();
-        let news = |what: u8| AppendNews(MaskedResult::of(vec![what]));
-        sink.handle(news(1), &mut ctx);
-        assert_eq!(feed.progress.get().len, 0);
-        sink.handle(Append(MaskedResult::of(vec![2])), &mut ctx).unwrap();
-        sink.handle(news(3), &mut ctx);
-        assert_eq!(folder.step_records(), [[1], [2]]);
-        feed.watch();
-        sink.handle(Flush { last: false }, &mut ctx).unwrap();
-        assert_eq!(folder.step_records(), [[1], [2], [3]]);
-        sink.handle(news(4), &mut ctx);
-        assert_eq!(folder.step_records(), [[1], [2], [3], [4]]);
-        assert_eq!(feed.progress.get().len, folder.steps_len());
-    }
-
-    #[tokio::test]
-    async fn results_that_are_never_stored_are_named_as_lost() {
-        let dir = tempfile::tempdir().unwrap();
-        let state = StateDir::open(&dir.path().join("state"), &this_process()).unwrap();
-        let folder = state.folder(JobId::parse("1").unwrap().key());
-        folder.make().unwrap();
-        let feed = TraceFeed::new(0, false);
-        let mut cursor = feed.follow(&folder, 9).unwrap();
-        feed.grow(folder.append_step(b"first").unwrap());
-        feed.lose();
-        feed.end();
-        assert_eq!(cursor.next().await.unwrap().unwrap(), b"first");
-        assert_eq!(cursor.next().await.err().map(|refusal| refusal.reason), Some(Reason::DataLoss));
-    }
-
-    #[tokio::test]
-    async fn a_follower_reads_to_the_end_though_the_job_is_removed() {
-        let dir = tempfile::tempdir().unwrap();
-        let state = StateDir::open(&dir.path().join("state"), &this_process()).unwrap();
-        let folder = state.folder(JobId::parse("1").unwrap().key());
-        folder.make().unwrap();
-        let feed = TraceFeed::new(0, false);
-        let mut early = feed.follow(&folder, 9).unwrap();
-        for result in ["first", "root"] {
-            feed.grow(folder.append_step(result.as_bytes()).unwrap());
-        }
-        feed.end();
-        let mut late = feed.follow(&folder, 9).unwrap();
-        folder.begin_removal().unwrap().unwrap().delete().unwrap();
-        for cursor in [&mut early, &mut late] {
-            assert_eq!(cursor.next().await.unwrap().unwrap(), b"first");
-            assert_eq!(cursor.next().await.unwrap().unwrap(), b"root");
-            assert_eq!(cursor.next().await.unwrap(), None);
-        }
-        drop((early, late));
-        assert_eq!(feed.follow(&folder, 9).err().map(|refusal| refusal.reason), Some(Reason::DataLoss));
-    }
-
-    #[tokio::test]
-    async fn fault_83_a_follower_that_comes_while_a_job_is_removed_reads_to_the_end() {
-        let (_dir, folder, feed) = ended();
-        let held = feed.hold(&folder).unwrap();
-        feed.expire();
-        folder.begin_removal().unwrap().unwrap().delete().unwrap();
-        let mut late = feed.follow(&folder, 1).unwrap();
-        drop(held);
-        assert_eq!(late.next().await.unwrap().unwrap(), b"first");
-        assert_eq!(late.next().await.unwrap().unwrap(), b"root");
-        assert_eq!(late.next().await.unwrap(), None);
-        drop(late);
-        assert_eq!(feed.follow(&folder, 1).err().map(|refusal| refusal.reason), Some(Reason::DataLoss));
-    }
-
-    #[cfg(feature = "failpoints")] // which brings virtual time
-    #[tokio::test(start_paused = true)]
-    async fn a_follower_that_rests_after_finish_is_dropped() {
-        let (_dir, folder, feed) = ended();
-        let mut resting = feed.follow(&folder, 1).unwrap();
-        assert_eq!(
-            feed.follow(&folder, 1).err().map(|refusal| refusal.reason),
-            Some(Reason::TooManyFollowers)
-        );
-        assert_eq!(resting.next().await.unwrap().unwrap(), b"first");
-        feed.expire();
-        tokio::time::sleep(std::time::Duration::from_mins(2)).await;
-        assert_eq!(resting.next().await.err().map(|refusal| refusal.reason), Some(Reason::FollowersDropped));
     }
 }

@@ -11,7 +11,7 @@ use super::trace_sink::TraceFeed;
 use crate::clock;
 use crate::job::reaper::{Facts, Moment, Phase};
 use crate::journal::event::End;
-use crate::model::{JobId, JobKey, JobState, Outcome, StepResult, StepStatus, StepUsage};
+use crate::model::{JobId, JobKey, JobState, Outcome, StepUsage};
 use crate::process::cgroup::Usage;
 use crate::store::{FilesLeft, RequestOrigin};
 
@@ -64,6 +64,8 @@ pub(crate) struct JobViewState {
     pub(super) usage_asked: Duration,
     /// The running step.
     pub(crate) current: CurrentStep,
+    /// Number of failures that were allowed.
+    pub(crate) allowed_failures: u32,
     /// Use of resources by the steps that have ended.
     pub(crate) usage: Option<StepUsage>,
     /// Time of the last change of `state`, for the reaper.
@@ -117,25 +119,6 @@ pub(crate) struct CurrentStep {
     pub(crate) total: u32,
 }
 
-impl CurrentStep {
-    /// Returns the step that runs according to `news`.
-    pub(super) fn of_news(news: &StepResult) -> Self {
-        let mut names = Vec::new();
-        let mut inner = Some(news);
-        while let Some(result) = inner {
-            let step = result.step.as_ref().filter(|_| result.status == StepStatus::Running);
-            names.extend(step.map(|step| step.name.clone()));
-            inner = result.sub_steps.first();
-        }
-        let total = if news.step.is_some() { news.facts.total } else { news.facts.steps.unwrap_or_default() };
-        Self { names: names.into(), number: news.facts.number, total }
-    }
-
-    pub(super) fn end(&mut self) {
-        (self.names, self.number) = (Arc::default(), 0);
-    }
-}
-
 impl Default for JobViewState {
     fn default() -> Self {
         Self {
@@ -148,6 +131,7 @@ impl Default for JobViewState {
             peak_memory: None,
             usage_asked: Duration::ZERO,
             current: CurrentStep::default(),
+            allowed_failures: 0,
             usage: None,
             since: Moment::AfterStart(clock::uptime()),
             paused: None,
@@ -161,10 +145,10 @@ impl Default for JobViewState {
 impl JobViewState {
     /// Notes the end of the job. Where the end has no usage figures, those seen so far stay.
     pub(super) fn end(&mut self, end: End, since: Moment) {
-        let End { outcome, end_time, steps_done, cpu_time, peak_memory, usage, .. } = end;
+        let End { outcome, end_time, steps_done, allowed_failures, cpu_time, peak_memory, usage, .. } = end;
         self.state = JobState::Ended(outcome.class);
         (self.outcome, self.end_time) = (Some(outcome), Some(end_time));
-        self.steps_done = steps_done;
+        (self.steps_done, self.allowed_failures) = (steps_done, allowed_failures);
         self.cpu_time = cpu_time.map(Duration::from_micros).or(self.cpu_time);
         self.peak_memory = peak_memory.or(self.peak_memory);
         self.usage = self.usage.or(usage);
@@ -330,7 +314,7 @@ impl JobView {
         let is_paused = now.output_waits && !matches!(now.state, JobState::Ended(_));
         let JobViewState { state, outcome, start_time, end_time, steps_done, cpu_time, peak_memory, .. } =
             now;
-        let JobViewState { paused, current, usage, .. } = now;
+        let JobViewState { paused, current, allowed_failures, usage, .. } = now;
         let is_defect = outcome.as_ref().is_some_and(|outcome| outcome.is_defect);
         let (exit_code, message) =
             outcome.map_or_else(|| (0, paused.unwrap_or_default()), |o| (o.exit_code, o.message));
@@ -345,6 +329,7 @@ impl JobView {
             end_time,
             log_bytes: self.log.len(),
             steps_done,
+            allowed_failures,
             cpu_time,
             peak_memory,
             current,
@@ -378,6 +363,8 @@ pub struct JobStatus {
     pub log_bytes: u64,
     /// Number of steps of the job's own list that have ended.
     pub(crate) steps_done: u32,
+    /// Number of failures that were allowed.
+    pub(crate) allowed_failures: u32,
     /// CPU time of all processes.
     pub(crate) cpu_time: Option<Duration>,
     /// Peak memory in bytes.

@@ -15,13 +15,14 @@ use super::start_failure::{claim_failure, open_failure};
 use crate::actors::handle::JobsHandle;
 use crate::actors::host::Processes;
 use crate::actors::supervisor::{Supervisor, SupervisorEnd, SupervisorParts};
+use crate::actors::trace_sink::Encode;
 use crate::config::{Config, unless_zero};
 use crate::error::{Chain, Exit, Failure};
 use crate::fetch::{self, Fetcher};
 use crate::grpc::AllowedUsers;
 use crate::grpc::accept::{AcceptLoop, CallCounters, READ_TIME, TransportLimits};
 use crate::grpc::server::Services;
-use crate::grpc::{step_result_bytes, stored_kind};
+use crate::grpc::{step_event_bytes, step_result_bytes, stored_kind};
 use crate::net;
 use crate::process::host::{self, SoftLimits};
 use crate::signal::StopSignals;
@@ -96,7 +97,7 @@ impl Daemon {
             daemon_path: std::env::var_os("PATH"),
             fetcher: Arc::new(fetcher),
             boot_id: process.boot_id,
-            encode: step_result_bytes,
+            encode: Encode { result: step_result_bytes, event: step_event_bytes },
             kind: stored_kind,
             private,
             host: Arc::new(Processes::new(limits)),

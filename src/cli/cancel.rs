@@ -6,18 +6,28 @@ use crate::model::JobId;
 
 /// Stop jobs gently and keep their results and logs
 ///
-/// The processes of the running step get SIGTERM, after the grace time SIGKILL. Returns at once; `follow` shows the end.
+/// The processes of the running steps get SIGTERM, after the grace time SIGKILL. Then the steps with `when: always` run.
+/// Returns at once; `follow` shows the end.
 #[derive(clap::Args)]
-#[command(after_long_help = "Examples:\n  step-runner cancel 42 && step-runner follow 42")]
+#[command(
+    after_long_help = "Examples:\n  step-runner cancel 42 && step-runner follow 42\n  step-runner cancel --force 42"
+)]
 pub(super) struct Arguments {
     /// Ids of the jobs; an unknown one is an error
     #[arg(required = true, value_name = "ID", value_parser = parse_id)]
     ids: Vec<JobId>,
+    /// End the jobs at once, without grace and cleanup
+    #[arg(long, env = "STEP_RUNNER_FORCE")]
+    force: bool,
     #[command(flatten)]
     connection: ConnectionOptions,
 }
 
 pub(super) async fn execute(arguments: Arguments, verbosity: Verbosity) -> CommandResult {
     let client = arguments.connection.connect(verbosity).await?;
-    for_each(&arguments.ids, async |id| client.cancel(id).await).await
+    let force = arguments.force;
+    let cancel = async |id: &JobId| {
+        if force { client.cancel_at_once(id).await } else { client.cancel(id).await }
+    };
+    for_each(&arguments.ids, cancel).await
 }

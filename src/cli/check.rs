@@ -13,6 +13,7 @@ use crate::lang::ast::{Body, Function, Invocation, Part, Reference, Step};
 use crate::lang::diagnostic::{Class, Diagnostic, Position, Severity};
 use crate::lang::document::Checked;
 use crate::plan::check::{self, Interface, Subject};
+use crate::plan::outline::extensions;
 use calls::CallGraph;
 use files::{Called, CheckedFile, FileText};
 use report::{CheckReport, ReportFormat};
@@ -30,6 +31,7 @@ Examples:
   step-runner check ci/build/func.yml
   step-runner check .                               all function files below this folder
   step-runner check --output gitlab . > gl-code-quality-report.json
+  step-runner check --target gitlab ci/build        also for GitLab's own step runner
   echo '[{name: hi, script: echo hi}]' | step-runner check -")]
 pub(super) struct Arguments {
     /// Function files, steps documents, folders, or - for stdin
@@ -38,8 +40,18 @@ pub(super) struct Arguments {
     /// Output format: text for people, one JSON object per finding, or a code quality report for GitLab
     #[arg(long, value_enum, default_value = "human", value_name = "FORMAT")]
     output: ReportFormat,
+    /// Also refuse what this program does not know: gitlab, GitLab's own step runner
+    #[arg(long, value_enum, value_name = "PROGRAM", env = "STEP_RUNNER_TARGET")]
+    target: Option<Target>,
     #[command(flatten)]
     allowed: Allowed,
+}
+
+/// A program that is to understand the files, too.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum Target {
+    /// GitLab's own step runner
+    Gitlab,
 }
 
 /// Warnings that are not wanted.
@@ -78,6 +90,10 @@ pub(super) fn execute(arguments: &Arguments, verbosity: Verbosity) -> CommandRes
         match file.read() {
             Ok(text) => {
                 let mut findings = findings(file, &text, Some(&calls));
+                if arguments.target == Some(Target::Gitlab) {
+                    findings.extend(file.parse(&text).function.iter().flat_map(extensions));
+                    findings.sort_by_key(|finding| finding.at);
+                }
                 arguments.allowed.filter(&mut findings);
                 report.add(&findings, Some(&text))?;
             }
@@ -99,7 +115,7 @@ fn findings(file: &CheckedFile, text: &FileText, calls: Option<&CallGraph>) -> V
     diagnostics.extend(file.misnamed_beside());
     if let Some(function) = &function {
         let mut callees: Vec<Option<Arc<Interface>>> = Vec::new();
-        for (index, step) in steps(function).iter().enumerate() {
+        for (index, step) in calling_steps(function) {
             let local = local(step).filter(|_| calls.is_some());
             let called = local.map(|(reference, at)| (file.called(reference), at));
             callees.push(match &called {
@@ -128,6 +144,14 @@ fn findings(file: &CheckedFile, text: &FileText, calls: Option<&CallGraph>) -> V
     }
     diagnostics.sort_by(|a, b| (a.at, &a.path).cmp(&(b.at, &b.path)));
     diagnostics
+}
+
+/// Returns the steps that call something, with the place of each in its list: a group calls nothing, its members do.
+fn calling_steps(function: &Function) -> impl Iterator<Item = (usize, &Step)> {
+    steps(function).iter().enumerate().flat_map(|(index, step)| {
+        let calling = if step.members().is_empty() { std::slice::from_ref(step) } else { step.members() };
+        calling.iter().map(move |step| (index, step))
+    })
 }
 
 fn steps(function: &Function) -> &[Step] {
@@ -167,6 +191,7 @@ fn may_be_written_before(function: &Function, index: usize) -> bool {
             .any(|part| matches!(part, Part::Text(text) if names.iter().any(|name| text.contains(name)))),
         Invocation::Reference(Reference::Local { .. }, _) => false,
         Invocation::Reference(Reference::Builtin { name, .. }, _) => name != "script",
-        Invocation::Reference(..) | Invocation::Action(_) => true,
+        // Of a group its members may.
+        Invocation::Reference(..) | Invocation::Action(_) | Invocation::Group(_) => true,
     })
 }

@@ -149,6 +149,7 @@ impl CiJob {
             inputs: IndexMap::new(),
             timeout: None,
             cancel_grace: None,
+            cleanup_timeout: None,
             limits: ResourceLimits::default(),
         })
     }

@@ -32,21 +32,30 @@ impl Display {
         }
     }
 
-    pub(super) fn step(&mut self, result: &v1::StepResult) -> Result<(), Failure> {
+    /// Takes a message of FollowSteps.
+    pub(super) fn message(&mut self, message: &v1::FollowStepsResponse) -> Result<(), Failure> {
         match self {
-            Self::Stream(stream) => stream.step(result),
+            Self::Stream(stream) => stream.message(message),
             Self::View(view) => {
-                view.step(result);
+                view.message(message);
                 Ok(())
             }
         }
     }
 
-    /// True if starts of steps must be requested.
-    pub(super) const fn wants_starts(&self) -> bool {
+    /// True if events of steps must be requested.
+    pub(super) const fn wants_events(&self) -> bool {
         match self {
-            Self::Stream(stream) => stream.wants_starts(),
+            Self::Stream(stream) => stream.wants_events(),
             Self::View(_) => true,
+        }
+    }
+
+    /// True if the log waits for events, and none has come yet.
+    pub(super) const fn is_silent(&self) -> bool {
+        match self {
+            Self::Stream(stream) => stream.is_silent(),
+            Self::View(view) => view.is_silent(),
         }
     }
 
@@ -54,11 +63,12 @@ impl Display {
         matches!(self, Self::View(_))
     }
 
-    pub(super) fn steps_end(&mut self) -> Result<(), Failure> {
+    /// Takes note that no more events come.
+    pub(super) fn events_end(&mut self) -> Result<(), Failure> {
         match self {
-            Self::Stream(stream) => stream.steps_end(),
+            Self::Stream(stream) => stream.events_end(),
             Self::View(view) => {
-                view.steps_end();
+                view.events_end();
                 Ok(())
             }
         }
@@ -69,25 +79,6 @@ impl Display {
         match self {
             Self::Stream(stream) => stream.has_room(),
             Self::View(view) => view.has_room(),
-        }
-    }
-
-    /// True if step ends wait to be shown.
-    pub(super) fn has_ended_steps(&self) -> bool {
-        match self {
-            Self::Stream(stream) => stream.has_ended_steps(),
-            Self::View(view) => view.waits_for_rest(),
-        }
-    }
-
-    /// Shows the step ends that still wait, because the log is idle.
-    pub(super) fn show_ended_steps(&mut self) -> Result<(), Failure> {
-        match self {
-            Self::Stream(stream) => stream.show_ended_steps(),
-            Self::View(view) => {
-                view.rest();
-                Ok(())
-            }
         }
     }
 

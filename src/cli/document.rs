@@ -18,6 +18,7 @@ use crate::lang::diagnostic::{Class, Diagnostic, Position, Severity};
 use crate::lang::document::{REQUEST_LIMIT, parse_function, parse_request};
 use crate::lang::reference::DEFINITION_FILES;
 use crate::lang::template;
+use crate::plan::check::calling_steps;
 
 const STDIN: &str = "<stdin>";
 
@@ -212,11 +213,11 @@ fn escape(value: Value) -> Value {
 pub(super) fn local_references(text: &str, file: &str) -> Vec<String> {
     let Ok(function) = parse_request(text, file) else { return Vec::new() };
     let Body::Run(run) = function.definition.body else { return Vec::new() };
-    let local = |step: Step| match step.invokes {
-        Invocation::Reference(Reference::Local { path, .. }, _) => Some(path),
+    let local = |step: &Step| match &step.invokes {
+        Invocation::Reference(Reference::Local { path, .. }, _) => Some(path.clone()),
         _ => None,
     };
-    run.steps.into_iter().filter_map(local).collect()
+    calling_steps(&run).filter_map(local).collect()
 }
 
 fn with_inputs(text: String, name: String, inputs: &[String]) -> Result<Document, Failure> {

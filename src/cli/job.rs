@@ -76,6 +76,9 @@ pub(super) struct JobOptions {
     /// Longest time between SIGTERM and SIGKILL when the job is cancelled
     #[arg(long, value_name = "TIME", value_parser = positive_time, env = "STEP_RUNNER_CANCEL_GRACE")]
     cancel_grace: Option<Duration>,
+    /// Longest time for the steps with `when: always` after the job is stopped; at most 24h
+    #[arg(long, value_name = "TIME", value_parser = positive_time, env = "STEP_RUNNER_CLEANUP_TIMEOUT")]
+    cleanup_timeout: Option<Duration>,
     /// A limit of the job's processes: processes=N, memory=SIZE, cpus=N, open_files=N
     #[arg(long, value_name = "NAME=VALUE", value_parser = limits::parse, env = "STEP_RUNNER_LIMIT")]
     limit: Vec<Limit>,
@@ -170,6 +173,9 @@ impl JobOptions {
         }
         if let Some(grace) = self.cancel_grace {
             request = request.cancel_grace(grace);
+        }
+        if let Some(limit) = self.cleanup_timeout {
+            request = request.cleanup_timeout(limit);
         }
         Ok(match limits::collect(&self.limit) {
             Some(limits) => request.limits(limits),

@@ -13,6 +13,7 @@ use super::states::printable;
 use super::terminal;
 use super::{states, text_proto};
 use crate::error::{Exit, Failure};
+use crate::pb::v1::step_result::Outcome;
 use crate::pb::{self, v1};
 
 /// Returns a result with all results below it, under the names of the protocol (service.md §2.1). It omits the
@@ -21,6 +22,10 @@ pub(super) fn to_json(result: &v1::StepResult) -> Value {
     let mut json = json!({
         "step": result.step.as_ref().map(step),
         "status": result.status().as_str_name(),
+        "outcome": outcome(result.outcome()),
+        "reason": result.reason,
+        "error_class": result.error_class,
+        "attempts": result.attempts.iter().map(to_json).collect::<Vec<_>>(),
         "outputs": values(&result.outputs),
         "exports": texts(&result.exports),
         "env": texts(&result.env),
@@ -35,6 +40,11 @@ pub(super) fn to_json(result: &v1::StepResult) -> Value {
         json.extend(facts);
     }
     json
+}
+
+/// Returns the word for what became of a step; empty while it runs.
+pub(super) fn outcome(outcome: Outcome) -> &'static str {
+    outcome.as_str_name().strip_prefix("outcome_").filter(|_| outcome != Outcome::Unspecified).unwrap_or("")
 }
 
 /// Returns facts about the run of a step, as events show them.

@@ -6,6 +6,7 @@ use super::connection::ConnectionOptions;
 use super::document;
 use super::job::{JobOptions, Phrases};
 use super::output::OutputOptions;
+use super::plan;
 use super::private;
 use super::results::{self, Readers, ResultsFormat};
 use super::session::{self, FinishedJob, Interrupts, LAST_ANSWER_WAIT, OnInterrupt};
@@ -28,10 +29,15 @@ Examples:
   step-runner run ci/build --input jobs=4 --env CI=true
   step-runner run func.yml --masked-var DEPLOY_TOKEN --results results.json
   echo '[{name: hi, script: echo hi}]' | step-runner run -
+  step-runner run ci/build --dry-run                what would run
   step-runner run --socket /run/step-runner.sock --detach --id 42 func.yml")]
+#[expect(clippy::struct_excessive_bools, reason = "each is an option")]
 pub(super) struct Arguments {
     #[command(flatten)]
     job: JobOptions,
+    /// Print the steps with what is known of them, and run nothing
+    #[arg(long, env = "STEP_RUNNER_DRY_RUN", help_heading = "Job")]
+    dry_run: bool,
     /// Print the id and do not follow (needs a daemon)
     #[arg(long, env = "STEP_RUNNER_DETACH", help_heading = "Job")]
     detach: bool,
@@ -89,6 +95,11 @@ pub(super) async fn execute(arguments: Arguments, verbosity: Verbosity) -> Comma
     let phrases = arguments.job.hide_secrets()?;
     if let Some(path) = arguments.results_file() {
         results::check(&path)?;
+    }
+    if arguments.dry_run {
+        let request = arguments.job.request(phrases, true, verbosity)?;
+        plan::show(request.steps(), request.file_name())?;
+        return Ok(0);
     }
     if arguments.connection.is_named() {
         let address = arguments.connection.address()?;

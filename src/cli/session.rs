@@ -19,9 +19,9 @@ use rustix::process::Signal as Kind;
 /// Longest wait for the end of the results after the end of the log. They are complete by then (service.md §6.1).
 const RESULTS_AFTER_LOG: Duration = Duration::from_secs(10);
 
-/// The end of a step is shown when the log has been idle for this long: longer than the daemon holds bytes back (20 ms,
-/// service.md §3.2), too short to notice.
-const LOG_RESTS: Duration = Duration::from_millis(60);
+/// A daemon that has told nothing of a job's steps for this long is an older one, which sends only results: the log waits
+/// for nothing then.
+const SILENCE: Duration = Duration::from_secs(1);
 
 /// The user is told if the daemon is away for longer than this.
 const AWAY: Duration = Duration::from_secs(2);
@@ -241,13 +241,13 @@ async fn follow_with(
     let mut absences = log.absence();
     let mut told = false;
     let mut results = client.follow_steps(id);
-    if display.wants_starts() {
-        results = results.with_starts();
+    if display.wants_events() {
+        results = results.with_events();
     }
     let mut results_open = true;
     let (mut root, mut status, mut tail) = (None, None, Tail::default());
     let mut patience = Instant::now();
-    let mut rested = Instant::now();
+    let silence = Instant::now() + SILENCE;
     let cancel = client.cancel(id);
     tokio::pin!(cancel);
     let mut cancelling = false;
@@ -260,7 +260,6 @@ async fn follow_with(
             event = log.next(), if status.is_none() && display.has_room() => match event {
                 Ok(Event::Log(bytes)) => {
                     told = false;
-                    rested = Instant::now() + LOG_RESTS;
                     tail.push(&bytes);
                     display.log(&bytes)?;
                 }
@@ -271,19 +270,18 @@ async fn follow_with(
                 }
                 Err(error) => return Err(Box::pin(why_lost(client, id, error)).await),
             },
-            result = results.next(), if results_open => match result {
-                Ok(Some(result)) => {
-                    display.step(&result)?;
-                    rested = Instant::now() + LOG_RESTS;
-                    root = Some(result);
+            message = results.next_message(), if results_open => match message {
+                Ok(Some(message)) => {
+                    display.message(&message)?;
+                    root = message.result.or(root);
                 }
                 Ok(None) => {
                     results_open = false;
-                    display.steps_end()?;
+                    display.events_end()?;
                 }
                 Err(error) => {
                     results_open = false;
-                    display.steps_end()?;
+                    display.events_end()?;
                     if verbosity.verbose > 0 {
                         display.say(&format!("step-runner: no step results: {error}"))?;
                     }
@@ -293,12 +291,12 @@ async fn follow_with(
                 told = true;
                 say_away(display, absence, verbosity)?;
             }
-            () = sleep_until(rested), if display.has_ended_steps() => display.show_ended_steps()?,
+            () = sleep_until(silence), if display.is_silent() => display.events_end()?,
             drawn = display.frame() => drawn?,
             () = next(&mut interrupts.stop) => display.suspend().await,
             () = sleep_until(patience), if status.is_some() => {
                 results_open = false;
-                display.steps_end()?;
+                display.events_end()?;
             }
             // A job that has ended meanwhile may be cancelled without harm.
             cancelled = &mut cancel, if cancelling => {

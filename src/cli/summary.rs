@@ -5,7 +5,6 @@ use anstyle::AnsiColor;
 use super::document;
 use super::end;
 use super::excerpt::{self, Lines};
-use super::output::STEP_START;
 use super::states::printable;
 use super::stopped::{self, ShellReport};
 use super::written::{Program, Written};
@@ -13,6 +12,7 @@ use crate::client::Request;
 use crate::lang::diagnostic::Position;
 use crate::log::line::Entry;
 use crate::log::pretty::{Format, Options, Output, Printer};
+use crate::log::words::{ENDS, STEP_START};
 use crate::model::{CancelCause, LogChannel};
 use crate::pb::v1;
 
@@ -27,10 +27,6 @@ const NAMED: usize = 12;
 
 /// Longest line shown, in characters.
 pub(super) const LINE_LENGTH: usize = 500;
-
-/// Beginnings of the daemon's lines that say why a job did not succeed (logs.md §2).
-pub(super) const ENDS: [&[u8]; 4] =
-    [b"job failed: ", b"job cancelled: ", b"job ended by time limit: ", b"job interrupted: "];
 
 /// Reason in the first line of the summary.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

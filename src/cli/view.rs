@@ -6,7 +6,6 @@
 
 mod growing;
 mod model;
-mod order;
 mod rows;
 pub(super) mod screen;
 mod sections;
@@ -31,7 +30,7 @@ use model::Model;
 pub(super) use rows::Times;
 use rows::{Size, Style, ViewMode};
 use screen::Screen;
-use step::{StepEvent, StepOutcome};
+use step::StepOutcome;
 
 /// Shortest time between two frames.
 const FRAME: Duration = Duration::from_millis(50);
@@ -90,10 +89,9 @@ impl View {
         self.model.unfinished_entry(entry);
     }
 
-    pub(super) fn step(&mut self, result: &v1::StepResult) {
-        if let Some(event) = StepEvent::read(result) {
-            self.model.step(event);
-        }
+    /// Takes a message of FollowSteps.
+    pub(super) fn message(&mut self, message: &v1::FollowStepsResponse) {
+        self.model.message(message);
     }
 
     pub(super) fn say(&mut self, message: &str) {
@@ -105,18 +103,14 @@ impl View {
         self.model.waiting() < ROOM
     }
 
-    /// True if step ends wait for the log to be idle.
-    pub(super) fn waits_for_rest(&self) -> bool {
-        self.model.waits_for_rest()
+    /// True if the log waits for events, and none has come yet.
+    pub(super) const fn is_silent(&self) -> bool {
+        self.model.is_silent()
     }
 
-    /// Takes note that the stream of results has ended, so the log need not wait for it.
-    pub(super) fn steps_end(&mut self) {
-        self.model.steps_end();
-    }
-
-    pub(super) fn rest(&mut self) {
-        self.model.rest();
+    /// Takes note that no more events come, so the log need not wait for them.
+    pub(super) fn events_end(&mut self) {
+        self.model.events_end();
     }
 
     /// Waits for the next frame and draws it. Cancel-safe.

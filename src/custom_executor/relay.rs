@@ -2,6 +2,7 @@
 
 use crate::log::frame::LogChannel;
 use crate::log::line::{Check, Entry, Line, Live, Parser};
+use crate::log::words::ENDS;
 
 /// Bytes to pass on. The caller writes and clears them.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -48,11 +49,6 @@ impl Relay {
         self.stderr.finish(&mut out.stderr);
     }
 }
-
-/// Beginnings of the daemon's lines about the job's end. They are dropped, because the Runner or the driver reports the
-/// end.
-const ENDS: [&[u8]; 4] =
-    [b"job failed: ", b"job cancelled: ", b"job ended by time limit: ", b"job interrupted: "];
 
 /// Appends one of the daemon's own lines if it is a complaint, on a line of its own.
 fn complaint(entry: &Entry<'_>, live: &mut Live, out: &mut Vec<u8>) {

@@ -20,7 +20,7 @@ use super::plain_log::{self, PlainLog};
 use super::{encode, status, validate};
 use crate::actors::handle::{JobsHandle, LARGE_REQUEST, Registered, RunRequest};
 use crate::actors::left_over::LeftOver;
-use crate::actors::trace_sink::StoredKind;
+use crate::actors::trace_sink::{StoredKind, TracePart};
 use crate::actors::view::JobStatus;
 use crate::config::JobLogFormat;
 use crate::model::{JobId, Reason, Refusal};
@@ -190,32 +190,50 @@ impl JobCalls {
         self.jobs.job_log_format()
     }
 
-    /// Streams the step results of the job `id`, each converted by `message`; with `starts` also news of steps.
+    /// Streams the step results of the job `id`, each converted by `message`.
     pub(super) fn follow_steps<T: 'static>(
         &self,
         id: &str,
-        starts: bool,
         deadline: Deadline,
         message: fn(v1::StepResult) -> T,
     ) -> Result<Messages<T>, Refusal> {
         let id = validate::job_id(id)?;
-        let cursor = self.jobs.follow_steps(&id, starts)?;
+        let cursor = self.jobs.follow_steps(&id)?;
         let messages = futures_util::stream::try_unfold(cursor, move |mut cursor| async move {
-            let bytes = loop {
+            loop {
                 let Some(bytes) = cursor.next().await? else { return Ok(None) };
-                if starts || encode::stored_kind(&bytes) != StoredKind::News {
-                    break bytes;
+                if matches!(encode::stored_kind(&bytes), StoredKind::Event) {
+                    continue;
                 }
-            };
-            let result = if bytes.len() > LARGE_REQUEST {
-                let read = threads::run(Work::Requests, move || encode::stored_result(&bytes)).await;
-                read.map_err(|error| Refusal::new(Reason::Internal, error.to_string()))?
-            } else {
-                encode::stored_result(&bytes)
-            };
-            Ok(Some((result?, cursor)))
+                if let Some(result) = stored(bytes).await?.and_then(|message| message.result) {
+                    return Ok(Some((result, cursor)));
+                }
+            }
         })
         .map(move |next: Result<_, Refusal>| next.map(message));
+        Ok(Box::pin(Deadlined::new(messages, id, deadline, self.stopping.clone())))
+    }
+
+    /// Streams the step results and events of the job `id`, with marks of how far the events are complete.
+    pub(super) fn follow_events(
+        &self,
+        id: &str,
+        deadline: Deadline,
+    ) -> Result<Messages<v1::FollowStepsResponse>, Refusal> {
+        let id = validate::job_id(id)?;
+        let cursor = self.jobs.follow_events(&id)?;
+        let messages = futures_util::stream::try_unfold(cursor, move |mut cursor| async move {
+            loop {
+                let message = match cursor.next().await? {
+                    None => return Ok(None),
+                    Some(TracePart::Stored(bytes)) => stored(bytes).await?,
+                    Some(TracePart::Mark(log_bytes)) => Some(encode::mark(log_bytes)),
+                };
+                if let Some(message) = message {
+                    return Ok(Some((message, cursor)));
+                }
+            }
+        });
         Ok(Box::pin(Deadlined::new(messages, id, deadline, self.stopping.clone())))
     }
 
@@ -240,13 +258,22 @@ impl JobCalls {
         if id.is_empty() { self.jobs.left_over() } else { Default::default() }
     }
 
-    /// Stops the job `id` and keeps it.
-    pub(super) async fn cancel(&self, id: &str) -> Result<(), Refusal> {
-        self.jobs.cancel(&validate::job_id(id)?).await
+    /// Stops the job `id` and keeps it; with `force` at once.
+    pub(super) async fn cancel(&self, id: &str, force: bool) -> Result<(), Refusal> {
+        self.jobs.cancel(&validate::job_id(id)?, force).await
     }
 
     /// Ends the job `id` and removes it.
     pub(super) async fn finish(&self, id: &str) -> Result<(), Refusal> {
         self.jobs.finish(&validate::job_id(id)?).await
     }
+}
+
+/// Decodes a stored message, on another thread if it is large.
+async fn stored(bytes: Vec<u8>) -> Result<Option<v1::FollowStepsResponse>, Refusal> {
+    if bytes.len() <= LARGE_REQUEST {
+        return encode::stored(&bytes);
+    }
+    let read = threads::run(Work::Requests, move || encode::stored(&bytes)).await;
+    read.map_err(|error| Refusal::new(Reason::Internal, error.to_string()))?
 }

@@ -93,11 +93,14 @@ impl StepRunner for Service {
         request: Request<FollowStepsRequest>,
     ) -> Result<Response<Self::FollowStepsStream>, Status> {
         let deadline = Deadline::of(&request);
-        let FollowStepsRequest { id, starts: _ } = request.into_inner();
+        let FollowStepsRequest { id, events: _ } = request.into_inner();
         call(deadline, &id, async {
             failpoint::hit("grpc::follow_steps");
-            let message = |result| FollowStepsResponse { result: Some(without_facts(result)) };
-            self.0.follow_steps(&id, false, deadline, message)
+            let message = |result| FollowStepsResponse {
+                result: Some(without_facts(result)),
+                ..FollowStepsResponse::default()
+            };
+            self.0.follow_steps(&id, deadline, message)
         })
         .await
     }
@@ -107,7 +110,7 @@ impl StepRunner for Service {
         let CancelRequest { id } = request.into_inner();
         call(deadline, &id, async {
             failpoint::hit("grpc::cancel");
-            self.0.cancel(&id).await?;
+            self.0.cancel(&id, false).await?;
             Ok(CancelResponse {})
         })
         .await
@@ -151,6 +154,7 @@ pub(super) fn run_request(
         inputs: IndexMap::default(),
         timeout: guessed_time(timeout),
         cancel_grace: guessed_time(graceful_exit_timeout),
+        cleanup_timeout: None,
         limits: ResourceLimits::default(),
     })
 }
@@ -183,6 +187,7 @@ fn status(status: JobStatus) -> guesses::Status {
         end_time,
         log_bytes: _,
         steps_done: _,
+        allowed_failures: _,
         cpu_time: _,
         peak_memory: _,
         current: _,

@@ -53,7 +53,7 @@ impl StepRunner for Service {
         call(deadline, &id, async {
             failpoint::hit("grpc::follow_steps");
             let message = |result| FollowResponse { result: Some(without_facts(result)) };
-            self.0.follow_steps(&id, false, deadline, message)
+            self.0.follow_steps(&id, deadline, message)
         })
         .await
     }
@@ -102,6 +102,7 @@ pub(super) fn run_request(
         inputs: IndexMap::default(),
         timeout: None,
         cancel_grace: None,
+        cleanup_timeout: None,
         limits: ResourceLimits::default(),
     })
 }

@@ -6,12 +6,12 @@ use prost_types::value::Kind as PbKind;
 
 use crate::actors::left_over::LeftOver;
 use crate::actors::log_sink::LogPart;
-use crate::actors::trace_sink::StoredKind;
+use crate::actors::trace_sink::{StepEvent, StoredKind};
 use crate::actors::view::JobStatus;
 use crate::clock;
 use crate::model::{
-    EndClass, ExecResult, JobState, Reason, ReferenceInfo, Refusal, StepFacts, StepInfo, StepResult,
-    StepStatus, StepUsage,
+    EndClass, ExecResult, JobState, Reason, ReferenceInfo, Refusal, StepFacts, StepInfo, StepOutcome,
+    StepResult, StepStatus, StepUsage,
 };
 use crate::pb::v1;
 
@@ -23,10 +23,21 @@ pub(super) fn timestamp(micros: i64) -> prost_types::Timestamp {
     }
 }
 
-/// Decodes a stored result.
-pub(super) fn stored_result(bytes: &[u8]) -> Result<v1::StepResult, Refusal> {
-    v1::StepResult::decode(bytes)
-        .map_err(|_| Refusal::new(Reason::DataLoss, "a stored step result cannot be read"))
+/// Makes the message of FollowSteps of what is stored. `None` for news, which earlier versions stored.
+pub(super) fn stored(bytes: &[u8]) -> Result<Option<v1::FollowStepsResponse>, Refusal> {
+    let unreadable = |_| Refusal::new(Reason::DataLoss, "a stored step result cannot be read");
+    Ok(match stored_kind(bytes) {
+        StoredKind::News => None,
+        StoredKind::Event => {
+            let event = v1::StepEvent::decode(bytes).map_err(unreadable)?;
+            let log_bytes = event.log_bytes;
+            Some(v1::FollowStepsResponse { result: None, event: Some(event), log_bytes })
+        }
+        StoredKind::Step | StoredKind::Root => {
+            let result = Some(v1::StepResult::decode(bytes).map_err(unreadable)?);
+            Some(v1::FollowStepsResponse { result, event: None, log_bytes: 0 })
+        }
+    })
 }
 
 /// Maximum size in bytes of an answer with the states of all jobs: below the clients' default limit.
@@ -90,6 +101,7 @@ pub(super) fn status(status: JobStatus) -> v1::Status {
         end_time,
         log_bytes,
         steps_done,
+        allowed_failures,
         cpu_time,
         peak_memory,
         current,
@@ -116,6 +128,7 @@ pub(super) fn status(status: JobStatus) -> v1::Status {
         paused: is_paused,
         usage: used.map(usage),
         elapsed: start_time.map(|start| elapsed(start, end_time)),
+        allowed_failures: allowed_failures as i32,
     }
 }
 
@@ -181,9 +194,17 @@ pub(super) fn log_part(part: LogPart) -> v1::FollowLogsResponse {
 /// Maximum size of a message of FollowSteps, in bytes. Larger results lose their deepest parts (service.md §3.3).
 const MAX_RESULT: usize = 3 << 20;
 
+/// The field that tells an event from a result, which never has it. Others are skipped.
+#[derive(Clone, Copy, PartialEq, Message)]
+struct EventHead {
+    /// Field `result` of an event.
+    #[prost(message, optional, tag = "3")]
+    result: Option<Skipped>,
+}
+
 /// The fields that classify a stored result. Others are skipped.
 #[derive(Clone, Copy, PartialEq, Message)]
-struct StoredHead {
+struct ResultHead {
     /// Field `step`, if present.
     #[prost(message, optional, tag = "1")]
     step: Option<Skipped>,
@@ -196,11 +217,14 @@ struct StoredHead {
 #[derive(Clone, Copy, PartialEq, Message)]
 struct Skipped {}
 
-/// Classifies a stored message of FollowSteps.
+/// Classifies what is stored of a job's steps.
 pub fn stored_kind(stored: &[u8]) -> StoredKind {
-    match StoredHead::decode(stored) {
+    if matches!(EventHead::decode(stored), Ok(EventHead { result: Some(_) })) {
+        return StoredKind::Event;
+    }
+    match ResultHead::decode(stored) {
         Ok(head) if head.status() == v1::step_result::Status::Running => StoredKind::News,
-        Ok(StoredHead { step: None, .. }) => StoredKind::Root,
+        Ok(ResultHead { step: None, .. }) => StoredKind::Root,
         Ok(_) | Err(_) => StoredKind::Step,
     }
 }
@@ -210,7 +234,8 @@ const SHORT_TEXT: usize = 4 << 10;
 
 /// The parts that a result gives up, in this order, until it fits. Values go before their names. What is left at the end
 /// is a fixed number of short texts.
-const SACRIFICES: [fn(&mut v1::StepResult); 9] = [
+const SACRIFICES: [fn(&mut v1::StepResult); 10] = [
+    |result| result.attempts.clear(),
     |result| result.outputs.values_mut().for_each(|value| *value = null()),
     |result| result.exports.clear(),
     |result| result.env.clear(),
@@ -224,8 +249,8 @@ const SACRIFICES: [fn(&mut v1::StepResult); 9] = [
 
 /// Shortens the texts that no earlier sacrifice removes.
 fn shorten_texts(result: &mut v1::StepResult) {
-    let v1::StepResult { step, exec_result, place, .. } = result;
-    let mut texts = vec![place];
+    let v1::StepResult { step, exec_result, place, reason, .. } = result;
+    let mut texts = vec![place, reason];
     texts.extend(exec_result.as_mut().map(|exec| &mut exec.work_dir));
     if let Some(v1::Step { name, step: reference, .. }) = step {
         texts.push(name);
@@ -240,8 +265,26 @@ fn shorten_texts(result: &mut v1::StepResult) {
     }
 }
 
-/// Encodes a result, reduced to [`MAX_RESULT`].
+/// Encodes a result for storage.
 pub fn step_result_bytes(result: &StepResult) -> Vec<u8> {
+    reduced(result).encode_to_vec()
+}
+
+/// Encodes an event for storage.
+pub fn step_event_bytes(event: &StepEvent) -> Vec<u8> {
+    let StepEvent { call, parent, slot, log_bytes, result } = event;
+    let log_bytes = *log_bytes as i64;
+    let (result, stream) = (Some(reduced(result)), u32::from(*slot));
+    v1::StepEvent { call: *call, parent: *parent, result, log_bytes, stream }.encode_to_vec()
+}
+
+/// Makes the message of a mark alone.
+pub(super) fn mark(log_bytes: u64) -> v1::FollowStepsResponse {
+    v1::FollowStepsResponse { log_bytes: log_bytes as i64, ..v1::FollowStepsResponse::default() }
+}
+
+/// Converts a result, reduced to [`MAX_RESULT`].
+fn reduced(result: &StepResult) -> v1::StepResult {
     let mut message = step_result(result, 1);
     let mut depth = depth_of(&message);
     while message.encoded_len() > MAX_RESULT && depth > 1 {
@@ -254,7 +297,7 @@ pub fn step_result_bytes(result: &StepResult) -> Vec<u8> {
         }
         sacrifice(&mut message);
     }
-    message.encode_to_vec()
+    message
 }
 
 fn depth_of(result: &v1::StepResult) -> usize {
@@ -283,7 +326,22 @@ fn levels_at(depth: usize) -> usize {
 /// Converts a result at `depth`, 1 for the outermost. Results nest at most 64 deep (language.md §6): bounded recursion.
 fn step_result(result: &StepResult, depth: usize) -> v1::StepResult {
     let levels = levels_at(depth);
-    let StepResult { step, definition, status, outputs, exports, env, exec, sub_steps, facts } = result;
+    let StepResult {
+        step,
+        definition,
+        status,
+        outputs,
+        exports,
+        env,
+        exec,
+        sub_steps,
+        facts,
+        outcome,
+        reason,
+        error_class,
+        exit_code: _,
+        attempts,
+    } = result;
     let StepFacts { start, end, usage: used, number, total, steps, place, log_start, log_end } = facts;
     v1::StepResult {
         step: step.as_ref().map(|step| step_info(step, levels)),
@@ -303,6 +361,21 @@ fn step_result(result: &StepResult, depth: usize) -> v1::StepResult {
         place: place.clone(),
         log_start: log_start.map(|length| length as i64),
         log_end: log_end.map(|length| length as i64),
+        outcome: step_outcome(*outcome).into(),
+        reason: reason.clone(),
+        error_class: error_class.unwrap_or_default().to_owned(),
+        attempts: attempts.iter().map(|attempt| step_result(attempt, depth + 1)).collect(),
+    }
+}
+
+const fn step_outcome(outcome: StepOutcome) -> v1::step_result::Outcome {
+    match outcome {
+        StepOutcome::Unspecified => v1::step_result::Outcome::Unspecified,
+        StepOutcome::Success => v1::step_result::Outcome::Success,
+        StepOutcome::Failure => v1::step_result::Outcome::Failure,
+        StepOutcome::AllowedFailure => v1::step_result::Outcome::AllowedFailure,
+        StepOutcome::Skipped => v1::step_result::Outcome::Skipped,
+        StepOutcome::Cancelled => v1::step_result::Outcome::Cancelled,
     }
 }
 

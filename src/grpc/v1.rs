@@ -46,11 +46,15 @@ impl StepRunner for Service {
         request: Request<FollowStepsRequest>,
     ) -> Result<Response<Self::FollowStepsStream>, Status> {
         let deadline = Deadline::of(&request);
-        let FollowStepsRequest { id, starts } = request.into_inner();
+        let FollowStepsRequest { id, events } = request.into_inner();
         call(deadline, &id, async {
             failpoint::hit("grpc::follow_steps");
-            let message = |result| FollowStepsResponse { result: Some(result) };
-            self.0.follow_steps(&id, starts, deadline, message)
+            if events {
+                return self.0.follow_events(&id, deadline);
+            }
+            let message =
+                |result| FollowStepsResponse { result: Some(result), ..FollowStepsResponse::default() };
+            self.0.follow_steps(&id, deadline, message)
         })
         .await
     }
@@ -91,10 +95,10 @@ impl StepRunner for Service {
 
     async fn cancel(&self, request: Request<CancelRequest>) -> Result<Response<CancelResponse>, Status> {
         let deadline = Deadline::of(&request);
-        let CancelRequest { id } = request.into_inner();
+        let CancelRequest { id, force } = request.into_inner();
         call(deadline, &id, async {
             failpoint::hit("grpc::cancel");
-            self.0.cancel(&id).await?;
+            self.0.cancel(&id, force).await?;
             Ok(CancelResponse {})
         })
         .await

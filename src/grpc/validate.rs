@@ -8,6 +8,7 @@ use prost::Message;
 use prost_types::value::Kind as PbKind;
 
 use crate::actors::handle::{RequestLabels, RunRequest};
+use crate::config::MAX_CLEANUP;
 use crate::lang::value::{Data, Value};
 use crate::model::{JobId, Reason, Refusal, ResourceLimits, Variable};
 use crate::pb::v1;
@@ -55,6 +56,7 @@ pub(super) fn run_request(
         inputs,
         file,
         limits,
+        cleanup_timeout,
     } = request;
     let (labels, job) = job.map(job_part).unzip();
     Ok(RunRequest {
@@ -74,8 +76,18 @@ pub(super) fn run_request(
         inputs: input_values(inputs)?,
         timeout: positive("timeout", timeout)?,
         cancel_grace: positive("cancel_grace", cancel_grace)?,
+        cleanup_timeout: cleanup_time(positive("cleanup_timeout", cleanup_timeout)?)?,
         limits: limits.map(job_limits).transpose()?.unwrap_or_default(),
     })
+}
+
+/// Checks the bound of the cleanup (flow.md §9).
+fn cleanup_time(time: Option<Duration>) -> Result<Option<Duration>, Refusal> {
+    if time.is_some_and(|time| time > MAX_CLEANUP) {
+        let text = "cleanup_timeout is longer than 24 hours";
+        return Err(Refusal::new(Reason::MalformedRequest, text).about("cleanup_timeout"));
+    }
+    Ok(time)
 }
 
 /// Checks the length of the document's name. Messages and results hold it.

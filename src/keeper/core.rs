@@ -13,7 +13,8 @@
 //! with processes of its own.
 //!
 //! - [`Core`] (`state`) is all jobs; `requests` performs what the daemon asks for; `record` holds a job's events;
-//! - [`Job`] is one job; `gate` lets its requests wait; `process` and `steps` are its steps, each by its number; `closing`
+//! - [`Job`] is one job; `gate` lets its requests wait; `process` and `steps` are its steps, each by its number; `stopping` ends single
+//!   steps; `closing`
 //!   is its end, and `ending` the ladder;
 //! - [`Action`] and [`Event`] are the border to the shell, [`Body`] what a shell keeps beside each job.
 
@@ -28,6 +29,7 @@ mod record;
 mod requests;
 mod state;
 mod steps;
+mod stopping;
 
 pub use action::{Action, FinishStep, JobAction, Look, NotStarted, ReplyTo, Serial, StartFailure};
 pub(in crate::keeper) use ending::{FIRST_PAUSE, LAST_PAUSE};

@@ -5,7 +5,7 @@
 //! connection replaces an older one (the daemon's state lock makes sure there is one daemon).
 //!
 //! **Every request may be repeated.** [`Request::Hold`] is idempotent by key, [`Request::Record`] by `seq`. Lines,
-//! phrases, spawns and the close are idempotent by `op`: a number that counts up within a job and is the same when a
+//! phrases and the close are idempotent by `op`, starts by the number of the step: `op` is a number that counts up within a job and is the same when a
 //! later daemon replays the job. The keeper ignores an `op` it has already done, so nothing is spawned or written
 //! twice. Requests of one connection are performed in order; a request with id 0 gets no reply.
 //!
@@ -28,7 +28,7 @@ use crate::process::cgroup::Usage;
 /// Version of this protocol and of the records that a keeper holds; raised when the format of either changes. A daemon
 /// does not start while a keeper of another version lives. That keeper ends its jobs if no daemon of its own version
 /// comes.
-pub const PROTOCOL_VERSION: u32 = 10;
+pub const PROTOCOL_VERSION: u32 = 11;
 
 /// Largest frame in bytes: the largest request of a client (32 MiB) as a record, with its values once more.
 pub const MAX_FRAME: usize = 80 << 20;
@@ -88,13 +88,36 @@ pub enum Request {
     },
     /// Start a step. [`FromKeeper::StepOver`] reports the result, also if it could not start.
     Spawn(Box<SpawnStep>),
-    /// Cancel (service.md §6.2): send SIGTERM and SIGCONT to the running step's group, and after `grace` SIGKILL to
-    /// every process of the job. If repeated with a shorter grace, the shorter one counts.
+    /// Stop a step (flow.md §3.1): send SIGTERM and SIGCONT to its group, and after `grace` SIGKILL to everything in its
+    /// place. If repeated with a shorter grace, the shorter one counts.
     Stop {
         /// The job.
         key: JobKey,
-        /// Time until SIGKILL, counted from the first request to end the job.
+        /// The step.
+        step: u32,
+        /// Time until SIGKILL, counted from the first request to stop the step.
         grace: Duration,
+    },
+    /// End the processes that steps have left (flow.md §4): SIGTERM, and SIGKILL after `grace`. Answered by
+    /// [`FromKeeper::Cleared`], unless the job is ended meanwhile.
+    Clear {
+        /// The job.
+        key: JobKey,
+        /// The step that waits for it.
+        step: u32,
+        /// The steps that have left them.
+        steps: Vec<u32>,
+        /// Time until SIGKILL.
+        grace: Duration,
+    },
+    /// Write the processes of running steps to the log, as a tree (flow.md §4).
+    ShowProcesses {
+        /// The job.
+        key: JobKey,
+        /// See the module's text.
+        op: u32,
+        /// The steps.
+        steps: Vec<u32>,
     },
     /// Last request of a job (service.md §6.1, "Job", 2–5): end what it left running, flush, write `lines`, close the
     /// log. Answered by [`FromKeeper::Closed`].
@@ -196,10 +219,10 @@ pub struct HoldJob {
 pub struct SpawnStep {
     /// The job.
     pub key: JobKey,
-    /// See the module's text.
-    pub op: u32,
-    /// Number of the step within the job, counted by its machine.
+    /// Number of the step within the job, counted by its machine. A step that was asked for before is not started again.
     pub step: u32,
+    /// Number of the stream that it writes, 1 to 14 (flow.md §5).
+    pub slot: u8,
     /// Name for the line about left-over processes.
     pub name: String,
     /// Executable, already looked up; a path.
@@ -248,6 +271,13 @@ pub enum FromKeeper {
         /// The step.
         over: StepOver,
     },
+    /// Nothing is left of what [`Request::Clear`] was to end, or it cannot be killed.
+    Cleared {
+        /// The job.
+        key: JobKey,
+        /// The step that waits for it.
+        step: u32,
+    },
     /// A line for the operator's log, without secrets.
     Notice(String),
     /// The job's log is closed, and no process of the job is left except `unkilled`.
@@ -265,10 +295,12 @@ pub enum FromKeeper {
         storage: LogStorage,
     },
     /// The last line of a step's output is unfinished, or the unfinished line reported before has ended. Unfinished
-    /// lines of a channel are reported at most once every [`super::UNFINISHED_EVERY`].
+    /// lines of a source are reported at most once every [`super::UNFINISHED_EVERY`].
     Unfinished {
         /// The job.
         key: JobKey,
+        /// Number of the stream of the line.
+        slot: u8,
         /// Channel of the line.
         channel: LogChannel,
         /// Length of the log before the line.
@@ -348,6 +380,8 @@ pub struct HeldJob {
     pub last_op: u32,
     /// Steps that were started and are over, in order.
     pub over: Vec<StepOver>,
+    /// Steps that were asked for and are not over.
+    pub running: Vec<u32>,
     /// Set if the log is closed.
     pub closed: Option<Closed>,
     /// Inode of the log file.

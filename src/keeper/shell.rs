@@ -27,6 +27,7 @@ mod output;
 mod peer;
 mod perform;
 mod pipe;
+mod places;
 mod processes;
 mod rest;
 mod server;
@@ -34,6 +35,7 @@ pub(in crate::keeper) mod setup;
 mod shared;
 mod strays;
 mod thaws;
+mod tree;
 mod unfinished;
 
 pub use server::run;

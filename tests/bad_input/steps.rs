@@ -50,7 +50,7 @@ async fn broken_steps_are_refused_with_all_their_places_and_none_of_their_text()
         ("- {name: a, script: canary, func: ./canary}", &["<steps>:1:"]),
         ("- {name: a, script: canary, inputs: {x: canary}}", &["<steps>:1:"]),
         ("- {name: a, script: [canary]}", &["<steps>:1:21"]),
-        ("- {name: a, script: canary, if: canary}", &["<steps>:1:29"]),
+        ("- {name: a, script: canary, iff: canary}", &["<steps>:1:29"]),
         ("- {name: a, func: canary}", &["<steps>:1:19"]),
         ("- {name: a, func: 'http://canary'}", &["<steps>:1:19"]),
         ("- {name: a, script: 'x ${{ 1 + }}'}", &["<steps>:1:"]),

@@ -303,7 +303,7 @@ fn one_step_alone_is_a_job() {
     for (job, says) in [
         ("name: a\nscript: x\nfunc: ./f.yml\n", "only one of script, func is allowed"),
         ("name: a b\nscript: x\n", "name"),
-        ("script: x\nif: true\n", "unknown key \"if\""),
+        ("script: x\niff: true\n", "unknown key \"iff\""),
         ("script: x\nrun: [{name: a, script: x}]\n", "\"script\" belongs into a step"),
         ("name: a\n", "belongs into a step"),
     ] {

@@ -157,7 +157,7 @@ impl Peer {
     }
 
     async fn steps(&self, id: &str) -> Vec<v1::StepResult> {
-        let request = FollowStepsRequest { id: id.into(), starts: false };
+        let request = FollowStepsRequest { id: id.into(), events: false };
         let mut stream = self.stream::<_, FollowStepsResponse>("FollowSteps", request).await.unwrap();
         let mut results = Vec::new();
         while let Some(message) = patiently("a step", stream.message()).await.unwrap() {

@@ -102,6 +102,48 @@ impl Daemon {
     }
 }
 
+/// Returns the messages of FollowSteps. Each step of the job's own list begins where the log announces it, and ends where the
+/// next one begins.
+fn messages(results: &[v1::StepResult], log: &[u8], with_events: bool) -> Vec<v1::FollowStepsResponse> {
+    let time = |seconds| Some(prost_types::Timestamp { seconds, nanos: 0 });
+    let places: Vec<i64> = memchr::memmem::find_iter(log, " 00O Running step name=")
+        .map(|at| memchr::memrchr(b'\n', &log[..at]).map_or(0, |end| end as i64 + 1))
+        .collect();
+    let place = |at: usize| places.get(at).copied().unwrap_or(log.len() as i64);
+    let told = |call, result, log_bytes| {
+        let event = v1::StepEvent { call, parent: 0, result: Some(result), log_bytes, stream: 1 };
+        v1::FollowStepsResponse { event: Some(event), log_bytes, result: None }
+    };
+    let running = |result: &v1::StepResult| v1::StepResult {
+        step: result.step.clone(),
+        number: result.number,
+        status: v1::step_result::Status::Running.into(),
+        start_time: time(1),
+        ..v1::StepResult::default()
+    };
+    let mut all = Vec::new();
+    for (at, result) in results.iter().enumerate() {
+        if with_events {
+            let is_root = result.step.is_none();
+            let call = if is_root { 0 } else { at as u32 + 1 };
+            let end_time = result.end_time.or(time(2));
+            let ended = v1::StepResult { sub_step_results: Vec::new(), end_time, ..result.clone() };
+            if at == 0 {
+                all.push(told(0, running(&v1::StepResult::default()), 0));
+            }
+            if !is_root {
+                all.push(told(call, running(result), place(at)));
+            }
+            all.push(told(call, ended, if is_root { log.len() as i64 } else { place(at + 1) }));
+        }
+        all.push(v1::FollowStepsResponse { result: Some(result.clone()), ..Default::default() });
+    }
+    if with_events {
+        all.push(v1::FollowStepsResponse { log_bytes: log.len() as i64, ..Default::default() });
+    }
+    all
+}
+
 /// Makes the refusal of a daemon, with its details.
 pub(crate) fn refusal(code: Code, reason: &str, text: &str, facts: &[(&str, &str)]) -> Status {
     let metadata = facts.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
@@ -141,9 +183,9 @@ impl StepRunner for Daemon {
         &self,
         request: Request<v1::FollowStepsRequest>,
     ) -> Answer<Self::FollowStepsStream> {
-        let job = self.job(&request.into_inner().id)?;
-        let messages =
-            job.results.into_iter().map(|result| Ok(v1::FollowStepsResponse { result: Some(result) }));
+        let v1::FollowStepsRequest { id, events } = request.into_inner();
+        let job = self.job(&id)?;
+        let messages = messages(&job.results, &job.log, events).into_iter().map(Ok);
         Ok(Response::new(Box::pin(tokio_stream::iter(messages))))
     }
 

@@ -21,7 +21,7 @@ fn a_step_goes_on_without_a_daemon_and_the_next_one_learns_all() {
         &format!("while ! test -e {}; do sleep 0.01; done; echo two; exit 5", go.display()),
     );
     let held = job.resume(&mut keeper.client);
-    assert_eq!((held.last_op, held.over.len()), (2, 1), "the second step runs");
+    assert_eq!((held.last_op, held.over.len(), &held.running[..]), (0, 1, &[2][..]), "the second step runs");
 
     keeper.client.hang_up();
     std::fs::write(&go, "").unwrap();
@@ -31,19 +31,19 @@ fn a_step_goes_on_without_a_daemon_and_the_next_one_learns_all() {
     wait_until(|| job.resume(&mut keeper.client).over.len() == 2);
     let held = job.resume(&mut keeper.client);
     assert_eq!(held.over[1].end, exited(5));
-    assert_eq!((held.last_op, held.tag), (2, job.tag));
+    assert_eq!((held.last_op, held.tag), (0, job.tag));
     assert_eq!(job.record(&mut keeper.client), [b"first".to_vec(), b"second".to_vec()]);
     assert_eq!(held.log_len, job.log().len() as u64);
 
     // The new daemon replays the job. Operations that were done are not done again.
     let mut again = job.command(&["/bin/echo", "again"]);
-    again.op = 2;
+    again.step = 2;
     keeper.client.ask(Request::Spawn(Box::new(again))).unwrap();
     for _ in 0..2 {
-        let line = Request::Line { key: job.key, op: 3, kind: LogChannel::Out, text: "once".to_owned() };
+        let line = Request::Line { key: job.key, op: 1, kind: LogChannel::Out, text: "once".to_owned() };
         keeper.client.ask(line).unwrap();
     }
-    job.op = 3;
+    job.op = 1;
     let closed = job.close(&mut keeper.client);
     assert_eq!(job.lines(), ["01O one", "01O two", "00O once"]);
     assert_eq!(job.resume(&mut keeper.client).closed, Some(closed));

@@ -145,8 +145,8 @@ impl Job {
         self.step += 1;
         SpawnStep {
             key: self.key,
-            op: self.next_op(),
             step: self.step,
+            slot: 1,
             name: format!("s{}", self.step),
             program: argv[0].into(),
             argv: argv.iter().map(|&arg| arg.to_owned()).collect(),
@@ -182,7 +182,7 @@ impl Job {
     }
 
     pub(crate) fn stop(&self, client: &mut Client, grace: Duration) {
-        client.tell(Request::Stop { key: self.key, grace });
+        client.tell(Request::Stop { key: self.key, step: self.step, grace });
     }
 
     pub(crate) fn close(&mut self, client: &mut Client) -> Closed {

@@ -89,7 +89,7 @@ async fn fault_48_a_late_duplicate_starts_nothing_after_a_restart_or_the_death_o
             assert_eq!(refusal.code(), Code::ResourceExhausted, "{refusal:?}");
         }
     };
-    patiently("a keeper", taken).await;
+    patiently("a keeper", Box::pin(taken)).await;
     client.ended("3").await;
     client.try_run(request("2", &once)).await.unwrap();
     refused(client.try_status("2").await, Code::NotFound, "unknown_job");

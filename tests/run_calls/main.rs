@@ -3,6 +3,7 @@
 
 mod cancel;
 mod ends;
+mod flow;
 mod limits;
 mod repeated;
 #[path = "../support/mod.rs"]

@@ -129,7 +129,7 @@ impl Client {
     pub(crate) async fn cancel(&self, id: &str) -> Check {
         self.calling.notify_waiters();
         let asked = self.repeat("Cancel", |mut stub| async move {
-            stub.cancel(v1::CancelRequest { id: id.into() }).await
+            stub.cancel(v1::CancelRequest { id: id.into(), force: false }).await
         });
         asked.await.map(drop).map_err(|status| format!("Cancel: {status}"))
     }

@@ -119,7 +119,7 @@ pub(crate) async fn follow_steps(client: Client, id: String) -> Check<Vec<v1::St
 
 async fn one_pass(client: &Client, id: &str, results: &mut Vec<v1::StepResult>) -> Check<bool> {
     let Ok(mut stub) = crate::client::dial(client.socket()).await else { return Ok(false) };
-    let opened = stub.follow_steps(v1::FollowStepsRequest { id: id.into(), starts: false }).await;
+    let opened = stub.follow_steps(v1::FollowStepsRequest { id: id.into(), events: false }).await;
     let judge = |status: tonic::Status| match status.code() {
         Code::NotFound => Ok(true),
         _ if is_answer(&status) => Err(format!("{id}: FollowSteps: {status}")),

@@ -55,6 +55,7 @@ mod writer;
 #[path = "../../crates/log/src/mask/tests/writers.rs"]
 mod writers;
 #[path = "../../crates/log/src/mask/tests/writings.rs"]
+#[expect(dead_code, reason = "only the properties of the crate ask for open writings")]
 mod writings;
 
 use std::process::ExitCode;

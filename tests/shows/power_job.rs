@@ -256,7 +256,7 @@ async fn log(mut stub: Stub, id: &str, told: &Mutex<Told>) {
 }
 
 async fn steps(mut stub: Stub, id: &str, told: &Mutex<Told>) {
-    let opened = stub.follow_steps(v1::FollowStepsRequest { id: id.into(), starts: false }).await;
+    let opened = stub.follow_steps(v1::FollowStepsRequest { id: id.into(), events: false }).await;
     let Ok(mut stream) = opened.map(tonic::Response::into_inner) else { return };
     loop {
         match stream.message().await {

@@ -193,7 +193,7 @@ async fn watch(mut stub: Stub, id: String, which: u64) -> Result<(), tonic::Stat
             Ok(stream) => to_the_end(stream.into_inner()).await,
             Err(status) => Err(status),
         },
-        1 => match stub.follow_steps(v1::FollowStepsRequest { id, starts: false }).await {
+        1 => match stub.follow_steps(v1::FollowStepsRequest { id, events: false }).await {
             Ok(stream) => to_the_end(stream.into_inner()).await,
             Err(status) => Err(status),
         },

@@ -17,6 +17,7 @@ mod proofs;
 #[path = "../shows/random.rs"]
 #[expect(dead_code, reason = "shared with the proofs")]
 mod random;
+mod request;
 mod runs;
 mod schedule;
 mod world;

@@ -130,7 +130,11 @@ impl Oracle {
             stale_after: schedule.stale_after,
             queued_after: schedule.queued_after,
             runaway_after: schedule.runaway_after,
-            limits: schedule.requests.iter().map(|of| of.iter().map(|(_, limit)| *limit).collect()).collect(),
+            limits: schedule
+                .requests
+                .iter()
+                .map(|of| of.iter().map(|planned| planned.limit).collect())
+                .collect(),
             cap: usize::MAX,
             slots: usize::MAX,
             running_calls: 0,

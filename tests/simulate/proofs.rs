@@ -7,6 +7,7 @@ use libtest_mimic::{Failed, Trial};
 
 use crate::program::Program;
 use crate::random::Random;
+use crate::request::Planned;
 use crate::runs;
 use crate::schedule::{CONTENTS, Do, IDS, Schedule, Step};
 use crate::world;
@@ -96,8 +97,9 @@ fn at(millis: u64, turns: u64, what: Do) -> Step {
 
 /// Returns a schedule in which every request runs `program`, with a time limit.
 fn plain(seed: u64, program: &Program, limit: Option<Duration>, steps: Vec<Step>) -> Schedule {
-    let request =
-        |id: u64, content: u64| (vec![Program { content: id * 10 + content, ..program.clone() }], limit);
+    let request = |id: u64, content: u64| {
+        Planned::plain(Program { content: id * 10 + content, ..program.clone() }, limit)
+    };
     Schedule {
         seed,
         max_running: 0,

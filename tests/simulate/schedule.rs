@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use crate::program::Program;
 use crate::random::Random;
+use crate::request::Planned;
 
 /// Number of ids that the clients of a run use.
 pub(crate) const IDS: u64 = 5;
@@ -96,8 +96,8 @@ pub(crate) struct Schedule {
     pub(crate) stale_after: Duration,
     pub(crate) runaway_after: Duration,
     pub(crate) queued_after: Duration,
-    /// Programs and time limit of each request, by id and content.
-    pub(crate) requests: Vec<Vec<(Vec<Program>, Option<Duration>)>>,
+    /// Requests by id and content.
+    pub(crate) requests: Vec<Vec<Planned>>,
     pub(crate) steps: Vec<Step>,
 }
 
@@ -108,14 +108,8 @@ impl Schedule {
         let (deaths, defects) = (!random.one_in(3), random.one_in(3));
         let mut requests = Vec::new();
         for id in 0..IDS {
-            let mut contents = Vec::new();
-            for content in 0..CONTENTS {
-                let count = 1 + random.below(3);
-                let programs = (0..count).map(|_| Program::random(id * 10 + content, random)).collect();
-                let limit = random.one_in(4).then(|| Duration::from_millis(10 + random.below(20_000)));
-                contents.push((programs, limit));
-            }
-            requests.push(contents);
+            let contents = (0..CONTENTS).map(|content| Planned::random(id * 10 + content, random));
+            requests.push(contents.collect());
         }
         let count = 8 + random.below(50);
         let steps = (0..count).map(|_| step(random, deaths, defects)).collect();

@@ -22,10 +22,11 @@ use futures_util::future::join_all;
 use stage::{PLAYED, Played, Stage, Virtual, living};
 use step_runner::actors::handle::JobsHandle;
 use step_runner::actors::supervisor::{Supervisor, SupervisorEnd, SupervisorParts};
+use step_runner::actors::trace_sink::Encode;
 use step_runner::clock::{self};
 use step_runner::config::{Config, Limit, QueuePolicy};
 use step_runner::fetch::{CacheLimits, Fetcher};
-use step_runner::grpc::{step_result_bytes, stored_kind};
+use step_runner::grpc::{step_event_bytes, step_result_bytes, stored_kind};
 use step_runner::model::{JobId, ProcessInfo, Refusal};
 use step_runner::store::StateDir;
 use step_runner::variables::Base;
@@ -271,7 +272,7 @@ impl World {
             daemon_path: Some("/usr/bin:/bin".into()),
             fetcher: Arc::new(fetcher),
             boot_id: process.boot_id,
-            encode: step_result_bytes,
+            encode: Encode { result: step_result_bytes, event: step_event_bytes },
             kind: stored_kind,
             private: false,
             host: Arc::new(Stage),

@@ -72,7 +72,7 @@ impl Client {
     }
 
     pub(crate) async fn try_cancel(&self, id: &str) -> Result<(), tonic::Status> {
-        let request = v1::CancelRequest { id: id.to_owned() };
+        let request = v1::CancelRequest { id: id.to_owned(), force: false };
         patiently("Cancel", self.calls.clone().cancel(request)).await.map(drop)
     }
 
@@ -154,7 +154,7 @@ impl Client {
     }
 
     pub(crate) async fn try_steps(&self, id: &str) -> Result<Vec<v1::StepResult>, tonic::Status> {
-        let request = v1::FollowStepsRequest { id: id.to_owned(), starts: false };
+        let request = v1::FollowStepsRequest { id: id.to_owned(), events: false };
         let mut stream =
             patiently("FollowSteps", self.calls.clone().follow_steps(request)).await?.into_inner();
         let mut results = Vec::new();

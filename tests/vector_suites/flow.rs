@@ -1,22 +1,27 @@
 //! Cases of flow.md (§10): steps documents that are checked, or run in virtual time by the machine of a job alone.
 
+#![expect(clippy::expect_used, reason = "a broken vector fails its test")]
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use indexmap::IndexMap;
+use libtest_mimic::Failed;
 use serde_json::{Map, Value as Json, json};
 use step_runner::job::effect::{Effect, Spawn, StepNote};
-use step_runner::job::event::{CallId, Event, FetchFailure, Fetched, FileContent, JobSpec, ProcessEnd, TimerId};
-use step_runner::job::machine::Machine;
+use step_runner::job::event::{
+    CallId, Event, FetchFailure, Fetched, FileContent, JobSpec, ProcessEnd, TimerId,
+};
+use step_runner::job::machine::{Machine, ROOT};
 use step_runner::job::record;
 use step_runner::lang::ast::{Body, Invocation, Reference, Step, Template};
 use step_runner::lang::diagnostic::{Class, Diagnostic, Position, Severity};
 use step_runner::lang::document;
 use step_runner::lang::value::Value;
+use step_runner::model::{CancelCause, EndClass, ExitStatus, LogChannel, Outcome, StepOutcome};
 use step_runner::plan::check::{self, Interface, Subject};
 use step_runner::plan::outline;
-use step_runner::model::{CancelCause, EndClass, ExitStatus, LogChannel, Outcome, StepOutcome};
 
 /// Grace of a process between SIGTERM and SIGKILL.
 const GRACE: Duration = Duration::from_secs(5);
@@ -30,6 +35,17 @@ pub(crate) enum Manner {
     Replayed,
     /// With every end told twice.
     Twice,
+}
+
+/// Checks a case, or runs it in each manner.
+pub(crate) fn both(case: &Json) -> Result<(), Failed> {
+    if case["kind"] == "check" {
+        return check(case).map_err(Failed::from);
+    }
+    for manner in [Manner::Plain, Manner::Replayed, Manner::Twice] {
+        run(case, manner).map_err(|error| format!("{manner:?}: {error}"))?;
+    }
+    Ok(())
 }
 
 /// Runs a case in one manner and compares everything that it expects.
@@ -71,26 +87,32 @@ pub(crate) fn check(case: &Json) -> Result<(), String> {
     if !expect["plan"].is_null() && expect["plan"] != json!(plan) {
         return Err(format!("plan\n  wanted {}\n  found  {}", expect["plan"], json!(plan)));
     }
-    let of = |severity| findings.iter().filter(move |finding| finding.severity == severity && finding.class != Class::Shell);
-    compare_findings(&expect["errors"], text, of(Severity::Error).collect(), "errors")?;
-    compare_findings(&expect["warnings"], text, of(Severity::Warning).collect(), "warnings")
+    let of = |severity| {
+        findings.iter().filter(move |finding| finding.severity == severity && finding.class != Class::Shell)
+    };
+    compare_findings(&expect["errors"], text, &of(Severity::Error).collect::<Vec<_>>(), "errors")?;
+    compare_findings(&expect["warnings"], text, &of(Severity::Warning).collect::<Vec<_>>(), "warnings")
 }
 
-fn compare_findings(wanted: &Json, text: &str, found: Vec<&Diagnostic>, what: &str) -> Result<(), String> {
+fn compare_findings(wanted: &Json, text: &str, found: &[&Diagnostic], what: &str) -> Result<(), String> {
     let wanted = wanted.as_array().cloned().unwrap_or_default();
     let alike = |(wanted, found): (&Json, &&Diagnostic)| {
         let Position { line, column } = found.at;
-        let rest = text.lines().nth(line as usize - 1).map(|line| line.chars().skip(column as usize - 1).collect());
+        let rest =
+            text.lines().nth(line as usize - 1).map(|line| line.chars().skip(column as usize - 1).collect());
         let rest: String = rest.unwrap_or_default();
         wanted["at"] == format!("{line}:{column}")
             && wanted["class"].as_str().is_none_or(|class| class == found.class.word())
             && wanted["text"].as_str().is_none_or(|text| rest.starts_with(text))
-            && wanted["hint"].as_str().is_none_or(|hint| found.help.as_ref().is_some_and(|help| help.contains(hint)))
+            && wanted["hint"]
+                .as_str()
+                .is_none_or(|hint| found.help.as_ref().is_some_and(|help| help.contains(hint)))
     };
-    if wanted.len() == found.len() && wanted.iter().zip(&found).all(alike) {
+    if wanted.len() == found.len() && wanted.iter().zip(found).all(alike) {
         return Ok(());
     }
-    let shown: Vec<String> = found.iter().map(|finding| format!("{} {finding}", finding.class.word())).collect();
+    let shown: Vec<String> =
+        found.iter().map(|finding| format!("{} {finding}", finding.class.word())).collect();
     Err(format!("{what}\n  wanted {}\n  found  {shown:#?}", Json::Array(wanted)))
 }
 
@@ -219,7 +241,7 @@ impl<'c> World<'c> {
     }
 
     fn run(&mut self) {
-        self.handle(Event::Admitted { at: 0 });
+        self.handle(&Event::Admitted { at: 0 });
         for _ in 0..10_000 {
             if self.seen.finish.is_some() {
                 return;
@@ -241,7 +263,8 @@ impl<'c> World<'c> {
             }
             due.extend(self.time_limit.map(|at| (at, 2, 0)));
             due.extend(self.timers.iter().enumerate().map(|(index, (_, at))| (*at, 2, index + 1)));
-            let overdue: Vec<_> = due.iter().filter(|(at, kind, _)| *kind < 3 && *at <= self.now).copied().collect();
+            let overdue: Vec<_> =
+                due.iter().filter(|(at, kind, _)| *kind < 3 && *at <= self.now).copied().collect();
             if !overdue.is_empty() {
                 // What came due while nobody was there happens in the order of kinds.
                 let key = |&(at, kind, index): &(u64, u8, usize)| match kind {
@@ -283,20 +306,20 @@ impl<'c> World<'c> {
             Next::Kill(index) => self.kill(index),
             Next::Timer(timer) => {
                 if self.machine.awaits(timer) {
-                    self.handle(Event::Due { timer });
+                    self.handle(&Event::Due { timer });
                 }
             }
-            Next::TimeLimit => self.handle(cancel(CancelCause::TimeLimit, None, false)),
+            Next::TimeLimit => self.handle(&cancel(CancelCause::TimeLimit, None, false)),
             Next::Call(call) => match call["do"].as_str().unwrap_or_default() {
                 "cancel" => {
                     let force = call["force"].as_bool().unwrap_or_default();
-                    self.handle(cancel(CancelCause::Cancel, None, force));
+                    self.handle(&cancel(CancelCause::Cancel, None, force));
                 }
-                "finish" => self.handle(cancel(CancelCause::Finish, None, false)),
+                "finish" => self.handle(&cancel(CancelCause::Finish, None, false)),
                 "stop" => {
                     let grace = self.case["request"]["shutdown_grace"].as_f64().unwrap_or(5.0);
                     let grace = Some(Duration::from_secs_f64(grace));
-                    self.handle(cancel(CancelCause::Shutdown, grace, false));
+                    self.handle(&cancel(CancelCause::Shutdown, grace, false));
                 }
                 "down" => self.is_down = true,
                 "up" => {
@@ -305,7 +328,7 @@ impl<'c> World<'c> {
                 }
                 "repeat" => {
                     for event in self.told.clone() {
-                        self.handle(event);
+                        self.handle(&event);
                     }
                 }
                 other => panic!("call {other}"),
@@ -330,25 +353,26 @@ impl<'c> World<'c> {
             End::Process(end) => {
                 let file = |name: &str| lines(running.script[name].as_object()).map(FileContent::Bytes);
                 let malformed = running.script["malformed"].as_bool().unwrap_or_default();
-                let outputs = if malformed { Some(FileContent::Bytes(b"nonsense".to_vec())) } else { file("outputs") };
+                let outputs =
+                    if malformed { Some(FileContent::Bytes(b"nonsense".to_vec())) } else { file("outputs") };
                 let exports = file("exports");
                 Event::Exited { call, end, shell: None, outputs, exports, ran: None }
             }
         };
-        self.tell(self.machine.read_files(event));
+        self.tell(&self.machine.read_files(event));
     }
 
-    fn tell(&mut self, event: Event) {
+    fn tell(&mut self, event: &Event) {
         self.told.push(event.clone());
-        self.handle(event.clone());
+        self.handle(event);
         if self.manner == Manner::Twice {
             self.handle(event);
         }
     }
 
-    fn handle(&mut self, event: Event) {
-        self.record.push(record::encode(&event, self.now).expect("an event can be recorded"));
-        let effects = self.machine.handle(&event, self.now);
+    fn handle(&mut self, event: &Event) {
+        self.record.push(record::encode(event, self.now).expect("an event can be recorded"));
+        let effects = self.machine.handle(event, self.now);
         if self.manner == Manner::Replayed {
             self.rebuild();
         }
@@ -358,7 +382,7 @@ impl<'c> World<'c> {
             cleared.extend(self.effect(effect));
         }
         for step in cleared {
-            self.handle(Event::Cleared { step });
+            self.handle(&Event::Cleared { step });
         }
     }
 
@@ -384,6 +408,7 @@ impl<'c> World<'c> {
             }
             Effect::Clear { step, .. } => return Some(step),
             Effect::Wake { timer, at } => self.timers.push((timer, at)),
+            Effect::Note(note) if note.call == ROOT => {}
             Effect::Note(note) => self.note(*note),
             Effect::Log { kind, text } => self.log(kind, text),
             Effect::Finish { outcome, root, lines, allowed_failures } => {
@@ -435,13 +460,14 @@ impl<'c> World<'c> {
         match fetch["after"].as_f64() {
             Some(after) => self.start(call, path, script, Some(micros(after)), End::Fetch(result)),
             // It takes no time: what follows from it comes before the other effects of the event.
-            None => self.tell(Event::Fetched { call, result }),
+            None => self.tell(&Event::Fetched { call, result }),
         }
     }
 
     fn spawn(&mut self, spawn: &Spawn) {
         let path = self.path_of(spawn.call);
-        let was_fetched = self.told.iter().any(|event| matches!(event, Event::Fetched { call, .. } if *call == spawn.call));
+        let was_fetched =
+            self.told.iter().any(|event| matches!(event, Event::Fetched { call, .. } if *call == spawn.call));
         let script = self.script(&path, !was_fetched);
         self.seen.streams.insert(path.clone(), json!(format!("{:02x}", spawn.slot)));
         let env: Map<String, Json> = spawn
@@ -509,7 +535,11 @@ impl<'c> World<'c> {
         for warning in std::mem::take(&mut self.warnings) {
             self.event("warn", &path, [json!(warning)]);
         }
-        let begun = if result.outcome == StepOutcome::Skipped { 0 } else { self.seen.begun.get(&path).copied().unwrap_or(0) };
+        let begun = if result.outcome == StepOutcome::Skipped {
+            0
+        } else {
+            self.seen.begun.get(&path).copied().unwrap_or(0)
+        };
         let outcome = result.outcome.word();
         self.seen.status.insert(path.clone(), json!([outcome, result.exit_code, begun]));
         let inputs = result.step.map(|step| step.inputs).unwrap_or_default();
@@ -527,7 +557,7 @@ impl<'c> World<'c> {
     fn log(&mut self, kind: LogChannel, text: String) {
         if let Some(line) = text.strip_prefix("Retrying step name=") {
             let (name, rest) = line.split_once(" (attempt ").expect("the name ends");
-            let path = self.paths.values().filter(|path| path.rsplit('/').next() == Some(name)).next_back();
+            let path = self.paths.values().rfind(|path| path.rsplit('/').next() == Some(name));
             let path = path.cloned().unwrap_or_default();
             let (next, rest) = rest.split_once(" of ").expect("a number");
             let (of, rest) = rest.split_once(") in ").expect("a number");
@@ -592,7 +622,11 @@ impl<'c> World<'c> {
 
     fn compare_job(&self, job: &Json) -> Result<(), String> {
         let Some((outcome, allowed)) = &self.seen.finish else {
-            return Err(format!("{:?}: the job hangs: {}", self.manner, Json::Array(self.seen.order.clone())));
+            return Err(format!(
+                "{:?}: the job hangs: {}",
+                self.manner,
+                Json::Array(self.seen.order.clone())
+            ));
         };
         let state = match outcome.class {
             EndClass::Success => "success",
@@ -635,11 +669,14 @@ fn is_value(wanted: &Json, found: &Json) -> bool {
     match (wanted, found) {
         (Json::Number(wanted), Json::Number(found)) => wanted.as_f64() == found.as_f64(),
         (Json::Array(wanted), Json::Array(found)) => {
-            wanted.len() == found.len() && wanted.iter().zip(found).all(|(wanted, found)| is_value(wanted, found))
+            wanted.len() == found.len()
+                && wanted.iter().zip(found).all(|(wanted, found)| is_value(wanted, found))
         }
         (Json::Object(wanted), Json::Object(found)) => {
             wanted.len() == found.len()
-                && wanted.iter().all(|(name, value)| found.get(name).is_some_and(|found| is_value(value, found)))
+                && wanted
+                    .iter()
+                    .all(|(name, value)| found.get(name).is_some_and(|found| is_value(value, found)))
         }
         _ => wanted == found,
     }

@@ -171,11 +171,12 @@ fn look_up(layers: &Json, name: &str) -> Json {
     };
     let base =
         layer("daemon").into_iter().map(|(name, value)| (name.into_bytes(), value.into_bytes())).collect();
-    let mut environment = Environment::new(Arc::new(base), layer("request").into_iter().collect());
-    environment.push(frame("caller_definition"));
-    environment.export(layer("export"));
-    environment.push(frame("step"));
-    environment.push(frame("definition"));
+    let environment = Environment::new(Arc::new(base), layer("request").into_iter().collect())
+        .with_exports(Arc::new(layer("export").into_iter().collect()));
+    let environment = ["caller_definition", "step", "definition"]
+        .map(frame)
+        .into_iter()
+        .fold(environment, Environment::within);
     environment.get(name).map_or(Json::Null, |value| to_json(&value))
 }
 

@@ -206,8 +206,17 @@ impl Client {
 
     /// Stops a job gently; its result and log stay (service.md §3.5).
     pub async fn cancel(&self, id: &JobId) -> Result<(), Error> {
+        self.cancel_with(id, false).await
+    }
+
+    /// Ends a job at once, without grace and cleanup; its result and log stay (flow.md §3.1).
+    pub async fn cancel_at_once(&self, id: &JobId) -> Result<(), Error> {
+        self.cancel_with(id, true).await
+    }
+
+    async fn cancel_with(&self, id: &JobId, force: bool) -> Result<(), Error> {
         self.call(Call::Cancel, Some(id), || {
-            let message = with_deadline(v1::CancelRequest { id: id.to_string() }, CALL_DEADLINE);
+            let message = with_deadline(v1::CancelRequest { id: id.to_string(), force }, CALL_DEADLINE);
             move |mut stub: StepRunnerClient<Channel>| async move { stub.cancel(message).await }
         })
         .await

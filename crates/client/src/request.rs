@@ -148,6 +148,13 @@ impl Request {
         self
     }
 
+    /// Limits the cleanup after a stop: the later steps with `when: always` (flow.md §3.1).
+    #[must_use]
+    pub fn cleanup_timeout(mut self, limit: Duration) -> Self {
+        self.message.cleanup_timeout = Some(to_duration(limit));
+        self
+    }
+
     /// Sets the longest time between SIGTERM and SIGKILL when the job is cancelled.
     #[must_use]
     pub fn cancel_grace(mut self, grace: Duration) -> Self {

@@ -28,11 +28,11 @@ use super::{Client, Error};
 pub struct FollowSteps {
     client: Client,
     id: JobId,
-    /// True to request the starts of steps and the ends of nested ones too.
-    starts: bool,
-    /// Number of results delivered.
+    /// True to request events, too.
+    events: bool,
+    /// Number of results and events delivered.
     received: usize,
-    /// Number of results to skip in the current stream: the server sends those already delivered again.
+    /// Number of them to skip in the current stream: the server sends those already delivered again.
     to_skip: usize,
     /// True once the root, always the last message, was delivered.
     complete: bool,
@@ -52,11 +52,10 @@ impl FollowSteps {
     pub(super) fn new(client: Client, id: JobId) -> Self {
         let limit = client.shared.options.reconnect_timeout;
         let attempts = client.attempts(Call::FollowSteps, Some(&id), limit);
-        let starts = false;
         Self {
             client,
             id,
-            starts,
+            events: false,
             received: 0,
             to_skip: 0,
             complete: false,
@@ -66,16 +65,26 @@ impl FollowSteps {
         }
     }
 
-    /// Also requests a message when a step at any depth starts and when a nested one ends, as
-    /// [`FollowStepsResponse`](v1::FollowStepsResponse) describes. An older daemon sends only results.
+    /// Also requests events and marks, which [`Self::next_message`] returns. An older daemon sends only results.
     #[must_use]
-    pub const fn with_starts(mut self) -> Self {
-        self.starts = true;
+    pub const fn with_events(mut self) -> Self {
+        self.events = true;
         self
     }
 
     /// Returns the next result. The last one is the root, which has no step. After it, returns `None`. Cancel-safe.
     pub async fn next(&mut self) -> Result<Option<v1::StepResult>, Error> {
+        while let Some(message) = self.next_message().await? {
+            if let Some(result) = message.result {
+                return Ok(Some(result));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Returns the next message: a result or, if they were requested, an event or a mark. The last one has the root's result.
+    /// After it, returns `None`. Cancel-safe.
+    pub async fn next_message(&mut self) -> Result<Option<v1::FollowStepsResponse>, Error> {
         while !self.complete {
             if let Some(until) = self.pause {
                 tokio::time::sleep_until(until).await;
@@ -87,17 +96,18 @@ impl FollowSteps {
             };
             let (line, steady) = (open.line, open.since.elapsed() >= STEADY);
             match open.stream.message().await {
-                Ok(Some(v1::FollowStepsResponse { result: Some(result) })) => {
-                    if self.to_skip > 0 {
+                Ok(Some(message)) => {
+                    let is_mark = message.result.is_none() && message.event.is_none();
+                    if !is_mark && self.to_skip > 0 {
                         self.to_skip -= 1;
                         continue;
                     }
+                    // A mark may be older than what was skipped; it holds all the same.
                     self.attempts.succeeded();
-                    self.received += 1;
-                    self.complete = is_root(&result);
-                    return Ok(Some(result));
+                    self.received += usize::from(!is_mark);
+                    self.complete = message.result.as_ref().is_some_and(is_root);
+                    return Ok(Some(message));
                 }
-                Ok(Some(_)) => {}
                 Ok(None) => self.fail(CallFailure::Line("the stream of results ended early".to_owned()))?,
                 Err(status) => {
                     if steady {
@@ -116,7 +126,7 @@ impl FollowSteps {
             Ok(line) => line,
             Err(error) => return self.fail(error.into()),
         };
-        let request = v1::FollowStepsRequest { id: self.id.to_string(), starts: self.starts };
+        let request = v1::FollowStepsRequest { id: self.id.to_string(), events: self.events };
         match line.stub.follow_steps(request).await {
             Ok(response) => {
                 self.to_skip = self.received;

@@ -27,6 +27,9 @@ const MAX_LOG: u64 = 2_147_000_000;
 /// Smallest log of a job. The 4 KiB reserved for the daemon's own lines must be a small part of it (logs.md §6).
 const MIN_LOG: u64 = 64 << 10;
 
+/// Longest cleanup after a stop (flow.md §9).
+pub const MAX_CLEANUP: Duration = Duration::from_hours(24);
+
 settings! {
     /// Socket to listen on; by default `step-runner.sock` in the temporary directory (service.md §1).
     socket: Option<PathBuf> = None;
@@ -79,6 +82,8 @@ settings! {
     remember_finished: Duration = Duration::from_hours(1);
     /// Time between SIGTERM and SIGKILL when a job is cancelled (service.md §6.2).
     cancel_grace: Duration = Duration::from_secs(5);
+    /// Time for the later steps with `when: always` after a stop of a job (flow.md §3.1).
+    cleanup_timeout: Duration = Duration::from_mins(1), "more than 0, at most 24h" if |time| !time.is_zero() && *time <= MAX_CLEANUP;
     /// What a step leaves running: kept to the end of the job, or killed with the step (service.md §6.1).
     leftover: Leftover = Leftover::Keep;
     /// Time between SIGTERM and SIGKILL for what is left at the end of a job (service.md §6.1).
@@ -133,7 +138,7 @@ settings! {
 }
 
 /// Settings that a running daemon applies on SIGHUP. The others wait for its next start.
-const LIVE: [&str; 28] = [
+const LIVE: [&str; 29] = [
     "state_limit",
     "max_followers",
     "max_jobs",
@@ -150,6 +155,7 @@ const LIVE: [&str; 28] = [
     "silent_after",
     "queued_after",
     "cancel_grace",
+    "cleanup_timeout",
     "leftover_grace",
     "limit_processes",
     "limit_memory",

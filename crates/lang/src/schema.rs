@@ -32,7 +32,7 @@ enum Document {
     Interface(InterfaceDocument),
     Implementation(Implementation),
     Steps(Steps),
-    Step(LoneStep),
+    Step(Box<LoneStep>),
 }
 
 /// First document: the interface of the function.

@@ -13,3 +13,4 @@ pub mod mask;
 pub mod pipeline;
 pub mod pretty;
 pub mod tail;
+pub mod words;

@@ -42,6 +42,11 @@ impl SourceKey {
         [self.number[0], self.number[1], self.kind.letter()]
     }
 
+    /// Returns the number of its stream; `None` if it is no number.
+    pub fn stream(self) -> Option<u32> {
+        u32::from_str_radix(std::str::from_utf8(&self.number).ok()?, 16).ok()
+    }
+
     /// True if the daemon itself wrote the entry (logs.md §2).
     pub fn is_daemon(self) -> bool {
         self.number == *b"00"
@@ -60,6 +65,11 @@ impl<'a> Entry<'a> {
     /// Parses a line without its line feed. Returns `None` if it is too short (logs.md §7, rule 1).
     pub fn parse(line: &'a [u8]) -> Option<Self> {
         line.split_first_chunk().map(|(header, body)| Self { header, body })
+    }
+
+    /// Returns the same entry with another body.
+    pub(crate) const fn with_body(self, body: &'a [u8]) -> Self {
+        Self { body, ..self }
     }
 
     /// Returns the bytes before the body.

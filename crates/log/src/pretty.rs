@@ -4,6 +4,7 @@
 //! module writes nothing and looks up neither the terminal nor the time zone: both are options.
 
 mod lines;
+mod names;
 #[cfg(test)]
 mod tests;
 mod text;
@@ -13,6 +14,7 @@ pub use lines::Options;
 use super::frame::LogChannel;
 use super::line::{Check, Entry, Line, Live, Parser};
 use lines::Lines;
+use names::Names;
 
 /// Output format of a log (logs.md §8).
 #[derive(Clone, Copy, Debug)]
@@ -133,15 +135,20 @@ struct Plain {
     route: Route,
     stdout: Live,
     stderr: Live,
+    names: Names,
 }
 
 impl Plain {
     const fn new(route: Route) -> Self {
-        Self { route, stdout: Live::new(), stderr: Live::new() }
+        Self { route, stdout: Live::new(), stderr: Live::new(), names: Names::new() }
     }
 
     fn entry(&mut self, entry: &Entry<'_>, out: &mut Output) {
+        self.names.take(entry);
         let key = entry.key();
+        let named = self.names.of(key).filter(|_| !entry.continues());
+        let named = named.map(|name| [name, b" | ", entry.body].concat());
+        let entry = &named.as_ref().map_or(*entry, |body| entry.with_body(body));
         let to_stdout = match self.route {
             Route::Apart => !key.is_daemon() && key.kind != LogChannel::Err,
             Route::Merged => !key.is_daemon(),

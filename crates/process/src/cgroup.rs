@@ -8,6 +8,7 @@
 
 mod changes;
 mod pool;
+mod step;
 mod tree;
 
 use std::cell::{Cell, OnceCell};
@@ -19,9 +20,8 @@ use std::str::FromStr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags};
+use rustix::fs::{AtFlags, FlockOperation};
 use rustix::io::Errno;
-use rustix::process::{Pid, PidfdFlags, Signal};
 use serde::{Deserialize, Serialize};
 use step_runner_model::ResourceLimits;
 
@@ -29,12 +29,13 @@ use super::controllers::{
     CPU_FILE, Controller, LimitCounts, Version, available, cpu_time_of, may_make_groups, open_directory,
     open_file, own_group, peak_memory, read_counts, read_file, read_from_start, write_limits,
 };
-use super::freezer::{thaw, thaw_tree};
+use super::freezer::ThawCount;
 use super::sweep::Process;
 pub use pool::Pool;
+pub use step::StepGroup;
 
 use changes::LeafWatch;
-use tree::{groups_below, remove_tree};
+use tree::remove_tree;
 
 /// Start of the name of a keeper's group; its process id follows.
 const GROUP_PREFIX: &str = "step-runner-";
@@ -136,6 +137,8 @@ pub struct Leaf {
     /// Controllers that can limit it.
     controllers: Vec<Controller>,
     is_limited: bool,
+    /// Where its thaws are counted.
+    thaws: ThawCount,
     /// Counts of hit limits in the job's earlier leaf.
     counted_elsewhere: LimitCounts,
 }
@@ -244,12 +247,12 @@ impl Leaf {
             ["populated 0", "frozen 0"].iter().all(|state| events.lines().any(|line| line == *state))
         };
         let events = self.is_kept_open.then(|| self.events.read(&self.directory, "cgroup.events", true));
-        events.flatten().is_some_and(is_thawed) || thaw(&self.directory)
+        events.flatten().is_some_and(is_thawed) || self.thaws.thaw(&self.directory)
     }
 
     /// Thaws it and the groups below it: frozen processes handle no SIGTERM.
     pub fn thaw_all(&self) {
-        thaw_tree(&self.path);
+        self.thaws.thaw_tree(&self.path);
     }
 
     fn is_gone(&self) -> bool {
@@ -259,66 +262,25 @@ impl Leaf {
 
     /// Returns the living processes in it and in groups below it.
     pub fn members(&self) -> Vec<Process> {
-        let member = |pid| {
-            let process = Process::read(pid).filter(|process| !process.zombie)?;
-            // The number may have been reused since the list was read.
-            self.holds(pid).then_some(process)
-        };
-        self.processes().into_iter().filter_map(member).collect()
+        self.own_members(&[])
     }
 
     /// True if process `pid` is in it or in a group below it.
     pub fn holds(&self, pid: u32) -> bool {
-        fs::read_to_string(format!("/proc/{pid}/cgroup")).is_ok_and(|groups| {
-            groups.lines().any(|line| line.starts_with("0::") && self.names_it_or_below(line))
-        })
-    }
-
-    /// Returns the ids of the processes in it and in groups below it.
-    fn processes(&self) -> Vec<u32> {
-        let procs = read_file(&self.directory, "cgroup.procs").unwrap_or_default();
-        let below = groups_below(&self.path);
-        let procs_below = below.iter().filter_map(|path| fs::read_to_string(path.join("cgroup.procs")).ok());
-        let all: Vec<String> = [procs].into_iter().chain(procs_below).collect();
-        all.iter().flat_map(|procs| procs.lines()).filter_map(|line| line.parse().ok()).collect()
+        step::is_in(pid, &self.suffix)
     }
 
     /// Kills everything in it and below; process by process if the kernel cannot kill a group.
     pub fn kill(&self) {
-        let kill = || {
-            let file = rustix::fs::openat(
-                &self.directory,
-                "cgroup.kill",
-                OFlags::WRONLY | OFlags::CLOEXEC,
-                Mode::empty(),
-            )?;
-            rustix::io::write(&file, b"1")
-        };
-        match kill() {
-            Ok(_) => self.spent.store(true, Ordering::Relaxed),
-            Err(_) => self.kill_members(),
+        match step::kill_group(&self.directory) {
+            Ok(()) => self.spent.store(true, Ordering::Relaxed),
+            Err(_) => self.kill_own(&[]),
         }
     }
 
     /// True if no process can be started in it any more.
     pub fn is_spent(&self) -> bool {
         self.spent.load(Ordering::Relaxed)
-    }
-
-    fn kill_members(&self) {
-        for pid in self.processes() {
-            let Some(handle) = Pid::from_raw(pid as i32) else { continue };
-            let Ok(pidfd) = rustix::process::pidfd_open(handle, PidfdFlags::empty()) else { continue };
-            // While the descriptor is open, the number is not reused: the membership read now is this process's.
-            if self.holds(pid) {
-                rustix::process::pidfd_send_signal(&pidfd, Signal::KILL).ok();
-            }
-        }
-    }
-
-    /// True if a path ends in that of the leaf or of a group below it.
-    fn names_it_or_below(&self, path: &str) -> bool {
-        path.ends_with(&self.suffix) || path.contains(&format!("{}/", self.suffix))
     }
 
     /// Returns the job's usage, that in its earlier leaf included.

@@ -9,6 +9,7 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
@@ -28,14 +29,43 @@ const AGAIN: Duration = Duration::from_millis(5);
 /// Stack size of the thread that thaws: it calls nothing deep.
 const STACK: usize = 64 << 10;
 
-/// Thaws the group of version 2 behind `directory`, if it was told to freeze. False if the group is gone.
-pub(super) fn thaw(directory: impl AsFd) -> bool {
-    // Mostly nothing is frozen, and reading takes no lock of the kernel, unlike writing.
-    let Some(state) = read_file(&directory, FREEZE) else { return is_there(directory) };
-    if state.trim_end() != "0" {
-        write_file(directory, FREEZE, "0").ok();
+/// Groups that were thawed and not yet reported, whoever saw that they were frozen.
+#[derive(Clone, Debug, Default)]
+pub(super) struct ThawCount(Arc<AtomicU32>);
+
+impl ThawCount {
+    fn add(&self, thawed: bool) {
+        self.0.fetch_add(u32::from(thawed), Ordering::Relaxed);
     }
-    true
+
+    /// Returns the count and starts anew.
+    pub(super) fn take(&self) -> u32 {
+        self.0.swap(0, Ordering::Relaxed)
+    }
+
+    /// Thaws and counts the group of version 2 at `path`.
+    pub(super) fn thaw_path(&self, path: &Path) {
+        self.add(thaw_path(path));
+    }
+
+    /// Thaws and counts the group of version 2 at `path` and all groups below it.
+    pub(super) fn thaw_tree(&self, path: &Path) {
+        self.thaw_path(path);
+        let Ok(entries) = fs::read_dir(path) else { return };
+        for entry in entries.flatten().filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir())) {
+            self.thaw_tree(&entry.path());
+        }
+    }
+
+    /// Thaws and counts the group of version 2 behind `directory`, if it was told to freeze. False if the group is gone.
+    pub(super) fn thaw(&self, directory: impl AsFd) -> bool {
+        // Mostly nothing is frozen, and reading takes no lock of the kernel, unlike writing.
+        let Some(state) = read_file(&directory, FREEZE) else { return is_there(directory) };
+        if state.trim_end() != "0" {
+            self.add(write_file(directory, FREEZE, "0").is_ok());
+        }
+        true
+    }
 }
 
 /// False if the directory was removed while it was open. Kernels before 5.2 have no file to freeze by.
@@ -43,17 +73,8 @@ fn is_there(directory: impl AsFd) -> bool {
     rustix::fs::openat(directory, "cgroup.procs", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).is_ok()
 }
 
-/// Thaws the group of version 2 at `path` and all groups below it.
-pub(super) fn thaw_tree(path: &Path) {
-    thaw_path(path);
-    let Ok(entries) = fs::read_dir(path) else { return };
-    for entry in entries.flatten().filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir())) {
-        thaw_tree(&entry.path());
-    }
-}
-
 /// Thaws the group of version 2 at `path`. True if it was told to freeze.
-pub(super) fn thaw_path(path: &Path) -> bool {
+fn thaw_path(path: &Path) -> bool {
     let file = path.join(FREEZE);
     match fs::read_to_string(&file) {
         Ok(state) if state.trim_end() == "0" => return false,
@@ -132,12 +153,24 @@ struct FreezerShared {
 #[derive(Default)]
 struct Turn {
     /// Groups of the start under way.
-    groups: Option<[PathBuf; 2]>,
+    groups: Option<Watch>,
     /// Starts so far.
     count: u64,
     /// True while the thread waits for the next start.
     is_idle: bool,
     is_over: bool,
+}
+
+/// Groups to keep thawed, and the count of the thaws.
+struct Watch {
+    groups: Vec<PathBuf>,
+    thaws: ThawCount,
+}
+
+impl Watch {
+    fn thaw(&self) {
+        self.groups.iter().for_each(|group| self.thaws.thaw_path(group));
+    }
 }
 
 /// A start under way. Dropping it ends the watch.
@@ -146,19 +179,18 @@ pub struct Watched(Arc<FreezerShared>);
 
 impl Thawer {
     /// Keeps `groups` thawed until the result is dropped. Thaws them once if no thread can be started.
-    pub fn watch(&mut self, groups: [PathBuf; 2]) -> Watched {
+    pub(super) fn watch(&mut self, groups: Vec<PathBuf>, thaws: ThawCount) -> Watched {
+        let watch = Watch { groups, thaws };
         if !self.has_thread {
             let shared = Arc::clone(&self.shared);
             let builder = std::thread::Builder::new().name("thaw".into()).stack_size(STACK);
             self.has_thread = builder.spawn(move || shared.serve()).is_ok();
         }
         if !self.has_thread {
-            for group in &groups {
-                thaw_path(group);
-            }
+            watch.thaw();
         }
         let mut turn = self.shared.turn.lock();
-        turn.groups = Some(groups);
+        turn.groups = Some(watch);
         turn.count += 1;
         // In a burst of starts the thread is awake and sees the next one by itself.
         let wakes = std::mem::take(&mut turn.is_idle);
@@ -195,12 +227,10 @@ impl FreezerShared {
             let count = turn.count;
             self.changed.wait_for(&mut turn, LATE);
             while turn.count == count
-                && let Some(groups) = &turn.groups
+                && let Some(watch) = &turn.groups
             {
                 // The lock is held meanwhile: groups of a start that is over are not touched any more.
-                for group in groups {
-                    thaw_path(group);
-                }
+                watch.thaw();
                 self.changed.wait_for(&mut turn, AGAIN);
             }
         }
@@ -218,11 +248,13 @@ mod tests {
         let mut thawer = Thawer::default();
         for _ in 0..2 {
             fs::write(&file, "1").unwrap();
-            let watched = thawer.watch([folder.path().to_owned(), "/nowhere".into()]);
+            let thaws = ThawCount::default();
+            let watched = thawer.watch(vec![folder.path().to_owned(), "/nowhere".into()], thaws.clone());
             while fs::read_to_string(&file).unwrap() != "0" {
                 std::thread::yield_now();
             }
             drop(watched);
+            assert_eq!(thaws.take(), 1);
         }
     }
 
@@ -231,12 +263,14 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         fs::write(folder.path().join("cgroup.procs"), "").unwrap();
         let directory = fs::File::open(folder.path()).unwrap();
-        assert!(thaw(&directory), "a kernel without the file");
+        let thaws = ThawCount::default();
+        assert!(thaws.thaw(&directory), "a kernel without the file");
         fs::write(folder.path().join(FREEZE), "1\n").unwrap();
-        assert!(thaw(&directory));
+        assert!(thaws.thaw(&directory));
         assert_eq!(fs::read_to_string(folder.path().join(FREEZE)).unwrap(), "0");
         fs::remove_dir_all(folder.path()).unwrap();
-        assert!(!thaw(&directory));
+        assert!(!thaws.thaw(&directory));
+        assert_eq!(thaws.take(), 1);
     }
 
     #[test]

@@ -66,6 +66,13 @@ impl Process {
     }
 }
 
+/// Returns the letter of the state of process `pid` in `/proc/PID/stat`; `None` if there is none.
+pub fn state_of(pid: u32) -> Option<char> {
+    let stat = fs::read(format!("/proc/{pid}/stat")).ok()?;
+    let name_end = memchr::memrchr(b')', &stat)?;
+    stat.get(name_end + 2).map(|state| char::from(*state))
+}
+
 /// Marks by which processes of jobs are found.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Marks {

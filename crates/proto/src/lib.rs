@@ -128,6 +128,10 @@ pub fn without_facts(mut result: v1::StepResult) -> v1::StepResult {
         place: String::new(),
         log_start: None,
         log_end: None,
+        outcome: 0,
+        reason: String::new(),
+        error_class: String::new(),
+        attempts: Vec::new(),
         sub_step_results: sub_step_results.into_iter().map(without_facts).collect(),
         ..result
     }

@@ -28,11 +28,11 @@ mod phase;
 mod tests;
 mod waiting;
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::time::Duration;
 
-pub(super) use actions::{Action, CloseRequest};
-pub(super) use ending::{ClosedJob, InterruptedJob, end_at_loss, outcome_at_close};
+pub(super) use actions::{Action, CloseRequest, Noted};
+pub(super) use ending::{ClosedJob, EndedRoot, InterruptedJob, end_at_loss, outcome_at_close};
 pub(in crate::actors) use events::EndedStep;
 pub(super) use events::{DeferredInput, EventReaction, RecordToSend, RecordedMachine};
 pub(in crate::actors) use numbering::PerformedEffects;
@@ -41,11 +41,12 @@ pub(super) use waiting::{NextAttempt, WaitingRequests};
 
 use crate::actors::sync_group::NotSynced;
 use crate::job::effect::Effect;
-use crate::job::event::{CallId, Event};
+use crate::job::event::{CallId, Event, TimerId};
+use crate::job::results::ResultTree;
 use crate::keeper::protocol::{Closed, StepOver};
 use crate::model::CancelCause;
 use numbering::Numbering;
-use phase::{Phase, Running};
+use phase::{Asked, Phase, Running};
 use waiting::Waiting;
 
 /// The decisions about one job; see the module.
@@ -57,16 +58,20 @@ pub(super) struct Driver {
     deferred: VecDeque<DeferredInput>,
     /// Effects to perform, in order.
     queue: VecDeque<Effect>,
+    /// Stops of running processes. They wait for nothing: a slow disk must not hold them up.
+    stops: VecDeque<(CallId, Duration)>,
     /// Number of awaits under way. The next effect is performed when it is 0.
     awaits: usize,
     /// True if the keeper died during an await.
     is_loss_deferred: bool,
     numbering: Numbering,
     reports: Reports,
-    /// The invocation whose process a step's actor watches.
-    process: Option<CallId>,
-    /// The latest invocation whose process had an actor.
-    launched: CallId,
+    /// Results of the steps so far.
+    tree: ResultTree,
+    /// Processes that steps' actors watch.
+    processes: BTreeSet<CallId>,
+    /// Processes that had an actor.
+    launched: BTreeSet<CallId>,
     /// Set if the job's data may not be on the disk.
     storage_loss: Option<NotSynced>,
 }
@@ -99,6 +104,8 @@ pub(in crate::actors) struct CancelAsk {
     pub(in crate::actors) cause: CancelCause,
     /// Upper bound of the grace, if this cancel has one (docs/spec/service.md §6.2).
     pub(in crate::actors) grace_limit: Option<Duration>,
+    /// True if the job ends at once, without grace and cleanup (flow.md §3.1).
+    pub(in crate::actors) force: bool,
 }
 
 /// Next act of the actor after an input that can end the job.
@@ -147,8 +154,10 @@ impl Driver {
             is_loss_deferred: false,
             numbering: Numbering::default(),
             reports: Reports::default(),
-            process: None,
-            launched: 0,
+            stops: VecDeque::new(),
+            tree: ResultTree::default(),
+            processes: BTreeSet::new(),
+            launched: BTreeSet::new(),
             storage_loss: None,
         }
     }
@@ -162,7 +171,7 @@ impl Driver {
         let ResumedState { effects, performed, reports, is_cancelled } = resumed;
         let mut driver = Self::new(machine, waits_with);
         if is_cancelled {
-            driver.phase = Phase::Running(Running { is_cancelled, last_step: None });
+            driver.phase = Phase::Running(Running { asked: Asked::CANCEL, last_step: None });
         }
         Self { queue: effects, numbering: Numbering::behind(performed), reports, ..driver }
     }
@@ -183,8 +192,8 @@ impl Driver {
         begins
     }
 
-    /// Takes a request to end the job. After the first request, only those with a grace of their own are passed on. The keeper
-    /// shortens the grace if theirs is shorter (docs/spec/service.md §6.2).
+    /// Takes a request to end the job. After the first one, only those are passed on that can end it sooner, each kind once:
+    /// a repeated request must not grow the record.
     pub(super) fn cancel(&mut self, ask: CancelAsk, is_keeper_gone: bool) -> CancelReaction {
         if let Phase::Waiting(waiting) = &mut self.phase {
             if let Some(is_first) = waiting.defer_cancel(ask, is_keeper_gone) {
@@ -195,19 +204,13 @@ impl Driver {
         let Phase::Running(running) = &mut self.phase else {
             return CancelReaction { is_accepted: self.phase.defer_cancel(ask), reaction: Reaction::Nothing };
         };
-        let CancelAsk { cause, mut grace_limit } = ask;
-        // A closing call ends the grace of an earlier cancel at once (docs/spec/language.md §15).
-        if cause == CancelCause::Finish && running.is_cancelled {
-            grace_limit = Some(Duration::ZERO);
-        }
-        // A repeated cancel must not grow the record.
-        if running.is_cancelled && grace_limit.is_none() {
+        if !running.asked.add(ask) {
             return CancelReaction { is_accepted: false, reaction: Reaction::Nothing };
         }
-        running.is_cancelled = true;
+        let CancelAsk { cause, grace_limit, force } = ask;
         CancelReaction {
             is_accepted: true,
-            reaction: Reaction::Handle(Box::new(Event::CancelAsked { cause, grace_limit })),
+            reaction: Reaction::Handle(Box::new(Event::CancelAsked { cause, grace_limit, force })),
         }
     }
 
@@ -287,11 +290,11 @@ impl Driver {
 
     /// Takes the keeper's report of a process. Returns it if it must go to the step's actor now.
     pub(super) fn step_over(&mut self, over: StepOver) -> Option<StepOver> {
-        if self.process == Some(over.step) {
+        if self.processes.contains(&over.step) {
             self.phase.note_last_step(&over);
             return Some(over);
         }
-        if over.step > self.launched {
+        if !self.launched.contains(&over.step) {
             // The replay has not reached this start yet, because the disk refuses an earlier result.
             self.phase.note_last_step(&over);
             self.reports.over.push(over);
@@ -299,14 +302,24 @@ impl Driver {
         None
     }
 
-    /// Notes that a step's actor watches this process. Returns the report of its end if that came earlier.
+    /// Notes that a step's actor is there for this process. Returns the report of its end if that came earlier.
     pub(super) fn launched(&mut self, call: CallId) -> Option<StepOver> {
-        self.process = Some(call);
-        self.launched = call;
         let at = self.reports.over.iter().position(|over| over.step == call)?;
         let over = self.reports.over.swap_remove(at);
         self.phase.note_last_step(&over);
         Some(over)
+    }
+
+    /// Returns the event for a timer whose time has come. `None` if nothing waits for it any more.
+    pub(super) fn due(&self, timer: TimerId) -> Option<Event> {
+        // While the machine is away, nobody knows. It ignores a timer that it does not await.
+        let is_awaited = self.machine.as_ref().is_none_or(|machine| machine.awaits(timer));
+        (is_awaited && self.phase.is_running()).then_some(Event::Due { timer })
+    }
+
+    /// True if all that has happened is handled: nothing of it is left to be shown.
+    pub(super) fn is_settled(&self) -> bool {
+        self.machine.is_some() && self.queue.is_empty() && self.awaits == 0
     }
 
     /// Leaves the phase `Waiting`.

@@ -6,22 +6,23 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use actix::{Actor, ActorFutureExt, AsyncContext, Context, Handler, Message, WrapFuture};
+use tokio::sync::Notify;
 
-use super::driver::{Action, CloseRequest, EndedStep};
+use super::current::StepChange;
+use super::driver::{Action, CloseRequest, EndedRoot, EndedStep, Noted};
 use super::handled_event::again_panic;
 use super::{JobActor, deliver};
 use crate::actors::redact::{MaskedResult, Redactor};
 use crate::actors::step::{Over, StepActor, StepTask};
-use crate::actors::trace_sink::{Append, AppendNews, Flush, TraceSink};
-use crate::actors::view::CurrentStep;
+use crate::actors::trace_sink::{Append, AppendEvent, Flush, StepEvent, TraceSink};
 use crate::clock;
 use crate::error::Chain;
 use crate::failpoint;
-use crate::job::effect::{Program, Spawn};
+use crate::job::effect::{Program, Spawn, StepNote};
 use crate::job::event::{CallId, Event};
 use crate::keeper::link::LinkError;
 use crate::keeper::protocol::{KeeperError, Request};
-use crate::model::{LogChannel, Outcome, StepResult};
+use crate::model::{LogChannel, Outcome, StepOutcome, StepResult};
 use crate::store::Removed;
 use crate::threads::{self, Work};
 
@@ -42,6 +43,9 @@ impl JobActor {
     pub(super) fn drain(&mut self, ctx: &mut Context<Self>) {
         while let Some(action) = self.driver.next_action() {
             self.perform(action, ctx);
+        }
+        if self.driver.is_settled() {
+            self.view.trace.forget_ends(|step| !self.driver.is_watching(step));
         }
     }
 
@@ -65,16 +69,34 @@ impl JobActor {
                 let found = async move { fetcher.find(job, *reference, inside, environment).await };
                 self.fetch(call, found, ctx);
             }
-            Action::Spawn { op, spawn } => self.spawn(op, spawn, ctx),
-            Action::Stop { grace } => self.link.tell_short(Request::Stop { key: self.key(), grace }),
-            Action::News { news, is_new } => self.news(news, is_new, ctx),
-            Action::StepEnded(result) => {
-                self.view.update(|state| state.current.end());
-                if let Some(result) = result {
-                    self.store(result, ctx);
-                }
+            Action::StopFetch(call) => self.stop_fetch(call, ctx),
+            Action::Spawn { is_asked, spawn } => self.spawn(is_asked, spawn, ctx),
+            Action::Stop { call, grace } => self.stop(call, grace),
+            Action::ShowProcesses { op, calls } => {
+                self.link.tell_short(Request::ShowProcesses { key: self.key(), op, steps: calls });
             }
+            Action::Clear { step, calls } => {
+                let grace = self.context.config().leftover_grace;
+                self.link.tell_short(Request::Clear { key: self.key(), step, steps: calls, grace });
+            }
+            Action::Wake { timer, at } => {
+                let after = Duration::from_micros(at.saturating_sub(clock::boot_micros()));
+                ctx.run_later(after, move |job, ctx| {
+                    if let Some(event) = job.driver.due(timer) {
+                        job.handle_event(event, ctx);
+                    }
+                });
+            }
+            Action::Note(noted) => self.note(noted, ctx),
             Action::Finish(close) => self.finish(close, ctx),
+        }
+    }
+
+    /// Stops a process, or gives up its start.
+    fn stop(&self, call: CallId, grace: Duration) {
+        match self.starting.get(&call) {
+            Some(given_up) => given_up.give_up(),
+            None => self.link.tell_short(Request::Stop { key: self.key(), step: call, grace }),
         }
     }
 
@@ -158,48 +180,52 @@ impl JobActor {
         }
     }
 
-    fn spawn(&mut self, op: Option<u32>, spawn: Box<Spawn>, ctx: &mut Context<Self>) {
-        let (call, runs) = (spawn.call, op.is_none());
-        let is_small = runs || is_small(&spawn);
+    fn spawn(&mut self, is_asked: bool, spawn: Box<Spawn>, ctx: &mut Context<Self>) {
+        let call = spawn.call;
+        let is_small = is_asked || is_small(&spawn);
         self.is_large |= !is_small;
-        let task = self.task(op, spawn, ctx);
-        if !runs && !task.is_at_hand() {
-            return self.spawn_after_looks(task, ctx);
-        }
-        if is_small {
+        let task = self.task(is_asked, spawn, ctx);
+        let is_at_hand = is_asked || task.is_at_hand();
+        if is_small && is_at_hand {
             return self.launch(call, StepActor::prepare(task));
         }
-        let prepared = threads::run(Work::Files, move || StepActor::prepare(task));
-        self.pause(ctx, prepared, move |job, prepared, _| {
-            job.launch(call, prepared.unwrap_or_else(|error| again_panic(error)));
-        });
+        self.spawn_later(task, is_at_hand, ctx);
     }
 
-    /// Starts a process whose program or working directory may be on a file system that does not answer. A cancel or
-    /// the keeper's death ends the wait for that.
-    fn spawn_after_looks(&mut self, task: StepTask, ctx: &mut Context<Self>) {
-        let (call, is_given_up) = (task.spawn.call, Arc::new(AtomicBool::new(false)));
-        let given_up = self.task(task.op, Box::new(task.spawn.without_content()), ctx);
-        let task = StepTask { given_up: Some(Arc::clone(&is_given_up)), ..task };
-        let prepared = threads::run(Work::Looks, move || StepActor::prepare_after_looks(task));
-        let given_up_at = Arc::clone(&self.look_ends).notified_owned();
+    /// Prepares a start on another thread, because it takes long, or because the program or the working directory may be on
+    /// a file system that does not answer. A stop of the step or the keeper's death ends the wait. Other steps go on.
+    fn spawn_later(&mut self, task: StepTask, is_at_hand: bool, ctx: &mut Context<Self>) {
+        let (call, given_up) = (task.spawn.call, GivenUp::default());
+        let without_content = Box::new(task.spawn.without_content());
+        let refused = self.task(task.is_asked, without_content, ctx);
+        let task = StepTask { given_up: Some(Arc::clone(&given_up.flag)), ..task };
+        let prepared = if is_at_hand {
+            threads::run(Work::Files, move || Some(StepActor::prepare(task)))
+        } else {
+            threads::run(Work::Looks, move || StepActor::prepare_after_looks(task))
+        };
+        let ends = Arc::clone(&given_up.notify).notified_owned();
+        self.starting.insert(call, given_up);
         let prepared = async move {
             tokio::select! {
                 prepared = prepared => prepared.unwrap_or_else(|error| again_panic(error)),
-                () = given_up_at => {
-                    is_given_up.store(true, Ordering::Release);
-                    None
-                }
+                () = ends => None,
             }
         };
-        self.pause(ctx, prepared, move |job, prepared, _| {
-            let step = prepared.unwrap_or_else(|| StepActor::give_up(given_up));
+        ctx.spawn(prepared.into_actor(self).map(move |prepared, job, _| {
+            job.starting.remove(&call);
+            let step = prepared.unwrap_or_else(|| StepActor::give_up(refused));
             job.launch(call, step);
-        });
+        }));
+    }
+
+    /// Ends the wait for all starts that other threads prepare.
+    pub(super) fn give_up_starts(&self) {
+        self.starting.values().for_each(GivenUp::give_up);
     }
 
     /// Collects everything that the start of a process needs.
-    fn task(&self, op: Option<u32>, spawn: Box<Spawn>, ctx: &Context<Self>) -> StepTask {
+    fn task(&self, is_asked: bool, spawn: Box<Spawn>, ctx: &Context<Self>) -> StepTask {
         StepTask {
             job: ctx.address(),
             link: self.link.clone(),
@@ -211,7 +237,7 @@ impl JobActor {
             closes: spawn.ends_job.then(|| self.context.config().leftover_grace),
             spawn,
             limits: Arc::clone(&self.shell.limits),
-            op,
+            is_asked,
             watch_unfinished: self.view.log.is_unfinished_watched(),
             given_up: None,
         }
@@ -224,30 +250,43 @@ impl JobActor {
         if let Some(over) = self.driver.launched(call) {
             deliver(&step, Over(over));
         }
-        self.step = Some(step);
+        self.steps.insert(call, step);
     }
 
-    fn news(&mut self, news: Box<StepResult>, is_new: bool, ctx: &mut Context<Self>) {
-        if !is_new && !self.redactor.is_ready() {
-            // Masking with many secrets takes too long for a line in Status.
+    /// Shows what has happened to a step, and stores it.
+    fn note(&mut self, noted: Noted, ctx: &mut Context<Self>) {
+        let Noted { note, is_new, result } = noted;
+        let known = note.result.facts.log_end.filter(|_| note.result.outcome != StepOutcome::Unspecified);
+        let StepNote { call, parent, is_member, slot, result: own } = *note;
+        let change = StepChange { call, parent, is_member, outcome: own.outcome, facts: own.facts.clone() };
+        let log_bytes = if is_new { self.view.trace.place(&self.view.log, known) } else { 0 };
+        let event = StepEvent { call, parent, slot, log_bytes, result: own };
+        let encode = self.encode;
+        let is_small = event.result.take_from(SMALL_RESULT).is_some();
+        if is_small && self.redactor.is_ready() {
+            let (event, name) = self.redactor.event(event, encode);
+            self.show_note(change, name, is_new.then_some(event));
+            if let Some(result) = result {
+                self.store(result, ctx);
+            }
             return;
         }
-        let encode = self.encode;
-        if self.redactor.is_ready() {
-            let (news, current) = self.redactor.news(*news, encode);
-            return self.show_news(is_new.then_some(news), current);
-        }
-        let masked = self.masked(true, move |redactor| redactor.news(*news, encode));
-        self.pause(ctx, masked, move |job, (news, current), _| {
-            job.show_news(is_new.then_some(news), current);
+        let masked = self.masked(is_small, move |redactor| redactor.event(event, encode));
+        self.pause(ctx, masked, move |job, (event, name), ctx| {
+            job.show_note(change, name, is_new.then_some(event));
+            if let Some(result) = result {
+                job.store(result, ctx);
+            }
         });
     }
 
-    fn show_news(&mut self, news: Option<MaskedResult>, current: CurrentStep) {
+    /// `name` is the masked name of the step.
+    fn show_note(&mut self, change: StepChange, name: String, event: Option<MaskedResult>) {
+        let current = self.open.take(change, name);
         self.view.update(|state| state.current = current);
-        if let Some(news) = news {
+        if let Some(event) = event {
             // Do not wait for an answer: the sink stores the next result after this one and logs its own failures.
-            deliver(&self.trace_sink, AppendNews(news));
+            deliver(&self.trace_sink, AppendEvent(event));
         }
     }
 
@@ -256,7 +295,7 @@ impl JobActor {
         let (sink, encoded) = (self.trace_sink.clone(), self.encoded(*result));
         let stored = async move {
             let result = encoded.await;
-            sink.send(Append(result)).await
+            sink.send(Append(vec![result])).await
         };
         self.pause(ctx, stored, |job, stored, ctx| {
             match stored {
@@ -280,6 +319,7 @@ impl JobActor {
 
     fn finish(&mut self, close: Option<CloseRequest>, ctx: &mut Context<Self>) {
         self.stop_fetching(ctx);
+        self.give_up_starts();
         if let Some(CloseRequest { op, lines }) = close {
             let leftover_grace = self.context.config().leftover_grace;
             let close = |lines| Request::Close { key: self.key(), op, leftover_grace, lines };
@@ -292,23 +332,30 @@ impl JobActor {
         }
     }
 
-    /// Stores the job's own result and all results that the disk has refused so far. Awaits `room` before it tries
-    /// again. `false` if the disk still refuses.
+    /// Stores the end of the job's own result, and all that the disk has refused so far. Awaits `room` before it tries again.
+    /// `false` if the disk still refuses.
     pub(super) fn store_root<R: Future<Output = ()>>(
         &mut self,
-        root: StepResult,
+        root: EndedRoot,
         room: R,
     ) -> impl Future<Output = bool> + use<R> {
-        let (sink, encoded) = (self.trace_sink.clone(), self.encoded(root));
+        let EndedRoot { event, result } = root;
+        let event = event.map(|note| self.last_event(*note));
+        let (sink, result) = (self.trace_sink.clone(), result.map(|root| self.encoded(*root)));
         // A replacement, in case a defect has ended the sink.
         let next = TraceSink::new(Arc::clone(&self.view.trace), self.folder.clone());
         async move {
-            let root = encoded.await;
-            let (sink, mut is_stored) = if let Ok(stored) = sink.send(Append(root.clone())).await {
+            let Some(result) = result else { return true };
+            let mut last = Vec::new();
+            if let Some(event) = event {
+                last.push(event.await);
+            }
+            last.push(result.await);
+            let (sink, mut is_stored) = if let Ok(stored) = sink.send(Append(last.clone())).await {
                 (sink, stored.is_ok())
             } else {
                 let sink = next.start();
-                let stored = sink.send(Append(root)).await;
+                let stored = sink.send(Append(last)).await;
                 (sink, stored.is_ok_and(|stored| stored.is_ok()))
             };
             if !is_stored {
@@ -323,6 +370,32 @@ impl JobActor {
             }
             is_stored
         }
+    }
+
+    /// Masks and encodes an event at the job's end.
+    pub(super) fn last_event(&mut self, note: StepNote) -> impl Future<Output = MaskedResult> + use<> {
+        let known = note.result.facts.log_end;
+        let log_bytes = self.view.trace.place(&self.view.log, known);
+        let StepNote { call, parent, slot, result, .. } = note;
+        let event = StepEvent { call, parent, slot, log_bytes, result };
+        let (encode, is_small) = (self.encode, event.result.take_from(SMALL_RESULT).is_some());
+        self.masked(is_small, move |redactor| redactor.event(event, encode).0)
+    }
+}
+
+/// Tells a start that another thread prepares that nobody waits for it any more.
+#[derive(Default)]
+pub(super) struct GivenUp {
+    /// Looked at between the steps of the preparation.
+    flag: Arc<AtomicBool>,
+    /// Ends the wait at once.
+    notify: Arc<Notify>,
+}
+
+impl GivenUp {
+    fn give_up(&self) {
+        self.flag.store(true, Ordering::Release);
+        self.notify.notify_one();
     }
 }
 
@@ -357,10 +430,8 @@ impl Handler<StepDone> for JobActor {
 
     fn handle(&mut self, StepDone(step): StepDone, ctx: &mut Self::Context) {
         failpoint::hit("actors::job::step_done");
+        self.steps.remove(&step.call);
         let event = self.driver.step_done(step);
-        if !self.driver.is_watching() {
-            self.step = None;
-        }
         self.handle_event(event, ctx);
     }
 }

@@ -1,14 +1,16 @@
 //! The end of a job. The order of its parts keeps two promises: if Status says *finished*, the log is complete; if a
 //! stream has ended, Status says finished (service.md §6.1).
 
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use actix::{ActorContext, ActorFutureExt, AsyncContext, Context, Handler, Message, WrapFuture};
 
-use super::driver::{ClosedJob, InterruptedJob, end_at_loss, outcome_at_close};
+use super::driver::{ClosedJob, EndedRoot, InterruptedJob, Noted, end_at_loss, outcome_at_close};
 use super::{FEW_FILES, JobActor};
 use crate::actors::deliver;
+use crate::actors::redact::MaskedResult;
 use crate::actors::supervisor::JobOver;
 use crate::actors::sync_group::NotSynced;
 use crate::actors::trace_sink::Flush;
@@ -30,7 +32,7 @@ impl JobActor {
     /// result is stored only now. If the keeper had died earlier, the result would be another one.
     pub(super) fn end(&mut self, job: ClosedJob, ctx: &mut Context<Self>) {
         failpoint::hit("actors::job::end");
-        let ClosedJob { outcome, root, closed } = job;
+        let ClosedJob { outcome, root, allowed_failures, closed } = job;
         // A step may have written a secret to its files: they go before Status says finished. Files that take long to
         // delete go beside the job. It also makes room on the disk for the results.
         let left = self.remove_tmp().filter(|removed| !removed.delete_if_small());
@@ -43,16 +45,11 @@ impl JobActor {
         }
         let view = Arc::clone(&self.view);
         let room = async move { drop(view.leftovers.lock().await) };
-        let stored = root.map(|root| self.store_root(*root, room));
+        let stored = self.store_root(root, room);
+        self.view.update(|state| state.allowed_failures = allowed_failures);
         let message = self.masked_line(outcome.clone(), MAX_MESSAGE);
         let files_left = self.remove_files();
-        let done = async move {
-            let stored = match stored {
-                Some(stored) => stored.await,
-                None => true,
-            };
-            (stored, message.await, files_left.await)
-        };
+        let done = async move { (stored.await, message.await, files_left.await) };
         self.pause(ctx, done, move |job, (stored, message, files_left), ctx| {
             if !stored {
                 tracing::warn!(job = %job.view.id, "the job's results were not stored");
@@ -80,6 +77,7 @@ impl JobActor {
         let end = End {
             end_boot: Some(clock::boot_micros()),
             steps_done: self.view.read(|state| state.steps_done),
+            allowed_failures: self.view.read(|state| state.allowed_failures),
             cpu_time: cpu_time.and_then(|t| u64::try_from(t.as_micros()).ok()),
             peak_memory,
             usage: self.view.read(|state| state.usage),
@@ -142,6 +140,8 @@ impl JobActor {
     /// killed before.
     pub(super) fn interrupt(&mut self, ctx: &mut Context<Self>) {
         self.stop_retrying(ctx);
+        self.stop_fetching(ctx);
+        self.give_up_starts();
         let removed = self.remove_tmp();
         let (list, id) = (self.context.left_over.clone(), self.view.id.clone());
         let deleted = async move {
@@ -156,16 +156,15 @@ impl JobActor {
     pub(super) fn collect_results(&mut self, ctx: &mut Context<Self>) {
         let has_started = self.view.read(|state| state.start_time).is_some();
         let Some(left) = self.driver.collect_results(has_started, clock::boot_micros()) else { return };
-        let InterruptedJob { results, steps, outcome } = left;
-        self.view.update(|state| state.steps_done += steps);
-        let results: Vec<_> = results.into_iter().map(|result| self.encoded(result)).collect();
+        let InterruptedJob { notes, root, outcome } = left;
+        let stored = self.left_to_store(notes, root);
         let sink = self.trace_sink.clone();
         let encoded = async move {
             // Waiting news come first.
             drop(sink.send(Flush { last: false }).await);
-            let mut encoded = Vec::with_capacity(results.len());
-            for result in results {
-                encoded.push(result.await);
+            let mut encoded = Vec::with_capacity(stored.len());
+            for stored in stored {
+                encoded.push(stored.await);
             }
             encoded
         };
@@ -177,6 +176,31 @@ impl JobActor {
             }
             job.interrupted(outcome, ctx);
         });
+    }
+
+    /// Masks and encodes what is not stored of an interrupted job, in order.
+    fn left_to_store(
+        &mut self,
+        notes: Vec<Noted>,
+        root: EndedRoot,
+    ) -> Vec<Pin<Box<dyn Future<Output = MaskedResult>>>> {
+        let mut stored: Vec<Pin<Box<dyn Future<Output = MaskedResult>>>> = Vec::new();
+        for Noted { note, is_new, result } in notes {
+            if is_new {
+                stored.push(Box::pin(self.last_event(*note)));
+            }
+            if let Some(result) = result {
+                self.view.update(|state| state.steps_done += 1);
+                stored.push(Box::pin(self.encoded(*result)));
+            }
+        }
+        if let Some(note) = root.event {
+            stored.push(Box::pin(self.last_event(*note)));
+        }
+        if let Some(root) = root.result {
+            stored.push(Box::pin(self.encoded(*root)));
+        }
+        stored
     }
 
     /// Writes the end of an interrupted job whose results are stored.

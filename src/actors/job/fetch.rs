@@ -1,4 +1,4 @@
-//! A job's fetch of a function: at most one at a time, and never longer than the job needs it.
+//! A job's fetches of functions: none longer than the job needs it.
 
 use std::future::Future;
 
@@ -16,15 +16,22 @@ impl JobActor {
         ctx: &mut Context<Self>,
     ) {
         let answered = found.into_actor(self).map(move |result, job, ctx| {
-            job.fetching = None;
+            job.fetching.remove(&call);
             job.handle_event(Event::Fetched { call, result }, ctx);
         });
-        self.fetching = Some(ctx.spawn(answered));
+        self.fetching.insert(call, ctx.spawn(answered));
     }
 
-    /// Cancels the fetch: nobody waits for the function any more.
+    /// Gives up a fetch: nobody waits for the function any more.
+    pub(super) fn stop_fetch(&mut self, call: CallId, ctx: &mut Context<Self>) {
+        if let Some(fetching) = self.fetching.remove(&call) {
+            ctx.cancel_future(fetching);
+        }
+    }
+
+    /// Gives up all fetches.
     pub(super) fn stop_fetching(&mut self, ctx: &mut Context<Self>) {
-        if let Some(fetching) = self.fetching.take() {
+        for fetching in std::mem::take(&mut self.fetching).into_values() {
             ctx.cancel_future(fetching);
         }
     }

@@ -70,9 +70,8 @@ impl Handler<KeeperLost> for JobActor {
 
     fn handle(&mut self, _: KeeperLost, ctx: &mut Self::Context) {
         failpoint::hit("actors::job::keeper_lost");
-        if self.driver.defer_keeper_loss() {
-            self.look_ends.notify_waiters();
-        } else if self.link.is_over() {
+        self.give_up_starts();
+        if !self.driver.defer_keeper_loss() && self.link.is_over() {
             self.keeper_lost(ctx);
         }
     }

@@ -59,6 +59,7 @@ async fn with_task<T: 'static>(
     let spawn = Spawn {
         ends_job: false,
         call: 1,
+        slot: 1,
         name: "big".into(),
         program: Program::Command(argv),
         env: vec![(b"PATH".to_vec(), path.into())],
@@ -80,7 +81,7 @@ async fn with_task<T: 'static>(
             daemon_path: None,
             spawn: Box::new(spawn),
             limits: Arc::default(),
-            op: Some(1),
+            is_asked: false,
             watch_unfinished: false,
             given_up: None,
         })

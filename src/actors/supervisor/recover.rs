@@ -19,14 +19,15 @@ use crate::actors::job::{Begin, JobActor};
 use crate::actors::keeper_port::{Keeper, KeeperProblem};
 use crate::actors::log_sink::LogFeed;
 use crate::actors::sync_group::NotSynced;
-use crate::actors::trace_sink::{StoredKind, TraceFeed};
+use crate::actors::trace_sink::{StepEvent, StoredKind, TraceFeed};
 use crate::actors::view::{FilesState, JobView, JobViewState};
 use crate::clock;
 use crate::error::Chain;
 use crate::journal::event::End;
 use crate::keeper::link::LinkError;
 use crate::keeper::protocol::Request;
-use crate::model::{EndClass, JobId, JobKey, Outcome, StepResult, StepStatus};
+use crate::log::frame::STEP;
+use crate::model::{EndClass, JobId, JobKey, Outcome, StepOutcome, StepResult};
 use crate::process::remains::Remains;
 use crate::store::{Closing, Death, Found, JobFolder, JobRecord, Removed, ScannedJob, StoreError};
 
@@ -244,17 +245,21 @@ impl Supervisor {
     pub(super) fn complete(&self, folder: &JobFolder, end: End) -> End {
         let stored = folder.read_steps_of(|stored| (self.kind)(stored) == StoredKind::Step);
         let stored = stored.ok().filter(|stored| stored.damage.is_none());
-        let status = match end.outcome.class {
-            EndClass::Interrupted => StepStatus::Failure,
+        let outcome = match end.outcome.class {
+            EndClass::Interrupted => StepOutcome::Failure,
             // The root may be missing too if the job was cancelled before it began.
-            EndClass::Cancelled => StepStatus::Cancelled,
+            EndClass::Cancelled => StepOutcome::Cancelled,
             EndClass::Success | EndClass::Failure | EndClass::Timeout => return end,
         };
         let Some(stored) = stored else { return end };
         let has_root = stored.last.is_some_and(|last| (self.kind)(&last) == StoredKind::Root);
         if !has_root {
-            let root = StepResult { status, ..StepResult::default() };
-            if let Err(error) = folder.append_step(&(self.encode)(&root)) {
+            let root = StepResult { status: outcome.status(), outcome, ..StepResult::default() };
+            let event =
+                StepEvent { call: 0, parent: 0, slot: STEP, log_bytes: end.log_len, result: root.clone() };
+            let stored = [(self.encode.event)(&event), (self.encode.result)(&root)];
+            let stored = stored.iter().try_for_each(|stored| folder.append_step(stored).map(drop));
+            if let Err(error) = stored {
                 tracing::warn!(error = %Chain(&error), "the result of an interrupted job was not stored");
             }
         }

@@ -63,7 +63,7 @@ impl Supervisor {
         let view = removal.view.clone();
         self.pending_replays.prefer(&view.id);
         if let Some(job) = &removal.job {
-            deliver(job, CancelAsk { cause: CancelCause::Finish, grace_limit: None });
+            deliver(job, CancelAsk { cause: CancelCause::Finish, grace_limit: None, force: false });
         }
         let entry = self.remember(&view);
         actix::spawn(remove_ended(removal, entry, port, state, Arc::clone(&self.context)));

@@ -1,7 +1,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::log::line::Check;
+use crate::log::line::{Check, Entry};
 use crate::pb::v1::step_result::Status;
 
 #[test]
@@ -17,18 +17,22 @@ fn entries_become_events_with_text_or_base64() {
     assert_eq!(entry(b"\xff")["base64"], "/w==");
 }
 
-fn result(name: &str, number: i32, status: Status, [start, end]: [i64; 2]) -> v1::StepResult {
+/// Returns the event of a step and, if it has ended, its result.
+fn told(name: &str, number: i32, status: Status, log_bytes: i64) -> Vec<v1::FollowStepsResponse> {
     let step = (!name.is_empty()).then(|| v1::Step { name: name.into(), ..Default::default() });
-    let is_over = status != Status::Running;
-    v1::StepResult {
-        step,
-        number,
-        status: status as i32,
-        log_start: Some(start),
-        log_end: is_over.then_some(end),
-        steps: name.is_empty().then_some(2),
-        ..Default::default()
-    }
+    let outcome = match status {
+        Status::Running => Outcome::Unspecified,
+        Status::Success => Outcome::Success,
+        _ => Outcome::Failure,
+    };
+    let (status, outcome) = (status.into(), outcome.into());
+    let result = v1::StepResult { step, number, status, outcome, ..Default::default() };
+    let call = number.unsigned_abs();
+    let event = v1::StepEvent { call, parent: 0, result: Some(result.clone()), log_bytes, stream: 1 };
+    let event = v1::FollowStepsResponse { event: Some(event), log_bytes, result: None };
+    let is_over = result.outcome() != Outcome::Unspecified;
+    let result = v1::FollowStepsResponse { result: Some(result), ..Default::default() };
+    [event].into_iter().chain(is_over.then_some(result)).collect()
 }
 
 fn line(source: &str, text: &str) -> String {
@@ -37,22 +41,23 @@ fn line(source: &str, text: &str) -> String {
 
 /// Log and step events of a job of two steps. The daemon prints a line of its own during the first step, between the
 /// two, and after the second.
-fn job() -> (String, Vec<v1::StepResult>) {
+fn job() -> (String, Vec<v1::FollowStepsResponse>) {
     let first = [line("00O", "Running step name=a"), line("01O", "A"), line("00E", "warning: a")].concat();
     let between = line("00O", "Fetched step name=b");
     let second = [line("00O", "Running step name=b"), line("01O", "B")].concat();
     let log = [first.clone(), between, second, line("00E", "job failed: b")].concat();
     let last = line("00E", "job failed: b").len();
     let [end_of_a, end_of_b, end] = [first.len(), log.len() - last, log.len()].map(|len| len as i64);
-    let news = vec![
-        result("", 0, Status::Running, [0, 0]),
-        result("a", 1, Status::Running, [0, 0]),
-        result("a", 1, Status::Success, [0, end_of_a]),
-        result("b", 2, Status::Running, [end_of_a, 0]),
-        result("b", 2, Status::Failure, [end_of_a, end_of_b]),
-        result("", 0, Status::Failure, [0, end]),
+    let start_of_b = log.find("2026-11-20T10:00:00.123456Z 00O Running step name=b").unwrap() as i64;
+    let messages = [
+        told("", 0, Status::Running, 0),
+        told("a", 1, Status::Running, 0),
+        told("a", 1, Status::Success, end_of_a),
+        told("b", 2, Status::Running, start_of_b),
+        told("b", 2, Status::Failure, end_of_b),
+        told("", 0, Status::Failure, end),
     ];
-    (log, news)
+    (log, messages.concat())
 }
 
 fn stream(offset: u64) -> EventStream {
@@ -103,14 +108,14 @@ proptest! {
                 events.log(piece, &mut out).unwrap();
                 log = rest;
             } else if let Some(news) = news.next() {
-                events.step(&news, &mut out);
+                events.message(&news, &mut out).unwrap();
             }
         }
         for news in news {
-            events.step(&news, &mut out);
+            events.message(&news, &mut out).unwrap();
         }
         events.log(log, &mut out).unwrap();
-        events.end(&v1::Status::default(), &mut out);
+        events.end(&v1::Status::default(), &mut out).unwrap();
         let shown = shown(&out);
         prop_assert_eq!(&shown[..EXPECTED.len()], &EXPECTED[..]);
         prop_assert_eq!(shown.len(), EXPECTED.len() + 1);
@@ -127,9 +132,9 @@ fn a_log_read_from_the_middle_begins_with_the_steps_before_it() {
         let (mut events, mut out) = (stream(from as u64), Vec::new());
         events.log(&log.as_bytes()[from..], &mut out).unwrap();
         for news in &news {
-            events.step(news, &mut out);
+            events.message(news, &mut out).unwrap();
         }
-        events.end(&v1::Status::default(), &mut out);
+        events.end(&v1::Status::default(), &mut out).unwrap();
         let is_before =
             |event: &&str| event.starts_with("log") && !shown(&out).contains(&(*event).to_owned());
         let expected: Vec<_> = EXPECTED.iter().filter(|event| !is_before(event)).collect();
@@ -138,27 +143,41 @@ fn a_log_read_from_the_middle_begins_with_the_steps_before_it() {
 }
 
 #[test]
-fn results_of_a_daemon_without_starts_hold_no_line_back() {
-    let (log, news) = job();
+fn results_of_a_daemon_without_events_hold_no_line_back() {
+    let (log, messages) = job();
     let (mut events, mut out) = (stream(0), Vec::new());
-    let results = news.into_iter().filter(|news| news.status() != Status::Running);
-    for result in results {
-        let bare = v1::StepResult { log_start: None, log_end: None, number: 0, steps: None, ..result };
-        events.step(&bare, &mut out);
+    for message in messages.into_iter().filter(|message| message.result.is_some()) {
+        events.message(&message, &mut out).unwrap();
     }
     events.log(log.as_bytes(), &mut out).unwrap();
-    let lines = |shown: Vec<String>| shown.into_iter().filter(|event| event.starts_with("log 0")).count();
-    assert_eq!(lines(shown(&out)), 7);
+    let lines = shown(&out).into_iter().filter(|event| event.starts_with("log 0")).count();
+    assert_eq!(lines, 7);
 }
 
 #[test]
-fn lines_that_wait_are_bounded() {
-    let mut events = stream(0);
-    let mut out = Vec::new();
-    while events.has_room() {
-        events.log(line("01O", "x").as_bytes(), &mut out).unwrap();
+fn lines_that_wait_are_told_and_come_when_no_more_is_told() {
+    let (mut events, mut out) = (stream(0), Vec::new());
+    events.log(line("01O", "x").as_bytes(), &mut out).unwrap();
+    assert!(out.is_empty() && events.waiting() > 0 && events.is_silent());
+    events.events_end(&mut out).unwrap();
+    assert!(!out.is_empty() && events.waiting() == 0);
+}
+
+/// What a step prints is never taken for a line of the daemon.
+#[test]
+fn a_step_that_prints_the_daemons_words_confuses_nobody() {
+    let lines =
+        ["Running step name=x", "Skipped step name=x: no", "job failed: x", "Running step name=x stream=02"];
+    let log: String = lines.iter().map(|text| line("01O", text)).collect();
+    let (mut events, mut out) = (stream(0), Vec::new());
+    for message in [told("", 0, Status::Running, 0), told("a", 1, Status::Running, 0)].concat() {
+        events.message(&message, &mut out).unwrap();
     }
-    assert!(out.is_empty());
-    events.steps_end(&mut out);
-    assert!(events.has_room() && !out.is_empty());
+    events.log(log.as_bytes(), &mut out).unwrap();
+    for message in told("a", 1, Status::Success, log.len() as i64) {
+        events.message(&message, &mut out).unwrap();
+    }
+    let expected: Vec<_> = lines.iter().map(|text| format!("log 1 {text}")).collect();
+    assert_eq!(shown(&out)[2..6], expected[..]);
+    assert_eq!(shown(&out)[6..], ["step_end 1", "step 1"]);
 }

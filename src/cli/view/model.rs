@@ -8,13 +8,15 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use super::growing::Growing;
-use super::order::{Item, Order, ROOT};
 use super::rows::{End, Line, RowOrigin, Rows, RunningStep, Size, Style, ViewMode};
 use super::sections;
 use super::stamps::Stamps;
-use super::step::{StepEnded, StepEvent, StepOutcome, StepStarted};
-use crate::cli::summary::ENDS;
+use super::step::{StepChange, StepEnded, StepOutcome, StepStarted};
+use crate::insight::order::{Order, Part};
+use crate::insight::run::Steps;
 use crate::log::pretty::{Format, Options, Output, Printer};
+use crate::log::words::{ENDS, STEP_START};
+use crate::pb::v1;
 
 /// Most lines of a running step that stay in the live region.
 const TAIL: usize = 10;
@@ -31,13 +33,14 @@ const MAX_PIECE: usize = 64 * 1024;
 pub(super) struct Model {
     rows: Rows,
     order: Order,
+    steps: Steps,
     printer: Printer,
     stamps: Stamps,
     printed: Output,
-    /// Running steps in the order of their starts. Each but the first is within the one before it.
+    /// Running steps, each behind the step that it belongs to.
     running: Vec<Running>,
     growing: Growing,
-    /// Last lines of the running step.
+    /// Last lines of the running steps.
     tail: VecDeque<Line>,
     /// Rows to print above the live region, each with its line end.
     permanent: String,
@@ -52,12 +55,12 @@ pub(super) struct Model {
 }
 
 struct Running {
+    call: u32,
     path: Vec<String>,
     number: u32,
     total: u32,
+    attempt: usize,
     at: Option<i64>,
-    /// True if the log has announced the process.
-    is_announced: bool,
 }
 
 impl Running {
@@ -76,6 +79,9 @@ pub(super) struct OwnStep {
     pub(super) name: String,
     pub(super) outcome: StepOutcome,
     pub(super) took: Option<Duration>,
+    pub(super) attempts: usize,
+    /// Why it did not run.
+    pub(super) reason: String,
 }
 
 impl Model {
@@ -85,6 +91,7 @@ impl Model {
         Self {
             rows: Rows { style, size, job_start: None },
             order: Order::new(offset),
+            steps: Steps::default(),
             printer: Printer::new(Format::Pretty(options)),
             stamps: Stamps::default(),
             printed: Output::default(),
@@ -106,13 +113,13 @@ impl Model {
             self.rows.size = size;
             self.resized = Some(now);
         }
-        self.advance(false);
+        self.advance();
         self.fold_to_fit();
     }
 
     pub(super) fn log(&mut self, bytes: &[u8]) {
-        self.order.push_log(bytes);
-        self.advance(false);
+        self.order.log(bytes);
+        self.advance();
     }
 
     /// Takes the entry of a line that has no end yet.
@@ -120,45 +127,46 @@ impl Model {
         self.growing.set(entry);
     }
 
-    pub(super) fn step(&mut self, event: StepEvent) {
-        self.order.push_step(event);
-        self.advance(false);
+    /// Takes a message of FollowSteps.
+    pub(super) fn message(&mut self, message: &v1::FollowStepsResponse) {
+        self.order.message(message);
+        self.advance();
     }
 
-    pub(super) fn steps_end(&mut self) {
-        self.order.steps_end();
-        self.advance(false);
+    /// Takes note that no more messages come.
+    pub(super) fn events_end(&mut self) {
+        self.order.events_end();
+        self.advance();
     }
 
-    /// Shows step ends that wait for the log to be idle.
-    pub(super) fn rest(&mut self) {
-        self.advance(true);
-    }
-
-    pub(super) fn waits_for_rest(&self) -> bool {
-        self.order.has_unplaced()
+    /// True if the log waits for events, and none has come yet.
+    pub(super) const fn is_silent(&self) -> bool {
+        self.order.is_silent()
     }
 
     /// Prints a message of this command.
     pub(super) fn say(&mut self, message: &str) {
-        let line = Line { at: Some(self.now), origin: RowOrigin::Own, text: super::text::clean(message) };
+        let text = super::text::clean(message);
+        let line = Line { at: Some(self.now), origin: RowOrigin::Own, stream: 0, depth: 0, text };
         self.fold_tail(false);
-        self.print(&line, 0, false);
+        self.print(&line, false);
     }
 
     /// Prints everything that is left at the end of the job. Steps without an end get `outcome`.
     pub(super) fn end(&mut self, outcome: StepOutcome) {
         self.order.end();
-        self.advance(true);
+        self.advance();
         self.finish_lines();
         while let Some(running) = self.running.last() {
             let ended = StepEnded {
+                call: running.call,
                 path: running.path.clone(),
                 outcome,
                 exit_code: 0,
                 took: running.at.and_then(|at| u64::try_from(self.now - at).ok()).map(Duration::from_micros),
                 at: Some(self.now),
-                log_at: None,
+                attempts: running.attempt,
+                reason: String::new(),
             };
             self.step_ended(&ended);
         }
@@ -220,13 +228,14 @@ impl Model {
             .map(|step| {
                 let elapsed = step.at.map(|at| self.since(at).unwrap_or_default());
                 let (name, depth, number, total) = (step.name(), step.depth(), step.number, step.total);
-                rows.running(&RunningStep { name, depth, number, total, elapsed }, self.now)
+                let attempt = step.attempt;
+                rows.running(&RunningStep { name, depth, number, total, attempt, elapsed }, self.now)
             })
             .collect();
         if tree.is_empty() {
             let name = if self.rows.job_start.is_some() { "running" } else { "waiting to start" };
             let elapsed = self.rows.job_start.and_then(|at| self.since(at));
-            let job = RunningStep { name, depth: 0, number: 0, total: 0, elapsed };
+            let job = RunningStep { name, depth: 0, number: 0, total: 0, attempt: 1, elapsed };
             tree.push(rows.running(&job, self.now));
         }
         tree
@@ -245,7 +254,7 @@ impl Model {
     fn output_rows(&self) -> Vec<String> {
         let mut output = Vec::new();
         for line in self.tail.iter().chain(&self.unfinished()) {
-            self.rows.line(line, self.depth(), false, |row| output.push(row.to_owned()));
+            self.rows.line(line, line.depth, false, |row| output.push(row.to_owned()));
         }
         output
     }
@@ -276,42 +285,23 @@ impl Model {
         }
     }
 
-    /// Handles all items that are due.
-    fn advance(&mut self, rests: bool) {
-        while let Some(item) = self.order.next(self.now, rests) {
-            match item {
-                Item::Log(bytes) => {
+    /// Handles all parts that are certain.
+    fn advance(&mut self) {
+        while let Some(part) = self.order.next_part() {
+            match part {
+                Part::Log(bytes) => {
                     self.growing.follow(&bytes);
                     self.printer.push(&bytes, &mut self.printed);
                     self.take_lines();
                 }
-                Item::Announced(name) => self.announced(&name),
-                Item::Step(StepEvent::Started(started)) => self.step_started(started),
-                Item::Step(StepEvent::Ended(ended)) => {
-                    // The sources of the step are closed, so their last lines are complete.
+                Part::Event(event) => {
+                    // What a step wrote last is shown before its end, and before what begins next.
                     self.finish_lines();
-                    self.step_ended(&ended);
-                }
-            }
-        }
-    }
-
-    /// Handles the announcement of a process, which also comes from a daemon that sends no starts.
-    fn announced(&mut self, name: &[u8]) {
-        self.finish_lines();
-        match self.running.last_mut() {
-            Some(step) if !step.is_announced => step.is_announced = true,
-            // The root has no line of its own.
-            None if name == ROOT && self.rows.job_start.is_some() => {}
-            _ => {
-                // The step announced before has ended.
-                self.fold_tail(true);
-                self.running.pop_if(|step| step.total == 0);
-                let name = String::from_utf8_lossy(name).into_owned();
-                let (number, total, log_at) = (0, 0, None);
-                self.step_started(StepStarted { path: vec![name], number, total, at: None, log_at });
-                if let Some(step) = self.running.last_mut() {
-                    step.is_announced = true;
+                    match StepChange::read(&event, &mut self.steps) {
+                        Some(StepChange::Started(started)) => self.step_started(started),
+                        Some(StepChange::Ended(ended)) => self.step_ended(&ended),
+                        None => {}
+                    }
                 }
             }
         }
@@ -319,39 +309,45 @@ impl Model {
 
     fn step_started(&mut self, started: StepStarted) {
         self.fold_tail(true);
-        let StepStarted { path, number, total, at, .. } = started;
+        let StepStarted { call, path, number, total, attempt, at } = started;
         self.near = at.or(self.near);
         if path.is_empty() {
             self.rows.job_start = at;
             return;
         }
-        // Steps that do not contain the new one have ended, even without an event.
-        self.running.retain(|step| path.len() > step.path.len() && path.starts_with(&step.path));
-        let step = Running { path, number, total, at, is_announced: false };
+        // A further attempt takes the place of the one before.
+        self.running.retain(|step| !step.path.starts_with(&path));
         if self.rows.style.mode == ViewMode::Sections {
-            self.permanent.push_str(&sections::start(&step.path, at.unwrap_or(self.now)));
+            self.permanent.push_str(&sections::start(&path, at.unwrap_or(self.now)));
         }
+        let step = Running { call, path, number, total, attempt, at };
         if self.rows.style.mode != ViewMode::Live {
             let (permanent, rows) = (&mut self.permanent, self.rows);
             rows.start(step.name(), at.or(Some(self.now)), step.depth(), |row| push_row(permanent, row));
         }
-        self.running.push(step);
+        let outer = step.path.split_last().map_or(&[][..], |(_, outer)| outer);
+        let behind = self.running.iter().rposition(|other| other.path.starts_with(outer));
+        self.running.insert(behind.map_or(0, |at| at + 1), step);
     }
 
     fn step_ended(&mut self, ended: &StepEnded) {
-        self.fold_tail(ended.outcome == StepOutcome::Succeeded);
+        self.fold_tail(matches!(ended.outcome, StepOutcome::Succeeded | StepOutcome::Skipped));
         self.near = ended.at.or(self.near);
         let depth = ended.path.len().saturating_sub(1);
-        self.running.retain(|step| !step.path.starts_with(&ended.path));
-        if self.rows.style.mode == ViewMode::Sections {
+        self.running.retain(|step| step.call != ended.call && !step.path.starts_with(&ended.path));
+        let is_skipped = ended.outcome == StepOutcome::Skipped;
+        if self.rows.style.mode == ViewMode::Sections && !is_skipped {
             self.permanent.push_str(&sections::end(&ended.path, ended.at.unwrap_or(self.now)));
         }
         let name = ended.path.last().map_or("", String::as_str);
-        let end = End { name, outcome: ended.outcome, exit_code: ended.exit_code, took: ended.took };
+        let StepEnded { outcome, exit_code, took, attempts, reason, .. } = ended;
+        let end =
+            End { name, outcome: *outcome, exit_code: *exit_code, took: *took, attempts: *attempts, reason };
         let (permanent, rows) = (&mut self.permanent, self.rows);
         rows.end(&end, ended.at.or(Some(self.now)), depth, |row| push_row(permanent, row));
         if depth == 0 {
-            self.ended.push(OwnStep { name: name.to_owned(), outcome: ended.outcome, took: ended.took });
+            let (name, reason) = (name.to_owned(), reason.clone());
+            self.ended.push(OwnStep { name, outcome: *outcome, took: *took, attempts: *attempts, reason });
         }
     }
 
@@ -387,17 +383,40 @@ impl Model {
     fn printed_line(&mut self, printed: &[u8]) {
         let line = self.stamps.read(printed, self.near.unwrap_or(self.now));
         self.near = line.at.or(self.near);
-        // The summary at the end tells why the job failed.
-        if line.origin == RowOrigin::Daemon && ENDS.iter().any(|end| line.text.as_bytes().starts_with(end)) {
+        let is_known = |beginnings: &[&[u8]]| {
+            let begins = |beginning: &&[u8]| line.text.as_bytes().starts_with(beginning);
+            line.origin == RowOrigin::Daemon && beginnings.iter().any(begins)
+        };
+        // The view itself shows starts, and the summary at the end tells why the job failed.
+        if is_known(&[STEP_START, b"Skipped step name="]) || is_known(&ENDS) {
             return;
         }
+        let line = self.placed(line);
         if self.tail_limit() == 0 || self.running.is_empty() {
-            let depth = self.depth();
-            return self.print(&line, depth, false);
+            return self.print(&line, false);
         }
         self.tail.push_back(line);
         while self.tail.len() > self.tail_limit() {
             self.fold_line(true);
+        }
+    }
+
+    /// Gives a line the depth of its step and, if steps run side by side, the name of that.
+    fn placed(&self, line: Line) -> Line {
+        let call = match line.origin {
+            RowOrigin::Daemon | RowOrigin::Own => self.steps.innermost(),
+            RowOrigin::Stdout | RowOrigin::Stderr => self.steps.of_stream(line.stream),
+        };
+        let depth = self.steps.path(call).len();
+        let is_of_step = matches!(line.origin, RowOrigin::Stdout | RowOrigin::Stderr);
+        let named = (is_of_step && line.at.is_some() && self.steps.is_parallel())
+            .then(|| self.steps.get(call).map(|step| step.name.clone()))
+            .flatten();
+        match named.filter(|name| !name.is_empty()) {
+            Some(name) => {
+                Line { text: format!("{} | {}", super::text::clean(&name), line.text), depth, ..line }
+            }
+            None => Line { depth, ..line },
         }
     }
 
@@ -408,7 +427,7 @@ impl Model {
         let growing = self.growing.last().filter(|_| self.order.is_idle());
         self.printer.unfinished(growing, &mut output);
         (!output.stdout.is_empty())
-            .then(|| self.stamps.clone().read(&output.stdout, self.near.unwrap_or(self.now)))
+            .then(|| self.placed(self.stamps.clone().read(&output.stdout, self.near.unwrap_or(self.now))))
     }
 
     /// Moves the last lines of a step above the live region.
@@ -419,20 +438,14 @@ impl Model {
     }
 
     fn fold_line(&mut self, folded: bool) {
-        let depth = self.depth();
         if let Some(line) = self.tail.pop_front() {
-            self.print(&line, depth, folded);
+            self.print(&line, folded);
         }
     }
 
-    fn print(&mut self, line: &Line, depth: usize, folded: bool) {
+    fn print(&mut self, line: &Line, folded: bool) {
         let (permanent, rows) = (&mut self.permanent, self.rows);
-        rows.line(line, depth, folded, |row| push_row(permanent, row));
-    }
-
-    /// Returns the depth of lines of the running step.
-    fn depth(&self) -> usize {
-        self.running.last().map_or(0, |step| step.path.len())
+        rows.line(line, line.depth, folded, |row| push_row(permanent, row));
     }
 
     /// Returns the time since `at`, or `None` if the daemon's clock is ahead of ours.

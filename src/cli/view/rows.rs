@@ -70,6 +70,10 @@ pub(super) struct Line {
     /// Microseconds since the epoch; `None` for a piece that continues a line.
     pub(super) at: Option<i64>,
     pub(super) origin: RowOrigin,
+    /// Number of its stream.
+    pub(super) stream: u32,
+    /// Depth of its step.
+    pub(super) depth: usize,
     /// Printable text, perhaps with colour sequences.
     pub(super) text: String,
 }
@@ -115,11 +119,15 @@ impl Rows {
         let mark = self.mark(end.outcome);
         let mut text = match end.outcome {
             StepOutcome::Failed => self.paint(&clean(end.name), AnsiColor::Red.on_default().bold()),
-            StepOutcome::Succeeded | StepOutcome::Cancelled => clean(end.name),
+            StepOutcome::Succeeded | StepOutcome::Allowed | StepOutcome::Cancelled | StepOutcome::Skipped => {
+                clean(end.name)
+            }
         };
         let (how, before_time) = match end.outcome {
             StepOutcome::Succeeded => ("", " "),
             StepOutcome::Failed => (" failed", " in "),
+            StepOutcome::Allowed => (" failed (allowed)", " in "),
+            StepOutcome::Skipped => (" skipped", " "),
             StepOutcome::Cancelled => (" cancelled", " after "),
         };
         text.push_str(how);
@@ -129,6 +137,12 @@ impl Rows {
         if end.exit_code > 0 {
             // Writing to memory does not fail.
             write!(text, ", exit code {}", end.exit_code).ok();
+        }
+        if end.attempts > 1 {
+            write!(text, ", attempt {}", end.attempts).ok();
+        }
+        if end.outcome == StepOutcome::Skipped && !end.reason.is_empty() {
+            write!(text, ": {}", clean(end.reason)).ok();
         }
         let prefix = Prefix { at, depth, sign: &mark, repeats: false };
         self.hanging(&prefix, &text, "", row);
@@ -140,6 +154,9 @@ impl Rows {
         }
         let spinner = self.paint(self.spinner(now), AnsiColor::Cyan.on_default());
         let mut behind = step.elapsed.map(|elapsed| format!(" {}", duration(elapsed))).unwrap_or_default();
+        if step.attempt > 1 {
+            write!(behind, "  attempt {}", step.attempt).ok();
+        }
         if step.total > 1 {
             write!(behind, "  {}/{}", step.number, step.total).ok();
         }
@@ -161,7 +178,9 @@ impl Rows {
         let (mark, ascii, color) = match outcome {
             StepOutcome::Succeeded => ("✓", "+", AnsiColor::Green.on_default()),
             StepOutcome::Failed => ("✗", "x", AnsiColor::Red.on_default().bold()),
+            StepOutcome::Allowed => ("✗", "x", AnsiColor::Yellow.on_default()),
             StepOutcome::Cancelled => ("■", "-", AnsiColor::Yellow.on_default()),
+            StepOutcome::Skipped => ("○", "o", DIM),
         };
         self.paint(if self.style.unicode { mark } else { ascii }, color)
     }
@@ -253,6 +272,10 @@ pub(super) struct End<'a> {
     pub(super) outcome: StepOutcome,
     pub(super) exit_code: i32,
     pub(super) took: Option<Duration>,
+    /// Number of attempts.
+    pub(super) attempts: usize,
+    /// Why it did not run.
+    pub(super) reason: &'a str,
 }
 
 pub(super) struct RunningStep<'a> {
@@ -260,6 +283,8 @@ pub(super) struct RunningStep<'a> {
     pub(super) depth: usize,
     pub(super) number: u32,
     pub(super) total: u32,
+    /// Number of the attempt, from 1.
+    pub(super) attempt: usize,
     pub(super) elapsed: Option<Duration>,
 }
 

@@ -10,31 +10,40 @@ const DAY: i64 = 86_400_000_000;
 /// Reads printed lines, whose times are times of day in UTC.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Stamps {
-    /// Origin of a line whose end has not come yet.
-    open: Option<RowOrigin>,
+    /// Origin and stream of a line whose end has not come yet.
+    open: Option<(RowOrigin, u32)>,
 }
 
 impl Stamps {
     /// Reads a line, or the next piece of one. `near`, in microseconds since the epoch, tells the day.
     pub(super) fn read(&mut self, printed: &[u8], near: i64) -> Line {
-        if let Some(origin) = self.open {
-            return Line { at: None, origin, text: String::from_utf8_lossy(printed).into_owned() };
+        if let Some((origin, stream)) = self.open {
+            let text = String::from_utf8_lossy(printed).into_owned();
+            return Line { at: None, origin, stream, depth: 0, text };
         }
         let (prefix, text) = printed.split_at(PREFIX.min(printed.len()));
-        let origin = match prefix.get(13..16) {
-            Some(b"out") => RowOrigin::Stdout,
-            Some(b"run") => RowOrigin::Daemon,
-            // This includes malformed lines.
-            _ => RowOrigin::Stderr,
+        let (origin, stream) = match prefix.get(13..16) {
+            Some(b"out") => (RowOrigin::Stdout, 1),
+            Some(b"err") => (RowOrigin::Stderr, 1),
+            Some(b"run") => (RowOrigin::Daemon, 0),
+            Some([number @ .., b'O']) => (RowOrigin::Stdout, stream(number)),
+            Some([number @ .., _]) => (RowOrigin::Stderr, stream(number)),
+            // A malformed line.
+            _ => (RowOrigin::Stderr, 0),
         };
-        self.open = Some(origin);
+        self.open = Some((origin, stream));
         let at = Some(time(prefix, near).unwrap_or(near));
-        Line { at, origin, text: String::from_utf8_lossy(text).into_owned() }
+        Line { at, origin, stream, depth: 0, text: String::from_utf8_lossy(text).into_owned() }
     }
 
     pub(super) const fn end_line(&mut self) {
         self.open = None;
     }
+}
+
+/// Returns the number of a stream as a tag shows it; 0 if it is none.
+fn stream(number: &[u8]) -> u32 {
+    std::str::from_utf8(number).ok().and_then(|number| u32::from_str_radix(number, 16).ok()).unwrap_or(0)
 }
 
 /// Returns the moment nearest to `near` that has the prefix's time of day.

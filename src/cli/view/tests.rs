@@ -3,9 +3,67 @@ use proptest::prelude::*;
 
 use super::model::Model;
 use super::rows::{self, Rows, Size, Style, Times, ViewMode};
-use super::step::tests::{ended, failed, started};
-use super::step::{StepEvent, StepOutcome};
+use super::step::StepOutcome;
 use super::text;
+use crate::pb::v1;
+use crate::pb::v1::step_result::{Outcome, Status};
+
+/// Makes the events of steps by their paths.
+#[derive(Default)]
+struct Told(Vec<Vec<String>>);
+
+impl Told {
+    fn call(&mut self, path: &[&str]) -> u32 {
+        let path: Vec<String> = path.iter().map(|&name| name.to_owned()).collect();
+        if path.is_empty() {
+            return 0;
+        }
+        let known = self.0.iter().rposition(|known| *known == path);
+        let at = known.unwrap_or_else(|| {
+            self.0.push(path);
+            self.0.len() - 1
+        });
+        at as u32 + 1
+    }
+
+    fn event(&mut self, path: &[&str], log_at: u64, result: v1::StepResult) -> v1::FollowStepsResponse {
+        let parent = path.split_last().map_or(0, |(_, outer)| self.call(outer));
+        let step = path.last().map(|&name| v1::Step { name: name.into(), ..v1::Step::default() });
+        let time = |tenths: i64| {
+            Some(prost_types::Timestamp { seconds: tenths / 10, nanos: (tenths % 10) as i32 * 100_000_000 })
+        };
+        let is_over = result.outcome() != Outcome::Unspecified;
+        let result = v1::StepResult {
+            step,
+            number: 1,
+            total: 2,
+            start_time: time(0),
+            end_time: time(12).filter(|_| is_over),
+            ..result
+        };
+        let log_bytes = log_at as i64;
+        let call = self.call(path);
+        let event = v1::StepEvent { call, parent, result: Some(result), log_bytes, stream: 1 };
+        v1::FollowStepsResponse { event: Some(event), log_bytes, result: None }
+    }
+
+    fn started(&mut self, path: &[&str], log_at: u64) -> v1::FollowStepsResponse {
+        let result = v1::StepResult { status: Status::Running.into(), ..v1::StepResult::default() };
+        self.event(path, log_at, result)
+    }
+
+    fn ended(&mut self, path: &[&str], log_at: u64) -> v1::FollowStepsResponse {
+        let (status, outcome) = (Status::Success.into(), Outcome::Success.into());
+        self.event(path, log_at, v1::StepResult { status, outcome, ..v1::StepResult::default() })
+    }
+
+    fn failed(&mut self, path: &[&str], exit_code: i32, log_at: u64) -> v1::FollowStepsResponse {
+        let (status, outcome) = (Status::Failure.into(), Outcome::Failure.into());
+        let exec_result =
+            Some(v1::step_result::ExecResult { exit_code, ..v1::step_result::ExecResult::default() });
+        self.event(path, log_at, v1::StepResult { status, outcome, exec_result, ..v1::StepResult::default() })
+    }
+}
 
 /// Rows of a screen with symbols and without colours and times.
 pub(super) fn rows(columns: usize) -> Rows {
@@ -21,6 +79,7 @@ const SIZE: Size = Size { columns: 60, rows: 24 };
 /// View under test, and the log bytes that it was given.
 struct Scene {
     model: Model,
+    told: Told,
     log: Vec<u8>,
     second: u32,
 }
@@ -29,13 +88,16 @@ impl Scene {
     fn new(mode: ViewMode, size: Size) -> Self {
         let mut model = Model::new(style(mode), size, false, 0);
         model.tick(START, size);
-        model.step(started(&[], 0));
-        Self { model, log: Vec::new(), second: 0 }
+        let mut told = Told::default();
+        model.message(&told.started(&[], 0));
+        Self { model, told, log: Vec::new(), second: 0 }
     }
 
     fn raw(&mut self, bytes: &[u8]) {
         self.log.extend_from_slice(bytes);
         self.model.log(bytes);
+        let log_bytes = self.log.len() as i64;
+        self.model.message(&v1::FollowStepsResponse { log_bytes, ..v1::FollowStepsResponse::default() });
     }
 
     fn line(&mut self, source: &str, body: &[u8]) {
@@ -49,7 +111,8 @@ impl Scene {
     }
 
     fn start(&mut self, path: &[&str]) {
-        self.model.step(started(path, self.log.len() as u64));
+        let message = self.told.started(path, self.log.len() as u64);
+        self.model.message(&message);
     }
 
     fn runs(&mut self, path: &[&str]) {
@@ -58,11 +121,13 @@ impl Scene {
     }
 
     fn ends(&mut self, path: &[&str]) {
-        self.model.step(ended(path, self.log.len() as u64));
+        let message = self.told.ended(path, self.log.len() as u64);
+        self.model.message(&message);
     }
 
     fn fails(&mut self, path: &[&str], exit_code: i32) {
-        self.model.step(failed(path, exit_code, self.log.len() as u64));
+        let message = self.told.failed(path, exit_code, self.log.len() as u64);
+        self.model.message(&message);
     }
 
     fn permanent(&mut self) -> String {
@@ -232,21 +297,48 @@ fn a_log_viewer_gets_a_section_for_each_step() {
 }
 
 #[test]
-fn a_daemon_that_tells_of_no_starts_has_its_steps_by_their_announcements() {
-    let mut model = Model::new(style(ViewMode::Live), SIZE, false, 0);
-    model.tick(START, SIZE);
-    let mut scene = Scene { model, log: Vec::new(), second: 0 };
-    scene.line("00O ", b"Running step name=a");
-    scene.line("01O ", b"x");
-    assert_eq!(scene.live(), "⠋ waiting to start", "the start may be on its way");
-    scene.model.tick(START + 1_000_000, SIZE);
-    assert!(scene.live().starts_with("⠋ a\n"), "{}", scene.live());
-    scene.model.step(StepEvent::unplaced_end(&["a"]));
-    scene.line("00O ", b"Running step name=b");
-    assert_eq!(scene.permanent(), "  │ x\n✓ a\n");
-    assert_eq!(scene.live(), "⠋ b");
-    scene.model.end(StepOutcome::Failed);
-    assert_eq!(scene.permanent(), "✗ b failed\n");
+fn steps_that_run_side_by_side_have_a_row_each_and_name_their_lines() {
+    let mut scene = Scene::new(ViewMode::Live, SIZE);
+    scene.start(&["checks"]);
+    scene.runs(&["checks", "lint"]);
+    let mut second = scene.told.started(&["checks", "unit"], scene.log.len() as u64);
+    second.event.as_mut().unwrap().stream = 2;
+    scene.model.message(&second);
+    scene.line("00O ", b"Running step name=unit stream=02");
+    scene.line("01O ", b"a");
+    scene.line("02E ", b"b");
+    let live = scene.live();
+    let rows: Vec<_> = live.lines().map(|row| row.split("  1/2").next().unwrap()).collect();
+    assert!(rows[0].starts_with("⠋ checks") && rows[1].starts_with("  ⠋ lint"), "{live}");
+    assert!(rows[2].starts_with("  ⠋ unit"), "{live}");
+    assert_eq!(rows[3..], ["    │ lint | a", "    ! unit | b"]);
+    scene.ends(&["checks", "lint"]);
+    scene.ends(&["checks", "unit"]);
+    scene.ends(&["checks"]);
+    assert_eq!(
+        scene.permanent(),
+        "    │ lint | a\n    ! unit | b\n  ✓ lint 1.2s\n  ✓ unit 1.2s\n✓ checks 1.2s\n"
+    );
+}
+
+#[test]
+fn a_step_that_does_not_run_says_why_and_a_further_attempt_its_number() {
+    let mut scene = Scene::new(ViewMode::Live, SIZE);
+    let outcome = Outcome::Skipped.into();
+    let reason = "when: on_failure".into();
+    let result = v1::StepResult { outcome, reason, ..v1::StepResult::default() };
+    let skipped = scene.told.event(&["rollback"], 0, result);
+    scene.model.message(&skipped);
+    assert_eq!(scene.permanent(), "○ rollback skipped 1.2s: when: on_failure\n");
+    scene.start(&["flaky"]);
+    let result = v1::StepResult {
+        status: Status::Running.into(),
+        attempts: vec![v1::StepResult::default()],
+        ..v1::StepResult::default()
+    };
+    let again = scene.told.event(&["flaky"], 0, result);
+    scene.model.message(&again);
+    assert!(scene.live().contains("  attempt 2  1/2"), "{}", scene.live());
 }
 
 #[test]
@@ -347,12 +439,13 @@ proptest! {
         let style = Style { times, color, ..style(mode) };
         let mut model = Model::new(style, SIZE, false, 0);
         let mut path = Vec::new();
+        let mut told = Told::default();
         let mut now = START;
         for (bytes, name, size) in &steps {
             now += 2_000_000;
             model.tick(now, *size);
             path.push(name.as_str());
-            model.step(started(&path, 0));
+            model.message(&told.started(&path, 0));
             model.log(bytes);
             assert_harmless(&model.live().join("\n"), color, size.columns)?;
             now += 2_000_000;

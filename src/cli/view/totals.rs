@@ -6,6 +6,7 @@ use anstyle::{AnsiColor, Style as Color};
 
 use super::model::OwnStep;
 use super::rows::{Rows, duration};
+use super::step::StepOutcome;
 use super::text::{clean, cut, width};
 use crate::cli::states;
 use crate::pb::v1;
@@ -47,12 +48,23 @@ fn bars(steps: &[OwnStep], rows: &Rows) -> Vec<String> {
     let mut lines = Vec::new();
     for (step, name) in shown.iter().zip(&names) {
         let pad = name_width - width(name);
+        let mark = rows.mark(step.outcome);
+        if step.outcome == StepOutcome::Skipped {
+            let reason = format!("skipped: {}", clean(&step.reason));
+            let reason = rows.paint(&cut(&reason, free.saturating_sub(name_width)), Color::new().dimmed());
+            lines.push(format!("{mark} {name}{:pad$}  {reason}", ""));
+            continue;
+        }
         let bar = bar(took(step), most, bar_width, rows.style.unicode);
         let bar_pad = bar_width - width(&bar);
         let bar = rows.paint(&bar, AnsiColor::Green.on_default());
         let time = duration(took(step));
-        let mark = rows.mark(step.outcome);
-        lines.push(format!("{mark} {name}{:pad$}  {bar}{:bar_pad$}  {time:>time_width$}", "", ""));
+        let attempts = match step.attempts {
+            0 | 1 => String::new(),
+            attempts => format!("  {attempts} attempts"),
+        };
+        let row = format!("{mark} {name}{:pad$}  {bar}{:bar_pad$}  {time:>time_width$}{attempts}", "", "");
+        lines.push(cut(&row, rows.width()));
     }
     let rest = longest.iter().skip(SHOWN).filter_map(|at| steps.get(*at));
     let (count, sum) = rest.fold((0, Duration::ZERO), |(count, sum), step| (count + 1, sum + took(step)));
@@ -117,6 +129,8 @@ mod tests {
             name: name.into(),
             outcome: StepOutcome::Succeeded,
             took: Some(Duration::from_millis(millis)),
+            attempts: 1,
+            reason: String::new(),
         }
     }
 

@@ -11,7 +11,7 @@ fn nested(levels: usize, wrap: impl Fn(Value) -> Value) -> Value {
 }
 
 fn decoded(result: &StepResult) -> v1::StepResult {
-    stored_result(&step_result_bytes(result)).unwrap()
+    stored(&step_result_bytes(result)).unwrap().unwrap().result.unwrap()
 }
 
 #[test]
@@ -30,13 +30,14 @@ fn the_deepest_values_in_the_deepest_result_can_be_decoded() {
             ..StepResult::default()
         };
     }
-    let mut message = &v1::FollowStepsResponse { result: Some(decoded(&result)) }.result.unwrap();
+    let mut message = &decoded(&result);
     let mut depth = 1;
     while let Some(sub) = message.sub_step_results.first() {
         (message, depth) = (sub, depth + 1);
     }
     assert_eq!(depth, 65);
-    let bytes = v1::FollowStepsResponse { result: Some(decoded(&result)) }.encode_to_vec();
+    let message = v1::FollowStepsResponse { result: Some(decoded(&result)), ..Default::default() };
+    let bytes = message.encode_to_vec();
     v1::FollowStepsResponse::decode(&*bytes).unwrap();
 }
 
@@ -139,6 +140,7 @@ fn the_states_of_ten_thousand_jobs_fit_into_one_answer() {
         end_time: Some(1_700_000_000_000_000 + n as i64),
         log_bytes: 1 << 40,
         steps_done: 1000,
+        allowed_failures: 1000,
         cpu_time: Some(std::time::Duration::from_micros(1_234_567)),
         peak_memory: Some(1 << 40),
         current: CurrentStep { names: vec!["é".repeat(n % 4096)].into(), number: 1000, total: 1000 },
@@ -162,4 +164,28 @@ fn no_message_of_a_log_is_a_short_frame_and_long_ones_are_not_filled_up() {
         assert!(message.encoded_len() >= SHORT_FRAME, "{length}");
         assert_eq!(message.padding.is_empty(), length >= SHORT_FRAME);
     }
+}
+
+#[test]
+fn what_is_stored_of_steps_tells_what_it_is() {
+    let named = |name: &str| Some(StepInfo { name: name.into(), ..StepInfo::default() });
+    let running = StepResult { step: named("a"), status: StepStatus::Running, ..StepResult::default() };
+    let event = |call| StepEvent { call, parent: 0, slot: 2, log_bytes: 7, result: running.clone() };
+    for call in [0, 3] {
+        let bytes = step_event_bytes(&event(call));
+        assert_eq!(stored_kind(&bytes), StoredKind::Event);
+        let message = stored(&bytes).unwrap().unwrap();
+        let told = message.event.unwrap();
+        assert_eq!((told.call, told.stream, told.log_bytes, message.log_bytes), (call, 2, 7, 7));
+        assert_eq!(told.result.unwrap().step.unwrap().name, "a");
+    }
+    let ended = StepResult { status: StepStatus::Success, ..running.clone() };
+    for (result, kind) in [
+        (&ended, StoredKind::Step),
+        (&StepResult { step: None, ..ended.clone() }, StoredKind::Root),
+        (&running, StoredKind::News),
+    ] {
+        assert_eq!(stored_kind(&step_result_bytes(result)), kind);
+    }
+    assert!(stored(&step_result_bytes(&running)).unwrap().is_none(), "an earlier version stored it");
 }

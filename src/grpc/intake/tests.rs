@@ -136,7 +136,7 @@ async fn fault_105_a_request_is_as_fast_as_the_least_rate() {
         match read(body, Expected::One, &Room::default()).await {
             Ok(_) => assert!(is_read),
             Err(text) => {
-                assert!(!is_read && text.starts_with("deadline_exceeded: this request came"), "{text}")
+                assert!(!is_read && text.starts_with("deadline_exceeded: this request came"), "{text}");
             }
         }
     }

@@ -98,20 +98,33 @@ pub enum JobAction {
     /// [`Event::Ordered`]: super::Event::Ordered
     /// [`Event::StartFailed`]: super::Event::StartFailed
     Start(u32),
-    /// Continue the job's reaper, which owes news of a process: a process of the job may have stopped it.
-    WakeReaper,
+    /// Continue the reaper of a step, which owes news of its process: a process of the job may have stopped it.
+    WakeReaper(u32),
     /// Describe the end of a step that has no process. Answer: [`Event::Over`](super::Event::Over).
     NotStarted(u32, NotStarted),
     /// End the output of a step, and describe its end. Answer: [`Event::Over`](super::Event::Over).
     FinishStep(FinishStep),
     /// Check if any process of the job is left. Answer: [`Event::Looked`](super::Event::Looked).
     Look(Look),
+    /// Check if the processes that `steps` have left are gone. Answer: [`Event::LookedAtLeft`](super::Event::LookedAtLeft).
+    LookAtLeft {
+        /// The step that waits for that.
+        step: u32,
+        /// The steps that have left them.
+        steps: Vec<u32>,
+    },
     /// Thaw the job's processes, so that they can handle signals.
     Thaw,
     /// Thaw each process that is left, as it has outlived SIGKILL.
     ThawSurvivors,
     /// Send SIGTERM to the processes of a running step.
     Terminate(u32),
+    /// Send SIGTERM to the processes that these steps have left.
+    TerminateLeft(Vec<u32>),
+    /// Send SIGKILL to the processes of a step, or to those that it has left.
+    KillStep(u32),
+    /// Write the processes of running steps to the log, as a tree.
+    ShowProcesses(Vec<u32>),
     /// Send SIGTERM to all processes that belong to no running step.
     TerminateRest,
     /// Send SIGKILL to all processes of the job.

@@ -1,4 +1,4 @@
-//! The end of a job: stop, close, drop (service.md §6.1 "Job", §6.2).
+//! The end of a job: close, drop (service.md §6.1 "Job", §6.2).
 
 use std::time::{Duration, Instant};
 
@@ -20,26 +20,6 @@ pub(super) struct Closing {
 }
 
 impl Job {
-    /// Cancels the job: asks its running steps to end, and kills everything after `grace`. A shorter grace wins, a
-    /// longer one is ignored.
-    pub(super) fn stop(&mut self, grace: Duration, now: Instant, out: &mut Actions) {
-        if self.closed.is_some() {
-            return;
-        }
-        let is_first = self.ending.is_none();
-        let ending = self.ending.get_or_insert_with(|| Ending::new(now, grace));
-        ending.shorten(grace);
-        if self.closing.is_some() {
-            ending.hurry(now);
-        } else {
-            ending.rest();
-        }
-        if is_first {
-            out.job(self.serial, JobAction::Thaw);
-            self.terminate_steps(out);
-        }
-    }
-
     fn terminate_steps(&self, out: &mut Actions) {
         for process in self.processes.iter().filter(|process| process.has_process()) {
             out.job(self.serial, JobAction::Terminate(process.step));
@@ -59,6 +39,7 @@ impl Job {
             return;
         }
         self.closing = Some(Closing { lines, outcome, written: None });
+        self.clearances = Vec::new();
         let was_asked = self.ending.is_some();
         self.ending.get_or_insert_with(|| Ending::new(now, grace)).hurry(now);
         out.job(self.serial, JobAction::Look(Look::Close(was_asked)));

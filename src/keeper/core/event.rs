@@ -44,8 +44,10 @@ pub enum Event {
     Looked(Look, bool),
     /// Processes of the job have ended, so an end that waits for them continues at once.
     Fewer,
-    /// The job's reaper is dead, and so are the processes that it was to report.
-    ReaperLost,
+    /// Answer to `LookAtLeft`: true if nothing is left that this step waits for.
+    LookedAtLeft(u32, bool),
+    /// A reaper of the job is dead, and so is the process of the step that it held, if there was one.
+    ReaperLost(Option<u32>),
     /// The disk accepts the log again.
     DiskTakes,
     /// Answer to `WriteEnd`.

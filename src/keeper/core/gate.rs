@@ -20,9 +20,16 @@ impl Blocked {
     pub(super) const fn new(asker: ReplyTo, is_new: bool) -> Self {
         Self { asker, is_new, requests: VecDeque::new() }
     }
-}
 
-/// True if a request passes the closed gate: neither an end nor the record waits for phrases.
-pub(super) const fn passes(request: &Request) -> bool {
-    matches!(request, Request::Stop { .. } | Request::Drop { .. } | Request::ReadRecord { .. })
+    /// True if a request passes the closed gate: neither an end nor the record waits for phrases, but the stop of a step
+    /// whose start waits.
+    pub(super) fn lets_pass(&self, request: &Request) -> bool {
+        match request {
+            Request::Stop { step, .. } => !self
+                .requests
+                .iter()
+                .any(|(_, waits)| matches!(waits, Request::Spawn(spawn) if spawn.step == *step)),
+            request => matches!(request, Request::Drop { .. } | Request::ReadRecord { .. }),
+        }
+    }
 }

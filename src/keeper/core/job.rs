@@ -9,6 +9,7 @@ use super::event::{Event, LogView, Moment};
 use super::gate::Blocked;
 use super::process::{Process, Stage};
 use super::record::Record;
+use super::stopping::Clearance;
 use crate::journal::event::Event as JournalEvent;
 use crate::keeper::protocol::{
     Closed, FromKeeper, HeldJob, HoldJob, LogStorage, Reply, SecretBytes, SpawnStep, StepOver,
@@ -55,6 +56,8 @@ pub struct Job {
     /// Steps whose end was not reported yet.
     pub(super) processes: Vec<Process>,
     pub(super) over: Vec<StepOver>,
+    /// What steps wait for before their next attempts.
+    pub(super) clearances: Vec<Clearance>,
     /// The step whose success closes the job, and the grace for what it leaves ([`SpawnStep::closes`]).
     pub(super) last_step: Option<(u32, Duration)>,
     /// Set once an end of the job was requested.
@@ -83,6 +86,7 @@ impl Job {
             told: Told { storage: LogStorage::default(), len: log.len, is_pending: false },
             processes: Vec::new(),
             over: Vec::new(),
+            clearances: Vec::new(),
             last_step: None,
             ending: None,
             closing: None,
@@ -107,6 +111,11 @@ impl Job {
     /// True if the daemon has forgotten the job. The key may then belong to a new job.
     pub fn is_dropped(&self) -> bool {
         self.presence != Presence::Held
+    }
+
+    /// True once the end of the job was asked for.
+    pub(super) const fn is_ended(&self) -> bool {
+        self.ending.is_some() || self.closing.is_some() || self.closed.is_some()
     }
 
     /// True once its log is closed.
@@ -146,12 +155,19 @@ impl Job {
             Event::Over(over) => self.step_over(over, at, out),
             Event::Looked(Look::Clear(step), is_empty) => self.looked_at_left(step, is_empty, at, out),
             Event::Looked(look, is_empty) => self.looked(look, is_empty, at, out),
-            Event::Fewer => self.end_anew(at),
-            Event::ReaperLost => self.reaper_lost(out),
+            Event::LookedAtLeft(step, is_empty) => self.looked_for(step, is_empty, at, out),
+            Event::Fewer => {
+                self.end_anew(at);
+                self.clear_anew(at.now);
+            }
+            Event::ReaperLost(step) => self.reaper_lost(step, out),
             Event::DiskTakes => self.disk_takes(at),
             Event::EndWritten(closed) => self.end_written(closed, at, out),
             Event::LogClosed(closed) => self.log_closed(closed, out),
-            Event::StepsDue => self.steps_due(at, out),
+            Event::StepsDue => {
+                self.steps_due(at, out);
+                self.clearances_due(at, out);
+            }
             Event::EndDue => self.check_end(at, out),
         }
     }
@@ -173,6 +189,7 @@ impl Job {
             record_len: self.ledger.record.len(),
             last_op: self.ledger.last_op,
             over: self.over.clone(),
+            running: self.processes.iter().map(|process| process.step).collect(),
             closed: self.closed.clone(),
             log_inode: log.inode,
             log_len: log.len,
@@ -252,7 +269,9 @@ impl Job {
 
     /// Returns when the job next has something to do.
     pub(super) fn due(&self, log: LogView) -> Option<Instant> {
-        let steps = self.processes.iter().filter_map(|process| process.due(log.is_waiting())).min();
-        steps.into_iter().chain(self.end_due()).min()
+        let due =
+            |process: &Process| process.due(log.is_waiting()).into_iter().chain(process.stop_due()).min();
+        let steps = self.processes.iter().filter_map(due).min();
+        steps.into_iter().chain(self.clearance_due()).chain(self.end_due()).min()
     }
 }

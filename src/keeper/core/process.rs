@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use super::ending::Ending;
 use crate::keeper::protocol::{SpawnStep, StepOver};
 use crate::model::{ExitStatus, StepUsage};
 
@@ -30,6 +31,8 @@ pub(super) struct Process {
     /// Its name, for lines about it.
     pub(super) name: String,
     pub(super) stage: Stage,
+    /// The ladder that ends it, once that was asked for.
+    pub(super) stop: Option<Ending>,
 }
 
 pub(super) enum Stage {
@@ -48,7 +51,13 @@ pub(super) enum Stage {
 impl Process {
     pub(super) fn new(mut request: Box<SpawnStep>) -> Self {
         let (step, name) = (request.step, std::mem::take(&mut request.name));
-        Self { step, name, stage: Stage::Starting { request, tries: 0, at: None } }
+        Self { step, name, stage: Stage::Starting { request, tries: 0, at: None }, stop: None }
+    }
+
+    /// Returns when the ladder that ends it has something to do.
+    pub(super) fn stop_due(&self) -> Option<Instant> {
+        let has_process = self.has_process() || matches!(self.stage, Stage::Draining { .. });
+        self.stop.as_ref().filter(|_| has_process).map(Ending::check_at)
     }
 
     /// True if a process lives or was ordered.

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use super::action::{Action, JobAction, ReplyTo, Serial};
 use super::event::Moment;
-use super::gate::{Blocked, passes};
+use super::gate::Blocked;
 use super::job::Job;
 use super::state::{Body, Core, Held};
 use crate::keeper::protocol::{
@@ -117,7 +117,7 @@ impl<B: Body> Core<B> {
             return self.reply(to, if done { Ok(Reply::Done) } else { Err(KeeperError::UnknownJob) });
         };
         match self.jobs.get_mut(&serial).and_then(|held| held.job.gate.as_mut()) {
-            Some(blocked) if !passes(&request) => blocked.requests.push_back((to, request)),
+            Some(blocked) if !blocked.lets_pass(&request) => blocked.requests.push_back((to, request)),
             _ => self.perform_now(to, serial, request, now),
         }
     }
@@ -131,7 +131,13 @@ impl<B: Body> Core<B> {
             Request::Resume { .. } => reply = job.resumed(log, out),
             Request::ReadRecord { offset, .. } => reply = job.record_piece(offset),
             Request::WatchUnfinished { .. } => out.job(serial, JobAction::WatchUnfinished),
-            Request::Stop { grace, .. } => job.stop(grace, now, out),
+            Request::Stop { step, grace, .. } => job.stop_step(step, grace, now, out),
+            Request::Clear { step, steps, grace, .. } => job.clear(step, steps, grace, now, out),
+            Request::ShowProcesses { op, steps, .. } => {
+                if job.is_new(op) {
+                    out.job(serial, JobAction::ShowProcesses(steps));
+                }
+            }
             Request::Drop { key } => {
                 self.by_key.remove(&key);
                 // Nobody opens the gate of a job that is gone, so answer the requests that wait behind it here.
@@ -150,7 +156,7 @@ impl<B: Body> Core<B> {
             }
             Request::Spawn(spawn) => {
                 let step = spawn.step;
-                if job.is_new(spawn.op) && job.spawn(spawn, out) {
+                if !job.has_started(step) && job.spawn(spawn, out) {
                     self.starts.push_back((serial, step));
                 }
             }
@@ -247,6 +253,8 @@ const fn key_of(request: &Request) -> Option<JobKey> {
         | Request::Phrases { key, .. }
         | Request::Line { key, .. }
         | Request::Stop { key, .. }
+        | Request::Clear { key, .. }
+        | Request::ShowProcesses { key, .. }
         | Request::Close { key, .. }
         | Request::Drop { key }
         | Request::Resume { key }

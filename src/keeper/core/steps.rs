@@ -20,16 +20,23 @@ impl Job {
         if request.watch_unfinished {
             out.job(self.serial, JobAction::WatchUnfinished);
         }
-        let is_ended = self.ending.is_some() || self.closing.is_some() || self.closed.is_some();
-        // No new step starts once an end was asked for (service.md §6.2), and the daemon asks for one at a time.
-        if is_ended || !self.processes.is_empty() {
+        // No new step starts once the end of the job was asked for.
+        if self.is_ended() {
             self.not_started(request.step, NotStarted::Cancelled, out);
             return false;
         }
-        self.last_step = request.closes.map(|grace| (request.step, grace));
+        if let Some(grace) = request.closes {
+            self.last_step = Some((request.step, grace));
+        }
+        // Most jobs have one step at a time: the memory of a job counts when thousands run.
         self.processes.reserve_exact(1);
         self.processes.push(Process::new(request));
         true
+    }
+
+    /// True if the step was asked for before.
+    pub(super) fn has_started(&self, step: u32) -> bool {
+        self.index(step).is_some() || self.over.iter().rev().any(|over| over.step == step)
     }
 
     /// Starts the step, because its turn has come.
@@ -41,7 +48,8 @@ impl Job {
     }
 
     fn start(&mut self, index: usize, out: &mut Actions) {
-        if self.ending.is_some() {
+        let is_stopped = self.processes.get(index).is_some_and(|process| process.stop.is_some());
+        if self.ending.is_some() || is_stopped {
             let process = self.processes.remove(index);
             self.not_started(process.step, NotStarted::Cancelled, out);
         } else if let Some(process) = self.processes.get_mut(index) {
@@ -60,14 +68,14 @@ impl Job {
 
     pub(super) fn ordered(&mut self, step: u32, at: &Moment<'_>) {
         let Some(index) = self.index(step) else { return };
-        let Process { step, name, stage } = self.processes.swap_remove(index);
-        let stage = match stage {
+        let Some(process) = self.processes.get_mut(index) else { return };
+        let stage = std::mem::replace(&mut process.stage, Stage::Running { wake_at: None });
+        process.stage = match stage {
             Stage::Starting { request, tries, .. } => {
                 Stage::Launching { request, tries, wake_at: at.now + WAKE_PAUSE }
             }
             other => other,
         };
-        self.processes.push(Process { step, name, stage });
     }
 
     pub(super) fn start_failed(
@@ -78,19 +86,19 @@ impl Job {
         out: &mut Actions,
     ) {
         let Some(index) = self.index(step) else { return };
-        let Process { step, name, stage } = self.processes.swap_remove(index);
-        match stage {
+        let process = self.processes.swap_remove(index);
+        match process.stage {
             Stage::Starting { request, tries, .. } | Stage::Launching { request, tries, .. }
                 if failure.is_busy && tries < BUSY_TRIES =>
             {
                 let stage = Stage::Starting { request, tries: tries + 1, at: Some(at.now + BUSY_PAUSE) };
-                self.processes.push(Process { step, name, stage });
+                self.processes.push(Process { stage, ..process });
             }
             _ => self.not_started(step, NotStarted::Failed(failure), out),
         }
     }
 
-    fn not_started(&self, step: u32, why: NotStarted, out: &mut Actions) {
+    pub(super) fn not_started(&self, step: u32, why: NotStarted, out: &mut Actions) {
         out.job(self.serial, JobAction::NotStarted(step, why));
     }
 
@@ -102,7 +110,7 @@ impl Job {
             Some(Stage::Running { wake_at, .. }) => *wake_at = Some(next),
             _ => return,
         }
-        out.job(self.serial, JobAction::WakeReaper);
+        out.job(self.serial, JobAction::WakeReaper(step));
     }
 
     pub(super) fn exited(
@@ -141,10 +149,10 @@ impl Job {
     }
 
     /// Ends the output of a step and asks for its report.
-    fn finish(&mut self, index: usize, out: &mut Actions) {
-        // Once an end of the job was requested, its processes end one after the other. The log does not name those.
-        let names_left = self.ending.is_none();
+    pub(super) fn finish(&mut self, index: usize, out: &mut Actions) {
         let Some(process) = self.processes.get_mut(index) else { return };
+        // Once an end was requested, the processes end one after the other. The log does not name those.
+        let names_left = self.ending.is_none() && process.stop.is_none();
         let (status, usage) = match &process.stage {
             Stage::Draining { status, usage, .. } => (*status, *usage),
             _ => (KILLED, None),
@@ -172,10 +180,11 @@ impl Job {
         }
         let ended = JournalEvent::StepEnded { step: over.step, status: Some(status) };
         // Processes that were given up for the whole job are not killed once more for their step.
-        let is_given_up = self.ending.as_ref().is_some_and(|ending| ending.has_given_up(at.now));
+        let stop = self.process(over.step).and_then(|process| process.stop.clone());
+        let is_given_up = self.ending.iter().chain(&stop).any(|ending| ending.has_given_up(at.now));
         if over.left > 0 && !at.settings.leftover_keep && !is_given_up {
             self.journal(ended, out);
-            out.job(self.serial, JobAction::Kill);
+            out.job(self.serial, JobAction::KillStep(over.step));
             let give_up_at = at.now + at.settings.kill_wait;
             if let Some(process) = self.process(over.step) {
                 process.stage = Stage::Clearing { over: Box::new(over), give_up_at, at: at.now };
@@ -192,7 +201,9 @@ impl Job {
     /// Returns the grace for the end of the job, if the end of this step closes the job.
     fn closes_with(&self, over: &StepOver) -> Option<Duration> {
         let (_, grace) = self.last_step.filter(|(step, _)| *step == over.step)?;
-        let is_free = self.ending.is_none() && self.closing.is_none() && self.closed.is_none();
+        let is_stopped =
+            self.processes.iter().any(|process| process.step == over.step && process.stop.is_some());
+        let is_free = self.ending.is_none() && self.closing.is_none() && self.closed.is_none() && !is_stopped;
         (is_free && matches!(over.end, StepEnd::Exited(status) if status.is_success())).then_some(grace)
     }
 
@@ -206,6 +217,10 @@ impl Job {
         let mut index = 0;
         while let Some(process) = self.processes.get(index) {
             let step = process.step;
+            self.climb_stop(index, at, out);
+            let Some(process) = self.processes.get(index).filter(|process| process.step == step) else {
+                continue;
+            };
             if process.due(at.log.is_waiting()).is_some_and(|due| due <= at.now) {
                 match process.stage {
                     Stage::Starting { .. } => self.start(index, out),
@@ -226,7 +241,7 @@ impl Job {
         let Stage::Clearing { give_up_at, at: next, .. } = &mut process.stage else { return };
         if !is_empty && at.now < *give_up_at {
             *next = at.now + CLEAR_PAUSE;
-            out.job(self.serial, JobAction::Kill);
+            out.job(self.serial, JobAction::KillStep(step));
         } else if let Stage::Clearing { over, .. } = self.processes.swap_remove(index).stage {
             self.tell_over(*over, out);
         }
@@ -234,36 +249,34 @@ impl Job {
 
     /// Ends the steps whose process cannot be killed (service.md §6.2). False if there is none.
     pub(super) fn give_up_steps(&mut self, out: &mut Actions) -> bool {
-        let mut is_any = false;
-        let mut index = 0;
-        while let Some(process) = self.processes.get(index) {
-            match process.stage {
-                Stage::Running { .. } | Stage::Draining { .. } => {
-                    self.finish(index, out);
-                    index += 1;
-                }
-                Stage::Launching { .. } => {
-                    let process = self.processes.remove(index);
-                    self.not_started(process.step, NotStarted::GivenUp, out);
-                }
-                Stage::Clearing { .. } => {
-                    if let Stage::Clearing { over, .. } = self.processes.remove(index).stage {
-                        self.tell_over(*over, out);
-                    }
-                }
-                Stage::Starting { .. } => {
-                    index += 1;
-                    continue;
+        let steps: Vec<u32> = self.processes.iter().map(|process| process.step).collect();
+        let given_up = steps.into_iter().filter(|step| self.give_up_step(*step, out));
+        given_up.count() > 0
+    }
+
+    /// Ends a step whose process cannot be killed. False if it has none yet.
+    pub(super) fn give_up_step(&mut self, step: u32, out: &mut Actions) -> bool {
+        let Some(index) = self.index(step) else { return false };
+        let Some(process) = self.processes.get(index) else { return false };
+        match process.stage {
+            Stage::Running { .. } | Stage::Draining { .. } => self.finish(index, out),
+            Stage::Launching { .. } => {
+                let process = self.processes.remove(index);
+                self.not_started(process.step, NotStarted::GivenUp, out);
+            }
+            Stage::Clearing { .. } => {
+                if let Stage::Clearing { over, .. } = self.processes.remove(index).stage {
+                    self.tell_over(*over, out);
                 }
             }
-            is_any = true;
+            Stage::Starting { .. } => return false,
         }
-        is_any
+        true
     }
 
     /// Handles the death of the job's reaper: the kernel has killed the running process with it, whose end the shell
     /// reports. The job's other processes cannot be told from those of other killed reapers, so all are killed.
-    pub(super) fn reaper_lost(&mut self, out: &mut Actions) {
+    pub(super) fn reaper_lost(&mut self, step: Option<u32>, out: &mut Actions) {
         const WHAT: &str =
             "the reaper process of this job was killed, so all processes of the job are killed too";
         out.push(Action::Notice(format!("job {}: {WHAT}", self.key())));
@@ -271,18 +284,20 @@ impl Job {
             self.line(LogChannel::Err, WHAT.to_owned(), out);
         }
         out.job(self.serial, JobAction::Kill);
-        let launching = |process: &Process| matches!(process.stage, Stage::Launching { .. });
-        while let Some(index) = self.processes.iter().position(launching) {
+        let launching = |process: &Process| {
+            Some(process.step) == step && matches!(process.stage, Stage::Launching { .. })
+        };
+        if let Some(index) = self.processes.iter().position(launching) {
             let process = self.processes.remove(index);
             self.not_started(process.step, NotStarted::ReaperKilled, out);
         }
     }
 
-    fn index(&self, step: u32) -> Option<usize> {
+    pub(super) fn index(&self, step: u32) -> Option<usize> {
         self.processes.iter().position(|process| process.step == step)
     }
 
-    fn process(&mut self, step: u32) -> Option<&mut Process> {
+    pub(super) fn process(&mut self, step: u32) -> Option<&mut Process> {
         self.processes.iter_mut().find(|process| process.step == step)
     }
 

@@ -15,6 +15,7 @@ fn happening() -> impl Strategy<Value = Happening> {
         8 => (job.clone(), 0_u8..4, any::<bool>())
             .prop_map(|(job, left, is_drained)| Happening::Exit { job, left, is_drained }),
         3 => (job.clone(), 0_u64..4_000).prop_map(|(job, grace)| Happening::Stop { job, grace }),
+        2 => (job.clone(), 0_u64..2_000).prop_map(|(job, grace)| Happening::Clear { job, grace }),
         3 => (job.clone(), 0_u64..2_000).prop_map(|(job, grace)| Happening::Close { job, grace }),
         1 => job.clone().prop_map(Happening::Drop),
         2 => job.clone().prop_map(Happening::Resume),

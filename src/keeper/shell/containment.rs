@@ -1,28 +1,30 @@
 //! The processes of one job: finds those that are left, and ends them (service.md §6.5).
 
 use std::cell::Cell;
+use std::collections::HashSet;
 use std::io;
+use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use rustix::io::Errno;
 use rustix::process::Signal;
 
-use super::escaped::Signs;
+use super::escaped::{Signs, is_below};
+use super::places::{Holder, Place, Places};
 use super::shared::{KeeperShared, Token};
 use super::strays::{has_strays, kill_strays, strays};
 use crate::keeper::core::Serial;
 use crate::model::{LimitName, ResourceLimits, Shortage};
-use crate::process::cgroup::{Leaf, Pool, Usage};
+use crate::process::cgroup::{Leaf, Pool, StepGroup, Usage};
 use crate::process::controllers::{Controller, LimitCounts};
-use crate::process::freezer::Watched;
 use crate::process::group;
 use crate::process::limiter::{LegacyGroups, user_limit};
-use crate::process::reaper::{OrderedPipes, ReaperHandle, Received};
+use crate::process::reaper::{OrderedPipes, ReaperEvent, ReaperHandle, Received};
 use crate::process::spawn::{Command, Confinement, SpawnError, Spawned, Stage};
-use crate::process::sweep::{Process, descendants};
+use crate::process::sweep::Process;
 use crate::process::terminated::Terminated;
 
-/// Holds the processes of a job together: in a control group, or else below a reaper.
+/// Holds the processes of a job together: in a control group, or else below reapers.
 #[derive(Default)]
 pub(super) struct Containment {
     serial: Serial,
@@ -31,35 +33,39 @@ pub(super) struct Containment {
     limits: ResourceLimits,
     /// Its control group, from the first step on, if there are groups.
     leaf: Option<Leaf>,
-    /// Parent of its steps, from the first step on, if it has no control group.
-    reaper: Option<ReaperHandle>,
+    /// Places of the steps that run or have left processes.
+    places: Places,
+    /// A reaper that no step uses, and below which nothing lives.
+    idle: Option<ReaperHandle>,
     /// Enforces the limits that the leaf does not, from the first step on.
     legacy_groups: Option<LegacyGroups>,
     /// `RLIMIT_NPROC` for its steps, if no group counts its processes.
     user_processes: Option<u64>,
-    /// Counts of hit limits when the running step was started.
-    counts: LimitCounts,
     /// Processor time of its processes that we reaped, or that a former reaper reaped.
     reaped: Duration,
     /// Processes that were asked to end. Those below a reaper are counted there.
     terminated: Terminated,
-    /// True if control groups were tried and do not work here.
-    refused: bool,
+    /// True if it goes without a control group: it has begun without, or its group refused a process.
+    goes_without: bool,
     /// True once a reaper of the job was killed: its descendants are ours now.
     has_strays: bool,
     /// True once the job was found empty: no process can appear before the next start.
     deserted: bool,
     /// Usage as read once the job was found empty. Its groups need not be read again before the next start.
     settled: Cell<Option<Usage>>,
-    /// Number of kills since the last start.
-    kills: u32,
+}
+
+/// A reaper that was killed.
+pub(super) struct LostReaper {
+    /// The step that it held, if there was one.
+    pub(super) step: Option<u32>,
 }
 
 /// A start under way.
 pub(super) enum StartOutcome {
     /// The process runs, as our child.
     Running(Spawned),
-    /// The job's reaper was ordered to start the process.
+    /// A reaper of the job was ordered to start the process.
     Ordered(OrderedPipes),
 }
 
@@ -68,55 +74,108 @@ impl Containment {
         Self { serial, tag, limits, deserted: true, ..Self::default() }
     }
 
-    /// Starts a step of the job `serial`, or orders its reaper to start it.
+    /// Starts a step, or orders a reaper to start it.
     pub(super) fn start(
         &mut self,
+        step: u32,
         command: &Command<'_>,
-        serial: Serial,
         shared: &mut KeeperShared,
     ) -> Result<StartOutcome, SpawnError> {
+        // An attempt before may have failed.
+        self.vacate(step);
+        self.clear_empty_places();
         let limits = |error: io::Error| SpawnError::new(Stage::Limits, &error);
         self.prepare_leaf(shared).map_err(limits)?;
-        // Before the limits are made: they may count the reaper too.
-        let mut reaper = self.reaper.take();
-        if self.leaf.is_none() && reaper.is_none() {
-            let started = start_reaper(self.tag, serial, shared);
-            reaper = Some(started.map_err(|error| SpawnError::new(Stage::Fork, &error))?);
+        let holder = self.holder_for(step, shared)?;
+        // After the reaper was started: the limits may count it, too.
+        if self.legacy_groups.is_none() {
+            self.make_legacy_groups(shared).map_err(limits)?;
         }
-        let outcome = self.start_in(reaper.as_mut(), command, shared);
-        self.reaper = reaper;
+        self.deserted = false;
+        self.settled.take();
+        let mut place = Place::new(step, holder, self.count());
+        let outcome = self.start_in(&mut place, command, shared);
+        if outcome.is_ok() || place.reaper().is_some() {
+            self.places.0.push(place);
+        }
         outcome
     }
 
     fn start_in(
-        &mut self,
-        reaper: Option<&mut ReaperHandle>,
+        &self,
+        place: &mut Place,
         command: &Command<'_>,
         shared: &mut KeeperShared,
     ) -> Result<StartOutcome, SpawnError> {
-        if self.legacy_groups.is_none() {
-            self.make_legacy_groups(shared).map_err(|error| SpawnError::new(Stage::Limits, &error))?;
+        if let Holder::Reaper(reaper) = &mut place.holder {
+            return reaper.order(command, &self.confinement(None)).map(StartOutcome::Ordered);
         }
-        self.counts = self.count();
-        self.deserted = false;
-        self.settled.take();
-        self.kills = 0;
-        if let Some(reaper) = reaper {
-            return reaper.order(command, &self.confinement()).map(StartOutcome::Ordered);
-        }
-        let watched = self.keep_thawed(shared);
-        let spawned = shared.spawner.spawn(command, &self.confinement());
+        let group = place.group();
+        let watched = match (&self.leaf, &shared.pool) {
+            (Some(leaf), Some(pool)) => Some(pool.keep_thawed(leaf, group, &mut shared.thawer)),
+            _ => None,
+        };
+        let spawned = shared.spawner.spawn(command, &self.confinement(group));
         drop(watched);
         spawned.map(StartOutcome::Running)
+    }
+
+    /// Returns the place for the processes of a step that is about to start.
+    fn holder_for(&mut self, step: u32, shared: &mut KeeperShared) -> Result<Holder, SpawnError> {
+        if let (Some(leaf), Some(pool)) = (&self.leaf, shared.pool.as_mut()) {
+            if self.places.0.is_empty() && (self.deserted || !leaf.is_populated()) {
+                return Ok(Holder::Leaf);
+            }
+            let group = pool.make_step_group(leaf, step);
+            return group.map(Holder::Group).map_err(|error| SpawnError::new(Stage::Cgroup, &error));
+        }
+        self.goes_without = true;
+        let reaper = match self.idle.take() {
+            Some(reaper) => Ok(reaper),
+            None => start_reaper(self.tag, self.serial, shared),
+        };
+        reaper.map(Holder::Reaper).map_err(|error| SpawnError::new(Stage::Fork, &error))
+    }
+
+    /// Notes that a step is over. What it has left stays in its place.
+    pub(super) fn end_step(&mut self, step: u32) {
+        if let Some(place) = self.places.0.iter_mut().find(|place| place.step == step) {
+            place.is_running = false;
+        }
+    }
+
+    /// Gives up the places of steps that are over and have left nothing.
+    fn clear_empty_places(&mut self) {
+        let over: Vec<u32> =
+            self.places.0.iter().filter(|place| !place.is_running).map(|place| place.step).collect();
+        for step in over {
+            let is_empty = |place| self.deserted || self.places.is_empty(place, self.leaf.as_ref());
+            if self.places.of(step).is_some_and(is_empty) {
+                self.vacate(step);
+            }
+        }
+    }
+
+    fn vacate(&mut self, step: u32) {
+        let Some(index) = self.places.0.iter().position(|place| place.step == step) else { return };
+        let Holder::Reaper(reaper) = self.places.0.swap_remove(index).holder else { return };
+        if reaper.is_empty() && self.idle.is_none() {
+            self.idle = Some(reaper);
+        } else {
+            self.reaped = self.reaped.saturating_add(reaper.used());
+        }
     }
 
     /// Makes the control group for the next step, where there are groups. Fails if the job could not be held to its
     /// limits. A job that began without a group stays without.
     fn prepare_leaf(&mut self, shared: &mut KeeperShared) -> io::Result<()> {
-        let goes_without = self.refused || self.reaper.is_some();
-        let Some(pool) = shared.pool.as_mut().filter(|_| !goes_without) else { return Ok(()) };
+        let Some(pool) = shared.pool.as_mut().filter(|_| !self.goes_without) else { return Ok(()) };
         match self.leaf.take_if(|leaf| leaf.is_spent() || !leaf.thaw()) {
-            Some(spent) => self.take_leaf(pool.replace(spent), pool)?,
+            Some(spent) => {
+                // Whatever was in it was killed.
+                self.places.0.clear();
+                self.take_leaf(pool.replace(spent), pool)?;
+            }
             None if self.leaf.is_none() => self.take_leaf(pool.take(), pool)?,
             None => {}
         }
@@ -166,39 +225,35 @@ impl Containment {
         Ok(())
     }
 
-    /// Keeps the leaf thawed while the result lives: another process may freeze it while a step is started in it.
-    pub(super) fn keep_thawed(&self, shared: &mut KeeperShared) -> Option<Watched> {
-        let (leaf, pool) = (self.leaf.as_ref()?, shared.pool.as_ref()?);
-        Some(shared.thawer.watch([leaf.path().to_owned(), pool.path().to_owned()]))
-    }
-
-    fn confinement(&self) -> Confinement<'_> {
+    fn confinement<'a>(&'a self, step: Option<&'a StepGroup>) -> Confinement<'a> {
         Confinement {
-            cgroup: self.leaf.as_ref().map(Leaf::directory),
+            cgroup: step.map(StepGroup::directory).or_else(|| self.leaf.as_ref().map(Leaf::directory)),
             join: self.legacy_groups.as_ref().map(LegacyGroups::procs).unwrap_or_default(),
             open_files: self.limits.open_files,
             user_processes: self.user_processes,
         }
     }
 
-    /// Gives up the control group that refused the job's process. False if there is none, or the job's limits need it.
+    /// Gives up the control group that refused the job's process. False if there is none, or the job's limits need it, or
+    /// other steps are in it.
     pub(super) fn do_without_leaf(&mut self, shared: &KeeperShared) -> bool {
         let needed = shared.pool.as_ref().is_some_and(|pool| self.is_held_by(pool.controllers()));
-        if self.leaf.is_none() || needed {
+        if self.leaf.is_none() || needed || !self.places.0.is_empty() {
             return false;
         }
         self.leaf = None;
-        self.refused = true;
+        self.goes_without = true;
         true
     }
 
-    /// Returns the resource that ran short since the running step was started.
-    pub(super) fn shortage(&self) -> Option<Shortage> {
+    /// Returns the resource that ran short since this step was started.
+    pub(super) fn shortage(&self, step: u32) -> Option<Shortage> {
+        let counts = self.places.of(step)?.counts;
         let now = self.count();
-        if now.oom_kills > self.counts.oom_kills {
+        if now.oom_kills > counts.oom_kills {
             Some(Shortage::Memory)
         } else {
-            (now.refused > self.counts.refused).then_some(Shortage::Processes)
+            (now.refused > counts.refused).then_some(Shortage::Processes)
         }
     }
 
@@ -211,33 +266,50 @@ impl Containment {
         self.reaped = self.reaped.saturating_add(time);
     }
 
-    /// Reads a message of the job's reaper.
-    pub(super) fn receive(&mut self, shared: &KeeperShared) -> Received {
-        let Some(reaper) = &mut self.reaper else { return Received::Nothing };
-        let received = reaper.receive();
-        if matches!(received, Received::Ended) {
-            // Its processes become ours when it dies, which its pidfd reports, not when it closes the socket.
-            shared.readiness.forget(reaper.socket());
+    /// Reads a message of one of the job's reapers. Returns it with the step that the reaper holds, if there is one.
+    pub(super) fn receive(
+        &mut self,
+        shared: &KeeperShared,
+    ) -> Option<(Option<u32>, ReaperEvent, Option<OwnedFd>)> {
+        let placed = self.places.0.iter_mut().filter_map(|place| match &mut place.holder {
+            Holder::Reaper(reaper) => Some((Some(place.step), reaper)),
+            Holder::Leaf | Holder::Group(_) => None,
+        });
+        for (step, reaper) in placed.chain(self.idle.iter_mut().map(|reaper| (None, reaper))) {
+            match reaper.receive() {
+                Received::Event(event, pidfd) => return Some((step, event, pidfd)),
+                Received::Nothing => {}
+                // Its processes become ours when it dies, which its pidfd reports, not when it closes the socket.
+                Received::Ended => shared.readiness.forget(reaper.socket()),
+            }
         }
-        received
+        None
     }
 
-    /// Continues the job's reaper, in case a process of the job has stopped it. Called when the reaper owes news.
-    pub(super) fn wake_reaper(&self) {
-        if let Some(reaper) = &self.reaper {
+    /// Continues a step's reaper, in case a process of the job has stopped it. Called when the reaper owes news.
+    pub(super) fn wake_reaper(&self, step: u32) {
+        if let Some(reaper) = self.places.of(step).and_then(Place::reaper) {
             reaper.wake();
         }
     }
 
-    /// True once, when the job's reaper is dead. Its descendants are ours from then on and count as strays.
-    pub(super) fn has_lost_reaper(&mut self) -> bool {
-        let Some(reaper) = self.reaper.take_if(|reaper| reaper.is_gone()) else { return false };
-        self.reaped = self.reaped.saturating_add(reaper.used());
+    /// Forgets a reaper of the job that is dead. Its descendants are ours from then on and count as strays. `None` if no
+    /// reaper is dead.
+    pub(super) fn take_lost_reaper(&mut self) -> Option<LostReaper> {
+        let is_gone = |place: &Place| place.reaper().is_some_and(ReaperHandle::is_gone);
+        let (step, reaper) = match self.places.0.iter().position(is_gone) {
+            Some(index) => {
+                let place = self.places.0.swap_remove(index);
+                (Some(place.step), place.reaper().map(ReaperHandle::used))
+            }
+            None => (None, Some(self.idle.take_if(|idle| idle.is_gone())?.used())),
+        };
+        self.reaped = self.reaped.saturating_add(reaper.unwrap_or_default());
         self.has_strays = true;
-        true
+        Some(LostReaper { step })
     }
 
-    /// Returns the living processes of the job, a running step's too. Cheap if there are none.
+    /// Returns the living processes of the job, those of running steps too. Cheap if there are none.
     pub(super) fn survivors(&mut self, signs: &Signs<'_>, shared: &KeeperShared) -> Vec<Process> {
         if self.is_empty(signs, shared) {
             return Vec::new();
@@ -245,16 +317,42 @@ impl Containment {
         if let Some(leaf) = &self.leaf {
             return everywhere(leaf, signs, shared);
         }
-        let held = self.reaper.as_ref().filter(|reaper| !reaper.is_empty());
-        let mut found = held.map(|reaper| descendants(reaper.pid())).unwrap_or_default();
+        let members = |place| self.places.members(place, None);
+        let mut found: Vec<Process> = self.places.0.iter().flat_map(members).collect();
         if self.has_strays {
             found.extend(strays(shared));
         }
         found
     }
 
+    /// Returns the living processes of the job that are not those of a running step.
+    pub(super) fn left(&mut self, signs: &Signs<'_>, shared: &KeeperShared) -> Vec<Process> {
+        let mut found = self.survivors(signs, shared);
+        if found.is_empty() || !self.places.0.iter().any(|place| place.is_running) {
+            return found;
+        }
+        let running = self.places.0.iter().filter(|place| place.is_running);
+        let held = running.flat_map(|place| self.places.members(place, self.leaf.as_ref()));
+        let held: HashSet<u32> = held.map(|process| process.pid).collect();
+        let is_of_leader = |process: &Process| signs.leaders.iter().any(|leader| is_below(process, *leader));
+        found.retain(|process| !held.contains(&process.pid) && !is_of_leader(process));
+        found
+    }
+
+    /// Returns the processes that steps have left, or those of a running step.
+    pub(super) fn members(&self, steps: &[u32]) -> Vec<Process> {
+        let places = steps.iter().filter_map(|step| self.places.of(*step));
+        places.flat_map(|place| self.places.members(place, self.leaf.as_ref())).collect()
+    }
+
+    /// True if nothing is left in the places of these steps.
+    pub(super) fn are_empty(&self, steps: &[u32]) -> bool {
+        let mut places = steps.iter().filter_map(|step| self.places.of(*step));
+        places.all(|place| self.places.is_empty(place, self.leaf.as_ref()))
+    }
+
     /// True if no process of the job is left. The kernel tells us about a control group, and our own children show who
-    /// has left it; a reaper without children reports it. If the reaper was killed, our own children prove it.
+    /// has left it; a reaper without children reports it. If a reaper was killed, our own children prove it.
     pub(super) fn is_empty(&mut self, signs: &Signs<'_>, shared: &KeeperShared) -> bool {
         self.deserted = self.deserted || self.looks_empty(signs, shared);
         self.deserted
@@ -264,12 +362,11 @@ impl Containment {
         match &self.leaf {
             Some(leaf) => {
                 !leaf.is_populated()
-                    && signs.leader.is_none()
+                    && signs.leaders.is_empty()
                     && signs.children_outside(leaf, shared).is_empty()
             }
             None => {
-                self.reaper.as_ref().is_none_or(ReaperHandle::is_empty)
-                    && !(self.has_strays && has_strays(shared))
+                self.places.reapers().all(ReaperHandle::is_empty) && !(self.has_strays && has_strays(shared))
             }
         }
     }
@@ -282,18 +379,33 @@ impl Containment {
         }
     }
 
-    /// Sends SIGTERM and SIGCONT to the process group of the running step, whose process is `leader`: once to each
-    /// process.
-    pub(super) fn terminate_step(&mut self, leader: Option<u32>, signs: &Signs<'_>, shared: &KeeperShared) {
-        match (&self.reaper, &self.leaf, leader) {
+    /// Sends SIGTERM and SIGCONT to the process group of a running step, whose process is `leader`: once to each process.
+    pub(super) fn terminate_step(
+        &mut self,
+        step: u32,
+        leader: Option<u32>,
+        signs: &Signs<'_>,
+        shared: &KeeperShared,
+    ) {
+        if let Some(reaper) = self.places.of(step).and_then(Place::reaper) {
             // Also reaches a step that the reaper is about to start.
-            (Some(reaper), ..) => reaper.terminate_step(),
-            (None, Some(leaf), Some(leader)) => self.terminated.terminate(|| {
-                let mut found = everywhere(leaf, signs, shared);
-                found.retain(|process| process.group == leader);
-                found
-            }),
-            (None, ..) => {}
+            return reaper.terminate_step();
+        }
+        let (Some(leaf), Some(leader)) = (&self.leaf, leader) else { return };
+        self.terminated.terminate(|| {
+            let mut found = everywhere(leaf, signs, shared);
+            found.retain(|process| process.group == leader);
+            found
+        });
+    }
+
+    /// Sends SIGTERM and SIGCONT to the processes that these steps have left, and that have not got them yet.
+    pub(super) fn terminate_left(&mut self, steps: &[u32]) {
+        let places: Vec<&Place> = steps.iter().filter_map(|step| self.places.of(*step)).collect();
+        places.iter().filter_map(|place| place.reaper()).for_each(ReaperHandle::terminate_rest);
+        if let Some(leaf) = &self.leaf {
+            let members = || places.iter().flat_map(|place| self.places.members(place, Some(leaf))).collect();
+            self.terminated.terminate(members);
         }
     }
 
@@ -302,9 +414,7 @@ impl Containment {
         if let Some(leaf) = &self.leaf {
             return self.terminated.terminate(|| everywhere(leaf, signs, shared));
         }
-        if let Some(reaper) = &self.reaper {
-            reaper.terminate_rest();
-        }
+        self.places.reapers().for_each(ReaperHandle::terminate_rest);
         if self.has_strays {
             self.terminated.terminate(|| strays(shared));
         }
@@ -317,7 +427,7 @@ impl Containment {
     }
 
     /// Sends SIGKILL to all processes of the job: those in its control group and those that have left it (`outside`), or
-    /// those below its reaper. Repeat it until none is left.
+    /// those below its reapers. Repeat it until none is left.
     pub(super) fn kill(&mut self, outside: &[Process], shared: &mut KeeperShared) {
         if let Some(leaf) = &self.leaf {
             for process in outside {
@@ -325,19 +435,21 @@ impl Containment {
             }
             return leaf.kill();
         }
-        if let Some(reaper) = &self.reaper {
-            reaper.kill();
-            // Something may keep the reaper from killing, so help it from the second time on.
-            if self.kills > 0 {
-                for process in descendants(reaper.pid()) {
-                    group::signal_process(&process, &[Signal::KILL]);
-                }
-            }
+        let steps: Vec<u32> = self.places.0.iter().map(|place| place.step).collect();
+        for step in steps {
+            self.places.kill(step, None);
         }
-        self.kills = self.kills.saturating_add(1);
         if self.has_strays {
             kill_strays(shared);
         }
+    }
+
+    /// Sends SIGKILL to the processes of a step, and to those `outside` that belong to it. Repeat it until none is left.
+    pub(super) fn kill_step(&mut self, step: u32, outside: &[Process]) {
+        for process in outside {
+            group::signal_process(process, &[Signal::KILL]);
+        }
+        self.places.kill(step, self.leaf.as_ref());
     }
 
     /// Returns the usage of the job: as counted by groups, else the processor time of reaped processes.
@@ -355,19 +467,23 @@ impl Containment {
     fn read_usage(&self) -> Usage {
         let by_leaf = self.leaf.as_ref().map(Leaf::usage).unwrap_or_default();
         let by_legacy_groups = self.legacy_groups.as_ref().map(LegacyGroups::usage).unwrap_or_default();
-        let by_reaper = self.reaper.as_ref().map(ReaperHandle::used).unwrap_or_default();
-        let reaped = Some(self.reaped.saturating_add(by_reaper)).filter(|used| !used.is_zero());
+        let reapers = self.places.reapers().chain(&self.idle);
+        let reaped = reapers.map(ReaperHandle::used).fold(self.reaped, Duration::saturating_add);
+        let reaped = Some(reaped).filter(|used| !used.is_zero());
         Usage {
             cpu_time: by_leaf.cpu_time.or(by_legacy_groups.cpu_time).or(reaped),
             peak_memory: by_leaf.peak_memory.or(by_legacy_groups.peak_memory),
         }
     }
 
-    /// Gives the control groups back, and ends the reaper if it is empty. Otherwise the reaper goes on killing, on its
-    /// own once the job is forgotten.
+    /// Gives the control groups back, and ends the reapers that are empty. The others go on killing, on their own once
+    /// the job is forgotten.
     pub(super) fn release(&mut self, shared: &mut KeeperShared) {
-        if let Some(reaper) = self.reaper.take_if(|reaper| reaper.is_empty()) {
-            self.reaped = self.reaped.saturating_add(reaper.used());
+        let empty = self.places.0.extract_if(.., |place| place.reaper().is_none_or(ReaperHandle::is_empty));
+        let used = empty.filter_map(|place| place.reaper().map(ReaperHandle::used));
+        self.reaped = used.fold(self.reaped, Duration::saturating_add);
+        if let Some(idle) = self.idle.take() {
+            self.reaped = self.reaped.saturating_add(idle.used());
         }
         if let Some(legacy_groups) = self.legacy_groups.take() {
             shared.limiter.give_back(legacy_groups);

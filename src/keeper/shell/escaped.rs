@@ -83,8 +83,8 @@ pub(super) struct Signs<'a> {
     pub(super) serial: Serial,
     pub(super) tag: u128,
     pub(super) leftovers: &'a Leftovers,
-    /// Process of the running step.
-    pub(super) leader: Option<u32>,
+    /// Processes of the running steps.
+    pub(super) leaders: Vec<u32>,
 }
 
 /// Result of the signs that a process carries itself.
@@ -99,7 +99,7 @@ impl Signs<'_> {
         match tag_of(process.pid) {
             Some(tag) if tag == self.tag => Carried::Ours,
             Some(tag) if shared.spans.has_other(self.serial, tag) => Carried::Others,
-            _ if self.leader == Some(process.pid) || self.leftovers.has(process) => Carried::Ours,
+            _ if self.leaders.contains(&process.pid) || self.leftovers.has(process) => Carried::Ours,
             _ => Carried::Nothing,
         }
     }
@@ -156,8 +156,8 @@ impl Signs<'_> {
     pub(super) fn outside(&self, leaf: &Leaf, members: &[Process], shared: &KeeperShared) -> Vec<Process> {
         let inside: HashSet<u32> = members.iter().map(|process| process.pid).collect();
         let mut found = self.children_outside(leaf, shared);
-        let leader = self.leader.filter(|leader| !inside.contains(leader)).and_then(Process::read);
-        found.extend(leader.filter(|leader| !leader.zombie));
+        let leaders = self.leaders.iter().filter(|leader| !inside.contains(leader));
+        found.extend(leaders.filter_map(|leader| Process::read(*leader)).filter(|leader| !leader.zombie));
         let roots: Vec<u32> = found.iter().map(|process| process.pid).chain(inside).collect();
         if roots.len() <= MOST_PARENTS {
             found.extend(family(&roots));
@@ -166,6 +166,19 @@ impl Signs<'_> {
         found.retain(|process| seen.insert(process.pid) && !leaf.holds(process.pid));
         found
     }
+}
+
+/// True if the process is in the process group of the step's process `leader`, or descends from it.
+pub(super) fn is_below(process: &Process, leader: u32) -> bool {
+    let mut at = *process;
+    for _ in 0..MAX_GENERATIONS {
+        if at.group == leader || at.pid == leader {
+            return true;
+        }
+        let Some(parent) = Process::read(at.parent) else { return false };
+        at = parent;
+    }
+    false
 }
 
 /// Returns the time since boot in clock ticks.

@@ -11,9 +11,11 @@ use super::masking::Masking;
 use super::output::Output;
 use super::processes::{Processes, StartedProcess, words};
 use super::shared::KeeperShared;
+use super::tree;
 use crate::journal::{Reader, event::End, event::Event as JournalEvent};
-use crate::keeper::core::{Body, Event, FinishStep, Job, JobAction, LogView, NotStarted, Serial};
+use crate::keeper::core::{Body, Event, FinishStep, Job, JobAction, LogView, Look, NotStarted, Serial};
 use crate::keeper::protocol::{Closed, HoldJob, KeeperError, StepEnd, StepOver};
+use crate::log::frame::STEP;
 use crate::model::{FinishedProcess, LogChannel, Outcome, Shortage, StepUsage};
 use crate::process::sweep::Process;
 use crate::{failpoint, files};
@@ -74,14 +76,24 @@ impl JobBody {
             JobAction::Journal(event) => shared.journal(job.key(), &event),
             JobAction::WatchUnfinished => self.output.watch_unfinished(),
             JobAction::Start(step) => return self.start(step, job, shared),
-            JobAction::WakeReaper => self.processes.containment.wake_reaper(),
+            JobAction::WakeReaper(step) => self.processes.containment.wake_reaper(step),
             JobAction::NotStarted(step, why) => return Some(Event::Over(self.not_started(step, why))),
             JobAction::FinishStep(finish) => {
                 return Some(Event::Over(self.finish_step(&finish, shared)));
             }
+            JobAction::Look(Look::Clear(step)) => {
+                let is_empty = self.processes.containment.are_empty(&[step]);
+                return Some(Event::Looked(Look::Clear(step), is_empty));
+            }
             JobAction::Look(look) => {
                 return Some(Event::Looked(look, self.processes.is_empty(shared)));
             }
+            JobAction::LookAtLeft { step, steps } => {
+                return Some(Event::LookedAtLeft(step, self.processes.containment.are_empty(&steps)));
+            }
+            JobAction::TerminateLeft(steps) => self.processes.containment.terminate_left(&steps),
+            JobAction::KillStep(step) => self.processes.kill_step(step, shared),
+            JobAction::ShowProcesses(steps) => self.show_processes(&steps, shared),
             JobAction::Thaw => self.processes.containment.thaw(shared),
             JobAction::ThawSurvivors => self.processes.thaw_survivors(shared),
             JobAction::Terminate(step) => self.processes.terminate(step, shared),
@@ -99,7 +111,7 @@ impl JobBody {
     }
 
     fn start(&mut self, step: u32, job: &Job, shared: &mut KeeperShared) -> Option<Event> {
-        Some(match self.processes.start(job.request(step)?, self.serial, shared) {
+        Some(match self.processes.start(job.request(step)?, shared) {
             Ok(Some(started)) => self.started(step, started, job, shared),
             Ok(None) => Event::Ordered(step),
             Err(failure) => Event::StartFailed(step, failure),
@@ -122,7 +134,8 @@ impl JobBody {
             shared.journal(job.key(), &event);
         }
         let pipes = [(stdout, LogChannel::Out), (stderr, LogChannel::Err)];
-        self.output.add_pipes(step, pipes, self.serial, shared);
+        let slot = job.request(step).map_or(STEP, |request| request.slot);
+        self.output.add_pipes(step, slot, pipes, self.serial, shared);
         self.processes.watch(step, pid, pidfd, is_ours, start_time, shared);
         Event::Started(step)
     }
@@ -140,15 +153,15 @@ impl JobBody {
         let FinishStep { step, name, status, usage: used, names_left } = finish;
         self.processes.forget(*step);
         self.output.finish_step(*step, shared);
-        let survivors = self.processes.survivors(shared);
-        let new = self.processes.leftovers.of_step(&survivors);
+        let survivors = self.processes.left(shared);
+        let new = self.processes.leftovers.of_step(*step, &survivors);
         if !new.is_empty() && *names_left {
             let signs = self.processes.signs();
             let is_proven = |process: &Process| signs.prove(process, shared);
             let line = leftover::line(name, &new, is_proven, &self.output.masking);
             self.output.line(LogChannel::Out, &line, shared);
         }
-        let shortage = self.processes.containment.shortage();
+        let shortage = self.processes.containment.shortage(*step);
         if let Some(shortage) = shortage.filter(|_| status.is_success()) {
             // Part of the step failed, but its status says success.
             let what = match shortage {
@@ -160,6 +173,16 @@ impl JobBody {
         let (end, usage) = (StepEnd::Exited(*status), self.processes.containment.usage());
         let (left, ran) = (survivors.len() as u32, self.ran(*used));
         StepOver { step: *step, end, left, shortage, usage, ran, closes: false }
+    }
+
+    /// Writes the processes of running steps to the log.
+    fn show_processes(&mut self, steps: &[u32], shared: &mut KeeperShared) {
+        let processes = self.processes.containment.members(steps);
+        let signs = self.processes.signs();
+        let is_proven = |process: &Process| signs.prove(process, shared);
+        for line in tree::lines(&processes, is_proven, &self.output.masking) {
+            self.output.line(LogChannel::Err, &line, shared);
+        }
     }
 
     /// Describes the run of the step that has just ended. `usage` came with the wait for its process; control groups

@@ -16,8 +16,8 @@ const MAX_COMMAND: usize = 80;
 /// Left-over processes of one job.
 #[derive(Default)]
 pub(super) struct Leftovers {
-    /// Group of the running step, or of the last one.
-    group: u32,
+    /// Groups of the running steps, by step.
+    running: Vec<(u32, u32)>,
     /// Groups of earlier steps.
     groups: HashSet<u32>,
     /// Sessions that left-over processes lead or led.
@@ -28,9 +28,8 @@ pub(super) struct Leftovers {
 
 impl Leftovers {
     /// Begins a step whose process leads `group`.
-    pub(super) fn begin(&mut self, group: u32) {
-        let before = std::mem::replace(&mut self.group, group);
-        self.groups.insert(before);
+    pub(super) fn begin(&mut self, step: u32, group: u32) {
+        self.running.push((step, group));
         // Process ids are reused: the group with this number is the new one.
         self.groups.remove(&group);
         self.sessions.remove(&group);
@@ -39,17 +38,22 @@ impl Leftovers {
     /// True if the process is in the process group of a step. That a step left it shows nothing: a process of another job
     /// that has moved into this job's control group is counted, too.
     pub(super) fn has(&self, process: &Process) -> bool {
-        process.group == self.group || self.groups.contains(&process.group)
+        self.running.iter().any(|(_, group)| process.group == *group) || self.groups.contains(&process.group)
     }
 
-    /// Ends the step. `survivors` are all living processes of the job. Returns those that this step left, by pid.
-    pub(super) fn of_step(&mut self, survivors: &[Process]) -> Vec<Process> {
+    /// Ends the step. `survivors` are all living processes of the job but those of other running steps. Returns those that
+    /// this step left, by pid.
+    pub(super) fn of_step(&mut self, step: u32, survivors: &[Process]) -> Vec<Process> {
+        let index = self.running.iter().position(|(running, _)| *running == step);
+        let group = index.map(|index| self.running.swap_remove(index).1);
         let by_pid: HashMap<u32, &Process> = survivors.iter().map(|process| (process.pid, process)).collect();
         let (mut earlier, mut new) = (Vec::new(), Vec::new());
         for process in survivors {
-            if self.is_of_earlier_step(process, &by_pid) { &mut earlier } else { &mut new }.push(*process);
+            if self.is_of_earlier_step(process, group, &by_pid) { &mut earlier } else { &mut new }
+                .push(*process);
         }
         new.sort_unstable_by_key(|process| process.pid);
+        self.groups.extend(group);
         self.known = survivors.iter().map(|process| (process.pid, process.start_time)).collect();
         let led = survivors.iter().filter(|process| process.session == process.pid);
         self.sessions.extend(led.map(|process| process.session));
@@ -58,11 +62,16 @@ impl Leftovers {
 
     /// True if an earlier step left the process or one of its ancestors, or they are in a group or session of such a
     /// step.
-    fn is_of_earlier_step(&self, process: &Process, by_pid: &HashMap<u32, &Process>) -> bool {
+    fn is_of_earlier_step(
+        &self,
+        process: &Process,
+        group: Option<u32>,
+        by_pid: &HashMap<u32, &Process>,
+    ) -> bool {
         let mut at = process;
         // The chain of parents is no longer than the list, even if processes moved while it was read.
         for _ in 0..=by_pid.len() {
-            if at.group == self.group {
+            if Some(at.group) == group {
                 return false;
             }
             if self.known.contains(&(at.pid, at.start_time))
@@ -105,7 +114,7 @@ pub(super) fn line(
 }
 
 /// Returns the command of process `pid` as shown to people. `None` if it cannot be read or is no text.
-fn shown_command(pid: u32, masking: &Masking) -> Option<String> {
+pub(super) fn shown_command(pid: u32, masking: &Masking) -> Option<String> {
     let command = String::from_utf8(command_line(pid)?.join(&b' ')).ok()?;
     Some(shortened(&masking.mask(&command).into_data()))
 }
@@ -135,11 +144,11 @@ mod tests {
     #[test]
     fn fault_87_a_process_counts_for_the_step_that_left_it_and_for_no_later_one() {
         let mut left = Leftovers::default();
-        left.begin(10);
+        left.begin(1, 10);
         let server = process(12, 1, 12, 12);
         let plain = process(11, 1, 10, 1);
-        assert_eq!(pids(&left.of_step(&[server, plain])), [11, 12]);
-        left.begin(20);
+        assert_eq!(pids(&left.of_step(1, &[server, plain])), [11, 12]);
+        left.begin(2, 20);
         // A child of the server, a process of its session that lost its parent, and one of the first step's group.
         let child = process(21, 12, 21, 21);
         let orphan = process(22, 1, 23, 12);
@@ -147,18 +156,18 @@ mod tests {
         let own = process(25, 1, 20, 1);
         let own_session = process(26, 1, 26, 26);
         let all = [server, plain, child, orphan, in_group, own, own_session];
-        assert_eq!(pids(&left.of_step(&all)), [25, 26]);
-        left.begin(30);
-        assert_eq!(pids(&left.of_step(&all)), [0; 0]);
+        assert_eq!(pids(&left.of_step(2, &all)), [25, 26]);
+        left.begin(3, 30);
+        assert_eq!(pids(&left.of_step(3, &all)), [0; 0]);
     }
 
     #[test]
     fn fault_87_a_group_whose_number_comes_round_is_the_new_steps() {
         let mut left = Leftovers::default();
-        left.begin(10);
-        left.begin(20);
-        left.begin(10);
-        assert_eq!(pids(&left.of_step(&[process(11, 1, 10, 1)])), [11]);
+        left.begin(1, 10);
+        left.of_step(1, &[]);
+        left.begin(2, 10);
+        assert_eq!(pids(&left.of_step(2, &[process(11, 1, 10, 1)])), [11]);
     }
 
     #[test]

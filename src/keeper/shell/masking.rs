@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::clock::now_micros;
-use crate::log::frame::{STEP, Stamp, Stamper};
+use crate::log::frame::{Stamp, Stamper};
 use crate::log::mask::{DefaultPrefixes, MaskConfig, MaskLimitError, MaskWarning, Masked, Masker, PhraseSet};
 use crate::log::pipeline::Pipeline;
 use crate::model::LogChannel;
@@ -74,9 +74,9 @@ impl Masking {
         self.phrase_bytes
     }
 
-    /// Returns a source of the job's log for one pipe of a step.
-    pub(super) fn source(&self, kind: LogChannel) -> Pipeline {
-        Pipeline::new(STEP, kind, Arc::clone(&self.masker))
+    /// Returns a source of the job's log for one pipe of a step that writes the stream `slot`.
+    pub(super) fn source(&self, slot: u8, kind: LogChannel) -> Pipeline {
+        Pipeline::new(slot, kind, Arc::clone(&self.masker))
     }
 
     /// Returns the masker, to replace that of a running source.

@@ -5,11 +5,12 @@ use std::time::Instant;
 
 use rustix::process::Pid;
 
+use super::job::JobBody;
 use super::processes::{Seen, StartedProcess, reported_failure};
 use super::server::Keeper;
 use crate::keeper::core::{Event, Held, Serial};
 use crate::model::{ExitStatus, StepUsage};
-use crate::process::reaper::{OrderedPipes, ReaperEvent, Received};
+use crate::process::reaper::{OrderedPipes, ReaperEvent};
 
 /// Status of a process that nobody could wait for.
 const KILLED: ExitStatus = ExitStatus::Signal(9);
@@ -68,25 +69,33 @@ impl Keeper {
     /// Reads the messages of a job's reaper, and handles its end.
     pub(super) fn on_reaper(&mut self, serial: Serial) {
         while let Some(Held { body, .. }) = self.core.get_mut(serial)
-            && let Received::Event(event, pidfd) = body.processes.containment.receive(&self.shared)
+            && let Some((step, event, pidfd)) = body.processes.containment.receive(&self.shared)
         {
-            self.on_reaper_event(serial, event, pidfd);
+            self.on_reaper_event(serial, step, event, pidfd);
         }
-        if let Some(Held { body, .. }) = self.core.get_mut(serial)
-            && body.processes.containment.has_lost_reaper()
+        while let Some(Held { body, .. }) = self.core.get_mut(serial)
+            && let Some(lost) = body.processes.containment.take_lost_reaper()
         {
-            self.reaper_lost(serial);
+            self.reaper_lost(serial, lost.step);
         }
         self.settle(serial);
     }
 
-    fn on_reaper_event(&mut self, serial: Serial, event: ReaperEvent, pidfd: Option<OwnedFd>) {
+    /// Handles a message of a reaper, which holds `step` or nothing.
+    fn on_reaper_event(
+        &mut self,
+        serial: Serial,
+        step: Option<u32>,
+        event: ReaperEvent,
+        pidfd: Option<OwnedFd>,
+    ) {
         let Some(Held { job, body }) = self.core.get_mut(serial) else { return };
+        let launched = |body: &mut JobBody| Some((step?, body.processes.take_launched(step?)?));
         match event {
             ReaperEvent::Started { pid, start_time } => {
                 // The number of a process is always valid.
                 if let Some(pid) = Pid::from_raw(pid as i32)
-                    && let Some((step, OrderedPipes { stdout, stderr })) = body.processes.take_launched()
+                    && let Some((step, OrderedPipes { stdout, stderr })) = launched(body)
                 {
                     let started = StartedProcess { pid, pidfd, is_ours: false, start_time, stdout, stderr };
                     let event = body.started(step, started, job, &mut self.shared);
@@ -94,12 +103,12 @@ impl Keeper {
                 }
             }
             ReaperEvent::NotStarted { stage, errno } => {
-                if let Some((step, _)) = body.processes.take_launched() {
+                if let Some((step, _)) = launched(body) {
                     self.tell(serial, Event::StartFailed(step, reported_failure(stage, errno)));
                 }
             }
             ReaperEvent::Exited(status, usage) => {
-                if let Some(step) = body.processes.take_reported() {
+                if let Some(step) = step.filter(|step| body.processes.take_reported(*step)) {
                     self.exited(serial, step, status, Some(usage));
                 }
             }
@@ -112,11 +121,11 @@ impl Keeper {
         }
     }
 
-    /// Handles the death of a job's reaper: the kernel has killed the running step's process with it.
-    fn reaper_lost(&mut self, serial: Serial) {
-        self.tell(serial, Event::ReaperLost);
+    /// Handles the death of a job's reaper: the kernel has killed the process of `step` with it.
+    fn reaper_lost(&mut self, serial: Serial, step: Option<u32>) {
+        self.tell(serial, Event::ReaperLost(step));
         let Some(Held { body, .. }) = self.core.get_mut(serial) else { return };
-        if let Some(step) = body.processes.take_reported() {
+        if let Some(step) = step.filter(|step| body.processes.take_reported(*step)) {
             self.exited(serial, step, KILLED, None);
         }
         self.tell(serial, Event::Fewer);

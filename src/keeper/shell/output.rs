@@ -81,6 +81,7 @@ impl Output {
     pub(super) fn add_pipes(
         &mut self,
         step: u32,
+        slot: u8,
         pipes: [(OwnedFd, LogChannel); 2],
         serial: Serial,
         shared: &KeeperShared,
@@ -89,7 +90,8 @@ impl Output {
         self.pipes.reserve_exact(pipes.len());
         for (fd, kind) in pipes {
             self.next_pipe += 1;
-            let pipe = Pipe::new(self.next_pipe, step, fd, kind, self.masking.source(kind));
+            let source = self.masking.source(slot, kind);
+            let pipe = Pipe::new(self.next_pipe, step, fd, (slot, kind), source);
             if !self.is_parked {
                 pipe.watch(serial, shared);
             }
@@ -176,7 +178,7 @@ impl Output {
         let now = shared.stamp();
         for pipe in self.pipes.iter_mut().filter(|pipe| pipe.step == Some(step)) {
             self.log.output(&now, |out| pipe.source.finish(&now, &mut shared.scratch.masked, out));
-            pipe.become_leftover(self.masking.source(pipe.kind));
+            pipe.become_leftover(self.masking.source(pipe.slot, pipe.kind));
         }
     }
 

@@ -11,6 +11,8 @@ use crate::model::LogChannel;
 pub(super) struct Pipe {
     pub(super) id: u32,
     pub(super) fd: OwnedFd,
+    /// Number of the stream.
+    pub(super) slot: u8,
     pub(super) kind: LogChannel,
     pub(super) source: Pipeline,
     /// The running step that the pipe belongs to. `None` once the step is over and a process that outlives it holds
@@ -22,8 +24,14 @@ pub(super) struct Pipe {
 
 impl Pipe {
     /// Creates the pipe of a step that starts.
-    pub(super) const fn new(id: u32, step: u32, fd: OwnedFd, kind: LogChannel, source: Pipeline) -> Self {
-        Self { id, fd, kind, source, step: Some(step), told_unfinished: Vec::new() }
+    pub(super) const fn new(
+        id: u32,
+        step: u32,
+        fd: OwnedFd,
+        (slot, kind): (u8, LogChannel),
+        source: Pipeline,
+    ) -> Self {
+        Self { id, fd, slot, kind, source, step: Some(step), told_unfinished: Vec::new() }
     }
 
     pub(super) fn watch(&self, serial: Serial, shared: &KeeperShared) {

@@ -6,7 +6,7 @@ use rustix::io::Errno;
 use rustix::process::Pid;
 
 use super::containment::{Containment, StartOutcome};
-use super::escaped::Signs;
+use super::escaped::{Signs, is_below};
 use super::leftover::Leftovers;
 use super::shared::{KeeperShared, Token};
 use crate::keeper::core::{NotStarted, Serial, StartFailure};
@@ -61,8 +61,8 @@ pub(super) struct Processes {
     pub(super) containment: Containment,
     pub(super) leftovers: Leftovers,
     running: Vec<Running>,
-    /// The step that the reaper was ordered to start, and its pipes.
-    launching: Option<(u32, OrderedPipes)>,
+    /// The steps that a reaper was ordered to start, and their pipes.
+    launching: Vec<(u32, OrderedPipes)>,
 }
 
 impl Processes {
@@ -73,21 +73,20 @@ impl Processes {
             containment: Containment::new(serial, hold.tag, hold.limits),
             leftovers: Leftovers::default(),
             running: Vec::new(),
-            launching: None,
+            launching: Vec::new(),
         }
     }
 
-    /// Starts the process of a step. `None`: the job's reaper was ordered to do it.
+    /// Starts the process of a step. `None`: a reaper was ordered to do it.
     pub(super) fn start(
         &mut self,
         request: &SpawnStep,
-        serial: Serial,
         shared: &mut KeeperShared,
     ) -> Result<Option<StartedProcess>, StartFailure> {
-        match self.start_contained(request, serial, shared) {
+        match self.start_contained(request, shared) {
             Ok(StartOutcome::Running(spawned)) => Ok(Some(spawned.into())),
             Ok(StartOutcome::Ordered(pipes)) => {
-                self.launching = Some((request.step, pipes));
+                self.launching.push((request.step, pipes));
                 Ok(None)
             }
             Err(error) => Err(failure(error)),
@@ -97,7 +96,6 @@ impl Processes {
     fn start_contained(
         &mut self,
         request: &SpawnStep,
-        serial: Serial,
         shared: &mut KeeperShared,
     ) -> Result<StartOutcome, SpawnError> {
         let command = Command {
@@ -106,7 +104,7 @@ impl Processes {
             env: &request.env,
             work_dir: &request.work_dir,
         };
-        let begun = self.containment.start(&command, serial, shared);
+        let begun = self.containment.start(request.step, &command, shared);
         let Err(error) = &begun else { return begun };
         let exhausted = matches!(error.errno, Errno::AGAIN | Errno::NOMEM);
         let by_group = matches!(error.stage, Stage::Fork | Stage::Cgroup);
@@ -118,13 +116,14 @@ impl Processes {
             "control group refused a process ({}): a reaper holds the job's processes together",
             error.errno
         ));
-        self.containment.start(&command, serial, shared)
+        self.containment.start(request.step, &command, shared)
     }
 
-    /// Returns the step that the reaper was ordered to start, and forgets it, because the reaper has answered or
+    /// Returns the pipes of a step that its reaper was ordered to start, and forgets it, because the reaper has answered or
     /// died.
-    pub(super) const fn take_launched(&mut self) -> Option<(u32, OrderedPipes)> {
-        self.launching.take()
+    pub(super) fn take_launched(&mut self, step: u32) -> Option<OrderedPipes> {
+        let index = self.launching.iter().position(|(launching, _)| *launching == step)?;
+        Some(self.launching.swap_remove(index).1)
     }
 
     /// Watches a process that runs.
@@ -142,7 +141,7 @@ impl Processes {
             shared.leaders.insert(number, self.serial);
             shared.spans.begin(self.serial, self.tag, start_time);
         }
-        self.leftovers.begin(number);
+        self.leftovers.begin(step, number);
         let token = Token::Process(self.serial, step);
         if pidfd.as_ref().is_some_and(|pidfd| shared.readiness.watch(pidfd, token, false).is_err()) {
             // Out of memory for the registration: SIGCHLD still reports the end.
@@ -167,32 +166,40 @@ impl Processes {
         let Some((status, usage)) = group::reap(pidfd.as_fd()) else { return Seen::Nothing };
         let run = self.running.swap_remove(index);
         shared.leaders.remove(&number(run.pid));
-        shared.spans.end(self.serial);
+        if !self.running.iter().any(|run| run.is_ours) {
+            shared.spans.end(self.serial);
+        }
         self.containment.add_reaped(usage.time());
         Seen::Reaped(run.step, status, usage)
     }
 
-    /// Forgets the running process of a reaper, as the reaper has reported its end or died. Returns its step.
-    pub(super) fn take_reported(&mut self) -> Option<u32> {
-        let index = self.running.iter().position(|run| !run.is_ours)?;
-        Some(self.running.swap_remove(index).step)
+    /// Forgets the running process of a step, as its reaper has reported its end or died. False if there is none.
+    pub(super) fn take_reported(&mut self, step: u32) -> bool {
+        let index = self.running.iter().position(|run| !run.is_ours && run.step == step);
+        index.map(|index| self.running.swap_remove(index)).is_some()
     }
 
     /// Forgets the process of a step that is over, dead or not.
     pub(super) fn forget(&mut self, step: u32) {
         self.running.retain(|run| run.step != step);
-        self.launching.take_if(|(launching, _)| *launching == step);
+        self.launching.retain(|(launching, _)| *launching != step);
+        self.containment.end_step(step);
     }
 
     /// Returns what tells the job's processes from those of other jobs.
     pub(super) fn signs(&self) -> Signs<'_> {
         let (serial, tag, leftovers) = (self.serial, self.tag, &self.leftovers);
-        Signs { serial, tag, leftovers, leader: leader_of(&self.running) }
+        Signs { serial, tag, leftovers, leaders: leaders_of(&self.running) }
     }
 
-    /// Returns the living processes of the job, a running step's too. Cheap if there are none.
+    /// Returns the living processes of the job, those of running steps too. Cheap if there are none.
     pub(super) fn survivors(&mut self, shared: &KeeperShared) -> Vec<Process> {
         self.with_signs(|containment, signs| containment.survivors(signs, shared))
+    }
+
+    /// Returns the living processes of the job that are not those of a running step. Cheap if there are none.
+    pub(super) fn left(&mut self, shared: &KeeperShared) -> Vec<Process> {
+        self.with_signs(|containment, signs| containment.left(signs, shared))
     }
 
     /// True if no process of the job is left.
@@ -207,8 +214,8 @@ impl Processes {
 
     /// Sends SIGTERM to the processes of a running step.
     pub(super) fn terminate(&mut self, step: u32, shared: &KeeperShared) {
-        let leader = self.running.iter().find(|run| run.step == step).map(|run| number(run.pid));
-        self.with_signs(|containment, signs| containment.terminate_step(leader, signs, shared));
+        let leader = self.leader(step);
+        self.with_signs(|containment, signs| containment.terminate_step(step, leader, signs, shared));
     }
 
     /// Sends SIGTERM to all processes of the job that have not got it yet.
@@ -225,16 +232,34 @@ impl Processes {
         self.containment.kill(&outside, shared);
     }
 
+    /// Sends SIGKILL to the processes of a step.
+    pub(super) fn kill_step(&mut self, step: u32, shared: &KeeperShared) {
+        let mut outside = Vec::new();
+        if let Some(run) = self.running.iter().find(|run| run.step == step) {
+            let leader = number(run.pid);
+            outside = self.containment.outside(&self.signs(), shared);
+            outside.retain(|process| is_below(process, leader));
+            if run.is_ours {
+                group::kill(run.pid);
+            }
+        }
+        self.containment.kill_step(step, &outside);
+    }
+
+    fn leader(&self, step: u32) -> Option<u32> {
+        self.running.iter().find(|run| run.step == step).map(|run| number(run.pid))
+    }
+
     fn with_signs<T>(&mut self, act: impl FnOnce(&mut Containment, &Signs<'_>) -> T) -> T {
         let (serial, tag, leftovers) = (self.serial, self.tag, &self.leftovers);
-        let signs = Signs { serial, tag, leftovers, leader: leader_of(&self.running) };
+        let signs = Signs { serial, tag, leftovers, leaders: leaders_of(&self.running) };
         act(&mut self.containment, &signs)
     }
 }
 
-/// Returns the running step's process that is our child.
-fn leader_of(running: &[Running]) -> Option<u32> {
-    running.iter().find(|run| run.is_ours).map(|run| number(run.pid))
+/// Returns the processes of running steps that are our children.
+fn leaders_of(running: &[Running]) -> Vec<u32> {
+    running.iter().filter(|run| run.is_ours).map(|run| number(run.pid)).collect()
 }
 
 fn number(pid: Pid) -> u32 {

@@ -116,7 +116,7 @@ impl Keeper {
             for event in events.drain(..) {
                 self.dispatch(Token::decode(event.data.u64()));
             }
-            self.thaw_groups();
+            self.shared.pool.iter_mut().for_each(Pool::thaw_frozen);
             self.on_time();
             if self.shared.connection.as_ref().is_some_and(Connection::wants_write) {
                 // One write wakes the daemon once.
@@ -124,6 +124,7 @@ impl Keeper {
             }
             self.send();
             self.start_next();
+            self.report_thaws();
             // After the start: the daemon that we tell wakes up and takes a processor.
             self.tell_lengths();
             self.send();
@@ -164,9 +165,9 @@ impl Keeper {
         }
     }
 
-    /// Thaws the groups of jobs that somebody has frozen. Called in each turn, because the start of a job takes events, too.
-    fn thaw_groups(&mut self) {
-        let thawed = self.shared.pool.as_mut().map(Pool::thaw_frozen).unwrap_or_default();
+    /// Reports groups of jobs that somebody had frozen. Called after the start, which thaws, too.
+    fn report_thaws(&mut self) {
+        let thawed = self.shared.pool.as_ref().map(Pool::take_thaws).unwrap_or_default();
         if let Some(text) = self.thaws.add(thawed, Instant::now()) {
             self.shared.notice(text);
         }

@@ -9,7 +9,6 @@ use super::pipe::Pipe;
 use super::shared::KeeperShared;
 use crate::keeper::core::Job;
 use crate::keeper::protocol::{FromKeeper, SecretBytes};
-use crate::model::LogChannel;
 
 /// Shortest time between two reports of one job, so that a step that writes byte by byte costs little.
 pub const UNFINISHED_EVERY: Duration = Duration::from_millis(100);
@@ -72,7 +71,7 @@ impl Output {
             let line = unfinished(pipe, takes_output);
             if !line.is_empty() && line != pipe.told_unfinished {
                 pipe.told_unfinished = line.to_vec();
-                self.tell_unfinished(pipe.kind, pipe.told_unfinished.clone(), job, shared);
+                self.tell_unfinished(pipe, pipe.told_unfinished.clone(), job, shared);
             }
         }
         self.pipes = pipes;
@@ -81,15 +80,16 @@ impl Output {
     /// Reports that the line reported last has ended, if there is one.
     pub(super) fn end_unfinished(&self, pipe: &mut Pipe, job: &Job, shared: &mut KeeperShared) {
         if !std::mem::take(&mut pipe.told_unfinished).is_empty() {
-            self.tell_unfinished(pipe.kind, Vec::new(), job, shared);
+            self.tell_unfinished(pipe, Vec::new(), job, shared);
         }
     }
 
-    fn tell_unfinished(&self, channel: LogChannel, entry: Vec<u8>, job: &Job, shared: &mut KeeperShared) {
+    fn tell_unfinished(&self, pipe: &Pipe, entry: Vec<u8>, job: &Job, shared: &mut KeeperShared) {
         // The daemon has forgotten a dropped job, and a new job may have its key.
         if !job.is_dropped() {
             let (key, log_len, entry) = (job.key(), self.log.len(), SecretBytes(entry));
-            shared.tell(&FromKeeper::Unfinished { key, channel, log_len, entry });
+            let (slot, channel) = (pipe.slot, pipe.kind);
+            shared.tell(&FromKeeper::Unfinished { key, slot, channel, log_len, entry });
         }
     }
 }

@@ -1,5 +1,6 @@
 //! What the simulated keeper has beside each job: a real log file, and simulated processes.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io::Write;
 use std::os::unix::fs::MetadataExt;
@@ -10,7 +11,9 @@ use std::time::Duration;
 use super::{Keeper, Shared, drive, happened, is_put_in, moment, now, settle};
 use crate::program::Program;
 use step_runner::clock;
-use step_runner::keeper::core::{Body, Event, FinishStep, Held, JobAction, LogView, NotStarted, Serial};
+use step_runner::keeper::core::{
+    Body, Event, FinishStep, Held, JobAction, LogView, Look, NotStarted, Serial,
+};
 use step_runner::keeper::protocol::{Closed, HoldJob, KeeperError, LogStorage, StepEnd, StepOver};
 use step_runner::model::{ExitStatus, FinishedProcess, JobKey, StepUsage};
 use step_runner::process::cgroup::Usage;
@@ -26,8 +29,10 @@ pub(super) struct SimulatedJob {
     inode: u64,
     len: u64,
     running: Vec<Running>,
-    /// Processes that steps left.
-    left: u32,
+    /// Processes that steps left, by step.
+    left: BTreeMap<u32, u32>,
+    /// Steps that the daemon has asked to stop.
+    pub(super) stopped: BTreeSet<u32>,
     /// True once the daemon asked for an end: it may start steps no more.
     pub(super) is_to_end: bool,
     /// Operation that closed the job.
@@ -74,7 +79,8 @@ impl SimulatedJob {
             len: meta.len(),
             log,
             running: Vec::new(),
-            left: 0,
+            left: BTreeMap::new(),
+            stopped: BTreeSet::new(),
             is_to_end: false,
             close: None,
         })
@@ -83,11 +89,12 @@ impl SimulatedJob {
     fn over(&self, step: u32, end: StepEnd, usage: Option<StepUsage>) -> Event {
         let ran = FinishedProcess { ended: clock::boot_micros(), log_len: self.len, usage };
         let usage = Usage::default();
-        Event::Over(StepOver { step, end, left: self.left, shortage: None, usage, ran, closes: false })
+        let left = self.left.values().sum();
+        Event::Over(StepOver { step, end, left, shortage: None, usage, ran, closes: false })
     }
 
     fn alive(&self) -> u32 {
-        self.left + self.running.len() as u32
+        self.left.values().sum::<u32>() + self.running.len() as u32
     }
 }
 
@@ -149,13 +156,41 @@ pub(super) fn perform(shared: &Shared, serial: Serial, action: JobAction) -> Opt
             keeper.append(serial, &format!("line {text}\n"));
             None
         }
+        JobAction::Look(Look::Clear(step)) => {
+            Some(Event::Looked(Look::Clear(step), body.left.get(&step).is_none_or(|left| *left == 0)))
+        }
         JobAction::Look(look) => Some(Event::Looked(look, body.alive() == 0)),
+        JobAction::LookAtLeft { step, steps } => {
+            let is_empty = steps.iter().all(|step| body.left.get(step).is_none_or(|left| *left == 0));
+            Some(Event::LookedAtLeft(step, is_empty))
+        }
+        JobAction::TerminateLeft(steps) => {
+            // Some end when asked, the others do not.
+            for step in steps {
+                body.left.retain(|of, left| *of != step || *left % 2 == 0);
+            }
+            keeper.count(serial);
+            None
+        }
+        JobAction::KillStep(step) => {
+            body.left.remove(&step);
+            for run in body.running.iter().filter(|run| run.step == step) {
+                run.signal.send_replace(Signal::Kill);
+            }
+            keeper.count(serial);
+            None
+        }
+        JobAction::ShowProcesses(_) => {
+            keeper.append(serial, "processes\n");
+            None
+        }
         JobAction::NotStarted(step, why) => {
             let key = job.key();
             let end = StepEnd::NotStarted { what: "cancelled".into(), errno: 125 };
-            let (over, is_ended) = (body.over(step, end, None), body.is_to_end || job.is_dropped());
+            let is_ended = body.is_to_end || job.is_dropped() || body.stopped.contains(&step);
+            let over = body.over(step, end, None);
             if why == NotStarted::Cancelled && !is_ended {
-                keeper.wrong(format!("step {step} of {key} is started while another one runs"));
+                keeper.wrong(format!("step {step} of {key} is not started though nobody has stopped it"));
             }
             Some(over)
         }
@@ -170,7 +205,7 @@ pub(super) fn perform(shared: &Shared, serial: Serial, action: JobAction) -> Opt
         }
         JobAction::TerminateRest => {
             // Left-over processes: some end when asked, the others do not.
-            let ends = body.left % 2 == 1;
+            let ends = body.left.values().sum::<u32>() % 2 == 1;
             drop(keeper);
             if ends {
                 end_left(shared, serial);
@@ -178,7 +213,7 @@ pub(super) fn perform(shared: &Shared, serial: Serial, action: JobAction) -> Opt
             None
         }
         JobAction::Kill => {
-            body.left = 0;
+            body.left.clear();
             for run in &body.running {
                 run.signal.send_replace(Signal::Kill);
             }
@@ -195,7 +230,7 @@ pub(super) fn perform(shared: &Shared, serial: Serial, action: JobAction) -> Opt
         JobAction::Start(_)
         | JobAction::Journal(_)
         | JobAction::WatchUnfinished
-        | JobAction::WakeReaper
+        | JobAction::WakeReaper(_)
         | JobAction::Thaw
         | JobAction::ThawSurvivors
         | JobAction::RecordEnd(_) => None,
@@ -245,7 +280,7 @@ async fn run(
         let ended = body.running.swap_remove(at);
         // Left-over processes live until the end of the job. SIGKILL goes to them as well.
         if status != ExitStatus::Signal(9) {
-            body.left += ended.leaves;
+            *body.left.entry(step).or_default() += ended.leaves;
         }
         keeper.count(serial);
     }
@@ -282,7 +317,7 @@ fn end_left(shared: &Shared, serial: Serial) {
         sleep(Duration::from_millis(3)).await;
         let mut keeper = shared.borrow_mut();
         if let Some(Held { body, .. }) = keeper.core.get_mut(serial) {
-            body.left = 0;
+            body.left.clear();
             keeper.count(serial);
         }
     });

@@ -4,6 +4,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use super::{World, job_id};
+use crate::request::CLEANUP;
 use crate::schedule::Schedule;
 use indexmap::IndexMap;
 use step_runner::actors::handle::{JobsHandle, RequestLabels, RunRequest};
@@ -69,7 +70,7 @@ impl World {
         let before = jobs.status(&job).ok();
         oracle.borrow_mut().cancel_asked(id, before.as_ref());
         self.call(None, async move {
-            let answer = jobs.cancel(&job).await;
+            let answer = jobs.cancel(&job, id.is_multiple_of(5)).await;
             let after = jobs.status(&job).ok();
             oracle.borrow_mut().cancel_answered(id, before.as_ref(), &answer, after.as_ref());
         });
@@ -119,7 +120,7 @@ impl World {
         let Ok(status) = jobs.status(&job) else { return };
         let registered = status.registered;
         self.call(None, async move {
-            let mut cursor = match jobs.follow_steps(&job, id.is_multiple_of(2)) {
+            let mut cursor = match jobs.follow_steps(&job) {
                 Ok(cursor) => cursor,
                 Err(refusal) => return oracle.borrow_mut().steps_refused(id, registered, &refusal),
             };
@@ -137,13 +138,8 @@ impl World {
 }
 
 pub(super) fn request(schedule: &Schedule, id: u64, content: u64) -> RunRequest {
-    let (programs, timeout) = &schedule.requests[id as usize][content as usize];
-    let steps: Vec<_> = programs
-        .iter()
-        .enumerate()
-        .map(|(at, program)| format!("{{name: s{at}, script: '{}'}}", program.text()))
-        .collect();
-    new_request(job_id(id), format!("[{}]", steps.join(", ")), content, *timeout)
+    let planned = &schedule.requests[id as usize][content as usize];
+    new_request(job_id(id), planned.text(), content, planned.limit)
 }
 
 pub(super) fn long_request(number: u64) -> RunRequest {
@@ -163,6 +159,7 @@ pub(super) fn new_request(id: JobId, steps: String, content: u64, timeout: Optio
         inputs: IndexMap::new(),
         timeout,
         cancel_grace: None,
+        cleanup_timeout: Some(CLEANUP),
         limits: step_runner::model::ResourceLimits::default(),
         origin: step_runner::store::RequestOrigin::V1,
     }

@@ -95,6 +95,10 @@ pub struct StepNote {
     pub call: CallId,
     /// Number of the function, group or matrix that it belongs to.
     pub parent: CallId,
+    /// True if it is a member of a group.
+    pub is_member: bool,
+    /// Number of the stream that its processes write.
+    pub slot: u8,
     /// Its result so far, without the results of its own steps.
     pub result: StepResult,
 }

@@ -14,7 +14,7 @@ use super::event::{Event, FetchFailure, Fetched, Unusable};
 ///
 /// Raise the protocol's version together with it. A daemon that can greet a keeper gets that keeper's records, and a
 /// job whose record cannot be read is interrupted.
-pub const FORMAT: u8 = 7;
+pub const FORMAT: u8 = 8;
 
 /// Reason why a record could not be written or read.
 #[derive(Debug, thiserror::Error)]
@@ -213,7 +213,7 @@ mod tests {
                 timeout: millis.map(Duration::from_millis),
                 cancel_grace: millis.map(Duration::from_nanos),
                 default_grace: Duration::from_secs(5),
-                cleanup_timeout: Duration::from_secs(60),
+                cleanup_timeout: Duration::from_mins(1),
                 members_at_a_time: 14,
             })
     }
@@ -391,7 +391,7 @@ mod tests {
         record[0] = 9;
         assert_eq!(
             decode(&record).err().unwrap().to_string(),
-            "the record has format 9, this daemon reads format 7"
+            "the record has format 9, this daemon reads format 8"
         );
         assert!(matches!(decode(&[]), Err(RecordError::Empty)));
     }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use step_runner_model::StepResult;
+use step_runner_model::{StepOutcome, StepResult};
 
 use super::effect::StepNote;
 use super::event::CallId;
@@ -20,33 +20,49 @@ pub struct ResultTree {
 impl ResultTree {
     /// Takes what is told of a step.
     pub fn add(&mut self, note: StepNote) {
-        if self.results.insert(note.call, note.result).is_none() {
-            self.steps.entry(note.parent).or_default().push(note.call);
+        let StepNote { call, parent, result, .. } = note;
+        let begins = result.outcome == StepOutcome::Unspecified;
+        if self.results.insert(call, result).is_none() {
+            if call != ROOT {
+                self.steps.entry(parent).or_default().push(call);
+            }
+        } else if begins {
+            // A further attempt: what the one before called is not shown.
+            self.drop_steps(call);
         }
     }
 
-    /// Takes a step of the job's own list out of the tree: its result with those of its steps.
-    pub fn take(&mut self, call: CallId) -> Option<StepResult> {
-        if let Some(own) = self.steps.get_mut(&ROOT) {
-            own.retain(|step| *step != call);
+    fn drop_steps(&mut self, call: CallId) {
+        for step in self.steps.remove(&call).unwrap_or_default() {
+            self.results.remove(&step);
+            self.drop_steps(step);
         }
-        self.with_steps(call)
     }
 
-    /// Returns the result of the job with those of all steps that are in the tree.
-    pub fn with_root(&mut self, root: StepResult) -> StepResult {
+    /// Returns the result of a call with those of its steps, so far: of a list in the order in which they began, of a group
+    /// in the order of its members. The language bounds the depth (language.md §6), so recursion is safe.
+    pub fn subtree(&self, call: CallId) -> Option<StepResult> {
+        let result = self.results.get(&call)?.clone();
+        let steps = self.steps.get(&call).map(Vec::as_slice).unwrap_or_default();
+        let sub_steps = steps.iter().filter_map(|step| self.subtree(*step)).collect();
+        Some(StepResult { sub_steps: by_number(sub_steps), ..result })
+    }
+
+    /// Returns the result of the job with those of all steps, and leaves nothing.
+    pub fn take_root(&mut self, root: StepResult) -> StepResult {
         self.results.insert(ROOT, root);
-        self.with_steps(ROOT).unwrap_or_default()
+        self.take(ROOT).unwrap_or_default()
     }
 
-    /// Returns the result of a call with those of its steps: of a list in the order in which they began, of a group in the
-    /// order of its members. The language bounds the depth (language.md §6), so recursion is safe.
-    fn with_steps(&mut self, call: CallId) -> Option<StepResult> {
+    fn take(&mut self, call: CallId) -> Option<StepResult> {
         let result = self.results.remove(&call)?;
         let steps = self.steps.remove(&call).unwrap_or_default();
-        let mut sub_steps: Vec<StepResult> =
-            steps.into_iter().filter_map(|step| self.with_steps(step)).collect();
-        sub_steps.sort_by_key(|step| step.facts.number);
-        Some(StepResult { sub_steps, ..result })
+        let sub_steps = steps.into_iter().filter_map(|step| self.take(step)).collect();
+        Some(StepResult { sub_steps: by_number(sub_steps), ..result })
     }
+}
+
+fn by_number(mut steps: Vec<StepResult>) -> Vec<StepResult> {
+    steps.sort_by_key(|step| step.facts.number);
+    steps
 }

@@ -49,7 +49,7 @@ fn literal(value: &TemplateValue) -> Option<Value> {
     match value {
         TemplateValue::Constant(value) | TemplateValue::Written(value, _) => Some(value.clone()),
         TemplateValue::Text(template) => template.as_literal().map(Value::text),
-        TemplateValue::Array(_) | TemplateValue::Object(_) => None,
+        TemplateValue::BeyondRange(_) | TemplateValue::Array(_) | TemplateValue::Object(_) => None,
     }
 }
 

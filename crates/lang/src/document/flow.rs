@@ -42,15 +42,19 @@ pub(super) enum Place {
     Member,
 }
 
+/// A part of the document has an error, which is reported.
+#[derive(Debug)]
+pub(super) struct Broken;
+
 impl Checker<'_> {
     /// Reads the keys of control flow in `entries`, which are in the order of the text. `parallel` is among them for a
-    /// group. Returns `None` if one is broken, after reading the others.
+    /// group. Fails if one is broken, after reading the others.
     pub(super) fn flow(
         &mut self,
         entries: &[&YamlEntry],
         place: Place,
         path: &str,
-    ) -> Option<Option<Box<Flow>>> {
+    ) -> Result<Option<Box<Flow>>, Broken> {
         let is_group = entries.iter().any(|entry| entry.key.text == "parallel");
         let mut flow = Flow {
             keys: Vec::with_capacity(entries.len()),
@@ -70,7 +74,7 @@ impl Checker<'_> {
             whole &= self.is_allowed(entry, place, is_group, has_members, path)
                 && self.flow_key(&mut flow, entry, &join(path, &entry.key.text)).is_some();
         }
-        whole.then(|| (!flow.keys.is_empty()).then(|| Box::new(flow)))
+        if whole { Ok((!flow.keys.is_empty()).then(|| Box::new(flow))) } else { Err(Broken) }
     }
 
     /// Reports a key that cannot stand here.
@@ -100,7 +104,7 @@ impl Checker<'_> {
             "when" => flow.when = self.word(node, path, &When::ALL)?,
             "continue_on_error" => flow.tolerance = self.tolerance(node, path)?,
             "timeout" => flow.timeout = Some(self.limited_duration(node, path, Duration::from_nanos(1))?),
-            "retry" => flow.retry = self.retry(node, path)?,
+            "retry" => flow.retry = self.retry(node, path).ok()?,
             "matrix" => flow.matrix = Some(self.matrix(node, path)?),
             "max" => flow.max = Some(self.whole_number(node, path, 1, MEMBERS_AT_A_TIME)?),
             "fail_fast" => flow.fail_fast = self.boolean(node, path)?,
@@ -212,17 +216,17 @@ impl Checker<'_> {
     }
 
     /// Reads `retry`. A number of 0 is no retry.
-    fn retry(&mut self, node: &YamlNode, path: &str) -> Option<Option<Retry>> {
+    fn retry(&mut self, node: &YamlNode, path: &str) -> Result<Option<Retry>, Broken> {
         let NodeKind::Mapping(entries) = &node.kind else {
-            let max = self.whole_number(node, path, 0, RETRY_LIMIT)?;
-            return Some((max > 0).then(|| Retry { max, ..Retry::default() }));
+            let max = self.whole_number(node, path, 0, RETRY_LIMIT).ok_or(Broken)?;
+            return Ok((max > 0).then(|| Retry { max, ..Retry::default() }));
         };
         let (mut retry, mut whole) = (Retry::default(), true);
         for entry in entries {
             whole &= self.retry_key(&mut retry, entry, path).is_some();
         }
         self.warn_of_covered_codes(&retry, entries, path);
-        whole.then(|| (retry.max > 0).then_some(retry))
+        if whole { Ok((retry.max > 0).then_some(retry)) } else { Err(Broken) }
     }
 
     fn retry_key(&mut self, retry: &mut Retry, entry: &YamlEntry, path: &str) -> Option<()> {

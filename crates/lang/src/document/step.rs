@@ -80,7 +80,7 @@ impl Checker<'_> {
             (entry, _) => self.step_name(node, entries, entry, path),
         };
         let invokes = self.invocation(node, entries, &found, place, path);
-        let flow = self.flow(&found.flow, place, path);
+        let flow = self.flow(&found.flow, place, path).ok();
         if found.is_group() {
             self.no_inputs_of_a_group(&found, path)?;
         }

@@ -354,8 +354,7 @@ impl<'a> Item<'a> {
             }
             Item::Step(_, step) => (true, is_marked(step)?),
             Item::Outputs(outputs, _) => (!outputs.is_empty(), marked(outputs)?),
-            Item::Run(_) => (true, false),
-            Item::Function(_) => (true, false),
+            Item::Run(_) | Item::Function(_) => (true, false),
         })
     }
 

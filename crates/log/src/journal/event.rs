@@ -73,6 +73,9 @@ pub struct End {
     pub log_inode: u64,
     /// Steps of the job's own list that have ended.
     pub steps_done: u32,
+    /// Failures that `continue_on_error` has allowed.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub allowed_failures: u32,
     /// CPU time of all its processes in microseconds, if the kernel counted it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cpu_time: Option<u64>,
@@ -87,6 +90,11 @@ pub struct End {
     pub lost_from: Option<u64>,
 }
 
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde gives a reference")]
+const fn is_zero(count: &u32) -> bool {
+    *count == 0
+}
+
 impl End {
     /// Makes the end of a job of which nothing else is known.
     pub const fn new(outcome: Outcome, end_time: i64, log_len: u64, log_inode: u64) -> Self {
@@ -97,6 +105,7 @@ impl End {
             log_len,
             log_inode,
             steps_done: 0,
+            allowed_failures: 0,
             cpu_time: None,
             peak_memory: None,
             usage: None,

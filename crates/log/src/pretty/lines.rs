@@ -3,6 +3,7 @@
 use chrono::FixedOffset;
 use memchr::memchr;
 
+use super::names::Names;
 use super::text::{Marker, show};
 use crate::line::{Entry, SourceKey};
 
@@ -21,12 +22,14 @@ pub struct Options {
     pub offset: FixedOffset,
     /// Pass colour sequences; set for a terminal.
     pub color: bool,
+    /// Show the names of steps that run side by side in place of their tags.
+    pub names: bool,
 }
 
 impl Options {
     /// UTC, no colours, and only the last part of each line.
     pub fn plain_utc() -> Self {
-        Self { all: false, offset: chrono::Offset::fix(&chrono::Utc), color: false }
+        Self { all: false, offset: chrono::Offset::fix(&chrono::Utc), color: false, names: false }
     }
 }
 
@@ -43,6 +46,7 @@ pub(super) struct Lines {
     held: Vec<Held>,
     /// Source of a line that was shown without its end.
     unended: Option<SourceKey>,
+    names: Names,
 }
 
 /// A line that may be continued.
@@ -64,13 +68,16 @@ struct Held {
 
 impl Lines {
     pub(super) const fn new(options: Options) -> Self {
-        Self { options, held: Vec::new(), unended: None }
+        Self { options, held: Vec::new(), unended: None, names: Names::new() }
     }
 
     pub(super) fn entry(&mut self, entry: &Entry<'_>, out: &mut Vec<u8>) {
         let Some(time) = time_of_day(entry, self.options.offset) else {
             return self.malformed(&[entry.header(), entry.body].concat(), out);
         };
+        if self.options.names {
+            self.names.take(entry);
+        }
         let key = entry.key();
         let held = self.held.iter().position(|held| held.key == key).map(|at| self.held.remove(at));
         let mut line = match held {
@@ -204,7 +211,15 @@ impl Lines {
         self.end_shown(out);
         out.extend_from_slice(&time);
         out.push(b' ');
-        out.extend_from_slice(&tag);
+        match self.names.of(key) {
+            Some(name) if self.options.color => {
+                out.extend_from_slice(Names::color(key).as_bytes());
+                show(name, false, out);
+                out.extend_from_slice(b"\x1b[0m");
+            }
+            Some(name) => show(name, false, out),
+            None => out.extend_from_slice(&tag),
+        }
         out.extend_from_slice(b"  ");
         if heading && self.options.color {
             out.extend_from_slice(b"\x1b[1m");

@@ -3,7 +3,7 @@
 use std::cell::Cell;
 use std::fs;
 use std::io;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
@@ -14,9 +14,9 @@ use rustix::process::Resource;
 
 use super::changes::{LeafChanges, LeafWatch};
 use super::tree::remove_tree;
-use super::{CgroupError, KeeperGroup, KeptFile, Leaf, MAX_TAKEN, parents, remove_stale};
+use super::{CgroupError, KeeperGroup, KeptFile, Leaf, MAX_TAKEN, StepGroup, parents, remove_stale};
 use crate::controllers::{Controller, LimitCounts, hand_on, open_directory, own_group};
-use crate::freezer::{thaw, thaw_path};
+use crate::freezer::{ThawCount, Thawer, Watched};
 
 /// Maximum number of unused leaves that are kept by name for the next jobs. Making a leaf costs more than all other
 /// preparations of its job. Each costs the kernel a few KiB.
@@ -41,6 +41,7 @@ pub struct Pool {
     free: Vec<FreeLeaf>,
     made: u32,
     changes: LeafChanges,
+    thaws: ThawCount,
     /// Watch of the keeper's group.
     _watch: Option<LeafWatch>,
 }
@@ -65,7 +66,17 @@ impl Pool {
         let max_open = (descriptors / (3 * SHARE_OF_DESCRIPTORS)).min(MAX_OPEN as u64) as usize;
         let (open, free, mut changes) = (Vec::new(), Vec::new(), LeafChanges::new());
         let watch = changes.watch(&group.directory, &group.path);
-        Ok(Self { group, controllers, open, max_open, free, made: 0, changes, _watch: watch })
+        Ok(Self {
+            group,
+            controllers,
+            open,
+            max_open,
+            free,
+            made: 0,
+            changes,
+            thaws: ThawCount::default(),
+            _watch: watch,
+        })
     }
 
     /// Returns the directory of the keeper's group.
@@ -129,7 +140,7 @@ impl Pool {
 
     /// Thaws the keeper's group, in which all leaves are.
     pub fn thaw(&self) {
-        thaw(&self.group.directory);
+        self.thaws.thaw(&self.group.directory);
     }
 
     /// Becomes readable when a group may have been frozen. `None` if the kernel cannot tell.
@@ -142,10 +153,26 @@ impl Pool {
         self.changes.take_events();
     }
 
-    /// Thaws the keeper's group and leaves that somebody has frozen, by the events taken since the last call. Returns their
-    /// number.
-    pub fn thaw_frozen(&mut self) -> u32 {
-        self.changes.suspects().iter().map(|group| u32::from(thaw_path(group))).sum()
+    /// Thaws the keeper's group and leaves that somebody has frozen, by the events taken since the last call.
+    pub fn thaw_frozen(&mut self) {
+        self.changes.suspects().iter().for_each(|group| self.thaws.thaw_path(group));
+    }
+
+    /// Returns the number of thaws since the last call, also of those for a start or a stop.
+    pub fn take_thaws(&self) -> u32 {
+        self.thaws.take()
+    }
+
+    /// Keeps its group, `leaf` and the group of a step thawed until the result is dropped: another process may freeze them
+    /// while a step is started there.
+    pub fn keep_thawed(&self, leaf: &Leaf, step: Option<&StepGroup>, thawer: &mut Thawer) -> Watched {
+        let groups = step.map(StepGroup::path).into_iter().chain([leaf.path(), self.path()]);
+        thawer.watch(groups.map(Path::to_owned).collect(), self.thaws.clone())
+    }
+
+    /// Watches a group, so that [`Self::thaw_frozen`] sees it.
+    pub(super) fn watch(&mut self, directory: impl AsFd, path: &Path) -> Option<LeafWatch> {
+        self.changes.watch(directory, path)
     }
 
     fn open_leaf(&self, name: String) -> io::Result<Leaf> {
@@ -166,6 +193,7 @@ impl Pool {
             spent: AtomicBool::new(false),
             controllers: self.controllers.clone(),
             is_limited: false,
+            thaws: self.thaws.clone(),
             counted_elsewhere: LimitCounts::default(),
         })
     }

@@ -5,10 +5,11 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use super::Driver;
-use crate::job::effect::{Effect, Spawn, StepFiles};
-use crate::job::event::CallId;
+use crate::job::effect::{Effect, Spawn, StepFiles, StepNote};
+use crate::job::event::{CallId, TimerId};
+use crate::job::machine::ROOT;
 use crate::lang::ast::Reference;
-use crate::model::{LogChannel, StepResult};
+use crate::model::{LogChannel, StepOutcome, StepResult};
 
 /// One thing for the actor to do.
 #[derive(PartialEq)]
@@ -44,30 +45,58 @@ pub(in crate::actors::job) enum Action {
         /// Environment of a fetch over the network.
         environment: Vec<(Vec<u8>, Vec<u8>)>,
     },
+    /// Give up a fetch.
+    StopFetch(CallId),
     /// Start a step's actor, then call [`Driver::launched`].
     Spawn {
-        /// Number of the request. `None` if the process runs already.
-        op: Option<u32>,
+        /// True if the keeper was asked for the process before.
+        is_asked: bool,
         /// The process.
         spawn: Box<Spawn>,
     },
-    /// Ask the keeper to stop the running process.
+    /// Ask the keeper to stop a process, or give up its start.
     Stop {
+        /// Its invocation.
+        call: CallId,
         /// Time until SIGKILL.
         grace: Duration,
     },
-    /// Show the running step.
-    News {
-        /// The path of results down to the step.
-        news: Box<StepResult>,
-        /// True if it is to be stored, too.
-        is_new: bool,
+    /// Ask the keeper to write processes to the log.
+    ShowProcesses {
+        /// Number of the request.
+        op: u32,
+        /// Their invocations.
+        calls: Vec<CallId>,
     },
-    /// Note that a step of the job's own list has ended, and store its result. `None` if that is stored already.
-    StepEnded(Option<Box<StepResult>>),
-    /// End the fetch under way, if any, and ask the keeper to close the job. Then call
-    /// [`Driver::take_reported_close`].
+    /// Ask the keeper to end what invocations have left.
+    Clear {
+        /// The step that waits for it.
+        step: CallId,
+        /// The invocations.
+        calls: Vec<CallId>,
+    },
+    /// Set a timer, which calls [`Driver::due`].
+    Wake {
+        /// The timer.
+        timer: TimerId,
+        /// The time, in microseconds since the host's boot.
+        at: u64,
+    },
+    /// Show and store something that has happened to a step.
+    Note(Noted),
+    /// End the fetches under way, and ask the keeper to close the job. Then call [`Driver::take_reported_close`].
     Finish(Option<CloseRequest>),
+}
+
+/// Something that has happened to a step, with what is to be stored of it.
+#[derive(PartialEq)]
+pub(in crate::actors::job) struct Noted {
+    /// The event.
+    pub(in crate::actors::job) note: Box<StepNote>,
+    /// True if the event is to be stored.
+    pub(in crate::actors::job) is_new: bool,
+    /// The result of a step of the job's own list that has ended, with those of its steps, to be stored.
+    pub(in crate::actors::job) result: Option<Box<StepResult>>,
 }
 
 /// The last request of a job to the keeper.
@@ -82,6 +111,11 @@ pub(in crate::actors::job) struct CloseRequest {
 impl Driver {
     /// Returns the next action. `None` if there is none, or if an await must end first.
     pub(in crate::actors::job) fn next_action(&mut self) -> Option<Action> {
+        if self.phase.is_running()
+            && let Some((call, grace)) = self.stops.pop_front()
+        {
+            return Some(Action::Stop { call, grace });
+        }
         while self.awaits == 0 && self.phase.is_running() {
             let Some(effect) = self.queue.pop_front() else { break };
             let action = self.action_of(effect);
@@ -115,20 +149,49 @@ impl Driver {
             Effect::RemoveFiles(call) => Some(Action::RemoveFiles(call)),
             Effect::Fetch { call, reference, inside, environment } => (!numbering.has_fetched(call))
                 .then_some(Action::Fetch { call, reference, inside, environment }),
+            Effect::StopFetch(call) => Some(Action::StopFetch(call)),
             Effect::Spawn(spawn) => {
-                let op = numbering.next_op();
-                (!numbering.has_exited(spawn.call)).then_some(Action::Spawn { op, spawn })
+                let is_asked = numbering.has_asked(spawn.call);
+                self.launched.insert(spawn.call);
+                if numbering.has_exited(spawn.call) {
+                    return None;
+                }
+                self.processes.insert(spawn.call);
+                Some(Action::Spawn { is_asked, spawn })
             }
-            Effect::Stop { grace } => Some(Action::Stop { grace }),
-            Effect::News(news) => Some(Action::News { news, is_new: numbering.next_result() }),
-            Effect::Emit(result) => {
-                let is_new = numbering.next_result();
-                Some(Action::StepEnded(is_new.then_some(result)))
+            Effect::Stop { call, grace } => {
+                self.processes.contains(&call).then_some(Action::Stop { call, grace })
             }
-            Effect::Finish { outcome, root, lines } => {
-                let op = self.decide_end(outcome, root);
+            Effect::ShowProcesses { calls, .. } => {
+                numbering.next_op().map(|op| Action::ShowProcesses { op, calls })
+            }
+            Effect::Clear { step, calls } => Some(Action::Clear { step, calls }),
+            Effect::Wake { timer, at } => {
+                let is_awaited = self.machine.as_ref().is_none_or(|machine| machine.awaits(timer));
+                is_awaited.then_some(Action::Wake { timer, at })
+            }
+            Effect::Note(note) => Some(Action::Note(self.noted(note))),
+            Effect::Finish { outcome, root, lines, allowed_failures } => {
+                let op = self.decide_end(outcome, root, allowed_failures);
                 Some(Action::Finish(op.map(|op| CloseRequest { op, lines })))
             }
         }
+    }
+
+    /// Adds a note to the tree of results, and tells what of it is to be stored.
+    pub(super) fn noted(&mut self, note: Box<StepNote>) -> Noted {
+        let is_step =
+            note.parent == ROOT && note.call != ROOT && note.result.outcome != StepOutcome::Unspecified;
+        let noted = self.noted_without_result(note);
+        let result =
+            if is_step && self.numbering.next_result() { self.tree.subtree(noted.note.call) } else { None };
+        Noted { result: result.map(Box::new), ..noted }
+    }
+
+    /// Like [`Self::noted`], but a step of the job's own list has no result.
+    pub(super) fn noted_without_result(&mut self, note: Box<StepNote>) -> Noted {
+        let is_new = self.numbering.next_result();
+        self.tree.add((*note).clone());
+        Noted { note, is_new, result: None }
     }
 }

@@ -3,31 +3,43 @@
 
 use super::events::DeferredInput;
 use super::phase::{AfterClose, Ending, Interrupted, Phase};
-use super::{CancelAsk, Driver};
+use super::{CancelAsk, Driver, Noted};
 use crate::actors::sync_group::NotSynced;
-use crate::job::effect::Effect;
+use crate::job::effect::{Effect, StepNote};
 use crate::job::event::Event;
+use crate::job::machine::ROOT;
 use crate::journal::event::End;
 use crate::keeper::link::KeeperFrame;
 use crate::keeper::protocol::Closed;
-use crate::model::{EndClass, LogChannel, Outcome, StepResult, StepStatus};
+use crate::log::frame::STEP;
+use crate::model::{EndClass, LogChannel, Outcome, StepOutcome, StepResult, StepStatus};
 
 /// A job whose log the keeper has closed: store its result, then its end.
 pub(in crate::actors::job) struct ClosedJob {
     /// Its end. The message is not masked yet.
     pub(in crate::actors::job) outcome: Outcome,
-    /// Its own result; `None` if an earlier daemon stored it.
-    pub(in crate::actors::job) root: Option<Box<StepResult>>,
+    /// Its own result.
+    pub(in crate::actors::job) root: EndedRoot,
+    /// Number of failures that were allowed.
+    pub(in crate::actors::job) allowed_failures: u32,
     /// The keeper's report.
     pub(in crate::actors::job) closed: Closed,
 }
 
+/// The end of the root, as far as it is to be stored.
+pub(in crate::actors::job) struct EndedRoot {
+    /// The event.
+    pub(in crate::actors::job) event: Option<Box<StepNote>>,
+    /// The job's own result, with those of all steps.
+    pub(in crate::actors::job) result: Option<Box<StepResult>>,
+}
+
 /// Results and end of a job whose keeper died.
 pub(in crate::actors::job) struct InterruptedJob {
-    /// Results that were not stored: of steps that had ended, then the job's own.
-    pub(in crate::actors::job) results: Vec<StepResult>,
-    /// Number of results of steps of the job's own list.
-    pub(in crate::actors::job) steps: u32,
+    /// What was not stored of steps.
+    pub(in crate::actors::job) notes: Vec<Noted>,
+    /// What was not stored of the job itself.
+    pub(in crate::actors::job) root: EndedRoot,
     /// End of the job.
     pub(in crate::actors::job) outcome: Outcome,
 }
@@ -59,10 +71,14 @@ pub(in crate::actors::job) fn end_at_loss(mut end: End, lost: &NotSynced, shown:
 impl Driver {
     /// Notes how the job ends. Returns the number of the request that closes it. `None` if no request is needed: an
     /// earlier daemon made it, or the keeper closes the job with its last step.
-    pub(super) fn decide_end(&mut self, outcome: Outcome, root: Box<StepResult>) -> Option<u32> {
+    pub(super) fn decide_end(
+        &mut self,
+        outcome: Outcome,
+        root: Box<StepResult>,
+        allowed_failures: u32,
+    ) -> Option<u32> {
         let is_closed_by_step = self.phase.is_closed_by_step();
-        let root = self.numbering.is_root_left().then_some(root);
-        self.phase = Phase::Ending(Ending { outcome, root });
+        self.phase = Phase::Ending(Ending { outcome, root, allowed_failures });
         self.numbering.next_op().filter(|_| !is_closed_by_step)
     }
 
@@ -70,12 +86,11 @@ impl Driver {
     /// the job's own end is not decided yet, so that the report must wait, or if the close is handled already.
     pub(in crate::actors::job) fn closed(&mut self, closed: Closed) -> Option<ClosedJob> {
         match std::mem::replace(&mut self.phase, Phase::Closed(AfterClose::Store)) {
-            Phase::Ending(Ending { outcome, mut root }) => {
-                if let Some(root) = &mut root {
-                    // The job's log includes what the daemon writes about its end.
-                    root.facts.log_end = root.facts.end.map(|_| closed.log_len);
-                }
-                Some(ClosedJob { outcome, root, closed })
+            Phase::Ending(Ending { outcome, mut root, allowed_failures }) => {
+                // The job's log includes what the daemon writes about its end.
+                root.facts.log_end = root.facts.end.map(|_| closed.log_len);
+                let root = self.ended_root(*root);
+                Some(ClosedJob { outcome, root, allowed_failures, closed })
             }
             phase => {
                 if matches!(phase, Phase::Waiting(_) | Phase::Running(_)) {
@@ -91,6 +106,14 @@ impl Driver {
     pub(in crate::actors::job) fn take_reported_close(&mut self) -> Option<ClosedJob> {
         let closed = self.reports.closed.take()?;
         self.closed(*closed)
+    }
+
+    /// Returns what is to be stored of the root's end. `root` is its result alone.
+    fn ended_root(&mut self, root: StepResult) -> EndedRoot {
+        let note = StepNote { call: ROOT, parent: ROOT, is_member: false, slot: STEP, result: root.clone() };
+        let event = self.numbering.next_result().then(|| Box::new(note));
+        let result = self.numbering.next_result().then(|| Box::new(self.tree.take_root(root)));
+        EndedRoot { event, result }
     }
 
     /// Ends the job because masking would be incomplete: no process may start and no output may leave. Returns the
@@ -133,13 +156,16 @@ impl Driver {
 
     /// Replaces all remaining effects with the end of the job.
     pub(super) fn queue_unmasked_end(&mut self, message: String) {
-        let root = StepResult { status: StepStatus::Failure, ..StepResult::default() };
+        let (status, outcome) = (StepStatus::Failure, StepOutcome::Failure);
+        let root = StepResult { status, outcome, ..StepResult::default() };
         let lines = vec![(LogChannel::Err, format!("job failed: {message}"))];
         self.queue.clear();
+        let allowed_failures = 0;
         self.queue.push_back(Effect::Finish {
             outcome: Outcome::failed(message),
             root: Box::new(root),
             lines,
+            allowed_failures,
         });
     }
 
@@ -172,56 +198,56 @@ impl Driver {
                 return None;
             }
         };
-        let (mut outcome, root) = interrupted.ending.map(|Ending { outcome, root }| (outcome, root)).unzip();
-        if let Some(CancelAsk { cause, grace_limit }) =
+        let (mut outcome, root) =
+            interrupted.ending.map(|Ending { outcome, root, .. }| (outcome, root)).unzip();
+        if let Some(CancelAsk { cause, grace_limit, force }) =
             interrupted.requests.and_then(|requests| requests.cancel)
         {
             outcome = Some(Outcome::stopped(cause));
-            let effects = self.handle_unrecorded(&Event::CancelAsked { cause, grace_limit }, at);
+            let effects = self.handle_unrecorded(&Event::CancelAsked { cause, grace_limit, force }, at);
             self.queue.extend(effects);
         }
         let cancelled = outcome.filter(|outcome| outcome.class == EndClass::Cancelled);
-        let status = if cancelled.is_some() { StepStatus::Cancelled } else { StepStatus::Failure };
-        let (results, steps) = self.unstored_results(root.flatten(), status, at);
+        let end = if cancelled.is_some() { StepOutcome::Cancelled } else { StepOutcome::Failure };
+        let (notes, root) = self.unstored_results(root, end, at);
         // No step of it ran, so the job ends the way its canceller asked for.
         let outcome = cancelled
             .filter(|_| !has_started)
             .unwrap_or_else(|| Outcome::interrupted("the process that ran it died"));
-        Some(InterruptedJob { results, steps, outcome })
+        Some(InterruptedJob { notes, root, outcome })
     }
 
-    /// Returns the results that were not stored, and how many of them are of steps of the job's own list. `root` is the
-    /// job's own result, if its end was decided; `status` is the status that it gets.
+    /// Returns what was not stored. `root` is the job's own result, if its end was decided; `end` is the outcome that it
+    /// gets.
     fn unstored_results(
         &mut self,
         mut root: Option<Box<StepResult>>,
-        status: StepStatus,
+        end: StepOutcome,
         at: u64,
-    ) -> (Vec<StepResult>, u32) {
-        let (mut results, mut steps) = (Vec::new(), 0);
+    ) -> (Vec<Noted>, EndedRoot) {
+        let mut notes = Vec::new();
         for effect in std::mem::take(&mut self.queue) {
             match effect {
-                Effect::News(news) => results.extend(self.numbering.next_result().then_some(*news)),
-                Effect::Emit(result) => {
-                    let is_new = self.numbering.next_result();
-                    steps += u32::from(is_new);
-                    results.extend(is_new.then_some(*result));
-                }
+                Effect::Note(note) => notes.push(self.noted(note)),
                 Effect::Finish { root: last, .. } => root = Some(last),
                 _ => {}
             }
         }
-        if let Some(root) = root {
-            // All its steps were over, but not the job itself.
-            results.push(StepResult { status, ..*root });
-            return (results, steps);
+        if root.is_none() {
+            let effects = self.handle_unrecorded(&Event::Broken { message: "interrupted".into() }, at);
+            for effect in effects {
+                match effect {
+                    // Steps under way have an end, but no result of their own: they were interrupted.
+                    Effect::Note(note) => notes.push(self.noted_without_result(note)),
+                    Effect::Finish { root: last, .. } => root = Some(last),
+                    _ => {}
+                }
+            }
         }
-        let effects = self.handle_unrecorded(&Event::Broken { message: "interrupted".into() }, at);
-        results.extend(effects.into_iter().filter_map(|effect| match effect {
-            Effect::Finish { root, .. } => Some(*root),
-            _ => None,
-        }));
-        (results, steps)
+        // Its steps may all have been over, but not the job itself.
+        let root =
+            StepResult { status: end.status(), outcome: end, ..root.map(|root| *root).unwrap_or_default() };
+        (notes, self.ended_root(root))
     }
 
     fn handle_unrecorded(&mut self, event: &Event, at: u64) -> Vec<Effect> {

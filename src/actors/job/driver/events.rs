@@ -4,7 +4,7 @@
 use super::Driver;
 use crate::error::Chain;
 use crate::job::effect::Effect;
-use crate::job::event::{CallId, Event, FileContent, ProcessEnd};
+use crate::job::event::{CallId, Event, FileContent, ProcessEnd, TimerId};
 use crate::job::machine::Machine;
 use crate::job::record::Recorder;
 use crate::keeper::link::KeeperFrame;
@@ -111,6 +111,11 @@ impl RecordedMachine {
         HandledEvent { frame, effects: self.machine.handle(&event, at), errors }
     }
 
+    /// See [`Machine::awaits`].
+    pub(super) fn awaits(&self, timer: TimerId) -> bool {
+        self.machine.awaits(timer)
+    }
+
     /// Handles an event that is not recorded.
     pub(super) fn handle_unrecorded(&mut self, event: &Event, at: u64) -> Vec<Effect> {
         self.machine.handle(event, at)
@@ -149,9 +154,9 @@ impl Driver {
         }
     }
 
-    /// True if a step's actor watches a process.
-    pub(in crate::actors::job) const fn is_watching(&self) -> bool {
-        self.process.is_some()
+    /// True if a step's actor watches this process.
+    pub(in crate::actors::job) fn is_watching(&self, call: CallId) -> bool {
+        self.processes.contains(&call)
     }
 
     /// Takes the machine back from another thread.
@@ -181,8 +186,7 @@ impl Driver {
 
     /// Returns the event for a process that is over.
     pub(in crate::actors::job) fn step_done(&mut self, step: EndedStep) -> Event {
-        // After a defect the job may have gone on without the step's actor.
-        self.process.take_if(|process| *process == step.call);
+        self.processes.remove(&step.call);
         let EndedStep { call, end, shell, outputs, exports, ran, closes } = step;
         match end {
             // The job's log ends here, so a cancel that came meanwhile came too late.
@@ -196,7 +200,14 @@ impl Driver {
         // The record can wait in two cases. The keeper has closed the job: its report of the last step tells the next
         // daemon as much. Or a request that cannot wait follows and takes the record along.
         let may_wait = self.phase.is_closed_by_step() || effects.iter().any(asks_keeper);
-        self.queue.extend(effects);
+        for effect in effects {
+            match effect {
+                Effect::Stop { call, grace } if self.processes.contains(&call) => {
+                    self.stops.push_back((call, grace));
+                }
+                effect => self.queue.push_back(effect),
+            }
+        }
         RecordToSend { frame, may_wait, errors }
     }
 }

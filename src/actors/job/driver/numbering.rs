@@ -17,6 +17,8 @@ pub(in crate::actors) struct PerformedEffects {
     pub(in crate::actors) fetched: HashSet<CallId>,
     /// Invocations whose process is over.
     pub(in crate::actors) exited: HashSet<CallId>,
+    /// Invocations whose process the keeper was asked for.
+    pub(in crate::actors) asked: HashSet<CallId>,
     /// Number of the request whose phrases could not be masked, and the reason.
     pub(in crate::actors) unmasked: Option<(u32, String)>,
 }
@@ -54,11 +56,6 @@ impl Numbering {
         self.results > self.performed.stored
     }
 
-    /// True if no message of FollowSteps is stored beyond those counted: the job's own result is the next one.
-    pub(super) const fn is_root_left(&self) -> bool {
-        self.results >= self.performed.stored
-    }
-
     /// True if an earlier daemon has handled the end of this fetch.
     pub(super) fn has_fetched(&self, call: CallId) -> bool {
         self.performed.fetched.contains(&call)
@@ -67,6 +64,11 @@ impl Numbering {
     /// True if an earlier daemon has handled the end of this process.
     pub(super) fn has_exited(&self, call: CallId) -> bool {
         self.performed.exited.contains(&call)
+    }
+
+    /// True if an earlier daemon has asked the keeper for this process.
+    pub(super) fn has_asked(&self, call: CallId) -> bool {
+        self.performed.asked.contains(&call)
     }
 
     /// Returns why an earlier daemon could not mask the phrases of the last request, once.

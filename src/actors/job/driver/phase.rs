@@ -4,7 +4,7 @@ use super::waiting::{Waiting, WaitingRequests};
 use super::{CancelAsk, StepOver};
 use crate::job::event::CallId;
 use crate::keeper::protocol::StepEnd;
-use crate::model::{ExitStatus, FinishedProcess, Outcome, StepResult};
+use crate::model::{CancelCause, ExitStatus, FinishedProcess, Outcome, StepResult};
 
 /// Phase of a job's life. A job passes the phases in the order of the variants and can skip some.
 pub(super) enum Phase {
@@ -23,10 +23,39 @@ pub(super) enum Phase {
 /// State of a job whose effects are performed.
 #[derive(Default)]
 pub(super) struct Running {
-    /// True if it was asked to end.
-    pub(super) is_cancelled: bool,
+    /// The requests to end it so far.
+    pub(super) asked: Asked,
     /// The step whose success closes the job ([`StepOver::closes`]).
     pub(super) last_step: Option<Box<LastStep>>,
+}
+
+/// Kinds of requests to end a job that have come, one flag for each.
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Asked(u8);
+
+impl Asked {
+    /// Any request, such as a cancel.
+    pub(super) const CANCEL: Self = Self(1);
+    /// A stop of the daemon.
+    const SHUTDOWN: u8 = 2;
+    /// One without cleanup.
+    const WITHOUT_CLEANUP: u8 = 4;
+    /// One that ends the job at once: no other ends it sooner.
+    const AT_ONCE: u8 = Self::CANCEL.0 | Self::SHUTDOWN | Self::WITHOUT_CLEANUP | 8;
+
+    /// Takes a request. False if those before have asked for as much.
+    pub(super) fn add(&mut self, ask: CancelAsk) -> bool {
+        let before = *self;
+        self.0 |= Self::CANCEL.0
+            | match ask.cause {
+                _ if ask.force => Self::AT_ONCE,
+                CancelCause::Finish if before != Self::default() => Self::AT_ONCE,
+                CancelCause::Finish => Self::WITHOUT_CLEANUP,
+                CancelCause::Shutdown => Self::SHUTDOWN,
+                _ => 0,
+            };
+        *self != before
+    }
 }
 
 /// The step with which the keeper closes a job.
@@ -41,8 +70,10 @@ pub(super) struct LastStep {
 pub(super) struct Ending {
     /// End of the job. Its message is not masked yet.
     pub(super) outcome: Outcome,
-    /// The job's own result; `None` if an earlier daemon stored it.
-    pub(super) root: Option<Box<StepResult>>,
+    /// The job's own result, without those of its steps.
+    pub(super) root: Box<StepResult>,
+    /// Number of failures that were allowed.
+    pub(super) allowed_failures: u32,
 }
 
 /// Work that is left once the log is closed.

@@ -26,7 +26,13 @@ pub(super) enum Happening {
         left: u8,
         is_drained: bool,
     },
+    /// The latest step is stopped.
     Stop {
+        job: u8,
+        grace: u64,
+    },
+    /// What all steps have left is to be ended.
+    Clear {
         job: u8,
         grace: u64,
     },
@@ -59,6 +65,13 @@ struct Running {
     is_deaf: bool,
 }
 
+/// A stop of one step: the time of the first request, and the end of the grace.
+#[derive(Clone, Copy)]
+struct StepStop {
+    first: Instant,
+    kill_at: Instant,
+}
+
 /// Plan of the processes of a job.
 #[derive(Default)]
 struct Whims {
@@ -74,7 +87,9 @@ struct Whims {
 #[derive(Default)]
 struct Count {
     running: Vec<Running>,
-    left: u8,
+    /// Processes that steps have left.
+    left: BTreeMap<u32, u8>,
+    stops: BTreeMap<u32, StepStop>,
     log: LogView,
     whims: Whims,
     /// No step may start any more.
@@ -106,6 +121,8 @@ struct Daemon {
     last_step: Option<u32>,
     closes: bool,
     closed: u32,
+    /// Steps that wait until what others have left is ended.
+    clears: BTreeSet<u32>,
     /// When the end was asked for first.
     first_end: Option<Instant>,
 }
@@ -133,19 +150,19 @@ fn millis(count: u64) -> Duration {
     Duration::from_millis(count)
 }
 
-fn spawn(key: JobKey, op: u32, step: u32) -> Request {
-    spawn_with(key, op, step, None)
+fn spawn(key: JobKey, _: u32, step: u32) -> Request {
+    spawn_with(key, step, None)
 }
 
-fn spawn_last(key: JobKey, op: u32, step: u32) -> Request {
-    spawn_with(key, op, step, Some(millis(1_000)))
+fn spawn_last(key: JobKey, _: u32, step: u32) -> Request {
+    spawn_with(key, step, Some(millis(1_000)))
 }
 
-fn spawn_with(key: JobKey, op: u32, step: u32, closes: Option<Duration>) -> Request {
+fn spawn_with(key: JobKey, step: u32, closes: Option<Duration>) -> Request {
     Request::Spawn(Box::new(SpawnStep {
         key,
-        op,
         step,
+        slot: 1,
         name: "s".to_owned(),
         program: "/bin/true".into(),
         argv: Vec::new(),
@@ -227,10 +244,13 @@ impl Stage {
             // Behind its last step, a daemon asks for nothing more before that is over.
             Happening::Spawn { job, .. } if self.is_closing(job) => {}
             Happening::Spawn { job, is_deaf, closes } => {
+                let mut closes = closes;
                 if let Some(body) = self.body(job) {
                     body.whims.is_deaf = is_deaf;
                 }
                 if let Some(daemon) = self.jobs.get_mut(&job) {
+                    // A last step has no other beside it.
+                    closes &= daemon.steps.iter().all(|step| daemon.over.contains_key(step));
                     daemon.step += 1;
                     daemon.steps.insert(daemon.step);
                     daemon.last_step = closes.then_some(daemon.step);
@@ -238,10 +258,15 @@ impl Stage {
                 }
             }
             Happening::Exit { job, left, is_drained } => self.exit(job, left, is_drained),
-            Happening::Stop { job, grace } => {
-                self.note_end(job, grace);
-                self.note_last_start(job);
-                self.ask(Request::Stop { key: key(job), grace: millis(grace) });
+            Happening::Stop { job, grace } => self.stop(job, millis(grace)),
+            Happening::Clear { job, .. } if self.is_closing(job) => {}
+            Happening::Clear { job, grace } => {
+                let is_ended = self.body(job).is_none_or(|body| body.is_ended);
+                let Some(daemon) = self.jobs.get_mut(&job).filter(|_| !is_ended) else { return };
+                let steps: Vec<u32> = daemon.over.keys().copied().collect();
+                daemon.clears.insert(daemon.step);
+                let step = daemon.step;
+                self.ask(Request::Clear { key: key(job), step, steps, grace: millis(grace) });
             }
             Happening::Close { job, grace } => self.close(job, grace),
             Happening::Drop(job) => {
@@ -311,6 +336,19 @@ impl Stage {
         }
     }
 
+    /// Stops the latest step of a job.
+    fn stop(&mut self, job: u8, grace: Duration) {
+        let now = self.now;
+        let Some(daemon) = self.jobs.get(&job) else { return };
+        let step = daemon.step;
+        let is_open = daemon.steps.contains(&step) && !daemon.over.contains_key(&step);
+        if let Some(body) = self.body(job).filter(|_| is_open) {
+            let stop = body.stops.entry(step).or_insert(StepStop { first: now, kill_at: now + grace });
+            stop.kill_at = stop.kill_at.min(stop.first + grace);
+        }
+        self.ask(Request::Stop { key: key(job), step, grace });
+    }
+
     /// From now on no step may start.
     fn note_last_start(&mut self, job: u8) {
         if let Some(body) = self.body(job) {
@@ -342,7 +380,7 @@ impl Stage {
         let Some(serial) = self.serial(job) else { return };
         let Some(body) = self.core.get_mut(serial).map(|held| &mut held.body) else { return };
         if let Some(Running { step, .. }) = body.running.pop() {
-            body.left += left;
+            *body.left.entry(step).or_default() += left;
             let is_drained = is_drained || left == 0;
             let (status, usage) = (ExitStatus::Code(0), Some(StepUsage::default()));
             self.tell(serial, Event::Exited { step, status, usage, is_drained });

@@ -274,7 +274,7 @@ impl Machine {
             AttemptEnd::Success(_) => (StepOutcome::Success, None),
             AttemptEnd::Cancelled => (StepOutcome::Cancelled, None),
             AttemptEnd::Failed(failure) => {
-                let tolerance = self.tolerance(call);
+                let tolerance = call.tolerance();
                 let is_allowed = tolerance.is_some_and(|tolerance| tolerance.allows(failure.exit_code));
                 let outcome = if is_allowed { StepOutcome::AllowedFailure } else { StepOutcome::Failure };
                 (outcome, Some(failure))
@@ -344,15 +344,6 @@ impl Machine {
         }
     }
 
-    /// Returns `continue_on_error` of a step. That of a matrix holds for its members, and for the matrix only if it could
-    /// not begin.
-    fn tolerance<'m>(&self, call: &'m Call) -> Option<&'m Tolerance> {
-        let at = call.step.as_ref()?;
-        let flow = at.flow()?;
-        let has_members = matches!(call.work, Work::Group(_));
-        (call.flow().is_some() || !has_members).then_some(&flow.tolerance)
-    }
-
     fn attempts_of(&self, call: &Call) -> u32 {
         match (&call.attempts, &call.work) {
             (Some(attempts), _) => attempts.begun,
@@ -373,20 +364,18 @@ impl Machine {
             parent.usage =
                 [parent.usage, call.result.facts.usage].into_iter().flatten().reduce(StepUsage::and);
         }
-        match self.calls.get(&parent).map(|parent| &parent.work) {
-            Some(Work::Group(_)) => self.member_ended(parent, call, ended, failure),
-            _ => {
-                let members = match call.work {
-                    Work::Group(group) => group.into_visible(),
-                    _ => Vec::new(),
-                };
-                if let Some(list) = self.list_mut(parent) {
-                    list.steps.extend(members);
-                    list.steps.insert(call.name, ended);
-                    if list.failure.is_none() {
-                        list.failure = failure;
-                    }
-                }
+        if let Some(Work::Group(_)) = self.calls.get(&parent).map(|parent| &parent.work) {
+            return self.member_ended(parent, call, ended, failure);
+        }
+        let members = match call.work {
+            Work::Group(group) => group.into_visible(),
+            _ => Vec::new(),
+        };
+        if let Some(list) = self.list_mut(parent) {
+            list.steps.extend(members);
+            list.steps.insert(call.name, ended);
+            if list.failure.is_none() {
+                list.failure = failure;
             }
         }
     }
@@ -436,11 +425,20 @@ impl Machine {
             facts: StepFacts { start: None, log_start: None, ..facts },
             ..StepResult::default()
         };
-        self.note_step(StepNote { call: id, parent, result });
+        let slot = self.calls.get(&parent).map_or(1, |parent| parent.slot);
+        self.note_step(StepNote { call: id, parent, is_member: member.is_some(), slot, result });
     }
 }
 
 impl Call {
+    /// Returns its `continue_on_error`. That of a matrix holds for its members, and for the matrix only if it could not
+    /// begin.
+    fn tolerance(&self) -> Option<&Tolerance> {
+        let flow = self.step.as_ref()?.flow()?;
+        let has_members = matches!(self.work, Work::Group(_));
+        (self.flow().is_some() || !has_members).then_some(&flow.tolerance)
+    }
+
     /// Returns what expressions see of its outputs.
     fn returned(&self, outputs: IndexMap<String, Value>) -> Returned {
         match (&self.work, &self.step) {

@@ -1,5 +1,6 @@
 //! Failures of steps, and what they look like in messages (language.md §14.2 to §14.4, flow.md §2 to §4).
 
+use std::fmt::Write as _;
 use std::time::Duration;
 
 use step_runner_lang::ast::flow::FailureKind;
@@ -152,8 +153,11 @@ pub(super) fn duration(duration: Duration) -> String {
         (seconds % 60, "s"),
         (u64::from(milliseconds), "ms"),
     ];
-    let shown: String =
-        parts.iter().filter(|(count, _)| *count > 0).map(|(count, unit)| format!("{count}{unit}")).collect();
+    let mut shown = String::new();
+    for (count, unit) in parts.iter().filter(|(count, _)| *count > 0) {
+        // Writing to memory does not fail.
+        write!(shown, "{count}{unit}").ok();
+    }
     if shown.is_empty() { "0s".to_owned() } else { shown }
 }
 

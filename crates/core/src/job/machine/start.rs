@@ -80,6 +80,7 @@ impl Machine {
                 work: Work::Nothing,
             },
         );
+        self.note_start(ROOT);
         self.enter(Entry {
             id: ROOT,
             files: self.files_of(process),
@@ -125,10 +126,8 @@ impl Machine {
             Target::Builtin(name) => self.begin_builtin(id, step, &name, files),
             Target::Fetch(reference) => {
                 let is_remote = matches!(reference, Reference::Git { .. } | Reference::Oci { .. });
-                let environment = match is_remote {
-                    true => self.environment_in(id, caller).to_process(),
-                    false => Vec::new(),
-                };
+                let environment =
+                    if is_remote { self.environment_in(id, caller).to_process() } else { Vec::new() };
                 for secret in reference::credentials(&reference) {
                     // Results hold the reference, and a server may echo it (language.md §16).
                     self.secrets.note_url_part(&secret);
@@ -162,19 +161,16 @@ impl Machine {
             Diagnostic::error(Class::Limit, &function.file, step.at, message).with_path(step.path.clone())
         };
         let files: Vec<String> = around.iter().map(|(function, _)| locate::tidy(&function.file)).collect();
-        match circle(&files).and_then(|index| Some((index, around.get(index)?))) {
-            Some((index, (function, step))) => {
-                let message =
-                    format!("the function calls itself, directly or through others, without end: {message}");
-                Failure::loading(&[finding(step, function, message)]).unnamed(around.len() - 1 - index)
-            }
-            None => {
-                let innermost = around.last().map(|(function, _)| *function);
-                let diagnostics: Vec<Diagnostic> =
-                    innermost.map(|function| finding(step, function, message)).into_iter().collect();
-                Failure::loading(&diagnostics)
-            }
+        let closing = circle(&files).and_then(|index| Some((index, around.get(index)?)));
+        if let Some((index, (function, step))) = closing {
+            let message =
+                format!("the function calls itself, directly or through others, without end: {message}");
+            return Failure::loading(&[finding(step, function, message)]).unnamed(around.len() - 1 - index);
         }
+        let innermost = around.last().map(|(function, _)| *function);
+        let diagnostics: Vec<Diagnostic> =
+            innermost.map(|function| finding(step, function, message)).into_iter().collect();
+        Failure::loading(&diagnostics)
     }
 
     pub(super) fn fetched(&mut self, process: CallId, result: &Result<Fetched, FetchFailure>) {

@@ -313,7 +313,8 @@ impl Machine {
             state: ListState::Cancelled,
             limit: None,
             no_cleanup: Some(CLEANUP_TIMEOUT),
-            inside: self.constants.longest_grace(),
+            // A bound that shortens no grace.
+            inside: Some(Duration::MAX),
             rest: CLEANUP_TIMEOUT,
         };
         let is_group = self.calls.get(&scope).is_some_and(|call| call.stop != Some(scope) && scope != ROOT);
@@ -374,7 +375,9 @@ impl Machine {
             match call.parent {
                 None => root = *call.result,
                 Some(parent) if call.is_noted => {
-                    self.push(Effect::Note(Box::new(StepNote { call: id, parent, result: *call.result })));
+                    let (is_member, slot) = (call.member.is_some(), call.slot);
+                    let note = StepNote { call: id, parent, is_member, slot, result: *call.result };
+                    self.push(Effect::Note(Box::new(note)));
                 }
                 Some(_) => {}
             }
@@ -388,11 +391,6 @@ impl Constants {
     fn grace(&self, of_function: Option<Duration>, limit: Option<Duration>) -> Duration {
         let grace = of_function.unwrap_or(self.default_grace);
         [self.cancel_grace, limit].into_iter().flatten().fold(grace, Duration::min)
-    }
-
-    /// A bound that shortens no grace.
-    const fn longest_grace(&self) -> Option<Duration> {
-        Some(Duration::MAX)
     }
 }
 

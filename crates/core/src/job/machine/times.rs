@@ -11,8 +11,8 @@ use step_runner_model::{FinishedProcess, StepFacts, StepInfo, StepResult, StepSt
 use crate::job::effect::{Effect, StepNote};
 use crate::job::event::CallId;
 
-use super::Machine;
 use super::call::{Call, Member, StepAt, Work, steps_of};
+use super::{Machine, ROOT};
 
 /// Times of the event that is being handled.
 #[derive(Clone, Copy, Default)]
@@ -104,14 +104,16 @@ impl Machine {
     /// Tells that an attempt of a step has begun, with its name, place and times.
     pub(super) fn note_start(&mut self, id: CallId) {
         let Some(call) = self.calls.get_mut(&id) else { return };
-        let Some(parent) = call.parent else { return };
+        let parent = call.parent.unwrap_or(ROOT);
         call.is_noted = true;
         let result = StepResult {
             status: StepStatus::Running,
             attempts: call.result.attempts.clone(),
             ..brief(&call.name, &call.result.facts)
         };
-        self.note_step(StepNote { call: id, parent, result });
+        let result = if id == ROOT { StepResult { step: None, ..result } } else { result };
+        let (is_member, slot) = (call.member.is_some(), call.slot);
+        self.note_step(StepNote { call: id, parent, is_member, slot, result });
     }
 
     /// Tells that a step of a plain list has begun, now that its function is loaded. Other steps are told of before.
@@ -125,7 +127,8 @@ impl Machine {
     pub(super) fn note_ended(&mut self, id: CallId, call: &Call, result: StepResult) {
         let Some(parent) = call.parent else { return };
         if call.is_noted || !self.is_in_plain_list(call) {
-            self.note_step(StepNote { call: id, parent, result });
+            let (is_member, slot) = (call.member.is_some(), call.slot);
+            self.note_step(StepNote { call: id, parent, is_member, slot, result });
         }
     }
 

@@ -119,7 +119,7 @@ impl Machine {
     /// Returns the size of the documents of all functions under way, in bytes, with aliases unfolded.
     pub fn document_size(&self) -> usize {
         let lists = self.calls.values().filter_map(|call| Some(loaded_of(call)?.size()));
-        lists.sum::<usize>() + self.root().map_or(0, |loaded| loaded.size())
+        lists.sum::<usize>() + self.root().map_or(0, Loaded::size)
     }
 
     /// Cost factor of sensitive texts: each is searched for all secrets.

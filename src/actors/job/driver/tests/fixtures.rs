@@ -35,6 +35,8 @@ pub(super) fn spec(steps: &str) -> JobSpec {
         timeout: None,
         cancel_grace: None,
         default_grace: Duration::from_secs(5),
+        cleanup_timeout: Duration::from_mins(1),
+        members_at_a_time: 2,
     }
 }
 

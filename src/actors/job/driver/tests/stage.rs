@@ -6,16 +6,17 @@ use std::collections::BTreeMap;
 
 use super::fixtures::{AT, ended, key, machine, over, spec, storage_error};
 use crate::actors::job::driver::{
-    Action, CancelAsk, CloseRequest, ClosedJob, Driver, EventReaction, HeldRequest, KeeperLoss, NextAttempt,
-    NotHeld, PerformedEffects, Reaction, RecordToSend, RecordedMachine, Reports, ResumedState,
+    Action, CancelAsk, CloseRequest, ClosedJob, Driver, EndedRoot, EventReaction, HeldRequest, KeeperLoss,
+    NextAttempt, NotHeld, PerformedEffects, Reaction, RecordToSend, RecordedMachine, Reports, ResumedState,
     WaitingRequests,
 };
+use crate::job::effect::StepNote;
 use crate::job::event::{CallId, Event, Fetched};
 use crate::job::machine::Machine;
 use crate::job::record;
 use crate::job::replay::Replayed;
 use crate::keeper::protocol::{Closed, Request, StepOver};
-use crate::model::{CancelCause, Outcome, StepResult, StepStatus};
+use crate::model::{CancelCause, Outcome, StepResult};
 
 /// A function that a fetch finds. Its steps return nothing.
 const FUNCTION: &str = "{}\n---\nrun:\n  - {name: x, script: x}\n  - {name: y, script: y}\n";
@@ -42,10 +43,17 @@ struct Keeper {
 pub(super) struct Story {
     /// Requests with a number, in the order in which the keeper performed them.
     pub(super) requests: Vec<String>,
-    /// Stored messages of FollowSteps.
-    pub(super) results: Vec<StepResult>,
+    /// What is stored of steps.
+    pub(super) stored: Vec<Stored>,
     /// Published ends.
     pub(super) ends: Vec<Outcome>,
+}
+
+/// Something stored of a step.
+#[derive(Clone, PartialEq)]
+pub(super) enum Stored {
+    Event(StepNote),
+    Result(StepResult),
 }
 
 /// Something that happens to a job.
@@ -145,7 +153,7 @@ impl Stage {
             Happening::Begin => self.begin(),
             Happening::Cancel(cause, limit) => {
                 let grace_limit = limit.map(std::time::Duration::from_secs);
-                self.cancel(CancelAsk { cause, grace_limit });
+                self.cancel(CancelAsk { cause, grace_limit, force: false });
             }
             Happening::Answer => self.answer(),
             Happening::Exit => drop(self.exit()),
@@ -283,9 +291,18 @@ impl Stage {
         self.check(is_next, "the record has a hole");
     }
 
-    fn store(&mut self, result: StepResult) {
+    fn store(&mut self, stored: Stored) {
         if self.lives() {
-            self.story.results.push(result);
+            self.story.stored.push(stored);
+        }
+    }
+
+    fn store_root(&mut self, root: EndedRoot) {
+        if let Some(event) = root.event {
+            self.store(Stored::Event(*event));
+        }
+        if let Some(result) = root.result {
+            self.store(Stored::Result(*result));
         }
     }
 
@@ -307,8 +324,9 @@ impl Stage {
                     self.ask(op, "phrases".into());
                 }
             }
-            Action::MakeFiles(_) | Action::RemoveFiles(_) | Action::StepEnded(None) => {}
-            Action::Stop { .. } => drop(self.lives()),
+            Action::MakeFiles(_) | Action::RemoveFiles(_) | Action::StopFetch(_) | Action::Wake { .. } => {}
+            Action::Stop { .. } | Action::Clear { .. } => drop(self.lives()),
+            Action::ShowProcesses { op, .. } => drop(self.ask(op, "processes".into())),
             Action::Fetch { call, .. } => {
                 let is_known = self.recorded().any(|event| match event {
                     Event::Fetched { call: fetched, .. } | Event::FetchedAgain { call: fetched, .. } => {
@@ -319,28 +337,30 @@ impl Stage {
                 self.check(!is_known, "fetched again");
                 self.fetching = Some(call);
             }
-            Action::Spawn { op, spawn } => {
+            Action::Spawn { is_asked, spawn } => {
                 let is_known = self.recorded().any(|event| match event {
                     Event::Exited { call, .. } | Event::Returned { call, .. } => call == spawn.call,
                     _ => false,
                 });
                 self.check(!is_known, "an ended process has an actor");
-                if let Some(op) = op
-                    && let Some(keeper) = self.ask(op, format!("spawn {} {}", spawn.call, spawn.name))
-                {
-                    keeper.running.insert(spawn.call, spawn.ends_job);
+                if !is_asked && self.lives() {
+                    let request = format!("spawn {} {}", spawn.call, spawn.name);
+                    if let Some(keeper) = &mut self.keeper {
+                        keeper.running.insert(spawn.call, spawn.ends_job);
+                        self.story.requests.push(request);
+                    }
                 }
                 self.ended = self.driver.launched(spawn.call);
             }
-            Action::News { news, is_new } => {
-                if is_new {
-                    self.store(*news);
+            Action::Note(noted) => {
+                if noted.is_new {
+                    self.store(Stored::Event(*noted.note));
                 }
-            }
-            Action::StepEnded(Some(result)) => {
-                self.store(*result);
-                self.driver.begin_await();
-                self.is_storing = true;
+                if let Some(result) = noted.result {
+                    self.store(Stored::Result(*result));
+                    self.driver.begin_await();
+                    self.is_storing = true;
+                }
             }
             Action::Finish(close) => {
                 self.fetching = None;
@@ -357,9 +377,7 @@ impl Stage {
     fn closed(&mut self, job: ClosedJob) {
         let is_first = self.end.is_none() && !self.is_collected;
         self.check(is_first, "closed twice");
-        if let Some(root) = job.root {
-            self.store(*root);
-        }
+        self.store_root(job.root);
         self.end = Some(match self.driver.take_storage_loss() {
             Some(lost) => Outcome::failed(lost.to_string()),
             None => job.outcome,
@@ -373,9 +391,15 @@ impl Stage {
         self.check(is_early, "published before the results are collected");
         let job = self.driver.collect_results(self.has_begun, AT).unwrap();
         self.is_collected = true;
-        for result in job.results {
-            self.store(result);
+        for noted in job.notes {
+            if noted.is_new {
+                self.store(Stored::Event(*noted.note));
+            }
+            if let Some(result) = noted.result {
+                self.store(Stored::Result(*result));
+            }
         }
+        self.store_root(job.root);
         self.end = Some(job.outcome);
     }
 
@@ -394,9 +418,15 @@ impl Stage {
             effects: replayed.effects,
             performed: PerformedEffects {
                 last_op: keeper.last_op,
-                stored: u32::try_from(self.story.results.len()).unwrap(),
+                stored: u32::try_from(self.story.stored.len()).unwrap(),
                 fetched: replayed.fetched,
                 exited: replayed.exited,
+                asked: keeper
+                    .over
+                    .iter()
+                    .map(|over| over.step)
+                    .chain(keeper.running.keys().copied())
+                    .collect(),
                 unmasked: replayed.unmasked,
             },
             reports: Reports { over: keeper.over.clone(), closed: keeper.closed.clone().map(Box::new) },
@@ -431,12 +461,8 @@ impl Stage {
         self.check(is_alone, "more than one end");
         let is_nothing_left = self.driver.next_action().is_none() && self.driver.next_deferred().is_none();
         self.check(is_nothing_left, "something is left to do");
-        let roots = self
-            .story
-            .results
-            .iter()
-            .filter(|result| result.step.is_none() && result.status != StepStatus::Running);
-        let has_few_roots = roots.count() <= 1;
+        let is_root = |stored: &&Stored| matches!(stored, Stored::Result(result) if result.step.is_none());
+        let has_few_roots = self.story.stored.iter().filter(is_root).count() <= 1;
         self.check(has_few_roots, "more than one result of the job");
     }
 
@@ -446,8 +472,8 @@ impl Stage {
         record.map(|event| record::decode(event).unwrap().0)
     }
 
-    /// Number of recorded cancels whose grace has no limit.
-    pub(super) fn plain_cancels(&self) -> usize {
-        self.recorded().filter(|event| matches!(event, Event::CancelAsked { grace_limit: None, .. })).count()
+    /// Number of recorded requests to end.
+    pub(super) fn cancels(&self) -> usize {
+        self.recorded().filter(|event| matches!(event, Event::CancelAsked { .. })).count()
     }
 }

@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use super::{Running, Stage};
-use crate::keeper::core::{Action, Event, FinishStep, JobAction, Serial, StartFailure};
+use crate::keeper::core::{Action, Event, FinishStep, JobAction, Look, Serial, StartFailure};
 use crate::keeper::protocol::{Closed, FromKeeper, Reply, StepEnd, StepOver};
 use crate::model::{ExitStatus, FinishedProcess};
 use crate::process::cgroup::Usage;
@@ -67,12 +67,16 @@ impl Stage {
     /// Hears what the daemon is told. It has forgotten dropped jobs.
     fn hear(&mut self, told: FromKeeper) {
         let (FromKeeper::StepOver { key, .. }
+        | FromKeeper::Cleared { key, .. }
         | FromKeeper::Closed { key, .. }
         | FromKeeper::Storage { key, .. }) = &told
         else {
             return;
         };
-        let Some(daemon) = self.jobs.get_mut(&key.0[0]) else {
+        let job = key.0[0];
+        let stopped: Vec<u32> =
+            self.body(job).map(|body| body.stops.keys().copied().collect()).unwrap_or_default();
+        let Some(daemon) = self.jobs.get_mut(&job) else {
             return self.wrongs.push(format!("{told:?} of a job that was dropped"));
         };
         match told {
@@ -80,7 +84,8 @@ impl Stage {
                 *daemon.over.entry(over.step).or_default() += 1;
                 let is_success = matches!(over.end, StepEnd::Exited(status) if status.is_success());
                 let is_last = daemon.last_step.take_if(|step| *step == over.step).is_some();
-                let should = is_last && is_success && over.left == 0 && daemon.first_end.is_none();
+                let is_free = daemon.first_end.is_none() && !stopped.contains(&over.step);
+                let should = is_last && is_success && over.left == 0 && is_free;
                 if over.closes != should {
                     self.wrongs.push(format!("{over:?} closes its job: {}", over.closes));
                 }
@@ -88,6 +93,9 @@ impl Stage {
                 if daemon.closed > 0 && !matches!(over.end, StepEnd::NotStarted { .. }) {
                     self.wrongs.push(format!("{over:?} behind the end of its job"));
                 }
+            }
+            FromKeeper::Cleared { step, .. } if !daemon.clears.contains(&step) => {
+                self.wrongs.push(format!("step {step} waits for nothing"));
             }
             FromKeeper::Closed { .. } => {
                 daemon.closed += 1;
@@ -103,10 +111,19 @@ impl Stage {
     fn perform(&mut self, serial: Serial, action: JobAction) -> Option<Event> {
         let (now, leftover_keep) = (self.now, self.core.settings().leftover_keep);
         let body = &mut self.core.get_mut(serial)?.body;
-        let is_alive = !body.running.is_empty() || body.left > 0;
+        let is_alive = !body.running.is_empty() || body.left.values().any(|left| *left > 0);
+        let stops = body.stops.clone();
+        let is_early = |step: &u32| stops.get(step).is_some_and(|stop| now < stop.kill_at);
         let wrong = match &action {
             JobAction::Start(_) if body.is_ended => Some("a start behind the request to end"),
-            JobAction::Start(_) if !body.running.is_empty() => Some("two processes at a time"),
+            JobAction::Start(step) if body.stops.contains_key(step) => {
+                Some("a start behind the request to stop")
+            }
+            JobAction::KillStep(step)
+                if is_early(step) && body.running.iter().any(|run| run.step == *step) =>
+            {
+                Some("SIGKILL of a step within its grace")
+            }
             JobAction::Kill if leftover_keep && body.kill_at.is_none_or(|at| now < at) => {
                 Some("SIGKILL within the grace")
             }
@@ -135,8 +152,24 @@ impl Stage {
                 // A process that nothing ends lives on.
                 let before = body.running.len();
                 body.running.retain(|run| run.step != finish.step);
-                body.left += (before - body.running.len()) as u8;
-                return Some(Event::Over(exited(&finish, body.left)));
+                *body.left.entry(finish.step).or_default() += (before - body.running.len()) as u8;
+                return Some(Event::Over(exited(&finish, body.left.values().sum())));
+            }
+            JobAction::Look(Look::Clear(step)) => {
+                let is_empty = body.left.get(&step).is_none_or(|left| *left == 0);
+                return Some(Event::Looked(Look::Clear(step), is_empty));
+            }
+            JobAction::LookAtLeft { step, steps } => {
+                let is_empty = steps.iter().all(|step| body.left.get(step).is_none_or(|left| *left == 0));
+                return Some(Event::LookedAtLeft(step, is_empty));
+            }
+            JobAction::TerminateLeft(steps) if !body.whims.is_stuck => {
+                body.left.retain(|step, _| !steps.contains(step));
+            }
+            JobAction::KillStep(step) if !body.whims.is_stuck => {
+                body.left.remove(&step);
+                let killed = body.running.extract_if(.., |run| run.step == step);
+                self.dead.extend(killed.map(|run| (serial, run.step, ExitStatus::Signal(9))));
             }
             JobAction::Look(look) => {
                 // Signals have worked when somebody looks.
@@ -151,7 +184,7 @@ impl Stage {
                 }
             }
             JobAction::Kill if !body.whims.is_stuck => {
-                body.left = 0;
+                body.left.clear();
                 let killed = std::mem::take(&mut body.running);
                 self.dead.extend(killed.into_iter().map(|run| (serial, run.step, ExitStatus::Signal(9))));
             }

@@ -47,9 +47,12 @@ fn told(effects: &[Effect]) -> Vec<(String, StepStatus, i64)> {
         let (path, result) = match effect {
             Effect::Note(note) => {
                 let name = note.result.step.as_ref().map_or("", |step| step.name.as_str());
-                let path = format!("{}/{name}", paths[&note.parent]);
+                let path = match note.call {
+                    ROOT => String::new(),
+                    _ => format!("{}/{name}", paths[&note.parent]),
+                };
                 paths.insert(note.call, path.clone());
-                (path, &note.result)
+                (if path.is_empty() { "/".to_owned() } else { path }, &note.result)
             }
             Effect::Finish { root, .. } => ("/".to_owned(), &**root),
             _ => continue,
@@ -66,7 +69,7 @@ fn whole(effects: &[Effect]) -> StepResult {
     for effect in effects {
         match effect {
             Effect::Note(note) => tree.add((**note).clone()),
-            Effect::Finish { root, .. } => return tree.with_root((**root).clone()),
+            Effect::Finish { root, .. } => return tree.take_root((**root).clone()),
             _ => {}
         }
     }
@@ -86,6 +89,7 @@ fn starts_and_ends_are_told_in_order_with_times_of_one_clock() {
     use StepStatus::{Running, Success};
     let effects = run(&world("exit 0"), NESTED);
     let expected = [
+        ("/", Running, 0),
         ("/a", Running, 0),
         ("/a", Success, 100),
         // The fetch of its function is part of the step.

@@ -233,7 +233,7 @@ impl Trace {
     pub(super) fn add(&mut self, effect: Effect) {
         match effect {
             Effect::Finish { outcome, root, lines, .. } => {
-                self.finish = Some((outcome, self.tree.with_root(*root), lines));
+                self.finish = Some((outcome, self.tree.take_root(*root), lines));
             }
             effect => {
                 if let Effect::Note(note) = &effect {

@@ -1,0 +1,249 @@
+//! One order of log and events (docs/spec/service.md §3.3).
+//!
+//! Log and events come in streams of their own and overtake each other. Each event has its place in the log, and the daemon
+//! marks how far the events are complete. So log bytes wait for the mark, and an event waits for the bytes before its place.
+
+use std::collections::VecDeque;
+
+use memchr::memrchr;
+use step_runner_proto::v1;
+
+/// Next part of a job.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Part {
+    /// Whole lines of the log; at the end of the job perhaps an unfinished one.
+    Log(Vec<u8>),
+    /// Something has happened to a step.
+    Event(Box<v1::StepEvent>),
+}
+
+/// Merges the log and the events of one job.
+pub struct Order {
+    log: Vec<u8>,
+    /// Length of the whole lines in `log`.
+    whole: usize,
+    /// Offset of `log` in the job's log.
+    position: u64,
+    events: VecDeque<v1::StepEvent>,
+    /// Every event up to this place has come.
+    mark: u64,
+    /// True once an event or a mark has come: the daemon sends them.
+    is_told: bool,
+    is_ended: bool,
+}
+
+impl Order {
+    /// Starts at byte `offset` of the log.
+    pub const fn new(offset: u64) -> Self {
+        Self {
+            log: Vec::new(),
+            whole: 0,
+            position: offset,
+            events: VecDeque::new(),
+            mark: 0,
+            is_told: false,
+            is_ended: false,
+        }
+    }
+
+    /// Takes bytes of the log.
+    pub fn log(&mut self, bytes: &[u8]) {
+        if let Some(end) = memrchr(b'\n', bytes) {
+            self.whole = self.log.len() + end + 1;
+        }
+        self.log.extend_from_slice(bytes);
+    }
+
+    /// Takes a message of FollowSteps that was asked for with `events`.
+    pub fn message(&mut self, message: &v1::FollowStepsResponse) {
+        let mark = u64::try_from(message.log_bytes).unwrap_or_default();
+        if let Some(event) = &message.event {
+            self.events.push_back(event.clone());
+        }
+        match &message.result {
+            Some(result) if !self.is_told => self.of_old_daemon(result),
+            _ => {
+                self.is_told = true;
+                self.mark = self.mark.max(mark);
+            }
+        }
+    }
+
+    /// A daemon that sends only results tells the ends of the job's own steps. Nothing waits for more.
+    fn of_old_daemon(&mut self, result: &v1::StepResult) {
+        self.mark = u64::MAX;
+        let is_step = result.step.as_ref().is_some_and(|step| !step.name.is_empty());
+        // The root ends with the job.
+        let log_bytes = if is_step { result.log_end.unwrap_or_default() } else { i64::MAX };
+        let call = result.number.unsigned_abs();
+        let result = Some(v1::StepResult { sub_step_results: Vec::new(), ..result.clone() });
+        self.events.push_back(v1::StepEvent { call, parent: 0, result, log_bytes, stream: 1 });
+    }
+
+    /// True if nothing has been heard of events yet.
+    pub const fn is_silent(&self) -> bool {
+        !self.is_told && self.mark == 0
+    }
+
+    /// Takes note that no more events come, so the log waits for none.
+    pub const fn events_end(&mut self) {
+        self.mark = u64::MAX;
+    }
+
+    /// Takes note that nothing more comes. Nothing waits any longer.
+    pub const fn end(&mut self) {
+        self.mark = u64::MAX;
+        self.is_ended = true;
+    }
+
+    /// Returns the number of bytes that wait.
+    pub const fn waiting(&self) -> usize {
+        self.log.len()
+    }
+
+    /// True if nothing waits.
+    pub fn is_idle(&self) -> bool {
+        self.log.is_empty() && self.events.is_empty()
+    }
+
+    /// Returns the next part, if it is certain.
+    pub fn next_part(&mut self) -> Option<Part> {
+        let place = self.events.front().map(|event| u64::try_from(event.log_bytes).unwrap_or_default());
+        let certain = place.unwrap_or(self.mark).saturating_sub(self.position);
+        let length = if self.is_ended { self.log.len() } else { self.whole };
+        let ready = usize::try_from(certain).unwrap_or(usize::MAX).min(length);
+        if ready > 0 {
+            let rest = self.log.split_off(ready);
+            self.whole = self.whole.saturating_sub(ready);
+            self.position += ready as u64;
+            return Some(Part::Log(std::mem::replace(&mut self.log, rest)));
+        }
+        // At the end an event does not wait for bytes that are lost.
+        let is_due = certain == 0 || self.is_ended;
+        self.events.pop_front_if(|_| is_due).map(|event| Part::Event(Box::new(event)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn event(call: u32, log_bytes: i64) -> v1::StepEvent {
+        v1::StepEvent { call, log_bytes, ..v1::StepEvent::default() }
+    }
+
+    fn told(event: v1::StepEvent) -> v1::FollowStepsResponse {
+        let log_bytes = event.log_bytes;
+        v1::FollowStepsResponse { event: Some(event), log_bytes, result: None }
+    }
+
+    fn mark(log_bytes: i64) -> v1::FollowStepsResponse {
+        v1::FollowStepsResponse { log_bytes, ..v1::FollowStepsResponse::default() }
+    }
+
+    fn parts(order: &mut Order) -> Vec<String> {
+        std::iter::from_fn(|| order.next_part())
+            .map(|part| match part {
+                Part::Log(bytes) => String::from_utf8(bytes).unwrap().replace('\n', "."),
+                Part::Event(event) => format!("event {}", event.call),
+            })
+            .collect()
+    }
+
+    #[test]
+    fn log_waits_for_the_mark_and_an_event_for_the_log_before_it() {
+        let mut order = Order::new(0);
+        order.log(b"a\nb\n");
+        assert!(order.is_silent() && parts(&mut order).is_empty());
+        order.message(&told(event(1, 0)));
+        order.message(&told(event(2, 6)));
+        assert_eq!(parts(&mut order), ["event 1", "a.b."]);
+        order.log(b"c\nd\n");
+        assert_eq!(parts(&mut order), ["c.", "event 2"]);
+        order.message(&mark(8));
+        assert_eq!(parts(&mut order), ["d."]);
+    }
+
+    #[test]
+    fn a_reader_that_begins_late_in_the_log_gets_earlier_events_first() {
+        let mut order = Order::new(100);
+        order.log(b"x\n");
+        order.message(&told(event(1, 10)));
+        order.message(&told(event(2, 90)));
+        order.message(&mark(102));
+        assert_eq!(parts(&mut order), ["event 1", "event 2", "x."]);
+    }
+
+    #[test]
+    fn a_daemon_that_sends_only_results_holds_nothing_back() {
+        let mut order = Order::new(0);
+        order.log(b"a\nb\n");
+        let step = Some(v1::Step { name: "a".into(), ..v1::Step::default() });
+        let result = v1::StepResult { step, number: 1, log_end: Some(2), ..v1::StepResult::default() };
+        order
+            .message(&v1::FollowStepsResponse { result: Some(result), ..v1::FollowStepsResponse::default() });
+        assert_eq!(parts(&mut order), ["a.", "event 1", "b."]);
+    }
+
+    #[test]
+    fn at_the_end_nothing_waits_for_what_is_lost() {
+        let mut order = Order::new(0);
+        order.message(&told(event(1, 50)));
+        order.log(b"a\nb");
+        assert_eq!(parts(&mut order), ["a."]);
+        order.end();
+        assert_eq!(parts(&mut order), ["b", "event 1"]);
+        assert!(order.is_idle());
+    }
+
+    proptest! {
+        /// However the two streams are cut and interleaved, the order is the same.
+        #[test]
+        fn every_cut_gives_the_same_order(
+            lines in prop::collection::vec("[a-c]{0,3}", 0..12),
+            places in prop::collection::vec(0_usize..12, 0..8),
+            cuts in prop::collection::vec((any::<bool>(), 1_usize..9), 0..60),
+        ) {
+            let log: Vec<u8> = lines.iter().flat_map(|line| format!("{line}\n").into_bytes()).collect();
+            let ends: Vec<usize> = std::iter::once(0)
+                .chain(lines.iter().scan(0, |end, line| { *end += line.len() + 1; Some(*end) }))
+                .collect();
+            let mut places: Vec<i64> =
+                places.into_iter().map(|place| ends[place.min(lines.len())] as i64).collect();
+            places.sort_unstable();
+            let events: Vec<_> = places.iter().zip(1..).map(|(at, call)| told(event(call, *at))).collect();
+            let flat = |order: &mut Order| parts(order).concat();
+            let whole = {
+                let mut order = Order::new(0);
+                order.log(&log);
+                for message in &events {
+                    order.message(message);
+                }
+                order.end();
+                flat(&mut order)
+            };
+            let (mut order, mut sent, mut told_so_far, mut seen) = (Order::new(0), 0, 0, String::new());
+            for (is_log, count) in cuts {
+                if is_log {
+                    let end = (sent + count).min(log.len());
+                    order.log(&log[sent..end]);
+                    sent = end;
+                } else if let Some(message) = events.get(told_so_far) {
+                    order.message(message);
+                    told_so_far += 1;
+                }
+                seen += &flat(&mut order);
+            }
+            order.log(&log[sent..]);
+            for message in events.iter().skip(told_so_far) {
+                order.message(message);
+            }
+            seen += &flat(&mut order);
+            order.end();
+            seen += &flat(&mut order);
+            prop_assert_eq!(seen, whole);
+        }
+    }
+}

@@ -1,0 +1,75 @@
+//! Names of steps that run side by side, by the streams that they write (logs.md §2, §8). The daemon's line that announces
+//! a step tells them: `Running step name=NAME stream=02`.
+
+use crate::line::{Entry, SourceKey};
+use crate::words::STEP_START;
+
+/// Words before the number of the stream in it.
+const STREAM: &[u8] = b" stream=";
+
+/// Names by stream. A job whose steps run one after another has none.
+pub(super) struct Names(Vec<([u8; 2], Vec<u8>)>);
+
+impl Names {
+    pub(super) const fn new() -> Self {
+        Self(Vec::new())
+    }
+
+    /// Takes an entry, which may be an announcement.
+    pub(super) fn take(&mut self, entry: &Entry<'_>) {
+        let Some(name) = entry.body.strip_prefix(STEP_START).filter(|_| entry.key().is_daemon()) else {
+            return;
+        };
+        let Some((name, number)) = split(name) else { return self.0.clear() };
+        self.0.retain(|(other, _)| *other != number);
+        self.0.push((number, name.to_vec()));
+    }
+
+    /// Returns the name of the step that writes this source.
+    pub(super) fn of(&self, key: SourceKey) -> Option<&[u8]> {
+        self.0.iter().find(|(number, _)| *number == key.number).map(|(_, name)| name.as_slice())
+    }
+
+    /// Returns the sequence that begins the colour of a source: each stream has its own.
+    pub(super) const fn color(key: SourceKey) -> &'static str {
+        const COLORS: [&str; 6] = ["\x1b[36m", "\x1b[33m", "\x1b[35m", "\x1b[32m", "\x1b[34m", "\x1b[96m"];
+        COLORS[key.number[1] as usize % COLORS.len()]
+    }
+}
+
+fn split(announced: &[u8]) -> Option<(&[u8], [u8; 2])> {
+    let (rest, number) = announced.split_last_chunk::<2>()?;
+    let name = rest.strip_suffix(STREAM)?;
+    number.iter().all(u8::is_ascii_hexdigit).then_some((name, *number))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn take(names: &mut Names, source: &str, body: &str) {
+        let line = format!("2026-01-02T03:04:05.000006Z {source} {body}");
+        names.take(&Entry::parse(line.as_bytes()).unwrap());
+    }
+
+    fn of(names: &Names, number: [u8; 2]) -> Option<String> {
+        let key = SourceKey { number, kind: crate::frame::LogChannel::Out };
+        names.of(key).map(|name| String::from_utf8(name.to_vec()).unwrap())
+    }
+
+    #[test]
+    fn a_stream_has_the_name_of_the_step_that_the_daemon_announced_last() {
+        let mut names = Names::new();
+        take(&mut names, "00O", "Running step name=lint stream=01");
+        take(&mut names, "00O", "Running step name=a stream=02 stream=0e");
+        take(&mut names, "01O", "Running step name=forged stream=01");
+        assert_eq!(
+            [*b"01", *b"0e"].map(|n| of(&names, n)),
+            [Some("lint".into()), Some("a stream=02".into())]
+        );
+        take(&mut names, "00O", "Running step name=unit stream=01");
+        assert_eq!(of(&names, *b"01").as_deref(), Some("unit"));
+        take(&mut names, "00O", "Running step name=alone");
+        assert_eq!(of(&names, *b"01"), None);
+    }
+}
