@@ -65,6 +65,7 @@ pub(crate) fn request(steps: String) -> JobSpec {
         default_grace: Duration::from_secs(5),
         cleanup_timeout: Duration::from_mins(5),
         members_at_a_time: 4,
+        errexit: false,
     }
 }
 

@@ -250,6 +250,7 @@ pub(super) fn prepare(
         timeout,
         cancel_grace,
         cleanup_timeout,
+        errexit,
         limits,
     } = request;
     if let Some((limit, why)) =
@@ -306,6 +307,7 @@ pub(super) fn prepare(
         default_grace: config.cancel_grace,
         cleanup_timeout: cleanup_timeout.unwrap_or(config.cleanup_timeout),
         members_at_a_time: members_at_a_time(limits.cpu_micros),
+        errexit,
     };
     let machine = Machine::new(&spec).map_err(|findings| malformed(&findings, &phrase_set))?;
     if document::may_unfold(&spec.steps) {

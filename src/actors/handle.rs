@@ -71,6 +71,8 @@ pub struct RunRequest {
     pub cancel_grace: Option<Duration>,
     /// Limit of the cleanup after a stop; `None`: the setting.
     pub cleanup_timeout: Option<Duration>,
+    /// True if a failing line ends every script whose step does not say otherwise.
+    pub errexit: bool,
     /// Resource limits of the job.
     pub limits: ResourceLimits,
 }

@@ -150,6 +150,7 @@ impl CiJob {
             timeout: None,
             cancel_grace: None,
             cleanup_timeout: None,
+            errexit: false,
             limits: ResourceLimits::default(),
         })
     }

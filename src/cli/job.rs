@@ -82,6 +82,9 @@ pub(super) struct JobOptions {
     /// A limit of the job's processes: processes=N, memory=SIZE, cpus=N, open_files=N
     #[arg(long, value_name = "NAME=VALUE", value_parser = limits::parse, env = "STEP_RUNNER_LIMIT")]
     limit: Vec<Limit>,
+    /// A failing line ends a script, as with `set -e` and `set -o pipefail`, unless its step has `errexit: false`
+    #[arg(long, env = "STEP_RUNNER_ERREXIT")]
+    errexit: bool,
     /// Start the job although `step-runner check` would find errors
     #[arg(long, env = "STEP_RUNNER_NO_CHECK")]
     no_check: bool,
@@ -150,7 +153,8 @@ impl JobOptions {
         };
         let given = [self.input.clone(), pairs::read(&self.inputs, "inputs")?].concat();
         let (work_dir, allowed) = (self.work_dir.as_deref(), &self.allowed);
-        let check = Precheck { work_dir, shares_files, is_own_daemon, allowed, verbosity };
+        let errexit = self.errexit;
+        let check = Precheck { work_dir, shares_files, is_own_daemon, errexit, allowed, verbosity };
         let check = Some(&check).filter(|_| !self.no_check);
         let document = match &self.text_proto_step_file {
             Some(file) => document::read_text_proto(file, shares_files, &given),
@@ -176,6 +180,9 @@ impl JobOptions {
         }
         if let Some(limit) = self.cleanup_timeout {
             request = request.cleanup_timeout(limit);
+        }
+        if self.errexit {
+            request = request.errexit();
         }
         Ok(match limits::collect(&self.limit) {
             Some(limits) => request.limits(limits),

@@ -155,6 +155,7 @@ pub(super) fn run_request(
         timeout: guessed_time(timeout),
         cancel_grace: guessed_time(graceful_exit_timeout),
         cleanup_timeout: None,
+        errexit: false,
         limits: ResourceLimits::default(),
     })
 }

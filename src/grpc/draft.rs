@@ -103,6 +103,7 @@ pub(super) fn run_request(
         timeout: None,
         cancel_grace: None,
         cleanup_timeout: None,
+        errexit: false,
         limits: ResourceLimits::default(),
     })
 }

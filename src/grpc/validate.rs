@@ -57,6 +57,7 @@ pub(super) fn run_request(
         file,
         limits,
         cleanup_timeout,
+        errexit,
     } = request;
     let (labels, job) = job.map(job_part).unzip();
     Ok(RunRequest {
@@ -76,6 +77,7 @@ pub(super) fn run_request(
         inputs: input_values(inputs)?,
         timeout: positive("timeout", timeout)?,
         cancel_grace: positive("cancel_grace", cancel_grace)?,
+        errexit,
         cleanup_timeout: cleanup_time(positive("cleanup_timeout", cleanup_timeout)?)?,
         limits: limits.map(job_limits).transpose()?.unwrap_or_default(),
     })

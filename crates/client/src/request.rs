@@ -155,6 +155,13 @@ impl Request {
         self
     }
 
+    /// Makes a failing line end every script whose step does not say otherwise (language.md §17).
+    #[must_use]
+    pub fn errexit(mut self) -> Self {
+        self.message.errexit = true;
+        self
+    }
+
     /// Sets the longest time between SIGTERM and SIGKILL when the job is cancelled.
     #[must_use]
     pub fn cancel_grace(mut self, grace: Duration) -> Self {

@@ -123,10 +123,21 @@ pub struct Step {
     pub env: Vec<(Template, Template)>,
     /// Control flow; `None` without a key of flow.md.
     pub flow: Option<Box<flow::Flow>>,
+    /// `errexit`; `None` without the key: the job decides.
+    pub errexit: Option<Errexit>,
     /// Place of the step.
     pub at: Position,
     /// Path in the document, such as `run[2]`.
     pub path: String,
+}
+
+/// The key `errexit` of a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Errexit {
+    /// True if a failing line ends the script.
+    pub is_on: bool,
+    /// Place of the key.
+    pub at: Position,
 }
 
 impl Step {

@@ -180,6 +180,7 @@ struct Steps(Vec<Step>);
         {"required": ["parallel"], "properties": {"inputs": false, "env": false, "retry": false, "matrix": false}},
     ],
     "dependentSchemas" = {
+        "errexit": {"required": ["script"]},
         "max": {"anyOf": [{"required": ["parallel"]}, {"required": ["matrix"]}]},
         "fail_fast": {"anyOf": [{"required": ["parallel"]}, {"required": ["matrix"]}]},
     },
@@ -207,6 +208,9 @@ struct Step {
     /// What the step is for; not used by a run.
     #[schemars(default)]
     description: Comment,
+    /// True: a failing line ends the script, as with `set -e` and `set -o pipefail`. Only with `script`.
+    #[schemars(default)]
+    errexit: bool,
     /// Run the step only if this is true: a boolean, or one expression and nothing else.
     #[schemars(default, rename = "if")]
     condition: Condition,

@@ -2,12 +2,13 @@
 
 use std::path::Path;
 
+use super::super::excerpt::{self, Lines};
 use super::super::{Verbosity, document, terminal};
 use super::calls::CallGraph;
 use super::files::{CheckedFile, FileText};
 use super::{Allowed, findings};
 use crate::error::{Exit, Failure};
-use crate::lang::diagnostic::{Diagnostic, Severity};
+use crate::lang::diagnostic::{Class, Diagnostic, Severity};
 
 /// Options of the check before a run.
 #[derive(Clone, Copy)]
@@ -18,6 +19,8 @@ pub(in crate::cli) struct Precheck<'a> {
     pub(in crate::cli) shares_files: bool,
     /// True if the daemon is inside this process, so that its builtins are known.
     pub(in crate::cli) is_own_daemon: bool,
+    /// True if the request makes failing lines end scripts.
+    pub(in crate::cli) errexit: bool,
     /// Warnings that are not wanted.
     pub(in crate::cli) allowed: &'a Allowed,
     pub(in crate::cli) verbosity: Verbosity,
@@ -54,21 +57,24 @@ impl Precheck<'_> {
         let calls = self.shares_files.then(|| CallGraph::from(vec![root.clone()]));
         let files = calls.as_ref().map_or_else(|| vec![root], |calls| calls.files().collect());
         let mut broken: Vec<(Vec<Diagnostic>, Option<FileText>)> = Vec::new();
-        let mut warnings = 0;
+        let mut warnings = Warnings::default();
         for file in files {
             let (mut found, text) = match file.read() {
                 Ok(text) => (findings(file, &text, calls.as_ref()), Some(text)),
                 Err(finding) => (vec![finding], None),
             };
             self.allowed.filter(&mut found);
+            if self.errexit {
+                found.retain(|finding| !is_about_a_step_of_script(finding));
+            }
             if found.iter().any(|finding| finding.severity == Severity::Error) {
                 broken.push((found, text));
             } else if let Some(text) = text {
-                warnings += untold(file, &text, &found);
+                warnings.add(file, &text, &found);
             }
         }
         if broken.is_empty() {
-            self.tell(warnings);
+            self.tell(&warnings);
             return Ok(());
         }
         let failure = document::refused(
@@ -77,18 +83,57 @@ impl Precheck<'_> {
         Err(if can_run { failure.with_remedy("correct that, or run with --no-check") } else { failure })
     }
 
-    /// Tells the number of warnings. If each run showed them, they would hide the job's own output.
-    fn tell(&self, warnings: usize) {
-        if warnings > 0 && !self.verbosity.quiet {
-            let warnings =
-                if warnings == 1 { "1 warning".to_owned() } else { format!("{warnings} warnings") };
-            terminal::say(&format!("step-runner: {warnings}, shown by \"step-runner check\""));
+    /// Shows the warnings about failing lines, which can make a job green that is not, and tells the number of others. If
+    /// each run showed all, they would hide the job's own output.
+    fn tell(&self, warnings: &Warnings) {
+        if self.verbosity.quiet {
+            return;
+        }
+        for shown in &warnings.shown {
+            terminal::say(shown);
+        }
+        if warnings.is_curable {
+            terminal::say(
+                "step-runner: --errexit ends every script at its first failing line; --allow shell leaves such warnings out",
+            );
+        }
+        let number = match warnings.others {
+            0 => return,
+            1 => "1 warning".to_owned(),
+            others => format!("{others} warnings"),
+        };
+        terminal::say(&format!("step-runner: {number}, shown by \"step-runner check\""));
+    }
+}
+
+/// Warnings that the job's log does not hold.
+#[derive(Default)]
+struct Warnings {
+    /// Warnings about failing lines, as people read them.
+    shown: Vec<String>,
+    /// True if `--errexit` would cure one of them.
+    is_curable: bool,
+    /// Number of others.
+    others: usize,
+}
+
+impl Warnings {
+    fn add(&mut self, file: &CheckedFile, text: &FileText, found: &[Diagnostic]) {
+        let told = file.parse_to_run(text).map(|function| function.warnings).unwrap_or_default();
+        let lines = Lines::of(text);
+        for finding in found.iter().filter(|finding| !told.contains(finding)) {
+            if finding.class == Class::Shell {
+                self.is_curable |= is_about_a_step_of_script(finding);
+                self.shown.push(excerpt::render(finding, Some(&lines), true));
+            } else {
+                self.others += 1;
+            }
         }
     }
 }
 
-/// Returns the number of warnings that the job's log does not hold.
-fn untold(file: &CheckedFile, text: &FileText, found: &[Diagnostic]) -> usize {
-    let told = file.parse_to_run(text).map(|function| function.warnings).unwrap_or_default();
-    found.iter().filter(|finding| !told.contains(finding)).count()
+/// True for a warning about the key `script` of a step. The text of an `exec` is none of the scripts that `errexit`
+/// governs.
+fn is_about_a_step_of_script(finding: &Diagnostic) -> bool {
+    finding.class == Class::Shell && finding.path.ends_with(".script")
 }

@@ -160,6 +160,7 @@ pub(super) fn new_request(id: JobId, steps: String, content: u64, timeout: Optio
         timeout,
         cancel_grace: None,
         cleanup_timeout: Some(CLEANUP),
+        errexit: false,
         limits: step_runner::model::ResourceLimits::default(),
         origin: step_runner::store::RequestOrigin::V1,
     }

@@ -51,6 +51,8 @@ pub struct JobSpec {
     pub cleanup_timeout: Duration,
     /// Members of a group that run at the same time, if it has no `max` (flow.md §5).
     pub members_at_a_time: u8,
+    /// True if a failing line ends every script whose step does not say otherwise (language.md §17).
+    pub errexit: bool,
 }
 
 /// One event of a job.

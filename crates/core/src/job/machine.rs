@@ -103,6 +103,8 @@ struct Constants {
     cleanup_timeout: Duration,
     /// Members of a group at the same time, by default.
     members_at_a_time: u8,
+    /// True if a failing line ends a script whose step does not say otherwise.
+    errexit: bool,
 }
 
 /// Phase of a job.
@@ -299,6 +301,7 @@ impl Constants {
             default_grace: spec.default_grace,
             cleanup_timeout: spec.cleanup_timeout,
             members_at_a_time: spec.members_at_a_time,
+            errexit: spec.errexit,
         }
     }
 }

@@ -215,6 +215,7 @@ mod tests {
                 default_grace: Duration::from_secs(5),
                 cleanup_timeout: Duration::from_mins(1),
                 members_at_a_time: 14,
+                errexit: false,
             })
     }
 

@@ -53,12 +53,15 @@ fn literal(value: &TemplateValue) -> Option<Value> {
     }
 }
 
-/// Returns an error for each key of control flow: GitLab's own step runner refuses a file that has one.
+/// Returns an error for each key of control flow and each `errexit`: GitLab's own step runner refuses a file that has
+/// one.
 pub fn extensions(function: &Function) -> Vec<Diagnostic> {
     let all = steps(function).iter().flat_map(|step| std::iter::once(step).chain(step.members()));
-    let keys = |flow: &Flow| flow.keys.clone();
+    let flow_keys = |flow: &Flow| flow.keys.clone();
     let found = all.flat_map(|step| {
-        step.flow.as_deref().map(keys).into_iter().flatten().map(|(key, at)| {
+        let errexit = step.errexit.map(|errexit| ("errexit".to_owned(), errexit.at));
+        let keys = step.flow.as_deref().map(flow_keys).into_iter().flatten().chain(errexit);
+        keys.map(|(key, at)| {
             let message = format!("GitLab's own step runner does not know the key \"{key}\"");
             let finding = Diagnostic::error(Class::Extension, &function.file, at, message);
             finding.with_path(format!("{}.{key}", step.path))

@@ -193,7 +193,7 @@ impl Checker<'_> {
     }
 
     /// Warns of a script that goes on after a failed command. Only a check warns: a run's function can be of any age.
-    pub(super) fn lost_failure(&mut self, node: &YamlNode, path: &str) {
+    pub(super) fn lost_failure(&mut self, node: &YamlNode, path: &str, help: &str) {
         let NodeKind::Scalar(scalar) = &node.kind else { return };
         if self.unknown == UnknownKey::Warn {
             return;
@@ -203,7 +203,6 @@ impl Checker<'_> {
         let message = "the script goes on if this line fails, and the step can succeed all the same";
         let finding =
             Diagnostic::warning(Class::Shell, &self.source.file, places.at(&scalar.text, offset), message);
-        let help = "begin the script with \"set -e\", or end the line with \"|| exit\" or \"|| true\"";
         self.report(finding.with_path(path).with_help(help));
     }
 

@@ -189,7 +189,8 @@ impl Checker<'_> {
             && option.as_literal() == Some("-c")
             && let Some(script) = items.last()
         {
-            self.lost_failure(script, &at_index(path, 2));
+            let help = "begin the script with \"set -e\", or end the line with \"|| exit\" or \"|| true\"";
+            self.lost_failure(script, &at_index(path, 2), help);
         }
         arguments.into_iter().collect()
     }

@@ -1,16 +1,16 @@
 //! A step of a `run` list (language.md §5).
 
 use super::checker::{Checker, UnknownKey, at_index, join};
-use super::flow::{self, Place};
+use super::flow::{self, Broken, Place};
 use super::foreign;
-use crate::ast::{Invocation, Step, Template, TemplateValue};
+use crate::ast::{Errexit, Invocation, Step, Template, TemplateValue};
 use crate::diagnostic::Class;
 use crate::name;
 use crate::value::Data;
 use crate::yaml::scalar::{Resolved, resolve};
 use crate::yaml::{NodeKind, YamlEntry, YamlNode};
 
-pub(crate) const KEYS: [&str; 17] = [
+pub(crate) const KEYS: [&str; 18] = [
     "name",
     "func",
     "step",
@@ -19,6 +19,7 @@ pub(crate) const KEYS: [&str; 17] = [
     "inputs",
     "env",
     "description",
+    "errexit",
     "if",
     "when",
     "continue_on_error",
@@ -44,6 +45,7 @@ struct StepKeys<'n> {
     invokes: Vec<&'n YamlEntry>,
     inputs: Option<&'n YamlEntry>,
     env: Option<&'n YamlEntry>,
+    errexit: Option<&'n YamlEntry>,
     /// Keys of control flow, `parallel` among them, in the order of the text.
     flow: Vec<&'n YamlEntry>,
 }
@@ -80,6 +82,7 @@ impl Checker<'_> {
             (entry, _) => self.step_name(node, entries, entry, path),
         };
         let invokes = self.invocation(node, entries, &found, place, path);
+        let errexit = self.errexit(&found, path);
         let flow = self.flow(&found.flow, place, path).ok();
         if found.is_group() {
             self.no_inputs_of_a_group(&found, path)?;
@@ -92,7 +95,7 @@ impl Checker<'_> {
         });
         let (inputs, env) =
             (inputs.unwrap_or_else(|| Some(Vec::new()))?, env.unwrap_or_else(|| Some(Vec::new()))?);
-        let (name, invokes, flow) = (name?, invokes?, flow?);
+        let (name, invokes, errexit, flow) = (name?, invokes?, errexit.ok()?, flow?);
         let name_at = found.name.map_or(node.at, |entry| entry.value.at);
         all_known.then(|| Step {
             name,
@@ -101,9 +104,31 @@ impl Checker<'_> {
             inputs,
             env,
             flow,
+            errexit,
             at: node.at,
             path: path.to_owned(),
         })
+    }
+
+    /// Reads `errexit`, and warns of a script that goes on after a failed command if the key is not there.
+    fn errexit(&mut self, found: &StepKeys<'_>, path: &str) -> Result<Option<Errexit>, Broken> {
+        let script = found.invokes.iter().find(|entry| entry.key.text == "script");
+        let Some(entry) = found.errexit else {
+            if let Some(script) = script {
+                let help = "give the step \"errexit: true\", or end the line with \"|| exit\" or \"|| true\"";
+                self.lost_failure(&script.value, &join(path, "script"), help);
+            }
+            return Ok(None);
+        };
+        let path = join(path, "errexit");
+        if script.is_none() && !found.invokes.is_empty() {
+            let help = "a function decides itself how its command runs";
+            let message = "only a step with script can have \"errexit\"";
+            self.error_with_help(Class::Schema, entry.key.at, &path, message, help);
+            return Err(Broken);
+        }
+        let is_on = self.boolean(&entry.value, &path).ok_or(Broken)?;
+        Ok(Some(Errexit { is_on, at: entry.key.at }))
     }
 
     /// Reports `inputs` and `env` of a group, which passes nothing on.
@@ -127,6 +152,7 @@ impl Checker<'_> {
                 "func" | "step" | "script" | "action" => found.invokes.push(entry),
                 "inputs" => found.inputs = Some(entry),
                 "env" => found.env = Some(entry),
+                "errexit" => found.errexit = Some(entry),
                 "description" => {}
                 "parallel" => {
                     found.invokes.push(entry);
@@ -239,9 +265,7 @@ impl Checker<'_> {
             self.error_with_help(Class::Schema, node.at, path, "expected a string, got a list", help);
             return None;
         }
-        let script = self.not_empty(node, path)?;
-        self.lost_failure(node, path);
-        Some(script)
+        self.not_empty(node, path)
     }
 
     fn not_empty(&mut self, node: &YamlNode, path: &str) -> Option<Template> {

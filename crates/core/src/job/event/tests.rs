@@ -28,6 +28,7 @@ fn spec() -> JobSpec {
         default_grace: Duration::from_secs(1),
         cleanup_timeout: Duration::from_mins(1),
         members_at_a_time: 2,
+        errexit: false,
     }
 }
 

@@ -29,6 +29,10 @@ pub(super) struct Fetching {
     reference: Reference,
 }
 
+/// Text before a script with `errexit`. It is no line of its own: a shell's report has the line as written. Not every
+/// shell knows `pipefail`, and one that does not would end at the option.
+const ERREXIT: &str = "set -e; if (set -o pipefail) 2>/dev/null; then set -o pipefail; fi; ";
+
 /// Job variable that names the folder of the runner's own files.
 const PROJECT_DIR: &str = "RUNNER_TEMP_PROJECT_DIR";
 
@@ -62,7 +66,7 @@ impl Machine {
             self.note_start_once(entry.id);
         }
         match kind {
-            BuiltinKind::Script => self.enter_script(entry, files_used),
+            BuiltinKind::Script => self.enter_script(step, entry, files_used),
             BuiltinKind::ScriptLegacy => self.enter_script_legacy(step, entry, files_used)?,
             BuiltinKind::Fetch => self.enter_fetch(step, entry),
             BuiltinKind::Program => self.enter_program(entry),
@@ -70,14 +74,17 @@ impl Machine {
         Ok(())
     }
 
-    fn enter_script(&mut self, entry: Entry, files_used: bool) {
-        let text = text_input(&entry, "script").to_owned();
-        // Results show `sh`. The actual shell is known only when it runs.
+    fn enter_script(&mut self, step: &Step, entry: Entry, files_used: bool) {
+        let written = text_input(&entry, "script").to_owned();
+        let errexit = step.errexit.map_or(self.constants.errexit, |errexit| errexit.is_on);
+        let (option, text) =
+            if errexit { ("-ec", format!("{ERREXIT}{written}")) } else { ("-c", written.clone()) };
+        // Results show `sh` and the text as written. The actual shell is known only when it runs.
         let (program, arguments) = if text.len() > builtin::LONGEST_ARGUMENT {
             let path = self.file_of(&entry, "script");
             (Program::ScriptFile(ScriptFile { path: path.clone(), text }), vec![path])
         } else {
-            (Program::Script(text.clone()), vec!["-c".to_owned(), text])
+            (Program::Script(text), vec![option.to_owned(), written])
         };
         let command = [vec!["sh".to_owned()], arguments].concat();
         let process = self.process(program, command, files_used);
