@@ -39,6 +39,7 @@ mod results;
 mod run;
 mod schema;
 mod secrets;
+mod selection;
 mod serve;
 mod session;
 mod states;

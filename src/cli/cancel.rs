@@ -1,6 +1,7 @@
 //! `step-runner cancel`.
 
-use super::connection::{ConnectionOptions, for_each, parse_id};
+use super::connection::ConnectionOptions;
+use super::selection::EndedJobs;
 use super::{CommandResult, Verbosity};
 use crate::model::JobId;
 
@@ -13,9 +14,8 @@ use crate::model::JobId;
     after_long_help = "Examples:\n  step-runner cancel 42 && step-runner follow 42\n  step-runner cancel --force 42"
 )]
 pub(super) struct Arguments {
-    /// Ids of the jobs; an unknown one is an error
-    #[arg(required = true, value_name = "ID", value_parser = parse_id)]
-    ids: Vec<JobId>,
+    #[command(flatten)]
+    jobs: EndedJobs,
     /// End the jobs at once, without grace and cleanup
     #[arg(long, env = "STEP_RUNNER_FORCE")]
     force: bool,
@@ -29,5 +29,5 @@ pub(super) async fn execute(arguments: Arguments, verbosity: Verbosity) -> Comma
     let cancel = async |id: &JobId| {
         if force { client.cancel_at_once(id).await } else { client.cancel(id).await }
     };
-    for_each(&arguments.ids, cancel).await
+    arguments.jobs.for_each(&client, verbosity, cancel).await
 }

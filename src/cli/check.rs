@@ -87,6 +87,7 @@ pub(super) fn execute(arguments: &Arguments, verbosity: Verbosity) -> CommandRes
     }
     let calls = CallGraph::from(targets);
     for file in calls.files() {
+        report.count_file();
         match file.read() {
             Ok(text) => {
                 let mut findings = findings(file, &text, Some(&calls));
@@ -101,7 +102,7 @@ pub(super) fn execute(arguments: &Arguments, verbosity: Verbosity) -> CommandRes
         }
     }
     let (errors, summary) = report.finish()?;
-    if let (false, Some(summary)) = (verbosity.quiet, summary) {
+    if !verbosity.quiet {
         terminal::say(&format!("step-runner: {summary}"));
     }
     Ok(if errors { Exit::Failure.code() } else { 0 })

@@ -6,9 +6,9 @@ use std::path::PathBuf;
 
 use indexmap::IndexMap;
 
-use super::job::new_id;
 use super::output::OutputOptions;
 use super::results::{self, Readers, ResultsFormat};
+use super::selection::new_id;
 use super::session::{self, FinishedJob, Interrupts, OnInterrupt};
 use super::{CommandResult, Verbosity, private, run};
 use crate::actors::handle::{RequestLabels, RunRequest};

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use crate::cli::{CommandResult, Verbosity, terminal};
+use crate::cli::{Verbosity, terminal};
 use crate::client::{Address, AddressError, Client, Options};
 use crate::error::{Exit, Failure};
 use crate::model::JobId;
@@ -84,20 +84,6 @@ impl ConnectionOptions {
         }
         Ok(connect.await?)
     }
-}
-
-/// Makes a call for each id, even after one has failed. Returns the first error.
-pub(super) async fn for_each<E: Into<Failure>>(
-    ids: &[JobId],
-    call: impl AsyncFn(&JobId) -> Result<(), E>,
-) -> CommandResult {
-    let mut first_error = Ok(0);
-    for id in ids {
-        if let Err(error) = call(id).await {
-            first_error = first_error.and(Err(error.into()));
-        }
-    }
-    first_error
 }
 
 pub(super) fn parse_id(text: &str) -> Result<JobId, String> {

@@ -1,6 +1,7 @@
 //! `step-runner finish`.
 
-use super::connection::{ConnectionOptions, for_each, parse_id};
+use super::connection::ConnectionOptions;
+use super::selection::EndedJobs;
 use super::{CommandResult, Verbosity, terminal};
 use crate::client::{Client, Error};
 use crate::model::JobId;
@@ -11,16 +12,15 @@ use crate::model::JobId;
 #[derive(clap::Args)]
 #[command(after_long_help = "Examples:\n  step-runner finish 42 43")]
 pub(super) struct Arguments {
-    /// Ids of the jobs
-    #[arg(required = true, value_name = "ID", value_parser = parse_id)]
-    ids: Vec<JobId>,
+    #[command(flatten)]
+    jobs: EndedJobs,
     #[command(flatten)]
     connection: ConnectionOptions,
 }
 
 pub(super) async fn execute(arguments: Arguments, verbosity: Verbosity) -> CommandResult {
     let client = arguments.connection.connect(verbosity).await?;
-    for_each(&arguments.ids, async |id| finish(&client, id, verbosity).await).await
+    arguments.jobs.for_each(&client, verbosity, async |id| finish(&client, id, verbosity).await).await
 }
 
 /// Finishes a job, and tells the user if it was unknown: the call itself succeeds either way.

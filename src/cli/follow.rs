@@ -1,7 +1,8 @@
 //! `step-runner follow`.
 
-use super::connection::{ConnectionOptions, parse_id};
+use super::connection::ConnectionOptions;
 use super::output::OutputOptions;
+use super::selection::OneJob;
 use super::session::{self, Interrupts, OnInterrupt};
 use super::writer::Writer;
 use super::{CommandResult, Verbosity, results, terminal};
@@ -19,9 +20,8 @@ Examples:
   step-runner follow 42 --output raw --offset 1000000 >> job.log
   step-runner follow 42 --steps | jq .status")]
 pub(super) struct Arguments {
-    /// Id of the job
-    #[arg(value_name = "ID", value_parser = parse_id)]
-    id: JobId,
+    #[command(flatten)]
+    job: OneJob,
     /// Start after this many bytes of the log
     #[arg(long, value_name = "N", default_value_t = 0, value_parser = parse_offset, env = "STEP_RUNNER_OFFSET")]
     offset: u64,
@@ -41,15 +41,15 @@ fn parse_offset(text: &str) -> Result<u64, &'static str> {
 pub(super) async fn execute(arguments: Arguments, verbosity: Verbosity) -> CommandResult {
     let mut interrupts = Interrupts::new(OnInterrupt::Leave)?;
     let client = interrupts.unless_interrupted(arguments.connection.connect(verbosity)).await?;
+    let id = &interrupts.unless_interrupted(arguments.job.id(&client, verbosity)).await?;
     if arguments.steps {
-        return interrupts.unless_interrupted(steps(&client, &arguments.id)).await;
+        return interrupts.unless_interrupted(steps(&client, id)).await;
     }
     let address = client.address().to_string();
-    let (address, id) = (shell_words::quote(&address), &arguments.id);
+    let address = shell_words::quote(&address);
     interrupts.set_remedy(format!("come back with `step-runner follow --address {address} {id}`"));
     let display = arguments.output.display(arguments.offset, verbosity)?;
-    let follow =
-        session::follow(&client, &arguments.id, arguments.offset, display, &mut interrupts, verbosity);
+    let follow = session::follow(&client, id, arguments.offset, display, &mut interrupts, verbosity);
     let ended = Box::pin(follow).await?;
     ended.explain(verbosity, None, &interrupts);
     Ok(ended.code(&interrupts))

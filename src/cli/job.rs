@@ -10,7 +10,7 @@ use super::check::{Allowed, Precheck};
 use super::connection::parse_id;
 use super::document::{self, Document, split_pair};
 use super::limits::{self, Limit};
-use super::{pairs, secrets};
+use super::{pairs, secrets, selection};
 use crate::client::Request;
 use crate::error::{Exit, Failure};
 use crate::model::{JobId, Variable};
@@ -67,7 +67,7 @@ pub(super) struct JobOptions {
     /// Working directory of the job; default: the current one
     #[arg(long, value_name = "DIR", env = "STEP_RUNNER_WORK_DIR")]
     work_dir: Option<PathBuf>,
-    /// Id of the job; default: `run-`, the UTC time, and a random part
+    /// Id of the job; default: a random one of 13 characters
     #[arg(long, value_name = "ID", value_parser = parse_id, env = "STEP_RUNNER_ID")]
     id: Option<JobId>,
     /// Limit of the job's running time
@@ -149,7 +149,7 @@ impl JobOptions {
     ) -> Result<Request, Failure> {
         let id = match &self.id {
             Some(id) => id.clone(),
-            None => new_id()?,
+            None => selection::new_id()?,
         };
         let given = [self.input.clone(), pairs::read(&self.inputs, "inputs")?].concat();
         let (work_dir, allowed) = (self.work_dir.as_deref(), &self.allowed);
@@ -326,13 +326,6 @@ fn read_text(path: &std::path::Path, option: &str) -> Result<String, Failure> {
     String::from_utf8(bytes).map_err(|_| unusable(option, "the file is not UTF-8"))
 }
 
-/// Makes a new id: `run-<UTC time>-<random>`.
-pub(super) fn new_id() -> Result<JobId, Failure> {
-    let random = getrandom::u32().map_err(|error| Failure::new(Exit::Failure, error.to_string()))?;
-    let time = chrono::Utc::now().format("%Y%m%dT%H%M%SZ");
-    JobId::parse(&format!("run-{time}-{random:08x}")).map_err(|error| Failure::new(Exit::Defect, error))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -375,12 +368,5 @@ mod tests {
     fn a_variable_that_is_not_set_is_named() {
         let error = request(&["--env", "NO_SUCH"]).unwrap_err();
         assert!(error.to_string().contains("NO_SUCH"), "{error}");
-    }
-
-    #[test]
-    fn default_ids_differ_and_tell_the_time() {
-        let (one, two) = (new_id().unwrap(), new_id().unwrap());
-        assert_ne!(one, two);
-        assert!(one.as_str().starts_with("run-2"), "{one}");
     }
 }

@@ -90,3 +90,75 @@ fn unknown_jobs_are_70_but_for_finish() {
     }
     assert!(scene.run(&["finish", "nobody"]).status.success());
 }
+
+#[test]
+fn the_beginning_of_an_id_or_the_last_job_names_a_job() {
+    let scene = Scene::new(Daemon::with_job("k7m2-x9qd-4tb", failing_job()));
+    {
+        let mut script = scene.daemon.script.lock().unwrap();
+        for id in ["k7m3-0000-000", "build-12", "12345"] {
+            script.jobs.insert(id.to_owned(), failing_job());
+        }
+    }
+    let told = |words: &[&str]| {
+        let output = scene.run(words);
+        (output.status.code(), stdout(&output), stderr(&output))
+    };
+    for command in ["follow", "status", "cancel", "finish"] {
+        let (code, out, err) = told(&[command, "k7m"]);
+        assert!(
+            (code == Some(70) || command == "finish") && !(out + &err).contains("x9qd"),
+            "{command}: {err}"
+        );
+        let (code, _, err) = told(&[command, "1234"]);
+        assert!(
+            (code == Some(70) || command == "finish") && err.contains("no job 1234 here"),
+            "{command}: {err}"
+        );
+    }
+    let (code, out, err) = told(&["status", "build-1", "--output", "ids"]);
+    assert_eq!((code, &*out, &*err), (Some(0), "build-12\n", "step-runner: job build-12\n"));
+    // Nobody who finishes a job that is gone may end another one.
+    let (_, _, err) = told(&["finish", "build-1"]);
+    assert!(err.contains("no job build-1 here; nothing to finish"), "{err}");
+    assert!(scene.daemon.script.lock().unwrap().jobs.contains_key("build-12"));
+    let (code, _, err) = told(&["follow", "k7m2-x"]);
+    assert!(code == Some(3) && err.contains("step-runner: job k7m2-x9qd-4tb"), "{err}");
+    let (code, _, err) = told(&["-q", "cancel", "k7m2"]);
+    assert_eq!((code, &*err), (Some(0), ""));
+    scene.daemon.script.lock().unwrap().jobs.insert("k7m2-zzzz-zzz".to_owned(), failing_job());
+    let (code, _, err) = told(&["cancel", "k7m2"]);
+    assert!(code == Some(2) && err.contains("2 jobs begin with k7m2: k7m2-x9qd-4tb, k7m2-zzzz-zzz"), "{err}");
+    let (code, out, _) = told(&["status", "--last", "--output", "ids"]);
+    assert_eq!((code, &*out), (Some(0), "k7m3-0000-000\n"));
+    let (code, _, err) = told(&["finish", "--last"]);
+    assert!(code == Some(0) && err.contains("job k7m3-0000-000"), "{err}");
+}
+
+#[test]
+fn without_jobs_that_is_said() {
+    let scene = Scene::new(Daemon::default());
+    assert_eq!(stdout(&scene.run(&["status"])), "no jobs\n");
+    assert_eq!(stdout(&scene.run(&["status", "--output", "ids"])), "");
+    let output = scene.run(&["follow", "--last"]);
+    assert!(
+        output.status.code() == Some(70) && stderr(&output).contains("the daemon has no job"),
+        "{output:?}"
+    );
+}
+
+#[test]
+fn the_exit_code_is_the_one_of_follow_and_absent_until_the_end() {
+    let cancelled = Job { exit_code: -2, ..failing_job() };
+    let running = Job { running: true, ..Job::default() };
+    for (job, code) in [(cancelled, Some(130)), (running, None)] {
+        let scene = Scene::new(Daemon::with_job("42", job));
+        let json: serde_json::Value =
+            serde_json::from_str(&stdout(&scene.run(&["status", "--output", "json"]))).unwrap();
+        let job = json["jobs"][0].as_object().unwrap();
+        assert_eq!(job.get("exit_code").map(|code| code.as_i64().unwrap()), code);
+        let table = stdout(&scene.run(&["status"]));
+        let exit = table.lines().nth(1).unwrap().split_whitespace().nth(2).unwrap();
+        assert_eq!(exit, code.map_or("-".to_owned(), |code| code.to_string()));
+    }
+}

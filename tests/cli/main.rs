@@ -156,7 +156,7 @@ fn commands_that_people_never_call_are_not_offered() {
     let help = stdout(&run(&["--help"]));
     assert!(!help.contains("keeper"), "{help}");
     for (shell, before, after) in [
-        ("bash", " ", " "),
+        ("bash", "step__runner,", ")"),
         ("elvish", "cand ", " "),
         ("fish", "-a \"", "\""),
         ("powershell", "'", "'"),
@@ -171,18 +171,27 @@ fn commands_that_people_never_call_are_not_offered() {
     }
 }
 
-/// Returns the completions that bash offers for the last of `words`, using the script that the program prints.
+/// Returns the completions that bash offers for the last of `words`, using the script that the program prints. The
+/// command is the program itself.
 fn completed(words: &str) -> Vec<String> {
-    let typist = r#"source "$1"
+    let typist = r#"source "$1"; shift
+        program="$1"; shift; set -- "" "$1"
         COMP_WORDS=($2)
+        COMP_WORDS[0]=$program
         [[ $2 == *" " ]] && COMP_WORDS+=("")
         COMP_CWORD=$(( ${#COMP_WORDS[@]} - 1 ))
-        _step__runner step-runner "${COMP_WORDS[COMP_CWORD]}" "${COMP_WORDS[COMP_CWORD-1]}"
+        _step__runner "$program" "${COMP_WORDS[COMP_CWORD]}" "${COMP_WORDS[COMP_CWORD-1]}"
         printf '%s\n' "${COMPREPLY[@]}""#;
     let folder = tempfile::tempdir().unwrap();
     let script = folder.path().join("script");
     std::fs::write(&script, run(&["completions", "bash"]).stdout).unwrap();
-    let output = Command::new("bash").args(["-c", typist, "bash"]).arg(script).arg(words).output().unwrap();
+    let output = Command::new("bash")
+        .args(["-c", typist, "bash"])
+        .arg(script)
+        .arg(env!("CARGO_BIN_EXE_step-runner"))
+        .arg(words)
+        .output()
+        .unwrap();
     assert!(output.status.success() && output.stderr.is_empty(), "{words}: {output:?}");
     stdout(&output).split_whitespace().map(str::to_owned).collect()
 }
@@ -208,8 +217,16 @@ fn bash_completes_commands_options_values_and_topics() {
         ("step-runner doctor --output j", &["json"]),
         ("step-runner completions f", &["fish"]),
         ("step-runner keep", &[]),
+        ("step-runner run --inputs", &[]),
+        ("step-runner run --env-base l", &["list"]),
+        ("step-runner check --allow sh", &["shell"]),
     ] {
         assert_eq!(completed(words), expected, "{words}");
+    }
+    let scene = Scene::new(Daemon::with_job("build-42", failing_job()));
+    for command in ["follow", "status", "cancel", "finish"] {
+        let words = format!("step-runner {command} --socket {} bu", scene.socket());
+        assert_eq!(completed(&words), ["build-42"], "{command}");
     }
 }
 

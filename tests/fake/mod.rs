@@ -2,7 +2,7 @@
 #![expect(dead_code, reason = "each test program uses its own part")]
 #![expect(clippy::unwrap_used, reason = "a broken scene fails the test")]
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -27,7 +27,7 @@ const PIECE: usize = 4096;
 #[derive(Default)]
 pub(crate) struct Script {
     /// Jobs by id.
-    pub jobs: HashMap<String, Job>,
+    pub jobs: BTreeMap<String, Job>,
     /// Jobs that the next Runs register, whatever their ids.
     pub next: Option<Job>,
     /// Errors that the next Runs are answered with before any Run succeeds.

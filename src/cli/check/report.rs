@@ -33,6 +33,8 @@ pub(super) struct CheckReport {
     warnings: usize,
     /// Files with findings.
     files: usize,
+    /// Files that were checked.
+    checked: usize,
     /// Entries of the code quality report, which is one array.
     entries: Vec<Value>,
     /// Number of fingerprints made from the same words.
@@ -42,7 +44,12 @@ pub(super) struct CheckReport {
 impl CheckReport {
     pub(super) fn new(format: ReportFormat) -> Self {
         let (entries, repeated) = (Vec::new(), HashMap::new());
-        Self { format, errors: 0, warnings: 0, files: 0, entries, repeated }
+        Self { format, errors: 0, warnings: 0, files: 0, checked: 0, entries, repeated }
+    }
+
+    /// Takes note that a file is checked.
+    pub(super) const fn count_file(&mut self) {
+        self.checked += 1;
     }
 
     /// Takes the findings of one file, sorted by place, and its text if that could be read.
@@ -71,8 +78,8 @@ impl CheckReport {
         }
     }
 
-    /// Writes a report that is one array. Returns true if there were errors, and a summary if there was any finding.
-    pub(super) fn finish(self) -> Result<(bool, Option<String>), Failure> {
+    /// Writes a report that is one array. Returns true if there were errors, and a summary.
+    pub(super) fn finish(self) -> Result<(bool, String), Failure> {
         if self.format == ReportFormat::Gitlab {
             terminal::print(format!("{:#}\n", Value::from(self.entries)).as_bytes())?;
         }
@@ -83,8 +90,12 @@ impl CheckReport {
         };
         let found = [count(self.errors, "error"), count(self.warnings, "warning")];
         let found: Vec<String> = found.into_iter().flatten().collect();
-        let files = count(self.files, "file").unwrap_or_default();
-        let summary = (!found.is_empty()).then(|| format!("{} in {files}", found.join(", ")));
+        let files = |number| count(number, "file").unwrap_or_else(|| "no files".to_owned());
+        let summary = if found.is_empty() {
+            format!("{}, no errors", files(self.checked))
+        } else {
+            format!("{} in {}", found.join(", "), files(self.files))
+        };
         Ok((self.errors > 0, summary))
     }
 
