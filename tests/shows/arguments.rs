@@ -22,8 +22,8 @@ const NUMBERS: &[&str] = &[
 ];
 /// Our options that take a number with a fraction.
 const FRACTIONS: &[&str] = &["scale", "minutes"];
-/// Our options that take a text.
-const TEXTS: &[&str] = &["only", "grace", "cgroup"];
+/// Our options that take a text. `jobs` is a number in some proofs, and a kind of jobs in others.
+const TEXTS: &[&str] = &["only", "grace", "cgroup", "jobs"];
 /// Our flags.
 const FLAGS: &[&str] = &["keeper", "both", "run", "all", "syscalls", "untimed", "records", "bless"];
 /// Options of test runners that take a value.
@@ -110,7 +110,11 @@ impl Arguments {
         let wrong = |value: &str| format!("--{name}: {value:?} is no number");
         if NUMBERS.contains(&name) {
             let value = value("number")?;
-            self.numbers.insert(name.to_owned(), value.parse().map_err(|_| wrong(&value))?);
+            match value.parse() {
+                Ok(number) => drop(self.numbers.insert(name.to_owned(), number)),
+                Err(_) if TEXTS.contains(&name) => drop(self.texts.insert(name.to_owned(), value)),
+                Err(_) => return Err(wrong(&value)),
+            }
         } else if FRACTIONS.contains(&name) {
             let value = value("number")?;
             self.fractions.insert(name.to_owned(), value.parse().map_err(|_| wrong(&value))?);
@@ -148,6 +152,12 @@ impl Arguments {
     pub(crate) fn with_flag(&self, name: &str) -> Self {
         let mut with = self.clone();
         with.flags = vec![name.to_owned()];
+        with
+    }
+
+    pub(crate) fn with_text(&self, name: &str, text: &str) -> Self {
+        let mut with = self.clone();
+        with.texts.insert(name.to_owned(), text.to_owned());
         with
     }
 

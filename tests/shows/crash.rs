@@ -1,4 +1,4 @@
-//! `crash [--keeper | --both | --run | --syscalls | --records] [--points N] [--parallel N] [--seed N]`: runs jobs while
+//! `crash [--keeper | --both | --run | --syscalls | --records] [--jobs flow] [--points N] [--parallel N] [--seed N]`: runs jobs while
 //! their daemon, keeper, or both are killed with SIGKILL repeatedly (service.md §6.4, faults.md rows 41 and 42).
 
 use std::sync::Arc;
@@ -8,12 +8,13 @@ use std::time::Duration;
 use crate::arguments::Arguments;
 use crate::client::Client;
 use crate::daemon::{Daemon, PATIENCE, Scene, check_stop};
+use crate::flow_work::FlowWork;
 use crate::follower::{LONGEST_JOB, follow_log, follow_steps};
 use crate::killer::{self, Target};
 use crate::proc;
 use crate::random::Random;
 use crate::verdict::{Check, Misses, Shown};
-use crate::work::{self, End, Treatment, Work};
+use crate::work::{self, End, Expected, Treatment, Work};
 
 const POINTS: u64 = 500;
 const SMALL: u64 = 8;
@@ -36,6 +37,8 @@ struct Proof {
     misses: Misses,
     figures: Figures,
     target: Target,
+    /// The jobs use the keys of control flow.
+    is_flow: bool,
     stop: AtomicBool,
     next: AtomicU64,
     random: Random,
@@ -58,10 +61,16 @@ pub(crate) fn run(arguments: &Arguments, small: bool) -> Shown {
     };
     let points = arguments.number("points", if small { SMALL } else { POINTS });
     let runtime = tokio::runtime::Runtime::new().map_err(|error| error.to_string())?;
-    runtime.block_on(prove(target, points, arguments.number("parallel", PARALLEL), arguments.seed()))
+    let is_flow = match arguments.text("jobs") {
+        None => false,
+        Some("flow") => true,
+        Some(other) => return Err(format!("--jobs {other}: known is flow")),
+    };
+    runtime.block_on(prove(target, is_flow, arguments, points))
 }
 
-async fn prove(target: Target, points: u64, parallel: u64, seed: u64) -> Shown {
+async fn prove(target: Target, is_flow: bool, arguments: &Arguments, points: u64) -> Shown {
+    let (parallel, seed) = (arguments.number("parallel", PARALLEL), arguments.seed());
     let mut scene = Scene::new("crash");
     work::prepare(&scene);
     let daemon = Daemon::start(&scene)?;
@@ -73,6 +82,7 @@ async fn prove(target: Target, points: u64, parallel: u64, seed: u64) -> Shown {
         misses: Misses::default(),
         figures: Figures::default(),
         target,
+        is_flow,
         stop: AtomicBool::new(false),
         next: AtomicU64::new(0),
         random: random.clone(),
@@ -134,12 +144,16 @@ async fn slot(proof: Arc<Proof>) {
         let number = proof.next.fetch_add(1, Ordering::Relaxed);
         let mut random = proof.random.fork(number);
         let id = format!("job-{number}");
-        let work = Work::new(&proof.scene, &id, &mut random, true);
-        let shown = one_job(&proof, &work, &mut random).await;
+        let work: Box<dyn Expected> = if proof.is_flow {
+            Box::new(FlowWork::new(&proof.scene, &id, &mut random))
+        } else {
+            Box::new(Work::new(&proof.scene, &id, &mut random, true))
+        };
+        let shown = one_job(&proof, &*work, &mut random).await;
         if shown.is_err() {
             keep_log(&proof, &id).await;
         }
-        proof.misses.check(&format!("{id} ({:?})", work.treatment), shown);
+        proof.misses.check(&format!("{id} ({:?})", work.treatment()), shown);
         proof.figures.jobs.fetch_add(1, Ordering::Relaxed);
     }
 }
@@ -153,13 +167,13 @@ async fn keep_log(proof: &Proof, id: &str) {
     }
 }
 
-async fn one_job(proof: &Proof, work: &Work, random: &mut Random) -> Check {
+async fn one_job(proof: &Proof, work: &dyn Expected, random: &mut Random) -> Check {
     let client = &proof.client;
-    let id = work.request.id.as_str();
-    client.run(&work.request).await?;
+    let id = work.request().id.as_str();
+    client.run(work.request()).await?;
     let log = tokio::spawn(follow_log(client.clone(), id.to_owned()));
     let steps = tokio::spawn(follow_steps(client.clone(), id.to_owned()));
-    match work.treatment {
+    match work.treatment() {
         Treatment::Wait | Treatment::TimeOut => {}
         Treatment::Cancel => {
             tokio::time::sleep(random.micros(1_500_000)).await;
@@ -190,8 +204,8 @@ async fn one_job(proof: &Proof, work: &Work, random: &mut Random) -> Check {
     let end = how_it_ended(proof, work, status.exit_code)?;
     work.check_log(&followed.bytes, end, status.exit_code)?;
     work.check_steps(&results, end)?;
-    work.check_ran(&proof.scene, end)?;
-    no_process(work).await?;
+    work.check_ran(&proof.scene, end, status.exit_code)?;
+    no_process(id).await?;
     let again = client.ended(id, LONGEST_JOB).await?;
     if again.exit_code != status.exit_code
         || again.end_time != status.end_time
@@ -207,12 +221,12 @@ async fn one_job(proof: &Proof, work: &Work, random: &mut Random) -> Check {
 }
 
 /// Checks that the job could end this way, and counts it.
-fn how_it_ended(proof: &Proof, work: &Work, exit_code: i32) -> Check<End> {
-    let (end, figure) = match (work.treatment, exit_code) {
-        (Treatment::Wait, code) if code == work.code => (End::Natural, &proof.figures.natural),
+fn how_it_ended(proof: &Proof, work: &dyn Expected, exit_code: i32) -> Check<End> {
+    let (end, figure) = match (work.treatment(), exit_code) {
+        (Treatment::Wait, code) if code == work.code() => (End::Natural, &proof.figures.natural),
         (Treatment::Cancel, -2) => (End::Cut, &proof.figures.cut),
         (_, -4) if proof.target != Target::Daemon => (End::Cut, &proof.figures.interrupted),
-        (_, code) => return Err(format!("exit code {code}, expected {}", work.code)),
+        (_, code) => return Err(format!("exit code {code}, expected {}", work.code())),
     };
     figure.fetch_add(1, Ordering::Relaxed);
     Ok(end)
@@ -221,29 +235,29 @@ fn how_it_ended(proof: &Proof, work: &Work, exit_code: i32) -> Check<End> {
 /// Checks a job that was finished while it ran.
 async fn finished_in_the_middle(
     proof: &Proof,
-    work: &Work,
+    work: &dyn Expected,
     log: tokio::task::JoinHandle<Check<crate::follower::Followed>>,
 ) -> Check {
     gone(proof, work).await?;
-    no_process(work).await?;
+    no_process(&work.request().id).await?;
     let followed = log.await.map_err(|error| error.to_string())??;
     work.check_seen(&followed.bytes, proof.target != Target::Daemon)?;
-    work.check_ran(&proof.scene, End::Cut)?;
+    work.check_ran(&proof.scene, End::Cut, 0)?;
     proof.figures.cut.fetch_add(1, Ordering::Relaxed);
     proof.figures.bytes.fetch_add(followed.bytes.len() as u64, Ordering::Relaxed);
     Ok(())
 }
 
-async fn gone(proof: &Proof, work: &Work) -> Check {
-    if let Some(status) = proof.client.status(&work.request.id).await? {
+async fn gone(proof: &Proof, work: &dyn Expected) -> Check {
+    if let Some(status) = proof.client.status(&work.request().id).await? {
         return Err(format!("after Finish Status says {status:?}"));
     }
-    work.check_files(&proof.scene)
+    work::check_files(&proof.scene, &work.request().id)
 }
 
-/// Checks that no process of the job is left.
-pub(crate) async fn no_process(work: &Work) -> Check {
-    let entry = format!("SHOWS_JOB={}", work.request.id);
+/// Checks that no process of job `id` is left.
+pub(crate) async fn no_process(id: &str) -> Check {
+    let entry = format!("SHOWS_JOB={id}");
     let find = move || {
         let found = proc::with_environment(&entry);
         if found.is_empty() {

@@ -16,6 +16,7 @@ mod daemon;
 #[path = "../../crates/log/src/mask/tests/definition.rs"]
 mod definition;
 mod empty_root;
+mod flow_work;
 mod follower;
 mod followers;
 mod hostile;
@@ -141,6 +142,7 @@ fn small(arguments: &Arguments) -> Vec<bool> {
         if proof.0 == "crash" {
             let variants = ["", "keeper", "both", "run", "syscalls", "records"];
             passed.extend(variants.map(|variant| run(proof, &arguments.with_flag(variant), true)));
+            passed.push(run(proof, &arguments.with_text("jobs", "flow"), true));
         } else {
             passed.push(run(proof, arguments, true));
         }

@@ -17,7 +17,7 @@ use crate::follower::{Followed, LONGEST_JOB, Mood, follow_in_moods, follow_steps
 use crate::proc::{self, Holdings};
 use crate::random::Random;
 use crate::verdict::{Check, Misses, Shown};
-use crate::work::{self, End, Treatment, Work};
+use crate::work::{self, End, Expected, Treatment, Work};
 use weather::{Disk, Mark, Weather};
 
 const MINUTES: f64 = 10.0;
@@ -333,14 +333,14 @@ async fn one_job(soak: &Soak, work: &Work, random: &mut Random) -> Check {
         std::fs::write(soak.scene.path(&format!("{id}.log")), &followed.bytes).unwrap();
     }
     seen?;
-    no_process(work).await?;
+    no_process(id).await?;
     client.finish(id).await?;
     if let Some(status) = client.status(id).await? {
         return Err(format!("after Finish Status says {status:?}"));
     }
     soak.figures.bytes.fetch_add(followed.bytes.len() as u64, Ordering::Relaxed);
     soak.figures.streams.fetch_add(followed.streams as u64, Ordering::Relaxed);
-    work.check_files(&soak.scene)
+    work::check_files(&soak.scene, id)
 }
 
 /// Checks the end of a job.
@@ -378,7 +378,7 @@ async fn ended(
     figure.fetch_add(1, Ordering::Relaxed);
     work.check_log(&followed.bytes, end, status.exit_code)?;
     work.check_steps(&results?, end)?;
-    work.check_ran(&soak.scene, end)
+    work.check_ran(&soak.scene, end, status.exit_code)
 }
 
 /// Starts a client that follows the job, and kills it.

@@ -87,6 +87,29 @@ fn lines(id: &str, name: &str, count: u64, pause: &str) -> (String, Vec<u8>, Vec
     (script, of("out"), of("err"))
 }
 
+/// What clients can check of a job and its output.
+pub(crate) trait Expected: Send + Sync {
+    fn request(&self) -> &v1::RunRequest;
+
+    fn treatment(&self) -> Treatment;
+
+    /// Exit code of its natural end.
+    fn code(&self) -> i32;
+
+    /// Checks the log of a job with this end and exit code.
+    fn check_log(&self, log: &[u8], end: End, exit_code: i32) -> Check;
+
+    /// Checks the part of a log that a follower received before the job was removed. A writer that was killed can leave
+    /// one incomplete line.
+    fn check_seen(&self, log: &[u8], killed: bool) -> Check;
+
+    /// Checks the step results of a job with this end: each step once, in order, then the root with all of them.
+    fn check_steps(&self, results: &[v1::StepResult], end: End) -> Check;
+
+    /// Checks which steps ran, from their own records: each as often as it should, in order.
+    fn check_ran(&self, scene: &Scene, end: End, exit_code: i32) -> Check;
+}
+
 impl Work {
     /// Returns job `id`. With `treatments` some jobs are cancelled or finished while they run.
     pub(crate) fn new(scene: &Scene, id: &str, random: &mut Random, treatments: bool) -> Self {
@@ -166,31 +189,45 @@ impl Work {
             run.push(step(scene, name, index, count, &script));
         }
         work.request.steps = serde_json::json!({ "run": run }).to_string();
-        work.request.job = Some(work.job(scene, id, random.one_in(2)));
+        work.request.job = Some(job(scene, id, &secret, random.one_in(2)));
         if treatment == Treatment::TimeOut {
             work.request.timeout = Some(prost_types::Duration { seconds: 1, nanos: 0 });
         }
         work
     }
+}
 
-    fn job(&self, scene: &Scene, id: &str, in_build_dir: bool) -> v1::Job {
-        let variable =
-            |key: &str, value: String, file, masked| v1::Variable { key: key.into(), value, file, masked };
-        let path = |name: &str| scene.path(name).to_str().unwrap().to_owned();
-        v1::Job {
-            variables: vec![
-                variable("RAN", path(&format!("ran/{id}")), false, false),
-                variable("SHOWS_JOB", id.to_owned(), false, false),
-                variable("SECRET", self.secret.clone(), false, true),
-                variable("CONF", format!("content for {id}\n"), true, false),
-            ],
-            build_dir: if in_build_dir { path(&format!("work/{id}/build")) } else { String::new() },
-            ..v1::Job::default()
-        }
+/// Returns variables and build directory of job `id`.
+pub(crate) fn job(scene: &Scene, id: &str, secret: &str, in_build_dir: bool) -> v1::Job {
+    let variable =
+        |key: &str, value: String, file, masked| v1::Variable { key: key.into(), value, file, masked };
+    let path = |name: &str| scene.path(name).to_str().unwrap().to_owned();
+    v1::Job {
+        variables: vec![
+            variable("RAN", path(&format!("ran/{id}")), false, false),
+            variable("SHOWS_JOB", id.to_owned(), false, false),
+            variable("SECRET", secret.to_owned(), false, true),
+            variable("CONF", format!("content for {id}\n"), true, false),
+        ],
+        build_dir: if in_build_dir { path(&format!("work/{id}/build")) } else { String::new() },
+        ..v1::Job::default()
+    }
+}
+
+impl Expected for Work {
+    fn request(&self) -> &v1::RunRequest {
+        &self.request
     }
 
-    /// Checks the log of a job with this end and exit code.
-    pub(crate) fn check_log(&self, log: &[u8], end: End, exit_code: i32) -> Check {
+    fn treatment(&self) -> Treatment {
+        self.treatment
+    }
+
+    fn code(&self) -> i32 {
+        self.code
+    }
+
+    fn check_log(&self, log: &[u8], end: End, exit_code: i32) -> Check {
         let has_secret = memchr::memmem::find(log, self.secret.as_bytes()).is_some();
         if has_secret {
             return Err("the log holds the secret".into());
@@ -241,9 +278,7 @@ impl Work {
         Ok(())
     }
 
-    /// Checks the part of a log that a follower received before the job was removed. A writer that was killed can leave
-    /// one incomplete line.
-    pub(crate) fn check_seen(&self, log: &[u8], killed: bool) -> Check {
+    fn check_seen(&self, log: &[u8], killed: bool) -> Check {
         if memchr::memmem::find(log, self.secret.as_bytes()).is_some() {
             return Err("the log holds the secret".into());
         }
@@ -256,8 +291,7 @@ impl Work {
         check_prefix("stderr", without_complaints(sources.of(*b"01E")), &self.err)
     }
 
-    /// Checks the step results of a job with this end: each step once, in order, then the root with all of them.
-    pub(crate) fn check_steps(&self, results: &[v1::StepResult], end: End) -> Check {
+    fn check_steps(&self, results: &[v1::StepResult], end: End) -> Check {
         let (root, steps) = results.split_last().ok_or("no step results")?;
         let name =
             |result: &v1::StepResult| result.step.as_ref().map(|step| step.name.clone()).unwrap_or_default();
@@ -290,8 +324,7 @@ impl Work {
         Ok(())
     }
 
-    /// Checks which steps ran, from their own records: each at most once, in order.
-    pub(crate) fn check_ran(&self, scene: &Scene, end: End) -> Check {
+    fn check_ran(&self, scene: &Scene, end: End, _exit_code: i32) -> Check {
         let ran = fs::read_to_string(scene.path(&format!("ran/{}", self.request.id))).unwrap_or_default();
         let ran: Vec<_> = ran.lines().collect();
         let fits = match end {
@@ -302,16 +335,16 @@ impl Work {
         };
         if fits { Ok(()) } else { Err(format!("steps that ran: {ran:?}, expected {:?}", self.steps)) }
     }
+}
 
-    /// Checks that file variables and temporary files are gone.
-    pub(crate) fn check_files(&self, scene: &Scene) -> Check {
-        let build = scene.path(&format!("work/{}/build", self.request.id));
-        let files: Vec<_> = crate::proc::tree(build.parent().unwrap_or(Path::new("/")))
-            .into_iter()
-            .filter(|path| *path != build)
-            .collect();
-        if files.is_empty() { Ok(()) } else { Err(format!("files left: {files:?}")) }
-    }
+/// Checks that file variables and temporary files of job `id` are gone.
+pub(crate) fn check_files(scene: &Scene, id: &str) -> Check {
+    let build = scene.path(&format!("work/{id}/build"));
+    let files: Vec<_> = crate::proc::tree(build.parent().unwrap_or(Path::new("/")))
+        .into_iter()
+        .filter(|path| *path != build)
+        .collect();
+    if files.is_empty() { Ok(()) } else { Err(format!("files left: {files:?}")) }
 }
 
 /// Returns the lines before a shell reports a full disk.
