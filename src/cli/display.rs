@@ -6,6 +6,15 @@ use super::{terminal, view};
 use crate::error::Failure;
 use crate::pb::v1;
 
+/// Output of steps that was printed to the place where stderr goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Seen {
+    None,
+    /// Only what the steps wrote to stderr.
+    Stderr,
+    All,
+}
+
 pub(super) enum Display {
     /// Lines, for scripts, files and pipes.
     Stream(Box<Stream>),
@@ -108,9 +117,13 @@ impl Display {
         }
     }
 
-    /// True if the failed step's output can be seen on the terminal that stderr is.
-    pub(super) fn shows_output_of_failed(&self) -> bool {
-        matches!(self, Self::View(_)) && terminal::outputs_are_one_file()
+    /// Returns how much of the failed step's output its reader has seen where stderr goes.
+    pub(super) fn seen_output(&self) -> Seen {
+        match self {
+            Self::Stream(stream) => stream.seen_output(),
+            Self::View(_) if terminal::outputs_are_one_file() => Seen::All,
+            Self::View(_) => Seen::None,
+        }
     }
 
     /// True for formats that people read and that do not show the outputs of the function.
@@ -132,18 +145,22 @@ impl Display {
         }
     }
 
-    /// Removes the live region before the job has ended. A stream waits until its reader has taken everything.
-    pub(super) async fn restore_terminal(&mut self) {
+    /// Leaves a job that has not ended. What was seen of it stays on the screen. A stream waits until its reader has taken
+    /// everything.
+    pub(super) async fn leave(&mut self) {
         match self {
             // An error may be ignored here: the command fails already.
             Self::Stream(stream) => drop(stream.drained().await),
-            Self::View(view) => view.restore_terminal().await,
+            Self::View(view) => view.leave().await,
         }
     }
 
     /// Stops this process as Ctrl-Z does, and shows the job again once it goes on.
     pub(super) async fn suspend(&mut self) {
-        self.restore_terminal().await;
+        match self {
+            Self::Stream(stream) => drop(stream.drained().await),
+            Self::View(view) => view.restore_terminal().await,
+        }
         view::screen::stop_process();
     }
 }

@@ -6,7 +6,7 @@ use anstyle::AnsiColor;
 use chrono::{FixedOffset, Offset, Utc};
 use clap::ValueEnum;
 
-use super::display::Display;
+use super::display::{Display, Seen};
 use super::events::EventStream;
 use super::view::{Times, View, ViewOptions};
 use super::writer::Writer;
@@ -27,7 +27,7 @@ const ROOM: usize = 4 << 20;
 pub(super) enum OutputFormat {
     /// For people: on a terminal the live view; else time and channel before each line, a line per step
     Pretty,
-    /// The steps' own output
+    /// The output of the steps, with the daemon's own lines on stderr; with --quiet the steps' output alone
     Plain,
     /// The bytes of the log
     Raw,
@@ -63,7 +63,7 @@ impl OutputOptions {
         let format =
             self.output.unwrap_or(if is_terminal { OutputFormat::Pretty } else { OutputFormat::Plain });
         if format != OutputFormat::Pretty || !is_terminal && !terminal::is_ci() {
-            return Ok(Display::Stream(Box::new(self.stream(format, offset)?)));
+            return Ok(Display::Stream(Box::new(self.stream(format, offset, verbosity)?)));
         }
         let options = ViewOptions {
             times: self.times,
@@ -75,10 +75,14 @@ impl OutputOptions {
         Ok(Display::View(Box::new(View::start(&options, offset)?)))
     }
 
-    fn stream(&self, format: OutputFormat, offset: u64) -> Result<Stream, Failure> {
+    fn stream(&self, format: OutputFormat, offset: u64, verbosity: Verbosity) -> Result<Stream, Failure> {
         let color = terminal::stdout_has_color();
         let mode = match format {
             OutputFormat::Raw => StreamMode::Text(Printer::new(pretty::Format::Raw)),
+            OutputFormat::Plain if verbosity.quiet => {
+                let merge = self.merge || terminal::outputs_are_one_file();
+                StreamMode::Text(Printer::new(pretty::Format::Steps { merge }))
+            }
             OutputFormat::Plain if terminal::outputs_are_one_file() => {
                 StreamMode::Text(Printer::new(pretty::Format::Together))
             }
@@ -96,7 +100,8 @@ impl OutputOptions {
         };
         let has_own_stderr = format == OutputFormat::Plain && !self.merge;
         let writer = Writer::start().map_err(|error| Failure::new(Exit::Failure, error))?;
-        Ok(Stream { format, mode, has_own_stderr, writer })
+        let has_daemon = !(format == OutputFormat::Plain && verbosity.quiet);
+        Ok(Stream { format, mode, has_own_stderr, has_daemon, writer })
     }
 
     fn offset(&self) -> FixedOffset {
@@ -110,6 +115,8 @@ pub(super) struct Stream {
     mode: StreamMode,
     /// True if the steps' stderr goes to our stderr.
     has_own_stderr: bool,
+    /// True if the daemon's own lines are shown.
+    has_daemon: bool,
     writer: Writer,
 }
 
@@ -244,9 +251,19 @@ impl Stream {
     pub(super) fn is_above_stderr(&self) -> bool {
         match &self.mode {
             StreamMode::Text(_) | StreamMode::Pretty(_) => {
-                self.has_own_stderr || terminal::outputs_are_one_file()
+                self.has_daemon && (self.has_own_stderr || terminal::outputs_are_one_file())
             }
             StreamMode::Json(_) => false,
+        }
+    }
+
+    /// Returns how much of the steps' output was printed to the place where stderr goes.
+    pub(super) fn seen_output(&self) -> Seen {
+        match &self.mode {
+            StreamMode::Json(_) => Seen::None,
+            _ if terminal::outputs_are_one_file() => Seen::All,
+            _ if self.has_own_stderr => Seen::Stderr,
+            _ => Seen::None,
         }
     }
 

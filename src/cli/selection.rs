@@ -77,7 +77,7 @@ pub(super) struct OneJob {
     #[arg(value_name = "ID", value_parser = parse_id, required_unless_present = "last")]
     id: Option<JobId>,
     /// The job that was registered last, whoever started it
-    #[arg(long, conflicts_with = "id")]
+    #[arg(long, env = "STEP_RUNNER_LAST", conflicts_with = "id")]
     last: bool,
 }
 
@@ -98,7 +98,7 @@ pub(super) struct EndedJobs {
     #[arg(required_unless_present = "last", value_name = "ID", value_parser = parse_id)]
     ids: Vec<JobId>,
     /// The job that was registered last, whoever started it
-    #[arg(long, conflicts_with = "ids")]
+    #[arg(long, env = "STEP_RUNNER_LAST", conflicts_with = "ids")]
     last: bool,
 }
 

@@ -6,7 +6,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
-use super::display::Display;
+use super::display::{Display, Seen};
 use super::summary::{Detail, SummaryReason, Tail};
 use super::{Verbosity, end, results, summary, terminal};
 use crate::client::{Absence, Client, Error, Event, Request};
@@ -162,8 +162,8 @@ pub(super) struct FinishedJob {
     shows_outputs: bool,
     /// True if the summary need not give the reason: it stands right above, or the exit code tells it.
     is_told: bool,
-    /// True if the last lines of the failed step can be seen right above.
-    shows_output: bool,
+    /// How much of the failed step's output can be seen above.
+    seen: Seen,
 }
 
 impl FinishedJob {
@@ -173,10 +173,11 @@ impl FinishedJob {
 
     /// Prints on stderr why the job failed, or what it returned. `request` is given if it was submitted here.
     pub(super) fn explain(&self, verbosity: Verbosity, request: Option<&Request>, interrupts: &Interrupts) {
-        let detail = match (verbosity.quiet, self.shows_output) {
+        let detail = match (verbosity.quiet, self.seen) {
             (true, _) => Detail::Brief,
-            (false, true) => Detail::WithoutOutput,
-            (false, false) => Detail::Full,
+            (false, Seen::All) => Detail::WithoutOutput,
+            (false, Seen::Stderr) => Detail::WithoutStderr,
+            (false, Seen::None) => Detail::Full,
         };
         let lines = match (&self.root, end::code(&self.status)) {
             // Its end by the caller's own signal is no error.
@@ -213,9 +214,9 @@ pub(super) async fn follow(
         let leave = async {
             if failure.exit().is_by_signal() {
                 // The sender does not wait for a reader that hangs.
-                drop(timeout(LAST_ANSWER_WAIT, display.restore_terminal()).await);
+                drop(timeout(LAST_ANSWER_WAIT, display.leave()).await);
             } else {
-                display.restore_terminal().await;
+                display.leave().await;
             }
         };
         tokio::select! {
@@ -245,7 +246,7 @@ async fn follow_with(
         results = results.with_events();
     }
     let mut results_open = true;
-    let (mut root, mut status, mut tail) = (None, None, Tail::default());
+    let (mut root, mut status, mut tail) = (None, None, Tail::from(offset));
     let mut patience = Instant::now();
     let silence = Instant::now() + SILENCE;
     let cancel = client.cancel(id);
@@ -259,7 +260,9 @@ async fn follow_with(
         tokio::select! {
             event = log.next(), if status.is_none() && display.has_room() => match event {
                 Ok(Event::Log(bytes)) => {
-                    told = false;
+                    if std::mem::take(&mut told) {
+                        say_back(display, verbosity)?;
+                    }
                     tail.push(&bytes);
                     display.log(&bytes)?;
                 }
@@ -287,9 +290,12 @@ async fn follow_with(
                     }
                 }
             },
-            absence = away(&mut absences), if status.is_none() && !told => {
-                told = true;
-                say_away(display, absence, verbosity)?;
+            absence = change(&mut absences, told), if status.is_none() => {
+                told = absence.is_some();
+                match absence {
+                    Some(absence) => say_away(display, absence, verbosity)?,
+                    None => say_back(display, verbosity)?,
+                }
             }
             () = sleep_until(silence), if display.is_silent() => display.events_end()?,
             drawn = display.frame() => drawn?,
@@ -327,11 +333,11 @@ async fn follow_with(
         let is_start = result.status() == v1::step_result::Status::Running;
         !is_start && result.step.as_ref().is_none_or(|step| step.name.is_empty())
     });
-    let shows_output = display.shows_output_of_failed();
+    let seen = display.seen_output();
     // Such a message only repeats the exit code in the summary.
-    let is_repeated = shows_output && text::tells_exit_status(&status.message);
+    let is_repeated = display.is_view() && seen == Seen::All && text::tells_exit_status(&status.message);
     let is_told = display.is_above_stderr() && tail.tells_why() || is_repeated;
-    Ok(FinishedJob { status, root, tail, shows_outputs: display.leaves_outputs_out(), is_told, shows_output })
+    Ok(FinishedJob { status, root, tail, shows_outputs: display.leaves_outputs_out(), is_told, seen })
 }
 
 /// Returns the failure of a follower. If the log is lost, the job's final status may say why: for example, a disk that
@@ -362,6 +368,15 @@ fn say_cancelling(display: &mut Display, exit: Exit, verbosity: Verbosity) -> Re
     })
 }
 
+/// Waits until the daemon has been away for [`AWAY`], or is back if the user has been `told` that it is away.
+async fn change(absences: &mut watch::Receiver<Option<Absence>>, told: bool) -> Option<Absence> {
+    if told {
+        back(absences).await;
+        return None;
+    }
+    Some(away(absences).await)
+}
+
 /// Waits until the daemon has been away for [`AWAY`].
 async fn away(absences: &mut watch::Receiver<Option<Absence>>) -> Absence {
     loop {
@@ -381,6 +396,19 @@ async fn away(absences: &mut watch::Receiver<Option<Absence>>) -> Absence {
             },
         }
     }
+}
+
+/// Waits until the daemon is there again.
+async fn back(absences: &mut watch::Receiver<Option<Absence>>) {
+    while absences.borrow_and_update().is_some() {
+        if absences.changed().await.is_err() {
+            std::future::pending::<()>().await;
+        }
+    }
+}
+
+fn say_back(display: &mut Display, verbosity: Verbosity) -> Result<(), Failure> {
+    if verbosity.quiet { Ok(()) } else { display.say("step-runner: the daemon is back") }
 }
 
 /// Tells the user that the daemon is away, and how long the client tries to reach it.

@@ -35,7 +35,7 @@ pub(super) struct Arguments {
     #[arg(value_name = "ID", value_parser = super::connection::parse_id)]
     id: Option<JobId>,
     /// Only the job that was registered last, whoever started it
-    #[arg(long, conflicts_with = "id")]
+    #[arg(long, env = "STEP_RUNNER_LAST", conflicts_with = "id")]
     last: bool,
     /// Output format: a table, one JSON object, or the ids alone
     #[arg(long, value_enum, value_name = "FORMAT", default_value = "table")]

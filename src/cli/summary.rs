@@ -2,6 +2,8 @@
 
 use anstyle::AnsiColor;
 
+mod tail;
+
 use super::document;
 use super::end;
 use super::excerpt::{self, Lines};
@@ -9,18 +11,11 @@ use super::states::printable;
 use super::stopped::{self, ShellReport};
 use super::written::{Program, Written};
 use crate::client::Request;
+use crate::insight::cause::deciding;
 use crate::lang::diagnostic::Position;
-use crate::log::line::Entry;
-use crate::log::pretty::{Format, Options, Output, Printer};
-use crate::log::words::{ENDS, STEP_START};
-use crate::model::{CancelCause, LogChannel};
+use crate::model::CancelCause;
 use crate::pb::v1;
-
-/// Lines of output shown.
-const LINES: usize = 20;
-
-/// Bytes at the end of the log that are kept for them.
-const KEPT: usize = 64 * 1024;
+pub(super) use tail::Tail;
 
 /// Longest path of steps that is shown whole.
 const NAMED: usize = 12;
@@ -42,98 +37,12 @@ pub(super) enum SummaryReason {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Detail {
     Full,
-    /// No output of the failed step, because it stands right above.
+    /// No output of the failed step, because it stands above.
     WithoutOutput,
+    /// Only what the failed step wrote to stdout: its stderr stands above.
+    WithoutStderr,
     /// Neither output nor advice.
     Brief,
-}
-
-#[derive(Default)]
-pub(super) struct Tail(Vec<u8>);
-
-impl Tail {
-    pub(super) fn push(&mut self, bytes: &[u8]) {
-        self.0.extend_from_slice(bytes);
-        if self.0.len() > 2 * KEPT {
-            self.0.drain(..self.0.len() - KEPT);
-        }
-    }
-
-    /// True if the daemon has written to the log why the job did not succeed (logs.md §2).
-    pub(super) fn tells_why(&self) -> bool {
-        let lines = self.0.split_inclusive(|byte| *byte == b'\n').rev();
-        lines.take(LINES).filter_map(Entry::parse).any(|entry| {
-            entry.key().is_daemon() && ENDS.iter().any(|beginning| entry.body.starts_with(beginning))
-        })
-    }
-
-    /// Returns the texts of the last step's lines on stdout, as far as they are kept.
-    pub(super) fn bodies_of_last_step(&self) -> Vec<String> {
-        let mut bodies = Vec::new();
-        for line in self.0.split(|byte| *byte == b'\n') {
-            let Some(entry) = Entry::parse(line) else { continue };
-            if entry.key().is_daemon() {
-                if entry.body.starts_with(STEP_START) {
-                    bodies.clear();
-                }
-            } else if entry.key().kind == LogChannel::Out {
-                bodies.push(String::from_utf8_lossy(entry.body).into_owned());
-            }
-        }
-        bodies
-    }
-
-    /// Returns the texts of the stderr lines among `lines`.
-    fn errors(lines: &[String]) -> impl DoubleEndedIterator<Item = &str> {
-        /// Width of the time before each line.
-        const TIME: usize = 13;
-        lines.iter().filter_map(|line| line.get(TIME..)?.strip_prefix("err  "))
-    }
-
-    /// Returns the last output lines of the step that ran last, printable and without the daemon's own lines.
-    fn lines(&self) -> Vec<String> {
-        // After a cut the first line lacks its header, or part of it.
-        let start = if self.0.len() >= KEPT {
-            self.0.iter().position(|b| *b == b'\n').map_or(0, |at| at + 1)
-        } else {
-            0
-        };
-        let mut printer = Printer::new(Format::Pretty(Options::plain_utc()));
-        let mut output = Output::default();
-        for line in self.0.get(start..).unwrap_or_default().split_inclusive(|byte| *byte == b'\n') {
-            match Entry::parse(line) {
-                Some(entry) if entry.key().is_daemon() => {
-                    if entry.body.starts_with(STEP_START) {
-                        printer = Printer::new(Format::Pretty(Options::plain_utc()));
-                        output = Output::default();
-                    }
-                }
-                _ => printer.push(line, &mut output),
-            }
-        }
-        printer.finish(&mut output);
-        let text = String::from_utf8_lossy(&output.stdout);
-        let lines: Vec<_> = text.lines().collect();
-        let last = lines.get(lines.len().saturating_sub(LINES)..).unwrap_or_default();
-        last.iter().map(|line| line.chars().take(LINE_LENGTH).collect()).collect()
-    }
-}
-
-/// The failed step and the names on the path to it.
-struct Failed<'a> {
-    path: Vec<&'a str>,
-    result: &'a v1::StepResult,
-}
-
-/// Finds the innermost failed step: follows the last unsuccessful result of each list.
-fn find(root: &v1::StepResult) -> Failed<'_> {
-    let mut failed = Failed { path: Vec::new(), result: root };
-    let is_bad = |result: &&v1::StepResult| result.status() != v1::step_result::Status::Success;
-    while let Some(next) = failed.result.sub_step_results.iter().rev().find(is_bad) {
-        failed.path.extend(next.step.as_ref().map(|step| step.name.as_str()));
-        failed.result = next;
-    }
-    failed
 }
 
 /// What a failed step ran, and where in it it stopped.
@@ -260,11 +169,14 @@ pub(super) fn lines(
         "" => format!("{red}job {} {what}{red:#}", status.id),
         message => format!("{red}job {} {what}:{red:#} {}", status.id, printable(message)),
     }];
-    let failed = root.map(find);
+    let failed = root.map(deciding).unwrap_or_default();
+    let result = failed.last().copied().or(root);
+    let names = failed.iter().filter_map(|result| result.step.as_ref());
+    let path: Vec<&str> = names.map(|step| step.name.as_str()).collect();
     let named = steps_of(&status.message);
-    let path = failed.as_ref().map_or(&[][..], |failed| &failed.path);
     // The longer path counts: a step that could not be loaded has no result.
-    let path = if named.starts_with(path) { &named } else { path };
+    let path = if named.starts_with(&path) { named } else { path };
+    let path = path.as_slice();
     // With a reference, the first step belongs to a document that nobody wrote.
     let (reference_step, own) = path.split_at(usize::from(reference.is_some() && !path.is_empty()));
     if let Some(name) = reference {
@@ -273,9 +185,10 @@ pub(super) fn lines(
     if !own.is_empty() {
         lines.push(format!("  step       {}", printable(&step_path(own))));
     }
+    let tail = &result.map_or_else(|| tail.clone(), |result| tail.of_step(result));
     let output = tail.lines();
     let report = ShellReport::find(Tail::errors(&output), status.exit_code);
-    let written = failed.as_ref().and_then(|failed| Written::of(failed.result));
+    let written = result.and_then(Written::of);
     let at = written.as_ref().and_then(|written| written.stopped_at(report.as_ref(), tail));
     let stopped = Stopped { written, report, at };
     if let Some(written) = &stopped.written {
@@ -286,7 +199,6 @@ pub(super) fn lines(
         lines.push(format!("  exit code  {}{}", status.exit_code, meaning.unwrap_or_default()));
     }
     if reference_step.is_empty() {
-        let result = failed.as_ref().map(|failed| failed.result);
         if let Some(place) = place(result, path, request, &stopped) {
             lines.push(format!("  at         {}", printable(&place)));
         }
@@ -297,8 +209,13 @@ pub(super) fn lines(
     if detail == Detail::Brief {
         return lines;
     }
-    if !output.is_empty() && detail == Detail::Full {
-        lines.push("  end of its output:".to_owned());
+    let (heading, output) = match detail {
+        Detail::Full => ("  end of its output:", output),
+        Detail::WithoutStderr => ("  end of its stdout:", Tail::without_errors(output)),
+        Detail::WithoutOutput | Detail::Brief => ("", Vec::new()),
+    };
+    if !output.is_empty() {
+        lines.push(heading.to_owned());
         lines.extend(output.into_iter().map(|line| format!("    {line}")));
     }
     if let Some(advice) = advice(status, reference.is_some()) {
@@ -463,17 +380,6 @@ mod tests {
         assert!(
             text.contains("function   builtin://nope") && !text.contains("run[0]") && !text.contains(":1:2")
         );
-    }
-
-    #[test]
-    fn twenty_last_lines_of_a_long_log_are_shown() {
-        let mut long = Tail::default();
-        for number in 0..10_000 {
-            long.push(entry("01O", &format!("line {number}")).as_bytes());
-        }
-        let lines = long.lines();
-        assert_eq!(lines.len(), LINES);
-        assert!(lines[LINES - 1].ends_with("line 9999"), "{lines:?}");
     }
 
     #[test]

@@ -138,8 +138,13 @@ impl View {
         };
         self.model.tick(now(), size());
         self.model.end(outcome);
-        if status.exit_code == 0 && !self.quiet {
-            let lines = totals::lines(self.model.own_steps(), status, self.model.rows());
+        if !self.quiet {
+            let (steps, rows) = (self.model.own_steps(), self.model.rows());
+            let lines = if status.exit_code == 0 {
+                totals::lines(steps, status, rows)
+            } else {
+                totals::lines_of_unsuccessful(steps, &self.model.not_run(), rows)
+            };
             self.model.print_rows(lines.iter().map(String::as_str));
         }
         self.hide().await
@@ -161,7 +166,13 @@ impl View {
         })
     }
 
-    /// Removes the live region, however following ended.
+    /// Removes the live region, however following ended. What it showed stays on the screen.
+    pub(super) async fn leave(&mut self) {
+        self.model.leave();
+        self.restore_terminal().await;
+    }
+
+    /// Removes the live region for a while.
     pub(super) async fn restore_terminal(&mut self) {
         // An error may be ignored here: the next writer meets the same terminal.
         drop(tokio::time::timeout(LAST_FRAME, self.hide()).await);

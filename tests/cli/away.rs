@@ -1,6 +1,6 @@
 //! Daemons that are absent, do not answer, or go away.
 
-use std::io::Read as _;
+use std::io::{BufRead as _, BufReader, Read as _};
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
@@ -59,4 +59,29 @@ fn a_daemon_that_is_away_is_told_of_and_the_way_back_names_the_byte() {
         assert_eq!(told, usize::from(!quiet), "{text}");
         assert!(text.contains(&format!("{} 42 --offset {}`", socket.display(), log.len())), "{text}");
     }
+}
+
+#[test]
+fn a_daemon_that_is_back_is_told_of() {
+    let daemon = Daemon::with_job("42", Job { running: true, ..failing_job() });
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("s.sock");
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let entered = runtime.enter();
+    drop(daemon.serve(&socket));
+    drop(entered);
+    let mut command = program(&["follow", "42", "--output", "raw", "--socket"]);
+    let mut child = command.arg(&socket).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    child.stdout.as_mut().unwrap().read_exact(&mut vec![0; failing_job().log.len()]).unwrap();
+    std::fs::remove_file(&socket).unwrap();
+    runtime.shutdown_background();
+    let mut said = BufReader::new(child.stderr.take().unwrap()).lines();
+    assert!(said.next().unwrap().unwrap().starts_with("step-runner: the daemon is away; "));
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let entered = runtime.enter();
+    drop(daemon.serve(&socket));
+    drop(entered);
+    assert_eq!(said.next().unwrap().unwrap(), "step-runner: the daemon is back");
+    child.kill().unwrap();
+    child.wait().unwrap();
 }

@@ -1,7 +1,7 @@
 //! Jobs of a `run` without a daemon, in a folder with a document.
 
 use std::path::{Path, PathBuf};
-use std::process::Output;
+use std::process::{Command, Output};
 
 use super::{parts, program, stderr, stdout};
 
@@ -317,4 +317,52 @@ fn one_step_alone_is_a_job() {
     here.write("f/func.yml", "script: echo hi\n");
     let output = here.program(&["run", "f"]);
     assert_eq!(output.status.code(), Some(65), "{output:?}");
+}
+
+#[test]
+fn the_summary_is_about_the_step_that_made_the_job_fail() {
+    let folder = tempfile::tempdir().unwrap();
+    let called = "spec:\n---\nrun:\n- {name: x, script: 'echo of x; exit 7'}\n";
+    let steps = "- {name: a, func: ./called}\n- {name: never, script: echo never}\n\
+                 - {name: t, when: always, timeout: 1s, script: 'echo of t; sleep 60'}\n";
+    std::fs::create_dir(folder.path().join("called")).unwrap();
+    std::fs::write(folder.path().join("called/func.yml"), called).unwrap();
+    std::fs::write(folder.path().join("steps.yml"), steps).unwrap();
+    let output = program(&["run", "steps.yml"]).current_dir(folder.path()).output().unwrap();
+    assert_eq!(output.status.code(), Some(7), "{output:?}");
+    let said = stderr(&output);
+    for part in
+        ["  step       a/x\n", "'echo of x; exit 7'", "  exit code  7\n", "called/func.yml:4", "out  of x"]
+    {
+        assert!(said.contains(part), "{part}: {said}");
+    }
+    assert!(!said.contains("of t") && !said.contains("step       t"), "{said}");
+}
+
+#[test]
+fn lines_that_stand_above_the_summary_are_not_repeated() {
+    let steps = "[{name: a, script: 'echo one; echo two >&2; exit 3'}]";
+    let run = |redirect: &str| {
+        let shell = format!("printf '%s' \"$2\" | \"$1\" run - {redirect}");
+        let mut command = Command::new("bash");
+        command.args(["-c", &shell, "bash", env!("CARGO_BIN_EXE_step-runner"), steps]);
+        command.env_remove("CI").output().unwrap()
+    };
+    let both = stdout(&run("2>&1"));
+    assert!(both.matches("one").count() == 2 && !both.contains("end of its"), "{both}");
+    let apart = run("");
+    let said = stderr(&apart);
+    assert_eq!(stdout(&apart), "one\n");
+    assert!(said.contains("end of its stdout:") && said.contains("out  one"), "{said}");
+    assert!(!said.contains("err  two"), "{said}");
+}
+
+#[test]
+fn quiet_prints_the_output_of_the_steps_alone() {
+    let here = Here::new("- {name: a, script: 'echo out; echo err >&2'}\n- {name: b, script: exit 3}\n");
+    let output = program(&["run", "-q", "job.yml"]).current_dir(here.path("")).output().unwrap();
+    let said = stderr(&output);
+    assert_eq!((output.status.code(), stdout(&output).as_str()), (Some(3), "out\n"));
+    assert!(said.starts_with("err\n") && !said.contains("Running step"), "{said}");
+    assert!(said.contains("failed: step \"b\"") && said.contains("step       b"), "{said}");
 }

@@ -26,6 +26,11 @@ pub enum Format {
         /// Send both channels of the steps to standard output.
         merge: bool,
     },
+    /// `Plain` without the daemon's own lines.
+    Steps {
+        /// Send both channels of the steps to standard output.
+        merge: bool,
+    },
     /// `Plain` for a standard output and standard error that are one file: everything goes to standard output, in the
     /// order of the log, and no line interrupts another.
     Together,
@@ -59,9 +64,11 @@ impl Printer {
     pub const fn new(format: Format) -> Self {
         let mode = match format {
             Format::Raw => Mode::Raw,
-            Format::Plain { merge: false } => Mode::Plain(Plain::new(Route::Apart)),
-            Format::Plain { merge: true } => Mode::Plain(Plain::new(Route::Merged)),
-            Format::Together => Mode::Plain(Plain::new(Route::Together)),
+            Format::Plain { merge: false } => Mode::Plain(Plain::new(Route::Apart, true)),
+            Format::Plain { merge: true } => Mode::Plain(Plain::new(Route::Merged, true)),
+            Format::Steps { merge: false } => Mode::Plain(Plain::new(Route::Apart, false)),
+            Format::Steps { merge: true } => Mode::Plain(Plain::new(Route::Merged, false)),
+            Format::Together => Mode::Plain(Plain::new(Route::Together, true)),
             Format::Pretty(options) => Mode::Pretty(Lines::new(options)),
         };
         Self { parser: Parser::new(Check::Lenient), mode }
@@ -133,19 +140,24 @@ enum Route {
 /// The state of `plain`.
 struct Plain {
     route: Route,
+    /// True if the daemon's own lines are shown.
+    has_daemon: bool,
     stdout: Live,
     stderr: Live,
     names: Names,
 }
 
 impl Plain {
-    const fn new(route: Route) -> Self {
-        Self { route, stdout: Live::new(), stderr: Live::new(), names: Names::new() }
+    const fn new(route: Route, has_daemon: bool) -> Self {
+        Self { route, has_daemon, stdout: Live::new(), stderr: Live::new(), names: Names::new() }
     }
 
     fn entry(&mut self, entry: &Entry<'_>, out: &mut Output) {
         self.names.take(entry);
         let key = entry.key();
+        if key.is_daemon() && !self.has_daemon {
+            return;
+        }
         let named = self.names.of(key).filter(|_| !entry.continues());
         let named = named.map(|name| [name, b" | ", entry.body].concat());
         let entry = &named.as_ref().map_or(*entry, |body| entry.with_body(body));

@@ -57,19 +57,19 @@ pub(super) fn show(jobs: &[v1::Status], screen: Option<Screen>, is_colored: bool
         }
     }
     let widths = widths(&rows);
-    let shown =
-        (OPTIONAL..=HEADER.len()).rev().find(|shown| wide(&widths, *shown) <= columns).unwrap_or(OPTIONAL);
-    let messages = std::iter::once(MESSAGE.to_owned()).chain(jobs.iter().map(|job| printable(&said(job))));
+    let messages: Vec<String> =
+        std::iter::once(MESSAGE.to_owned()).chain(jobs.iter().map(|job| printable(&said(job)))).collect();
+    let shown = shown(&widths, &messages, columns);
     let styles = std::iter::once(Style::new().bold()).chain(jobs.iter().map(style));
     let mut table = String::new();
-    for ((row, message), style) in rows.iter().zip(messages).zip(styles) {
+    for ((row, message), style) in rows.iter().zip(&messages).zip(styles) {
         let cells = row.iter().zip(widths).take(shown).map(|(cell, width)| format!("{cell:width$}"));
         let line = cells.collect::<Vec<_>>().join(GAP);
         let beside = format!("{line}{GAP}{message}");
         let is_beside = message.is_empty() || beside.chars().count() <= columns;
         // The heading of messages on lines of their own would be over nothing.
         let (line, below) =
-            if is_beside { (beside, None) } else { (line, Some(message).filter(|text| text != MESSAGE)) };
+            if is_beside { (beside, None) } else { (line, Some(message).filter(|text| *text != MESSAGE)) };
         let line = cut(line.trim_end(), columns);
         let state = widths[..STATE].iter().map(|width| width + GAP.len()).sum::<usize>();
         table.push_str(&if is_colored {
@@ -84,6 +84,15 @@ pub(super) fn show(jobs: &[v1::Status], screen: Option<Screen>, is_colored: bool
         }
     }
     table
+}
+
+/// Returns the number of columns that fit. A message that can stand beside the columns that are never left out does.
+fn shown(widths: &[usize], messages: &[String], columns: usize) -> usize {
+    let room = columns.saturating_sub(wide(widths, OPTIONAL) + GAP.len());
+    let lengths = messages.iter().map(|message| message.chars().count());
+    let beside = lengths.filter(|length| *length <= room).max().unwrap_or(0) + GAP.len();
+    let fits = |shown: &usize| wide(widths, *shown).saturating_add(beside) <= columns;
+    (OPTIONAL..=HEADER.len()).rev().find(fits).unwrap_or(OPTIONAL)
 }
 
 /// Returns the width of each column.

@@ -46,6 +46,9 @@ pub(super) struct Model {
     permanent: String,
     /// Ended steps of the job's own list.
     ended: Vec<OwnStep>,
+    /// Names of that list, and its length as steps have told it.
+    names: Vec<String>,
+    total: u32,
     /// Microseconds since the epoch.
     now: i64,
     /// Time of the last change of size.
@@ -76,6 +79,8 @@ impl Running {
 
 #[derive(Clone, Debug)]
 pub(super) struct OwnStep {
+    /// Place in its list, from 1.
+    pub(super) number: u32,
     pub(super) name: String,
     pub(super) outcome: StepOutcome,
     pub(super) took: Option<Duration>,
@@ -100,6 +105,8 @@ impl Model {
             tail: VecDeque::new(),
             permanent: String::new(),
             ended: Vec::new(),
+            names: Vec::new(),
+            total: 0,
             now: 0,
             resized: None,
             near: None,
@@ -129,6 +136,10 @@ impl Model {
 
     /// Takes a message of FollowSteps.
     pub(super) fn message(&mut self, message: &v1::FollowStepsResponse) {
+        let root = message.result.as_ref().filter(|result| result.step.is_none());
+        if let Some(definition) = root.and_then(|root| root.spec_definition.as_ref()?.definition.as_ref()) {
+            self.names = definition.steps.iter().map(|step| step.name.clone()).collect();
+        }
         self.order.message(message);
         self.advance();
     }
@@ -161,6 +172,8 @@ impl Model {
             let ended = StepEnded {
                 call: running.call,
                 path: running.path.clone(),
+                number: running.number,
+                total: running.total,
                 outcome,
                 exit_code: 0,
                 took: running.at.and_then(|at| u64::try_from(self.now - at).ok()).map(Duration::from_micros),
@@ -171,6 +184,28 @@ impl Model {
             self.step_ended(&ended);
         }
         self.fold_tail(false);
+    }
+
+    /// Prints what the live region shows, before the end of the job. The model takes nothing after that.
+    pub(super) fn leave(&mut self) {
+        self.order.end();
+        self.advance();
+        self.fold_tail(false);
+        match self.unfinished() {
+            Some(line) => self.print(&line, false),
+            None => self.finish_lines(),
+        }
+        self.fold_tail(false);
+    }
+
+    /// Returns the names of the steps in the job's own list that have not run, in order; an empty name if the daemon has
+    /// not told it.
+    pub(super) fn not_run(&self) -> Vec<String> {
+        let known = usize::try_from(self.total).unwrap_or_default().max(self.names.len());
+        let has_run =
+            |number: usize| self.ended.iter().any(|step| usize::try_from(step.number) == Ok(number));
+        let missing = (1..=known).filter(|number| !has_run(*number));
+        missing.map(|number| self.names.get(number - 1).cloned().unwrap_or_default()).collect()
     }
 
     /// Returns the rows to print above the live region since the last call.
@@ -347,7 +382,16 @@ impl Model {
         rows.end(&end, ended.at.or(Some(self.now)), depth, |row| push_row(permanent, row));
         if depth == 0 {
             let (name, reason) = (name.to_owned(), reason.clone());
-            self.ended.push(OwnStep { name, outcome: *outcome, took: *took, attempts: *attempts, reason });
+            self.total = self.total.max(ended.total);
+            let number = ended.number;
+            self.ended.push(OwnStep {
+                number,
+                name,
+                outcome: *outcome,
+                took: *took,
+                attempts: *attempts,
+                reason,
+            });
         }
     }
 

@@ -43,6 +43,9 @@ pub(super) struct StepStarted {
 pub(super) struct StepEnded {
     pub(super) call: u32,
     pub(super) path: Vec<String>,
+    /// Place in its list, from 1, and the length of that list; 0 if not known.
+    pub(super) number: u32,
+    pub(super) total: u32,
     pub(super) outcome: StepOutcome,
     /// 0 without a process.
     pub(super) exit_code: i32,
@@ -79,6 +82,8 @@ impl StepChange {
         Some(Self::Ended(StepEnded {
             call: event.call,
             path: told.path,
+            number: u32::try_from(result.number).unwrap_or(0),
+            total: u32::try_from(result.total).unwrap_or(0),
             outcome: StepOutcome::of(&result),
             exit_code: result.exec_result.as_ref().map_or(0, |process| process.exit_code),
             took: took.and_then(|took| u64::try_from(took).ok()).map(Duration::from_micros),

@@ -483,3 +483,32 @@ proptest! {
         prop_assert_eq!(shown, words);
     }
 }
+
+#[test]
+fn what_the_live_region_showed_stays_when_the_command_leaves() {
+    let mut scene = Scene::new(ViewMode::Live, SIZE);
+    scene.runs(&["build"]);
+    scene.line("01O ", b"one");
+    scene.line("01O ", b"two");
+    scene.grows("01O ", "thr");
+    assert!(scene.live().contains("two") && scene.live().contains("thr"), "{}", scene.live());
+    scene.model.leave();
+    let left = scene.permanent();
+    let texts: Vec<&str> = left.lines().map(|row| row.trim_start_matches([' ', '│'])).collect();
+    assert_eq!(texts, ["one", "two", "thr"]);
+}
+
+#[test]
+fn steps_that_never_ran_are_known_by_their_names_or_by_their_number() {
+    let mut scene = Scene::new(ViewMode::Live, SIZE);
+    scene.start(&["build"]);
+    scene.fails(&["build"], 1);
+    assert_eq!(scene.model.not_run(), [""]);
+    let step = |name: &str| v1::Step { name: name.into(), ..v1::Step::default() };
+    let steps = ["build", "test", "deploy"].map(step).to_vec();
+    let definition = Some(v1::Definition { steps, ..v1::Definition::default() });
+    let spec_definition = Some(v1::SpecDefinition { spec: None, definition });
+    let result = Some(v1::StepResult { spec_definition, ..v1::StepResult::default() });
+    scene.model.message(&v1::FollowStepsResponse { result, ..v1::FollowStepsResponse::default() });
+    assert_eq!(scene.model.not_run(), ["test", "deploy"]);
+}

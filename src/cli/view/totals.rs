@@ -1,4 +1,4 @@
-//! Summary of a job that succeeded: a line with a bar for each of its steps, and its use of resources.
+//! Bars of the steps of a job that has ended, and its use of resources if it succeeded.
 
 use std::time::Duration;
 
@@ -32,6 +32,41 @@ pub(super) fn lines(steps: &[OwnStep], status: &v1::Status, rows: &Rows) -> Vec<
     lines
 }
 
+/// Returns the bars of a job that did not succeed, and the steps that never ran. Without a name only their number is known.
+pub(super) fn lines_of_unsuccessful(steps: &[OwnStep], not_run: &[String], rows: &Rows) -> Vec<String> {
+    if steps.len() + not_run.len() < 2 {
+        return Vec::new();
+    }
+    let mut lines = vec![String::new()];
+    lines.extend(bars(steps, rows));
+    let named: Vec<&String> = not_run.iter().filter(|name| !name.is_empty()).take(SHOWN).collect();
+    let mark = rows.mark(StepOutcome::Skipped);
+    for name in &named {
+        let row = format!(
+            "{mark} {}  {}",
+            cut(&clean(name), NAME),
+            rows.paint("did not run", Color::new().dimmed())
+        );
+        lines.push(cut(&row, rows.width()));
+    }
+    match (not_run.len() - named.len(), named.is_empty()) {
+        (0, _) => {}
+        (1, true) => lines.push(format!("{mark} 1 step did not run")),
+        (more, true) => lines.push(format!("{mark} {more} steps did not run")),
+        (more, false) => lines.push(format!("{mark} {more} more did not run")),
+    }
+    lines
+}
+
+/// Returns the colour of a step's bar.
+fn color(outcome: StepOutcome) -> Color {
+    match outcome {
+        StepOutcome::Succeeded | StepOutcome::Skipped => AnsiColor::Green.on_default(),
+        StepOutcome::Failed => AnsiColor::Red.on_default(),
+        StepOutcome::Allowed | StepOutcome::Cancelled => AnsiColor::Yellow.on_default(),
+    }
+}
+
 fn bars(steps: &[OwnStep], rows: &Rows) -> Vec<String> {
     let took = |step: &OwnStep| step.took.unwrap_or_default();
     let mut longest: Vec<usize> = (0..steps.len()).collect();
@@ -57,7 +92,7 @@ fn bars(steps: &[OwnStep], rows: &Rows) -> Vec<String> {
         }
         let bar = bar(took(step), most, bar_width, rows.style.unicode);
         let bar_pad = bar_width - width(&bar);
-        let bar = rows.paint(&bar, AnsiColor::Green.on_default());
+        let bar = rows.paint(&bar, color(step.outcome));
         let time = duration(took(step));
         let attempts = match step.attempts {
             0 | 1 => String::new(),
@@ -126,6 +161,7 @@ mod tests {
 
     fn step(name: &str, millis: u64) -> OwnStep {
         OwnStep {
+            number: 1,
             name: name.into(),
             outcome: StepOutcome::Succeeded,
             took: Some(Duration::from_millis(millis)),
@@ -161,6 +197,30 @@ mod tests {
         assert_eq!(lines.len(), 1 + SHOWN + 1 + 1);
         assert!(lines[1].starts_with("✓ s180 ") && lines[20].starts_with("✓ s199 "), "{lines:?}");
         assert_eq!(lines[21], "  and 180 shorter steps, 2m 41s together");
+    }
+
+    #[test]
+    fn a_job_that_failed_shows_its_steps_and_those_that_never_ran() {
+        let failed = OwnStep { outcome: StepOutcome::Failed, ..step("test", 1000) };
+        let not_run = ["deploy", "tell"].map(str::to_owned);
+        let shown = lines_of_unsuccessful(&[step("build", 4000), failed.clone()], &not_run, &rows(40));
+        assert_eq!(
+            shown,
+            [
+                "",
+                "✓ build  ████████████████████████  4.0s",
+                "✗ test   ██████                    1.0s",
+                "○ deploy  did not run",
+                "○ tell  did not run",
+            ]
+        );
+        let unnamed =
+            lines_of_unsuccessful(std::slice::from_ref(&failed), &vec![String::new(); 3], &rows(60));
+        assert_eq!(unnamed.last().map(String::as_str), Some("○ 3 steps did not run"));
+        let many: Vec<String> = (0..25).map(|number| format!("s{number}")).collect();
+        let many = lines_of_unsuccessful(std::slice::from_ref(&failed), &many, &rows(60));
+        assert_eq!((many.len(), many.last().unwrap().as_str()), (1 + 1 + SHOWN + 1, "○ 5 more did not run"));
+        assert!(lines_of_unsuccessful(&[failed], &[], &rows(60)).is_empty());
     }
 
     #[test]
