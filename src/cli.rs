@@ -50,7 +50,6 @@ mod summary;
 mod terminal;
 #[cfg(test)]
 mod tests;
-mod text_proto;
 mod view;
 mod writer;
 mod written;

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use indexmap::IndexMap;
 
 use super::output::OutputOptions;
-use super::results::{self, Readers, ResultsFormat};
+use super::results::{self, Readers};
 use super::selection::new_id;
 use super::session::{self, FinishedJob, Interrupts, OnInterrupt};
 use super::{CommandResult, Verbosity, private, run};
@@ -47,7 +47,7 @@ impl Arguments {
     /// Returns the file for the results, if they are wanted.
     fn results_file(&self) -> Option<PathBuf> {
         let asked = self.write_steps_results || results::is_debugged();
-        asked.then(|| ResultsFormat::Json.default_file())
+        asked.then(|| results::DEFAULT_FILE.into())
     }
 }
 
@@ -90,7 +90,7 @@ async fn run_with(
     let ended = Box::pin(session::follow(&client, &job.id, 0, display, interrupts, verbosity)).await?;
     if let Some(path) = arguments.results_file() {
         let readers = Readers::OfFirstStepRunner;
-        results::write_root(path, &ended, ResultsFormat::Json, readers, interrupts).await?;
+        results::write_root(path, &ended, readers, interrupts).await?;
     }
     Ok(ended)
 }

@@ -11,7 +11,7 @@ use serde_json::Value;
 use super::check::Precheck;
 use super::excerpt::{self, Lines};
 use super::inputs::Untyped;
-use super::{inputs, terminal, text_proto};
+use super::{inputs, terminal};
 use crate::error::{Exit, Failure};
 use crate::lang::ast::{Body, Invocation, Reference, Step};
 use crate::lang::diagnostic::{Class, Diagnostic, Position, Severity};
@@ -75,12 +75,6 @@ pub(super) fn read(
         }
         Err(error) => Err(refuse(format!("cannot read {target}: {error}")).with_remedy(TARGETS)),
     }
-}
-
-/// Reads the function in `file`, a definition in the text format of protocol buffers.
-pub(super) fn read_text_proto(file: &Path, absolute: bool, inputs: &[String]) -> Result<Document, Failure> {
-    let (text, name) = text_and_name(file, absolute)?;
-    with_inputs(text_proto::read(&text, file)?, name, inputs)
 }
 
 fn from_file(

@@ -23,9 +23,6 @@ pub(super) struct JobOptions {
     /// A function file, a folder with func.yml or step.yml, a reference such as builtin://NAME, or - for stdin
     #[arg(value_name = "FILE|REF|-", default_value = ".")]
     target: String,
-    /// A function as text of protocol buffers (a Definition), in place of FILE
-    #[arg(long, value_name = "FILE", conflicts_with = "target", env = "STEP_RUNNER_TEXT_PROTO_STEP_FILE")]
-    text_proto_step_file: Option<PathBuf>,
     /// An input of the function; VALUE is YAML, or text if the input is declared a string
     #[arg(long, value_name = "NAME=VALUE", env = "STEP_RUNNER_INPUT")]
     input: Vec<String>,
@@ -156,11 +153,7 @@ impl JobOptions {
         let errexit = self.errexit;
         let check = Precheck { work_dir, shares_files, is_own_daemon, errexit, allowed, verbosity };
         let check = Some(&check).filter(|_| !self.no_check);
-        let document = match &self.text_proto_step_file {
-            Some(file) => document::read_text_proto(file, shares_files, &given),
-            None => document::read(&self.target, shares_files, &given, check),
-        };
-        let Document { text, name, inputs } = document?;
+        let Document { text, name, inputs } = document::read(&self.target, shares_files, &given, check)?;
         let mut request = Request::new(id, text).file(name);
         if let Some(folder) = self.work_dir(shares_files)? {
             request = request.work_dir(folder);

@@ -9,12 +9,12 @@ use std::time::Duration;
 use serde_json::{Map, Value, json};
 
 use super::session::{FinishedJob, Interrupts};
+use super::states;
 use super::states::printable;
 use super::terminal;
-use super::{states, text_proto};
 use crate::error::{Exit, Failure};
+use crate::pb::v1;
 use crate::pb::v1::step_result::Outcome;
-use crate::pb::{self, v1};
 
 /// Returns a result with all results below it, under the names of the protocol (service.md §2.1). It omits the
 /// interface and the definition: they are the function's own text.
@@ -193,38 +193,8 @@ pub(super) fn check(path: &Path) -> Result<(), Failure> {
     }
 }
 
-/// Form of written results.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub(super) enum ResultsFormat {
-    /// JSON
-    Json,
-    /// Text of protocol buffers
-    Prototext,
-}
-
-impl ResultsFormat {
-    /// Returns the file that `--write-steps-results` writes in the current folder.
-    pub(super) fn default_file(self) -> PathBuf {
-        match self {
-            Self::Json => "step-results.json".into(),
-            Self::Prototext => "step-results.txtpb".into(),
-        }
-    }
-
-    fn text(self, root: &v1::StepResult, readers: Readers) -> Result<String, Failure> {
-        match self {
-            Self::Json => {
-                let mut json = to_json(root);
-                if readers == Readers::OfFirstStepRunner {
-                    remove_facts(&mut json);
-                }
-                Ok(format!("{json:#}\n"))
-            }
-            // This format is that of the first step runner alone.
-            Self::Prototext => text_proto::show(&pb::without_facts(root.clone())),
-        }
-    }
-}
+/// File that `--write-steps-results` writes in the current folder.
+pub(super) const DEFAULT_FILE: &str = "step-results.json";
 
 /// Programs that read the results.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -266,14 +236,13 @@ pub(super) fn is_debugged() -> bool {
 pub(super) async fn write_root(
     path: PathBuf,
     ended: &FinishedJob,
-    format: ResultsFormat,
     readers: Readers,
     interrupts: &mut Interrupts,
 ) -> Result<(), Failure> {
     let root = ended.root.clone();
     let writing = tokio::task::spawn_blocking(move || {
         let root = root.ok_or_else(|| Failure::new(Exit::Failure, "the daemon sent no step results"))?;
-        write(&path, &root, format, readers)
+        write(&path, &root, readers)
     });
     let written = async {
         writing.await.unwrap_or_else(|_| Err(Failure::new(Exit::Defect, "writing the results failed")))
@@ -288,8 +257,11 @@ pub(super) async fn write_root(
 }
 
 /// Writes `--results FILE`, readable by its owner only: results may hold secrets that masking does not know.
-fn write(path: &Path, root: &v1::StepResult, format: ResultsFormat, readers: Readers) -> Result<(), Failure> {
-    let text = format.text(root, readers)?;
+fn write(path: &Path, root: &v1::StepResult, readers: Readers) -> Result<(), Failure> {
+    let mut json = to_json(root);
+    if readers == Readers::OfFirstStepRunner {
+        remove_facts(&mut json);
+    }
     let fail = |error: std::io::Error| {
         Failure::new(Exit::Failure, format!("cannot write the results to {}: {error}", path.display()))
     };
@@ -298,7 +270,7 @@ fn write(path: &Path, root: &v1::StepResult, format: ResultsFormat, readers: Rea
     if file.metadata().map_err(fail)?.is_file() {
         file.set_permissions(Permissions::from_mode(0o600)).map_err(fail)?;
     }
-    file.write_all(text.as_bytes()).map_err(fail)
+    writeln!(file, "{json:#}").map_err(fail)
 }
 
 #[cfg(test)]
@@ -327,7 +299,7 @@ mod tests {
             v1::StepResult { status: v1::step_result::Status::Success as i32, ..Default::default() };
         let three = prost_types::Value { kind: Some(prost_types::value::Kind::NumberValue(3.0)) };
         root.outputs.insert("n".into(), three);
-        write(&path, &root, ResultsFormat::Json, Readers::Own).unwrap();
+        write(&path, &root, Readers::Own).unwrap();
         assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
         let read: Value = serde_json::from_str(&std::fs::read_to_string(&path).unwrap()).unwrap();
         assert_eq!(read["outputs"]["n"], json!(3));

@@ -8,7 +8,7 @@ use super::job::{JobOptions, Phrases};
 use super::output::OutputOptions;
 use super::plan;
 use super::private;
-use super::results::{self, Readers, ResultsFormat};
+use super::results::{self, Readers};
 use super::session::{self, FinishedJob, Interrupts, LAST_ANSWER_WAIT, OnInterrupt};
 use super::{CommandResult, Verbosity, states, terminal};
 use crate::app::PrivateDaemon;
@@ -57,16 +57,7 @@ pub(super) struct Arguments {
         help_heading = "Output"
     )]
     results: Option<PathBuf>,
-    /// Format of the results
-    #[arg(
-        long,
-        value_name = "FORMAT",
-        default_value = "json",
-        env = "STEP_RUNNER_STEP_RESULTS_FORMAT",
-        help_heading = "Output"
-    )]
-    step_results_format: ResultsFormat,
-    /// Write the results to step-results.json in the current folder, or step-results.txtpb as prototext
+    /// Write the results to step-results.json in the current folder
     #[arg(long, hide = true, env = "STEP_RUNNER_WRITE_STEPS_RESULTS", help_heading = "Output")]
     write_steps_results: bool,
     #[command(flatten)]
@@ -79,7 +70,7 @@ impl Arguments {
     /// Returns the file for the results, if they are wanted.
     fn results_file(&self) -> Option<PathBuf> {
         let asked = || self.write_steps_results || results::is_debugged();
-        self.results.clone().or_else(|| asked().then(|| self.step_results_format.default_file()))
+        self.results.clone().or_else(|| asked().then(|| results::DEFAULT_FILE.into()))
     }
 }
 
@@ -334,7 +325,7 @@ async fn to_the_end(
     })?;
     if let Some(path) = arguments.results_file() {
         let readers = Readers::of(arguments.write_steps_results || arguments.results.is_none());
-        results::write_root(path, &ended, arguments.step_results_format, readers, interrupts).await?;
+        results::write_root(path, &ended, readers, interrupts).await?;
     }
     Ok(ended)
 }

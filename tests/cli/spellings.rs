@@ -68,38 +68,4 @@ fn results_go_to_the_named_file_or_the_usual_one() {
     let mut own = program(&[&words[..], &["--results", "own.json"]].concat());
     assert!(own.current_dir(folder.path()).env("CI_STEPS_DEBUG", "true").status().unwrap().success());
     assert!(json(read("own.json").unwrap()).get("usage").is_some());
-    let more = ["--write-steps-results", "--step-results-format", "prototext"];
-    assert!(run_in(folder.path(), &[&words[..], &more].concat()).status.success());
-    let text = read("step-results.txtpb").unwrap();
-    assert!(
-        text.contains("status: success") && !text.contains("number:") && !text.contains("usage"),
-        "{text}"
-    );
-}
-
-#[test]
-fn a_function_may_be_text_of_protocol_buffers() {
-    let folder = with_function();
-    let text = r#"
-        type: steps
-        steps {
-          name: "one"
-          step: { protocol: local path: "say" filename: "step.yml" }
-          inputs: { key: "word" value: { string_value: "hello" } }
-          inputs: { key: "n" value: { number_value: 3 } }
-        }
-        steps { name: "two" step: { protocol: dist paths: { parts: "script" } }
-                inputs: { key: "script" value: { string_value: "exit 4" } } }
-    "#;
-    std::fs::write(folder.path().join("f.txtpb"), text).unwrap();
-    let words = ["run", "--text-proto-step-file", "f.txtpb", "--job", "A=1,B=2", "--quiet"];
-    let output = run_in(folder.path(), &words);
-    assert_eq!(stdout(&output), "hello 3 1 2\n", "{output:?}");
-    assert_eq!(output.status.code(), Some(4), "{output:?}");
-    std::fs::write(folder.path().join("f.txtpb"), "steps {").unwrap();
-    let output = run_in(folder.path(), &words);
-    assert_eq!(output.status.code(), Some(65), "{output:?}");
-    assert!(stderr(&output).contains("f.txtpb"), "{output:?}");
-    let output = run_in(folder.path(), &["run", "say", "--text-proto-step-file", "f.txtpb"]);
-    assert_eq!(output.status.code(), Some(2), "{output:?}");
 }
