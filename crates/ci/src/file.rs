@@ -22,7 +22,9 @@ mod tests;
 use std::sync::Arc;
 
 use indexmap::IndexMap;
-use step_runner_lang::diagnostic::Diagnostic;
+use step_runner_lang::diagnostic::{Class, Diagnostic, Position};
+use step_runner_lang::name::suggest;
+use step_runner_model::text::quote;
 
 pub use artifacts::{Artifacts, Cache, CacheKey};
 pub(crate) use configuration::inherited_variables;
@@ -36,9 +38,12 @@ pub(crate) use rule::{Look, first_match};
 use crate::files::Files;
 use crate::finding::Findings;
 pub use crate::finding::Noted;
-use crate::node::{Entry, Map, Node};
+use crate::node::{Entry, Map, Node, Place};
 use crate::variables::{Facts, Level, Resolved, predefined};
 use crate::yaml;
+
+/// Maximum number of names that a message lists.
+const NAMES_SHOWN: usize = 20;
 
 /// Name of a job that has none.
 const JOB: &str = "job";
@@ -72,6 +77,59 @@ pub struct CiFile {
     pub noted: Vec<Noted>,
     /// Warnings.
     pub warnings: Vec<Diagnostic>,
+}
+
+impl CiFile {
+    /// Returns the job of a name or full name.
+    pub fn definition(&self, name: &str) -> Option<&Definition> {
+        let has_copy = |job: &&Definition| job.copies.iter().any(|copy| copy.name == name);
+        self.jobs.get(name).or_else(|| self.jobs.values().find(has_copy))
+    }
+
+    /// Finds a job, or a copy of a parallel one.
+    pub fn find(&self, name: &str) -> Result<(&Definition, Option<&Copy>), Box<Diagnostic>> {
+        if let Some(definition) = self.jobs.get(name) {
+            if definition.copies.is_empty() {
+                return Ok((definition, None));
+            }
+            let names: Vec<&str> = definition.copies.iter().map(|copy| copy.name.as_str()).collect();
+            let shown =
+                names.iter().take(NAMES_SHOWN).map(|name| quote(name)).collect::<Vec<_>>().join("\", \"");
+            let more = if names.len() > NAMES_SHOWN { " and so on" } else { "" };
+            let message = format!("\"{}\" is a parallel job of {} parts", quote(name), names.len());
+            return Err(Box::new(
+                definition.place.error(message).with_help(format!("name one: \"{shown}\"{more}")),
+            ));
+        }
+        for definition in self.jobs.values() {
+            if let Some(copy) = definition.copies.iter().find(|copy| copy.name == name) {
+                return Ok((definition, Some(copy)));
+            }
+        }
+        let place = self.jobs.values().next().map(|job| job.place.clone());
+        let place = place.unwrap_or_else(|| Place { file: "".into(), at: Position::START });
+        let finding = Diagnostic::error(
+            Class::NotFound,
+            &place.file,
+            Position::START,
+            format!("there is no job \"{}\"", quote(name)),
+        );
+        let names = || self.jobs.keys().map(String::as_str);
+        let help = if name.starts_with('.') {
+            "a hidden job is a template for others".to_owned()
+        } else if let Some(meant) = suggest(name, names()) {
+            format!("did you mean \"{}\"?", quote(meant))
+        } else {
+            let shown: Vec<_> = names().take(NAMES_SHOWN).map(quote).collect();
+            format!("jobs: {}", shown.join(", "))
+        };
+        Err(Box::new(finding.with_help(help)))
+    }
+
+    /// Returns the full names of all jobs.
+    pub fn full_names(&self) -> impl Iterator<Item = &str> {
+        self.jobs.values().flat_map(Definition::full_names)
+    }
 }
 
 /// Reads a CI file. Returns all errors at once, warnings among them.

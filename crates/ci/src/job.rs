@@ -10,7 +10,7 @@ use std::time::Duration;
 use serde_json::{Map as JsonMap, Value as Json};
 use step_runner_model::Variable;
 
-pub use from_file::{Circumstances, Standing, of_file, standing};
+pub use from_file::{Circumstances, Standing, needed, of_file, standing};
 pub use mapping::of_mapping;
 pub use payload::{PayloadError, of_payload};
 

@@ -24,4 +24,5 @@ mod yaml;
 pub use condition::{Condition, Mistake};
 pub use files::{Files, ReadError};
 pub use node::Place;
+pub use pattern::Glob;
 pub use settings::{Settings, Strategy};

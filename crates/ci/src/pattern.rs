@@ -40,7 +40,7 @@ pub(crate) fn regex(pattern: &str, flags: &str) -> Result<Regex, String> {
 
 /// A glob.
 #[derive(Clone, Debug)]
-pub(crate) struct Glob(Regex);
+pub struct Glob(Regex);
 
 impl Glob {
     /// Compiles a glob of `include:local`: `*` is anything within a folder, `**` anything at all.
@@ -103,8 +103,14 @@ impl Glob {
         regex(&pattern, "s").map(Self)
     }
 
+    /// Compiles a glob of `artifacts` and `cache`: as [`Self::of_path`], and `**` at its end reaches into all folders.
+    pub fn of_archive(text: &str) -> Result<Self, String> {
+        let deep = text.strip_suffix("/**").map(|folder| format!("{folder}/**/*"));
+        Self::of_path(if text == "**" { "**/*" } else { deep.as_deref().unwrap_or(text) })
+    }
+
     /// True if the whole path fits.
-    pub(crate) fn fits(&self, path: &str) -> bool {
+    pub fn fits(&self, path: &str) -> bool {
         self.0.is_match(path)
     }
 }
@@ -164,6 +170,15 @@ mod tests {
             ("[a", "[a", true),
         ] {
             assert_eq!(Glob::of_path(glob).unwrap().fits(path), fits, "{glob} {path}");
+        }
+    }
+
+    #[test]
+    fn globs_of_archives_reach_below_what_they_name() {
+        for (glob, path, fits) in
+            [("**", "a/b", true), ("a/**", "a/b/c", true), ("a/**", "b", false), ("a/*", "a/b/c", false)]
+        {
+            assert_eq!(Glob::of_archive(glob).unwrap().fits(path), fits, "{glob} {path}");
         }
     }
 

@@ -26,6 +26,15 @@ pub enum Images {
     Ignored,
 }
 
+/// Folders in place of a server, for artifacts and caches of jobs on one machine (ci.md §4).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Stores {
+    /// Folder of the project's artifacts.
+    pub artifacts: String,
+    /// Folder of the project's caches.
+    pub caches: String,
+}
+
 /// A request for one job.
 #[derive(Clone)]
 pub struct Plan {
@@ -67,8 +76,8 @@ impl std::fmt::Display for Refused {
 
 impl std::error::Error for Refused {}
 
-/// Makes the request for a job.
-pub fn plan(job: &Job, images: Images) -> Result<Plan, Refused> {
+/// Makes the request for a job. Without `stores` artifacts and caches are on a server.
+pub fn plan(job: &Job, images: Images, stores: Option<&Stores>) -> Result<Plan, Refused> {
     let mut messages = job.messages.clone();
     if let Some(asked) = asked(job.image.as_ref(), &job.services) {
         match images {
@@ -84,7 +93,7 @@ pub fn plan(job: &Job, images: Images) -> Result<Plan, Refused> {
             }
         }
     }
-    let document::Document { steps, inputs } = document::of(job);
+    let document::Document { steps, inputs } = document::of(job, stores);
     Ok(Plan {
         steps,
         inputs,

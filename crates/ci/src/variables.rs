@@ -1,6 +1,7 @@
 //! Variables of a job (ci.md §3): their order, references among them through all levels, and the values that a request
 //! gets.
 
+pub mod dotenv;
 pub(crate) mod order;
 mod payload;
 mod predefined;

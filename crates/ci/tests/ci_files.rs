@@ -156,7 +156,7 @@ fn planned(read: &CiFile, name: &str, circumstances: &Circumstances<'_>, images:
         Ok(job) => job,
         Err(findings) => return lines(&findings),
     };
-    match plan(&job, images) {
+    match plan(&job, images, None) {
         Ok(plan) => shown::plan(&job, &plan),
         Err(refused) => format!("refused: {}\n", text::for_people(&refused.to_string())),
     }

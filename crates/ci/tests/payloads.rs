@@ -32,7 +32,7 @@ fn each_payload_gives_the_expected_plan() {
         .iter()
         .filter_map(|path| {
             let job = of_payload(&fs::read(path).unwrap()).unwrap();
-            let planned = plan(&job, Images::Provided).unwrap();
+            let planned = plan(&job, Images::Provided, None).unwrap();
             shown::compare(&path.with_extension("txt"), &shown::plan(&job, &planned))
         })
         .collect();
@@ -45,7 +45,7 @@ fn tokens_are_in_inputs_of_their_own_and_in_no_debug_output() {
         let payload = read(&path);
         let token = payload["token"].as_str().unwrap();
         let job = of_payload(payload.to_string().as_bytes()).unwrap();
-        let planned = plan(&job, Images::Provided).unwrap();
+        let planned = plan(&job, Images::Provided, None).unwrap();
         assert!(!planned.steps.contains(token) && !format!("{job:?} {planned:?}").contains(token));
         for (name, value) in &planned.inputs {
             let is_secret = planned.steps.contains(&format!("    {name}: {{type: string, sensitive: true}}"))
@@ -98,7 +98,7 @@ fn names_of_steps_become_names_of_the_document() {
         .map(|name| json!({"name": name, "script": ["true"]}))
         .to_vec();
     let job = of_payload(json!({"steps": steps}).to_string().as_bytes()).unwrap();
-    let steps = plan(&job, Images::Provided).unwrap().steps;
+    let steps = plan(&job, Images::Provided, None).unwrap().steps;
     let names: Vec<&str> = steps.lines().filter_map(|line| line.strip_prefix("  - name: ")).collect();
     assert_eq!(names, ["step_script", "step_a_b", "step_a_b_2", "step_release______x____", "after_script"]);
 }

@@ -89,6 +89,8 @@ pub struct Definition {
     pub timeout: Option<Duration>,
     /// True if the job's failure does not count in a pipeline.
     pub allow_failure: bool,
+    /// When it starts in a pipeline, unless the rule that matches says it; `on_success` if absent.
+    pub(crate) when: Option<String>,
     pub(crate) before_script: Vec<String>,
     pub(crate) script: Vec<String>,
     pub(crate) run: Option<Json>,
@@ -98,6 +100,14 @@ pub struct Definition {
     pub(crate) artifacts: Option<Artifacts>,
     pub(crate) caches: Vec<Cache>,
     pub(crate) environment: Option<Environment>,
+}
+
+impl Definition {
+    /// Returns the name of the job, or the names of the parts of a parallel job.
+    pub fn full_names(&self) -> impl Iterator<Item = &str> {
+        let own = self.copies.is_empty().then_some(self.name.as_str());
+        own.into_iter().chain(self.copies.iter().map(|copy| copy.name.as_str()))
+    }
 }
 
 /// Reads a job. `node` has all that the job extends; `defaults` are the values of `default`.
@@ -259,6 +269,7 @@ impl Reader<'_> {
             timeout: self.with("timeout", timeout),
             environment: self.with("environment", environment),
             allow_failure,
+            when: self.with("when", when),
             before_script,
             script: script.unwrap_or_default(),
             run,
@@ -293,6 +304,11 @@ impl Reader<'_> {
             );
         }
     }
+}
+
+/// Reads `when`.
+fn when(node: &Node, path: &str, findings: &mut Findings) -> Option<String> {
+    findings.choice(node, path, &["on_success", "on_failure", "always", "manual", "delayed"])
 }
 
 /// Reads `allow_failure`. With exit codes it is true, too: some failures are allowed.

@@ -8,7 +8,7 @@ use step_runner_lang::diagnostic::Severity;
 
 use super::*;
 use crate::files::ReadError;
-use crate::job::{Circumstances, of_file};
+use crate::job::{Circumstances, needed, of_file};
 use crate::plan::{Images, plan};
 
 /// Files by their paths.
@@ -229,6 +229,35 @@ fn an_own_keyword_replaces_a_default_whole() {
     assert_eq!((job.timeout, job.before_script.len()), (None, 0));
 }
 
+#[test]
+fn jobs_that_must_run_before_are_in_an_order_and_each_is_there_once() {
+    let file = read_one(
+        "stages: [a, b, c]\n\
+         one: {stage: a, script: x, artifacts: {paths: [x]}}\n\
+         two: {stage: a, script: x, parallel: 2, artifacts: {paths: [x]}}\n\
+         by-hand: {stage: a, script: x, artifacts: {paths: [x]}, rules: [{when: manual}]}\n\
+         plain: {stage: a, script: x}\n\
+         middle: {stage: b, script: x, needs: [one, {job: two, artifacts: false}]}\n\
+         last: {stage: c, script: x, needs: [plain, middle, one, {job: gone, optional: true}]}\n\
+         all: {stage: c, script: x}\n\
+         none: {stage: c, script: x, needs: []}\n\
+         named: {stage: c, script: x, dependencies: [by-hand]}\n",
+    )
+    .unwrap();
+    let (files, level) = (Texts(BTreeMap::new()), Level::new());
+    let circumstances = Circumstances { facts: None, files: &files, given: &level, dotenv: &level };
+    for (job, before) in [
+        ("last", &["plain", "one", "two 1/2", "two 2/2", "middle"][..]),
+        ("all", &["one", "two 1/2", "two 2/2"]),
+        ("none", &[]),
+        ("named", &["by-hand"]),
+        ("one", &[]),
+    ] {
+        assert_eq!(needed(&file, job, &circumstances).unwrap(), before, "{job}");
+    }
+    assert!(needed(&file, "gone", &circumstances).is_err());
+}
+
 /// Reads and plans every job of a text. Nothing panics, and errors have places.
 fn walk(text: &str) {
     let files = Texts(BTreeMap::from([("ci.yml", text.to_owned())]));
@@ -245,7 +274,7 @@ fn walk(text: &str) {
                 Circumstances { facts: Some(&facts), files: &files, given: &level, dotenv: &level };
             for name in file.jobs.keys() {
                 if let Ok(job) = of_file(&file, name, &circumstances) {
-                    let plan = plan(&job, Images::Provided).unwrap();
+                    let plan = plan(&job, Images::Provided, None).unwrap();
                     assert!(plan.steps.starts_with("spec:\n"));
                 }
             }
@@ -275,9 +304,9 @@ proptest! {
         let file = read_one(&format!("job: {{script: [{json}], artifacts: {{paths: [{json}]}}, after_script: [{json}]}}")).unwrap();
         let (files, level) = (Texts(BTreeMap::new()), Level::new());
         let circumstances = Circumstances { facts: None, files: &files, given: &level, dotenv: &level };
-        let planned = plan(&of_file(&file, "job", &circumstances).unwrap(), Images::Provided).unwrap();
+        let planned = plan(&of_file(&file, "job", &circumstances).unwrap(), Images::Provided, None).unwrap();
         let plain = read_one("job: {script: [a], artifacts: {paths: [a]}, after_script: [a]}").unwrap();
-        let expected = plan(&of_file(&plain, "job", &circumstances).unwrap(), Images::Provided).unwrap();
+        let expected = plan(&of_file(&plain, "job", &circumstances).unwrap(), Images::Provided, None).unwrap();
         prop_assert_eq!(planned.steps, expected.steps);
         prop_assert_eq!(planned.inputs["step_script"][0].as_str(), Some(script.as_str()));
     }

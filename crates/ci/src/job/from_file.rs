@@ -1,20 +1,17 @@
 //! One job of a CI file: what its variables decide is decided here (ci.md §2, §3).
 
+use std::collections::HashSet;
+
 use indexmap::IndexMap;
 use serde_json::json;
-use step_runner_lang::diagnostic::{Class, Diagnostic, Position};
-use step_runner_lang::name::suggest;
+use step_runner_lang::diagnostic::{Class, Diagnostic};
 use step_runner_model::text::quote;
 
 use super::{ArtifactEntry, CacheEntry, Content, Dependency, Job, Message, Work, step_name};
 use crate::file::{CacheKey, CiFile, Copy, Definition, Image, Look, Need, Rule, first_match};
 use crate::files::Files;
-use crate::node::Place;
 use crate::settings::Settings;
 use crate::variables::{Defined, Facts, JobFacts, Level, Resolved, TooLarge, environment_slug, predefined};
-
-/// Maximum number of names that a message lists.
-const NAMES_SHOWN: usize = 20;
 
 /// What the caller knows and gives.
 pub struct Circumstances<'c> {
@@ -52,54 +49,34 @@ pub fn standing(
 
 /// Returns a job by its full name.
 pub fn of_file(file: &CiFile, name: &str, circumstances: &Circumstances<'_>) -> Result<Job, Vec<Diagnostic>> {
-    let (definition, copy) = find(file, name).map_err(|finding| vec![*finding])?;
-    let job = JobFacts {
-        name: name.to_owned(),
-        stage: definition.stage.clone(),
-        image: None,
-        node: copy.map(|copy| copy.node),
-    };
-    let known = circumstances.facts.map(|facts| predefined(facts, Some(&job))).unwrap_or_default();
-    Evaluation::new(file, definition, copy, circumstances, known)?.job(name)
+    Evaluation::of(file, name, circumstances)?.job(name)
 }
 
-/// Finds a job, or a copy of a parallel one.
-fn find<'f>(file: &'f CiFile, name: &str) -> Result<(&'f Definition, Option<&'f Copy>), Box<Diagnostic>> {
-    if let Some(definition) = file.jobs.get(name) {
-        if definition.copies.is_empty() {
-            return Ok((definition, None));
+/// Returns the full names of all jobs that must run before a job, in an order in which they can.
+pub fn needed(
+    file: &CiFile,
+    name: &str,
+    circumstances: &Circumstances<'_>,
+) -> Result<Vec<String>, Vec<Diagnostic>> {
+    // Each is entered twice: when it is found, and behind those that it needs. A circle, which rules can make, ends as
+    // well.
+    let mut seen = HashSet::new();
+    let mut order = Vec::new();
+    let mut open = vec![(name.to_owned(), false)];
+    while let Some((job, is_behind)) = open.pop() {
+        if is_behind {
+            order.push(job);
+            continue;
         }
-        let names: Vec<&str> = definition.copies.iter().map(|copy| copy.name.as_str()).collect();
-        let shown = names.iter().take(NAMES_SHOWN).map(|name| quote(name)).collect::<Vec<_>>().join("\", \"");
-        let more = if names.len() > NAMES_SHOWN { " and so on" } else { "" };
-        let message = format!("\"{}\" is a parallel job of {} parts", quote(name), names.len());
-        return Err(Box::new(
-            definition.place.error(message).with_help(format!("name one: \"{shown}\"{more}")),
-        ));
-    }
-    for definition in file.jobs.values() {
-        if let Some(copy) = definition.copies.iter().find(|copy| copy.name == name) {
-            return Ok((definition, Some(copy)));
+        if !seen.insert(job.clone()) {
+            continue;
         }
+        let direct = Evaluation::of(file, &job, circumstances)?.needed()?;
+        open.push((job, true));
+        open.extend(direct.into_iter().rev().map(|other| (other, false)));
     }
-    let place = file.jobs.values().next().map(|job| job.place.clone());
-    let place = place.unwrap_or_else(|| Place { file: "".into(), at: Position::START });
-    let finding = Diagnostic::error(
-        Class::NotFound,
-        &place.file,
-        Position::START,
-        format!("there is no job \"{}\"", quote(name)),
-    );
-    let names = || file.jobs.keys().map(String::as_str);
-    let help = if name.starts_with('.') {
-        "a hidden job is a template for others".to_owned()
-    } else if let Some(meant) = suggest(name, names()) {
-        format!("did you mean \"{}\"?", quote(meant))
-    } else {
-        let shown: Vec<_> = names().take(NAMES_SHOWN).map(quote).collect();
-        format!("jobs: {}", shown.join(", "))
-    };
-    Err(Box::new(finding.with_help(help)))
+    order.pop();
+    Ok(order)
 }
 
 /// A job with all that its variables decide.
@@ -135,6 +112,23 @@ impl<'e> Evaluation<'e> {
         };
         evaluation.decide().map_err(|finding| vec![*finding])?;
         Ok(evaluation)
+    }
+
+    /// Evaluates a job by its full name.
+    fn of(
+        file: &'e CiFile,
+        name: &str,
+        circumstances: &'e Circumstances<'e>,
+    ) -> Result<Self, Vec<Diagnostic>> {
+        let (definition, copy) = file.find(name).map_err(|finding| vec![*finding])?;
+        let job = JobFacts {
+            name: name.to_owned(),
+            stage: definition.stage.clone(),
+            image: None,
+            node: copy.map(|copy| copy.node),
+        };
+        let known = circumstances.facts.map(|facts| predefined(facts, Some(&job))).unwrap_or_default();
+        Self::new(file, definition, copy, circumstances, known)
     }
 
     /// Finds the rules that match. Each rule sees the variables of the levels below it.
@@ -190,11 +184,13 @@ impl<'e> Evaluation<'e> {
         match (&self.definition.rules, self.rule) {
             (Some(_), None) => Standing::Absent("none of its rules matches"),
             (_, Some(rule)) if never(rule) => Standing::Absent("the rule that matches says \"never\""),
-            (_, Some(rule)) => match rule.when.as_deref() {
-                None | Some("on_success") => Standing::Runs,
-                Some(when) => Standing::Waits(when.to_owned()),
-            },
-            (None, None) => Standing::Runs,
+            (_, rule) => {
+                let of_rule = rule.and_then(|rule| rule.when.as_deref());
+                match of_rule.or(self.definition.when.as_deref()) {
+                    None | Some("on_success") => Standing::Runs,
+                    Some(when) => Standing::Waits(when.to_owned()),
+                }
+            }
         }
     }
 
@@ -252,7 +248,7 @@ impl<'e> Evaluation<'e> {
                         format!("\"{}\" of \"{}\" comes from a server", quote(name), outside.keyword),
                     )
                     .with_help(format!(
-                        "give it: --masked-var {0}=VALUE or --file-var {0}=PATH",
+                        "give it: --masked-var {0}, from the variable of that name in your environment, or --file-var {0}=PATH",
                         quote(name)
                     )),
                 None => (outside.place)
@@ -284,7 +280,7 @@ impl<'e> Evaluation<'e> {
 
     /// Returns the jobs whose artifacts come: those that `needs` or `dependencies` name, else all of earlier stages.
     fn dependencies(&self) -> Vec<Dependency> {
-        let needs = self.rule.and_then(|rule| rule.needs.as_ref()).or(self.definition.needs.as_ref());
+        let needs = self.needs();
         let wanted = |needs: &[Need]| -> Vec<Dependency> {
             let wanted = needs.iter().filter(|need| need.artifacts);
             wanted.flat_map(|need| self.parts(need)).collect()
@@ -295,26 +291,53 @@ impl<'e> Evaluation<'e> {
                 wanted(&needs.iter().filter(is_named).cloned().collect::<Vec<_>>())
             }
             (Some(needs), None) | (None, Some(needs)) => wanted(needs),
-            (None, None) => self.earlier(),
+            (None, None) => {
+                let names = self.earlier().flat_map(Definition::full_names);
+                names.map(|name| dependency(name, false)).collect()
+            }
         }
     }
 
+    /// Returns the artifacts that come of a needed job, if it has any.
     fn parts(&self, need: &Need) -> Vec<Dependency> {
-        let required = !need.optional;
-        let Some(job) = self.file.jobs.get(&need.job) else {
-            return if need.optional { Vec::new() } else { vec![dependency(&need.job, required)] };
-        };
-        let is_wanted = |copy: &&Copy| need.matrix.as_ref().is_none_or(|matrix| copy.is_in(matrix));
-        names(job, is_wanted).into_iter().map(|name| dependency(name, required)).collect()
+        let has_artifacts = self.file.definition(&need.job).is_some_and(|job| job.artifacts.is_some());
+        let names = self.names(need).into_iter().filter(|_| has_artifacts);
+        names.map(|name| dependency(name, !need.optional)).collect()
+    }
+
+    /// Returns the full names of a needed job.
+    fn names<'n>(&'n self, need: &'n Need) -> Vec<&'n str> {
+        match self.file.jobs.get(&need.job) {
+            Some(job) => names(job, |copy| need.matrix.as_ref().is_none_or(|matrix| copy.is_in(matrix))),
+            None => self.file.definition(&need.job).map(|_| need.job.as_str()).into_iter().collect(),
+        }
+    }
+
+    fn needs(&self) -> Option<&'e Vec<Need>> {
+        self.rule.and_then(|rule| rule.needs.as_ref()).or(self.definition.needs.as_ref())
+    }
+
+    /// Returns the jobs that must run before: those that `needs` or `dependencies` name, else those of earlier stages that
+    /// have artifacts and start by themselves.
+    fn needed(&self) -> Result<Vec<String>, Vec<Diagnostic>> {
+        if let Some(needs) = self.needs().or(self.definition.dependencies.as_ref()) {
+            return Ok(needs.iter().flat_map(|need| self.names(need)).map(str::to_owned).collect());
+        }
+        let mut needed = Vec::new();
+        for job in self.earlier() {
+            if standing(self.file, job, self.circumstances)? == Standing::Runs {
+                needed.extend(job.full_names().map(str::to_owned));
+            }
+        }
+        Ok(needed)
     }
 
     /// Returns the jobs of earlier stages that have artifacts.
-    fn earlier(&self) -> Vec<Dependency> {
-        let place = |stage: &String| self.file.stages.iter().position(|other| other == stage);
+    fn earlier(&self) -> impl Iterator<Item = &'e Definition> {
+        let stages = &self.file.stages;
+        let place = |stage: &String| stages.iter().position(|other| other == stage);
         let own = place(&self.definition.stage);
-        let jobs = self.file.jobs.values();
-        let earlier = jobs.filter(|job| job.artifacts.is_some() && place(&job.stage) < own);
-        earlier.flat_map(|job| names(job, |_| true)).map(|name| dependency(name, false)).collect()
+        self.file.jobs.values().filter(move |job| job.artifacts.is_some() && place(&job.stage) < own)
     }
 
     fn messages(&self, settings: &Settings) -> Vec<Message> {

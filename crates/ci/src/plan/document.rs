@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use serde_json::{Map as JsonMap, Value as Json, json};
 
+use super::Stores;
 use crate::job::{CacheEntry, Content, Job, Work};
 use crate::settings::Strategy;
 
@@ -20,8 +21,8 @@ const IN_TIME: &str = r#"run.status != "timeout""#;
 const STATUS: &str = r#""${{ run.status }}""#;
 
 /// Makes the document. Steps without work are left out.
-pub(super) fn of(job: &Job) -> Document {
-    let mut writer = Writer { run: String::new(), inputs: Vec::new(), names: Vec::new() };
+pub(super) fn of(job: &Job, stores: Option<&Stores>) -> Document {
+    let mut writer = Writer { run: String::new(), inputs: Vec::new(), names: Vec::new(), stores };
     if job.sources.is_some() {
         writer.prepare();
         writer.get_sources(job);
@@ -51,14 +52,15 @@ struct Input {
     value: Json,
 }
 
-struct Writer {
+struct Writer<'s> {
     run: String,
     inputs: Vec<Input>,
     /// Names of the user's steps so far.
     names: Vec<String>,
+    stores: Option<&'s Stores>,
 }
 
-impl Writer {
+impl Writer<'_> {
     fn step(&mut self, name: &str, function: &str) {
         self.line(&format!("  - name: {name}"));
         self.line(&format!("    func: builtin://{function}"));
@@ -152,6 +154,7 @@ impl Writer {
         if let Some(key) = &job.settings.cache_fallback_key {
             inputs.push(("fallback_key", self.input("cache_fallback_key", "string", key.clone().into())));
         }
+        inputs.extend(self.cache_store());
         self.pass(&inputs);
         self.status("running");
     }
@@ -177,6 +180,18 @@ impl Writer {
         Some(self.input("caches", "array", caches.into()))
     }
 
+    /// Passes the folder of the caches.
+    fn cache_store(&mut self) -> Option<(&'static str, String)> {
+        let folder = self.stores?.caches.clone();
+        Some(("store", self.input("cache_store", "string", folder.into())))
+    }
+
+    /// Passes the folder of the artifacts.
+    fn artifact_store(&mut self) -> Option<(&'static str, String)> {
+        let folder = self.stores?.artifacts.clone();
+        Some(("store", self.input("artifact_store", "string", folder.into())))
+    }
+
     fn download_artifacts(&mut self, job: &Job) {
         if job.dependencies.is_empty() {
             return;
@@ -196,6 +211,7 @@ impl Writer {
         if job.dependencies.iter().any(|dependency| dependency.token.is_some()) {
             inputs.push(("tokens", self.secret("dependency_tokens", "array", tokens.into())));
         }
+        inputs.extend(self.artifact_store());
         self.pass(&inputs);
         self.status("running");
     }
@@ -261,8 +277,9 @@ impl Writer {
         self.step("archive_cache", "ci/cache/save");
         self.always();
         self.key("continue_on_error", "true");
-        let status = STATUS.to_owned();
-        self.pass(&[("caches", caches), ("status", status)]);
+        let mut inputs = vec![("caches", caches), ("status", STATUS.to_owned())];
+        inputs.extend(self.cache_store());
+        self.pass(&inputs);
         self.status("running");
     }
 
@@ -290,6 +307,9 @@ impl Writer {
         let mut inputs = vec![("artifacts", artifacts), ("status", STATUS.to_owned())];
         if let Some(token) = &job.token {
             inputs.push(("token", self.secret("token", "string", token.clone().into())));
+        }
+        if let Some(store) = self.artifact_store() {
+            inputs.extend([store, ("job", self.input("job", "string", job.name.clone().into()))]);
         }
         self.pass(&inputs);
         self.status("running");
