@@ -1,11 +1,12 @@
 //! The builtins that run as a process of the job, `step-runner builtin NAME`. They build, publish and promote function
-//! images (language.md §17).
+//! images (language.md §17), and handle the caches and artifacts of CI jobs (ci.md §5).
 //!
 //! Such a process is a step like any other: it has the step's environment and working directory, its output goes to the
 //! job's log, and a signal ends it. Nothing here knows of the daemon. Errors never hold credentials.
 
 mod archive;
 mod build;
+pub(crate) mod ci;
 mod contents;
 mod error;
 mod layer;
@@ -48,6 +49,10 @@ pub(crate) async fn run(
         "function/oci/publish" => publish::publish(inputs, environment).await,
         "step/oci/build" => publish::step_build(inputs, environment).await,
         "step/oci/promote" => publish::promote(inputs, environment).await,
+        "ci/cache/restore" => ci::restore(inputs, environment),
+        "ci/cache/save" => ci::save(inputs, environment),
+        "ci/artifacts/download" => ci::download(inputs, environment),
+        "ci/artifacts/upload" => ci::upload(inputs, environment),
         _ => Err(BuiltinError::Unknown(name.to_owned())),
     }
 }

@@ -8,6 +8,7 @@ mod builtin;
 mod cancel;
 mod check;
 mod ci;
+mod ci_job;
 mod completions;
 mod connection;
 mod custom_executor;

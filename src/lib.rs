@@ -26,6 +26,7 @@ pub mod threads;
 pub mod web;
 
 // The crates below this one.
+pub use step_runner_ci as ci;
 pub use step_runner_client as client;
 pub use step_runner_client::net;
 pub use step_runner_core::{config, job, plan, queue, variables};

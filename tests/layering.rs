@@ -14,8 +14,9 @@ use std::path::{Path, PathBuf};
 use imports::Imports;
 
 /// Modules that the root crate re-exports from the crates below it.
-const CRATES: [&str; 15] = [
+const CRATES: [&str; 16] = [
     "model",
+    "ci",
     "error",
     "lang",
     "log",
@@ -114,7 +115,7 @@ fn table() -> BTreeMap<&'static str, Vec<&'static str>> {
             "fetch",
             vec!["model", "clock", "lang", "job", "process", "store", "web", "oci", "threads", "error"],
         ),
-        ("builtin", vec!["web", "oci", "fetch"]),
+        ("builtin", vec!["ci", "process", "web", "oci", "fetch"]),
         ("actors", actors.clone()),
         ("grpc", grpc.clone()),
         ("app", app.clone()),
@@ -128,7 +129,17 @@ fn table() -> BTreeMap<&'static str, Vec<&'static str>> {
             "cli",
             [
                 &app[..],
-                &["app", "builtin", "bootstrap", "client", "custom_executor", "insight", "proxy", "net"],
+                &[
+                    "app",
+                    "builtin",
+                    "bootstrap",
+                    "ci",
+                    "client",
+                    "custom_executor",
+                    "insight",
+                    "proxy",
+                    "net",
+                ],
             ]
             .concat(),
         ),

@@ -7,7 +7,7 @@ mod report;
 
 use std::sync::Arc;
 
-use super::{CommandResult, Verbosity, terminal};
+use super::{CommandResult, Verbosity, ci_job, terminal};
 use crate::error::Exit;
 use crate::lang::ast::{Body, Function, Invocation, Part, Reference, Step};
 use crate::lang::diagnostic::{Class, Diagnostic, Position, Severity};
@@ -30,11 +30,12 @@ pub(super) use before_run::Precheck;
 Examples:
   step-runner check ci/build/func.yml
   step-runner check .                               all function files below this folder
+  step-runner check .gitlab-ci.yml                  a CI file and all that it includes
   step-runner check --output gitlab . > gl-code-quality-report.json
   step-runner check --target gitlab ci/build        also for GitLab's own step runner
   echo '[{name: hi, script: echo hi}]' | step-runner check -")]
 pub(super) struct Arguments {
-    /// Function files, steps documents, folders, or - for stdin
+    /// Function files, steps documents, CI files, folders, or - for stdin
     #[arg(value_name = "FILE", default_value = ".")]
     files: Vec<String>,
     /// Output format: text for people, one JSON object per finding, or a code quality report for GitLab
@@ -85,7 +86,15 @@ pub(super) fn execute(arguments: &Arguments, verbosity: Verbosity) -> CommandRes
             Err(finding) => report.add(&[finding], None)?,
         }
     }
-    let calls = CallGraph::from(targets);
+    let (ci_files, functions): (Vec<_>, Vec<_>) = targets.into_iter().partition(is_ci_file);
+    for file in ci_files {
+        report.count_file();
+        for (mut findings, text) in ci_job::check(&file.path)? {
+            arguments.allowed.filter(&mut findings);
+            report.add(&findings, text.as_deref())?;
+        }
+    }
+    let calls = CallGraph::from(functions);
     for file in calls.files() {
         report.count_file();
         match file.read() {
@@ -106,6 +115,11 @@ pub(super) fn execute(arguments: &Arguments, verbosity: Verbosity) -> CommandRes
         terminal::say(&format!("step-runner: {summary}"));
     }
     Ok(if errors { Exit::Failure.code() } else { 0 })
+}
+
+/// True for a CI file. A text from stdin has no project, so it is none.
+fn is_ci_file(file: &CheckedFile) -> bool {
+    file.path.is_absolute() && file.read().is_ok_and(|text| ci_job::is_ci_file(&file.path, &text))
 }
 
 /// Returns all findings in one file. Without `calls` nothing is known of local functions.

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use serde_json::Value;
 
 use super::check::Precheck;
+use super::ci_job;
 use super::excerpt::{self, Lines};
 use super::inputs::Untyped;
 use super::{inputs, terminal};
@@ -21,6 +22,12 @@ use crate::lang::template;
 use crate::plan::check::calling_steps;
 
 const STDIN: &str = "<stdin>";
+
+/// Name of the document that was made of a job of a CI file.
+pub(super) const PLANNED: &str = "<job>";
+
+/// Documents that nobody wrote: their lines mean nothing to people.
+const MADE: [&str; 2] = [PLANNED, "<run>"];
 
 /// Remedy for a target that does not exist.
 const TARGETS: &str = "name a function file, a folder that holds one, a reference, or - for stdin";
@@ -57,6 +64,10 @@ pub(super) fn read(
             let file =
                 DEFINITION_FILES.iter().map(|name| Path::new(target).join(name)).find(|file| file.exists());
             let file = file.ok_or_else(|| {
+                let ci_file = Path::new(target).join(ci_job::CI_FILE);
+                if ci_file.is_file() {
+                    return ci_job::wants_a_job(&ci_file);
+                }
                 let none = refuse(format!("there is neither {} in {target}", DEFINITION_FILES.join(" nor ")));
                 none.with_remedy(rename(Path::new(target)).unwrap_or_else(|| TARGETS.to_owned()))
             })?;
@@ -84,6 +95,9 @@ fn from_file(
     check: Option<&Precheck<'_>>,
 ) -> Result<Document, Failure> {
     let (text, name) = text_and_name(file, absolute)?;
+    if ci_job::is_ci_file(file, &text) {
+        return Err(ci_job::wants_a_job(file));
+    }
     if let Some(check) = check {
         check.file(file, &file.display().to_string(), &text)?;
     }
@@ -243,6 +257,11 @@ pub(super) fn refused(documents: &[(&[Diagnostic], Option<&str>)]) -> Failure {
         Some(finding) => format!("{} has {errors}", finding.file),
         None => format!("{errors} in {} files", documents.len()),
     })
+}
+
+/// True if the document was made by this program, so that its lines mean nothing to people.
+pub(super) fn is_made(file: &str) -> bool {
+    MADE.contains(&file)
 }
 
 /// Returns the name of a document for people: relative to the current folder if it lies below.

@@ -2,8 +2,10 @@
 
 use std::ffi::OsString;
 use std::io::Read as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
+
+use indexmap::IndexMap;
 
 use super::Verbosity;
 use super::check::{Allowed, Precheck};
@@ -11,6 +13,8 @@ use super::connection::parse_id;
 use super::document::{self, Document, split_pair};
 use super::limits::{self, Limit};
 use super::{pairs, secrets, selection};
+use crate::ci::plan::Plan;
+use crate::ci::variables::{Defined, Level};
 use crate::client::Request;
 use crate::error::{Exit, Failure};
 use crate::model::{JobId, Variable};
@@ -36,16 +40,13 @@ pub(super) struct JobOptions {
     /// A job variable
     #[arg(long, value_name = "NAME=VALUE", env = "STEP_RUNNER_VAR")]
     var: Vec<String>,
-    /// Job variables with literal values, also several, separated by commas
-    // Steps have a variable STEP_RUNNER_JOB of another meaning, so the option has another name too.
-    #[arg(
-        long = "job-vars",
-        alias = "job",
-        hide = true,
-        value_name = "NAME=VALUE,…",
-        env = "STEP_RUNNER_JOB_VARS"
-    )]
+    /// Run this job of a CI file: FILE, by default .gitlab-ci.yml in the root of the work tree
+    // NAME=VALUE is another spelling of --job-vars. Steps have a variable STEP_RUNNER_JOB of another meaning.
+    #[arg(long, value_name = "NAME", help_heading = "Job of a CI file")]
     job: Vec<String>,
+    /// Job variables with literal values, also several, separated by commas
+    #[arg(long, hide = true, value_name = "NAME=VALUE,…", env = "STEP_RUNNER_JOB_VARS")]
+    job_vars: Vec<String>,
     /// A job variable that holds the path of a file with the content of PATH
     #[arg(long, value_name = "NAME=PATH", env = "STEP_RUNNER_FILE_VAR")]
     file_var: Vec<String>,
@@ -108,6 +109,79 @@ impl JobOptions {
         self.hide_secrets_of(|name| std::env::var_os(name))
     }
 
+    /// The file, folder or reference that is to run.
+    pub(super) fn target(&self) -> &str {
+        &self.target
+    }
+
+    /// Returns the name of the job of a CI file, if one is named.
+    pub(super) fn ci_job(&self) -> Result<Option<&str>, Failure> {
+        let mut names = self.job.iter().filter(|value| !is_pairs(value));
+        match (names.next(), names.next()) {
+            (Some(_), Some(_)) => Err(Failure::new(Exit::Usage, "--job names one job")
+                .with_remedy("the jobs that it needs run with --needs")),
+            (name, _) => Ok(name.map(String::as_str)),
+        }
+    }
+
+    /// Returns the inputs of a CI file, as they are written.
+    pub(super) fn texts_of_inputs(&self) -> Result<IndexMap<String, String>, Failure> {
+        let owned = |pair: &String| {
+            split_pair(pair, "input").map(|(name, value)| (name.to_owned(), value.to_owned()))
+        };
+        self.input.iter().map(owned).collect()
+    }
+
+    /// Makes the request for a planned job of a CI file. `is_named` is true for the job that the caller named.
+    pub(super) fn planned(
+        &self,
+        plan: Plan,
+        phrases: &Phrases,
+        project: &Path,
+        is_named: bool,
+    ) -> Result<Request, Failure> {
+        let id = match &self.id {
+            Some(id) if is_named => id.clone(),
+            _ => selection::new_id()?,
+        };
+        let mut request = Request::new(id, plan.steps)
+            .file(document::PLANNED)
+            .work_dir(project.display().to_string())
+            .private_file_variables()
+            .cleanup_timeout(plan.cleanup_timeout);
+        for (name, value) in plan.inputs {
+            request = request.input(name, value);
+        }
+        request = self.environment(request, &|name| std::env::var_os(name))?;
+        request = plan.variables.into_iter().fold(request, Request::variable);
+        if let Some(limit) = plan.timeout {
+            request = request.timeout(limit);
+        }
+        Ok(self.bounds(request, phrases))
+    }
+
+    /// Adds what the options say about secrets and limits.
+    fn bounds(&self, mut request: Request, phrases: &Phrases) -> Request {
+        request = phrases.0.iter().cloned().fold(request, Request::phrase);
+        request = self.token_prefix.iter().fold(request, Request::token_prefix);
+        if let Some(limit) = self.timeout {
+            request = request.timeout(limit);
+        }
+        if let Some(grace) = self.cancel_grace {
+            request = request.cancel_grace(grace);
+        }
+        if let Some(limit) = self.cleanup_timeout {
+            request = request.cleanup_timeout(limit);
+        }
+        if self.errexit {
+            request = request.errexit();
+        }
+        match limits::collect(&self.limit) {
+            Some(limits) => request.limits(limits),
+            None => request,
+        }
+    }
+
     fn hide_secrets_of(&self, lookup: impl Fn(&str) -> Option<OsString>) -> Result<Phrases, Failure> {
         let register = |phrases: &[String]| {
             secrets::register(phrases, &self.token_prefix)
@@ -124,7 +198,7 @@ impl JobOptions {
     /// Makes the request. `shares_files` is true if the daemon sees the same files as this process.
     pub(super) fn request(
         &self,
-        phrases: Phrases,
+        phrases: &Phrases,
         shares_files: bool,
         verbosity: Verbosity,
     ) -> Result<Request, Failure> {
@@ -132,13 +206,13 @@ impl JobOptions {
     }
 
     /// Makes the request for a daemon inside this process.
-    pub(super) fn own_request(&self, phrases: Phrases, verbosity: Verbosity) -> Result<Request, Failure> {
+    pub(super) fn own_request(&self, phrases: &Phrases, verbosity: Verbosity) -> Result<Request, Failure> {
         self.request_with(phrases, true, true, verbosity, |name| std::env::var_os(name))
     }
 
     fn request_with(
         &self,
-        phrases: Phrases,
+        phrases: &Phrases,
         shares_files: bool,
         is_own_daemon: bool,
         verbosity: Verbosity,
@@ -162,25 +236,20 @@ impl JobOptions {
             request = request.input(name, value);
         }
         request = self.environment(request, &lookup)?;
-        request = self.variables(request, &lookup)?;
-        request = phrases.0.into_iter().fold(request, Request::phrase);
-        request = self.token_prefix.iter().fold(request, Request::token_prefix);
-        if let Some(limit) = self.timeout {
-            request = request.timeout(limit);
+        if !self.file_var.is_empty() {
+            // Another job in this folder may have a variable of that name, or its user a file.
+            request = request.private_file_variables();
         }
-        if let Some(grace) = self.cancel_grace {
-            request = request.cancel_grace(grace);
+        for (key, Defined { value, raw, file, masked }) in self.variables_with(&lookup)? {
+            let value = if raw { escape(&value) } else { value };
+            request = request.variable(Variable { key, value, file, masked });
         }
-        if let Some(limit) = self.cleanup_timeout {
-            request = request.cleanup_timeout(limit);
-        }
-        if self.errexit {
-            request = request.errexit();
-        }
-        Ok(match limits::collect(&self.limit) {
-            Some(limits) => request.limits(limits),
-            None => request,
-        })
+        Ok(self.bounds(request, phrases))
+    }
+
+    /// Returns the job variables that the options give.
+    pub(super) fn variables(&self) -> Result<Level, Failure> {
+        self.variables_with(&|name| std::env::var_os(name))
     }
 
     fn work_dir(&self, shares_files: bool) -> Result<Option<String>, Failure> {
@@ -222,37 +291,28 @@ impl JobOptions {
         Ok(request)
     }
 
-    fn variables(
-        &self,
-        mut request: Request,
-        lookup: &impl Fn(&str) -> Option<OsString>,
-    ) -> Result<Request, Failure> {
-        let variable =
-            |key: &str, value: String, file, masked| Variable { key: key.to_owned(), value, file, masked };
+    fn variables_with(&self, lookup: &impl Fn(&str) -> Option<OsString>) -> Result<Level, Failure> {
+        let mut level = Level::new();
         for pair in &self.var {
             let (name, value) = split_pair(pair, "var")?;
-            request = request.variable(variable(name, value.to_owned(), false, false));
+            level.insert(name.to_owned(), Defined::expanded(value));
         }
-        for pair in pairs::read(&self.job, "job")? {
+        let pairs: Vec<String> = self.job.iter().filter(|value| is_pairs(value)).cloned().collect();
+        for pair in [pairs::read(&self.job_vars, "job-vars")?, pairs::read(&pairs, "job")?].concat() {
             let (name, value) = split_pair(&pair, "job")?;
-            request = request.variable(variable(name, escape(value), false, false));
-        }
-        if !self.file_var.is_empty() {
-            // Another job in this folder may have a variable of that name, or its user a file.
-            request = request.private_file_variables();
+            level.insert(name.to_owned(), Defined::raw(value));
         }
         for pair in &self.file_var {
             let (name, path) = split_pair(pair, "file-var")?;
             // Job variables are expanded once, but the content of a file is meant literally.
             let content = read_text(path.as_ref(), &format!("--file-var {name}"))?;
-            request = request.variable(variable(name, escape(&content), true, false));
+            level.insert(name.to_owned(), Defined { file: true, ..Defined::raw(content) });
         }
         for name in &self.masked_var {
             let value = own_value(name, lookup).map_err(|what| unusable("--masked-var", &what))?;
-            // Its phrase is the plain value. The variable's value is escaped for its one expansion.
-            request = request.variable(variable(name, escape(&value), false, true));
+            level.insert(name.to_owned(), Defined { masked: true, ..Defined::raw(value) });
         }
-        Ok(request)
+        Ok(level)
     }
 
     /// Returns the values of variables to mask. Errors quote no name: it may be the secret itself.
@@ -287,6 +347,13 @@ impl JobOptions {
 /// The phrases of a job, which this process hides in what it writes.
 pub(super) struct Phrases(Vec<String>);
 
+/// True if a value of `--job` is job variables: the name of a variable is before its first `=`.
+fn is_pairs(value: &str) -> bool {
+    let name = value.trim_start_matches('"').split_once('=').map_or("", |(name, _)| name);
+    name.starts_with(|first: char| first.is_ascii_alphabetic() || first == '_')
+        && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_')
+}
+
 /// Names one of several options: `--mask-file (2 of 3)`.
 fn numbered(option: &str, at: usize, of: usize) -> String {
     if of == 1 { option.to_owned() } else { format!("{option} ({} of {of})", at + 1) }
@@ -308,7 +375,7 @@ fn own_value(name: &str, lookup: &impl Fn(&str) -> Option<OsString>) -> Result<S
 }
 
 /// Reads a text for an option. Errors do not quote the path: the text itself may stand in its place.
-fn read_text(path: &std::path::Path, option: &str) -> Result<String, Failure> {
+pub(super) fn read_text(path: &std::path::Path, option: &str) -> Result<String, Failure> {
     let mut bytes = Vec::new();
     std::fs::File::open(path)
         .and_then(|file| file.take(MAX_TOTAL as u64 + 1).read_to_end(&mut bytes))
@@ -335,7 +402,7 @@ mod tests {
         let job = Parsed::try_parse_from(words).ok().unwrap().job;
         let verbosity = Verbosity { quiet: true, verbose: 0 };
         let lookup = |name: &str| (name == "SECRET").then(|| "hid$den".into());
-        job.request_with(job.hide_secrets_of(lookup)?, true, false, verbosity, lookup)
+        job.request_with(&job.hide_secrets_of(lookup)?, true, false, verbosity, lookup)
     }
 
     #[test]

@@ -57,6 +57,11 @@ pub(super) struct OutputOptions {
 }
 
 impl OutputOptions {
+    /// True if programs read the output.
+    pub(super) fn is_json(&self) -> bool {
+        self.output == Some(OutputFormat::Json)
+    }
+
     /// Returns the display for a job whose log is followed from `offset`.
     pub(super) fn display(&self, offset: u64, verbosity: Verbosity) -> Result<Display, Failure> {
         let is_terminal = io::stdout().is_terminal();

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use super::ci_job::{self, CiJobs, CiOptions, Configuration, ListFormat};
 use super::connection::ConnectionOptions;
 use super::document;
 use super::job::{JobOptions, Phrases};
@@ -30,11 +31,15 @@ Examples:
   step-runner run func.yml --masked-var DEPLOY_TOKEN --results results.json
   echo '[{name: hi, script: echo hi}]' | step-runner run -
   step-runner run ci/build --dry-run                what would run
+  step-runner run --list-jobs                       the jobs of .gitlab-ci.yml
+  step-runner run --job test --needs                one of them, after the jobs that it needs
   step-runner run --socket /run/step-runner.sock --detach --id 42 func.yml")]
 #[expect(clippy::struct_excessive_bools, reason = "each is an option")]
 pub(super) struct Arguments {
     #[command(flatten)]
     job: JobOptions,
+    #[command(flatten)]
+    ci: CiOptions,
     /// Print the steps with what is known of them, and run nothing
     #[arg(long, env = "STEP_RUNNER_DRY_RUN", help_heading = "Job")]
     dry_run: bool,
@@ -44,10 +49,10 @@ pub(super) struct Arguments {
     /// Keep the log and the result in the daemon after the end (needs a daemon)
     #[arg(long, env = "STEP_RUNNER_KEEP", help_heading = "Job")]
     keep: bool,
-    /// Variables of this shell that steps get in a run without a daemon
-    #[arg(long, value_name = "all|list", default_value = "all", value_parser = env_base,
+    /// Variables of this shell that steps get in a run without a daemon: all, or list, the default with --job
+    #[arg(long, value_name = "all|list", value_parser = env_base,
           env = "STEP_RUNNER_ENV_BASE", help_heading = "Job")]
-    env_base: EnvBase,
+    env_base: Option<EnvBase>,
     /// Write the step results to this file as JSON, readable by its owner only; checked before the job starts
     #[arg(
         long,
@@ -67,6 +72,12 @@ pub(super) struct Arguments {
 }
 
 impl Arguments {
+    /// Returns the name of an option that only a job of a daemon can have, if one is given.
+    fn of_a_daemon(&self) -> Option<&'static str> {
+        let given = [(self.detach, "--detach"), (self.keep, "--keep")];
+        given.into_iter().find(|(is_given, _)| *is_given).map(|(_, name)| name)
+    }
+
     /// Returns the file for the results, if they are wanted.
     fn results_file(&self) -> Option<PathBuf> {
         let asked = || self.write_steps_results || results::is_debugged();
@@ -87,14 +98,22 @@ pub(super) async fn execute(arguments: Arguments, verbosity: Verbosity) -> Comma
     if let Some(path) = arguments.results_file() {
         results::check(&path)?;
     }
+    let name = arguments.job.ci_job()?;
+    if name.is_some() || arguments.ci.list_jobs {
+        return Box::pin(job_of_ci_file(&arguments, name, phrases, verbosity)).await;
+    }
+    if let Some(option) = arguments.ci.first_given() {
+        return Err(Failure::new(Exit::Usage, format!("{option} is for a job of a CI file"))
+            .with_remedy("name the job with --job"));
+    }
     if arguments.dry_run {
-        let request = arguments.job.request(phrases, true, verbosity)?;
+        let request = arguments.job.request(&phrases, true, verbosity)?;
         plan::show(request.steps(), request.file_name())?;
         return Ok(0);
     }
     if arguments.connection.is_named() {
         let address = arguments.connection.address()?;
-        let request = arguments.job.request(phrases, address.shares_files(), verbosity)?;
+        let request = arguments.job.request(&phrases, address.shares_files(), verbosity)?;
         warn_of_unseen_files(&request, &address, verbosity);
         let client = arguments.connection.connect_to(address, verbosity).await?;
         if arguments.detach {
@@ -102,12 +121,60 @@ pub(super) async fn execute(arguments: Arguments, verbosity: Verbosity) -> Comma
         }
         return Box::pin(with_daemon(&arguments, &client, &request, verbosity)).await;
     }
-    if arguments.detach || arguments.keep {
-        let option = if arguments.detach { "--detach" } else { "--keep" };
+    if let Some(option) = arguments.of_a_daemon() {
         return Err(Failure::new(Exit::Usage, format!("{option} needs a daemon"))
             .with_remedy("name one with --address or --socket"));
     }
-    Box::pin(alone(&arguments, phrases, verbosity)).await
+    // Reading can wait for someone who writes. Until then, a signal ends the command as it ends any other.
+    let mut jobs = OneJob(Some(arguments.job.own_request(&phrases, verbosity)?));
+    Box::pin(alone(&arguments, &mut jobs, EnvBase::All, verbosity)).await
+}
+
+/// Runs a job of a CI file, or lists the jobs.
+async fn job_of_ci_file(
+    arguments: &Arguments,
+    name: Option<&str>,
+    phrases: Phrases,
+    verbosity: Verbosity,
+) -> CommandResult {
+    let (job, options) = (&arguments.job, &arguments.ci);
+    if let Some(option) = arguments.of_a_daemon() {
+        return Err(Failure::new(Exit::Usage, format!("{option} is not possible with a job of a CI file"))
+            .with_remedy("it runs here, without a daemon: leave the option out"));
+    }
+    if arguments.connection.is_named() {
+        let text = "a job of a CI file runs here, not at an address or socket";
+        return Err(Failure::new(Exit::Usage, text)
+            .with_remedy("leave out --address and --socket, and their variables STEP_RUNNER_ADDRESS and STEP_RUNNER_SOCKET"));
+    }
+    let inputs = job.texts_of_inputs()?;
+    let configuration = Configuration::read(job.target(), options, job.variables()?, &inputs)?;
+    let Some(name) = name.filter(|_| !options.list_jobs) else {
+        let format = if arguments.output.is_json() { ListFormat::Json } else { ListFormat::Table };
+        ci_job::list(&configuration, options, format)?;
+        return Ok(0);
+    };
+    let mut jobs = CiJobs::new(name, configuration, options, job, phrases, verbosity)?;
+    if arguments.dry_run {
+        plan::show(&jobs.steps()?, "")?;
+        return Ok(0);
+    }
+    Box::pin(alone(arguments, &mut jobs, EnvBase::List, verbosity)).await
+}
+
+/// Jobs that a command runs, one after another.
+pub(super) trait Jobs {
+    /// Makes the request of the next job. `code` is the exit code of the one before.
+    fn next(&mut self, code: Option<u8>) -> Result<Option<Request>, Failure>;
+}
+
+/// One job, whose request is made.
+struct OneJob(Option<Request>);
+
+impl Jobs for OneJob {
+    fn next(&mut self, _: Option<u8>) -> Result<Option<Request>, Failure> {
+        Ok(self.0.take())
+    }
 }
 
 /// Warns that a daemon elsewhere looks for the local functions of a job among its own files.
@@ -248,13 +315,31 @@ fn keep_known_end(request: &Request, what: &str, tidied: Result<(), Failure>) ->
     }
 }
 
-/// Runs the job with a daemon inside this process.
-async fn alone(arguments: &Arguments, phrases: Phrases, verbosity: Verbosity) -> CommandResult {
-    // Reading can wait for someone who writes. Until then, a signal ends the command as it ends any other.
-    let request = arguments.job.own_request(phrases, verbosity)?;
+/// Runs jobs with a daemon inside this process. Returns the exit code of the last one.
+async fn alone(
+    arguments: &Arguments,
+    jobs: &mut dyn Jobs,
+    env_base: EnvBase,
+    verbosity: Verbosity,
+) -> CommandResult {
+    let Some(mut request) = jobs.next(None)? else { return Ok(0) };
     let mut interrupts = Interrupts::new(OnInterrupt::Cancel)?;
-    let daemon = private::start(arguments.env_base, &mut interrupts).await?;
-    let ended = alone_with(&daemon, arguments, &request, &mut interrupts, verbosity).await;
+    let daemon = private::start(arguments.env_base.unwrap_or(env_base), &mut interrupts).await?;
+    let ended = loop {
+        let ended = alone_with(&daemon, arguments, &request, &mut interrupts, verbosity).await;
+        let Ok(job) = &ended else { break ended };
+        if interrupts.seen().is_some() {
+            break ended;
+        }
+        match jobs.next(Some(job.code(&interrupts))) {
+            Ok(None) => break ended,
+            Ok(Some(next)) => {
+                job.explain(verbosity, Some(&request), &interrupts);
+                request = next;
+            }
+            Err(failure) => break Err(failure),
+        }
+    };
     let at_once = matches!(&ended, Err(failure) if failure.exit().is_by_signal());
     let gone = private::end(daemon, at_once).await;
     let ended = ended?;

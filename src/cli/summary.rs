@@ -81,7 +81,7 @@ fn place(
         let line = stopped::step_line(request.steps(), request.file_name(), path.first()?)?;
         Some((request.file_name(), line, Some(request.steps().to_owned())))
     };
-    let (file, line, text) = told.or_else(own)?;
+    let (file, line, text) = told.or_else(own).filter(|(file, ..)| !document::is_made(file))?;
     let exact = written.zip(stopped.at).and_then(|(written, at)| match &written.program {
         Program::Command => None,
         Program::Script { text: script, .. } => {

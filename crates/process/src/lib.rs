@@ -36,6 +36,8 @@ pub mod connector;
 pub mod controllers;
 pub mod detached;
 pub mod freezer;
+
+pub mod git;
 pub mod given;
 pub mod group;
 pub mod host;

@@ -110,3 +110,46 @@ pub(super) fn is_of_job_alone(name: &str) -> bool {
 pub(super) fn names() -> Vec<&'static str> {
     JOB.iter().filter(|(_, effect)| !matches!(effect, Refused(_))).map(|(name, _)| *name).collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+
+    /// Returns the cells of the table below a heading of the guide: keywords, and the text of the second column.
+    fn rows(heading: &str) -> BTreeMap<String, String> {
+        let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/use/ci-files.md");
+        let page = std::fs::read_to_string(page).unwrap();
+        let section = page.split(&format!("\n## {heading}\n")).nth(1).unwrap();
+        let lines =
+            section.split("\n## ").next().unwrap().lines().filter_map(|line| line.strip_prefix("| `"));
+        let cells = lines.filter_map(|line| line.split_once(" | "));
+        let of_row = |(keywords, rest): (&str, &str)| -> Vec<(String, String)> {
+            let second = rest.split(" |").next().unwrap().to_owned();
+            let names = keywords.split('`').step_by(2);
+            names.map(|name| (name.to_owned(), second.clone())).collect()
+        };
+        cells.flat_map(of_row).collect()
+    }
+
+    #[test]
+    fn the_guide_has_each_keyword_with_its_effect() {
+        let shown = rows("Keywords of a job");
+        let known: BTreeMap<String, String> = (JOB.iter())
+            .map(|(name, effect)| {
+                let word = match effect {
+                    Read => "yes",
+                    Noted => "noted",
+                    Refused(_) => "error",
+                    Outside => "given",
+                };
+                ((*name).to_owned(), word.to_owned())
+            })
+            .collect();
+        assert_eq!(shown, known);
+        let top = rows("Keywords of the file");
+        let missing: Vec<_> = TOP.iter().filter(|name| !top.contains_key(**name)).collect();
+        assert!(missing.is_empty(), "{missing:?}");
+    }
+}

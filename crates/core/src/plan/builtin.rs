@@ -26,6 +26,8 @@ pub(crate) enum BuiltinKind {
     Fetch,
     /// This program as a process of the job: `step-runner builtin NAME`.
     Program,
+    /// The steps in the text of the input `steps`. No process of its own runs.
+    Steps,
 }
 
 impl BuiltinKind {
@@ -61,7 +63,7 @@ impl Builtin {
 }
 
 /// All builtins, in the order in which messages list them.
-static TABLE: [Builtin; 7] = [
+static TABLE: [Builtin; 12] = [
     Builtin::new("script", BuiltinKind::Script, "  inputs: {script: {type: string}}\n"),
     Builtin::new(
         "script_legacy",
@@ -138,6 +140,45 @@ static TABLE: [Builtin; 7] = [
     to_registry: {type: string}
     to_repository: {type: string}
     to_version: {type: string}
+",
+    ),
+    Builtin::new("ci/run", BuiltinKind::Steps, "  inputs: {steps: {type: string}}\n"),
+    Builtin::new(
+        "ci/cache/restore",
+        BuiltinKind::Program,
+        "  inputs:
+    caches: {type: array}
+    fallback_key: {type: string, default: \"\"}
+    store: {type: string, default: \"\"}
+",
+    ),
+    Builtin::new(
+        "ci/cache/save",
+        BuiltinKind::Program,
+        "  inputs:
+    caches: {type: array}
+    status: {type: string}
+    store: {type: string, default: \"\"}
+",
+    ),
+    Builtin::new(
+        "ci/artifacts/download",
+        BuiltinKind::Program,
+        "  inputs:
+    dependencies: {type: array}
+    tokens: {type: array, default: [], sensitive: true}
+    store: {type: string, default: \"\"}
+",
+    ),
+    Builtin::new(
+        "ci/artifacts/upload",
+        BuiltinKind::Program,
+        "  inputs:
+    artifacts: {type: array}
+    status: {type: string}
+    token: {type: string, default: \"\", sensitive: true}
+    store: {type: string, default: \"\"}
+    job: {type: string, default: \"\"}
 ",
     ),
 ];

@@ -64,7 +64,7 @@ pub(super) fn document(entries: &[YamlEntry]) -> Option<(&'static str, &'static 
     if PIPELINE_KEYS.into_iter().any(has) || entries.iter().any(is_job) {
         return Some((
             "this is a pipeline of GitLab CI/CD, not a function",
-            "write the steps of one job as a list: \"- name: build\", and below it \"script: |\" with the commands; see \"step-runner help language\"",
+            "save it in its project and run one of its jobs: \"step-runner run --job NAME FILE\"; a function is a list of steps: \"step-runner help language\"",
         ));
     }
     None

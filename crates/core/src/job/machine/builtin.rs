@@ -15,6 +15,7 @@ use step_runner_model::LogChannel;
 use crate::job::effect::{BuiltinProgram, Effect, Program, ScriptFile, StepFiles, Success};
 use crate::job::event::{CallId, FetchFailure, Fetched};
 use crate::plan::builtin::{self, BuiltinKind};
+use crate::plan::library::Loaded;
 use crate::plan::{bind, script_legacy};
 
 use super::Machine;
@@ -32,6 +33,9 @@ pub(super) struct Fetching {
 /// Text before a script with `errexit`. It is no line of its own: a shell's report has the line as written. Not every
 /// shell knows `pipefail`, and one that does not would end at the option.
 const ERREXIT: &str = "set -e; if (set -o pipefail) 2>/dev/null; then set -o pipefail; fi; ";
+
+/// Name of the steps of `ci/run` in messages.
+const STEPS: &str = "<run>";
 
 /// Job variable that names the folder of the runner's own files.
 const PROJECT_DIR: &str = "RUNNER_TEMP_PROJECT_DIR";
@@ -70,6 +74,7 @@ impl Machine {
             BuiltinKind::ScriptLegacy => self.enter_script_legacy(step, entry, files_used)?,
             BuiltinKind::Fetch => self.enter_fetch(step, entry),
             BuiltinKind::Program => self.enter_program(entry),
+            BuiltinKind::Steps => self.enter_steps(entry)?,
         }
         Ok(())
     }
@@ -117,6 +122,20 @@ impl Machine {
         };
         let env = self.environment_with_variables(&entry);
         self.spawn(entry, process, env);
+        Ok(())
+    }
+
+    /// Begins the steps of a text: a function without inputs, whose references start from the job's directory (ci.md §1).
+    fn enter_steps(&mut self, mut entry: Entry) -> Result<(), Failure> {
+        let loaded = Loaded::request(text_input(&entry, "steps"), Some(STEPS))
+            .map_err(|findings| Failure::loading(&findings))?;
+        if !loaded.function.spec.inputs.is_empty() {
+            return Err(Failure::plain(Class::Schema, "the steps cannot have inputs"));
+        }
+        entry.loaded = Arc::new(loaded);
+        entry.inputs = IndexMap::new();
+        entry.func_dir = Arc::clone(&self.constants.work_dir);
+        self.enter(entry);
         Ok(())
     }
 

@@ -305,7 +305,7 @@ impl Machine {
     }
 
     /// Begins a function: first its `env`, then its process or its steps.
-    fn enter(&mut self, mut entry: Entry) {
+    pub(super) fn enter(&mut self, mut entry: Entry) {
         let loaded = Arc::clone(&entry.loaded);
         let definition = &loaded.function.definition;
         let (env, env_used) = {

@@ -159,3 +159,28 @@ fn a_cancel_while_a_tree_is_fetched_ends_its_step() {
     assert!(driven.machine.is_over());
     assert_eq!(driven.trace.root().sub_steps[0].status, StepStatus::Cancelled);
 }
+
+#[test]
+fn steps_of_a_text_are_a_function_without_inputs() {
+    let run = |steps: &str| {
+        let mut spec = request(
+            "spec: {inputs: {token: {type: string, default: hidden}, text: {type: string}}}\n---\n\
+             run: [{name: a, func: 'builtin://ci/run', inputs: {steps: '${{ inputs.text }}'}}]\n",
+        );
+        spec.inputs.insert("text".into(), text(steps));
+        spec.vars.insert("X".into(), text("of the job"));
+        World::default().run(&spec)
+    };
+    let trace = run(r#"[{"name":"in","script":"echo ${{ vars.X }}"},{"name":"out","script":"echo b"}]"#);
+    assert_eq!(trace.outcome().class, EndClass::Success, "{:?}", trace.log());
+    assert_eq!(trace.spawns().len(), 2);
+    assert_eq!(trace.root().sub_steps[0].sub_steps.len(), 2);
+    for (steps, part) in [
+        (r#"[{"name":"in","script":"${{ inputs.token }}"}]"#, "\"token\" was not found"),
+        ("[{name: in, scirpt: x}]", "<run>:1:"),
+        ("spec: {inputs: {a: {type: string}}}\n---\nrun: [{name: b, script: c}]\n", "cannot have inputs"),
+    ] {
+        let said = run(steps).outcome().message.clone();
+        assert!(said.contains(part), "{steps}: {said}");
+    }
+}

@@ -1,0 +1,157 @@
+//! `step-runner run --job`: a job of a CI file, here and now (ci.md §4). What the file means is decided by [`crate::ci`].
+
+mod clone;
+mod facts;
+mod jobs;
+mod listing;
+mod project;
+mod recognised;
+
+use std::path::{Path, PathBuf};
+
+use indexmap::IndexMap;
+
+use super::job::read_text;
+use super::terminal;
+use crate::ci::file::{self, CiFile, Source};
+use crate::ci::plan::Images;
+use crate::ci::variables::{Facts, Level, dotenv};
+use crate::error::{Exit, Failure};
+use crate::lang::diagnostic::Diagnostic;
+
+pub(super) use jobs::CiJobs;
+pub(super) use listing::{ListFormat, list};
+pub(super) use project::Project;
+pub(super) use recognised::is_ci_file;
+
+/// Name of a CI file.
+pub(super) const CI_FILE: &str = ".gitlab-ci.yml";
+
+/// Options for a job of a CI file.
+#[derive(clap::Args)]
+#[command(next_help_heading = "Job of a CI file")]
+#[expect(clippy::struct_excessive_bools, reason = "each is an option")]
+pub(super) struct CiOptions {
+    /// List the jobs of the CI file FILE, with what its rules say and what cannot run here; also as --output json
+    #[arg(long, env = "STEP_RUNNER_LIST_JOBS")]
+    pub(super) list_jobs: bool,
+    /// First run the jobs that it needs, in order, each once
+    #[arg(long, env = "STEP_RUNNER_NEEDS")]
+    pub(super) needs: bool,
+    /// Run in a temporary clone of HEAD with the changes of the work tree
+    #[arg(long, env = "STEP_RUNNER_CLONE")]
+    pub(super) clone: bool,
+    /// Run the job in this environment even if it asks for an image or services
+    #[arg(long, env = "STEP_RUNNER_IGNORE_IMAGE")]
+    pub(super) ignore_image: bool,
+    /// Variables from a file of lines KEY=value
+    #[arg(long, value_name = "FILE", env = "STEP_RUNNER_VAR_FILE")]
+    pub(super) var_file: Vec<PathBuf>,
+}
+
+impl CiOptions {
+    /// What becomes of `image` and `services`.
+    pub(super) const fn images(&self) -> Images {
+        if self.ignore_image { Images::Ignored } else { Images::Refused }
+    }
+
+    /// Returns the name of an option that only a job of a CI file can have, if one is given.
+    pub(super) fn first_given(&self) -> Option<&'static str> {
+        let given = [
+            (self.needs, "--needs"),
+            (self.clone, "--clone"),
+            (self.ignore_image, "--ignore-image"),
+            (!self.var_file.is_empty(), "--var-file"),
+        ];
+        given.into_iter().find(|(is_given, _)| *is_given).map(|(_, name)| name)
+    }
+
+    /// Returns the variables of the files, of all in one level.
+    fn variables(&self) -> Result<Level, Failure> {
+        let mut all = Level::new();
+        for path in &self.var_file {
+            let text = read_text(path, "--var-file")?;
+            let read = dotenv::read(&text);
+            all.extend(read.map_err(|what| Failure::new(Exit::Usage, format!("--var-file: {what}")))?);
+        }
+        Ok(all)
+    }
+}
+
+/// A CI file that was read, with what it was read with.
+pub(super) struct Configuration {
+    pub(super) project: Project,
+    pub(super) file: CiFile,
+    pub(super) facts: Facts,
+    pub(super) given: Level,
+}
+
+impl Configuration {
+    /// Reads the CI file that `target` names. Shows all its errors.
+    pub(super) fn read(
+        target: &str,
+        options: &CiOptions,
+        given: Level,
+        inputs: &IndexMap<String, String>,
+    ) -> Result<Self, Failure> {
+        let project = Project::of(target)?;
+        let mut all = options.variables()?;
+        all.extend(given);
+        let facts = project.facts();
+        match read(&project, &facts, &all, inputs) {
+            Ok(file) => Ok(Self { project, file, facts, given: all }),
+            Err(findings) => Err(project.refused(&findings)),
+        }
+    }
+
+    /// Warns of what is not known without git.
+    pub(super) fn warn_without_git(&self) {
+        if self.facts.commit.is_none() {
+            terminal::say(
+                "step-runner: warning: no commit of git is known here; variables such as CI_COMMIT_SHA are empty",
+            );
+        }
+    }
+}
+
+fn read(
+    project: &Project,
+    facts: &Facts,
+    given: &Level,
+    inputs: &IndexMap<String, String>,
+) -> Result<CiFile, Vec<Diagnostic>> {
+    file::read(&Source { path: project.ci_file(), files: project, inputs, facts, given })
+}
+
+/// Findings in one file, and its text if that can be read.
+pub(super) type OfFile = (Vec<Diagnostic>, Option<String>);
+
+/// Returns the findings in a CI file and in what it includes.
+pub(super) fn check(path: &Path) -> Result<Vec<OfFile>, Failure> {
+    let project = Project::of(&path.to_string_lossy())?;
+    let findings = match read(&project, &project.facts(), &Level::new(), &IndexMap::new()) {
+        Ok(file) => file.warnings,
+        Err(findings) => findings,
+    };
+    Ok(project.by_file(&findings))
+}
+
+/// Makes the failure of a command that wants a function file and got a CI file.
+pub(super) fn wants_a_job(path: &Path) -> Failure {
+    /// Maximum number of jobs that the message names.
+    const SHOWN: usize = 12;
+    let shown = path.display();
+    let file = Project::of(&path.to_string_lossy())
+        .ok()
+        .and_then(|project| read(&project, &project.facts(), &Level::new(), &IndexMap::new()).ok());
+    let names: Vec<String> = file.iter().flat_map(CiFile::full_names).map(super::states::printable).collect();
+    let more = if names.len() > SHOWN { ", …" } else { "" };
+    let named: Vec<&str> = names.iter().take(SHOWN).map(String::as_str).collect();
+    let jobs =
+        if named.is_empty() { String::new() } else { format!("; its jobs: {}{more}", named.join(", ")) };
+    let example = named.first().map_or("NAME".to_owned(), |name| shell_words::quote(name).into_owned());
+    Failure::new(Exit::Usage, format!("{shown} is a CI file{jobs}")).with_remedy(format!(
+        "run one of its jobs: step-runner run --job {example} {}; all about them: --list-jobs",
+        shell_words::quote(&shown.to_string())
+    ))
+}

@@ -1,0 +1,165 @@
+//! What people see: lists of jobs, mistakes, and what to do.
+
+use super::Scene;
+
+const FILE: &str = "stages: [build, test, deploy]
+build:
+  stage: build
+  tags: [linux]
+  script: echo built
+test:
+  stage: test
+  parallel: 2
+  before_script: [X=1]
+  script: ['echo \"$X $CI_NODE_INDEX/$CI_NODE_TOTAL\"', 'export Y=2']
+  after_script: ['echo \"after ${X-unset} ${Y-unset} $CI_JOB_STATUS\"']
+fails:
+  stage: test
+  allow_failure: true
+  script: [\"echo before\", \"(exit 3)\", echo never]
+  after_script: ['echo \"status $CI_JOB_STATUS\"', 'false']
+in a container:
+  stage: test
+  image: alpine:3
+  script: echo contained
+deploy:
+  stage: deploy
+  script: echo deployed
+  rules: [{if: $CI_COMMIT_BRANCH == \"main\", when: manual}]
+.hidden: {script: x}
+";
+
+#[test]
+fn a_list_tells_what_the_rules_say_and_what_cannot_run_here() {
+    let scene = Scene::new(&[(".gitlab-ci.yml", FILE)]);
+    let ran = scene.step_runner(&["run", "--list-jobs"]).ends_with(0);
+    for part in ["build           build   starts by itself\n", "test 2/2", "deploy          deploy  manual\n"]
+    {
+        assert!(ran.stdout.contains(part), "{part:?} is not in\n{}", ran.stdout);
+    }
+    assert!(
+        ran.stdout.contains("cannot run here: the job asks for the image \"alpine:3\""),
+        "{}",
+        ran.stdout
+    );
+    let ran = scene.step_runner(&["run", "--list-jobs", "--output", "json", "--ignore-image"]).ends_with(0);
+    let jobs: Vec<serde_json::Value> =
+        ran.stdout.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let names: Vec<_> = jobs.iter().map(|job| job["name"].as_str().unwrap()).collect();
+    assert_eq!(names, ["build", "test 1/2", "test 2/2", "fails", "in a container", "deploy"]);
+    assert!(jobs.iter().all(|job| job["cannot_run"].as_array().unwrap().is_empty()), "{jobs:?}");
+    assert_eq!((&jobs[3]["allow_failure"], &jobs[5]["when"]), (&true.into(), &"manual".into()));
+}
+
+#[test]
+fn a_job_runs_as_documented_and_its_exit_code_is_that_of_the_command() {
+    let scene = Scene::new(&[(".gitlab-ci.yml", FILE)]);
+    let ran = scene.job("test 2/2", &[]).ends_with(0);
+    assert_eq!(ran.lines(), ["1 2/2", "after unset unset success"]);
+    let ran = scene.job("fails", &[]).ends_with(3).says("exit code  3").says_not(".gitlab-ci.yml:");
+    assert_eq!(ran.lines(), ["before", "status failed"]);
+    scene.job("build", &[]).ends_with(0).says("keywords without effect here: tags");
+    scene.job("deploy", &[]).ends_with(0).says("in a pipeline this job is \"manual\"");
+    let ran = scene.job("build", &["--dry-run"]).ends_with(0);
+    assert_eq!(ran.stdout, "step_script  builtin script_legacy\n");
+}
+
+#[test]
+fn a_job_that_asks_for_an_image_runs_only_if_the_user_says_so() {
+    let scene = Scene::new(&[(".gitlab-ci.yml", FILE)]);
+    let ran = scene.job("in a container", &[]).ends_with(65).says("use --ignore-image");
+    assert_eq!(ran.stdout, "");
+    let ran = scene.job("in a container", &["--ignore-image"]).ends_with(0).says("warning: ");
+    assert_eq!(ran.lines(), ["contained"]);
+}
+
+#[test]
+fn names_that_no_job_has_are_answered_with_the_one_that_was_meant() {
+    let scene = Scene::new(&[(".gitlab-ci.yml", FILE)]);
+    scene.job("biuld", &[]).ends_with(65).says("there is no job \"biuld\"; did you mean \"build\"?");
+    scene
+        .job("test", &[])
+        .ends_with(65)
+        .says("parallel job of 2 parts; name one: \"test 1/2\", \"test 2/2\"");
+    scene.job(".hidden", &[]).ends_with(65).says("a hidden job is a template");
+    scene.step_runner(&["run", "--job", "a", "--job", "b"]).ends_with(2).says("--needs");
+    scene.step_runner(&["run", "--needs", "x.yml"]).ends_with(2).says("--job");
+    scene.job("build", &["--detach"]).ends_with(2).says("leave the option out");
+    scene.job("build", &["--socket", "/s"]).ends_with(2).says("runs here");
+    scene.step_runner(&["submit", "--job", "build", "--socket", "/s"]).ends_with(2).says("run --job");
+}
+
+#[test]
+fn a_ci_file_without_a_job_is_answered_with_what_to_do() {
+    let scene = Scene::new(&[(".gitlab-ci.yml", FILE), ("other.yml", "a job:\n  script: echo other\n")]);
+    for words in [&["run"][..], &["run", ".gitlab-ci.yml"], &["run", "."]] {
+        let ran = scene.step_runner(words).ends_with(2).says("build, test 1/2");
+        ran.says("run --job build ");
+    }
+    scene.step_runner(&["run", "other.yml"]).ends_with(2).says("run --job 'a job' other.yml");
+    let ran = scene.job("a job", &["other.yml"]).ends_with(0);
+    assert_eq!(ran.lines(), ["other"]);
+}
+
+#[test]
+fn all_mistakes_come_at_once_with_places_and_remedies() {
+    let file = "include: ci/more.yml\na: {scrip: x}\nb: {script: x, stage: tset, needs: [gone]}\n";
+    let scene = Scene::new(&[(".gitlab-ci.yml", file), ("ci/more.yml", "c: {script: {a: b}}\n")]);
+    for words in [&["run", "--job", "b"][..], &["run", "--list-jobs"], &["check", ".gitlab-ci.yml"]] {
+        let ran = scene.step_runner(words);
+        assert_ne!(ran.code, Some(0));
+        let said = ran.stdout + &ran.stderr;
+        for part in [
+            ".gitlab-ci.yml:2:5",
+            "did you mean \"script\"?",
+            ".gitlab-ci.yml:3:23",
+            "did you mean \"test\"?",
+            ".gitlab-ci.yml:3:37",
+            "ci/more.yml:1:13",
+        ] {
+            assert!(said.contains(part), "{part:?} is not in\n{said}");
+        }
+    }
+}
+
+#[test]
+fn check_knows_ci_files_by_name_and_content() {
+    let scene = Scene::new(&[(".gitlab-ci.yml", FILE), ("other.yml", "a:\n  script: [{b: c}]\n")]);
+    let ran = scene.step_runner(&["check", ".gitlab-ci.yml"]).ends_with(0);
+    assert_eq!(ran.stdout + &ran.stderr, "step-runner: 1 file, no errors\n");
+    let ran = scene.step_runner(&["check", "--output", "json", "other.yml"]).ends_with(1);
+    assert!(ran.stdout.contains("other.yml"), "{}", ran.stdout);
+}
+
+#[test]
+fn hostile_files_are_refused_and_nothing_hangs() {
+    let scene = Scene::new(&[("a.yml", "x: {script: y}\n")]);
+    let outside = scene.path("outside");
+    std::fs::create_dir(&outside).unwrap();
+    std::fs::write(outside.join("x.yml"), "secret: {script: x}\n").unwrap();
+    std::os::unix::fs::symlink(outside, scene.path("project/out")).unwrap();
+    let aliases = format!("a: &a [x, x]\n{}j: {{script: *z}}\n", "b: &z [*a, *a]\n".repeat(50_000));
+    for (file, part) in [
+        ("include: out/x.yml\nj: {script: x}\n", "leads out of the repository"),
+        ("include: ../a.yml\nj: {script: x}\n", "a.yml"),
+        ("j: {extends: j, script: x}\n", "extends itself"),
+        ("j: {script: !reference [j, script]}\n", "leads back to itself"),
+        ("\"j\\u001b[31m\": {script: {}}\n", "\\u{1b}[31m"),
+        (aliases.as_str(), "error"),
+    ] {
+        scene.write("ci.yml", file);
+        let ran = scene.job("j", &["ci.yml"]).ends_with(65).says(part);
+        assert!(!ran.stderr.contains('\u{1b}'), "{}", ran.stderr);
+    }
+}
+
+#[test]
+fn time_limits_end_a_job() {
+    let file = "variables: {RUNNER_SCRIPT_TIMEOUT: 1s}\nslow: {script: sleep 600, after_script: ['echo \"$CI_JOB_STATUS\"']}\n";
+    let scene = Scene::new(&[(".gitlab-ci.yml", file)]);
+    let ran = scene.job("slow", &[]).ends_with(124).says("timed out after 1s");
+    assert!(ran.lines().contains(&"timedout"), "{}", ran.stdout);
+    scene.write("all.yml", "slow: {script: sleep 600, timeout: 1 second, after_script: [echo never]}\n");
+    let ran = scene.job("slow", &["all.yml"]).ends_with(124);
+    assert!(!ran.lines().contains(&"never"), "{}", ran.stdout);
+}
