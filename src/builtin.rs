@@ -1,5 +1,5 @@
 //! The builtins that run as a process of the job, `step-runner builtin NAME`. They build, publish and promote function
-//! images (language.md §17), and handle the caches and artifacts of CI jobs (ci.md §5).
+//! images (language.md §17), bring the sources of a CI job, and handle its caches and artifacts (ci.md §5).
 //!
 //! Such a process is a step like any other: it has the step's environment and working directory, its output goes to the
 //! job's log, and a signal ends it. Nothing here knows of the daemon. Errors never hold credentials.
@@ -11,6 +11,7 @@ mod contents;
 mod error;
 mod layer;
 mod publish;
+mod sources;
 mod transfer;
 mod version;
 
@@ -38,6 +39,11 @@ pub(crate) struct BuiltinEnvironment<'a> {
     pub(crate) say: &'static dyn Fn(&str),
 }
 
+/// True if the builtin `name` starts other programs, which its own limits must not hold.
+pub(crate) fn starts_programs(name: &str) -> bool {
+    name == "ci/get_sources"
+}
+
 /// Runs the builtin `name` with `inputs`, which its interface has accepted. Returns its outputs.
 pub(crate) async fn run(
     name: &str,
@@ -53,6 +59,8 @@ pub(crate) async fn run(
         "ci/cache/save" => ci::save(inputs, environment),
         "ci/artifacts/download" => ci::download(inputs, environment),
         "ci/artifacts/upload" => ci::upload(inputs, environment),
+        "ci/prepare" | "ci/cleanup" => sources::prepare(environment),
+        "ci/get_sources" => sources::get(inputs, environment),
         _ => Err(BuiltinError::Unknown(name.to_owned())),
     }
 }

@@ -124,12 +124,20 @@ fn table() -> BTreeMap<&'static str, Vec<&'static str>> {
             vec!["client", "insight", "model", "pb", "log", "net", "process", "error", "files"],
         ),
         ("proxy", vec!["net"]),
+        (
+            "pull",
+            vec![
+                "agent", "ci", "client", "model", "pb", "net", "process", "store", "web", "oci", "files",
+                "clock", "error",
+            ],
+        ),
         ("bootstrap", vec![]),
         (
             "cli",
             [
                 &app[..],
                 &[
+                    "agent",
                     "app",
                     "builtin",
                     "bootstrap",
@@ -138,6 +146,7 @@ fn table() -> BTreeMap<&'static str, Vec<&'static str>> {
                     "custom_executor",
                     "insight",
                     "proxy",
+                    "pull",
                     "net",
                 ],
             ]
@@ -342,6 +351,7 @@ fn frameworks_are_named_where_they_may_be() {
                 "grpc",
                 "keeper",
                 "proxy",
+                "pull",
                 "signal",
                 "systemd",
                 "oci",

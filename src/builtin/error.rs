@@ -28,6 +28,14 @@ pub(crate) enum BuiltinError {
         #[source]
         source: io::Error,
     },
+    /// A stage of a CI job failed. Its exit code tells whose fault that is (language.md §17).
+    #[error("{message}")]
+    Stage {
+        /// Exit code.
+        code: u8,
+        /// The reason.
+        message: String,
+    },
     /// A registry failed or cannot be reached.
     #[error(transparent)]
     Registry(#[from] crate::oci::OciError),
@@ -42,6 +50,14 @@ pub(crate) enum BuiltinError {
 }
 
 impl BuiltinError {
+    /// Returns the exit code of the process.
+    pub(crate) const fn code(&self) -> u8 {
+        match self {
+            Self::Stage { code, .. } => *code,
+            _ => 1,
+        }
+    }
+
     pub(super) fn input(name: &'static str, message: impl Into<String>) -> Self {
         Self::Input { name, message: message.into() }
     }

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::json;
 
-use super::{CommandResult, in_runtime};
+use super::{CommandResult, in_runtime, terminal};
 use crate::builtin::{self, BuiltinEnvironment, BuiltinValues};
 use crate::error::{Exit, Failure};
 use crate::process::{host, worker};
@@ -30,8 +30,10 @@ pub(super) fn execute(arguments: Arguments) -> CommandResult {
     // Inputs and environment may hold credentials.
     host::hide_memory()
         .map_err(|error| Failure::new(Exit::Failure, format!("cannot hide its memory: {error}")))?;
-    worker::limit_memory(worker::MAX_IMAGE_MEMORY)
-        .map_err(|error| Failure::new(Exit::Failure, format!("cannot limit its memory: {error}")))?;
+    if !builtin::starts_programs(&arguments.name) {
+        worker::limit_memory(worker::MAX_IMAGE_MEMORY)
+            .map_err(|error| Failure::new(Exit::Failure, format!("cannot limit its memory: {error}")))?;
+    }
     in_runtime(run(arguments))
 }
 
@@ -50,7 +52,16 @@ async fn run(Arguments { name, inputs, output_file }: Arguments) -> CommandResul
         },
     };
     let outputs = builtin::run(&name, &values, &environment).await;
-    let outputs = outputs.map_err(|error| failed(&crate::error::Chain(&error)))?;
+    let outputs = match outputs {
+        Ok(outputs) => outputs,
+        Err(error) if error.code() == Exit::Failure.code() => {
+            return Err(failed(&crate::error::Chain(&error)));
+        }
+        Err(error) => {
+            terminal::say(&format!("step-runner: {name}: {}", crate::error::Chain(&error)));
+            return Ok(error.code());
+        }
+    };
     write_outputs(&output_file, &outputs)
         .map_err(|error| failed(&format!("cannot write its outputs: {error}")))?;
     Ok(0)

@@ -12,6 +12,7 @@
 //! - [`sweep`] finds processes in `/proc`, [`remains`] ends those of a dead keeper;
 //! - [`ancestry`] tells whether a process is a descendant of another, [`peer_handle`] which process connected a socket;
 //! - [`worker`] starts the process that fetches, and confines it;
+//! - [`tool`] runs `git` and hooks for a stage of a CI job;
 //! - [`connector`] starts the program that connects a client with a daemon elsewhere;
 //! - [`companion`] runs the command beside the daemon, [`host`] protects the daemon's own process;
 //! - [`detached`] starts a daemon that outlives its starter, below a watcher;
@@ -49,6 +50,7 @@ pub mod spawn;
 pub mod sweep;
 mod sys;
 pub mod terminated;
+pub mod tool;
 pub mod worker;
 
 pub use sys::{

@@ -63,7 +63,7 @@ impl Builtin {
 }
 
 /// All builtins, in the order in which messages list them.
-static TABLE: [Builtin; 12] = [
+static TABLE: [Builtin; 15] = [
     Builtin::new("script", BuiltinKind::Script, "  inputs: {script: {type: string}}\n"),
     Builtin::new(
         "script_legacy",
@@ -181,6 +181,18 @@ static TABLE: [Builtin; 12] = [
     job: {type: string, default: \"\"}
 ",
     ),
+    Builtin::new("ci/prepare", BuiltinKind::Program, "  inputs: {}\n"),
+    Builtin::new(
+        "ci/get_sources",
+        BuiltinKind::Program,
+        "  inputs:
+    sources: {type: struct}
+    token: {type: string, default: \"\", sensitive: true}
+    pre_get_sources_script: {type: array, default: []}
+    post_get_sources_script: {type: array, default: []}
+",
+    ),
+    Builtin::new("ci/cleanup", BuiltinKind::Program, "  inputs: {}\n"),
 ];
 
 /// Returns the interface of the builtin `name`, or the mistake in the name.
@@ -237,7 +249,8 @@ mod tests {
         for builtin in &TABLE {
             let loaded = find(builtin.name).unwrap();
             assert!(loaded.function.warnings.is_empty(), "{}", builtin.name);
-            assert!(!loaded.function.spec.inputs.is_empty(), "{}", builtin.name);
+            let is_bare = ["ci/prepare", "ci/cleanup"].contains(&builtin.name);
+            assert_eq!(loaded.function.spec.inputs.is_empty(), is_bare, "{}", builtin.name);
             assert_eq!(kind(builtin.name), Some(builtin.kind));
         }
         assert_eq!(outputs(&find("step/oci/fetch").unwrap()), ["fetched_step_path", "ref"]);
