@@ -3,6 +3,7 @@
 //! stdout carries what was asked for, stderr everything else. A command ends with an exit code or with a [`Failure`],
 //! which this module prints.
 
+mod agent;
 mod bootstrap;
 mod builtin;
 mod cancel;
@@ -13,6 +14,7 @@ mod completions;
 mod connection;
 mod custom_executor;
 mod defect;
+mod detach;
 mod display;
 mod doctor;
 mod document;
@@ -153,6 +155,10 @@ enum Command {
     Bootstrap(bootstrap::Arguments),
     Ci(ci::Arguments),
     CustomExecutor(custom_executor::Arguments),
+    Register(agent::register::Arguments),
+    Verify(agent::verify::Arguments),
+    Unregister(agent::unregister::Arguments),
+    Agent(agent::Arguments),
     /// Commands for CI runners, in their spelling
     #[command(subcommand, after_long_help = STEPS_EXAMPLES)]
     Steps(Steps),
@@ -163,6 +169,7 @@ enum Command {
     Reaper(reaper::Arguments),
     Builtin(builtin::Arguments),
     Fetch(fetch::Arguments),
+    Detach(detach::Arguments),
 }
 
 #[derive(Subcommand)]
@@ -298,6 +305,10 @@ fn dispatch(arguments: Arguments) -> CommandResult {
         Command::Steps(Steps::Bootstrap(arguments)) => bootstrap::execute_steps(&arguments),
         Command::Ci(arguments) => in_runtime(ci::execute(arguments, verbosity)),
         Command::CustomExecutor(arguments) => Ok(custom_executor::execute(arguments)),
+        Command::Register(arguments) => in_runtime(agent::register::execute(arguments)),
+        Command::Verify(arguments) => in_runtime(agent::verify::execute(arguments)),
+        Command::Unregister(arguments) => in_runtime(agent::unregister::execute(arguments)),
+        Command::Agent(arguments) => agent::execute(arguments),
         Command::Completions(arguments) => completions::execute(&arguments),
         Command::Man(arguments) => man::execute(&arguments),
         Command::Help(arguments) => help::execute(&arguments),
@@ -305,6 +316,7 @@ fn dispatch(arguments: Arguments) -> CommandResult {
         Command::Reaper(arguments) => reaper::execute(&arguments),
         Command::Builtin(arguments) => builtin::execute(arguments),
         Command::Fetch(arguments) => fetch::execute(&arguments),
+        Command::Detach(arguments) => detach::execute(&arguments),
     }
 }
 

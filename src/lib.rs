@@ -19,6 +19,7 @@ pub mod keeper;
 mod logging;
 pub mod oci;
 mod proxy;
+mod pull;
 mod signal;
 pub mod store;
 mod systemd;
@@ -26,6 +27,7 @@ pub mod threads;
 pub mod web;
 
 // The crates below this one.
+pub use step_runner_agent as agent;
 pub use step_runner_ci as ci;
 pub use step_runner_client as client;
 pub use step_runner_client::net;

@@ -12,11 +12,12 @@ pub(crate) mod retry;
 pub(crate) mod tls;
 
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::time::Duration;
 
-use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject as _;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use serde::{Deserialize, Serialize};
 use url::{Host, Url};
 
@@ -57,6 +58,15 @@ pub struct Network {
     values: BTreeMap<String, String>,
 }
 
+/// Files for TLS that the settings of a connection name.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct TlsFiles {
+    /// Certificates to trust beside [`Network::certificates`].
+    pub(crate) authorities: Option<PathBuf>,
+    /// The client's own certificate, and its key.
+    pub(crate) identity: Option<(PathBuf, PathBuf)>,
+}
+
 /// Reasons why there is no client. Never quotes the value of a variable, which may hold a password.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum WebError {
@@ -71,6 +81,12 @@ pub(crate) enum WebError {
     /// No certificate is usable to check a server's.
     #[error("none of the certificates of authorities can be used: check SSL_CERT_FILE and SSL_CERT_DIR")]
     NoCertificates,
+    /// A file of certificates or of a key that a setting names is unusable.
+    #[error("cannot read a certificate or key from {}: name a PEM file that this user can read", .0.display())]
+    File(PathBuf),
+    /// The client's key does not fit its certificate.
+    #[error("the key and the certificate of this client do not belong together")]
+    Identity,
     /// The client could not be created.
     #[error("cannot set up the HTTP client")]
     Client(#[source] reqwest::Error),
@@ -157,7 +173,28 @@ impl Network {
 
     /// Creates TLS settings that trust [`Self::certificates`].
     pub(crate) fn tls(&self) -> Result<rustls::ClientConfig, WebError> {
-        tls::config(self.certificates()?)
+        tls::config(self.certificates()?, None)
+    }
+
+    /// Creates TLS settings like [`Self::tls`], with the certificates and the identity in `files`.
+    pub(crate) fn tls_with(&self, files: &TlsFiles) -> Result<rustls::ClientConfig, WebError> {
+        let certificates = |path: &Path| {
+            let read = rustls_native_certs::load_certs_from_paths(Some(path), None).certs;
+            if read.is_empty() { Err(WebError::File(path.to_owned())) } else { Ok(read) }
+        };
+        let mut trusted = self.certificates()?;
+        if let Some(path) = &files.authorities {
+            trusted.extend(certificates(path)?);
+        }
+        let identity = match &files.identity {
+            None => None,
+            Some((certificate, key)) => {
+                let unreadable = |_| WebError::File(key.clone());
+                let parsed = PrivateKeyDer::from_pem_file(key).map_err(unreadable)?;
+                Some((certificates(certificate)?, parsed))
+            }
+        };
+        tls::config(trusted, identity)
     }
 
     /// Creates a client for a thread that may block. It follows no redirects and sends no header of its own but

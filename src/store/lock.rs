@@ -46,7 +46,7 @@ fn holder(pid: Option<u32>) -> String {
 
 impl Lock {
     /// Takes the lock of an open file. Fails if it is held: at once if its holder lives, after [`REMAINS_TIME`] if not.
-    pub(super) fn take(file: OwnedFd) -> Result<Self, LockError> {
+    pub(crate) fn take(file: OwnedFd) -> Result<Self, LockError> {
         let taken = outwait_the_dead(
             || if files::try_lock(&file)? { Ok(()) } else { Err(LockError::Held(read_pid(&file))) },
             |error| if let LockError::Held(pid) = error { *pid } else { None },

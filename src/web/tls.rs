@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use rustls::client::WebPkiServerVerifier;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
-use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
 use rustls::server::ParsedCertificate;
 use rustls::{CertificateError, ClientConfig, DigitallySignedStruct, Error, RootCertStore, SignatureScheme};
 
@@ -53,15 +53,25 @@ impl TlsFault {
     }
 }
 
-/// Returns settings that trust servers whose certificate is one of `trusted`, or was issued by one of them.
+/// A client's own certificate with its chain, and its key.
+pub(super) type Identity = (Vec<CertificateDer<'static>>, PrivateKeyDer<'static>);
+
+/// Returns settings that trust servers whose certificate is one of `trusted`, or was issued by one of them. A client
+/// with an `identity` shows it to servers that ask.
 ///
 /// # Errors
-/// None of the certificates is usable.
-pub(super) fn config(trusted: Vec<CertificateDer<'static>>) -> Result<ClientConfig, WebError> {
+/// None of the certificates is usable, or the identity's key does not fit its certificate.
+pub(super) fn config(
+    trusted: Vec<CertificateDer<'static>>,
+    identity: Option<Identity>,
+) -> Result<ClientConfig, WebError> {
     use_ring();
     let verifier = Arc::new(verifier(trusted)?);
     let config = ClientConfig::builder().dangerous().with_custom_certificate_verifier(verifier);
-    Ok(config.with_no_client_auth())
+    match identity {
+        None => Ok(config.with_no_client_auth()),
+        Some((chain, key)) => config.with_client_auth_cert(chain, key).map_err(|_| WebError::Identity),
+    }
 }
 
 fn verifier(trusted: Vec<CertificateDer<'static>>) -> Result<Verifier, WebError> {

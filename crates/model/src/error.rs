@@ -24,6 +24,8 @@ pub enum Exit {
     Failure,
     /// 2: usage, bad option or setting.
     Usage,
+    /// 3: the agent's configuration cannot be used, or another agent uses its state (agent.md §11).
+    Configuration,
     /// 65: refused for good, or the document has errors.
     Refused,
     /// 69: daemon or environment not reachable.
@@ -50,6 +52,7 @@ impl Exit {
         match self {
             Self::Failure => 1,
             Self::Usage => 2,
+            Self::Configuration => 3,
             Self::Refused => 65,
             Self::Unreachable => 69,
             Self::Lost | Self::Defect => 70,
@@ -69,7 +72,12 @@ impl Exit {
     /// Returns the party at fault for this exit code.
     pub(crate) const fn blame(self) -> Blame {
         match self {
-            Self::Usage | Self::Refused | Self::Interrupted | Self::Terminated | Self::HungUp => Blame::User,
+            Self::Usage
+            | Self::Configuration
+            | Self::Refused
+            | Self::Interrupted
+            | Self::Terminated
+            | Self::HungUp => Blame::User,
             Self::Failure | Self::Unreachable | Self::Lost | Self::TryLater | Self::NewerState => {
                 Blame::Environment
             }
@@ -186,6 +194,7 @@ mod tests {
         let table = [
             (Exit::Failure, 1),
             (Exit::Usage, 2),
+            (Exit::Configuration, 3),
             (Exit::Refused, 65),
             (Exit::Unreachable, 69),
             (Exit::Lost, 70),

@@ -1,0 +1,441 @@
+//! The task of scheduler and configuration: it asks for jobs, starts their tasks, and ends the agent (agent.md §4).
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use serde_json::Value as Json;
+use sha2::{Digest as _, Sha256};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+use tokio::time::MissedTickBehavior;
+
+use super::api::{Api, CallResult, Content, reply};
+use super::clock::{Clock, wall};
+use super::configuration;
+use super::daemons::Daemons;
+use super::folder::JobFolder;
+use super::info;
+use super::job::{JobTask, News, OfEntry, Surroundings};
+use super::place::{State, system_id};
+use super::settings::Settings;
+use crate::agent::config::{Config, Entry};
+use crate::agent::names::Names;
+use crate::agent::payload::{self, Taken};
+use crate::agent::record::{self, Phase, Record, Stop, Unreadable, Wanted};
+use crate::agent::routing::{Base, Call};
+use crate::agent::scheduler::{Action, EntryId, Event, Exit, Once, RequestId, Scheduler, Signal, Told};
+use crate::error::{Chain, Exit as ExitCode, Failure};
+use crate::files::free_space;
+
+/// Space that the state needs, in bytes. Below it no entry asks.
+const SPACE: u64 = 64 << 20;
+
+/// Time between two looks at the configuration's file and the free space.
+const LOOK: Duration = Duration::from_secs(3);
+
+/// Time limit of a job whose payload cannot be read.
+const UNREAD_TIMEOUT: Duration = Duration::from_hours(1);
+
+/// What the agent is started with.
+pub(crate) struct Options {
+    /// Configuration.
+    pub(crate) config: PathBuf,
+    /// Folder of the state.
+    pub(crate) state: PathBuf,
+    /// At most one job.
+    pub(crate) once: Option<Once>,
+}
+
+/// An entry at work.
+struct Served {
+    entry: Entry,
+    settings: Settings,
+    api: Api,
+}
+
+/// A job at work.
+struct Running {
+    entry: EntryId,
+    /// Its record without the payload, while it holds a slot.
+    slot: Option<Record>,
+    stops: UnboundedSender<Stop>,
+}
+
+/// Messages of tasks.
+enum Message {
+    Answered(RequestId, EntryId, CallResult),
+    Environment(EntryId, bool),
+}
+
+struct Agency {
+    options: Options,
+    state: State,
+    scheduler: Scheduler,
+    served: BTreeMap<EntryId, Served>,
+    jobs: BTreeMap<String, Running>,
+    around: Surroundings,
+    messages: UnboundedSender<Message>,
+    /// Actions that are still to be performed.
+    actions: Vec<Action>,
+    /// State of the file at the last reading.
+    seen: Option<SystemTime>,
+}
+
+/// Runs the agent until a signal or its one job ends it. Returns its exit code.
+pub(crate) async fn run(options: Options) -> Result<u8, Failure> {
+    let config = configuration::read(&options.config)?;
+    let state = State::take(options.state.clone())?;
+    let cannot = |error: std::io::Error| {
+        let text = format!("cannot write the system id beside {}: {error}", options.config.display());
+        Failure::new(ExitCode::Configuration, text)
+    };
+    let system_id = system_id(&options.config).map_err(cannot)?;
+    let clock = Clock::start();
+    let (news, reported) = unbounded_channel();
+    let (messages, coming) = unbounded_channel();
+    let daemons = Arc::new(Daemons::new(state.path.join("daemon")));
+    let around = Surroundings { clock, daemons, system_id, info: info::info(&[]), news };
+    let mut agency = Agency {
+        scheduler: Scheduler::new(config.limits, options.once, clock.steady()),
+        seen: changed(&options.config),
+        options,
+        state,
+        served: BTreeMap::new(),
+        jobs: BTreeMap::new(),
+        around,
+        messages,
+        actions: Vec::new(),
+    };
+    // Jobs of earlier agents hold their slots before any entry asks.
+    agency.adopt();
+    agency.configure(&config)?;
+    let exit = agency.serve(coming, reported).await?;
+    Ok(match exit {
+        Exit::Done | Exit::Detached => 0,
+        Exit::Failed => 1,
+    })
+}
+
+/// Returns the number of an entry: the same after a restart, and with another token if the server told a number.
+fn number(entry: &Entry) -> EntryId {
+    let who = entry.id.map_or_else(|| entry.token.fingerprint(), |id| id.to_string());
+    let digest = Sha256::digest(format!("{}\n{who}", entry.url).as_bytes());
+    let bytes = digest.first_chunk::<8>().copied().unwrap_or_default();
+    EntryId(u64::from_be_bytes(bytes))
+}
+
+fn changed(path: &Path) -> Option<SystemTime> {
+    fs::metadata(path).and_then(|found| found.modified()).ok()
+}
+
+impl Agency {
+    async fn serve(
+        &mut self,
+        mut coming: UnboundedReceiver<Message>,
+        mut reported: UnboundedReceiver<News>,
+    ) -> Result<Exit, Failure> {
+        let listen = |kind| signal(kind).map_err(|error| Failure::new(ExitCode::Failure, error));
+        let mut quit = listen(SignalKind::quit())?;
+        let mut terminate = listen(SignalKind::terminate())?;
+        let mut interrupt = listen(SignalKind::interrupt())?;
+        let mut hang_up = listen(SignalKind::hangup())?;
+        let mut look = tokio::time::interval(LOOK);
+        look.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        tracing::info!(entries = self.served.len(), jobs = self.jobs.len(), "the agent is ready");
+        loop {
+            for action in std::mem::take(&mut self.actions) {
+                if let Some(exit) = self.perform(action) {
+                    return Ok(exit);
+                }
+            }
+            let clock = self.around.clock;
+            let wake = self.scheduler.wake(clock.steady());
+            let event = tokio::select! {
+                _ = quit.recv() => Event::Signal(Signal::Quit),
+                _ = terminate.recv() => Event::Signal(Signal::Terminate),
+                _ = interrupt.recv() => Event::Signal(Signal::Interrupt),
+                _ = hang_up.recv() => self.reload(),
+                Some(news) = reported.recv() => self.heard(news),
+                Some(message) = coming.recv() => self.take(message),
+                _ = look.tick() => self.look(),
+                () = clock.reach(wake) => Event::Tick,
+            };
+            self.decide(event);
+        }
+    }
+
+    /// Lets the scheduler decide about an event.
+    fn decide(&mut self, event: Event) {
+        self.actions.extend(self.scheduler.handle(event, self.around.clock.steady()));
+    }
+
+    /// Takes a configuration. One that cannot be served whole is not taken.
+    fn configure(&mut self, config: &Config) -> Result<(), Failure> {
+        let mut served = BTreeMap::new();
+        for warning in &config.warnings {
+            tracing::warn!("{warning}");
+        }
+        for entry in &config.entries {
+            let settings = Settings::of(entry, |name| self.state.of_jobs(name))
+                .map_err(|error| Failure::new(ExitCode::Configuration, error))?;
+            let api = Api::of(&settings, entry.url.clone())
+                .map_err(|error| Failure::new(ExitCode::Configuration, error))?;
+            served.insert(number(entry), Served { entry: entry.clone(), settings, api });
+        }
+        self.served = served;
+        let limits = self.served.iter().map(|(id, served)| (*id, served.entry.limits)).collect();
+        self.decide(Event::Configured(config.limits, limits));
+        Ok(())
+    }
+
+    /// Reads the configuration again. A wrong one is told once, and the old one stays.
+    fn reload(&mut self) -> Event {
+        self.seen = changed(&self.options.config);
+        let read = configuration::read(&self.options.config).map_err(Failure::from);
+        match read.and_then(|config| self.configure(&config)) {
+            Ok(()) => tracing::info!(entries = self.served.len(), "the configuration was read again"),
+            Err(failure) => tracing::error!("the configuration stays as it was: {failure}"),
+        }
+        Event::Tick
+    }
+
+    /// Looks at what nobody tells of: the configuration's file and the free space.
+    fn look(&mut self) -> Event {
+        if changed(&self.options.config) != self.seen {
+            return self.reload();
+        }
+        let free = fs::File::open(&self.state.path).and_then(free_space);
+        Event::Disk { is_enough: free.is_ok_and(|free| free.shortage(SPACE).is_none()) }
+    }
+
+    fn heard(&mut self, news: News) -> Event {
+        match news {
+            News::Ended(entry, folder) => {
+                if let Some(job) = self.jobs.get_mut(&folder) {
+                    job.slot = None;
+                }
+                Event::JobEnded(entry)
+            }
+            News::Closed(entry, folder) => {
+                self.jobs.remove(&folder);
+                Event::JobClosed(entry)
+            }
+            News::Prepared(entry, is_system_failure) => Event::Prepared { entry, is_system_failure },
+        }
+    }
+
+    fn take(&mut self, message: Message) -> Event {
+        match message {
+            Message::Environment(entry, is_there) => Event::Environment { entry, is_there },
+            Message::Answered(request, entry, result) => {
+                let has_job = self.answered(entry, &result);
+                Event::Answered { request, reply: reply(&result), has_job, jitter: super::clock::jitter() }
+            }
+        }
+    }
+
+    fn perform(&mut self, action: Action) -> Option<Exit> {
+        match action {
+            Action::Ask { entry, request, ticket } => {
+                let served = self.served.get(&entry)?;
+                let Entry { token, labels, .. } = &served.entry;
+                let body = info::request_body(token, &self.around.system_id, labels, ticket.as_ref());
+                let (api, token, messages) = (served.api.clone(), token.clone(), self.messages.clone());
+                tokio::spawn(async move {
+                    let call = Call::RequestJob;
+                    let result = api.call(&call, &token, ticket.as_ref(), Content::Json(body)).await;
+                    messages.send(Message::Answered(request, entry, result)).ok();
+                });
+            }
+            Action::CheckEnvironment(entry) => {
+                let address = self.served.get(&entry)?.settings.address.clone();
+                let (daemons, messages) = (Arc::clone(&self.around.daemons), self.messages.clone());
+                tokio::spawn(async move {
+                    let answer = match daemons.client(address.as_deref()).await {
+                        Ok(client) => client.overview().await.map(drop).map_err(|error| error.to_string()),
+                        Err(text) => Err(text),
+                    };
+                    if let Err(text) = &answer {
+                        tracing::warn!("no daemon, so no request for a job: {text}");
+                    }
+                    messages.send(Message::Environment(entry, answer.is_ok())).ok();
+                });
+            }
+            Action::Tell(entry, told) => self.say(entry, told),
+            Action::EndJobs { force } => {
+                let stop = if force { Stop::Forced } else { Stop::Gently };
+                for job in self.jobs.values() {
+                    job.stops.send(stop).ok();
+                }
+            }
+            Action::Exit(exit) => {
+                tracing::info!(jobs = self.jobs.len(), "the agent ends");
+                return Some(exit);
+            }
+        }
+        None
+    }
+
+    fn say(&self, entry: EntryId, told: Told) {
+        let name = self.served.get(&entry).map_or("an entry that is gone", |served| &served.entry.name);
+        let minutes = |time: Duration| time.as_secs() / 60;
+        match told {
+            Told::Unhealthy(time) => tracing::error!(
+                runner = name,
+                "the server refuses this runner: it asks again in {} min; run `step-runner verify`",
+                minutes(time)
+            ),
+            Told::Healthy => tracing::info!(runner = name, "the server answers this runner again"),
+            Told::NoEnvironment => {
+                tracing::warn!(runner = name, "its daemon does not answer: it asks for no job until it does");
+            }
+            Told::CannotPrepare(time) => tracing::error!(
+                runner = name,
+                "its jobs cannot be prepared on this machine: it asks again in {} min",
+                minutes(time)
+            ),
+        }
+    }
+
+    /// Takes the answer to a request. True if it brought a job.
+    fn answered(&mut self, entry: EntryId, result: &CallResult) -> bool {
+        let Some(served) = self.served.get(&entry) else { return false };
+        let name = &served.entry.name;
+        let response = match result {
+            Ok(response) => response,
+            Err(error) => {
+                tracing::warn!(runner = %name, error = %Chain(error), "no answer to a request for a job");
+                return false;
+            }
+        };
+        match response.answer.status {
+            201 => {}
+            204 | 409 => return false,
+            _ => {
+                let said = response.message(&served.entry.token);
+                tracing::warn!(runner = %name, "the server refuses a request for a job: {said}");
+                return false;
+            }
+        }
+        let taken = match payload::take(&response.body) {
+            Ok(taken) => taken,
+            Err(message) => {
+                tracing::error!(runner = %name, "{message}");
+                return false;
+            }
+        };
+        let record = self.record(entry, served, taken, &response.body);
+        let Some(record) = record else { return false };
+        let of_entry = OfEntry {
+            settings: served.settings.clone(),
+            server: served.entry.url.clone(),
+            api: served.api.clone(),
+        };
+        self.begin(record, true, of_entry)
+    }
+
+    /// Makes the record of a job that the server has given.
+    fn record(&self, entry: EntryId, served: &Served, taken: Taken, body: &[u8]) -> Option<Record> {
+        let Taken { id, token, content } = taken;
+        let (content, refused) = match content {
+            Ok(content) => (Some(content), None),
+            Err(reason) => (None, Some(reason)),
+        };
+        let project = content.as_ref().and_then(|content| content.project);
+        let same_entry = self.jobs.values().filter(|job| job.entry == entry);
+        let concurrent = record::concurrent_ids(same_entry.filter_map(|job| job.slot.as_ref()), project);
+        Some(Record {
+            phase: Phase::Taken,
+            entry,
+            server: served.entry.url.to_string(),
+            settings: serde_json::to_value(&served.settings).ok()?,
+            job: id,
+            token,
+            project,
+            failure_reasons: content.as_ref().map(|found| found.failure_reasons.clone()).unwrap_or_default(),
+            has_timestamps: content.as_ref().is_none_or(|content| content.has_timestamps),
+            is_debug: content.as_ref().is_some_and(|content| content.job.settings.debug_trace),
+            output_limit: served.entry.output_limit,
+            timeout: content.as_ref().map_or(UNREAD_TIMEOUT, |content| content.timeout),
+            prepare_timeout: served.entry.prepare_timeout,
+            concurrent,
+            taken: wall(),
+            acknowledged: None,
+            time_limit: None,
+            preparations: 0,
+            wanted: Wanted::default(),
+            end: None,
+            ended: None,
+            was_submitted: false,
+            payload: Some(String::from_utf8_lossy(body).into_owned()),
+            refused,
+        })
+    }
+
+    /// Starts the task of a job. False if there is one for it.
+    fn begin(&mut self, record: Record, is_new: bool, of_entry: OfEntry) -> bool {
+        let names = Names::new(&of_entry.server, record.job);
+        if self.jobs.contains_key(&names.folder) {
+            tracing::warn!(job = record.job, "the server gives a job that this agent has already");
+            return false;
+        }
+        let folder = JobFolder::new(self.state.jobs().join(&names.folder));
+        if let Err(error) = folder.make() {
+            tracing::error!(job = record.job, error = %Chain(&error), "cannot make the folder of a job");
+            return false;
+        }
+        let slot = record.holds_slot().then(|| Record { payload: None, ..record.clone() });
+        let (stops, stopped) = unbounded_channel();
+        tracing::info!(
+            job = record.job,
+            project = record.project,
+            "{}",
+            if is_new { "job" } else { "job goes on" }
+        );
+        self.jobs.insert(names.folder, Running { entry: record.entry, slot, stops });
+        tokio::spawn(JobTask::start(record, is_new, folder, of_entry, self.around.clone(), stopped));
+        true
+    }
+
+    /// Takes up the jobs of earlier agents.
+    fn adopt(&mut self) {
+        let Ok(folders) = fs::read_dir(self.state.jobs()) else { return };
+        for path in folders.flatten().map(|entry| entry.path()) {
+            let folder = JobFolder::new(path.clone());
+            let record = match folder.record() {
+                Ok(record) => record,
+                Err((why, has_files)) => {
+                    match record::unreadable(why, has_files) {
+                        Unreadable::Remove => drop(folder.delete()),
+                        Unreadable::Keep => tracing::error!(
+                            "the record in {} stays as it is: {why}; remove it when the server has ended the job",
+                            path.display()
+                        ),
+                    }
+                    continue;
+                }
+            };
+            if let Err(text) = self.resume(record) {
+                tracing::error!("the record in {} stays as it is: {text}", path.display());
+            }
+        }
+    }
+
+    fn resume(&mut self, record: Record) -> Result<(), String> {
+        let server = Base::new(&record.server).map_err(|error| error.to_string())?;
+        let settings: Settings = from_json(&record.settings)?;
+        let api = Api::of(&settings, server.clone()).map_err(|error| error.to_string())?;
+        let event = Event::Adopted { entry: record.entry, is_running: record.holds_slot() };
+        if self.begin(record, false, OfEntry { settings, server, api }) {
+            self.decide(event);
+        }
+        Ok(())
+    }
+}
+
+fn from_json(settings: &Json) -> Result<Settings, String> {
+    serde_json::from_value(settings.clone()).map_err(|_| "its settings are not understood".to_owned())
+}

@@ -1,0 +1,267 @@
+//! Calls of a GitLab instance over HTTP (agent.md §2, §11.1). Texts of errors never hold a token or a query of a URL.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use reqwest::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, LOCATION};
+use serde_json::Value as Json;
+use url::Url;
+
+use super::clock;
+use super::settings::Settings;
+use crate::agent::answer::redirect::{self, Kind, Place, Redirect};
+use crate::agent::answer::retry::{self, Hints};
+use crate::agent::answer::{Answer, Reply, Unreachable, text};
+use crate::agent::routing::{Base, Call, Ticket};
+use crate::agent::tokens::Token;
+use crate::error::Chain;
+use crate::web::fault::RequestFault;
+use crate::web::{Network, TlsFiles};
+
+/// Longest silence of a server: it may hold a request for a job for minutes.
+const SILENCE: Duration = Duration::from_mins(10);
+
+/// Longest time of one request with its answer.
+const WHOLE: Duration = Duration::from_hours(1);
+
+/// Longest answer to a request for a job.
+const MAX_JOB: usize = 64 << 20;
+
+/// Longest answer to any other call.
+const MAX_ANSWER: usize = 64 << 10;
+
+/// The API of one instance, as one entry reaches it. Clones share their connections.
+#[derive(Clone)]
+pub(crate) struct Api {
+    base: Base,
+    client: reqwest::Client,
+    allowed_hosts: Vec<String>,
+}
+
+/// The content of a request.
+#[derive(Clone)]
+pub(crate) enum Content {
+    /// A JSON object.
+    Json(Json),
+    /// Bytes of a trace, and the position of their first.
+    Trace(u64, Vec<u8>),
+}
+
+/// An answer of the server.
+#[derive(Debug)]
+pub(crate) struct Response {
+    /// The parts that decide.
+    pub(crate) answer: Answer,
+    /// Its content.
+    pub(crate) body: Vec<u8>,
+    /// True if it is a web page: then this is no API.
+    pub(crate) is_page: bool,
+}
+
+/// A call without an answer. Holds no secret.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum CallFailure {
+    /// The request or its answer did not get through.
+    #[error("{0}")]
+    Transport(String),
+    /// A redirect is not followed.
+    #[error("{0}")]
+    Redirect(String),
+    /// The answer is longer than any of its kind.
+    #[error("the answer is longer than {0} bytes")]
+    TooLong(usize),
+}
+
+/// Reasons why the API of an entry cannot be called. Holds no secret.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot set up connections to {base}: {why}")]
+pub(crate) struct NoApi {
+    base: Base,
+    why: String,
+}
+
+/// The result of a call.
+pub(crate) type CallResult = Result<Response, CallFailure>;
+
+impl Response {
+    /// Returns the server's words about a refusal.
+    pub(crate) fn message(&self, token: &Token) -> String {
+        let words = text::message(&String::from_utf8_lossy(&self.body), &[token]);
+        let status = self.answer.status;
+        if self.is_page || words.is_empty() {
+            format!("status {status}")
+        } else {
+            format!("status {status}: {words}")
+        }
+    }
+}
+
+/// Returns the parts of a result that the decisions need.
+pub(super) fn reply(result: &CallResult) -> Reply {
+    result.as_ref().map(|response| response.answer.clone()).map_err(|_| Unreachable)
+}
+
+impl Api {
+    /// Prepares connections to the instance `base`.
+    pub(crate) fn new(base: Base, files: &TlsFiles, allowed_hosts: Vec<String>) -> Result<Self, NoApi> {
+        let network = Network::new(|_| None, |name| std::env::var(name).ok());
+        let client = network.tls_with(files).and_then(|tls| network.client(&tls, Some(SILENCE)));
+        match client {
+            Ok(client) => Ok(Self { base, client, allowed_hosts }),
+            Err(error) => Err(NoApi { base, why: Chain(&error).to_string() }),
+        }
+    }
+
+    /// Prepares the connections of an entry.
+    pub(super) fn of(settings: &Settings, base: Base) -> Result<Self, NoApi> {
+        let files = TlsFiles {
+            authorities: settings.tls_ca_file.as_ref().map(PathBuf::from),
+            identity: settings.tls_identity.as_ref().map(|(cert, key)| (cert.into(), key.into())),
+        };
+        Self::new(base, &files, settings.allowed_redirect_hosts.clone())
+    }
+
+    /// Makes a call, with all its tries.
+    pub(crate) async fn call(
+        &self,
+        call: &Call,
+        token: &Token,
+        ticket: Option<&Ticket>,
+        content: Content,
+    ) -> CallResult {
+        let mut tries = 0;
+        loop {
+            tries += 1;
+            let (result, headers) = match self.once(call, token, ticket, &content).await {
+                Ok((response, headers)) => (Ok(response), headers),
+                Err(failure) => (Err(failure), HeaderMap::new()),
+            };
+            let outcome = match &result {
+                Ok(response) => Ok(response.answer.status),
+                Err(_) => Err(Unreachable),
+            };
+            let hint = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
+            let hints = Hints { reset_time: hint("ratelimit-resettime"), retry_after: hint("retry-after") };
+            match retry::wait(outcome, hints, tries, clock::wall(), clock::jitter()) {
+                Some(wait) => tokio::time::sleep(wait).await,
+                None => return result,
+            }
+        }
+    }
+
+    /// Makes one try of a call, with the redirects that it follows.
+    async fn once(
+        &self,
+        call: &Call,
+        token: &Token,
+        ticket: Option<&Ticket>,
+        content: &Content,
+    ) -> Result<(Response, HeaderMap), CallFailure> {
+        let unusable = || CallFailure::Transport("the address of the server is no URL".to_owned());
+        let mut url = Url::parse(&self.base.url(call)).map_err(|_| unusable())?;
+        let mut followed = 0;
+        loop {
+            let request = self.request(call, url.clone(), token, ticket, content);
+            let response = request.send().await.map_err(|error| transport(&error))?;
+            let status = response.status().as_u16();
+            if matches!(status, 301..=303 | 307 | 308)
+                && let Some(to) = target(&url, response.headers())
+            {
+                let (here, there) = (place(&url), place(&to));
+                match redirect::decide(Kind::Api, status, here, there, &self.allowed_hosts, followed) {
+                    Redirect::Follow { .. } => {
+                        followed += 1;
+                        url = to;
+                        continue;
+                    }
+                    Redirect::Refuse(message) => return Err(CallFailure::Redirect(message)),
+                }
+            }
+            let headers = response.headers().clone();
+            let limit = if *call == Call::RequestJob { MAX_JOB } else { MAX_ANSWER };
+            let body = read(response, limit).await?;
+            let texts =
+                headers.iter().filter_map(|(name, value)| Some((name.as_str(), value.to_str().ok()?)));
+            let answer = Answer::read(status, texts);
+            return Ok((Response { answer, body, is_page: is_page(&headers) }, headers));
+        }
+    }
+
+    fn request(
+        &self,
+        call: &Call,
+        url: Url,
+        token: &Token,
+        ticket: Option<&Ticket>,
+        content: &Content,
+    ) -> reqwest::RequestBuilder {
+        let method = match call.method() {
+            "PUT" => reqwest::Method::PUT,
+            "PATCH" => reqwest::Method::PATCH,
+            "DELETE" => reqwest::Method::DELETE,
+            "GET" => reqwest::Method::GET,
+            _ => reqwest::Method::POST,
+        };
+        let mut headers = HeaderMap::new();
+        for (name, value) in call.headers(token, ticket) {
+            if let (Ok(name), Ok(mut value)) =
+                (HeaderName::from_bytes(name.as_bytes()), HeaderValue::from_str(value))
+            {
+                value.set_sensitive(true);
+                headers.insert(name, value);
+            }
+        }
+        let request = self.client.request(method, url).timeout(WHOLE).headers(headers);
+        let request = request.header("Accept", "application/json").header("X-Request-Id", request_id());
+        match content {
+            Content::Json(json) => request.header(CONTENT_TYPE, "application/json").body(json.to_string()),
+            Content::Trace(first, bytes) => {
+                let last = (first + bytes.len() as u64).saturating_sub(1);
+                let range = format!("{first}-{last}");
+                request.header(CONTENT_TYPE, "text/plain").header("Content-Range", range).body(bytes.clone())
+            }
+        }
+    }
+}
+
+/// Returns a new id for one request, by which it is found in the server's log.
+fn request_id() -> String {
+    let bits = getrandom::u64().unwrap_or_default();
+    let more = getrandom::u64().unwrap_or_default();
+    format!("{bits:016x}{more:016x}")
+}
+
+fn transport(error: &reqwest::Error) -> CallFailure {
+    if error.is_timeout() && !error.is_connect() {
+        let minutes = SILENCE.as_secs() / 60;
+        return CallFailure::Transport(format!("the server sent nothing for {minutes} minutes"));
+    }
+    CallFailure::Transport(RequestFault::of(error).to_string())
+}
+
+fn target(from: &Url, headers: &HeaderMap) -> Option<Url> {
+    from.join(headers.get(LOCATION)?.to_str().ok()?).ok()
+}
+
+fn place(url: &Url) -> Place<'_> {
+    let port = url.port_or_known_default().unwrap_or_default();
+    Place { scheme: url.scheme(), host: url.host_str().unwrap_or_default(), port }
+}
+
+fn is_page(headers: &HeaderMap) -> bool {
+    headers
+        .get(CONTENT_TYPE)
+        .and_then(|kind| kind.to_str().ok())
+        .is_some_and(|kind| kind.starts_with("text/html"))
+}
+
+async fn read(mut response: reqwest::Response, limit: usize) -> Result<Vec<u8>, CallFailure> {
+    let mut body = Vec::new();
+    while let Some(piece) = response.chunk().await.map_err(|error| transport(&error))? {
+        if body.len() + piece.len() > limit {
+            return Err(CallFailure::TooLong(limit));
+        }
+        body.extend_from_slice(&piece);
+    }
+    Ok(body)
+}

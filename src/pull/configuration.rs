@@ -1,0 +1,133 @@
+//! The configuration on disk: read whole, changed under a lock, replaced by renaming (agent.md §11.2).
+
+use std::fs::{self, OpenOptions};
+use std::io;
+use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
+use std::path::{Path, PathBuf};
+
+use super::folder::replace;
+use super::place::make_folder;
+use crate::agent::config::edit::EditError;
+use crate::agent::config::{Config, ConfigErrors};
+use crate::error::{Exit, Failure};
+use crate::files::operators::read_text;
+use crate::store::{Lock, LockError};
+
+/// Longest file.
+const LONGEST: u64 = 16 << 20;
+
+/// Bits of a mode by which others may read a file.
+const OF_OTHERS: u32 = 0o077;
+
+/// A configuration that cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ConfigFailure {
+    /// There is no file.
+    #[error("there is no configuration {}", .0.display())]
+    Missing(PathBuf),
+    /// It cannot be read or written.
+    #[error("cannot use the configuration {}", .0.display())]
+    File(PathBuf, #[source] io::Error),
+    /// It has mistakes.
+    #[error("{0}")]
+    Mistakes(#[from] ConfigErrors),
+    /// It cannot be changed as wanted.
+    #[error("cannot change the configuration {}", .0.display())]
+    Edit(PathBuf, #[source] EditError),
+    /// It has no entry.
+    #[error("the configuration {} has no [[runners]]", .0.display())]
+    NoEntry(PathBuf),
+    /// Another program changes it.
+    #[error("cannot lock the configuration {}", .0.display())]
+    Locked(PathBuf, #[source] LockError),
+}
+
+impl From<ConfigFailure> for Failure {
+    fn from(failure: ConfigFailure) -> Self {
+        let remedy = match &failure {
+            ConfigFailure::Missing(_) | ConfigFailure::NoEntry(_) => {
+                Some("write an entry with `step-runner register`, or name another file with --config")
+            }
+            ConfigFailure::File(..) => Some("run this command as the user that owns the file"),
+            ConfigFailure::Locked(..) => Some("try again when that command has ended"),
+            ConfigFailure::Mistakes(_) | ConfigFailure::Edit(..) => None,
+        };
+        let failure = Self::new(Exit::Configuration, failure);
+        match remedy {
+            Some(remedy) => failure.with_remedy(remedy),
+            None => failure,
+        }
+    }
+}
+
+/// Reads the file with at least one entry.
+pub(crate) fn read(path: &Path) -> Result<Config, ConfigFailure> {
+    let mut config = Config::read(&path.display().to_string(), &text(path)?)?;
+    if config.entries.is_empty() {
+        return Err(ConfigFailure::NoEntry(path.to_owned()));
+    }
+    if fs::metadata(path).is_ok_and(|found| found.permissions().mode() & OF_OTHERS != 0) {
+        let text = format!("{}: others can read the tokens in it: run `chmod 600` on it", path.display());
+        config.warnings.push(text);
+    }
+    Ok(config)
+}
+
+fn text(path: &Path) -> Result<String, ConfigFailure> {
+    read_text(path, LONGEST).map_err(|error| match error.kind() {
+        io::ErrorKind::NotFound => ConfigFailure::Missing(path.to_owned()),
+        _ => ConfigFailure::File(path.to_owned(), error),
+    })
+}
+
+/// The file, which no other command changes while this value lives.
+pub(crate) struct Locked {
+    path: PathBuf,
+    /// Its text; empty if there is none yet.
+    pub(crate) text: String,
+    _lock: Lock,
+}
+
+impl Locked {
+    /// Locks the file and reads it.
+    pub(crate) fn take(path: &Path) -> Result<Self, ConfigFailure> {
+        let cannot = |error| ConfigFailure::File(path.to_owned(), error);
+        make_folder(path.parent().unwrap_or(path)).map_err(cannot)?;
+        let mut name = path.file_name().unwrap_or_default().to_owned();
+        name.push(".lock");
+        let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).clone();
+        let file = file.open(path.with_file_name(name)).map_err(cannot)?;
+        let lock = Lock::take(file.into()).map_err(|error| ConfigFailure::Locked(path.to_owned(), error))?;
+        let text = match text(path) {
+            Err(ConfigFailure::Missing(_)) => String::new(),
+            found => found?,
+        };
+        let name = path.display().to_string();
+        if !text.trim().is_empty() {
+            Config::read(&name, &text)?;
+        }
+        Ok(Self { path: path.to_owned(), text, _lock: lock })
+    }
+
+    /// Returns the entries of the text.
+    pub(crate) fn config(&self) -> Result<Config, ConfigFailure> {
+        Ok(Config::read(&self.path.display().to_string(), &self.text)?)
+    }
+
+    /// Changes the text by `work`. A text with mistakes is not taken.
+    pub(crate) fn edit(
+        &mut self,
+        work: impl FnOnce(&str) -> Result<String, EditError>,
+    ) -> Result<(), ConfigFailure> {
+        let text = work(&self.text).map_err(|error| ConfigFailure::Edit(self.path.clone(), error))?;
+        Config::read(&self.path.display().to_string(), &text)?;
+        self.text = text;
+        Ok(())
+    }
+
+    /// Writes the text, 0600.
+    pub(crate) fn write(&self) -> Result<(), ConfigFailure> {
+        replace(&self.path, self.text.as_bytes(), true)
+            .map_err(|error| ConfigFailure::File(self.path.clone(), error))
+    }
+}

@@ -1,0 +1,133 @@
+//! The daemons that run jobs: the agent's own, which outlives it, and those that somebody else looks after.
+
+use std::collections::HashMap;
+use std::ffi::{OsStr, OsString};
+use std::fs::OpenOptions;
+use std::io;
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use tokio::sync::Mutex;
+
+use super::place::{environment, make_folder};
+use crate::client::{Address, Client, Options};
+use crate::error::Chain;
+use crate::net::Socket;
+use crate::process::detached::{Detached, Started};
+
+/// Time for the agent's own daemon to accept connections.
+const START: Duration = Duration::from_secs(30);
+
+/// Time between two looks at a daemon that starts.
+const PAUSE: Duration = Duration::from_millis(20);
+
+/// Time limit of a connection, at first and again. The decisions of the agent repeat a call that fails.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Time for which the daemon keeps an ended job: an agent that was away finds it.
+const STALE_AFTER: &str = "24h";
+
+/// Time without jobs and calls after which the daemon ends. The next job starts it again.
+const IDLE_TIMEOUT: &str = "10m";
+
+/// Bytes at the end of the daemon's log that a message shows.
+const SHOWN: usize = 1_000;
+
+/// All daemons of the agent.
+pub(super) struct Daemons {
+    own: PathBuf,
+    state: Mutex<Connections>,
+}
+
+#[derive(Default)]
+struct Connections {
+    clients: HashMap<Option<String>, Client>,
+    /// The agent's own daemon, if this process started it.
+    started: Option<Started>,
+}
+
+impl Daemons {
+    /// Names the folder of the agent's own daemon.
+    pub(super) fn new(own: PathBuf) -> Self {
+        Self { own, state: Mutex::default() }
+    }
+
+    /// Returns a client of the daemon at an address, or of the agent's own, which is started if need be. The error is a
+    /// text for people.
+    pub(super) async fn client(&self, address: Option<&str>) -> Result<Client, String> {
+        let mut state = self.state.lock().await;
+        let target = match address {
+            Some(text) => text.parse::<Address>().map_err(|error| error.to_string())?,
+            None => Address::Unix(self.ensure(&mut state.started).await?),
+        };
+        let key = address.map(str::to_owned);
+        if let Some(client) = state.clients.get(&key) {
+            return Ok(client.clone());
+        }
+        let options = Options { connect_timeout: PATIENCE, reconnect_timeout: PATIENCE };
+        let client =
+            Client::connect_with(target, options).await.map_err(|error| Chain(&error).to_string())?;
+        state.clients.insert(key, client.clone());
+        Ok(client)
+    }
+
+    /// Returns the socket of the agent's own daemon, which listens.
+    async fn ensure(&self, started: &mut Option<Started>) -> Result<Socket, String> {
+        let path = self.own.join("s.sock");
+        let socket = Socket::named(&path).map_err(|error| error.to_string())?;
+        if let Some(Ok(Some(_))) = started.as_mut().map(Started::ended) {
+            *started = None;
+        }
+        if UnixStream::connect(&path).is_ok() {
+            return Ok(socket);
+        }
+        let cannot = |why: &dyn std::fmt::Display| format!("cannot start the agent's own daemon: {why}");
+        let daemon = started.insert(self.start().map_err(|error| cannot(&error))?);
+        let begun = Instant::now();
+        while UnixStream::connect(&path).is_err() {
+            let why = match daemon.ended() {
+                Ok(None) if begun.elapsed() < START => {
+                    tokio::time::sleep(PAUSE).await;
+                    continue;
+                }
+                Ok(None) => "it does not accept connections".to_owned(),
+                Ok(Some(status)) => format!("it has ended ({status}): {}", self.last_words()),
+                Err(error) => error.to_string(),
+            };
+            *started = None;
+            return Err(cannot(&why));
+        }
+        Ok(socket)
+    }
+
+    /// Starts the daemon in a session of its own. What it writes goes to a file.
+    fn start(&self) -> io::Result<Started> {
+        make_folder(&self.own)?;
+        let log = OpenOptions::new().append(true).create(true).mode(0o600).clone();
+        let log = log.open(self.own.join("log"))?;
+        let (socket, state) = (self.own.join("s.sock"), self.own.join("state"));
+        let words: [&OsStr; 11] = [
+            "detach".as_ref(),
+            "--".as_ref(),
+            "serve".as_ref(),
+            "--socket".as_ref(),
+            socket.as_ref(),
+            "--state-dir".as_ref(),
+            state.as_ref(),
+            "--stale-after".as_ref(),
+            STALE_AFTER.as_ref(),
+            "--idle-timeout".as_ref(),
+            IDLE_TIMEOUT.as_ref(),
+        ];
+        let environment: Vec<(OsString, OsString)> = environment();
+        Detached::start(&words, environment, &log)?.release()
+    }
+
+    fn last_words(&self) -> String {
+        let log = std::fs::read(self.own.join("log")).unwrap_or_default();
+        let end = log.get(log.len().saturating_sub(SHOWN)..).unwrap_or_default();
+        String::from_utf8_lossy(end).trim().to_owned()
+    }
+}

@@ -1,0 +1,75 @@
+//! Follows log and end of a daemon's job, and tells both as events (agent.md §5).
+
+use tokio::sync::mpsc::Sender;
+
+use crate::agent::lifecycle::{DaemonEnd, Event};
+use crate::agent::outcome::FailedStep;
+use crate::client::{Client, Error, Event as LogEvent};
+use crate::error::Chain;
+use crate::model::JobId;
+use crate::pb::v1;
+
+/// Exit code of a job that was cancelled.
+const CANCELLED: i32 = -2;
+
+/// Follows a job from `offset` of its log. Ends when nobody takes the events any more.
+pub(super) async fn follow(client: Client, id: JobId, offset: u64, events: Sender<Event>) {
+    let mut log = client.follow(&id, offset);
+    loop {
+        let event = match log.next().await {
+            Ok(LogEvent::Log(bytes)) => Event::Log(bytes.to_vec()),
+            Ok(LogEvent::Unfinished(_)) => continue,
+            Ok(LogEvent::End(status)) => {
+                let end = end(&client, &id, &status).await;
+                if events.send(Event::LogEnded).await.is_ok() {
+                    events.send(Event::Ended(end)).await.ok();
+                }
+                return;
+            }
+            Err(error) => {
+                events.send(broken(&error)).await.ok();
+                return;
+            }
+        };
+        if events.send(event).await.is_err() {
+            return;
+        }
+    }
+}
+
+/// Returns what a failure means for the job. One that is out of reach is followed again.
+fn broken(error: &Error) -> Event {
+    if matches!(error, Error::Lost { .. }) {
+        return Event::Lost(error.to_string());
+    }
+    tracing::debug!(error = %Chain(error), "a log cannot be followed now");
+    Event::LogBroken
+}
+
+async fn end(client: &Client, id: &JobId, status: &v1::Status) -> DaemonEnd {
+    let failed = if status.exit_code == 0 { None } else { failed_step(client, id).await };
+    let message = match (status.message.as_str(), status.exit_code) {
+        ("", code @ 1..) => format!("exit code {code}"),
+        ("", code) => format!("the job ended without an exit code ({code})"),
+        (message, _) => message.to_owned(),
+    };
+    // The daemon says by which of its rules it cancels a job; its own stop is the one that names it.
+    let is_stop = status.exit_code == CANCELLED && message.contains("daemon");
+    DaemonEnd { code: status.exit_code, failed, is_stop, message }
+}
+
+/// Returns the first step of the root list that failed.
+async fn failed_step(client: &Client, id: &JobId) -> Option<FailedStep> {
+    let mut steps = client.follow_steps(id);
+    let mut root = None;
+    while let Ok(Some(result)) = steps.next().await {
+        root = Some(result);
+    }
+    let failed = root?
+        .sub_step_results
+        .into_iter()
+        .find(|step| step.outcome() == v1::step_result::Outcome::Failure)?;
+    let class = failed.error_class.clone();
+    let name = failed.step.map(|step| step.name).unwrap_or_default();
+    Some(FailedStep { name, error_class: (!class.is_empty()).then_some(class) })
+}

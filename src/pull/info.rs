@@ -1,0 +1,79 @@
+//! What the agent tells a server about itself (agent.md §11.1).
+
+use serde_json::{Value as Json, json};
+
+use crate::agent::routing::Ticket;
+use crate::agent::tokens::Token;
+use crate::oci::Platform;
+
+/// Version in requests.
+pub(super) const VERSION: &str = env!("CARGO_PKG_VERSION");
+
+/// Revision in requests: this program is known by its version alone.
+pub(super) const REVISION: &str = "HEAD";
+
+/// What this version can do. The server gives a job that needs more to another runner, or fails it.
+const FEATURES: [&str; 16] = [
+    "variables",
+    "raw_variables",
+    "refspecs",
+    "masking",
+    "multi_build_steps",
+    "return_exit_code",
+    "trace_reset",
+    "trace_checksum",
+    "trace_size",
+    "cancelable",
+    "cancel_gracefully",
+    "native_steps_integration",
+    "two_phase_job_commit",
+    "shared",
+    "cache",
+    "fallback_cache_keys",
+];
+
+/// Returns platform and architecture of this machine, as `linux/amd64`.
+pub(super) fn platform() -> String {
+    Platform::here().to_string()
+}
+
+/// Returns the description of the agent. `labels` are those of the entry.
+pub(crate) fn info(labels: &[(String, String)]) -> Json {
+    let platform = platform();
+    let (system, architecture) = platform.split_once('/').unwrap_or((&platform, ""));
+    let features: serde_json::Map<String, Json> =
+        FEATURES.iter().map(|name| ((*name).to_owned(), Json::Bool(true))).collect();
+    let labels: serde_json::Map<String, Json> =
+        labels.iter().map(|(key, value)| (key.clone(), Json::from(value.as_str()))).collect();
+    json!({
+        "name": "step-runner",
+        "version": VERSION,
+        "revision": REVISION,
+        "platform": system,
+        "architecture": architecture,
+        "executor": "step-runner",
+        "shell": "bash",
+        "config": {"gpus": ""},
+        "labels": labels,
+        "features": features,
+    })
+}
+
+/// Returns the body of a call with a runner's token.
+pub(crate) fn runner_body(token: &Token, system_id: &str, labels: &[(String, String)]) -> Json {
+    json!({"token": token.expose(), "system_id": system_id, "info": info(labels)})
+}
+
+/// Returns the body of a request for a job.
+pub(super) fn request_body(
+    token: &Token,
+    system_id: &str,
+    labels: &[(String, String)],
+    ticket: Option<&Ticket>,
+) -> Json {
+    let mut body = runner_body(token, system_id, labels);
+    if let (Json::Object(body), Some(ticket)) = (&mut body, ticket) {
+        body.insert("last_update".to_owned(), ticket.as_str().into());
+    }
+    body
+}

@@ -1,0 +1,383 @@
+//! The task of one job: it owns the record, performs the actions of [`Job`] one after another, and tells the agency what
+//! concerns its slot (agent.md §5, §9). It may be killed between any two of them.
+
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde_json::Value as Json;
+use tokio::sync::mpsc::{Receiver, Sender, UnboundedReceiver, UnboundedSender, channel};
+use tokio::task::{AbortHandle, block_in_place};
+
+use super::api::{Api, Content, reply};
+use super::clock::Clock;
+use super::daemons::Daemons;
+use super::folder::JobFolder;
+use super::follow;
+use super::request;
+use super::settings::Settings;
+use crate::agent::final_update::{TraceSum, body};
+use crate::agent::lifecycle::{Action, CancelHow, Event, Job, RunAnswer};
+use crate::agent::names::Names;
+use crate::agent::outcome::{EnvironmentFailure, Outcome, Refusal};
+use crate::agent::record::{Record, Stop};
+use crate::agent::routing::{Base, Call};
+use crate::agent::scheduler::EntryId;
+use crate::client::{Client, Error};
+use crate::error::Chain;
+use crate::model::JobId;
+
+/// Time between two tries to write a file of the record, on a disk that is full perhaps.
+const DISK_AGAIN: Duration = Duration::from_secs(5);
+
+/// Time between two looks for an environment that may have the job.
+const LOOK_AGAIN: Duration = Duration::from_secs(2);
+
+/// Events that wait for the task. A log that comes faster than it can be stored waits in the daemon.
+const EVENTS: usize = 16;
+
+/// Words of a daemon's refusal that are about the content of a job.
+const OF_CONTENT: [&str; 3] = ["malformed_steps", "invalid_variable", "too_large"];
+
+/// What a job tells the agency.
+#[derive(Debug)]
+pub(super) enum News {
+    /// Its slot is free.
+    Ended(EntryId, String),
+    /// Its record is gone.
+    Closed(EntryId, String),
+    /// Its preparation is over.
+    Prepared(EntryId, bool),
+}
+
+/// What a job needs of the agent.
+#[derive(Clone)]
+pub(super) struct Surroundings {
+    pub(super) clock: Clock,
+    pub(super) daemons: Arc<Daemons>,
+    pub(super) system_id: String,
+    pub(super) info: Json,
+    pub(super) news: UnboundedSender<News>,
+}
+
+/// What a job has of its entry, for as long as it lives.
+pub(super) struct OfEntry {
+    pub(super) settings: Settings,
+    pub(super) server: Base,
+    pub(super) api: Api,
+}
+
+/// A job at work.
+pub(super) struct JobTask {
+    job: Job,
+    folder: JobFolder,
+    settings: Arc<Settings>,
+    server: Base,
+    api: Api,
+    around: Surroundings,
+    names: Names,
+    events: Sender<Event>,
+    coming: Receiver<Event>,
+    stops: UnboundedReceiver<Stop>,
+    following: Option<AbortHandle>,
+}
+
+impl JobTask {
+    /// Begins with a job that the server has just given, or that an earlier agent has left. Its record is on disk once
+    /// the first actions are performed.
+    pub(super) fn start(
+        record: Record,
+        is_new: bool,
+        mut folder: JobFolder,
+        of_entry: OfEntry,
+        around: Surroundings,
+        stops: UnboundedReceiver<Stop>,
+    ) -> impl Future<Output = ()> + Send + 'static {
+        let names = Names::new(&of_entry.server, record.job);
+        let now = around.clock.now();
+        let (job, actions) = if is_new {
+            Job::take(record, now)
+        } else {
+            let disk = block_in_place(|| folder.disk());
+            Job::resume(record, &disk, now)
+        };
+        let (events, coming) = channel(EVENTS);
+        let OfEntry { settings, server, api } = of_entry;
+        let settings = Arc::new(settings);
+        let task = Self {
+            job,
+            folder,
+            settings,
+            server,
+            api,
+            around,
+            names,
+            events,
+            coming,
+            stops,
+            following: None,
+        };
+        task.run(actions)
+    }
+
+    async fn run(mut self, mut actions: Vec<Action>) {
+        loop {
+            for action in std::mem::take(&mut actions) {
+                self.perform(action).await;
+            }
+            if self.job.is_over() {
+                return;
+            }
+            let wake = self.job.wake();
+            let event = tokio::select! {
+                Some(stop) = self.stops.recv() => Event::Stop(stop),
+                Some(event) = self.coming.recv() => event,
+                () = self.around.clock.reach(wake) => Event::Tick,
+            };
+            actions = self.job.handle(event, self.around.clock.now());
+        }
+    }
+
+    async fn perform(&mut self, action: Action) {
+        match action {
+            Action::Store(record) => self.write(|folder| folder.store(&record)).await,
+            Action::StoreHead(bytes) => self.write(|folder| folder.store_head(&bytes)).await,
+            Action::CutHead(len) => self.write(|folder| folder.cut_head(len)).await,
+            Action::CutTrace(len) => self.write(|folder| folder.cut_trace(len)).await,
+            Action::Extend(bytes) => self.write(|folder| folder.extend(&bytes)).await,
+            Action::StoreCheckpoint(checkpoint) => {
+                self.write(|folder| folder.store_checkpoint(&checkpoint)).await;
+            }
+            Action::StoreTail(bytes) => self.write(|folder| folder.store_tail(&bytes)).await,
+            Action::StoreSent(sent) => self.write(|folder| folder.store_sent(sent)).await,
+            Action::DeleteRecord => {
+                self.write(|folder| folder.delete()).await;
+                self.tell(News::Closed);
+            }
+            Action::FreeSlot => self.tell(News::Ended),
+            Action::PreparationOver { is_system_failure } => {
+                self.around.news.send(News::Prepared(self.job.record().entry, is_system_failure)).ok();
+            }
+            Action::Claim => self.update(None, None, Event::Claimed),
+            Action::SignOfLife(sum) => self.update(None, Some(sum), Event::Traced),
+            Action::Report(outcome, sum) => {
+                let state = if outcome.reason.is_none() { "success" } else { "failed" };
+                let reason = outcome.reason.as_deref().unwrap_or_default();
+                tracing::info!(job = self.job.record().job, state, reason, "the result goes to the server");
+                self.update(Some(&outcome), Some(sum), Event::Reported);
+            }
+            Action::Append { from, to } => self.append(from, to).await,
+            // A daemon that several jobs use has nothing of one of them but the job itself.
+            Action::Remove => self.answer(async { Event::Removed(true) }),
+            Action::Prepare => self.prepare(),
+            Action::Look => self.look(),
+            Action::Run => self.submit(),
+            Action::Follow(offset) => self.follow(offset),
+            Action::Cancel(how) => self.cancel(how),
+            Action::Finish => self.finish(),
+            Action::Tell(text) => tracing::warn!(job = self.job.record().job, "{text}"),
+        }
+    }
+
+    fn tell(&self, news: fn(EntryId, String) -> News) {
+        self.around.news.send(news(self.job.record().entry, self.names.folder.clone())).ok();
+    }
+
+    /// Writes a file of the record. Nothing goes on before that: a disk that is full is tried again.
+    async fn write(&mut self, mut work: impl FnMut(&mut JobFolder) -> io::Result<()>) {
+        let mut is_told = false;
+        while let Err(error) = block_in_place(|| work(&mut self.folder)) {
+            if !is_told {
+                let job = self.job.record().job;
+                tracing::error!(job, error = %Chain(&error), "cannot write the record of a job: it waits");
+                is_told = true;
+            }
+            tokio::time::sleep(DISK_AGAIN).await;
+        }
+    }
+
+    /// Does something beside the task, which goes on with other events until its answer comes.
+    fn answer(&self, work: impl Future<Output = Event> + Send + 'static) {
+        let events = self.events.clone();
+        tokio::spawn(async move { events.send(work.await).await.ok() });
+    }
+
+    /// Tells the server the state of the job.
+    fn update(
+        &self,
+        outcome: Option<&Outcome>,
+        sum: Option<TraceSum>,
+        event: fn(crate::agent::answer::Reply) -> Event,
+    ) {
+        let record = self.job.record();
+        let content = Content::Json(body(&record.token, &self.around.info, outcome, sum));
+        let (api, token, job) = (self.api.clone(), record.token.clone(), record.job);
+        self.answer(async move {
+            let result = api.call(&Call::UpdateJob(job), &token, None, content).await;
+            match &result {
+                Ok(response) if response.answer.status >= 400 => {
+                    tracing::warn!(job, "the server refuses an update: {}", response.message(&token));
+                }
+                Err(error) => tracing::warn!(job, error = %Chain(error), "no answer to an update"),
+                Ok(_) => {}
+            }
+            event(reply(&result))
+        });
+    }
+
+    /// Sends a piece of the trace.
+    async fn append(&mut self, from: u64, to: u64) {
+        let mut bytes = Vec::new();
+        self.write(|folder| {
+            bytes = folder.read(from, to)?;
+            Ok(())
+        })
+        .await;
+        let record = self.job.record();
+        let call = Call::AppendTrace { job: record.job, debug: record.is_debug };
+        let (api, token, job) = (self.api.clone(), record.token.clone(), record.job);
+        self.answer(async move {
+            let result = api.call(&call, &token, None, Content::Trace(from, bytes)).await;
+            if let Err(error) = &result {
+                tracing::warn!(job, error = %Chain(error), "no answer to a piece of the trace");
+            }
+            Event::Traced(reply(&result))
+        });
+    }
+
+    /// Looks if the daemon is there, and if the job can run in it.
+    fn prepare(&self) {
+        let record = self.job.record();
+        let made = request::job(record, &self.settings, &self.server);
+        let mut lines = vec![
+            format!("Running with step-runner {}", super::info::VERSION),
+            format!("  on {}, system ID {}", self.settings.name, self.around.system_id),
+        ];
+        let place = self.settings.address.clone();
+        lines.push(match &place {
+            Some(address) => format!("  with the daemon at {address}"),
+            None => "  with a daemon of its own".to_owned(),
+        });
+        let refused = match &made {
+            Ok((job, _)) => {
+                lines.extend(request::warnings(job, &self.settings));
+                request::refused(job, &self.settings)
+            }
+            Err(unusable) => Some(unusable.0.clone()),
+        };
+        let (events, daemons) = (self.events.clone(), Arc::clone(&self.around.daemons));
+        tokio::spawn(async move {
+            for line in lines {
+                events.send(Event::Line(line)).await.ok();
+            }
+            let result = match refused {
+                Some(text) => Err((EnvironmentFailure::Configuration, text)),
+                None => match daemons.client(place.as_deref()).await {
+                    Ok(_) => Ok(()),
+                    Err(text) => Err((EnvironmentFailure::System, text)),
+                },
+            };
+            events.send(Event::Prepared(result)).await.ok();
+        });
+    }
+
+    /// Returns a client of the job's daemon, in the future, and the daemon's id of the job.
+    fn client(&self) -> (impl Future<Output = Result<Client, String>> + Send + use<>, Option<JobId>) {
+        let (daemons, address) = (Arc::clone(&self.around.daemons), self.settings.address.clone());
+        let client = async move { daemons.client(address.as_deref()).await };
+        (client, JobId::parse(&self.names.daemon_job).ok())
+    }
+
+    /// Waits for the daemon that may have the job. The time limit of the preparation ends the wait.
+    fn look(&self) {
+        let (daemons, address) = (Arc::clone(&self.around.daemons), self.settings.address.clone());
+        self.answer(async move {
+            while daemons.client(address.as_deref()).await.is_err() {
+                tokio::time::sleep(LOOK_AGAIN).await;
+            }
+            Event::Looked(true)
+        });
+    }
+
+    fn submit(&self) {
+        let request = request::request(self.job.record(), &self.settings, &self.server);
+        let (client, _) = self.client();
+        let number = self.job.record().job;
+        self.answer(async move {
+            let request = match request {
+                Ok(request) => request,
+                Err(unusable) => return Event::RunAnswered(RunAnswer::Refused(Refusal::Content, unusable.0)),
+            };
+            let answer = match client.await {
+                Ok(client) => run_answer(client.run(&request).await),
+                Err(text) => {
+                    tracing::warn!(job = number, "the daemon is not there: {text}");
+                    RunAnswer::None
+                }
+            };
+            Event::RunAnswered(answer)
+        });
+    }
+
+    fn follow(&mut self, offset: u64) {
+        if let Some(old) = self.following.take() {
+            old.abort();
+        }
+        let (client, id) = self.client();
+        let events = self.events.clone();
+        let task = tokio::spawn(async move {
+            match (client.await, id) {
+                (Ok(client), Some(id)) => follow::follow(client, id, offset, events).await,
+                _ => drop(events.send(Event::LogBroken).await),
+            }
+        });
+        self.following = Some(task.abort_handle());
+    }
+
+    fn cancel(&self, how: CancelHow) {
+        let (client, id) = self.client();
+        self.answer(async move {
+            let (Ok(client), Some(id)) = (client.await, id) else { return Event::CancelAnswered(false) };
+            let result = match how {
+                CancelHow::WithCleanup => client.cancel(&id).await,
+                CancelHow::Gently | CancelHow::Forced => client.cancel_at_once(&id).await,
+            };
+            Event::CancelAnswered(is_answered(&result))
+        });
+    }
+
+    fn finish(&self) {
+        let (client, id) = self.client();
+        self.answer(async move {
+            let (Ok(client), Some(id)) = (client.await, id) else { return Event::FinishAnswered(false) };
+            Event::FinishAnswered(is_answered(&client.finish(&id).await))
+        });
+    }
+}
+
+/// True if the daemon has done it, or does not know the job.
+fn is_answered(result: &Result<(), Error>) -> bool {
+    match result {
+        Ok(()) => true,
+        Err(error) => error.is_unknown_job(),
+    }
+}
+
+fn run_answer(result: Result<(), Error>) -> RunAnswer {
+    match result {
+        // The id is that of one job of one server: what the daemon has under it is this job.
+        Ok(()) | Err(Error::OtherContent { .. }) => RunAnswer::Accepted,
+        Err(Error::Refused(message)) => {
+            let (word, text) = message.split_once(": ").unwrap_or(("", &message));
+            let refusal = if OF_CONTENT.contains(&word) { Refusal::Content } else { Refusal::Other };
+            RunAnswer::Refused(refusal, text.to_owned())
+        }
+        Err(error @ (Error::Lost { .. } | Error::Address(_))) => {
+            RunAnswer::Refused(Refusal::Other, error.to_string())
+        }
+        Err(error) => {
+            tracing::warn!(error = %Chain(&error), "the daemon does not take a job now");
+            RunAnswer::None
+        }
+    }
+}

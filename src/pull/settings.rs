@@ -1,0 +1,105 @@
+//! The settings of an entry that a job keeps, also when the entry is changed or gone. They stand in the job's record.
+
+use serde::{Deserialize, Serialize};
+
+use crate::agent::config::Entry;
+use crate::agent::environment::{Address, ImagePolicy};
+
+/// Settings of a job's entry, without its token.
+#[derive(Clone, Serialize, Deserialize)]
+pub(super) struct Settings {
+    /// Name of the entry, for people.
+    pub(super) name: String,
+    /// Number of the runner at the server.
+    pub(super) runner: u64,
+    /// Address of the daemon; `None`: the agent's own.
+    pub(super) address: Option<String>,
+    /// True if jobs with an image run without it.
+    pub(super) ignores_images: bool,
+    /// Folder for sources.
+    pub(super) builds_dir: String,
+    /// Folder for caches; without one there are none.
+    pub(super) cache_dir: Option<String>,
+    /// Variables of each job.
+    pub(super) environment: Vec<(String, String)>,
+    /// Scripts of the entry, by the names of the configuration.
+    pub(super) pre_get_sources: Option<String>,
+    pub(super) post_get_sources: Option<String>,
+    pub(super) pre_build: Option<String>,
+    pub(super) post_build: Option<String>,
+    /// Address for `git` instead of the server's.
+    pub(super) clone_url: Option<String>,
+    /// Certificates to trust besides the system's.
+    pub(super) tls_ca_file: Option<String>,
+    /// Certificate of this client and its key.
+    pub(super) tls_identity: Option<(String, String)>,
+    /// Hosts that a call with a token may be redirected to.
+    pub(super) allowed_redirect_hosts: Vec<String>,
+}
+
+/// An entry that this version cannot serve.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Unserved {
+    /// Its jobs want an environment of their own.
+    #[error(
+        "the entry \"{name}\": {address} does not work in this version yet: leave `address` out, or name a daemon"
+    )]
+    Provider {
+        /// The entry.
+        name: String,
+        /// Its address.
+        address: String,
+    },
+    /// Nobody says where its jobs have their sources.
+    #[error(
+        "the entry \"{0}\" has an `address` and no `builds_dir`: name a folder that the daemon there can write"
+    )]
+    NoBuildsDir(String),
+    /// Its address is none.
+    #[error("the entry \"{name}\": address: {why}")]
+    Address {
+        /// The entry.
+        name: String,
+        /// The reason.
+        why: String,
+    },
+}
+
+impl Settings {
+    /// Returns the settings of an entry. `own` returns a folder of jobs on the agent's own daemon.
+    pub(super) fn of(entry: &Entry, own: impl Fn(&str) -> String) -> Result<Self, Unserved> {
+        let name = entry.name.clone();
+        let address = match &entry.address {
+            Address::Own => None,
+            Address::Daemon(text) => {
+                let parsed: Result<crate::client::Address, _> = text.parse();
+                parsed.map_err(|error| Unserved::Address { name: name.clone(), why: error.to_string() })?;
+                Some(text.clone())
+            }
+            other => return Err(Unserved::Provider { name, address: other.to_string() }),
+        };
+        let builds_dir = match (&entry.builds_dir, &address) {
+            (Some(folder), _) => folder.clone(),
+            (None, None) => own("builds"),
+            (None, Some(_)) => return Err(Unserved::NoBuildsDir(name)),
+        };
+        let own_cache = address.is_none().then(|| own("cache"));
+        Ok(Self {
+            name,
+            runner: entry.id.unwrap_or_default(),
+            address,
+            ignores_images: entry.image_policy == ImagePolicy::Ignore,
+            builds_dir,
+            cache_dir: entry.cache_dir.clone().or(own_cache),
+            environment: entry.environment.clone(),
+            pre_get_sources: entry.scripts.pre_get_sources.clone(),
+            post_get_sources: entry.scripts.post_get_sources.clone(),
+            pre_build: entry.scripts.pre_build.clone(),
+            post_build: entry.scripts.post_build.clone(),
+            clone_url: entry.clone_url.clone(),
+            tls_ca_file: entry.tls_ca_file.clone(),
+            tls_identity: entry.tls_cert_file.clone().zip(entry.tls_key_file.clone()),
+            allowed_redirect_hosts: entry.allowed_redirect_hosts.clone(),
+        })
+    }
+}

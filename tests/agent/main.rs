@@ -1,0 +1,11 @@
+//! The agent against a double of GitLab, with the real program (docs/spec/agent.md). Names of tests begin with the row of
+//! the specification that they show.
+#![expect(clippy::unwrap_used, reason = "a broken scene fails the test")]
+
+#[path = "../fake_gitlab/mod.rs"]
+mod fake_gitlab;
+mod jobs;
+mod runners;
+mod scene;
+#[path = "../support/mod.rs"]
+mod support;

@@ -1,0 +1,200 @@
+//! Commands for entries: `register`, `verify`, `unregister`.
+
+use std::fs;
+use std::process::Output;
+
+use serde_json::json;
+
+use crate::fake_gitlab::http::Answer;
+use crate::fake_gitlab::{ACCESS, FakeGitlab, Fault, REGISTRATION, RUNNER};
+use crate::scene::Scene;
+
+fn said(output: &Output) -> String {
+    format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
+}
+
+/// Makes a folder without configuration, with files of all tokens.
+fn scene() -> Scene {
+    let scene = Scene::bare(FakeGitlab::start());
+    for (name, token) in
+        [("runner", RUNNER), ("registration", REGISTRATION), ("access", ACCESS), ("bad", "glrt-bad")]
+    {
+        fs::write(scene.path(name), format!("{token}\n")).unwrap();
+    }
+    scene
+}
+
+impl Scene {
+    /// Runs `register` at the scene's server. Words that name a file of the folder become its path.
+    fn register(&self, words: &[&str]) -> Output {
+        let url = self.gitlab.url();
+        let files = ["runner", "registration", "access", "bad"];
+        let path = |word: &&str| {
+            if files.contains(word) { self.path(word).display().to_string() } else { (*word).to_owned() }
+        };
+        let words: Vec<String> =
+            ["register", "--url", &url].iter().map(path).chain(words.iter().map(path)).collect();
+        self.run(&words.iter().map(String::as_str).collect::<Vec<_>>())
+    }
+}
+
+#[test]
+fn a01_register_writes_an_entry_once_the_server_has_accepted_it() {
+    let scene = scene();
+    let output = scene.register(&["--token-file", "runner", "--name", "shell"]);
+    assert_eq!(output.status.code(), Some(0), "{}", said(&output));
+    let config = scene.config();
+    assert!(
+        config.contains("name = \"shell\"") && config.contains("id = 11") && config.contains(RUNNER),
+        "{config}"
+    );
+    assert!(!said(&output).contains(RUNNER), "{}", said(&output));
+    let body = scene.gitlab.world().seen[0].json();
+    assert_eq!(scene.gitlab.world().calls(), ["POST /runners/verify"]);
+    assert_eq!(
+        (&body["info"]["features"]["cancel_gracefully"], &body["info"]["shell"]),
+        (&json!(true), &json!("bash"))
+    );
+    assert!(body["system_id"].as_str().unwrap().len() == 14, "{body}");
+    scene.gitlab.assert_clean();
+    let mode = std::os::unix::fs::PermissionsExt::mode(
+        &fs::metadata(scene.path("agent.toml")).unwrap().permissions(),
+    );
+    assert_eq!(mode & 0o777, 0o600);
+}
+
+#[test]
+fn a01_mistakes_and_refusals_change_nothing() {
+    let scene = scene();
+    for (words, code, told) in [
+        (&["--token-file", "bad"][..], 1, "403 Forbidden"),
+        (&["--registration-token-file", "bad"], 1, "403 Forbidden"),
+        (&[], 2, "no token is given"),
+        (&["--token-file", "runner", "--tag-list", "a"], 2, "--tag-list"),
+        (&["--token-file", "/nowhere"], 2, "/nowhere"),
+        (&["--create", "--runner-type", "instance_type"], 2, "--access-token-file"),
+        (&["--create", "--access-token-file", "access", "--runner-type", "group_type"], 2, "--group-id"),
+        (
+            &["--create", "--access-token-file", "bad", "--runner-type", "instance_type"],
+            1,
+            "401 Unauthorized",
+        ),
+    ] {
+        let output = scene.register(words);
+        assert_eq!(output.status.code(), Some(code), "{words:?}: {}", said(&output));
+        assert!(said(&output).contains(told), "{words:?}: {}", said(&output));
+        assert!(!said(&output).contains("glrt-") && !said(&output).contains(ACCESS), "{}", said(&output));
+        assert_eq!(scene.config(), "", "{words:?}");
+    }
+    scene.gitlab.fault("POST /runners", 1, Fault::Answer(Answer::page(200)));
+    let output = scene.register(&["--token-file", "runner"]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(said(&output).contains("not the API of a GitLab instance"), "{}", said(&output));
+    scene.gitlab.fault(
+        "POST /runners",
+        1,
+        Fault::Answer(Answer::status(307).header("Location", "http://evil.test/x")),
+    );
+    let output = scene.register(&["--token-file", "runner"]);
+    assert!(said(&output).contains("evil.test"), "{}", said(&output));
+    assert_eq!(scene.config(), "");
+}
+
+#[test]
+fn a20_a_runner_is_created_or_registered_and_its_token_is_written() {
+    let scene = scene();
+    let output = scene.register(&[
+        "--create",
+        "--access-token-file",
+        "access",
+        "--runner-type",
+        "project_type",
+        "--project-id",
+        "7",
+        "--tag-list",
+        "a,b",
+    ]);
+    assert_eq!(output.status.code(), Some(0), "{}", said(&output));
+    let body = scene.gitlab.world().seen[0].json();
+    assert_eq!((&body["runner_type"], &body["project_id"]), (&json!("project_type"), &json!(7)));
+    assert_eq!((&body["run_untagged"], &body["locked"]), (&json!(false), &json!(true)));
+    assert!(scene.config().contains("glrt-FakeMade1") && !scene.config().contains(ACCESS));
+    let output = scene.register(&["--registration-token-file", "registration"]);
+    assert_eq!(output.status.code(), Some(0), "{}", said(&output));
+    assert!(scene.config().contains("glrtr-FakeMade2") && !scene.config().contains(REGISTRATION));
+    scene.gitlab.assert_clean();
+}
+
+#[test]
+fn a01_verify_tells_valid_from_refused_and_unregister_removes() {
+    let scene = scene();
+    assert_eq!(scene.run(&["verify"]).status.code(), Some(3));
+    for name in ["one", "two"] {
+        let token = if name == "one" { "runner" } else { "registration" };
+        let option = if name == "one" { "--token-file" } else { "--registration-token-file" };
+        assert!(scene.register(&[option, token, "--name", name]).status.success());
+    }
+    let output = scene.run(&["verify"]);
+    assert_eq!(output.status.code(), Some(0), "{}", said(&output));
+    scene.gitlab.change(|world| world.runners.remove(RUNNER));
+    let output = scene.run(&["verify"]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(
+        said(&output).contains("one: not valid") && said(&output).contains("two: valid"),
+        "{}",
+        said(&output)
+    );
+    assert_eq!(scene.run(&["verify", "--delete"]).status.code(), Some(1));
+    assert!(!scene.config().contains("\"one\"") && scene.config().contains("\"two\""), "{}", scene.config());
+    assert_eq!(scene.run(&["unregister"]).status.code(), Some(2));
+    let output = scene.run(&["unregister", "--name", "two"]);
+    assert_eq!(output.status.code(), Some(0), "{}", said(&output));
+    assert!(!scene.config().contains("[[runners]]"));
+    assert_eq!(scene.gitlab.world().calls().last().unwrap(), "DELETE /runners");
+}
+
+#[test]
+fn a32_a_runner_s_configuration_is_taken_over_and_only_read() {
+    let scene = scene();
+    let theirs = scene.path("config.toml");
+    let text = format!(
+        "concurrent = 2\n[[runners]]\nname = \"a\"\nurl = \"{}\"\ntoken = \"{RUNNER}\"\nexecutor = \"shell\"\n\
+         [[runners]]\nname = \"b\"\nurl = \"{}\"\ntoken = \"glrt-x\"\nexecutor = \"custom\"\n",
+        scene.gitlab.url(),
+        scene.gitlab.url()
+    );
+    fs::write(&theirs, &text).unwrap();
+    let path = theirs.display().to_string();
+    let output = scene.run(&["register", "--import", &path, "--check"]);
+    assert_eq!((output.status.code(), scene.config()), (Some(1), String::new()), "{}", said(&output));
+    let output = scene.run(&["register", "--import", &path]);
+    assert_eq!(output.status.code(), Some(0), "{}", said(&output));
+    assert!(!said(&output).contains("glrt-"), "{}", said(&output));
+    assert!(
+        scene.config().contains("concurrent = 2") && scene.config().contains("name = \"a\""),
+        "{}",
+        scene.config()
+    );
+    assert!(!scene.config().contains("\"b\""));
+    assert_eq!(fs::read_to_string(&theirs).unwrap(), text);
+    assert_eq!(scene.run(&["verify"]).status.code(), Some(0));
+}
+
+#[test]
+fn entries_that_this_version_cannot_serve_are_refused_at_the_start() {
+    for (entry, told) in [
+        ("address = \"docker-run://\"", "docker-run:// does not work in this version yet"),
+        ("address = \"kube-run://jobs\"", "kube-run://jobs does not work in this version yet"),
+        ("address = \"ssh://ci@build7\"", "builds_dir"),
+        ("limit = \"x\"", "limit"),
+    ] {
+        let scene = Scene::with("", entry);
+        let output = scene.run(&["agent"]);
+        assert_eq!(output.status.code(), Some(3), "{entry}: {}", said(&output));
+        assert!(
+            said(&output).contains(told) && !said(&output).contains(RUNNER),
+            "{entry}: {}",
+            said(&output)
+        );
+    }
+}
