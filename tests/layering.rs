@@ -94,7 +94,7 @@ fn table() -> BTreeMap<&'static str, Vec<&'static str>> {
     ]
     .concat();
     let actors = [&io[..], &[]].concat();
-    let grpc = [&actors[..], &["actors", "pb"]].concat();
+    let grpc = [&actors[..], &["actors", "ci", "pb"]].concat();
     let app = [&grpc[..], &["grpc", "logging", "signal", "systemd", "net"]].concat();
     BTreeMap::from([
         ("clock", vec![]),
@@ -121,7 +121,7 @@ fn table() -> BTreeMap<&'static str, Vec<&'static str>> {
         ("app", app.clone()),
         (
             "custom_executor",
-            vec!["client", "insight", "model", "pb", "log", "net", "process", "error", "files"],
+            vec!["ci", "client", "insight", "model", "pb", "log", "net", "process", "error", "files"],
         ),
         ("proxy", vec!["net"]),
         (
@@ -141,7 +141,6 @@ fn table() -> BTreeMap<&'static str, Vec<&'static str>> {
                     "app",
                     "builtin",
                     "bootstrap",
-                    "ci",
                     "client",
                     "custom_executor",
                     "insight",

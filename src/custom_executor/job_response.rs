@@ -4,9 +4,8 @@
 use std::fmt;
 use std::time::Duration;
 
-use serde::Deserialize;
-
 use super::environment::seconds;
+use crate::ci::job::secrets_of_payload;
 
 /// Limits of a request: number of phrases, bytes of one, and bytes of all (masking.md §8).
 const MAX_PHRASES: usize = 4_096;
@@ -36,62 +35,14 @@ impl fmt::Debug for JobResponse {
     }
 }
 
-#[derive(Deserialize)]
-#[serde(default)]
-#[derive(Default)]
-struct Fields {
-    token: Option<String>,
-    variables: Option<Vec<Variable>>,
-    dependencies: Option<Vec<Dependency>>,
-    credentials: Option<Vec<Credential>>,
-    features: Option<Features>,
-    runner_info: Option<RunnerInfo>,
-}
-
-#[derive(Deserialize)]
-struct Variable {
-    #[serde(default)]
-    value: String,
-    #[serde(default)]
-    masked: bool,
-}
-
-#[derive(Deserialize)]
-struct Dependency {
-    #[serde(default)]
-    token: String,
-}
-
-#[derive(Deserialize)]
-struct Credential {
-    #[serde(default)]
-    password: String,
-}
-
-#[derive(Deserialize)]
-struct Features {
-    #[serde(default)]
-    token_mask_prefixes: Option<Vec<String>>,
-}
-
-#[derive(Deserialize)]
-struct RunnerInfo {
-    #[serde(default)]
-    timeout: u64,
-}
-
 impl JobResponse {
     /// Parses the content of the file; `None`, without a reason, if it is not what GitLab sends: the text is secret.
     pub(super) fn parse(json: &[u8]) -> Option<Self> {
-        let fields: Fields = serde_json::from_slice(json).ok()?;
-        let mut found = Self::default();
-        let masked = fields.variables.into_iter().flatten().filter(|variable| variable.masked);
-        let phrases = (fields.token.into_iter())
-            .chain(masked.map(|variable| variable.value))
-            .chain(fields.dependencies.into_iter().flatten().map(|dependency| dependency.token))
-            .chain(fields.credentials.into_iter().flatten().map(|credential| credential.password));
+        let secrets = secrets_of_payload(json)?;
+        let mut found =
+            Self { timeout: secrets.timeout.map(|limit| seconds(limit.as_secs())), ..Self::default() };
         let mut all = 0;
-        for phrase in phrases.filter(|phrase| !phrase.is_empty()) {
+        for phrase in secrets.phrases {
             all += phrase.len();
             if found.phrases.len() < MAX_PHRASES && phrase.len() <= MAX_PHRASE && all <= MAX_ALL {
                 found.phrases.push(phrase);
@@ -99,16 +50,13 @@ impl JobResponse {
                 found.cut = true;
             }
         }
-        let prefixes = fields.features.and_then(|features| features.token_mask_prefixes).unwrap_or_default();
-        for prefix in prefixes.into_iter().filter(|prefix| !prefix.is_empty()) {
+        for prefix in secrets.token_prefixes {
             if found.token_prefixes.len() < MAX_PREFIXES && prefix.len() <= MAX_PREFIX {
                 found.token_prefixes.push(prefix);
             } else {
                 found.cut = true;
             }
         }
-        let timeout = fields.runner_info.map_or(0, |info| info.timeout);
-        found.timeout = (timeout > 0).then(|| seconds(timeout));
         Some(found)
     }
 }

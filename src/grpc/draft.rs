@@ -13,6 +13,7 @@ use super::deadline::Deadline;
 use super::peer::Caller;
 use super::validate;
 use crate::actors::handle;
+use crate::ci::plan::Plan;
 use crate::failpoint;
 use crate::model::{JobId, Reason, Refusal, ResourceLimits};
 use crate::pb::v0::run_request::JobOneof;
@@ -78,17 +79,25 @@ pub(super) fn run_request(
 ) -> Result<handle::RunRequest, Refusal> {
     let size = request.encoded_len();
     let RunRequest { id: _, job_oneof } = request;
-    let (steps, job, file) = match job_oneof {
+    let (steps, plan) = match job_oneof {
         None => {
             let text = "neither ci_job nor steps is set: set one of them";
             return Err(Refusal::new(Reason::MalformedSteps, text));
         }
-        Some(JobOneof::Steps(Steps { steps })) => (listed::text(steps)?, None, None),
+        Some(JobOneof::Steps(Steps { steps })) => (listed::text(steps)?, None),
         Some(JobOneof::CiJob(text)) => {
-            let ci_job::Translated { steps, variables } = ci_job::translate(validate::steps(text)?)?;
-            let job = variables::JobPart { variables, ..Default::default() };
-            (steps, Some(job), Some(ci_job::FILE.to_owned()))
+            let mut plan = ci_job::planned(&validate::steps(text)?)?;
+            (std::mem::take(&mut plan.steps), Some(plan))
         }
+    };
+    let file = plan.is_some().then(|| ci_job::PLANNED.to_owned());
+    let timeout = plan.as_ref().and_then(|plan| plan.timeout);
+    let cleanup_timeout = plan.as_ref().map(|plan| plan.cleanup_timeout);
+    let (inputs, job) = match plan {
+        Some(Plan { inputs, variables, .. }) => {
+            (ci_job::values(inputs), Some(variables::JobPart { variables, ..Default::default() }))
+        }
+        None => (IndexMap::default(), None),
     };
     Ok(handle::RunRequest {
         id,
@@ -99,10 +108,10 @@ pub(super) fn run_request(
         variables: variables::Request { job, ..Default::default() },
         steps: validate::steps(steps)?,
         file,
-        inputs: IndexMap::default(),
-        timeout: None,
+        inputs,
+        timeout,
         cancel_grace: None,
-        cleanup_timeout: None,
+        cleanup_timeout,
         errexit: false,
         limits: ResourceLimits::default(),
     })

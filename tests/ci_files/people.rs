@@ -103,7 +103,8 @@ fn a_ci_file_without_a_job_is_answered_with_what_to_do() {
 
 #[test]
 fn all_mistakes_come_at_once_with_places_and_remedies() {
-    let file = "include: ci/more.yml\na: {scrip: x}\nb: {script: x, stage: tset, needs: [gone]}\n";
+    let file = "include: ci/more.yml\na: {scrip: x}\nb: {script: x, stage: tset, needs: [gone]}\n\
+        d:\n  run:\n    - {name: x, script: y}\n    - {name: y, fnuc: z}\n";
     let scene = Scene::new(&[(".gitlab-ci.yml", file), ("ci/more.yml", "c: {script: {a: b}}\n")]);
     for words in [&["run", "--job", "b"][..], &["run", "--list-jobs"], &["check", ".gitlab-ci.yml"]] {
         let ran = scene.step_runner(words);
@@ -116,6 +117,8 @@ fn all_mistakes_come_at_once_with_places_and_remedies() {
             "did you mean \"test\"?",
             ".gitlab-ci.yml:3:37",
             "ci/more.yml:1:13",
+            ".gitlab-ci.yml:7:7",
+            "did you mean \"func\"?",
         ] {
             assert!(said.contains(part), "{part:?} is not in\n{said}");
         }

@@ -12,7 +12,7 @@ use step_runner_model::Variable;
 
 pub use from_file::{Circumstances, Standing, needed, of_file, standing};
 pub use mapping::of_mapping;
-pub use payload::{PayloadError, of_payload};
+pub use payload::{PayloadError, Secrets, of_payload, secrets_of_payload};
 
 use crate::file::Image;
 use crate::settings::Settings;

@@ -15,6 +15,9 @@ use crate::job::{Job, Message};
 /// Time of the stages that follow `after_script` in a cleanup.
 const CLEANUP_ROOM: Duration = Duration::from_mins(5);
 
+/// Longest cleanup of a request (flow.md §9).
+const CLEANUP_LIMIT: Duration = Duration::from_hours(24);
+
 /// What becomes of `image` and `services` (ci.md §2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Images {
@@ -101,7 +104,7 @@ pub fn plan(job: &Job, images: Images, stores: Option<&Stores>) -> Result<Plan, 
         phrases: job.phrases.clone(),
         token_prefixes: job.token_prefixes.clone(),
         timeout: job.timeout,
-        cleanup_timeout: job.settings.after_script_timeout.saturating_add(CLEANUP_ROOM),
+        cleanup_timeout: job.settings.after_script_timeout.saturating_add(CLEANUP_ROOM).min(CLEANUP_LIMIT),
         messages,
     })
 }

@@ -2,6 +2,7 @@
 
 use serde_json::{Map as JsonMap, Value as Json};
 use step_runner_lang::diagnostic::Class;
+use step_runner_lang::document::parse_request;
 
 use crate::finding::{Findings, at_index, join};
 use crate::node::{Kind, Node};
@@ -57,7 +58,28 @@ pub(crate) fn steps(node: &Node, path: &str, findings: &mut Findings) -> Option<
         findings.expected(node, path, "a list of at least one step");
         return None;
     }
-    json(node, path, findings)
+    let steps = json(node, path, findings)?;
+    check_steps(node, path, &steps, findings);
+    Some(steps)
+}
+
+/// Reports what is wrong in steps at the step that has it. Their own positions are those of another text.
+fn check_steps(node: &Node, path: &str, steps: &Json, findings: &mut Findings) {
+    let Err(wrong) = parse_request(&steps.to_string(), path) else { return };
+    for finding in wrong {
+        let inner = finding.path.strip_prefix("run").unwrap_or_default();
+        let index = inner.strip_prefix('[').and_then(|rest| rest.split(']').next()?.parse().ok());
+        let step = match &node.kind {
+            Kind::List(items) => index.and_then(|index: usize| items.get(index)),
+            _ => None,
+        };
+        let place = &step.unwrap_or(node).place;
+        let at_step = place.error_of(finding.class, finding.message).with_path(format!("{path}{inner}"));
+        findings.add(match finding.help {
+            Some(help) => at_step.with_help(help),
+            None => at_step,
+        });
+    }
 }
 
 /// Converts a value to JSON. Its depth is bounded by the reader.

@@ -186,6 +186,45 @@ struct Features {
     token_mask_prefixes: Vec<String>,
 }
 
+/// What must not be printed of a job, and its time limit: all that is needed of a payload whose scripts come in
+/// another way.
+#[derive(Clone, Default, PartialEq, Eq)]
+pub struct Secrets {
+    /// Texts to mask: tokens, values of masked variables, passwords.
+    pub phrases: Vec<String>,
+    /// Prefixes of tokens to mask.
+    pub token_prefixes: Vec<String>,
+    /// Time limit, if the payload has one.
+    pub timeout: Option<Duration>,
+}
+
+impl std::fmt::Debug for Secrets {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Secrets").field("phrases", &self.phrases.len()).finish_non_exhaustive()
+    }
+}
+
+/// Reads the secrets of a payload. `None`, without a reason, if it is no payload: the text is secret.
+pub fn secrets_of_payload(text: &[u8]) -> Option<Secrets> {
+    let fields: Fields = serde_json::from_slice(text).ok()?;
+    let masked = fields.variables.into_iter().filter(|variable| variable.masked);
+    let phrases = std::iter::once(fields.token)
+        .chain(masked.map(|variable| variable.value))
+        .chain(fields.dependencies.into_iter().map(|dependency| dependency.token))
+        .chain(fields.credentials.into_iter().map(|credential| credential.password));
+    let seconds = u64::try_from(fields.runner_info.timeout).ok().filter(|seconds| *seconds > 0);
+    Some(Secrets {
+        phrases: phrases.filter(|phrase| !phrase.is_empty()).collect(),
+        token_prefixes: fields
+            .features
+            .token_mask_prefixes
+            .into_iter()
+            .filter(|text| !text.is_empty())
+            .collect(),
+        timeout: seconds.map(Duration::from_secs),
+    })
+}
+
 /// Reads the payload of a job.
 pub fn of_payload(text: &[u8]) -> Result<Job, PayloadError> {
     let refuse = |message: &str| Err(PayloadError { message: message.to_owned() });
