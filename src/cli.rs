@@ -19,6 +19,7 @@ mod display;
 mod doctor;
 mod document;
 mod end;
+mod env_file;
 mod events;
 mod excerpt;
 mod fetch;
@@ -68,6 +69,7 @@ use clap::{ArgAction, CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use crate::error::{Blame, Exit, Failure};
 use crate::keeper::protocol::PROTOCOL_VERSION;
+use crate::lang::name::suggest;
 use crate::logging;
 use crate::oci::Platform;
 use crate::threads;
@@ -190,7 +192,9 @@ pub fn main() -> ExitCode {
         }
     };
     // The layout of help is made only for who reads it: each process of the program starts here.
-    let shown = || help::layout::compact(command()).color(terminal::early_choice(&words));
+    let is_brief = words.iter().take_while(|word| *word != "--").any(|word| word == "-h");
+    let layout = if is_brief { help::brief::brief } else { help::layout::compact };
+    let shown = || layout(command()).color(terminal::early_choice(&words));
     let parsed = precedence::parse(command, &words).or_else(|_| precedence::parse(shown, &words));
     let matches = match parsed {
         Ok(matches) => matches,
@@ -241,18 +245,32 @@ fn command() -> clap::Command {
         });
         command.mut_subcommands(hide_values)
     }
-    hide_values(Arguments::command()).long_version(LONG_VERSION.as_str())
+    hide_values(Arguments::command())
+        .version(VERSION.as_str())
+        .long_version(if invocation::wants_details() { &LONG_VERSION } else { &VERSION }.as_str())
 }
 
-/// Text of `--version`. CI runners look for its last two lines (connectors.md §1).
+/// Text of `--version`: the version, and the commit if the build was told it.
+static VERSION: LazyLock<String> = LazyLock::new(|| {
+    let version = env!("CARGO_PKG_VERSION");
+    match option_env!("STEP_RUNNER_COMMIT").unwrap_or_default() {
+        "" => version.to_owned(),
+        commit => format!("{version} ({commit})"),
+    }
+});
+
+/// Text of `--version` with `--verbose`, and for CI runners, which look for its last two lines (connectors.md §1).
 static LONG_VERSION: LazyLock<String> = LazyLock::new(|| {
     let version = env!("CARGO_PKG_VERSION");
     let here = Platform::here();
-    format!("{version}\nKeeper protocol: {PROTOCOL_VERSION}\nVersion:      {version}\nOS/Arch:      {here}")
+    format!(
+        "{}\nKeeper protocol: {PROTOCOL_VERSION}\nVersion:      {version}\nOS/Arch:      {here}",
+        *VERSION
+    )
 });
 
 fn usage(error: clap::Error) -> ExitCode {
-    let error = without_values(error);
+    let error = without_values(with_suggestion(error));
     let printed = error.print().and_then(|()| std::io::stdout().flush());
     // A usage error goes to stderr: there is nowhere to report a failure to.
     if !error.use_stderr()
@@ -264,6 +282,22 @@ fn usage(error: clap::Error) -> ExitCode {
         return code;
     }
     u8::try_from(error.exit_code()).map_or(ExitCode::FAILURE, ExitCode::from)
+}
+
+/// Adds the command that was meant to an error about an unknown one. The library finds no neighbours that are swapped.
+fn with_suggestion(mut error: clap::Error) -> clap::Error {
+    if error.kind() == ErrorKind::InvalidSubcommand
+        && error.get(ContextKind::SuggestedSubcommand).is_none()
+        && let Some(ContextValue::String(given)) = error.get(ContextKind::InvalidSubcommand)
+    {
+        let program = command();
+        let known = program.get_subcommands().filter(|sub| !sub.is_hide_set()).map(clap::Command::get_name);
+        if let Some(similar) = suggest(given, known) {
+            let similar = ContextValue::Strings(vec![similar.to_owned()]);
+            error.insert(ContextKind::SuggestedSubcommand, similar);
+        }
+    }
+    error
 }
 
 /// Removes values from a usage error, because a value can be a secret that was given to the wrong option. Nothing masks it

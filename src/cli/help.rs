@@ -1,7 +1,9 @@
 //! `step-runner help`.
 
+pub(super) mod brief;
 pub(super) mod layout;
 mod markdown;
+mod wrapped;
 
 use super::{CommandResult, command, terminal};
 use crate::error::{Exit, Failure};
@@ -27,7 +29,10 @@ pub(super) fn execute(arguments: &Arguments) -> CommandResult {
     let text = match arguments.topic.as_deref() {
         None => program.render_help().to_string(),
         Some(name) => match topic(name) {
-            Some(text) => text,
+            Some(text) => match terminal::width() {
+                Some(columns) => wrapped::fit(&text, columns),
+                None => text,
+            },
             None => match program.find_subcommand_mut(name) {
                 Some(found) => found.render_help().to_string(),
                 None => return Err(unknown(name)),

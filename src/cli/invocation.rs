@@ -19,14 +19,25 @@ pub(super) fn words(
     if words.len() < 2 {
         words.extend(variable(RECOVERY_VARIABLE).and_then(|text| recover(&text)).into_iter().flatten());
     }
-    let name = words.first().map(Path::new).and_then(Path::file_name).and_then(OsStr::to_str);
-    if name.is_some_and(|name| STAND_INS.contains(&name)) {
+    if words.first().is_some_and(|name| is_stand_in(name)) {
         match words.get(1).and_then(|word| word.to_str()) {
             Some("steps" | "--version" | "-V") | None => {}
             Some(other) => return Err(format!("Command {other} not found")),
         }
     }
     Ok(words)
+}
+
+/// True if `--version` is asked for its details: with `--verbose`, or by a CI runner, which reads them.
+pub(super) fn wants_details() -> bool {
+    let mut words = std::env::args_os();
+    words.next().is_some_and(|name| is_stand_in(&name))
+        || words.any(|word| word == "-v" || word == "--verbose")
+}
+
+fn is_stand_in(program: &OsStr) -> bool {
+    let name = Path::new(program).file_name().and_then(OsStr::to_str);
+    name.is_some_and(|name| STAND_INS.contains(&name))
 }
 
 /// Decodes the recovery variable. Undecodable text is ignored.

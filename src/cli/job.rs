@@ -12,7 +12,7 @@ use super::check::{Allowed, Precheck};
 use super::connection::parse_id;
 use super::document::{self, Document, split_pair};
 use super::limits::{self, Limit};
-use super::{pairs, secrets, selection};
+use super::{env_file, pairs, secrets, selection};
 use crate::ci::plan::Plan;
 use crate::ci::variables::{Defined, Level};
 use crate::client::Request;
@@ -37,6 +37,9 @@ pub(super) struct JobOptions {
     /// A variable of the steps' environment; without a value: a copy of the caller's
     #[arg(long, value_name = "NAME[=VALUE]", env = "STEP_RUNNER_ENV")]
     env: Vec<String>,
+    /// Variables of the steps' environment, one a line as in .env files; --env wins
+    #[arg(long, value_name = "FILE", env = "STEP_RUNNER_ENV_FILE")]
+    env_file: Vec<PathBuf>,
     /// A job variable
     #[arg(long, value_name = "NAME=VALUE", env = "STEP_RUNNER_VAR")]
     var: Vec<String>,
@@ -65,6 +68,9 @@ pub(super) struct JobOptions {
     /// Working directory of the job; default: the current one
     #[arg(long, value_name = "DIR", env = "STEP_RUNNER_WORK_DIR")]
     work_dir: Option<PathBuf>,
+    /// Make the working directory if it is not there
+    #[arg(long, env = "STEP_RUNNER_MAKE_WORK_DIR")]
+    make_work_dir: bool,
     /// Id of the job; default: a random one of 13 characters
     #[arg(long, value_name = "ID", value_parser = parse_id, env = "STEP_RUNNER_ID")]
     id: Option<JobId>,
@@ -252,6 +258,15 @@ impl JobOptions {
         self.variables_with(&|name| std::env::var_os(name))
     }
 
+    /// Asks the steps for colours, because the user sees them. What the user or the job says of colours counts more.
+    pub(super) fn with_colors(request: Request) -> Request {
+        let is_said = |name: &str| request.has_env(name) || std::env::var_os(name).is_some();
+        if ["NO_COLOR", "FORCE_COLOR", "CLICOLOR_FORCE"].into_iter().any(is_said) {
+            return request;
+        }
+        request.env("FORCE_COLOR", "1").env("CLICOLOR_FORCE", "1")
+    }
+
     fn work_dir(&self, shares_files: bool) -> Result<Option<String>, Failure> {
         let path = match &self.work_dir {
             Some(path) if shares_files => std::path::absolute(path),
@@ -262,7 +277,13 @@ impl JobOptions {
         let path = path.map_err(|error| {
             Failure::new(Exit::Failure, format!("cannot find the working directory: {error}"))
         })?;
-        if shares_files && std::fs::metadata(&path).is_ok_and(|found| !found.is_dir()) {
+        let found = std::fs::metadata(&path);
+        let is_absent = found.as_ref().is_err_and(|error| error.kind() == std::io::ErrorKind::NotFound);
+        if shares_files && is_absent && !self.make_work_dir {
+            let text = format!("the working directory {} does not exist", path.display());
+            return Err(Failure::new(Exit::Usage, text).with_remedy("make it, or add --make-work-dir"));
+        }
+        if shares_files && found.is_ok_and(|found| !found.is_dir()) {
             return Err(Failure::new(
                 Exit::Usage,
                 format!("the working directory {} is a file, not a folder", path.display()),
@@ -278,6 +299,11 @@ impl JobOptions {
         mut request: Request,
         lookup: &impl Fn(&str) -> Option<OsString>,
     ) -> Result<Request, Failure> {
+        for file in &self.env_file {
+            for (name, value) in env_file::read(file, lookup)? {
+                request = request.env(name, value);
+            }
+        }
         for item in &self.env {
             request = match item.split_once('=') {
                 Some(("", _)) => return Err(Failure::new(Exit::Usage, "--env wants a name before the `=`")),

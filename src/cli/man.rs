@@ -1,6 +1,7 @@
 //! `step-runner man`.
 
 use std::io;
+use std::path::{Path, PathBuf};
 
 use clap::Command;
 use clap_mangen::Man;
@@ -12,17 +13,24 @@ use crate::error::{Exit, Failure};
 /// Print a manual page
 #[derive(clap::Args)]
 #[command(
-    after_long_help = "Examples:\n  step-runner man | man -l -\n  step-runner man steps serve > step-runner-steps-serve.1"
+    after_long_help = "Examples:\n  step-runner man | man -l -\n  step-runner man --all-to /usr/local/share/man/man1\n  step-runner man steps serve > step-runner-steps-serve.1"
 )]
 pub(super) struct Arguments {
     /// Page of this command; default: of the program
     #[arg(value_name = "COMMAND")]
     command: Vec<String>,
+    /// Write the pages of all commands into this folder, which is made if it is not there
+    #[arg(long, value_name = "DIR", env = "STEP_RUNNER_ALL_TO", conflicts_with = "command")]
+    all_to: Option<PathBuf>,
 }
 
 pub(super) fn execute(arguments: &Arguments) -> CommandResult {
     let mut page = command();
     page.build();
+    if let Some(folder) = &arguments.all_to {
+        std::fs::create_dir_all(folder).map_err(|error| unwritten(folder, &error))?;
+        return write_all(&page, page.get_name(), folder).map(|()| 0);
+    }
     for name in &arguments.command {
         let found = page.find_subcommand(name).cloned();
         page = found.ok_or_else(|| Failure::new(Exit::Usage, format!("there is no command `{name}`")))?;
@@ -32,9 +40,32 @@ pub(super) fn execute(arguments: &Arguments) -> CommandResult {
     Ok(0)
 }
 
+/// Writes the page of a command and those of all commands below it: `step-runner-steps-serve.1`.
+fn write_all(page: &Command, name: &str, folder: &Path) -> Result<(), Failure> {
+    let text = render(page).map_err(|error| Failure::new(Exit::Failure, error))?;
+    let path = folder.join(format!("{name}.1"));
+    std::fs::write(&path, text).map_err(|error| unwritten(&path, &error))?;
+    for sub in page.get_subcommands().filter(|sub| !sub.is_hide_set()) {
+        write_all(sub, &format!("{name}-{}", sub.get_name()), folder)?;
+    }
+    Ok(())
+}
+
+fn unwritten(path: &Path, error: &io::Error) -> Failure {
+    Failure::new(Exit::Failure, format!("cannot write {}: {error}", path.display()))
+}
+
 /// Renders the page of a command. Sections that the library fills or runs together, such as examples, are written here.
 fn render(page: &Command) -> io::Result<Vec<u8>> {
     let mut text = Vec::new();
+    // The library's own text names a summary that `-h` does not have.
+    let page = &page.clone().mut_args(|argument| {
+        if argument.get_id() == "help" {
+            argument.help("Print help").long_help("Print help")
+        } else {
+            argument
+        }
+    });
     let man = Man::new(page.clone()).source(concat!("step-runner ", env!("CARGO_PKG_VERSION")));
     man.render_title(&mut text)?;
     man.render_name_section(&mut text)?;
@@ -55,8 +86,45 @@ fn render(page: &Command) -> io::Result<Vec<u8>> {
     for note in paragraphs().filter(|paragraph| list(paragraph).is_none()) {
         Roff::new().control("SH", ["NOTES"]).text([roman(note)]).to_writer(&mut text)?;
     }
+    for (heading, lines) in SECTIONS {
+        preformatted(heading, lines, &mut text)?;
+    }
     Ok(text)
 }
+
+/// Sections of every page.
+const SECTIONS: [(&str, &str); 4] = [
+    (
+        "EXIT STATUS",
+        "\
+0      success
+1      a failure without a code of its own
+2      a wrong option, argument or setting
+65     the document has errors, or the request was refused
+69     the daemon cannot be reached
+70     the job is unknown or its end is lost
+75     refused for now
+130    interrupted; 143 after SIGTERM, 129 after SIGHUP
+run, follow and ci end as the job did; step-runner help exit-codes tells all.",
+    ),
+    (
+        "ENVIRONMENT",
+        "\
+Every option has a variable: STEP_RUNNER_ and its name in capitals, - as _.
+STEP_RUNNER_ADDRESS, STEP_RUNNER_SOCKET   the daemon
+TMPDIR                                    folder of the default socket and of private daemons
+NO_COLOR, FORCE_COLOR, CLICOLOR_FORCE     colours
+step-runner help environment tells all.",
+    ),
+    (
+        "FILES",
+        "\
+func.yml, step.yml                      a function, in its folder
+$TMPDIR/step-runner.sock                default socket of a daemon
+$XDG_STATE_HOME/step-runner             default state folder of a daemon",
+    ),
+    ("SEE ALSO", "step-runner(1), step-runner-run(1), step-runner-serve(1), step-runner-help(1)"),
+];
 
 /// Writes a section whose lines stay as they are.
 fn preformatted(heading: &str, lines: &str, out: &mut impl io::Write) -> io::Result<()> {

@@ -80,6 +80,13 @@ impl OutputOptions {
         Ok(Display::View(Box::new(View::start(&options, offset)?)))
     }
 
+    /// True if the live view shows the colours of the steps.
+    pub(super) fn shows_colors_of_steps(&self) -> bool {
+        let is_view =
+            self.output.is_none_or(|format| format == OutputFormat::Pretty) && io::stdout().is_terminal();
+        is_view && terminal::stdout_has_color()
+    }
+
     fn stream(&self, format: OutputFormat, offset: u64, verbosity: Verbosity) -> Result<Stream, Failure> {
         let color = terminal::stdout_has_color();
         let mode = match format {

@@ -119,6 +119,7 @@ pub(super) async fn execute(arguments: Arguments, verbosity: Verbosity) -> Comma
         if arguments.detach {
             return submit(&client, &request, arguments.job.names_its_id(), verbosity).await;
         }
+        let request = colored(request, &arguments);
         return Box::pin(with_daemon(&arguments, &client, &request, verbosity)).await;
     }
     if let Some(option) = arguments.of_a_daemon() {
@@ -315,6 +316,11 @@ fn keep_known_end(request: &Request, what: &str, tidied: Result<(), Failure>) ->
     }
 }
 
+/// Asks the steps for colours if the live view shows them.
+fn colored(request: Request, arguments: &Arguments) -> Request {
+    if arguments.output.shows_colors_of_steps() { JobOptions::with_colors(request) } else { request }
+}
+
 /// Runs jobs with a daemon inside this process. Returns the exit code of the last one.
 async fn alone(
     arguments: &Arguments,
@@ -322,7 +328,8 @@ async fn alone(
     env_base: EnvBase,
     verbosity: Verbosity,
 ) -> CommandResult {
-    let Some(mut request) = jobs.next(None)? else { return Ok(0) };
+    let Some(first) = jobs.next(None)? else { return Ok(0) };
+    let mut request = colored(first, arguments);
     let mut interrupts = Interrupts::new(OnInterrupt::Cancel)?;
     let daemon = private::start(arguments.env_base.unwrap_or(env_base), &mut interrupts).await?;
     let ended = loop {
@@ -335,7 +342,7 @@ async fn alone(
             Ok(None) => break ended,
             Ok(Some(next)) => {
                 job.explain(verbosity, Some(&request), &interrupts);
-                request = next;
+                request = colored(next, arguments);
             }
             Err(failure) => break Err(failure),
         }

@@ -88,6 +88,19 @@ fn the_help_of_each_command_is_short_and_names_each_option_and_value() {
 }
 
 #[test]
+fn the_brief_help_of_each_command_is_a_small_screen() {
+    fn check(command: &mut clap::Command) {
+        let help = command.render_help().to_string();
+        let lines = help.lines().count();
+        assert!(lines <= 20, "{}: {lines} lines\n{help}", command.get_name());
+        command.get_subcommands_mut().filter(|sub| !sub.is_hide_set()).for_each(check);
+    }
+    let mut program = super::help::brief::brief(command());
+    program.build();
+    check(&mut program);
+}
+
+#[test]
 fn every_visible_command_explains_itself_with_examples() {
     for command in all_commands().iter().filter(|command| !command.is_hide_set()) {
         let name = command.get_name();

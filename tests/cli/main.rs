@@ -8,6 +8,7 @@ mod engines;
 mod fake;
 mod here;
 mod ids;
+mod options;
 #[path = "../support/parts.rs"]
 mod parts;
 mod people;

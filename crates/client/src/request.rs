@@ -92,6 +92,13 @@ impl Request {
         self
     }
 
+    /// True if the steps get a variable of this name from the request.
+    pub fn has_env(&self, name: &str) -> bool {
+        let job = self.message.job.as_ref();
+        self.message.env.contains_key(name)
+            || job.is_some_and(|job| job.variables.iter().any(|variable| variable.key == name))
+    }
+
     /// Adds a job variable.
     #[must_use]
     pub fn variable(mut self, variable: Variable) -> Self {

@@ -4,7 +4,7 @@
 
 use clap::{Arg, ArgAction, Command};
 
-/// Returns the command, and all below it, with the short layout for `-h` and `--help`. Examples stay. Variables are named
+/// Returns the command, and all below it, with the compact layout for `--help`. Examples stay. Variables are named
 /// in one line instead of one for each option.
 pub(in crate::cli) fn compact(command: Command) -> Command {
     let about = command.get_long_about().or_else(|| command.get_about()).cloned();
@@ -21,8 +21,9 @@ pub(in crate::cli) fn compact(command: Command) -> Command {
     command.mut_subcommands(compact)
 }
 
-fn help_flag() -> Arg {
-    let flag = Arg::new("help").short('h').long("help").help("Print this help");
+pub(super) fn help_flag() -> Arg {
+    let flag =
+        Arg::new("help").short('h').long("help").help("Print help: -h what one needs every day, --help all");
     flag.action(ArgAction::HelpShort).help_heading("Common options")
 }
 
