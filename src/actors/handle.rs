@@ -123,6 +123,11 @@ impl JobsHandle {
         self.registry.present(id).map(|view| compare(&view, digest))
     }
 
+    /// Returns when a job was finished, in microseconds since the epoch, if it is remembered.
+    pub(crate) fn finished_at(&self, id: &JobId) -> Option<i64> {
+        self.registry.finished_at(id)
+    }
+
     /// Registers a job. Idempotent by id; concurrent calls are serialised.
     pub async fn run(&self, request: RunRequest) -> Result<(), Refusal> {
         let reservation = loop {
@@ -358,6 +363,8 @@ pub(crate) enum Registered {
     Same,
     /// The job of another request.
     OtherContent,
+    /// The job of this request was finished at this time, in microseconds since the epoch, and is remembered.
+    FinishedAt(i64),
 }
 
 /// Compares a request with the registered job, and warns if they differ: the first request counts (service.md §3.1). A

@@ -312,6 +312,11 @@ impl Registry {
         })
     }
 
+    /// Returns when a job was finished, in microseconds since the epoch, if it is remembered.
+    pub(super) fn finished_at(&self, id: &JobId) -> Option<i64> {
+        self.remembered.lock().finished_at(id.key()).map(|at| at.timestamp_micros())
+    }
+
     /// Returns the actor of a job that has not ended.
     pub(crate) fn job(&self, id: &JobId) -> Option<Addr<JobActor>> {
         match self.slots.read().get(id)? {

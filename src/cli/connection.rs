@@ -12,6 +12,9 @@ use crate::net::Socket;
 /// Time to connect before the user is told what the command waits for.
 const PATIENCE: Duration = Duration::from_secs(1);
 
+/// Limit of an attempt that is not repeated.
+const AT_ONCE: Duration = Duration::from_millis(1);
+
 /// Which daemon.
 #[derive(clap::Args)]
 #[command(next_help_heading = "Daemon")]
@@ -36,6 +39,9 @@ pub(super) struct ConnectionOptions {
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = humantime::parse_duration,
           env = "STEP_RUNNER_CONNECT_TIMEOUT")]
     connect_timeout: Duration,
+    /// Wait for a daemon whose socket is not there yet, as run and submit do
+    #[arg(long, env = "STEP_RUNNER_WAIT")]
+    wait: bool,
     /// How long to try to restore a broken connection
     #[arg(long, value_name = "TIME", default_value = "5m", value_parser = humantime::parse_duration,
           env = "STEP_RUNNER_RECONNECT_TIMEOUT")]
@@ -63,15 +69,27 @@ impl ConnectionOptions {
         })
     }
 
-    /// Connects, and tells the user if that takes time.
+    /// Connects for a command about jobs that are there, and tells the user if that takes time. Without a socket no daemon
+    /// has such a job, so that is an error at once unless the user wants to wait.
     pub(super) async fn connect(&self, verbosity: Verbosity) -> Result<Client, Failure> {
-        self.connect_to(self.address()?, verbosity).await
+        let address = self.address()?;
+        let is_absent = matches!(&address, Address::Unix(socket) if !socket.path().exists());
+        let connect_timeout = if is_absent && !self.wait { AT_ONCE } else { self.connect_timeout };
+        self.connect_within(address, connect_timeout, verbosity).await
     }
 
     /// Connects to `address` with the time limits of these options.
     pub(super) async fn connect_to(&self, address: Address, verbosity: Verbosity) -> Result<Client, Failure> {
-        let limits =
-            Options { connect_timeout: self.connect_timeout, reconnect_timeout: self.reconnect_timeout };
+        self.connect_within(address, self.connect_timeout, verbosity).await
+    }
+
+    async fn connect_within(
+        &self,
+        address: Address,
+        connect_timeout: Duration,
+        verbosity: Verbosity,
+    ) -> Result<Client, Failure> {
+        let limits = Options { connect_timeout, reconnect_timeout: self.reconnect_timeout };
         let note = format!("step-runner: waiting for the daemon at {address}");
         let connect = Client::connect_with(address, limits);
         tokio::pin!(connect);

@@ -293,6 +293,10 @@ async fn with_daemon(
 
 /// Ends a job whose end is unknown because of `failure`. The caller reports that failure and no other.
 async fn end_unfollowed(client: &Client, request: &Request, failure: &Failure, interrupts: &mut Interrupts) {
+    // A reader such as `head` has seen enough. What the job does is none of its business.
+    if failure.is_quiet() {
+        return;
+    }
     if failure.exit().is_by_signal() {
         // The removal goes on without us (service.md §3.4).
         drop(tokio::time::timeout(LAST_ANSWER_WAIT, client.finish(request.id())).await);
@@ -407,14 +411,7 @@ async fn to_the_end(
     verbosity: Verbosity,
 ) -> Result<FinishedJob, Failure> {
     let display = arguments.output.display(0, verbosity)?;
-    let followed = Box::pin(session::follow(client, request.id(), 0, display, interrupts, verbosity)).await;
-    let ended = followed.inspect_err(|failure| {
-        if failure.is_quiet() && !verbosity.quiet {
-            let what = if arguments.keep { "goes on" } else { "is ended" };
-            let id = request.id();
-            terminal::say(&format!("step-runner: nobody reads the output any more; job {id} {what}"));
-        }
-    })?;
+    let ended = Box::pin(session::follow(client, request.id(), 0, display, interrupts, verbosity)).await?;
     if let Some(path) = arguments.results_file() {
         let readers = Readers::of(arguments.write_steps_results || arguments.results.is_none());
         results::write_root(path, &ended, readers, interrupts).await?;

@@ -135,6 +135,7 @@ impl JobCalls {
             self.jobs.run(request).await?;
             // A repeated request of a job that was already finished starts nothing.
             registered = self.jobs.registered(id, digest);
+            registered = registered.or_else(|| self.jobs.finished_at(id).map(Registered::FinishedAt));
         }
         self.jobs.kept().await?;
         Ok(registered.unwrap_or(Registered::Same))

@@ -36,7 +36,13 @@ impl StepRunner for Service {
                 .0
                 .run(caller, &id, &digest, size, move || validate::run_request(own, digest, request))
                 .await?;
-            Ok(RunResponse { other_content: registered == Registered::OtherContent })
+            Ok(RunResponse {
+                other_content: registered == Registered::OtherContent,
+                finished_at: match registered {
+                    Registered::FinishedAt(at) => Some(encode::timestamp(at)),
+                    Registered::Same | Registered::OtherContent => None,
+                },
+            })
         })
         .await
     }

@@ -20,6 +20,39 @@ fn no_daemon_is_69_on_one_line_with_a_remedy() {
 }
 
 #[test]
+fn without_a_socket_only_those_wait_who_start_a_job_or_ask_for_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("s.sock");
+    for command in [["status"].as_slice(), &["follow", "42"], &["finish", "42"], &["cancel", "42"]] {
+        let start = Instant::now();
+        let output = run(&[command, &["--socket", socket.to_str().unwrap()]].concat());
+        assert_eq!(output.status.code(), Some(69), "{output:?}");
+        // A wait would take 30 s.
+        assert!(start.elapsed() < Duration::from_secs(10), "{command:?}");
+    }
+    let mut waiting: Vec<_> = [["status", "--wait"].as_slice(), &["submit", "builtin://x"]]
+        .into_iter()
+        .map(|command| {
+            let mut command = program(command);
+            command.arg("--socket").arg(&socket).stdout(Stdio::piped()).stderr(Stdio::piped());
+            let mut child = command.spawn().unwrap();
+            let mut said = BufReader::new(child.stderr.take().unwrap()).lines();
+            assert!(said.next().unwrap().unwrap().contains("waiting for the daemon"));
+            child
+        })
+        .collect();
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let entered = runtime.enter();
+    let daemon = Daemon::default();
+    daemon.script.lock().unwrap().next = Some(failing_job());
+    drop(daemon.serve(&socket));
+    drop(entered);
+    for child in &mut waiting {
+        assert!(child.wait().unwrap().success());
+    }
+}
+
+#[test]
 fn a_daemon_that_stands_still_is_waited_for_no_longer_than_asked() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("s.sock");

@@ -174,7 +174,7 @@ impl StepRunner for Daemon {
             self.cut.notify_waiters();
             std::future::pending::<()>().await;
         }
-        Ok(Response::new(v1::RunResponse { other_content }))
+        Ok(Response::new(v1::RunResponse { other_content, finished_at: None }))
     }
 
     type FollowStepsStream = Stream<v1::FollowStepsResponse>;

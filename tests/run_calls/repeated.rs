@@ -152,7 +152,8 @@ async fn fault_48_run_after_finish_is_a_late_duplicate_if_it_is_the_same() {
     let steps = script(&format!("echo run >> {}", marks.display()));
     client.run_to_end("1", &steps).await;
     client.finish("1").await;
-    client.run_steps("1", &steps).await;
+    let again = client.answer_to_run(request("1", &steps)).await;
+    assert!(again.finished_at.is_some() && !again.other_content, "{again:?}");
     let text = refused(client.try_status("1").await, Code::NotFound, "unknown_job");
     assert!(text.contains("finished at"), "{text}");
     assert_eq!(daemon.folders(), Vec::<String>::new());
