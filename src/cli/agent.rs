@@ -19,19 +19,17 @@ use crate::pull::{agency, place};
 use options::ConfigOption;
 
 /// Take jobs from GitLab instances and run them
-///
-/// The entries that `register` has written ask their instances for jobs. A daemon runs each job: one of the agent's own
-/// on this machine, or the one at the entry's address. A job goes on when the agent is stopped or killed; the next agent
-/// reports it. SIGQUIT ends the agent with its last job, SIGTERM at once, SIGHUP reads the configuration again.
-///
-/// Exit codes: 0 stopped, or done with --once; 1 a stop has failed jobs; 3 the configuration cannot be used, or another
-/// agent uses the state.
 #[derive(clap::Args)]
 #[command(after_long_help = "\
 Examples:
   step-runner register --url https://gitlab.example.com --token-file token
   step-runner agent                       run jobs until SIGQUIT or SIGTERM
-  step-runner agent --once --wait 10min   one job, if one comes in that time")]
+  step-runner agent --once --wait 10min   one job, if one comes in that time
+
+A daemon runs each job: one of the agent's own on this machine, or the one at the entry's address. The next agent
+reports what an earlier one has left. SIGQUIT ends the agent with its last job, SIGTERM at once, SIGHUP reads the
+configuration again. Exit codes: 0 stopped, or done with --once; 1 a stop has failed jobs; 3 the configuration cannot
+be used, or another agent uses the state.")]
 pub(super) struct Arguments {
     #[command(flatten)]
     config: ConfigOption,
@@ -39,10 +37,11 @@ pub(super) struct Arguments {
     #[arg(long, value_name = "DIR", env = "STEP_RUNNER_AGENT_STATE_DIR")]
     state_dir: Option<PathBuf>,
     /// Take at most one job, and end with it
-    #[arg(long)]
+    #[arg(long, env = "STEP_RUNNER_AGENT_ONCE")]
     once: bool,
     /// How long to wait for that job; 0 asks once [default: until one comes]
-    #[arg(long, value_name = "TIME", requires = "once", value_parser = wait_time)]
+    #[arg(long, value_name = "TIME", requires = "once", value_parser = wait_time,
+          env = "STEP_RUNNER_AGENT_WAIT")]
     wait: Option<Duration>,
 }
 

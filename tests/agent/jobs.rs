@@ -12,7 +12,7 @@ use crate::scene::Scene;
 use crate::support::{OwnSleep, wait_for};
 
 /// Returns a script that prints `mark`, and goes on when the file appears.
-fn waits_for(file: &std::path::Path, mark: &str) -> String {
+pub(crate) fn waits_for(file: &std::path::Path, mark: &str) -> String {
     format!("echo {mark}; until test -e {}; do sleep 0.05; done", file.display())
 }
 

@@ -4,8 +4,14 @@
 
 #[path = "../fake_gitlab/mod.rs"]
 mod fake_gitlab;
+#[path = "../support/git_server.rs"]
+mod git_server;
 mod jobs;
 mod runners;
 mod scene;
+mod sources;
 #[path = "../support/mod.rs"]
 mod support;
+mod survival;
+
+use support::parts;

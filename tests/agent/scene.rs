@@ -7,7 +7,7 @@ use std::process::{Child, Command, Output, Stdio};
 use rustix::process::Signal;
 
 use crate::fake_gitlab::{FakeGitlab, RUNNER};
-use crate::support::{kill, processes_with, wait_for};
+use crate::support::{is_alive, kill, processes_with, wait_for};
 
 /// A folder with an agent's configuration and state, and its server. What the agent has started ends with this value.
 pub(crate) struct Scene {
@@ -80,6 +80,15 @@ impl Scene {
         let mut agent = self.agent.take().unwrap();
         agent.kill().unwrap();
         agent.wait().unwrap();
+    }
+
+    /// Kills the agent's own daemon, as a crash would. Its keeper and the jobs live on.
+    pub(crate) fn kill_daemon(&self) {
+        let socket = self.path("state/daemon/s.sock").display().to_string();
+        let daemons = processes_with(&format!("serve\0--socket\0{socket}\0"));
+        assert_eq!(daemons.len(), 1);
+        kill(daemons[0], Signal::KILL);
+        wait_for("the daemon's end", || (!is_alive(daemons[0])).then_some(()));
     }
 
     pub(crate) fn signal(&self, signal: Signal) {

@@ -104,20 +104,17 @@ impl ServerOptions {
 }
 
 /// Register this machine as a runner of a GitLab instance
-///
-/// Writes an entry of the agent's configuration once the server has accepted it. Create the runner in GitLab and give
-/// its token (`glrt-…`), or let --create do so with an access token that has the scope `create_runner`. The access token
-/// is not stored.
-///
-/// Exit codes: 0 done; 1 the server refused or was not reached, nothing was written; 2 usage; 3 the configuration cannot
-/// be used.
 #[derive(clap::Args)]
 #[command(after_long_help = "\
 Examples:
   step-runner register --url https://gitlab.example.com --token-file token
   step-runner register --url https://gitlab.example.com --create --access-token-file access \\
       --runner-type project_type --project-id 7 --tag-list linux,docker
-  step-runner register --import /etc/gitlab-runner/config.toml --check")]
+  step-runner register --import /etc/gitlab-runner/config.toml --check
+
+The entry is written once the server has accepted it. Create the runner in GitLab and give its token (`glrt-…`), or let
+--create do so with an access token that has the scope `create_runner`. The access token is not stored. Exit codes: 0
+done; 1 the server refused or was not reached, nothing was written; 2 usage; 3 the configuration cannot be used.")]
 pub(in super::super) struct Arguments {
     #[command(flatten)]
     config: ConfigOption,

@@ -8,16 +8,14 @@ use crate::error::{Exit, Failure};
 use crate::pull::configuration::{self, Locked};
 
 /// Remove runners at the server, and their entries
-///
-/// Of a runner that was created in GitLab only this machine is removed there. An entry stays if the server could not be
-/// asked.
-///
-/// Exit codes: 0 done; 1 an entry was not removed; 2 usage; 3 the configuration cannot be used.
 #[derive(clap::Args)]
 #[command(after_long_help = "\
 Examples:
   step-runner unregister --name shell
-  step-runner unregister --all-runners")]
+  step-runner unregister --all-runners
+
+Of a runner that was created in GitLab only this machine is removed there. An entry stays if the server could not be
+asked. Exit codes: 0 done; 1 an entry was not removed; 2 usage; 3 the configuration cannot be used.")]
 pub(in super::super) struct Arguments {
     #[command(flatten)]
     config: ConfigOption,

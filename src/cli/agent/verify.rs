@@ -14,13 +14,13 @@ use crate::pull::register::RegisterFailure;
 use crate::web::TlsFiles;
 
 /// Ask the servers if the tokens of the agent's entries are valid
-///
-/// Exit codes: 0 all are valid; 1 one is not, or could not be asked; 3 the configuration cannot be used.
 #[derive(clap::Args)]
 #[command(after_long_help = "\
 Examples:
   step-runner verify
-  step-runner verify --name shell --delete   remove the entry if the server does not know it any more")]
+  step-runner verify --name shell --delete   remove the entry if the server does not know it any more
+
+Exit codes: 0 all are valid; 1 one is not, or could not be asked; 3 the configuration cannot be used.")]
 pub(in super::super) struct Arguments {
     #[command(flatten)]
     config: ConfigOption,

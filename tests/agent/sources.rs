@@ -1,0 +1,111 @@
+//! The sources of a job, from a real Git server.
+
+use std::fs;
+
+use serde_json::{Value, json};
+
+use crate::git_server::GitServer;
+use crate::scene::Scene;
+use crate::support::tree;
+
+/// Makes a job's sources those of a commit. The server wants the job's token.
+fn sources(job: &mut Value, server: &GitServer, name: &str, sha: &str) {
+    let token = job["token"].as_str().unwrap().to_owned();
+    server.require("gitlab-ci-token", &token);
+    job["git_info"]["repo_url"] = json!(server.url_as(&format!("gitlab-ci-token:{token}"), name));
+    job["git_info"]["sha"] = json!(sha);
+    let variables = job["variables"].as_array_mut().unwrap();
+    variables.retain(|variable| variable["key"] != "GIT_STRATEGY");
+}
+
+#[test]
+fn a15_sources_come_by_the_job_s_token_which_stays_nowhere() {
+    let Some(server) = GitServer::start("a15_sources_come_by_the_job_s_token") else { return };
+    let repository = server.repository("group/project");
+    let first = repository.file("text", "one\n").commit("first");
+    let second = repository.file("text", "two\n").commit("second");
+    let mut scene = Scene::new();
+    scene.start();
+    for (sha, wanted) in [(&second, "two"), (&first, "one")] {
+        let job = scene.gitlab.add(|job| {
+            sources(job, &server, "group/project", sha);
+            job["git_info"]["depth"] = json!(0);
+            job["hooks"] = json!([{"name": "pre_get_sources_script", "script": ["echo hook before"]}]);
+            job["steps"][0]["script"] = json!([
+                "cat text",
+                "touch left",
+                "ls left | wc -l",
+                "git config --list --local",
+                "cat .git/config"
+            ]);
+        });
+        let ended = scene.gitlab.ended(job);
+        let text = ended.text();
+        assert_eq!(ended.state, "success", "{text}");
+        assert!(text.contains(&format!(" {wanted}\n")) && text.contains("hook before"), "{text}");
+        assert!(!text.contains(&ended.token) && !text.contains("gitlab-ci-token:"), "{text}");
+        for (path, content) in tree(&scene.path("state/builds")) {
+            let has_token = content.windows(ended.token.len()).any(|part| part == ended.token.as_bytes());
+            assert!(!has_token, "{}", path.display());
+        }
+    }
+    assert!(scene.path("state/builds").exists());
+    scene.gitlab.assert_clean();
+}
+
+#[test]
+fn a15_failures_of_sources_are_told_apart() {
+    let Some(server) = GitServer::start("a15_failures_of_sources") else { return };
+    let repository = server.repository("group/project");
+    let sha = repository.file("text", "one\n").commit("first");
+    let mut scene = Scene::new();
+    scene.start();
+    let end = |change: &dyn Fn(&mut Value)| {
+        let job = scene.gitlab.add(|job| {
+            sources(job, &server, "group/project", &sha);
+            change(job);
+        });
+        let ended = scene.gitlab.ended(job);
+        (ended.finals[0]["failure_reason"].clone(), ended.text())
+    };
+    let (reason, text) =
+        end(&|job| job["git_info"]["refspecs"] = json!(["+refs/heads/gone:refs/remotes/origin/gone"]));
+    assert_eq!(reason, "script_failure", "{text}");
+    let (reason, text) = end(&|_| server.require("gitlab-ci-token", "another"));
+    assert_eq!(reason, "runner_system_failure", "{text}");
+    assert!(text.contains("refuses the job's token"), "{text}");
+    let (reason, text) =
+        end(&|job| job["git_info"]["repo_url"] = json!("http://127.0.0.1:1/group/project.git"));
+    assert_eq!(reason, "runner_system_failure", "not listed by the server as an external failure: {text}");
+    assert!(text.contains("the server cannot be reached"), "{text}");
+    let (reason, text) = end(&|job| job["git_info"]["repo_url"] = json!("ext::sh -c id"));
+    assert!(reason == "script_failure" && !text.contains("uid="), "{text}");
+}
+
+#[test]
+fn a15_submodules_come_with_the_same_token() {
+    let Some(server) = GitServer::start("a15_submodules") else { return };
+    let inner = server.repository("group/inner").file("inside", "deep\n").commit("inner");
+    let outer = server.repository("group/outer");
+    outer.file(".gitmodules", "[submodule \"inner\"]\n\tpath = inner\n\turl = ../inner\n").commit("first");
+    outer.git(&["update-index", "--add", "--cacheinfo", &format!("160000,{inner},inner")]);
+    outer.git(&["commit", "--quiet", "--message", "second"]);
+    let sha = outer.git(&["rev-parse", "HEAD"]);
+    let mut scene = Scene::new();
+    scene.start();
+    let job = scene.gitlab.add(|job| {
+        sources(job, &server, "group/outer", &sha);
+        let variables = job["variables"].as_array_mut().unwrap();
+        variables.push(json!({"key": "GIT_SUBMODULE_STRATEGY", "value": "recursive"}));
+        job["steps"][0]["script"] = json!(["cat inner/inside"]);
+    });
+    let ended = scene.gitlab.ended(job);
+    assert!(ended.state == "success" && ended.text().contains("deep"), "{}", ended.text());
+    let config = scene.path("state/builds");
+    assert!(
+        !tree(&config)
+            .values()
+            .any(|content| { content.windows(ended.token.len()).any(|part| part == ended.token.as_bytes()) })
+    );
+    fs::remove_dir_all(config).unwrap();
+}
