@@ -32,7 +32,7 @@ pub(super) const CI_FILE: &str = ".gitlab-ci.yml";
 #[command(next_help_heading = "Job of a CI file")]
 #[expect(clippy::struct_excessive_bools, reason = "each is an option")]
 pub(super) struct CiOptions {
-    /// List the jobs of the CI file FILE, with what its rules say and what cannot run here; also as --output json
+    /// List the jobs of the CI file FILE, with what its rules say and what cannot run here; -q: their names, or --output json
     #[arg(long, env = "STEP_RUNNER_LIST_JOBS")]
     pub(super) list_jobs: bool,
     /// First run the jobs that it needs, in order, each once

@@ -48,7 +48,6 @@ fn visible(command: &Command) -> Command {
     let shown = Command::new(name_of(command))
         .about(command.get_about().cloned().unwrap_or_default())
         .args(command.get_arguments().filter(|argument| !argument.is_hide_set()).map(with_values))
-        .groups(command.get_groups())
         .subcommands(command.get_subcommands().filter(|sub| !sub.is_hide_set()).map(visible))
         .disable_help_subcommand(true);
     match command.get_version() {
@@ -89,7 +88,10 @@ const WITH_IDS: &str = "follow status cancel finish";
 /// Asks the daemon for the ids of its jobs. A daemon that is not there must not hold up a shell.
 const ASK: &str = "status --output ids --connect-timeout 1s";
 
-/// Returns the script with a part that offers the ids of jobs. Generators know only words that never change. Shells
+/// Asks for the names of the jobs of the CI file, for `run --job`.
+const JOBS: &str = "run --list-jobs --quiet";
+
+/// Returns the script with a part that offers the ids of jobs, and the names of those of a CI file. Generators know only words that never change. Shells
 /// without such a part offer no ids.
 fn with_ids(shell: Shell, script: String) -> String {
     match shell {
@@ -98,18 +100,28 @@ fn with_ids(shell: Shell, script: String) -> String {
                 with_one_spelling(&script).replacen("_step__runner() {", "_step__runner_words() {", 1);
             format!(
                 "{words}\n{}",
-                BASH_IDS.replace("WITH_IDS", &WITH_IDS.replace(' ', "|")).replace("ASK", ASK)
+                BASH_IDS
+                    .replace("WITH_IDS", &WITH_IDS.replace(' ', "|"))
+                    .replace("ASK", ASK)
+                    .replace("JOBS", JOBS)
             )
         }
         Shell::Zsh => {
             let is_id =
                 |line: &str| ["'::id ", "':id ", "'*::ids "].iter().any(|start| line.starts_with(start));
             let lines = script.lines().map(|line| {
-                if is_id(line) { line.replace(":_default'", ":_step_runner_ids'") } else { line.to_owned() }
+                if is_id(line) {
+                    line.replace(":_default'", ":_step_runner_ids'")
+                } else if line.starts_with("'*--job=") {
+                    line.replace(":_default'", ":_step_runner_jobs'")
+                } else {
+                    line.to_owned()
+                }
             });
             let script = lines.collect::<Vec<_>>().join("\n");
             let ids = format!(
-                "_step_runner_ids() {{\n    compadd -- ${{(f)\"$({NAME} {ASK} 2>/dev/null)\"}}\n}}\n\n"
+                "_step_runner_ids() {{\n    compadd -- ${{(f)\"$({NAME} {ASK} 2>/dev/null)\"}}\n}}\n\n\
+                 _step_runner_jobs() {{\n    compadd -- ${{(f)\"$({NAME} {JOBS} 2>/dev/null)\"}}\n}}\n\n"
             );
             match script.rfind("if [ \"$funcstack[1]\"") {
                 Some(at) => format!(
@@ -121,7 +133,8 @@ fn with_ids(shell: Shell, script: String) -> String {
             }
         }
         Shell::Fish => format!(
-            "{script}complete -c {NAME} -n \"__fish_seen_subcommand_from {WITH_IDS}\" -f -a \"({NAME} {ASK} 2>/dev/null)\"\n"
+            "{script}complete -c {NAME} -n \"__fish_seen_subcommand_from {WITH_IDS}\" -f -a \"({NAME} {ASK} 2>/dev/null)\"\n\
+             complete -c {NAME} -n \"__fish_seen_subcommand_from run\" -l job -x -a \"({NAME} {JOBS} 2>/dev/null)\"\n"
         ),
         _ => script,
     }
@@ -131,7 +144,13 @@ fn with_ids(shell: Shell, script: String) -> String {
 const BASH_IDS: &str = "\
 _step__runner() {
     _step__runner_words \"$@\"
-    local cur=\"${COMP_WORDS[COMP_CWORD]}\" daemon=() at ids
+    local cur=\"${COMP_WORDS[COMP_CWORD]}\" daemon=() at ids IFS=$' \\t\\n'
+    if [[ ${COMP_WORDS[1]} == run && ${COMP_WORDS[COMP_CWORD-1]} == --job ]]; then
+        ids=$(\"$1\" JOBS 2>/dev/null | sed 's/[^A-Za-z0-9_.-]/\\\\&/g')
+        IFS=$'\\n'
+        COMPREPLY=($(compgen -W \"${ids//\\\\/\\\\\\\\}\" -- \"$cur\"))
+        return 0
+    fi
     case \"${COMP_WORDS[1]}\" in WITH_IDS) ;; *) return 0 ;; esac
     [[ $cur == -* || ${COMP_WORDS[COMP_CWORD-1]} == --* ]] && return 0
     for ((at = 2; at < COMP_CWORD; at++)); do

@@ -151,7 +151,11 @@ async fn job_of_ci_file(
     let inputs = job.texts_of_inputs()?;
     let configuration = Configuration::read(job.target(), options, job.variables()?, &inputs)?;
     let Some(name) = name.filter(|_| !options.list_jobs) else {
-        let format = if arguments.output.is_json() { ListFormat::Json } else { ListFormat::Table };
+        let format = match (arguments.output.is_json(), verbosity.quiet) {
+            (true, _) => ListFormat::Json,
+            (false, true) => ListFormat::Names,
+            (false, false) => ListFormat::Table,
+        };
         ci_job::list(&configuration, options, format)?;
         return Ok(0);
     };

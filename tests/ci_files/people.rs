@@ -48,6 +48,8 @@ fn a_list_tells_what_the_rules_say_and_what_cannot_run_here() {
     let names: Vec<_> = jobs.iter().map(|job| job["name"].as_str().unwrap()).collect();
     assert_eq!(names, ["build", "test 1/2", "test 2/2", "fails", "in a container", "deploy"]);
     assert!(jobs.iter().all(|job| job["cannot_run"].as_array().unwrap().is_empty()), "{jobs:?}");
+    let ran = scene.step_runner(&["run", "--list-jobs", "--quiet"]).ends_with(0);
+    assert_eq!(ran.stdout.lines().collect::<Vec<_>>(), names);
     assert_eq!((&jobs[3]["allow_failure"], &jobs[5]["when"]), (&true.into(), &"manual".into()));
 }
 
@@ -165,4 +167,23 @@ fn time_limits_end_a_job() {
     scene.write("all.yml", "slow: {script: sleep 600, timeout: 1 second, after_script: [echo never]}\n");
     let ran = scene.job("slow", &["all.yml"]).ends_with(124);
     assert!(!ran.lines().contains(&"never"), "{}", ran.stdout);
+}
+
+#[test]
+fn bash_completes_names_of_jobs() {
+    let scene = Scene::new(&[(".gitlab-ci.yml", FILE)]);
+    scene.write("script", &scene.step_runner(&["completions", "bash"]).ends_with(0).stdout);
+    let program = env!("CARGO_BIN_EXE_step-runner");
+    let completed = |word: &str| {
+        let typist = "source script; COMP_WORDS=(\"$1\" run --job \"$2\"); COMP_CWORD=3\n\
+            _step__runner \"$1\" \"$2\" --job; printf '%s\\n' \"${COMPREPLY[@]}\"";
+        let mut bash = std::process::Command::new("bash");
+        bash.args(["-c", typist, "bash", program, word]).current_dir(scene.path("project"));
+        super::Ran::of(&bash.output().unwrap()).ends_with(0).stdout
+    };
+    if std::process::Command::new("bash").arg("--version").output().is_err() {
+        return super::parts::skipped("bash_completes_names_of_jobs", "bash");
+    }
+    assert_eq!(completed("b"), "build\n");
+    assert_eq!(completed("te"), "test\\ 1\\/2\ntest\\ 2\\/2\n");
 }

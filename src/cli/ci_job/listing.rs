@@ -19,6 +19,8 @@ use crate::model::text;
 pub(in crate::cli) enum ListFormat {
     /// A table for people.
     Table,
+    /// Names alone, one a line.
+    Names,
     /// A JSON object for each job, one a line.
     Json,
 }
@@ -43,6 +45,7 @@ pub(in crate::cli) fn list(
     let jobs = listed(configuration, options).map_err(|findings| configuration.project.refused(&findings))?;
     let text = match format {
         ListFormat::Table => table(&jobs),
+        ListFormat::Names => jobs.iter().map(|job| format!("{}\n", printable(&job.name))).collect(),
         ListFormat::Json => jobs.iter().map(object).collect(),
     };
     terminal::print(text.as_bytes())
