@@ -172,10 +172,10 @@ fn time_limits_end_a_job() {
 #[test]
 fn bash_completes_names_of_jobs() {
     let scene = Scene::new(&[(".gitlab-ci.yml", FILE)]);
-    scene.write("script", &scene.step_runner(&["completions", "bash"]).ends_with(0).stdout);
+    scene.write("completions.sh", &scene.step_runner(&["completions", "bash"]).ends_with(0).stdout);
     let program = env!("CARGO_BIN_EXE_step-runner");
     let completed = |word: &str| {
-        let typist = "source script; COMP_WORDS=(\"$1\" run --job \"$2\"); COMP_CWORD=3\n\
+        let typist = "source ./completions.sh; COMP_WORDS=(\"$1\" run --job \"$2\"); COMP_CWORD=3\n\
             _step__runner \"$1\" \"$2\" --job; printf '%s\\n' \"${COMPREPLY[@]}\"";
         let mut bash = std::process::Command::new("bash");
         bash.args(["-c", typist, "bash", program, word]).current_dir(scene.path("project"));

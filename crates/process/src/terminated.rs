@@ -1,10 +1,11 @@
 //! Asks processes to end, each of them once: many programs take a second SIGTERM as "abort now".
 
-use std::collections::HashSet;
+use std::collections::HashMap;
 use std::fs;
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
+use rustix::time::{ClockId, clock_gettime};
 
 use super::group::signal_process;
 use super::sweep::Process;
@@ -15,11 +16,14 @@ const LOOKS: u32 = 8;
 /// … and the time after which no further look begins. Processes that still come then are killed at the end of the grace.
 const LOOK_TIME: Duration = Duration::from_millis(20);
 
+/// Units of a process's start time in a second: the kernel's USER_HZ.
+const TICKS: u64 = 100;
+
 /// The processes of a job that were asked to end.
 #[derive(Debug, Default)]
 pub struct Terminated {
-    /// Their ids and start times.
-    asked: HashSet<(u32, u64)>,
+    /// Their ids and start times, with the time at which each was asked, in the units of a start time.
+    asked: HashMap<(u32, u64), u64>,
 }
 
 impl Terminated {
@@ -30,25 +34,26 @@ impl Terminated {
     /// Parents come before their children: a shell whose child ends first would go on with its script. A signal to the
     /// whole process group is no choice, because it does not tell which processes got it.
     ///
-    /// What a process that handles SIGTERM starts after it was asked belongs to its cleanup, and is not asked.
+    /// What a process that handles SIGTERM starts after it was asked belongs to its cleanup, and is not asked. What it
+    /// started before is asked: a shell waits for that before it acts on the signal.
     pub fn terminate(&mut self, find: impl Fn() -> Vec<Process>) {
         let begun = Instant::now();
         for _ in 0..LOOKS {
             let mut found = find();
             found.retain(|process| {
-                !process.zombie && !self.asked.contains(&(process.pid, process.start_time))
+                !process.zombie && !self.asked.contains_key(&(process.pid, process.start_time))
             });
+            // If the parent ends nevertheless, the next look finds the process with another parent. Decided before this
+            // look asks anybody: what it has found was there before.
+            let (cleanup, mut found): (Vec<_>, Vec<_>) =
+                found.into_iter().partition(|process| self.is_for_cleanup(process));
             found.sort_unstable_by_key(|process| (process.start_time, process.pid));
-            let mut is_any = false;
+            let mut is_any = !cleanup.is_empty();
             for process in found {
-                // If the parent ends nevertheless, the next look finds the process with another parent.
-                if self.is_for_cleanup(&process) {
-                    is_any = true;
-                    continue;
-                }
+                let now = boot_time();
                 // One that refuses the signal (set-user-id programs) is tried again with the rest of its job.
                 if signal_process(&process, &[Signal::TERM, Signal::CONT]) {
-                    is_any |= self.asked.insert((process.pid, process.start_time));
+                    is_any |= self.asked.insert((process.pid, process.start_time), now).is_none();
                 }
             }
             if !is_any || begun.elapsed() >= LOOK_TIME {
@@ -57,13 +62,21 @@ impl Terminated {
         }
     }
 
-    /// True if the parent of `process` was asked, and handles that.
+    /// True if the parent of `process` was asked before `process` was started, and handles that.
     fn is_for_cleanup(&self, process: &Process) -> bool {
         let parent = Process::read(process.parent).filter(|parent| !parent.zombie);
         parent.is_some_and(|parent| {
-            self.asked.contains(&(parent.pid, parent.start_time)) && handles_term(parent.pid)
+            let asked = self.asked.get(&(parent.pid, parent.start_time));
+            asked.is_some_and(|asked| process.start_time >= *asked) && handles_term(parent.pid)
         })
     }
+}
+
+/// The time since the start of the system, in the units of a start time.
+fn boot_time() -> u64 {
+    let now = clock_gettime(ClockId::Boottime);
+    let (seconds, nanoseconds) = (now.tv_sec.cast_unsigned(), now.tv_nsec.cast_unsigned());
+    seconds * TICKS + nanoseconds / (1_000_000_000 / TICKS)
 }
 
 /// True if process `pid` has a handler for SIGTERM.
@@ -105,6 +118,21 @@ mod tests {
         input.write_all(b"goes on\n").unwrap();
         assert_eq!(lines.next().unwrap().unwrap(), "goes on");
         drop(input);
+        child.wait().unwrap();
+    }
+
+    #[test]
+    fn fault_96_what_a_process_with_a_handler_waits_for_is_asked_with_it() {
+        let script = "trap 'echo asked; exit' TERM; echo ready; sleep 600; echo went on";
+        let mut child = Command::new("bash").args(["-c", script]).stdout(Stdio::piped()).spawn().unwrap();
+        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        assert_eq!(lines.next().unwrap().unwrap(), "ready");
+        let family = || descendants(child.id()).into_iter().chain(Process::read(child.id())).collect::<Vec<_>>();
+        while !family().iter().any(|process| process.pid != child.id()) {
+            std::thread::yield_now();
+        }
+        Terminated::default().terminate(family);
+        assert_eq!(lines.next().unwrap().unwrap(), "asked");
         child.wait().unwrap();
     }
 
