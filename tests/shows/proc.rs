@@ -113,6 +113,11 @@ pub(crate) fn peak_memory(pid: u32) -> u64 {
     field(pid, "status", "VmHWM:").unwrap_or(0)
 }
 
+/// Returns the resident memory of mapped files in KiB: the program's own pages, mostly.
+pub(crate) fn file_memory(pid: u32) -> u64 {
+    field(pid, "status", "RssFile:").unwrap_or(0)
+}
+
 /// Returns the processor time in kernel clock ticks.
 pub(crate) fn ticks(pid: u32) -> u64 {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();

@@ -120,7 +120,7 @@ impl Proof<'_> {
         }
         let took = begun.elapsed();
         let keeper = self.scene.keeper().ok_or("there is no keeper")?;
-        let peaks = [daemon.pid(), keeper].map(proc::peak_memory);
+        let peaks = [daemon.pid(), keeper].map(peak_memory);
         let status = client.ended(id, PATIENCE).await?;
         if status.exit_code != 0 {
             return Err(format!("exit code {}: {}", status.exit_code, status.message));
@@ -174,6 +174,13 @@ impl Proof<'_> {
             Err(format!("{entries} entries over {streams} streams join to {found}, written was {written}"))
         }
     }
+}
+
+/// Returns the peak memory in KiB. The pages of a program that is built for debugging are several times those of a released
+/// one, and are not counted.
+fn peak_memory(pid: u32) -> u64 {
+    let program = if cfg!(debug_assertions) { proc::file_memory(pid) } else { 0 };
+    proc::peak_memory(pid).saturating_sub(program)
 }
 
 /// Checks that following from the end of the log returns nothing, and from beyond it an error.

@@ -127,7 +127,8 @@ mod tests {
         let mut child = Command::new("bash").args(["-c", script]).stdout(Stdio::piped()).spawn().unwrap();
         let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
         assert_eq!(lines.next().unwrap().unwrap(), "ready");
-        let family = || descendants(child.id()).into_iter().chain(Process::read(child.id())).collect::<Vec<_>>();
+        let family =
+            || descendants(child.id()).into_iter().chain(Process::read(child.id())).collect::<Vec<_>>();
         while !family().iter().any(|process| process.pid != child.id()) {
             std::thread::yield_now();
         }

@@ -45,7 +45,7 @@ pub(in crate::cli) fn list(
     let jobs = listed(configuration, options).map_err(|findings| configuration.project.refused(&findings))?;
     let text = match format {
         ListFormat::Table => table(&jobs),
-        ListFormat::Names => jobs.iter().map(|job| format!("{}\n", printable(&job.name))).collect(),
+        ListFormat::Names => names(&jobs),
         ListFormat::Json => jobs.iter().map(object).collect(),
     };
     terminal::print(text.as_bytes())
@@ -94,6 +94,10 @@ fn words(standing: &Standing) -> String {
         Standing::Waits(when) => when.clone(),
         Standing::Absent(why) => format!("not in it: {why}"),
     }
+}
+
+fn names(jobs: &[Listed]) -> String {
+    jobs.iter().fold(String::new(), |text, job| text + &printable(&job.name) + "\n")
 }
 
 fn table(jobs: &[Listed]) -> String {

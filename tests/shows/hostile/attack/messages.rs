@@ -45,7 +45,8 @@ pub(super) fn held_messages(field: &Field, _: usize) -> Tally {
     let mut tally = Tally::default();
     let Ok(mut wire) = Wire::open(&field.socket) else { return tally };
     tally.connections += 1;
-    let filled = fill(field, &mut wire, &mut tally);
+    let Ok(credit) = Credit::start(&wire) else { return tally };
+    let filled = fill(field, &mut wire, &credit, &mut tally);
     field.hold(&[]);
     tally.ended = u64::from(filled.is_err() || is_ended(&wire));
     tally
@@ -83,9 +84,8 @@ fn trickle(field: &Field, wire: &mut Wire, tally: &mut Tally) -> io::Result<()> 
     Ok(())
 }
 
-fn fill(field: &Field, wire: &mut Wire, tally: &mut Tally) -> io::Result<()> {
+fn fill(field: &Field, wire: &mut Wire, credit: &Credit, tally: &mut Tally) -> io::Result<()> {
     wire.patience(PATIENCE)?;
-    let credit = Credit::start(wire)?;
     let prefix = [&[0][..], &(31_u32 << 20).to_be_bytes()].concat();
     for stream in (0..STREAMS).map(|number| number * 2 + 1) {
         field.send(wire, &frame(kind::HEADERS, END_HEADERS, stream, &frames::call_headers("Run")))?;
@@ -104,8 +104,18 @@ fn fill(field: &Field, wire: &mut Wire, tally: &mut Tally) -> io::Result<()> {
     Ok(())
 }
 
-/// The flow-control windows of a connection, updated by a thread that reads.
-struct Credit(std::sync::Arc<std::sync::Mutex<Windows>>);
+/// The flow-control windows of a connection, updated by a thread that reads. The connection ends with this value: the thread
+/// would keep it open.
+struct Credit {
+    windows: std::sync::Arc<std::sync::Mutex<Windows>>,
+    stream: std::os::unix::net::UnixStream,
+}
+
+impl Drop for Credit {
+    fn drop(&mut self) {
+        self.stream.shutdown(std::net::Shutdown::Both).ok();
+    }
+}
 
 #[derive(Default)]
 struct Windows {
@@ -143,13 +153,13 @@ impl Credit {
             }
             kept.lock().unwrap().is_over = true;
         });
-        Ok(Self(windows))
+        Ok(Self { windows, stream: wire.stream.try_clone()? })
     }
 
     /// Waits for room on the stream and the connection. Returns `false` if there is none for too long.
     fn take(&self, stream: u32, bytes: i64, goes_on: impl Fn() -> bool) -> bool {
         for _ in 0..100 {
-            let mut windows = self.0.lock().unwrap();
+            let mut windows = self.windows.lock().unwrap();
             let initial = windows.initial;
             let used = |windows: &Windows, stream| windows.used.get(&stream).copied().unwrap_or(0);
             if used(&windows, stream) >= i64::MAX / 4 || windows.is_over {
