@@ -70,9 +70,16 @@ impl Scene {
 
     /// Starts the agent.
     pub(crate) fn start(&mut self) {
+        self.start_with(|_| {});
+    }
+
+    /// Starts the agent with changes of its command.
+    pub(crate) fn start_with(&mut self, change: impl FnOnce(&mut Command)) {
         assert!(self.agent.is_none());
         let log = fs::OpenOptions::new().append(true).create(true).open(self.path("agent.log")).unwrap();
-        self.agent = Some(self.command(&["agent"]).stderr(log).spawn().unwrap());
+        let mut command = self.command(&["agent"]);
+        change(&mut command);
+        self.agent = Some(command.stderr(log).spawn().unwrap());
     }
 
     /// Kills the agent, as a crash would.

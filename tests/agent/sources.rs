@@ -1,6 +1,7 @@
 //! The sources of a job, from a real Git server.
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
 
 use serde_json::{Value, json};
 
@@ -108,4 +109,74 @@ fn a15_submodules_come_with_the_same_token() {
             .any(|content| { content.windows(ended.token.len()).any(|part| part == ended.token.as_bytes()) })
     );
     fs::remove_dir_all(config).unwrap();
+}
+
+/// Double of `git-lfs`. It fetches nothing without its filter or the job's token.
+const LFS: &str = r#"#!/bin/sh
+case $1 in
+version) exec test ! -e "$0.absent" ;;
+pull)
+    test -n "$(git config filter.lfs.clean)" || exit 9
+    printf 'url=%s\n\n' "$(git config remote.origin.url)" | git credential fill | grep -q '^password=.' || exit 9
+    git ls-files -- ':(attr:filter=lfs)' | while read -r name; do echo "content of $name" >"$name"; done
+    ;;
+*) exit 9 ;;
+esac
+"#;
+
+/// Runs a job with files in Git LFS, also in a submodule. Returns its trace.
+fn job_with_large_files(server: &GitServer, sha: &str, is_there: bool, skip: Option<&str>) -> String {
+    let mut scene = Scene::new();
+    let programs = scene.path("programs");
+    fs::create_dir(&programs).unwrap();
+    fs::write(programs.join("git-lfs"), LFS).unwrap();
+    fs::set_permissions(programs.join("git-lfs"), fs::Permissions::from_mode(0o755)).unwrap();
+    if !is_there {
+        fs::write(programs.join("git-lfs.absent"), "").unwrap();
+    }
+    let path = format!("{}:{}", programs.display(), std::env::var("PATH").unwrap());
+    scene.start_with(|command| _ = command.env("PATH", path));
+    let job = scene.gitlab.add(|job| {
+        sources(job, server, "group/large", sha);
+        let variables = job["variables"].as_array_mut().unwrap();
+        variables.push(json!({"key": "GIT_SUBMODULE_STRATEGY", "value": "normal"}));
+        if let Some(value) = skip {
+            variables.push(json!({"key": "GIT_LFS_SKIP_SMUDGE", "value": value}));
+        }
+        job["steps"][0]["script"] = json!(["cat big.bin", "cat below/deep.bin"]);
+    });
+    let ended = scene.gitlab.ended(job);
+    assert_eq!(ended.state, "success", "{}", ended.text());
+    assert!(!ended.text().contains(&ended.token), "{}", ended.text());
+    ended.text()
+}
+
+#[test]
+fn files_of_git_lfs_come_unless_the_job_does_not_want_them() {
+    let Some(server) = GitServer::start("files_of_git_lfs") else { return };
+    let attributes = "*.bin filter=lfs\n";
+    let inner = server.repository("group/below");
+    let inner = inner.file(".gitattributes", attributes).file("deep.bin", "pointer\n").commit("inner");
+    let outer = server.repository("group/large");
+    outer.file(".gitattributes", attributes).file("big.bin", "pointer\n");
+    outer.file(".gitmodules", "[submodule \"below\"]\n\tpath = below\n\turl = ../below\n").commit("first");
+    outer.git(&["update-index", "--add", "--cacheinfo", &format!("160000,{inner},below")]);
+    outer.git(&["commit", "--quiet", "--message", "second"]);
+    let sha = outer.git(&["rev-parse", "HEAD"]);
+    let warning = "stay pointers: there is no `git-lfs` program";
+    for (is_there, skip, fetched, warned) in [
+        (true, None, true, false),
+        (true, Some("0"), true, false),
+        (true, Some("1"), false, false),
+        (true, Some("true"), false, false),
+        (false, None, false, true),
+        (false, Some("1"), false, false),
+    ] {
+        let text = job_with_large_files(&server, &sha, is_there, skip);
+        let case = format!("{is_there} {skip:?}: {text}");
+        for name in ["big.bin", "deep.bin"] {
+            assert_eq!(text.contains(&format!("content of {name}\n")), fetched, "{case}");
+        }
+        assert_eq!(text.contains(warning), warned, "{case}");
+    }
 }

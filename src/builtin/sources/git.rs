@@ -15,6 +15,22 @@ use crate::process::tool::{self, Tool};
 /// User of the job's token.
 const USER: &str = "gitlab-ci-token";
 
+/// Variable of a job that does not want the files kept in Git LFS.
+const SKIP_LARGE_FILES: &str = "GIT_LFS_SKIP_SMUDGE";
+
+/// Lists the files of a repository that are kept in Git LFS.
+const LIST_LARGE_FILES: [&str; 3] = ["ls-files", "--", ":(attr:filter=lfs)"];
+
+/// Fetches these files. Git LFS puts them into the work tree only where its filter is set, which a machine may not have.
+const FETCH_LARGE_FILES: [&str; 6] = [
+    "-c",
+    "filter.lfs.clean=git-lfs clean -- %f",
+    "-c",
+    "filter.lfs.smudge=git-lfs smudge -- %f",
+    "lfs",
+    "pull",
+];
+
 /// Words of `git`, in lower case, and the exit code that they mean. The first row that fits counts.
 const WORDS: [(u8, &[&str]); 4] = [
     (DISK, &["no space left on device", "disk quota exceeded"]),
@@ -23,6 +39,7 @@ const WORDS: [(u8, &[&str]); 4] = [
         &[
             "authentication failed",
             "access denied",
+            "authorization error",
             "could not read username",
             "could not read password",
             "returned error: 401",
@@ -57,6 +74,8 @@ const WORDS: [(u8, &[&str]); 4] = [
             "rpc failed",
             "hung up unexpectedly",
             "returned error: 5",
+            "dial tcp",
+            "server error: ",
         ],
     ),
 ];
@@ -111,6 +130,8 @@ impl<'e> Git<'e> {
         let mut variables: Vec<(String, OsString)> = vec![
             ("LC_ALL".to_owned(), "C".into()),
             ("GIT_TERMINAL_PROMPT".to_owned(), "0".into()),
+            // A checkout would fetch them one by one. They come together, afterwards.
+            (SKIP_LARGE_FILES.to_owned(), "1".into()),
             ("GIT_CONFIG_COUNT".to_owned(), settings.len().to_string().into()),
         ];
         for (index, (key, value)) in settings.into_iter().enumerate() {
@@ -151,6 +172,7 @@ impl<'e> Git<'e> {
         if clean != ["none"] {
             self.git_with(&["clean"], &clean)?;
         }
+        self.large_files(&LIST_LARGE_FILES, &FETCH_LARGE_FILES)?;
         self.submodules()
     }
 
@@ -183,7 +205,28 @@ impl<'e> Git<'e> {
         let paths = if paths.is_empty() { paths } else { [vec!["--".to_owned()], paths].concat() };
         self.git(&[&["submodule", "sync", "--quiet"], recursive].concat())?;
         let words = [depth.unwrap_or_default(), paths].concat();
-        self.git_with(&[&["submodule", "update", "--init", "--force"], recursive].concat(), &words)
+        self.git_with(&[&["submodule", "update", "--init", "--force"], recursive].concat(), &words)?;
+        let each = [&["submodule", "--quiet", "foreach"], recursive].concat();
+        let list = format!("git {}", shell_words::join(LIST_LARGE_FILES));
+        let fetch = format!("git {}", shell_words::join(FETCH_LARGE_FILES));
+        self.large_files(&[&each[..], &[&list]].concat(), &[&each[..], &[&fetch]].concat())
+    }
+
+    /// Fetches files that are kept in Git LFS, if `list` names any and the job wants them.
+    fn large_files(&self, list: &[&str], fetch: &[&str]) -> Result<(), BuiltinError> {
+        let is_unwanted = (self.environment.variable)(SKIP_LARGE_FILES).is_some_and(|value| is_true(&value));
+        if is_unwanted || self.answer(list).is_none_or(|names| names.is_empty()) {
+            return Ok(());
+        }
+        if self.answer(&["lfs", "version"]).is_none() {
+            (self.environment.say)(
+                "WARNING: files kept in Git LFS stay pointers: there is no `git-lfs` program where the job runs. \
+                 Install it, or set GIT_LFS_SKIP_SMUDGE to 1 if the job does not need these files",
+            );
+            return Ok(());
+        }
+        (self.environment.say)("Fetching files of Git LFS");
+        self.git(fetch)
     }
 
     /// Returns the words of a variable of the job; `default` if it is not set or cannot be split.
@@ -218,7 +261,12 @@ impl<'e> Git<'e> {
     }
 
     fn quietly(&self, words: &[&str]) {
-        drop(self.tool(words, &[]).answer());
+        drop(self.answer(words));
+    }
+
+    /// Returns what a command prints; `None` if it fails.
+    fn answer(&self, words: &[&str]) -> Option<Vec<u8>> {
+        self.tool(words, &[]).answer().ok().flatten()
     }
 
     fn tool(&self, words: &[&str], more: &[String]) -> Tool {
@@ -238,6 +286,11 @@ fn write_credentials(path: &Path, url: &Url, token: &str) -> std::io::Result<()>
 /// Returns a path for the line of a helper, which a shell reads.
 fn quoted(path: &Path) -> String {
     shell_words::quote(&path.display().to_string()).into_owned()
+}
+
+/// True if GitLab Runner takes the value of a variable as true.
+fn is_true(value: &str) -> bool {
+    matches!(value, "1" | "t" | "T" | "true" | "True" | "TRUE")
 }
 
 /// Removes what an earlier job or a killed `git` has left in a repository.
@@ -280,6 +333,9 @@ mod tests {
                 AUTHENTICATION,
             ),
             ("fatal: could not read Username for 'http://x': terminal prompts disabled", AUTHENTICATION),
+            ("batch response: Authorization error: http://x/info/lfs/objects/batch", AUTHENTICATION),
+            ("batch request: dial tcp 127.0.0.1:1: connect: no route to host", NETWORK),
+            ("batch response: Server error: http://x/info/lfs/objects/batch", NETWORK),
             ("fatal: couldn't find remote ref refs/heads/gone", FAULT_OF_JOB),
             ("fatal: reference is not a tree: 1111", FAULT_OF_JOB),
             ("fatal: unable to access 'http://x/': The requested URL returned error: 404", FAULT_OF_JOB),
