@@ -147,6 +147,11 @@ impl Processes {
         [&self.watchers, &self.daemons, &self.keepers, &self.others].iter().all(|list| list.is_empty())
     }
 
+    /// The lists, those first whose processes start others.
+    fn lists_mut(&mut self) -> [&mut Vec<Process>; 4] {
+        [&mut self.watchers, &mut self.daemons, &mut self.keepers, &mut self.others]
+    }
+
     /// Continues daemon and keeper where a script has stopped them (SIGSTOP).
     pub(super) fn resume(&self) {
         signal(&self.daemons, &[Signal::CONT]);
@@ -213,24 +218,25 @@ pub(super) fn end_gently(state: &AttemptFolder, grace: Duration, limit: Duration
 /// Kills all processes of an attempt. Waits up to `limit` until none is left, and returns a text for each one that is.
 pub(super) fn kill_all(state: &AttemptFolder, limit: Duration) -> Vec<String> {
     let start = Instant::now();
-    // A process that loses its parent may show nothing more of the job: it is known from an earlier look.
-    let mut known: Vec<Process> = Vec::new();
+    // A process that loses its parent, or that is about to end, may show nothing more of the attempt: it is known from an
+    // earlier look.
+    let mut known = Processes::default();
     loop {
         let mut found = Processes::of(state);
-        known.retain(lives);
-        let earlier = known.iter().filter(|process| !found.others.iter().any(|now| now.pid == process.pid));
-        let earlier: Vec<_> = earlier.copied().collect();
-        // The parent may be another one by now, so what was read of the process is read again.
-        found.others.extend(earlier.iter().filter_map(|process| Process::read(process.pid)));
+        for (found, known) in found.lists_mut().into_iter().zip(known.lists_mut()) {
+            known.retain(|process| lives(process) && !found.iter().any(|now| now.pid == process.pid));
+            // The parent may be another one by now, so what was read of the process is read again.
+            found.extend(known.iter().filter_map(|process| Process::read(process.pid)));
+            known.clone_from(found);
+        }
         if found.is_empty() {
             return Vec::new();
         }
-        known.clone_from(&found.others);
         if start.elapsed() >= limit {
             return found.names();
         }
         // Those that start others come first.
-        for list in [&found.watchers, &found.daemons, &found.keepers, &found.others] {
+        for list in found.lists_mut() {
             signal(list, &[Signal::KILL]);
         }
         std::thread::sleep(PAUSE);

@@ -80,6 +80,11 @@ impl Running {
         self.child.id() as i32
     }
 
+    /// True once the call itself has ended.
+    pub(crate) fn has_ended(&mut self) -> bool {
+        self.child.try_wait().unwrap().is_some()
+    }
+
     /// Sends a signal to the whole process group, as the Runner does.
     pub(crate) fn signal(&self, signal: Signal) {
         rustix::process::kill_process_group(Pid::from_raw(self.pid()).unwrap(), signal).unwrap();
