@@ -35,7 +35,7 @@ impl Files for Pair<'_> {
 fuzz_target!(|text: &str| {
     drop(of_payload(text.as_bytes()));
     if let Ok(job) = of_mapping("f", text) {
-        drop(plan(&job, Images::Ignored));
+        drop(plan(&job, Images::Ignored, None));
     }
     let (main, included) = text.split_once("\n===\n").unwrap_or((text, ""));
     let files = Pair(main, included);
@@ -55,7 +55,7 @@ fuzz_target!(|text: &str| {
         let names = definition.copies.iter().map(|copy| &copy.name);
         for name in names.chain([&definition.name]).take(4) {
             let Ok(job) = of_file(&file, name, &circumstances) else { continue };
-            let planned = plan(&job, Images::Provided).expect("provided");
+            let planned = plan(&job, Images::Provided, None).expect("provided");
             assert!(planned.steps.is_ascii() && planned.steps.starts_with("spec:\n"), "{}", planned.steps);
         }
     }
