@@ -94,21 +94,31 @@ fn a15_submodules_come_with_the_same_token() {
     let sha = outer.git(&["rev-parse", "HEAD"]);
     let mut scene = Scene::new();
     scene.start();
-    let job = scene.gitlab.add(|job| {
-        sources(job, &server, "group/outer", &sha);
-        let variables = job["variables"].as_array_mut().unwrap();
-        variables.push(json!({"key": "GIT_SUBMODULE_STRATEGY", "value": "recursive"}));
-        job["steps"][0]["script"] = json!(["cat inner/inside"]);
-    });
-    let ended = scene.gitlab.ended(job);
-    assert!(ended.state == "success" && ended.text().contains("deep"), "{}", ended.text());
-    let config = scene.path("state/builds");
-    assert!(
-        !tree(&config)
-            .values()
-            .any(|content| { content.windows(ended.token.len()).any(|part| part == ended.token.as_bytes()) })
-    );
-    fs::remove_dir_all(config).unwrap();
+    let builds = scene.path("state/builds");
+    // What a job leaves for the next one: hooks and settings, in a repository elsewhere too, which runs nothing there.
+    let plants = [
+        "for at in .git .git/modules/inner; do mkdir -p $at/hooks; printf '#!/bin/sh\\necho PLANTED\\n' > $at/hooks/post-checkout; \
+         chmod +x $at/hooks/post-checkout; git --git-dir $at config core.fsmonitor 'echo PLANTED'; done",
+        "mv .git ../elsewhere; echo \"gitdir: $PWD/../elsewhere\" > .git",
+        "rm -rf .git/modules; ln -s \"$PWD/../elsewhere/modules\" .git/modules",
+        "true",
+    ];
+    for plant in plants {
+        let job = scene.gitlab.add(|job| {
+            sources(job, &server, "group/outer", &sha);
+            let variables = job["variables"].as_array_mut().unwrap();
+            variables.push(json!({"key": "GIT_SUBMODULE_STRATEGY", "value": "recursive"}));
+            job["steps"][0]["script"] = json!(["cat inner/inside", plant]);
+        });
+        let ended = scene.gitlab.ended(job);
+        let text = ended.text();
+        assert!(ended.state == "success" && text.contains(" deep\n"), "{text}");
+        assert!(!text.lines().any(|line| line.ends_with(" PLANTED")), "{text}");
+        let has_token =
+            |content: &Vec<u8>| content.windows(ended.token.len()).any(|part| part == ended.token.as_bytes());
+        assert!(!tree(&builds).values().any(has_token));
+    }
+    fs::remove_dir_all(builds).unwrap();
 }
 
 /// Double of `git-lfs`. It fetches nothing without its filter or the job's token.

@@ -148,7 +148,7 @@ impl<'e> Git<'e> {
     pub(super) fn bring(&self, sources: &Sources) -> Result<(), BuiltinError> {
         let folder = &self.environment.work_dir;
         let say = self.environment.say;
-        if sources.strategy == Strategy::Clone {
+        if sources.strategy == Strategy::Clone || !is_repository(&folder.join(".git")) {
             empty(folder, self.environment)?;
         } else {
             remove_stale(&folder.join(".git"));
@@ -293,12 +293,37 @@ fn is_true(value: &str) -> bool {
     matches!(value, "1" | "t" | "T" | "true" | "True" | "TRUE")
 }
 
-/// Removes what an earlier job or a killed `git` has left in a repository.
+/// Removes what an earlier job or a killed `git` has left in a repository and in those of its submodules: hooks and settings
+/// would run programs beside the next job's token.
 fn remove_stale(repository: &Path) {
     for name in ["index.lock", "shallow.lock", "HEAD.lock", "config.lock", "packed-refs.lock", "config"] {
         fs::remove_file(repository.join(name)).ok();
     }
     fs::remove_dir_all(repository.join("hooks")).ok();
+    remove_stale_below(&repository.join("modules"));
+}
+
+fn remove_stale_below(modules: &Path) {
+    let entries = is_folder(modules).then(|| fs::read_dir(modules).ok()).flatten();
+    for folder in entries.into_iter().flatten().flatten().map(|entry| entry.path()) {
+        if folder.join("HEAD").exists() {
+            remove_stale(&folder);
+        } else {
+            // The name of a submodule can have slashes.
+            remove_stale_below(&folder);
+        }
+    }
+}
+
+/// True for a repository that lies here with those of its submodules. A file or a link names one elsewhere.
+fn is_repository(git: &Path) -> bool {
+    let modules = git.join("modules");
+    is_folder(git) && (is_folder(&modules) || fs::symlink_metadata(&modules).is_err())
+}
+
+/// True for a folder that is no link to one.
+fn is_folder(path: &Path) -> bool {
+    fs::symlink_metadata(path).is_ok_and(|found| found.is_dir())
 }
 
 /// Returns what the words of a failed `git` mean.
