@@ -16,6 +16,7 @@ macro_rules! record {
 pub(crate) mod operators;
 #[cfg(test)]
 pub(crate) mod recorder;
+pub(crate) mod tail;
 mod tree;
 
 use std::error::Error;

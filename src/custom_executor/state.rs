@@ -11,7 +11,7 @@ use std::collections::BTreeSet;
 use std::ffi::CString;
 use std::fs::{self, File};
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
@@ -31,7 +31,7 @@ use crate::process::detached::ProcessInfo;
 const MAX_LOG: u64 = 1 << 20;
 
 /// Bytes at its end that are kept then.
-const KEPT_LOG: u64 = MAX_LOG / 2;
+const KEPT_LOG: u32 = 1 << 19;
 
 /// Bytes of a file in the folder that are read at most.
 const MAX_FILE: u64 = 16 << 20;
@@ -354,7 +354,7 @@ impl AttemptFolder {
 
     /// Returns the last `lines` lines of the private daemon's log.
     pub(super) fn log_tail(&self, lines: usize) -> Vec<String> {
-        let read = || tail(&files::open_read(self.open()?, LOG)?.0);
+        let read = || files::tail::read(&files::open_read(self.open()?, LOG)?.0, KEPT_LOG);
         let text = read().unwrap_or_default();
         let text = String::from_utf8_lossy(&text);
         let all: Vec<_> = text.lines().collect();
@@ -366,12 +366,7 @@ impl AttemptFolder {
     pub(super) fn trim_log(&self) {
         let trim = || {
             let log = self.open_log().map_err(io::Error::other)?;
-            if log.metadata()?.len() > MAX_LOG {
-                let kept = tail(&log)?;
-                files::cut(&log, 0)?;
-                files::append(&log, &kept)?;
-            }
-            io::Result::Ok(())
+            files::tail::keep(&log, MAX_LOG, KEPT_LOG)
         };
         // A log that is too long is no reason to fail.
         trim().ok();
@@ -472,17 +467,6 @@ fn unusable(path: &Path, action: &str, error: &io::Error) -> Failure {
     let owner = owner.map_or_else(|_| String::new(), |uid| format!(" (its folder belongs to user {uid})"));
     Failure::new(Exit::Failure, format!("cannot {action} {}{owner}: {}", path.display(), chain(error)))
         .with_remedy("name a folder of your own with --state-dir")
-}
-
-/// Returns the end of a log, from the start of a line.
-fn tail(log: impl AsFd) -> io::Result<Vec<u8>> {
-    let length = files::stat_of(&log)?.st_size.unsigned_abs();
-    let mut content = files::read_piece(&log, length.saturating_sub(KEPT_LOG), KEPT_LOG as usize)?;
-    if length > KEPT_LOG {
-        let start = memchr::memchr(b'\n', &content).map_or(0, |end| end + 1);
-        content.drain(..start);
-    }
-    Ok(content)
 }
 
 #[cfg(test)]

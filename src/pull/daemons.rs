@@ -14,6 +14,7 @@ use tokio::sync::Mutex;
 use super::place::{environment, make_folder};
 use crate::client::{Address, Client, Options};
 use crate::error::Chain;
+use crate::files::tail;
 use crate::net::Socket;
 use crate::process::detached::{Detached, Started};
 
@@ -33,7 +34,11 @@ const STALE_AFTER: &str = "24h";
 const IDLE_TIMEOUT: &str = "10m";
 
 /// Bytes at the end of the daemon's log that a message shows.
-const SHOWN: usize = 1_000;
+const SHOWN: u32 = 1_000;
+
+/// Length in bytes from which the beginning of the daemon's log is cut off at its next start, and what stays.
+const MAX_LOG: u64 = 8 << 20;
+const KEPT_LOG: u32 = 1 << 20;
 
 /// All daemons of the agent.
 pub(super) struct Daemons {
@@ -57,20 +62,19 @@ impl Daemons {
     /// Returns a client of the daemon at an address, or of the agent's own, which is started if need be. The error is a
     /// text for people.
     pub(super) async fn client(&self, address: Option<&str>) -> Result<Client, String> {
-        let mut state = self.state.lock().await;
         let target = match address {
             Some(text) => text.parse::<Address>().map_err(|error| error.to_string())?,
-            None => Address::Unix(self.ensure(&mut state.started).await?),
+            None => Address::Unix(self.ensure(&mut self.state.lock().await.started).await?),
         };
         let key = address.map(str::to_owned);
-        if let Some(client) = state.clients.get(&key) {
+        if let Some(client) = self.state.lock().await.clients.get(&key) {
             return Ok(client.clone());
         }
+        // Without the lock: jobs elsewhere do not wait for a daemon that does not answer.
         let options = Options { connect_timeout: PATIENCE, reconnect_timeout: PATIENCE };
         let client =
             Client::connect_with(target, options).await.map_err(|error| Chain(&error).to_string())?;
-        state.clients.insert(key, client.clone());
-        Ok(client)
+        Ok(self.state.lock().await.clients.entry(key).or_insert(client).clone())
     }
 
     /// Returns the socket of the agent's own daemon, which listens.
@@ -105,8 +109,9 @@ impl Daemons {
     /// Starts the daemon in a session of its own. What it writes goes to a file.
     fn start(&self) -> io::Result<Started> {
         make_folder(&self.own)?;
-        let log = OpenOptions::new().append(true).create(true).mode(0o600).clone();
+        let log = OpenOptions::new().read(true).append(true).create(true).mode(0o600).clone();
         let log = log.open(self.own.join("log"))?;
+        tail::keep(&log, MAX_LOG, KEPT_LOG)?;
         let (socket, state) = (self.own.join("s.sock"), self.own.join("state"));
         let words: [&OsStr; 11] = [
             "detach".as_ref(),
@@ -126,8 +131,36 @@ impl Daemons {
     }
 
     fn last_words(&self) -> String {
-        let log = std::fs::read(self.own.join("log")).unwrap_or_default();
-        let end = log.get(log.len().saturating_sub(SHOWN)..).unwrap_or_default();
-        String::from_utf8_lossy(end).trim().to_owned()
+        let end = std::fs::File::open(self.own.join("log")).and_then(|log| tail::read(log, SHOWN));
+        String::from_utf8_lossy(&end.unwrap_or_default()).trim().to_owned()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixListener;
+
+    use futures_util::poll;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_daemon_that_does_not_answer_holds_up_no_other() {
+        let folder = tempfile::tempdir().unwrap();
+        let silent = folder.path().join("s");
+        let _listener = UnixListener::bind(&silent).unwrap();
+        let daemons = Daemons::new(folder.path().to_owned());
+        let mut connecting = std::pin::pin!(daemons.client(silent.to_str()));
+        assert!(poll!(&mut connecting).is_pending());
+        assert!(daemons.state.try_lock().is_ok());
+    }
+
+    #[test]
+    fn the_last_words_of_a_daemon_are_whole_lines_of_a_log_of_any_length() {
+        let folder = tempfile::tempdir().unwrap();
+        let daemons = Daemons::new(folder.path().to_owned());
+        assert_eq!(daemons.last_words(), "");
+        std::fs::write(folder.path().join("log"), format!("{}\nlast\n", "x".repeat(4_000))).unwrap();
+        assert_eq!(daemons.last_words(), "last");
     }
 }

@@ -6,7 +6,7 @@ use crate::agent::lifecycle::{DaemonEnd, Event};
 use crate::agent::outcome::FailedStep;
 use crate::client::{Client, Error, Event as LogEvent};
 use crate::error::Chain;
-use crate::model::JobId;
+use crate::model::{CancelCause, JobId};
 use crate::pb::v1;
 
 /// Exit code of a job that was cancelled.
@@ -53,8 +53,7 @@ async fn end(client: &Client, id: &JobId, status: &v1::Status) -> DaemonEnd {
         ("", code) => format!("the job ended without an exit code ({code})"),
         (message, _) => message.to_owned(),
     };
-    // The daemon says by which of its rules it cancels a job; its own stop is the one that names it.
-    let is_stop = status.exit_code == CANCELLED && message.contains("daemon");
+    let is_stop = status.exit_code == CANCELLED && message.contains(CancelCause::Shutdown.text());
     DaemonEnd { code: status.exit_code, failed, is_stop, message }
 }
 

@@ -121,9 +121,7 @@ fn project_dir(job: &Job, payload: &Json, record: &Record, settings: &Settings, 
     {
         return path;
     }
-    let url = payload.pointer("/git_info/repo_url").and_then(Json::as_str).unwrap_or_default();
-    let path =
-        project_path(url).unwrap_or_else(|| format!("project-{}", record.project.unwrap_or(record.job)));
+    let path = path_of(payload, record);
     let empty = if job.settings.strategy == Some(Strategy::Empty) { "-empty" } else { "" };
     format!("{base}/{}/{}/{path}{empty}", short_token(server, settings.runner), record.concurrent.1)
 }

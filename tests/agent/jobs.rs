@@ -103,9 +103,7 @@ fn a09_the_agent_is_killed_in_the_middle_and_the_trace_is_whole_and_comes_once()
     let job = scene.gitlab.add_script(&[first, &waits_for(&go_on, "half"), second]);
     scene.start();
     for round in 0..3 {
-        scene.gitlab.wait_for("half of the trace", |world| {
-            world.jobs[&job].text().contains("line 2000").then_some(())
-        });
+        scene.wait_until_printed(job, "line 2000");
         scene.kill();
         if round == 2 {
             fs::write(&go_on, "").unwrap();

@@ -118,6 +118,11 @@ impl Scene {
         crate::support::names(&self.path("state/jobs"))
     }
 
+    /// Waits until the server has a trace of the job with `part`.
+    pub(crate) fn wait_until_printed(&self, job: u64, part: &str) {
+        self.gitlab.wait_for(part, |world| world.jobs[&job].text().contains(part).then_some(()));
+    }
+
     /// Waits until no record is left.
     pub(crate) fn wait_until_closed(&self) {
         wait_for("the end of all records", || self.records().is_empty().then_some(()));

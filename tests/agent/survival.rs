@@ -16,9 +16,7 @@ fn a09_agent_and_daemon_are_killed_in_the_middle_and_nothing_is_lost() {
     let lines = "for i in $(seq 1 500); do echo line $i; done";
     let job = scene.gitlab.add_script(&[lines, &waits_for(&go_on, "half"), "echo after"]);
     scene.start();
-    scene
-        .gitlab
-        .wait_for("half of the trace", |world| world.jobs[&job].text().contains("half").then_some(()));
+    scene.wait_until_printed(job, "half");
     scene.kill();
     scene.kill_daemon();
     fs::write(&go_on, "").unwrap();
@@ -38,9 +36,7 @@ fn a09_the_daemon_alone_is_killed_and_the_job_goes_on() {
     let go_on = scene.path("go-on");
     let job = scene.gitlab.add_script(&[&waits_for(&go_on, "half"), "echo after"]);
     scene.start();
-    scene
-        .gitlab
-        .wait_for("half of the trace", |world| world.jobs[&job].text().contains("half").then_some(()));
+    scene.wait_until_printed(job, "half");
     scene.kill_daemon();
     fs::write(&go_on, "").unwrap();
     let ended = scene.gitlab.ended(job);
@@ -57,9 +53,7 @@ fn a23_a_job_ends_while_no_agent_is_there_and_is_reported_by_the_next() {
         &format!("touch {}; exit 4", done.display()),
     ]);
     scene.start();
-    scene
-        .gitlab
-        .wait_for("half of the trace", |world| world.jobs[&job].text().contains("half").then_some(()));
+    scene.wait_until_printed(job, "half");
     scene.kill();
     fs::write(&go_on, "").unwrap();
     wait_for("the end of the job", || done.exists().then_some(()));
@@ -76,9 +70,7 @@ fn a25_the_server_is_away_at_the_end_and_gets_the_result_when_it_is_back() {
     let go_on = scene.path("go-on");
     let job = scene.gitlab.add_script(&[&waits_for(&go_on, "half"), "echo after"]);
     scene.start();
-    scene
-        .gitlab
-        .wait_for("half of the trace", |world| world.jobs[&job].text().contains("half").then_some(()));
+    scene.wait_until_printed(job, "half");
     scene.gitlab.fault("P", 3, Fault::Reset);
     scene.gitlab.fault("P", 2, Fault::Answer(Answer::status(429).header("Retry-After", "1")));
     scene.gitlab.fault("P", 7, Fault::Answer(Answer::page(503)));
@@ -96,9 +88,7 @@ fn a26_one_403_without_a_status_ends_nothing_and_an_ended_job_is_left() {
     let job = scene.gitlab.add_script(&[&waits_for(&go_on, "half"), "echo after"]);
     scene.gitlab.fault(&format!("PATCH /jobs/{job}"), 1, Fault::Answer(Answer::status(403)));
     scene.start();
-    scene
-        .gitlab
-        .wait_for("half of the trace", |world| world.jobs[&job].text().contains("half").then_some(()));
+    scene.wait_until_printed(job, "half");
     fs::write(&go_on, "").unwrap();
     assert_eq!(scene.gitlab.ended(job).state, "success");
     let gone = scene.gitlab.add_script(&["while true; do echo tick; sleep 0.2; done"]);
