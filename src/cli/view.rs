@@ -6,6 +6,8 @@
 
 mod growing;
 mod model;
+mod piece;
+mod room;
 mod rows;
 pub(super) mod screen;
 mod sections;

@@ -8,6 +8,8 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use super::growing::Growing;
+use super::piece::{MAX_PIECE, piece_length};
+use super::room::{NARROWEST_SCREEN, Room, cost, fitting};
 use super::rows::{End, Line, RowOrigin, Rows, RunningStep, Size, Style, ViewMode};
 use super::sections;
 use super::stamps::Stamps;
@@ -21,14 +23,8 @@ use crate::pb::v1;
 /// Most lines of a running step that stay in the live region.
 const TAIL: usize = 10;
 
-/// Columns of the narrowest terminal in which the region still fits the rows of the screen.
-const NARROWEST_SCREEN: usize = 20;
-
 /// Microseconds after a change of size in which another one is expected. Multiplexers tell several changes at once.
 const UNSTEADY: i64 = 1_000_000;
-
-/// Longest piece in which a line is shown, in bytes.
-const MAX_PIECE: usize = 64 * 1024;
 
 pub(super) struct Model {
     rows: Rows,
@@ -505,49 +501,7 @@ impl Model {
     }
 }
 
-/// Room in the live region.
-#[derive(Clone, Copy)]
-struct Room {
-    rows: usize,
-    /// Rows of a screen of [`NARROWEST_SCREEN`] columns.
-    cost: usize,
-}
-
-/// Returns the rows that a row takes on a screen of [`NARROWEST_SCREEN`] columns.
-fn cost(row: &str) -> usize {
-    super::text::width(row).div_ceil(NARROWEST_SCREEN).max(1)
-}
-
-/// Returns how many of the last rows have room. The last one always has, if there may be any.
-fn fitting(rows: &[String], room: Room) -> usize {
-    let mut left = room.cost;
-    let mut fits = |row: &&String| {
-        let cost = cost(row);
-        let fits = cost <= left;
-        left = left.saturating_sub(cost);
-        fits
-    };
-    rows.iter().rev().take_while(|row| fits(row)).count().max(1).min(room.rows).min(rows.len())
-}
-
 fn push_row(permanent: &mut String, row: &str) {
     permanent.push_str(row);
     permanent.push('\n');
-}
-
-/// Returns the length of a first piece of a line. The cut is between words if possible, and never inside a character or
-/// a colour sequence.
-fn piece_length(line: &[u8]) -> usize {
-    const SEQUENCE: usize = 64;
-    let last = line.len().saturating_sub(MAX_PIECE / 2);
-    if let Some(blank) = memchr::memrchr(b' ', line.get(last..).unwrap_or_default()) {
-        return last + blank + 1;
-    }
-    let near = line.len().saturating_sub(SEQUENCE);
-    let end = match memchr::memrchr(0x1b, line.get(near..).unwrap_or_default()) {
-        Some(escape) if !line.get(near + escape..).unwrap_or_default().contains(&b'm') => near + escape,
-        _ => line.len(),
-    };
-    let is_start = |byte: &u8| byte & 0xc0 != 0x80;
-    line.get(..end).and_then(|line| line.iter().rposition(is_start)).filter(|at| *at > 0).unwrap_or(end)
 }
