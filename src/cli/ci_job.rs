@@ -50,7 +50,7 @@ pub(super) struct CiOptions {
 }
 
 impl CiOptions {
-    /// What becomes of `image` and `services`.
+    /// Returns how the job is planned if it asks for an image or services.
     pub(super) const fn images(&self) -> Images {
         if self.ignore_image { Images::Ignored } else { Images::Refused }
     }

@@ -65,15 +65,21 @@ fn a_daemon_that_stands_still_is_waited_for_no_longer_than_asked() {
     assert!(start.elapsed() < Duration::from_secs(12), "{:?}", start.elapsed());
 }
 
-#[test]
-fn a_daemon_that_is_away_is_told_of_and_the_way_back_names_the_byte() {
-    let daemon = Daemon::with_job("42", Job { running: true, ..failing_job() });
+/// Serves a daemon on a runtime of its own, whose end is the daemon's.
+fn served(daemon: &Daemon) -> (tempfile::TempDir, std::path::PathBuf, tokio::runtime::Runtime) {
     let folder = tempfile::tempdir().unwrap();
     let socket = folder.path().join("s.sock");
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let entered = runtime.enter();
     drop(daemon.serve(&socket));
     drop(entered);
+    (folder, socket, runtime)
+}
+
+#[test]
+fn a_daemon_that_is_away_is_told_of_and_the_way_back_names_the_byte() {
+    let daemon = Daemon::with_job("42", Job { running: true, ..failing_job() });
+    let (_folder, socket, runtime) = served(&daemon);
     let log = failing_job().log;
     let followers = [false, true].map(|quiet| {
         let mut command = program(&["follow", "42", "--output", "raw", "--reconnect-timeout", "3s"]);
@@ -97,12 +103,7 @@ fn a_daemon_that_is_away_is_told_of_and_the_way_back_names_the_byte() {
 #[test]
 fn a_daemon_that_is_back_is_told_of() {
     let daemon = Daemon::with_job("42", Job { running: true, ..failing_job() });
-    let folder = tempfile::tempdir().unwrap();
-    let socket = folder.path().join("s.sock");
-    let runtime = tokio::runtime::Runtime::new().unwrap();
-    let entered = runtime.enter();
-    drop(daemon.serve(&socket));
-    drop(entered);
+    let (_folder, socket, runtime) = served(&daemon);
     let mut command = program(&["follow", "42", "--output", "raw", "--socket"]);
     let mut child = command.arg(&socket).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     child.stdout.as_mut().unwrap().read_exact(&mut vec![0; failing_job().log.len()]).unwrap();

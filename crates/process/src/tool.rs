@@ -16,7 +16,7 @@ pub struct Tool {
 pub struct ToolEnd {
     /// Its exit status.
     pub status: ExitStatus,
-    /// What it wrote to standard error.
+    /// Its standard error.
     pub stderr: Vec<u8>,
 }
 

@@ -11,7 +11,7 @@ use crate::process::git;
 /// Folders that never belong to one: git's own, and the one that holds the artifacts.
 const LEFT_OUT: [&str; 2] = [".git", super::store::FOLDER];
 
-/// What an entry asks for.
+/// Files that an entry of `cache` or `artifacts` asks for.
 #[derive(Debug, Default)]
 pub(super) struct Wanted {
     /// Globs of files and folders.

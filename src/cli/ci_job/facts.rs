@@ -1,4 +1,4 @@
-//! What git knows about the project (ci.md §3).
+//! Facts about the project that git knows: commit, branch or tag, remote (ci.md §3).
 
 use std::path::Path;
 

@@ -186,8 +186,13 @@ struct Features {
     token_mask_prefixes: Vec<String>,
 }
 
-/// What must not be printed of a job, and its time limit: all that is needed of a payload whose scripts come in
-/// another way.
+impl Features {
+    fn token_prefixes(self) -> Vec<String> {
+        self.token_mask_prefixes.into_iter().filter(|text| !text.is_empty()).collect()
+    }
+}
+
+/// Secrets and time limit of a job. A payload whose scripts come in another way is needed for nothing else.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct Secrets {
     /// Texts to mask: tokens, values of masked variables, passwords.
@@ -215,12 +220,7 @@ pub fn secrets_of_payload(text: &[u8]) -> Option<Secrets> {
     let seconds = u64::try_from(fields.runner_info.timeout).ok().filter(|seconds| *seconds > 0);
     Some(Secrets {
         phrases: phrases.filter(|phrase| !phrase.is_empty()).collect(),
-        token_prefixes: fields
-            .features
-            .token_mask_prefixes
-            .into_iter()
-            .filter(|text| !text.is_empty())
-            .collect(),
+        token_prefixes: fields.features.token_prefixes(),
         timeout: seconds.map(Duration::from_secs),
     })
 }
@@ -266,12 +266,7 @@ pub fn of_payload(text: &[u8]) -> Result<Job, PayloadError> {
             .map(|found| found.password)
             .filter(|text| !text.is_empty())
             .collect(),
-        token_prefixes: fields
-            .features
-            .token_mask_prefixes
-            .into_iter()
-            .filter(|text| !text.is_empty())
-            .collect(),
+        token_prefixes: fields.features.token_prefixes(),
         name: fields.job_info.name,
         stage: fields.job_info.stage,
         variables,
