@@ -288,14 +288,15 @@ impl JobTask {
         (client, JobId::parse(&self.names.daemon_job).ok())
     }
 
-    /// Waits for the daemon that may have the job. The time limit of the preparation ends the wait.
+    /// Waits for the daemon that may have the job, as long as the job waits for it.
     fn look(&self) {
         let (daemons, address) = (Arc::clone(&self.around.daemons), self.settings.address.clone());
-        self.answer(async move {
-            while daemons.client(address.as_deref()).await.is_err() {
+        let events = self.events.clone();
+        tokio::spawn(async move {
+            while !events.is_closed() && daemons.client(address.as_deref()).await.is_err() {
                 tokio::time::sleep(LOOK_AGAIN).await;
             }
-            Event::Looked(true)
+            events.send(Event::Looked(true)).await.ok();
         });
     }
 
