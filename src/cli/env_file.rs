@@ -3,10 +3,8 @@
 use std::ffi::OsString;
 use std::path::Path;
 
+use super::job::read_text;
 use crate::error::{Exit, Failure};
-
-/// Largest file that is read. All variables of a request together have less room.
-const LARGEST: u64 = 16 << 20;
 
 /// Reads the variables in a file. `lookup` knows the caller's environment. Errors name the line, and never a value.
 pub(super) fn read(
@@ -14,12 +12,7 @@ pub(super) fn read(
     lookup: &impl Fn(&str) -> Option<OsString>,
 ) -> Result<Vec<(String, String)>, Failure> {
     let refuse = |what: String| Failure::new(Exit::Usage, format!("--env-file {}{what}", path.display()));
-    let length = std::fs::metadata(path).map(|found| found.len());
-    if length.is_ok_and(|length| length > LARGEST) {
-        return Err(refuse(format!(": the file is longer than {} MiB", LARGEST >> 20)));
-    }
-    let text = std::fs::read_to_string(path)
-        .map_err(|error| refuse(format!(": the file cannot be read: {error}")))?;
+    let text = read_text(path, "--env-file")?;
     let mut variables = Vec::new();
     for (at, line) in text.lines().enumerate() {
         let read = variable(line, lookup).map_err(|what| refuse(format!(":{}: {what}", at + 1)))?;

@@ -71,6 +71,11 @@ fn variables_come_from_a_file_and_options_win() {
     assert_eq!(output.status.code(), Some(2));
     let said = stderr(&output);
     assert!(said.contains("bad.env:2: write NAME=VALUE") && !said.contains("S3CRET"), "{said}");
+    for (file, what) in [("/dev/zero", "MiB"), ("no.env", "cannot be read"), (".", "cannot be read")] {
+        let output = run(&["--env-file", file]);
+        assert_eq!(output.status.code(), Some(2));
+        assert!(stderr(&output).contains(what), "{file}: {}", stderr(&output));
+    }
 }
 
 #[test]

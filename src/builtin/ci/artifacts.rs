@@ -1,7 +1,8 @@
 //! `ci/artifacts/upload` and `ci/artifacts/download`, with a folder of this machine as the store.
 
 use std::collections::BTreeSet;
-use std::fs;
+use std::fs::{self, File};
+use std::io::{self, Read as _};
 use std::path::Path;
 
 use serde_json::Value as Json;
@@ -62,6 +63,16 @@ fn save_files(
     Ok(())
 }
 
+/// Reads a report, at most a byte more than it may have.
+fn report(file: &Path) -> io::Result<Vec<u8>> {
+    if !file.metadata()?.is_file() {
+        return Err(io::Error::other("it is no file"));
+    }
+    let mut bytes = Vec::new();
+    File::open(file)?.take(dotenv::REPORT_LIMIT as u64 + 1).read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
 /// Puts the variables of the report's files into one file, after a check.
 fn save_variables(
     wanted: &Wanted,
@@ -72,11 +83,12 @@ fn save_variables(
     let mut all = String::new();
     for path in paths {
         let file = environment.work_dir.join(&path);
-        let read = fs::read_to_string(&file).map_err(BuiltinError::file("read", &file))?;
         let refused = |message: String| BuiltinError::image(&format!("dotenv report {path}"), message);
-        if read.len() > dotenv::REPORT_LIMIT {
+        let bytes = report(&file).map_err(BuiltinError::file("read", &file))?;
+        if bytes.len() > dotenv::REPORT_LIMIT {
             return Err(refused(format!("it has more than {} bytes", dotenv::REPORT_LIMIT)));
         }
+        let read = String::from_utf8(bytes).map_err(|_| refused("it is not UTF-8".to_owned()))?;
         dotenv::read(&read).map_err(refused)?;
         all.push_str(&read);
         if !all.ends_with('\n') {

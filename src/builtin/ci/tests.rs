@@ -4,6 +4,7 @@ use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::Path;
 
+use rustix::fs::{FileType, Mode};
 use serde_json::{Value as Json, json};
 
 use super::store::{ArtifactStore, caches_of, file_name};
@@ -127,6 +128,16 @@ fn reports_that_are_no_variables_fail_the_stage() {
         let store = project.join("s");
         let inputs = json!({"store": store, "job": "j", "status": "success", "artifacts": artifacts});
         assert!(upload(&values(inputs), &environment(project)).is_err(), "{text}");
+    }
+    for endless in ["/dev/zero", "fifo"] {
+        fs::remove_file(project.join("v.env")).unwrap();
+        rustix::fs::mknodat(rustix::fs::CWD, project.join("fifo"), FileType::Fifo, Mode::RUSR, 0).ok();
+        symlink(endless, project.join("v.env")).unwrap();
+        let artifacts = json!([{"paths": ["v.env"], "type": "dotenv"}]);
+        let store = project.join("s");
+        let inputs = json!({"store": store, "job": "j", "status": "success", "artifacts": artifacts});
+        let error = upload(&values(inputs), &environment(project)).unwrap_err();
+        assert!(crate::error::Chain(&error).to_string().contains("it is no file"), "{error}");
     }
 }
 
