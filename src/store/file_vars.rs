@@ -76,6 +76,8 @@ pub(crate) fn probe(key: JobKey, directory: &str) -> Result<Option<MadeDirectory
     let (dir, made, _) = open_with_file(directory, &temporary(key, 0))?;
     let name = temporary(key, 0);
     if let Err(error) = files::unlink(&dir, name.as_str()) {
+        // What fails once may not fail twice, and a refused Run should leave nothing.
+        drop(files::unlink(&dir, name.as_str()));
         if let Some(made) = made {
             drop(remove_directory(&made));
         }

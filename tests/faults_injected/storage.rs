@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use rustix::process::Signal;
-use step_runner::pb::v1::{RunRequest, State};
+use step_runner::pb::v1::{Job, RunRequest, State, Variable};
 use tonic::Code;
 
 use crate::support::{
@@ -32,6 +32,22 @@ async fn fault_26_a_job_whose_record_finds_no_space_is_refused_and_leaves_nothin
             assert_eq!(client.output("before").await, "served\n");
         }
     }
+}
+
+#[tokio::test]
+async fn fault_26_a_run_that_is_refused_because_its_probe_stays_leaves_nothing() {
+    // The first name that a daemon removes is that of the probe in the folder for file variables.
+    let daemon = failing("files::unlink=1*return(ENOMEM)->off", "");
+    let client = daemon.client().await;
+    let build = daemon.file("work/build");
+    let variable = Variable { key: "CERT".into(), value: "text".into(), file: true, ..Variable::default() };
+    let job =
+        Job { build_dir: build.to_str().unwrap().to_owned(), variables: vec![variable], ..Job::default() };
+    let asked = RunRequest { job: Some(job), ..request("1", &script("cat $CERT")) };
+    refused(client.try_run(asked.clone()).await, Code::ResourceExhausted, "keeper_unavailable");
+    assert!(!daemon.file("work/build.tmp").exists());
+    client.try_run(asked).await.unwrap();
+    assert_eq!(client.output("1").await, "text\n");
 }
 
 #[tokio::test]
