@@ -47,6 +47,8 @@ struct Next {
     /// Length of the longest form that has ended, with what was read behind it; or 0.
     found: usize,
     kept: usize,
+    /// Number of bytes, the last ones read, with which a form may begin that goes on.
+    hold: usize,
 }
 
 impl Reading {
@@ -55,16 +57,8 @@ impl Reading {
         Self { state, view: View::default(), start: end - automaton.hold(state), behind_cr: false }
     }
 
-    /// Returns where the form starts that `state` has begun, `more` bytes of the view behind this reading.
-    fn start_in(
-        &self,
-        automaton: &Automaton,
-        state: AutomatonState,
-        more: usize,
-        view: &View,
-        end: usize,
-    ) -> usize {
-        let hold = automaton.hold(state);
+    /// Returns where the form starts of which `hold` bytes were read, `more` bytes of the view behind this reading.
+    fn start_in(&self, automaton: &Automaton, hold: usize, more: usize, view: &View, end: usize) -> usize {
         if hold == automaton.hold(self.state) + more { self.start } else { view.start(end, hold) }
     }
 
@@ -76,15 +70,16 @@ impl Reading {
     /// Returns what becomes of this reading behind an escape; `None` if no form contains or ends with it.
     fn next(&self, automaton: &Automaton, way: Way) -> Option<Next> {
         let Way::As(decoded) = way else {
-            let line_end = automaton.step(self.state, b'\n');
-            let state = self.state;
-            return (automaton.hold(line_end) > 1).then_some(Next { state, found: 0, kept: 0 });
+            // Only forms that go on with an LF are still begun.
+            let hold = automaton.hold(automaton.step(self.state, b'\n')).saturating_sub(1);
+            let next = Next { state: self.state, found: 0, kept: 0, hold };
+            return (hold > 0).then_some(next);
         };
         let bytes = decoded.as_slice();
         if self.behind_cr && bytes != b"\n" {
             return None;
         }
-        let mut next = Next { state: self.state, found: 0, kept: bytes.len() };
+        let mut next = Next { state: self.state, found: 0, kept: bytes.len(), hold: 0 };
         for (&byte, behind) in bytes.iter().zip((0..bytes.len()).rev()) {
             next.state = automaton.step(next.state, byte);
             let matched = automaton.matched(next.state);
@@ -92,7 +87,8 @@ impl Reading {
                 next.found = next.found.max(matched + behind);
             }
         }
-        (next.found > 0 || automaton.hold(next.state) > 0).then_some(next)
+        next.hold = automaton.hold(next.state);
+        (next.found > 0 || next.hold > 0).then_some(next)
     }
 }
 
@@ -156,7 +152,7 @@ impl Readings {
                 opened.sources.push(if lives { reading.clone() } else { std::mem::take(reading) });
             }
             if let Some(state) = state.filter(|_| lives) {
-                reading.start = reading.start_in(automaton, state, 1, &reading.view, end);
+                reading.start = reading.start_in(automaton, automaton.hold(state), 1, &reading.view, end);
                 (reading.state, reading.behind_cr) = (state, false);
             }
             lives
@@ -202,8 +198,8 @@ impl Readings {
                 if next.found > 0 {
                     note(found, view.start(end, next.found));
                 }
-                if automaton.hold(next.state) > 0 {
-                    let start = source.start_in(automaton, next.state, next.kept, &view, end);
+                if next.hold > 0 {
+                    let start = source.start_in(automaton, next.hold, next.kept, &view, end);
                     let behind_cr = matches!(way, Way::LineEnd);
                     self.insert(Reading { state: next.state, view, start, behind_cr });
                 }

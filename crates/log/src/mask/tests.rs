@@ -379,3 +379,17 @@ fn a_text_of_many_pieces_is_masked_across_them() {
     let text = "nightingale ".repeat(PIECE / 4);
     assert_eq!(masker.mask_text(&text), "[MASKED] ".repeat(PIECE / 4));
 }
+
+#[test]
+fn behind_a_cr_only_what_an_lf_continues_is_held() {
+    // "b CR LF ab" is the beginning of the phrase, but a CR behind it is not; "b CR" may be a beginning again.
+    let set = set(&["b\naba\naa".to_owned()], &[], true);
+    let (mut stream, mut out) = (MaskStream::new(Masker::compile(&set)), Vec::new());
+    stream.push(b"ab\r\nab", &mut out);
+    assert_eq!(stream.held(), 5);
+    stream.push(b"\r", &mut out);
+    assert_eq!(stream.held(), 2);
+    stream.push(b"\naba\r\naa", &mut out);
+    stream.finish(&mut out);
+    assert_eq!(out.escape_ascii().to_string(), r"ab\r\na[MASKED]");
+}
