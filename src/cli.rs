@@ -55,6 +55,7 @@ mod terminal;
 #[cfg(test)]
 mod tests;
 mod view;
+mod watch;
 mod writer;
 mod written;
 

@@ -267,6 +267,22 @@ impl JobOptions {
         request.env("FORCE_COLOR", "1").env("CLICOLOR_FORCE", "1")
     }
 
+    /// Returns the folders whose files are the job's: the working directory, and that of its document, if it lies elsewhere.
+    pub(super) fn folders(&self) -> Result<Vec<PathBuf>, Failure> {
+        if self.target == "-" {
+            return Err(Failure::new(Exit::Usage, "--watch needs a file, and stdin can be read once"));
+        }
+        // A target that is no path is a reference, which does not change.
+        let document = std::fs::canonicalize(&self.target).ok();
+        let folder =
+            document.and_then(|path| if path.is_dir() { Some(path) } else { Some(path.parent()?.into()) });
+        let work_dir = self.work_dir(true)?.map(PathBuf::from);
+        let is_elsewhere =
+            |folder: &PathBuf| !work_dir.as_ref().is_some_and(|work_dir| folder.starts_with(work_dir));
+        let document = folder.filter(is_elsewhere);
+        Ok(work_dir.into_iter().chain(document).collect())
+    }
+
     fn work_dir(&self, shares_files: bool) -> Result<Option<String>, Failure> {
         let path = match &self.work_dir {
             Some(path) if shares_files => std::path::absolute(path),

@@ -11,7 +11,7 @@ use super::plan;
 use super::private;
 use super::results::{self, Readers};
 use super::session::{self, FinishedJob, Interrupts, LAST_ANSWER_WAIT, OnInterrupt};
-use super::{CommandResult, Verbosity, states, terminal};
+use super::{CommandResult, Verbosity, states, terminal, watch};
 use crate::app::PrivateDaemon;
 use crate::client::{Address, AddressError, Client, Error, Request};
 use crate::config::EnvBase;
@@ -33,6 +33,7 @@ Examples:
   step-runner run ci/build --dry-run                what would run
   step-runner run --list-jobs                       the jobs of .gitlab-ci.yml
   step-runner run --job test --needs                one of them, after the jobs that it needs
+  step-runner run --job test --watch                again after each change
   step-runner run --socket /run/step-runner.sock --detach --id 42 func.yml")]
 #[expect(clippy::struct_excessive_bools, reason = "each is an option")]
 pub(super) struct Arguments {
@@ -43,6 +44,9 @@ pub(super) struct Arguments {
     /// Print the steps with what is known of them, and run nothing
     #[arg(long, env = "STEP_RUNNER_DRY_RUN", help_heading = "Job")]
     dry_run: bool,
+    /// Run again when a file changes in the working directory or the job's folder; files that git ignores do not count
+    #[arg(long, env = "STEP_RUNNER_WATCH", help_heading = "Job", conflicts_with_all = ["detach", "list_jobs", "id"])]
+    watch: bool,
     /// Print the id and do not follow (needs a daemon)
     #[arg(long, env = "STEP_RUNNER_DETACH", help_heading = "Job")]
     detach: bool,
@@ -95,6 +99,9 @@ fn env_base(text: &str) -> Result<EnvBase, String> {
 
 pub(super) async fn execute(arguments: Arguments, verbosity: Verbosity) -> CommandResult {
     let phrases = arguments.job.hide_secrets()?;
+    if arguments.watch {
+        return watch::watch(&arguments.job.folders()?, verbosity).await;
+    }
     if let Some(path) = arguments.results_file() {
         results::check(&path)?;
     }

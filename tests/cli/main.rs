@@ -16,6 +16,7 @@ mod settings;
 mod spellings;
 mod unwritten;
 mod values;
+mod watch;
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;

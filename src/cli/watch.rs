@@ -1,0 +1,167 @@
+//! `run --watch`: runs a job again whenever a file of its folder changes.
+//!
+//! Each run is a process of its own, with the words of this one but `--watch`: what a run holds ends with it. This module
+//! decides when a run begins and is ended; what a run is, is none of its business.
+
+mod changes;
+
+use std::path::{Path, PathBuf};
+
+use rustix::process::{Pid, Signal as Kind, kill_process};
+use tokio::process::{Child, Command};
+use tokio::signal::unix::{Signal, SignalKind, signal};
+
+use self::changes::Changes;
+use super::{CommandResult, Verbosity, states, terminal};
+use crate::error::{Exit, Failure};
+
+/// The option, which a run does not get.
+const OPTION: &str = "--watch";
+
+/// The variable that stands for it.
+const VARIABLE: &str = "STEP_RUNNER_WATCH";
+
+/// Number of runs in a row that one file has cut, after which the user is told what may be wrong.
+const SUSPICIOUS: u32 = 3;
+
+/// Runs the job of this command line until a signal comes. Ends with the exit code of the last run.
+pub(super) async fn watch(folders: &[PathBuf], verbosity: Verbosity) -> CommandResult {
+    let mut signals = Signals::listen()?;
+    let mut changes = Changes::of(folders)?;
+    let say = |text: &str| {
+        if !verbosity.quiet {
+            terminal::say(&format!("step-runner: {text}"));
+        }
+    };
+    let mut cut = (PathBuf::new(), 0);
+    loop {
+        let mut run = Run::start()?;
+        changes.begin_run();
+        let (code, mut changed) = tokio::select! {
+            code = run.ended() => (code?, None),
+            path = changes.next() => {
+                let path = path?;
+                say(&format!("{} has changed: ending this run", shown(&path)));
+                run.signal(Kind::INT);
+                tokio::select! {
+                    code = run.ended() => (code?, Some(path)),
+                    () = signals.next() => return run.end_with(&mut signals).await,
+                }
+            }
+            () = signals.next() => return run.end_with(&mut signals).await,
+        };
+        if let Some(path) = &changed {
+            warn_of_own_file(&mut cut, path, say);
+        } else {
+            cut.1 = 0;
+        }
+        changed = changes.end_run().await?.or(changed);
+        if changed.is_none() {
+            say("waiting for a change; Ctrl-C ends");
+            tokio::select! {
+                path = changes.next() => say(&format!("{} has changed", shown(&path?))),
+                () = signals.next() => return Ok(code),
+            }
+        }
+        changes.settle().await?;
+    }
+}
+
+/// Tells the user if the same file has cut several runs in a row: the job may write it.
+fn warn_of_own_file(cut: &mut (PathBuf, u32), path: &Path, say: impl Fn(&str)) {
+    if cut.0 == path {
+        cut.1 += 1;
+    } else {
+        *cut = (path.to_owned(), 1);
+    }
+    if cut.1 == SUSPICIOUS {
+        say(&format!("if the job itself writes {}, name the file in .gitignore", shown(path)));
+    }
+}
+
+fn shown(path: &Path) -> String {
+    let here = std::env::current_dir().ok();
+    let path = here.as_deref().and_then(|here| path.strip_prefix(here).ok()).unwrap_or(path);
+    states::printable(&path.display().to_string())
+}
+
+/// A run of the job.
+struct Run(Child);
+
+impl Run {
+    fn start() -> Result<Self, Failure> {
+        let failed = |error: std::io::Error| {
+            Failure::new(Exit::Failure, format!("cannot start a run of the job: {error}"))
+        };
+        let mut words = std::env::args_os();
+        let name = words.next().unwrap_or_default();
+        let child = Command::new(std::env::current_exe().map_err(failed)?)
+            .arg0(name)
+            .args(words.filter(|word| word != OPTION))
+            .env_remove(VARIABLE)
+            .spawn();
+        child.map(Self).map_err(failed)
+    }
+
+    /// Waits for the end of the process. Returns its exit code.
+    async fn ended(&mut self) -> CommandResult {
+        let status = self.0.wait().await;
+        let status =
+            status.map_err(|error| Failure::new(Exit::Failure, format!("lost a run of the job: {error}")))?;
+        let code = status.code().and_then(|code| u8::try_from(code).ok());
+        Ok(code.unwrap_or(Exit::Failure.code()))
+    }
+
+    /// Ends the run because this command is to end. Further signals reach the run, too, and make it kill the job.
+    async fn end_with(mut self, signals: &mut Signals) -> CommandResult {
+        loop {
+            // A terminal signals the whole group. A second signal would kill the job.
+            if !(signals.last == Kind::INT && is_of_terminal()) {
+                self.signal(signals.last);
+            }
+            tokio::select! {
+                ended = self.ended() => return ended,
+                () = signals.next() => {}
+            }
+        }
+    }
+
+    /// Does nothing if the end of the process is known.
+    fn signal(&self, kind: Kind) {
+        let pid = self.0.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw);
+        if let Some(pid) = pid {
+            // It can have ended just now.
+            kill_process(pid, kind).ok();
+        }
+    }
+}
+
+/// True if the terminal sends Ctrl-C to this process and what it has started.
+fn is_of_terminal() -> bool {
+    let terminal = std::fs::File::open("/dev/tty");
+    terminal.is_ok_and(|terminal| {
+        rustix::termios::tcgetpgrp(terminal).is_ok_and(|group| group == rustix::process::getpgrp())
+    })
+}
+
+/// The signals that end the command. A SIGHUP ends it, and the run ends by its own.
+struct Signals {
+    interrupt: Signal,
+    terminate: Signal,
+    last: Kind,
+}
+
+impl Signals {
+    fn listen() -> Result<Self, Failure> {
+        let listen = |kind| signal(kind).map_err(|error| Failure::new(Exit::Failure, error));
+        let (interrupt, terminate) = (listen(SignalKind::interrupt())?, listen(SignalKind::terminate())?);
+        Ok(Self { interrupt, terminate, last: Kind::INT })
+    }
+
+    async fn next(&mut self) {
+        self.last = tokio::select! {
+            _ = self.interrupt.recv() => Kind::INT,
+            _ = self.terminate.recv() => Kind::TERM,
+        };
+    }
+}
