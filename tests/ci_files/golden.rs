@@ -38,14 +38,14 @@ const EXITS: [(&str, &str, i32); 6] = [
 ];
 
 /// A job of a case, as its plan has it.
-struct Planned {
+pub(super) struct Planned {
     /// Variables whose values are known before the run.
     variables: Vec<(String, String)>,
     /// Steps in their order.
     steps: Vec<String>,
 }
 
-fn folders() -> Vec<PathBuf> {
+pub(super) fn folders() -> Vec<PathBuf> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("crates/ci/tests/ci_files");
     let mut folders: Vec<PathBuf> = fs::read_dir(root).unwrap().map(|entry| entry.unwrap().path()).collect();
     folders.sort();
@@ -53,7 +53,7 @@ fn folders() -> Vec<PathBuf> {
 }
 
 /// Returns the jobs of a case, those that are refused without a plan.
-fn jobs(folder: &Path) -> Vec<(String, Option<Planned>)> {
+pub(super) fn jobs(folder: &Path) -> Vec<(String, Option<Planned>)> {
     let expected = fs::read_to_string(folder.join("expected.txt")).unwrap();
     let mut jobs = Vec::new();
     for block in expected.split("\n===== ").skip(1) {
@@ -80,7 +80,7 @@ fn literal((name, value): (&str, &str)) -> Option<(String, String)> {
 }
 
 /// Returns the words that stand for the comments at the start of a case, and its masked variables.
-fn options(folder: &Path) -> (Vec<String>, Vec<(String, String)>) {
+pub(super) fn options(folder: &Path) -> (Vec<String>, Vec<(String, String)>) {
     let text = fs::read_to_string(folder.join(".gitlab-ci.yml")).unwrap();
     let (mut words, mut masked) = (vec!["--needs".to_owned(), "--ignore-image".to_owned()], Vec::new());
     for line in text.lines().map_while(|line| line.strip_prefix("# ")) {
@@ -99,7 +99,7 @@ fn options(folder: &Path) -> (Vec<String>, Vec<(String, String)>) {
     (words, masked)
 }
 
-fn scene(folder: &Path) -> Scene {
+pub(super) fn scene(folder: &Path) -> Scene {
     let scene = Scene::plain(&[]);
     let project = scene.path("project");
     copy(folder, &project);
@@ -129,7 +129,7 @@ fn scene(folder: &Path) -> Scene {
 }
 
 /// Runs a job. Returns what it printed, and the variables of the last shell.
-fn run(scene: &Scene, folder: &Path, name: &str) -> (Ran, BTreeMap<String, String>) {
+pub(super) fn run(scene: &Scene, folder: &Path, name: &str) -> (Ran, BTreeMap<String, String>) {
     let (words, masked) = options(folder);
     let start = format!("BASH_ENV={}", scene.path("home/start.sh").display());
     let mut all = vec!["run", "--job", name, "--env", &start];

@@ -5,6 +5,7 @@ mod artifacts;
 mod golden;
 #[path = "../support/parts.rs"]
 mod parts;
+mod peer;
 mod people;
 mod variables;
 
