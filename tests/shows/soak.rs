@@ -13,6 +13,7 @@ use crate::arguments::Arguments;
 use crate::client::Client;
 use crate::crash::no_process;
 use crate::daemon::{Daemon, PATIENCE, Scene, check_stop};
+use crate::flow_work::FlowWork;
 use crate::follower::{Followed, LONGEST_JOB, Mood, follow_in_moods, follow_steps};
 use crate::proc::{self, Holdings};
 use crate::random::Random;
@@ -284,22 +285,26 @@ async fn one(soak: &Soak, any: bool) {
         3 => Treatment::TimeOut,
         _ => Treatment::Wait,
     };
-    let work = Work::treated(&soak.scene, &id, &mut random, treatment);
+    let work: Box<dyn Expected> = if !vanishes && random.one_in(4) {
+        Box::new(FlowWork::new(&soak.scene, &id, &mut random))
+    } else {
+        Box::new(Work::treated(&soak.scene, &id, &mut random, treatment))
+    };
     let shown = if vanishes {
         soak.figures.vanished.fetch_add(1, Ordering::Relaxed);
-        soak.client.run(&work.request).await
+        soak.client.run(work.request()).await
     } else {
-        one_job(soak, &work, &mut random).await
+        one_job(soak, &*work, &mut random).await
     };
-    soak.misses.check(&format!("{id} ({treatment:?})"), shown);
+    soak.misses.check(&format!("{id} ({:?})", work.treatment()), shown);
     soak.figures.jobs.fetch_add(1, Ordering::Relaxed);
 }
 
-async fn one_job(soak: &Soak, work: &Work, random: &mut Random) -> Check {
+async fn one_job(soak: &Soak, work: &dyn Expected, random: &mut Random) -> Check {
     let client = &soak.client;
-    let id = work.request.id.as_str();
+    let id = work.request().id.as_str();
     let mark = soak.weather.mark();
-    client.run(&work.request).await?;
+    client.run(work.request()).await?;
     let mut moods = random.fork(2);
     let mood = move || match moods.below(400) {
         0 => Mood::Leave,
@@ -311,16 +316,16 @@ async fn one_job(soak: &Soak, work: &Work, random: &mut Random) -> Check {
     if random.one_in(4) {
         kill_a_client(soak, id, random).await;
     }
-    if matches!(work.treatment, Treatment::Cancel | Treatment::Finish) {
+    if matches!(work.treatment(), Treatment::Cancel | Treatment::Finish) {
         tokio::time::sleep(random.micros(1_500_000)).await;
     }
-    match work.treatment {
+    match work.treatment() {
         Treatment::Wait | Treatment::TimeOut => {}
         Treatment::Cancel => client.cancel(id).await?,
         Treatment::Finish => client.finish(id).await?,
     }
     let followed = log.await.map_err(|error| error.to_string())??;
-    let seen = if work.treatment == Treatment::Finish {
+    let seen = if work.treatment() == Treatment::Finish {
         soak.figures.cut.fetch_add(1, Ordering::Relaxed);
         // Finish ends its stream of results too.
         steps.abort();
@@ -346,7 +351,7 @@ async fn one_job(soak: &Soak, work: &Work, random: &mut Random) -> Check {
 /// Checks the end of a job.
 async fn ended(
     soak: &Soak,
-    work: &Work,
+    work: &dyn Expected,
     mark: Mark,
     followed: &Followed,
     results: Check<Vec<step_runner::pb::v1::StepResult>>,
@@ -354,7 +359,7 @@ async fn ended(
     if followed.gone {
         return Err("unknown before it was finished".into());
     }
-    let id = work.request.id.as_str();
+    let id = work.request().id.as_str();
     let status = soak.client.ended(id, LONGEST_JOB).await?;
     if status.log_bytes as usize != followed.bytes.len() {
         return Err(format!(
@@ -369,11 +374,11 @@ async fn ended(
         soak.figures.on_full_disk.fetch_add(1, Ordering::Relaxed);
         return work.check_seen(&followed.bytes, soak.weather.interrupted(mark));
     }
-    let (end, figure) = match (work.treatment, status.exit_code) {
-        (Treatment::Wait, code) if code == work.code => (End::Natural, &soak.figures.natural),
+    let (end, figure) = match (work.treatment(), status.exit_code) {
+        (Treatment::Wait, code) if code == work.code() => (End::Natural, &soak.figures.natural),
         (Treatment::Cancel, -2) | (Treatment::TimeOut, -3) => (End::Cut, &soak.figures.cut),
         (_, -4) if soak.weather.interrupted(mark) => (End::Cut, &soak.figures.interrupted),
-        (_, code) => return Err(format!("exit code {code}, expected {}: {}", work.code, status.message)),
+        (_, code) => return Err(format!("exit code {code}, expected {}: {}", work.code(), status.message)),
     };
     figure.fetch_add(1, Ordering::Relaxed);
     work.check_log(&followed.bytes, end, status.exit_code)?;
