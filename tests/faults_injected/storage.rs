@@ -7,7 +7,7 @@ use step_runner::pb::v1::{Job, RunRequest, State, Variable};
 use tonic::Code;
 
 use crate::support::{
-    Daemon, OwnSleep, SOON, Setup, kill, logs, numbered, patiently, refused, request, script,
+    Daemon, OwnSleep, SOON, Setup, kill, logs, numbered, patiently, refused, request, script, until,
 };
 
 /// Starts a daemon with failpoints for itself and for its keeper.
@@ -229,7 +229,7 @@ async fn fault_15_a_job_whose_look_gets_no_thread_waits_for_one() {
     };
     client.try_run(run).await.unwrap();
     assert_eq!(client.ended("1").await.state(), State::Success);
-    assert!(daemon.said().contains("cannot start a thread"));
+    until("the operator is told", || daemon.said().contains("cannot start a thread")).await;
 }
 
 #[tokio::test]

@@ -42,7 +42,8 @@ async fn fault_38_files_of_a_step_go_when_it_ends_and_when_daemon_and_keeper_die
     let client = daemon.client().await;
     assert_eq!(client.status("1").await.state(), State::Interrupted);
     until("the files of the second step are gone", || held(&daemon).is_empty()).await;
-    assert!(daemon.said().contains("job ended with the processes that ran it"), "{}", daemon.said());
+    until("the operator is told", || daemon.said().contains("job ended with the processes that ran it"))
+        .await;
 }
 
 #[tokio::test]
