@@ -5,15 +5,18 @@
 
 mod changes;
 
+use std::io;
 use std::path::{Path, PathBuf};
 
-use rustix::process::{Pid, Signal as Kind, kill_process};
-use tokio::process::{Child, Command};
+use rustix::process::Signal as Kind;
 use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::task::{JoinHandle, spawn_blocking};
 
 use self::changes::Changes;
 use super::{CommandResult, Verbosity, states, terminal};
 use crate::error::{Exit, Failure};
+use crate::model::ExitStatus;
+use crate::process::again::Again;
 
 /// The option, which a run does not get.
 const OPTION: &str = "--watch";
@@ -42,7 +45,7 @@ pub(super) async fn watch(folders: &[PathBuf], verbosity: Verbosity) -> CommandR
             path = changes.next() => {
                 let path = path?;
                 say(&format!("{} has changed: ending this run", shown(&path)));
-                run.signal(Kind::INT);
+                run.process.signal(Kind::INT);
                 tokio::select! {
                     code = run.ended() => (code?, Some(path)),
                     () = signals.next() => return run.end_with(&mut signals).await,
@@ -86,30 +89,28 @@ fn shown(path: &Path) -> String {
 }
 
 /// A run of the job.
-struct Run(Child);
+struct Run {
+    process: Again,
+    end: JoinHandle<io::Result<ExitStatus>>,
+}
 
 impl Run {
     fn start() -> Result<Self, Failure> {
-        let failed = |error: std::io::Error| {
+        let words = std::env::args_os().filter(|word| word != OPTION);
+        let (process, end) = Again::start(words, VARIABLE.as_ref()).map_err(|error| {
             Failure::new(Exit::Failure, format!("cannot start a run of the job: {error}"))
-        };
-        let mut words = std::env::args_os();
-        let name = words.next().unwrap_or_default();
-        let child = Command::new(std::env::current_exe().map_err(failed)?)
-            .arg0(name)
-            .args(words.filter(|word| word != OPTION))
-            .env_remove(VARIABLE)
-            .spawn();
-        child.map(Self).map_err(failed)
+        })?;
+        Ok(Self { process, end: spawn_blocking(|| end.wait()) })
     }
 
     /// Waits for the end of the process. Returns its exit code.
     async fn ended(&mut self) -> CommandResult {
-        let status = self.0.wait().await;
-        let status =
-            status.map_err(|error| Failure::new(Exit::Failure, format!("lost a run of the job: {error}")))?;
-        let code = status.code().and_then(|code| u8::try_from(code).ok());
-        Ok(code.unwrap_or(Exit::Failure.code()))
+        let status = (&mut self.end).await.map_err(io::Error::other).flatten();
+        match status {
+            Ok(ExitStatus::Code(code)) => Ok(code),
+            Ok(ExitStatus::Signal(_)) => Ok(Exit::Failure.code()),
+            Err(error) => Err(Failure::new(Exit::Failure, format!("lost a run of the job: {error}"))),
+        }
     }
 
     /// Ends the run because this command is to end. Further signals reach the run, too, and make it kill the job.
@@ -117,21 +118,12 @@ impl Run {
         loop {
             // A terminal signals the whole group. A second signal would kill the job.
             if !(signals.last == Kind::INT && is_of_terminal()) {
-                self.signal(signals.last);
+                self.process.signal(signals.last);
             }
             tokio::select! {
                 ended = self.ended() => return ended,
                 () = signals.next() => {}
             }
-        }
-    }
-
-    /// Does nothing if the end of the process is known.
-    fn signal(&self, kind: Kind) {
-        let pid = self.0.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw);
-        if let Some(pid) = pid {
-            // It can have ended just now.
-            kill_process(pid, kind).ok();
         }
     }
 }

@@ -27,6 +27,7 @@
 //! (docs/operate/operation.md, a file system that hangs).
 
 pub mod access;
+pub mod again;
 pub mod ancestry;
 pub mod at_hand;
 pub mod cgroup;
