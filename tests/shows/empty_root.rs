@@ -195,6 +195,10 @@ fn furnished(root: &Path) -> Check {
     expect(&submitted(root, "shell.json", Some(shell))?, 1, "no shell: neither bash nor sh is in")?;
     let far = r#"[{"name": "s", "func": "https://nowhere.invalid/x@v1"}]"#;
     expect(&submitted(root, "far.json", Some(far))?, 1, "the name of the host cannot be resolved")?;
+    // Its transfer has a limit of memory, which the allocator of a static program must not exceed from the start.
+    let image =
+        r#"[{"name": "s", "func": {"oci": {"registry": "nowhere.invalid", "repository": "x", "tag": "1"}}}]"#;
+    expect(&submitted(root, "image.json", Some(image))?, 1, "the name of the host cannot be resolved")?;
     drop(inside);
     Ok(())
 }
