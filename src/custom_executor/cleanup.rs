@@ -53,16 +53,22 @@ pub(super) async fn cleanup(driver: &Driver) -> Result<Vec<String>, Failure> {
 /// Ends and removes an attempt whose ids have `prefix`. Returns a text for each thing that is left.
 pub(super) async fn remove(driver: &Driver, state: &AttemptFolder, lock: Lock, prefix: &str) -> Vec<String> {
     let mut left = Vec::new();
+    // A script may have removed the marker. A daemon or keeper that has the folder in its command line is as good.
+    let is_proved = Processes::of(state).has_own();
     match state.exists().then(|| state.check()).transpose() {
-        Ok(folder) => left.extend(end(driver, state, &lock, prefix, folder.is_some()).await),
         // Nothing in a folder that is not ours is used, but our processes are known without it.
-        Err(refusal) => {
+        Err(refusal) if !is_proved => {
             left.extend(processes::kill_all(state, KILL_TIME));
             left.push(refusal.to_string());
             return left;
         }
+        folder => left.extend(end(driver, state, &lock, prefix, matches!(folder, Ok(Some(())))).await),
     }
-    let removed = if driver.options.keep { state.forget_owner() } else { state.remove() };
+    let removed = match (driver.options.keep, is_proved) {
+        (true, _) => state.forget_owner(),
+        (false, true) => state.remove_proved(),
+        (false, false) => state.remove(),
+    };
     if let Err(error) = removed {
         left.push(format!("cannot remove {}: {error}", state.path().display()));
     }

@@ -147,6 +147,11 @@ impl Processes {
         [&self.watchers, &self.daemons, &self.keepers, &self.others].iter().all(|list| list.is_empty())
     }
 
+    /// True if a process is there that only a driver of this attempt starts.
+    pub(super) fn has_own(&self) -> bool {
+        [&self.watchers, &self.daemons, &self.keepers].iter().any(|list| !list.is_empty())
+    }
+
     /// The lists, those first whose processes start others.
     fn lists_mut(&mut self) -> [&mut Vec<Process>; 4] {
         [&mut self.watchers, &mut self.daemons, &mut self.keepers, &mut self.others]

@@ -66,7 +66,9 @@ fn a_folder_that_a_variable_and_an_option_name_together_is_left_alone() {
 
 /// What a script of the job does to the state of its attempt, in its folder `$STATE`. `$FORGED` has a record of a
 /// stranger in every form that a driver, a daemon and a keeper have ever read.
-const DEEDS: [&str; 7] = [
+const DEEDS: [&str; 9] = [
+    "rm step-runner-custom-executor",
+    "rm -r step-runner-custom-executor; mkdir step-runner-custom-executor",
     "cp $FORGED meta.json; cp $FORGED d/keeper.json; echo ../bystander >>jobs; ln -s $BYSTANDER bin/link",
     "rm -f meta.json jobs d/keeper.json",
     "echo '{' >meta.json; echo '{' >d/keeper.json; head -c 100000 /dev/urandom >jobs",
