@@ -1,9 +1,11 @@
 //! The stages of a CI job around its sources: `ci/prepare`, `ci/get_sources`, `ci/cleanup` (ci.md §5).
 //!
 //! The sources come by the `git` program of the machine. It gets the job's token from a credential helper, for the
-//! server's address alone: never from an argument, the repository's configuration or a URL.
+//! server's address alone: never from an argument, the repository's configuration or a URL. Without the program, the files
+//! of the commit come by a library.
 
 mod git;
+mod plain;
 
 use std::ffi::OsString;
 use std::fs;
@@ -22,6 +24,9 @@ const DISK: u8 = 74;
 const NETWORK: u8 = 75;
 const AUTHENTICATION: u8 = 77;
 const CONFIGURATION: u8 = 78;
+
+/// User of the job's token.
+const TOKEN_USER: &str = "gitlab-ci-token";
 
 /// Variable with the folder for the runner's own files of the project.
 const TEMPORARY: &str = "RUNNER_TEMP_PROJECT_DIR";
@@ -81,6 +86,9 @@ pub(super) fn get(
         Strategy::Empty => {
             (environment.say)("Skipping Git repository setup, and creating an empty build directory");
             empty(&environment.work_dir, environment)?;
+        }
+        Strategy::Clone | Strategy::Fetch if tool::find("git").is_none() => {
+            plain::bring(&sources, token, environment)?;
         }
         Strategy::Clone | Strategy::Fetch => {
             let git = Git::new(&sources, token, environment)?;

@@ -46,6 +46,17 @@ pub(crate) fn run() -> io::Result<()> {
     serve(&listen()?, &mut io::stdout(), open)
 }
 
+/// Writes the files of a commit into the empty folder `into`, in this process. Tries again what may pass. The error is a
+/// text for people, without secrets.
+pub(crate) fn files_of_commit(order: &Order, into: &Path) -> Result<Stats, String> {
+    let files = || {
+        let mut git = git::Git::new(order)?;
+        git.resolve(&mut |_| {})?;
+        git.transfer(into, &mut |_| {})
+    };
+    files().map_err(|failure| failure.message)
+}
+
 fn open(order: &Order) -> Result<Box<dyn Remote>, FetchFailure> {
     match &order.source {
         Source::Git { .. } => Ok(Box::new(git::Git::new(order)?.telling(&tell_retry))),

@@ -83,6 +83,62 @@ fn a15_failures_of_sources_are_told_apart() {
     assert!(reason == "script_failure" && !text.contains("uid="), "{text}");
 }
 
+/// A folder with the programs that a script needs, and no `git`.
+fn tools(scene: &Scene) -> std::path::PathBuf {
+    let folder = scene.path("tools");
+    fs::create_dir(&folder).unwrap();
+    let path = std::env::var_os("PATH").unwrap();
+    for name in ["bash", "sh", "cat", "ls", "mkdir", "rm", "env"] {
+        let found = std::env::split_paths(&path).map(|path| path.join(name)).find(|path| path.exists());
+        std::os::unix::fs::symlink(found.unwrap(), folder.join(name)).unwrap();
+    }
+    folder
+}
+
+#[test]
+fn a15_without_the_program_git_the_files_of_the_commit_come() {
+    let Some(server) = GitServer::start("a15_without_the_program_git") else { return };
+    let repository = server.repository("group/project");
+    let first = repository.file("text", "one\n").file("deep/run.sh", "echo ran\n").commit("first");
+    let second = repository.file("text", "two\n").commit("second");
+    let mut scene = Scene::new();
+    let tools = tools(&scene);
+    scene.start_with(|command| {
+        command.env("PATH", &tools);
+    });
+    let job = |change: &dyn Fn(&mut Value), sha: &str| {
+        scene.gitlab.add(|job| {
+            sources(job, &server, "group/project", sha);
+            job["steps"][0]["script"] = json!(["cat text", "sh deep/run.sh", "ls -A", ": > left"]);
+            change(job);
+        })
+    };
+    for (sha, wanted) in [(&second, "two"), (&first, "one")] {
+        let ended = scene.gitlab.ended(job(&|_| {}, sha));
+        let text = ended.text();
+        assert_eq!(ended.state, "success", "{text}");
+        for part in [&format!(" {wanted}\n"), " ran\n", "WARNING: there is no `git` program"] {
+            assert!(text.contains(part), "{part:?} is not in\n{text}");
+        }
+        assert!(
+            !text.contains(" .git\n") && !text.contains(" left\n") && !text.contains(&ended.token),
+            "{text}"
+        );
+    }
+    let end = |change: &dyn Fn(&mut Value), sha: &str| {
+        let ended = scene.gitlab.ended(job(change, sha));
+        (ended.finals[0]["failure_reason"].clone(), ended.text())
+    };
+    let (reason, text) = end(&|_| {}, "1111111111111111111111111111111111111111");
+    assert!(reason == "script_failure" && text.contains("cannot find revision"), "{reason}: {text}");
+    let (reason, text) = end(&|_| server.require("gitlab-ci-token", "another"), &first);
+    assert!(reason == "runner_system_failure" && text.contains("credentials"), "{reason}: {text}");
+    let elsewhere =
+        |job: &mut Value| job["git_info"]["repo_url"] = json!("http://127.0.0.1:1/group/project.git");
+    let (reason, text) = end(&elsewhere, &first);
+    assert!(reason == "runner_system_failure" && text.contains("cannot fetch from"), "{reason}: {text}");
+}
+
 #[test]
 fn a15_submodules_come_with_the_same_token() {
     let Some(server) = GitServer::start("a15_submodules") else { return };

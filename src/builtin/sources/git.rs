@@ -9,11 +9,10 @@ use std::path::{Path, PathBuf};
 use url::Url;
 
 use super::super::{BuiltinEnvironment, BuiltinError};
-use super::{AUTHENTICATION, CONFIGURATION, DISK, FAULT_OF_JOB, NETWORK, Sources, Strategy, empty};
-use crate::process::tool::{self, Tool};
-
-/// User of the job's token.
-const USER: &str = "gitlab-ci-token";
+use super::{
+    AUTHENTICATION, CONFIGURATION, DISK, FAULT_OF_JOB, NETWORK, Sources, Strategy, TOKEN_USER, empty,
+};
+use crate::process::tool::Tool;
 
 /// Variable of a job that does not want the files kept in Git LFS.
 const SKIP_LARGE_FILES: &str = "GIT_LFS_SKIP_SMUDGE";
@@ -103,11 +102,6 @@ impl<'e> Git<'e> {
         token: Option<&str>,
         environment: &'e BuiltinEnvironment<'e>,
     ) -> Result<Self, BuiltinError> {
-        if tool::find("git").is_none() {
-            let message =
-                "there is no `git` program where the job runs: install it, or set GIT_STRATEGY to none";
-            return Err(BuiltinError::Stage { code: CONFIGURATION, message: message.to_owned() });
-        }
         let mut settings = vec![
             ("safe.directory".to_owned(), "*".to_owned()),
             ("gc.autoDetach".to_owned(), "false".to_owned()),
@@ -278,7 +272,7 @@ impl<'e> Git<'e> {
 fn write_credentials(path: &Path, url: &Url, token: &str) -> std::io::Result<()> {
     let mut url = url.clone();
     url.set_path("");
-    url.set_username(USER).and_then(|()| url.set_password(Some(token))).ok();
+    url.set_username(TOKEN_USER).and_then(|()| url.set_password(Some(token))).ok();
     let file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).clone();
     writeln!(file.open(path)?, "{}", url.as_str().trim_end_matches('/'))
 }
