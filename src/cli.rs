@@ -55,6 +55,7 @@ mod terminal;
 #[cfg(test)]
 mod tests;
 mod view;
+mod wait;
 mod watch;
 mod writer;
 mod written;
@@ -173,6 +174,7 @@ enum Command {
     Builtin(builtin::Arguments),
     Fetch(fetch::Arguments),
     Detach(detach::Arguments),
+    Wait(wait::Arguments),
 }
 
 #[derive(Subcommand)]
@@ -352,6 +354,7 @@ fn dispatch(arguments: Arguments) -> CommandResult {
         Command::Builtin(arguments) => builtin::execute(arguments),
         Command::Fetch(arguments) => fetch::execute(&arguments),
         Command::Detach(arguments) => detach::execute(&arguments),
+        Command::Wait(arguments) => wait::execute(arguments),
     }
 }
 

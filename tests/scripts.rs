@@ -54,6 +54,10 @@ const CASES: &[Case] = &[
         &["docker"],
         &[("id", "echo 0"), ("dockerd", WORKS), ("docker", WORKS), ("busybox", WORKS), ("readelf", FAILS)],
     ),
+    case(
+        &["agent-docker"],
+        &[("id", "echo 0"), ("dockerd", WORKS), ("docker", WORKS), ("busybox", WORKS), ("readelf", FAILS)],
+    ),
     case(&["kube-test"], &[KUBE[0], KUBE[1], KUBE[2], KUBE[3], KUBE[4], KUBE[5], KUBE[6], ("go", FAILS)]),
     case(
         &["kube-test"],

@@ -16,10 +16,12 @@ use super::api::{Api, CallResult, Content, reply};
 use super::clock::{Clock, wall};
 use super::configuration;
 use super::daemons::Daemons;
+use super::docker::{self, Engines};
 use super::folder::JobFolder;
 use super::info;
 use super::job::{JobTask, News, OfEntry, Surroundings};
 use super::place::{State, system_id};
+use super::program::Programs;
 use super::settings::Settings;
 use crate::agent::config::{Config, Entry};
 use crate::agent::names::Names;
@@ -35,6 +37,9 @@ const SPACE: u64 = 64 << 20;
 
 /// Time between two looks at the configuration's file and the free space.
 const LOOK: Duration = Duration::from_secs(3);
+
+/// Time between two looks for what earlier runs left at engines.
+const SWEEP: Duration = Duration::from_hours(1);
 
 /// Time limit of a job whose payload cannot be read.
 const UNREAD_TIMEOUT: Duration = Duration::from_hours(1);
@@ -97,7 +102,9 @@ pub(crate) async fn run(options: Options) -> Result<u8, Failure> {
     let (news, reported) = unbounded_channel();
     let (messages, coming) = unbounded_channel();
     let daemons = Arc::new(Daemons::new(state.path.join("daemon")));
-    let around = Surroundings { clock, daemons, system_id, info: info::info(&[]), news };
+    let programs = Arc::new(Programs::new());
+    let engines = Engines { programs, state: state.id.clone(), config: state.path.join("docker") };
+    let around = Surroundings { clock, daemons, engines, system_id, info: info::info(&[], false), news };
     let mut agency = Agency {
         scheduler: Scheduler::new(config.limits, options.once, clock.steady()),
         seen: changed(&options.config),
@@ -144,6 +151,8 @@ impl Agency {
         let mut hang_up = listen(SignalKind::hangup())?;
         let mut look = tokio::time::interval(LOOK);
         look.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut sweep = tokio::time::interval(SWEEP);
+        sweep.set_missed_tick_behavior(MissedTickBehavior::Delay);
         tracing::info!(entries = self.served.len(), jobs = self.jobs.len(), "the agent is ready");
         loop {
             for action in std::mem::take(&mut self.actions) {
@@ -161,6 +170,7 @@ impl Agency {
                 Some(news) = reported.recv() => self.heard(news),
                 Some(message) = coming.recv() => self.take(message),
                 _ = look.tick() => self.look(),
+                _ = sweep.tick() => self.sweep(),
                 () = clock.reach(wake) => Event::Tick,
             };
             self.decide(event);
@@ -211,6 +221,21 @@ impl Agency {
         Event::Disk { is_enough: free.is_ok_and(|free| free.shortage(SPACE).is_none()) }
     }
 
+    /// Removes what earlier runs left at the engines of the entries.
+    fn sweep(&self) -> Event {
+        let mut all: Vec<_> =
+            self.served.values().filter_map(|served| served.settings.docker.clone()).collect();
+        all.sort_by(|one, other| one.host.cmp(&other.host));
+        all.dedup_by(|one, other| one.host == other.host);
+        let (engines, jobs) = (self.around.engines.clone(), self.state.jobs());
+        tokio::spawn(async move {
+            for settings in all {
+                docker::sweep(&engines, &settings, &jobs).await;
+            }
+        });
+        Event::Tick
+    }
+
     fn heard(&mut self, news: News) -> Event {
         match news {
             News::Ended(entry, folder) => {
@@ -242,7 +267,9 @@ impl Agency {
             Action::Ask { entry, request, ticket } => {
                 let served = self.served.get(&entry)?;
                 let Entry { token, labels, .. } = &served.entry;
-                let body = info::request_body(token, &self.around.system_id, labels, ticket.as_ref());
+                let has_images = served.settings.docker.is_some();
+                let body =
+                    info::request_body(token, &self.around.system_id, labels, has_images, ticket.as_ref());
                 let (api, token, messages) = (served.api.clone(), token.clone(), self.messages.clone());
                 tokio::spawn(async move {
                     let call = Call::RequestJob;
@@ -251,15 +278,20 @@ impl Agency {
                 });
             }
             Action::CheckEnvironment(entry) => {
-                let address = self.served.get(&entry)?.settings.address.clone();
-                let (daemons, messages) = (Arc::clone(&self.around.daemons), self.messages.clone());
+                let Settings { address, docker, .. } = self.served.get(&entry)?.settings.clone();
+                let (around, messages) = (self.around.clone(), self.messages.clone());
                 tokio::spawn(async move {
-                    let answer = match daemons.client(address.as_deref()).await {
-                        Ok(client) => client.overview().await.map(drop).map_err(|error| error.to_string()),
-                        Err(text) => Err(text),
+                    let answer = match docker {
+                        Some(docker) => around.engines.check(&docker).await,
+                        None => match around.daemons.client(address.as_deref()).await {
+                            Ok(client) => {
+                                client.overview().await.map(drop).map_err(|error| error.to_string())
+                            }
+                            Err(text) => Err(text),
+                        },
                     };
                     if let Err(text) = &answer {
-                        tracing::warn!("no daemon, so no request for a job: {text}");
+                        tracing::warn!("no environment for jobs, so no request for one: {text}");
                     }
                     messages.send(Message::Environment(entry, answer.is_ok())).ok();
                 });

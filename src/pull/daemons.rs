@@ -77,6 +77,11 @@ impl Daemons {
         Ok(self.state.lock().await.clients.entry(key).or_insert(client).clone())
     }
 
+    /// Drops the connection with a daemon that is gone.
+    pub(super) async fn forget(&self, address: &str) {
+        self.state.lock().await.clients.remove(&Some(address.to_owned()));
+    }
+
     /// Returns the socket of the agent's own daemon, which listens.
     async fn ensure(&self, started: &mut Option<Started>) -> Result<Socket, String> {
         let path = self.own.join("s.sock");

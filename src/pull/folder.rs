@@ -33,6 +33,11 @@ impl JobFolder {
         Self { path, trace: None, trace_len: 0, tail: Vec::new() }
     }
 
+    /// Returns its path.
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
     /// Makes the folder, 0700.
     pub(super) fn make(&self) -> io::Result<()> {
         match DirBuilder::new().mode(0o700).create(&self.path) {

@@ -9,18 +9,31 @@ use crate::error::Chain;
 use crate::model::{CancelCause, JobId};
 use crate::pb::v1;
 
+/// Exit code of a job whose processes are gone.
+const INTERRUPTED: i32 = -4;
+
 /// Exit code of a job that was cancelled.
 const CANCELLED: i32 = -2;
 
-/// Follows a job from `offset` of its log. Ends when nobody takes the events any more.
-pub(super) async fn follow(client: Client, id: JobId, offset: u64, events: Sender<Event>) {
+/// Follows a job from `offset` of its log. Ends when nobody takes the events any more. `cause` is why its processes are
+/// gone, if that is known.
+pub(super) async fn follow(
+    client: Client,
+    id: JobId,
+    offset: u64,
+    cause: Option<String>,
+    events: Sender<Event>,
+) {
     let mut log = client.follow(&id, offset);
     loop {
         let event = match log.next().await {
             Ok(LogEvent::Log(bytes)) => Event::Log(bytes.to_vec()),
             Ok(LogEvent::Unfinished(_)) => continue,
             Ok(LogEvent::End(status)) => {
-                let end = end(&client, &id, &status).await;
+                let mut end = end(&client, &id, &status).await;
+                if let Some(cause) = cause.filter(|_| end.code == INTERRUPTED) {
+                    end.message = cause;
+                }
                 if events.send(Event::LogEnded).await.is_ok() {
                     events.send(Event::Ended(end)).await.ok();
                 }

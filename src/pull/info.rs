@@ -37,12 +37,25 @@ pub(super) fn platform() -> String {
     Platform::here().to_string()
 }
 
-/// Returns the description of the agent. `labels` are those of the entry.
-pub(crate) fn info(labels: &[(String, String)]) -> Json {
+/// What it can do besides for an entry whose jobs have environments of their own.
+const OF_PROVIDERS: [&str; 6] = [
+    "image",
+    "services",
+    "service_variables",
+    "service_multiple_aliases",
+    "image_executor_opts",
+    "service_executor_opts",
+];
+
+/// Returns the description of the agent. `labels` are those of the entry; `has_images` if it provides images.
+pub(crate) fn info(labels: &[(String, String)], has_images: bool) -> Json {
     let platform = platform();
     let (system, architecture) = platform.split_once('/').unwrap_or((&platform, ""));
-    let features: serde_json::Map<String, Json> =
-        FEATURES.iter().map(|name| ((*name).to_owned(), Json::Bool(true))).collect();
+    let features: serde_json::Map<String, Json> = FEATURES
+        .iter()
+        .chain(OF_PROVIDERS.iter().filter(|_| has_images))
+        .map(|name| ((*name).to_owned(), Json::Bool(true)))
+        .collect();
     let labels: serde_json::Map<String, Json> =
         labels.iter().map(|(key, value)| (key.clone(), Json::from(value.as_str()))).collect();
     json!({
@@ -61,7 +74,7 @@ pub(crate) fn info(labels: &[(String, String)]) -> Json {
 
 /// Returns the body of a call with a runner's token.
 pub(crate) fn runner_body(token: &Token, system_id: &str, labels: &[(String, String)]) -> Json {
-    json!({"token": token.expose(), "system_id": system_id, "info": info(labels)})
+    json!({"token": token.expose(), "system_id": system_id, "info": info(labels, false)})
 }
 
 /// Returns the body of a request for a job.
@@ -69,9 +82,11 @@ pub(super) fn request_body(
     token: &Token,
     system_id: &str,
     labels: &[(String, String)],
+    has_images: bool,
     ticket: Option<&Ticket>,
 ) -> Json {
     let mut body = runner_body(token, system_id, labels);
+    body["info"] = info(labels, has_images);
     if let (Json::Object(body), Some(ticket)) = (&mut body, ticket) {
         body.insert("last_update".to_owned(), ticket.as_str().into());
     }

@@ -7,15 +7,18 @@ use std::time::Duration;
 
 use serde_json::Value as Json;
 use tokio::sync::mpsc::{Receiver, Sender, UnboundedReceiver, UnboundedSender, channel};
-use tokio::task::{AbortHandle, block_in_place};
+use tokio::task::{AbortHandle, JoinHandle, block_in_place};
+use tokio_util::sync::CancellationToken;
 
 use super::api::{Api, Content, reply};
-use super::clock::Clock;
+use super::clock::{Clock, wall};
 use super::daemons::Daemons;
+use super::docker::{Docker, Engines, Failed, Fate};
 use super::folder::JobFolder;
 use super::follow;
 use super::request;
 use super::settings::Settings;
+use super::wanted::{Mask, Wanted};
 use crate::agent::final_update::{TraceSum, body};
 use crate::agent::lifecycle::{Action, CancelHow, Event, Job, RunAnswer};
 use crate::agent::names::Names;
@@ -23,6 +26,7 @@ use crate::agent::outcome::{EnvironmentFailure, Outcome, Refusal};
 use crate::agent::record::{Record, Stop};
 use crate::agent::routing::{Base, Call};
 use crate::agent::scheduler::EntryId;
+use crate::ci::job::Job as CiJob;
 use crate::client::{Client, Error};
 use crate::error::Chain;
 use crate::model::JobId;
@@ -35,6 +39,12 @@ const LOOK_AGAIN: Duration = Duration::from_secs(2);
 
 /// Events that wait for the task. A log that comes faster than it can be stored waits in the daemon.
 const EVENTS: usize = 16;
+
+/// Time after a job's time limit for which an engine that does not answer is asked about the job.
+const UNANSWERED: Duration = Duration::from_mins(10);
+
+/// Time for which the container of a job lives beyond the job's time limit, if no agent takes it up.
+const LEFT: Duration = Duration::from_hours(25);
 
 /// Words of a daemon's refusal that are about the content of a job.
 const OF_CONTENT: [&str; 3] = ["malformed_steps", "invalid_variable", "too_large"];
@@ -55,6 +65,7 @@ pub(super) enum News {
 pub(super) struct Surroundings {
     pub(super) clock: Clock,
     pub(super) daemons: Arc<Daemons>,
+    pub(super) engines: Engines,
     pub(super) system_id: String,
     pub(super) info: Json,
     pub(super) news: UnboundedSender<News>,
@@ -66,6 +77,9 @@ pub(super) struct OfEntry {
     pub(super) server: Base,
     pub(super) api: Api,
 }
+
+/// Containers, what the job asks of them, and its secrets.
+type Containers = (Arc<Docker>, Wanted, Mask);
 
 /// A job at work.
 pub(super) struct JobTask {
@@ -80,6 +94,10 @@ pub(super) struct JobTask {
     coming: Receiver<Event>,
     stops: UnboundedReceiver<Stop>,
     following: Option<AbortHandle>,
+    /// The job's containers, if it has some.
+    container: Option<Arc<Docker>>,
+    /// The preparation, and what stops it.
+    preparing: Option<(CancellationToken, JoinHandle<()>)>,
 }
 
 impl JobTask {
@@ -103,6 +121,10 @@ impl JobTask {
         };
         let (events, coming) = channel(EVENTS);
         let OfEntry { settings, server, api } = of_entry;
+        let container = settings.docker.clone().map(|of_entry| {
+            let (engines, name) = (around.engines.clone(), names.environment.clone());
+            Arc::new(Docker::new(engines, of_entry, name, job.record().job, folder.path()))
+        });
         let settings = Arc::new(settings);
         let task = Self {
             job,
@@ -116,6 +138,8 @@ impl JobTask {
             coming,
             stops,
             following: None,
+            container,
+            preparing: None,
         };
         task.run(actions)
     }
@@ -167,8 +191,7 @@ impl JobTask {
                 self.update(Some(&outcome), Some(sum), Event::Reported);
             }
             Action::Append { from, to } => self.append(from, to).await,
-            // A daemon that several jobs use has nothing of one of them but the job itself.
-            Action::Remove => self.answer(async { Event::Removed(true) }),
+            Action::Remove => self.remove(),
             Action::Prepare => self.prepare(),
             Action::Look => self.look(),
             Action::Run => self.submit(),
@@ -245,8 +268,29 @@ impl JobTask {
         });
     }
 
-    /// Looks if the daemon is there, and if the job can run in it.
-    fn prepare(&self) {
+    /// Removes the job's containers, once nothing makes them any more. A daemon that several jobs use has nothing of one
+    /// of them but the job itself.
+    fn remove(&mut self) {
+        let preparing = self.preparing.take();
+        let Some(container) = self.container.clone() else {
+            return self.answer(async { Event::Removed(true) });
+        };
+        if let Some(following) = self.following.take() {
+            following.abort();
+        }
+        let daemons = Arc::clone(&self.around.daemons);
+        self.answer(async move {
+            if let Some((stop, task)) = preparing {
+                stop.cancel();
+                task.await.ok();
+            }
+            daemons.forget(&container.address()).await;
+            Event::Removed(container.remove().await)
+        });
+    }
+
+    /// Makes the job's containers, or looks if the daemon is there; and if the job can run in it.
+    fn prepare(&mut self) {
         let record = self.job.record();
         let made = request::job(record, &self.settings, &self.server);
         let mut lines = vec![
@@ -254,42 +298,76 @@ impl JobTask {
             format!("  on {}, system ID {}", self.settings.name, self.around.system_id),
         ];
         let place = self.settings.address.clone();
-        lines.push(match &place {
-            Some(address) => format!("  with the daemon at {address}"),
-            None => "  with a daemon of its own".to_owned(),
+        lines.push(match (&place, &self.container) {
+            (_, Some(container)) => format!("  with containers of the engine at {}", container.host()),
+            (Some(address), None) => format!("  with the daemon at {address}"),
+            (None, None) => "  with a daemon of its own".to_owned(),
         });
-        let refused = match &made {
-            Ok((job, _)) => {
-                lines.extend(request::warnings(job, &self.settings));
-                request::refused(job, &self.settings)
+        let work = match made {
+            Err(unusable) => Err((EnvironmentFailure::Configuration, unusable.0)),
+            Ok((job, project)) => {
+                lines.extend(request::warnings(&job, &self.settings));
+                match request::refused(&job, &self.settings) {
+                    Some(text) => Err((EnvironmentFailure::Configuration, text)),
+                    None => self.wanted(&job, &project),
+                }
             }
-            Err(unusable) => Some(unusable.0.clone()),
         };
-        let (events, daemons) = (self.events.clone(), Arc::clone(&self.around.daemons));
-        tokio::spawn(async move {
+        let stop = CancellationToken::new();
+        let (events, daemons, stopped) =
+            (self.events.clone(), Arc::clone(&self.around.daemons), stop.clone());
+        let lifetime = record.timeout + LEFT;
+        let task = tokio::spawn(async move {
             for line in lines {
                 events.send(Event::Line(line)).await.ok();
             }
-            let result = match refused {
-                Some(text) => Err((EnvironmentFailure::Configuration, text)),
-                None => match daemons.client(place.as_deref()).await {
+            let result = match work {
+                Err(failure) => Err(failure),
+                Ok(Some((container, wanted, mask))) => {
+                    match container.prepare(&wanted, &mask, lifetime, &daemons, &events, stopped).await {
+                        Ok(()) => Ok(()),
+                        Err(Failed::Environment(failure, text)) => Err((failure, text)),
+                        Err(Failed::Lost(why)) => return drop(events.send(Event::Lost(why)).await),
+                        Err(Failed::Stopped) => return,
+                    }
+                }
+                Ok(None) => match daemons.client(place.as_deref()).await {
                     Ok(_) => Ok(()),
                     Err(text) => Err((EnvironmentFailure::System, text)),
                 },
             };
             events.send(Event::Prepared(result)).await.ok();
         });
+        self.preparing = Some((stop, task));
+    }
+
+    /// Returns what the job asks of containers, if it has some.
+    fn wanted(&self, job: &CiJob, project: &str) -> Result<Option<Containers>, (EnvironmentFailure, String)> {
+        let (Some(container), Some(docker)) = (&self.container, &self.settings.docker) else {
+            return Ok(None);
+        };
+        let record = self.job.record();
+        let wanted = Wanted::of(record, job, project, &self.settings, docker, &self.server)?;
+        Ok(Some((Arc::clone(container), wanted, Mask::new(record, job))))
+    }
+
+    /// Returns the address of the job's daemon; `None`: the agent's own.
+    fn address(&self) -> Option<String> {
+        self.container.as_ref().map(|container| container.address()).or_else(|| self.settings.address.clone())
     }
 
     /// Returns a client of the job's daemon, in the future, and the daemon's id of the job.
     fn client(&self) -> (impl Future<Output = Result<Client, String>> + Send + use<>, Option<JobId>) {
-        let (daemons, address) = (Arc::clone(&self.around.daemons), self.settings.address.clone());
+        let (daemons, address) = (Arc::clone(&self.around.daemons), self.address());
         let client = async move { daemons.client(address.as_deref()).await };
         (client, JobId::parse(&self.names.daemon_job).ok())
     }
 
-    /// Waits for the daemon that may have the job, as long as the job waits for it.
+    /// Waits for the environment that may have the job, as long as the job waits for it.
     fn look(&self) {
+        if let Some(container) = self.container.clone() {
+            return self.answer(async move { Event::Looked(container.look().await) });
+        }
         let (daemons, address) = (Arc::clone(&self.around.daemons), self.settings.address.clone());
         let events = self.events.clone();
         tokio::spawn(async move {
@@ -303,7 +381,7 @@ impl JobTask {
     fn submit(&self) {
         let request = request::request(self.job.record(), &self.settings, &self.server);
         let (client, _) = self.client();
-        let number = self.job.record().job;
+        let (number, container) = (self.job.record().job, self.container.clone());
         self.answer(async move {
             let request = match request {
                 Ok(request) => request,
@@ -316,6 +394,11 @@ impl JobTask {
                     RunAnswer::None
                 }
             };
+            if let (RunAnswer::None, Some(container)) = (&answer, container)
+                && let Some(why) = container.end().await
+            {
+                return Event::Lost(why);
+            }
             Event::RunAnswered(answer)
         });
     }
@@ -325,10 +408,25 @@ impl JobTask {
             old.abort();
         }
         let (client, id) = self.client();
-        let events = self.events.clone();
+        let (events, container) = (self.events.clone(), self.container.clone());
+        let record = self.job.record();
+        let until = record.acknowledged.unwrap_or(record.taken).0;
+        let until = until.saturating_add(millis(record.timeout + UNANSWERED));
         let task = tokio::spawn(async move {
+            let cause = match container {
+                None => None,
+                Some(container) => match container.fate().await {
+                    Fate::Runs(cause) => cause,
+                    Fate::Lost(why) => return drop(events.send(Event::Lost(why)).await),
+                    Fate::Unknown(why) if wall().0 >= until => {
+                        let text = format!("nobody could say what became of the job: {why}");
+                        return drop(events.send(Event::Lost(text)).await);
+                    }
+                    Fate::Unknown(_) => return drop(events.send(Event::LogBroken).await),
+                },
+            };
             match (client.await, id) {
-                (Ok(client), Some(id)) => follow::follow(client, id, offset, events).await,
+                (Ok(client), Some(id)) => follow::follow(client, id, offset, cause, events).await,
                 _ => drop(events.send(Event::LogBroken).await),
             }
         });
@@ -347,13 +445,21 @@ impl JobTask {
         });
     }
 
+    /// Lets the daemon forget the job. One in a container goes with it.
     fn finish(&self) {
+        if self.container.is_some() {
+            return self.answer(async { Event::FinishAnswered(true) });
+        }
         let (client, id) = self.client();
         self.answer(async move {
             let (Ok(client), Some(id)) = (client.await, id) else { return Event::FinishAnswered(false) };
             Event::FinishAnswered(is_answered(&client.finish(&id).await))
         });
     }
+}
+
+fn millis(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
 /// True if the daemon has done it, or does not know the job.

@@ -15,6 +15,9 @@ use crate::store::Lock;
 /// Characters of a system id behind its prefix.
 const ID_LENGTH: usize = 12;
 
+/// Characters of the id of a state folder.
+const STATE_ID_LENGTH: usize = 16;
+
 /// File of the system id, beside the configuration.
 const ID_FILE: &str = ".runner_system_id";
 
@@ -82,6 +85,8 @@ pub(super) fn make_folder(path: &Path) -> io::Result<()> {
 pub(crate) struct State {
     /// Its path.
     pub(super) path: PathBuf,
+    /// Its id, by which things at an engine are known as ours.
+    pub(super) id: String,
     _lock: Lock,
 }
 
@@ -100,7 +105,9 @@ impl State {
             Failure::new(Exit::Configuration, text)
                 .with_remedy("end that one, or give this one a folder of its own with --state-dir")
         };
-        Ok(Self { _lock: Lock::take(file.into()).map_err(held)?, path })
+        let lock = Lock::take(file.into()).map_err(held)?;
+        let id = state_id(&path).map_err(cannot)?;
+        Ok(Self { _lock: lock, id, path })
     }
 
     /// Returns the folder with the records of jobs.
@@ -112,6 +119,21 @@ impl State {
     pub(super) fn of_jobs(&self, name: &str) -> String {
         self.path.join(name).display().to_string()
     }
+}
+
+/// Returns the random id of a state folder, which is made once.
+fn state_id(state: &Path) -> io::Result<String> {
+    let path = state.join("id");
+    if let Ok(text) = fs::read_to_string(&path)
+        && text.trim().len() == STATE_ID_LENGTH
+        && text.trim().bytes().all(|byte| byte.is_ascii_hexdigit())
+    {
+        return Ok(text.trim().to_owned());
+    }
+    let bits = getrandom::u64().map_err(|error| io::Error::other(error.to_string()))?;
+    let id = format!("{bits:016x}");
+    replace(&path, id.as_bytes(), true)?;
+    Ok(id)
 }
 
 /// Returns variables for programs that the agent starts: all but those that can hold a token.

@@ -32,7 +32,7 @@ pub(super) fn refused(job: &Job, settings: &Settings) -> Option<String> {
         );
     }
     let asks = job.image.is_some() || !job.services.is_empty();
-    if asks && !settings.ignores_images {
+    if asks && !settings.ignores_images && settings.docker.is_none() {
         let name = job.image.as_ref().map_or("services", |image| image.name.as_str());
         return Some(format!(
             "the job asks for an image or services ({name}), which the runner \"{}\" does not provide: take them out, \
@@ -51,7 +51,10 @@ pub(super) fn warnings(job: &Job, settings: &Settings) -> Vec<String> {
         .filter(|note| note.is_warning)
         .map(|note| format!("WARNING: {}", note.text))
         .collect();
-    if (job.image.is_some() || !job.services.is_empty()) && settings.ignores_images {
+    if (job.image.is_some() || !job.services.is_empty())
+        && settings.ignores_images
+        && settings.docker.is_none()
+    {
         lines.push(
             "WARNING: the job's image and services are ignored: it runs in this environment".to_owned(),
         );
@@ -83,6 +86,12 @@ pub(super) fn job(record: &Record, settings: &Settings, server: &Base) -> Result
     Ok((job, project))
 }
 
+/// Returns the value of a job's variable as its steps see it. Files have none here.
+pub(super) fn value(job: &Job, name: &str) -> Option<String> {
+    let variable = job.variables.iter().rev().find(|variable| variable.key == name)?;
+    (!variable.file).then(|| variable.value.replace("$$", "$"))
+}
+
 /// Returns the request to the daemon.
 pub(super) fn request(record: &Record, settings: &Settings, server: &Base) -> Result<Request, Unusable> {
     let (mut job, project) = job(record, settings, server)?;
@@ -91,7 +100,9 @@ pub(super) fn request(record: &Record, settings: &Settings, server: &Base) -> Re
     if settings.cache_dir.is_none() {
         job.caches.clear();
     }
-    let plan = plan::plan(&job, Images::Ignored, Some(&stores)).map_err(|refused| Unusable(refused.0))?;
+    // Without a provider the job was refused before, unless its image is ignored.
+    let images = if settings.docker.is_some() { Images::Provided } else { Images::Ignored };
+    let plan = plan::plan(&job, images, Some(&stores)).map_err(|refused| Unusable(refused.0))?;
     let Plan { steps, inputs, variables, phrases, token_prefixes, cleanup_timeout, .. } = plan;
     let id = JobId::parse(&Names::new(server, record.job).daemon_job)
         .map_err(|error| Unusable(format!("the job has no usable name: {error}")))?;
@@ -185,8 +196,9 @@ fn added(
         before
             .push(json!({"key": "CI_SERVER_TLS_CA_FILE", "value": certificates, "raw": true, "file": true}));
     }
+    let kind = if settings.docker.is_some() { "CI_DISPOSABLE_ENVIRONMENT" } else { "CI_SHARED_ENVIRONMENT" };
     let after = vec![
-        raw("CI_SHARED_ENVIRONMENT", "true"),
+        raw(kind, "true"),
         raw("CI_RUNNER_VERSION", VERSION),
         raw("CI_RUNNER_REVISION", REVISION),
         raw("CI_RUNNER_EXECUTABLE_ARCH", &platform()),

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::agent::config::Entry;
+use crate::agent::config::{Docker, Entry};
 use crate::agent::environment::{Address, ImagePolicy};
 
 /// Settings of a job's entry, without its token.
@@ -12,8 +12,11 @@ pub(super) struct Settings {
     pub(super) name: String,
     /// Number of the runner at the server.
     pub(super) runner: u64,
-    /// Address of the daemon; `None`: the agent's own.
+    /// Address of the daemon; `None`: the agent's own, or one in a container.
     pub(super) address: Option<String>,
+    /// Settings of containers, if each job has one of its own.
+    #[serde(default)]
+    pub(super) docker: Option<Docker>,
     /// True if jobs with an image run without it.
     pub(super) ignores_images: bool,
     /// Folder for sources.
@@ -55,6 +58,16 @@ pub(crate) enum Unserved {
         "the entry \"{0}\" has an `address` and no `builds_dir`: name a folder that the daemon there can write"
     )]
     NoBuildsDir(String),
+    /// A volume cannot be at a folder.
+    #[error("the entry \"{name}\": {key}: no volume can be at {folder:?}: write a path such as /builds")]
+    Folder {
+        /// The entry.
+        name: String,
+        /// The key.
+        key: &'static str,
+        /// The folder.
+        folder: String,
+    },
     /// Its address is none.
     #[error("the entry \"{name}\": address: {why}")]
     Address {
@@ -70,27 +83,42 @@ impl Settings {
     pub(super) fn of(entry: &Entry, own: impl Fn(&str) -> String) -> Result<Self, Unserved> {
         let name = entry.name.clone();
         let address = match &entry.address {
-            Address::Own => None,
+            Address::Own | Address::DockerRun => None,
             Address::Daemon(text) => {
                 let parsed: Result<crate::client::Address, _> = text.parse();
                 parsed.map_err(|error| Unserved::Address { name: name.clone(), why: error.to_string() })?;
                 Some(text.clone())
             }
-            other => return Err(Unserved::Provider { name, address: other.to_string() }),
+            other @ Address::KubeRun { .. } => {
+                return Err(Unserved::Provider { name, address: other.to_string() });
+            }
         };
+        let docker = (entry.address == Address::DockerRun).then(|| entry.docker.clone());
         let builds_dir = match (&entry.builds_dir, &address) {
             (Some(folder), _) => folder.clone(),
+            (None, None) if docker.is_some() => "/builds".to_owned(),
             (None, None) => own("builds"),
             (None, Some(_)) => return Err(Unserved::NoBuildsDir(name)),
         };
-        let own_cache = address.is_none().then(|| own("cache"));
+        let own_cache = match (&address, &docker) {
+            (_, Some(_)) => Some("/cache".to_owned()),
+            (None, None) => Some(own("cache")),
+            (Some(_), None) => None,
+        };
+        let cache_dir = entry.cache_dir.clone().or(own_cache);
+        for (key, folder) in [("builds_dir", Some(&builds_dir)), ("cache_dir", cache_dir.as_ref())] {
+            if let Some(folder) = folder.filter(|folder| docker.is_some() && !is_mountable(folder)) {
+                return Err(Unserved::Folder { name, key, folder: folder.clone() });
+            }
+        }
         Ok(Self {
             name,
             runner: entry.id.unwrap_or_default(),
             address,
             ignores_images: entry.image_policy == ImagePolicy::Ignore,
             builds_dir,
-            cache_dir: entry.cache_dir.clone().or(own_cache),
+            docker,
+            cache_dir,
             environment: entry.environment.clone(),
             pre_get_sources: entry.scripts.pre_get_sources.clone(),
             post_get_sources: entry.scripts.post_get_sources.clone(),
@@ -102,4 +130,9 @@ impl Settings {
             allowed_redirect_hosts: entry.allowed_redirect_hosts.clone(),
         })
     }
+}
+
+/// True for a folder that a volume can be at: its path has none of the signs by which options are split.
+fn is_mountable(folder: &str) -> bool {
+    folder.len() > 1 && folder.starts_with('/') && !folder.contains([':', ',', '\0', '\n'])
 }

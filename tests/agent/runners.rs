@@ -183,7 +183,7 @@ fn a32_a_runner_s_configuration_is_taken_over_and_only_read() {
 #[test]
 fn entries_that_this_version_cannot_serve_are_refused_at_the_start() {
     for (entry, told) in [
-        ("address = \"docker-run://\"", "docker-run:// does not work in this version yet"),
+        ("address = \"docker-run://\"\nbuilds_dir = \"/a:b\"", "builds_dir: no volume can be at \"/a:b\""),
         ("address = \"kube-run://jobs\"", "kube-run://jobs does not work in this version yet"),
         ("address = \"ssh://ci@build7\"", "builds_dir"),
         ("limit = \"x\"", "limit"),

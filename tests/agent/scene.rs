@@ -53,7 +53,9 @@ impl Scene {
 
     /// Returns a command of the program that uses this folder.
     pub(crate) fn command(&self, words: &[&str]) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_step-runner"));
+        // In a container only a static program runs.
+        let program = std::env::var_os("STEP_RUNNER_BIN");
+        let mut command = Command::new(program.unwrap_or_else(|| env!("CARGO_BIN_EXE_step-runner").into()));
         command.args(words).stdin(Stdio::null());
         command.env("STEP_RUNNER_AGENT_CONFIG", self.path("agent.toml"));
         command.env("STEP_RUNNER_AGENT_STATE_DIR", self.path("state"));

@@ -31,6 +31,13 @@ impl Names {
     }
 }
 
+/// Returns the name of the volume with a project's caches: one for each runner, project, and kind of branch. What jobs of
+/// other branches put there, those of a protected one must not find.
+pub fn cache_volume(server: &Base, runner: u64, project: u64, is_protected: bool) -> String {
+    let text = format!("{server}\nrunner {runner}\nproject {project}\nprotected {is_protected}");
+    format!("step-cache-{}", hex(&Sha256::digest(text.as_bytes()), 16))
+}
+
 /// Returns `CI_RUNNER_SHORT_TOKEN`: 8 hex digits that have nothing of the token and stay after it was replaced.
 pub fn short_token(server: &Base, runner: u64) -> String {
     hex(&Sha256::digest(format!("{server}\nrunner {runner}").as_bytes()), 8)
@@ -39,6 +46,16 @@ pub fn short_token(server: &Base, runner: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a11_each_project_has_caches_of_its_own_and_protected_branches_have_others() {
+        let server = Base::new("https://gitlab.test").unwrap();
+        let name = cache_volume(&server, 1, 5, false);
+        assert_eq!(name, cache_volume(&server, 1, 5, false));
+        for other in [(2, 5, false), (1, 6, false), (1, 5, true)] {
+            assert_ne!(cache_volume(&server, other.0, other.1, other.2), name, "{other:?}");
+        }
+    }
 
     #[test]
     fn a31_names_differ_by_server_and_job_and_stay() {

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
+
 use super::read::{Problems, Table};
 use crate::environment::{Address, ImagePolicy, PullPolicy, Rules, is_reference};
 use crate::routing::Base;
@@ -87,7 +89,7 @@ pub struct Scripts {
 }
 
 /// A service of the entry, for each job.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EntryService {
     /// Image.
     pub name: String,
@@ -95,8 +97,8 @@ pub struct EntryService {
     pub alias: Option<String>,
 }
 
-/// Settings for containers.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+/// Settings for containers. They stand in the records of jobs.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Docker {
     /// Rules for images.
     pub rules: Rules,
@@ -118,6 +120,23 @@ pub struct Docker {
     pub auth_file: Option<String>,
     /// Time to wait for services; `None`: no wait.
     pub wait_for_services: Option<Duration>,
+}
+
+impl Default for Docker {
+    fn default() -> Self {
+        Self {
+            rules: Rules::default(),
+            services: Vec::new(),
+            host: None,
+            volumes: Vec::new(),
+            is_shared: false,
+            network_base: None,
+            create_args: Vec::new(),
+            service_args: Vec::new(),
+            auth_file: None,
+            wait_for_services: Some(WAIT_FOR_SERVICES),
+        }
+    }
 }
 
 /// Settings for Pods.

@@ -1,5 +1,6 @@
 //! What a job may choose of its environment, and what the entry decides.
 
+use serde::{Deserialize, Serialize};
 use step_runner_ci::plan::Images;
 
 use super::Address;
@@ -24,7 +25,7 @@ pub const fn images(address: &Address, policy: ImagePolicy) -> Images {
 }
 
 /// When an image is pulled.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum PullPolicy {
     /// Each time.
     Always,
@@ -56,7 +57,7 @@ impl PullPolicy {
 }
 
 /// Rules of an entry for images.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Rules {
     /// Image of jobs without one.
     pub image: Option<String>,

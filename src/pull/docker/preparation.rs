@@ -1,0 +1,378 @@
+//! The preparation of a job's containers, in the order of agent.md §8.5.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use serde_json::json;
+use tokio::sync::mpsc::Sender;
+use tokio_util::sync::CancellationToken;
+
+use super::engine::{Engine, Trouble};
+use super::{Docker, FOLDER, PROGRAM, SOCKET, Seen, program};
+use crate::agent::environment::labels;
+use crate::agent::lifecycle::Event;
+use crate::agent::outcome::EnvironmentFailure;
+use crate::pull::daemons::Daemons;
+use crate::pull::info::platform;
+use crate::pull::program::Input;
+use crate::pull::wanted::{Container, Mask, Wanted};
+use crate::variables::RECOVERY_VARIABLE;
+
+/// Time for the daemon in a container to answer. An entrypoint may have work to do before.
+const ANSWER: Duration = Duration::from_mins(2);
+
+/// Time between two tries to reach it.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// Time limit of a copy into a container.
+const COPY: Duration = Duration::from_mins(5);
+
+/// Lines of a container that are shown if it did not do what it is for.
+pub(super) const LINES: &str = "20";
+
+/// Time for which the daemon keeps an ended job: an agent that was away finds it.
+const STALE_AFTER: &str = "24h";
+
+/// Time without jobs and calls after which the daemon ends, and its container with it.
+const IDLE_TIMEOUT: &str = "10m";
+
+/// State of the daemon in the container.
+const STATE: &str = "/opt/step-runner/run/state";
+
+/// A preparation that came to nothing.
+pub(in crate::pull) enum Failed {
+    /// Nobody wants it any more.
+    Stopped,
+    /// It has failed.
+    Environment(EnvironmentFailure, String),
+    /// The container was ended from outside: another preparation may work.
+    Lost(String),
+}
+
+/// A preparation at work.
+pub(super) struct Preparation<'p> {
+    pub(super) docker: &'p Docker,
+    pub(super) engine: Engine,
+    pub(super) wanted: &'p Wanted,
+    pub(super) mask: &'p Mask,
+    /// Longest life of the container.
+    pub(super) lifetime: Duration,
+    /// Folder of the job's record.
+    pub(super) folder: &'p Path,
+    pub(super) events: &'p Sender<Event>,
+}
+
+impl Preparation<'_> {
+    /// Makes everything, up to services that answer.
+    pub(super) async fn make(&self, daemons: &Daemons, stop: &CancellationToken) -> Result<(), Failed> {
+        for warning in &self.wanted.warnings {
+            self.line(warning).await;
+        }
+        let image = self.image(&self.wanted.build).await?;
+        self.fits(&image.platform)?;
+        let mut ports = Vec::new();
+        for service in &self.wanted.services {
+            let of_image = self.image(&service.container).await?.ports;
+            ports.push(service.port.map_or(of_image, |port| vec![port]));
+        }
+        let settings = &self.docker.settings;
+        if !settings.is_shared {
+            self.make_thing("network", "network", &self.docker.name).await?;
+        }
+        self.volumes().await?;
+        // With one network for all, the job's container is that which has it.
+        if settings.is_shared {
+            self.build().await?;
+            self.services().await?;
+        } else {
+            self.services().await?;
+            self.build().await?;
+        }
+        self.answers(daemons, stop).await?;
+        self.wait_for_services(&ports).await?;
+        self.still_runs().await
+    }
+
+    /// Tells the job's trace.
+    pub(super) async fn line(&self, line: &str) {
+        self.events.send(Event::Line(self.mask.line(line))).await.ok();
+    }
+
+    fn fits(&self, of_image: &str) -> Result<(), Failed> {
+        let own = platform();
+        // What stands behind the second `/` is a variant.
+        let plain = |platform: &str| platform.split('/').take(2).collect::<Vec<_>>().join("/");
+        if plain(of_image) == plain(&own) {
+            return Ok(());
+        }
+        let text = format!(
+            "the image {} is for {of_image}, and this step-runner for {own}: name an image for {own}",
+            self.wanted.build.image
+        );
+        Err(Failed::Environment(EnvironmentFailure::Configuration, text))
+    }
+
+    /// Returns the options with the labels of a thing.
+    pub(super) fn labels(&self, role: &str) -> Vec<String> {
+        let labels = labels(&self.docker.engines.state, self.docker.job, role);
+        labels.into_iter().flat_map(|(key, value)| ["--label".to_owned(), format!("{key}={value}")]).collect()
+    }
+
+    async fn make_thing(&self, kind: &str, role: &str, name: &str) -> Result<(), Failed> {
+        let labels = self.labels(role);
+        let words: Vec<&str> =
+            [kind, "create"].into_iter().chain(labels.iter().map(String::as_str)).chain([name]).collect();
+        match self.engine.insist(&words).await {
+            // The answer to an earlier call was lost. Nobody else gives this name.
+            Err(Trouble::Refused(text)) if text.contains("already exists") => Ok(()),
+            result => Ok(result.map(drop)?),
+        }
+    }
+
+    fn volume(&self, role: &str) -> String {
+        format!("{}.{role}", self.docker.name)
+    }
+
+    async fn volumes(&self) -> Result<(), Failed> {
+        self.make_thing("volume", "program", &self.volume("program")).await?;
+        self.make_thing("volume", "builds", &self.volume("builds")).await?;
+        // The caches outlive the job, so they have no label of this agent's jobs.
+        let cache = &self.wanted.cache_volume;
+        self.engine.insist(&["volume", "create", "--label", "step-runner.role=cache", cache]).await?;
+        Ok(())
+    }
+
+    /// Returns the options for the volumes of a container. The entry's own stand for ours.
+    pub(super) fn mounts(&self, ours: &[(String, &str)]) -> Vec<String> {
+        let of_entry = &self.docker.settings.volumes;
+        let is_taken = |folder: &str| of_entry.iter().any(|volume| destination(volume) == folder);
+        let free = ours.iter().filter(|(_, folder)| !is_taken(folder.trim_end_matches('/')));
+        let all = free.map(|(name, folder)| format!("{name}:{folder}")).chain(of_entry.iter().cloned());
+        all.flat_map(|volume| ["--volume".to_owned(), volume]).collect()
+    }
+
+    pub(super) fn builds(&self) -> (String, &str) {
+        (self.volume("builds"), &self.wanted.builds_dir)
+    }
+
+    /// Makes the job's container, puts the program into it, and starts it.
+    async fn build(&self) -> Result<(), Failed> {
+        let (docker, wanted) = (self.docker, self.wanted);
+        self.line(&format!("Starting a container of {}", wanted.build.image)).await;
+        let mut words = vec!["create".to_owned()];
+        words.extend(docker.settings.create_args.iter().cloned());
+        words.extend(["--name".to_owned(), docker.name.clone()]);
+        words.extend(self.labels("build"));
+        words.extend(self.network());
+        let ours = [
+            self.builds(),
+            (wanted.cache_volume.clone(), &*wanted.cache_dir),
+            (self.volume("program"), FOLDER),
+        ];
+        words.extend(self.mounts(&ours));
+        let serve = self.serve();
+        // An entrypoint that drops its arguments starts the program without any: it takes them from here.
+        let spare = STANDARD.encode(json!(serve).to_string());
+        words.extend(["--env".to_owned(), format!("{RECOVERY_VARIABLE}={spare}")]);
+        let command = std::iter::once(PROGRAM.to_owned()).chain(serve);
+        words.extend(of_image(&wanted.build, command));
+        self.create(&words).await?;
+        self.copy(program::program, FOLDER).await?;
+        self.copy(|| program::folders(&wanted.build_folders), &wanted.builds_dir).await?;
+        self.copy(|| program::folders(&wanted.cache_folders), &wanted.cache_dir).await?;
+        match self.engine.insist(&["start", &docker.name]).await {
+            Ok(_) => Ok(()),
+            Err(Trouble::Refused(words)) if is_of_image(&words) => Err(self.explained(&words)),
+            Err(other) => Err(other.into()),
+        }
+    }
+
+    /// Returns the words for the daemon of the job.
+    fn serve(&self) -> Vec<String> {
+        let lifetime = format!("{}s", self.lifetime.as_secs());
+        let words = ["serve", "--socket", SOCKET, "--state-dir", STATE, "--stale-after", STALE_AFTER];
+        let bounds = ["--idle-timeout", IDLE_TIMEOUT, "--max-lifetime", &lifetime];
+        words.iter().chain(&bounds).map(|word| (*word).to_owned()).collect()
+    }
+
+    fn network(&self) -> Vec<String> {
+        let settings = &self.docker.settings;
+        let mut words = Vec::new();
+        if settings.is_shared {
+            let base = settings.network_base.as_deref().unwrap_or("bridge");
+            words.extend(["--network".to_owned(), base.to_owned()]);
+            let aliases = self.wanted.services.iter().flat_map(|service| &service.aliases);
+            words.extend(aliases.flat_map(|alias| ["--add-host".to_owned(), format!("{alias}:127.0.0.1")]));
+        } else {
+            let name = &self.docker.name;
+            words.extend(["--network", name, "--network-alias", "build"].map(str::to_owned));
+        }
+        words
+    }
+
+    /// Makes a container. One that an earlier call has made before its answer was lost is made anew.
+    pub(super) async fn create(&self, words: &[String]) -> Result<(), Failed> {
+        let words: Vec<&str> = words.iter().map(String::as_str).collect();
+        let name = words.iter().skip_while(|word| **word != "--name").nth(1).copied().unwrap_or_default();
+        match self.engine.insist(&words).await {
+            Err(Trouble::Refused(text)) if text.contains("is already in use") => {
+                if self.docker.see(&self.engine, name).await? == Seen::Gone {
+                    return Err(Trouble::Refused(text).into());
+                }
+                self.engine.insist(&["rm", "--force", "--volumes", name]).await?;
+                self.engine.insist(&words).await?;
+            }
+            result => drop(result?),
+        }
+        Ok(())
+    }
+
+    /// Puts an archive into the job's container. A second copy changes nothing.
+    async fn copy(&self, input: impl Fn() -> Input + Sync, folder: &str) -> Result<(), Failed> {
+        let target = format!("{}:{folder}", self.docker.name);
+        self.engine.insist_with(&["cp", "-", &target], Some(&input), COPY).await?;
+        Ok(())
+    }
+
+    /// Waits for the daemon in the container.
+    async fn answers(&self, daemons: &Daemons, stop: &CancellationToken) -> Result<(), Failed> {
+        let (begun, address) = (Instant::now(), self.docker.address());
+        loop {
+            self.still_runs().await?;
+            let answer = async {
+                let client = daemons.client(Some(&address)).await?;
+                client.overview().await.map_err(|error| error.to_string())
+            };
+            let answer = tokio::select! {
+                answer = answer => answer,
+                () = stop.cancelled() => return Err(Failed::Stopped),
+            };
+            let Err(why) = answer else { return Ok(()) };
+            if begun.elapsed() >= ANSWER {
+                let text = format!(
+                    "the image {} has not started its command, a daemon for the job: set `entrypoint: [\"\"]`: {why}",
+                    self.wanted.build.image
+                );
+                return Err(Failed::Environment(EnvironmentFailure::Configuration, self.mask.line(&text)));
+            }
+            self.engine.pause(PAUSE).await?;
+        }
+    }
+
+    /// Asserts that the job's container runs.
+    async fn still_runs(&self) -> Result<(), Failed> {
+        let seen = loop {
+            match self.docker.see(&self.engine, &self.docker.name).await {
+                Err(Trouble::Away(_)) => self.engine.pause(super::AGAIN).await?,
+                result => break result?,
+            }
+        };
+        match seen {
+            Seen::Running => Ok(()),
+            Seen::Gone => Err(Failed::Lost("its container was removed".to_owned())),
+            Seen::Ended { how, is_killed: true } => Err(Failed::Lost(format!("its container {how}"))),
+            Seen::Ended { how, is_killed: false } => {
+                let lines = self.last_lines(&self.docker.name).await;
+                for line in &lines {
+                    self.line(&format!("  {line}")).await;
+                }
+                let words = lines.join("\n");
+                if is_of_image(&words) {
+                    return Err(self.explained(&words));
+                }
+                let text = format!(
+                    "the container of {} {how} before the job could start: set `entrypoint: [\"\"]`, or see its lines",
+                    self.wanted.build.image
+                );
+                Err(Failed::Environment(EnvironmentFailure::Configuration, text))
+            }
+        }
+    }
+
+    /// Returns why an image could not start the program.
+    fn explained(&self, words: &str) -> Failed {
+        let image = &self.wanted.build.image;
+        let is_missing = words.contains(PROGRAM) && words.contains("no such file or directory");
+        let text = if is_missing && program::needs_loader() {
+            format!(
+                "this step-runner is not a static program, and the image {image} has not the libraries that it needs: \
+                 run the agent with the static program of a release"
+            )
+        } else {
+            format!("the image {image} cannot start a container for the job: {words}")
+        };
+        Failed::Environment(EnvironmentFailure::Configuration, self.mask.line(&text))
+    }
+
+    /// Returns the last lines of a container.
+    pub(super) async fn last_lines(&self, name: &str) -> Vec<String> {
+        match self.engine.run(&["logs", "--tail", LINES, name], None, super::LOOK).await {
+            Ok((out, err)) => out.lines().chain(err.lines()).map(str::to_owned).collect(),
+            Err(_) => Vec::new(),
+        }
+    }
+}
+
+/// Returns the words for image, user and command of a container.
+pub(super) fn of_image(wanted: &Container, command: impl IntoIterator<Item = String>) -> Vec<String> {
+    let mut words = vec!["--pull".to_owned(), "never".to_owned()];
+    if let Some(user) = &wanted.user {
+        words.extend(["--user".to_owned(), user.clone()]);
+    }
+    if let Some(platform) = &wanted.platform {
+        words.extend(["--platform".to_owned(), platform.clone()]);
+    }
+    let entrypoint = wanted.entrypoint.as_deref().unwrap_or_default();
+    if let Some(first) = entrypoint.first() {
+        words.extend(["--entrypoint".to_owned(), first.clone()]);
+    }
+    words.push(wanted.image.clone());
+    words.extend(entrypoint.iter().skip(1).cloned());
+    words.extend(command);
+    words
+}
+
+/// True if the engine complains about what is in an image, or about the user.
+fn is_of_image(words: &str) -> bool {
+    ["OCI runtime", "unable to find user", "no matching entries", "exec /", "exec format error"]
+        .iter()
+        .any(|word| words.contains(word))
+}
+
+/// Returns the folder in the container at which a volume of the entry is.
+fn destination(volume: &str) -> &str {
+    let mut parts = volume.split(':');
+    let first = parts.next().unwrap_or_default();
+    parts.next().unwrap_or(first).trim_end_matches('/')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn where_a_volume_of_the_entry_is() {
+        for (volume, wanted) in [("/cache", "/cache"), ("/srv/c:/cache:ro", "/cache"), ("name:/b/", "/b")] {
+            assert_eq!(destination(volume), wanted, "{volume}");
+        }
+    }
+
+    #[test]
+    fn an_entrypoint_stays_unless_another_is_given() {
+        let words = |entrypoint: Option<&[&str]>| {
+            let container = Container {
+                image: "alpine".to_owned(),
+                platform: None,
+                policies: Vec::new(),
+                user: Some("7:8".to_owned()),
+                entrypoint: entrypoint.map(|words| words.iter().map(|word| (*word).to_owned()).collect()),
+            };
+            of_image(&container, ["serve".to_owned()]).join(" ")
+        };
+        assert_eq!(words(None), "--pull never --user 7:8 alpine serve");
+        assert_eq!(words(Some(&[""])), "--pull never --user 7:8 --entrypoint  alpine serve");
+        assert_eq!(words(Some(&["a", "b"])), "--pull never --user 7:8 --entrypoint a alpine b serve");
+    }
+}
