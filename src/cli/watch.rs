@@ -1,7 +1,7 @@
 //! `run --watch`: runs a job again whenever a file of its folder changes.
 //!
 //! Each run is a process of its own, with the words of this one but `--watch`: what a run holds ends with it. This module
-//! decides when a run begins and is ended; what a run is, is none of its business.
+//! decides when a run begins and ends, and knows nothing else of it.
 
 mod changes;
 

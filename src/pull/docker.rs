@@ -46,7 +46,7 @@ const AGAIN: Duration = Duration::from_secs(2);
 /// Exit code of a container whose first process was killed.
 const KILLED: &str = "137";
 
-/// What a job's containers have in common with those of other jobs.
+/// Resources that the containers of all jobs share.
 #[derive(Clone)]
 pub(super) struct Engines {
     /// The programs of all jobs.
@@ -87,7 +87,7 @@ pub(super) enum Seen {
     Gone,
 }
 
-/// What becomes of a job in a container that was looked at.
+/// Prospects of a job after a look at its container.
 pub(super) enum Fate {
     /// It may run. With a cause its container had ended, and was started for the rest of the log.
     Runs(Option<String>),

@@ -37,7 +37,7 @@ pub(super) fn platform() -> String {
     Platform::here().to_string()
 }
 
-/// What it can do besides for an entry whose jobs have environments of their own.
+/// Further features of an entry whose jobs have environments of their own.
 const OF_PROVIDERS: [&str; 6] = [
     "image",
     "services",

@@ -365,11 +365,17 @@ impl JobTask {
 
     /// Waits for the environment that may have the job, as long as the job waits for it.
     fn look(&self) {
+        let events = self.events.clone();
         if let Some(container) = self.container.clone() {
-            return self.answer(async move { Event::Looked(container.look().await) });
+            tokio::spawn(async move {
+                tokio::select! {
+                    runs = container.look() => drop(events.send(Event::Looked(runs)).await),
+                    () = events.closed() => {}
+                }
+            });
+            return;
         }
         let (daemons, address) = (Arc::clone(&self.around.daemons), self.settings.address.clone());
-        let events = self.events.clone();
         tokio::spawn(async move {
             while !events.is_closed() && daemons.client(address.as_deref()).await.is_err() {
                 tokio::time::sleep(LOOK_AGAIN).await;

@@ -22,7 +22,7 @@ const LONGEST_ANSWER: u64 = 4 << 20;
 /// Time for the end of a program that was told to end: its connector kills it before.
 const END: Duration = Duration::from_secs(10);
 
-/// What a program reads from its standard input. Written by a thread of its own.
+/// Writes the standard input of a program, on a thread of its own.
 pub(super) type Input = Box<dyn FnOnce(File) -> io::Result<()> + Send>;
 
 /// The end of a program.

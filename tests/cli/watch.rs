@@ -72,6 +72,14 @@ impl Watch {
     }
 }
 
+impl Drop for Watch {
+    fn drop(&mut self) {
+        // Only a test that has failed left it running.
+        self.child.kill().ok();
+        self.child.wait().ok();
+    }
+}
+
 fn write(path: &Path, text: &str) {
     std::fs::write(path, text).unwrap();
 }

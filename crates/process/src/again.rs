@@ -3,7 +3,7 @@
 use std::ffi::{OsStr, OsString};
 use std::io;
 use std::os::fd::OwnedFd;
-use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::os::unix::process::CommandExt;
 use std::process::{Child, Command};
 
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
@@ -48,9 +48,6 @@ impl End {
     /// Blocks until it comes.
     pub fn wait(self) -> io::Result<ExitStatus> {
         let status = children::wait(self.0)?;
-        Ok(match (status.code(), status.signal()) {
-            (Some(code), _) => ExitStatus::Code(code as u8),
-            (None, signal) => ExitStatus::Signal(signal.unwrap_or(0) as u8),
-        })
+        Ok(children::exit_status(status))
     }
 }

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeSet;
 use std::io;
+use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command, ExitStatus};
 
 use parking_lot::Mutex;
@@ -34,6 +35,14 @@ pub fn wait(mut child: Child) -> io::Result<ExitStatus> {
     let status = child.wait();
     WAITED_FOR.lock().remove(&child.id());
     status
+}
+
+/// Returns the status of a child that has ended.
+pub(super) fn exit_status(status: ExitStatus) -> step_runner_model::ExitStatus {
+    match (status.code(), status.signal()) {
+        (Some(code), _) => step_runner_model::ExitStatus::Code(code as u8),
+        (None, signal) => step_runner_model::ExitStatus::Signal(signal.unwrap_or(0) as u8),
+    }
 }
 
 /// Gives up waiting for the child: it is reaped as an orphan.

@@ -6,7 +6,7 @@
 use std::ffi::OsString;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::Duration;
@@ -106,10 +106,7 @@ impl Worker {
         }
         let child = self.child.take().ok_or(io::ErrorKind::NotFound)?;
         let status = children::wait(child)?;
-        Ok(match (status.code(), status.signal()) {
-            (Some(code), _) => ExitStatus::Code(code as u8),
-            (None, signal) => ExitStatus::Signal(signal.unwrap_or(0) as u8),
-        })
+        Ok(children::exit_status(status))
     }
 }
 
@@ -149,7 +146,8 @@ pub fn end_first() {
 
 /// Limits the memory that this process takes from now on, in bytes. Beyond it, the process ends.
 ///
-/// What it has already counts besides: the allocator of the static program maps 1 GiB at its start, mostly untouched.
+/// Memory that is already mapped is added to the limit, because the allocator of the static program maps 1 GiB at its start
+/// and touches little of it.
 pub fn limit_memory(bytes: u64) -> io::Result<()> {
     limit(Resource::Data, mapped()?.saturating_add(bytes))
 }

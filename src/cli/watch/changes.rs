@@ -116,7 +116,7 @@ fn is_skipped(folder: &Path, path: &Path) -> bool {
     below.components().any(|part| SKIPPED.iter().any(|name| part.as_os_str() == *name))
 }
 
-/// What is known of the files.
+/// Files below the watched folders, by who made them.
 #[derive(Default)]
 struct Files {
     is_running: bool,
@@ -124,7 +124,7 @@ struct Files {
     known: HashSet<PathBuf>,
     /// Files that a run has made.
     own: HashSet<PathBuf>,
-    /// What git says of a file; asked once.
+    /// True for files that git ignores. Git is asked once for each file, until a `.gitignore` changes.
     ignored: HashMap<PathBuf, bool>,
 }
 

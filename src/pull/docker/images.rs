@@ -20,7 +20,7 @@ use crate::pull::wanted::Container;
 /// Time limit of one pull. The time limit of the preparation is mostly shorter.
 const PULL: Duration = Duration::from_hours(1);
 
-/// What is asked of an image that is there.
+/// Format in which `docker image inspect` answers.
 const FORMAT: &str = "{{.Os}}/{{.Architecture}} {{json .Config.ExposedPorts}}";
 
 /// Ports of a service that are waited for, at most.
