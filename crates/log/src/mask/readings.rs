@@ -201,14 +201,15 @@ impl Readings {
                 if next.hold > 0 {
                     let start = source.start_in(automaton, next.hold, next.kept, &view, end);
                     let behind_cr = matches!(way, Way::LineEnd);
-                    self.insert(Reading { state: next.state, view, start, behind_cr });
+                    self.insert(Reading { state: next.state, view, start, behind_cr }, next.hold, end);
                 }
             }
         }
     }
 
-    /// Adds a reading unless another one covers it: finds the same forms, and starts no later.
-    fn insert(&mut self, mut reading: Reading) {
+    /// Adds a reading at `end` unless another one covers it: finds the same forms, and starts no later, not even where a
+    /// shorter form goes on. `hold` bytes of it may be part of a form.
+    fn insert(&mut self, mut reading: Reading, hold: usize, end: usize) {
         if reading.view.len() > 2 * MAX_PLACES {
             return; // at most half of them are forgotten, so more than MAX_PLACES are in this form
         }
@@ -216,12 +217,18 @@ impl Readings {
         let mut latest: Option<usize> = None;
         let mut at = 0;
         while let Some(other) = self.active.get(at) {
-            let same = other.behind_cr == reading.behind_cr
-                && (other.state == reading.state
-                    || other.view.agrees_with(&reading.view, reading.start.max(other.start)));
-            if same && other.start <= reading.start {
+            let covers = |one: &Reading, two: &Reading| {
+                one.behind_cr == two.behind_cr
+                    && one.start <= two.start
+                    && if one.state == two.state {
+                        one.view.starts_no_later(&two.view, end, hold)
+                    } else {
+                        one.view.agrees_with(&two.view, two.start)
+                    }
+            };
+            if covers(other, &reading) {
                 return;
-            } else if same {
+            } else if covers(&reading, other) {
                 self.active.swap_remove(at);
                 continue;
             }

@@ -1,6 +1,6 @@
 //! A *view*: the source as a search reads it that passes over line ends (`wrap.rs`) or reads escapes (`readings.rs`).
 
-use std::{ops::Range, sync::Arc};
+use std::{iter::Peekable, ops::Range, sync::Arc};
 
 /// Number of places that are copied with a view. Older ones are shared.
 const CHUNK: usize = 32;
@@ -45,6 +45,11 @@ impl Place {
     /// Returns where the place is in the view.
     fn start_in_view(&self) -> usize {
         self.start - self.removed
+    }
+
+    /// Returns where in the source a byte of the view starts that is in the place, or behind it and before the next one.
+    fn start_of(&self, at: usize) -> usize {
+        if at < self.start_in_view() + self.kept { self.start } else { at + self.removed_behind() }
     }
 }
 
@@ -100,11 +105,7 @@ impl View {
                 break;
             }
         }
-        match place {
-            Some(place) if start < place.start_in_view() + place.kept => place.start,
-            Some(place) => start + place.removed_behind(),
-            None => start,
-        }
+        place.map_or(start, |place| place.start_of(start))
     }
 
     /// Forgets the places that end at or before `start`. Does so only now and then, so that it costs little.
@@ -133,6 +134,24 @@ impl View {
         false
     }
 
+    /// True if each of the last `depth` bytes of this view before `end` starts no later than the same one of `other`. Both
+    /// views have the same bytes there. Bytes behind many places are not looked at: each view finds, and hides, what the
+    /// other one finds, and a byte in front of it can belong to it in one of them only.
+    pub(super) fn starts_no_later(&self, other: &Self, end: usize, depth: usize) -> bool {
+        let mut here = Starts { length: end - self.removed(), places: self.places_behind(0).peekable() };
+        let mut there = Starts { length: end - other.removed(), places: other.places_behind(0).peekable() };
+        let mut at = 0;
+        for _ in 0..CHUNK {
+            at = here.next_change(at).min(there.next_change(at));
+            if at > depth {
+                return true;
+            } else if here.start(at) > there.start(at) {
+                return false;
+            }
+        }
+        true
+    }
+
     /// Returns the places that end behind `start`, newest first.
     fn places_behind(&self, start: usize) -> impl Iterator<Item = &Place> {
         let chunks = std::iter::successors(self.chunk.as_ref(), |chunk| chunk.before.as_ref());
@@ -148,8 +167,35 @@ impl View {
     }
 }
 
+/// Where the bytes of a view start, from the last one (depth 1) to earlier ones.
+struct Starts<'v, I: Iterator<Item = &'v Place>> {
+    /// Length of the view.
+    length: usize,
+    /// The places that do not begin behind the byte, newest first.
+    places: Peekable<I>,
+}
+
+impl<'v, I: Iterator<Item = &'v Place>> Starts<'v, I> {
+    /// Returns the next depth at which the distance to another view's start can have become larger than before: at the
+    /// last and the first byte of a place, and at the byte before it.
+    fn next_change(&mut self, depth: usize) -> usize {
+        let Some(place) = self.places.peek() else { return usize::MAX };
+        let before = self.length - place.start_in_view() + 1;
+        [before - place.kept, before - 1].into_iter().find(|at| *at > depth).unwrap_or(before)
+    }
+
+    /// Returns the start of the byte at `depth`, which is no less than in the call before.
+    fn start(&mut self, depth: usize) -> usize {
+        let at = self.length - depth;
+        while self.places.next_if(|place| place.start_in_view() > at).is_some() {}
+        self.places.peek().map_or(at, |place| place.start_of(at))
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use proptest::{collection::vec, prelude::*};
+
     use super::*;
 
     #[test]
@@ -188,6 +234,27 @@ mod tests {
         let starts: Vec<usize> = (0..=6).map(|depth| view.start(12, depth)).collect();
         assert_eq!(starts, [12, 11, 5, 5, 4, 1, 0]);
         assert!(!view.spans(12, 1) && view.spans(12, 2));
+    }
+
+    proptest! {
+        #[test]
+        fn starts_no_later_is_told_of_each_byte(
+            one in vec((0_usize..4, 1_usize..5, 0_usize..4), 0..6),
+            other in vec((0_usize..4, 1_usize..5, 0_usize..4), 0..6),
+            depth in 0_usize..50,
+        ) {
+            let view = |places: &[(usize, usize, usize)]| {
+                let (mut view, mut at) = (View::default(), 40);
+                for (gap, length, kept) in places {
+                    view.add(at + gap..at + gap + length, *kept.min(length));
+                    at += gap + length;
+                }
+                view
+            };
+            let (one, other, end) = (view(&one), view(&other), 90);
+            let each = (1..=depth).all(|depth| one.start(end, depth) <= other.start(end, depth));
+            prop_assert_eq!(one.starts_no_later(&other, end, depth), each);
+        }
     }
 
     #[test]

@@ -199,3 +199,19 @@ proptest! {
         prop_assert_eq!(masker.mask_text(&text), text);
     }
 }
+
+#[test]
+fn fault_35_marks_that_are_read_in_two_ways_count_from_the_earliest_one() {
+    // Of an odd number of backslashes, each pair may stand for one, and so may each alone.
+    let secret = r"\\aa$$\\".to_owned();
+    let set = set(&[secret], &[], true);
+    for count in 2..12 {
+        for before in ["", "\r", "x", "%5C", "a\\u005c"] {
+            let text = format!("{before}{}aa$$\\\\a", "\\".repeat(count));
+            let expected =
+                by_definition(set.forms(), Some(wrap::COLUMNS), true, |_, _| true, &[], text.as_bytes());
+            let masked = stream(&Masker::compile(&set), [text.as_bytes()]);
+            assert_eq!(masked.escape_ascii().to_string(), expected.escape_ascii().to_string(), "{text}");
+        }
+    }
+}
