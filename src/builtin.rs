@@ -15,6 +15,7 @@ mod sources;
 mod transfer;
 mod version;
 
+use std::panic::resume_unwind;
 use std::path::PathBuf;
 
 use serde_json::{Map, Value as Json};
@@ -23,6 +24,13 @@ pub(crate) use error::BuiltinError;
 
 /// File in the job's directory that `function/oci/build` writes, and that `function/oci/publish` reads by default.
 pub(crate) const ARCHIVE: &str = "function-image.tar";
+
+/// Exit codes of the stages of a CI job (ci.md §5).
+const FAULT_OF_JOB: u8 = 1;
+const DISK: u8 = 74;
+const NETWORK: u8 = 75;
+const AUTHENTICATION: u8 = 77;
+const CONFIGURATION: u8 = 78;
 
 /// Values by name.
 pub(crate) type BuiltinValues = Map<String, Json>;
@@ -34,9 +42,9 @@ pub(crate) struct BuiltinEnvironment<'a> {
     /// Folder for temporary files, private to the invocation.
     pub(crate) scratch: PathBuf,
     /// Looks up an environment variable.
-    pub(crate) variable: &'a dyn Fn(&str) -> Option<String>,
+    pub(crate) variable: &'a (dyn Fn(&str) -> Option<String> + Sync),
     /// Writes a line to the job's log.
-    pub(crate) say: &'static dyn Fn(&str),
+    pub(crate) say: &'static (dyn Fn(&str) + Sync),
 }
 
 /// True if the builtin `name` starts other programs, which its own limits must not hold.
@@ -57,12 +65,17 @@ pub(crate) async fn run(
         "step/oci/promote" => publish::promote(inputs, environment).await,
         "ci/cache/restore" => ci::restore(inputs, environment),
         "ci/cache/save" => ci::save(inputs, environment),
-        "ci/artifacts/download" => ci::download(inputs, environment),
-        "ci/artifacts/upload" => ci::upload(inputs, environment),
+        "ci/artifacts/download" => on_a_thread(|| ci::download(inputs, environment)),
+        "ci/artifacts/upload" => on_a_thread(|| ci::upload(inputs, environment)),
         "ci/prepare" | "ci/cleanup" => sources::prepare(environment),
         "ci/get_sources" => sources::get(inputs, environment),
         _ => Err(BuiltinError::Unknown(name.to_owned())),
     }
+}
+
+/// Runs `work` where it may block: a client of its own runtime must not end in another runtime.
+fn on_a_thread<T: Send>(work: impl FnOnce() -> T + Send) -> T {
+    std::thread::scope(|scope| scope.spawn(work).join()).unwrap_or_else(|panic| resume_unwind(panic))
 }
 
 /// Returns the text input `name`, trimmed; an empty one is an error.

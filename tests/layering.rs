@@ -115,7 +115,7 @@ fn table() -> BTreeMap<&'static str, Vec<&'static str>> {
             "fetch",
             vec!["model", "clock", "lang", "job", "process", "store", "web", "oci", "threads", "error"],
         ),
-        ("builtin", vec!["ci", "process", "web", "oci", "fetch"]),
+        ("builtin", vec!["ci", "process", "web", "oci", "fetch", "error"]),
         ("actors", actors.clone()),
         ("grpc", grpc.clone()),
         ("app", app.clone()),

@@ -1,9 +1,11 @@
-//! Stages of a CI job (ci.md §5): its caches and artifacts, in folders of this machine. The forms of a server are those
-//! of an agent; without a `store` these functions say so.
+//! Stages of a CI job (ci.md §5): its caches, in folders of this machine, and its artifacts, there or at the server that
+//! an agent works for.
 
+mod archive;
 mod artifacts;
 mod cache;
 mod selection;
+mod server;
 pub(crate) mod store;
 mod transfer;
 

@@ -15,15 +15,11 @@ use std::path::{Path, PathBuf};
 use serde_json::Value as Json;
 
 use self::git::Git;
-use super::{BuiltinEnvironment, BuiltinError, BuiltinValues};
+use super::{
+    AUTHENTICATION, BuiltinEnvironment, BuiltinError, BuiltinValues, CONFIGURATION, DISK, FAULT_OF_JOB,
+    NETWORK,
+};
 use crate::process::tool::{self, Tool};
-
-/// Exit codes of stages (ci.md §5).
-const FAULT_OF_JOB: u8 = 1;
-const DISK: u8 = 74;
-const NETWORK: u8 = 75;
-const AUTHENTICATION: u8 = 77;
-const CONFIGURATION: u8 = 78;
 
 /// User of the job's token.
 const TOKEN_USER: &str = "gitlab-ci-token";

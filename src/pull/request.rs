@@ -11,7 +11,7 @@ use crate::agent::record::Record;
 use crate::agent::routing::Base;
 use crate::ci::Strategy;
 use crate::ci::job::{Content, Job, of_payload};
-use crate::ci::plan::{self, Images, Plan, Stores};
+use crate::ci::plan::{self, Artifacts, Images, Plan, Stores};
 use crate::client::Request;
 use crate::model::JobId;
 
@@ -24,13 +24,6 @@ pub(super) struct Unusable(pub(super) String);
 
 /// Returns why an entry's environment cannot be that of the job.
 pub(super) fn refused(job: &Job, settings: &Settings) -> Option<String> {
-    if !job.artifacts.is_empty() || !job.dependencies.is_empty() {
-        return Some(
-            "the job has artifacts, or wants those of other jobs, which this version of step-runner does not carry: \
-             give the job tags of another runner"
-                .to_owned(),
-        );
-    }
     let asks = job.image.is_some() || !job.services.is_empty();
     if asks && !settings.ignores_images && settings.docker.is_none() {
         let name = job.image.as_ref().map_or("services", |image| image.name.as_str());
@@ -95,8 +88,8 @@ pub(super) fn value(job: &Job, name: &str) -> Option<String> {
 /// Returns the request to the daemon.
 pub(super) fn request(record: &Record, settings: &Settings, server: &Base) -> Result<Request, Unusable> {
     let (mut job, project) = job(record, settings, server)?;
-    // There are no artifacts here: `refused` has seen to that.
-    let stores = Stores { artifacts: String::new(), caches: caches(record, settings, server) };
+    let artifacts = Artifacts::Server { api: server.api(), job: record.job };
+    let stores = Stores { artifacts, caches: caches(record, settings, server) };
     if settings.cache_dir.is_none() {
         job.caches.clear();
     }

@@ -2,6 +2,7 @@
 //! the specification that they show.
 #![expect(clippy::unwrap_used, reason = "a broken scene fails the test")]
 
+mod artifacts;
 mod docker;
 #[path = "../fake_gitlab/mod.rs"]
 mod fake_gitlab;

@@ -35,6 +35,9 @@ impl Request {
         let length = headers.get("content-length").and_then(|length| length.parse().ok()).unwrap_or(0);
         let mut body = vec![0; length];
         reader.read_exact(&mut body).ok()?;
+        if headers.get("transfer-encoding").is_some_and(|encoding| encoding == "chunked") {
+            body = chunks(&mut reader)?;
+        }
         Some(Self { method, path, headers, body })
     }
 
@@ -46,6 +49,22 @@ impl Request {
     /// Returns the token of the body.
     pub(crate) fn token(&self) -> String {
         self.json()["token"].as_str().unwrap_or_default().to_owned()
+    }
+}
+
+/// Reads a body that comes in chunks.
+fn chunks(reader: &mut impl std::io::BufRead) -> Option<Vec<u8>> {
+    let mut body = Vec::new();
+    loop {
+        let mut line = String::new();
+        reader.read_line(&mut line).ok()?;
+        let mut chunk = vec![0; usize::from_str_radix(line.trim(), 16).ok()?];
+        reader.read_exact(&mut chunk).ok()?;
+        reader.read_line(&mut line).ok()?;
+        if chunk.is_empty() {
+            return Some(body);
+        }
+        body.extend(chunk);
     }
 }
 
@@ -67,6 +86,12 @@ impl Answer {
     pub(crate) fn json(status: u16, body: &Value) -> Self {
         let answer = Self { body: body.to_string().into_bytes(), ..Self::status(status) };
         answer.header("Content-Type", "application/json")
+    }
+
+    /// Makes an answer with a file.
+    pub(crate) fn bytes(status: u16, body: Vec<u8>) -> Self {
+        let answer = Self { body, ..Self::status(status) };
+        answer.header("Content-Type", "application/octet-stream")
     }
 
     /// Makes a web page.

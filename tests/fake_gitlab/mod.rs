@@ -5,6 +5,7 @@
 #![allow(clippy::allow_attributes, reason = "as above: `expect` would fail in a program that uses all")]
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "for tests only")]
 
+mod artifacts;
 pub(crate) mod http;
 
 use std::collections::{BTreeMap, VecDeque};
@@ -56,6 +57,8 @@ pub(crate) struct Job {
     pub(crate) finals: Vec<Value>,
     /// Number of updates that said `running`.
     pub(crate) running: usize,
+    /// Artifacts: the query of each upload, name of the file, content.
+    pub(crate) artifacts: Vec<(String, String, Vec<u8>)>,
 }
 
 impl Job {
@@ -328,6 +331,12 @@ fn handle(shared: &Shared, request: &Request) -> Answer {
             return ask(shared, world, request);
         }
         ("PUT", ["jobs", id]) => update(&mut world, id.parse().unwrap_or_default(), request),
+        ("POST", ["jobs", id, "artifacts"]) => {
+            artifacts::upload(&mut world, id.parse().unwrap_or_default(), request)
+        }
+        ("GET", ["jobs", id, "artifacts"]) => {
+            artifacts::download(&mut world, id.parse().unwrap_or_default(), request)
+        }
         ("PATCH", ["jobs", id, "trace"]) => append(&mut world, id.parse().unwrap_or_default(), request),
         _ => Answer::status(404),
     };

@@ -74,6 +74,11 @@ impl Base {
         &self.0
     }
 
+    /// Returns the address of the API.
+    pub fn api(&self) -> String {
+        format!("{}{API}", self.0)
+    }
+
     /// Returns the URL of a call.
     pub fn url(&self, call: &Call) -> String {
         format!("{}{API}{}", self.0, call.path())

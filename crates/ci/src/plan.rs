@@ -29,11 +29,25 @@ pub enum Images {
     Ignored,
 }
 
-/// Folders in place of a server, for artifacts and caches of jobs on one machine (ci.md §4).
+/// Where the artifacts of a job go, and those of others come from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Artifacts {
+    /// A folder of the project in place of a server (ci.md §4).
+    Folder(String),
+    /// The server that the job is from.
+    Server {
+        /// Address of its API, such as `https://gitlab.example.com/api/v4`.
+        api: String,
+        /// Number of the job there.
+        job: u64,
+    },
+}
+
+/// Where artifacts and caches of jobs are.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Stores {
-    /// Folder of the project's artifacts.
-    pub artifacts: String,
+    /// Where artifacts are.
+    pub artifacts: Artifacts,
     /// Folder of the project's caches.
     pub caches: String,
 }

@@ -1,4 +1,4 @@
-//! `ci/artifacts/upload` and `ci/artifacts/download`, with a folder of this machine as the store.
+//! `ci/artifacts/upload` and `ci/artifacts/download`, with a folder of this machine or a server as the store.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -7,18 +7,69 @@ use std::path::Path;
 
 use serde_json::Value as Json;
 
+use super::super::layer::temporary;
 use super::super::{BuiltinEnvironment, BuiltinError, BuiltinValues, text};
 use super::selection::{self, Selection, Wanted};
+use super::server::{Server, Upload};
 use super::store::ArtifactStore;
-use super::{counted, field, is_wanted, list, named, transfer, wanted, warn};
+use super::{archive, counted, field, is_wanted, list, named, transfer, wanted, warn};
 use crate::ci::variables::dotenv;
 use crate::process::git;
 
-/// Copies the artifacts of a job into the store.
+/// Saves the artifacts of a job. Call it where it may block.
 pub(crate) fn upload(
     inputs: &BuiltinValues,
     environment: &BuiltinEnvironment<'_>,
 ) -> Result<BuiltinValues, BuiltinError> {
+    match Server::of(inputs, environment)? {
+        Some(server) => send(&server, inputs, environment),
+        None => keep(inputs, environment),
+    }
+    .map(|()| BuiltinValues::new())
+}
+
+/// Sends the artifacts of a job to the server.
+fn send(
+    server: &Server<'_>,
+    inputs: &BuiltinValues,
+    environment: &BuiltinEnvironment<'_>,
+) -> Result<(), BuiltinError> {
+    let (job, token, status) = (text(inputs, "job")?, text(inputs, "token")?, text(inputs, "status")?);
+    for entry in list(inputs, "artifacts").iter().filter(|entry| is_wanted(field(entry, "when"), status)) {
+        let Selection { paths, .. } = select(&wanted(entry), environment)?;
+        let paths: Vec<String> = paths.into_iter().collect();
+        if paths.is_empty() {
+            warn(environment, "nothing is uploaded, because no file was found");
+            continue;
+        }
+        let project = &environment.work_dir;
+        let format = field(entry, "format");
+        let name = Some(field(entry, "name")).filter(|name| !name.is_empty()).unwrap_or("artifacts");
+        let file = temporary(&environment.scratch)?;
+        let (name, written) = match format {
+            "gzip" => (format!("{name}.gz"), archive::write_gzip(&paths, project, &file).map(|()| file)),
+            "raw" => (name.to_owned(), one(&paths, project)),
+            _ => (format!("{name}.zip"), archive::write_zip(&paths, project, &file).map(|()| file)),
+        };
+        let content = written.map_err(BuiltinError::file("pack the artifacts of", project))?;
+        let upload =
+            Upload { name, kind: field(entry, "type"), format, expire_in: field(entry, "expire_in") };
+        server.send(job, token, &upload, &content)?;
+        (environment.say)(&format!("Uploaded {} as {}", counted(paths.len()), upload.name.escape_debug()));
+    }
+    Ok(())
+}
+
+/// Returns the one file of an artifact that is sent as it is.
+fn one(paths: &[String], project: &Path) -> io::Result<File> {
+    match paths {
+        [path] => File::open(project.join(path)),
+        _ => Err(io::Error::other("an artifact of the format `raw` is one file")),
+    }
+}
+
+/// Copies the artifacts of a job into the store.
+fn keep(inputs: &BuiltinValues, environment: &BuiltinEnvironment<'_>) -> Result<(), BuiltinError> {
     let store = ArtifactStore::at(super::store(inputs)?);
     let (job, status) = (text(inputs, "job")?, text(inputs, "status")?);
     let folder = store.files(job);
@@ -34,7 +85,7 @@ pub(crate) fn upload(
         // Also without files: jobs that need this one see that it has run.
         make(&folder)?;
     }
-    Ok(BuiltinValues::new())
+    Ok(())
 }
 
 fn make(folder: &Path) -> Result<(), BuiltinError> {
@@ -98,11 +149,45 @@ fn save_variables(
     fs::write(to, all).map_err(BuiltinError::file("write", to))
 }
 
-/// Copies the artifacts of other jobs into the project, but never over a file that git tracks.
+/// Brings the artifacts of other jobs into the project. Call it where it may block.
 pub(crate) fn download(
     inputs: &BuiltinValues,
     environment: &BuiltinEnvironment<'_>,
 ) -> Result<BuiltinValues, BuiltinError> {
+    match Server::of(inputs, environment)? {
+        Some(server) => receive(&server, inputs, environment),
+        None => fetch(inputs, environment),
+    }
+    .map(|()| BuiltinValues::new())
+}
+
+/// Brings the artifacts of other jobs from the server. The first failure ends it.
+fn receive(
+    server: &Server<'_>,
+    inputs: &BuiltinValues,
+    environment: &BuiltinEnvironment<'_>,
+) -> Result<(), BuiltinError> {
+    let tokens = list(inputs, "tokens");
+    for (index, dependency) in list(inputs, "dependencies").iter().enumerate() {
+        let job = dependency.get("id").and_then(Json::as_u64);
+        let has_archive =
+            dependency.get("artifacts_file").is_some_and(|file| !field(file, "filename").is_empty());
+        let (Some(job), Some(token), true) = (job, tokens.get(index).and_then(Json::as_str), has_archive)
+        else {
+            continue;
+        };
+        let name = field(dependency, "name");
+        (environment.say)(&format!("Downloading the artifacts of {} ({job})", name.escape_debug()));
+        let mut file = temporary(&environment.scratch)?;
+        server.receive(&job.to_string(), token, name, &mut file)?;
+        let count = archive::read_zip(&file, &environment.work_dir)?;
+        (environment.say)(&format!("Artifacts of {}: {}", name.escape_debug(), counted(count)));
+    }
+    Ok(())
+}
+
+/// Copies the artifacts of other jobs into the project, but never over a file that git tracks.
+fn fetch(inputs: &BuiltinValues, environment: &BuiltinEnvironment<'_>) -> Result<(), BuiltinError> {
     let store = ArtifactStore::at(super::store(inputs)?);
     let project = &environment.work_dir;
     let tracked: BTreeSet<String> =
@@ -127,5 +212,5 @@ pub(crate) fn download(
     if !kept.is_empty() {
         warn(environment, &format!("not replaced, because git tracks them: {}", named(&kept)));
     }
-    Ok(BuiltinValues::new())
+    Ok(())
 }

@@ -63,7 +63,7 @@ fn copy_one(path: &str, from: &Path, to: &Path) -> io::Result<()> {
 }
 
 /// Makes a folder and those above it, up to `root`.
-fn make_folders(root: &Path, path: &str) -> io::Result<()> {
+pub(super) fn make_folders(root: &Path, path: &str) -> io::Result<()> {
     let mut folder = root.to_owned();
     for name in path.split('/') {
         folder.push(name);

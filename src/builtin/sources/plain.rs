@@ -3,11 +3,10 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::panic::resume_unwind;
 
 use url::Url;
 
-use super::super::{BuiltinEnvironment, BuiltinError};
+use super::super::{BuiltinEnvironment, BuiltinError, on_a_thread};
 use super::{AUTHENTICATION, CONFIGURATION, DISK, FAULT_OF_JOB, NETWORK, Sources, TOKEN_USER, empty};
 use crate::fetch::order::{Order, Source, Stats};
 use crate::fetch::worker;
@@ -68,11 +67,6 @@ pub(super) fn bring(
         fetched.map_err(|message| BuiltinError::Stage { code: code(&message), message })?;
     say(&format!("{files} files"));
     Ok(())
-}
-
-/// Runs `work` where it may block: a client of its own runtime must not end in another runtime.
-fn on_a_thread<T: Send>(work: impl FnOnce() -> T + Send) -> T {
-    std::thread::scope(|scope| scope.spawn(work).join()).unwrap_or_else(|panic| resume_unwind(panic))
 }
 
 /// Returns the address with the job's token as its password.

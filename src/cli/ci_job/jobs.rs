@@ -6,7 +6,7 @@ use super::clone::Clone as ProjectClone;
 use super::{CiOptions, Configuration};
 use crate::builtin::ci::store::{ArtifactStore, caches_of};
 use crate::ci::job::{Circumstances, Dependency, Job, needed, of_file};
-use crate::ci::plan::{Plan, Stores, plan};
+use crate::ci::plan::{Artifacts, Plan, Stores, plan};
 use crate::ci::variables::{Level, dotenv};
 use crate::cli::job::{JobOptions, Phrases};
 use crate::cli::states::printable;
@@ -127,7 +127,7 @@ impl<'c> CiJobs<'c> {
         let caches = caches_of(project, |name| std::env::var_os(name).map(PathBuf::from));
         let shown = |path: &Path| path.display().to_string();
         let stores = Stores {
-            artifacts: shown(self.store.root()),
+            artifacts: Artifacts::Folder(shown(self.store.root())),
             // Without a directory for caches the stages fail, which does not fail the job.
             caches: caches.as_deref().map(shown).unwrap_or_default(),
         };

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde_json::{Map as JsonMap, Value as Json, json};
 
-use super::Stores;
+use super::{Artifacts, Stores};
 use crate::job::{CacheEntry, Content, Job, Work};
 use crate::settings::Strategy;
 
@@ -186,10 +186,12 @@ impl Writer<'_> {
         Some(("store", self.input("cache_store", "string", folder.into())))
     }
 
-    /// Passes the folder of the artifacts.
+    /// Passes where artifacts are.
     fn artifact_store(&mut self) -> Option<(&'static str, String)> {
-        let folder = self.stores?.artifacts.clone();
-        Some(("store", self.input("artifact_store", "string", folder.into())))
+        Some(match self.stores?.artifacts.clone() {
+            Artifacts::Folder(path) => ("store", self.input("artifact_store", "string", path.into())),
+            Artifacts::Server { api, .. } => ("server", self.input("artifact_server", "string", api.into())),
+        })
     }
 
     fn download_artifacts(&mut self, job: &Job) {
@@ -309,7 +311,11 @@ impl Writer<'_> {
             inputs.push(("token", self.secret("token", "string", token.clone().into())));
         }
         if let Some(store) = self.artifact_store() {
-            inputs.extend([store, ("job", self.input("job", "string", job.name.clone().into()))]);
+            let name = match self.stores.map(|stores| &stores.artifacts) {
+                Some(Artifacts::Server { job, .. }) => job.to_string(),
+                _ => job.name.clone(),
+            };
+            inputs.extend([store, ("job", self.input("job", "string", name.into()))]);
         }
         self.pass(&inputs);
         self.status("running");

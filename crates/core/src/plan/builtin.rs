@@ -168,6 +168,7 @@ static TABLE: [Builtin; 15] = [
     dependencies: {type: array}
     tokens: {type: array, default: [], sensitive: true}
     store: {type: string, default: \"\"}
+    server: {type: string, default: \"\"}
 ",
     ),
     Builtin::new(
@@ -178,6 +179,7 @@ static TABLE: [Builtin; 15] = [
     status: {type: string}
     token: {type: string, default: \"\", sensitive: true}
     store: {type: string, default: \"\"}
+    server: {type: string, default: \"\"}
     job: {type: string, default: \"\"}
 ",
     ),
