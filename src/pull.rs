@@ -5,18 +5,23 @@
 //! daemon or keeper: a job reaches a daemon through [`client`](crate::client), as from any other client.
 
 pub(crate) mod agency;
+mod answers;
 pub(crate) mod api;
 mod clock;
 pub(crate) mod configuration;
 mod daemons;
 mod docker;
+mod engine;
+mod environment;
 mod folder;
 mod follow;
 pub(crate) mod info;
 mod job;
+mod kube;
 pub(crate) mod place;
 mod program;
 pub(crate) mod register;
 mod request;
+pub(crate) mod rights;
 mod settings;
 mod wanted;

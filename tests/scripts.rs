@@ -58,6 +58,7 @@ const CASES: &[Case] = &[
         &["agent-docker"],
         &[("id", "echo 0"), ("dockerd", WORKS), ("docker", WORKS), ("busybox", WORKS), ("readelf", FAILS)],
     ),
+    case(&["agent-kube"], &[KUBE[0], KUBE[1], KUBE[2], KUBE[3], KUBE[4], KUBE[5], KUBE[6], ("go", FAILS)]),
     case(&["kube-test"], &[KUBE[0], KUBE[1], KUBE[2], KUBE[3], KUBE[4], KUBE[5], KUBE[6], ("go", FAILS)]),
     case(
         &["kube-test"],
@@ -96,7 +97,7 @@ const CASES: &[Case] = &[
     case(&["volume"], &[("cargo", FAILS)]),
 ];
 
-/// Parts of `scripts/kube-test` that work.
+/// Parts of a Kubernetes node that work.
 const KUBE: [(&str, &str); 7] = [
     ("id", "echo 0"),
     ("containerd", WORKS),

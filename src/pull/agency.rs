@@ -16,13 +16,13 @@ use super::api::{Api, CallResult, Content, reply};
 use super::clock::{Clock, wall};
 use super::configuration;
 use super::daemons::Daemons;
-use super::docker::{self, Engines};
+use super::environment::Engines;
 use super::folder::JobFolder;
 use super::info;
 use super::job::{JobTask, News, OfEntry, Surroundings};
 use super::place::{State, system_id};
 use super::program::Programs;
-use super::settings::Settings;
+use super::settings::{Provider, Settings};
 use crate::agent::config::{Config, Entry};
 use crate::agent::names::Names;
 use crate::agent::payload::{self, Taken};
@@ -104,7 +104,7 @@ pub(crate) async fn run(options: Options) -> Result<u8, Failure> {
     let daemons = Arc::new(Daemons::new(state.path.join("daemon")));
     let programs = Arc::new(Programs::new());
     let engines = Engines { programs, state: state.id.clone(), config: state.path.join("docker") };
-    let around = Surroundings { clock, daemons, engines, system_id, info: info::info(&[], false), news };
+    let around = Surroundings { clock, daemons, engines, system_id, news };
     let mut agency = Agency {
         scheduler: Scheduler::new(config.limits, options.once, clock.steady()),
         seen: changed(&options.config),
@@ -223,14 +223,16 @@ impl Agency {
 
     /// Removes what earlier runs left at the engines of the entries.
     fn sweep(&self) -> Event {
-        let mut all: Vec<_> =
-            self.served.values().filter_map(|served| served.settings.docker.clone()).collect();
-        all.sort_by(|one, other| one.host.cmp(&other.host));
-        all.dedup_by(|one, other| one.host == other.host);
+        let mut all: Vec<Provider> = Vec::new();
+        for provider in self.served.values().filter_map(|served| served.settings.provider()) {
+            if !all.iter().any(|other| other.shares_place_with(&provider)) {
+                all.push(provider);
+            }
+        }
         let (engines, jobs) = (self.around.engines.clone(), self.state.jobs());
         tokio::spawn(async move {
-            for settings in all {
-                docker::sweep(&engines, &settings, &jobs).await;
+            for provider in all {
+                engines.sweep(&provider, &jobs).await;
             }
         });
         Event::Tick
@@ -267,7 +269,7 @@ impl Agency {
             Action::Ask { entry, request, ticket } => {
                 let served = self.served.get(&entry)?;
                 let Entry { token, labels, .. } = &served.entry;
-                let has_images = served.settings.docker.is_some();
+                let has_images = served.settings.has_environments();
                 let body =
                     info::request_body(token, &self.around.system_id, labels, has_images, ticket.as_ref());
                 let (api, token, messages) = (served.api.clone(), token.clone(), self.messages.clone());
@@ -278,11 +280,12 @@ impl Agency {
                 });
             }
             Action::CheckEnvironment(entry) => {
-                let Settings { address, docker, .. } = self.served.get(&entry)?.settings.clone();
+                let settings = &self.served.get(&entry)?.settings;
+                let (address, provider) = (settings.address.clone(), settings.provider());
                 let (around, messages) = (self.around.clone(), self.messages.clone());
                 tokio::spawn(async move {
-                    let answer = match docker {
-                        Some(docker) => around.engines.check(&docker).await,
+                    let answer = match provider {
+                        Some(provider) => around.engines.check(&provider).await,
                         None => match around.daemons.client(address.as_deref()).await {
                             Ok(client) => {
                                 client.overview().await.map(drop).map_err(|error| error.to_string())

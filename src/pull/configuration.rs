@@ -60,6 +60,9 @@ impl From<ConfigFailure> for Failure {
     }
 }
 
+/// Distance of the numbers of files beside the configuration.
+const FREE_STEP: usize = 1_000;
+
 /// Reads the file with at least one entry.
 pub(crate) fn read(path: &Path) -> Result<Config, ConfigFailure> {
     let mut config = Config::read(&path.display().to_string(), &text(path)?)?;
@@ -123,6 +126,19 @@ impl Locked {
         Config::read(&self.path.display().to_string(), &text)?;
         self.text = text;
         Ok(())
+    }
+
+    /// Returns the path of a file beside this one that is not there yet: its name ends in a number and `end`.
+    pub(crate) fn free_path(&self, number: usize, end: &str) -> PathBuf {
+        let stem = self.path.file_stem().unwrap_or_default().to_string_lossy();
+        let path = |number: usize| self.path.with_file_name(format!("{stem}.{number}.{end}"));
+        // Each import of a file has fewer entries than this.
+        (number..).step_by(FREE_STEP).map(path).find(|path| !path.exists()).unwrap_or_else(|| path(number))
+    }
+
+    /// Writes another file beside this one, 0600.
+    pub(crate) fn write_beside(path: &Path, bytes: &[u8]) -> Result<(), ConfigFailure> {
+        replace(path, bytes, true).map_err(|error| ConfigFailure::File(path.to_owned(), error))
     }
 
     /// Writes the text, 0600.

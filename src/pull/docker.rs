@@ -3,7 +3,6 @@
 //! Everything that is made has the name and the labels of its job, and the record has the name before. So an agent that
 //! comes after a death removes what is there, and prepares anew.
 
-mod engine;
 mod images;
 mod preparation;
 mod program;
@@ -12,50 +11,36 @@ mod things;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
 
 use parking_lot::Mutex;
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
-use tokio::sync::mpsc::Sender;
 use tokio_util::sync::CancellationToken;
 
 use super::daemons::Daemons;
-use super::program::Programs;
-use super::wanted::{Mask, Wanted};
+use super::engine::{Engine, Kind, LOOK, Trouble};
+use super::environment::{AGAIN, Engines, Failed, Fate, Order, PROGRAM, SOCKET, Seen};
 use crate::agent::config::Docker as Settings;
 use crate::agent::environment::STATE_LABEL;
-use crate::agent::lifecycle::Event;
-use crate::agent::outcome::EnvironmentFailure;
-use engine::{Engine, LOOK, Trouble};
-pub(super) use preparation::Failed;
 use preparation::Preparation;
 pub(super) use things::sweep;
 
-/// Folder in the job's container with the program, and with socket and state of its daemon.
-const FOLDER: &str = "/opt/step-runner";
+/// How `docker` complains.
+pub(super) static KIND: Kind = Kind {
+    program: "docker",
+    remedy: "install Docker's command line for jobs with `docker-run://`",
+    away: &[
+        "cannot connect to the docker daemon",
+        "is the docker daemon running",
+        "error during connect",
+        "failed to connect to the docker api",
+        "error response from daemon: dial unix",
+    ],
+    missing: &["no such container", "no such object", "no such image", "no such volume", "no such network"],
+    noise: &["See 'docker", "Run 'docker"],
+};
 
-/// The program there.
-const PROGRAM: &str = "/opt/step-runner/step-runner";
-
-/// Socket of the daemon there.
-const SOCKET: &str = "/opt/step-runner/run/s.sock";
-
-/// Time between two looks at a container.
-const AGAIN: Duration = Duration::from_secs(2);
-
-/// Exit code of a container whose first process was killed.
-const KILLED: &str = "137";
-
-/// Resources that the containers of all jobs share.
-#[derive(Clone)]
-pub(super) struct Engines {
-    /// The programs of all jobs.
-    pub(super) programs: Arc<Programs>,
-    /// Id of the state folder.
-    pub(super) state: String,
-    /// Folder for the configuration of `docker`, which is empty.
-    pub(super) config: PathBuf,
-}
+/// Engine of this machine.
+const DEFAULT_HOST: &str = "unix:///var/run/docker.sock";
 
 /// The containers of one job.
 pub(super) struct Docker {
@@ -71,36 +56,10 @@ pub(super) struct Docker {
     ended: Mutex<Option<String>>,
 }
 
-/// State of a container.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) enum Seen {
-    /// It runs, or is paused.
-    Running,
-    /// It has ended.
-    Ended {
-        /// How, for people.
-        how: String,
-        /// True if it did not end by itself.
-        is_killed: bool,
-    },
-    /// It is not there, or is not ours.
-    Gone,
-}
-
-/// Prospects of a job after a look at its container.
-pub(super) enum Fate {
-    /// It may run. With a cause its container had ended, and was started for the rest of the log.
-    Runs(Option<String>),
-    /// It is lost.
-    Lost(String),
-    /// The engine does not answer.
-    Unknown(String),
-}
-
 impl Docker {
     /// Names the containers of a job. Nothing is made yet.
     pub(super) fn new(engines: Engines, settings: Settings, name: String, job: u64, folder: &Path) -> Self {
-        let host = engine::host(settings.host.as_deref());
+        let host = host(settings.host.as_deref());
         let folder = folder.to_owned();
         Self { engines, settings, host, name, job, folder, ended: Mutex::default() }
     }
@@ -118,24 +77,19 @@ impl Docker {
     }
 
     fn engine(&self, stop: CancellationToken) -> Engine {
-        self.engines.engine(self.host.clone(), stop)
+        engine(&self.engines, &self.host, stop)
     }
 
-    /// Makes everything that a job asks for, up to a daemon that answers. `lifetime` bounds the life of the container.
+    /// Makes everything that a job asks for, up to a daemon that answers.
     pub(super) async fn prepare(
         &self,
-        wanted: &Wanted,
-        mask: &Mask,
-        lifetime: Duration,
+        order: Order<'_>,
         daemons: &Daemons,
-        events: &Sender<Event>,
         stop: CancellationToken,
     ) -> Result<(), Failed> {
         *self.ended.lock() = None;
         let engine = self.engine(stop.clone());
-        let preparation =
-            Preparation { docker: self, engine, wanted, mask, lifetime, folder: &self.folder, events };
-        preparation.make(daemons, &stop).await
+        Preparation { docker: self, engine, order, folder: &self.folder }.make(daemons, &stop).await
     }
 
     /// Removes everything of the job. True if nothing is left.
@@ -207,17 +161,28 @@ impl Docker {
     }
 }
 
-impl Engines {
-    fn engine(&self, host: String, stop: CancellationToken) -> Engine {
-        Engine::new(Arc::clone(&self.programs), host, self.config.clone(), stop)
-    }
+/// Returns the address of an engine: that of the entry, else of the environment, else of this machine.
+fn host(of_entry: Option<&str>) -> String {
+    let set = || std::env::var("DOCKER_HOST").ok().filter(|host| !host.is_empty());
+    of_entry.map(str::to_owned).or_else(set).unwrap_or_else(|| DEFAULT_HOST.to_owned())
+}
 
-    /// Asks an engine if it is there. The error is a text for people.
-    pub(super) async fn check(&self, settings: &Settings) -> Result<(), String> {
-        let engine = self.engine(engine::host(settings.host.as_deref()), CancellationToken::new());
-        let words = ["version", "--format", "{{.Server.Version}}"];
-        engine.run(&words, None, LOOK).await.map(drop).map_err(|trouble| trouble.to_string())
-    }
+fn engine(engines: &Engines, host: &str, stop: CancellationToken) -> Engine {
+    let config = engines.config.display().to_string();
+    let options = options(&config, host);
+    Engine::new(&KIND, Arc::clone(&engines.programs), &options, format!("the engine at {host}"), stop)
+}
+
+/// Returns the options of each call. The configuration is never that of the agent's home.
+fn options<'o>(config: &'o str, host: &'o str) -> [&'o str; 4] {
+    ["--config", config, "--host", host]
+}
+
+/// Asks an engine if it is there. The error is a text for people.
+pub(super) async fn check(engines: &Engines, settings: &Settings) -> Result<(), String> {
+    let engine = engine(engines, &host(settings.host.as_deref()), CancellationToken::new());
+    let words = ["version", "--format", "{{.Server.Version}}"];
+    engine.run(&words, None, LOOK).await.map(drop).map_err(|trouble| trouble.to_string())
 }
 
 /// Reads what the engine says of a container.
@@ -228,30 +193,7 @@ fn seen(text: &str, state: &str) -> Seen {
         _ if of_state != state => Seen::Gone,
         "running" | "paused" | "restarting" => Seen::Running,
         "removing" | "dead" => Seen::Gone,
-        _ if is_out_of_memory == "true" => {
-            Seen::Ended { how: "ran out of memory and was killed".to_owned(), is_killed: true }
-        }
-        _ if code == KILLED => Seen::Ended { how: "was killed".to_owned(), is_killed: true },
-        _ => Seen::Ended { how: format!("ended with exit code {code}"), is_killed: false },
-    }
-}
-
-impl std::fmt::Display for Trouble {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::Stopped => f.write_str("it was stopped"),
-            Self::Away(text) => write!(f, "the engine does not answer: {text}"),
-            Self::Missing(text) | Self::Refused(text) => f.write_str(text),
-        }
-    }
-}
-
-impl From<Trouble> for Failed {
-    fn from(trouble: Trouble) -> Self {
-        match trouble {
-            Trouble::Stopped => Self::Stopped,
-            other => Self::Environment(EnvironmentFailure::System, format!("the engine refuses: {other}")),
-        }
+        _ => Seen::ended(code.parse().unwrap_or(-1), is_out_of_memory == "true"),
     }
 }
 

@@ -1,5 +1,6 @@
 //! The folder of one job's record on disk (agent.md §9): replaced by renaming, synced where a record says so.
 
+use std::collections::BTreeSet;
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Read as _, Seek as _, SeekFrom, Write as _};
 use std::os::unix::fs::{DirBuilderExt as _, FileExt as _, OpenOptionsExt as _};
@@ -16,6 +17,13 @@ const TRACE: &str = "trace";
 const CHECKPOINT: &str = "checkpoint";
 const TAIL: &str = "tail";
 const SENT: &str = "sent";
+
+/// Returns the names of the environments that have a record in `jobs`. A folder that cannot be read counts: its job may
+/// go on.
+pub(super) fn environments(jobs: &Path) -> io::Result<BTreeSet<String>> {
+    let names = fs::read_dir(jobs)?.map(|entry| Ok(format!("step-{}", entry?.file_name().display())));
+    names.collect()
+}
 
 /// The folder of a job.
 pub(super) struct JobFolder {

@@ -1,7 +1,10 @@
 //! Follows log and end of a daemon's job, and tells both as events (agent.md §5).
 
+use std::sync::Arc;
+
 use tokio::sync::mpsc::Sender;
 
+use super::environment::{AGAIN, Environment};
 use crate::agent::lifecycle::{DaemonEnd, Event};
 use crate::agent::outcome::FailedStep;
 use crate::client::{Client, Error, Event as LogEvent};
@@ -15,12 +18,16 @@ const INTERRUPTED: i32 = -4;
 /// Exit code of a job that was cancelled.
 const CANCELLED: i32 = -2;
 
+/// Number of looks at an environment whose daemon was told to stop.
+const LOOKS: usize = 5;
+
 /// Follows a job from `offset` of its log. Ends when nobody takes the events any more. `cause` is why its processes are
 /// gone, if that is known.
 pub(super) async fn follow(
     client: Client,
     id: JobId,
     offset: u64,
+    environment: Option<Arc<Environment>>,
     cause: Option<String>,
     events: Sender<Event>,
 ) {
@@ -33,6 +40,11 @@ pub(super) async fn follow(
                 let mut end = end(&client, &id, &status).await;
                 if let Some(cause) = cause.filter(|_| end.code == INTERRUPTED) {
                     end.message = cause;
+                } else if let (true, Some(environment)) = (end.is_stop, environment)
+                    && let Some(why) = why_stopped(&environment).await
+                {
+                    let message = format!("{why} while the job ran");
+                    end = DaemonEnd { code: INTERRUPTED, failed: None, is_stop: false, message };
                 }
                 if events.send(Event::LogEnded).await.is_ok() {
                     events.send(Event::Ended(end)).await.ok();
@@ -48,6 +60,17 @@ pub(super) async fn follow(
             return;
         }
     }
+}
+
+/// Returns why a daemon was stopped: what ends a container or a Pod asks its processes first.
+async fn why_stopped(environment: &Environment) -> Option<String> {
+    for _ in 0..LOOKS {
+        if let Some(why) = environment.end().await {
+            return Some(why);
+        }
+        tokio::time::sleep(AGAIN).await;
+    }
+    None
 }
 
 /// Returns what a failure means for the job. One that is out of reach is followed again.

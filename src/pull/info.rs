@@ -72,9 +72,9 @@ pub(crate) fn info(labels: &[(String, String)], has_images: bool) -> Json {
     })
 }
 
-/// Returns the body of a call with a runner's token.
-pub(crate) fn runner_body(token: &Token, system_id: &str, labels: &[(String, String)]) -> Json {
-    json!({"token": token.expose(), "system_id": system_id, "info": info(labels, false)})
+/// Returns the body of a call with a runner's token. `info` is the description of the agent.
+pub(super) fn runner_body(token: &Token, system_id: &str, info: &Json) -> Json {
+    json!({"token": token.expose(), "system_id": system_id, "info": info})
 }
 
 /// Returns the body of a request for a job.
@@ -85,8 +85,7 @@ pub(super) fn request_body(
     has_images: bool,
     ticket: Option<&Ticket>,
 ) -> Json {
-    let mut body = runner_body(token, system_id, labels);
-    body["info"] = info(labels, has_images);
+    let mut body = runner_body(token, system_id, &info(labels, has_images));
     if let (Json::Object(body), Some(ticket)) = (&mut body, ticket) {
         body.insert("last_update".to_owned(), ticket.as_str().into());
     }

@@ -10,10 +10,11 @@ use tokio::sync::mpsc::{Receiver, Sender, UnboundedReceiver, UnboundedSender, ch
 use tokio::task::{AbortHandle, JoinHandle, block_in_place};
 use tokio_util::sync::CancellationToken;
 
+use super::answers::{is_answered, run_answer};
 use super::api::{Api, Content, reply};
 use super::clock::{Clock, wall};
 use super::daemons::Daemons;
-use super::docker::{Docker, Engines, Failed, Fate};
+use super::environment::{Engines, Environment, Failed, Fate, Order};
 use super::folder::JobFolder;
 use super::follow;
 use super::request;
@@ -27,7 +28,7 @@ use crate::agent::record::{Record, Stop};
 use crate::agent::routing::{Base, Call};
 use crate::agent::scheduler::EntryId;
 use crate::ci::job::Job as CiJob;
-use crate::client::{Client, Error};
+use crate::client::Client;
 use crate::error::Chain;
 use crate::model::JobId;
 
@@ -45,9 +46,6 @@ const UNANSWERED: Duration = Duration::from_mins(10);
 
 /// Time for which the container of a job lives beyond the job's time limit, if no agent takes it up.
 const LEFT: Duration = Duration::from_hours(25);
-
-/// Words of a daemon's refusal that are about the content of a job.
-const OF_CONTENT: [&str; 3] = ["malformed_steps", "invalid_variable", "too_large"];
 
 /// What a job tells the agency.
 #[derive(Debug)]
@@ -67,7 +65,6 @@ pub(super) struct Surroundings {
     pub(super) daemons: Arc<Daemons>,
     pub(super) engines: Engines,
     pub(super) system_id: String,
-    pub(super) info: Json,
     pub(super) news: UnboundedSender<News>,
 }
 
@@ -78,14 +75,16 @@ pub(super) struct OfEntry {
     pub(super) api: Api,
 }
 
-/// Containers, what the job asks of them, and its secrets.
-type Containers = (Arc<Docker>, Wanted, Mask);
+/// An environment, what the job asks of it, and the job's secrets.
+type Asked = (Arc<Environment>, Wanted, Mask);
 
 /// A job at work.
 pub(super) struct JobTask {
     job: Job,
     folder: JobFolder,
     settings: Arc<Settings>,
+    /// The description of the agent, with what the entry provides.
+    info: Json,
     server: Base,
     api: Api,
     around: Surroundings,
@@ -94,8 +93,8 @@ pub(super) struct JobTask {
     coming: Receiver<Event>,
     stops: UnboundedReceiver<Stop>,
     following: Option<AbortHandle>,
-    /// The job's containers, if it has some.
-    container: Option<Arc<Docker>>,
+    /// The job's environment, if it has one of its own.
+    environment: Option<Arc<Environment>>,
     /// The preparation, and what stops it.
     preparing: Option<(CancellationToken, JoinHandle<()>)>,
 }
@@ -121,14 +120,14 @@ impl JobTask {
         };
         let (events, coming) = channel(EVENTS);
         let OfEntry { settings, server, api } = of_entry;
-        let container = settings.docker.clone().map(|of_entry| {
-            let (engines, name) = (around.engines.clone(), names.environment.clone());
-            Arc::new(Docker::new(engines, of_entry, name, job.record().job, folder.path()))
-        });
+        let (engines, name) = (around.engines.clone(), names.environment.clone());
+        let environment =
+            Environment::of(&settings, engines, name, job.record().job, folder.path()).map(Arc::new);
         let settings = Arc::new(settings);
         let task = Self {
             job,
             folder,
+            info: super::info::info(&[], settings.has_environments()),
             settings,
             server,
             api,
@@ -138,7 +137,7 @@ impl JobTask {
             coming,
             stops,
             following: None,
-            container,
+            environment,
             preparing: None,
         };
         task.run(actions)
@@ -233,7 +232,7 @@ impl JobTask {
         event: fn(crate::agent::answer::Reply) -> Event,
     ) {
         let record = self.job.record();
-        let content = Content::Json(body(&record.token, &self.around.info, outcome, sum));
+        let content = Content::Json(body(&record.token, &self.info, outcome, sum));
         let (api, token, job) = (self.api.clone(), record.token.clone(), record.job);
         self.answer(async move {
             let result = api.call(&Call::UpdateJob(job), &token, None, content).await;
@@ -268,11 +267,11 @@ impl JobTask {
         });
     }
 
-    /// Removes the job's containers, once nothing makes them any more. A daemon that several jobs use has nothing of one
+    /// Removes the job's environment, once nothing makes it any more. A daemon that several jobs use has nothing of one
     /// of them but the job itself.
     fn remove(&mut self) {
         let preparing = self.preparing.take();
-        let Some(container) = self.container.clone() else {
+        let Some(environment) = self.environment.clone() else {
             return self.answer(async { Event::Removed(true) });
         };
         if let Some(following) = self.following.take() {
@@ -284,12 +283,12 @@ impl JobTask {
                 stop.cancel();
                 task.await.ok();
             }
-            daemons.forget(&container.address()).await;
-            Event::Removed(container.remove().await)
+            daemons.forget(&environment.address()).await;
+            Event::Removed(environment.remove().await)
         });
     }
 
-    /// Makes the job's containers, or looks if the daemon is there; and if the job can run in it.
+    /// Makes the job's environment, or looks if the daemon is there; and if the job can run in it.
     fn prepare(&mut self) {
         let record = self.job.record();
         let made = request::job(record, &self.settings, &self.server);
@@ -298,8 +297,8 @@ impl JobTask {
             format!("  on {}, system ID {}", self.settings.name, self.around.system_id),
         ];
         let place = self.settings.address.clone();
-        lines.push(match (&place, &self.container) {
-            (_, Some(container)) => format!("  with containers of the engine at {}", container.host()),
+        lines.push(match (&place, &self.environment) {
+            (_, Some(environment)) => format!("  with {}", environment.place()),
             (Some(address), None) => format!("  with the daemon at {address}"),
             (None, None) => "  with a daemon of its own".to_owned(),
         });
@@ -323,8 +322,9 @@ impl JobTask {
             }
             let result = match work {
                 Err(failure) => Err(failure),
-                Ok(Some((container, wanted, mask))) => {
-                    match container.prepare(&wanted, &mask, lifetime, &daemons, &events, stopped).await {
+                Ok(Some((environment, wanted, mask))) => {
+                    let order = Order { wanted: &wanted, mask: &mask, lifetime, events: &events };
+                    match environment.prepare(order, &daemons, stopped).await {
                         Ok(()) => Ok(()),
                         Err(Failed::Environment(failure, text)) => Err((failure, text)),
                         Err(Failed::Lost(why)) => return drop(events.send(Event::Lost(why)).await),
@@ -341,19 +341,22 @@ impl JobTask {
         self.preparing = Some((stop, task));
     }
 
-    /// Returns what the job asks of containers, if it has some.
-    fn wanted(&self, job: &CiJob, project: &str) -> Result<Option<Containers>, (EnvironmentFailure, String)> {
-        let (Some(container), Some(docker)) = (&self.container, &self.settings.docker) else {
+    /// Returns what the job asks of an environment, if it has one of its own.
+    fn wanted(&self, job: &CiJob, project: &str) -> Result<Option<Asked>, (EnvironmentFailure, String)> {
+        let (Some(environment), Some(provider)) = (&self.environment, self.settings.provider()) else {
             return Ok(None);
         };
         let record = self.job.record();
-        let wanted = Wanted::of(record, job, project, &self.settings, docker, &self.server)?;
-        Ok(Some((Arc::clone(container), wanted, Mask::new(record, job))))
+        let wanted = Wanted::of(record, job, project, &self.settings, &provider, &self.server)?;
+        Ok(Some((Arc::clone(environment), wanted, Mask::new(record, job))))
     }
 
     /// Returns the address of the job's daemon; `None`: the agent's own.
     fn address(&self) -> Option<String> {
-        self.container.as_ref().map(|container| container.address()).or_else(|| self.settings.address.clone())
+        self.environment
+            .as_ref()
+            .map(|environment| environment.address())
+            .or_else(|| self.settings.address.clone())
     }
 
     /// Returns a client of the job's daemon, in the future, and the daemon's id of the job.
@@ -366,10 +369,10 @@ impl JobTask {
     /// Waits for the environment that may have the job, as long as the job waits for it.
     fn look(&self) {
         let events = self.events.clone();
-        if let Some(container) = self.container.clone() {
+        if let Some(environment) = self.environment.clone() {
             tokio::spawn(async move {
                 tokio::select! {
-                    runs = container.look() => drop(events.send(Event::Looked(runs)).await),
+                    runs = environment.look() => drop(events.send(Event::Looked(runs)).await),
                     () = events.closed() => {}
                 }
             });
@@ -387,7 +390,7 @@ impl JobTask {
     fn submit(&self) {
         let request = request::request(self.job.record(), &self.settings, &self.server);
         let (client, _) = self.client();
-        let (number, container) = (self.job.record().job, self.container.clone());
+        let (number, environment) = (self.job.record().job, self.environment.clone());
         self.answer(async move {
             let request = match request {
                 Ok(request) => request,
@@ -400,8 +403,8 @@ impl JobTask {
                     RunAnswer::None
                 }
             };
-            if let (RunAnswer::None, Some(container)) = (&answer, container)
-                && let Some(why) = container.end().await
+            if let (RunAnswer::None, Some(environment)) = (&answer, environment)
+                && let Some(why) = environment.end().await
             {
                 return Event::Lost(why);
             }
@@ -414,14 +417,14 @@ impl JobTask {
             old.abort();
         }
         let (client, id) = self.client();
-        let (events, container) = (self.events.clone(), self.container.clone());
+        let (events, environment) = (self.events.clone(), self.environment.clone());
         let record = self.job.record();
         let until = record.acknowledged.unwrap_or(record.taken).0;
         let until = until.saturating_add(millis(record.timeout + UNANSWERED));
         let task = tokio::spawn(async move {
-            let cause = match container {
+            let cause = match &environment {
                 None => None,
-                Some(container) => match container.fate().await {
+                Some(environment) => match environment.fate().await {
                     Fate::Runs(cause) => cause,
                     Fate::Lost(why) => return drop(events.send(Event::Lost(why)).await),
                     Fate::Unknown(why) if wall().0 >= until => {
@@ -432,7 +435,9 @@ impl JobTask {
                 },
             };
             match (client.await, id) {
-                (Ok(client), Some(id)) => follow::follow(client, id, offset, cause, events).await,
+                (Ok(client), Some(id)) => {
+                    follow::follow(client, id, offset, environment, cause, events).await;
+                }
                 _ => drop(events.send(Event::LogBroken).await),
             }
         });
@@ -451,9 +456,9 @@ impl JobTask {
         });
     }
 
-    /// Lets the daemon forget the job. One in a container goes with it.
+    /// Lets the daemon forget the job. One in an environment of the job goes with it.
     fn finish(&self) {
-        if self.container.is_some() {
+        if self.environment.is_some() {
             return self.answer(async { Event::FinishAnswered(true) });
         }
         let (client, id) = self.client();
@@ -466,31 +471,4 @@ impl JobTask {
 
 fn millis(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
-}
-
-/// True if the daemon has done it, or does not know the job.
-fn is_answered(result: &Result<(), Error>) -> bool {
-    match result {
-        Ok(()) => true,
-        Err(error) => error.is_unknown_job(),
-    }
-}
-
-fn run_answer(result: Result<(), Error>) -> RunAnswer {
-    match result {
-        // The id is that of one job of one server: what the daemon has under it is this job.
-        Ok(()) | Err(Error::OtherContent { .. }) => RunAnswer::Accepted,
-        Err(Error::Refused(message)) => {
-            let (word, text) = message.split_once(": ").unwrap_or(("", &message));
-            let refusal = if OF_CONTENT.contains(&word) { Refusal::Content } else { Refusal::Other };
-            RunAnswer::Refused(refusal, text.to_owned())
-        }
-        Err(error @ (Error::Lost { .. } | Error::Address(_))) => {
-            RunAnswer::Refused(Refusal::Other, error.to_string())
-        }
-        Err(error) => {
-            tracing::warn!(error = %Chain(&error), "the daemon does not take a job now");
-            RunAnswer::None
-        }
-    }
 }

@@ -75,17 +75,18 @@ pub(crate) struct Registry {
     api: Api,
     url: String,
     system_id: String,
+    info: Json,
 }
 
 impl Registry {
-    /// Makes the calls from the machine `system_id`.
-    pub(crate) const fn new(api: Api, url: String, system_id: String) -> Self {
-        Self { api, url, system_id }
+    /// Makes the calls from the machine `system_id`. `info` is the description of the agent.
+    pub(crate) const fn new(api: Api, url: String, system_id: String, info: Json) -> Self {
+        Self { api, url, system_id, info }
     }
 
     /// Asks if a runner's token is valid.
     pub(crate) async fn verify(&self, token: &Token) -> Result<Runner, RegisterFailure> {
-        let body = runner_body(token, &self.system_id, &[]);
+        let body = runner_body(token, &self.system_id, &self.info);
         let response = self.expect(&[200], token, self.call(&Call::Verify, token, body).await)?;
         // Old servers answer with a text.
         Ok(runner(&response.body))
@@ -97,7 +98,7 @@ impl Registry {
         token: &Token,
         options: &Map<String, Json>,
     ) -> Result<Runner, RegisterFailure> {
-        let mut body = runner_body(token, &self.system_id, &[]);
+        let mut body = runner_body(token, &self.system_id, &self.info);
         if let Json::Object(body) = &mut body {
             body.extend(options.clone());
         }
@@ -122,7 +123,7 @@ impl Registry {
             RunnerTokenKind::Created => (Call::DeleteManager, &[200, 204, 404]),
             RunnerTokenKind::Registered => (Call::DeleteRunner, &[200, 204]),
         };
-        let mut body = runner_body(token, &self.system_id, &[]);
+        let mut body = runner_body(token, &self.system_id, &self.info);
         if let Json::Object(body) = &mut body {
             body.remove("info");
         }

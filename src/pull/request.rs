@@ -25,7 +25,7 @@ pub(super) struct Unusable(pub(super) String);
 /// Returns why an entry's environment cannot be that of the job.
 pub(super) fn refused(job: &Job, settings: &Settings) -> Option<String> {
     let asks = job.image.is_some() || !job.services.is_empty();
-    if asks && !settings.ignores_images && settings.docker.is_none() {
+    if asks && !settings.ignores_images && !settings.has_environments() {
         let name = job.image.as_ref().map_or("services", |image| image.name.as_str());
         return Some(format!(
             "the job asks for an image or services ({name}), which the runner \"{}\" does not provide: take them out, \
@@ -46,7 +46,7 @@ pub(super) fn warnings(job: &Job, settings: &Settings) -> Vec<String> {
         .collect();
     if (job.image.is_some() || !job.services.is_empty())
         && settings.ignores_images
-        && settings.docker.is_none()
+        && !settings.has_environments()
     {
         lines.push(
             "WARNING: the job's image and services are ignored: it runs in this environment".to_owned(),
@@ -94,7 +94,7 @@ pub(super) fn request(record: &Record, settings: &Settings, server: &Base) -> Re
         job.caches.clear();
     }
     // Without a provider the job was refused before, unless its image is ignored.
-    let images = if settings.docker.is_some() { Images::Provided } else { Images::Ignored };
+    let images = if settings.has_environments() { Images::Provided } else { Images::Ignored };
     let plan = plan::plan(&job, images, Some(&stores)).map_err(|refused| Unusable(refused.0))?;
     let Plan { steps, inputs, variables, phrases, token_prefixes, cleanup_timeout, .. } = plan;
     let id = JobId::parse(&Names::new(server, record.job).daemon_job)
@@ -189,7 +189,8 @@ fn added(
         before
             .push(json!({"key": "CI_SERVER_TLS_CA_FILE", "value": certificates, "raw": true, "file": true}));
     }
-    let kind = if settings.docker.is_some() { "CI_DISPOSABLE_ENVIRONMENT" } else { "CI_SHARED_ENVIRONMENT" };
+    let kind =
+        if settings.has_environments() { "CI_DISPOSABLE_ENVIRONMENT" } else { "CI_SHARED_ENVIRONMENT" };
     let after = vec![
         raw(kind, "true"),
         raw("CI_RUNNER_VERSION", VERSION),

@@ -2,8 +2,37 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::agent::config::{Docker, Entry};
+use crate::agent::config::{Docker, Entry, Kubernetes};
 use crate::agent::environment::{Address, ImagePolicy};
+
+/// The part of a cluster in which Pods are made.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Cluster {
+    /// Context of `kubectl`; `None`: its current one.
+    pub(super) context: Option<String>,
+    /// Namespace.
+    pub(super) namespace: String,
+}
+
+/// What makes environments of jobs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Provider {
+    /// An engine.
+    Docker(Docker),
+    /// A cluster.
+    Kubernetes(Cluster, Kubernetes),
+}
+
+impl Provider {
+    /// True if both have their things at the same place.
+    pub(super) fn shares_place_with(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Docker(one), Self::Docker(two)) => one.host == two.host,
+            (Self::Kubernetes(one, _), Self::Kubernetes(two, _)) => one == two,
+            _ => false,
+        }
+    }
+}
 
 /// Settings of a job's entry, without its token.
 #[derive(Clone, Serialize, Deserialize)]
@@ -16,7 +45,10 @@ pub(super) struct Settings {
     pub(super) address: Option<String>,
     /// Settings of containers, if each job has one of its own.
     #[serde(default)]
-    pub(super) docker: Option<Docker>,
+    docker: Option<Docker>,
+    /// Settings of Pods, if each job has one of its own.
+    #[serde(default)]
+    kubernetes: Option<(Cluster, Kubernetes)>,
     /// True if jobs with an image run without it.
     pub(super) ignores_images: bool,
     /// Folder for sources.
@@ -43,16 +75,12 @@ pub(super) struct Settings {
 /// An entry that this version cannot serve.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Unserved {
-    /// Its jobs want an environment of their own.
+    /// Nobody says where Pods have this program from.
     #[error(
-        "the entry \"{name}\": {address} does not work in this version yet: leave `address` out, or name a daemon"
+        "the entry \"{0}\" has no `program_image`: name an image with this program as its entrypoint, which the \
+         cluster can pull, in `[runners.kubernetes]`"
     )]
-    Provider {
-        /// The entry.
-        name: String,
-        /// Its address.
-        address: String,
-    },
+    NoProgramImage(String),
     /// Nobody says where its jobs have their sources.
     #[error(
         "the entry \"{0}\" has an `address` and no `builds_dir`: name a folder that the daemon there can write"
@@ -83,31 +111,39 @@ impl Settings {
     pub(super) fn of(entry: &Entry, own: impl Fn(&str) -> String) -> Result<Self, Unserved> {
         let name = entry.name.clone();
         let address = match &entry.address {
-            Address::Own | Address::DockerRun => None,
+            Address::Own | Address::DockerRun | Address::KubeRun { .. } => None,
             Address::Daemon(text) => {
                 let parsed: Result<crate::client::Address, _> = text.parse();
                 parsed.map_err(|error| Unserved::Address { name: name.clone(), why: error.to_string() })?;
                 Some(text.clone())
             }
-            other @ Address::KubeRun { .. } => {
-                return Err(Unserved::Provider { name, address: other.to_string() });
+        };
+        let kubernetes = match &entry.address {
+            Address::KubeRun { .. } if entry.kubernetes.program_image.is_none() => {
+                return Err(Unserved::NoProgramImage(name));
             }
+            Address::KubeRun { context, namespace } => {
+                let (context, namespace) = (context.clone(), namespace.clone());
+                Some((Cluster { context, namespace }, entry.kubernetes.clone()))
+            }
+            _ => None,
         };
         let docker = (entry.address == Address::DockerRun).then(|| entry.docker.clone());
+        let is_provider = entry.address.is_provider();
         let builds_dir = match (&entry.builds_dir, &address) {
             (Some(folder), _) => folder.clone(),
-            (None, None) if docker.is_some() => "/builds".to_owned(),
+            (None, None) if is_provider => "/builds".to_owned(),
             (None, None) => own("builds"),
             (None, Some(_)) => return Err(Unserved::NoBuildsDir(name)),
         };
-        let own_cache = match (&address, &docker) {
-            (_, Some(_)) => Some("/cache".to_owned()),
-            (None, None) => Some(own("cache")),
-            (Some(_), None) => None,
+        let own_cache = match &address {
+            None if is_provider => Some("/cache".to_owned()),
+            None => Some(own("cache")),
+            Some(_) => None,
         };
         let cache_dir = entry.cache_dir.clone().or(own_cache);
         for (key, folder) in [("builds_dir", Some(&builds_dir)), ("cache_dir", cache_dir.as_ref())] {
-            if let Some(folder) = folder.filter(|folder| docker.is_some() && !is_mountable(folder)) {
+            if let Some(folder) = folder.filter(|folder| is_provider && !is_mountable(folder)) {
                 return Err(Unserved::Folder { name, key, folder: folder.clone() });
             }
         }
@@ -118,6 +154,7 @@ impl Settings {
             ignores_images: entry.image_policy == ImagePolicy::Ignore,
             builds_dir,
             docker,
+            kubernetes,
             cache_dir,
             environment: entry.environment.clone(),
             pre_get_sources: entry.scripts.pre_get_sources.clone(),
@@ -129,6 +166,20 @@ impl Settings {
             tls_identity: entry.tls_cert_file.clone().zip(entry.tls_key_file.clone()),
             allowed_redirect_hosts: entry.allowed_redirect_hosts.clone(),
         })
+    }
+}
+
+impl Settings {
+    /// Returns what makes the environments of the entry's jobs, if each has one of its own.
+    pub(super) fn provider(&self) -> Option<Provider> {
+        let docker = self.docker.clone().map(Provider::Docker);
+        let pods = || self.kubernetes.clone().map(|(cluster, pods)| Provider::Kubernetes(cluster, pods));
+        docker.or_else(pods)
+    }
+
+    /// True if each job has an environment of its own.
+    pub(super) const fn has_environments(&self) -> bool {
+        self.docker.is_some() || self.kubernetes.is_some()
     }
 }
 

@@ -6,11 +6,12 @@ use std::fs;
 use serde_json::Value as Json;
 
 use super::request;
-use super::settings::Settings;
+use super::settings::{Provider, Settings};
 use crate::agent::answer::text;
-use crate::agent::config::{Docker, EntryService};
+use crate::agent::config::EntryService;
 use crate::agent::environment::{
-    AuthFile, PullPolicy, aliases, image, is_allowed, is_reference, pull_policies, user,
+    AuthFile, Overwrite, PullPolicy, Rules, aliases, image, is_allowed, is_reference, overwritten,
+    pull_policies, user,
 };
 use crate::agent::names::{cache_volume, short_token};
 use crate::agent::outcome::EnvironmentFailure;
@@ -41,6 +42,15 @@ const SHORTEST_SECRET: usize = 4;
 /// Longest value of a service's variable: engines read files of variables by lines of at most 64 KiB.
 const LONGEST_VALUE: usize = 60 << 10;
 
+/// Amounts that a job may choose for its container in a Pod: the variable, the key of the entry with the most that is
+/// allowed, and the place in the container's resources.
+const AMOUNTS: [(&str, &str, [&str; 2]); 4] = [
+    ("KUBERNETES_CPU_REQUEST", "cpu_request_overwrite_max_allowed", ["requests", "cpu"]),
+    ("KUBERNETES_CPU_LIMIT", "cpu_limit_overwrite_max_allowed", ["limits", "cpu"]),
+    ("KUBERNETES_MEMORY_REQUEST", "memory_request_overwrite_max_allowed", ["requests", "memory"]),
+    ("KUBERNETES_MEMORY_LIMIT", "memory_limit_overwrite_max_allowed", ["limits", "memory"]),
+];
+
 /// A container that is wanted.
 pub(super) struct Container {
     /// Image.
@@ -63,8 +73,10 @@ pub(super) struct Service {
     pub(super) command: Vec<String>,
     /// Names under which the job finds it.
     pub(super) aliases: Vec<String>,
-    /// Port to wait for instead of the image's.
+    /// Port to wait for instead of all others.
     pub(super) port: Option<u16>,
+    /// Ports that the job names.
+    pub(super) ports: Vec<u16>,
     /// Variables.
     pub(super) variables: Vec<(String, String)>,
 }
@@ -87,8 +99,60 @@ pub(super) struct Wanted {
     pub(super) builds_dir: String,
     /// Folder for caches.
     pub(super) cache_dir: String,
+    /// Amounts for the job's container: the place in its resources, and the amount.
+    pub(super) amounts: Vec<([&'static str; 2], String)>,
     /// Lines for the trace.
     pub(super) warnings: Vec<String>,
+}
+
+/// What an entry offers: its rules, and the key of a job's image with the options that are for it.
+struct Offer<'e> {
+    rules: &'e Rules,
+    services: &'e [EntryService],
+    auth_file: Option<&'e str>,
+    options: &'static str,
+    /// The most that jobs may choose, by the key of the file; `None`: such variables mean nothing.
+    overwrites: Option<&'e [(String, String)]>,
+}
+
+impl<'e> Offer<'e> {
+    fn of(provider: &'e Provider) -> Self {
+        match provider {
+            Provider::Docker(docker) => Self {
+                rules: &docker.rules,
+                services: &docker.services,
+                auth_file: docker.auth_file.as_deref(),
+                options: "docker",
+                overwrites: None,
+            },
+            Provider::Kubernetes(_, pods) => Self {
+                rules: &pods.rules,
+                services: &pods.services,
+                auth_file: pods.auth_file.as_deref(),
+                options: "kubernetes",
+                overwrites: Some(&pods.overwrites),
+            },
+        }
+    }
+
+    /// Decides the amounts for the job's container.
+    fn amounts(&self, job: &Job, warnings: &mut Vec<String>) -> Vec<([&'static str; 2], String)> {
+        let Some(overwrites) = self.overwrites else { return Vec::new() };
+        let mut amounts = Vec::new();
+        for (variable, key, place) in AMOUNTS {
+            let Some(asked) = request::value(job, variable).filter(|asked| !asked.is_empty()) else {
+                continue;
+            };
+            let most = overwrites.iter().find(|(known, _)| known == key).map(|(_, most)| most.as_str());
+            match overwritten(&asked, most) {
+                Overwrite::Taken(amount) => amounts.push((place, amount)),
+                Overwrite::Kept(why) => {
+                    warnings.push(format!("WARNING: {variable} has no effect: {why} (`{key}`)"));
+                }
+            }
+        }
+        amounts
+    }
 }
 
 /// Replaces a job's secrets in lines of the agent.
@@ -124,19 +188,20 @@ impl Wanted {
         job: &Job,
         project: &str,
         settings: &Settings,
-        docker: &Docker,
+        provider: &Provider,
         server: &Base,
     ) -> Result<Self, Refused> {
+        let offer = &Offer::of(provider);
         let configuration = |text| (EnvironmentFailure::Configuration, text);
         let mut warnings = Vec::new();
-        let name = image(job.image.as_ref().map(|image| image.name.as_str()), &docker.rules)
+        let name = image(job.image.as_ref().map(|image| image.name.as_str()), offer.rules)
             .map_err(|text| (EnvironmentFailure::Image, text))?;
-        let build = container(name, job.image.as_ref(), docker).map_err(configuration)?;
+        let build = container(name, job.image.as_ref(), offer).map_err(configuration)?;
         let public = public_variables(record, job);
         let mut taken = vec![BUILD.to_owned(), "localhost".to_owned()];
         let mut services = Vec::new();
         let of_entry =
-            docker.services.iter().map(|EntryService { name, alias }| (&**name, alias.as_deref(), None));
+            offer.services.iter().map(|EntryService { name, alias }| (&**name, alias.as_deref(), None));
         let of_job =
             job.services.iter().map(|image| (image.name.trim(), image.alias.as_deref(), Some(image)));
         for (name, alias, asked) in of_entry.chain(of_job) {
@@ -148,13 +213,13 @@ impl Wanted {
                     refused.join(", ")
                 ));
             }
-            let service = service(name, aliases, asked, docker, &public, &mut warnings);
+            let service = service(name, aliases, asked, offer, &public, &mut warnings);
             services.push(service.map_err(configuration)?);
         }
         Ok(Self {
             build,
             services,
-            logins: logins(record, job, docker, &mut warnings).map_err(configuration)?,
+            logins: logins(record, job, offer, &mut warnings).map_err(configuration)?,
             build_folders: parents(project, &settings.builds_dir),
             cache_folders: vec![short_token(server, settings.runner)],
             cache_volume: cache_volume(
@@ -165,15 +230,20 @@ impl Wanted {
             ),
             builds_dir: settings.builds_dir.clone(),
             cache_dir: settings.cache_dir.clone().unwrap_or_else(|| "/cache".to_owned()),
+            amounts: offer.amounts(job, &mut warnings),
             warnings,
         })
     }
 }
 
-fn container(image: String, asked: Option<&Image>, docker: &Docker) -> Result<Container, String> {
+fn container(image: String, asked: Option<&Image>, offer: &Offer<'_>) -> Result<Container, String> {
     let option = |key: &str| {
-        let options = asked?.options.get("docker")?;
-        options.get(key).and_then(Json::as_str).filter(|text| !text.is_empty()).map(str::to_owned)
+        let options = asked?.options.get(offer.options)?;
+        match options.get(key)? {
+            Json::String(text) if !text.is_empty() => Some(text.clone()),
+            Json::Number(number) => Some(number.to_string()),
+            _ => None,
+        }
     };
     let policies = match asked.and_then(|asked| asked.options.get("pull_policy")) {
         Some(Json::String(word)) => vec![word.clone()],
@@ -187,8 +257,8 @@ fn container(image: String, asked: Option<&Image>, docker: &Docker) -> Result<Co
     Ok(Container {
         image,
         platform,
-        policies: pull_policies(&policies, &docker.rules)?,
-        user: user(option("user").as_deref(), &docker.rules)?,
+        policies: pull_policies(&policies, offer.rules)?,
+        user: user(option("user").as_deref(), offer.rules)?,
         entrypoint: asked.and_then(|asked| asked.entrypoint.clone()).filter(|words| !words.is_empty()),
     })
 }
@@ -198,15 +268,15 @@ fn service(
     name: &str,
     aliases: Vec<String>,
     asked: Option<&Image>,
-    docker: &Docker,
+    offer: &Offer<'_>,
     public: &[(String, String)],
     warnings: &mut Vec<String>,
 ) -> Result<Service, String> {
     if !is_reference(name) {
         return Err("a service is no reference to an image: write NAME, NAME:TAG or NAME@DIGEST".to_owned());
     }
-    if asked.is_some() && !is_allowed(name, &docker.rules.allowed_services) {
-        let allowed = docker.rules.allowed_services.join(", ");
+    if asked.is_some() && !is_allowed(name, &offer.rules.allowed_services) {
+        let allowed = offer.rules.allowed_services.join(", ");
         return Err(format!(
             "the service {name} is not allowed: `allowed_services` of the entry has {allowed}"
         ));
@@ -228,12 +298,20 @@ fn service(
         is_fit
     });
     Ok(Service {
-        container: container(name.to_owned(), asked, docker)?,
+        container: container(name.to_owned(), asked, offer)?,
         command: asked.and_then(|image| image.command.clone()).unwrap_or_default(),
         aliases,
         port,
+        ports: asked.map(ports).unwrap_or_default(),
         variables,
     })
+}
+
+/// Returns the ports that a job names for a service: numbers, or tables with one.
+fn ports(service: &Image) -> Vec<u16> {
+    let listed = service.options.get("ports").and_then(Json::as_array).into_iter().flatten();
+    let number = |port: &Json| port.get("number").unwrap_or(port).as_u64();
+    listed.filter_map(number).filter_map(|port| u16::try_from(port).ok()).collect()
 }
 
 fn is_identifier(key: &str) -> bool {
@@ -261,7 +339,7 @@ fn public_variables(record: &Record, job: &Job) -> Vec<(String, String)> {
 fn logins(
     record: &Record,
     job: &Job,
-    docker: &Docker,
+    offer: &Offer<'_>,
     warnings: &mut Vec<String>,
 ) -> Result<Vec<AuthFile>, String> {
     let mut sources = Vec::new();
@@ -271,7 +349,7 @@ fn logins(
             Err(why) => warnings.push(format!("WARNING: {LOGINS} is not used: {why}")),
         }
     }
-    if let Some(path) = &docker.auth_file {
+    if let Some(path) = offer.auth_file {
         let text =
             fs::read_to_string(path).map_err(|error| format!("cannot read `auth_file` {path}: {error}"))?;
         sources.push(AuthFile::parse(&text).map_err(|why| format!("`auth_file` {path}: {why}"))?);

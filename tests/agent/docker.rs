@@ -252,6 +252,7 @@ fn a27_a_container_that_dies_fails_its_job_with_the_cause_and_the_rest_of_the_lo
     for (words, cause) in [
         (&["kill"][..], "was killed while the job ran"),
         (&["stop", "--time", "0"], "was killed while the job ran"),
+        (&["stop"], "ended with exit code 0 while the job ran"),
         (&["rm", "--force"], "was removed while the job ran"),
     ] {
         let job = engine.job(&json!(null), &["echo first", "echo last", WAITS]);

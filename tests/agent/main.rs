@@ -9,6 +9,7 @@ mod fake_gitlab;
 #[path = "../support/git_server.rs"]
 mod git_server;
 mod jobs;
+mod kube;
 mod runners;
 mod scene;
 mod sources;

@@ -158,9 +158,10 @@ fn a32_a_runner_s_configuration_is_taken_over_and_only_read() {
     let scene = scene();
     let theirs = scene.path("config.toml");
     let text = format!(
-        "concurrent = 2\n[[runners]]\nname = \"a\"\nurl = \"{}\"\ntoken = \"{RUNNER}\"\nexecutor = \"shell\"\n\
-         [[runners]]\nname = \"b\"\nurl = \"{}\"\ntoken = \"glrt-x\"\nexecutor = \"custom\"\n",
-        scene.gitlab.url(),
+        "concurrent = 2\n[[runners]]\nname = \"a\"\nurl = \"{0}\"\ntoken = \"{RUNNER}\"\nexecutor = \"shell\"\n\
+         [[runners]]\nname = \"b\"\nurl = \"{0}\"\ntoken = \"glrt-x\"\nexecutor = \"custom\"\n\
+         [[runners]]\nname = \"c\"\nurl = \"{0}\"\ntoken = \"glrt-other\"\nexecutor = \"kubernetes\"\n\
+         [runners.kubernetes]\nnamespace = \"ci\"\ncpu_limit = \"2\"\n",
         scene.gitlab.url()
     );
     fs::write(&theirs, &text).unwrap();
@@ -176,15 +177,22 @@ fn a32_a_runner_s_configuration_is_taken_over_and_only_read() {
         scene.config()
     );
     assert!(!scene.config().contains("\"b\""));
+    assert!(
+        scene.config().contains("kube-run://ci") && said(&output).contains("program_image"),
+        "{}",
+        said(&output)
+    );
+    let template = fs::read_to_string(scene.path("agent.2.pod.json")).unwrap();
+    assert!(scene.config().contains("agent.2.pod.json") && template.contains("\"cpu\": \"2\""), "{template}");
     assert_eq!(fs::read_to_string(&theirs).unwrap(), text);
-    assert_eq!(scene.run(&["verify"]).status.code(), Some(0));
+    assert_eq!(scene.run(&["verify", "--name", "a"]).status.code(), Some(0));
 }
 
 #[test]
 fn entries_that_this_version_cannot_serve_are_refused_at_the_start() {
     for (entry, told) in [
         ("address = \"docker-run://\"\nbuilds_dir = \"/a:b\"", "builds_dir: no volume can be at \"/a:b\""),
-        ("address = \"kube-run://jobs\"", "kube-run://jobs does not work in this version yet"),
+        ("address = \"kube-run://jobs\"", "no `program_image`"),
         ("address = \"ssh://ci@build7\"", "builds_dir"),
         ("limit = \"x\"", "limit"),
     ] {

@@ -10,7 +10,7 @@ mod rules;
 mod services;
 
 pub use address::{Address, BadAddress};
-pub use credentials::{AuthFile, Login};
+pub use credentials::{AuthFile, Login, registry_of};
 pub use failure::{PULL_WAITS, PullFailure, Pulls, pull_failure};
 pub use orphans::{Found, JOB_LABEL, ROLE_LABEL, STATE_LABEL, labels, orphans};
 pub use rules::{

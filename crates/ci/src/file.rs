@@ -22,6 +22,7 @@ mod tests;
 use std::sync::Arc;
 
 use indexmap::IndexMap;
+use serde_json::Value as Json;
 use step_runner_lang::diagnostic::{Class, Diagnostic, Position};
 use step_runner_lang::name::suggest;
 use step_runner_model::text::quote;
@@ -151,6 +152,14 @@ pub fn read(source: &Source<'_>) -> Result<CiFile, Vec<Diagnostic>> {
     }
     file.warnings = findings.into_list();
     Ok(file)
+}
+
+/// Reads YAML of another kind than a CI file, such as a template, as JSON. Errors have positions in `file`.
+pub fn plain(file: &str, text: &str) -> Result<Json, Vec<Diagnostic>> {
+    let mut findings = Findings::default();
+    let json = yaml::read(&Arc::from(file), text, &mut findings)
+        .and_then(|documents| script::json(&documents.content, "", &mut findings));
+    json.ok_or_else(|| findings.into_list())
 }
 
 /// Reads a text that is a job, or a configuration without other files. A job alone is called `job`, and may be in any

@@ -26,12 +26,15 @@ pub(super) fn execute(file: &Path, config: &Path, only_checks: bool) -> CommandR
     if import.entries.is_empty() {
         return Err(cannot(&"no entry can be taken over").with_remedy("see the lines above"));
     }
-    if import.entries.iter().any(|entry| entry.pod_template.is_some()) {
-        return Err(cannot(&"jobs in Pods do not work in this version yet")
-            .with_remedy("remove the kubernetes entries from a copy of the file, and import that"));
-    }
     let mut own = Locked::take(config)?;
-    own.edit(|old| import.apply(old, &|_| String::new()))?;
+    let paths: Vec<_> = (1..=import.entries.len()).map(|number| own.free_path(number, "pod.json")).collect();
+    let place = |index: usize| paths.get(index).map(|path| path.display().to_string()).unwrap_or_default();
+    own.edit(|old| import.apply(old, &place))?;
+    for (entry, path) in import.entries.iter().zip(&paths) {
+        if let Some(template) = &entry.pod_template {
+            Locked::write_beside(path, format!("{template:#}\n").as_bytes())?;
+        }
+    }
     own.write()?;
     terminal::say(&format!(
         "step-runner: {} entries written to {}, {lost} keys not supported; stop the GitLab Runner before you start the \
@@ -39,5 +42,11 @@ pub(super) fn execute(file: &Path, config: &Path, only_checks: bool) -> CommandR
         import.entries.len(),
         config.display()
     ));
+    if import.entries.iter().any(|entry| entry.tables.iter().any(|(table, _)| *table == "kubernetes")) {
+        terminal::say(
+            "step-runner: jobs in Pods need an image with this program: write its name as `program_image` into \
+             `[runners.kubernetes]`",
+        );
+    }
     Ok(0)
 }

@@ -66,12 +66,13 @@ pub(super) fn base(text: &str) -> Result<Base, Failure> {
     Base::new(text).map_err(|error| Failure::new(Exit::Usage, format!("--url: {error}")))
 }
 
-/// Returns the calls to a server from this machine.
+/// Returns the calls to a server from this machine. `info` is the description of the agent.
 pub(super) fn registry(
     config: &std::path::Path,
     url: Base,
     files: &TlsFiles,
     hosts: Vec<String>,
+    info: serde_json::Value,
 ) -> Result<Registry, Failure> {
     let cannot = |error: std::io::Error| {
         let text = format!("cannot write the system id beside {}: {error}", config.display());
@@ -80,5 +81,5 @@ pub(super) fn registry(
     let id = place::system_id(config).map_err(cannot)?;
     let shown = url.to_string();
     let api = Api::new(url, files, hosts).map_err(|error: NoApi| Failure::new(Exit::Failure, error))?;
-    Ok(Registry::new(api, shown, id))
+    Ok(Registry::new(api, shown, id, info))
 }

@@ -8,10 +8,12 @@ use super::super::{CommandResult, terminal};
 use super::import;
 use super::options::{self, ConfigOption};
 use crate::agent::config::edit::{self, Value};
+use crate::agent::environment::Address;
 use crate::agent::routing::Base;
 use crate::agent::tokens::{RunnerTokenKind, Token};
 use crate::error::{Exit, Failure};
 use crate::pull::configuration::Locked;
+use crate::pull::info::info;
 use crate::pull::register::{Registry, Runner};
 use crate::web::TlsFiles;
 
@@ -185,7 +187,9 @@ pub(in super::super) async fn execute(arguments: Arguments) -> CommandResult {
     let way = Way::of(&arguments)?;
     let mut file = Locked::take(&config)?;
     let files = TlsFiles { authorities: arguments.tls_ca_file.clone(), identity: None };
-    let registry = options::registry(&config, url.clone(), &files, Vec::new())?;
+    let address = Address::parse(arguments.address.as_deref());
+    let about = info(&[], address.is_ok_and(|address| address.is_provider()));
+    let registry = options::registry(&config, url.clone(), &files, Vec::new(), about)?;
     if url.is_plain() {
         terminal::say(
             "step-runner: warning: the address is without TLS: tokens and jobs can be read on the way",

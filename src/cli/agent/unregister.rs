@@ -2,7 +2,7 @@
 
 use super::super::{CommandResult, terminal};
 use super::options::{self, ConfigOption};
-use super::verify::{Which, nothing, remove, tls_files};
+use super::verify::{Which, about, nothing, remove, tls_files};
 use crate::agent::config::Entry;
 use crate::error::{Exit, Failure};
 use crate::pull::configuration::{self, Locked};
@@ -43,7 +43,7 @@ pub(in super::super) async fn execute(arguments: Arguments) -> CommandResult {
     let mut has_failed = false;
     for entry in chosen {
         let hosts = entry.allowed_redirect_hosts.clone();
-        let registry = options::registry(&path, entry.url.clone(), &tls_files(entry), hosts)?;
+        let registry = options::registry(&path, entry.url.clone(), &tls_files(entry), hosts, about(entry))?;
         if let Err(error) = registry.remove(&entry.token).await {
             has_failed = true;
             terminal::say(&format!("step-runner: {}: the entry stays: {error}", entry.name));

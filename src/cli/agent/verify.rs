@@ -10,7 +10,9 @@ use crate::agent::tokens::Token;
 use crate::agent::tokens::routable::Routable;
 use crate::error::{Exit, Failure};
 use crate::pull::configuration::{self, Locked};
+use crate::pull::info::info;
 use crate::pull::register::RegisterFailure;
+use crate::pull::rights::missing_rights;
 use crate::web::TlsFiles;
 
 /// Ask the servers if the tokens of the agent's entries are valid
@@ -20,7 +22,9 @@ Examples:
   step-runner verify
   step-runner verify --name shell --delete   remove the entry if the server does not know it any more
 
-Exit codes: 0 all are valid; 1 one is not, or could not be asked; 3 the configuration cannot be used.")]
+For an entry with kube-run:// it also looks if this account has the rights that jobs in Pods need.
+
+Exit codes: 0 all are valid; 1 one is not, could not be asked, or lacks a right; 3 the configuration cannot be used.")]
 pub(in super::super) struct Arguments {
     #[command(flatten)]
     config: ConfigOption,
@@ -71,6 +75,11 @@ pub(super) fn tls_files(entry: &Entry) -> TlsFiles {
     }
 }
 
+/// Returns the description of the agent for an entry.
+pub(super) fn about(entry: &Entry) -> serde_json::Value {
+    info(&entry.labels, entry.address.is_provider())
+}
+
 /// Returns the failure if no entry is meant.
 pub(super) fn nothing(config: &std::path::Path) -> Failure {
     Failure::new(Exit::Configuration, format!("the configuration {} has no such entry", config.display()))
@@ -91,12 +100,16 @@ pub(in super::super) async fn execute(arguments: Arguments) -> CommandResult {
     let (mut has_failed, mut refused) = (false, Vec::new());
     for entry in chosen {
         let hosts = entry.allowed_redirect_hosts.clone();
-        let registry = options::registry(&path, entry.url.clone(), &tls_files(entry), hosts)?;
+        let registry = options::registry(&path, entry.url.clone(), &tls_files(entry), hosts, about(entry))?;
         let result = registry.verify(&entry.token).await;
         terminal::print(
             format!("{}: {}\n", entry.name, verdict(&entry.token, result.as_ref().err())).as_bytes(),
         )?;
         has_failed |= result.is_err();
+        for missing in missing_rights(&entry.address).await {
+            terminal::print(format!("{}: {missing}\n", entry.name).as_bytes())?;
+            has_failed = true;
+        }
         if result.is_err_and(|error| error.is_refusal()) {
             refused.push(entry.token.clone());
         }

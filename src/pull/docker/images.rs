@@ -10,10 +10,11 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::{Value as Json, json};
 
-use super::engine::{Engine, Trouble};
-use super::{Failed, Preparation};
+use super::{Preparation, options};
 use crate::agent::environment::{AuthFile, Login, PullFailure, PullPolicy, Pulls, pull_failure};
 use crate::agent::outcome::EnvironmentFailure;
+use crate::pull::engine::{Engine, Trouble};
+use crate::pull::environment::Failed;
 use crate::pull::place::make_folder;
 use crate::pull::wanted::Container;
 
@@ -59,7 +60,7 @@ impl Preparation<'_> {
                 },
                 Err(Trouble::Stopped) => return Err(Failed::Stopped),
                 Err(Trouble::Away(text)) => {
-                    tracing::warn!("the engine does not answer, and is asked again: {text}");
+                    tracing::warn!("a pull is tried again: {text}");
                     self.engine.insist(&["version"]).await?;
                     continue;
                 }
@@ -67,11 +68,11 @@ impl Preparation<'_> {
             };
             let text = format!("cannot pull the image {}: {}: {words}", wanted.image, failure.hint());
             let Some(wait) = pulls.failed(failure) else {
-                return Err(Failed::Environment(failure.reason(), self.mask.line(&text)));
+                return Err(self.order.failed(failure.reason(), &text));
             };
-            self.line(&format!("WARNING: {text}")).await;
+            self.order.line(&format!("WARNING: {text}")).await;
             if wait.is_zero() {
-                self.line(&format!("Trying the pull policy {}", pulls.policy().word())).await;
+                self.order.line(&format!("Trying the pull policy {}", pulls.policy().word())).await;
             }
             self.engine.pause(wait).await?;
         }
@@ -87,9 +88,9 @@ impl Preparation<'_> {
     }
 
     async fn pull(&self, wanted: &Container) -> Result<(), Trouble> {
-        let login = AuthFile::first(&self.wanted.logins, &wanted.image);
+        let login = AuthFile::first(&self.order.wanted.logins, &wanted.image);
         let with = if login.is_some() { " with a login" } else { "" };
-        self.line(&format!("Pulling the image {}{with}", wanted.image)).await;
+        self.order.line(&format!("Pulling the image {}{with}", wanted.image)).await;
         let mut words = vec!["pull", "--quiet"];
         if let Some(platform) = &wanted.platform {
             words.extend(["--platform", platform]);
@@ -97,7 +98,8 @@ impl Preparation<'_> {
         words.push(&wanted.image);
         let folder = Logins::write(self.folder, &wanted.image, login)
             .map_err(|error| Trouble::Refused(format!("cannot write the login for the registry: {error}")))?;
-        let engine: Engine = self.engine.with_config(&folder.0);
+        let config = folder.0.display().to_string();
+        let engine: Engine = self.engine.with_options(&options(&config, &self.docker.host));
         engine.run(&words, None, PULL).await.map(drop)
     }
 }

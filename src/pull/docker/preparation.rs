@@ -3,25 +3,17 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use base64::Engine as _;
-use base64::engine::general_purpose::STANDARD;
-use serde_json::json;
-use tokio::sync::mpsc::Sender;
 use tokio_util::sync::CancellationToken;
 
-use super::engine::{Engine, Trouble};
-use super::{Docker, FOLDER, PROGRAM, SOCKET, Seen, program};
+use super::{Docker, program};
 use crate::agent::environment::labels;
-use crate::agent::lifecycle::Event;
 use crate::agent::outcome::EnvironmentFailure;
 use crate::pull::daemons::Daemons;
+use crate::pull::engine::{Engine, LOOK, Trouble};
+use crate::pull::environment::{AGAIN, ANSWER, FOLDER, Failed, LINES, Order, PROGRAM, Seen};
 use crate::pull::info::platform;
 use crate::pull::program::Input;
-use crate::pull::wanted::{Container, Mask, Wanted};
-use crate::variables::RECOVERY_VARIABLE;
-
-/// Time for the daemon in a container to answer. An entrypoint may have work to do before.
-const ANSWER: Duration = Duration::from_mins(2);
+use crate::pull::wanted::Container;
 
 /// Time between two tries to reach it.
 const PAUSE: Duration = Duration::from_millis(100);
@@ -29,51 +21,25 @@ const PAUSE: Duration = Duration::from_millis(100);
 /// Time limit of a copy into a container.
 const COPY: Duration = Duration::from_mins(5);
 
-/// Lines of a container that are shown if it did not do what it is for.
-pub(super) const LINES: &str = "20";
-
-/// Time for which the daemon keeps an ended job: an agent that was away finds it.
-const STALE_AFTER: &str = "24h";
-
-/// Time without jobs and calls after which the daemon ends, and its container with it.
-const IDLE_TIMEOUT: &str = "10m";
-
-/// State of the daemon in the container.
-const STATE: &str = "/opt/step-runner/run/state";
-
-/// A preparation that came to nothing.
-pub(in crate::pull) enum Failed {
-    /// Nobody wants it any more.
-    Stopped,
-    /// It has failed.
-    Environment(EnvironmentFailure, String),
-    /// The container was ended from outside: another preparation may work.
-    Lost(String),
-}
-
 /// A preparation at work.
 pub(super) struct Preparation<'p> {
     pub(super) docker: &'p Docker,
     pub(super) engine: Engine,
-    pub(super) wanted: &'p Wanted,
-    pub(super) mask: &'p Mask,
-    /// Longest life of the container.
-    pub(super) lifetime: Duration,
+    pub(super) order: Order<'p>,
     /// Folder of the job's record.
     pub(super) folder: &'p Path,
-    pub(super) events: &'p Sender<Event>,
 }
 
 impl Preparation<'_> {
     /// Makes everything, up to services that answer.
     pub(super) async fn make(&self, daemons: &Daemons, stop: &CancellationToken) -> Result<(), Failed> {
-        for warning in &self.wanted.warnings {
-            self.line(warning).await;
+        for warning in &self.order.wanted.warnings {
+            self.order.line(warning).await;
         }
-        let image = self.image(&self.wanted.build).await?;
+        let image = self.image(&self.order.wanted.build).await?;
         self.fits(&image.platform)?;
         let mut ports = Vec::new();
-        for service in &self.wanted.services {
+        for service in &self.order.wanted.services {
             let of_image = self.image(&service.container).await?.ports;
             ports.push(service.port.map_or(of_image, |port| vec![port]));
         }
@@ -95,11 +61,6 @@ impl Preparation<'_> {
         self.still_runs().await
     }
 
-    /// Tells the job's trace.
-    pub(super) async fn line(&self, line: &str) {
-        self.events.send(Event::Line(self.mask.line(line))).await.ok();
-    }
-
     fn fits(&self, of_image: &str) -> Result<(), Failed> {
         let own = platform();
         // What stands behind the second `/` is a variant.
@@ -109,7 +70,7 @@ impl Preparation<'_> {
         }
         let text = format!(
             "the image {} is for {of_image}, and this step-runner for {own}: name an image for {own}",
-            self.wanted.build.image
+            self.order.wanted.build.image
         );
         Err(Failed::Environment(EnvironmentFailure::Configuration, text))
     }
@@ -139,7 +100,7 @@ impl Preparation<'_> {
         self.make_thing("volume", "program", &self.volume("program")).await?;
         self.make_thing("volume", "builds", &self.volume("builds")).await?;
         // The caches outlive the job, so they have no label of this agent's jobs.
-        let cache = &self.wanted.cache_volume;
+        let cache = &self.order.wanted.cache_volume;
         self.engine.insist(&["volume", "create", "--label", "step-runner.role=cache", cache]).await?;
         Ok(())
     }
@@ -154,13 +115,13 @@ impl Preparation<'_> {
     }
 
     pub(super) fn builds(&self) -> (String, &str) {
-        (self.volume("builds"), &self.wanted.builds_dir)
+        (self.volume("builds"), &self.order.wanted.builds_dir)
     }
 
     /// Makes the job's container, puts the program into it, and starts it.
     async fn build(&self) -> Result<(), Failed> {
-        let (docker, wanted) = (self.docker, self.wanted);
-        self.line(&format!("Starting a container of {}", wanted.build.image)).await;
+        let (docker, wanted) = (self.docker, self.order.wanted);
+        self.order.line(&format!("Starting a container of {}", wanted.build.image)).await;
         let mut words = vec!["create".to_owned()];
         words.extend(docker.settings.create_args.iter().cloned());
         words.extend(["--name".to_owned(), docker.name.clone()]);
@@ -172,11 +133,9 @@ impl Preparation<'_> {
             (self.volume("program"), FOLDER),
         ];
         words.extend(self.mounts(&ours));
-        let serve = self.serve();
-        // An entrypoint that drops its arguments starts the program without any: it takes them from here.
-        let spare = STANDARD.encode(json!(serve).to_string());
-        words.extend(["--env".to_owned(), format!("{RECOVERY_VARIABLE}={spare}")]);
-        let command = std::iter::once(PROGRAM.to_owned()).chain(serve);
+        let (variable, spare) = self.order.spare();
+        words.extend(["--env".to_owned(), format!("{variable}={spare}")]);
+        let command = std::iter::once(PROGRAM.to_owned()).chain(self.order.serve());
         words.extend(of_image(&wanted.build, command));
         self.create(&words).await?;
         self.copy(program::program, FOLDER).await?;
@@ -189,21 +148,13 @@ impl Preparation<'_> {
         }
     }
 
-    /// Returns the words for the daemon of the job.
-    fn serve(&self) -> Vec<String> {
-        let lifetime = format!("{}s", self.lifetime.as_secs());
-        let words = ["serve", "--socket", SOCKET, "--state-dir", STATE, "--stale-after", STALE_AFTER];
-        let bounds = ["--idle-timeout", IDLE_TIMEOUT, "--max-lifetime", &lifetime];
-        words.iter().chain(&bounds).map(|word| (*word).to_owned()).collect()
-    }
-
     fn network(&self) -> Vec<String> {
         let settings = &self.docker.settings;
         let mut words = Vec::new();
         if settings.is_shared {
             let base = settings.network_base.as_deref().unwrap_or("bridge");
             words.extend(["--network".to_owned(), base.to_owned()]);
-            let aliases = self.wanted.services.iter().flat_map(|service| &service.aliases);
+            let aliases = self.order.wanted.services.iter().flat_map(|service| &service.aliases);
             words.extend(aliases.flat_map(|alias| ["--add-host".to_owned(), format!("{alias}:127.0.0.1")]));
         } else {
             let name = &self.docker.name;
@@ -253,9 +204,9 @@ impl Preparation<'_> {
             if begun.elapsed() >= ANSWER {
                 let text = format!(
                     "the image {} has not started its command, a daemon for the job: set `entrypoint: [\"\"]`: {why}",
-                    self.wanted.build.image
+                    self.order.wanted.build.image
                 );
-                return Err(Failed::Environment(EnvironmentFailure::Configuration, self.mask.line(&text)));
+                return Err(self.order.failed(EnvironmentFailure::Configuration, &text));
             }
             self.engine.pause(PAUSE).await?;
         }
@@ -265,7 +216,7 @@ impl Preparation<'_> {
     async fn still_runs(&self) -> Result<(), Failed> {
         let seen = loop {
             match self.docker.see(&self.engine, &self.docker.name).await {
-                Err(Trouble::Away(_)) => self.engine.pause(super::AGAIN).await?,
+                Err(Trouble::Away(_)) => self.engine.pause(AGAIN).await?,
                 result => break result?,
             }
         };
@@ -276,7 +227,7 @@ impl Preparation<'_> {
             Seen::Ended { how, is_killed: false } => {
                 let lines = self.last_lines(&self.docker.name).await;
                 for line in &lines {
-                    self.line(&format!("  {line}")).await;
+                    self.order.line(&format!("  {line}")).await;
                 }
                 let words = lines.join("\n");
                 if is_of_image(&words) {
@@ -284,7 +235,7 @@ impl Preparation<'_> {
                 }
                 let text = format!(
                     "the container of {} {how} before the job could start: set `entrypoint: [\"\"]`, or see its lines",
-                    self.wanted.build.image
+                    self.order.wanted.build.image
                 );
                 Err(Failed::Environment(EnvironmentFailure::Configuration, text))
             }
@@ -293,7 +244,7 @@ impl Preparation<'_> {
 
     /// Returns why an image could not start the program.
     fn explained(&self, words: &str) -> Failed {
-        let image = &self.wanted.build.image;
+        let image = &self.order.wanted.build.image;
         let is_missing = words.contains(PROGRAM) && words.contains("no such file or directory");
         let text = if is_missing && program::needs_loader() {
             format!(
@@ -303,12 +254,12 @@ impl Preparation<'_> {
         } else {
             format!("the image {image} cannot start a container for the job: {words}")
         };
-        Failed::Environment(EnvironmentFailure::Configuration, self.mask.line(&text))
+        self.order.failed(EnvironmentFailure::Configuration, &text)
     }
 
     /// Returns the last lines of a container.
     pub(super) async fn last_lines(&self, name: &str) -> Vec<String> {
-        match self.engine.run(&["logs", "--tail", LINES, name], None, super::LOOK).await {
+        match self.engine.run(&["logs", "--tail", LINES, name], None, LOOK).await {
             Ok((out, err)) => out.lines().chain(err.lines()).map(str::to_owned).collect(),
             Err(_) => Vec::new(),
         }

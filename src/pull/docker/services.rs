@@ -6,10 +6,10 @@ use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use super::engine::{LOOK, Trouble};
 use super::preparation::{Preparation, of_image};
-use super::{Failed, PROGRAM, Seen};
 use crate::agent::outcome::EnvironmentFailure;
+use crate::pull::engine::{LOOK, Trouble};
+use crate::pull::environment::{Failed, PROGRAM, Seen};
 use crate::pull::wanted::Service;
 
 impl Preparation<'_> {
@@ -19,14 +19,14 @@ impl Preparation<'_> {
 
     /// Makes and starts the services. One that does not start is told, and the job goes on.
     pub(super) async fn services(&self) -> Result<(), Failed> {
-        for (number, service) in self.wanted.services.iter().enumerate() {
+        for (number, service) in self.order.wanted.services.iter().enumerate() {
             let image = &service.container.image;
-            self.line(&format!("Starting the service {image}")).await;
+            self.order.line(&format!("Starting the service {image}")).await;
             self.make_service(number, service).await?;
             match self.engine.insist(&["start", &self.service_name(number)]).await {
                 Err(Trouble::Stopped) => return Err(Failed::Stopped),
                 Err(trouble) => {
-                    self.line(&format!("WARNING: the service {image} does not start: {trouble}")).await;
+                    self.order.line(&format!("WARNING: the service {image} does not start: {trouble}")).await;
                 }
                 Ok(_) => {}
             }
@@ -63,7 +63,7 @@ impl Preparation<'_> {
     pub(super) async fn wait_for_services(&self, ports: &[Vec<u16>]) -> Result<(), Failed> {
         let Some(limit) = self.docker.settings.wait_for_services else { return Ok(()) };
         let begun = Instant::now();
-        for (number, (service, ports)) in self.wanted.services.iter().zip(ports).enumerate() {
+        for (number, (service, ports)) in self.order.wanted.services.iter().zip(ports).enumerate() {
             let left = limit.saturating_sub(begun.elapsed());
             let is_ready = match self.is_ready(number, service, ports, left).await {
                 Err(Trouble::Stopped) => return Err(Failed::Stopped),
@@ -73,9 +73,9 @@ impl Preparation<'_> {
                 continue;
             }
             let image = &service.container.image;
-            self.line(&format!("WARNING: the service {image} is not ready; its last lines:")).await;
+            self.order.line(&format!("WARNING: the service {image} is not ready; its last lines:")).await;
             for line in self.last_lines(&self.service_name(number)).await {
-                self.line(&format!("  {line}")).await;
+                self.order.line(&format!("  {line}")).await;
             }
         }
         Ok(())

@@ -1,14 +1,15 @@
 //! Containers, volumes and networks of this agent at an engine, known by their labels (agent.md §8.3).
 
-use std::collections::BTreeSet;
 use std::path::Path;
 
 use tokio_util::sync::CancellationToken;
 
-use super::Engines;
-use super::engine::{Engine, Trouble};
+use super::{engine, host};
 use crate::agent::config::Docker as Settings;
 use crate::agent::environment::{Found, STATE_LABEL, orphans};
+use crate::pull::engine::{Engine, Trouble};
+use crate::pull::environment::Engines;
+use crate::pull::folder::environments;
 
 /// A kind of things: how its things are listed and removed. A container holds its volumes and its network, so it goes
 /// before.
@@ -64,7 +65,7 @@ async fn remove_these(engine: &Engine, kind: &Kind, names: Vec<&str>) -> Result<
 
 /// Removes what earlier runs of the agent left at an engine: all of this state that no record in `jobs` names.
 pub(in crate::pull) async fn sweep(engines: &Engines, settings: &Settings, jobs: &Path) {
-    let engine = engines.engine(super::engine::host(settings.host.as_deref()), CancellationToken::new());
+    let engine = engine(engines, &host(settings.host.as_deref()), CancellationToken::new());
     let mut removed = Vec::new();
     for kind in &KINDS {
         // The records come after the things: a thing has its record before it is made.
@@ -82,10 +83,4 @@ pub(in crate::pull) async fn sweep(engines: &Engines, settings: &Settings, jobs:
     if !removed.is_empty() {
         tracing::warn!("removed what earlier runs left: {}", removed.join(", "));
     }
-}
-
-/// Returns the environments that have a record. A folder that cannot be read counts: its job may go on.
-fn environments(jobs: &Path) -> std::io::Result<BTreeSet<String>> {
-    let names = std::fs::read_dir(jobs)?.map(|entry| Ok(format!("step-{}", entry?.file_name().display())));
-    names.collect()
 }

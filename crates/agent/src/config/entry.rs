@@ -139,8 +139,8 @@ impl Default for Docker {
     }
 }
 
-/// Settings for Pods.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+/// Settings for Pods. They stand in the records of jobs.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Kubernetes {
     /// Rules for images.
     pub rules: Rules,
@@ -155,7 +155,21 @@ pub struct Kubernetes {
     /// Time to wait for services; `None`: no wait.
     pub wait_for_services: Option<Duration>,
     /// Most that jobs may choose, by the key of the file.
-    pub overwrites: Vec<(&'static str, String)>,
+    pub overwrites: Vec<(String, String)>,
+}
+
+impl Default for Kubernetes {
+    fn default() -> Self {
+        Self {
+            rules: Rules::default(),
+            services: Vec::new(),
+            program_image: None,
+            pod_template: None,
+            auth_file: None,
+            wait_for_services: Some(WAIT_FOR_SERVICES),
+            overwrites: Vec::new(),
+        }
+    }
 }
 
 /// Keys for the most that jobs may choose.
@@ -361,7 +375,7 @@ fn kubernetes(entry: &mut Table<'_, '_>, problems: &mut Problems<'_>) -> Option<
     let mut table = entry.table(problems, "kubernetes", "kubernetes.")?;
     let mut overwrites = Vec::new();
     for key in OVERWRITES {
-        overwrites.extend(table.full_text(problems, key).map(|most| (key, most)));
+        overwrites.extend(table.full_text(problems, key).map(|most| (key.to_owned(), most)));
     }
     let kubernetes = Kubernetes {
         rules: rules(&mut table, problems),

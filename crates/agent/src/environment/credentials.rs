@@ -99,6 +99,15 @@ fn plain(address: &str) -> String {
     }
 }
 
+/// Address under which Docker's own registry is known to what reads logins.
+const DOCKER_LOGIN: &str = "https://index.docker.io/v1/";
+
+/// Returns the address under which the login of an image stands in a file of logins: its registry and path.
+pub fn registry_of(image: &str) -> String {
+    let address = address(image);
+    if address.starts_with("docker.io/") { DOCKER_LOGIN.to_owned() } else { address }
+}
+
 /// Returns registry and path of an image, without tag and digest.
 fn address(image: &str) -> String {
     let name = image.split('@').next().unwrap_or_default();
@@ -116,6 +125,17 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+
+    #[test]
+    fn a29_the_place_of_a_login_in_a_cluster() {
+        for (image, wanted) in [
+            ("alpine:3", DOCKER_LOGIN),
+            ("docker.io/library/alpine@sha256:a", DOCKER_LOGIN),
+            ("registry.test:5000/a/b:1", "registry.test:5000/a/b"),
+        ] {
+            assert_eq!(registry_of(image), wanted, "{image}");
+        }
+    }
 
     fn file(pairs: &[(&str, &str)]) -> AuthFile {
         let auths: serde_json::Map<String, Json> = pairs

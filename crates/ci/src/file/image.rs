@@ -23,7 +23,7 @@ pub struct Image {
     pub entrypoint: Option<Vec<String>>,
     /// Command of a service.
     pub command: Option<Vec<String>>,
-    /// `docker`, `kubernetes` and `pull_policy` as they are written.
+    /// `docker`, `kubernetes` and `pull_policy` as they are written; of a payload `ports`, too.
     pub options: JsonMap<String, Json>,
     /// Variables of a service.
     pub variables: Level,

@@ -119,6 +119,7 @@ struct PayloadImage {
     #[serde(deserialize_with = "lenient")]
     executor_opts: JsonMap<String, Json>,
     pull_policy: Json,
+    ports: Json,
     #[serde(deserialize_with = "lenient")]
     variables: Vec<PayloadVariable>,
 }
@@ -396,6 +397,9 @@ fn image(found: &PayloadImage, fill: &dyn Fn(&str) -> String) -> Image {
     let mut options = found.executor_opts.clone();
     if !found.pull_policy.is_null() {
         options.insert("pull_policy".to_owned(), found.pull_policy.clone());
+    }
+    if found.ports.is_array() {
+        options.insert("ports".to_owned(), found.ports.clone());
     }
     let variables: Level = (found.variables.iter())
         .map(|variable| (variable.key.clone(), crate::variables::Defined::raw(variable.value.clone())))

@@ -1,0 +1,19 @@
+//! What the agent may do in a cluster, for `verify` (agent.md §8.6).
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use super::environment::Engines;
+use super::kube;
+use super::program::Programs;
+use super::settings::Cluster;
+use crate::agent::environment::Address;
+
+/// Returns the rights that an entry's jobs need and this account has not, as texts for people.
+pub(crate) async fn missing_rights(address: &Address) -> Vec<String> {
+    let Address::KubeRun { context, namespace } = address else { return Vec::new() };
+    let cluster = Cluster { context: context.clone(), namespace: namespace.clone() };
+    let engines =
+        Engines { programs: Arc::new(Programs::new()), state: String::new(), config: PathBuf::new() };
+    kube::missing_rights(&engines, &cluster).await
+}
