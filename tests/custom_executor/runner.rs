@@ -7,7 +7,8 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::mpsc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, mpsc};
 
 use rustix::process::{Pid, Signal};
 
@@ -72,6 +73,7 @@ impl Call {
 pub(crate) struct Running {
     child: Child,
     output: mpsc::Receiver<(bool, Vec<u8>)>,
+    printed: Arc<AtomicBool>,
     code_file: PathBuf,
 }
 
@@ -83,6 +85,11 @@ impl Running {
     /// True once the call itself has ended.
     pub(crate) fn has_ended(&mut self) -> bool {
         self.child.try_wait().unwrap().is_some()
+    }
+
+    /// Waits until the call has printed something: it follows the stage.
+    pub(crate) fn wait_until_printed(&self) {
+        wait_for("the first output", || self.printed.load(Ordering::Relaxed).then_some(()));
     }
 
     /// Sends a signal to the whole process group, as the Runner does.
@@ -313,17 +320,21 @@ impl Runner {
         let mut child = command.spawn().unwrap();
         let (send, output) = mpsc::channel();
         let (stdout, stderr) = (child.stdout.take().unwrap(), child.stderr.take().unwrap());
+        let printed = Arc::new(AtomicBool::new(false));
         let read = |is_stdout, mut pipe: Box<dyn Read + Send>| {
-            let send = send.clone();
+            let (send, printed) = (send.clone(), Arc::clone(&printed));
             std::thread::spawn(move || {
-                let mut bytes = Vec::new();
+                let mut bytes = vec![0];
+                let first = pipe.read(&mut bytes).unwrap();
+                bytes.truncate(first);
+                printed.fetch_or(is_stdout && first > 0, Ordering::Relaxed);
                 pipe.read_to_end(&mut bytes).unwrap();
                 send.send((is_stdout, bytes)).ok();
             });
         };
         read(true, Box::new(stdout));
         read(false, Box::new(stderr));
-        Running { child, output, code_file: self.code_file() }
+        Running { child, output, printed, code_file: self.code_file() }
     }
 
     pub(crate) fn call(&self, words: &[&str]) -> Call {

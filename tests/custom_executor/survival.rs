@@ -107,6 +107,8 @@ fn a_shared_daemon_that_stays_away_is_named() {
     let mut daemon = Daemon::start();
     let mut runner = Runner::shared(&daemon.socket).option("--reconnect-timeout=1s").prepared();
     let running = waiting(&mut runner);
+    // Before, the daemon is away from the request for the stage.
+    running.wait_until_printed();
     daemon.kill();
     running.end().fails_with(&["out of reach", daemon.socket.to_str().unwrap()]);
 }
