@@ -23,5 +23,7 @@ mod program;
 pub(crate) mod register;
 mod request;
 pub(crate) mod rights;
+mod rotation;
 mod settings;
+pub(crate) mod users;
 mod wanted;

@@ -22,13 +22,17 @@ use super::info;
 use super::job::{JobTask, News, OfEntry, Surroundings};
 use super::place::{State, system_id};
 use super::program::Programs;
+use super::rotation::Rotation;
 use super::settings::{Provider, Settings};
+use super::users;
+use crate::agent::answer::Unreachable;
 use crate::agent::config::{Config, Entry};
 use crate::agent::names::Names;
 use crate::agent::payload::{self, Taken};
 use crate::agent::record::{self, Phase, Record, Stop, Unreadable, Wanted};
 use crate::agent::routing::{Base, Call};
 use crate::agent::scheduler::{Action, EntryId, Event, Exit, Once, RequestId, Scheduler, Signal, Told};
+use crate::agent::tokens::Token;
 use crate::error::{Chain, Exit as ExitCode, Failure};
 use crate::files::free_space;
 
@@ -71,8 +75,10 @@ struct Running {
 
 /// Messages of tasks.
 enum Message {
-    Answered(RequestId, EntryId, CallResult),
+    Answered(RequestId, EntryId, Token, CallResult),
     Environment(EntryId, bool),
+    /// A token was replaced in the configuration.
+    Rotated,
 }
 
 struct Agency {
@@ -82,6 +88,7 @@ struct Agency {
     served: BTreeMap<EntryId, Served>,
     jobs: BTreeMap<String, Running>,
     around: Surroundings,
+    rotation: Rotation,
     messages: UnboundedSender<Message>,
     /// Actions that are still to be performed.
     actions: Vec<Action>,
@@ -113,6 +120,7 @@ pub(crate) async fn run(options: Options) -> Result<u8, Failure> {
         served: BTreeMap::new(),
         jobs: BTreeMap::new(),
         around,
+        rotation: Rotation::default(),
         messages,
         actions: Vec::new(),
     };
@@ -191,6 +199,9 @@ impl Agency {
         for entry in &config.entries {
             let settings = Settings::of(entry, |name| self.state.of_jobs(name))
                 .map_err(|error| Failure::new(ExitCode::Configuration, error))?;
+            if users::is_shared(entry) {
+                tracing::warn!("{}", users::warning(entry));
+            }
             let api = Api::of(&settings, entry.url.clone())
                 .map_err(|error| Failure::new(ExitCode::Configuration, error))?;
             served.insert(number(entry), Served { entry: entry.clone(), settings, api });
@@ -216,6 +227,11 @@ impl Agency {
     fn look(&mut self) -> Event {
         if changed(&self.options.config) != self.seen {
             return self.reload();
+        }
+        for (id, served) in &self.served {
+            let messages = self.messages.clone();
+            let tell = move || drop(messages.send(Message::Rotated));
+            self.rotation.see_to(*id, &served.entry, &served.api, &self.around, &self.options.config, tell);
         }
         let free = fs::File::open(&self.state.path).and_then(free_space);
         Event::Disk { is_enough: free.is_ok_and(|free| free.shortage(SPACE).is_none()) }
@@ -256,10 +272,17 @@ impl Agency {
 
     fn take(&mut self, message: Message) -> Event {
         match message {
+            Message::Rotated => self.reload(),
             Message::Environment(entry, is_there) => Event::Environment { entry, is_there },
-            Message::Answered(request, entry, result) => {
+            Message::Answered(request, entry, token, result) => {
                 let has_job = self.answered(entry, &result);
-                Event::Answered { request, reply: reply(&result), has_job, jitter: super::clock::jitter() }
+                let current = self.served.get(&entry).map(|served| &served.entry.token);
+                // A refusal of a token that was replaced meanwhile says nothing about the runner.
+                let is_refused =
+                    result.as_ref().is_ok_and(|response| matches!(response.answer.status, 403 | 422));
+                let is_old = is_refused && current.is_some_and(|current| *current != token);
+                let reply = if is_old { Err(Unreachable) } else { reply(&result) };
+                Event::Answered { request, reply, has_job, jitter: super::clock::jitter() }
             }
         }
     }
@@ -276,7 +299,7 @@ impl Agency {
                 tokio::spawn(async move {
                     let call = Call::RequestJob;
                     let result = api.call(&call, &token, ticket.as_ref(), Content::Json(body)).await;
-                    messages.send(Message::Answered(request, entry, result)).ok();
+                    messages.send(Message::Answered(request, entry, token, result)).ok();
                 });
             }
             Action::CheckEnvironment(entry) => {

@@ -117,6 +117,13 @@ impl Registry {
         self.made(&response)
     }
 
+    /// Gives a runner a new token. The old one is not valid any more.
+    pub(super) async fn reset(&self, token: &Token) -> Result<Runner, RegisterFailure> {
+        let body = serde_json::json!({"token": token.expose(), "system_id": self.system_id});
+        let response = self.expect(&[201], token, self.call(&Call::ResetToken, token, body).await)?;
+        self.made(&response)
+    }
+
     /// Removes this machine from a created runner, or a registered runner.
     pub(crate) async fn remove(&self, token: &Token) -> Result<(), RegisterFailure> {
         let (call, taken): (_, &[u16]) = match token.runner_kind() {

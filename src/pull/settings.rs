@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::users;
 use crate::agent::config::{Docker, Entry, Kubernetes};
 use crate::agent::environment::{Address, ImagePolicy};
 
@@ -86,6 +87,12 @@ pub(crate) enum Unserved {
         "the entry \"{0}\" has an `address` and no `builds_dir`: name a folder that the daemon there can write"
     )]
     NoBuildsDir(String),
+    /// Its jobs run as the agent's user, and it says that they may not.
+    #[error(
+        "the entry \"{0}\" has `require_separate_user`, and its jobs would run as the agent's own user: name a daemon of \
+         another user with `address`, or use docker-run:// or kube-run://"
+    )]
+    SameUser(String),
     /// A volume cannot be at a folder.
     #[error("the entry \"{name}\": {key}: no volume can be at {folder:?}: write a path such as /builds")]
     Folder {
@@ -110,6 +117,9 @@ impl Settings {
     /// Returns the settings of an entry. `own` returns a folder of jobs on the agent's own daemon.
     pub(super) fn of(entry: &Entry, own: impl Fn(&str) -> String) -> Result<Self, Unserved> {
         let name = entry.name.clone();
+        if entry.require_separate_user && users::is_shared(entry) {
+            return Err(Unserved::SameUser(name));
+        }
         let address = match &entry.address {
             Address::Own | Address::DockerRun | Address::KubeRun { .. } => None,
             Address::Daemon(text) => {

@@ -8,6 +8,7 @@ use serde_json::json;
 use crate::fake_gitlab::http::Answer;
 use crate::fake_gitlab::{ACCESS, FakeGitlab, Fault, REGISTRATION, RUNNER};
 use crate::scene::Scene;
+use crate::support::wait_for;
 
 fn said(output: &Output) -> String {
     format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
@@ -194,6 +195,7 @@ fn entries_that_this_version_cannot_serve_are_refused_at_the_start() {
         ("address = \"docker-run://\"\nbuilds_dir = \"/a:b\"", "builds_dir: no volume can be at \"/a:b\""),
         ("address = \"kube-run://jobs\"", "no `program_image`"),
         ("address = \"ssh://ci@build7\"", "builds_dir"),
+        ("require_separate_user = true", "its jobs would run as the agent's own user"),
         ("limit = \"x\"", "limit"),
     ] {
         let scene = Scene::with("", entry);
@@ -205,4 +207,39 @@ fn entries_that_this_version_cannot_serve_are_refused_at_the_start() {
             said(&output)
         );
     }
+}
+
+#[test]
+fn a06_a_token_is_replaced_before_it_expires_and_jobs_come_with_the_new_one() {
+    let mut scene = Scene::with(
+        "",
+        "token_obtained_at = 2026-01-01T00:00:00Z\ntoken_expires_at = 2026-01-02T00:00:00Z\n# kept",
+    );
+    scene.start();
+    wait_for("another token", || (!scene.config().contains(RUNNER)).then_some(()));
+    assert!(
+        scene.config().contains("glrt-FakeMade") && scene.config().contains("# kept"),
+        "{}",
+        scene.config()
+    );
+    assert!(scene.config().contains("token_expires_at = 0001-01-01T00:00:00Z"), "{}", scene.config());
+    let job = scene.gitlab.add(|job| job["steps"][0]["script"] = json!(["echo done"]));
+    assert_eq!(scene.gitlab.ended(job).finals[0]["state"], "success");
+    let resets = scene.gitlab.world().calls();
+    let resets = resets.iter().filter(|call| call.contains("reset_authentication_token")).count();
+    assert_eq!(resets, 1);
+    assert!(!scene.said().contains("glrt-"), "{}", scene.said());
+    scene.gitlab.assert_clean();
+}
+
+#[test]
+fn a06_a_token_that_shall_stay_is_told_of_a_week_before_it_expires() {
+    let soon = (chrono::Utc::now() + chrono::Duration::days(3)).format("%Y-%m-%dT%H:%M:%SZ");
+    let mut scene = Scene::with(
+        "",
+        &format!("rotate = false\ntoken_obtained_at = 2026-01-01T00:00:00Z\ntoken_expires_at = {soon}"),
+    );
+    scene.start();
+    wait_for("the warning", || scene.said().contains("its token expires in").then_some(()));
+    assert!(scene.config().contains(RUNNER));
 }

@@ -320,6 +320,10 @@ fn handle(shared: &Shared, request: &Request) -> Answer {
             Some(id) => Answer::json(200, &json!({"id": id, "token": request.token()})),
             None => refused(),
         },
+        ("POST", ["runners", "reset_authentication_token"]) => match world.runners.remove(&request.token()) {
+            Some(_) => make_runner(&mut world, "glrt-"),
+            None => refused(),
+        },
         ("DELETE", ["runners", "managers"] | ["runners"]) => match world.runners.remove(&request.token()) {
             Some(_) => Answer::status(204),
             None => refused(),

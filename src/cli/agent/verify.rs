@@ -13,6 +13,7 @@ use crate::pull::configuration::{self, Locked};
 use crate::pull::info::info;
 use crate::pull::register::RegisterFailure;
 use crate::pull::rights::missing_rights;
+use crate::pull::users;
 use crate::web::TlsFiles;
 
 /// Ask the servers if the tokens of the agent's entries are valid
@@ -106,6 +107,9 @@ pub(in super::super) async fn execute(arguments: Arguments) -> CommandResult {
             format!("{}: {}\n", entry.name, verdict(&entry.token, result.as_ref().err())).as_bytes(),
         )?;
         has_failed |= result.is_err();
+        if users::is_shared(entry) {
+            terminal::say(&format!("step-runner: warning: {}", users::warning(entry)));
+        }
         for missing in missing_rights(&entry.address).await {
             terminal::print(format!("{}: {missing}\n", entry.name).as_bytes())?;
             has_failed = true;

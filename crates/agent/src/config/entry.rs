@@ -75,6 +75,15 @@ pub struct Entry {
     pub kubernetes: Kubernetes,
 }
 
+impl Entry {
+    /// Returns when the token is to be replaced: at three quarters of its life. `None`: never.
+    pub fn rotates_at(&self) -> Option<WallTime> {
+        let (from, to) = (self.token_obtained_at?, self.token_expires_at?);
+        let life = to.0.checked_sub(from.0)?;
+        self.rotate.then_some(WallTime(from.0 + life / 4 * 3))
+    }
+}
+
 /// Scripts of an entry, run with those of each job.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Scripts {

@@ -226,3 +226,17 @@ proptest! {
         prop_assert_eq!(set(&changed, 0, &key, &Value::Number(1)).unwrap(), set(FULL, 0, &key, &Value::Number(1)).unwrap());
     }
 }
+
+#[test]
+fn a_token_is_replaced_at_three_quarters_of_its_life() {
+    let entry = |more: &str| {
+        let text = format!("[[runners]]\nurl = \"https://gitlab.test\"\ntoken = \"glrt-a\"\n{more}");
+        Config::read("agent.toml", &text).unwrap().entries.remove(0)
+    };
+    let dates = "token_obtained_at = 1970-01-01T00:00:00Z\ntoken_expires_at = 1970-01-01T00:00:40Z\n";
+    assert_eq!(entry(dates).rotates_at(), Some(WallTime(30_000)));
+    assert_eq!(entry(&format!("{dates}rotate = false\n")).rotates_at(), None);
+    assert_eq!(entry("token_obtained_at = 1970-01-01T00:00:00Z\n").rotates_at(), None);
+    let never = "token_obtained_at = 1970-01-01T00:00:40Z\ntoken_expires_at = 0001-01-01T00:00:00Z\n";
+    assert_eq!(entry(never).rotates_at(), None);
+}
