@@ -1,4 +1,4 @@
-//! What a daemon's answers mean for a job (agent.md §5).
+//! Reads a daemon's answers to calls about a job (agent.md §5).
 
 use crate::agent::lifecycle::RunAnswer;
 use crate::agent::outcome::Refusal;

@@ -25,7 +25,7 @@ const SHOWN: usize = 3;
 pub(super) struct Kind {
     /// Its name.
     pub(super) program: &'static str,
-    /// What to do without it.
+    /// Advice for machines without it.
     pub(super) remedy: &'static str,
     /// Words, in lower case, if the engine does not answer.
     pub(super) away: &'static [&'static str],

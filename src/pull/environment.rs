@@ -139,9 +139,9 @@ impl From<Trouble> for Failed {
     }
 }
 
-/// What a preparation has of its job.
+/// A job's wishes and secrets, as a preparation needs them.
 pub(super) struct Order<'o> {
-    /// What the job asks for.
+    /// Images, services and folders for the job.
     pub(super) wanted: &'o Wanted,
     /// The job's secrets.
     pub(super) mask: &'o Mask,

@@ -13,7 +13,7 @@ pub(super) const VERSION: &str = env!("CARGO_PKG_VERSION");
 pub(super) const REVISION: &str = "HEAD";
 
 /// What this version can do. The server gives a job that needs more to another runner, or fails it.
-const FEATURES: [&str; 16] = [
+const FEATURES: [&str; 20] = [
     "variables",
     "raw_variables",
     "refspecs",
@@ -28,6 +28,10 @@ const FEATURES: [&str; 16] = [
     "native_steps_integration",
     "two_phase_job_commit",
     "shared",
+    "artifacts",
+    "artifacts_exclude",
+    "upload_multiple_artifacts",
+    "upload_raw_artifacts",
     "cache",
     "fallback_cache_keys",
 ];

@@ -51,7 +51,7 @@ pub(super) static KIND: Kind = Kind {
     noise: &["memcache.go:", "Defaulted container", "command terminated with exit code"],
 };
 
-/// What the agent does in a namespace: verbs and resources, as in deploy/kubernetes/agent-rights.yaml.
+/// Rights that the agent needs in a namespace: verbs and resources, as in deploy/kubernetes/agent-rights.yaml.
 const RIGHTS: [(&str, &str); 10] = [
     ("create", "pods"),
     ("get", "pods"),

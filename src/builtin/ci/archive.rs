@@ -1,7 +1,7 @@
 //! Archives of artifacts: zip as GitLab keeps them, and gzip with a member for each file of a report.
 
 use std::fs::{self, File};
-use std::io::{self, BufReader, BufWriter};
+use std::io::{self, BufReader, BufWriter, Read};
 use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _, symlink};
 use std::path::{Component, Path};
@@ -48,7 +48,8 @@ pub(super) fn write_gzip(paths: &[String], project: &Path, to: &File) -> io::Res
     Ok(())
 }
 
-/// Writes the entries of a zip archive below a project. Returns their number. Nothing is written through a link or outside: an archive with such an entry is refused, before anything is written.
+/// Writes the entries of a zip archive below a project. Returns their number. Nothing is written through a link or
+/// outside: an archive with such an entry is refused, before anything is written.
 pub(super) fn read_zip(file: &File, project: &Path) -> Result<usize, BuiltinError> {
     let damaged = |error: &dyn std::fmt::Display| {
         let message = format!("the archive of artifacts is damaged or no zip archive: {error}");
@@ -58,7 +59,8 @@ pub(super) fn read_zip(file: &File, project: &Path) -> Result<usize, BuiltinErro
     for index in 0..zip.len() {
         let mut entry = zip.by_index(index).map_err(|error| damaged(&error))?;
         let name = entry.name().map_err(|error| damaged(&error))?.into_owned();
-        let target = if entry.is_symlink() { io::read_to_string(&mut entry).ok() } else { None };
+        let target =
+            if entry.is_symlink() { Some(link(&mut entry).map_err(|error| damaged(&error))?) } else { None };
         check(&name, entry.unix_mode(), target.as_deref()).map_err(|why| BuiltinError::Stage {
             code: FAULT_OF_JOB,
             message: format!("the archive of artifacts is refused: \"{}\" {why}", name.escape_debug()),
@@ -86,7 +88,7 @@ pub(super) fn read_zip(file: &File, project: &Path) -> Result<usize, BuiltinErro
                 Err(_) => {}
             }
             if is_link {
-                return symlink(io::read_to_string(&mut entry)?, &target);
+                return symlink(link(&mut entry)?, &target);
             }
             let mode = mode.map_or(0o644, |mode| mode & MODES);
             let mut file = fs::OpenOptions::new().write(true).create_new(true).mode(mode).open(&target)?;
@@ -97,6 +99,18 @@ pub(super) fn read_zip(file: &File, project: &Path) -> Result<usize, BuiltinErro
     }
     Ok(count)
 }
+
+/// Reads where a link leads. No path is longer than the limit.
+fn link(entry: &mut impl Read) -> io::Result<String> {
+    let text = io::read_to_string(entry.take(LONGEST_LINK + 1))?;
+    if text.len() as u64 > LONGEST_LINK {
+        return Err(io::Error::other("a link is longer than a path can be"));
+    }
+    Ok(text)
+}
+
+/// Longest target of a link, in bytes.
+const LONGEST_LINK: u64 = 4_096;
 
 /// Kinds of files in the mode of an entry.
 const KINDS: u32 = 0o170_000;
@@ -152,6 +166,20 @@ mod tests {
         ] {
             assert_eq!(check(name, Some(0o120_777), Some(target)).is_ok(), is_fit, "{name} -> {target}");
         }
+    }
+
+    #[test]
+    fn a16_a_link_without_end_is_refused_before_anything_is_written() {
+        let to = tempfile::tempdir().unwrap();
+        let file = tempfile::tempfile().unwrap();
+        let mut zip = ZipWriter::new(&file);
+        let options = SimpleFileOptions::default();
+        zip.start_file("first", options).unwrap();
+        zip.add_symlink("link", "a".repeat(5_000), options).unwrap();
+        zip.finish().unwrap();
+        let error = read_zip(&file, to.path()).unwrap_err().to_string();
+        assert!(error.contains("longer than a path"), "{error}");
+        assert!(!to.path().join("first").exists());
     }
 
     #[test]

@@ -38,7 +38,7 @@ const TOKEN: &str = "JOB-TOKEN";
 /// Longest words of a server that are shown.
 const SHOWN: usize = 512;
 
-/// What is said of an upload.
+/// An artifact on its way to the server.
 pub(super) struct Upload<'u> {
     /// Name of the file.
     pub(super) name: String,

@@ -23,7 +23,7 @@ const STAYS: [(&str, &str); 2] =
 /// Volumes of each Pod.
 const OWN_VOLUMES: [&str; 4] = ["program", "run", "builds", "cache"];
 
-/// What a Pod is made of.
+/// The parts of a Pod.
 pub(super) struct Plan<'p> {
     /// Name of Pod and Secret.
     pub(super) name: &'p str,

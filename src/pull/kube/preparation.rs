@@ -35,7 +35,7 @@ pub(super) struct Preparation<'p> {
     kube: &'p Kube,
     engine: Engine,
     order: Order<'p>,
-    /// What the trace was told about the cluster.
+    /// Lines about the cluster that the trace has already.
     told: BTreeSet<String>,
 }
 
@@ -86,14 +86,12 @@ impl<'p> Preparation<'p> {
             self.order.line(warning).await;
         }
         for service in &self.order.wanted.services {
-            let unfit: Vec<&str> = service.aliases.iter().map(String::as_str).collect();
-            let unfit: Vec<&str> =
-                unfit.into_iter().filter(|alias| !is_host(&alias.to_ascii_lowercase())).collect();
-            if unfit.len() == service.aliases.len() && !unfit.is_empty() {
+            let aliases: Vec<&str> = service.aliases.iter().map(String::as_str).collect();
+            if !aliases.is_empty() && !aliases.iter().any(|alias| is_host(&alias.to_ascii_lowercase())) {
                 let name = &service.container.image;
                 let text = format!(
                     "WARNING: the service {name} is not found as {}: no host in a Pod can have such a name",
-                    unfit.join(", ")
+                    aliases.join(", ")
                 );
                 self.order.line(&text).await;
             }
