@@ -45,8 +45,13 @@ struct Proof {
 }
 
 pub(crate) fn run(arguments: &Arguments, small: bool) -> Shown {
+    let is_flow = match arguments.text("jobs") {
+        None => false,
+        Some("flow") => true,
+        Some(other) => return Err(format!("--jobs {other}: known is flow")),
+    };
     if arguments.flag("syscalls") {
-        return crate::syscalls::crash(arguments, small);
+        return crate::syscalls::crash(arguments, is_flow, small);
     }
     if arguments.flag("records") {
         return crate::records::run(arguments, small);
@@ -61,11 +66,6 @@ pub(crate) fn run(arguments: &Arguments, small: bool) -> Shown {
     };
     let points = arguments.number("points", if small { SMALL } else { POINTS });
     let runtime = tokio::runtime::Runtime::new().map_err(|error| error.to_string())?;
-    let is_flow = match arguments.text("jobs") {
-        None => false,
-        Some("flow") => true,
-        Some(other) => return Err(format!("--jobs {other}: known is flow")),
-    };
     runtime.block_on(prove(target, is_flow, arguments, points))
 }
 

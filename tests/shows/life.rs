@@ -66,10 +66,15 @@ pub(crate) struct Met {
 }
 
 /// Runs one life: both jobs, followed from the beginning, until the daemon has ended.
-pub(crate) async fn live(scene: &Scene, target: Target, injection: Option<&Injection>) -> Check<Met> {
+pub(crate) async fn live(
+    scene: &Scene,
+    target: Target,
+    injection: Option<&Injection>,
+    is_flow: bool,
+) -> Check<Met> {
     let strike = Strike::default();
     let mut guard = Guard::start(scene, target, injection, strike.clone())?;
-    let life = Life { scene, client: Client::new(&scene.socket()), injection, target, strike };
+    let life = Life { scene, client: Client::new(&scene.socket()), injection, target, is_flow, strike };
     let mut met = {
         let jobs = tokio::time::timeout(LONGEST, life.jobs());
         tokio::select! {
@@ -302,13 +307,16 @@ struct Life<'a> {
     client: Client,
     injection: Option<&'a Injection>,
     target: Target,
+    /// The subject has control flow.
+    is_flow: bool,
     strike: Strike,
 }
 
 impl Life<'_> {
     async fn jobs(&self) -> Check<Met> {
         let mut met = Met::default();
-        let (bystander, subject) = (Job::bystander(self.scene), Job::subject(self.scene));
+        let bystander = Job::bystander(self.scene);
+        let subject = if self.is_flow { Job::flow_subject(self.scene) } else { Job::subject(self.scene) };
         // Held open, so that the step's open does not block.
         let mut go = File::options().read(true).write(true).open(self.scene.path("go")).unwrap();
         let Some(watched) = self.begin(&bystander, &mut met).await? else { return Ok(met) };

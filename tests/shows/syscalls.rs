@@ -1,5 +1,5 @@
-//! `crash --syscalls [--every K] [--only TEXT] [--parallel N]`: kills daemon and keeper before the Nth call of every
-//! kind that a life of two jobs makes. `faults --syscalls …`: makes each of these calls fail once with each error
+//! `crash --syscalls [--jobs flow] [--every K] [--only TEXT] [--parallel N]`: kills daemon and keeper before the Nth call of
+//! every kind that a life of two jobs makes. `faults --syscalls …`: makes each of these calls fail once with each error
 //! (faults.md rows 15, 25–28, 41, 42, 47).
 //!
 //! A dry run counts the calls. Points are sorted by target, call, number and fault. `--every 10` takes every tenth;
@@ -70,22 +70,22 @@ impl Figures {
 }
 
 /// Kills before each system call.
-pub(crate) fn crash(arguments: &Arguments, small: bool) -> Shown {
-    prove("kills", &[Fault::Kill], arguments, small)
+pub(crate) fn crash(arguments: &Arguments, is_flow: bool, small: bool) -> Shown {
+    prove("kills", &[Fault::Kill], is_flow, arguments, small)
 }
 
 /// Makes each system call fail.
 pub(crate) fn faults(arguments: &Arguments, small: bool) -> Shown {
-    prove("errors", &Fault::ERRORS, arguments, small)
+    prove("errors", &Fault::ERRORS, false, arguments, small)
 }
 
-fn prove(what: &str, faults: &[Fault], arguments: &Arguments, small: bool) -> Shown {
+fn prove(what: &str, faults: &[Fault], is_flow: bool, arguments: &Arguments, small: bool) -> Shown {
     if !inject::is_possible() {
         crate::parts::skipped(what, "strace");
         return Ok(format!("{what} at system calls: skipped: no strace"));
     }
     let runtime = tokio::runtime::Runtime::new().map_err(|error| error.to_string())?;
-    let points = runtime.block_on(points(faults))?;
+    let points = runtime.block_on(points(faults, is_flow))?;
     let only = arguments.text("only").unwrap_or_default();
     let chosen: Vec<_> = points.into_iter().filter(|point| point.name().contains(only)).collect();
     let all = chosen.len();
@@ -96,7 +96,7 @@ fn prove(what: &str, faults: &[Fault], arguments: &Arguments, small: bool) -> Sh
     let misses = Misses::default();
     let begun = Instant::now();
     runtime.block_on(async {
-        let worker = || tokio::spawn(work(Arc::clone(&queue), Arc::clone(&shared), misses.clone()));
+        let worker = || tokio::spawn(work(Arc::clone(&queue), is_flow, Arc::clone(&shared), misses.clone()));
         let workers: Vec<_> = (0..arguments.number("parallel", PARALLEL)).map(|_| worker()).collect();
         for worker in workers {
             worker.await.map_err(|error| error.to_string())?;
@@ -130,11 +130,16 @@ fn prove(what: &str, faults: &[Fault], arguments: &Arguments, small: bool) -> Sh
 }
 
 /// Processes points until none is left.
-async fn work(queue: Arc<Mutex<VecDeque<Point>>>, figures: Arc<Mutex<Figures>>, misses: Misses) {
+async fn work(
+    queue: Arc<Mutex<VecDeque<Point>>>,
+    is_flow: bool,
+    figures: Arc<Mutex<Figures>>,
+    misses: Misses,
+) {
     loop {
         let Some(point) = queue.lock().unwrap().pop_front() else { return };
         let mut scene = Scene::new("calls");
-        let lived = live(&scene, point.target, Some(&point.injection)).await;
+        let lived = live(&scene, point.target, Some(&point.injection), is_flow).await;
         // The dry run names the wake-ups by number, but the numbers differ between runs.
         if point.injection.fault != Fault::Kill && inject::has_met(&scene.path("trace"), inject::WAKE_UP) {
             figures.lock().unwrap().wake_ups += 1;
@@ -156,11 +161,11 @@ fn is_possible(point: &Point, wakes: bool) -> bool {
 }
 
 /// Returns all points: the calls of a life without a fault, and a few more.
-async fn points(faults: &[Fault]) -> Result<Vec<Point>, String> {
+async fn points(faults: &[Fault], is_flow: bool) -> Result<Vec<Point>, String> {
     let mut points = Vec::new();
     for target in [Target::Daemon, Target::Recovery, Target::Keeper] {
         let mut scene = Scene::new("calls");
-        if let Err(miss) = live(&scene, target, None).await {
+        if let Err(miss) = live(&scene, target, None, is_flow).await {
             scene.keep();
             return Err(format!("without a fault: {miss}"));
         }
