@@ -100,7 +100,9 @@ pub(crate) fn serve(
             (Err(defect), None) => return Err(defect),
             (Err(defect), Some(running)) => return end_command(running, beside).await.and(Err(defect)),
         };
-        let stopping = daemon.stop(async move { signals.next().await });
+        let stopping = daemon.stop(async move {
+            signals.next().await;
+        });
         let code = match (ended, &running) {
             (None, Some(running)) => {
                 let (_, code) = tokio::join!(stopping, end_command(running, beside));

@@ -129,9 +129,9 @@ impl Daemon {
         let Self { config, essential_tasks, jobs, calls, .. } = self;
         let is_used = || calls.is_one_open() || !jobs.all().is_empty();
         tokio::select! {
-            () = signals.next() => tracing::info!("told to stop"),
-            () = after(unless_zero(config.max_lifetime)) => tracing::info!("max_lifetime is over"),
-            () = idle(unless_zero(config.idle_timeout), is_used, || calls.begun()) => tracing::info!("idle_timeout is over"),
+            signal = signals.next() => tracing::info!("{signal}: stopping; a second one stops at once"),
+            () = after(unless_zero(config.max_lifetime)) => tracing::info!("stopping, because max_lifetime is over"),
+            () = idle(unless_zero(config.idle_timeout), is_used, || calls.begun()) => tracing::info!("stopping, because nothing used the daemon for idle_timeout"),
             defect = essential_tasks.defect() => return Err(defect),
         }
         Ok(())

@@ -36,7 +36,7 @@ pub(crate) enum LockError {
     #[error("the lock is held by {}", holder(*.0))]
     Held(Option<u32>),
     /// The file cannot be used.
-    #[error("the lock file cannot be used")]
+    #[error(transparent)]
     Io(#[from] io::Error),
 }
 

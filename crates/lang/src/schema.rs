@@ -17,10 +17,14 @@ use crate::ast::flow::{MEMBER_LIMIT, MEMBERS_AT_A_TIME};
 #[schemars(transparent)]
 struct Any(Value);
 
+/// Name of the schema, by which another schema can refer to it. No server has it: `step-runner schema` prints it.
+const ID: &str = "urn:step-runner:schema:function";
+
 /// The schema, draft 2020-12: every document of a file is an interface, an implementation, a list of steps, or one step.
 pub fn schema() -> Schema {
     let mut schema = SchemaGenerator::default().into_root_schema_for::<Document>();
     schema.insert("title".to_owned(), Value::from("step-runner function file"));
+    schema.insert("$id".to_owned(), Value::from(ID));
     schema
 }
 

@@ -18,7 +18,7 @@ pub struct MemoryBudget(Cell<usize>);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum JsonError {
     /// It is not JSON, or not of the expected form.
-    #[error("not the expected JSON (line {line})")]
+    #[error("no JSON, or of another form than is wanted here (line {line})")]
     Malformed {
         /// Line within the text, counted from 1.
         line: usize,

@@ -184,9 +184,10 @@ impl<'s> Evaluator<'s> {
         if !self.tells() {
             return self.error(Class::NotFound, at, "");
         }
-        let message = format!("{}\"{}\" was not found", before(), text::quote(name));
+        let before = before();
+        let message = format!("{before}\"{}\" was not found", text::quote(name));
         let error = self.error(Class::NotFound, at, message);
-        error.with_help(meant(name, &known()))
+        error.with_help(meant(&before, name, &known()))
     }
 
     /// Returns the error for a member that is not there for the reason `why`.
@@ -219,18 +220,22 @@ impl<'s> Evaluator<'s> {
     }
 }
 
-/// Suggests a replacement for `name`, which is not among `known`.
-pub fn meant(name: &str, known: &[String]) -> String {
+/// Suggests a replacement for `name`, which is not among `known`. `path` begins with what has the names.
+pub fn meant(path: &str, name: &str, known: &[String]) -> String {
     match name::suggest(name, known.iter().map(String::as_str)) {
         Some(similar) => format!("did you mean \"{similar}\"?"),
-        None => list(Some(name), known),
+        None => list(path, Some(name), known),
     }
 }
 
 /// Returns `known: a, b, …`; of very many names only those similar to `name`.
-fn list(name: Option<&str>, known: &[String]) -> String {
+fn list(path: &str, name: Option<&str>, known: &[String]) -> String {
     if known.is_empty() {
-        return "there are none".to_owned();
+        return match path.split(['.', '[', ':']).next().unwrap_or_default() {
+            "inputs" => "this file declares no inputs".to_owned(),
+            "steps" => "no step of this list comes before".to_owned(),
+            _ => "nothing is set there".to_owned(),
+        };
     }
     if known.len() > LISTED_NAMES {
         let all = known.iter().map(String::as_str);

@@ -441,7 +441,7 @@ impl<'a> Expressions<'a> {
         let known: Vec<String> = known.into_iter().map(|name| name.as_ref().to_owned()).collect();
         let message = format!("{before}\"{}\" was not found", name.escape_debug());
         let error = Diagnostic::error(Class::NotFound, self.file, at, message);
-        self.report(error.with_help(meant(name, &known)), reach);
+        self.report(error.with_help(meant(before, name, &known)), reach);
     }
 
     fn error(&mut self, class: Class, at: Position, message: impl Into<String>, reach: Reach) {

@@ -180,7 +180,7 @@ fn declared_outputs_must_be_given_with_their_type() {
 #[test]
 fn steps_are_seen_only_inside_a_list() {
     let text = "{}\n---\nenv: {A: \"${{ steps.a.outputs.x }}\"}\nrun: [{name: a, script: x}]\n";
-    assert!(findings_with(text, None)[0].contains("there are none"));
+    assert!(findings_with(text, None)[0].contains("no step of this list comes before"));
 }
 
 #[test]

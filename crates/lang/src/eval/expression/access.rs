@@ -120,7 +120,7 @@ impl<'s> Evaluator<'s> {
             self.not_found(index.at, place, key, || known)
         } else if self.tells() {
             self.error(Class::NotFound, index.at, format!("{}the key was not found", place()))
-                .with_help(list(None, &known))
+                .with_help(list(&before(), None, &known))
         } else {
             self.error(Class::NotFound, index.at, "")
         }
