@@ -73,6 +73,7 @@ fn every_class_that_needs_no_run_is_found() {
         classes,
         [
             "div_zero",
+            "injection",
             "limit",
             "missing",
             "name",

@@ -57,6 +57,8 @@ pub enum Class {
     Extension,
     /// A script that can succeed although a command in it failed; always a warning.
     Shell,
+    /// A value that becomes part of a shell's text; always a warning, found only by a check.
+    Injection,
     /// A limit of language.md §6.
     Limit,
     /// A file exists but cannot be read.
@@ -65,7 +67,7 @@ pub enum Class {
 
 impl Class {
     /// All classes.
-    pub const ALL: [Self; 17] = [
+    pub const ALL: [Self; 18] = [
         Self::Yaml,
         Self::Missing,
         Self::Schema,
@@ -81,6 +83,7 @@ impl Class {
         Self::Timeout,
         Self::Extension,
         Self::Shell,
+        Self::Injection,
         Self::Limit,
         Self::Io,
     ];
@@ -103,6 +106,7 @@ impl Class {
             Self::Timeout => "timeout",
             Self::Extension => "extension",
             Self::Shell => "shell",
+            Self::Injection => "injection",
             Self::Limit => "limit",
             Self::Io => "io",
         }

@@ -9,6 +9,7 @@ pub(super) mod definition;
 pub(super) mod flow;
 mod foreign;
 pub(super) mod reference;
+mod silence;
 pub(super) mod spec;
 pub(super) mod step;
 
@@ -18,11 +19,13 @@ use indexmap::IndexMap;
 
 use super::ast::{Body, Definition, Function, Run, Spec};
 use super::diagnostic::{Class, Diagnostic, Position, Severity};
+use super::injection;
 use super::template::EXPRESSIONS_LIMIT;
 use super::value::{Data, Value};
 use super::yaml::scalar::{self, Resolved};
 use super::yaml::{self, NodeKind, Source, YamlEntry, YamlNode};
 use checker::{Checker, UnknownKey};
+pub(super) use definition::is_shell;
 
 /// Largest definition file in bytes (language.md §6).
 pub(crate) const FILE_LIMIT: usize = 1024 * 1024;
@@ -262,16 +265,22 @@ fn definition_missing(checker: &mut Checker<'_>, end: Position) {
     checker.error(Class::Missing, end, "", "definition missing: expected a second document after ---");
 }
 
-fn finish(checker: Checker<'_>, file: Arc<str>, spec: Spec, definition: Option<Definition>) -> Checked {
+fn finish(mut checker: Checker<'_>, file: Arc<str>, spec: Spec, definition: Option<Definition>) -> Checked {
     let expressions = EXPRESSIONS_LIMIT.saturating_sub(checker.expressions_left);
+    let (warnings, nested_str) = (Vec::new(), checker.nested_str);
+    let function =
+        definition.map(|definition| Function { file, spec, definition, warnings, expressions, nested_str });
+    // Only a check warns: the function of a run can be of any age.
+    if let (Some(function), UnknownKey::Refuse) = (&function, checker.unknown) {
+        for finding in injection::findings(function) {
+            checker.report(finding);
+        }
+    }
     let mut diagnostics = checker.diagnostics;
+    silence::filter(checker.source.text, &mut diagnostics);
     diagnostics.sort_by(|a, b| (a.at, &a.path).cmp(&(b.at, &b.path)));
     // A mistake repeated by an alias is reported once.
     diagnostics.dedup_by(|a, b| a.at == b.at && a.class == b.class && a.message == b.message);
-    let warnings = Vec::new();
-    let nested_str = checker.nested_str;
-    let function =
-        definition.map(|definition| Function { file, spec, definition, warnings, expressions, nested_str });
     Checked { function, diagnostics }
 }
 

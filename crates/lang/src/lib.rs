@@ -15,6 +15,7 @@ pub mod environment;
 pub mod eval;
 pub mod expression;
 pub mod extent;
+mod injection;
 pub mod name;
 pub mod output_file;
 pub mod reference;

@@ -84,7 +84,7 @@ impl Precheck<'_> {
     }
 
     /// Shows the warnings about failing lines, which can make a job green that is not, and tells the number of others. If
-    /// each run showed all, they would hide the job's own output.
+    /// each run showed all, they would hide the job's own output. What an author decides once is left to `check`.
     fn tell(&self, warnings: &Warnings) {
         if self.verbosity.quiet {
             return;
@@ -125,7 +125,7 @@ impl Warnings {
             if finding.class == Class::Shell {
                 self.is_curable |= is_about_a_step_of_script(finding);
                 self.shown.push(excerpt::render(finding, Some(&lines), true));
-            } else {
+            } else if finding.class != Class::Injection {
                 self.others += 1;
             }
         }

@@ -44,7 +44,7 @@ impl Checker<'_> {
     }
 
     /// Keeps a finding, up to [`FINDINGS_LIMIT`].
-    fn report(&mut self, finding: Diagnostic) {
+    pub(super) fn report(&mut self, finding: Diagnostic) {
         let [errors, warnings] = &mut self.kept;
         let alike = if finding.severity == Severity::Error { errors } else { warnings };
         if *alike < FINDINGS_LIMIT {

@@ -372,7 +372,8 @@ impl Checker<'_> {
 }
 
 /// True if a program of this name runs the text after `-c` as shells do.
-fn is_shell(program: &str) -> bool {
+/// True for the name or path of a shell.
+pub(crate) fn is_shell(program: &str) -> bool {
     ["sh", "bash", "ash", "dash", "ksh"].contains(&program.rsplit('/').next().unwrap_or(program))
 }
 
