@@ -1,9 +1,9 @@
 //! Stages of a CI job (ci.md §5): its caches, in folders of this machine, and its artifacts, there or at the server that
 //! an agent works for.
 
-mod archive;
 mod artifacts;
 mod cache;
+mod pack;
 mod selection;
 mod server;
 pub(crate) mod store;

@@ -122,5 +122,5 @@ fn a16_a_server_that_fails_is_asked_again_and_a_refusal_is_final() {
         Fault::Answer(Answer::bytes(200, b"no archive".to_vec())),
     );
     let text = scene.gitlab.ended(downloads(&scene, first, &ended, &["echo never"])).text();
-    assert!(text.contains("damaged or no zip archive") && !text.contains(" never\n"), "{text}");
+    assert!(text.contains("damaged or of an unknown kind") && !text.contains(" never\n"), "{text}");
 }

@@ -12,7 +12,7 @@ use super::super::{BuiltinEnvironment, BuiltinError, BuiltinValues, text};
 use super::selection::{self, Selection, Wanted};
 use super::server::{Server, Upload};
 use super::store::ArtifactStore;
-use super::{archive, counted, field, is_wanted, list, named, transfer, wanted, warn};
+use super::{counted, field, is_wanted, list, named, pack, transfer, wanted, warn};
 use crate::ci::variables::dotenv;
 use crate::process::git;
 
@@ -47,9 +47,9 @@ fn send(
         let name = Some(field(entry, "name")).filter(|name| !name.is_empty()).unwrap_or("artifacts");
         let file = temporary(&environment.scratch)?;
         let (name, written) = match format {
-            "gzip" => (format!("{name}.gz"), archive::write_gzip(&paths, project, &file).map(|()| file)),
+            "gzip" => (format!("{name}.gz"), pack::write_gzip(&paths, project, &file).map(|()| file)),
             "raw" => (name.to_owned(), one(&paths, project)),
-            _ => (format!("{name}.zip"), archive::write_zip(&paths, project, &file).map(|()| file)),
+            _ => (format!("{name}.zip"), pack::write_zip(&paths, project, &file).map(|()| file)),
         };
         let content = written.map_err(BuiltinError::file("pack the artifacts of", project))?;
         let upload =
@@ -180,7 +180,7 @@ fn receive(
         (environment.say)(&format!("Downloading the artifacts of {} ({job})", name.escape_debug()));
         let mut file = temporary(&environment.scratch)?;
         server.receive(&job.to_string(), token, name, &mut file)?;
-        let count = archive::read_zip(&file, &environment.work_dir)?;
+        let count = pack::read(&file, &environment.work_dir)?;
         (environment.say)(&format!("Artifacts of {}: {}", name.escape_debug(), counted(count)));
     }
     Ok(())
