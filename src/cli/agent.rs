@@ -60,7 +60,7 @@ pub(super) fn execute(arguments: Arguments) -> CommandResult {
     log.open();
     let options = agency::Options {
         config: arguments.config.path(),
-        state: arguments.state_dir.unwrap_or_else(place::default_state),
+        state: options::whole(arguments.state_dir.unwrap_or_else(place::default_state)),
         once: arguments.once.then_some(Once { wait: arguments.wait }),
     };
     let ended = in_runtime(agency::run(options));

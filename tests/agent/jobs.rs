@@ -242,6 +242,18 @@ fn once_takes_one_job_or_ends_without_one() {
 }
 
 #[test]
+fn paths_may_be_relative() {
+    let scene = Scene::new();
+    let job = scene.gitlab.add_script(&["pwd"]);
+    let mut command = scene.command(&["agent", "--once", "--config", "agent.toml", "--state-dir", "state"]);
+    let output = command.current_dir(scene.path("")).output().unwrap();
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+    let ended = scene.gitlab.ended(job);
+    let builds = scene.path("state/builds").display().to_string();
+    assert!(ended.state == "success" && ended.text().contains(&builds), "{}", ended.text());
+}
+
+#[test]
 fn a15_a_cache_comes_back_in_the_next_job() {
     let mut scene = Scene::new();
     scene.start();

@@ -25,8 +25,13 @@ pub(super) struct ConfigOption {
 
 impl ConfigOption {
     pub(super) fn path(&self) -> PathBuf {
-        self.config.clone().unwrap_or_else(place::default_config)
+        whole(self.config.clone().unwrap_or_else(place::default_config))
     }
+}
+
+/// Returns a path from the root: daemons and jobs have folders of their own.
+pub(super) fn whole(path: PathBuf) -> PathBuf {
+    std::path::absolute(&path).unwrap_or(path)
 }
 
 /// Returns a token from a file, from an option, or from a variable, whichever is given first in this order. A token in
