@@ -468,7 +468,7 @@ impl Agency {
                 Err((why, has_files)) => {
                     match record::unreadable(why, has_files) {
                         Unreadable::Remove => drop(folder.delete()),
-                        Unreadable::Keep => tracing::error!(
+                        Unreadable::Keep(why) => tracing::error!(
                             "the record in {} stays as it is: {why}; remove it when the server has ended the job",
                             path.display()
                         ),

@@ -55,12 +55,15 @@ impl JobFolder {
         }
     }
 
-    /// Reads the record. The error comes with true if the folder has other files.
-    pub(super) fn record(&self) -> Result<Record, (Unusable, bool)> {
+    /// Reads the record. The error is `None` if it is not there, and comes with true if the folder has other files.
+    pub(super) fn record(&self) -> Result<Record, (Option<Unusable>, bool)> {
         let has_files =
             [HEAD, TRACE, CHECKPOINT, TAIL, SENT].iter().any(|name| self.path.join(name).exists());
-        let bytes = read(&self.path.join(RECORD)).map_err(|_| (Unusable::Torn, has_files))?;
-        Record::decode(&bytes).map_err(|error| (error, has_files))
+        let bytes = read(&self.path.join(RECORD)).map_err(|error| {
+            let is_there = error.kind() != io::ErrorKind::NotFound;
+            (is_there.then_some(Unusable::Torn), has_files)
+        })?;
+        Record::decode(&bytes).map_err(|error| (Some(error), has_files))
     }
 
     /// Reads everything beside the record, for a job of an earlier run.

@@ -65,6 +65,17 @@ fn a23_a_job_ends_while_no_agent_is_there_and_is_reported_by_the_next() {
 }
 
 #[test]
+fn a09_what_a_cut_off_deletion_has_left_is_removed() {
+    let mut scene = Scene::new();
+    let folder = scene.path("state/jobs/0123456789abcdef");
+    fs::create_dir_all(&folder).unwrap();
+    fs::write(folder.join("tail"), "Job succeeded\n").unwrap();
+    scene.start();
+    wait_for("the agent", || scene.said().contains("the agent is ready").then_some(()));
+    assert!(scene.records().is_empty() && !scene.said().contains("stays as it is"), "{}", scene.said());
+}
+
+#[test]
 fn a25_the_server_is_away_at_the_end_and_gets_the_result_when_it_is_back() {
     let mut scene = Scene::new();
     let go_on = scene.path("go-on");

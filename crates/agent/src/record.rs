@@ -160,16 +160,18 @@ impl Record {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unreadable {
     /// It stays, is named once, and holds no slot.
-    Keep,
-    /// It was never whole, so nothing was done for it: the folder is removed.
+    Keep(Unusable),
+    /// It was never whole, so nothing was done for it, or the job was over: the folder is removed.
     Remove,
 }
 
-/// Decides about a record that cannot be used. `has_files` is true if the folder has more than the record.
-pub const fn unreadable(why: Unusable, has_files: bool) -> Unreadable {
+/// Decides about a record that cannot be used; `None`: it is not there. It is the first file that is written, and the
+/// first that is deleted. `has_files` is true if the folder has more than the record.
+pub const fn unreadable(why: Option<Unusable>, has_files: bool) -> Unreadable {
     match why {
-        Unusable::Torn if !has_files => Unreadable::Remove,
-        _ => Unreadable::Keep,
+        None => Unreadable::Remove,
+        Some(Unusable::Torn) if !has_files => Unreadable::Remove,
+        Some(why) => Unreadable::Keep(why),
     }
 }
 
@@ -234,15 +236,18 @@ pub(crate) mod tests {
 
     #[test]
     fn a09_records_that_cannot_be_used_are_kept_unless_they_were_never_whole() {
-        for (why, has_files, wanted) in [
-            (Unusable::Torn, false, Unreadable::Remove),
-            (Unusable::Torn, true, Unreadable::Keep),
-            (Unusable::Damaged, false, Unreadable::Keep),
-            (Unusable::Newer(9), false, Unreadable::Keep),
-            (Unusable::Foreign, false, Unreadable::Keep),
+        for (why, has_files, is_kept) in [
+            (Unusable::Torn, false, false),
+            (Unusable::Torn, true, true),
+            (Unusable::Damaged, false, true),
+            (Unusable::Newer(9), false, true),
+            (Unusable::Foreign, false, true),
         ] {
-            assert_eq!(unreadable(why, has_files), wanted, "{why:?}");
+            let wanted = if is_kept { Unreadable::Keep(why) } else { Unreadable::Remove };
+            assert_eq!(unreadable(Some(why), has_files), wanted, "{why:?}");
         }
+        // The deletion of its folder was cut off.
+        assert_eq!(unreadable(None, true), Unreadable::Remove);
     }
 
     #[test]
