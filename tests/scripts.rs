@@ -75,6 +75,7 @@ const CASES: &[Case] = &[
     case(&["tour-kill"], &[("step-runner", FAILS)]),
     case(&["mutants", "queue"], &[("cargo", FAILS)]),
     case(&["fuzz-rustc", "rustc"], &[("rustc", FAILS)]),
+    case(&["agent-crash"], &[("cargo", FAILS)]),
     case(&["bench"], &[("cargo", FAILS)]),
     case(&["cancel"], &[("cargo", FAILS)]),
     case(&["crash"], &[("cargo", FAILS)]),

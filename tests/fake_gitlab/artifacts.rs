@@ -24,7 +24,20 @@ pub(super) fn upload(world: &mut World, id: u64, request: &Request) -> Answer {
         return Answer::status(400);
     }
     let query = request.path.split_once('?').unwrap_or_default().1.to_owned();
-    job.artifacts.push((query, name, content[..end].to_vec()));
+    let content = &content[..end];
+    // A job has one artifact of each type. The same one again is no fault: the client has not seen the answer.
+    match job.artifacts.iter().find(|(known, ..)| *known == query) {
+        None => job.artifacts.push((query, name, content.to_vec())),
+        Some((_, _, known)) if known == content => job.uploads_again += 1,
+        Some(_) => {
+            let told = format!("job {id}: another artifact than before for {query}");
+            world.breaches.push(told);
+            return Answer::json(
+                400,
+                &json!({"message": "another artifact of the same type already exists"}),
+            );
+        }
+    }
     Answer::json(201, &json!({}))
 }
 

@@ -7,6 +7,7 @@
 
 mod artifacts;
 pub(crate) mod http;
+mod times;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -59,6 +60,9 @@ pub(crate) struct Job {
     pub(crate) running: usize,
     /// Artifacts: the query of each upload, name of the file, content.
     pub(crate) artifacts: Vec<(String, String, Vec<u8>)>,
+    /// Number of uploads that came again with the same content.
+    pub(crate) uploads_again: usize,
+    pub(crate) times: times::Times,
 }
 
 impl Job {
@@ -285,7 +289,8 @@ fn serve(shared: &Shared, prefix: &str, mut connection: TcpStream) {
         let mut world = lock(shared);
         let name = format!("{} {}", request.method, request.path);
         world.seen.push(request.clone());
-        let rule = world.rules.iter_mut().find(|rule| rule.times > 0 && name.starts_with(&rule.start));
+        world.rules.retain(|rule| rule.times > 0);
+        let rule = world.rules.iter_mut().find(|rule| name.starts_with(&rule.start));
         rule.map(|rule| {
             rule.times -= 1;
             rule.fault.clone()
@@ -406,6 +411,9 @@ fn ask(shared: &Shared, mut world: MutexGuard<'_, World>, request: &Request) -> 
     loop {
         let latest = format!("ticket/{}+=;", world.tickets);
         if let Some(job) = world.queue.pop_front() {
+            if let Some(given) = job["id"].as_u64().and_then(|id| world.jobs.get_mut(&id)) {
+                times::note(&mut given.times.given);
+            }
             drop(world);
             shared.changed.notify_all();
             return Answer::json(201, &job).header("X-GitLab-Last-Update", &latest);
@@ -452,6 +460,7 @@ fn update(world: &mut World, id: u64, request: &Request) -> Answer {
             }
             job.state = if job.state == "canceling" { "canceled".to_owned() } else { state.to_owned() };
             job.finals.push(body);
+            times::note(&mut job.times.ended);
         }
         _ => return Answer::status(400),
     }
@@ -481,6 +490,7 @@ fn append(world: &mut World, id: u64, request: &Request) -> Answer {
     if last + 1 - first != request.body.len() {
         return Answer::status(400);
     }
+    times::note(&mut job.times.traced);
     job.trace.extend_from_slice(&request.body);
     let (size, state) = (job.trace.len(), job.state.clone());
     Answer::status(202)

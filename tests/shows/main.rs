@@ -7,6 +7,9 @@
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "the figures are what this program is for")]
 #![expect(clippy::unwrap_used, reason = "a proof that cannot set itself up ends at once")]
 
+mod agent;
+mod agent_crash;
+mod agent_work;
 mod arguments;
 mod cancel;
 mod client;
@@ -16,6 +19,8 @@ mod daemon;
 #[path = "../../crates/log/src/mask/tests/definition.rs"]
 mod definition;
 mod empty_root;
+#[path = "../fake_gitlab/mod.rs"]
+mod fake_gitlab;
 mod flow_work;
 mod follower;
 mod followers;
@@ -84,6 +89,7 @@ const PROOFS: &[Proof] = &[
     ("relay", relay::run),
     ("ssh", ssh::run),
     ("terminal", terminal::run),
+    ("agent-crash", agent_crash::run),
 ];
 
 fn main() -> ExitCode {
