@@ -12,7 +12,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::time::MissedTickBehavior;
 
-use super::api::{Api, CallResult, Content, reply};
+use super::api::{Api, Apis, CallResult, Content, reply};
 use super::clock::{Clock, wall};
 use super::configuration;
 use super::daemons::Daemons;
@@ -461,6 +461,7 @@ impl Agency {
     /// Takes up the jobs of earlier agents.
     fn adopt(&mut self) {
         let Ok(folders) = fs::read_dir(self.state.jobs()) else { return };
+        let mut apis = Apis::default();
         for path in folders.flatten().map(|entry| entry.path()) {
             let folder = JobFolder::new(path.clone());
             let record = match folder.record() {
@@ -476,16 +477,16 @@ impl Agency {
                     continue;
                 }
             };
-            if let Err(text) = self.resume(record) {
+            if let Err(text) = self.resume(record, &mut apis) {
                 tracing::error!("the record in {} stays as it is: {text}", path.display());
             }
         }
     }
 
-    fn resume(&mut self, record: Record) -> Result<(), String> {
+    fn resume(&mut self, record: Record, apis: &mut Apis) -> Result<(), String> {
         let server = Base::new(&record.server).map_err(|error| error.to_string())?;
         let settings: Settings = from_json(&record.settings)?;
-        let api = Api::of(&settings, server.clone()).map_err(|error| error.to_string())?;
+        let api = apis.of(&settings, &server).map_err(|error| error.to_string())?;
         let event = Event::Adopted { entry: record.entry, is_running: record.holds_slot() };
         if self.begin(record, false, OfEntry { settings, server, api }) {
             self.decide(event);

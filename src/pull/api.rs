@@ -35,8 +35,14 @@ const MAX_ANSWER: usize = 64 << 10;
 pub(crate) struct Api {
     base: Base,
     client: reqwest::Client,
+    files: TlsFiles,
     allowed_hosts: Vec<String>,
 }
+
+/// Connections for jobs of earlier agents: all jobs of an entry share theirs. To prepare some reads all certificates of the
+/// system.
+#[derive(Default)]
+pub(super) struct Apis(Vec<Api>);
 
 /// The content of a request.
 #[derive(Clone)]
@@ -107,18 +113,14 @@ impl Api {
         let network = Network::new(|_| None, |name| std::env::var(name).ok());
         let client = network.tls_with(files).and_then(|tls| network.client(&tls, Some(SILENCE)));
         match client {
-            Ok(client) => Ok(Self { base, client, allowed_hosts }),
+            Ok(client) => Ok(Self { base, client, files: files.clone(), allowed_hosts }),
             Err(error) => Err(NoApi { base, why: Chain(&error).to_string() }),
         }
     }
 
     /// Prepares the connections of an entry.
     pub(super) fn of(settings: &Settings, base: Base) -> Result<Self, NoApi> {
-        let files = TlsFiles {
-            authorities: settings.tls_ca_file.as_ref().map(PathBuf::from),
-            identity: settings.tls_identity.as_ref().map(|(cert, key)| (cert.into(), key.into())),
-        };
-        Self::new(base, &files, settings.allowed_redirect_hosts.clone())
+        Self::new(base, &files(settings), settings.allowed_redirect_hosts.clone())
     }
 
     /// Makes a call, with all its tries.
@@ -224,6 +226,29 @@ impl Api {
     }
 }
 
+impl Apis {
+    /// Returns the connections of an entry with these settings.
+    pub(super) fn of(&mut self, settings: &Settings, base: &Base) -> Result<Api, NoApi> {
+        let files = files(settings);
+        let is_same = |api: &&Api| {
+            api.base == *base && api.files == files && api.allowed_hosts == settings.allowed_redirect_hosts
+        };
+        if let Some(api) = self.0.iter().find(is_same) {
+            return Ok(api.clone());
+        }
+        let api = Api::of(settings, base.clone())?;
+        self.0.push(api.clone());
+        Ok(api)
+    }
+}
+
+fn files(settings: &Settings) -> TlsFiles {
+    TlsFiles {
+        authorities: settings.tls_ca_file.as_ref().map(PathBuf::from),
+        identity: settings.tls_identity.as_ref().map(|(cert, key)| (cert.into(), key.into())),
+    }
+}
+
 /// Returns a new id for one request, by which it is found in the server's log.
 fn request_id() -> String {
     let bits = getrandom::u64().unwrap_or_default();
@@ -264,4 +289,32 @@ async fn read(mut response: reqwest::Response, limit: usize) -> Result<Vec<u8>, 
         body.extend_from_slice(&piece);
     }
     Ok(body)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn jobs_of_one_entry_share_their_connections() {
+        let settings = |hosts: &[&str]| -> Settings {
+            serde_json::from_value(serde_json::json!({
+                "name": "a", "runner": 1, "ignores_images": false, "builds_dir": "/b", "environment": [],
+                "allowed_redirect_hosts": hosts,
+            }))
+            .unwrap()
+        };
+        let base = |text: &str| Base::new(text).unwrap();
+        let mut apis = Apis::default();
+        for (server, hosts, known) in [
+            ("http://one.test", &[][..], 1),
+            ("http://one.test", &[], 1),
+            ("http://two.test", &[], 2),
+            ("http://one.test", &["cdn.test"], 3),
+            ("http://two.test", &[], 3),
+        ] {
+            apis.of(&settings(hosts), &base(server)).unwrap();
+            assert_eq!(apis.0.len(), known, "{server} {hosts:?}");
+        }
+    }
 }
