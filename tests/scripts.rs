@@ -76,6 +76,7 @@ const CASES: &[Case] = &[
     case(&["mutants", "queue"], &[("cargo", FAILS)]),
     case(&["fuzz-rustc", "rustc"], &[("rustc", FAILS)]),
     case(&["agent-crash"], &[("cargo", FAILS)]),
+    case(&["agent-load"], &[("cargo", FAILS)]),
     case(&["bench"], &[("cargo", FAILS)]),
     case(&["cancel"], &[("cargo", FAILS)]),
     case(&["crash"], &[("cargo", FAILS)]),

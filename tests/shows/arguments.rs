@@ -9,6 +9,7 @@ const NUMBERS: &[&str] = &[
     "ids",
     "jobs",
     "concurrency",
+    "concurrent",
     "seed",
     "parallel",
     "stall",

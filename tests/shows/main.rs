@@ -9,6 +9,7 @@
 
 mod agent;
 mod agent_crash;
+mod agent_load;
 mod agent_work;
 mod arguments;
 mod cancel;
@@ -90,6 +91,7 @@ const PROOFS: &[Proof] = &[
     ("ssh", ssh::run),
     ("terminal", terminal::run),
     ("agent-crash", agent_crash::run),
+    ("agent-load", agent_load::run),
 ];
 
 fn main() -> ExitCode {
