@@ -12,6 +12,7 @@ mod jobs;
 mod kube;
 mod runners;
 mod scene;
+mod selection;
 mod sources;
 #[path = "../support/mod.rs"]
 mod support;

@@ -7,9 +7,11 @@
 
 mod artifacts;
 pub(crate) mod http;
+mod queue;
+pub(crate) mod selection;
 mod times;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
@@ -70,6 +72,11 @@ impl Job {
     pub(crate) fn text(&self) -> String {
         String::from_utf8_lossy(&self.trace).into_owned()
     }
+
+    /// True if it has not ended.
+    fn is_live(&self) -> bool {
+        ["pending", "running", "canceling"].contains(&self.state.as_str())
+    }
 }
 
 /// Everything that the server knows.
@@ -78,6 +85,8 @@ pub(crate) struct World {
     /// Valid tokens of runners, with their numbers.
     pub(crate) runners: BTreeMap<String, u64>,
     pub(crate) queue: VecDeque<Value>,
+    pub(crate) selection: selection::Selection,
+    given: Vec<queue::Given>,
     pub(crate) jobs: BTreeMap<u64, Job>,
     pub(crate) seen: Vec<Request>,
     /// What a client did that GitLab would refuse, or that no client should do.
@@ -177,9 +186,14 @@ impl FakeGitlab {
 
     /// Puts a job into the queue. Returns its number.
     pub(crate) fn add(&self, change: impl FnOnce(&mut Value)) -> u64 {
+        self.add_tagged(BTreeSet::new(), change)
+    }
+
+    fn add_tagged(&self, tags: BTreeSet<String>, change: impl FnOnce(&mut Value)) -> u64 {
         self.change(|world| {
             world.made += 1;
             let id = 1_000 + world.made;
+            world.selection.tags.insert(id, tags);
             let mut job = payload(id, &self.url());
             change(&mut job);
             let token = job["token"].as_str().unwrap_or_default().to_owned();
@@ -334,10 +348,8 @@ fn handle(shared: &Shared, request: &Request) -> Answer {
             None => refused(),
         },
         ("POST", ["jobs", "request"]) => {
-            if !world.runners.contains_key(&request.token()) {
-                return refused();
-            }
-            return ask(shared, world, request);
+            let Some(runner) = world.runners.get(&request.token()).copied() else { return refused() };
+            return ask(shared, world, runner, request);
         }
         ("PUT", ["jobs", id]) => update(&mut world, id.parse().unwrap_or_default(), request),
         ("POST", ["jobs", id, "artifacts"]) => {
@@ -401,7 +413,7 @@ fn register(world: &mut World, request: &Request) -> Answer {
     if request.token() == REGISTRATION { make_runner(world, "glrtr-") } else { refused() }
 }
 
-fn ask(shared: &Shared, mut world: MutexGuard<'_, World>, request: &Request) -> Answer {
+fn ask(shared: &Shared, mut world: MutexGuard<'_, World>, runner: u64, request: &Request) -> Answer {
     let ticket = request.headers.get("x-gitlab-last-update").cloned();
     let in_body = request.json()["last_update"].as_str().map(str::to_owned);
     if ticket != in_body {
@@ -410,7 +422,7 @@ fn ask(shared: &Shared, mut world: MutexGuard<'_, World>, request: &Request) -> 
     let until = Instant::now() + world.hold;
     loop {
         let latest = format!("ticket/{}+=;", world.tickets);
-        if let Some(job) = world.queue.pop_front() {
+        if let Some(job) = world.take(runner) {
             if let Some(given) = job["id"].as_u64().and_then(|id| world.jobs.get_mut(&id)) {
                 times::note(&mut given.times.given);
             }
@@ -440,9 +452,8 @@ fn update(world: &mut World, id: u64, request: &Request) -> Answer {
         Err(answer) => return answer,
     };
     let body = request.json();
-    let is_live = ["pending", "running", "canceling"].contains(&job.state.as_str());
     match body["state"].as_str().unwrap_or_default() {
-        _ if !is_live => return refused().header("Job-Status", &job.state),
+        _ if !job.is_live() => return refused().header("Job-Status", &job.state),
         "running" => {
             job.running += 1;
             if job.state == "pending" {
