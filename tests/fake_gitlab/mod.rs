@@ -6,7 +6,9 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "for tests only")]
 
 mod artifacts;
+pub(crate) mod cell;
 pub(crate) mod http;
+pub(crate) mod port;
 mod queue;
 pub(crate) mod selection;
 mod times;
@@ -87,6 +89,8 @@ pub(crate) struct World {
     pub(crate) queue: VecDeque<Value>,
     pub(crate) selection: selection::Selection,
     given: Vec<queue::Given>,
+    /// Number of requests for a job that are held.
+    pub(crate) held: usize,
     pub(crate) jobs: BTreeMap<u64, Job>,
     pub(crate) seen: Vec<Request>,
     /// What a client did that GitLab would refuse, or that no client should do.
@@ -98,6 +102,12 @@ pub(crate) struct World {
     /// Seconds between two pieces of a trace.
     pub(crate) interval: u64,
     made: u64,
+    cell: Option<cell::Cell>,
+    /// Tokens of runners, also of those that are gone.
+    issued: BTreeSet<String>,
+    /// Beginning of all tickets.
+    pub(crate) ticket: String,
+    is_away: bool,
     is_over: bool,
 }
 
@@ -118,6 +128,8 @@ pub(crate) struct FakeGitlab {
     shared: Arc<Shared>,
     address: SocketAddr,
     prefix: String,
+    /// Of a cell, which can be away.
+    port: Option<port::Port>,
 }
 
 impl FakeGitlab {
@@ -128,22 +140,16 @@ impl FakeGitlab {
 
     /// Starts a server at an address. `prefix` is the path of the instance.
     pub(crate) fn start_at(address: &str, prefix: &str) -> Self {
-        let listener = TcpListener::bind(address).unwrap();
+        Self::start_on(TcpListener::bind(address).unwrap(), prefix)
+    }
+
+    fn start_on(listener: TcpListener, prefix: &str) -> Self {
         let address = listener.local_addr().unwrap();
         let mut world = World { interval: 1, ..World::default() };
-        world.runners.insert(RUNNER.to_owned(), 11);
+        world.add_runner(RUNNER.to_owned(), 11);
         let shared = Arc::new(Shared { world: Mutex::new(world), changed: Condvar::new() });
-        let (serving, path) = (Arc::clone(&shared), prefix.to_owned());
-        std::thread::spawn(move || {
-            for connection in listener.incoming().flatten() {
-                if lock(&serving).is_over {
-                    return;
-                }
-                let (shared, path) = (Arc::clone(&serving), path.clone());
-                std::thread::spawn(move || serve(&shared, &path, connection));
-            }
-        });
-        Self { shared, address, prefix: prefix.to_owned() }
+        accept(listener, Arc::clone(&shared), prefix.to_owned());
+        Self { shared, address, prefix: prefix.to_owned(), port: None }
     }
 
     /// Returns the address of the instance.
@@ -184,6 +190,11 @@ impl FakeGitlab {
         self.change(|world| world.rules.push(Rule { start: start.to_owned(), times, fault }));
     }
 
+    /// Ends all faults.
+    pub(crate) fn forget_faults(&self) {
+        self.change(|world| world.rules.clear());
+    }
+
     /// Puts a job into the queue. Returns its number.
     pub(crate) fn add(&self, change: impl FnOnce(&mut Value)) -> u64 {
         self.add_tagged(BTreeSet::new(), change)
@@ -194,7 +205,8 @@ impl FakeGitlab {
             world.made += 1;
             let id = 1_000 + world.made;
             world.selection.tags.insert(id, tags);
-            let mut job = payload(id, &self.url());
+            let (server, token) = world.face(self.url(), id);
+            let mut job = payload(id, &server, &token);
             change(&mut job);
             let token = job["token"].as_str().unwrap_or_default().to_owned();
             world.jobs.insert(id, Job { token, state: "pending".to_owned(), ..Job::default() });
@@ -246,8 +258,7 @@ impl Drop for FakeGitlab {
 }
 
 /// Returns a job as GitLab sends it.
-fn payload(id: u64, server: &str) -> Value {
-    let token = format!("glcbt-64_FakeJobToken{id}");
+fn payload(id: u64, server: &str, token: &str) -> Value {
     let variable =
         |key: &str, value: &str| json!({"key": key, "value": value, "public": true, "masked": false});
     json!({
@@ -293,12 +304,29 @@ fn lock(shared: &Shared) -> MutexGuard<'_, World> {
     shared.world.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
+/// Serves connections until the server is over or away.
+fn accept(listener: TcpListener, shared: Arc<Shared>, prefix: String) {
+    std::thread::spawn(move || {
+        for connection in listener.incoming().flatten() {
+            let is_done = {
+                let world = lock(&shared);
+                world.is_over || world.is_away
+            };
+            if is_done {
+                return;
+            }
+            let (shared, prefix) = (Arc::clone(&shared), prefix.clone());
+            std::thread::spawn(move || serve(&shared, &prefix, connection));
+        }
+    });
+}
+
 fn serve(shared: &Shared, prefix: &str, mut connection: TcpStream) {
     let Some(mut request) = Request::read(&mut connection) else { return };
-    let Some(path) = request.path.strip_prefix(prefix).and_then(|path| path.strip_prefix("/api/v4")) else {
-        return Answer::status(404).write(&mut connection);
+    let Some(path) = lock(shared).api_path(prefix, &request.path) else {
+        return cell::elsewhere(shared, &request, &mut connection);
     };
-    request.path = path.to_owned();
+    request.path = path;
     let fault = {
         let mut world = lock(shared);
         let name = format!("{} {}", request.method, request.path);
@@ -329,7 +357,9 @@ fn serve(shared: &Shared, prefix: &str, mut connection: TcpStream) {
 
 fn handle(shared: &Shared, request: &Request) -> Answer {
     let mut world = lock(shared);
-    breaches(&mut world, request);
+    if breaches(&mut world, request) {
+        return Answer::status(400);
+    }
     let path = request.path.split('?').next().unwrap_or_default().to_owned();
     let words: Vec<&str> = path.trim_matches('/').split('/').collect();
     let answer = match (request.method.as_str(), &words[..]) {
@@ -370,8 +400,9 @@ fn refused() -> Answer {
     Answer::json(403, &json!({"message": "403 Forbidden"}))
 }
 
-/// Notes what no client may do: a token in a URL, none or several token headers, another token in the body.
-fn breaches(world: &mut World, request: &Request) {
+/// Notes what no client may do: a token in a URL, none or several token headers, another token in the body. Returns true
+/// if the server cannot even tell whose request it is.
+fn breaches(world: &mut World, request: &Request) -> bool {
     let name = format!("{} {}", request.method, request.path);
     let tokens: Vec<&String> = ["runner-token", "job-token", "private-token"]
         .iter()
@@ -385,20 +416,20 @@ fn breaches(world: &mut World, request: &Request) {
         world.breaches.push(format!("{name}: {} headers with tokens", tokens.len()));
     }
     let in_body = request.json()["token"].as_str().map(str::to_owned);
-    if let (Some(header), Some(body)) = (tokens.first(), in_body)
-        && **header != body
-    {
+    let has_two = tokens.first().zip(in_body).is_some_and(|(header, body)| **header != body);
+    if has_two {
         world.breaches.push(format!("{name}: the header has another token than the body"));
     }
     if !request.headers.get("user-agent").is_some_and(|agent| agent.starts_with("step-runner")) {
         world.breaches.push(format!("{name}: no User-Agent"));
     }
+    has_two
 }
 
 fn make_runner(world: &mut World, prefix: &str) -> Answer {
     world.made += 1;
-    let (id, token) = (500 + world.made, format!("{prefix}FakeMade{}", world.made));
-    world.runners.insert(token.clone(), id);
+    let (id, token) = (500 + world.made, world.new_runner_token(prefix));
+    world.add_runner(token.clone(), id);
     Answer::json(201, &json!({"id": id, "token": token, "token_expires_at": null}))
 }
 
@@ -420,28 +451,39 @@ fn ask(shared: &Shared, mut world: MutexGuard<'_, World>, runner: u64, request: 
         world.breaches.push("POST /jobs/request: header and body have different tickets".to_owned());
     }
     let until = Instant::now() + world.hold;
+    let mut is_held = false;
     loop {
-        let latest = format!("ticket/{}+=;", world.tickets);
+        let latest = format!("{}ticket/{}+=;", world.ticket, world.tickets);
         if let Some(job) = world.take(runner) {
             if let Some(given) = job["id"].as_u64().and_then(|id| world.jobs.get_mut(&id)) {
                 times::note(&mut given.times.given);
             }
+            world.held -= usize::from(is_held);
             drop(world);
             shared.changed.notify_all();
             return Answer::json(201, &job).header("X-GitLab-Last-Update", &latest);
         }
         let left = until.saturating_duration_since(Instant::now());
-        let may_hold = ticket.as_ref() == Some(&latest) && !left.is_zero() && !world.is_over;
+        let may_hold =
+            ticket.as_ref() == Some(&latest) && !left.is_zero() && !world.is_over && !world.is_away;
         if !may_hold {
+            world.held -= usize::from(is_held);
             return Answer::status(204).header("X-GitLab-Last-Update", &latest);
+        }
+        if !is_held {
+            is_held = true;
+            world.held += 1;
+            shared.changed.notify_all();
         }
         world = shared.changed.wait_timeout(world, left).unwrap().0;
     }
 }
 
-/// Returns the job if the request has its token.
+/// Returns the job if the request has its token. Who has no token of this server does not learn what is here.
 fn job_of<'w>(world: &'w mut World, id: u64, request: &Request) -> Result<&'w mut Job, Answer> {
-    let Some(job) = world.jobs.get_mut(&id) else { return Err(Answer::status(404)) };
+    let is_known = world.jobs.values().any(|job| request.headers.get("job-token") == Some(&job.token));
+    let absent = if is_known { Answer::status(404) } else { refused() };
+    let Some(job) = world.jobs.get_mut(&id) else { return Err(absent) };
     if request.headers.get("job-token") == Some(&job.token) { Ok(job) } else { Err(refused()) }
 }
 

@@ -15,6 +15,8 @@ pub(crate) struct Given {
     pub(crate) runner: u64,
     /// True if it was an instance runner then.
     of_instance: bool,
+    /// Number of requests that the server had seen.
+    seen: usize,
 }
 
 impl World {
@@ -30,7 +32,13 @@ impl World {
         let at = queue.iter().position(|job| job.id == chosen)?;
         let of_instance =
             self.selection.runners.get(&runner).is_some_and(|found| found.kind == Kind::Instance);
-        self.given.push(Given { job: chosen, project: queue[at].project, runner, of_instance });
+        self.given.push(Given {
+            job: chosen,
+            project: queue[at].project,
+            runner,
+            of_instance,
+            seen: self.seen.len(),
+        });
         self.queue.remove(at)
     }
 
@@ -56,6 +64,15 @@ impl FakeGitlab {
                 job["git_info"]["repo_url"].as_str().unwrap_or_default().replace("group/project", &path);
             job["git_info"]["repo_url"] = json!(url);
             change(job);
+        })
+    }
+
+    /// Waits until a runner is given a job. Returns how many requests that begin with `start` had come until then.
+    pub(crate) fn requests_before(&self, job: u64, start: &str) -> usize {
+        self.wait_for(&format!("job {job} to be given"), |world| {
+            let given = world.given.iter().find(|given| given.job == job)?;
+            let calls = world.calls();
+            Some(calls.iter().take(given.seen).filter(|call| call.starts_with(start)).count())
         })
     }
 
