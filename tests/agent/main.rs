@@ -3,6 +3,9 @@
 #![expect(clippy::unwrap_used, reason = "a broken scene fails the test")]
 
 mod artifacts;
+#[path = "../cell_router/mod.rs"]
+mod cell_router;
+mod cell_routes;
 mod docker;
 #[path = "../fake_gitlab/mod.rs"]
 mod fake_gitlab;

@@ -1,18 +1,25 @@
-//! Requests of the agent behind a router of several cells.
+//! Requests of the agent behind a router of several cells. The router reads tokens by itself, as another program would.
 
-use crate::double::router::Router;
+use crate::double::router::Rules;
 use base64::Engine as _;
 use base64::engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD};
 use proptest::prelude::*;
 use step_runner_agent::routing::{Base, Call};
 use step_runner_agent::tokens::Token;
+use step_runner_agent::tokens::routable::Routable;
 
 const CELL_1: &str = "glrt-AAECAwQFBgcICQoLDA0OD2M6MQpnOjgKbzpyehA.01.130rjclzj";
 const CELL_2: &str = "glrt-AAECAwQFBgcICQoLDA0OD2M6MgpnOjgKbzpyehA.01.1308364l0";
 const CELL_36: &str = "glrt-AAECAwQFBgcICQoLDA0OD2M6MTAKZzo4Cm86cnoQ.01.141as6e5e";
 
-fn router() -> Router {
-    Router { cells: vec![1, 2, 36], paths: vec![("/cell-2/", 2)], default: 1 }
+fn router() -> Rules {
+    let paths = vec![("/cell-2/".to_owned(), 2)];
+    Rules { cells: [1, 2, 36].into(), paths, default: 1, refuses_unknown: false }
+}
+
+/// Routes a request by path and headers.
+fn route(path: &str, headers: &[(&str, &str)]) -> u64 {
+    router().choose(path, headers).unwrap().cell
 }
 
 fn job_token(cell: &str) -> String {
@@ -24,7 +31,7 @@ fn cell_of(base: &str, call: &Call, token: &str) -> u64 {
     let (base, token) = (Base::new(base).unwrap(), Token::new(token).unwrap());
     let url = base.url(call);
     let path = url.strip_prefix("https://gitlab.test").unwrap();
-    router().cell(path, &call.headers(&token, None))
+    route(path, &call.headers(&token, None))
 }
 
 #[test]
@@ -72,7 +79,7 @@ fn c07_git_goes_to_the_cell_of_the_jobs_token() {
         ("Bearer x".to_owned(), 1),
         ("Basic %%%".to_owned(), 1),
     ] {
-        assert_eq!(router().cell("/group/project.git/info/refs", &[("Authorization", &header)]), cell);
+        assert_eq!(route("/group/project.git/info/refs", &[("Authorization", &header)]), cell);
     }
 }
 
@@ -84,15 +91,29 @@ fn c12_an_instance_runners_token_goes_to_the_default_cell() {
 #[test]
 fn c13_the_first_of_two_headers_counts_and_an_unknown_cell_is_the_default() {
     let headers = [("runner-token", CELL_2), ("RUNNER-TOKEN", CELL_36)];
-    assert_eq!(router().cell("/", &headers), 2);
+    assert_eq!(route("/", &headers), 2);
     let unknown = format!("acme-{}", job_token("zz"));
-    assert_eq!(router().cell("/", &[("Job-Token", &unknown)]), 1);
+    assert_eq!(route("/", &[("Job-Token", &unknown)]), 1);
 }
 
 proptest! {
     #[test]
     fn c13_no_header_breaks_the_router(path: String, name in "(?i)(runner|job)-token|authorization", value: String) {
-        let cell = router().cell(&path, &[(&name, &value)]);
+        let cell = route(&path, &[(&name, &value)]);
         prop_assert!([1, 2].contains(&cell));
+    }
+
+    #[test]
+    fn c13_the_router_and_the_agent_read_the_same_in_a_token(
+        payload in "[A-Za-z0-9_-]{20,60}",
+        text in "c:[0-9a-zA]{1,2}(\n[a-z]:[0-9a-z]{0,3}){0,3}",
+    ) {
+        let whole = URL_SAFE_NO_PAD.encode([&[3; 16], text.as_bytes(), &[16]].concat());
+        for payload in [payload, whole] {
+            let token = format!("glrt-{payload}.01.000000000");
+            let read = Routable::of_runner_token(&token).and_then(|found| found.cell);
+            let wanted = read.filter(|cell| [1, 2, 36].contains(cell)).unwrap_or(1);
+            prop_assert_eq!(route("/", &[("RUNNER-TOKEN", &token)]), wanted, "{}", token);
+        }
     }
 }
