@@ -3,9 +3,12 @@
 #![expect(clippy::unwrap_used, reason = "a broken scene fails the test")]
 
 mod artifacts;
+mod cell_outages;
 #[path = "../cell_router/mod.rs"]
 mod cell_router;
 mod cell_routes;
+mod cell_scene;
+mod cells;
 mod docker;
 #[path = "../fake_gitlab/mod.rs"]
 mod fake_gitlab;
